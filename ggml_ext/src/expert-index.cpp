@@ -1,0 +1,314 @@
+// SPDX-License-Identifier: MIT
+#include "expert-index.h"
+
+#include "settings.h"
+#include "sidecar.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <sys/stat.h>
+
+namespace hobbit {
+
+static const char * const PART_NAMES[PART_COUNT] = { "ffn_gate_exps", "ffn_up_exps", "ffn_gate_up_exps", "ffn_down_exps" };
+
+const char * tier_name(uint32_t tier) {
+    return tier == TIER_HIGH ? "high" : "low";
+}
+
+//
+// tensor names: blk.N.PART.weight, or blk.N.PART.TIER.GROUP.weight
+//
+
+struct tensor_name {
+    uint32_t    block = 0;
+    uint32_t    part  = PART_COUNT;
+    std::string tier; // empty under llama.cpp's own names
+    uint32_t    group = 0;
+};
+
+static bool parse_tensor_name(const std::string & name, tensor_name & out) {
+    char part[64] = "";
+    char rest[64] = "";
+    if (name.size() >= 64 || sscanf(name.c_str(), "blk.%u.%63[^.].%63s", &out.block, part, rest) != 3) {
+        return false;
+    }
+    out.part = std::find_if(PART_NAMES, PART_NAMES + PART_COUNT, [&](const char * p) { return strcmp(p, part) == 0; }) - PART_NAMES;
+    if (out.part == PART_COUNT) {
+        return false;
+    }
+    out.tier.clear();
+    if (strcmp(rest, "weight") == 0) {
+        return true;
+    }
+
+    char tier[64] = "";
+    int  end      = 0;
+    if (sscanf(rest, "%63[^.].%u.weight%n", tier, &out.group, &end) != 2 || end == 0 || rest[end] != '\0') {
+        return false;
+    }
+    out.tier = tier;
+    return true;
+}
+
+bool expert_index::is_tier_tensor(const std::string & name) {
+    tensor_name parsed;
+    return parse_tensor_name(name, parsed) && !parsed.tier.empty();
+}
+
+const expert_tensor * expert_index::find_tensor(const std::string & name) const {
+    tensor_name parsed;
+    if (!parse_tensor_name(name, parsed) || !parsed.tier.empty()) {
+        return nullptr;
+    }
+    for (const layer_shape & layer : layers_) {
+        if (layer.block == parsed.block && (layer.parts & part_bit(parsed.part))) {
+            return &layer.tensors[parsed.part];
+        }
+    }
+    return nullptr;
+}
+
+//
+// opening
+//
+
+status expert_index::open(const std::string & path, const std::string & sidecar) {
+    std::vector<gguf_file> files;
+    status                 s = open_gguf_model(path, files);
+    if (!s.ok()) {
+        return s;
+    }
+    if (is_sidecar(files[0])) {
+        return status::error(format("'%s' holds only further tiers of '%s': give that file as the model", path.c_str(),
+                                    sidecar_base_name(files[0]).c_str()));
+    }
+    for (const gguf_file & file : files) {
+        model_bytes_ += file.size();
+        read_metadata(file);
+    }
+    s = add_high(files);
+    if (!s.ok() || layers_.empty()) {
+        return s;
+    }
+
+    s = open_sidecar(path, sidecar, files);
+    if (s.ok()) {
+        s = add_low(files);
+    }
+    for (const gguf_file & file : files) {
+        files_.push_back(file.path());
+    }
+    return s;
+}
+
+status expert_index::open_sidecar(const std::string & path, const std::string & sidecar,
+                                  std::vector<gguf_file> & files) const {
+    const std::string name = sidecar.empty() ? sidecar_default_path(path) : sidecar;
+    if (sidecar.empty()) {
+        struct stat st;
+        if (files[0].has("hobbit.tiers") || stat(name.c_str(), &st) != 0) {
+            return {};
+        }
+    } else if (files[0].has("hobbit.tiers")) {
+        return status::error(format("'%s' has tiers of its own: do not give it a sidecar", path.c_str()));
+    }
+
+    gguf_file file;
+    status    s = file.open(name);
+    if (s.ok()) {
+        s = check_sidecar(file, files);
+    }
+    if (s.ok()) {
+        files.push_back(std::move(file));
+    }
+    return s;
+}
+
+void expert_index::read_metadata(const gguf_file & file) {
+    std::string arch;
+    double      value = 0;
+    if (file.find_string("general.architecture", arch) && file.find_number(arch + ".expert_used_count", value)) {
+        n_experts_used_ = uint32_t(value);
+    }
+    for (const char * key : stored_setting_keys()) {
+        if (file.find_number(key, value)) {
+            stored_settings_.emplace_back(key, value);
+        }
+    }
+}
+
+status expert_index::add_high(const std::vector<gguf_file> & files) {
+    std::map<uint32_t, std::pair<layer_shape, layer_locations>> blocks;
+    for (uint32_t i = 0; i < files.size(); i++) {
+        for (const gguf_file::tensor & t : files[i].tensors()) {
+            tensor_name name;
+            if (!parse_tensor_name(t.name, name) || !name.tier.empty()) {
+                continue;
+            }
+            auto & [shape, locations] = blocks[name.block];
+            if (shape.n_experts != 0 && shape.n_experts != t.ne[2]) {
+                return status::error(format("'%s': tensor '%s' has %lld experts, the others of its layer %u",
+                                            files[i].path().c_str(), t.name.c_str(), (long long) t.ne[2], shape.n_experts));
+            }
+            shape.block             = name.block;
+            shape.n_experts         = t.ne[2];
+            shape.parts            |= part_bit(name.part);
+            shape.shapes[name.part] = { t.ne[0], t.ne[1] };
+            const uint64_t stride   = t.size / t.ne[2];
+            for (uint32_t e = 0; e < shape.n_experts; e++) {
+                locations[name.part].push_back({ i, t.offset + e * stride, stride, t.type });
+            }
+        }
+    }
+    for (auto & [block, layer] : blocks) {
+        if (!(layer.first.parts & part_bit(PART_DOWN)) || !(layer.first.parts & ~part_bit(PART_DOWN))) {
+            return status::error(format("'%s': layer %u lacks some of its expert tensors", files[0].path().c_str(), block));
+        }
+        for (uint32_t p = 0; p < PART_COUNT; p++) {
+            layer.first.tensors[p] = { uint32_t(layers_.size()), p };
+        }
+        layers_.push_back(layer.first);
+        locations_[TIER_HIGH].push_back(std::move(layer.second));
+    }
+    n_tiers_ = layers_.empty() ? 0 : 1;
+    return {};
+}
+
+//
+// the low tier
+//
+
+// The tiers that a file declares; none where it declares none.
+static status read_tiers(const gguf_file & file, std::vector<std::string> & tiers) {
+    double version = 0;
+    if (!file.find_strings("hobbit.tiers", tiers)) {
+        return {};
+    }
+    if (!file.find_number("hobbit.version", version) || version != 1) {
+        return status::error(format("'%s' is of hobbit format version %g, this program reads version 1", file.path().c_str(),
+                                    version));
+    }
+    if (tiers != std::vector<std::string>{ "high", "low" }) {
+        return status::error(format("'%s' declares other tiers than high and low: convert it again", file.path().c_str()));
+    }
+    std::string kind;
+    if (!file.find_string("hobbit.tier.low.kind", kind) || kind != "complete") {
+        return status::error(format("'%s': the low tier is of kind '%s', this program reads 'complete'", file.path().c_str(),
+                                    kind.c_str()));
+    }
+    return {};
+}
+
+status expert_index::add_low(const std::vector<gguf_file> & files) {
+    for (uint32_t i = 0; i < files.size(); i++) {
+        std::vector<std::string> tiers;
+        status                   s = read_tiers(files[i], tiers);
+        if (!s.ok()) {
+            return s;
+        }
+        if (tiers.empty()) {
+            continue;
+        }
+        n_tiers_ = TIER_COUNT;
+        locations_[TIER_LOW].resize(layers_.size());
+        for (size_t l = 0; l < layers_.size(); l++) {
+            for (uint32_t p = 0; p < PART_COUNT; p++) {
+                locations_[TIER_LOW][l][p].assign(locations_[TIER_HIGH][l][p].size(), {});
+            }
+        }
+        for (const gguf_file::tensor & t : files[i].tensors()) {
+            if (is_tier_tensor(t.name)) {
+                s = add_low_group(files[i], i, t);
+                if (!s.ok()) {
+                    return s;
+                }
+            }
+        }
+        return check_low(files[i].path());
+    }
+    return {};
+}
+
+status expert_index::add_low_group(const gguf_file & file, uint32_t file_number, const gguf_file::tensor & tensor) {
+    tensor_name name;
+    parse_tensor_name(tensor.name, name);
+    const std::string     stem = tensor.name.substr(0, tensor.name.find('.', tensor.name.find("ffn_")));
+    const expert_tensor * of   = find_tensor(stem + ".weight");
+    if (name.tier != tier_name(TIER_LOW) || !of) {
+        return status::error(format("'%s': tensor '%s' belongs to no expert tensor of the high tier", file.path().c_str(),
+                                    tensor.name.c_str()));
+    }
+
+    const layer_shape &  shape = layers_[of->layer];
+    const matrix_shape & high  = shape.shapes[of->part];
+    std::vector<int32_t> experts;
+    if (!file.find_ints(format("hobbit.tier.%s.%s.%u.experts", name.tier.c_str(), stem.c_str(), name.group), experts)) {
+        for (uint32_t e = 0; e < shape.n_experts; e++) {
+            experts.push_back(e);
+        }
+    }
+    if (tensor.ne[0] != high.n_in || tensor.ne[1] != high.n_out || tensor.ne[2] != int64_t(experts.size())) {
+        return status::error(format("'%s': tensor '%s' has shape %lld x %lld x %lld, the high tier asks for %lld x %lld x %zu: "
+                                    "convert the model again", file.path().c_str(), tensor.name.c_str(),
+                                    (long long) tensor.ne[0], (long long) tensor.ne[1], (long long) tensor.ne[2],
+                                    (long long) high.n_in, (long long) high.n_out, experts.size()));
+    }
+
+    const uint64_t stride = tensor.size / experts.size();
+    for (size_t i = 0; i < experts.size(); i++) {
+        if (experts[i] < 0 || uint32_t(experts[i]) >= shape.n_experts) {
+            return status::error(format("'%s': tensor '%s' names expert %d of %u", file.path().c_str(), tensor.name.c_str(),
+                                        experts[i], shape.n_experts));
+        }
+        part_location & location = locations_[TIER_LOW][of->layer][of->part][experts[i]];
+        if (location.size != 0) {
+            return status::error(format("'%s': tensor '%s' repeats expert %d", file.path().c_str(), tensor.name.c_str(),
+                                        experts[i]));
+        }
+        location = { file_number, tensor.offset + i * stride, stride, tensor.type };
+    }
+    return {};
+}
+
+status expert_index::check_low(const std::string & path) const {
+    for (size_t l = 0; l < layers_.size(); l++) {
+        for (uint32_t p = 0; p < PART_COUNT; p++) {
+            for (size_t e = 0; e < locations_[TIER_LOW][l][p].size(); e++) {
+                if (locations_[TIER_LOW][l][p][e].size == 0) {
+                    return status::error(format("'%s': the low tier lacks expert %zu of blk.%u.%s: convert the model again",
+                                                path.c_str(), e, layers_[l].block, PART_NAMES[p]));
+                }
+            }
+        }
+    }
+    return {};
+}
+
+//
+// sums
+//
+
+uint32_t expert_index::n_experts() const {
+    uint32_t n = 0;
+    for (const layer_shape & layer : layers_) {
+        n = std::max(n, layer.n_experts);
+    }
+    return n;
+}
+
+uint64_t expert_index::tier_bytes(uint32_t tier) const {
+    uint64_t bytes = 0;
+    for (const layer_locations & layer : locations_[tier]) {
+        for (const auto & part : layer) {
+            for (const part_location & location : part) {
+                bytes += location.size;
+            }
+        }
+    }
+    return bytes;
+}
+
+} // namespace hobbit

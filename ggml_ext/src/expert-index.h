@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include "ggml.h"
+#include "gguf-file.h"
+#include "status.h"
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace hobbit {
+
+// The weight matrices of one expert. A layer has either gate (optional) and up, or both fused in gate_up; and down.
+enum expert_part : uint32_t { PART_GATE, PART_UP, PART_GATE_UP, PART_DOWN, PART_COUNT };
+
+// Versions of the experts. The high tier lies under llama.cpp's own tensor names.
+enum tier : uint32_t { TIER_HIGH, TIER_LOW, TIER_COUNT };
+
+constexpr uint32_t part_bit(uint32_t part) {
+    return 1u << part;
+}
+
+const char * tier_name(uint32_t tier); // "high"
+
+// One expert's matrix in a file.
+struct part_location {
+    uint32_t  file   = 0; // index into expert_index::files()
+    uint64_t  offset = 0;
+    uint64_t  size   = 0;
+    ggml_type type   = GGML_TYPE_COUNT;
+};
+
+struct matrix_shape {
+    int64_t n_in  = 0;
+    int64_t n_out = 0;
+};
+
+// What a routed expert tensor of a ggml graph stands for. The cache's buffer type keeps it in the tensor's `extra`.
+struct expert_tensor {
+    uint32_t layer = 0;
+    uint32_t part  = PART_COUNT;
+};
+
+struct layer_shape {
+    uint32_t                              block     = 0; // N of blk.N
+    uint32_t                              n_experts = 0;
+    uint32_t                              parts     = 0; // part_bit mask of those present
+    std::array<matrix_shape, PART_COUNT>  shapes;
+    std::array<expert_tensor, PART_COUNT> tensors;
+};
+
+// Where every (tier, layer, part, expert) of a model lies: single and split GGUF, with a further tier in the same file or
+// in a sidecar, or without one. The format is docs/format.md. Immutable after open; layers are numbered without gaps.
+class expert_index {
+  public:
+    // A model without routed experts opens with n_layers() == 0. Otherwise every range is within its file, and the low
+    // tier, where there is one, has exactly the experts and the shapes of the high tier.
+    // `sidecar` may be empty: a file of the default name is then used if it exists.
+    status open(const std::string & path, const std::string & sidecar);
+
+    size_t              n_layers() const { return layers_.size(); }
+    const layer_shape & layer(size_t i) const { return layers_[i]; }
+    uint32_t            n_tiers() const { return n_tiers_; }
+    uint32_t            n_experts() const;                             // the largest of any layer
+    uint32_t            n_experts_used() const { return n_experts_used_; } // per token, by the metadata
+
+    const part_location & locate(uint32_t tier, size_t layer, uint32_t part, uint32_t expert) const {
+        return locations_[tier][layer][part][expert];
+    }
+
+    // Sum of all experts of the tier.
+    uint64_t tier_bytes(uint32_t tier) const;
+
+    // A routed expert tensor under llama.cpp's name; null for any other name. Valid as long as the index.
+    const expert_tensor * find_tensor(const std::string & name) const;
+
+    static bool is_tier_tensor(const std::string & name);
+
+    const std::vector<std::string> & files() const { return files_; }
+
+    // Sum of the model's own files (without a sidecar).
+    uint64_t model_bytes() const { return model_bytes_; }
+
+    // hobbit.* numbers stored in the metadata, a sidecar's last.
+    const std::vector<std::pair<std::string, double>> & stored_settings() const { return stored_settings_; }
+
+  private:
+    using layer_locations = std::array<std::vector<part_location>, PART_COUNT>; // [part][expert]
+
+    status add_high(const std::vector<gguf_file> & files);
+    status add_low(const std::vector<gguf_file> & files);
+    status add_low_group(const gguf_file & file, uint32_t file_number, const gguf_file::tensor & tensor);
+    status check_low(const std::string & path) const;
+    status open_sidecar(const std::string & path, const std::string & sidecar, std::vector<gguf_file> & files) const;
+    void   read_metadata(const gguf_file & file);
+
+    std::vector<std::string>                    files_;
+    std::vector<layer_shape>                    layers_;
+    std::vector<layer_locations>                locations_[TIER_COUNT]; // [tier][layer]
+    std::vector<std::pair<std::string, double>> stored_settings_;
+    uint32_t                                    n_experts_used_ = 0;
+    uint32_t                                    n_tiers_        = 0;
+    uint64_t                                    model_bytes_    = 0;
+};
+
+} // namespace hobbit

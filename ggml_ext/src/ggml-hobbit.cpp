@@ -1,0 +1,413 @@
+// SPDX-License-Identifier: MIT
+#include "ggml-hobbit.h"
+
+#include "expert-index.h"
+#include "ggml-impl.h"
+#include "hobbit-model.h"
+#include "last-error.h"
+
+#include <cstring>
+#include <mutex>
+#include <sys/mman.h>
+
+using hobbit::expert_tensor;
+using hobbit::inner_graph;
+
+//
+// context
+//
+
+struct ggml_backend_hobbit_context {
+    ggml_backend_t compute; // owned
+    inner_graph    inner;   // runs on compute
+
+    explicit ggml_backend_hobbit_context(ggml_backend_t backend) : compute(backend), inner(backend) {}
+};
+
+//
+// buffer
+//
+
+struct ggml_backend_hobbit_buffer_context {
+    hobbit_model * model; // one reference
+    void *         base;
+};
+
+static void ggml_backend_hobbit_buffer_free(ggml_backend_buffer_t buffer) {
+    auto * ctx = (ggml_backend_hobbit_buffer_context *) buffer->context;
+    munmap(ctx->base, buffer->size);
+    hobbit_unref(ctx->model);
+    delete ctx;
+}
+
+static void * ggml_backend_hobbit_buffer_get_base(ggml_backend_buffer_t buffer) {
+    return ((ggml_backend_hobbit_buffer_context *) buffer->context)->base;
+}
+
+static enum ggml_status ggml_backend_hobbit_buffer_init_tensor(ggml_backend_buffer_t buffer, ggml_tensor * tensor) {
+    auto *                ctx    = (ggml_backend_hobbit_buffer_context *) buffer->context;
+    const expert_tensor * expert = ctx->model->index().find_tensor(tensor->name);
+    GGML_ASSERT(expert && "only routed experts belong into this buffer");
+    tensor->extra = const_cast<expert_tensor *>(expert);
+    return GGML_STATUS_SUCCESS;
+}
+
+static void ggml_backend_hobbit_buffer_set_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, const void *, size_t, size_t) {
+    GGML_ABORT("%s: experts are read from their file, not set", tensor->name);
+}
+
+static void ggml_backend_hobbit_buffer_get_tensor(ggml_backend_buffer_t, const ggml_tensor * tensor, void *, size_t, size_t) {
+    GGML_ABORT("%s: experts in the cache have no memory of their own", tensor->name);
+}
+
+static void ggml_backend_hobbit_buffer_clear(ggml_backend_buffer_t, uint8_t) {}
+
+static const struct ggml_backend_buffer_i ggml_backend_hobbit_buffer_i = {
+    /* .free_buffer   = */ ggml_backend_hobbit_buffer_free,
+    /* .get_base      = */ ggml_backend_hobbit_buffer_get_base,
+    /* .init_tensor   = */ ggml_backend_hobbit_buffer_init_tensor,
+    /* .memset_tensor = */ NULL,
+    /* .set_tensor    = */ ggml_backend_hobbit_buffer_set_tensor,
+    /* .get_tensor    = */ ggml_backend_hobbit_buffer_get_tensor,
+    /* .set_tensor_2d = */ NULL,
+    /* .get_tensor_2d = */ NULL,
+    /* .cpy_tensor    = */ NULL,
+    /* .clear         = */ ggml_backend_hobbit_buffer_clear,
+    /* .reset         = */ NULL,
+};
+
+//
+// buffer type
+//
+
+static const char * ggml_backend_hobbit_buffer_type_get_name(ggml_backend_buffer_type_t) {
+    return "HOBBIT";
+}
+
+// Address space that faults when touched.
+static ggml_backend_buffer_t ggml_backend_hobbit_buffer_type_alloc_buffer(ggml_backend_buffer_type_t buft, size_t size) {
+    void * base = mmap(NULL, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (base == MAP_FAILED) {
+        GGML_LOG_ERROR("hobbit: cannot reserve %zu bytes of address space\n", size);
+        return NULL;
+    }
+    auto * model = (hobbit_model *) buft->context;
+    hobbit_ref(model);
+    return ggml_backend_buffer_init(buft, ggml_backend_hobbit_buffer_i, new ggml_backend_hobbit_buffer_context{ model, base },
+                                    size);
+}
+
+static size_t ggml_backend_hobbit_buffer_type_get_alignment(ggml_backend_buffer_type_t) {
+    return 64;
+}
+
+static const struct ggml_backend_buffer_type_i ggml_backend_hobbit_buffer_type_i = {
+    /* .get_name       = */ ggml_backend_hobbit_buffer_type_get_name,
+    /* .alloc_buffer   = */ ggml_backend_hobbit_buffer_type_alloc_buffer,
+    /* .get_alignment  = */ ggml_backend_hobbit_buffer_type_get_alignment,
+    /* .get_max_size   = */ NULL,
+    /* .get_alloc_size = */ NULL,
+    /* .is_host        = */ NULL,
+};
+
+static bool ggml_backend_buft_is_hobbit(ggml_backend_buffer_type_t buft) {
+    return buft->iface.get_name == ggml_backend_hobbit_buffer_type_get_name;
+}
+
+//
+// operations
+//
+
+static bool is_expert_matmul(const ggml_tensor * op) {
+    return op->op == GGML_OP_MUL_MAT_ID && op->src[0]->buffer && ggml_backend_buft_is_hobbit(op->src[0]->buffer->buft);
+}
+
+static const expert_tensor & expert_of(const ggml_tensor * matmul) {
+    return *(const expert_tensor *) matmul->src[0]->extra;
+}
+
+// Element-wise operations that may stand between a layer's expert matmuls: bias, per-expert scale, clamp, activation.
+static bool is_elementwise(const ggml_tensor * op) {
+    switch (op->op) {
+        case GGML_OP_ADD_ID:
+        case GGML_OP_CLAMP:
+        case GGML_OP_GLU:
+        case GGML_OP_MUL:
+        case GGML_OP_RESHAPE:
+        case GGML_OP_SCALE:
+        case GGML_OP_SQR:
+        case GGML_OP_UNARY:
+        case GGML_OP_VIEW:
+            return true;
+        default:
+            return false;
+    }
+}
+
+// The expert matmul that the tensor is made of by element-wise operations alone.
+static const ggml_tensor * find_matmul(const ggml_tensor * tensor, int depth) {
+    if (is_expert_matmul(tensor)) {
+        return tensor;
+    }
+    if (depth == 0 || !is_elementwise(tensor)) {
+        return nullptr;
+    }
+    const ggml_tensor * found = find_matmul(tensor->src[0], depth - 1);
+    return found || !tensor->src[1] ? found : find_matmul(tensor->src[1], depth - 1);
+}
+
+// The look-up of per-expert scales (blk.N.PART_exps.scale) for the selected experts.
+static bool is_scale_lookup(const ggml_tensor * op) {
+    if (op->op != GGML_OP_GET_ROWS && op->op != GGML_OP_REPEAT) {
+        return false;
+    }
+    const ggml_tensor * tensor = op;
+    while (tensor->op == GGML_OP_GET_ROWS || tensor->op == GGML_OP_REPEAT || tensor->op == GGML_OP_RESHAPE) {
+        tensor = tensor->src[0];
+    }
+    return tensor->op == GGML_OP_NONE && std::strstr(tensor->name, "_exps.scale");
+}
+
+// Claiming what lies between its matmuls makes a layer one split. After the last matmul only what still belongs to single
+// experts is claimed: its bias and its per-expert scale, not the weighting and the sum.
+static bool is_between_matmuls(const ggml_tensor * op) {
+    constexpr int max_depth = 8;
+
+    if (is_scale_lookup(op)) {
+        return true;
+    }
+    const ggml_tensor * matmul = is_elementwise(op) ? find_matmul(op, max_depth) : nullptr;
+    if (!matmul) {
+        return false;
+    }
+    if (expert_of(matmul).part != hobbit::PART_DOWN) {
+        return true;
+    }
+    return op->op == GGML_OP_ADD_ID || (op->op == GGML_OP_MUL && is_scale_lookup(op->src[1]));
+}
+
+//
+// backend
+//
+
+static const char * ggml_backend_hobbit_get_name(ggml_backend_t) {
+    return "HOBBIT";
+}
+
+static void ggml_backend_hobbit_free(ggml_backend_t backend) {
+    auto *         ctx     = (ggml_backend_hobbit_context *) backend->context;
+    ggml_backend_t compute = ctx->compute;
+    delete ctx;
+    ggml_backend_free(compute);
+    delete backend;
+}
+
+static hobbit_model * find_model(const ggml_cgraph * graph) {
+    for (int i = 0; i < graph->n_nodes; i++) {
+        if (is_expert_matmul(graph->nodes[i])) {
+            return (hobbit_model *) graph->nodes[i]->src[0]->buffer->buft->context;
+        }
+    }
+    return nullptr;
+}
+
+static enum ggml_status ggml_backend_hobbit_graph_compute(ggml_backend_t backend, ggml_cgraph * graph) {
+    auto * ctx   = (ggml_backend_hobbit_context *) backend->context;
+    auto * model = find_model(graph);
+    if (!model) {
+        return ggml_backend_graph_compute(ctx->compute, graph);
+    }
+    const hobbit::status s = model->compute(graph, ctx->inner);
+    if (!s.ok()) {
+        hobbit::set_last_error(s.message());
+        GGML_LOG_ERROR("hobbit: %s\n", s.message().c_str());
+        return GGML_STATUS_FAILED;
+    }
+    return GGML_STATUS_SUCCESS;
+}
+
+static const struct ggml_backend_i ggml_backend_hobbit_i = {
+    /* .get_name                = */ ggml_backend_hobbit_get_name,
+    /* .free                    = */ ggml_backend_hobbit_free,
+    /* .set_tensor_async        = */ NULL,
+    /* .get_tensor_async        = */ NULL,
+    /* .set_tensor_2d_async     = */ NULL,
+    /* .get_tensor_2d_async     = */ NULL,
+    /* .cpy_tensor_async        = */ NULL,
+    /* .synchronize             = */ NULL,
+    /* .graph_plan_create       = */ NULL,
+    /* .graph_plan_free         = */ NULL,
+    /* .graph_plan_update       = */ NULL,
+    /* .graph_plan_compute      = */ NULL,
+    /* .graph_compute           = */ ggml_backend_hobbit_graph_compute,
+    /* .event_record            = */ NULL,
+    /* .event_wait              = */ NULL,
+    /* .graph_optimize          = */ NULL,
+};
+
+static ggml_guid_t ggml_backend_hobbit_guid() {
+    static ggml_guid guid = { 0x5e, 0x0b, 0xb1, 0x7e, 0x24, 0x11, 0x01, 0x43, 0x3c, 0x6d, 0x92, 0xe8, 0x47, 0xaf, 0x10, 0x9a };
+    return &guid;
+}
+
+// Functions that llama.cpp looks for by name: settings of this backend are those of its compute device.
+static void * compute_proc_address(ggml_backend_t compute, const char * name) {
+    return ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(ggml_backend_get_device(compute)), name);
+}
+
+static void ggml_backend_hobbit_set_n_threads(ggml_backend_t backend, int n_threads) {
+    ggml_backend_t compute = ((ggml_backend_hobbit_context *) backend->context)->compute;
+    auto           set     = (ggml_backend_set_n_threads_t) compute_proc_address(compute, "ggml_backend_set_n_threads");
+    if (set) {
+        set(compute, n_threads);
+    }
+}
+
+static void ggml_backend_hobbit_set_abort_callback(ggml_backend_t backend, ggml_abort_callback callback, void * data) {
+    ggml_backend_t compute = ((ggml_backend_hobbit_context *) backend->context)->compute;
+    auto set = (ggml_backend_set_abort_callback_t) compute_proc_address(compute, "ggml_backend_set_abort_callback");
+    if (set) {
+        set(compute, callback, data);
+    }
+}
+
+//
+// device
+//
+
+static const char * ggml_backend_hobbit_device_get_name(ggml_backend_dev_t) {
+    return "HOBBIT";
+}
+
+static const char * ggml_backend_hobbit_device_get_description(ggml_backend_dev_t) {
+    return "expert cache";
+}
+
+static void ggml_backend_hobbit_device_get_memory(ggml_backend_dev_t, size_t * free, size_t * total) {
+    *free  = 0;
+    *total = 0;
+}
+
+static enum ggml_backend_dev_type ggml_backend_hobbit_device_get_type(ggml_backend_dev_t) {
+    return GGML_BACKEND_DEVICE_TYPE_ACCEL;
+}
+
+static void ggml_backend_hobbit_device_get_props(ggml_backend_dev_t dev, ggml_backend_dev_props * props) {
+    props->name        = ggml_backend_hobbit_device_get_name(dev);
+    props->description = ggml_backend_hobbit_device_get_description(dev);
+    props->type        = ggml_backend_hobbit_device_get_type(dev);
+    ggml_backend_hobbit_device_get_memory(dev, &props->memory_free, &props->memory_total);
+    props->caps = {
+        /* .async                 = */ false,
+        /* .host_buffer           = */ false,
+        /* .buffer_from_host_ptr  = */ false,
+        /* .events                = */ false,
+        /* .mmap_support          = */ true,
+    };
+}
+
+static ggml_backend_t ggml_backend_hobbit_device_init_backend(ggml_backend_dev_t dev, const char *) {
+    ggml_backend_t compute = ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, NULL);
+    if (!compute) {
+        return NULL;
+    }
+    return new ggml_backend{
+        /* .guid    = */ ggml_backend_hobbit_guid(),
+        /* .iface   = */ ggml_backend_hobbit_i,
+        /* .device  = */ dev,
+        /* .context = */ new ggml_backend_hobbit_context(compute),
+    };
+}
+
+// Activations stay where the CPU has them.
+static ggml_backend_buffer_type_t ggml_backend_hobbit_device_get_buffer_type(ggml_backend_dev_t) {
+    return ggml_backend_cpu_buffer_type();
+}
+
+// The scheduler also asks about tensors that are no operations.
+static bool ggml_backend_hobbit_device_supports_op(ggml_backend_dev_t, const ggml_tensor * op) {
+    return op->op == GGML_OP_NONE || is_expert_matmul(op) || is_between_matmuls(op);
+}
+
+static bool ggml_backend_hobbit_device_supports_buft(ggml_backend_dev_t, ggml_backend_buffer_type_t buft) {
+    return ggml_backend_buft_is_hobbit(buft) || ggml_backend_buft_is_host(buft);
+}
+
+static const struct ggml_backend_device_i ggml_backend_hobbit_device_i = {
+    /* .get_name             = */ ggml_backend_hobbit_device_get_name,
+    /* .get_description      = */ ggml_backend_hobbit_device_get_description,
+    /* .get_memory           = */ ggml_backend_hobbit_device_get_memory,
+    /* .get_type             = */ ggml_backend_hobbit_device_get_type,
+    /* .get_props            = */ ggml_backend_hobbit_device_get_props,
+    /* .init_backend         = */ ggml_backend_hobbit_device_init_backend,
+    /* .get_buffer_type      = */ ggml_backend_hobbit_device_get_buffer_type,
+    /* .get_host_buffer_type = */ NULL,
+    /* .buffer_from_host_ptr = */ NULL,
+    /* .supports_op          = */ ggml_backend_hobbit_device_supports_op,
+    /* .supports_buft        = */ ggml_backend_hobbit_device_supports_buft,
+    /* .offload_op           = */ NULL,
+    /* .event_new            = */ NULL,
+    /* .event_free           = */ NULL,
+    /* .event_synchronize    = */ NULL,
+};
+
+//
+// registry
+//
+
+static const char * ggml_backend_hobbit_reg_get_name(ggml_backend_reg_t) {
+    return "HOBBIT";
+}
+
+static size_t ggml_backend_hobbit_reg_get_device_count(ggml_backend_reg_t) {
+    return 1;
+}
+
+static ggml_backend_dev_t ggml_backend_hobbit_reg_get_device(ggml_backend_reg_t reg, size_t index) {
+    static ggml_backend_device device = {
+        /* .iface   = */ ggml_backend_hobbit_device_i,
+        /* .reg     = */ reg,
+        /* .context = */ NULL,
+    };
+    GGML_ASSERT(index == 0);
+    return &device;
+}
+
+static void * ggml_backend_hobbit_reg_get_proc_address(ggml_backend_reg_t, const char * name) {
+    if (std::strcmp(name, "ggml_backend_set_n_threads") == 0) {
+        return (void *) ggml_backend_hobbit_set_n_threads;
+    }
+    if (std::strcmp(name, "ggml_backend_set_abort_callback") == 0) {
+        return (void *) ggml_backend_hobbit_set_abort_callback;
+    }
+    return NULL;
+}
+
+static const struct ggml_backend_reg_i ggml_backend_hobbit_reg_i = {
+    /* .get_name         = */ ggml_backend_hobbit_reg_get_name,
+    /* .get_device_count = */ ggml_backend_hobbit_reg_get_device_count,
+    /* .get_device       = */ ggml_backend_hobbit_reg_get_device,
+    /* .get_proc_address = */ ggml_backend_hobbit_reg_get_proc_address,
+};
+
+static ggml_backend_reg_t ggml_backend_hobbit_reg() {
+    static ggml_backend_reg reg = {
+        /* .api_version = */ GGML_BACKEND_API_VERSION,
+        /* .iface       = */ ggml_backend_hobbit_reg_i,
+        /* .context     = */ NULL,
+    };
+    return &reg;
+}
+
+void ggml_backend_hobbit_register() {
+    static std::once_flag once;
+    std::call_once(once, [] { ggml_backend_register(ggml_backend_hobbit_reg()); });
+}
+
+ggml_backend_buffer_type ggml_backend_hobbit_make_buffer_type(hobbit_model * model) {
+    return {
+        /* .iface   = */ ggml_backend_hobbit_buffer_type_i,
+        /* .device  = */ ggml_backend_hobbit_reg_get_device(ggml_backend_hobbit_reg(), 0),
+        /* .context = */ model,
+    };
+}

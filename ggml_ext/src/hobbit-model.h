@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include "expert-cache.h"
+#include "expert-index.h"
+#include "file-reader.h"
+#include "ggml-backend-impl.h"
+#include "hobbit.h"
+#include "inner-graph.h"
+#include "loader.h"
+#include "moe-executor.h"
+#include "pool-plan.h"
+#include "settings.h"
+#include "stats.h"
+#include "status.h"
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+
+// One opened model: the parts of the cache and how they hang together.
+//
+// Thread-safety: prepare and compute take turns; everything else is constant after open, or atomic.
+struct hobbit_model {
+  public:
+    // model stays null, without an error, where llama.cpp is to load the file as it always does.
+    static hobbit::status open(const std::string & path, const hobbit_setting * given, size_t n_given,
+                               std::unique_ptr<hobbit_model> & model);
+
+    hobbit::status prepare(uint64_t model_bytes, uint32_t n_batch);
+
+    // Runs a split of an outer graph.
+    hobbit::status compute(ggml_cgraph * graph, hobbit::inner_graph & inner);
+
+    const hobbit::expert_index & index() const { return index_; }
+    const hobbit::settings &     config() const { return settings_; }
+    const hobbit::stats &        counters() const { return stats_; }
+    ggml_backend_buffer_type_t   buffer_type() { return &buffer_type_; }
+    hobbit_info                  info() const;
+
+    std::atomic<uint32_t> n_references{ 1 };
+
+  private:
+    hobbit_model() = default;
+
+    hobbit::status      start();
+    hobbit::pool_demand demand() const;
+    uint64_t            scratch_bytes(uint32_t n_batch) const;
+    hobbit::status      allocate_pools(const hobbit::pool_plan & plan);
+
+    hobbit::settings                      settings_;
+    hobbit::expert_index                  index_;
+    uint64_t                              resident_before_ = 0;
+    ggml_backend_buffer_type              buffer_type_;
+    hobbit::stats                         stats_;
+    hobbit::posix_file_reader             reader_;
+    std::unique_ptr<hobbit::expert_cache> cache_;
+    std::unique_ptr<hobbit::moe_executor> executor_;
+    std::unique_ptr<hobbit::loader>       loader_; // destroyed first: its threads write into the cache
+
+    mutable std::mutex mutex_;
+    bool               prepared_ = false; // guarded by mutex_
+};

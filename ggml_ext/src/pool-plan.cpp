@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: MIT
+#include "pool-plan.h"
+
+#include "expert-index.h"
+
+#include <algorithm>
+
+namespace hobbit {
+
+static constexpr uint64_t MiB = 1024 * 1024;
+
+bool uses_low(const settings & s, const pool_demand & demand) {
+    return demand.slot_size[TIER_LOW] > 0 && s.thresholds.t1 < 1.0;
+}
+
+// Thread stacks, the compute backend's work area and what the allocators keep.
+static uint64_t slack(uint64_t memory) {
+    return 32 * MiB + memory / 100;
+}
+
+static uint64_t smallest_pools(const settings & s, const pool_demand & d) {
+    const uint64_t n = std::min(d.n_used, d.n_experts);
+    return n * d.slot_size[TIER_HIGH] + (uses_low(s, d) ? n * d.slot_size[TIER_LOW] : 0);
+}
+
+static status pool_bytes(const settings & s, const pool_demand & d, const other_memory & other, uint64_t & bytes) {
+    const uint64_t smallest = smallest_pools(s, d);
+    if (s.pools > 0) {
+        bytes = s.pools;
+        return bytes >= smallest ? status() :
+                                   status::error(format("expert pools of %s are too small: the smallest that work are %llu bytes (%s)",
+                                                        format_size(double(bytes)).c_str(), (unsigned long long) smallest,
+                                                        format_size(double(smallest)).c_str()));
+    }
+    if (s.memory > 0) {
+        const uint64_t taken = other.before + other.model + other.scratch + slack(s.memory);
+        bytes                = s.memory - std::min(s.memory, taken);
+        const uint64_t works = (taken + smallest) * 101 / 100 + MiB;
+        return bytes >= smallest ? status() :
+                                   status::error(format("a memory budget of %s is too small: the smallest that works is %llu MiB",
+                                                        format_size(double(s.memory)).c_str(),
+                                                        (unsigned long long) (works / MiB + 1)));
+    }
+    const uint64_t still = other.before + other.model > other.now ? other.before + other.model - other.now : 0;
+    const uint64_t taken = still + other.scratch + std::max(256 * MiB, other.available / 10);
+    bytes                = other.available - std::min(other.available, taken);
+    return bytes >= smallest ? status() :
+                               status::error(format("not enough free memory for expert pools: %s are left, the smallest that work are "
+                                                    "%s; free some memory or use a smaller context",
+                                                    format_size(double(bytes)).c_str(), format_size(double(smallest)).c_str()));
+}
+
+// Without a calibrated share the low pool gets 1 - t1 slots for each slot of the high pool: none at t1 = 1, as many as the
+// high pool at t1 = 0, where everything but a token's first expert is low.
+static double low_share(const settings & s, const pool_demand & d) {
+    if (s.low_share >= 0) {
+        return s.low_share;
+    }
+    const double low = (1.0 - s.thresholds.t1) * double(d.slot_size[TIER_LOW]);
+    return low / (low + double(d.slot_size[TIER_HIGH]));
+}
+
+status plan_pools(const settings & s, const pool_demand & d, const other_memory & other, pool_plan & plan) {
+    uint64_t     bytes  = 0;
+    const status result = pool_bytes(s, d, other, bytes);
+    if (!result.ok()) {
+        return result;
+    }
+
+    const uint64_t at_least = std::min(d.n_used, d.n_experts);
+    const uint64_t high     = d.slot_size[TIER_HIGH];
+    uint64_t       n_low    = 0;
+    if (uses_low(s, d)) {
+        const uint64_t low      = d.slot_size[TIER_LOW];
+        const uint64_t most_low = (bytes - at_least * high) / low; // leaves the high pool its smallest
+        n_low                   = std::clamp(uint64_t(double(bytes) * low_share(s, d)) / low, at_least, most_low);
+        n_low                   = std::min(n_low, uint64_t(d.n_experts));
+    }
+    const uint64_t n_high   = (bytes - n_low * d.slot_size[TIER_LOW]) / high;
+    plan.n_slots[TIER_HIGH] = uint32_t(std::min(n_high, uint64_t(d.n_experts)));
+    plan.n_slots[TIER_LOW]  = uint32_t(n_low);
+    return {};
+}
+
+} // namespace hobbit

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include "settings.h"
+#include "status.h"
+
+#include <array>
+#include <cstdint>
+
+namespace hobbit {
+
+// What the pools are planned from, per tier where it says [tier].
+struct pool_demand {
+    std::array<uint64_t, 2> slot_size = {}; // [tier]; 0: there is no such tier
+    uint32_t                n_experts = 0;  // of all layers
+    uint32_t                n_used    = 0;  // per token and layer
+};
+
+// What the process holds beside the pools.
+struct other_memory {
+    uint64_t before   = 0; // resident when the model was opened
+    uint64_t model    = 0; // non-expert weights, KV cache and compute buffers
+    uint64_t scratch  = 0; // rows of a batch on their way through the experts
+    uint64_t now      = 0; // resident now
+    uint64_t available = 0; // that may still be taken
+};
+
+struct pool_plan {
+    std::array<uint32_t, 2> n_slots = {}; // [tier]
+};
+
+// Whether the low tier can ever be chosen.
+bool uses_low(const settings & s, const pool_demand & demand);
+
+// Splits the budget between the pools: an error, which names the smallest that works, where one token's experts of a layer
+// do not fit. Never more slots than experts. Pure.
+status plan_pools(const settings & s, const pool_demand & demand, const other_memory & other, pool_plan & plan);
+
+} // namespace hobbit

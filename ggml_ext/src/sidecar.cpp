@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: MIT
+#include "sidecar.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <regex>
+
+namespace hobbit {
+
+bool is_sidecar(const gguf_file & file) {
+    double value = 0;
+    return file.find_number("hobbit.sidecar", value) && value != 0;
+}
+
+std::string sidecar_base_name(const gguf_file & sidecar) {
+    std::string name;
+    sidecar.find_string("hobbit.sidecar.base_name", name);
+    return name;
+}
+
+std::string sidecar_default_path(const std::string & model_path) {
+    return std::regex_replace(model_path, std::regex("(-\\d{5}-of-\\d{5})?\\.gguf$"), "") + ".hobbit.gguf";
+}
+
+// FNV-1a, 64 bits
+static uint64_t hash_bytes(uint64_t hash, const void * data, size_t size) {
+    for (size_t i = 0; i < size; i++) {
+        hash = (hash ^ static_cast<const uint8_t *>(data)[i]) * 0x100000001b3ull;
+    }
+    return hash;
+}
+
+static status hash_tensor(const gguf_file & file, const gguf_file::tensor & t, uint64_t & hash) {
+    const std::string line = format("%s|%s|%lld,%lld,%lld\n", t.name.c_str(), ggml_type_name(t.type), (long long) t.ne[0],
+                                    (long long) t.ne[1], (long long) t.ne[2]);
+    hash                   = hash_bytes(hash, line.data(), line.size());
+
+    std::unique_ptr<FILE, int (*)(FILE *)> in(fopen(file.path().c_str(), "rb"), fclose);
+    char                                   sample[64];
+    if (!in || fseeko(in.get(), t.offset, SEEK_SET) != 0 || fread(sample, sizeof(sample), 1, in.get()) != 1) {
+        return status::error(format("cannot read tensor '%s' of '%s'", t.name.c_str(), file.path().c_str()));
+    }
+    hash = hash_bytes(hash, sample, sizeof(sample));
+    return {};
+}
+
+static status fingerprint(const std::vector<gguf_file> & model, uint64_t & hash) {
+    static const std::regex routed("^blk\\.\\d+\\.ffn_(gate|up|down|gate_up)_exps\\.weight$");
+
+    std::vector<std::pair<const gguf_file *, const gguf_file::tensor *>> tensors;
+    for (const gguf_file & file : model) {
+        for (const gguf_file::tensor & t : file.tensors()) {
+            if (std::regex_match(t.name, routed)) {
+                tensors.emplace_back(&file, &t);
+            }
+        }
+    }
+    std::sort(tensors.begin(), tensors.end(), [](const auto & a, const auto & b) { return a.second->name < b.second->name; });
+
+    hash = 0xcbf29ce484222325ull;
+    for (const auto & [file, tensor] : tensors) {
+        const status s = hash_tensor(*file, *tensor, hash);
+        if (!s.ok()) {
+            return s;
+        }
+    }
+    return {};
+}
+
+status check_sidecar(const gguf_file & sidecar, const std::vector<gguf_file> & model) {
+    uint64_t expected_size = 0;
+    uint64_t expected_hash = 0;
+    if (!is_sidecar(sidecar) || !sidecar.find_u64("hobbit.sidecar.base_size", expected_size) ||
+        !sidecar.find_u64("hobbit.sidecar.base_fingerprint", expected_hash)) {
+        return status::error(format("'%s' is not a sidecar: make one with pyhobbit convert --sidecar", sidecar.path().c_str()));
+    }
+
+    uint64_t size = 0;
+    for (const gguf_file & file : model) {
+        size += file.size();
+    }
+    uint64_t     hash = 0;
+    const status s    = fingerprint(model, hash);
+    if (!s.ok()) {
+        return s;
+    }
+    if (size != expected_size || hash != expected_hash) {
+        return status::error(format("the sidecar '%s' was made for another version of '%s': make it again with pyhobbit convert "
+                                    "--sidecar, or remove it", sidecar.path().c_str(), model[0].path().c_str()));
+    }
+    return {};
+}
+
+} // namespace hobbit

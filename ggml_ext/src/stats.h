@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+
+namespace hobbit {
+
+// Counters since opening, meaning as in struct hobbit_stats. Written by the thread that computes and by the loader's,
+// read by any.
+struct stats {
+    using counter = std::atomic<uint64_t>;
+
+    std::array<counter, 2> selections = {}; // [tier]
+    counter                selections_skipped{ 0 };
+    std::array<counter, 2> hits   = {};
+    std::array<counter, 2> misses = {};
+    counter                evictions{ 0 };
+    counter                bytes_read{ 0 };
+    counter                layers_computed{ 0 };
+    counter                waves{ 0 };
+    counter                stall_ns{ 0 };
+};
+
+} // namespace hobbit

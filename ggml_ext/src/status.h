@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <string>
+#include <utility>
+
+namespace hobbit {
+
+// Outcome of an operation on the environment (files, memory, settings): success, or one sentence that says what failed
+// and what to do about it. Programmer errors are GGML_ASSERTs instead.
+class status {
+  public:
+    status() = default;
+
+    static status error(std::string message) {
+        status s;
+        s.message_ = std::move(message);
+        return s;
+    }
+
+    bool ok() const { return message_.empty(); }
+
+    const std::string & message() const { return message_; }
+
+  private:
+    std::string message_;
+};
+
+// printf into a string
+std::string format(const char * fmt, ...) __attribute__((format(printf, 1, 2)));
+
+// "1.5 GiB"
+std::string format_size(double bytes);
+
+} // namespace hobbit
