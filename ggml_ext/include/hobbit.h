@@ -87,7 +87,8 @@ HOBBIT_API void hobbit_clear_last_error(void);
 // For the model loader
 //
 
-// Whether the tensor holds routed experts that the cache serves: the loader gives it hobbit_buffer_type and reads nothing.
+// Whether the tensor holds routed experts that the cache serves: the loader gives it hobbit_buffer_type and reads
+// nothing.
 HOBBIT_API bool hobbit_owns_tensor(const hobbit_model * model, const char * name);
 
 // Whether the tensor belongs to a further tier, which no architecture of llama.cpp knows.
@@ -99,16 +100,17 @@ HOBBIT_API struct ggml_backend_buffer_type * hobbit_buffer_type(hobbit_model * m
 // Allocates the pools; a second call changes nothing. `model_bytes` is what the model holds in host memory beside them:
 // non-expert weights, KV cache and compute buffers. `n_batch` is the largest number of tokens computed at once.
 // Fails when the budget is below the smallest that works, which the message states.
-HOBBIT_API bool hobbit_prepare(hobbit_model * model, uint64_t model_bytes, uint32_t n_batch, char * err, size_t err_size);
+HOBBIT_API bool hobbit_prepare(hobbit_model * model, uint64_t model_bytes, uint32_t n_batch, char * err,
+                               size_t err_size);
 
 //
 // Observing
 //
 
 struct hobbit_info {
-    uint32_t n_layers;        // layers with routed experts
-    uint32_t n_experts;       // per layer, the largest
-    uint32_t n_experts_used;  // per token
+    uint32_t n_layers;       // layers with routed experts
+    uint32_t n_experts;      // per layer, the largest
+    uint32_t n_experts_used; // per token
     uint32_t n_tiers;
     uint64_t tier_bytes_high; // all routed experts of the tier
     uint64_t tier_bytes_low;
@@ -118,7 +120,7 @@ struct hobbit_info {
     uint32_t pool_slots_low;
     double   t1;
     double   t2;
-    bool     direct_io;       // false: the file system refused O_DIRECT
+    bool     direct_io; // false: the file system refused O_DIRECT
 };
 
 HOBBIT_API void hobbit_get_info(const hobbit_model * model, struct hobbit_info * info);
@@ -136,8 +138,8 @@ struct hobbit_stats {
     uint64_t evictions;
     uint64_t bytes_read;
     uint64_t layers_computed;
-    uint64_t waves;           // more than layers_computed when a layer needed more experts than fit
-    double   stall_s;         // compute waiting for the disk
+    uint64_t waves;   // more than layers_computed when a layer needed more experts than fit
+    double   stall_s; // compute waiting for the disk
 };
 
 HOBBIT_API void hobbit_get_stats(const hobbit_model * model, struct hobbit_stats * stats);

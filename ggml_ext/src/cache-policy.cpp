@@ -35,7 +35,10 @@ size_t lru_policy::pick_victim(const std::vector<expert_id> & evictable, uint32_
 }
 
 uint32_t even_floor(uint32_t n_slots, uint32_t n_layers, uint32_t n_used) {
-    return std::min(n_slots / n_layers, n_used);
+    if (n_layers == 1) {
+        return n_used;
+    }
+    return std::min((n_slots - std::min(n_slots, n_used)) / (n_layers - 1), n_used);
 }
 
 } // namespace hobbit

@@ -29,8 +29,8 @@ class cache_policy {
     virtual size_t pick_victim(const std::vector<expert_id> & evictable, uint32_t layer) const = 0;
 };
 
-// Least recently used first, but a layer that holds no more than its floor loses none to another layer. Without floors a
-// pool smaller than one token's cycle through all layers never hits; with them each layer keeps what it last used.
+// Least recently used first, but a layer that holds no more than its floor loses none to another layer. Without floors
+// a pool smaller than one token's cycle through all layers never hits; with them each layer keeps what it last used.
 class lru_policy final : public cache_policy {
   public:
     lru_policy(uint32_t n_layers, uint32_t n_experts, uint32_t floor);
@@ -45,12 +45,13 @@ class lru_policy final : public cache_policy {
 
     const uint32_t        n_experts_;
     const uint32_t        floor_;
-    std::vector<uint64_t> last_use_;  // [layer * n_experts + expert], in uses
-    std::vector<uint32_t> held_;      // [layer]
+    std::vector<uint64_t> last_use_; // [layer * n_experts + expert], in uses
+    std::vector<uint32_t> held_;     // [layer]
     uint64_t              n_uses_ = 0;
 };
 
-// The floor at which layers share `n_slots` evenly, but no more than one token's `n_used` experts.
+// The largest floor, no more than one token's `n_used` experts, that all other layers can keep while one layer holds
+// all that it uses. A higher one would be broken by each layer in turn, at the expense of the next: again nothing hits.
 uint32_t even_floor(uint32_t n_slots, uint32_t n_layers, uint32_t n_used);
 
 } // namespace hobbit

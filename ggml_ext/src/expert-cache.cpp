@@ -13,8 +13,8 @@ expert_cache::expert_cache(const expert_index & index, loader & loader, stats & 
     }
 }
 
-// Types differ between layers and parts, and experts begin at any offset in their file: a part's place in the slot has room
-// for the widest aligned span of its layer, and a slot for the widest layer.
+// Types differ between layers and parts, and experts begin at any offset in their file: a part's place in the slot has
+// room for the widest aligned span of its layer, and a slot for the widest layer.
 expert_cache::tier_layout expert_cache::lay_out(uint32_t tier) const {
     tier_layout layout;
     layout.offsets.resize(index_.n_layers());

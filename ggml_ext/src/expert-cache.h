@@ -32,7 +32,8 @@ class expert_cache {
     size_t slot_size(uint32_t tier) const { return layouts_[tier].slot_size; }
 
     // Gives the tier a pool. A tier without one must not be acquired.
-    status allocate(uint32_t tier, ggml_backend_buffer_type_t buft, uint32_t n_slots, std::unique_ptr<cache_policy> policy);
+    status allocate(uint32_t tier, ggml_backend_buffer_type_t buft, uint32_t n_slots,
+                    std::unique_ptr<cache_policy> policy);
 
     uint32_t n_slots(uint32_t tier) const { return pools_[tier].n_slots(); }
 
@@ -49,7 +50,8 @@ class expert_cache {
     bool   arrived(expert_id id, uint32_t tier, uint32_t parts) const;
     status wait(expert_id id, uint32_t tier, uint32_t parts);
 
-    // The part's weights as ggml lays them out, of the type that the index says. REQUIRES: pinned, and the part is there.
+    // The part's weights as ggml lays them out, of the type that the index says. REQUIRES: pinned, and the part is
+    // there.
     char *                data(expert_id id, uint32_t tier, uint32_t part) const;
     ggml_backend_buffer_t buffer(uint32_t tier) const { return pools_[tier].buffer(); }
 
@@ -64,12 +66,14 @@ class expert_cache {
     };
 
     struct tier_layout {
-        size_t                                        slot_size = 0;
-        std::vector<std::array<size_t, PART_COUNT>>   offsets; // [layer][part], in a slot
+        size_t                                      slot_size = 0;
+        std::vector<std::array<size_t, PART_COUNT>> offsets; // [layer][part], in a slot
     };
 
-    const entry & find(expert_id id, uint32_t tier) const { return entries_[tier][size_t(id.layer) * n_experts_ + id.expert]; }
-    entry &       find(expert_id id, uint32_t tier) { return entries_[tier][size_t(id.layer) * n_experts_ + id.expert]; }
+    const entry & find(expert_id id, uint32_t tier) const {
+        return entries_[tier][size_t(id.layer) * n_experts_ + id.expert];
+    }
+    entry & find(expert_id id, uint32_t tier) { return entries_[tier][size_t(id.layer) * n_experts_ + id.expert]; }
 
     tier_layout lay_out(uint32_t tier) const;
     bool        evict_one(uint32_t tier, uint32_t layer);
@@ -82,7 +86,7 @@ class expert_cache {
     std::array<tier_layout, TIER_COUNT>                   layouts_;
     std::array<slot_pool, TIER_COUNT>                     pools_;
     std::array<std::unique_ptr<cache_policy>, TIER_COUNT> policies_;
-    std::array<std::vector<entry>, TIER_COUNT>            entries_;  // [tier][layer * n_experts + expert], fixed size
+    std::array<std::vector<entry>, TIER_COUNT>            entries_;   // [tier][layer * n_experts + expert], fixed size
     std::array<std::vector<expert_id>, TIER_COUNT>        residents_; // [tier], in no order
     std::vector<expert_id>                                evictable_; // scratch of evict_one
 };

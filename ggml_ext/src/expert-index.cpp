@@ -12,7 +12,8 @@
 
 namespace hobbit {
 
-static const char * const PART_NAMES[PART_COUNT] = { "ffn_gate_exps", "ffn_up_exps", "ffn_gate_up_exps", "ffn_down_exps" };
+static const char * const PART_NAMES[PART_COUNT] = { "ffn_gate_exps", "ffn_up_exps", "ffn_gate_up_exps",
+                                                     "ffn_down_exps" };
 
 const char * tier_name(uint32_t tier) {
     return tier == TIER_HIGH ? "high" : "low";
@@ -35,22 +36,19 @@ static bool parse_tensor_name(const std::string & name, tensor_name & out) {
     if (name.size() >= 64 || sscanf(name.c_str(), "blk.%u.%63[^.].%63s", &out.block, part, rest) != 3) {
         return false;
     }
-    out.part = std::find_if(PART_NAMES, PART_NAMES + PART_COUNT, [&](const char * p) { return strcmp(p, part) == 0; }) - PART_NAMES;
+    out.part = std::find_if(PART_NAMES, PART_NAMES + PART_COUNT, [&](const char * p) { return strcmp(p, part) == 0; }) -
+               PART_NAMES;
     if (out.part == PART_COUNT) {
         return false;
     }
-    out.tier.clear();
-    if (strcmp(rest, "weight") == 0) {
-        return true;
-    }
-
     char tier[64] = "";
-    int  end      = 0;
-    if (sscanf(rest, "%63[^.].%u.weight%n", tier, &out.group, &end) != 2 || end == 0 || rest[end] != '\0') {
-        return false;
+    out.tier.clear();
+    if (sscanf(rest, "%63[^.].%u.weight", tier, &out.group) == 2) {
+        out.tier = tier;
     }
-    out.tier = tier;
-    return true;
+    // sscanf also takes blanks, signs and leading zeros
+    const std::string stem = format("blk.%u.%s.", out.block, part);
+    return name == stem + (out.tier.empty() ? "weight" : format("%s.%u.weight", tier, out.group));
 }
 
 bool expert_index::is_tier_tensor(const std::string & name) {
@@ -118,9 +116,11 @@ status expert_index::open_sidecar(const std::string & path, const std::string & 
 
     gguf_file file;
     status    s = file.open(name);
-    if (s.ok()) {
-        s = check_sidecar(file, files);
+    if (!s.ok()) {
+        return status::error(format("%s; it should be the sidecar of '%s': make one with pyhobbit convert --sidecar",
+                                    s.message().c_str(), path.c_str()));
     }
+    s = check_sidecar(file, files);
     if (s.ok()) {
         files.push_back(std::move(file));
     }
@@ -131,13 +131,19 @@ void expert_index::read_metadata(const gguf_file & file) {
     std::string arch;
     double      value = 0;
     if (file.find_string("general.architecture", arch) && file.find_number(arch + ".expert_used_count", value)) {
-        n_experts_used_ = uint32_t(value);
+        n_experts_used_ = value >= 1 && value <= INT32_MAX ? uint32_t(value) : 0;
     }
     for (const char * key : stored_setting_keys()) {
         if (file.find_number(key, value)) {
             stored_settings_.emplace_back(key, value);
         }
     }
+}
+
+// Three dimensions, none of them empty. Also keeps the number of experts below what 32 bits hold.
+static bool is_expert_stack(const gguf_file::tensor & t) {
+    return t.ne[0] > 0 && t.ne[1] > 0 && t.ne[2] > 0 && t.ne[2] <= INT32_MAX &&
+           t.size == ggml_row_size(t.type, t.ne[0]) * uint64_t(t.ne[1]) * uint64_t(t.ne[2]);
 }
 
 status expert_index::add_high(const std::vector<gguf_file> & files) {
@@ -148,16 +154,25 @@ status expert_index::add_high(const std::vector<gguf_file> & files) {
             if (!parse_tensor_name(t.name, name) || !name.tier.empty()) {
                 continue;
             }
+            if (!is_expert_stack(t)) {
+                return status::error(format("'%s': tensor '%s' is not a stack of expert matrices",
+                                            files[i].path().c_str(), t.name.c_str()));
+            }
             auto & [shape, locations] = blocks[name.block];
+            if (shape.parts & part_bit(name.part)) {
+                return status::error(
+                    format("'%s': tensor '%s' is in the model twice", files[i].path().c_str(), t.name.c_str()));
+            }
             if (shape.n_experts != 0 && shape.n_experts != t.ne[2]) {
                 return status::error(format("'%s': tensor '%s' has %lld experts, the others of its layer %u",
-                                            files[i].path().c_str(), t.name.c_str(), (long long) t.ne[2], shape.n_experts));
+                                            files[i].path().c_str(), t.name.c_str(), (long long) t.ne[2],
+                                            shape.n_experts));
             }
-            shape.block             = name.block;
-            shape.n_experts         = t.ne[2];
-            shape.parts            |= part_bit(name.part);
-            shape.shapes[name.part] = { t.ne[0], t.ne[1] };
-            const uint64_t stride   = t.size / t.ne[2];
+            shape.block              = name.block;
+            shape.n_experts          = t.ne[2];
+            shape.parts             |= part_bit(name.part);
+            shape.shapes[name.part]  = { t.ne[0], t.ne[1] };
+            const uint64_t stride    = t.size / t.ne[2];
             for (uint32_t e = 0; e < shape.n_experts; e++) {
                 locations[name.part].push_back({ i, t.offset + e * stride, stride, t.type });
             }
@@ -165,7 +180,8 @@ status expert_index::add_high(const std::vector<gguf_file> & files) {
     }
     for (auto & [block, layer] : blocks) {
         if (!(layer.first.parts & part_bit(PART_DOWN)) || !(layer.first.parts & ~part_bit(PART_DOWN))) {
-            return status::error(format("'%s': layer %u lacks some of its expert tensors", files[0].path().c_str(), block));
+            return status::error(
+                format("'%s': layer %u lacks some of its expert tensors", files[0].path().c_str(), block));
         }
         for (uint32_t p = 0; p < PART_COUNT; p++) {
             layer.first.tensors[p] = { uint32_t(layers_.size()), p };
@@ -188,16 +204,17 @@ static status read_tiers(const gguf_file & file, std::vector<std::string> & tier
         return {};
     }
     if (!file.find_number("hobbit.version", version) || version != 1) {
-        return status::error(format("'%s' is of hobbit format version %g, this program reads version 1", file.path().c_str(),
-                                    version));
+        return status::error(
+            format("'%s' is of hobbit format version %g, this program reads version 1", file.path().c_str(), version));
     }
     if (tiers != std::vector<std::string>{ "high", "low" }) {
-        return status::error(format("'%s' declares other tiers than high and low: convert it again", file.path().c_str()));
+        return status::error(
+            format("'%s' declares other tiers than high and low: convert it again", file.path().c_str()));
     }
     std::string kind;
     if (!file.find_string("hobbit.tier.low.kind", kind) || kind != "complete") {
-        return status::error(format("'%s': the low tier is of kind '%s', this program reads 'complete'", file.path().c_str(),
-                                    kind.c_str()));
+        return status::error(format("'%s': the low tier is of kind '%s', this program reads 'complete'",
+                                    file.path().c_str(), kind.c_str()));
     }
     return {};
 }
@@ -238,35 +255,40 @@ status expert_index::add_low_group(const gguf_file & file, uint32_t file_number,
     const std::string     stem = tensor.name.substr(0, tensor.name.find('.', tensor.name.find("ffn_")));
     const expert_tensor * of   = find_tensor(stem + ".weight");
     if (name.tier != tier_name(TIER_LOW) || !of) {
-        return status::error(format("'%s': tensor '%s' belongs to no expert tensor of the high tier", file.path().c_str(),
-                                    tensor.name.c_str()));
+        return status::error(format("'%s': tensor '%s' belongs to no expert tensor of the high tier",
+                                    file.path().c_str(), tensor.name.c_str()));
     }
 
     const layer_shape &  shape = layers_[of->layer];
     const matrix_shape & high  = shape.shapes[of->part];
     std::vector<int32_t> experts;
-    if (!file.find_ints(format("hobbit.tier.%s.%s.%u.experts", name.tier.c_str(), stem.c_str(), name.group), experts)) {
+    const std::string    key = format("hobbit.tier.%s.%s.%u.experts", name.tier.c_str(), stem.c_str(), name.group);
+    if (!file.has(key)) {
         for (uint32_t e = 0; e < shape.n_experts; e++) {
             experts.push_back(e);
         }
+    } else if (!file.find_ints(key, experts)) {
+        return status::error(format("'%s': %s must be an array of 32-bit integers", file.path().c_str(), key.c_str()));
     }
-    if (tensor.ne[0] != high.n_in || tensor.ne[1] != high.n_out || tensor.ne[2] != int64_t(experts.size())) {
-        return status::error(format("'%s': tensor '%s' has shape %lld x %lld x %lld, the high tier asks for %lld x %lld x %zu: "
-                                    "convert the model again", file.path().c_str(), tensor.name.c_str(),
-                                    (long long) tensor.ne[0], (long long) tensor.ne[1], (long long) tensor.ne[2],
-                                    (long long) high.n_in, (long long) high.n_out, experts.size()));
+    if (!is_expert_stack(tensor) || tensor.ne[0] != high.n_in || tensor.ne[1] != high.n_out ||
+        tensor.ne[2] != int64_t(experts.size())) {
+        return status::error(
+            format("'%s': tensor '%s' has shape %lld x %lld x %lld, the high tier asks for %lld x %lld x %zu: "
+                   "convert the model again",
+                   file.path().c_str(), tensor.name.c_str(), (long long) tensor.ne[0], (long long) tensor.ne[1],
+                   (long long) tensor.ne[2], (long long) high.n_in, (long long) high.n_out, experts.size()));
     }
 
     const uint64_t stride = tensor.size / experts.size();
     for (size_t i = 0; i < experts.size(); i++) {
         if (experts[i] < 0 || uint32_t(experts[i]) >= shape.n_experts) {
-            return status::error(format("'%s': tensor '%s' names expert %d of %u", file.path().c_str(), tensor.name.c_str(),
-                                        experts[i], shape.n_experts));
+            return status::error(format("'%s': tensor '%s' names expert %d of %u", file.path().c_str(),
+                                        tensor.name.c_str(), experts[i], shape.n_experts));
         }
         part_location & location = locations_[TIER_LOW][of->layer][of->part][experts[i]];
         if (location.size != 0) {
-            return status::error(format("'%s': tensor '%s' repeats expert %d", file.path().c_str(), tensor.name.c_str(),
-                                        experts[i]));
+            return status::error(
+                format("'%s': tensor '%s' repeats expert %d", file.path().c_str(), tensor.name.c_str(), experts[i]));
         }
         location = { file_number, tensor.offset + i * stride, stride, tensor.type };
     }
@@ -278,8 +300,9 @@ status expert_index::check_low(const std::string & path) const {
         for (uint32_t p = 0; p < PART_COUNT; p++) {
             for (size_t e = 0; e < locations_[TIER_LOW][l][p].size(); e++) {
                 if (locations_[TIER_LOW][l][p][e].size == 0) {
-                    return status::error(format("'%s': the low tier lacks expert %zu of blk.%u.%s: convert the model again",
-                                                path.c_str(), e, layers_[l].block, PART_NAMES[p]));
+                    return status::error(
+                        format("'%s': the low tier lacks expert %zu of blk.%u.%s: convert the model again",
+                               path.c_str(), e, layers_[l].block, PART_NAMES[p]));
                 }
             }
         }

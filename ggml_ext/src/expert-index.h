@@ -51,8 +51,9 @@ struct layer_shape {
     std::array<expert_tensor, PART_COUNT> tensors;
 };
 
-// Where every (tier, layer, part, expert) of a model lies: single and split GGUF, with a further tier in the same file or
-// in a sidecar, or without one. The format is docs/format.md. Immutable after open; layers are numbered without gaps.
+// Where every (tier, layer, part, expert) of a model lies: single and split GGUF, with a further tier in the same file
+// or in a sidecar, or without one. The format is docs/format.md. Immutable after open; layers are numbered without
+// gaps.
 class expert_index {
   public:
     // A model without routed experts opens with n_layers() == 0. Otherwise every range is within its file, and the low
@@ -63,7 +64,7 @@ class expert_index {
     size_t              n_layers() const { return layers_.size(); }
     const layer_shape & layer(size_t i) const { return layers_[i]; }
     uint32_t            n_tiers() const { return n_tiers_; }
-    uint32_t            n_experts() const;                             // the largest of any layer
+    uint32_t            n_experts() const;                                 // the largest of any layer
     uint32_t            n_experts_used() const { return n_experts_used_; } // per token, by the metadata
 
     const part_location & locate(uint32_t tier, size_t layer, uint32_t part, uint32_t expert) const {

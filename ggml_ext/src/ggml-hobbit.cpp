@@ -47,16 +47,23 @@ static void * ggml_backend_hobbit_buffer_get_base(ggml_backend_buffer_t buffer) 
 static enum ggml_status ggml_backend_hobbit_buffer_init_tensor(ggml_backend_buffer_t buffer, ggml_tensor * tensor) {
     auto *                ctx    = (ggml_backend_hobbit_buffer_context *) buffer->context;
     const expert_tensor * expert = ctx->model->index().find_tensor(tensor->name);
-    GGML_ASSERT(expert && "only routed experts belong into this buffer");
+    if (!expert) {
+        GGML_LOG_ERROR("hobbit: '%s' cannot live in the expert cache: LoRA adapters on routed experts are not "
+                       "supported\n",
+                       tensor->name);
+        return GGML_STATUS_FAILED;
+    }
     tensor->extra = const_cast<expert_tensor *>(expert);
     return GGML_STATUS_SUCCESS;
 }
 
-static void ggml_backend_hobbit_buffer_set_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, const void *, size_t, size_t) {
+static void ggml_backend_hobbit_buffer_set_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, const void *, size_t,
+                                                  size_t) {
     GGML_ABORT("%s: experts are read from their file, not set", tensor->name);
 }
 
-static void ggml_backend_hobbit_buffer_get_tensor(ggml_backend_buffer_t, const ggml_tensor * tensor, void *, size_t, size_t) {
+static void ggml_backend_hobbit_buffer_get_tensor(ggml_backend_buffer_t, const ggml_tensor * tensor, void *, size_t,
+                                                  size_t) {
     GGML_ABORT("%s: experts in the cache have no memory of their own", tensor->name);
 }
 
@@ -85,7 +92,8 @@ static const char * ggml_backend_hobbit_buffer_type_get_name(ggml_backend_buffer
 }
 
 // Address space that faults when touched.
-static ggml_backend_buffer_t ggml_backend_hobbit_buffer_type_alloc_buffer(ggml_backend_buffer_type_t buft, size_t size) {
+static ggml_backend_buffer_t ggml_backend_hobbit_buffer_type_alloc_buffer(ggml_backend_buffer_type_t buft,
+                                                                          size_t                     size) {
     void * base = mmap(NULL, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (base == MAP_FAILED) {
         GGML_LOG_ERROR("hobbit: cannot reserve %zu bytes of address space\n", size);
@@ -93,8 +101,8 @@ static ggml_backend_buffer_t ggml_backend_hobbit_buffer_type_alloc_buffer(ggml_b
     }
     auto * model = (hobbit_model *) buft->context;
     hobbit_ref(model);
-    return ggml_backend_buffer_init(buft, ggml_backend_hobbit_buffer_i, new ggml_backend_hobbit_buffer_context{ model, base },
-                                    size);
+    return ggml_backend_buffer_init(buft, ggml_backend_hobbit_buffer_i,
+                                    new ggml_backend_hobbit_buffer_context{ model, base }, size);
 }
 
 static size_t ggml_backend_hobbit_buffer_type_get_alignment(ggml_backend_buffer_type_t) {
@@ -137,10 +145,8 @@ static bool is_elementwise(const ggml_tensor * op) {
         case GGML_OP_SCALE:
         case GGML_OP_SQR:
         case GGML_OP_UNARY:
-        case GGML_OP_VIEW:
-            return true;
-        default:
-            return false;
+        case GGML_OP_VIEW:    return true;
+        default:              return false;
     }
 }
 
@@ -168,8 +174,8 @@ static bool is_scale_lookup(const ggml_tensor * op) {
     return tensor->op == GGML_OP_NONE && std::strstr(tensor->name, "_exps.scale");
 }
 
-// Claiming what lies between its matmuls makes a layer one split. After the last matmul only what still belongs to single
-// experts is claimed: its bias and its per-expert scale, not the weighting and the sum.
+// Claiming what lies between its matmuls makes a layer one split. After the last matmul only what still belongs to
+// single experts is claimed: its bias and its per-expert scale, not the weighting and the sum.
 static bool is_between_matmuls(const ggml_tensor * op) {
     constexpr int max_depth = 8;
 
@@ -246,7 +252,8 @@ static const struct ggml_backend_i ggml_backend_hobbit_i = {
 };
 
 static ggml_guid_t ggml_backend_hobbit_guid() {
-    static ggml_guid guid = { 0x5e, 0x0b, 0xb1, 0x7e, 0x24, 0x11, 0x01, 0x43, 0x3c, 0x6d, 0x92, 0xe8, 0x47, 0xaf, 0x10, 0x9a };
+    static ggml_guid guid = { 0x5e, 0x0b, 0xb1, 0x7e, 0x24, 0x11, 0x01, 0x43,
+                              0x3c, 0x6d, 0x92, 0xe8, 0x47, 0xaf, 0x10, 0x9a };
     return &guid;
 }
 

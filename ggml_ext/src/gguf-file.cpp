@@ -27,22 +27,27 @@ status gguf_file::open(const std::string & path) {
     gguf_init_params params = { /* .no_alloc = */ true, /* .ctx = */ &meta };
     gguf_.reset(gguf_init_from_file(path.c_str(), params));
     if (!gguf_) {
-        return status::error(format("'%s' is not a readable GGUF file: its header is damaged or cut short", path.c_str()));
+        return status::error(
+            format("'%s' is not a readable GGUF file: its header is damaged or cut short", path.c_str()));
     }
 
     const uint64_t data = gguf_get_data_offset(gguf_.get());
     for (ggml_tensor * t = ggml_get_first_tensor(meta); t; t = ggml_get_next_tensor(meta, t)) {
         const int64_t id = gguf_find_tensor(gguf_.get(), t->name);
-        tensors_.push_back({ t->name, t->type, { t->ne[0], t->ne[1], t->ne[2] },
-                             data + gguf_get_tensor_offset(gguf_.get(), id), ggml_nbytes(t) });
+        tensors_.push_back({ t->name,
+                             t->type,
+                             { t->ne[0], t->ne[1], t->ne[2] },
+                             data + gguf_get_tensor_offset(gguf_.get(), id),
+                             ggml_nbytes(t) });
     }
     ggml_free(meta);
 
     for (const tensor & t : tensors_) {
         if (t.offset > size_ || t.size > size_ - t.offset) {
-            return status::error(format("'%s' is truncated: tensor '%s' ends at byte %llu of %llu; download or convert it again",
-                                        path.c_str(), t.name.c_str(), (unsigned long long) (t.offset + t.size),
-                                        (unsigned long long) size_));
+            return status::error(
+                format("'%s' is truncated: tensor '%s' ends at byte %llu of %llu; download or convert it again",
+                       path.c_str(), t.name.c_str(), (unsigned long long) (t.offset + t.size),
+                       (unsigned long long) size_));
         }
     }
     return {};
@@ -54,17 +59,17 @@ bool gguf_file::has(const std::string & key) const {
 
 static bool number_at(gguf_type type, const void * data, size_t i, double & value) {
     switch (type) {
-        case GGUF_TYPE_UINT8:   value = static_cast<const uint8_t *>(data)[i];  return true;
-        case GGUF_TYPE_INT8:    value = static_cast<const int8_t *>(data)[i];   return true;
+        case GGUF_TYPE_UINT8:   value = static_cast<const uint8_t *>(data)[i]; return true;
+        case GGUF_TYPE_INT8:    value = static_cast<const int8_t *>(data)[i]; return true;
         case GGUF_TYPE_UINT16:  value = static_cast<const uint16_t *>(data)[i]; return true;
-        case GGUF_TYPE_INT16:   value = static_cast<const int16_t *>(data)[i];  return true;
+        case GGUF_TYPE_INT16:   value = static_cast<const int16_t *>(data)[i]; return true;
         case GGUF_TYPE_UINT32:  value = static_cast<const uint32_t *>(data)[i]; return true;
-        case GGUF_TYPE_INT32:   value = static_cast<const int32_t *>(data)[i];  return true;
+        case GGUF_TYPE_INT32:   value = static_cast<const int32_t *>(data)[i]; return true;
         case GGUF_TYPE_UINT64:  value = static_cast<const uint64_t *>(data)[i]; return true;
-        case GGUF_TYPE_INT64:   value = static_cast<const int64_t *>(data)[i];  return true;
-        case GGUF_TYPE_FLOAT32: value = static_cast<const float *>(data)[i];    return true;
-        case GGUF_TYPE_FLOAT64: value = static_cast<const double *>(data)[i];   return true;
-        case GGUF_TYPE_BOOL:    value = static_cast<const int8_t *>(data)[i];   return true;
+        case GGUF_TYPE_INT64:   value = static_cast<const int64_t *>(data)[i]; return true;
+        case GGUF_TYPE_FLOAT32: value = static_cast<const float *>(data)[i]; return true;
+        case GGUF_TYPE_FLOAT64: value = static_cast<const double *>(data)[i]; return true;
+        case GGUF_TYPE_BOOL:    value = static_cast<const int8_t *>(data)[i]; return true;
         default:                return false;
     }
 }
@@ -157,7 +162,12 @@ status open_gguf_model(const std::string & path, std::vector<gguf_file> & files)
     files[0].find_number("split.count", count);
     files[0].find_number("split.no", index);
     if (index != 0) {
-        return status::error(format("'%s' is part %d of a split model: give its first part", path.c_str(), int(index) + 1));
+        return status::error(
+            format("'%s' is part %.0f of a split model: give its first part", path.c_str(), index + 1));
+    }
+    if (!(count >= 0 && count <= UINT16_MAX)) { // what split.count can hold
+        return status::error(
+            format("'%s' claims to be split into %g parts: its header is damaged", path.c_str(), count));
     }
     for (uint32_t i = 1; i < uint32_t(count); i++) {
         std::string part;

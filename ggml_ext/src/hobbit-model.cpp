@@ -9,7 +9,6 @@
 
 using namespace hobbit;
 
-
 status hobbit_model::open(const std::string & path, const hobbit_setting * given, size_t n_given,
                           std::unique_ptr<hobbit_model> & model) {
     std::unique_ptr<hobbit_model> opened(new hobbit_model);
@@ -27,7 +26,8 @@ status hobbit_model::open(const std::string & path, const hobbit_setting * given
     const bool           asked = opened->settings_.asked();
     if (index.n_layers() == 0) {
         if (asked) {
-            GGML_LOG_WARN("hobbit: '%s' has no routed experts: there is nothing to offload, it runs as stock\n", path.c_str());
+            GGML_LOG_WARN("hobbit: '%s' has no routed experts: there is nothing to offload, it runs as stock\n",
+                          path.c_str());
         }
         return {};
     }
@@ -35,7 +35,8 @@ status hobbit_model::open(const std::string & path, const hobbit_setting * given
         if (index.model_bytes() + index.model_bytes() / 10 < available_memory()) {
             return {};
         }
-        GGML_LOG_WARN("hobbit: '%s' does not fit into free memory: its experts stay on disk, in a cache\n", path.c_str());
+        GGML_LOG_WARN("hobbit: '%s' does not fit into free memory: its experts stay on disk, in a cache\n",
+                      path.c_str());
     }
     s = opened->settings_.apply_stored(index.stored_settings());
     if (s.ok()) {
@@ -49,8 +50,10 @@ status hobbit_model::open(const std::string & path, const hobbit_setting * given
 
 status hobbit_model::start() {
     if (settings_.thresholds.t1 < 1.0 && settings_.thresholds.t2 > settings_.thresholds.t1 && index_.n_tiers() == 1) {
-        return status::error(format("t1 = %g asks for low-precision experts, and '%s' has none: add them with pyhobbit convert, "
-                                    "or leave t1 at 1", settings_.thresholds.t1, index_.files()[0].c_str()));
+        return status::error(
+            format("t1 = %g asks for low-precision experts, and '%s' has none: add them with pyhobbit convert, "
+                   "or leave t1 at 1",
+                   settings_.thresholds.t1, index_.files()[0].c_str()));
     }
     for (const std::string & file : index_.files()) {
         const status s = reader_.open(file);
@@ -99,7 +102,8 @@ status hobbit_model::prepare(uint64_t model_bytes, uint32_t n_batch) {
     if (prepared_) {
         return {};
     }
-    const other_memory other = { resident_before_, model_bytes, scratch_bytes(n_batch), resident_memory(), available_memory() };
+    const other_memory other = { resident_before_, model_bytes, scratch_bytes(n_batch), resident_memory(),
+                                 available_memory() };
     pool_plan          plan;
     status             s = plan_pools(settings_, demand(), other, plan);
     if (s.ok()) {
@@ -123,7 +127,8 @@ status hobbit_model::allocate_pools(const pool_plan & plan) {
             return s;
         }
         GGML_LOG_INFO("hobbit: %s-precision pool of %u of %u experts, %s\n", tier_name(tier), plan.n_slots[tier],
-                      wanted.n_experts, format_size(double(plan.n_slots[tier]) * double(wanted.slot_size[tier])).c_str());
+                      wanted.n_experts,
+                      format_size(double(plan.n_slots[tier]) * double(wanted.slot_size[tier])).c_str());
     }
     return {};
 }
@@ -137,18 +142,18 @@ status hobbit_model::compute(ggml_cgraph * graph, inner_graph & inner) {
 hobbit_info hobbit_model::info() const {
     std::lock_guard<std::mutex> lock(mutex_);
     hobbit_info                 i = {};
-    i.n_layers        = uint32_t(index_.n_layers());
-    i.n_experts       = index_.n_experts();
-    i.n_experts_used  = index_.n_experts_used();
-    i.n_tiers         = index_.n_tiers();
-    i.tier_bytes_high = index_.tier_bytes(TIER_HIGH);
-    i.tier_bytes_low  = index_.tier_bytes(TIER_LOW);
-    i.pool_slots_high = cache_->n_slots(TIER_HIGH);
-    i.pool_slots_low  = cache_->n_slots(TIER_LOW);
-    i.pool_bytes_high = i.pool_slots_high * cache_->slot_size(TIER_HIGH);
-    i.pool_bytes_low  = i.pool_slots_low * cache_->slot_size(TIER_LOW);
-    i.t1              = settings_.thresholds.t1;
-    i.t2              = settings_.thresholds.t2;
-    i.direct_io       = reader_.direct_io();
+    i.n_layers                    = uint32_t(index_.n_layers());
+    i.n_experts                   = index_.n_experts();
+    i.n_experts_used              = index_.n_experts_used();
+    i.n_tiers                     = index_.n_tiers();
+    i.tier_bytes_high             = index_.tier_bytes(TIER_HIGH);
+    i.tier_bytes_low              = index_.tier_bytes(TIER_LOW);
+    i.pool_slots_high             = cache_->n_slots(TIER_HIGH);
+    i.pool_slots_low              = cache_->n_slots(TIER_LOW);
+    i.pool_bytes_high             = i.pool_slots_high * cache_->slot_size(TIER_HIGH);
+    i.pool_bytes_low              = i.pool_slots_low * cache_->slot_size(TIER_LOW);
+    i.t1                          = settings_.thresholds.t1;
+    i.t2                          = settings_.thresholds.t2;
+    i.direct_io                   = reader_.direct_io();
     return i;
 }

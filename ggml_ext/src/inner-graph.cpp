@@ -6,7 +6,8 @@
 
 namespace hobbit {
 
-// Room in a graph. Its leaves are counted apart from its nodes; a call of add_* takes no more than the reserve of either.
+// Room in a graph. Its leaves are counted apart from its nodes; a call of add_* takes no more than the reserve of
+// either.
 static constexpr size_t GRAPH_SIZE = 8192;
 static constexpr size_t RESERVE    = GGML_MAX_SRC;
 
@@ -136,7 +137,8 @@ void inner_graph::add_product(const matrix & weight, const ggml_tensor * src, co
         return;
     }
 
-    // of the one matrix, as llama.cpp multiplies the rows of each expert: a MUL_MAT may take another kernel for many rows
+    // of the one matrix, as llama.cpp multiplies the rows of each expert: a MUL_MAT may take another kernel for many
+    // rows
     const int64_t n        = int64_t(src_rows.size());
     ggml_tensor * gathered = ggml_get_rows(ctx_, rows_leaf(src, 0, ggml_nrows(src)), row_numbers(src_rows));
     place(gathered, 0);

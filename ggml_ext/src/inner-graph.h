@@ -17,9 +17,9 @@ struct scratch_sizes {
     size_t rows     = 0; // row numbers in one graph
 };
 
-// Collects operations on tensors of an outer graph and runs them, in the order given, as a graph of its own on the compute
-// device. The outer tensors take part as leaf copies (same memory and shape, no history): the originals would drag the
-// whole model's graph along.
+// Collects operations on tensors of an outer graph and runs them, in the order given, as a graph of its own on the
+// compute device. The outer tensors take part as leaf copies (same memory and shape, no history): the originals would
+// drag the whole model's graph along.
 //
 // Thread-safety: none.
 class inner_graph {

@@ -40,7 +40,8 @@ void loader::run() {
         lock.unlock();
         const part_location & at     = next.location;
         const size_t          before = data_offset(at);
-        const status          result = reader_.read_at(at.file, at.offset - before, aligned_span(at), before + at.size, next.dst);
+        const status          result =
+            reader_.read_at(at.file, at.offset - before, aligned_span(at), before + at.size, next.dst);
         lock.lock();
         finish(next, result);
     }
@@ -56,7 +57,8 @@ void loader::finish(const request & done, const status & result) {
     progress_.notify_all();
 }
 
-void loader::submit(load_state & state, uint32_t part, const part_location & location, char * dst, load_urgency urgency) {
+void loader::submit(load_state & state, uint32_t part, const part_location & location, char * dst,
+                    load_urgency urgency) {
     {
         std::lock_guard<std::mutex> lock(mutex_);
         const bool                  known = state.requested & part_bit(part);

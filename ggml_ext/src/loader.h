@@ -16,7 +16,8 @@
 namespace hobbit {
 
 // Which parts of one expert in one slot were asked for and which have arrived (part_bit masks; arrived is a subset).
-// Guarded by the mutex of the loader that serves it; must live until everything asked for has arrived or the loader ends.
+// Guarded by the mutex of the loader that serves it; must live until everything asked for has arrived or the loader
+// ends.
 struct load_state {
     uint32_t requested = 0;
     uint32_t arrived   = 0;
@@ -24,8 +25,8 @@ struct load_state {
 
 enum class load_urgency { demand, prefetch };
 
-// Reads experts' parts from their files into slots, in threads of its own. A demand overtakes every prefetch not yet begun.
-// The first error is kept: it is the answer to every wait from then on, and nothing more is read.
+// Reads experts' parts from their files into slots, in threads of its own. A demand overtakes every prefetch not yet
+// begun. The first error is kept: it is the answer to every wait from then on, and nothing more is read.
 //
 // Thread-safety: all methods may be called from any thread. The destructor finishes the reads in flight, drops the
 // others and joins the threads.
@@ -38,8 +39,9 @@ class loader {
     loader(const loader &)             = delete;
     loader & operator=(const loader &) = delete;
 
-    // Asks for one part, once: asking again only turns a prefetch not yet begun into a demand. dst is a multiple of file_reader::alignment and has
-    // room for aligned_span(location); the part then begins at data_offset(location) in it.
+    // Asks for one part, once: asking again only turns a prefetch not yet begun into a demand. dst is a multiple of
+    // file_reader::alignment and has room for aligned_span(location); the part then begins at data_offset(location) in
+    // it.
     void submit(load_state & state, uint32_t part, const part_location & location, char * dst, load_urgency urgency);
 
     // Blocks until all of `parts` have arrived. REQUIRES: they were asked for.
@@ -67,7 +69,7 @@ class loader {
     };
 
     void run();
-    void promote(const load_state & state, uint32_t part); // REQUIRES: mutex_ held
+    void promote(const load_state & state, uint32_t part);    // REQUIRES: mutex_ held
     void finish(const request & done, const status & result); // REQUIRES: mutex_ held
 
     file_reader & reader_;
@@ -77,10 +79,10 @@ class loader {
     std::condition_variable work_;     // a request was queued, or stop_
     std::condition_variable progress_; // a part arrived, or error_ was set
     // guarded by mutex_
-    std::deque<request>     demand_;
-    std::deque<request>     prefetch_;
-    status                  error_;
-    bool                    stop_ = false;
+    std::deque<request> demand_;
+    std::deque<request> prefetch_;
+    status              error_;
+    bool                stop_ = false;
 
     std::vector<std::thread> threads_; // constant after construction
 };

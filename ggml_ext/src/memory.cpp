@@ -42,7 +42,8 @@ static uint64_t read_limit(const std::string & path) {
 }
 
 // What one cgroup leaves: its limit, less its use that cannot be reclaimed from the page cache.
-static uint64_t cgroup_room(const std::string & dir, const char * limit_file, const char * usage_file, const char * cache_key) {
+static uint64_t cgroup_room(const std::string & dir, const char * limit_file, const char * usage_file,
+                            const char * cache_key) {
     const uint64_t limit = read_limit(dir + limit_file);
     const uint64_t usage = read_limit(dir + usage_file);
     if (limit == UNLIMITED || usage == UNLIMITED) {
@@ -74,7 +75,8 @@ static uint64_t cgroups_room() {
         while (true) {
             const std::string dir = (v2 ? "/sys/fs/cgroup" : "/sys/fs/cgroup/memory") + path + "/";
             room = std::min(room, v2 ? cgroup_room(dir, "memory.max", "memory.current", "inactive_file")
-                                     : cgroup_room(dir, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"));
+                                     : cgroup_room(dir, "memory.limit_in_bytes", "memory.usage_in_bytes",
+                                                   "total_inactive_file"));
             if (path.empty() || path == "/") {
                 break;
             }

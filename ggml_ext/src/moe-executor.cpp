@@ -6,7 +6,8 @@
 
 namespace hobbit {
 
-moe_executor::moe_executor(const expert_index & index, expert_cache & cache, const score_thresholds & thresholds, stats & stats) :
+moe_executor::moe_executor(const expert_index & index, expert_cache & cache, const score_thresholds & thresholds,
+                           stats & stats) :
     index_(index), cache_(cache), thresholds_(thresholds), stats_(stats) {}
 
 status moe_executor::compute(ggml_cgraph * graph, inner_graph & inner) {
@@ -45,7 +46,7 @@ status moe_executor::run(ggml_cgraph * graph, inner_graph & inner) {
         }
         int         end = 0;
         const stage st  = next_stage(graph, i, end);
-        s               = plan_layer(st);
+        s               = plan_layer(st, inner);
         if (s.ok()) {
             s = run_stage(st, inner);
         }
@@ -106,7 +107,8 @@ static std::vector<char> fetch(const ggml_tensor * tensor) {
     return bytes;
 }
 
-status moe_executor::read_selection(const ggml_tensor * matmul, std::vector<int32_t> & ids, std::vector<float> & weights) const {
+status moe_executor::read_selection(const ggml_tensor * matmul, std::vector<int32_t> & ids,
+                                    std::vector<float> & weights) const {
     const ggml_tensor *     ids_tensor = matmul->src[2];
     const std::vector<char> raw        = fetch(ids_tensor);
     const int32_t           n_experts  = int32_t(matmul->src[0]->ne[2]);
@@ -115,7 +117,8 @@ status moe_executor::read_selection(const ggml_tensor * matmul, std::vector<int3
             int32_t id;
             std::memcpy(&id, raw.data() + t * ids_tensor->nb[1] + k * ids_tensor->nb[0], sizeof(id));
             if (id < 0 || id >= n_experts) {
-                return status::error(format("the router chose expert %d of %d in '%s'", id, n_experts, matmul->src[0]->name));
+                return status::error(
+                    format("the router chose expert %d of %d in '%s'", id, n_experts, matmul->src[0]->name));
             }
             ids.push_back(id);
         }
@@ -126,20 +129,26 @@ status moe_executor::read_selection(const ggml_tensor * matmul, std::vector<int3
         weights.resize(ids.size());
         ggml_backend_tensor_get(weights_tensor, weights.data(), 0, weights.size() * sizeof(float));
     } else if (thresholds_.t1 < 1.0) {
-        return status::error(format("the router weights of '%s' are not known: run this model with t1 = 1",
-                                    matmul->src[0]->name));
+        return status::error(
+            format("the router weights of '%s' are not known: run this model with t1 = 1", matmul->src[0]->name));
     }
     return {};
 }
 
-status moe_executor::plan_layer(const stage & st) {
+status moe_executor::plan_layer(const stage & st, inner_graph & inner) {
     const ggml_tensor * matmul = st.matmuls.front();
     const uint32_t      layer  = expert_of(matmul).layer;
     if (plan_.ids == matmul->src[2] && plan_.layer == layer && !(plan_.done & st.parts)) {
         plan_.done |= st.parts;
         return {};
     }
-    GGML_ASSERT(held_.empty());
+    if (!held_.empty()) { // another layer in the same graph
+        const status s = flush(inner);
+        if (!s.ok()) {
+            return s;
+        }
+        release_held();
+    }
 
     std::vector<int32_t> ids;
     std::vector<float>   weights;
@@ -182,16 +191,16 @@ void moe_executor::choose_tiers(const std::vector<int32_t> & ids, const std::vec
         if (use.selections.empty()) {
             continue;
         }
-        use.id              = { plan_.layer, e };
-        const bool has_low  = cache_.n_slots(TIER_LOW) > 0;
-        const bool high     = best[e] == PRECISION_HIGH || cache_.holds(use.id, TIER_HIGH, parts);
-        const bool low      = best[e] == PRECISION_LOW || (has_low && cache_.holds(use.id, TIER_LOW, parts));
+        use.id             = { plan_.layer, e };
+        const bool has_low = cache_.n_slots(TIER_LOW) > 0;
+        const bool high    = best[e] == PRECISION_HIGH || cache_.holds(use.id, TIER_HIGH, parts);
+        const bool low     = best[e] == PRECISION_LOW || (has_low && cache_.holds(use.id, TIER_LOW, parts));
         if (!high && !low) {
             stats_.selections_skipped += use.selections.size();
             plan_.skipped.insert(plan_.skipped.end(), use.selections.begin(), use.selections.end());
             continue;
         }
-        use.tier = high || !has_low ? TIER_HIGH : TIER_LOW;
+        use.tier                     = high || !has_low ? TIER_HIGH : TIER_LOW;
         stats_.selections[use.tier] += use.selections.size();
         (cache_.holds(use.id, use.tier, parts) ? stats_.hits : stats_.misses)[use.tier]++;
         plan_.uses.push_back(std::move(use));
@@ -214,8 +223,9 @@ status moe_executor::run_stage(const stage & st, inner_graph & inner) {
         }
     }
     if (!reserve(st, inner)) {
-        return status::error(format("%s has no memory left for the rows of %lld tokens: use a smaller batch (--ubatch-size)",
-                                    ggml_backend_name(inner.backend()), (long long) plan_.n_tokens));
+        return status::error(
+            format("%s has no memory left for the rows of %lld tokens: use a smaller batch (--ubatch-size)",
+                   ggml_backend_name(inner.backend()), (long long) plan_.n_tokens));
     }
     for (const ggml_tensor * matmul : st.matmuls) {
         const status s = clear_skipped(matmul, inner);
@@ -341,7 +351,8 @@ status moe_executor::clear_skipped(const ggml_tensor * tensor, inner_graph & inn
         return s;
     }
     for (const int32_t row : plan_.skipped) {
-        ggml_backend_tensor_memset(const_cast<ggml_tensor *>(tensor), 0, row * tensor->nb[1], tensor->ne[0] * sizeof(float));
+        ggml_backend_tensor_memset(const_cast<ggml_tensor *>(tensor), 0, row * tensor->nb[1],
+                                   tensor->ne[0] * sizeof(float));
     }
     return {};
 }

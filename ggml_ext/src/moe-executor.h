@@ -14,8 +14,8 @@
 namespace hobbit {
 
 // Runs the part of an outer graph that belongs to the experts of a layer: decides what each missing expert is worth
-// (Eq. 2), brings the experts into the cache, and multiplies on the compute device what has arrived while the rest is on
-// its way. Experts that do not fit into the pools together are computed in waves.
+// (Eq. 2), brings the experts into the cache, and multiplies on the compute device what has arrived while the rest is
+// on its way. Experts that do not fit into the pools together are computed in waves.
 //
 // Thread-safety: none; see expert_cache. After an error the executor repeats it for ever: no wrong output follows.
 class moe_executor {
@@ -23,8 +23,8 @@ class moe_executor {
     // All must outlive the executor.
     moe_executor(const expert_index & index, expert_cache & cache, const score_thresholds & thresholds, stats & stats);
 
-    // A MUL_MAT_ID is over experts: its src[0]->extra is an expert_tensor, its src[3], where present, holds the router's
-    // weights. Every other operation is repeated as it is.
+    // A MUL_MAT_ID is over experts: its src[0]->extra is an expert_tensor, its src[3], where present, holds the
+    // router's weights. Every other operation is repeated as it is.
     status compute(ggml_cgraph * graph, inner_graph & inner);
 
   private:
@@ -41,7 +41,7 @@ class moe_executor {
         uint32_t                layer;
         int64_t                 n_used;
         int64_t                 n_tokens;
-        uint32_t                done;    // parts computed
+        uint32_t                done; // parts computed
         std::vector<expert_use> uses;
         std::vector<int32_t>    skipped; // selections
     };
@@ -53,7 +53,7 @@ class moe_executor {
     };
 
     static stage next_stage(ggml_cgraph * graph, int first, int & end);
-    status plan_layer(const stage & s);
+    status       plan_layer(const stage & s, inner_graph & inner);
     status read_selection(const ggml_tensor * matmul, std::vector<int32_t> & ids, std::vector<float> & weights) const;
     void   choose_tiers(const std::vector<int32_t> & ids, const std::vector<precision> & worth);
 

@@ -27,31 +27,36 @@ static status pool_bytes(const settings & s, const pool_demand & d, const other_
     const uint64_t smallest = smallest_pools(s, d);
     if (s.pools > 0) {
         bytes = s.pools;
-        return bytes >= smallest ? status() :
-                                   status::error(format("expert pools of %s are too small: the smallest that work are %llu bytes (%s)",
-                                                        format_size(double(bytes)).c_str(), (unsigned long long) smallest,
-                                                        format_size(double(smallest)).c_str()));
+        return bytes >= smallest
+                   ? status()
+                   : status::error(
+                         format("expert pools of %s are too small: the smallest that work are %llu bytes (%s)",
+                                format_size(double(bytes)).c_str(), (unsigned long long) smallest,
+                                format_size(double(smallest)).c_str()));
     }
     if (s.memory > 0) {
         const uint64_t taken = other.before + other.model + other.scratch + slack(s.memory);
         bytes                = s.memory - std::min(s.memory, taken);
         const uint64_t works = (taken + smallest) * 101 / 100 + MiB;
-        return bytes >= smallest ? status() :
-                                   status::error(format("a memory budget of %s is too small: the smallest that works is %llu MiB",
-                                                        format_size(double(s.memory)).c_str(),
-                                                        (unsigned long long) (works / MiB + 1)));
+        return bytes >= smallest
+                   ? status()
+                   : status::error(format("a memory budget of %s is too small: the smallest that works is %llu MiB",
+                                          format_size(double(s.memory)).c_str(),
+                                          (unsigned long long) (works / MiB + 1)));
     }
     const uint64_t still = other.before + other.model > other.now ? other.before + other.model - other.now : 0;
     const uint64_t taken = still + other.scratch + std::max(256 * MiB, other.available / 10);
     bytes                = other.available - std::min(other.available, taken);
-    return bytes >= smallest ? status() :
-                               status::error(format("not enough free memory for expert pools: %s are left, the smallest that work are "
-                                                    "%s; free some memory or use a smaller context",
-                                                    format_size(double(bytes)).c_str(), format_size(double(smallest)).c_str()));
+    return bytes >= smallest
+               ? status()
+               : status::error(
+                     format("not enough free memory for expert pools: %s are left, the smallest that work are "
+                            "%s; free some memory or use a smaller context",
+                            format_size(double(bytes)).c_str(), format_size(double(smallest)).c_str()));
 }
 
-// Without a calibrated share the low pool gets 1 - t1 slots for each slot of the high pool: none at t1 = 1, as many as the
-// high pool at t1 = 0, where everything but a token's first expert is low.
+// Without a calibrated share the low pool gets 1 - t1 slots for each slot of the high pool: none at t1 = 1, as many as
+// the high pool at t1 = 0, where everything but a token's first expert is low.
 static double low_share(const settings & s, const pool_demand & d) {
     if (s.low_share >= 0) {
         return s.low_share;

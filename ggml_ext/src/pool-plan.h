@@ -18,10 +18,10 @@ struct pool_demand {
 
 // What the process holds beside the pools.
 struct other_memory {
-    uint64_t before   = 0; // resident when the model was opened
-    uint64_t model    = 0; // non-expert weights, KV cache and compute buffers
-    uint64_t scratch  = 0; // rows of a batch on their way through the experts
-    uint64_t now      = 0; // resident now
+    uint64_t before    = 0; // resident when the model was opened
+    uint64_t model     = 0; // non-expert weights, KV cache and compute buffers
+    uint64_t scratch   = 0; // rows of a batch on their way through the experts
+    uint64_t now       = 0; // resident now
     uint64_t available = 0; // that may still be taken
 };
 
@@ -32,8 +32,8 @@ struct pool_plan {
 // Whether the low tier can ever be chosen.
 bool uses_low(const settings & s, const pool_demand & demand);
 
-// Splits the budget between the pools: an error, which names the smallest that works, where one token's experts of a layer
-// do not fit. Never more slots than experts. Pure.
+// Splits the budget between the pools: an error, which names the smallest that works, where one token's experts of a
+// layer do not fit. Never more slots than experts. Pure.
 status plan_pools(const settings & s, const pool_demand & demand, const other_memory & other, pool_plan & plan);
 
 } // namespace hobbit

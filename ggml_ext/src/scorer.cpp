@@ -31,9 +31,9 @@ void score_experts(const float * weights, size_t n, const score_thresholds & thr
 
     double score = 0.0;
     for (size_t rank = 0; rank < n; rank++) {
-        const size_t i = order[rank];
-        out[i]         = rank == 0 ? PRECISION_HIGH : decide(score, thresholds);
-        score += weights[i] / sum;
+        const size_t i  = order[rank];
+        out[i]          = rank == 0 ? PRECISION_HIGH : decide(score, thresholds);
+        score          += weights[i] / sum;
     }
 }
 

@@ -41,9 +41,7 @@ status settings::apply_number(const std::string & key, double value) {
         thresholds.t2    = value;
         given_thresholds = true;
     } else if (key == "hobbit.io_threads") {
-        io_threads = uint32_t(value);
-    } else if (key == "hobbit.tag") {
-        tag = int64_t(value);
+        io_threads = uint32_t(std::min(value, 1e6)); // check() has the real bound
     } else {
         return status::error(format("unknown setting %s", key.c_str()));
     }
@@ -58,6 +56,13 @@ status settings::apply(const hobbit_setting * given, size_t n_given) {
                 return status::error("setting hobbit.sidecar takes a file name");
             }
             sidecar = given[i].s;
+            continue;
+        }
+        if (key == "hobbit.tag") {
+            if (given[i].kind != HOBBIT_SETTING_INT) {
+                return status::error("setting hobbit.tag takes a whole number");
+            }
+            tag = given[i].i; // all 64 bits of it
             continue;
         }
         double value = 0;
@@ -89,12 +94,18 @@ status settings::apply_stored(const std::vector<std::pair<std::string, double>> 
 }
 
 status settings::check() const {
+    if (!(thresholds.t1 >= 0.0) || !(thresholds.t2 >= 0.0) || std::isnan(low_share)) { // stored in a damaged file
+        return status::error("t1, t2 and low_share must be numbers that are not negative");
+    }
     if (thresholds.t1 > thresholds.t2) {
-        return status::error(format("t1 (%g) must not be above t2 (%g): an expert is loaded in low precision before it is "
-                                    "skipped", thresholds.t1, thresholds.t2));
+        return status::error(
+            format("t1 (%g) must not be above t2 (%g): an expert is loaded in low precision before it is "
+                   "skipped",
+                   thresholds.t1, thresholds.t2));
     }
     if (thresholds.t2 > 1.0) {
-        return status::error(format("t2 (%g) must not be above 1: scores are sums of weights normalised to 1", thresholds.t2));
+        return status::error(
+            format("t2 (%g) must not be above 1: scores are sums of weights normalised to 1", thresholds.t2));
     }
     if (low_share > 1.0) {
         return status::error(format("low_share (%g) must not be above 1", low_share));

@@ -32,16 +32,17 @@ static uint64_t hash_bytes(uint64_t hash, const void * data, size_t size) {
 }
 
 static status hash_tensor(const gguf_file & file, const gguf_file::tensor & t, uint64_t & hash) {
-    const std::string line = format("%s|%s|%lld,%lld,%lld\n", t.name.c_str(), ggml_type_name(t.type), (long long) t.ne[0],
-                                    (long long) t.ne[1], (long long) t.ne[2]);
+    const std::string line = format("%s|%s|%lld,%lld,%lld\n", t.name.c_str(), ggml_type_name(t.type),
+                                    (long long) t.ne[0], (long long) t.ne[1], (long long) t.ne[2]);
     hash                   = hash_bytes(hash, line.data(), line.size());
 
     std::unique_ptr<FILE, int (*)(FILE *)> in(fopen(file.path().c_str(), "rb"), fclose);
     char                                   sample[64];
-    if (!in || fseeko(in.get(), t.offset, SEEK_SET) != 0 || fread(sample, sizeof(sample), 1, in.get()) != 1) {
+    const size_t                           size = std::min(sizeof(sample), size_t(t.size));
+    if (!in || fseeko(in.get(), t.offset, SEEK_SET) != 0 || fread(sample, 1, size, in.get()) != size) {
         return status::error(format("cannot read tensor '%s' of '%s'", t.name.c_str(), file.path().c_str()));
     }
-    hash = hash_bytes(hash, sample, sizeof(sample));
+    hash = hash_bytes(hash, sample, size);
     return {};
 }
 
@@ -56,7 +57,8 @@ static status fingerprint(const std::vector<gguf_file> & model, uint64_t & hash)
             }
         }
     }
-    std::sort(tensors.begin(), tensors.end(), [](const auto & a, const auto & b) { return a.second->name < b.second->name; });
+    std::sort(tensors.begin(), tensors.end(),
+              [](const auto & a, const auto & b) { return a.second->name < b.second->name; });
 
     hash = 0xcbf29ce484222325ull;
     for (const auto & [file, tensor] : tensors) {
@@ -73,7 +75,8 @@ status check_sidecar(const gguf_file & sidecar, const std::vector<gguf_file> & m
     uint64_t expected_hash = 0;
     if (!is_sidecar(sidecar) || !sidecar.find_u64("hobbit.sidecar.base_size", expected_size) ||
         !sidecar.find_u64("hobbit.sidecar.base_fingerprint", expected_hash)) {
-        return status::error(format("'%s' is not a sidecar: make one with pyhobbit convert --sidecar", sidecar.path().c_str()));
+        return status::error(
+            format("'%s' is not a sidecar: make one with pyhobbit convert --sidecar", sidecar.path().c_str()));
     }
 
     uint64_t size = 0;
@@ -86,8 +89,10 @@ status check_sidecar(const gguf_file & sidecar, const std::vector<gguf_file> & m
         return s;
     }
     if (size != expected_size || hash != expected_hash) {
-        return status::error(format("the sidecar '%s' was made for another version of '%s': make it again with pyhobbit convert "
-                                    "--sidecar, or remove it", sidecar.path().c_str(), model[0].path().c_str()));
+        return status::error(
+            format("the sidecar '%s' was made for another version of '%s': make it again with pyhobbit convert "
+                   "--sidecar, or remove it",
+                   sidecar.path().c_str(), model[0].path().c_str()));
     }
     return {};
 }

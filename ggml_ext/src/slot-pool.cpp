@@ -19,10 +19,10 @@ status slot_pool::allocate(ggml_backend_buffer_type_t buft, size_t slot_size, ui
         return status::error(format("cannot allocate %s for expert pools on %s: give a smaller --pools or --memory",
                                     format_size(double(size)).c_str(), ggml_backend_buft_name(buft)));
     }
-    base_      = static_cast<char *>(ggml_backend_buffer_get_base(buffer_));
-    base_     += (file_reader::alignment - uintptr_t(base_) % file_reader::alignment) % file_reader::alignment;
-    slot_size_ = slot_size;
-    n_slots_   = n_slots;
+    base_       = static_cast<char *>(ggml_backend_buffer_get_base(buffer_));
+    base_      += (file_reader::alignment - uintptr_t(base_) % file_reader::alignment) % file_reader::alignment;
+    slot_size_  = slot_size;
+    n_slots_    = n_slots;
     for (uint32_t slot = n_slots; slot > 0; slot--) {
         free_.push_back(slot - 1);
     }

@@ -24,7 +24,10 @@ std::string format_size(double bytes) {
     if (bytes >= 1024.0 * 1024.0 * 1024.0) {
         return format("%.2f GiB", bytes / (1024.0 * 1024.0 * 1024.0));
     }
-    return format("%.1f MiB", bytes / (1024.0 * 1024.0));
+    if (bytes >= 1024.0 * 1024.0) {
+        return format("%.1f MiB", bytes / (1024.0 * 1024.0));
+    }
+    return format("%.1f KiB", bytes / 1024.0);
 }
 
 } // namespace hobbit

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: MIT
+# make demo, make test: from a fresh checkout to a result. Every target builds what is missing and can be repeated.
+
+PYTHON ?= python3
+JOBS   ?= $(shell nproc)
+MODEL  := tests/tiny_moe/model
+
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+export CMAKE_GENERATOR := Ninja
+export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+PIP := python -m pip install --quiet
+
+# The build tree, fixed so that ctest finds the C++ tests; `stock` is upstream's llama.cpp, for comparisons.
+BUILD := build/release
+STOCK := build/stock
+
+CMAKE_FILES    := CMakeLists.txt $(wildcard cmake/*.cmake) vendor/unpack.py vendor/llama.cpp.lock
+NATIVE_SOURCES := $(shell find ggml_ext patches tests/cpp -type f) pyhobbit/_native_build.py
+CXX_SOURCES    := $(filter %.cpp %.h,$(NATIVE_SOURCES))
+
+.PHONY: build test demo stock sanitize ctest lint format deps clean
+.DELETE_ON_ERROR:
+
+build: build/.installed
+
+test: lint sanitize ctest stock
+	pytest
+
+# System packages, where they are missing.
+deps:
+	.ci/deps
+
+#
+# environment
+#
+
+.venv/.tools: .ci/deps
+	.ci/deps
+	$(PYTHON) -m venv .venv
+	$(PIP) cmake ninja 'scikit-build-core>=0.11' 'cffi>=1.17' 'clang-format==19.1.7' 'ruff>=0.15'
+	touch $@
+
+# llama-cpp-python comes from the file that vendor/unpack.py has verified, without a native build of its own. The
+# version of torch is pinned because an index with a CPU build of that version saves gigabytes of CUDA libraries.
+.venv/.dependencies: .venv/.tools vendor/llama.cpp.lock
+	@echo '== Python dependencies'
+	CMAKE_ARGS=-DLLAMA_BUILD=OFF $(PIP) "$$(python vendor/unpack.py --print-sdist)"
+	$(PIP) torch==2.13.0
+	touch $@
+
+#
+# builds
+#
+
+build/.installed: .venv/.dependencies $(CMAKE_FILES) $(NATIVE_SOURCES) pyproject.toml
+	@echo '== pyhobbit: libraries and programs'
+	python -m pip install --verbose --no-build-isolation --editable '.[test]' \
+	    --config-settings=build-dir=$(BUILD) --config-settings=cmake.define.HOBBIT_BUILD_TESTS=ON
+	touch $@
+
+stock: $(STOCK)/.built
+
+$(STOCK)/.built: .venv/.tools vendor/unpack.py vendor/llama.cpp.lock cmake/llama-options.cmake cmake/stock/CMakeLists.txt
+	@echo '== llama.cpp without our patches'
+	python vendor/unpack.py --stock $(STOCK)/vendor/llama.cpp
+	cmake -S cmake/stock -B $(STOCK)/build/release
+	cmake --build $(STOCK)/build/release
+	ln -sfn build/release/bin $(STOCK)/bin
+	touch $@
+
+#
+# checks
+#
+
+lint: .venv/.tools
+	@echo '== lint'
+	ruff check
+	ruff format --check
+	clang-format --dry-run --Werror $(CXX_SOURCES)
+
+format: .venv/.tools
+	ruff check --fix
+	ruff format
+	clang-format -i $(CXX_SOURCES)
+
+ctest: build/.installed
+	@echo '== C++ tests'
+	ctest --test-dir $(BUILD) --output-on-failure --no-tests=error
+
+sanitize: build/asan/.passed build/tsan/.passed
+
+build/asan/.passed: SANITIZER := address,undefined
+build/tsan/.passed: SANITIZER := thread
+
+# without OpenMP, whose run-time library is not instrumented; without address randomisation, which TSan may not bear;
+# with allocations that fail as they do outside, which tests ask for
+build/asan/.passed build/tsan/.passed: export ASAN_OPTIONS := allocator_may_return_null=1
+build/asan/.passed build/tsan/.passed: export TSAN_OPTIONS := allocator_may_return_null=1
+build/asan/.passed build/tsan/.passed: export UBSAN_OPTIONS := print_stacktrace=1
+
+build/%/.passed: .venv/.tools $(CMAKE_FILES) $(NATIVE_SOURCES)
+	@echo '== C++ tests with -fsanitize=$(SANITIZER)'
+	cmake -S . -B build/$* -DCMAKE_BUILD_TYPE=Debug -DHOBBIT_BUILD_TESTS=ON -DHOBBIT_SANITIZE=$(SANITIZER) \
+	    -DGGML_OPENMP=OFF -DGGML_LLAMAFILE=OFF -DGGML_CPU_REPACK=OFF
+	cmake --build build/$*
+	setarch --addr-no-randomize ctest --test-dir build/$* --output-on-failure --no-tests=error
+	touch $@
+
+#
+# demonstration
+#
+
+demo: build/demo/tiny.gguf
+	@echo '== pyhobbit chat, expert pools of $(DEMO_POOLS)'
+	pyhobbit chat $< -p 'def read_file(path):' -n 64 --temp 0 --pools $(DEMO_POOLS) \
+	    --t1 0.6 --t2 0.95 --stats-json build/demo/stats.json
+	@echo '== summary'
+	@python -m json.tool build/demo/stats.json
+
+DEMO_POOLS := 6M
+
+build/demo/tiny.gguf: build/.installed $(wildcard $(MODEL)/*) $(wildcard pyhobbit/convert*.py convert/*.py)
+	@echo '== conversion'
+	mkdir -p $(@D)
+	pyhobbit convert --low q4_0 --high f16 $(MODEL) -o $@ --force
+
+clean:
+	rm -rf build .venv vendor/llama.cpp

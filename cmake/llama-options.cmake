@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: MIT
+# How llama.cpp is built, patched and stock alike: comparisons between the two are then about the patches only.
+
+if (NOT CMAKE_BUILD_TYPE)
+    set(CMAKE_BUILD_TYPE Release CACHE STRING "Build type" FORCE)
+endif()
+
+set(BUILD_SHARED_LIBS ON)
+set(LLAMA_BUILD_COMMON ON)
+set(LLAMA_BUILD_TOOLS ON)
+set(LLAMA_BUILD_SERVER ON)
+set(LLAMA_BUILD_APP OFF)
+set(LLAMA_BUILD_EXAMPLES OFF)
+set(LLAMA_BUILD_TESTS OFF)
+set(LLAMA_BUILD_UI OFF)
+set(LLAMA_USE_PREBUILT_UI OFF)
+set(LLAMA_OPENSSL OFF)
+set(LLAMA_TOOLS_INSTALL OFF)
+set(GGML_CCACHE OFF) # hobbit_use_ccache below does it for everything
+
+set(HOBBIT_LLAMA_TOOLS llama-server llama-quantize llama-perplexity llama-bench llama-imatrix)
+
+# llama.cpp asks git for its commit, and would be told ours: the tree lies in our checkout
+file(STRINGS "${CMAKE_CURRENT_LIST_DIR}/../vendor/llama.cpp.lock" HOBBIT_UPSTREAM REGEX "^upstream_commit")
+string(REGEX REPLACE ".*= *" "" LLAMA_BUILD_COMMIT "${HOBBIT_UPSTREAM}")
+set(ENV{GIT_CEILING_DIRECTORIES} "${LLAMA_CPP_DIR}/..")
+
+# Object files are shared between the patched, the stock and other checkouts' build trees: ccache is told to look at
+# paths relative to `root` and not at the build tree's own, and the trees keep the same distance to their sources.
+function(hobbit_use_ccache root)
+    find_program(HOBBIT_CCACHE ccache)
+    if (HOBBIT_CCACHE)
+        foreach(language C CXX)
+            set(CMAKE_${language}_COMPILER_LAUNCHER
+                "${CMAKE_COMMAND};-E;env;CCACHE_BASEDIR=${root};CCACHE_NOHASHDIR=1;${HOBBIT_CCACHE}" PARENT_SCOPE)
+        endforeach()
+    endif()
+endfunction()
+
+# llama.cpp compiles its models in unity builds: sources that name each other by absolute paths would not be shared
+set(CMAKE_UNITY_BUILD_RELOCATABLE ON)

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: MIT
+"""Hugging Face checkpoints, through llama.cpp's own converter in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from pyhobbit._paths import VENDOR_DIR
+from pyhobbit.convert.gguf_file import TensorInfo
+from pyhobbit.convert.quantize import type_by_id
+from pyhobbit.convert.write import Progress
+from pyhobbit.errors import HobbitError
+
+_CONVERTER = VENDOR_DIR / "convert_hf_to_gguf.py"
+_POLL_SECONDS = 0.2
+
+
+def out_type(high: str | None) -> str:
+    """The float type to read a checkpoint as: that of the high tier if it is one, f16 if none was named."""
+    if high is None:
+        return "f16"
+    return high.lower() if high.lower() in ("f32", "f16", "bf16") else "auto"
+
+
+def list_tensors(folder: Path, out_type: str) -> list[TensorInfo]:
+    """The tensors that the converter will make, without their places.
+
+    Raises HobbitError if the folder is no checkpoint, or of a kind that llama.cpp does not know.
+    """
+    if not (folder / "config.json").is_file():
+        has_gguf = any(folder.glob("*.gguf"))
+        hint = "name a GGUF file in it" if has_gguf else "MODEL is a checkpoint folder or a GGUF file"
+        raise HobbitError(f"{folder} has no config.json, so it is no Hugging Face checkpoint: {hint}")
+    script = Path(__file__).with_name("list_checkpoint.py")
+    listing = _run([str(script), str(folder), out_type], folder)
+    tensors = [_tensor_info(folder, **entry) for entry in json.loads(listing)]
+    if not tensors:
+        raise HobbitError(f"{folder} has no weights in it, such as *.safetensors: download the rest of it")
+    return tensors
+
+
+def _tensor_info(folder: Path, name: str, type_id: int, ne: list[int]) -> TensorInfo:
+    ggml_type = type_by_id(type_id)
+    if ggml_type is None:
+        raise HobbitError(f"{folder}: llama.cpp's converter gives {name!r} a type that ggml does not know")
+    return TensorInfo(name, ggml_type, tuple(ne), folder, 0)
+
+
+def write_gguf(folder: Path, out_type: str, output: Path, progress: Progress) -> None:
+    """Converts the checkpoint to one GGUF. `progress` is called with bytes written. Raises HobbitError."""
+    arguments = [str(_CONVERTER), str(folder), "--outtype", out_type, "--outfile", str(output)]
+    _run(arguments, folder, output, progress)
+
+
+def _run(
+    arguments: Sequence[str], folder: Path, output: Path | None = None, progress: Progress | None = None
+) -> str:
+    """Runs a Python script of llama.cpp's converter and returns what it printed."""
+    if not _CONVERTER.is_file():
+        raise HobbitError(f"llama.cpp's converter is missing at {_CONVERTER}: install pyhobbit again")
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(VENDOR_DIR), str(VENDOR_DIR / "gguf-py")]))
+    environment.pop("NO_LOCAL_GGUF", None)  # would let the converter import another version of gguf
+    with tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as log:
+        process = subprocess.Popen([sys.executable, *arguments], stdout=printed, stderr=log, env=environment)
+        try:
+            _wait(process, output, progress)
+        finally:
+            process.kill()
+            process.wait()
+        if process.returncode:
+            log.seek(0)
+            raise HobbitError(_reason(folder, log.read().decode(errors="replace")))
+        printed.seek(0)
+        return printed.read().decode()
+
+
+def _wait(process: subprocess.Popen[bytes], output: Path | None, progress: Progress | None) -> None:
+    done = 0
+    while True:
+        try:
+            process.wait(_POLL_SECONDS)
+            return
+        except subprocess.TimeoutExpired:
+            if output and progress and output.exists():
+                size = output.stat().st_size
+                progress(size - done)
+                done = size
+
+
+def _reason(folder: Path, log: str) -> str:
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    last = lines[-1] if lines else "it gave no reason"
+    if last.startswith(("ModuleNotFoundError", "ImportError")):
+        return f'reading a checkpoint needs more packages ({last}): pip install "pyhobbit[convert]"'
+    return f"llama.cpp's converter failed on {folder}: {last}"

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: MIT
+"""Importance matrices as llama-imatrix writes them: GGUF, and the older binary format."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from pyhobbit.convert.gguf_file import GgufFile, TensorInfo, read_gguf
+from pyhobbit.errors import HobbitError
+
+_SUMS, _COUNTS = ".in_sum2", ".counts"
+
+Imatrix = Mapping[str, np.ndarray]
+"""Tensor name -> float32 [n_expert, n_per_row]; n_expert is 1 for tensors that are no expert tensors."""
+
+
+def read_imatrix(path: Path, tensors: Sequence[TensorInfo]) -> dict[str, np.ndarray]:
+    """The importance of every input of those `tensors` that the file knows.
+
+    Raises HobbitError if the file is damaged, or belongs to a model of other shapes.
+    """
+    is_gguf = _is_gguf(path)
+    try:
+        entries = _read_gguf_entries(read_gguf(path)) if is_gguf else _read_legacy_entries(path.read_bytes())
+    except (struct.error, UnicodeDecodeError, MemoryError, ValueError) as error:
+        raise HobbitError(f"{path} is no readable importance matrix: make one with llama-imatrix") from error
+    shapes = {tensor.name: (tensor.ne[2] if len(tensor.ne) > 2 else 1, tensor.ne[0]) for tensor in tensors}
+    known: dict[str, np.ndarray] = {}
+    for name, shape in shapes.items():
+        if name in entries:
+            if entries[name].size != shape[0] * shape[1]:
+                raise HobbitError(
+                    f"{path} has {entries[name].size} values for {name!r}, not {shape[0]} x {shape[1]}: "
+                    "it was made from another model"
+                )
+            known[name] = np.ascontiguousarray(entries[name].reshape(shape), np.float32)
+            if not np.isfinite(known[name]).all():
+                raise HobbitError(f"{path} has values that are not finite for tensor {name!r}: make it again")
+    return known
+
+
+def _is_gguf(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(4) == b"GGUF"
+    except OSError as error:
+        raise HobbitError(f"cannot read the importance matrix {path}: {error.strerror}") from error
+
+
+def _read_gguf_entries(file: GgufFile) -> dict[str, np.ndarray]:
+    tensors = {tensor.name: tensor for tensor in file.tensors}
+    entries = {}
+    for name in tensors:
+        if name.endswith(_SUMS):
+            tensor_name = name.removesuffix(_SUMS)
+            if tensor_name + _COUNTS not in tensors:
+                raise ValueError("sums without counts")
+            counts = _values(tensors[tensor_name + _COUNTS])
+            sums = _values(tensors[name]).reshape(counts.size, -1)
+            # An expert that was never used has no sums: all its inputs count the same, as in llama-quantize.
+            used = counts[:, None] > 0
+            entries[tensor_name] = np.where(used, sums / np.where(used, counts[:, None], 1), 1).ravel()
+    if not entries:
+        raise ValueError("no entries")
+    return entries
+
+
+def _values(tensor: TensorInfo) -> np.ndarray:
+    if tensor.type.name != "f32":
+        raise ValueError("not f32")
+    return np.fromfile(tensor.path, np.float32, tensor.nbytes // 4, offset=tensor.offset)
+
+
+def _read_legacy_entries(data: bytes) -> dict[str, np.ndarray]:
+    """i32 count, then per entry: i32 length, name, i32 calls, i32 length, f32 sums scaled by the calls."""
+    (n_entries,), position = struct.unpack_from("<i", data), 4
+    if n_entries < 1:
+        raise ValueError("no entries")
+    entries = {}
+    for _ in range(n_entries):
+        (length,) = struct.unpack_from("<i", data, position)
+        name = struct.unpack_from(f"{length}s", data, position + 4)[0].decode()
+        position += 4 + length
+        n_calls, n_values = struct.unpack_from("<ii", data, position)
+        if n_values < 1:
+            raise ValueError("an entry without values")
+        values = np.frombuffer(data, np.float32, n_values, position + 8)
+        entries[name] = values / max(n_calls, 1)
+        position += 8 + 4 * n_values
+    return entries

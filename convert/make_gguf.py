@@ -1,0 +1,69 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""Makes a multi-precision GGUF (docs/format.md) of a mixture-of-experts model; also `pyhobbit convert`."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from pyhobbit.convert.options import Options, usable_cores
+
+    parser.epilog = (
+        "All tensors but the routed experts keep MODEL's type. A checkpoint is read as f16, as f32 or bf16 "
+        "if --high is that, in its own 16-bit type if --high is anything else."
+    )
+    option = parser.add_argument
+    option("model", type=Path, metavar="MODEL", help="a GGUF, single or split, or a Hugging Face checkpoint")
+    option("-o", "--output", type=Path, metavar="OUT", help="default: MODEL-hobbit.gguf beside MODEL")
+    option("--low", metavar="TYPE", default=Options.low, help="type of the low tier (default: %(default)s)")
+    option(
+        "--high",
+        metavar="TYPE",
+        help="type of the experts in the high tier, or keep (default: keep; f16 for a checkpoint)",
+    )
+    option("--imatrix", type=Path, metavar="FILE", help="importance matrix made by llama-imatrix")
+    option("--sidecar", action="store_true", help="write only the low tier, to MODEL.hobbit.gguf")
+    option("--dry-run", action="store_true", help="print the plan with sizes and write nothing")
+    option("--force", action="store_true", help="replace an existing output")
+    option("--threads", type=int, metavar="N", default=usable_cores(), help="default: all cores, %(default)s")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Converts as the arguments say. Raises pyhobbit.errors.HobbitError with one sentence for the user."""
+    from pyhobbit.convert.options import Options
+    from pyhobbit.convert.pipeline import convert
+
+    # A plain termination must clean up like Ctrl-C does.
+    previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated: nothing was written"))
+    try:
+        convert(Options(**{field.name: getattr(args, field.name) for field in fields(Options)}))
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+    return 0
+
+
+def main() -> int:
+    try:
+        from pyhobbit.errors import HobbitError
+    except ModuleNotFoundError:
+        sys.exit("make_gguf.py: error: pyhobbit is not installed: run `pip install .` in its repository")
+    parser = argparse.ArgumentParser(prog="make_gguf.py", description=__doc__)
+    add_arguments(parser)
+    args = parser.parse_args()
+    try:
+        return run(args)
+    except HobbitError as error:
+        print(f"make_gguf.py: error: {error}", file=sys.stderr)
+    except KeyboardInterrupt:
+        print("make_gguf.py: interrupted: nothing was written", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

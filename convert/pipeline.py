@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: MIT
+"""The steps of a conversion in their order: read, plan, write, verify."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from gguf.constants import GGUFValueType
+from tqdm import tqdm
+
+from pyhobbit.convert import checkpoint
+from pyhobbit.convert.gguf_file import KeyValue, TensorInfo, pack_header, scalar_entry, string_entry
+from pyhobbit.convert.imatrix import Imatrix, read_imatrix
+from pyhobbit.convert.options import Options
+from pyhobbit.convert.plan import RESIDENT, Plan, Recipe, make_plan
+from pyhobbit.convert.quantize import type_by_name
+from pyhobbit.convert.read import Model, check_routed, read_model
+from pyhobbit.convert.tiers import (
+    ALIGNMENT,
+    HIGH,
+    LOW,
+    SIDECAR_ARCHITECTURE,
+    model_stem,
+    sidecar_metadata,
+    sidecar_path,
+    tier_metadata,
+)
+from pyhobbit.convert.verify import verify_output
+from pyhobbit.convert.write import Progress, atomic_output, temporary_file, write_output
+from pyhobbit.errors import HobbitError
+
+_KEEP = "keep"
+_METADATA_BYTES = 32 << 20  # allowed for while the metadata of a checkpoint are not known yet
+
+
+def convert(options: Options) -> Path | None:
+    """Makes the multi-precision GGUF and returns its path; with `dry_run` prints the plan and returns None.
+
+    Raises HobbitError with one sentence for the user; no output file is left behind then.
+    """
+    recipe = _recipe(options)
+    output = _output_path(options)
+    try:
+        if options.model.is_dir():
+            return _convert_checkpoint(options, recipe, output)
+        return _convert_gguf(options, recipe, output, read_model(options.model))
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise HobbitError(
+                f"the disk became full while {output} was written: make room and convert again"
+            ) from error
+        raise HobbitError(f"converting {options.model} to {output} failed: {error.strerror}") from error
+
+
+def _recipe(options: Options) -> Recipe:
+    high = None if options.high is None or options.high.lower() == _KEEP else type_by_name(options.high)
+    if options.threads < 1:
+        raise HobbitError(f"--threads {options.threads}: at least 1 is needed")
+    if options.sidecar and options.model.is_dir():
+        raise HobbitError(
+            "--sidecar adds a tier to an existing GGUF, but MODEL is a folder: convert it without --sidecar"
+        )
+    if options.sidecar and high:
+        raise HobbitError("--sidecar leaves the model's own experts as they are: drop --high")
+    return Recipe(type_by_name(options.low), high, options.sidecar)
+
+
+def _output_path(options: Options) -> Path:
+    model = options.model
+    if not model.exists():
+        raise HobbitError(f"{model} does not exist")
+    output = options.output or _default_output(model, options.sidecar)
+    if output.is_dir() or not output.parent.is_dir():
+        raise HobbitError(f"the output {output} must be a file name in an existing folder")
+    if output.exists() and output.samefile(model):
+        raise HobbitError(f"the output {output} is the model itself: choose another name")
+    if output.exists() and not options.force and not options.dry_run:
+        raise HobbitError(f"{output} exists already: choose another name with -o, or replace it with --force")
+    return output
+
+
+def _default_output(model: Path, sidecar: bool) -> Path:
+    # A file may be a link into a cache of downloads: stay beside the link.
+    model = model.resolve() if model.is_dir() else model.absolute()
+    if sidecar:
+        return sidecar_path(model)
+    return model.with_name(model_stem(model) + "-hobbit.gguf")
+
+
+def _convert_checkpoint(options: Options, recipe: Recipe, output: Path) -> Path | None:
+    out_type = checkpoint.out_type(options.high)
+    print(f"listing the tensors of {options.model}", file=sys.stderr)
+    tensors = checkpoint.list_tensors(options.model, out_type)
+    check_routed(options.model, tensors)
+    plan = make_plan(tensors, recipe, _imatrix(options, tensors))
+    intermediate_bytes = sum(tensor.nbytes for tensor in tensors) + _METADATA_BYTES
+    needed = intermediate_bytes + plan.data_bytes + _METADATA_BYTES
+    if options.dry_run:
+        _print_plan(plan, output, needed)
+        return None
+    _check_disk(output, needed)
+    # Never renamed: the intermediate file always vanishes again.
+    with temporary_file(output.with_name(f"{output.name}.checkpoint")) as intermediate:
+        with _progress("reading", sum(tensor.nbytes for tensor in tensors)) as progress:
+            checkpoint.write_gguf(options.model, out_type, intermediate, progress)
+        return _convert_gguf(options, recipe, output, read_model(intermediate))
+
+
+def _convert_gguf(options: Options, recipe: Recipe, output: Path, model: Model) -> Path | None:
+    imatrix = _imatrix(options, model.tensors)
+    plan = make_plan(model.tensors, recipe, imatrix)
+    metadata = _metadata(model, recipe)
+    needed = len(pack_header(metadata, plan.placements(), ALIGNMENT)) + plan.data_bytes
+    if options.dry_run:
+        _print_plan(plan, output, needed)
+        return None
+    if output.exists() and any(output.samefile(tensor.path) for tensor in model.tensors):
+        raise HobbitError(f"the output {output} is a split of the model itself: choose another name")
+    _warn_if_useless(plan)
+    _check_disk(output, needed)
+    with atomic_output(output) as temporary:
+        with _progress("converting", sum(tensor.nbytes for tensor in plan.sources())) as progress:
+            written = write_output(temporary, plan, metadata, imatrix, options.threads, progress)
+        with _progress("verifying", sum(piece.size for piece in written)) as progress:
+            verify_output(temporary, plan, metadata, written, options.threads, progress)
+    print(f"wrote {output}: {_size(output.stat().st_size)}, {_tier_summary(plan)}", file=sys.stderr)
+    return output
+
+
+def _imatrix(options: Options, tensors: Sequence[TensorInfo]) -> Imatrix:
+    return read_imatrix(options.imatrix, tensors) if options.imatrix else {}
+
+
+def _metadata(model: Model, recipe: Recipe) -> list[KeyValue]:
+    alignment = scalar_entry("general.alignment", GGUFValueType.UINT32, ALIGNMENT)
+    if recipe.sidecar:
+        kept = {"general.architecture": string_entry("general.architecture", SIDECAR_ARCHITECTURE)}
+        own = tier_metadata() + sidecar_metadata(model.path, model.size, model.tensors)
+    else:
+        kept = {entry.key: entry for entry in model.metadata}
+        own = tier_metadata()
+    kept[alignment.key] = alignment  # stays where the source had it
+    return [*kept.values(), *own]
+
+
+def _check_disk(output: Path, needed: int) -> None:
+    free = shutil.disk_usage(output.parent).free
+    if free < needed:
+        raise HobbitError(
+            f"not enough disk space in {output.parent.resolve()}: {_size(needed)} needed, {_size(free)} free"
+        )
+
+
+@contextmanager
+def _progress(what: str, total: int) -> Iterator[Progress]:
+    interval = 0.1 if sys.stderr.isatty() else 5  # seconds; a log file gets few lines
+    with tqdm(
+        desc=what, total=total, unit="B", unit_scale=True, unit_divisor=1024, mininterval=interval
+    ) as bar:
+        yield lambda n: bar.update(min(n, total - bar.n))  # a checkpoint's metadata are not in the total
+
+
+def _print_plan(plan: Plan, output: Path, needed: int) -> None:
+    print(f"{'tier':<10}{'type':<20}{'tensors':>8}{'size':>14}")
+    for tier in (RESIDENT, HIGH, LOW):
+        tensors = plan.tier(tier)
+        for name in dict.fromkeys(tensor.type.name for tensor in tensors):
+            sizes = [tensor.nbytes for tensor in tensors if tensor.type.name == name]
+            print(f"{tier:<10}{name:<20}{len(sizes):>8}{_size(sum(sizes)):>14}")
+    print(f"{'total':<30}{len(plan.tensors):>8}{_size(plan.data_bytes):>14}")
+    free = shutil.disk_usage(output.parent).free
+    enough = "" if free >= needed else ": not enough"
+    print(f"output {output}; disk space {_size(needed)} needed, {_size(free)} free{enough}")
+    _warn_if_useless(plan)
+
+
+def _warn_if_useless(plan: Plan) -> None:
+    sources = sum(tensor.source.nbytes for tensor in plan.tier(LOW))
+    if plan.tier_bytes(LOW) >= (plan.tier_bytes(HIGH) or sources):
+        print("warning: the low tier is no smaller than the high tier, so it saves nothing", file=sys.stderr)
+
+
+def _tier_summary(plan: Plan) -> str:
+    parts = []
+    for tier in (HIGH, LOW):
+        if tensors := plan.tier(tier):
+            types = "/".join(dict.fromkeys(tensor.type.name for tensor in tensors))
+            parts.append(f"{tier} tier {types} {_size(plan.tier_bytes(tier))}")
+    return ", ".join(parts)
+
+
+def _size(n: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if n < 1024:
+            return f"{n:.1f} {unit}" if unit != "B" else f"{n} B"
+        n /= 1024
+    return f"{n:.1f} GiB"

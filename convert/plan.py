@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: MIT
+"""What the output holds, and where: a pure function of the source's tensor list and the wanted types."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from pyhobbit.convert.gguf_file import Placement, TensorInfo, align, tensor_nbytes
+from pyhobbit.convert.quantize import GgmlType
+from pyhobbit.convert.tiers import ALIGNMENT, HIGH, LOW, routed_part, tier_tensor_name
+from pyhobbit.errors import HobbitError
+
+RESIDENT = "resident"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Types of the tiers; `high` None keeps what the source has. `sidecar` plans the extra tier only."""
+
+    low: GgmlType
+    high: GgmlType | None = None
+    sidecar: bool = False
+
+
+@dataclass(frozen=True)
+class PlannedTensor:
+    """A tensor of the output; `offset` from the start of its data."""
+
+    name: str
+    type: GgmlType
+    ne: tuple[int, ...]
+    tier: str
+    source: TensorInfo
+    offset: int
+
+    @property
+    def nbytes(self) -> int:
+        return tensor_nbytes(self.type, self.ne)
+
+    @property
+    def is_copy(self) -> bool:
+        return self.type == self.source.type
+
+
+@dataclass(frozen=True)
+class Plan:
+    tensors: tuple[PlannedTensor, ...]
+
+    @property
+    def data_bytes(self) -> int:
+        last = self.tensors[-1]
+        return align(last.offset + last.nbytes, ALIGNMENT)
+
+    def placements(self) -> list[Placement]:
+        return [Placement(tensor.name, tensor.type, tensor.ne, tensor.offset) for tensor in self.tensors]
+
+    def sources(self) -> list[TensorInfo]:
+        return list({tensor.source.name: tensor.source for tensor in self.tensors}.values())
+
+    def tier(self, tier: str) -> list[PlannedTensor]:
+        return [tensor for tensor in self.tensors if tensor.tier == tier]
+
+    def tier_bytes(self, tier: str) -> int:
+        return sum(tensor.nbytes for tensor in self.tier(tier))
+
+
+def make_plan(tensors: Sequence[TensorInfo], recipe: Recipe, imatrix: Collection[str] = ()) -> Plan:
+    """Plans residents first, then tier by tier, layer by layer; `imatrix` names the tensors it covers.
+
+    Raises HobbitError if a tensor cannot have the type that it should get.
+    """
+    residents = [tensor for tensor in tensors if routed_part(tensor.name) is None]
+    routed = [(part, tensor) for tensor in tensors if (part := routed_part(tensor.name))]
+    routed.sort(key=lambda item: item[0].layer)  # within a layer, the parts stay in the source's order
+    wanted: list[tuple[str, GgmlType, str, TensorInfo]] = []
+    if not recipe.sidecar:
+        wanted += [(tensor.name, tensor.type, RESIDENT, tensor) for tensor in residents]
+        wanted += [(tensor.name, recipe.high or tensor.type, HIGH, tensor) for _, tensor in routed]
+    wanted += [(tier_tensor_name(part, LOW, 0), recipe.low, LOW, tensor) for part, tensor in routed]
+
+    planned: list[PlannedTensor] = []
+    offset = 0
+    for name, ggml_type, tier, source in wanted:
+        tensor = PlannedTensor(name, ggml_type, source.ne, tier, source, offset)
+        _check_type(tensor, imatrix)
+        planned.append(tensor)
+        offset = align(offset + tensor.nbytes, ALIGNMENT)
+    return Plan(tuple(planned))
+
+
+def _check_type(tensor: PlannedTensor, imatrix: Collection[str]) -> None:
+    if tensor.is_copy:
+        return
+    source, target = tensor.source, tensor.type
+    if not source.type.quantizable:
+        raise HobbitError(f"tensor {source.name!r} has type {source.type.name}, which cannot be converted")
+    if source.ne[0] % target.block:
+        fitting = "q4_0" if source.ne[0] % 32 == 0 else "f16"
+        raise HobbitError(
+            f"tensor {source.name!r} has rows of {source.ne[0]} values, which {target.name} cannot cut into "
+            f"blocks of {target.block}: choose a type with smaller blocks, such as {fitting}"
+        )
+    if target.wants_imatrix and source.name not in imatrix:
+        remedy = (
+            "the --imatrix file has none" if imatrix else "make one with llama-imatrix, pass --imatrix FILE"
+        )
+        raise HobbitError(f"{target.name} needs an importance matrix for tensor {source.name!r}: {remedy}")

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: MIT
+"""Opens the model to convert: a GGUF, single or split."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyhobbit.convert.gguf_file import GgufFile, KeyValue, TensorInfo, read_gguf
+from pyhobbit.convert.tiers import routed_part, split_name
+from pyhobbit.errors import HobbitError
+
+_SEPARATE_EXPERT = re.compile(r"blk\.\d+\.ffn_(gate|up|down)\.\d+\.weight")
+
+
+@dataclass(frozen=True)
+class Model:
+    """What a conversion starts from: metadata without split.*, and all tensors of all files."""
+
+    path: Path
+    size: int
+    metadata: tuple[KeyValue, ...]
+    tensors: tuple[TensorInfo, ...]
+
+
+def read_model(path: Path) -> Model:
+    """The model in a GGUF file, or in all the splits that it is one of.
+
+    Raises HobbitError if a file is missing or damaged, or if the model cannot be given tiers.
+    """
+    files = _read_splits(path)
+    tensors = tuple(tensor for file in files for tensor in file.tensors)
+    names = {tensor.name for tensor in tensors}
+    if len(names) != len(tensors):
+        raise HobbitError(f"the splits of {path} hold the same tensor twice: download them again")
+    first = files[0]
+    if "hobbit.version" in first.metadata or "hobbit.tiers" in first.metadata:
+        raise HobbitError(f"{path} already has tiers: convert the model that it was made from")
+    check_routed(path, tensors)
+    metadata = tuple(entry for key, entry in first.metadata.items() if not key.startswith("split."))
+    return Model(first.path, sum(file.size for file in files), metadata, tensors)
+
+
+def check_routed(path: Path, tensors: Sequence[TensorInfo]) -> None:
+    """Raises HobbitError unless the model has routed experts, stored as one tensor per layer and part."""
+    for tensor in tensors:
+        if _SEPARATE_EXPERT.fullmatch(tensor.name):
+            raise HobbitError(
+                f"{path} has one tensor per expert, as llama.cpp once wrote them: convert it anew"
+            )
+        if routed_part(tensor.name) and (len(tensor.ne) != 3 or 0 in tensor.ne):
+            raise HobbitError(f"{path}: tensor {tensor.name!r} has shape {tensor.ne}, not that of experts")
+    if not any(routed_part(tensor.name) for tensor in tensors):
+        raise HobbitError(f"{path} is a dense model, it has no routed experts: nothing to split")
+
+
+def _read_splits(path: Path) -> list[GgufFile]:
+    file = read_gguf(path)
+    count = file.get("split.count", 0)
+    if count <= 1:
+        return [file]
+    split = split_name(path)
+    if split is None or split[2] != count:
+        raise HobbitError(f"{path} is one of {count} splits, but not named NAME-00001-of-{count:05d}.gguf")
+    names = (f"{split[0]}-{number:05d}-of-{count:05d}.gguf" for number in range(1, count + 1))
+    paths = [path.with_name(name) for name in names]
+    for missing in (path for path in paths if not path.exists()):
+        raise HobbitError(f"a split of the model is missing: {missing}")
+    files = [read_gguf(path) for path in paths]
+    for number, file in enumerate(files):
+        if (file.get("split.no", -1), file.get("split.count", 0)) != (number, count):
+            raise HobbitError(f"{file.path} is not split {number + 1} of {count}: download it again")
+    n_tensors = sum(len(file.tensors) for file in files)
+    n_expected = files[0].get("split.tensors.count", n_tensors)
+    if n_tensors != n_expected:
+        raise HobbitError(f"the splits of {path} hold {n_tensors} tensors, not {n_expected}")
+    return files

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: MIT
+"""Carries a plan out: reads, converts and writes in pieces, so that memory does not grow with the model."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO, TypeVar
+
+import numpy as np
+
+from pyhobbit.convert.gguf_file import KeyValue, TensorInfo, pack_header
+from pyhobbit.convert.imatrix import Imatrix
+from pyhobbit.convert.plan import Plan, PlannedTensor
+from pyhobbit.convert.quantize import dequantize, quantize
+from pyhobbit.convert.tiers import ALIGNMENT
+from pyhobbit.errors import HobbitError
+
+# All threads together hold about three times this in source bytes, floats and results.
+_FLOAT_BYTES = 96 << 20
+_MAX_PIECE_BYTES = 16 << 20
+
+Progress = Callable[[int], object]
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some bytes of a source tensor, and the output tensors that are made of them.
+
+    If any of these is not a copy, the piece is whole rows of one expert.
+    """
+
+    source: TensorInfo
+    start: int
+    size: int
+    expert: int
+    targets: tuple[PlannedTensor, ...]
+
+
+@dataclass(frozen=True)
+class Written:
+    """Bytes of the output file and their CRC-32."""
+
+    tensor: str
+    offset: int
+    size: int
+    crc: int
+
+
+@contextmanager
+def temporary_file(path: Path) -> Iterator[Path]:
+    """A temporary path beside `path`; what is there at the end vanishes."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_output(path: Path) -> Iterator[Path]:
+    """A temporary path beside `path`, which takes the place of `path` at the end unless there is an error."""
+    with temporary_file(path) as temporary:
+        yield temporary
+        temporary.replace(path)
+    _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def pieces(plan: Plan, threads: int) -> Iterator[Piece]:
+    """Every source tensor of the plan, cut into pieces in the order of the file."""
+    by_source: dict[str, list[PlannedTensor]] = {}
+    for tensor in plan.tensors:
+        by_source.setdefault(tensor.source.name, []).append(tensor)
+    piece_bytes = min(_MAX_PIECE_BYTES, _FLOAT_BYTES // threads)
+    for targets in by_source.values():
+        source = targets[0].source
+        if all(target.is_copy for target in targets):
+            n_slices, slice_bytes, step = 1, source.nbytes, piece_bytes
+        else:
+            n_slices = source.ne[2]
+            slice_bytes = source.nbytes // n_slices
+            step = max(1, piece_bytes // (4 * source.ne[0])) * source.type.nbytes(source.ne[0])
+        for expert in range(n_slices):
+            for start in range(0, slice_bytes, step):
+                size = min(step, slice_bytes - start)
+                yield Piece(source, expert * slice_bytes + start, size, expert, tuple(targets))
+
+
+def write_output(
+    path: Path, plan: Plan, metadata: Sequence[KeyValue], imatrix: Imatrix, threads: int, progress: Progress
+) -> list[Written]:
+    """Writes the whole file, and returns what was written where.
+
+    `progress` is called with the number of source bytes done. Raises HobbitError, OSError.
+    """
+    header = pack_header(metadata, plan.placements(), ALIGNMENT)
+    written: list[Written] = []
+    with ExitStack() as stack:
+        paths = {source.path for source in plan.sources()}
+        sources = {path: stack.enter_context(path.open("rb", buffering=0)) for path in paths}
+        file = stack.enter_context(path.open("xb", buffering=0))
+        file.write(header)
+        file.truncate(len(header) + plan.data_bytes)
+        convert = partial(_convert_piece, sources, file, len(header), imatrix)
+        for piece, result in in_threads(convert, pieces(plan, threads), threads):
+            written += result
+            progress(piece.size)
+        os.fsync(file.fileno())
+    return written
+
+
+def in_threads(work: Callable[[T], R], items: Iterable[T], threads: int) -> Iterator[tuple[T, R]]:
+    """Yields each item with its result, in order; never has more than a few items per thread under way."""
+    under_way: deque[tuple[T, Future[R]]] = deque()
+    with ThreadPoolExecutor(threads) as pool:
+        try:
+            for item in items:
+                under_way.append((item, pool.submit(work, item)))
+                if len(under_way) > 2 * threads:
+                    item, future = under_way.popleft()
+                    yield item, future.result()
+            for item, future in under_way:
+                yield item, future.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _convert_piece(
+    sources: Mapping[Path, BinaryIO], file: BinaryIO, data_start: int, imatrix: Imatrix, piece: Piece
+) -> list[Written]:
+    source = piece.source
+    data = read_exactly(sources[source.path], piece.size, source.offset + piece.start)
+    rows = None
+    written = []
+    for target in piece.targets:
+        result = data
+        if not target.is_copy:
+            if rows is None:
+                rows = dequantize(source.type, data, source.ne[0])
+            result = _quantize(target, rows, imatrix, piece.expert)
+        # A piece that is not only copied is whole rows, so this is exact.
+        offset = data_start + target.offset + piece.start * target.nbytes // source.nbytes
+        _write_exactly(file, result, offset)
+        written.append(Written(target.name, offset, result.nbytes, zlib.crc32(result)))
+    return written
+
+
+def _quantize(target: PlannedTensor, rows: np.ndarray, imatrix: Imatrix, expert: int) -> np.ndarray:
+    weights = imatrix[target.source.name][expert] if target.source.name in imatrix else None
+    try:
+        return quantize(target.type, rows, weights)
+    except HobbitError as error:
+        raise HobbitError(f"tensor {target.source.name!r}: {error}") from error
+
+
+def read_exactly(file: BinaryIO, size: int, offset: int) -> np.ndarray:
+    """`size` bytes at `offset`. Raises HobbitError if the file ends before."""
+    data = np.empty(size, np.uint8)
+    done = 0
+    while done < size:
+        n = os.preadv(file.fileno(), [data[done:]], offset + done)
+        if n == 0:
+            raise HobbitError(f"{file.name} became shorter while it was read")
+        done += n
+    return data
+
+
+def _write_exactly(file: BinaryIO, data: np.ndarray, offset: int) -> None:
+    done = 0
+    while done < data.nbytes:
+        done += os.pwrite(file.fileno(), data[done:], offset + done)

@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: MIT
+"""A model opened for generating text."""
+
+import codecs
+import os
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from itertools import count, takewhile
+from pathlib import Path
+from types import TracebackType
+from typing import Literal
+
+import jinja2
+
+from pyhobbit._llama import Context, ContextSize, Model, Sampler, log
+from pyhobbit._native import ffi, lib, llama
+from pyhobbit.config import EngineConfig, SamplingConfig
+from pyhobbit.errors import HobbitError
+from pyhobbit.stats import CacheStats, ModelInfo, Stats, peak_rss_bytes
+
+Message = Mapping[str, str]
+"""One turn of a conversation: {"role": "system" | "user" | "assistant", "content": text}."""
+
+Finish = Literal["stop", "length", "context", "interrupted"]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One generated token. text: what it adds, "" within a character.  time_s: seconds since generate began.
+
+    finish is None but for the last piece: the model ended its answer (stop), max_tokens are there (length),
+    the context is full (context) or interrupt() was called (interrupted); stop and interrupted have no token.
+    """
+
+    text: str
+    token: int | None
+    time_s: float
+    finish: Finish | None = None
+
+
+@dataclass
+class _Counters:
+    prompt_tokens: int = 0
+    prompt_tokens_evaluated: int = 0
+    generated_tokens: int = 0
+    time_to_first_token_s: float | None = None
+    decoded_tokens: int = 0  # generated, but for the first of each answer
+    decode_s: float = 0.0
+
+    def add(self, piece_s: float, previous_s: float | None) -> None:
+        self.generated_tokens += 1
+        if previous_s is not None:
+            self.decoded_tokens += 1
+            self.decode_s += piece_s - previous_s
+        elif self.time_to_first_token_s is None:
+            self.time_to_first_token_s = piece_s
+
+
+class Engine:
+    """A GGUF model, its expert cache and one sequence. A context manager: entering loads the model.
+
+    Not thread-safe, but for interrupt(). The only routed experts in memory are those in the cache's pools.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], config: EngineConfig | None = None) -> None:
+        self._path = Path(path)
+        self._config = config or EngineConfig()
+        self._interrupted = False
+        self._counters = _Counters()
+        self._model: Model | None = None
+        self._context: Context | None = None
+        self._cache = ffi.NULL
+        self._load_s = 0.0
+
+    def __enter__(self) -> "Engine":
+        self.open()
+        return self
+
+    def __exit__(self, kind: type | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def open(self) -> ModelInfo:
+        """Loads what stays resident and allocates the pools. Raises HobbitError, KeyboardInterrupt."""
+        if self._model is not None:
+            raise HobbitError("the engine is open already; close it first")
+        _check_file(self._path)
+        start = time.perf_counter()
+        log.start(self._config.verbose)
+        tag = secrets.randbits(52) + 1  # exact as a double too
+        settings = {**self._config.cache.settings(), "hobbit.tag": tag}
+        try:
+            self._model = Model(self._path, settings, lambda: not self._interrupted)
+            self._context = Context(self._model, self._context_size(self._model), lambda: self._interrupted)
+        except BaseException:
+            self.close()
+            raise
+        self._cache = lib.hobbit_find(tag)
+        self._load_s = time.perf_counter() - start
+        return self.info()
+
+    def close(self) -> None:
+        """Frees everything; the second call does nothing."""
+        if self._context is not None:
+            self._context.close()
+        if self._model is not None:
+            self._model.close()
+        lib.hobbit_unref(self._cache)
+        self._context, self._model, self._cache = None, None, ffi.NULL
+
+    def interrupt(self) -> None:
+        """Ends the loading or the answer under way; callable from a signal handler or another thread."""
+        self._interrupted = True
+
+    @property
+    def chat_template(self) -> str | None:
+        """The Jinja template of the GGUF, or None: such a model only continues text."""
+        return self._opened()[0].metadata("tokenizer.chat_template")
+
+    def info(self) -> ModelInfo:
+        """What was opened."""
+        model, _ = self._opened()
+        architecture = model.metadata("general.architecture")
+        native = {}
+        if self._cache:
+            values = ffi.new("struct hobbit_info *")
+            lib.hobbit_get_info(self._cache, values)
+            native = {name: getattr(values, name) for name in _names(ModelInfo) if hasattr(values, name)}
+        size = self._context_size(model)
+        return ModelInfo(
+            model=str(self._path),
+            description=model.description(),
+            n_ctx=size.n_ctx,
+            n_threads=size.n_threads,
+            cached=bool(self._cache),
+            has_experts=int(model.metadata(f"{architecture}.expert_count") or 0) > 0,
+            memory=self._config.cache.memory,
+            **native,
+        )
+
+    def stats(self) -> Stats:
+        """Counters and times since opening."""
+        cache = CacheStats()
+        if self._cache:
+            values = ffi.new("struct hobbit_stats *")
+            lib.hobbit_get_stats(self._cache, values)
+            cache = CacheStats(**{name: getattr(values, name) for name in _names(CacheStats)})
+        n = self._counters
+        return Stats(
+            info=self.info(),
+            cache=cache,
+            load_s=self._load_s,
+            prompt_tokens=n.prompt_tokens,
+            prompt_tokens_evaluated=n.prompt_tokens_evaluated,
+            generated_tokens=n.generated_tokens,
+            time_to_first_token_s=n.time_to_first_token_s,
+            decode_tokens_per_second=n.decoded_tokens / n.decode_s if n.decoded_tokens else None,
+            peak_rss_bytes=peak_rss_bytes(),
+        )
+
+    def generate(
+        self,
+        prompt: str | Sequence[Message],
+        max_tokens: int | None = None,
+        sampling: SamplingConfig | None = None,
+    ) -> Iterator[Piece]:
+        """Yields the continuation of a text, or the answer to messages put into the model's chat template.
+
+        max_tokens: None goes on until the model ends its answer or the context is full. Tokens that a prompt
+        shares with the last one are not evaluated again. Raises HobbitError: empty or long prompt, bad disk.
+        """
+        model, context = self._opened()
+        start = time.perf_counter()
+        pending = self._tokens_to_evaluate(prompt)
+        n_free = self._n_ctx(model) - len(context.tokens) - len(pending) + 1
+        limit = n_free if max_tokens is None else min(max_tokens, n_free)
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        sampler = Sampler(sampling or SamplingConfig())
+        previous_s = None
+        try:
+            for n in count(1):
+                if not context.evaluate(pending) or self._interrupted:
+                    yield Piece(decoder.decode(b"", True), None, time.perf_counter() - start, "interrupted")
+                    return
+                token = sampler.sample(context)
+                now_s = time.perf_counter() - start
+                if model.ends_answer(token):
+                    yield Piece(decoder.decode(b"", True), None, now_s, "stop")
+                    return
+                self._counters.add(now_s, previous_s)
+                finish: Finish | None = None if n < limit else "length" if n == max_tokens else "context"
+                yield Piece(decoder.decode(model.piece(token), finish is not None), token, now_s, finish)
+                if finish:
+                    return
+                pending, previous_s = [token], now_s
+        finally:
+            self._interrupted = False
+            sampler.close()
+
+    def _tokens_to_evaluate(self, prompt: str | Sequence[Message]) -> list[int]:
+        """What the KV cache lacks of the prompt, at least its last token; the cache forgets what differs."""
+        model, context = self._opened()
+        tokens = model.tokenize(prompt if isinstance(prompt, str) else self._render(prompt))
+        if not tokens:
+            raise HobbitError("the prompt is empty; give some text to continue")
+        if len(tokens) > self._n_ctx(model):
+            raise HobbitError(
+                f"the prompt has {len(tokens)} tokens, more than the context of {self._n_ctx(model)}; "
+                "shorten it or use a larger --ctx"
+            )
+        shared = takewhile(lambda pair: pair[0] == pair[1], zip(tokens[:-1], context.tokens, strict=False))
+        context.truncate(sum(1 for _ in shared))
+        pending = tokens[len(context.tokens) :]
+        self._counters.prompt_tokens += len(tokens)
+        self._counters.prompt_tokens_evaluated += len(pending)
+        return pending
+
+    def _render(self, messages: Sequence[Message]) -> str:
+        model, _ = self._opened()
+        template = self.chat_template
+        if template is None:
+            raise HobbitError("the model has no chat template; give it text to continue instead of messages")
+        bos = model.special_text(llama.llama_vocab_bos(model.vocab))
+        eos = model.special_text(llama.llama_vocab_eos(model.vocab))
+        try:
+            formatter = llama.llama_chat_format.Jinja2ChatFormatter(template, eos_token=eos, bos_token=bos)
+            text = formatter(messages=list(messages)).prompt
+        except (jinja2.TemplateError, ValueError, TypeError) as e:
+            raise HobbitError(f"the model's chat template refuses this conversation: {e}") from e
+        # The tokenizer puts the first special token in front by itself.
+        return text.removeprefix(bos) if bos and llama.llama_vocab_get_add_bos(model.vocab) else text
+
+    def _opened(self) -> tuple[Model, Context]:
+        if self._model is None or self._context is None:
+            raise HobbitError("the engine is not open; use it in a with statement or call open()")
+        return self._model, self._context
+
+    def _n_ctx(self, model: Model) -> int:
+        trained = model.n_ctx_train()
+        if self._config.n_ctx is None:
+            return min(trained, self._config.max_default_ctx)
+        if self._config.n_ctx > trained:
+            raise HobbitError(
+                f"a context of {self._config.n_ctx} is more than the model knows; use --ctx {trained}"
+            )
+        return self._config.n_ctx
+
+    def _context_size(self, model: Model) -> ContextSize:
+        n_threads = self._config.n_threads or _processor_cores()
+        return ContextSize(self._n_ctx(model), self._config.n_batch, n_threads)
+
+
+def _names(dataclass_type: type) -> list[str]:
+    return [field.name for field in fields(dataclass_type)]
+
+
+def _processor_cores() -> int:
+    """Cores that this process may use; the hardware threads of one core count once."""
+    cores = set()
+    for cpu in os.sched_getaffinity(0):
+        try:
+            cores.add(Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text())
+        except OSError:
+            cores.add(str(cpu))
+    return len(cores)
+
+
+def _check_file(path: Path) -> None:
+    """Raises HobbitError for what a user can get wrong about the file name."""
+    if path.is_dir():
+        raise HobbitError(f"{path} is a folder; give a GGUF file{_suggestion(path)}")
+    try:
+        with path.open("rb") as file:
+            magic = file.read(4)
+    except FileNotFoundError:
+        raise HobbitError(f"{path} does not exist{_suggestion(path.parent)}") from None
+    except OSError as e:
+        raise HobbitError(f"{path} cannot be read: {e.strerror}") from e
+    if magic != b"GGUF":
+        raise HobbitError(
+            f"{path} is not a GGUF file; make one from a checkpoint with: pyhobbit convert FOLDER"
+        )
+
+
+def _suggestion(folder: Path) -> str:
+    try:
+        names = sorted(entry.name for entry in folder.iterdir() if entry.suffix == ".gguf")
+    except OSError:
+        return ""
+    if names:
+        return f"; {folder} holds " + ", ".join(names[:5]) + (" and others" if len(names) > 5 else "")
+    has_checkpoint = (folder / "config.json").exists()
+    return f"; convert this checkpoint first with: pyhobbit convert {folder}" if has_checkpoint else ""

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: MIT
+"""Fixtures that several test modules share."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).resolve().parent
+TINY_MODEL = TESTS / "tiny_moe" / "model"
+
+RunPyhobbit = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="session")
+def run_pyhobbit(tmp_path_factory: pytest.TempPathFactory) -> RunPyhobbit:
+    """Runs the installed `pyhobbit ARGS...`, not in the checkout, whose folder pyhobbit/ has no libraries."""
+    folder = tmp_path_factory.mktemp("cwd")
+
+    def run(*args: object, stdin: str = "", timeout: float = 300) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, "-m", "pyhobbit", *map(str, args)]
+        return subprocess.run(
+            command, input=stdin, capture_output=True, text=True, cwd=folder, timeout=timeout
+        )
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def tiny_gguf(tmp_path_factory: pytest.TempPathFactory, run_pyhobbit: RunPyhobbit) -> Path:
+    """The trained tiny model with two tiers, high f16 and low q4_0."""
+    path = tmp_path_factory.mktemp("tiny") / "tiny.gguf"
+    done = run_pyhobbit("convert", "--low", "q4_0", "--high", "f16", TINY_MODEL, "-o", path, timeout=600)
+    assert done.returncode == 0, done.stderr
+    return path

@@ -1,0 +1,307 @@
+// SPDX-License-Identifier: MIT
+#include "loader.h"
+
+#include "fake-reader.h"
+
+#include <algorithm>
+#include <deque>
+#include <doctest/doctest.h>
+#include <future>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+using namespace hobbit;
+
+static constexpr size_t BLOCK = file_reader::alignment;
+
+// Block number `block` of file 0, whole.
+static part_location block_at(uint64_t block, size_t n_blocks = 1) {
+    return { 0, block * BLOCK, n_blocks * BLOCK, GGML_TYPE_F32 };
+}
+
+// Memory for one block each, at the alignment that the loader asks for.
+class blocks {
+  public:
+    explicit blocks(size_t n) : memory_((n + 1) * BLOCK) {
+        base_ = memory_.data() + (BLOCK - uintptr_t(memory_.data()) % BLOCK) % BLOCK;
+    }
+
+    char * operator[](size_t i) { return base_ + i * BLOCK; }
+
+  private:
+    std::vector<char> memory_;
+    char *            base_;
+};
+
+TEST_CASE("what was asked for arrives where it was asked for") {
+    fake_reader reader;
+    stats       counters;
+    blocks      memory(2);
+    load_state  state;
+    loader      l(reader, counters, 1);
+
+    l.submit(state, PART_UP, block_at(7), memory[0], load_urgency::demand);
+    l.submit(state, PART_DOWN, block_at(9), memory[1], load_urgency::demand);
+    CHECK(l.requested(state) == (part_bit(PART_UP) | part_bit(PART_DOWN)));
+    CHECK_FALSE(l.arrived(state, part_bit(PART_UP)));
+
+    reader.let(1);
+    CHECK(l.wait(state, part_bit(PART_UP)).ok());
+    CHECK(l.arrived(state, part_bit(PART_UP)));
+    CHECK_FALSE(l.arrived(state, part_bit(PART_UP) | part_bit(PART_DOWN)));
+    CHECK(*memory[0] == 7);
+
+    reader.let(1);
+    CHECK(l.wait(state, part_bit(PART_UP) | part_bit(PART_DOWN)).ok());
+    CHECK(*memory[1] == 9);
+}
+
+TEST_CASE("a part that begins within a block is read with the blocks around it") {
+    fake_reader reader;
+    stats       counters;
+    blocks      memory(3);
+    load_state  state;
+    reader.open_gate();
+    loader l(reader, counters, 1);
+
+    // bytes 4196 ... 8295 touch the blocks 1 and 2
+    const part_location location = { 0, BLOCK + 100, BLOCK + 4, GGML_TYPE_F32 };
+    CHECK(loader::data_offset(location) == 100);
+    CHECK(loader::aligned_span(location) == 2 * BLOCK);
+    l.submit(state, PART_UP, location, memory[0], load_urgency::demand);
+    CHECK(l.wait(state, part_bit(PART_UP)).ok());
+    CHECK(reader.begun() == std::vector<uint64_t>{ BLOCK });
+    CHECK(memory[0][100] == 1);
+    CHECK(memory[1][100 + 3] == 2);
+    CHECK(memory[2][0] == 0); // nothing beyond
+    CHECK(counters.bytes_read == 2 * BLOCK);
+}
+
+TEST_CASE("the span has room for a part wherever it begins") {
+    // from the first byte of a block to its last, sizes around a block
+    for (const uint64_t offset : { 0, 1, 32, 4095, 4096, 4097 }) {
+        for (const uint64_t size : { 1, 4095, 4096, 4097 }) {
+            const part_location location = { 0, offset, size, GGML_TYPE_F32 };
+            CAPTURE(offset);
+            CAPTURE(size);
+            const size_t span = loader::aligned_span(location);
+            CHECK(span % BLOCK == 0);
+            CHECK(span >= loader::data_offset(location) + size);
+            CHECK(span < loader::data_offset(location) + size + BLOCK);
+        }
+    }
+}
+
+TEST_CASE("a demand overtakes every prefetch that has not begun") {
+    fake_reader reader;
+    stats       counters;
+    blocks      memory(4);
+    load_state  states[4];
+    loader      l(reader, counters, 1);
+
+    l.submit(states[0], PART_UP, block_at(0), memory[0], load_urgency::prefetch);
+    reader.wait_begun(1); // in flight: cannot be overtaken any more
+    l.submit(states[1], PART_UP, block_at(1), memory[1], load_urgency::prefetch);
+    l.submit(states[2], PART_UP, block_at(2), memory[2], load_urgency::prefetch);
+    l.submit(states[3], PART_UP, block_at(3), memory[3], load_urgency::demand);
+    reader.open_gate();
+    CHECK(reader.wait_begun(4) == std::vector<uint64_t>{ 0, 3 * BLOCK, 1 * BLOCK, 2 * BLOCK });
+    for (load_state & state : states) {
+        CHECK(l.wait(state, part_bit(PART_UP)).ok());
+    }
+}
+
+TEST_CASE("a prefetch asked for again as a demand is promoted, and read once") {
+    fake_reader reader;
+    stats       counters;
+    blocks      memory(4);
+    load_state  states[4];
+    loader      l(reader, counters, 1);
+
+    for (size_t i = 0; i < 4; i++) {
+        l.submit(states[i], PART_UP, block_at(i), memory[i], load_urgency::prefetch);
+    }
+    reader.wait_begun(1);
+    l.submit(states[3], PART_UP, block_at(3), memory[3], load_urgency::demand);
+    l.submit(states[0], PART_UP, block_at(0), memory[0], load_urgency::demand);   // in flight already
+    l.submit(states[2], PART_UP, block_at(2), memory[2], load_urgency::prefetch); // changes nothing
+    reader.open_gate();
+    for (load_state & state : states) {
+        CHECK(l.wait(state, part_bit(PART_UP)).ok());
+    }
+    CHECK(reader.begun() == std::vector<uint64_t>{ 0, 3 * BLOCK, 1 * BLOCK, 2 * BLOCK });
+    CHECK(counters.bytes_read == 4 * BLOCK);
+}
+
+TEST_CASE("a part that has arrived is not read again, until it was reset") {
+    fake_reader reader;
+    stats       counters;
+    blocks      memory(1);
+    load_state  state;
+    reader.open_gate();
+    loader l(reader, counters, 1);
+
+    l.submit(state, PART_UP, block_at(5), memory[0], load_urgency::demand);
+    CHECK(l.wait(state, part_bit(PART_UP)).ok());
+    l.submit(state, PART_UP, block_at(5), memory[0], load_urgency::demand);
+    CHECK(l.wait(state, part_bit(PART_UP)).ok());
+    CHECK(reader.begun().size() == 1);
+
+    l.reset(state);
+    CHECK(l.requested(state) == 0);
+    CHECK_FALSE(l.arrived(state, part_bit(PART_UP)));
+    l.submit(state, PART_UP, block_at(6), memory[0], load_urgency::demand);
+    CHECK(l.wait(state, part_bit(PART_UP)).ok());
+    CHECK(reader.begun().size() == 2);
+    CHECK(*memory[0] == 6);
+}
+
+TEST_CASE("the first error reaches every waiter and stays") {
+    fake_reader reader;
+    stats       counters;
+    blocks      memory(4);
+    load_state  states[4];
+    loader      l(reader, counters, 1);
+    reader.fail_at(1 * BLOCK, "the disk is gone");
+    reader.fail_at(2 * BLOCK, "a later error");
+
+    for (size_t i = 0; i < 3; i++) {
+        l.submit(states[i], PART_UP, block_at(i), memory[i], load_urgency::demand);
+    }
+    std::vector<std::string> answers(3);
+    std::vector<std::thread> waiters;
+    for (size_t i = 0; i < 3; i++) {
+        waiters.emplace_back([&, i] { answers[i] = l.wait(states[1 + i % 2], part_bit(PART_UP)).message(); });
+    }
+    reader.open_gate();
+    for (std::thread & waiter : waiters) {
+        waiter.join();
+    }
+    CHECK(answers == std::vector<std::string>(3, "the disk is gone"));
+
+    // nothing is read from now on, and nothing waits
+    l.submit(states[3], PART_UP, block_at(3), memory[3], load_urgency::demand);
+    CHECK(l.wait(states[3], part_bit(PART_UP)).message() == "the disk is gone");
+    CHECK(l.wait(states[0], part_bit(PART_UP)).message() == "the disk is gone"); // although it had arrived
+    const std::vector<uint64_t> begun = reader.begun();
+    CHECK(std::find(begun.begin(), begun.end(), 3 * BLOCK) == begun.end());
+    CHECK(counters.bytes_read == BLOCK);
+}
+
+TEST_CASE("the destructor lets the read in flight end and drops those queued") {
+    fake_reader            reader;
+    stats                  counters;
+    blocks                 memory(1);
+    std::deque<load_state> states(20000);
+    auto                   l = std::make_unique<loader>(reader, counters, 1);
+    for (load_state & state : states) {
+        l->submit(state, PART_UP, block_at(1), memory[0], load_urgency::demand);
+    }
+    reader.wait_begun(1);
+
+    std::promise<void> destroying;
+    std::thread        destroyer([&] {
+        destroying.set_value();
+        l.reset();
+        reader.close();
+    });
+    destroying.get_future().wait();
+    reader.let_one_by_one_until_closed(); // reads follow each other until the destructor has had its turn
+    destroyer.join();
+    const size_t n = reader.begun().size();
+    CHECK(n < states.size());
+    CHECK(counters.bytes_read == n * BLOCK); // what had begun was finished
+}
+
+TEST_CASE("idle threads are joined") {
+    fake_reader reader;
+    stats       counters;
+    {
+        loader l(reader, counters, 4);
+    }
+    CHECK(reader.begun().empty());
+}
+
+TEST_CASE("several threads wait for several parts") {
+    fake_reader reader;
+    stats       counters;
+    blocks      memory(6);
+    load_state  states[6];
+    loader      l(reader, counters, 3);
+    for (size_t i = 0; i < 6; i++) {
+        l.submit(states[i], PART_DOWN, block_at(i + 1), memory[i], load_urgency::demand);
+    }
+    std::vector<char>        seen(6, 0);
+    std::vector<std::thread> waiters;
+    for (size_t i = 0; i < 6; i++) {
+        waiters.emplace_back([&, i] {
+            if (l.wait(states[i], part_bit(PART_DOWN)).ok()) {
+                seen[i] = *memory[i];
+            }
+        });
+    }
+    reader.open_gate();
+    for (std::thread & waiter : waiters) {
+        waiter.join();
+    }
+    CHECK(seen == std::vector<char>{ 1, 2, 3, 4, 5, 6 });
+    CHECK(counters.bytes_read == 6 * BLOCK);
+}
+
+TEST_CASE("waiting for the disk is counted, waiting for nothing is not") {
+    fake_reader reader;
+    stats       counters;
+    blocks      memory(1);
+    load_state  state;
+    loader      l(reader, counters, 1);
+    l.submit(state, PART_UP, block_at(1), memory[0], load_urgency::demand);
+    reader.wait_begun(1);
+    std::thread waiter([&] { CHECK(l.wait(state, part_bit(PART_UP)).ok()); });
+    reader.let(1);
+    waiter.join();
+    const uint64_t stalled = counters.stall_ns;
+    CHECK(l.wait(state, part_bit(PART_UP)).ok());
+    CHECK(counters.stall_ns == stalled);
+}
+
+TEST_CASE("many requests from many threads all arrive") {
+    fake_reader reader;
+    stats       counters;
+    reader.open_gate();
+    constexpr size_t N_THREADS  = 4;
+    constexpr size_t N_REQUESTS = 150;
+    blocks           memory(N_THREADS * N_REQUESTS);
+    std::deque<load_state> states(N_THREADS * N_REQUESTS);
+    std::vector<size_t>    wrong(N_THREADS, 0);
+    {
+        loader                   l(reader, counters, 3);
+        std::vector<std::thread> users;
+        for (size_t t = 0; t < N_THREADS; t++) {
+            users.emplace_back([&, t] {
+                std::mt19937 random{ unsigned(t) };
+                for (size_t i = 0; i < N_REQUESTS; i++) {
+                    const size_t       n       = t * N_REQUESTS + i;
+                    const load_urgency urgency = random() % 2 ? load_urgency::demand : load_urgency::prefetch;
+                    l.submit(states[n], PART_UP, block_at(n), memory[n], urgency);
+                    if (random() % 4 == 0) {
+                        l.submit(states[n], PART_UP, block_at(n), memory[n], load_urgency::demand);
+                        wrong[t] += !l.wait(states[n], part_bit(PART_UP)).ok();
+                    }
+                }
+                for (size_t i = 0; i < N_REQUESTS; i++) {
+                    const size_t n = t * N_REQUESTS + i;
+                    wrong[t] += !l.wait(states[n], part_bit(PART_UP)).ok();
+                    wrong[t] += *memory[n] != fake_reader::byte_at(n * BLOCK);
+                }
+            });
+        }
+        for (std::thread & user : users) {
+            user.join();
+        }
+    }
+    CHECK(wrong == std::vector<size_t>(N_THREADS, 0));
+    CHECK(counters.bytes_read == N_THREADS * N_REQUESTS * BLOCK);
+}

@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: MIT
+"""Logits of a model under a chosen build of llama.cpp, computed in a process of its own.
+
+Two builds of libllama cannot live in one process, so tests call `run`, which starts this file with the wanted
+library folder, hands it the plans as JSON, and reads the logits back from an .npz file. What could change the
+arithmetic is fixed: two threads, no weight repacking, no flash attention, one ubatch per batch.
+
+By hand, 20 greedy tokens after a prompt of three:
+
+    python tests/logits.py --lib-dir build/stock/bin --model m.gguf --out out.npz \\
+        --plans '{"a": {"batches": [[[1, 0, 0], [2, 1, 0], [3, 2, 0]]], "greedy": 20}}'
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+N_THREADS = 2
+N_CTX = 1024
+TIMEOUT_S = 300
+MODEL_TAG = 1
+Override = bool | int | float | str
+Batch = list[tuple[int, int, int]]  # (token, position, sequence)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one fresh context decodes: `batches`, then `greedy` tokens one at a time in sequence 0."""
+
+    batches: list[Batch]
+    greedy: int = 0
+
+
+@dataclass(frozen=True)
+class Result:
+    """logits: float32 [tokens, vocabulary] by plan. routing: int32 [layers, tokens, used] by plan, if asked.
+    info, stats: hobbit.h's structs by field; empty where llama.cpp loaded the model as it always does."""
+
+    logits: dict[str, np.ndarray]
+    routing: dict[str, np.ndarray] = field(default_factory=dict)
+    info: dict[str, float] = field(default_factory=dict)
+    stats: dict[str, float] = field(default_factory=dict)
+
+
+class RunError(RuntimeError):
+    """The run ended with an error; the message is what it wrote to stderr."""
+
+
+def quiet_environment() -> dict[str, str]:
+    """Idle OpenMP threads sleep: on a busy machine, spinning costs several times the work itself."""
+    return dict(os.environ, OMP_WAIT_POLICY="passive")
+
+
+def one_at_a_time(tokens: list[int]) -> Plan:
+    return Plan([[(token, i, 0)] for i, token in enumerate(tokens)])
+
+
+def prefill(tokens: list[int], greedy: int = 0) -> Plan:
+    return Plan([[(token, i, 0) for i, token in enumerate(tokens)]], greedy)
+
+
+def run(
+    lib_dir: Path,
+    model: Path,
+    plans: dict[str, Plan],
+    overrides: dict[str, Override] | None = None,
+    *,
+    kv_f32: bool = False,
+    routing: bool = False,
+) -> Result:
+    """Decodes every plan with the libllama.so in `lib_dir`; `kv_f32` keeps keys and values in f32 instead of f16.
+
+    Raises RunError.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "logits.npz"
+        command = [sys.executable, __file__, "--lib-dir", lib_dir, "--model", model, "--out", out]
+        command += ["--plans", json.dumps({name: asdict(plan) for name, plan in plans.items()})]
+        command += ["--overrides", json.dumps(overrides or {})]
+        command += ["--kv-f32"] * kv_f32 + ["--routing"] * routing
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=quiet_environment()
+        )
+        if done.returncode:
+            raise RunError(f"{model.name}, {lib_dir}, exit {done.returncode}: {done.stderr[-4000:]}")
+        with np.load(out) as arrays:
+            kinds: dict[str, dict[str, Any]] = {"logits": {}, "routing": {}, "info": {}, "stats": {}}
+            for key in arrays.files:
+                kind, name = key.split("/", 1)
+                kinds[kind][name] = arrays[key] if arrays[key].ndim else arrays[key].item()
+        return Result(**kinds)
+
+
+def _kv_overrides(llama: Any, settings: dict[str, Override]) -> ctypes.Array:
+    array = (llama.llama_model_kv_override * (len(settings) + 1))()  # an empty key ends it
+    for entry, (key, value) in zip(array, settings.items(), strict=False):
+        entry.key = key.encode()
+        match value:
+            case bool():
+                entry.tag, entry.value.val_bool = llama.LLAMA_KV_OVERRIDE_TYPE_BOOL, value
+            case int():
+                entry.tag, entry.value.val_i64 = llama.LLAMA_KV_OVERRIDE_TYPE_INT, value
+            case float():
+                entry.tag, entry.value.val_f64 = llama.LLAMA_KV_OVERRIDE_TYPE_FLOAT, value
+            case str():
+                entry.tag, entry.value.val_str = llama.LLAMA_KV_OVERRIDE_TYPE_STR, value.encode()
+    return array
+
+
+class RoutingRecorder:
+    """Collects the experts that each layer chose, through the scheduler's evaluation callback."""
+
+    def __init__(self, llama: Any, lib_dir: Path) -> None:
+        self.chosen: dict[int, list[np.ndarray]] = {}
+        self.callback = llama.ggml_backend_sched_eval_callback(self._evaluated)
+        self._base = ctypes.CDLL(str(lib_dir / "libggml-base.so"))
+        self._base.ggml_get_name.restype = ctypes.c_char_p
+        self._base.ggml_nbytes.restype = ctypes.c_size_t
+        for function in (self._base.ggml_get_name, self._base.ggml_nbytes):
+            function.argtypes = [ctypes.c_void_p]
+        self._base.ggml_backend_tensor_get.argtypes = [
+            ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t,
+        ]  # fmt: skip
+
+    def _evaluated(self, tensor: int, ask: bool, _user_data: int) -> bool:
+        name = self._base.ggml_get_name(tensor).decode()
+        if not name.startswith("ffn_moe_topk-"):
+            return not ask
+        if not ask:
+            # A view of the first columns of a sort: one row of it is contiguous only for one token.
+            ids = np.empty(self._base.ggml_nbytes(tensor) // 4, np.int32)
+            self._base.ggml_backend_tensor_get(tensor, ids.ctypes.data, 0, ids.nbytes)
+            self.chosen.setdefault(int(name.rpartition("-")[2]), []).append(ids)
+        return True
+
+    def take(self) -> np.ndarray:
+        """int32 [layers, tokens, used] since the last call; valid for plans of one token per batch."""
+        taken = np.stack([np.stack(rows) for _, rows in sorted(self.chosen.items())])
+        self.chosen.clear()
+        return taken
+
+
+class Session:
+    """One loaded model; each plan gets a context of its own."""
+
+    def __init__(
+        self, lib_dir: Path, path: Path, overrides: dict[str, Override], *, kv_f32: bool, routing: bool
+    ) -> None:
+        os.environ["LLAMA_CPP_LIB_PATH"] = str(lib_dir)
+        import llama_cpp.llama_cpp as llama
+
+        self.llama = llama
+        self.kv_f32 = kv_f32
+        self.recorder = RoutingRecorder(llama, lib_dir) if routing else None
+        llama.llama_backend_init()
+        params = llama.llama_model_default_params()
+        params.use_extra_bufts = False
+        self._overrides = _kv_overrides(llama, overrides)
+        params.kv_overrides = self._overrides
+        self.model = llama.llama_model_load_from_file(os.fsencode(path), params)
+        if not self.model:
+            raise RunError(f"the model could not be loaded: {path}")
+        self.n_vocab = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(self.model))
+
+    def _context(self) -> Any:
+        llama = self.llama
+        params = llama.llama_context_default_params()
+        params.n_ctx = params.n_batch = params.n_ubatch = N_CTX
+        params.n_seq_max = 8
+        params.kv_unified = True
+        params.swa_full = True
+        params.n_threads = params.n_threads_batch = N_THREADS
+        params.flash_attn_type = llama.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        if self.kv_f32:
+            params.type_k = params.type_v = llama.GGML_TYPE_F32
+        if self.recorder:
+            params.cb_eval = self.recorder.callback
+        context = llama.llama_init_from_model(self.model, params)
+        if not context:
+            raise RunError("the context could not be created")
+        return context
+
+    def _decode(self, context: Any, tokens: Batch) -> np.ndarray:
+        llama = self.llama
+        batch = llama.llama_batch_init(len(tokens), 0, 1)
+        batch.n_tokens = len(tokens)
+        for i, (token, position, sequence) in enumerate(tokens):
+            batch.token[i], batch.pos[i], batch.logits[i] = token, position, True
+            batch.n_seq_id[i], batch.seq_id[i][0] = 1, sequence
+        status = llama.llama_decode(context, batch)
+        llama.llama_batch_free(batch)
+        if status:
+            raise RunError(f"llama_decode failed with status {status}")
+        values = llama.llama_get_logits(context)
+        return np.ctypeslib.as_array(values, shape=(len(tokens), self.n_vocab)).copy()
+
+    def decode(self, plan: Plan) -> np.ndarray:
+        """float32 [tokens, vocabulary]"""
+        context = self._context()
+        try:
+            logits = [self._decode(context, batch) for batch in plan.batches]
+            position = plan.batches[-1][-1][1]
+            for i in range(1, plan.greedy + 1):
+                best = int(logits[-1][-1].argmax())
+                logits.append(self._decode(context, [(best, position + i, 0)]))
+        finally:
+            self.llama.llama_free(context)
+        return np.concatenate(logits)
+
+    def close(self) -> None:
+        self.llama.llama_model_free(self.model)
+
+
+def _hobbit_structs(lib_dir: Path) -> Iterator[tuple[str, float]]:
+    """info/FIELD and stats/FIELD of the model opened with MODEL_TAG."""
+    from cffi import FFI
+
+    from pyhobbit._native_build import declarations
+
+    ffi = FFI()
+    ffi.cdef(declarations((ROOT / "ggml_ext/include/hobbit.h").read_text(encoding="utf-8")))
+    lib = ffi.dlopen(str(lib_dir / "libggml-hobbit.so"))
+    model = lib.hobbit_find(MODEL_TAG)
+    if model == ffi.NULL:
+        return
+    for kind, getter in {"info": lib.hobbit_get_info, "stats": lib.hobbit_get_stats}.items():
+        struct = ffi.new(f"struct hobbit_{kind} *")
+        getter(model, struct)
+        for name, _ in ffi.typeof(f"struct hobbit_{kind}").fields:
+            yield f"{kind}/{name}", getattr(struct, name)
+    lib.hobbit_unref(model)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description="Compute a model's logits with a chosen build of llama.cpp.")
+    parser.add_argument("--lib-dir", type=Path, required=True)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--plans", type=json.loads, required=True)
+    parser.add_argument("--overrides", type=json.loads, default={})
+    parser.add_argument("--kv-f32", action="store_true", help="keys and values in f32 instead of f16")
+    parser.add_argument("--routing", action="store_true", help="also record the chosen experts")
+    parser.add_argument("--out", type=Path, required=True)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = _parser().parse_args(argv)
+    patched = (args.lib_dir / "libggml-hobbit.so").exists()
+    overrides = args.overrides | ({"hobbit.tag": MODEL_TAG} if patched and args.overrides else {})
+    arrays: dict[str, Any] = {}
+    try:
+        session = Session(args.lib_dir, args.model, overrides, kv_f32=args.kv_f32, routing=args.routing)
+        for name, plan in args.plans.items():
+            arrays[f"logits/{name}"] = session.decode(Plan(**plan))
+            if session.recorder:
+                arrays[f"routing/{name}"] = session.recorder.take()
+        if patched:
+            arrays.update(_hobbit_structs(args.lib_dir))
+        session.close()
+    except RunError as error:
+        print(f"logits: {error}", file=sys.stderr)
+        return 1
+    np.savez(args.out, **arrays)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

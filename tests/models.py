@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: MIT
+"""Model files and libraries for tests. Each file is made once per run, in a folder removed at its end."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import random_moe
+from gguf import GGUFReader, GGUFWriter
+
+from pyhobbit import _paths
+
+ROOT = Path(__file__).resolve().parent.parent
+STOCK_DIR = ROOT / "build/stock/bin"
+TINY = ROOT / "tests/tiny_moe"
+MIXED = "f16,q8_0,q4_0,q5_0,q4_k"  # five types over three parts: mixed within and between layers
+TIMEOUT_S = 300
+
+
+def stock_dir() -> Path:
+    """Libraries and programs of the unpatched llama.cpp."""
+    return _checked(STOCK_DIR, "libllama.so", "make stock")
+
+
+def lib_dir() -> Path:
+    """Our libraries."""
+    return _checked(_paths.LIB_DIR, "libggml-hobbit.so", "pip install .")
+
+
+def bin_dir() -> Path:
+    """Our builds of llama.cpp's programs."""
+    return _checked(_paths.BIN_DIR, "llama-perplexity", "pip install .")
+
+
+def _checked(folder: Path, file: str, command: str) -> Path:
+    if not (folder / file).exists():
+        raise FileNotFoundError(f"{folder} holds no {file}: build it with `{command}` in {ROOT}")
+    return folder
+
+
+@functools.cache
+def _folder() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="pyhobbit-models-"))
+    atexit.register(shutil.rmtree, folder)
+    return folder
+
+
+def _call(*command: str | Path, **environment: str) -> None:
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+        env=dict(os.environ, **environment),
+    )
+    if done.returncode:
+        raise RuntimeError(
+            f"{' '.join(map(str, command))} exited with {done.returncode}:\n{done.stderr[-4000:]}"
+        )
+
+
+@functools.cache
+def tiny(float_type: str = "f16") -> Path:
+    """The tiny trained model as llama.cpp's own converter writes it, in f32 or f16."""
+    path = _folder() / f"tiny-{float_type}.gguf"
+    search = os.pathsep.join([str(_paths.VENDOR_DIR), str(_paths.VENDOR_DIR / "gguf-py")])
+    script = _paths.VENDOR_DIR / "convert_hf_to_gguf.py"
+    _call(
+        sys.executable, script, TINY / "model", "--outtype", float_type, "--outfile", path, PYTHONPATH=search
+    )
+    return path
+
+
+@functools.cache
+def tiny_experts(kind: str) -> Path:
+    """The tiny model with its experts in `kind` and everything else as in tiny("f16"): a plain stock GGUF."""
+    if kind == "f16":
+        return tiny()
+    path = _folder() / f"tiny-{kind}.gguf"
+    keep = ("--tensor-type", "attn=f16", "--token-embedding-type", "f16", "--output-tensor-type", "f16")
+    # q8_0 stands for "quantise at all"; every matrix is named
+    _call(stock_dir() / "llama-quantize", "--tensor-type", f"exps={kind}", *keep, tiny(), path, "q8_0", "2")
+    return path
+
+
+def _convert(*arguments: str | Path) -> None:
+    _call(sys.executable, ROOT / "convert/make_gguf.py", *arguments)
+
+
+@functools.cache
+def tiny_tiers(high: str, low: str) -> Path:
+    """The tiny model with two tiers, from our converter."""
+    path = _folder() / f"tiny-{high}-{low}.gguf"
+    _convert("--low", low, "--high", high, TINY / "model", "-o", path)
+    return path
+
+
+@functools.cache
+def tiny_sidecar(kind: str, low: str) -> Path:
+    """tiny_experts(kind) with a low tier in a file beside it."""
+    path = _folder() / "sidecar" / f"tiny-{kind}.gguf"
+    path.parent.mkdir(exist_ok=True)
+    shutil.copyfile(tiny_experts(kind), path)
+    _convert("--low", low, "--sidecar", path)
+    return path
+
+
+@functools.cache
+def split(model: Callable[[], Path]) -> Path:
+    """The first of several files that together hold `model`."""
+    source = model()
+    reader = GGUFReader(source)
+    name = reader.fields["general.architecture"].contents()
+    writer = GGUFWriter(source.with_stem(f"split-{source.stem}"), name, split_max_tensors=10)
+    for key, value in reader.fields.items():
+        if not key.startswith("GGUF.") and key != "general.architecture":
+            writer.add_key_value(key, value.contents(), value.types[0], value.types[-1])
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return next(_folder().glob(f"split-{source.stem}-00001-of-*.gguf"))
+
+
+@functools.cache
+def random_model(arch: str, experts: str = MIXED) -> Path:
+    """A small random-weight model; see random_moe.ARCHS."""
+    path = _folder() / f"{arch}-{experts.replace(',', '-')}.gguf"
+    random_moe.write_model(random_moe.declare(arch, experts=experts), path, stock_dir())
+    return path
+
+
+def routed_expert_bytes(path: Path) -> int:
+    """Size of all routed experts in a GGUF of one tier."""
+    tensors = GGUFReader(path).tensors
+    return sum(int(t.n_bytes) for t in tensors if t.name.endswith("_exps.weight"))

@@ -1,0 +1,496 @@
+# SPDX-License-Identifier: MIT
+"""Random-weight MoE models of real llama.cpp architectures, as GGUF files, for tests and measurements.
+
+The weights are noise, scaled so that activations keep their size from layer to layer and routers choose
+varied experts with unsaturated weights. Everything follows from the seed. Quantisation is ggml's own, through
+libggml-base.so. Tensors are made and written one at a time; large ones repeat randomly chosen rows of a small
+pool, so that a model of many gigabytes is written at about the speed of the disk.
+
+    python tests/random_moe.py --arch qwen3moe --experts-type q4_0 --layers 24 \\
+        --lib-dir build/stock/bin -o model.gguf
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import sys
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, TokenType
+from tqdm import tqdm
+
+POOL_ROWS = 512
+FIRST_PIECE = 259  # after <unk>, <s>, </s> and the 256 bytes
+GATING_SIGMOID = 2  # llama.cpp's LLAMA_EXPERT_GATING_FUNC_TYPE_SIGMOID
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a model. `n_ff` is one routed expert's; `n_ff_dense` a dense layer's or a shared expert's."""
+
+    n_layer: int = 3
+    n_embd: int = 256
+    n_head: int = 4
+    n_head_kv: int = 2
+    n_ff: int = 256
+    n_ff_dense: int = 512
+    n_expert: int = 8
+    n_used: int = 2
+    n_vocab: int = 512
+    n_ctx: int = 2048
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One tensor to write: `ne` in ggml's order, values drawn from N(mean, std^2)."""
+
+    name: str
+    ne: tuple[int, ...]
+    type: GGMLQuantizationType
+    std: float
+    mean: float = 0.0
+
+    @property
+    def n_rows(self) -> int:
+        return int(np.prod(self.ne[1:], dtype=np.int64))
+
+    @property
+    def row_bytes(self) -> int:
+        block, size = GGML_QUANT_SIZES[self.type]
+        if self.ne[0] % block:
+            raise ValueError(
+                f"{self.name}: rows of {self.ne[0]} are not a multiple of {self.type.name}'s {block}"
+            )
+        return self.ne[0] // block * size
+
+
+@dataclass
+class Model:
+    """Collects what an architecture's function declares: metadata keys and tensors, in file order."""
+
+    arch: str
+    shape: Shape
+    expert_types: list[GGMLQuantizationType]
+    dense_type: GGMLQuantizationType
+    keys: dict[str, object] = field(default_factory=dict)
+    tensors: list[Tensor] = field(default_factory=list)
+    n_expert_tensors: int = 0
+
+    def key(self, name: str, value: object) -> None:
+        self.keys[f"{self.arch}.{name}"] = value
+
+    def vector(self, name: str, n: int, mean: float = 0.0, std: float = 0.1) -> None:
+        self.tensors.append(Tensor(name, (n,), GGMLQuantizationType.F32, std, mean))
+
+    def norm(self, name: str, n: int) -> None:
+        self.vector(name, n, mean=1.0)
+
+    def matrix(self, name: str, *ne: int, gain: float = 1.0) -> None:
+        self.tensors.append(Tensor(name, ne, self.dense_type, gain / ne[0] ** 0.5))
+
+    def router(self, layer: int, std: float = 1.5) -> None:
+        """Logits of about N(0, std^2) on a normalised input: varied and not saturated."""
+        s = self.shape
+        name = f"blk.{layer}.ffn_gate_inp.weight"
+        self.tensors.append(
+            Tensor(name, (s.n_embd, s.n_expert), GGMLQuantizationType.F32, std / s.n_embd**0.5)
+        )
+
+    def experts(self, layer: int, part: str, n_in: int, n_out: int) -> None:
+        """The given types are taken in turn, so that more than one mixes types within and between layers."""
+        kind = self.expert_types[self.n_expert_tensors % len(self.expert_types)]
+        self.n_expert_tensors += 1
+        name = f"blk.{layer}.ffn_{part}_exps.weight"
+        self.tensors.append(Tensor(name, (n_in, n_out, self.shape.n_expert), kind, n_in**-0.5))
+
+
+def _frame(m: Model, *, head_dim: int | None = None) -> None:
+    """Keys and tensors that all architectures share."""
+    s = m.shape
+    head_dim = head_dim or s.n_embd // s.n_head
+    for name, value in {
+        "vocab_size": s.n_vocab, "context_length": s.n_ctx, "embedding_length": s.n_embd,
+        "block_count": s.n_layer, "feed_forward_length": s.n_ff,
+        "expert_count": s.n_expert, "expert_used_count": s.n_used,
+        "attention.head_count": s.n_head, "attention.head_count_kv": s.n_head_kv,
+        "attention.layer_norm_rms_epsilon": 1e-5, "rope.dimension_count": head_dim, "rope.freq_base": 10000.0,
+    }.items():  # fmt: skip
+        m.key(name, value)
+    m.tensors.append(Tensor("token_embd.weight", (s.n_embd, s.n_vocab), m.dense_type, 1.0))
+    m.norm("output_norm.weight", s.n_embd)
+    m.matrix("output.weight", s.n_embd, s.n_vocab, gain=3.0)
+
+
+def _attention(m: Model, i: int, *, bias: bool = False) -> None:
+    s = m.shape
+    n_kv = s.n_embd // s.n_head * s.n_head_kv
+    m.norm(f"blk.{i}.attn_norm.weight", s.n_embd)
+    for part, n_out in {"q": s.n_embd, "k": n_kv, "v": n_kv}.items():
+        m.matrix(f"blk.{i}.attn_{part}.weight", s.n_embd, n_out, gain=1.5)
+        if bias:
+            m.vector(f"blk.{i}.attn_{part}.bias", n_out)
+    m.matrix(f"blk.{i}.attn_output.weight", s.n_embd, s.n_embd)
+
+
+def _moe(m: Model, i: int, *, fused: bool = False) -> None:
+    s = m.shape
+    m.router(i)
+    if fused:
+        m.experts(i, "gate_up", s.n_embd, 2 * s.n_ff)
+    else:
+        m.experts(i, "gate", s.n_embd, s.n_ff)
+        m.experts(i, "up", s.n_embd, s.n_ff)
+    m.experts(i, "down", s.n_ff, s.n_embd)
+
+
+def _dense_ffn(m: Model, i: int, n_ff: int, suffix: str = "") -> None:
+    n_embd = m.shape.n_embd
+    for part, n_in, n_out in (("gate", n_embd, n_ff), ("up", n_embd, n_ff), ("down", n_ff, n_embd)):
+        m.matrix(f"blk.{i}.ffn_{part}{suffix}.weight", n_in, n_out)
+
+
+def _llama(m: Model) -> None:
+    _frame(m)
+    for i in range(m.shape.n_layer):
+        _attention(m, i)
+        m.norm(f"blk.{i}.ffn_norm.weight", m.shape.n_embd)
+        _moe(m, i)
+
+
+def _llama_scaled(m: Model) -> None:
+    """Mixtral with a scale per expert and part."""
+    _llama(m)
+    for i in range(m.shape.n_layer):
+        for part in ("gate", "up", "down"):
+            m.vector(f"blk.{i}.ffn_{part}_exps.scale", m.shape.n_expert, mean=1.0, std=0.25)
+
+
+def _qwen3moe(m: Model) -> None:
+    _frame(m)
+    m.key("expert_feed_forward_length", m.shape.n_ff)
+    for i in range(m.shape.n_layer):
+        _attention(m, i)
+        for part in ("q", "k"):
+            m.norm(f"blk.{i}.attn_{part}_norm.weight", m.shape.n_embd // m.shape.n_head)
+        m.norm(f"blk.{i}.ffn_norm.weight", m.shape.n_embd)
+        _moe(m, i)
+
+
+def _qwen2moe(m: Model) -> None:
+    _frame(m)
+    s = m.shape
+    m.key("expert_feed_forward_length", s.n_ff)
+    m.key("expert_shared_feed_forward_length", s.n_ff_dense)
+    for i in range(s.n_layer):
+        _attention(m, i, bias=True)
+        m.norm(f"blk.{i}.ffn_norm.weight", s.n_embd)
+        _moe(m, i)
+        m.vector(f"blk.{i}.ffn_gate_inp_shexp.weight", s.n_embd, std=s.n_embd**-0.5)
+        _dense_ffn(m, i, s.n_ff_dense, "_shexp")
+
+
+def _olmoe(m: Model) -> None:
+    m.shape = replace(m.shape, n_head_kv=m.shape.n_head)  # its key norm spans all heads
+    _frame(m)
+    for i in range(m.shape.n_layer):
+        _attention(m, i)
+        for part in ("q", "k"):
+            m.norm(f"blk.{i}.attn_{part}_norm.weight", m.shape.n_embd)
+        m.norm(f"blk.{i}.ffn_norm.weight", m.shape.n_embd)
+        _moe(m, i)
+
+
+def _phimoe(m: Model) -> None:
+    _frame(m)
+    s = m.shape
+    m.key("rope.scaling.original_context_length", s.n_ctx)
+    m.vector("output_norm.bias", s.n_embd)
+    m.vector("output.bias", s.n_vocab)
+    for i in range(s.n_layer):
+        _attention(m, i, bias=True)
+        m.vector(f"blk.{i}.attn_norm.bias", s.n_embd)
+        m.vector(f"blk.{i}.attn_output.bias", s.n_embd)
+        m.norm(f"blk.{i}.ffn_norm.weight", s.n_embd)
+        m.vector(f"blk.{i}.ffn_norm.bias", s.n_embd)
+        _moe(m, i)
+
+
+def _granitemoe(m: Model) -> None:
+    _frame(m)
+    s = m.shape
+    m.key("logit_scale", 2.0)
+    m.key("residual_scale", 0.8)
+    m.key("embedding_scale", 1.5)
+    m.key("expert_shared_feed_forward_length", s.n_ff_dense)
+    for i in range(s.n_layer):
+        _attention(m, i)
+        m.norm(f"blk.{i}.ffn_norm.weight", s.n_embd)
+        _moe(m, i)
+        _dense_ffn(m, i, s.n_ff_dense, "_shexp")
+
+
+def _mla_attention(m: Model, i: int, *, q_lora: int, kv_lora: int, nope: int, rope: int, v: int) -> None:
+    s = m.shape
+    m.norm(f"blk.{i}.attn_norm.weight", s.n_embd)
+    m.norm(f"blk.{i}.attn_q_a_norm.weight", q_lora)
+    m.norm(f"blk.{i}.attn_kv_a_norm.weight", kv_lora)
+    m.matrix(f"blk.{i}.attn_q_a.weight", s.n_embd, q_lora)
+    m.matrix(f"blk.{i}.attn_q_b.weight", q_lora, s.n_head * (nope + rope), gain=1.5)
+    m.matrix(f"blk.{i}.attn_kv_a_mqa.weight", s.n_embd, kv_lora + rope)
+    m.matrix(f"blk.{i}.attn_k_b.weight", nope, kv_lora, s.n_head)
+    m.matrix(f"blk.{i}.attn_v_b.weight", kv_lora, v, s.n_head)
+    m.matrix(f"blk.{i}.attn_output.weight", s.n_head * v, s.n_embd)
+
+
+def _deepseek2(m: Model, *, fused: bool = False) -> None:
+    """As DeepSeek V3: MLA, a leading dense layer, a shared expert, expert groups, biased sigmoid gates."""
+    mla = {"q_lora": 128, "kv_lora": 128, "nope": 64, "rope": 32, "v": 64}
+    m.shape = replace(m.shape, n_head_kv=1)
+    _frame(m, head_dim=mla["rope"])
+    s = m.shape
+    for name, value in {
+        "feed_forward_length": s.n_ff_dense, "expert_feed_forward_length": s.n_ff,
+        "leading_dense_block_count": 1,
+        "attention.q_lora_rank": mla["q_lora"], "attention.kv_lora_rank": mla["kv_lora"],
+        "attention.key_length": mla["kv_lora"] + mla["rope"], "attention.value_length": mla["kv_lora"],
+        "attention.key_length_mla": mla["nope"] + mla["rope"], "attention.value_length_mla": mla["v"],
+        "expert_shared_count": 1, "expert_group_count": 4, "expert_group_used_count": 2,
+        "expert_gating_func": GATING_SIGMOID, "expert_weights_norm": True, "expert_weights_scale": 2.5,
+    }.items():  # fmt: skip
+        m.key(name, value)
+    for i in range(s.n_layer):
+        _mla_attention(m, i, **mla)
+        m.norm(f"blk.{i}.ffn_norm.weight", s.n_embd)
+        if i == 0:
+            _dense_ffn(m, i, s.n_ff_dense)
+            continue
+        _moe(m, i, fused=fused)
+        m.vector(f"blk.{i}.exp_probs_b.bias", s.n_expert, std=0.05)
+        _dense_ffn(m, i, s.n_ff, "_shexp")
+
+
+def _glm4moe(m: Model) -> None:
+    _frame(m, head_dim=m.shape.n_embd // m.shape.n_head // 2)
+    s = m.shape
+    for name, value in {
+        "feed_forward_length": s.n_ff_dense, "expert_feed_forward_length": s.n_ff,
+        "leading_dense_block_count": 1,
+        "expert_shared_count": 1, "expert_gating_func": GATING_SIGMOID, "expert_weights_norm": True,
+        "expert_weights_scale": 1.0, "attention.key_length": s.n_embd // s.n_head,
+        "attention.value_length": s.n_embd // s.n_head,
+    }.items():  # fmt: skip
+        m.key(name, value)
+    for i in range(s.n_layer):
+        _attention(m, i, bias=True)
+        m.norm(f"blk.{i}.post_attention_norm.weight", s.n_embd)
+        if i == 0:
+            _dense_ffn(m, i, s.n_ff_dense)
+            continue
+        _moe(m, i)
+        m.vector(f"blk.{i}.exp_probs_b.bias", s.n_expert, std=0.05)
+        _dense_ffn(m, i, s.n_ff, "_shexp")
+
+
+def _gpt_oss(m: Model) -> None:
+    _frame(m)
+    s = m.shape
+    m.key("expert_feed_forward_length", s.n_ff)
+    m.key("attention.sliding_window", 128)
+    for i in range(s.n_layer):
+        _attention(m, i, bias=True)
+        m.vector(f"blk.{i}.attn_output.bias", s.n_embd)
+        m.vector(f"blk.{i}.attn_sinks.weight", s.n_head)
+        m.norm(f"blk.{i}.post_attention_norm.weight", s.n_embd)
+        _moe(m, i)
+        m.vector(f"blk.{i}.ffn_gate_inp.bias", s.n_expert)
+        for part, n_out in {"gate": s.n_ff, "up": s.n_ff, "down": s.n_embd}.items():
+            name = f"blk.{i}.ffn_{part}_exps.bias"
+            m.tensors.append(Tensor(name, (n_out, s.n_expert), GGMLQuantizationType.F32, 0.1))
+
+
+def _llama4(m: Model) -> None:
+    """One expert per token, weighted before the matmuls; every second layer dense."""
+    _frame(m)
+    s = m.shape
+    m.key("feed_forward_length", s.n_ff_dense)
+    m.key("expert_feed_forward_length", s.n_ff)
+    m.key("interleave_moe_layer_step", 2)
+    for i in range(s.n_layer):
+        _attention(m, i)
+        m.norm(f"blk.{i}.ffn_norm.weight", s.n_embd)
+        if i % 2 == 0:
+            _dense_ffn(m, i, s.n_ff_dense)
+            continue
+        _moe(m, i)
+        _dense_ffn(m, i, s.n_ff, "_shexp")
+
+
+@dataclass(frozen=True)
+class Arch:
+    """A name for tests: llama.cpp's architecture, what it declares, and its default shape."""
+
+    gguf_arch: str
+    declare: Callable[[Model], None]
+    shape: Shape = Shape()
+
+
+ARCHS: dict[str, Arch] = {
+    "llama": Arch("llama", _llama),
+    "llama-scaled": Arch("llama", _llama_scaled),
+    "qwen3moe": Arch("qwen3moe", _qwen3moe, Shape(n_expert=16, n_used=4)),
+    "qwen2moe": Arch("qwen2moe", _qwen2moe, Shape(n_used=4)),
+    "olmoe": Arch("olmoe", _olmoe, Shape(n_expert=16, n_used=4)),
+    "phimoe": Arch("phimoe", _phimoe),
+    "granitemoe": Arch("granitemoe", _granitemoe),
+    "deepseek2": Arch("deepseek2", _deepseek2, Shape(n_expert=16, n_used=4)),
+    "deepseek2-fused": Arch("deepseek2", lambda m: _deepseek2(m, fused=True), Shape(n_expert=16, n_used=4)),
+    "glm4moe": Arch("glm4moe", _glm4moe),
+    "gpt-oss": Arch("gpt-oss", _gpt_oss, Shape(n_layer=4, n_used=4)),
+    "llama4": Arch("llama4", _llama4, Shape(n_layer=4, n_used=1)),
+}
+
+
+class Quantizer:
+    """ggml's own quantisation, from the libggml-base.so in `lib_dir`."""
+
+    def __init__(self, lib_dir: Path) -> None:
+        self._chunk = ctypes.CDLL(str(lib_dir / "libggml-base.so")).ggml_quantize_chunk
+        self._chunk.restype = ctypes.c_size_t
+        self._chunk.argtypes = [
+            ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p,
+            ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p,
+        ]  # fmt: skip
+
+    def rows(self, values: np.ndarray, kind: GGMLQuantizationType) -> np.ndarray:
+        """values: float32 [n_rows, n]; returns uint8 [n_rows, bytes per row] in type `kind`."""
+        n_rows, n = values.shape
+        block, size = GGML_QUANT_SIZES[kind]
+        out = np.empty((n_rows, n // block * size), np.uint8)
+        importance = np.ones(n, np.float32)  # some types insist on one
+        written = self._chunk(
+            int(kind), values.ctypes.data, out.ctypes.data, 0, n_rows, n, importance.ctypes.data
+        )
+        if written != out.nbytes:
+            raise RuntimeError(
+                f"ggml_quantize_chunk wrote {written} bytes of {kind.name} instead of {out.nbytes}"
+            )
+        return out
+
+
+def _tensor_data(t: Tensor, seed: int, quantizer: Quantizer) -> np.ndarray:
+    """uint8 [..., bytes per row], reproducible from the seed and the tensor's name alone."""
+    rng = np.random.default_rng([seed, zlib.crc32(t.name.encode())])
+    n_made = min(t.n_rows, POOL_ROWS) if t.n_rows > 16 * POOL_ROWS else t.n_rows
+    values = t.mean + t.std * rng.standard_normal((n_made, t.ne[0]), np.float32)
+    data = quantizer.rows(np.ascontiguousarray(values, np.float32), t.type)
+    if n_made < t.n_rows:
+        data = data[rng.integers(0, n_made, t.n_rows)]
+    return data.reshape(*reversed(t.ne[1:]), t.row_bytes)
+
+
+def _add_tokenizer(writer: GGUFWriter, n_vocab: int) -> None:
+    """A SentencePiece vocabulary of all bytes and two-letter pieces: any text tokenises."""
+    if n_vocab < FIRST_PIECE:
+        raise ValueError(f"a vocabulary of {n_vocab} is below the {FIRST_PIECE} byte and control tokens")
+    letters = "abcdefghijklmnopqrstuvwxyz \u2581ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+    pieces = [a + b for a in letters for b in letters] + [f"<extra{i}>" for i in range(n_vocab)]
+    pieces = pieces[: n_vocab - FIRST_PIECE]
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(["<unk>", "<s>", "</s>"] + [f"<0x{b:02X}>" for b in range(256)] + pieces)
+    writer.add_token_scores([0.0] * FIRST_PIECE + [-float(i) for i in range(len(pieces))])
+    writer.add_token_types(
+        [TokenType.UNKNOWN]
+        + [TokenType.CONTROL] * 2
+        + [TokenType.BYTE] * 256
+        + [TokenType.NORMAL] * len(pieces)
+    )
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+
+
+def _add_key(writer: GGUFWriter, name: str, value: object) -> None:
+    match value:
+        case bool():
+            writer.add_bool(name, value)
+        case int():
+            writer.add_uint32(name, value)
+        case float():
+            writer.add_float32(name, value)
+        case _:
+            raise TypeError(f"{name}: no GGUF type for {value!r}")
+
+
+def declare(arch: str, shape: Shape | None = None, experts: str = "f16", dense: str = "f16") -> Model:
+    """The keys and tensors of `arch`; `experts` is one ggml type name or several, separated by commas."""
+    kinds = [GGMLQuantizationType[name.upper()] for name in experts.split(",")]
+    entry = ARCHS[arch]
+    model = Model(entry.gguf_arch, shape or entry.shape, kinds, GGMLQuantizationType[dense.upper()])
+    entry.declare(model)
+    return model
+
+
+def write_model(model: Model, path: Path, lib_dir: Path, seed: int = 1, progress: bool = False) -> None:
+    """Writes `model` to `path` through a temporary name. Memory needed: one tensor."""
+    quantizer = Quantizer(lib_dir)
+    part = path.with_name(path.name + ".part")
+    writer = GGUFWriter(part, model.arch)
+    writer.add_name(f"random {model.arch}")
+    for name, value in model.keys.items():
+        _add_key(writer, name, value)
+    _add_tokenizer(writer, model.shape.n_vocab)
+    for t in model.tensors:
+        byte_shape = (*reversed(t.ne[1:]), t.row_bytes)
+        writer.add_tensor_info(t.name, byte_shape, np.dtype(np.uint8), t.n_rows * t.row_bytes, t.type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    total = sum(t.n_rows * t.row_bytes for t in model.tensors)
+    try:
+        with tqdm(total=total, unit="B", unit_scale=True, disable=not progress) as bar:
+            for t in model.tensors:
+                writer.write_tensor_data(_tensor_data(t, seed, quantizer))
+                bar.update(t.n_rows * t.row_bytes)
+        writer.close()
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description="Write a random-weight MoE model as a GGUF file.")
+    parser.add_argument("--arch", choices=sorted(ARCHS), required=True)
+    parser.add_argument(
+        "--experts-type", default="f16", help="ggml types of the experts, taken in turn: q4_0,q8_0"
+    )
+    parser.add_argument("--dense-type", default="f16", help="ggml type of all other matrices")
+    for option, name in {
+        "layers": "n_layer", "embd": "n_embd", "heads": "n_head", "heads-kv": "n_head_kv", "ff": "n_ff",
+        "ff-dense": "n_ff_dense", "experts": "n_expert", "used": "n_used", "vocab": "n_vocab", "ctx": "n_ctx",
+    }.items():  # fmt: skip
+        parser.add_argument(f"--{option}", dest=name, type=int, help="default: small, by architecture")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--lib-dir", type=Path, required=True, help="folder with libggml-base.so")
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = _parser().parse_args(argv)
+    base = ARCHS[args.arch].shape
+    given = {k: v for k, v in vars(args).items() if hasattr(base, k) and v is not None}
+    try:
+        model = declare(args.arch, replace(base, **given), args.experts_type, args.dense_type)
+        write_model(model, args.output, args.lib_dir, args.seed, progress=True)
+    except (KeyError, ValueError, OSError) as error:
+        print(f"random_moe: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

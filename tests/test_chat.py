@@ -1,0 +1,532 @@
+# SPDX-License-Identifier: MIT
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import RunPyhobbit
+from gguf import GGUFWriter, TokenType
+from random_moe import declare, write_model
+
+from pyhobbit import CacheConfig, Engine, EngineConfig, HobbitError, SamplingConfig
+from pyhobbit._paths import LIB_DIR
+from pyhobbit.chat import Conversation
+from pyhobbit.config import ChatConfig
+from pyhobbit.engine import Message, Piece
+from pyhobbit.stats import CacheStats, ModelInfo, Stats
+
+PROMPT = "def read_file(path):\n"
+GREEDY = ("--temp", "0")
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}"
+    "{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
+    "<{{ m.role }}>{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def _write_dense_llama(path: Path, chat_template: str | None = None) -> None:
+    """One layer of random weights, a vocabulary of bytes."""
+    n_embd, n_vocab = 64, 259
+    writer = GGUFWriter(path, "llama")
+    writer.add_context_length(128)
+    writer.add_embedding_length(n_embd)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(n_embd)
+    writer.add_head_count(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(["<unk>", "<s>", "</s>"] + [f"<0x{byte:02X}>" for byte in range(256)])
+    writer.add_token_scores([0.0] * n_vocab)
+    writer.add_token_types([TokenType.UNKNOWN] + [TokenType.CONTROL] * 2 + [TokenType.BYTE] * 256)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    if chat_template is not None:
+        writer.add_chat_template(chat_template)
+    rng = np.random.default_rng(1)
+    for name in ("token_embd", "output"):
+        writer.add_tensor(f"{name}.weight", rng.standard_normal((n_vocab, n_embd), dtype=np.float32))
+    for name in ("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"):
+        writer.add_tensor(f"{name}.weight", np.ones(n_embd, dtype=np.float32))
+    for name in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"):
+        writer.add_tensor(f"blk.0.{name}.weight", rng.standard_normal((n_embd, n_embd), dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.fixture(scope="module")
+def dense_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("dense") / "dense.gguf"
+    _write_dense_llama(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def chat_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("chat") / "chat.gguf"
+    _write_dense_llama(path, TEMPLATE)
+    return path
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_gguf: Path) -> Iterator[Engine]:
+    with Engine(tiny_gguf, EngineConfig(cache=CacheConfig(pools=8 << 20), n_threads=2)) as opened:
+        yield opened
+
+
+def _text(pieces: Iterator[Piece]) -> str:
+    return "".join(piece.text for piece in pieces)
+
+
+def _greedy(engine: Engine, prompt: str | Sequence[Message], n: int) -> str:
+    return _text(engine.generate(prompt, n, SamplingConfig(temp=0)))
+
+
+# one shot
+
+
+def test_one_shot_prints_the_text_and_nothing_else(
+    run_pyhobbit: RunPyhobbit, tiny_gguf: Path, engine: Engine
+) -> None:
+    done = run_pyhobbit("chat", tiny_gguf, "-p", PROMPT, "-n", 20, "--pools", "8M", *GREEDY)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == _greedy(engine, PROMPT, 20).removesuffix("\n") + "\n"
+    assert "20 generated tokens" in done.stderr
+    assert "hits" in done.stderr
+
+
+def test_a_prompt_from_standard_input_gives_the_same(run_pyhobbit: RunPyhobbit, tiny_gguf: Path) -> None:
+    arguments = ("chat", tiny_gguf, "-n", 8, "--pools", "8M", *GREEDY)
+    piped = run_pyhobbit(*arguments, stdin=PROMPT + "\n")
+    assert piped.returncode == 0, piped.stderr
+    assert piped.stdout == run_pyhobbit(*arguments, "-p", PROMPT).stdout
+
+
+def test_statistics_hold_what_was_promised(
+    run_pyhobbit: RunPyhobbit, tiny_gguf: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "stats.json"
+    path.write_text("old")
+    done = run_pyhobbit(
+        "chat", tiny_gguf, "-p", PROMPT, "-n", 16, "--pools", "8M", "--t1", "0", "--stats-json", path, *GREEDY
+    )
+    assert done.returncode == 0, done.stderr
+    stats = json.loads(path.read_text())
+    assert [entry.name for entry in tmp_path.iterdir()] == ["stats.json"]
+    assert stats["prompt_tokens"] > 3
+    assert stats["generated_tokens"] == 16
+    assert stats["time_to_first_token_s"] > 0
+    assert stats["decode_tokens_per_second"] > 0
+    assert 0 < stats["pool_bytes_high"] + stats["pool_bytes_low"] <= 8 << 20
+    # The last layer computes only the last token of a prompt.
+    n_routed = stats["n_layers"] * (stats["prompt_tokens"] + 15) - (stats["prompt_tokens"] - 1)
+    assert stats["selections_high"] + stats["selections_low"] == n_routed * stats["n_experts_used"]
+    # With t1 0 the top expert is high and every other low, unless its high version is in the cache already.
+    assert stats["selections_high"] >= n_routed
+    assert stats["selections_low"] > 0
+    assert stats["selections_skipped"] == 0
+    for tier in ("high", "low"):
+        rate = stats[f"hits_{tier}"] / (stats[f"hits_{tier}"] + stats[f"misses_{tier}"])
+        assert stats[f"hit_rate_{tier}"] == pytest.approx(rate)
+        assert stats[f"misses_{tier}"] > 0
+    assert stats["bytes_read"] > 0
+    assert stats["stall_s"] >= 0
+    assert stats["peak_rss_bytes"] > 10 << 20
+    assert stats["cached"]
+
+
+def test_ctrl_c_keeps_the_text_and_exits_with_130(tiny_gguf: Path, tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "pyhobbit",
+        "chat",
+        str(tiny_gguf),
+        "-p",
+        PROMPT,
+        "-n",
+        "-1",
+        "--pools",
+        "8M",
+    ]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
+    ) as process:
+        assert process.stdout is not None
+        first = process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        rest, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert (first + rest).endswith("\n")
+    assert "Traceback" not in errors
+    assert "generated tokens" in errors
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--system", "be kind"], "no chat template"),
+        (["--ctx", "1000000"], "use --ctx"),
+        (["--pools", "1K"], "pools"),
+        (["--sidecar", "nowhere.gguf"], "sidecar"),
+    ],
+)
+def test_what_the_model_cannot_do_is_one_sentence(
+    options: list[str], message: str, run_pyhobbit: RunPyhobbit, tiny_gguf: Path
+) -> None:
+    done = run_pyhobbit("chat", tiny_gguf, "-p", "x", "-n", 2, *options)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert done.stderr.startswith("pyhobbit: error: ")
+    assert message in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--sidecar", "nowhere.gguf"], "nowhere.gguf"),
+        (["--t1", "0.5"], "low-precision"),
+        (["--memory", "1M"], "smallest"),
+    ],
+)
+def test_what_a_plain_gguf_cannot_do_is_one_sentence(
+    options: list[str], message: str, run_pyhobbit: RunPyhobbit, tmp_path: Path
+) -> None:
+    path = tmp_path / "plain.gguf"
+    write_model(declare("llama"), path, LIB_DIR)
+    done = run_pyhobbit("chat", path, "-p", "x", "-n", 2, *options)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert message in done.stderr
+
+
+def test_a_plain_gguf_gives_the_same_text_with_and_without_the_cache(
+    run_pyhobbit: RunPyhobbit, tmp_path: Path
+) -> None:
+    path = tmp_path / "plain.gguf"
+    write_model(declare("llama"), path, LIB_DIR)
+    arguments = ("chat", path, "-p", "a plain model", "-n", 12, *GREEDY)
+    stock = run_pyhobbit(*arguments)
+    cached = run_pyhobbit(*arguments, "--pools", "3M")
+    assert stock.returncode == cached.returncode == 0, stock.stderr + cached.stderr
+    assert "fits into free memory" in stock.stderr
+    assert "high pool" in cached.stderr
+    assert cached.stdout == stock.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("missing.gguf", None, "does not exist"),
+        ("text.gguf", b"hello", "is not a GGUF file"),
+        ("empty.gguf", b"", "is not a GGUF file"),
+        ("short.gguf", 1 << 20, "short.gguf"),
+        ("header.gguf", 3000, "header.gguf"),
+    ],
+)
+def test_a_file_that_cannot_be_loaded_is_one_sentence(
+    name: str,
+    content: bytes | int | None,
+    message: str,
+    run_pyhobbit: RunPyhobbit,
+    tiny_gguf: Path,
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / name
+    if isinstance(content, int):
+        with tiny_gguf.open("rb") as file:
+            content = file.read(content)
+    if content is not None:
+        path.write_bytes(content)
+    before = sorted(tmp_path.iterdir())
+    done = run_pyhobbit("chat", path, "-p", "x", "-n", 2)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert message in done.stderr
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_dense_model_runs_as_stock_and_says_so_once(
+    run_pyhobbit: RunPyhobbit, dense_gguf: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "stats.json"
+    done = run_pyhobbit("chat", dense_gguf, "-p", "ab", "-n", 4, "--stats-json", path, *GREEDY)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("nothing to offload") == 1
+    stats = json.loads(path.read_text())
+    assert not stats["cached"]
+    assert stats["selections_high"] == stats["bytes_read"] == 0
+    assert stats["generated_tokens"] == 4
+
+
+# the engine
+
+
+def test_the_same_seed_gives_the_same_text(engine: Engine) -> None:
+    def sampled(seed: int) -> str:
+        return _text(engine.generate(PROMPT, 24, SamplingConfig(temp=1.5, seed=seed)))
+
+    assert sampled(1) == sampled(1)
+    assert len({sampled(seed) for seed in range(1, 5)}) > 1
+
+
+def test_pieces_carry_rising_times_and_the_last_one_why_it_ended(engine: Engine) -> None:
+    pieces = list(engine.generate(PROMPT, 5, SamplingConfig(temp=0)))
+    assert len(pieces) == 5
+    assert [piece.finish for piece in pieces] == [None] * 4 + ["length"]
+    times = [piece.time_s for piece in pieces]
+    assert times == sorted(times)
+    assert times[0] > 0
+
+
+def test_a_known_beginning_is_not_evaluated_again(engine: Engine) -> None:
+    answer = _greedy(engine, PROMPT, 6)
+    before = engine.stats()
+    assert _greedy(engine, PROMPT, 6) == answer
+    after = engine.stats()
+    assert after.prompt_tokens > before.prompt_tokens
+    assert after.prompt_tokens_evaluated == before.prompt_tokens_evaluated + 1
+
+
+def test_an_answer_ends_with_the_context(tiny_gguf: Path) -> None:
+    config = EngineConfig(cache=CacheConfig(pools=8 << 20), n_ctx=32)
+    with Engine(tiny_gguf, config) as small:
+        pieces = list(small.generate("a b", None, SamplingConfig(temp=0)))
+        n_prompt = small.stats().prompt_tokens
+        assert pieces[-1].finish in ("context", "stop")
+        if pieces[-1].finish == "context":
+            assert n_prompt + len(pieces) == 33  # the last token needs no place
+        with pytest.raises(HobbitError, match="more than the context of 32"):
+            list(small.generate("x " * 100, 1))
+        # An answer still works after one that failed.
+        assert len(list(small.generate("a b", 1))) == 1
+
+
+def test_interrupt_ends_an_answer_and_the_next_one_is_whole(engine: Engine) -> None:
+    whole = _greedy(engine, PROMPT, 8)
+    pieces = []
+    for piece in engine.generate(PROMPT, 8, SamplingConfig(temp=0)):
+        pieces.append(piece)
+        if len(pieces) == 3:
+            engine.interrupt()
+    assert pieces[-1].finish == "interrupted"
+    assert len(pieces) == 4
+    assert whole.startswith(_text(iter(pieces)))
+    assert _greedy(engine, PROMPT, 8) == whole
+
+
+def test_an_interrupted_prompt_leaves_no_half_of_it(engine: Engine) -> None:
+    whole = _greedy(engine, PROMPT * 10, 4)
+    engine.interrupt()
+    pieces = list(engine.generate("other " * 200, 8))
+    assert [piece.finish for piece in pieces] == ["interrupted"]
+    assert _greedy(engine, PROMPT * 10, 4) == whole
+
+
+def test_half_characters_wait_for_their_other_half(engine: Engine) -> None:
+    model, _ = engine._opened()
+    text = "# größer als 10 €: 🙂\n"
+    tokens = model.tokenize(text)
+    assert b"".join(model.piece(token) for token in tokens).decode().strip() == text.strip()
+
+
+def test_a_closed_engine_says_so(tiny_gguf: Path) -> None:
+    engine = Engine(tiny_gguf)
+    with pytest.raises(HobbitError, match="not open"):
+        engine.info()
+    with engine:
+        assert engine.info().n_ctx > 0
+    engine.close()
+    with pytest.raises(HobbitError, match="not open"):
+        engine.stats()
+
+
+# conversations
+
+
+def test_a_template_shapes_the_prompt_and_the_first_token_comes_once(chat_gguf: Path) -> None:
+    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
+    with Engine(chat_gguf) as engine:
+        assert engine.chat_template == TEMPLATE
+        list(engine.generate(messages, 1))
+        model, context = engine._opened()
+        plain = model.tokenize("<system>be brief\n<user>hi\n<assistant>")
+        assert context.tokens == plain
+        with pytest.raises(HobbitError, match="refuses this conversation: no tools"):
+            list(engine.generate([{"role": "tool", "content": ""}], 1))
+
+
+class _FakeEngine:
+    """Answers with a number and keeps the prompts."""
+
+    def __init__(self, template: str | None) -> None:
+        self.chat_template = template
+        self.prompts: list[object] = []
+
+    def generate(self, prompt: object, _max_tokens: int | None, _sampling: SamplingConfig) -> Iterator[Piece]:
+        self.prompts.append(prompt)
+        if "bad" in str(prompt):
+            raise HobbitError("too long")
+        yield Piece(f"[{len(self.prompts)}", 1, 0.1)
+        yield Piece("]", 2, 0.2, "stop")
+
+
+def _converse(
+    template: str | None, *questions: str, system: str | None = None
+) -> tuple[Conversation, list[object]]:
+    fake = _FakeEngine(template)
+    conversation = Conversation(fake, ChatConfig(system=system))  # type: ignore[arg-type]
+    for question in questions:
+        list(conversation.ask(question))
+    return conversation, fake.prompts
+
+
+def test_a_conversation_remembers_both_sides() -> None:
+    _, prompts = _converse(TEMPLATE, "one", "two", system="be kind")
+    assert prompts[1] == [
+        {"role": "system", "content": "be kind"},
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "content": "[1]"},
+        {"role": "user", "content": "two"},
+    ]
+
+
+def test_without_a_template_a_conversation_is_one_text() -> None:
+    _, prompts = _converse(None, "one", "two")
+    assert prompts == ["one", "one[1]two"]
+
+
+def test_a_question_that_failed_is_forgotten_and_clear_forgets_all() -> None:
+    conversation, prompts = _converse(None, "one")
+    with pytest.raises(HobbitError, match="too long"):
+        list(conversation.ask("bad"))
+    list(conversation.ask("two"))
+    assert prompts[-1] == "one[1]two"
+    conversation.clear()
+    list(conversation.ask("three"))
+    assert prompts[-1] == "three"
+
+
+# the terminal
+
+
+class _Terminal:
+    """pyhobbit chat on a pseudo-terminal."""
+
+    def __init__(self, arguments: Sequence[str], folder: Path) -> None:
+        self._main, side = pty.openpty()
+        environment = {**os.environ, "XDG_STATE_HOME": str(folder), "TERM": "dumb"}
+        command = [sys.executable, "-m", "pyhobbit", "chat", *arguments]
+        # A session of its own makes the terminal the controlling one, as Ctrl-C needs.
+        self.process = subprocess.Popen(
+            command, stdin=side, stdout=side, stderr=side, cwd=folder, env=environment, start_new_session=True
+        )
+        os.close(side)
+        self.text = ""
+
+    def expect(self, text: str, timeout_s: float = 60) -> str:
+        """Reads until `text` was written; returns what came before."""
+        end = time.monotonic() + timeout_s
+        while text not in self.text:
+            assert time.monotonic() < end, f"no {text!r} in {self.text!r}"
+            self.text += os.read(self._main, 4096).decode(errors="replace")
+        before, self.text = self.text.split(text, 1)
+        return before
+
+    def type(self, text: str) -> None:
+        os.write(self._main, text.encode())
+
+    def interrupt(self) -> None:
+        self.process.send_signal(signal.SIGINT)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._main)
+
+
+@pytest.fixture
+def terminal(tiny_gguf: Path, tmp_path: Path) -> Iterator[_Terminal]:
+    opened = _Terminal([str(tiny_gguf), "--pools", "8M", "--temp", "0", "-n", "300"], tmp_path)
+    yield opened
+    opened.close()
+
+
+def test_a_terminal_session_answers_survives_ctrl_c_and_keeps_its_history(
+    terminal: _Terminal, tmp_path: Path
+) -> None:
+    terminal.expect("it continues the text that you type")
+    terminal.expect("> ")
+    terminal.type("import os\n")
+    terminal.expect("import os")
+    time.sleep(0.5)
+    terminal.interrupt()  # while it answers
+    terminal.expect("> ")
+    terminal.interrupt()  # while it waits
+    terminal.expect("> ")
+    terminal.type("/clear\n")
+    terminal.expect("> ")
+    terminal.type("/exit\n")
+    terminal.expect("generated tokens")
+    assert terminal.process.wait(timeout=60) == 0
+    history = (tmp_path / "pyhobbit" / "history").read_text()
+    assert "import os" in history
+
+
+def test_the_end_of_input_ends_a_terminal_session(terminal: _Terminal) -> None:
+    terminal.expect("> ")
+    terminal.type("\x04")
+    terminal.expect("generated tokens")
+    assert terminal.process.wait(timeout=60) == 0
+
+
+# statistics
+
+
+def _stats(**cache: int) -> Stats:
+    info = ModelInfo(
+        "m.gguf", "llama", 512, 2, cached=True, has_experts=True, pool_bytes_high=1, tier_bytes_high=4
+    )
+    return Stats(info, CacheStats(**cache), 0.1, 4, 4, 0, None, None, 1 << 20)
+
+
+def test_statistics_without_measurements_have_none_instead_of_a_number() -> None:
+    values = _stats().as_dict()
+    assert values["hit_rate_high"] is None
+    assert values["decode_tokens_per_second"] is None
+    assert "4 prompt + 0 generated tokens" in _stats().summary()
+
+
+def test_derived_statistics_follow_from_the_counters() -> None:
+    stats = _stats(hits_high=3, misses_high=1, bytes_read=80)
+    assert stats.hit_rate_high == 0.75
+    assert stats.bytes_read_per_token == 20
+    assert "75% hits" in stats.summary()
+
+
+def test_statistics_that_cannot_be_written_leave_nothing(tmp_path: Path) -> None:
+    (tmp_path / "stats.json").mkdir()
+    with pytest.raises(HobbitError, match="cannot be written"):
+        _stats().write_json(tmp_path / "stats.json")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["stats.json"]
+
+
+def test_statistics_can_go_to_a_device_or_through_a_link(tmp_path: Path) -> None:
+    _stats().write_json(Path("/dev/null"))
+    assert not Path("/dev/null").is_file()
+    link = tmp_path / "link.json"
+    link.symlink_to("target.json")
+    _stats().write_json(link)
+    assert link.is_symlink()
+    assert json.loads((tmp_path / "target.json").read_text())["model"] == "m.gguf"

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: MIT
+import importlib.metadata
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pyhobbit import chat, cli
+from pyhobbit.errors import ConfigError, HobbitError
+
+
+def _error_line(text: str) -> str:
+    lines = text.splitlines()
+    assert len(lines) == 1, text
+    assert lines[0].startswith("pyhobbit: error: ")
+    return lines[0]
+
+
+def test_version_is_the_installed_one(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(["--version"])
+    assert end.value.code == 0
+    assert capsys.readouterr().out == f"pyhobbit {importlib.metadata.version('pyhobbit')}\n"
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(["--help"])
+    assert end.value.code == 0
+    text = capsys.readouterr().out
+    assert "chat" in text
+    assert "convert" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "COMMAND"),
+        (["frob"], "invalid choice: 'frob'"),
+        (["chat"], "MODEL"),
+        (["chat", "m.gguf", "--memory", "1G", "--pools", "1G"], "not allowed with"),
+        (["chat", "m.gguf", "-n", "many"], "invalid int value"),
+        (["chat", "m.gguf", "--frob"], "unrecognized arguments"),
+    ],
+)
+def test_wrong_usage_is_one_sentence_and_status_2(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(arguments)
+    assert end.value.code == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert message in _error_line(captured.err)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--memory", "5x"], "'5x' is not a size"),
+        (["--pools", ""], "'' is not a size"),
+        (["--t1", "0.9", "--t2", "0.5"], "t1 <= t2"),
+        (["--t1", "2"], "between 0 and 1"),
+        (["-n", "0"], "-n is 0"),
+        (["--ctx", "0"], "n_ctx is 0"),
+        (["--threads", "0"], "n_threads is 0"),
+        (["--temp", "-1"], "temp is -1.0"),
+        (["--seed", "-1"], "seed must lie between"),
+        (["--stats-json", "/no/such/folder/s.json"], "does not exist; create it first"),
+    ],
+)
+def test_a_wrong_value_is_found_before_the_model_is_touched(
+    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["chat", "/no/such/model.gguf", "-p", "x", *options]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert message in _error_line(captured.err)
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(HobbitError("it is so"), 1), (ConfigError("it is so"), 2), (KeyboardInterrupt(), 130)],
+)
+def test_each_kind_of_error_has_its_status(
+    error: BaseException, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_args: object) -> int:
+        raise error
+
+    monkeypatch.setattr(chat, "chat", fail)
+    assert cli.main(["chat", "m.gguf", "-p", "x"]) == status
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == ("" if status == 130 else "pyhobbit: error: it is so\n")
+
+
+def test_an_error_of_ours_is_no_traceback_but_a_bug_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_args: object) -> int:
+        raise AssertionError
+
+    monkeypatch.setattr(chat, "chat", fail)
+    with pytest.raises(AssertionError):
+        cli.main(["chat", "m.gguf", "-p", "x"])
+
+
+def test_a_reader_that_went_away_ends_the_program_quietly(tmp_path: Path) -> None:
+    program = "import sys\nfrom pyhobbit import chat, cli\n"
+    program += "def endless(*_):\n    while True:\n        print('text', flush=True)\n"
+    program += "chat.chat = endless\nsys.exit(cli.main(['chat', 'm.gguf', '-p', 'x']))\n"
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(timeout=60) == 141
+    assert process.stderr.read() == b""
+    process.stderr.close()
+
+
+def test_the_command_line_needs_no_native_library_for_its_help(tmp_path: Path) -> None:
+    program = "import sys\nfrom pyhobbit import cli\n"
+    program += "heavy = {'llama_cpp', 'torch', 'transformers', 'pyhobbit._hobbit_c'} & set(sys.modules)\n"
+    program += "sys.exit(', '.join(heavy) or 0)\n"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: MIT
+from pathlib import Path
+
+import pytest
+
+from pyhobbit.config import (
+    CacheConfig,
+    ChatConfig,
+    EngineConfig,
+    SamplingConfig,
+    format_size,
+    parse_size,
+)
+from pyhobbit.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "n_bytes"),
+    [
+        ("1000000", 1_000_000),
+        ("2G", 2 << 30),
+        ("2g", 2 << 30),
+        ("512MiB", 512 << 20),
+        ("512 MB", 512 << 20),
+        ("1.5G", 3 << 29),
+        (".5k", 512),
+        ("1TiB", 1 << 40),
+        (" 7B ", 7),
+    ],
+)
+def test_sizes_are_read_in_powers_of_1024(text: str, n_bytes: int) -> None:
+    assert parse_size(text) == n_bytes
+
+
+@pytest.mark.parametrize(
+    "text", ["", "G", "2X", "2GG", "-1G", "0", "0.0001", "1e9", "two", "1..5G", "2 G 3", "nan"]
+)
+def test_a_size_that_cannot_be_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(ConfigError, match="is not a size; write it like 2G"):
+        parse_size(text)
+
+
+@pytest.mark.parametrize(
+    ("n_bytes", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (5 << 20, "5.0 MiB"), (3 << 40, "3072.0 GiB")],
+)
+def test_sizes_are_written_for_people(n_bytes: int, text: str) -> None:
+    assert format_size(n_bytes) == text
+
+
+def test_without_settings_the_native_code_decides_everything() -> None:
+    assert CacheConfig().settings() == {}
+
+
+def test_settings_carry_their_native_keys_and_types() -> None:
+    config = CacheConfig(memory=5, low_share=0.25, t1=0.0, t2=1.0, io_threads=3, sidecar=Path("/m/x.gguf"))
+    settings = config.settings()
+    assert settings == {
+        "hobbit.enable": True,
+        "hobbit.memory": 5,
+        "hobbit.low_share": 0.25,
+        "hobbit.t1": 0.0,
+        "hobbit.t2": 1.0,
+        "hobbit.io_threads": 3,
+        "hobbit.sidecar": "/m/x.gguf",
+    }
+    # llama.cpp passes a setting on by its type: 0 instead of 0.0 would be an integer.
+    assert isinstance(settings["hobbit.t1"], float)
+    assert settings["hobbit.enable"] is True
+
+
+def test_an_integer_threshold_becomes_a_float() -> None:
+    assert isinstance(CacheConfig(t1=0, t2=1).settings()["hobbit.t1"], float)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"memory": 1, "pools": 1}, "--memory bounds the whole process"),
+        ({"memory": 0}, "memory is 0; it must be positive"),
+        ({"pools": -1}, "pools is -1"),
+        ({"io_threads": 0}, "io_threads is 0"),
+        ({"t1": 0.9, "t2": 0.5}, "t1 <= t2"),
+        ({"t1": -0.1}, "t1 is -0.1; it must lie between 0 and 1"),
+        ({"t2": 1.1}, "t2 is 1.1"),
+        ({"t2": float("nan")}, "t2 is nan"),
+        ({"low_share": 2.0}, "low_share is 2.0"),
+    ],
+)
+def test_a_cache_that_cannot_be_is_refused(settings: dict[str, float], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        CacheConfig(**settings)
+
+
+@pytest.mark.parametrize(("t1", "t2"), [(0, 0), (0, 1), (1, 1), (0.6, 0.9), (0.5, None), (None, 0.5)])
+def test_thresholds_at_and_within_their_bounds_are_taken(t1: float | None, t2: float | None) -> None:
+    CacheConfig(t1=t1, t2=t2)
+
+
+def test_a_long_sidecar_path_is_passed_relative_to_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / ("d" * 150)
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    assert CacheConfig(sidecar=folder / "x.gguf").settings()["hobbit.sidecar"] == "x.gguf"
+
+
+def test_a_sidecar_path_that_llama_cpp_would_cut_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="longer than 127 bytes; start pyhobbit in its folder"):
+        CacheConfig(sidecar=tmp_path / ("ü" * 64))
+
+
+def test_the_longest_sidecar_path_is_taken() -> None:
+    path = "/" + "x" * 126
+    assert CacheConfig(sidecar=Path(path)).settings()["hobbit.sidecar"] == path
+
+
+@pytest.mark.parametrize(
+    "settings", [{"temp": -1.0}, {"seed": -1}, {"seed": 2**32 - 1}, {"temp": float("nan")}]
+)
+def test_sampling_that_cannot_be_is_refused(settings: dict[str, float]) -> None:
+    with pytest.raises(ConfigError):
+        SamplingConfig(**settings)
+
+
+@pytest.mark.parametrize("settings", [{"n_ctx": 0}, {"n_batch": 0}, {"n_threads": -2}])
+def test_an_engine_that_cannot_be_is_refused(settings: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match="must be positive"):
+        EngineConfig(**settings)
+
+
+def test_a_chat_needs_tokens_and_a_folder_for_its_statistics(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="-n is 0"):
+        ChatConfig(max_tokens=0)
+    with pytest.raises(ConfigError, match="create it first"):
+        ChatConfig(stats_json=tmp_path / "no" / "stats.json")
+    ChatConfig(max_tokens=1, stats_json=tmp_path / "stats.json")

@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: MIT
+"""Whatever goes wrong: one sentence on stderr, exit status 1, and no file left behind."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from convert_fixtures import MAKE_GGUF, run_converter, write_moe
+from gguf import GGUFReader, GGUFWriter
+
+from pyhobbit.convert import pipeline
+from pyhobbit.convert.options import Options
+from pyhobbit.convert.pipeline import convert
+from pyhobbit.errors import HobbitError
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return write_moe(tmp_path / "model.gguf")
+
+
+def assert_refused(model: Path, *arguments: object, says: Sequence[str], **options: object) -> None:
+    """The command fails with one line that has all of `says`, and the folder stays as it is."""
+    folder = model if model.is_dir() else model.parent
+    before = sorted(folder.iterdir())
+    done = run_converter(model, *arguments, **options)
+    assert (done.returncode, done.stdout) == (1, "")
+    message = done.stderr.splitlines()[-1]
+    assert message.startswith("make_gguf.py: error: ")
+    assert "Traceback" not in done.stderr
+    for text in says:
+        assert text in message
+    assert sorted(folder.iterdir()) == before
+
+
+def test_missing_model(tmp_path: Path) -> None:
+    assert_refused(tmp_path / "nothing.gguf", says=["does not exist"])
+
+
+def test_unknown_type_lists_the_types(model: Path) -> None:
+    assert_refused(model, "--low", "q4_k_m", says=["unknown type 'q4_k_m'", " q4_0, ", " q4_k, ", " mxfp4, "])
+    assert_refused(model, "--high", "int8", says=["unknown type 'int8'"])
+
+
+def test_existing_output(model: Path) -> None:
+    output = model.with_name("model-hobbit.gguf")
+    output.write_text("mine")
+    assert_refused(model, says=["exists already", "--force"])
+    assert output.read_text() == "mine"
+
+
+def test_output_that_is_the_model(model: Path) -> None:
+    assert_refused(model, "-o", model, "--force", says=["is the model itself"])
+
+
+def test_output_that_is_a_split_of_the_model(tmp_path: Path) -> None:
+    write_moe(tmp_path / "model.gguf", split_max_tensors=5)
+    first, second, *_ = sorted(tmp_path.glob("model-*.gguf"))
+    assert_refused(first, "-o", second, "--force", says=["is a split of the model"])
+
+
+def test_output_in_a_missing_folder(model: Path) -> None:
+    assert_refused(model, "-o", model.parent / "no" / "out.gguf", says=["in an existing folder"])
+
+
+def test_sidecar_with_another_high_type(model: Path) -> None:
+    assert_refused(model, "--sidecar", "--high", "q8_0", says=["drop --high"])
+
+
+def test_no_threads(model: Path) -> None:
+    assert_refused(model, "--threads", "0", says=["--threads 0"])
+
+
+def test_dense_model(tmp_path: Path) -> None:
+    assert_refused(write_moe(tmp_path / "dense.gguf", parts=()), says=["dense model", "nothing to split"])
+
+
+def test_model_with_tiers(model: Path) -> None:
+    output = convert(Options(model))
+    assert_refused(output, says=["already has tiers"])
+    sidecar = convert(Options(model, sidecar=True))
+    assert_refused(sidecar, says=["already has tiers"])
+
+
+def test_experts_in_tensors_of_their_own(tmp_path: Path) -> None:
+    writer = GGUFWriter(tmp_path / "old.gguf", "llama")
+    writer.add_tensor("blk.0.ffn_gate.3.weight", np.zeros((32, 32), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    assert_refused(tmp_path / "old.gguf", says=["one tensor per expert"])
+
+
+@pytest.mark.parametrize("missing", [1, 100_000, 3_000_000])
+def test_truncated_model(model: Path, missing: int) -> None:
+    size = GGUFReader(model).tensors[-1]
+    end = size.data_offset + int(size.n_bytes)
+    os.truncate(model, end - missing)
+    assert_refused(model, says=["is truncated: tensor"])
+
+
+def test_model_cut_in_its_header(model: Path) -> None:
+    os.truncate(model, 200)
+    assert_refused(model, says=["is damaged", "middle of its header"])
+
+
+def test_empty_file_and_other_format(tmp_path: Path) -> None:
+    empty, other = tmp_path / "empty.gguf", tmp_path / "other.gguf"
+    empty.touch()
+    other.write_bytes(b"PK\3\4" * 10)
+    assert_refused(empty, says=["is empty"])
+    assert_refused(other, says=["not a GGUF"])
+
+
+def test_corrupted_header(model: Path) -> None:
+    with model.open("r+b") as file:
+        file.seek(24)  # the length of the first key
+        file.write(b"\xff" * 8)
+    assert_refused(model, says=["is damaged"])
+
+
+def test_missing_split(tmp_path: Path) -> None:
+    write_moe(tmp_path / "model.gguf", split_max_tensors=5)
+    first, second, *_ = sorted(tmp_path.glob("model-*.gguf"))
+    second.unlink()
+    assert_refused(first, says=["a split of the model is missing", second.name])
+
+
+def test_renamed_and_foreign_splits(tmp_path: Path) -> None:
+    write_moe(tmp_path / "model.gguf", split_max_tensors=5)
+    first, second, third, *_ = sorted(tmp_path.glob("model-*.gguf"))
+    shutil.copy(third, second)
+    assert_refused(first, says=[second.name, "is not split 2 of"])
+    first.rename(tmp_path / "renamed.gguf")
+    assert_refused(tmp_path / "renamed.gguf", says=["one of", "splits"])
+
+
+def test_row_that_the_blocks_do_not_divide(tmp_path: Path) -> None:
+    model = write_moe(tmp_path / "model.gguf", n_ff=96)
+    assert_refused(model, "--low", "q4_k", says=["'blk.0.ffn_down_exps.weight'", "96 values", "256", "q4_0"])
+    assert convert(Options(model, low="q4_0")).exists()
+
+
+@pytest.mark.parametrize("ggml_type", ["iq2_xxs", "iq1_m"])
+def test_type_that_wants_an_importance_matrix(model: Path, ggml_type: str) -> None:
+    assert_refused(
+        model, "--low", ggml_type, says=["importance matrix", "'blk.0.ffn_gate_exps.weight'", "--imatrix"]
+    )
+
+
+def test_weights_that_are_not_finite(tmp_path: Path) -> None:
+    model = write_moe(tmp_path / "model.gguf", "f32")
+    tensor = next(tensor for tensor in GGUFReader(model).tensors if "up_exps.weight" in tensor.name)
+    with model.open("r+b") as file:
+        file.seek(tensor.data_offset + 4000)
+        file.write(np.float32(np.nan).tobytes())
+    assert_refused(model, says=["'blk.0.ffn_up_exps.weight'", "not finite"])
+
+
+def test_weights_beyond_the_range_of_the_type(tmp_path: Path) -> None:
+    model = write_moe(tmp_path / "model.gguf", "f32", expert_scale=1e6)
+    assert_refused(model, "--high", "f16", says=["exceed the range of f16"])
+
+
+def test_disk_space_is_checked_before_starting(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=5 << 20))
+    monkeypatch.setattr(pipeline, "write_output", lambda *_: pytest.fail("started to write"))
+    with pytest.raises(HobbitError, match=r"not enough disk space in .*: 7\.\d MiB needed, 5\.0 MiB free"):
+        convert(Options(model))
+
+
+def test_disk_that_becomes_full_leaves_no_file(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def pwrite(*_: object) -> int:
+        calls.append(1)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    with pytest.raises(HobbitError, match=r"the disk became full while .*model-hobbit\.gguf was written"):
+        convert(Options(model))
+    assert calls
+    assert list(model.parent.iterdir()) == [model]
+
+
+def test_limit_on_file_size_leaves_no_file(model: Path) -> None:
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+
+    assert_refused(model, says=["failed: File too large"], preexec_fn=limit)
+
+
+def damage(path: Path, position: Callable[[int], int]) -> None:
+    with path.open("r+b") as file:
+        offset = position(path.stat().st_size)
+        file.seek(offset)
+        byte = file.read(1)
+        file.seek(offset)
+        file.write(bytes([byte[0] ^ 1]))
+
+
+@pytest.mark.parametrize(
+    ("position", "message"),
+    [(lambda size: size - 4096, "reads back differently"), (lambda _: 100, "metadata differ|damaged")],
+)
+def test_verification_finds_damage(
+    model: Path, monkeypatch: pytest.MonkeyPatch, position: Callable[[int], int], message: str
+) -> None:
+    original = pipeline.write_output
+
+    def write_and_damage(path: Path, *arguments: object) -> object:
+        result = original(path, *arguments)
+        damage(path, position)
+        return result
+
+    monkeypatch.setattr(pipeline, "write_output", write_and_damage)
+    with pytest.raises(HobbitError, match=message):
+        convert(Options(model))
+    assert list(model.parent.iterdir()) == [model]
+
+
+def test_verification_finds_an_expert_that_was_left_out(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = pipeline.write_output
+    monkeypatch.setattr(pipeline, "write_output", lambda *arguments: original(*arguments)[:-1])
+    with pytest.raises(HobbitError, match=r"'blk.1.ffn_down_exps.low.0.weight' has \d+ of \d+ bytes"):
+        convert(Options(model))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interruption_leaves_no_file(tmp_path: Path, number: signal.Signals) -> None:
+    model = write_moe(tmp_path / "model.gguf", n_ff=4096)
+    command = [sys.executable, str(MAKE_GGUF), "--low", "iq3_s", str(model)]  # the slowest type: many seconds
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        while not list(tmp_path.glob(".model-hobbit.gguf.*.tmp")):
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(number)
+        _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert stderr.splitlines()[-1].endswith("nothing was written")
+    assert list(tmp_path.iterdir()) == [model]

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: MIT
+"""Importance matrices: both formats, their effect, and files that do not fit."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from convert_fixtures import N_EMBD, N_EXPERT, tensor_bytes, tensor_values, write_imatrix, write_moe
+
+from pyhobbit.convert.imatrix import read_imatrix
+from pyhobbit.convert.options import Options
+from pyhobbit.convert.pipeline import convert
+from pyhobbit.convert.quantize import quantize, type_by_name
+from pyhobbit.convert.read import read_model
+from pyhobbit.errors import HobbitError
+
+NAME = "blk.0.ffn_up_exps.weight"
+COUNTS = [3.0, 1.0, 0.0, 10.0]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return write_moe(tmp_path / "model.gguf", parts=("ffn_up_exps",))
+
+
+@pytest.fixture
+def sums() -> np.ndarray:
+    return np.random.default_rng(1).exponential(size=(N_EXPERT, N_EMBD)) ** 2
+
+
+def write_legacy(path: Path, entries: dict[str, np.ndarray], calls: int) -> Path:
+    data = struct.pack("<i", len(entries))
+    for name, values in entries.items():
+        data += struct.pack("<i", len(name)) + name.encode() + struct.pack("<ii", calls, values.size)
+        data += values.astype(np.float32).tobytes()
+    path.write_bytes(data + struct.pack("<ii", 5, 4) + b"text")
+    return path
+
+
+def test_sums_are_divided_by_counts_and_unused_experts_are_neutral(model: Path, sums: np.ndarray) -> None:
+    path = write_imatrix(model.with_name("imatrix.gguf"), {NAME: sums}, COUNTS)
+    imatrix = read_imatrix(path, read_model(model).tensors)
+    assert list(imatrix) == [NAME]
+    np.testing.assert_allclose(imatrix[NAME][3], sums[3] / 10, rtol=1e-6)
+    np.testing.assert_array_equal(imatrix[NAME][2], np.ones(N_EMBD))
+
+
+def test_legacy_sums_are_divided_by_calls(model: Path, sums: np.ndarray) -> None:
+    path = write_legacy(model.with_name("imatrix.dat"), {NAME: sums, "other": sums}, calls=4)
+    imatrix = read_imatrix(path, read_model(model).tensors)
+    assert list(imatrix) == [NAME]
+    np.testing.assert_allclose(imatrix[NAME], sums / 4, rtol=1e-6)
+
+
+@pytest.mark.parametrize("low", ["q4_k", "iq2_xxs"])
+def test_each_expert_is_quantised_with_its_own_importance(model: Path, sums: np.ndarray, low: str) -> None:
+    both = dict.fromkeys([NAME, NAME.replace("0", "1")], sums)
+    path = write_imatrix(model.with_name("imatrix.gguf"), both, [1.0] * N_EXPERT)
+    output = tensor_bytes(convert(Options(model, low=low, imatrix=path)))
+    weights = np.ascontiguousarray(sums, np.float32)
+    values = tensor_values(model)[NAME]
+    expected = [quantize(type_by_name(low), values[e], weights[e]) for e in range(N_EXPERT)]
+    np.testing.assert_array_equal(output["blk.0.ffn_up_exps.low.0.weight"], np.concatenate(expected))
+
+
+def test_importance_lowers_the_weighted_error(model: Path, sums: np.ndarray) -> None:
+    path = write_imatrix(model.with_name("imatrix.gguf"), {NAME: sums}, [1.0] * N_EXPERT)
+    source = tensor_values(model)[NAME]
+    errors = []
+    for imatrix in (None, path):
+        output = tensor_values(convert(Options(model, low="q4_k", imatrix=imatrix, force=True)))
+        errors.append(
+            float((((output["blk.0.ffn_up_exps.low.0.weight"] - source) ** 2) * sums[:, None]).sum())
+        )
+    assert errors[1] < 0.9 * errors[0]
+
+
+def test_matrix_of_another_model_is_refused(model: Path, sums: np.ndarray) -> None:
+    path = write_imatrix(model.with_name("imatrix.gguf"), {NAME: sums[:3]}, COUNTS[:3])
+    with pytest.raises(HobbitError, match=f"768 values for '{NAME}', not 4 x 256: it was made from another"):
+        convert(Options(model, imatrix=path))
+
+
+def test_matrix_that_lacks_a_tensor_is_refused_where_it_is_wanted(model: Path, sums: np.ndarray) -> None:
+    path = write_imatrix(model.with_name("imatrix.gguf"), {NAME: sums}, COUNTS)
+    with pytest.raises(HobbitError, match=r"iq2_xs needs .* 'blk\.1\.ffn_up_exps\.weight'.* file has none"):
+        convert(Options(model, low="iq2_xs", imatrix=path))
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\0" * 3, b"\1\0\0\0\xff\xff\xff\xff", b"\xff" * 64, b"\1\0\0\0" * 9]
+)
+def test_file_that_is_no_matrix_is_refused(model: Path, content: bytes) -> None:
+    path = model.with_name("imatrix.dat")
+    path.write_bytes(content)
+    with pytest.raises(HobbitError, match="no readable importance matrix"):
+        convert(Options(model, imatrix=path))
+
+
+def test_model_given_as_matrix_and_missing_file_are_refused(model: Path) -> None:
+    with pytest.raises(HobbitError, match="no readable importance matrix"):
+        convert(Options(model, imatrix=model))
+    with pytest.raises(HobbitError, match=r"cannot read the importance matrix .*: No such file"):
+        convert(Options(model, imatrix=model.with_name("none")))
+
+
+def test_values_that_are_not_finite_are_refused(model: Path, sums: np.ndarray) -> None:
+    sums[1, 5] = np.inf
+    path = write_imatrix(model.with_name("imatrix.gguf"), {NAME: sums}, COUNTS)
+    with pytest.raises(HobbitError, match="not finite"):
+        convert(Options(model, imatrix=path))

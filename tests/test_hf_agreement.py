@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: MIT
+"""Hugging Face transformers and the converted model agree on the tiny model's logits."""
+
+from __future__ import annotations
+
+import functools
+
+import logits
+import models
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+N_TOKENS = 256
+
+# Largest absolute difference of any logit, with the KV cache in f32; logits lie between -18 and 12. This test
+# measures it (`pytest -s` prints it): 2.7e-5 and 3.0e-3. f32 leaves the order of summation. The checkpoint holds
+# f16, so that f16 has the same weights, but there ggml rounds the activations of every matrix product to f16.
+BOUNDS = {"f32": 1e-4, "f16": 1e-2}
+
+
+@functools.cache
+def _tokens() -> list[int]:
+    tokenizer = AutoTokenizer.from_pretrained(models.TINY / "model")
+    text = (models.TINY / "heldout.txt").read_text(encoding="utf-8")
+    return tokenizer(text, truncation=True, max_length=N_TOKENS)["input_ids"]
+
+
+@functools.cache
+def _reference() -> np.ndarray:
+    """float32 [tokens, vocabulary]"""
+    model = AutoModelForCausalLM.from_pretrained(models.TINY / "model", dtype=torch.float32).eval()
+    with torch.inference_mode():
+        return model(torch.tensor([_tokens()])).logits[0].numpy()
+
+
+@pytest.mark.parametrize("float_type", BOUNDS)
+def test_logits_agree_with_transformers(float_type: str) -> None:
+    plans = {"prefill": logits.prefill(_tokens()), "decode": logits.one_at_a_time(_tokens())}
+    model = models.tiny_tiers(float_type, "q4_0")
+    result = logits.run(models.lib_dir(), model, plans, {"hobbit.enable": True}, kv_f32=True)
+    assert result.stats["selections_high"] > 0
+    for plan, ours in result.logits.items():
+        difference = float(np.abs(ours - _reference()).max())
+        print(f"{float_type}, {plan}: largest difference {difference:.2e} of {np.abs(ours).max():.1f}")
+        assert difference <= BOUNDS[float_type]

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: MIT
+"""A model of several GB, at least four times its memory budget, stays within it."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import limits
+import models
+import pytest
+import random_moe
+
+MiB = 1 << 20
+BUDGET = 640 * MiB
+TOLERANCE = 1.05  # of the budget, for what the allocators and the interpreter add
+
+
+@pytest.fixture(scope="module")
+def big_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A qwen3moe of 2.9 GB: 8 layers of 128 experts, q4_0."""
+    shape = random_moe.Shape(n_layer=8, n_embd=2048, n_ff=768, n_expert=128, n_used=8)
+    path = tmp_path_factory.mktemp("big") / "qwen3moe-q4_0.gguf"
+    random_moe.write_model(random_moe.declare("qwen3moe", shape, "q4_0", "q8_0"), path, models.lib_dir())
+    assert path.stat().st_size > 4 * BUDGET
+    yield path
+    path.unlink()
+
+
+def chat(model: Path, stats: Path, *options: object) -> list[object]:
+    # a prompt that needs most experts of a layer at once, then tokens one by one
+    prompt = "A long prompt, so that a batch of it asks for most experts of every layer at once. " * 4
+    return [
+        sys.executable, "-P", "-m", "pyhobbit", "chat", model, "-p", prompt, "-n", 24, "--temp", 0, "--ctx", 1024,
+        "--stats-json", stats, *options,
+    ]  # fmt: skip
+
+
+def test_peak_memory_stays_within_the_budget(big_model: Path, tmp_path: Path) -> None:
+    done = limits.run(chat(big_model, tmp_path / "stats.json", "--memory", BUDGET))
+    assert done.returncode == 0, done.stderr
+    assert done.peak_rss <= BUDGET * TOLERANCE
+    stats = json.loads((tmp_path / "stats.json").read_text())
+    assert stats["generated_tokens"] == 24
+    assert stats["misses_high"] > 0
+    print(f"\nmodel {big_model.stat().st_size / MiB:.0f} MiB, budget {BUDGET / MiB:.0f} MiB, "
+          f"peak {done.peak_rss / MiB:.0f} MiB, pools {stats['pool_bytes_high'] / MiB:.0f} MiB")  # fmt: skip
+
+
+def test_runs_in_a_memory_cgroup_of_the_budget(big_model: Path, tmp_path: Path) -> None:
+    outside = limits.run(chat(big_model, tmp_path / "outside.json", "--memory", BUDGET))
+    try:
+        with limits.memory_cgroup(BUDGET) as cgroup:
+            inside = limits.run(chat(big_model, tmp_path / "inside.json", "--memory", BUDGET), cgroup)
+    except limits.NoCgroupError as e:
+        pytest.skip(str(e))
+    assert inside.returncode == 0, inside.stderr
+    assert inside.stdout == outside.stdout
+
+
+def test_budget_below_the_smallest_names_one_that_works(big_model: Path, tmp_path: Path) -> None:
+    done = limits.run(chat(big_model, tmp_path / "stats.json", "--memory", 100 * MiB))
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1
+    smallest = done.stderr.split("the smallest that works is ")[1].split(" MiB")[0]
+    again = limits.run(chat(big_model, tmp_path / "stats.json", "--memory", int(smallest) * MiB))
+    assert again.returncode == 0, again.stderr
+    assert again.peak_rss <= int(smallest) * MiB * TOLERANCE

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: MIT
+import ctypes
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from pyhobbit import _native, _native_build
+from pyhobbit._paths import BIN_DIR, LIB_DIR, VENDOR_DIR
+from pyhobbit.errors import HobbitError
+from pyhobbit.stats import CacheStats, ModelInfo
+
+HEADER = Path(__file__).resolve().parent.parent / "ggml_ext" / "include" / "hobbit.h"
+
+
+def _struct_fields(name: str) -> list[str]:
+    return [field for field, _ in _native.ffi.typeof(f"struct {name}").fields]
+
+
+def test_every_function_of_the_header_is_bound() -> None:
+    declared = set(re.findall(r"^HOBBIT_API .*?\b(hobbit_\w+)\(", HEADER.read_text(), flags=re.MULTILINE))
+    assert len(declared) > 10
+    assert {name for name in dir(_native.lib) if name.startswith("hobbit_")} == declared
+
+
+def test_declarations_drop_what_is_not_plain_c() -> None:
+    lines = ["#ifdef X", "#define A \\", "  b", "#endif", "#ifdef __cplusplus", "extern {", "#endif"]
+    header = "\n".join([*lines, "HOBBIT_API int f(void);", ""])
+    assert _native_build.declarations(header).split() == ["int", "f(void);"]
+
+
+def test_counters_and_information_have_the_fields_of_the_header() -> None:
+    assert _struct_fields("hobbit_stats") == [field.name for field in fields(CacheStats)]
+    assert set(_struct_fields("hobbit_info")) <= {field.name for field in fields(ModelInfo)}
+
+
+def test_the_installed_package_has_its_libraries_programs_and_converter() -> None:
+    for name in ("libllama.so", "libggml-base.so", "libggml-hobbit.so"):
+        assert (LIB_DIR / name).exists(), f"{LIB_DIR} holds no {name}"
+    for name in ("llama-server", "llama-quantize", "llama-perplexity", "llama-bench"):
+        assert os.access(BIN_DIR / name, os.X_OK), f"{BIN_DIR} holds no {name}"
+    assert (VENDOR_DIR / "convert_hf_to_gguf.py").exists()
+
+
+def test_llama_cpp_and_hobbit_share_one_library() -> None:
+    loaded = Path(_native.llama.llama_cpp._lib._name).resolve().parent
+    assert loaded == LIB_DIR.resolve()
+    mapped = {
+        Path(line.split()[-1])
+        for line in Path("/proc/self/maps").read_text().splitlines()
+        if "libggml-hobbit" in line
+    }
+    assert len(mapped) == 1
+    assert mapped.pop().parent == LIB_DIR.resolve()
+
+
+def test_a_failing_call_raises_its_sentence_and_keeps_it(tmp_path: Path) -> None:
+    missing = tmp_path / "missing.gguf"
+    model = _native.ffi.new("hobbit_model **")
+    with pytest.raises(HobbitError, match=re.escape(str(missing))):
+        _native.check(_native.lib.hobbit_open, bytes(missing), _native.ffi.NULL, 0, model)
+    assert model[0] == _native.ffi.NULL
+    error = _native.last_error()
+    assert error is not None
+    assert str(missing) in error
+    _native.lib.hobbit_clear_last_error()
+    assert _native.last_error() is None
+
+
+def test_an_unknown_tag_finds_no_model() -> None:
+    assert _native.lib.hobbit_find(123456789) == _native.ffi.NULL
+
+
+def _python(program: str, tmp_path: Path, **environment: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("before", [None, "/elsewhere"])
+def test_the_library_path_is_set_for_llama_cpp_alone(before: str | None, tmp_path: Path) -> None:
+    environment = {} if before is None else {"LLAMA_CPP_LIB_PATH": before}
+    program = "import json, os, pyhobbit._native; print(json.dumps(os.environ.get('LLAMA_CPP_LIB_PATH')))"
+    done = _python(program, tmp_path, **environment)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == before
+
+
+def test_another_llama_cpp_imported_before_is_an_error(tmp_path: Path) -> None:
+    program = (
+        "import os, sys\n"
+        f"os.environ['LLAMA_CPP_LIB_PATH'] = {str(tmp_path)!r}\n"
+        "import llama_cpp\n"
+        "import pyhobbit\n"
+        "try:\n    pyhobbit.Engine\n"
+        "except pyhobbit.HobbitError as e:\n    print(e)\n"
+    )
+    for library in LIB_DIR.glob("*.so*"):
+        (tmp_path / library.name).symlink_to(library)
+    done = _python(program, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "llama_cpp was imported before pyhobbit" in done.stdout
+
+
+def test_the_low_level_bindings_match_the_library() -> None:
+    """llama-cpp-python passes these structures by value: a layout that drifted would corrupt memory."""
+    llama = _native.llama
+    model_params = llama.llama_model_default_params()
+    context_params = llama.llama_context_default_params()
+    assert not model_params.vocab_only
+    assert model_params.use_extra_bufts
+    assert context_params.n_batch >= context_params.n_ubatch > 0
+    assert context_params.n_samplers == 0
+    assert ctypes.sizeof(llama.llama_model_kv_override_value) == 128

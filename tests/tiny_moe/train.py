@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: MIT
+"""Train, export and report on the tiny MoE model; README.md beside this file gives the commands."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import sentencepiece as spm
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import corpus
+from evaluate import build_report, perplexity
+from model import ModelConfig, TinyMixtral, export_hf
+
+HERE = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Optimisation settings; exactly one of steps and minutes bounds the run."""
+
+    steps: int | None
+    minutes: float | None
+    threads: int
+    batch: int = 8
+    peak_lr: float = 2e-3
+    final_lr: float = 5e-5
+    warmup_steps: int = 100
+    weight_decay: float = 0.4
+    balance_coefficient: float = 0.004
+    grad_clip: float = 1.0
+    checkpoint_seconds: float = 300.0
+    seed: int = 1
+
+
+@dataclass
+class Progress:
+    """What has been done so far, over all resumptions."""
+
+    step: int = 0
+    seconds: float = 0.0
+    tokens: int = 0
+
+    def fraction(self, cfg: TrainConfig) -> float:
+        if cfg.steps is not None:
+            return self.step / cfg.steps
+        return self.seconds / (60 * cfg.minutes)
+
+
+def learning_rate(progress: Progress, cfg: TrainConfig) -> float:
+    """Linear warm-up, then a cosine over the fraction of the run that is done."""
+    cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, progress.fraction(cfg))))
+    warmup = min(1.0, (progress.step + 1) / cfg.warmup_steps)
+    return warmup * (cfg.final_lr + (cfg.peak_lr - cfg.final_lr) * cosine)
+
+
+class Batches:
+    """Batch number n, a pure function of seed and n: each epoch shuffles windows at a new offset."""
+
+    def __init__(self, stream: np.ndarray, context: int, cfg: TrainConfig) -> None:
+        self.stream, self.context, self.cfg = stream, context, cfg
+        self.per_epoch = (len(stream) // context - 1) // cfg.batch
+        self._epoch = -1
+        self._starts = np.empty(0, dtype=np.int64)
+
+    def __call__(self, step: int) -> tuple[Tensor, Tensor]:
+        """Inputs and targets [batch, context]; every window starts with BOS, as at inference."""
+        epoch, index = divmod(step, self.per_epoch)
+        if epoch != self._epoch:
+            rng = np.random.default_rng([self.cfg.seed, epoch])
+            count = self.per_epoch * self.cfg.batch
+            self._starts = rng.permutation(count) * self.context + rng.integers(self.context)
+            self._epoch = epoch
+        starts = self._starts[index * self.cfg.batch : (index + 1) * self.cfg.batch]
+        targets = torch.from_numpy(self.stream[starts[:, None] + np.arange(self.context)])
+        inputs = torch.full_like(targets, corpus.BOS_ID)
+        inputs[:, 1:] = targets[:, :-1]
+        return inputs, targets
+
+
+def make_optimizer(model: TinyMixtral, cfg: TrainConfig) -> torch.optim.AdamW:
+    """AdamW; norms, routers and embeddings are not decayed."""
+    decayed, plain = [], []
+    for name, weight in model.named_parameters():
+        (plain if "norm" in name or "gate" in name or "embed" in name else decayed).append(weight)
+    groups = [{"params": decayed, "weight_decay": cfg.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=cfg.peak_lr, betas=(0.9, 0.95), fused=True)
+
+
+def train_step(
+    model: TinyMixtral, optimizer: torch.optim.AdamW, batch: tuple[Tensor, Tensor], cfg: TrainConfig
+) -> float:
+    """One update; returns the language-model loss in nats per token."""
+    inputs, targets = batch
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logits, routings = model(inputs)
+    loss = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+    balance = torch.stack([routing.balance_loss() for routing in routings]).sum()
+    (loss + cfg.balance_coefficient * balance).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.grad_clip)
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.item()
+
+
+def save_checkpoint(
+    path: Path, model: TinyMixtral, optimizer: torch.optim.AdamW, progress: Progress, cfg: TrainConfig
+) -> None:
+    """Replace the checkpoint file in one rename."""
+    state = {
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "progress": asdict(progress),
+        "train_config": asdict(cfg),
+    }
+    partial = path.with_suffix(".partial")
+    torch.save(state, partial)
+    partial.rename(path)
+
+
+def load_checkpoint(path: Path) -> dict:
+    if not path.is_file():
+        raise FileNotFoundError(f"no checkpoint at {path}: train first with --steps or --minutes")
+    return torch.load(path, weights_only=True)
+
+
+def train(cfg: TrainConfig, checkpoint: Path, out: Path) -> None:
+    """Train from scratch, or from the checkpoint where there is one, until the budget is used."""
+    torch.set_num_threads(cfg.threads)
+    torch.manual_seed(cfg.seed)
+    modules, held_out = corpus.read_modules()
+    tokenizer = prepare_tokenizer(modules, out)
+    model = TinyMixtral(ModelConfig())
+    optimizer = make_optimizer(model, cfg)
+    progress = Progress()
+    if checkpoint.is_file():
+        state = load_checkpoint(checkpoint)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        progress = Progress(**state["progress"])
+    batches = Batches(corpus.encode_modules(modules, tokenizer), model.cfg.context, cfg)
+    held_out_ids = tokenizer.encode("".join(held_out.values()))
+    print(f"{len(batches.stream)} training tokens, {batches.per_epoch} steps per epoch", flush=True)
+
+    losses: list[float] = []
+    saved_at = progress.seconds
+    while progress.fraction(cfg) < 1:
+        start = time.monotonic()
+        lr = learning_rate(progress, cfg)
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        losses.append(train_step(model, optimizer, batches(progress.step), cfg))
+        progress.step += 1
+        progress.tokens += cfg.batch * model.cfg.context
+        progress.seconds += time.monotonic() - start
+        if progress.step % 20 == 0:
+            mean = sum(losses) / len(losses)
+            print(f"step {progress.step} {progress.seconds:.0f}s loss {mean:.3f} lr {lr:.2e}", flush=True)
+            losses.clear()
+        if progress.seconds - saved_at > cfg.checkpoint_seconds or progress.fraction(cfg) >= 1:
+            start = time.monotonic()
+            save_checkpoint(checkpoint, model, optimizer, progress, cfg)
+            held = perplexity(model, held_out_ids)
+            print(f"checkpoint at step {progress.step}: held-out perplexity {held:.3f}", flush=True)
+            progress.seconds += time.monotonic() - start
+            saved_at = progress.seconds
+
+
+def prepare_tokenizer(modules: dict[str, str], out: Path) -> spm.SentencePieceProcessor:
+    """Load the tokenizer of the output folder, training it first where there is none."""
+    out.mkdir(parents=True, exist_ok=True)
+    model_file = out / "tokenizer.model"
+    if not model_file.is_file():
+        corpus.train_tokenizer(modules, model_file)
+    corpus.write_tokenizer_configs(out, ModelConfig().context)
+    return spm.SentencePieceProcessor(model_file=str(model_file))
+
+
+def export(checkpoint: Path, out: Path) -> None:
+    """Write the Hugging Face folder and the held-out text beside it."""
+    modules, held_out = corpus.read_modules()
+    prepare_tokenizer(modules, out)
+    model = TinyMixtral(ModelConfig())
+    model.load_state_dict(load_checkpoint(checkpoint)["model"])
+    corpus.write_fast_tokenizer(out)
+    export_hf(model, out)
+    (out.parent / "heldout.txt").write_text("".join(held_out.values()), encoding="utf-8")
+
+
+def report(checkpoint: Path, out: Path) -> None:
+    """Write report.json beside the model folder."""
+    result = build_report(load_checkpoint(checkpoint), out)
+    (out.parent / "report.json").write_text(json.dumps(result, indent=2) + "\n")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    action = parser.add_mutually_exclusive_group(required=True)
+    action.add_argument("--steps", type=int, help="train (or go on training) up to this many steps")
+    action.add_argument(
+        "--minutes", type=float, help="train for this long; the step count follows from the speed"
+    )
+    action.add_argument("--export", action="store_true", help="write the model folder from the checkpoint")
+    action.add_argument("--report", action="store_true", help="measure the exported model, write report.json")
+    parser.add_argument("--checkpoint", type=Path, required=True, help="file to save to and resume from")
+    parser.add_argument(
+        "--out", type=Path, default=HERE / "model", help="model folder (default: %(default)s)"
+    )
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads (default: %(default)s)")
+    args = parser.parse_args()
+    try:
+        if args.export:
+            export(args.checkpoint, args.out)
+        elif args.report:
+            report(args.checkpoint, args.out)
+        else:
+            train(TrainConfig(args.steps, args.minutes, args.threads), args.checkpoint, args.out)
+    except (OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
