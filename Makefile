@@ -55,8 +55,9 @@ deps:
 
 build/.installed: .venv/.dependencies $(CMAKE_FILES) $(NATIVE_SOURCES) pyproject.toml
 	@echo '== pyhobbit: libraries and programs'
-	python -m pip install --verbose --no-build-isolation --editable '.[test]' \
+	python -m pip install --verbose --no-build-isolation --no-deps --editable . \
 	    --config-settings=build-dir=$(BUILD) --config-settings=cmake.define.HOBBIT_BUILD_TESTS=ON
+	$(PIP) 'pyhobbit[test]'
 	touch $@
 
 stock: $(STOCK)/.built

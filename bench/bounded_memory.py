@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: MIT
 """Decode speed of a model bigger than its memory: stock llama.cpp's mmap against the expert cache.
 
-Each repetition runs every arm once, in turn, in a memory cgroup of the given size with an empty page cache. The model
-has random weights, so its routing is close to uniform: the hardest case for any cache, a real model's is easier.
+Each repetition runs every arm once, in turn, in a memory cgroup of the given size with an empty page cache.
+The model has random weights, so its routing is close to uniform: the hardest case for any cache.
 
     python tests/random_moe.py --arch qwen3moe --experts-type q4_0 --layers 12 --embd 2048 --ff 768 \\
-        --experts 128 --used 8 -o build/bench/qwen3moe.gguf
+        --experts 128 --used 8 --lib-dir build/stock/bin -o build/bench/qwen3moe.gguf
     python bench/bounded_memory.py build/bench/qwen3moe.gguf --share 0.25 --share 0.5
 
 Needs root: for the cgroup, the page cache and the readahead of the disk, which is put back at the end.
@@ -123,9 +123,8 @@ def main() -> None:
                     out.write(json.dumps({**record, **result}) + "\n")
                     out.flush()
             for name, values in speeds.items():
-                print(
-                    f"memory {share:.0%}  {name:45s} {statistics.median(values):6.2f} token/s  (median of {len(values)})"
-                )
+                median = statistics.median(values)
+                print(f"memory {share:.0%}  {name:45s} {median:6.2f} token/s  (median of {len(values)})")
 
 
 if __name__ == "__main__":

@@ -136,11 +136,10 @@ class Model:
     def tokenize(self, text: str) -> list[int]:
         """Tokens of a whole prompt: special tokens in the text count, the model's own are put in front."""
         data = text.encode("utf-8", "surrogateescape")
-        n_max = len(data) + 16
-        tokens = (llama.llama_token * n_max)()
-        n_tokens = llama.llama_tokenize(self.vocab, data, len(data), tokens, n_max, True, True)
-        if n_tokens < 0:
-            raise HobbitError(f"the prompt cannot be tokenized: it would be {-n_tokens} tokens")
+        n_tokens = -(len(data) + 16)  # more, where the vocabulary spells a space or a character in bytes
+        while n_tokens < 0:
+            tokens = (llama.llama_token * -n_tokens)()
+            n_tokens = llama.llama_tokenize(self.vocab, data, len(data), tokens, len(tokens), True, True)
         return tokens[:n_tokens]
 
     def piece(self, token: int) -> bytes:

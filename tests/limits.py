@@ -20,7 +20,7 @@ CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True)
 class Outcome:
-    """peak_rss: bytes, of the command's own process, as the kernel counted them (what /usr/bin/time -v prints)."""
+    """peak_rss: bytes, of the command's process, by the kernel's count (what /usr/bin/time -v prints)."""
 
     returncode: int
     stdout: str
@@ -34,7 +34,7 @@ class NoCgroupError(RuntimeError):
 
 @contextmanager
 def memory_cgroup(limit: int) -> Iterator[Path]:
-    """A memory cgroup (v1 or v2) of `limit` bytes, page cache included, without swap. Yields its list of processes."""
+    """A memory cgroup (v1 or v2) of `limit` bytes, page cache included. Yields its list of processes."""
     v2 = (CGROUP_ROOT / "cgroup.controllers").exists()
     parent = CGROUP_ROOT if v2 else CGROUP_ROOT / "memory"
     folder = parent / f"hobbit-{uuid.uuid4().hex[:8]}"

@@ -81,9 +81,9 @@ def run(
     kv_f32: bool = False,
     routing: bool = False,
 ) -> Result:
-    """Decodes every plan with the libllama.so in `lib_dir`; `kv_f32` keeps keys and values in f32 instead of f16.
+    """Decodes every plan with the libllama.so in `lib_dir`. Raises RunError.
 
-    Raises RunError.
+    `kv_f32` keeps keys and values in f32 instead of f16.
     """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "logits.npz"

@@ -31,8 +31,8 @@ def chat(model: Path, stats: Path, *options: object) -> list[object]:
     # a prompt that needs most experts of a layer at once, then tokens one by one
     prompt = "A long prompt, so that a batch of it asks for most experts of every layer at once. " * 4
     return [
-        sys.executable, "-P", "-m", "pyhobbit", "chat", model, "-p", prompt, "-n", 24, "--temp", 0, "--ctx", 1024,
-        "--stats-json", stats, *options,
+        sys.executable, "-P", "-m", "pyhobbit", "chat", model, "-p", prompt, "-n", 24, "--temp", 0,
+        "--ctx", 1024, "--stats-json", stats, *options,
     ]  # fmt: skip
 
 

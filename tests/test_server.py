@@ -59,6 +59,8 @@ def _server(model: Path, log: Path, *options: str) -> Iterator[str]:
         "512",
         "-np",
         "1",
+        "-lv",
+        "4",  # shows the library's log
         *options,
     ]
     with log.open("wb") as out, subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT) as server:

@@ -130,8 +130,11 @@ static bool is_expert_matmul(const ggml_tensor * op) {
     return op->op == GGML_OP_MUL_MAT_ID && op->src[0]->buffer && ggml_backend_buft_is_hobbit(op->src[0]->buffer->buft);
 }
 
-static const expert_tensor & expert_of(const ggml_tensor * matmul) {
-    return *(const expert_tensor *) matmul->src[0]->extra;
+// By name, not by `extra`: a model loaded to measure memory alone has tensors in this buffer type without memory in it.
+static uint32_t part_of(const ggml_tensor * matmul) {
+    const auto *          model  = (const hobbit_model *) matmul->src[0]->buffer->buft->context;
+    const expert_tensor * expert = model->index().find_tensor(matmul->src[0]->name);
+    return expert ? expert->part : uint32_t(hobbit::PART_COUNT);
 }
 
 // Element-wise operations that may stand between a layer's expert matmuls: bias, per-expert scale, clamp, activation.
@@ -186,7 +189,7 @@ static bool is_between_matmuls(const ggml_tensor * op) {
     if (!matmul) {
         return false;
     }
-    if (expert_of(matmul).part != hobbit::PART_DOWN) {
+    if (part_of(matmul) != hobbit::PART_DOWN) {
         return true;
     }
     return op->op == GGML_OP_ADD_ID || (op->op == GGML_OP_MUL && is_scale_lookup(op->src[1]));

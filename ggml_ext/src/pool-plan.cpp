@@ -13,10 +13,8 @@ bool uses_low(const settings & s, const pool_demand & demand) {
     return demand.slot_size[TIER_LOW] > 0 && s.thresholds.t1 < 1.0;
 }
 
-// Thread stacks, the compute backend's work area and what the allocators keep.
-static uint64_t slack(uint64_t memory) {
-    return 32 * MiB + memory / 100;
-}
+// Thread stacks, the compute backend's work area and what the allocators keep: so much, and a hundredth of the budget.
+static constexpr uint64_t SLACK = 32 * MiB;
 
 static uint64_t smallest_pools(const settings & s, const pool_demand & d) {
     const uint64_t n = std::min(d.n_used, d.n_experts);
@@ -35,9 +33,10 @@ static status pool_bytes(const settings & s, const pool_demand & d, const other_
                                 format_size(double(smallest)).c_str()));
     }
     if (s.memory > 0) {
-        const uint64_t taken = other.before + other.model + other.scratch + slack(s.memory);
-        bytes                = s.memory - std::min(s.memory, taken);
-        const uint64_t works = (taken + smallest) * 101 / 100 + MiB;
+        const uint64_t others = other.before + other.model + other.scratch + SLACK;
+        const uint64_t usable = s.memory - s.memory / 100;
+        bytes                 = usable - std::min(usable, others);
+        const uint64_t works  = (others + smallest) / 99 * 100;
         return bytes >= smallest
                    ? status()
                    : status::error(format("a memory budget of %s is too small: the smallest that works is %llu MiB",

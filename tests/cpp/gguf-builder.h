@@ -15,12 +15,8 @@
 class gguf_builder {
   public:
     explicit gguf_builder(uint32_t alignment = GGUF_DEFAULT_ALIGNMENT) :
-        gguf_(gguf_init_empty()),
-        ctx_(ggml_init({ 1 << 20, nullptr, /* .no_alloc = */ true })) {
-        if (alignment != GGUF_DEFAULT_ALIGNMENT) {
-            gguf_set_val_u32(gguf_, "general.alignment", alignment);
-        }
-    }
+        gguf_(alignment == GGUF_DEFAULT_ALIGNMENT ? gguf_init_empty() : init_aligned(alignment)),
+        ctx_(ggml_init({ 1 << 20, nullptr, /* .no_alloc = */ true })) {}
 
     ~gguf_builder() {
         gguf_free(gguf_);
@@ -68,6 +64,21 @@ class gguf_builder {
     }
 
   private:
+    // ggml writes at the alignment that it has read, not at the one that was set: reads a file of nothing but the key.
+    static gguf_context * init_aligned(uint32_t alignment) {
+        const auto  little_endian = [](uint64_t value, size_t size) {
+            std::string bytes;
+            for (size_t i = 0; i < size; i++) {
+                bytes += char(value >> (8 * i));
+            }
+            return bytes;
+        };
+        const std::string key    = "general.alignment";
+        std::string       header = "GGUF" + little_endian(3, 4) + little_endian(0, 8) + little_endian(1, 8);
+        header += little_endian(key.size(), 8) + key + little_endian(GGUF_TYPE_UINT32, 4) + little_endian(alignment, 4);
+        return gguf_init_from_buffer(header.data(), header.size(), { /* .no_alloc = */ true, /* .ctx = */ nullptr });
+    }
+
     gguf_context *                     gguf_;
     ggml_context *                     ctx_;
     std::map<std::string, std::string> data_; // [name]

@@ -28,6 +28,7 @@ class temp_dir {
 
     // Writes a file and returns its path.
     std::string write(const std::string & name, const std::string & bytes) const {
+        std::filesystem::remove(path(name)); // some file systems flush a file that is truncated and written again
         std::ofstream out(path(name), std::ios::binary);
         out << bytes;
         return path(name);

@@ -126,7 +126,7 @@ def write_tokenizer_configs(folder: Path, context: int) -> None:
 
 
 def write_fast_tokenizer(folder: Path) -> None:
-    """tokenizer.json from tokenizer.model, so that loading the folder needs neither sentencepiece nor protobuf."""
+    """tokenizer.json from tokenizer.model: with it, loading needs neither sentencepiece nor protobuf."""
     from transformers import LlamaTokenizer  # seconds to import, and only the export needs it
 
     target = folder / "tokenizer.json"

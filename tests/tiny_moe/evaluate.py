@@ -63,7 +63,7 @@ def llama_cpp_perplexity(model: TinyMixtral, ids: list[int]) -> float:
 
 @torch.no_grad()
 def routing_statistics(model: TinyMixtral, ids: list[int]) -> list[dict[str, object]]:
-    """Per layer: each expert's share of first choices and of all choices, and the first expert's mean weight."""
+    """Per layer: each expert's share of first and of all choices, and the first choice's mean weight."""
     by_layer: list[list[Routing]] = [[] for _ in range(model.cfg.layers)]
     for inputs, _ in windows(ids, model.cfg.context):
         for seen, routing in zip(by_layer, model(inputs)[1], strict=True):

@@ -99,14 +99,14 @@ class Expert(nn.Module):
 
 @dataclass(frozen=True)
 class Routing:
-    """What one layer's router decided: probs [tokens, experts], expert ids and gate weights [tokens, top_k]."""
+    """One layer's router decisions: probs [tokens, experts], expert ids and gate weights [tokens, top_k]."""
 
     probs: Tensor
     ids: Tensor
     weights: Tensor
 
     def balance_loss(self) -> Tensor:
-        """Switch Transformer's load-balancing loss (arXiv 2101.03961, eq. 4) over all top-k choices; 1 if even."""
+        """Switch Transformer's balancing loss (arXiv 2101.03961, eq. 4) over all top-k choices; 1 if even."""
         experts = self.probs.shape[1]
         share = torch.bincount(self.ids.flatten(), minlength=experts) / self.ids.numel()
         return experts * (share * self.probs.mean(0)).sum()

@@ -1,0 +1,350 @@
+// SPDX-License-Identifier: MIT
+#include "expert-cache.h"
+
+#include "fake-reader.h"
+#include "gguf-builder.h"
+#include "temp-dir.h"
+
+#include <algorithm>
+#include <doctest/doctest.h>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+using namespace hobbit;
+
+static constexpr uint32_t UP   = part_bit(PART_UP);
+static constexpr uint32_t GATE = part_bit(PART_GATE);
+static constexpr uint32_t DOWN = part_bit(PART_DOWN);
+static constexpr uint32_t ALL  = UP | GATE | DOWN;
+
+// A model on disk, opened.
+struct opened_model {
+    temp_dir     dir;
+    gguf_builder file;
+    expert_index index;
+
+    explicit opened_model(const moe_model & model = {}, uint32_t alignment = 32) : file(alignment) {
+        model.add_high(file);
+        model.add_low(file);
+        open();
+    }
+
+    // With what `add` puts into the file.
+    explicit opened_model(const std::function<void(gguf_builder &)> & add) {
+        add(file);
+        open();
+    }
+
+    void open() {
+        const status s = index.open(file.write(dir.path("m.gguf")), "");
+        REQUIRE_MESSAGE(s.ok(), s.message());
+    }
+};
+
+// A cache over it, by default with least recently used first.
+template <typename reader_type> struct cache_of {
+    opened_model &          model;
+    reader_type             reader;
+    stats                   counters;
+    std::unique_ptr<loader> l = std::make_unique<loader>(reader, counters, 2);
+    expert_cache            cache{ model.index, *l, counters };
+
+    explicit cache_of(opened_model & m) : model(m) {}
+
+    ~cache_of() { l.reset(); } // before the cache, whose memory its threads write into
+
+    void allocate(uint32_t tier, uint32_t n_slots, std::unique_ptr<cache_policy> policy = nullptr) {
+        if (!policy) {
+            policy = std::make_unique<lru_policy>(uint32_t(model.index.n_layers()), model.index.n_experts(), 0);
+        }
+        REQUIRE(cache.allocate(tier, ggml_backend_cpu_buffer_type(), n_slots, std::move(policy)).ok());
+    }
+
+    // Makes the expert resident, whole, and unpins it.
+    void load(expert_id id, uint32_t tier) {
+        REQUIRE(cache.acquire(id, tier));
+        cache.request(id, tier, ALL);
+        CHECK(cache.wait(id, tier, ALL).ok());
+        cache.release(id, tier);
+    }
+};
+
+// As it lies on disk.
+static std::string expected_bytes(const opened_model & m, uint32_t tier, expert_id id, uint32_t part) {
+    const part_location & at = m.index.locate(tier, id.layer, part, id.expert);
+    return temp_dir::read(m.index.files()[at.file]).substr(at.offset, at.size);
+}
+
+static std::string cached_bytes(const opened_model & m, const expert_cache & cache, uint32_t tier, expert_id id, uint32_t part) {
+    return { cache.data(id, tier, part), m.index.locate(tier, id.layer, part, id.expert).size };
+}
+
+// Loads every expert of the tier in turn into too small a pool and compares all its parts.
+static void check_all_data(opened_model & m, uint32_t tier) {
+    cache_of<posix_file_reader> c(m);
+    REQUIRE(c.reader.open(m.index.files()[0]).ok());
+    c.allocate(tier, 3);
+    for (uint32_t layer = 0; layer < m.index.n_layers(); layer++) {
+        const uint32_t parts = m.index.layer(layer).parts;
+        for (uint32_t expert = 0; expert < m.index.layer(layer).n_experts; expert++) {
+            const expert_id id = { layer, expert };
+            REQUIRE(c.cache.acquire(id, tier));
+            c.cache.request(id, tier, parts);
+            REQUIRE(c.cache.wait(id, tier, parts).ok());
+            for (uint32_t part = 0; part < PART_COUNT; part++) {
+                if (parts & part_bit(part)) {
+                    CHECK(cached_bytes(m, c.cache, tier, id, part) == expected_bytes(m, tier, id, part));
+                }
+            }
+            c.cache.release(id, tier);
+        }
+    }
+}
+
+TEST_CASE("data is what the file holds, for experts that begin anywhere") {
+    moe_model model;
+    model.n_embd = 96; // 6144 and 1728 bytes an expert: neither begins nor ends on a block
+    for (const uint32_t alignment : { 32, 4096 }) {
+        CAPTURE(alignment);
+        opened_model m(model, alignment);
+        REQUIRE(m.index.locate(TIER_HIGH, 0, PART_UP, 1).offset % file_reader::alignment != 0);
+        check_all_data(m, TIER_HIGH);
+        check_all_data(m, TIER_LOW);
+    }
+}
+
+TEST_CASE("data is what the file holds where types and sizes differ between layers and parts") {
+    opened_model m(
+        [](gguf_builder & file) {
+            file.add("blk.0.ffn_up_exps.weight", GGML_TYPE_Q4_0, 64, 32, 4);
+            file.add("blk.0.ffn_down_exps.weight", GGML_TYPE_F32, 32, 64, 4);
+            file.add("blk.1.ffn_gate_exps.weight", GGML_TYPE_Q8_0, 64, 96, 6);
+            file.add("blk.1.ffn_up_exps.weight", GGML_TYPE_F16, 64, 96, 6);
+            file.add("blk.1.ffn_down_exps.weight", GGML_TYPE_Q4_0, 96, 64, 6);
+            file.add("blk.2.ffn_gate_up_exps.weight", GGML_TYPE_BF16, 64, 32, 2);
+            file.add("blk.2.ffn_down_exps.weight", GGML_TYPE_F32, 16, 64, 2);
+        });
+    check_all_data(m, TIER_HIGH);
+}
+
+TEST_CASE("a slot is a whole number of blocks with room for the widest layer") {
+    moe_model model;
+    model.n_embd = 1024; // 65536 and 18432 bytes for each of 3 parts
+    opened_model                m(model);
+    cache_of<posix_file_reader> c(m);
+    for (const auto & [tier, bytes] : { std::pair<uint32_t, size_t>{ TIER_HIGH, 65536 }, { TIER_LOW, 18432 } }) {
+        CHECK(c.cache.slot_size(tier) % file_reader::alignment == 0);
+        CHECK(c.cache.slot_size(tier) >= 3 * bytes);
+        CHECK(c.cache.slot_size(tier) <= 3 * (bytes + 2 * file_reader::alignment));
+    }
+}
+
+TEST_CASE("a pinned expert keeps its slot, and acquire fails where all are pinned, changing nothing") {
+    opened_model          m;
+    cache_of<fake_reader> c(m);
+    c.reader.open_gate();
+    c.allocate(TIER_HIGH, 2);
+    const expert_id a = { 0, 0 };
+    const expert_id b = { 0, 1 };
+    const expert_id other = { 1, 3 };
+
+    REQUIRE(c.cache.acquire(a, TIER_HIGH));
+    REQUIRE(c.cache.acquire(a, TIER_HIGH)); // twice pinned
+    REQUIRE(c.cache.acquire(b, TIER_HIGH));
+    c.cache.request(a, TIER_HIGH, ALL);
+    REQUIRE(c.cache.wait(a, TIER_HIGH, ALL).ok());
+    const char * data = c.cache.data(a, TIER_HIGH, PART_UP);
+
+    CHECK_FALSE(c.cache.acquire(other, TIER_HIGH));
+    CHECK_FALSE(c.cache.holds(other, TIER_HIGH, 0));
+    CHECK(c.cache.holds(a, TIER_HIGH, ALL));
+    CHECK(c.counters.evictions == 0);
+
+    c.cache.release(a, TIER_HIGH); // still pinned once
+    CHECK_FALSE(c.cache.acquire(other, TIER_HIGH));
+    c.cache.release(b, TIER_HIGH);
+    CHECK(c.cache.acquire(other, TIER_HIGH)); // b leaves, although a is older
+    CHECK_FALSE(c.cache.holds(b, TIER_HIGH, 0));
+    CHECK(c.cache.holds(a, TIER_HIGH, ALL));
+    CHECK(c.cache.data(a, TIER_HIGH, PART_UP) == data);
+    CHECK(c.counters.evictions == 1);
+}
+
+TEST_CASE("an expert is held once its parts are there or on the way") {
+    opened_model          m;
+    cache_of<fake_reader> c(m);
+    c.allocate(TIER_HIGH, 2);
+    const expert_id id = { 1, 2 };
+    CHECK_FALSE(c.cache.holds(id, TIER_HIGH, 0));
+    REQUIRE(c.cache.acquire(id, TIER_HIGH));
+    CHECK(c.cache.holds(id, TIER_HIGH, 0));
+    CHECK_FALSE(c.cache.holds(id, TIER_HIGH, UP));
+    c.cache.request(id, TIER_HIGH, UP | GATE);
+    CHECK(c.cache.holds(id, TIER_HIGH, UP | GATE));
+    CHECK_FALSE(c.cache.holds(id, TIER_HIGH, ALL));
+    CHECK_FALSE(c.cache.arrived(id, TIER_HIGH, UP));
+    c.reader.open_gate();
+    CHECK(c.cache.wait(id, TIER_HIGH, UP | GATE).ok());
+    CHECK(c.cache.arrived(id, TIER_HIGH, UP | GATE));
+    c.cache.release(id, TIER_HIGH);
+    CHECK(c.cache.holds(id, TIER_HIGH, UP | GATE)); // resident still
+}
+
+TEST_CASE("parts are read once while resident, and again after an eviction") {
+    opened_model          m;
+    cache_of<fake_reader> c(m);
+    c.reader.open_gate();
+    c.allocate(TIER_HIGH, 1);
+    c.load({ 0, 0 }, TIER_HIGH);
+    CHECK(c.reader.begun().size() == 3);
+    c.load({ 0, 0 }, TIER_HIGH);
+    CHECK(c.reader.begun().size() == 3);
+    c.load({ 0, 1 }, TIER_HIGH);
+    CHECK(c.reader.begun().size() == 6);
+    CHECK_FALSE(c.cache.holds({ 0, 0 }, TIER_HIGH, 0));
+    c.load({ 0, 0 }, TIER_HIGH);
+    CHECK(c.reader.begun().size() == 9);
+    CHECK(c.counters.evictions == 2);
+}
+
+TEST_CASE("the tiers have pools of their own") {
+    opened_model          m;
+    cache_of<fake_reader> c(m);
+    c.reader.open_gate();
+    c.allocate(TIER_HIGH, 1);
+    c.allocate(TIER_LOW, 2);
+    CHECK(c.cache.n_slots(TIER_HIGH) == 1);
+    CHECK(c.cache.n_slots(TIER_LOW) == 2);
+    c.load({ 0, 0 }, TIER_HIGH);
+    c.load({ 0, 1 }, TIER_LOW);
+    c.load({ 0, 2 }, TIER_LOW);
+    CHECK(c.cache.holds({ 0, 0 }, TIER_HIGH, ALL));
+    CHECK_FALSE(c.cache.holds({ 0, 0 }, TIER_LOW, 0));
+    CHECK(c.counters.evictions == 0);
+    c.load({ 0, 1 }, TIER_HIGH); // in both now
+    CHECK(c.cache.holds({ 0, 1 }, TIER_LOW, ALL));
+    CHECK_FALSE(c.cache.holds({ 0, 0 }, TIER_HIGH, 0));
+    CHECK(c.cache.buffer(TIER_HIGH) != c.cache.buffer(TIER_LOW));
+}
+
+TEST_CASE("an error of reading reaches wait, and everything may be released") {
+    opened_model          m;
+    cache_of<fake_reader> c(m);
+    c.allocate(TIER_HIGH, 2);
+    const uint64_t at = m.index.locate(TIER_HIGH, 0, PART_DOWN, 0).offset;
+    c.reader.fail_at(at - at % file_reader::alignment, "the disk is gone");
+    c.reader.open_gate();
+    REQUIRE(c.cache.acquire({ 0, 0 }, TIER_HIGH));
+    c.cache.request({ 0, 0 }, TIER_HIGH, ALL);
+    CHECK(c.cache.wait({ 0, 0 }, TIER_HIGH, ALL).message() == "the disk is gone");
+    c.cache.release({ 0, 0 }, TIER_HIGH);
+}
+
+//
+// policy
+//
+
+// Evicts the highest expert number, and writes down what it is told.
+class scripted_policy final : public cache_policy {
+  public:
+    explicit scripted_policy(std::string & log) : log_(log) {}
+
+    void on_use(expert_id id) override { note("use", id); }
+
+    void on_insert(expert_id id) override { note("insert", id); }
+
+    void on_evict(expert_id id) override { note("evict", id); }
+
+    size_t pick_victim(const std::vector<expert_id> & evictable, uint32_t) const override {
+        const auto by_number = [](const expert_id & a, const expert_id & b) { return a.expert < b.expert; };
+        return size_t(std::max_element(evictable.begin(), evictable.end(), by_number) - evictable.begin());
+    }
+
+  private:
+    void note(const char * what, expert_id id) {
+        log_ += std::string(log_.empty() ? "" : " ") + what + std::to_string(id.expert);
+    }
+
+    std::string & log_;
+};
+
+TEST_CASE("the policy chooses among those not pinned, and is told everything in order") {
+    opened_model          m;
+    cache_of<fake_reader> c(m);
+    std::string           log;
+    c.reader.open_gate();
+    c.allocate(TIER_HIGH, 3, std::make_unique<scripted_policy>(log));
+    c.load({ 0, 0 }, TIER_HIGH);
+    c.load({ 0, 2 }, TIER_HIGH);
+    REQUIRE(c.cache.acquire({ 0, 3 }, TIER_HIGH)); // the highest, but pinned
+    c.load({ 0, 1 }, TIER_HIGH);                   // so 2 leaves
+    c.load({ 0, 0 }, TIER_HIGH);
+    CHECK(log == "insert0 use0 insert2 use2 insert3 use3 evict2 insert1 use1 use0");
+}
+
+//
+// many random uses
+//
+
+// What the cache should hold: residents by last use, and their pins.
+struct cache_model {
+    size_t                     n_slots;
+    std::list<int>             residents; // layer * 4 + expert, least recently used first
+    std::map<int, int>         pins;
+    size_t                     evictions = 0;
+
+    bool acquire(int id) {
+        const auto found = std::find(residents.begin(), residents.end(), id);
+        if (found != residents.end()) {
+            residents.erase(found);
+        } else if (residents.size() == n_slots) {
+            const auto victim = std::find_if(residents.begin(), residents.end(), [&](int r) { return pins[r] == 0; });
+            if (victim == residents.end()) {
+                return false;
+            }
+            residents.erase(victim);
+            evictions++;
+        }
+        residents.push_back(id);
+        pins[id]++;
+        return true;
+    }
+};
+
+TEST_CASE("a random workload leaves the cache as a model of it says") {
+    opened_model                m;
+    cache_of<posix_file_reader> c(m);
+    REQUIRE(c.reader.open(m.index.files()[0]).ok());
+    c.allocate(TIER_LOW, 4);
+    cache_model  model{ 4, {}, {}, 0 };
+    std::mt19937 random(3);
+    size_t       wrong = 0;
+    for (int step = 0; step < 3000; step++) {
+        const int       number = int(random() % 8);
+        const expert_id id     = { uint32_t(number / 4), uint32_t(number % 4) };
+        if (random() % 4 && model.pins[number] > 0) {
+            c.cache.release(id, TIER_LOW);
+            model.pins[number]--;
+            continue;
+        }
+        const bool acquired = c.cache.acquire(id, TIER_LOW);
+        wrong += acquired != model.acquire(number);
+        if (acquired) {
+            c.cache.request(id, TIER_LOW, ALL);
+            wrong += !c.cache.wait(id, TIER_LOW, ALL).ok();
+            wrong += cached_bytes(m, c.cache, TIER_LOW, id, PART_DOWN).compare(expected_bytes(m, TIER_LOW, id, PART_DOWN)) != 0;
+        }
+        for (int n = 0; n < 8; n++) {
+            const bool resident = std::count(model.residents.begin(), model.residents.end(), n) > 0;
+            wrong += c.cache.holds({ uint32_t(n / 4), uint32_t(n % 4) }, TIER_LOW, 0) != resident;
+        }
+        REQUIRE(wrong == 0);
+    }
+    CHECK(c.counters.evictions == model.evictions);
+    CHECK(model.evictions > 100);
+}

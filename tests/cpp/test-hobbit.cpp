@@ -1,0 +1,298 @@
+// SPDX-License-Identifier: MIT
+#include "hobbit.h"
+
+#include "gguf-builder.h"
+#include "layer-graph.h"
+#include "temp-dir.h"
+
+#include <cstring>
+#include <doctest/doctest.h>
+#include <memory>
+#include <string>
+#include <vector>
+
+static hobbit_setting integer(const char * key, int64_t value) {
+    return { key, HOBBIT_SETTING_INT, value, 0.0, nullptr };
+}
+
+static hobbit_setting number(const char * key, double value) {
+    return { key, HOBBIT_SETTING_FLOAT, 0, value, nullptr };
+}
+
+static const hobbit_setting ENABLE = { "hobbit.enable", HOBBIT_SETTING_BOOL, 1, 0.0, nullptr };
+
+struct unref_model {
+    void operator()(hobbit_model * model) const { hobbit_unref(model); }
+};
+
+using model_ptr = std::unique_ptr<hobbit_model, unref_model>;
+
+static model_ptr opened(const std::string & path, const std::vector<hobbit_setting> & settings) {
+    char           err[512] = "";
+    hobbit_model * model    = nullptr;
+    const bool     ok       = hobbit_open(path.c_str(), settings.data(), settings.size(), &model, err, sizeof(err));
+    CHECK_MESSAGE(ok, err);
+    return model_ptr(model);
+}
+
+static std::string refused(const std::string & path, const std::vector<hobbit_setting> & settings) {
+    char           err[512] = "";
+    int            nothing;
+    hobbit_model * model = reinterpret_cast<hobbit_model *>(&nothing); // must be reset
+    CHECK_FALSE(hobbit_open(path.c_str(), settings.data(), settings.size(), &model, err, sizeof(err)));
+    CHECK(model == nullptr);
+    return err;
+}
+
+static std::string last_error() {
+    char         err[512];
+    const size_t length = hobbit_last_error(err, sizeof(err));
+    CHECK(length == strlen(err));
+    return err;
+}
+
+// Files of the kinds that are opened.
+struct files {
+    temp_dir     dir;
+    gguf_builder plain;
+    gguf_builder tiers;
+    std::string  plain_path;
+    std::string  tiers_path;
+    std::string  dense_path;
+
+    files() {
+        moe_model().add_high(plain);
+        moe_model().add_high(tiers);
+        moe_model().add_low(tiers);
+        gguf_builder dense;
+        dense.add("blk.0.ffn_up.weight", GGML_TYPE_F16, 64, 32, 1);
+        plain_path = plain.write(dir.path("plain.gguf"));
+        tiers_path = tiers.write(dir.path("tiers.gguf"));
+        dense_path = dense.write(dir.path("dense.gguf"));
+    }
+};
+
+//
+// opening
+//
+
+TEST_CASE("a dense model is none of ours, asked for or not") {
+    const files f;
+    CHECK_FALSE(opened(f.dense_path, {}));
+    CHECK_FALSE(opened(f.dense_path, { ENABLE }));
+}
+
+TEST_CASE("a plain model that fits into memory is ours only where asked for") {
+    const files f;
+    CHECK_FALSE(opened(f.plain_path, {}));
+    CHECK_FALSE(opened(f.plain_path, { integer("hobbit.tag", 9) }));
+    CHECK(hobbit_find(9) == nullptr);
+    CHECK(opened(f.plain_path, { ENABLE }));
+    CHECK(opened(f.plain_path, { integer("hobbit.pools", 1 << 20) }));
+}
+
+TEST_CASE("a model with tiers is always ours") {
+    const files f;
+    CHECK(opened(f.tiers_path, {}));
+}
+
+TEST_CASE("errors are told to the caller and kept") {
+    const files f;
+    hobbit_clear_last_error();
+    CHECK(last_error().empty());
+    const std::string missing = f.dir.path("nowhere.gguf");
+    const std::string message = refused(missing, {});
+    CHECK(message.find("cannot open '" + missing + "'") == 0);
+    CHECK(last_error() == message);
+
+    CHECK(refused(f.tiers_path, { number("hobbit.t9", 1) }) == "unknown setting hobbit.t9");
+    CHECK(last_error() == "unknown setting hobbit.t9");
+    CHECK(opened(f.tiers_path, {}));
+    CHECK(last_error() == "unknown setting hobbit.t9"); // a success does not take it back
+    hobbit_clear_last_error();
+    CHECK(last_error().empty());
+}
+
+TEST_CASE("messages are cut to the room given") {
+    const files                 f;
+    char                        err[12] = "xxxxxxxxxxx";
+    const hobbit_setting        unknown = number("hobbit.t9", 1);
+    hobbit_model *              model   = nullptr;
+    CHECK_FALSE(hobbit_open(f.tiers_path.c_str(), &unknown, 1, &model, err, 8));
+    CHECK(std::string(err) == "unknown");
+    CHECK(err[8] == 'x');
+    CHECK_FALSE(hobbit_open(f.tiers_path.c_str(), &unknown, 1, &model, nullptr, 0));
+    CHECK(hobbit_last_error(err, 4) == strlen("unknown setting hobbit.t9")); // the length of all of it
+    CHECK(std::string(err) == "unk");
+}
+
+TEST_CASE("low precision asked of a model that has none is an error, skipping is not") {
+    const files f;
+    CHECK(refused(f.plain_path, { number("hobbit.t1", 0.5) }).find("t1 = 0.5 asks for low-precision experts") == 0);
+    CHECK(opened(f.plain_path, { number("hobbit.t1", 0.5), number("hobbit.t2", 0.5) }));
+}
+
+//
+// references
+//
+
+TEST_CASE("a model lives and is found as long as it is referenced") {
+    const files    f;
+    model_ptr      model = opened(f.tiers_path, { integer("hobbit.tag", 77) });
+    hobbit_model * found = hobbit_find(77);
+    CHECK(found == model.get());
+    CHECK(hobbit_find(78) == nullptr);
+    model.reset();
+    CHECK(hobbit_find(77) == found);
+    hobbit_unref(found);
+    hobbit_unref(found);
+    CHECK(hobbit_find(77) == nullptr);
+    hobbit_unref(nullptr);
+}
+
+TEST_CASE("hobbit_ref adds a reference") {
+    const files f;
+    model_ptr   model = opened(f.tiers_path, { integer("hobbit.tag", 5) });
+    hobbit_ref(model.get());
+    hobbit_unref(model.get());
+    const model_ptr found(hobbit_find(5));
+    CHECK(found.get() == model.get());
+}
+
+TEST_CASE("a model without a tag is not found, and a tag used again belongs to the later model") {
+    const files f;
+    model_ptr   untagged = opened(f.tiers_path, {});
+    CHECK(hobbit_find(0) == nullptr);
+    model_ptr first  = opened(f.tiers_path, { integer("hobbit.tag", 6) });
+    model_ptr second = opened(f.tiers_path, { integer("hobbit.tag", 6) });
+    first.reset(); // must not take the second one's entry along
+    const model_ptr found(hobbit_find(6));
+    CHECK(found.get() == second.get());
+}
+
+//
+// for the model loader
+//
+
+TEST_CASE("experts are owned, the rest is not") {
+    const files     f;
+    const model_ptr model = opened(f.tiers_path, {});
+    CHECK(hobbit_owns_tensor(model.get(), "blk.1.ffn_down_exps.weight"));
+    CHECK_FALSE(hobbit_owns_tensor(model.get(), "blk.2.ffn_down_exps.weight"));
+    CHECK_FALSE(hobbit_owns_tensor(model.get(), "blk.1.ffn_down_exps.low.0.weight"));
+    CHECK_FALSE(hobbit_owns_tensor(model.get(), "token_embd.weight"));
+    CHECK(hobbit_is_tier_tensor(model.get(), "blk.1.ffn_down_exps.low.0.weight"));
+    CHECK_FALSE(hobbit_is_tier_tensor(model.get(), "blk.1.ffn_down_exps.weight"));
+}
+
+TEST_CASE("what is known before and after the pools are allocated") {
+    const files     f;
+    const model_ptr model = opened(f.tiers_path, { integer("hobbit.pools", 400 << 10), number("hobbit.t1", 0.5) });
+    hobbit_info     info;
+    hobbit_get_info(model.get(), &info);
+    CHECK(info.n_layers == 2);
+    CHECK(info.n_experts == 4);
+    CHECK(info.n_experts_used == 2);
+    CHECK(info.n_tiers == 2);
+    CHECK(info.tier_bytes_high == 98304); // 2 layers x 4 experts x 3 parts x 64 x 32 x 2 bytes
+    CHECK(info.tier_bytes_low == 27648);  // at 18 bytes for 32 weights
+    CHECK(info.t1 == 0.5);
+    CHECK(info.t2 == 1.0);
+    CHECK(info.pool_bytes_high == 0);
+    CHECK(info.pool_slots_low == 0);
+
+    char err[512] = "";
+    REQUIRE_MESSAGE(hobbit_prepare(model.get(), 0, 32, err, sizeof(err)), err);
+    hobbit_get_info(model.get(), &info);
+    CHECK(info.pool_slots_high >= 2);
+    CHECK(info.pool_slots_low >= 2);
+    CHECK(info.pool_slots_high <= 8);
+    CHECK(info.pool_bytes_high + info.pool_bytes_low <= 400 << 10);
+
+    const uint32_t slots = info.pool_slots_high;
+    CHECK(hobbit_prepare(model.get(), uint64_t(1) << 60, 1 << 20, err, sizeof(err))); // changes nothing
+    hobbit_get_info(model.get(), &info);
+    CHECK(info.pool_slots_high == slots);
+
+    hobbit_stats stats;
+    memset(&stats, 0xff, sizeof(stats));
+    hobbit_get_stats(model.get(), &stats);
+    CHECK(stats.bytes_read == 0);
+    CHECK(stats.layers_computed == 0);
+    CHECK(stats.stall_s == 0.0);
+}
+
+TEST_CASE("pools too small are an error of prepare that names what works") {
+    const files     f;
+    const model_ptr model = opened(f.tiers_path, { integer("hobbit.pools", 1000) });
+    char            err[512] = "";
+    CHECK_FALSE(hobbit_prepare(model.get(), 0, 1, err, sizeof(err)));
+    const std::string words = "the smallest that work are ";
+    const char *      at    = strstr(err, words.c_str());
+    REQUIRE_MESSAGE(at != nullptr, err);
+    const int64_t   named = atoll(at + words.size());
+    const model_ptr again = opened(f.tiers_path, { integer("hobbit.pools", named) });
+    CHECK(hobbit_prepare(again.get(), 0, 1, err, sizeof(err)));
+}
+
+//
+// computing, through ggml's registry
+//
+
+TEST_CASE("the backend computes a layer as the CPU does, and its buffer keeps the model alive") {
+    const files       f;
+    const moe_model   shape;
+    const layer_input input = random_input(shape, 3, 41);
+    cpu_backend       cpu;
+    layer_graph       plain(shape, input);
+    plain.set_plain([&](const std::string & part) {
+        return plain_weight{ shape.high, f.plain.data(moe_model::name(0, part)) };
+    });
+    REQUIRE(ggml_backend_graph_compute(cpu.backend, plain.graph) == GGML_STATUS_SUCCESS);
+
+    model_ptr model = opened(f.plain_path, { integer("hobbit.pools", 1 << 20), integer("hobbit.tag", 8) });
+    REQUIRE(hobbit_prepare(model.get(), 0, 3, nullptr, 0));
+    ggml_backend_t backend = ggml_backend_init_by_name("HOBBIT", nullptr);
+    REQUIRE(backend);
+    {
+        layer_graph cached(shape, input);
+        cached.set_in_buffer(hobbit_buffer_type(model.get()));
+        model.reset();
+        const model_ptr found(hobbit_find(8));
+        REQUIRE(found);
+        ggml_backend_dev_t device = ggml_backend_get_device(backend);
+        for (int i = 0; i < ggml_graph_n_nodes(cached.graph); i++) {
+            CHECK(ggml_backend_dev_supports_op(device, ggml_graph_node(cached.graph, i)));
+            CHECK_FALSE(ggml_backend_dev_supports_op(device, ggml_graph_node(plain.graph, i)));
+        }
+        CHECK(ggml_backend_graph_compute(backend, cached.graph) == GGML_STATUS_SUCCESS);
+        CHECK(cached.output() == plain.output());
+
+        hobbit_stats stats;
+        hobbit_get_stats(found.get(), &stats);
+        CHECK(stats.layers_computed == 1);
+        CHECK(stats.selections_high == 6); // 3 tokens x 2 experts
+        CHECK(stats.bytes_read > 0);
+    }
+    CHECK(hobbit_find(8) == nullptr); // the buffer was the last to hold it
+    ggml_backend_free(backend);
+}
+
+TEST_CASE("an error while computing fails the graph and is kept") {
+    const files       f;
+    const moe_model   shape;
+    const layer_input input = random_input(shape, 1, 43);
+    const model_ptr   model = opened(f.plain_path, { integer("hobbit.pools", 1 << 20) });
+    REQUIRE(hobbit_prepare(model.get(), 0, 1, nullptr, 0));
+    std::filesystem::resize_file(f.plain_path, 1000); // after it was opened
+    hobbit_clear_last_error();
+    ggml_backend_t backend = ggml_backend_init_by_name("HOBBIT", nullptr);
+    REQUIRE(backend);
+    {
+        layer_graph cached(shape, input);
+        cached.set_in_buffer(hobbit_buffer_type(model.get()));
+        CHECK(ggml_backend_graph_compute(backend, cached.graph) == GGML_STATUS_FAILED);
+    }
+    CHECK(last_error() == "'" + f.plain_path + "' changed while it was in use: load the model again");
+    ggml_backend_free(backend);
+}

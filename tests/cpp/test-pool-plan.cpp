@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: MIT
+#include "pool-plan.h"
+
+#include "expert-index.h"
+
+#include <cstdlib>
+#include <doctest/doctest.h>
+#include <string>
+
+using namespace hobbit;
+
+static constexpr uint64_t MiB = 1024 * 1024;
+
+// 4 MiB and 1 MiB a slot, 64 experts, of which a token uses 4 in each layer.
+static pool_demand two_tiers() {
+    pool_demand d;
+    d.slot_size = { 4 * MiB, 1 * MiB };
+    d.n_experts = 64;
+    d.n_used    = 4;
+    return d;
+}
+
+static pool_demand one_tier() {
+    pool_demand d = two_tiers();
+    d.slot_size[TIER_LOW] = 0;
+    return d;
+}
+
+static settings with_pools(uint64_t bytes, double t1 = 1.0) {
+    settings s;
+    s.pools         = bytes;
+    s.thresholds.t1 = t1;
+    return s;
+}
+
+static settings with_memory(uint64_t bytes, double t1 = 1.0) {
+    settings s;
+    s.memory        = bytes;
+    s.thresholds.t1 = t1;
+    return s;
+}
+
+static pool_plan planned(const settings & s, const pool_demand & d, const other_memory & other = {}) {
+    pool_plan    plan;
+    const status result = plan_pools(s, d, other, plan);
+    CHECK_MESSAGE(result.ok(), result.message());
+    return plan;
+}
+
+static std::string refused(const settings & s, const pool_demand & d, const other_memory & other = {}) {
+    pool_plan    plan;
+    const status result = plan_pools(s, d, other, plan);
+    CHECK_FALSE(result.ok());
+    return result.message();
+}
+
+static uint64_t bytes_of(const pool_plan & plan, const pool_demand & d) {
+    return plan.n_slots[TIER_HIGH] * d.slot_size[TIER_HIGH] + plan.n_slots[TIER_LOW] * d.slot_size[TIER_LOW];
+}
+
+TEST_CASE("everything high: the whole budget is the high pool's") {
+    CHECK(planned(with_pools(100 * MiB), one_tier()).n_slots == std::array<uint32_t, 2>{ 25, 0 });
+    CHECK(planned(with_pools(100 * MiB), two_tiers()).n_slots == std::array<uint32_t, 2>{ 25, 0 });
+    CHECK(planned(with_pools(103 * MiB), two_tiers()).n_slots == std::array<uint32_t, 2>{ 25, 0 });
+}
+
+TEST_CASE("the low pool exists only where the low tier can be chosen") {
+    CHECK_FALSE(uses_low(with_pools(1, 1.0), two_tiers()));
+    CHECK_FALSE(uses_low(with_pools(1, 0.5), one_tier()));
+    CHECK(uses_low(with_pools(1, 0.5), two_tiers()));
+}
+
+TEST_CASE("without a share the low pool gets 1 - t1 slots for each of the high pool") {
+    // t1 = 0: as many of each: 100 / (4 + 1)
+    CHECK(planned(with_pools(100 * MiB, 0.0), two_tiers()).n_slots == std::array<uint32_t, 2>{ 20, 20 });
+    // t1 = 0.5: 100 * 0.5 / (0.5 + 4) = 11.1 MiB of low slots, the rest high
+    CHECK(planned(with_pools(100 * MiB, 0.5), two_tiers()).n_slots == std::array<uint32_t, 2>{ 22, 11 });
+}
+
+TEST_CASE("a share is kept to, but leaves both pools what one token needs") {
+    settings s = with_pools(100 * MiB, 0.5);
+    s.low_share = 0.25;
+    CHECK(planned(s, two_tiers()).n_slots == std::array<uint32_t, 2>{ 18, 25 });
+    s.low_share = 0.0;
+    CHECK(planned(s, two_tiers()).n_slots == std::array<uint32_t, 2>{ 24, 4 });
+    s.pools     = 40 * MiB;
+    s.low_share = 1.0; // 40 - 4 * 4 = 24 MiB are left beside the smallest high pool
+    CHECK(planned(s, two_tiers()).n_slots == std::array<uint32_t, 2>{ 4, 24 });
+}
+
+TEST_CASE("never more slots than experts") {
+    CHECK(planned(with_pools(1000 * MiB), two_tiers()).n_slots == std::array<uint32_t, 2>{ 64, 0 });
+    CHECK(planned(with_pools(100000 * MiB, 0.0), two_tiers()).n_slots == std::array<uint32_t, 2>{ 64, 64 });
+    settings s  = with_pools(1000 * MiB, 0.5);
+    s.low_share = 1.0;
+    CHECK(planned(s, two_tiers()).n_slots == std::array<uint32_t, 2>{ 64, 64 });
+}
+
+TEST_CASE("a model with fewer experts than a token is said to use") {
+    pool_demand d = one_tier();
+    d.n_experts   = 2;
+    CHECK(planned(with_pools(8 * MiB), d).n_slots == std::array<uint32_t, 2>{ 2, 0 });
+}
+
+TEST_CASE("pools below the smallest are refused, and the smallest named works") {
+    for (const double t1 : { 1.0, 0.5 }) {
+        CAPTURE(t1);
+        // 4 slots of 4 MiB, and 4 of 1 MiB where the low tier is used
+        const uint64_t    smallest = (t1 < 1.0 ? 20 : 16) * MiB;
+        const std::string message  = refused(with_pools(smallest - 1, t1), two_tiers());
+        CHECK(message.find("the smallest that work are " + std::to_string(smallest) + " bytes") != std::string::npos);
+        const pool_plan plan = planned(with_pools(smallest, t1), two_tiers());
+        CHECK(plan.n_slots == std::array<uint32_t, 2>{ 4, t1 < 1.0 ? 4u : 0u });
+    }
+}
+
+TEST_CASE("a memory budget leaves room for everything else") {
+    const other_memory other = { 100 * MiB, 300 * MiB, 10 * MiB, 0, 0 };
+    // 1000 MiB: less 410 MiB, less slack of 32 + 10 MiB, leaves 548 MiB: 137 slots, but there are 64 experts
+    CHECK(planned(with_memory(1000 * MiB), one_tier(), other).n_slots[TIER_HIGH] == 64);
+    // 600 MiB: less 410 MiB, less slack of 32 + 6 MiB, leaves 152 MiB
+    CHECK(planned(with_memory(600 * MiB), one_tier(), other).n_slots[TIER_HIGH] == 38);
+}
+
+TEST_CASE("a memory budget below the smallest is refused, and the smallest named works") {
+    const other_memory others[] = {
+        {},
+        { 100 * MiB, 300 * MiB, 10 * MiB, 0, 0 },
+        { 50 * MiB, 20000 * MiB, 3 * MiB, 0, 0 },
+    };
+    for (const other_memory & other : others) {
+        for (const double t1 : { 1.0, 0.0 }) {
+            CAPTURE(other.model);
+            CAPTURE(t1);
+            const std::string message = refused(with_memory(MiB, t1), two_tiers(), other);
+            const std::string words   = "the smallest that works is ";
+            const size_t      at      = message.find(words);
+            REQUIRE(at != std::string::npos);
+            const uint64_t named = strtoull(message.c_str() + at + words.size(), nullptr, 10);
+
+            const pool_plan plan = planned(with_memory(named * MiB, t1), two_tiers(), other);
+            CHECK(plan.n_slots[TIER_HIGH] >= 4);
+            // and it is not far above what is taken: 2 % and a few MiB
+            const uint64_t sum = other.before + other.model + other.scratch + bytes_of(plan, two_tiers());
+            CHECK(named * MiB >= sum);
+            CHECK(named <= sum / MiB * 103 / 100 + 40);
+        }
+    }
+}
+
+TEST_CASE("a budget given for the pools alone overrides the one for the process") {
+    settings s = with_pools(100 * MiB);
+    s.memory   = 1;
+    CHECK(planned(s, one_tier()).n_slots[TIER_HIGH] == 25);
+}
+
+TEST_CASE("without a budget the pools get what is free, less what is still to come and a reserve") {
+    // of 5000 MiB available: the model will take 100 MiB more than it holds now, 10 MiB of scratch, 10 % in reserve
+    const other_memory other = { 200 * MiB, 700 * MiB, 10 * MiB, 800 * MiB, 5000 * MiB };
+    pool_demand        d     = one_tier();
+    d.n_experts              = 5000;
+    CHECK(planned({}, d, other).n_slots[TIER_HIGH] == (5000 - 100 - 10 - 500) / 4);
+
+    // little available: the reserve is 256 MiB
+    const other_memory little = { 200 * MiB, 700 * MiB, 10 * MiB, 900 * MiB, 500 * MiB };
+    CHECK(planned({}, d, little).n_slots[TIER_HIGH] == (500 - 10 - 256) / 4);
+
+    // more resident than the model accounts for: nothing is still to come
+    const other_memory more = { 200 * MiB, 700 * MiB, 10 * MiB, 2000 * MiB, 500 * MiB };
+    CHECK(planned({}, d, more).n_slots[TIER_HIGH] == (500 - 10 - 256) / 4);
+}
+
+TEST_CASE("too little free memory is an error that says so") {
+    const other_memory other   = { 0, 0, 0, 0, 260 * MiB };
+    const std::string  message = refused({}, two_tiers(), other);
+    CHECK(message.find("not enough free memory for expert pools: 4.0 MiB are left, the smallest that work are 16.0 MiB") !=
+          std::string::npos);
+    CHECK(refused({}, two_tiers(), {}).find("not enough free memory") != std::string::npos);
+}
+
+TEST_CASE("any budget that is accepted is kept to") {
+    for (uint64_t mib = 20; mib < 400; mib += 7) {
+        for (const double t1 : { 0.0, 0.3, 0.7, 1.0 }) {
+            CAPTURE(mib);
+            CAPTURE(t1);
+            const pool_plan plan = planned(with_pools(mib * MiB, t1), two_tiers());
+            CHECK(bytes_of(plan, two_tiers()) <= mib * MiB);
+            CHECK(plan.n_slots[TIER_HIGH] >= 4);
+            CHECK(plan.n_slots[TIER_HIGH] <= 64);
+            CHECK((plan.n_slots[TIER_LOW] >= 4 || t1 == 1.0));
+        }
+    }
+}
