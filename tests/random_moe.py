@@ -77,11 +77,11 @@ class Model:
     shape: Shape
     expert_types: list[GGMLQuantizationType]
     dense_type: GGMLQuantizationType
-    keys: dict[str, object] = field(default_factory=dict)
+    keys: dict[str, bool | int | float] = field(default_factory=dict)
     tensors: list[Tensor] = field(default_factory=list)
     n_expert_tensors: int = 0
 
-    def key(self, name: str, value: object) -> None:
+    def key(self, name: str, value: bool | int | float) -> None:
         self.keys[f"{self.arch}.{name}"] = value
 
     def vector(self, name: str, n: int, mean: float = 0.0, std: float = 0.1) -> None:
@@ -413,23 +413,18 @@ def _add_tokenizer(writer: GGUFWriter, n_vocab: int) -> None:
     writer.add_eos_token_id(2)
 
 
-def _add_key(writer: GGUFWriter, name: str, value: object) -> None:
-    match value:
-        case bool():
-            writer.add_bool(name, value)
-        case int():
-            writer.add_uint32(name, value)
-        case float():
-            writer.add_float32(name, value)
-        case _:
-            raise TypeError(f"{name}: no GGUF type for {value!r}")
+def _type(name: str) -> GGMLQuantizationType:
+    try:
+        return GGMLQuantizationType[name.upper()]
+    except KeyError:
+        raise ValueError(f"{name!r} is no type of ggml") from None
 
 
 def declare(arch: str, shape: Shape | None = None, experts: str = "f16", dense: str = "f16") -> Model:
     """The keys and tensors of `arch`; `experts` is one ggml type name or several, separated by commas."""
-    kinds = [GGMLQuantizationType[name.upper()] for name in experts.split(",")]
+    kinds = [_type(name) for name in experts.split(",")]
     entry = ARCHS[arch]
-    model = Model(entry.gguf_arch, shape or entry.shape, kinds, GGMLQuantizationType[dense.upper()])
+    model = Model(entry.gguf_arch, shape or entry.shape, kinds, _type(dense))
     entry.declare(model)
     return model
 
@@ -438,19 +433,9 @@ def write_model(model: Model, path: Path, lib_dir: Path, seed: int = 1, progress
     """Writes `model` to `path` through a temporary name. Memory needed: one tensor."""
     quantizer = Quantizer(lib_dir)
     part = path.with_name(path.name + ".part")
-    writer = GGUFWriter(part, model.arch)
-    writer.add_name(f"random {model.arch}")
-    for name, value in model.keys.items():
-        _add_key(writer, name, value)
-    _add_tokenizer(writer, model.shape.n_vocab)
-    for t in model.tensors:
-        byte_shape = (*reversed(t.ne[1:]), t.row_bytes)
-        writer.add_tensor_info(t.name, byte_shape, np.dtype(np.uint8), t.n_rows * t.row_bytes, t.type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
     total = sum(t.n_rows * t.row_bytes for t in model.tensors)
     try:
+        writer = _write_header(model, part)
         with tqdm(total=total, unit="B", unit_scale=True, disable=not progress) as bar:
             for t in model.tensors:
                 writer.write_tensor_data(_tensor_data(t, seed, quantizer))
@@ -459,6 +444,23 @@ def write_model(model: Model, path: Path, lib_dir: Path, seed: int = 1, progress
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def _write_header(model: Model, path: Path) -> GGUFWriter:
+    """A writer that expects the tensors' data next, in their order."""
+    writer = GGUFWriter(path, model.arch)
+    writer.add_name(f"random {model.arch}")
+    add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}
+    for name, value in model.keys.items():
+        add[type(value)](name, value)
+    _add_tokenizer(writer, model.shape.n_vocab)
+    for t in model.tensors:
+        byte_shape = (*reversed(t.ne[1:]), t.row_bytes)
+        writer.add_tensor_info(t.name, byte_shape, np.dtype(np.uint8), t.n_rows * t.row_bytes, t.type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    return writer
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -486,7 +488,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         model = declare(args.arch, replace(base, **given), args.experts_type, args.dense_type)
         write_model(model, args.output, args.lib_dir, args.seed, progress=True)
-    except (KeyError, ValueError, OSError) as error:
+    except (ValueError, OSError) as error:
         print(f"random_moe: {error}", file=sys.stderr)
         return 1
     return 0

@@ -37,9 +37,9 @@ class Case:
     n_used: int
 
 
-def _random_case(arch: str) -> Case:
+def _random_case(arch: str, experts: str = models.MIXED) -> Case:
     shape = random_moe.ARCHS[arch].shape
-    path = functools.partial(models.random_model, arch)
+    path = functools.partial(models.random_model, arch, experts)
     tokens = np.random.default_rng(5).integers(3, shape.n_vocab, N_PREFILL).tolist()
     return Case(path, path, lambda: tokens, shape.n_used)
 
@@ -63,6 +63,7 @@ CASES: dict[str, Case] = {
     ),
     "tiny-split": _tiny_case(models.tiny, functools.partial(models.split, models.tiny)),
     **{arch: _random_case(arch) for arch in random_moe.ARCHS},
+    "gpt-oss-mxfp4": _random_case("gpt-oss", "mxfp4"),
 }
 PLAIN = [name for name, case in CASES.items() if case.plain is case.served]
 

@@ -15,9 +15,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 N_TOKENS = 256
 
 # Largest absolute difference of any logit, with the KV cache in f32, as this test prints it (`pytest -s`):
-# 2.7e-5 and 3.0e-3, where logits lie between -18 and 12. With f32 only the order of summation differs. With
-# f16 the weights are the same, since the checkpoint holds f16, but ggml rounds activations to f16.
-BOUNDS = {"f32": 1e-4, "f16": 1e-2}
+# 5.7e-5 and 4.9e-3, where logits lie between -17.3 and 13.7. With f32 only the order of summation differs.
+# With f16 the weights are the same, since the checkpoint holds f16, but ggml rounds activations to f16.
+BOUNDS = {"f32": 2e-4, "f16": 2e-2}
 
 
 @functools.cache

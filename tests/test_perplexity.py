@@ -84,6 +84,7 @@ def test_mixed_precision_is_between_high_and_a_coarse_low_tier() -> None:
     for name in ("mixed", "mixed, some skipped", "low but the top expert"):
         assert table[name] != high, f"{name}: the low tier changed nothing"
         assert table[name] < (high + low) / 2, name
+    assert high < table["low but the top expert"]
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

@@ -51,6 +51,11 @@ static bool parse_tensor_name(const std::string & name, tensor_name & out) {
     return name == stem + (out.tier.empty() ? "weight" : format("%s.%u.weight", tier, out.group));
 }
 
+bool expert_index::is_high_tensor(const std::string & name) {
+    tensor_name parsed;
+    return parse_tensor_name(name, parsed) && parsed.tier.empty();
+}
+
 bool expert_index::is_tier_tensor(const std::string & name) {
     tensor_name parsed;
     return parse_tensor_name(name, parsed) && !parsed.tier.empty();

@@ -77,6 +77,8 @@ class expert_index {
     // A routed expert tensor under llama.cpp's name; null for any other name. Valid as long as the index.
     const expert_tensor * find_tensor(const std::string & name) const;
 
+    // By the name alone: llama.cpp's name of a routed expert tensor, or the name of one of a further tier.
+    static bool is_high_tensor(const std::string & name);
     static bool is_tier_tensor(const std::string & name);
 
     const std::vector<std::string> & files() const { return files_; }

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: MIT
 #include "sidecar.h"
 
+#include "expert-index.h"
+
 #include <algorithm>
 #include <cstdio>
+#include <cstring>
 #include <memory>
-#include <regex>
 
 namespace hobbit {
 
@@ -19,8 +21,26 @@ std::string sidecar_base_name(const gguf_file & sidecar) {
     return name;
 }
 
+static bool remove_suffix(std::string & name, const std::string & suffix) {
+    const bool has = name.size() >= suffix.size() && name.compare(name.size() - suffix.size(), suffix.size(), suffix) == 0;
+    name.resize(name.size() - (has ? suffix.size() : 0));
+    return has;
+}
+
+// Whether the name ends in -NNNNN-of-NNNNN.
+static bool has_split_suffix(const std::string & name) {
+    const std::string pattern = "-NNNNN-of-NNNNN";
+    return name.size() >= pattern.size() &&
+           std::equal(pattern.begin(), pattern.end(), name.end() - pattern.size(),
+                      [](char p, char c) { return p == 'N' ? c >= '0' && c <= '9' : c == p; });
+}
+
 std::string sidecar_default_path(const std::string & model_path) {
-    return std::regex_replace(model_path, std::regex("(-\\d{5}-of-\\d{5})?\\.gguf$"), "") + ".hobbit.gguf";
+    std::string name = model_path;
+    if (remove_suffix(name, ".gguf") && has_split_suffix(name)) {
+        name.resize(name.rfind("-of-") - strlen("-NNNNN"));
+    }
+    return name + ".hobbit.gguf";
 }
 
 // FNV-1a, 64 bits
@@ -47,12 +67,10 @@ static status hash_tensor(const gguf_file & file, const gguf_file::tensor & t, u
 }
 
 static status fingerprint(const std::vector<gguf_file> & model, uint64_t & hash) {
-    static const std::regex routed("^blk\\.\\d+\\.ffn_(gate|up|down|gate_up)_exps\\.weight$");
-
     std::vector<std::pair<const gguf_file *, const gguf_file::tensor *>> tensors;
     for (const gguf_file & file : model) {
         for (const gguf_file::tensor & t : file.tensors()) {
-            if (std::regex_match(t.name, routed)) {
+            if (expert_index::is_high_tensor(t.name)) {
                 tensors.emplace_back(&file, &t);
             }
         }

@@ -47,7 +47,9 @@ class gguf_builder {
             value = float(random()) / float(random.max()) * 2.0f - 1.0f;
         }
         bytes.resize(ggml_nbytes(t));
-        ggml_quantize_chunk(type, values.data(), bytes.data(), 0, n_out * n_experts, n_in, nullptr);
+        if (!values.empty()) {
+            ggml_quantize_chunk(type, values.data(), bytes.data(), 0, n_out * n_experts, n_in, nullptr);
+        }
         ggml_set_name(t, name.c_str());
         t->data = bytes.data();
         gguf_add_tensor(gguf_, t);
