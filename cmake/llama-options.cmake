@@ -16,6 +16,8 @@ set(LLAMA_BUILD_UI OFF)
 set(LLAMA_USE_PREBUILT_UI OFF)
 set(LLAMA_OPENSSL OFF)
 set(LLAMA_TOOLS_INSTALL OFF)
+set(LLAMA_ALL_WARNINGS OFF) # there are thousands, and they are upstream's
+set(GGML_ALL_WARNINGS OFF)
 set(GGML_CCACHE OFF) # hobbit_use_ccache below does it for everything
 
 set(HOBBIT_LLAMA_TOOLS llama-server llama-quantize llama-perplexity llama-bench llama-imatrix)

@@ -22,7 +22,8 @@ std::string sidecar_base_name(const gguf_file & sidecar) {
 }
 
 static bool remove_suffix(std::string & name, const std::string & suffix) {
-    const bool has = name.size() >= suffix.size() && name.compare(name.size() - suffix.size(), suffix.size(), suffix) == 0;
+    const bool has =
+        name.size() >= suffix.size() && name.compare(name.size() - suffix.size(), suffix.size(), suffix) == 0;
     name.resize(name.size() - (has ? suffix.size() : 0));
     return has;
 }

@@ -38,11 +38,11 @@ class gguf_builder {
     }
 
     void add(const std::string & name, ggml_type type, int64_t n_in, int64_t n_out, int64_t n_experts) {
-        ggml_tensor *       t     = ggml_new_tensor_3d(ctx_, type, n_in, n_out, n_experts);
-        std::string &       bytes = data_[name];
-        std::vector<float>  values(size_t(n_in * n_out * n_experts));
-        std::seed_seq       seed(name.begin(), name.end());
-        std::mt19937        random(seed);
+        ggml_tensor *      t     = ggml_new_tensor_3d(ctx_, type, n_in, n_out, n_experts);
+        std::string &      bytes = data_[name];
+        std::vector<float> values(size_t(n_in * n_out * n_experts));
+        std::seed_seq      seed(name.begin(), name.end());
+        std::mt19937       random(seed);
         for (float & value : values) {
             value = float(random()) / float(random.max()) * 2.0f - 1.0f;
         }
@@ -68,7 +68,7 @@ class gguf_builder {
   private:
     // ggml writes at the alignment that it has read, not at the one that was set: reads a file of nothing but the key.
     static gguf_context * init_aligned(uint32_t alignment) {
-        const auto  little_endian = [](uint64_t value, size_t size) {
+        const auto little_endian = [](uint64_t value, size_t size) {
             std::string bytes;
             for (size_t i = 0; i < size; i++) {
                 bytes += char(value >> (8 * i));

@@ -68,7 +68,8 @@ struct plain_weight {
 
 using rows = std::vector<std::vector<float>>; // [token * n_used + rank][n_embd]
 
-// The routed experts of one layer as a ggml graph: up, gate, their product, down. The weights come from one of the set_*.
+// The routed experts of one layer as a ggml graph: up, gate, their product, down.
+// The weights come from one of the set_*.
 class layer_graph {
   public:
     ggml_cgraph * graph;
@@ -86,7 +87,7 @@ class layer_graph {
             act = ggml_swiglu(ctx_, add_matmul("gate_up", model.n_embd, 2 * model.n_ff, x, ids));
         } else {
             ggml_tensor * gate = add_matmul("gate", model.n_embd, model.n_ff, x, ids);
-            act = ggml_swiglu_split(ctx_, gate, add_matmul("up", model.n_embd, model.n_ff, x, ids));
+            act                = ggml_swiglu_split(ctx_, gate, add_matmul("up", model.n_embd, model.n_ff, x, ids));
         }
         output_             = add_matmul("down", model.n_ff, model.n_embd, act, ids);
         ggml_tensor * added = nullptr;
@@ -105,7 +106,8 @@ class layer_graph {
             const std::vector<float> ones(size_t(ggml_nelements(added)), 1.0f);
             ggml_backend_tensor_set(added, ones.data(), 0, ggml_nbytes(added));
         }
-        ggml_backend_tensor_memset(output_, 0x7f, 0, ggml_nbytes(output_)); // what nobody writes must not pass for zeros
+        // what nobody writes must not pass for zeros
+        ggml_backend_tensor_memset(output_, 0x7f, 0, ggml_nbytes(output_));
     }
 
     ~layer_graph() {
@@ -169,7 +171,8 @@ class layer_graph {
     };
 
     // With a weight of the right shape, to be replaced.
-    ggml_tensor * add_matmul(const std::string & part, int64_t n_in, int64_t n_out, ggml_tensor * x, ggml_tensor * ids) {
+    ggml_tensor * add_matmul(const std::string & part, int64_t n_in, int64_t n_out, ggml_tensor * x,
+                             ggml_tensor * ids) {
         ggml_tensor * shape = ggml_new_tensor_3d(placeholders_, GGML_TYPE_F32, n_in, n_out, model_.n_experts);
         ggml_tensor * node  = ggml_mul_mat_id(ctx_, shape, x, ids);
         matmuls_.push_back({ part, node, n_in, n_out });

@@ -52,13 +52,14 @@ static size_t hits(const std::string & outcome) {
     return size_t(std::count(outcome.begin(), outcome.end(), 'h'));
 }
 
-// LRU with floors as its definition reads, by lists: the first in order of last use that no floor protects, else the first.
+// LRU with floors as its definition reads, by lists: the first in order of last use that no floor protects, else the
+// first.
 static std::string simulate_naively(size_t capacity, uint32_t floor, const trace & uses) {
     std::string          outcome;
     std::list<expert_id> by_last_use;
     for (const expert_id & id : uses) {
-        const auto found = std::find(by_last_use.begin(), by_last_use.end(), id);
-        outcome += found != by_last_use.end() ? 'h' : 'm';
+        const auto found  = std::find(by_last_use.begin(), by_last_use.end(), id);
+        outcome          += found != by_last_use.end() ? 'h' : 'm';
         if (found != by_last_use.end()) {
             by_last_use.erase(found);
         } else if (by_last_use.size() == capacity) {
@@ -89,9 +90,8 @@ static size_t most_hits(size_t capacity, const trace & uses) {
             const auto next_use = [&](const expert_id & id) {
                 return std::find(uses.begin() + ptrdiff_t(now), uses.end(), id) - uses.begin();
             };
-            resident.erase(std::max_element(resident.begin(), resident.end(), [&](const auto & a, const auto & b) {
-                return next_use(a) < next_use(b);
-            }));
+            resident.erase(std::max_element(resident.begin(), resident.end(),
+                                            [&](const auto & a, const auto & b) { return next_use(a) < next_use(b); }));
         }
         resident.push_back(uses[now]);
     }
@@ -99,7 +99,8 @@ static size_t most_hits(size_t capacity, const trace & uses) {
 }
 
 // What decoding looks like: each token passes through all layers and takes n_used experts of each, some more often.
-static trace random_tokens(std::mt19937 & random, uint32_t n_layers, uint32_t n_experts, uint32_t n_used, int n_tokens) {
+static trace random_tokens(std::mt19937 & random, uint32_t n_layers, uint32_t n_experts, uint32_t n_used,
+                           int n_tokens) {
     trace uses;
     for (int token = 0; token < n_tokens; token++) {
         for (uint32_t layer = 0; layer < n_layers; layer++) {
@@ -155,7 +156,11 @@ TEST_CASE("a cycle longer than the pool never hits without floors, and hits with
     // floor), 3.1 replaces 2.0: left are 0.1 1.1 2.1 3.0 3.1. Second token: 0.1 hits, 0.0 replaces 3.0; 1.1 hits, 1.0
     // replaces 0.1; 2.1 hits, 2.0 replaces 1.1; 3.1 hits, 3.0 replaces 2.1. Every layer holds one again, and so on.
     lru_policy with_floor(4, 2, 1);
-    CHECK(simulate(with_floor, 5, uses, 2) == "mmmmmmmm" "hmhmhmhm" "hmhmhmhm" "hmhmhmhm" "hmhmhmhm");
+    CHECK(simulate(with_floor, 5, uses, 2) == "mmmmmmmm"
+                                              "hmhmhmhm"
+                                              "hmhmhmhm"
+                                              "hmhmhmhm"
+                                              "hmhmhmhm");
 }
 
 TEST_CASE("capacity 1 hits only on repetition") {
@@ -168,7 +173,7 @@ TEST_CASE("the even floor leaves a layer at work room for all that it uses") {
     CHECK(even_floor(100, 10, 8) == 8); // no more than one token needs
     CHECK(even_floor(80, 10, 8) == 8);  // 9 * 8 + 8
     CHECK(even_floor(79, 10, 8) == 7);
-    CHECK(even_floor(50, 10, 8) == 4);  // 9 * 5 + 8 would be 53
+    CHECK(even_floor(50, 10, 8) == 4); // 9 * 5 + 8 would be 53
     CHECK(even_floor(9, 10, 8) == 0);
     CHECK(even_floor(4, 10, 8) == 0);
     CHECK(even_floor(5, 1, 8) == 8);
@@ -218,7 +223,7 @@ TEST_CASE("no trace beats Belady's optimum, and the policy reaches some of it") 
         const size_t   best = most_hits(capacity, uses);
         CAPTURE(round);
         CHECK(n <= best);
-        total += n;
+        total      += n;
         total_best += best;
     }
     CHECK(total > 0);

@@ -27,6 +27,7 @@ struct opened_model {
     temp_dir     dir;
     gguf_builder file;
     expert_index index;
+    std::string  bytes; // of the file
 
     explicit opened_model(const moe_model & model = {}, uint32_t alignment = 32) : file(alignment) {
         model.add_high(file);
@@ -43,11 +44,13 @@ struct opened_model {
     void open() {
         const status s = index.open(file.write(dir.path("m.gguf")), "");
         REQUIRE_MESSAGE(s.ok(), s.message());
+        bytes = temp_dir::read(index.files()[0]);
     }
 };
 
 // A cache over it, by default with least recently used first.
-template <typename reader_type> struct cache_of {
+template <typename reader_type>
+struct cache_of {
     opened_model &          model;
     reader_type             reader;
     stats                   counters;
@@ -77,10 +80,11 @@ template <typename reader_type> struct cache_of {
 // As it lies on disk.
 static std::string expected_bytes(const opened_model & m, uint32_t tier, expert_id id, uint32_t part) {
     const part_location & at = m.index.locate(tier, id.layer, part, id.expert);
-    return temp_dir::read(m.index.files()[at.file]).substr(at.offset, at.size);
+    return m.bytes.substr(at.offset, at.size);
 }
 
-static std::string cached_bytes(const opened_model & m, const expert_cache & cache, uint32_t tier, expert_id id, uint32_t part) {
+static std::string cached_bytes(const opened_model & m, const expert_cache & cache, uint32_t tier, expert_id id,
+                                uint32_t part) {
     return { cache.data(id, tier, part), m.index.locate(tier, id.layer, part, id.expert).size };
 }
 
@@ -119,16 +123,15 @@ TEST_CASE("data is what the file holds, for experts that begin anywhere") {
 }
 
 TEST_CASE("data is what the file holds where types and sizes differ between layers and parts") {
-    opened_model m(
-        [](gguf_builder & file) {
-            file.add("blk.0.ffn_up_exps.weight", GGML_TYPE_Q4_0, 64, 32, 4);
-            file.add("blk.0.ffn_down_exps.weight", GGML_TYPE_F32, 32, 64, 4);
-            file.add("blk.1.ffn_gate_exps.weight", GGML_TYPE_Q8_0, 64, 96, 6);
-            file.add("blk.1.ffn_up_exps.weight", GGML_TYPE_F16, 64, 96, 6);
-            file.add("blk.1.ffn_down_exps.weight", GGML_TYPE_Q4_0, 96, 64, 6);
-            file.add("blk.2.ffn_gate_up_exps.weight", GGML_TYPE_BF16, 64, 32, 2);
-            file.add("blk.2.ffn_down_exps.weight", GGML_TYPE_F32, 16, 64, 2);
-        });
+    opened_model m([](gguf_builder & file) {
+        file.add("blk.0.ffn_up_exps.weight", GGML_TYPE_Q4_0, 64, 32, 4);
+        file.add("blk.0.ffn_down_exps.weight", GGML_TYPE_F32, 32, 64, 4);
+        file.add("blk.1.ffn_gate_exps.weight", GGML_TYPE_Q8_0, 64, 96, 6);
+        file.add("blk.1.ffn_up_exps.weight", GGML_TYPE_F16, 64, 96, 6);
+        file.add("blk.1.ffn_down_exps.weight", GGML_TYPE_Q4_0, 96, 64, 6);
+        file.add("blk.2.ffn_gate_up_exps.weight", GGML_TYPE_BF16, 64, 32, 2);
+        file.add("blk.2.ffn_down_exps.weight", GGML_TYPE_F32, 16, 64, 2);
+    });
     check_all_data(m, TIER_HIGH);
 }
 
@@ -149,8 +152,8 @@ TEST_CASE("a pinned expert keeps its slot, and acquire fails where all are pinne
     cache_of<fake_reader> c(m);
     c.reader.open_gate();
     c.allocate(TIER_HIGH, 2);
-    const expert_id a = { 0, 0 };
-    const expert_id b = { 0, 1 };
+    const expert_id a     = { 0, 0 };
+    const expert_id b     = { 0, 1 };
     const expert_id other = { 1, 3 };
 
     REQUIRE(c.cache.acquire(a, TIER_HIGH));
@@ -293,10 +296,10 @@ TEST_CASE("the policy chooses among those not pinned, and is told everything in 
 
 // What the cache should hold: residents by last use, and their pins.
 struct cache_model {
-    size_t                     n_slots;
-    std::list<int>             residents; // layer * 4 + expert, least recently used first
-    std::map<int, int>         pins;
-    size_t                     evictions = 0;
+    size_t             n_slots;
+    std::list<int>     residents; // layer * 4 + expert, least recently used first
+    std::map<int, int> pins;
+    size_t             evictions = 0;
 
     bool acquire(int id) {
         const auto found = std::find(residents.begin(), residents.end(), id);
@@ -332,16 +335,18 @@ TEST_CASE("a random workload leaves the cache as a model of it says") {
             model.pins[number]--;
             continue;
         }
-        const bool acquired = c.cache.acquire(id, TIER_LOW);
-        wrong += acquired != model.acquire(number);
+        const bool acquired  = c.cache.acquire(id, TIER_LOW);
+        wrong               += acquired != model.acquire(number);
         if (acquired) {
             c.cache.request(id, TIER_LOW, ALL);
             wrong += !c.cache.wait(id, TIER_LOW, ALL).ok();
-            wrong += cached_bytes(m, c.cache, TIER_LOW, id, PART_DOWN).compare(expected_bytes(m, TIER_LOW, id, PART_DOWN)) != 0;
+            wrong +=
+                cached_bytes(m, c.cache, TIER_LOW, id, PART_DOWN).compare(expected_bytes(m, TIER_LOW, id, PART_DOWN)) !=
+                0;
         }
         for (int n = 0; n < 8; n++) {
-            const bool resident = std::count(model.residents.begin(), model.residents.end(), n) > 0;
-            wrong += c.cache.holds({ uint32_t(n / 4), uint32_t(n % 4) }, TIER_LOW, 0) != resident;
+            const bool resident  = std::count(model.residents.begin(), model.residents.end(), n) > 0;
+            wrong               += c.cache.holds({ uint32_t(n / 4), uint32_t(n % 4) }, TIER_LOW, 0) != resident;
         }
         REQUIRE(wrong == 0);
     }

@@ -28,7 +28,8 @@ static std::string slice(const std::string & bytes, size_t i, size_t n) {
     return bytes.substr(i * (bytes.size() / n), bytes.size() / n);
 }
 
-// Overwrites a dimension in a file's table, as damage would. Only of the last tensor: the others' places follow from it.
+// Overwrites a dimension in a file's table, as damage would. Only of the last tensor: the others' places follow from
+// it.
 static void set_dimension(const std::string & path, const std::string & name, size_t dimension, char value) {
     std::string  bytes = temp_dir::read(path);
     const size_t at    = bytes.find(name) + name.size() + sizeof(uint32_t) + dimension * sizeof(int64_t);
@@ -54,7 +55,9 @@ TEST_CASE("a plain GGUF has one tier, whose experts are the slices of its tensor
         // f16: 2 layers x 3 parts x 4 experts x 64 x 32 x 2 bytes
         CHECK(index.tier_bytes(TIER_HIGH) == 98304);
         CHECK(index.tier_bytes(TIER_LOW) == 0);
-        const std::pair<uint32_t, const char *> parts[] = { { PART_GATE, "gate" }, { PART_UP, "up" }, { PART_DOWN, "down" } };
+        const std::pair<uint32_t, const char *> parts[] = { { PART_GATE, "gate" },
+                                                            { PART_UP, "up" },
+                                                            { PART_DOWN, "down" } };
         for (uint32_t layer = 0; layer < 2; layer++) {
             CHECK(index.layer(layer).n_experts == 4);
             CHECK(index.layer(layer).parts == (part_bit(PART_GATE) | part_bit(PART_UP) | part_bit(PART_DOWN)));
@@ -176,11 +179,21 @@ TEST_CASE("only llama.cpp's expert weights are experts") {
     gguf_builder file;
     moe_model    model;
     model.add_high(file);
-    const char * others[] = { "blk.0.ffn_up_exps.bias",         "blk.0.ffn_up_exps.scale",          "blk.0.ffn_up_shexp.weight",
-                              "blk.0.ffn_gate_inp.weight",      "blk.0.ffn_up_exps.weight.extra",   "blk.0.ffn_up_exps",
-                              "blk.0.ffn_up.weight",            "x.blk.0.ffn_up_exps.weight",       "blk.00.ffn_up_exps.weight",
-                              "blk.+0.ffn_up_exps.weight",      "blk. 0.ffn_up_exps.weight",        "blk.0.ffn_up_exps.weight x",
-                              "blk.-1.ffn_up_exps.weight",      "blk.4294967296.ffn_up_exps.weight", "blk.0.ffn_up_exps.low.weight",
+    const char * others[] = { "blk.0.ffn_up_exps.bias",
+                              "blk.0.ffn_up_exps.scale",
+                              "blk.0.ffn_up_shexp.weight",
+                              "blk.0.ffn_gate_inp.weight",
+                              "blk.0.ffn_up_exps.weight.extra",
+                              "blk.0.ffn_up_exps",
+                              "blk.0.ffn_up.weight",
+                              "x.blk.0.ffn_up_exps.weight",
+                              "blk.00.ffn_up_exps.weight",
+                              "blk.+0.ffn_up_exps.weight",
+                              "blk. 0.ffn_up_exps.weight",
+                              "blk.0.ffn_up_exps.weight x",
+                              "blk.-1.ffn_up_exps.weight",
+                              "blk.4294967296.ffn_up_exps.weight",
+                              "blk.0.ffn_up_exps.low.weight",
                               "blk.0.ffn_up_exps.low.0.weightx" };
     for (const char * name : others) {
         file.add(name, GGML_TYPE_F32, 32, 1, 1);
@@ -238,8 +251,10 @@ TEST_CASE("a split model's experts are found in all its parts") {
     CHECK(index.files().size() == 2);
     CHECK(index.locate(TIER_HIGH, 0, PART_UP, 3).file == 0);
     CHECK(index.locate(TIER_HIGH, 1, PART_UP, 3).file == 1);
-    CHECK(bytes_at(index, index.locate(TIER_HIGH, 1, PART_UP, 3)) == slice(second.data("blk.1.ffn_up_exps.weight"), 3, 4));
-    CHECK(index.model_bytes() == std::filesystem::file_size(index.files()[0]) + std::filesystem::file_size(index.files()[1]));
+    CHECK(bytes_at(index, index.locate(TIER_HIGH, 1, PART_UP, 3)) ==
+          slice(second.data("blk.1.ffn_up_exps.weight"), 3, 4));
+    CHECK(index.model_bytes() ==
+          std::filesystem::file_size(index.files()[0]) + std::filesystem::file_size(index.files()[1]));
 }
 
 TEST_CASE("thresholds and share stored in the file are handed on") {

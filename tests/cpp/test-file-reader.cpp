@@ -126,7 +126,8 @@ TEST_CASE("a file that is replaced by another of the same name is still read") {
 }
 
 // A file system in memory has no direct I/O on most kernels: the buffered way must give the same bytes.
-TEST_CASE("reads a file system in memory, with or without direct I/O" * doctest::skip(!std::filesystem::exists("/dev/shm"))) {
+TEST_CASE("reads a file system in memory, with or without direct I/O" *
+          doctest::skip(!std::filesystem::exists("/dev/shm"))) {
     std::string path = "/dev/shm/hobbit-test-XXXXXX";
     const int   fd   = mkstemp(path.data());
     REQUIRE(fd >= 0);
@@ -155,9 +156,9 @@ TEST_CASE("many threads read at once") {
         threads.emplace_back([&, t] {
             const aligned_memory buf = aligned(BLOCK);
             for (size_t i = 0; i < 64; i++) {
-                const size_t block = (i * 7 + t * 13) % 64;
-                const bool   ok    = reader.read_at(0, block * BLOCK, BLOCK, BLOCK, buf.get()).ok();
-                wrong[t] += !ok || memcmp(buf.get(), bytes.data() + block * BLOCK, BLOCK) != 0;
+                const size_t block  = (i * 7 + t * 13) % 64;
+                const bool   ok     = reader.read_at(0, block * BLOCK, BLOCK, BLOCK, buf.get()).ok();
+                wrong[t]           += !ok || memcmp(buf.get(), bytes.data() + block * BLOCK, BLOCK) != 0;
             }
         });
     }

@@ -114,10 +114,10 @@ TEST_CASE("errors are told to the caller and kept") {
 }
 
 TEST_CASE("messages are cut to the room given") {
-    const files                 f;
-    char                        err[12] = "xxxxxxxxxxx";
-    const hobbit_setting        unknown = number("hobbit.t9", 1);
-    hobbit_model *              model   = nullptr;
+    const files          f;
+    char                 err[12] = "xxxxxxxxxxx";
+    const hobbit_setting unknown = number("hobbit.t9", 1);
+    hobbit_model *       model   = nullptr;
     CHECK_FALSE(hobbit_open(f.tiers_path.c_str(), &unknown, 1, &model, err, 8));
     CHECK(std::string(err) == "unknown");
     CHECK(err[8] == 'x');
@@ -224,7 +224,7 @@ TEST_CASE("what is known before and after the pools are allocated") {
 
 TEST_CASE("pools too small are an error of prepare that names what works") {
     const files     f;
-    const model_ptr model = opened(f.tiers_path, { integer("hobbit.pools", 1000) });
+    const model_ptr model    = opened(f.tiers_path, { integer("hobbit.pools", 1000) });
     char            err[512] = "";
     CHECK_FALSE(hobbit_prepare(model.get(), 0, 1, err, sizeof(err)));
     const std::string words = "the smallest that work are ";
@@ -245,9 +245,8 @@ TEST_CASE("the backend computes a layer as the CPU does, and its buffer keeps th
     const layer_input input = random_input(shape, 3, 41);
     cpu_backend       cpu;
     layer_graph       plain(shape, input);
-    plain.set_plain([&](const std::string & part) {
-        return plain_weight{ shape.high, f.plain.data(moe_model::name(0, part)) };
-    });
+    plain.set_plain(
+        [&](const std::string & part) { return plain_weight{ shape.high, f.plain.data(moe_model::name(0, part)) }; });
     REQUIRE(ggml_backend_graph_compute(cpu.backend, plain.graph) == GGML_STATUS_SUCCESS);
 
     model_ptr model = opened(f.plain_path, { integer("hobbit.pools", 1 << 20), integer("hobbit.tag", 8) });

@@ -271,9 +271,9 @@ TEST_CASE("many requests from many threads all arrive") {
     fake_reader reader;
     stats       counters;
     reader.open_gate();
-    constexpr size_t N_THREADS  = 4;
-    constexpr size_t N_REQUESTS = 150;
-    blocks           memory(N_THREADS * N_REQUESTS);
+    constexpr size_t       N_THREADS  = 4;
+    constexpr size_t       N_REQUESTS = 150;
+    blocks                 memory(N_THREADS * N_REQUESTS);
     std::deque<load_state> states(N_THREADS * N_REQUESTS);
     std::vector<size_t>    wrong(N_THREADS, 0);
     {
@@ -292,9 +292,9 @@ TEST_CASE("many requests from many threads all arrive") {
                     }
                 }
                 for (size_t i = 0; i < N_REQUESTS; i++) {
-                    const size_t n = t * N_REQUESTS + i;
-                    wrong[t] += !l.wait(states[n], part_bit(PART_UP)).ok();
-                    wrong[t] += *memory[n] != fake_reader::byte_at(n * BLOCK);
+                    const size_t n  = t * N_REQUESTS + i;
+                    wrong[t]       += !l.wait(states[n], part_bit(PART_UP)).ok();
+                    wrong[t]       += *memory[n] != fake_reader::byte_at(n * BLOCK);
                 }
             });
         }

@@ -70,8 +70,7 @@ struct engine {
     inner_graph             inner{ cpu.backend };
 
     engine(const model_on_disk & m, uint32_t n_high, uint32_t n_low, score_thresholds thresholds = {}) :
-        cache(m.index, *l, counters),
-        executor(m.index, cache, thresholds, counters) {
+        cache(m.index, *l, counters), executor(m.index, cache, thresholds, counters) {
         REQUIRE(reader.files.open(m.index.files()[0]).ok());
         const uint32_t slots[] = { n_high, n_low };
         for (uint32_t tier = 0; tier < TIER_COUNT; tier++) {
@@ -85,7 +84,7 @@ struct engine {
     ~engine() { l.reset(); } // before the cache, whose memory its threads write into
 
     rows compute(const model_on_disk & m, const layer_input & input, uint32_t layer = 0, bool bias = false) {
-        layer_graph  graph(m.shape, input, bias);
+        layer_graph graph(m.shape, input, bias);
         graph.set_cached(m.index, layer);
         const status s = executor.compute(graph.graph, inner);
         CHECK_MESSAGE(s.ok(), s.message());
@@ -94,7 +93,8 @@ struct engine {
 };
 
 // The layer with plain tensors that hold one of the tiers.
-static rows stock(const model_on_disk & m, const layer_input & input, uint32_t tier, uint32_t layer = 0, bool bias = false) {
+static rows stock(const model_on_disk & m, const layer_input & input, uint32_t tier, uint32_t layer = 0,
+                  bool bias = false) {
     layer_graph       graph(m.shape, input, bias);
     const std::string suffix = tier == TIER_HIGH ? "" : ".low.0";
     const ggml_type   type   = tier == TIER_HIGH ? m.shape.high : m.shape.low;
@@ -107,7 +107,8 @@ static rows stock(const model_on_disk & m, const layer_input & input, uint32_t t
 }
 
 // What each expert of the batch is worth by Eq. 2, in the words of the paper: the best of what its tokens ask for.
-static std::vector<precision> worth_of_experts(const layer_input & input, score_thresholds thresholds, size_t n_experts) {
+static std::vector<precision> worth_of_experts(const layer_input & input, score_thresholds thresholds,
+                                               size_t n_experts) {
     std::vector<precision> worth(n_experts, PRECISION_SKIP);
     for (int64_t t = 0; t < input.n_tokens; t++) {
         for (int64_t k = 0; k < input.n_used; k++) {
@@ -119,13 +120,13 @@ static std::vector<precision> worth_of_experts(const layer_input & input, score_
                 sum += weights[other];
                 if (weights[other] > weights[k]) {
                     before += weights[other];
-                    first = false;
+                    first   = false;
                 }
             }
             const double    score = before / sum;
-            const precision p     = first || score <= thresholds.t1 ? PRECISION_HIGH :
-                                    score <= thresholds.t2          ? PRECISION_LOW :
-                                                                      PRECISION_SKIP;
+            const precision p     = first || score <= thresholds.t1 ? PRECISION_HIGH
+                                    : score <= thresholds.t2        ? PRECISION_LOW
+                                                                    : PRECISION_SKIP;
             precision &     best  = worth[size_t(input.ids[size_t(t * input.n_used + k)])];
             best                  = std::max(best, p);
         }
@@ -134,7 +135,8 @@ static std::vector<precision> worth_of_experts(const layer_input & input, score_
 }
 
 // Rows of the high and the low reference, or zeros, by what the selected experts are worth.
-static rows compose(const layer_input & input, const std::vector<precision> & worth, const rows & high, const rows & low) {
+static rows compose(const layer_input & input, const std::vector<precision> & worth, const rows & high,
+                    const rows & low) {
     rows out = high;
     for (size_t i = 0; i < out.size(); i++) {
         const precision p = worth[size_t(input.ids[i])];
@@ -150,7 +152,8 @@ static rows compose(const layer_input & input, const std::vector<precision> & wo
 TEST_CASE("everything high: the output is stock's, whatever the batch and the pool") {
     const model_on_disk m;
     for (const int64_t n_tokens : { 1, 2, 37 }) {
-        for (const uint32_t n_slots : { 16u, 8u, 3u, 2u, 1u }) { // all layers, one layer, less than a batch, n_used, less
+        for (const uint32_t n_slots :
+             { 16u, 8u, 3u, 2u, 1u }) { // all layers, one layer, less than a batch, n_used, less
             CAPTURE(n_tokens);
             CAPTURE(n_slots);
             const layer_input input = random_input(m.shape, n_tokens, unsigned(n_tokens));
@@ -198,8 +201,7 @@ TEST_CASE("t1 = 0: each token's first expert is high, the others are low") {
             const layer_input input = random_input(m.shape, n_tokens, 7);
             engine            e(m, n_slots, n_slots, { 0.0, 1.0 });
             const auto        worth = worth_of_experts(input, { 0.0, 1.0 }, 8);
-            CHECK(e.compute(m, input) ==
-                  compose(input, worth, stock(m, input, TIER_HIGH), stock(m, input, TIER_LOW)));
+            CHECK(e.compute(m, input) == compose(input, worth, stock(m, input, TIER_HIGH), stock(m, input, TIER_LOW)));
             CHECK(e.counters.selections[TIER_HIGH] + e.counters.selections[TIER_LOW] == uint64_t(2 * n_tokens));
             CHECK(e.counters.selections_skipped == 0);
         }
@@ -272,7 +274,7 @@ TEST_CASE("experts of one tier may have types of their own") {
         const auto        worth = worth_of_experts(input, { 0.0, 1.0 }, 8);
         // each expert on its own, as a plain model with one expert
         for (int32_t id = 0; id < 8; id++) {
-            const uint32_t tier = worth[size_t(id)] == PRECISION_HIGH ? TIER_HIGH : TIER_LOW;
+            const uint32_t tier   = worth[size_t(id)] == PRECISION_HIGH ? TIER_HIGH : TIER_LOW;
             layer_input    single = input;
             single.ids.assign(input.ids.size(), 0);
             moe_model one_expert = shape;

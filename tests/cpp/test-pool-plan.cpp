@@ -21,7 +21,7 @@ static pool_demand two_tiers() {
 }
 
 static pool_demand one_tier() {
-    pool_demand d = two_tiers();
+    pool_demand d         = two_tiers();
     d.slot_size[TIER_LOW] = 0;
     return d;
 }
@@ -78,7 +78,7 @@ TEST_CASE("without a share the low pool gets 1 - t1 slots for each of the high p
 }
 
 TEST_CASE("a share is kept to, but leaves both pools what one token needs") {
-    settings s = with_pools(100 * MiB, 0.5);
+    settings s  = with_pools(100 * MiB, 0.5);
     s.low_share = 0.25;
     CHECK(planned(s, two_tiers()).n_slots == std::array<uint32_t, 2>{ 18, 25 });
     s.low_share = 0.0;
@@ -173,7 +173,8 @@ TEST_CASE("without a budget the pools get what is free, less what is still to co
 TEST_CASE("too little free memory is an error that says so") {
     const other_memory other   = { 0, 0, 0, 0, 260 * MiB };
     const std::string  message = refused({}, two_tiers(), other);
-    CHECK(message.find("not enough free memory for expert pools: 4.0 MiB are left, the smallest that work are 16.0 MiB") !=
+    CHECK(message.find(
+              "not enough free memory for expert pools: 4.0 MiB are left, the smallest that work are 16.0 MiB") !=
           std::string::npos);
     CHECK(refused({}, two_tiers(), {}).find("not enough free memory") != std::string::npos);
 }

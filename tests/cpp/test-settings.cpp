@@ -182,8 +182,12 @@ TEST_CASE("thresholds belong together: one given, neither is taken from the file
 
 TEST_CASE("stored values out of range are refused") {
     const stored_settings cases[] = {
-        { { "hobbit.t1", 0.9 }, { "hobbit.t2", 0.5 } }, { { "hobbit.t2", 1.5 } },           { { "hobbit.t1", -0.5 } },
-        { { "hobbit.t1", std::nan("") } },              { { "hobbit.t2", std::nan("") } }, { { "hobbit.low_share", 2.0 } },
+        { { "hobbit.t1", 0.9 }, { "hobbit.t2", 0.5 } },
+        { { "hobbit.t2", 1.5 } },
+        { { "hobbit.t1", -0.5 } },
+        { { "hobbit.t1", std::nan("") } },
+        { { "hobbit.t2", std::nan("") } },
+        { { "hobbit.low_share", 2.0 } },
         { { "hobbit.low_share", std::nan("") } },
     };
     for (const stored_settings & stored : cases) {

@@ -132,13 +132,13 @@ TEST_CASE("a split model has one sidecar, which knows the size of all parts") {
 }
 
 TEST_CASE("tensors shorter than 64 bytes are hashed whole") {
-    temp_dir                              dir;
-    gguf_builder                          base;
-    gguf_builder                          sidecar;
-    const std::string                     up    = "blk.0.ffn_up_exps.weight";
-    const std::string                     down  = "blk.0.ffn_down_exps.weight";
-    const std::vector<std::string>        names = { up, down };
-    std::vector<fingerprint_tensor>       tensors;
+    temp_dir                        dir;
+    gguf_builder                    base;
+    gguf_builder                    sidecar;
+    const std::string               up    = "blk.0.ffn_up_exps.weight";
+    const std::string               down  = "blk.0.ffn_down_exps.weight";
+    const std::vector<std::string>  names = { up, down };
+    std::vector<fingerprint_tensor> tensors;
     for (const std::string & name : names) {
         base.add(name, GGML_TYPE_F32, 4, 2, 1); // 32 bytes
         sidecar.add(name.substr(0, name.size() - 6) + "low.0.weight", GGML_TYPE_F16, 4, 2, 1);
@@ -191,7 +191,7 @@ TEST_CASE("one changed byte at the start of an expert tensor is noticed") {
     files.sidecar.write(files.dir.path("m.hobbit.gguf"));
     gguf_file base;
     REQUIRE(base.open(files.path).ok());
-    std::string bytes = temp_dir::read(files.path);
+    std::string bytes                         = temp_dir::read(files.path);
     bytes[base.tensors().back().offset + 63] ^= 1;
     files.dir.write("m.gguf", bytes);
     expert_index index;
@@ -216,7 +216,8 @@ TEST_CASE("a sidecar is no model") {
     model_and_sidecar files;
     const std::string sidecar = files.sidecar.write(files.dir.path("m.hobbit.gguf"));
     expert_index      index;
-    CHECK_CONTAINS(index.open(sidecar, "").message(), "holds only further tiers of 'm.gguf': give that file as the model");
+    CHECK_CONTAINS(index.open(sidecar, "").message(),
+                   "holds only further tiers of 'm.gguf': give that file as the model");
 }
 
 TEST_CASE("the default name") {
