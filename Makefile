@@ -7,6 +7,14 @@ MODEL  := tests/tiny_moe/model
 
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export CMAKE_GENERATOR := Ninja
+# one name for the compiler in all builds: ccache goes by it
+ifeq ($(origin CC),default)
+CC := gcc
+endif
+ifeq ($(origin CXX),default)
+CXX := g++
+endif
+export CC CXX
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP := python -m pip install --quiet

@@ -159,22 +159,21 @@ TEST_CASE("a part that has arrived is not read again, until it was reset") {
     CHECK(*memory[0] == 6);
 }
 
-TEST_CASE("the first error reaches every waiter and stays") {
+TEST_CASE("an error reaches every waiter, and nothing is read after it") {
     fake_reader reader;
     stats       counters;
     blocks      memory(4);
     load_state  states[4];
-    loader      l(reader, counters, 1);
+    auto        l = std::make_unique<loader>(reader, counters, 1);
     reader.fail_at(1 * BLOCK, "the disk is gone");
-    reader.fail_at(2 * BLOCK, "a later error");
 
     for (size_t i = 0; i < 3; i++) {
-        l.submit(states[i], PART_UP, block_at(i), memory[i], load_urgency::demand);
+        l->submit(states[i], PART_UP, block_at(i), memory[i], load_urgency::demand);
     }
     std::vector<std::string> answers(3);
     std::vector<std::thread> waiters;
     for (size_t i = 0; i < 3; i++) {
-        waiters.emplace_back([&, i] { answers[i] = l.wait(states[1 + i % 2], part_bit(PART_UP)).message(); });
+        waiters.emplace_back([&, i] { answers[i] = l->wait(states[1 + i % 2], part_bit(PART_UP)).message(); });
     }
     reader.open_gate();
     for (std::thread & waiter : waiters) {
@@ -182,13 +181,34 @@ TEST_CASE("the first error reaches every waiter and stays") {
     }
     CHECK(answers == std::vector<std::string>(3, "the disk is gone"));
 
-    // nothing is read from now on, and nothing waits
-    l.submit(states[3], PART_UP, block_at(3), memory[3], load_urgency::demand);
-    CHECK(l.wait(states[3], part_bit(PART_UP)).message() == "the disk is gone");
-    CHECK(l.wait(states[0], part_bit(PART_UP)).message() == "the disk is gone"); // although it had arrived
-    const std::vector<uint64_t> begun = reader.begun();
-    CHECK(std::find(begun.begin(), begun.end(), 3 * BLOCK) == begun.end());
+    l->submit(states[3], PART_UP, block_at(3), memory[3], load_urgency::demand);
+    CHECK(l->wait(states[3], part_bit(PART_UP)).message() == "the disk is gone");
+    CHECK(l->wait(states[0], part_bit(PART_UP)).message() == "the disk is gone"); // although it had arrived
+    l.reset();
+    CHECK(reader.begun() == std::vector<uint64_t>{ 0, 1 * BLOCK });
     CHECK(counters.bytes_read == BLOCK);
+}
+
+TEST_CASE("of several errors the first one stays") {
+    constexpr size_t N = 8;
+    fake_reader      reader;
+    stats            counters;
+    blocks           memory(N);
+    load_state       states[N];
+    loader           l(reader, counters, N);
+    for (size_t i = 0; i < N; i++) {
+        reader.fail_at(i * BLOCK, "error " + std::to_string(i));
+        l.submit(states[i], PART_UP, block_at(i), memory[i], load_urgency::demand);
+    }
+    reader.wait_begun(N); // all in flight: each will report its own
+    reader.let(1);
+    const std::string first = l.wait(states[0], part_bit(PART_UP)).message();
+    CHECK(first.find("error ") == 0);
+    reader.open_gate();
+    for (int i = 0; i < 1000; i++) { // while the others come in
+        REQUIRE(l.wait(states[size_t(i) % N], part_bit(PART_UP)).message() == first);
+        std::this_thread::yield();
+    }
 }
 
 TEST_CASE("the destructor lets the read in flight end and drops those queued") {
