@@ -61,8 +61,8 @@ def main() -> None:
     parser.add_argument("--lib-dir", required=True)
     parser.add_argument("--model", required=True)
     parser.add_argument("--memory", type=int, help="bytes; turns the expert cache on")
-    parser.add_argument("--tokens", type=int, default=48)
-    parser.add_argument("--warm-up", type=int, default=16, help="tokens that are not counted")
+    parser.add_argument("--tokens", type=int, default=24)
+    parser.add_argument("--warm-up", type=int, default=8, help="tokens that are not counted")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     args = parser.parse_args()
 
