@@ -92,7 +92,7 @@ HOBBIT_API void hobbit_clear_last_error(void);
 HOBBIT_API bool hobbit_owns_tensor(const hobbit_model * model, const char * name);
 
 // Whether the tensor belongs to a further tier, which no architecture of llama.cpp knows.
-HOBBIT_API bool hobbit_is_tier_tensor(const hobbit_model * model, const char * name);
+HOBBIT_API bool hobbit_is_tier_tensor(const char * name);
 
 // Hands out addresses without memory. Valid while the model has a reference; every buffer of the type holds one.
 HOBBIT_API struct ggml_backend_buffer_type * hobbit_buffer_type(hobbit_model * model);

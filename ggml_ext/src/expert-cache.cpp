@@ -111,6 +111,7 @@ char * expert_cache::data(expert_id id, uint32_t tier, uint32_t part) const {
 void expert_cache::release(expert_id id, uint32_t tier) {
     entry & e = find(id, tier);
     GGML_ASSERT(e.pins > 0);
+    loader_.settle(e.load);
     e.pins--;
 }
 

@@ -55,7 +55,7 @@ class expert_cache {
     char *                data(expert_id id, uint32_t tier, uint32_t part) const;
     ggml_backend_buffer_t buffer(uint32_t tier) const { return pools_[tier].buffer(); }
 
-    // Undoes one acquire. REQUIRES: everything asked for has arrived, unless a wait has failed.
+    // Undoes one acquire, once nothing asked for is on the way any more.
     void release(expert_id id, uint32_t tier);
 
   private:

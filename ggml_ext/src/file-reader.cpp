@@ -80,7 +80,8 @@ status posix_file_reader::read_at(uint32_t index, uint64_t offset, size_t size, 
 
     size_t done = 0;
     while (done < needed) {
-        const ssize_t n = pread(file.fd, static_cast<char *>(buf) + done, size - done, offset + done);
+        const bool    direct = file.direct;
+        const ssize_t n      = pread(file.fd, static_cast<char *>(buf) + done, size - done, offset + done);
         if (n > 0) {
             done += n;
             continue;
@@ -90,9 +91,11 @@ status posix_file_reader::read_at(uint32_t index, uint64_t offset, size_t size, 
                 format("'%s' ends at byte %llu where an expert's weights were expected: it is truncated",
                        file.path.c_str(), (unsigned long long) (offset + done)));
         }
-        if (errno == EINVAL && file.direct.exchange(false)) {
-            // accepted at open, refused at read: the file system has no direct I/O after all
+        if (errno == EINVAL && direct) {
+            // accepted at open, refused at read: the file system has no direct I/O after all; the flag goes last, so
+            // that whoever sees it cleared reads through the page cache
             fcntl(file.fd, F_SETFL, fcntl(file.fd, F_GETFL) & ~O_DIRECT);
+            file.direct = false;
             continue;
         }
         if (errno != EINTR) {

@@ -227,6 +227,9 @@ static enum ggml_status ggml_backend_hobbit_graph_compute(ggml_backend_t backend
         return ggml_backend_graph_compute(ctx->compute, graph);
     }
     const hobbit::status s = model->compute(graph, ctx->inner);
+    if (s.is_aborted()) {
+        return GGML_STATUS_ABORTED;
+    }
     if (!s.ok()) {
         hobbit::set_last_error(s.message());
         GGML_LOG_ERROR("hobbit: %s\n", s.message().c_str());

@@ -108,7 +108,7 @@ bool hobbit_owns_tensor(const hobbit_model * model, const char * name) {
     return model->index().find_tensor(name) != nullptr;
 }
 
-bool hobbit_is_tier_tensor(const hobbit_model *, const char * name) {
+bool hobbit_is_tier_tensor(const char * name) {
     return hobbit::expert_index::is_tier_tensor(name);
 }
 

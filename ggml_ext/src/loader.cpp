@@ -96,6 +96,11 @@ status loader::wait(const load_state & state, uint32_t parts) {
     return error_;
 }
 
+void loader::settle(const load_state & state) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    progress_.wait(lock, [&] { return state.arrived == state.requested || !error_.ok(); });
+}
+
 bool loader::arrived(const load_state & state, uint32_t parts) const {
     std::lock_guard<std::mutex> lock(mutex_);
     return (state.arrived & parts) == parts;

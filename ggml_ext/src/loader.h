@@ -47,6 +47,9 @@ class loader {
     // Blocks until all of `parts` have arrived. REQUIRES: they were asked for.
     status wait(const load_state & state, uint32_t parts);
 
+    // Blocks until nothing that was asked for is on the way any more, or the loader has failed.
+    void settle(const load_state & state);
+
     bool     arrived(const load_state & state, uint32_t parts) const;
     uint32_t requested(const load_state & state) const;
 

@@ -28,7 +28,9 @@ static bool read_field(const std::string & path, const std::string & key, uint64
     while (std::getline(in, line)) {
         std::istringstream words(line);
         std::string        name;
-        if (words >> name >> value && name == key) {
+        uint64_t           number = 0;
+        if (words >> name >> number && name == key) {
+            value = number;
             return true;
         }
     }

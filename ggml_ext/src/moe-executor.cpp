@@ -11,11 +11,18 @@ moe_executor::moe_executor(const expert_index & index, expert_cache & cache, con
     index_(index), cache_(cache), thresholds_(thresholds), stats_(stats) {}
 
 status moe_executor::compute(ggml_cgraph * graph, inner_graph & inner) {
-    if (error_.ok()) {
-        error_ = run(graph, inner);
-        release_held();
+    if (!error_.ok()) {
+        return error_;
     }
-    return error_;
+    const status s = run(graph, inner);
+    release_held();
+    if (!s.ok()) {
+        plan_.ids = nullptr; // the layer is not done
+    }
+    if (!s.is_aborted()) {
+        error_ = s;
+    }
+    return s;
 }
 
 static const expert_tensor & expert_of(const ggml_tensor * matmul) {
@@ -64,6 +71,9 @@ status moe_executor::run(ggml_cgraph * graph, inner_graph & inner) {
 
 status moe_executor::flush(inner_graph & inner) {
     const ggml_status result = inner.compute();
+    if (result == GGML_STATUS_ABORTED) {
+        return status::aborted();
+    }
     if (result != GGML_STATUS_SUCCESS) {
         return status::error(format("%s failed to compute experts (%s)", ggml_backend_name(inner.backend()),
                                     ggml_status_to_string(result)));

@@ -17,7 +17,8 @@ namespace hobbit {
 // (Eq. 2), brings the experts into the cache, and multiplies on the compute device what has arrived while the rest is
 // on its way. Experts that do not fit into the pools together are computed in waves.
 //
-// Thread-safety: none; see expert_cache. After an error the executor repeats it for ever: no wrong output follows.
+// Thread-safety: none; see expert_cache. An error, but for being aborted, is repeated for ever: no wrong output
+// follows.
 class moe_executor {
   public:
     // All must outlive the executor.

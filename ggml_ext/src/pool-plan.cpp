@@ -28,8 +28,8 @@ static status pool_bytes(const settings & s, const pool_demand & d, const other_
         return bytes >= smallest
                    ? status()
                    : status::error(
-                         format("expert pools of %s are too small: the smallest that work are %llu bytes (%s)",
-                                format_size(double(bytes)).c_str(), (unsigned long long) smallest,
+                         format("expert pools of %llu bytes are too small: the smallest that work are %llu bytes (%s)",
+                                (unsigned long long) bytes, (unsigned long long) smallest,
                                 format_size(double(smallest)).c_str()));
     }
     if (s.memory > 0) {

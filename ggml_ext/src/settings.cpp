@@ -6,6 +6,8 @@
 
 namespace hobbit {
 
+static constexpr double MAX_BYTES = 1e18; // of any size, and of any other number
+
 const std::vector<const char *> & stored_setting_keys() {
     static const std::vector<const char *> keys = { "hobbit.t1", "hobbit.t2", "hobbit.low_share" };
     return keys;
@@ -22,6 +24,9 @@ static status number_of(const hobbit_setting & given, double & value) {
 status settings::apply_number(const std::string & key, double value) {
     if (!std::isfinite(value) || value < 0) {
         return status::error(format("setting %s must not be negative", key.c_str()));
+    }
+    if (value > MAX_BYTES) {
+        return status::error(format("setting %s is too large (%g)", key.c_str(), value));
     }
     if (key == "hobbit.enable") {
         enable = value != 0;

@@ -11,7 +11,10 @@ slot_pool::~slot_pool() {
 }
 
 status slot_pool::allocate(ggml_backend_buffer_type_t buft, size_t slot_size, uint32_t n_slots) {
-    GGML_ASSERT(!buffer_ && n_slots > 0 && slot_size % file_reader::alignment == 0);
+    GGML_ASSERT(n_free() == n_slots_ && n_slots > 0 && slot_size % file_reader::alignment == 0);
+    ggml_backend_buffer_free(buffer_);
+    n_slots_ = 0;
+    free_.clear();
 
     const size_t size = slot_size * n_slots;
     buffer_           = ggml_backend_buft_alloc_buffer(buft, size + file_reader::alignment);

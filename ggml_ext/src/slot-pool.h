@@ -22,7 +22,7 @@ class slot_pool {
     slot_pool & operator=(const slot_pool &) = delete;
 
     // Every slot starts at a multiple of file_reader::alignment, of which slot_size is a multiple.
-    // REQUIRES: not allocated yet, n_slots > 0.
+    // REQUIRES: no slot is taken, n_slots > 0.
     status allocate(ggml_backend_buffer_type_t buft, size_t slot_size, uint32_t n_slots);
 
     uint32_t n_slots() const { return n_slots_; }

@@ -18,12 +18,22 @@ class status {
         return s;
     }
 
+    // The caller asked for the end: nothing is wrong, and the next try may succeed.
+    static status aborted() {
+        status s   = error("aborted");
+        s.aborted_ = true;
+        return s;
+    }
+
     bool ok() const { return message_.empty(); }
+
+    bool is_aborted() const { return aborted_; }
 
     const std::string & message() const { return message_; }
 
   private:
     std::string message_;
+    bool        aborted_ = false;
 };
 
 // printf into a string

@@ -371,6 +371,28 @@ TEST_CASE("a read that fails is an error, whichever it is") {
     }
 }
 
+TEST_CASE("a computation that is aborted may be repeated, whatever was on its way") {
+    const model_on_disk m;
+    const layer_input   input    = random_input(m.shape, 37, 3);
+    const rows          expected = stock(m, input, TIER_HIGH);
+    for (const uint32_t n_slots : { 16u, 3u, 1u }) {
+        for (int polls = 0; polls < 12; polls++) {
+            CAPTURE(n_slots);
+            CAPTURE(polls);
+            engine e(m, n_slots, 0);
+            int    left = polls;
+            ggml_backend_cpu_set_abort_callback(e.cpu.backend, [](void * data) { return --*(int *) data < 0; }, &left);
+            layer_graph graph(m.shape, input);
+            graph.set_cached(m.index, 0);
+            const status s = e.executor.compute(graph.graph, e.inner);
+            CHECK(s.is_aborted());
+            ggml_backend_cpu_set_abort_callback(e.cpu.backend, nullptr, nullptr);
+            CHECK(e.compute(m, input, 1) == stock(m, input, TIER_HIGH, 1));
+            CHECK(e.compute(m, input) == expected);
+        }
+    }
+}
+
 TEST_CASE("thresholds without the router's weights are an error, t1 = 1 needs none") {
     const model_on_disk m;
     const layer_input   input = random_input(m.shape, 1, 37);
