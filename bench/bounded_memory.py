@@ -123,8 +123,8 @@ def main() -> None:
                     out.write(json.dumps({**record, **result}) + "\n")
                     out.flush()
             for name, values in speeds.items():
-                median = statistics.median(values)
-                print(f"memory {share:.0%}  {name:45s} {median:6.2f} token/s  (median of {len(values)})")
+                speed = f"{statistics.median(values):6.2f} token/s ({min(values):.2f} to {max(values):.2f})"
+                print(f"memory {share:.0%}  {name:45s} {speed}")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""What low precision costs: perplexity of the bundled tiny model on its held-out text, by the low tier's type.
+"""What low precision costs: perplexity of the tiny model on its held-out text, by the low tier's type.
 
     python bench/quality.py --chunks 16
 
-Runs the package's llama-perplexity with one token per micro-batch, as in decoding: in a larger batch an expert
-gets the best precision that any of its tokens asks for.
+Runs the package's llama-perplexity with one token per micro-batch, as in decoding: in a larger batch an
+expert gets the best precision that any of its tokens asks for.
 """
 
 from __future__ import annotations
