@@ -7,6 +7,8 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 
@@ -39,13 +41,27 @@ def run(args: argparse.Namespace) -> int:
     from pyhobbit.convert.options import Options
     from pyhobbit.convert.pipeline import convert
 
-    # A plain termination must clean up like Ctrl-C does.
-    previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated: nothing was written"))
-    try:
+    with _cleaning_up():
         convert(Options(**{field.name: getattr(args, field.name) for field in fields(Options)}))
-    finally:
-        signal.signal(signal.SIGTERM, previous)
     return 0
+
+
+@contextmanager
+def _cleaning_up() -> Iterator[None]:
+    """Within it, a termination or a lost terminal ends the program like Ctrl-C does, no file left behind."""
+    previous = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    for number, handler in previous.items():
+        if handler != signal.SIG_IGN:  # nohup
+            signal.signal(number, _terminate)
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _terminate(_number: int, _frame: object) -> None:
+    sys.exit("terminated: nothing was written")
 
 
 def main() -> int:

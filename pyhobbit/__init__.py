@@ -8,14 +8,12 @@ with Engine("model.gguf", EngineConfig(cache=CacheConfig(memory=8 << 30))) as en
         print(piece.text, end="", flush=True)
 """
 
-from typing import TYPE_CHECKING, Any
-
-from pyhobbit.config import CacheConfig, EngineConfig, SamplingConfig, parse_size
-from pyhobbit.errors import ConfigError, HobbitError
-from pyhobbit.stats import CacheStats, ModelInfo, Stats
-
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from pyhobbit.config import CacheConfig, EngineConfig, SamplingConfig, parse_size
     from pyhobbit.engine import Engine, Piece
+    from pyhobbit.errors import ConfigError, HobbitError
+    from pyhobbit.stats import CacheStats, ModelInfo, Stats
 
 __all__ = [
     "CacheConfig",
@@ -31,11 +29,20 @@ __all__ = [
     "parse_size",
 ]
 
+_MODULES = {
+    "config": ("CacheConfig", "EngineConfig", "SamplingConfig", "parse_size"),
+    "engine": ("Engine", "Piece"),
+    "errors": ("ConfigError", "HobbitError"),
+    "stats": ("CacheStats", "ModelInfo", "Stats"),
+}
 
-def __getattr__(name: str) -> Any:
-    # The engine brings the native libraries, which the converter does without.
-    if name in ("Engine", "Piece"):
-        from pyhobbit import engine
 
-        return getattr(engine, name)
+def __getattr__(name: str) -> object:
+    # The engine brings the native libraries, which the converter does without, and the command line
+    # answers to Ctrl-C only once it has started.
+    from importlib import import_module
+
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(import_module(f"pyhobbit.{module}"), name)
     raise AttributeError(f"module 'pyhobbit' has no attribute '{name}'")

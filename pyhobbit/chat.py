@@ -12,14 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pyhobbit.cli import INTERRUPTED
 from pyhobbit.config import CacheConfig, ChatConfig, EngineConfig, SamplingConfig, parse_size
 from pyhobbit.errors import HobbitError
 
 if TYPE_CHECKING:
     from pyhobbit.engine import Engine, Message, Piece
     from pyhobbit.stats import ModelInfo
-
-INTERRUPTED = 130
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -82,7 +81,13 @@ def run(args: argparse.Namespace) -> int:
         system=args.system,
         stats_json=args.stats_json,
     )
+    if sys.stdout is None:
+        raise HobbitError(
+            "standard output is closed, so there is no place for the answer; open or redirect it"
+        )
     prompt = args.prompt
+    if prompt is None and sys.stdin is None:
+        raise HobbitError("standard input is closed; give the prompt with -p")
     if prompt is None and not sys.stdin.isatty():
         prompt = sys.stdin.buffer.read().decode("utf-8", "surrogateescape").removesuffix("\n")
     if prompt is not None and args.max_tokens is None:
@@ -100,7 +105,7 @@ def chat(model: Path, config: ChatConfig, prompt: str | None = None) -> int:
     with contextlib.ExitStack() as stack:
         with _interrupting(engine):
             stack.enter_context(engine)
-        _report_opening(engine.info())
+        _report_opening(engine.info(), config.engine.cache)
         conversation = Conversation(engine, config)
         status = _talk(conversation) if prompt is None else _answer_once(conversation, prompt)
         stats = engine.stats()
@@ -199,13 +204,15 @@ def _print_answer(pieces: Iterable["Piece"]) -> str | None:
     return finish
 
 
-def _report_opening(info: "ModelInfo") -> None:
+def _report_opening(info: "ModelInfo", cache: CacheConfig) -> None:
     if info.cached:
         return
+    bound = "--memory" if cache.memory is not None else "--pools" if cache.pools is not None else None
     if info.has_experts:
         _say("the model fits into free memory and stays there whole; --memory or --pools would bound it")
     else:
-        _say(f"{info.model} is a dense model: there is nothing to offload, it runs as in stock llama.cpp")
+        text = f"{info.model} is a dense model: there is nothing to offload, it runs as in stock llama.cpp"
+        _say(text + (f", and {bound} does not apply to it" if bound else ""))
 
 
 def _say(text: str) -> None:

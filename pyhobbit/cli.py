@@ -1,50 +1,73 @@
 # SPDX-License-Identifier: MIT
-"""The command line: one sub-command per verb; the verbs declare their own options."""
+"""The command line's entry: what a process owes its user whatever the command does."""
 
-import argparse
+# Imports next to nothing, so that Ctrl-C finds main() running soon after the start.
+from __future__ import annotations
+
 import os
 import sys
-from collections.abc import Sequence
-from importlib.metadata import version
-from typing import NoReturn
 
-from pyhobbit import chat, convert
 from pyhobbit.errors import ConfigError, HobbitError
 
-_VERBS = {
-    "chat": (chat, "generate text"),
-    "convert": (convert, "make a multi-precision GGUF"),
-}
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import TextIO
 
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        sys.stderr.write(f"pyhobbit: error: {message}\n")
-        sys.exit(2)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="pyhobbit", description="MoE models larger than memory, on llama.cpp.")
-    parser.add_argument("--version", action="version", version=f"pyhobbit {version('pyhobbit')}")
-    verbs = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for name, (module, summary) in _VERBS.items():
-        verb = verbs.add_parser(name, help=summary, description=module.__doc__)
-        module.add_arguments(verb)
-        verb.set_defaults(run=module.run)
-    return parser
+INTERRUPTED = 130
+_BROKEN_PIPE = 141
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs `pyhobbit ARGUMENTS`; returns the exit status: 1 error, 2 wrong usage, 130 after Ctrl-C."""
-    args = _parser().parse_args(arguments)
     try:
-        return args.run(args)
+        return _run(arguments)
     except HobbitError as e:
-        sys.stderr.write(f"pyhobbit: error: {e}\n")
+        complain(str(e))
         return 2 if isinstance(e, ConfigError) else 1
     except KeyboardInterrupt:
-        return chat.INTERRUPTED
+        return INTERRUPTED
     except BrokenPipeError:
-        # Who read our output has gone; the interpreter must not try to flush to them once more.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+        # Who read our output has gone.
+        _discard(sys.stdout)
+        return _BROKEN_PIPE
+    except OSError as e:
+        _flush_or_discard(sys.stdout)
+        complain(f"{e.filename or 'standard input or output'} cannot be used: {e.strerror or e}")
+        return 1
+
+
+def complain(message: str) -> None:
+    """Writes the one sentence of an error to standard error, if that can be written."""
+    try:
+        if sys.stderr is not None:
+            sys.stderr.write(f"pyhobbit: error: {message}\n")
+    except OSError:
+        _discard(sys.stderr)
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    from pyhobbit import commands
+
+    if sys.stderr is None:
+        # What writes there by itself, like a progress bar, must find something.
+        sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115
+    try:
+        return commands.run(arguments)
+    finally:
+        if sys.stdout is not None:
+            sys.stdout.flush()  # here a full disk is an error, at the interpreter's end a traceback
+
+
+def _flush_or_discard(stream: TextIO | None) -> None:
+    try:
+        if stream is not None:
+            stream.flush()
+    except OSError:
+        _discard(stream)
+
+
+def _discard(stream: TextIO | None) -> None:
+    """The interpreter flushes the stream at its end, which must not fail once more."""
+    if stream is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -131,7 +131,7 @@ class EngineConfig:
     """One opened model.
 
     n_ctx: tokens of context; None takes what the model was trained for, at most `max_default_ctx`.
-    n_batch: prompt tokens per pass.  n_threads: None takes one per processor core.
+    n_batch: prompt tokens per pass.  n_threads: at most `max_threads`; None takes one per processor core.
     verbose: show llama.cpp's log on standard error.
     """
 
@@ -142,11 +142,16 @@ class EngineConfig:
     verbose: bool = False
 
     max_default_ctx: ClassVar[int] = 4096
+    max_threads: ClassVar[int] = 512  # GGML_MAX_N_THREADS
 
     def __post_init__(self) -> None:
         for name in ("n_ctx", "n_batch", "n_threads"):
             value = getattr(self, name)
             _require(value is None or value > 0, f"{name} is {value}; it must be positive")
+        _require(
+            self.n_threads is None or self.n_threads <= self.max_threads,
+            f"n_threads is {self.n_threads}; ggml computes with at most {self.max_threads} threads",
+        )
 
 
 @dataclass(frozen=True)

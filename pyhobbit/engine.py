@@ -68,6 +68,7 @@ class Engine:
         self._path = Path(path)
         self._config = config or EngineConfig()
         self._interrupted = False
+        self._answer: object | None = None  # of the generator that the KV cache belongs to
         self._counters = _Counters()
         self._model: Model | None = None
         self._context: Context | None = None
@@ -108,6 +109,7 @@ class Engine:
             self._model.close()
         lib.hobbit_unref(self._cache)
         self._context, self._model, self._cache = None, None, ffi.NULL
+        self._answer, self._interrupted = None, False
 
     def interrupt(self) -> None:
         """Ends the loading or the answer under way; callable from a signal handler or another thread."""
@@ -168,11 +170,13 @@ class Engine:
         """Yields the continuation of a text, or the answer to messages put into the model's chat template.
 
         max_tokens: None goes on until the model ends its answer or the context is full. Tokens that a prompt
-        shares with the last one are not evaluated again. Raises HobbitError: empty or long prompt, bad disk.
+        shares with the last one are not evaluated again. A later prompt or close() takes the sequence away.
+        Raises HobbitError: empty or long prompt, bad disk, sequence taken away.
         """
         model, context = self._opened()
         start = time.perf_counter()
         pending = self._tokens_to_evaluate(prompt)
+        answer = self._answer = object()
         n_free = self._n_ctx(model) - len(context.tokens) - len(pending) + 1
         limit = n_free if max_tokens is None else min(max_tokens, n_free)
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -193,10 +197,21 @@ class Engine:
                 yield Piece(decoder.decode(model.piece(token), finish is not None), token, now_s, finish)
                 if finish:
                     return
+                self._check_current(answer)
                 pending, previous_s = [token], now_s
         finally:
-            self._interrupted = False
+            if self._answer is answer:
+                self._interrupted = False
             sampler.close()
+
+    def _check_current(self, answer: object) -> None:
+        if self._answer is None:
+            raise HobbitError("the engine was closed while it generated; open it and generate again")
+        if self._answer is not answer:
+            raise HobbitError(
+                "a newer prompt has replaced the one of this answer: an engine holds one sequence; "
+                "finish an answer before the next, or open a second engine"
+            )
 
     def _tokens_to_evaluate(self, prompt: str | Sequence[Message]) -> list[int]:
         """What the KV cache lacks of the prompt, at least its last token; the cache forgets what differs."""
@@ -247,7 +262,7 @@ class Engine:
         return self._config.n_ctx
 
     def _context_size(self, model: Model) -> ContextSize:
-        n_threads = self._config.n_threads or _processor_cores()
+        n_threads = self._config.n_threads or min(_processor_cores(), EngineConfig.max_threads)
         return ContextSize(self._n_ctx(model), self._config.n_batch, n_threads)
 
 

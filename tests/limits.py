@@ -8,12 +8,21 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+# The kernel counts what a process held before its exec: without a small one between, the tests' own memory.
+_MEASURE = """
+import os, sys
+report, *command = sys.argv[1:]
+pid = os.spawnvp(os.P_NOWAIT, command[0], command)
+_, status, usage = os.wait4(pid, 0)
+with open(report, "w") as file:
+    file.write(f"{os.waitstatus_to_exitcode(status)} {usage.ru_maxrss}")
+"""
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 
@@ -59,22 +68,27 @@ def run(command: Sequence[object], cgroup: Path | None = None, timeout_s: float 
     joined = [str(part) for part in command]
     if cgroup is not None:
         joined = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(cgroup), *joined]
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        process = subprocess.Popen(joined, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
-        timer = threading.Timer(timeout_s, os.kill, (process.pid, signal.SIGKILL))
-        timer.start()
-        try:
-            _, status, usage = os.wait4(process.pid, 0)
-        finally:
-            timer.cancel()
-            timer.join()
-        process.returncode = os.waitstatus_to_exitcode(status)
+    with (
+        tempfile.TemporaryFile() as out,
+        tempfile.TemporaryFile() as err,
+        tempfile.NamedTemporaryFile("r") as report,
+    ):
+        measured = [sys.executable, "-S", "-c", _MEASURE, report.name, *joined]
+        with subprocess.Popen(
+            measured, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
+        ) as process:
+            try:
+                process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                raise
+        returncode, peak_rss = map(int, report.read().split())
         out.seek(0)
         err.seek(0)
         unit = 1 if sys.platform == "darwin" else 1024
         return Outcome(
-            process.returncode,
+            returncode,
             out.read().decode(errors="replace"),
             err.read().decode(errors="replace"),
-            usage.ru_maxrss * unit,
+            peak_rss * unit,
         )

@@ -19,7 +19,7 @@ from pyhobbit import CacheConfig, Engine, EngineConfig, HobbitError, SamplingCon
 from pyhobbit._paths import LIB_DIR
 from pyhobbit.chat import Conversation
 from pyhobbit.config import ChatConfig
-from pyhobbit.engine import Message, Piece
+from pyhobbit.engine import Piece
 from pyhobbit.stats import CacheStats, ModelInfo, Stats
 
 PROMPT = "def read_file(path):\n"
@@ -76,29 +76,15 @@ def chat_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def engine(tiny_gguf: Path) -> Iterator[Engine]:
-    with Engine(tiny_gguf, EngineConfig(cache=CacheConfig(pools=8 << 20), n_threads=2)) as opened:
-        yield opened
-
-
-def _text(pieces: Iterator[Piece]) -> str:
-    return "".join(piece.text for piece in pieces)
-
-
-def _greedy(engine: Engine, prompt: str | Sequence[Message], n: int) -> str:
-    return _text(engine.generate(prompt, n, SamplingConfig(temp=0)))
-
-
 # one shot
 
 
-def test_one_shot_prints_the_text_and_nothing_else(
-    run_pyhobbit: RunPyhobbit, tiny_gguf: Path, engine: Engine
-) -> None:
+def test_one_shot_prints_the_text_and_nothing_else(run_pyhobbit: RunPyhobbit, tiny_gguf: Path) -> None:
+    with Engine(tiny_gguf, EngineConfig(cache=CacheConfig(pools=8 << 20))) as engine:
+        text = "".join(piece.text for piece in engine.generate(PROMPT, 20, SamplingConfig(temp=0)))
     done = run_pyhobbit("chat", tiny_gguf, "-p", PROMPT, "-n", 20, "--pools", "8M", *GREEDY)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == _greedy(engine, PROMPT, 20).removesuffix("\n") + "\n"
+    assert done.stdout == text.removesuffix("\n") + "\n"
     assert "20 generated tokens" in done.stderr
     assert "hits" in done.stderr
 
@@ -264,92 +250,33 @@ def test_a_dense_model_runs_as_stock_and_says_so_once(
     done = run_pyhobbit("chat", dense_gguf, "-p", "ab", "-n", 4, "--stats-json", path, *GREEDY)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("nothing to offload") == 1
+    assert "does not apply" not in done.stderr
     stats = json.loads(path.read_text())
     assert not stats["cached"]
     assert stats["selections_high"] == stats["bytes_read"] == 0
     assert stats["generated_tokens"] == 4
 
 
-# the engine
+@pytest.mark.parametrize("bound", ["--memory", "--pools"])
+def test_a_dense_model_says_that_a_bound_does_not_apply(
+    bound: str, run_pyhobbit: RunPyhobbit, dense_gguf: Path
+) -> None:
+    done = run_pyhobbit("chat", dense_gguf, "-p", "ab", "-n", 1, bound, "1G", *GREEDY)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("nothing to offload") == 1
+    assert f"{bound} does not apply to it" in done.stderr
 
 
-def test_the_same_seed_gives_the_same_text(engine: Engine) -> None:
-    def sampled(seed: int) -> str:
-        return _text(engine.generate(PROMPT, 24, SamplingConfig(temp=1.5, seed=seed)))
-
-    assert sampled(1) == sampled(1)
-    assert len({sampled(seed) for seed in range(1, 5)}) > 1
-
-
-def test_pieces_carry_rising_times_and_the_last_one_why_it_ended(engine: Engine) -> None:
-    pieces = list(engine.generate(PROMPT, 5, SamplingConfig(temp=0)))
-    assert len(pieces) == 5
-    assert [piece.finish for piece in pieces] == [None] * 4 + ["length"]
-    times = [piece.time_s for piece in pieces]
-    assert times == sorted(times)
-    assert times[0] > 0
-
-
-def test_a_known_beginning_is_not_evaluated_again(engine: Engine) -> None:
-    answer = _greedy(engine, PROMPT, 6)
-    before = engine.stats()
-    assert _greedy(engine, PROMPT, 6) == answer
-    after = engine.stats()
-    assert after.prompt_tokens > before.prompt_tokens
-    assert after.prompt_tokens_evaluated == before.prompt_tokens_evaluated + 1
-
-
-def test_an_answer_ends_with_the_context(tiny_gguf: Path) -> None:
-    config = EngineConfig(cache=CacheConfig(pools=8 << 20), n_ctx=32)
-    with Engine(tiny_gguf, config) as small:
-        pieces = list(small.generate("a b", None, SamplingConfig(temp=0)))
-        n_prompt = small.stats().prompt_tokens
-        assert pieces[-1].finish in ("context", "stop")
-        if pieces[-1].finish == "context":
-            assert n_prompt + len(pieces) == 33  # the last token needs no place
-        with pytest.raises(HobbitError, match="more than the context of 32"):
-            list(small.generate("x " * 100, 1))
-        # An answer still works after one that failed.
-        assert len(list(small.generate("a b", 1))) == 1
-
-
-def test_interrupt_ends_an_answer_and_the_next_one_is_whole(engine: Engine) -> None:
-    whole = _greedy(engine, PROMPT, 8)
-    pieces = []
-    for piece in engine.generate(PROMPT, 8, SamplingConfig(temp=0)):
-        pieces.append(piece)
-        if len(pieces) == 3:
-            engine.interrupt()
-    assert pieces[-1].finish == "interrupted"
-    assert len(pieces) == 4
-    assert whole.startswith(_text(iter(pieces)))
-    assert _greedy(engine, PROMPT, 8) == whole
-
-
-def test_an_interrupted_prompt_leaves_no_half_of_it(engine: Engine) -> None:
-    whole = _greedy(engine, PROMPT * 10, 4)
-    engine.interrupt()
-    pieces = list(engine.generate("other " * 200, 8))
-    assert [piece.finish for piece in pieces] == ["interrupted"]
-    assert _greedy(engine, PROMPT * 10, 4) == whole
-
-
-def test_half_characters_wait_for_their_other_half(engine: Engine) -> None:
-    model, _ = engine._opened()
-    text = "# größer als 10 €: 🙂\n"
-    tokens = model.tokenize(text)
-    assert b"".join(model.piece(token) for token in tokens).decode().strip() == text.strip()
-
-
-def test_a_closed_engine_says_so(tiny_gguf: Path) -> None:
-    engine = Engine(tiny_gguf)
-    with pytest.raises(HobbitError, match="not open"):
-        engine.info()
-    with engine:
-        assert engine.info().n_ctx > 0
-    engine.close()
-    with pytest.raises(HobbitError, match="not open"):
-        engine.stats()
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_full_disk_under_a_stream_is_an_error(stream: str, dense_gguf: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pyhobbit", "chat", str(dense_gguf), "-p", "ab", "-n", "4"]
+    with Path("/dev/full").open("w") as full:
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, stream: full}
+        done = subprocess.run(command, text=True, cwd=tmp_path, timeout=60, **streams)
+    assert done.returncode == 1
+    if stream == "stdout":
+        assert done.stderr.splitlines()[-1].endswith("cannot be used: No space left on device")
+        assert "Traceback" not in done.stderr
 
 
 # conversations

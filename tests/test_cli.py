@@ -65,6 +65,7 @@ def test_wrong_usage_is_one_sentence_and_status_2(
         (["-n", "0"], "-n is 0"),
         (["--ctx", "0"], "n_ctx is 0"),
         (["--threads", "0"], "n_threads is 0"),
+        (["--threads", "513"], "at most 512 threads"),
         (["--temp", "-1"], "temp is -1.0"),
         (["--seed", "-1"], "seed must lie between"),
         (["--stats-json", "/no/such/folder/s.json"], "does not exist; create it first"),
@@ -129,3 +130,38 @@ def test_the_command_line_needs_no_native_library_for_its_help(tmp_path: Path) -
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def _streams(command: str, tmp_path: Path) -> "subprocess.CompletedProcess[str]":
+    program = f'unset PYTHONUNBUFFERED; "{sys.executable}" -m pyhobbit {command}'
+    return subprocess.run(["bash", "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("--version >/dev/full", "No space left on device"),
+        ("chat m.gguf -p x >&-", "standard output is closed"),
+        ("chat m.gguf <&-", "standard input is closed"),
+    ],
+)
+def test_a_stream_that_cannot_be_used_is_one_sentence(command: str, message: str, tmp_path: Path) -> None:
+    done = _streams(command, tmp_path)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert message in _error_line(done.stderr)
+
+
+@pytest.mark.parametrize("closed", ["2>/dev/full", "2>&-"])
+def test_an_error_that_cannot_be_written_still_has_its_status(closed: str, tmp_path: Path) -> None:
+    assert _streams(f"chat m.gguf -p x {closed}", tmp_path).returncode == 1
+    assert _streams(f"frob {closed}", tmp_path).returncode == 2
+
+
+def test_ctrl_c_while_the_program_starts_is_quiet(tmp_path: Path) -> None:
+    program = "import os, signal, sys\nfrom pyhobbit import cli\n"
+    program += "class Finder:\n    def find_spec(self, name, *_):\n"
+    program += "        if name == 'argparse': os.kill(os.getpid(), signal.SIGINT)\n"
+    program += "sys.meta_path.insert(0, Finder())\nsys.exit(cli.main(['--version']))\n"
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

@@ -239,7 +239,7 @@ def test_verification_finds_an_expert_that_was_left_out(model: Path, monkeypatch
         convert(Options(model))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_interruption_leaves_no_file(tmp_path: Path, number: signal.Signals) -> None:
     model = write_moe(tmp_path / "model.gguf", n_ff=4096)
     command = [sys.executable, str(MAKE_GGUF), "--low", "iq3_s", str(model)]  # the slowest type: many seconds

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: MIT
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pyhobbit import CacheConfig, Engine, EngineConfig, HobbitError, SamplingConfig
+from pyhobbit._native import llama
+from pyhobbit.engine import Piece
+
+PROMPT = "def read_file(path):\n"
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_gguf: Path) -> Iterator[Engine]:
+    with Engine(tiny_gguf, EngineConfig(cache=CacheConfig(pools=8 << 20), n_threads=2)) as opened:
+        yield opened
+
+
+def _text(pieces: Iterator[Piece]) -> str:
+    return "".join(piece.text for piece in pieces)
+
+
+def _greedy(engine: Engine, prompt: str, n: int) -> str:
+    return _text(engine.generate(prompt, n, SamplingConfig(temp=0)))
+
+
+def test_the_same_seed_gives_the_same_text(engine: Engine) -> None:
+    def sampled(seed: int) -> str:
+        return _text(engine.generate(PROMPT, 24, SamplingConfig(temp=1.5, seed=seed)))
+
+    assert sampled(1) == sampled(1)
+    assert len({sampled(seed) for seed in range(1, 5)}) > 1
+
+
+def test_pieces_carry_rising_times_and_the_last_one_why_it_ended(engine: Engine) -> None:
+    pieces = list(engine.generate(PROMPT, 5, SamplingConfig(temp=0)))
+    assert len(pieces) == 5
+    assert [piece.finish for piece in pieces] == [None] * 4 + ["length"]
+    times = [piece.time_s for piece in pieces]
+    assert times == sorted(times)
+    assert times[0] > 0
+
+
+def test_a_known_beginning_is_not_evaluated_again(engine: Engine) -> None:
+    answer = _greedy(engine, PROMPT, 6)
+    before = engine.stats()
+    assert _greedy(engine, PROMPT, 6) == answer
+    after = engine.stats()
+    assert after.prompt_tokens > before.prompt_tokens
+    assert after.prompt_tokens_evaluated == before.prompt_tokens_evaluated + 1
+
+
+def test_an_answer_ends_with_the_context(tiny_gguf: Path) -> None:
+    config = EngineConfig(cache=CacheConfig(pools=8 << 20), n_ctx=32)
+    with Engine(tiny_gguf, config) as small:
+        pieces = list(small.generate("a b", None, SamplingConfig(temp=0)))
+        n_prompt = small.stats().prompt_tokens
+        assert pieces[-1].finish in ("context", "stop")
+        if pieces[-1].finish == "context":
+            assert n_prompt + len(pieces) == 33  # the last token needs no place
+        with pytest.raises(HobbitError, match="more than the context of 32"):
+            list(small.generate("x " * 100, 1))
+        # An answer still works after one that failed.
+        assert len(list(small.generate("a b", 1))) == 1
+
+
+def test_interrupt_ends_an_answer_and_the_next_one_is_whole(engine: Engine) -> None:
+    whole = _greedy(engine, PROMPT, 8)
+    pieces = []
+    for piece in engine.generate(PROMPT, 8, SamplingConfig(temp=0)):
+        pieces.append(piece)
+        if len(pieces) == 3:
+            engine.interrupt()
+    assert pieces[-1].finish == "interrupted"
+    assert len(pieces) == 4
+    assert whole.startswith(_text(iter(pieces)))
+    assert _greedy(engine, PROMPT, 8) == whole
+
+
+def test_an_interrupted_prompt_leaves_no_half_of_it(engine: Engine) -> None:
+    whole = _greedy(engine, PROMPT * 10, 4)
+    engine.interrupt()
+    pieces = list(engine.generate("other " * 200, 8))
+    assert [piece.finish for piece in pieces] == ["interrupted"]
+    assert _greedy(engine, PROMPT * 10, 4) == whole
+
+
+def test_half_characters_wait_for_their_other_half(engine: Engine) -> None:
+    model, _ = engine._opened()
+    text = "# größer als 10 €: 🙂\n"
+    tokens = model.tokenize(text)
+    assert b"".join(model.piece(token) for token in tokens).decode().strip() == text.strip()
+
+
+def test_a_closed_engine_says_so(tiny_gguf: Path) -> None:
+    engine = Engine(tiny_gguf)
+    with pytest.raises(HobbitError, match="not open"):
+        engine.info()
+    with engine:
+        assert engine.info().n_ctx > 0
+    engine.close()
+    with pytest.raises(HobbitError, match="not open"):
+        engine.stats()
+
+
+def test_a_generator_after_close_says_so(tiny_gguf: Path) -> None:
+    with Engine(tiny_gguf, EngineConfig(cache=CacheConfig(pools=8 << 20))) as engine:
+        pieces = engine.generate(PROMPT, 8)
+        next(pieces)
+        engine.close()
+        with pytest.raises(HobbitError, match="closed while it generated"):
+            next(pieces)
+        engine.open()
+        assert len(_greedy(engine, PROMPT, 8)) > 0
+
+
+def test_a_newer_prompt_ends_the_older_answer(engine: Engine) -> None:
+    whole = _greedy(engine, "import os", 8)
+    older = engine.generate(PROMPT, 8, SamplingConfig(temp=0))
+    next(older)
+    newer = engine.generate("import os", 8, SamplingConfig(temp=0))
+    first = next(newer).text
+    with pytest.raises(HobbitError, match="newer prompt has replaced"):
+        next(older)
+    assert first + _text(newer) == whole
+
+
+def test_an_interrupt_in_the_middle_of_a_prompt_leaves_a_working_engine(
+    tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Engine(tiny_gguf, EngineConfig(cache=CacheConfig(pools=8 << 20), n_batch=64)) as engine:
+        whole = _greedy(engine, PROMPT, 8)
+        _, context = engine._opened()
+        for n_asked in (2, 40):
+            asked = []
+
+            def interrupt_later(_user_data: object, asked: list[int] = asked, last: int = n_asked) -> bool:
+                asked.append(1)
+                if len(asked) == last:
+                    engine.interrupt()
+                return engine._interrupted
+
+            monkeypatch.setattr(context, "_abort", llama.ggml_abort_callback(interrupt_later))
+            pieces = list(engine.generate("other " * 150, 8))
+            assert [piece.finish for piece in pieces] == ["interrupted"]
+            assert len(asked) == n_asked
+            assert len(context.tokens) % 64 == 1  # the first special token is common to both prompts
+            assert _greedy(engine, PROMPT, 8) == whole
