@@ -1,12 +1,18 @@
 # SPDX-License-Identifier: MIT
 """Fixtures that several test modules share."""
 
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+# A run in the background may have been told to ignore these; so would the programs that the tests interrupt.
+for _signal, _default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(_signal) is signal.SIG_IGN:
+        signal.signal(_signal, _default)
 
 TESTS = Path(__file__).resolve().parent
 TINY_MODEL = TESTS / "tiny_moe" / "model"
