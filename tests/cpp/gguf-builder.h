@@ -132,3 +132,15 @@ struct moe_model {
         add_tensors(file, low, ".low.0");
     }
 };
+
+// A low tier for the layer of a moe_model of its default sizes: gate and up in two groups of types of their own.
+inline void add_grouped_low(gguf_builder & file) {
+    for (const char * part : { "gate", "up" }) {
+        const std::string stem = std::string("blk.0.ffn_") + part + "_exps";
+        file.add(stem + ".low.0.weight", GGML_TYPE_Q8_0, 64, 32, 1);
+        file.set_ints("hobbit.tier.low." + stem + ".0.experts", { 2 });
+        file.add(stem + ".low.1.weight", GGML_TYPE_Q4_0, 64, 32, 3);
+        file.set_ints("hobbit.tier.low." + stem + ".1.experts", { 3, 0, 1 });
+    }
+    file.add("blk.0.ffn_down_exps.low.0.weight", GGML_TYPE_Q4_0, 32, 64, 4);
+}

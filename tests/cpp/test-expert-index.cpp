@@ -104,14 +104,7 @@ TEST_CASE("groups of a tier hold the experts that they list, each in its own typ
     model.n_layers = 1;
     model.add_high(file);
     moe_model::declare_tiers(file);
-    for (const char * part : { "gate", "up" }) {
-        const std::string stem = std::string("blk.0.ffn_") + part + "_exps";
-        file.add(stem + ".low.0.weight", GGML_TYPE_Q8_0, 64, 32, 1);
-        file.set_ints("hobbit.tier.low." + stem + ".0.experts", { 2 });
-        file.add(stem + ".low.1.weight", GGML_TYPE_Q4_0, 64, 32, 3);
-        file.set_ints("hobbit.tier.low." + stem + ".1.experts", { 3, 0, 1 });
-    }
-    file.add("blk.0.ffn_down_exps.low.0.weight", GGML_TYPE_Q4_0, 32, 64, 4);
+    add_grouped_low(file);
     expert_index index;
     const status s = index.open(file.write(dir.path("m.gguf")), "");
     REQUIRE_MESSAGE(s.ok(), s.message());

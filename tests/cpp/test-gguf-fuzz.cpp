@@ -22,14 +22,7 @@ static std::string make_model(const temp_dir & dir) {
     model.add_high(file);
     moe_model::declare_tiers(file);
     gguf_set_val_f32(file.keys(), "hobbit.t1", 0.5f);
-    for (const char * part : { "gate", "up" }) {
-        const std::string stem = std::string("blk.0.ffn_") + part + "_exps";
-        file.add(stem + ".low.0.weight", GGML_TYPE_Q8_0, 64, 32, 1);
-        file.set_ints("hobbit.tier.low." + stem + ".0.experts", { 2 });
-        file.add(stem + ".low.1.weight", GGML_TYPE_Q4_0, 64, 32, 3);
-        file.set_ints("hobbit.tier.low." + stem + ".1.experts", { 3, 0, 1 });
-    }
-    file.add("blk.0.ffn_down_exps.low.0.weight", GGML_TYPE_Q4_0, 32, 64, 4);
+    add_grouped_low(file);
     return file.write(dir.path("model.gguf"));
 }
 
