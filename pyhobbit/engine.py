@@ -86,7 +86,7 @@ class Engine:
         """Loads what stays resident and allocates the pools. Raises HobbitError, KeyboardInterrupt."""
         if self._model is not None:
             raise HobbitError("the engine is open already; close it first")
-        _check_file(self._path)
+        check_model_file(self._path)
         start = time.perf_counter()
         log.start(self._config.verbose)
         tag = secrets.randbits(52) + 1  # exact as a double too
@@ -225,7 +225,10 @@ class Engine:
                 "shorten it or use a larger --ctx"
             )
         shared = takewhile(lambda pair: pair[0] == pair[1], zip(tokens[:-1], context.tokens, strict=False))
+        n_before = len(context.tokens)
         context.truncate(sum(1 for _ in shared))
+        if self._cache and 2 * len(context.tokens) < n_before:
+            lib.hobbit_begin_sequence(self._cache, 0)  # another text, though it may begin alike
         pending = tokens[len(context.tokens) :]
         self._counters.prompt_tokens += len(tokens)
         self._counters.prompt_tokens_evaluated += len(pending)
@@ -262,7 +265,7 @@ class Engine:
         return self._config.n_ctx
 
     def _context_size(self, model: Model) -> ContextSize:
-        n_threads = self._config.n_threads or min(_processor_cores(), EngineConfig.max_threads)
+        n_threads = self._config.n_threads or min(processor_cores(), EngineConfig.max_threads)
         return ContextSize(self._n_ctx(model), self._config.n_batch, n_threads)
 
 
@@ -270,7 +273,7 @@ def _names(dataclass_type: type) -> list[str]:
     return [field.name for field in fields(dataclass_type)]
 
 
-def _processor_cores() -> int:
+def processor_cores() -> int:
     """Cores that this process may use; the hardware threads of one core count once."""
     cores = set()
     for cpu in os.sched_getaffinity(0):
@@ -281,7 +284,7 @@ def _processor_cores() -> int:
     return len(cores)
 
 
-def _check_file(path: Path) -> None:
+def check_model_file(path: Path) -> None:
     """Raises HobbitError for what a user can get wrong about the file name."""
     if path.is_dir():
         raise HobbitError(f"{path} is a folder; give a GGUF file{_suggestion(path)}")

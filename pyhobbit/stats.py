@@ -47,7 +47,10 @@ class CacheStats:
     """Counters since opening, as hobbit.h defines them.
 
     Selections are (token, expert) pairs chosen by a router; hits and misses count the experts that a layer
-    needed for one batch, once each.  stall_s: seconds in which computing waited for the disk.
+    needed for one batch, once each.  predicted, prefetched: experts named, and asked for, ahead of their layer;
+    *_right, *_used: of those, chosen when the layer ran.  prefetch_pauses: times that prefetch was switched off
+    because it did not pay.  Seconds: stall_s computing waited for the disk, disk_demand_s the disk worked on what
+    computing needed, compute_s layers with experts ran, stalls included.
     """
 
     selections_high: int = 0
@@ -61,7 +64,16 @@ class CacheStats:
     bytes_read: int = 0
     layers_computed: int = 0
     waves: int = 0
+    predicted: int = 0
+    predicted_right: int = 0
+    prefetched: int = 0
+    prefetched_used: int = 0
+    bytes_prefetched: int = 0
+    prefetch_pauses: int = 0
+    prefetch_active: int = 0
     stall_s: float = 0.0
+    disk_demand_s: float = 0.0
+    compute_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -143,7 +155,14 @@ class Stats:
             for name, pool, tier, rate in pools
         ]
         read = f"{format_size(self.cache.bytes_read)} read, {self.cache.stall_s:.2f} s waiting for the disk"
-        return "experts: " + "; ".join([*parts, read])
+        return "experts: " + "; ".join([*parts, read, *self._prefetch_summary()])
+
+    def _prefetch_summary(self) -> list[str]:
+        cache = self.cache
+        if not cache.prefetched:
+            return []
+        state = "on" if cache.prefetch_active else "paused"
+        return [f"prefetch {state}, {cache.prefetched_used / cache.prefetched:.0%} of {cache.prefetched} used"]
 
 
 def _share(hits: int, misses: int) -> float | None:

@@ -32,6 +32,7 @@ extern "C" {
 typedef struct hobbit_model hobbit_model;
 
 struct ggml_backend_buffer_type;
+struct ggml_tensor;
 
 //
 // Opening
@@ -53,9 +54,20 @@ enum hobbit_setting_kind {
 //   hobbit.low_share     float   share of the pools that holds the low tier; default follows from t1 and t2
 //   hobbit.t1 hobbit.t2  float   thresholds of Eq. 2 on the summed, normalised gate weights: s <= t1 high precision,
 //                                t1 < s <= t2 low, above t2 skipped; default 1 and 1, everything high
-//   hobbit.io_threads    int     number of loader threads
-//   hobbit.sidecar       string  file with the further tiers; default MODEL.hobbit.gguf where it exists
-//   hobbit.tag           int     number under which hobbit_find finds the model
+//   hobbit.policy        string  which expert is evicted: a name of hobbit_policy_name
+//   hobbit.w_lru hobbit.w_lfu hobbit.w_lhu hobbit.w_fld
+//                        float   weights of Eq. 3, which sum to 1: for the policy "hobbit"
+//   hobbit.prefetch      int     how many layers ahead the predictor looks, 0 to 4; 0: no prefetch
+//   hobbit.renormalize   bool    whether the weight of skipped experts goes to the others of their token
+//   hobbit.strict        bool    each token gets the precision that Eq. 2 decides for it, whatever is resident and
+//                                whatever other tokens of its batch ask for: to measure quality
+//   hobbit.scorer        string  "gate": Eq. 2; "random": t1 and t2 are the shares of high and of high or low
+//                                precision, drawn at random: to compare with
+//   hobbit.trace         string  file that the routing is written to
+//   hobbit.calibrated    bool    whether MODEL.calibration.gguf, where it exists, gives what is not given here; default
+//   true hobbit.io_threads    int     number of loader threads hobbit.sidecar       string  file with the further
+//   tiers; default MODEL.hobbit.gguf where it exists hobbit.tag           int     number under which hobbit_find finds
+//   the model
 struct hobbit_setting {
     const char *             key;
     enum hobbit_setting_kind kind;
@@ -103,6 +115,39 @@ HOBBIT_API struct ggml_backend_buffer_type * hobbit_buffer_type(hobbit_model * m
 HOBBIT_API bool hobbit_prepare(hobbit_model * model, uint64_t model_bytes, uint32_t n_batch, char * err,
                                size_t err_size);
 
+// How a router's outputs become probabilities.
+enum hobbit_gating {
+    HOBBIT_GATING_SOFTMAX       = 1,
+    HOBBIT_GATING_SIGMOID       = 2,
+    HOBBIT_GATING_SQRT_SOFTPLUS = 3,
+};
+
+// The router of one block ("blk.N."): for the predictor, which keeps a copy. `weight` is [n_embd, n_experts] of any
+// type that ggml converts to float; `bias` is added to the router's outputs, `selection_bias` to the probabilities by
+// which experts are chosen; either may be NULL. REQUIRES: before hobbit_prepare.
+HOBBIT_API bool hobbit_set_router(hobbit_model * model, uint32_t block, const struct ggml_tensor * weight,
+                                  const struct ggml_tensor * bias, const struct ggml_tensor * selection_bias,
+                                  enum hobbit_gating gating, char * err, size_t err_size);
+
+//
+// For the context
+//
+
+// The tokens of the batch that is about to be computed: each one's sequence and position, and whether its logits are
+// wanted (the last layer may compute those alone). A token at position 0 begins its sequence anew.
+HOBBIT_API void hobbit_begin_batch(hobbit_model * model, uint32_t n_tokens, const int32_t * sequences,
+                                   const int32_t * positions, const int8_t * outputs);
+
+// What follows in this sequence has nothing to do with what was before, though its first tokens may be kept.
+HOBBIT_API void hobbit_begin_sequence(hobbit_model * model, int32_t sequence);
+
+//
+// Changing
+//
+
+// Replaces t1 and t2 from the next batch on. Fails where they ask for a low pool that was not allocated.
+HOBBIT_API bool hobbit_set_thresholds(hobbit_model * model, double t1, double t2, char * err, size_t err_size);
+
 //
 // Observing
 //
@@ -138,11 +183,91 @@ struct hobbit_stats {
     uint64_t evictions;
     uint64_t bytes_read;
     uint64_t layers_computed;
-    uint64_t waves;   // more than layers_computed when a layer needed more experts than fit
-    double   stall_s; // compute waiting for the disk
+    uint64_t waves;            // more than layers_computed when a layer needed more experts than fit
+    uint64_t predicted;        // experts that the predictor named for a layer ahead
+    uint64_t predicted_right;  // of those, chosen when the layer ran
+    uint64_t prefetched;       // experts asked for ahead of their layer
+    uint64_t prefetched_used;  // of those, chosen when the layer ran
+    uint64_t bytes_prefetched; // in bytes_read
+    uint64_t prefetch_pauses;  // times that prefetch did not pay and was switched off for a while
+    uint32_t prefetch_active;  // whether it is on now
+    double   stall_s;          // compute waiting for the disk
+    double   disk_demand_s;    // with a demanded read under way
+    double   compute_s;        // in layers with routed experts, stalls included
 };
 
 HOBBIT_API void hobbit_get_stats(const hobbit_model * model, struct hobbit_stats * stats);
+
+// One layer's experts for one batch, when they have been computed. Pointers are valid during the call.
+struct hobbit_layer_event {
+    uint32_t        layer; // among the layers with routed experts
+    uint32_t        n_tokens;
+    uint32_t        n_used;       // experts per token
+    uint32_t        n_embd;       // of the router's input
+    const int32_t * sequences;    // [n_tokens]
+    const int32_t * positions;    // [n_tokens]
+    const int32_t * experts;      // [n_tokens][n_used], as the router ranked them
+    const float *   weights;      // [n_tokens][n_used], as the router gave them; NULL where they are not known
+    const uint8_t * precisions;   // [n_tokens][n_used]: 0 skipped, 1 low, 2 high
+    const float *   router_input; // [n_tokens][n_embd], NULL where it is not known
+    const float *   output_norms; // [n_tokens][n_used], Euclidean norm of each expert's output before it is weighted
+};
+
+typedef void (*hobbit_observer)(const struct hobbit_layer_event * event, void * user_data);
+
+// Calls `observer` after every layer, on the thread that computes; NULL ends it. user_data must live until then.
+HOBBIT_API void hobbit_set_observer(hobbit_model * model, hobbit_observer observer, void * user_data);
+
+//
+// Policies and their simulation
+//
+
+// The i-th name of an eviction policy, NULL past the last one.
+HOBBIT_API const char * hobbit_policy_name(size_t i);
+
+// One selection of a recorded run, in the order of the run: batches, in them layers, in them tokens, in them ranks. A
+// batch ends where the layer goes back, or where a sequence has a further token and one of the two is counted
+// (decoding). Every token has n_used routes in each of its layers.
+struct hobbit_route {
+    int32_t sequence; // a number not seen before begins a sequence
+    int32_t token;    // counts up within the sequence
+    int32_t layer;
+    int32_t expert;
+    float   weight;  // of the router
+    int32_t counted; // 0: warms the cache and is left out of the results (prefill)
+};
+
+struct hobbit_simulation {
+    const char * policy;     // a name of hobbit_policy_name, or "belady": the bound, for one pool of equal experts
+    double       weights[4]; // of Eq. 3: LRU, LFU, LHU, FLD
+    uint32_t     n_layers;
+    uint32_t     n_experts;
+    uint32_t     n_used;
+    uint32_t     slots_high;
+    uint32_t     slots_low;
+    uint32_t     floors; // 1: a layer keeps its even share of a pool, as in the engine
+    double       t1;
+    double       t2;
+    double       bits_high; // per weight: a low-precision load costs bits_low / bits_high
+    double       bits_low;
+    uint64_t     seed; // of the policy "random"
+};
+
+// Counts selections of counted tokens.
+struct hobbit_simulation_result {
+    uint64_t hits_high;
+    uint64_t misses_high;
+    uint64_t hits_low;
+    uint64_t misses_low;
+    uint64_t skipped;
+    uint64_t n_tokens;
+    double   penalty; // 1 for each high-precision load, bits_low / bits_high for a low one
+};
+
+// Replays routes through the engine's own policy and scorer, with demand loading and a pool per tier.
+HOBBIT_API bool hobbit_simulate(const struct hobbit_route * routes, size_t n_routes,
+                                const struct hobbit_simulation * options, struct hobbit_simulation_result * result,
+                                char * err, size_t err_size);
 
 #ifdef __cplusplus
 }

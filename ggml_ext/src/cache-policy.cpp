@@ -1,44 +1,49 @@
 // SPDX-License-Identifier: MIT
 #include "cache-policy.h"
 
-#include "ggml.h"
-
-#include <algorithm>
+#include "policies.h"
 
 namespace hobbit {
 
-lru_policy::lru_policy(uint32_t n_layers, uint32_t n_experts, uint32_t floor) :
-    n_experts_(n_experts), floor_(floor), last_use_(size_t(n_layers) * n_experts, 0), held_(n_layers, 0) {}
+namespace {
 
-void lru_policy::on_use(expert_id id) {
-    last_use_[size_t(id.layer) * n_experts_ + id.expert] = ++n_uses_;
-}
+struct named_policy {
+    const char * name;
+    std::unique_ptr<cache_policy> (*make)(const policy_options &);
+};
 
-void lru_policy::on_insert(expert_id id) {
-    held_[id.layer]++;
-}
+const named_policy policies[] = {
+    { "lru", make_lru },
+    { "lfu", make_lfu },
+    { "lhu", make_lhu },
+    { "fld", make_fld },
+    { "random", make_random },
+    { "hobbit", make_hobbit },
+    { "moe-infinity", make_moe_infinity },
+    { "edgemoe", make_edgemoe },
+    { "echo", make_echo },
+};
 
-void lru_policy::on_evict(expert_id id) {
-    GGML_ASSERT(held_[id.layer] > 0);
-    held_[id.layer]--;
-}
+} // namespace
 
-size_t lru_policy::pick_victim(const std::vector<expert_id> & evictable, uint32_t layer) const {
-    // an expert that its layer's floor protects comes after all others
-    const auto rank = [&](const expert_id & id) {
-        const bool is_protected = id.layer != layer && held_[id.layer] <= floor_;
-        return std::make_pair(is_protected, last_use(id));
-    };
-    const auto victim = std::min_element(evictable.begin(), evictable.end(),
-                                         [&](const expert_id & a, const expert_id & b) { return rank(a) < rank(b); });
-    return victim - evictable.begin();
-}
-
-uint32_t even_floor(uint32_t n_slots, uint32_t n_layers, uint32_t n_used) {
-    if (n_layers == 1) {
-        return n_used;
+std::unique_ptr<cache_policy> make_policy(const policy_options & options) {
+    for (const named_policy & policy : policies) {
+        if (options.name == policy.name) {
+            return policy.make(options);
+        }
     }
-    return std::min((n_slots - std::min(n_slots, n_used)) / (n_layers - 1), n_used);
+    return nullptr;
+}
+
+const std::vector<std::string> & policy_names() {
+    static const std::vector<std::string> names = [] {
+        std::vector<std::string> all;
+        for (const named_policy & policy : policies) {
+            all.push_back(policy.name);
+        }
+        return all;
+    }();
+    return names;
 }
 
 } // namespace hobbit

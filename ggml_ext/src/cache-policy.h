@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 namespace hobbit {
@@ -14,44 +16,50 @@ struct expert_id {
     bool operator==(const expert_id & other) const { return layer == other.layer && expert == other.expert; }
 };
 
-// Decides which expert leaves one pool. Pure: no clock, lock or I/O, so that a simulator can drive the same object.
-// The cache calls on_insert and on_evict in pairs, on_use for every use (after on_insert where it was a miss).
+// Tokens of one sequence, in one batch, that chose an expert.
+struct expert_usage {
+    expert_id id;
+    uint32_t  sequence;
+    uint32_t  tier; // that serves them
+    uint32_t  n_tokens;
+    double    weight; // sum over the tokens of their normalised gate weight, 0 to n_tokens
+};
+
+// What a policy may be made of; see make_policy.
+struct policy_options {
+    std::string           name      = "lru";
+    std::array<double, 4> weights   = { 0.25, 0.25, 0.25, 0.25 }; // of LRU, LFU, LHU, FLD in Eq. 3; sum 1
+    uint32_t              n_layers  = 0;
+    uint32_t              n_experts = 0; // per layer, the largest
+    uint32_t              n_used    = 0; // per token and layer
+    uint64_t              seed      = 0; // of the random policy
+};
+
+// Says what each expert in the cache is worth: the least valuable one is evicted. One object serves the pools of all
+// tiers. Pure: no clock, lock or I/O, so that the simulator drives the same object as the engine.
+//
+// Order of calls: begin_sequence before a sequence's first token; for every batch begin_tokens for each of its
+// sequences, then layer by layer on_use for every expert chosen, in the order of experts, before any is loaded.
 class cache_policy {
   public:
     virtual ~cache_policy() = default;
 
-    virtual void on_use(expert_id id)    = 0;
-    virtual void on_insert(expert_id id) = 0;
-    virtual void on_evict(expert_id id)  = 0;
+    // The sequence begins anew: what was recorded of an earlier one under this number is forgotten.
+    virtual void begin_sequence(uint32_t sequence) = 0;
 
-    // Index of the expert to evict so that one of layer `layer` fits.
-    // REQUIRES: evictable is not empty and holds only inserted experts.
-    virtual size_t pick_victim(const std::vector<expert_id> & evictable, uint32_t layer) const = 0;
+    // The next n tokens of the sequence are about to run through all layers.
+    virtual void begin_tokens(uint32_t sequence, uint32_t n) = 0;
+
+    virtual void on_use(const expert_usage & use) = 0;
+
+    // What keeping the expert in the tier's pool is worth while `layer` runs, in no unit: only the order counts.
+    // Never called for experts that were not used since the object was made, but for those that were prefetched.
+    virtual double value(expert_id id, uint32_t tier, uint32_t layer) = 0;
 };
 
-// Least recently used first, but a layer that holds no more than its floor loses none to another layer. Without floors
-// a pool smaller than one token's cycle through all layers never hits; with them each layer keeps what it last used.
-class lru_policy final : public cache_policy {
-  public:
-    lru_policy(uint32_t n_layers, uint32_t n_experts, uint32_t floor);
+// The policy of that name, or null where there is none: policy_names lists them.
+std::unique_ptr<cache_policy> make_policy(const policy_options & options);
 
-    void   on_use(expert_id id) override;
-    void   on_insert(expert_id id) override;
-    void   on_evict(expert_id id) override;
-    size_t pick_victim(const std::vector<expert_id> & evictable, uint32_t layer) const override;
-
-  private:
-    uint64_t last_use(expert_id id) const { return last_use_[size_t(id.layer) * n_experts_ + id.expert]; }
-
-    const uint32_t        n_experts_;
-    const uint32_t        floor_;
-    std::vector<uint64_t> last_use_; // [layer * n_experts + expert], in uses
-    std::vector<uint32_t> held_;     // [layer]
-    uint64_t              n_uses_ = 0;
-};
-
-// The largest floor, no more than one token's `n_used` experts, that all other layers can keep while one layer holds
-// all that it uses. A higher one would be broken by each layer in turn, at the expense of the next: again nothing hits.
-uint32_t even_floor(uint32_t n_slots, uint32_t n_layers, uint32_t n_used);
+const std::vector<std::string> & policy_names();
 
 } // namespace hobbit

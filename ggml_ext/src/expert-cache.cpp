@@ -9,7 +9,7 @@ expert_cache::expert_cache(const expert_index & index, loader & loader, stats & 
     index_(index), loader_(loader), stats_(stats), n_experts_(index.n_experts()) {
     for (uint32_t tier = 0; tier < index.n_tiers(); tier++) {
         layouts_[tier] = lay_out(tier);
-        entries_[tier].resize(index.n_layers() * n_experts_);
+        loads_[tier].resize(index.n_layers() * n_experts_);
     }
 }
 
@@ -34,85 +34,134 @@ expert_cache::tier_layout expert_cache::lay_out(uint32_t tier) const {
     return layout;
 }
 
-status expert_cache::allocate(uint32_t tier, ggml_backend_buffer_type_t buft, uint32_t n_slots,
-                              std::unique_ptr<cache_policy> policy) {
-    policies_[tier] = std::move(policy);
+status expert_cache::allocate(uint32_t tier, ggml_backend_buffer_type_t buft, uint32_t n_slots, uint32_t floor,
+                              cache_policy & policy) {
+    sets_[tier].emplace(uint32_t(index_.n_layers()), n_experts_, tier, n_slots, floor, policy);
     return pools_[tier].allocate(buft, layouts_[tier].slot_size, n_slots);
 }
 
 bool expert_cache::holds(expert_id id, uint32_t tier, uint32_t parts) const {
-    const entry & e = find(id, tier);
-    return e.slot >= 0 && (loader_.requested(e.load) & parts) == parts;
+    return sets_[tier] && sets_[tier]->contains(id) && (loader_.requested(load(id, tier)) & parts) == parts;
+}
+
+bool expert_cache::insert(expert_id id, uint32_t tier, resident_set::pressure how) {
+    if (sets_[tier]->contains(id)) {
+        return true;
+    }
+    const bool full = sets_[tier]->n_residents() == sets_[tier]->n_slots();
+    expert_id  evicted;
+    if (!sets_[tier]->insert(id, how, &evicted)) {
+        return false;
+    }
+    if (full) {
+        loader_.reset(load(evicted, tier));
+        stats_.evictions++;
+    }
+    return true;
 }
 
 bool expert_cache::acquire(expert_id id, uint32_t tier) {
-    entry & e = find(id, tier);
-    if (e.slot < 0) {
-        if (pools_[tier].n_free() == 0 && !evict_one(tier, id.layer)) {
+    reap_prefetches();
+    if (!insert(id, tier, resident_set::pressure::urgent)) {
+        drop_prefetches(); // what is on the way for another layer gives way
+        if (!insert(id, tier, resident_set::pressure::urgent)) {
             return false;
         }
-        e.slot = int32_t(pools_[tier].take());
-        residents_[tier].push_back(id);
-        policies_[tier]->on_insert(id);
     }
-    e.pins++;
-    policies_[tier]->on_use(id);
+    sets_[tier]->pin(id);
+    sets_[tier]->touch(id);
     return true;
 }
 
-bool expert_cache::evict_one(uint32_t tier, uint32_t layer) {
-    evictable_.clear();
-    for (const expert_id & id : residents_[tier]) {
-        if (find(id, tier).pins == 0) {
-            evictable_.push_back(id);
+char * expert_cache::slot_of(expert_id id, uint32_t tier, uint32_t part) const {
+    return pools_[tier].data(sets_[tier]->slot(id)) + layouts_[tier].offsets[id.layer][part];
+}
+
+void expert_cache::submit(expert_id id, uint32_t tier, uint32_t parts, load_urgency urgency) {
+    for (uint32_t part = 0; part < PART_COUNT; part++) {
+        if (parts & part_bit(part)) {
+            loader_.submit(load(id, tier), part, index_.locate(tier, id.layer, part, id.expert),
+                           slot_of(id, tier, part), urgency);
         }
     }
-    if (evictable_.empty()) {
-        return false;
-    }
-
-    const expert_id victim = evictable_[policies_[tier]->pick_victim(evictable_, layer)];
-    policies_[tier]->on_evict(victim);
-    entry & e = find(victim, tier);
-    pools_[tier].give(uint32_t(e.slot));
-    e.slot = -1;
-    loader_.reset(e.load);
-    residents_[tier].erase(std::find(residents_[tier].begin(), residents_[tier].end(), victim));
-    stats_.evictions++;
-    return true;
 }
 
 void expert_cache::request(expert_id id, uint32_t tier, uint32_t parts) {
-    entry & e = find(id, tier);
-    GGML_ASSERT(e.pins > 0);
-    for (uint32_t part = 0; part < PART_COUNT; part++) {
-        if (parts & part_bit(part)) {
-            char * dst = pools_[tier].data(uint32_t(e.slot)) + layouts_[tier].offsets[id.layer][part];
-            loader_.submit(e.load, part, index_.locate(tier, id.layer, part, id.expert), dst, load_urgency::demand);
-        }
-    }
+    GGML_ASSERT(sets_[tier]->is_pinned(id));
+    submit(id, tier, parts, load_urgency::demand);
 }
 
 bool expert_cache::arrived(expert_id id, uint32_t tier, uint32_t parts) const {
-    return loader_.arrived(find(id, tier).load, parts);
+    return loader_.arrived(load(id, tier), parts);
 }
 
 status expert_cache::wait(expert_id id, uint32_t tier, uint32_t parts) {
-    return loader_.wait(find(id, tier).load, parts);
+    return loader_.wait(load(id, tier), parts);
 }
 
 char * expert_cache::data(expert_id id, uint32_t tier, uint32_t part) const {
-    const entry & e = find(id, tier);
-    GGML_ASSERT(e.pins > 0);
-    return pools_[tier].data(uint32_t(e.slot)) + layouts_[tier].offsets[id.layer][part] +
-           loader::data_offset(index_.locate(tier, id.layer, part, id.expert));
+    GGML_ASSERT(sets_[tier]->is_pinned(id));
+    return slot_of(id, tier, part) + loader::data_offset(index_.locate(tier, id.layer, part, id.expert));
 }
 
 void expert_cache::release(expert_id id, uint32_t tier) {
-    entry & e = find(id, tier);
-    GGML_ASSERT(e.pins > 0);
-    loader_.settle(e.load);
-    e.pins--;
+    loader_.settle(load(id, tier));
+    sets_[tier]->unpin(id);
+}
+
+//
+// prefetch
+//
+
+bool expert_cache::prefetch(expert_id id, uint32_t tier, uint32_t parts) {
+    reap_prefetches();
+    if (!insert(id, tier, resident_set::pressure::polite)) {
+        return false;
+    }
+    protect(id, tier);
+    sets_[tier]->pin(id);
+    prefetched_.push_back({ id, tier });
+    submit(id, tier, parts, load_urgency::prefetch);
+    return true;
+}
+
+void expert_cache::end_prefetch(uint32_t layer) {
+    for (uint32_t tier = 0; tier < TIER_COUNT; tier++) {
+        for (uint32_t e = 0; sets_[tier] && e < n_experts_; e++) {
+            sets_[tier]->set_protected({ layer, e }, false);
+        }
+    }
+    for (const tier_expert & p : prefetched_) {
+        if (p.id.layer == layer) {
+            loader_.cancel(load(p.id, p.tier));
+        }
+    }
+    reap_prefetches();
+}
+
+// Those that have arrived or were cancelled need no pin any more.
+void expert_cache::reap_prefetches() {
+    const auto done = [&](const tier_expert & p) {
+        if (!loader_.settled(load(p.id, p.tier))) {
+            return false;
+        }
+        sets_[p.tier]->unpin(p.id);
+        if (loader_.requested(load(p.id, p.tier)) == 0 && !sets_[p.tier]->is_pinned(p.id)) {
+            sets_[p.tier]->erase(p.id); // nothing of it was read
+        }
+        return true;
+    };
+    prefetched_.erase(std::remove_if(prefetched_.begin(), prefetched_.end(), done), prefetched_.end());
+}
+
+void expert_cache::drop_prefetches() {
+    for (const tier_expert & p : prefetched_) {
+        loader_.cancel(load(p.id, p.tier));
+    }
+    for (const tier_expert & p : prefetched_) {
+        loader_.settle(load(p.id, p.tier));
+    }
+    reap_prefetches();
 }
 
 } // namespace hobbit

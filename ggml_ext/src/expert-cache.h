@@ -5,6 +5,7 @@
 #include "expert-index.h"
 #include "ggml-backend.h"
 #include "loader.h"
+#include "resident-set.h"
 #include "slot-pool.h"
 #include "stats.h"
 #include "status.h"
@@ -12,6 +13,8 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <utility>
 #include <vector>
 
 namespace hobbit {
@@ -19,28 +22,30 @@ namespace hobbit {
 // Which experts are in which pool. For each tier an expert is
 //   absent    it has no slot;
 //   resident  it has a slot, and of every part it is known whether it is there, on the way or not asked for.
-// acquire makes an expert resident, evicting another one if need be; only a later acquire can make it absent again.
-// A resident expert may be pinned, any number of times: it then keeps its slot. What is on the way is always pinned.
+// acquire makes an expert resident, evicting another one if need be; prefetch may do so too. A resident expert may be
+// pinned, any number of times: it then keeps its slot. What is on the way is always pinned.
 //
 // Thread-safety: none; one thread computes at a time. The loader's threads only write into slots.
 class expert_cache {
   public:
-    // All three must outlive the cache.
+    // All must outlive the cache.
     expert_cache(const expert_index & index, loader & loader, stats & stats);
 
     // Bytes of a slot that holds any expert of the tier.
     size_t slot_size(uint32_t tier) const { return layouts_[tier].slot_size; }
 
-    // Gives the tier a pool. A tier without one must not be acquired.
-    status allocate(uint32_t tier, ggml_backend_buffer_type_t buft, uint32_t n_slots,
-                    std::unique_ptr<cache_policy> policy);
+    // Gives the tier a pool. A tier without one must not be acquired. The policy, which serves all tiers, must outlive
+    // the cache; for `floor` see resident_set.
+    status allocate(uint32_t tier, ggml_backend_buffer_type_t buft, uint32_t n_slots, uint32_t floor,
+                    cache_policy & policy);
 
     uint32_t n_slots(uint32_t tier) const { return pools_[tier].n_slots(); }
 
     // Whether all of `parts` are there or on the way.
     bool holds(expert_id id, uint32_t tier, uint32_t parts) const;
 
-    // Pins the expert, without asking for parts. False, and nothing changes, when every slot of the pool is pinned.
+    // Pins the expert, without asking for parts. False, and nothing changes, when every slot of the pool is pinned: by
+    // acquire, or by prefetches that failed, for which see error().
     bool acquire(expert_id id, uint32_t tier);
 
     // Asks the loader for those of `parts` that are neither there nor on the way. REQUIRES: pinned.
@@ -50,6 +55,9 @@ class expert_cache {
     bool   arrived(expert_id id, uint32_t tier, uint32_t parts) const;
     status wait(expert_id id, uint32_t tier, uint32_t parts);
 
+    // What a read failed with, if one did.
+    status error() const { return loader_.error(); }
+
     // The part's weights as ggml lays them out, of the type that the index says. REQUIRES: pinned, and the part is
     // there.
     char *                data(expert_id id, uint32_t tier, uint32_t part) const;
@@ -58,37 +66,50 @@ class expert_cache {
     // Undoes one acquire, once nothing asked for is on the way any more.
     void release(expert_id id, uint32_t tier);
 
-  private:
-    struct entry {
-        int32_t    slot = -1;
-        uint32_t   pins = 0;
-        load_state load;
-    };
+    // Asks the loader for parts of an expert that a layer to come is predicted to need, after all demands, and protects
+    // it. False, and nothing changes, when only pinned or protected experts could make room.
+    bool prefetch(expert_id id, uint32_t tier, uint32_t parts);
 
+    // A resident expert goes last, until end_prefetch.
+    void protect(expert_id id, uint32_t tier) { sets_[tier]->set_protected(id, true); }
+
+    // The layer's router has chosen: nothing of the layer is protected any more, and of what was prefetched for it the
+    // reads not begun are dropped.
+    void end_prefetch(uint32_t layer);
+
+  private:
     struct tier_layout {
         size_t                                      slot_size = 0;
         std::vector<std::array<size_t, PART_COUNT>> offsets; // [layer][part], in a slot
     };
 
-    const entry & find(expert_id id, uint32_t tier) const {
-        return entries_[tier][size_t(id.layer) * n_experts_ + id.expert];
-    }
-    entry & find(expert_id id, uint32_t tier) { return entries_[tier][size_t(id.layer) * n_experts_ + id.expert]; }
+    struct tier_expert {
+        expert_id id;
+        uint32_t  tier;
+    };
 
+    const load_state & load(expert_id id, uint32_t tier) const {
+        return loads_[tier][size_t(id.layer) * n_experts_ + id.expert];
+    }
+    load_state & load(expert_id id, uint32_t tier) { return loads_[tier][size_t(id.layer) * n_experts_ + id.expert]; }
+
+    char *      slot_of(expert_id id, uint32_t tier, uint32_t part) const;
     tier_layout lay_out(uint32_t tier) const;
-    bool        evict_one(uint32_t tier, uint32_t layer);
+    bool        insert(expert_id id, uint32_t tier, resident_set::pressure how);
+    void        submit(expert_id id, uint32_t tier, uint32_t parts, load_urgency urgency);
+    void        reap_prefetches();
+    void        drop_prefetches();
 
     const expert_index & index_;
     loader &             loader_;
     stats &              stats_;
     const uint32_t       n_experts_;
 
-    std::array<tier_layout, TIER_COUNT>                   layouts_;
-    std::array<slot_pool, TIER_COUNT>                     pools_;
-    std::array<std::unique_ptr<cache_policy>, TIER_COUNT> policies_;
-    std::array<std::vector<entry>, TIER_COUNT>            entries_;   // [tier][layer * n_experts + expert], fixed size
-    std::array<std::vector<expert_id>, TIER_COUNT>        residents_; // [tier], in no order
-    std::vector<expert_id>                                evictable_; // scratch of evict_one
+    std::array<tier_layout, TIER_COUNT>                 layouts_;
+    std::array<slot_pool, TIER_COUNT>                   pools_;
+    std::array<std::optional<resident_set>, TIER_COUNT> sets_;
+    std::array<std::vector<load_state>, TIER_COUNT>     loads_;      // [tier][layer * n_experts + expert], fixed size
+    std::vector<tier_expert>                            prefetched_; // pinned once each, until there or cancelled
 };
 
 } // namespace hobbit

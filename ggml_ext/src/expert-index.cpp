@@ -78,7 +78,7 @@ const expert_tensor * expert_index::find_tensor(const std::string & name) const 
 // opening
 //
 
-status expert_index::open(const std::string & path, const std::string & sidecar) {
+status expert_index::open(const std::string & path, const std::string & sidecar, bool calibrated) {
     std::vector<gguf_file> files;
     status                 s = open_gguf_model(path, files);
     if (!s.ok()) {
@@ -101,6 +101,9 @@ status expert_index::open(const std::string & path, const std::string & sidecar)
     if (s.ok()) {
         s = add_low(files);
     }
+    if (s.ok() && calibrated) {
+        s = read_calibration(path);
+    }
     for (const gguf_file & file : files) {
         files_.push_back(file.path());
     }
@@ -109,7 +112,7 @@ status expert_index::open(const std::string & path, const std::string & sidecar)
 
 status expert_index::open_sidecar(const std::string & path, const std::string & sidecar,
                                   std::vector<gguf_file> & files) const {
-    const std::string name = sidecar.empty() ? sidecar_default_path(path) : sidecar;
+    const std::string name = sidecar.empty() ? beside_model(path, ".hobbit.gguf") : sidecar;
     if (sidecar.empty()) {
         struct stat st;
         if (files[0].has("hobbit.tiers") || stat(name.c_str(), &st) != 0) {
@@ -133,16 +136,49 @@ status expert_index::open_sidecar(const std::string & path, const std::string & 
 }
 
 void expert_index::read_metadata(const gguf_file & file) {
-    std::string arch;
     double      value = 0;
+    std::string arch;
     if (file.find_string("general.architecture", arch) && file.find_number(arch + ".expert_used_count", value)) {
+        architecture_   = arch;
         n_experts_used_ = value >= 1 && value <= INT32_MAX ? uint32_t(value) : 0;
     }
     for (const char * key : stored_setting_keys()) {
         if (file.find_number(key, value)) {
-            stored_settings_.emplace_back(key, value);
+            stored_.numbers.emplace_back(key, value);
         }
     }
+    file.find_string("hobbit.policy", stored_.policy);
+}
+
+// What pyhobbit calibrate found for this model, where it lies beside it.
+status expert_index::read_calibration(const std::string & path) {
+    const std::string name = beside_model(path, ".calibration.gguf");
+    struct stat       st;
+    if (stat(name.c_str(), &st) != 0) {
+        return {};
+    }
+    gguf_file    file;
+    const status s    = file.open(name);
+    uint64_t     size = 0;
+    if (!s.ok() || !file.find_u64("hobbit.model_bytes", size)) {
+        return status::error(format("'%s' cannot be used%s%s: calibrate '%s' again, or remove it", name.c_str(),
+                                    s.ok() ? "" : ": ", s.message().c_str(), path.c_str()));
+    }
+    if (size != model_bytes_) {
+        return status::error(
+            format("the calibration '%s' was made for another version of '%s': calibrate it again with "
+                   "pyhobbit calibrate, or remove the file",
+                   name.c_str(), path.c_str()));
+    }
+    uint64_t low_bytes = 0;
+    if (file.find_u64("hobbit.low_bytes", low_bytes) && low_bytes != tier_bytes(TIER_LOW)) {
+        return status::error(
+            format("the calibration '%s' was made for another low tier of '%s': calibrate it again with "
+                   "pyhobbit calibrate, or remove the file",
+                   name.c_str(), path.c_str()));
+    }
+    read_metadata(file);
+    return {};
 }
 
 // Three dimensions, none of them empty. Also keeps the number of experts below what 32 bits hold.

@@ -3,6 +3,7 @@
 
 #include "ggml.h"
 #include "gguf-file.h"
+#include "settings.h"
 #include "status.h"
 
 #include <array>
@@ -58,8 +59,8 @@ class expert_index {
   public:
     // A model without routed experts opens with n_layers() == 0. Otherwise every range is within its file, and the low
     // tier, where there is one, has exactly the experts and the shapes of the high tier.
-    // `sidecar` may be empty: a file of the default name is then used if it exists.
-    status open(const std::string & path, const std::string & sidecar);
+    // `sidecar` may be empty: a file of the default name is then used if it exists. So is a calibration, if wanted.
+    status open(const std::string & path, const std::string & sidecar, bool calibrated = true);
 
     size_t              n_layers() const { return layers_.size(); }
     const layer_shape & layer(size_t i) const { return layers_[i]; }
@@ -70,6 +71,8 @@ class expert_index {
     const part_location & locate(uint32_t tier, size_t layer, uint32_t part, uint32_t expert) const {
         return locations_[tier][layer][part][expert];
     }
+
+    const std::string & architecture() const { return architecture_; }
 
     // Sum of all experts of the tier.
     uint64_t tier_bytes(uint32_t tier) const;
@@ -86,8 +89,8 @@ class expert_index {
     // Sum of the model's own files (without a sidecar).
     uint64_t model_bytes() const { return model_bytes_; }
 
-    // hobbit.* numbers stored in the metadata, a sidecar's last.
-    const std::vector<std::pair<std::string, double>> & stored_settings() const { return stored_settings_; }
+    // Settings stored in the metadata, then in a calibration beside the model.
+    const stored_settings & stored() const { return stored_; }
 
   private:
     using layer_locations = std::array<std::vector<part_location>, PART_COUNT>; // [part][expert]
@@ -97,15 +100,17 @@ class expert_index {
     status add_low_group(const gguf_file & file, uint32_t file_number, const gguf_file::tensor & tensor);
     status check_low(const std::string & path) const;
     status open_sidecar(const std::string & path, const std::string & sidecar, std::vector<gguf_file> & files) const;
+    status read_calibration(const std::string & path);
     void   read_metadata(const gguf_file & file);
 
-    std::vector<std::string>                    files_;
-    std::vector<layer_shape>                    layers_;
-    std::vector<layer_locations>                locations_[TIER_COUNT]; // [tier][layer]
-    std::vector<std::pair<std::string, double>> stored_settings_;
-    uint32_t                                    n_experts_used_ = 0;
-    uint32_t                                    n_tiers_        = 0;
-    uint64_t                                    model_bytes_    = 0;
+    std::vector<std::string>     files_;
+    std::vector<layer_shape>     layers_;
+    std::vector<layer_locations> locations_[TIER_COUNT]; // [tier][layer]
+    stored_settings              stored_;
+    std::string                  architecture_;
+    uint32_t                     n_experts_used_ = 0;
+    uint32_t                     n_tiers_        = 0;
+    uint64_t                     model_bytes_    = 0;
 };
 
 } // namespace hobbit

@@ -3,9 +3,11 @@
 
 #include "ggml-hobbit.h"
 #include "ggml-impl.h"
+#include "last-error.h"
 #include "memory.h"
 
 #include <algorithm>
+#include <chrono>
 
 using namespace hobbit;
 
@@ -16,7 +18,7 @@ status hobbit_model::open(const std::string & path, const hobbit_setting * given
 
     status s = opened->settings_.apply(given, n_given);
     if (s.ok()) {
-        s = opened->index_.open(path, opened->settings_.sidecar);
+        s = opened->index_.open(path, opened->settings_.sidecar, opened->settings_.calibrated);
     }
     if (!s.ok()) {
         return s;
@@ -38,7 +40,7 @@ status hobbit_model::open(const std::string & path, const hobbit_setting * given
         GGML_LOG_WARN("hobbit: '%s' does not fit into free memory: its experts stay on disk, in a cache\n",
                       path.c_str());
     }
-    s = opened->settings_.apply_stored(index.stored_settings());
+    s = opened->settings_.apply_stored(index.stored());
     if (s.ok()) {
         s = opened->start();
     }
@@ -48,18 +50,27 @@ status hobbit_model::open(const std::string & path, const hobbit_setting * given
     return s;
 }
 
-status hobbit_model::start() {
-    if (settings_.thresholds.t1 < 1.0 && settings_.thresholds.t2 > settings_.thresholds.t1 && index_.n_tiers() == 1) {
+status hobbit_model::check_thresholds() const {
+    const score_thresholds & t = settings_.thresholds;
+    if (t.t1 < 1.0 && t.t2 > t.t1 && index_.n_tiers() == 1) {
         return status::error(
             format("t1 = %g asks for low-precision experts, and '%s' has none: add them with pyhobbit convert, "
                    "or leave t1 at 1",
-                   settings_.thresholds.t1, index_.files()[0].c_str()));
+                   t.t1, index_.files()[0].c_str()));
     }
-    for (const std::string & file : index_.files()) {
-        const status s = reader_.open(file);
-        if (!s.ok()) {
-            return s;
-        }
+    return {};
+}
+
+status hobbit_model::start() {
+    status s = check_thresholds();
+    for (size_t i = 0; i < index_.files().size() && s.ok(); i++) {
+        s = reader_.open(index_.files()[i]);
+    }
+    if (s.ok() && !settings_.trace.empty()) {
+        s = recorder_.open_trace(settings_.trace, index_);
+    }
+    if (!s.ok()) {
+        return s;
     }
     if (!reader_.direct_io()) {
         GGML_LOG_WARN("hobbit: the file system of '%s' has no direct I/O: reads go through the page cache\n",
@@ -67,15 +78,47 @@ status hobbit_model::start() {
     }
     ggml_backend_hobbit_register();
     buffer_type_ = ggml_backend_hobbit_make_buffer_type(this);
-    loader_      = std::make_unique<loader>(reader_, stats_, settings_.io_threads);
-    cache_       = std::make_unique<expert_cache>(index_, *loader_, stats_);
-    executor_    = std::make_unique<moe_executor>(index_, *cache_, settings_.thresholds, stats_);
+
+    policy_options options;
+    options.name      = settings_.policy;
+    options.weights   = settings_.weights;
+    options.n_layers  = uint32_t(index_.n_layers());
+    options.n_experts = index_.n_experts();
+    options.n_used    = demand().n_used;
+    policy_           = make_policy(options);
+    loader_           = std::make_unique<loader>(reader_, stats_, settings_.io_threads);
+    cache_            = std::make_unique<expert_cache>(index_, *loader_, stats_);
+    if (settings_.prefetch > 0) {
+        predictor_ = std::make_unique<predictor>(index_);
+    }
+    return {};
+}
+
+hobbit_model::~hobbit_model() {
+    const status s = recorder_.close();
+    if (!s.ok()) {
+        set_last_error(s.message());
+        GGML_LOG_ERROR("hobbit: %s\n", s.message().c_str());
+    }
+}
+
+status hobbit_model::set_router(uint32_t block, const ggml_tensor * weight, const ggml_tensor * bias,
+                                const ggml_tensor * selection_bias, hobbit_gating gating) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!predictor_ || prepared_) {
+        return {};
+    }
+    for (uint32_t layer = 0; layer < index_.n_layers(); layer++) {
+        if (index_.layer(layer).block == block) {
+            return predictor_->set_router(layer, weight, bias, selection_bias, gating);
+        }
+    }
     return {};
 }
 
 pool_demand hobbit_model::demand() const {
     pool_demand d;
-    for (uint32_t tier = 0; tier < index_.n_tiers(); tier++) {
+    for (uint32_t tier = 0; tier < index_.n_tiers() && cache_; tier++) {
         d.slot_size[tier] = cache_->slot_size(tier);
     }
     for (size_t i = 0; i < index_.n_layers(); i++) {
@@ -102,15 +145,28 @@ status hobbit_model::prepare(uint64_t model_bytes, uint32_t n_batch) {
     if (prepared_) {
         return {};
     }
-    const other_memory other = { resident_before_, model_bytes, scratch_bytes(n_batch), resident_memory(),
-                                 available_memory() };
+    const uint64_t     scratch = scratch_bytes(n_batch) + (predictor_ ? predictor_->bytes() : 0);
+    const other_memory other   = { resident_before_, model_bytes, scratch, resident_memory(), available_memory() };
     pool_plan          plan;
     status             s = plan_pools(settings_, demand(), other, plan);
     if (s.ok()) {
         s = allocate_pools(plan);
     }
-    prepared_ = s.ok();
-    return s;
+    if (!s.ok()) {
+        return s;
+    }
+    if (predictor_) {
+        prefetcher_ = std::make_unique<prefetcher>(index_, *cache_, *predictor_, settings_.prefetch,
+                                                   settings_.thresholds, stats_);
+    }
+    moe_executor::config config;
+    config.rules       = { settings_.thresholds, settings_.strict, settings_.random, plan.n_slots[TIER_LOW] > 0 };
+    config.renormalize = settings_.renormalize;
+    executor_          = std::make_unique<moe_executor>(index_, *cache_, *policy_, prefetcher_.get(), config, stats_);
+    start_sequence(0); // where llama.cpp does not say which sequences it computes
+    set_reporting();
+    prepared_ = true;
+    return {};
 }
 
 status hobbit_model::allocate_pools(const pool_plan & plan) {
@@ -120,9 +176,8 @@ status hobbit_model::allocate_pools(const pool_plan & plan) {
         if (plan.n_slots[tier] == 0) {
             continue;
         }
-        const uint32_t floor  = even_floor(plan.n_slots[tier], uint32_t(index_.n_layers()), wanted.n_used);
-        auto           policy = std::make_unique<lru_policy>(uint32_t(index_.n_layers()), index_.n_experts(), floor);
-        const status   s      = cache_->allocate(tier, buft, plan.n_slots[tier], std::move(policy));
+        const uint32_t floor = even_floor(plan.n_slots[tier], uint32_t(index_.n_layers()), wanted.n_used);
+        const status   s     = cache_->allocate(tier, buft, plan.n_slots[tier], floor, *policy_);
         if (!s.ok()) {
             return s;
         }
@@ -136,7 +191,97 @@ status hobbit_model::allocate_pools(const pool_plan & plan) {
 status hobbit_model::compute(ggml_cgraph * graph, inner_graph & inner) {
     std::lock_guard<std::mutex> lock(mutex_);
     GGML_ASSERT(prepared_);
-    return executor_->compute(graph, inner);
+    const auto start   = std::chrono::steady_clock::now();
+    status     s       = executor_->compute(graph, inner);
+    stats_.compute_ns += std::chrono::nanoseconds(std::chrono::steady_clock::now() - start).count();
+    if (s.ok()) {
+        s = recorder_.error();
+    }
+    return s;
+}
+
+//
+// sequences
+//
+
+void hobbit_model::start_sequence(int32_t sequence) {
+    policy_->begin_sequence(uint32_t(sequence));
+    recorder_.begin_sequence(sequence);
+}
+
+void hobbit_model::begin_sequence(int32_t sequence) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    start_sequence(sequence);
+}
+
+void hobbit_model::begin_batch(uint32_t n_tokens, const int32_t * sequences, const int32_t * positions,
+                               const int8_t * outputs) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (uint32_t i = 0; i < n_tokens; i++) {
+        if (positions[i] == 0) {
+            start_sequence(sequences[i]);
+        }
+    }
+    batch_info batch;
+    batch.begin(n_tokens, sequences, positions, outputs);
+    for (const auto & [sequence, n] : batch.sequences()) {
+        policy_->begin_tokens(uint32_t(sequence), n);
+    }
+    recorder_.begin_batch(batch);
+    if (executor_) {
+        executor_->begin_batch(batch);
+    }
+}
+
+//
+// changing and observing
+//
+
+status hobbit_model::set_thresholds(double t1, double t2) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    settings                    changed = settings_;
+    const hobbit_setting        given[] = {
+        { "hobbit.t1", HOBBIT_SETTING_FLOAT, 0, t1, nullptr },
+        { "hobbit.t2", HOBBIT_SETTING_FLOAT, 0, t2, nullptr },
+    };
+    status s = changed.apply(given, 2);
+    if (!s.ok()) {
+        return s;
+    }
+    if (prepared_ && t1 < 1.0 && t2 > t1 && cache_->n_slots(TIER_LOW) == 0) {
+        return status::error(
+            format("t1 = %g asks for low-precision experts, and the model was opened without a pool for "
+                   "them: open it with t1 below 1",
+                   t1));
+    }
+    std::swap(settings_, changed);
+    s = check_thresholds();
+    if (!s.ok()) {
+        std::swap(settings_, changed);
+        return s;
+    }
+    if (executor_) {
+        executor_->set_thresholds(settings_.thresholds);
+    }
+    if (prefetcher_) {
+        prefetcher_->set_thresholds(settings_.thresholds);
+    }
+    return {};
+}
+
+void hobbit_model::set_observer(hobbit_observer observer, void * user_data) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    recorder_.set_observer(observer, user_data);
+    set_reporting();
+}
+
+// Reports cost time: only where somebody listens.
+void hobbit_model::set_reporting() {
+    if (!executor_) {
+        return;
+    }
+    executor_->set_observer(recorder_.is_listening() ? [this](const layer_report & r) { recorder_.record(r); }
+                                                     : std::function<void(const layer_report &)>());
 }
 
 hobbit_info hobbit_model::info() const {

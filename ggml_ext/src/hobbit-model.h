@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include "cache-policy.h"
 #include "expert-cache.h"
 #include "expert-index.h"
 #include "file-reader.h"
@@ -10,6 +11,9 @@
 #include "loader.h"
 #include "moe-executor.h"
 #include "pool-plan.h"
+#include "predictor.h"
+#include "prefetcher.h"
+#include "run-recorder.h"
 #include "settings.h"
 #include "stats.h"
 #include "status.h"
@@ -28,7 +32,15 @@ struct hobbit_model {
     static hobbit::status open(const std::string & path, const hobbit_setting * given, size_t n_given,
                                std::unique_ptr<hobbit_model> & model);
 
+    ~hobbit_model();
+
+    hobbit::status set_router(uint32_t block, const ggml_tensor * weight, const ggml_tensor * bias,
+                              const ggml_tensor * selection_bias, hobbit_gating gating);
     hobbit::status prepare(uint64_t model_bytes, uint32_t n_batch);
+    void begin_batch(uint32_t n_tokens, const int32_t * sequences, const int32_t * positions, const int8_t * outputs);
+    void begin_sequence(int32_t sequence);
+    hobbit::status set_thresholds(double t1, double t2);
+    void           set_observer(hobbit_observer observer, void * user_data);
 
     // Runs a split of an outer graph.
     hobbit::status compute(ggml_cgraph * graph, hobbit::inner_graph & inner);
@@ -47,7 +59,10 @@ struct hobbit_model {
     hobbit::status      start();
     hobbit::pool_demand demand() const;
     uint64_t            scratch_bytes(uint32_t n_batch) const;
+    hobbit::status      check_thresholds() const;
     hobbit::status      allocate_pools(const hobbit::pool_plan & plan);
+    void                start_sequence(int32_t sequence);
+    void                set_reporting();
 
     hobbit::settings                      settings_;
     hobbit::expert_index                  index_;
@@ -55,9 +70,13 @@ struct hobbit_model {
     ggml_backend_buffer_type              buffer_type_;
     hobbit::stats                         stats_;
     hobbit::posix_file_reader             reader_;
+    std::unique_ptr<hobbit::cache_policy> policy_;
     std::unique_ptr<hobbit::expert_cache> cache_;
+    std::unique_ptr<hobbit::predictor>    predictor_;  // null: no prefetch
+    std::unique_ptr<hobbit::prefetcher>   prefetcher_; // null: no prefetch
     std::unique_ptr<hobbit::moe_executor> executor_;
     std::unique_ptr<hobbit::loader>       loader_; // destroyed first: its threads write into the cache
+    hobbit::run_recorder                  recorder_;
 
     mutable std::mutex mutex_;
     bool               prepared_ = false; // guarded by mutex_

@@ -4,45 +4,14 @@
 #include "hobbit-model.h"
 #include "last-error.h"
 
-#include <cstdio>
 #include <exception>
 #include <map>
 #include <mutex>
 
+using hobbit::report;
 using hobbit::status;
 using hobbit::TIER_HIGH;
 using hobbit::TIER_LOW;
-
-//
-// errors
-//
-
-static std::mutex  g_error_mutex;
-static std::string g_error; // guarded by g_error_mutex
-
-void hobbit::set_last_error(const std::string & message) {
-    std::lock_guard<std::mutex> lock(g_error_mutex);
-    g_error = message;
-}
-
-// Writes the outcome to err; true where it is a success.
-static bool report(const status & s, char * err, size_t err_size) {
-    if (!s.ok()) {
-        hobbit::set_last_error(s.message());
-        snprintf(err, err_size, "%s", s.message().c_str());
-    }
-    return s.ok();
-}
-
-size_t hobbit_last_error(char * err, size_t err_size) {
-    std::lock_guard<std::mutex> lock(g_error_mutex);
-    snprintf(err, err_size, "%s", g_error.c_str());
-    return g_error.size();
-}
-
-void hobbit_clear_last_error(void) {
-    hobbit::set_last_error("");
-}
 
 //
 // references
@@ -116,6 +85,12 @@ struct ggml_backend_buffer_type * hobbit_buffer_type(hobbit_model * model) {
     return model->buffer_type();
 }
 
+bool hobbit_set_router(hobbit_model * model, uint32_t block, const struct ggml_tensor * weight,
+                       const struct ggml_tensor * bias, const struct ggml_tensor * selection_bias,
+                       enum hobbit_gating gating, char * err, size_t err_size) {
+    return report(model->set_router(block, weight, bias, selection_bias, gating), err, err_size);
+}
+
 bool hobbit_prepare(hobbit_model * model, uint64_t model_bytes, uint32_t n_batch, char * err, size_t err_size) {
     status s;
     try {
@@ -127,8 +102,29 @@ bool hobbit_prepare(hobbit_model * model, uint64_t model_bytes, uint32_t n_batch
 }
 
 //
-// observing
+// for the context
 //
+
+void hobbit_begin_batch(hobbit_model * model, uint32_t n_tokens, const int32_t * sequences, const int32_t * positions,
+                        const int8_t * outputs) {
+    model->begin_batch(n_tokens, sequences, positions, outputs);
+}
+
+void hobbit_begin_sequence(hobbit_model * model, int32_t sequence) {
+    model->begin_sequence(sequence);
+}
+
+//
+// changing and observing
+//
+
+bool hobbit_set_thresholds(hobbit_model * model, double t1, double t2, char * err, size_t err_size) {
+    return report(model->set_thresholds(t1, t2), err, err_size);
+}
+
+void hobbit_set_observer(hobbit_model * model, hobbit_observer observer, void * user_data) {
+    model->set_observer(observer, user_data);
+}
 
 void hobbit_get_info(const hobbit_model * model, struct hobbit_info * info) {
     *info = model->info();
@@ -147,5 +143,14 @@ void hobbit_get_stats(const hobbit_model * model, struct hobbit_stats * out) {
     out->bytes_read         = s.bytes_read;
     out->layers_computed    = s.layers_computed;
     out->waves              = s.waves;
+    out->predicted          = s.predicted;
+    out->predicted_right    = s.predicted_right;
+    out->prefetched         = s.prefetched;
+    out->prefetched_used    = s.prefetched_used;
+    out->bytes_prefetched   = s.bytes_prefetched;
+    out->prefetch_pauses    = s.prefetch_pauses;
+    out->prefetch_active    = s.prefetch_active;
     out->stall_s            = double(s.stall_ns) * 1e-9;
+    out->disk_demand_s      = double(s.disk_demand_ns) * 1e-9;
+    out->compute_s          = double(s.compute_ns) * 1e-9;
 }

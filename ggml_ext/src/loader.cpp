@@ -2,7 +2,6 @@
 #include "loader.h"
 
 #include <algorithm>
-#include <chrono>
 
 namespace hobbit {
 
@@ -23,18 +22,29 @@ loader::~loader() {
     }
 }
 
+// Demands first; a prefetch only while the disk has nothing else to do.
+bool loader::next_request(request & next) {
+    if (!demand_.empty()) {
+        next = demand_.front();
+        demand_.pop_front();
+        return true;
+    }
+    if (prefetch_.empty() || prefetching_ || n_demands_ > 0) {
+        return false;
+    }
+    next = prefetch_.front();
+    prefetch_.pop_front();
+    prefetching_ = next;
+    return true;
+}
+
 void loader::run() {
     std::unique_lock<std::mutex> lock(mutex_);
     while (true) {
-        work_.wait(lock, [this] { return stop_ || !demand_.empty() || !prefetch_.empty(); });
+        request next;
+        work_.wait(lock, [&] { return stop_ || next_request(next); });
         if (stop_) {
             return;
-        }
-        std::deque<request> & queue = demand_.empty() ? prefetch_ : demand_;
-        const request         next  = queue.front();
-        queue.pop_front();
-        if (!error_.ok()) {
-            continue; // its waiters have the error already
         }
 
         lock.unlock();
@@ -48,39 +58,89 @@ void loader::run() {
 }
 
 void loader::finish(const request & done, const status & result) {
+    const size_t size         = aligned_span(done.location);
+    const bool   was_prefetch = prefetching_ && prefetching_->state == done.state && prefetching_->part == done.part;
+    if (was_prefetch) {
+        prefetching_.reset();
+    } else {
+        change_demands(-1);
+    }
     if (result.ok()) {
-        done.state->arrived |= part_bit(done.part);
-        stats_.bytes_read   += aligned_span(done.location);
-    } else if (error_.ok()) {
-        error_ = result;
+        done.state->arrived     |= part_bit(done.part);
+        stats_.bytes_read       += size;
+        stats_.bytes_prefetched += was_prefetch ? size : 0;
+    } else {
+        done.state->requested &= ~part_bit(done.part);
+        fail(result);
     }
     progress_.notify_all();
+}
+
+void loader::fail(const status & error) {
+    if (error_.ok()) {
+        error_ = error;
+    }
+    change_demands(-ptrdiff_t(demand_.size()));
+    for (std::deque<request> * queue : { &demand_, &prefetch_ }) {
+        for (const request & dropped : *queue) {
+            dropped.state->requested &= ~part_bit(dropped.part);
+        }
+        queue->clear();
+    }
+}
+
+void loader::change_demands(ptrdiff_t change) {
+    const auto now = std::chrono::steady_clock::now();
+    if (n_demands_ > 0) {
+        stats_.disk_demand_ns += uint64_t(std::chrono::nanoseconds(now - counted_until_).count());
+    }
+    counted_until_  = now;
+    n_demands_     += size_t(change);
 }
 
 void loader::submit(load_state & state, uint32_t part, const part_location & location, char * dst,
                     load_urgency urgency) {
     {
         std::lock_guard<std::mutex> lock(mutex_);
-        const bool                  known = state.requested & part_bit(part);
-        if (known && urgency == load_urgency::demand) {
-            promote(state, part);
+        if (state.requested & part_bit(part)) {
+            if (urgency == load_urgency::demand) {
+                promote(state, part);
+            }
+        } else if (error_.ok()) {
+            state.requested |= part_bit(part);
+            if (urgency == load_urgency::demand) {
+                change_demands(1);
+            }
+            (urgency == load_urgency::demand ? demand_ : prefetch_).push_back({ &state, part, location, dst });
         }
-        if (known) {
-            return;
-        }
-        state.requested |= part_bit(part);
-        (urgency == load_urgency::demand ? demand_ : prefetch_).push_back({ &state, part, location, dst });
     }
     work_.notify_one();
 }
 
 void loader::promote(const load_state & state, uint32_t part) {
-    const auto it = std::find_if(prefetch_.begin(), prefetch_.end(),
-                                 [&](const request & r) { return r.state == &state && r.part == part; });
+    const auto is_it = [&](const request & r) { return r.state == &state && r.part == part; };
+    if (prefetching_ && is_it(*prefetching_)) {
+        prefetching_.reset();
+        change_demands(1);
+        return;
+    }
+    const auto it = std::find_if(prefetch_.begin(), prefetch_.end(), is_it);
     if (it != prefetch_.end()) {
         demand_.push_back(*it);
         prefetch_.erase(it);
+        change_demands(1);
     }
+}
+
+void loader::cancel(load_state & state) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto                  first =
+        std::stable_partition(prefetch_.begin(), prefetch_.end(), [&](const request & r) { return r.state != &state; });
+    for (auto it = first; it != prefetch_.end(); ++it) {
+        state.requested &= ~part_bit(it->part);
+    }
+    prefetch_.erase(first, prefetch_.end());
+    progress_.notify_all();
 }
 
 status loader::wait(const load_state & state, uint32_t parts) {
@@ -96,9 +156,19 @@ status loader::wait(const load_state & state, uint32_t parts) {
     return error_;
 }
 
+bool loader::settled(const load_state & state) const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return state.arrived == state.requested;
+}
+
 void loader::settle(const load_state & state) {
     std::unique_lock<std::mutex> lock(mutex_);
-    progress_.wait(lock, [&] { return state.arrived == state.requested || !error_.ok(); });
+    progress_.wait(lock, [&] { return state.arrived == state.requested; });
+}
+
+status loader::error() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return error_;
 }
 
 bool loader::arrived(const load_state & state, uint32_t parts) const {

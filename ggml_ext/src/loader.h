@@ -6,18 +6,19 @@
 #include "stats.h"
 #include "status.h"
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <vector>
 
 namespace hobbit {
 
 // Which parts of one expert in one slot were asked for and which have arrived (part_bit masks; arrived is a subset).
-// Guarded by the mutex of the loader that serves it; must live until everything asked for has arrived or the loader
-// ends.
+// Guarded by the mutex of the loader that serves it; must live until it is settled or the loader ends.
 struct load_state {
     uint32_t requested = 0;
     uint32_t arrived   = 0;
@@ -25,8 +26,9 @@ struct load_state {
 
 enum class load_urgency { demand, prefetch };
 
-// Reads experts' parts from their files into slots, in threads of its own. A demand overtakes every prefetch not yet
-// begun. The first error is kept: it is the answer to every wait from then on, and nothing more is read.
+// Reads experts' parts from their files into slots, in threads of its own. Demands take all threads. A prefetch begins
+// only when no demand is queued or in flight, and no other prefetch: a demand waits for one read at most. The first
+// error is kept: it is the answer to every wait from then on, what was queued is dropped and nothing more is read.
 //
 // Thread-safety: all methods may be called from any thread. The destructor finishes the reads in flight, drops the
 // others and joins the threads.
@@ -39,16 +41,23 @@ class loader {
     loader(const loader &)             = delete;
     loader & operator=(const loader &) = delete;
 
-    // Asks for one part, once: asking again only turns a prefetch not yet begun into a demand. dst is a multiple of
-    // file_reader::alignment and has room for aligned_span(location); the part then begins at data_offset(location) in
-    // it.
+    // Asks for one part, once: asking again only turns a prefetch that has not arrived into a demand. dst is a multiple
+    // of file_reader::alignment and has room for aligned_span(location); the part then begins at data_offset(location)
+    // in it. After an error nothing is asked for.
     void submit(load_state & state, uint32_t part, const part_location & location, char * dst, load_urgency urgency);
 
-    // Blocks until all of `parts` have arrived. REQUIRES: they were asked for.
+    // Drops the prefetches that have not begun: these parts then count as not asked for.
+    void cancel(load_state & state);
+
+    // Blocks until all of `parts` have arrived. REQUIRES: they were asked for, and not cancelled since.
     status wait(const load_state & state, uint32_t parts);
 
-    // Blocks until nothing that was asked for is on the way any more, or the loader has failed.
+    // Whether, or until, nothing that was asked for is on the way any more: it has arrived, or will never.
+    bool settled(const load_state & state) const;
     void settle(const load_state & state);
+
+    // The first error, if there was one.
+    status error() const;
 
     bool     arrived(const load_state & state, uint32_t parts) const;
     uint32_t requested(const load_state & state) const;
@@ -72,20 +81,28 @@ class loader {
     };
 
     void run();
-    void promote(const load_state & state, uint32_t part);    // REQUIRES: mutex_ held
-    void finish(const request & done, const status & result); // REQUIRES: mutex_ held
+
+    // REQUIRES: mutex_ held
+    bool next_request(request & next);
+    void promote(const load_state & state, uint32_t part);
+    void finish(const request & done, const status & result);
+    void fail(const status & error);
+    void change_demands(ptrdiff_t change); // of n_demands_; counts the time until now
 
     file_reader & reader_;
     stats &       stats_;
 
     mutable std::mutex      mutex_;
-    std::condition_variable work_;     // a request was queued, or stop_
-    std::condition_variable progress_; // a part arrived, or error_ was set
+    std::condition_variable work_;     // a request may begin, or stop_
+    std::condition_variable progress_; // a part arrived or never will, or error_ was set
     // guarded by mutex_
-    std::deque<request> demand_;
-    std::deque<request> prefetch_;
-    status              error_;
-    bool                stop_ = false;
+    std::deque<request>                   demand_;
+    std::deque<request>                   prefetch_;
+    std::optional<request>                prefetching_;   // in flight, until it arrives or becomes a demand
+    size_t                                n_demands_ = 0; // queued or in flight
+    std::chrono::steady_clock::time_point counted_until_; // disk_demand_ns, while there are any
+    status                                error_;
+    bool                                  stop_ = false;
 
     std::vector<std::thread> threads_; // constant after construction
 };

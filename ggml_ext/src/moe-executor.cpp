@@ -3,12 +3,14 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
+#include <set>
 
 namespace hobbit {
 
-moe_executor::moe_executor(const expert_index & index, expert_cache & cache, const score_thresholds & thresholds,
-                           stats & stats) :
-    index_(index), cache_(cache), thresholds_(thresholds), stats_(stats) {}
+moe_executor::moe_executor(const expert_index & index, expert_cache & cache, cache_policy & policy,
+                           prefetcher * prefetcher, const config & how, stats & stats) :
+    index_(index), cache_(cache), policy_(policy), prefetcher_(prefetcher), config_(how), stats_(stats) {}
 
 status moe_executor::compute(ggml_cgraph * graph, inner_graph & inner) {
     if (!error_.ok()) {
@@ -17,7 +19,7 @@ status moe_executor::compute(ggml_cgraph * graph, inner_graph & inner) {
     const status s = run(graph, inner);
     release_held();
     if (!s.ok()) {
-        plan_.ids = nullptr; // the layer is not done
+        layer_.ids = nullptr; // the layer is not done
     }
     if (!s.is_aborted()) {
         error_ = s;
@@ -43,30 +45,24 @@ status moe_executor::run(ggml_cgraph * graph, inner_graph & inner) {
         if (is_idle(node)) {
             continue;
         }
-        last = node;
         if (node->op != GGML_OP_MUL_MAT_ID) {
             if (inner.full()) {
                 s = flush(inner);
             }
             inner.add_copy(node);
+            last = node;
             continue;
         }
         int         end = 0;
         const stage st  = next_stage(graph, i, end);
-        s               = plan_layer(st, inner);
+        s               = begin_layer(st, last, inner);
         if (s.ok()) {
             s = run_stage(st, inner);
         }
         last = st.matmuls.back();
         i    = end - 1;
     }
-    if (s.ok()) {
-        s = flush(inner);
-    }
-    if (s.ok() && last && (plan_.done & part_bit(PART_DOWN))) {
-        s = clear_skipped(last, inner); // what a bias has added to them
-    }
-    return s;
+    return s.ok() ? end_layer(last, inner) : s;
 }
 
 status moe_executor::flush(inner_graph & inner) {
@@ -117,108 +113,136 @@ static std::vector<char> fetch(const ggml_tensor * tensor) {
     return bytes;
 }
 
-status moe_executor::read_selection(const ggml_tensor * matmul, std::vector<int32_t> & ids,
-                                    std::vector<float> & weights) const {
-    const ggml_tensor *     ids_tensor = matmul->src[2];
-    const std::vector<char> raw        = fetch(ids_tensor);
-    const int32_t           n_experts  = int32_t(matmul->src[0]->ne[2]);
-    for (int64_t t = 0; t < ids_tensor->ne[1]; t++) {
-        for (int64_t k = 0; k < ids_tensor->ne[0]; k++) {
+status moe_executor::read_routing(const ggml_tensor * matmul, layer_routing & routing) const {
+    const ggml_tensor *     ids       = matmul->src[2];
+    const std::vector<char> raw       = fetch(ids);
+    const int32_t           n_experts = int32_t(matmul->src[0]->ne[2]);
+    routing.layer                     = expert_of(matmul).layer;
+    routing.n_used                    = ids->ne[0];
+    routing.n_tokens                  = ids->ne[1];
+    for (int64_t t = 0; t < routing.n_tokens; t++) {
+        for (int64_t k = 0; k < routing.n_used; k++) {
             int32_t id;
-            std::memcpy(&id, raw.data() + t * ids_tensor->nb[1] + k * ids_tensor->nb[0], sizeof(id));
+            std::memcpy(&id, raw.data() + t * ids->nb[1] + k * ids->nb[0], sizeof(id));
             if (id < 0 || id >= n_experts) {
                 return status::error(
                     format("the router chose expert %d of %d in '%s'", id, n_experts, matmul->src[0]->name));
             }
-            ids.push_back(id);
+            routing.experts.push_back(id);
         }
     }
 
-    const ggml_tensor * weights_tensor = matmul->src[3];
-    if (weights_tensor && ggml_is_contiguous(weights_tensor) && size_t(ggml_nelements(weights_tensor)) == ids.size()) {
-        weights.resize(ids.size());
-        ggml_backend_tensor_get(weights_tensor, weights.data(), 0, weights.size() * sizeof(float));
-    } else if (thresholds_.t1 < 1.0) {
+    const ggml_tensor * weights = matmul->src[3];
+    if (weights && ggml_is_contiguous(weights) && size_t(ggml_nelements(weights)) == routing.experts.size()) {
+        routing.weights.resize(routing.experts.size());
+        ggml_backend_tensor_get(weights, routing.weights.data(), 0, routing.weights.size() * sizeof(float));
+    } else if (config_.rules.thresholds.t1 < 1.0) {
         return status::error(
             format("the router weights of '%s' are not known: run this model with t1 = 1", matmul->src[0]->name));
     }
     return {};
 }
 
-status moe_executor::plan_layer(const stage & st, inner_graph & inner) {
+status moe_executor::begin_layer(const stage & st, const ggml_tensor * last, inner_graph & inner) {
     const ggml_tensor * matmul = st.matmuls.front();
-    const uint32_t      layer  = expert_of(matmul).layer;
-    if (plan_.ids == matmul->src[2] && plan_.layer == layer && !(plan_.done & st.parts)) {
-        plan_.done |= st.parts;
+    if (layer_.ids == matmul->src[2] && layer_.routing.layer == expert_of(matmul).layer && !(layer_.done & st.parts)) {
+        layer_.done |= st.parts;
         return {};
     }
+    status s;
     if (!held_.empty()) { // another layer in the same graph
-        const status s = flush(inner);
-        if (!s.ok()) {
-            return s;
-        }
+        s = end_layer(last, inner);
         release_held();
     }
-
-    std::vector<int32_t> ids;
-    std::vector<float>   weights;
-    const status         s = read_selection(matmul, ids, weights);
+    layer_ = {};
+    if (s.ok()) {
+        s = read_routing(matmul, layer_.routing);
+    }
     if (!s.ok()) {
         return s;
     }
-    plan_.ids      = matmul->src[2];
-    plan_.layer    = layer;
-    plan_.n_used   = matmul->src[2]->ne[0];
-    plan_.n_tokens = matmul->src[2]->ne[1];
-    plan_.done     = st.parts;
-    plan_.uses.clear();
-    plan_.skipped.clear();
-    stats_.layers_computed++;
-
-    std::vector<precision> worth(ids.size(), PRECISION_HIGH);
-    if (!weights.empty()) {
-        for (int64_t t = 0; t < plan_.n_tokens; t++) {
-            score_experts(&weights[t * plan_.n_used], plan_.n_used, thresholds_, &worth[t * plan_.n_used]);
-        }
+    layer_.ids  = matmul->src[2];
+    layer_.done = st.parts;
+    layer_.rows = batch_.rows(layer_.routing.n_tokens);
+    for (const ggml_tensor * m : st.matmuls) {
+        layer_.router_input = m->src[4] ? m->src[4] : layer_.router_input;
     }
-    choose_tiers(ids, worth);
+    stats_.layers_computed++;
+    plan();
     return {};
 }
 
-// An expert gets the best precision that any of its tokens asks for, or a better one that is there already.
-void moe_executor::choose_tiers(const std::vector<int32_t> & ids, const std::vector<precision> & worth) {
-    const uint32_t          n_experts = index_.layer(plan_.layer).n_experts;
-    const uint32_t          parts     = index_.layer(plan_.layer).parts;
-    std::vector<expert_use> by_expert(n_experts);
-    std::vector<precision>  best(n_experts, PRECISION_SKIP);
-    for (size_t i = 0; i < ids.size(); i++) {
-        by_expert[ids[i]].selections.push_back(int32_t(i));
-        best[ids[i]] = std::max(best[ids[i]], worth[i]);
-    }
+void moe_executor::plan() {
+    const layer_routing & routing = layer_.routing;
+    const uint32_t        parts   = index_.layer(routing.layer).parts;
+    const auto            holds   = [&](expert_id id, uint32_t tier) { return cache_.holds(id, tier, parts); };
 
-    for (uint32_t e = 0; e < n_experts; e++) {
-        expert_use & use = by_expert[e];
-        if (use.selections.empty()) {
-            continue;
+    config_.rules.has_low = cache_.n_slots(TIER_LOW) > 0;
+    if (prefetcher_) {
+        prefetcher_->on_routing(routing);
+    }
+    if (observer_) {
+        for (const int32_t expert : routing.experts) {
+            const expert_id id = { routing.layer, uint32_t(expert) };
+            layer_.was_resident.push_back(uint8_t(holds(id, TIER_HIGH) | holds(id, TIER_LOW) << TIER_LOW));
         }
-        use.id             = { plan_.layer, e };
-        const bool has_low = cache_.n_slots(TIER_LOW) > 0;
-        const bool high    = best[e] == PRECISION_HIGH || cache_.holds(use.id, TIER_HIGH, parts);
-        const bool low     = best[e] == PRECISION_LOW || (has_low && cache_.holds(use.id, TIER_LOW, parts));
-        if (!high && !low) {
-            stats_.selections_skipped += use.selections.size();
-            plan_.skipped.insert(plan_.skipped.end(), use.selections.begin(), use.selections.end());
-            continue;
-        }
-        use.tier                     = high || !has_low ? TIER_HIGH : TIER_LOW;
+    }
+    layer_.plan = plan_layer(routing, config_.rules, holds, generator_);
+    record_use();
+
+    stats_.selections_skipped += layer_.plan.skipped.size();
+    for (const planned_use & use : layer_.plan.uses) {
         stats_.selections[use.tier] += use.selections.size();
-        (cache_.holds(use.id, use.tier, parts) ? stats_.hits : stats_.misses)[use.tier]++;
-        plan_.uses.push_back(std::move(use));
+        (holds(use.id, use.tier) ? stats_.hits : stats_.misses)[use.tier]++;
     }
-
     // what is there comes first: making room for another must not evict it
-    std::stable_partition(plan_.uses.begin(), plan_.uses.end(),
-                          [&](const expert_use & use) { return cache_.holds(use.id, use.tier, parts); });
+    std::stable_partition(layer_.plan.uses.begin(), layer_.plan.uses.end(),
+                          [&](const planned_use & use) { return holds(use.id, use.tier); });
+}
+
+// The policy hears of every use before anything is loaded.
+void moe_executor::record_use() {
+    const layer_routing & routing = layer_.routing;
+    std::vector<double>   weights(routing.experts.size(), 1.0 / double(routing.n_used));
+    for (int64_t t = 0; t < routing.n_tokens && !routing.weights.empty(); t++) {
+        normalize_weights(&routing.weights[t * routing.n_used], routing.n_used, &weights[t * routing.n_used]);
+    }
+    for (const planned_use & use : layer_.plan.uses) {
+        std::map<int32_t, expert_usage> by_sequence;
+        for (const int32_t i : use.selections) {
+            const int32_t  sequence = layer_.rows[i / routing.n_used].sequence;
+            expert_usage & usage =
+                by_sequence.emplace(sequence, expert_usage{ use.id, uint32_t(sequence), use.tier, 0, 0.0 })
+                    .first->second;
+            usage.n_tokens++;
+            usage.weight += weights[i];
+        }
+        for (const auto & entry : by_sequence) {
+            policy_.on_use(entry.second);
+        }
+    }
+}
+
+// `output` is what the graph computed last: the experts' outputs when the last part is done.
+status moe_executor::end_layer(const ggml_tensor * output, inner_graph & inner) {
+    status s = flush(inner);
+    if (s.ok() && layer_.ids && output && (layer_.done & part_bit(PART_DOWN))) {
+        s = clear_skipped(output, inner); // what a bias has added to them
+        if (!layer_.is_ended) {
+            layer_.is_ended = true;
+            if (observer_) {
+                observer_(
+                    { layer_.routing, layer_.plan, layer_.rows, layer_.was_resident, layer_.router_input, output });
+            }
+            if (config_.renormalize && !layer_.routing.weights.empty()) {
+                renormalize(output);
+            }
+            if (prefetcher_) {
+                prefetcher_->end_layer(layer_.routing.layer);
+            }
+        }
+    }
+    return s;
 }
 
 //
@@ -226,7 +250,7 @@ void moe_executor::choose_tiers(const std::vector<int32_t> & ids, const std::vec
 //
 
 status moe_executor::run_stage(const stage & st, inner_graph & inner) {
-    if (plan_.n_tokens > 1) {
+    if (layer_.routing.n_tokens > 1) {
         const status s = flush(inner); // the scratch memory is one stage's
         if (!s.ok()) {
             return s;
@@ -235,7 +259,7 @@ status moe_executor::run_stage(const stage & st, inner_graph & inner) {
     if (!reserve(st, inner)) {
         return status::error(
             format("%s has no memory left for the rows of %lld tokens: use a smaller batch (--ubatch-size)",
-                   ggml_backend_name(inner.backend()), (long long) plan_.n_tokens));
+                   ggml_backend_name(inner.backend()), (long long) layer_.routing.n_tokens));
     }
     for (const ggml_tensor * matmul : st.matmuls) {
         const status s = clear_skipped(matmul, inner);
@@ -243,34 +267,39 @@ status moe_executor::run_stage(const stage & st, inner_graph & inner) {
             return s;
         }
     }
-    if (!held_.empty()) {
-        return run_wave(st, held_, inner);
-    }
+    return held_.empty() ? run_waves(st, inner) : run_wave(st, held_, inner);
+}
 
-    const bool first = plan_.done == st.parts;
-    size_t     next  = 0;
-    while (next < plan_.uses.size()) {
-        std::vector<const expert_use *> wave;
-        for (; next < plan_.uses.size() && cache_.acquire(plan_.uses[next].id, plan_.uses[next].tier); next++) {
-            wave.push_back(&plan_.uses[next]);
+status moe_executor::run_waves(const stage & st, inner_graph & inner) {
+    const std::vector<planned_use> & uses  = layer_.plan.uses;
+    const bool                       first = layer_.done == st.parts;
+    size_t                           next  = 0;
+    while (next < uses.size()) {
+        std::vector<const planned_use *> wave;
+        for (; next < uses.size() && cache_.acquire(uses[next].id, uses[next].tier); next++) {
+            wave.push_back(&uses[next]);
             cache_.request(wave.back()->id, wave.back()->tier, st.parts);
         }
-        GGML_ASSERT(!wave.empty()); // nothing is pinned between waves
+        if (wave.empty()) { // nothing is pinned between waves, but for reads that failed
+            GGML_ASSERT(!cache_.error().ok());
+            return cache_.error();
+        }
         stats_.waves++;
 
-        const bool whole_layer = first && wave.size() == plan_.uses.size();
+        const bool whole_layer = first && wave.size() == uses.size();
         if (whole_layer) {
             held_ = wave;
-            for (const expert_use * use : held_) {
-                cache_.request(use->id, use->tier, index_.layer(plan_.layer).parts);
+            for (const planned_use * use : held_) {
+                cache_.request(use->id, use->tier, index_.layer(layer_.routing.layer).parts);
             }
-            return run_wave(st, wave, inner);
+            const status s = look_ahead(inner);
+            return s.ok() ? run_wave(st, wave, inner) : s;
         }
         status s = run_wave(st, wave, inner);
         if (s.ok()) {
             s = flush(inner);
         }
-        for (const expert_use * use : wave) {
+        for (const planned_use * use : wave) {
             cache_.release(use->id, use->tier);
         }
         if (!s.ok()) {
@@ -280,10 +309,15 @@ status moe_executor::run_stage(const stage & st, inner_graph & inner) {
     return {};
 }
 
+// While the demanded experts are on their way.
+status moe_executor::look_ahead(inner_graph & inner) {
+    return prefetcher_ ? prefetcher_->look_ahead(layer_.routing.layer, layer_.router_input, inner.backend()) : status();
+}
+
 // Experts that have arrived are computed while the others are on their way.
-status moe_executor::run_wave(const stage & st, const std::vector<const expert_use *> & wave, inner_graph & inner) {
-    std::vector<const expert_use *> missing;
-    for (const expert_use * use : wave) {
+status moe_executor::run_wave(const stage & st, const std::vector<const planned_use *> & wave, inner_graph & inner) {
+    std::vector<const planned_use *> missing;
+    for (const planned_use * use : wave) {
         if (!cache_.arrived(use->id, use->tier, st.parts)) {
             missing.push_back(use);
             continue;
@@ -293,7 +327,7 @@ status moe_executor::run_wave(const stage & st, const std::vector<const expert_u
             return s;
         }
     }
-    for (const expert_use * use : missing) {
+    for (const planned_use * use : missing) {
         status s;
         if (!cache_.arrived(use->id, use->tier, st.parts)) {
             s = flush(inner);
@@ -311,7 +345,7 @@ status moe_executor::run_wave(const stage & st, const std::vector<const expert_u
     return {};
 }
 
-status moe_executor::add_products(const stage & st, const expert_use & use, inner_graph & inner) {
+status moe_executor::add_products(const stage & st, const planned_use & use, inner_graph & inner) {
     std::vector<int32_t> src_rows(use.selections.size());
     for (const ggml_tensor * matmul : st.matmuls) {
         if (inner.full()) {
@@ -323,13 +357,13 @@ status moe_executor::add_products(const stage & st, const expert_use & use, inne
         // the input has a row per token, or one per selection
         const ggml_tensor * src = matmul->src[1];
         for (size_t i = 0; i < src_rows.size(); i++) {
-            const int64_t token = use.selections[i] / plan_.n_used;
-            const int64_t rank  = use.selections[i] % plan_.n_used;
+            const int64_t token = use.selections[i] / layer_.routing.n_used;
+            const int64_t rank  = use.selections[i] % layer_.routing.n_used;
             src_rows[i]         = int32_t(token * src->ne[1] + rank % src->ne[1]);
         }
         const uint32_t            part   = expert_of(matmul).part;
-        const part_location &     at     = index_.locate(use.tier, plan_.layer, part, use.id.expert);
-        const matrix_shape &      shape  = index_.layer(plan_.layer).shapes[part];
+        const part_location &     at     = index_.locate(use.tier, layer_.routing.layer, part, use.id.expert);
+        const matrix_shape &      shape  = index_.layer(layer_.routing.layer).shapes[part];
         const inner_graph::matrix weight = { at.type, shape.n_in, shape.n_out, cache_.data(use.id, use.tier, part),
                                              cache_.buffer(use.tier) };
         inner.add_product(weight, src, src_rows, matmul, use.selections);
@@ -339,36 +373,66 @@ status moe_executor::add_products(const stage & st, const expert_use & use, inne
 
 bool moe_executor::reserve(const stage & st, inner_graph & inner) const {
     scratch_sizes sizes;
-    if (plan_.n_tokens > 1) {
+    if (layer_.routing.n_tokens > 1) {
         for (const ggml_tensor * matmul : st.matmuls) {
-            sizes.gathered = std::max(sizes.gathered, size_t(plan_.n_tokens * matmul->src[1]->ne[0]) * sizeof(float));
-            sizes.product  = std::max(sizes.product, size_t(plan_.n_tokens * matmul->ne[0]) * sizeof(float));
+            sizes.gathered =
+                std::max(sizes.gathered, size_t(layer_.routing.n_tokens * matmul->src[1]->ne[0]) * sizeof(float));
+            sizes.product = std::max(sizes.product, size_t(layer_.routing.n_tokens * matmul->ne[0]) * sizeof(float));
         }
-        sizes.rows = inner_graph::row_numbers_per_row * st.matmuls.size() * size_t(plan_.n_tokens * plan_.n_used);
+        sizes.rows = inner_graph::row_numbers_per_row * st.matmuls.size() *
+                     size_t(layer_.routing.n_tokens * layer_.routing.n_used);
     }
     return inner.reserve(sizes);
 }
 
 // A skipped expert adds nothing to its token.
 status moe_executor::clear_skipped(const ggml_tensor * tensor, inner_graph & inner) {
-    if (plan_.skipped.empty()) {
+    if (layer_.plan.skipped.empty()) {
         return {};
     }
-    GGML_ASSERT(ggml_nrows(tensor) == plan_.n_tokens * plan_.n_used);
+    GGML_ASSERT(ggml_nrows(tensor) == layer_.routing.n_tokens * layer_.routing.n_used);
     // what was added so far may still read this memory
     const status s = flush(inner);
     if (!s.ok()) {
         return s;
     }
-    for (const int32_t row : plan_.skipped) {
+    for (const int32_t row : layer_.plan.skipped) {
         ggml_backend_tensor_memset(const_cast<ggml_tensor *>(tensor), 0, row * tensor->nb[1],
                                    tensor->ne[0] * sizeof(float));
     }
     return {};
 }
 
+// The weights of the experts that a token keeps are applied after us: their outputs grow instead.
+void moe_executor::renormalize(const ggml_tensor * output) const {
+    const layer_routing & routing = layer_.routing;
+    std::vector<float>    row(output->ne[0]);
+    std::set<int64_t>     tokens;
+    for (const int32_t i : layer_.plan.skipped) {
+        tokens.insert(i / routing.n_used);
+    }
+    for (const int64_t t : tokens) {
+        double all  = 0.0;
+        double kept = 0.0;
+        for (int64_t i = t * routing.n_used; i < (t + 1) * routing.n_used; i++) {
+            all  += routing.weights[i];
+            kept += layer_.plan.precisions[i] == PRECISION_SKIP ? 0.0 : routing.weights[i];
+        }
+        if (!(kept > 0.0)) {
+            continue;
+        }
+        const float factor = float(all / kept);
+        for (int64_t i = t * routing.n_used; i < (t + 1) * routing.n_used; i++) {
+            ggml_backend_tensor_get(output, row.data(), i * output->nb[1], row.size() * sizeof(float));
+            std::transform(row.begin(), row.end(), row.begin(), [&](float x) { return x * factor; });
+            ggml_backend_tensor_set(const_cast<ggml_tensor *>(output), row.data(), i * output->nb[1],
+                                    row.size() * sizeof(float));
+        }
+    }
+}
+
 void moe_executor::release_held() {
-    for (const expert_use * use : held_) {
+    for (const planned_use * use : held_) {
         cache_.release(use->id, use->tier);
     }
     held_.clear();

@@ -1,17 +1,31 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include "batch-info.h"
 #include "expert-cache.h"
 #include "expert-index.h"
 #include "inner-graph.h"
-#include "scorer.h"
+#include "layer-plan.h"
+#include "prefetcher.h"
 #include "stats.h"
 #include "status.h"
 
 #include <cstdint>
+#include <functional>
+#include <random>
 #include <vector>
 
 namespace hobbit {
+
+// What was done for one layer and batch. Valid during the call that hands it out.
+struct layer_report {
+    const layer_routing &                routing;
+    const layer_plan &                   plan;
+    const std::vector<batch_info::row> & rows;         // [n_tokens]
+    const std::vector<uint8_t> &         was_resident; // [selection], one bit per tier, before anything was loaded
+    const ggml_tensor *                  router_input; // of the outer graph, null where it is not known
+    const ggml_tensor *                  output;       // [n_out, n_used, n_tokens], before skipped weight is made up
+};
 
 // Runs the part of an outer graph that belongs to the experts of a layer: decides what each missing expert is worth
 // (Eq. 2), brings the experts into the cache, and multiplies on the compute device what has arrived while the rest is
@@ -21,30 +35,38 @@ namespace hobbit {
 // follows.
 class moe_executor {
   public:
-    // All must outlive the executor.
-    moe_executor(const expert_index & index, expert_cache & cache, const score_thresholds & thresholds, stats & stats);
+    struct config {
+        plan_rules rules;
+        bool       renormalize = false; // the weight of skipped experts goes to the others of their token
+    };
 
-    // A MUL_MAT_ID is over experts: its src[0]->extra is an expert_tensor, its src[3], where present, holds the
-    // router's weights. Every other operation is repeated as it is.
+    // All must outlive the executor; prefetcher may be null.
+    moe_executor(const expert_index & index, expert_cache & cache, cache_policy & policy, prefetcher * prefetcher,
+                 const config & how, stats & stats);
+
+    void begin_batch(const batch_info & batch) { batch_ = batch; }
+
+    void set_thresholds(const score_thresholds & thresholds) { config_.rules.thresholds = thresholds; }
+
+    // Told of every layer that was computed; an empty function ends it.
+    void set_observer(std::function<void(const layer_report &)> observer) { observer_ = std::move(observer); }
+
+    // A MUL_MAT_ID is over experts: its src[0]->extra is an expert_tensor; src[3], where present, holds the router's
+    // weights; src[4], which one of a layer's first matmuls may have, the router's input. Every other operation is
+    // repeated as it is.
     status compute(ggml_cgraph * graph, inner_graph & inner);
 
   private:
-    // An expert of the layer in hand and the (token, rank) pairs that selected it, numbered token * n_used + rank.
-    struct expert_use {
-        expert_id            id;
-        uint32_t             tier;
-        std::vector<int32_t> selections;
-    };
-
-    // What is decided once per layer and batch, for all its matmuls.
-    struct layer_plan {
-        const ggml_tensor *     ids = nullptr;
-        uint32_t                layer;
-        int64_t                 n_used;
-        int64_t                 n_tokens;
-        uint32_t                done; // parts computed
-        std::vector<expert_use> uses;
-        std::vector<int32_t>    skipped; // selections
+    // The layer in hand: what is decided once per batch, for all its matmuls.
+    struct layer_state {
+        const ggml_tensor *          ids          = nullptr; // null: none
+        const ggml_tensor *          router_input = nullptr;
+        uint32_t                     done         = 0; // parts computed
+        bool                         is_ended     = false;
+        layer_routing                routing;
+        layer_plan                   plan;
+        std::vector<batch_info::row> rows;
+        std::vector<uint8_t>         was_resident; // see layer_report
     };
 
     // Matmuls of one layer that can run at once.
@@ -54,28 +76,39 @@ class moe_executor {
     };
 
     static stage next_stage(ggml_cgraph * graph, int first, int & end);
-    status       plan_layer(const stage & s, inner_graph & inner);
-    status read_selection(const ggml_tensor * matmul, std::vector<int32_t> & ids, std::vector<float> & weights) const;
-    void   choose_tiers(const std::vector<int32_t> & ids, const std::vector<precision> & worth);
+
+    status begin_layer(const stage & s, const ggml_tensor * last, inner_graph & inner);
+    status read_routing(const ggml_tensor * matmul, layer_routing & routing) const;
+    void   plan();
+    void   record_use();
+    status end_layer(const ggml_tensor * output, inner_graph & inner);
 
     status run_stage(const stage & s, inner_graph & inner);
-    status run_wave(const stage & s, const std::vector<const expert_use *> & wave, inner_graph & inner);
-    status add_products(const stage & s, const expert_use & use, inner_graph & inner);
+    status run_waves(const stage & s, inner_graph & inner);
+    status look_ahead(inner_graph & inner);
+    status run_wave(const stage & s, const std::vector<const planned_use *> & wave, inner_graph & inner);
+    status add_products(const stage & s, const planned_use & use, inner_graph & inner);
     status clear_skipped(const ggml_tensor * tensor, inner_graph & inner);
+    void   renormalize(const ggml_tensor * output) const;
     void   release_held();
 
     status run(ggml_cgraph * graph, inner_graph & inner);
     status flush(inner_graph & inner);
     bool   reserve(const stage & s, inner_graph & inner) const;
 
-    const expert_index &   index_;
-    expert_cache &         cache_;
-    const score_thresholds thresholds_;
-    stats &                stats_;
+    const expert_index & index_;
+    expert_cache &       cache_;
+    cache_policy &       policy_;
+    prefetcher *         prefetcher_;
+    config               config_;
+    stats &              stats_;
 
-    layer_plan                      plan_;
-    std::vector<const expert_use *> held_; // pinned until the layer is done
-    status                          error_;
+    batch_info                                batch_;
+    std::function<void(const layer_report &)> observer_;
+    std::mt19937_64                           generator_; // of random rules
+    layer_state                               layer_;
+    std::vector<const planned_use *>          held_; // pinned until the layer is done
+    status                                    error_;
 };
 
 } // namespace hobbit

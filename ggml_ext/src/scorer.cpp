@@ -37,4 +37,11 @@ void score_experts(const float * weights, size_t n, const score_thresholds & thr
     }
 }
 
+precision serve(precision worth, bool high_is_resident, bool low_is_resident) {
+    if (worth == PRECISION_HIGH || high_is_resident) {
+        return PRECISION_HIGH;
+    }
+    return low_is_resident ? PRECISION_LOW : worth;
+}
+
 } // namespace hobbit

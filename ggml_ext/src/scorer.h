@@ -21,4 +21,7 @@ struct score_thresholds {
 // out[i] belongs to weights[i]. Pure.
 void score_experts(const float * weights, size_t n, const score_thresholds & thresholds, precision * out);
 
+// What serves an expert of that worth: a resident version at least as good, the high one first, else what it is worth.
+precision serve(precision worth, bool high_is_resident, bool low_is_resident);
+
 } // namespace hobbit

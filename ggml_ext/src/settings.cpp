@@ -6,18 +6,40 @@
 
 namespace hobbit {
 
-static constexpr double MAX_BYTES = 1e18; // of any size, and of any other number
+static constexpr double   MAX_BYTES    = 1e18; // of any size, and of any other number
+static constexpr uint32_t MAX_PREFETCH = 4;
+
+static constexpr const char * WEIGHT_KEYS[] = { "hobbit.w_lru", "hobbit.w_lfu", "hobbit.w_lhu", "hobbit.w_fld" };
 
 const std::vector<const char *> & stored_setting_keys() {
-    static const std::vector<const char *> keys = { "hobbit.t1", "hobbit.t2", "hobbit.low_share" };
+    static const std::vector<const char *> keys = {
+        "hobbit.t1",    "hobbit.t2",    "hobbit.low_share", "hobbit.renormalize", "hobbit.prefetch",
+        "hobbit.w_lru", "hobbit.w_lfu", "hobbit.w_lhu",     "hobbit.w_fld",
+    };
     return keys;
 }
 
-static status number_of(const hobbit_setting & given, double & value) {
-    if (given.kind == HOBBIT_SETTING_STRING) {
-        return status::error(format("setting %s takes a number, not the text '%s'", given.key, given.s));
+static bool is_weight(const std::string & key) {
+    return std::find(std::begin(WEIGHT_KEYS), std::end(WEIGHT_KEYS), key) != std::end(WEIGHT_KEYS);
+}
+
+// Numbers that change what is computed or how fast, and that calibration may find.
+status settings::apply_calibrated(const std::string & key, double value) {
+    if (key == "hobbit.low_share") {
+        low_share = value;
+    } else if (key == "hobbit.t1") {
+        thresholds.t1 = value;
+    } else if (key == "hobbit.t2") {
+        thresholds.t2 = value;
+    } else if (key == "hobbit.renormalize") {
+        renormalize = value != 0;
+    } else if (key == "hobbit.prefetch") {
+        prefetch = uint32_t(std::min(value, 1e6)); // check() has the real bound
+    } else if (is_weight(key)) {
+        weights[std::find(std::begin(WEIGHT_KEYS), std::end(WEIGHT_KEYS), key) - std::begin(WEIGHT_KEYS)] = value;
+    } else {
+        return status::error(format("unknown setting %s", key.c_str()));
     }
-    value = given.kind == HOBBIT_SETTING_FLOAT ? given.f : double(given.i);
     return {};
 }
 
@@ -30,70 +52,87 @@ status settings::apply_number(const std::string & key, double value) {
     }
     if (key == "hobbit.enable") {
         enable = value != 0;
+    } else if (key == "hobbit.calibrated") {
+        calibrated = value != 0;
+    } else if (key == "hobbit.strict") {
+        strict = value != 0;
     } else if (key == "hobbit.memory") {
-        memory       = uint64_t(value);
-        given_memory = true;
+        memory = uint64_t(value);
     } else if (key == "hobbit.pools") {
-        pools        = uint64_t(value);
-        given_memory = true;
-    } else if (key == "hobbit.low_share") {
-        low_share        = value;
-        given_low_share_ = true;
-    } else if (key == "hobbit.t1") {
-        thresholds.t1    = value;
-        given_thresholds = given_t1_ = true;
-    } else if (key == "hobbit.t2") {
-        thresholds.t2    = value;
-        given_thresholds = true;
+        pools = uint64_t(value);
     } else if (key == "hobbit.io_threads") {
         io_threads = uint32_t(std::min(value, 1e6)); // check() has the real bound
     } else {
-        return status::error(format("unknown setting %s", key.c_str()));
+        if (is_weight(key) &&
+            std::none_of(std::begin(WEIGHT_KEYS), std::end(WEIGHT_KEYS), [&](const char * k) { return is_given(k); })) {
+            weights = {}; // who gives one of them means all
+        }
+        return apply_calibrated(key, value);
+    }
+    return {};
+}
+
+status settings::apply_text(const std::string & key, const char * value) {
+    if (key == "hobbit.sidecar") {
+        sidecar = value;
+    } else if (key == "hobbit.trace") {
+        trace = value;
+    } else if (key == "hobbit.policy") {
+        policy = value;
+    } else if (key == "hobbit.scorer" && (value == std::string("gate") || value == std::string("random"))) {
+        random = value == std::string("random");
+    } else if (key == "hobbit.scorer") {
+        return status::error(format("setting hobbit.scorer is 'gate' or 'random', not '%s'", value));
+    } else {
+        return status::error(format("setting %s takes a number, not the text '%s'", key.c_str(), value));
     }
     return {};
 }
 
 status settings::apply(const hobbit_setting * given, size_t n_given) {
+    static const std::set<std::string> texts = { "hobbit.sidecar", "hobbit.trace", "hobbit.policy", "hobbit.scorer" };
     for (size_t i = 0; i < n_given; i++) {
-        const std::string key = given[i].key;
-        if (key == "hobbit.sidecar") {
-            if (given[i].kind != HOBBIT_SETTING_STRING) {
-                return status::error("setting hobbit.sidecar takes a file name");
-            }
-            sidecar = given[i].s;
-            continue;
-        }
-        if (key == "hobbit.tag") {
-            if (given[i].kind != HOBBIT_SETTING_INT) {
-                return status::error("setting hobbit.tag takes a whole number");
-            }
-            tag = given[i].i; // all 64 bits of it
-            continue;
-        }
-        double value = 0;
-        status s     = number_of(given[i], value);
-        if (s.ok()) {
-            s = apply_number(key, value);
+        const hobbit_setting & setting = given[i];
+        const std::string      key     = setting.key;
+        status                 s;
+        if (setting.kind == HOBBIT_SETTING_STRING) {
+            s = apply_text(key, setting.s);
+        } else if (texts.count(key)) {
+            s = status::error(format("setting %s takes a text", key.c_str()));
+        } else if (key == "hobbit.tag" && setting.kind == HOBBIT_SETTING_INT) {
+            tag = setting.i; // all 64 bits of it
+        } else if (key == "hobbit.tag") {
+            s = status::error("setting hobbit.tag takes a whole number");
+        } else {
+            s = apply_number(key, setting.kind == HOBBIT_SETTING_FLOAT ? setting.f : double(setting.i));
         }
         if (!s.ok()) {
             return s;
         }
+        given_.insert(key);
     }
-    if (given_thresholds && !given_t1_) {
+    if (is_given("hobbit.t2") && !is_given("hobbit.t1")) {
         thresholds.t1 = std::min(1.0, thresholds.t2);
     }
     return check();
 }
 
-status settings::apply_stored(const std::vector<std::pair<std::string, double>> & stored) {
-    for (const auto & [key, value] : stored) {
-        if (key == "hobbit.low_share" && !given_low_share_) {
-            low_share = value;
-        } else if (key == "hobbit.t1" && !given_thresholds) {
-            thresholds.t1 = value;
-        } else if (key == "hobbit.t2" && !given_thresholds) {
-            thresholds.t2 = value;
+status settings::apply_stored(const stored_settings & stored) {
+    const bool given_thresholds = is_given("hobbit.t1") || is_given("hobbit.t2");
+    const bool given_policy = is_given("hobbit.policy") || std::any_of(std::begin(WEIGHT_KEYS), std::end(WEIGHT_KEYS),
+                                                                       [&](const char * k) { return is_given(k); });
+    for (const auto & [key, value] : stored.numbers) {
+        const bool is_threshold = key == "hobbit.t1" || key == "hobbit.t2";
+        if (is_given(key) || (is_threshold && given_thresholds) || (is_weight(key) && given_policy)) {
+            continue;
         }
+        const status s = apply_calibrated(key, value);
+        if (!s.ok()) {
+            return s;
+        }
+    }
+    if (!stored.policy.empty() && !given_policy) {
+        policy = stored.policy;
     }
     return check();
 }
@@ -114,6 +153,26 @@ status settings::check() const {
     }
     if (low_share > 1.0) {
         return status::error(format("low_share (%g) must not be above 1", low_share));
+    }
+    const auto & names = policy_names();
+    if (std::find(names.begin(), names.end(), policy) == names.end()) {
+        std::string all;
+        for (const std::string & name : names) {
+            all += (all.empty() ? "" : ", ") + name;
+        }
+        return status::error(format("there is no eviction policy '%s': choose one of %s", policy.c_str(), all.c_str()));
+    }
+    double sum = 0;
+    for (const double w : weights) {
+        sum += w >= 0 ? w : NAN;
+    }
+    if (!(std::fabs(sum - 1.0) < 1e-6)) {
+        return status::error(format("the weights w_lru, w_lfu, w_lhu and w_fld sum to %g: they must sum to 1, none of "
+                                    "them negative",
+                                    sum));
+    }
+    if (prefetch > MAX_PREFETCH) {
+        return status::error(format("prefetch (%u) looks at most %u layers ahead", prefetch, MAX_PREFETCH));
     }
     if (io_threads < 1 || io_threads > 256) {
         return status::error(format("io_threads (%u) must lie between 1 and 256", io_threads));

@@ -1,52 +1,71 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include "cache-policy.h"
 #include "hobbit.h"
 #include "scorer.h"
 #include "status.h"
 
+#include <array>
 #include <cstdint>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 namespace hobbit {
 
+// What a model file, its sidecar or its calibration stores, a later value of a key standing behind an earlier one.
+struct stored_settings {
+    std::vector<std::pair<std::string, double>> numbers;
+    std::string                                 policy; // empty: none
+};
+
 // Settings of one model, meaning as listed at struct hobbit_setting.
 struct settings {
     // behaviour
-    bool             enable = false;
+    bool             enable     = false;
+    bool             calibrated = true; // a calibration beside the model counts
     score_thresholds thresholds;
+    bool             renormalize = false;
+    bool             strict      = false;
+    bool             random      = false; // hobbit.scorer
     std::string      sidecar;
+    std::string      trace;
     int64_t          tag = 0;
 
     // performance
-    uint64_t memory     = 0;    // 0: computed
-    uint64_t pools      = 0;    // 0: follows from memory
-    double   low_share  = -1.0; // negative: follows from the thresholds
-    uint32_t io_threads = 4;
+    std::string           policy     = "lru";
+    std::array<double, 4> weights    = policy_options().weights;
+    uint32_t              prefetch   = 0;
+    uint64_t              memory     = 0;    // 0: computed
+    uint64_t              pools      = 0;    // 0: follows from memory
+    double                low_share  = -1.0; // negative: follows from the thresholds
+    uint32_t              io_threads = 4;
 
     // Applies the caller's settings; an unknown key or a value out of range is an error.
     status apply(const hobbit_setting * given, size_t n_given);
 
-    // Fills in what a model file stores, where the caller gave nothing.
-    status apply_stored(const std::vector<std::pair<std::string, double>> & stored);
+    // Fills in what is stored, where the caller gave nothing.
+    status apply_stored(const stored_settings & stored);
 
     // Whether the caller asked for the cache, expressly or by one of its sizes or thresholds.
-    bool asked() const { return enable || given_memory || given_thresholds || !sidecar.empty(); }
-
-    bool given_memory     = false;
-    bool given_thresholds = false;
+    bool asked() const {
+        return enable || is_given("hobbit.memory") || is_given("hobbit.pools") || is_given("hobbit.t1") ||
+               is_given("hobbit.t2") || !sidecar.empty();
+    }
 
   private:
+    bool   is_given(const std::string & key) const { return given_.count(key) > 0; }
+    status apply_text(const std::string & key, const char * value);
     status apply_number(const std::string & key, double value);
+    status apply_calibrated(const std::string & key, double value);
     status check() const;
 
-    bool given_low_share_ = false;
-    bool given_t1_        = false;
+    std::set<std::string> given_; // keys
 };
 
-// Keys that a model file may store.
+// Numbers that a model file may store; beside them hobbit.policy.
 const std::vector<const char *> & stored_setting_keys();
 
 } // namespace hobbit

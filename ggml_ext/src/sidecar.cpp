@@ -36,12 +36,12 @@ static bool has_split_suffix(const std::string & name) {
                       [](char p, char c) { return p == 'N' ? c >= '0' && c <= '9' : c == p; });
 }
 
-std::string sidecar_default_path(const std::string & model_path) {
+std::string beside_model(const std::string & model_path, const char * suffix) {
     std::string name = model_path;
     if (remove_suffix(name, ".gguf") && has_split_suffix(name)) {
         name.resize(name.rfind("-of-") - strlen("-NNNNN"));
     }
-    return name + ".hobbit.gguf";
+    return name + suffix;
 }
 
 // FNV-1a, 64 bits

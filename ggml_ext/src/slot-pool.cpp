@@ -11,10 +11,9 @@ slot_pool::~slot_pool() {
 }
 
 status slot_pool::allocate(ggml_backend_buffer_type_t buft, size_t slot_size, uint32_t n_slots) {
-    GGML_ASSERT(n_free() == n_slots_ && n_slots > 0 && slot_size % file_reader::alignment == 0);
+    GGML_ASSERT(n_slots > 0 && slot_size % file_reader::alignment == 0);
     ggml_backend_buffer_free(buffer_);
     n_slots_ = 0;
-    free_.clear();
 
     const size_t size = slot_size * n_slots;
     buffer_           = ggml_backend_buft_alloc_buffer(buft, size + file_reader::alignment);
@@ -26,22 +25,7 @@ status slot_pool::allocate(ggml_backend_buffer_type_t buft, size_t slot_size, ui
     base_      += (file_reader::alignment - uintptr_t(base_) % file_reader::alignment) % file_reader::alignment;
     slot_size_  = slot_size;
     n_slots_    = n_slots;
-    for (uint32_t slot = n_slots; slot > 0; slot--) {
-        free_.push_back(slot - 1);
-    }
     return {};
-}
-
-uint32_t slot_pool::take() {
-    GGML_ASSERT(!free_.empty());
-    const uint32_t slot = free_.back();
-    free_.pop_back();
-    return slot;
-}
-
-void slot_pool::give(uint32_t slot) {
-    GGML_ASSERT(slot < n_slots_ && free_.size() < n_slots_);
-    free_.push_back(slot);
 }
 
 } // namespace hobbit

@@ -6,11 +6,10 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
 namespace hobbit {
 
-// Equal slots for the experts of one tier, in one buffer of a device, and the list of those free. Knows no experts.
+// The memory of equal slots for the experts of one tier, in one buffer of a device. Knows no experts.
 //
 // Thread-safety: none, but different slots' memory may be used at once.
 class slot_pool {
@@ -22,16 +21,11 @@ class slot_pool {
     slot_pool & operator=(const slot_pool &) = delete;
 
     // Every slot starts at a multiple of file_reader::alignment, of which slot_size is a multiple.
-    // REQUIRES: no slot is taken, n_slots > 0.
+    // REQUIRES: n_slots > 0, and nobody uses what an earlier call allocated.
     status allocate(ggml_backend_buffer_type_t buft, size_t slot_size, uint32_t n_slots);
 
     uint32_t n_slots() const { return n_slots_; }
     size_t   slot_size() const { return slot_size_; }
-    uint32_t n_free() const { return uint32_t(free_.size()); }
-
-    // REQUIRES: n_free() > 0. The slot stays taken until given back.
-    uint32_t take();
-    void     give(uint32_t slot);
 
     char *                data(uint32_t slot) const { return base_ + size_t(slot) * slot_size_; }
     ggml_backend_buffer_t buffer() const { return buffer_; }
@@ -41,7 +35,6 @@ class slot_pool {
     char *                base_      = nullptr;
     size_t                slot_size_ = 0;
     uint32_t              n_slots_   = 0;
-    std::vector<uint32_t> free_;
 };
 
 } // namespace hobbit

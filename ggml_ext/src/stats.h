@@ -20,7 +20,16 @@ struct stats {
     counter                bytes_read{ 0 };
     counter                layers_computed{ 0 };
     counter                waves{ 0 };
+    counter                predicted{ 0 };
+    counter                predicted_right{ 0 };
+    counter                prefetched{ 0 };
+    counter                prefetched_used{ 0 };
+    counter                bytes_prefetched{ 0 };
+    counter                prefetch_pauses{ 0 };
+    std::atomic<bool>      prefetch_active{ false };
     counter                stall_ns{ 0 };
+    counter                disk_demand_ns{ 0 };
+    counter                compute_ns{ 0 };
 };
 
 } // namespace hobbit

@@ -1,231 +1,276 @@
 // SPDX-License-Identifier: MIT
 #include "cache-policy.h"
 
-#include <algorithm>
+#include "expert-index.h"
+#include "usage-records.h"
+
 #include <doctest/doctest.h>
-#include <iterator>
-#include <list>
-#include <map>
-#include <random>
+#include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
 using namespace hobbit;
 
-using trace = std::vector<expert_id>;
+using weights = std::array<double, 4>;
 
-// A cache of nothing: drives a policy as the expert cache does, without memory or files. `group` uses in a row belong
-// together, as the experts of one layer do: those present come first, and none of them makes room for another.
-// One letter per use in the order of handling: h or m.
-static std::string simulate(cache_policy & policy, size_t capacity, const trace & uses, size_t group = 1) {
-    std::string outcome;
-    trace       resident;
-    const auto  is_resident = [&](const expert_id & id) {
-        return std::find(resident.begin(), resident.end(), id) != resident.end();
-    };
-    for (size_t first = 0; first < uses.size(); first += group) {
-        trace together(uses.begin() + ptrdiff_t(first), uses.begin() + ptrdiff_t(first + group));
-        std::stable_partition(together.begin(), together.end(), is_resident);
-        for (const expert_id & id : together) {
-            outcome += is_resident(id) ? 'h' : 'm';
-            if (!is_resident(id)) {
-                if (resident.size() == capacity) {
-                    trace evictable;
-                    std::copy_if(resident.begin(), resident.end(), std::back_inserter(evictable), [&](const auto & r) {
-                        return std::find(together.begin(), together.end(), r) == together.end();
-                    });
-                    const size_t victim = policy.pick_victim(evictable, id.layer);
-                    REQUIRE(victim < evictable.size());
-                    policy.on_evict(evictable[victim]);
-                    resident.erase(std::find(resident.begin(), resident.end(), evictable[victim]));
-                }
-                policy.on_insert(id);
-                resident.push_back(id);
-            }
-            policy.on_use(id);
-        }
+static std::unique_ptr<cache_policy> make(const std::string & name, const weights & w = { 0.25, 0.25, 0.25, 0.25 },
+                                          uint64_t seed = 0) {
+    policy_options options;
+    options.name      = name;
+    options.weights   = w;
+    options.n_layers  = 4;
+    options.n_experts = 8;
+    options.n_used    = 2;
+    options.seed      = seed;
+    auto policy       = make_policy(options);
+    REQUIRE(policy);
+    return policy;
+}
+
+static expert_usage use(uint32_t layer, uint32_t expert, uint32_t tier = TIER_HIGH, uint32_t n_tokens = 1,
+                        uint32_t sequence = 0) {
+    return { { layer, expert }, sequence, tier, n_tokens, 0.5 * n_tokens };
+}
+
+// One token of sequence 0 that uses these.
+static void run_token(cache_policy & policy, const std::vector<expert_usage> & uses) {
+    policy.begin_tokens(0, 1);
+    for (const expert_usage & u : uses) {
+        policy.on_use(u);
     }
-    return outcome;
 }
 
-static size_t hits(const std::string & outcome) {
-    return size_t(std::count(outcome.begin(), outcome.end(), 'h'));
+static double value(cache_policy & policy, uint32_t layer, uint32_t expert, uint32_t running = 0,
+                    uint32_t tier = TIER_HIGH) {
+    return policy.value({ layer, expert }, tier, running);
 }
 
-// LRU with floors as its definition reads, by lists: the first in order of last use that no floor protects, else the
-// first.
-static std::string simulate_naively(size_t capacity, uint32_t floor, const trace & uses) {
-    std::string          outcome;
-    std::list<expert_id> by_last_use;
-    for (const expert_id & id : uses) {
-        const auto found  = std::find(by_last_use.begin(), by_last_use.end(), id);
-        outcome          += found != by_last_use.end() ? 'h' : 'm';
-        if (found != by_last_use.end()) {
-            by_last_use.erase(found);
-        } else if (by_last_use.size() == capacity) {
-            std::map<uint32_t, uint32_t> held;
-            for (const expert_id & other : by_last_use) {
-                held[other.layer]++;
-            }
-            const auto victim = std::find_if(by_last_use.begin(), by_last_use.end(), [&](const expert_id & other) {
-                return other.layer == id.layer || held[other.layer] > floor;
-            });
-            by_last_use.erase(victim != by_last_use.end() ? victim : by_last_use.begin());
-        }
-        by_last_use.push_back(id);
+TEST_CASE("every listed name makes a policy, and no other name does") {
+    std::set<std::string> names;
+    for (const std::string & name : policy_names()) {
+        CAPTURE(name);
+        CHECK(make(name) != nullptr);
+        names.insert(name);
     }
-    return outcome;
+    CHECK(names.size() == policy_names().size());
+    for (const char * name : { "lru", "lfu", "lhu", "fld", "random", "hobbit", "moe-infinity", "edgemoe" }) {
+        CHECK(names.count(name) == 1);
+    }
+    policy_options unknown;
+    for (const char * name : { "", "LRU", "belady", "lru " }) {
+        unknown.name = name;
+        CHECK(make_policy(unknown) == nullptr);
+    }
 }
 
-// Belady's optimum: evicts what is used again last.
-static size_t most_hits(size_t capacity, const trace & uses) {
-    size_t n = 0;
-    trace  resident;
-    for (size_t now = 0; now < uses.size(); now++) {
-        if (std::find(resident.begin(), resident.end(), uses[now]) != resident.end()) {
-            n++;
+TEST_CASE("every policy values an expert that was never used no higher than the same one after its use") {
+    for (const std::string & name : policy_names()) {
+        if (name == "random") {
             continue;
         }
-        if (resident.size() == capacity) {
-            const auto next_use = [&](const expert_id & id) {
-                return std::find(uses.begin() + ptrdiff_t(now), uses.end(), id) - uses.begin();
-            };
-            resident.erase(std::max_element(resident.begin(), resident.end(),
-                                            [&](const auto & a, const auto & b) { return next_use(a) < next_use(b); }));
-        }
-        resident.push_back(uses[now]);
-    }
-    return n;
-}
-
-// What decoding looks like: each token passes through all layers and takes n_used experts of each, some more often.
-static trace random_tokens(std::mt19937 & random, uint32_t n_layers, uint32_t n_experts, uint32_t n_used,
-                           int n_tokens) {
-    trace uses;
-    for (int token = 0; token < n_tokens; token++) {
-        for (uint32_t layer = 0; layer < n_layers; layer++) {
-            for (uint32_t k = 0; k < n_used; k++) {
-                const uint32_t low = std::min(random() % n_experts, random() % n_experts);
-                uses.push_back({ layer, low });
-            }
-        }
-    }
-    return uses;
-}
-
-TEST_CASE("the least recently used expert leaves") {
-    lru_policy policy(1, 4, 0);
-    // capacity 2, one layer: 0 m, 1 m, 0 h, 2 m (1 leaves), 0 h, 1 m (2 leaves), 2 m (0 leaves), 1 h
-    const trace uses = { { 0, 0 }, { 0, 1 }, { 0, 0 }, { 0, 2 }, { 0, 0 }, { 0, 1 }, { 0, 2 }, { 0, 1 } };
-    CHECK(simulate(policy, 2, uses) == "mmhmhmmh");
-}
-
-TEST_CASE("a layer at its floor loses nothing to another layer") {
-    lru_policy policy(2, 4, 1);
-    // capacity 3, floor 1. 0.0 m, 1.0 m, 1.1 m; 1.2 m: layer 0 is at its floor, 1.0 leaves although 0.0 is older;
-    // 0.0 h; 1.1 h; 0.1 m: layer 1 holds 1.1 and 1.2, 1.2 is older and leaves; 1.1 h; 0.0 h
-    const trace uses = { { 0, 0 }, { 1, 0 }, { 1, 1 }, { 1, 2 }, { 0, 0 }, { 1, 1 }, { 0, 1 }, { 1, 1 }, { 0, 0 } };
-    CHECK(simulate(policy, 3, uses) == "mmmmhhmhh");
-}
-
-TEST_CASE("a layer's own experts are never protected from it") {
-    lru_policy policy(2, 4, 2);
-    // capacity 4, both layers at their floor of 2: 0.2 replaces 0.0 (its layer's oldest), 1.0 and 1.1 stay
-    const trace uses = { { 0, 0 }, { 0, 1 }, { 1, 0 }, { 1, 1 }, { 0, 2 }, { 1, 0 }, { 1, 1 }, { 0, 1 }, { 0, 0 } };
-    CHECK(simulate(policy, 4, uses) == "mmmmmhhhm");
-}
-
-TEST_CASE("where everything is protected the least recently used leaves all the same") {
-    lru_policy policy(3, 2, 1);
-    // capacity 2, floor 1: 2.0 finds only layers at their floor: 0.0, the oldest, leaves
-    const trace uses = { { 0, 0 }, { 1, 0 }, { 2, 0 }, { 1, 0 }, { 0, 0 } };
-    CHECK(simulate(policy, 2, uses) == "mmmhm");
-}
-
-TEST_CASE("a cycle longer than the pool never hits without floors, and hits with them") {
-    // 4 layers that use their experts 0 and 1 in every token, five tokens: a cycle of 8 for a pool of 5
-    const trace token = { { 0, 0 }, { 0, 1 }, { 1, 0 }, { 1, 1 }, { 2, 0 }, { 2, 1 }, { 3, 0 }, { 3, 1 } };
-    trace       uses;
-    for (int i = 0; i < 5; i++) {
-        uses.insert(uses.end(), token.begin(), token.end());
-    }
-    lru_policy no_floor(4, 2, 0);
-    CHECK(hits(simulate(no_floor, 5, uses, 2)) == 0);
-
-    // Floor 1. First token: 0.0 0.1 1.0 1.1 2.0 fill the pool; 2.1 replaces 0.0, 3.0 replaces 1.0 (layer 0 is at its
-    // floor), 3.1 replaces 2.0: left are 0.1 1.1 2.1 3.0 3.1. Second token: 0.1 hits, 0.0 replaces 3.0; 1.1 hits, 1.0
-    // replaces 0.1; 2.1 hits, 2.0 replaces 1.1; 3.1 hits, 3.0 replaces 2.1. Every layer holds one again, and so on.
-    lru_policy with_floor(4, 2, 1);
-    CHECK(simulate(with_floor, 5, uses, 2) == "mmmmmmmm"
-                                              "hmhmhmhm"
-                                              "hmhmhmhm"
-                                              "hmhmhmhm"
-                                              "hmhmhmhm");
-}
-
-TEST_CASE("capacity 1 hits only on repetition") {
-    lru_policy  policy(2, 2, 0);
-    const trace uses = { { 0, 0 }, { 0, 0 }, { 1, 0 }, { 0, 0 }, { 0, 0 }, { 0, 1 } };
-    CHECK(simulate(policy, 1, uses) == "mhmmhm");
-}
-
-TEST_CASE("the even floor leaves a layer at work room for all that it uses") {
-    CHECK(even_floor(100, 10, 8) == 8); // no more than one token needs
-    CHECK(even_floor(80, 10, 8) == 8);  // 9 * 8 + 8
-    CHECK(even_floor(79, 10, 8) == 7);
-    CHECK(even_floor(50, 10, 8) == 4); // 9 * 5 + 8 would be 53
-    CHECK(even_floor(9, 10, 8) == 0);
-    CHECK(even_floor(4, 10, 8) == 0);
-    CHECK(even_floor(5, 1, 8) == 8);
-}
-
-TEST_CASE("any pool that can keep an expert of every layer hits when a token is repeated") {
-    trace uses;
-    for (int token = 0; token < 4; token++) {
-        for (uint32_t layer = 0; layer < 6; layer++) {
-            for (uint32_t expert = 0; expert < 4; expert++) {
-                uses.push_back({ layer, expert });
-            }
-        }
-    }
-    for (uint32_t capacity = 9; capacity <= 24; capacity++) { // 5 * 1 + 4 and more
-        CAPTURE(capacity);
-        lru_policy policy(6, 4, even_floor(capacity, 6, 4));
-        // after the first token every layer finds its floor again, 6 experts at least in each of 3 tokens
-        CHECK(hits(simulate(policy, capacity, uses, 4)) >= 18);
+        CAPTURE(name);
+        auto policy = make(name);
+        policy->begin_sequence(0);
+        policy->begin_tokens(0, 1);
+        const double before = value(*policy, 2, 3, 1);
+        policy->on_use(use(2, 3));
+        CHECK(value(*policy, 2, 3, 1) >= before);
+        CHECK(value(*policy, 2, 3, 1) >= value(*policy, 2, 4, 1));
     }
 }
 
-TEST_CASE("random traces behave as the definition reads") {
-    std::mt19937 random(1);
-    for (int round = 0; round < 40; round++) {
-        const uint32_t n_layers  = 1 + random() % 5;
-        const uint32_t n_experts = 1 + random() % 8;
-        const size_t   capacity  = 1 + random() % 16;
-        const uint32_t floor     = random() % 4;
-        const trace    uses      = random_tokens(random, n_layers, n_experts, 2, 40);
-        CAPTURE(round);
-        lru_policy policy(n_layers, n_experts, floor);
-        CHECK(simulate(policy, capacity, uses) == simulate_naively(capacity, floor, uses));
-    }
+TEST_CASE("lru: the order of last uses, across sequences and tiers") {
+    auto policy = make("lru");
+    policy->begin_sequence(0);
+    run_token(*policy, { use(0, 1), use(1, 1, TIER_LOW), use(2, 1) });
+    CHECK(value(*policy, 0, 1) < value(*policy, 1, 1));
+    CHECK(value(*policy, 1, 1) < value(*policy, 2, 1));
+    policy->begin_sequence(1);
+    policy->on_use(use(0, 1, TIER_HIGH, 1, 1));
+    CHECK(value(*policy, 0, 1) > value(*policy, 2, 1));
+    CHECK(value(*policy, 0, 1) == value(*policy, 0, 1, 3, TIER_LOW)); // neither the running layer nor the tier matters
 }
 
-TEST_CASE("no trace beats Belady's optimum, and the policy reaches some of it") {
-    std::mt19937 random(2);
-    size_t       total_best = 0;
-    size_t       total      = 0;
-    for (int round = 0; round < 20; round++) {
-        const trace    uses     = random_tokens(random, 4, 8, 2, 30);
-        const size_t   capacity = 1 + random() % 20;
-        const uint32_t floor    = even_floor(uint32_t(capacity), 4, 2);
-        lru_policy     policy(4, 8, floor);
-        const size_t   n    = hits(simulate(policy, capacity, uses));
-        const size_t   best = most_hits(capacity, uses);
-        CAPTURE(round);
-        CHECK(n <= best);
-        total      += n;
-        total_best += best;
+TEST_CASE("lfu: tokens that used the expert, whatever their precision") {
+    auto policy = make("lfu");
+    policy->begin_sequence(0);
+    run_token(*policy, { use(0, 1), use(0, 2, TIER_LOW, 5) });
+    run_token(*policy, { use(0, 1) });
+    CHECK(value(*policy, 0, 1) == 2);
+    CHECK(value(*policy, 0, 2) == 5);
+    CHECK(value(*policy, 0, 3) == 0);
+    policy->begin_sequence(0);
+    CHECK(value(*policy, 0, 2) == 5); // a baseline never forgets
+}
+
+TEST_CASE("lhu: tokens that the expert served in high precision") {
+    auto policy = make("lhu");
+    policy->begin_sequence(0);
+    run_token(*policy, { use(0, 1, TIER_HIGH, 2), use(0, 2, TIER_LOW, 5) });
+    CHECK(value(*policy, 0, 1, 0, TIER_LOW) == 2);
+    CHECK(value(*policy, 0, 2, 0, TIER_LOW) == 0);
+}
+
+TEST_CASE("fld: the nearer an expert's layer is to its turn the more it is worth") {
+    auto policy = make("fld");
+    // four layers, layer 1 runs: itself 1, layer 2 one step ahead, layer 3 two, layer 0 three
+    CHECK(value(*policy, 1, 0, 1) == 1.0);
+    CHECK(value(*policy, 2, 0, 1) == 0.75);
+    CHECK(value(*policy, 3, 0, 1) == 0.5);
+    CHECK(value(*policy, 0, 0, 1) == 0.25);
+}
+
+TEST_CASE("random: the seed decides, and nothing else") {
+    auto        a = make("random", {}, 1);
+    auto        b = make("random", {}, 1);
+    auto        c = make("random", {}, 2);
+    std::string same;
+    int         n_other = 0;
+    for (int i = 0; i < 20; i++) {
+        const double drawn = value(*a, 0, 0);
+        CHECK(drawn == value(*b, 1, 1));
+        n_other += drawn != value(*c, 0, 0);
     }
-    CHECK(total > 0);
-    CHECK(total < total_best); // the bound is one: the traces do not fit
+    CHECK(n_other == 20);
+}
+
+TEST_CASE("hobbit: the LRU term is the last used token over the tokens so far") {
+    auto policy = make("hobbit", { 1, 0, 0, 0 });
+    policy->begin_sequence(0);
+    run_token(*policy, { use(0, 1), use(0, 2) }); // token 1
+    run_token(*policy, { use(0, 2) });            // token 2
+    run_token(*policy, {});
+    run_token(*policy, {}); // T = 4
+    CHECK(value(*policy, 0, 1) == 0.25);
+    CHECK(value(*policy, 0, 2) == 0.5);
+    CHECK(value(*policy, 0, 3) == 0.0);
+}
+
+TEST_CASE("hobbit: a batch counts all its tokens, and uses in it count as of its last token") {
+    auto policy = make("hobbit", { 1, 0, 0, 0 });
+    policy->begin_sequence(0);
+    policy->begin_tokens(0, 6);
+    policy->on_use(use(0, 1, TIER_HIGH, 3));
+    CHECK(value(*policy, 0, 1) == 1.0);
+    policy->begin_tokens(0, 2);
+    CHECK(value(*policy, 0, 1) == 0.75);
+
+    auto lfu = make("hobbit", { 0, 1, 0, 0 });
+    lfu->begin_sequence(0);
+    lfu->begin_tokens(0, 6);
+    lfu->on_use(use(0, 1, TIER_HIGH, 3));
+    CHECK(value(*lfu, 0, 1) == 0.5);
+}
+
+TEST_CASE("hobbit: the LFU term counts all uses, the LHU term only those in high precision") {
+    auto lfu = make("hobbit", { 0, 1, 0, 0 });
+    auto lhu = make("hobbit", { 0, 0, 1, 0 });
+    for (cache_policy * policy : { lfu.get(), lhu.get() }) {
+        policy->begin_sequence(0);
+        run_token(*policy, { use(0, 1, TIER_HIGH), use(0, 2, TIER_LOW) });
+        run_token(*policy, { use(0, 1, TIER_LOW), use(0, 2, TIER_LOW) });
+        run_token(*policy, { use(0, 2, TIER_LOW) });
+        run_token(*policy, { use(0, 1, TIER_HIGH) });
+    }
+    CHECK(value(*lfu, 0, 1) == 0.75); // 3 of 4 tokens
+    CHECK(value(*lfu, 0, 2) == 0.75);
+    CHECK(value(*lhu, 0, 1) == 0.5);
+    CHECK(value(*lhu, 0, 2) == 0.0);
+}
+
+TEST_CASE("hobbit: the FLD term and the sum of all four, the same for both pools") {
+    auto fld = make("hobbit", { 0, 0, 0, 1 });
+    fld->begin_sequence(0);
+    run_token(*fld, { use(2, 1) });
+    CHECK(value(*fld, 1, 1, 1) == 1.0);
+    CHECK(value(*fld, 2, 1, 1) == 0.75);
+    CHECK(value(*fld, 0, 1, 1) == 0.25);
+
+    auto policy = make("hobbit", { 0.4, 0.3, 0.2, 0.1 });
+    policy->begin_sequence(0);
+    run_token(*policy, { use(2, 1, TIER_HIGH) });
+    run_token(*policy, { use(2, 1, TIER_LOW) });
+    run_token(*policy, {});
+    run_token(*policy, {});
+    // R/T 2/4, F/T 2/4, H/T 1/4, FLD 0.75
+    const double worked = 0.4 * 0.5 + 0.3 * 0.5 + 0.2 * 0.25 + 0.1 * 0.75;
+    CHECK(value(*policy, 2, 1, 1, TIER_HIGH) == doctest::Approx(worked));
+    CHECK(value(*policy, 2, 1, 1, TIER_LOW) == doctest::Approx(worked));
+}
+
+TEST_CASE("hobbit: a sequence that begins anew has no history") {
+    auto policy = make("hobbit", { 0.5, 0.5, 0, 0 });
+    policy->begin_sequence(0);
+    run_token(*policy, { use(0, 1) });
+    CHECK(value(*policy, 0, 1) == 1.0);
+    policy->begin_sequence(0);
+    CHECK(value(*policy, 0, 1) == 0.0);
+    run_token(*policy, { use(0, 2) });
+    CHECK(value(*policy, 0, 1) == 0.0);
+    CHECK(value(*policy, 0, 2) == 1.0);
+}
+
+TEST_CASE("hobbit: of two sequences the one to which the expert is worth most decides") {
+    auto policy = make("hobbit", { 0.5, 0.5, 0, 0 });
+    policy->begin_sequence(0);
+    policy->begin_sequence(1);
+    for (int token = 0; token < 4; token++) { // 0.1 is used by each token of sequence 1, by the first of sequence 0
+        policy->begin_tokens(0, 1);
+        policy->begin_tokens(1, 1);
+        policy->on_use(use(0, 1, TIER_HIGH, 1, 1));
+        policy->on_use(use(0, token == 0 ? 1 : 2, TIER_HIGH, 1, 0));
+    }
+    CHECK(value(*policy, 0, 1) == 1.0);
+    CHECK(value(*policy, 0, 2) == doctest::Approx(0.5 + 0.5 * 0.75));
+    policy->begin_sequence(1); // what sequence 0 knows stays
+    CHECK(value(*policy, 0, 1) == doctest::Approx(0.5 * 0.25 + 0.5 * 0.25));
+    CHECK(value(*policy, 0, 2) == doctest::Approx(0.5 + 0.5 * 0.75));
+}
+
+TEST_CASE("a sequence that is not run for long is forgotten") {
+    usage_records records(1, 4);
+    records.begin_sequence(7);
+    records.begin_tokens(7, 1);
+    records.on_use(use(0, 1, TIER_HIGH, 1, 7));
+    const auto uses = [](const usage_record & r, uint32_t, uint64_t) { return double(r.n_uses); };
+    for (uint64_t i = 0; i < usage_records::n_idle_max; i++) {
+        records.begin_tokens(8, 1);
+    }
+    CHECK(records.n_sequences() == 2);
+    CHECK(records.largest({ 0, 1 }, uses) == 1);
+    records.begin_tokens(8, 1);
+    CHECK(records.n_sequences() == 1);
+    CHECK(records.largest({ 0, 1 }, uses) == 0);
+    records.begin_tokens(7, 1); // goes on without its past
+    CHECK(records.n_sequences() == 2);
+    CHECK(records.largest({ 0, 1 }, uses) == 0);
+}
+
+TEST_CASE("moe-infinity: the share of the layer's uses, first layers first") {
+    auto policy = make("moe-infinity");
+    policy->begin_sequence(0);
+    run_token(*policy, { use(0, 1), use(0, 2), use(2, 1), use(2, 2) });
+    run_token(*policy, { use(0, 1), use(0, 3), use(2, 1), use(2, 3) });
+    // layer 0: 4 uses, 2 of them of expert 1; layer 2 weighs 1 - 2/4
+    CHECK(value(*policy, 0, 1) == doctest::Approx(0.5 + 1e-4));
+    CHECK(value(*policy, 0, 2) == doctest::Approx(0.25 + 1e-4));
+    CHECK(value(*policy, 2, 1) == doctest::Approx((0.5 + 1e-4) * 0.5));
+    CHECK(value(*policy, 0, 7) > value(*policy, 2, 7)); // never used: the layer decides
+    policy->begin_sequence(0);
+    CHECK(value(*policy, 0, 1) == doctest::Approx(1e-4));
+}
+
+TEST_CASE("edgemoe: uses over the distance ahead") {
+    auto policy = make("edgemoe");
+    policy->begin_sequence(0);
+    for (uint32_t layer = 0; layer < 4; layer++) {
+        run_token(*policy, { use(layer, 1), use(layer, 1), use(layer, 2) });
+    }
+    // layer 1 runs: layer 2 is 1 ahead, 3 is 2, 0 is 3, layer 1 comes again after 4
+    CHECK(value(*policy, 2, 1, 1) == 2.0);
+    CHECK(value(*policy, 3, 1, 1) == 1.0);
+    CHECK(value(*policy, 0, 1, 1) == doctest::Approx(2.0 / 3));
+    CHECK(value(*policy, 1, 1, 1) == 0.5);
+    CHECK(value(*policy, 2, 2, 1) == 1.0);
 }

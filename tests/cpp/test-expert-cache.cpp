@@ -13,6 +13,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 using namespace hobbit;
@@ -48,24 +49,34 @@ struct opened_model {
     }
 };
 
-// A cache over it, by default with least recently used first.
+// All experts are worth the same: the least recently acquired one leaves.
+class indifferent_policy : public cache_policy {
+  public:
+    void begin_sequence(uint32_t) override {}
+
+    void begin_tokens(uint32_t, uint32_t) override {}
+
+    void on_use(const expert_usage &) override {}
+
+    double value(expert_id, uint32_t, uint32_t) override { return 0.0; }
+};
+
+// A cache over it.
 template <typename reader_type>
 struct cache_of {
-    opened_model &          model;
-    reader_type             reader;
-    stats                   counters;
-    std::unique_ptr<loader> l = std::make_unique<loader>(reader, counters, 2);
-    expert_cache            cache{ model.index, *l, counters };
+    opened_model &                model;
+    reader_type                   reader;
+    stats                         counters;
+    std::unique_ptr<cache_policy> policy = std::make_unique<indifferent_policy>();
+    std::unique_ptr<loader>       l      = std::make_unique<loader>(reader, counters, 2);
+    expert_cache                  cache{ model.index, *l, counters };
 
     explicit cache_of(opened_model & m) : model(m) {}
 
     ~cache_of() { l.reset(); } // before the cache, whose memory its threads write into
 
-    void allocate(uint32_t tier, uint32_t n_slots, std::unique_ptr<cache_policy> policy = nullptr) {
-        if (!policy) {
-            policy = std::make_unique<lru_policy>(uint32_t(model.index.n_layers()), model.index.n_experts(), 0);
-        }
-        REQUIRE(cache.allocate(tier, ggml_backend_cpu_buffer_type(), n_slots, std::move(policy)).ok());
+    void allocate(uint32_t tier, uint32_t n_slots) {
+        REQUIRE(cache.allocate(tier, ggml_backend_cpu_buffer_type(), n_slots, 0, *policy).ok());
     }
 
     // Makes the expert resident, whole, and unpins it.
@@ -252,42 +263,115 @@ TEST_CASE("an error of reading reaches wait, and everything may be released") {
 // policy
 //
 
-// Evicts the highest expert number, and writes down what it is told.
-class scripted_policy final : public cache_policy {
+// The highest expert number is worth least.
+class scripted_policy final : public indifferent_policy {
   public:
-    explicit scripted_policy(std::string & log) : log_(log) {}
-
-    void on_use(expert_id id) override { note("use", id); }
-
-    void on_insert(expert_id id) override { note("insert", id); }
-
-    void on_evict(expert_id id) override { note("evict", id); }
-
-    size_t pick_victim(const std::vector<expert_id> & evictable, uint32_t) const override {
-        const auto by_number = [](const expert_id & a, const expert_id & b) { return a.expert < b.expert; };
-        return size_t(std::max_element(evictable.begin(), evictable.end(), by_number) - evictable.begin());
-    }
-
-  private:
-    void note(const char * what, expert_id id) {
-        log_ += std::string(log_.empty() ? "" : " ") + what + std::to_string(id.expert);
-    }
-
-    std::string & log_;
+    double value(expert_id id, uint32_t, uint32_t) override { return -double(id.expert); }
 };
 
-TEST_CASE("the policy chooses among those not pinned, and is told everything in order") {
+TEST_CASE("the least valuable expert leaves, among those not pinned") {
     opened_model          m;
     cache_of<fake_reader> c(m);
-    std::string           log;
     c.reader.open_gate();
-    c.allocate(TIER_HIGH, 3, std::make_unique<scripted_policy>(log));
+    c.policy = std::make_unique<scripted_policy>();
+    c.allocate(TIER_HIGH, 3);
     c.load({ 0, 0 }, TIER_HIGH);
     c.load({ 0, 2 }, TIER_HIGH);
     REQUIRE(c.cache.acquire({ 0, 3 }, TIER_HIGH)); // the highest, but pinned
-    c.load({ 0, 1 }, TIER_HIGH);                   // so 2 leaves
+    c.load({ 0, 1 }, TIER_HIGH);
+    CHECK(c.cache.holds({ 0, 0 }, TIER_HIGH, ALL));
+    CHECK_FALSE(c.cache.holds({ 0, 2 }, TIER_HIGH, 0));
+    CHECK(c.cache.holds({ 0, 3 }, TIER_HIGH, 0));
+    CHECK(c.counters.evictions == 1);
+}
+
+//
+// prefetch
+//
+
+TEST_CASE("what is prefetched is protected until its layer has run, and stays as an ordinary resident") {
+    opened_model          m;
+    cache_of<fake_reader> c(m);
+    c.reader.open_gate();
+    c.allocate(TIER_HIGH, 2);
+    REQUIRE(c.cache.prefetch({ 1, 0 }, TIER_HIGH, ALL));
     c.load({ 0, 0 }, TIER_HIGH);
-    CHECK(log == "insert0 use0 insert2 use2 insert3 use3 evict2 insert1 use1 use0");
+    c.load({ 0, 1 }, TIER_HIGH); // in the place of 0/0, although 1/0 is older
+    CHECK(c.cache.holds({ 1, 0 }, TIER_HIGH, ALL));
+    CHECK_FALSE(c.cache.holds({ 0, 0 }, TIER_HIGH, 0));
+    REQUIRE(c.cache.acquire({ 1, 0 }, TIER_HIGH));
+    REQUIRE(c.cache.wait({ 1, 0 }, TIER_HIGH, ALL).ok());
+    CHECK(cached_bytes(m, c.cache, TIER_HIGH, { 1, 0 }, PART_UP).size() > 0);
+    c.cache.release({ 1, 0 }, TIER_HIGH);
+    CHECK(c.reader.begun().size() == 9); // nothing was read twice
+    c.cache.end_prefetch(1);
+    c.load({ 0, 2 }, TIER_HIGH); // 0/1 is the older one now
+    c.load({ 0, 3 }, TIER_HIGH);
+    CHECK_FALSE(c.cache.holds({ 1, 0 }, TIER_HIGH, 0));
+}
+
+TEST_CASE("a prefetch takes no slot from a pinned or protected expert, a demand from a protected one at last") {
+    opened_model          m;
+    cache_of<fake_reader> c(m);
+    c.reader.open_gate();
+    c.allocate(TIER_HIGH, 2);
+    REQUIRE(c.cache.acquire({ 0, 0 }, TIER_HIGH));
+    c.load({ 1, 0 }, TIER_HIGH);
+    c.cache.protect({ 1, 0 }, TIER_HIGH);
+    CHECK_FALSE(c.cache.prefetch({ 1, 1 }, TIER_HIGH, ALL));
+    CHECK(c.counters.evictions == 0);
+    CHECK(c.cache.acquire({ 0, 1 }, TIER_HIGH));
+    CHECK_FALSE(c.cache.holds({ 1, 0 }, TIER_HIGH, 0));
+}
+
+TEST_CASE("a demand takes the slot of a prefetch that has not begun, and waits for the one that has") {
+    opened_model          m;
+    cache_of<fake_reader> c(m);
+    c.allocate(TIER_HIGH, 1);
+    REQUIRE(c.cache.prefetch({ 1, 0 }, TIER_HIGH, ALL));
+    c.reader.wait_begun(1); // its first part is being read, the gate is shut
+    std::thread opener([&] { c.reader.open_gate(); });
+    REQUIRE(c.cache.acquire({ 0, 0 }, TIER_HIGH));
+    opener.join();
+    CHECK(c.reader.begun().size() == 1);
+    CHECK_FALSE(c.cache.holds({ 1, 0 }, TIER_HIGH, 0));
+    c.cache.request({ 0, 0 }, TIER_HIGH, ALL);
+    CHECK(c.cache.wait({ 0, 0 }, TIER_HIGH, ALL).ok());
+    CHECK(cached_bytes(m, c.cache, TIER_HIGH, { 0, 0 }, PART_UP).size() > 0);
+    c.cache.release({ 0, 0 }, TIER_HIGH);
+}
+
+TEST_CASE("what was not read of a prefetch when its layer has run never is, and its slot is free") {
+    opened_model          m;
+    cache_of<fake_reader> c(m);
+    c.allocate(TIER_HIGH, 3);
+    REQUIRE(c.cache.prefetch({ 1, 0 }, TIER_HIGH, ALL));
+    REQUIRE(c.cache.prefetch({ 1, 1 }, TIER_HIGH, ALL));
+    c.reader.wait_begun(1);
+    c.cache.end_prefetch(1);
+    CHECK_FALSE(c.cache.holds({ 1, 1 }, TIER_HIGH, 0));
+    c.reader.open_gate();
+    c.load({ 0, 0 }, TIER_HIGH);
+    CHECK(c.reader.begun().size() == 4);
+    CHECK(c.counters.evictions == 0);
+}
+
+TEST_CASE("a prefetch that cannot be read is an error of the next demand") {
+    opened_model          m;
+    cache_of<fake_reader> c(m);
+    c.allocate(TIER_HIGH, 1);
+    const uint64_t at = m.index.locate(TIER_HIGH, 1, PART_GATE, 0).offset;
+    c.reader.fail_at(at - at % file_reader::alignment, "the disk is gone");
+    REQUIRE(c.cache.prefetch({ 1, 0 }, TIER_HIGH, ALL));
+    c.reader.open_gate();
+    while (c.cache.error().ok()) {
+        std::this_thread::yield();
+    }
+    if (c.cache.acquire({ 0, 0 }, TIER_HIGH)) {
+        c.cache.request({ 0, 0 }, TIER_HIGH, ALL);
+        CHECK(c.cache.wait({ 0, 0 }, TIER_HIGH, ALL).message() == "the disk is gone");
+    }
+    CHECK(c.cache.error().message() == "the disk is gone");
 }
 
 //

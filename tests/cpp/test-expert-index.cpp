@@ -260,7 +260,48 @@ TEST_CASE("thresholds and share stored in the file are handed on") {
     expert_index index;
     REQUIRE(index.open(file.write(dir.path("m.gguf")), "").ok());
     const std::vector<std::pair<std::string, double>> expected = { { "hobbit.t1", 0.5 }, { "hobbit.low_share", 0.25 } };
-    CHECK(index.stored_settings() == expected);
+    CHECK(index.stored().numbers == expected);
+    CHECK(index.stored().policy.empty());
+}
+
+// A calibration of a model of so many bytes.
+static void write_calibration(const std::string & path, uint64_t model_bytes) {
+    gguf_builder file;
+    gguf_set_val_u64(file.keys(), "hobbit.model_bytes", model_bytes);
+    gguf_set_val_f64(file.keys(), "hobbit.t1", 0.7);
+    gguf_set_val_str(file.keys(), "hobbit.policy", "lfu");
+    file.write(path);
+}
+
+TEST_CASE("a calibration beside the model comes last, unless it is not wanted") {
+    temp_dir     dir;
+    gguf_builder file;
+    moe_model().add_high(file);
+    gguf_set_val_f32(file.keys(), "hobbit.t1", 0.5f);
+    const std::string path = file.write(dir.path("m.gguf"));
+    write_calibration(dir.path("m.calibration.gguf"), std::filesystem::file_size(path));
+    expert_index index;
+    REQUIRE(index.open(path, "").ok());
+    CHECK(index.stored().numbers.back() == std::make_pair(std::string("hobbit.t1"), 0.7));
+    CHECK(index.stored().policy == "lfu");
+    expert_index uncalibrated;
+    REQUIRE(uncalibrated.open(path, "", false).ok());
+    CHECK(uncalibrated.stored().policy.empty());
+}
+
+TEST_CASE("a calibration of another model or a damaged one is an error that says what to do") {
+    temp_dir     dir;
+    gguf_builder file;
+    moe_model().add_high(file);
+    const std::string path        = file.write(dir.path("m.gguf"));
+    const std::string calibration = dir.path("m.calibration.gguf");
+    expert_index      index;
+    write_calibration(calibration, 1);
+    CHECK(index.open(path, "").message().find("another version of") != std::string::npos);
+    dir.write("m.calibration.gguf", "GGUF");
+    CHECK(expert_index().open(path, "").message().find("calibrate '" + path + "' again") != std::string::npos);
+    dir.write("m.calibration.gguf", temp_dir::read(path)); // a model
+    CHECK(expert_index().open(path, "").message().find("cannot be used") != std::string::npos);
 }
 
 //

@@ -4,6 +4,7 @@
 #include "fake-reader.h"
 
 #include <algorithm>
+#include <chrono>
 #include <deque>
 #include <doctest/doctest.h>
 #include <future>
@@ -134,6 +135,162 @@ TEST_CASE("a prefetch asked for again as a demand is promoted, and read once") {
     }
     CHECK(reader.begun() == std::vector<uint64_t>{ 0, 3 * BLOCK, 1 * BLOCK, 2 * BLOCK });
     CHECK(counters.bytes_read == 4 * BLOCK);
+}
+
+TEST_CASE("one prefetch is in flight at a time, and none beside a demand") {
+    fake_reader reader;
+    stats       counters;
+    blocks      memory(5);
+    load_state  states[5];
+    loader      l(reader, counters, 4);
+
+    for (size_t i = 0; i < 3; i++) {
+        l.submit(states[i], PART_UP, block_at(i), memory[i], load_urgency::prefetch);
+    }
+    reader.wait_begun(1);
+    l.submit(states[3], PART_UP, block_at(3), memory[3], load_urgency::demand);
+    l.submit(states[4], PART_UP, block_at(4), memory[4], load_urgency::demand);
+    reader.wait_begun(3); // both demands at once, beside the read in flight
+    reader.open_gate();
+    for (load_state & state : states) {
+        CHECK(l.wait(state, part_bit(PART_UP)).ok());
+    }
+    const std::vector<uint64_t> begun = reader.begun();
+    CHECK(begun[0] == 0);
+    CHECK(begun[3] == 1 * BLOCK);
+    CHECK(begun[4] == 2 * BLOCK);
+}
+
+TEST_CASE("cancel drops the prefetches not begun, which may be asked for again") {
+    fake_reader reader;
+    stats       counters;
+    blocks      memory(4);
+    load_state  states[2];
+    loader      l(reader, counters, 1);
+    const auto  submit = [&](size_t i, uint32_t part, size_t block, load_urgency urgency) {
+        l.submit(states[i], part, block_at(block), memory[block], urgency);
+    };
+
+    submit(0, PART_GATE, 0, load_urgency::prefetch);
+    reader.wait_begun(1); // in flight
+    submit(0, PART_UP, 1, load_urgency::prefetch);
+    submit(0, PART_DOWN, 2, load_urgency::prefetch);
+    submit(1, PART_UP, 3, load_urgency::prefetch);
+    l.cancel(states[0]);
+    CHECK(l.requested(states[0]) == part_bit(PART_GATE));
+    CHECK(l.requested(states[1]) == part_bit(PART_UP));
+    CHECK_FALSE(l.settled(states[0]));
+    CHECK_FALSE(l.settled(states[1]));
+    reader.let(1);
+    l.settle(states[0]);
+    CHECK(l.arrived(states[0], part_bit(PART_GATE)));
+
+    submit(0, PART_DOWN, 2, load_urgency::demand);
+    reader.open_gate();
+    CHECK(l.wait(states[0], part_bit(PART_GATE) | part_bit(PART_DOWN)).ok());
+    CHECK(l.wait(states[1], part_bit(PART_UP)).ok());
+    CHECK(reader.begun() == std::vector<uint64_t>{ 0, 3 * BLOCK, 2 * BLOCK });
+
+    l.cancel(states[0]); // what has arrived stays
+    CHECK(l.arrived(states[0], part_bit(PART_GATE) | part_bit(PART_DOWN)));
+    CHECK(l.settled(states[0]));
+    CHECK(*memory[1] == 0);
+}
+
+TEST_CASE("cancel leaves demands alone, and prefetches that have become one") {
+    fake_reader reader;
+    stats       counters;
+    blocks      memory(3);
+    load_state  states[3];
+    loader      l(reader, counters, 1);
+    for (size_t i = 0; i < 3; i++) {
+        l.submit(states[i], PART_UP, block_at(i), memory[i], i == 1 ? load_urgency::demand : load_urgency::prefetch);
+    }
+    l.submit(states[2], PART_UP, block_at(2), memory[2], load_urgency::demand);
+    for (load_state & state : states) {
+        l.cancel(state);
+    }
+    reader.open_gate();
+    CHECK(l.wait(states[1], part_bit(PART_UP)).ok());
+    CHECK(l.wait(states[2], part_bit(PART_UP)).ok());
+}
+
+TEST_CASE("a state that was cancelled wholly is settled at once") {
+    fake_reader reader;
+    stats       counters;
+    blocks      memory(2);
+    load_state  states[2];
+    loader      l(reader, counters, 1);
+    l.submit(states[0], PART_UP, block_at(0), memory[0], load_urgency::demand);
+    l.submit(states[1], PART_UP, block_at(1), memory[1], load_urgency::prefetch);
+    std::thread waiter([&] { l.settle(states[1]); });
+    l.cancel(states[1]);
+    waiter.join(); // while the gate is closed
+    CHECK(l.requested(states[1]) == 0);
+    CHECK(l.settled(states[1]));
+    l.reset(states[1]);
+    reader.open_gate();
+    l.settle(states[0]);
+    CHECK(reader.begun() == std::vector<uint64_t>{ 0 });
+}
+
+TEST_CASE("a prefetch counts as a demand from the moment it is demanded") {
+    fake_reader reader;
+    stats       counters;
+    blocks      memory(4);
+    load_state  states[4];
+    loader      l(reader, counters, 2);
+
+    // read ahead: no demand at all
+    l.submit(states[0], PART_UP, block_at(0), memory[0], load_urgency::prefetch);
+    reader.let(1);
+    l.settle(states[0]);
+    CHECK(counters.bytes_prefetched == BLOCK);
+    CHECK(counters.disk_demand_ns == 0);
+
+    // demanded in flight, and before: both hold further prefetches back
+    l.submit(states[1], PART_UP, block_at(1), memory[1], load_urgency::prefetch);
+    reader.wait_begun(2);
+    l.submit(states[2], PART_UP, block_at(2), memory[2], load_urgency::prefetch);
+    l.submit(states[3], PART_UP, block_at(3), memory[3], load_urgency::prefetch);
+    l.submit(states[1], PART_UP, block_at(1), memory[1], load_urgency::demand);
+    l.submit(states[3], PART_UP, block_at(3), memory[3], load_urgency::demand);
+    CHECK(reader.wait_begun(3) == std::vector<uint64_t>{ 0, BLOCK, 3 * BLOCK });
+    const auto start = std::chrono::steady_clock::now();
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    const auto slept = std::chrono::nanoseconds(std::chrono::steady_clock::now() - start);
+    reader.open_gate();
+    for (load_state & state : states) {
+        CHECK(l.wait(state, part_bit(PART_UP)).ok());
+    }
+    CHECK(reader.begun().back() == 2 * BLOCK);
+    CHECK(counters.bytes_read == 4 * BLOCK);
+    CHECK(counters.bytes_prefetched == 2 * BLOCK); // blocks 0 and 2
+    CHECK(counters.disk_demand_ns >= uint64_t(slept.count()));
+}
+
+TEST_CASE("after an error nothing is on the way, and states can be given up") {
+    fake_reader reader;
+    stats       counters;
+    blocks      memory(4);
+    load_state  states[4];
+    loader      l(reader, counters, 1);
+    reader.fail_at(0, "the disk is gone");
+    l.submit(states[0], PART_UP, block_at(0), memory[0], load_urgency::prefetch);
+    reader.wait_begun(1);
+    l.submit(states[1], PART_UP, block_at(1), memory[1], load_urgency::prefetch);
+    l.submit(states[2], PART_UP, block_at(2), memory[2], load_urgency::demand);
+    reader.open_gate();
+    CHECK(l.wait(states[2], part_bit(PART_UP)).message() == "the disk is gone");
+    l.submit(states[3], PART_UP, block_at(3), memory[3], load_urgency::prefetch);
+    for (load_state & state : states) {
+        l.settle(state);
+        CHECK(l.settled(state));
+        l.cancel(state);
+        l.reset(state);
+    }
+    CHECK(reader.begun().size() == 1);
+    CHECK(counters.bytes_prefetched == 0);
 }
 
 TEST_CASE("a part that has arrived is not read again, until it was reset") {
@@ -271,20 +428,28 @@ TEST_CASE("several threads wait for several parts") {
     CHECK(counters.bytes_read == 6 * BLOCK);
 }
 
-TEST_CASE("waiting for the disk is counted, waiting for nothing is not") {
+TEST_CASE("waiting for the disk is counted, waiting for nothing is not; times do not add up") {
     fake_reader reader;
     stats       counters;
-    blocks      memory(1);
-    load_state  state;
-    loader      l(reader, counters, 1);
-    l.submit(state, PART_UP, block_at(1), memory[0], load_urgency::demand);
-    reader.wait_begun(1);
-    std::thread waiter([&] { CHECK(l.wait(state, part_bit(PART_UP)).ok()); });
-    reader.let(1);
+    blocks      memory(2);
+    load_state  states[2];
+    const auto  start = std::chrono::steady_clock::now();
+    loader      l(reader, counters, 2);
+    l.submit(states[0], PART_UP, block_at(0), memory[0], load_urgency::demand);
+    l.submit(states[1], PART_UP, block_at(1), memory[1], load_urgency::demand);
+    reader.wait_begun(2);
+    std::thread waiter([&] { CHECK(l.wait(states[0], part_bit(PART_UP)).ok()); });
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    reader.open_gate();
     waiter.join();
-    const uint64_t stalled = counters.stall_ns;
-    CHECK(l.wait(state, part_bit(PART_UP)).ok());
+    CHECK(l.wait(states[1], part_bit(PART_UP)).ok());
+    const uint64_t stalled  = counters.stall_ns;
+    const uint64_t demanded = counters.disk_demand_ns;
+    CHECK(demanded >= 5'000'000);
+    CHECK(demanded <= uint64_t(std::chrono::nanoseconds(std::chrono::steady_clock::now() - start).count()));
+    CHECK(l.wait(states[0], part_bit(PART_UP)).ok());
     CHECK(counters.stall_ns == stalled);
+    CHECK(counters.disk_demand_ns == demanded);
 }
 
 TEST_CASE("many requests from many threads all arrive") {
@@ -306,6 +471,10 @@ TEST_CASE("many requests from many threads all arrive") {
                     const size_t       n       = t * N_REQUESTS + i;
                     const load_urgency urgency = random() % 2 ? load_urgency::demand : load_urgency::prefetch;
                     l.submit(states[n], PART_UP, block_at(n), memory[n], urgency);
+                    if (random() % 4 == 0) {
+                        l.cancel(states[n]);
+                        l.submit(states[n], PART_UP, block_at(n), memory[n], load_urgency::prefetch);
+                    }
                     if (random() % 4 == 0) {
                         l.submit(states[n], PART_UP, block_at(n), memory[n], load_urgency::demand);
                         wrong[t] += !l.wait(states[n], part_bit(PART_UP)).ok();

@@ -61,24 +61,40 @@ struct model_on_disk {
 
 // The cache over it, and what computes with it.
 struct engine {
-    failing_reader          reader;
-    stats                   counters;
-    std::unique_ptr<loader> l = std::make_unique<loader>(reader, counters, 2);
-    expert_cache            cache;
-    moe_executor            executor;
-    cpu_backend             cpu;
-    inner_graph             inner{ cpu.backend };
+    failing_reader                reader;
+    stats                         counters;
+    std::unique_ptr<cache_policy> policy;
+    std::unique_ptr<loader>       l = std::make_unique<loader>(reader, counters, 2);
+    expert_cache                  cache;
+    moe_executor                  executor;
+    cpu_backend                   cpu;
+    inner_graph                   inner{ cpu.backend };
 
     engine(const model_on_disk & m, uint32_t n_high, uint32_t n_low, score_thresholds thresholds = {}) :
-        cache(m.index, *l, counters), executor(m.index, cache, thresholds, counters) {
+        engine(m, n_high, n_low, moe_executor::config{ { thresholds }, false }) {}
+
+    engine(const model_on_disk & m, uint32_t n_high, uint32_t n_low, const moe_executor::config & config) :
+        policy(make_lru(m)),
+        cache(m.index, *l, counters),
+        executor(m.index, cache, *policy, nullptr, config, counters) {
         REQUIRE(reader.files.open(m.index.files()[0]).ok());
         const uint32_t slots[] = { n_high, n_low };
         for (uint32_t tier = 0; tier < TIER_COUNT; tier++) {
             if (slots[tier] > 0) {
-                auto policy = std::make_unique<lru_policy>(uint32_t(m.index.n_layers()), m.index.n_experts(), 1);
-                REQUIRE(cache.allocate(tier, ggml_backend_cpu_buffer_type(), slots[tier], std::move(policy)).ok());
+                REQUIRE(cache.allocate(tier, ggml_backend_cpu_buffer_type(), slots[tier], 1, *policy).ok());
             }
         }
+    }
+
+    static std::unique_ptr<cache_policy> make_lru(const model_on_disk & m) {
+        policy_options options;
+        options.name      = "lru";
+        options.n_layers  = uint32_t(m.index.n_layers());
+        options.n_experts = m.index.n_experts();
+        options.n_used    = 2;
+        auto policy       = make_policy(options);
+        policy->begin_sequence(0);
+        return policy;
     }
 
     ~engine() { l.reset(); } // before the cache, whose memory its threads write into
@@ -199,7 +215,7 @@ TEST_CASE("t1 = 0: each token's first expert is high, the others are low") {
             CAPTURE(n_tokens);
             CAPTURE(n_slots);
             const layer_input input = random_input(m.shape, n_tokens, 7);
-            engine            e(m, n_slots, n_slots, { 0.0, 1.0 });
+            engine            e(m, n_slots, n_slots, score_thresholds{ 0.0, 1.0 });
             const auto        worth = worth_of_experts(input, { 0.0, 1.0 }, 8);
             CHECK(e.compute(m, input) == compose(input, worth, stock(m, input, TIER_HIGH), stock(m, input, TIER_LOW)));
             CHECK(e.counters.selections[TIER_HIGH] + e.counters.selections[TIER_LOW] == uint64_t(2 * n_tokens));
@@ -235,7 +251,7 @@ TEST_CASE("t2 below 1: what is skipped is zero, with a bias and without") {
 TEST_CASE("an expert that is there in a better precision is used in it") {
     const model_on_disk m;
     const layer_input   input = random_input(m.shape, 1, 13);
-    engine              e(m, 8, 8, { 0.0, 0.0 });
+    engine              e(m, 8, 8, score_thresholds{ 0.0, 0.0 });
     // all experts of the token come into the high pool
     for (const int32_t id : input.ids) {
         REQUIRE(e.cache.acquire({ 0, uint32_t(id) }, TIER_HIGH));
@@ -269,7 +285,7 @@ TEST_CASE("experts of one tier may have types of their own") {
     for (const int64_t n_tokens : { 1, 21 }) {
         CAPTURE(n_tokens);
         const layer_input input = random_input(shape, n_tokens, 17);
-        engine            e(m, 8, 2, { 0.0, 1.0 });
+        engine            e(m, 8, 2, score_thresholds{ 0.0, 1.0 });
         const rows        out   = e.compute(m, input);
         const auto        worth = worth_of_experts(input, { 0.0, 1.0 }, 8);
         // each expert on its own, as a plain model with one expert
@@ -328,6 +344,141 @@ TEST_CASE("a layer computed node by node, as under an evaluation callback, is th
             CHECK(graph.output() == stock(m, input, TIER_HIGH));
         }
     }
+}
+
+//
+// strict, random, renormalized; reports
+//
+
+// What serves each selection, by the rules for one token alone.
+static std::vector<precision> strict_precisions(const layer_input & input, score_thresholds thresholds) {
+    std::vector<precision> out(input.ids.size());
+    for (int64_t t = 0; t < input.n_tokens; t++) {
+        score_experts(&input.weights[size_t(t * input.n_used)], size_t(input.n_used), thresholds,
+                      &out[size_t(t * input.n_used)]);
+    }
+    return out;
+}
+
+TEST_CASE("strict: each token gets its own precision, whatever is resident and others ask for") {
+    moe_model shape = model_on_disk::small();
+    shape.n_used    = 4;
+    const model_on_disk    m(shape);
+    const score_thresholds thresholds = { 0.3, 0.6 };
+    for (const int64_t n_tokens : { 1, 9 }) {
+        for (const uint32_t n_slots : { 8u, 2u }) {
+            CAPTURE(n_tokens);
+            CAPTURE(n_slots);
+            const layer_input    input = random_input(shape, n_tokens, 41);
+            moe_executor::config config;
+            config.rules.thresholds = thresholds;
+            config.rules.strict     = true;
+            engine     e(m, n_slots, n_slots, config);
+            const auto precisions = strict_precisions(input, thresholds);
+            const rows high       = stock(m, input, TIER_HIGH);
+            const rows low        = stock(m, input, TIER_LOW);
+            for (int again = 0; again < 2; again++) {
+                const rows out = e.compute(m, input);
+                for (size_t i = 0; i < out.size(); i++) {
+                    const rows zero(1, std::vector<float>(out[i].size(), 0.0f));
+                    CHECK(out[i] == (precisions[i] == PRECISION_HIGH  ? high[i]
+                                     : precisions[i] == PRECISION_LOW ? low[i]
+                                                                      : zero[0]));
+                }
+            }
+        }
+    }
+}
+
+TEST_CASE("random precisions come in the shares asked for") {
+    const model_on_disk  m;
+    moe_executor::config config;
+    config.rules            = { { 0.25, 0.75 }, true, true, false };
+    const int64_t     n     = 400;
+    const layer_input input = random_input(m.shape, n, 43);
+    engine            e(m, 8, 8, config);
+    e.compute(m, input);
+    CHECK(double(e.counters.selections[TIER_HIGH]) == doctest::Approx(0.25 * 2 * n).epsilon(0.15));
+    CHECK(double(e.counters.selections[TIER_LOW]) == doctest::Approx(0.5 * 2 * n).epsilon(0.15));
+    CHECK(double(e.counters.selections_skipped) == doctest::Approx(0.25 * 2 * n).epsilon(0.15));
+}
+
+TEST_CASE("renormalized: the weight of what is skipped goes to the others of the token") {
+    moe_model shape = model_on_disk::small();
+    shape.n_used    = 4;
+    const model_on_disk    m(shape);
+    const score_thresholds thresholds = { 0.3, 0.6 };
+    const layer_input      input      = random_input(shape, 5, 47);
+    moe_executor::config   config;
+    config.rules.thresholds = thresholds;
+    config.rules.strict     = true;
+    engine     plain(m, 8, 8, config);
+    const rows before  = plain.compute(m, input);
+    config.renormalize = true;
+    engine     e(m, 8, 8, config);
+    const rows after      = e.compute(m, input);
+    const auto precisions = strict_precisions(input, thresholds);
+    for (size_t t = 0; t < 5; t++) {
+        double kept = 0; // of a sum of 1
+        for (size_t k = 0; k < 4; k++) {
+            kept += precisions[4 * t + k] == PRECISION_SKIP ? 0.0 : double(input.weights[4 * t + k]);
+        }
+        CHECK(kept < 0.999);
+        for (size_t i = 4 * t; i < 4 * t + 4; i++) {
+            for (size_t j = 0; j < before[i].size(); j++) {
+                CHECK(double(after[i][j]) == doctest::Approx(double(before[i][j]) / kept).epsilon(1e-5));
+            }
+        }
+    }
+}
+
+TEST_CASE("every layer is reported once, with what was resident before and the outputs") {
+    const model_on_disk m;
+    for (const bool node_by_node : { false, true }) {
+        const layer_input input = random_input(m.shape, 3, 53);
+        engine            e(m, 8, 8, score_thresholds{ 0.5, 0.7 });
+        batch_info        batch;
+        const int32_t     sequences[] = { 4, 4, 7 };
+        const int32_t     positions[] = { 10, 11, 3 };
+        const int8_t      outputs[]   = { 0, 1, 1 };
+        batch.begin(3, sequences, positions, outputs);
+        e.executor.begin_batch(batch);
+        int n_reports = 0;
+        e.executor.set_observer([&](const layer_report & r) {
+            n_reports++;
+            CHECK(r.routing.experts == input.ids);
+            CHECK(r.routing.weights == input.weights);
+            CHECK(r.rows[1].position == 11);
+            CHECK(r.rows[2].sequence == 7);
+            CHECK(r.was_resident == std::vector<uint8_t>(6, 0));
+            CHECK(r.plan.precisions.size() == 6);
+            CHECK(ggml_nrows(r.output) == 6);
+        });
+        layer_graph graph(m.shape, input);
+        graph.set_cached(m.index, 0);
+        for (int i = 0; node_by_node && i < ggml_graph_n_nodes(graph.graph); i++) {
+            ggml_cgraph view = ggml_graph_view(graph.graph, i, i + 1);
+            REQUIRE(e.executor.compute(&view, e.inner).ok());
+        }
+        if (!node_by_node) {
+            REQUIRE(e.executor.compute(graph.graph, e.inner).ok());
+        }
+        CHECK(n_reports == 1);
+    }
+}
+
+TEST_CASE("rows of a layer are all tokens, or those whose output is wanted") {
+    batch_info    batch;
+    const int32_t sequences[] = { 0, 0, 1 };
+    const int32_t positions[] = { 5, 6, 2 };
+    const int8_t  outputs[]   = { 0, 1, 1 };
+    batch.begin(3, sequences, positions, outputs);
+    CHECK(batch.sequences() == std::map<int32_t, uint32_t>{ { 0, 2 }, { 1, 1 } });
+    CHECK(batch.rows(3)[0].position == 5);
+    CHECK(batch.rows(2)[0].position == 6);
+    CHECK(batch.rows(2)[1].sequence == 1);
+    CHECK(batch.rows(7).size() == 7); // nothing that was announced
+    CHECK(batch.rows(7)[0].position == -1);
 }
 
 //
@@ -396,7 +547,7 @@ TEST_CASE("a computation that is aborted may be repeated, whatever was on its wa
 TEST_CASE("thresholds without the router's weights are an error, t1 = 1 needs none") {
     const model_on_disk m;
     const layer_input   input = random_input(m.shape, 1, 37);
-    engine              e(m, 8, 8, { 0.5, 1.0 });
+    engine              e(m, 8, 8, score_thresholds{ 0.5, 1.0 });
     CHECK(error_of(e, m, input, false) ==
           "the router weights of 'blk.0.ffn_gate_exps.weight' are not known: run this model with t1 = 1");
 

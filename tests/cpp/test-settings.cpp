@@ -105,7 +105,7 @@ TEST_CASE("an unknown key is refused by name") {
 
 TEST_CASE("a value of the wrong kind is refused") {
     CHECK(refused({ text("hobbit.t1", "high") }) == "setting hobbit.t1 takes a number, not the text 'high'");
-    CHECK(refused({ integer("hobbit.sidecar", 1) }) == "setting hobbit.sidecar takes a file name");
+    CHECK(refused({ integer("hobbit.sidecar", 1) }) == "setting hobbit.sidecar takes a text");
 }
 
 TEST_CASE("values out of range are refused") {
@@ -154,11 +154,9 @@ TEST_CASE("a tag is kept to the last digit") {
 // settings stored in the model file
 //
 
-using stored_settings = std::vector<std::pair<std::string, double>>;
-
 TEST_CASE("stored settings fill in what was not given") {
     settings s = applied({});
-    CHECK(s.apply_stored({ { "hobbit.t1", 0.6 }, { "hobbit.t2", 0.9 }, { "hobbit.low_share", 0.3 } }).ok());
+    CHECK(s.apply_stored({ { { "hobbit.t1", 0.6 }, { "hobbit.t2", 0.9 }, { "hobbit.low_share", 0.3 } }, "" }).ok());
     CHECK(s.thresholds.t1 == 0.6);
     CHECK(s.thresholds.t2 == 0.9);
     CHECK(s.low_share == 0.3);
@@ -167,7 +165,7 @@ TEST_CASE("stored settings fill in what was not given") {
 
 TEST_CASE("stored settings lose against given ones") {
     settings s = applied({ number("hobbit.t1", 0.5), number("hobbit.t2", 0.7), number("hobbit.low_share", 0.1) });
-    CHECK(s.apply_stored({ { "hobbit.t1", 0.6 }, { "hobbit.t2", 0.9 }, { "hobbit.low_share", 0.3 } }).ok());
+    CHECK(s.apply_stored({ { { "hobbit.t1", 0.6 }, { "hobbit.t2", 0.9 }, { "hobbit.low_share", 0.3 } }, "" }).ok());
     CHECK(s.thresholds.t1 == 0.5);
     CHECK(s.thresholds.t2 == 0.7);
     CHECK(s.low_share == 0.1);
@@ -175,13 +173,13 @@ TEST_CASE("stored settings lose against given ones") {
 
 TEST_CASE("thresholds belong together: one given, neither is taken from the file") {
     settings s = applied({ number("hobbit.t1", 0.95) });
-    CHECK(s.apply_stored({ { "hobbit.t1", 0.6 }, { "hobbit.t2", 0.9 } }).ok());
+    CHECK(s.apply_stored({ { { "hobbit.t1", 0.6 }, { "hobbit.t2", 0.9 } }, "" }).ok());
     CHECK(s.thresholds.t1 == 0.95);
     CHECK(s.thresholds.t2 == 1.0);
 }
 
 TEST_CASE("stored values out of range are refused") {
-    const stored_settings cases[] = {
+    const std::vector<std::pair<std::string, double>> cases[] = {
         { { "hobbit.t1", 0.9 }, { "hobbit.t2", 0.5 } },
         { { "hobbit.t2", 1.5 } },
         { { "hobbit.t1", -0.5 } },
@@ -189,19 +187,59 @@ TEST_CASE("stored values out of range are refused") {
         { { "hobbit.t2", std::nan("") } },
         { { "hobbit.low_share", 2.0 } },
         { { "hobbit.low_share", std::nan("") } },
+        { { "hobbit.w_lru", 0.9 } },
+        { { "hobbit.prefetch", 5 } },
     };
-    for (const stored_settings & stored : cases) {
+    for (const auto & stored : cases) {
         CAPTURE(stored[0].first);
         CAPTURE(stored[0].second);
         settings s = applied({});
-        CHECK_FALSE(s.apply_stored(stored).ok());
+        CHECK_FALSE(s.apply_stored({ stored, "" }).ok());
     }
 }
 
-TEST_CASE("only thresholds and the share may be stored") {
-    CHECK(stored_setting_keys().size() == 3);
+TEST_CASE("only what calibration finds may be stored") {
     settings s = applied({});
-    CHECK(s.apply_stored({ { "hobbit.memory", 1e9 }, { "hobbit.enable", 1 } }).ok());
-    CHECK(s.memory == 0);
-    CHECK_FALSE(s.enable);
+    CHECK_FALSE(s.apply_stored({ { { "hobbit.memory", 1e9 } }, "" }).ok());
+    for (const char * key : stored_setting_keys()) {
+        CHECK(std::string(key) != "hobbit.memory");
+    }
+}
+
+//
+// policy
+//
+
+TEST_CASE("the policy and its weights, given and stored") {
+    settings s = applied({ text("hobbit.policy", "lfu") });
+    CHECK(s.policy == "lfu");
+    CHECK(s.apply_stored({ {}, "lru" }).ok());
+    CHECK(s.policy == "lfu");
+
+    settings stored = applied({});
+    CHECK(stored
+              .apply_stored({ { { "hobbit.w_lru", 0.1 },
+                                { "hobbit.w_lfu", 0.2 },
+                                { "hobbit.w_lhu", 0.3 },
+                                { "hobbit.w_fld", 0.4 } },
+                              "hobbit" })
+              .ok());
+    CHECK(stored.policy == "hobbit");
+    CHECK(stored.weights == std::array<double, 4>{ 0.1, 0.2, 0.3, 0.4 });
+
+    settings one = applied({ number("hobbit.w_lfu", 1.0) }); // the others are 0 then
+    CHECK(one.weights == std::array<double, 4>{ 0.0, 1.0, 0.0, 0.0 });
+    CHECK(one.apply_stored({ { { "hobbit.w_lru", 1.0 } }, "lru" }).ok()); // weights given: none are taken from the file
+    CHECK(one.weights == std::array<double, 4>{ 0.0, 1.0, 0.0, 0.0 });
+}
+
+TEST_CASE("policies and weights that make no sense are refused") {
+    CHECK(refused({ text("hobbit.policy", "best") }).find("there is no eviction policy 'best': choose one of ") == 0);
+    CHECK(refused({ number("hobbit.w_lru", 0.5), number("hobbit.w_lfu", 0.4) }).find("sum to 0.9") !=
+          std::string::npos);
+    CHECK(refused({ number("hobbit.w_lru", 1.5), number("hobbit.w_lfu", -0.5) }).find("must not be negative") !=
+          std::string::npos);
+    CHECK(refused({ text("hobbit.scorer", "best") }) == "setting hobbit.scorer is 'gate' or 'random', not 'best'");
+    CHECK(refused({ number("hobbit.prefetch", 5) }).find("at most 4 layers") != std::string::npos);
+    CHECK(refused({ number("hobbit.policy", 1) }) == "setting hobbit.policy takes a text");
 }

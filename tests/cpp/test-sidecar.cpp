@@ -221,10 +221,10 @@ TEST_CASE("a sidecar is no model") {
 }
 
 TEST_CASE("the default name") {
-    CHECK(sidecar_default_path("/a/model.gguf") == "/a/model.hobbit.gguf");
-    CHECK(sidecar_default_path("/a/model-00001-of-00003.gguf") == "/a/model.hobbit.gguf");
-    CHECK(sidecar_default_path("/a/model-00001-of-3.gguf") == "/a/model-00001-of-3.hobbit.gguf");
-    CHECK(sidecar_default_path("-00001-of-00003.gguf") == ".hobbit.gguf");
-    CHECK(sidecar_default_path("x") == "x.hobbit.gguf");
-    CHECK(sidecar_default_path("/a.gguf/model") == "/a.gguf/model.hobbit.gguf");
+    CHECK(beside_model("/a/model.gguf", ".hobbit.gguf") == "/a/model.hobbit.gguf");
+    CHECK(beside_model("/a/model-00001-of-00003.gguf", ".hobbit.gguf") == "/a/model.hobbit.gguf");
+    CHECK(beside_model("/a/model-00001-of-3.gguf", ".hobbit.gguf") == "/a/model-00001-of-3.hobbit.gguf");
+    CHECK(beside_model("-00001-of-00003.gguf", ".hobbit.gguf") == ".hobbit.gguf");
+    CHECK(beside_model("x", ".hobbit.gguf") == "x.hobbit.gguf");
+    CHECK(beside_model("/a.gguf/model", ".hobbit.gguf") == "/a.gguf/model.hobbit.gguf");
 }

@@ -1,0 +1,425 @@
+// SPDX-License-Identifier: MIT
+#include "prefetcher.h"
+
+#include "fake-reader.h"
+#include "gguf-builder.h"
+#include "layer-graph.h"
+#include "temp-dir.h"
+
+#include <algorithm>
+#include <cmath>
+#include <doctest/doctest.h>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+using namespace hobbit;
+
+static constexpr int64_t  WIDTH     = 64;
+static constexpr uint32_t N_LAYERS  = 4;
+static constexpr uint32_t N_EXPERTS = 8;
+static constexpr uint32_t N_USED    = 2;
+static constexpr uint32_t ALL       = part_bit(PART_UP) | part_bit(PART_GATE) | part_bit(PART_DOWN);
+
+class lru : public cache_policy {
+  public:
+    void begin_sequence(uint32_t) override {}
+
+    void begin_tokens(uint32_t, uint32_t) override {}
+
+    void on_use(const expert_usage &) override {}
+
+    double value(expert_id, uint32_t, uint32_t) override { return 0.0; }
+};
+
+// Probabilities that the routers of a layer give the experts for tokens of one topic; 0 for those not named.
+struct belief {
+    uint32_t                                layer;
+    size_t                                  topic;
+    std::vector<std::pair<uint32_t, float>> probabilities;
+};
+
+// A model with its cache over the fake reader, and what prefetches into it. A token's router input is a topic.
+class engine {
+  public:
+    fake_reader                 reader;
+    stats                       counters;
+    expert_index                index;
+    std::unique_ptr<predictor>  predictions;
+    std::unique_ptr<prefetcher> prefetch;
+
+    explicit engine(const std::vector<belief> & beliefs, uint32_t n_high = 16, uint32_t n_low = 0,
+                    score_thresholds thresholds = {}, uint32_t n_ahead = 3) {
+        moe_model model;
+        model.n_layers  = N_LAYERS;
+        model.n_experts = N_EXPERTS;
+        model.n_embd    = WIDTH;
+        model.add_high(file_);
+        model.add_low(file_);
+        REQUIRE(index.open(file_.write(dir_.path("m.gguf")), "").ok());
+        predictions = std::make_unique<predictor>(index);
+        for (uint32_t layer = 0; layer < N_LAYERS && !beliefs.empty(); layer++) {
+            set_router(layer, beliefs);
+        }
+        loader_ = std::make_unique<loader>(reader, counters, 2);
+        cache_  = std::make_unique<expert_cache>(index, *loader_, counters);
+        allocate(TIER_HIGH, n_high);
+        allocate(TIER_LOW, n_low);
+        prefetch = std::make_unique<prefetcher>(index, *cache_, *predictions, n_ahead, thresholds, counters);
+    }
+
+    ~engine() {
+        reader.open_gate();
+        loader_.reset(); // before the cache, whose memory its threads write into
+    }
+
+    expert_cache & cache() { return *cache_; }
+
+    // The layer's router chooses these; they are demanded.
+    void choose(uint32_t layer, const std::vector<int32_t> & experts) {
+        prefetch->on_routing({ layer, int64_t(experts.size() / N_USED), N_USED, experts, {} });
+        for (const int32_t e : experts) {
+            REQUIRE(cache().acquire({ layer, uint32_t(e) }, TIER_HIGH));
+            cache().request({ layer, uint32_t(e) }, TIER_HIGH, ALL);
+        }
+    }
+
+    void look_ahead(uint32_t layer, const std::vector<size_t> & topics = { 0 }) {
+        std::vector<float> x(topics.size() * WIDTH, 0.0f);
+        for (size_t t = 0; t < topics.size(); t++) {
+            x[t * WIDTH + topics[t]] = 1.0f;
+        }
+        with_tensor(WIDTH, int64_t(topics.size()), x,
+                    [&](const ggml_tensor * input) { REQUIRE(prefetch->look_ahead(layer, input, cpu_.backend).ok()); });
+    }
+
+    void finish(uint32_t layer, const std::vector<int32_t> & experts) {
+        for (const int32_t e : experts) {
+            cache().release({ layer, uint32_t(e) }, TIER_HIGH);
+        }
+        prefetch->end_layer(layer);
+    }
+
+    void run_layer(uint32_t layer, const std::vector<int32_t> & experts, const std::vector<size_t> & topics = { 0 }) {
+        choose(layer, experts);
+        look_ahead(layer, topics);
+        finish(layer, experts);
+    }
+
+    // Makes the expert resident.
+    void load(expert_id id, uint32_t tier = TIER_HIGH) {
+        REQUIRE(cache().acquire(id, tier));
+        cache().request(id, tier, ALL);
+        REQUIRE(cache().wait(id, tier, ALL).ok());
+        cache().release(id, tier);
+    }
+
+    // Until all that was asked for ahead is there.
+    void wait(expert_id id, uint32_t tier = TIER_HIGH) {
+        while (!cache().arrived(id, tier, ALL)) {
+            std::this_thread::yield();
+        }
+    }
+
+    // Where the reads of an expert's parts begin.
+    std::vector<uint64_t> reads_of(expert_id id, uint32_t tier = TIER_HIGH) const {
+        std::vector<uint64_t> offsets;
+        for (const uint32_t part : { PART_GATE, PART_UP, PART_DOWN }) {
+            const uint64_t offset = index.locate(tier, id.layer, part, id.expert).offset;
+            offsets.push_back(offset - offset % file_reader::alignment);
+        }
+        return offsets;
+    }
+
+    template <typename function>
+    static void with_tensor(int64_t width, int64_t n_tokens, const std::vector<float> & x, function use) {
+        ggml_context *        ctx    = ggml_init({ ggml_tensor_overhead(), nullptr, /* .no_alloc = */ true });
+        ggml_tensor *         t      = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, width, n_tokens);
+        ggml_backend_buffer_t buffer = ggml_backend_alloc_ctx_tensors_from_buft(ctx, ggml_backend_cpu_buffer_type());
+        ggml_backend_tensor_set(t, x.data(), 0, ggml_nbytes(t));
+        use(t);
+        ggml_backend_buffer_free(buffer);
+        ggml_free(ctx);
+    }
+
+    ggml_backend_t backend() const { return cpu_.backend; }
+
+  private:
+    void set_router(uint32_t layer, const std::vector<belief> & beliefs) {
+        std::vector<float> weight(N_EXPERTS * WIDTH, -20.0f);
+        for (const belief & b : beliefs) {
+            for (const auto & [expert, probability] : b.probabilities) {
+                if (b.layer == layer) {
+                    weight[expert * WIDTH + b.topic] = std::log(probability);
+                }
+            }
+        }
+        with_tensor(WIDTH, N_EXPERTS, weight, [&](const ggml_tensor * t) {
+            REQUIRE(predictions->set_router(layer, t, nullptr, nullptr, HOBBIT_GATING_SOFTMAX).ok());
+        });
+    }
+
+    void allocate(uint32_t tier, uint32_t n_slots) {
+        if (n_slots > 0) {
+            REQUIRE(cache_->allocate(tier, ggml_backend_cpu_buffer_type(), n_slots, 0, policy_).ok());
+        }
+    }
+
+    temp_dir                      dir_;
+    gguf_builder                  file_;
+    cpu_backend                   cpu_;
+    lru                           policy_;
+    std::unique_ptr<loader>       loader_;
+    std::unique_ptr<expert_cache> cache_;
+};
+
+static std::vector<uint64_t> joined(std::vector<uint64_t> a, const std::vector<uint64_t> & b) {
+    a.insert(a.end(), b.begin(), b.end());
+    return a;
+}
+
+TEST_CASE("what the next layer is predicted to miss is read ahead, the most wanted first, and judged") {
+    engine e({ { 1, 0, { { 3, 0.3f }, { 5, 0.6f } } }, { 2, 0, { { 1, 0.5f }, { 2, 0.5f } } } });
+    e.reader.open_gate();
+    e.choose(0, { 0, 1 });
+    e.cache().wait({ 0, 0 }, TIER_HIGH, ALL);
+    e.cache().wait({ 0, 1 }, TIER_HIGH, ALL);
+    const size_t demanded = e.reader.begun().size();
+    e.look_ahead(0);
+    e.wait({ 1, 3 });
+    e.wait({ 1, 5 });
+    const std::vector<uint64_t> begun = e.reader.begun();
+    CHECK(std::vector<uint64_t>(begun.begin() + ptrdiff_t(demanded), begun.end()) ==
+          joined(e.reads_of({ 1, 5 }), e.reads_of({ 1, 3 })));
+    CHECK_FALSE(e.cache().holds({ 2, 1 }, TIER_HIGH, 0)); // layer 1 had something missing
+    e.finish(0, { 0, 1 });
+
+    const uint64_t bytes = e.counters.bytes_read;
+    e.choose(1, { 3, 6 });
+    CHECK(e.counters.predicted == 2);
+    CHECK(e.counters.predicted_right == 1);
+    CHECK(e.counters.prefetched == 2);
+    CHECK(e.counters.prefetched_used == 1);
+    e.cache().wait({ 1, 6 }, TIER_HIGH, ALL);
+    CHECK(e.counters.bytes_prefetched * 3 == bytes + e.counters.bytes_prefetched); // 2 of 4 experts
+    e.finish(1, { 3, 6 });
+}
+
+TEST_CASE("a layer that has all it needs is protected, and the one behind it looked at") {
+    engine e({ { 1, 0, { { 3, 0.3f }, { 5, 0.6f } } }, { 2, 0, { { 1, 0.5f }, { 2, 0.4f } } } }, 6);
+    e.reader.open_gate();
+    e.load({ 1, 3 });
+    e.load({ 1, 5 });
+    e.choose(0, { 0, 1 });
+    e.look_ahead(0);
+    CHECK(e.cache().holds({ 2, 1 }, TIER_HIGH, ALL));
+    CHECK(e.cache().holds({ 2, 2 }, TIER_HIGH, ALL));
+    e.finish(0, { 0, 1 });
+
+    // the pool is full: those not predicted leave first, though they were used last
+    e.load({ 3, 0 });
+    e.load({ 3, 1 });
+    for (const expert_id id : { expert_id{ 1, 3 }, { 1, 5 }, { 2, 1 }, { 2, 2 } }) {
+        CHECK(e.cache().holds(id, TIER_HIGH, ALL));
+    }
+    // until their layer's router has chosen
+    e.choose(1, { 3, 5 });
+    e.finish(1, { 3, 5 });
+    e.load({ 3, 2 });
+    e.load({ 3, 3 });
+    e.load({ 3, 4 });
+    CHECK_FALSE(e.cache().holds({ 1, 3 }, TIER_HIGH, 0));
+    CHECK(e.cache().holds({ 2, 1 }, TIER_HIGH, ALL));
+    CHECK(e.cache().holds({ 2, 2 }, TIER_HIGH, ALL));
+}
+
+TEST_CASE("it looks no further than it was told, and not past the last layer") {
+    const std::vector<belief> beliefs = { { 2, 0, { { 1, 0.5f }, { 2, 0.4f } } }, { 0, 0, { { 6, 0.5f } } } };
+    engine                    e(beliefs, 16, 0, {}, 1);
+    e.reader.open_gate();
+    e.load({ 1, 0 });
+    e.load({ 1, 1 }); // what layer 1 is predicted to choose: nothing tells its experts apart
+    e.choose(0, { 0, 1 });
+    e.look_ahead(0);
+    CHECK_FALSE(e.cache().holds({ 2, 1 }, TIER_HIGH, 0));
+    e.finish(0, { 0, 1 });
+    const size_t n_reads = e.reader.begun().size();
+    e.run_layer(3, { 0, 1 });
+    CHECK(e.reader.begun().size() == n_reads + 6);
+    CHECK_FALSE(e.cache().holds({ 0, 6 }, TIER_HIGH, 0)); // the next token's
+}
+
+TEST_CASE("predicted weights choose the precision, and a better resident one serves") {
+    const score_thresholds    thresholds = { 0.5, 0.85 };
+    const std::vector<belief> beliefs    = {
+        { 1, 0, { { 3, 0.7f }, { 5, 0.3f } } }, // scores 0 and 0.7: high and low
+        { 1, 1, { { 3, 0.9f }, { 6, 0.1f } } }, // 0 and 0.9: high and skipped
+    };
+    engine e(beliefs, 8, 8, thresholds);
+    e.reader.open_gate();
+    e.run_layer(0, { 0, 1 });
+    CHECK(e.cache().holds({ 1, 3 }, TIER_HIGH, ALL));
+    CHECK(e.cache().holds({ 1, 5 }, TIER_LOW, ALL));
+    CHECK_FALSE(e.cache().holds({ 1, 5 }, TIER_HIGH, 0));
+
+    engine better(beliefs, 8, 8, thresholds);
+    better.reader.open_gate();
+    better.load({ 1, 5 });
+    better.run_layer(0, { 0, 1 });
+    CHECK_FALSE(better.cache().holds({ 1, 5 }, TIER_LOW, 0));
+
+    engine skipped(beliefs, 8, 8, thresholds);
+    skipped.reader.open_gate();
+    skipped.run_layer(0, { 0, 1 }, { 1 });
+    CHECK(skipped.cache().holds({ 1, 3 }, TIER_HIGH, ALL));
+    CHECK_FALSE(skipped.cache().holds({ 1, 6 }, TIER_LOW, 0));
+    CHECK_FALSE(skipped.cache().holds({ 1, 6 }, TIER_HIGH, 0));
+    skipped.choose(1, { 3, 6 });
+    CHECK(skipped.counters.predicted_right == 2); // also named
+    CHECK(skipped.counters.prefetched == 1);
+
+    engine no_low(beliefs, 8, 0, thresholds);
+    no_low.reader.open_gate();
+    no_low.run_layer(0, { 0, 1 });
+    CHECK(no_low.cache().holds({ 1, 5 }, TIER_HIGH, ALL));
+}
+
+TEST_CASE("of several tokens the one that asks for most decides, and the most wanted fit") {
+    const std::vector<belief> beliefs = {
+        { 1, 0, { { 3, 0.7f }, { 5, 0.3f } } },
+        { 1, 1, { { 5, 0.8f }, { 6, 0.2f } } },
+        { 1, 2, { { 3, 0.6f }, { 7, 0.4f } } },
+    };
+    engine all(beliefs, 8, 8, { 0.5, 1.0 });
+    all.reader.open_gate();
+    all.run_layer(0, { 0, 1, 0, 1, 0, 1 }, { 0, 1, 2 });
+    CHECK(all.cache().holds({ 1, 3 }, TIER_HIGH, ALL));
+    CHECK(all.cache().holds({ 1, 5 }, TIER_HIGH, ALL)); // low for the first token
+    CHECK(all.cache().holds({ 1, 6 }, TIER_LOW, ALL));
+    CHECK(all.cache().holds({ 1, 7 }, TIER_LOW, ALL));
+
+    // summed weights 1.3, 1.1, 0.4, 0.2; two slots are the demand's
+    for (uint32_t room = 0; room <= 4; room++) {
+        CAPTURE(room);
+        engine some(beliefs, 2 + room);
+        some.reader.open_gate();
+        some.run_layer(0, { 0, 1, 0, 1, 0, 1 }, { 0, 1, 2 });
+        const uint32_t by_want[] = { 3, 5, 7, 6 };
+        for (uint32_t i = 0; i < 4; i++) {
+            CHECK(some.cache().holds({ 1, by_want[i] }, TIER_HIGH, ALL) == (i < room));
+        }
+        CHECK(some.cache().holds({ 0, 0 }, TIER_HIGH, ALL));
+    }
+}
+
+TEST_CASE("a wrong prefetch costs the one read in flight, and a right one is not read twice") {
+    engine e({ { 1, 0, { { 3, 0.3f }, { 5, 0.6f } } } });
+    e.choose(0, { 0, 1 });
+    e.reader.let(6);
+    e.cache().wait({ 0, 0 }, TIER_HIGH, ALL);
+    e.cache().wait({ 0, 1 }, TIER_HIGH, ALL);
+    e.look_ahead(0);
+    e.reader.wait_begun(7); // the first part of expert 5
+    e.finish(0, { 0, 1 });
+
+    e.choose(1, { 3, 6 });
+    e.reader.open_gate();
+    e.cache().wait({ 1, 3 }, TIER_HIGH, ALL);
+    e.cache().wait({ 1, 6 }, TIER_HIGH, ALL);
+    e.finish(1, { 3, 6 });
+    CHECK(e.reader.begun().size() == 7 + 6);
+    CHECK(e.reader.begun()[6] == e.reads_of({ 1, 5 })[0]);
+    CHECK_FALSE(e.cache().holds({ 1, 5 }, TIER_HIGH, ALL));
+    e.load({ 1, 5 }); // the part that is there is kept
+    CHECK(e.reader.begun().size() == 7 + 6 + 2);
+}
+
+TEST_CASE("layers that never run are not predicted after the first pass") {
+    engine e({ { 1, 0, { { 0, 0.5f }, { 1, 0.5f } } },
+               { 2, 0, { { 0, 0.5f }, { 1, 0.5f } } },
+               { 3, 0, { { 3, 0.3f }, { 5, 0.6f } } } });
+    e.reader.open_gate();
+    for (int i = 0; i < 5; i++) {
+        for (uint32_t layer = 0; layer < N_LAYERS - 1; layer++) { // as with layers for speculation
+            e.run_layer(layer, { 0, 1 });
+        }
+    }
+    CHECK(e.counters.prefetched == 2 + 2 + 2); // layers 1 and 2, and once for nothing
+    CHECK(e.counters.prefetched_used == 4);
+    CHECK(e.counters.predicted == 5 * 4 + 2);
+}
+
+TEST_CASE("prefetch that is always wrong switches itself off, and is tried again") {
+    engine     e({ { 1, 0, { { 3, 0.3f }, { 5, 0.6f } } } }, 4, 0, {}, 1);
+    const auto one_pass = [&] {
+        e.run_layer(0, { 0, 1 });
+        e.choose(1, { 0, 1 });
+        e.finish(1, { 0, 1 });
+    };
+    e.reader.open_gate();
+    CHECK(e.counters.prefetch_active);
+    size_t passes = 0;
+    while (e.counters.prefetch_active && passes < 1000) {
+        one_pass();
+        passes++;
+    }
+    CHECK(e.counters.prefetch_pauses == 1);
+    CHECK(e.counters.prefetched_used == 0);
+    CHECK(passes >= prefetch_governor::min_passes);
+    CHECK(passes <= prefetch_governor::window);
+    const uint64_t predicted = e.counters.predicted;
+    for (uint32_t i = 0; i < prefetch_governor::min_pause - 2; i++) {
+        one_pass();
+    }
+    CHECK(e.counters.predicted == predicted);
+    CHECK_FALSE(e.counters.prefetch_active);
+    for (int i = 0; i < 4; i++) {
+        one_pass();
+    }
+    CHECK(e.counters.prefetch_active);
+    CHECK(e.counters.predicted > predicted);
+}
+
+TEST_CASE("prefetch is declined where the routers or their input are not known") {
+    engine no_routers({});
+    CHECK_FALSE(no_routers.counters.prefetch_active);
+    no_routers.reader.open_gate();
+    no_routers.run_layer(0, { 0, 1 });
+    CHECK(no_routers.counters.predicted == 0);
+
+    for (const int64_t width : { int64_t(0), WIDTH / 2 }) {
+        engine e({ { 1, 0, { { 3, 0.3f }, { 5, 0.6f } } } });
+        e.reader.open_gate();
+        CHECK(e.counters.prefetch_active);
+        e.choose(0, { 0, 1 });
+        engine::with_tensor(WIDTH / 2, 1, std::vector<float>(WIDTH), [&](const ggml_tensor * input) {
+            REQUIRE(e.prefetch->look_ahead(0, width > 0 ? input : nullptr, e.backend()).ok());
+        });
+        e.finish(0, { 0, 1 });
+        CHECK_FALSE(e.counters.prefetch_active);
+        e.run_layer(1, { 0, 1 }); // declined for good
+        e.run_layer(0, { 0, 1 });
+        CHECK(e.counters.bytes_prefetched == 0);
+        CHECK_FALSE(e.counters.prefetch_active);
+    }
+}
+
+TEST_CASE("a prefetch that fails is an error of the next wait, and everything may be released") {
+    engine e({ { 1, 0, { { 3, 0.3f }, { 5, 0.6f } } } }, 4);
+    e.reader.fail_at(e.reads_of({ 1, 5 })[1], "the disk is gone");
+    e.choose(0, { 0, 1 });
+    e.reader.open_gate();
+    e.cache().wait({ 0, 0 }, TIER_HIGH, ALL);
+    e.cache().wait({ 0, 1 }, TIER_HIGH, ALL);
+    e.look_ahead(0);
+    e.finish(0, { 0, 1 });
+    while (e.cache().error().ok()) {
+        std::this_thread::yield();
+    }
+    e.choose(1, { 5, 6 });
+    CHECK(e.cache().wait({ 1, 6 }, TIER_HIGH, ALL).message() == "the disk is gone");
+    e.finish(1, { 5, 6 });
+    REQUIRE(e.cache().acquire({ 2, 0 }, TIER_HIGH));
+    REQUIRE(e.cache().acquire({ 2, 1 }, TIER_HIGH));
+}
