@@ -2,6 +2,7 @@
 """A model opened for generating text."""
 
 import codecs
+import contextlib
 import os
 import secrets
 import time
@@ -15,7 +16,7 @@ from typing import Literal
 import jinja2
 
 from pyhobbit._llama import Context, ContextSize, Model, Sampler, log
-from pyhobbit._native import ffi, lib, llama
+from pyhobbit._native import ffi, last_error, lib, llama
 from pyhobbit.config import EngineConfig, SamplingConfig
 from pyhobbit.errors import HobbitError
 from pyhobbit.stats import CacheStats, ModelInfo, Stats, peak_rss_bytes
@@ -80,7 +81,11 @@ class Engine:
         return self
 
     def __exit__(self, kind: type | None, value: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
+        try:
+            self.close()
+        except HobbitError:
+            if value is None:  # else the first error is the one to tell
+                raise
 
     def open(self) -> ModelInfo:
         """Loads what stays resident and allocates the pools. Raises HobbitError, KeyboardInterrupt."""
@@ -95,14 +100,16 @@ class Engine:
             self._model = Model(self._path, settings, lambda: not self._interrupted)
             self._context = Context(self._model, self._context_size(self._model), lambda: self._interrupted)
         except BaseException:
-            self.close()
+            with contextlib.suppress(HobbitError):  # the first error is the one to tell
+                self.close()
             raise
         self._cache = lib.hobbit_find(tag)
         self._load_s = time.perf_counter() - start
         return self.info()
 
     def close(self) -> None:
-        """Frees everything; the second call does nothing."""
+        """Frees everything; the second call does nothing. Raises HobbitError where a trace is incomplete."""
+        lib.hobbit_clear_last_error()
         if self._context is not None:
             self._context.close()
         if self._model is not None:
@@ -110,6 +117,8 @@ class Engine:
         lib.hobbit_unref(self._cache)
         self._context, self._model, self._cache = None, None, ffi.NULL
         self._answer, self._interrupted = None, False
+        if error := last_error():
+            raise HobbitError(error)
 
     def interrupt(self) -> None:
         """Ends the loading or the answer under way; callable from a signal handler or another thread."""

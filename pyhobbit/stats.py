@@ -47,9 +47,9 @@ class CacheStats:
     """Counters since opening, as hobbit.h defines them.
 
     Selections are (token, expert) pairs chosen by a router; hits and misses count the experts that a layer
-    needed for one batch, once each.  predicted, prefetched: experts named, and asked for, ahead of their layer;
-    *_right, *_used: of those, chosen when the layer ran.  prefetch_pauses: times that prefetch was switched off
-    because it did not pay.  Seconds: stall_s computing waited for the disk, disk_demand_s the disk worked on what
+    needed for one batch, once each.  predicted, prefetched: experts named, and asked for, ahead of their
+    layer; *_right, *_used: of those, chosen when the layer ran.  prefetch_pauses: times that prefetch did not
+    pay and was switched off.  Seconds: stall_s computing waited for the disk, disk_demand_s the disk worked on what
     computing needed, compute_s layers with experts ran, stalls included.
     """
 
@@ -162,7 +162,8 @@ class Stats:
         if not cache.prefetched:
             return []
         state = "on" if cache.prefetch_active else "paused"
-        return [f"prefetch {state}, {cache.prefetched_used / cache.prefetched:.0%} of {cache.prefetched} used"]
+        used = cache.prefetched_used / cache.prefetched
+        return [f"prefetch {state}, {used:.0%} of {cache.prefetched} experts used"]
 
 
 def _share(hits: int, misses: int) -> float | None:

@@ -24,7 +24,7 @@ N_DECODE = 64
 N_PREFILL = 300
 N_GREEDY = 32
 BATCH_SIZES = (2, 5, 8, 3, 7, 4, 6, 8, 2)
-POOLS = ("all", "half", "smallest")
+POOLS = ("all", "half", "smallest", "half, prefetch")
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,9 @@ def _stock(name: str) -> logits.Result:
 
 @functools.cache
 def _ours(name: str, pools: str) -> logits.Result:
-    settings = {"hobbit.enable": True, "hobbit.pools": _pool_bytes(name, pools)}
+    settings: dict[str, logits.Override] = {"hobbit.enable": True, "hobbit.pools": _pool_bytes(name, pools)}
+    if "prefetch" in pools:
+        settings |= {"hobbit.prefetch": 2, "hobbit.policy": "hobbit"}
     return logits.run(models.lib_dir(), CASES[name].served(), _plans(name), settings)
 
 
@@ -188,6 +190,12 @@ def test_pools_stay_within_their_budget_and_were_used(name: str, pools: str) -> 
         assert stats["evictions"] > 0
     if pools == "smallest":
         assert stats["waves"] > stats["layers_computed"]
+    if "prefetch" in pools:
+        assert stats["prefetched"] >= stats["prefetched_used"] > 0
+        assert stats["predicted"] >= stats["predicted_right"] > 0
+        assert 0 < stats["bytes_prefetched"] < stats["bytes_read"]
+    else:
+        assert stats["predicted"] == stats["prefetched"] == stats["bytes_prefetched"] == 0
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -47,7 +47,8 @@ def _wait_until_ready(url: str, server: "subprocess.Popen[bytes]") -> None:
 
 
 @contextmanager
-def _server(model: Path, log: Path, *options: str) -> Iterator[str]:
+def serving(model: Path, log: Path, *options: str) -> Iterator[str]:
+    """llama-server on a free port, ready; yields its address."""
     port = _free_port()
     command = [
         models.bin_dir() / "llama-server",
@@ -57,8 +58,6 @@ def _server(model: Path, log: Path, *options: str) -> Iterator[str]:
         str(port),
         "-c",
         "512",
-        "-np",
-        "1",
         "-lv",
         "4",  # shows the library's log
         *options,
@@ -73,8 +72,8 @@ def _server(model: Path, log: Path, *options: str) -> Iterator[str]:
             server.wait(timeout=30)
 
 
-def _complete(url: str) -> str:
-    body = {"prompt": PROMPT, "n_predict": 32, "temperature": 0, "cache_prompt": False}
+def complete(url: str, prompt: str = PROMPT, cache_prompt: bool = False) -> str:
+    body = {"prompt": prompt, "n_predict": 32, "temperature": 0, "cache_prompt": cache_prompt}
     return _request(f"{url}/completion", body)["content"]
 
 
@@ -82,8 +81,8 @@ def test_file_with_tiers_uses_the_cache_without_a_flag(
     tiny_gguf: Path, tmp_path: Path, run_pyhobbit: RunPyhobbit
 ) -> None:
     log = tmp_path / "server.log"
-    with _server(tiny_gguf, log) as url:
-        text = _complete(url)
+    with serving(tiny_gguf, log, "-np", "1") as url:
+        text = complete(url)
     assert re.search(r"hobbit: high-precision pool of \d+ of 48 experts", log.read_text(errors="replace"))
 
     chat = run_pyhobbit("chat", tiny_gguf, "-p", PROMPT, "-n", 32, "--temp", 0)
@@ -93,10 +92,10 @@ def test_file_with_tiers_uses_the_cache_without_a_flag(
 
 def test_pools_can_be_set_as_key_value_overrides(tiny_gguf: Path, tmp_path: Path) -> None:
     log = tmp_path / "server.log"
-    with _server(tiny_gguf, tmp_path / "default.log") as url:
-        expected = _complete(url)
-    with _server(tiny_gguf, log, "--override-kv", "hobbit.pools=int:2000000") as url:
-        assert _complete(url) == expected
+    with serving(tiny_gguf, tmp_path / "default.log", "-np", "1") as url:
+        expected = complete(url)
+    with serving(tiny_gguf, log, "-np", "1", "--override-kv", "hobbit.pools=int:2000000") as url:
+        assert complete(url) == expected
     slots = re.search(r"hobbit: high-precision pool of (\d+) of 48 experts", log.read_text(errors="replace"))
     assert slots
     assert int(slots[1]) < 48

@@ -161,12 +161,10 @@ status moe_executor::begin_layer(const stage & st, const ggml_tensor * last, inn
     if (!s.ok()) {
         return s;
     }
-    layer_.ids  = matmul->src[2];
-    layer_.done = st.parts;
-    layer_.rows = batch_.rows(layer_.routing.n_tokens);
-    for (const ggml_tensor * m : st.matmuls) {
-        layer_.router_input = m->src[4] ? m->src[4] : layer_.router_input;
-    }
+    layer_.ids          = matmul->src[2];
+    layer_.router_input = matmul->src[4];
+    layer_.done         = st.parts;
+    layer_.rows         = batch_.rows(layer_.routing.n_tokens);
     stats_.layers_computed++;
     plan();
     return {};

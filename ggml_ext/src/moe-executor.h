@@ -52,8 +52,7 @@ class moe_executor {
     void set_observer(std::function<void(const layer_report &)> observer) { observer_ = std::move(observer); }
 
     // A MUL_MAT_ID is over experts: its src[0]->extra is an expert_tensor; src[3], where present, holds the router's
-    // weights; src[4], which one of a layer's first matmuls may have, the router's input. Every other operation is
-    // repeated as it is.
+    // weights, and src[4] of the first ones of a layer the router's input. Every other operation is repeated as it is.
     status compute(ggml_cgraph * graph, inner_graph & inner);
 
   private:
