@@ -1,70 +1,126 @@
 # SPDX-License-Identifier: MIT
-"""What low precision costs: perplexity of the tiny model on its held-out text, by the low tier's type.
+"""What low precision costs, on the tiny model: perplexity, KL divergence from all high, bytes per token.
 
-    python bench/quality.py --chunks 16
+    python bench/quality.py                # mixes under several bounds against random choice and skipping
+    python bench/quality.py --renormalize  # what is to become of a skipped expert's weight
 
-Runs the package's llama-perplexity with one token per micro-batch, as in decoding: in a larger batch an
-expert gets the best precision that any of its tokens asks for.
+Thresholds are calibrated on the first half of the held-out text and measured on the second.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
-from pyhobbit._paths import BIN_DIR
+from pyhobbit.analysis import threshold_for_share, unimportance
+from pyhobbit.calibration import ThresholdSearch, profile
+from pyhobbit.config import CacheConfig, CalibrationConfig, EngineConfig, EvaluationConfig
+from pyhobbit.evaluate import Chunk, Evaluator, Quality
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = ROOT / "tests/tiny_moe"
 FOLDER = ROOT / "build/bench"
-ARMS = {
-    "high only": {},
-    "mixed, t1 = 0.6": {"t1": 0.6},
-    "mixed and skipped, t1 = 0.6, t2 = 0.9": {"t1": 0.6, "t2": 0.9},
-    "all but the top expert low, t1 = 0": {"t1": 0.0},
-}
+PAIRS = ("f16+q4_0", "q8_0+q2_k", "f16+tq1_0")
+SKIPPED = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5)
+HEAD = "| experts | t1 | t2 | high | low | skipped | KiB per token | perplexity | KL divergence |"
 
 
 def convert(high: str, low: str) -> Path:
+    """The tiny model with these two tiers."""
     path = FOLDER / f"tiny-{high}-{low}.gguf"
     if not path.exists():
+        FOLDER.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-P", "-m", "pyhobbit", "convert", "--high", high, "--low", low]
-        subprocess.run([*command, TINY / "model", "-o", path], check=True, stderr=subprocess.DEVNULL)
+        subprocess.run([*command, TINY / "model", "-o", path], check=True, stdout=sys.stderr)
     return path
 
 
-def perplexity(model: Path, chunks: int, pools: int, thresholds: dict[str, float]) -> float:
-    settings = [f"hobbit.pools=int:{pools}", *(f"hobbit.{k}=float:{v}" for k, v in thresholds.items())]
-    command = [BIN_DIR / "llama-perplexity", "-m", model, "-f", TINY / "heldout.txt", "-c", "512", "-ub", "1"]
-    command += ["--chunks", str(chunks), "--override-kv", ",".join(settings)]
-    quiet = {**os.environ, "OMP_WAIT_POLICY": "passive"}
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=quiet)
-    found = re.search(r"Final estimate: PPL = ([\d.]+)", done.stdout + done.stderr)
-    if not found:
-        raise SystemExit(f"no perplexity in the output of {command[0]}: {done.stderr[-1000:]}")
-    return float(found[1])
+def halves(evaluator: Evaluator, n_chunks: int) -> tuple[list[Chunk], list[Chunk]]:
+    """n_chunks each of the first and of the second half of the held-out text."""
+    chunks = evaluator.chunks((TINY / "heldout.txt").read_text(encoding="utf-8"))
+    middle = len(chunks) // 2
+    if n_chunks > middle:
+        raise SystemExit(f"--chunks: half of the text has {middle} of them")
+    return chunks[:n_chunks], chunks[middle : middle + n_chunks]
+
+
+def row(name: str, quality: Quality) -> str:
+    q = quality
+    return (
+        f"| {name} | {q.t1:.3f} | {q.t2:.3f} "
+        f"| {q.share_high:.1%} | {q.share_low:.1%} | {q.share_skipped:.1%} "
+        f"| {q.bytes_per_token / 1024:.0f} | {q.perplexity:.3f} | {q.mean_kl:.2e} |"
+    )
+
+
+def arms(
+    path: Path, engine: EngineConfig, n_chunks: int, bounds: list[float]
+) -> Iterator[tuple[str, Quality]]:
+    """All settings of one pair of types."""
+    with (
+        Evaluator(path, EvaluationConfig(engine)) as gate,
+        Evaluator(path, EvaluationConfig(engine, scorer="random")) as random,
+    ):
+        fitted, measured = halves(gate, n_chunks)
+        reference, seen = profile(gate, measured)
+        scores = unimportance(seen.weights)
+        high = gate.measure(measured, 1.0, 1.0, reference)
+        yield "all high", high
+        yield "all low", random.measure(measured, 0.0, 1.0, reference)
+        fitted_reference, fitted_seen = profile(gate, fitted)
+        tried: dict[tuple[float, float], Quality] = {}
+        for bound in bounds:
+            search = ThresholdSearch(gate, fitted, fitted_reference, CalibrationConfig(engine, max_kl=bound))
+            search.measured = tried
+            found = search.cheapest(unimportance(fitted_seen.weights))
+            mix = gate.measure(measured, found.t1, found.t2, reference)
+            yield f"calibrated, KL at most {bound:g}", mix
+            by_chance = (mix.share_high, mix.share_high + mix.share_low)
+            yield "- random choice of the same mix", random.measure(measured, *by_chance, reference)
+            threshold = threshold_for_share(scores, 1 - mix.bytes_per_token / high.bytes_per_token)
+            yield "- skipping, at equal bytes", gate.measure(measured, threshold, threshold, reference)
+
+
+def compare_mixes(args: argparse.Namespace, engine: EngineConfig) -> None:
+    for pair in args.pairs:
+        print(f"\n{pair}, {args.chunks} x {engine.n_ctx} tokens\n\n{HEAD}\n|{'---|' * (HEAD.count('|') - 1)}")
+        for name, quality in arms(convert(*pair.split("+")), engine, args.chunks, args.max_kl):
+            print(row(name, quality), flush=True)
+
+
+def compare_weights(args: argparse.Namespace, engine: EngineConfig) -> None:
+    """Skipping with the weights of skipped experts dropped, and with the others' renormalised."""
+    path = convert(*args.pairs[0].split("+"))
+    print(f"{HEAD}\n|{'---|' * (HEAD.count('|') - 1)}")
+    for renormalize in (False, True):
+        cache = CacheConfig(pools=engine.cache.pools, renormalize=renormalize)
+        with Evaluator(path, EvaluationConfig(replace(engine, cache=cache))) as evaluator:
+            _, chunks = halves(evaluator, args.chunks)
+            reference, seen = profile(evaluator, chunks)
+            scores = unimportance(seen.weights)
+            for share in SKIPPED:
+                threshold = threshold_for_share(scores, share)
+                quality = evaluator.measure(chunks, threshold, threshold, reference)
+                name = f"{share:.0%} skipped, {'renormalised' if renormalize else 'dropped'}"
+                print(row(name, quality), flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--chunks", type=int, default=16, help="of 512 tokens")
-    parser.add_argument("--low", nargs="+", default=["q4_0", "q2_k"])
-    parser.add_argument("--pools", type=int, default=5_000_000, help="bytes; the experts take 18.9 MB in f16")
+    parser.add_argument("--chunks", type=int, default=32, help="of 512 tokens, to calibrate and to measure")
+    parser.add_argument("--pairs", nargs="+", default=PAIRS, metavar="HIGH+LOW")
+    parser.add_argument("--max-kl", type=float, nargs="+", default=[1e-4, 1e-3, 1e-2], metavar="NATS")
+    parser.add_argument("--renormalize", action="store_true")
     args = parser.parse_args()
-
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    print(f"| experts | {' | '.join('low ' + low for low in args.low)} |\n|---|{'---|' * len(args.low)}")
-    for name, thresholds in ARMS.items():
-        values = [perplexity(convert("f16", low), args.chunks, args.pools, thresholds) for low in args.low]
-        print(f"| {name} | {' | '.join(f'{value:.2f}' for value in values)} |", flush=True)
-    values = [perplexity(convert(low, low), args.chunks, args.pools, {}) for low in args.low]
-    print(f"| low only | {' | '.join(f'{value:.2f}' for value in values)} |")
+    # matrices so small that a second thread would wait more than compute
+    engine = EngineConfig(CacheConfig(pools=8_000_000), EvaluationConfig.default_n_ctx, n_threads=1)
+    (compare_weights if args.renormalize else compare_mixes)(args, engine)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from pyhobbit import _native
 from pyhobbit._native import llama
 from pyhobbit.config import SamplingConfig, Setting
@@ -82,9 +84,13 @@ def _kv_overrides(settings: Mapping[str, Setting]) -> "ctypes.Array[Any]":
 
 @dataclass(frozen=True)
 class ContextSize:
+    """n_ubatch: tokens computed at once, None for n_batch.  n_outputs: logits held, n_vocab floats each."""
+
     n_ctx: int
     n_batch: int
     n_threads: int
+    n_ubatch: int | None = None
+    n_outputs: int = 1
 
 
 class Model:
@@ -165,8 +171,9 @@ class Context:
         self.model = model
         params = llama.llama_context_default_params()
         params.n_ctx = size.n_ctx
-        params.n_batch = params.n_ubatch = min(size.n_batch, size.n_ctx)
-        params.n_outputs_max = 1  # logits of the last token only: their buffer is n_vocab floats for each
+        params.n_batch = min(size.n_batch, size.n_ctx)
+        params.n_ubatch = min(size.n_ubatch or params.n_batch, params.n_batch)
+        params.n_outputs_max = size.n_outputs
         params.n_threads = params.n_threads_batch = size.n_threads
         self._n_batch = params.n_batch
         self._abort = llama.ggml_abort_callback(lambda _user_data: aborted())
@@ -187,19 +194,38 @@ class Context:
         """
         llama.llama_set_abort_callback(self.pointer, self._abort if len(tokens) > 1 else self._no_abort, None)
         for start in range(0, len(tokens), self._n_batch):
-            part = tokens[start : start + self._n_batch]
-            array = (llama.llama_token * len(part))(*part)  # the batch only points to it
-            _native.lib.hobbit_clear_last_error()
-            status = llama.llama_decode(self.pointer, llama.llama_batch_get_one(array, len(part)))
-            if status != 0:
-                self.truncate(len(self.tokens))
-            if status == 2:
+            if not self._decode(tokens[start : start + self._n_batch]):
                 return False
-            if status != 0:
-                raise HobbitError(
-                    _native.last_error() or f"llama.cpp cannot compute the next token: {log.reason()}"
-                )
-            self.tokens.extend(part)
+        return True
+
+    def logits(self, tokens: Sequence[int]) -> np.ndarray:
+        """Forgets what was and computes tokens, at most n_batch and n_outputs; returns the logits after each.
+
+        float32 [len(tokens), n_vocab], valid until the next computation. Cannot be aborted.
+        """
+        self.truncate(0)
+        llama.llama_set_abort_callback(self.pointer, self._no_abort, None)
+        self._decode(tokens, all_logits=True)
+        shape = (len(tokens), llama.llama_vocab_n_tokens(self.model.vocab))
+        return np.ctypeslib.as_array(llama.llama_get_logits(self.pointer), shape)
+
+    def _decode(self, tokens: Sequence[int], all_logits: bool = False) -> bool:
+        """Appends at most n_batch tokens; computes the logits after the last, or all. False when aborted."""
+        array = (llama.llama_token * len(tokens))(*tokens)  # the batch only points to it
+        batch = llama.llama_batch_get_one(array, len(tokens))
+        if all_logits:
+            batch.logits = (ctypes.c_int8 * len(tokens))(*[1] * len(tokens))
+        _native.lib.hobbit_clear_last_error()
+        status = llama.llama_decode(self.pointer, batch)
+        if status != 0:
+            self.truncate(len(self.tokens))
+        if status == 2:
+            return False
+        if status != 0:
+            raise HobbitError(
+                _native.last_error() or f"llama.cpp cannot compute the next token: {log.reason()}"
+            )
+        self.tokens.extend(tokens)
         return True
 
     def truncate(self, n_tokens: int) -> None:

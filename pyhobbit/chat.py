@@ -50,6 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     size.add_argument("--pools", metavar="SIZE", help="memory of the expert cache alone, like 512M")
     add("--t1", type=float, metavar="F", help="high precision up to this sum of higher ranked gate weights")
     add("--t2", type=float, metavar="F", help="low precision from t1 to here, above it experts are skipped")
+    add("--policy", metavar="NAME", help="which expert leaves a full cache (default: calibrated, or lru)")
+    add("--prefetch", type=int, metavar="N", help="layers to look ahead, 0 to 4; 0: no prefetch")
+    add("--trace", type=Path, metavar="FILE", help="write the routing here, for pyhobbit simulate")
     add(
         "--sidecar",
         type=Path,
@@ -71,6 +74,9 @@ def run(args: argparse.Namespace) -> int:
                 t1=args.t1,
                 t2=args.t2,
                 sidecar=args.sidecar,
+                policy=args.policy,
+                prefetch=args.prefetch,
+                trace=args.trace,
             ),
             n_ctx=args.ctx,
             n_threads=args.threads,

@@ -7,11 +7,14 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import NoReturn
 
-from pyhobbit import chat, cli, convert
+from pyhobbit import calibrate, chat, cli, convert, inspection, simulate
 
 _VERBS = {
+    "calibrate": (calibrate, "fit thresholds and cache to a model"),
     "chat": (chat, "generate text"),
     "convert": (convert, "make a multi-precision GGUF"),
+    "inspect": (inspection, "show a model's experts and how a text uses them"),
+    "simulate": (simulate, "replay a route trace through cache policies"),
 }
 
 

@@ -18,6 +18,11 @@ _SIZE = re.compile(r"([0-9]*\.?[0-9]+)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 _MAX_TEXT_BYTES = 127
 _MAX_SEED = 2**32 - 2
 
+WEIGHT_KEYS = ("hobbit.w_lru", "hobbit.w_lfu", "hobbit.w_lhu", "hobbit.w_fld")
+"""Settings of the weights of Eq. 3, in the order of CacheConfig.weights."""
+
+_WEIGHT_TOLERANCE = 1e-6
+
 
 def parse_size(text: str) -> int:
     """Bytes of a size such as "2G", "512MiB", "1.5g" or "1000000"; units are powers of 1024."""
@@ -49,7 +54,11 @@ class CacheConfig:
     memory: bytes that the whole process may hold.  pools: bytes of the expert pools alone, instead of memory.
     low_share: share of the pools for the low tier, 0 to 1.  io_threads: loader threads.
     t1, t2: thresholds on the sum of the normalised gate weights of the experts ranked higher (HOBBIT, Eq. 2):
-    up to t1 high precision, up to t2 low, above t2 skipped.  sidecar: file with the further tiers.
+    up to t1 high precision, up to t2 low, above t2 skipped.  renormalize: the weight of skipped experts goes
+    to the others of their token.  sidecar: file with the further tiers.
+    policy: which expert is evicted, by a name of hobbit_policy_name.  weights: of LRU, LFU, LHU and FLD in
+    Eq. 3, which sum to 1, for the policy "hobbit".  prefetch: layers that the predictor looks ahead, 0 to 4;
+    0: no prefetch.  trace: file that the routing is written to.
     """
 
     memory: int | None = None
@@ -59,6 +68,13 @@ class CacheConfig:
     t2: float | None = None
     io_threads: int | None = None
     sidecar: Path | None = None
+    policy: str | None = None
+    weights: tuple[float, float, float, float] | None = None
+    prefetch: int | None = None
+    renormalize: bool | None = None
+    trace: Path | None = None
+
+    max_prefetch: ClassVar[int] = 4
 
     def __post_init__(self) -> None:
         _require(
@@ -75,8 +91,15 @@ class CacheConfig:
         for name in ("memory", "pools", "io_threads"):
             value = getattr(self, name)
             _require(value is None or value > 0, f"{name} is {value}; it must be positive")
-        if self.sidecar is not None:
-            _sidecar_text(self.sidecar)
+        _require(
+            self.prefetch is None or 0 <= self.prefetch <= self.max_prefetch,
+            f"prefetch is {self.prefetch}; it must lie between 0 (none) and {self.max_prefetch} layers ahead",
+        )
+        if self.weights is not None:
+            _check_weights(self.weights)
+        for path in (self.sidecar, self.trace):
+            if path is not None:
+                _path_text(path)
 
     def settings(self) -> dict[str, Setting]:
         """What hobbit_open is told (hobbit.h), by key."""
@@ -87,7 +110,12 @@ class CacheConfig:
             "hobbit.t1": _float(self.t1),
             "hobbit.t2": _float(self.t2),
             "hobbit.io_threads": self.io_threads,
-            "hobbit.sidecar": None if self.sidecar is None else _sidecar_text(self.sidecar),
+            "hobbit.sidecar": None if self.sidecar is None else _path_text(self.sidecar),
+            "hobbit.policy": self.policy,
+            **dict(zip(WEIGHT_KEYS, map(float, self.weights or ()), strict=False)),
+            "hobbit.prefetch": self.prefetch,
+            "hobbit.renormalize": self.renormalize,
+            "hobbit.trace": None if self.trace is None else _path_text(self.trace),
         }
         given = {key: value for key, value in values.items() if value is not None}
         # Whoever sets up the cache wants it, even for a file that fits into memory.
@@ -99,7 +127,19 @@ def _float(value: float | None) -> float | None:
     return None if value is None else float(value)
 
 
-def _sidecar_text(path: Path) -> str:
+def _check_weights(weights: tuple[float, ...]) -> None:
+    text = ", ".join(f"{weight:g}" for weight in weights)
+    _require(
+        len(weights) == len(WEIGHT_KEYS), f"the weights are {text}; Eq. 3 takes four: LRU, LFU, LHU and FLD"
+    )
+    _require(all(weight >= 0 for weight in weights), f"the weights are {text}; none may be negative")
+    total = sum(weights)
+    _require(
+        abs(total - 1) <= _WEIGHT_TOLERANCE, f"the weights {text} sum to {total:g}; the four must sum to 1"
+    )
+
+
+def _path_text(path: Path) -> str:
     for text in (str(path), os.path.relpath(path)):
         if len(os.fsencode(text)) <= _MAX_TEXT_BYTES:
             return text
@@ -178,3 +218,79 @@ class ChatConfig:
         if self.stats_json is not None:
             folder = self.stats_json.absolute().parent
             _require(folder.is_dir(), f"--stats-json: the folder {folder} does not exist; create it first")
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """A model opened for measuring what low precision costs. engine.n_ctx: tokens of a chunk of text.
+
+    strict: each token gets the precision that Eq. 2 decides for it, whatever is resident and whatever other
+    tokens of its batch ask for.  scorer: "gate" for Eq. 2, "random" to compare with (hobbit.scorer in
+    hobbit.h).  one_by_one: one token per pass, as in decoding.
+    """
+
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    strict: bool = True
+    scorer: str = "gate"
+    one_by_one: bool = False
+
+    default_n_ctx: ClassVar[int] = 512
+
+    def settings(self) -> dict[str, Setting]:
+        """What hobbit_open is told; nothing is left to a calibration that lies beside the model."""
+        return {
+            "hobbit.enable": True,
+            "hobbit.t1": 1.0,
+            "hobbit.t2": 1.0,
+            "hobbit.policy": "lru",
+            "hobbit.prefetch": 0,
+            **self.engine.cache.settings(),
+            "hobbit.strict": self.strict,
+            "hobbit.scorer": self.scorer,
+        }
+
+
+@dataclass(frozen=True)
+class CalibrationConfig:
+    """`pyhobbit calibrate`. engine.n_ctx: tokens of a chunk of text.  max_chunks: that are used.
+
+    max_ppl_increase: bound on the relative increase of perplexity, 0.01 for 1 %.  max_kl: bound on the mean
+    Kullback-Leibler divergence, in nats. With both, both hold; with neither, `default_ppl_increase`.
+    """
+
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    max_ppl_increase: float | None = None
+    max_kl: float | None = None
+    max_chunks: int = 32
+
+    default_ppl_increase: ClassVar[float] = 0.01
+    min_chunks: ClassVar[int] = 4
+
+    def __post_init__(self) -> None:
+        for name, value in (("--max-ppl-increase", self.max_ppl_increase), ("--max-kl", self.max_kl)):
+            _require(value is None or value >= 0, f"{name} is {value}; it must be 0 or more")
+        _require(
+            self.max_chunks >= self.min_chunks,
+            f"--chunks is {self.max_chunks}; it must be at least {self.min_chunks}",
+        )
+
+
+@dataclass(frozen=True)
+class InspectConfig:
+    """`pyhobbit inspect`. max_chunks: of text that are used.  plots: folder for them.
+
+    t1, t2: thresholds to show; None takes the model's, or the paper's where everything is in high precision.
+    """
+
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    t1: float | None = None
+    t2: float | None = None
+    max_chunks: int = 16
+    plots: Path | None = None
+
+    paper_t1: ClassVar[float] = 0.6  # for Mixtral-8x7B
+    paper_t2: ClassVar[float] = 0.9
+
+    def __post_init__(self) -> None:
+        CacheConfig(t1=self.t1, t2=self.t2)
+        _require(self.max_chunks > 0, f"--chunks is {self.max_chunks}; it must be positive")

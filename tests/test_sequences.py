@@ -25,7 +25,7 @@ def _turn_lengths(trace: Trace) -> list[int]:
 
 def test_a_second_prompt_does_not_inherit_the_records_of_the_first(tiny_gguf: Path, tmp_path: Path) -> None:
     trace_file = tmp_path / "t.csv"
-    cache = CacheConfig(pools=10 << 20, t1=1.0, policy="lfu", prefetch=0, trace=trace_file)
+    cache = CacheConfig(pools=4 << 20, t1=1.0, policy="hobbit", prefetch=0, trace=trace_file)
     decode_misses = 0
     with Engine(tiny_gguf, EngineConfig(cache=cache)) as engine:
         for prompt in PROMPTS:
@@ -38,7 +38,7 @@ def test_a_second_prompt_does_not_inherit_the_records_of_the_first(tiny_gguf: Pa
     trace = read_trace(trace_file)
     assert len(_turn_lengths(trace)) == 2
     shape = (info.n_layers, info.n_experts, info.n_experts_used)
-    replay = Simulation(*shape, info.pool_slots_high, policy="lfu", floors=True)
+    replay = Simulation(*shape, info.pool_slots_high, policy="hobbit", floors=True)
     assert simulate(trace.routes, replay).misses_high == decode_misses
 
     as_one = trace.routes.copy()

@@ -239,7 +239,7 @@ TEST_CASE("a prefetch counts as a demand from the moment it is demanded") {
     stats       counters;
     blocks      memory(4);
     load_state  states[4];
-    loader      l(reader, counters, 2);
+    loader      l(reader, counters, 3);
 
     // read ahead: no demand at all
     l.submit(states[0], PART_UP, block_at(0), memory[0], load_urgency::prefetch);
@@ -259,6 +259,7 @@ TEST_CASE("a prefetch counts as a demand from the moment it is demanded") {
     const auto start = std::chrono::steady_clock::now();
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
     const auto slept = std::chrono::nanoseconds(std::chrono::steady_clock::now() - start);
+    CHECK(reader.begun().size() == 3);
     reader.open_gate();
     for (load_state & state : states) {
         CHECK(l.wait(state, part_bit(PART_UP)).ok());

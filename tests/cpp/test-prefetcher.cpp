@@ -234,6 +234,17 @@ TEST_CASE("a layer that has all it needs is protected, and the one behind it loo
     CHECK(e.cache().holds({ 2, 2 }, TIER_HIGH, ALL));
 }
 
+TEST_CASE("what is prefetched takes no slot of what is predicted for the same layer") {
+    engine e({ { 1, 0, { { 5, 0.6f }, { 6, 0.3f } } } }, 4);
+    e.reader.open_gate();
+    e.load({ 1, 6 }); // the oldest
+    e.load({ 3, 0 });
+    e.run_layer(0, { 0, 1 });
+    CHECK(e.cache().holds({ 1, 5 }, TIER_HIGH, ALL));
+    CHECK(e.cache().holds({ 1, 6 }, TIER_HIGH, ALL));
+    CHECK_FALSE(e.cache().holds({ 3, 0 }, TIER_HIGH, 0));
+}
+
 TEST_CASE("it looks no further than it was told, and not past the last layer") {
     const std::vector<belief> beliefs = { { 2, 0, { { 1, 0.5f }, { 2, 0.4f } } }, { 0, 0, { { 6, 0.5f } } } };
     engine                    e(beliefs, 16, 0, {}, 1);

@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: MIT
+"""Shows what a model holds and, given a text, how its experts are used: the analyses of the HOBBIT paper."""
+
+import argparse
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from tqdm import tqdm
+
+from pyhobbit.config import (
+    CacheConfig,
+    EngineConfig,
+    EvaluationConfig,
+    InspectConfig,
+    format_size,
+    parse_size,
+)
+from pyhobbit.errors import ConfigError, HobbitError
+
+# What takes the native libraries is imported when it is needed.
+if TYPE_CHECKING:
+    from pyhobbit.evaluate import Chunk, Evaluator, Progress
+    from pyhobbit.findings import Cost, Findings
+    from pyhobbit.model_file import ModelFile, Tier
+    from pyhobbit.observe import Observations
+
+_MAX_INPUT_BYTES = 256 << 20  # of routers' inputs
+_SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5)  # of selections, replaced or skipped
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of the verb."""
+    add = parser.add_argument
+    add("model", type=Path, metavar="MODEL", help="GGUF file; of a split model its first file")
+    add("--text", type=Path, metavar="FILE", help="run the model on this text and analyse its routing")
+    add("--plots", type=Path, metavar="DIR", help="write a PNG for each analysis into this folder")
+    add(
+        "--chunks",
+        type=int,
+        default=InspectConfig.max_chunks,
+        metavar="N",
+        help=f"parts of {EvaluationConfig.default_n_ctx} tokens that are used at most, evenly spaced "
+        "(default: %(default)s)",
+    )
+    add("--t1", type=float, metavar="F", help="threshold of high precision (default: the model's, or 0.6)")
+    add("--t2", type=float, metavar="F", help="threshold of low precision (default: the model's, or 0.9)")
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument(
+        "--memory", metavar="SIZE", help="bound on this process, like 8G (default: by what is free)"
+    )
+    size.add_argument("--pools", metavar="SIZE", help="memory of the expert cache alone, like 512M")
+    add(
+        "--sidecar",
+        type=Path,
+        metavar="FILE",
+        help="file with further precisions (default: MODEL.hobbit.gguf)",
+    )
+    add("--threads", type=int, metavar="N", help="for computing (default: one per processor core)")
+    add("--json", action="store_true", help="print everything as one JSON document")
+    add("--verbose", action="store_true", help="show llama.cpp's log on standard error")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the verb with parsed options; returns the exit status. Raises HobbitError."""
+    config = InspectConfig(
+        engine=EngineConfig(
+            cache=CacheConfig(
+                memory=None if args.memory is None else parse_size(args.memory),
+                pools=None if args.pools is None else parse_size(args.pools),
+                sidecar=args.sidecar,
+            ),
+            n_threads=args.threads,
+            verbose=args.verbose,
+        ),
+        t1=args.t1,
+        t2=args.t2,
+        max_chunks=args.chunks,
+        plots=args.plots,
+    )
+    if args.text is None and args.plots is not None:
+        raise ConfigError("--plots shows what a text does to the model; give one with --text FILE")
+    text = None if args.text is None else _read(args.text)
+    if config.plots is not None:
+        from pyhobbit import plots
+
+        plots.check_folder(config.plots)
+    _inspect(args.model, text, config, args.json)
+    return 0
+
+
+def _inspect(path: Path, text: str | None, config: InspectConfig, as_json: bool) -> None:
+    from pyhobbit.engine import check_model_file
+    from pyhobbit.findings import tables
+    from pyhobbit.model_file import opened_info, read_model_file
+
+    check_model_file(path)
+    info = opened_info(path, {"hobbit.enable": True, **config.engine.cache.settings()})
+    model = read_model_file(path, config.engine.cache.sidecar)
+    document: dict[str, Any] = {"model": {**model.as_dict(), "t1": info.t1, "t2": info.t2}}
+    if not as_json:
+        print(_description(model, info.t1, info.t2), flush=True)
+    if text is not None:
+        thresholds = choose_thresholds(config, info.t1, info.t2)
+        found, seen = analyse(model, text, *thresholds, config)
+        document["analysis"] = found.as_dict()
+        if not as_json:
+            print(f"\n{tables(found)}")
+        if config.plots is not None:
+            from pyhobbit import plots
+
+            paths = plots.write(found, seen, config.plots)
+            document["plots"] = [str(path) for path in paths]
+            print(f"{len(paths)} plots in {config.plots}", file=sys.stderr)
+    if as_json:
+        print(json.dumps(document, indent=2))
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8", "surrogateescape")
+    except OSError as e:
+        raise HobbitError(f"the text {path} cannot be read: {e.strerror}") from e
+
+
+def choose_thresholds(config: InspectConfig, t1: float, t2: float) -> tuple[float, float]:
+    """The thresholds to show; t1, t2: the model's own."""
+    if t1 >= 1:
+        t1, t2 = InspectConfig.paper_t1, InspectConfig.paper_t2
+    if config.t1 is not None:
+        return config.t1, max(config.t1, t2) if config.t2 is None else config.t2
+    return (t1, t2) if config.t2 is None else (min(t1, config.t2), config.t2)
+
+
+def _description(model: "ModelFile", t1: float, t2: float) -> str:
+    n_layers = model.key("block_count", len(model.blocks))
+    with_experts = "all" if n_layers == len(model.blocks) else str(len(model.blocks))
+    n_shared = model.key("expert_shared_count", 0)
+    rows = {
+        "model": f"{model.path}, {model.value('general.name', 'without a name')}",
+        "architecture": f"{model.architecture}, {_count(model.n_parameters)} parameters",
+        "layers": f"{n_layers}, {with_experts} with routed experts",
+        "experts": f"{model.n_experts} a layer, {model.key('expert_used_count')} used per token"
+        + (f", {n_shared} shared" if n_shared else ""),
+        "resident": f"{format_size(model.resident_bytes)}: all but the routed experts",
+        **{f"tier {tier.name}": _tier_text(tier, model.path) for tier in model.tiers},
+        "thresholds": f"t1 = {t1:g}, t2 = {t2:g}" if t1 < 1 else "none, everything in high precision",
+    }
+    if model.calibration is not None:
+        rows["calibration"] = str(model.calibration)
+    return "\n".join(f"{name:<13} {text}" for name, text in rows.items())
+
+
+def _count(n: float) -> str:
+    return f"{n / 1e9:.1f} billion" if n >= 1e9 else f"{n / 1e6:.1f} million"
+
+
+def _tier_text(tier: "Tier", model: Path) -> str:
+    where = "" if tier.name == "high" or tier.path == model else f", in {tier.path.name}"
+    size, expert_size = format_size(tier.n_bytes), format_size(tier.expert_bytes)
+    bits = f"{tier.bits_per_weight:.2f} bits per weight"
+    return f"{size} in {', '.join(tier.types)}, {bits}, {expert_size} an expert{where}"
+
+
+def analyse(
+    model: "ModelFile", text: str, t1: float, t2: float, config: InspectConfig
+) -> "tuple[Findings, Observations]":
+    """Runs the model on the text in high precision, then with low precision and skipping.
+
+    t1, t2: thresholds to show. Raises HobbitError when the text is too short.
+    """
+    from pyhobbit import evaluate, findings
+    from pyhobbit.observe import Recorder
+
+    with evaluate.Evaluator(model.path, EvaluationConfig(engine=config.engine)) as evaluator:
+        chunks, n_in_text = _chunks(evaluator, text, config.max_chunks)
+        n_tokens = len(chunks) * evaluator.n_ctx
+        recorder = Recorder(len(chunks), evaluator.n_ctx, evaluator.info.n_layers, _MAX_INPUT_BYTES)
+        with _progress("observing", n_tokens) as advance, evaluator.observing(recorder):
+            reference = evaluator.reference(chunks, advance)
+        seen = recorder.observations()
+        blocks = [model.blocks[layer] for layer in seen.layers]
+        found = findings.find(seen, model.routers(blocks), model.n_experts, t1, t2)
+        cost = []
+        if found.gates is not None:
+            cost = _measure_cost(evaluator, chunks, reference, found.gates.scores)
+        perplexity = evaluate.perplexity(reference, chunks)
+    return replace(found, blocks=blocks, n_in_text=n_in_text, perplexity=perplexity, cost=cost), seen
+
+
+def _chunks(evaluator: "Evaluator", text: str, at_most: int) -> "tuple[list[Chunk], int]":
+    """Chunks evenly spaced over the text, and how many it has."""
+    chunks = evaluator.chunks(text)
+    if not chunks:
+        raise HobbitError(f"the text has fewer than {evaluator.n_ctx} tokens; give a longer one")
+    n = min(len(chunks), at_most)
+    return [chunks[i * len(chunks) // n] for i in range(n)], len(chunks)
+
+
+def _measure_cost(
+    evaluator: "Evaluator", chunks: "list[Chunk]", reference: np.ndarray, scores: np.ndarray
+) -> "list[Cost]":
+    """Perplexity with the least important experts in low precision, where there is one, and skipped."""
+    from pyhobbit.analysis import threshold_for_share
+    from pyhobbit.findings import Cost
+
+    # The best expert of a token is always in high precision.
+    shares = [share for share in _SHARES if share <= 1 - 1 / scores.shape[2]]
+    n_passes = len(shares) * (2 if evaluator.has_low_tier else 1)
+    cost: list[Cost] = []
+    with _progress("skipping and replacing", n_passes * sum(map(len, chunks))) as advance:
+        for share in shares:
+            t = threshold_for_share(scores, share)
+            replaced = evaluator.measure(chunks, t, 1, reference, advance) if evaluator.has_low_tier else None
+            cost.append(Cost(share, t, replaced, evaluator.measure(chunks, t, t, reference, advance)))
+    return cost
+
+
+@contextlib.contextmanager
+def _progress(what: str, n_tokens: int) -> "Iterator[Progress]":
+    interval = 0.1 if sys.stderr.isatty() else 5  # seconds; a log file gets few lines
+    with tqdm(desc=what, total=n_tokens, unit="token", unit_scale=True, mininterval=interval) as bar:
+        yield bar.update

@@ -1,0 +1,323 @@
+# SPDX-License-Identifier: MIT
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from pyhobbit import analysis, findings, plots
+from pyhobbit.analysis import HIGH, LOW, SKIPPED, Gating, Router
+from pyhobbit.errors import HobbitError
+from pyhobbit.findings import Cost, Findings
+from pyhobbit.observe import Observations, Recorder
+
+PNG = b"\x89PNG\r\n\x1a\n"
+PLOTS = {
+    "importance",
+    "scores",
+    "high-precision-use",
+    "similarity",
+    "prediction",
+    "reuse",
+    "sequences",
+    "skip-or-replace",
+}
+
+
+def _routed(
+    n_layers: int, n_experts: int, n_used: int, n_tokens: int = 256
+) -> tuple[Observations, list[Router]]:
+    """A residual stream that drifts from layer to layer, with random routers."""
+    random = np.random.default_rng(n_layers)
+    n_values = 32
+    stream = np.cumsum(random.normal(size=(n_layers, n_tokens, n_values)) * 0.3, axis=0) + random.normal(
+        size=(n_tokens, n_values)
+    )
+    inputs = stream.swapaxes(0, 1).astype(np.float32)
+    routers = [
+        Router(
+            random.normal(size=(n_experts, n_values)).astype(np.float32), gain=np.ones(n_values, np.float32)
+        )
+        for _ in range(n_layers)
+    ]
+    experts = np.stack([router.choose(inputs[:, i], n_used) for i, router in enumerate(routers)], 1)
+    weights = np.sort(random.dirichlet(np.ones(n_used), size=(n_tokens, n_layers)))[..., ::-1]
+    seen = Observations(
+        layers=list(range(n_layers)),
+        sequences=np.repeat(np.arange(4), n_tokens // 4),
+        experts=experts,
+        weights=weights.astype(np.float32),
+        output_norms=random.uniform(1, 2, size=weights.shape).astype(np.float32),
+        inputs=inputs,
+        input_tokens=np.arange(n_tokens),
+    )
+    return seen, routers
+
+
+#
+# Eq. 2
+#
+
+
+def test_scores_sum_the_normalised_weights_of_the_experts_ranked_before() -> None:
+    weights = np.array([[0.5, 0.25, 0.25], [1.0, 6.0, 3.0], [0.2, 0.2, 0.4]], np.float32)
+    expected = [[0, 0.5, 0.75], [0.9, 0, 0.6], [0.5, 0.75, 0]]
+    np.testing.assert_allclose(analysis.unimportance(weights), expected, atol=1e-7)
+
+
+@pytest.mark.parametrize("weights", [[0.0, 0.0], [-1.0, 0.5], [np.inf, 1.0], [np.nan, 1.0]])
+def test_weights_that_do_not_rank_score_nothing(weights: list[float]) -> None:
+    assert analysis.unimportance(np.array(weights, np.float32)).tolist() == [0, 0]
+
+
+def test_thresholds_belong_to_the_better_precision() -> None:
+    scores = np.array([0, 0.6, 0.61, 0.9, 0.91])
+    assert analysis.decide(scores, 0.6, 0.9).tolist() == [HIGH, HIGH, LOW, LOW, SKIPPED]
+    assert analysis.decide(scores, 1, 1).tolist() == [HIGH] * 5
+    assert analysis.decide(scores, 0, 1).tolist() == [HIGH] + [LOW] * 4
+    assert analysis.shares(analysis.decide(scores, 0.6, 0.9)) == (0.4, 0.4, 0.2)
+
+
+def test_threshold_leaves_the_wanted_share_above() -> None:
+    scores = np.array([[0, 0.5, 0.8], [0, 0.6, 0.7]])
+    for share, n_above in ((0, 0), (1 / 6, 1), (0.5, 3), (4 / 6, 4)):
+        threshold = analysis.threshold_for_share(scores, share)
+        assert (scores > threshold).sum() == n_above
+    assert analysis.threshold_for_share(scores, 0.5) == 0.5
+
+
+#
+# importance
+#
+
+
+def test_correlation_is_pearsons_and_ignores_the_scale_of_a_layer() -> None:
+    random = np.random.default_rng(0)
+    weights = random.uniform(size=(50, 2, 3)).astype(np.float32)
+    norms = random.uniform(1, 3, size=weights.shape).astype(np.float32)
+    found = analysis.importance(weights, norms)
+    for layer in (0, 1):
+        gate = weights[:, layer].ravel().astype(float)
+        expected = np.corrcoef(gate, gate * norms[:, layer].ravel())[0, 1]
+        assert found.per_layer[layer] == pytest.approx(expected)
+    scaled = analysis.importance(weights, norms * np.array([1, 100])[None, :, None])
+    assert scaled.overall == pytest.approx(found.overall)
+
+
+def test_equal_norms_correlate_fully_and_keep_the_order() -> None:
+    weights = np.array([[[0.7, 0.3]], [[0.6, 0.4]]], np.float32)
+    found = analysis.importance(weights, np.full_like(weights, 3))
+    assert found.overall == pytest.approx(1)
+    assert found.same_least == 1
+    turned = analysis.importance(weights, np.array([[[1, 9]], [[1, 1]]], np.float32))
+    assert turned.same_least == 0.5
+
+
+#
+# looking ahead
+#
+
+
+def test_cosine_of_layers_apart() -> None:
+    inputs = np.array([[[1, 0], [3, 3], [0, 2]]], np.float32)
+    rows = analysis.similarity(inputs)
+    np.testing.assert_allclose(rows[0], [np.sqrt(0.5), np.sqrt(0.5), np.nan], rtol=1e-6)
+    np.testing.assert_allclose(rows[1], [0, np.nan, np.nan])
+    assert np.isnan(rows[2:]).all()
+
+
+def test_prediction_counts_best_and_any_of_the_chosen() -> None:
+    router = Router(np.eye(3, dtype=np.float32))
+    inputs = np.array([[[3, 2, 1], [2, 3, 1]], [[3, 2, 1], [1, 2, 3]]], np.float32)
+    experts = np.array([[[0, 1], [1, 0]], [[0, 1], [2, 1]]])
+    found = analysis.prediction(inputs, experts, [router, router], rescale=False)
+    assert found.top1[0, 0] == 0  # 0 predicted; 1 and 2 chosen
+    assert found.top_k[0, 0] == 0.75  # 0, 1 predicted; 0, 1 and 1, 2 chosen
+    assert (found.chance_top1, found.chance_top_k) == (1 / 3, 2 / 3)
+    assert analysis.own_routing_agreement(inputs, experts, [router, router]) == 1
+
+
+def test_rescaling_replaces_the_gain_of_the_norm() -> None:
+    hidden = np.random.default_rng(1).normal(size=(64, 1, 8)).astype(np.float32)
+    gains = np.array([[1, 2, 3, 4, 5, 6, 7, 8], [8, 7, 6, 5, 4, 3, 2, 1]], np.float32)
+    weight = np.random.default_rng(2).normal(size=(6, 8)).astype(np.float32)
+    routers = [Router(weight, gain=gain) for gain in gains]
+    inputs = hidden * gains[None]
+    experts = np.stack([router.choose(inputs[:, i], 2) for i, router in enumerate(routers)], 1)
+    assert analysis.prediction(inputs, experts, routers, rescale=True).top_k[0, 0] == 1
+    assert analysis.prediction(inputs, experts, routers, rescale=False).top_k[0, 0] < 1
+
+
+def test_selection_bias_is_added_to_probabilities() -> None:
+    outputs = np.array([[2.0, 1.0, 0.0]], np.float32)
+    bias = np.array([0, 0, 0.5])
+    for gating, best in (
+        (Gating.SIGMOID, 2),
+        (Gating.SOFTMAX, 0),
+        (Gating.SQRT_SOFTPLUS, 0),
+        (Gating.NONE, 0),
+    ):
+        router = Router(np.eye(3, dtype=np.float32), selection_bias=bias, gating=gating)
+        assert router.choose(outputs, 1).tolist() == [[best]], gating
+
+
+def test_experts_come_from_the_best_groups() -> None:
+    # groups {0, 1}, {2, 3}, {4, 5}, worth 5, 6 and 4: the best expert is in the worst group
+    outputs = np.array([[3.0, 2.0, 3.5, 2.5, 4.0, 0.0]], np.float32)
+    router = Router(np.eye(6, dtype=np.float32), gating=Gating.NONE, n_groups=3, n_groups_used=2)
+    assert router.choose(outputs, 4).tolist() == [[2, 0, 3, 1]]
+
+
+#
+# use
+#
+
+
+def test_reuse_is_counted_within_sequences() -> None:
+    experts = np.array([[0, 1], [1, 2], [0, 3], [3, 0], [3, 1]])[:, None]
+    found = analysis.reuse(experts, np.array([0, 0, 0, 1, 1]), 4)
+    # pairs: {0, 1} {1, 2}; {1, 2} {0, 3}; {3, 0} {3, 1}
+    assert found.top1.tolist() == [1 / 3]
+    assert found.any_.tolist() == [2 / 3]
+    assert found.chance_top1 == 0.5
+    assert found.chance_any == pytest.approx(5 / 6)
+
+
+def test_chances_of_reuse_are_those_of_the_paper_for_mixtral() -> None:
+    found = analysis.reuse(np.zeros((2, 1, 2), int), np.zeros(2), 8)
+    assert found.chance_top1 == 0.25
+    assert found.chance_any == pytest.approx(0.46, abs=0.005)
+
+
+def test_sequences_that_share_no_expert_are_far_from_the_average() -> None:
+    experts = np.repeat([0, 1, 2, 3], 50)[:, None, None]
+    sequences = np.repeat([7, 7, 3, 3], 50)
+    found = analysis.preference(experts, sequences, 4)
+    assert found.frequency[:, 0].tolist() == [[0.5, 0.5, 0, 0], [0, 0, 0.5, 0.5]]
+    assert found.distance.tolist() == [0.5]
+    assert found.chance_distance[0] < 0.15
+
+
+def test_high_precision_use_by_expert() -> None:
+    experts = np.array([[0, 1], [0, 1], [1, 0], [1, 2], [1, 2]])[:, None]
+    precisions = np.array([[2, 1], [2, 1], [2, 2], [1, 1], [1, 0]], np.uint8)[:, None]
+    found = analysis.high_use(experts, precisions, 3)
+    assert found.uses.tolist() == [[3, 5, 2]]
+    assert found.high.tolist() == [[3, 1, 0]]
+    assert found.order_differs.tolist() == [1 / 3]  # of the pairs, 0 and 1
+
+
+#
+# collecting
+#
+
+
+def _events(n_tokens: int, n_layers: int, batch: int, n_values: int = 4) -> list[SimpleNamespace]:
+    """Each value says where it comes from: 1000 layer + token."""
+    events = []
+    for start in range(0, n_tokens, batch):
+        tokens = np.arange(start, min(start + batch, n_tokens))
+        for layer in range(n_layers):
+            values = (1000 * layer + tokens)[:, None]
+            events.append(
+                SimpleNamespace(
+                    layer=layer,
+                    experts=np.repeat(values, 2, 1).astype(np.int32),
+                    weights=np.repeat(values, 2, 1).astype(np.float32),
+                    output_norms=None,
+                    router_input=np.repeat(values, n_values, 1).astype(np.float32),
+                )
+            )
+    return events
+
+
+@pytest.mark.parametrize("batch", [1, 3, 8])
+def test_recorder_puts_tokens_in_order_and_keeps_as_many_inputs_as_fit(batch: int) -> None:
+    recorder = Recorder(3, 7, 2, max_input_bytes=4 * 4 * 2 * 6)
+    for event in _events(21, 2, batch):
+        recorder(event)
+    seen = recorder.observations()
+    expected = np.arange(21)[:, None] + [0, 1000]
+    np.testing.assert_array_equal(seen.experts[:, :, 0], expected)
+    np.testing.assert_array_equal(seen.weights[:, :, 1], expected)
+    assert seen.output_norms is None
+    assert seen.input_tokens.tolist() == [0, 4, 8, 12, 16, 20]
+    np.testing.assert_array_equal(seen.inputs[:, :, 3], expected[seen.input_tokens])
+    assert seen.sequences.tolist() == [0] * 7 + [1] * 7 + [2] * 7
+
+
+def test_recorder_leaves_out_layers_that_never_run() -> None:
+    recorder = Recorder(1, 4, 3, 1 << 20)
+    for event in _events(4, 2, 4):
+        recorder(event)
+    seen = recorder.observations()
+    assert seen.layers == [0, 1]
+    assert seen.experts.shape == (4, 2, 2)
+
+
+def test_recorder_refuses_layers_that_saw_a_part() -> None:
+    recorder = Recorder(1, 4, 2, 1 << 20)
+    for event in _events(4, 2, 2)[:-1]:
+        recorder(event)
+    with pytest.raises(HobbitError, match="saw 4, 2 of 4 tokens"):
+        recorder.observations()
+
+
+#
+# findings and plots
+#
+
+
+def _found(n_layers: int, n_experts: int, n_used: int) -> tuple[Findings, Observations]:
+    seen, routers = _routed(n_layers, n_experts, n_used)
+    return findings.find(seen, routers, n_experts, 0.6, 0.9), seen
+
+
+@pytest.mark.parametrize(("n_layers", "n_experts", "n_used"), [(12, 64, 8), (2, 4, 1), (1, 4, 2)])
+def test_every_shape_has_tables_and_json(n_layers: int, n_experts: int, n_used: int) -> None:
+    found, _ = _found(n_layers, n_experts, n_used)
+    text = findings.tables(found)
+    assert ("layers ahead" in text) == (n_layers > 1)
+    assert "nan" not in text
+    assert (found.gates is None) == (n_used == 1)
+    parsed = json.loads(json.dumps(found.as_dict(), allow_nan=False))
+    assert parsed["n_used"] == n_used
+    assert len(parsed["reuse"]["any"]) == n_layers
+
+
+def test_plots_are_pngs_and_the_same_each_time(tmp_path: Path) -> None:
+    found, seen = _found(3, 8, 2)
+    low, skipped = SimpleNamespace(perplexity=18.0), SimpleNamespace(perplexity=19.0)
+    found = replace(found, perplexity=17.5, cost=[Cost(0.1, 0.5, low, skipped)])
+    first = {path.name: path.read_bytes() for path in plots.write(found, seen, tmp_path)}
+    assert set(first) == {f"{name}.png" for name in PLOTS}
+    assert all(image.startswith(PNG) for image in first.values())
+    again = plots.write(replace(found, ahead=None, gates=None, importance=None), seen, tmp_path)
+    assert {path.name for path in again} == {"reuse.png", "sequences.png", "skip-or-replace.png"}
+    assert all(path.read_bytes() == first[path.name] for path in again)
+
+
+@pytest.mark.parametrize(("n_layers", "n_experts", "n_used"), [(1, 64, 8), (2, 4, 1)])
+def test_plots_of_unusual_shapes(n_layers: int, n_experts: int, n_used: int, tmp_path: Path) -> None:
+    found, seen = _found(n_layers, n_experts, n_used)
+    assert len(plots.write(found, seen, tmp_path)) == 5
+
+
+def test_what_the_engine_does_not_see_is_left_out_with_the_reason() -> None:
+    seen, routers = _routed(3, 8, 2)
+    blind = Observations(seen.layers, seen.sequences, seen.experts, None, None, None, seen.input_tokens)
+    found = findings.find(blind, routers, 8, 0.6, 0.9)
+    assert (found.importance, found.gates, found.ahead) == (None, None, None)
+    text = findings.tables(found)
+    assert "not shown: gate weights" in text
+    assert "not shown: router inputs" in text
+
+
+def test_routers_that_do_not_explain_the_choice_predict_nothing() -> None:
+    seen, routers = _routed(3, 8, 2)
+    found = findings.find(seen, routers[::-1], 8, 0.6, 0.9)
+    assert found.ahead is not None
+    assert found.ahead.prediction is None
+    assert any("do not explain" in note for note in found.notes)

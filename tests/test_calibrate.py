@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: MIT
+"""Calibration: its searches on invented models, the stored file, and the verb on the tiny model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf import GGUFReader
+
+from pyhobbit import fit
+from pyhobbit.analysis import decide, shares, unimportance
+from pyhobbit.calibration import Calibration, calibration_path, expected_cost, routes, threshold_candidates
+from pyhobbit.config import CalibrationConfig
+from pyhobbit.errors import ConfigError, HobbitError
+from pyhobbit.fit import CacheFitter, CacheModel, cheapest_thresholds, fit_weights
+from pyhobbit.observe import Observations
+from pyhobbit.trace import ROUTE, policy_names
+
+TESTS = Path(__file__).resolve().parent
+TEXT = TESTS / "tiny_moe/heldout.txt"
+STORED = Calibration(123, 45, 0.6, 0.9, 0.25, "lru", (0.5, 0.25, 0.125, 0.125))
+LOW_COST = 0.25
+
+#
+# thresholds
+#
+
+T1S = [i / 20 for i in range(20)]
+T2S = [i / 10 for i in range(10)]
+
+
+def _cost(t1: float, t2: float) -> float:
+    return t1 + LOW_COST * (t2 - t1)
+
+
+def _loss(skip_cost: float) -> Callable[[float, float], float]:
+    """Grows with rank; of skipping it is skip_cost times that of low precision."""
+    return lambda t1, t2: ((1 - t1) ** 2 - (1 - t2) ** 2) + skip_cost * (1 - t2) ** 2
+
+
+@pytest.mark.parametrize(("skip_cost", "bound"), [*product((1.5, 5, 40), (0.01, 0.1, 0.3, 0.8))])
+def test_thresholds_are_the_cheapest_of_all_that_hold(skip_cost: float, bound: float) -> None:
+    loss = _loss(skip_cost)
+    found = cheapest_thresholds(T1S, T2S, _cost, lambda t1, t2: loss(t1, t2) <= bound)
+    candidates = [(t1, t2) for t1, t2 in product([*T1S, 1.0], [*T2S, 1.0]) if t1 <= t2]
+    best = min((pair for pair in candidates if loss(*pair) <= bound), key=lambda pair: _cost(*pair))
+    assert loss(*found) <= bound
+    assert _cost(*found) == pytest.approx(_cost(*best))
+
+
+def test_thresholds_take_few_measurements() -> None:
+    asked = []
+
+    def holds(t1: float, t2: float) -> bool:
+        asked.append((t1, t2))
+        return _loss(5)(t1, t2) <= 0.3
+
+    cheapest_thresholds([i / 64 for i in range(64)], T2S, _cost, holds)
+    assert len(set(asked)) < 30
+
+
+def test_nothing_holds_means_everything_high() -> None:
+    assert cheapest_thresholds(T1S, T2S, _cost, lambda _t1, _t2: False) == (1.0, 1.0)
+    assert cheapest_thresholds([], [], _cost, lambda _t1, _t2: True) == (1.0, 1.0)
+
+
+def test_everything_holds_means_the_best_experts_only() -> None:
+    assert cheapest_thresholds(T1S, T2S, _cost, lambda _t1, _t2: True) == (0.0, 0.0)
+
+
+@pytest.fixture
+def scores() -> np.ndarray:
+    weights = np.random.default_rng(2).dirichlet(np.ones(4), size=(50, 3)).astype(np.float32)
+    return unimportance(weights)
+
+
+@pytest.mark.parametrize(("t1", "t2"), [(0, 0), (0, 1), (0.4, 0.8), (0.8, 0.8), (1, 1), (0.5, 1)])
+def test_expected_cost_is_that_of_the_decisions(scores: np.ndarray, t1: float, t2: float) -> None:
+    high, low, _ = shares(decide(scores, t1, t2))
+    cost = expected_cost(np.sort(scores, axis=None), LOW_COST, t1, t2)
+    assert cost == pytest.approx(high + LOW_COST * low)
+
+
+def test_candidates_cover_all_mixes(scores: np.ndarray) -> None:
+    t1s, t2s = threshold_candidates(scores)
+    assert all(0 <= value < 1 for value in t1s + t2s)
+    assert sorted(t1s) == t1s
+    highs = [shares(decide(scores, t1, 1.0))[0] for t1 in t1s]
+    assert highs[0] == 0.25  # each token's best
+    assert np.diff([*highs, 1.0]).max() < 0.03
+    skipped = sorted(shares(decide(scores, t2, t2))[2] for t2 in t2s)
+    assert skipped[0] < 0.01
+    assert skipped[-1] == 0.75
+
+
+def test_a_model_with_one_expert_per_token_has_no_candidates() -> None:
+    assert threshold_candidates(np.zeros((5, 2, 1))) == ([], [])
+
+
+#
+# the cache
+#
+
+
+def test_weights_are_found_near_the_minimum() -> None:
+    target = np.array([0.55, 0.1, 0.3, 0.05])
+    found = fit_weights(lambda weights: float(np.square(np.array(weights) - target).sum()))
+    assert sum(found) == 1
+    assert min(found) >= 0
+    assert np.abs(np.array(found) - target).max() <= 1 / 16
+
+
+def test_a_cache_that_weights_cannot_help_keeps_the_first() -> None:
+    assert fit_weights(lambda _weights: 1.0) == (1.0, 0.0, 0.0, 0.0)
+
+
+MODEL = CacheModel(n_layers=3, n_experts=8, n_used=2, low_cost=LOW_COST, t1=0.6, t2=1.0)
+
+
+@pytest.mark.parametrize("low_share", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("capacity", [0.01, 0.1, 0.4, 1.0])
+def test_pools_keep_their_budget_and_hold_a_tokens_experts(capacity: float, low_share: float) -> None:
+    high, low = MODEL.slots(capacity, low_share)
+    assert 2 <= high <= 24
+    assert 2 <= low <= 24
+    assert high + LOW_COST * low <= max(24 * capacity, 2 * (1 + LOW_COST)) + 1e-9
+
+
+def test_without_low_precision_there_is_one_pool() -> None:
+    assert replace(MODEL, t1=1.0).slots(0.5, 0.3) == (12, 0)
+    assert replace(MODEL, low_cost=0.0).slots(0.01, 0.3) == (2, 0)
+
+
+def _seen(n_tokens: int = 400) -> Observations:
+    """Layers 0 to 2; a token prefers the experts of its sequence."""
+    rng = np.random.default_rng(3)
+    sequences = np.repeat(np.arange(n_tokens // 100), 100)
+    popularity = rng.dirichlet(np.full(8, 0.4), size=(sequences.max() + 1, 3)) + 1e-6
+    experts = np.empty((n_tokens, 3, 2), np.int32)
+    for token, layer in product(range(n_tokens), range(3)):
+        p = popularity[sequences[token], layer]
+        experts[token, layer] = rng.choice(8, 2, replace=False, p=p / p.sum())
+    weights = np.sort(rng.dirichlet(np.ones(2), size=(n_tokens, 3)), axis=2)[..., ::-1].astype(np.float32)
+    return Observations([0, 1, 2], sequences, experts, weights, None, None, np.arange(0))
+
+
+def test_routes_are_tokens_then_layers_then_ranks() -> None:
+    seen = _seen(200)
+    found = routes(seen, slice(90, 110))
+    assert found.dtype == ROUTE
+    assert found.size == 20 * 3 * 2
+    row = found[(15 * 3 + 1) * 2 + 1]
+    assert (row["sequence"], row["token"], row["layer"], row["counted"]) == (1, 105, 1, 1)
+    assert row["expert"] == seen.experts[105, 1, 1]
+    assert row["weight"] == seen.weights[105, 1, 1]
+
+
+def test_the_fitted_cache_is_no_worse_than_lru_and_the_same_again() -> None:
+    seen = _seen()
+    halves = routes(seen, slice(0, 200)), routes(seen, slice(200, 400))
+    counts = []
+    found = CacheFitter(MODEL, lambda: counts.append(1)).fit(*halves)
+    assert set(found.penalties) == set(policy_names())
+    assert found.penalties["lru"] == (1.0,) * len(fit.CAPACITIES)
+    assert np.mean(found.penalties[found.policy]) == min(map(np.mean, found.penalties.values()))
+    assert np.mean(found.penalties[found.policy]) < 1
+    assert 0 < found.low_share < 1
+    assert CacheFitter(MODEL, lambda: None).fit(*halves) == found
+    assert counts
+
+
+#
+# the file
+#
+
+
+def test_the_file_keeps_settings_under_their_keys(tmp_path: Path) -> None:
+    path = STORED.write(tmp_path / "m.gguf")
+    assert path == tmp_path / "m.calibration.gguf"
+    fields = GGUFReader(path).fields
+    values = {key: field.contents() for key, field in fields.items() if key.startswith("hobbit.")}
+    assert values == {
+        "hobbit.model_bytes": 123,
+        "hobbit.low_bytes": 45,
+        "hobbit.t1": 0.6,
+        "hobbit.t2": 0.9,
+        "hobbit.low_share": 0.25,
+        "hobbit.policy": "lru",
+        "hobbit.w_lru": 0.5,
+        "hobbit.w_lfu": 0.25,
+        "hobbit.w_lhu": 0.125,
+        "hobbit.w_fld": 0.125,
+    }
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+
+def test_a_split_model_has_one_calibration() -> None:
+    assert calibration_path(Path("d/m-00001-of-00003.gguf")) == Path("d/m.calibration.gguf")
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(
+        HobbitError, match=r"m.calibration.gguf: No such file or directory; it must lie beside"
+    ):
+        STORED.write(tmp_path / "none" / "m.gguf")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_ppl_increase": -0.01}, "--max-ppl-increase is -0.01; it must be 0 or more"),
+        ({"max_kl": float("nan")}, "--max-kl is nan"),
+        ({"max_chunks": 3}, "--chunks is 3; it must be at least 4"),
+    ],
+)
+def test_a_calibration_that_cannot_be_is_refused(settings: dict[str, float], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        CalibrationConfig(**settings)

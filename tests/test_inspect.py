@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: MIT
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import random_moe
+from conftest import TESTS, RunPyhobbit
+from gguf import GGUFReader, GGUFWriter
+from models import stock_dir
+
+from pyhobbit import analysis, cli
+from pyhobbit.config import EngineConfig, EvaluationConfig, InspectConfig
+from pyhobbit.inspection import choose_thresholds
+from pyhobbit.model_file import read_model_file
+from pyhobbit.observe import Observations, Recorder
+
+HELD_OUT = TESTS / "tiny_moe" / "heldout.txt"
+SAME_CHOICE = 0.99
+
+
+def _random_model(arch: str, folder: Path) -> Path:
+    path = folder / f"{arch}.gguf"
+    random_moe.write_model(random_moe.declare(arch), path, stock_dir())
+    return path
+
+
+def _error(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    assert cli.main(["inspect", *map(str, arguments)]) in (1, 2)
+    captured = capsys.readouterr()
+    lines = captured.err.splitlines()
+    assert lines[-1].startswith("pyhobbit: error: "), captured.err
+    return lines[-1]
+
+
+#
+# the file
+#
+
+
+def test_a_model_without_a_text_is_described(tiny_gguf: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["inspect", str(tiny_gguf)]) == 0
+    text = capsys.readouterr().out
+    for part in ("llama, 11.7 million parameters", "8 a layer, 2 used per token", "18.0 MiB in f16", "q4_0"):
+        assert part in text
+    assert "everything in high precision" in text
+
+
+def test_the_description_as_json(tiny_gguf: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["inspect", str(tiny_gguf), "--json"]) == 0
+    model = json.loads(capsys.readouterr().out)["model"]
+    assert model["layers_with_experts"] == list(range(6))
+    assert (model["n_experts"], model["n_experts_used"]) == (8, 2)
+    high, low = model["tiers"]
+    assert (high["name"], high["types"]) == ("high", {"f16": 6 * 8 * 3 * 256 * 256 * 2})
+    assert (low["bits_per_weight"], low["expert_bytes"]) == (4.5, 3 * 256 * 256 * 4.5 / 8)
+
+
+def test_a_sidecar_is_part_of_the_description(
+    tmp_path: Path, run_pyhobbit: RunPyhobbit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = _random_model("qwen3moe", tmp_path)
+    done = run_pyhobbit("convert", "--low", "q4_0", "--sidecar", model)
+    assert done.returncode == 0, done.stderr
+    assert cli.main(["inspect", str(model)]) == 0
+    assert "q4_0, 4.50 bits per weight" in capsys.readouterr().out
+    assert "only further tiers" in _error(capsys, tmp_path / "qwen3moe.hobbit.gguf")
+
+
+#
+# a text
+#
+
+
+@pytest.fixture(scope="module")
+def inspected(
+    tiny_gguf: Path, run_pyhobbit: RunPyhobbit, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[dict[str, Any], Path]:
+    folder = tmp_path_factory.mktemp("inspect") / "plots"
+    done = run_pyhobbit(
+        "inspect", tiny_gguf, "--text", HELD_OUT, "--plots", folder, "--chunks", 1, "--threads", 1, "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout), folder
+
+
+def test_analyses_of_the_tiny_model(inspected: tuple[dict[str, Any], Path]) -> None:
+    found = inspected[0]["analysis"]
+    assert (found["n_tokens"], found["blocks"], found["notes"]) == (512, list(range(6)), [])
+    assert (found["t1"], found["t2"]) == (InspectConfig.paper_t1, InspectConfig.paper_t2)
+    assert 10 < found["perplexity"] < 30
+    gates, ahead = found["gates"], found["ahead"]
+    assert 0.5 < found["importance"]["overall"] <= 1
+    high, low, skipped = gates["mix"]
+    assert high > 0.5  # the best of two
+    assert high + low + skipped == pytest.approx(1)
+    assert np.sum(gates["high_use"]["uses"]) == 512 * 6 * 2
+    assert np.sum(gates["high_use"]["high"]) == pytest.approx(high * 512 * 6 * 2)
+    top1 = [row[0] for row in ahead["prediction"]["top1"]]
+    assert all(value > ahead["prediction"]["chance_top1"] for value in top1)
+
+
+def test_the_engine_decides_as_the_scores_say(inspected: tuple[dict[str, Any], Path]) -> None:
+    cost = inspected[0]["analysis"]["cost"]
+    assert [point["share"] for point in cost] == [0.05, 0.1, 0.2, 0.3, 0.4, 0.5]
+    for point in cost:
+        # other precisions change what later layers choose, a little
+        assert point["replaced"]["share_low"] == pytest.approx(point["share"], abs=0.02)
+        assert point["skipped"]["share_skipped"] == pytest.approx(point["share"], abs=0.05)
+        assert point["replaced"]["mean_kl"] < point["skipped"]["mean_kl"]
+    assert cost[-1]["replaced"]["share_low"] == 0.5
+
+
+def test_every_analysis_has_its_plot(inspected: tuple[dict[str, Any], Path]) -> None:
+    document, folder = inspected
+    files = sorted(str(path) for path in folder.iterdir())
+    assert len(files) == 8
+    assert sorted(document["plots"]) == files
+
+
+def _observe(path: Path, n_ctx: int, n_chunks: int) -> Observations:
+    from pyhobbit.evaluate import Evaluator
+
+    config = EvaluationConfig(engine=EngineConfig(n_ctx=n_ctx, n_threads=1))
+    with Evaluator(path, config) as evaluator:
+        chunks = evaluator.chunks(HELD_OUT.read_text()[:5000])[:n_chunks]
+        recorder = Recorder(len(chunks), n_ctx, evaluator.info.n_layers, 1 << 30)
+        with evaluator.observing(recorder):
+            evaluator.reference(chunks)
+    return recorder.observations()
+
+
+def test_norms_are_those_of_the_experts_outputs(tiny_gguf: Path) -> None:
+    seen = _observe(tiny_gguf, 64, 1)
+    tensors = {tensor.name: tensor for tensor in GGUFReader(tiny_gguf).tensors}
+    for layer in (0, 5):
+        gate, up, down = (
+            tensors[f"blk.{layer}.ffn_{part}_exps.weight"].data.astype(np.float32)
+            for part in ("gate", "up", "down")
+        )
+        for token in (1, 63):
+            x = seen.inputs[token, layer]
+            for rank, expert in enumerate(seen.experts[token, layer]):
+                g = gate[expert] @ x
+                output = down[expert] @ (g / (1 + np.exp(-g)) * (up[expert] @ x))
+                assert seen.output_norms[token, layer, rank] == pytest.approx(
+                    np.linalg.norm(output), rel=5e-3
+                )
+
+
+@pytest.mark.parametrize(
+    "arch", ["qwen3moe", "olmoe", "deepseek2", "glm4moe", "gpt-oss", "llama4", "granitemoe", "phimoe"]
+)
+def test_the_files_routers_explain_what_is_chosen(arch: str, tmp_path: Path) -> None:
+    path = _random_model(arch, tmp_path)
+    seen = _observe(path, 64, 2)
+    assert seen.inputs is not None
+    model = read_model_file(path)
+    routers = model.routers([model.blocks[layer] for layer in seen.layers])
+    assert routers is not None
+    assert analysis.own_routing_agreement(seen.inputs, seen.experts, routers) > SAME_CHOICE
+
+
+#
+# thresholds and errors
+#
+
+
+@pytest.mark.parametrize(
+    ("given", "stored", "expected"),
+    [
+        ((None, None), (1, 1), (0.6, 0.9)),
+        ((None, None), (0.5, 0.8), (0.5, 0.8)),
+        ((0.7, None), (0.5, 0.6), (0.7, 0.7)),
+        ((0.3, None), (1, 1), (0.3, 0.9)),
+        ((None, 0.4), (1, 1), (0.4, 0.4)),
+        ((0.2, 0.3), (0.5, 0.8), (0.2, 0.3)),
+    ],
+)
+def test_thresholds_that_are_shown(
+    given: tuple[float | None, float | None], stored: tuple[float, float], expected: tuple[float, float]
+) -> None:
+    assert choose_thresholds(InspectConfig(t1=given[0], t2=given[1]), *stored) == expected
+
+
+def test_errors_are_one_sentence(tiny_gguf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    short = tmp_path / "short.txt"
+    short.write_text("def f():\n    return 1\n")
+    assert "does not exist" in _error(capsys, tmp_path / "none.gguf")
+    assert "cannot be read" in _error(capsys, tiny_gguf, "--text", tmp_path / "none.txt")
+    assert "fewer than 512 tokens" in _error(capsys, tiny_gguf, "--text", short)
+    assert "give one with --text" in _error(capsys, tiny_gguf, "--plots", tmp_path)
+    assert "--chunks is 0" in _error(capsys, tiny_gguf, "--text", short, "--chunks", 0)
+    assert "t1 <= t2" in _error(capsys, tiny_gguf, "--t1", 0.9, "--t2", 0.5)
+    assert "choose another one" in _error(capsys, tiny_gguf, "--text", short, "--plots", short)
+
+
+def test_a_dense_model_has_nothing_to_inspect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "dense.gguf"
+    writer = GGUFWriter(path, "llama")
+    writer.add_tensor("blk.0.ffn_up.weight", np.zeros((4, 32), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    assert "dense model" in _error(capsys, path)
+
+
+def test_plots_without_matplotlib_are_refused_before_the_run(
+    tiny_gguf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.delitem(sys.modules, "pyhobbit.plots", raising=False)
+    monkeypatch.delattr("pyhobbit.plots", raising=False)
+    error = _error(capsys, tiny_gguf, "--text", HELD_OUT, "--plots", tmp_path / "plots")
+    assert "pip install matplotlib" in error
+    assert not (tmp_path / "plots").exists()

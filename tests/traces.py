@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: MIT
+"""Route traces for tests."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+COLUMNS = "turn,phase,step,layer,slot,expert,weight,residency,expert_bytes"
+
+Row = tuple[int, int, int, int, int, int, float]
+"""turn, phase, step, layer, slot, expert, weight"""
+
+
+def header(n_layers: int, n_experts: int, n_used: int) -> list[str]:
+    """The lines before the rows; an expert of layer i has 1000 + i bytes."""
+    return [
+        "# route_trace v1",
+        f"# model=a model.gguf arch=mixtral n_layer={n_layers} n_expert={n_experts} n_expert_used={n_used}",
+        *(f"# layer={i} expert_bytes={1000 + i} dense_bytes=0" for i in range(n_layers)),
+        COLUMNS,
+    ]
+
+
+def write_trace(path: Path, rows: Iterable[Row], n_layers: int, n_experts: int, n_used: int) -> Path:
+    """Writes a trace and returns its path."""
+    lines = header(n_layers, n_experts, n_used)
+    lines += [",".join(map(str, row)) + ",0,1000" for row in rows]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def letters(text: str) -> list[Row]:
+    """One expert per token, in one layer: A is expert 0. Small letters are prefill."""
+    return [(0, int(c.isupper()), step, 0, 0, ord(c.upper()) - ord("A"), 1.0) for step, c in enumerate(text)]
+
+
+def ranked(*tokens: tuple[int, int, int]) -> list[Row]:
+    """Decoded tokens of three experts in one layer, with the weights 0.5, 0.3 and 0.2.
+
+    At t1 = 0.4 and t2 = 0.7 they are worth high precision (score 0), low (0.5) and nothing (0.8).
+    """
+    weights = (0.5, 0.3, 0.2)
+    return [
+        (0, 1, step, 0, slot, experts[slot], weights[slot])
+        for step, experts in enumerate(tokens)
+        for slot in range(3)
+    ]
