@@ -50,8 +50,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     size.add_argument("--pools", metavar="SIZE", help="memory of the expert cache alone, like 512M")
     add("--t1", type=float, metavar="F", help="high precision up to this sum of higher ranked gate weights")
     add("--t2", type=float, metavar="F", help="low precision from t1 to here, above it experts are skipped")
-    add("--policy", metavar="NAME", help="which expert leaves a full cache (default: calibrated, or lru)")
-    add("--prefetch", type=int, metavar="N", help="layers to look ahead, 0 to 4; 0: no prefetch")
+    add("--policy", metavar="NAME", help="which expert leaves a full cache (default: calibrated, or echo)")
+    add(
+        "--prefetch",
+        type=int,
+        metavar="N",
+        help="layers to look ahead, 0 to 4; 0: no prefetch (default: calibrated, or 2)",
+    )
     add("--trace", type=Path, metavar="FILE", help="write the routing here, for pyhobbit simulate")
     add(
         "--sidecar",

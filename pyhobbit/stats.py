@@ -49,8 +49,8 @@ class CacheStats:
     Selections are (token, expert) pairs chosen by a router; hits and misses count the experts that a layer
     needed for one batch, once each.  predicted, prefetched: experts named, and asked for, ahead of their
     layer; *_right, *_used: of those, chosen when the layer ran.  prefetch_pauses: times that prefetch did not
-    pay and was switched off.  Seconds: stall_s computing waited for the disk, disk_demand_s the disk worked on
-    what computing needed, compute_s layers with experts ran, stalls included.
+    pay and was switched off.  Seconds: stall_s computing waited for the disk, disk_demand_s the disk worked
+    on what computing needed, compute_s layers with experts ran, stalls included.
     """
 
     selections_high: int = 0

@@ -89,7 +89,7 @@ class Simulation:
     slots_high: int
     slots_low: int = 0
     policy: str = "lru"
-    weights: tuple[float, float, float, float] = (0.25, 0.25, 0.25, 0.25)
+    weights: tuple[float, float, float, float] = (0.6, 0.25, 0.15, 0.0)
     floors: bool = False
     t1: float = 1.0
     t2: float = 1.0

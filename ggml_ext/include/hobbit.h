@@ -54,20 +54,21 @@ enum hobbit_setting_kind {
 //   hobbit.low_share     float   share of the pools that holds the low tier; default follows from t1 and t2
 //   hobbit.t1 hobbit.t2  float   thresholds of Eq. 2 on the summed, normalised gate weights: s <= t1 high precision,
 //                                t1 < s <= t2 low, above t2 skipped; default 1 and 1, everything high
-//   hobbit.policy        string  which expert is evicted: a name of hobbit_policy_name
+//   hobbit.policy        string  which expert is evicted: a name of hobbit_policy_name; default "echo"
 //   hobbit.w_lru hobbit.w_lfu hobbit.w_lhu hobbit.w_fld
-//                        float   weights of Eq. 3, which sum to 1: for the policy "hobbit"
-//   hobbit.prefetch      int     how many layers ahead the predictor looks, 0 to 4; 0: no prefetch
-//   hobbit.renormalize   bool    whether the weight of skipped experts goes to the others of their token
+//                        float   weights of Eq. 3, which sum to 1, of the policy "hobbit"; giving one chooses it
+//   hobbit.prefetch      int     how many layers ahead the predictor looks, 0 to 4; 0: no prefetch; default 2
+//   hobbit.renormalize   bool    whether the weight of skipped experts goes to the others of their token; default false
 //   hobbit.strict        bool    each token gets the precision that Eq. 2 decides for it, whatever is resident and
 //                                whatever other tokens of its batch ask for: to measure quality
 //   hobbit.scorer        string  "gate": Eq. 2; "random": t1 and t2 are the shares of high and of high or low
 //                                precision, drawn at random: to compare with
 //   hobbit.trace         string  file that the routing is written to
-//   hobbit.calibrated    bool    whether MODEL.calibration.gguf, where it exists, gives what is not given here; default
-//   true hobbit.io_threads    int     number of loader threads hobbit.sidecar       string  file with the further
-//   tiers; default MODEL.hobbit.gguf where it exists hobbit.tag           int     number under which hobbit_find finds
-//   the model
+//   hobbit.calibrated    bool    whether MODEL.calibration.gguf, where it exists, gives what is not given here;
+//                                default true
+//   hobbit.io_threads    int     number of loader threads
+//   hobbit.sidecar       string  file with the further tiers; default MODEL.hobbit.gguf where it exists
+//   hobbit.tag           int     number under which hobbit_find finds the model
 struct hobbit_setting {
     const char *             key;
     enum hobbit_setting_kind kind;

@@ -27,8 +27,8 @@ struct expert_usage {
 
 // What a policy may be made of; see make_policy.
 struct policy_options {
-    std::string           name      = "lru";
-    std::array<double, 4> weights   = { 0.25, 0.25, 0.25, 0.25 }; // of LRU, LFU, LHU, FLD in Eq. 3; sum 1
+    std::string           name    = "lru";
+    std::array<double, 4> weights = { 0.6, 0.25, 0.15, 0.0 }; // of LRU, LFU, LHU, FLD in Eq. 3; sum 1; docs/policies.md
     uint32_t              n_layers  = 0;
     uint32_t              n_experts = 0; // per layer, the largest
     uint32_t              n_used    = 0; // per token and layer

@@ -10,24 +10,25 @@ namespace hobbit {
 
 namespace {
 
+// An expert's value is the number of uses to be expected of it, those of later tokens discounted. It is estimated
+// twice: from how often the expert was used, and from what followed when an earlier token was like the last one. The
+// more alike the two tokens are, the more the second estimate counts.
+//
 // Fitted: docs/policies.md says how.
-constexpr uint32_t n_rates             = 3;
-constexpr double   retention[n_rates]  = { 0.6, 0.9, 0.98 }; // of a usage rate, per token
-constexpr double   rate_share[n_rates] = { 0.2, 0.4, 0.4 };  // in the mean rate
-constexpr double   weight_power   = 0.5; // a use counts as its share of the weight, relative to the mean, to this power
-constexpr double   discount       = 0.88;  // of a use, per token until then
-constexpr double   past_retention = 0.3;   // of the likeness of preceding tokens, per token
-constexpr double   step_sharpness = 6.0;   // how much likeness counts among complete tokens
-constexpr double   step_trust     = 0.5;   // in what followed them, against the mean rates
-constexpr double   step_retention = 0.9;   // of that trust, per token
-constexpr double   layer_retention = 0.9;  // of the likeness in preceding layers, per layer
-constexpr double   layer_sharpness = 10.0; // how much likeness counts in the layers so far
-constexpr double   layer_trust     = 0.6;  // in what those tokens used, against the mean rates
-constexpr double   low_learning    = 0.1;  // rate at which an expert's share of low-precision uses is learned
-constexpr double   low_worth       = 0.5;  // of a low-precision use to the high pool
+constexpr uint32_t n_rates              = 3;
+constexpr double   retention[n_rates]   = { 0.25, 0.89, 0.973 }; // of a usage rate, per token
+constexpr double   rate_weight[n_rates] = { 0.48, 0.6, 0.4 };    // in the expected rate
+constexpr double   weight_power         = 0.45; // a use counts (its gate weight / the mean one) to this power
+constexpr double   discount             = 0.76; // of a use, per token until then
+constexpr double   sharpness            = 8.7;  // the larger, the more the most alike tokens count above others
+constexpr double   doubt                = 0.28; // likeness from which on a token says more than the rates do
+constexpr double   past_retention       = 0.3;  // of the likeness of the tokens before, per token
+constexpr double   trust_retention      = 0.87; // of the trust in what followed, per token
+constexpr double   low_learning         = 0.5;  // rate at which an expert's share of low-precision uses is learned
+constexpr double   low_worth            = 0.4;  // of a low-precision use to the high pool
 
 constexpr uint32_t n_remembered = 256; // tokens
-constexpr size_t   n_alike      = 16;  // of those, how many are followed
+constexpr size_t   n_alike      = 32;  // of those, how many are followed
 constexpr int      n_ahead      = 8;   // tokens, how far
 constexpr uint64_t n_idle_max   = 256; // batches after which a sequence is forgotten
 
@@ -44,15 +45,12 @@ class echo_policy : public cache_policy {
     struct sequence {
         uint32_t           number;
         uint64_t           last_batch = 0;
-        uint64_t           token      = token_memory::none; // that runs, or ran last; none: it came in a batch
-        uint32_t           layer      = 0;                  // that was counted last
-        double             norm       = 0.0;                // of `recent`
-        std::vector<float> recent;                          // [slot] likeness in the layers so far, decayed
-        std::vector<float> total;                           // [slot] likeness in the layers so far, summed
-        std::vector<float> past;                            // [slot] likeness up to the token before, decayed
+        uint64_t           token      = token_memory::none; // that runs, or ran last; none: several at once
+        std::vector<float> alike; // [slot] to the token that runs, summed over the layers so far
+        std::vector<float> past;  // [slot] to the token before, and to those before it, decayed
     };
 
-    using neighbour = std::pair<double, uint64_t>; // weight, token; weights sum to 1
+    using neighbour = std::pair<double, uint64_t>; // weight, token; the expected rates get what the weights lack of 1
 
     size_t index(expert_id id) const { return size_t(id.layer) * n_experts_ + id.expert; }
     bool   runs(const sequence & s) const { return s.last_batch == n_batches_ && s.token != token_memory::none; }
@@ -61,12 +59,10 @@ class echo_policy : public cache_policy {
     void       begin_batch();
     void       begin_token(sequence & s);
     void       count(const expert_usage & use);
-    void       compare(sequence & s, const expert_usage & use);
     void       look_ahead(const sequence & s);
-    void       look_on(uint32_t layer);
-    double     mean_rate(size_t i) const;
+    double     expected_rate(size_t i) const;
 
-    std::vector<neighbour> find_alike(const std::vector<float> & scores, double scale, uint64_t except) const;
+    std::vector<neighbour> find_alike(const std::vector<float> & scores, uint64_t except) const;
 
     const uint32_t n_layers_;
     const uint32_t n_experts_;
@@ -83,11 +79,10 @@ class echo_policy : public cache_policy {
     std::vector<uint64_t> counted_; // [layer] the last batch that was
     uint64_t              n_batches_    = 0;
     uint32_t              batch_tokens_ = 0;
-    uint32_t              n_parallel_   = 0;    // sequences of the batch
     uint64_t              batch_first_  = 0;    // of the batch's tokens in memory
     bool                  in_layers_    = true; // of the batch, not before them
-    bool                  now_is_old_   = false;
-    double                later_weight_ = 0.0; // of the mean rate in what comes after this token
+    double                now_weight_   = 0.0;  // of the expected rate in this token
+    double                later_weight_ = 0.0;  // of the expected rate in what comes after this token
 };
 
 echo_policy::echo_policy(const policy_options & options) :
@@ -112,7 +107,7 @@ void echo_policy::begin_tokens(uint32_t number, uint32_t n) {
         begin_batch();
     }
     batch_tokens_ += n;
-    n_parallel_++;
+    now_weight_   += 1;
     later_weight_ += discount / (1 - discount);
     sequence & s   = find(number);
     s.last_batch   = n_batches_;
@@ -126,14 +121,14 @@ void echo_policy::begin_tokens(uint32_t number, uint32_t n) {
 
 void echo_policy::begin_batch() {
     in_layers_    = false;
-    now_is_old_   = true;
     batch_tokens_ = 0;
     n_batches_++;
     const auto is_idle = [&](const sequence & s) { return n_batches_ - s.last_batch > n_idle_max; };
     sequences_.erase(std::remove_if(sequences_.begin(), sequences_.end(), is_idle), sequences_.end());
+    std::fill(now_.begin(), now_.end(), 0.0f);
     std::fill(later_.begin(), later_.end(), 0.0f);
+    now_weight_   = 0.0;
     later_weight_ = 0.0;
-    n_parallel_   = 0;
     batch_first_  = memory_.last();
 }
 
@@ -146,7 +141,7 @@ echo_policy::sequence & echo_policy::find(uint32_t number) {
     sequence s;
     s.number     = number;
     s.last_batch = n_batches_;
-    for (auto * scores : { &s.recent, &s.total, &s.past }) {
+    for (auto * scores : { &s.alike, &s.past }) {
         scores->assign(n_remembered, 0.0f);
     }
     sequences_.push_back(std::move(s));
@@ -159,81 +154,77 @@ void echo_policy::begin_token(sequence & s) {
     std::vector<float> past(n_remembered, 0.0f);
     for (uint64_t token = memory_.first(); follows && token < memory_.last(); token++) {
         const uint64_t before     = memory_.before(token);
-        past[memory_.slot(token)] = s.total[memory_.slot(token)] / float(n_layers_);
+        past[memory_.slot(token)] = s.alike[memory_.slot(token)] / float(n_layers_);
         if (before != token_memory::none) {
             past[memory_.slot(token)] += float(past_retention) * s.past[memory_.slot(before)];
         }
     }
     s.past           = past;
     s.token          = memory_.add(follows ? s.token : token_memory::none);
-    s.norm           = 0.0;
-    s.layer          = UINT32_MAX;
     const uint32_t n = memory_.slot(s.token);
     for (sequence & other : sequences_) {
-        other.recent[n] = other.total[n] = other.past[n] = 0.0f; // the slot's old token is forgotten
+        other.alike[n] = other.past[n] = 0.0f; // the slot's old token is forgotten
     }
-    std::fill(s.recent.begin(), s.recent.end(), 0.0f);
-    std::fill(s.total.begin(), s.total.end(), 0.0f);
+    std::fill(s.alike.begin(), s.alike.end(), 0.0f);
 }
 
-// The tokens with the highest scores, of complete tokens but for one.
-std::vector<echo_policy::neighbour> echo_policy::find_alike(const std::vector<float> & scores, double scale,
-                                                            uint64_t except) const {
-    std::vector<neighbour> alike;
+// The complete tokens with the highest scores, but for one.
+std::vector<echo_policy::neighbour> echo_policy::find_alike(const std::vector<float> & scores, uint64_t except) const {
+    std::vector<neighbour> found;
     for (uint64_t token = memory_.first(); token < batch_first_; token++) {
         if (token != except) {
-            alike.push_back({ scale * scores[memory_.slot(token)], token });
+            found.push_back({ sharpness * scores[memory_.slot(token)], token });
         }
     }
     const auto better = [](const neighbour & a, const neighbour & b) { return a > b; };
-    const auto n      = std::min(alike.size(), n_alike);
-    std::partial_sort(alike.begin(), alike.begin() + ptrdiff_t(n), alike.end(), better);
-    alike.resize(n);
-    double       sum  = 0.0;
-    const double most = n > 0 ? alike[0].first : 0.0;
-    for (neighbour & other : alike) {
+    const auto n      = std::min(found.size(), n_alike);
+    std::partial_sort(found.begin(), found.begin() + ptrdiff_t(n), found.end(), better);
+    found.resize(n);
+    const double unlike = sharpness * doubt;
+    const double most   = n > 0 ? std::max(found[0].first, unlike) : unlike;
+    double       sum    = std::exp(unlike - most);
+    for (neighbour & other : found) {
         other.first  = std::exp(other.first - most);
         sum         += other.first;
     }
-    for (neighbour & other : alike) {
+    for (neighbour & other : found) {
         other.first /= sum;
     }
-    return alike;
+    return found;
 }
 
-// What the tokens that were like the one before were followed by, from the second token on: the first is this one.
+// What followed the tokens that were like the one before: first a token like this one, then those after it.
 void echo_policy::look_ahead(const sequence & s) {
     const uint64_t before = memory_.before(s.token);
     if (before == token_memory::none) {
         return;
     }
-    for (const neighbour & other : find_alike(s.past, step_sharpness, before)) {
+    for (const neighbour & other : find_alike(s.past, before)) {
         uint64_t token = memory_.after(other.second);
-        double   trust = step_trust * other.first;
-        for (int ahead = 1; ahead <= n_ahead && token != token_memory::none; ahead++) {
+        double   trust = other.first;
+        for (int ahead = 0; ahead <= n_ahead && token < batch_first_; ahead++) {
+            auto & uses    = ahead == 0 ? now_ : later_;
+            auto & weight  = ahead == 0 ? now_weight_ : later_weight_;
+            weight        -= trust;
+            memory_.visit_uses(token, 0, [&](size_t i) { uses[i] += float(trust); });
             token  = memory_.after(token);
-            trust *= discount * step_retention;
-            if (token == token_memory::none || token >= batch_first_) {
-                break;
-            }
-            later_weight_ -= trust;
-            memory_.visit_uses(token, 0, [&](size_t i) { later_[i] += float(trust); });
+            trust *= discount * trust_retention;
         }
     }
 }
 
 void echo_policy::on_use(const expert_usage & use) {
-    in_layers_  = true;
-    now_is_old_ = true;
+    in_layers_ = true;
     count(use);
     sequence & s = find(use.sequence);
     if (runs(s)) {
-        compare(s, use);
+        memory_.add_likeness(use.id, use.weight, s.alike);
+        memory_.use(s.token, use.id, use.weight);
     }
 }
 
 void echo_policy::count(const expert_usage & use) {
-    const uint32_t n        = batch_tokens_;
+    const uint32_t n        = std::max(batch_tokens_, 1u);
     const double   relative = use.weight / use.n_tokens * n_used_;
     const double   counts   = use.n_tokens * std::pow(std::max(relative, 0.0), weight_power) / n;
     for (uint32_t r = 0; r < n_rates; r++) {
@@ -249,48 +240,20 @@ void echo_policy::count(const expert_usage & use) {
     low                    += float(low_learning) * ((use.tier == TIER_LOW ? 1.0f : 0.0f) - low);
 }
 
-void echo_policy::compare(sequence & s, const expert_usage & use) {
-    if (s.layer != use.id.layer) {
-        s.layer = use.id.layer;
-        s.norm  = s.norm * layer_retention + 1.0;
-        std::for_each(s.recent.begin(), s.recent.end(), [](float & score) { score *= float(layer_retention); });
-    }
-    memory_.add_likeness(use.id, use.weight, s.recent);
-    memory_.add_likeness(use.id, use.weight, s.total);
-    memory_.use(s.token, use.id, use.weight);
-}
-
-// What the tokens that are like those that run used in the layers still to come.
-void echo_policy::look_on(uint32_t layer) {
-    now_is_old_ = false;
-    std::fill(now_.begin(), now_.end(), 0.0f);
-    for (const sequence & s : sequences_) {
-        if (!runs(s) || s.norm == 0.0 || layer + 1 == n_layers_) {
-            continue;
-        }
-        for (const neighbour & other : find_alike(s.recent, layer_sharpness / s.norm, token_memory::none)) {
-            memory_.visit_uses(other.second, layer + 1, [&](size_t i) { now_[i] += float(other.first); });
-        }
-    }
-}
-
-double echo_policy::mean_rate(size_t i) const {
-    double mean = 0.0;
+double echo_policy::expected_rate(size_t i) const {
+    double rate = 0.0;
     for (uint32_t r = 0; r < n_rates; r++) {
-        mean += rate_share[r] * rates_[r][i];
+        rate += rate_weight[r] * rates_[r][i];
     }
-    return mean;
+    return rate;
 }
 
 double echo_policy::value(expert_id id, uint32_t tier, uint32_t layer) {
-    if (now_is_old_) {
-        look_on(layer);
-    }
     const size_t i    = index(id);
-    const double rate = mean_rate(i);
+    const double rate = expected_rate(i);
     double       uses = later_weight_ * rate + later_[i];
     if (id.layer > layer) {
-        uses += layer_trust * now_[i] + (1 - layer_trust) * n_parallel_ * rate;
+        uses += now_weight_ * rate + now_[i];
     }
     return uses * (tier == TIER_LOW ? low_share_[i] : 1 - (1 - low_worth) * low_share_[i]);
 }

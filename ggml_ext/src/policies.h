@@ -43,9 +43,10 @@ std::unique_ptr<cache_policy> make_random(const policy_options & options);
 // all of one sequence, shared by the pools of both tiers. Of several sequences the largest value counts.
 std::unique_ptr<cache_policy> make_hobbit(const policy_options & options);
 
-// MoE-Infinity (arXiv 2401.14361), expert cache: (A[l, e] / sum of A[l] + epsilon) (1 - l / n), where A counts the
-// tokens of the sequence that used the expert: the share of its layer's uses, and first layers first, because prefetch
-// serves later layers better. Of several sequences the largest value counts. Here l counts from 0 and epsilon is 1e-4.
+// MoE-Infinity (arXiv 2401.14361), expert cache, in our reading: (A[l, e] / sum of A[l] + epsilon) (1 - l / n), where A
+// counts the tokens of the sequence that used the expert: the share of its layer's uses, and first layers first,
+// because prefetch serves later layers better. Of several sequences the largest value counts. Here l counts from 0 and
+// epsilon is 1e-4.
 std::unique_ptr<cache_policy> make_moe_infinity(const policy_options & options);
 
 // EdgeMoE (arXiv 2308.14352), section III-C2: f / d, where f is how often the expert was used and d how many layers

@@ -4,6 +4,7 @@
 #include "ggml-impl.h"
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <numeric>
 
@@ -46,9 +47,8 @@ void prefetcher::on_routing(const layer_routing & routing) {
         begin_pass(routing);
     }
     const std::set<uint32_t> chosen(routing.experts.begin(), routing.experts.end());
-    layer_    = routing.layer;
-    n_used_   = routing.n_used;
-    n_chosen_ = uint32_t(chosen.size());
+    layer_  = routing.layer;
+    n_used_ = routing.n_used;
     judge(routing.layer, chosen);
 }
 
@@ -117,48 +117,39 @@ status prefetcher::look_ahead(uint32_t layer, const ggml_tensor * router_input, 
         return s;
     }
 
-    slot_room room;
-    for (uint32_t tier = 0; tier < TIER_COUNT; tier++) {
-        room[tier] = cache_.n_slots(tier) - std::min(cache_.n_slots(tier), n_chosen_);
-    }
     for (const layer_routing & prediction : predictions_) {
-        if (!bring(prediction, room)) {
+        if (!bring(prediction)) {
             break;
         }
     }
     return {};
 }
 
-// Protects what is predicted for a layer and prefetches what is missing, what is wanted most first; returns whether
-// nothing was missing.
-bool prefetcher::bring(const layer_routing & prediction, slot_room & room) {
+// Protects what is predicted for a layer, then prefetches what is missing, as much as there is room for, the most
+// wanted first. Returns whether nothing was missing.
+bool prefetcher::bring(const layer_routing & prediction) {
     const uint32_t   parts = index_.layer(prediction.layer).parts;
     const auto       holds = [&](expert_id id, uint32_t tier) { return cache_.holds(id, tier, parts); };
     const layer_plan plan  = plan_layer(prediction, rules_, holds, generator_);
     expectation &    e     = expected_[prediction.layer];
     e.predicted.insert(prediction.experts.begin(), prediction.experts.end());
 
-    std::multimap<double, const planned_use *, std::greater<double>> by_weight;
+    std::multimap<double, const planned_use *, std::greater<double>> missing; // [weight]
     for (const planned_use & use : plan.uses) {
-        const double weight = std::accumulate(use.selections.begin(), use.selections.end(), 0.0,
-                                              [&](double w, int32_t i) { return w + prediction.weights[size_t(i)]; });
-        by_weight.emplace(weight, &use);
-    }
-    bool complete = true;
-    for (const auto & [weight, use] : by_weight) {
-        const bool is_there = holds(use->id, use->tier);
-        complete            = complete && is_there;
-        if (room[use->tier] == 0) {
+        if (holds(use.id, use.tier)) {
+            cache_.protect(use.id, use.tier);
             continue;
         }
-        room[use->tier]--;
-        if (is_there) {
-            cache_.protect(use->id, use->tier);
-        } else if (cache_.prefetch(use->id, use->tier, parts)) {
+        const double weight = std::accumulate(use.selections.begin(), use.selections.end(), 0.0,
+                                              [&](double w, int32_t i) { return w + prediction.weights[size_t(i)]; });
+        missing.emplace(weight, &use);
+    }
+    for (const auto & [weight, use] : missing) {
+        if (cache_.prefetch(use->id, use->tier, parts)) {
             e.prefetched.insert(use->id.expert);
         }
     }
-    return complete;
+    return missing.empty();
 }
 
 } // namespace hobbit

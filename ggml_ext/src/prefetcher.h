@@ -55,15 +55,12 @@ class prefetcher {
         std::set<uint32_t> prefetched;
     };
 
-    // Slots that predictions may take, beside the demand of the layer in hand.
-    using slot_room = std::array<uint32_t, TIER_COUNT>;
-
     void                decline(const std::string & why);
     prefetch_governor & governor() { return governors_[is_prompt_]; }
     void                begin_pass(const layer_routing & routing);
     void                end_pass();
     void                judge(uint32_t layer, const std::set<uint32_t> & chosen);
-    bool                bring(const layer_routing & prediction, slot_room & room);
+    bool                bring(const layer_routing & prediction);
 
     const expert_index & index_;
     expert_cache &       cache_;
@@ -83,10 +80,9 @@ class prefetcher {
     bool                             is_prompt_ = false;
 
     // the pass in hand
-    bool                    in_pass_  = false;
-    uint32_t                layer_    = 0; // the last one whose router has chosen
-    int64_t                 n_used_   = 0; // by a token in it
-    uint32_t                n_chosen_ = 0; // experts in it
+    bool                    in_pass_ = false;
+    uint32_t                layer_   = 0; // the last one whose router has chosen
+    int64_t                 n_used_  = 0; // by a token in it
     prefetch_governor::pass pass_;
     clock::time_point       begun_;
     uint64_t                demand_before_ = 0; // stats_.disk_demand_ns

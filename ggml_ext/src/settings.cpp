@@ -63,8 +63,7 @@ status settings::apply_number(const std::string & key, double value) {
     } else if (key == "hobbit.io_threads") {
         io_threads = uint32_t(std::min(value, 1e6)); // check() has the real bound
     } else {
-        if (is_weight(key) &&
-            std::none_of(std::begin(WEIGHT_KEYS), std::end(WEIGHT_KEYS), [&](const char * k) { return is_given(k); })) {
+        if (is_weight(key) && !weights_given()) {
             weights = {}; // who gives one of them means all
         }
         return apply_calibrated(key, value);
@@ -114,13 +113,22 @@ status settings::apply(const hobbit_setting * given, size_t n_given) {
     if (is_given("hobbit.t2") && !is_given("hobbit.t1")) {
         thresholds.t1 = std::min(1.0, thresholds.t2);
     }
+    if (weights_given() && !is_given("hobbit.policy")) {
+        policy = "hobbit";
+    } else if (weights_given() && policy != "hobbit") {
+        return status::error(
+            format("w_lru, w_lfu, w_lhu and w_fld are of the policy 'hobbit', not of '%s'", policy.c_str()));
+    }
     return check();
+}
+
+bool settings::weights_given() const {
+    return std::any_of(std::begin(WEIGHT_KEYS), std::end(WEIGHT_KEYS), [&](const char * k) { return is_given(k); });
 }
 
 status settings::apply_stored(const stored_settings & stored) {
     const bool given_thresholds = is_given("hobbit.t1") || is_given("hobbit.t2");
-    const bool given_policy = is_given("hobbit.policy") || std::any_of(std::begin(WEIGHT_KEYS), std::end(WEIGHT_KEYS),
-                                                                       [&](const char * k) { return is_given(k); });
+    const bool given_policy     = is_given("hobbit.policy") || weights_given();
     for (const auto & [key, value] : stored.numbers) {
         const bool is_threshold = key == "hobbit.t1" || key == "hobbit.t2";
         if (is_given(key) || (is_threshold && given_thresholds) || (is_weight(key) && given_policy)) {

@@ -35,9 +35,9 @@ struct settings {
     int64_t          tag = 0;
 
     // performance
-    std::string           policy     = "lru";
+    std::string           policy     = "echo";
     std::array<double, 4> weights    = policy_options().weights;
-    uint32_t              prefetch   = 0;
+    uint32_t              prefetch   = 2;
     uint64_t              memory     = 0;    // 0: computed
     uint64_t              pools      = 0;    // 0: follows from memory
     double                low_share  = -1.0; // negative: follows from the thresholds
@@ -57,6 +57,7 @@ struct settings {
 
   private:
     bool   is_given(const std::string & key) const { return given_.count(key) > 0; }
+    bool   weights_given() const;
     status apply_text(const std::string & key, const char * value);
     status apply_number(const std::string & key, double value);
     status apply_calibrated(const std::string & key, double value);

@@ -44,7 +44,9 @@ void token_memory::forget(uint32_t slot) {
 void token_memory::use(uint64_t token, expert_id id, double weight) {
     GGML_ASSERT(remembers(token));
     const size_t i = row(token, id.layer);
-    GGML_ASSERT(n_routes_[i] < n_used_);
+    if (n_routes_[i] == n_used_) {
+        return;
+    }
     routes_[i * n_used_ + n_routes_[i]++] = uint16_t(id.expert);
     root(id, slot(token))                 = uint8_t(std::lround(255 * std::sqrt(std::clamp(weight, 0.0, 1.0))));
 }

@@ -22,7 +22,8 @@ class token_memory {
     // Begins a token that follows `before` in its sequence, which may be none or forgotten. The oldest is forgotten.
     uint64_t add(uint64_t before);
 
-    // The token uses the expert with this share, 0 to 1, of its weight. REQUIRES: remembered.
+    // The token uses the expert with this share, 0 to 1, of its weight; more than n_used in a layer are not kept.
+    // REQUIRES: remembered.
     void use(uint64_t token, expert_id id, double weight);
 
     bool     remembers(uint64_t token) const { return token < n_added_ && token + capacity_ >= n_added_; }

@@ -6,6 +6,7 @@
 
 #include <doctest/doctest.h>
 #include <memory>
+#include <numeric>
 #include <set>
 #include <string>
 #include <vector>
@@ -54,7 +55,7 @@ TEST_CASE("every listed name makes a policy, and no other name does") {
         names.insert(name);
     }
     CHECK(names.size() == policy_names().size());
-    for (const char * name : { "lru", "lfu", "lhu", "fld", "random", "hobbit", "moe-infinity", "edgemoe" }) {
+    for (const char * name : { "lru", "lfu", "lhu", "fld", "random", "hobbit", "moe-infinity", "edgemoe", "echo" }) {
         CHECK(names.count(name) == 1);
     }
     policy_options unknown;
@@ -78,6 +79,11 @@ TEST_CASE("every policy values an expert that was never used no higher than the 
         CHECK(value(*policy, 2, 3, 1) >= before);
         CHECK(value(*policy, 2, 3, 1) >= value(*policy, 2, 4, 1));
     }
+}
+
+TEST_CASE("the default weights of Eq. 3 sum to 1") {
+    const weights w = policy_options().weights;
+    CHECK(std::accumulate(w.begin(), w.end(), 0.0) == doctest::Approx(1.0));
 }
 
 TEST_CASE("lru: the order of last uses, across sequences and tiers") {

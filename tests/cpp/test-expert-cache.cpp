@@ -289,6 +289,17 @@ TEST_CASE("the least valuable expert leaves, among those not pinned") {
 // prefetch
 //
 
+// Whether the expert's parts begin with what the fake reader gives at their place in the file.
+static bool holds_what_was_read(const opened_model & m, const expert_cache & cache, expert_id id) {
+    for (const uint32_t part : { PART_GATE, PART_UP, PART_DOWN }) {
+        const uint64_t at = m.index.locate(TIER_HIGH, id.layer, part, id.expert).offset;
+        if (*cache.data(id, TIER_HIGH, part) != fake_reader::byte_at(at - at % file_reader::alignment)) {
+            return false;
+        }
+    }
+    return true;
+}
+
 TEST_CASE("what is prefetched is protected until its layer has run, and stays as an ordinary resident") {
     opened_model          m;
     cache_of<fake_reader> c(m);
@@ -301,7 +312,7 @@ TEST_CASE("what is prefetched is protected until its layer has run, and stays as
     CHECK_FALSE(c.cache.holds({ 0, 0 }, TIER_HIGH, 0));
     REQUIRE(c.cache.acquire({ 1, 0 }, TIER_HIGH));
     REQUIRE(c.cache.wait({ 1, 0 }, TIER_HIGH, ALL).ok());
-    CHECK(cached_bytes(m, c.cache, TIER_HIGH, { 1, 0 }, PART_UP).size() > 0);
+    CHECK(holds_what_was_read(m, c.cache, { 1, 0 }));
     c.cache.release({ 1, 0 }, TIER_HIGH);
     CHECK(c.reader.begun().size() == 9); // nothing was read twice
     c.cache.end_prefetch(1);
@@ -333,11 +344,10 @@ TEST_CASE("a demand takes the slot of a prefetch that has not begun, and waits f
     std::thread opener([&] { c.reader.open_gate(); });
     REQUIRE(c.cache.acquire({ 0, 0 }, TIER_HIGH));
     opener.join();
-    CHECK(c.reader.begun().size() == 1);
     CHECK_FALSE(c.cache.holds({ 1, 0 }, TIER_HIGH, 0));
     c.cache.request({ 0, 0 }, TIER_HIGH, ALL);
     CHECK(c.cache.wait({ 0, 0 }, TIER_HIGH, ALL).ok());
-    CHECK(cached_bytes(m, c.cache, TIER_HIGH, { 0, 0 }, PART_UP).size() > 0);
+    CHECK(holds_what_was_read(m, c.cache, { 0, 0 }));
     c.cache.release({ 0, 0 }, TIER_HIGH);
 }
 

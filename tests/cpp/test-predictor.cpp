@@ -344,13 +344,15 @@ TEST_CASE("numbers that are none still name distinct experts, with weights of su
     for (const float bad : { NAN, INFINITY, -INFINITY }) {
         predictor   p(m.index);
         test_router r(8);
-        r.bias = { 0.0f, bad, 0.0f, 0.0f, bad, 0.0f, 0.0f, 0.0f };
+        r.gating = HOBBIT_GATING_SIGMOID;
+        r.bias   = { 0.0f, bad, 0.0f, 0.0f, bad, 0.0f, 0.0f, 0.0f };
         REQUIRE(r.set(p, 1).ok());
         const host_tensor          input(std::vector<float>(WIDTH, 0.5f), WIDTH);
         std::vector<layer_routing> predictions;
         REQUIRE(p.compute(cpu.backend, input.tensor, 0, 1, 3, predictions).ok());
         const auto & chosen = predictions[0].experts;
         CHECK(std::set<int32_t>(chosen.begin(), chosen.end()).size() == 3);
+        CHECK(std::count(chosen.begin(), chosen.end(), 1) == (bad > 0.0f ? 1 : 0)); // last where it is no number
         const auto & weights = predictions[0].weights;
         CHECK(std::accumulate(weights.begin(), weights.end(), 0.0) == doctest::Approx(1.0));
     }

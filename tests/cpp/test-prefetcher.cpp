@@ -10,6 +10,7 @@
 #include <cmath>
 #include <doctest/doctest.h>
 #include <memory>
+#include <random>
 #include <string>
 #include <thread>
 #include <vector>
@@ -361,6 +362,34 @@ TEST_CASE("layers that never run are not predicted after the first pass") {
     CHECK(e.counters.predicted == 5 * 4 + 2);
 }
 
+TEST_CASE("prefetch that is half right is switched off while the disk works on demands") {
+    engine e({ { 1, 0, { { 3, 0.3f }, { 5, 0.6f } } } }, 4, 0, {}, 1);
+    e.reader.open_gate();
+    for (size_t i = 0; i < prefetch_governor::window; i++) {
+        e.run_layer(0, { 0, 1 });
+        e.choose(1, { 3, 6 });
+        e.counters.disk_demand_ns += 1'000'000'000'000;
+        e.finish(1, { 3, 6 });
+    }
+    CHECK(e.counters.prefetch_pauses == 1);
+}
+
+TEST_CASE("prefetch that is always right stays on") {
+    engine e({ { 1, 0, { { 3, 0.3f }, { 5, 0.6f } } } }, 4, 0, {}, 1);
+    e.reader.open_gate();
+    for (size_t i = 0; i < 2 * prefetch_governor::window; i++) {
+        e.run_layer(0, { 0, 1 });
+        e.choose(1, { 3, 5 });
+        e.finish(1, { 3, 5 });
+        e.load({ 2, uint32_t(i % 8) }); // what was used must be fetched again
+        e.load({ 2, uint32_t((i + 1) % 8) });
+    }
+    CHECK(e.counters.prefetch_active);
+    CHECK(e.counters.prefetch_pauses == 0);
+    CHECK(e.counters.prefetched > prefetch_governor::min_experts);
+    CHECK(e.counters.prefetched_used == e.counters.prefetched);
+}
+
 TEST_CASE("prefetch that is always wrong switches itself off, and is tried again") {
     engine     e({ { 1, 0, { { 3, 0.3f }, { 5, 0.6f } } } }, 4, 0, {}, 1);
     const auto one_pass = [&] {
@@ -433,4 +462,37 @@ TEST_CASE("a prefetch that fails is an error of the next wait, and everything ma
     e.finish(1, { 5, 6 });
     REQUIRE(e.cache().acquire({ 2, 0 }, TIER_HIGH));
     REQUIRE(e.cache().acquire({ 2, 1 }, TIER_HIGH));
+}
+
+TEST_CASE("whatever is predicted, each layer is given the experts that it chose") {
+    std::mt19937 random(5);
+    size_t       wrong = 0;
+    for (const uint32_t n_slots : { 2u, 3u, 7u, 20u }) {
+        std::vector<belief> beliefs;
+        for (uint32_t layer = 0; layer < N_LAYERS; layer++) {
+            for (size_t topic = 0; topic < 8; topic++) {
+                beliefs.push_back({ layer, topic, { { random() % 8, 0.6f }, { random() % 8, 0.3f } } });
+            }
+        }
+        engine e(beliefs, n_slots);
+        e.reader.open_gate();
+        for (uint32_t i = 0; i < 60 * N_LAYERS; i++) {
+            const uint32_t layer  = i % N_LAYERS;
+            const int32_t  first  = int32_t(random() % 8);
+            const auto     chosen = { first, (first + 1 + int32_t(random() % 7)) % 8 };
+            e.choose(layer, chosen);
+            e.look_ahead(layer, { random() % 8 });
+            for (const int32_t expert : chosen) {
+                const expert_id id  = { layer, uint32_t(expert) };
+                wrong              += !e.cache().wait(id, TIER_HIGH, ALL).ok();
+                wrong              += *e.cache().data(id, TIER_HIGH, PART_DOWN) !=
+                         fake_reader::byte_at(e.index.locate(TIER_HIGH, layer, PART_DOWN, id.expert).offset);
+            }
+            e.finish(layer, chosen);
+        }
+        CHECK(e.counters.predicted_right <= e.counters.predicted);
+        CHECK(e.counters.prefetched_used <= e.counters.prefetched);
+        CHECK((e.counters.prefetched > 0) == (n_slots > 2)); // two are the demand's
+    }
+    CHECK(wrong == 0);
 }

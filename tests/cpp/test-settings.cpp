@@ -228,6 +228,7 @@ TEST_CASE("the policy and its weights, given and stored") {
     CHECK(stored.weights == std::array<double, 4>{ 0.1, 0.2, 0.3, 0.4 });
 
     settings one = applied({ number("hobbit.w_lfu", 1.0) }); // the others are 0 then
+    CHECK(one.policy == "hobbit");
     CHECK(one.weights == std::array<double, 4>{ 0.0, 1.0, 0.0, 0.0 });
     CHECK(one.apply_stored({ { { "hobbit.w_lru", 1.0 } }, "lru" }).ok()); // weights given: none are taken from the file
     CHECK(one.weights == std::array<double, 4>{ 0.0, 1.0, 0.0, 0.0 });
@@ -238,6 +239,8 @@ TEST_CASE("policies and weights that make no sense are refused") {
     CHECK(refused({ number("hobbit.w_lru", 0.5), number("hobbit.w_lfu", 0.4) }).find("sum to 0.9") !=
           std::string::npos);
     CHECK(refused({ number("hobbit.w_lru", 1.5), number("hobbit.w_lfu", -0.5) }).find("must not be negative") !=
+          std::string::npos);
+    CHECK(refused({ text("hobbit.policy", "lru"), number("hobbit.w_lru", 1) }).find("are of the policy 'hobbit'") !=
           std::string::npos);
     CHECK(refused({ text("hobbit.scorer", "best") }) == "setting hobbit.scorer is 'gate' or 'random', not 'best'");
     CHECK(refused({ number("hobbit.prefetch", 5) }).find("at most 4 layers") != std::string::npos);

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: MIT
+"""What eviction policies reach on real text: the tiny model's routing of held-out text, replayed as decoding.
+
+    python bench/policies.py
+
+Loads per token, all in high precision, and their difference from LRU. Every chunk is a sequence of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+
+import numpy as np
+from quality import TINY, convert
+
+from pyhobbit.calibration import profile
+from pyhobbit.config import EngineConfig, EvaluationConfig
+from pyhobbit.evaluate import Evaluator
+from pyhobbit.observe import Observations
+from pyhobbit.trace import BELADY, ROUTE, Simulation, policy_names, pool_slots, simulate
+
+
+def routes(seen: Observations) -> np.ndarray:
+    """Every token on its own, as it is decoded: an array of ROUTE."""
+    n_tokens, n_layers, _ = seen.experts.shape
+    rows = np.zeros(seen.experts.shape, ROUTE)
+    firsts = np.searchsorted(seen.sequences, seen.sequences)
+    rows["sequence"] = seen.sequences[:, None, None]
+    rows["token"] = (np.arange(n_tokens) - firsts)[:, None, None]
+    rows["layer"] = np.arange(n_layers)[:, None]
+    rows["expert"] = seen.experts
+    rows["weight"] = seen.weights
+    rows["counted"] = 1
+    return rows.ravel()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--capacity", type=float, nargs="+", default=[0.34, 0.5, 0.75])
+    parser.add_argument("--chunks", type=int, default=8, help="of 512 tokens (default: %(default)s)")
+    args = parser.parse_args()
+    engine = EngineConfig(n_ctx=EvaluationConfig.default_n_ctx, n_threads=1)
+    with Evaluator(convert("f16", "q4_0"), EvaluationConfig(engine)) as evaluator:
+        chunks = evaluator.chunks((TINY / "heldout.txt").read_text(encoding="utf-8"))[: args.chunks]
+        _, seen = profile(evaluator, chunks)
+        info = evaluator.info
+    n_all = info.n_layers * info.n_experts
+    print(f"{len(chunks)} x {engine.n_ctx} tokens of held-out text\n")
+    print(f"| | {' | '.join(f'{capacity:.0%}' for capacity in args.capacity)} |")
+    print(f"|{'---|' * (len(args.capacity) + 1)}")
+    base = Simulation(info.n_layers, info.n_experts, info.n_experts_used, slots_high=0, floors=True)
+    lru: list[float] = []
+    for policy in [*policy_names(), BELADY]:
+        penalties = []
+        for capacity in args.capacity:
+            slots = pool_slots(n_all, capacity, 0.0, 1.0)[0]
+            case = replace(base, policy=policy, slots_high=slots)
+            penalties.append(simulate(routes(seen), case).penalty_per_token)
+        lru = lru or penalties  # the first of the names
+        cells = [f"{p:.2f} ({p / reference - 1:+.0%})" for p, reference in zip(penalties, lru, strict=True)]
+        print(f"| {policy} | {' | '.join(cells)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
