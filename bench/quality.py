@@ -10,12 +10,14 @@ Thresholds are calibrated on the first half of the held-out text and measured on
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from pyhobbit._paths import BIN_DIR, VENDOR_DIR
 from pyhobbit.analysis import threshold_for_share, unimportance
 from pyhobbit.calibration import ThresholdSearch, profile
 from pyhobbit.config import CacheConfig, CalibrationConfig, EngineConfig, EvaluationConfig
@@ -24,7 +26,7 @@ from pyhobbit.evaluate import Chunk, Evaluator, Quality
 ROOT = Path(__file__).resolve().parent.parent
 TINY = ROOT / "tests/tiny_moe"
 FOLDER = ROOT / "build/bench"
-PAIRS = ("f16+q4_0", "q8_0+q2_k", "f16+tq1_0")
+PAIRS = ("f16+q4_0", "q8_0+q2_k", "f16+iq1_m")
 SKIPPED = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5)
 HEAD = "| experts | t1 | t2 | high | low | skipped | KiB per token | perplexity | KL divergence |"
 
@@ -34,8 +36,24 @@ def convert(high: str, low: str) -> Path:
     path = FOLDER / f"tiny-{high}-{low}.gguf"
     if not path.exists():
         FOLDER.mkdir(parents=True, exist_ok=True)
+        importance = ["--imatrix", imatrix()] if low.startswith("iq") else []
         command = [sys.executable, "-P", "-m", "pyhobbit", "convert", "--high", high, "--low", low]
-        subprocess.run([*command, TINY / "model", "-o", path], check=True, stdout=sys.stderr)
+        subprocess.run([*command, *importance, TINY / "model", "-o", path], check=True, stdout=sys.stderr)
+    return path
+
+
+def imatrix() -> Path:
+    """What the coarsest types need to be of use, from the first half of the held-out text."""
+    path, plain, text = (FOLDER / name for name in ("tiny.imatrix.gguf", "tiny-f16.gguf", "first-half.txt"))
+    if not path.exists():
+        script = [sys.executable, VENDOR_DIR / "convert_hf_to_gguf.py", TINY / "model"]
+        search = os.pathsep.join([str(VENDOR_DIR), str(VENDOR_DIR / "gguf-py")])
+        environment = {**os.environ, "PYTHONPATH": search}
+        subprocess.run([*script, "--outtype", "f16", "--outfile", plain], check=True, env=environment)
+        whole = (TINY / "heldout.txt").read_text(encoding="utf-8")
+        text.write_text(whole[: len(whole) // 2], encoding="utf-8")
+        command = [BIN_DIR / "llama-imatrix", "-m", plain, "-f", text, "-o", path, "-c", "512", "-t", "1"]
+        subprocess.run(command, check=True, stdout=sys.stderr)
     return path
 
 
@@ -55,6 +73,12 @@ def row(name: str, quality: Quality) -> str:
         f"| {q.share_high:.1%} | {q.share_low:.1%} | {q.share_skipped:.1%} "
         f"| {q.bytes_per_token / 1024:.0f} | {q.perplexity:.3f} | {q.mean_kl:.2e} |"
     )
+
+
+def equal_bytes_share(cost: float, expert_bytes: tuple[float, float]) -> float:
+    """The share in high precision at which nothing need be skipped; cost: bytes by those of all high."""
+    low_cost = expert_bytes[1] / expert_bytes[0]
+    return max(0.0, (cost - low_cost) / (1 - low_cost))
 
 
 def arms(
@@ -81,6 +105,8 @@ def arms(
             yield f"calibrated, KL at most {bound:g}", mix
             by_chance = (mix.share_high, mix.share_high + mix.share_low)
             yield "- random choice of the same mix", random.measure(measured, *by_chance, reference)
+            share = equal_bytes_share(mix.bytes_per_token / high.bytes_per_token, gate.expert_bytes)
+            yield "- random, none skipped, at equal bytes", random.measure(measured, share, 1.0, reference)
             threshold = threshold_for_share(scores, 1 - mix.bytes_per_token / high.bytes_per_token)
             yield "- skipping, at equal bytes", gate.measure(measured, threshold, threshold, reference)
 
@@ -113,13 +139,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--chunks", type=int, default=32, help="of 512 tokens, to calibrate and to measure")
+    parser.add_argument("--chunks", type=int, default=16, help="of 512 tokens, to calibrate and to measure")
     parser.add_argument("--pairs", nargs="+", default=PAIRS, metavar="HIGH+LOW")
-    parser.add_argument("--max-kl", type=float, nargs="+", default=[1e-4, 1e-3, 1e-2], metavar="NATS")
+    parser.add_argument("--max-kl", type=float, nargs="+", default=[1e-3, 1e-2], metavar="NATS")
     parser.add_argument("--renormalize", action="store_true")
     args = parser.parse_args()
-    # matrices so small that a second thread would wait more than compute
-    engine = EngineConfig(CacheConfig(pools=8_000_000), EvaluationConfig.default_n_ctx, n_threads=1)
+    # All experts fit: precision is measured, not the cache. A second thread would wait more than compute.
+    engine = EngineConfig(CacheConfig(pools=64_000_000), EvaluationConfig.default_n_ctx, n_threads=1)
     (compare_weights if args.renormalize else compare_mixes)(args, engine)
 
 

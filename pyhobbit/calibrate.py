@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     size = parser.add_mutually_exclusive_group()
     size.add_argument(
-        "--memory", metavar="SIZE", help="bound on this process, like 8G (default: by what is free)"
+        "--memory", metavar="SIZE", help="bound on the model, like 8G (default: by what is free)"
     )
     size.add_argument("--pools", metavar="SIZE", help="memory of the expert cache alone, like 512M")
     add("--sidecar", type=Path, metavar="FILE", help="file with the low tier (default: MODEL.hobbit.gguf)")

@@ -4,7 +4,7 @@
 import contextlib
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ _T2_HALVINGS = 7  # of the share that is skipped, each in two steps
 _DECIMALS = 4  # of thresholds
 _TYPICAL_TRIALS = 20
 _MAX_ROUTES = 200_000  # replayed at once
-_MAX_INPUT_BYTES = 64 << 20  # of routers' inputs
+_MAX_INPUT_BYTES = 32 << 20  # of routers' inputs
 _KNOWN_ROUTING = 0.98  # of the choices, or the routers are not what they seem
 _QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 
@@ -103,7 +103,8 @@ class CalibrationReport:
 
     quality: at the chosen thresholds, on the text they were chosen on.  high_bytes_per_token: with everything
     in high precision.  prediction_*: share of the experts one layer ahead that are predicted right, the best
-    one and all; None where the routers are not known.
+    one and all; None where the routers are not known.  low_alone: everything in low precision; whether that
+    holds the bound.
     """
 
     calibration: Calibration
@@ -120,6 +121,8 @@ class CalibrationReport:
     cache: CacheFit
     prediction_top1: float | None
     prediction_top_k: float | None
+    low_alone: Quality | None = None
+    low_alone_holds: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values."""
@@ -171,6 +174,13 @@ class CalibrationReport:
         ]
         if quality.t1 == 1:
             lines.append("             nothing cheaper keeps the bound: everything stays in high precision")
+        if self.low_alone is not None:
+            lines.append(
+                f"low alone    perplexity {self.low_alone.perplexity:.3f}, KL divergence "
+                f"{self.low_alone.mean_kl:.2g}, {format_size(self.low_alone.bytes_per_token)} per token"
+            )
+        if self.low_alone_holds:
+            lines.append("             within the bound: a model in the low tier's type alone would do")
         return lines
 
     def _cache_lines(self) -> list[str]:
@@ -212,12 +222,17 @@ def calibrate(model: Path, text: Path, config: CalibrationConfig) -> Calibration
                 f"{text} is too short: it has {evaluator.count_tokens(content)} tokens and calibration needs "
                 f"{config.min_chunks * evaluator.n_ctx}; give a longer text, or smaller parts with --ctx"
             )
-        return _calibrate(evaluator, model, chunks, config)
+        report, search = _calibrate(evaluator, model, chunks, config)
+    if not report.has_low_tier:
+        return report
+    with Evaluator(model, EvaluationConfig(engine=config.engine, scorer="random")) as evaluator:
+        low = search.measure_all_low(evaluator)
+    return replace(report, low_alone=low, low_alone_holds=search.holds(low))
 
 
 def _calibrate(
     evaluator: Evaluator, model: Path, chunks: list[Chunk], config: CalibrationConfig
-) -> CalibrationReport:
+) -> tuple[CalibrationReport, "ThresholdSearch"]:
     info = evaluator.info
     high_bytes, low_bytes = evaluator.expert_bytes
     reference, seen = profile(evaluator, chunks)
@@ -234,7 +249,7 @@ def _calibrate(
     )
     fit = _fit_cache(cache_model, seen)
     top1, top_k = _prediction(model, config.engine.cache.sidecar, seen)
-    return CalibrationReport(
+    report = CalibrationReport(
         calibration=Calibration(
             model_bytes=model.stat().st_size,
             low_bytes=info.tier_bytes_low,
@@ -258,6 +273,7 @@ def _calibrate(
         prediction_top1=top1,
         prediction_top_k=top_k,
     )
+    return report, search
 
 
 def profile(evaluator: Evaluator, chunks: list[Chunk]) -> tuple[np.ndarray, Observations]:
@@ -307,11 +323,13 @@ class ThresholdSearch:
         with _bar("thresholds", _TYPICAL_TRIALS * n_tokens, "tokens") as bar:
             if low_cost > 0:
                 ranked = np.sort(scores, axis=None)
-                t1, t2 = cheapest_thresholds(
-                    *threshold_candidates(scores),
+                t1s, t2s = threshold_candidates(scores)
+                ask = (
                     lambda t1, t2: expected_cost(ranked, low_cost, t1, t2),
-                    lambda t1, t2: self._holds(self._measure(t1, t2, bar)),
+                    lambda t1, t2: self.holds(self._measure(t1, t2, bar)),
                 )
+                coarse = cheapest_thresholds(t1s, [1.0, *t2s], *ask)
+                t1, t2 = cheapest_thresholds(t1s, closer_candidates(scores, coarse[1]), *ask, best=coarse)
             else:
                 t1, t2 = 1.0, 1.0
             quality = self._measure(t1, t2, bar)
@@ -325,7 +343,13 @@ class ThresholdSearch:
             self.measured[t1, t2] = quality
         return self.measured[t1, t2]
 
-    def _holds(self, quality: Quality) -> bool:
+    def measure_all_low(self, by_chance: Evaluator) -> Quality:
+        """Everything in low precision, which Eq. 2 cannot ask for; by_chance: with the scorer "random"."""
+        with _bar("low tier", sum(map(len, self._chunks)), "tokens") as bar:
+            return by_chance.measure(self._chunks, 0.0, 1.0, self._reference, bar.update)
+
+    def holds(self, quality: Quality) -> bool:
+        """Whether it is within the bound."""
         increase = quality.perplexity / self.reference_perplexity - 1
         return (self._max_increase is None or increase <= self._max_increase) and (
             self._max_kl is None or quality.mean_kl <= self._max_kl
@@ -345,6 +369,14 @@ def threshold_candidates(scores: np.ndarray) -> tuple[list[float], list[float]]:
     t1s = np.quantile(ranked, np.arange(1, _T1_STEPS) / _T1_STEPS)
     t2s = np.quantile(ranked, 1 - skipped[1:])
     return [0.0, *_below_one(t1s)], [0.0, *_below_one(t2s)]
+
+
+def closer_candidates(scores: np.ndarray, t2: float) -> list[float]:
+    """Candidates for t2 on both sides of one of threshold_candidates, up to its neighbours."""
+    ranked = scores[scores > 0]
+    skipped = float(np.mean(ranked > t2)) if ranked.size and t2 < 1 else 0.0
+    shares_ = skipped * 2.0 ** np.array([-0.375, -0.25, -0.125, 0.125, 0.25, 0.375])
+    return _below_one(np.quantile(ranked, 1 - np.minimum(shares_, 1))) if skipped > 0 else []
 
 
 def _below_one(values: np.ndarray) -> list[float]:

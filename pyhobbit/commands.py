@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import NoReturn
 
-from pyhobbit import calibrate, chat, cli, convert, inspection, simulate
+from pyhobbit import bench, calibrate, chat, cli, convert, inspection, simulate
 
 _VERBS = {
+    "bench": (bench, "measure against stock llama.cpp"),
     "calibrate": (calibrate, "fit thresholds and cache to a model"),
     "chat": (chat, "generate text"),
     "convert": (convert, "make a multi-precision GGUF"),

@@ -237,9 +237,10 @@ class EvaluationConfig:
     default_n_ctx: ClassVar[int] = 512
 
     def settings(self) -> dict[str, Setting]:
-        """What hobbit_open is told; nothing is left to a calibration that lies beside the model."""
+        """What hobbit_open is told; a calibration that lies beside the model is left out."""
         return {
             "hobbit.enable": True,
+            "hobbit.calibrated": False,
             "hobbit.t1": 1.0,
             "hobbit.t2": 1.0,
             "hobbit.policy": "lru",

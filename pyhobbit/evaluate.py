@@ -2,6 +2,8 @@
 """What low precision costs: perplexity, and divergence from the model in high precision, on a text."""
 
 import contextlib
+import math
+import os
 import secrets
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +16,7 @@ import numpy as np
 
 from pyhobbit._llama import Context, ContextSize, Model, log
 from pyhobbit._native import check, ffi, lib, llama
-from pyhobbit.config import EvaluationConfig
+from pyhobbit.config import EvaluationConfig, format_size
 from pyhobbit.engine import check_model_file, processor_cores
 from pyhobbit.errors import HobbitError
 
@@ -24,8 +26,8 @@ Chunk = list[int]
 Progress = Callable[[int], object]
 """Told how many tokens have been computed since the last call."""
 
-_BLOCK_FLOATS = 1 << 22  # worked on at once
-_MEMORY_FLOATS = 64 << 20  # larger arrays lie in a temporary file
+_BLOCK_FLOATS = 1 << 20  # worked on at once
+_MEMORY_FLOATS = 16 << 20  # larger arrays lie in a temporary file
 _BOTH_POOLS = (0.5, 1.0)  # thresholds that need both
 
 
@@ -102,7 +104,7 @@ class Evaluator:
         self._cache = lib.hobbit_find(tag)
         if not self._cache:
             raise HobbitError(f"{self._path} is a dense model: it has no experts to choose a precision for")
-        if self.has_low_tier:
+        if self._config.strict and self.has_low_tier:
             self._set_thresholds(*_BOTH_POOLS)  # before the context, which makes the pools
         self.n_ctx = min(engine.n_ctx or EvaluationConfig.default_n_ctx, self._model.n_ctx_train())
         size = ContextSize(
@@ -267,7 +269,7 @@ def _layer_event(event: Any) -> LayerEvent:
     def array(pointer: Any, dtype: type, shape: tuple[int, ...]) -> np.ndarray | None:
         if not pointer:
             return None
-        n_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        n_bytes = math.prod(shape) * np.dtype(dtype).itemsize
         return np.frombuffer(ffi.buffer(pointer, n_bytes), dtype).reshape(shape)
 
     return LayerEvent(
@@ -282,10 +284,18 @@ def _layer_event(event: Any) -> LayerEvent:
 
 
 def _large_array(shape: tuple[int, ...]) -> np.ndarray:
-    if np.prod(shape) <= _MEMORY_FLOATS:
+    n_floats = math.prod(shape)
+    if n_floats <= _MEMORY_FLOATS:
         return np.empty(shape, np.float32)
-    with tempfile.TemporaryFile() as file:  # the mapping keeps it
-        return np.memmap(file, np.float32, "w+", shape=shape)
+    try:
+        with tempfile.TemporaryFile() as file:  # the mapping keeps it
+            os.posix_fallocate(file.fileno(), 0, 4 * n_floats)  # a mapping finds out too late
+            return np.memmap(file, np.float32, "r+", shape=shape)
+    except OSError as e:
+        raise HobbitError(
+            f"{format_size(4 * n_floats)} for a temporary file cannot be had in {tempfile.gettempdir()} "
+            f"({e.strerror}); set TMPDIR to a folder with room, or use less text"
+        ) from e
 
 
 #

@@ -6,10 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import permutations
+from typing import TypeVar
 
 import numpy as np
 
 from pyhobbit.trace import Simulation, policy_names, simulate
+
+T = TypeVar("T")
 
 Weights = tuple[float, float, float, float]
 """Of LRU, LFU, LHU and FLD in Eq. 3 of HOBBIT."""
@@ -25,25 +28,34 @@ def cheapest_thresholds(
     t2s: Sequence[float],
     cost: Callable[[float, float], float],
     holds: Callable[[float, float], bool],
+    best: tuple[float, float] = (1.0, 1.0),
 ) -> tuple[float, float]:
-    """The cheapest (t1, t2) that was found to hold, (1, 1) where none was.
+    """The cheapest (t1, t2) that was found to hold; `best` is known to.
 
-    t1s, t2s: candidates below 1, in any order.  cost: is asked often.  holds: is asked seldom; quality is
-    taken to fall with either threshold, so that t1 is found by bisection. t2 goes down until it does not pay.
+    t1s, t2s: candidates, in any order.  cost: is asked often.  holds: is asked seldom; quality is taken to
+    fall with either threshold, so that t1 is found by bisection. t2 goes down until that does not pay.
     """
-    best = (1.0, 1.0)
     n_in_vain = 0
-    for t2 in [1.0, *sorted(t2s, reverse=True)]:
-        cheaper = [t1 for t1 in sorted({*t1s, t2}) if t1 <= t2 and cost(t1, t2) < cost(*best)]
-        if cheaper and holds(cheaper[-1], t2):
-            first = bisect_left(cheaper, True, hi=len(cheaper) - 1, key=lambda t1: holds(t1, t2))
-            best = (cheaper[first], t2)
+    for t2 in sorted(t2s, reverse=True):
+        pairs = [(t1, t2) for t1 in sorted({*t1s, t2}) if t1 <= t2]
+        cheaper = [pair for pair in pairs if cost(*pair) < cost(*best)]
+        if cheaper and holds(*cheaper[-1]):
+            best = _first(cheaper, lambda pair: holds(*pair))
             n_in_vain = 0
         else:
             n_in_vain += 1
         if n_in_vain == _PATIENCE:
             break
     return best
+
+
+def _first(items: Sequence[T], holds: Callable[[T], bool]) -> T:
+    """The first that holds, where all after it do too; it is looked for near the last, which is known to."""
+    known, step = len(items) - 1, 1
+    while known >= step and holds(items[known - step]):
+        known -= step
+        step *= 2
+    return items[bisect_left(items, True, lo=max(0, known - step), hi=known, key=holds)]
 
 
 def fit_weights(penalty: Callable[[Weights], float]) -> Weights:

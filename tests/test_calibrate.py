@@ -3,16 +3,22 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
+import models
 import numpy as np
 import pytest
+from conftest import RunPyhobbit
 from gguf import GGUFReader
+from models import write_dense_llama
 
-from pyhobbit import fit
+from pyhobbit import CacheConfig, Engine, EngineConfig, calibration, fit
 from pyhobbit.analysis import decide, shares, unimportance
 from pyhobbit.calibration import Calibration, calibration_path, expected_cost, routes, threshold_candidates
 from pyhobbit.config import CalibrationConfig
@@ -31,7 +37,7 @@ LOW_COST = 0.25
 #
 
 T1S = [i / 20 for i in range(20)]
-T2S = [i / 10 for i in range(10)]
+T2S = [i / 10 for i in range(11)]
 
 
 def _cost(t1: float, t2: float) -> float:
@@ -47,7 +53,7 @@ def _loss(skip_cost: float) -> Callable[[float, float], float]:
 def test_thresholds_are_the_cheapest_of_all_that_hold(skip_cost: float, bound: float) -> None:
     loss = _loss(skip_cost)
     found = cheapest_thresholds(T1S, T2S, _cost, lambda t1, t2: loss(t1, t2) <= bound)
-    candidates = [(t1, t2) for t1, t2 in product([*T1S, 1.0], [*T2S, 1.0]) if t1 <= t2]
+    candidates = [(t1, t2) for t1, t2 in product([*T1S, 1.0], T2S) if t1 <= t2]
     best = min((pair for pair in candidates if loss(*pair) <= bound), key=lambda pair: _cost(*pair))
     assert loss(*found) <= bound
     assert _cost(*found) == pytest.approx(_cost(*best))
@@ -66,7 +72,8 @@ def test_thresholds_take_few_measurements() -> None:
 
 def test_nothing_holds_means_everything_high() -> None:
     assert cheapest_thresholds(T1S, T2S, _cost, lambda _t1, _t2: False) == (1.0, 1.0)
-    assert cheapest_thresholds([], [], _cost, lambda _t1, _t2: True) == (1.0, 1.0)
+    assert cheapest_thresholds([], [1.0], _cost, lambda _t1, _t2: True) == (1.0, 1.0)
+    assert cheapest_thresholds(T1S, T2S, _cost, lambda _t1, _t2: False, best=(0.5, 0.9)) == (0.5, 0.9)
 
 
 def test_everything_holds_means_the_best_experts_only() -> None:
@@ -96,6 +103,16 @@ def test_candidates_cover_all_mixes(scores: np.ndarray) -> None:
     skipped = sorted(shares(decide(scores, t2, t2))[2] for t2 in t2s)
     assert skipped[0] < 0.01
     assert skipped[-1] == 0.75
+
+
+def test_closer_candidates_lie_between_the_neighbours(scores: np.ndarray) -> None:
+    t2s = sorted(threshold_candidates(scores)[1])
+    below, chosen, above = t2s[3:6]
+    closer = calibration.closer_candidates(scores, chosen)
+    assert len(closer) > 3
+    assert all(below < t2 < above for t2 in closer)
+    assert calibration.closer_candidates(scores, 1.0) == []
+    assert calibration.closer_candidates(np.zeros((5, 2, 1)), 0.5) == []
 
 
 def test_a_model_with_one_expert_per_token_has_no_candidates() -> None:
@@ -221,3 +238,120 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 def test_a_calibration_that_cannot_be_is_refused(settings: dict[str, float], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         CalibrationConfig(**settings)
+
+
+#
+# the verb
+#
+
+QUICK = ("--text", TEXT, "--ctx", 64, "--chunks", 4, "--threads", 1)
+
+
+@pytest.fixture(scope="module")
+def calibrated(
+    tmp_path_factory: pytest.TempPathFactory, run_pyhobbit: RunPyhobbit
+) -> tuple[Path, dict[str, Any]]:
+    """A copy of the tiny model, calibrated, and what was printed as JSON."""
+    model = tmp_path_factory.mktemp("calibrated") / "m.gguf"
+    shutil.copyfile(models.tiny_tiers("f16", "tq2_0"), model)
+    done = run_pyhobbit("calibrate", model, *QUICK, "--max-kl", 0.02, "--json")
+    assert done.returncode == 0, done.stderr
+    return model, json.loads(done.stdout)
+
+
+def test_the_bound_is_kept_and_bytes_are_saved(calibrated: tuple[Path, dict[str, Any]]) -> None:
+    _, found = calibrated
+    quality = found["quality"]
+    assert 0 < quality["mean_kl"] <= 0.02
+    assert quality["bytes_per_token"] < 0.9 * found["high_bytes_per_token"]
+    assert quality["share_low"] > 0
+    assert found["low_alone"]["share_low"] == 1
+    assert found["low_alone"]["mean_kl"] > quality["mean_kl"]
+    assert found["low_alone_holds"] is False
+    assert found["n_tokens"] == 4 * 64
+    assert 0.3 < found["prediction_top1"] <= 1
+    assert 0.3 < found["prediction_top_k"] <= 1
+
+
+def test_the_profile_counts_every_choice(calibrated: tuple[Path, dict[str, Any]]) -> None:
+    layers = calibrated[1]["layers"]
+    assert [layer["layer"] for layer in layers] == list(range(6))
+    for layer in layers:
+        assert len(layer["expert_use"]) == 8
+        assert sum(layer["expert_use"]) == pytest.approx(1)
+        assert layer["share_high"] + layer["share_low"] + layer["share_skipped"] == pytest.approx(1)
+        assert 0.5 <= layer["top_weight"] <= 1
+
+
+def test_the_engine_uses_the_calibration_unless_told_otherwise(
+    calibrated: tuple[Path, dict[str, Any]],
+) -> None:
+    model, found = calibrated
+    with Engine(model, EngineConfig(cache=CacheConfig(pools=5_000_000))) as engine:
+        info = engine.info()
+        assert (info.t1, info.t2) == (found["quality"]["t1"], found["quality"]["t2"])
+    with Engine(model, EngineConfig(cache=CacheConfig(pools=5_000_000, t1=1.0, t2=1.0))) as engine:
+        assert (engine.info().t1, engine.info().t2) == (1, 1)
+
+
+def test_calibrating_again_finds_the_same(
+    calibrated: tuple[Path, dict[str, Any]], run_pyhobbit: RunPyhobbit
+) -> None:
+    """What the first calibration stored does not lead the second."""
+    model, found = calibrated
+    stored = calibration_path(model).read_bytes()
+    done = run_pyhobbit("calibrate", model, *QUICK, "--max-kl", 0.02)
+    assert done.returncode == 0, done.stderr
+    assert calibration_path(model).read_bytes() == stored
+    assert f"t1 = {found['quality']['t1']:g}, t2 = {found['quality']['t2']:g}" in done.stdout
+    assert "stored in" in done.stdout
+
+
+def test_a_stale_calibration_is_replaced(
+    calibrated: tuple[Path, dict[str, Any]], run_pyhobbit: RunPyhobbit, tmp_path: Path
+) -> None:
+    model = tmp_path / "m.gguf"
+    model.symlink_to(calibrated[0])
+    stale = STORED.write(model).read_bytes()
+    done = run_pyhobbit("chat", model, "-p", "x", "-n", 1)
+    assert "made for another version" in done.stderr
+    assert done.returncode == 1
+    done = run_pyhobbit("calibrate", model, *QUICK, "--max-kl", 0.02)
+    assert done.returncode == 0, done.stderr
+    assert calibration_path(model).read_bytes() != stale
+
+
+def test_without_a_low_tier_the_cache_alone_is_fitted(run_pyhobbit: RunPyhobbit, tmp_path: Path) -> None:
+    model = tmp_path / "plain.gguf"
+    model.symlink_to(models.tiny_experts("f16"))
+    done = run_pyhobbit("calibrate", model, *QUICK, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["quality"]["t1"], found["quality"]["t2"], found["quality"]["mean_kl"]) == (1, 1, 0)
+    assert found["calibration"]["low_share"] == 0
+    assert found["cache"]["policy"] in policy_names()
+
+
+def _error(run_pyhobbit: RunPyhobbit, model: Path, *arguments: object) -> str:
+    done = run_pyhobbit("calibrate", model, *arguments)
+    assert done.returncode in (1, 2), done.stderr
+    assert done.stdout == ""
+    assert not calibration_path(model).exists()
+    errors = [line for line in done.stderr.splitlines() if line.startswith("pyhobbit: error: ")]
+    assert len(errors) == 1, done.stderr
+    return errors[0]
+
+
+def test_errors_say_what_to_do(run_pyhobbit: RunPyhobbit, tmp_path: Path) -> None:
+    plain, dense, short = tmp_path / "plain.gguf", tmp_path / "dense.gguf", tmp_path / "short.txt"
+    plain.symlink_to(models.tiny_experts("f16"))
+    write_dense_llama(dense)
+    short.write_text("import os\n" * 20)
+    message = _error(run_pyhobbit, plain, "--text", short)
+    assert "is too short: it has " in message
+    assert "calibration needs 2048; give a longer text" in message
+    assert "has no low tier" in _error(run_pyhobbit, plain, *QUICK, "--max-kl", 0.1)
+    assert "has no low tier" in _error(run_pyhobbit, plain, *QUICK, "--max-ppl-increase", 1)
+    assert "is a dense model" in _error(run_pyhobbit, dense, *QUICK)
+    assert "none.txt" in _error(run_pyhobbit, plain, "--text", tmp_path / "none.txt")
+    assert "--chunks is 1; it must be at least 4" in _error(run_pyhobbit, plain, *QUICK, "--chunks", 1)

@@ -10,10 +10,9 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
+import models
 import pytest
 from conftest import RunPyhobbit
-from gguf import GGUFWriter, TokenType
 from random_moe import declare, write_model
 
 from pyhobbit import CacheConfig, Engine, EngineConfig, HobbitError, SamplingConfig
@@ -32,48 +31,17 @@ TEMPLATE = (
 )
 
 
-def _write_dense_llama(path: Path, chat_template: str | None = None) -> None:
-    """One layer of random weights, a vocabulary of bytes."""
-    n_embd, n_vocab = 64, 259
-    writer = GGUFWriter(path, "llama")
-    writer.add_context_length(128)
-    writer.add_embedding_length(n_embd)
-    writer.add_block_count(1)
-    writer.add_feed_forward_length(n_embd)
-    writer.add_head_count(2)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_tokenizer_model("llama")
-    writer.add_token_list(["<unk>", "<s>", "</s>"] + [f"<0x{byte:02X}>" for byte in range(256)])
-    writer.add_token_scores([0.0] * n_vocab)
-    writer.add_token_types([TokenType.UNKNOWN] + [TokenType.CONTROL] * 2 + [TokenType.BYTE] * 256)
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    if chat_template is not None:
-        writer.add_chat_template(chat_template)
-    rng = np.random.default_rng(1)
-    for name in ("token_embd", "output"):
-        writer.add_tensor(f"{name}.weight", rng.standard_normal((n_vocab, n_embd), dtype=np.float32))
-    for name in ("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"):
-        writer.add_tensor(f"{name}.weight", np.ones(n_embd, dtype=np.float32))
-    for name in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"):
-        writer.add_tensor(f"blk.0.{name}.weight", rng.standard_normal((n_embd, n_embd), dtype=np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
 @pytest.fixture(scope="module")
 def dense_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("dense") / "dense.gguf"
-    _write_dense_llama(path)
+    models.write_dense_llama(path)
     return path
 
 
 @pytest.fixture(scope="module")
 def chat_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("chat") / "chat.gguf"
-    _write_dense_llama(path, TEMPLATE)
+    models.write_dense_llama(path, TEMPLATE)
     return path
 
 

@@ -7,6 +7,7 @@ from pyhobbit.config import (
     CacheConfig,
     ChatConfig,
     EngineConfig,
+    EvaluationConfig,
     SamplingConfig,
     format_size,
     parse_size,
@@ -69,6 +70,35 @@ def test_settings_carry_their_native_keys_and_types() -> None:
     assert settings["hobbit.enable"] is True
 
 
+def test_settings_of_eviction_prefetch_and_trace_carry_their_keys(tmp_path: Path) -> None:
+    trace = tmp_path / "t.csv"
+    config = CacheConfig(policy="hobbit", weights=(1, 0, 0, 0), prefetch=0, renormalize=False, trace=trace)
+    settings = config.settings()
+    assert settings == {
+        "hobbit.enable": True,
+        "hobbit.policy": "hobbit",
+        "hobbit.w_lru": 1.0,
+        "hobbit.w_lfu": 0.0,
+        "hobbit.w_lhu": 0.0,
+        "hobbit.w_fld": 0.0,
+        "hobbit.prefetch": 0,
+        "hobbit.renormalize": False,
+        "hobbit.trace": str(trace),
+    }
+    assert isinstance(settings["hobbit.w_lru"], float)
+    assert settings["hobbit.renormalize"] is False
+
+
+def test_an_evaluation_leaves_nothing_to_a_calibration() -> None:
+    config = EvaluationConfig(engine=EngineConfig(cache=CacheConfig(policy="lfu")), scorer="random")
+    settings = config.settings()
+    assert settings["hobbit.calibrated"] is False
+    assert (settings["hobbit.t1"], settings["hobbit.t2"], settings["hobbit.prefetch"]) == (1.0, 1.0, 0)
+    assert settings["hobbit.policy"] == "lfu"
+    assert settings["hobbit.strict"] is True
+    assert settings["hobbit.scorer"] == "random"
+
+
 def test_an_integer_threshold_becomes_a_float() -> None:
     assert isinstance(CacheConfig(t1=0, t2=1).settings()["hobbit.t1"], float)
 
@@ -85,6 +115,13 @@ def test_an_integer_threshold_becomes_a_float() -> None:
         ({"t2": 1.1}, "t2 is 1.1"),
         ({"t2": float("nan")}, "t2 is nan"),
         ({"low_share": 2.0}, "low_share is 2.0"),
+        ({"prefetch": -1}, r"prefetch is -1; it must lie between 0 \(none\) and 4"),
+        ({"prefetch": 5}, "prefetch is 5"),
+        ({"weights": (0.5, 0.5, 0.5, 0.0)}, "sum to 1.5; the four must sum to 1"),
+        ({"weights": (1.5, -0.5, 0.0, 0.0)}, "none may be negative"),
+        ({"weights": (0.5, 0.5)}, "Eq. 3 takes four"),
+        ({"weights": (float("nan"), 0.0, 0.0, 1.0)}, "the weights are nan"),
+        ({"trace": Path("/" + "x" * 127)}, "longer than 127 bytes"),
     ],
 )
 def test_a_cache_that_cannot_be_is_refused(settings: dict[str, float], message: str) -> None:

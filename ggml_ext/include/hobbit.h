@@ -3,7 +3,8 @@
 // hobbit: bounded expert caches for Mixture-of-Experts models on any ggml device (HOBBIT, arXiv 2411.01433).
 //
 // Conventions
-//   - C, opaque handles, sized integers. No exception crosses this interface.
+//   - C, opaque handles, sized integers. No exception crosses this interface; where a function has no `err`, running
+//     out of memory ends the process.
 //   - A function that can fail returns false or NULL and writes one sentence, with what to do about it, to `err`
 //     (truncated to `err_size`, always terminated). The most recent such sentence of the process is also kept for
 //     hobbit_last_error.
@@ -146,7 +147,7 @@ HOBBIT_API void hobbit_begin_sequence(hobbit_model * model, int32_t sequence);
 // Changing
 //
 
-// Replaces t1 and t2 from the next batch on. Fails where they ask for a low pool that was not allocated.
+// Replaces t1 and t2 from the next layer on. Fails where they ask for a low pool that was not allocated.
 HOBBIT_API bool hobbit_set_thresholds(hobbit_model * model, double t1, double t2, char * err, size_t err_size);
 
 //
@@ -217,6 +218,7 @@ struct hobbit_layer_event {
 typedef void (*hobbit_observer)(const struct hobbit_layer_event * event, void * user_data);
 
 // Calls `observer` after every layer, on the thread that computes; NULL ends it. user_data must live until then.
+// It must call no function of this model but hobbit_get_stats: they wait for the layer to end.
 HOBBIT_API void hobbit_set_observer(hobbit_model * model, hobbit_observer observer, void * user_data);
 
 //

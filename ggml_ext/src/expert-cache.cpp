@@ -50,7 +50,7 @@ bool expert_cache::insert(expert_id id, uint32_t tier, resident_set::pressure ho
     }
     const bool full = sets_[tier]->n_residents() == sets_[tier]->n_slots();
     expert_id  evicted;
-    if (!sets_[tier]->insert(id, how, &evicted)) {
+    if (!sets_[tier]->insert(id, running_, how, &evicted)) {
         return false;
     }
     if (full) {
@@ -61,6 +61,7 @@ bool expert_cache::insert(expert_id id, uint32_t tier, resident_set::pressure ho
 }
 
 bool expert_cache::acquire(expert_id id, uint32_t tier) {
+    running_ = id.layer;
     reap_prefetches();
     if (!insert(id, tier, resident_set::pressure::urgent)) {
         drop_prefetches(); // what is on the way for another layer gives way

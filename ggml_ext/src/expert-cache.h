@@ -104,6 +104,7 @@ class expert_cache {
     loader &             loader_;
     stats &              stats_;
     const uint32_t       n_experts_;
+    uint32_t             running_ = 0; // layer of the last demand
 
     std::array<tier_layout, TIER_COUNT>                 layouts_;
     std::array<slot_pool, TIER_COUNT>                   pools_;

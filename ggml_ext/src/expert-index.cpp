@@ -78,7 +78,7 @@ const expert_tensor * expert_index::find_tensor(const std::string & name) const 
 // opening
 //
 
-status expert_index::open(const std::string & path, const std::string & sidecar, bool calibrated) {
+status expert_index::open(const std::string & path, const std::string & sidecar) {
     std::vector<gguf_file> files;
     status                 s = open_gguf_model(path, files);
     if (!s.ok()) {
@@ -100,9 +100,6 @@ status expert_index::open(const std::string & path, const std::string & sidecar,
     s = open_sidecar(path, sidecar, files);
     if (s.ok()) {
         s = add_low(files);
-    }
-    if (s.ok() && calibrated) {
-        s = read_calibration(path);
     }
     for (const gguf_file & file : files) {
         files_.push_back(file.path());
@@ -150,7 +147,6 @@ void expert_index::read_metadata(const gguf_file & file) {
     file.find_string("hobbit.policy", stored_.policy);
 }
 
-// What pyhobbit calibrate found for this model, where it lies beside it.
 status expert_index::read_calibration(const std::string & path) {
     const std::string name = beside_model(path, ".calibration.gguf");
     struct stat       st;

@@ -59,8 +59,11 @@ class expert_index {
   public:
     // A model without routed experts opens with n_layers() == 0. Otherwise every range is within its file, and the low
     // tier, where there is one, has exactly the experts and the shapes of the high tier.
-    // `sidecar` may be empty: a file of the default name is then used if it exists. So is a calibration, if wanted.
-    status open(const std::string & path, const std::string & sidecar, bool calibrated = true);
+    // `sidecar` may be empty: a file of the default name is then used if it exists.
+    status open(const std::string & path, const std::string & sidecar);
+
+    // Adds what pyhobbit calibrate found for this model to what is stored, where it lies beside it. REQUIRES: open.
+    status read_calibration(const std::string & path);
 
     size_t              n_layers() const { return layers_.size(); }
     const layer_shape & layer(size_t i) const { return layers_[i]; }
@@ -100,7 +103,6 @@ class expert_index {
     status add_low_group(const gguf_file & file, uint32_t file_number, const gguf_file::tensor & tensor);
     status check_low(const std::string & path) const;
     status open_sidecar(const std::string & path, const std::string & sidecar, std::vector<gguf_file> & files) const;
-    status read_calibration(const std::string & path);
     void   read_metadata(const gguf_file & file);
 
     std::vector<std::string>     files_;

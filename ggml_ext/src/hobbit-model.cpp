@@ -18,7 +18,7 @@ status hobbit_model::open(const std::string & path, const hobbit_setting * given
 
     status s = opened->settings_.apply(given, n_given);
     if (s.ok()) {
-        s = opened->index_.open(path, opened->settings_.sidecar, opened->settings_.calibrated);
+        s = opened->index_.open(path, opened->settings_.sidecar);
     }
     if (!s.ok()) {
         return s;
@@ -40,10 +40,18 @@ status hobbit_model::open(const std::string & path, const hobbit_setting * given
         GGML_LOG_WARN("hobbit: '%s' does not fit into free memory: its experts stay on disk, in a cache\n",
                       path.c_str());
     }
-    s = opened->settings_.apply_stored(index.stored());
-    if (s.ok()) {
-        s = opened->start();
+    if (opened->settings_.calibrated) {
+        s = opened->index_.read_calibration(path);
     }
+    if (!s.ok()) {
+        return s;
+    }
+    s = opened->settings_.apply_stored(index.stored());
+    if (!s.ok()) {
+        return status::error(format("the settings stored in '%s' or the calibration beside it cannot be used: %s",
+                                    path.c_str(), s.message().c_str()));
+    }
+    s = opened->start();
     if (s.ok()) {
         model = std::move(opened);
     }
@@ -65,9 +73,6 @@ status hobbit_model::start() {
     status s = check_thresholds();
     for (size_t i = 0; i < index_.files().size() && s.ok(); i++) {
         s = reader_.open(index_.files()[i]);
-    }
-    if (s.ok() && !settings_.trace.empty()) {
-        s = recorder_.open_trace(settings_.trace, index_);
     }
     if (!s.ok()) {
         return s;
@@ -151,6 +156,9 @@ status hobbit_model::prepare(uint64_t model_bytes, uint32_t n_batch) {
     status             s = plan_pools(settings_, demand(), other, plan);
     if (s.ok()) {
         s = allocate_pools(plan);
+    }
+    if (s.ok() && !settings_.trace.empty()) { // not before: a model that cannot run leaves an older trace alone
+        s = recorder_.open_trace(settings_.trace, index_);
     }
     if (!s.ok()) {
         return s;

@@ -88,7 +88,13 @@ struct ggml_backend_buffer_type * hobbit_buffer_type(hobbit_model * model) {
 bool hobbit_set_router(hobbit_model * model, uint32_t block, const struct ggml_tensor * weight,
                        const struct ggml_tensor * bias, const struct ggml_tensor * selection_bias,
                        enum hobbit_gating gating, char * err, size_t err_size) {
-    return report(model->set_router(block, weight, bias, selection_bias, gating), err, err_size);
+    status s;
+    try {
+        s = model->set_router(block, weight, bias, selection_bias, gating);
+    } catch (const std::exception & e) {
+        s = status::error(hobbit::format("cannot keep the routers for prefetch: %s", e.what()));
+    }
+    return report(s, err, err_size);
 }
 
 bool hobbit_prepare(hobbit_model * model, uint64_t model_bytes, uint32_t n_batch, char * err, size_t err_size) {

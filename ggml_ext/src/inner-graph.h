@@ -66,6 +66,9 @@ class inner_graph {
     // Runs what was added and empties the graph.
     ggml_status compute();
 
+    // Forgets what was added.
+    void reset();
+
   private:
     ggml_tensor * leaf(const ggml_tensor * tensor);
     ggml_tensor * matrix_leaf(const matrix & m);
@@ -73,7 +76,6 @@ class inner_graph {
     ggml_tensor * row_numbers(const std::vector<int32_t> & rows);
     void          place(ggml_tensor * tensor, size_t scratch_offset);
     void          add_node(ggml_tensor * node);
-    void          reset();
 
     ggml_backend_t        backend_;
     ggml_context *        ctx_     = nullptr; // owned

@@ -20,6 +20,7 @@ status moe_executor::compute(ggml_cgraph * graph, inner_graph & inner) {
     release_held();
     if (!s.ok()) {
         layer_.ids = nullptr; // the layer is not done
+        inner.reset();
     }
     if (!s.is_aborted()) {
         error_ = s;
@@ -150,7 +151,7 @@ status moe_executor::begin_layer(const stage & st, const ggml_tensor * last, inn
         return {};
     }
     status s;
-    if (!held_.empty()) { // another layer in the same graph
+    if (layer_.ids && !layer_.is_ended) { // another layer in the same graph
         s = end_layer(last, inner);
         release_held();
     }
@@ -170,6 +171,22 @@ status moe_executor::begin_layer(const stage & st, const ggml_tensor * last, inn
     return {};
 }
 
+// What a report says of the time before: when the layer has run, the router's input has been overwritten.
+void moe_executor::observe() {
+    const layer_routing & routing = layer_.routing;
+    const uint32_t        parts   = index_.layer(routing.layer).parts;
+    for (const int32_t expert : routing.experts) {
+        const expert_id id   = { routing.layer, uint32_t(expert) };
+        const bool      high = cache_.holds(id, TIER_HIGH, parts);
+        layer_.was_resident.push_back(uint8_t(high | cache_.holds(id, TIER_LOW, parts) << TIER_LOW));
+    }
+    const ggml_tensor * input = layer_.router_input;
+    if (input && input->type == GGML_TYPE_F32 && ggml_is_contiguous(input) && ggml_nrows(input) == routing.n_tokens) {
+        layer_.input.resize(ggml_nelements(input));
+        ggml_backend_tensor_get(input, layer_.input.data(), 0, ggml_nbytes(input));
+    }
+}
+
 void moe_executor::plan() {
     const layer_routing & routing = layer_.routing;
     const uint32_t        parts   = index_.layer(routing.layer).parts;
@@ -180,10 +197,7 @@ void moe_executor::plan() {
         prefetcher_->on_routing(routing);
     }
     if (observer_) {
-        for (const int32_t expert : routing.experts) {
-            const expert_id id = { routing.layer, uint32_t(expert) };
-            layer_.was_resident.push_back(uint8_t(holds(id, TIER_HIGH) | holds(id, TIER_LOW) << TIER_LOW));
-        }
+        observe();
     }
     layer_.plan = plan_layer(routing, config_.rules, holds, generator_);
     record_use();
@@ -229,8 +243,7 @@ status moe_executor::end_layer(const ggml_tensor * output, inner_graph & inner) 
         if (!layer_.is_ended) {
             layer_.is_ended = true;
             if (observer_) {
-                observer_(
-                    { layer_.routing, layer_.plan, layer_.rows, layer_.was_resident, layer_.router_input, output });
+                observer_({ layer_.routing, layer_.plan, layer_.rows, layer_.was_resident, layer_.input, output });
             }
             if (config_.renormalize && !layer_.routing.weights.empty()) {
                 renormalize(output);

@@ -23,7 +23,7 @@ struct layer_report {
     const layer_plan &                   plan;
     const std::vector<batch_info::row> & rows;         // [n_tokens]
     const std::vector<uint8_t> &         was_resident; // [selection], one bit per tier, before anything was loaded
-    const ggml_tensor *                  router_input; // of the outer graph, null where it is not known
+    const std::vector<float> &           router_input; // [n_tokens][n_embd], empty where it is not known
     const ggml_tensor *                  output;       // [n_out, n_used, n_tokens], before skipped weight is made up
 };
 
@@ -66,6 +66,7 @@ class moe_executor {
         layer_plan                   plan;
         std::vector<batch_info::row> rows;
         std::vector<uint8_t>         was_resident; // see layer_report
+        std::vector<float>           input;        // its router_input
     };
 
     // Matmuls of one layer that can run at once.
@@ -79,6 +80,7 @@ class moe_executor {
     status begin_layer(const stage & s, const ggml_tensor * last, inner_graph & inner);
     status read_routing(const ggml_tensor * matmul, layer_routing & routing) const;
     void   plan();
+    void   observe();
     void   record_use();
     status end_layer(const ggml_tensor * output, inner_graph & inner);
 

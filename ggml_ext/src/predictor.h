@@ -36,7 +36,7 @@ class predictor {
     status set_router(uint32_t layer, const ggml_tensor * weight, const ggml_tensor * bias,
                       const ggml_tensor * selection_bias, hobbit_gating gating);
 
-    // Of the copy; what predicting takes beside it is below a MiB.
+    // Of the copy; what predicting takes beside it is some MiB at most.
     size_t bytes() const;
 
     bool knows(uint32_t layer) const { return routers_[layer].n_experts > 0; }

@@ -22,11 +22,11 @@ resident_set::resident_set(uint32_t n_layers, uint32_t n_experts, uint32_t tier,
     }
 }
 
-bool resident_set::insert(expert_id id, pressure how, expert_id * evicted) {
+bool resident_set::insert(expert_id id, uint32_t running, pressure how, expert_id * evicted) {
     GGML_ASSERT(!contains(id));
     if (free_.empty()) {
         expert_id victim;
-        if (!pick_victim(id.layer, how, victim)) {
+        if (!pick_victim(id.layer, running, how, victim)) {
             return false;
         }
         erase(victim);
@@ -43,7 +43,7 @@ bool resident_set::insert(expert_id id, pressure how, expert_id * evicted) {
     return true;
 }
 
-bool resident_set::pick_victim(uint32_t layer, pressure how, expert_id & victim) {
+bool resident_set::pick_victim(uint32_t layer, uint32_t running, pressure how, expert_id & victim) {
     using rank = std::tuple<bool, bool, double, uint64_t>;
     rank least;
     bool found = false;
@@ -53,7 +53,7 @@ bool resident_set::pick_victim(uint32_t layer, pressure how, expert_id & victim)
             continue;
         }
         const bool keeps_floor = id.layer != layer && held_[id.layer] <= floor_;
-        const rank r           = { e.is_protected, keeps_floor, policy_.value(id, tier_, layer), e.touched };
+        const rank r           = { e.is_protected, keeps_floor, policy_.value(id, tier_, running), e.touched };
         if (!found || r < least) {
             least  = r;
             victim = id;

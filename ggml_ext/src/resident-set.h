@@ -41,9 +41,9 @@ class resident_set {
         urgent, // takes them when nothing else is left
     };
 
-    // Gives the expert, which is not resident, a slot. False, and nothing changes, when no slot can be had.
-    // *evicted tells whose slot it was, or stays as it is when one was free.
-    bool insert(expert_id id, pressure how, expert_id * evicted);
+    // Gives the expert, which is not resident, a slot while layer `running` runs. False, and nothing changes, when no
+    // slot can be had. *evicted tells whose slot it was, or stays as it is when one was free.
+    bool insert(expert_id id, uint32_t running, pressure how, expert_id * evicted);
 
     // Gives the expert's slot back. REQUIRES: resident and not pinned.
     void erase(expert_id id);
@@ -70,7 +70,7 @@ class resident_set {
     const entry & find(expert_id id) const { return entries_[size_t(id.layer) * n_experts_ + id.expert]; }
     entry &       find(expert_id id) { return entries_[size_t(id.layer) * n_experts_ + id.expert]; }
 
-    bool pick_victim(uint32_t layer, pressure how, expert_id & victim);
+    bool pick_victim(uint32_t layer, uint32_t running, pressure how, expert_id & victim);
 
     const uint32_t n_experts_;
     const uint32_t tier_;

@@ -115,19 +115,13 @@ void run_recorder::call_observer(const layer_report & report) const {
     split_rows(report.rows, sequences, positions);
     const std::vector<uint8_t> precisions(report.plan.precisions.begin(), report.plan.precisions.end());
     const std::vector<float>   norms = norms_of_rows(report.output, routing.experts.size());
-    std::vector<float>         input;
-    const ggml_tensor *        router_input = report.router_input;
-    if (router_input && router_input->type == GGML_TYPE_F32 && ggml_is_contiguous(router_input) &&
-        ggml_nrows(router_input) == routing.n_tokens) {
-        input.resize(ggml_nelements(router_input));
-        ggml_backend_tensor_get(router_input, input.data(), 0, ggml_nbytes(router_input));
-    }
+    const std::vector<float> & input = report.router_input;
 
     hobbit_layer_event event = {};
     event.layer              = routing.layer;
     event.n_tokens           = uint32_t(routing.n_tokens);
     event.n_used             = uint32_t(routing.n_used);
-    event.n_embd             = input.empty() ? 0 : uint32_t(router_input->ne[0]);
+    event.n_embd             = input.empty() ? 0 : uint32_t(input.size() / size_t(routing.n_tokens));
     event.sequences          = sequences.data();
     event.positions          = positions.data();
     event.experts            = routing.experts.data();

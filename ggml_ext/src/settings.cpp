@@ -134,6 +134,9 @@ status settings::apply_stored(const stored_settings & stored) {
         if (is_given(key) || (is_threshold && given_thresholds) || (is_weight(key) && given_policy)) {
             continue;
         }
+        if (!std::isfinite(value) || value < 0) {
+            return status::error(format("%s is %g, not a number from 0 on", key.c_str(), value));
+        }
         const status s = apply_calibrated(key, value);
         if (!s.ok()) {
             return s;
@@ -146,9 +149,6 @@ status settings::apply_stored(const stored_settings & stored) {
 }
 
 status settings::check() const {
-    if (!(thresholds.t1 >= 0.0) || !(thresholds.t2 >= 0.0) || std::isnan(low_share)) { // stored in a damaged file
-        return status::error("t1, t2 and low_share must be numbers that are not negative");
-    }
     if (thresholds.t1 > thresholds.t2) {
         return status::error(
             format("t1 (%g) must not be above t2 (%g): an expert is loaded in low precision before it is "

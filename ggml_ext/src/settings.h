@@ -49,10 +49,10 @@ struct settings {
     // Fills in what is stored, where the caller gave nothing.
     status apply_stored(const stored_settings & stored);
 
-    // Whether the caller asked for the cache, expressly or by one of its sizes or thresholds.
+    // Whether the caller asked for the cache, expressly, by one of its sizes or thresholds or for a trace.
     bool asked() const {
         return enable || is_given("hobbit.memory") || is_given("hobbit.pools") || is_given("hobbit.t1") ||
-               is_given("hobbit.t2") || !sidecar.empty();
+               is_given("hobbit.t2") || !sidecar.empty() || !trace.empty();
     }
 
   private:

@@ -266,7 +266,7 @@ class replay {
             expert_id      evicted;
             if (set.contains(use.id)) {
                 set.touch(use.id);
-            } else if (!set.insert(use.id, resident_set::pressure::urgent, &evicted)) {
+            } else if (!set.insert(use.id, use.id.layer, resident_set::pressure::urgent, &evicted)) {
                 continue;
             }
             set.pin(use.id);

@@ -136,7 +136,7 @@ static int count_hits(cache_policy & policy, uint32_t n_slots, const std::vector
                 expert_id evicted;
                 hits += set.contains(id);
                 if (!set.contains(id)) {
-                    REQUIRE(set.insert(id, resident_set::pressure::urgent, &evicted));
+                    REQUIRE(set.insert(id, id.layer, resident_set::pressure::urgent, &evicted));
                 }
                 set.pin(id);
                 set.touch(id);

@@ -273,7 +273,7 @@ static void write_calibration(const std::string & path, uint64_t model_bytes) {
     file.write(path);
 }
 
-TEST_CASE("a calibration beside the model comes last, unless it is not wanted") {
+TEST_CASE("a calibration beside the model comes last") {
     temp_dir     dir;
     gguf_builder file;
     moe_model().add_high(file);
@@ -282,11 +282,10 @@ TEST_CASE("a calibration beside the model comes last, unless it is not wanted") 
     write_calibration(dir.path("m.calibration.gguf"), std::filesystem::file_size(path));
     expert_index index;
     REQUIRE(index.open(path, "").ok());
+    CHECK(index.stored().policy.empty());
+    REQUIRE(index.read_calibration(path).ok());
     CHECK(index.stored().numbers.back() == std::make_pair(std::string("hobbit.t1"), 0.7));
     CHECK(index.stored().policy == "lfu");
-    expert_index uncalibrated;
-    REQUIRE(uncalibrated.open(path, "", false).ok());
-    CHECK(uncalibrated.stored().policy.empty());
 }
 
 TEST_CASE("a calibration of another model or a damaged one is an error that says what to do") {
@@ -296,12 +295,14 @@ TEST_CASE("a calibration of another model or a damaged one is an error that says
     const std::string path        = file.write(dir.path("m.gguf"));
     const std::string calibration = dir.path("m.calibration.gguf");
     expert_index      index;
+    REQUIRE(index.open(path, "").ok());
+    CHECK(index.read_calibration(path).ok()); // there is none
     write_calibration(calibration, 1);
-    CHECK(index.open(path, "").message().find("another version of") != std::string::npos);
+    CHECK(index.read_calibration(path).message().find("another version of") != std::string::npos);
     dir.write("m.calibration.gguf", "GGUF");
-    CHECK(expert_index().open(path, "").message().find("calibrate '" + path + "' again") != std::string::npos);
+    CHECK(index.read_calibration(path).message().find("calibrate '" + path + "' again") != std::string::npos);
     dir.write("m.calibration.gguf", temp_dir::read(path)); // a model
-    CHECK(expert_index().open(path, "").message().find("cannot be used") != std::string::npos);
+    CHECK(index.read_calibration(path).message().find("cannot be used") != std::string::npos);
 }
 
 //

@@ -19,6 +19,10 @@ static hobbit_setting number(const char * key, double value) {
     return { key, HOBBIT_SETTING_FLOAT, 0, value, nullptr };
 }
 
+static hobbit_setting text(const char * key, const std::string & value) {
+    return { key, HOBBIT_SETTING_STRING, 0, 0.0, value.c_str() };
+}
+
 static const hobbit_setting ENABLE = { "hobbit.enable", HOBBIT_SETTING_BOOL, 1, 0.0, nullptr };
 
 struct unref_model {
@@ -89,6 +93,8 @@ TEST_CASE("a plain model that fits into memory is ours only where asked for") {
     CHECK(hobbit_find(9) == nullptr);
     CHECK(opened(f.plain_path, { ENABLE }));
     CHECK(opened(f.plain_path, { integer("hobbit.pools", 1 << 20) }));
+    const std::string trace = f.dir.path("t.csv");
+    CHECK(opened(f.plain_path, { text("hobbit.trace", trace) }));
 }
 
 TEST_CASE("a model with tiers is always ours") {
@@ -233,6 +239,35 @@ TEST_CASE("pools too small are an error of prepare that names what works") {
     const int64_t   named = atoll(at + words.size());
     const model_ptr again = opened(f.tiers_path, { integer("hobbit.pools", named) });
     CHECK(hobbit_prepare(again.get(), 0, 1, err, sizeof(err)));
+}
+
+TEST_CASE("a trace is begun when the pools are there: what cannot run leaves an older file alone") {
+    const files       f;
+    const std::string trace    = f.dir.write("t.csv", "older");
+    char              err[512] = "";
+    {
+        const model_ptr model = opened(f.tiers_path, { integer("hobbit.pools", 1000), text("hobbit.trace", trace) });
+        CHECK_FALSE(hobbit_prepare(model.get(), 0, 1, err, sizeof(err)));
+    }
+    CHECK(temp_dir::read(trace) == "older");
+    {
+        const model_ptr model = opened(f.tiers_path, { text("hobbit.trace", trace) });
+        CHECK_MESSAGE(hobbit_prepare(model.get(), 0, 1, err, sizeof(err)), err);
+    }
+    CHECK(temp_dir::read(trace).find("# route_trace v1") == 0);
+
+    const std::string nowhere = f.dir.path("nowhere/t.csv");
+    const model_ptr   model   = opened(f.tiers_path, { text("hobbit.trace", nowhere) });
+    CHECK_FALSE(hobbit_prepare(model.get(), 0, 1, err, sizeof(err)));
+    CHECK(std::string(err).find("the trace '" + nowhere + "' cannot be written") == 0);
+}
+
+TEST_CASE("stored settings that make no sense are refused, with the file that has them") {
+    files f;
+    gguf_set_val_f64(f.tiers.keys(), "hobbit.prefetch", -1.0);
+    f.tiers_path = f.tiers.write(f.tiers_path);
+    CHECK(refused(f.tiers_path, {}).find("the settings stored in '" + f.tiers_path + "'") == 0);
+    CHECK(opened(f.tiers_path, { integer("hobbit.prefetch", 1) }));
 }
 
 //

@@ -432,7 +432,21 @@ TEST_CASE("renormalized: the weight of what is skipped goes to the others of the
     }
 }
 
-TEST_CASE("every layer is reported once, with what was resident before and the outputs") {
+// Gives the layer's matmuls a router's input whose memory the layer's output takes, as a graph allocator may do.
+static void set_router_input(layer_graph & graph, const std::vector<float> & x, ggml_tensor & input) {
+    input       = *ggml_graph_node(graph.graph, -1);
+    input.op    = GGML_OP_NONE;
+    input.ne[1] = int64_t(x.size()) / input.ne[0];
+    input.ne[2] = 1;
+    input.nb[2] = input.nb[3] = x.size() * sizeof(float);
+    ggml_backend_tensor_set(&input, x.data(), 0, x.size() * sizeof(float));
+    for (int i = 0; i < ggml_graph_n_nodes(graph.graph); i++) {
+        ggml_tensor * node = ggml_graph_node(graph.graph, i);
+        node->src[4]       = node->op == GGML_OP_MUL_MAT_ID ? &input : nullptr;
+    }
+}
+
+TEST_CASE("every layer is reported once, with what was there before it ran and the outputs") {
     const model_on_disk m;
     for (const bool node_by_node : { false, true }) {
         const layer_input input = random_input(m.shape, 3, 53);
@@ -452,10 +466,13 @@ TEST_CASE("every layer is reported once, with what was resident before and the o
             CHECK(r.rows[2].sequence == 7);
             CHECK(r.was_resident == std::vector<uint8_t>(6, 0));
             CHECK(r.plan.precisions.size() == 6);
+            CHECK(r.router_input == input.x);
             CHECK(ggml_nrows(r.output) == 6);
         });
         layer_graph graph(m.shape, input);
+        ggml_tensor router_input;
         graph.set_cached(m.index, 0);
+        set_router_input(graph, input.x, router_input);
         for (int i = 0; node_by_node && i < ggml_graph_n_nodes(graph.graph); i++) {
             ggml_cgraph view = ggml_graph_view(graph.graph, i, i + 1);
             REQUIRE(e.executor.compute(&view, e.inner).ok());
@@ -464,6 +481,31 @@ TEST_CASE("every layer is reported once, with what was resident before and the o
             REQUIRE(e.executor.compute(graph.graph, e.inner).ok());
         }
         CHECK(n_reports == 1);
+    }
+}
+
+TEST_CASE("two layers in one graph are both finished, in waves too") {
+    moe_model shape = model_on_disk::small();
+    shape.n_used    = 4;
+    const model_on_disk        m(shape);
+    const layer_input          input = random_input(shape, 3, 59);
+    const moe_executor::config strict{ { { 0.3, 0.6 }, true }, true };
+    for (const uint32_t n_slots : { 16u, 1u }) {
+        CAPTURE(n_slots);
+        engine      e(m, n_slots, n_slots, strict);
+        engine      apart(m, 16, 16, strict);
+        layer_graph first(shape, input, true);
+        layer_graph second(shape, input, true);
+        first.set_cached(m.index, 0);
+        second.set_cached(m.index, 1);
+        ggml_context * ctx   = ggml_init({ ggml_graph_overhead(), nullptr, /* .no_alloc = */ true });
+        ggml_cgraph *  graph = ggml_new_graph(ctx);
+        ggml_build_forward_expand(graph, ggml_graph_node(first.graph, -1));
+        ggml_build_forward_expand(graph, ggml_graph_node(second.graph, -1));
+        CHECK(e.executor.compute(graph, e.inner).ok());
+        CHECK(first.output() == apart.compute(m, input, 0, true));
+        CHECK(second.output() == apart.compute(m, input, 1, true));
+        ggml_free(ctx);
     }
 }
 

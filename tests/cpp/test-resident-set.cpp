@@ -41,7 +41,7 @@ static resident_set make_set(uint32_t n_slots, cache_policy & policy, uint32_t f
 // Whom the insertion evicts; nothing where it cannot be had or needs nobody's slot.
 static std::optional<expert_id> insert(resident_set & set, expert_id id, pressure how = pressure::urgent) {
     expert_id evicted{ UINT32_MAX, UINT32_MAX };
-    if (!set.insert(id, how, &evicted) || evicted.layer == UINT32_MAX) {
+    if (!set.insert(id, id.layer, how, &evicted) || evicted.layer == UINT32_MAX) {
         return std::nullopt;
     }
     CHECK_FALSE(set.contains(evicted));
@@ -51,7 +51,7 @@ static std::optional<expert_id> insert(resident_set & set, expert_id id, pressur
 static bool refuses(resident_set & set, expert_id id, pressure how) {
     const auto before = set.residents();
     expert_id  evicted{ 9, 9 };
-    const bool refused = !set.insert(id, how, &evicted);
+    const bool refused = !set.insert(id, id.layer, how, &evicted);
     if (refused) {
         CHECK(set.residents() == before);
         CHECK(evicted == expert_id{ 9, 9 });
@@ -227,7 +227,7 @@ static int count_hits(resident_set & set, int n_tokens, uint32_t n_layers, uint3
             }
             for (const expert_id & id : missing) {
                 expert_id evicted;
-                REQUIRE(set.insert(id, pressure::urgent, &evicted));
+                REQUIRE(set.insert(id, id.layer, pressure::urgent, &evicted));
                 set.pin(id);
             }
             for (uint32_t expert = 0; expert < n_used; expert++) {
@@ -344,7 +344,7 @@ static void operate(resident_set & set, naive_set & naive, expert_id id, std::mt
         if (expected) {
             CHECK_FALSE(set.is_pinned(*expected));
         }
-        CHECK(set.insert(id, how, &evicted) == fits);
+        CHECK(set.insert(id, id.layer, how, &evicted) == fits);
         CHECK(evicted == expected.value_or(expert_id{ 9, 9 }));
         return;
     }

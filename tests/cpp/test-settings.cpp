@@ -189,6 +189,9 @@ TEST_CASE("stored values out of range are refused") {
         { { "hobbit.low_share", std::nan("") } },
         { { "hobbit.w_lru", 0.9 } },
         { { "hobbit.prefetch", 5 } },
+        { { "hobbit.prefetch", -1 } },
+        { { "hobbit.prefetch", std::nan("") } },
+        { { "hobbit.renormalize", std::nan("") } },
     };
     for (const auto & stored : cases) {
         CAPTURE(stored[0].first);

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: MIT
+"""pyhobbit bench: decode speed, time to first token and memory of stock llama.cpp and of the expert cache.
+
+Each arm runs in a process of its own, under a memory limit, with an empty page cache; all in turn. The model
+has random weights in the shape of a real one, or is yours; the routing can be replayed from a recorded trace.
+"""
+
+import argparse
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import MISSING, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyhobbit.errors import ConfigError, HobbitError
+
+if TYPE_CHECKING:
+    from pyhobbit.bench.runner import BenchConfig
+
+_TERMINATED = 143
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of the verb."""
+    from pyhobbit.bench.arms import ARMS
+    from pyhobbit.bench.shapes import SHAPES
+
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = "arms:\n" + "\n".join(f"  {arm.name:<22} {arm.summary}" for arm in ARMS)
+    add = parser.add_argument
+    model = parser.add_mutually_exclusive_group(required=True)
+    model.add_argument("--shape", choices=SHAPES, help="make a random-weight model of this shape")
+    model.add_argument("--model", type=Path, metavar="FILE", help="measure this GGUF")
+    add("--layers", type=int, metavar="N", help="of the shape (default: as many as the real model has)")
+    add("--type", default="q4_0", metavar="TYPE", help="of the shape's weights (default: %(default)s)")
+    add("--low", metavar="TYPE", help="also make a low tier of the experts in this type")
+    add(
+        "--folder",
+        type=Path,
+        default=Path("bench-models"),
+        metavar="DIR",
+        help="for models that are made, and taken again later (default: %(default)s)",
+    )
+    add(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="replay this routing in every arm (default: the model's own)",
+    )
+    add("--arms", nargs="+", metavar="NAME", help="see below (default: all that the files allow)")
+    add(
+        "--limits",
+        type=float,
+        nargs="*",
+        metavar="F",
+        help="memory of the process as shares of the model file; none: only what holds everything in memory "
+        "(default: 0.15 0.25 0.4 0.6)",
+    )
+    add("--t1", type=float, metavar="F", help="threshold of the arms with a low tier (default: 0.6)")
+    add("--t2", type=float, metavar="F", help="threshold of the arms with a low tier (default: 0.9)")
+    add("--reps", type=int, metavar="N", help="repetitions (default: 5)")
+    add("--prompts", type=int, nargs="+", metavar="N", help="their lengths in tokens (default: 16 128 512)")
+    add("--tokens", dest="n_tokens", type=int, metavar="N", help="to decode, at most (default: 64)")
+    add("--warm-up", dest="n_warm_up", type=int, metavar="N", help="tokens before, at most (default: 32)")
+    add("--seconds", type=float, metavar="S", help="of decoding, at most (default: 60)")
+    add("--threads", dest="n_threads", type=int, metavar="N", help="that compute (default: one per core)")
+    add(
+        "--stock",
+        type=Path,
+        metavar="DIR",
+        help="libraries of unpatched llama.cpp (default: build/stock/bin)",
+    )
+    add(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="DIR",
+        help="for the results (default: a new one in bench-results)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the verb with parsed options; returns the exit status. Raises HobbitError."""
+    from pyhobbit.bench import report, runner
+
+    config = _config(args)
+    folder = args.output or Path("bench-results") / f"{config.model.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    path = folder / "results.jsonl"
+    if path.exists():
+        raise HobbitError(f"{path} exists; give another folder with --output, or remove it")
+    with _terminable():
+        results = report.Results(runner.run(config, path))
+    text = report.table(results)
+    (folder / "table.md").write_text(text + "\n", encoding="utf-8")
+    report.plot(results, folder / "speed.png")
+    print(text)
+    print(f"\n{path}, table.md and speed.png hold this run", file=sys.stderr)
+    if errors := results.errors():
+        raise HobbitError("some runs failed: " + "; ".join(errors))
+    return 0
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM ends what runs in order, so that the disk's readahead is put back."""
+    before = signal.signal(signal.SIGTERM, lambda _signal, _frame: sys.exit(_TERMINATED))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _config(args: argparse.Namespace) -> "BenchConfig":
+    from pyhobbit.bench import runner
+
+    given = {
+        field.name: tuple(value) if isinstance(value, list) else value
+        for field in fields(runner.BenchConfig)
+        if field.default is not MISSING and (value := getattr(args, field.name, None)) is not None
+    }
+    given.pop("low", None)
+    checked = runner.BenchConfig(model=Path(), arms=(), **given)  # before a model is made
+    runner.choose_arms(args.arms, has_low=True)
+    model, low = _files(args)
+    arms = runner.choose_arms(args.arms, low is not None)
+    return runner.resolved(replace(checked, model=model, arms=arms, low=low))
+
+
+def _files(args: argparse.Namespace) -> tuple[Path, Path | None]:
+    """The model and the file with its low tier."""
+    if args.model is not None:
+        from pyhobbit.convert.tiers import sidecar_path
+
+        if args.low or args.layers:
+            raise ConfigError(
+                "--low and --layers are for a --shape; pyhobbit convert --sidecar adds a low tier"
+            )
+        sidecar = sidecar_path(args.model)
+        return args.model, sidecar if sidecar.exists() else None
+    from pyhobbit.bench import generate
+    from pyhobbit.bench.shapes import SHAPES
+
+    if args.layers is not None and args.layers < 1:
+        raise ConfigError(f"--layers is {args.layers}; it must be positive")
+    shape = SHAPES[args.shape].scaled(args.layers)
+    model = generate.write_model(args.folder, args.shape, shape, args.type)
+    return model, generate.write_low_tier(model, shape, args.low) if args.low else None

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: MIT
+"""What a measuring process is told, and what it tells; both travel as JSON."""
+
+from dataclasses import dataclass, field
+
+from pyhobbit.config import Setting
+
+
+@dataclass(frozen=True)
+class Job:
+    """One arm's process.
+
+    lib_dir: of stock llama.cpp; None for this package's.  routing: .npz with the arrays sweep, which chooses
+    every expert once, and experts and weights where a trace is replayed, each [tokens, layers, used].
+    fits: every expert is brought into memory first.  prompts: their lengths.
+    n_tokens, seconds: decoding ends with whichever comes first; so does its warm-up, of n_warm_up tokens.
+    """
+
+    model: str
+    lib_dir: str | None
+    routing: str
+    settings: dict[str, Setting] = field(default_factory=dict)
+    mmap: bool = False
+    repack: bool = False
+    fits: bool = False
+    n_threads: int = 1
+    prompts: tuple[int, ...] = (16, 128, 512)
+    n_warm_up: int = 32
+    n_tokens: int = 64
+    seconds: float = 60.0
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One repetition of one arm. Seconds and bytes; None where the arm has no such figure.
+
+    cold_ttft_s: of the shortest prompt, the first thing after loading.  ttft_s: by prompt length, afterwards.
+    prefill_tokens_per_second: of the longest prompt.  disk_bytes_per_token: that decoding read from the disk.
+    Counters of the cache are those of decoding: stall_share of the time, hit rates of 0 to 1.
+    first_and_last_quarter: tokens per second in these parts of decoding; rss_growth_bytes: while decoding.
+    logits_crc: of the logits after the first prompt, to tell whether two arms compute the same.
+    """
+
+    load_s: float
+    cold_ttft_s: float
+    ttft_s: dict[str, float]
+    prefill_tokens_per_second: float
+    n_decoded: int
+    decode_s: float
+    slowest_token_s: float
+    tokens_per_second: float
+    first_and_last_quarter: tuple[float, float]
+    disk_bytes_per_token: float
+    peak_rss_bytes: int
+    rss_growth_bytes: int
+    logits_crc: int
+    hit_rate: float | None = None
+    hit_rate_high: float | None = None
+    hit_rate_low: float | None = None
+    stall_share: float | None = None
+    counters: dict[str, float] = field(default_factory=dict)
+    info: dict[str, float] = field(default_factory=dict)

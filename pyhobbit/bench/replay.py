@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: MIT
+"""Overwrites the routers' choices while a model computes, the same in any build of llama.cpp.
+
+The callback is native, ggml_ext/replay: it is asked about every node of the graph, which takes Python several
+milliseconds per token.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyhobbit._paths import LIB_DIR
+
+
+class _State(ctypes.Structure):
+    """struct hobbit_replay of hobbit-replay.h."""
+
+    _fields_ = [
+        ("experts", ctypes.c_void_p),
+        ("weights", ctypes.c_void_p),
+        ("n_rows", ctypes.c_int64),
+        ("n_layers", ctypes.c_int64),
+        ("n_used", ctypes.c_int64),
+        ("positions", ctypes.c_void_p),
+        ("n_positions", ctypes.c_int64),
+        ("is_host", ctypes.c_void_p),
+        ("probabilities", ctypes.c_void_p),
+        ("error", ctypes.c_char_p),
+    ]
+
+
+class Replay:
+    """The routing of one context: install() before it is made. Must outlive it."""
+
+    def __init__(self, lib_dir: Path) -> None:
+        """lib_dir: of the build of llama.cpp that computes."""
+        self._library = ctypes.CDLL(str(LIB_DIR / "libhobbit-replay.so"))
+        self._base = ctypes.CDLL(str(lib_dir / "libggml-base.so"))
+        self._state = _State()
+        self._state.is_host = ctypes.cast(self._base.ggml_backend_buffer_is_host, ctypes.c_void_p).value
+        self._arrays: tuple[NDArray[np.int32], NDArray[np.float32]] | None = None
+        self._positions = np.empty(0, np.int64)
+
+    def install(self, llama: Any, params: Any) -> None:
+        """Makes it the evaluation callback of a context with these llama_context_params."""
+        function = ctypes.cast(self._library.hobbit_replay_eval, llama.ggml_backend_sched_eval_callback)
+        params.cb_eval = self._callback = function
+        params.cb_eval_user_data = ctypes.addressof(self._state)
+
+    def use(self, experts: NDArray[np.int32], weights: NDArray[np.float32]) -> None:
+        """Routes what comes next by these, [tokens, layers, used]. Weights are positive.
+
+        The token at position p takes the choice of token p modulo the number of tokens.
+        """
+        self._arrays = np.ascontiguousarray(experts, np.int32), np.ascontiguousarray(weights, np.float32)
+        self._state.experts, self._state.weights = (array.ctypes.data for array in self._arrays)
+        self._state.n_rows, self._state.n_layers, self._state.n_used = experts.shape
+
+    def stop(self) -> None:
+        """Leaves what comes next to the model."""
+        self._state.experts = None
+
+    def begin(self, positions: Sequence[int]) -> None:
+        """The tokens that are about to be computed at once, of which the last one's logits are wanted."""
+        self._positions = np.array(positions, np.int64)
+        self._state.positions, self._state.n_positions = self._positions.ctypes.data, len(positions)
+
+    @property
+    def error(self) -> str | None:
+        """Why the first choice that could not be replayed could not be."""
+        return self._state.error.decode() if self._state.error else None

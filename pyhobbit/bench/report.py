@@ -1,0 +1,311 @@
+# SPDX-License-Identifier: MIT
+"""A run's results: medians, ratios and the roof, as a table and as a plot."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pyhobbit.errors import HobbitError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Record = Mapping[str, Any]
+Key = tuple[float | None, str]
+"""Limit, None where there is none, and arm."""
+
+_ALL_IN_MEMORY = "stock-ram"
+_RESIDENT = "ours-resident"
+_OURS = "ours"
+_MAPPED = ("stock-mmap", "stock-mmap-128k")  # stock under a limit means the better of them
+
+
+@dataclass(frozen=True)
+class Row:
+    """One arm at one limit: medians over n repetitions. None where there is no such figure.
+
+    least, most: of the tokens per second.  kept: share of the decode speed of stock llama.cpp with everything
+    in memory, in plain layouts.  to_stock: the decode speed by that of stock under the same limit.
+    ttft_s: by prompt length; ttft_to_stock: by stock's under the same limit, below 1 where this is sooner.
+    of_roof: share of what compute or the disk allow, whichever allows less.  disk_use: bandwidth while there
+    is a demanded read under way, as share of the disk's.
+    """
+
+    limit: float | None
+    arm: str
+    n: int
+    n_failed: int
+    tokens_per_second: float | None = None
+    least: float | None = None
+    most: float | None = None
+    kept: float | None = None
+    to_stock: float | None = None
+    ttft_s: Mapping[str, float] | None = None
+    ttft_to_stock: Mapping[str, float] | None = None
+    prefill_tokens_per_second: float | None = None
+    hit_rate: float | None = None
+    disk_bytes_per_token: float | None = None
+    stall_share: float | None = None
+    of_roof: float | None = None
+    disk_use: float | None = None
+    peak_bytes: float | None = None
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The records of a run, from its lines of JSON. Raises HobbitError."""
+    try:
+        records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError) as e:
+        raise HobbitError(f"{path} cannot be read as the results of a run: {e}") from e
+    if not records or records[0].get("kind") != "run":
+        raise HobbitError(f"{path} does not begin with the line of a run; give the results.jsonl of a bench")
+    return records
+
+
+class Results:
+    """The repetitions of a run by limit and arm."""
+
+    def __init__(self, records: Sequence[Record]) -> None:
+        self.run = records[0]
+        self._all: dict[Key, list[Record]] = {}
+        for record in records[1:]:
+            self._all.setdefault((record["limit"], record["arm"]), []).append(record)
+        self._good = {key: [r for r in group if "error" not in r] for key, group in self._all.items()}
+
+    def errors(self) -> list[str]:
+        """What failed, without repetitions."""
+        failed = (r for group in self._all.values() for r in group if "error" in r)
+        return list(dict.fromkeys(f"{r['arm']}{_at(r['limit'])}: {r['error']}" for r in failed))
+
+    def rows(self) -> list[Row]:
+        """In the order of the run."""
+        return [self._row(key) for key in self._all]
+
+    def bandwidth(self) -> float | None:
+        """Bytes per second of direct reads, the median over the repetitions."""
+        rates = [r["disk_bytes_per_second"] for group in self._all.values() for r in group]
+        known = [rate for rate in rates if rate is not None]
+        return median(known) if known else None
+
+    def roof(self, limit: float | None, arm: str) -> float | None:
+        """Tokens per second: compute with everything resident, or this arm's misses at the disk's speed."""
+        resident = self._median((None, _RESIDENT), _get("tokens_per_second"))
+        missed_bytes = self._median((limit, arm), _missed_bytes)
+        bandwidth = self._median((limit, arm), _get("disk_bytes_per_second"))
+        if resident is None or missed_bytes is None or bandwidth is None:
+            return None
+        return 1 / max(1 / resident, missed_bytes / bandwidth)
+
+    def _median(self, key: Key, figure: Callable[[Record], float | None]) -> float | None:
+        values = [value for r in self._good.get(key, []) if (value := figure(r)) is not None]
+        return median(values) if values else None
+
+    def _of_stock(
+        self, limit: float | None, better: Callable[..., float], figure: Callable[[Record], float | None]
+    ) -> float | None:
+        names = (_ALL_IN_MEMORY,) if limit is None else _MAPPED
+        values = [value for name in names if (value := self._median((limit, name), figure)) is not None]
+        return better(values) if values else None
+
+    def _row(self, key: Key) -> Row:
+        limit, arm = key
+        good = self._good[key]
+        n_failed = len(self._all[key]) - len(good)
+        if not good:
+            return Row(limit, arm, 0, n_failed)
+        speeds = [r["tokens_per_second"] for r in good]
+        prompts = {n: _ttft(n) for n in good[0]["ttft_s"]}
+        ttft = {n: median(map(figure, good)) for n, figure in prompts.items()}
+        to_stock = {n: _ratio(ttft[n], self._of_stock(limit, min, figure)) for n, figure in prompts.items()}
+        medians = {
+            name: self._median(key, _get(name))
+            for name in (
+                "prefill_tokens_per_second",
+                "hit_rate",
+                "disk_bytes_per_token",
+                "stall_share",
+                "peak_bytes",
+            )
+        }
+        return Row(
+            limit,
+            arm,
+            len(good),
+            n_failed,
+            tokens_per_second=median(speeds),
+            least=min(speeds),
+            most=max(speeds),
+            kept=_ratio(median(speeds), self._median((None, _ALL_IN_MEMORY), _get("tokens_per_second"))),
+            to_stock=_ratio(median(speeds), self._of_stock(limit, max, _get("tokens_per_second"))),
+            ttft_s=ttft,
+            ttft_to_stock={n: ratio for n, ratio in to_stock.items() if ratio is not None},
+            of_roof=_ratio(median(speeds), self.roof(limit, arm)) if good[0]["counters"] else None,
+            disk_use=self._median(key, _disk_use),
+            **medians,
+        )
+
+
+def _get(name: str) -> Callable[[Record], float | None]:
+    return lambda record: record[name]
+
+
+def _ttft(n_tokens: str) -> Callable[[Record], float]:
+    return lambda record: record["ttft_s"][n_tokens]
+
+
+def _ratio(value: float, to: float | None) -> float | None:
+    return value / to if to else None
+
+
+def _missed_bytes(record: Record) -> float | None:
+    """Per token. What was prefetched in vain need not have been read."""
+    counters = record["counters"]
+    if not counters:
+        return None
+    unused = 1 - counters["prefetched_used"] / max(1, counters["prefetched"])
+    return (counters["bytes_read"] - unused * counters["bytes_prefetched"]) / record["n_decoded"]
+
+
+def _disk_use(record: Record) -> float | None:
+    counters, bandwidth = record["counters"], record["disk_bytes_per_second"]
+    if not counters or not counters["disk_demand_s"] or not bandwidth:
+        return None
+    return counters["bytes_read"] / counters["disk_demand_s"] / bandwidth
+
+
+def _at(limit: float | None) -> str:
+    return "" if limit is None else f" at {limit:.0%}"
+
+
+#
+# table
+#
+
+
+def table(results: Results) -> str:
+    """The run and its rows, as text that is a Markdown table as well."""
+    run, rows = results.run, results.rows()
+    prompts = [str(n) for n in run["options"]["prompts"]]
+    head = [
+        "memory", "arm", "token/s", "least - most", "kept", "to stock",
+        *(f"first token, {n}" for n in prompts), "prefill token/s", "hits", "MB/token", "stall", "roof",
+        "disk", "peak MB",
+    ]  # fmt: skip
+    cells = [head, *(_cells(row, prompts) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = [_line(row, widths) for row in cells]
+    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    return "\n".join([*_preface(results), "", *lines])
+
+
+def _preface(results: Results) -> list[str]:
+    run = results.run
+    machine, moe, options = run["machine"], run["moe"], run["options"]
+    rate = results.bandwidth()
+    disk = "no direct I/O" if rate is None else f"disk {rate / 1e9:.2f} GB/s by direct reads"
+    return [
+        f"{run['model']}, {run['model_bytes'] / 1e9:.2f} GB, {moe['n_layers']} layers, "
+        f"{moe['n_used']} of {moe['n_experts']} experts; routing: {run['routing']}",
+        f"{machine['cpu']}, {machine['cores']} cores, {options['n_threads']} threads, "
+        f"{machine['memory_bytes'] / 1e9:.0f} GB; {disk}, readahead {run['readahead_kb']} KiB",
+        f"commit {run['commit'] or '-'}, pyhobbit {run['pyhobbit']}, {run['time']}, "
+        f"medians of {options['reps']}; low tier: {options['low'] or 'none'}"
+        + (f", t1 = {options['t1']:g}, t2 = {options['t2']:g}" if options["low"] else ""),
+    ]
+
+
+def _cells(row: Row, prompts: Sequence[str]) -> list[str]:
+    name = row.arm + (f" ({row.n_failed} failed)" if row.n_failed else "")
+    spread = "-" if row.least is None else f"{row.least:.2f} - {row.most:.2f}"
+    return [
+        "all" if row.limit is None else f"{row.limit:.0%}",
+        name,
+        _number(row.tokens_per_second, ".2f"),
+        spread,
+        _number(row.kept, ".0%"),
+        _number(row.to_stock, ".2f"),
+        *(_first_token(row, n) for n in prompts),
+        _number(row.prefill_tokens_per_second, ".1f"),
+        _number(row.hit_rate, ".1%"),
+        _number(row.disk_bytes_per_token, ".1f", 1e-6),
+        _number(row.stall_share, ".0%"),
+        _number(row.of_roof, ".0%"),
+        _number(row.disk_use, ".0%"),
+        _number(row.peak_bytes, ".0f", 1e-6),
+    ]
+
+
+def _first_token(row: Row, prompt: str) -> str:
+    if not row.ttft_s:
+        return "-"
+    ratio = (row.ttft_to_stock or {}).get(prompt)
+    return f"{row.ttft_s[prompt]:.2f} s" + (f" ({ratio:.2f})" if ratio is not None else "")
+
+
+def _number(value: float | None, how: str, scale: float = 1.0) -> str:
+    return "-" if value is None else format(value * scale, how)
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    return "| " + " | ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) + " |"
+
+
+#
+# plot
+#
+
+
+def plot(results: Results, path: Path) -> None:
+    """Tokens per second against memory, a line for each arm, and the roof. Raises HobbitError."""
+    try:
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import PercentFormatter
+    except ImportError as e:
+        raise HobbitError(f"plots need matplotlib ({e}); install it with: pip install matplotlib") from e
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    axes = figure.subplots()
+    for arm, rows in _by_arm(results.rows()).items():
+        _draw(axes, arm, rows)
+    roof = [
+        (row.limit, value)
+        for row in results.rows()
+        if (value := results.roof(row.limit, row.arm)) and row.arm == _OURS
+    ]
+    if roof:
+        axes.plot(
+            *zip(*roof, strict=True), color="black", linestyle=":", marker="_", label=f"roof of {_OURS}"
+        )
+    axes.set(xlabel="memory of the process, share of the model file", ylabel="decode token/s", ylim=(0, None))
+    axes.set_title(results.run["model"], loc="left")
+    axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    if axes.get_legend_handles_labels()[0]:
+        figure.legend(frameon=False, fontsize=8, loc="outside right upper")
+    try:
+        figure.savefig(path, dpi=150)
+    except OSError as e:
+        raise HobbitError(f"the plot cannot be written to {path}: {e.strerror}") from e
+
+
+def _draw(axes: "Axes", arm: str, rows: Sequence[Row]) -> None:
+    """A line over the limits with the spread; a dashed one across for what has no limit."""
+    speeds = np.array([(row.tokens_per_second, row.least, row.most) for row in rows])
+    if rows[0].limit is None:
+        axes.axhline(speeds[0, 0], linestyle="--", linewidth=1, color="0.5")
+        edge = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "bottom"}
+        axes.annotate(arm, (1, speeds[0, 0]), fontsize=8, **edge)
+        return
+    spread = np.abs(speeds[:, 1:] - speeds[:, :1]).T
+    axes.errorbar([row.limit for row in rows], speeds[:, 0], yerr=spread, marker="o", capsize=3, label=arm)
+
+
+def _by_arm(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    arms: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.tokens_per_second is not None:
+            arms.setdefault(row.arm, []).append(row)
+    return arms

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: MIT
+"""A recorded routing laid over a model of another shape: docs/benchmarks.md states the rules."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyhobbit.convert.gguf_file import read_gguf
+from pyhobbit.errors import HobbitError
+
+if TYPE_CHECKING:
+    from pyhobbit.trace import Trace
+
+_SEED = 1
+
+
+@dataclass(frozen=True)
+class MoeShape:
+    """n_layers: of the whole model, those without routed experts included."""
+
+    n_layers: int
+    n_experts: int
+    n_used: int
+
+
+@dataclass(frozen=True)
+class Routing:
+    """What each token chose in each layer, by rank: [tokens, layers, used]. Weights sum to 1."""
+
+    experts: NDArray[np.int32]
+    weights: NDArray[np.float32]
+
+
+def moe_shape(model: Path) -> MoeShape:
+    """Reads the shape off a GGUF file. Raises HobbitError for a model without routed experts."""
+    file = read_gguf(model)
+    arch = file.get("general.architecture", "")
+    names = ("block_count", "expert_count", "expert_used_count")
+    shape = MoeShape(*(file.get(f"{arch}.{name}", 0) for name in names))
+    if shape.n_experts == 0 or shape.n_used == 0:
+        raise HobbitError(f"{model} has no routed experts, so there is nothing to measure; use a MoE model")
+    return shape
+
+
+def sweep(shape: MoeShape) -> Routing:
+    """As few tokens as choose every expert of every layer."""
+    n_tokens = -(-shape.n_experts // shape.n_used)
+    experts = np.arange(n_tokens * shape.n_used, dtype=np.int32).reshape(n_tokens, 1, -1) % shape.n_experts
+    experts = np.repeat(experts, shape.n_layers, axis=1)
+    return Routing(experts, np.full(experts.shape, 1 / shape.n_used, np.float32))
+
+
+def lay_over(trace: "Trace", shape: MoeShape) -> Routing:
+    """The trace's tokens in their order, prefill first, as choices of a model of this shape."""
+    experts, weights = _tables(trace)
+    n_tokens = experts.shape[0]
+    own = experts.shape[1:] == (shape.n_layers, shape.n_used) and trace.n_experts == shape.n_experts
+    if own:
+        return Routing(experts, weights / weights.sum(axis=2, keepdims=True))
+    laid = Routing(
+        np.empty((n_tokens, shape.n_layers, shape.n_used), np.int32),
+        np.empty((n_tokens, shape.n_layers, shape.n_used), np.float32),
+    )
+    for layer in range(shape.n_layers):
+        source = layer % trace.n_layers
+        further = (source + trace.n_layers // 2) % trace.n_layers
+        renamed = _renaming(layer, trace.n_experts, shape.n_experts)
+        for token in range(n_tokens):
+            candidates = (*renamed[experts[token, source]], *renamed[experts[token, further, ::-1]])
+            chosen = list(_distinct(candidates, shape))
+            laid.experts[token, layer] = chosen
+            laid.weights[token, layer] = _weights_of(chosen, candidates, weights[token, source])
+    return laid
+
+
+def _tables(trace: "Trace") -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """[tokens, layers, used]. Tokens of a prompt that lack rows, as in its last layer, are left out."""
+    rows = trace.routes.reshape(-1, trace.n_used)
+    token, layer = rows["token"][:, 0], rows["layer"][:, 0]
+    shape = (int(token.max()) + 1, trace.n_layers, trace.n_used)
+    experts, weights = np.full(shape, -1, np.int32), np.zeros(shape, np.float32)
+    experts[token, layer], weights[token, layer] = rows["expert"], rows["weight"]
+    complete = (experts >= 0).all(axis=(1, 2))
+    return experts[complete], np.maximum(weights[complete], 1e-6)
+
+
+def _renaming(layer: int, n_from: int, n_to: int) -> NDArray[np.int32]:
+    """Which expert stands for each of the trace's: itself where both have as many."""
+    if n_from == n_to:
+        return np.arange(n_to, dtype=np.int32)
+    order = np.random.default_rng([_SEED, layer]).permutation(max(n_from, n_to))
+    return (order % n_to).astype(np.int32)
+
+
+def _distinct(candidates: tuple[int, ...], shape: MoeShape) -> Iterator[int]:
+    """The first n_used different ones; where there are fewer, the experts that follow the last one."""
+    chosen = list(dict.fromkeys(int(expert) for expert in candidates))[: shape.n_used]
+    yield from chosen
+    following = ((chosen[-1] + i) % shape.n_experts for i in range(1, shape.n_experts))
+    unused = (expert for expert in following if expert not in chosen)
+    for _ in range(shape.n_used - len(chosen)):
+        yield next(unused)
+
+
+def _weights_of(
+    chosen: list[int], candidates: tuple[int, ...], weights: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """Each expert's weight in the trace; what it did not choose gets the smallest one."""
+    first = {int(expert): weights[i] for i, expert in reversed(list(enumerate(candidates[: weights.size])))}
+    taken = np.array([first.get(expert, weights.min()) for expert in chosen], np.float32)
+    return taken / taken.sum()

@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: MIT
+"""Runs the arms in turn, one process for each repetition, and keeps what they measured."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from tqdm import tqdm
+
+from pyhobbit.bench import routing, system
+from pyhobbit.bench.arms import BY_NAME, Arm
+from pyhobbit.bench.job import Job
+from pyhobbit.config import CacheConfig, format_size
+from pyhobbit.errors import ConfigError, HobbitError
+
+_CHECKOUT = Path(__file__).resolve().parents[2]
+_JOIN = 'echo $$ > "$0" && exec "$@"'
+_TIMEOUT_S = 3600
+_BANDWIDTH_S = 2.0
+
+
+@dataclass(frozen=True)
+class BenchConfig:
+    """One run. limits: shares of the model file, which the process may hold.  low: file with the low tier.
+
+    t1, t2: thresholds of the arms that use it.  stock: folder with the unpatched libllama.so.
+    trace: routing that every arm replays; None leaves it to the model.  reps: repetitions.
+    n_tokens, n_warm_up, seconds: decoding ends with whichever comes first, tokens or time.
+    """
+
+    model: Path
+    arms: tuple[Arm, ...]
+    limits: tuple[float, ...] = (0.15, 0.25, 0.4, 0.6)
+    low: Path | None = None
+    t1: float = 0.6  # the paper's, for Mixtral-8x7B
+    t2: float = 0.9
+    stock: Path = _CHECKOUT / "build/stock/bin"
+    trace: Path | None = None
+    reps: int = 5
+    prompts: tuple[int, ...] = (16, 128, 512)
+    n_tokens: int = 64
+    n_warm_up: int = 32
+    seconds: float = 60.0
+    n_threads: int | None = None
+
+    min_margin: ClassVar[int] = 32 << 20  # of a limit: page tables, pages of libraries and other files
+    margin: ClassVar[float] = 0.01
+
+    def __post_init__(self) -> None:
+        CacheConfig(t1=self.t1, t2=self.t2)
+        for name, ok, want in (
+            ("--limits", all(0 < share <= 1 for share in self.limits), "shares of the file, above 0 to 1"),
+            ("--prompts", all(n > 0 for n in self.prompts) and self.prompts, "numbers of tokens"),
+            ("--reps", self.reps > 0, "a positive number"),
+            ("--tokens", self.n_tokens > 0, "a positive number"),
+            ("--warm-up", self.n_warm_up > 0, "a positive number"),
+            ("--seconds", self.seconds > 0, "a positive number"),
+            ("--threads", self.n_threads is None or self.n_threads > 0, "a positive number"),
+        ):
+            if not ok:
+                raise ConfigError(f"{name} takes {want}")
+        for arm in self.arms:
+            if arm.low_tier and self.low is None:
+                raise ConfigError(f"the arm {arm.name} needs a low tier; give --low TYPE, or leave it out")
+            if arm.build == "stock" and not (self.stock / "libllama.so").exists():
+                raise ConfigError(
+                    f"{self.stock} holds no libllama.so for the arm {arm.name}; build stock llama.cpp with "
+                    "'make stock' and give its folder with --stock, or leave its arms out (--arms)"
+                )
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One arm at one limit; limit None: no limit."""
+
+    arm: Arm
+    limit: float | None
+    repetition: int
+
+
+def choose_arms(names: Sequence[str] | None, has_low: bool) -> tuple[Arm, ...]:
+    """The arms of these names; None for all that the files allow. Raises ConfigError."""
+    for name in names or ():
+        if name not in BY_NAME:
+            raise ConfigError(f"unknown arm '{name}'; there are {', '.join(BY_NAME)}")
+    if names is not None:
+        return tuple(BY_NAME[name] for name in dict.fromkeys(names))
+    return tuple(arm for arm in BY_NAME.values() if has_low or not arm.low_tier)
+
+
+def turns(config: BenchConfig) -> list[Turn]:
+    """Each repetition runs every arm once at each of its limits, so that drift meets all alike."""
+    return [
+        Turn(arm, limit, repetition)
+        for repetition in range(config.reps)
+        for limit in (None, *config.limits)
+        for arm in config.arms
+        if arm.fits == (limit is None)
+    ]
+
+
+def run(config: BenchConfig, results: Path) -> list[dict[str, Any]]:
+    """Runs everything; writes a line of JSON about the run to `results`, then one for each turn.
+
+    A turn that fails has an "error" in place of figures. Raises HobbitError for what no turn can do without.
+    """
+    order = turns(config)
+    if any(turn.limit is not None for turn in order):
+        with system.memory_cgroup(None):
+            pass
+    records: list[dict[str, Any]] = [description(config)]
+    with ExitStack() as stack:
+        routes = stack.enter_context(_routing_file(config))
+        results.parent.mkdir(parents=True, exist_ok=True)
+        file = stack.enter_context(results.open("x", encoding="utf-8"))
+        print(json.dumps(records[0]), file=file, flush=True)
+        for record in _measured(config, order, routes):
+            records.append(record)
+            print(json.dumps(record), file=file, flush=True)
+    return records
+
+
+def _measured(config: BenchConfig, order: Sequence[Turn], routes: Path) -> Iterator[dict[str, Any]]:
+    """The disk's bandwidth is measured anew with each repetition."""
+    bandwidth, repetition = None, -1
+    for turn in tqdm(order, desc="bench", unit="run", disable=None):
+        if turn.repetition != repetition:
+            system.drop_cached([config.model])
+            bandwidth, repetition = system.disk_bandwidth(config.model, _BANDWIDTH_S), turn.repetition
+        yield run_turn(config, turn, routes) | {"disk_bytes_per_second": bandwidth}
+
+
+@contextmanager
+def _routing_file(config: BenchConfig) -> Iterator[Path]:
+    shape = routing.moe_shape(config.model)
+    arrays = {"sweep": routing.sweep(shape).experts}
+    if config.trace is not None:
+        from pyhobbit.trace import read_trace  # takes the native libraries and some time
+
+        laid = routing.lay_over(read_trace(config.trace), shape)
+        arrays |= {"experts": laid.experts, "weights": laid.weights}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "routing.npz"
+        np.savez(path, **arrays)
+        yield path
+
+
+def run_turn(config: BenchConfig, turn: Turn, routes: Path) -> dict[str, Any]:
+    """What one process measured, with an empty page cache at its start."""
+    arm = turn.arm
+    size = config.model.stat().st_size
+    limit = None if turn.limit is None else int(size * turn.limit)
+    record = {
+        "kind": "result", "arm": arm.name, "limit": turn.limit, "limit_bytes": limit,
+        "repetition": turn.repetition,
+    }  # fmt: skip
+    system.drop_cached(path for path in (config.model, config.low) if path is not None)
+    with system.readahead(config.model, arm.readahead_kb), _cgroup(limit) as cgroup:
+        done = start(job(config, arm, limit, routes), cgroup)
+        peak = cgroup.peak() if cgroup else None
+    if done.returncode:
+        return record | {"error": _reason(done, limit)}
+    return record | json.loads(done.stdout) | {"peak_bytes": peak}
+
+
+@contextmanager
+def _cgroup(limit: int | None) -> Iterator[system.Cgroup | None]:
+    """Without a limit none is needed; where there can be one, it counts the memory."""
+    with ExitStack() as stack:
+        cgroup = None
+        try:
+            cgroup = stack.enter_context(system.memory_cgroup(limit))
+        except system.NoCgroupError:
+            if limit is not None:
+                raise
+        yield cgroup
+
+
+def job(config: BenchConfig, arm: Arm, limit: int | None, routes: Path) -> Job:
+    """What the arm's process is told."""
+    return Job(
+        model=str(config.model.resolve()),
+        lib_dir=str(config.stock.resolve()) if arm.build == "stock" else None,
+        routing=str(routes),
+        settings=_settings(config, arm, limit) if arm.build == "ours" else {},
+        mmap=arm.mmap,
+        repack=arm.repack,
+        fits=arm.fits,
+        n_threads=config.n_threads or len(os.sched_getaffinity(0)),
+        prompts=config.prompts,
+        n_warm_up=config.n_warm_up,
+        n_tokens=config.n_tokens,
+        seconds=config.seconds,
+    )
+
+
+def _settings(config: BenchConfig, arm: Arm, limit: int | None) -> dict[str, Any]:
+    """The whole bound is ours to use, but for a margin; without one the pools may hold everything."""
+    size = config.model.stat().st_size
+    margin = max(config.min_margin, int((limit or 0) * config.margin))
+    bound = {"hobbit.pools": 2 * size} if limit is None else {"hobbit.memory": max(1, limit - margin)}
+    tiers = {"hobbit.t1": 1.0, "hobbit.t2": 1.0}  # whatever the file or its calibration says
+    if arm.low_tier and config.low is not None:
+        tiers = {"hobbit.sidecar": config.low.name, "hobbit.t1": config.t1, "hobbit.t2": config.t2}
+    return {"hobbit.enable": True, "hobbit.tag": 1, **bound, **tiers, **arm.settings}
+
+
+def start(what: Job, cgroup: system.Cgroup | None) -> "subprocess.CompletedProcess[str]":
+    """Runs the measuring process to its end, in the cgroup if there is one."""
+    command = [sys.executable, "-m", "pyhobbit.bench.worker"]
+    if cgroup is not None:  # joined before the interpreter starts, so that all its memory counts
+        command = ["sh", "-c", _JOIN, str(cgroup.procs), *command]
+    try:
+        return subprocess.run(
+            command, input=json.dumps(asdict(what)), capture_output=True, text=True, errors="replace",
+            timeout=_TIMEOUT_S, cwd=os.sep, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(command, 1, "", f"bench: it took more than {_TIMEOUT_S} s")
+
+
+def _reason(done: "subprocess.CompletedProcess[str]", limit: int | None) -> str:
+    if done.returncode in (-9, 137):
+        return f"it was killed: {format_size(limit) if limit else 'the memory'} was not enough"
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    own = [line.removeprefix("bench: ") for line in lines if line.startswith("bench: ")]
+    told = [line for line in lines if "hobbit" in line and ("error" in line or "fail" in line)]
+    return " / ".join([*(own or lines[-1:]), *told[:1]]) or f"it ended with status {done.returncode}"
+
+
+#
+# description
+#
+
+
+def description(config: BenchConfig) -> dict[str, Any]:
+    """What the figures belong to: model, options, machine, versions."""
+    setting = system.readahead_setting(config.model)
+    return {
+        "kind": "run",
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "pyhobbit": version("pyhobbit"),
+        "commit": _commit(),
+        "llama_cpp": version("llama-cpp-python"),
+        "machine": system.machine(),
+        "model": config.model.name,
+        "model_bytes": config.model.stat().st_size,
+        "moe": asdict(routing.moe_shape(config.model)),
+        "readahead_kb": int(setting.read_text()) if setting else None,
+        "routing": "the model's own" if config.trace is None else f"replayed from {config.trace.name}",
+        "options": {
+            "arms": {arm.name: arm.summary for arm in config.arms},
+            "low": config.low.name if config.low else None,
+            **{
+                name: getattr(config, name)
+                for name in ("limits", "t1", "t2", "reps", "prompts", "n_tokens", "n_warm_up", "seconds")
+            },
+            "n_threads": config.n_threads or len(os.sched_getaffinity(0)),
+        },
+    }
+
+
+def _commit() -> str | None:
+    """Of the checkout this runs from, "+" for changes that are not in it; None outside of one."""
+    if not (_CHECKOUT / ".git").exists():
+        return None
+    git = ["git", "-C", str(_CHECKOUT)]
+    done = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    changes = subprocess.run([*git, "diff", "--quiet", "HEAD"], check=False)
+    return None if done.returncode else done.stdout.strip() + ("+" if changes.returncode else "")
+
+
+def resolved(config: BenchConfig) -> BenchConfig:
+    """With absolute paths. Raises HobbitError for a file that is not there."""
+    for path in (config.model, config.low, config.trace):
+        if path is not None and not path.is_file():
+            raise HobbitError(f"{path} does not exist, or is no file")
+    return replace(config, model=config.model.resolve(), low=config.low.resolve() if config.low else None)

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: MIT
+"""The sizes of real MoE models, and the keys and tensors that llama.cpp wants to find in a file of each."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+Kind = Literal["expert", "matrix", "f32"]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One model. n_ff: inner size of one routed expert.  qk_norm: what the norms of queries and keys span.
+
+    biases: of the attention's matrices.  norm_biases: of the norms and the output.
+    sinks: attention sinks, biases of router and experts, a sliding window.
+    """
+
+    arch: str
+    n_layer: int
+    n_embd: int
+    n_head: int
+    n_head_kv: int
+    head_dim: int
+    n_ff: int
+    n_expert: int
+    n_used: int
+    n_vocab: int
+    qk_norm: Literal["none", "head", "all"] = "none"
+    biases: bool = False
+    norm_biases: bool = False
+    sinks: bool = False
+    keys: dict[str, int | float] = field(default_factory=dict)
+
+    def scaled(self, n_layer: int | None) -> "Shape":
+        """The same model with fewer layers, or more."""
+        return self if n_layer is None else replace(self, n_layer=n_layer)
+
+
+SHAPES = {
+    "mixtral-8x7b": Shape("llama", 32, 4096, 32, 8, 128, 14336, 8, 2, 32000),
+    "qwen3-30b-a3b": Shape("qwen3moe", 48, 2048, 32, 4, 128, 768, 128, 8, 151936, qk_norm="head"),
+    "gpt-oss-120b": Shape(
+        "gpt-oss", 36, 2880, 64, 8, 64, 2880, 128, 4, 201088, biases=True, sinks=True,
+        keys={"attention.sliding_window": 128},
+    ),
+    "phi-3.5-moe": Shape(
+        "phimoe", 32, 4096, 32, 8, 128, 6400, 16, 2, 32064, biases=True, norm_biases=True,
+        keys={"rope.scaling.original_context_length": 4096},
+    ),
+    "olmoe": Shape("olmoe", 16, 2048, 16, 16, 128, 1024, 64, 8, 50304, qk_norm="all"),
+    "tiny": Shape("qwen3moe", 12, 512, 4, 2, 64, 512, 32, 4, 1024, qk_norm="head"),  # to try the bench out
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RandomTensor:
+    """A tensor to write: `ne` in ggml's order, values drawn from N(mean, std^2)."""
+
+    name: str
+    ne: tuple[int, ...]
+    kind: Kind
+    std: float
+    mean: float = 0.0
+
+
+def metadata(shape: Shape) -> dict[str, int | float]:
+    """The architecture's keys, without the tokenizer's."""
+    common = {
+        "vocab_size": shape.n_vocab, "context_length": 4096, "embedding_length": shape.n_embd,
+        "block_count": shape.n_layer, "feed_forward_length": shape.n_ff,
+        "expert_feed_forward_length": shape.n_ff, "expert_count": shape.n_expert,
+        "expert_used_count": shape.n_used, "attention.head_count": shape.n_head,
+        "attention.head_count_kv": shape.n_head_kv, "attention.key_length": shape.head_dim,
+        "attention.value_length": shape.head_dim, "attention.layer_norm_rms_epsilon": 1e-5,
+        "rope.dimension_count": shape.head_dim, "rope.freq_base": 10000.0,
+    }  # fmt: skip
+    return {f"{shape.arch}.{name}": value for name, value in {**common, **shape.keys}.items()}
+
+
+def tensors(shape: Shape) -> list[RandomTensor]:
+    """All tensors in file order. Activations keep their size from layer to layer, routers choose freely."""
+    s = shape
+    all_tensors = [
+        RandomTensor("token_embd.weight", (s.n_embd, s.n_vocab), "matrix", 1.0),
+        *_norm("output_norm", s.n_embd, s.norm_biases),
+        _matrix("output", s.n_embd, s.n_vocab),
+        *_biases(s.norm_biases, output=s.n_vocab),
+    ]
+    for i in range(s.n_layer):
+        parts = (*_attention(s), *_experts(s))
+        all_tensors += [replace(part, name=f"blk.{i}.{part.name}") for part in parts]
+    return all_tensors
+
+
+def _matrix(name: str, n_in: int, *n_out: int, kind: Kind = "matrix", gain: float = 1.0) -> RandomTensor:
+    return RandomTensor(f"{name}.weight", (n_in, *n_out), kind, gain * n_in**-0.5)
+
+
+def _norm(name: str, n: int, bias: bool) -> Iterator[RandomTensor]:
+    yield RandomTensor(f"{name}.weight", (n,), "f32", 0.1, 1.0)
+    yield from _biases(bias, **{name: n})
+
+
+def _biases(wanted: bool, **sizes: int) -> Iterator[RandomTensor]:
+    for name, n in sizes.items() if wanted else ():
+        yield RandomTensor(f"{name}.bias", (n,), "f32", 0.02)
+
+
+def _attention(s: Shape) -> Iterator[RandomTensor]:
+    n_q, n_kv = s.n_head * s.head_dim, s.n_head_kv * s.head_dim
+    yield from _norm("attn_norm", s.n_embd, s.norm_biases)
+    for part, n_out in (("q", n_q), ("k", n_kv), ("v", n_kv)):
+        yield _matrix(f"attn_{part}", s.n_embd, n_out)
+    yield _matrix("attn_output", n_q, s.n_embd)
+    yield from _biases(s.biases, attn_q=n_q, attn_k=n_kv, attn_v=n_kv, attn_output=s.n_embd)
+    if s.qk_norm != "none":
+        yield from _norm("attn_q_norm", s.head_dim if s.qk_norm == "head" else n_q, False)
+        yield from _norm("attn_k_norm", s.head_dim if s.qk_norm == "head" else n_kv, False)
+    if s.sinks:
+        yield RandomTensor("attn_sinks.weight", (s.n_head,), "f32", 0.1)
+
+
+def _experts(s: Shape) -> Iterator[RandomTensor]:
+    yield from _norm("post_attention_norm" if s.sinks else "ffn_norm", s.n_embd, s.norm_biases)
+    yield _matrix("ffn_gate_inp", s.n_embd, s.n_expert, kind="f32", gain=1.5)
+    yield from _biases(s.sinks, ffn_gate_inp=s.n_expert)
+    for part, n_in, n_out in (
+        ("gate", s.n_embd, s.n_ff),
+        ("up", s.n_embd, s.n_ff),
+        ("down", s.n_ff, s.n_embd),
+    ):
+        yield _matrix(f"ffn_{part}_exps", n_in, n_out, s.n_expert, kind="expert")
+        if s.sinks:
+            yield RandomTensor(f"ffn_{part}_exps.bias", (n_out, s.n_expert), "f32", 0.02)

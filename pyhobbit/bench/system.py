@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: MIT
+"""What a measurement asks of the machine: a bound on memory, an empty page cache, readahead, bandwidth."""
+
+import fcntl
+import mmap
+import os
+import platform
+import random
+import time
+import uuid
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyhobbit.errors import HobbitError
+
+_CGROUP_ROOT = Path("/sys/fs/cgroup")
+_READ_BYTES = 2 << 20
+_READERS = 8
+
+
+@dataclass(frozen=True)
+class Cgroup:
+    """A memory cgroup. procs: the file that a process joins by."""
+
+    procs: Path
+    peak_file: Path
+
+    def peak(self) -> int | None:
+        """The most bytes held so far, page cache included; None where the kernel does not say."""
+        try:
+            return int(self.peak_file.read_text())
+        except OSError:
+            return None
+
+
+class NoCgroupError(HobbitError):
+    """No memory cgroup can be made here; the message says why."""
+
+
+@contextmanager
+def memory_cgroup(limit: int | None) -> Iterator[Cgroup]:
+    """A memory cgroup (v1 or v2) of `limit` bytes, page cache included, without swap; None: no limit.
+
+    Raises NoCgroupError.
+    """
+    v2 = (_CGROUP_ROOT / "cgroup.controllers").exists()
+    parent = _CGROUP_ROOT if v2 else _CGROUP_ROOT / "memory"
+    folder = parent / f"hobbit-{uuid.uuid4().hex[:8]}"
+    try:
+        if v2 and "memory" not in (parent / "cgroup.subtree_control").read_text().split():
+            (parent / "cgroup.subtree_control").write_text("+memory")
+        folder.mkdir()
+    except OSError as e:
+        raise NoCgroupError(
+            f"no memory cgroup can be made in {parent} ({e.strerror}): run as root, or give --limits without "
+            "a number to measure only what holds everything in memory"
+        ) from e
+    try:
+        if limit is not None:
+            _set_limit(folder, limit, v2)
+        yield Cgroup(folder / "cgroup.procs", folder / ("memory.peak" if v2 else "memory.max_usage_in_bytes"))
+    finally:
+        _remove(folder)
+
+
+def _set_limit(folder: Path, limit: int, v2: bool) -> None:
+    (folder / ("memory.max" if v2 else "memory.limit_in_bytes")).write_text(str(limit))
+    # swap is not counted on every kernel
+    swap, value = ("memory.swap.max", 0) if v2 else ("memory.memsw.limit_in_bytes", limit)
+    if (folder / swap).exists():
+        (folder / swap).write_text(str(value))
+
+
+def _remove(folder: Path) -> None:
+    for _ in range(50):  # a killed process takes a moment to leave
+        try:
+            folder.rmdir()
+            return
+        except OSError:
+            time.sleep(0.1)
+    folder.rmdir()
+
+
+def drop_cached(paths: Iterable[Path]) -> None:
+    """Empties the page cache of these files, as far as no process has them mapped."""
+    for path in paths:
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+#
+# the disk
+#
+
+
+def readahead_setting(path: Path) -> Path | None:
+    """The file that holds the readahead, in KiB, of the disk under `path`; None where there is none."""
+    device = path.stat().st_dev
+    node = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}").resolve()
+    for queue in (node / "queue", node.parent / "queue"):  # a partition has its disk's
+        if (queue / "read_ahead_kb").exists():
+            return queue / "read_ahead_kb"
+    return None
+
+
+@contextmanager
+def readahead(path: Path, kilobytes: int | None) -> Iterator[None]:
+    """Another readahead for the disk of `path`; the old one comes back in the end. None changes nothing.
+
+    Raises HobbitError.
+    """
+    if kilobytes is None:
+        yield
+        return
+    setting = readahead_setting(path)
+    if setting is None:
+        raise HobbitError(
+            f"the file system of {path} has no block device; leave stock-mmap-128k out (--arms)"
+        )
+    with setting.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)  # another run must not take ours for the disk's own
+        before = setting.read_text()
+        try:
+            setting.write_text(str(kilobytes))
+        except OSError as e:
+            raise HobbitError(
+                f"{setting} cannot be set ({e.strerror}): run as root, or leave stock-mmap-128k out (--arms)"
+            ) from e
+        try:
+            yield
+        finally:
+            setting.write_text(before)
+
+
+def disk_bandwidth(path: Path, seconds: float) -> float | None:
+    """Bytes per second of large direct reads at random places of the file, several at a time.
+
+    None where the file system refuses direct I/O.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    except OSError:
+        return None
+    n_places = max(1, path.stat().st_size // _READ_BYTES)
+    end = time.perf_counter() + seconds
+
+    def read(reader: int) -> int:
+        draw = random.Random(reader)
+        n_bytes = 0
+        with mmap.mmap(-1, _READ_BYTES) as buffer:
+            while time.perf_counter() < end:
+                n_bytes += os.preadv(descriptor, [buffer], draw.randrange(n_places) * _READ_BYTES)
+        return n_bytes
+
+    start = time.perf_counter()
+    try:
+        with ThreadPoolExecutor(_READERS) as readers:
+            n_bytes = sum(readers.map(read, range(_READERS)))
+    finally:
+        os.close(descriptor)
+    return n_bytes / (time.perf_counter() - start)
+
+
+def machine() -> dict[str, object]:
+    """What the numbers were measured on."""
+    return {
+        "cpu": _line("/proc/cpuinfo", "model name"),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+    }
+
+
+def _line(path: str, key: str) -> str | None:
+    for line in Path(path).read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == key:
+            return value.strip()
+    return None

@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: MIT
+"""Measures one arm, in a process of its own: two builds of libllama cannot live in one.
+
+Reads a Job as JSON from standard input and writes what was Measured to standard output.
+"""
+
+import json
+import os
+import random
+import sys
+import time
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pyhobbit.bench.job import Job, Measured
+from pyhobbit.bench.replay import Replay
+from pyhobbit.stats import peak_rss_bytes
+
+_TAG = 1
+_N_BATCH = 512
+_MAX_CONTEXT = 4096  # of a long decode, which begins anew
+_STATE = "prefetch_active"  # the one among the counters that counts nothing
+_FIRST_PLAIN_TOKEN = 300  # after control tokens and bytes
+
+
+class RunError(RuntimeError):
+    """The arm cannot be measured; the message says why."""
+
+
+class Libraries:
+    """One build of llama.cpp; lib is None where the cache's counters are not to be had."""
+
+    def __init__(self, lib_dir: str | None) -> None:
+        if lib_dir is None:
+            from pyhobbit import _native, _paths
+
+            self.llama: Any = _native.llama.llama_cpp
+            self.lib: Any = _native.lib
+            self.ffi: Any = _native.ffi
+            self.folder = _paths.LIB_DIR
+            return
+        os.environ["LLAMA_CPP_LIB_PATH"] = lib_dir
+        import llama_cpp.llama_cpp
+
+        self.llama, self.lib, self.ffi, self.folder = llama_cpp.llama_cpp, None, None, Path(lib_dir)
+
+
+class Session:
+    """The model and one sequence, whose tokens are drawn at random, the same in every arm."""
+
+    def __init__(self, libraries: Libraries, job: Job, n_ctx: int) -> None:
+        self.llama = libraries.llama
+        self.replay = Replay(libraries.folder)
+        self.llama.llama_backend_init()
+        self._overrides = _overrides(self.llama, job.settings)
+        self.model = self._load(job)
+        self.context = self._open(job, n_ctx)
+        self.n_vocab = self.llama.llama_vocab_n_tokens(self.llama.llama_model_get_vocab(self.model))
+        self.restart()
+
+    def _load(self, job: Job) -> Any:
+        params = self.llama.llama_model_default_params()
+        params.use_extra_bufts = job.repack
+        if job.lib_dir is not None:
+            params.load_mode = (
+                self.llama.LLAMA_LOAD_MODE_MMAP if job.mmap else self.llama.LLAMA_LOAD_MODE_NONE
+            )
+        params.kv_overrides = self._overrides
+        model = self.llama.llama_model_load_from_file(os.fsencode(job.model), params)
+        if not model:
+            raise RunError(f"{job.model} cannot be loaded")
+        return model
+
+    def _open(self, job: Job, n_ctx: int) -> Any:
+        params = self.llama.llama_context_default_params()
+        params.n_ctx = n_ctx
+        params.n_batch = params.n_ubatch = min(_N_BATCH, params.n_ctx)
+        params.n_outputs_max = 1
+        params.n_threads = params.n_threads_batch = job.n_threads
+        self.replay.install(self.llama, params)
+        self.n_batch, self.n_ctx = params.n_batch, params.n_ctx
+        context = self.llama.llama_init_from_model(self.model, params)
+        if not context:
+            raise RunError(f"{job.model} cannot be computed with")
+        return context
+
+    def restart(self) -> None:
+        """Forgets all tokens."""
+        self.llama.llama_memory_clear(self.llama.llama_get_memory(self.context), True)
+        self._n_past = 0
+        self._draw = random.Random(1)
+
+    def append(self, n_tokens: int) -> float:
+        """Computes n_tokens more, the logits after the last included; returns the seconds.
+
+        Where the context is full a new sequence begins.
+        """
+        if self._n_past + n_tokens > self.n_ctx:
+            self.restart()
+        tokens = [
+            self._draw.randrange(min(_FIRST_PLAIN_TOKEN, self.n_vocab // 2), self.n_vocab)
+            for _ in range(n_tokens)
+        ]
+        start = time.perf_counter()
+        for first in range(0, n_tokens, self.n_batch):
+            self._decode(tokens[first : first + self.n_batch])
+        self.llama.llama_synchronize(self.context)
+        return time.perf_counter() - start
+
+    def _decode(self, tokens: Sequence[int]) -> None:
+        self.replay.begin(range(self._n_past, self._n_past + len(tokens)))
+        array = (self.llama.llama_token * len(tokens))(*tokens)
+        status = self.llama.llama_decode(self.context, self.llama.llama_batch_get_one(array, len(tokens)))
+        if status or self.replay.error:
+            raise RunError(self.replay.error or f"llama_decode failed with status {status}")
+        self._n_past += len(tokens)
+
+    def logits_crc(self) -> int:
+        """Raises RunError where the activations have run away."""
+        values = np.ctypeslib.as_array(self.llama.llama_get_logits(self.context), (self.n_vocab,))
+        if not np.isfinite(values).all():
+            raise RunError("the logits are not finite: the model's weights are not sane")
+        return zlib.crc32(values.tobytes())
+
+    def close(self) -> None:
+        self.llama.llama_free(self.context)
+        self.llama.llama_model_free(self.model)
+
+
+def _overrides(llama: Any, settings: dict[str, bool | int | float | str]) -> Any:
+    array = (llama.llama_model_kv_override * (len(settings) + 1))()  # an empty key ends it
+    for entry, (key, value) in zip(array, settings.items(), strict=False):
+        entry.key = key.encode()
+        if isinstance(value, bool):
+            entry.tag, entry.value.val_bool = llama.LLAMA_KV_OVERRIDE_TYPE_BOOL, value
+        elif isinstance(value, int):
+            entry.tag, entry.value.val_i64 = llama.LLAMA_KV_OVERRIDE_TYPE_INT, value
+        elif isinstance(value, float):
+            entry.tag, entry.value.val_f64 = llama.LLAMA_KV_OVERRIDE_TYPE_FLOAT, value
+        else:
+            entry.tag, entry.value.val_str = llama.LLAMA_KV_OVERRIDE_TYPE_STR, value.encode()
+    return array
+
+
+class Counters:
+    """The cache's counters; empty dictionaries for a model without a cache."""
+
+    def __init__(self, libraries: Libraries) -> None:
+        self._lib, self._ffi = libraries.lib, libraries.ffi
+        self._model = self._lib.hobbit_find(_TAG) if self._lib else None
+
+    def info(self) -> dict[str, float]:
+        return self._read("info")
+
+    def stats(self) -> dict[str, float]:
+        return self._read("stats")
+
+    def _read(self, kind: str) -> dict[str, float]:
+        if not self._model:
+            return {}
+        values = self._ffi.new(f"struct hobbit_{kind} *")
+        getattr(self._lib, f"hobbit_get_{kind}")(self._model, values)
+        fields = self._ffi.typeof(f"struct hobbit_{kind}").fields
+        return {name: getattr(values, name) for name, _ in fields}
+
+    def close(self) -> None:
+        if self._model:
+            self._lib.hobbit_unref(self._model)
+
+
+def decode(session: Session, n_tokens: int, seconds: float) -> list[float]:
+    """Seconds of each token; at least one."""
+    times: list[float] = []
+    while len(times) < n_tokens and (not times or sum(times) < seconds):
+        times.append(session.append(1))
+    return times
+
+
+def measure(job: Job) -> Measured:
+    """Loads the model and measures. Raises RunError."""
+    with np.load(job.routing) as arrays:
+        routing = {name: arrays[name] for name in arrays.files}
+    decoded = min(_MAX_CONTEXT, min(job.prompts) + job.n_warm_up + job.n_tokens)
+    libraries = Libraries(job.lib_dir)
+    start = time.perf_counter()
+    session = Session(libraries, job, max(*job.prompts, decoded, len(routing["sweep"])))
+    load_s = time.perf_counter() - start
+    counters = Counters(libraries)
+    if job.fits:
+        _bring_in(session, routing)
+    if "experts" in routing:
+        session.replay.use(routing["experts"], routing["weights"])
+
+    cold_ttft_s = session.append(min(job.prompts))
+    logits_crc = session.logits_crc()
+    decode(session, job.n_warm_up, job.seconds / 2)
+    before, read_before, rss_before = counters.stats(), _bytes_from_disk(), _rss_bytes()
+    times = decode(session, job.n_tokens, job.seconds)
+    read_bytes, rss_growth = _bytes_from_disk() - read_before, _rss_bytes() - rss_before
+    stats = _difference(counters.stats(), before)
+    ttft_s = {str(n): _prompt(session, n) for n in job.prompts}
+    longest = max(job.prompts)
+    result = Measured(
+        load_s=load_s,
+        cold_ttft_s=cold_ttft_s,
+        ttft_s=ttft_s,
+        prefill_tokens_per_second=longest / ttft_s[str(longest)],
+        n_decoded=len(times),
+        decode_s=sum(times),
+        slowest_token_s=max(times),
+        tokens_per_second=len(times) / sum(times),
+        first_and_last_quarter=_quarters(times),
+        disk_bytes_per_token=read_bytes / len(times),
+        peak_rss_bytes=peak_rss_bytes(),
+        rss_growth_bytes=rss_growth,
+        logits_crc=logits_crc,
+        **_rates(stats, sum(times)),
+        counters=stats,
+        info=counters.info(),
+    )
+    counters.close()
+    session.close()
+    return result
+
+
+def _bring_in(session: Session, routing: dict[str, np.ndarray]) -> None:
+    """Every expert of every layer, one token at a time: in a prompt the last layer computes only one."""
+    experts = routing["sweep"]
+    session.replay.use(experts, np.full(experts.shape, 1 / experts.shape[2], np.float32))
+    for _ in range(len(experts)):
+        session.append(1)
+    session.replay.stop()
+    session.restart()
+
+
+def _prompt(session: Session, n_tokens: int) -> float:
+    session.restart()
+    return session.append(n_tokens)
+
+
+def _quarters(times: Sequence[float]) -> tuple[float, float]:
+    n = -(-len(times) // 4)
+    return n / sum(times[:n]), n / sum(times[-n:])
+
+
+def _difference(after: dict[str, float], before: dict[str, float]) -> dict[str, float]:
+    return {name: value - before[name] for name, value in after.items() if name != _STATE}
+
+
+def _rates(stats: dict[str, float], seconds: float) -> dict[str, float | None]:
+    if not stats:
+        return {}
+    return {
+        "hit_rate": _rate(stats, ("high", "low")),
+        "hit_rate_high": _rate(stats, ("high",)),
+        "hit_rate_low": _rate(stats, ("low",)),
+        "stall_share": stats["stall_s"] / seconds,
+    }
+
+
+def _rate(stats: dict[str, float], tiers: Iterable[str]) -> float | None:
+    hits = sum(stats[f"hits_{tier}"] for tier in tiers)
+    misses = sum(stats[f"misses_{tier}"] for tier in tiers)
+    return hits / (hits + misses) if hits + misses else None
+
+
+def _bytes_from_disk() -> int:
+    """What this process had the disk read: direct reads, and pages for mappings with their readahead."""
+    for line in Path("/proc/self/io").read_text().splitlines():
+        name, value = line.split(":")
+        if name == "read_bytes":
+            return int(value)
+    raise RunError("/proc/self/io does not count read_bytes")
+
+
+def _rss_bytes() -> int:
+    n_pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return n_pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def main() -> int:
+    """Returns the exit status: 1, with a sentence on standard error, where the arm cannot be measured."""
+    job = Job(**json.load(sys.stdin))
+    os.chdir(Path(job.model).parent)  # settings carry short paths only
+    try:
+        measured = measure(job)
+    except RunError as e:
+        print(f"bench: {e}", file=sys.stderr)
+        return 1
+    json.dump(asdict(measured), sys.stdout)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

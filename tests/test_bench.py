@@ -1,0 +1,481 @@
+# SPDX-License-Identifier: MIT
+"""pyhobbit bench: that every arm runs and the output is complete, not how fast."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import models
+import numpy as np
+import pytest
+import traces
+from conftest import RunPyhobbit
+
+from pyhobbit import cli
+from pyhobbit.bench import generate, job, report, routing, runner, system
+from pyhobbit.bench.arms import ARMS, BY_NAME
+from pyhobbit.bench.shapes import SHAPES
+from pyhobbit.convert.gguf_file import read_gguf
+from pyhobbit.errors import ConfigError, HobbitError
+from pyhobbit.trace import read_trace
+
+PROMPTS = (4, 12)
+SMALL = replace(
+    SHAPES["tiny"], n_layer=2, n_embd=256, n_ff=256, n_head=2, n_head_kv=1, head_dim=64, n_expert=16
+)
+
+
+@pytest.fixture(autouse=True)
+def _quiet_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return generate.write_model(tmp_path_factory.mktemp("small"), "small", SMALL, "q8_0")
+
+
+def _trace(folder: Path, n_tokens: int, n_layers: int, n_experts: int, n_used: int) -> Path:
+    """Random choices; the first two tokens are a prompt."""
+    draw = np.random.default_rng(7)
+    rows: list[traces.Row] = []
+    for token in range(n_tokens):
+        for layer in range(n_layers):
+            weights = np.sort(draw.random(n_used))[::-1]
+            experts = draw.permutation(n_experts)[:n_used]
+            rows += [
+                (0, int(token >= 2), token, layer, rank, int(experts[rank]), round(float(weights[rank]), 6))
+                for rank in range(n_used)
+            ]
+    return traces.write_trace(folder / "t.csv", rows, n_layers, n_experts, n_used)
+
+
+def _routes(folder: Path, shape: routing.MoeShape, trace: Path | None) -> Path:
+    arrays = {"sweep": routing.sweep(shape).experts}
+    if trace is not None:
+        laid = routing.lay_over(read_trace(trace), shape)
+        arrays |= {"experts": laid.experts, "weights": laid.weights}
+    np.savez(folder / "routing.npz", **arrays)
+    return folder / "routing.npz"
+
+
+def _measure(model: Path, routes: Path, **options: Any) -> job.Measured:
+    """In a process of its own, as the bench does it."""
+    what = job.Job(
+        str(model), routing=str(routes), prompts=PROMPTS, n_warm_up=3, n_tokens=5, seconds=30, **options
+    )
+    done = runner.start(what, None)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return job.Measured(**json.loads(done.stdout))
+
+
+def _ours(model: Path, **settings: Any) -> dict[str, Any]:
+    given = {"hobbit.enable": True, "hobbit.tag": 1, "hobbit.pools": 2 * model.stat().st_size}
+    keys = {f"hobbit.{key}": value for key, value in settings.items()}
+    return {"lib_dir": None, "settings": {**given, **keys}}
+
+
+STOCK = {"lib_dir": str(models.STOCK_DIR), "mmap": True}
+
+
+#
+# routing
+#
+
+
+def test_a_trace_of_the_same_shape_is_replayed_as_it_is(tmp_path: Path) -> None:
+    trace = read_trace(_trace(tmp_path, 5, 3, 8, 2))
+    laid = routing.lay_over(trace, routing.MoeShape(3, 8, 2))
+    rows = trace.routes.reshape(5, 3, 2)
+    np.testing.assert_array_equal(laid.experts, rows["expert"])
+    np.testing.assert_allclose(laid.weights, rows["weight"] / rows["weight"].sum(axis=2, keepdims=True), 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("n_layers", "n_experts", "n_used"), [(2, 8, 2), (5, 4, 2), (3, 8, 6), (3, 32, 4), (2, 3, 3)]
+)
+def test_a_trace_of_another_shape_is_laid_over_it(
+    tmp_path: Path, n_layers: int, n_experts: int, n_used: int
+) -> None:
+    trace = read_trace(_trace(tmp_path, 9, 3, 8, 2))
+    shape = routing.MoeShape(n_layers, n_experts, n_used)
+    laid = routing.lay_over(trace, shape)
+    assert laid.experts.shape == (9, n_layers, n_used)
+    assert laid.experts.min() >= 0
+    assert laid.experts.max() < n_experts
+    assert all(len(set(chosen)) == n_used for chosen in laid.experts.reshape(-1, n_used).tolist())
+    assert (laid.weights > 0).all()
+    np.testing.assert_allclose(laid.weights.sum(axis=2), 1, 1e-5)
+    again = routing.lay_over(trace, shape)
+    np.testing.assert_array_equal(again.experts, laid.experts)
+
+
+def test_further_ranks_come_from_the_layer_half_the_trace_away(tmp_path: Path) -> None:
+    """Layers 0 and 1 choose 0, 1 and 2, 1: rank by rank, then the other layer's from the last rank on."""
+    rows = [
+        (0, 1, 0, 0, 0, 0, 0.6), (0, 1, 0, 0, 1, 1, 0.4),
+        (0, 1, 0, 1, 0, 2, 0.7), (0, 1, 0, 1, 1, 1, 0.3),
+    ]  # fmt: skip
+    trace = read_trace(traces.write_trace(tmp_path / "t.csv", rows, 2, 4, 2))
+    laid = routing.lay_over(trace, routing.MoeShape(2, 4, 4))
+    assert laid.experts[0, 0].tolist() == [0, 1, 2, 3]  # 3: none of the trace's, so what follows the last
+    np.testing.assert_allclose(laid.weights[0, 0], np.array([0.6, 0.4, 0.4, 0.4]) / 1.8, 1e-6)
+    assert laid.experts[0, 1].tolist() == [2, 1, 0, 3]
+
+
+def test_a_sweep_chooses_every_expert() -> None:
+    swept = routing.sweep(routing.MoeShape(2, 10, 4)).experts
+    assert swept.shape == (3, 2, 4)
+    for layer in range(2):
+        assert set(swept[:, layer].ravel().tolist()) == set(range(10))
+
+
+#
+# replay
+#
+
+
+def test_what_is_replayed_is_what_the_engine_computes(small: Path, tmp_path: Path) -> None:
+    shape = routing.moe_shape(small)
+    routes = _routes(tmp_path, shape, _trace(tmp_path, 11, 2, 16, 3))
+    recorded = tmp_path / "recorded.csv"
+    _measure(small, routes, **_ours(small, trace=str(recorded)))
+    rows = read_trace(recorded).routes.reshape(-1, shape.n_used)
+    with np.load(routes) as arrays:
+        experts, weights = arrays["experts"], arrays["weights"]
+    positions = [*range(PROMPTS[0] + 8), *range(PROMPTS[0]), *range(PROMPTS[1])]
+    tokens = np.unique(rows["token"])
+    assert tokens.size == len(positions)
+    position = dict(zip(tokens.tolist(), positions, strict=True))
+    for row in rows:
+        place = position[row["token"][0]] % 11, row["layer"][0]
+        assert row["expert"].tolist() == experts[place].tolist()
+        np.testing.assert_allclose(row["weight"], weights[place], 1e-5)
+
+
+@pytest.mark.parametrize("arch", ["qwen3moe", "gpt-oss", "olmoe", "phimoe", "llama", "deepseek2"])
+def test_a_replay_gives_the_same_logits_in_stock_and_in_ours(arch: str, tmp_path: Path) -> None:
+    model = models.random_model(arch)
+    shape = routing.moe_shape(model)
+    routes = _routes(tmp_path, shape, _trace(tmp_path, 11, 3, 8, 2))
+    (tmp_path / "own").mkdir()
+    own_routes = _routes(tmp_path / "own", shape, None)
+    stock = _measure(model, routes, **STOCK)
+    ours = _measure(model, routes, **_ours(model))
+    assert ours.logits_crc == stock.logits_crc
+    assert ours.counters["selections_high"] == 5 * ours.info["n_layers"] * shape.n_used
+    assert _measure(model, own_routes, **STOCK).logits_crc != stock.logits_crc
+
+
+def test_a_replay_of_another_shape_is_an_error(small: Path, tmp_path: Path) -> None:
+    np.savez(tmp_path / "r.npz", sweep=np.zeros((1, 2, 4), np.int32), experts=np.zeros((1, 2, 3), np.int32),
+             weights=np.ones((1, 2, 3), np.float32))  # fmt: skip
+    done = runner.start(job.Job(str(small), None, str(tmp_path / "r.npz")), None)
+    assert done.returncode == 1
+    assert "another shape than the model" in done.stderr
+
+
+#
+# models
+#
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_every_shape_declares_what_its_architecture_wants(name: str, tmp_path: Path) -> None:
+    """Small versions of them compute finite logits, in stock, and in ours all in memory and mixed."""
+    shape = SHAPES[name]
+    small = replace(
+        shape, n_layer=2, n_embd=256, n_head=4, n_head_kv=4 if shape.qk_norm == "all" else 2, head_dim=64,
+        n_ff=256, n_expert=64, n_used=2, n_vocab=600,
+    )  # fmt: skip
+    model = generate.write_model(tmp_path, name, small, "q4_0")
+    low_tier = {"sidecar": generate.write_low_tier(model, small, "q2_k").name, "t1": 0.0, "t2": 1.0}
+    routes = _routes(tmp_path, routing.moe_shape(model), None)
+    stock = _measure(model, routes, **STOCK)
+    resident = _measure(model, routes, **_ours(model), fits=True)
+    assert resident.hit_rate == 1
+    assert resident.counters["bytes_read"] == 0
+    mixed = _measure(model, routes, **_ours(model, pools=model.stat().st_size // 4, **low_tier))
+    assert stock.n_decoded == mixed.n_decoded == 5
+    assert mixed.counters["selections_low"] > 0
+
+
+def test_a_model_is_made_once_and_again_where_it_is_another(tmp_path: Path) -> None:
+    path = generate.write_model(tmp_path, "small", SMALL, "q4_0")
+    first = path.stat()
+    assert generate.write_model(tmp_path, "small", SMALL, "q4_0") == path
+    assert path.stat().st_mtime_ns == first.st_mtime_ns
+    with path.open("r+b") as file:
+        file.truncate(first.st_size - 1)
+    generate.write_model(tmp_path, "small", SMALL, "q4_0")
+    assert path.stat().st_size == first.st_size
+    assert generate.write_model(tmp_path, "small", SMALL, "q8_0") != path
+
+
+def test_experts_differ(small: Path) -> None:
+    tensor = next(t for t in read_gguf(small).tensors if t.name == "blk.1.ffn_up_exps.weight")
+    data = small.read_bytes()[tensor.offset : tensor.offset + tensor.nbytes]
+    size = tensor.nbytes // 16
+    assert len({data[i * size : (i + 1) * size] for i in range(16)}) == 16
+
+
+def test_a_type_that_does_not_fit_the_shape_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="rows of 2880 values are not whole blocks of q2_K"):
+        generate.write_model(tmp_path, "gpt", SHAPES["gpt-oss-120b"].scaled(1), "q2_k")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_that_the_disk_has_no_room_for_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=100 << 20))
+    with pytest.raises(HobbitError, match="choose another --folder, or fewer --layers"):
+        generate.write_model(tmp_path, "large", SHAPES["olmoe"].scaled(1), "q8_0")
+    assert list(tmp_path.iterdir()) == []
+
+
+#
+# the machine
+#
+
+
+@contextmanager
+def _limited(limit: int) -> Iterator[system.Cgroup]:
+    try:
+        with system.memory_cgroup(limit) as cgroup:
+            yield cgroup
+    except system.NoCgroupError as e:
+        pytest.skip(str(e))
+
+
+def test_a_memory_limit_holds_and_is_gone_afterwards() -> None:
+    with _limited(64 << 20) as cgroup:
+        hog = [sys.executable, "-S", "-c", "bytearray(200 << 20)"]
+        done = subprocess.run(["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(cgroup.procs), *hog])
+        assert done.returncode == -9
+        assert cgroup.peak() <= 64 << 20
+    assert not cgroup.procs.exists()
+
+
+def test_without_the_right_to_make_a_cgroup_the_message_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(system, "_CGROUP_ROOT", tmp_path)
+    with pytest.raises(system.NoCgroupError, match="run as root, or give --limits without a number"):
+        system.memory_cgroup(1 << 30).__enter__()
+
+
+def test_the_readahead_comes_back_after_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    setting = tmp_path / "read_ahead_kb"
+    setting.write_text("8192\n")
+    monkeypatch.setattr(system, "readahead_setting", lambda _path: setting)
+
+    def fail() -> None:
+        with system.readahead(tmp_path, 128):
+            assert setting.read_text() == "128"
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert setting.read_text() == "8192\n"
+    with system.readahead(tmp_path, None):
+        assert setting.read_text() == "8192\n"
+
+
+def test_the_disk_is_measured_by_direct_reads(small: Path) -> None:
+    rate = system.disk_bandwidth(small, 0.2)
+    if rate is None:
+        pytest.skip(f"the file system of {small.parent} refuses direct I/O")
+    assert rate > 1e6
+
+
+#
+# runs and their report
+#
+
+
+def test_arms_take_turns_within_a_repetition(small: Path) -> None:
+    arms = tuple(BY_NAME[name] for name in ("stock-mmap", "ours-resident", "ours"))
+    order = runner.turns(runner.BenchConfig(small, arms, limits=(0.5, 0.25), reps=2, stock=models.STOCK_DIR))
+    names = [(turn.repetition, turn.limit, turn.arm.name) for turn in order]
+    once = [(None, "ours-resident"), (0.5, "stock-mmap"), (0.5, "ours"), (0.25, "stock-mmap"), (0.25, "ours")]
+    assert names == [(repetition, *turn) for repetition in range(2) for turn in once]
+
+
+def test_ours_gets_the_limit_less_a_margin(small: Path, tmp_path: Path) -> None:
+    config = runner.BenchConfig(small, (), low=tmp_path / "low.gguf", t1=0.5, t2=0.8)
+    limited = runner.job(config, BY_NAME["ours-mixed"], 10 << 30, tmp_path / "r.npz")
+    assert limited.settings == {
+        "hobbit.enable": True, "hobbit.tag": 1, "hobbit.memory": int(0.99 * (10 << 30)) + 1,
+        "hobbit.sidecar": "low.gguf", "hobbit.t1": 0.5, "hobbit.t2": 0.8,
+    }  # fmt: skip
+    lossless = runner.job(config, BY_NAME["ours"], 10 << 30, tmp_path / "r.npz")
+    assert (lossless.settings["hobbit.t1"], lossless.settings["hobbit.t2"]) == (1.0, 1.0)
+    assert "hobbit.sidecar" not in lossless.settings
+    free = runner.job(config, BY_NAME["ours-resident"], None, tmp_path / "r.npz")
+    assert free.settings["hobbit.pools"] == 2 * small.stat().st_size
+    assert free.fits
+
+
+def _record(arm: str, limit: float | None, repetition: int, speed: float, **figures: Any) -> dict[str, Any]:
+    measured = job.Measured(
+        load_s=1, cold_ttft_s=1, ttft_s={"16": 10 / speed}, prefill_tokens_per_second=speed, n_decoded=8,
+        decode_s=8 / speed, slowest_token_s=1, tokens_per_second=speed, disk_bytes_per_token=0,
+        peak_rss_bytes=1, logits_crc=1, first_and_last_quarter=(speed, speed), rss_growth_bytes=0,
+    )  # fmt: skip
+    place = {"kind": "result", "arm": arm, "limit": limit, "repetition": repetition, "peak_bytes": 5}
+    return {**asdict(measured), **place, "disk_bytes_per_second": 1e9, **figures}
+
+
+HEAD = {
+    "kind": "run", "time": "now", "pyhobbit": "1", "commit": None,
+    "machine": {"cpu": "c", "cores": 2, "memory_bytes": 8e9},
+    "model": "m.gguf", "model_bytes": 4e9, "moe": {"n_layers": 1, "n_experts": 8, "n_used": 2},
+    "readahead_kb": 128, "routing": "the model's own",
+    "options": {"low": None, "t1": 1, "t2": 1, "reps": 3, "prompts": [16], "n_threads": 2},
+}  # fmt: skip
+
+
+def test_the_report_is_medians_ratios_and_the_roof() -> None:
+    counters = {
+        "bytes_read": 9e8, "disk_demand_s": 1.0, "bytes_prefetched": 2e8,
+        "prefetched": 4, "prefetched_used": 2,
+    }  # fmt: skip
+    ours = {"disk_bytes_per_token": 1e8, "counters": counters, "hit_rate": 0.5, "stall_share": 0.1}
+    records = [
+        HEAD,
+        *(_record("stock-ram", None, i, speed) for i, speed in enumerate((19, 20, 26))),
+        _record("ours-resident", None, 0, 16),
+        _record("stock-mmap", 0.25, 0, 2),
+        _record("stock-mmap-128k", 0.25, 0, 4),
+        *(_record("ours", 0.25, i, speed, **ours) for i, speed in enumerate((9, 8, 5))),
+        {
+            "kind": "result",
+            "arm": "ours",
+            "limit": 0.25,
+            "repetition": 3,
+            "error": "gone",
+            "disk_bytes_per_second": 1e9,
+        },
+    ]
+    results = report.Results(records)
+    row = next(row for row in results.rows() if row.arm == "ours")
+    assert (row.n, row.n_failed, row.tokens_per_second, row.least, row.most) == (3, 1, 8, 5, 9)
+    assert row.kept == 8 / 20
+    assert row.to_stock == 8 / 4
+    assert row.ttft_to_stock == {"16": pytest.approx(0.5)}
+    assert results.roof(0.25, "ours") == pytest.approx(10)  # 8 tokens missed 0.8 GB; compute allows 16
+    assert row.of_roof == pytest.approx(0.8)
+    assert row.disk_use == pytest.approx(0.9)
+    assert results.errors() == ["ours at 25%: gone"]
+    text = report.table(results)
+    assert "| 25%    | ours (1 failed) | 8.00    | 5.00 - 9.00" in text
+    assert len({line.count("|") for line in text.splitlines() if line.startswith("|")}) == 1
+
+
+def test_results_can_be_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    records = [HEAD, _record("ours", 0.25, 0, 3)]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert report.read(path) == json.loads(json.dumps(records))
+    path.write_text("{}\n")
+    with pytest.raises(HobbitError, match="does not begin with the line of a run"):
+        report.read(path)
+
+
+#
+# the command
+#
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--limits", "2"], "--limits takes shares of the file"),
+        (["--limits", "0"], "--limits takes shares of the file"),
+        (["--reps", "0"], "--reps takes a positive number"),
+        (["--prompts", "0"], "--prompts takes numbers of tokens"),
+        (["--tokens", "0"], "--tokens takes a positive number"),
+        (["--seconds", "0"], "--seconds takes a positive number"),
+        (["--layers", "0"], "--layers is 0"),
+        (["--t1", "0.9", "--t2", "0.5"], "t1 <= t2"),
+        (["--arms", "theirs"], "unknown arm 'theirs'; there are stock-mmap"),
+        (["--type", "q9"], "unknown type 'q9'"),
+    ],
+)
+def test_a_wrong_value_is_found_before_a_model_is_made(
+    options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = ["--folder", str(tmp_path / "m"), "-o", str(tmp_path / "out")]
+    assert cli.main(["bench", "--shape", "tiny", *folder, *options]) != 0
+    assert message in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--arms", "ours-mixed"], "the arm ours-mixed needs a low tier; give --low TYPE"),
+        (["--arms", "stock-ram", "--stock", "/none"], "build stock llama.cpp with 'make stock'"),
+        (["--arms", "ours-resident", "--trace", "/none.csv"], "/none.csv does not exist"),
+        (["--low", "q4_0"], "are for a --shape"),
+    ],
+)
+def test_what_an_arm_lacks_is_told_before_anything_runs(
+    options: list[str], message: str, small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["bench", "--model", str(small), "-o", str(tmp_path / "out"), *options]) != 0
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_without_experts_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    low = generate.write_low_tier(generate.write_model(tmp_path, "small", SMALL, "q8_0"), SMALL, "q4_0")
+    assert (
+        cli.main(["bench", "--model", str(low), "--arms", "ours-resident", "-o", str(tmp_path / "out")]) == 1
+    )
+    assert "has no routed experts" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_small_bench_runs_every_arm(run_pyhobbit: RunPyhobbit, tmp_path: Path) -> None:
+    """As a user would run it. Where no cgroup can be made, only what holds everything in memory."""
+    try:
+        with system.memory_cgroup(None):
+            limits = ["0.8"]
+    except system.NoCgroupError:
+        limits = []
+    options = {
+        "--shape": "tiny", "--layers": 8, "--type": "q8_0", "--low": "q2_k", "--folder": tmp_path / "m",
+        "--trace": _trace(tmp_path, 40, 6, 32, 4), "--reps": 1, "--tokens": 4, "--warm-up": 2, "--seconds": 5,
+        "--stock": models.stock_dir(), "--output": tmp_path / "out",
+    }  # fmt: skip
+    given = [part for option in options.items() for part in option]
+    done = run_pyhobbit("bench", *given, "--prompts", 4, 12, "--limits", *limits)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in (tmp_path / "out/results.jsonl").read_text().splitlines()]
+    run, results = lines[0], lines[1:]
+    assert run["options"]["prompts"] == [4, 12]
+    assert "replayed" in run["routing"]
+    expected = [arm.name for arm in ARMS if arm.fits] + [arm.name for arm in ARMS if limits and not arm.fits]
+    assert [result["arm"] for result in results] == expected
+    for result in results:
+        assert result["n_decoded"] == 4
+        assert set(result["ttft_s"]) == {"4", "12"}
+        assert result["tokens_per_second"] > 0
+        if result["limit_bytes"]:
+            assert result["peak_bytes"] <= result["limit_bytes"]
+    plain = {r["logits_crc"] for r in results if r["arm"] in ("stock-mmap", "stock-mmap-128k", "stock-ram")}
+    assert len(plain) == 1
+    assert done.stdout.rstrip("\n") == (tmp_path / "out/table.md").read_text().rstrip("\n")
+    assert all(f"| {name} " in done.stdout for name in expected)
+    assert (tmp_path / "out/speed.png").read_bytes().startswith(b"\x89PNG")
+    if not limits:
+        pytest.skip("no memory cgroup can be made here: the arms under a limit were left out")
