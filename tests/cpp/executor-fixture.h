@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include "file-reader.h"
+#include "ggml-cpu.h"
+#include "layer-graph.h"
+#include "moe-executor.h"
+#include "temp-dir.h"
+
+#include <doctest/doctest.h>
+#include <functional>
+#include <memory>
+#include <string>
+
+using namespace hobbit;
+
+// Fails from a given read on, counted from 0.
+class failing_reader final : public file_reader {
+  public:
+    posix_file_reader files;
+    std::atomic<int>  reads_left{ 1 << 30 };
+
+    status read_at(uint32_t file, uint64_t offset, size_t size, size_t needed, void * buf) override {
+        return reads_left-- > 0 ? files.read_at(file, offset, size, needed, buf) : status::error("the disk is gone");
+    }
+};
+
+// A model of 8 experts of which 2 are used, on disk and opened.
+struct model_on_disk {
+    moe_model    shape;
+    temp_dir     dir;
+    gguf_builder file;
+    expert_index index;
+
+    explicit model_on_disk(const moe_model & m = small()) : shape(m) {
+        shape.add_high(file);
+        shape.add_low(file);
+        open();
+    }
+
+    model_on_disk(const moe_model & m, const std::function<void(gguf_builder &)> & add) : shape(m) {
+        add(file);
+        open();
+    }
+
+    void open() {
+        const status s = index.open(file.write(dir.path("m.gguf")), "");
+        REQUIRE_MESSAGE(s.ok(), s.message());
+    }
+
+    static moe_model small() {
+        moe_model m;
+        m.n_experts = 8;
+        return m;
+    }
+};
+
+// The cache over it, and what computes with it.
+struct engine {
+    failing_reader                reader;
+    stats                         counters;
+    std::unique_ptr<cache_policy> policy;
+    std::unique_ptr<loader>       l = std::make_unique<loader>(reader, counters, 2);
+    expert_cache                  cache;
+    moe_executor                  executor;
+    cpu_backend                   cpu;
+    inner_graph                   inner{ cpu.backend };
+
+    engine(const model_on_disk & m, uint32_t n_high, uint32_t n_low, score_thresholds thresholds = {}) :
+        engine(m, n_high, n_low, moe_executor::config{ { thresholds }, false }) {}
+
+    engine(const model_on_disk & m, uint32_t n_high, uint32_t n_low, const moe_executor::config & config) :
+        policy(make_lru(m)),
+        cache(m.index, *l, counters),
+        executor(m.index, cache, *policy, nullptr, config, counters) {
+        REQUIRE(reader.files.open(m.index.files()[0]).ok());
+        const uint32_t slots[] = { n_high, n_low };
+        for (uint32_t tier = 0; tier < TIER_COUNT; tier++) {
+            if (slots[tier] > 0) {
+                REQUIRE(cache.allocate(tier, ggml_backend_cpu_buffer_type(), slots[tier], 1, *policy).ok());
+            }
+        }
+    }
+
+    static std::unique_ptr<cache_policy> make_lru(const model_on_disk & m) {
+        policy_options options;
+        options.name      = "lru";
+        options.n_layers  = uint32_t(m.index.n_layers());
+        options.n_experts = m.index.n_experts();
+        options.n_used    = 2;
+        auto policy       = make_policy(options);
+        policy->begin_sequence(0);
+        return policy;
+    }
+
+    ~engine() { l.reset(); } // before the cache, whose memory its threads write into
+
+    rows compute(const model_on_disk & m, const layer_input & input, uint32_t layer = 0, bool bias = false) {
+        layer_graph graph(m.shape, input, bias);
+        graph.set_cached(m.index, layer);
+        const status s = executor.compute(graph.graph, inner);
+        CHECK_MESSAGE(s.ok(), s.message());
+        return graph.output();
+    }
+};
+
+// The layer with plain tensors that hold one of the tiers.
+inline rows stock(const model_on_disk & m, const layer_input & input, uint32_t tier, uint32_t layer = 0,
+                  bool bias = false) {
+    layer_graph       graph(m.shape, input, bias);
+    const std::string suffix = tier == TIER_HIGH ? "" : ".low.0";
+    const ggml_type   type   = tier == TIER_HIGH ? m.shape.high : m.shape.low;
+    graph.set_plain([&](const std::string & part) {
+        return plain_weight{ type, m.file.data(moe_model::name(layer, part, suffix)) };
+    });
+    cpu_backend cpu;
+    REQUIRE(ggml_backend_graph_compute(cpu.backend, graph.graph) == GGML_STATUS_SUCCESS);
+    return graph.output();
+}
