@@ -58,8 +58,7 @@ status hobbit_model::open(const std::string & path, const hobbit_setting * given
     return s;
 }
 
-status hobbit_model::check_thresholds() const {
-    const score_thresholds & t = settings_.thresholds;
+status hobbit_model::check_thresholds(const score_thresholds & t) const {
     if (t.t1 < 1.0 && t.t2 > t.t1 && index_.n_tiers() == 1) {
         return status::error(
             format("t1 = %g asks for low-precision experts, and '%s' has none: add them with pyhobbit convert, "
@@ -70,7 +69,7 @@ status hobbit_model::check_thresholds() const {
 }
 
 status hobbit_model::start() {
-    status s = check_thresholds();
+    status s = check_thresholds(settings_.thresholds);
     for (size_t i = 0; i < index_.files().size() && s.ok(); i++) {
         s = reader_.open(index_.files()[i]);
     }
@@ -84,6 +83,9 @@ status hobbit_model::start() {
     ggml_backend_hobbit_register();
     buffer_type_ = ggml_backend_hobbit_make_buffer_type(this);
 
+    loader_ = std::make_unique<loader>(reader_, stats_, settings_.io_threads);
+    cache_  = std::make_unique<expert_cache>(index_, *loader_, stats_);
+
     policy_options options;
     options.name      = settings_.policy;
     options.weights   = settings_.weights;
@@ -91,8 +93,6 @@ status hobbit_model::start() {
     options.n_experts = index_.n_experts();
     options.n_used    = demand().n_used;
     policy_           = make_policy(options);
-    loader_           = std::make_unique<loader>(reader_, stats_, settings_.io_threads);
-    cache_            = std::make_unique<expert_cache>(index_, *loader_, stats_);
     if (settings_.prefetch > 0) {
         predictor_ = std::make_unique<predictor>(index_);
     }
@@ -123,7 +123,7 @@ status hobbit_model::set_router(uint32_t block, const ggml_tensor * weight, cons
 
 pool_demand hobbit_model::demand() const {
     pool_demand d;
-    for (uint32_t tier = 0; tier < index_.n_tiers() && cache_; tier++) {
+    for (uint32_t tier = 0; tier < index_.n_tiers(); tier++) {
         d.slot_size[tier] = cache_->slot_size(tier);
     }
     for (size_t i = 0; i < index_.n_layers(); i++) {
@@ -262,12 +262,11 @@ status hobbit_model::set_thresholds(double t1, double t2) {
                    "them: open it with t1 below 1",
                    t1));
     }
-    std::swap(settings_, changed);
-    s = check_thresholds();
+    s = check_thresholds(changed.thresholds);
     if (!s.ok()) {
-        std::swap(settings_, changed);
         return s;
     }
+    settings_ = changed;
     if (executor_) {
         executor_->set_thresholds(settings_.thresholds);
     }

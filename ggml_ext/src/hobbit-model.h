@@ -59,7 +59,7 @@ struct hobbit_model {
     hobbit::status      start();
     hobbit::pool_demand demand() const;
     uint64_t            scratch_bytes(uint32_t n_batch) const;
-    hobbit::status      check_thresholds() const;
+    hobbit::status      check_thresholds(const hobbit::score_thresholds & t) const;
     hobbit::status      allocate_pools(const hobbit::pool_plan & plan);
     void                start_sequence(int32_t sequence);
     void                set_reporting();

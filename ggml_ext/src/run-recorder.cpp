@@ -48,6 +48,9 @@ static void split_rows(const std::vector<batch_info::row> & rows, std::vector<in
 }
 
 void run_recorder::begin_batch(const batch_info & batch) {
+    if (!trace_.is_open()) {
+        return;
+    }
     std::vector<int32_t> sequences;
     std::vector<int32_t> positions;
     split_rows(batch.tokens(), sequences, positions);
