@@ -11,12 +11,12 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from pyhobbit import _native
 from pyhobbit._native import llama
+from pyhobbit._overrides import kv_overrides
 from pyhobbit.config import SamplingConfig, Setting
 from pyhobbit.errors import HobbitError
 
@@ -67,21 +67,6 @@ def _failure(path: Path, hint: str) -> HobbitError:
     return HobbitError(_native.last_error() or f"{path} cannot be loaded: {reason}; {hint}")
 
 
-def _kv_overrides(settings: Mapping[str, Setting]) -> "ctypes.Array[Any]":
-    overrides = (llama.llama_model_kv_override * (len(settings) + 1))()
-    for override, (key, setting) in zip(overrides, settings.items(), strict=False):
-        override.key = key.encode()
-        if isinstance(setting, bool):
-            override.tag, override.value.val_bool = llama.LLAMA_KV_OVERRIDE_TYPE_BOOL, setting
-        elif isinstance(setting, int):
-            override.tag, override.value.val_i64 = llama.LLAMA_KV_OVERRIDE_TYPE_INT, setting
-        elif isinstance(setting, float):
-            override.tag, override.value.val_f64 = llama.LLAMA_KV_OVERRIDE_TYPE_FLOAT, setting
-        else:
-            override.tag, override.value.val_str = llama.LLAMA_KV_OVERRIDE_TYPE_STR, setting.encode()
-    return overrides
-
-
 @dataclass(frozen=True)
 class ContextSize:
     """n_ubatch: tokens computed at once, None for n_batch.  n_outputs: logits held, n_vocab floats each."""
@@ -101,7 +86,7 @@ class Model:
 
     def __init__(self, path: Path, settings: Mapping[str, Setting], keep_going: Callable[[], bool]) -> None:
         self.path = path
-        overrides = _kv_overrides(settings)
+        overrides = kv_overrides(llama, settings)
         params = llama.llama_model_default_params()
         params.kv_overrides = overrides
         params.progress_callback = llama.llama_progress_callback(lambda _progress, _user_data: keep_going())

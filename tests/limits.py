@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Commands under a memory limit, measured from outside."""
+"""Commands measured from outside, under a memory limit if need be."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,8 +22,6 @@ with open(report, "w") as file:
     file.write(f"{os.waitstatus_to_exitcode(status)} {usage.ru_maxrss}")
 """
 
-CGROUP_ROOT = Path("/sys/fs/cgroup")
-
 
 @dataclass(frozen=True)
 class Outcome:
@@ -37,34 +33,8 @@ class Outcome:
     peak_rss: int
 
 
-class NoCgroupError(RuntimeError):
-    """No memory cgroup can be made here; the message says why."""
-
-
-@contextmanager
-def memory_cgroup(limit: int) -> Iterator[Path]:
-    """A memory cgroup (v1 or v2) of `limit` bytes, page cache included. Yields its list of processes."""
-    v2 = (CGROUP_ROOT / "cgroup.controllers").exists()
-    parent = CGROUP_ROOT if v2 else CGROUP_ROOT / "memory"
-    folder = parent / f"hobbit-{uuid.uuid4().hex[:8]}"
-    limits = {"memory.max": limit, "memory.swap.max": 0} if v2 else {"memory.limit_in_bytes": limit}
-    try:
-        if v2 and "memory" not in (parent / "cgroup.subtree_control").read_text().split():
-            (parent / "cgroup.subtree_control").write_text("+memory")
-        folder.mkdir()
-    except OSError as e:
-        raise NoCgroupError(f"cannot make a memory cgroup in {parent}: {e.strerror}") from e
-    try:
-        for name, value in limits.items():
-            if (folder / name).exists() or name == next(iter(limits)):
-                (folder / name).write_text(str(value))
-        yield folder / "cgroup.procs"
-    finally:
-        folder.rmdir()
-
-
 def run(command: Sequence[object], cgroup: Path | None = None, timeout_s: float = 600) -> Outcome:
-    """Runs the command, in the cgroup if one is given, which it joins before it starts."""
+    """Runs the command, which joins the cgroup with this list of processes, if given, before it starts."""
     joined = [str(part) for part in command]
     if cgroup is not None:
         joined = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(cgroup), *joined]

@@ -27,6 +27,8 @@ from typing import Any
 
 import numpy as np
 
+from pyhobbit._overrides import kv_overrides
+
 ROOT = Path(__file__).resolve().parent.parent
 N_THREADS = 2
 N_CTX = 1024
@@ -104,22 +106,6 @@ def run(
         return Result(**kinds)
 
 
-def _kv_overrides(llama: Any, settings: dict[str, Override]) -> ctypes.Array:
-    array = (llama.llama_model_kv_override * (len(settings) + 1))()  # an empty key ends it
-    for entry, (key, value) in zip(array, settings.items(), strict=False):
-        entry.key = key.encode()
-        match value:
-            case bool():
-                entry.tag, entry.value.val_bool = llama.LLAMA_KV_OVERRIDE_TYPE_BOOL, value
-            case int():
-                entry.tag, entry.value.val_i64 = llama.LLAMA_KV_OVERRIDE_TYPE_INT, value
-            case float():
-                entry.tag, entry.value.val_f64 = llama.LLAMA_KV_OVERRIDE_TYPE_FLOAT, value
-            case str():
-                entry.tag, entry.value.val_str = llama.LLAMA_KV_OVERRIDE_TYPE_STR, value.encode()
-    return array
-
-
 class RoutingRecorder:
     """Collects the experts that each layer chose, through the scheduler's evaluation callback."""
 
@@ -168,7 +154,7 @@ class Session:
         llama.llama_backend_init()
         params = llama.llama_model_default_params()
         params.use_extra_bufts = False
-        self._overrides = _kv_overrides(llama, overrides)
+        self._overrides = kv_overrides(llama, overrides)
         params.kv_overrides = self._overrides
         self.model = llama.llama_model_load_from_file(os.fsencode(path), params)
         if not self.model:

@@ -11,6 +11,8 @@ import models
 import pytest
 import random_moe
 
+from pyhobbit.bench.system import NoCgroupError, memory_cgroup
+
 MiB = 1 << 20
 BUDGET = 640 * MiB
 TOLERANCE = 1.05  # of the budget, for what the allocators and the interpreter add
@@ -50,9 +52,9 @@ def test_peak_memory_stays_within_the_budget(big_model: Path, tmp_path: Path) ->
 def test_runs_in_a_memory_cgroup_of_the_budget(big_model: Path, tmp_path: Path) -> None:
     outside = limits.run(chat(big_model, tmp_path / "outside.json", "--memory", BUDGET))
     try:
-        with limits.memory_cgroup(BUDGET) as cgroup:
-            inside = limits.run(chat(big_model, tmp_path / "inside.json", "--memory", BUDGET), cgroup)
-    except limits.NoCgroupError as e:
+        with memory_cgroup(BUDGET) as cgroup:
+            inside = limits.run(chat(big_model, tmp_path / "inside.json", "--memory", BUDGET), cgroup.procs)
+    except NoCgroupError as e:
         pytest.skip(str(e))
     assert inside.returncode == 0, inside.stderr
     assert inside.stdout == outside.stdout

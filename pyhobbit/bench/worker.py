@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from pyhobbit._overrides import kv_overrides
 from pyhobbit.bench.job import Job, Measured
 from pyhobbit.bench.replay import Replay
 from pyhobbit.stats import peak_rss_bytes
@@ -57,7 +58,7 @@ class Session:
         self.llama = libraries.llama
         self.replay = Replay(libraries.folder)
         self.llama.llama_backend_init()
-        self._overrides = _overrides(self.llama, job.settings)
+        self._overrides = kv_overrides(self.llama, job.settings)
         self.model = self._load(job)
         self.context = self._open(job, n_ctx)
         self.n_vocab = self.llama.llama_vocab_n_tokens(self.llama.llama_model_get_vocab(self.model))
@@ -130,21 +131,6 @@ class Session:
     def close(self) -> None:
         self.llama.llama_free(self.context)
         self.llama.llama_model_free(self.model)
-
-
-def _overrides(llama: Any, settings: dict[str, bool | int | float | str]) -> Any:
-    array = (llama.llama_model_kv_override * (len(settings) + 1))()  # an empty key ends it
-    for entry, (key, value) in zip(array, settings.items(), strict=False):
-        entry.key = key.encode()
-        if isinstance(value, bool):
-            entry.tag, entry.value.val_bool = llama.LLAMA_KV_OVERRIDE_TYPE_BOOL, value
-        elif isinstance(value, int):
-            entry.tag, entry.value.val_i64 = llama.LLAMA_KV_OVERRIDE_TYPE_INT, value
-        elif isinstance(value, float):
-            entry.tag, entry.value.val_f64 = llama.LLAMA_KV_OVERRIDE_TYPE_FLOAT, value
-        else:
-            entry.tag, entry.value.val_str = llama.LLAMA_KV_OVERRIDE_TYPE_STR, value.encode()
-    return array
 
 
 class Counters:
