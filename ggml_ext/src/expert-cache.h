@@ -58,6 +58,9 @@ class expert_cache {
     // What a read failed with, if one did.
     status error() const { return loader_.error(); }
 
+    // The slot that holds the expert. REQUIRES: resident.
+    uint32_t slot(expert_id id, uint32_t tier) const { return sets_[tier]->slot(id); }
+
     // The part's weights as ggml lays them out, of the type that the index says. REQUIRES: pinned, and the part is
     // there.
     char *                data(expert_id id, uint32_t tier, uint32_t part) const;

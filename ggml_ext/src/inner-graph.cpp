@@ -8,7 +8,7 @@ namespace hobbit {
 
 // Room in a graph. Its leaves are counted apart from its nodes; a call of add_* takes no more than the reserve of
 // either.
-static constexpr size_t GRAPH_SIZE = 8192;
+static constexpr size_t GRAPH_SIZE = 1024;
 static constexpr size_t RESERVE    = GGML_MAX_SRC;
 
 inner_graph::inner_graph(ggml_backend_t backend) : backend_(backend) {
@@ -32,7 +32,7 @@ void inner_graph::reset() {
 }
 
 bool inner_graph::reserve(const scratch_sizes & sizes) {
-    if (sizes.gathered <= sizes_.gathered && sizes.product <= sizes_.product && sizes.rows <= sizes_.rows) {
+    if (sizes.fits(sizes_)) {
         return true;
     }
     GGML_ASSERT(empty());
@@ -65,10 +65,12 @@ ggml_tensor * inner_graph::leaf(const ggml_tensor * tensor) {
     return copy;
 }
 
-ggml_tensor * inner_graph::matrix_leaf(const matrix & m) {
-    ggml_tensor * t = ggml_new_tensor_2d(ctx_, m.type, m.n_in, m.n_out);
-    t->data         = m.data;
-    t->buffer       = m.buffer;
+ggml_tensor * inner_graph::matrices_leaf(const matrices & weights, int32_t first, int32_t last) {
+    ggml_tensor * t = ggml_new_tensor_3d(ctx_, weights.type, weights.n_in, weights.n_out, last - first + 1);
+    t->nb[2]        = weights.stride;
+    t->nb[3]        = weights.stride * size_t(t->ne[2]);
+    t->data         = weights.data + size_t(first) * weights.stride;
+    t->buffer       = weights.buffer;
     n_leaves_++;
     return t;
 }
@@ -122,35 +124,59 @@ static bool rows_are_even(const ggml_tensor * t) {
     return (t->ne[2] == 1 || t->nb[2] == t->ne[1] * t->nb[1]) && (t->ne[3] == 1 || t->nb[3] == t->ne[2] * t->nb[2]);
 }
 
-void inner_graph::add_product(const matrix & weight, const ggml_tensor * src, const std::vector<int32_t> & src_rows,
-                              const ggml_tensor * dst, const std::vector<int32_t> & dst_rows) {
-    GGML_ASSERT(src_rows.size() == dst_rows.size() && rows_are_even(src) && rows_are_even(dst));
-    GGML_ASSERT(src->type == GGML_TYPE_F32 && dst->type == GGML_TYPE_F32);
+ggml_tensor * inner_graph::add_product(const ggml_tensor * matmul, ggml_tensor * weights, ggml_tensor * src,
+                                       ggml_tensor * ids) {
+    ggml_tensor * product = ggml_mul_mat_id(ctx_, weights, src, ids);
+    std::memcpy(product->op_params, matmul->op_params, sizeof(product->op_params));
+    return product;
+}
 
-    ggml_tensor * w = matrix_leaf(weight);
-    if (src_rows.size() == 1) {
-        ggml_tensor * product = ggml_mul_mat(ctx_, w, rows_leaf(src, src_rows[0], 1));
-        std::memcpy(product->op_params, dst->op_params, sizeof(product->op_params));
-        product->data   = static_cast<char *>(dst->data) + dst_rows[0] * dst->nb[1];
-        product->buffer = dst->buffer;
+void inner_graph::add_matmul(const ggml_tensor * matmul, const matrices & weights,
+                             const std::vector<served_row> & rows) {
+    const ggml_tensor * src      = matmul->src[1];
+    const int64_t       n_used   = matmul->ne[1];
+    const int64_t       n_tokens = matmul->ne[2];
+    const int64_t       n        = int64_t(rows.size());
+    GGML_ASSERT(rows_are_even(src) && rows_are_even(matmul));
+    GGML_ASSERT(src->type == GGML_TYPE_F32 && matmul->type == GGML_TYPE_F32);
+
+    const auto    by_matrix = [](const served_row & a, const served_row & b) { return a.matrix < b.matrix; };
+    const auto    ends      = std::minmax_element(rows.begin(), rows.end(), by_matrix);
+    const int32_t first     = ends.first->matrix;
+    ggml_tensor * w         = matrices_leaf(weights, first, ends.second->matrix);
+
+    if (n == n_used * n_tokens) {
+        std::vector<int32_t> matrix(rows.size());
+        for (const served_row & r : rows) {
+            matrix[r.row] = r.matrix - first;
+        }
+        ggml_tensor * ids     = ggml_reshape_2d(ctx_, row_numbers(matrix), n_used, n_tokens);
+        ggml_tensor * product = add_product(matmul, w, leaf(src), ids);
+        std::copy(matmul->nb, matmul->nb + GGML_MAX_DIMS, product->nb);
+        product->data   = matmul->data;
+        product->buffer = matmul->buffer;
         add_node(product);
         return;
     }
 
-    // of the one matrix, as llama.cpp multiplies the rows of each expert: a MUL_MAT may take another kernel for many
-    // rows
-    const int64_t n        = int64_t(src_rows.size());
-    ggml_tensor * gathered = ggml_get_rows(ctx_, rows_leaf(src, 0, ggml_nrows(src)), row_numbers(src_rows));
+    std::vector<int32_t> matrix;
+    std::vector<int32_t> from; // the input has a row per token, or one per selection
+    std::vector<int32_t> to;
+    for (const served_row & r : rows) {
+        matrix.push_back(r.matrix - first);
+        from.push_back(int32_t(r.row / n_used * src->ne[1] + r.row % n_used % src->ne[1]));
+        to.push_back(r.row);
+    }
+    ggml_tensor * gathered = ggml_get_rows(ctx_, rows_leaf(src, 0, ggml_nrows(src)), row_numbers(from));
     place(gathered, 0);
-    ggml_tensor * first   = ggml_reshape_2d(ctx_, row_numbers(std::vector<int32_t>(n, 0)), 1, n);
-    ggml_tensor * product = ggml_mul_mat_id(ctx_, w, ggml_reshape_3d(ctx_, gathered, gathered->ne[0], 1, n), first);
-    std::memcpy(product->op_params, dst->op_params, sizeof(product->op_params));
+    ggml_tensor * ids     = ggml_reshape_2d(ctx_, row_numbers(matrix), 1, n);
+    ggml_tensor * product = add_product(matmul, w, ggml_reshape_3d(ctx_, gathered, gathered->ne[0], 1, n), ids);
     place(product, sizes_.gathered);
     GGML_ASSERT(ggml_nbytes(gathered) <= sizes_.gathered && ggml_nbytes(product) <= sizes_.product);
 
-    ggml_tensor * rows      = ggml_reshape_2d(ctx_, product, product->ne[0], n);
-    ggml_tensor * scattered = ggml_set_rows(ctx_, rows_leaf(dst, 0, ggml_nrows(dst)), rows, row_numbers(dst_rows));
-    scattered->buffer       = dst->buffer;
+    ggml_tensor * flat      = ggml_reshape_2d(ctx_, product, product->ne[0], n);
+    ggml_tensor * scattered = ggml_set_rows(ctx_, rows_leaf(matmul, 0, ggml_nrows(matmul)), flat, row_numbers(to));
+    scattered->buffer       = matmul->buffer;
     add_node(scattered);
 }
 

@@ -9,12 +9,21 @@
 
 namespace hobbit {
 
-// Scratch memory of inner graphs on the compute device. An operation may use all of it, since a graph's operations run
-// one after the other; the row numbers must keep their place until the graph has run.
-struct scratch_sizes {
-    size_t gathered = 0; // bytes: most rows of an expert times its widest input
-    size_t product  = 0; // bytes: most rows of an expert times its widest output
-    size_t rows     = 0; // row numbers in one graph
+// Equal weight matrices, evenly spaced in the memory of the compute device.
+struct matrices {
+    ggml_type             type;
+    int64_t               n_in;
+    int64_t               n_out;
+    char *                data;   // of number 0, which need not exist
+    size_t                stride; // bytes
+    ggml_backend_buffer_t buffer;
+};
+
+// A row that a matmul over experts computes, numbered rank + token * n_used, and the number of the matrix that serves
+// it.
+struct served_row {
+    int32_t row;
+    int32_t matrix;
 };
 
 // Collects operations on tensors of an outer graph and runs them, in the order given, as a graph of its own on the
@@ -33,6 +42,20 @@ class inner_graph {
 
     ggml_backend_t backend() const { return backend_; }
 
+    // The scratch memory, on the compute device. An operation may use all of it, since a graph's operations run one
+    // after the other; the row numbers must keep their place until the graph has run.
+    struct scratch_sizes {
+        size_t gathered = 0; // bytes of input rows
+        size_t product  = 0; // bytes of output rows
+        size_t rows     = 0; // row numbers in one graph
+
+        bool fits(const scratch_sizes & room) const {
+            return gathered <= room.gathered && product <= room.product && rows <= room.rows;
+        }
+    };
+
+    const scratch_sizes & scratch() const { return sizes_; }
+
     // Grows the scratch memory if it is smaller; false when the device has no room. REQUIRES: empty(), to grow.
     bool reserve(const scratch_sizes & sizes);
 
@@ -44,23 +67,13 @@ class inner_graph {
     // Repeats an operation of the outer graph, into the same memory.
     void add_copy(const ggml_tensor * node);
 
-    // A contiguous weight matrix in the memory of the compute device.
-    struct matrix {
-        ggml_type             type;
-        int64_t               n_in;
-        int64_t               n_out;
-        char *                data;
-        ggml_backend_buffer_t buffer;
-    };
+    // Computes rows of an outer MUL_MAT_ID from other weights, in the kernel that computes it outside. All of its rows
+    // are computed in place; some are gathered, multiplied and scattered, for which the scratch memory must have room.
+    // REQUIRES: each row once; a matrix's rows one after the other, in their order; the rows of the outer tensors are
+    // evenly spaced.
+    void add_matmul(const ggml_tensor * matmul, const matrices & weights, const std::vector<served_row> & rows);
 
-    // Row dst_rows[i] of dst = weight x row src_rows[i] of src. Both are float tensors of the outer graph, their rows
-    // numbered through the higher dimensions; dst's operation parameters (the precision) apply.
-    // One row is computed in place, as llama.cpp does; several are gathered, multiplied and scattered.
-    // REQUIRES: the rows of each tensor are evenly spaced; reserve() allowed for them.
-    void add_product(const matrix & weight, const ggml_tensor * src, const std::vector<int32_t> & src_rows,
-                     const ggml_tensor * dst, const std::vector<int32_t> & dst_rows);
-
-    // Row numbers that add_product keeps for each row.
+    // Row numbers that add_matmul keeps for each row.
     static constexpr size_t row_numbers_per_row = 3;
 
     // Runs what was added and empties the graph.
@@ -71,9 +84,10 @@ class inner_graph {
 
   private:
     ggml_tensor * leaf(const ggml_tensor * tensor);
-    ggml_tensor * matrix_leaf(const matrix & m);
+    ggml_tensor * matrices_leaf(const matrices & weights, int32_t first, int32_t last);
     ggml_tensor * rows_leaf(const ggml_tensor * tensor, int64_t first, int64_t n);
     ggml_tensor * row_numbers(const std::vector<int32_t> & rows);
+    ggml_tensor * add_product(const ggml_tensor * matmul, ggml_tensor * weights, ggml_tensor * src, ggml_tensor * ids);
     void          place(ggml_tensor * tensor, size_t scratch_offset);
     void          add_node(ggml_tensor * node);
 

@@ -100,20 +100,21 @@ void loader::change_demands(ptrdiff_t change) {
 
 void loader::submit(load_state & state, uint32_t part, const part_location & location, char * dst,
                     load_urgency urgency) {
-    {
-        std::lock_guard<std::mutex> lock(mutex_);
-        if (state.requested & part_bit(part)) {
-            if (urgency == load_urgency::demand) {
-                promote(state, part);
-            }
-        } else if (error_.ok()) {
-            state.requested |= part_bit(part);
-            if (urgency == load_urgency::demand) {
-                change_demands(1);
-            }
-            (urgency == load_urgency::demand ? demand_ : prefetch_).push_back({ &state, part, location, dst });
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (state.requested & part_bit(part)) {
+        if (urgency == load_urgency::demand) {
+            promote(state, part);
         }
+        return; // no thread is woken: most of what is asked for is there
     }
+    if (!error_.ok()) {
+        return;
+    }
+    state.requested |= part_bit(part);
+    if (urgency == load_urgency::demand) {
+        change_demands(1);
+    }
+    (urgency == load_urgency::demand ? demand_ : prefetch_).push_back({ &state, part, location, dst });
     work_.notify_one();
 }
 
@@ -129,6 +130,7 @@ void loader::promote(const load_state & state, uint32_t part) {
         demand_.push_back(*it);
         prefetch_.erase(it);
         change_demands(1);
+        work_.notify_one();
     }
 }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <numeric>
 #include <set>
 
 namespace hobbit {
@@ -168,7 +169,7 @@ status moe_executor::begin_layer(const stage & st, const ggml_tensor * last, inn
     layer_.rows         = batch_.rows(layer_.routing.n_tokens);
     stats_.layers_computed++;
     plan();
-    return {};
+    return reserve(inner);
 }
 
 // What a report says of the time before: when the layer has run, the router's input has been overwritten.
@@ -261,17 +262,6 @@ status moe_executor::end_layer(const ggml_tensor * output, inner_graph & inner) 
 //
 
 status moe_executor::run_stage(const stage & st, inner_graph & inner) {
-    if (layer_.routing.n_tokens > 1) {
-        const status s = flush(inner); // the scratch memory is one stage's
-        if (!s.ok()) {
-            return s;
-        }
-    }
-    if (!reserve(st, inner)) {
-        return status::error(
-            format("%s has no memory left for the rows of %lld tokens: use a smaller batch (--ubatch-size)",
-                   ggml_backend_name(inner.backend()), (long long) layer_.routing.n_tokens));
-    }
     for (const ggml_tensor * matmul : st.matmuls) {
         const status s = clear_skipped(matmul, inner);
         if (!s.ok()) {
@@ -327,73 +317,108 @@ status moe_executor::look_ahead(inner_graph & inner) {
 
 // Experts that have arrived are computed while the others are on their way.
 status moe_executor::run_wave(const stage & st, const std::vector<const planned_use *> & wave, inner_graph & inner) {
-    std::vector<const planned_use *> missing;
-    for (const planned_use * use : wave) {
-        if (!cache_.arrived(use->id, use->tier, st.parts)) {
-            missing.push_back(use);
-            continue;
+    std::vector<const planned_use *> missing = wave;
+    while (true) {
+        const auto first_missing = std::stable_partition(missing.begin(), missing.end(), [&](const planned_use * use) {
+            return cache_.arrived(use->id, use->tier, st.parts);
+        });
+        status     s             = add_products(st, { missing.begin(), first_missing }, inner);
+        missing.erase(missing.begin(), first_missing);
+        if (!s.ok() || missing.empty()) {
+            return s;
         }
-        const status s = add_products(st, *use, inner);
+        s = flush(inner);
+        if (s.ok()) {
+            s = cache_.wait(missing.front()->id, missing.front()->tier, st.parts);
+        }
         if (!s.ok()) {
             return s;
         }
     }
-    for (const planned_use * use : missing) {
-        status s;
-        if (!cache_.arrived(use->id, use->tier, st.parts)) {
-            s = flush(inner);
+}
+
+status moe_executor::add_products(const stage & st, const std::vector<const planned_use *> & uses,
+                                  inner_graph & inner) {
+    for (const ggml_tensor * matmul : st.matmuls) {
+        const uint32_t part = expert_of(matmul).part;
+        // those of one tier, at the same place in their slots
+        std::map<char *, std::vector<const planned_use *>> alike;
+        for (const planned_use * use : uses) {
+            char * data = cache_.data(use->id, use->tier, part);
+            alike[data - cache_.slot(use->id, use->tier) * cache_.slot_size(use->tier)].push_back(use);
         }
-        if (s.ok()) {
-            s = cache_.wait(use->id, use->tier, st.parts);
-        }
-        if (s.ok()) {
-            s = add_products(st, *use, inner);
-        }
-        if (!s.ok()) {
-            return s;
+        for (const auto & [data, experts] : alike) {
+            const status s = add_matmul(matmul, data, experts, inner);
+            if (!s.ok()) {
+                return s;
+            }
         }
     }
     return {};
 }
 
-status moe_executor::add_products(const stage & st, const planned_use & use, inner_graph & inner) {
-    std::vector<int32_t> src_rows(use.selections.size());
-    for (const ggml_tensor * matmul : st.matmuls) {
+// One operation for all, or for as many at a time as the scratch memory has room for.
+status moe_executor::add_matmul(const ggml_tensor * matmul, char * data, const std::vector<const planned_use *> & uses,
+                                inner_graph & inner) {
+    const expert_tensor & expert = expert_of(matmul);
+    const uint32_t        tier   = uses.front()->tier;
+    const matrix_shape &  shape  = index_.layer(expert.layer).shapes[expert.part];
+    const ggml_type       type   = index_.locate(tier, expert.layer, expert.part, uses.front()->id.expert).type;
+    const matrices weights       = { type, shape.n_in, shape.n_out, data, cache_.slot_size(tier), cache_.buffer(tier) };
+
+    const size_t n_rows = std::accumulate(uses.begin(), uses.end(), size_t(0),
+                                          [](size_t n, const planned_use * use) { return n + use->selections.size(); });
+    const size_t room   = n_rows == layer_.routing.experts.size() ? n_rows : rows_at_once();
+
+    std::vector<served_row> rows;
+    for (size_t i = 0; i < uses.size(); i++) {
+        const int32_t slot = int32_t(cache_.slot(uses[i]->id, tier));
+        for (const int32_t row : uses[i]->selections) {
+            rows.push_back({ row, slot });
+        }
+        if (i + 1 < uses.size() && rows.size() + uses[i + 1]->selections.size() <= room) {
+            continue;
+        }
         if (inner.full()) {
             const status s = flush(inner);
             if (!s.ok()) {
                 return s;
             }
         }
-        // the input has a row per token, or one per selection
-        const ggml_tensor * src = matmul->src[1];
-        for (size_t i = 0; i < src_rows.size(); i++) {
-            const int64_t token = use.selections[i] / layer_.routing.n_used;
-            const int64_t rank  = use.selections[i] % layer_.routing.n_used;
-            src_rows[i]         = int32_t(token * src->ne[1] + rank % src->ne[1]);
-        }
-        const uint32_t            part   = expert_of(matmul).part;
-        const part_location &     at     = index_.locate(use.tier, layer_.routing.layer, part, use.id.expert);
-        const matrix_shape &      shape  = index_.layer(layer_.routing.layer).shapes[part];
-        const inner_graph::matrix weight = { at.type, shape.n_in, shape.n_out, cache_.data(use.id, use.tier, part),
-                                             cache_.buffer(use.tier) };
-        inner.add_product(weight, src, src_rows, matmul, use.selections);
+        inner.add_matmul(matmul, weights, rows);
+        rows.clear();
     }
     return {};
 }
 
-bool moe_executor::reserve(const stage & st, inner_graph & inner) const {
-    scratch_sizes sizes;
-    if (layer_.routing.n_tokens > 1) {
-        for (const ggml_tensor * matmul : st.matmuls) {
-            sizes.gathered =
-                std::max(sizes.gathered, size_t(layer_.routing.n_tokens * matmul->src[1]->ne[0]) * sizeof(float));
-            sizes.product = std::max(sizes.product, size_t(layer_.routing.n_tokens * matmul->ne[0]) * sizeof(float));
+// Rows that are gathered for one operation: those of any one expert, and enough to be worth it.
+size_t moe_executor::rows_at_once() const {
+    constexpr int64_t enough = 64;
+    return size_t(std::max(layer_.routing.n_tokens, enough));
+}
+
+// Scratch memory for all matmuls of the layer.
+status moe_executor::reserve(inner_graph & inner) {
+    const layer_shape &        layer = index_.layer(layer_.routing.layer);
+    inner_graph::scratch_sizes sizes;
+    for (uint32_t part = 0; part < PART_COUNT; part++) {
+        if (layer.parts & part_bit(part)) {
+            const matrix_shape & shape  = layer.shapes[part];
+            sizes.gathered              = std::max(sizes.gathered, rows_at_once() * size_t(shape.n_in) * sizeof(float));
+            sizes.product               = std::max(sizes.product, rows_at_once() * size_t(shape.n_out) * sizeof(float));
+            sizes.rows                 += inner_graph::row_numbers_per_row * layer_.routing.experts.size();
         }
-        sizes.rows = inner_graph::row_numbers_per_row * st.matmuls.size() *
-                     size_t(layer_.routing.n_tokens * layer_.routing.n_used);
     }
-    return inner.reserve(sizes);
+    if (sizes.fits(inner.scratch())) {
+        return {};
+    }
+    const status s = flush(inner);
+    if (s.ok() && !inner.reserve(sizes)) {
+        return status::error(
+            format("%s has no memory left for the rows of %lld tokens: use a smaller batch (--ubatch-size)",
+                   ggml_backend_name(inner.backend()), (long long) layer_.routing.n_tokens));
+    }
+    return s;
 }
 
 // A skipped expert adds nothing to its token.

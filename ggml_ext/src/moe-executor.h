@@ -88,14 +88,17 @@ class moe_executor {
     status run_waves(const stage & s, inner_graph & inner);
     status look_ahead(inner_graph & inner);
     status run_wave(const stage & s, const std::vector<const planned_use *> & wave, inner_graph & inner);
-    status add_products(const stage & s, const planned_use & use, inner_graph & inner);
+    status add_products(const stage & s, const std::vector<const planned_use *> & uses, inner_graph & inner);
+    status add_matmul(const ggml_tensor * matmul, char * data, const std::vector<const planned_use *> & uses,
+                      inner_graph & inner);
+    size_t rows_at_once() const;
     status clear_skipped(const ggml_tensor * tensor, inner_graph & inner);
     void   renormalize(const ggml_tensor * output) const;
     void   release_held();
 
     status run(ggml_cgraph * graph, inner_graph & inner);
     status flush(inner_graph & inner);
-    bool   reserve(const stage & s, inner_graph & inner) const;
+    status reserve(inner_graph & inner);
 
     const expert_index & index_;
     expert_cache &       cache_;

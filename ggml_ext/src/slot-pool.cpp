@@ -4,6 +4,8 @@
 #include "file-reader.h"
 #include "ggml.h"
 
+#include <sys/mman.h>
+
 namespace hobbit {
 
 slot_pool::~slot_pool() {
@@ -24,6 +26,7 @@ status slot_pool::allocate(ggml_backend_buffer_type_t buft, size_t slot_size, ui
     base_       = static_cast<char *>(ggml_backend_buffer_get_base(buffer_));
     base_      += (file_reader::alignment - uintptr_t(base_) % file_reader::alignment) % file_reader::alignment;
     slot_size_  = slot_size;
+    madvise(base_, size, MADV_HUGEPAGE);
     n_slots_    = n_slots;
     return {};
 }
