@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: MIT
 #include "expert-cache.h"
 
+#include "weight-layout.h"
+
 #include <algorithm>
+#include <map>
 
 namespace hobbit {
 
@@ -34,10 +37,32 @@ expert_cache::tier_layout expert_cache::lay_out(uint32_t tier) const {
     return layout;
 }
 
-status expert_cache::allocate(uint32_t tier, ggml_backend_buffer_type_t buft, uint32_t n_slots, uint32_t floor,
+// The first layout that the device has for any part is that of all parts that can have it.
+ggml_backend_buffer_type_t expert_cache::choose_packed(uint32_t tier, ggml_backend_dev_t device) {
+    ggml_backend_buffer_type_t chosen = nullptr;
+    packed_parts_[tier].assign(loads_[tier].size(), 0);
+    for (uint32_t layer = 0; device && layer < index_.n_layers(); layer++) {
+        const layer_shape & shape = index_.layer(layer);
+        for (uint32_t part = 0; part < PART_COUNT; part++) {
+            std::map<ggml_type, bool> is_packed;
+            for (uint32_t e = 0; (shape.parts & part_bit(part)) && e < shape.n_experts; e++) {
+                const ggml_type type = index_.locate(tier, layer, part, e).type;
+                if (is_packed.count(type) == 0) {
+                    const auto layout = packed_layout(device, type, shape.shapes[part], shape.n_experts);
+                    chosen            = chosen ? chosen : layout;
+                    is_packed[type]   = layout && layout == chosen;
+                }
+                packed_parts_[tier][index_of({ layer, e })] |= is_packed[type] ? part_bit(part) : 0;
+            }
+        }
+    }
+    return chosen;
+}
+
+status expert_cache::allocate(uint32_t tier, const pool_place & place, uint32_t n_slots, uint32_t floor,
                               cache_policy & policy) {
     sets_[tier].emplace(uint32_t(index_.n_layers()), n_experts_, tier, n_slots, floor, policy);
-    return pools_[tier].allocate(buft, layouts_[tier].slot_size, n_slots);
+    return pools_[tier].allocate(place.buft, choose_packed(tier, place.packing), layouts_[tier].slot_size, n_slots);
 }
 
 bool expert_cache::holds(expert_id id, uint32_t tier, uint32_t parts) const {
@@ -81,8 +106,12 @@ char * expert_cache::slot_of(expert_id id, uint32_t tier, uint32_t part) const {
 void expert_cache::submit(expert_id id, uint32_t tier, uint32_t parts, load_urgency urgency) {
     for (uint32_t part = 0; part < PART_COUNT; part++) {
         if (parts & part_bit(part)) {
-            loader_.submit(load(id, tier), part, index_.locate(tier, id.layer, part, id.expert),
-                           slot_of(id, tier, part), urgency);
+            part_target target = { slot_of(id, tier, part) };
+            if (is_packed(id, tier, part)) {
+                target.packed = pools_[tier].packed();
+                target.shape  = index_.layer(id.layer).shapes[part];
+            }
+            loader_.submit(load(id, tier), part, index_.locate(tier, id.layer, part, id.expert), target, urgency);
         }
     }
 }
@@ -102,7 +131,12 @@ status expert_cache::wait(expert_id id, uint32_t tier, uint32_t parts) {
 
 char * expert_cache::data(expert_id id, uint32_t tier, uint32_t part) const {
     GGML_ASSERT(sets_[tier]->is_pinned(id));
-    return slot_of(id, tier, part) + loader::data_offset(index_.locate(tier, id.layer, part, id.expert));
+    const size_t before = loader::data_offset(index_.locate(tier, id.layer, part, id.expert));
+    return slot_of(id, tier, part) + (is_packed(id, tier, part) ? 0 : before);
+}
+
+ggml_backend_buffer_t expert_cache::buffer(expert_id id, uint32_t tier, uint32_t part) const {
+    return is_packed(id, tier, part) ? pools_[tier].packed() : pools_[tier].buffer();
 }
 
 void expert_cache::release(expert_id id, uint32_t tier) {

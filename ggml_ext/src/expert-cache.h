@@ -34,10 +34,14 @@ class expert_cache {
     // Bytes of a slot that holds any expert of the tier.
     size_t slot_size(uint32_t tier) const { return layouts_[tier].slot_size; }
 
+    struct pool_place {
+        ggml_backend_buffer_type_t buft;
+        ggml_backend_dev_t         packing = nullptr; // keeps weights in this device's own layouts, where it has one
+    };
+
     // Gives the tier a pool. A tier without one must not be acquired. The policy, which serves all tiers, must outlive
     // the cache; for `floor` see resident_set.
-    status allocate(uint32_t tier, ggml_backend_buffer_type_t buft, uint32_t n_slots, uint32_t floor,
-                    cache_policy & policy);
+    status allocate(uint32_t tier, const pool_place & place, uint32_t n_slots, uint32_t floor, cache_policy & policy);
 
     uint32_t n_slots(uint32_t tier) const { return pools_[tier].n_slots(); }
 
@@ -61,10 +65,10 @@ class expert_cache {
     // The slot that holds the expert. REQUIRES: resident.
     uint32_t slot(expert_id id, uint32_t tier) const { return sets_[tier]->slot(id); }
 
-    // The part's weights as ggml lays them out, of the type that the index says. REQUIRES: pinned, and the part is
-    // there.
+    // The part's weights, of the type that the index says, in the layout of buffer()'s type. REQUIRES: pinned, and the
+    // part is there.
     char *                data(expert_id id, uint32_t tier, uint32_t part) const;
-    ggml_backend_buffer_t buffer(uint32_t tier) const { return pools_[tier].buffer(); }
+    ggml_backend_buffer_t buffer(expert_id id, uint32_t tier, uint32_t part) const;
 
     // Undoes one acquire, once nothing asked for is on the way any more.
     void release(expert_id id, uint32_t tier);
@@ -91,17 +95,22 @@ class expert_cache {
         uint32_t  tier;
     };
 
-    const load_state & load(expert_id id, uint32_t tier) const {
-        return loads_[tier][size_t(id.layer) * n_experts_ + id.expert];
-    }
-    load_state & load(expert_id id, uint32_t tier) { return loads_[tier][size_t(id.layer) * n_experts_ + id.expert]; }
+    size_t index_of(expert_id id) const { return size_t(id.layer) * n_experts_ + id.expert; }
 
-    char *      slot_of(expert_id id, uint32_t tier, uint32_t part) const;
-    tier_layout lay_out(uint32_t tier) const;
-    bool        insert(expert_id id, uint32_t tier, resident_set::pressure how);
-    void        submit(expert_id id, uint32_t tier, uint32_t parts, load_urgency urgency);
-    void        reap_prefetches();
-    void        drop_prefetches();
+    const load_state & load(expert_id id, uint32_t tier) const { return loads_[tier][index_of(id)]; }
+    load_state &       load(expert_id id, uint32_t tier) { return loads_[tier][index_of(id)]; }
+
+    bool is_packed(expert_id id, uint32_t tier, uint32_t part) const {
+        return packed_parts_[tier][index_of(id)] & part_bit(part);
+    }
+
+    char *                     slot_of(expert_id id, uint32_t tier, uint32_t part) const;
+    tier_layout                lay_out(uint32_t tier) const;
+    ggml_backend_buffer_type_t choose_packed(uint32_t tier, ggml_backend_dev_t device);
+    bool                       insert(expert_id id, uint32_t tier, resident_set::pressure how);
+    void                       submit(expert_id id, uint32_t tier, uint32_t parts, load_urgency urgency);
+    void                       reap_prefetches();
+    void                       drop_prefetches();
 
     const expert_index & index_;
     loader &             loader_;
@@ -112,8 +121,9 @@ class expert_cache {
     std::array<tier_layout, TIER_COUNT>                 layouts_;
     std::array<slot_pool, TIER_COUNT>                   pools_;
     std::array<std::optional<resident_set>, TIER_COUNT> sets_;
-    std::array<std::vector<load_state>, TIER_COUNT>     loads_;      // [tier][layer * n_experts + expert], fixed size
-    std::vector<tier_expert>                            prefetched_; // pinned once each, until there or cancelled
+    std::array<std::vector<load_state>, TIER_COUNT>     loads_;  // [tier][layer * n_experts + expert], fixed size
+    std::array<std::vector<uint32_t>, TIER_COUNT> packed_parts_; // [tier][layer * n_experts + expert], part_bit mask
+    std::vector<tier_expert>                      prefetched_;   // pinned once each, until there or cancelled
 };
 
 } // namespace hobbit

@@ -178,14 +178,15 @@ status hobbit_model::prepare(uint64_t model_bytes, uint32_t n_batch) {
 }
 
 status hobbit_model::allocate_pools(const pool_plan & plan) {
-    const ggml_backend_buffer_type_t buft   = ggml_backend_cpu_buffer_type();
-    const pool_demand                wanted = demand();
+    ggml_backend_dev_t             cpu    = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+    const expert_cache::pool_place place  = { ggml_backend_cpu_buffer_type(), settings_.pack ? cpu : nullptr };
+    const pool_demand              wanted = demand();
     for (uint32_t tier = 0; tier < index_.n_tiers(); tier++) {
         if (plan.n_slots[tier] == 0) {
             continue;
         }
         const uint32_t floor = even_floor(plan.n_slots[tier], uint32_t(index_.n_layers()), wanted.n_used);
-        const status   s     = cache_->allocate(tier, buft, plan.n_slots[tier], floor, *policy_);
+        const status   s     = cache_->allocate(tier, place, plan.n_slots[tier], floor, *policy_);
         if (!s.ok()) {
             return s;
         }

@@ -71,6 +71,7 @@ ggml_tensor * inner_graph::matrices_leaf(const matrices & weights, int32_t first
     t->nb[3]        = weights.stride * size_t(t->ne[2]);
     t->data         = weights.data + size_t(first) * weights.stride;
     t->buffer       = weights.buffer;
+    ggml_backend_buffer_init_tensor(weights.buffer, t); // names the kernels of a packed layout
     n_leaves_++;
     return t;
 }

@@ -1,9 +1,17 @@
 // SPDX-License-Identifier: MIT
 #include "loader.h"
 
+#include "weight-layout.h"
+
 #include <algorithm>
+#include <functional>
 
 namespace hobbit {
+
+// The first address from p on that direct I/O may read into.
+static char * aligned(char * p) {
+    return p + (file_reader::alignment - uintptr_t(p) % file_reader::alignment) % file_reader::alignment;
+}
 
 loader::loader(file_reader & reader, stats & stats, uint32_t n_threads) : reader_(reader), stats_(stats) {
     for (uint32_t i = 0; i < n_threads; i++) {
@@ -23,42 +31,56 @@ loader::~loader() {
 }
 
 // Demands first; a prefetch only while the disk has nothing else to do.
-bool loader::next_request(request & next) {
+bool loader::next_chunk(chunk & next) {
     if (!demand_.empty()) {
         next = demand_.front();
         demand_.pop_front();
-        return true;
-    }
-    if (prefetch_.empty() || prefetching_ || n_demands_ > 0) {
+    } else if (!prefetch_.empty() && !prefetching_ && n_demands_ == 0) {
+        next = prefetch_.front();
+        prefetch_.pop_front();
+        prefetching_ = next;
+    } else {
         return false;
     }
-    next = prefetch_.front();
-    prefetch_.pop_front();
-    prefetching_ = next;
+    next.state->begun |= part_bit(next.part);
     return true;
 }
 
 void loader::run() {
+    std::vector<char>            staging;
     std::unique_lock<std::mutex> lock(mutex_);
     while (true) {
-        request next;
-        work_.wait(lock, [&] { return stop_ || next_request(next); });
+        chunk next;
+        work_.wait(lock, [&] { return stop_ || next_chunk(next); });
         if (stop_) {
             return;
         }
 
         lock.unlock();
-        const part_location & at     = next.location;
-        const size_t          before = data_offset(at);
-        const status          result =
-            reader_.read_at(at.file, at.offset - before, aligned_span(at), before + at.size, next.dst);
+        const status result = read(next, staging);
         lock.lock();
         finish(next, result);
     }
 }
 
-void loader::finish(const request & done, const status & result) {
-    const size_t size         = aligned_span(done.location);
+status loader::read(const chunk & next, std::vector<char> & staging) {
+    const part_location at     = next.location();
+    const size_t        before = data_offset(at);
+    const size_t        span   = aligned_span(at);
+    char *              dst    = next.dst;
+    if (next.packed) {
+        staging.resize(std::max(staging.size(), span + file_reader::alignment));
+        dst = aligned(staging.data());
+    }
+    const status s = reader_.read_at(at.file, at.offset - before, span, before + at.size, dst);
+    if (s.ok() && next.packed) {
+        pack_rows(next.packed, next.type, next.rows, dst + before, next.dst);
+    }
+    return s;
+}
+
+void loader::finish(const chunk & done, const status & result) {
+    const size_t size         = aligned_span(done.location());
     const bool   was_prefetch = prefetching_ && prefetching_->state == done.state && prefetching_->part == done.part;
     if (was_prefetch) {
         prefetching_.reset();
@@ -66,13 +88,34 @@ void loader::finish(const request & done, const status & result) {
         change_demands(-1);
     }
     if (result.ok()) {
-        done.state->arrived     |= part_bit(done.part);
         stats_.bytes_read       += size;
         stats_.bytes_prefetched += was_prefetch ? size : 0;
-    } else {
-        done.state->requested &= ~part_bit(done.part);
-        fail(result);
     }
+    end_chunk(done, result.ok());
+    if (!result.ok()) {
+        fail(result);
+    } else if (was_prefetch) {
+        work_.notify_one(); // the next prefetch may begin
+    }
+}
+
+// The last chunk decides about its part.
+void loader::end_chunk(const chunk & ended, bool ok) {
+    load_state &   state = *ended.state;
+    const uint32_t bit   = part_bit(ended.part);
+    if (!ok) {
+        state.failed |= bit;
+    }
+    if (--state.n_chunks[ended.part] > 0) {
+        return;
+    }
+    if (state.failed & bit) {
+        state.requested &= ~bit;
+    } else {
+        state.arrived |= bit;
+    }
+    state.begun  &= ~bit;
+    state.failed &= ~bit;
     progress_.notify_all();
 }
 
@@ -81,12 +124,13 @@ void loader::fail(const status & error) {
         error_ = error;
     }
     change_demands(-ptrdiff_t(demand_.size()));
-    for (std::deque<request> * queue : { &demand_, &prefetch_ }) {
-        for (const request & dropped : *queue) {
-            dropped.state->requested &= ~part_bit(dropped.part);
+    for (std::deque<chunk> * queue : { &demand_, &prefetch_ }) {
+        for (const chunk & dropped : *queue) {
+            end_chunk(dropped, false);
         }
         queue->clear();
     }
+    progress_.notify_all();
 }
 
 void loader::change_demands(ptrdiff_t change) {
@@ -98,7 +142,34 @@ void loader::change_demands(ptrdiff_t change) {
     n_demands_     += size_t(change);
 }
 
-void loader::submit(load_state & state, uint32_t part, const part_location & location, char * dst,
+// Chunks that are read straight into their place begin where direct I/O may begin.
+void loader::split(const chunk & whole, const part_target & target, std::deque<chunk> & queue) {
+    const uint64_t end = whole.offset + whole.size;
+    if (!target.packed) {
+        const uint64_t first = whole.offset - data_offset(whole.location());
+        for (uint64_t at = first; at < end; at += chunk_size) {
+            chunk c  = whole;
+            c.offset = std::max(at, whole.offset);
+            c.size   = size_t(std::min(at + chunk_size, end) - c.offset);
+            c.dst    = target.data + (at - first);
+            queue.push_back(c);
+        }
+        return;
+    }
+    const size_t  row_size = ggml_row_size(whole.type, target.shape.n_in);
+    const int64_t n_rows   = rows_per_chunk(chunk_size, row_size);
+    for (int64_t row = 0; row < target.shape.n_out; row += n_rows) {
+        chunk c  = whole;
+        c.packed = target.packed;
+        c.rows   = { target.shape.n_in, std::min(n_rows, target.shape.n_out - row) };
+        c.offset = whole.offset + uint64_t(row) * row_size;
+        c.size   = size_t(c.rows.n_out) * row_size;
+        c.dst    = target.data + size_t(row) * row_size;
+        queue.push_back(c);
+    }
+}
+
+void loader::submit(load_state & state, uint32_t part, const part_location & location, const part_target & target,
                     load_urgency urgency) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (state.requested & part_bit(part)) {
@@ -110,36 +181,47 @@ void loader::submit(load_state & state, uint32_t part, const part_location & loc
     if (!error_.ok()) {
         return;
     }
-    state.requested |= part_bit(part);
-    if (urgency == load_urgency::demand) {
-        change_demands(1);
+    const bool          is_demand = urgency == load_urgency::demand;
+    std::deque<chunk> & queue     = is_demand ? demand_ : prefetch_;
+    const size_t        n_before  = queue.size();
+    split({ &state, part, location.file, location.offset, location.size, nullptr, nullptr, location.type, {} }, target,
+          queue);
+    state.n_chunks[part]  = uint32_t(queue.size() - n_before);
+    state.requested      |= part_bit(part);
+    if (is_demand) {
+        change_demands(ptrdiff_t(state.n_chunks[part]));
     }
-    (urgency == load_urgency::demand ? demand_ : prefetch_).push_back({ &state, part, location, dst });
-    work_.notify_one();
+    wake(state.n_chunks[part]);
 }
 
-void loader::promote(const load_state & state, uint32_t part) {
-    const auto is_it = [&](const request & r) { return r.state == &state && r.part == part; };
-    if (prefetching_ && is_it(*prefetching_)) {
-        prefetching_.reset();
-        change_demands(1);
-        return;
-    }
-    const auto it = std::find_if(prefetch_.begin(), prefetch_.end(), is_it);
-    if (it != prefetch_.end()) {
-        demand_.push_back(*it);
-        prefetch_.erase(it);
-        change_demands(1);
+// As many threads as there are chunks to begin.
+void loader::wake(size_t n_chunks) {
+    for (size_t i = 0; i < std::min(n_chunks, threads_.size()); i++) {
         work_.notify_one();
     }
 }
 
+void loader::promote(const load_state & state, uint32_t part) {
+    const auto is_it = [&](const chunk & c) { return c.state == &state && c.part == part; };
+    if (prefetching_ && is_it(*prefetching_)) {
+        prefetching_.reset();
+        change_demands(1);
+    }
+    const auto first = std::stable_partition(prefetch_.begin(), prefetch_.end(), std::not_fn(is_it));
+    const auto n     = size_t(prefetch_.end() - first);
+    demand_.insert(demand_.end(), first, prefetch_.end());
+    prefetch_.erase(first, prefetch_.end());
+    change_demands(ptrdiff_t(n));
+    wake(n);
+}
+
 void loader::cancel(load_state & state) {
     std::lock_guard<std::mutex> lock(mutex_);
-    const auto                  first =
-        std::stable_partition(prefetch_.begin(), prefetch_.end(), [&](const request & r) { return r.state != &state; });
+    const auto                  first = std::stable_partition(prefetch_.begin(), prefetch_.end(), [&](const chunk & c) {
+        return c.state != &state || (state.begun & part_bit(c.part));
+    });
     for (auto it = first; it != prefetch_.end(); ++it) {
-        state.requested &= ~part_bit(it->part);
+        end_chunk(*it, false);
     }
     prefetch_.erase(first, prefetch_.end());
     progress_.notify_all();

@@ -3,9 +3,11 @@
 
 #include "expert-index.h"
 #include "file-reader.h"
+#include "ggml-backend.h"
 #include "stats.h"
 #include "status.h"
 
+#include <array>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -22,13 +24,28 @@ namespace hobbit {
 struct load_state {
     uint32_t requested = 0;
     uint32_t arrived   = 0;
+    // of parts on the way
+    uint32_t begun  = 0;
+    uint32_t failed = 0;
+
+    std::array<uint32_t, PART_COUNT> n_chunks = {}; // queued or in flight
+};
+
+// Where a part goes. Without a buffer, data is a multiple of file_reader::alignment and has room for aligned_span() of
+// its location: the file is read straight into it, and the part begins at data_offset(). With one, data lies in a
+// buffer whose type lays out weights in its own way (see weight-layout.h): rows are converted into it as they arrive.
+struct part_target {
+    char *                data;
+    ggml_backend_buffer_t packed = nullptr;
+    matrix_shape          shape  = {}; // of a packed part
 };
 
 enum class load_urgency { demand, prefetch };
 
-// Reads experts' parts from their files into slots, in threads of its own. Demands take all threads. A prefetch begins
-// only when no demand is queued or in flight, and no other prefetch: a demand waits for one read at most. The first
-// error is kept: it is the answer to every wait from then on, what was queued is dropped and nothing more is read.
+// Reads experts' parts from their files into slots, in threads of its own and in chunks, so that several threads read
+// one part. Demands take all threads. A prefetched chunk is read only while no demand is queued or in flight, and no
+// other prefetched one: a demand waits for one chunk at most. The first error is kept: it is the answer to every wait
+// from then on, what was queued is dropped and nothing more is read.
 //
 // Thread-safety: all methods may be called from any thread. The destructor finishes the reads in flight, drops the
 // others and joins the threads.
@@ -41,12 +58,16 @@ class loader {
     loader(const loader &)             = delete;
     loader & operator=(const loader &) = delete;
 
-    // Asks for one part, once: asking again only turns a prefetch that has not arrived into a demand. dst is a multiple
-    // of file_reader::alignment and has room for aligned_span(location); the part then begins at data_offset(location)
-    // in it. After an error nothing is asked for.
-    void submit(load_state & state, uint32_t part, const part_location & location, char * dst, load_urgency urgency);
+    // Bytes that one read takes at most, but for a row group that is larger: more in one read, or more reads at once,
+    // were not faster.
+    static constexpr size_t chunk_size = 512 * 1024;
 
-    // Drops the prefetches that have not begun: these parts then count as not asked for.
+    // Asks for one part, once: asking again only turns a prefetch that has not arrived into a demand. After an error
+    // nothing is asked for.
+    void submit(load_state & state, uint32_t part, const part_location & location, const part_target & target,
+                load_urgency urgency);
+
+    // Drops the prefetches of parts of which nothing was read yet: they then count as not asked for.
     void cancel(load_state & state);
 
     // Blocks until all of `parts` have arrived. REQUIRES: they were asked for, and not cancelled since.
@@ -73,19 +94,32 @@ class loader {
     }
 
   private:
-    struct request {
-        load_state *  state;
-        uint32_t      part;
-        part_location location;
-        char *        dst;
+    // A piece of a part: bytes of the file, and where they go.
+    struct chunk {
+        load_state *          state;
+        uint32_t              part;
+        uint32_t              file;
+        uint64_t              offset;
+        size_t                size;
+        char *                dst;
+        ggml_backend_buffer_t packed;
+        ggml_type             type;
+        matrix_shape          rows; // of a packed chunk
+
+        part_location location() const { return { file, offset, size, type }; }
     };
 
-    void run();
+    static void split(const chunk & whole, const part_target & target, std::deque<chunk> & queue);
+
+    void   run();
+    status read(const chunk & next, std::vector<char> & staging);
 
     // REQUIRES: mutex_ held
-    bool next_request(request & next);
+    bool next_chunk(chunk & next);
     void promote(const load_state & state, uint32_t part);
-    void finish(const request & done, const status & result);
+    void wake(size_t n_chunks);
+    void finish(const chunk & done, const status & result);
+    void end_chunk(const chunk & ended, bool ok);
     void fail(const status & error);
     void change_demands(ptrdiff_t change); // of n_demands_; counts the time until now
 
@@ -93,13 +127,13 @@ class loader {
     stats &       stats_;
 
     mutable std::mutex      mutex_;
-    std::condition_variable work_;     // a request may begin, or stop_
+    std::condition_variable work_;     // a chunk may begin, or stop_
     std::condition_variable progress_; // a part arrived or never will, or error_ was set
     // guarded by mutex_
-    std::deque<request>                   demand_;
-    std::deque<request>                   prefetch_;
-    std::optional<request>                prefetching_;   // in flight, until it arrives or becomes a demand
-    size_t                                n_demands_ = 0; // queued or in flight
+    std::deque<chunk>                     demand_;
+    std::deque<chunk>                     prefetch_;
+    std::optional<chunk>                  prefetching_;   // in flight, until it arrives or becomes a demand
+    size_t                                n_demands_ = 0; // chunks queued or in flight
     std::chrono::steady_clock::time_point counted_until_; // disk_demand_ns, while there are any
     status                                error_;
     bool                                  stop_ = false;

@@ -341,14 +341,23 @@ status moe_executor::add_products(const stage & st, const std::vector<const plan
                                   inner_graph & inner) {
     for (const ggml_tensor * matmul : st.matmuls) {
         const uint32_t part = expert_of(matmul).part;
-        // those of one tier, at the same place in their slots
-        std::map<char *, std::vector<const planned_use *>> alike;
+        // those of one type, at the same place in the slots of one tier
+        std::map<std::pair<char *, ggml_type>, std::vector<const planned_use *>> alike;
         for (const planned_use * use : uses) {
-            char * data = cache_.data(use->id, use->tier, part);
-            alike[data - cache_.slot(use->id, use->tier) * cache_.slot_size(use->tier)].push_back(use);
+            char *          data = cache_.data(use->id, use->tier, part);
+            const ggml_type type = index_.locate(use->tier, use->id.layer, part, use->id.expert).type;
+            alike[{ data - cache_.slot(use->id, use->tier) * cache_.slot_size(use->tier), type }].push_back(use);
         }
-        for (const auto & [data, experts] : alike) {
-            const status s = add_matmul(matmul, data, experts, inner);
+        for (const auto & [place, experts] : alike) {
+            const matrix_shape & shape   = index_.layer(layer_.routing.layer).shapes[part];
+            const planned_use *  any     = experts.front();
+            const matrices       weights = { place.second,
+                                             shape.n_in,
+                                             shape.n_out,
+                                             place.first,
+                                             cache_.slot_size(any->tier),
+                                             cache_.buffer(any->id, any->tier, part) };
+            const status         s       = add_matmul(matmul, weights, experts, inner);
             if (!s.ok()) {
                 return s;
             }
@@ -358,21 +367,15 @@ status moe_executor::add_products(const stage & st, const std::vector<const plan
 }
 
 // One operation for all, or for as many at a time as the scratch memory has room for.
-status moe_executor::add_matmul(const ggml_tensor * matmul, char * data, const std::vector<const planned_use *> & uses,
-                                inner_graph & inner) {
-    const expert_tensor & expert = expert_of(matmul);
-    const uint32_t        tier   = uses.front()->tier;
-    const matrix_shape &  shape  = index_.layer(expert.layer).shapes[expert.part];
-    const ggml_type       type   = index_.locate(tier, expert.layer, expert.part, uses.front()->id.expert).type;
-    const matrices weights       = { type, shape.n_in, shape.n_out, data, cache_.slot_size(tier), cache_.buffer(tier) };
-
+status moe_executor::add_matmul(const ggml_tensor * matmul, const matrices & weights,
+                                const std::vector<const planned_use *> & uses, inner_graph & inner) {
     const size_t n_rows = std::accumulate(uses.begin(), uses.end(), size_t(0),
                                           [](size_t n, const planned_use * use) { return n + use->selections.size(); });
     const size_t room   = n_rows == layer_.routing.experts.size() ? n_rows : rows_at_once();
 
     std::vector<served_row> rows;
     for (size_t i = 0; i < uses.size(); i++) {
-        const int32_t slot = int32_t(cache_.slot(uses[i]->id, tier));
+        const int32_t slot = int32_t(cache_.slot(uses[i]->id, uses[i]->tier));
         for (const int32_t row : uses[i]->selections) {
             rows.push_back({ row, slot });
         }

@@ -89,8 +89,8 @@ class moe_executor {
     status look_ahead(inner_graph & inner);
     status run_wave(const stage & s, const std::vector<const planned_use *> & wave, inner_graph & inner);
     status add_products(const stage & s, const std::vector<const planned_use *> & uses, inner_graph & inner);
-    status add_matmul(const ggml_tensor * matmul, char * data, const std::vector<const planned_use *> & uses,
-                      inner_graph & inner);
+    status add_matmul(const ggml_tensor * matmul, const matrices & weights,
+                      const std::vector<const planned_use *> & uses, inner_graph & inner);
     size_t rows_at_once() const;
     status clear_skipped(const ggml_tensor * tensor, inner_graph & inner);
     void   renormalize(const ggml_tensor * output) const;

@@ -60,6 +60,8 @@ status settings::apply_number(const std::string & key, double value) {
         memory = uint64_t(value);
     } else if (key == "hobbit.pools") {
         pools = uint64_t(value);
+    } else if (key == "hobbit.pack") {
+        pack = value != 0;
     } else if (key == "hobbit.io_threads") {
         io_threads = uint32_t(std::min(value, 1e6)); // check() has the real bound
     } else {

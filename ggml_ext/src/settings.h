@@ -41,6 +41,7 @@ struct settings {
     uint64_t              memory     = 0;    // 0: computed
     uint64_t              pools      = 0;    // 0: follows from memory
     double                low_share  = -1.0; // negative: follows from the thresholds
+    bool                  pack       = true;
     uint32_t              io_threads = 4;
 
     // Applies the caller's settings; an unknown key or a value out of range is an error.

@@ -77,7 +77,7 @@ struct engine {
         const uint32_t slots[] = { n_high, n_low };
         for (uint32_t tier = 0; tier < TIER_COUNT; tier++) {
             if (slots[tier] > 0) {
-                REQUIRE(cache.allocate(tier, ggml_backend_cpu_buffer_type(), slots[tier], 1, *policy).ok());
+                REQUIRE(cache.allocate(tier, { ggml_backend_cpu_buffer_type() }, slots[tier], 1, *policy).ok());
             }
         }
     }

@@ -76,7 +76,7 @@ struct cache_of {
     ~cache_of() { l.reset(); } // before the cache, whose memory its threads write into
 
     void allocate(uint32_t tier, uint32_t n_slots) {
-        REQUIRE(cache.allocate(tier, ggml_backend_cpu_buffer_type(), n_slots, 0, *policy).ok());
+        REQUIRE(cache.allocate(tier, { ggml_backend_cpu_buffer_type() }, n_slots, 0, *policy).ok());
     }
 
     // Makes the expert resident, whole, and unpins it.
@@ -243,7 +243,9 @@ TEST_CASE("the tiers have pools of their own") {
     c.load({ 0, 1 }, TIER_HIGH); // in both now
     CHECK(c.cache.holds({ 0, 1 }, TIER_LOW, ALL));
     CHECK_FALSE(c.cache.holds({ 0, 0 }, TIER_HIGH, 0));
-    CHECK(c.cache.buffer(TIER_HIGH) != c.cache.buffer(TIER_LOW));
+    c.cache.acquire({ 0, 2 }, TIER_LOW);
+    CHECK(c.cache.buffer({ 0, 1 }, TIER_HIGH, PART_UP) != c.cache.buffer({ 0, 2 }, TIER_LOW, PART_UP));
+    c.cache.release({ 0, 2 }, TIER_LOW);
 }
 
 TEST_CASE("an error of reading reaches wait, and everything may be released") {

@@ -44,8 +44,8 @@ TEST_CASE("what was asked for arrives where it was asked for") {
     load_state  state;
     loader      l(reader, counters, 1);
 
-    l.submit(state, PART_UP, block_at(7), memory[0], load_urgency::demand);
-    l.submit(state, PART_DOWN, block_at(9), memory[1], load_urgency::demand);
+    l.submit(state, PART_UP, block_at(7), { memory[0] }, load_urgency::demand);
+    l.submit(state, PART_DOWN, block_at(9), { memory[1] }, load_urgency::demand);
     CHECK(l.requested(state) == (part_bit(PART_UP) | part_bit(PART_DOWN)));
     CHECK_FALSE(l.arrived(state, part_bit(PART_UP)));
 
@@ -72,7 +72,7 @@ TEST_CASE("a part that begins within a block is read with the blocks around it")
     const part_location location = { 0, BLOCK + 100, BLOCK + 4, GGML_TYPE_F32 };
     CHECK(loader::data_offset(location) == 100);
     CHECK(loader::aligned_span(location) == 2 * BLOCK);
-    l.submit(state, PART_UP, location, memory[0], load_urgency::demand);
+    l.submit(state, PART_UP, location, { memory[0] }, load_urgency::demand);
     CHECK(l.wait(state, part_bit(PART_UP)).ok());
     CHECK(reader.begun() == std::vector<uint64_t>{ BLOCK });
     CHECK(memory[0][100] == 1);
@@ -103,11 +103,11 @@ TEST_CASE("a demand overtakes every prefetch that has not begun") {
     load_state  states[4];
     loader      l(reader, counters, 1);
 
-    l.submit(states[0], PART_UP, block_at(0), memory[0], load_urgency::prefetch);
+    l.submit(states[0], PART_UP, block_at(0), { memory[0] }, load_urgency::prefetch);
     reader.wait_begun(1); // in flight: cannot be overtaken any more
-    l.submit(states[1], PART_UP, block_at(1), memory[1], load_urgency::prefetch);
-    l.submit(states[2], PART_UP, block_at(2), memory[2], load_urgency::prefetch);
-    l.submit(states[3], PART_UP, block_at(3), memory[3], load_urgency::demand);
+    l.submit(states[1], PART_UP, block_at(1), { memory[1] }, load_urgency::prefetch);
+    l.submit(states[2], PART_UP, block_at(2), { memory[2] }, load_urgency::prefetch);
+    l.submit(states[3], PART_UP, block_at(3), { memory[3] }, load_urgency::demand);
     reader.open_gate();
     CHECK(reader.wait_begun(4) == std::vector<uint64_t>{ 0, 3 * BLOCK, 1 * BLOCK, 2 * BLOCK });
     for (load_state & state : states) {
@@ -123,12 +123,12 @@ TEST_CASE("a prefetch asked for again as a demand is promoted, and read once") {
     loader      l(reader, counters, 1);
 
     for (size_t i = 0; i < 4; i++) {
-        l.submit(states[i], PART_UP, block_at(i), memory[i], load_urgency::prefetch);
+        l.submit(states[i], PART_UP, block_at(i), { memory[i] }, load_urgency::prefetch);
     }
     reader.wait_begun(1);
-    l.submit(states[3], PART_UP, block_at(3), memory[3], load_urgency::demand);
-    l.submit(states[0], PART_UP, block_at(0), memory[0], load_urgency::demand);   // in flight already
-    l.submit(states[2], PART_UP, block_at(2), memory[2], load_urgency::prefetch); // changes nothing
+    l.submit(states[3], PART_UP, block_at(3), { memory[3] }, load_urgency::demand);
+    l.submit(states[0], PART_UP, block_at(0), { memory[0] }, load_urgency::demand);   // in flight already
+    l.submit(states[2], PART_UP, block_at(2), { memory[2] }, load_urgency::prefetch); // changes nothing
     reader.open_gate();
     for (load_state & state : states) {
         CHECK(l.wait(state, part_bit(PART_UP)).ok());
@@ -145,11 +145,11 @@ TEST_CASE("one prefetch is in flight at a time, and none beside a demand") {
     loader      l(reader, counters, 4);
 
     for (size_t i = 0; i < 3; i++) {
-        l.submit(states[i], PART_UP, block_at(i), memory[i], load_urgency::prefetch);
+        l.submit(states[i], PART_UP, block_at(i), { memory[i] }, load_urgency::prefetch);
     }
     reader.wait_begun(1);
-    l.submit(states[3], PART_UP, block_at(3), memory[3], load_urgency::demand);
-    l.submit(states[4], PART_UP, block_at(4), memory[4], load_urgency::demand);
+    l.submit(states[3], PART_UP, block_at(3), { memory[3] }, load_urgency::demand);
+    l.submit(states[4], PART_UP, block_at(4), { memory[4] }, load_urgency::demand);
     reader.wait_begun(3); // both demands at once, beside the read in flight
     reader.open_gate();
     for (load_state & state : states) {
@@ -168,7 +168,7 @@ TEST_CASE("cancel drops the prefetches not begun, which may be asked for again")
     load_state  states[2];
     loader      l(reader, counters, 1);
     const auto  submit = [&](size_t i, uint32_t part, size_t block, load_urgency urgency) {
-        l.submit(states[i], part, block_at(block), memory[block], urgency);
+        l.submit(states[i], part, block_at(block), { memory[block] }, urgency);
     };
 
     submit(0, PART_GATE, 0, load_urgency::prefetch);
@@ -204,9 +204,9 @@ TEST_CASE("cancel leaves demands alone, and prefetches that have become one") {
     load_state  states[3];
     loader      l(reader, counters, 1);
     for (size_t i = 0; i < 3; i++) {
-        l.submit(states[i], PART_UP, block_at(i), memory[i], i == 1 ? load_urgency::demand : load_urgency::prefetch);
+        l.submit(states[i], PART_UP, block_at(i), { memory[i] }, i == 1 ? load_urgency::demand : load_urgency::prefetch);
     }
-    l.submit(states[2], PART_UP, block_at(2), memory[2], load_urgency::demand);
+    l.submit(states[2], PART_UP, block_at(2), { memory[2] }, load_urgency::demand);
     for (load_state & state : states) {
         l.cancel(state);
     }
@@ -221,8 +221,8 @@ TEST_CASE("a state that was cancelled wholly is settled at once") {
     blocks      memory(2);
     load_state  states[2];
     loader      l(reader, counters, 1);
-    l.submit(states[0], PART_UP, block_at(0), memory[0], load_urgency::demand);
-    l.submit(states[1], PART_UP, block_at(1), memory[1], load_urgency::prefetch);
+    l.submit(states[0], PART_UP, block_at(0), { memory[0] }, load_urgency::demand);
+    l.submit(states[1], PART_UP, block_at(1), { memory[1] }, load_urgency::prefetch);
     std::thread waiter([&] { l.settle(states[1]); });
     l.cancel(states[1]);
     waiter.join(); // while the gate is closed
@@ -242,19 +242,19 @@ TEST_CASE("a prefetch counts as a demand from the moment it is demanded") {
     loader      l(reader, counters, 3);
 
     // read ahead: no demand at all
-    l.submit(states[0], PART_UP, block_at(0), memory[0], load_urgency::prefetch);
+    l.submit(states[0], PART_UP, block_at(0), { memory[0] }, load_urgency::prefetch);
     reader.let(1);
     l.settle(states[0]);
     CHECK(counters.bytes_prefetched == BLOCK);
     CHECK(counters.disk_demand_ns == 0);
 
     // demanded in flight, and before: both hold further prefetches back
-    l.submit(states[1], PART_UP, block_at(1), memory[1], load_urgency::prefetch);
+    l.submit(states[1], PART_UP, block_at(1), { memory[1] }, load_urgency::prefetch);
     reader.wait_begun(2);
-    l.submit(states[2], PART_UP, block_at(2), memory[2], load_urgency::prefetch);
-    l.submit(states[3], PART_UP, block_at(3), memory[3], load_urgency::prefetch);
-    l.submit(states[1], PART_UP, block_at(1), memory[1], load_urgency::demand);
-    l.submit(states[3], PART_UP, block_at(3), memory[3], load_urgency::demand);
+    l.submit(states[2], PART_UP, block_at(2), { memory[2] }, load_urgency::prefetch);
+    l.submit(states[3], PART_UP, block_at(3), { memory[3] }, load_urgency::prefetch);
+    l.submit(states[1], PART_UP, block_at(1), { memory[1] }, load_urgency::demand);
+    l.submit(states[3], PART_UP, block_at(3), { memory[3] }, load_urgency::demand);
     CHECK(reader.wait_begun(3) == std::vector<uint64_t>{ 0, BLOCK, 3 * BLOCK });
     const auto start = std::chrono::steady_clock::now();
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
@@ -277,13 +277,13 @@ TEST_CASE("after an error nothing is on the way, and states can be given up") {
     load_state  states[4];
     loader      l(reader, counters, 1);
     reader.fail_at(0, "the disk is gone");
-    l.submit(states[0], PART_UP, block_at(0), memory[0], load_urgency::prefetch);
+    l.submit(states[0], PART_UP, block_at(0), { memory[0] }, load_urgency::prefetch);
     reader.wait_begun(1);
-    l.submit(states[1], PART_UP, block_at(1), memory[1], load_urgency::prefetch);
-    l.submit(states[2], PART_UP, block_at(2), memory[2], load_urgency::demand);
+    l.submit(states[1], PART_UP, block_at(1), { memory[1] }, load_urgency::prefetch);
+    l.submit(states[2], PART_UP, block_at(2), { memory[2] }, load_urgency::demand);
     reader.open_gate();
     CHECK(l.wait(states[2], part_bit(PART_UP)).message() == "the disk is gone");
-    l.submit(states[3], PART_UP, block_at(3), memory[3], load_urgency::prefetch);
+    l.submit(states[3], PART_UP, block_at(3), { memory[3] }, load_urgency::prefetch);
     for (load_state & state : states) {
         l.settle(state);
         CHECK(l.settled(state));
@@ -302,16 +302,16 @@ TEST_CASE("a part that has arrived is not read again, until it was reset") {
     reader.open_gate();
     loader l(reader, counters, 1);
 
-    l.submit(state, PART_UP, block_at(5), memory[0], load_urgency::demand);
+    l.submit(state, PART_UP, block_at(5), { memory[0] }, load_urgency::demand);
     CHECK(l.wait(state, part_bit(PART_UP)).ok());
-    l.submit(state, PART_UP, block_at(5), memory[0], load_urgency::demand);
+    l.submit(state, PART_UP, block_at(5), { memory[0] }, load_urgency::demand);
     CHECK(l.wait(state, part_bit(PART_UP)).ok());
     CHECK(reader.begun().size() == 1);
 
     l.reset(state);
     CHECK(l.requested(state) == 0);
     CHECK_FALSE(l.arrived(state, part_bit(PART_UP)));
-    l.submit(state, PART_UP, block_at(6), memory[0], load_urgency::demand);
+    l.submit(state, PART_UP, block_at(6), { memory[0] }, load_urgency::demand);
     CHECK(l.wait(state, part_bit(PART_UP)).ok());
     CHECK(reader.begun().size() == 2);
     CHECK(*memory[0] == 6);
@@ -326,7 +326,7 @@ TEST_CASE("an error reaches every waiter, and nothing is read after it") {
     reader.fail_at(1 * BLOCK, "the disk is gone");
 
     for (size_t i = 0; i < 3; i++) {
-        l->submit(states[i], PART_UP, block_at(i), memory[i], load_urgency::demand);
+        l->submit(states[i], PART_UP, block_at(i), { memory[i] }, load_urgency::demand);
     }
     std::vector<std::string> answers(3);
     std::vector<std::thread> waiters;
@@ -339,7 +339,7 @@ TEST_CASE("an error reaches every waiter, and nothing is read after it") {
     }
     CHECK(answers == std::vector<std::string>(3, "the disk is gone"));
 
-    l->submit(states[3], PART_UP, block_at(3), memory[3], load_urgency::demand);
+    l->submit(states[3], PART_UP, block_at(3), { memory[3] }, load_urgency::demand);
     CHECK(l->wait(states[3], part_bit(PART_UP)).message() == "the disk is gone");
     CHECK(l->wait(states[0], part_bit(PART_UP)).message() == "the disk is gone"); // although it had arrived
     l.reset();
@@ -356,7 +356,7 @@ TEST_CASE("of several errors the first one stays") {
     loader           l(reader, counters, N);
     for (size_t i = 0; i < N; i++) {
         reader.fail_at(i * BLOCK, "error " + std::to_string(i));
-        l.submit(states[i], PART_UP, block_at(i), memory[i], load_urgency::demand);
+        l.submit(states[i], PART_UP, block_at(i), { memory[i] }, load_urgency::demand);
     }
     reader.wait_begun(N); // all in flight: each will report its own
     reader.let(1);
@@ -376,7 +376,7 @@ TEST_CASE("the destructor lets the read in flight end and drops those queued") {
     std::deque<load_state> states(20000);
     auto                   l = std::make_unique<loader>(reader, counters, 1);
     for (load_state & state : states) {
-        l->submit(state, PART_UP, block_at(1), memory[0], load_urgency::demand);
+        l->submit(state, PART_UP, block_at(1), { memory[0] }, load_urgency::demand);
     }
     reader.wait_begun(1);
 
@@ -410,7 +410,7 @@ TEST_CASE("several threads wait for several parts") {
     load_state  states[6];
     loader      l(reader, counters, 3);
     for (size_t i = 0; i < 6; i++) {
-        l.submit(states[i], PART_DOWN, block_at(i + 1), memory[i], load_urgency::demand);
+        l.submit(states[i], PART_DOWN, block_at(i + 1), { memory[i] }, load_urgency::demand);
     }
     std::vector<char>        seen(6, 0);
     std::vector<std::thread> waiters;
@@ -436,8 +436,8 @@ TEST_CASE("waiting for the disk is counted, waiting for nothing is not; times do
     load_state  states[2];
     const auto  start = std::chrono::steady_clock::now();
     loader      l(reader, counters, 2);
-    l.submit(states[0], PART_UP, block_at(0), memory[0], load_urgency::demand);
-    l.submit(states[1], PART_UP, block_at(1), memory[1], load_urgency::demand);
+    l.submit(states[0], PART_UP, block_at(0), { memory[0] }, load_urgency::demand);
+    l.submit(states[1], PART_UP, block_at(1), { memory[1] }, load_urgency::demand);
     reader.wait_begun(2);
     std::thread waiter([&] { CHECK(l.wait(states[0], part_bit(PART_UP)).ok()); });
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
@@ -471,13 +471,13 @@ TEST_CASE("many requests from many threads all arrive") {
                 for (size_t i = 0; i < N_REQUESTS; i++) {
                     const size_t       n       = t * N_REQUESTS + i;
                     const load_urgency urgency = random() % 2 ? load_urgency::demand : load_urgency::prefetch;
-                    l.submit(states[n], PART_UP, block_at(n), memory[n], urgency);
+                    l.submit(states[n], PART_UP, block_at(n), { memory[n] }, urgency);
                     if (random() % 4 == 0) {
                         l.cancel(states[n]);
-                        l.submit(states[n], PART_UP, block_at(n), memory[n], load_urgency::prefetch);
+                        l.submit(states[n], PART_UP, block_at(n), { memory[n] }, load_urgency::prefetch);
                     }
                     if (random() % 4 == 0) {
-                        l.submit(states[n], PART_UP, block_at(n), memory[n], load_urgency::demand);
+                        l.submit(states[n], PART_UP, block_at(n), { memory[n] }, load_urgency::demand);
                         wrong[t] += !l.wait(states[n], part_bit(PART_UP)).ok();
                     }
                 }

@@ -163,7 +163,7 @@ class engine {
 
     void allocate(uint32_t tier, uint32_t n_slots) {
         if (n_slots > 0) {
-            REQUIRE(cache_->allocate(tier, ggml_backend_cpu_buffer_type(), n_slots, 0, policy_).ok());
+            REQUIRE(cache_->allocate(tier, { ggml_backend_cpu_buffer_type() }, n_slots, 0, policy_).ok());
         }
     }
 

@@ -13,7 +13,7 @@ static constexpr size_t SLOT = 2 * file_reader::alignment;
 
 TEST_CASE("slots are aligned and none overlaps another") {
     slot_pool pool;
-    REQUIRE(pool.allocate(ggml_backend_cpu_buffer_type(), SLOT, 5).ok());
+    REQUIRE(pool.allocate(ggml_backend_cpu_buffer_type(), nullptr, SLOT, 5).ok());
     CHECK(pool.n_slots() == 5);
     CHECK(pool.slot_size() == SLOT);
     for (uint32_t slot = 0; slot < 5; slot++) {
@@ -28,7 +28,7 @@ TEST_CASE("slots are aligned and none overlaps another") {
 
 TEST_CASE("the slots lie in the pool's buffer") {
     slot_pool pool;
-    REQUIRE(pool.allocate(ggml_backend_cpu_buffer_type(), SLOT, 3).ok());
+    REQUIRE(pool.allocate(ggml_backend_cpu_buffer_type(), nullptr, SLOT, 3).ok());
     const char * base = static_cast<const char *>(ggml_backend_buffer_get_base(pool.buffer()));
     CHECK(pool.data(0) >= base);
     CHECK(pool.data(2) + SLOT <= base + ggml_backend_buffer_get_size(pool.buffer()));
@@ -36,7 +36,7 @@ TEST_CASE("the slots lie in the pool's buffer") {
 
 TEST_CASE("too large a pool is an error that says what to do") {
     slot_pool    pool;
-    const status s = pool.allocate(ggml_backend_cpu_buffer_type(), size_t(1) << 46, 4096); // 2^58 bytes
+    const status s = pool.allocate(ggml_backend_cpu_buffer_type(), nullptr, size_t(1) << 46, 4096); // 2^58 bytes
     REQUIRE_FALSE(s.ok());
     CHECK(s.message().find("cannot allocate") != std::string::npos);
     CHECK(s.message().find("--pools") != std::string::npos);

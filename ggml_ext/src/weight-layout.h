@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include "expert-index.h"
+#include "ggml-backend.h"
+
+#include <cstddef>
+#include <cstdint>
+
+namespace hobbit {
+
+// A device may multiply weights faster in a layout of its own ("repacked" weights: ggml's extra buffer types). Such a
+// layout takes the bytes that the file's takes and keeps row groups in their order, so a matrix is converted in pieces.
+//
+// Thread-safety: all functions may be called from any thread.
+
+// The buffer type in whose layout llama.cpp would keep experts of this type and shape on `device`; null: as in the
+// file.
+ggml_backend_buffer_type_t packed_layout(ggml_backend_dev_t device, ggml_type type, const matrix_shape & shape,
+                                         uint32_t n_experts);
+
+// Rows that are converted at once, in about `n_bytes`: whole row groups of every layout.
+int64_t rows_per_chunk(size_t n_bytes, size_t row_size);
+
+// Converts rows as the file has them to `dst`, which lies in `buffer`.
+void pack_rows(ggml_backend_buffer_t buffer, ggml_type type, const matrix_shape & rows, const char * src, char * dst);
+
+} // namespace hobbit
