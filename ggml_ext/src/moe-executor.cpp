@@ -261,6 +261,8 @@ status moe_executor::end_layer(const ggml_tensor * output, inner_graph & inner) 
 // run
 //
 
+// Pins as many experts as the pools hold, computes those that have arrived while the others are on their way, and lets
+// them go where others wait for a slot.
 status moe_executor::run_stage(const stage & st, inner_graph & inner) {
     for (const ggml_tensor * matmul : st.matmuls) {
         const status s = clear_skipped(matmul, inner);
@@ -268,73 +270,94 @@ status moe_executor::run_stage(const stage & st, inner_graph & inner) {
             return s;
         }
     }
-    return held_.empty() ? run_waves(st, inner) : run_wave(st, held_, inner);
-}
 
-status moe_executor::run_waves(const stage & st, inner_graph & inner) {
-    const std::vector<planned_use> & uses  = layer_.plan.uses;
-    const bool                       first = layer_.done == st.parts;
-    size_t                           next  = 0;
-    while (next < uses.size()) {
-        std::vector<const planned_use *> wave;
-        for (; next < uses.size() && cache_.acquire(uses[next].id, uses[next].tier); next++) {
-            wave.push_back(&uses[next]);
-            cache_.request(wave.back()->id, wave.back()->tier, st.parts);
+    std::vector<const planned_use *> todo; // the pinned ones first
+    todo.swap(held_);
+    size_t     n_pinned    = todo.size();
+    bool       rest_is_due = layer_.done == st.parts; // in the first stage
+    const auto is_pinned   = [&](const planned_use * use) {
+        const auto end = todo.begin() + ptrdiff_t(n_pinned);
+        return std::find(todo.begin(), end, use) != end;
+    };
+    for (const planned_use & use : layer_.plan.uses) {
+        if (!is_pinned(&use)) {
+            todo.push_back(&use);
         }
-        if (wave.empty()) { // nothing is pinned between waves, but for reads that failed
+    }
+
+    status s;
+    while (s.ok() && !todo.empty()) {
+        n_pinned += pin(st, todo, n_pinned);
+        if (n_pinned == 0) { // nobody else has pinned anything, but for reads that failed
             GGML_ASSERT(!cache_.error().ok());
             return cache_.error();
         }
-        stats_.waves++;
-
-        const bool whole_layer = first && wave.size() == uses.size();
-        if (whole_layer) {
-            held_ = wave;
-            for (const planned_use * use : held_) {
-                cache_.request(use->id, use->tier, index_.layer(layer_.routing.layer).parts);
-            }
-            const status s = look_ahead(inner);
-            return s.ok() ? run_wave(st, wave, inner) : s;
+        const bool all_pinned = n_pinned == todo.size();
+        if (all_pinned && rest_is_due) {
+            s           = begin_rest(todo, inner);
+            rest_is_due = false;
         }
-        status s = run_wave(st, wave, inner);
         if (s.ok()) {
-            s = flush(inner);
+            s = run_arrived(st, todo, n_pinned, !all_pinned, inner);
         }
-        for (const planned_use * use : wave) {
-            cache_.release(use->id, use->tier);
+    }
+    for (size_t i = 0; i < n_pinned; i++) { // after an error
+        cache_.release(todo[i]->id, todo[i]->tier);
+    }
+    return s;
+}
+
+// Pins experts from number n_pinned on, and asks for what the stage needs of them. Returns how many.
+size_t moe_executor::pin(const stage & st, const std::vector<const planned_use *> & uses, size_t n_pinned) {
+    size_t n = n_pinned;
+    for (; n < uses.size() && cache_.acquire(uses[n]->id, uses[n]->tier); n++) {
+        cache_.request(uses[n]->id, uses[n]->tier, st.parts);
+    }
+    stats_.waves += n > n_pinned;
+    return n - n_pinned;
+}
+
+// Nothing of the first stage is left to ask for: the disk goes on with what the last stage needs of the experts that
+// keep their slots until then, and with layers to come.
+status moe_executor::begin_rest(const std::vector<const planned_use *> & pinned, inner_graph & inner) {
+    for (const planned_use * use : pinned) {
+        cache_.request(use->id, use->tier, index_.layer(layer_.routing.layer).parts);
+    }
+    const bool is_whole_layer = pinned.size() == layer_.plan.uses.size();
+    return prefetcher_ && is_whole_layer
+               ? prefetcher_->look_ahead(layer_.routing.layer, layer_.router_input, inner.backend())
+               : status();
+}
+
+// Computes those of the pinned experts, the first in `todo`, that have arrived, at least one, and takes them out. They
+// are held for the stages to come, or, where slots are short, released.
+status moe_executor::run_arrived(const stage & st, std::vector<const planned_use *> & todo, size_t & n_pinned,
+                                 bool slots_are_short, inner_graph & inner) {
+    const auto has_arrived = [&](const planned_use * use) { return cache_.arrived(use->id, use->tier, st.parts); };
+    const auto end         = todo.begin() + ptrdiff_t(n_pinned);
+    if (std::none_of(todo.begin(), end, has_arrived)) {
+        status s = flush(inner);
+        if (s.ok()) {
+            s = cache_.wait(todo.front()->id, todo.front()->tier, st.parts);
         }
         if (!s.ok()) {
             return s;
         }
     }
-    return {};
-}
+    const auto first_missing = std::stable_partition(todo.begin(), end, has_arrived);
 
-// While the demanded experts are on their way.
-status moe_executor::look_ahead(inner_graph & inner) {
-    return prefetcher_ ? prefetcher_->look_ahead(layer_.routing.layer, layer_.router_input, inner.backend()) : status();
-}
-
-// Experts that have arrived are computed while the others are on their way.
-status moe_executor::run_wave(const stage & st, const std::vector<const planned_use *> & wave, inner_graph & inner) {
-    std::vector<const planned_use *> missing = wave;
-    while (true) {
-        const auto first_missing = std::stable_partition(missing.begin(), missing.end(), [&](const planned_use * use) {
-            return cache_.arrived(use->id, use->tier, st.parts);
-        });
-        status     s             = add_products(st, { missing.begin(), first_missing }, inner);
-        missing.erase(missing.begin(), first_missing);
-        if (!s.ok() || missing.empty()) {
-            return s;
-        }
+    const std::vector<const planned_use *> arrived(todo.begin(), first_missing);
+    todo.erase(todo.begin(), first_missing);
+    n_pinned -= arrived.size();
+    held_.insert(held_.end(), arrived.begin(), arrived.end());
+    status s = add_products(st, arrived, inner);
+    if (s.ok() && slots_are_short) {
         s = flush(inner);
         if (s.ok()) {
-            s = cache_.wait(missing.front()->id, missing.front()->tier, st.parts);
-        }
-        if (!s.ok()) {
-            return s;
+            release_held();
         }
     }
+    return s;
 }
 
 status moe_executor::add_products(const stage & st, const std::vector<const planned_use *> & uses,

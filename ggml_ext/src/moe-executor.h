@@ -85,9 +85,10 @@ class moe_executor {
     status end_layer(const ggml_tensor * output, inner_graph & inner);
 
     status run_stage(const stage & s, inner_graph & inner);
-    status run_waves(const stage & s, inner_graph & inner);
-    status look_ahead(inner_graph & inner);
-    status run_wave(const stage & s, const std::vector<const planned_use *> & wave, inner_graph & inner);
+    size_t pin(const stage & s, const std::vector<const planned_use *> & uses, size_t n_pinned);
+    status begin_rest(const std::vector<const planned_use *> & pinned, inner_graph & inner);
+    status run_arrived(const stage & s, std::vector<const planned_use *> & todo, size_t & n_pinned,
+                       bool slots_are_short, inner_graph & inner);
     status add_products(const stage & s, const std::vector<const planned_use *> & uses, inner_graph & inner);
     status add_matmul(const ggml_tensor * matmul, const matrices & weights,
                       const std::vector<const planned_use *> & uses, inner_graph & inner);

@@ -17,8 +17,8 @@ from pathlib import Path
 from pyhobbit.errors import HobbitError
 
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
-_READ_BYTES = 2 << 20
-_READERS = 8
+_READ_BYTES = 512 << 10  # as the loader reads
+_READERS = 4
 
 
 @dataclass(frozen=True)
