@@ -3,7 +3,7 @@
 
 Two builds of libllama cannot live in one process, so tests call `run`, which starts this file with the wanted
 library folder, hands it the plans as JSON, and reads the logits back from an .npz file. What could change the
-arithmetic is fixed: two threads, no weight repacking, no flash attention, one ubatch per batch.
+arithmetic is fixed: two threads, no flash attention, one ubatch per batch, weights repacked only on request.
 
 By hand, 20 greedy tokens after a prompt of three:
 
@@ -82,17 +82,18 @@ def run(
     *,
     kv_f32: bool = False,
     routing: bool = False,
+    repack: bool = False,
 ) -> Result:
     """Decodes every plan with the libllama.so in `lib_dir`. Raises RunError.
 
-    `kv_f32` keeps keys and values in f32 instead of f16.
+    `kv_f32` keeps keys and values in f32 instead of f16, `repack` weights in ggml's repacked layouts.
     """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "logits.npz"
         command = [sys.executable, __file__, "--lib-dir", lib_dir, "--model", model, "--out", out]
         command += ["--plans", json.dumps({name: asdict(plan) for name, plan in plans.items()})]
         command += ["--overrides", json.dumps(overrides or {})]
-        command += ["--kv-f32"] * kv_f32 + ["--routing"] * routing
+        command += ["--kv-f32"] * kv_f32 + ["--routing"] * routing + ["--repack"] * repack
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=quiet_environment()
         )
@@ -143,7 +144,14 @@ class Session:
     """One loaded model; each plan gets a context of its own."""
 
     def __init__(
-        self, lib_dir: Path, path: Path, overrides: dict[str, Override], *, kv_f32: bool, routing: bool
+        self,
+        lib_dir: Path,
+        path: Path,
+        overrides: dict[str, Override],
+        *,
+        kv_f32: bool,
+        routing: bool,
+        repack: bool,
     ) -> None:
         os.environ["LLAMA_CPP_LIB_PATH"] = str(lib_dir)
         import llama_cpp.llama_cpp as llama
@@ -153,7 +161,7 @@ class Session:
         self.recorder = RoutingRecorder(llama, lib_dir) if routing else None
         llama.llama_backend_init()
         params = llama.llama_model_default_params()
-        params.use_extra_bufts = False
+        params.use_extra_bufts = repack
         self._overrides = kv_overrides(llama, overrides)
         params.kv_overrides = self._overrides
         self.model = llama.llama_model_load_from_file(os.fsencode(path), params)
@@ -238,6 +246,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--overrides", type=json.loads, default={})
     parser.add_argument("--kv-f32", action="store_true", help="keys and values in f32 instead of f16")
     parser.add_argument("--routing", action="store_true", help="also record the chosen experts")
+    parser.add_argument("--repack", action="store_true", help="weights in ggml's repacked layouts")
     parser.add_argument("--out", type=Path, required=True)
     return parser
 
@@ -248,7 +257,8 @@ def main(argv: list[str] | None = None) -> int:
     overrides = args.overrides | ({"hobbit.tag": MODEL_TAG} if patched and args.overrides else {})
     arrays: dict[str, Any] = {}
     try:
-        session = Session(args.lib_dir, args.model, overrides, kv_f32=args.kv_f32, routing=args.routing)
+        flags = {"kv_f32": args.kv_f32, "routing": args.routing, "repack": args.repack}
+        session = Session(args.lib_dir, args.model, overrides, **flags)
         for name, plan in args.plans.items():
             arrays[f"logits/{name}"] = session.decode(Plan(**plan))
             if session.recorder:

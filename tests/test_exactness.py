@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import logits
@@ -29,12 +29,13 @@ POOLS = ("all", "half", "smallest", "half, prefetch")
 
 @dataclass(frozen=True)
 class Case:
-    """`plain` is what stock loads, `served` what we load: the same weights."""
+    """`plain` is what stock loads, `served` what we load: the same weights. Both repack, or none does."""
 
     plain: Callable[[], Path]
     served: Callable[[], Path]
     tokens: Callable[[], list[int]]
     n_used: int
+    repack: bool = False
 
 
 def _random_case(arch: str, experts: str = models.MIXED) -> Case:
@@ -65,6 +66,8 @@ CASES: dict[str, Case] = {
     **{arch: _random_case(arch) for arch in random_moe.ARCHS},
     "gpt-oss-mxfp4": _random_case("gpt-oss", "mxfp4"),
 }
+REPACKED = ("tiny-q4_0", "tiny-q4_k", "tiny-sidecar", "qwen3moe", "gpt-oss-mxfp4")
+CASES |= {f"{name}-repacked": replace(CASES[name], repack=True) for name in REPACKED}
 PLAIN = [name for name, case in CASES.items() if case.plain is case.served]
 
 
@@ -91,14 +94,15 @@ def _plans(name: str) -> dict[str, logits.Plan]:
 
 @functools.cache
 def _stock(name: str) -> logits.Result:
-    return logits.run(models.stock_dir(), CASES[name].plain(), _plans(name))
+    return logits.run(models.stock_dir(), CASES[name].plain(), _plans(name), repack=CASES[name].repack)
 
 
 @functools.cache
 def _ours(name: str, pools: str) -> logits.Result:
     settings: dict[str, logits.Override] = {"hobbit.enable": True, "hobbit.pools": _pool_bytes(name, pools)}
     settings["hobbit.prefetch"] = 2 if "prefetch" in pools else 0
-    return logits.run(models.lib_dir(), CASES[name].served(), _plans(name), settings)
+    case = CASES[name]
+    return logits.run(models.lib_dir(), case.served(), _plans(name), settings, repack=case.repack)
 
 
 def _pool_bytes(name: str, pools: str) -> int:
@@ -205,10 +209,18 @@ def test_one_byte_less_than_the_smallest_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_without_settings_a_plain_model_runs_as_in_stock(name: str) -> None:
-    result = logits.run(models.lib_dir(), CASES[name].plain(), _plans(name))
+    case = CASES[name]
+    result = logits.run(models.lib_dir(), case.plain(), _plans(name), repack=case.repack)
     assert not result.info, "the cache was used though nobody asked for it"
     for plan, expected in _stock(name).logits.items():
         _assert_same_bits(result.logits[plan], expected)
+
+
+@pytest.mark.parametrize("name", ["tiny-q4_0"])
+def test_repacked_weights_take_other_kernels(name: str) -> None:
+    """Otherwise the comparisons of repacked cases would prove nothing."""
+    plain, repacked = (_stock(case).logits["decode"] for case in (name, f"{name}-repacked"))
+    assert (plain != repacked).any()
 
 
 def test_a_low_tier_of_the_same_type_computes_the_same() -> None:

@@ -274,7 +274,7 @@ status moe_executor::run_stage(const stage & st, inner_graph & inner) {
     std::vector<const planned_use *> todo; // the pinned ones first
     todo.swap(held_);
     size_t     n_pinned    = todo.size();
-    bool       rest_is_due = layer_.done == st.parts; // in the first stage
+    bool       rest_is_due = layer_.done != index_.layer(layer_.routing.layer).parts;
     const auto is_pinned   = [&](const planned_use * use) {
         const auto end = todo.begin() + ptrdiff_t(n_pinned);
         return std::find(todo.begin(), end, use) != end;
@@ -283,6 +283,10 @@ status moe_executor::run_stage(const stage & st, inner_graph & inner) {
         if (!is_pinned(&use)) {
             todo.push_back(&use);
         }
+    }
+
+    for (size_t i = 0; i < n_pinned; i++) {
+        cache_.request(todo[i]->id, todo[i]->tier, st.parts);
     }
 
     status s;
@@ -294,7 +298,7 @@ status moe_executor::run_stage(const stage & st, inner_graph & inner) {
         }
         const bool all_pinned = n_pinned == todo.size();
         if (all_pinned && rest_is_due) {
-            s           = begin_rest(todo, inner);
+            s           = begin_rest(st, todo, inner);
             rest_is_due = false;
         }
         if (s.ok()) {
@@ -317,13 +321,14 @@ size_t moe_executor::pin(const stage & st, const std::vector<const planned_use *
     return n - n_pinned;
 }
 
-// Nothing of the first stage is left to ask for: the disk goes on with what the last stage needs of the experts that
-// keep their slots until then, and with layers to come.
-status moe_executor::begin_rest(const std::vector<const planned_use *> & pinned, inner_graph & inner) {
+// Nothing of the stage is left to ask for: the disk goes on with what later stages need of the experts that keep their
+// slots until then, and with layers to come.
+status moe_executor::begin_rest(const stage & st, const std::vector<const planned_use *> & pinned,
+                                inner_graph & inner) {
     for (const planned_use * use : pinned) {
         cache_.request(use->id, use->tier, index_.layer(layer_.routing.layer).parts);
     }
-    const bool is_whole_layer = pinned.size() == layer_.plan.uses.size();
+    const bool is_whole_layer = layer_.done == st.parts && pinned.size() == layer_.plan.uses.size();
     return prefetcher_ && is_whole_layer
                ? prefetcher_->look_ahead(layer_.routing.layer, layer_.router_input, inner.backend())
                : status();

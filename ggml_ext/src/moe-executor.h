@@ -86,7 +86,7 @@ class moe_executor {
 
     status run_stage(const stage & s, inner_graph & inner);
     size_t pin(const stage & s, const std::vector<const planned_use *> & uses, size_t n_pinned);
-    status begin_rest(const std::vector<const planned_use *> & pinned, inner_graph & inner);
+    status begin_rest(const stage & s, const std::vector<const planned_use *> & pinned, inner_graph & inner);
     status run_arrived(const stage & s, std::vector<const planned_use *> & todo, size_t & n_pinned,
                        bool slots_are_short, inner_graph & inner);
     status add_products(const stage & s, const std::vector<const planned_use *> & uses, inner_graph & inner);

@@ -69,7 +69,8 @@ struct engine {
     engine(const model_on_disk & m, uint32_t n_high, uint32_t n_low, score_thresholds thresholds = {}) :
         engine(m, n_high, n_low, moe_executor::config{ { thresholds }, false }) {}
 
-    engine(const model_on_disk & m, uint32_t n_high, uint32_t n_low, const moe_executor::config & config) :
+    engine(const model_on_disk & m, uint32_t n_high, uint32_t n_low, const moe_executor::config & config,
+           ggml_backend_dev_t packing = nullptr) :
         policy(make_lru(m)),
         cache(m.index, *l, counters),
         executor(m.index, cache, *policy, nullptr, config, counters) {
@@ -77,7 +78,8 @@ struct engine {
         const uint32_t slots[] = { n_high, n_low };
         for (uint32_t tier = 0; tier < TIER_COUNT; tier++) {
             if (slots[tier] > 0) {
-                REQUIRE(cache.allocate(tier, { ggml_backend_cpu_buffer_type() }, slots[tier], 1, *policy).ok());
+                REQUIRE(
+                    cache.allocate(tier, { ggml_backend_cpu_buffer_type(), packing }, slots[tier], 1, *policy).ok());
             }
         }
     }
@@ -106,13 +108,14 @@ struct engine {
 
 // The layer with plain tensors that hold one of the tiers.
 inline rows stock(const model_on_disk & m, const layer_input & input, uint32_t tier, uint32_t layer = 0,
-                  bool bias = false) {
+                  bool bias = false, ggml_backend_buffer_type_t buft = ggml_backend_cpu_buffer_type()) {
     layer_graph       graph(m.shape, input, bias);
     const std::string suffix = tier == TIER_HIGH ? "" : ".low.0";
     const ggml_type   type   = tier == TIER_HIGH ? m.shape.high : m.shape.low;
-    graph.set_plain([&](const std::string & part) {
+    const auto        weight = [&](const std::string & part) {
         return plain_weight{ type, m.file.data(moe_model::name(layer, part, suffix)) };
-    });
+    };
+    graph.set_plain(weight, buft);
     cpu_backend cpu;
     REQUIRE(ggml_backend_graph_compute(cpu.backend, graph.graph) == GGML_STATUS_SUCCESS);
     return graph.output();

@@ -122,13 +122,14 @@ class layer_graph {
     layer_graph & operator=(const layer_graph &) = delete;
 
     // `weight` is given the part: "gate", "up", "gate_up" or "down".
-    void set_plain(const std::function<plain_weight(const std::string &)> & weight) {
+    void set_plain(const std::function<plain_weight(const std::string &)> & weight,
+                   ggml_backend_buffer_type_t                               buft = ggml_backend_cpu_buffer_type()) {
         std::vector<plain_weight> contents;
         for (const matmul & m : matmuls_) {
             contents.push_back(weight(m.part));
             set_weight(m, contents.back().type);
         }
-        weights_buffer_ = ggml_backend_alloc_ctx_tensors_from_buft(weights_, ggml_backend_cpu_buffer_type());
+        weights_buffer_ = ggml_backend_alloc_ctx_tensors_from_buft(weights_, buft);
         for (size_t i = 0; i < matmuls_.size(); i++) {
             ggml_backend_tensor_set(matmuls_[i].node->src[0], contents[i].bytes.data(), 0, contents[i].bytes.size());
         }
