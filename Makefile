@@ -27,7 +27,7 @@ CMAKE_FILES    := CMakeLists.txt $(wildcard cmake/*.cmake) vendor/unpack.py vend
 NATIVE_SOURCES := $(shell find ggml_ext patches tests/cpp -type f) pyhobbit/_native_build.py
 CXX_SOURCES    := $(filter %.cpp %.h,$(NATIVE_SOURCES))
 
-.PHONY: build test demo stock sanitize ctest lint format deps clean
+.PHONY: build test demo stock sanitize ctest lint format deps clean server-suite reference
 .DELETE_ON_ERROR:
 
 build: build/.installed
@@ -115,6 +115,18 @@ build/%/.passed: .venv/.tools $(CMAKE_FILES) $(NATIVE_SOURCES)
 	cmake --build build/$*
 	setarch --addr-no-randomize ctest --test-dir build/$* --output-on-failure --no-tests=error
 	touch $@
+
+# llama.cpp's own tests of its server, on upstream's and on ours; minutes, so not part of `test`
+server-suite: build stock
+	python tests/server_suite/run.py
+
+#
+# documentation
+#
+
+# The reference of the Python interface, as HTML.
+reference: build/.installed
+	python -P docs/reference.py build/reference
 
 #
 # demonstration

@@ -15,14 +15,21 @@ from pathlib import Path
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     from pyhobbit.convert.options import Options, usable_cores
+    from pyhobbit.model_path import add_model_arguments
 
     parser.epilog = (
         "All tensors but the routed experts keep MODEL's type. A checkpoint is read as f16, as f32 or bf16 "
         "if --high is that, in its own 16-bit type if --high is anything else."
     )
     option = parser.add_argument
-    option("model", type=Path, metavar="MODEL", help="a GGUF, single or split, or a Hugging Face checkpoint")
-    option("-o", "--output", type=Path, metavar="OUT", help="default: MODEL-hobbit.gguf beside MODEL")
+    add_model_arguments(parser, "a GGUF, single or split, or a folder with a Hugging Face checkpoint")
+    option(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="OUT",
+        help="default: MODEL-hobbit.gguf beside MODEL; with --hf-repo in this folder",
+    )
     option("--low", metavar="TYPE", default=Options.low, help="type of the low tier (default: %(default)s)")
     option(
         "--high",
@@ -40,10 +47,33 @@ def run(args: argparse.Namespace) -> int:
     """Converts as the arguments say. Raises pyhobbit.errors.HobbitError with one sentence for the user."""
     from pyhobbit.convert.options import Options
     from pyhobbit.convert.pipeline import convert
+    from pyhobbit.model_path import model_path
 
     with _cleaning_up():
+        if args.hf_repo is not None:
+            _check_types(args)  # before a long download
+        args.model = model_path(args, checkpoint=not args.sidecar)
+        if args.hf_repo is not None and args.output is None and not args.sidecar:
+            args.output = _output_here(args)
         convert(Options(**{field.name: getattr(args, field.name) for field in fields(Options)}))
     return 0
+
+
+def _check_types(args: argparse.Namespace) -> None:
+    from pyhobbit.convert.quantize import type_by_name
+
+    for name in (args.low, args.high):
+        if name is not None and name.lower() != "keep":
+            type_by_name(name)
+
+
+def _output_here(args: argparse.Namespace) -> Path:
+    """A downloaded model lies in a cache, where nobody would look for the output."""
+    from pyhobbit.convert.tiers import model_stem
+
+    is_folder = args.model.is_dir()
+    stem = args.hf_repo.partition(":")[0].rpartition("/")[2] if is_folder else model_stem(args.model)
+    return Path.cwd() / f"{stem}-hobbit.gguf"
 
 
 @contextmanager

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: MIT
 """MoE models larger than memory on llama.cpp: experts on disk in several precisions, a bounded cache of them.
 
-from pyhobbit import CacheConfig, Engine, EngineConfig
+```python
+from pyhobbit import Hobbit
 
-with Engine("model.gguf", EngineConfig(cache=CacheConfig(memory=8 << 30))) as engine:
-    for piece in engine.generate("def fibonacci(n):", max_tokens=100):
-        print(piece.text, end="", flush=True)
+with Hobbit("model.gguf", memory="8G") as model:
+    print(model("def fibonacci(n):", max_tokens=100)["choices"][0]["text"])
+    print(model.stats().summary())
+```
 """
 
 TYPE_CHECKING = False
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
     from pyhobbit.config import CacheConfig, EngineConfig, SamplingConfig, parse_size
     from pyhobbit.engine import Engine, Piece
     from pyhobbit.errors import ConfigError, HobbitError
+    from pyhobbit.hobbit import Hobbit
     from pyhobbit.stats import CacheStats, ModelInfo, Stats
 
 __all__ = [
@@ -21,6 +24,7 @@ __all__ = [
     "ConfigError",
     "Engine",
     "EngineConfig",
+    "Hobbit",
     "HobbitError",
     "ModelInfo",
     "Piece",
@@ -33,6 +37,7 @@ _MODULES = {
     "config": ("CacheConfig", "EngineConfig", "SamplingConfig", "parse_size"),
     "engine": ("Engine", "Piece"),
     "errors": ("ConfigError", "HobbitError"),
+    "hobbit": ("Hobbit",),
     "stats": ("CacheStats", "ModelInfo", "Stats"),
 }
 

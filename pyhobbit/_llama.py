@@ -23,6 +23,7 @@ from pyhobbit.errors import HobbitError
 _LOG_LEVEL_ERROR = 4
 _LOG_LEVEL_CONTINUED = 5
 _RANDOM_SEED = 0xFFFFFFFF
+_STATUS_FAILED = -3  # of llama_decode: a backend, and thus perhaps the expert cache, gave up
 
 
 class Log:
@@ -121,6 +122,9 @@ class Model:
         llama.llama_model_meta_val_str(self.pointer, key.encode(), buffer, len(buffer))
         return buffer.value.decode("utf-8", "replace")
 
+    def n_vocab(self) -> int:
+        return llama.llama_vocab_n_tokens(self.vocab)
+
     def n_ctx_train(self) -> int:
         return llama.llama_model_n_ctx_train(self.pointer)
 
@@ -191,7 +195,7 @@ class Context:
         self.truncate(0)
         llama.llama_set_abort_callback(self.pointer, self._no_abort, None)
         self._decode(tokens, all_logits=True)
-        shape = (len(tokens), llama.llama_vocab_n_tokens(self.model.vocab))
+        shape = (len(tokens), self.model.n_vocab())
         return np.ctypeslib.as_array(llama.llama_get_logits(self.pointer), shape)
 
     def _decode(self, tokens: Sequence[int], all_logits: bool = False) -> bool:
@@ -200,16 +204,14 @@ class Context:
         batch = llama.llama_batch_get_one(array, len(tokens))
         if all_logits:
             batch.logits = (ctypes.c_int8 * len(tokens))(*[1] * len(tokens))
-        _native.lib.hobbit_clear_last_error()
         status = llama.llama_decode(self.pointer, batch)
         if status != 0:
             self.truncate(len(self.tokens))
         if status == 2:
             return False
         if status != 0:
-            raise HobbitError(
-                _native.last_error() or f"llama.cpp cannot compute the next token: {log.reason()}"
-            )
+            reason = _native.last_error() if status == _STATUS_FAILED else None
+            raise HobbitError(reason or f"llama.cpp cannot compute the next token: {log.reason()}")
         self.tokens.extend(tokens)
         return True
 
@@ -226,16 +228,21 @@ class Context:
 class Sampler:
     """Draws the next token from the logits of a context, in the order of llama.cpp's own default chain."""
 
-    def __init__(self, config: SamplingConfig) -> None:
+    def __init__(self, config: SamplingConfig, n_vocab: int) -> None:
         self.pointer = llama.llama_sampler_chain_init(llama.llama_sampler_chain_default_params())
-        for stage in self._stages(config):
+        for stage in self._stages(config, n_vocab):
             llama.llama_sampler_chain_add(self.pointer, stage)
 
     @staticmethod
-    def _stages(config: SamplingConfig) -> list[int]:
+    def _stages(config: SamplingConfig, n_vocab: int) -> list[int]:
+        repeat = (config.repeat_last_n, config.repeat_penalty, 0.0, 0.0)
+        penalties = (
+            [llama.llama_sampler_init_penalties(n_vocab, *repeat)] if config.repeat_penalty != 1 else []
+        )
         if config.temp == 0:
-            return [llama.llama_sampler_init_greedy()]
+            return [*penalties, llama.llama_sampler_init_greedy()]
         return [
+            *penalties,
             llama.llama_sampler_init_top_k(config.top_k),
             llama.llama_sampler_init_top_p(config.top_p, 1),
             llama.llama_sampler_init_min_p(config.min_p, 1),

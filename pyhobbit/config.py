@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: MIT
 """Settings: the only home of defaults. Making a dataclass checks its values and raises ConfigError."""
 
+import math
 import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from pyhobbit.errors import ConfigError
+from pyhobbit.errors import ConfigError, HobbitError
 
 Setting = bool | int | float | str
 
@@ -17,6 +18,7 @@ _SIZE = re.compile(r"([0-9]*\.?[0-9]+)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 # llama.cpp carries a text setting in a field of 128 bytes, terminated.
 _MAX_TEXT_BYTES = 127
 _MAX_SEED = 2**32 - 2
+_MAX_INT32 = 2**31 - 1
 
 WEIGHT_KEYS = ("hobbit.w_lru", "hobbit.w_lfu", "hobbit.w_lhu", "hobbit.w_fld")
 """Settings of the weights of Eq. 3, in the order of CacheConfig.weights."""
@@ -152,17 +154,29 @@ def _path_text(path: Path) -> str:
 class SamplingConfig:
     """How the next token is drawn; llama.cpp's defaults. temp 0 takes the most probable token.
 
-    seed: 0 to 2**32 - 2; None draws one at random.
+    top_k: 0 takes all tokens.  repeat_penalty: above 1 makes the answer's last `repeat_last_n` tokens less
+    probable.  seed: 0 to 2**32 - 2; None draws one at random.
     """
 
     temp: float = 0.8
     top_k: int = 40
     top_p: float = 0.95
     min_p: float = 0.05
+    repeat_penalty: float = 1.0
     seed: int | None = None
 
+    repeat_last_n: ClassVar[int] = 64
+
     def __post_init__(self) -> None:
-        _require(self.temp >= 0, f"temp is {self.temp}; it must be 0 (greedy) or more")
+        _require(0 <= self.temp < math.inf, f"temp is {self.temp}; it must be 0 (greedy) or more")
+        _require(0 <= self.top_k <= _MAX_INT32, f"top_k is {self.top_k}; it must be 0 (all tokens) or more")
+        for name in ("top_p", "min_p"):
+            value = getattr(self, name)
+            _require(0 <= value <= 1, f"{name} is {value}; it must lie between 0 and 1")
+        _require(
+            0 < self.repeat_penalty < math.inf,
+            f"repeat_penalty is {self.repeat_penalty}; it must be above 0, and 1 for none",
+        )
         _require(self.seed is None or 0 <= self.seed <= _MAX_SEED, f"seed must lie between 0 and {_MAX_SEED}")
 
 
@@ -193,11 +207,18 @@ class EngineConfig:
             f"n_threads is {self.n_threads}; ggml computes with at most {self.max_threads} threads",
         )
 
+    def context_tokens(self, trained: int) -> int:
+        """Tokens of context for a model that was trained for so many. Raises HobbitError."""
+        if self.n_ctx is not None and self.n_ctx > trained:
+            raise HobbitError(f"a context of {self.n_ctx} is more than the model knows; use --ctx {trained}")
+        return min(trained, self.max_default_ctx) if self.n_ctx is None else self.n_ctx
+
 
 @dataclass(frozen=True)
 class ChatConfig:
-    """`pyhobbit chat`. max_tokens: None ends an answer with the model's end or a full context.
+    """`pyhobbit chat`. max_tokens: of an answer, which with `no_limit` ends by itself or with the context.
 
+    None takes no_limit, and `completion_tokens` for a model without chat template: it seldom ends by itself.
     system: instructions for a model with a chat template.  stats_json: where the statistics go.
     """
 
@@ -207,11 +228,12 @@ class ChatConfig:
     system: str | None = None
     stats_json: Path | None = None
 
-    one_shot_tokens: ClassVar[int] = 512
+    no_limit: ClassVar[int] = -1
+    completion_tokens: ClassVar[int] = 512
     history_lines: ClassVar[int] = 1000
 
     def __post_init__(self) -> None:
-        n_ok = self.max_tokens is None or self.max_tokens > 0
+        n_ok = self.max_tokens in (None, self.no_limit) or self.max_tokens > 0
         _require(
             n_ok, f"-n is {self.max_tokens}; it must be positive, or -1 for as much as the context allows"
         )
@@ -281,6 +303,7 @@ class InspectConfig:
     """`pyhobbit inspect`. max_chunks: of text that are used.  plots: folder for them.
 
     t1, t2: thresholds to show; None takes the model's, or the paper's where everything is in high precision.
+    n_ctx: tokens of context to plan for.  speed: estimate it.  trace: routing that it is estimated for.
     """
 
     engine: EngineConfig = field(default_factory=EngineConfig)
@@ -288,10 +311,18 @@ class InspectConfig:
     t2: float | None = None
     max_chunks: int = 16
     plots: Path | None = None
+    n_ctx: int | None = None
+    speed: bool = True
+    trace: Path | None = None
 
     paper_t1: ClassVar[float] = 0.6  # for Mixtral-8x7B
     paper_t2: ClassVar[float] = 0.9
 
     def __post_init__(self) -> None:
         CacheConfig(t1=self.t1, t2=self.t2)
+        EngineConfig(n_ctx=self.n_ctx)
         _require(self.max_chunks > 0, f"--chunks is {self.max_chunks}; it must be positive")
+        _require(
+            self.speed or self.trace is None,
+            "--trace is for the estimate of speed, which --no-speed leaves out; give one of them",
+        )

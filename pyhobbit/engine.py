@@ -4,10 +4,9 @@
 import codecs
 import contextlib
 import os
-import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from itertools import count, takewhile
 from pathlib import Path
 from types import TracebackType
@@ -15,16 +14,20 @@ from typing import Literal
 
 import jinja2
 
+from pyhobbit._cache import Cache, new_tag
 from pyhobbit._llama import Context, ContextSize, Model, Sampler, log
-from pyhobbit._native import ffi, last_error, lib, llama
+from pyhobbit._native import last_error, lib, llama
 from pyhobbit.config import EngineConfig, SamplingConfig
-from pyhobbit.errors import HobbitError
-from pyhobbit.stats import CacheStats, ModelInfo, Stats, peak_rss_bytes
+from pyhobbit.errors import ContextError, HobbitError
+from pyhobbit.model_path import check_model_file
+from pyhobbit.stats import ModelInfo, Stats, peak_rss_bytes
 
 Message = Mapping[str, str]
 """One turn of a conversation: {"role": "system" | "user" | "assistant", "content": text}."""
 
 Finish = Literal["stop", "length", "context", "interrupted"]
+
+_NOT_OPEN = "the engine is not open; use it in a with statement or call open()"
 
 
 @dataclass(frozen=True)
@@ -43,20 +46,24 @@ class Piece:
 
 @dataclass
 class _Counters:
+    """Those of Stats."""
+
+    answers: int = 0
     prompt_tokens: int = 0
     prompt_tokens_evaluated: int = 0
     generated_tokens: int = 0
-    time_to_first_token_s: float | None = None
-    decoded_tokens: int = 0  # generated, but for the first of each answer
+    decoded_tokens: int = 0
+    first_tokens_s: float = 0.0
     decode_s: float = 0.0
 
     def add(self, piece_s: float, previous_s: float | None) -> None:
         self.generated_tokens += 1
-        if previous_s is not None:
+        if previous_s is None:
+            self.answers += 1
+            self.first_tokens_s += piece_s
+        else:
             self.decoded_tokens += 1
             self.decode_s += piece_s - previous_s
-        elif self.time_to_first_token_s is None:
-            self.time_to_first_token_s = piece_s
 
 
 class Engine:
@@ -73,7 +80,7 @@ class Engine:
         self._counters = _Counters()
         self._model: Model | None = None
         self._context: Context | None = None
-        self._cache = ffi.NULL
+        self._cache: Cache | None = None
         self._load_s = 0.0
 
     def __enter__(self) -> "Engine":
@@ -93,8 +100,12 @@ class Engine:
             raise HobbitError("the engine is open already; close it first")
         check_model_file(self._path)
         start = time.perf_counter()
+        if self._config.cache.memory is None:  # a bound counts from what the process holds: add nothing to it
+            from pyhobbit.plan import lay_out  # which needs this module
+
+            lay_out(self._path, self._config)  # what does not fit is said before anything is loaded
         log.start(self._config.verbose)
-        tag = secrets.randbits(52) + 1  # exact as a double too
+        tag = new_tag()
         settings = {**self._config.cache.settings(), "hobbit.tag": tag}
         try:
             self._model = Model(self._path, settings, lambda: not self._interrupted)
@@ -103,7 +114,7 @@ class Engine:
             with contextlib.suppress(HobbitError):  # the first error is the one to tell
                 self.close()
             raise
-        self._cache = lib.hobbit_find(tag)
+        self._cache = Cache(tag)
         self._load_s = time.perf_counter() - start
         return self.info()
 
@@ -114,8 +125,9 @@ class Engine:
             self._context.close()
         if self._model is not None:
             self._model.close()
-        lib.hobbit_unref(self._cache)
-        self._context, self._model, self._cache = None, None, ffi.NULL
+        if self._cache is not None:
+            self._cache.close()
+        self._context, self._model, self._cache = None, None, None
         self._answer, self._interrupted = None, False
         if error := last_error():
             raise HobbitError(error)
@@ -132,43 +144,33 @@ class Engine:
     def info(self) -> ModelInfo:
         """What was opened."""
         model, _ = self._opened()
+        cache = self._opened_cache()
         architecture = model.metadata("general.architecture")
-        native = {}
-        if self._cache:
-            values = ffi.new("struct hobbit_info *")
-            lib.hobbit_get_info(self._cache, values)
-            native = {name: getattr(values, name) for name in _names(ModelInfo) if hasattr(values, name)}
         size = self._context_size(model)
         return ModelInfo(
             model=str(self._path),
             description=model.description(),
             n_ctx=size.n_ctx,
             n_threads=size.n_threads,
-            cached=bool(self._cache),
+            cached=bool(cache),
             has_experts=int(model.metadata(f"{architecture}.expert_count") or 0) > 0,
             memory=self._config.cache.memory,
-            **native,
+            **cache.info(),
         )
 
     def stats(self) -> Stats:
-        """Counters and times since opening."""
-        cache = CacheStats()
-        if self._cache:
-            values = ffi.new("struct hobbit_stats *")
-            lib.hobbit_get_stats(self._cache, values)
-            cache = CacheStats(**{name: getattr(values, name) for name in _names(CacheStats)})
-        n = self._counters
-        return Stats(
-            info=self.info(),
-            cache=cache,
-            load_s=self._load_s,
-            prompt_tokens=n.prompt_tokens,
-            prompt_tokens_evaluated=n.prompt_tokens_evaluated,
-            generated_tokens=n.generated_tokens,
-            time_to_first_token_s=n.time_to_first_token_s,
-            decode_tokens_per_second=n.decoded_tokens / n.decode_s if n.decoded_tokens else None,
-            peak_rss_bytes=peak_rss_bytes(),
-        )
+        """Counters and times since opening; Stats.since() gives those between two moments."""
+        cache = self._opened_cache().stats()
+        return Stats(self.info(), cache, self._load_s, peak_rss_bytes(), **asdict(self._counters))
+
+    @property
+    def n_context_tokens(self) -> int:
+        """Tokens in the KV cache, of ModelInfo.n_ctx that it holds."""
+        return len(self._opened()[1].tokens)
+
+    def set_thresholds(self, t1: float, t2: float) -> None:
+        """Replaces CacheConfig's t1 and t2 from the next layer on. Raises ConfigError, HobbitError."""
+        self._opened_cache().set_thresholds(t1, t2)
 
     def generate(
         self,
@@ -189,7 +191,7 @@ class Engine:
         n_free = self._n_ctx(model) - len(context.tokens) - len(pending) + 1
         limit = n_free if max_tokens is None else min(max_tokens, n_free)
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        sampler = Sampler(sampling or SamplingConfig())
+        sampler = Sampler(sampling or SamplingConfig(), model.n_vocab())
         previous_s = None
         try:
             for n in count(1):
@@ -228,20 +230,24 @@ class Engine:
         tokens = model.tokenize(prompt if isinstance(prompt, str) else self._render(prompt))
         if not tokens:
             raise HobbitError("the prompt is empty; give some text to continue")
-        if len(tokens) > self._n_ctx(model):
-            raise HobbitError(
-                f"the prompt has {len(tokens)} tokens, more than the context of {self._n_ctx(model)}; "
-                "shorten it or use a larger --ctx"
-            )
+        self._check_length(len(tokens), model)
         shared = takewhile(lambda pair: pair[0] == pair[1], zip(tokens[:-1], context.tokens, strict=False))
         n_before = len(context.tokens)
         context.truncate(sum(1 for _ in shared))
-        if self._cache and 2 * len(context.tokens) < n_before:
-            lib.hobbit_begin_sequence(self._cache, 0)  # another text, though it may begin alike
+        if 2 * len(context.tokens) < n_before:
+            self._opened_cache().begin_sequence()  # another text, though it may begin alike
         pending = tokens[len(context.tokens) :]
         self._counters.prompt_tokens += len(tokens)
         self._counters.prompt_tokens_evaluated += len(pending)
         return pending
+
+    def _check_length(self, n_tokens: int, model: Model) -> None:
+        n_ctx, trained = self._n_ctx(model), model.n_ctx_train()
+        if n_tokens > n_ctx:
+            larger = f" or use a larger --ctx, at most {trained}" if trained > n_ctx else ""
+            raise ContextError(
+                f"the prompt has {n_tokens} tokens, more than the context of {n_ctx}; shorten it{larger}"
+            )
 
     def _render(self, messages: Sequence[Message]) -> str:
         model, _ = self._opened()
@@ -260,26 +266,20 @@ class Engine:
 
     def _opened(self) -> tuple[Model, Context]:
         if self._model is None or self._context is None:
-            raise HobbitError("the engine is not open; use it in a with statement or call open()")
+            raise HobbitError(_NOT_OPEN)
         return self._model, self._context
 
+    def _opened_cache(self) -> Cache:
+        if self._cache is None:
+            raise HobbitError(_NOT_OPEN)
+        return self._cache
+
     def _n_ctx(self, model: Model) -> int:
-        trained = model.n_ctx_train()
-        if self._config.n_ctx is None:
-            return min(trained, self._config.max_default_ctx)
-        if self._config.n_ctx > trained:
-            raise HobbitError(
-                f"a context of {self._config.n_ctx} is more than the model knows; use --ctx {trained}"
-            )
-        return self._config.n_ctx
+        return self._config.context_tokens(model.n_ctx_train())
 
     def _context_size(self, model: Model) -> ContextSize:
         n_threads = self._config.n_threads or min(processor_cores(), EngineConfig.max_threads)
         return ContextSize(self._n_ctx(model), self._config.n_batch, n_threads)
-
-
-def _names(dataclass_type: type) -> list[str]:
-    return [field.name for field in fields(dataclass_type)]
 
 
 def processor_cores() -> int:
@@ -291,31 +291,3 @@ def processor_cores() -> int:
         except OSError:
             cores.add(str(cpu))
     return len(cores)
-
-
-def check_model_file(path: Path) -> None:
-    """Raises HobbitError for what a user can get wrong about the file name."""
-    if path.is_dir():
-        raise HobbitError(f"{path} is a folder; give a GGUF file{_suggestion(path)}")
-    try:
-        with path.open("rb") as file:
-            magic = file.read(4)
-    except FileNotFoundError:
-        raise HobbitError(f"{path} does not exist{_suggestion(path.parent)}") from None
-    except OSError as e:
-        raise HobbitError(f"{path} cannot be read: {e.strerror}") from e
-    if magic != b"GGUF":
-        raise HobbitError(
-            f"{path} is not a GGUF file; make one from a checkpoint with: pyhobbit convert FOLDER"
-        )
-
-
-def _suggestion(folder: Path) -> str:
-    try:
-        names = sorted(entry.name for entry in folder.iterdir() if entry.suffix == ".gguf")
-    except OSError:
-        return ""
-    if names:
-        return f"; {folder} holds " + ", ".join(names[:5]) + (" and others" if len(names) > 5 else "")
-    has_checkpoint = (folder / "config.json").exists()
-    return f"; convert this checkpoint first with: pyhobbit convert {folder}" if has_checkpoint else ""

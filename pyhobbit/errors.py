@@ -8,3 +8,7 @@ class HobbitError(Exception):
 
 class ConfigError(HobbitError, ValueError):
     """A setting that cannot be; shown as a usage error, exit status 2."""
+
+
+class ContextError(HobbitError):
+    """A prompt that is longer than the model's context."""

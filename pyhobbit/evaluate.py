@@ -17,8 +17,9 @@ import numpy as np
 from pyhobbit._llama import Context, ContextSize, Model, log
 from pyhobbit._native import check, ffi, lib, llama
 from pyhobbit.config import EvaluationConfig, format_size
-from pyhobbit.engine import check_model_file, processor_cores
+from pyhobbit.engine import processor_cores
 from pyhobbit.errors import HobbitError
+from pyhobbit.model_path import check_model_file
 
 Chunk = list[int]
 """Token ids of a piece of text that is computed on its own."""

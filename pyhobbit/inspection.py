@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""Shows what a model holds and, given a text, how its experts are used: the analyses of the HOBBIT paper."""
+"""Shows what a model holds, how it fits this machine and, given a text, how that uses its experts."""
 
 import argparse
 import contextlib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from pyhobbit.config import (
     parse_size,
 )
 from pyhobbit.errors import ConfigError, HobbitError
+from pyhobbit.model_path import add_model_arguments, check_model_file, model_path
 
 # What takes the native libraries is imported when it is needed.
 if TYPE_CHECKING:
@@ -36,8 +37,8 @@ _SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5)  # of selections, replaced or skipped
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options of the verb."""
+    add_model_arguments(parser)
     add = parser.add_argument
-    add("model", type=Path, metavar="MODEL", help="GGUF file; of a split model its first file")
     add("--text", type=Path, metavar="FILE", help="run the model on this text and analyse its routing")
     add("--plots", type=Path, metavar="DIR", help="write a PNG for each analysis into this folder")
     add(
@@ -48,8 +49,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"parts of {EvaluationConfig.default_n_ctx} tokens that are used at most, evenly spaced "
         "(default: %(default)s)",
     )
+    add("--trace", type=Path, metavar="FILE", help="estimate the speed for this routing, of chat --trace")
+    add("--no-speed", action="store_true", help="leave out the estimate of speed, which loads the model")
     add("--t1", type=float, metavar="F", help="threshold of high precision (default: the model's, or 0.6)")
     add("--t2", type=float, metavar="F", help="threshold of low precision (default: the model's, or 0.9)")
+    add("--ctx", type=int, metavar="N", help="tokens of context (default: the model's, at most 4096)")
     size = parser.add_mutually_exclusive_group()
     size.add_argument(
         "--memory", metavar="SIZE", help="bound on this process, like 8G (default: by what is free)"
@@ -82,6 +86,9 @@ def run(args: argparse.Namespace) -> int:
         t2=args.t2,
         max_chunks=args.chunks,
         plots=args.plots,
+        n_ctx=args.ctx,
+        trace=args.trace,
+        speed=not args.no_speed,
     )
     if args.text is None and args.plots is not None:
         raise ConfigError("--plots shows what a text does to the model; give one with --text FILE")
@@ -90,35 +97,50 @@ def run(args: argparse.Namespace) -> int:
         from pyhobbit import plots
 
         plots.check_folder(config.plots)
-    _inspect(args.model, text, config, args.json)
+    _inspect(model_path(args), text, config, args.json)
     return 0
 
 
 def _inspect(path: Path, text: str | None, config: InspectConfig, as_json: bool) -> None:
-    from pyhobbit.engine import check_model_file
     from pyhobbit.findings import tables
+    from pyhobbit.machine import Fit
     from pyhobbit.model_file import opened_info, read_model_file
 
     check_model_file(path)
     info = opened_info(path, {"hobbit.enable": True, **config.engine.cache.settings()})
     model = read_model_file(path, config.engine.cache.sidecar)
-    document: dict[str, Any] = {"model": {**model.as_dict(), "t1": info.t1, "t2": info.t2}}
-    if not as_json:
-        print(_description(model, info.t1, info.t2), flush=True)
+    fit = Fit(model, config)
+    document: dict[str, Any] = {
+        "model": {**model.as_dict(), "t1": info.t1, "t2": info.t2},
+        "memory": fit.memory_dict(),
+    }
+    show = _nothing if as_json else print
+    show(_rows_text(_description(model, info.t1, info.t2)))
+    show(f"\n{_rows_text(fit.memory_rows())}", flush=True)
+    seen = None
     if text is not None:
         thresholds = choose_thresholds(config, info.t1, info.t2)
         found, seen = analyse(model, text, *thresholds, config)
         document["analysis"] = found.as_dict()
-        if not as_json:
-            print(f"\n{tables(found)}")
+        show(f"\n{tables(found)}")
         if config.plots is not None:
             from pyhobbit import plots
 
             paths = plots.write(found, seen, config.plots)
             document["plots"] = [str(path) for path in paths]
             print(f"{len(paths)} plots in {config.plots}", file=sys.stderr)
+    if config.speed and fit.plan is not None:
+        document["speed"] = fit.measure(seen)
+        show(f"\n{_rows_text(fit.speed_rows())}")
+    document["advice"] = fit.advice()
+    for i, sentence in enumerate(document["advice"]):
+        show(f"{'' if i else 'advice':<13} - {sentence}")
     if as_json:
         print(json.dumps(document, indent=2))
+
+
+def _nothing(_text: str, flush: bool = False) -> None:
+    pass
 
 
 def _read(path: Path) -> str:
@@ -137,7 +159,7 @@ def choose_thresholds(config: InspectConfig, t1: float, t2: float) -> tuple[floa
     return (t1, t2) if config.t2 is None else (min(t1, config.t2), config.t2)
 
 
-def _description(model: "ModelFile", t1: float, t2: float) -> str:
+def _description(model: "ModelFile", t1: float, t2: float) -> dict[str, str]:
     n_layers = model.key("block_count", len(model.blocks))
     with_experts = "all" if n_layers == len(model.blocks) else str(len(model.blocks))
     n_shared = model.key("expert_shared_count", 0)
@@ -153,6 +175,10 @@ def _description(model: "ModelFile", t1: float, t2: float) -> str:
     }
     if model.calibration is not None:
         rows["calibration"] = str(model.calibration)
+    return rows
+
+
+def _rows_text(rows: Mapping[str, str]) -> str:
     return "\n".join(f"{name:<13} {text}" for name, text in rows.items())
 
 

@@ -73,7 +73,11 @@ class ModelFile:
     @property
     def n_experts(self) -> int:
         """Of the layer that has the most."""
-        return max(tensor.ne[2] for tensor in self.tensors.values() if routed_part(tensor.name))
+        return max(tensor.ne[2] for tensor in self.routed_tensors())
+
+    def routed_tensors(self) -> list[TensorInfo]:
+        """Those of the routed experts in high precision."""
+        return [tensor for tensor in self.tensors.values() if routed_part(tensor.name)]
 
     @property
     def n_parameters(self) -> int:
@@ -164,6 +168,14 @@ def read_model_file(path: Path, sidecar: Path | None = None) -> ModelFile:
         resident_bytes=sum(resident),
         calibration=calibration if calibration.exists() else None,
     )
+
+
+def read_tensors(path: Path) -> list[TensorInfo]:
+    """All tensors of the model's own files, further tiers left out. Raises HobbitError."""
+    files = _splits(path)
+    names = files[0].get("hobbit.tiers", [HIGH])
+    tensors = [tensor for file in files for tensor in file.tensors]
+    return [tensor for tensor in tensors if _tier(tensor.name, names) in (None, names[0])]
 
 
 def opened_info(path: Path, settings: Mapping[str, Setting]) -> Any:

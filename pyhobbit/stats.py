@@ -2,12 +2,13 @@
 """What a run did: counters, times and sizes, for people and as JSON."""
 
 import json
-import os
 import resource
 import sys
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
+from pyhobbit._files import write_text
 from pyhobbit.config import format_size
 from pyhobbit.errors import HobbitError
 
@@ -75,25 +76,62 @@ class CacheStats:
     disk_demand_s: float = 0.0
     compute_s: float = 0.0
 
+    @property
+    def selections(self) -> int:
+        return self.selections_high + self.selections_low + self.selections_skipped
+
+    def since(self, earlier: "CacheStats") -> "CacheStats":
+        """What was counted after `earlier` was taken; prefetch_active, a state, is the present one."""
+        counters = [field.name for field in fields(self) if field.name != "prefetch_active"]
+        return replace(self, **_differences(self, earlier, counters))
+
+
+_TOKEN_COUNTERS = (
+    "answers",
+    "prompt_tokens",
+    "prompt_tokens_evaluated",
+    "generated_tokens",
+    "decoded_tokens",
+    "first_tokens_s",
+    "decode_s",
+)
+
 
 @dataclass(frozen=True)
 class Stats:
-    """A run so far. Tokens are summed over the answers; times in seconds; None where nothing was measured.
+    """A run so far, or with since() a part of it. Counters are sums over its answers; times in seconds.
 
-    prompt_tokens: all tokens of the prompts; prompt_tokens_evaluated leaves out those still in the KV cache.
-    time_to_first_token_s: of the first answer.
-    decode_tokens_per_second: over all tokens but the first of each answer.
+    answers: those with at least one token.  prompt_tokens: all tokens of the prompts; prompt_tokens_evaluated
+    leaves out those still in the KV cache.  decoded_tokens: generated, but for the first of each answer;
+    decode_s: the time they took.  first_tokens_s: the time to the first tokens.
     """
 
     info: ModelInfo
     cache: CacheStats
     load_s: float
-    prompt_tokens: int
-    prompt_tokens_evaluated: int
-    generated_tokens: int
-    time_to_first_token_s: float | None
-    decode_tokens_per_second: float | None
     peak_rss_bytes: int
+    answers: int = 0
+    prompt_tokens: int = 0
+    prompt_tokens_evaluated: int = 0
+    generated_tokens: int = 0
+    decoded_tokens: int = 0
+    first_tokens_s: float = 0.0
+    decode_s: float = 0.0
+
+    def since(self, earlier: "Stats") -> "Stats":
+        """What was done after `earlier` was taken of the same engine; sizes and load_s are those of now."""
+        counters = _differences(self, earlier, _TOKEN_COUNTERS)
+        return replace(self, cache=self.cache.since(earlier.cache), **counters)
+
+    @property
+    def time_to_first_token_s(self) -> float | None:
+        """Mean over the answers; None where no token was generated."""
+        return self.first_tokens_s / self.answers if self.answers else None
+
+    @property
+    def decode_tokens_per_second(self) -> float | None:
+        """Over all tokens but the first of each answer; None where there is none."""
+        return self.decoded_tokens / self.decode_s if self.decoded_tokens else None
 
     @property
     def hit_rate_high(self) -> float | None:
@@ -116,6 +154,8 @@ class Stats:
             **info,
             **own,
             **cache,
+            "time_to_first_token_s": self.time_to_first_token_s,
+            "decode_tokens_per_second": self.decode_tokens_per_second,
             "hit_rate_high": self.hit_rate_high,
             "hit_rate_low": self.hit_rate_low,
             "bytes_read_per_token": self.bytes_read_per_token,
@@ -128,7 +168,7 @@ class Stats:
             if path.exists() and not path.is_file():
                 path.write_text(text, encoding="utf-8")  # a pipe or a device must not be replaced
             else:
-                _write_atomically(path.resolve(), text)
+                write_text(path, text)
         except OSError as e:
             raise HobbitError(f"the statistics cannot be written to {path}: {e.strerror}") from e
 
@@ -170,14 +210,8 @@ def _share(hits: int, misses: int) -> float | None:
     return hits / (hits + misses) if hits + misses else None
 
 
-def _write_atomically(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+def _differences(later: object, earlier: object, names: Iterable[str]) -> dict[str, float]:
+    return {name: getattr(later, name) - getattr(earlier, name) for name in names}
 
 
 def peak_rss_bytes() -> int:

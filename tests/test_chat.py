@@ -1,13 +1,9 @@
 # SPDX-License-Identifier: MIT
 import json
-import os
-import pty
-import select
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 
 import models
@@ -17,9 +13,6 @@ from random_moe import declare, write_model
 
 from pyhobbit import CacheConfig, Engine, EngineConfig, HobbitError, SamplingConfig
 from pyhobbit._paths import LIB_DIR
-from pyhobbit.chat import Conversation
-from pyhobbit.config import ChatConfig
-from pyhobbit.engine import Piece
 from pyhobbit.stats import CacheStats, ModelInfo, Stats
 
 PROMPT = "def read_file(path):\n"
@@ -96,6 +89,31 @@ def test_statistics_hold_what_was_promised(
     assert stats["stall_s"] >= 0
     assert stats["peak_rss_bytes"] > 10 << 20
     assert stats["cached"]
+
+
+def test_a_file_is_the_prompt_or_follows_it(
+    run_pyhobbit: RunPyhobbit, tiny_gguf: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "prompt.txt"
+    file.write_text("def read_file(path):\n\n")
+    arguments = ("chat", tiny_gguf, "-n", 8, "--pools", "8M", *GREEDY)
+    whole = run_pyhobbit(*arguments, "-p", "import os\ndef read_file(path):\n")
+    assert whole.returncode == 0, whole.stderr
+    for options, stdin in ((("--file", file), ""), (("--file", "-"), file.read_text())):
+        done = run_pyhobbit(*arguments, "-p", "import os", *options, stdin=stdin)
+        assert done.stdout == whole.stdout, done.stderr
+    alone = run_pyhobbit(*arguments, "--file", file)
+    assert alone.stdout == run_pyhobbit(*arguments, "-p", "def read_file(path):\n").stdout
+    missing = run_pyhobbit(*arguments, "--file", tmp_path / "none.txt")
+    assert missing.returncode == 1
+    assert "none.txt cannot be read: No such file or directory" in missing.stderr
+
+
+def test_a_model_without_a_template_says_so_and_ends(run_pyhobbit: RunPyhobbit, tiny_gguf: Path) -> None:
+    done = run_pyhobbit("chat", tiny_gguf, "-p", PROMPT, "--ctx", 32, *GREEDY)
+    assert done.returncode == 0
+    assert "no chat template: it continues the text" in done.stderr
+    assert "the context is full; a larger --ctx holds more" in done.stderr
 
 
 def test_ctrl_c_keeps_the_text_and_exits_with_130(tiny_gguf: Path, tmp_path: Path) -> None:
@@ -263,132 +281,6 @@ def test_a_template_shapes_the_prompt_and_the_first_token_comes_once(chat_gguf: 
             list(engine.generate([{"role": "tool", "content": ""}], 1))
 
 
-class _FakeEngine:
-    """Answers with a number and keeps the prompts."""
-
-    def __init__(self, template: str | None) -> None:
-        self.chat_template = template
-        self.prompts: list[object] = []
-
-    def generate(self, prompt: object, _max_tokens: int | None, _sampling: SamplingConfig) -> Iterator[Piece]:
-        self.prompts.append(prompt)
-        if "bad" in str(prompt):
-            raise HobbitError("too long")
-        yield Piece(f"[{len(self.prompts)}", 1, 0.1)
-        yield Piece("]", 2, 0.2, "stop")
-
-
-def _converse(
-    template: str | None, *questions: str, system: str | None = None
-) -> tuple[Conversation, list[object]]:
-    fake = _FakeEngine(template)
-    conversation = Conversation(fake, ChatConfig(system=system))  # type: ignore[arg-type]
-    for question in questions:
-        list(conversation.ask(question))
-    return conversation, fake.prompts
-
-
-def test_a_conversation_remembers_both_sides() -> None:
-    _, prompts = _converse(TEMPLATE, "one", "two", system="be kind")
-    assert prompts[1] == [
-        {"role": "system", "content": "be kind"},
-        {"role": "user", "content": "one"},
-        {"role": "assistant", "content": "[1]"},
-        {"role": "user", "content": "two"},
-    ]
-
-
-def test_without_a_template_a_conversation_is_one_text() -> None:
-    _, prompts = _converse(None, "one", "two")
-    assert prompts == ["one", "one[1]two"]
-
-
-def test_a_question_that_failed_is_forgotten_and_clear_forgets_all() -> None:
-    conversation, prompts = _converse(None, "one")
-    with pytest.raises(HobbitError, match="too long"):
-        list(conversation.ask("bad"))
-    list(conversation.ask("two"))
-    assert prompts[-1] == "one[1]two"
-    conversation.clear()
-    list(conversation.ask("three"))
-    assert prompts[-1] == "three"
-
-
-# the terminal
-
-
-class _Terminal:
-    """pyhobbit chat on a pseudo-terminal."""
-
-    def __init__(self, arguments: Sequence[str], folder: Path) -> None:
-        self._main, side = pty.openpty()
-        environment = {**os.environ, "XDG_STATE_HOME": str(folder), "TERM": "dumb"}
-        command = [sys.executable, "-m", "pyhobbit", "chat", *arguments]
-        # A session of its own makes the terminal the controlling one, as Ctrl-C needs.
-        self.process = subprocess.Popen(
-            command, stdin=side, stdout=side, stderr=side, cwd=folder, env=environment, start_new_session=True
-        )
-        os.close(side)
-        self.text = ""
-
-    def expect(self, text: str, timeout_s: float = 60) -> str:
-        """Reads until `text` was written; returns what came before."""
-        end = time.monotonic() + timeout_s
-        while text not in self.text:
-            readable, _, _ = select.select([self._main], [], [], max(0.0, end - time.monotonic()))
-            assert readable, f"no {text!r} in {self.text!r}"
-            self.text += os.read(self._main, 4096).decode(errors="replace")
-        before, self.text = self.text.split(text, 1)
-        return before
-
-    def type(self, text: str) -> None:
-        os.write(self._main, text.encode())
-
-    def interrupt(self) -> None:
-        self.process.send_signal(signal.SIGINT)
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        os.close(self._main)
-
-
-@pytest.fixture
-def terminal(tiny_gguf: Path, tmp_path: Path) -> Iterator[_Terminal]:
-    opened = _Terminal([str(tiny_gguf), "--pools", "8M", "--temp", "0", "-n", "300"], tmp_path)
-    yield opened
-    opened.close()
-
-
-def test_a_terminal_session_answers_survives_ctrl_c_and_keeps_its_history(
-    terminal: _Terminal, tmp_path: Path
-) -> None:
-    terminal.expect("it continues the text that you type")
-    terminal.expect("> ")
-    terminal.type("import os\n")
-    terminal.expect("import os")
-    time.sleep(0.5)
-    terminal.interrupt()  # while it answers
-    terminal.expect("> ")
-    time.sleep(0.5)  # readline misses a signal between its prompt and its wait
-    terminal.interrupt()  # while it waits
-    terminal.expect("> ")
-    terminal.type("/clear\n")
-    terminal.expect("> ")
-    terminal.type("/exit\n")
-    terminal.expect("generated tokens")
-    assert terminal.process.wait(timeout=60) == 0
-    history = (tmp_path / "pyhobbit" / "history").read_text()
-    assert "import os" in history
-
-
-def test_the_end_of_input_ends_a_terminal_session(terminal: _Terminal) -> None:
-    terminal.expect("> ")
-    terminal.type("\x04")
-    terminal.expect("generated tokens")
-    assert terminal.process.wait(timeout=60) == 0
-
-
 # statistics
 
 
@@ -396,7 +288,7 @@ def _stats(**cache: int) -> Stats:
     info = ModelInfo(
         "m.gguf", "llama", 512, 2, cached=True, has_experts=True, pool_bytes_high=1, tier_bytes_high=4
     )
-    return Stats(info, CacheStats(**cache), 0.1, 4, 4, 0, None, None, 1 << 20)
+    return Stats(info, CacheStats(**cache), 0.1, 1 << 20, prompt_tokens=4, prompt_tokens_evaluated=4)
 
 
 def test_statistics_without_measurements_have_none_instead_of_a_number() -> None:
@@ -404,6 +296,31 @@ def test_statistics_without_measurements_have_none_instead_of_a_number() -> None
     assert values["hit_rate_high"] is None
     assert values["decode_tokens_per_second"] is None
     assert "4 prompt + 0 generated tokens" in _stats().summary()
+
+
+def test_statistics_of_a_part_are_differences_and_keep_what_is_no_counter() -> None:
+    before = _stats(hits_high=3, misses_high=1, bytes_read=80, prefetch_active=0)
+    later = replace(
+        _stats(hits_high=4, misses_high=4, bytes_read=100, prefetch_active=1),
+        answers=2,
+        prompt_tokens_evaluated=6,
+        generated_tokens=8,
+        decoded_tokens=6,
+        first_tokens_s=0.5,
+        decode_s=2.0,
+        peak_rss_bytes=2 << 20,
+    )
+    part = later.since(before)
+    assert part.hit_rate_high == 0.25
+    assert part.bytes_read_per_token == 2
+    assert part.time_to_first_token_s == 0.25
+    assert part.decode_tokens_per_second == 3
+    assert part.cache.prefetch_active == 1
+    assert (part.peak_rss_bytes, part.load_s) == (2 << 20, 0.1)
+    assert later.since(later).decode_tokens_per_second is None
+    counted = {field.name for field in fields(Stats)} - {"info", "cache", "load_s", "peak_rss_bytes"}
+    nothing = later.since(later)
+    assert all(getattr(nothing, name) == 0 for name in counted)
 
 
 def test_derived_statistics_follow_from_the_counters() -> None:

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: MIT
 import importlib.metadata
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from pyhobbit import chat, cli
+from pyhobbit import chat, cli, commands, convert
 from pyhobbit.errors import ConfigError, HobbitError
+
+VERBS = list(commands._VERBS)
 
 
 def _error_line(text: str) -> str:
@@ -24,24 +27,62 @@ def test_version_is_the_installed_one(capsys: pytest.CaptureFixture[str]) -> Non
     assert capsys.readouterr().out == f"pyhobbit {importlib.metadata.version('pyhobbit')}\n"
 
 
-def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+def _help(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
     with pytest.raises(SystemExit) as end:
-        cli.main(["--help"])
+        cli.main([*arguments, "--help"])
     assert end.value.code == 0
-    text = capsys.readouterr().out
-    assert "chat" in text
-    assert "convert" in text
+    return capsys.readouterr().out
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    text = _help(capsys=capsys)
+    for verb in VERBS:
+        assert f"    {verb} " in text
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_help_of_a_command_fits_a_screen(
+    verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    lines = _help(verb, capsys=capsys).splitlines()
+    assert len(lines) <= 50
+    assert max(map(len, lines)) <= 100
+    assert lines[0].startswith(f"usage: pyhobbit {verb} ")
+    assert lines[0].endswith("[options]")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_option_says_what_it_does(
+    verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    text = _help(verb, capsys=capsys)
+    options = re.findall(r"^  (-[^\n]*)\n(\s*)", text, re.MULTILINE)
+    assert options
+    for option, follows in options:
+        # two spaces before the explanation, or a line of its own
+        assert re.search(r"\S {2,}\S", option) or len(follows) > 10, option
+
+
+def test_a_flag_with_a_number_or_size_says_its_default(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    for verb in ("chat", "inspect", "calibrate", "convert"):
+        text = _help(verb, capsys=capsys)
+        for flag in ("--memory", "--threads"):
+            line = next((line for line in text.splitlines() if line.startswith(f"  {flag} ")), "default")
+            assert "default" in line, (verb, line)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ([], "COMMAND"),
-        (["frob"], "invalid choice: 'frob'"),
-        (["chat"], "MODEL"),
+        (["chat", "m.gguf", "--temp"], "expected one argument"),
         (["chat", "m.gguf", "--memory", "1G", "--pools", "1G"], "not allowed with"),
         (["chat", "m.gguf", "-n", "many"], "invalid int value"),
-        (["chat", "m.gguf", "--frob"], "unrecognized arguments"),
     ],
 )
 def test_wrong_usage_is_one_sentence_and_status_2(
@@ -53,6 +94,39 @@ def test_wrong_usage_is_one_sentence_and_status_2(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert message in _error_line(captured.err)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["frob"], "there is no command 'frob'; there are bench, "),
+        (["inspcet", "m.gguf"], "did you mean inspect?"),
+        (["run", "m.gguf"], "did you mean chat?"),
+        (["m.gguf"], "a command is missing before 'm.gguf'; to talk to the model: pyhobbit chat m.gguf"),
+        (["chat"], "give a MODEL, such as a GGUF file, or --hf-repo USER/NAME[:QUANT]"),
+        (["chat", "m.gguf", "--hf-repo", "a/b"], "give one"),
+        (["chat", "--hf-repo", "b"], "'b' is not a repository; write USER/NAME"),
+        (["chat", "m.gguf", "--memmory", "1G"], "chat has no option --memmory; did you mean --memory?"),
+        (["chat", "m.gguf", "--ctx-size=5"], "did you mean --ctx?"),
+        (["chat", "m.gguf", "--max-tokens", "5"], "did you mean -n?"),
+        (["chat", "-m", "m.gguf"], "chat takes the model without -m: pyhobbit chat FILE"),
+        (["chat", "m.gguf", "--xyzzy"], "chat has no option --xyzzy; see: pyhobbit chat --help"),
+        (["chat", "m.gguf", "n.gguf"], "'n.gguf' is one argument too many"),
+    ],
+)
+def test_what_is_not_known_gets_the_nearest_that_is(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert message in _error_line(captured.err)
+
+
+def test_a_verb_may_read_its_arguments_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(convert, "parse", lambda parser, rest: (parser.prog, rest), raising=False)
+    monkeypatch.setattr(convert, "run", lambda args: 7 if args == ("pyhobbit convert", ["-x", "4"]) else 1)
+    assert cli.main(["convert", "-x", "4"]) == 7
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,13 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import models
 import pytest
 
-from pyhobbit import CacheConfig, Engine, EngineConfig, HobbitError, SamplingConfig
+from pyhobbit import CacheConfig, ConfigError, Engine, EngineConfig, HobbitError, SamplingConfig
 from pyhobbit._native import llama
 from pyhobbit.engine import Piece
+from pyhobbit.errors import ContextError
 
 PROMPT = "def read_file(path):\n"
 
@@ -51,6 +53,64 @@ def test_a_known_beginning_is_not_evaluated_again(engine: Engine) -> None:
     assert after.prompt_tokens_evaluated == before.prompt_tokens_evaluated + 1
 
 
+def test_the_figures_of_each_answer_are_differences(engine: Engine) -> None:
+    start = engine.stats()
+    _greedy(engine, PROMPT, 6)
+    between = engine.stats()
+    _greedy(engine, "import os", 4)
+    end = engine.stats()
+    first, second = between.since(start), end.since(between)
+    assert (first.answers, first.generated_tokens, first.decoded_tokens) == (1, 6, 5)
+    assert (second.answers, second.generated_tokens, second.decoded_tokens) == (1, 4, 3)
+    assert second.time_to_first_token_s > 0
+    assert second.decode_tokens_per_second == pytest.approx(3 / second.decode_s)
+    # The last layer computes only the last token of a prompt.
+    n_routed = end.info.n_layers * (second.prompt_tokens_evaluated + 3) - (second.prompt_tokens_evaluated - 1)
+    assert second.cache.selections == n_routed * end.info.n_experts_used
+    assert end.since(start).generated_tokens == 10
+
+
+def test_thresholds_change_between_two_answers(tiny_gguf: Path) -> None:
+    config = EngineConfig(cache=CacheConfig(pools=8 << 20, t1=0.5, t2=0.9), n_threads=2)
+    with Engine(tiny_gguf, config) as opened:
+        opened.set_thresholds(1, 1)
+        assert (opened.info().t1, opened.info().t2) == (1, 1)
+        high = opened.stats()
+        _greedy(opened, PROMPT, 8)
+        high = opened.stats().since(high)
+        opened.set_thresholds(0, 0)
+        skipping = opened.stats()
+        _greedy(opened, "import os", 8)
+        skipping = opened.stats().since(skipping)
+        assert high.cache.selections_low == high.cache.selections_skipped == 0 < high.cache.selections_high
+        assert skipping.cache.selections_skipped > 0 == skipping.cache.selections_low
+        for t1, t2 in ((0.9, 0.5), (-1, 1), (0, float("nan"))):
+            with pytest.raises(ConfigError):
+                opened.set_thresholds(t1, t2)
+        assert (opened.info().t1, opened.info().t2) == (0, 0)
+
+
+def test_thresholds_need_a_low_pool_and_a_cache(tiny_gguf: Path, tmp_path: Path) -> None:
+    with Engine(tiny_gguf, EngineConfig(cache=CacheConfig(pools=8 << 20, t1=1, t2=1))) as high:
+        with pytest.raises(HobbitError, match="opened without a pool for them"):
+            high.set_thresholds(0.5, 0.9)
+        assert high.info().t1 == 1
+    models.write_dense_llama(tmp_path / "dense.gguf")
+    with (
+        Engine(tmp_path / "dense.gguf") as dense,
+        pytest.raises(HobbitError, match="without an expert cache"),
+    ):
+        dense.set_thresholds(0.5, 0.9)
+
+
+def test_a_penalty_makes_repetition_rarer(engine: Engine) -> None:
+    def n_different(penalty: float) -> int:
+        sampling = SamplingConfig(temp=0, repeat_penalty=penalty)
+        return len({piece.token for piece in engine.generate("# # # #", 60, sampling)})
+
+    assert n_different(1.0) < 30 < n_different(1.8)
+
+
 def test_an_answer_ends_with_the_context(tiny_gguf: Path) -> None:
     config = EngineConfig(cache=CacheConfig(pools=8 << 20), n_ctx=32)
     with Engine(tiny_gguf, config) as small:
@@ -59,7 +119,7 @@ def test_an_answer_ends_with_the_context(tiny_gguf: Path) -> None:
         assert pieces[-1].finish in ("context", "stop")
         if pieces[-1].finish == "context":
             assert n_prompt + len(pieces) == 33  # the last token needs no place
-        with pytest.raises(HobbitError, match="more than the context of 32"):
+        with pytest.raises(ContextError, match=r"more than the context of 32; .* larger --ctx, at most 512"):
             list(small.generate("x " * 100, 1))
         # An answer still works after one that failed.
         assert len(list(small.generate("a b", 1))) == 1

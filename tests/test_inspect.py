@@ -41,7 +41,7 @@ def _error(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 
 
 def test_a_model_without_a_text_is_described(tiny_gguf: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["inspect", str(tiny_gguf)]) == 0
+    assert cli.main(["inspect", str(tiny_gguf), "--no-speed"]) == 0
     text = capsys.readouterr().out
     for part in ("llama, 11.7 million parameters", "8 a layer, 2 used per token", "18.0 MiB in f16", "q4_0"):
         assert part in text
@@ -49,7 +49,7 @@ def test_a_model_without_a_text_is_described(tiny_gguf: Path, capsys: pytest.Cap
 
 
 def test_the_description_as_json(tiny_gguf: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["inspect", str(tiny_gguf), "--json"]) == 0
+    assert cli.main(["inspect", str(tiny_gguf), "--no-speed", "--json"]) == 0
     model = json.loads(capsys.readouterr().out)["model"]
     assert model["layers_with_experts"] == list(range(6))
     assert (model["n_experts"], model["n_experts_used"]) == (8, 2)
@@ -64,7 +64,7 @@ def test_a_sidecar_is_part_of_the_description(
     model = _random_model("qwen3moe", tmp_path)
     done = run_pyhobbit("convert", "--low", "q4_0", "--sidecar", model)
     assert done.returncode == 0, done.stderr
-    assert cli.main(["inspect", str(model)]) == 0
+    assert cli.main(["inspect", str(model), "--no-speed"]) == 0
     assert "q4_0, 4.50 bits per weight" in capsys.readouterr().out
     assert "only further tiers" in _error(capsys, tmp_path / "qwen3moe.hobbit.gguf")
 
@@ -80,7 +80,19 @@ def inspected(
 ) -> tuple[dict[str, Any], Path]:
     folder = tmp_path_factory.mktemp("inspect") / "plots"
     done = run_pyhobbit(
-        "inspect", tiny_gguf, "--text", HELD_OUT, "--plots", folder, "--chunks", 1, "--threads", 1, "--json"
+        "inspect",
+        tiny_gguf,
+        "--text",
+        HELD_OUT,
+        "--plots",
+        folder,
+        "--chunks",
+        1,
+        "--threads",
+        1,
+        "--pools",
+        "6M",
+        "--json",
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout), folder
@@ -118,6 +130,24 @@ def test_every_analysis_has_its_plot(inspected: tuple[dict[str, Any], Path]) -> 
     files = sorted(str(path) for path in folder.iterdir())
     assert len(files) == 8
     assert sorted(document["plots"]) == files
+
+
+def test_the_machine_is_part_of_the_description(inspected: tuple[dict[str, Any], Path]) -> None:
+    document = inspected[0]
+    memory, speed = document["memory"], document["speed"]
+    assert memory["info"]["pool_slots_high"] == 16  # of 384 KiB
+    assert speed["source"] == "text"
+    assert 0 < speed["hits"][0] < 1
+    assert speed["tokens_per_second"] == pytest.approx(1 / (speed["compute_s"] + speed["wait_s"]))
+    assert document["advice"]
+
+
+def test_a_model_that_does_not_fit_is_described(tiny_gguf: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["inspect", str(tiny_gguf), "--memory", "1M"]) == 0
+    text = capsys.readouterr().out
+    assert "11.7 million parameters" in text
+    assert "the smallest that works is" in text
+    assert "token/s" not in text
 
 
 def _observe(path: Path, n_ctx: int, n_chunks: int) -> Observations:
@@ -192,6 +222,8 @@ def test_errors_are_one_sentence(tiny_gguf: Path, tmp_path: Path, capsys: pytest
     assert "cannot be read" in _error(capsys, tiny_gguf, "--text", tmp_path / "none.txt")
     assert "fewer than 512 tokens" in _error(capsys, tiny_gguf, "--text", short)
     assert "give one with --text" in _error(capsys, tiny_gguf, "--plots", tmp_path)
+    assert "--no-speed leaves out" in _error(capsys, tiny_gguf, "--trace", short, "--no-speed")
+    assert "cannot be used as a trace" in _error(capsys, tiny_gguf, "--trace", short, "--pools", "6M")
     assert "--chunks is 0" in _error(capsys, tiny_gguf, "--text", short, "--chunks", 0)
     assert "t1 <= t2" in _error(capsys, tiny_gguf, "--t1", 0.9, "--t2", 0.5)
     assert "choose another one" in _error(capsys, tiny_gguf, "--text", short, "--plots", short)

@@ -153,9 +153,18 @@ HOBBIT_API void hobbit_begin_sequence(hobbit_model * model, int32_t sequence);
 // Replaces t1 and t2 from the next layer on. Fails where they ask for a low pool that was not allocated.
 HOBBIT_API bool hobbit_set_thresholds(hobbit_model * model, double t1, double t2, char * err, size_t err_size);
 
+// Thresholds of one sequence, until hobbit_begin_sequence, in place of the model's. Of several sequences in one batch
+// each gets at least the precision that its own thresholds ask for. Fails as hobbit_set_thresholds does.
+// REQUIRES: after hobbit_prepare.
+HOBBIT_API bool hobbit_set_sequence_thresholds(hobbit_model * model, int32_t sequence, double t1, double t2, char * err,
+                                               size_t err_size);
+
 //
 // Observing
 //
+
+// Whether experts can be computed. False, with the reason, after a computation has failed: all later ones fail as well.
+HOBBIT_API bool hobbit_check(const hobbit_model * model, char * err, size_t err_size);
 
 struct hobbit_info {
     uint32_t n_layers;       // layers with routed experts

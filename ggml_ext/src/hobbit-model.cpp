@@ -221,6 +221,9 @@ void hobbit_model::start_sequence(int32_t sequence) {
 void hobbit_model::begin_sequence(int32_t sequence) {
     std::lock_guard<std::mutex> lock(mutex_);
     start_sequence(sequence);
+    if (executor_) {
+        executor_->clear_thresholds(sequence);
+    }
 }
 
 void hobbit_model::begin_batch(uint32_t n_tokens, const int32_t * sequences, const int32_t * positions,
@@ -246,10 +249,10 @@ void hobbit_model::begin_batch(uint32_t n_tokens, const int32_t * sequences, con
 // changing and observing
 //
 
-status hobbit_model::set_thresholds(double t1, double t2) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    settings                    changed = settings_;
-    const hobbit_setting        given[] = {
+// `changed`: the settings with these thresholds, where they can be.
+status hobbit_model::change_thresholds(double t1, double t2, settings & changed) const {
+    changed                      = settings_;
+    const hobbit_setting given[] = {
         { "hobbit.t1", HOBBIT_SETTING_FLOAT, 0, t1, nullptr },
         { "hobbit.t2", HOBBIT_SETTING_FLOAT, 0, t2, nullptr },
     };
@@ -263,7 +266,13 @@ status hobbit_model::set_thresholds(double t1, double t2) {
                    "them: open it with t1 below 1",
                    t1));
     }
-    s = check_thresholds(changed.thresholds);
+    return check_thresholds(changed.thresholds);
+}
+
+status hobbit_model::set_thresholds(double t1, double t2) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    settings                    changed;
+    const status                s = change_thresholds(t1, t2, changed);
     if (!s.ok()) {
         return s;
     }
@@ -275,6 +284,22 @@ status hobbit_model::set_thresholds(double t1, double t2) {
         prefetcher_->set_thresholds(settings_.thresholds);
     }
     return {};
+}
+
+status hobbit_model::set_sequence_thresholds(int32_t sequence, double t1, double t2) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    GGML_ASSERT(prepared_);
+    settings     changed;
+    const status s = change_thresholds(t1, t2, changed);
+    if (s.ok()) {
+        executor_->set_thresholds(sequence, changed.thresholds);
+    }
+    return s;
+}
+
+status hobbit_model::check() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return executor_ ? executor_->error() : status();
 }
 
 void hobbit_model::set_observer(hobbit_observer observer, void * user_data) {

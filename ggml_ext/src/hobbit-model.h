@@ -40,6 +40,8 @@ struct hobbit_model {
     void begin_batch(uint32_t n_tokens, const int32_t * sequences, const int32_t * positions, const int8_t * outputs);
     void begin_sequence(int32_t sequence);
     hobbit::status set_thresholds(double t1, double t2);
+    hobbit::status set_sequence_thresholds(int32_t sequence, double t1, double t2);
+    hobbit::status check() const;
     void           set_observer(hobbit_observer observer, void * user_data);
 
     // Runs a split of an outer graph.
@@ -60,6 +62,7 @@ struct hobbit_model {
     hobbit::pool_demand demand() const;
     uint64_t            scratch_bytes(uint32_t n_batch) const;
     hobbit::status      check_thresholds(const hobbit::score_thresholds & t) const;
+    hobbit::status      change_thresholds(double t1, double t2, hobbit::settings & changed) const;
     hobbit::status      allocate_pools(const hobbit::pool_plan & plan);
     void                start_sequence(int32_t sequence);
     void                set_reporting();

@@ -128,6 +128,15 @@ bool hobbit_set_thresholds(hobbit_model * model, double t1, double t2, char * er
     return report(model->set_thresholds(t1, t2), err, err_size);
 }
 
+bool hobbit_set_sequence_thresholds(hobbit_model * model, int32_t sequence, double t1, double t2, char * err,
+                                    size_t err_size) {
+    return report(model->set_sequence_thresholds(sequence, t1, t2), err, err_size);
+}
+
+bool hobbit_check(const hobbit_model * model, char * err, size_t err_size) {
+    return report(model->check(), err, err_size);
+}
+
 void hobbit_set_observer(hobbit_model * model, hobbit_observer observer, void * user_data) {
     model->set_observer(observer, user_data);
 }

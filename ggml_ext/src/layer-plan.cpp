@@ -21,8 +21,9 @@ static std::vector<precision> decide(const layer_routing & routing, const plan_r
         }
     } else if (!routing.weights.empty()) {
         for (int64_t t = 0; t < routing.n_tokens; t++) {
-            const int64_t first = t * routing.n_used;
-            score_experts(&routing.weights[first], routing.n_used, rules.thresholds, &worth[first]);
+            const int64_t            first      = t * routing.n_used;
+            const score_thresholds & thresholds = rules.by_token.empty() ? rules.thresholds : rules.by_token[t];
+            score_experts(&routing.weights[first], routing.n_used, thresholds, &worth[first]);
         }
     }
     if (!rules.has_low) {

@@ -33,6 +33,8 @@ struct plan_rules {
     bool             strict  = false; // each token gets what is decided for it
     bool             random  = false; // t1 and t2 are the shares of high and of high or low precision
     bool             has_low = false; // there is a low pool
+
+    std::vector<score_thresholds> by_token = {}; // [token] in place of thresholds, where not empty
 };
 
 struct layer_plan {

@@ -29,6 +29,19 @@ status moe_executor::compute(ggml_cgraph * graph, inner_graph & inner) {
     return s;
 }
 
+void moe_executor::begin_batch(const batch_info & batch) {
+    batch_ = batch;
+    if (!prefetcher_ || batch.sequences().empty()) {
+        return;
+    }
+    score_thresholds most = { 0.0, 0.0 }; // what is brought ahead serves the most demanding
+    for (const auto & entry : batch.sequences()) {
+        const score_thresholds & own = thresholds_of(entry.first);
+        most                         = { std::max(most.t1, own.t1), std::max(most.t2, own.t2) };
+    }
+    prefetcher_->set_thresholds(most);
+}
+
 static const expert_tensor & expert_of(const ggml_tensor * matmul) {
     return *static_cast<const expert_tensor *>(matmul->src[0]->extra);
 }
@@ -200,6 +213,7 @@ void moe_executor::plan() {
     if (observer_) {
         observe();
     }
+    set_token_thresholds();
     layer_.plan = plan_layer(routing, config_.rules, holds, generator_);
     record_use();
 
@@ -211,6 +225,22 @@ void moe_executor::plan() {
     // what is there comes first: making room for another must not evict it
     std::stable_partition(layer_.plan.uses.begin(), layer_.plan.uses.end(),
                           [&](const planned_use & use) { return holds(use.id, use.tier); });
+}
+
+void moe_executor::set_token_thresholds() {
+    std::vector<score_thresholds> & by_token = config_.rules.by_token;
+    by_token.clear();
+    if (by_sequence_.empty()) {
+        return;
+    }
+    for (const batch_info::row & row : layer_.rows) {
+        by_token.push_back(thresholds_of(row.sequence));
+    }
+}
+
+const score_thresholds & moe_executor::thresholds_of(int32_t sequence) const {
+    const auto own = by_sequence_.find(sequence);
+    return own == by_sequence_.end() ? config_.rules.thresholds : own->second;
 }
 
 // The policy hears of every use before anything is loaded.

@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <random>
 #include <vector>
 
@@ -44,9 +45,17 @@ class moe_executor {
     moe_executor(const expert_index & index, expert_cache & cache, cache_policy & policy, prefetcher * prefetcher,
                  const config & how, stats & stats);
 
-    void begin_batch(const batch_info & batch) { batch_ = batch; }
+    void begin_batch(const batch_info & batch);
 
     void set_thresholds(const score_thresholds & thresholds) { config_.rules.thresholds = thresholds; }
+
+    // Of one sequence, in place of these.
+    void set_thresholds(int32_t sequence, const score_thresholds & thresholds) { by_sequence_[sequence] = thresholds; }
+
+    void clear_thresholds(int32_t sequence) { by_sequence_.erase(sequence); }
+
+    // The error that is repeated.
+    const status & error() const { return error_; }
 
     // Told of every layer that was computed; an empty function ends it.
     void set_observer(std::function<void(const layer_report &)> observer) { observer_ = std::move(observer); }
@@ -77,12 +86,14 @@ class moe_executor {
 
     static stage next_stage(ggml_cgraph * graph, int first, int & end);
 
-    status begin_layer(const stage & s, const ggml_tensor * last, inner_graph & inner);
-    status read_routing(const ggml_tensor * matmul, layer_routing & routing) const;
-    void   plan();
-    void   observe();
-    void   record_use();
-    status end_layer(const ggml_tensor * output, inner_graph & inner);
+    status                   begin_layer(const stage & s, const ggml_tensor * last, inner_graph & inner);
+    status                   read_routing(const ggml_tensor * matmul, layer_routing & routing) const;
+    void                     plan();
+    void                     set_token_thresholds();
+    const score_thresholds & thresholds_of(int32_t sequence) const;
+    void                     observe();
+    void                     record_use();
+    status                   end_layer(const ggml_tensor * output, inner_graph & inner);
 
     status run_stage(const stage & s, inner_graph & inner);
     size_t pin(const stage & s, const std::vector<const planned_use *> & uses, size_t n_pinned);
@@ -109,6 +120,7 @@ class moe_executor {
     stats &              stats_;
 
     batch_info                                batch_;
+    std::map<int32_t, score_thresholds>       by_sequence_; // where they are not those of config_
     std::function<void(const layer_report &)> observer_;
     std::mt19937_64                           generator_; // of random rules
     layer_state                               layer_;

@@ -3,6 +3,7 @@
 // Rules for measuring (strict, random, renormalized), and what the executor reports.
 #include "executor-fixture.h"
 
+#include <algorithm>
 #include <map>
 #include <vector>
 
@@ -44,6 +45,42 @@ TEST_CASE("strict: each token gets its own precision, whatever is resident and o
             }
         }
     }
+}
+
+TEST_CASE("a sequence's own thresholds are those of its tokens alone, until they are cleared") {
+    moe_model shape = model_on_disk::small();
+    shape.n_used    = 4;
+    const model_on_disk    m(shape);
+    const score_thresholds own[] = { { 0.2, 0.5 }, { 1.0, 1.0 } };
+    const layer_input      input = random_input(shape, 2, 59);
+    moe_executor::config   config;
+    config.rules.thresholds = { 0.5, 0.8 };
+    config.rules.strict     = true;
+    engine        e(m, 8, 8, config);
+    const int32_t sequences[] = { 7, 3 };
+    const int32_t positions[] = { 5, 5 };
+    const int8_t  outputs[]   = { 1, 1 };
+    batch_info    batch;
+    batch.begin(2, sequences, positions, outputs);
+    e.executor.begin_batch(batch);
+    std::vector<precision> seen;
+    e.executor.set_observer([&](const layer_report & r) { seen = r.plan.precisions; });
+
+    const auto expect = [&](const score_thresholds & first, const score_thresholds & second) {
+        std::vector<precision>       wanted = strict_precisions(input, first);
+        const std::vector<precision> other  = strict_precisions(input, second);
+        std::copy(other.begin() + 4, other.end(), wanted.begin() + 4);
+        e.compute(m, input);
+        CHECK(seen == wanted);
+    };
+    e.executor.set_thresholds(7, own[0]);
+    e.executor.set_thresholds(3, own[1]);
+    expect(own[0], own[1]);
+    e.executor.clear_thresholds(3);
+    expect(own[0], config.rules.thresholds);
+    e.executor.clear_thresholds(7);
+    expect(config.rules.thresholds, config.rules.thresholds);
+    CHECK(strict_precisions(input, own[0]) != strict_precisions(input, config.rules.thresholds));
 }
 
 TEST_CASE("random precisions come in the shares asked for") {

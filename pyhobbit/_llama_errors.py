@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: MIT
+"""What llama_cpp.Llama says about a failure, replaced by the reason that the native code gave."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pyhobbit import _native
+from pyhobbit._llama import log
+from pyhobbit.errors import HobbitError
+
+
+class LoadError(HobbitError, ValueError):
+    """A model that cannot be opened. A ValueError too, which llama_cpp.Llama raises then."""
+
+
+class ComputeError(HobbitError, RuntimeError):
+    """A computation that failed. A RuntimeError too, which llama_cpp.Llama raises then."""
+
+
+@contextmanager
+def engine_errors() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as e:
+        if not str(e).startswith("llama_decode "):
+            raise
+        # Not cleared before the call: another model's thread would then take away this one's reason.
+        reason = _native.last_error() if str(e).endswith(" -3") else None  # GGML_STATUS_FAILED
+        raise ComputeError(
+            reason or f"llama.cpp cannot compute the next token: {log.reason() or e}; open the model again"
+        ) from e
+
+
+def closed_error() -> HobbitError:
+    return HobbitError("the model is closed; open it again with Hobbit(...)")
+
+
+def load_error(path: str, generic: str) -> LoadError:
+    """generic: what Llama says, which tells only whether model or context failed."""
+    hint = (
+        "a smaller n_ctx needs less memory"
+        if "context" in generic
+        else "if the file is incomplete or damaged, download or convert it again"
+    )
+    reason = log.reason() or "llama.cpp gave no reason"
+    error = LoadError(_native.last_error() or f"{path} cannot be loaded: {reason}; {hint}")
+    _native.lib.hobbit_clear_last_error()
+    return error

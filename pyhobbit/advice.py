@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: MIT
+"""Tells people what a plan and an estimate of speed say, and what would make the model faster."""
+
+from collections.abc import Iterator
+
+from pyhobbit.config import CacheConfig, format_size
+from pyhobbit.engine import processor_cores
+from pyhobbit.plan import MemoryPlan
+from pyhobbit.speed import Speed
+
+_MUCH = 0.2  # of a token's time, or of the memory
+_SOURCES = {
+    "all": "every expert is in memory once it was used",
+    "trace": "of the trace, replayed through the cache without prefetch",
+    "text": "of the text, replayed through the cache without prefetch",
+    "sample": "measured in the second half of the sample; other texts may repeat their experts less",
+    "even": "assumed: as if all experts were used alike, the worst case; --trace or --text know better",
+}
+
+
+def memory_rows(plan: MemoryPlan) -> dict[str, str]:
+    """What lies where, by names for people."""
+    info = plan.info
+    free = format_size(plan.available)
+    if not info.cached:
+        return {
+            "memory": f"{free} free; the model runs whole, as in stock llama.cpp, since that holds it",
+            "weights": f"{format_size(plan.weights)}, mapped: the system reads them when they are first used",
+            **_context_rows(plan),
+        }
+    total = format_size(plan.process + plan.beside_pools + plan.pools)
+    bound = f"{format_size(info.memory)} by --memory" if info.memory else "the rest is kept free"
+    rows = {
+        "memory": f"{free} free; this process takes {total} of it at most ({bound})",
+        "weights": f"{format_size(plan.weights)} in memory: all but the routed experts",
+        **_context_rows(plan),
+        "high pool": _pool_text(
+            info.pool_bytes_high, info.pool_slots_high, plan.n_all_experts, "kept until others are worth more"
+        ),
+    }
+    if info.pool_slots_low:
+        rows["low pool"] = _pool_text(
+            info.pool_bytes_low, info.pool_slots_low, plan.n_all_experts, "for what matters less"
+        )
+    on_disk = info.tier_bytes_high - min(info.tier_bytes_high, info.pool_bytes_high)
+    if on_disk and plan.share_high < 1:
+        rows["on disk"] = f"{format_size(on_disk)} of experts in high precision, read when they are chosen"
+    return rows
+
+
+def _context_rows(plan: MemoryPlan) -> dict[str, str]:
+    return {
+        "context": f"{format_size(plan.context)} for {plan.info.n_ctx} tokens, and "
+        f"{format_size(plan.compute)} to compute"
+    }
+
+
+def _pool_text(size: int, slots: int, n_all: int, why: str) -> str:
+    return f"{format_size(size)}: {slots} of {n_all} experts, {slots / n_all:.0%}; {why}"
+
+
+def speed_rows(plan: MemoryPlan, speed: Speed) -> dict[str, str]:
+    """The estimate and what it is made of."""
+    rows = {
+        "speed": f"about {speed.tokens_per_second:.3g} token/s, an estimate with a warm cache: for a token "
+        f"{1000 * speed.compute_s:.3g} ms to compute, {1000 * speed.wait_s:.3g} ms to wait for the disk",
+        "computing": f"measured over {speed.sample.n_tokens} tokens with {plan.info.n_threads} threads",
+    }
+    if plan.info.cached:
+        high, low = speed.hits
+        hits = f"{high:.0%}" + (f" high, {low:.0%} low" if plan.info.pool_slots_low else "")
+        rows["hits"] = f"{hits}: {_SOURCES[speed.source]}"
+    if speed.disk is not None:
+        disk = speed.disk
+        how = f"{disk.n_threads} {'direct' if disk.direct else 'buffered'} reads at a time"
+        rows["disk"] = (
+            f"{format_size(disk.bytes_per_s)}/s by {how} of {format_size(disk.read_bytes)}; "
+            f"{format_size(speed.read_bytes)} to read per token{_hidden(speed)}"
+        )
+    return rows
+
+
+def _hidden(speed: Speed) -> str:
+    if speed.disk is None or not speed.read_bytes:
+        return ""
+    ideal = speed.read_bytes / speed.disk.bytes_per_s
+    hidden = 1 - speed.wait_s / ideal
+    return f", {hidden:.0%} of it while computing" if hidden > 0 else ""
+
+
+def advice(plan: MemoryPlan, speed: Speed | None, cache: CacheConfig, calibrated: bool) -> list[str]:
+    """What would make the model faster, the most useful first; one sentence each."""
+    waits = speed is not None and speed.wait_s > _MUCH * (speed.compute_s + speed.wait_s)
+    found = list(_about_disk(plan, speed, cache, calibrated)) if waits or speed is None else []
+    if speed is not None and not waits:
+        found.append(
+            "computing takes nearly all the time: more or faster processor cores help, memory and disk do not"
+        )
+    return found + list(_about_machine(plan, speed))
+
+
+def _about_disk(plan: MemoryPlan, speed: Speed | None, cache: CacheConfig, calibrated: bool) -> Iterator[str]:
+    info = plan.info
+    if not info.cached or plan.share_high >= 1:
+        return
+    model = info.model
+    missing = info.tier_bytes_high - info.pool_bytes_high
+    bound = "--memory" if cache.memory is not None else "--pools"
+    spare = plan.available - plan.beside_pools - plan.pools
+    if (cache.memory is not None or cache.pools is not None) and spare > _MUCH * plan.pools:
+        yield f"{format_size(spare)} of free memory are not used: raise {bound}, or leave it out"
+    best = f", for {1 / speed.compute_s:.3g} token/s" if speed is not None else ""
+    yield f"{format_size(missing)} more memory would hold every expert{best}; any part of it raises the hits"
+    if info.n_tiers < 2:
+        yield f"add a low tier, of which less is read: pyhobbit convert --low q4_0 --sidecar {model}"
+    elif info.t1 >= 1:
+        yield "the low tier is not used: --t1 0.6 --t2 0.9 are the thresholds of the paper"
+    if not calibrated:
+        what = "thresholds and cache" if info.n_tiers > 1 else "the cache"
+        yield f"fit {what} to your text: pyhobbit calibrate {model} --text FILE"
+    if speed is not None and speed.disk is not None:
+        twice = 1 / (speed.compute_s + speed.wait_s / 2)
+        yield f"a disk twice as fast would give {twice:.3g} token/s"
+    if cache.pools is None and plan.context > _MUCH * plan.pools:
+        yield f"a --ctx below {info.n_ctx} leaves more of {format_size(plan.context)} to the experts"
+
+
+def _about_machine(plan: MemoryPlan, speed: Speed | None) -> Iterator[str]:
+    if plan.info.cached and not plan.info.direct_io:
+        yield (
+            "the file system refuses direct I/O, so reads go through the page cache: "
+            "keep the model on a local ext4 or xfs"
+        )
+    if speed is not None and plan.info.n_threads < processor_cores():
+        yield f"{processor_cores()} cores are there and {plan.info.n_threads} are used: raise --threads"

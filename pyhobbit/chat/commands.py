@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: MIT
+"""The commands of a conversation: lines that begin with a slash."""
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+from pyhobbit.chat import settings
+from pyhobbit.chat.conversation import Conversation
+from pyhobbit.chat.saved import read_chat
+from pyhobbit.chat.screen import note
+from pyhobbit.errors import HobbitError
+
+_NO_TEXT = '""'
+_ALIASES = {"/": "/help", "/?": "/help", "/clear": "/reset", "/bye": "/exit", "/quit": "/exit"}
+_KEYS = """\
+Enter sends. A further line: Alt-Enter, or \\ at the end of the line, or put the
+message between \"\"\" and \"\"\".  A space before a slash makes it a message.
+Ctrl-C stops an answer; without a text, Ctrl-C twice or Ctrl-D leaves.
+Up and Ctrl-R find earlier messages, Tab completes commands and files."""
+
+
+@dataclass(frozen=True)
+class _Command:
+    """takes: what follows the name, "" for nothing, in brackets where it may be left out."""
+
+    takes: str
+    summary: str
+    run: Callable[[str], None]
+
+
+class Commands:
+    """What can be done with a conversation beside asking."""
+
+    def __init__(self, conversation: Conversation) -> None:
+        self._conversation = conversation
+        self._commands = {
+            "/help": _Command("", "this list", self._help),
+            "/reset": _Command("", "forget the conversation, keep the instructions", self._reset),
+            "/system": _Command("[TEXT]", 'show or replace the instructions; "" for none', self._system),
+            "/save": _Command("FILE", "write the conversation and its settings as JSON", self._save),
+            "/load": _Command("FILE", "go on with a saved conversation", self._load),
+            "/stats": _Command("", "figures since the start", self._stats),
+            "/set": _Command("[NAME VALUE ...]", "show or change settings, like /set temp 0.5", self._set),
+        }
+
+    @property
+    def names(self) -> list[str]:
+        return [*self._commands, "/exit"]
+
+    def candidates(self, command: str) -> Sequence[str] | None:
+        """For Terminal."""
+        if command in ("/save", "/load"):
+            return None
+        return settings.names(self._conversation) if command == "/set" else []
+
+    @staticmethod
+    def is_command(text: str) -> bool:
+        """Whether the text is one and no message; a message may begin with a path."""
+        return re.match(r"/([a-z]*|\?)(\s|$)", text, re.IGNORECASE) is not None
+
+    def run(self, text: str) -> bool:
+        """Runs it; False when it was to leave. Raises HobbitError."""
+        name, *following = text.split(maxsplit=1)
+        rest = following[0].strip() if following else ""
+        name = _ALIASES.get(name.lower(), name.lower())
+        if name == "/exit":
+            return False
+        command = self._commands.get(name)
+        if command is None:
+            raise HobbitError(f"there is no command {name}; {self._nearest(name)}")
+        if rest and not command.takes:
+            raise HobbitError(f"{name} takes nothing behind it")
+        if not rest and command.takes and not command.takes.startswith("["):
+            raise HobbitError(f"{name} needs something behind it: {name} {command.takes}")
+        command.run(rest)
+        return True
+
+    def _nearest(self, name: str) -> str:
+        near = get_close_matches(name, [*self.names, *_ALIASES], n=1)
+        return f"did you mean {near[0]}?" if near else "/help shows them all"
+
+    def _help(self, _rest: str) -> None:
+        usages = {
+            f"{name} {command.takes}".strip(): command.summary for name, command in self._commands.items()
+        }
+        usages["/exit"] = "leave"
+        width = max(map(len, usages))
+        note("\n".join([*(f"{usage:{width}}  {summary}" for usage, summary in usages.items()), _KEYS]))
+
+    def _reset(self, _rest: str) -> None:
+        self._conversation.reset()
+        note("the conversation is forgotten")
+
+    def _system(self, text: str) -> None:
+        if text:
+            self._conversation.system = None if text == _NO_TEXT else text
+        note(f"instructions: {self._conversation.system or 'none'}")
+
+    def _save(self, file: str) -> None:
+        path = _path(file)
+        model = self._conversation.engine.info().model
+        self._conversation.saved(model).write(path)
+        note(f"{_count(self._conversation)} saved to {path}")
+
+    def _load(self, file: str) -> None:
+        saved = read_chat(_path(file))
+        self._conversation.restore(saved)
+        note(f"{_count(self._conversation)}, held with {saved.model}; the sampling settings are its own")
+
+    def _stats(self, _rest: str) -> None:
+        engine = self._conversation.engine
+        stats = engine.stats()
+        context = f"context: {engine.n_context_tokens} of {stats.info.n_ctx} tokens"
+        note("\n".join([stats.summary(), f"{context}, {_count(self._conversation)}"]))
+
+    def _set(self, text: str) -> None:
+        if text:
+            settings.change(self._conversation, text)
+        note(settings.table(self._conversation))
+
+
+def _path(file: str) -> Path:
+    return Path(os.path.expanduser(file))  # noqa: PTH111 - Path's raises where there is no such user
+
+
+def _count(conversation: Conversation) -> str:
+    n = len(conversation.turns) // 2
+    return f"{n} answer{'' if n == 1 else 's'}"

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: MIT
+"""What the terminal can show, and lines beside the answers."""
+
+import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterable
+from typing import TextIO
+
+_SEPARATOR = " · "
+_GLUE = "\N{NO-BREAK SPACE}"
+
+
+def has_style(stream: TextIO) -> bool:
+    """Whether escape sequences are welcome there (https://no-color.org)."""
+    return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb" and not os.environ.get("NO_COLOR")
+
+
+def note(text: str) -> None:
+    """Writes lines to standard error, dimmed on a terminal: answers alone go to standard output."""
+    if width := _width():
+        text = "\n".join(textwrap.fill(line, width, subsequent_indent="  ") for line in text.split("\n"))
+    print(f"\033[2m{text}\033[0m" if has_style(sys.stderr) else text, file=sys.stderr, flush=True)
+
+
+def note_parts(parts: Iterable[str]) -> None:
+    """Writes parts in one line, or where the terminal is narrow in several that break between parts."""
+    text = _SEPARATOR.join(part.replace(" ", _GLUE) for part in parts)
+    lines = textwrap.wrap(text, width) if (width := _width()) else [text]
+    note("\n".join(line.removesuffix(_SEPARATOR.rstrip()) for line in lines).replace(_GLUE, " "))
+
+
+def _width() -> int:
+    """Columns of the terminal; 0 where standard error is none."""
+    return max(shutil.get_terminal_size().columns - 1, 20) if sys.stderr.isatty() else 0

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: MIT
+"""Settings that can be changed between two answers."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from difflib import get_close_matches
+from typing import Any
+
+from pyhobbit.chat.conversation import Conversation
+from pyhobbit.config import ChatConfig
+from pyhobbit.errors import ConfigError
+
+Number = int | float | None
+
+
+def _seed(text: str) -> int | None:
+    return None if text in ("random", "-1") else int(text)
+
+
+_SAMPLING: dict[str, tuple[Callable[[str], Number], str]] = {
+    "temp": (float, "0: greedy"),
+    "top_k": (int, "0: all tokens"),
+    "top_p": (float, "1: off"),
+    "min_p": (float, "0: off"),
+    "repeat_penalty": (float, "1: off"),
+    "seed": (_seed, "random: another one for each answer"),
+}
+_MAX_TOKENS = "max_tokens"
+_THRESHOLDS = {
+    "t1": "high precision up to this sum of gate weights",
+    "t2": "low precision from t1 to here, skipped above it",
+}
+_ALL = (*_SAMPLING, _MAX_TOKENS, *_THRESHOLDS)
+_OTHER_NAMES = {"temperature": "temp", "num_predict": _MAX_TOKENS}
+
+
+def names(conversation: Conversation) -> list[str]:
+    """Of the settings that this model has."""
+    return list(_values(conversation))
+
+
+def table(conversation: Conversation) -> str:
+    """Names, values and what they mean, for people."""
+    notes = {name: text for name, (_, text) in _SAMPLING.items()}
+    notes |= {_MAX_TOKENS: "of an answer; -1: no limit", **_THRESHOLDS}
+    values = {name: _text(value) for name, value in _values(conversation).items()}
+    name_width, width = max(map(len, values)), max(map(len, values.values()))
+    lines = (f"{name:{name_width}}  {value:{width}}  {notes[name]}" for name, value in values.items())
+    return "\n".join(lines)
+
+
+def change(conversation: Conversation, text: str) -> None:
+    """Sets what a text like "temp 0.5 t1 0.6" says, all or nothing. Raises HobbitError."""
+    given = _parse(text)
+    sampling = {name: value for name, value in given.items() if name in _SAMPLING}
+    changed = replace(conversation.sampling, **sampling)
+    max_tokens = given.get(_MAX_TOKENS, conversation.max_tokens)
+    if max_tokens <= 0 and max_tokens != ChatConfig.no_limit:
+        raise ConfigError(
+            f"max_tokens is {max_tokens}; it must be positive, or {ChatConfig.no_limit} for no limit"
+        )
+    if any(name in given for name in _THRESHOLDS):
+        info = conversation.engine.info()
+        conversation.engine.set_thresholds(given.get("t1", info.t1), given.get("t2", info.t2))
+    conversation.sampling, conversation.max_tokens = changed, max_tokens
+
+
+def _values(conversation: Conversation) -> dict[str, Number]:
+    values = {name: getattr(conversation.sampling, name) for name in _SAMPLING}
+    values[_MAX_TOKENS] = conversation.max_tokens
+    info = conversation.engine.info()
+    return {**values, "t1": info.t1, "t2": info.t2} if info.cached else values
+
+
+def _text(value: Number) -> str:
+    return "random" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _parse(text: str) -> dict[str, Any]:
+    words = text.replace("=", " ").split()
+    if words[:1] == ["parameter"] and len(words) > 1:  # as in ollama
+        words = words[1:]
+    values: dict[str, Any] = {}
+    for word, value in zip(words[::2], [*words[1::2], None], strict=False):
+        name = _OTHER_NAMES.get(word, word)
+        if name not in _ALL:
+            raise ConfigError(f"there is no setting {word}; {_nearest(name)}")
+        if value is None:
+            raise ConfigError(f"{name} needs a value: /set {name} VALUE")
+        values[name] = _number(name, value)
+    return values
+
+
+def _number(name: str, text: str) -> Number:
+    parse = _SAMPLING[name][0] if name in _SAMPLING else float if name in _THRESHOLDS else int
+    try:
+        return parse(text)
+    except ValueError:
+        kind = "number" if parse is float else "whole number"
+        raise ConfigError(f"{name} cannot be {text}; give a {kind}") from None
+
+
+def _nearest(name: str) -> str:
+    near = get_close_matches(name, _ALL, n=1)
+    return f"did you mean {near[0]}?" if near else f"there are {', '.join(_ALL)}"

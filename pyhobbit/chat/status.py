@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: MIT
+"""Lines of figures: below an answer, and of the model."""
+
+from pathlib import Path
+
+from pyhobbit.config import format_size
+from pyhobbit.engine import Finish
+from pyhobbit.stats import ModelInfo, Stats
+
+_ENDS: dict[Finish | None, str] = {
+    "length": " (max_tokens)",
+    "context": " (context full)",
+    "interrupted": " (interrupted)",
+}
+
+
+def answer_figures(stats: Stats, finish: Finish | None) -> list[str]:
+    """Parts of the line. stats: of this answer alone (Stats.since); the memory is the process's peak."""
+    parts = [f"{stats.generated_tokens} tokens{_ENDS.get(finish, '')}"]
+    if (rate := stats.decode_tokens_per_second) is not None:
+        parts.append(f"{rate:.1f} token/s")
+    if (first_s := stats.time_to_first_token_s) is not None:
+        parts.append(f"first after {first_s:.2f} s")
+    if stats.info.cached:
+        parts += _cache_figures(stats)
+    memory = format_size(stats.peak_rss_bytes)
+    bound = "" if stats.info.memory is None else f" of {format_size(stats.info.memory)}"
+    return [*parts, f"memory {memory}{bound}"]
+
+
+def model_figures(info: ModelInfo) -> list[str]:
+    """What was opened."""
+    parts = [Path(info.model).name, info.description, f"context {info.n_ctx} tokens"]
+    if info.cached:
+        pools = [f"{format_size(info.pool_bytes_high)} of {format_size(info.tier_bytes_high)} high"]
+        if info.pool_bytes_low:
+            pools.append(f"{format_size(info.pool_bytes_low)} of {format_size(info.tier_bytes_low)} low")
+        parts += [f"experts in memory: {', '.join(pools)}", f"t1 {info.t1:g}, t2 {info.t2:g}"]
+    return parts
+
+
+def _cache_figures(stats: Stats) -> list[str]:
+    cache = stats.cache
+    parts = []
+    if n := cache.selections:
+        shares = (cache.selections_high / n, cache.selections_low / n, cache.selections_skipped / n)
+        parts.append(f"high/low/skipped {_percent(*shares)}")
+    if stats.info.pool_bytes_low:
+        parts.append(f"hits high/low {_percent(stats.hit_rate_high, stats.hit_rate_low)}")
+    else:
+        parts.append(f"hits {_percent(stats.hit_rate_high)}")
+    if (read := stats.bytes_read_per_token) is not None:
+        parts.append(f"disk {format_size(read)}/token")
+    return parts
+
+
+def _percent(*shares: float | None) -> str:
+    return "/".join("-" if share is None else f"{100 * share:.0f}" for share in shares) + " %"

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: MIT
+"""Reads what a user types: several lines if need be, with editing, completion and a history."""
+
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+from pathlib import Path
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.application import get_app
+from prompt_toolkit.buffer import Buffer
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
+from prompt_toolkit.document import Document
+from prompt_toolkit.history import FileHistory
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.shortcuts import CompleteStyle
+
+from pyhobbit.chat.screen import note
+from pyhobbit.config import ChatConfig
+
+_BLOCK = '"""'
+_PLACEHOLDER = [("fg:ansibrightblack", "Send a message (/help shows the commands)")]
+
+Candidates = Callable[[str], Sequence[str] | None]
+"""What a command's last word may be, by the command; None: a path."""
+
+
+class Terminal:
+    """The prompt. Takes the input and output of prompt_toolkit's current session."""
+
+    def __init__(self, history: Path, commands: Sequence[str], candidates: Candidates) -> None:
+        self._warned = False
+        self._session: PromptSession[str] = PromptSession(
+            "> ",
+            multiline=True,
+            prompt_continuation="  ",
+            placeholder=lambda: "" if get_app().is_done else _PLACEHOLDER,
+            history=_History(history),
+            completer=_CommandCompleter(commands, candidates),
+            complete_while_typing=False,
+            complete_style=CompleteStyle.READLINE_LIKE,  # a menu would keep lines free below the prompt
+            key_bindings=_key_bindings(),
+            enable_suspend=True,
+        )
+
+    def read(self) -> str | None:
+        """One message, "" for none, None when the user leaves: Ctrl-D, or Ctrl-C twice without a text."""
+        try:
+            text = self._session.prompt()
+        except EOFError:
+            return None
+        except KeyboardInterrupt:
+            return self._on_interrupt(self._session.default_buffer.text)
+        self._warned = False
+        return _without_quotes(text)
+
+    def _on_interrupt(self, text: str) -> str | None:
+        if self._warned and not text:
+            return None
+        self._warned = not text
+        if self._warned:
+            note("Ctrl-C once more or Ctrl-D leaves")
+        return ""
+
+
+def _key_bindings() -> KeyBindings:
+    bindings = KeyBindings()
+
+    @bindings.add("enter")
+    def _(event: KeyPressEvent) -> None:
+        buffer = event.current_buffer
+        if _continues(buffer):
+            buffer.insert_text("\n")
+        else:
+            buffer.validate_and_handle()
+
+    @bindings.add("escape", "enter")
+    def _(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    return bindings
+
+
+def _continues(buffer: Buffer) -> bool:
+    """Whether a line follows; takes away the backslash that says so."""
+    text = buffer.text
+    if text.endswith("\\") and buffer.document.is_cursor_at_the_end:
+        buffer.delete_before_cursor()
+        return True
+    return text.lstrip().startswith(_BLOCK) and text.count(_BLOCK) == 1
+
+
+def _without_quotes(text: str) -> str:
+    block = text.strip()
+    if len(block) >= 2 * len(_BLOCK) and block.startswith(_BLOCK) and block.endswith(_BLOCK):
+        return block[len(_BLOCK) : -len(_BLOCK)].strip("\n")
+    return text
+
+
+class _CommandCompleter(Completer):
+    def __init__(self, commands: Sequence[str], candidates: Candidates) -> None:
+        self._commands = commands
+        self._candidates = candidates
+        self._paths = PathCompleter(expanduser=True)
+
+    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
+        command, space, rest = document.text_before_cursor.partition(" ")
+        candidates = self._candidates(command) if space else self._commands
+        if candidates is None:
+            return self._paths.get_completions(Document(rest), complete_event)
+        word = rest.split(" ")[-1] if space else command
+        return [Completion(f"{c} ", -len(word)) for c in candidates if word and c.startswith(word)]
+
+
+class _History(FileHistory):
+    """A home that cannot be written loses the history, nothing else."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch(mode=0o600)
+
+    def load_history_strings(self) -> Iterable[str]:
+        try:
+            return list(islice(super().load_history_strings(), ChatConfig.history_lines))
+        except OSError:
+            return []
+
+    def store_string(self, string: str) -> None:
+        with contextlib.suppress(OSError, UnicodeError):
+            super().store_string(string)

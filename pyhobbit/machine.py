@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: MIT
+"""How a model fits this machine: the plan of its memory, its speed, and what would make it faster."""
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyhobbit import advice
+from pyhobbit.config import EngineConfig, InspectConfig
+from pyhobbit.errors import HobbitError
+from pyhobbit.model_file import ModelFile
+from pyhobbit.plan import MemoryPlan, lay_out
+from pyhobbit.settings_view import ENGINE_DEFAULTS, effective_policy, stored_settings
+from pyhobbit.speed import Speed, estimate, measure_disk, measure_sample, replay
+
+if TYPE_CHECKING:
+    from pyhobbit.observe import Observations
+    from pyhobbit.trace import Trace
+
+
+class Fit:
+    """A model on this machine, as chat would open it. plan: None where it does not fit."""
+
+    def __init__(self, model: ModelFile, config: InspectConfig) -> None:
+        self._model = model
+        self._trace = config.trace
+        cache = config.engine.cache
+        if len(model.tiers) > 1:
+            cache = replace(cache, t1=config.t1, t2=config.t2)
+        self._config: EngineConfig = replace(config.engine, cache=cache, n_ctx=config.n_ctx)
+        self.plan: MemoryPlan | None = None
+        self._speed: Speed | None = None
+        self._error = ""
+        try:
+            self.plan = lay_out(model.path, self._config)
+        except HobbitError as e:
+            self._error = str(e)
+
+    def memory_rows(self) -> dict[str, str]:
+        """What lies where, for people."""
+        return {"memory": self._error} if self.plan is None else advice.memory_rows(self.plan)
+
+    def memory_dict(self) -> dict[str, Any]:
+        """The same as plain values, bytes."""
+        return {"error": self._error} if self.plan is None else asdict(self.plan)
+
+    def measure(self, seen: "Observations | None") -> dict[str, Any]:
+        """Estimates the speed, with the hits of `seen` where it is given; plain values, seconds and bytes.
+
+        Raises HobbitError.
+        """
+        assert self.plan is not None
+        plan, model = self.plan, self._model
+        replayed = self._replayed(plan, seen) if plan.info.cached else None
+        disk = None
+        if plan.info.cached:
+            part = max(each.nbytes // each.ne[2] for each in model.routed_tensors())
+            disk = measure_disk(model.tiers[0].path, part, ENGINE_DEFAULTS["io_threads"])
+        sample = measure_sample(model.path, self._config)
+        self._speed = estimate(plan, sample, disk, replayed)
+        return {**asdict(self._speed), "tokens_per_second": self._speed.tokens_per_second}
+
+    def _replayed(
+        self, plan: MemoryPlan, seen: "Observations | None"
+    ) -> tuple[str, tuple[float, float]] | None:
+        cache = self._config.cache
+        policy = effective_policy(cache, stored_settings(self._model.path, cache.sidecar))
+        if self._trace is not None:
+            return "trace", replay(plan, _own_trace(self._trace, plan).routes, policy)
+        if seen is not None and seen.weights is not None:
+            from pyhobbit.calibration import routes
+
+            return "text", replay(plan, routes(seen, slice(None)), policy)
+        return None
+
+    def speed_rows(self) -> dict[str, str]:
+        """What was measured, for people."""
+        assert self.plan is not None
+        assert self._speed is not None
+        return advice.speed_rows(self.plan, self._speed)
+
+    def advice(self) -> list[str]:
+        """What would make it faster, a sentence each."""
+        if self.plan is None:
+            return []
+        calibrated = self._model.calibration is not None
+        return advice.advice(self.plan, self._speed, self._config.cache, calibrated)
+
+
+def _own_trace(path: Path, plan: MemoryPlan) -> "Trace":
+    from pyhobbit.trace import read_trace
+
+    trace = read_trace(path)
+    info = plan.info
+    shape = (trace.n_layers, trace.n_experts, trace.n_used)
+    own = (info.n_layers, info.n_experts, info.n_experts_used)
+    if shape != own:
+        theirs, ours = ("{} layers of {} experts, {} used".format(*each) for each in (shape, own))
+        raise HobbitError(f"{path} is a trace of another model: it has {theirs}, and {info.model} has {ours}")
+    return trace

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: MIT
+"""Where a model would lie in this machine's memory, by llama.cpp's and the engine's own arithmetic.
+
+llama.cpp simulates the loading (no_alloc), which reads nothing but headers and the vocabulary; the engine
+then divides what is left between its pools. Both say what does not fit before anything is loaded.
+"""
+
+import contextlib
+import ctypes
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from pyhobbit._cache import Cache, new_tag
+from pyhobbit._llama import Log, log
+from pyhobbit._native import check, last_error, lib, llama
+from pyhobbit._overrides import kv_overrides
+from pyhobbit.config import EngineConfig, format_size
+from pyhobbit.convert.tiers import routed_part
+from pyhobbit.engine import processor_cores
+from pyhobbit.errors import HobbitError
+from pyhobbit.memory import available_memory, resident_memory
+from pyhobbit.model_file import read_tensors
+from pyhobbit.model_path import check_model_file
+from pyhobbit.stats import ModelInfo
+
+_MIB = 1 << 20
+_CONTEXT_SIZE = re.compile(r"^\w+: size = +([\d.]+) MiB \(", re.MULTILINE)
+_COMPUTE_SIZE = re.compile(r"^\w+: +(\S+) compute buffer size = +([\d.]+) MiB", re.MULTILINE)
+_PREDICTOR_BYTES = 2  # of a router's weight in the predictor's copy
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes of memory by what they are for. info: of the opened model, with its pools as they would be.
+
+    available: that this process may take.  process: held before the model is opened.
+    weights: of all but the routed experts; of everything where the model runs without a cache.
+    context: KV cache and the like.  compute: buffers of llama.cpp's graphs.  n_all_experts: of all layers.
+    n_ctx_train: tokens that the model was trained for.
+    """
+
+    info: ModelInfo
+    available: int
+    process: int
+    weights: int
+    context: int
+    compute: int
+    n_all_experts: int
+    n_ctx_train: int
+
+    @property
+    def beside_pools(self) -> int:
+        """What opening the model takes, pools left out."""
+        return self.weights + self.context + self.compute
+
+    @property
+    def pools(self) -> int:
+        return self.info.pool_bytes_high + self.info.pool_bytes_low
+
+    @property
+    def share_high(self) -> float:
+        """Share of the experts that the high pool has room for."""
+        return self.info.pool_slots_high / self.n_all_experts if self.info.cached else 1.0
+
+    @property
+    def share_low(self) -> float:
+        """Share of the experts that the low pool has room for."""
+        return self.info.pool_slots_low / self.n_all_experts if self.info.cached else 0.0
+
+
+def lay_out(path: Path, config: EngineConfig) -> MemoryPlan:
+    """The plan for a model with these settings. Raises HobbitError: it does not fit, or cannot be opened."""
+    check_model_file(path)
+    process, available = resident_memory(), available_memory()
+    tensors = read_tensors(path)
+    parts = {each.name: routed_part(each.name) for each in tensors}
+    n_experts = {part.layer: each.ne[2] for each in tensors if (part := parts[each.name])}
+    with _simulated(path, config, bool(n_experts)) as simulated:
+        cached = simulated.info.cached
+        weights = sum(each.nbytes for each in tensors if not (cached and parts[each.name]))
+        plan = MemoryPlan(
+            info=simulated.info,
+            available=available,
+            process=process,
+            weights=weights,
+            context=simulated.context,
+            compute=simulated.compute,
+            n_all_experts=sum(n_experts.values()),
+            n_ctx_train=simulated.n_ctx_train,
+        )
+        if not cached:
+            return _checked(plan)
+        routers = sum(prod(each.ne) for each in tensors if each.name.endswith("ffn_gate_inp.weight"))
+        predictor = 0 if config.cache.prefetch == 0 else routers * _PREDICTOR_BYTES
+        return _with_pools(plan, simulated, predictor)
+
+
+def _checked(plan: MemoryPlan) -> MemoryPlan:
+    # The weights are mapped: they need not fit.
+    if plan.context + plan.compute > plan.available:
+        raise HobbitError(_too_much(plan))
+    return plan
+
+
+def _with_pools(plan: MemoryPlan, simulated: "_Simulated", predictor: int) -> MemoryPlan:
+    if plan.beside_pools > plan.available:
+        raise HobbitError(_too_much(plan))
+    pointer = lib.hobbit_find(simulated.tag)
+    try:
+        check(lib.hobbit_prepare, pointer, plan.beside_pools + predictor, simulated.n_batch)
+    except HobbitError as e:
+        raise HobbitError(f"{e} ({plan.info.model} takes {_needs(plan)})") from e
+    finally:
+        lib.hobbit_unref(pointer)
+    cache = Cache(simulated.tag)
+    try:
+        return replace(plan, info=replace(plan.info, **cache.info()))
+    finally:
+        cache.close()
+
+
+def _too_much(plan: MemoryPlan) -> str:
+    return (
+        f"{plan.info.model} does not fit into memory: {_needs(plan)}, and {format_size(plan.available)} are "
+        "free; free some memory, or use a smaller --ctx"
+    )
+
+
+def _needs(plan: MemoryPlan) -> str:
+    weights = f"{format_size(plan.weights)} of weights beside its experts, " if plan.info.cached else ""
+    return (
+        f"{weights}{format_size(plan.context)} for a context of {plan.info.n_ctx} tokens, "
+        f"{format_size(plan.compute)} to compute"
+    )
+
+
+#
+# llama.cpp's part
+#
+
+
+@dataclass(frozen=True)
+class _Simulated:
+    """A model and a context that hold no memory; the expert cache is found by its tag."""
+
+    info: ModelInfo
+    tag: int
+    n_batch: int
+    context: int
+    compute: int
+    n_ctx_train: int
+
+
+class _Lines(Log):
+    """Takes llama.cpp's log and keeps it, until restored."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        super().__init__()
+
+    def _on_text(self, level: int, text: bytes, user_data: object) -> None:
+        self.lines.append(text.decode("utf-8", "replace"))
+        super()._on_text(level, text, user_data)
+
+    def restore(self) -> None:
+        llama.llama_log_set(log._callback, None)
+
+
+@contextlib.contextmanager
+def _simulated(path: Path, config: EngineConfig, has_experts: bool) -> Iterator[_Simulated]:
+    tag = new_tag()
+    # A trace would be opened, and emptied.
+    settings = {**replace(config.cache, trace=None).settings(), "hobbit.tag": tag}
+    if config.cache.trace is not None:
+        settings["hobbit.enable"] = True
+    overrides = kv_overrides(llama, settings)
+    params = llama.llama_model_default_params()
+    params.kv_overrides, params.no_alloc = overrides, True
+    params.load_mode = llama.LLAMA_LOAD_MODE_NONE  # a mapping cannot be simulated
+    with contextlib.ExitStack() as stack:
+        said = _Lines()
+        stack.callback(said.restore)
+        said.start(verbose=False)
+        lib.hobbit_clear_last_error()
+        model = llama.llama_model_load_from_file(bytes(path), params)
+        if not model:
+            hint = "if the file is incomplete or damaged, download or convert it again"
+            raise _failure(path, said, hint)
+        stack.callback(llama.llama_model_free, model)
+        n_ctx_train = llama.llama_model_n_ctx_train(model)
+        n_ctx = config.context_tokens(n_ctx_train)
+        context_params = llama.llama_context_default_params()
+        context_params.n_ctx = n_ctx
+        context_params.n_batch = context_params.n_ubatch = n_batch = min(config.n_batch, n_ctx)
+        context_params.n_outputs_max = 1
+        context = llama.llama_init_from_model(model, context_params)
+        if not context:
+            raise _failure(path, said, "a smaller --ctx needs less memory")
+        stack.callback(llama.llama_free, context)
+        text = "".join(said.lines)
+        yield _Simulated(
+            info=_info(path, config, model, n_ctx, tag, has_experts),
+            tag=tag,
+            n_batch=n_batch,
+            context=_bytes(sum(map(float, _CONTEXT_SIZE.findall(text)))),
+            # of each backend the last one holds
+            compute=_bytes(sum(map(float, dict(_COMPUTE_SIZE.findall(text)).values()))),
+            n_ctx_train=n_ctx_train,
+        )
+
+
+def _bytes(mebibytes: float) -> int:
+    return int(mebibytes * _MIB)
+
+
+def _failure(path: Path, said: Log, hint: str) -> HobbitError:
+    reason = said.reason() or "llama.cpp gave no reason"
+    return HobbitError(last_error() or f"{path} cannot be loaded: {reason}; {hint}")
+
+
+def _info(path: Path, config: EngineConfig, model: Any, n_ctx: int, tag: int, has_experts: bool) -> ModelInfo:
+    description = ctypes.create_string_buffer(256)
+    llama.llama_model_desc(model, description, len(description))
+    cache = Cache(tag)
+    try:
+        return ModelInfo(
+            model=str(path),
+            description=description.value.decode("utf-8", "replace"),
+            n_ctx=n_ctx,
+            n_threads=config.n_threads or min(processor_cores(), EngineConfig.max_threads),
+            cached=bool(cache),
+            has_experts=has_experts,
+            memory=config.cache.memory,
+            **cache.info(),
+        )
+    finally:
+        cache.close()

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: MIT
+"""Servers for tests: `pyhobbit serve`, or any llama-server, on a free port until the block ends."""
+
+import json
+import random
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+START_TIMEOUT_S = 120
+END_TIMEOUT_S = 60
+REQUEST_TIMEOUT_S = 120
+_WARM_UP = 50  # requests after which the allocators hold what they need
+PROMPT = "def read_file(path):\n"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Of any status."""
+
+    status: int
+    text: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.text)
+
+    @property
+    def error(self) -> str:
+        return self.json["error"]["message"]
+
+
+@dataclass(frozen=True)
+class Server:
+    """One that listens. log: file with what it prints."""
+
+    url: str
+    process: "subprocess.Popen[bytes]"
+    log: Path
+    key: str | None = None
+
+    def request(self, path: str, body: object = None, key: str | None = None) -> Answer:
+        """GET, or POST of a body: JSON, but bytes go as they are."""
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key or self.key}"}
+        request = urllib.request.Request(f"{self.url}{path}", data, headers)
+        try:
+            with urllib.request.urlopen(request, timeout=REQUEST_TIMEOUT_S) as answer:
+                return Answer(answer.status, answer.read().decode())
+        except urllib.error.HTTPError as e:
+            return Answer(e.code, e.read().decode())
+
+    def complete(self, prompt: str = PROMPT, n: int = 32, **options: object) -> str:
+        """The greedy continuation."""
+        body = {"prompt": prompt, "n_predict": n, "temperature": 0, "cache_prompt": False, **options}
+        answer = self.request("/completion", body)
+        assert answer.status == 200, answer.text
+        return answer.json["content"]
+
+    def memory(self) -> int:
+        """Bytes of its resident set."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(status.split("VmRSS:")[1].split()[0]) * 1024
+
+    def cache(self) -> dict[str, Any]:
+        """The expert cache's sizes and counters."""
+        return self.request("/hobbit").json
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+@contextmanager
+def running(command: Sequence[object], log: Path, key: str | None = None) -> Iterator[Server]:
+    """The command with a port, once its server is healthy."""
+    port = free_port()
+    arguments = [*map(str, command), "--port", str(port)]
+    with log.open("wb") as out, subprocess.Popen(arguments, stdout=out, stderr=subprocess.STDOUT) as process:
+        server = Server(f"http://127.0.0.1:{port}", process, log, key)
+        try:
+            _wait_until_healthy(server)
+            yield server
+        finally:
+            process.terminate()
+            try:
+                process.wait(timeout=END_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise
+
+
+@contextmanager
+def serving(model: Path, log: Path, *options: object, key: str | None = None) -> Iterator[Server]:
+    """`pyhobbit serve MODEL`, with a context of 512 tokens unless the options say otherwise."""
+    context = () if "--ctx-size" in options else ("--ctx-size", 512)
+    keys = () if key is None else ("--api-key", key)
+    command = [sys.executable, "-m", "pyhobbit", "serve", model, *context, *keys, *options]
+    with running(command, log, key) as server:
+        yield server
+
+
+def _wait_until_healthy(server: Server) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        assert server.process.poll() is None, server.log.read_text(errors="replace")[-4000:]
+        try:
+            if server.request("/health").status == 200:
+                return
+        except (urllib.error.URLError, ConnectionError):
+            pass  # it does not listen yet
+        time.sleep(0.1)
+    pytest.fail("the server did not get ready")
+
+
+def growth(server: Server, n: int) -> int:
+    """Bytes by which n requests of different kinds let the server's resident set grow, after some others."""
+    numbers = random.Random(1)
+    for _ in range(_WARM_UP):
+        _ask(server, numbers)
+    before = server.memory()
+    for _ in range(n):
+        _ask(server, numbers)
+    return server.memory() - before
+
+
+def _ask(server: Server, numbers: random.Random) -> None:
+    body = {
+        "prompt": f"# {numbers.random()}\n" + "def f(x):\n" * numbers.randrange(1, 20),
+        "max_tokens": numbers.randrange(1, 9),
+        "stream": numbers.random() < 0.5,
+        "hobbit": {"t1": 1} if numbers.random() < 0.5 else None,
+    }
+    assert server.request("/v1/completions", body).status == 200
+    if numbers.random() < 0.2:
+        assert server.request("/v1/completions", b"{").status == 400

@@ -1,0 +1,334 @@
+# SPDX-License-Identifier: MIT
+"""The interactive part: keys, and whole sessions on a pseudo-terminal."""
+
+import fcntl
+import json
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import models
+import pytest
+from chat_models import write_with_template
+from prompt_toolkit.application import create_app_session
+from prompt_toolkit.input import create_pipe_input
+from prompt_toolkit.output import DummyOutput
+
+from pyhobbit.chat import screen
+from pyhobbit.chat.terminal import Terminal
+
+READY = "Send a message"
+ALT_ENTER = "\x1b\r"
+CTRL_C = "\x03"
+CTRL_D = "\x04"
+UP = "\x1b[A"
+
+
+# keys
+
+
+def _read(keys: str, history: Path, times: int = 1) -> list[str | None]:
+    with create_pipe_input() as keyboard, create_app_session(input=keyboard, output=DummyOutput()):
+        keyboard.send_text(keys)
+        terminal = _terminal(history)
+        return [terminal.read() for _ in range(times)]
+
+
+def _terminal(history: Path) -> Terminal:
+    candidates = {"/set": ["temp", "t1"], "/load": None}
+    return Terminal(history, ["/set", "/stats", "/load"], lambda command: candidates.get(command, []))
+
+
+@pytest.mark.parametrize(
+    ("keys", "text"),
+    [
+        ("one\r", "one"),
+        ("  indented \r", "  indented "),
+        (f"one{ALT_ENTER}two\r", "one\ntwo"),
+        ("one\\\rtwo\r", "one\ntwo"),
+        ("a\\ b\r", "a\\ b"),
+        ('"""one\rtwo"""\r', "one\ntwo"),
+        ('"""\rone\rtwo\r"""\r', "one\ntwo"),
+        ('"""one"""\r', "one"),
+        ('say """ aloud\r', 'say """ aloud'),
+        ("\x1b[200~one\ntwo\n\x1b[201~\r", "one\ntwo\n"),
+        ("größe\x7fs\r", "größs"),
+        (f"dropped{CTRL_C}", ""),
+        (CTRL_D, None),
+        ("/st\t\r", "/stats "),
+        ("/set te\t\r", "/set temp "),
+        ("no command\t\r", "no command"),
+    ],
+)
+def test_keys_make_a_message(keys: str, text: str | None, tmp_path: Path) -> None:
+    assert _read(keys, tmp_path / "history") == [text]
+
+
+def test_only_the_second_ctrl_c_without_a_text_in_between_leaves(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = f"{CTRL_C}text{CTRL_C}{CTRL_C}one\r{CTRL_C}{CTRL_C}"
+    assert _read(keys, tmp_path / "history", 6) == ["", "", "", "one", "", None]
+    assert capsys.readouterr().err.count("Ctrl-C once more or Ctrl-D leaves") == 3
+
+
+def test_paths_are_completed_behind_load(tmp_path: Path) -> None:
+    (tmp_path / "chat.json").touch()
+    assert _read(f"/load {tmp_path}/ch\t\r", tmp_path / "history") == [f"/load {tmp_path}/chat.json"]
+
+
+def test_the_history_outlives_the_program_and_is_private(tmp_path: Path) -> None:
+    history = tmp_path / "state" / "history"
+    _read(f"one{ALT_ENTER}two\rthree\r", history, 2)
+    assert history.stat().st_mode & 0o777 == 0o600
+    assert _read(f"{UP}\r", history) == ["three"]
+    assert _read(f"{UP}{UP}\r", history) == ["one\ntwo"]
+
+
+def test_a_history_that_cannot_be_kept_is_none(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for history in (tmp_path / "file" / "history", tmp_path):
+        assert _read("one\rtwo\r", history, 2) == ["one", "two"]
+
+
+def test_lines_are_broken_between_words_and_parts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts = ["16 tokens", "5.0 token/s", "memory 3.0 GiB"]
+    screen.note_parts(parts)
+    assert capsys.readouterr().err == "16 tokens · 5.0 token/s · memory 3.0 GiB\n"
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "30")
+    monkeypatch.setenv("NO_COLOR", "1")
+    screen.note_parts(parts)
+    screen.note("a sentence that is longer than it\nand  a row")
+    assert capsys.readouterr().err == (
+        "16 tokens · 5.0 token/s\nmemory 3.0 GiB\na sentence that is longer\n  than it\nand  a row\n"
+    )
+
+
+# sessions
+
+# Ctrl-C becomes a signal only where the terminal is the process's controlling one.
+_OWN_TERMINAL = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+class _Session:
+    """pyhobbit chat on a pseudo-terminal."""
+
+    def __init__(self, arguments: Sequence[object], folder: Path, term: str = "xterm") -> None:
+        self._main, side = pty.openpty()
+        fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 200, 0, 0))
+        environment = {
+            **os.environ,
+            "XDG_STATE_HOME": str(folder),
+            "TERM": term,
+            "PROMPT_TOOLKIT_NO_CPR": "1",  # nobody answers where the cursor is
+        }
+        command = [sys.executable, "-S", "-c", _OWN_TERMINAL, sys.executable, "-m", "pyhobbit", "chat"]
+        self.process = subprocess.Popen(
+            [*command, *map(str, arguments)],
+            stdin=side,
+            stdout=side,
+            stderr=side,
+            cwd=folder,
+            env=environment,
+            start_new_session=True,
+        )
+        os.close(side)
+        self.text = ""
+
+    def expect(self, text: str, timeout_s: float = 120) -> str:
+        """Reads until `text` was written; returns what came before."""
+        end = time.monotonic() + timeout_s
+        while text not in self.text:
+            readable, _, _ = select.select([self._main], [], [], max(0.0, end - time.monotonic()))
+            assert readable, f"no {text!r} in {self.text!r}"
+            self.text += os.read(self._main, 4096).decode(errors="replace")
+        before, self.text = self.text.split(text, 1)
+        return before
+
+    def type(self, text: str) -> None:
+        os.write(self._main, text.encode())
+
+    def tell(self, line: str) -> None:
+        """Types a line when the prompt is there."""
+        self.expect(READY)
+        self.type(line + "\r")
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._main)
+
+
+@pytest.fixture(scope="module")
+def chat_gguf(tiny_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model with two tiers and a chat template."""
+    path = tmp_path_factory.mktemp("chat") / "chat.gguf"
+    write_with_template(tiny_gguf, path)
+    return path
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Iterator[Callable[..., _Session]]:
+    opened = []
+
+    def start(*arguments: object, term: str = "xterm") -> _Session:
+        opened.append(_Session([*arguments, "--temp", "0", "--threads", "1"], tmp_path, term))
+        return opened[-1]
+
+    yield start
+    for each in opened:
+        each.close()
+
+
+def test_a_session_from_the_first_message_to_the_last(
+    session: Callable[..., _Session], chat_gguf: Path, tmp_path: Path
+) -> None:
+    chat = session(chat_gguf, "--pools", "8M", "--t1", "0.6", "--t2", "0.9", "-n", "8")
+    opening = chat.expect("t1 0.6, t2 0.9")
+    assert "chat.gguf" in opening
+    assert "no chat template" not in opening
+    chat.tell("write a function")
+    figures = chat.expect("memory")
+    for part in (
+        "8 tokens (max_tokens)",
+        "token/s",
+        "first after",
+        "high/low/skipped",
+        "hits high/low",
+        "disk",
+    ):
+        assert part in figures
+    chat.tell("/hlep")
+    chat.expect("did you mean /help?")
+    chat.tell("/set t1 0.4 t2 0.8")
+    chat.expect("low precision from t1 to here")
+    chat.tell("/set t1 3")
+    chat.expect("between 0 and 1")
+    chat.tell("/save chat.json")
+    chat.expect("1 answer saved to chat.json")
+    chat.tell("/reset")
+    chat.tell("/load chat.json")
+    chat.expect("1 answer, held with")
+    chat.tell("word " * 600)
+    chat.expect("more than the context of 512; shorten it, or begin anew with /reset")
+    chat.tell("another")
+    chat.expect("8 tokens")
+    chat.tell("/bye")
+    chat.expect("16 generated tokens")
+    assert chat.process.wait(timeout=60) == 0
+    messages = json.loads((tmp_path / "chat.json").read_text())["messages"]
+    assert [message["role"] for message in messages] == ["user", "assistant"]
+    assert messages[0]["content"] == "write a function"
+    assert "write a function" in (tmp_path / "pyhobbit" / "history").read_text()
+
+
+def test_ctrl_c_stops_the_answer_and_twice_at_the_prompt_leaves(
+    session: Callable[..., _Session], chat_gguf: Path
+) -> None:
+    chat = session(chat_gguf, "--pools", "3M")
+    chat.tell("write a function")
+    chat.expect("…")  # the prompt is being read, and this terminal's signals are on
+    time.sleep(0.1)
+    chat.type(CTRL_C)
+    chat.expect("(interrupted)")
+    chat.expect(READY)
+    chat.type(CTRL_C)
+    chat.expect("Ctrl-C once more")
+    chat.expect(READY)
+    chat.type(CTRL_C)
+    chat.expect("generated tokens")
+    assert chat.process.wait(timeout=60) == 0
+
+
+def test_ctrl_d_leaves(session: Callable[..., _Session], tiny_gguf: Path) -> None:
+    chat = session(tiny_gguf, "--pools", "8M")
+    chat.expect("no chat template: it continues the text that you type")
+    chat.expect(READY)
+    chat.type(CTRL_D)
+    chat.expect("generated tokens")
+    assert chat.process.wait(timeout=60) == 0
+
+
+def test_a_dumb_terminal_gets_plain_text(session: Callable[..., _Session], tiny_gguf: Path) -> None:
+    chat = session(tiny_gguf, "--pools", "8M", "-n", "4", term="dumb")
+    text = chat.expect("> ")
+    chat.type("import os\r")
+    text += chat.expect("4 tokens (max_tokens)")
+    text += chat.expect("> ")
+    chat.type("/exit\r")
+    text += chat.expect("generated tokens")
+    assert chat.process.wait(timeout=60) == 0
+    assert "\x1b[2m" not in text
+    assert "…" not in text
+
+
+def test_a_model_cannot_write_control_characters_to_the_terminal(
+    session: Callable[..., _Session], tmp_path: Path
+) -> None:
+    """The byte vocabulary and random weights of this model bring any byte."""
+    path = tmp_path / "bytes.gguf"
+    models.write_dense_llama(path)
+    arguments = ("--temp", "9", "--seed", "1", "--top-k", "0", "--min-p", "0", "--top-p", "1")
+    piped = subprocess.run(
+        [sys.executable, "-m", "pyhobbit", "chat", path, "-p", "a", *arguments],
+        capture_output=True,
+        cwd=tmp_path,
+        timeout=120,
+    )
+    assert piped.returncode == 0, piped.stderr
+    assert any(byte < 32 and byte != 10 for byte in piped.stdout)
+    chat = session(path, "-p", "a", *arguments, term="dumb")
+    chat.expect("continues the text that you type")
+    text = chat.expect("pyhobbit: the context is full")
+    assert not set(text) & {chr(code) for code in range(32) if chr(code) not in "\r\n\t"}
+
+
+def test_what_is_no_terminal_gets_the_answers_alone(chat_gguf: Path, tmp_path: Path) -> None:
+    main, side = pty.openpty()
+    command = [sys.executable, "-m", "pyhobbit", "chat", chat_gguf, "--pools", "8M", "--temp", "0", "-n", "8"]
+    environment = {
+        **os.environ,
+        "XDG_STATE_HOME": str(tmp_path),
+        "TERM": "xterm",
+        "PROMPT_TOOLKIT_NO_CPR": "1",
+    }
+    with subprocess.Popen(
+        command, stdin=side, stdout=subprocess.PIPE, stderr=side, cwd=tmp_path, env=environment
+    ) as process:
+        os.close(side)
+        os.write(main, b"write a function\r")
+        time.sleep(0.1)
+        os.write(main, b"/stats\r/exit\r")
+        seen = b""
+        while b"generated tokens" not in seen:
+            seen += os.read(main, 4096)
+        assert process.stdout is not None
+        text = process.stdout.read().decode()
+        assert process.wait(timeout=60) == 0
+    os.close(main)
+    once = subprocess.run(
+        [*command, "-p", "write a function"], capture_output=True, text=True, cwd=tmp_path, timeout=120
+    )
+    assert once.stdout == text
+
+
+def test_a_hang_up_ends_the_program(session: Callable[..., _Session], tiny_gguf: Path) -> None:
+    chat = session(tiny_gguf, "--pools", "8M")
+    chat.expect(READY)
+    chat.process.send_signal(signal.SIGHUP)
+    assert chat.process.wait(timeout=60) == -signal.SIGHUP

@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: MIT
+import errno
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import TINY_MODEL
+from fake_hub import Hub, serving
+
+from pyhobbit import download
+from pyhobbit.download import fetch, fetch_file
+from pyhobbit.errors import ConfigError, HobbitError
+
+BIG = os.urandom(12 << 20)
+
+REPOS = {
+    "user/many": {
+        "README.md": b"text",
+        "Model-Q8_0.gguf": b"GGUF q8",
+        "Model-q4_k_m.gguf": b"GGUF q4",
+        "Model-UD-IQ2_XXS.gguf": b"GGUF iq2",
+        "mmproj-F16.gguf": b"GGUF mmproj",
+        "imatrix.gguf": b"GGUF imatrix",
+    },
+    "user/split": {
+        "Q6_K/Model-Q6_K-00002-of-00003.gguf": b"GGUF 2",
+        "Q6_K/Model-Q6_K-00003-of-00003.gguf": b"GGUF 3",
+        "Q6_K/Model-Q6_K-00001-of-00003.gguf": b"GGUF 1",
+    },
+    "user/torn": {"Model-Q4_0-00001-of-00002.gguf": b"GGUF 1"},
+    "user/big": {"Big.gguf": BIG},
+    "user/checkpoint": {
+        "config.json": b"{}",
+        "tokenizer.model": b"t",
+        "model-00001-of-00002.safetensors": b"a",
+        "model-00002-of-00002.safetensors": b"b",
+        "consolidated.00.safetensors": b"ab again",
+        "pytorch_model.bin": b"ab once more",
+        "modeling_custom.py": b"code",
+        "original/consolidated.pth": b"ab",
+    },
+    "user/both": {"config.json": b"{}", "model.safetensors": b"a", "Model-Q4_0.gguf": b"GGUF q4_0"},
+    "user/tiers": {
+        "a/Model-Q4_0.gguf": b"GGUF q4_0",
+        "a/Model-Q4_0.hobbit.gguf": b"GGUF low",
+        "a/Model-Q4_0.calibration.gguf": b"GGUF keys",
+        "a/Model-Q8_0.calibration.gguf": b"GGUF other keys",
+    },
+    "user/empty": {"README.md": b"text"},
+}
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with serving(Hub(REPOS, {"user/gated": "GatedRepo"})) as hub:
+        yield hub
+
+
+def _fetch(hub: Hub, cache: Path, name: str, checkpoint: bool = False) -> Path:
+    return fetch(name, checkpoint, endpoint=hub.endpoint, cache=cache)
+
+
+def _error(hub: Hub, cache: Path, name: str, checkpoint: bool = False) -> str:
+    with pytest.raises(HobbitError) as error:
+        _fetch(hub, cache, name, checkpoint)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("user/many", b"GGUF q4"),  # Q4_K_M
+        ("user/many:q8_0", b"GGUF q8"),
+        ("user/many:Iq2_xxs", b"GGUF iq2"),
+        ("user/both", b"GGUF q4_0"),  # neither Q4_K_M nor Q8_0: the first
+    ],
+)
+def test_the_quant_picks_the_file(hub: Hub, tmp_path: Path, name: str, content: bytes) -> None:
+    assert _fetch(hub, tmp_path, name).read_bytes() == content
+    assert len(hub.served) == 1
+
+
+def test_all_parts_of_a_split_model_are_fetched(hub: Hub, tmp_path: Path) -> None:
+    path = _fetch(hub, tmp_path, "user/split:Q6_K")
+    assert path.name == "Model-Q6_K-00001-of-00003.gguf"
+    parts = sorted(path.parent.iterdir())
+    assert [part.read_bytes() for part in parts] == [b"GGUF 1", b"GGUF 2", b"GGUF 3"]
+
+
+def test_a_file_is_downloaded_once(hub: Hub, tmp_path: Path) -> None:
+    first = _fetch(hub, tmp_path, "user/many")
+    assert _fetch(hub, tmp_path, "user/many") == first
+    assert len(hub.served) == 1
+
+
+def test_a_download_that_broke_off_goes_on(hub: Hub, tmp_path: Path) -> None:
+    hub.break_after["Big.gguf"] = 10 << 20
+    assert _fetch(hub, tmp_path, "user/big").read_bytes() == BIG
+    (_, start), (_, again) = hub.served
+    assert start == 0
+    assert again > 0
+
+
+def test_an_interrupted_download_goes_on_in_the_next_run(hub: Hub, tmp_path: Path) -> None:
+    program = "import os, signal, sys\nfrom pathlib import Path\nfrom pyhobbit import download\n"
+    program += "class Torn:\n"
+    program += "    def __init__(self, file): self.file = file\n"
+    program += "    def __getattr__(self, name): return getattr(self.file, name)\n"
+    program += "    def write(self, data):\n"
+    program += "        self.file.write(data)\n"
+    program += "        os.kill(os.getpid(), signal.SIGINT)\n"
+    program += "http_get = download.http_get\n"
+    program += "download.http_get = lambda url, file, **keys: http_get(url, Torn(file), **keys)\n"
+    program += "download.fetch('user/big', endpoint=sys.argv[1], cache=Path(sys.argv[2]))\n"
+    command = [sys.executable, "-c", program, hub.endpoint, tmp_path / "cache"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert "KeyboardInterrupt" in done.stderr
+    hub.served.clear()
+    assert _fetch(hub, tmp_path / "cache", "user/big").read_bytes() == BIG
+    (((name, first)),) = hub.served
+    assert name == "Big.gguf"
+    assert 0 < first < len(BIG)
+
+
+def test_without_a_network_what_is_there_is_taken(hub: Hub, tmp_path: Path) -> None:
+    there = _fetch(hub, tmp_path, "user/many:Q8_0")
+    folder = _fetch(hub, tmp_path, "user/checkpoint", checkpoint=True)
+    away = Hub({}, endpoint="http://127.0.0.1:9")
+    assert _fetch(away, tmp_path, "user/many:Q8_0") == there
+    assert _fetch(away, tmp_path, "user/checkpoint", checkpoint=True) == folder
+    for name in ("user/many:Q4_K_M", "user/split"):
+        error = _error(away, tmp_path, name)
+        assert "127.0.0.1:9 cannot be reached" in error
+        assert "check the network" in error
+
+
+def test_a_checkpoint_is_fetched_once_and_without_code(hub: Hub, tmp_path: Path) -> None:
+    folder = _fetch(hub, tmp_path, "user/checkpoint", checkpoint=True)
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "config.json",
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+        "tokenizer.model",
+    ]
+
+
+def test_a_conversion_takes_the_gguf_where_it_is_asked_for_or_alone(hub: Hub, tmp_path: Path) -> None:
+    assert _fetch(hub, tmp_path, "user/both", checkpoint=True).is_dir()
+    assert _fetch(hub, tmp_path, "user/both:Q4_0", checkpoint=True).name == "Model-Q4_0.gguf"
+    assert _fetch(hub, tmp_path, "user/many", checkpoint=True).name == "Model-q4_k_m.gguf"
+
+
+def test_what_is_not_there_is_said(hub: Hub, tmp_path: Path) -> None:
+    assert "has no Q5_K_M; it has Q8_0, UD-IQ2_XXS, q4_k_m" in _error(hub, tmp_path, "user/many:Q5_K_M")
+    assert "pyhobbit convert --hf-repo user/checkpoint" in _error(hub, tmp_path, "user/checkpoint")
+    assert "holds no model" in _error(hub, tmp_path, "user/empty")
+    assert "holds no model" in _error(hub, tmp_path, "user/empty", checkpoint=True)
+    assert "lacks Model-Q4_0-00002-of-00002.gguf" in _error(hub, tmp_path, "user/torn")
+    assert "hf auth login" in _error(hub, tmp_path, "user/nothing")
+    assert "is gated: accept its conditions on" in _error(hub, tmp_path, "user/gated")
+
+
+@pytest.mark.parametrize("name", ["model", "a/b/c", "/x", "a/", "a/b:c:d", "a b/c"])
+def test_a_wrong_name_is_wrong_usage(hub: Hub, tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="is not a repository"):
+        _fetch(hub, tmp_path, name)
+    assert hub.served == []
+
+
+def test_a_disk_that_is_too_small_is_found_before_the_download(tmp_path: Path) -> None:
+    with serving(Hub(REPOS, sizes={"Big.gguf": 1 << 60})) as hub:
+        assert "make room, or set HF_HOME" in _error(hub, tmp_path, "user/big")
+    assert hub.served == []
+
+
+def test_a_disk_that_becomes_full_is_one_sentence(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_args: object, **_keys: object) -> str:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(download, "http_get", full)
+    assert "the disk is full" in _error(hub, tmp_path, "user/big")
+
+
+def test_a_cache_that_cannot_be_written_is_one_sentence(hub: Hub, tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    assert "cannot be stored" in _error(hub, blocked, "user/big")
+
+
+def test_a_sidecar_and_a_calibration_come_along(hub: Hub, tmp_path: Path) -> None:
+    path = _fetch(hub, tmp_path, "user/tiers")
+    assert sorted(each.name for each in path.parent.iterdir()) == [
+        "Model-Q4_0.calibration.gguf",
+        "Model-Q4_0.gguf",
+        "Model-Q4_0.hobbit.gguf",
+    ]
+
+
+def test_a_file_by_its_pattern(hub: Hub, tmp_path: Path) -> None:
+    def get(repo: str, pattern: str, *additional: str, local_dir: Path | None = None) -> Path:
+        where = {"endpoint": hub.endpoint, "cache": tmp_path / "cache"}
+        return fetch_file(repo, pattern, additional, local_dir=local_dir, **where)
+
+    assert get("user/many", "*Q8_0.gguf").read_bytes() == b"GGUF q8"
+    folder = tmp_path / "here"
+    path = get("user/split", "*Q6_K*.gguf", local_dir=folder)
+    assert path == folder / "Q6_K" / "Model-Q6_K-00001-of-00003.gguf"
+    assert [each.read_bytes() for each in sorted(path.parent.iterdir())] == [b"GGUF 1", b"GGUF 2", b"GGUF 3"]
+    path = get("user/many", "*q4_k_m.gguf", "mmproj*", "README.md")
+    assert {each.name for each in path.parent.iterdir()} >= {"mmproj-F16.gguf", "README.md"}
+    with pytest.raises(HobbitError, match=r"has no '.*Q5.*'; it has Model-Q8_0.gguf, "):
+        get("user/many", "*Q5*")
+    with pytest.raises(HobbitError, match=r"several files match '.*': Model-Q8_0.gguf, Model-q4_k_m.gguf"):
+        get("user/many", "Model-[qQ][48]*")
+    with pytest.raises(ConfigError, match="picks the file already"):
+        get("user/many:Q8_0", "*")
+
+
+#
+# the commands
+#
+
+
+def _run(hub: Hub, folder: Path, *arguments: object) -> "subprocess.CompletedProcess[str]":
+    environment = {**os.environ, "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(folder / "hf")}
+    command = [sys.executable, "-m", "pyhobbit", *map(str, arguments)]
+    return subprocess.run(
+        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=300, input=""
+    )
+
+
+def test_from_a_repository_to_text(tmp_path: Path) -> None:
+    files = {path.name: path.read_bytes() for path in TINY_MODEL.iterdir()}
+    with serving(Hub({"user/Tiny": files})) as hub:
+        done = _run(hub, tmp_path, "convert", "--low", "q4_0", "--hf-repo", "user/Tiny")
+        assert done.returncode == 0, done.stderr
+        assert re.search(r"^pyhobbit: downloading model.safetensors of user/Tiny, \d", done.stderr, re.M)
+    output = tmp_path / "Tiny-hobbit.gguf"
+    with serving(Hub({"user/Tiny-GGUF": {"Tiny-F16.gguf": output.read_bytes()}})) as hub:
+        answer = ("-p", "def f(x):", "-n", 4, "--temp", 0)
+        done = _run(hub, tmp_path, "chat", "--hf-repo", "user/Tiny-GGUF:f16", *answer)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == _run(hub, tmp_path, "chat", output, *answer).stdout != ""
+        sidecar = _run(hub, tmp_path, "convert", "--low", "q2_k", "--sidecar", "-hf", "user/Tiny-GGUF")
+        assert sidecar.returncode == 1
+        assert "tiers" in sidecar.stderr
+        assert len(hub.served) == 1
+
+
+def test_errors_come_before_the_download(hub: Hub, tmp_path: Path) -> None:
+    done = _run(hub, tmp_path, "convert", "--low", "q4_9", "--hf-repo", "user/checkpoint")
+    assert done.returncode == 1
+    assert "q4_9" in done.stderr
+    done = _run(hub, tmp_path, "chat", "--hf-repo", "user/many", "--t1", 2, "-p", "x")
+    assert done.returncode == 2
+    assert "between 0 and 1" in done.stderr
+    assert hub.served == []
+    done = _run(hub, tmp_path, "chat", "--hf-repo", "user/many:Q3_K", "-p", "x")
+    assert done.returncode == 1
+    assert done.stderr == "pyhobbit: error: user/many has no Q3_K; it has Q8_0, UD-IQ2_XXS, q4_k_m\n"

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: MIT
+import argparse
+from pathlib import Path
+
+import pytest
+
+from pyhobbit.errors import ConfigError, HobbitError
+from pyhobbit.model_path import add_model_arguments, check_model_file, model_path
+
+
+def _parse(*arguments: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_model_arguments(parser)
+    return parser.parse_args(arguments)
+
+
+def test_a_path_is_taken_as_it_is() -> None:
+    assert model_path(_parse("some/m.gguf")) == Path("some/m.gguf")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "give a MODEL"),
+        (["m.gguf", "-hf", "a/b"], "both MODEL"),
+        (["--hf-repo", "ab"], "'ab' is not a repository"),
+        (["--hf-repo", "a/b:c:d"], "'a/b:c:d' is not a repository"),
+    ],
+)
+def test_exactly_one_model_is_named(arguments: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        model_path(_parse(*arguments))
+
+
+def _error(path: Path) -> str:
+    with pytest.raises(HobbitError) as error:
+        check_model_file(path)
+    return str(error.value)
+
+
+def test_what_is_in_the_folder_is_suggested(tmp_path: Path) -> None:
+    for name in ("Mixtral-Q4_K_M.gguf", "Qwen3-Q8_0.gguf", "Qwen3-Q8_0.hobbit.gguf", "notes.txt"):
+        (tmp_path / name).write_bytes(b"GGUF")
+    near = _error(tmp_path / "mixtral-q4_k_m.gguf")
+    assert near.endswith(f"does not exist; did you mean {tmp_path}/Mixtral-Q4_K_M.gguf?")
+    assert f"did you mean {tmp_path}/Qwen3-Q8_0.gguf?" in _error(tmp_path / "Qwen3-Q8_0")
+    known = "holds Mixtral-Q4_K_M.gguf, Qwen3-Q8_0.gguf"
+    assert _error(tmp_path / "olmoe.gguf").endswith(known)
+    assert _error(tmp_path).endswith(f"is a folder; give a GGUF file; {tmp_path} {known}")
+    assert "is not a GGUF file" in _error(Path(__file__))
+    check_model_file(tmp_path / "Mixtral-Q4_K_M.gguf")
+
+
+def test_a_checkpoint_is_to_be_converted(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert f"pyhobbit convert {tmp_path}" in _error(tmp_path)
+
+
+def test_a_repository_without_its_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert _error(Path("user/Model-GGUF:Q8_0")).endswith("on Hugging Face: --hf-repo user/Model-GGUF:Q8_0")
+    assert _error(Path("none/m.gguf")) == "none/m.gguf does not exist, nor does the folder none"

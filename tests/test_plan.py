@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: MIT
+from pathlib import Path
+
+import pytest
+import random_moe
+from models import random_model
+
+from pyhobbit import memory, plan
+from pyhobbit.config import CacheConfig, EngineConfig
+from pyhobbit.engine import Engine
+from pyhobbit.errors import HobbitError
+from pyhobbit.memory import available_memory, resident_memory
+from pyhobbit.plan import lay_out
+
+_MIB = 1 << 20
+
+
+def _bounded(n_mib: int) -> EngineConfig:
+    return EngineConfig(cache=CacheConfig(memory=resident_memory() + n_mib * _MIB), n_threads=1)
+
+
+@pytest.mark.parametrize("arch", sorted(random_moe.ARCHS))
+def test_the_plan_is_what_the_engine_does(arch: str) -> None:
+    path = random_model(arch)
+    config = _bounded(60)
+    expected = lay_out(path, config)
+    with Engine(path, config) as engine:
+        info = engine.info()
+    assert expected.info.n_ctx == info.n_ctx
+    assert expected.info.n_experts == info.n_experts
+    assert abs(expected.info.pool_bytes_high - info.pool_bytes_high) < 2 * _MIB
+
+
+def test_pools_that_hold_a_part_are_planned_to_the_megabyte(tiny_gguf: Path) -> None:
+    config = _bounded(58)
+    expected = lay_out(tiny_gguf, config)
+    with Engine(tiny_gguf, config) as engine:
+        info = engine.info()
+    assert 0 < info.pool_slots_high < 48
+    # what Python itself takes between the two is part of the process
+    assert abs(expected.info.pool_bytes_high - info.pool_bytes_high) < 3 * _MIB
+    assert expected.share_high == expected.info.pool_slots_high / 48
+
+
+def test_a_plan_says_what_everything_takes(tiny_gguf: Path) -> None:
+    before = resident_memory()
+    found = lay_out(tiny_gguf, EngineConfig(n_ctx=256, n_threads=1))
+    assert resident_memory() - before < 16 * _MIB  # nothing was loaded
+    assert found.context == 6 * 2 * 256 * 2 * 2 * 64  # layers, K and V, tokens, f16, KV heads, their width
+    assert found.weights + found.info.tier_bytes_high + found.info.tier_bytes_low == pytest.approx(
+        tiny_gguf.stat().st_size, rel=0.02
+    )
+    assert 0 < found.compute < 64 * _MIB
+    assert found.n_ctx_train == 512
+    assert found.n_all_experts == 48
+    assert found.info.pool_slots_high == 48
+
+
+def test_a_plain_model_that_fits_runs_whole() -> None:
+    path = random_model("qwen3moe")
+    found = lay_out(path, EngineConfig())
+    assert not found.info.cached
+    assert found.info.has_experts
+    assert found.weights == pytest.approx(path.stat().st_size, rel=0.05)
+    assert lay_out(path, EngineConfig(cache=CacheConfig(pools=8 * _MIB))).info.cached
+
+
+def test_what_does_not_fit_is_said_before_it_is_loaded(
+    tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(HobbitError, match=r"the smallest that works is \d+ MiB .* for a context of 512 tok"):
+        lay_out(tiny_gguf, EngineConfig(cache=CacheConfig(memory=20 * _MIB)))
+    with pytest.raises(HobbitError, match="more than the model knows; use --ctx 512"):
+        lay_out(tiny_gguf, EngineConfig(n_ctx=513))
+    monkeypatch.setattr(plan, "available_memory", lambda: 5 * _MIB)
+    for path in (tiny_gguf, random_model("qwen3moe")):
+        with pytest.raises(HobbitError, match=r"does not fit into memory: .* 5.0 MiB are free; free some"):
+            lay_out(path, EngineConfig())
+
+
+def test_a_trace_is_left_alone(tiny_gguf: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "run.csv"
+    trace.write_text("an older one")
+    found = lay_out(tiny_gguf, EngineConfig(cache=CacheConfig(trace=trace)))
+    assert found.info.cached
+    assert trace.read_text() == "an older one"
+
+
+def test_a_file_that_cannot_be_opened(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF" + bytes(20))
+    with pytest.raises(HobbitError, match=r"broken.gguf"):
+        lay_out(broken, EngineConfig())
+
+
+def test_free_memory_is_bounded_by_cgroups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    free = available_memory()
+    assert 0 < free <= memory._field(Path("/proc/meminfo"), "MemTotal:") * 1024
+    for name, text in (
+        ("max", "100000\n"),
+        ("current", "70000\n"),
+        ("stat", "anon 1\ninactive_file 20000\n"),
+    ):
+        (tmp_path / f"memory.{name}").write_text(text)
+    assert memory._room(tmp_path, *memory._V2) == 50000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory._room(tmp_path, *memory._V2) is None
+    assert memory._room(tmp_path / "none", *memory._V1) is None

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: MIT
+"""Which options of `pyhobbit serve` are ours, which llama-server's, and what llama-server is told."""
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from pyhobbit import serve
+from pyhobbit._server_flags import Flag, known, parse_help
+from pyhobbit.config import CacheConfig
+from pyhobbit.errors import ConfigError
+
+HELP = """\
+----- common params -----
+
+-c,    --ctx-size N                     size of the prompt context (default: 0)
+                                        (env: LLAMA_ARG_CTX_SIZE)
+--perf, --no-perf                       whether to enable timings (default: false)
+-fit,  --fit [on|off]                   whether to adjust
+--ui-config-file, --webui-config-file PATH
+                                        JSON file
+"""
+
+
+def _parse(*arguments: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    serve.add_arguments(parser)
+    return serve.parse(parser, arguments)
+
+
+def test_help_tells_names_values_and_variables() -> None:
+    flags = parse_help(HELP)
+    assert flags["-c"] == flags["--ctx-size"] == Flag(("-c", "--ctx-size"), True, "LLAMA_ARG_CTX_SIZE")
+    assert not flags["--no-perf"].takes_value
+    assert flags["--fit"].takes_value
+    assert flags["--webui-config-file"].takes_value
+    assert len(flags) == 8
+
+
+def test_our_llama_server_lists_its_options() -> None:
+    flags = known()
+    assert len(flags) > 300
+    for name in ("--host", "--port", "--parallel", "--ctx-size", "--cache-ram", "--override-kv"):
+        assert flags[name].takes_value, name
+    for name in ("--metrics", "--jinja", "--no-ui", "-kvu"):
+        assert not flags[name].takes_value, name
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("m.gguf", "-c", "100", "--no-perf", "--t1", "0.5"),
+        ("-c", "100", "--no-perf", "m.gguf", "--t1", "0.5"),
+        ("--ctx-size=100", "--t1=0.5", "--no_perf", "m.gguf"),
+        ("-c", "100", "--no-perf", "-m", "m.gguf", "--t1", "0.5"),
+    ],
+)
+def test_the_model_may_stand_anywhere(arguments: tuple[str, ...]) -> None:
+    args = _parse(*arguments)
+    assert args.model == Path("m.gguf")
+    assert args.t1 == 0.5
+    assert args.passed_on in (["-c", "100", "--no-perf"], ["--ctx-size", "100", "--no-perf"])
+
+
+def test_options_that_begin_like_others_are_not_taken_apart() -> None:
+    args = _parse("m.gguf", "-ctk", "f16", "-hff", "x.gguf", "--seed", "-1", "-hf", "a/b")
+    assert args.passed_on == ["-ctk", "f16", "-hff", "x.gguf", "--seed", "-1"]
+    assert args.hf_repo == "a/b"
+
+
+def test_an_unknown_option_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"no option --paralel; did you mean --parallel\?"):
+        _parse("m.gguf", "--paralel", "2")
+    with pytest.raises(ConfigError, match=r"did you mean --flash-attn\?"):
+        _parse("m.gguf", "--flash-atn", "on")
+    with pytest.raises(ConfigError, match="see: pyhobbit serve --help"):
+        _parse("m.gguf", "--xyzzyxyzzy")
+
+
+def test_defaults_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = known()
+    for flag in ("--ctx-size", "--cache-ram", "--metrics"):
+        monkeypatch.delenv(str(flags[flag].variable), raising=False)
+    defaults = serve.server_arguments({}, [], flags)
+    assert defaults == ["--ctx-size", "8192", "--cache-ram", "0", "--metrics"]
+    given = ["-c", "1024", "-cram", "64", "--metrics"]
+    assert serve.server_arguments({}, given, flags) == given
+    monkeypatch.setenv("LLAMA_ARG_CTX_SIZE", "2048")
+    assert "--ctx-size" not in serve.server_arguments({}, [], flags)
+
+
+def test_settings_become_overrides() -> None:
+    cache = CacheConfig(pools=1000, t1=0.5, policy="lru", renormalize=True, sidecar=Path("a,b.gguf"))
+    first, overrides, *_ = serve.server_arguments(cache.settings(), [], known())
+    assert first == "--override-kv"
+    assert overrides.split(",", 1)[0] == "hobbit.enable=bool:true"
+    for part in ("hobbit.pools=int:1000", "hobbit.t1=float:0.5", "hobbit.policy=str:lru"):
+        assert part in overrides.split(",")
+    assert "hobbit.renormalize=bool:true" in overrides
+    assert '"hobbit.sidecar=str:a,b.gguf"' in overrides

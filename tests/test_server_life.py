@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: MIT
+"""`pyhobbit serve` from start to end: ready, refused, interrupted, used for long."""
+
+import http.client
+import json
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import models
+import pytest
+from conftest import RunPyhobbit
+from servers import PROMPT, Server, free_port, growth, running, serving
+
+
+def _port(server: Server) -> int:
+    return int(server.url.rpartition(":")[2])
+
+
+@contextmanager
+def _stream(server: Server, n: int) -> Iterator[http.client.HTTPResponse]:
+    """A request whose answer has begun; leaving closes its connection."""
+    connection = http.client.HTTPConnection("127.0.0.1", _port(server), timeout=60)
+    body = {"prompt": PROMPT, "n_predict": n, "stream": True, "ignore_eos": True}
+    with closing(connection):
+        connection.request("POST", "/completion", json.dumps(body), {"Content-Type": "application/json"})
+        with connection.getresponse() as answer:
+            assert b"data:" in answer.readline()
+            yield answer
+
+
+def _busy_slots(server: Server) -> int:
+    return sum(slot["is_processing"] for slot in server.request("/slots").json)
+
+
+def _wait_until(condition: Callable[[], bool], timeout: float = 30) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_same_greedy_text_as_chat_and_stock(tmp_path: Path, run_pyhobbit: RunPyhobbit) -> None:
+    model = models.tiny()
+    stock = [models.stock_dir() / "llama-server", "-m", model, "--ctx-size", 512]
+    with running(stock, tmp_path / "stock.log") as server:
+        expected = server.complete(n=48)
+    with serving(model, tmp_path / "log", "--pools", "4M") as server:
+        assert server.complete(n=48) == expected
+        assert server.cache()["pool_slots_high"] < 48
+        assert server.cache()["misses_high"] > 0
+    done = run_pyhobbit("chat", model, "-p", PROMPT, "-n", 48, "--temp", 0, "--pools", "4M")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.rstrip("\n") == expected.rstrip("\n")
+
+
+def test_it_listens_here_alone_and_is_ready_when_healthy(tiny_gguf: Path, tmp_path: Path) -> None:
+    with serving(tiny_gguf, tmp_path / "log") as server:
+        assert server.complete(n=4)  # at once
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.2", _port(server)))  # this machine too
+
+
+def test_a_client_that_leaves_frees_its_slot(tiny_gguf: Path, tmp_path: Path) -> None:
+    with serving(tiny_gguf, tmp_path / "log", "--parallel", 1, "--ctx-size", 512, "--pools", "3M") as server:
+        for _ in range(3):
+            with _stream(server, n=450):
+                assert _busy_slots(server) == 1
+        _wait_until(lambda: _busy_slots(server) == 0)
+        log = server.log.read_text(errors="replace")
+        assert "n_tokens = 45" not in log, "an answer was generated to its end"
+        assert server.complete(n=4)
+
+
+@pytest.mark.parametrize("interrupt", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_while_it_generates(
+    tiny_gguf: Path, tmp_path: Path, interrupt: signal.Signals
+) -> None:
+    options = ("--parallel", 1, "--pools", "3M")
+    with serving(tiny_gguf, tmp_path / "log", *options) as server, _stream(server, n=480) as answer:
+        begun = time.monotonic()
+        server.process.send_signal(interrupt)
+        assert server.process.wait(timeout=30) == 0
+        assert time.monotonic() - begun < 10
+        assert b"The server is shutting down" in answer.read()
+
+
+@pytest.mark.parametrize("path", ["/completion", "/v1/completions", "/v1/chat/completions", "/tokenize"])
+@pytest.mark.parametrize("body", [b"", b"{", b"[1,", b'{"prompt": "a"', b"\xff\xfe"])
+def test_malformed_json_is_a_bad_request(shared: Server, path: str, body: bytes) -> None:
+    answer = shared.request(path, body)
+    assert answer.status == 400
+    assert answer.json["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("key", ["wrong", "secre", "secret2", "SECRET"])
+def test_a_wrong_key_is_refused(shared: Server, key: str) -> None:
+    for path, body in (("/hobbit", None), ("/metrics", None), ("/completion", {"prompt": "a"})):
+        assert shared.request(path, body, key).status == 401
+    assert shared.request("/hobbit").status == 200
+
+
+def test_an_over_long_prompt_is_a_clear_bad_request(shared: Server) -> None:
+    answer = shared.request("/completion", {"prompt": PROMPT * 500})
+    assert answer.status == 400
+    assert "exceeds the available context size (512 tokens)" in answer.error
+
+
+def test_many_requests_do_not_grow_it(shared: Server) -> None:
+    assert growth(shared, 150) < 4 << 20
+
+
+@pytest.fixture(scope="module")
+def shared(tiny_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    log = tmp_path_factory.mktemp("life") / "log"
+    with serving(
+        tiny_gguf, log, "--parallel", 2, "--ctx-size", 1024, "--pools", "4M", key="secret"
+    ) as server:
+        yield server
+
+
+def test_a_busy_port_is_an_error_before_the_model_is_loaded(
+    tiny_gguf: Path, run_pyhobbit: RunPyhobbit
+) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        done = run_pyhobbit("serve", tiny_gguf, "--port", port)
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"pyhobbit: error: port {port} of 127.0.0.1 is taken by another program; "
+        "choose another one with --port\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "problem"),
+    [
+        (("--host", "203.0.113.1"), 1, "cannot listen on 203.0.113.1"),
+        (("--port", "70000"), 2, "'70000' is not a port"),
+        (("--prot", "8080"), 2, "no option --prot; did you mean --port?"),
+        (("--ctxsize", "8080"), 2, "no option --ctxsize; did you mean --ctx-size?"),
+        (("--t1", "0.9", "--t2", "0.5"), 2, "t1 (0.9) is above t2 (0.5)"),
+        (("--memory", "1M", "--pools", "1M"), 2, "not allowed with"),
+        (("--memory", "1M"), 1, "memory budget of 1.0 MiB is too small"),
+        (("--hf-repo", "a/b"), 2, "both MODEL"),
+    ],
+)
+def test_errors(
+    tiny_gguf: Path, run_pyhobbit: RunPyhobbit, arguments: tuple[str, ...], status: int, problem: str
+) -> None:
+    port = () if "--port" in arguments else ("--port", free_port())
+    done = run_pyhobbit("serve", tiny_gguf, *port, *arguments)
+    assert done.returncode == status
+    assert problem in done.stderr
+
+
+def test_a_missing_model_is_named(tiny_gguf: Path, run_pyhobbit: RunPyhobbit) -> None:
+    done = run_pyhobbit("serve", tiny_gguf.with_name("tiny2.gguf"), "--port", free_port())
+    assert done.returncode == 1
+    assert f"did you mean {tiny_gguf}?" in done.stderr
+
+
+def test_the_exit_status_is_llama_servers(tiny_gguf: Path, run_pyhobbit: RunPyhobbit) -> None:
+    done = run_pyhobbit("serve", tiny_gguf, "--port", free_port(), "--chat-template-file", "/nowhere")
+    assert done.returncode == 1
+    assert "/nowhere" in done.stderr

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: MIT
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from traces import letters, write_trace
+
+from pyhobbit.advice import advice, memory_rows, speed_rows
+from pyhobbit.config import CacheConfig, EngineConfig
+from pyhobbit.errors import HobbitError
+from pyhobbit.machine import _own_trace
+from pyhobbit.plan import MemoryPlan
+from pyhobbit.speed import Disk, Sample, Speed, Warm, estimate, measure_disk, measure_sample, replay
+from pyhobbit.stats import ModelInfo
+from pyhobbit.trace import ROUTE
+
+_GIB = 1 << 30
+
+# 10 layers of 100 experts, 4 used, 1 MiB each in high and 0.5 MiB in low precision; room for 40 % and 20 %
+PLAN = MemoryPlan(
+    info=ModelInfo(
+        model="m.gguf",
+        description="",
+        n_ctx=4096,
+        n_threads=1,
+        cached=True,
+        has_experts=True,
+        n_layers=10,
+        n_experts=100,
+        n_experts_used=4,
+        n_tiers=2,
+        tier_bytes_high=1000 << 20,
+        tier_bytes_low=500 << 20,
+        pool_bytes_high=400 << 20,
+        pool_bytes_low=100 << 20,
+        pool_slots_high=400,
+        pool_slots_low=200,
+        t1=0.6,
+        t2=0.9,
+        direct_io=True,
+    ),
+    available=8 * _GIB,
+    process=50 << 20,
+    weights=1 * _GIB,
+    context=64 << 20,
+    compute=32 << 20,
+    n_all_experts=1000,
+    n_ctx_train=4096,
+)
+SAMPLE = Sample(n_tokens=20, compute_s=0.05, wait_s_per_byte=1e-9, mix=(0.5, 0.3, 0.2), warm=None)
+DISK = Disk(0.8e9, 1 << 20, 4, direct=True)
+
+
+def _plan(**info: object) -> MemoryPlan:
+    return replace(PLAN, info=replace(PLAN.info, **info))
+
+
+def test_without_better_knowledge_experts_are_used_alike() -> None:
+    found = estimate(PLAN, SAMPLE, DISK, None)
+    assert (found.source, found.hits) == ("even", (0.4, 0.2))
+    # 40 selections a token: half of them high at 60 % misses, 30 % low at 80 %
+    assert found.read_bytes == pytest.approx(40 * (0.5 * 0.6 * (1 << 20) + 0.3 * 0.8 * (1 << 19)))
+    assert found.wait_s == pytest.approx(found.read_bytes * 1e-9)
+    assert found.tokens_per_second == pytest.approx(1 / (0.05 + found.wait_s))
+
+
+def test_hits_come_from_what_knows_best() -> None:
+    sampled = replace(SAMPLE, warm=Warm((0.7, 0.6), 0.03, 9e6))
+    warm = estimate(PLAN, sampled, DISK, None)
+    assert (warm.hits, warm.wait_s, warm.read_bytes) == ((0.7, 0.6), 0.03, 9e6)
+    assert estimate(PLAN, sampled, DISK, ("trace", (0.8, 0.5))).source == "trace"
+    whole = estimate(_plan(pool_slots_high=1000, pool_slots_low=0), sampled, DISK, None)
+    assert (whole.source, whole.wait_s, whole.tokens_per_second) == ("all", 0, 20)
+    stock = estimate(_plan(cached=False, pool_slots_low=0), SAMPLE, None, None)
+    assert (stock.source, stock.read_bytes) == ("all", 0)
+
+
+def test_routes_meet_the_pools_of_the_plan() -> None:
+    routes = np.zeros(2 * 10 * 4, ROUTE)
+    routes["token"] = np.repeat(np.arange(2), 40)
+    routes["layer"] = np.tile(np.repeat(np.arange(10), 4), 2)
+    routes["expert"] = np.tile(np.arange(4), 20)
+    routes["weight"] = np.tile([0.97, 0.01, 0.01, 0.01], 20)
+    routes["counted"] = 1
+    everything = _plan(t1=1.0, t2=1.0, pool_slots_low=0)
+    assert replay(everything, routes, "lru") == (0.5, 1.0)  # the second token finds what the first has loaded
+    assert replay(replace(PLAN, info=replace(PLAN.info, t1=0.0, t2=1.0)), routes, "lru") == (0.5, 0.5)
+
+
+@pytest.mark.parametrize("n_bytes", [1 << 20, 100_000])
+def test_the_disk_is_measured_on_the_file(tmp_path: Path, n_bytes: int) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(n_bytes))
+    disk = measure_disk(path, 300_000, 2, seconds=0.05)
+    assert disk.bytes_per_s > 0
+    assert disk.read_bytes == (303104 if n_bytes > 300_000 else 98304)
+
+
+def test_a_sample_of_the_tiny_model(tiny_gguf: Path) -> None:
+    small = EngineConfig(cache=CacheConfig(pools=4 << 20, prefetch=0), n_threads=1)
+    sample = measure_sample(tiny_gguf, small, seconds=0.5)
+    assert sample.n_tokens >= 4
+    assert 0 < sample.compute_s < 1
+    assert sample.wait_s_per_byte > 0
+    assert sample.mix == (1.0, 0.0, 0.0)
+    assert sample.warm is not None
+    assert 0 < sample.warm.hits[0] < 1
+    assert sample.warm.read_bytes > 0
+
+
+#
+# what people read
+#
+
+
+def _speed(**changes: object) -> Speed:
+    return replace(estimate(PLAN, SAMPLE, DISK, None), **changes)
+
+
+def test_the_rows_name_sizes_and_the_assumption() -> None:
+    rows = memory_rows(PLAN)
+    assert rows["high pool"].startswith("400.0 MiB: 400 of 1000 experts, 40%")
+    assert rows["low pool"].startswith("100.0 MiB: 200 of 1000 experts, 20%")
+    assert rows["on disk"].startswith("600.0 MiB")
+    assert "4096 tokens" in rows["context"]
+    assert "runs whole, as in stock llama.cpp" in memory_rows(_plan(cached=False))["memory"]
+    rows = speed_rows(PLAN, _speed())
+    assert "an estimate" in rows["speed"]
+    assert rows["hits"].startswith("40% high, 20% low: assumed: as if all experts were used alike")
+    assert rows["disk"].startswith("762.9 MiB/s by 4 direct reads at a time of 1.0 MiB; 16.8 MiB to read")
+
+
+def _advice(plan: MemoryPlan, speed: Speed | None, cache: CacheConfig | None = None) -> str:
+    return "\n".join(advice(plan, speed, cache or CacheConfig(), calibrated=False))
+
+
+def test_advice_is_about_what_takes_the_time() -> None:
+    slow = _speed(wait_s=0.2)
+    assert "600.0 MiB more memory would hold every expert, for 20 token/s" in _advice(PLAN, slow)
+    assert "a disk twice as fast would give 6.67 token/s" in _advice(PLAN, slow)
+    assert "pyhobbit calibrate m.gguf --text FILE" in _advice(PLAN, slow)
+    assert "raise --memory" in _advice(PLAN, slow, CacheConfig(memory=2 * _GIB))
+    assert "raise --memory" not in _advice(PLAN, slow)
+    assert "the low tier is not used: --t1 0.6 --t2 0.9" in _advice(_plan(t1=1.0, t2=1.0), slow)
+    assert "pyhobbit convert --low q4_0 --sidecar m.gguf" in _advice(_plan(n_tiers=1), slow)
+    assert "refuses direct I/O" in _advice(_plan(direct_io=False), slow)
+    fast = _advice(PLAN, _speed(wait_s=0.001))
+    assert "computing takes nearly all the time" in fast
+    assert "memory would hold" not in fast
+
+
+def test_a_trace_of_another_model_is_refused(tmp_path: Path) -> None:
+    path = write_trace(tmp_path / "run.csv", letters("aAB"), 1, 2, 1)
+    with pytest.raises(HobbitError, match="is a trace of another model"):
+        _own_trace(path, PLAN)
