@@ -30,7 +30,7 @@ struct layer_report {
 
 // Runs the part of an outer graph that belongs to the experts of a layer: decides what each missing expert is worth
 // (Eq. 2), brings the experts into the cache, and multiplies on the compute device what has arrived while the rest is
-// on its way. Experts that do not fit into the pools together are computed in waves.
+// on its way. Experts that do not fit into the pools together stream through them.
 //
 // Thread-safety: none; see expert_cache. An error, but for being aborted, is repeated for ever: no wrong output
 // follows.
