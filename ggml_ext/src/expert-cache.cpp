@@ -140,7 +140,7 @@ ggml_backend_buffer_t expert_cache::buffer(expert_id id, uint32_t tier, uint32_t
 }
 
 void expert_cache::release(expert_id id, uint32_t tier) {
-    loader_.settle(load(id, tier));
+    loader_.abandon(load(id, tier));
     sets_[tier]->unpin(id);
 }
 
@@ -191,10 +191,7 @@ void expert_cache::reap_prefetches() {
 
 void expert_cache::drop_prefetches() {
     for (const tier_expert & p : prefetched_) {
-        loader_.cancel(load(p.id, p.tier));
-    }
-    for (const tier_expert & p : prefetched_) {
-        loader_.settle(load(p.id, p.tier));
+        loader_.abandon(load(p.id, p.tier));
     }
     reap_prefetches();
 }

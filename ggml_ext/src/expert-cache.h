@@ -48,8 +48,8 @@ class expert_cache {
     // Whether all of `parts` are there or on the way.
     bool holds(expert_id id, uint32_t tier, uint32_t parts) const;
 
-    // Pins the expert, without asking for parts. False, and nothing changes, when every slot of the pool is pinned: by
-    // acquire, or by prefetches that failed, for which see error().
+    // Pins the expert, without asking for parts. False, and nothing changes, when every slot of the pool is pinned by
+    // acquire.
     bool acquire(expert_id id, uint32_t tier);
 
     // Asks the loader for those of `parts` that are neither there nor on the way. REQUIRES: pinned.
@@ -70,7 +70,7 @@ class expert_cache {
     char *                data(expert_id id, uint32_t tier, uint32_t part) const;
     ggml_backend_buffer_t buffer(expert_id id, uint32_t tier, uint32_t part) const;
 
-    // Undoes one acquire, once nothing asked for is on the way any more.
+    // Undoes one acquire, once nothing asked for is on the way any more; what was only prefetched is dropped.
     void release(expert_id id, uint32_t tier);
 
     // Asks the loader for parts of an expert that a layer to come is predicted to need, after all demands, and protects

@@ -142,7 +142,11 @@ uint64_t hobbit_model::scratch_bytes(uint32_t n_batch) const {
             n_out = std::max(n_out, shape.n_out);
         }
     }
-    return uint64_t(n_in + n_out) * sizeof(float) * n_batch;
+    const uint64_t rows =
+        uint64_t(n_in + n_out) * sizeof(float) * std::max(n_batch, uint32_t(inner_graph::enough_rows));
+    const uint64_t staging =
+        settings_.pack ? settings_.io_threads * (loader::chunk_size + 2 * file_reader::alignment) : 0;
+    return rows + staging + inner_graph::max_work_size;
 }
 
 status hobbit_model::prepare(uint64_t model_bytes, uint32_t n_batch) {

@@ -76,12 +76,13 @@ ggml_tensor * inner_graph::matrices_leaf(const matrices & weights, int32_t first
     return t;
 }
 
-// All rows of a float tensor, or `n` of them from `first` on.
-ggml_tensor * inner_graph::rows_leaf(const ggml_tensor * tensor, int64_t first, int64_t n) {
+// All rows of a float tensor.
+ggml_tensor * inner_graph::rows_leaf(const ggml_tensor * tensor) {
+    const int64_t n = ggml_nrows(tensor);
     ggml_tensor * t = ggml_new_tensor_2d(ctx_, tensor->type, tensor->ne[0], n);
     t->nb[1]        = tensor->nb[1];
     t->nb[2] = t->nb[3] = t->nb[1] * n;
-    t->data             = static_cast<char *>(tensor->data) + first * tensor->nb[1];
+    t->data             = tensor->data;
     t->buffer           = tensor->view_src ? tensor->view_src->buffer : tensor->buffer;
     n_leaves_++;
     return t;
@@ -168,7 +169,7 @@ void inner_graph::add_matmul(const ggml_tensor * matmul, const matrices & weight
         from.push_back(int32_t(r.row / n_used * src->ne[1] + r.row % n_used % src->ne[1]));
         to.push_back(r.row);
     }
-    ggml_tensor * gathered = ggml_get_rows(ctx_, rows_leaf(src, 0, ggml_nrows(src)), row_numbers(from));
+    ggml_tensor * gathered = ggml_get_rows(ctx_, rows_leaf(src), row_numbers(from));
     place(gathered, 0);
     ggml_tensor * ids     = ggml_reshape_2d(ctx_, row_numbers(matrix), 1, n);
     ggml_tensor * product = add_product(matmul, w, ggml_reshape_3d(ctx_, gathered, gathered->ne[0], 1, n), ids);
@@ -176,7 +177,7 @@ void inner_graph::add_matmul(const ggml_tensor * matmul, const matrices & weight
     GGML_ASSERT(ggml_nbytes(gathered) <= sizes_.gathered && ggml_nbytes(product) <= sizes_.product);
 
     ggml_tensor * flat      = ggml_reshape_2d(ctx_, product, product->ne[0], n);
-    ggml_tensor * scattered = ggml_set_rows(ctx_, rows_leaf(matmul, 0, ggml_nrows(matmul)), flat, row_numbers(to));
+    ggml_tensor * scattered = ggml_set_rows(ctx_, rows_leaf(matmul), flat, row_numbers(to));
     scattered->buffer       = matmul->buffer;
     add_node(scattered);
 }

@@ -76,6 +76,14 @@ class inner_graph {
     // Row numbers that add_matmul keeps for each row.
     static constexpr size_t row_numbers_per_row = 3;
 
+    // Rows that are worth an operation of their own.
+    static constexpr int64_t enough_rows = 64;
+
+    // ggml's kernels keep a table of rows for each matrix that a matmul spans, used or not: what one matmul should be
+    // given at most. A single matrix is always within it, or no more than llama.cpp asks for.
+    static constexpr size_t max_work_size = 8u << 20;
+    static size_t           work_size(size_t n_matrices, size_t n_rows) { return n_matrices * n_rows * 8; }
+
     // Runs what was added and empties the graph.
     ggml_status compute();
 
@@ -85,7 +93,7 @@ class inner_graph {
   private:
     ggml_tensor * leaf(const ggml_tensor * tensor);
     ggml_tensor * matrices_leaf(const matrices & weights, int32_t first, int32_t last);
-    ggml_tensor * rows_leaf(const ggml_tensor * tensor, int64_t first, int64_t n);
+    ggml_tensor * rows_leaf(const ggml_tensor * tensor);
     ggml_tensor * row_numbers(const std::vector<int32_t> & rows);
     ggml_tensor * add_product(const ggml_tensor * matmul, ggml_tensor * weights, ggml_tensor * src, ggml_tensor * ids);
     void          place(ggml_tensor * tensor, size_t scratch_offset);

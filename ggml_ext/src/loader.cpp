@@ -5,12 +5,22 @@
 
 #include <algorithm>
 #include <functional>
+#include <new>
 
 namespace hobbit {
 
-// The first address from p on that direct I/O may read into.
-static char * aligned(char * p) {
-    return p + (file_reader::alignment - uintptr_t(p) % file_reader::alignment) % file_reader::alignment;
+bool staging_buffer::reserve(size_t size) {
+    if (size <= size_) {
+        return true;
+    }
+    memory_.reset(new (std::nothrow) char[size + file_reader::alignment]);
+    size_ = memory_ ? size : 0;
+    return memory_ != nullptr;
+}
+
+char * staging_buffer::data() const {
+    const uintptr_t misaligned = uintptr_t(memory_.get()) % file_reader::alignment;
+    return memory_.get() + (file_reader::alignment - misaligned) % file_reader::alignment;
 }
 
 loader::loader(file_reader & reader, stats & stats, uint32_t n_threads) : reader_(reader), stats_(stats) {
@@ -47,7 +57,7 @@ bool loader::next_chunk(chunk & next) {
 }
 
 void loader::run() {
-    std::vector<char>            staging;
+    staging_buffer               staging;
     std::unique_lock<std::mutex> lock(mutex_);
     while (true) {
         chunk next;
@@ -63,14 +73,16 @@ void loader::run() {
     }
 }
 
-status loader::read(const chunk & next, std::vector<char> & staging) {
+status loader::read(const chunk & next, staging_buffer & staging) {
     const part_location at     = next.location();
     const size_t        before = data_offset(at);
     const size_t        span   = aligned_span(at);
     char *              dst    = next.dst;
     if (next.packed) {
-        staging.resize(std::max(staging.size(), span + file_reader::alignment));
-        dst = aligned(staging.data());
+        if (!staging.reserve(span)) {
+            return status::error(format("no memory left to read experts (%zu bytes)", span));
+        }
+        dst = staging.data();
     }
     const status s = reader_.read_at(at.file, at.offset - before, span, before + at.size, dst);
     if (s.ok() && next.packed) {
@@ -94,8 +106,6 @@ void loader::finish(const chunk & done, const status & result) {
     end_chunk(done, result.ok());
     if (!result.ok()) {
         fail(result);
-    } else if (was_prefetch) {
-        work_.notify_one(); // the next prefetch may begin
     }
 }
 
@@ -172,11 +182,14 @@ void loader::split(const chunk & whole, const part_target & target, std::deque<c
 void loader::submit(load_state & state, uint32_t part, const part_location & location, const part_target & target,
                     load_urgency urgency) {
     std::lock_guard<std::mutex> lock(mutex_);
+    if (state.arrived & part_bit(part)) {
+        return; // as most of what is asked for
+    }
     if (state.requested & part_bit(part)) {
         if (urgency == load_urgency::demand) {
             promote(state, part);
         }
-        return; // no thread is woken: most of what is asked for is there
+        return; // no thread is woken
     }
     if (!error_.ok()) {
         return;
@@ -217,14 +230,27 @@ void loader::promote(const load_state & state, uint32_t part) {
 
 void loader::cancel(load_state & state) {
     std::lock_guard<std::mutex> lock(mutex_);
-    const auto                  first = std::stable_partition(prefetch_.begin(), prefetch_.end(), [&](const chunk & c) {
-        return c.state != &state || (state.begun & part_bit(c.part));
+    drop_prefetches(state, ~state.begun);
+    progress_.notify_all();
+}
+
+void loader::abandon(load_state & state) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    drop_prefetches(state, ~0u);
+    if (state.arrived != state.requested) {
+        stall(lock, [&] { return state.arrived == state.requested; });
+    }
+}
+
+// Those of `parts`. A part of which something was read or is in flight then counts as failed.
+void loader::drop_prefetches(load_state & state, uint32_t parts) {
+    const auto first = std::stable_partition(prefetch_.begin(), prefetch_.end(), [&](const chunk & c) {
+        return c.state != &state || !(parts & part_bit(c.part));
     });
     for (auto it = first; it != prefetch_.end(); ++it) {
         end_chunk(*it, false);
     }
     prefetch_.erase(first, prefetch_.end());
-    progress_.notify_all();
 }
 
 status loader::wait(const load_state & state, uint32_t parts) {
@@ -234,10 +260,14 @@ status loader::wait(const load_state & state, uint32_t parts) {
         return error_;
     }
 
-    const auto start = std::chrono::steady_clock::now();
-    progress_.wait(lock, [&] { return done() || !error_.ok(); });
-    stats_.stall_ns += std::chrono::nanoseconds(std::chrono::steady_clock::now() - start).count();
+    stall(lock, [&] { return done() || !error_.ok(); });
     return error_;
+}
+
+void loader::stall(std::unique_lock<std::mutex> & lock, const std::function<bool()> & is_over) {
+    const auto start = std::chrono::steady_clock::now();
+    progress_.wait(lock, is_over);
+    stats_.stall_ns += std::chrono::nanoseconds(std::chrono::steady_clock::now() - start).count();
 }
 
 bool loader::settled(const load_state & state) const {

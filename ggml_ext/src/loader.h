@@ -12,6 +12,8 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <functional>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -42,6 +44,17 @@ struct part_target {
 
 enum class load_urgency { demand, prefetch };
 
+// Memory of one thread that direct I/O may read into; what it holds is lost when it grows.
+class staging_buffer {
+  public:
+    bool   reserve(size_t size); // false: no memory left
+    char * data() const;         // a multiple of file_reader::alignment
+
+  private:
+    std::unique_ptr<char[]> memory_;
+    size_t                  size_ = 0;
+};
+
 // Reads experts' parts from their files into slots, in threads of its own and in chunks, so that several threads read
 // one part. Demands take all threads. A prefetched chunk is read only while no demand is queued or in flight, and no
 // other prefetched one: a demand waits for one chunk at most. The first error is kept: it is the answer to every wait
@@ -70,10 +83,13 @@ class loader {
     // Drops the prefetches of parts of which nothing was read yet: they then count as not asked for.
     void cancel(load_state & state);
 
+    // Drops all prefetches, also those half read, and blocks until nothing is on the way any more.
+    void abandon(load_state & state);
+
     // Blocks until all of `parts` have arrived. REQUIRES: they were asked for, and not cancelled since.
     status wait(const load_state & state, uint32_t parts);
 
-    // Whether, or until, nothing that was asked for is on the way any more: it has arrived, or will never.
+    // Whether, or until, nothing that was asked for is on the way: it has arrived, or will never.
     bool settled(const load_state & state) const;
     void settle(const load_state & state);
 
@@ -112,11 +128,13 @@ class loader {
     static void split(const chunk & whole, const part_target & target, std::deque<chunk> & queue);
 
     void   run();
-    status read(const chunk & next, std::vector<char> & staging);
+    status read(const chunk & next, staging_buffer & staging);
 
     // REQUIRES: mutex_ held
     bool next_chunk(chunk & next);
     void promote(const load_state & state, uint32_t part);
+    void drop_prefetches(load_state & state, uint32_t parts);
+    void stall(std::unique_lock<std::mutex> & lock, const std::function<bool()> & is_over);
     void wake(size_t n_chunks);
     void finish(const chunk & done, const status & result);
     void end_chunk(const chunk & ended, bool ok);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
 #include "moe-executor.h"
 
+#include "layer-routing.h"
+
 #include <algorithm>
-#include <cstring>
 #include <map>
 #include <numeric>
-#include <set>
 
 namespace hobbit {
 
@@ -121,43 +121,6 @@ moe_executor::stage moe_executor::next_stage(ggml_cgraph * graph, int first, int
 // plan: which experts, in which precision
 //
 
-// The tensor's bytes, from the device's memory.
-static std::vector<char> fetch(const ggml_tensor * tensor) {
-    std::vector<char> bytes(ggml_nbytes(tensor));
-    ggml_backend_tensor_get(tensor, bytes.data(), 0, bytes.size());
-    return bytes;
-}
-
-status moe_executor::read_routing(const ggml_tensor * matmul, layer_routing & routing) const {
-    const ggml_tensor *     ids       = matmul->src[2];
-    const std::vector<char> raw       = fetch(ids);
-    const int32_t           n_experts = int32_t(matmul->src[0]->ne[2]);
-    routing.layer                     = expert_of(matmul).layer;
-    routing.n_used                    = ids->ne[0];
-    routing.n_tokens                  = ids->ne[1];
-    for (int64_t t = 0; t < routing.n_tokens; t++) {
-        for (int64_t k = 0; k < routing.n_used; k++) {
-            int32_t id;
-            std::memcpy(&id, raw.data() + t * ids->nb[1] + k * ids->nb[0], sizeof(id));
-            if (id < 0 || id >= n_experts) {
-                return status::error(
-                    format("the router chose expert %d of %d in '%s'", id, n_experts, matmul->src[0]->name));
-            }
-            routing.experts.push_back(id);
-        }
-    }
-
-    const ggml_tensor * weights = matmul->src[3];
-    if (weights && ggml_is_contiguous(weights) && size_t(ggml_nelements(weights)) == routing.experts.size()) {
-        routing.weights.resize(routing.experts.size());
-        ggml_backend_tensor_get(weights, routing.weights.data(), 0, routing.weights.size() * sizeof(float));
-    } else if (config_.rules.thresholds.t1 < 1.0) {
-        return status::error(
-            format("the router weights of '%s' are not known: run this model with t1 = 1", matmul->src[0]->name));
-    }
-    return {};
-}
-
 status moe_executor::begin_layer(const stage & st, const ggml_tensor * last, inner_graph & inner) {
     const ggml_tensor * matmul = st.matmuls.front();
     if (layer_.ids == matmul->src[2] && layer_.routing.layer == expert_of(matmul).layer && !(layer_.done & st.parts)) {
@@ -171,7 +134,11 @@ status moe_executor::begin_layer(const stage & st, const ggml_tensor * last, inn
     }
     layer_ = {};
     if (s.ok()) {
-        s = read_routing(matmul, layer_.routing);
+        s = read_routing(matmul, expert_of(matmul).layer, layer_.routing);
+    }
+    if (s.ok()) {
+        layer_.rows = batch_.rows(layer_.routing.n_tokens);
+        s           = check_weights(matmul);
     }
     if (!s.ok()) {
         return s;
@@ -179,10 +146,20 @@ status moe_executor::begin_layer(const stage & st, const ggml_tensor * last, inn
     layer_.ids          = matmul->src[2];
     layer_.router_input = matmul->src[4];
     layer_.done         = st.parts;
-    layer_.rows         = batch_.rows(layer_.routing.n_tokens);
     stats_.layers_computed++;
+    stats_.waves++;
     plan();
     return reserve(inner);
+}
+
+// Without the router's weights no expert is worth less than another.
+status moe_executor::check_weights(const ggml_tensor * matmul) const {
+    const auto asks_for_less = [&](const batch_info::row & row) { return thresholds_of(row.sequence).t1 < 1.0; };
+    if (layer_.routing.weights.empty() && std::any_of(layer_.rows.begin(), layer_.rows.end(), asks_for_less)) {
+        return status::error(
+            format("the router weights of '%s' are not known: run this model with t1 = 1", matmul->src[0]->name));
+    }
+    return {};
 }
 
 // What a report says of the time before: when the layer has run, the router's input has been overwritten.
@@ -277,7 +254,7 @@ status moe_executor::end_layer(const ggml_tensor * output, inner_graph & inner) 
                 observer_({ layer_.routing, layer_.plan, layer_.rows, layer_.was_resident, layer_.input, output });
             }
             if (config_.renormalize && !layer_.routing.weights.empty()) {
-                renormalize(output);
+                renormalize(layer_.routing, layer_.plan, output);
             }
             if (prefetcher_) {
                 prefetcher_->end_layer(layer_.routing.layer);
@@ -322,9 +299,8 @@ status moe_executor::run_stage(const stage & st, inner_graph & inner) {
     status s;
     while (s.ok() && !todo.empty()) {
         n_pinned += pin(st, todo, n_pinned);
-        if (n_pinned == 0) { // nobody else has pinned anything, but for reads that failed
-            GGML_ASSERT(!cache_.error().ok());
-            return cache_.error();
+        if (n_pinned == 0) { // nobody else pins anything for long
+            return cache_.error().ok() ? status::error("no slot is free: the expert cache is broken") : cache_.error();
         }
         const bool all_pinned = n_pinned == todo.size();
         if (all_pinned && rest_is_due) {
@@ -347,7 +323,6 @@ size_t moe_executor::pin(const stage & st, const std::vector<const planned_use *
     for (; n < uses.size() && cache_.acquire(uses[n]->id, uses[n]->tier); n++) {
         cache_.request(uses[n]->id, uses[n]->tier, st.parts);
     }
-    stats_.waves += n > n_pinned;
     return n - n_pinned;
 }
 
@@ -355,13 +330,16 @@ size_t moe_executor::pin(const stage & st, const std::vector<const planned_use *
 // slots until then, and with layers to come.
 status moe_executor::begin_rest(const stage & st, const std::vector<const planned_use *> & pinned,
                                 inner_graph & inner) {
-    for (const planned_use * use : pinned) {
-        cache_.request(use->id, use->tier, index_.layer(layer_.routing.layer).parts);
+    const uint32_t rest = index_.layer(layer_.routing.layer).parts & ~layer_.done;
+    const bool     all  = layer_.done == st.parts && pinned.size() == layer_.plan.uses.size();
+    for (uint32_t part = 0; part < PART_COUNT; part++) {
+        const bool is_next = rest == part_bit(part); // where slots are short, who waits for more loses its slot before
+        for (size_t i = 0; i < pinned.size() && (rest & part_bit(part)) && (all || is_next); i++) {
+            cache_.request(pinned[i]->id, pinned[i]->tier, part_bit(part));
+        }
     }
-    const bool is_whole_layer = layer_.done == st.parts && pinned.size() == layer_.plan.uses.size();
-    return prefetcher_ && is_whole_layer
-               ? prefetcher_->look_ahead(layer_.routing.layer, layer_.router_input, inner.backend())
-               : status();
+    return prefetcher_ && all ? prefetcher_->look_ahead(layer_.routing.layer, layer_.router_input, inner.backend())
+                              : status();
 }
 
 // Computes those of the pinned experts, the first in `todo`, that have arrived, at least one, and takes them out. They
@@ -387,6 +365,7 @@ status moe_executor::run_arrived(const stage & st, std::vector<const planned_use
     held_.insert(held_.end(), arrived.begin(), arrived.end());
     status s = add_products(st, arrived, inner);
     if (s.ok() && slots_are_short) {
+        stats_.waves++;
         s = flush(inner);
         if (s.ok()) {
             release_held();
@@ -424,38 +403,51 @@ status moe_executor::add_products(const stage & st, const std::vector<const plan
     return {};
 }
 
-// One operation for all, or for as many at a time as the scratch memory has room for.
+// One operation for all, or as many as keep each within the scratch memory and ggml's work memory.
 status moe_executor::add_matmul(const ggml_tensor * matmul, const matrices & weights,
-                                const std::vector<const planned_use *> & uses, inner_graph & inner) {
+                                std::vector<const planned_use *> uses, inner_graph & inner) {
+    const auto slot    = [&](const planned_use * use) { return cache_.slot(use->id, use->tier); };
+    const auto by_slot = [&](const planned_use * a, const planned_use * b) { return slot(a) < slot(b); };
+    std::sort(uses.begin(), uses.end(), by_slot);
+
     const size_t n_rows = std::accumulate(uses.begin(), uses.end(), size_t(0),
                                           [](size_t n, const planned_use * use) { return n + use->selections.size(); });
-    const size_t room   = n_rows == layer_.routing.experts.size() ? n_rows : rows_at_once();
+    const size_t span   = slot(uses.back()) - slot(uses.front()) + 1;
+    const bool   at_once =
+        n_rows == layer_.routing.experts.size() && inner_graph::work_size(span, n_rows) <= inner_graph::max_work_size;
 
     std::vector<served_row> rows;
-    for (size_t i = 0; i < uses.size(); i++) {
-        const int32_t slot = int32_t(cache_.slot(uses[i]->id, uses[i]->tier));
-        for (const int32_t row : uses[i]->selections) {
-            rows.push_back({ row, slot });
-        }
-        if (i + 1 < uses.size() && rows.size() + uses[i + 1]->selections.size() <= room) {
-            continue;
-        }
-        if (inner.full()) {
-            const status s = flush(inner);
+    for (const planned_use * use : uses) {
+        const size_t n    = rows.size() + use->selections.size();
+        const bool   fits = at_once || rows.empty() ||
+                          (n <= rows_at_once() && inner_graph::work_size(slot(use) - rows.front().matrix + 1, n) <=
+                                                      inner_graph::max_work_size);
+        if (!fits) {
+            const status s = add_rows(matmul, weights, rows, inner);
             if (!s.ok()) {
                 return s;
             }
+            rows.clear();
         }
-        inner.add_matmul(matmul, weights, rows);
-        rows.clear();
+        for (const int32_t row : use->selections) {
+            rows.push_back({ row, int32_t(slot(use)) });
+        }
     }
-    return {};
+    return add_rows(matmul, weights, rows, inner);
+}
+
+status moe_executor::add_rows(const ggml_tensor * matmul, const matrices & weights,
+                              const std::vector<served_row> & rows, inner_graph & inner) {
+    const status s = inner.full() ? flush(inner) : status();
+    if (s.ok()) {
+        inner.add_matmul(matmul, weights, rows);
+    }
+    return s;
 }
 
 // Rows that are gathered for one operation: those of any one expert, and enough to be worth it.
 size_t moe_executor::rows_at_once() const {
-    constexpr int64_t enough = 64;
-    return size_t(std::max(layer_.routing.n_tokens, enough));
+    return size_t(std::max(layer_.routing.n_tokens, inner_graph::enough_rows));
 }
 
 // Scratch memory for all matmuls of the layer.
@@ -498,34 +490,6 @@ status moe_executor::clear_skipped(const ggml_tensor * tensor, inner_graph & inn
                                    tensor->ne[0] * sizeof(float));
     }
     return {};
-}
-
-// The weights of the experts that a token keeps are applied after us: their outputs grow instead.
-void moe_executor::renormalize(const ggml_tensor * output) const {
-    const layer_routing & routing = layer_.routing;
-    std::vector<float>    row(output->ne[0]);
-    std::set<int64_t>     tokens;
-    for (const int32_t i : layer_.plan.skipped) {
-        tokens.insert(i / routing.n_used);
-    }
-    for (const int64_t t : tokens) {
-        double all  = 0.0;
-        double kept = 0.0;
-        for (int64_t i = t * routing.n_used; i < (t + 1) * routing.n_used; i++) {
-            all  += routing.weights[i];
-            kept += layer_.plan.precisions[i] == PRECISION_SKIP ? 0.0 : routing.weights[i];
-        }
-        if (!(kept > 0.0)) {
-            continue;
-        }
-        const float factor = float(all / kept);
-        for (int64_t i = t * routing.n_used; i < (t + 1) * routing.n_used; i++) {
-            ggml_backend_tensor_get(output, row.data(), i * output->nb[1], row.size() * sizeof(float));
-            std::transform(row.begin(), row.end(), row.begin(), [&](float x) { return x * factor; });
-            ggml_backend_tensor_set(const_cast<ggml_tensor *>(output), row.data(), i * output->nb[1],
-                                    row.size() * sizeof(float));
-        }
-    }
 }
 
 void moe_executor::release_held() {

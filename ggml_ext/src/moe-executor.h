@@ -87,7 +87,7 @@ class moe_executor {
     static stage next_stage(ggml_cgraph * graph, int first, int & end);
 
     status                   begin_layer(const stage & s, const ggml_tensor * last, inner_graph & inner);
-    status                   read_routing(const ggml_tensor * matmul, layer_routing & routing) const;
+    status                   check_weights(const ggml_tensor * matmul) const;
     void                     plan();
     void                     set_token_thresholds();
     const score_thresholds & thresholds_of(int32_t sequence) const;
@@ -101,11 +101,12 @@ class moe_executor {
     status run_arrived(const stage & s, std::vector<const planned_use *> & todo, size_t & n_pinned,
                        bool slots_are_short, inner_graph & inner);
     status add_products(const stage & s, const std::vector<const planned_use *> & uses, inner_graph & inner);
-    status add_matmul(const ggml_tensor * matmul, const matrices & weights,
-                      const std::vector<const planned_use *> & uses, inner_graph & inner);
+    status add_matmul(const ggml_tensor * matmul, const matrices & weights, std::vector<const planned_use *> uses,
+                      inner_graph & inner);
+    status add_rows(const ggml_tensor * matmul, const matrices & weights, const std::vector<served_row> & rows,
+                    inner_graph & inner);
     size_t rows_at_once() const;
     status clear_skipped(const ggml_tensor * tensor, inner_graph & inner);
-    void   renormalize(const ggml_tensor * output) const;
     void   release_held();
 
     status run(ggml_cgraph * graph, inner_graph & inner);
@@ -124,7 +125,7 @@ class moe_executor {
     std::function<void(const layer_report &)> observer_;
     std::mt19937_64                           generator_; // of random rules
     layer_state                               layer_;
-    std::vector<const planned_use *>          held_; // pinned until the layer is done
+    std::vector<const planned_use *>          held_; // pinned until the layer is done, or others need the slots
     status                                    error_;
 };
 

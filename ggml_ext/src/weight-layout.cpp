@@ -31,6 +31,9 @@ ggml_backend_buffer_type_t packed_layout(ggml_backend_dev_t device, ggml_type ty
         (ggml_backend_dev_get_extra_bufts_t) ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(device),
                                                                                "ggml_backend_dev_get_extra_bufts");
     ggml_backend_buffer_type_t * extra = get_extra ? get_extra(device) : nullptr;
+    if (shape.n_out % ROW_GROUP != 0) {
+        return nullptr; // pieces might be laid out otherwise than the whole
+    }
     for (; extra && *extra; extra++) {
         if (takes(device, *extra, type, shape, n_experts)) {
             return *extra;

@@ -95,6 +95,7 @@ struct moe_model {
     int64_t   n_embd      = 64;
     int64_t   n_ff        = 32;
     bool      fused       = false; // gate and up in one tensor
+    bool      apart       = false; // something is computed between gate and up
     ggml_type high        = GGML_TYPE_F16;
     ggml_type low         = GGML_TYPE_Q4_0;
 

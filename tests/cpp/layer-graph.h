@@ -87,6 +87,7 @@ class layer_graph {
             act = ggml_swiglu(ctx_, add_matmul("gate_up", model.n_embd, 2 * model.n_ff, x, ids));
         } else {
             ggml_tensor * gate = add_matmul("gate", model.n_embd, model.n_ff, x, ids);
+            gate               = model.apart ? ggml_scale(ctx_, gate, 0.5f) : gate;
             act                = ggml_swiglu_split(ctx_, gate, add_matmul("up", model.n_embd, model.n_ff, x, ids));
         }
         output_             = add_matmul("down", model.n_ff, model.n_embd, act, ids);

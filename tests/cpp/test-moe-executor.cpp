@@ -277,7 +277,8 @@ TEST_CASE("a computation that is aborted may be repeated, whatever was on its wa
     const layer_input   input    = random_input(m.shape, 37, 3);
     const rows          expected = stock(m, input, TIER_HIGH);
     for (const uint32_t n_slots : { 16u, 3u, 1u }) {
-        for (int polls = 0; polls < 12; polls++) {
+        bool was_aborted = true;
+        for (int polls = 0; was_aborted; polls++) { // at each poll there is; how many depends on what has arrived when
             CAPTURE(n_slots);
             CAPTURE(polls);
             engine e(m, n_slots, 0);
@@ -286,7 +287,8 @@ TEST_CASE("a computation that is aborted may be repeated, whatever was on its wa
             layer_graph graph(m.shape, input);
             graph.set_cached(m.index, 0);
             const status s = e.executor.compute(graph.graph, e.inner);
-            CHECK(s.is_aborted());
+            was_aborted    = s.is_aborted();
+            CHECK((was_aborted || (s.ok() && polls > 2)));
             ggml_backend_cpu_set_abort_callback(e.cpu.backend, nullptr, nullptr);
             CHECK(e.compute(m, input, 1) == stock(m, input, TIER_HIGH, 1));
             CHECK(e.compute(m, input) == expected);
