@@ -68,6 +68,11 @@ def sidecar_path(base: Path) -> Path:
     return base.with_name(model_stem(base) + ".hobbit.gguf")
 
 
+def calibration_path(base: Path) -> Path:
+    """Where the engine looks for the calibration of a model."""
+    return base.with_name(model_stem(base) + ".calibration.gguf")
+
+
 def tier_metadata() -> list[KeyValue]:
     return [
         scalar_entry("hobbit.version", GGUFValueType.UINT32, FORMAT_VERSION),

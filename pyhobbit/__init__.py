@@ -42,6 +42,18 @@ _MODULES = {
 }
 
 
+def _share_libraries() -> None:
+    # llama_cpp takes its libraries from there when it is imported, and brings none of its own.
+    import os
+
+    from pyhobbit._paths import LIB_DIR
+
+    os.environ.setdefault("LLAMA_CPP_LIB_PATH", str(LIB_DIR))
+
+
+_share_libraries()
+
+
 def __getattr__(name: str) -> object:
     # The engine brings the native libraries, which the converter does without, and the command line
     # answers to Ctrl-C only once it has started.

@@ -50,6 +50,15 @@ class Cache:
         lib.hobbit_get_stats(self._pointer, values)
         return CacheStats(**{field.name: getattr(values, field.name) for field in fields(CacheStats)})
 
+    def failure(self) -> str | None:
+        """Why nothing can be computed any more, None where it can."""
+        try:
+            if self:
+                check(lib.hobbit_check, self._pointer)
+        except HobbitError as e:
+            return str(e)
+        return None
+
     def begin_sequence(self, sequence: int = 0) -> None:
         """What follows in this sequence is another text, though its first tokens may be kept."""
         if self:

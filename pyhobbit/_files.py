@@ -1,8 +1,18 @@
 # SPDX-License-Identifier: MIT
-"""Files that are written whole or not at all."""
+"""Texts that are read, and files that are written whole or not at all."""
 
 import os
 from pathlib import Path
+
+from pyhobbit.errors import HobbitError
+
+
+def read_text(path: Path) -> str:
+    """A text in any encoding: bytes that are no UTF-8 become surrogates. Raises HobbitError."""
+    try:
+        return path.read_bytes().decode("utf-8", "surrogateescape")
+    except OSError as e:
+        raise HobbitError(f"the text {path} cannot be read: {e.strerror}") from e
 
 
 def write_text(path: Path, text: str) -> None:

@@ -8,6 +8,7 @@ with a bound on its memory cannot afford, and hides how long a token took.
 import ctypes
 import re
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from pyhobbit import _native
+from pyhobbit._cache import Cache
 from pyhobbit._native import llama
 from pyhobbit._overrides import kv_overrides
 from pyhobbit.config import SamplingConfig, Setting
@@ -62,6 +64,9 @@ class Log:
 llama.llama_backend_init()
 log = Log()
 
+opening = threading.RLock()
+"""Held while a model is opened or closed: llama.cpp's log and hobbit's last error belong to the process."""
+
 
 def _failure(path: Path, hint: str) -> HobbitError:
     reason = log.reason() or "llama.cpp gave no reason"
@@ -87,6 +92,7 @@ class Model:
 
     def __init__(self, path: Path, settings: Mapping[str, Setting], keep_going: Callable[[], bool]) -> None:
         self.path = path
+        self._tag = settings.get("hobbit.tag")
         overrides = kv_overrides(llama, settings)
         params = llama.llama_model_default_params()
         params.kv_overrides = overrides
@@ -107,6 +113,16 @@ class Model:
 
     def close(self) -> None:
         llama.llama_model_free(self.pointer)
+
+    def failure(self) -> str | None:
+        """Why its experts cannot be computed any more, None where they can."""
+        if self._tag is None:
+            return None
+        cache = Cache(self._tag)
+        try:
+            return cache.failure()
+        finally:
+            cache.close()
 
     def description(self) -> str:
         buffer = ctypes.create_string_buffer(256)
@@ -210,7 +226,7 @@ class Context:
         if status == 2:
             return False
         if status != 0:
-            reason = _native.last_error() if status == _STATUS_FAILED else None
+            reason = self.model.failure() if status == _STATUS_FAILED else None
             raise HobbitError(reason or f"llama.cpp cannot compute the next token: {log.reason()}")
         self.tokens.extend(tokens)
         return True

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: MIT
 """What llama_cpp.Llama says about a failure, replaced by the reason that the native code gave."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from pyhobbit import _native
+from pyhobbit._cache import Cache
 from pyhobbit._llama import log
-from pyhobbit.errors import HobbitError
+from pyhobbit.errors import ContextError, HobbitError
 
 
 class LoadError(HobbitError, ValueError):
@@ -17,17 +19,37 @@ class ComputeError(HobbitError, RuntimeError):
     """A computation that failed. A RuntimeError too, which llama_cpp.Llama raises then."""
 
 
+class PromptError(ContextError, ValueError):
+    """A prompt that is too long. A ValueError too, which llama_cpp.Llama raises then."""
+
+
 @contextmanager
-def engine_errors() -> Iterator[None]:
+def engine_errors(experts: Cache) -> Iterator[None]:
+    """experts: of the model that computes."""
     try:
         yield
     except RuntimeError as e:
         if not str(e).startswith("llama_decode "):
             raise
-        # Not cleared before the call: another model's thread would then take away this one's reason.
-        reason = _native.last_error() if str(e).endswith(" -3") else None  # GGML_STATUS_FAILED
+        reason = experts.failure() if str(e).endswith(" -3") else None  # GGML_STATUS_FAILED
         raise ComputeError(
             reason or f"llama.cpp cannot compute the next token: {log.reason() or e}; open the model again"
+        ) from e
+
+
+@contextmanager
+def prompt_errors(n_ctx: int, trained: int) -> Iterator[None]:
+    """n_ctx: tokens of context that were opened, of `trained` that the model knows."""
+    try:
+        yield
+    except ValueError as e:
+        match = re.match(r"Requested tokens \((\d+)\) exceed context window", str(e))
+        if match is None:
+            raise
+        larger = f", or open the model with a larger n_ctx, at most {trained}" if trained > n_ctx else ""
+        raise PromptError(
+            f"the prompt has {match[1]} tokens, and the context window of {n_ctx} must hold an answer too; "
+            f"shorten it{larger}"
         ) from e
 
 

@@ -35,15 +35,13 @@ def _import_llama() -> ModuleType:
         import llama_cpp.llama_chat_format
     finally:
         # Read only while llama_cpp is imported; programs that we start need not see it.
-        if previous is None:
+        if previous in (None, str(LIB_DIR)):
             del os.environ["LLAMA_CPP_LIB_PATH"]
         else:
             os.environ["LLAMA_CPP_LIB_PATH"] = previous
     loaded = Path(llama_cpp.llama_cpp._lib._name)
     if loaded.parent.resolve() != LIB_DIR.resolve():
-        raise HobbitError(
-            f"llama_cpp was imported before pyhobbit, with {loaded}; import pyhobbit.engine first"
-        )
+        raise HobbitError(f"llama_cpp was imported before pyhobbit, with {loaded}; import pyhobbit first")
     return llama_cpp
 
 

@@ -31,7 +31,7 @@ def memory_rows(plan: MemoryPlan) -> dict[str, str]:
     total = format_size(plan.process + plan.beside_pools + plan.pools)
     bound = f"{format_size(info.memory)} by --memory" if info.memory else "the rest is kept free"
     rows = {
-        "memory": f"{free} free; this process takes {total} of it at most ({bound})",
+        "memory": f"{free} free; this process holds {total} at most ({bound})",
         "weights": f"{format_size(plan.weights)} in memory: all but the routed experts",
         **_context_rows(plan),
         "high pool": _pool_text(
@@ -122,7 +122,8 @@ def _about_disk(plan: MemoryPlan, speed: Speed | None, cache: CacheConfig, calib
         twice = 1 / (speed.compute_s + speed.wait_s / 2)
         yield f"a disk twice as fast would give {twice:.3g} token/s"
     if cache.pools is None and plan.context > _MUCH * plan.pools:
-        yield f"a --ctx below {info.n_ctx} leaves more of {format_size(plan.context)} to the experts"
+        size = format_size(plan.context)
+        yield f"the context takes {size}: a --ctx below {info.n_ctx} leaves more to the experts"
 
 
 def _about_machine(plan: MemoryPlan, speed: Speed | None) -> Iterator[str]:

@@ -12,10 +12,11 @@ import numpy as np
 from gguf.constants import GGUFValueType
 from tqdm import tqdm
 
+from pyhobbit._files import read_text
 from pyhobbit.analysis import decide, own_routing_agreement, prediction, shares, unimportance
 from pyhobbit.config import WEIGHT_KEYS, CalibrationConfig, EvaluationConfig, format_size
 from pyhobbit.convert.gguf_file import KeyValue, pack_header, scalar_entry, string_entry
-from pyhobbit.convert.tiers import model_stem
+from pyhobbit.convert.tiers import calibration_path
 from pyhobbit.convert.write import atomic_output
 from pyhobbit.errors import HobbitError
 from pyhobbit.evaluate import Chunk, Evaluator, Quality, perplexity
@@ -75,11 +76,6 @@ class Calibration:
             string_entry("hobbit.policy", self.policy),
             *(scalar_entry(key, GGUFValueType.FLOAT64, value) for key, value in floats.items()),
         ]
-
-
-def calibration_path(model: Path) -> Path:
-    """Where the calibration of a model lies: MODEL.calibration.gguf."""
-    return model.with_name(model_stem(model) + ".calibration.gguf")
 
 
 @dataclass(frozen=True)
@@ -208,7 +204,7 @@ def calibrate(model: Path, text: Path, config: CalibrationConfig) -> Calibration
     The same text gives the same result. Raises HobbitError: a dense model, a text that is too short, a bound
     on what low precision costs for a file without a low tier.
     """
-    content = text.read_text(encoding="utf-8", errors="replace")
+    content = read_text(text)
     with Evaluator(model, EvaluationConfig(engine=config.engine)) as evaluator:
         bounded = config.max_kl is not None or config.max_ppl_increase is not None
         if bounded and not evaluator.has_low_tier:

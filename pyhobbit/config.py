@@ -5,6 +5,7 @@ import math
 import os
 import re
 from dataclasses import dataclass, field
+from numbers import Real
 from pathlib import Path
 from typing import ClassVar
 
@@ -85,11 +86,14 @@ class CacheConfig:
         )
         for name in ("t1", "t2", "low_share"):
             value = getattr(self, name)
+            _require_number(name, value, "number")
             _require(value is None or 0 <= value <= 1, f"{name} is {value}; it must lie between 0 and 1")
         _require(
             self.t1 is None or self.t2 is None or self.t1 <= self.t2,
             f"t1 ({self.t1}) is above t2 ({self.t2}); between t1 and t2 lies low precision, so make t1 <= t2",
         )
+        for name in ("memory", "pools", "io_threads", "prefetch"):
+            _require_number(name, getattr(self, name), "whole number")
         for name in ("memory", "pools", "io_threads"):
             value = getattr(self, name)
             _require(value is None or value > 0, f"{name} is {value}; it must be positive")
@@ -124,12 +128,22 @@ class CacheConfig:
         return {"hobbit.enable": True, **given} if given else {}
 
 
+def _require_number(name: str, value: object, kind: str) -> None:
+    """kind: "number" or "whole number"; None is no value."""
+    ok = value is None or (
+        isinstance(value, int if kind == "whole number" else Real) and not isinstance(value, bool)
+    )
+    _require(ok, f"{name} is {value!r}; it must be a {kind}")
+
+
 def _float(value: float | None) -> float | None:
     # llama.cpp passes settings on by their type
     return None if value is None else float(value)
 
 
 def _check_weights(weights: tuple[float, ...]) -> None:
+    for weight in weights:
+        _require_number("a weight", weight, "number")
     text = ", ".join(f"{weight:g}" for weight in weights)
     _require(
         len(weights) == len(WEIGHT_KEYS), f"the weights are {text}; Eq. 3 takes four: LRU, LFU, LHU and FLD"
@@ -168,6 +182,10 @@ class SamplingConfig:
     repeat_last_n: ClassVar[int] = 64
 
     def __post_init__(self) -> None:
+        for name in ("temp", "top_p", "min_p", "repeat_penalty"):
+            _require_number(name, getattr(self, name), "number")
+        for name in ("top_k", "seed"):
+            _require_number(name, getattr(self, name), "whole number")
         _require(0 <= self.temp < math.inf, f"temp is {self.temp}; it must be 0 (greedy) or more")
         _require(0 <= self.top_k <= _MAX_INT32, f"top_k is {self.top_k}; it must be 0 (all tokens) or more")
         for name in ("top_p", "min_p"):
@@ -201,6 +219,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for name in ("n_ctx", "n_batch", "n_threads"):
             value = getattr(self, name)
+            _require_number(name, value, "whole number")
             _require(value is None or value > 0, f"{name} is {value}; it must be positive")
         _require(
             self.n_threads is None or self.n_threads <= self.max_threads,

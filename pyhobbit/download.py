@@ -26,18 +26,22 @@ from huggingface_hub.errors import (
     HTTPError,
     RepositoryNotFoundError,
 )
-from huggingface_hub.file_download import http_get, repo_folder_name
-from huggingface_hub.utils import WeakFileLock, build_hf_headers
+
+try:  # what huggingface_hub does not promise to keep
+    from huggingface_hub.constants import MAX_HTTP_DOWNLOAD_SIZE as _LARGEST
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils import WeakFileLock, build_hf_headers
+except ImportError:
+    _LARGEST = -1  # hf_hub_download does it alone
 
 from pyhobbit.config import format_size
 from pyhobbit.convert.tiers import model_stem, split_name
 from pyhobbit.errors import ConfigError, HobbitError
-from pyhobbit.model_path import parse_repository
+from pyhobbit.model_path import COMPANIONS, parse_repository
 
 # As in llama.cpp: the first of these that a repository has is taken where no QUANT is named.
 _DEFAULT_QUANTS = ("Q4_K_M", "Q8_0")
-_COMPANIONS = (".hobbit.gguf", ".calibration.gguf")
-_NO_MODELS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-", *_COMPANIONS)
+_NO_MODELS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-", *COMPANIONS)
 _QUANT = re.compile(r"(?:UD-)?(?:I?Q\d\w*|TQ\d\w*|MXFP\d\w*|BF16|F16|F32)(?=[.-])", re.IGNORECASE)
 _CHECKPOINT = re.compile(r"[^/]+\.(json|model|txt|jinja|tiktoken)")
 # The kinds of weights, the best first; a repository may hold its weights in several.
@@ -60,7 +64,7 @@ class _Repo:
     def folder(self) -> Path:
         """Where the cache keeps it."""
         cache = self.cache or Path(constants.HF_HUB_CACHE)
-        return cache / repo_folder_name(repo_id=self.name, repo_type="model")
+        return cache / ("models--" + self.name.replace("/", "--"))
 
 
 def fetch(
@@ -141,7 +145,7 @@ def _download(repo: _Repo, file: str, local_dir: Path | None) -> Path:
     url = hf_hub_url(repo.name, file, endpoint=repo.endpoint)
     found = get_hf_file_metadata(url, endpoint=repo.endpoint)
     # Larger ones come by another protocol, which is huggingface_hub's affair.
-    if found.etag and found.size is not None and found.size <= constants.MAX_HTTP_DOWNLOAD_SIZE:
+    if found.etag and found.size is not None and found.size <= _LARGEST:
         _download_blob(repo, url, found.etag, found.size, file)
     path = Path(hf_hub_download(repo.name, file, endpoint=repo.endpoint, cache_dir=repo.cache))
     if local_dir is None:
@@ -247,7 +251,7 @@ def _whole(repo: _Repo, first: str, files: Collection[str]) -> list[str]:
     if missing:
         raise HobbitError(f"{repo.name} lacks {missing[0]}, a part of {first}; choose another QUANT")
     stem = folder + model_stem(Path(first))
-    return [*parts, *(stem + ending for ending in _COMPANIONS if stem + ending in files)]
+    return [*parts, *(stem + ending for ending in COMPANIONS if stem + ending in files)]
 
 
 #

@@ -15,7 +15,7 @@ from typing import Literal
 import jinja2
 
 from pyhobbit._cache import Cache, new_tag
-from pyhobbit._llama import Context, ContextSize, Model, Sampler, log
+from pyhobbit._llama import Context, ContextSize, Model, Sampler, log, opening
 from pyhobbit._native import last_error, lib, llama
 from pyhobbit.config import EngineConfig, SamplingConfig
 from pyhobbit.errors import ContextError, HobbitError
@@ -100,41 +100,48 @@ class Engine:
             raise HobbitError("the engine is open already; close it first")
         check_model_file(self._path)
         start = time.perf_counter()
-        if self._config.cache.memory is None:  # a bound counts from what the process holds: add nothing to it
-            from pyhobbit.plan import lay_out  # which needs this module
+        from pyhobbit.plan import fitting_settings  # which needs this module
 
-            lay_out(self._path, self._config)  # what does not fit is said before anything is loaded
-        log.start(self._config.verbose)
         tag = new_tag()
-        settings = {**self._config.cache.settings(), "hobbit.tag": tag}
-        try:
-            self._model = Model(self._path, settings, lambda: not self._interrupted)
-            self._context = Context(self._model, self._context_size(self._model), lambda: self._interrupted)
-        except BaseException:
-            with contextlib.suppress(HobbitError):  # the first error is the one to tell
-                self.close()
-            raise
+        with opening:
+            # What does not fit is said before anything is loaded.
+            settings = {**fitting_settings(self._path, self._config), "hobbit.tag": tag}
+            log.start(self._config.verbose)
+            try:
+                self._model = Model(self._path, settings, lambda: not self._interrupted)
+                size = self._context_size(self._model)
+                self._context = Context(self._model, size, lambda: self._interrupted)
+            except BaseException:
+                with contextlib.suppress(HobbitError):  # the first error is the one to tell
+                    self.close()
+                raise
         self._cache = Cache(tag)
         self._load_s = time.perf_counter() - start
         return self.info()
 
     def close(self) -> None:
         """Frees everything; the second call does nothing. Raises HobbitError where a trace is incomplete."""
-        lib.hobbit_clear_last_error()
-        if self._context is not None:
-            self._context.close()
-        if self._model is not None:
-            self._model.close()
-        if self._cache is not None:
-            self._cache.close()
-        self._context, self._model, self._cache = None, None, None
-        self._answer, self._interrupted = None, False
-        if error := last_error():
-            raise HobbitError(error)
+        with opening:
+            lib.hobbit_clear_last_error()
+            if self._context is not None:
+                self._context.close()
+            if self._model is not None:
+                self._model.close()
+            if self._cache is not None:
+                self._cache.close()
+            self._context, self._model, self._cache = None, None, None
+            self._answer, self._interrupted = None, False
+            if error := last_error():
+                raise HobbitError(error)
 
     def interrupt(self) -> None:
         """Ends the loading or the answer under way; callable from a signal handler or another thread."""
         self._interrupted = True
+
+    def take_interrupt(self) -> bool:
+        """Whether interrupt() has been called and has ended nothing yet; what comes next then goes on."""
+        late, self._interrupted = self._interrupted, False
+        return late
 
     @property
     def chat_template(self) -> str | None:
@@ -278,8 +285,13 @@ class Engine:
         return self._config.context_tokens(model.n_ctx_train())
 
     def _context_size(self, model: Model) -> ContextSize:
-        n_threads = self._config.n_threads or min(processor_cores(), EngineConfig.max_threads)
+        n_threads = computing_threads(self._config.n_threads)
         return ContextSize(self._n_ctx(model), self._config.n_batch, n_threads)
+
+
+def computing_threads(given: int | None) -> int:
+    """As many as given; None takes one per processor core, as far as ggml can."""
+    return given or min(processor_cores(), EngineConfig.max_threads)
 
 
 def processor_cores() -> int:

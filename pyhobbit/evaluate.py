@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from pyhobbit._llama import Context, ContextSize, Model, log
+from pyhobbit._llama import Context, ContextSize, Model, log, opening
 from pyhobbit._native import check, ffi, lib, llama
-from pyhobbit.config import EvaluationConfig, format_size
-from pyhobbit.engine import processor_cores
+from pyhobbit.config import EngineConfig, EvaluationConfig, format_size
+from pyhobbit.engine import computing_threads
 from pyhobbit.errors import HobbitError
 from pyhobbit.model_path import check_model_file
 
@@ -99,6 +99,10 @@ class Evaluator:
     def _open(self) -> None:
         engine = self._config.engine
         check_model_file(self._path)
+        with opening:
+            self._load(engine)
+
+    def _load(self, engine: EngineConfig) -> None:
         log.start(engine.verbose)
         tag = secrets.randbits(52) + 1  # exact as a double too
         self._model = Model(self._path, {**self._config.settings(), "hobbit.tag": tag}, lambda: True)
@@ -111,7 +115,7 @@ class Evaluator:
         size = ContextSize(
             n_ctx=self.n_ctx,
             n_batch=self.n_ctx,
-            n_threads=engine.n_threads or min(processor_cores(), engine.max_threads),
+            n_threads=computing_threads(engine.n_threads),
             n_ubatch=1 if self._config.one_by_one else None,
             n_outputs=self.n_ctx,
         )

@@ -3,10 +3,9 @@
 
 import inspect
 import os
-import threading
 import time
 import warnings
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -15,12 +14,22 @@ from typing import TYPE_CHECKING, Any
 
 from pyhobbit import _native
 from pyhobbit._cache import Cache, new_tag
-from pyhobbit._llama import log
-from pyhobbit._llama_errors import ComputeError, LoadError, closed_error, engine_errors, load_error
-from pyhobbit.config import CacheConfig, CalibrationConfig, EngineConfig, parse_size
-from pyhobbit.engine import processor_cores
+from pyhobbit._files import read_text
+from pyhobbit._llama import log, opening
+from pyhobbit._llama_errors import (
+    ComputeError,
+    LoadError,
+    closed_error,
+    engine_errors,
+    load_error,
+    prompt_errors,
+)
+from pyhobbit._llama_params import set_context, set_own
+from pyhobbit.config import CacheConfig, CalibrationConfig, EngineConfig, Setting, parse_size
+from pyhobbit.engine import computing_threads
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model_path import check_model_file
+from pyhobbit.plan import fitting_settings
 from pyhobbit.stats import ModelInfo, Stats, peak_rss_bytes
 
 if TYPE_CHECKING:
@@ -32,9 +41,6 @@ else:
 
 # Attributes of Llama that hold native memory: a closed model has none.
 _NATIVE = ("_model", "_ctx", "_batch", "_experts", "tokenizer_")
-
-# llama.cpp's log and the last error belong to the process, and Llama redirects its output while it loads.
-_opening = threading.Lock()
 
 
 @dataclass
@@ -149,29 +155,44 @@ class Hobbit(Llama):
             check_model_file(Path(path))
         except HobbitError as e:
             raise LoadError(str(e)) from None
+        with opening:
+            self._load(path, llama)
+
+    def _settings(self, path: str, llama: Mapping[str, Any]) -> dict[str, Setting]:
+        """What the engine is told, once it is known that weights and context fit."""
+        if llama.get("vocab_only"):
+            return self.cache_config.settings()
+        config = EngineConfig(cache=self.cache_config)
+        overrides = llama.get("kv_overrides") or {}
+        try:
+            return fitting_settings(Path(path), config, set_context(self._arguments), **overrides)
+        except HobbitError as e:
+            raise LoadError(str(e)) from e
+
+    def _load(self, path: str, llama: Mapping[str, Any]) -> None:
+        settings = self._settings(path, llama)
         tag = new_tag()
         own = {
-            "n_threads": llama.get("n_threads") or processor_cores(),
-            "n_threads_batch": llama.get("n_threads_batch") or processor_cores(),
+            "n_threads": computing_threads(llama.get("n_threads")),
+            "n_threads_batch": computing_threads(llama.get("n_threads_batch")),
             "flash_attn": bool(self._arguments["flash_attn"]),
             "kv_overrides": {
                 **(llama.get("kv_overrides") or {}),
-                **self.cache_config.settings(),
+                **settings,
                 "hobbit.tag": tag,
             },
         }
-        with _opening:
-            log.start(llama.get("verbose", True))
-            _native.lib.hobbit_clear_last_error()
-            try:
-                super().__init__(path, **{**llama, **own})
-                if self.lora_path and not self._lora_adapter:  # a null pointer, which Llama takes for one
-                    raise RuntimeError("Failed to load the LoRA adapter")
-            except BaseException as e:
-                self._free()
-                if isinstance(e, ValueError | RuntimeError) and str(e).startswith("Failed to "):
-                    raise load_error(self.lora_path if "LoRA" in str(e) else path, str(e)) from e
-                raise
+        log.start(llama.get("verbose", True))
+        _native.lib.hobbit_clear_last_error()
+        try:
+            super().__init__(path, **{**llama, **own})
+            if self.lora_path and not self._lora_adapter:  # a null pointer, which Llama takes for one
+                raise RuntimeError("Failed to load the LoRA adapter")
+        except BaseException as e:
+            self._free()
+            if isinstance(e, ValueError | RuntimeError) and str(e).startswith("Failed to "):
+                raise load_error(self.lora_path if "LoRA" in str(e) else path, str(e)) from e
+            raise
         self._experts = Cache(tag)
         self.kv_overrides = llama.get("kv_overrides")
 
@@ -185,12 +206,7 @@ class Hobbit(Llama):
     def _model(self, model: Any) -> None:
         self.__dict__["_model"] = model
         # Llama sets this between preparing context_params and using them, and there is no other moment.
-        arguments = self._arguments
-        if not any(arguments.get(name) for name in ("logits_all", "embedding", "draft_model")):
-            # The logits of one token are read, but those of n_batch would take memory from the experts.
-            self.context_params.n_outputs_max = 1
-        if arguments["flash_attn"] is None:
-            self.context_params.flash_attn_type = _native.llama.LLAMA_FLASH_ATTN_TYPE_AUTO
+        set_own(self.context_params, self._arguments)
 
     def __getattr__(self, name: str) -> Any:
         if name in _NATIVE:
@@ -215,11 +231,14 @@ class Hobbit(Llama):
     def close(self) -> None:
         """Frees everything; the second call does nothing. Raises HobbitError where a trace is incomplete."""
         is_traced = "_experts" in self.__dict__ and self.cache_config.trace is not None
-        if is_traced:
+        if not is_traced:
+            self._free()
+            return
+        with opening:
             _native.lib.hobbit_clear_last_error()
-        self._free()
-        if is_traced and (error := _native.last_error()):
-            raise HobbitError(error)
+            self._free()
+            if error := _native.last_error():
+                raise HobbitError(error)
 
     def _free(self) -> None:
         if "_stack" in self.__dict__:
@@ -248,10 +267,14 @@ class Hobbit(Llama):
             )
         if 2 * self.n_tokens < self._n_kept:
             self._experts.begin_sequence()  # another text, though it may begin alike
-        with engine_errors():
+        with engine_errors(self._experts):
             super().eval(tokens)
         self._counters.evaluated += len(tokens)
         self._n_kept = self.n_tokens
+
+    def _create_completion(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        with prompt_errors(self.n_ctx(), self._model.n_ctx_train()):
+            yield from super()._create_completion(*args, **kwargs)
 
     def embed(
         self,
@@ -261,7 +284,7 @@ class Hobbit(Llama):
         return_count: bool = False,
     ) -> Any:
         """As in Llama, which says what comes back. Raises HobbitError where the engine failed."""
-        with engine_errors():
+        with engine_errors(self._experts):
             output, n_tokens = super().embed(input, normalize, truncate, return_count=True)
         self._counters.evaluated += n_tokens
         self._n_kept = 0
@@ -377,6 +400,7 @@ class Hobbit(Llama):
         from pyhobbit.calibration import calibrate  # takes some time
 
         _ = self._model
+        read_text(Path(text_file))  # what cannot be read is said before the model is closed
         cache = CacheConfig(
             memory=self.cache_config.memory, pools=self.cache_config.pools, sidecar=self.cache_config.sidecar
         )

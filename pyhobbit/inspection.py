@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tqdm import tqdm
 
+from pyhobbit._files import read_text
 from pyhobbit.config import (
     CacheConfig,
     EngineConfig,
@@ -92,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
     )
     if args.text is None and args.plots is not None:
         raise ConfigError("--plots shows what a text does to the model; give one with --text FILE")
-    text = None if args.text is None else _read(args.text)
+    text = None if args.text is None else read_text(args.text)
     if config.plots is not None:
         from pyhobbit import plots
 
@@ -110,12 +111,15 @@ def _inspect(path: Path, text: str | None, config: InspectConfig, as_json: bool)
     info = opened_info(path, {"hobbit.enable": True, **config.engine.cache.settings()})
     model = read_model_file(path, config.engine.cache.sidecar)
     fit = Fit(model, config)
+    applied = opened_info(path, {"hobbit.enable": True, **fit.cache.settings()})
     document: dict[str, Any] = {
-        "model": {**model.as_dict(), "t1": info.t1, "t2": info.t2},
+        "model": {**model.as_dict(), "t1": applied.t1, "t2": applied.t2},
         "memory": fit.memory_dict(),
     }
     show = _nothing if as_json else print
-    show(_rows_text(_description(model, info.t1, info.t2)))
+    show(_rows_text(_description(model, applied.t1, applied.t2)))
+    if fit.error and (config.n_ctx, config.engine.cache.memory, config.engine.cache.pools) != (None,) * 3:
+        raise HobbitError(fit.error)  # what was asked for cannot be
     show(f"\n{_rows_text(fit.memory_rows())}", flush=True)
     seen = None
     if text is not None:
@@ -141,13 +145,6 @@ def _inspect(path: Path, text: str | None, config: InspectConfig, as_json: bool)
 
 def _nothing(_text: str, flush: bool = False) -> None:
     pass
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_bytes().decode("utf-8", "surrogateescape")
-    except OSError as e:
-        raise HobbitError(f"the text {path} cannot be read: {e.strerror}") from e
 
 
 def choose_thresholds(config: InspectConfig, t1: float, t2: float) -> tuple[float, float]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyhobbit import advice
-from pyhobbit.config import EngineConfig, InspectConfig
+from pyhobbit.config import CacheConfig, EngineConfig, InspectConfig
 from pyhobbit.errors import HobbitError
 from pyhobbit.model_file import ModelFile
 from pyhobbit.plan import MemoryPlan, lay_out
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Fit:
-    """A model on this machine, as chat would open it. plan: None where it does not fit."""
+    """A model on this machine, as chat would open it. plan: None where it does not fit, which error tells."""
 
     def __init__(self, model: ModelFile, config: InspectConfig) -> None:
         self._model = model
@@ -30,19 +30,24 @@ class Fit:
         self._config: EngineConfig = replace(config.engine, cache=cache, n_ctx=config.n_ctx)
         self.plan: MemoryPlan | None = None
         self._speed: Speed | None = None
-        self._error = ""
+        self.error = ""
         try:
             self.plan = lay_out(model.path, self._config)
         except HobbitError as e:
-            self._error = str(e)
+            self.error = str(e)
+
+    @property
+    def cache(self) -> CacheConfig:
+        """The settings of the expert cache, with the thresholds that are given."""
+        return self._config.cache
 
     def memory_rows(self) -> dict[str, str]:
         """What lies where, for people."""
-        return {"memory": self._error} if self.plan is None else advice.memory_rows(self.plan)
+        return {"memory": self.error} if self.plan is None else advice.memory_rows(self.plan)
 
     def memory_dict(self) -> dict[str, Any]:
         """The same as plain values, bytes."""
-        return {"error": self._error} if self.plan is None else asdict(self.plan)
+        return {"error": self.error} if self.plan is None else asdict(self.plan)
 
     def measure(self, seen: "Observations | None") -> dict[str, Any]:
         """Estimates the speed, with the hits of `seen` where it is given; plain values, seconds and bytes.

@@ -16,7 +16,7 @@ from pyhobbit.convert.gguf_file import GgufFile, KeyValue, TensorInfo, read_gguf
 from pyhobbit.convert.quantize import dequantize
 from pyhobbit.convert.tiers import (
     HIGH,
-    model_stem,
+    calibration_path,
     routed_part,
     sidecar_path,
     split_name,
@@ -158,7 +158,7 @@ def read_model_file(path: Path, sidecar: Path | None = None) -> ModelFile:
     if not blocks:
         raise HobbitError(f"{path} is a dense model: it has no routed experts to look at")
     resident = (tensor.nbytes for tensor in everything if _tier(tensor.name, names) is None)
-    calibration = path.with_name(model_stem(path) + ".calibration.gguf")
+    calibration = calibration_path(path)
     return ModelFile(
         path=path,
         metadata=first.metadata,

@@ -9,7 +9,7 @@ from pyhobbit.errors import ConfigError, HobbitError
 
 _MAX_NAMES = 5
 # Files beside a model that are none.
-_COMPANIONS = (".hobbit.gguf", ".calibration.gguf")
+COMPANIONS = (".hobbit.gguf", ".calibration.gguf")
 
 
 def add_model_arguments(
@@ -96,4 +96,4 @@ def _suggestion(folder: Path, name: str = "") -> str:
 
 
 def _is_model(path: Path) -> bool:
-    return path.suffix == ".gguf" and not path.name.endswith(_COMPANIONS)
+    return path.suffix == ".gguf" and not path.name.endswith(COMPANIONS)

@@ -8,19 +8,19 @@ then divides what is left between its pools. Both say what does not fit before a
 import contextlib
 import ctypes
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
 
 from pyhobbit._cache import Cache, new_tag
-from pyhobbit._llama import Log, log
+from pyhobbit._llama import Log, log, opening
 from pyhobbit._native import check, last_error, lib, llama
 from pyhobbit._overrides import kv_overrides
-from pyhobbit.config import EngineConfig, format_size
+from pyhobbit.config import EngineConfig, Setting, format_size
 from pyhobbit.convert.tiers import routed_part
-from pyhobbit.engine import processor_cores
+from pyhobbit.engine import computing_threads
 from pyhobbit.errors import HobbitError
 from pyhobbit.memory import available_memory, resident_memory
 from pyhobbit.model_file import read_tensors
@@ -30,6 +30,7 @@ from pyhobbit.stats import ModelInfo
 _MIB = 1 << 20
 _CONTEXT_SIZE = re.compile(r"^\w+: size = +([\d.]+) MiB \(", re.MULTILINE)
 _COMPUTE_SIZE = re.compile(r"^\w+: +(\S+) compute buffer size = +([\d.]+) MiB", re.MULTILINE)
+_CELL_BYTES = 64  # that llama.cpp keeps for a token of context beside the KV cache, even when it simulates
 _PREDICTOR_BYTES = 2  # of a router's weight in the predictor's copy
 
 
@@ -72,14 +73,55 @@ class MemoryPlan:
         return self.info.pool_slots_low / self.n_all_experts if self.info.cached else 0.0
 
 
-def lay_out(path: Path, config: EngineConfig) -> MemoryPlan:
-    """The plan for a model with these settings. Raises HobbitError: it does not fit, or cannot be opened."""
+SetContext = Callable[[Any, int], None]
+"""Fills in llama_context_params, given how many tokens the model was trained for. Raises HobbitError."""
+
+
+def fitting_settings(
+    path: Path, config: EngineConfig, context: SetContext | None = None, **overrides: Setting
+) -> dict[str, Setting]:
+    """What hobbit_open is told of config.cache, once it is known that the model fits. As lay_out().
+
+    A bound on memory counts from what the process holds when the model is opened: what laying out left behind
+    is added to it.
+    """
+    held = resident_memory()
+    lay_out(path, config, context, **overrides)
+    settings = config.cache.settings()
+    if config.cache.memory is not None:
+        settings["hobbit.memory"] = config.cache.memory + max(0, resident_memory() - held)
+    return settings
+
+
+def lay_out(
+    path: Path, config: EngineConfig, context: SetContext | None = None, **overrides: Setting
+) -> MemoryPlan:
+    """The plan for a model with these settings. Raises HobbitError: it does not fit, or cannot be opened.
+
+    context: None takes the context from config.  overrides: further settings of llama.cpp, by key.
+    """
+    with opening:
+        return _lay_out(path, config, context or _engine_context(config), overrides)
+
+
+def _engine_context(config: EngineConfig) -> SetContext:
+    def fill(params: Any, n_ctx_train: int) -> None:
+        params.n_ctx = config.context_tokens(n_ctx_train)
+        params.n_batch = params.n_ubatch = min(config.n_batch, params.n_ctx)
+        params.n_outputs_max = 1
+
+    return fill
+
+
+def _lay_out(
+    path: Path, config: EngineConfig, context: SetContext, overrides: Mapping[str, Setting]
+) -> MemoryPlan:
     check_model_file(path)
     process, available = resident_memory(), available_memory()
     tensors = read_tensors(path)
     parts = {each.name: routed_part(each.name) for each in tensors}
     n_experts = {part.layer: each.ne[2] for each in tensors if (part := parts[each.name])}
-    with _simulated(path, config, bool(n_experts)) as simulated:
+    with _simulated(path, config, context, overrides, bool(n_experts)) as simulated:
         cached = simulated.info.cached
         weights = sum(each.nbytes for each in tensors if not (cached and parts[each.name]))
         plan = MemoryPlan(
@@ -111,7 +153,7 @@ def _with_pools(plan: MemoryPlan, simulated: "_Simulated", predictor: int) -> Me
         raise HobbitError(_too_much(plan))
     pointer = lib.hobbit_find(simulated.tag)
     try:
-        check(lib.hobbit_prepare, pointer, plan.beside_pools + predictor, simulated.n_batch)
+        check(lib.hobbit_prepare, pointer, plan.beside_pools + predictor, simulated.n_ubatch)
     except HobbitError as e:
         raise HobbitError(f"{e} ({plan.info.model} takes {_needs(plan)})") from e
     finally:
@@ -126,7 +168,7 @@ def _with_pools(plan: MemoryPlan, simulated: "_Simulated", predictor: int) -> Me
 def _too_much(plan: MemoryPlan) -> str:
     return (
         f"{plan.info.model} does not fit into memory: {_needs(plan)}, and {format_size(plan.available)} are "
-        "free; free some memory, or use a smaller --ctx"
+        "free; free some memory, or use a smaller context"
     )
 
 
@@ -149,7 +191,7 @@ class _Simulated:
 
     info: ModelInfo
     tag: int
-    n_batch: int
+    n_ubatch: int
     context: int
     compute: int
     n_ctx_train: int
@@ -171,15 +213,21 @@ class _Lines(Log):
 
 
 @contextlib.contextmanager
-def _simulated(path: Path, config: EngineConfig, has_experts: bool) -> Iterator[_Simulated]:
+def _simulated(
+    path: Path,
+    config: EngineConfig,
+    set_context: SetContext,
+    overrides: Mapping[str, Setting],
+    has_experts: bool,
+) -> Iterator[_Simulated]:
     tag = new_tag()
     # A trace would be opened, and emptied.
-    settings = {**replace(config.cache, trace=None).settings(), "hobbit.tag": tag}
+    settings = {**overrides, **replace(config.cache, trace=None).settings(), "hobbit.tag": tag}
     if config.cache.trace is not None:
         settings["hobbit.enable"] = True
-    overrides = kv_overrides(llama, settings)
+    all_overrides = kv_overrides(llama, settings)
     params = llama.llama_model_default_params()
-    params.kv_overrides, params.no_alloc = overrides, True
+    params.kv_overrides, params.no_alloc = all_overrides, True
     params.load_mode = llama.LLAMA_LOAD_MODE_NONE  # a mapping cannot be simulated
     with contextlib.ExitStack() as stack:
         said = _Lines()
@@ -192,25 +240,35 @@ def _simulated(path: Path, config: EngineConfig, has_experts: bool) -> Iterator[
             raise _failure(path, said, hint)
         stack.callback(llama.llama_model_free, model)
         n_ctx_train = llama.llama_model_n_ctx_train(model)
-        n_ctx = config.context_tokens(n_ctx_train)
         context_params = llama.llama_context_default_params()
-        context_params.n_ctx = n_ctx
-        context_params.n_batch = context_params.n_ubatch = n_batch = min(config.n_batch, n_ctx)
-        context_params.n_outputs_max = 1
+        set_context(context_params, n_ctx_train)
+        if context_params.n_ctx * _CELL_BYTES > available_memory():
+            raise HobbitError(
+                f"a context of {context_params.n_ctx} tokens does not fit into memory; use a smaller one"
+            )
         context = llama.llama_init_from_model(model, context_params)
         if not context:
-            raise _failure(path, said, "a smaller --ctx needs less memory")
+            raise _failure(path, said, "a smaller context needs less memory")
         stack.callback(llama.llama_free, context)
-        text = "".join(said.lines)
+        n_context, n_compute = _sizes(path, "".join(said.lines), bool(llama.llama_get_memory(context)))
         yield _Simulated(
-            info=_info(path, config, model, n_ctx, tag, has_experts),
+            info=_info(path, config, model, context_params.n_ctx, tag, has_experts),
             tag=tag,
-            n_batch=n_batch,
-            context=_bytes(sum(map(float, _CONTEXT_SIZE.findall(text)))),
-            # of each backend the last one holds
-            compute=_bytes(sum(map(float, dict(_COMPUTE_SIZE.findall(text)).values()))),
+            n_ubatch=context_params.n_ubatch,
+            context=n_context,
+            compute=n_compute,
             n_ctx_train=n_ctx_train,
         )
+
+
+def _sizes(path: Path, text: str, has_memory: bool) -> tuple[int, int]:
+    """Bytes of KV cache and compute buffers, by llama.cpp's log, the only place that tells both."""
+    context = [float(size) for size in _CONTEXT_SIZE.findall(text)]
+    compute = dict(_COMPUTE_SIZE.findall(text))  # of each backend the last one holds
+    if not compute or (has_memory and not context):
+        missing = "its KV cache" if compute else "its compute buffers"
+        raise HobbitError(f"llama.cpp does not say how large {missing} are for {path}; reinstall pyhobbit")
+    return _bytes(sum(context)), _bytes(sum(map(float, compute.values())))
 
 
 def _bytes(mebibytes: float) -> int:
@@ -231,7 +289,7 @@ def _info(path: Path, config: EngineConfig, model: Any, n_ctx: int, tag: int, ha
             model=str(path),
             description=description.value.decode("utf-8", "replace"),
             n_ctx=n_ctx,
-            n_threads=config.n_threads or min(processor_cores(), EngineConfig.max_threads),
+            n_threads=computing_threads(config.n_threads),
             cached=bool(cache),
             has_experts=has_experts,
             memory=config.cache.memory,

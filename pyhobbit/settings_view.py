@@ -68,6 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, kind, what in (
         ("t1", float, "high precision up to this sum of gate weights (default: calibrated, or 1)"),
         ("t2", float, "low precision from t1 to here, above it none (default: calibrated, or 1)"),
+        ("low_share", float, "of the pools, for the low tier (default: calibrated, or by t1)"),
         ("policy", str, "which expert leaves a full cache (default: calibrated, or echo)"),
         ("prefetch", int, "layers to look ahead, 0 to 4 (default: calibrated, or 2)"),
         ("sidecar", Path, "file with further precisions (default: MODEL.hobbit.gguf)"),
@@ -145,14 +146,13 @@ class Stored:
 def stored_settings(path: Path, sidecar: Path | None) -> dict[str, Stored]:
     """What the model's files say, by name of the setting; later files win, as in the engine."""
     from pyhobbit.convert.gguf_file import read_gguf
-    from pyhobbit.convert.tiers import model_stem, sidecar_path
+    from pyhobbit.convert.tiers import calibration_path, sidecar_path
 
-    calibration = path.with_name(model_stem(path) + ".calibration.gguf")
     found = {}
     for source, file in (
         ("file", path),
         ("sidecar", sidecar or sidecar_path(path)),
-        ("calibration", calibration),
+        ("calibration", calibration_path(path)),
     ):
         if not file.exists():
             continue

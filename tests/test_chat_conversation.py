@@ -194,6 +194,15 @@ def test_settings_are_set_together_or_not_at_all(capsys: pytest.CaptureFixture[s
     assert conversation.engine.asked == [(9, SamplingConfig(temp=0.25, top_k=3))]
 
 
+def test_t2_alone_takes_t1_along_where_everything_was_in_high_precision() -> None:
+    conversation, _ = _converse(TEMPLATE)
+    settings.change(conversation, "t2 0.9")
+    assert conversation.engine.thresholds == (0.9, 0.9)
+    settings.change(conversation, "t1 0.5")
+    settings.change(conversation, "t2 0.7")
+    assert conversation.engine.thresholds == (0.5, 0.7)
+
+
 def test_instructions_are_shown_replaced_and_removed(capsys: pytest.CaptureFixture[str]) -> None:
     conversation, _ = _converse(TEMPLATE, "one", system="be kind")
     assert "be kind" in _run(conversation, "/system", capsys)

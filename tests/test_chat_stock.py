@@ -33,8 +33,7 @@ def stock(plain_gguf: Path) -> Iterator[str]:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-    # Our slots hold the plain layouts of the file, so stock must not repack them.
-    options = ["-m", plain_gguf, "--port", port, "-c", 512, "-np", 1, "--no-repack", "--jinja", "-t", 2]
+    options = ["-m", plain_gguf, "--port", port, "-c", 512, "-np", 1, "--jinja", "-t", 2]
     command = [models.stock_dir() / "llama-server", *map(str, options)]
     log = plain_gguf.with_suffix(".log")
     with log.open("w") as file, subprocess.Popen(command, stdout=file, stderr=file) as server:

@@ -160,6 +160,16 @@ class _Session:
         before, self.text = self.text.split(text, 1)
         return before
 
+    def expect_first(self, *texts: str) -> str:
+        """Reads until one of the texts was written, which it returns."""
+        while not (found := [text for text in texts if text in self.text]):
+            readable, _, _ = select.select([self._main], [], [], 120)
+            assert readable, f"none of {texts} in {self.text!r}"
+            self.text += os.read(self._main, 4096).decode(errors="replace")
+        first = min(found, key=self.text.index)
+        self.expect(first)
+        return first
+
     def type(self, text: str) -> None:
         os.write(self._main, text.encode())
 
@@ -241,11 +251,17 @@ def test_ctrl_c_stops_the_answer_and_twice_at_the_prompt_leaves(
     session: Callable[..., _Session], chat_gguf: Path
 ) -> None:
     chat = session(chat_gguf, "--pools", "3M")
-    chat.tell("write a function")
-    chat.expect("…")  # the prompt is being read, and this terminal's signals are on
-    time.sleep(0.1)
-    chat.type(CTRL_C)
-    chat.expect("(interrupted)")
+    stopped = at_the_prompt = "Ctrl-C once more"
+    for _ in range(5):  # until it comes before the answer's end
+        chat.tell("write a function")
+        chat.expect("…")
+        chat.expect("\r\x1b[K")  # the first text is there
+        chat.type(CTRL_C)
+        stopped = chat.expect_first("(interrupted)", at_the_prompt)
+        if stopped != at_the_prompt:
+            break
+        chat.tell("/reset")
+    assert stopped == "(interrupted)"
     chat.expect(READY)
     chat.type(CTRL_C)
     chat.expect("Ctrl-C once more")

@@ -69,9 +69,9 @@ def test_a_flag_with_a_number_or_size_says_its_default(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "400")
-    for verb in ("chat", "inspect", "calibrate", "convert"):
+    for verb in ("chat", "config", "serve", "inspect", "calibrate", "convert"):
         text = _help(verb, capsys=capsys)
-        for flag in ("--memory", "--threads"):
+        for flag in ("--memory", "--threads", "--ctx", "--low-share"):
             line = next((line for line in text.splitlines() if line.startswith(f"  {flag} ")), "default")
             assert "default" in line, (verb, line)
 

@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: MIT
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -159,6 +161,26 @@ def test_the_longest_sidecar_path_is_taken() -> None:
 def test_sampling_that_cannot_be_is_refused(settings: dict[str, float]) -> None:
     with pytest.raises(ConfigError):
         SamplingConfig(**settings)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "message"),
+    [
+        (CacheConfig, {"t1": "0.5"}, "t1 is '0.5'; it must be a number"),
+        (CacheConfig, {"low_share": True}, "low_share is True; it must be a number"),
+        (CacheConfig, {"memory": "8G"}, "memory is '8G'; it must be a whole number"),
+        (CacheConfig, {"prefetch": 1.5}, "prefetch is 1.5; it must be a whole number"),
+        (CacheConfig, {"weights": ("1", 0, 0, 0)}, "a weight is '1'; it must be a number"),
+        (EngineConfig, {"n_ctx": "512"}, "n_ctx is '512'; it must be a whole number"),
+        (SamplingConfig, {"temp": "hot"}, "temp is 'hot'; it must be a number"),
+        (SamplingConfig, {"seed": 1.0}, "seed is 1.0; it must be a whole number"),
+    ],
+)
+def test_a_value_of_another_type_is_refused(
+    kind: Callable[..., object], settings: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        kind(**settings)
 
 
 @pytest.mark.parametrize("settings", [{"n_ctx": 0}, {"n_batch": 0}, {"n_threads": -2}])

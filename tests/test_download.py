@@ -106,6 +106,24 @@ def test_a_download_that_broke_off_goes_on(hub: Hub, tmp_path: Path) -> None:
     assert again > 0
 
 
+def test_without_what_the_hub_does_not_promise_downloads_still_work(hub: Hub, tmp_path: Path) -> None:
+    program = "import sys\n"
+    program += "from huggingface_hub import file_download\n"
+    program += "from pathlib import Path\n"
+    program += "whole = file_download.http_get\n"
+    program += "del file_download.http_get\n"
+    program += "from pyhobbit import download\n"
+    program += "file_download.http_get = whole\n"
+    program += "print(hasattr(download, 'http_get'))\n"
+    program += "print(download.fetch(sys.argv[1], endpoint=sys.argv[2], cache=Path(sys.argv[3])))\n"
+    command = [sys.executable, "-c", program, "user/many", hub.endpoint, tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    has_own, path = done.stdout.split()
+    assert has_own == "False"
+    assert path == str(_fetch(hub, tmp_path, "user/many"))
+
+
 def test_an_interrupted_download_goes_on_in_the_next_run(hub: Hub, tmp_path: Path) -> None:
     program = "import os, signal, sys\nfrom pathlib import Path\nfrom pyhobbit import download\n"
     program += "class Torn:\n"

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: MIT
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from pyhobbit import CacheConfig, ConfigError, Engine, EngineConfig, HobbitError, SamplingConfig
 from pyhobbit._native import llama
+from pyhobbit.chat.answer import interrupting
 from pyhobbit.engine import Piece
 from pyhobbit.errors import ContextError
 
@@ -207,3 +209,14 @@ def test_an_interrupt_in_the_middle_of_a_prompt_leaves_a_working_engine(
             assert len(asked) == n_asked
             assert len(context.tokens) % 64 == 1  # the first special token is common to both prompts
             assert _greedy(engine, PROMPT, 8) == whole
+
+
+def test_a_ctrl_c_that_interrupts_nothing_does_not_end_the_next(tiny_gguf: Path) -> None:
+    config = EngineConfig(cache=CacheConfig(pools=8 << 20), n_ctx=64, n_threads=1)
+    with Engine(tiny_gguf, config) as engine:
+        with pytest.raises(KeyboardInterrupt), interrupting(engine):
+            signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        with interrupting(engine):
+            pieces = list(engine.generate("import os", max_tokens=2))
+        assert pieces[-1].finish == "length"

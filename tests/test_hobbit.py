@@ -19,6 +19,7 @@ from test_sequences import _turn_lengths as turn_lengths
 from pyhobbit import CacheConfig, ConfigError, Hobbit, HobbitError
 from pyhobbit._native import llama
 from pyhobbit.calibration import calibration_path
+from pyhobbit.errors import ContextError
 from pyhobbit.trace import read_trace
 
 THREADS = {"n_threads": 2, "n_threads_batch": 2}
@@ -234,6 +235,9 @@ def test_an_error_of_the_disk_while_generating_is_told_as_the_engine_tells_it(
             list(stream)
         assert isinstance(error.value, RuntimeError)
         assert "llama_decode" not in str(error.value)
+        with pytest.raises(HobbitError, match=r"none\.gguf does not exist"):
+            open_model(tmp_path / "none.gguf")
+        open_model(tiny_gguf).close()  # what others do meanwhile leaves the reason as it is
         with pytest.raises(HobbitError, match=re.escape(str(error.value))):
             text_of(broken, "something else")
     assert text_of(model, "x") != whole
@@ -244,8 +248,12 @@ def test_more_tokens_than_fit_are_refused_and_the_model_goes_on(model: Hobbit) -
     whole = text_of(model)
     with pytest.raises(HobbitError, match="larger n_ctx"):
         list(model.generate([5] * 257))
-    with pytest.raises(ValueError, match="exceed context window"):
-        model("x " * 600)
+    for stream in (False, True):
+        with pytest.raises(
+            ValueError, match=r"context window of 256 .*; shorten it, or .* n_ctx, at most 512"
+        ) as e:
+            list(model("x " * 600, stream=stream))
+        assert isinstance(e.value, ContextError)
     assert text_of(model) == whole
 
 
@@ -313,4 +321,8 @@ def test_a_calibrated_model_goes_on_with_what_was_found(tiny_gguf: Path, tmp_pat
         short.write_text("too little")
         with pytest.raises(HobbitError, match="too short"):
             model.calibrate(short)
+        whole = model.ctx
+        with pytest.raises(HobbitError, match=r"none.txt cannot be read: No such file"):
+            model.calibrate(tmp_path / "none.txt")
+        assert model.ctx == whole  # it was not closed
         assert text_of(model)

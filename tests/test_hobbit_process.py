@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """What Hobbits take from a process, and that they give it back."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import random_moe
 from hobbits import PROMPT, open_model, run_script, text_of
 
 from pyhobbit import Hobbit, HobbitError
+from pyhobbit.bench.system import NoCgroupError, memory_cgroup
 
 _BUDGETS = """
 import re, sys
@@ -48,17 +50,82 @@ def test_logits_that_nobody_reads_take_no_memory_from_the_experts(tmp_path: Path
     assert everything - one > 512 * 4 * shape.n_vocab / 2
 
 
-def test_a_context_that_does_not_fit_is_refused(tiny_gguf: Path) -> None:
-    body = """
+_REFUSED = """
 import resource, sys
-from pyhobbit import Hobbit, HobbitError
-resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
+from pathlib import Path
+from pyhobbit import CacheConfig, Engine, EngineConfig, Hobbit, HobbitError
+from pyhobbit.plan import lay_out
+from pyhobbit.stats import peak_rss_bytes
+
+def refusal(**arguments):
+    try:
+        Hobbit(sys.argv[1], verbose=False, **arguments)
+    except HobbitError as e:
+        return str(e)
+    return "not refused"
+
+before = peak_rss_bytes()
+"""
+
+
+def test_a_context_that_does_not_fit_is_refused_before_it_is_made(tiny_gguf: Path) -> None:
+    body = """
+print(refusal(n_ctx=1 << 20, memory="300M"))
+print(refusal(n_ctx=1 << 20, memory="300M", logits_all=True))
+print(peak_rss_bytes() - before)
+print(refusal(n_ctx=1 << 24, pools="8M"))
+print(refusal(n_ctx=1 << 30, pools="8M"))
+"""
+    *bounds, taken, large, absurd = run_script(_REFUSED + body, tiny_gguf).splitlines()
+    assert re.search(r"does not fit into memory: .* GiB for a context of 16777216 tokens.* are free; ", large)
+    assert "a context of 1073741824 tokens does not fit into memory" in absurd
+    for line in bounds:
+        assert re.search(
+            r"budget of 300.0 MiB is too small: the smallest that works is \d+ MiB \(.* 1048576", line
+        )
+    assert int(taken) < 160 << 20  # such a context would take 3 GiB
+
+
+def test_a_context_that_does_not_fit_into_a_cgroup_is_refused(tiny_gguf: Path) -> None:
+    body = """
+Path(sys.argv[2]).write_text(str(os.getpid()))
+print(refusal(n_ctx=400_000, pools="8M"))
 try:
-    Hobbit(sys.argv[1], n_ctx=1 << 22, pools="8M", verbose=False)
+    Engine(sys.argv[1], EngineConfig(CacheConfig(pools=8 << 20), n_ctx=512, n_threads=1)).open()
 except HobbitError as e:
     print(e)
+else:
+    print("opened")
 """
-    assert "a smaller n_ctx needs less memory" in run_script(body, tiny_gguf)
+    try:
+        with memory_cgroup(600 << 20) as cgroup:
+            printed = run_script("import os" + _REFUSED + body, tiny_gguf, cgroup.procs)
+    except NoCgroupError as e:
+        pytest.skip(str(e))
+    refused, opened = printed.splitlines()
+    assert re.search(r"does not fit into memory: .* for a context of 400000 tokens", refused)
+    assert opened == "opened"
+
+
+@pytest.mark.parametrize(
+    "opening",
+    ["Hobbit(sys.argv[1], memory=N, n_ctx=512, verbose=False)", "Engine(sys.argv[1], _engine(N)).open()"],
+)
+def test_the_smallest_budget_that_is_named_works(opening: str, tiny_gguf: Path) -> None:
+    body = """
+_engine = lambda n: EngineConfig(CacheConfig(memory=n), n_ctx=512, n_threads=1)
+N = int(sys.argv[2])
+try:
+    OPENING
+except HobbitError as e:
+    print(e)
+else:
+    print("opened")
+"""
+    body = _REFUSED + body.replace("OPENING", opening)
+    named = re.search(r"the smallest that works is (\d+) MiB", run_script(body, tiny_gguf, 1))
+    assert named is not None
+    assert run_script(body, tiny_gguf, int(named[1]) << 20) == "opened\n"
 
 
 #
@@ -164,7 +231,7 @@ def cycle():
     except HobbitError:
         return in_use
 
-for _ in range(3):
+for _ in range(12):  # Python's own tables grow at first
     cycle()
 before = allocated()
 for _ in range(20):

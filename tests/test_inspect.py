@@ -142,12 +142,28 @@ def test_the_machine_is_part_of_the_description(inspected: tuple[dict[str, Any],
     assert document["advice"]
 
 
-def test_a_model_that_does_not_fit_is_described(tiny_gguf: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["inspect", str(tiny_gguf), "--memory", "1M"]) == 0
+def test_a_bound_that_does_not_suffice_is_an_error(
+    tiny_gguf: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["inspect", str(tiny_gguf), "--memory", "1M"]) == 1
+    captured = capsys.readouterr()
+    assert "11.7 million parameters" in captured.out
+    assert "token/s" not in captured.out
+    assert "the smallest that works is" in captured.err
+    assert cli.main(["inspect", str(tiny_gguf), "--memory", "1M", "--json"]) == 1
+    assert capsys.readouterr().out == ""
+
+
+def test_the_thresholds_that_are_given_are_shown(tiny_gguf: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["inspect", str(tiny_gguf), "--no-speed", "--t1", "0.6", "--t2", "0.9"]
+    assert cli.main(arguments) == 0
     text = capsys.readouterr().out
-    assert "11.7 million parameters" in text
-    assert "the smallest that works is" in text
-    assert "token/s" not in text
+    assert "thresholds    t1 = 0.6, t2 = 0.9" in text
+    assert "low pool" in text
+    assert cli.main([*arguments, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["model"]["t1"], document["model"]["t2"]) == (0.6, 0.9)
+    assert (document["memory"]["info"]["t1"], document["memory"]["info"]["t2"]) == (0.6, 0.9)
 
 
 def _observe(path: Path, n_ctx: int, n_chunks: int) -> Observations:

@@ -96,6 +96,20 @@ def test_the_library_path_is_set_for_llama_cpp_alone(before: str | None, tmp_pat
     assert json.loads(done.stdout) == before
 
 
+def test_llama_cpp_imported_after_the_package_has_our_libraries(tmp_path: Path) -> None:
+    program = (
+        "import pyhobbit, sys\n"
+        "assert 'llama_cpp' not in sys.modules\n"
+        "import llama_cpp\n"
+        "print(llama_cpp.llama_cpp._lib._name, issubclass(pyhobbit.Hobbit, llama_cpp.Llama))\n"
+    )
+    done = _python(program, tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    library, is_llama = done.stdout.split()
+    assert Path(library).parent.resolve() == LIB_DIR.resolve()
+    assert is_llama == "True"
+
+
 def test_another_llama_cpp_imported_before_is_an_error(tmp_path: Path) -> None:
     program = (
         "import os, sys\n"
@@ -109,7 +123,7 @@ def test_another_llama_cpp_imported_before_is_an_error(tmp_path: Path) -> None:
         (tmp_path / library.name).symlink_to(library)
     done = _python(program, tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "llama_cpp was imported before pyhobbit" in done.stdout
+    assert re.search(r"llama_cpp was imported before pyhobbit, with \S+; import pyhobbit first", done.stdout)
 
 
 def test_the_low_level_bindings_match_the_library() -> None:

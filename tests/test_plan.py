@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: MIT
+import json
+import re
 from pathlib import Path
 
 import pytest
 import random_moe
+from hobbits import run_script
 from models import random_model
 
 from pyhobbit import memory, plan
 from pyhobbit.config import CacheConfig, EngineConfig
-from pyhobbit.engine import Engine
 from pyhobbit.errors import HobbitError
 from pyhobbit.memory import available_memory, resident_memory
 from pyhobbit.plan import lay_out
@@ -15,31 +17,46 @@ from pyhobbit.plan import lay_out
 _MIB = 1 << 20
 
 
-def _bounded(n_mib: int) -> EngineConfig:
-    return EngineConfig(cache=CacheConfig(memory=resident_memory() + n_mib * _MIB), n_threads=1)
+# A bound counts from what the process holds, which in this one depends on the tests that ran before.
+_PLAN_AND_ENGINE = """
+import json, sys
+from pathlib import Path
+from pyhobbit import CacheConfig, Engine, EngineConfig
+from pyhobbit.memory import resident_memory
+from pyhobbit.plan import lay_out
+
+path = Path(sys.argv[1])
+config = EngineConfig(cache=CacheConfig(memory=resident_memory() + (int(sys.argv[2]) << 20)), n_threads=1)
+plan = lay_out(path, config)
+with Engine(path, config) as engine:
+    infos = plan.info, engine.info()
+names = "n_ctx", "n_experts", "pool_slots_high", "pool_bytes_high"
+print(json.dumps([{name: getattr(info, name) for name in names} for info in infos]))
+print(plan.share_high)
+"""
+
+
+def _plan_and_engine(path: Path, n_mib: int) -> tuple[dict[str, int], dict[str, int], float]:
+    """What a process with n_mib more than it holds plans, what the engine then has, and the plan's share."""
+    infos, share = run_script(_PLAN_AND_ENGINE, path, n_mib).splitlines()
+    expected, found = json.loads(infos)
+    return expected, found, float(share)
 
 
 @pytest.mark.parametrize("arch", sorted(random_moe.ARCHS))
 def test_the_plan_is_what_the_engine_does(arch: str) -> None:
-    path = random_model(arch)
-    config = _bounded(60)
-    expected = lay_out(path, config)
-    with Engine(path, config) as engine:
-        info = engine.info()
-    assert expected.info.n_ctx == info.n_ctx
-    assert expected.info.n_experts == info.n_experts
-    assert abs(expected.info.pool_bytes_high - info.pool_bytes_high) < 2 * _MIB
+    expected, found, _ = _plan_and_engine(random_model(arch), 60)
+    assert expected["n_ctx"] == found["n_ctx"]
+    assert expected["n_experts"] == found["n_experts"]
+    assert abs(expected["pool_bytes_high"] - found["pool_bytes_high"]) < 2 * _MIB
 
 
 def test_pools_that_hold_a_part_are_planned_to_the_megabyte(tiny_gguf: Path) -> None:
-    config = _bounded(58)
-    expected = lay_out(tiny_gguf, config)
-    with Engine(tiny_gguf, config) as engine:
-        info = engine.info()
-    assert 0 < info.pool_slots_high < 48
-    # what Python itself takes between the two is part of the process
-    assert abs(expected.info.pool_bytes_high - info.pool_bytes_high) < 3 * _MIB
-    assert expected.share_high == expected.info.pool_slots_high / 48
+    expected, found, share = _plan_and_engine(tiny_gguf, 58)
+    assert 0 < found["pool_slots_high"] < 48
+    # what the first plan leaves in the process is part of it
+    assert abs(expected["pool_bytes_high"] - found["pool_bytes_high"]) < 3 * _MIB
+    assert share == expected["pool_slots_high"] / 48
 
 
 def test_a_plan_says_what_everything_takes(tiny_gguf: Path) -> None:
@@ -84,6 +101,14 @@ def test_a_trace_is_left_alone(tiny_gguf: Path, tmp_path: Path) -> None:
     found = lay_out(tiny_gguf, EngineConfig(cache=CacheConfig(trace=trace)))
     assert found.info.cached
     assert trace.read_text() == "an older one"
+
+
+def test_a_log_that_tells_no_sizes_is_an_error(tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for pattern, what in (("_CONTEXT_SIZE", "KV cache"), ("_COMPUTE_SIZE", "compute buffers")):
+        with monkeypatch.context() as patch:
+            patch.setattr(plan, pattern, re.compile("never said"))
+            with pytest.raises(HobbitError, match=f"does not say how large its {what} are"):
+                lay_out(tiny_gguf, EngineConfig())
 
 
 def test_a_file_that_cannot_be_opened(tmp_path: Path) -> None:

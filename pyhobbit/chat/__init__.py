@@ -67,6 +67,7 @@ def _add_cache(parser: argparse.ArgumentParser) -> None:
     add = group.add_argument
     add("--t1", type=float, metavar="F", help="high precision up to this sum of gate weights, 0 to 1")
     add("--t2", type=float, metavar="F", help="low precision from t1 to here, skipped above it")
+    add("--low-share", type=float, metavar="F", help="of the pools, for the low tier (default: by t1)")
     add("--policy", metavar="NAME", help="of eviction (default: calibrated, or echo)")
     add("--prefetch", type=int, metavar="N", help="layers ahead, 0 to 4 (default: calibrated, or 2)")
     add("--sidecar", type=Path, metavar="FILE", help="with the low tier (default: MODEL.hobbit.gguf)")
@@ -93,6 +94,7 @@ def _config(args: argparse.Namespace) -> ChatConfig:
                 pools=None if args.pools is None else parse_size(args.pools),
                 t1=args.t1,
                 t2=args.t2,
+                low_share=args.low_share,
                 sidecar=args.sidecar,
                 policy=args.policy,
                 prefetch=args.prefetch,

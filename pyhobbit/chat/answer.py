@@ -34,12 +34,19 @@ def print_answer(pieces: Iterable[Piece]) -> Finish | None:
 
 @contextlib.contextmanager
 def interrupting(engine: Engine) -> Iterator[None]:
-    """Within it, Ctrl-C interrupts the engine and nothing else."""
-    previous = signal.signal(signal.SIGINT, lambda _signal, _frame: engine.interrupt())
+    """Within it, Ctrl-C interrupts the engine and nothing else.
+
+    Raises KeyboardInterrupt at its end where Ctrl-C came too late to interrupt anything.
+    """
+    previous = signal.getsignal(signal.SIGINT)
     try:
+        signal.signal(signal.SIGINT, lambda _signal, _frame: engine.interrupt())
         yield
     finally:
         signal.signal(signal.SIGINT, previous)
+        late = engine.take_interrupt()
+    if late:
+        raise KeyboardInterrupt
 
 
 @contextlib.contextmanager

@@ -61,7 +61,10 @@ def change(conversation: Conversation, text: str) -> None:
         )
     if any(name in given for name in _THRESHOLDS):
         info = conversation.engine.info()
-        conversation.engine.set_thresholds(given.get("t1", info.t1), given.get("t2", info.t2))
+        t2 = given.get("t2", info.t2)
+        # t2 alone takes t1 along where everything was in high precision, as the command line does
+        t1 = given.get("t1", min(info.t1, t2) if info.t1 >= 1 else info.t1)
+        conversation.engine.set_thresholds(t1, t2)
     conversation.sampling, conversation.max_tokens = changed, max_tokens
 
 
