@@ -13,15 +13,16 @@ from pyhobbit.errors import HobbitError
 SERVER = _paths.BIN_DIR / "llama-server"
 
 _FLAGS = re.compile(r"(-{1,2}[A-Za-z][\w-]*)(?:,\s*)?")
+_TWO_VALUES = re.compile(r" [A-Z]+ [A-Z]+(  |$)")
 _ENVIRONMENT = re.compile(r"\(env: (\w+)\)")
 
 
 @dataclass(frozen=True)
 class Flag:
-    """One option. names: all spellings.  variable: of the environment, which gives it too."""
+    """One option. names: all spellings.  n_values: that follow it.  variable: of the environment, or None."""
 
     names: tuple[str, ...]
-    takes_value: bool
+    n_values: int
     variable: str | None = None
 
     def value_in(self, arguments: Sequence[str]) -> str | None:
@@ -29,7 +30,7 @@ class Flag:
         found = None
         for i, argument in enumerate(arguments):
             if argument in self.names:
-                found = "".join(arguments[i + 1 : i + 2]) if self.takes_value else ""
+                found = "".join(arguments[i + 1 : i + 2]) if self.n_values else ""
         return found
 
 
@@ -47,7 +48,7 @@ def parse_help(text: str) -> dict[str, Flag]:
         if line.startswith("-") and not line.startswith("-----"):
             newest = _parse_line(line)
         elif newest and variable:
-            newest = Flag(newest.names, newest.takes_value, variable[1])
+            newest = Flag(newest.names, newest.n_values, variable[1])
         else:
             continue
         flags.update(dict.fromkeys(newest.names, newest))
@@ -60,7 +61,9 @@ def _parse_line(line: str) -> Flag:
     while match := _FLAGS.match(line, end):
         names.append(match[1])
         end = match.end()
-    return Flag(tuple(names), takes_value=re.match(r" \S", line[end:]) is not None)
+    rest = line[end:]
+    n_values = 2 if _TWO_VALUES.match(rest) else int(re.match(r" \S", rest) is not None)
+    return Flag(tuple(names), n_values)
 
 
 def unknown(argument: str, usual: Iterable[str], others: Iterable[str]) -> str:
@@ -76,7 +79,7 @@ def normal(argument: str, flags: Mapping[str, Flag]) -> list[str]:
     name, equals, value = argument.partition("=")
     if name.startswith("--"):
         name = name.replace("_", "-")
-    if name in flags and equals and flags[name].takes_value:
+    if name in flags and equals and flags[name].n_values == 1:
         return [name, value]
     return [argument] if equals else [name]
 

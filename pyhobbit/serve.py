@@ -5,6 +5,7 @@ Every option of llama-server is passed on; llama-server's own help: pyhobbit ser
 """
 
 import argparse
+import contextlib
 import csv
 import errno
 import io
@@ -12,13 +13,15 @@ import os
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
 from pyhobbit import _server_flags
 from pyhobbit._server_flags import SERVER, Flag, known
-from pyhobbit.config import CacheConfig, Setting, parse_size
+from pyhobbit.config import CacheConfig, EngineConfig, Setting, parse_size
 from pyhobbit.errors import ConfigError, HobbitError
+from pyhobbit.memory import available_memory, resident_memory
 from pyhobbit.model_path import add_model_arguments, check_model_arguments, check_model_file, model_path
 
 _HOST, _PORT = "127.0.0.1", "8080"
@@ -38,6 +41,32 @@ _PASSED_ON = {
 }
 _TYPES = {bool: "bool", int: "int", float: "float", str: "str"}
 _MODEL_FLAGS = ("-m", "--model")
+# With one of these llama-server needs no model ...
+_ANSWERS = ("--version", "--usage", "--cache-list", "--completion-bash", "--list-devices")
+# ... or gets it by itself, as with a flag for a model of its choice: --...-default
+_MODEL_SOURCES = ("--model", "--model-url", "--docker-repo", "--models-dir", "--models-preset")
+# Make it hold another amount of memory than the plan knows of.
+_MEMORY_FLAGS = (
+    "--batch-size",
+    "--cache-type-k",
+    "--cache-type-v",
+    "--cpu-moe",
+    "--device",
+    "--gpu-layers",
+    "--kv-offload",
+    "--kv-unified-per-slot",
+    "--lazy-mode",
+    "--load-mode",
+    "--main-gpu",
+    "--n-cpu-moe",
+    "--override-kv",
+    "--override-tensor",
+    "--split-mode",
+    "--tensor-split",
+    "--ubatch-size",
+)
+_LEAST_CONTEXT = 256
+_TOKEN_BYTES = 1024  # of context, and more with any model
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -79,13 +108,13 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse
     while rest:
         argument = rest.pop(0)
         name, *value = _server_flags.normal(argument, flags)
-        if argument in _MODEL_FLAGS:
-            ours += _take(rest, 1)
+        if name in _MODEL_FLAGS:
+            ours += value or _take(rest, 1)
         elif argument.partition("=")[0] in own:
             takes_value = own[argument.partition("=")[0]] and "=" not in argument
             ours += [argument, *_take(rest, int(takes_value))]
         elif name in flags:
-            theirs += [name, *(value or _take(rest, int(flags[name].takes_value)))]
+            theirs += [name, *(value or _take(rest, flags[name].n_values))]
         elif argument.startswith("-"):
             raise ConfigError(_server_flags.unknown(argument, [*own, *_PASSED_ON], flags))
         else:
@@ -121,36 +150,63 @@ def run(args: argparse.Namespace) -> int:
     )
     if args.llama_help:
         _become([str(SERVER), "--help"])
-    check_model_arguments(args)
     flags = known()
-    _check_address(
-        _value(flags["--host"], args.passed_on, _HOST), _value(flags["--port"], args.passed_on, _PORT)
-    )
+    if any(_value(flags[name], args.passed_on) is not None for name in _ANSWERS):
+        _become([str(SERVER), *args.passed_on])
+    without_model = args.model is None and args.hf_repo is None and _names_model(args.passed_on, flags)
+    if not without_model:
+        check_model_arguments(args)
+    _check_address(args.passed_on, flags)
+    arguments = server_arguments(cache.settings(), args.passed_on, flags)
+    if without_model:
+        _become([str(SERVER), *arguments])
     model = model_path(args)
     check_model_file(model)
-    _become([str(SERVER), "-m", str(model), *server_arguments(cache.settings(), args.passed_on, flags)])
+    _check_memory(model, cache, args.passed_on, flags)
+    _become([str(SERVER), "-m", str(model), *arguments])
+
+
+def _names_model(passed_on: Sequence[str], flags: Mapping[str, Flag]) -> bool:
+    sources = {*_MODEL_SOURCES, *(name for name in flags if name.endswith("-default"))} - {"--spec-default"}
+    return any(_value(flags[name], passed_on) is not None for name in sources)
 
 
 def server_arguments(
     settings: Mapping[str, Setting], passed_on: Sequence[str], flags: Mapping[str, Flag]
 ) -> list[str]:
     """What llama-server is told beside the model: our settings, our defaults and what was passed on."""
-    arguments = ["--override-kv", _overrides(settings)] if settings else []
+    passed_on, given = _without(flags["--override-kv"], passed_on)
+    overrides = [*_overrides(settings, given), *given]
+    arguments = ["--override-kv", ",".join(overrides)] if overrides else []
     for name, value in _DEFAULTS.items():
         if _value(flags[name], passed_on) is None:
             arguments += [name] if value is None else [name, value]
     return [*arguments, *passed_on]
 
 
-def _overrides(settings: Mapping[str, Setting]) -> str:
-    """KEY=TYPE:VALUE,..., quoted as llama.cpp reads it: like CSV."""
+def _without(flag: Flag, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The arguments but for a flag, and its values."""
+    rest, kept, values = list(arguments), [], []
+    while rest:
+        argument = rest.pop(0)
+        if argument in flag.names:
+            values += _take(rest, 1)
+        else:
+            kept.append(argument)
+    return kept, values
+
+
+def _overrides(settings: Mapping[str, Setting], given: Sequence[str]) -> list[str]:
+    """KEY=TYPE:VALUE,..., quoted as llama.cpp reads it: like CSV; none for what is `given` in that way."""
+    keys = {each.partition("=")[0] for row in csv.reader(given) for each in row}
     row = io.StringIO()
-    values = (
+    values = [
         f"{key}={_TYPES[type(value)]}:{str(value).lower() if isinstance(value, bool) else value}"
         for key, value in settings.items()
-    )
+        if key not in keys
+    ]
     csv.writer(row, lineterminator="").writerow(values)
-    return row.getvalue()
+    return [row.getvalue()] if values else []
 
 
 def _value(flag: Flag, arguments: Sequence[str], default: str | None = None) -> str | None:
@@ -161,24 +217,79 @@ def _value(flag: Flag, arguments: Sequence[str], default: str | None = None) -> 
     return default if given is None else given
 
 
-def _check_address(host: str, port: str) -> None:
+#
+# before the model is loaded
+#
+
+
+@dataclass(frozen=True)
+class _ServerConfig(EngineConfig):
+    """Slots share the context, so all of it may be more than the model was trained for."""
+
+    def context_tokens(self, trained: int) -> int:
+        return self.n_ctx or trained
+
+
+def _check_memory(
+    model: Path, cache: CacheConfig, passed_on: Sequence[str], flags: Mapping[str, Flag]
+) -> None:
+    """Raises HobbitError where the model will not fit, or the cache cannot be set up."""
+    context = str(_value(flags["--ctx-size"], passed_on, str(_CONTEXT)))
+    unknown = any(_value(flags[name], passed_on) is not None for name in _MEMORY_FLAGS)
+    if unknown or not context.isdecimal():
+        return
+    # with 0 llama-server takes what fits
+    n_ctx = max(int(context), _LEAST_CONTEXT)
+    # simulating it would take memory for each token, too
+    if n_ctx * _TOKEN_BYTES > available_memory():
+        raise HobbitError(f"a context of {n_ctx} tokens does not fit into memory; use a smaller --ctx-size")
+    try:
+        _lay_out(model, _ServerConfig(cache, n_ctx))
+    except HobbitError:
+        if cache.memory is None:
+            raise
+        # llama-server's process is smaller than this one
+        larger = replace(cache, memory=cache.memory + resident_memory())
+        with contextlib.suppress(HobbitError):
+            _lay_out(model, _ServerConfig(larger, n_ctx))
+            return
+        raise
+
+
+def _lay_out(model: Path, config: EngineConfig) -> None:
+    from pyhobbit.plan import lay_out  # loads the libraries
+
+    try:
+        lay_out(model, config)
+    except HobbitError as e:
+        raise HobbitError(str(e).replace("a smaller --ctx", "a smaller --ctx-size")) from e
+
+
+def _check_address(passed_on: Sequence[str], flags: Mapping[str, Flag]) -> None:
     """Raises HobbitError where nobody can listen there: the model would be loaded in vain."""
+    host = str(_value(flags["--host"], passed_on, _HOST))
+    port = str(_value(flags["--port"], passed_on, _PORT))
+    shared = _value(flags["--reuse-port"], passed_on) is not None
     if host.endswith(".sock"):
         return
     if not port.isdecimal() or int(port) > _MAX_PORT:
-        raise ConfigError(f"'{port}' is not a port; give --port a number from 1 to {_MAX_PORT}")
+        raise ConfigError(f"'{port}' is not a port; give --port a number from 1 to {_MAX_PORT}, or 0 for any")
     for each in host.split(","):
-        _check_listening(each.strip(), int(port))
+        _check_listening(each.strip(), int(port), shared)
 
 
-def _check_listening(host: str, port: int) -> None:
+def _check_listening(host: str, port: int, shared: bool) -> None:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, socket.SOCK_STREAM) as listener:
             # connections of a server that has ended do not count, one that listens does
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if shared:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             listener.bind(address)
             listener.listen()
+    except UnicodeError as e:
+        raise HobbitError(f"{host} is not an address; --host takes one of this machine") from e
     except OSError as e:
         if e.errno == errno.EADDRINUSE:
             problem = f"port {port} of {host} is taken by another program; choose another one with --port"

@@ -67,6 +67,26 @@ class Server:
         assert answer.status == 200, answer.text
         return answer.json["content"]
 
+    def logprobs(self, prompt: str = PROMPT, n: int = 8, **options: object) -> tuple[list[float], int]:
+        """Of the five likeliest tokens at each place of the greedy continuation; prompt tokens computed."""
+        body = {
+            "prompt": prompt,
+            "n_predict": n,
+            "temperature": 0,
+            "n_probs": 5,
+            "ignore_eos": True,
+            **options,
+        }
+        answer = self.request("/completion", body)
+        assert answer.status == 200, answer.text
+        places = answer.json["completion_probabilities"]
+        assert len(places) == n
+        values = [each["logprob"] for place in places for each in place["top_logprobs"]]
+        return values, answer.json["timings"]["prompt_n"]
+
+    def busy_slots(self) -> int:
+        return sum(slot["is_processing"] for slot in self.request("/slots").json)
+
     def memory(self) -> int:
         """Bytes of its resident set."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
@@ -84,9 +104,11 @@ def free_port() -> int:
 
 
 @contextmanager
-def running(command: Sequence[object], log: Path, key: str | None = None) -> Iterator[Server]:
-    """The command with a port, once its server is healthy."""
-    port = free_port()
+def running(
+    command: Sequence[object], log: Path, key: str | None = None, port: int | None = None
+) -> Iterator[Server]:
+    """The command with a port, a free one by default, once its server is healthy."""
+    port = port or free_port()
     arguments = [*map(str, command), "--port", str(port)]
     with log.open("wb") as out, subprocess.Popen(arguments, stdout=out, stderr=subprocess.STDOUT) as process:
         server = Server(f"http://127.0.0.1:{port}", process, log, key)
@@ -126,7 +148,7 @@ def _wait_until_healthy(server: Server) -> None:
 
 
 def growth(server: Server, n: int) -> int:
-    """Bytes by which n requests of different kinds let the server's resident set grow, after some others."""
+    """Bytes by which n requests of all kinds (_ask) let the server's resident set grow, after some others."""
     numbers = random.Random(1)
     for _ in range(_WARM_UP):
         _ask(server, numbers)
@@ -137,12 +159,22 @@ def growth(server: Server, n: int) -> int:
 
 
 def _ask(server: Server, numbers: random.Random) -> None:
-    body = {
-        "prompt": f"# {numbers.random()}\n" + "def f(x):\n" * numbers.randrange(1, 20),
+    """A completion, chat, answer by a JSON schema, or malformed body; streamed and with thresholds or not."""
+    text = f"# {numbers.random()}\n" + "def f(x):\n" * numbers.randrange(1, 20)
+    options = {
         "max_tokens": numbers.randrange(1, 9),
         "stream": numbers.random() < 0.5,
         "hobbit": {"t1": 1} if numbers.random() < 0.5 else None,
     }
-    assert server.request("/v1/completions", body).status == 200
-    if numbers.random() < 0.2:
-        assert server.request("/v1/completions", b"{").status == 400
+    chat = {"messages": [{"role": "user", "content": text}], **options}
+    form = {"type": "json_schema", "json_schema": {"schema": {"type": "array", "items": {"type": "integer"}}}}
+    path, body, status = numbers.choice(
+        [
+            ("/v1/completions", {"prompt": text, **options}, 200),
+            ("/v1/chat/completions", chat, 200),
+            ("/v1/chat/completions", {**chat, "response_format": form}, 200),
+            ("/v1/chat/completions", b"{", 400),
+        ]
+    )
+    answer = server.request(path, body)
+    assert answer.status == status, answer.text

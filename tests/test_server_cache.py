@@ -11,6 +11,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from servers import PROMPT, Server, serving
 
+SAME = 5e-3  # of log probabilities, whatever batch they are computed in
+
 
 @pytest.fixture(scope="module")
 def server(tiny_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
@@ -83,12 +85,61 @@ def test_a_request_brings_its_own_thresholds(server: Server) -> None:
 
 def test_thresholds_of_parallel_requests_do_not_mix(server: Server) -> None:
     """A request that wants everything high gets it beside one that wants next to nothing."""
-    alone = server.complete(n=24, hobbit={"t1": 1})
+    high, low = {"t1": 1}, {"t2": 0}
+    alone, _ = server.logprobs(n=24, cache_prompt=False, hobbit=high)
+    assert _distance(alone, server.logprobs(n=24, cache_prompt=False, hobbit=low)[0]) > 20 * SAME
+
+    beside = []
     with ThreadPoolExecutor(2) as pool:
-        frugal = pool.submit(server.complete, "class Node:\n", 200, hobbit={"t2": 0})
-        texts = [server.complete(n=24, hobbit={"t1": 1}) for _ in range(3)]
-        frugal.result()
-    assert texts == [alone] * 3
+        while len(beside) < 3:
+            frugal = pool.submit(server.complete, "class Node:\n", 400, hobbit=low, ignore_eos=True)
+            while server.busy_slots() < 1:
+                assert not frugal.done()
+            asked = pool.submit(server.logprobs, n=24, cache_prompt=False, hobbit=high)
+            n_busy = 0
+            while not asked.done():
+                n_busy = max(n_busy, server.busy_slots())
+            if n_busy == 2 and not frugal.done():
+                beside.append(asked.result()[0])
+            frugal.result()
+    assert len(beside) > 1
+    for each in beside:
+        assert _distance(each, alone) < SAME
+
+
+def _distance(ours: list[float], others: list[float]) -> float:
+    return max(abs(a - b) for a, b in zip(ours, others, strict=True))
+
+
+def test_what_lower_thresholds_computed_is_not_reused(tiny_gguf: Path, tmp_path: Path) -> None:
+    options = ("--pools", "6M", "--t1", 0.6, "--t2", 0.95, "--prefetch", 0, "--parallel", 1)
+    prompt = PROMPT * 8
+    with serving(tiny_gguf, tmp_path / "fresh", *options) as server:
+        expected, n_prompt = server.logprobs(prompt, hobbit={"t1": 1})
+
+    folder = tmp_path / "slots"
+    folder.mkdir()
+    files = ("--slot-save-path", f"{folder}/", "--cache-ram", 64)
+    with serving(tiny_gguf, tmp_path / "log", *options, *files) as server:
+        low, _ = server.logprobs(prompt, hobbit={"t2": 0})
+        assert _distance(low, expected) > 20 * SAME
+        refused = server.request("/slots/0?action=save", {"filename": "slot"})
+        assert refused.status >= 400
+        assert "below the server's" in refused.error
+        assert server.logprobs(prompt, hobbit={"t2": 0})[1] < n_prompt  # reused
+
+        # the slot's prompt in memory, then one that was put aside
+        for others in ((), ("class Node:\n" * 20,)):
+            server.logprobs(prompt, hobbit={"t2": 0}, cache_prompt=False)
+            for other in others:
+                server.logprobs(other, hobbit={"t2": 0})
+            again, n_computed = server.logprobs(prompt, hobbit={"t1": 1})
+            assert n_computed == n_prompt
+            assert _distance(again, expected) < SAME
+
+        assert server.logprobs(prompt, hobbit={"t1": 1})[1] < n_prompt
+        assert server.logprobs(prompt)[1] < n_prompt  # asks for less than there is
+        assert server.logprobs(prompt, hobbit={"t1": 1})[1] == n_prompt
 
 
 @pytest.mark.parametrize("path", ["/completion", "/v1/completions", "/v1/chat/completions", "/v1/messages"])

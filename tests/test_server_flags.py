@@ -2,14 +2,15 @@
 """Which options of `pyhobbit serve` are ours, which llama-server's, and what llama-server is told."""
 
 import argparse
+import functools
 from pathlib import Path
 
 import pytest
 
-from pyhobbit import serve
+from pyhobbit import plan, serve
 from pyhobbit._server_flags import Flag, known, parse_help
 from pyhobbit.config import CacheConfig
-from pyhobbit.errors import ConfigError
+from pyhobbit.errors import ConfigError, HobbitError
 
 HELP = """\
 ----- common params -----
@@ -20,6 +21,8 @@ HELP = """\
 -fit,  --fit [on|off]                   whether to adjust
 --ui-config-file, --webui-config-file PATH
                                         JSON file
+--layer-range START END
+                                        from START to END
 """
 
 
@@ -31,20 +34,22 @@ def _parse(*arguments: str) -> argparse.Namespace:
 
 def test_help_tells_names_values_and_variables() -> None:
     flags = parse_help(HELP)
-    assert flags["-c"] == flags["--ctx-size"] == Flag(("-c", "--ctx-size"), True, "LLAMA_ARG_CTX_SIZE")
-    assert not flags["--no-perf"].takes_value
-    assert flags["--fit"].takes_value
-    assert flags["--webui-config-file"].takes_value
-    assert len(flags) == 8
+    assert flags["-c"] == flags["--ctx-size"] == Flag(("-c", "--ctx-size"), 1, "LLAMA_ARG_CTX_SIZE")
+    assert flags["--no-perf"].n_values == 0
+    assert flags["--fit"].n_values == 1
+    assert flags["--webui-config-file"].n_values == 1
+    assert flags["--layer-range"].n_values == 2
+    assert len(flags) == 9
 
 
 def test_our_llama_server_lists_its_options() -> None:
     flags = known()
     assert len(flags) > 300
     for name in ("--host", "--port", "--parallel", "--ctx-size", "--cache-ram", "--override-kv"):
-        assert flags[name].takes_value, name
+        assert flags[name].n_values == 1, name
     for name in ("--metrics", "--jinja", "--no-ui", "-kvu"):
-        assert not flags[name].takes_value, name
+        assert flags[name].n_values == 0, name
+    assert [name for name, flag in flags.items() if flag.n_values == 2] == ["--control-vector-layer-range"]
 
 
 @pytest.mark.parametrize(
@@ -54,6 +59,7 @@ def test_our_llama_server_lists_its_options() -> None:
         ("-c", "100", "--no-perf", "m.gguf", "--t1", "0.5"),
         ("--ctx-size=100", "--t1=0.5", "--no_perf", "m.gguf"),
         ("-c", "100", "--no-perf", "-m", "m.gguf", "--t1", "0.5"),
+        ("-c", "100", "--no-perf", "--model=m.gguf", "--t1", "0.5"),
     ],
 )
 def test_the_model_may_stand_anywhere(arguments: tuple[str, ...]) -> None:
@@ -67,6 +73,12 @@ def test_options_that_begin_like_others_are_not_taken_apart() -> None:
     args = _parse("m.gguf", "-ctk", "f16", "-hff", "x.gguf", "--seed", "-1", "-hf", "a/b")
     assert args.passed_on == ["-ctk", "f16", "-hff", "x.gguf", "--seed", "-1"]
     assert args.hf_repo == "a/b"
+
+
+def test_an_option_with_two_values_takes_both() -> None:
+    args = _parse("--control-vector-layer-range", "1", "2", "m.gguf")
+    assert args.model == Path("m.gguf")
+    assert args.passed_on == ["--control-vector-layer-range", "1", "2"]
 
 
 def test_an_unknown_option_names_the_nearest() -> None:
@@ -99,3 +111,36 @@ def test_settings_become_overrides() -> None:
         assert part in overrides.split(",")
     assert "hobbit.renormalize=bool:true" in overrides
     assert '"hobbit.sidecar=str:a,b.gguf"' in overrides
+
+
+def test_a_context_that_does_not_fit_is_refused(tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = known()
+    check = functools.partial(serve._check_memory, tiny_gguf, CacheConfig(), flags=flags)
+    check([])
+    monkeypatch.setattr(plan, "available_memory", lambda: 20 << 20)
+    check(["-c", "512"])
+    with pytest.raises(HobbitError, match=r"for a context of 8192 tokens.*use a smaller --ctx-size$"):
+        check([])
+    check(["-c", "8192", "--cache-type-k", "q4_0"])  # may fit
+    check(["-c", "8192", "--batch-size", "32"])
+
+
+def test_a_budget_that_is_too_small_is_refused(tiny_gguf: Path) -> None:
+    with pytest.raises(HobbitError, match=r"memory budget of 1\.0 MiB is too small"):
+        serve._check_memory(tiny_gguf, CacheConfig(memory=1 << 20), [], known())
+
+
+def test_overrides_of_the_user_join_ours() -> None:
+    settings = CacheConfig(pools=1000, t1=0.5).settings()
+    given = ["--override-kv", "hobbit.t1=float:0.7,a.b=int:1", "-c", "9", "--override-kv", "c=bool:true"]
+    first, overrides, *others = serve.server_arguments(settings, given, known())
+    assert first == "--override-kv"
+    assert sorted(overrides.split(",")) == [
+        "a.b=int:1",
+        "c=bool:true",
+        "hobbit.enable=bool:true",
+        "hobbit.pools=int:1000",
+        "hobbit.t1=float:0.7",
+    ]
+    assert "--override-kv" not in others
+    assert serve.server_arguments({}, given[:2], known())[:2] == given[:2]

@@ -3,10 +3,14 @@
 
 import http.client
 import json
+import re
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -30,10 +34,6 @@ def _stream(server: Server, n: int) -> Iterator[http.client.HTTPResponse]:
         with connection.getresponse() as answer:
             assert b"data:" in answer.readline()
             yield answer
-
-
-def _busy_slots(server: Server) -> int:
-    return sum(slot["is_processing"] for slot in server.request("/slots").json)
 
 
 def _wait_until(condition: Callable[[], bool], timeout: float = 30) -> None:
@@ -68,8 +68,8 @@ def test_a_client_that_leaves_frees_its_slot(tiny_gguf: Path, tmp_path: Path) ->
     with serving(tiny_gguf, tmp_path / "log", "--parallel", 1, "--ctx-size", 512, "--pools", "3M") as server:
         for _ in range(3):
             with _stream(server, n=450):
-                assert _busy_slots(server) == 1
-        _wait_until(lambda: _busy_slots(server) == 0)
+                assert server.busy_slots() == 1
+        _wait_until(lambda: server.busy_slots() == 0)
         log = server.log.read_text(errors="replace")
         assert "n_tokens = 45" not in log, "an answer was generated to its end"
         assert server.complete(n=4)
@@ -86,6 +86,25 @@ def test_a_signal_ends_it_while_it_generates(
         assert server.process.wait(timeout=30) == 0
         assert time.monotonic() - begun < 10
         assert b"The server is shutting down" in answer.read()
+
+
+def test_a_signal_ends_it_while_it_reads_a_long_prompt(tiny_gguf: Path, tmp_path: Path) -> None:
+    n = 20_000  # in one batch, which takes many seconds
+    longer = ("--override-kv", f"llama.context_length=int:{n}")
+    batch = ("--ctx-size", n, "--parallel", 1, "--batch-size", n)
+    with (
+        serving(tiny_gguf, tmp_path / "log", "--pools", "3M", *batch, *longer) as server,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        asked = pool.submit(server.request, "/completion", {"prompt": [65] * (n - 100), "n_predict": 1})
+        _wait_until(lambda: server.busy_slots() == 1)
+        time.sleep(1)
+        assert not asked.done()
+        begun = time.monotonic()
+        server.process.terminate()
+        assert server.process.wait(timeout=60) == 0
+        assert time.monotonic() - begun < 3
+        assert asked.result().error == "The server is shutting down"
 
 
 @pytest.mark.parametrize("path", ["/completion", "/v1/completions", "/v1/chat/completions", "/tokenize"])
@@ -148,6 +167,9 @@ def test_a_busy_port_is_an_error_before_the_model_is_loaded(
         (("--memory", "1M", "--pools", "1M"), 2, "not allowed with"),
         (("--memory", "1M"), 1, "memory budget of 1.0 MiB is too small"),
         (("--hf-repo", "a/b"), 2, "both MODEL"),
+        (("--policy", "nope"), 1, "no eviction policy 'nope'"),
+        (("--ctx-size", "2000000000"), 1, "use a smaller --ctx-size"),
+        (("--host", "a..b"), 1, "a..b is not an address"),
     ],
 )
 def test_errors(
@@ -157,6 +179,46 @@ def test_errors(
     done = run_pyhobbit("serve", tiny_gguf, *port, *arguments)
     assert done.returncode == status
     assert problem in done.stderr
+    if status == 1:
+        assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("flag", "said"), [("--version", "version:"), ("--list-devices", "devices")])
+def test_some_options_need_no_model(run_pyhobbit: RunPyhobbit, flag: str, said: str) -> None:
+    done = run_pyhobbit("serve", flag)
+    assert done.returncode == 0
+    assert said in done.stdout + done.stderr
+
+
+def test_a_folder_of_models_needs_no_model(tiny_gguf: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    (folder / "tiny.gguf").symlink_to(tiny_gguf)
+    command = [sys.executable, "-m", "pyhobbit", "serve", "--models-dir", folder, "--ctx-size", 512]
+    with running(command, tmp_path / "log") as server:
+        assert [each["id"] for each in server.request("/v1/models").json["data"]] == ["tiny"]
+
+
+def test_port_0_takes_a_free_one(tiny_gguf: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    command = [sys.executable, "-m", "pyhobbit", "serve", str(tiny_gguf), "--port", "0", "--ctx-size", "512"]
+    with log.open("wb") as out, subprocess.Popen(command, stdout=out, stderr=out) as process:
+        try:
+            _wait_until(lambda: "listening on" in log.read_text())
+        finally:
+            process.terminate()
+    found = re.search(r"listening on http://127.0.0.1:(\d+)", log.read_text())
+    assert found
+    assert int(found[1]) > 0
+
+
+def test_a_port_may_be_shared(tiny_gguf: Path, tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        other.bind(("127.0.0.1", 0))
+        command = [sys.executable, "-m", "pyhobbit", "serve", tiny_gguf, "--reuse-port", "--ctx-size", 512]
+        with running(command, tmp_path / "log", port=other.getsockname()[1]) as server:
+            assert server.complete(n=2)
 
 
 def test_a_missing_model_is_named(tiny_gguf: Path, run_pyhobbit: RunPyhobbit) -> None:

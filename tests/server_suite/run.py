@@ -61,7 +61,6 @@ def run_suite(server: Path, folder: Path, selection: list[str]) -> dict[str, Res
         "LLAMA_SERVER_BIN_PATH": str(server),
         "PYTHONPATH": str(Path(__file__).parent),
         "PORT": str(port),
-        offline.MODEL: str(folder / MODEL),
     }
     report = folder / "report.xml"
     report.unlink(missing_ok=True)
@@ -72,6 +71,7 @@ def run_suite(server: Path, folder: Path, selection: list[str]) -> dict[str, Res
         "-q",
         "-p",
         "offline",
+        f"{offline.OPTION}={folder / MODEL}",
         "-m",
         "not slow",
         "-p",
