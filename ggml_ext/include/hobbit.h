@@ -67,8 +67,8 @@ enum hobbit_setting_kind {
 //   hobbit.trace         string  file that the routing is written to
 //   hobbit.calibrated    bool    whether MODEL.calibration.gguf, where it exists, gives what is not given here;
 //                                default true
-//   hobbit.pack          bool    whether experts are kept in the layouts that the device multiplies fastest, as llama.cpp
-//                                keeps its own weights (use_extra_bufts); default true
+//   hobbit.pack          bool    whether experts are kept in the layouts that the device multiplies fastest, as
+//                                llama.cpp keeps its own weights (use_extra_bufts); default true
 //   hobbit.io_threads    int     number of loader threads
 //   hobbit.sidecar       string  file with the further tiers; default MODEL.hobbit.gguf where it exists
 //   hobbit.tag           int     number under which hobbit_find finds the model
