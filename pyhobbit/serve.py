@@ -234,6 +234,8 @@ def _check_memory(
     model: Path, cache: CacheConfig, passed_on: Sequence[str], flags: Mapping[str, Flag]
 ) -> None:
     """Raises HobbitError where the model will not fit, or the cache cannot be set up."""
+    from pyhobbit.plan import lay_out  # loads the libraries
+
     context = str(_value(flags["--ctx-size"], passed_on, str(_CONTEXT)))
     unknown = any(_value(flags[name], passed_on) is not None for name in _MEMORY_FLAGS)
     if unknown or not context.isdecimal():
@@ -244,25 +246,16 @@ def _check_memory(
     if n_ctx * _TOKEN_BYTES > available_memory():
         raise HobbitError(f"a context of {n_ctx} tokens does not fit into memory; use a smaller --ctx-size")
     try:
-        _lay_out(model, _ServerConfig(cache, n_ctx))
+        lay_out(model, _ServerConfig(cache, n_ctx))
     except HobbitError:
         if cache.memory is None:
             raise
         # llama-server's process is smaller than this one
         larger = replace(cache, memory=cache.memory + resident_memory())
         with contextlib.suppress(HobbitError):
-            _lay_out(model, _ServerConfig(larger, n_ctx))
+            lay_out(model, _ServerConfig(larger, n_ctx))
             return
         raise
-
-
-def _lay_out(model: Path, config: EngineConfig) -> None:
-    from pyhobbit.plan import lay_out  # loads the libraries
-
-    try:
-        lay_out(model, config)
-    except HobbitError as e:
-        raise HobbitError(str(e).replace("a smaller --ctx", "a smaller --ctx-size")) from e
 
 
 def _check_address(passed_on: Sequence[str], flags: Mapping[str, Flag]) -> None:

@@ -45,14 +45,14 @@ def _plan_and_engine(path: Path, n_mib: int) -> tuple[dict[str, int], dict[str, 
 
 @pytest.mark.parametrize("arch", sorted(random_moe.ARCHS))
 def test_the_plan_is_what_the_engine_does(arch: str) -> None:
-    expected, found, _ = _plan_and_engine(random_model(arch), 60)
+    expected, found, _ = _plan_and_engine(random_model(arch), 72)
     assert expected["n_ctx"] == found["n_ctx"]
     assert expected["n_experts"] == found["n_experts"]
     assert abs(expected["pool_bytes_high"] - found["pool_bytes_high"]) < 2 * _MIB
 
 
 def test_pools_that_hold_a_part_are_planned_to_the_megabyte(tiny_gguf: Path) -> None:
-    expected, found, share = _plan_and_engine(tiny_gguf, 58)
+    expected, found, share = _plan_and_engine(tiny_gguf, 68)
     assert 0 < found["pool_slots_high"] < 48
     # what the first plan leaves in the process is part of it
     assert abs(expected["pool_bytes_high"] - found["pool_bytes_high"]) < 3 * _MIB

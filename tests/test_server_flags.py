@@ -119,7 +119,7 @@ def test_a_context_that_does_not_fit_is_refused(tiny_gguf: Path, monkeypatch: py
     check([])
     monkeypatch.setattr(plan, "available_memory", lambda: 20 << 20)
     check(["-c", "512"])
-    with pytest.raises(HobbitError, match=r"for a context of 8192 tokens.*use a smaller --ctx-size$"):
+    with pytest.raises(HobbitError, match=r"for a context of 8192 tokens.*use a smaller context$"):
         check([])
     check(["-c", "8192", "--cache-type-k", "q4_0"])  # may fit
     check(["-c", "8192", "--batch-size", "32"])
