@@ -19,7 +19,8 @@ from typing import NoReturn
 
 from pyhobbit import _server_flags
 from pyhobbit._server_flags import SERVER, Flag, known
-from pyhobbit.config import CacheConfig, EngineConfig, Setting, parse_size
+from pyhobbit.cache_arguments import add_cache_arguments, cache_config
+from pyhobbit.config import CacheConfig, EngineConfig, Setting
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.memory import available_memory, resident_memory
 from pyhobbit.model_path import add_model_arguments, check_model_arguments, check_model_file, model_path
@@ -73,26 +74,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options of the verb; parse() takes llama-server's as well."""
     parser.allow_abbrev = False
     add_model_arguments(parser)
-    _add_cache(parser)
+    add_cache_arguments(parser)
     group = parser.add_argument_group("llama-server, among others")
     for flag, (metavar, what) in _PASSED_ON.items():
         group.add_argument(flag, metavar=metavar, help=what)
     group.add_argument("--llama-help", action="store_true", help="show all options of llama-server and end")
-
-
-def _add_cache(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("expert cache")
-    size = group.add_mutually_exclusive_group()
-    size.add_argument("--memory", metavar="SIZE", help="of the process, like 8G (default: what is free)")
-    size.add_argument("--pools", metavar="SIZE", help="of the expert pools alone, like 512M")
-    add = group.add_argument
-    add("--t1", type=float, metavar="F", help="high precision up to this sum of gate weights, 0 to 1")
-    add("--t2", type=float, metavar="F", help="low precision from t1 to here, skipped above it")
-    add("--low-share", type=float, metavar="F", help="of the pools, for the low tier (default: by t1)")
-    add("--policy", metavar="NAME", help="of eviction (default: calibrated, or echo)")
-    add("--prefetch", type=int, metavar="N", help="layers ahead, 0 to 4 (default: calibrated, or 2)")
-    add("--sidecar", type=Path, metavar="FILE", help="with the low tier (default: MODEL.hobbit.gguf)")
-    add("--trace", type=Path, metavar="FILE", help="write the routing here, for pyhobbit simulate")
 
 
 def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
@@ -137,17 +123,7 @@ def _take(arguments: list[str], n: int) -> list[str]:
 
 def run(args: argparse.Namespace) -> int:
     """Becomes llama-server, which gets all signals and whose exit status is ours. Raises HobbitError."""
-    cache = CacheConfig(
-        memory=None if args.memory is None else parse_size(args.memory),
-        pools=None if args.pools is None else parse_size(args.pools),
-        low_share=args.low_share,
-        t1=args.t1,
-        t2=args.t2,
-        sidecar=args.sidecar,
-        policy=args.policy,
-        prefetch=args.prefetch,
-        trace=args.trace,
-    )
+    cache = cache_config(args)
     if args.llama_help:
         _become([str(SERVER), "--help"])
     flags = known()

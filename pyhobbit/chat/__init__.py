@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pyhobbit.cache_arguments import add_cache_arguments, cache_config
 from pyhobbit.chat.screen import note
 from pyhobbit.cli import INTERRUPTED
-from pyhobbit.config import CacheConfig, ChatConfig, EngineConfig, SamplingConfig, parse_size
+from pyhobbit.config import CacheConfig, ChatConfig, EngineConfig, SamplingConfig
 from pyhobbit.errors import HobbitError
 from pyhobbit.model_path import add_model_arguments, check_model_arguments, model_path
 
@@ -27,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_prompt(parser)
     _add_sampling(parser)
     _add_engine(parser)
-    _add_cache(parser)
+    add_cache_arguments(parser)
 
 
 def _add_prompt(parser: argparse.ArgumentParser) -> None:
@@ -59,21 +60,6 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
     add("--verbose", action="store_true", help="show llama.cpp's log on standard error")
 
 
-def _add_cache(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("expert cache")
-    size = group.add_mutually_exclusive_group()
-    size.add_argument("--memory", metavar="SIZE", help="of the process, like 8G (default: what is free)")
-    size.add_argument("--pools", metavar="SIZE", help="of the expert pools alone, like 512M")
-    add = group.add_argument
-    add("--t1", type=float, metavar="F", help="high precision up to this sum of gate weights, 0 to 1")
-    add("--t2", type=float, metavar="F", help="low precision from t1 to here, skipped above it")
-    add("--low-share", type=float, metavar="F", help="of the pools, for the low tier (default: by t1)")
-    add("--policy", metavar="NAME", help="of eviction (default: calibrated, or echo)")
-    add("--prefetch", type=int, metavar="N", help="layers ahead, 0 to 4 (default: calibrated, or 2)")
-    add("--sidecar", type=Path, metavar="FILE", help="with the low tier (default: MODEL.hobbit.gguf)")
-    add("--trace", type=Path, metavar="FILE", help="write the routing here, for pyhobbit simulate")
-
-
 def run(args: argparse.Namespace) -> int:
     """Runs the verb with parsed options; returns the exit status. Raises HobbitError."""
     config = _config(args)
@@ -89,17 +75,7 @@ def run(args: argparse.Namespace) -> int:
 def _config(args: argparse.Namespace) -> ChatConfig:
     return ChatConfig(
         engine=EngineConfig(
-            cache=CacheConfig(
-                memory=None if args.memory is None else parse_size(args.memory),
-                pools=None if args.pools is None else parse_size(args.pools),
-                t1=args.t1,
-                t2=args.t2,
-                low_share=args.low_share,
-                sidecar=args.sidecar,
-                policy=args.policy,
-                prefetch=args.prefetch,
-                trace=args.trace,
-            ),
+            cache=cache_config(args),
             n_ctx=args.ctx,
             n_threads=args.threads,
             verbose=args.verbose,
