@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from pyhobbit import advice
 from pyhobbit.config import CacheConfig, EngineConfig, InspectConfig
+from pyhobbit.disk import measure_disk
 from pyhobbit.errors import HobbitError
 from pyhobbit.model_file import ModelFile
 from pyhobbit.plan import MemoryPlan, lay_out
 from pyhobbit.settings_view import ENGINE_DEFAULTS, effective_policy, stored_settings
-from pyhobbit.speed import Speed, estimate, measure_disk, measure_sample, replay
+from pyhobbit.speed import Speed, estimate, measure_sample, replay
 
 if TYPE_CHECKING:
     from pyhobbit.observe import Observations

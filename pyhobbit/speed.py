@@ -1,12 +1,8 @@
 # SPDX-License-Identifier: MIT
 """How fast a model would generate on this machine: an estimate from some seconds of measurement."""
 
-import mmap
-import os
-import random
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import cycle, pairwise
 from pathlib import Path
@@ -15,30 +11,16 @@ from typing import Any
 import numpy as np
 
 from pyhobbit.config import EngineConfig, SamplingConfig
+from pyhobbit.disk import Disk
 from pyhobbit.engine import Engine, Piece
 from pyhobbit.plan import MemoryPlan
 from pyhobbit.stats import CacheStats, Stats
 from pyhobbit.trace import Simulation, simulate
 
-_ALIGNMENT = 4096  # of direct reads
-_DISK_SECONDS = 1.0
 _SAMPLE_SECONDS = 4.0
 _MIN_TOKENS = 4
 _TEXT_TOKENS = 48  # a longer text may run in circles
 _PROMPTS = ("The ", "In the year 1969 ", "def main(", "Dear ", "1, 2, 3, ")
-
-
-@dataclass(frozen=True)
-class Disk:
-    """bytes_per_s: of n_threads reads at a time of read_bytes each, at random places of the model.
-
-    direct: past the page cache; False where the file system refuses that.
-    """
-
-    bytes_per_s: float
-    read_bytes: int
-    n_threads: int
-    direct: bool
 
 
 @dataclass(frozen=True)
@@ -89,40 +71,6 @@ class Speed:
 #
 # measuring
 #
-
-
-def measure_disk(path: Path, read_bytes: int, n_threads: int, seconds: float = _DISK_SECONDS) -> Disk:
-    """Reads the model as the loader does: one expert's part at a time in each thread, past the page cache."""
-    size = min(-(-read_bytes // _ALIGNMENT) * _ALIGNMENT, path.stat().st_size // _ALIGNMENT * _ALIGNMENT)
-    descriptor, direct = _open(path)
-    n_places = max(1, path.stat().st_size // size)
-    end = time.perf_counter() + seconds
-
-    def read(reader: int) -> int:
-        draw = random.Random(reader)
-        n_bytes = 0
-        with mmap.mmap(-1, size) as buffer:  # aligned
-            while time.perf_counter() < end:
-                offset = draw.randrange(n_places) * size
-                n_bytes += os.preadv(descriptor, [buffer], offset)
-                if not direct:
-                    os.posix_fadvise(descriptor, offset, size, os.POSIX_FADV_DONTNEED)
-        return n_bytes
-
-    start = time.perf_counter()
-    try:
-        with ThreadPoolExecutor(n_threads) as readers:
-            n_bytes = sum(readers.map(read, range(n_threads)))
-    finally:
-        os.close(descriptor)
-    return Disk(n_bytes / (time.perf_counter() - start), size, n_threads, direct)
-
-
-def _open(path: Path) -> tuple[int, bool]:
-    try:
-        return os.open(path, os.O_RDONLY | os.O_DIRECT), True
-    except OSError:  # the file system has no direct I/O
-        return os.open(path, os.O_RDONLY), False
 
 
 def measure_sample(path: Path, config: EngineConfig, seconds: float = _SAMPLE_SECONDS) -> Sample:

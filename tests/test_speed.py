@@ -8,10 +8,11 @@ from traces import letters, write_trace
 
 from pyhobbit.advice import advice, memory_rows, speed_rows
 from pyhobbit.config import CacheConfig, EngineConfig
+from pyhobbit.disk import Disk, measure_disk
 from pyhobbit.errors import HobbitError
 from pyhobbit.machine import _own_trace
 from pyhobbit.plan import MemoryPlan
-from pyhobbit.speed import Disk, Sample, Speed, Warm, estimate, measure_disk, measure_sample, replay
+from pyhobbit.speed import Sample, Speed, Warm, estimate, measure_sample, replay
 from pyhobbit.stats import ModelInfo
 from pyhobbit.trace import ROUTE
 

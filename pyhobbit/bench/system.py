@@ -2,18 +2,16 @@
 """What a measurement asks of the machine: a bound on memory, an empty page cache, readahead, bandwidth."""
 
 import fcntl
-import mmap
 import os
 import platform
-import random
 import time
 import uuid
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from pyhobbit.disk import measure_disk
 from pyhobbit.errors import HobbitError
 
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
@@ -137,32 +135,9 @@ def readahead(path: Path, kilobytes: int | None) -> Iterator[None]:
 
 
 def disk_bandwidth(path: Path, seconds: float) -> float | None:
-    """Bytes per second of large direct reads at random places of the file, several at a time.
-
-    None where the file system refuses direct I/O.
-    """
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
-    except OSError:
-        return None
-    n_places = max(1, path.stat().st_size // _READ_BYTES)
-    end = time.perf_counter() + seconds
-
-    def read(reader: int) -> int:
-        draw = random.Random(reader)
-        n_bytes = 0
-        with mmap.mmap(-1, _READ_BYTES) as buffer:
-            while time.perf_counter() < end:
-                n_bytes += os.preadv(descriptor, [buffer], draw.randrange(n_places) * _READ_BYTES)
-        return n_bytes
-
-    start = time.perf_counter()
-    try:
-        with ThreadPoolExecutor(_READERS) as readers:
-            n_bytes = sum(readers.map(read, range(_READERS)))
-    finally:
-        os.close(descriptor)
-    return n_bytes / (time.perf_counter() - start)
+    """Bytes per second of direct reads as the loader's; None where the file system refuses direct I/O."""
+    disk = measure_disk(path, _READ_BYTES, _READERS, seconds)
+    return disk.bytes_per_s if disk.direct else None
 
 
 def machine() -> dict[str, object]:
