@@ -42,6 +42,10 @@ class Cache:
             if hasattr(values, field.name)
         }
 
+    def owns(self, tensor: str) -> bool:
+        """Whether the tensor's data stays on disk."""
+        return bool(self) and lib.hobbit_owns_tensor(self._pointer, tensor.encode())
+
     def stats(self) -> CacheStats:
         """Counters since opening, all 0 without a cache."""
         if not self:

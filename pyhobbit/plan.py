@@ -39,7 +39,7 @@ class MemoryPlan:
     """Bytes of memory by what they are for. info: of the opened model, with its pools as they would be.
 
     available: that this process may take.  process: held before the model is opened.
-    weights: of all but the routed experts; of everything where the model runs without a cache.
+    weights: of all but what stays on disk; of everything where the model runs without a cache.
     context: KV cache and the like.  compute: buffers of llama.cpp's graphs.  n_all_experts: of all layers.
     n_ctx_train: tokens that the model was trained for.
     """
@@ -123,7 +123,9 @@ def _lay_out(
     n_experts = {part.layer: each.ne[2] for each in tensors if (part := parts[each.name])}
     with _simulated(path, config, context, overrides, bool(n_experts)) as simulated:
         cached = simulated.info.cached
-        weights = sum(each.nbytes for each in tensors if not (cached and parts[each.name]))
+        with contextlib.closing(Cache(simulated.tag)) as cache:
+            on_disk = {name for name, part in parts.items() if cached and (part or cache.owns(name))}
+        weights = sum(each.nbytes for each in tensors if each.name not in on_disk)
         plan = MemoryPlan(
             info=simulated.info,
             available=available,
@@ -158,11 +160,8 @@ def _with_pools(plan: MemoryPlan, simulated: "_Simulated", predictor: int) -> Me
         raise HobbitError(f"{e} ({plan.info.model} takes {_needs(plan)})") from e
     finally:
         lib.hobbit_unref(pointer)
-    cache = Cache(simulated.tag)
-    try:
+    with contextlib.closing(Cache(simulated.tag)) as cache:
         return replace(plan, info=replace(plan.info, **cache.info()))
-    finally:
-        cache.close()
 
 
 def _too_much(plan: MemoryPlan) -> str:
@@ -283,8 +282,7 @@ def _failure(path: Path, said: Log, hint: str) -> HobbitError:
 def _info(path: Path, config: EngineConfig, model: Any, n_ctx: int, tag: int, has_experts: bool) -> ModelInfo:
     description = ctypes.create_string_buffer(256)
     llama.llama_model_desc(model, description, len(description))
-    cache = Cache(tag)
-    try:
+    with contextlib.closing(Cache(tag)) as cache:
         return ModelInfo(
             model=str(path),
             description=description.value.decode("utf-8", "replace"),
@@ -295,5 +293,3 @@ def _info(path: Path, config: EngineConfig, model: Any, n_ctx: int, tag: int, ha
             memory=config.cache.memory,
             **cache.info(),
         )
-    finally:
-        cache.close()

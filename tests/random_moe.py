@@ -343,6 +343,7 @@ ARCHS: dict[str, Arch] = {
     "llama": Arch("llama", _llama),
     "llama-scaled": Arch("llama", _llama_scaled),
     "qwen3moe": Arch("qwen3moe", _qwen3moe, Shape(n_expert=16, n_used=4)),
+    "qwen3moe-vocabulary": Arch("qwen3moe", _qwen3moe, Shape(n_vocab=33000)),  # its embedding stays on disk
     "qwen2moe": Arch("qwen2moe", _qwen2moe, Shape(n_used=4)),
     "olmoe": Arch("olmoe", _olmoe, Shape(n_expert=16, n_used=4)),
     "phimoe": Arch("phimoe", _phimoe),

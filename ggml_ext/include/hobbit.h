@@ -103,8 +103,8 @@ HOBBIT_API void hobbit_clear_last_error(void);
 // For the model loader
 //
 
-// Whether the tensor holds routed experts that the cache serves: the loader gives it hobbit_buffer_type and reads
-// nothing.
+// Whether the tensor's data stays on disk: routed experts that the cache serves, and where memory is short the token
+// embedding, whose rows are read as they are looked up. The loader gives it hobbit_buffer_type and reads nothing.
 HOBBIT_API bool hobbit_owns_tensor(const hobbit_model * model, const char * name);
 
 // Whether the tensor belongs to a further tier, which no architecture of llama.cpp knows.

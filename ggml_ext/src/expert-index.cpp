@@ -97,6 +97,8 @@ status expert_index::open(const std::string & path, const std::string & sidecar)
         return s;
     }
 
+    find_embedding(files);
+
     s = open_sidecar(path, sidecar, files);
     if (s.ok()) {
         s = add_low(files);
@@ -228,6 +230,22 @@ status expert_index::add_high(const std::vector<gguf_file> & files) {
     }
     n_tiers_ = layers_.empty() ? 0 : 1;
     return {};
+}
+
+void expert_index::find_embedding(const std::vector<gguf_file> & files) {
+    embedding_table found;
+    bool            has_output = false;
+    for (uint32_t i = 0; i < files.size(); i++) {
+        for (const gguf_file::tensor & t : files[i].tensors()) {
+            has_output = has_output || t.name == "output.weight";
+            if (t.name == embedding_table::name) {
+                found = { { i, t.offset, t.size, t.type }, { t.ne[0], t.ne[1] } };
+            }
+        }
+    }
+    if (has_output) {
+        embedding_ = found;
+    }
 }
 
 //

@@ -52,6 +52,14 @@ struct layer_shape {
     std::array<expert_tensor, PART_COUNT> tensors;
 };
 
+// The token embedding, where nothing but looking up tokens' rows is done with it.
+struct embedding_table {
+    static constexpr const char * name = "token_embd.weight";
+
+    part_location location; // size 0: there is none
+    matrix_shape  shape;    // n_out rows of n_in
+};
+
 // Where every (tier, layer, part, expert) of a model lies: single and split GGUF, with a further tier in the same file
 // or in a sidecar, or without one. The format is docs/format.md. Immutable after open; layers are numbered without
 // gaps.
@@ -74,6 +82,9 @@ class expert_index {
     const part_location & locate(uint32_t tier, size_t layer, uint32_t part, uint32_t expert) const {
         return locations_[tier][layer][part][expert];
     }
+
+    // Without a location in a model whose output matrix it is as well.
+    const embedding_table & embedding() const { return embedding_; }
 
     const std::string & architecture() const { return architecture_; }
 
@@ -99,6 +110,7 @@ class expert_index {
     using layer_locations = std::array<std::vector<part_location>, PART_COUNT>; // [part][expert]
 
     status add_high(const std::vector<gguf_file> & files);
+    void   find_embedding(const std::vector<gguf_file> & files);
     status add_low(const std::vector<gguf_file> & files);
     status add_low_group(const gguf_file & file, uint32_t file_number, const gguf_file::tensor & tensor);
     status check_low(const std::string & path) const;
@@ -108,6 +120,7 @@ class expert_index {
     std::vector<std::string>     files_;
     std::vector<layer_shape>     layers_;
     std::vector<layer_locations> locations_[TIER_COUNT]; // [tier][layer]
+    embedding_table              embedding_;
     stored_settings              stored_;
     std::string                  architecture_;
     uint32_t                     n_experts_used_ = 0;

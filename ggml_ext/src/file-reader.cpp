@@ -87,9 +87,8 @@ status posix_file_reader::read_at(uint32_t index, uint64_t offset, size_t size, 
             continue;
         }
         if (n == 0) {
-            return status::error(
-                format("'%s' ends at byte %llu where an expert's weights were expected: it is truncated",
-                       file.path.c_str(), (unsigned long long) (offset + done)));
+            return status::error(format("'%s' ends at byte %llu where weights were expected: it is truncated",
+                                        file.path.c_str(), (unsigned long long) (offset + done)));
         }
         if (errno == EINVAL && direct) {
             // accepted at open, refused at read: the file system has no direct I/O after all; the flag goes last, so

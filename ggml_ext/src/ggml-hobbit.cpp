@@ -45,26 +45,25 @@ static void * ggml_backend_hobbit_buffer_get_base(ggml_backend_buffer_t buffer) 
 }
 
 static enum ggml_status ggml_backend_hobbit_buffer_init_tensor(ggml_backend_buffer_t buffer, ggml_tensor * tensor) {
-    auto *                ctx    = (ggml_backend_hobbit_buffer_context *) buffer->context;
-    const expert_tensor * expert = ctx->model->index().find_tensor(tensor->name);
-    if (!expert) {
+    auto * ctx = (ggml_backend_hobbit_buffer_context *) buffer->context;
+    if (!ctx->model->owns(tensor->name)) {
         GGML_LOG_ERROR("hobbit: '%s' cannot live in the expert cache: LoRA adapters on routed experts are not "
                        "supported\n",
                        tensor->name);
         return GGML_STATUS_FAILED;
     }
-    tensor->extra = const_cast<expert_tensor *>(expert);
+    tensor->extra = const_cast<expert_tensor *>(ctx->model->index().find_tensor(tensor->name));
     return GGML_STATUS_SUCCESS;
 }
 
 static void ggml_backend_hobbit_buffer_set_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, const void *, size_t,
                                                   size_t) {
-    GGML_ABORT("%s: experts are read from their file, not set", tensor->name);
+    GGML_ABORT("%s is read from its file, not set", tensor->name);
 }
 
 static void ggml_backend_hobbit_buffer_get_tensor(ggml_backend_buffer_t, const ggml_tensor * tensor, void *, size_t,
                                                   size_t) {
-    GGML_ABORT("%s: experts in the cache have no memory of their own", tensor->name);
+    GGML_ABORT("%s has no memory of its own", tensor->name);
 }
 
 static void ggml_backend_hobbit_buffer_clear(ggml_backend_buffer_t, uint8_t) {}
@@ -126,8 +125,17 @@ static bool ggml_backend_buft_is_hobbit(ggml_backend_buffer_type_t buft) {
 // operations
 //
 
+static bool is_on_disk(const ggml_tensor * weights) {
+    return weights->buffer && ggml_backend_buft_is_hobbit(weights->buffer->buft);
+}
+
 static bool is_expert_matmul(const ggml_tensor * op) {
-    return op->op == GGML_OP_MUL_MAT_ID && op->src[0]->buffer && ggml_backend_buft_is_hobbit(op->src[0]->buffer->buft);
+    return op->op == GGML_OP_MUL_MAT_ID && is_on_disk(op->src[0]);
+}
+
+// Of the token embedding, before the first layer: a split of its own.
+static bool is_row_lookup(const ggml_tensor * op) {
+    return op->op == GGML_OP_GET_ROWS && is_on_disk(op->src[0]);
 }
 
 // By name, not by `extra`: a model loaded to measure memory alone has tensors in this buffer type without memory in it.
@@ -213,11 +221,23 @@ static void ggml_backend_hobbit_free(ggml_backend_t backend) {
 
 static hobbit_model * find_model(const ggml_cgraph * graph) {
     for (int i = 0; i < graph->n_nodes; i++) {
-        if (is_expert_matmul(graph->nodes[i])) {
+        if (is_expert_matmul(graph->nodes[i]) || is_row_lookup(graph->nodes[i])) {
             return (hobbit_model *) graph->nodes[i]->src[0]->buffer->buft->context;
         }
     }
     return nullptr;
+}
+
+static hobbit::status compute_split(hobbit_model * model, ggml_cgraph * graph, inner_graph & inner) {
+    if (!is_row_lookup(graph->nodes[0])) {
+        return model->compute(graph, inner);
+    }
+    hobbit::status s;
+    for (int i = 0; i < graph->n_nodes && s.ok(); i++) {
+        GGML_ASSERT(is_row_lookup(graph->nodes[i]));
+        s = model->look_up(graph->nodes[i]);
+    }
+    return s;
 }
 
 static enum ggml_status ggml_backend_hobbit_graph_compute(ggml_backend_t backend, ggml_cgraph * graph) {
@@ -226,7 +246,7 @@ static enum ggml_status ggml_backend_hobbit_graph_compute(ggml_backend_t backend
     if (!model) {
         return ggml_backend_graph_compute(ctx->compute, graph);
     }
-    const hobbit::status s = model->compute(graph, ctx->inner);
+    const hobbit::status s = compute_split(model, graph, ctx->inner);
     if (s.is_aborted()) {
         return GGML_STATUS_ABORTED;
     }
@@ -339,7 +359,7 @@ static ggml_backend_buffer_type_t ggml_backend_hobbit_device_get_buffer_type(ggm
 
 // The scheduler also asks about tensors that are no operations.
 static bool ggml_backend_hobbit_device_supports_op(ggml_backend_dev_t, const ggml_tensor * op) {
-    return op->op == GGML_OP_NONE || is_expert_matmul(op) || is_between_matmuls(op);
+    return op->op == GGML_OP_NONE || is_expert_matmul(op) || is_row_lookup(op) || is_between_matmuls(op);
 }
 
 static bool ggml_backend_hobbit_device_supports_buft(ggml_backend_dev_t, ggml_backend_buffer_type_t buft) {

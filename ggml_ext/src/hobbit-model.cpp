@@ -68,6 +68,21 @@ status hobbit_model::check_thresholds(const score_thresholds & t) const {
     return {};
 }
 
+// An embedding that is not worth a read for every token.
+static constexpr uint64_t SMALL_EMBEDDING = 16u << 20;
+
+// Whether some experts will have to be read again.
+bool hobbit_model::memory_is_short() const {
+    if (settings_.pools > 0) {
+        return settings_.pools < index_.tier_bytes(TIER_HIGH);
+    }
+    return (settings_.memory > 0 ? settings_.memory : available_memory()) < index_.model_bytes();
+}
+
+bool hobbit_model::owns(const std::string & tensor) const {
+    return index_.find_tensor(tensor) || (rows_ && tensor == embedding_table::name);
+}
+
 status hobbit_model::start() {
     status s = check_thresholds(settings_.thresholds);
     for (size_t i = 0; i < index_.files().size() && s.ok(); i++) {
@@ -79,6 +94,10 @@ status hobbit_model::start() {
     if (!reader_.direct_io()) {
         GGML_LOG_WARN("hobbit: the file system of '%s' has no direct I/O: reads go through the page cache\n",
                       index_.files()[0].c_str());
+    }
+    const embedding_table & embedding = index_.embedding();
+    if (embedding.location.size >= SMALL_EMBEDDING && memory_is_short()) {
+        rows_.emplace(reader_, embedding.location, embedding.shape);
     }
     ggml_backend_hobbit_register();
     buffer_type_ = ggml_backend_hobbit_make_buffer_type(this);
@@ -211,6 +230,11 @@ status hobbit_model::compute(ggml_cgraph * graph, inner_graph & inner) {
         s = recorder_.error();
     }
     return s;
+}
+
+status hobbit_model::look_up(ggml_tensor * lookup) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return rows_->compute(lookup);
 }
 
 //

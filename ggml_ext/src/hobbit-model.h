@@ -13,6 +13,7 @@
 #include "pool-plan.h"
 #include "predictor.h"
 #include "prefetcher.h"
+#include "row-reader.h"
 #include "run-recorder.h"
 #include "settings.h"
 #include "stats.h"
@@ -21,6 +22,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 
 // One opened model: the parts of the cache and how they hang together.
@@ -44,8 +46,14 @@ struct hobbit_model {
     hobbit::status check() const;
     void           set_observer(hobbit_observer observer, void * user_data);
 
-    // Runs a split of an outer graph.
+    // Runs a split of an outer graph that has matmuls over experts.
     hobbit::status compute(ggml_cgraph * graph, hobbit::inner_graph & inner);
+
+    // Runs a GET_ROWS over the token embedding. REQUIRES: owns() it.
+    hobbit::status look_up(ggml_tensor * lookup);
+
+    // Whether the tensor's data stays on disk.
+    bool owns(const std::string & tensor) const;
 
     const hobbit::expert_index & index() const { return index_; }
     const hobbit::settings &     config() const { return settings_; }
@@ -59,6 +67,7 @@ struct hobbit_model {
     hobbit_model() = default;
 
     hobbit::status      start();
+    bool                memory_is_short() const;
     hobbit::pool_demand demand() const;
     uint64_t            scratch_bytes(uint32_t n_batch) const;
     hobbit::status      check_thresholds(const hobbit::score_thresholds & t) const;
@@ -73,6 +82,7 @@ struct hobbit_model {
     ggml_backend_buffer_type              buffer_type_;
     hobbit::stats                         stats_;
     hobbit::posix_file_reader             reader_;
+    std::optional<hobbit::row_reader>     rows_; // of the token embedding, where it stays on disk
     std::unique_ptr<hobbit::cache_policy> policy_;
     std::unique_ptr<hobbit::expert_cache> cache_;
     std::unique_ptr<hobbit::predictor>    predictor_;  // null: no prefetch

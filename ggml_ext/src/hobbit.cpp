@@ -74,7 +74,7 @@ hobbit_model * hobbit_find(int64_t tag) {
 //
 
 bool hobbit_owns_tensor(const hobbit_model * model, const char * name) {
-    return model->index().find_tensor(name) != nullptr;
+    return model->owns(name);
 }
 
 bool hobbit_is_tier_tensor(const char * name) {

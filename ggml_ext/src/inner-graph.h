@@ -79,10 +79,11 @@ class inner_graph {
     // Rows that are worth an operation of their own.
     static constexpr int64_t enough_rows = 64;
 
-    // ggml's kernels keep a table of rows for each matrix that a matmul spans, used or not: what one matmul should be
-    // given at most. A single matrix is always within it, or no more than llama.cpp asks for.
+    // ggml's kernels keep a table for each matrix that a matmul spans, used or not, with a place for each row, or in
+    // packed layouts for each token: what one matmul should be given at most, beside a small share of the pools. A
+    // single matrix is always within it, or no more than llama.cpp asks for.
     static constexpr size_t max_work_size = 8u << 20;
-    static size_t           work_size(size_t n_matrices, size_t n_rows) { return n_matrices * n_rows * 8; }
+    static size_t           work_size(size_t n_matrices, size_t n_places) { return n_matrices * (n_places + 1) * 8; }
 
     // Runs what was added and empties the graph.
     ggml_status compute();

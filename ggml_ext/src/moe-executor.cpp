@@ -410,18 +410,19 @@ status moe_executor::add_matmul(const ggml_tensor * matmul, const matrices & wei
     const auto by_slot = [&](const planned_use * a, const planned_use * b) { return slot(a) < slot(b); };
     std::sort(uses.begin(), uses.end(), by_slot);
 
-    const size_t n_rows = std::accumulate(uses.begin(), uses.end(), size_t(0),
-                                          [](size_t n, const planned_use * use) { return n + use->selections.size(); });
-    const size_t span   = slot(uses.back()) - slot(uses.front()) + 1;
-    const bool   at_once =
-        n_rows == layer_.routing.experts.size() && inner_graph::work_size(span, n_rows) <= inner_graph::max_work_size;
+    const size_t n_rows   = std::accumulate(uses.begin(), uses.end(), size_t(0),
+                                            [](size_t n, const planned_use * use) { return n + use->selections.size(); });
+    const size_t span     = slot(uses.back()) - slot(uses.front()) + 1;
+    const size_t n_places = ggml_backend_buffer_is_host(weights.buffer) ? n_rows : size_t(layer_.routing.n_tokens);
+    const size_t most     = max_work_size(uses.front()->tier);
+    const bool   at_once  = n_rows == layer_.routing.experts.size() && inner_graph::work_size(span, n_places) <= most;
 
     std::vector<served_row> rows;
     for (const planned_use * use : uses) {
-        const size_t n    = rows.size() + use->selections.size();
-        const bool   fits = at_once || rows.empty() ||
-                          (n <= rows_at_once() && inner_graph::work_size(slot(use) - rows.front().matrix + 1, n) <=
-                                                      inner_graph::max_work_size);
+        const size_t n = rows.size() + use->selections.size();
+        const bool   fits =
+            at_once || rows.empty() ||
+            (n <= rows_at_once() && inner_graph::work_size(slot(use) - rows.front().matrix + 1, n) <= most);
         if (!fits) {
             const status s = add_rows(matmul, weights, rows, inner);
             if (!s.ok()) {
@@ -443,6 +444,11 @@ status moe_executor::add_rows(const ggml_tensor * matmul, const matrices & weigh
         inner.add_matmul(matmul, weights, rows);
     }
     return s;
+}
+
+// A large pool's operations may have more: the hundredth of the budget that is left aside has room for it.
+size_t moe_executor::max_work_size(uint32_t tier) const {
+    return std::max(inner_graph::max_work_size, cache_.n_slots(tier) * cache_.slot_size(tier) / 256);
 }
 
 // Rows that are gathered for one operation: those of any one expert, and enough to be worth it.

@@ -105,6 +105,7 @@ class moe_executor {
                       inner_graph & inner);
     status add_rows(const ggml_tensor * matmul, const matrices & weights, const std::vector<served_row> & rows,
                     inner_graph & inner);
+    size_t max_work_size(uint32_t tier) const;
     size_t rows_at_once() const;
     status clear_skipped(const ggml_tensor * tensor, inner_graph & inner);
     void   release_held();

@@ -191,6 +191,25 @@ TEST_CASE("experts are owned, the rest is not") {
     CHECK_FALSE(hobbit_is_tier_tensor("blk.1.ffn_down_exps.weight"));
 }
 
+TEST_CASE("a large token embedding stays on disk where memory is short") {
+    temp_dir        dir;
+    gguf_builder    file;
+    const moe_model shape;
+    shape.add_high(file);
+    file.add("token_embd.weight", GGML_TYPE_F32, 64, 65536, 1);
+    file.add("output.weight", GGML_TYPE_F16, 64, 32, 1);
+    const std::string path  = file.write(dir.path("m.gguf"));
+    const model_ptr   small = opened(path, { integer("hobbit.memory", 4 << 20) });
+    CHECK(hobbit_owns_tensor(small.get(), "token_embd.weight"));
+    CHECK_FALSE(hobbit_owns_tensor(small.get(), "output.weight"));
+    const model_ptr few = opened(path, { integer("hobbit.pools", 90000) });
+    CHECK(hobbit_owns_tensor(few.get(), "token_embd.weight"));
+    for (const auto & enough : { integer("hobbit.memory", 1 << 30), integer("hobbit.pools", 100000) }) {
+        const model_ptr large = opened(path, { enough });
+        CHECK_FALSE(hobbit_owns_tensor(large.get(), "token_embd.weight"));
+    }
+}
+
 TEST_CASE("what is known before and after the pools are allocated") {
     const files     f;
     const model_ptr model = opened(f.tiers_path, { integer("hobbit.pools", 400 << 10), number("hobbit.t1", 0.5) });

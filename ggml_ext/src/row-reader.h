@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include "expert-index.h"
+#include "file-reader.h"
+#include "ggml.h"
+#include "loader.h"
+#include "status.h"
+
+#include <vector>
+
+namespace hobbit {
+
+// Looks rows up in a matrix that stays on disk: the token embedding, of which each token needs one row.
+//
+// Thread-safety: none.
+class row_reader {
+  public:
+    // The reader must outlive this one.
+    row_reader(file_reader & reader, const part_location & table, const matrix_shape & shape) :
+        reader_(reader), table_(table), shape_(shape) {}
+
+    // Computes a GET_ROWS over the matrix, as ggml does: every row converted to float.
+    status compute(ggml_tensor * lookup);
+
+  private:
+    status read(int32_t row, float * out);
+
+    file_reader &       reader_;
+    const part_location table_;
+    const matrix_shape  shape_; // n_out rows of n_in
+    staging_buffer      staging_;
+    std::vector<float>  converted_; // a row
+};
+
+} // namespace hobbit
