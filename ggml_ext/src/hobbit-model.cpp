@@ -71,12 +71,16 @@ status hobbit_model::check_thresholds(const score_thresholds & t) const {
 // An embedding that is not worth a read for every token.
 static constexpr uint64_t SMALL_EMBEDDING = 16u << 20;
 
-// Whether some experts will have to be read again.
+// What a context, its buffers and the process may take beside a model.
+static constexpr uint64_t ROOM_BESIDE_MODEL = 256u << 20;
+
+// Whether some experts will, or may, have to be read again.
 bool hobbit_model::memory_is_short() const {
     if (settings_.pools > 0) {
         return settings_.pools < index_.tier_bytes(TIER_HIGH);
     }
-    return (settings_.memory > 0 ? settings_.memory : available_memory()) < index_.model_bytes();
+    const uint64_t budget = settings_.memory > 0 ? settings_.memory : resident_before_ + available_memory();
+    return budget < resident_before_ + index_.model_bytes() + index_.model_bytes() / 10 + ROOM_BESIDE_MODEL;
 }
 
 bool hobbit_model::owns(const std::string & tensor) const {
