@@ -26,7 +26,7 @@ from pyhobbit.errors import ConfigError, HobbitError
 _CHECKOUT = Path(__file__).resolve().parents[2]
 _JOIN = 'echo $$ > "$0" && exec "$@"'
 _TIMEOUT_S = 3600
-_BANDWIDTH_S = 2.0
+_BANDWIDTH_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -131,13 +131,13 @@ def run(config: BenchConfig, results: Path) -> list[dict[str, Any]]:
 
 
 def _measured(config: BenchConfig, order: Sequence[Turn], routes: Path) -> Iterator[dict[str, Any]]:
-    """The disk's bandwidth is measured anew with each repetition."""
-    bandwidth, repetition = None, -1
+    """The disk's bandwidth is measured right before and after each run: a shared disk's drifts."""
     for turn in tqdm(order, desc="bench", unit="run", disable=None):
-        if turn.repetition != repetition:
-            system.drop_cached([config.model])
-            bandwidth, repetition = system.disk_bandwidth(config.model, _BANDWIDTH_S), turn.repetition
-        yield run_turn(config, turn, routes) | {"disk_bytes_per_second": bandwidth}
+        before = system.disk_bandwidth(config.model, _BANDWIDTH_S)
+        record = run_turn(config, turn, routes)
+        after = system.disk_bandwidth(config.model, _BANDWIDTH_S)
+        bandwidth = None if before is None or after is None else (before + after) / 2
+        yield record | {"disk_bytes_per_second": bandwidth}
 
 
 @contextmanager
