@@ -11,6 +11,7 @@ import mmap
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,6 +62,10 @@ class TensorInfo:
     @property
     def nbytes(self) -> int:
         return tensor_nbytes(self.type, self.ne)
+
+    @property
+    def n_values(self) -> int:
+        return prod(self.ne)
 
 
 @dataclass(frozen=True)

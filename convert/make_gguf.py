@@ -30,14 +30,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="OUT",
         help="default: MODEL-hobbit.gguf beside MODEL; with --hf-repo in this folder",
     )
-    option("--low", metavar="TYPE", default=Options.low, help="type of the low tier (default: %(default)s)")
+    option("--low", metavar="TYPE", help=f"type of the low tier (default: {Options.default_low})")
     option(
         "--high",
         metavar="TYPE",
-        help="type of the experts in the high tier, or keep (default: keep; f16 for a checkpoint)",
+        help="type of the experts in the high tier, or keep (default: keep; f16 for a checkpoint), or "
+        "residual:TYPE, what the low tier lacks, which is then a part of the high one",
     )
     option("--imatrix", type=Path, metavar="FILE", help="importance matrix made by llama-imatrix")
-    option("--sidecar", action="store_true", help="write only the low tier, to MODEL.hobbit.gguf")
+    option("--sidecar", action="store_true", help="write only what MODEL lacks, to MODEL.hobbit.gguf")
     option("--dry-run", action="store_true", help="print the plan with sizes and write nothing")
     option("--force", action="store_true", help="replace an existing output")
     option("--threads", type=int, metavar="N", default=usable_cores(), help="default: all cores, %(default)s")
@@ -60,11 +61,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_types(args: argparse.Namespace) -> None:
+    from pyhobbit.convert.pipeline import high_tier
     from pyhobbit.convert.quantize import type_by_name
 
-    for name in (args.low, args.high):
-        if name is not None and name.lower() != "keep":
-            type_by_name(name)
+    high_tier(args.high)
+    if args.low is not None:
+        type_by_name(args.low)
 
 
 def _output_here(args: argparse.Namespace) -> Path:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 
 def usable_cores() -> int:
@@ -14,13 +15,15 @@ def usable_cores() -> int:
 
 @dataclass(frozen=True)
 class Options:
-    """`high` is the name of a type, "keep", or None: keep, but read a checkpoint as f16.
+    """`high` is the name of a type, "keep", "residual:TYPE", or None: keep, but read a checkpoint as f16.
 
-    `output` None means beside the model.
+    `low` None means default_low; a residual wants it named. `output` None means beside the model.
     """
 
+    default_low: ClassVar[str] = "q4_0"
+
     model: Path
-    low: str = "q4_0"
+    low: str | None = None
     high: str | None = None
     output: Path | None = None
     imatrix: Path | None = None

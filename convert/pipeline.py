@@ -18,7 +18,7 @@ from pyhobbit.convert.gguf_file import KeyValue, TensorInfo, pack_header, scalar
 from pyhobbit.convert.imatrix import Imatrix, read_imatrix
 from pyhobbit.convert.options import Options
 from pyhobbit.convert.plan import RESIDENT, Plan, Recipe, make_plan
-from pyhobbit.convert.quantize import type_by_name
+from pyhobbit.convert.quantize import GgmlType, type_by_name
 from pyhobbit.convert.read import Model, check_routed, read_model
 from pyhobbit.convert.tiers import (
     ALIGNMENT,
@@ -30,11 +30,11 @@ from pyhobbit.convert.tiers import (
     sidecar_path,
     tier_metadata,
 )
-from pyhobbit.convert.verify import verify_output
-from pyhobbit.convert.write import Progress, atomic_output, temporary_file, write_output
+from pyhobbit.convert.verify import Errors, verify_output, verify_residuals
+from pyhobbit.convert.write import Progress, Written, atomic_output, temporary_file, write_output
 from pyhobbit.errors import HobbitError
 
-_KEEP = "keep"
+_KEEP, _RESIDUAL = "keep", "residual"
 _METADATA_BYTES = 32 << 20  # allowed for while the metadata of a checkpoint are not known yet
 
 
@@ -58,16 +58,33 @@ def convert(options: Options) -> Path | None:
 
 
 def _recipe(options: Options) -> Recipe:
-    high = None if options.high is None or options.high.lower() == _KEEP else type_by_name(options.high)
+    low, (high, residual) = type_by_name(options.low or options.default_low), high_tier(options.high)
+    if residual and options.low is None:
+        raise HobbitError(f"--high {options.high} is added to a low tier: name its type with --low TYPE")
     if options.threads < 1:
         raise HobbitError(f"--threads {options.threads}: at least 1 is needed")
     if options.sidecar and options.model.is_dir():
         raise HobbitError(
             "--sidecar adds a tier to an existing GGUF, but MODEL is a folder: convert it without --sidecar"
         )
-    if options.sidecar and high:
+    if options.sidecar and high and not residual:
         raise HobbitError("--sidecar leaves the model's own experts as they are: drop --high")
-    return Recipe(type_by_name(options.low), high, options.sidecar)
+    return Recipe(low, high, options.sidecar, residual)
+
+
+def high_tier(wanted: str | None) -> tuple[GgmlType | None, bool]:
+    """The type that --high names, None to keep the source's, and whether it is of a residual.
+
+    Raises HobbitError for what is no type.
+    """
+    if wanted is None or wanted.lower() == _KEEP:
+        return None, False
+    kind, colon, name = wanted.partition(":")
+    if kind.lower() != _RESIDUAL:
+        return type_by_name(wanted), False
+    if not (colon and name):
+        raise HobbitError("--high residual needs a type for what the low tier lacks, like residual:q4_0")
+    return type_by_name(name), True
 
 
 def _output_path(options: Options) -> Path:
@@ -126,10 +143,26 @@ def _convert_gguf(options: Options, recipe: Recipe, output: Path, model: Model) 
     with atomic_output(output) as temporary:
         with _progress("converting", sum(tensor.nbytes for tensor in plan.sources())) as progress:
             written = write_output(temporary, plan, metadata, imatrix, options.threads, progress)
-        with _progress("verifying", sum(piece.size for piece in written)) as progress:
-            verify_output(temporary, plan, metadata, written, options.threads, progress)
-    print(f"wrote {output}: {_size(output.stat().st_size)}, {_tier_summary(plan)}", file=sys.stderr)
+        errors = _verify(temporary, plan, metadata, written, bool(imatrix), options.threads)
+    print(f"wrote {output}: {_size(output.stat().st_size)}, {_tier_summary(plan, errors)}", file=sys.stderr)
     return output
+
+
+def _verify(
+    path: Path,
+    plan: Plan,
+    metadata: Sequence[KeyValue],
+    written: Sequence[Written],
+    weighted: bool,
+    threads: int,
+) -> Errors | None:
+    with _progress("verifying", sum(piece.size for piece in written)) as progress:
+        verify_output(path, plan, metadata, written, threads, progress)
+    residuals = [tensor for tensor in plan.tensors if tensor.residual_on]
+    if not residuals:
+        return None
+    with _progress("adding up", sum(tensor.source.nbytes for tensor in residuals)) as progress:
+        return verify_residuals(path, plan, weighted, threads, progress)
 
 
 def _imatrix(options: Options, tensors: Sequence[TensorInfo]) -> Imatrix:
@@ -140,10 +173,12 @@ def _metadata(model: Model, recipe: Recipe) -> list[KeyValue]:
     alignment = scalar_entry("general.alignment", GGUFValueType.UINT32, ALIGNMENT)
     if recipe.sidecar:
         kept = {"general.architecture": string_entry("general.architecture", SIDECAR_ARCHITECTURE)}
-        own = tier_metadata() + sidecar_metadata(model.path, model.size, model.tensors)
+        own = tier_metadata(recipe.residual, sidecar=True) + sidecar_metadata(
+            model.path, model.size, model.tensors
+        )
     else:
         kept = {entry.key: entry for entry in model.metadata}
-        own = tier_metadata()
+        own = tier_metadata(recipe.residual)
     kept[alignment.key] = alignment  # stays where the source had it
     return [*kept.values(), *own]
 
@@ -171,7 +206,8 @@ def _print_plan(plan: Plan, output: Path, needed: int) -> None:
         tensors = plan.tier(tier)
         for name in dict.fromkeys(tensor.type.name for tensor in tensors):
             sizes = [tensor.nbytes for tensor in tensors if tensor.type.name == name]
-            print(f"{tier:<10}{name:<20}{len(sizes):>8}{_size(sum(sizes)):>14}")
+            label = "residual" if tensors[0].residual_on else tier
+            print(f"{label:<10}{name:<20}{len(sizes):>8}{_size(sum(sizes)):>14}")
     print(f"{'total':<30}{len(plan.tensors):>8}{_size(plan.data_bytes):>14}")
     free = shutil.disk_usage(output.parent).free
     enough = "" if free >= needed else ": not enough"
@@ -180,17 +216,22 @@ def _print_plan(plan: Plan, output: Path, needed: int) -> None:
 
 
 def _warn_if_useless(plan: Plan) -> None:
+    if any(tensor.residual_on for tensor in plan.tensors):
+        return  # checked when it was planned
     sources = sum(tensor.source.nbytes for tensor in plan.tier(LOW))
     if plan.tier_bytes(LOW) >= (plan.tier_bytes(HIGH) or sources):
         print("warning: the low tier is no smaller than the high tier, so it saves nothing", file=sys.stderr)
 
 
-def _tier_summary(plan: Plan) -> str:
+def _tier_summary(plan: Plan, errors: Errors | None) -> str:
     parts = []
     for tier in (HIGH, LOW):
         if tensors := plan.tier(tier):
             types = "/".join(dict.fromkeys(tensor.type.name for tensor in tensors))
-            parts.append(f"{tier} tier {types} {_size(plan.tier_bytes(tier))}")
+            kind = "residual for the " if tensors[0].residual_on else ""
+            parts.append(f"{kind}{tier} tier {types} {_size(plan.tier_bytes(tier))}")
+    if errors is not None:
+        parts.append(f"relative error {errors.both:.2g} of both together, {errors.low:.2g} of low alone")
     return ", ".join(parts)
 
 

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from pyhobbit.convert.gguf_file import Placement, TensorInfo, align, tensor_nbytes
 from pyhobbit.convert.quantize import GgmlType
-from pyhobbit.convert.tiers import ALIGNMENT, HIGH, LOW, routed_part, tier_tensor_name
+from pyhobbit.convert.residual import check_residual_types
+from pyhobbit.convert.tiers import ALIGNMENT, HIGH, LOW, Part, routed_part, tier_tensor_name
 from pyhobbit.errors import HobbitError
 
 RESIDENT = "resident"
@@ -16,16 +17,23 @@ RESIDENT = "resident"
 
 @dataclass(frozen=True)
 class Recipe:
-    """Types of the tiers; `high` None keeps what the source has. `sidecar` plans the extra tier only."""
+    """Types of the tiers; `high` None keeps what the source has. `sidecar` plans what the source lacks only.
+
+    `residual`: the high tier is what the low one lacks, in the type `high`.
+    """
 
     low: GgmlType
     high: GgmlType | None = None
     sidecar: bool = False
+    residual: bool = False
 
 
 @dataclass(frozen=True)
 class PlannedTensor:
-    """A tensor of the output; `offset` from the start of its data."""
+    """A tensor of the output; `offset` from the start of its data.
+
+    residual_on: the type that the source is missing something in; None for a tensor that stands alone.
+    """
 
     name: str
     type: GgmlType
@@ -33,6 +41,7 @@ class PlannedTensor:
     tier: str
     source: TensorInfo
     offset: int
+    residual_on: GgmlType | None = None
 
     @property
     def nbytes(self) -> int:
@@ -40,7 +49,7 @@ class PlannedTensor:
 
     @property
     def is_copy(self) -> bool:
-        return self.type == self.source.type
+        return self.type == self.source.type and self.residual_on is None
 
 
 @dataclass(frozen=True)
@@ -68,7 +77,8 @@ class Plan:
 def make_plan(tensors: Sequence[TensorInfo], recipe: Recipe, imatrix: Collection[str] = ()) -> Plan:
     """Plans residents first, then tier by tier, layer by layer; `imatrix` names the tensors it covers.
 
-    Raises HobbitError if a tensor cannot have the type that it should get.
+    A residual follows the tier that it is added to. Raises HobbitError if a tensor cannot have the type that
+    it should get.
     """
     residents = [tensor for tensor in tensors if routed_part(tensor.name) is None]
     routed = [(part, tensor) for tensor in tensors if (part := routed_part(tensor.name))]
@@ -76,17 +86,36 @@ def make_plan(tensors: Sequence[TensorInfo], recipe: Recipe, imatrix: Collection
     wanted: list[tuple[str, GgmlType, str, TensorInfo]] = []
     if not recipe.sidecar:
         wanted += [(tensor.name, tensor.type, RESIDENT, tensor) for tensor in residents]
-        wanted += [(tensor.name, recipe.high or tensor.type, HIGH, tensor) for _, tensor in routed]
-    wanted += [(tier_tensor_name(part, LOW, 0), recipe.low, LOW, tensor) for part, tensor in routed]
+    wanted += _residual_tiers(recipe, routed) if recipe.residual else _complete_tiers(recipe, routed)
 
     planned: list[PlannedTensor] = []
     offset = 0
     for name, ggml_type, tier, source in wanted:
-        tensor = PlannedTensor(name, ggml_type, source.ne, tier, source, offset)
+        residual_on = recipe.low if recipe.residual and tier == HIGH else None
+        tensor = PlannedTensor(name, ggml_type, source.ne, tier, source, offset, residual_on)
         _check_type(tensor, imatrix)
         planned.append(tensor)
         offset = align(offset + tensor.nbytes, ALIGNMENT)
     return Plan(tuple(planned))
+
+
+_Routed = Sequence[tuple[Part, TensorInfo]]
+_Wanted = Iterator[tuple[str, GgmlType, str, TensorInfo]]
+
+
+def _complete_tiers(recipe: Recipe, routed: _Routed) -> _Wanted:
+    if not recipe.sidecar:
+        yield from ((tensor.name, recipe.high or tensor.type, HIGH, tensor) for _, tensor in routed)
+    yield from ((tier_tensor_name(part, LOW, 0), recipe.low, LOW, tensor) for part, tensor in routed)
+
+
+def _residual_tiers(recipe: Recipe, routed: _Routed) -> _Wanted:
+    assert recipe.high is not None
+    check_residual_types([tensor for _, tensor in routed], recipe.low, recipe.high)
+    for part, tensor in routed:
+        name = tier_tensor_name(part, LOW, 0) if recipe.sidecar else tensor.name
+        yield name, recipe.low, LOW, tensor
+    yield from ((tier_tensor_name(part, HIGH, 0), recipe.high, HIGH, tensor) for part, tensor in routed)
 
 
 def _check_type(tensor: PlannedTensor, imatrix: Collection[str]) -> None:

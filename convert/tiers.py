@@ -22,8 +22,10 @@ from pyhobbit.convert.gguf_file import (
 from pyhobbit.errors import HobbitError
 
 FORMAT_VERSION = 1
+RESIDUAL_VERSION = 2  # of a file with a residual tier
 ALIGNMENT = 4096
 HIGH, LOW = "high", "low"
+_NO_TIER = "none"
 SIDECAR_ARCHITECTURE = "hobbit-sidecar"
 
 _PART = r"blk\.(\d+)\.(ffn_(?:gate|up|down|gate_up)_exps)"
@@ -73,12 +75,59 @@ def calibration_path(base: Path) -> Path:
     return base.with_name(model_stem(base) + ".calibration.gguf")
 
 
-def tier_metadata() -> list[KeyValue]:
-    return [
-        scalar_entry("hobbit.version", GGUFValueType.UINT32, FORMAT_VERSION),
+def tier_metadata(residual: bool = False, sidecar: bool = False) -> list[KeyValue]:
+    """residual: the high tier is added to the low one."""
+    version = RESIDUAL_VERSION if residual else FORMAT_VERSION
+    entries = [
+        scalar_entry("hobbit.version", GGUFValueType.UINT32, version),
         strings_entry("hobbit.tiers", [HIGH, LOW]),
-        *(string_entry(f"hobbit.tier.{tier}.kind", "complete") for tier in (HIGH, LOW)),
     ]
+    if residual:
+        entries += [
+            string_entry("hobbit.base_tier", _NO_TIER if sidecar else LOW),
+            string_entry(f"hobbit.tier.{HIGH}.kind", "residual"),
+            string_entry(f"hobbit.tier.{HIGH}.of", LOW),
+        ]
+    else:
+        entries.append(string_entry(f"hobbit.tier.{HIGH}.kind", "complete"))
+    return [*entries, string_entry(f"hobbit.tier.{LOW}.kind", "complete")]
+
+
+@dataclass(frozen=True)
+class Tiers:
+    """The tiers of a model, the best first.
+
+    residual_on: by the name of a residual tier, the tier that it is added to.  plain: the tier whose tensors
+    have llama.cpp's own names; None where those belong to no tier (beside a sidecar with a residual one).
+    """
+
+    names: tuple[str, ...]
+    residual_on: Mapping[str, str]
+    plain: str | None
+
+    def of(self, tensor_name: str) -> str | None:
+        """The tier that a tensor belongs to; None for resident ones, and for experts that no tier uses."""
+        if routed_part(tensor_name):
+            return self.plain
+        match = _TIERED.fullmatch(tensor_name)
+        return match[3] if match and match[3] in self.named else None
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """Those whose tensors carry their names."""
+        return tuple(name for name in self.names if name != self.plain)
+
+
+def read_tiers(file: GgufFile) -> Tiers:
+    """Of a model's first file or of its sidecar. Raises HobbitError for a file that is damaged."""
+    names = file.get("hobbit.tiers", [HIGH])
+    residual_on = {
+        name: file.get(f"hobbit.tier.{name}.of", LOW)
+        for name in names
+        if file.get(f"hobbit.tier.{name}.kind", "complete") == "residual"
+    }
+    plain = file.get("hobbit.base_tier", names[0])
+    return Tiers(tuple(names), residual_on, None if plain == _NO_TIER else plain)
 
 
 def sidecar_metadata(base: Path, base_size: int, tensors: Iterable[TensorInfo]) -> list[KeyValue]:
@@ -107,19 +156,19 @@ def _first_bytes(tensor: TensorInfo) -> bytes:
 
 
 def check_tiers(file: GgufFile, base: Mapping[Part, TensorInfo]) -> None:
-    """Checks that every tier beyond 0 covers the routed expert tensors `base` with matching shapes.
+    """Checks that every tier with names of its own covers the routed expert tensors `base`, shapes alike.
 
     Raises HobbitError that names the first tensor or group at fault.
     """
-    tiers = file.get("hobbit.tiers", [])
+    tiers = read_tiers(file)
     groups: dict[tuple[str, Part], dict[int, TensorInfo]] = {}
     for tensor in file.tensors:
         if match := _TIERED.fullmatch(tensor.name):
             part = Part(int(match[1]), match[2])
-            if match[3] not in tiers[1:] or part not in base:
+            if match[3] not in tiers.named or part not in base:
                 raise HobbitError(f"{file.path}: tensor {tensor.name!r} belongs to no tier of this model")
             groups.setdefault((match[3], part), {})[int(match[4])] = tensor
-    for tier in tiers[1:]:
+    for tier in tiers.named:
         for part, tensor in base.items():
             _check_groups(file, tier, part, tensor, groups.get((tier, part), {}))
 

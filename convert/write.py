@@ -20,10 +20,10 @@ from pyhobbit.convert.gguf_file import KeyValue, TensorInfo, pack_header
 from pyhobbit.convert.imatrix import Imatrix
 from pyhobbit.convert.plan import Plan, PlannedTensor
 from pyhobbit.convert.quantize import dequantize, quantize
-from pyhobbit.convert.tiers import ALIGNMENT
+from pyhobbit.convert.tiers import ALIGNMENT, LOW
 from pyhobbit.errors import HobbitError
 
-# All threads together hold about three times this in source bytes, floats and results.
+# All threads together hold about four times this in source bytes, floats and results.
 _FLOAT_BYTES = 96 << 20
 _MAX_PIECE_BYTES = 16 << 20
 
@@ -44,6 +44,12 @@ class Piece:
     size: int
     expert: int
     targets: tuple[PlannedTensor, ...]
+
+    def place(self, target: PlannedTensor) -> tuple[int, int]:
+        """Where in the output's data what becomes of the piece in one of its targets lies: start and size."""
+        # A piece that is not only copied is whole rows, so this is exact.
+        start, end = (n * target.nbytes // self.source.nbytes for n in (self.start, self.start + self.size))
+        return target.offset + start, end - start
 
 
 @dataclass(frozen=True)
@@ -148,15 +154,19 @@ def _convert_piece(
     source = piece.source
     data = read_exactly(sources[source.path], piece.size, source.offset + piece.start)
     rows = None
+    results: dict[str, np.ndarray] = {}
     written = []
     for target in piece.targets:
         result = data
         if not target.is_copy:
             if rows is None:
                 rows = dequantize(source.type, data, source.ne[0])
-            result = _quantize(target, rows, imatrix, piece.expert)
-        # A piece that is not only copied is whole rows, so this is exact.
-        offset = data_start + target.offset + piece.start * target.nbytes // source.nbytes
+            wanted = rows
+            if target.residual_on is not None:
+                wanted = dequantize(target.residual_on, results[LOW], source.ne[0])
+                np.subtract(rows, wanted, out=wanted)
+            result = results[target.tier] = _quantize(target, wanted, imatrix, piece.expert)
+        offset = data_start + piece.place(target)[0]
         _write_exactly(file, result, offset)
         written.append(Written(target.name, offset, result.nbytes, zlib.crc32(result)))
     return written

@@ -167,7 +167,8 @@ def _description(model: "ModelFile", t1: float, t2: float) -> dict[str, str]:
         "experts": f"{model.n_experts} a layer, {model.key('expert_used_count')} used per token"
         + (f", {n_shared} shared" if n_shared else ""),
         "resident": f"{format_size(model.resident_bytes)}: all but the routed experts",
-        **{f"tier {tier.name}": _tier_text(tier, model.path) for tier in model.tiers},
+        **{f"tier {tier.name}": _tier_text(tier, model) for tier in model.tiers},
+        **({"unused": _unused_text(model)} if model.unused_bytes else {}),
         "thresholds": f"t1 = {t1:g}, t2 = {t2:g}" if t1 < 1 else "none, everything in high precision",
     }
     if model.calibration is not None:
@@ -183,11 +184,24 @@ def _count(n: float) -> str:
     return f"{n / 1e9:.1f} billion" if n >= 1e9 else f"{n / 1e6:.1f} million"
 
 
-def _tier_text(tier: "Tier", model: Path) -> str:
-    where = "" if tier.name == "high" or tier.path == model else f", in {tier.path.name}"
+def _tier_text(tier: "Tier", model: "ModelFile") -> str:
+    in_model = tier.path == model.path or (tier.name == "high" and tier.residual_on is None)
+    where = "" if in_model else f", in {tier.path.name}"
     size, expert_size = format_size(tier.n_bytes), format_size(tier.expert_bytes)
-    bits = f"{tier.bits_per_weight:.2f} bits per weight"
-    return f"{size} in {', '.join(tier.types)}, {bits}, {expert_size} an expert{where}"
+    types, bits = ", ".join(tier.types), tier.bits_per_weight
+    if tier.residual_on is None:
+        return f"{size} in {types}, {bits:.2f} bits per weight, {expert_size} an expert{where}"
+    lower = next(each for each in model.tiers if each.name == tier.residual_on)
+    both = format_size(lower.expert_bytes + tier.expert_bytes)
+    return (
+        f"tier {lower.name} and a residual of {size} in {types}{where}: {lower.bits_per_weight:.2f} + "
+        f"{bits:.2f} = {lower.bits_per_weight + bits:.2f} bits per weight, {both} an expert, of which going "
+        f"from {lower.name} to {tier.name} reads {expert_size}"
+    )
+
+
+def _unused_text(model: "ModelFile") -> str:
+    return f"{format_size(model.unused_bytes)} of experts in the model itself: the tiers take their place"
 
 
 def analyse(

@@ -15,8 +15,9 @@ from pyhobbit.config import Setting
 from pyhobbit.convert.gguf_file import GgufFile, KeyValue, TensorInfo, read_gguf
 from pyhobbit.convert.quantize import dequantize
 from pyhobbit.convert.tiers import (
-    HIGH,
+    Tiers,
     calibration_path,
+    read_tiers,
     routed_part,
     sidecar_path,
     split_name,
@@ -29,9 +30,10 @@ _NORMS = ("ffn_norm", "post_attention_norm")
 
 @dataclass(frozen=True)
 class Tier:
-    """One version of all routed experts.
+    """One version of all routed experts, or what another one lacks.
 
     types: bytes by ggml type, the most first.  bits_per_weight: mean.  expert_bytes: of one expert, mean.
+    residual_on: the tier that this one is added to; None for a version that is complete.
     """
 
     name: str
@@ -40,14 +42,16 @@ class Tier:
     types: Mapping[str, int]
     bits_per_weight: float
     expert_bytes: float
+    residual_on: str | None = None
 
 
 @dataclass(frozen=True)
 class ModelFile:
     """A MoE model in one or several GGUF files, with its sidecar where it has one.
 
-    blocks: numbers of the layers with routed experts.  tensors: by name, further tiers left out.
-    resident_bytes: of all but routed experts.  calibration: what pyhobbit calibrate stored beside the model.
+    blocks: numbers of the layers with routed experts.  tensors: by name, as llama.cpp names them.
+    resident_bytes: of all but routed experts.  unused_bytes: of experts that no tier is made of.
+    calibration: what pyhobbit calibrate stored beside the model.
     """
 
     path: Path
@@ -56,6 +60,7 @@ class ModelFile:
     blocks: tuple[int, ...]
     tiers: tuple[Tier, ...]
     resident_bytes: int
+    unused_bytes: int
     calibration: Path | None
 
     def key(self, name: str, default: Any = None) -> Any:
@@ -76,8 +81,13 @@ class ModelFile:
         return max(tensor.ne[2] for tensor in self.routed_tensors())
 
     def routed_tensors(self) -> list[TensorInfo]:
-        """Those of the routed experts in high precision."""
+        """Those of the routed experts under llama.cpp's own names."""
         return [tensor for tensor in self.tensors.values() if routed_part(tensor.name)]
+
+    @property
+    def residual(self) -> Tier | None:
+        """The tier that is added to another one; None where all are complete."""
+        return next((tier for tier in self.tiers if tier.residual_on), None)
 
     @property
     def n_parameters(self) -> int:
@@ -104,6 +114,7 @@ class ModelFile:
             "n_experts_used": self.key("expert_used_count"),
             "n_experts_shared": self.key("expert_shared_count", 0),
             "resident_bytes": self.resident_bytes,
+            "unused_bytes": self.unused_bytes,
             "tiers": [{**asdict(tier), "path": str(tier.path)} for tier in self.tiers],
             "calibration": self.calibration and str(self.calibration),
         }
@@ -146,26 +157,27 @@ def read_model_file(path: Path, sidecar: Path | None = None) -> ModelFile:
     """
     files = _splits(path)
     first = files[0]
-    names = first.get("hobbit.tiers", [HIGH])
+    tiers = read_tiers(first)
     everything = [tensor for file in files for tensor in file.tensors]
     sidecar = sidecar or (sidecar_path(path) if sidecar_path(path).exists() else None)
     if sidecar is not None:
         extra = read_gguf(sidecar)
-        names = extra.get("hobbit.tiers", names)
+        tiers = read_tiers(extra)
         everything += extra.tensors
-    tensors = {tensor.name: tensor for tensor in everything if _tier(tensor.name, names) in (None, names[0])}
+    tensors = {tensor.name: tensor for tensor in _own(everything, tiers)}
     blocks = sorted({part.layer for part in map(routed_part, tensors) if part is not None})
     if not blocks:
         raise HobbitError(f"{path} is a dense model: it has no routed experts to look at")
-    resident = (tensor.nbytes for tensor in everything if _tier(tensor.name, names) is None)
+    routed = sum(tensor.nbytes for tensor in tensors.values() if routed_part(tensor.name))
     calibration = calibration_path(path)
     return ModelFile(
         path=path,
         metadata=first.metadata,
         tensors=tensors,
         blocks=tuple(blocks),
-        tiers=tuple(_describe(name, names, everything) for name in names),
-        resident_bytes=sum(resident),
+        tiers=tuple(_describe(name, tiers, everything) for name in tiers.names),
+        resident_bytes=sum(tensor.nbytes for tensor in tensors.values()) - routed,
+        unused_bytes=routed if tiers.plain is None else 0,
         calibration=calibration if calibration.exists() else None,
     )
 
@@ -173,9 +185,7 @@ def read_model_file(path: Path, sidecar: Path | None = None) -> ModelFile:
 def read_tensors(path: Path) -> list[TensorInfo]:
     """All tensors of the model's own files, further tiers left out. Raises HobbitError."""
     files = _splits(path)
-    names = files[0].get("hobbit.tiers", [HIGH])
-    tensors = [tensor for file in files for tensor in file.tensors]
-    return [tensor for tensor in tensors if _tier(tensor.name, names) in (None, names[0])]
+    return _own([tensor for file in files for tensor in file.tensors], read_tiers(files[0]))
 
 
 def opened_info(path: Path, settings: Mapping[str, Setting]) -> Any:
@@ -214,16 +224,13 @@ def _splits(path: Path) -> list[GgufFile]:
     return [first, *map(read_gguf, others)]
 
 
-def _tier(tensor_name: str, tiers: list[str]) -> str | None:
-    """The tier that a tensor belongs to; None for what is resident."""
-    if routed_part(tensor_name):
-        return tiers[0]
-    pieces = tensor_name.split(".")  # blk.N.part.tier.group.weight
-    return pieces[3] if len(pieces) == 6 and pieces[3] in tiers[1:] else None
+def _own(tensors: list[TensorInfo], tiers: Tiers) -> list[TensorInfo]:
+    """Those under llama.cpp's own names."""
+    return [tensor for tensor in tensors if tiers.of(tensor.name) in (None, tiers.plain)]
 
 
-def _describe(name: str, tiers: list[str], tensors: list[TensorInfo]) -> Tier:
-    own = [tensor for tensor in tensors if _tier(tensor.name, tiers) == name]
+def _describe(name: str, tiers: Tiers, tensors: list[TensorInfo]) -> Tier:
+    own = [tensor for tensor in tensors if tiers.of(tensor.name) == name]
     types: Counter[str] = Counter()
     for tensor in own:
         types[tensor.type.name] += tensor.nbytes
@@ -236,4 +243,5 @@ def _describe(name: str, tiers: list[str], tensors: list[TensorInfo]) -> Tier:
         types=dict(types.most_common()),
         bits_per_weight=8 * n_bytes / sum(prod(tensor.ne) for tensor in own),
         expert_bytes=n_bytes / sum(n_experts.values()),
+        residual_on=tiers.residual_on.get(name),
     )
