@@ -52,7 +52,8 @@ enum hobbit_setting_kind {
 //   hobbit.enable        bool    keep a plain GGUF's experts in the cache (a file with tiers always is)
 //   hobbit.memory        int     bound on the whole process; 0: computed from what is free
 //   hobbit.pools         int     bytes of the expert pools alone; overrides hobbit.memory
-//   hobbit.low_share     float   share of the pools that holds the low tier; default follows from t1 and t2
+//   hobbit.low_share     float   share of the pools that holds the low tier; default follows from t1, t2 and the kind
+//                                of the high tier
 //   hobbit.t1 hobbit.t2  float   thresholds of Eq. 2 on the summed, normalised gate weights: s <= t1 high precision,
 //                                t1 < s <= t2 low, above t2 skipped; default 1 and 1, everything high
 //   hobbit.policy        string  which expert is evicted: a name of hobbit_policy_name; default "echo"
@@ -170,21 +171,23 @@ struct hobbit_info {
     uint32_t n_experts;      // per layer, the largest
     uint32_t n_experts_used; // per token
     uint32_t n_tiers;
-    uint64_t tier_bytes_high; // all routed experts of the tier
+    uint64_t tier_bytes_high; // all routed experts of the tier; of a residual tier, the residuals alone
     uint64_t tier_bytes_low;
     uint64_t pool_bytes_high; // 0 before hobbit_prepare
     uint64_t pool_bytes_low;
-    uint32_t pool_slots_high; // experts that fit
+    uint32_t pool_slots_high; // experts that fit; of a residual tier, residuals
     uint32_t pool_slots_low;
     double   t1;
     double   t2;
-    bool     direct_io; // false: the file system refused O_DIRECT
+    bool     direct_io;        // false: the file system refused O_DIRECT
+    bool     high_is_residual; // an expert in high precision is its low version and its residual, a slot in each pool
 };
 
 HOBBIT_API void hobbit_get_info(const hobbit_model * model, struct hobbit_info * info);
 
 // Counters since opening. A selection is one (token, expert) pair chosen by a router; hits and misses count the experts
-// that a layer needed for one batch, once each.
+// that a layer needed for one batch, once each. Where the high tier is residual, a hit in high precision found both the
+// low version and the residual, and a miss may have read one of the two: bytes_read tells.
 struct hobbit_stats {
     uint64_t selections_high;
     uint64_t selections_low;
@@ -193,7 +196,7 @@ struct hobbit_stats {
     uint64_t misses_high;
     uint64_t hits_low;
     uint64_t misses_low;
-    uint64_t evictions;
+    uint64_t evictions; // slots taken from an expert; a low version takes its residual with it
     uint64_t bytes_read;
     uint64_t layers_computed;
     uint64_t waves;            // more than layers_computed when a layer needed more experts than fit
@@ -259,10 +262,11 @@ struct hobbit_simulation {
     uint32_t     n_used;
     uint32_t     slots_high;
     uint32_t     slots_low;
-    uint32_t     floors; // 1: a layer keeps its even share of a pool, as in the engine
+    uint32_t     floors;   // 1: a layer keeps its even share of a pool, as in the engine
+    uint32_t     residual; // 1: the high tier holds what the low one lacks; slots_high and bits_high are of residuals
     double       t1;
     double       t2;
-    double       bits_high; // per weight: a low-precision load costs bits_low / bits_high
+    double       bits_high; // per weight
     double       bits_low;
     uint64_t     seed; // of the policy "random"
 };
@@ -275,7 +279,10 @@ struct hobbit_simulation_result {
     uint64_t misses_low;
     uint64_t skipped;
     uint64_t n_tokens;
-    double   penalty; // 1 for each high-precision load, bits_low / bits_high for a low one
+    uint64_t loads_high; // misses_high, or residuals that were loaded
+    uint64_t loads_low;  // misses_low, or low versions that were loaded for either precision
+    double   penalty;    // bits loaded, in units of an expert in high precision: with complete tiers 1 for a
+                         // high-precision load and bits_low / bits_high for a low one
 };
 
 // Replays routes through the engine's own policy and scorer, with demand loading and a pool per tier.

@@ -33,6 +33,8 @@ struct policy_options {
     uint32_t              n_experts = 0; // per layer, the largest
     uint32_t              n_used    = 0; // per token and layer
     uint64_t              seed      = 0; // of the random policy
+
+    bool high_is_residual = false; // then every use takes the low pool, and a use in high precision both pools
 };
 
 // Says what each expert in the cache is worth: the least valuable one is evicted. One object serves the pools of all

@@ -61,12 +61,14 @@ class echo_policy : public cache_policy {
     void       count(const expert_usage & use);
     void       look_ahead(const sequence & s);
     double     expected_rate(size_t i) const;
+    double     share(size_t i, uint32_t tier) const;
 
     std::vector<neighbour> find_alike(const std::vector<float> & scores, uint64_t except) const;
 
     const uint32_t n_layers_;
     const uint32_t n_experts_;
     const uint32_t n_used_;
+    const bool     high_is_residual_;
 
     token_memory          memory_;
     std::vector<sequence> sequences_;
@@ -89,6 +91,7 @@ echo_policy::echo_policy(const policy_options & options) :
     n_layers_(options.n_layers),
     n_experts_(options.n_experts),
     n_used_(options.n_used),
+    high_is_residual_(options.high_is_residual),
     memory_(options.n_layers, options.n_experts, options.n_used, n_remembered),
     counted_(options.n_layers, 0) {
     const size_t n = size_t(n_layers_) * n_experts_;
@@ -248,6 +251,14 @@ double echo_policy::expected_rate(size_t i) const {
     return rate;
 }
 
+// Of the uses that the tier's pool serves.
+double echo_policy::share(size_t i, uint32_t tier) const {
+    if (high_is_residual_) {
+        return tier == TIER_LOW ? 1 : 1 - low_share_[i];
+    }
+    return tier == TIER_LOW ? low_share_[i] : 1 - (1 - low_worth) * low_share_[i];
+}
+
 double echo_policy::value(expert_id id, uint32_t tier, uint32_t layer) {
     const size_t i    = index(id);
     const double rate = expected_rate(i);
@@ -255,7 +266,7 @@ double echo_policy::value(expert_id id, uint32_t tier, uint32_t layer) {
     if (id.layer > layer) {
         uses += now_weight_ * rate + now_[i];
     }
-    return uses * (tier == TIER_LOW ? low_share_[i] : 1 - (1 - low_worth) * low_share_[i]);
+    return uses * share(i, tier);
 }
 
 } // namespace

@@ -9,7 +9,7 @@
 namespace hobbit {
 
 expert_cache::expert_cache(const expert_index & index, loader & loader, stats & stats) :
-    index_(index), loader_(loader), stats_(stats), n_experts_(index.n_experts()) {
+    index_(index), loader_(loader), stats_(stats), n_experts_(index.n_experts()), sets_(index.high_is_residual()) {
     for (uint32_t tier = 0; tier < index.n_tiers(); tier++) {
         layouts_[tier] = lay_out(tier);
         loads_[tier].resize(index.n_layers() * n_experts_);
@@ -61,46 +61,45 @@ ggml_backend_buffer_type_t expert_cache::choose_packed(uint32_t tier, ggml_backe
 
 status expert_cache::allocate(uint32_t tier, const pool_place & place, uint32_t n_slots, uint32_t floor,
                               cache_policy & policy) {
-    sets_[tier].emplace(uint32_t(index_.n_layers()), n_experts_, tier, n_slots, floor, policy);
+    sets_.add(tier, resident_set(uint32_t(index_.n_layers()), n_experts_, tier, n_slots, floor, policy));
     return pools_[tier].allocate(place.buft, choose_packed(tier, place.packing), layouts_[tier].slot_size, n_slots);
 }
 
 bool expert_cache::holds(expert_id id, uint32_t tier, uint32_t parts) const {
-    return sets_[tier] && sets_[tier]->contains(id) && (loader_.requested(load(id, tier)) & parts) == parts;
+    const auto has_parts = [&](uint32_t t) { return (loader_.requested(load(id, t)) & parts) == parts; };
+    return sets_.contains(id, tier) && std::all_of(terms(tier).begin(), terms(tier).end(), has_parts);
 }
 
-bool expert_cache::insert(expert_id id, uint32_t tier, resident_set::pressure how) {
-    if (sets_[tier]->contains(id)) {
-        return true;
+void expert_cache::forget_evicted() {
+    for (const tier_expert & e : evicted_) {
+        loader_.reset(load(e.id, e.tier));
     }
-    const bool full = sets_[tier]->n_residents() == sets_[tier]->n_slots();
-    expert_id  evicted;
-    if (!sets_[tier]->insert(id, running_, how, &evicted)) {
-        return false;
-    }
-    if (full) {
-        loader_.reset(load(evicted, tier));
-        stats_.evictions++;
-    }
-    return true;
+    evicted_.clear();
+}
+
+bool expert_cache::make_resident(expert_id id, uint32_t tier) {
+    const bool is_resident  = sets_.insert(id, tier, running_, evicted_);
+    stats_.evictions       += evicted_.size();
+    forget_evicted();
+    return is_resident;
 }
 
 bool expert_cache::acquire(expert_id id, uint32_t tier) {
     running_ = id.layer;
     reap_prefetches();
-    if (!insert(id, tier, resident_set::pressure::urgent)) {
+    if (!make_resident(id, tier)) {
         drop_prefetches(); // what is on the way for another layer gives way
-        if (!insert(id, tier, resident_set::pressure::urgent)) {
+        if (!make_resident(id, tier)) {
             return false;
         }
     }
-    sets_[tier]->pin(id);
-    sets_[tier]->touch(id);
+    sets_.pin(id, tier);
+    sets_.touch(id, tier);
     return true;
 }
 
 char * expert_cache::slot_of(expert_id id, uint32_t tier, uint32_t part) const {
-    return pools_[tier].data(sets_[tier]->slot(id)) + layouts_[tier].offsets[id.layer][part];
+    return pools_[tier].data(slot(id, tier)) + layouts_[tier].offsets[id.layer][part];
 }
 
 void expert_cache::submit(expert_id id, uint32_t tier, uint32_t parts, load_urgency urgency) {
@@ -117,20 +116,27 @@ void expert_cache::submit(expert_id id, uint32_t tier, uint32_t parts, load_urge
 }
 
 void expert_cache::request(expert_id id, uint32_t tier, uint32_t parts) {
-    GGML_ASSERT(sets_[tier]->is_pinned(id));
-    submit(id, tier, parts, load_urgency::demand);
+    for (const uint32_t term : terms(tier)) {
+        GGML_ASSERT(sets_.set(term).is_pinned(id));
+        submit(id, term, parts, load_urgency::demand);
+    }
 }
 
 bool expert_cache::arrived(expert_id id, uint32_t tier, uint32_t parts) const {
-    return loader_.arrived(load(id, tier), parts);
+    return std::all_of(terms(tier).begin(), terms(tier).end(),
+                       [&](uint32_t term) { return loader_.arrived(load(id, term), parts); });
 }
 
 status expert_cache::wait(expert_id id, uint32_t tier, uint32_t parts) {
-    return loader_.wait(load(id, tier), parts);
+    status s;
+    for (const uint32_t term : terms(tier)) {
+        s = s.ok() ? loader_.wait(load(id, term), parts) : s;
+    }
+    return s;
 }
 
 char * expert_cache::data(expert_id id, uint32_t tier, uint32_t part) const {
-    GGML_ASSERT(sets_[tier]->is_pinned(id));
+    GGML_ASSERT(sets_.set(tier).is_pinned(id));
     const size_t before = loader::data_offset(index_.locate(tier, id.layer, part, id.expert));
     return slot_of(id, tier, part) + (is_packed(id, tier, part) ? 0 : before);
 }
@@ -140,8 +146,10 @@ ggml_backend_buffer_t expert_cache::buffer(expert_id id, uint32_t tier, uint32_t
 }
 
 void expert_cache::release(expert_id id, uint32_t tier) {
-    loader_.abandon(load(id, tier));
-    sets_[tier]->unpin(id);
+    for (const uint32_t term : terms(tier)) {
+        loader_.abandon(load(id, term));
+    }
+    sets_.unpin(id, tier);
 }
 
 //
@@ -150,22 +158,21 @@ void expert_cache::release(expert_id id, uint32_t tier) {
 
 bool expert_cache::prefetch(expert_id id, uint32_t tier, uint32_t parts) {
     reap_prefetches();
-    if (!insert(id, tier, resident_set::pressure::polite)) {
+    if (!sets_.set(tier).contains(id) &&
+        !sets_.insert_term(id, tier, running_, resident_set::pressure::polite, evicted_)) {
         return false;
     }
+    stats_.evictions += evicted_.size();
+    forget_evicted();
     protect(id, tier);
-    sets_[tier]->pin(id);
+    sets_.pin(id, tier);
     prefetched_.push_back({ id, tier });
     submit(id, tier, parts, load_urgency::prefetch);
     return true;
 }
 
 void expert_cache::end_prefetch(uint32_t layer) {
-    for (uint32_t tier = 0; tier < TIER_COUNT; tier++) {
-        for (uint32_t e = 0; sets_[tier] && e < n_experts_; e++) {
-            sets_[tier]->set_protected({ layer, e }, false);
-        }
-    }
+    sets_.end_protection(layer, n_experts_);
     for (const tier_expert & p : prefetched_) {
         if (p.id.layer == layer) {
             loader_.cancel(load(p.id, p.tier));
@@ -180,13 +187,19 @@ void expert_cache::reap_prefetches() {
         if (!loader_.settled(load(p.id, p.tier))) {
             return false;
         }
-        sets_[p.tier]->unpin(p.id);
-        if (loader_.requested(load(p.id, p.tier)) == 0 && !sets_[p.tier]->is_pinned(p.id)) {
-            sets_[p.tier]->erase(p.id); // nothing of it was read
-        }
+        sets_.unpin(p.id, p.tier);
+        std::for_each(terms(p.tier).rbegin(), terms(p.tier).rend(), [&](uint32_t term) { drop_if_empty(p.id, term); });
         return true;
     };
     prefetched_.erase(std::remove_if(prefetched_.begin(), prefetched_.end(), done), prefetched_.end());
+}
+
+// Nothing of it was read, and nobody waits for it.
+void expert_cache::drop_if_empty(expert_id id, uint32_t tier) {
+    if (loader_.requested(load(id, tier)) == 0 && !sets_.set(tier).is_pinned(id)) {
+        sets_.erase_term(id, tier, evicted_);
+        forget_evicted();
+    }
 }
 
 void expert_cache::drop_prefetches() {

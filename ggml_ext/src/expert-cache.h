@@ -5,16 +5,13 @@
 #include "expert-index.h"
 #include "ggml-backend.h"
 #include "loader.h"
-#include "resident-set.h"
+#include "resident-tiers.h"
 #include "slot-pool.h"
 #include "stats.h"
 #include "status.h"
 
 #include <array>
 #include <cstdint>
-#include <memory>
-#include <optional>
-#include <utility>
 #include <vector>
 
 namespace hobbit {
@@ -24,6 +21,10 @@ namespace hobbit {
 //   resident  it has a slot, and of every part it is known whether it is there, on the way or not asked for.
 // acquire makes an expert resident, evicting another one if need be; prefetch may do so too. A resident expert may be
 // pinned, any number of times: it then keeps its slot. What is on the way is always pinned.
+//
+// Where the high tier is residual, an expert in it is two terms, each in the pool of its own tier: the low version and
+// the residual. What is said of an expert in the high tier then goes for both; a residual is never resident without its
+// low version (resident_tiers). No weight is held twice.
 //
 // Thread-safety: none; one thread computes at a time. The loader's threads only write into slots.
 class expert_cache {
@@ -48,11 +49,15 @@ class expert_cache {
     // Whether all of `parts` are there or on the way.
     bool holds(expert_id id, uint32_t tier, uint32_t parts) const;
 
+    // The tiers in whose pools an expert of the tier lies, in the order in which products are added.
+    const std::vector<uint32_t> & terms(uint32_t tier) const { return sets_.terms(tier); }
+
     // Pins the expert, without asking for parts. False, and nothing changes, when every slot of the pool is pinned by
     // acquire.
     bool acquire(expert_id id, uint32_t tier);
 
-    // Asks the loader for those of `parts` that are neither there nor on the way. REQUIRES: pinned.
+    // Asks the loader for those of `parts` that are neither there nor on the way, of the first term first. REQUIRES:
+    // pinned.
     void request(expert_id id, uint32_t tier, uint32_t parts);
 
     // Whether, or until, parts asked for are there. REQUIRES: pinned.
@@ -62,23 +67,24 @@ class expert_cache {
     // What a read failed with, if one did.
     status error() const { return loader_.error(); }
 
-    // The slot that holds the expert. REQUIRES: resident.
-    uint32_t slot(expert_id id, uint32_t tier) const { return sets_[tier]->slot(id); }
+    // The slot that holds the term. REQUIRES: resident.
+    uint32_t slot(expert_id id, uint32_t tier) const { return sets_.set(tier).slot(id); }
 
-    // The part's weights, of the type that the index says, in the layout of buffer()'s type. REQUIRES: pinned, and the
-    // part is there.
+    // The part's weights in the term, of the type that the index says, in the layout of buffer()'s type. REQUIRES:
+    // pinned, and the part is there.
     char *                data(expert_id id, uint32_t tier, uint32_t part) const;
     ggml_backend_buffer_t buffer(expert_id id, uint32_t tier, uint32_t part) const;
 
     // Undoes one acquire, once nothing asked for is on the way any more; what was only prefetched is dropped.
     void release(expert_id id, uint32_t tier);
 
-    // Asks the loader for parts of an expert that a layer to come is predicted to need, after all demands, and protects
-    // it. False, and nothing changes, when only pinned or protected experts could make room.
+    // Asks the loader for parts of a term that a layer to come is predicted to need, after all demands, and protects
+    // it. False, and nothing changes, when only pinned or protected experts could make room, and for a residual whose
+    // low version is not resident.
     bool prefetch(expert_id id, uint32_t tier, uint32_t parts);
 
     // A resident expert goes last, until end_prefetch.
-    void protect(expert_id id, uint32_t tier) { sets_[tier]->set_protected(id, true); }
+    void protect(expert_id id, uint32_t tier) { sets_.protect(id, tier); }
 
     // The layer's router has chosen: nothing of the layer is protected any more, and of what was prefetched for it the
     // reads not begun are dropped.
@@ -88,11 +94,6 @@ class expert_cache {
     struct tier_layout {
         size_t                                      slot_size = 0;
         std::vector<std::array<size_t, PART_COUNT>> offsets; // [layer][part], in a slot
-    };
-
-    struct tier_expert {
-        expert_id id;
-        uint32_t  tier;
     };
 
     size_t index_of(expert_id id) const { return size_t(id.layer) * n_experts_ + id.expert; }
@@ -107,8 +108,10 @@ class expert_cache {
     char *                     slot_of(expert_id id, uint32_t tier, uint32_t part) const;
     tier_layout                lay_out(uint32_t tier) const;
     ggml_backend_buffer_type_t choose_packed(uint32_t tier, ggml_backend_dev_t device);
-    bool                       insert(expert_id id, uint32_t tier, resident_set::pressure how);
+    bool                       make_resident(expert_id id, uint32_t tier);
+    void                       forget_evicted();
     void                       submit(expert_id id, uint32_t tier, uint32_t parts, load_urgency urgency);
+    void                       drop_if_empty(expert_id id, uint32_t tier);
     void                       reap_prefetches();
     void                       drop_prefetches();
 
@@ -118,12 +121,13 @@ class expert_cache {
     const uint32_t       n_experts_;
     uint32_t             running_ = 0; // layer of the last demand
 
-    std::array<tier_layout, TIER_COUNT>                 layouts_;
-    std::array<slot_pool, TIER_COUNT>                   pools_;
-    std::array<std::optional<resident_set>, TIER_COUNT> sets_;
-    std::array<std::vector<load_state>, TIER_COUNT>     loads_;  // [tier][layer * n_experts + expert], fixed size
-    std::array<std::vector<uint32_t>, TIER_COUNT> packed_parts_; // [tier][layer * n_experts + expert], part_bit mask
-    std::vector<tier_expert>                      prefetched_;   // pinned once each, until there or cancelled
+    std::array<tier_layout, TIER_COUNT>             layouts_;
+    std::array<slot_pool, TIER_COUNT>               pools_;
+    resident_tiers                                  sets_;
+    std::array<std::vector<load_state>, TIER_COUNT> loads_;        // [tier][layer * n_experts + expert], fixed size
+    std::array<std::vector<uint32_t>, TIER_COUNT>   packed_parts_; // [tier][layer * n_experts + expert], part_bit mask
+    std::vector<tier_expert>                        prefetched_;   // terms; pinned once each, until there or cancelled
+    std::vector<tier_expert>                        evicted_;      // whose loads are still to be forgotten
 };
 
 } // namespace hobbit

@@ -19,6 +19,12 @@ const char * tier_name(uint32_t tier) {
     return tier == TIER_HIGH ? "high" : "low";
 }
 
+const std::vector<uint32_t> & terms_of(uint32_t tier, bool high_is_residual) {
+    static const std::vector<uint32_t> complete[TIER_COUNT] = { { TIER_HIGH }, { TIER_LOW } };
+    static const std::vector<uint32_t> sum                  = { TIER_LOW, TIER_HIGH };
+    return high_is_residual && tier == TIER_HIGH ? sum : complete[tier];
+}
+
 //
 // tensor names: blk.N.PART.weight, or blk.N.PART.TIER.GROUP.weight
 //
@@ -51,7 +57,7 @@ static bool parse_tensor_name(const std::string & name, tensor_name & out) {
     return name == stem + (out.tier.empty() ? "weight" : format("%s.%u.weight", tier, out.group));
 }
 
-bool expert_index::is_high_tensor(const std::string & name) {
+bool expert_index::is_base_tensor(const std::string & name) {
     tensor_name parsed;
     return parse_tensor_name(name, parsed) && parsed.tier.empty();
 }
@@ -92,7 +98,7 @@ status expert_index::open(const std::string & path, const std::string & sidecar)
         model_bytes_ += file.size();
         read_metadata(file);
     }
-    s = add_high(files);
+    s = add_base(files);
     if (!s.ok() || layers_.empty()) {
         return s;
     }
@@ -101,7 +107,7 @@ status expert_index::open(const std::string & path, const std::string & sidecar)
 
     s = open_sidecar(path, sidecar, files);
     if (s.ok()) {
-        s = add_low(files);
+        s = add_tiers(files);
     }
     for (const gguf_file & file : files) {
         files_.push_back(file.path());
@@ -168,12 +174,14 @@ status expert_index::read_calibration(const std::string & path) {
                    "pyhobbit calibrate, or remove the file",
                    name.c_str(), path.c_str()));
     }
-    uint64_t low_bytes = 0;
-    if (file.find_u64("hobbit.low_bytes", low_bytes) && low_bytes != tier_bytes(TIER_LOW)) {
-        return status::error(
-            format("the calibration '%s' was made for another low tier of '%s': calibrate it again with "
-                   "pyhobbit calibrate, or remove the file",
-                   name.c_str(), path.c_str()));
+    for (uint32_t tier = 0; tier < TIER_COUNT; tier++) {
+        uint64_t tier_size = 0;
+        if (file.find_u64(format("hobbit.%s_bytes", tier_name(tier)), tier_size) && tier_size != tier_bytes(tier)) {
+            return status::error(
+                format("the calibration '%s' was made for another %s tier of '%s': calibrate it again with "
+                       "pyhobbit calibrate, or remove the file",
+                       name.c_str(), tier_name(tier), path.c_str()));
+        }
     }
     read_metadata(file);
     return {};
@@ -185,7 +193,7 @@ static bool is_expert_stack(const gguf_file::tensor & t) {
            t.size == ggml_row_size(t.type, t.ne[0]) * uint64_t(t.ne[1]) * uint64_t(t.ne[2]);
 }
 
-status expert_index::add_high(const std::vector<gguf_file> & files) {
+status expert_index::add_base(const std::vector<gguf_file> & files) {
     std::map<uint32_t, std::pair<layer_shape, layer_locations>> blocks;
     for (uint32_t i = 0; i < files.size(); i++) {
         for (const gguf_file::tensor & t : files[i].tensors()) {
@@ -249,73 +257,105 @@ void expert_index::find_embedding(const std::vector<gguf_file> & files) {
 }
 
 //
-// the low tier
+// further tiers
 //
 
-// The tiers that a file declares; none where it declares none.
-static status read_tiers(const gguf_file & file, std::vector<std::string> & tiers) {
-    double version = 0;
-    if (!file.find_strings("hobbit.tiers", tiers)) {
+status expert_index::read_tiers(const gguf_file & file, tier_set & tiers) {
+    const char *             path = file.path().c_str();
+    std::vector<std::string> names;
+    if (!file.find_strings("hobbit.tiers", names)) {
         return {};
     }
-    if (!file.find_number("hobbit.version", version) || version != 1) {
+    tiers.are_declared = true;
+    double version     = 0;
+    if (!file.find_number("hobbit.version", version) || (version != 1 && version != 2)) {
         return status::error(
-            format("'%s' is of hobbit format version %g, this program reads version 1", file.path().c_str(), version));
+            format("'%s' is of hobbit format version %g, this program reads versions 1 and 2", path, version));
     }
-    if (tiers != std::vector<std::string>{ "high", "low" }) {
+    if (names != std::vector<std::string>{ "high", "low" }) {
+        return status::error(format("'%s' declares other tiers than high and low: convert it again", path));
+    }
+    std::string low;
+    if (!file.find_string("hobbit.tier.low.kind", low) || low != "complete") {
         return status::error(
-            format("'%s' declares other tiers than high and low: convert it again", file.path().c_str()));
+            format("'%s': the low tier is of kind '%s', this program reads 'complete'", path, low.c_str()));
     }
-    std::string kind;
-    if (!file.find_string("hobbit.tier.low.kind", kind) || kind != "complete") {
-        return status::error(format("'%s': the low tier is of kind '%s', this program reads 'complete'",
-                                    file.path().c_str(), kind.c_str()));
+    std::string high = "complete";
+    file.find_string("hobbit.tier.high.kind", high);
+    if (version == 2 && high == "residual") {
+        return read_residual(file, tiers);
+    }
+    if (version == 2 || high != "complete") {
+        return status::error(format("'%s': the high tier is of kind '%s', which format version %g does not have: "
+                                    "convert it again",
+                                    path, high.c_str(), version));
     }
     return {};
 }
 
-status expert_index::add_low(const std::vector<gguf_file> & files) {
+status expert_index::read_residual(const gguf_file & file, tier_set & tiers) {
+    const char * path = file.path().c_str();
+    std::string  of;
+    if (!file.find_string("hobbit.tier.high.of", of) || of != "low") {
+        return status::error(format("'%s': the high tier is the residual of '%s', which is no complete tier of the "
+                                    "file: convert it again",
+                                    path, of.c_str()));
+    }
+    std::string base;
+    if (!file.find_string("hobbit.base_tier", base) || (base != "low" && base != "none")) {
+        return status::error(
+            format("'%s': hobbit.base_tier is '%s', with a residual tier it is 'low' or 'none': convert it again", path,
+                   base.c_str()));
+    }
+    tiers.high_is_residual = true;
+    tiers.base             = base == "low" ? TIER_LOW : TIER_COUNT;
+    return {};
+}
+
+status expert_index::add_tiers(const std::vector<gguf_file> & files) {
     for (uint32_t i = 0; i < files.size(); i++) {
-        std::vector<std::string> tiers;
-        status                   s = read_tiers(files[i], tiers);
+        status s = read_tiers(files[i], tiers_);
         if (!s.ok()) {
             return s;
         }
-        if (tiers.empty()) {
+        if (!tiers_.are_declared) {
             continue;
         }
-        n_tiers_ = TIER_COUNT;
-        locations_[TIER_LOW].resize(layers_.size());
-        for (size_t l = 0; l < layers_.size(); l++) {
-            for (uint32_t p = 0; p < PART_COUNT; p++) {
-                locations_[TIER_LOW][l][p].assign(locations_[TIER_HIGH][l][p].size(), {});
-            }
-        }
-        for (const gguf_file::tensor & t : files[i].tensors()) {
-            if (is_tier_tensor(t.name)) {
-                s = add_low_group(files[i], i, t);
-                if (!s.ok()) {
-                    return s;
+        n_tiers_                                = TIER_COUNT;
+        const std::vector<layer_locations> base = std::move(locations_[TIER_HIGH]);
+        for (uint32_t tier = 0; tier < TIER_COUNT; tier++) {
+            locations_[tier] = base;
+            for (size_t l = 0; l < layers_.size() && tier != tiers_.base; l++) {
+                for (std::vector<part_location> & experts : locations_[tier][l]) {
+                    experts.assign(experts.size(), {});
                 }
             }
         }
-        return check_low(files[i].path());
+        for (const gguf_file::tensor & t : files[i].tensors()) {
+            s = is_tier_tensor(t.name) ? add_group(files[i], i, t) : status();
+            if (!s.ok()) {
+                return s;
+            }
+        }
+        s = check_tier(files[i].path(), TIER_HIGH);
+        return s.ok() ? check_tier(files[i].path(), TIER_LOW) : s;
     }
     return {};
 }
 
-status expert_index::add_low_group(const gguf_file & file, uint32_t file_number, const gguf_file::tensor & tensor) {
+status expert_index::add_group(const gguf_file & file, uint32_t file_number, const gguf_file::tensor & tensor) {
     tensor_name name;
     parse_tensor_name(tensor.name, name);
     const std::string     stem = tensor.name.substr(0, tensor.name.find('.', tensor.name.find("ffn_")));
     const expert_tensor * of   = find_tensor(stem + ".weight");
-    if (name.tier != tier_name(TIER_LOW) || !of) {
-        return status::error(format("'%s': tensor '%s' belongs to no expert tensor of the high tier",
+    const uint32_t        tier = name.tier == tier_name(TIER_LOW) ? TIER_LOW : TIER_HIGH;
+    if (name.tier != tier_name(tier) || tier == tiers_.base || !of) {
+        return status::error(format("'%s': tensor '%s' belongs to no expert tensor of the model, or to no further tier",
                                     file.path().c_str(), tensor.name.c_str()));
     }
 
     const layer_shape &  shape = layers_[of->layer];
-    const matrix_shape & high  = shape.shapes[of->part];
+    const matrix_shape & base  = shape.shapes[of->part];
     std::vector<int32_t> experts;
     const std::string    key = format("hobbit.tier.%s.%s.%u.experts", name.tier.c_str(), stem.c_str(), name.group);
     if (!file.has(key)) {
@@ -325,13 +365,13 @@ status expert_index::add_low_group(const gguf_file & file, uint32_t file_number,
     } else if (!file.find_ints(key, experts)) {
         return status::error(format("'%s': %s must be an array of 32-bit integers", file.path().c_str(), key.c_str()));
     }
-    if (!is_expert_stack(tensor) || tensor.ne[0] != high.n_in || tensor.ne[1] != high.n_out ||
+    if (!is_expert_stack(tensor) || tensor.ne[0] != base.n_in || tensor.ne[1] != base.n_out ||
         tensor.ne[2] != int64_t(experts.size())) {
-        return status::error(
-            format("'%s': tensor '%s' has shape %lld x %lld x %lld, the high tier asks for %lld x %lld x %zu: "
-                   "convert the model again",
-                   file.path().c_str(), tensor.name.c_str(), (long long) tensor.ne[0], (long long) tensor.ne[1],
-                   (long long) tensor.ne[2], (long long) high.n_in, (long long) high.n_out, experts.size()));
+        return status::error(format("'%s': tensor '%s' has shape %lld x %lld x %lld, the model asks for "
+                                    "%lld x %lld x %zu: convert the model again",
+                                    file.path().c_str(), tensor.name.c_str(), (long long) tensor.ne[0],
+                                    (long long) tensor.ne[1], (long long) tensor.ne[2], (long long) base.n_in,
+                                    (long long) base.n_out, experts.size()));
     }
 
     const uint64_t stride = tensor.size / experts.size();
@@ -340,7 +380,7 @@ status expert_index::add_low_group(const gguf_file & file, uint32_t file_number,
             return status::error(format("'%s': tensor '%s' names expert %d of %u", file.path().c_str(),
                                         tensor.name.c_str(), experts[i], shape.n_experts));
         }
-        part_location & location = locations_[TIER_LOW][of->layer][of->part][experts[i]];
+        part_location & location = locations_[tier][of->layer][of->part][experts[i]];
         if (location.size != 0) {
             return status::error(
                 format("'%s': tensor '%s' repeats expert %d", file.path().c_str(), tensor.name.c_str(), experts[i]));
@@ -350,14 +390,14 @@ status expert_index::add_low_group(const gguf_file & file, uint32_t file_number,
     return {};
 }
 
-status expert_index::check_low(const std::string & path) const {
+status expert_index::check_tier(const std::string & path, uint32_t tier) const {
     for (size_t l = 0; l < layers_.size(); l++) {
         for (uint32_t p = 0; p < PART_COUNT; p++) {
-            for (size_t e = 0; e < locations_[TIER_LOW][l][p].size(); e++) {
-                if (locations_[TIER_LOW][l][p][e].size == 0) {
+            for (size_t e = 0; e < locations_[tier][l][p].size(); e++) {
+                if (locations_[tier][l][p][e].size == 0) {
                     return status::error(
-                        format("'%s': the low tier lacks expert %zu of blk.%u.%s: convert the model again",
-                               path.c_str(), e, layers_[l].block, PART_NAMES[p]));
+                        format("'%s': the %s tier lacks expert %zu of blk.%u.%s: convert the model again", path.c_str(),
+                               tier_name(tier), e, layers_[l].block, PART_NAMES[p]));
                 }
             }
         }

@@ -16,7 +16,7 @@ namespace hobbit {
 // The weight matrices of one expert. A layer has either gate (optional) and up, or both fused in gate_up; and down.
 enum expert_part : uint32_t { PART_GATE, PART_UP, PART_GATE_UP, PART_DOWN, PART_COUNT };
 
-// Versions of the experts. The high tier lies under llama.cpp's own tensor names.
+// Versions of the experts.
 enum tier : uint32_t { TIER_HIGH, TIER_LOW, TIER_COUNT };
 
 constexpr uint32_t part_bit(uint32_t part) {
@@ -24,6 +24,10 @@ constexpr uint32_t part_bit(uint32_t part) {
 }
 
 const char * tier_name(uint32_t tier); // "high"
+
+// The tiers whose matrices make up an expert of the tier, in the order in which their products are added: the tier
+// itself, or the low one and then the residual.
+const std::vector<uint32_t> & terms_of(uint32_t tier, bool high_is_residual);
 
 // One expert's matrix in a file.
 struct part_location {
@@ -60,13 +64,13 @@ struct embedding_table {
     matrix_shape  shape;    // n_out rows of n_in
 };
 
-// Where every (tier, layer, part, expert) of a model lies: single and split GGUF, with a further tier in the same file
-// or in a sidecar, or without one. The format is docs/format.md. Immutable after open; layers are numbered without
+// Where every (tier, layer, part, expert) of a model lies: single and split GGUF, with further tiers in the same file
+// or in a sidecar, or without any. The format is docs/format.md. Immutable after open; layers are numbered without
 // gaps.
 class expert_index {
   public:
-    // A model without routed experts opens with n_layers() == 0. Otherwise every range is within its file, and the low
-    // tier, where there is one, has exactly the experts and the shapes of the high tier.
+    // A model without routed experts opens with n_layers() == 0. Otherwise every range is within its file, and every
+    // tier has exactly the experts and the shapes of the tensors under llama.cpp's names.
     // `sidecar` may be empty: a file of the default name is then used if it exists.
     status open(const std::string & path, const std::string & sidecar);
 
@@ -76,6 +80,7 @@ class expert_index {
     size_t              n_layers() const { return layers_.size(); }
     const layer_shape & layer(size_t i) const { return layers_[i]; }
     uint32_t            n_tiers() const { return n_tiers_; }
+    bool                high_is_residual() const { return tiers_.high_is_residual; }
     uint32_t            n_experts() const;                                 // the largest of any layer
     uint32_t            n_experts_used() const { return n_experts_used_; } // per token, by the metadata
 
@@ -86,16 +91,18 @@ class expert_index {
     // Without a location in a model whose output matrix it is as well.
     const embedding_table & embedding() const { return embedding_; }
 
+    const std::vector<uint32_t> & terms(uint32_t tier) const { return terms_of(tier, high_is_residual()); }
+
     const std::string & architecture() const { return architecture_; }
 
-    // Sum of all experts of the tier.
+    // Sum of all experts of the tier; of a residual one, of the residuals alone.
     uint64_t tier_bytes(uint32_t tier) const;
 
     // A routed expert tensor under llama.cpp's name; null for any other name. Valid as long as the index.
     const expert_tensor * find_tensor(const std::string & name) const;
 
     // By the name alone: llama.cpp's name of a routed expert tensor, or the name of one of a further tier.
-    static bool is_high_tensor(const std::string & name);
+    static bool is_base_tensor(const std::string & name);
     static bool is_tier_tensor(const std::string & name);
 
     const std::vector<std::string> & files() const { return files_; }
@@ -109,17 +116,28 @@ class expert_index {
   private:
     using layer_locations = std::array<std::vector<part_location>, PART_COUNT>; // [part][expert]
 
-    status add_high(const std::vector<gguf_file> & files);
+    // What a file declares.
+    struct tier_set {
+        bool     are_declared     = false;
+        bool     high_is_residual = false;
+        uint32_t base             = TIER_HIGH; // under llama.cpp's names; TIER_COUNT: none
+    };
+
+    static status read_tiers(const gguf_file & file, tier_set & tiers);
+    static status read_residual(const gguf_file & file, tier_set & tiers);
+
+    status add_base(const std::vector<gguf_file> & files);
     void   find_embedding(const std::vector<gguf_file> & files);
-    status add_low(const std::vector<gguf_file> & files);
-    status add_low_group(const gguf_file & file, uint32_t file_number, const gguf_file::tensor & tensor);
-    status check_low(const std::string & path) const;
+    status add_tiers(const std::vector<gguf_file> & files);
+    status add_group(const gguf_file & file, uint32_t file_number, const gguf_file::tensor & tensor);
+    status check_tier(const std::string & path, uint32_t tier) const;
     status open_sidecar(const std::string & path, const std::string & sidecar, std::vector<gguf_file> & files) const;
     void   read_metadata(const gguf_file & file);
 
     std::vector<std::string>     files_;
     std::vector<layer_shape>     layers_;
     std::vector<layer_locations> locations_[TIER_COUNT]; // [tier][layer]
+    tier_set                     tiers_;
     embedding_table              embedding_;
     stored_settings              stored_;
     std::string                  architecture_;

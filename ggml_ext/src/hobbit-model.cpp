@@ -115,7 +115,9 @@ status hobbit_model::start() {
     options.n_layers  = uint32_t(index_.n_layers());
     options.n_experts = index_.n_experts();
     options.n_used    = demand().n_used;
-    policy_           = make_policy(options);
+
+    options.high_is_residual = index_.high_is_residual();
+    policy_                  = make_policy(options);
     if (settings_.prefetch > 0) {
         predictor_ = std::make_unique<predictor>(index_);
     }
@@ -152,7 +154,8 @@ pool_demand hobbit_model::demand() const {
     for (size_t i = 0; i < index_.n_layers(); i++) {
         d.n_experts += index_.layer(i).n_experts;
     }
-    d.n_used = std::max(1u, std::min(index_.n_experts_used(), index_.n_experts()));
+    d.n_used           = std::max(1u, std::min(index_.n_experts_used(), index_.n_experts()));
+    d.high_is_residual = index_.high_is_residual();
     return d;
 }
 
@@ -165,6 +168,7 @@ uint64_t hobbit_model::scratch_bytes(uint32_t n_batch) const {
             n_out = std::max(n_out, shape.n_out);
         }
     }
+    n_out *= int64_t(index_.terms(TIER_HIGH).size()); // a sum's second product has a place of its own
     const uint64_t rows =
         uint64_t(n_in + n_out) * sizeof(float) * std::max(n_batch, uint32_t(inner_graph::enough_rows));
     const uint64_t staging =
@@ -217,8 +221,9 @@ status hobbit_model::allocate_pools(const pool_plan & plan) {
         if (!s.ok()) {
             return s;
         }
-        GGML_LOG_INFO("hobbit: %s-precision pool of %u of %u experts, %s\n", tier_name(tier), plan.n_slots[tier],
-                      wanted.n_experts,
+        const bool is_residual = tier == TIER_HIGH && index_.high_is_residual();
+        GGML_LOG_INFO("hobbit: %s-precision pool of %u of %u %s, %s\n", tier_name(tier), plan.n_slots[tier],
+                      wanted.n_experts, is_residual ? "residuals" : "experts",
                       format_size(double(plan.n_slots[tier]) * double(wanted.slot_size[tier])).c_str());
     }
     return {};
@@ -365,5 +370,6 @@ hobbit_info hobbit_model::info() const {
     i.t1                          = settings_.thresholds.t1;
     i.t2                          = settings_.thresholds.t2;
     i.direct_io                   = reader_.direct_io();
+    i.high_is_residual            = index_.high_is_residual();
     return i;
 }

@@ -126,60 +126,110 @@ static bool rows_are_even(const ggml_tensor * t) {
     return (t->ne[2] == 1 || t->nb[2] == t->ne[1] * t->nb[1]) && (t->ne[3] == 1 || t->nb[3] == t->ne[2] * t->nb[2]);
 }
 
-ggml_tensor * inner_graph::add_product(const ggml_tensor * matmul, ggml_tensor * weights, ggml_tensor * src,
-                                       ggml_tensor * ids) {
+// What both ways to add a matmul require.
+static bool is_computable(const ggml_tensor * matmul) {
+    const ggml_tensor * src = matmul->src[1];
+    return rows_are_even(src) && rows_are_even(matmul) && src->type == GGML_TYPE_F32 && matmul->type == GGML_TYPE_F32;
+}
+
+static bool are_all_rows(const ggml_tensor * matmul, const std::vector<served_row> & rows) {
+    return int64_t(rows.size()) == matmul->ne[1] * matmul->ne[2];
+}
+
+static std::pair<int32_t, int32_t> matrix_range(const std::vector<served_row> & rows) {
+    const auto by_matrix = [](const served_row & a, const served_row & b) { return a.matrix < b.matrix; };
+    const auto ends      = std::minmax_element(rows.begin(), rows.end(), by_matrix);
+    return { ends.first->matrix, ends.second->matrix };
+}
+
+ggml_tensor * inner_graph::multiply(const ggml_tensor * matmul, ggml_tensor * weights, ggml_tensor * src,
+                                    ggml_tensor * ids) {
     ggml_tensor * product = ggml_mul_mat_id(ctx_, weights, src, ids);
     std::memcpy(product->op_params, matmul->op_params, sizeof(product->op_params));
     return product;
 }
 
+// The matmul itself, whose result has no place yet.
+ggml_tensor * inner_graph::multiply_all(const ggml_tensor * matmul, const matrices & weights,
+                                        const std::vector<served_row> & rows) {
+    const auto [first, last] = matrix_range(rows);
+    std::vector<int32_t> matrix(rows.size());
+    for (const served_row & r : rows) {
+        matrix[r.row] = r.matrix - first;
+    }
+    ggml_tensor * w   = matrices_leaf(weights, first, last);
+    ggml_tensor * ids = ggml_reshape_2d(ctx_, row_numbers(matrix), matmul->ne[1], matmul->ne[2]);
+    return multiply(matmul, w, leaf(matmul->src[1]), ids);
+}
+
+// The rows alone, one after the other in the scratch memory; `to` are their numbers.
+ggml_tensor * inner_graph::multiply_some(const ggml_tensor * matmul, const matrices & weights,
+                                         const std::vector<served_row> & rows, ggml_tensor *& to) {
+    const ggml_tensor * src    = matmul->src[1];
+    const int64_t       n_used = matmul->ne[1];
+    const int64_t       n      = int64_t(rows.size());
+    const auto [first, last]   = matrix_range(rows);
+    std::vector<int32_t> matrix;
+    std::vector<int32_t> from; // the input has a row per token, or one per selection
+    std::vector<int32_t> row;
+    for (const served_row & r : rows) {
+        matrix.push_back(r.matrix - first);
+        from.push_back(int32_t(r.row / n_used * src->ne[1] + r.row % n_used % src->ne[1]));
+        row.push_back(r.row);
+    }
+    ggml_tensor * gathered = ggml_get_rows(ctx_, rows_leaf(src), row_numbers(from));
+    place(gathered, 0);
+    ggml_tensor * w       = matrices_leaf(weights, first, last);
+    ggml_tensor * ids     = ggml_reshape_2d(ctx_, row_numbers(matrix), 1, n);
+    ggml_tensor * product = multiply(matmul, w, ggml_reshape_3d(ctx_, gathered, gathered->ne[0], 1, n), ids);
+    place(product, sizes_.gathered);
+    GGML_ASSERT(ggml_nbytes(gathered) <= sizes_.gathered && ggml_nbytes(product) <= sizes_.product);
+    to = row_numbers(row);
+    return ggml_reshape_2d(ctx_, product, product->ne[0], n);
+}
+
+void inner_graph::scatter(const ggml_tensor * matmul, ggml_tensor * rows, ggml_tensor * to) {
+    ggml_tensor * scattered = ggml_set_rows(ctx_, rows_leaf(matmul), rows, to);
+    scattered->buffer       = matmul->buffer;
+    add_node(scattered);
+}
+
 void inner_graph::add_matmul(const ggml_tensor * matmul, const matrices & weights,
                              const std::vector<served_row> & rows) {
-    const ggml_tensor * src      = matmul->src[1];
-    const int64_t       n_used   = matmul->ne[1];
-    const int64_t       n_tokens = matmul->ne[2];
-    const int64_t       n        = int64_t(rows.size());
-    GGML_ASSERT(rows_are_even(src) && rows_are_even(matmul));
-    GGML_ASSERT(src->type == GGML_TYPE_F32 && matmul->type == GGML_TYPE_F32);
-
-    const auto    by_matrix = [](const served_row & a, const served_row & b) { return a.matrix < b.matrix; };
-    const auto    ends      = std::minmax_element(rows.begin(), rows.end(), by_matrix);
-    const int32_t first     = ends.first->matrix;
-    ggml_tensor * w         = matrices_leaf(weights, first, ends.second->matrix);
-
-    if (n == n_used * n_tokens) {
-        std::vector<int32_t> matrix(rows.size());
-        for (const served_row & r : rows) {
-            matrix[r.row] = r.matrix - first;
-        }
-        ggml_tensor * ids     = ggml_reshape_2d(ctx_, row_numbers(matrix), n_used, n_tokens);
-        ggml_tensor * product = add_product(matmul, w, leaf(src), ids);
+    GGML_ASSERT(is_computable(matmul));
+    if (are_all_rows(matmul, rows)) {
+        ggml_tensor * product = multiply_all(matmul, weights, rows);
         std::copy(matmul->nb, matmul->nb + GGML_MAX_DIMS, product->nb);
         product->data   = matmul->data;
         product->buffer = matmul->buffer;
         add_node(product);
         return;
     }
+    ggml_tensor * to      = nullptr;
+    ggml_tensor * product = multiply_some(matmul, weights, rows, to);
+    scatter(matmul, product, to);
+}
 
-    std::vector<int32_t> matrix;
-    std::vector<int32_t> from; // the input has a row per token, or one per selection
-    std::vector<int32_t> to;
-    for (const served_row & r : rows) {
-        matrix.push_back(r.matrix - first);
-        from.push_back(int32_t(r.row / n_used * src->ne[1] + r.row % n_used % src->ne[1]));
-        to.push_back(r.row);
+void inner_graph::add_to_matmul(const ggml_tensor * matmul, const matrices & weights,
+                                const std::vector<served_row> & rows) {
+    GGML_ASSERT(is_computable(matmul));
+    if (are_all_rows(matmul, rows)) {
+        ggml_tensor * product = multiply_all(matmul, weights, rows);
+        place(product, sizes_.gathered);
+        GGML_ASSERT(ggml_nbytes(product) <= sizes_.product);
+        ggml_tensor * sum = ggml_add_inplace(ctx_, leaf(matmul), product);
+        sum->buffer       = matmul->buffer;
+        add_node(sum);
+        return;
     }
-    ggml_tensor * gathered = ggml_get_rows(ctx_, rows_leaf(src), row_numbers(from));
-    place(gathered, 0);
-    ggml_tensor * ids     = ggml_reshape_2d(ctx_, row_numbers(matrix), 1, n);
-    ggml_tensor * product = add_product(matmul, w, ggml_reshape_3d(ctx_, gathered, gathered->ne[0], 1, n), ids);
-    place(product, sizes_.gathered);
-    GGML_ASSERT(ggml_nbytes(gathered) <= sizes_.gathered && ggml_nbytes(product) <= sizes_.product);
-
-    ggml_tensor * flat      = ggml_reshape_2d(ctx_, product, product->ne[0], n);
-    ggml_tensor * scattered = ggml_set_rows(ctx_, rows_leaf(matmul), flat, row_numbers(to));
-    scattered->buffer       = matmul->buffer;
-    add_node(scattered);
+    ggml_tensor * to      = nullptr;
+    ggml_tensor * product = multiply_some(matmul, weights, rows, to);
+    ggml_tensor * before  = ggml_get_rows(ctx_, rows_leaf(matmul), to);
+    place(before, sizes_.gathered + ggml_nbytes(product));
+    GGML_ASSERT(2 * ggml_nbytes(product) <= sizes_.product);
+    ggml_tensor * sum = ggml_add_inplace(ctx_, before, product);
+    sum->buffer       = scratch_;
+    scatter(matmul, sum, to);
 }
 
 ggml_status inner_graph::compute() {

@@ -46,7 +46,7 @@ class inner_graph {
     // after the other; the row numbers must keep their place until the graph has run.
     struct scratch_sizes {
         size_t gathered = 0; // bytes of input rows
-        size_t product  = 0; // bytes of output rows
+        size_t product  = 0; // bytes of output rows, twice where products are added to them
         size_t rows     = 0; // row numbers in one graph
 
         bool fits(const scratch_sizes & room) const {
@@ -73,7 +73,10 @@ class inner_graph {
     // evenly spaced.
     void add_matmul(const ggml_tensor * matmul, const matrices & weights, const std::vector<served_row> & rows);
 
-    // Row numbers that add_matmul keeps for each row.
+    // The same, added to what the rows hold when the operation begins. The scratch memory must have room in any case.
+    void add_to_matmul(const ggml_tensor * matmul, const matrices & weights, const std::vector<served_row> & rows);
+
+    // Row numbers that add_matmul or add_to_matmul keeps for each row.
     static constexpr size_t row_numbers_per_row = 3;
 
     // Rows that are worth an operation of their own.
@@ -96,7 +99,12 @@ class inner_graph {
     ggml_tensor * matrices_leaf(const matrices & weights, int32_t first, int32_t last);
     ggml_tensor * rows_leaf(const ggml_tensor * tensor);
     ggml_tensor * row_numbers(const std::vector<int32_t> & rows);
-    ggml_tensor * add_product(const ggml_tensor * matmul, ggml_tensor * weights, ggml_tensor * src, ggml_tensor * ids);
+    ggml_tensor * multiply(const ggml_tensor * matmul, ggml_tensor * weights, ggml_tensor * src, ggml_tensor * ids);
+    ggml_tensor * multiply_all(const ggml_tensor * matmul, const matrices & weights,
+                               const std::vector<served_row> & rows);
+    ggml_tensor * multiply_some(const ggml_tensor * matmul, const matrices & weights,
+                                const std::vector<served_row> & rows, ggml_tensor *& to);
+    void          scatter(const ggml_tensor * matmul, ggml_tensor * rows, ggml_tensor * to);
     void          place(ggml_tensor * tensor, size_t scratch_offset);
     void          add_node(ggml_tensor * node);
 

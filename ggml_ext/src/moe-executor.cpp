@@ -5,13 +5,18 @@
 
 #include <algorithm>
 #include <map>
-#include <numeric>
 
 namespace hobbit {
 
 moe_executor::moe_executor(const expert_index & index, expert_cache & cache, cache_policy & policy,
                            prefetcher * prefetcher, const config & how, stats & stats) :
-    index_(index), cache_(cache), policy_(policy), prefetcher_(prefetcher), config_(how), stats_(stats) {}
+    index_(index),
+    cache_(cache),
+    policy_(policy),
+    prefetcher_(prefetcher),
+    config_(how),
+    stats_(stats),
+    products_(index, cache) {}
 
 status moe_executor::compute(ggml_cgraph * graph, inner_graph & inner) {
     if (!error_.ok()) {
@@ -62,7 +67,7 @@ status moe_executor::run(ggml_cgraph * graph, inner_graph & inner) {
         }
         if (node->op != GGML_OP_MUL_MAT_ID) {
             if (inner.full()) {
-                s = flush(inner);
+                s = run_graph(inner);
             }
             inner.add_copy(node);
             last = node;
@@ -78,18 +83,6 @@ status moe_executor::run(ggml_cgraph * graph, inner_graph & inner) {
         i    = end - 1;
     }
     return s.ok() ? end_layer(last, inner) : s;
-}
-
-status moe_executor::flush(inner_graph & inner) {
-    const ggml_status result = inner.compute();
-    if (result == GGML_STATUS_ABORTED) {
-        return status::aborted();
-    }
-    if (result != GGML_STATUS_SUCCESS) {
-        return status::error(format("%s failed to compute experts (%s)", ggml_backend_name(inner.backend()),
-                                    ggml_status_to_string(result)));
-    }
-    return {};
 }
 
 static bool depends_on(const ggml_tensor * tensor, const ggml_tensor * other) {
@@ -149,7 +142,7 @@ status moe_executor::begin_layer(const stage & st, const ggml_tensor * last, inn
     stats_.layers_computed++;
     stats_.waves++;
     plan();
-    return reserve(inner);
+    return products_.reserve(layer_.routing, inner);
 }
 
 // Without the router's weights no expert is worth less than another.
@@ -245,7 +238,7 @@ void moe_executor::record_use() {
 
 // `output` is what the graph computed last: the experts' outputs when the last part is done.
 status moe_executor::end_layer(const ggml_tensor * output, inner_graph & inner) {
-    status s = flush(inner);
+    status s = run_graph(inner);
     if (s.ok() && layer_.ids && output && (layer_.done & part_bit(PART_DOWN))) {
         s = clear_skipped(output, inner); // what a bias has added to them
         if (!layer_.is_ended) {
@@ -349,7 +342,7 @@ status moe_executor::run_arrived(const stage & st, std::vector<const planned_use
     const auto has_arrived = [&](const planned_use * use) { return cache_.arrived(use->id, use->tier, st.parts); };
     const auto end         = todo.begin() + ptrdiff_t(n_pinned);
     if (std::none_of(todo.begin(), end, has_arrived)) {
-        status s = flush(inner);
+        status s = run_graph(inner);
         if (s.ok()) {
             s = cache_.wait(todo.front()->id, todo.front()->tier, st.parts);
         }
@@ -366,7 +359,7 @@ status moe_executor::run_arrived(const stage & st, std::vector<const planned_use
     status s = add_products(st, arrived, inner);
     if (s.ok() && slots_are_short) {
         stats_.waves++;
-        s = flush(inner);
+        s = run_graph(inner);
         if (s.ok()) {
             release_held();
         }
@@ -376,106 +369,9 @@ status moe_executor::run_arrived(const stage & st, std::vector<const planned_use
 
 status moe_executor::add_products(const stage & st, const std::vector<const planned_use *> & uses,
                                   inner_graph & inner) {
-    for (const ggml_tensor * matmul : st.matmuls) {
-        const uint32_t part = expert_of(matmul).part;
-        // those of one type, at the same place in the slots of one tier
-        std::map<std::pair<char *, ggml_type>, std::vector<const planned_use *>> alike;
-        for (const planned_use * use : uses) {
-            char *          data = cache_.data(use->id, use->tier, part);
-            const ggml_type type = index_.locate(use->tier, use->id.layer, part, use->id.expert).type;
-            alike[{ data - cache_.slot(use->id, use->tier) * cache_.slot_size(use->tier), type }].push_back(use);
-        }
-        for (const auto & [place, experts] : alike) {
-            const matrix_shape & shape   = index_.layer(layer_.routing.layer).shapes[part];
-            const planned_use *  any     = experts.front();
-            const matrices       weights = { place.second,
-                                             shape.n_in,
-                                             shape.n_out,
-                                             place.first,
-                                             cache_.slot_size(any->tier),
-                                             cache_.buffer(any->id, any->tier, part) };
-            const status         s       = add_matmul(matmul, weights, experts, inner);
-            if (!s.ok()) {
-                return s;
-            }
-        }
-    }
-    return {};
-}
-
-// One operation for all, or as many as keep each within the scratch memory and ggml's work memory.
-status moe_executor::add_matmul(const ggml_tensor * matmul, const matrices & weights,
-                                std::vector<const planned_use *> uses, inner_graph & inner) {
-    const auto slot    = [&](const planned_use * use) { return cache_.slot(use->id, use->tier); };
-    const auto by_slot = [&](const planned_use * a, const planned_use * b) { return slot(a) < slot(b); };
-    std::sort(uses.begin(), uses.end(), by_slot);
-
-    const size_t n_rows   = std::accumulate(uses.begin(), uses.end(), size_t(0),
-                                            [](size_t n, const planned_use * use) { return n + use->selections.size(); });
-    const size_t span     = slot(uses.back()) - slot(uses.front()) + 1;
-    const size_t n_places = ggml_backend_buffer_is_host(weights.buffer) ? n_rows : size_t(layer_.routing.n_tokens);
-    const size_t most     = max_work_size(uses.front()->tier);
-    const bool   at_once  = n_rows == layer_.routing.experts.size() && inner_graph::work_size(span, n_places) <= most;
-
-    std::vector<served_row> rows;
-    for (const planned_use * use : uses) {
-        const size_t n = rows.size() + use->selections.size();
-        const bool   fits =
-            at_once || rows.empty() ||
-            (n <= rows_at_once() && inner_graph::work_size(slot(use) - rows.front().matrix + 1, n) <= most);
-        if (!fits) {
-            const status s = add_rows(matmul, weights, rows, inner);
-            if (!s.ok()) {
-                return s;
-            }
-            rows.clear();
-        }
-        for (const int32_t row : use->selections) {
-            rows.push_back({ row, int32_t(slot(use)) });
-        }
-    }
-    return add_rows(matmul, weights, rows, inner);
-}
-
-status moe_executor::add_rows(const ggml_tensor * matmul, const matrices & weights,
-                              const std::vector<served_row> & rows, inner_graph & inner) {
-    const status s = inner.full() ? flush(inner) : status();
-    if (s.ok()) {
-        inner.add_matmul(matmul, weights, rows);
-    }
-    return s;
-}
-
-// A large pool's operations may have more: the hundredth of the budget that is left aside has room for it.
-size_t moe_executor::max_work_size(uint32_t tier) const {
-    return std::max(inner_graph::max_work_size, cache_.n_slots(tier) * cache_.slot_size(tier) / 256);
-}
-
-// Rows that are gathered for one operation: those of any one expert, and enough to be worth it.
-size_t moe_executor::rows_at_once() const {
-    return size_t(std::max(layer_.routing.n_tokens, inner_graph::enough_rows));
-}
-
-// Scratch memory for all matmuls of the layer.
-status moe_executor::reserve(inner_graph & inner) {
-    const layer_shape &        layer = index_.layer(layer_.routing.layer);
-    inner_graph::scratch_sizes sizes;
-    for (uint32_t part = 0; part < PART_COUNT; part++) {
-        if (layer.parts & part_bit(part)) {
-            const matrix_shape & shape  = layer.shapes[part];
-            sizes.gathered              = std::max(sizes.gathered, rows_at_once() * size_t(shape.n_in) * sizeof(float));
-            sizes.product               = std::max(sizes.product, rows_at_once() * size_t(shape.n_out) * sizeof(float));
-            sizes.rows                 += inner_graph::row_numbers_per_row * layer_.routing.experts.size();
-        }
-    }
-    if (sizes.fits(inner.scratch())) {
-        return {};
-    }
-    const status s = flush(inner);
-    if (s.ok() && !inner.reserve(sizes)) {
-        return status::error(
-            format("%s has no memory left for the rows of %lld tokens: use a smaller batch (--ubatch-size)",
-                   ggml_backend_name(inner.backend()), (long long) layer_.routing.n_tokens));
+    status s;
+    for (size_t i = 0; i < st.matmuls.size() && s.ok(); i++) {
+        s = products_.add(st.matmuls[i], layer_.routing, uses, inner);
     }
     return s;
 }
@@ -487,7 +383,7 @@ status moe_executor::clear_skipped(const ggml_tensor * tensor, inner_graph & inn
     }
     GGML_ASSERT(ggml_nrows(tensor) == layer_.routing.n_tokens * layer_.routing.n_used);
     // what was added so far may still read this memory
-    const status s = flush(inner);
+    const status s = run_graph(inner);
     if (!s.ok()) {
         return s;
     }

@@ -6,6 +6,7 @@
 #include "expert-index.h"
 #include "inner-graph.h"
 #include "layer-plan.h"
+#include "layer-products.h"
 #include "prefetcher.h"
 #include "stats.h"
 #include "status.h"
@@ -101,18 +102,10 @@ class moe_executor {
     status run_arrived(const stage & s, std::vector<const planned_use *> & todo, size_t & n_pinned,
                        bool slots_are_short, inner_graph & inner);
     status add_products(const stage & s, const std::vector<const planned_use *> & uses, inner_graph & inner);
-    status add_matmul(const ggml_tensor * matmul, const matrices & weights, std::vector<const planned_use *> uses,
-                      inner_graph & inner);
-    status add_rows(const ggml_tensor * matmul, const matrices & weights, const std::vector<served_row> & rows,
-                    inner_graph & inner);
-    size_t max_work_size(uint32_t tier) const;
-    size_t rows_at_once() const;
     status clear_skipped(const ggml_tensor * tensor, inner_graph & inner);
     void   release_held();
 
     status run(ggml_cgraph * graph, inner_graph & inner);
-    status flush(inner_graph & inner);
-    status reserve(inner_graph & inner);
 
     const expert_index & index_;
     expert_cache &       cache_;
@@ -120,6 +113,7 @@ class moe_executor {
     prefetcher *         prefetcher_;
     config               config_;
     stats &              stats_;
+    const layer_products products_;
 
     batch_info                                batch_;
     std::map<int32_t, score_thresholds>       by_sequence_; // where they are not those of config_

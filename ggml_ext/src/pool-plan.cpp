@@ -10,7 +10,7 @@ namespace hobbit {
 static constexpr uint64_t MiB = 1024 * 1024;
 
 bool uses_low(const settings & s, const pool_demand & demand) {
-    return demand.slot_size[TIER_LOW] > 0 && s.thresholds.t1 < 1.0;
+    return demand.slot_size[TIER_LOW] > 0 && (s.thresholds.t1 < 1.0 || demand.high_is_residual);
 }
 
 // Thread stacks, the compute backend's work area and what the allocators keep: so much, and a hundredth of the budget.
@@ -55,13 +55,23 @@ static status pool_bytes(const settings & s, const pool_demand & d, const other_
 }
 
 // Without a calibrated share the low pool gets 1 - t1 slots for each slot of the high pool: none at t1 = 1, as many as
-// the high pool at t1 = 0, where everything but a token's first expert is low.
+// the high pool at t1 = 0, where everything but a token's first expert is low. A residual takes a slot of the low pool
+// beside that.
 static double low_share(const settings & s, const pool_demand & d) {
     if (s.low_share >= 0) {
         return s.low_share;
     }
-    const double low = (1.0 - s.thresholds.t1) * double(d.slot_size[TIER_LOW]);
+    const double n_low = (d.high_is_residual ? 1.0 : 0.0) + 1.0 - s.thresholds.t1;
+    const double low   = n_low * double(d.slot_size[TIER_LOW]);
     return low / (low + double(d.slot_size[TIER_HIGH]));
+}
+
+// Low slots within [at_least, most]; where a residual needs one, no fewer than there can be residuals.
+static uint64_t low_slots(const settings & s, const pool_demand & d, uint64_t bytes, uint64_t at_least, uint64_t most) {
+    const uint64_t shared  = uint64_t(double(bytes) * low_share(s, d)) / d.slot_size[TIER_LOW];
+    const uint64_t n_pairs = bytes / (d.slot_size[TIER_LOW] + d.slot_size[TIER_HIGH]);
+    const uint64_t n       = d.high_is_residual ? std::max(shared, n_pairs) : shared;
+    return std::min(std::clamp(n, at_least, most), uint64_t(d.n_experts));
 }
 
 status plan_pools(const settings & s, const pool_demand & d, const other_memory & other, pool_plan & plan) {
@@ -75,13 +85,12 @@ status plan_pools(const settings & s, const pool_demand & d, const other_memory 
     const uint64_t high     = d.slot_size[TIER_HIGH];
     uint64_t       n_low    = 0;
     if (uses_low(s, d)) {
-        const uint64_t low      = d.slot_size[TIER_LOW];
-        const uint64_t most_low = (bytes - at_least * high) / low; // leaves the high pool its smallest
-        n_low                   = std::clamp(uint64_t(double(bytes) * low_share(s, d)) / low, at_least, most_low);
-        n_low                   = std::min(n_low, uint64_t(d.n_experts));
+        const uint64_t most_low =
+            (bytes - at_least * high) / d.slot_size[TIER_LOW]; // leaves the high pool its smallest
+        n_low = low_slots(s, d, bytes, at_least, most_low);
     }
     const uint64_t n_high   = (bytes - n_low * d.slot_size[TIER_LOW]) / high;
-    plan.n_slots[TIER_HIGH] = uint32_t(std::min(n_high, uint64_t(d.n_experts)));
+    plan.n_slots[TIER_HIGH] = uint32_t(std::min(n_high, d.high_is_residual ? n_low : uint64_t(d.n_experts)));
     plan.n_slots[TIER_LOW]  = uint32_t(n_low);
     return {};
 }

@@ -14,6 +14,8 @@ struct pool_demand {
     std::array<uint64_t, 2> slot_size = {}; // [tier]; 0: there is no such tier
     uint32_t                n_experts = 0;  // of all layers
     uint32_t                n_used    = 0;  // per token and layer
+
+    bool high_is_residual = false; // an expert in high precision takes a slot in each pool
 };
 
 // What the process holds beside the pools.
@@ -29,11 +31,11 @@ struct pool_plan {
     std::array<uint32_t, 2> n_slots = {}; // [tier]
 };
 
-// Whether the low tier can ever be chosen.
+// Whether the low tier can ever be chosen, or is a part of the high one.
 bool uses_low(const settings & s, const pool_demand & demand);
 
 // Splits the budget between the pools: an error, which names the smallest that works, where one token's experts of a
-// layer do not fit. Never more slots than experts. Pure.
+// layer do not fit. Never more slots than experts, nor more residuals than low versions. Pure.
 status plan_pools(const settings & s, const pool_demand & demand, const other_memory & other, pool_plan & plan);
 
 } // namespace hobbit

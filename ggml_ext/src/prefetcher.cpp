@@ -144,12 +144,27 @@ bool prefetcher::bring(const layer_routing & prediction) {
                                               [&](double w, int32_t i) { return w + prediction.weights[size_t(i)]; });
         missing.emplace(weight, &use);
     }
-    for (const auto & [weight, use] : missing) {
-        if (cache_.prefetch(use->id, use->tier, parts)) {
-            e.prefetched.insert(use->id.expert);
+    for (size_t term = 0; term < index_.terms(TIER_HIGH).size(); term++) {
+        for (const auto & [weight, use] : missing) {
+            if (bring_term(*use, term, parts)) {
+                e.prefetched.insert(use->id.expert);
+            }
         }
     }
     return missing.empty();
+}
+
+// Returns whether anything was asked for.
+bool prefetcher::bring_term(const planned_use & use, size_t term, uint32_t parts) {
+    const auto & terms = index_.terms(use.tier);
+    if (term >= terms.size()) {
+        return false;
+    }
+    if (cache_.holds(use.id, terms[term], parts)) {
+        cache_.protect(use.id, terms[term]);
+        return false;
+    }
+    return cache_.prefetch(use.id, terms[term], parts);
 }
 
 } // namespace hobbit

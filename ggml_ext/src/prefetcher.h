@@ -21,9 +21,10 @@
 namespace hobbit {
 
 // Brings experts into the cache before their layer runs: those that the predictor names for the layers ahead, in the
-// precision that their predicted weights ask for, up to the first layer that has something missing. Predicted experts
-// are protected until their layer's router has chosen; what was not begun by then is dropped. The experts of the next
-// token's first layer are not predicted: the token is not known yet.
+// precision that their predicted weights ask for, up to the first layer that has something missing. Residuals come
+// after all low versions of their layer. Predicted experts are protected until their layer's router has chosen; what
+// was not begun by then is dropped. The experts of the next token's first layer are not predicted: the token is not
+// known yet.
 //
 // Declines, with a warning, where the routers or what they are applied to are not known.
 //
@@ -61,6 +62,7 @@ class prefetcher {
     void                end_pass();
     void                judge(uint32_t layer, const std::set<uint32_t> & chosen);
     bool                bring(const layer_routing & prediction);
+    bool                bring_term(const planned_use & use, size_t term, uint32_t parts);
 
     const expert_index & index_;
     expert_cache &       cache_;

@@ -81,7 +81,7 @@ void resident_set::touch(expert_id id) {
 void resident_set::unpin(expert_id id) {
     entry & e = find(id);
     GGML_ASSERT(e.pins > 0);
-    e.pins--;
+    n_pinned_ -= --e.pins == 0;
 }
 
 uint32_t even_floor(uint32_t n_slots, uint32_t n_layers, uint32_t n_used) {

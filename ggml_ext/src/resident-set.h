@@ -30,6 +30,9 @@ class resident_set {
     uint32_t n_slots() const { return n_slots_; }
     uint32_t n_residents() const { return uint32_t(residents_.size()); }
 
+    // Whether an urgent insert succeeds.
+    bool has_room() const { return n_pinned_ < n_slots_; }
+
     bool     contains(expert_id id) const { return find(id).slot != none; }
     uint32_t slot(expert_id id) const { return find(id).slot; }
     bool     is_pinned(expert_id id) const { return find(id).pins > 0; }
@@ -52,7 +55,7 @@ class resident_set {
     void touch(expert_id id);
 
     // REQUIRES: resident; unpin undoes one pin.
-    void pin(expert_id id) { find(id).pins++; }
+    void pin(expert_id id) { n_pinned_ += find(id).pins++ == 0; }
     void unpin(expert_id id);
     void set_protected(expert_id id, bool on) { find(id).is_protected = on; }
 
@@ -80,9 +83,10 @@ class resident_set {
 
     std::vector<entry>     entries_; // [layer * n_experts + expert]
     std::vector<expert_id> residents_;
-    std::vector<uint32_t>  free_;      // slots
-    std::vector<uint32_t>  held_;      // [layer]
-    uint64_t               clock_ = 0; // of touches
+    std::vector<uint32_t>  free_;         // slots
+    std::vector<uint32_t>  held_;         // [layer]
+    uint32_t               n_pinned_ = 0; // residents
+    uint64_t               clock_    = 0; // of touches
 };
 
 // The largest floor, no more than one token's `n_used` experts, that all other layers can keep while one layer holds

@@ -25,7 +25,10 @@ status run_recorder::open_trace(const std::string & path, const expert_index & i
     header.n_experts    = index.n_experts();
     header.n_used       = index.n_experts_used();
     for (uint32_t layer = 0; layer < header.n_layers; layer++) {
-        header.expert_bytes.push_back(expert_bytes(index, TIER_HIGH, { layer, 0 }));
+        header.expert_bytes.push_back(0);
+        for (const uint32_t term : index.terms(TIER_HIGH)) {
+            header.expert_bytes.back() += expert_bytes(index, term, { layer, 0 });
+        }
     }
     return trace_.open(path, header);
 }
@@ -79,9 +82,12 @@ void run_recorder::write(const layer_report & report) {
         const uint8_t  was    = report.was_resident[i];
         const uint32_t tier   = report.plan.precisions[i] == PRECISION_HIGH ? TIER_HIGH : TIER_LOW;
         const bool     served = report.plan.precisions[i] != PRECISION_SKIP;
-        const bool     reads  = served && !(was >> tier & 1) && asked.insert({ routing.experts[i], tier }).second;
         before.push_back(was & 1 << TIER_HIGH ? TRACE_HIGH : was & 1 << TIER_LOW ? TRACE_LOW : TRACE_MISSING);
-        bytes.push_back(reads ? expert_bytes(*index_, tier, { routing.layer, uint32_t(routing.experts[i]) }) : 0);
+        bytes.push_back(0);
+        for (const uint32_t term : index_->terms(tier)) {
+            const bool reads = served && !(was >> term & 1) && asked.insert({ routing.experts[i], term }).second;
+            bytes.back() += reads ? expert_bytes(*index_, term, { routing.layer, uint32_t(routing.experts[i]) }) : 0;
+        }
     }
 
     trace_layer layer;

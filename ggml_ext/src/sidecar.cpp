@@ -71,7 +71,7 @@ static status fingerprint(const std::vector<gguf_file> & model, uint64_t & hash)
     std::vector<std::pair<const gguf_file *, const gguf_file::tensor *>> tensors;
     for (const gguf_file & file : model) {
         for (const gguf_file::tensor & t : file.tensors()) {
-            if (expert_index::is_high_tensor(t.name)) {
+            if (expert_index::is_base_tensor(t.name)) {
                 tensors.emplace_back(&file, &t);
             }
         }

@@ -4,7 +4,7 @@
 #include "cache-policy.h"
 #include "expert-index.h"
 #include "layer-plan.h"
-#include "resident-set.h"
+#include "resident-tiers.h"
 #include "route-batches.h"
 
 #include <algorithm>
@@ -39,7 +39,7 @@ static status check_policy(const hobbit_simulation & options) {
         }
         return status::error(format("unknown policy '%s'; there are %s%s", name.c_str(), list.c_str(), BELADY));
     }
-    if (name == BELADY && (options.t1 < 1.0 || options.slots_low > 0)) {
+    if (name == BELADY && (options.t1 < 1.0 || options.slots_low > 0 || options.residual != 0)) {
         return status::error("belady is the bound for one pool of equal experts: simulate it with t1 = 1 and no low "
                              "pool");
     }
@@ -67,9 +67,11 @@ static status check_options(const hobbit_simulation & options) {
     if (!is_share(options.t1) || !is_share(options.t2) || options.t1 > options.t2) {
         return status::error(format("t1 = %g and t2 = %g: make 0 <= t1 <= t2 <= 1", options.t1, options.t2));
     }
-    if (!(options.bits_low > 0.0 && options.bits_low <= options.bits_high && std::isfinite(options.bits_high))) {
-        return status::error(format("%g bits in low and %g in high precision: make 0 < low <= high", options.bits_low,
-                                    options.bits_high));
+    const bool is_ordered = options.residual ? options.bits_high > 0.0 : options.bits_low <= options.bits_high;
+    if (!(options.bits_low > 0.0 && is_ordered && std::isfinite(options.bits_low) &&
+          std::isfinite(options.bits_high))) {
+        return status::error(format("%g bits in low and %g in high precision: make %s", options.bits_low,
+                                    options.bits_high, options.residual ? "both positive" : "0 < low <= high"));
     }
     return check_policy(options);
 }
@@ -137,9 +139,12 @@ class belady_policy : public cache_policy {
 class replay {
   public:
     replay(const hobbit_route * routes, const hobbit_simulation & options) :
-        routes_(routes), options_(options), is_bound_(options.policy == std::string(BELADY)) {
+        routes_(routes),
+        options_(options),
+        is_bound_(options.policy == std::string(BELADY)),
+        sets_(options.residual != 0) {
         rules_.thresholds = { options.t1, options.t2 };
-        rules_.has_low    = options.t1 < 1.0;
+        rules_.has_low    = options.t1 < 1.0 || options.residual != 0;
     }
 
     hobbit_simulation_result run(const std::vector<route_batch> & batches) {
@@ -158,8 +163,10 @@ class replay {
                 i = end;
             }
         }
-        result_.penalty =
-            double(result_.misses_high) + double(result_.misses_low) * options_.bits_low / options_.bits_high;
+        const double bits_both = options_.bits_high + options_.bits_low;
+        const double bits_high = options_.residual ? options_.bits_high / bits_both : 1.0;
+        const double bits_low  = options_.bits_low / (options_.residual ? bits_both : options_.bits_high);
+        result_.penalty        = double(result_.loads_high) * bits_high + double(result_.loads_low) * bits_low;
         return result_;
     }
 
@@ -182,21 +189,23 @@ class replay {
             of.n_experts = options_.n_experts;
             of.n_used    = options_.n_used;
             of.seed      = options_.seed;
+
+            of.high_is_residual = options_.residual != 0;
             std::copy(std::begin(options_.weights), std::end(options_.weights), of.weights.begin());
             policy_ = make_policy(of);
         }
-        sets_[TIER_HIGH] = make_set(TIER_HIGH, options_.slots_high);
-        sets_[TIER_LOW]  = make_set(TIER_LOW, options_.slots_low);
+        add_set(TIER_HIGH, options_.slots_high);
+        add_set(TIER_LOW, options_.slots_low);
     }
 
-    std::unique_ptr<resident_set> make_set(uint32_t tier, uint32_t n_slots) {
+    void add_set(uint32_t tier, uint32_t n_slots) {
         const uint64_t n_all = uint64_t(options_.n_layers) * options_.n_experts;
         n_slots              = uint32_t(std::min<uint64_t>(n_slots, n_all));
         n_kept_              = tier == TIER_HIGH ? n_slots : n_kept_;
         // the bound chooses among all that is at hand, what the layer in hand brought and what was there
         const uint32_t room  = is_bound_ ? uint32_t(n_all) : n_slots;
         const uint32_t floor = options_.floors ? even_floor(n_slots, options_.n_layers, options_.n_used) : 0;
-        return std::make_unique<resident_set>(options_.n_layers, options_.n_experts, tier, room, floor, *policy_);
+        sets_.add(tier, resident_set(options_.n_layers, options_.n_experts, tier, room, floor, *policy_));
     }
 
     size_t layer_end(size_t i, const route_batch & batch) const {
@@ -216,7 +225,7 @@ class replay {
             routing.experts.push_back(routes_[i].expert);
             routing.weights.push_back(routes_[i].weight);
         }
-        const auto is_resident = [&](expert_id id, uint32_t tier) { return sets_[tier]->contains(id); };
+        const auto is_resident = [&](expert_id id, uint32_t tier) { return sets_.contains(id, tier); };
         layer_plan plan        = plan_layer(routing, rules_, is_resident, generator_);
         record_use(routing, plan, routes_ + first, batch);
         count(plan, routes_ + first);
@@ -252,9 +261,12 @@ class replay {
         result_.skipped    += uint64_t(std::count_if(plan.skipped.begin(), plan.skipped.end(), counted));
         for (const planned_use & use : plan.uses) {
             const uint64_t n        = uint64_t(std::count_if(use.selections.begin(), use.selections.end(), counted));
-            const uint64_t n_misses = n > 0 && !sets_[use.tier]->contains(use.id);
+            const uint64_t n_misses = n > 0 && !sets_.contains(use.id, use.tier);
             (use.tier == TIER_HIGH ? result_.hits_high : result_.hits_low)     += n - n_misses;
             (use.tier == TIER_HIGH ? result_.misses_high : result_.misses_low) += n_misses;
+            for (const uint32_t term : sets_.terms(use.tier)) {
+                (term == TIER_HIGH ? result_.loads_high : result_.loads_low) += n > 0 && !sets_.contains(use.id, term);
+            }
         }
     }
 
@@ -262,33 +274,30 @@ class replay {
     void load(const layer_plan & plan) {
         std::vector<const planned_use *> held;
         for (const planned_use & use : plan.uses) {
-            resident_set & set = *sets_[use.tier];
-            expert_id      evicted;
-            if (set.contains(use.id)) {
-                set.touch(use.id);
-            } else if (!set.insert(use.id, use.id.layer, resident_set::pressure::urgent, &evicted)) {
-                continue;
+            if (sets_.insert(use.id, use.tier, use.id.layer, evicted_)) {
+                sets_.touch(use.id, use.tier);
+                sets_.pin(use.id, use.tier);
+                held.push_back(&use);
             }
-            set.pin(use.id);
-            held.push_back(&use);
         }
+        evicted_.clear();
         for (const planned_use * use : held) {
-            sets_[use->tier]->unpin(use->id);
+            sets_.unpin(use->id, use->tier);
         }
-        while (is_bound_ && sets_[TIER_HIGH]->n_residents() > n_kept_) {
+        while (is_bound_ && sets_.set(TIER_HIGH).n_residents() > n_kept_) {
             drop_least();
         }
     }
 
     void drop_least() {
-        const auto & residents = sets_[TIER_HIGH]->residents();
+        const auto & residents = sets_.set(TIER_HIGH).residents();
         expert_id    least     = residents[0];
         for (const expert_id & id : residents) {
             if (policy_->value(id, TIER_HIGH, 0) < policy_->value(least, TIER_HIGH, 0)) {
                 least = id;
             }
         }
-        sets_[TIER_HIGH]->erase(least);
+        sets_.erase_term(least, TIER_HIGH, evicted_);
     }
 
     const hobbit_route *      routes_;
@@ -296,11 +305,12 @@ class replay {
     plan_rules                rules_;
     const bool                is_bound_;
 
-    std::unique_ptr<cache_policy>                         policy_;
-    std::array<std::unique_ptr<resident_set>, TIER_COUNT> sets_;
-    uint32_t                                              n_kept_ = 0; // of the high tier
-    std::mt19937_64                                       generator_;  // not drawn from: the rules are not random
-    hobbit_simulation_result                              result_ = {};
+    std::unique_ptr<cache_policy> policy_;
+    resident_tiers                sets_;
+    std::vector<tier_expert>      evicted_;    // of no interest
+    uint32_t                      n_kept_ = 0; // of the high tier
+    std::mt19937_64               generator_;  // not drawn from: the rules are not random
+    hobbit_simulation_result      result_ = {};
 };
 
 } // namespace
