@@ -43,6 +43,11 @@ struct model_on_disk {
         open();
     }
 
+    // With a high tier that is a residual.
+    static model_on_disk with_residual(const moe_model & m = small()) {
+        return { m, [&](gguf_builder & file) { m.add_low_and_residual(file); } };
+    }
+
     void open() {
         const status s = index.open(file.write(dir.path("m.gguf")), "");
         REQUIRE_MESSAGE(s.ok(), s.message());
@@ -106,16 +111,19 @@ struct engine {
     }
 };
 
-// The layer with plain tensors that hold one of the tiers.
+// The layer with plain tensors that hold one of the tiers, or the sum of both.
 inline rows stock(const model_on_disk & m, const layer_input & input, uint32_t tier, uint32_t layer = 0,
                   bool bias = false, ggml_backend_buffer_type_t buft = ggml_backend_cpu_buffer_type()) {
-    layer_graph       graph(m.shape, input, bias);
-    const std::string suffix = tier == TIER_HIGH ? "" : ".low.0";
-    const ggml_type   type   = tier == TIER_HIGH ? m.shape.high : m.shape.low;
-    const auto        weight = [&](const std::string & part) {
-        return plain_weight{ type, m.file.data(moe_model::name(layer, part, suffix)) };
+    const auto & terms = m.index.terms(tier);
+    layer_graph  graph(m.shape, input, bias, terms.size());
+    const auto   weight = [&](const std::string & part, size_t term) {
+        const uint32_t    t      = terms[term];
+        const uint32_t    base   = m.index.high_is_residual() ? TIER_LOW : TIER_HIGH;
+        const std::string suffix = t == base ? "" : std::string(".") + tier_name(t) + ".0";
+        return plain_weight{ t == TIER_HIGH ? m.shape.high : m.shape.low,
+                             m.file.data(moe_model::name(layer, part, suffix)) };
     };
-    graph.set_plain(weight, buft);
+    graph.set_terms(weight, buft);
     cpu_backend cpu;
     REQUIRE(ggml_backend_graph_compute(cpu.backend, graph.graph) == GGML_STATUS_SUCCESS);
     return graph.output();

@@ -132,6 +132,24 @@ struct moe_model {
         declare_tiers(file);
         add_tensors(file, low, ".low.0");
     }
+
+    // The high tier as a residual; `base` is the tier under llama.cpp's names.
+    static void declare_residual(gguf_builder & file, const char * base = "low") {
+        declare_tiers(file);
+        gguf_set_val_u32(file.keys(), "hobbit.version", 2);
+        gguf_set_val_str(file.keys(), "hobbit.tier.high.kind", "residual");
+        gguf_set_val_str(file.keys(), "hobbit.tier.high.of", "low");
+        gguf_set_val_str(file.keys(), "hobbit.base_tier", base);
+    }
+
+    // A whole file: the low tier and its residual, in the types `low` and `high`.
+    void add_low_and_residual(gguf_builder & file) const {
+        gguf_set_val_str(file.keys(), "general.architecture", "test");
+        gguf_set_val_u32(file.keys(), "test.expert_used_count", n_used);
+        declare_residual(file);
+        add_tensors(file, low, "");
+        add_tensors(file, high, ".high.0");
+    }
 };
 
 // A low tier for the layer of a moe_model of its default sizes: gate and up in two groups of types of their own.

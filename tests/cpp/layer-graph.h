@@ -74,8 +74,10 @@ class layer_graph {
   public:
     ggml_cgraph * graph;
 
-    layer_graph(const moe_model & model, const layer_input & input, bool bias = false) :
+    // Each matmul is the sum of `n_terms` matmuls.
+    layer_graph(const moe_model & model, const layer_input & input, bool bias = false, size_t n_terms = 1) :
         model_(model),
+        n_terms_(n_terms),
         ctx_(ggml_init({ 1 << 20, nullptr, /* .no_alloc = */ true })),
         weights_(ggml_init({ 1 << 16, nullptr, /* .no_alloc = */ true })),
         placeholders_(ggml_init({ 1 << 16, nullptr, /* .no_alloc = */ true })) {
@@ -125,9 +127,15 @@ class layer_graph {
     // `weight` is given the part: "gate", "up", "gate_up" or "down".
     void set_plain(const std::function<plain_weight(const std::string &)> & weight,
                    ggml_backend_buffer_type_t                               buft = ggml_backend_cpu_buffer_type()) {
+        set_terms([&](const std::string & part, size_t) { return weight(part); }, buft);
+    }
+
+    // `weight` is also given the number of the term.
+    void set_terms(const std::function<plain_weight(const std::string &, size_t)> & weight,
+                   ggml_backend_buffer_type_t buft = ggml_backend_cpu_buffer_type()) {
         std::vector<plain_weight> contents;
         for (const matmul & m : matmuls_) {
-            contents.push_back(weight(m.part));
+            contents.push_back(weight(m.part, m.term));
             set_weight(m, contents.back().type);
         }
         weights_buffer_ = ggml_backend_alloc_ctx_tensors_from_buft(weights_, buft);
@@ -167,6 +175,7 @@ class layer_graph {
   private:
     struct matmul {
         std::string   part;
+        size_t        term;
         ggml_tensor * node;
         int64_t       n_in;
         int64_t       n_out;
@@ -176,9 +185,13 @@ class layer_graph {
     ggml_tensor * add_matmul(const std::string & part, int64_t n_in, int64_t n_out, ggml_tensor * x,
                              ggml_tensor * ids) {
         ggml_tensor * shape = ggml_new_tensor_3d(placeholders_, GGML_TYPE_F32, n_in, n_out, model_.n_experts);
-        ggml_tensor * node  = ggml_mul_mat_id(ctx_, shape, x, ids);
-        matmuls_.push_back({ part, node, n_in, n_out });
-        return node;
+        ggml_tensor * sum   = nullptr;
+        for (size_t term = 0; term < n_terms_; term++) {
+            ggml_tensor * node = ggml_mul_mat_id(ctx_, shape, x, ids);
+            matmuls_.push_back({ part, term, node, n_in, n_out });
+            sum = sum ? ggml_add(ctx_, sum, node) : node;
+        }
+        return sum;
     }
 
     void set_weight(const matmul & m, ggml_type type) {
@@ -192,6 +205,7 @@ class layer_graph {
     }
 
     const moe_model       model_;
+    const size_t          n_terms_;
     ggml_context *        ctx_;
     ggml_context *        weights_;
     ggml_context *        placeholders_;

@@ -418,11 +418,13 @@ TEST_CASE("a low tier that does not match the high one is refused") {
     }
     SUBCASE("a tier that is not declared") {
         file.add("blk.0.ffn_up_exps.tiny.0.weight", GGML_TYPE_Q4_0, 64, 32, 4);
-        expected = "tensor 'blk.0.ffn_up_exps.tiny.0.weight' belongs to no expert tensor of the model, or to no further tier";
+        expected =
+            "tensor 'blk.0.ffn_up_exps.tiny.0.weight' belongs to no expert tensor of the model, or to no further tier";
     }
     SUBCASE("a layer without experts") {
         file.add("blk.1.ffn_up_exps.low.0.weight", GGML_TYPE_Q4_0, 64, 32, 4);
-        expected = "tensor 'blk.1.ffn_up_exps.low.0.weight' belongs to no expert tensor of the model, or to no further tier";
+        expected =
+            "tensor 'blk.1.ffn_up_exps.low.0.weight' belongs to no expert tensor of the model, or to no further tier";
     }
     CHECK_CONTAINS(error_of(file.write(dir.path("m.gguf"))), expected);
 }
