@@ -242,3 +242,24 @@ TEST_CASE("long runs of batches, sequences and odd weights keep values finite, a
         CHECK(a->value({ 1, expert }, TIER_HIGH, 0) == b->value({ 1, expert }, TIER_HIGH, 0));
     }
 }
+
+TEST_CASE("with a residual tier a low version is worth all uses, a residual those in high precision") {
+    policy_options options;
+    options.name             = "echo";
+    options.n_layers         = n_layers;
+    options.n_experts        = n_experts;
+    options.n_used           = 2;
+    options.high_is_residual = true;
+    auto policy              = make_policy(options);
+    policy->begin_sequence(0);
+    for (int i = 0; i < 20; i++) {
+        policy->begin_tokens(0, 1);
+        for (uint32_t layer = 0; layer < n_layers; layer++) {
+            use(*policy, { layer, 0 }, 0, 0.5, TIER_HIGH);
+            use(*policy, { layer, 1 }, 0, 0.5, TIER_LOW);
+        }
+    }
+    CHECK(policy->value({ 2, 0 }, TIER_LOW, 0) == policy->value({ 2, 1 }, TIER_LOW, 0));
+    CHECK(policy->value({ 2, 0 }, TIER_HIGH, 0) == policy->value({ 2, 0 }, TIER_LOW, 0));
+    CHECK(policy->value({ 2, 1 }, TIER_HIGH, 0) < 0.01 * policy->value({ 2, 1 }, TIER_LOW, 0));
+}

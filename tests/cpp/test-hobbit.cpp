@@ -247,6 +247,25 @@ TEST_CASE("what is known before and after the pools are allocated") {
     CHECK(stats.stall_s == 0.0);
 }
 
+TEST_CASE("a residual tier always has both pools, and is told") {
+    const files  f;
+    gguf_builder file;
+    moe_model().add_low_and_residual(file);
+    const std::string path     = file.write(f.dir.path("residual.gguf"));
+    const model_ptr   model    = opened(path, { integer("hobbit.pools", 400 << 10) });
+    char              err[512] = "";
+    REQUIRE_MESSAGE(hobbit_prepare(model.get(), 0, 32, err, sizeof(err)), err);
+    hobbit_info info;
+    hobbit_get_info(model.get(), &info);
+    CHECK(info.high_is_residual);
+    CHECK(info.pool_slots_high >= 2);
+    CHECK(info.pool_slots_low >= info.pool_slots_high);
+    CHECK(info.pool_bytes_high + info.pool_bytes_low <= 400 << 10);
+    CHECK(hobbit_set_thresholds(model.get(), 0.5, 1.0, err, sizeof(err))); // the low pool is there
+    hobbit_get_info(opened(f.tiers_path, {}).get(), &info);
+    CHECK_FALSE(info.high_is_residual);
+}
+
 TEST_CASE("pools too small are an error of prepare that names what works") {
     const files     f;
     const model_ptr model    = opened(f.tiers_path, { integer("hobbit.pools", 1000) });

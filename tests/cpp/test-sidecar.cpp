@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <doctest/doctest.h>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -51,11 +52,14 @@ struct model_and_sidecar {
     gguf_builder sidecar{ 4096 };
     std::string  path;
 
-    model_and_sidecar() {
+    model_and_sidecar() : model_and_sidecar([](gguf_builder & file) { moe_model().add_low(file); }) {}
+
+    // With what `add` puts into the sidecar.
+    explicit model_and_sidecar(const std::function<void(gguf_builder &)> & add) {
         moe_model().add_high(base);
         path = base.write(dir.path("m.gguf"));
         describe(std::filesystem::file_size(path));
-        moe_model().add_low(sidecar);
+        add(sidecar);
     }
 
     void describe(uint64_t base_size) {
@@ -227,4 +231,52 @@ TEST_CASE("the default name") {
     CHECK(beside_model("-00001-of-00003.gguf", ".hobbit.gguf") == ".hobbit.gguf");
     CHECK(beside_model("x", ".hobbit.gguf") == "x.hobbit.gguf");
     CHECK(beside_model("/a.gguf/model", ".hobbit.gguf") == "/a.gguf/model.hobbit.gguf");
+}
+
+//
+// residual tiers
+//
+
+TEST_CASE("with base_tier none the base's own experts are not used") {
+    model_and_sidecar files([](gguf_builder & file) {
+        moe_model::declare_residual(file, "none");
+        moe_model().add_tensors(file, GGML_TYPE_Q4_0, ".low.0");
+        moe_model().add_tensors(file, GGML_TYPE_Q5_0, ".high.0");
+    });
+    files.sidecar.write(files.dir.path("m.hobbit.gguf"));
+    expert_index index;
+    const status s = index.open(files.path, "");
+    REQUIRE_MESSAGE(s.ok(), s.message());
+    CHECK(index.high_is_residual());
+    CHECK(index.locate(TIER_LOW, 1, PART_UP, 0).file == 1);
+    CHECK(index.locate(TIER_LOW, 1, PART_UP, 0).type == GGML_TYPE_Q4_0);
+    CHECK(index.locate(TIER_HIGH, 1, PART_UP, 0).file == 1);
+    CHECK(index.locate(TIER_HIGH, 1, PART_UP, 0).type == GGML_TYPE_Q5_0);
+    CHECK(index.tier_bytes(TIER_LOW) == 27648);
+    CHECK(index.find_tensor("blk.0.ffn_up_exps.weight"));
+}
+
+TEST_CASE("with base_tier low the base's own experts are the low tier") {
+    model_and_sidecar files([](gguf_builder & file) {
+        moe_model::declare_residual(file, "low");
+        moe_model().add_tensors(file, GGML_TYPE_Q5_0, ".high.0");
+    });
+    files.sidecar.write(files.dir.path("m.hobbit.gguf"));
+    expert_index index;
+    const status s = index.open(files.path, "");
+    REQUIRE_MESSAGE(s.ok(), s.message());
+    CHECK(index.high_is_residual());
+    CHECK(index.locate(TIER_LOW, 1, PART_UP, 0).file == 0);
+    CHECK(index.locate(TIER_LOW, 1, PART_UP, 0).type == GGML_TYPE_F16);
+    CHECK(index.locate(TIER_HIGH, 1, PART_UP, 0).file == 1);
+}
+
+TEST_CASE("with base_tier none a sidecar without a low tier is refused") {
+    model_and_sidecar files([](gguf_builder & file) {
+        moe_model::declare_residual(file, "none");
+        moe_model().add_tensors(file, GGML_TYPE_Q5_0, ".high.0");
+    });
+    files.sidecar.write(files.dir.path("m.hobbit.gguf"));
+    expert_index index;
+    CHECK_CONTAINS(index.open(files.path, "").message(), "the low tier lacks expert 0 of blk.0.ffn_gate_exps");
 }

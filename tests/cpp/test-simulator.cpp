@@ -15,13 +15,6 @@
 
 using namespace hobbit;
 
-static hobbit_simulation_result run(const route_list & routes, const hobbit_simulation & o) {
-    hobbit_simulation_result result;
-    const status             s = simulate(routes.data(), routes.size(), o, result);
-    REQUIRE_MESSAGE(s.ok(), s.message());
-    return result;
-}
-
 static uint64_t hits(const std::string & text, const char * policy, uint32_t n_slots) {
     const hobbit_simulation_result r = run(letters(text), options(policy, 1, 26, 1, n_slots));
     CHECK(r.hits_low + r.misses_low + r.skipped == 0);
@@ -141,26 +134,6 @@ TEST_CASE("a pool smaller than one token's cycle never hits with lru, but with f
 //
 // two pools
 //
-
-// Two tokens of three experts, ranked as given, with the weights 0.5, 0.3, 0.2: at t1 = 0.4 and t2 = 0.7 the first one
-// is worth high precision (score 0), the second one low (0.5), the third one nothing (0.8).
-static route_list ranked(const std::vector<std::vector<int32_t>> & tokens) {
-    route_list routes;
-    for (size_t t = 0; t < tokens.size(); t++) {
-        const float weights[] = { 0.5f, 0.3f, 0.2f };
-        for (size_t i = 0; i < 3; i++) {
-            routes.push_back({ 0, int32_t(t), 0, tokens[t][i], weights[i], 1 });
-        }
-    }
-    return routes;
-}
-
-static hobbit_simulation mixed(uint32_t slots_high, uint32_t slots_low) {
-    hobbit_simulation o = options("lru", 1, 8, 3, slots_high, slots_low);
-    o.t1                = 0.4;
-    o.t2                = 0.7;
-    return o;
-}
 
 TEST_CASE("a token loads high, low and nothing") {
     const hobbit_simulation_result r = run(ranked({ { 0, 1, 2 } }), mixed(4, 4));
@@ -427,6 +400,9 @@ TEST_CASE("options that cannot be are refused") {
     CHECK(contains(with([](auto & o) { o.n_used = 27; }), "27 experts per token are more than the 26"));
     CHECK(contains(with([](auto & o) { o.policy = BELADY, o.slots_low = 1; }), "one pool"));
     CHECK(contains(with([](auto & o) { o.policy = BELADY, o.t1 = 0.5; }), "one pool"));
+    CHECK(contains(with([](auto & o) { o.policy = BELADY, o.residual = 1; }), "one pool"));
+    CHECK(contains(with([](auto & o) { o.bits_high = 0, o.residual = 1; }), "make both positive"));
+    CHECK(contains(with([](auto & o) { o.bits_low = INFINITY, o.residual = 1; }), "make both positive"));
 }
 
 TEST_CASE("the C interface reports results and errors") {
