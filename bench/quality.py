@@ -42,14 +42,23 @@ def convert(high: str, low: str) -> Path:
     return path
 
 
-def imatrix() -> Path:
-    """What the coarsest types need to be of use, from the first half of the held-out text."""
-    path, plain, text = (FOLDER / name for name in ("tiny.imatrix.gguf", "tiny-f16.gguf", "first-half.txt"))
+def plain_f16() -> Path:
+    """The tiny model as llama.cpp's own converter writes it."""
+    path = FOLDER / "tiny-f16.gguf"
     if not path.exists():
+        FOLDER.mkdir(parents=True, exist_ok=True)
         script = [sys.executable, VENDOR_DIR / "convert_hf_to_gguf.py", TINY / "model"]
         search = os.pathsep.join([str(VENDOR_DIR), str(VENDOR_DIR / "gguf-py")])
         environment = {**os.environ, "PYTHONPATH": search}
-        subprocess.run([*script, "--outtype", "f16", "--outfile", plain], check=True, env=environment)
+        subprocess.run([*script, "--outtype", "f16", "--outfile", path], check=True, env=environment)
+    return path
+
+
+def imatrix() -> Path:
+    """What the coarsest types need to be of use, from the first half of the held-out text."""
+    path, text = FOLDER / "tiny.imatrix.gguf", FOLDER / "first-half.txt"
+    if not path.exists():
+        plain = plain_f16()
         whole = (TINY / "heldout.txt").read_text(encoding="utf-8")
         text.write_text(whole[: len(whole) // 2], encoding="utf-8")
         command = [BIN_DIR / "llama-imatrix", "-m", plain, "-f", text, "-o", path, "-c", "512", "-t", "1"]

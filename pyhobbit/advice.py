@@ -34,17 +34,26 @@ def memory_rows(plan: MemoryPlan) -> dict[str, str]:
         "memory": f"{free} free; this process holds {total} at most ({bound})",
         "weights": f"{format_size(plan.weights)} in memory: all but the routed experts",
         **_context_rows(plan),
-        "high pool": _pool_text(
-            info.pool_bytes_high, info.pool_slots_high, plan.n_all_experts, "kept until others are worth more"
-        ),
+        **_pool_rows(plan),
     }
-    if info.pool_slots_low:
-        rows["low pool"] = _pool_text(
-            info.pool_bytes_low, info.pool_slots_low, plan.n_all_experts, "for what matters less"
+    if plan.missing and plan.share_high < 1:
+        rows["on disk"] = (
+            f"{format_size(plan.missing)} of experts in high precision, read when they are chosen"
         )
-    on_disk = info.tier_bytes_high - min(info.tier_bytes_high, info.pool_bytes_high)
-    if on_disk and plan.share_high < 1:
-        rows["on disk"] = f"{format_size(on_disk)} of experts in high precision, read when they are chosen"
+    return rows
+
+
+def _pool_rows(plan: MemoryPlan) -> dict[str, str]:
+    info, n_all = plan.info, plan.n_all_experts
+    high, low = (info.pool_bytes_high, info.pool_slots_high), (info.pool_bytes_low, info.pool_slots_low)
+    if info.high_is_residual:
+        return {
+            "low pool": _pool_text(*low, n_all, "the low versions, of which every expert has one"),
+            "residual pool": _pool_text(*high, n_all, "what makes these experts high"),
+        }
+    rows = {"high pool": _pool_text(*high, n_all, "kept until others are worth more")}
+    if info.pool_slots_low:
+        rows["low pool"] = _pool_text(*low, n_all, "for what matters less")
     return rows
 
 
@@ -68,7 +77,8 @@ def speed_rows(plan: MemoryPlan, speed: Speed) -> dict[str, str]:
     }
     if plan.info.cached:
         high, low = speed.hits
-        hits = f"{high:.0%}" + (f" high, {low:.0%} low" if plan.info.pool_slots_low else "")
+        name = "high" if speed.source == "sample" else plan.info.high_pool_name
+        hits = f"{high:.0%}" + (f" {name}, {low:.0%} low" if plan.info.pool_slots_low else "")
         rows["hits"] = f"{hits}: {_SOURCES[speed.source]}"
     if speed.disk is not None:
         disk = speed.disk
@@ -104,17 +114,18 @@ def _about_disk(plan: MemoryPlan, speed: Speed | None, cache: CacheConfig, calib
     if not info.cached or plan.share_high >= 1:
         return
     model = info.model
-    missing = info.tier_bytes_high - info.pool_bytes_high
     bound = "--memory" if cache.memory is not None else "--pools"
     spare = plan.available - plan.beside_pools - plan.pools
     if (cache.memory is not None or cache.pools is not None) and spare > _MUCH * plan.pools:
         yield f"{format_size(spare)} of free memory are not used: raise {bound}, or leave it out"
     best = f", for {1 / speed.compute_s:.3g} token/s" if speed is not None else ""
-    yield f"{format_size(missing)} more memory would hold every expert{best}; any part of it raises the hits"
+    missing = format_size(plan.missing)
+    yield f"{missing} more memory would hold every expert{best}; any part of it raises the hits"
     if info.n_tiers < 2:
         yield f"add a low tier, of which less is read: pyhobbit convert --low q4_0 --sidecar {model}"
     elif info.t1 >= 1:
-        yield "the low tier is not used: --t1 0.6 --t2 0.9 are the thresholds of the paper"
+        unused = "every expert is read whole" if info.high_is_residual else "the low tier is not used"
+        yield f"{unused}: --t1 0.6 --t2 0.9 are the thresholds of the paper"
     if not calibrated:
         what = "thresholds and cache" if info.n_tiers > 1 else "the cache"
         yield f"fit {what} to your text: pyhobbit calibrate {model} --text FILE"

@@ -42,8 +42,8 @@ _QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 class Calibration:
     """Settings that fit a model and its low tier; see CacheConfig.
 
-    model_bytes: size of the model file.  low_bytes: of all experts in the low tier, 0 without one. These two
-    tell a calibration that belongs to something else.
+    model_bytes: size of the model file.  low_bytes: of all experts in the low tier, 0 without one.
+    residual_bytes: of a residual tier, 0 without one. They tell a calibration that belongs to something else.
     """
 
     model_bytes: int
@@ -53,6 +53,7 @@ class Calibration:
     low_share: float
     policy: str
     weights: Weights
+    residual_bytes: int = 0
 
     def write(self, model: Path) -> Path:
         """Stores it beside the model, all or nothing; returns the file. Raises HobbitError."""
@@ -69,10 +70,12 @@ class Calibration:
     def _metadata(self) -> list[KeyValue]:
         floats = {"hobbit.t1": self.t1, "hobbit.t2": self.t2, "hobbit.low_share": self.low_share}
         floats.update(zip(WEIGHT_KEYS, self.weights, strict=True))
+        sizes = {"hobbit.model_bytes": self.model_bytes, "hobbit.low_bytes": self.low_bytes}
+        if self.residual_bytes:
+            sizes["hobbit.high_bytes"] = self.residual_bytes
         return [
             string_entry("general.architecture", _ARCHITECTURE),
-            scalar_entry("hobbit.model_bytes", GGUFValueType.UINT64, self.model_bytes),
-            scalar_entry("hobbit.low_bytes", GGUFValueType.UINT64, self.low_bytes),
+            *(scalar_entry(key, GGUFValueType.UINT64, size) for key, size in sizes.items()),
             string_entry("hobbit.policy", self.policy),
             *(scalar_entry(key, GGUFValueType.FLOAT64, value) for key, value in floats.items()),
         ]
@@ -242,6 +245,7 @@ def _calibrate(
         low_cost=low_bytes / high_bytes,
         t1=quality.t1,
         t2=quality.t2,
+        residual=info.high_is_residual,
     )
     fit = _fit_cache(cache_model, seen)
     top1, top_k = _prediction(model, config.engine.cache.sidecar, seen)
@@ -254,6 +258,7 @@ def _calibrate(
             low_share=fit.low_share,
             policy=fit.policy,
             weights=fit.weights,
+            residual_bytes=info.tier_bytes_high if info.high_is_residual else 0,
         ),
         n_tokens=sum(map(len, chunks)),
         n_chunks=len(chunks),

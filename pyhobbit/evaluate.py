@@ -162,10 +162,14 @@ class Evaluator:
 
     @property
     def expert_bytes(self) -> tuple[float, float]:
-        """Mean size of an expert in high and in low precision, 0 where there is no low tier."""
+        """Mean size of an expert in high and in low precision, 0 where there is no low tier.
+
+        In high precision with its low version, where that is a part of it.
+        """
         info = self.info
         n_experts = info.n_layers * info.n_experts
-        return info.tier_bytes_high / n_experts, info.tier_bytes_low / n_experts
+        lower = info.tier_bytes_low if info.high_is_residual else 0
+        return (info.tier_bytes_high + lower) / n_experts, info.tier_bytes_low / n_experts
 
     def count_tokens(self, text: str) -> int:
         return len(self._opened()[0].tokenize(text))

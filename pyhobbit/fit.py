@@ -95,6 +95,7 @@ CAPACITIES = (0.1, 0.2, 0.4)
 """Bytes of both pools by those of all experts in high precision, over which a cache is fitted."""
 
 _LOW_SHARES = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.6, 0.7)
+_RESIDUAL_LOW_SHARES = (0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9)
 _PAPER_POLICY = "hobbit"
 
 
@@ -103,6 +104,7 @@ class CacheModel:
     """Experts as a cache sees them.
 
     low_cost: bytes of one in low precision by those of one in high, 0 without a low tier.
+    residual: what is high takes its low version and the rest, a slot in each pool.
     """
 
     n_layers: int
@@ -111,20 +113,34 @@ class CacheModel:
     low_cost: float
     t1: float
     t2: float
+    residual: bool = False
 
     @property
     def uses_low(self) -> bool:
-        return self.low_cost > 0 and self.t1 < 1
+        return self.low_cost > 0 and (self.t1 < 1 or self.residual)
+
+    @property
+    def high_cost(self) -> float:
+        """Bytes of a slot of the high pool by those of an expert in high precision."""
+        return 1 - self.low_cost if self.residual else 1.0
+
+    @property
+    def low_shares(self) -> tuple[float, ...]:
+        """Of the pools, to try."""
+        return _RESIDUAL_LOW_SHARES if self.residual else _LOW_SHARES
 
     def slots(self, capacity: float, low_share: float) -> tuple[int, int]:
         """Slots of the high and the low pool, which hold at least one token's experts of a layer."""
         n_all = self.n_layers * self.n_experts
         if not self.uses_low:
             return max(int(n_all * capacity), self.n_used), 0
-        budget = max(n_all * capacity, self.n_used * (1 + self.low_cost))
-        most_low = (budget - self.n_used) / self.low_cost
-        n_low = min(max(budget * low_share / self.low_cost, self.n_used), most_low, n_all)
-        return min(int(budget - int(n_low) * self.low_cost), n_all), int(n_low)
+        budget = max(n_all * capacity, self.n_used * (self.high_cost + self.low_cost))
+        most_low = (budget - self.n_used * self.high_cost) / self.low_cost
+        # A residual is of no use without its low version.
+        least_low = max(self.n_used, budget if self.residual else 0)
+        n_low = min(max(budget * low_share / self.low_cost, least_low), most_low, n_all)
+        n_high = int((budget - int(n_low) * self.low_cost) / self.high_cost)
+        return min(n_high, int(n_low) if self.residual else n_all), int(n_low)
 
 
 @dataclass(frozen=True)
@@ -164,8 +180,9 @@ class CacheFitter:
     def _best_share(self, routes: np.ndarray, policy: str, weights: Weights) -> float:
         if not self._model.uses_low:
             return 0.0
-        penalties = {share: self._penalties(routes, policy, weights, share) for share in _LOW_SHARES}
-        base = penalties[_LOW_SHARES[0]]
+        shares = self._model.low_shares
+        penalties = {share: self._penalties(routes, policy, weights, share) for share in shares}
+        base = penalties[shares[0]]
         return min(penalties, key=lambda share: _mean_ratio(penalties[share], base))
 
     def _penalties(self, routes: np.ndarray, policy: str, weights: Weights, low_share: float) -> np.ndarray:
@@ -183,9 +200,10 @@ class CacheFitter:
                 policy=policy,
                 weights=weights,
                 floors=True,
+                residual=model.residual,
                 t1=model.t1 if model.uses_low else 1.0,
                 t2=model.t2 if model.uses_low else 1.0,
-                bits_high=1.0,
+                bits_high=model.high_cost,
                 bits_low=model.low_cost if model.uses_low else 1.0,
             )
             penalties.append(simulate(routes, simulation).penalty_per_token)

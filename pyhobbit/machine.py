@@ -60,8 +60,8 @@ class Fit:
         replayed = self._replayed(plan, seen) if plan.info.cached else None
         disk = None
         if plan.info.cached:
-            part = max(each.nbytes // each.ne[2] for each in model.routed_tensors())
-            disk = measure_disk(model.tiers[0].path, part, ENGINE_DEFAULTS["io_threads"])
+            best = model.tiers[0]
+            disk = measure_disk(best.path, best.part_bytes, ENGINE_DEFAULTS["io_threads"])
         sample = measure_sample(model.path, self._config)
         self._speed = estimate(plan, sample, disk, replayed)
         return {**asdict(self._speed), "tokens_per_second": self._speed.tokens_per_second}

@@ -33,6 +33,7 @@ class Tier:
     """One version of all routed experts, or what another one lacks.
 
     types: bytes by ggml type, the most first.  bits_per_weight: mean.  expert_bytes: of one expert, mean.
+    part_bytes: of the largest matrix of an expert.
     residual_on: the tier that this one is added to; None for a version that is complete.
     """
 
@@ -42,6 +43,7 @@ class Tier:
     types: Mapping[str, int]
     bits_per_weight: float
     expert_bytes: float
+    part_bytes: int
     residual_on: str | None = None
 
 
@@ -243,5 +245,6 @@ def _describe(name: str, tiers: Tiers, tensors: list[TensorInfo]) -> Tier:
         types=dict(types.most_common()),
         bits_per_weight=8 * n_bytes / sum(prod(tensor.ne) for tensor in own),
         expert_bytes=n_bytes / sum(n_experts.values()),
+        part_bytes=max(tensor.nbytes // tensor.ne[2] for tensor in own),
         residual_on=tiers.residual_on.get(name),
     )

@@ -63,6 +63,12 @@ class MemoryPlan:
         return self.info.pool_bytes_high + self.info.pool_bytes_low
 
     @property
+    def missing(self) -> int:
+        """What the pools lack to hold every expert in high precision."""
+        held = self.pools if self.info.high_is_residual else self.info.pool_bytes_high
+        return max(0, self.info.expert_bytes - held)
+
+    @property
     def share_high(self) -> float:
         """Share of the experts that the high pool has room for."""
         return self.info.pool_slots_high / self.n_all_experts if self.info.cached else 1.0

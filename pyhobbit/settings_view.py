@@ -126,9 +126,10 @@ def settings(
         plan = lay_out(path, engine)
         stored = stored_settings(path, engine.cache.sidecar)
     cached = plan is None or plan.info.cached
+    residual = plan is not None and plan.info.high_is_residual
     return [
         *_size_rows(engine.cache, plan),
-        *(_behaviour_rows(engine.cache, stored) if cached else ()),
+        *(_behaviour_rows(engine.cache, stored, residual) if cached else ()),
         *_engine_rows(engine, plan),
         *_sampling_rows(sampling, given),
     ]
@@ -187,9 +188,10 @@ def _size_rows(cache: CacheConfig, plan: "MemoryPlan | None") -> Iterator[Row]:
             yield Row("cache", name, None, "computed", "from what is free when a model is opened")
     if plan is not None:
         info = plan.info
+        what = "residuals of " if info.high_is_residual else ""
         for name, slots, size in (
-            ("high_pool", info.pool_slots_high, info.pool_bytes_high),
-            ("low_pool", info.pool_slots_low, info.pool_bytes_low),
+            ("high_pool", f"{what}{info.pool_slots_high}", info.pool_bytes_high),
+            ("low_pool", str(info.pool_slots_low), info.pool_bytes_low),
         ):
             yield Row("cache", name, size, "computed", f"room for {slots} of {plan.n_all_experts} experts")
 
@@ -201,7 +203,7 @@ def effective_policy(cache: CacheConfig, stored: Mapping[str, Stored]) -> str:
     return cache.policy or (stored["policy"].value if "policy" in stored else ENGINE_DEFAULTS["policy"])
 
 
-def _behaviour_rows(cache: CacheConfig, stored: Mapping[str, Stored]) -> Iterator[Row]:
+def _behaviour_rows(cache: CacheConfig, stored: Mapping[str, Stored], residual: bool) -> Iterator[Row]:
     ignored = set()
     if cache.t1 is not None or cache.t2 is not None:
         ignored |= {"t1", "t2"}
@@ -220,7 +222,8 @@ def _behaviour_rows(cache: CacheConfig, stored: Mapping[str, Stored]) -> Iterato
         elif name == "t1" and cache.t2 is not None:
             yield Row("cache", name, min(1.0, cache.t2), "computed", "as t2 is given")
         elif name == "low_share":
-            yield Row("cache", name, None, "computed", "1 - t1 slots for each of the high pool")
+            n_low = "2 - t1" if residual else "1 - t1"
+            yield Row("cache", name, None, "computed", f"{n_low} slots for each of the high pool")
         else:
             yield Row("cache", name, ENGINE_DEFAULTS[name], "default")
     for name in ("sidecar", "calibration"):

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pyhobbit.trace import Simulation, SimulationResult, Trace
 
 _LRU = "lru"
+_BITS_HIGH, _BITS_LOW = 16.0, 4.5  # of f16 and q4_0
 
 
 @dataclass(frozen=True)
@@ -64,16 +65,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--bits-high",
         type=float,
-        default=16.0,
         metavar="F",
-        help="bits per weight in high precision (default: %(default)s)",
+        help=f"bits per weight in high precision (default: {_BITS_HIGH:g})",
     )
     add(
         "--bits-low",
         type=float,
-        default=4.5,
+        default=_BITS_LOW,
         metavar="F",
         help="bits per weight in low precision (default: %(default)s)",
+    )
+    add(
+        "--residual",
+        action="store_true",
+        help="high precision is the low version and a residual of --bits-high (default: 4.5)",
     )
     add("--low-share", type=float, metavar="F", help="share of the cache for low precision (default: by t1)")
     add(
@@ -93,13 +98,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the verb with parsed options; returns the exit status. Raises HobbitError."""
+    if args.bits_high is None:
+        args.bits_high = _BITS_LOW if args.residual else _BITS_HIGH
     _check(args)
     from pyhobbit.trace import read_trace  # takes the native libraries and some time
 
     trace = read_trace(args.trace)
     routes = trace.routes if args.split is None else trace.split(*_parse_split(args.split))
     base = _base(trace, args)
-    low_share = _low_share(args, base) if base.t1 < 1 else 0.0
+    low_share = _low_share(args, base) if base.t1 < 1 or base.residual else 0.0
     policies = _policies(args, base)
     runs = [
         run
@@ -118,10 +125,11 @@ def _check(args: argparse.Namespace) -> None:
     for capacity in args.capacity:
         if not 0 <= capacity <= 1:
             raise ConfigError(f"the capacity is {capacity}; it is a share of all experts, between 0 and 1")
-    if not 0 < args.bits_low <= args.bits_high < math.inf:
+    least = 0 if args.residual else args.bits_low
+    if not (0 < args.bits_low < math.inf and least <= args.bits_high < math.inf and args.bits_high > 0):
+        order = "both above 0" if args.residual else "0 < --bits-low <= --bits-high"
         raise ConfigError(
-            f"{args.bits_low} bits in low and {args.bits_high} in high precision cannot be; "
-            "make 0 < --bits-low <= --bits-high"
+            f"{args.bits_low} bits in low and {args.bits_high} in high precision cannot be; make {order}"
         )
     if not 0 <= args.seed < 2**64:
         raise ConfigError(f"the seed is {args.seed}; it must lie between 0 and 2^64 - 1")
@@ -142,6 +150,7 @@ def _base(trace: "Trace", args: argparse.Namespace) -> "Simulation":
         slots_high=0,
         weights=weights or Simulation.weights,
         floors=args.floors,
+        residual=args.residual,
         t1=t1,
         t2=t2,
         bits_high=args.bits_high,
@@ -151,10 +160,13 @@ def _base(trace: "Trace", args: argparse.Namespace) -> "Simulation":
 
 
 def _low_share(args: argparse.Namespace, base: "Simulation") -> float:
-    """The option, or as the engine does: 1 - t1 slots in the low pool for each one in the high pool."""
+    """The option, or as the engine does: 1 - t1 slots in the low pool for each one in the high pool.
+
+    One more where each residual has a low version.
+    """
     if args.low_share is not None:
         return args.low_share
-    low = (1 - base.t1) * base.bits_low / base.bits_high
+    low = (1 - base.t1 + base.residual) * base.bits_low / base.bits_high
     return low / (low + 1)
 
 
@@ -165,7 +177,7 @@ def _policies(args: argparse.Namespace, base: "Simulation") -> list[str]:
     for name in args.policy or []:
         if name not in known:
             raise ConfigError(f"unknown policy '{name}'; there are {', '.join(known)}")
-    return args.policy or (known if base.t1 == 1 else known[:-1])
+    return args.policy or (known if base.t1 == 1 and not base.residual else known[:-1])
 
 
 def _run_policies(
@@ -173,8 +185,9 @@ def _run_policies(
 ) -> Iterator[Run]:
     from pyhobbit.trace import pool_slots, simulate
 
-    low_cost = base.bits_low / base.bits_high
-    high, low = pool_slots(base.n_layers * base.n_experts, capacity, low_share, low_cost)
+    low_cost = base.bits_low / (base.bits_high + (base.bits_low if base.residual else 0))
+    n_experts = base.n_layers * base.n_experts
+    high, low = pool_slots(n_experts, capacity, low_share, low_cost, base.residual)
     base = replace(base, slots_high=high, slots_low=low)
     results = {
         name: simulate(routes, replace(base, policy=name)) for name in dict.fromkeys([_LRU, *policies])
@@ -231,11 +244,12 @@ def _document(
         "split": split,
         **common,
         "low_share": low_share,
-        "runs": [_run_document(run) for run in runs],
+        "runs": [_run_document(run, base.bits_high, base.bits_low) for run in runs],
     }
 
 
-def _run_document(run: Run) -> dict[str, Any]:
+def _run_document(run: Run, bits_high: float, bits_low: float) -> dict[str, Any]:
+    """bits_per_token: that were loaded, of one weight in each expert."""
     result = run.result
     high, low, skipped = result.shares
     return {
@@ -250,5 +264,6 @@ def _run_document(run: Run) -> dict[str, Any]:
         "share_skipped": skipped,
         "misses_per_token": result.misses_per_token,
         "penalty_per_token": result.penalty_per_token,
+        "bits_per_token": (result.loads_high * bits_high + result.loads_low * bits_low) / result.n_tokens,
         "relative_to_lru": run.relative_to_lru,
     }

@@ -49,7 +49,8 @@ class Sample:
 
 @dataclass(frozen=True)
 class Speed:
-    """The estimate for decoding with a warm cache, per token. hits: assumed, of the high and the low pool.
+    """The estimate for decoding with a warm cache, per token. hits: assumed, of the high and the low pool;
+    where the high tier is residual, of residuals and of low versions, except from the source "sample".
 
     source: what the hits were taken from: "all" (the pools hold every expert), "trace", "text", "sample" or
     "even" (as if a text used all experts alike, which is the worst case).
@@ -149,6 +150,8 @@ def estimate(
     source, hits = replayed or ("even", (plan.share_high, plan.share_low))
     info = plan.info
     high, low, _ = sample.mix
+    if info.high_is_residual:
+        low += high  # both begin with the low version
     read_bytes = (
         info.n_layers
         * info.n_experts_used
@@ -160,7 +163,7 @@ def estimate(
 
 
 def replay(plan: MemoryPlan, routes: "np.ndarray[Any, Any]", policy: str) -> tuple[float, float]:
-    """Hits of the high and the low pool when these routes (trace.ROUTE) meet the pools of the plan."""
+    """Hits of both pools, as in Speed, when these routes (trace.ROUTE) meet the pools of the plan."""
     info = plan.info
     layers = len(np.unique(routes["layer"]))
     simulation = Simulation(
@@ -171,6 +174,7 @@ def replay(plan: MemoryPlan, routes: "np.ndarray[Any, Any]", policy: str) -> tup
         slots_low=info.pool_slots_low,
         policy=policy,
         floors=True,
+        residual=info.high_is_residual,
         t1=info.t1,
         t2=info.t2,
         bits_high=float(info.tier_bytes_high),
@@ -178,4 +182,9 @@ def replay(plan: MemoryPlan, routes: "np.ndarray[Any, Any]", policy: str) -> tup
     )
     result = simulate(routes, simulation)
     high, low = result.hits_high + result.misses_high, result.hits_low + result.misses_low
-    return result.hits_high / high if high else 1.0, result.hits_low / low if low else 1.0
+    if info.high_is_residual:
+        low += high
+    return (
+        (high - result.loads_high) / high if high else 1.0,
+        (low - result.loads_low) / low if low else 1.0,
+    )

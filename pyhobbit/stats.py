@@ -19,6 +19,8 @@ class ModelInfo:
 
     memory: the bound on the process, None where none was given.  tier_bytes_*: all routed experts of a tier.
     pool_slots_*: experts that fit.  direct_io: False where the file system refused O_DIRECT.
+    high_is_residual: an expert in high precision is its low version and a residual, and the high tier and its
+    pool hold residuals.
     """
 
     model: str
@@ -41,6 +43,17 @@ class ModelInfo:
     t1: float = 1.0
     t2: float = 1.0
     direct_io: bool = False
+    high_is_residual: bool = False
+
+    @property
+    def expert_bytes(self) -> int:
+        """Of all routed experts in high precision."""
+        return self.tier_bytes_high + (self.tier_bytes_low if self.high_is_residual else 0)
+
+    @property
+    def high_pool_name(self) -> str:
+        """For people."""
+        return "residual" if self.high_is_residual else "high"
 
 
 @dataclass(frozen=True)
@@ -187,7 +200,8 @@ class Stats:
         return "\n".join(lines)
 
     def _cache_summary(self) -> str:
-        pools = [("high", self.info.pool_bytes_high, self.info.tier_bytes_high, self.hit_rate_high)]
+        name = self.info.high_pool_name
+        pools = [(name, self.info.pool_bytes_high, self.info.tier_bytes_high, self.hit_rate_high)]
         if self.info.pool_bytes_low:
             pools.append(("low", self.info.pool_bytes_low, self.info.tier_bytes_low, self.hit_rate_low))
         parts = [

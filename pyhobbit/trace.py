@@ -79,8 +79,8 @@ class Simulation:
 
     policy: a name of policy_names(), or BELADY.  slots_high, slots_low: experts that the pools hold.
     weights: of LRU, LFU, LHU and FLD in Eq. 3 of HOBBIT.  floors: a layer keeps its even share of a pool, as
-    in the engine.  t1, t2: thresholds of Eq. 2.  bits_high, bits_low: per weight; a load in low precision
-    costs bits_low / bits_high of one in high precision.  seed: of the policy "random".
+    in the engine.  residual: the high tier holds what the low one lacks, slots_high and bits_high are of
+    residuals.  t1, t2: thresholds of Eq. 2.  bits_high, bits_low: per weight.  seed: of the policy "random".
     """
 
     n_layers: int
@@ -91,6 +91,7 @@ class Simulation:
     policy: str = "lru"
     weights: tuple[float, float, float, float] = (0.6, 0.25, 0.15, 0.0)
     floors: bool = False
+    residual: bool = False
     t1: float = 1.0
     t2: float = 1.0
     bits_high: float = 16.0
@@ -102,7 +103,9 @@ class Simulation:
 class SimulationResult:
     """Selections of counted tokens by what became of them, as struct hobbit_simulation_result of hobbit.h.
 
-    penalty: the paper's miss penalty, 1 for each load in high precision, bits_low / bits_high for one in low.
+    loads_*: of what a tier holds; with a residual one, high counts residuals, low serves both precisions.
+    penalty: the paper's miss penalty, bits loaded by those of an expert in high precision; with complete
+    tiers 1 for a load in high precision, bits_low / bits_high for one in low.
     """
 
     hits_high: int
@@ -111,6 +114,8 @@ class SimulationResult:
     misses_low: int
     skipped: int
     n_tokens: int
+    loads_high: int
+    loads_low: int
     penalty: float
 
     @property
@@ -157,13 +162,21 @@ def simulate(routes: NDArray[Any], simulation: Simulation) -> SimulationResult:
     return SimulationResult(**{name: getattr(result, name) for name in SimulationResult.__dataclass_fields__})
 
 
-def pool_slots(n_experts: int, capacity: float, low_share: float, low_cost: float) -> tuple[int, int]:
+def pool_slots(
+    n_experts: int, capacity: float, low_share: float, low_cost: float, residual: bool = False
+) -> tuple[int, int]:
     """Slots of the high and the low pool in `capacity`, a share of the bytes of n_experts in high precision.
 
-    low_share: share of it for the low pool.  low_cost: bytes of a low slot by those of a high one.
+    low_share: share of it for the low pool.  low_cost: bytes of a low slot by those of an expert in high
+    precision.  residual: the high pool holds what the low one lacks, for no more experts than that.
     """
     budget = n_experts * capacity + 1e-9  # so that 0.29 of 100 is 29
-    return min(n_experts, int(budget * (1 - low_share))), min(n_experts, int(budget * low_share / low_cost))
+    if not residual:
+        return min(n_experts, int(budget * (1 - low_share))), min(
+            n_experts, int(budget * low_share / low_cost)
+        )
+    n_low = min(n_experts, max(int(budget * low_share / low_cost), int(budget)))
+    return min(n_low, int((budget - n_low * low_cost) / (1 - low_cost))), n_low
 
 
 #

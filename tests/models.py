@@ -116,6 +116,34 @@ def tiny_sidecar(kind: str, low: str) -> Path:
 
 
 @functools.cache
+def tiny_residual(low: str, residual: str) -> Path:
+    """The tiny model with experts of two parts, in one file."""
+    path = _folder() / f"tiny-{low}+{residual}.gguf"
+    _convert("--low", low, "--high", f"residual:{residual}", TINY / "model", "-o", path)
+    return path
+
+
+@functools.cache
+def tiny_residual_sidecar(kind: str, low: str, residual: str) -> Path:
+    """tiny_experts(kind) with two parts of its experts in a file beside it."""
+    path = _folder() / f"sidecar-{low}+{residual}" / f"tiny-{kind}.gguf"
+    path.parent.mkdir()
+    shutil.copyfile(tiny_experts(kind), path)
+    _convert("--low", low, "--high", f"residual:{residual}", "--sidecar", path)
+    return path
+
+
+@functools.cache
+def tiny_f32_experts(kind: str) -> Path:
+    """tiny_experts(kind) with the same values in f32."""
+    path = _folder() / f"tiny-{kind}-f32.gguf"
+    keep = ("--tensor-type", "attn=f16", "--token-embedding-type", "f16", "--output-tensor-type", "f16")
+    options = ("--allow-requantize", "--tensor-type", "exps=f32", *keep)
+    _call(stock_dir() / "llama-quantize", *options, tiny_experts(kind), path, "q8_0", "2")
+    return path
+
+
+@functools.cache
 def split(model: Callable[[], Path]) -> Path:
     """The first of several files that together hold `model`."""
     source = model()

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """pyhobbit bench: that every arm runs and the output is complete, not how fast."""
 
+import argparse
 import json
 import shutil
 import subprocess
@@ -18,11 +19,13 @@ import pytest
 import traces
 from conftest import RunPyhobbit
 
-from pyhobbit import cli
+from pyhobbit import bench, cli
 from pyhobbit.bench import generate, job, report, routing, runner, system
 from pyhobbit.bench.arms import ARMS, BY_NAME
 from pyhobbit.bench.shapes import SHAPES
 from pyhobbit.convert.gguf_file import read_gguf
+from pyhobbit.convert.options import Options
+from pyhobbit.convert.pipeline import convert
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.trace import read_trace
 
@@ -205,6 +208,11 @@ def test_every_shape_declares_what_its_architecture_wants(name: str, tmp_path: P
     mixed = _measure(model, routes, **_ours(model, pools=model.stat().st_size // 4, **low_tier))
     assert stock.n_decoded == mixed.n_decoded == 5
     assert mixed.counters["selections_low"] > 0
+    low_tier["sidecar"] = generate.write_residual(model, small, "q2_k", "q2_k").name
+    residual = _measure(model, routes, **_ours(model, pools=model.stat().st_size // 4, **low_tier))
+    assert residual.info["high_is_residual"]
+    assert residual.counters["selections_high"] > 0
+    assert residual.counters["selections_low"] > 0
 
 
 def test_a_model_is_made_once_and_again_where_it_is_another(tmp_path: Path) -> None:
@@ -339,7 +347,7 @@ HEAD = {
     "machine": {"cpu": "c", "cores": 2, "memory_bytes": 8e9},
     "model": "m.gguf", "model_bytes": 4e9, "moe": {"n_layers": 1, "n_experts": 8, "n_used": 2},
     "readahead_kb": 128, "routing": "the model's own",
-    "options": {"low": None, "t1": 1, "t2": 1, "reps": 3, "prompts": [16], "n_threads": 2},
+    "options": {"low": None, "residual": None, "t1": 1, "t2": 1, "reps": 3, "prompts": [16], "n_threads": 2},
 }  # fmt: skip
 
 
@@ -408,6 +416,7 @@ def test_results_can_be_read_again(tmp_path: Path) -> None:
         (["--t1", "0.9", "--t2", "0.5"], "t1 <= t2"),
         (["--arms", "theirs"], "unknown arm 'theirs'; there are stock-mmap"),
         (["--type", "q9"], "unknown type 'q9'"),
+        (["--residual", "q4_0"], "--residual is added to a low tier; name its type with --low"),
     ],
 )
 def test_a_wrong_value_is_found_before_a_model_is_made(
@@ -423,6 +432,7 @@ def test_a_wrong_value_is_found_before_a_model_is_made(
     ("options", "message"),
     [
         (["--arms", "ours-mixed"], "the arm ours-mixed needs a low tier; give --low TYPE"),
+        (["--arms", "ours-residual"], "needs a residual; give --low TYPE --residual TYPE"),
         (["--arms", "stock-ram", "--stock", "/none"], "build stock llama.cpp with 'make stock'"),
         (["--arms", "ours-resident", "--trace", "/none.csv"], "/none.csv does not exist"),
         (["--low", "q4_0"], "are for a --shape"),
@@ -434,6 +444,19 @@ def test_what_an_arm_lacks_is_told_before_anything_runs(
     assert cli.main(["bench", "--model", str(small), "-o", str(tmp_path / "out"), *options]) != 0
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("residual", [False, True])
+def test_a_models_own_sidecar_decides_which_arms_run(small: Path, tmp_path: Path, residual: bool) -> None:
+    model = tmp_path / "m.gguf"
+    shutil.copyfile(small, model)
+    high = "residual:q4_0" if residual else None
+    sidecar = convert(Options(model, low="q4_0", high=high, sidecar=True))
+    parser = argparse.ArgumentParser()
+    bench.add_arguments(parser)
+    config = bench._config(parser.parse_args(["--model", str(model), "--stock", str(models.stock_dir())]))
+    assert (config.low, config.residual) == ((None, sidecar) if residual else (sidecar, None))
+    assert {arm.tiers for arm in config.arms} == {"high", "residual" if residual else "low"}
 
 
 def test_a_model_without_experts_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -453,9 +476,9 @@ def test_a_small_bench_runs_every_arm(run_pyhobbit: RunPyhobbit, tmp_path: Path)
     except system.NoCgroupError:
         limits = []
     options = {
-        "--shape": "tiny", "--layers": 8, "--type": "q8_0", "--low": "q2_k", "--folder": tmp_path / "m",
-        "--trace": _trace(tmp_path, 40, 6, 32, 4), "--reps": 1, "--tokens": 4, "--warm-up": 2, "--seconds": 5,
-        "--stock": models.stock_dir(), "--output": tmp_path / "out",
+        "--shape": "tiny", "--layers": 8, "--type": "q8_0", "--low": "q2_k", "--residual": "q3_k",
+        "--folder": tmp_path / "m", "--trace": _trace(tmp_path, 40, 6, 32, 4), "--reps": 1, "--tokens": 4,
+        "--warm-up": 2, "--seconds": 5, "--stock": models.stock_dir(), "--output": tmp_path / "out",
     }  # fmt: skip
     given = [part for option in options.items() for part in option]
     done = run_pyhobbit("bench", *given, "--prompts", 4, 12, "--limits", *limits)

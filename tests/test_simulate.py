@@ -82,6 +82,8 @@ def test_json_has_what_was_counted(path: Path, capsys: pytest.CaptureFixture[str
         "misses_low": 0,
         "skipped": 0,
         "n_tokens": 6,
+        "loads_high": 2,
+        "loads_low": 0,
         "penalty": 2.0,
         "hit_rate": pytest.approx(4 / 6),
         "share_high": 1.0,
@@ -89,6 +91,7 @@ def test_json_has_what_was_counted(path: Path, capsys: pytest.CaptureFixture[str
         "share_skipped": 0.0,
         "misses_per_token": pytest.approx(2 / 6),
         "penalty_per_token": pytest.approx(2 / 6),
+        "bits_per_token": pytest.approx(2 * 16 / 6),
         "relative_to_lru": pytest.approx(2 / 3),
     }
 
@@ -106,6 +109,25 @@ def test_two_pools_share_the_capacity(tmp_path: Path, capsys: pytest.CaptureFixt
     document = _json(capsys, *mixed, "--capacity", 0.5)
     assert document["low_share"] == pytest.approx(0.15 / 1.15)
     assert (document["runs"][0]["slots_high"], document["runs"][0]["slots_low"]) == (3, 2)
+
+
+def test_a_residual_is_loaded_alone_where_the_low_version_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_trace(tmp_path / "t.csv", ranked((0, 1, 2), (1, 0, 2)), n_layers=1, n_experts=8, n_used=3)
+    mixed = ("--trace", path, "--policy", "lru", "--t1", 0.4, "--t2", 0.7, "--residual", "--capacity", 0.5)
+    document = _json(capsys, *mixed)
+    assert (document["bits_high"], document["bits_low"], document["residual"]) == (4.5, 4.5, True)
+    assert document["low_share"] == pytest.approx(1.6 / 2.6)
+    (run,) = document["runs"]
+    # 8 parts: 1.6 low versions for each residual
+    assert (run["slots_high"], run["slots_low"]) == (4, 4)
+    assert (run["loads_high"], run["loads_low"]) == (2, 2)
+    assert run["penalty_per_token"] == 1
+    assert run["bits_per_token"] == 9
+    lossless = _json(capsys, "--trace", path, "--policy", "lru", "--residual", "--capacity", 0.5)
+    assert lossless["low_share"] == 0.5
+    assert lossless["runs"][0]["share_high"] == 1
 
 
 def test_without_names_every_policy_runs(
@@ -169,6 +191,8 @@ def test_the_seed_is_that_of_the_random_policy(tmp_path: Path, capsys: pytest.Ca
         (("--capacity", "nan"), 2, "the capacity is nan"),
         (("--bits-low", "0"), 2, "make 0 < --bits-low <= --bits-high"),
         (("--bits-high", "2"), 2, "make 0 < --bits-low <= --bits-high"),
+        (("--bits-high", "0", "--residual"), 2, "make both above 0"),
+        (("--policy", "belady", "--residual"), 1, "belady is the bound for one pool"),
         (("--seed", "-1"), 2, "the seed is -1"),
         (("--split", "4"), 2, "--split takes two decode steps like 0:64, not '4'"),
         (("--split", "a:b"), 2, "--split takes numbers with ':' between them, not 'a:b'"),

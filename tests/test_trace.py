@@ -161,7 +161,15 @@ def test_simulation_by_hand(tmp_path: Path) -> None:
     routes = read_trace(write_trace(tmp_path / "t.csv", letters("abABC"), 1, 3, 1)).routes
     result = simulate(routes, Simulation(n_layers=1, n_experts=3, n_used=1, slots_high=2))
     assert result == SimulationResult(
-        hits_high=2, misses_high=1, hits_low=0, misses_low=0, skipped=0, n_tokens=3, penalty=1.0
+        hits_high=2,
+        misses_high=1,
+        hits_low=0,
+        misses_low=0,
+        skipped=0,
+        n_tokens=3,
+        loads_high=1,
+        loads_low=0,
+        penalty=1.0,
     )
     assert result.n_selections == 3
     assert result.hit_rate == pytest.approx(2 / 3)
@@ -176,10 +184,54 @@ def test_two_pools_by_hand(tmp_path: Path) -> None:
     result = simulate(routes, options)
     # the second token finds 0 in high precision and 1 only in low, where it is worth high
     assert result == SimulationResult(
-        hits_high=1, misses_high=2, hits_low=0, misses_low=1, skipped=2, n_tokens=2, penalty=2.25
+        hits_high=1,
+        misses_high=2,
+        hits_low=0,
+        misses_low=1,
+        skipped=2,
+        n_tokens=2,
+        loads_high=2,
+        loads_low=1,
+        penalty=2.25,
     )
     assert result.hit_rate == 0.25
     assert result.shares == pytest.approx((3 / 6, 1 / 6, 2 / 6))
+
+
+def test_a_residual_adds_to_what_is_there(tmp_path: Path) -> None:
+    rows = ranked((0, 1, 2), (1, 0, 2))
+    routes = read_trace(write_trace(tmp_path / "t.csv", rows, 1, 4, 3)).routes
+    options = Simulation(1, 4, 3, slots_high=4, slots_low=4, t1=0.4, t2=0.7, bits_high=5, bits_low=3)
+    result = simulate(routes, replace(options, residual=True))
+    # 0 high, 1 low; then 1 high, whose low version is there, and 0, which is high already
+    assert result == SimulationResult(
+        hits_high=1,
+        misses_high=2,
+        hits_low=0,
+        misses_low=1,
+        skipped=2,
+        n_tokens=2,
+        loads_high=2,
+        loads_low=2,
+        penalty=(2 * 5 + 2 * 3) / 8,
+    )
+
+
+@pytest.mark.parametrize(
+    ("capacity", "low_share", "slots"),
+    [
+        (0.5, 0.5, (50, 50)),
+        (0.5, 0.75, (25, 75)),
+        (0.5, 0.1, (50, 50)),  # each residual wants a low version
+        (0.6, 1.0, (20, 100)),
+        (1.0, 0.5, (100, 100)),
+        (0.0, 0.5, (0, 0)),
+    ],
+)
+def test_residuals_share_a_capacity_with_low_versions(
+    capacity: float, low_share: float, slots: tuple[int, int]
+) -> None:
+    assert pool_slots(100, capacity, low_share, 0.5, residual=True) == slots
 
 
 def test_policies_are_those_of_the_engine() -> None:

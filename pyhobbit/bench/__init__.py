@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from pyhobbit.errors import ConfigError, HobbitError
 
 if TYPE_CHECKING:
+    from pyhobbit.bench.arms import Tiers
     from pyhobbit.bench.runner import BenchConfig
 
 _TERMINATED = 143
@@ -37,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--layers", type=int, metavar="N", help="of the shape (default: as many as the real model has)")
     add("--type", default="q4_0", metavar="TYPE", help="of the shape's weights (default: %(default)s)")
     add("--low", metavar="TYPE", help="also make a low tier of the experts in this type")
+    add("--residual", metavar="TYPE", help="also make a residual on that low tier, in this type")
     add(
         "--folder",
         type=Path,
@@ -59,8 +61,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="memory of the process as shares of the model file; none: only what holds everything in memory "
         "(default: 0.15 0.25 0.4 0.6)",
     )
-    add("--t1", type=float, metavar="F", help="threshold of the arms with a low tier (default: 0.6)")
-    add("--t2", type=float, metavar="F", help="threshold of the arms with a low tier (default: 0.9)")
+    add("--t1", type=float, metavar="F", help="threshold of the arms with two tiers (default: 0.6)")
+    add("--t2", type=float, metavar="F", help="threshold of the arms with two tiers (default: 0.9)")
     add("--reps", type=int, metavar="N", help="repetitions (default: 5)")
     add("--prompts", type=int, nargs="+", metavar="N", help="their lengths in tokens (default: 16 128 512)")
     add("--tokens", dest="n_tokens", type=int, metavar="N", help="to decode, at most (default: 64)")
@@ -121,30 +123,41 @@ def _config(args: argparse.Namespace) -> "BenchConfig":
         for field in fields(runner.BenchConfig)
         if field.default is not MISSING and (value := getattr(args, field.name, None)) is not None
     }
-    given.pop("low", None)
+    for tier in ("low", "residual"):  # types so far
+        given.pop(tier, None)
     checked = runner.BenchConfig(model=Path(), arms=(), **given)  # before a model is made
-    runner.choose_arms(args.arms, has_low=True)
-    model, low = _files(args)
-    arms = runner.choose_arms(args.arms, low is not None)
-    return runner.resolved(replace(checked, model=model, arms=arms, low=low))
+    runner.choose_arms(args.arms, ())
+    model, tiers = _files(args)
+    arms = runner.choose_arms(args.arms, ("high", *tiers))
+    return runner.resolved(replace(checked, model=model, arms=arms, **tiers))
 
 
-def _files(args: argparse.Namespace) -> tuple[Path, Path | None]:
-    """The model and the file with its low tier."""
+def _files(args: argparse.Namespace) -> "tuple[Path, dict[Tiers, Path]]":
+    """The model, and the files with its further tiers by their kind."""
     if args.model is not None:
-        from pyhobbit.convert.tiers import sidecar_path
+        from pyhobbit.convert.gguf_file import read_gguf
+        from pyhobbit.convert.tiers import read_tiers, sidecar_path
 
-        if args.low or args.layers:
+        if args.low or args.residual or args.layers:
             raise ConfigError(
-                "--low and --layers are for a --shape; pyhobbit convert --sidecar adds a low tier"
+                "--low, --residual and --layers are for a --shape; pyhobbit convert --sidecar adds tiers"
             )
         sidecar = sidecar_path(args.model)
-        return args.model, sidecar if sidecar.exists() else None
+        if not sidecar.exists():
+            return args.model, {}
+        return args.model, {"residual" if read_tiers(read_gguf(sidecar)).residual_on else "low": sidecar}
     from pyhobbit.bench import generate
     from pyhobbit.bench.shapes import SHAPES
 
     if args.layers is not None and args.layers < 1:
         raise ConfigError(f"--layers is {args.layers}; it must be positive")
     shape = SHAPES[args.shape].scaled(args.layers)
+    if args.residual and not args.low:
+        raise ConfigError("--residual is added to a low tier; name its type with --low")
     model = generate.write_model(args.folder, args.shape, shape, args.type)
-    return model, generate.write_low_tier(model, shape, args.low) if args.low else None
+    tiers: dict[Tiers, Path] = {}
+    if args.low:
+        tiers["low"] = generate.write_low_tier(model, shape, args.low)
+    if args.residual:
+        tiers["residual"] = generate.write_residual(model, shape, args.low, args.residual)
+    return model, tiers

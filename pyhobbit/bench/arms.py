@@ -8,6 +8,7 @@ from typing import Literal
 from pyhobbit.config import Setting
 
 Build = Literal["stock", "ours"]
+Tiers = Literal["high", "low", "residual"]
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,8 @@ class Arm:
     build: unpatched llama.cpp or this package's.  fits: everything in memory, without a limit.
     mmap: the model is mapped (stock).  repack: weights may be kept in ggml's repacked layouts.
     readahead_kb: of the model's disk, while the arm runs; None leaves it alone.
-    low_tier: opened with the low tier and the thresholds of the run.  settings: of hobbit.h.
+    tiers: opened with "high" precision alone, or by the thresholds of the run with a "low" tier beside it, or
+    as a low tier and a "residual".  settings: of hobbit.h.
     """
 
     name: str
@@ -27,17 +29,17 @@ class Arm:
     mmap: bool = False
     repack: bool = False
     readahead_kb: int | None = None
-    low_tier: bool = False
+    tiers: Tiers = "high"
     settings: Mapping[str, Setting] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.build == "stock" and (self.settings or self.low_tier):
+        if self.build == "stock" and (self.settings or self.tiers != "high"):
             raise ValueError(f"{self.name}: stock llama.cpp knows no settings of the expert cache")
 
 
-def _ours(name: str, summary: str, *, low_tier: bool = False, fits: bool = False, **settings: Setting) -> Arm:
+def _ours(name: str, summary: str, tiers: Tiers = "high", *, fits: bool = False, **settings: Setting) -> Arm:
     keys = {f"hobbit.{key}": value for key, value in settings.items()}
-    return Arm(name, summary, "ours", fits=fits, repack=True, low_tier=low_tier, settings=keys)
+    return Arm(name, summary, "ours", fits=fits, repack=True, tiers=tiers, settings=keys)
 
 
 ARMS = (
@@ -47,9 +49,11 @@ ARMS = (
     Arm("stock-repacked", "llama.cpp, all in memory, repacked", "stock", fits=True, repack=True),
     _ours("ours-resident", "expert cache that holds every expert", fits=True),
     _ours("ours", "expert cache, everything in high precision"),
-    _ours("ours-mixed", "expert cache, high and low precision by Eq. 2", low_tier=True),
+    _ours("ours-mixed", "expert cache, high and low precision by Eq. 2", "low"),
+    _ours("ours-residual", "as ours-mixed, high precision is the low one and a residual", "residual"),
     _ours("ours-noprefetch", "as ours, without prefetch", prefetch=0),
-    _ours("ours-mixed-noprefetch", "as ours-mixed, without prefetch", low_tier=True, prefetch=0),
+    _ours("ours-mixed-noprefetch", "as ours-mixed, without prefetch", "low", prefetch=0),
+    _ours("ours-residual-noprefetch", "as ours-residual, without prefetch", "residual", prefetch=0),
     _ours("lru", "LRU, demand only, as mixtral-offloading", policy="lru", prefetch=0),
     _ours("lfu", "LFU, demand only", policy="lfu", prefetch=0),
     _ours("moe-infinity", "the policy of MoE-Infinity, demand only", policy="moe-infinity", prefetch=0),

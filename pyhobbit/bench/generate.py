@@ -30,8 +30,10 @@ from pyhobbit.convert.gguf_file import (
     tensor_nbytes,
 )
 from pyhobbit.convert.quantize import GgmlType, quantize, type_by_name
+from pyhobbit.convert.residual import relative_error
 from pyhobbit.convert.tiers import (
     ALIGNMENT,
+    HIGH,
     LOW,
     SIDECAR_ARCHITECTURE,
     routed_part,
@@ -65,27 +67,48 @@ def write_model(folder: Path, name: str, shape: Shape, kind: str) -> Path:
         *(_number_entry(key, value) for key, value in metadata(shape).items()),
         *_tokenizer(shape.n_vocab),
     ]
-    _write(path, entries, tensors(shape), type_by_name(kind), _MODEL_ALIGNMENT)
+    both = type_by_name(kind)
+    _write(path, entries, tensors(shape), {"expert": both, "matrix": both}, _MODEL_ALIGNMENT)
     return path
 
 
 def write_low_tier(model: Path, shape: Shape, kind: str) -> Path:
     """A sidecar with the experts in type `kind`, as random as those of the model. Raises HobbitError."""
     path = model.with_name(f"{model.stem}.low-{kind}.gguf")
-    base = read_gguf(model)
-    entries = [
-        string_entry("general.architecture", SIDECAR_ARCHITECTURE),
-        scalar_entry("general.alignment", GGUFValueType.UINT32, ALIGNMENT),
-        *tier_metadata(),
-        *sidecar_metadata(model, base.size, base.tensors),
-    ]
-    low = [
-        RandomTensor(tier_tensor_name(part, LOW, 0), t.ne, "expert", t.std)
+    low = _tier(shape, LOW, "expert")
+    _write(path, _sidecar_entries(model), low, {"expert": type_by_name(kind)}, ALIGNMENT)
+    return path
+
+
+def write_residual(model: Path, shape: Shape, low: str, residual: str) -> Path:
+    """A sidecar with the experts in type `low` and a residual on it, of a size as if it were one.
+
+    Raises HobbitError.
+    """
+    path = model.with_name(f"{model.stem}.low-{low}.residual-{residual}.gguf")
+    types: dict[Kind, GgmlType] = {"expert": type_by_name(low), "residual": type_by_name(residual)}
+    missing = relative_error(types["expert"])
+    both = [*_tier(shape, LOW, "expert"), *_tier(shape, HIGH, "residual", missing)]
+    _write(path, _sidecar_entries(model, residual=True), both, types, ALIGNMENT)
+    return path
+
+
+def _tier(shape: Shape, tier: str, kind: Kind, scale: float = 1.0) -> list[RandomTensor]:
+    return [
+        RandomTensor(tier_tensor_name(part, tier, 0), t.ne, kind, t.std * scale)
         for t in tensors(shape)
         if (part := routed_part(t.name))
     ]
-    _write(path, entries, low, type_by_name(kind), ALIGNMENT)
-    return path
+
+
+def _sidecar_entries(model: Path, residual: bool = False) -> list[KeyValue]:
+    base = read_gguf(model)
+    return [
+        string_entry("general.architecture", SIDECAR_ARCHITECTURE),
+        scalar_entry("general.alignment", GGUFValueType.UINT32, ALIGNMENT),
+        *tier_metadata(residual, sidecar=True),
+        *sidecar_metadata(model, base.size, base.tensors),
+    ]
 
 
 def _number_entry(key: str, value: int | float) -> KeyValue:
@@ -121,18 +144,23 @@ def _array_entry(key: str, kind: GGUFValueType, values: np.ndarray) -> KeyValue:
 
 
 def _write(
-    path: Path, entries: Sequence[KeyValue], wanted: Sequence[RandomTensor], kind: GgmlType, alignment: int
+    path: Path,
+    entries: Sequence[KeyValue],
+    wanted: Sequence[RandomTensor],
+    types: dict[Kind, GgmlType],
+    alignment: int,
 ) -> None:
-    types: dict[Kind, GgmlType] = {"expert": kind, "matrix": kind, "f32": type_by_name("f32")}
+    types = {**types, "f32": type_by_name("f32")}
     placements, offset = [], 0
     for t in wanted:
-        if t.ne[0] % types[t.kind].block:
+        kind = types[t.kind]
+        if t.ne[0] % kind.block:
             raise ConfigError(
                 f"{path.name} cannot be made: rows of {t.ne[0]} values are not whole blocks of {kind.name} "
                 f"({kind.block} values); choose another type, like q4_0"
             )
-        placements.append(Placement(t.name, types[t.kind], t.ne, offset))
-        offset = align(offset + tensor_nbytes(types[t.kind], t.ne), alignment)
+        placements.append(Placement(t.name, kind, t.ne, offset))
+        offset = align(offset + tensor_nbytes(kind, t.ne), alignment)
     header = pack_header(entries, placements, alignment)
     if _holds(path, header, len(header) + offset):
         return

@@ -214,9 +214,15 @@ def _preface(results: Results) -> list[str]:
         f"{machine['cpu']}, {machine['cores']} cores, {options['n_threads']} threads, "
         f"{machine['memory_bytes'] / 1e9:.0f} GB; {disk}, readahead {run['readahead_kb']} KiB",
         f"commit {run['commit'] or '-'}, pyhobbit {run['pyhobbit']}, {run['time']}, "
-        f"medians of {options['reps']}; low tier: {options['low'] or 'none'}"
-        + (f", t1 = {options['t1']:g}, t2 = {options['t2']:g}" if options["low"] else ""),
+        f"medians of {options['reps']}; {_tiers_text(options)}",
     ]
+
+
+def _tiers_text(options: dict[str, Any]) -> str:
+    files = [name for kind in ("low", "residual") if (name := options[kind])]
+    if not files:
+        return "low tier: none"
+    return f"low tier: {', '.join(files)}, t1 = {options['t1']:g}, t2 = {options['t2']:g}"
 
 
 def _cells(row: Row, prompts: Sequence[str]) -> list[str]:

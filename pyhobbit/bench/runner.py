@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
@@ -18,7 +18,7 @@ import numpy as np
 from tqdm import tqdm
 
 from pyhobbit.bench import routing, system
-from pyhobbit.bench.arms import BY_NAME, Arm
+from pyhobbit.bench.arms import BY_NAME, Arm, Tiers
 from pyhobbit.bench.job import Job
 from pyhobbit.config import CacheConfig, format_size
 from pyhobbit.errors import ConfigError, HobbitError
@@ -33,15 +33,17 @@ _BANDWIDTH_S = 1.0
 class BenchConfig:
     """One run. limits: shares of the model file, which the process may hold.  low: file with the low tier.
 
-    t1, t2: thresholds of the arms that use it.  stock: folder with the unpatched libllama.so.
-    trace: routing that every arm replays; None leaves it to the model.  reps: repetitions.
-    n_tokens, n_warm_up, seconds: decoding ends with whichever comes first, tokens or time.
+    residual: file with a low tier and a residual.  t1, t2: thresholds of the arms that use either.
+    stock: folder with the unpatched libllama.so.  trace: routing that every arm replays; None leaves it to
+    the model.  reps: repetitions.  n_tokens, n_warm_up, seconds: decoding ends with whichever comes first,
+    tokens or time.
     """
 
     model: Path
     arms: tuple[Arm, ...]
     limits: tuple[float, ...] = (0.15, 0.25, 0.4, 0.6)
     low: Path | None = None
+    residual: Path | None = None
     t1: float = 0.6  # the paper's, for Mixtral-8x7B
     t2: float = 0.9
     stock: Path = _CHECKOUT / "build/stock/bin"
@@ -70,13 +72,26 @@ class BenchConfig:
             if not ok:
                 raise ConfigError(f"{name} takes {want}")
         for arm in self.arms:
-            if arm.low_tier and self.low is None:
+            if arm.tiers == "low" and self.low is None:
                 raise ConfigError(f"the arm {arm.name} needs a low tier; give --low TYPE, or leave it out")
+            if arm.tiers == "residual" and self.residual is None:
+                raise ConfigError(
+                    f"the arm {arm.name} needs a residual; give --low TYPE --residual TYPE, or leave it out"
+                )
             if arm.build == "stock" and not (self.stock / "libllama.so").exists():
                 raise ConfigError(
                     f"{self.stock} holds no libllama.so for the arm {arm.name}; build stock llama.cpp with "
                     "'make stock' and give its folder with --stock, or leave its arms out (--arms)"
                 )
+
+    def sidecar(self, arm: Arm) -> Path | None:
+        """The file with the further tiers of an arm."""
+        return {"high": None, "low": self.low, "residual": self.residual}[arm.tiers]
+
+    @property
+    def files(self) -> list[Path]:
+        """All that is read from the disk."""
+        return [path for path in (self.model, self.low, self.residual) if path is not None]
 
 
 @dataclass(frozen=True)
@@ -88,14 +103,14 @@ class Turn:
     repetition: int
 
 
-def choose_arms(names: Sequence[str] | None, has_low: bool) -> tuple[Arm, ...]:
-    """The arms of these names; None for all that the files allow. Raises ConfigError."""
+def choose_arms(names: Sequence[str] | None, tiers: Collection[Tiers]) -> tuple[Arm, ...]:
+    """The arms of these names; None for all that the files allow, which have `tiers`. Raises ConfigError."""
     for name in names or ():
         if name not in BY_NAME:
             raise ConfigError(f"unknown arm '{name}'; there are {', '.join(BY_NAME)}")
     if names is not None:
         return tuple(BY_NAME[name] for name in dict.fromkeys(names))
-    return tuple(arm for arm in BY_NAME.values() if has_low or not arm.low_tier)
+    return tuple(arm for arm in BY_NAME.values() if arm.tiers in tiers)
 
 
 def turns(config: BenchConfig) -> list[Turn]:
@@ -164,7 +179,7 @@ def run_turn(config: BenchConfig, turn: Turn, routes: Path) -> dict[str, Any]:
         "kind": "result", "arm": arm.name, "limit": turn.limit, "limit_bytes": limit,
         "repetition": turn.repetition,
     }  # fmt: skip
-    system.drop_cached(path for path in (config.model, config.low) if path is not None)
+    system.drop_cached(config.files)
     with system.readahead(config.model, arm.readahead_kb), _cgroup(limit) as cgroup:
         done = start(job(config, arm, limit, routes), cgroup)
         peak = cgroup.peak() if cgroup else None
@@ -210,8 +225,8 @@ def _settings(config: BenchConfig, arm: Arm, limit: int | None) -> dict[str, Any
     margin = max(config.min_margin, int((limit or 0) * config.margin))
     bound = {"hobbit.pools": 2 * size} if limit is None else {"hobbit.memory": max(1, limit - margin)}
     tiers = {"hobbit.t1": 1.0, "hobbit.t2": 1.0}  # whatever the file or its calibration says
-    if arm.low_tier and config.low is not None:
-        tiers = {"hobbit.sidecar": config.low.name, "hobbit.t1": config.t1, "hobbit.t2": config.t2}
+    if (sidecar := config.sidecar(arm)) is not None:
+        tiers = {"hobbit.sidecar": sidecar.name, "hobbit.t1": config.t1, "hobbit.t2": config.t2}
     return {"hobbit.enable": True, "hobbit.tag": 1, **bound, **tiers, **arm.settings}
 
 
@@ -261,6 +276,7 @@ def description(config: BenchConfig) -> dict[str, Any]:
         "options": {
             "arms": {arm.name: arm.summary for arm in config.arms},
             "low": config.low.name if config.low else None,
+            "residual": config.residual.name if config.residual else None,
             **{
                 name: getattr(config, name)
                 for name in ("limits", "t1", "t2", "reps", "prompts", "n_tokens", "n_warm_up", "seconds")
@@ -282,7 +298,12 @@ def _commit() -> str | None:
 
 def resolved(config: BenchConfig) -> BenchConfig:
     """With absolute paths. Raises HobbitError for a file that is not there."""
-    for path in (config.model, config.low, config.trace):
-        if path is not None and not path.is_file():
+    for path in (*config.files, *([config.trace] if config.trace else [])):
+        if not path.is_file():
             raise HobbitError(f"{path} does not exist, or is no file")
-    return replace(config, model=config.model.resolve(), low=config.low.resolve() if config.low else None)
+    return replace(
+        config,
+        model=config.model.resolve(),
+        low=config.low and config.low.resolve(),
+        residual=config.residual and config.residual.resolve(),
+    )

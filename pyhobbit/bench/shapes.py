@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-Kind = Literal["expert", "matrix", "f32"]
+Kind = Literal["expert", "residual", "matrix", "f32"]
 
 
 @dataclass(frozen=True)

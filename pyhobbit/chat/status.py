@@ -32,7 +32,8 @@ def model_figures(info: ModelInfo) -> list[str]:
     """What was opened."""
     parts = [Path(info.model).name, info.description, f"context {info.n_ctx} tokens"]
     if info.cached:
-        pools = [f"{format_size(info.pool_bytes_high)} of {format_size(info.tier_bytes_high)} high"]
+        size, whole = format_size(info.pool_bytes_high), format_size(info.tier_bytes_high)
+        pools = [f"{size} of {whole} {info.high_pool_name}"]
         if info.pool_bytes_low:
             pools.append(f"{format_size(info.pool_bytes_low)} of {format_size(info.tier_bytes_low)} low")
         parts += [f"experts in memory: {', '.join(pools)}", f"t1 {info.t1:g}, t2 {info.t2:g}"]
