@@ -49,9 +49,6 @@ class expert_cache {
     // Whether all of `parts` are there or on the way.
     bool holds(expert_id id, uint32_t tier, uint32_t parts) const;
 
-    // The tiers in whose pools an expert of the tier lies, in the order in which products are added.
-    const std::vector<uint32_t> & terms(uint32_t tier) const { return sets_.terms(tier); }
-
     // Pins the expert, without asking for parts. False, and nothing changes, when every slot of the pool is pinned by
     // acquire.
     bool acquire(expert_id id, uint32_t tier);
@@ -100,6 +97,8 @@ class expert_cache {
 
     const load_state & load(expert_id id, uint32_t tier) const { return loads_[tier][index_of(id)]; }
     load_state &       load(expert_id id, uint32_t tier) { return loads_[tier][index_of(id)]; }
+
+    const std::vector<uint32_t> & terms(uint32_t tier) const { return sets_.terms(tier); }
 
     bool is_packed(expert_id id, uint32_t tier, uint32_t part) const {
         return packed_parts_[tier][index_of(id)] & part_bit(part);

@@ -81,8 +81,9 @@ class expert_index {
     const layer_shape & layer(size_t i) const { return layers_[i]; }
     uint32_t            n_tiers() const { return n_tiers_; }
     bool                high_is_residual() const { return tiers_.high_is_residual; }
-    uint32_t            n_experts() const;                                 // the largest of any layer
-    uint32_t            n_experts_used() const { return n_experts_used_; } // per token, by the metadata
+    bool                uses_base_experts() const { return tiers_.base != TIER_COUNT; } // those under llama.cpp's names
+    uint32_t            n_experts() const;                                              // the largest of any layer
+    uint32_t            n_experts_used() const { return n_experts_used_; }              // per token, by the metadata
 
     const part_location & locate(uint32_t tier, size_t layer, uint32_t part, uint32_t expert) const {
         return locations_[tier][layer][part][expert];

@@ -103,6 +103,10 @@ status hobbit_model::start() {
     if (embedding.location.size >= SMALL_EMBEDDING && memory_is_short()) {
         rows_.emplace(reader_, embedding.location, embedding.shape);
     }
+    if (!index_.uses_base_experts()) {
+        GGML_LOG_INFO("hobbit: the experts of '%s' are not read: both tiers of '%s' stand for them\n",
+                      index_.files().front().c_str(), index_.files().back().c_str());
+    }
     ggml_backend_hobbit_register();
     buffer_type_ = ggml_backend_hobbit_make_buffer_type(this);
 

@@ -248,6 +248,7 @@ TEST_CASE("with base_tier none the base's own experts are not used") {
     const status s = index.open(files.path, "");
     REQUIRE_MESSAGE(s.ok(), s.message());
     CHECK(index.high_is_residual());
+    CHECK_FALSE(index.uses_base_experts());
     CHECK(index.locate(TIER_LOW, 1, PART_UP, 0).file == 1);
     CHECK(index.locate(TIER_LOW, 1, PART_UP, 0).type == GGML_TYPE_Q4_0);
     CHECK(index.locate(TIER_HIGH, 1, PART_UP, 0).file == 1);
@@ -266,6 +267,7 @@ TEST_CASE("with base_tier low the base's own experts are the low tier") {
     const status s = index.open(files.path, "");
     REQUIRE_MESSAGE(s.ok(), s.message());
     CHECK(index.high_is_residual());
+    CHECK(index.uses_base_experts());
     CHECK(index.locate(TIER_LOW, 1, PART_UP, 0).file == 0);
     CHECK(index.locate(TIER_LOW, 1, PART_UP, 0).type == GGML_TYPE_F16);
     CHECK(index.locate(TIER_HIGH, 1, PART_UP, 0).file == 1);
