@@ -2,7 +2,7 @@
 """Bytes read for each token at equal memory: a low version and a residual against two versions of their own.
 
     python bench/equal_memory.py                       # on the tiny model, by the engine
-    python bench/equal_memory.py --trace FILE [FILE]   # and on recorded routes, by the simulator
+    python bench/equal_memory.py --trace FILE [FILE]   # on recorded routes, by the simulator
 
 Two versions: q8_0 and q4_0. Parts: q4_0 and a residual in q4_0, 9 bits together. Memory is a share of what
 all experts take in q8_0; both arms get the same bytes, and split them as the simulator finds best. Both begin
@@ -234,27 +234,29 @@ def main() -> None:
     add("--chunks", type=int, default=8, help="of 512 tokens of the tiny model (default: %(default)s)")
     args = parser.parse_args()
     print(f"* at most {TARGET} at equal quality; pairs: the two versions, the parts")
+    if not args.trace:
+        compare_on_tiny(args)
+    for path in args.trace:
+        compare_on_routes(path, args)
+
+
+def compare_on_tiny(args: argparse.Namespace) -> None:
     tiny = Tiny(args.chunks)
     # Of its two experts, the second has a score above 0.5.
     tiny_mixes = [(t1, t2) for t1, t2 in args.thresholds if t1 == 0 or t1 > tiny.scores[0]]
     title = f"tiny model, {args.chunks} x {EvaluationConfig.default_n_ctx} tokens; KL divergence, KiB"
     table(title, rows(tiny.run, args.memory, tiny_mixes))
-    for path in args.trace:
-        trace = read_trace(path)
-        shape = Shape(trace.n_layers, trace.n_experts, trace.n_used)
 
-        def replayed(
-            arm: Arm,
-            memory: float,
-            t1: float,
-            t2: float,
-            shape: Shape = shape,
-            rows: np.ndarray = trace.routes,
-        ) -> Run:
-            return simulated(arm, shape, rows, memory, t1, t2)
 
-        title = f"{path.name}: {trace.n_decoded} tokens of {trace.model}; share in low precision, bits"
-        table(title, rows(replayed, args.memory, args.thresholds))
+def compare_on_routes(path: Path, args: argparse.Namespace) -> None:
+    trace = read_trace(path)
+    shape = Shape(trace.n_layers, trace.n_experts, trace.n_used)
+
+    def replayed(arm: Arm, memory: float, t1: float, t2: float) -> Run:
+        return simulated(arm, shape, trace.routes, memory, t1, t2)
+
+    title = f"{path.name}: {trace.n_decoded} tokens of {trace.model}; share in low precision, bits"
+    table(title, rows(replayed, args.memory, args.thresholds))
 
 
 if __name__ == "__main__":
