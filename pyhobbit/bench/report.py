@@ -94,12 +94,19 @@ class Results:
 
     def roof(self, limit: float | None, arm: str) -> float | None:
         """Tokens per second: compute with everything resident, or this arm's misses at the disk's speed."""
+        return self._median((limit, arm), self._roof)
+
+    def _roof(self, record: Record) -> float | None:
+        """With the disk's speed beside this repetition."""
         resident = self._median((None, _RESIDENT), _get("tokens_per_second"))
-        missed_bytes = self._median((limit, arm), _missed_bytes)
-        bandwidth = self._median((limit, arm), _get("disk_bytes_per_second"))
+        missed_bytes = _missed_bytes(record)
+        bandwidth = record["disk_bytes_per_second"]
         if resident is None or missed_bytes is None or bandwidth is None:
             return None
         return 1 / max(1 / resident, missed_bytes / bandwidth)
+
+    def _of_roof(self, record: Record) -> float | None:
+        return _ratio(record["tokens_per_second"], self._roof(record))
 
     def _median(self, key: Key, figure: Callable[[Record], float | None]) -> float | None:
         values = [value for r in self._good.get(key, []) if (value := figure(r)) is not None]
@@ -144,7 +151,7 @@ class Results:
             to_stock=_ratio(median(speeds), self._of_stock(limit, max, _get("tokens_per_second"))),
             ttft_s=ttft,
             ttft_to_stock={n: ratio for n, ratio in to_stock.items() if ratio is not None},
-            of_roof=_ratio(median(speeds), self.roof(limit, arm)) if good[0]["counters"] else None,
+            of_roof=self._median(key, self._of_roof),
             disk_use=self._median(key, _disk_use),
             **medians,
         )
