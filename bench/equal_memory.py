@@ -4,11 +4,11 @@
     python bench/equal_memory.py                       # on the tiny model, by the engine
     python bench/equal_memory.py --trace FILE [FILE]   # on recorded routes, by the simulator
 
-Two versions: q8_0 and q4_0. Parts: q4_0 and a residual in q4_0, 9 bits together. Memory is a share of what
-all experts take in q8_0; both arms get the same bytes, and split them as the simulator finds best. Both begin
-with the same thresholds; then t1 of the worse one is raised until the quality is equal: on the tiny model the
-mean divergence from f16; recorded routes have no text, so there the share of selections that is served in low
-precision.
+Two versions: q8_0 and q4_0. Parts: q4_0 and a residual, in q4_0 (9 bits together) or another type. Memory is
+a share of what all experts take in q8_0; both arms get the same bytes, and split them as the simulator finds
+best. Both begin with the same thresholds; then t1 of the worse one is raised until the quality is equal: on
+the tiny model the mean divergence from f16; recorded routes have no text, so there the share of selections
+that is served in low precision.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from quality import convert, halves, plain_f16
 from residual import with_residual
 
@@ -56,7 +57,12 @@ class Arm:
 
 
 VERSIONS = Arm("versions", False, 8.5, 4.5)
-PARTS = Arm("parts", True, 4.5, 4.5)
+
+
+def parts(residual: str) -> Arm:
+    """q4_0 and a residual of that type."""
+    block, size = GGML_QUANT_SIZES[GGMLQuantizationType[residual.upper()]]
+    return Arm(residual, True, 8 * size / block, VERSIONS.bits_low)
 
 
 @dataclass(frozen=True)
@@ -130,8 +136,11 @@ def _bits(arm: Arm, result: SimulationResult) -> float:
 class Tiny:
     """The tiny model: what the first half of the held-out text chooses, and measurements on the second."""
 
-    def __init__(self, n_chunks: int) -> None:
-        self._paths = {VERSIONS: convert("q8_0", "q4_0"), PARTS: with_residual(plain_f16(), "q4_0", "q4_0")}
+    def __init__(self, n_chunks: int, residual: str) -> None:
+        self._paths = {
+            VERSIONS: convert("q8_0", "q4_0"),
+            parts(residual): with_residual(plain_f16(), "q4_0", residual),
+        }
         with _evaluator(plain_f16(), CacheConfig(pools=64_000_000), one_by_one=False) as evaluator:
             fitted, self._chunks = halves(evaluator, n_chunks)
             info = evaluator.info
@@ -167,9 +176,9 @@ def _evaluator(path: Path, cache: CacheConfig, one_by_one: bool) -> Evaluator:
 #
 
 
-def equalized(run: RunArm, memory: float, t1: float, t2: float) -> tuple[Run, Run]:
+def equalized(run: RunArm, other: Arm, memory: float, t1: float, t2: float) -> tuple[Run, Run]:
     """Runs of the versions and of the parts of nearly equal cost: the dearer one gets a higher t1."""
-    runs = {arm: run(arm, memory, t1, t2) for arm in (VERSIONS, PARTS)}
+    runs = {arm: run(arm, memory, t1, t2) for arm in (VERSIONS, other)}
     worse, better = sorted(runs, key=lambda arm: -runs[arm].cost)
     tried, (low, high) = [runs[worse]], (t1, t2)
     while len(tried) <= STEPS and abs(tried[-1].cost / runs[better].cost - 1) > EQUAL / 5:
@@ -179,24 +188,24 @@ def equalized(run: RunArm, memory: float, t1: float, t2: float) -> tuple[Run, Ru
             high = tried[-1].t1
         tried.append(run(worse, memory, (low + high) / 2, t2))
     runs[worse] = min(tried, key=lambda each: abs(each.cost / runs[better].cost - 1))
-    return runs[VERSIONS], runs[PARTS]
+    return runs[VERSIONS], runs[other]
 
 
 def rows(
-    run: RunArm, memories: Sequence[float], mixes: Sequence[tuple[float, float]]
+    run: RunArm, other: Arm, memories: Sequence[float], mixes: Sequence[tuple[float, float]]
 ) -> Iterator[tuple[str, ...]]:
     for t1, t2 in mixes:
         for memory in memories:
-            versions, parts = equalized(run, memory, t1, t2)
-            ratio, off = parts.read / versions.read, parts.cost / versions.cost - 1
+            versions, summed = equalized(run, other, memory, t1, t2)
+            ratio, off = summed.read / versions.read, summed.cost / versions.cost - 1
             yield (
                 f"{memory:.0%}",
                 f"{t2:g}",
-                f"{versions.t1:.3g}, {parts.t1:.3g}",
-                f"{versions.low_share:.0%}, {parts.low_share:.0%}",
-                f"{_percents(versions.mix)}, {_percents(parts.mix)}",
-                f"{versions.cost:.3g}, {parts.cost:.3g}" + ("" if abs(off) <= EQUAL else f" ({off:+.0%})"),
-                f"{versions.read:.0f}, {parts.read:.0f}",
+                f"{versions.t1:.3g}, {summed.t1:.3g}",
+                f"{versions.low_share:.0%}, {summed.low_share:.0%}",
+                f"{_percents(versions.mix)}, {_percents(summed.mix)}",
+                f"{versions.cost:.3g}, {summed.cost:.3g}" + ("" if abs(off) <= EQUAL else f" ({off:+.0%})"),
+                f"{versions.read:.0f}, {summed.read:.0f}",
                 f"{ratio:.2f}" + (" *" if ratio <= TARGET and abs(off) <= EQUAL else ""),
             )
 
@@ -222,6 +231,7 @@ def main() -> None:
     )
     add = parser.add_argument
     add("--trace", type=Path, nargs="+", default=[], metavar="FILE", help="recorded routes")
+    add("--residual", default="q4_0", metavar="TYPE", help="of the parts (default: %(default)s)")
     add("--memory", type=float, nargs="+", default=[0.2, 0.3, 0.4], metavar="F")
     add(
         "--thresholds",
@@ -241,11 +251,11 @@ def main() -> None:
 
 
 def compare_on_tiny(args: argparse.Namespace) -> None:
-    tiny = Tiny(args.chunks)
+    tiny = Tiny(args.chunks, args.residual)
     # Of its two experts, the second has a score above 0.5.
     tiny_mixes = [(t1, t2) for t1, t2 in args.thresholds if t1 == 0 or t1 > tiny.scores[0]]
     title = f"tiny model, {args.chunks} x {EvaluationConfig.default_n_ctx} tokens; KL divergence, KiB"
-    table(title, rows(tiny.run, args.memory, tiny_mixes))
+    table(title, rows(tiny.run, parts(args.residual), args.memory, tiny_mixes))
 
 
 def compare_on_routes(path: Path, args: argparse.Namespace) -> None:
@@ -256,7 +266,7 @@ def compare_on_routes(path: Path, args: argparse.Namespace) -> None:
         return simulated(arm, shape, trace.routes, memory, t1, t2)
 
     title = f"{path.name}: {trace.n_decoded} tokens of {trace.model}; share in low precision, bits"
-    table(title, rows(replayed, args.memory, args.thresholds))
+    table(title, rows(replayed, parts(args.residual), args.memory, args.thresholds))
 
 
 if __name__ == "__main__":
