@@ -17,6 +17,7 @@ from pyhobbit.convert.quantize import quantize, type_by_name
 MAKE_GGUF = Path(__file__).resolve().parent.parent / "convert" / "make_gguf.py"
 N_LAYER, N_EMBD, N_FF, N_EXPERT = 2, 256, 512, 4
 PARTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
+ROUTED = [f"blk.{layer}.{part}" for layer in range(N_LAYER) for part in PARTS]
 
 
 def write_moe(

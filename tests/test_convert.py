@@ -12,7 +12,7 @@ import pytest
 from convert_fixtures import (
     N_EXPERT,
     N_LAYER,
-    PARTS,
+    ROUTED,
     run_converter,
     tensor_bytes,
     tensor_values,
@@ -28,8 +28,6 @@ from pyhobbit.convert.gguf_file import read_gguf
 from pyhobbit.convert.options import Options
 from pyhobbit.convert.pipeline import convert
 from pyhobbit.convert.quantize import GgmlType, dequantize, quantizable_types, quantize, type_by_name
-
-ROUTED = [f"blk.{layer}.{part}" for layer in range(N_LAYER) for part in PARTS]
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from convert_fixtures import (
     N_EMBD,
     N_EXPERT,
     N_LAYER,
-    PARTS,
+    ROUTED,
     run_converter,
     tensor_bytes,
     tensor_values,
@@ -35,7 +35,6 @@ from pyhobbit.convert.verify import verify_residuals
 from pyhobbit.errors import HobbitError
 from pyhobbit.model_file import read_model_file
 
-ROUTED = [f"blk.{layer}.{part}" for layer in range(N_LAYER) for part in PARTS]
 Q4_0 = GGMLQuantizationType.Q4_0
 
 

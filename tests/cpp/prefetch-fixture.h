@@ -3,6 +3,7 @@
 
 #include "fake-reader.h"
 #include "gguf-builder.h"
+#include "indifferent-policy.h"
 #include "layer-graph.h"
 #include "prefetcher.h"
 #include "temp-dir.h"
@@ -22,17 +23,6 @@ static constexpr uint32_t N_LAYERS  = 4;
 static constexpr uint32_t N_EXPERTS = 8;
 static constexpr uint32_t N_USED    = 2;
 static constexpr uint32_t ALL       = part_bit(PART_UP) | part_bit(PART_GATE) | part_bit(PART_DOWN);
-
-class lru : public cache_policy {
-  public:
-    void begin_sequence(uint32_t) override {}
-
-    void begin_tokens(uint32_t, uint32_t) override {}
-
-    void on_use(const expert_usage &) override {}
-
-    double value(expert_id, uint32_t, uint32_t) override { return 0.0; }
-};
 
 // Probabilities that the routers of a layer give the experts for tokens of one topic; 0 for those not named.
 struct belief {
@@ -174,7 +164,7 @@ class engine {
     temp_dir                      dir_;
     gguf_builder                  file_;
     cpu_backend                   cpu_;
-    lru                           policy_;
+    indifferent_policy            policy_;
     std::unique_ptr<loader>       loader_;
     std::unique_ptr<expert_cache> cache_;
 };

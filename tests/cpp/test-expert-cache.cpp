@@ -3,6 +3,7 @@
 
 #include "fake-reader.h"
 #include "gguf-builder.h"
+#include "indifferent-policy.h"
 #include "temp-dir.h"
 
 #include <algorithm>
@@ -47,18 +48,6 @@ struct opened_model {
         REQUIRE_MESSAGE(s.ok(), s.message());
         bytes = temp_dir::read(index.files()[0]);
     }
-};
-
-// All experts are worth the same: the least recently acquired one leaves.
-class indifferent_policy : public cache_policy {
-  public:
-    void begin_sequence(uint32_t) override {}
-
-    void begin_tokens(uint32_t, uint32_t) override {}
-
-    void on_use(const expert_usage &) override {}
-
-    double value(expert_id, uint32_t, uint32_t) override { return 0.0; }
 };
 
 // A cache over it.

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "resident-tiers.h"
 
+#include "indifferent-policy.h"
+
 #include <doctest/doctest.h>
 #include <map>
 #include <random>
@@ -8,18 +10,6 @@
 #include <vector>
 
 using namespace hobbit;
-
-// The least recently touched one leaves.
-class indifferent_policy : public cache_policy {
-  public:
-    void begin_sequence(uint32_t) override {}
-
-    void begin_tokens(uint32_t, uint32_t) override {}
-
-    void on_use(const expert_usage &) override {}
-
-    double value(expert_id, uint32_t, uint32_t) override { return 0.0; }
-};
 
 static constexpr uint32_t N_EXPERTS = 8;
 
