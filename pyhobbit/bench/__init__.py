@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""pyhobbit bench: decode speed, time to first token and memory of stock llama.cpp and of the expert cache.
+"""pyhobbit bench: speed and memory of stock llama.cpp and of the expert cache, side by side.
 
-Each arm runs in a process of its own, under a memory limit, with an empty page cache; all in turn. The model
-has random weights in the shape of a real one, or is yours; the routing can be replayed from a recorded trace.
+Each arm runs in a process of its own, under a memory limit, with an empty page cache; all in turn.
+The model has random weights in the shape of a real one, or is yours; the routing can be replayed from
+a recorded trace.
 """
 
 import argparse
@@ -30,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from pyhobbit.bench.shapes import SHAPES
 
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = "arms:\n" + "\n".join(f"  {arm.name:<22} {arm.summary}" for arm in ARMS)
+    parser.epilog = "arms:\n" + "\n".join(f"  {arm.name:<24} {arm.summary}" for arm in ARMS)
     add = parser.add_argument
     model = parser.add_mutually_exclusive_group(required=True)
     model.add_argument("--shape", choices=SHAPES, help="make a random-weight model of this shape")
