@@ -101,7 +101,7 @@ status hobbit_model::start() {
     }
     const embedding_table & embedding = index_.embedding();
     if (embedding.location.size >= SMALL_EMBEDDING && memory_is_short()) {
-        rows_.emplace(reader_, embedding.location, embedding.shape);
+        rows_.emplace(reader_, embedding);
     }
     if (!index_.uses_base_experts()) {
         GGML_LOG_INFO("hobbit: the experts of '%s' are not read: both tiers of '%s' stand for them\n",

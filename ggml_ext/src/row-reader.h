@@ -17,8 +17,8 @@ namespace hobbit {
 class row_reader {
   public:
     // The reader must outlive this one.
-    row_reader(file_reader & reader, const part_location & table, const matrix_shape & shape) :
-        reader_(reader), table_(table), shape_(shape) {}
+    row_reader(file_reader & reader, const embedding_table & table) :
+        reader_(reader), table_(table.location), shape_(table.shape) {}
 
     // Computes a GET_ROWS over the matrix, as ggml does: every row converted to float.
     status compute(ggml_tensor * lookup);

@@ -91,7 +91,7 @@ TEST_CASE("rows are what ggml looks up, in every type") {
         REQUIRE(reader.open(path).ok());
 
         lookup     l(type, rows);
-        row_reader embedding(reader, table.location, table.shape);
+        row_reader embedding(reader, table);
         REQUIRE(embedding.compute(l.op).ok());
         const std::vector<float> found = l.output();
         CHECK(found == l.expected(temp_dir::read(path).substr(table.location.offset, table.location.size)));
@@ -108,7 +108,7 @@ TEST_CASE("an embedding that is the output matrix as well is not looked up alone
 TEST_CASE("a token that is not in the vocabulary, and a read that fails, are errors") {
     fake_reader reader;
     reader.open_gate();
-    row_reader embedding(reader, { 0, 4096, N_VOCAB * N_EMBD * 4, GGML_TYPE_F32 }, { N_EMBD, N_VOCAB });
+    row_reader embedding(reader, { { 0, 4096, N_VOCAB * N_EMBD * 4, GGML_TYPE_F32 }, { N_EMBD, N_VOCAB } });
     for (const int32_t row : { -1, int32_t(N_VOCAB) }) {
         lookup l(GGML_TYPE_F32, { 0, row });
         CHECK(embedding.compute(l.op).message().find("is not in the vocabulary of 300 tokens") != std::string::npos);

@@ -237,15 +237,29 @@ TEST_CASE("the default name") {
 // residual tiers
 //
 
+// With a residual, whose low version is the base's or, with base_tier none, in the sidecar if `has_low`.
+struct model_and_residual {
+    model_and_sidecar files;
+    expert_index      index;
+
+    model_and_residual(const char * base_tier, bool has_low) :
+        files([=](gguf_builder & file) {
+            moe_model::declare_residual(file, base_tier);
+            if (has_low) {
+                moe_model().add_tensors(file, GGML_TYPE_Q4_0, ".low.0");
+            }
+            moe_model().add_tensors(file, GGML_TYPE_Q5_0, ".high.0");
+        }) {
+        files.sidecar.write(files.dir.path("m.hobbit.gguf"));
+    }
+
+    status open() { return index.open(files.path, ""); }
+};
+
 TEST_CASE("with base_tier none the base's own experts are not used") {
-    model_and_sidecar files([](gguf_builder & file) {
-        moe_model::declare_residual(file, "none");
-        moe_model().add_tensors(file, GGML_TYPE_Q4_0, ".low.0");
-        moe_model().add_tensors(file, GGML_TYPE_Q5_0, ".high.0");
-    });
-    files.sidecar.write(files.dir.path("m.hobbit.gguf"));
-    expert_index index;
-    const status s = index.open(files.path, "");
+    model_and_residual   m("none", true);
+    const expert_index & index = m.index;
+    const status         s     = m.open();
     REQUIRE_MESSAGE(s.ok(), s.message());
     CHECK(index.high_is_residual());
     CHECK_FALSE(index.uses_base_experts());
@@ -258,13 +272,9 @@ TEST_CASE("with base_tier none the base's own experts are not used") {
 }
 
 TEST_CASE("with base_tier low the base's own experts are the low tier") {
-    model_and_sidecar files([](gguf_builder & file) {
-        moe_model::declare_residual(file, "low");
-        moe_model().add_tensors(file, GGML_TYPE_Q5_0, ".high.0");
-    });
-    files.sidecar.write(files.dir.path("m.hobbit.gguf"));
-    expert_index index;
-    const status s = index.open(files.path, "");
+    model_and_residual   m("low", false);
+    const expert_index & index = m.index;
+    const status         s     = m.open();
     REQUIRE_MESSAGE(s.ok(), s.message());
     CHECK(index.high_is_residual());
     CHECK(index.uses_base_experts());
@@ -274,11 +284,6 @@ TEST_CASE("with base_tier low the base's own experts are the low tier") {
 }
 
 TEST_CASE("with base_tier none a sidecar without a low tier is refused") {
-    model_and_sidecar files([](gguf_builder & file) {
-        moe_model::declare_residual(file, "none");
-        moe_model().add_tensors(file, GGML_TYPE_Q5_0, ".high.0");
-    });
-    files.sidecar.write(files.dir.path("m.hobbit.gguf"));
-    expert_index index;
-    CHECK_CONTAINS(index.open(files.path, "").message(), "the low tier lacks expert 0 of blk.0.ffn_gate_exps");
+    model_and_residual m("none", false);
+    CHECK_CONTAINS(m.open().message(), "the low tier lacks expert 0 of blk.0.ffn_gate_exps");
 }
