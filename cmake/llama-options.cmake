@@ -39,5 +39,16 @@ function(hobbit_use_ccache root)
     endif()
 endfunction()
 
+# Without AMX: compilers take the stores of ggml's tile configuration for dead, and the first product of weights in AMX's
+# layout ends the process (github.com/ggml-org/llama.cpp/pull/26954). To be called when ggml-cpu is there, so that these
+# flags come after -march=native.
+function(hobbit_leave_out_amx)
+    include(CheckCXXCompilerFlag)
+    check_cxx_compiler_flag(-mno-amx-tile HOBBIT_KNOWS_AMX)
+    if (HOBBIT_KNOWS_AMX)
+        target_compile_options(ggml-cpu PRIVATE -mno-amx-tile -mno-amx-int8 -mno-amx-bf16)
+    endif()
+endfunction()
+
 # llama.cpp compiles its models in unity builds: sources that name each other by absolute paths would not be shared
 set(CMAKE_UNITY_BUILD_RELOCATABLE ON)

@@ -48,6 +48,8 @@ ARMS = (
     Arm("stock-ram", "llama.cpp, all in memory, plain layouts", "stock", fits=True),
     Arm("stock-repacked", "llama.cpp, all in memory, repacked", "stock", fits=True, repack=True),
     _ours("ours-resident", "expert cache that holds every expert", fits=True),
+    _ours("ours-resident-plain", "as ours-resident, plain layouts", fits=True, pack=False),
+    _ours("ours-resident-residual", "as ours-resident, in two parts", "residual", fits=True, t1=1.0, t2=1.0),
     _ours("ours", "expert cache, everything in high precision"),
     _ours("ours-mixed", "expert cache, high and low precision by Eq. 2", "low"),
     _ours("ours-residual", "as ours-mixed, high precision is the low one and a residual", "residual"),
