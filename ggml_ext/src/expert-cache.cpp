@@ -1,32 +1,46 @@
 // SPDX-License-Identifier: MIT
 #include "expert-cache.h"
 
+#include "compute-device.h"
+#include "ggml-cpp.h"
 #include "weight-layout.h"
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 
 namespace hobbit {
 
-expert_cache::expert_cache(const expert_index & index, loader & loader, stats & stats) :
-    index_(index), loader_(loader), stats_(stats), n_experts_(index.n_experts()), sets_(index.high_is_residual()) {
+expert_cache::expert_cache(const expert_index & index, loader & loader, stats & stats, const pool_place & place) :
+    index_(index),
+    loader_(loader),
+    stats_(stats),
+    place_(place),
+    in_host_(is_host_device(place.device)),
+    n_experts_(index.n_experts()),
+    sets_(index.high_is_residual()) {
     for (uint32_t tier = 0; tier < index.n_tiers(); tier++) {
-        layouts_[tier] = lay_out(tier);
+        layouts_[tier] = in_host_ ? lay_out_slots(tier) : lay_out_stacks(tier);
         loads_[tier].resize(index.n_layers() * n_experts_);
     }
 }
 
-// Types differ between layers and parts, and experts begin at any offset in their file: a part's place in the slot has
-// room for the widest aligned span of its layer, and a slot for the widest layer.
-expert_cache::tier_layout expert_cache::lay_out(uint32_t tier) const {
+//
+// layout
+//
+
+// In host memory slots stand one after the other, and what the file has is read in place. Types differ between layers
+// and parts, and experts begin at any offset in their file: a part's place in the slot has room for the widest aligned
+// span of its layer, and a slot for the widest layer.
+expert_cache::tier_layout expert_cache::lay_out_slots(uint32_t tier) const {
     tier_layout layout;
-    layout.offsets.resize(index_.n_layers());
+    layout.places.resize(index_.n_layers());
     for (size_t layer = 0; layer < index_.n_layers(); layer++) {
         const layer_shape & shape = index_.layer(layer);
         size_t              end   = 0;
         for (uint32_t part = 0; part < PART_COUNT; part++) {
-            layout.offsets[layer][part] = end;
-            size_t span                 = 0;
+            layout.places[layer][part].offset = end;
+            size_t span                       = 0;
             for (uint32_t e = 0; (shape.parts & part_bit(part)) && e < shape.n_experts; e++) {
                 span = std::max(span, loader::aligned_span(index_.locate(tier, layer, part, e)));
             }
@@ -34,21 +48,122 @@ expert_cache::tier_layout expert_cache::lay_out(uint32_t tier) const {
         }
         layout.slot_size = std::max(layout.slot_size, end);
     }
+    for (auto & places : layout.places) {
+        for (part_place & place : places) {
+            place.stride = layout.slot_size;
+        }
+    }
     return layout;
 }
 
+std::vector<expert_cache::matrix_kind> expert_cache::kinds(uint32_t tier) const {
+    std::vector<matrix_kind> found;
+    for (uint32_t layer = 0; layer < index_.n_layers(); layer++) {
+        const layer_shape & shape = index_.layer(layer);
+        for (uint32_t part = 0; part < PART_COUNT; part++) {
+            for (uint32_t e = 0; (shape.parts & part_bit(part)) && e < shape.n_experts; e++) {
+                const matrix_kind kind = { part, index_.locate(tier, layer, part, e).type, shape.shapes[part] };
+                if (std::find(found.begin(), found.end(), kind) == found.end()) {
+                    found.push_back(kind);
+                }
+            }
+        }
+    }
+    return found;
+}
+
+static size_t matrix_size(ggml_type type, const matrix_shape & shape) {
+    return ggml_row_size(type, shape.n_in) * size_t(shape.n_out);
+}
+
+// In a device's memory the matrices of a part stand one after the other, as in a tensor of llama.cpp's own. Where types
+// differ, the distance is a multiple of all their blocks: kernels count in blocks.
+expert_cache::tier_layout expert_cache::lay_out_stacks(uint32_t tier) const {
+    std::array<size_t, PART_COUNT> widest = {};
+    std::array<size_t, PART_COUNT> blocks = {};
+    for (const matrix_kind & kind : kinds(tier)) {
+        size_t & block    = blocks[kind.part];
+        block             = std::lcm(std::max(block, size_t(1)), ggml_type_size(kind.type));
+        widest[kind.part] = std::max(widest[kind.part], matrix_size(kind.type, kind.shape));
+    }
+    tier_layout layout;
+    layout.places.resize(index_.n_layers());
+    for (uint32_t part = 0; part < PART_COUNT; part++) {
+        const size_t stride  = blocks[part] ? (widest[part] + blocks[part] - 1) / blocks[part] * blocks[part] : 0;
+        layout.slot_size    += stride;
+        for (auto & places : layout.places) {
+            places[part].stride = stride;
+        }
+    }
+    return layout;
+}
+
+// What a device may read behind a tensor of the weights.
+static size_t padding_of(ggml_backend_buffer_type_t buft, ggml_type type, const matrix_shape & shape) {
+    const ggml_context_ptr ctx(ggml_init({ ggml_tensor_overhead(), nullptr, /* .no_alloc = */ true }));
+    const ggml_tensor *    tensor = ggml_new_tensor_2d(ctx.get(), type, shape.n_in, shape.n_out);
+    return ggml_backend_buft_get_alloc_size(buft, tensor) - ggml_nbytes(tensor);
+}
+
+// Gives each part's stack its place in a bank of so many slots. Returns the size of the bank.
+size_t expert_cache::place_stacks(uint32_t tier, uint32_t n_slots) {
+    ggml_backend_buffer_type_t     buft    = ggml_backend_dev_buffer_type(place_.device);
+    std::array<size_t, PART_COUNT> padding = {};
+    for (const matrix_kind & kind : kinds(tier)) {
+        padding[kind.part] = std::max(padding[kind.part], padding_of(buft, kind.type, kind.shape));
+    }
+    size_t end = 0;
+    for (uint32_t part = 0; part < PART_COUNT; part++) {
+        for (auto & places : layouts_[tier].places) {
+            places[part].offset = end;
+        }
+        end += layouts_[tier].places.front()[part].stride * n_slots + padding[part];
+        end  = GGML_PAD(end, file_reader::alignment); // more than any device asks for
+    }
+    return end;
+}
+
+// As many slots to a bank as one buffer of the device holds and one of its operations takes, all banks alike.
+status expert_cache::plan_bank(uint32_t tier, uint32_t n_slots, uint32_t & slots_per_bank, size_t & bank_size) {
+    slots_per_bank = n_slots;
+    bank_size      = layouts_[tier].slot_size * n_slots;
+    if (in_host_) {
+        return {};
+    }
+    ggml_backend_buffer_type_t     buft = ggml_backend_dev_buffer_type(place_.device);
+    const std::vector<matrix_kind> all  = kinds(tier);
+    const auto                     fits = [&](const matrix_kind & kind) {
+        const size_t stride = layouts_[tier].places.front()[kind.part].stride;
+        return multiplies_experts(place_.device, buft, kind.type, kind.shape, stride, slots_per_bank);
+    };
+    const size_t room = ggml_backend_buft_get_max_size(buft) - file_reader::alignment;
+    while (place_stacks(tier, slots_per_bank) > room || !std::all_of(all.begin(), all.end(), fits)) {
+        if (slots_per_bank == 1) {
+            const auto bad = std::find_if_not(all.begin(), all.end(), fits);
+            return status::error(format("%s cannot multiply by the %s-precision experts (%s): choose another device",
+                                        ggml_backend_dev_name(place_.device), tier_name(tier),
+                                        bad == all.end() ? "too large" : ggml_type_name(bad->type)));
+        }
+        slots_per_bank = (slots_per_bank + 1) / 2;
+    }
+    const uint32_t n_banks = (n_slots + slots_per_bank - 1) / slots_per_bank;
+    slots_per_bank         = (n_slots + n_banks - 1) / n_banks;
+    bank_size              = place_stacks(tier, slots_per_bank);
+    return {};
+}
+
 // The first layout that the device has for any part is that of all parts that can have it.
-ggml_backend_buffer_type_t expert_cache::choose_packed(uint32_t tier, ggml_backend_dev_t device) {
+ggml_backend_buffer_type_t expert_cache::choose_packed(uint32_t tier) {
     ggml_backend_buffer_type_t chosen = nullptr;
     packed_parts_[tier].assign(loads_[tier].size(), 0);
-    for (uint32_t layer = 0; device && layer < index_.n_layers(); layer++) {
+    for (uint32_t layer = 0; place_.pack && layer < index_.n_layers(); layer++) {
         const layer_shape & shape = index_.layer(layer);
         for (uint32_t part = 0; part < PART_COUNT; part++) {
             std::map<ggml_type, bool> is_packed;
             for (uint32_t e = 0; (shape.parts & part_bit(part)) && e < shape.n_experts; e++) {
                 const ggml_type type = index_.locate(tier, layer, part, e).type;
                 if (is_packed.count(type) == 0) {
-                    const auto layout = packed_layout(device, type, shape.shapes[part], shape.n_experts);
+                    const auto layout = packed_layout(place_.device, type, shape.shapes[part], shape.n_experts);
                     chosen            = chosen ? chosen : layout;
                     is_packed[type]   = layout && layout == chosen;
                 }
@@ -59,11 +174,20 @@ ggml_backend_buffer_type_t expert_cache::choose_packed(uint32_t tier, ggml_backe
     return chosen;
 }
 
-status expert_cache::allocate(uint32_t tier, const pool_place & place, uint32_t n_slots, uint32_t floor,
-                              cache_policy & policy) {
+status expert_cache::allocate(uint32_t tier, uint32_t n_slots, uint32_t floor, cache_policy & policy) {
     sets_.add(tier, resident_set(uint32_t(index_.n_layers()), n_experts_, tier, n_slots, floor, policy));
-    return pools_[tier].allocate(place.buft, choose_packed(tier, place.packing), layouts_[tier].slot_size, n_slots);
+    uint32_t     slots_per_bank = 0;
+    size_t       bank_size      = 0;
+    const status s              = plan_bank(tier, n_slots, slots_per_bank, bank_size);
+    return s.ok() ? pools_[tier].allocate(ggml_backend_dev_buffer_type(place_.device), choose_packed(tier), bank_size,
+                                          slots_per_bank, n_slots,
+                                          in_host_ ? "--pools or --memory" : "--pools or --device-memory")
+                  : s;
 }
+
+//
+// residency
+//
 
 bool expert_cache::holds(expert_id id, uint32_t tier, uint32_t parts) const {
     const auto has_parts = [&](uint32_t t) { return (loader_.requested(load(id, t)) & parts) == parts; };
@@ -99,15 +223,16 @@ bool expert_cache::acquire(expert_id id, uint32_t tier) {
 }
 
 char * expert_cache::slot_of(expert_id id, uint32_t tier, uint32_t part) const {
-    return pools_[tier].data(slot(id, tier)) + layouts_[tier].offsets[id.layer][part];
+    return pools_[tier].bank(slot(id, tier)) + layouts_[tier].places[id.layer][part].offset +
+           number(id, tier) * stride(id, tier, part);
 }
 
 void expert_cache::submit(expert_id id, uint32_t tier, uint32_t parts, load_urgency urgency) {
     for (uint32_t part = 0; part < PART_COUNT; part++) {
         if (parts & part_bit(part)) {
             part_target target = { slot_of(id, tier, part) };
-            if (is_packed(id, tier, part)) {
-                target.packed = pools_[tier].packed();
+            if (is_set(id, tier, part)) {
+                target.buffer = buffer(id, tier, part);
                 target.shape  = index_.layer(id.layer).shapes[part];
             }
             loader_.submit(load(id, tier), part, index_.locate(tier, id.layer, part, id.expert), target, urgency);
@@ -138,11 +263,20 @@ status expert_cache::wait(expert_id id, uint32_t tier, uint32_t parts) {
 char * expert_cache::data(expert_id id, uint32_t tier, uint32_t part) const {
     GGML_ASSERT(sets_.set(tier).is_pinned(id));
     const size_t before = loader::data_offset(index_.locate(tier, id.layer, part, id.expert));
-    return slot_of(id, tier, part) + (is_packed(id, tier, part) ? 0 : before);
+    return slot_of(id, tier, part) + (is_set(id, tier, part) ? 0 : before);
 }
 
 ggml_backend_buffer_t expert_cache::buffer(expert_id id, uint32_t tier, uint32_t part) const {
-    return is_packed(id, tier, part) ? pools_[tier].packed() : pools_[tier].buffer();
+    const slot_pool & pool = pools_[tier];
+    return is_packed(id, tier, part) ? pool.packed(slot(id, tier)) : pool.buffer(slot(id, tier));
+}
+
+size_t expert_cache::stride(expert_id id, uint32_t tier, uint32_t part) const {
+    return layouts_[tier].places[id.layer][part].stride;
+}
+
+uint32_t expert_cache::number(expert_id id, uint32_t tier) const {
+    return slot(id, tier) % pools_[tier].slots_per_bank();
 }
 
 void expert_cache::release(expert_id id, uint32_t tier) {

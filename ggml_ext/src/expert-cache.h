@@ -29,20 +29,21 @@ namespace hobbit {
 // Thread-safety: none; one thread computes at a time. The loader's threads only write into slots.
 class expert_cache {
   public:
+    // Where the pools are.
+    struct pool_place {
+        ggml_backend_dev_t device = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+        bool               pack   = false; // keeps weights in the CPU's own layouts, where it has one
+    };
+
     // All must outlive the cache.
-    expert_cache(const expert_index & index, loader & loader, stats & stats);
+    expert_cache(const expert_index & index, loader & loader, stats & stats, const pool_place & place);
 
     // Bytes of a slot that holds any expert of the tier.
     size_t slot_size(uint32_t tier) const { return layouts_[tier].slot_size; }
 
-    struct pool_place {
-        ggml_backend_buffer_type_t buft;
-        ggml_backend_dev_t         packing = nullptr; // keeps weights in this device's own layouts, where it has one
-    };
-
     // Gives the tier a pool. A tier without one must not be acquired. The policy, which serves all tiers, must outlive
     // the cache; for `floor` see resident_set.
-    status allocate(uint32_t tier, const pool_place & place, uint32_t n_slots, uint32_t floor, cache_policy & policy);
+    status allocate(uint32_t tier, uint32_t n_slots, uint32_t floor, cache_policy & policy);
 
     uint32_t n_slots(uint32_t tier) const { return pools_[tier].n_slots(); }
 
@@ -64,13 +65,13 @@ class expert_cache {
     // What a read failed with, if one did.
     status error() const { return loader_.error(); }
 
-    // The slot that holds the term. REQUIRES: resident.
-    uint32_t slot(expert_id id, uint32_t tier) const { return sets_.set(tier).slot(id); }
-
-    // The part's weights in the term, of the type that the index says, in the layout of buffer()'s type. REQUIRES:
+    // The part's weights in the term, of the type that the index says, in the layout of buffer()'s type: an address of
+    // the device's. In one buffer they are evenly spaced: number() n lies n times stride() behind number 0. REQUIRES:
     // pinned, and the part is there.
     char *                data(expert_id id, uint32_t tier, uint32_t part) const;
     ggml_backend_buffer_t buffer(expert_id id, uint32_t tier, uint32_t part) const;
+    size_t                stride(expert_id id, uint32_t tier, uint32_t part) const;
+    uint32_t              number(expert_id id, uint32_t tier) const;
 
     // Undoes one acquire, once nothing asked for is on the way any more; what was only prefetched is dropped.
     void release(expert_id id, uint32_t tier);
@@ -88,9 +89,26 @@ class expert_cache {
     void end_prefetch(uint32_t layer);
 
   private:
+    // Of a part, in a bank of slots.
+    struct part_place {
+        size_t offset = 0; // of the first slot's
+        size_t stride = 0; // from slot to slot
+    };
+
     struct tier_layout {
-        size_t                                      slot_size = 0;
-        std::vector<std::array<size_t, PART_COUNT>> offsets; // [layer][part], in a slot
+        size_t                                          slot_size = 0;
+        std::vector<std::array<part_place, PART_COUNT>> places; // [layer][part]
+    };
+
+    // Matrices that a tier has.
+    struct matrix_kind {
+        uint32_t     part;
+        ggml_type    type;
+        matrix_shape shape;
+
+        bool operator==(const matrix_kind & o) const {
+            return part == o.part && type == o.type && shape.n_in == o.shape.n_in && shape.n_out == o.shape.n_out;
+        }
     };
 
     size_t index_of(expert_id id) const { return size_t(id.layer) * n_experts_ + id.expert; }
@@ -104,9 +122,17 @@ class expert_cache {
         return packed_parts_[tier][index_of(id)] & part_bit(part);
     }
 
-    char *                     slot_of(expert_id id, uint32_t tier, uint32_t part) const;
-    tier_layout                lay_out(uint32_t tier) const;
-    ggml_backend_buffer_type_t choose_packed(uint32_t tier, ggml_backend_dev_t device);
+    // Whether the loader sets what it has read, rather than reading it in place.
+    bool is_set(expert_id id, uint32_t tier, uint32_t part) const { return !in_host_ || is_packed(id, tier, part); }
+
+    uint32_t                 slot(expert_id id, uint32_t tier) const { return sets_.set(tier).slot(id); }
+    char *                   slot_of(expert_id id, uint32_t tier, uint32_t part) const;
+    tier_layout              lay_out_slots(uint32_t tier) const;
+    tier_layout              lay_out_stacks(uint32_t tier) const;
+    std::vector<matrix_kind> kinds(uint32_t tier) const;
+    size_t                   place_stacks(uint32_t tier, uint32_t n_slots);
+    status                   plan_bank(uint32_t tier, uint32_t n_slots, uint32_t & slots_per_bank, size_t & bank_size);
+    ggml_backend_buffer_type_t choose_packed(uint32_t tier);
     bool                       make_resident(expert_id id, uint32_t tier);
     void                       forget_evicted();
     void                       submit(expert_id id, uint32_t tier, uint32_t parts, load_urgency urgency);
@@ -117,6 +143,8 @@ class expert_cache {
     const expert_index & index_;
     loader &             loader_;
     stats &              stats_;
+    const pool_place     place_;
+    const bool           in_host_; // the pools are in host memory
     const uint32_t       n_experts_;
     uint32_t             running_ = 0; // layer of the last demand
 

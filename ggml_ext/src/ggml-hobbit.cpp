@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "ggml-hobbit.h"
 
+#include "apart-memory.h"
+#include "compute-device.h"
 #include "expert-index.h"
 #include "ggml-impl.h"
 #include "hobbit-model.h"
@@ -8,7 +10,9 @@
 
 #include <cstring>
 #include <mutex>
+#include <string>
 #include <sys/mman.h>
+#include <vector>
 
 using hobbit::expert_tensor;
 using hobbit::inner_graph;
@@ -16,6 +20,17 @@ using hobbit::inner_graph;
 //
 // context
 //
+
+// One for each device that experts are computed on.
+struct ggml_backend_hobbit_device_context {
+    std::string              name;
+    ggml_backend_dev_t       compute;
+    ggml_backend_buffer_type activations; // its memory, see apart-memory.h; unused on the CPU
+};
+
+static ggml_backend_hobbit_device_context & device_context(ggml_backend_dev_t dev) {
+    return *(ggml_backend_hobbit_device_context *) dev->context;
+}
 
 struct ggml_backend_hobbit_context {
     ggml_backend_t compute; // owned
@@ -185,16 +200,20 @@ static bool is_scale_lookup(const ggml_tensor * op) {
     return tensor->op == GGML_OP_NONE && std::strstr(tensor->name, "_exps.scale");
 }
 
+static bool is_of_device(const ggml_tensor * weights, ggml_backend_dev_t dev) {
+    return weights->buffer->buft->device == dev;
+}
+
 // Claiming what lies between its matmuls makes a layer one split. After the last matmul only what still belongs to
 // single experts is claimed: its bias and its per-expert scale, not the weighting and the sum.
-static bool is_between_matmuls(const ggml_tensor * op) {
+static bool is_between_matmuls(const ggml_tensor * op, ggml_backend_dev_t dev) {
     constexpr int max_depth = 8;
 
     if (is_scale_lookup(op)) {
         return true;
     }
     const ggml_tensor * matmul = is_elementwise(op) ? find_matmul(op, max_depth) : nullptr;
-    if (!matmul) {
+    if (!matmul || !is_of_device(matmul->src[0], dev)) {
         return false;
     }
     if (part_of(matmul) != hobbit::PART_DOWN) {
@@ -207,8 +226,8 @@ static bool is_between_matmuls(const ggml_tensor * op) {
 // backend
 //
 
-static const char * ggml_backend_hobbit_get_name(ggml_backend_t) {
-    return "HOBBIT";
+static const char * ggml_backend_hobbit_get_name(ggml_backend_t backend) {
+    return device_context(backend->device).name.c_str();
 }
 
 static void ggml_backend_hobbit_free(ggml_backend_t backend) {
@@ -308,8 +327,8 @@ static void ggml_backend_hobbit_set_abort_callback(ggml_backend_t backend, ggml_
 // device
 //
 
-static const char * ggml_backend_hobbit_device_get_name(ggml_backend_dev_t) {
-    return "HOBBIT";
+static const char * ggml_backend_hobbit_device_get_name(ggml_backend_dev_t dev) {
+    return device_context(dev).name.c_str();
 }
 
 static const char * ggml_backend_hobbit_device_get_description(ggml_backend_dev_t) {
@@ -340,7 +359,7 @@ static void ggml_backend_hobbit_device_get_props(ggml_backend_dev_t dev, ggml_ba
 }
 
 static ggml_backend_t ggml_backend_hobbit_device_init_backend(ggml_backend_dev_t dev, const char *) {
-    ggml_backend_t compute = ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, NULL);
+    ggml_backend_t compute = ggml_backend_dev_init(device_context(dev).compute, NULL);
     if (!compute) {
         return NULL;
     }
@@ -352,18 +371,26 @@ static ggml_backend_t ggml_backend_hobbit_device_init_backend(ggml_backend_dev_t
     };
 }
 
-// Activations stay where the CPU has them.
-static ggml_backend_buffer_type_t ggml_backend_hobbit_device_get_buffer_type(ggml_backend_dev_t) {
-    return ggml_backend_cpu_buffer_type();
+// Activations stay where the CPU has them; another device has them in its own memory.
+static ggml_backend_buffer_type_t ggml_backend_hobbit_device_get_buffer_type(ggml_backend_dev_t dev) {
+    ggml_backend_hobbit_device_context & ctx = device_context(dev);
+    return hobbit::is_host_device(ctx.compute) ? ggml_backend_dev_buffer_type(ctx.compute) : &ctx.activations;
 }
 
 // The scheduler also asks about tensors that are no operations.
-static bool ggml_backend_hobbit_device_supports_op(ggml_backend_dev_t, const ggml_tensor * op) {
-    return op->op == GGML_OP_NONE || is_expert_matmul(op) || is_row_lookup(op) || is_between_matmuls(op);
+static bool ggml_backend_hobbit_device_supports_op(ggml_backend_dev_t dev, const ggml_tensor * op) {
+    if (is_expert_matmul(op) || is_row_lookup(op)) {
+        return is_of_device(op->src[0], dev);
+    }
+    return op->op == GGML_OP_NONE ||
+           (is_between_matmuls(op, dev) && ggml_backend_dev_supports_op(device_context(dev).compute, op));
 }
 
-static bool ggml_backend_hobbit_device_supports_buft(ggml_backend_dev_t, ggml_backend_buffer_type_t buft) {
-    return ggml_backend_buft_is_hobbit(buft) || ggml_backend_buft_is_host(buft);
+static bool ggml_backend_hobbit_device_supports_buft(ggml_backend_dev_t dev, ggml_backend_buffer_type_t buft) {
+    ggml_backend_buffer_type_t own = ggml_backend_hobbit_device_get_buffer_type(dev);
+    return ggml_backend_buft_is_hobbit(buft)
+               ? buft->device == dev
+               : buft == own || (ggml_backend_buft_is_host(own) && ggml_backend_buft_is_host(buft));
 }
 
 static const struct ggml_backend_device_i ggml_backend_hobbit_device_i = {
@@ -392,18 +419,23 @@ static const char * ggml_backend_hobbit_reg_get_name(ggml_backend_reg_t) {
     return "HOBBIT";
 }
 
-static size_t ggml_backend_hobbit_reg_get_device_count(ggml_backend_reg_t) {
-    return 1;
+// Devices that some model has asked for, for as long as the process lives.
+struct hobbit_device {
+    ggml_backend_hobbit_device_context context;
+    ggml_backend_device                device;
+};
+
+static std::vector<hobbit_device *> & devices() {
+    static auto & all = *new std::vector<hobbit_device *>;
+    return all;
 }
 
-static ggml_backend_dev_t ggml_backend_hobbit_reg_get_device(ggml_backend_reg_t reg, size_t index) {
-    static ggml_backend_device device = {
-        /* .iface   = */ ggml_backend_hobbit_device_i,
-        /* .reg     = */ reg,
-        /* .context = */ NULL,
-    };
-    GGML_ASSERT(index == 0);
-    return &device;
+static size_t ggml_backend_hobbit_reg_get_device_count(ggml_backend_reg_t) {
+    return devices().size();
+}
+
+static ggml_backend_dev_t ggml_backend_hobbit_reg_get_device(ggml_backend_reg_t, size_t index) {
+    return &devices().at(index)->device;
 }
 
 static void * ggml_backend_hobbit_reg_get_proc_address(ggml_backend_reg_t, const char * name) {
@@ -432,15 +464,32 @@ static ggml_backend_reg_t ggml_backend_hobbit_reg() {
     return &reg;
 }
 
-void ggml_backend_hobbit_register() {
-    static std::once_flag once;
-    std::call_once(once, [] { ggml_backend_register(ggml_backend_hobbit_reg()); });
+ggml_backend_dev_t ggml_backend_hobbit_register(ggml_backend_dev_t compute) {
+    static std::mutex           mutex;
+    std::lock_guard<std::mutex> lock(mutex);
+    for (hobbit_device * known : devices()) {
+        if (known->context.compute == compute) {
+            return &known->device;
+        }
+    }
+    const bool        in_host = hobbit::is_host_device(compute);
+    const std::string name    = in_host ? "HOBBIT" : std::string("HOBBIT_") + ggml_backend_dev_name(compute);
+    hobbit_device &   made    = *new hobbit_device;
+    devices().push_back(&made);
+    made.device  = { ggml_backend_hobbit_device_i, ggml_backend_hobbit_reg(), &made.context };
+    made.context = { name, compute, hobbit::make_apart_memory(ggml_backend_dev_buffer_type(compute), &made.device) };
+    if (devices().size() == 1) {
+        ggml_backend_register(ggml_backend_hobbit_reg()); // and the device with it
+    } else {
+        ggml_backend_device_register(&made.device);
+    }
+    return &made.device;
 }
 
-ggml_backend_buffer_type ggml_backend_hobbit_make_buffer_type(hobbit_model * model) {
+ggml_backend_buffer_type ggml_backend_hobbit_make_buffer_type(hobbit_model * model, ggml_backend_dev_t device) {
     return {
         /* .iface   = */ ggml_backend_hobbit_buffer_type_i,
-        /* .device  = */ ggml_backend_hobbit_reg_get_device(ggml_backend_hobbit_reg(), 0),
+        /* .device  = */ device,
         /* .context = */ model,
     };
 }

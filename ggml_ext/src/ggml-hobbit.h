@@ -5,8 +5,9 @@
 
 struct hobbit_model;
 
-// Registers the backend with ggml, once per process. A process that opens no model with a cache never sees the backend.
-void ggml_backend_hobbit_register();
+// The backend's device that computes on `compute`, registered with ggml once per process. A process that opens no model
+// with a cache never sees the backend.
+ggml_backend_dev_t ggml_backend_hobbit_register(ggml_backend_dev_t compute);
 
-// The buffer type of one model's routed experts: addresses without memory, which only this backend computes with.
-ggml_backend_buffer_type ggml_backend_hobbit_make_buffer_type(hobbit_model * model);
+// The buffer type of one model's routed experts: addresses without memory, which only this device computes with.
+ggml_backend_buffer_type ggml_backend_hobbit_make_buffer_type(hobbit_model * model, ggml_backend_dev_t device);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "hobbit-model.h"
 
+#include "compute-device.h"
 #include "ggml-hobbit.h"
 #include "ggml-impl.h"
 #include "last-error.h"
@@ -76,11 +77,14 @@ static constexpr uint64_t ROOM_BESIDE_MODEL = 256u << 20;
 
 // Whether some experts will, or may, have to be read again.
 bool hobbit_model::memory_is_short() const {
-    if (settings_.pools > 0) {
+    const bool in_host = is_host_device(device_);
+    if (settings_.pools > 0 && in_host) {
         return settings_.pools < index_.tier_bytes(TIER_HIGH);
     }
-    const uint64_t budget = settings_.memory > 0 ? settings_.memory : resident_before_ + available_memory();
-    return budget < resident_before_ + index_.model_bytes() + index_.model_bytes() / 10 + ROOM_BESIDE_MODEL;
+    const uint64_t elsewhere = in_host ? 0 : std::min(index_.model_bytes(), index_.tier_bytes(TIER_HIGH));
+    const uint64_t held      = index_.model_bytes() - elsewhere;
+    const uint64_t budget    = settings_.memory > 0 ? settings_.memory : resident_before_ + available_memory();
+    return budget < resident_before_ + held + held / 10 + ROOM_BESIDE_MODEL;
 }
 
 bool hobbit_model::owns(const std::string & tensor) const {
@@ -89,6 +93,7 @@ bool hobbit_model::owns(const std::string & tensor) const {
 
 status hobbit_model::start() {
     status s = check_thresholds(settings_.thresholds);
+    s        = s.ok() ? find_compute_device(settings_.device, device_) : s;
     for (size_t i = 0; i < index_.files().size() && s.ok(); i++) {
         s = reader_.open(index_.files()[i]);
     }
@@ -107,11 +112,11 @@ status hobbit_model::start() {
         GGML_LOG_INFO("hobbit: the experts of '%s' are not read: both tiers of '%s' stand for them\n",
                       index_.files().front().c_str(), index_.files().back().c_str());
     }
-    ggml_backend_hobbit_register();
-    buffer_type_ = ggml_backend_hobbit_make_buffer_type(this);
+    buffer_type_ = ggml_backend_hobbit_make_buffer_type(this, ggml_backend_hobbit_register(device_));
 
-    loader_ = std::make_unique<loader>(reader_, stats_, settings_.io_threads);
-    cache_  = std::make_unique<expert_cache>(index_, *loader_, stats_);
+    const expert_cache::pool_place place = { device_, settings_.pack && is_host_device(device_) };
+    loader_ = std::make_unique<loader>(reader_, stats_, settings_.io_threads, staging_buffer_type(device_));
+    cache_  = std::make_unique<expert_cache>(index_, *loader_, stats_, place);
 
     policy_options options;
     options.name      = settings_.policy;
@@ -123,7 +128,7 @@ status hobbit_model::start() {
     options.high_is_residual = index_.high_is_residual();
     policy_                  = make_policy(options);
     if (settings_.prefetch > 0) {
-        predictor_ = std::make_unique<predictor>(index_);
+        predictor_ = std::make_unique<predictor>(index_, ggml_backend_dev_buffer_type(device_));
     }
     return {};
 }
@@ -163,7 +168,8 @@ pool_demand hobbit_model::demand() const {
     return d;
 }
 
-uint64_t hobbit_model::scratch_bytes(uint32_t n_batch) const {
+// Of the compute device's memory.
+uint64_t hobbit_model::row_bytes(uint32_t n_batch) const {
     int64_t n_in  = 0;
     int64_t n_out = 0;
     for (size_t i = 0; i < index_.n_layers(); i++) {
@@ -172,12 +178,29 @@ uint64_t hobbit_model::scratch_bytes(uint32_t n_batch) const {
             n_out = std::max(n_out, shape.n_out);
         }
     }
-    n_out *= int64_t(index_.terms(TIER_HIGH).size()); // a sum's second product has a place of its own
-    const uint64_t rows =
-        uint64_t(n_in + n_out) * sizeof(float) * std::max(n_batch, uint32_t(inner_graph::enough_rows));
-    const uint64_t staging =
-        settings_.pack ? settings_.io_threads * (loader::chunk_size + 2 * file_reader::alignment) : 0;
-    return rows + staging + inner_graph::max_work_size;
+    n_out                 *= int64_t(index_.terms(TIER_HIGH).size()); // a sum's second product has a place of its own
+    const uint64_t n_rows  = std::max(n_batch, uint32_t(inner_graph::enough_rows));
+    return uint64_t(n_in + n_out) * sizeof(float) * n_rows + inner_graph::max_work_size;
+}
+
+// Of host memory, where what is read is not read in place.
+uint64_t hobbit_model::staging_bytes() const {
+    const bool is_used = settings_.pack || !is_host_device(device_);
+    return is_used ? settings_.io_threads * (loader::chunk_size + 2 * file_reader::alignment) : 0;
+}
+
+status hobbit_model::plan_memory(uint64_t model_bytes, uint32_t n_batch, pool_plan & plan) const {
+    const uint64_t rows = row_bytes(n_batch) + (predictor_ ? predictor_->bytes() : 0);
+    other_memory other  = { resident_before_, model_bytes, staging_bytes(), resident_memory(), available_memory(), {} };
+    if (is_host_device(device_)) {
+        other.scratch += rows;
+    } else {
+        size_t free  = 0;
+        size_t total = 0;
+        ggml_backend_dev_memory(device_, &free, &total);
+        other.device = { ggml_backend_dev_name(device_), free, rows };
+    }
+    return plan_pools(settings_, demand(), other, plan);
 }
 
 status hobbit_model::prepare(uint64_t model_bytes, uint32_t n_batch) {
@@ -185,10 +208,8 @@ status hobbit_model::prepare(uint64_t model_bytes, uint32_t n_batch) {
     if (prepared_) {
         return {};
     }
-    const uint64_t     scratch = scratch_bytes(n_batch) + (predictor_ ? predictor_->bytes() : 0);
-    const other_memory other   = { resident_before_, model_bytes, scratch, resident_memory(), available_memory() };
-    pool_plan          plan;
-    status             s = plan_pools(settings_, demand(), other, plan);
+    pool_plan plan;
+    status    s = plan_memory(model_bytes, n_batch, plan);
     if (s.ok()) {
         s = allocate_pools(plan);
     }
@@ -213,22 +234,21 @@ status hobbit_model::prepare(uint64_t model_bytes, uint32_t n_batch) {
 }
 
 status hobbit_model::allocate_pools(const pool_plan & plan) {
-    ggml_backend_dev_t             cpu    = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
-    const expert_cache::pool_place place  = { ggml_backend_cpu_buffer_type(), settings_.pack ? cpu : nullptr };
-    const pool_demand              wanted = demand();
+    const pool_demand wanted = demand();
     for (uint32_t tier = 0; tier < index_.n_tiers(); tier++) {
         if (plan.n_slots[tier] == 0) {
             continue;
         }
         const uint32_t floor = even_floor(plan.n_slots[tier], uint32_t(index_.n_layers()), wanted.n_used);
-        const status   s     = cache_->allocate(tier, place, plan.n_slots[tier], floor, *policy_);
+        const status   s     = cache_->allocate(tier, plan.n_slots[tier], floor, *policy_);
         if (!s.ok()) {
             return s;
         }
         const bool is_residual = tier == TIER_HIGH && index_.high_is_residual();
-        GGML_LOG_INFO("hobbit: %s-precision pool of %u of %u %s, %s\n", tier_name(tier), plan.n_slots[tier],
+        GGML_LOG_INFO("hobbit: %s-precision pool of %u of %u %s, %s on %s\n", tier_name(tier), plan.n_slots[tier],
                       wanted.n_experts, is_residual ? "residuals" : "experts",
-                      format_size(double(plan.n_slots[tier]) * double(wanted.slot_size[tier])).c_str());
+                      format_size(double(plan.n_slots[tier]) * double(wanted.slot_size[tier])).c_str(),
+                      ggml_backend_dev_name(device_));
     }
     return {};
 }

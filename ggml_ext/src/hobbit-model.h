@@ -69,7 +69,9 @@ struct hobbit_model {
     hobbit::status      start();
     bool                memory_is_short() const;
     hobbit::pool_demand demand() const;
-    uint64_t            scratch_bytes(uint32_t n_batch) const;
+    uint64_t            row_bytes(uint32_t n_batch) const;
+    uint64_t            staging_bytes() const;
+    hobbit::status      plan_memory(uint64_t model_bytes, uint32_t n_batch, hobbit::pool_plan & plan) const;
     hobbit::status      check_thresholds(const hobbit::score_thresholds & t) const;
     hobbit::status      change_thresholds(double t1, double t2, hobbit::settings & changed) const;
     hobbit::status      allocate_pools(const hobbit::pool_plan & plan);
@@ -79,6 +81,7 @@ struct hobbit_model {
     hobbit::settings                      settings_;
     hobbit::expert_index                  index_;
     uint64_t                              resident_before_ = 0;
+    ggml_backend_dev_t                    device_          = nullptr; // that computes the experts
     ggml_backend_buffer_type              buffer_type_;
     hobbit::stats                         stats_;
     hobbit::posix_file_reader             reader_;

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: MIT
 #include "inner-graph.h"
 
+#include "weight-layout.h"
+
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 namespace hobbit {
 
@@ -11,7 +14,7 @@ namespace hobbit {
 static constexpr size_t GRAPH_SIZE = 1024;
 static constexpr size_t RESERVE    = GGML_MAX_SRC;
 
-inner_graph::inner_graph(ggml_backend_t backend) : backend_(backend) {
+inner_graph::inner_graph(ggml_backend_t backend) : backend_(backend), alignment_(ggml_backend_get_alignment(backend)) {
     const size_t     size   = 2 * GRAPH_SIZE * ggml_tensor_overhead() + ggml_graph_overhead_custom(GRAPH_SIZE, false);
     ggml_init_params params = { size, nullptr, /* .no_alloc = */ true };
     ctx_                    = ggml_init(params);
@@ -39,13 +42,13 @@ bool inner_graph::reserve(const scratch_sizes & sizes) {
     const scratch_sizes grown = { std::max(sizes.gathered, sizes_.gathered), std::max(sizes.product, sizes_.product),
                                   std::max(sizes.rows, sizes_.rows) };
     ggml_backend_buffer_free(scratch_);
-    sizes_   = {};
-    scratch_ = ggml_backend_alloc_buffer(backend_, grown.gathered + grown.product + grown.rows * sizeof(int32_t));
+    sizes_                   = grown;
+    const size_t row_numbers = grown.rows * sizeof(int32_t) + GRAPH_SIZE * alignment_; // each set of them aligned
+    scratch_                 = ggml_backend_alloc_buffer(backend_, rows_offset() + row_numbers);
     if (!scratch_) {
-        return false;
+        sizes_ = {};
     }
-    sizes_ = grown;
-    return true;
+    return scratch_ != nullptr;
 }
 
 bool inner_graph::full() const {
@@ -65,13 +68,12 @@ ggml_tensor * inner_graph::leaf(const ggml_tensor * tensor) {
     return copy;
 }
 
-ggml_tensor * inner_graph::matrices_leaf(const matrices & weights, int32_t first, int32_t last) {
-    ggml_tensor * t = ggml_new_tensor_3d(ctx_, weights.type, weights.n_in, weights.n_out, last - first + 1);
+ggml_tensor * inner_graph::matrices_leaf(const matrices & weights, const matrix_span & span) {
+    ggml_tensor * t = ggml_new_tensor_3d(ctx_, weights.type, weights.n_in, weights.n_out, span.last - span.first + 1);
     t->nb[2]        = weights.stride;
     t->nb[3]        = weights.stride * size_t(t->ne[2]);
-    t->data         = weights.data + size_t(first) * weights.stride;
-    t->buffer       = weights.buffer;
-    ggml_backend_buffer_init_tensor(weights.buffer, t); // names the kernels of a packed layout
+    t->data         = weights.data + size_t(span.first) * weights.stride;
+    init_weights(weights.buffer, t);
     n_leaves_++;
     return t;
 }
@@ -89,12 +91,19 @@ ggml_tensor * inner_graph::rows_leaf(const ggml_tensor * tensor) {
 }
 
 ggml_tensor * inner_graph::row_numbers(const std::vector<int32_t> & rows) {
-    GGML_ASSERT(rows_used_ + rows.size() <= sizes_.rows);
-    ggml_tensor * t = ggml_new_tensor_1d(ctx_, GGML_TYPE_I32, rows.size());
-    place(t, sizes_.gathered + sizes_.product + rows_used_ * sizeof(int32_t));
-    ggml_backend_tensor_set(t, rows.data(), 0, rows.size() * sizeof(int32_t));
-    rows_used_ += rows.size();
+    ggml_tensor * t      = ggml_new_tensor_1d(ctx_, GGML_TYPE_I32, rows.size());
+    const size_t  offset = rows_offset() + rows_used_;
+    GGML_ASSERT(offset + ggml_nbytes(t) <= ggml_backend_buffer_get_size(scratch_));
+    place(t, offset);
+    ggml_backend_tensor_set(t, rows.data(), 0, ggml_nbytes(t));
+    rows_used_ += padded(ggml_nbytes(t));
     n_leaves_++;
+    return t;
+}
+
+ggml_tensor * inner_graph::reshape(ggml_tensor * tensor, int64_t ne0, int64_t ne1, int64_t ne2) {
+    ggml_tensor * t = ggml_reshape_3d(ctx_, tensor, ne0, ne1, ne2);
+    t->buffer       = tensor->buffer;
     return t;
 }
 
@@ -136,10 +145,12 @@ static bool are_all_rows(const ggml_tensor * matmul, const std::vector<served_ro
     return int64_t(rows.size()) == matmul->ne[1] * matmul->ne[2];
 }
 
-static std::pair<int32_t, int32_t> matrix_range(const std::vector<served_row> & rows) {
+// It begins where a tensor may begin, as number 0 does.
+inner_graph::matrix_span inner_graph::span_of(const matrices & weights, const std::vector<served_row> & rows) const {
     const auto by_matrix = [](const served_row & a, const served_row & b) { return a.matrix < b.matrix; };
     const auto ends      = std::minmax_element(rows.begin(), rows.end(), by_matrix);
-    return { ends.first->matrix, ends.second->matrix };
+    const auto step      = int32_t(alignment_ / std::gcd(alignment_, weights.stride));
+    return { ends.first->matrix / step * step, ends.second->matrix };
 }
 
 ggml_tensor * inner_graph::multiply(const ggml_tensor * matmul, ggml_tensor * weights, ggml_tensor * src,
@@ -152,40 +163,40 @@ ggml_tensor * inner_graph::multiply(const ggml_tensor * matmul, ggml_tensor * we
 // The matmul itself, whose result has no place yet.
 ggml_tensor * inner_graph::multiply_all(const ggml_tensor * matmul, const matrices & weights,
                                         const std::vector<served_row> & rows) {
-    const auto [first, last] = matrix_range(rows);
+    const matrix_span    span = span_of(weights, rows);
     std::vector<int32_t> matrix(rows.size());
     for (const served_row & r : rows) {
-        matrix[r.row] = r.matrix - first;
+        matrix[r.row] = r.matrix - span.first;
     }
-    ggml_tensor * w   = matrices_leaf(weights, first, last);
-    ggml_tensor * ids = ggml_reshape_2d(ctx_, row_numbers(matrix), matmul->ne[1], matmul->ne[2]);
+    ggml_tensor * w   = matrices_leaf(weights, span);
+    ggml_tensor * ids = reshape(row_numbers(matrix), matmul->ne[1], matmul->ne[2], 1);
     return multiply(matmul, w, leaf(matmul->src[1]), ids);
 }
 
 // The rows alone, one after the other in the scratch memory; `to` are their numbers.
 ggml_tensor * inner_graph::multiply_some(const ggml_tensor * matmul, const matrices & weights,
                                          const std::vector<served_row> & rows, ggml_tensor *& to) {
-    const ggml_tensor * src    = matmul->src[1];
-    const int64_t       n_used = matmul->ne[1];
-    const int64_t       n      = int64_t(rows.size());
-    const auto [first, last]   = matrix_range(rows);
+    const ggml_tensor *  src    = matmul->src[1];
+    const int64_t        n_used = matmul->ne[1];
+    const int64_t        n      = int64_t(rows.size());
+    const matrix_span    span   = span_of(weights, rows);
     std::vector<int32_t> matrix;
     std::vector<int32_t> from; // the input has a row per token, or one per selection
     std::vector<int32_t> row;
     for (const served_row & r : rows) {
-        matrix.push_back(r.matrix - first);
+        matrix.push_back(r.matrix - span.first);
         from.push_back(int32_t(r.row / n_used * src->ne[1] + r.row % n_used % src->ne[1]));
         row.push_back(r.row);
     }
     ggml_tensor * gathered = ggml_get_rows(ctx_, rows_leaf(src), row_numbers(from));
     place(gathered, 0);
-    ggml_tensor * w       = matrices_leaf(weights, first, last);
-    ggml_tensor * ids     = ggml_reshape_2d(ctx_, row_numbers(matrix), 1, n);
-    ggml_tensor * product = multiply(matmul, w, ggml_reshape_3d(ctx_, gathered, gathered->ne[0], 1, n), ids);
-    place(product, sizes_.gathered);
+    ggml_tensor * w       = matrices_leaf(weights, span);
+    ggml_tensor * ids     = reshape(row_numbers(matrix), 1, n, 1);
+    ggml_tensor * product = multiply(matmul, w, reshape(gathered, gathered->ne[0], 1, n), ids);
+    place(product, product_offset());
     GGML_ASSERT(ggml_nbytes(gathered) <= sizes_.gathered && ggml_nbytes(product) <= sizes_.product);
     to = row_numbers(row);
-    return ggml_reshape_2d(ctx_, product, product->ne[0], n);
+    return reshape(product, product->ne[0], n, 1);
 }
 
 void inner_graph::scatter(const ggml_tensor * matmul, ggml_tensor * rows, ggml_tensor * to) {
@@ -215,7 +226,7 @@ void inner_graph::add_to_matmul(const ggml_tensor * matmul, const matrices & wei
     GGML_ASSERT(is_computable(matmul));
     if (are_all_rows(matmul, rows)) {
         ggml_tensor * product = multiply_all(matmul, weights, rows);
-        place(product, sizes_.gathered);
+        place(product, product_offset());
         GGML_ASSERT(ggml_nbytes(product) <= sizes_.product);
         ggml_tensor * sum = ggml_add_inplace(ctx_, leaf(matmul), product);
         sum->buffer       = matmul->buffer;
@@ -225,7 +236,7 @@ void inner_graph::add_to_matmul(const ggml_tensor * matmul, const matrices & wei
     ggml_tensor * to      = nullptr;
     ggml_tensor * product = multiply_some(matmul, weights, rows, to);
     ggml_tensor * before  = ggml_get_rows(ctx_, rows_leaf(matmul), to);
-    place(before, sizes_.gathered + ggml_nbytes(product));
+    place(before, product_offset() + padded(ggml_nbytes(product)));
     GGML_ASSERT(2 * ggml_nbytes(product) <= sizes_.product);
     ggml_tensor * sum = ggml_add_inplace(ctx_, before, product);
     sum->buffer       = scratch_;

@@ -95,8 +95,15 @@ class inner_graph {
     void reset();
 
   private:
+    // The number of the first matrix that an operation spans, and that of the last.
+    struct matrix_span {
+        int32_t first;
+        int32_t last;
+    };
+
+    matrix_span   span_of(const matrices & weights, const std::vector<served_row> & rows) const;
     ggml_tensor * leaf(const ggml_tensor * tensor);
-    ggml_tensor * matrices_leaf(const matrices & weights, int32_t first, int32_t last);
+    ggml_tensor * matrices_leaf(const matrices & weights, const matrix_span & span);
     ggml_tensor * rows_leaf(const ggml_tensor * tensor);
     ggml_tensor * row_numbers(const std::vector<int32_t> & rows);
     ggml_tensor * multiply(const ggml_tensor * matmul, ggml_tensor * weights, ggml_tensor * src, ggml_tensor * ids);
@@ -105,17 +112,22 @@ class inner_graph {
     ggml_tensor * multiply_some(const ggml_tensor * matmul, const matrices & weights,
                                 const std::vector<served_row> & rows, ggml_tensor *& to);
     void          scatter(const ggml_tensor * matmul, ggml_tensor * rows, ggml_tensor * to);
+    ggml_tensor * reshape(ggml_tensor * tensor, int64_t ne0, int64_t ne1, int64_t ne2);
+    size_t        padded(size_t size) const { return (size + alignment_ - 1) / alignment_ * alignment_; }
+    size_t        product_offset() const { return padded(sizes_.gathered); }
+    size_t        rows_offset() const { return product_offset() + padded(sizes_.product) + alignment_; }
     void          place(ggml_tensor * tensor, size_t scratch_offset);
     void          add_node(ggml_tensor * node);
 
     ggml_backend_t        backend_;
+    const size_t          alignment_;         // of whatever is a tensor on the device
     ggml_context *        ctx_     = nullptr; // owned
     ggml_cgraph *         graph_   = nullptr; // in ctx_
     ggml_backend_buffer_t scratch_ = nullptr; // owned
     scratch_sizes         sizes_;
     size_t                n_nodes_   = 0;
     size_t                n_leaves_  = 0;
-    size_t                rows_used_ = 0;
+    size_t                rows_used_ = 0; // bytes
 };
 
 } // namespace hobbit

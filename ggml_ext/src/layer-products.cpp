@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
+#include <tuple>
 #include <utility>
 
 namespace hobbit {
@@ -64,25 +65,26 @@ status layer_products::add_term(const ggml_tensor * matmul, const layer_routing 
                                 const std::vector<const planned_use *> & uses, size_t term, inner_graph & inner) const {
     const uint32_t part = static_cast<const expert_tensor *>(matmul->src[0]->extra)->part;
 
-    std::map<std::pair<char *, ggml_type>, std::pair<uint32_t, std::vector<const planned_use *>>> places; // tier, uses
+    using place = std::tuple<ggml_backend_buffer_t, char *, size_t, ggml_type>; // the stack that a matrix is in
+
+    std::map<place, std::pair<uint32_t, std::vector<const planned_use *>>> places; // tier, uses
     for (const planned_use * use : uses) {
         const auto & terms = index_.terms(use->tier);
         if (term < terms.size()) {
             const uint32_t  tier   = terms[term];
-            char *          data   = cache_.data(use->id, tier, part);
-            const size_t    before = cache_.slot(use->id, tier) * cache_.slot_size(tier);
+            const size_t    stride = cache_.stride(use->id, tier, part);
+            char *          first  = cache_.data(use->id, tier, part) - cache_.number(use->id, tier) * stride;
             const ggml_type type   = index_.locate(tier, use->id.layer, part, use->id.expert).type;
-            auto &          place  = places[{ data - before, type }];
-            place.first            = tier;
-            place.second.push_back(use);
+            auto &          alike  = places[{ cache_.buffer(use->id, tier, part), first, stride, type }];
+            alike.first            = tier;
+            alike.second.push_back(use);
         }
     }
     const matrix_shape & shape = index_.layer(routing.layer).shapes[part];
-    for (auto & [place, group] : places) {
-        const uint32_t        tier   = group.first;
-        ggml_backend_buffer_t buffer = cache_.buffer(group.second.front()->id, tier, part);
-        const matrices weights = { place.second, shape.n_in, shape.n_out, place.first, cache_.slot_size(tier), buffer };
-        const status   s = add_alike({ matmul, routing, weights, tier, term > 0, std::move(group.second) }, inner);
+    for (auto & [stack, group] : places) {
+        const auto & [buffer, first, stride, type] = stack;
+        const matrices weights                     = { type, shape.n_in, shape.n_out, first, stride, buffer };
+        const status s = add_alike({ matmul, routing, weights, group.first, term > 0, std::move(group.second) }, inner);
         if (!s.ok()) {
             return s;
         }
@@ -108,7 +110,7 @@ size_t layer_products::max_work_size(uint32_t tier) const {
 
 status layer_products::add_alike(alike_rows alike, inner_graph & inner) const {
     auto &       uses    = alike.uses;
-    const auto   slot    = [&](const planned_use * use) { return cache_.slot(use->id, alike.tier); };
+    const auto   slot    = [&](const planned_use * use) { return cache_.number(use->id, alike.tier); };
     const auto   by_slot = [&](const planned_use * a, const planned_use * b) { return slot(a) < slot(b); };
     const size_t most    = max_work_size(alike.tier);
     const auto   is_work = [&](size_t n_slots, size_t n_places) {

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <functional>
-#include <new>
 
 namespace hobbit {
 
@@ -13,17 +12,19 @@ bool staging_buffer::reserve(size_t size) {
     if (size <= size_) {
         return true;
     }
-    memory_.reset(new (std::nothrow) char[size + file_reader::alignment]);
+    memory_.reset(ggml_backend_buft_alloc_buffer(buft_, size + file_reader::alignment));
     size_ = memory_ ? size : 0;
     return memory_ != nullptr;
 }
 
 char * staging_buffer::data() const {
-    const uintptr_t misaligned = uintptr_t(memory_.get()) % file_reader::alignment;
-    return memory_.get() + (file_reader::alignment - misaligned) % file_reader::alignment;
+    char *          base       = static_cast<char *>(ggml_backend_buffer_get_base(memory_.get()));
+    const uintptr_t misaligned = uintptr_t(base) % file_reader::alignment;
+    return base + (file_reader::alignment - misaligned) % file_reader::alignment;
 }
 
-loader::loader(file_reader & reader, stats & stats, uint32_t n_threads) : reader_(reader), stats_(stats) {
+loader::loader(file_reader & reader, stats & stats, uint32_t n_threads, ggml_backend_buffer_type_t staging) :
+    reader_(reader), stats_(stats), staging_(staging) {
     for (uint32_t i = 0; i < n_threads; i++) {
         threads_.emplace_back([this] { run(); });
     }
@@ -57,7 +58,7 @@ bool loader::next_chunk(chunk & next) {
 }
 
 void loader::run() {
-    staging_buffer               staging;
+    staging_buffer               staging(staging_);
     std::unique_lock<std::mutex> lock(mutex_);
     while (true) {
         chunk next;
@@ -78,15 +79,15 @@ status loader::read(const chunk & next, staging_buffer & staging) {
     const size_t        before = data_offset(at);
     const size_t        span   = aligned_span(at);
     char *              dst    = next.dst;
-    if (next.packed) {
+    if (next.buffer) {
         if (!staging.reserve(span)) {
             return status::error(format("no memory left to read experts (%zu bytes)", span));
         }
         dst = staging.data();
     }
     const status s = reader_.read_at(at.file, at.offset - before, span, before + at.size, dst);
-    if (s.ok() && next.packed) {
-        pack_rows(next.packed, next.type, next.rows, dst + before, next.dst);
+    if (s.ok() && next.buffer) {
+        set_rows(next.buffer, next.type, next.rows, dst + before, next.dst);
     }
     return s;
 }
@@ -155,7 +156,7 @@ void loader::change_demands(ptrdiff_t change) {
 // Chunks that are read straight into their place begin where direct I/O may begin.
 void loader::split(const chunk & whole, const part_target & target, std::deque<chunk> & queue) {
     const uint64_t end = whole.offset + whole.size;
-    if (!target.packed) {
+    if (!target.buffer) {
         const uint64_t first = whole.offset - data_offset(whole.location());
         for (uint64_t at = first; at < end; at += chunk_size) {
             chunk c  = whole;
@@ -170,7 +171,7 @@ void loader::split(const chunk & whole, const part_target & target, std::deque<c
     const int64_t n_rows   = rows_per_chunk(chunk_size, row_size);
     for (int64_t row = 0; row < target.shape.n_out; row += n_rows) {
         chunk c  = whole;
-        c.packed = target.packed;
+        c.buffer = target.buffer;
         c.rows   = { target.shape.n_in, std::min(n_rows, target.shape.n_out - row) };
         c.offset = whole.offset + uint64_t(row) * row_size;
         c.size   = size_t(c.rows.n_out) * row_size;

@@ -4,6 +4,7 @@
 #include "expert-index.h"
 #include "file-reader.h"
 #include "ggml-backend.h"
+#include "ggml-cpp.h"
 #include "stats.h"
 #include "status.h"
 
@@ -13,7 +14,6 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
-#include <memory>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -35,11 +35,12 @@ struct load_state {
 
 // Where a part goes. Without a buffer, data is a multiple of file_reader::alignment and has room for aligned_span() of
 // its location: the file is read straight into it, and the part begins at data_offset(). With one, data lies in a
-// buffer whose type lays out weights in its own way (see weight-layout.h): rows are converted into it as they arrive.
+// buffer that nothing is read into straight: a device's memory, or a layout of weights of its own (see
+// weight-layout.h). Rows are read beside it and set as they arrive.
 struct part_target {
     char *                data;
-    ggml_backend_buffer_t packed = nullptr;
-    matrix_shape          shape  = {}; // of a packed part
+    ggml_backend_buffer_t buffer = nullptr;
+    matrix_shape          shape  = {}; // where there is a buffer
 };
 
 enum class load_urgency { demand, prefetch };
@@ -47,12 +48,16 @@ enum class load_urgency { demand, prefetch };
 // Memory of one thread that direct I/O may read into; what it holds is lost when it grows.
 class staging_buffer {
   public:
+    // `buft` is of host memory, a device's page-locked one for what goes there.
+    explicit staging_buffer(ggml_backend_buffer_type_t buft = ggml_backend_cpu_buffer_type()) : buft_(buft) {}
+
     bool   reserve(size_t size); // false: no memory left
     char * data() const;         // a multiple of file_reader::alignment
 
   private:
-    std::unique_ptr<char[]> memory_;
-    size_t                  size_ = 0;
+    ggml_backend_buffer_type_t buft_;
+    ggml_backend_buffer_ptr    memory_;
+    size_t                     size_ = 0;
 };
 
 // Reads experts' parts from their files into slots, in threads of its own and in chunks, so that several threads read
@@ -64,8 +69,9 @@ class staging_buffer {
 // others and joins the threads.
 class loader {
   public:
-    // reader and stats must outlive the loader.
-    loader(file_reader & reader, stats & stats, uint32_t n_threads);
+    // reader and stats must outlive the loader; for `staging` see staging_buffer.
+    loader(file_reader & reader, stats & stats, uint32_t n_threads,
+           ggml_backend_buffer_type_t staging = ggml_backend_cpu_buffer_type());
     ~loader();
 
     loader(const loader &)             = delete;
@@ -118,9 +124,9 @@ class loader {
         uint64_t              offset;
         size_t                size;
         char *                dst;
-        ggml_backend_buffer_t packed;
+        ggml_backend_buffer_t buffer; // null: read straight to dst
         ggml_type             type;
-        matrix_shape          rows; // of a packed chunk
+        matrix_shape          rows; // where there is a buffer
 
         part_location location() const { return { file, offset, size, type }; }
     };
@@ -141,8 +147,9 @@ class loader {
     void fail(const status & error);
     void change_demands(ptrdiff_t change); // of n_demands_; counts the time until now
 
-    file_reader & reader_;
-    stats &       stats_;
+    file_reader &                    reader_;
+    stats &                          stats_;
+    const ggml_backend_buffer_type_t staging_;
 
     mutable std::mutex      mutex_;
     std::condition_variable work_;     // a chunk may begin, or stop_

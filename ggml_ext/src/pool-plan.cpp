@@ -21,6 +21,35 @@ static uint64_t smallest_pools(const settings & s, const pool_demand & d) {
     return n * d.slot_size[TIER_HIGH] + (uses_low(s, d) ? n * d.slot_size[TIER_LOW] : 0);
 }
 
+// On a device with memory of its own. The process's budget then has to hold everything else.
+static status device_pool_bytes(const settings & s, const pool_demand & d, const other_memory & other,
+                                uint64_t & bytes) {
+    const uint64_t smallest = smallest_pools(s, d);
+    const uint64_t others   = other.before + other.model + other.scratch + SLACK;
+    if (s.memory > 0 && s.memory - s.memory / 100 < others) {
+        return status::error(format("a memory budget of %s is too small: the smallest that works is %llu MiB",
+                                    format_size(double(s.memory)).c_str(),
+                                    (unsigned long long) ((others / 99 * 100 + MiB) / MiB + 1)));
+    }
+    const device_memory & device = other.device;
+    if (s.device_memory > 0) {
+        bytes = s.device_memory - std::min(s.device_memory, device.rows);
+        return bytes >= smallest
+                   ? status()
+                   : status::error(format("device memory of %s is too small: the smallest that works is %llu MiB",
+                                          format_size(double(s.device_memory)).c_str(),
+                                          (unsigned long long) ((device.rows + smallest) / MiB + 1)));
+    }
+    const uint64_t taken = device.rows + std::max(256 * MiB, device.free / 10);
+    bytes                = device.free - std::min(device.free, taken);
+    return bytes >= smallest
+               ? status()
+               : status::error(format("%s has too little free memory for expert pools: %s are left, the smallest that "
+                                      "work are %s; free some of it or use a smaller context",
+                                      device.name, format_size(double(bytes)).c_str(),
+                                      format_size(double(smallest)).c_str()));
+}
+
 static status pool_bytes(const settings & s, const pool_demand & d, const other_memory & other, uint64_t & bytes) {
     const uint64_t smallest = smallest_pools(s, d);
     if (s.pools > 0) {
@@ -31,6 +60,9 @@ static status pool_bytes(const settings & s, const pool_demand & d, const other_
                          format("expert pools of %llu bytes are too small: the smallest that work are %llu bytes (%s)",
                                 (unsigned long long) bytes, (unsigned long long) smallest,
                                 format_size(double(smallest)).c_str()));
+    }
+    if (other.device.name) {
+        return device_pool_bytes(s, d, other, bytes);
     }
     if (s.memory > 0) {
         const uint64_t others = other.before + other.model + other.scratch + SLACK;

@@ -18,6 +18,13 @@ struct pool_demand {
     bool high_is_residual = false; // an expert in high precision takes a slot in each pool
 };
 
+// The compute device, where it has memory of its own.
+struct device_memory {
+    const char * name = nullptr; // null: it has none, the pools are in host memory
+    uint64_t     free = 0;
+    uint64_t     rows = 0; // rows of a batch on their way through the experts, and a copy of the routers
+};
+
 // What the process holds beside the pools.
 struct other_memory {
     uint64_t before    = 0; // resident when the model was opened
@@ -25,6 +32,8 @@ struct other_memory {
     uint64_t scratch   = 0; // rows of a batch on their way through the experts
     uint64_t now       = 0; // resident now
     uint64_t available = 0; // that may still be taken
+
+    device_memory device = {};
 };
 
 struct pool_plan {

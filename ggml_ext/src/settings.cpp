@@ -60,6 +60,8 @@ status settings::apply_number(const std::string & key, double value) {
         memory = uint64_t(value);
     } else if (key == "hobbit.pools") {
         pools = uint64_t(value);
+    } else if (key == "hobbit.device_memory") {
+        device_memory = uint64_t(value);
     } else if (key == "hobbit.pack") {
         pack = value != 0;
     } else if (key == "hobbit.io_threads") {
@@ -78,6 +80,8 @@ status settings::apply_text(const std::string & key, const char * value) {
         sidecar = value;
     } else if (key == "hobbit.trace") {
         trace = value;
+    } else if (key == "hobbit.device") {
+        device = value;
     } else if (key == "hobbit.policy") {
         policy = value;
     } else if (key == "hobbit.scorer" && (value == std::string("gate") || value == std::string("random"))) {
@@ -91,7 +95,8 @@ status settings::apply_text(const std::string & key, const char * value) {
 }
 
 status settings::apply(const hobbit_setting * given, size_t n_given) {
-    static const std::set<std::string> texts = { "hobbit.sidecar", "hobbit.trace", "hobbit.policy", "hobbit.scorer" };
+    static const std::set<std::string> texts = { "hobbit.sidecar", "hobbit.trace", "hobbit.device", "hobbit.policy",
+                                                 "hobbit.scorer" };
     for (size_t i = 0; i < n_given; i++) {
         const hobbit_setting & setting = given[i];
         const std::string      key     = setting.key;

@@ -32,17 +32,19 @@ struct settings {
     bool             random      = false; // hobbit.scorer
     std::string      sidecar;
     std::string      trace;
+    std::string      device; // as ggml names it; empty: the CPU
     int64_t          tag = 0;
 
     // performance
-    std::string           policy     = "echo";
-    std::array<double, 4> weights    = policy_options().weights;
-    uint32_t              prefetch   = 2;
-    uint64_t              memory     = 0;    // 0: computed
-    uint64_t              pools      = 0;    // 0: follows from memory
-    double                low_share  = -1.0; // negative: follows from the thresholds
-    bool                  pack       = true;
-    uint32_t              io_threads = 4;
+    std::string           policy        = "echo";
+    std::array<double, 4> weights       = policy_options().weights;
+    uint32_t              prefetch      = 2;
+    uint64_t              memory        = 0;    // 0: computed
+    uint64_t              pools         = 0;    // 0: follows from memory
+    uint64_t              device_memory = 0;    // of a device with memory of its own; 0: computed
+    double                low_share     = -1.0; // negative: follows from the thresholds
+    bool                  pack          = true;
+    uint32_t              io_threads    = 4;
 
     // Applies the caller's settings; an unknown key or a value out of range is an error.
     status apply(const hobbit_setting * given, size_t n_given);
@@ -53,7 +55,8 @@ struct settings {
     // Whether the caller asked for the cache, expressly, by one of its sizes or thresholds or for a trace.
     bool asked() const {
         return enable || is_given("hobbit.memory") || is_given("hobbit.pools") || is_given("hobbit.t1") ||
-               is_given("hobbit.t2") || !sidecar.empty() || !trace.empty();
+               is_given("hobbit.t2") || is_given("hobbit.device_memory") || !device.empty() || !sidecar.empty() ||
+               !trace.empty();
     }
 
   private:

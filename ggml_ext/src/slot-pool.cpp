@@ -5,6 +5,7 @@
 #include "ggml-cpu.h"
 #include "ggml.h"
 
+#include <algorithm>
 #include <sys/mman.h>
 
 namespace hobbit {
@@ -14,41 +15,57 @@ slot_pool::~slot_pool() {
 }
 
 void slot_pool::free() {
-    ggml_backend_buffer_free(buffer_);
-    ggml_backend_buffer_free(packed_);
-    buffer_ = packed_ = nullptr;
-    n_slots_          = 0;
+    for (const memory_bank & bank : banks_) {
+        ggml_backend_buffer_free(bank.buffer);
+        ggml_backend_buffer_free(bank.packed);
+    }
+    banks_.clear();
+    n_slots_ = 0;
 }
 
 // Slots are filled in any order: in small pages, their memory would be scattered, and reading it slow.
-static void ask_for_huge_pages(ggml_backend_buffer_type_t buft, char * base, size_t size) {
+static void ask_for_huge_pages(char * base, size_t size) {
 #ifdef MADV_HUGEPAGE
-    if (ggml_backend_buft_is_host(buft)) {
-        madvise(base, size, MADV_HUGEPAGE); // a system that has none goes without
-    }
+    madvise(base, size, MADV_HUGEPAGE); // a system that has none goes without
 #endif
 }
 
-status slot_pool::allocate(ggml_backend_buffer_type_t buft, ggml_backend_buffer_type_t packed, size_t slot_size,
-                           uint32_t n_slots) {
-    GGML_ASSERT(n_slots > 0 && slot_size % file_reader::alignment == 0);
-    free();
-
-    const size_t          size  = slot_size * n_slots;
+bool slot_pool::allocate_bank(ggml_backend_buffer_type_t buft, ggml_backend_buffer_type_t packed, size_t size,
+                              memory_bank & bank) {
     ggml_backend_buffer_t owner = ggml_backend_buft_alloc_buffer(packed ? packed : buft, size + file_reader::alignment);
-    (packed ? packed_ : buffer_) = owner;
+    (packed ? bank.packed : bank.buffer) = owner;
     if (!owner) {
-        return status::error(format("cannot allocate %s for expert pools on %s: give a smaller --pools or --memory",
-                                    format_size(double(size)).c_str(), ggml_backend_buft_name(buft)));
+        return false;
     }
-    base_  = static_cast<char *>(ggml_backend_buffer_get_base(owner));
-    base_ += (file_reader::alignment - uintptr_t(base_) % file_reader::alignment) % file_reader::alignment;
-    ask_for_huge_pages(buft, base_, size);
+    bank.base  = static_cast<char *>(ggml_backend_buffer_get_base(owner));
+    bank.base += (file_reader::alignment - uintptr_t(bank.base) % file_reader::alignment) % file_reader::alignment;
+    if (!ggml_backend_buft_is_host(buft)) {
+        ggml_backend_buffer_clear(owner, 0); // kernels multiply what follows a row by zero: it must be a number
+    } else {
+        ask_for_huge_pages(bank.base, size);
+    }
     if (packed) {
-        buffer_ = ggml_backend_cpu_buffer_from_ptr(base_, size);
+        bank.buffer = ggml_backend_cpu_buffer_from_ptr(bank.base, size);
     }
-    slot_size_ = slot_size;
-    n_slots_   = n_slots;
+    return true;
+}
+
+status slot_pool::allocate(ggml_backend_buffer_type_t buft, ggml_backend_buffer_type_t packed, size_t bank_size,
+                           uint32_t slots_per_bank, uint32_t n_slots, const char * options) {
+    GGML_ASSERT(n_slots > 0 && slots_per_bank > 0);
+    free();
+    const uint32_t n_banks = (n_slots + slots_per_bank - 1) / slots_per_bank;
+    for (uint32_t i = 0; i < n_banks; i++) {
+        banks_.emplace_back();
+        if (!allocate_bank(buft, packed, bank_size, banks_.back())) {
+            free();
+            return status::error(format("cannot allocate %s for expert pools on %s: give a smaller %s",
+                                        format_size(double(bank_size) * n_banks).c_str(), ggml_backend_buft_name(buft),
+                                        options));
+        }
+    }
+    slots_per_bank_ = slots_per_bank;
+    n_slots_        = n_slots;
     return {};
 }
 

@@ -6,10 +6,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 namespace hobbit {
 
-// The memory of equal slots for the experts of one tier, in one buffer of a device. Knows no experts.
+// The memory of the slots for the experts of one tier, on one device, in banks of equal numbers of slots: as many as
+// one buffer of the device holds. Knows no experts, and not how they lie in a bank.
 //
 // Thread-safety: none, but different slots' memory may be used at once.
 class slot_pool {
@@ -20,29 +22,38 @@ class slot_pool {
     slot_pool(const slot_pool &)             = delete;
     slot_pool & operator=(const slot_pool &) = delete;
 
-    // Every slot starts at a multiple of file_reader::alignment, of which slot_size is a multiple. `packed`, which may
-    // be null, is a layout in host memory (see weight-layout.h) that a part of the weights is kept in. REQUIRES:
-    // n_slots > 0, and nobody uses what an earlier call allocated.
-    status allocate(ggml_backend_buffer_type_t buft, ggml_backend_buffer_type_t packed, size_t slot_size,
-                    uint32_t n_slots);
+    // Every bank starts at a multiple of file_reader::alignment. `packed`, which may be null, is a layout in host
+    // memory (see weight-layout.h) that a part of the weights is kept in. An error asks for a smaller one of `options`.
+    // REQUIRES: n_slots > 0, and nobody uses what an earlier call allocated.
+    status allocate(ggml_backend_buffer_type_t buft, ggml_backend_buffer_type_t packed, size_t bank_size,
+                    uint32_t slots_per_bank, uint32_t n_slots, const char * options);
 
     uint32_t n_slots() const { return n_slots_; }
-    size_t   slot_size() const { return slot_size_; }
+    uint32_t slots_per_bank() const { return slots_per_bank_; }
 
-    char * data(uint32_t slot) const { return base_ + size_t(slot) * slot_size_; }
+    // The bank that holds the slot.
+    char * bank(uint32_t slot) const { return bank_of(slot).base; }
 
     // Of weights as the file has them, and of packed ones (null without that layout): two views of the same memory.
-    ggml_backend_buffer_t buffer() const { return buffer_; }
-    ggml_backend_buffer_t packed() const { return packed_; }
+    ggml_backend_buffer_t buffer(uint32_t slot) const { return bank_of(slot).buffer; }
+    ggml_backend_buffer_t packed(uint32_t slot) const { return bank_of(slot).packed; }
 
   private:
-    void free();
+    struct memory_bank {
+        ggml_backend_buffer_t buffer = nullptr; // owned, as is packed
+        ggml_backend_buffer_t packed = nullptr;
+        char *                base   = nullptr;
+    };
 
-    ggml_backend_buffer_t buffer_    = nullptr; // owned, as is packed_
-    ggml_backend_buffer_t packed_    = nullptr;
-    char *                base_      = nullptr;
-    size_t                slot_size_ = 0;
-    uint32_t              n_slots_   = 0;
+    const memory_bank & bank_of(uint32_t slot) const { return banks_[slot / slots_per_bank_]; }
+
+    static bool allocate_bank(ggml_backend_buffer_type_t buft, ggml_backend_buffer_type_t packed, size_t size,
+                              memory_bank & bank);
+    void        free();
+
+    std::vector<memory_bank> banks_;
+    uint32_t                 slots_per_bank_ = 1;
+    uint32_t                 n_slots_        = 0;
 };
 
 } // namespace hobbit

@@ -19,10 +19,17 @@ namespace hobbit {
 ggml_backend_buffer_type_t packed_layout(ggml_backend_dev_t device, ggml_type type, const matrix_shape & shape,
                                          uint32_t n_experts);
 
+// Whether the device multiplies by `n_experts` matrices of this type and shape at once, `stride` bytes apart.
+bool multiplies_experts(ggml_backend_dev_t device, ggml_backend_buffer_type_t buft, ggml_type type,
+                        const matrix_shape & shape, size_t stride, int64_t n_experts);
+
+// Makes a tensor of weights known to the buffer that holds it.
+void init_weights(ggml_backend_buffer_t buffer, ggml_tensor * tensor);
+
 // Rows that are converted at once, in about `n_bytes`: whole row groups of every layout.
 int64_t rows_per_chunk(size_t n_bytes, size_t row_size);
 
-// Converts rows as the file has them to `dst`, which lies in `buffer`.
-void pack_rows(ggml_backend_buffer_t buffer, ggml_type type, const matrix_shape & rows, const char * src, char * dst);
+// Writes rows as the file has them to `dst`, which lies in `buffer`, in the layout of the buffer's type.
+void set_rows(ggml_backend_buffer_t buffer, ggml_type type, const matrix_shape & rows, const char * src, char * dst);
 
 } // namespace hobbit

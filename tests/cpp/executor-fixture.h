@@ -66,25 +66,28 @@ struct engine {
     stats                         counters;
     std::unique_ptr<cache_policy> policy;
     std::unique_ptr<loader>       l = std::make_unique<loader>(reader, counters, 2);
+    expert_cache::pool_place      place;
     expert_cache                  cache;
     moe_executor                  executor;
-    cpu_backend                   cpu;
-    inner_graph                   inner{ cpu.backend };
+    compute_backend               compute_on;
+    inner_graph                   inner{ compute_on.backend };
 
     engine(const model_on_disk & m, uint32_t n_high, uint32_t n_low, score_thresholds thresholds = {}) :
         engine(m, n_high, n_low, moe_executor::config{ { thresholds }, false }) {}
 
     engine(const model_on_disk & m, uint32_t n_high, uint32_t n_low, const moe_executor::config & config,
-           ggml_backend_dev_t packing = nullptr) :
+           const expert_cache::pool_place & where = {}) :
         policy(make_lru(m)),
-        cache(m.index, *l, counters),
-        executor(m.index, cache, *policy, nullptr, config, counters) {
+        place(where),
+        cache(m.index, *l, counters, where),
+        executor(m.index, cache, *policy, nullptr, config, counters),
+        compute_on(where.device) {
         REQUIRE(reader.files.open(m.index.files()[0]).ok());
         const uint32_t slots[] = { n_high, n_low };
         for (uint32_t tier = 0; tier < TIER_COUNT; tier++) {
             if (slots[tier] > 0) {
-                REQUIRE(
-                    cache.allocate(tier, { ggml_backend_cpu_buffer_type(), packing }, slots[tier], 1, *policy).ok());
+                const status s = cache.allocate(tier, slots[tier], 1, *policy);
+                REQUIRE_MESSAGE(s.ok(), s.message());
             }
         }
     }
@@ -103,7 +106,7 @@ struct engine {
     ~engine() { l.reset(); } // before the cache, whose memory its threads write into
 
     rows compute(const model_on_disk & m, const layer_input & input, uint32_t layer = 0, bool bias = false) {
-        layer_graph graph(m.shape, input, bias);
+        layer_graph graph(m.shape, input, bias, 1, ggml_backend_dev_buffer_type(place.device));
         graph.set_cached(m.index, layer);
         const status s = executor.compute(graph.graph, inner);
         CHECK_MESSAGE(s.ok(), s.message());

@@ -16,15 +16,23 @@
 #include <utility>
 #include <vector>
 
-struct cpu_backend {
-    ggml_backend_t backend = ggml_backend_cpu_init();
+struct compute_backend {
+    ggml_backend_t backend;
 
-    cpu_backend() { ggml_backend_cpu_set_n_threads(backend, 2); }
+    explicit compute_backend(ggml_backend_dev_t device) : backend(ggml_backend_dev_init(device, nullptr)) {
+        if (ggml_backend_is_cpu(backend)) {
+            ggml_backend_cpu_set_n_threads(backend, 2);
+        }
+    }
 
-    ~cpu_backend() { ggml_backend_free(backend); }
+    ~compute_backend() { ggml_backend_free(backend); }
 
-    cpu_backend(const cpu_backend &)             = delete;
-    cpu_backend & operator=(const cpu_backend &) = delete;
+    compute_backend(const compute_backend &)             = delete;
+    compute_backend & operator=(const compute_backend &) = delete;
+};
+
+struct cpu_backend : compute_backend {
+    cpu_backend() : compute_backend(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU)) {}
 };
 
 // What a layer's experts are given: activations, and the router's choice with its weights.
@@ -75,7 +83,8 @@ class layer_graph {
     ggml_cgraph * graph;
 
     // Each matmul is the sum of `n_terms` matmuls.
-    layer_graph(const moe_model & model, const layer_input & input, bool bias = false, size_t n_terms = 1) :
+    layer_graph(const moe_model & model, const layer_input & input, bool bias = false, size_t n_terms = 1,
+                ggml_backend_buffer_type_t buft = ggml_backend_cpu_buffer_type()) :
         model_(model),
         n_terms_(n_terms),
         ctx_(ggml_init({ 1 << 20, nullptr, /* .no_alloc = */ true })),
@@ -101,7 +110,7 @@ class layer_graph {
         graph = ggml_new_graph(ctx_);
         ggml_build_forward_expand(graph, output_);
 
-        buffer_ = ggml_backend_alloc_ctx_tensors_from_buft(ctx_, ggml_backend_cpu_buffer_type());
+        buffer_ = ggml_backend_alloc_ctx_tensors_from_buft(ctx_, buft);
         ggml_backend_tensor_set(x, input.x.data(), 0, ggml_nbytes(x));
         ggml_backend_tensor_set(ids, input.ids.data(), 0, ggml_nbytes(ids));
         ggml_backend_tensor_set(router_, input.weights.data(), 0, ggml_nbytes(router_));

@@ -58,7 +58,7 @@ class engine {
             set_router(layer, beliefs);
         }
         loader_ = std::make_unique<loader>(reader, counters, 2);
-        cache_  = std::make_unique<expert_cache>(index, *loader_, counters);
+        cache_  = std::make_unique<expert_cache>(index, *loader_, counters, expert_cache::pool_place());
         allocate(TIER_HIGH, n_high);
         allocate(TIER_LOW, n_low);
         prefetch = std::make_unique<prefetcher>(index, *cache_, *predictions, n_ahead, thresholds, counters);
@@ -157,7 +157,7 @@ class engine {
 
     void allocate(uint32_t tier, uint32_t n_slots) {
         if (n_slots > 0) {
-            REQUIRE(cache_->allocate(tier, { ggml_backend_cpu_buffer_type() }, n_slots, 0, policy_).ok());
+            REQUIRE(cache_->allocate(tier, n_slots, 0, policy_).ok());
         }
     }
 

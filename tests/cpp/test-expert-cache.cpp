@@ -58,15 +58,13 @@ struct cache_of {
     stats                         counters;
     std::unique_ptr<cache_policy> policy = std::make_unique<indifferent_policy>();
     std::unique_ptr<loader>       l      = std::make_unique<loader>(reader, counters, 2);
-    expert_cache                  cache{ model.index, *l, counters };
+    expert_cache                  cache{ model.index, *l, counters, {} };
 
     explicit cache_of(opened_model & m) : model(m) {}
 
     ~cache_of() { l.reset(); } // before the cache, whose memory its threads write into
 
-    void allocate(uint32_t tier, uint32_t n_slots) {
-        REQUIRE(cache.allocate(tier, { ggml_backend_cpu_buffer_type() }, n_slots, 0, *policy).ok());
-    }
+    void allocate(uint32_t tier, uint32_t n_slots) { REQUIRE(cache.allocate(tier, n_slots, 0, *policy).ok()); }
 
     // Makes the expert resident, whole, and unpins it.
     void load(expert_id id, uint32_t tier) {

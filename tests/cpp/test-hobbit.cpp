@@ -119,6 +119,13 @@ TEST_CASE("errors are told to the caller and kept") {
     CHECK(last_error().empty());
 }
 
+TEST_CASE("a device that is not there is refused, with those that there are") {
+    const files       f;
+    const std::string message = refused(f.tiers_path, { text("hobbit.device", "CUDA7") });
+    CHECK(message.find("there is no device 'CUDA7': choose one of CPU") == 0);
+    CHECK(opened(f.tiers_path, { text("hobbit.device", "cpu") }));
+}
+
 TEST_CASE("messages are cut to the room given") {
     const files          f;
     char                 err[12] = "xxxxxxxxxxx";

@@ -283,13 +283,14 @@ TEST_CASE("a computation that is aborted may be repeated, whatever was on its wa
             CAPTURE(polls);
             engine e(m, n_slots, 0);
             int    left = polls;
-            ggml_backend_cpu_set_abort_callback(e.cpu.backend, [](void * data) { return --*(int *) data < 0; }, &left);
+            ggml_backend_cpu_set_abort_callback(
+                e.compute_on.backend, [](void * data) { return --*(int *) data < 0; }, &left);
             layer_graph graph(m.shape, input);
             graph.set_cached(m.index, 0);
             const status s = e.executor.compute(graph.graph, e.inner);
             was_aborted    = s.is_aborted();
             CHECK((was_aborted || (s.ok() && polls > 2)));
-            ggml_backend_cpu_set_abort_callback(e.cpu.backend, nullptr, nullptr);
+            ggml_backend_cpu_set_abort_callback(e.compute_on.backend, nullptr, nullptr);
             CHECK(e.compute(m, input, 1) == stock(m, input, TIER_HIGH, 1));
             CHECK(e.compute(m, input) == expected);
         }

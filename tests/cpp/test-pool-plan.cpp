@@ -170,6 +170,48 @@ TEST_CASE("without a budget the pools get what is free, less what is still to co
     CHECK(planned({}, d, more).n_slots[TIER_HIGH] == (500 - 10 - 256) / 4);
 }
 
+//
+// a device with memory of its own
+//
+
+// Of 1000 MiB, and rows of 10 MiB.
+static other_memory with_device() {
+    return { 200 * MiB, 700 * MiB, 10 * MiB, 800 * MiB, 100 * MiB, { "GPU0", 1000 * MiB, 10 * MiB } };
+}
+
+TEST_CASE("a device's pools get what it has free, less the rows and a reserve") {
+    pool_demand d = one_tier();
+    d.n_experts   = 5000;
+    CHECK(planned({}, d, with_device()).n_slots[TIER_HIGH] == (1000 - 10 - 256) / 4);
+    settings s;
+    s.device_memory = 500 * MiB;
+    CHECK(planned(s, d, with_device()).n_slots[TIER_HIGH] == (500 - 10) / 4);
+    s.pools = 100 * MiB;
+    CHECK(planned(s, d, with_device()).n_slots[TIER_HIGH] == 100 / 4);
+}
+
+TEST_CASE("device memory below the smallest is refused, and the smallest named works") {
+    settings s;
+    s.device_memory = MiB;
+    CHECK(refused(s, two_tiers(), with_device()) ==
+          "device memory of 1.0 MiB is too small: the smallest that works is 27 MiB");
+    s.device_memory = 27 * MiB;
+    CHECK(planned(s, two_tiers(), with_device()).n_slots[TIER_HIGH] == 4);
+
+    other_memory full = with_device();
+    full.device.free  = 270 * MiB;
+    CHECK(refused({}, two_tiers(), full) ==
+          "GPU0 has too little free memory for expert pools: 4.0 MiB are left, the smallest that work are 16.0 MiB; "
+          "free some of it or use a smaller context");
+}
+
+TEST_CASE("with a device a memory budget is for everything but the pools") {
+    const uint64_t others = 200 + 700 + 10 + 32;
+    CHECK(planned(with_memory(1000 * MiB), one_tier(), with_device()).n_slots[TIER_HIGH] == 64);
+    const std::string message = refused(with_memory(others * MiB), one_tier(), with_device());
+    CHECK(message.find("a memory budget of 942.0 MiB is too small") != std::string::npos);
+}
+
 TEST_CASE("too little free memory is an error that says so") {
     const other_memory other   = { 0, 0, 0, 0, 260 * MiB };
     const std::string  message = refused({}, two_tiers(), other);

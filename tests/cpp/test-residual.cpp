@@ -84,7 +84,7 @@ TEST_CASE("in the device's own layout") {
             CAPTURE(n_tokens);
             CAPTURE(n_slots);
             const layer_input input = random_input(m.shape, n_tokens, unsigned(n_tokens));
-            engine            e(m, n_slots, n_slots, moe_executor::config{ { {} }, false }, cpu);
+            engine            e(m, n_slots, n_slots, moe_executor::config{ { {} }, false }, { cpu, true });
             CHECK(e.compute(m, input) == stock(m, input, TIER_HIGH, 0, false, buft));
         }
     }
@@ -242,11 +242,12 @@ TEST_CASE("a computation that is aborted may be repeated, whatever was on its wa
         for (int polls = 0; was_aborted; polls++) {
             engine e(m, n_slots, n_slots);
             int    left = polls;
-            ggml_backend_cpu_set_abort_callback(e.cpu.backend, [](void * data) { return --*(int *) data < 0; }, &left);
+            ggml_backend_cpu_set_abort_callback(
+                e.compute_on.backend, [](void * data) { return --*(int *) data < 0; }, &left);
             layer_graph graph(m.shape, input);
             graph.set_cached(m.index, 0);
             was_aborted = e.executor.compute(graph.graph, e.inner).is_aborted();
-            ggml_backend_cpu_set_abort_callback(e.cpu.backend, nullptr, nullptr);
+            ggml_backend_cpu_set_abort_callback(e.compute_on.backend, nullptr, nullptr);
             CHECK(e.compute(m, input) == expected);
         }
     }

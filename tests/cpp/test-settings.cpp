@@ -64,6 +64,8 @@ TEST_CASE("every key reaches its setting") {
         number("hobbit.t2", 0.9),
         integer("hobbit.io_threads", 7),
         text("hobbit.sidecar", "/models/x.hobbit.gguf"),
+        text("hobbit.device", "Vulkan0"),
+        integer("hobbit.device_memory", 3000000000),
         integer("hobbit.tag", 42),
     });
     CHECK(s.enable);
@@ -74,6 +76,8 @@ TEST_CASE("every key reaches its setting") {
     CHECK(s.thresholds.t2 == 0.9);
     CHECK(s.io_threads == 7);
     CHECK(s.sidecar == "/models/x.hobbit.gguf");
+    CHECK(s.device == "Vulkan0");
+    CHECK(s.device_memory == 3000000000);
     CHECK(s.tag == 42);
 }
 
@@ -85,6 +89,7 @@ TEST_CASE("a size, a threshold, a sidecar or the switch asks for the cache; the 
     CHECK(applied({ number("hobbit.t1", 0.5) }).asked());
     CHECK(applied({ number("hobbit.t2", 0.9) }).asked());
     CHECK(applied({ text("hobbit.sidecar", "x") }).asked());
+    CHECK(applied({ text("hobbit.device", "CPU") }).asked());
 
     CHECK_FALSE(applied({ boolean("hobbit.enable", false) }).asked());
     CHECK_FALSE(applied({ number("hobbit.low_share", 0.5) }).asked());

@@ -9,34 +9,42 @@
 
 using namespace hobbit;
 
-static constexpr size_t SLOT = 2 * file_reader::alignment;
+static constexpr size_t BANK = 2 * file_reader::alignment;
 
-TEST_CASE("slots are aligned and none overlaps another") {
+static status allocate(slot_pool & pool, size_t bank_size, uint32_t slots_per_bank, uint32_t n_slots) {
+    return pool.allocate(ggml_backend_cpu_buffer_type(), nullptr, bank_size, slots_per_bank, n_slots, "--pools");
+}
+
+TEST_CASE("banks are aligned and none overlaps another") {
     slot_pool pool;
-    REQUIRE(pool.allocate(ggml_backend_cpu_buffer_type(), nullptr, SLOT, 5).ok());
-    CHECK(pool.n_slots() == 5);
-    CHECK(pool.slot_size() == SLOT);
-    for (uint32_t slot = 0; slot < 5; slot++) {
-        CHECK(uintptr_t(pool.data(slot)) % file_reader::alignment == 0);
-        memset(pool.data(slot), int(slot) + 1, SLOT); // a sanitizer sees it if this is outside the buffer
+    REQUIRE(allocate(pool, BANK, 3, 8).ok());
+    CHECK(pool.n_slots() == 8);
+    CHECK(pool.slots_per_bank() == 3);
+    for (uint32_t slot = 0; slot < 8; slot += 3) {
+        CHECK(uintptr_t(pool.bank(slot)) % file_reader::alignment == 0);
+        memset(pool.bank(slot), int(slot) + 1, BANK); // a sanitizer sees it if this is outside the buffer
     }
-    for (uint32_t slot = 0; slot < 5; slot++) {
-        const std::string written(SLOT, char(slot + 1));
-        CHECK(memcmp(pool.data(slot), written.data(), SLOT) == 0);
+    for (uint32_t slot = 0; slot < 8; slot++) {
+        const std::string written(BANK, char(slot / 3 * 3 + 1));
+        CHECK(memcmp(pool.bank(slot), written.data(), BANK) == 0);
     }
 }
 
-TEST_CASE("the slots lie in the pool's buffer") {
+TEST_CASE("a bank lies in its buffer") {
     slot_pool pool;
-    REQUIRE(pool.allocate(ggml_backend_cpu_buffer_type(), nullptr, SLOT, 3).ok());
-    const char * base = static_cast<const char *>(ggml_backend_buffer_get_base(pool.buffer()));
-    CHECK(pool.data(0) >= base);
-    CHECK(pool.data(2) + SLOT <= base + ggml_backend_buffer_get_size(pool.buffer()));
+    REQUIRE(allocate(pool, BANK, 2, 3).ok());
+    for (uint32_t slot = 0; slot < 3; slot++) {
+        const char * base = static_cast<const char *>(ggml_backend_buffer_get_base(pool.buffer(slot)));
+        CHECK(pool.bank(slot) >= base);
+        CHECK(pool.bank(slot) + BANK <= base + ggml_backend_buffer_get_size(pool.buffer(slot)));
+    }
+    CHECK(pool.buffer(0) == pool.buffer(1));
+    CHECK(pool.buffer(0) != pool.buffer(2));
 }
 
 TEST_CASE("too large a pool is an error that says what to do") {
     slot_pool    pool;
-    const status s = pool.allocate(ggml_backend_cpu_buffer_type(), nullptr, size_t(1) << 46, 4096); // 2^58 bytes
+    const status s = allocate(pool, size_t(1) << 58, 4096, 4096);
     REQUIRE_FALSE(s.ok());
     CHECK(s.message().find("cannot allocate") != std::string::npos);
     CHECK(s.message().find("--pools") != std::string::npos);
@@ -46,5 +54,4 @@ TEST_CASE("too large a pool is an error that says what to do") {
 TEST_CASE("a pool never allocated has no slots") {
     slot_pool pool;
     CHECK(pool.n_slots() == 0);
-    CHECK(pool.buffer() == nullptr);
 }

@@ -35,7 +35,7 @@ static std::vector<char> packed(ggml_backend_buffer_type_t layout, ggml_type typ
     const size_t          row_size = ggml_row_size(type, SHAPE.n_in);
     for (int64_t row = 0; row < SHAPE.n_out; row += n_rows) {
         const matrix_shape piece = { SHAPE.n_in, std::min(n_rows, SHAPE.n_out - row) };
-        pack_rows(buffer, type, piece, src.data() + size_t(row) * row_size, base + size_t(row) * row_size);
+        set_rows(buffer, type, piece, src.data() + size_t(row) * row_size, base + size_t(row) * row_size);
     }
     std::vector<char> result(base, base + src.size());
     ggml_backend_buffer_free(buffer);
@@ -98,7 +98,7 @@ TEST_CASE("experts in the device's layout give what stock gives with weights in 
             CAPTURE(n_tokens);
             CAPTURE(n_slots);
             const layer_input input = random_input(m.shape, n_tokens, unsigned(n_tokens));
-            engine            e(m, n_slots, 0, moe_executor::config{ { {} }, false }, cpu_device());
+            engine            e(m, n_slots, 0, moe_executor::config{ { {} }, false }, { cpu_device(), true });
             const rows        expected = stock(m, input, TIER_HIGH, 0, false, buft);
             CHECK(e.compute(m, input) == expected);
             CHECK(e.compute(m, input) == expected);
@@ -112,7 +112,7 @@ TEST_CASE("a tier whose type has no layout stays as it is, beside one that has")
     const layer_input   input = random_input(m.shape, 1, 1);
     // all but the best are low
     const moe_executor::config       config = { { { 0.0, 1.0 }, true }, false };
-    engine                           e(m, 8, 8, config, cpu_device());
+    engine                           e(m, 8, 8, config, { cpu_device(), true });
     const ggml_backend_buffer_type_t layout = packed_layout(cpu_device(), GGML_TYPE_Q4_0, { 256, 768 }, 8);
     const rows                       high   = stock(m, input, TIER_HIGH);
     const rows   low  = stock(m, input, TIER_LOW, 0, false, layout ? layout : ggml_backend_cpu_buffer_type());

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: MIT
+//
+// Layers computed with pools on a device that has memory of its own, against the same layers on the CPU with plain
+// tensors. The device is the CPU behind ggml's RPC server: its memory cannot be touched, its arithmetic is the same.
+#include "executor-fixture.h"
+#include "ggml-rpc.h"
+
+#include <arpa/inet.h>
+#include <chrono>
+#include <string>
+#include <sys/socket.h>
+#include <thread>
+#include <unistd.h>
+
+static sockaddr_in loopback(uint16_t port) {
+    sockaddr_in address     = {};
+    address.sin_family      = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    address.sin_port        = htons(port);
+    return address;
+}
+
+static uint16_t free_port() {
+    sockaddr_in address = loopback(0);
+    socklen_t   size    = sizeof(address);
+    const int   fd      = socket(AF_INET, SOCK_STREAM, 0);
+    REQUIRE(bind(fd, (sockaddr *) &address, size) == 0);
+    REQUIRE(getsockname(fd, (sockaddr *) &address, &size) == 0);
+    close(fd);
+    return ntohs(address.sin_port);
+}
+
+static bool accepts(uint16_t port) {
+    const sockaddr_in address = loopback(port);
+    const int         fd      = socket(AF_INET, SOCK_STREAM, 0);
+    const bool        ok      = connect(fd, (const sockaddr *) &address, sizeof(address)) == 0;
+    close(fd);
+    return ok;
+}
+
+// The server ends with the process.
+static ggml_backend_dev_t start_device() {
+    const uint16_t    port     = free_port();
+    const std::string endpoint = "127.0.0.1:" + std::to_string(port);
+    std::thread([endpoint] {
+        ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+        ggml_backend_rpc_start_server(endpoint.c_str(), nullptr, 2, 1, &cpu);
+    }).detach();
+    while (!accepts(port)) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    ggml_backend_reg_t reg = ggml_backend_rpc_add_server(endpoint.c_str());
+    REQUIRE(reg);
+    ggml_backend_register(reg);
+    return ggml_backend_reg_dev_get(reg, 0);
+}
+
+static ggml_backend_dev_t device() {
+    static ggml_backend_dev_t started = start_device();
+    return started;
+}
+
+static moe_executor::config with(score_thresholds thresholds) {
+    return { { thresholds }, false };
+}
+
+TEST_CASE("everything high, whatever the batch and the pool, layers taking turns") {
+    const model_on_disk m;
+    for (const uint32_t n_slots : { 16u, 3u, 1u }) { // all layers, less than a batch, less than a token
+        engine e(m, n_slots, 0, with({}), { device() });
+        for (const int64_t n_tokens : { 1, 2, 37 }) {
+            for (uint32_t layer = 0; layer < 2; layer++) {
+                CAPTURE(n_slots);
+                CAPTURE(n_tokens);
+                const layer_input input = random_input(m.shape, n_tokens, unsigned(n_tokens));
+                CHECK(e.compute(m, input, layer) == stock(m, input, TIER_HIGH, layer));
+            }
+        }
+    }
+}
+
+TEST_CASE("the same experts give the same output, whether they were there or not") {
+    const model_on_disk m;
+    engine              e(m, 8, 0, with({}), { device() });
+    const layer_input   input = random_input(m.shape, 2, 5);
+    const rows          first = e.compute(m, input);
+    const uint64_t      read  = e.counters.bytes_read;
+    CHECK(e.compute(m, input) == first);
+    CHECK(e.counters.bytes_read == read);
+}
+
+TEST_CASE("low precision, and a residual added to it") {
+    const layer_input   input = random_input(model_on_disk::small(), 5, 7);
+    const model_on_disk m;
+    engine              low(m, 8, 3, with({ 0.0, 1.0 }), { device() });
+    low.compute(m, input);
+    CHECK(low.counters.selections[TIER_LOW] > 0);
+    for (const uint32_t n_slots : { 8u, 2u }) {
+        CAPTURE(n_slots);
+        const model_on_disk sums = model_on_disk::with_residual();
+        engine              e(sums, n_slots, n_slots, with({}), { device() });
+        CHECK(e.compute(sums, input) == stock(sums, input, TIER_HIGH));
+    }
+}
+
+TEST_CASE("what is skipped is zero, with a bias too") {
+    moe_model shape = model_on_disk::small();
+    shape.n_used    = 4;
+    const model_on_disk m(shape);
+    const layer_input   input = random_input(shape, 1, 11);
+    engine              e(m, 8, 8, with({ 0.3, 0.6 }), { device() });
+    const rows          out    = e.compute(m, input, 0, true);
+    size_t              zeroes = 0;
+    for (const auto & row : out) {
+        zeroes += row == std::vector<float>(row.size(), 0.0f);
+    }
+    CHECK(e.counters.selections_skipped > 0);
+    CHECK(zeroes == e.counters.selections_skipped);
+}
+
+TEST_CASE("experts of one tier may have types of their own") {
+    const moe_model     shape = model_on_disk::small();
+    const model_on_disk m(shape, [&](gguf_builder & file) {
+        moe_model one_layer = shape;
+        one_layer.n_layers  = 1;
+        one_layer.add_high(file);
+        moe_model::declare_tiers(file);
+        for (const std::string part : { "gate", "up", "down" }) {
+            const std::string stem  = "blk.0.ffn_" + part + "_exps";
+            const bool        down  = part == "down";
+            const int64_t     n_in  = down ? shape.n_ff : shape.n_embd;
+            const int64_t     n_out = down ? shape.n_embd : shape.n_ff;
+            file.add(stem + ".low.0.weight", GGML_TYPE_Q8_0, n_in, n_out, 3);
+            file.set_ints("hobbit.tier.low." + stem + ".0.experts", { 6, 1, 4 });
+            file.add(stem + ".low.1.weight", GGML_TYPE_Q4_1, n_in, n_out, 5);
+            file.set_ints("hobbit.tier.low." + stem + ".1.experts", { 0, 2, 3, 5, 7 });
+        }
+    });
+    engine              on_cpu(m, 8, 2, score_thresholds{ 0.0, 1.0 });
+    engine              e(m, 8, 2, with({ 0.0, 1.0 }), { device() });
+    for (const int64_t n_tokens : { 1, 21 }) {
+        CAPTURE(n_tokens);
+        const layer_input input = random_input(shape, n_tokens, 17);
+        CHECK(e.compute(m, input) == on_cpu.compute(m, input));
+    }
+}
+
+TEST_CASE("a pool that the device has no room for is an error that says what to do") {
+    const model_on_disk m;
+    engine              e(m, 1, 0, with({}), { device() });
+    size_t              free  = 0;
+    size_t              total = 0;
+    ggml_backend_dev_memory(device(), &free, &total);
+    expert_cache cache(m.index, *e.l, e.counters, { device() });
+    const status s = cache.allocate(TIER_HIGH, uint32_t(2 * total / cache.slot_size(TIER_HIGH)), 1, *e.policy);
+    REQUIRE_FALSE(s.ok());
+    CHECK(s.message().find("--device-memory") != std::string::npos);
+}
