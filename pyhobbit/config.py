@@ -55,6 +55,8 @@ class CacheConfig:
     """The expert cache. None leaves a setting to the model file or to what the engine computes.
 
     memory: bytes that the whole process may hold.  pools: bytes of the expert pools alone, instead of memory.
+    device: that holds the pools and computes the experts, as ggml names it: "CPU" (None), "CUDA0", "Vulkan0".
+    device_memory: bytes of its memory that the experts may take; memory is then that of the host.
     low_share: share of the pools for the low tier, 0 to 1.  io_threads: loader threads.
     t1, t2: thresholds on the sum of the normalised gate weights of the experts ranked higher (HOBBIT, Eq. 2):
     up to t1 high precision, up to t2 low, above t2 skipped.  renormalize: the weight of skipped experts goes
@@ -76,6 +78,8 @@ class CacheConfig:
     prefetch: int | None = None
     renormalize: bool | None = None
     trace: Path | None = None
+    device: str | None = None
+    device_memory: int | None = None
 
     max_prefetch: ClassVar[int] = 4
 
@@ -92,9 +96,18 @@ class CacheConfig:
             self.t1 is None or self.t2 is None or self.t1 <= self.t2,
             f"t1 ({self.t1}) is above t2 ({self.t2}); between t1 and t2 lies low precision, so make t1 <= t2",
         )
-        for name in ("memory", "pools", "io_threads", "prefetch"):
+        _require(
+            self.device is None or 0 < len(os.fsencode(self.device)) <= _MAX_TEXT_BYTES,
+            f"'{self.device}' is not the name of a device; give one as ggml lists it, like Vulkan0",
+        )
+        _require(
+            self.device_memory is None or self.pools is None,
+            "--device-memory bounds all that the experts take on the device and --pools the pools alone; "
+            "give one of them",
+        )
+        for name in ("memory", "pools", "device_memory", "io_threads", "prefetch"):
             _require_number(name, getattr(self, name), "whole number")
-        for name in ("memory", "pools", "io_threads"):
+        for name in ("memory", "pools", "device_memory", "io_threads"):
             value = getattr(self, name)
             _require(value is None or value > 0, f"{name} is {value}; it must be positive")
         _require(
@@ -112,6 +125,8 @@ class CacheConfig:
         values: dict[str, Setting | None] = {
             "hobbit.memory": self.memory,
             "hobbit.pools": self.pools,
+            "hobbit.device": self.device,
+            "hobbit.device_memory": self.device_memory,
             "hobbit.low_share": _float(self.low_share),
             "hobbit.t1": _float(self.t1),
             "hobbit.t2": _float(self.t2),

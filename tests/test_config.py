@@ -91,6 +91,14 @@ def test_settings_of_eviction_prefetch_and_trace_carry_their_keys(tmp_path: Path
     assert settings["hobbit.renormalize"] is False
 
 
+def test_settings_of_the_device_carry_their_keys() -> None:
+    assert CacheConfig(device="Vulkan0", device_memory=7).settings() == {
+        "hobbit.enable": True,
+        "hobbit.device": "Vulkan0",
+        "hobbit.device_memory": 7,
+    }
+
+
 def test_an_evaluation_leaves_nothing_to_a_calibration() -> None:
     config = EvaluationConfig(engine=EngineConfig(cache=CacheConfig(policy="lfu")), scorer="random")
     settings = config.settings()
@@ -110,6 +118,10 @@ def test_an_integer_threshold_becomes_a_float() -> None:
     [
         ({"memory": 1, "pools": 1}, "--memory bounds the whole process"),
         ({"memory": 0}, "memory is 0; it must be positive"),
+        ({"device_memory": 1, "pools": 1}, "--device-memory bounds all that the experts take"),
+        ({"device_memory": 0}, "device_memory is 0; it must be positive"),
+        ({"device": ""}, "'' is not the name of a device"),
+        ({"device": "x" * 128}, "is not the name of a device"),
         ({"pools": -1}, "pools is -1"),
         ({"io_threads": 0}, "io_threads is 0"),
         ({"t1": 0.9, "t2": 0.5}, "t1 <= t2"),

@@ -5,13 +5,14 @@ import argparse
 import contextlib
 import io
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyhobbit.cache_arguments import add_cache_arguments, cache_config
 from pyhobbit.chat.screen import note
 from pyhobbit.cli import INTERRUPTED
-from pyhobbit.config import CacheConfig, ChatConfig, EngineConfig, SamplingConfig
+from pyhobbit.config import CacheConfig, ChatConfig, EngineConfig, SamplingConfig, parse_size
 from pyhobbit.errors import HobbitError
 from pyhobbit.model_path import add_model_arguments, check_model_arguments, model_path
 
@@ -29,6 +30,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_sampling(parser)
     _add_engine(parser)
     add_cache_arguments(parser)
+    _add_device(parser)
+
+
+def _add_device(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("device").add_argument
+    add("--device", metavar="NAME", help="that computes the experts, like Vulkan0 (default: CPU)")
+    add("--device-memory", metavar="SIZE", help="of that device, for experts (default: what is free)")
+
+
+def _cache_config(args: argparse.Namespace) -> CacheConfig:
+    memory = None if args.device_memory is None else parse_size(args.device_memory)
+    return replace(cache_config(args), device=args.device, device_memory=memory)
 
 
 def _add_prompt(parser: argparse.ArgumentParser) -> None:
@@ -75,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
 def _config(args: argparse.Namespace) -> ChatConfig:
     return ChatConfig(
         engine=EngineConfig(
-            cache=cache_config(args),
+            cache=_cache_config(args),
             n_ctx=args.ctx,
             n_threads=args.threads,
             verbose=args.verbose,
