@@ -19,20 +19,22 @@ export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP := python -m pip install --quiet
 
-# The build tree, fixed so that ctest finds the C++ tests; `stock` is upstream's llama.cpp, for comparisons.
-BUILD := build/release
-STOCK := build/stock
+# The build tree, fixed so that ctest finds the C++ tests; `stock` is upstream's llama.cpp, for comparisons; `vulkan` has
+# libllama with devices: Vulkan's, and ggml's RPC.
+BUILD  := build/release
+STOCK  := build/stock
+VULKAN := build/vulkan
 
 CMAKE_FILES    := CMakeLists.txt $(wildcard cmake/*.cmake) vendor/unpack.py vendor/llama.cpp.lock
 NATIVE_SOURCES := $(shell find ggml_ext patches tests/cpp -type f) pyhobbit/_native_build.py
 CXX_SOURCES    := $(filter %.cpp %.h,$(NATIVE_SOURCES))
 
-.PHONY: build test demo stock sanitize ctest lint format deps clean server-suite reference
+.PHONY: build test demo stock vulkan sanitize ctest lint format deps clean server-suite reference
 .DELETE_ON_ERROR:
 
 build: build/.installed
 
-test: lint sanitize ctest stock
+test: lint sanitize ctest stock vulkan
 	pytest
 
 # System packages, where they are missing.
@@ -78,6 +80,15 @@ $(STOCK)/.built: .venv/.tools vendor/unpack.py vendor/llama.cpp.lock cmake/llama
 	ln -sfn build/release/bin $(STOCK)/bin
 	touch $@
 
+vulkan: $(VULKAN)/.built
+
+$(VULKAN)/.built: .venv/.dependencies $(CMAKE_FILES) $(NATIVE_SOURCES)
+	@echo '== libllama with Vulkan'
+	.ci/deps vulkan
+	cmake -S . -B $(VULKAN) -DGGML_VULKAN=ON -DGGML_RPC=ON -DHOBBIT_WEB_PAGE=OFF
+	cmake --build $(VULKAN) --target llama
+	touch $@
+
 #
 # checks
 #
@@ -111,7 +122,7 @@ build/asan/.passed build/tsan/.passed: export UBSAN_OPTIONS := print_stacktrace=
 build/%/.passed: .venv/.tools $(CMAKE_FILES) $(NATIVE_SOURCES)
 	@echo '== C++ tests with -fsanitize=$(SANITIZER)'
 	cmake -S . -B build/$* -DCMAKE_BUILD_TYPE=Debug -DHOBBIT_BUILD_TESTS=ON -DHOBBIT_SANITIZE=$(SANITIZER) \
-	    -DGGML_OPENMP=OFF -DGGML_LLAMAFILE=OFF -DGGML_CPU_REPACK=OFF
+	    -DGGML_OPENMP=OFF -DGGML_LLAMAFILE=OFF -DGGML_CPU_REPACK=OFF -DGGML_RPC=ON
 	cmake --build build/$*
 	setarch --addr-no-randomize ctest --test-dir build/$* --output-on-failure --no-tests=error
 	touch $@

@@ -83,10 +83,15 @@ def run(
     kv_f32: bool = False,
     routing: bool = False,
     repack: bool = False,
+    gpu_layers: int = 0,
+    rpc: str | None = None,
+    vulkan: bool = False,
 ) -> Result:
     """Decodes every plan with the libllama.so in `lib_dir`. Raises RunError.
 
     `kv_f32` keeps keys and values in f32 instead of f16, `repack` weights in ggml's repacked layouts.
+    `gpu_layers` are on a device where there is one; that of the RPC server at `rpc` is one.
+    With `vulkan` a software device is one, too.
     """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "logits.npz"
@@ -94,8 +99,10 @@ def run(
         command += ["--plans", json.dumps({name: asdict(plan) for name, plan in plans.items()})]
         command += ["--overrides", json.dumps(overrides or {})]
         command += ["--kv-f32"] * kv_f32 + ["--routing"] * routing + ["--repack"] * repack
+        command += ["--gpu-layers", str(gpu_layers)] + (["--rpc", rpc] if rpc else [])
+        environment = quiet_environment() | ({"GGML_VK_VISIBLE_DEVICES": "0"} if vulkan else {})
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=quiet_environment()
+            command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=environment
         )
         if done.returncode:
             raise RunError(f"{model.name}, {lib_dir}, exit {done.returncode}: {done.stderr[-4000:]}")
@@ -152,6 +159,8 @@ class Session:
         kv_f32: bool,
         routing: bool,
         repack: bool,
+        gpu_layers: int,
+        rpc: str | None,
     ) -> None:
         os.environ["LLAMA_CPP_LIB_PATH"] = str(lib_dir)
         import llama_cpp.llama_cpp as llama
@@ -160,8 +169,11 @@ class Session:
         self.kv_f32 = kv_f32
         self.recorder = RoutingRecorder(llama, lib_dir) if routing else None
         llama.llama_backend_init()
+        if rpc:
+            _add_device(lib_dir, rpc)
         params = llama.llama_model_default_params()
         params.use_extra_bufts = repack
+        params.n_gpu_layers = gpu_layers
         self._overrides = kv_overrides(llama, overrides)
         params.kv_overrides = self._overrides
         self.model = llama.llama_model_load_from_file(os.fsencode(path), params)
@@ -218,6 +230,14 @@ class Session:
         self.llama.llama_model_free(self.model)
 
 
+def _add_device(lib_dir: Path, endpoint: str) -> None:
+    rpc = ctypes.CDLL(str(lib_dir / "libggml-rpc.so"))
+    rpc.ggml_backend_rpc_add_server.restype = ctypes.c_void_p
+    ctypes.CDLL(str(lib_dir / "libggml.so")).ggml_backend_register(
+        ctypes.c_void_p(rpc.ggml_backend_rpc_add_server(endpoint.encode()))
+    )
+
+
 def _hobbit_structs(lib_dir: Path) -> Iterator[tuple[str, float]]:
     """info/FIELD and stats/FIELD of the model opened with MODEL_TAG."""
     from cffi import FFI
@@ -247,6 +267,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--kv-f32", action="store_true", help="keys and values in f32 instead of f16")
     parser.add_argument("--routing", action="store_true", help="also record the chosen experts")
     parser.add_argument("--repack", action="store_true", help="weights in ggml's repacked layouts")
+    parser.add_argument("--gpu-layers", type=int, default=0, help="on the first device that is not the CPU")
+    parser.add_argument("--rpc", metavar="HOST:PORT", help="server of a further device")
     parser.add_argument("--out", type=Path, required=True)
     return parser
 
@@ -258,7 +280,8 @@ def main(argv: list[str] | None = None) -> int:
     arrays: dict[str, Any] = {}
     try:
         flags = {"kv_f32": args.kv_f32, "routing": args.routing, "repack": args.repack}
-        session = Session(args.lib_dir, args.model, overrides, **flags)
+        devices = {"gpu_layers": args.gpu_layers, "rpc": args.rpc}
+        session = Session(args.lib_dir, args.model, overrides, **flags, **devices)
         for name, plan in args.plans.items():
             arrays[f"logits/{name}"] = session.decode(Plan(**plan))
             if session.recorder:
