@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: MIT
+"""What pyhobbit bench reports: medians, ratios, the roof."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyhobbit.bench import job, report
+from pyhobbit.errors import HobbitError
+
+
+def _record(arm: str, limit: float | None, repetition: int, speed: float, **figures: Any) -> dict[str, Any]:
+    measured = job.Measured(
+        load_s=1, cold_ttft_s=1, ttft_s={"16": 10 / speed}, prefill_tokens_per_second=speed, n_decoded=8,
+        decode_s=8 / speed, slowest_token_s=1, tokens_per_second=speed, disk_bytes_per_token=0,
+        peak_rss_bytes=1, logits_crc=1, first_and_last_quarter=(speed, speed), rss_growth_bytes=0,
+    )  # fmt: skip
+    place = {"kind": "result", "arm": arm, "limit": limit, "repetition": repetition, "peak_bytes": 5}
+    return {**asdict(measured), **place, "disk_bytes_per_second": 1e9, **figures}
+
+
+HEAD = {
+    "kind": "run", "time": "now", "pyhobbit": "1", "commit": None,
+    "machine": {"cpu": "c", "cores": 2, "memory_bytes": 8e9},
+    "model": "m.gguf", "model_bytes": 4e9, "moe": {"n_layers": 1, "n_experts": 8, "n_used": 2},
+    "readahead_kb": 128, "routing": "the model's own",
+    "options": {"low": None, "residual": None, "t1": 1, "t2": 1, "reps": 3, "prompts": [16], "n_threads": 2},
+}  # fmt: skip
+
+
+def test_the_report_is_medians_ratios_and_the_roof() -> None:
+    counters = {
+        "bytes_read": 9e8, "disk_demand_s": 1.0, "bytes_prefetched": 2e8,
+        "prefetched": 4, "prefetched_used": 2,
+    }  # fmt: skip
+    ours = {"disk_bytes_per_token": 1e8, "counters": counters, "hit_rate": 0.5, "stall_share": 0.1}
+    records = [
+        HEAD,
+        *(_record("stock-ram", None, i, speed) for i, speed in enumerate((19, 20, 26))),
+        _record("ours-resident", None, 0, 16),
+        _record("stock-mmap", 0.25, 0, 2),
+        _record("stock-mmap-128k", 0.25, 0, 4),
+        *(_record("ours", 0.25, i, speed, **ours) for i, speed in enumerate((9, 8, 5))),
+        {
+            "kind": "result",
+            "arm": "ours",
+            "limit": 0.25,
+            "repetition": 3,
+            "error": "gone",
+            "disk_bytes_per_second": 1e9,
+        },
+    ]
+    results = report.Results(records)
+    row = next(row for row in results.rows() if row.arm == "ours")
+    assert (row.n, row.n_failed, row.tokens_per_second, row.least, row.most) == (3, 1, 8, 5, 9)
+    assert row.kept == 8 / 20
+    assert row.to_stock == 8 / 4
+    assert row.ttft_to_stock == {"16": pytest.approx(0.5)}
+    assert results.roof(0.25, "ours") == pytest.approx(10)  # 8 tokens missed 0.8 GB; compute allows 16
+    assert row.of_roof == pytest.approx(0.8)
+    assert row.disk_use == pytest.approx(0.9)
+    assert results.errors() == ["ours at 25%: gone"]
+    text = report.table(results)
+    assert "| 25%    | ours (1 failed) | 8.00    | 5.00 - 9.00" in text
+    assert len({line.count("|") for line in text.splitlines() if line.startswith("|")}) == 1
+
+
+def test_results_can_be_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    records = [HEAD, _record("ours", 0.25, 0, 3)]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert report.read(path) == json.loads(json.dumps(records))
+    path.write_text("{}\n")
+    with pytest.raises(HobbitError, match="does not begin with the line of a run"):
+        report.read(path)
