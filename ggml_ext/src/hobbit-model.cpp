@@ -186,7 +186,7 @@ uint64_t hobbit_model::row_bytes(uint32_t n_batch) const {
 // Of host memory, where what is read is not read in place.
 uint64_t hobbit_model::staging_bytes() const {
     const bool is_used = settings_.pack || !is_host_device(device_);
-    return is_used ? settings_.io_threads * (loader::chunk_size + 2 * file_reader::alignment) : 0;
+    return is_used ? loader::staging_size(settings_.io_threads) : 0;
 }
 
 status hobbit_model::plan_memory(uint64_t model_bytes, uint32_t n_batch, pool_plan & plan) const {

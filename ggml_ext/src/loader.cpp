@@ -17,16 +17,25 @@ bool staging_buffer::reserve(size_t size) {
     return memory_ != nullptr;
 }
 
+static char * aligned_base(ggml_backend_buffer_t buffer, size_t alignment) {
+    char * base = static_cast<char *>(ggml_backend_buffer_get_base(buffer));
+    return base + (alignment - uintptr_t(base) % alignment) % alignment;
+}
+
 char * staging_buffer::data() const {
-    char *          base       = static_cast<char *>(ggml_backend_buffer_get_base(memory_.get()));
-    const uintptr_t misaligned = uintptr_t(base) % file_reader::alignment;
-    return base + (file_reader::alignment - misaligned) % file_reader::alignment;
+    return memory_ ? aligned_base(memory_.get(), file_reader::alignment) : lent_;
 }
 
 loader::loader(file_reader & reader, stats & stats, uint32_t n_threads, ggml_backend_buffer_type_t staging) :
-    reader_(reader), stats_(stats), staging_(staging) {
+    reader_(reader),
+    stats_(stats),
+    staging_(staging),
+    staging_memory_(ggml_backend_buft_alloc_buffer(staging, staging_size(n_threads) + HUGE_PAGE)) {
+    if (staging_memory_) {
+        ask_for_huge_pages(aligned_base(staging_memory_.get(), HUGE_PAGE), staging_size(n_threads));
+    }
     for (uint32_t i = 0; i < n_threads; i++) {
-        threads_.emplace_back([this] { run(); });
+        threads_.emplace_back([this, i] { run(i); });
     }
 }
 
@@ -57,8 +66,9 @@ bool loader::next_chunk(chunk & next) {
     return true;
 }
 
-void loader::run() {
-    staging_buffer               staging(staging_);
+void loader::run(size_t thread) {
+    char * lent = staging_memory_ ? aligned_base(staging_memory_.get(), HUGE_PAGE) + thread * chunk_size : nullptr;
+    staging_buffer               staging(staging_, lent, lent ? chunk_size : 0);
     std::unique_lock<std::mutex> lock(mutex_);
     while (true) {
         chunk next;
@@ -168,7 +178,7 @@ void loader::split(const chunk & whole, const part_target & target, std::deque<c
         return;
     }
     const size_t  row_size = ggml_row_size(whole.type, target.shape.n_in);
-    const int64_t n_rows   = rows_per_chunk(chunk_size, row_size);
+    const int64_t n_rows   = rows_per_chunk(chunk_size - 2 * file_reader::alignment, row_size);
     for (int64_t row = 0; row < target.shape.n_out; row += n_rows) {
         chunk c  = whole;
         c.buffer = target.buffer;

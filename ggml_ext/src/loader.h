@@ -5,6 +5,7 @@
 #include "file-reader.h"
 #include "ggml-backend.h"
 #include "ggml-cpp.h"
+#include "memory.h"
 #include "stats.h"
 #include "status.h"
 
@@ -48,16 +49,20 @@ enum class load_urgency { demand, prefetch };
 // Memory of one thread that direct I/O may read into; what it holds is lost when it grows.
 class staging_buffer {
   public:
-    // `buft` is of host memory, a device's page-locked one for what goes there.
-    explicit staging_buffer(ggml_backend_buffer_type_t buft = ggml_backend_cpu_buffer_type()) : buft_(buft) {}
+    // `buft` is of host memory, a device's page-locked one for what goes there. `lent` is memory of that type at a
+    // multiple of file_reader::alignment, which serves as long as it is large enough.
+    explicit staging_buffer(ggml_backend_buffer_type_t buft = ggml_backend_cpu_buffer_type(), char * lent = nullptr,
+                            size_t lent_size = 0) :
+        buft_(buft), lent_(lent), size_(lent_size) {}
 
     bool   reserve(size_t size); // false: no memory left
     char * data() const;         // a multiple of file_reader::alignment
 
   private:
     ggml_backend_buffer_type_t buft_;
-    ggml_backend_buffer_ptr    memory_;
-    size_t                     size_ = 0;
+    char *                     lent_;
+    ggml_backend_buffer_ptr    memory_; // null: what was lent
+    size_t                     size_;
 };
 
 // Reads experts' parts from their files into slots, in threads of its own and in chunks, so that several threads read
@@ -80,6 +85,9 @@ class loader {
     // Bytes that one read takes at most, but for a row group that is larger: more in one read, or more reads at once,
     // were not faster.
     static constexpr size_t chunk_size = 512 * 1024;
+
+    // Bytes that so many threads' reads take on their way to where they cannot be read straight.
+    static size_t staging_size(uint32_t n_threads) { return GGML_PAD(n_threads * chunk_size, HUGE_PAGE); }
 
     // Asks for one part, once: asking again only turns a prefetch that has not arrived into a demand. After an error
     // nothing is asked for.
@@ -133,7 +141,7 @@ class loader {
 
     static void split(const chunk & whole, const part_target & target, std::deque<chunk> & queue);
 
-    void   run();
+    void   run(size_t thread);
     status read(const chunk & next, staging_buffer & staging);
 
     // REQUIRES: mutex_ held
@@ -150,6 +158,7 @@ class loader {
     file_reader &                    reader_;
     stats &                          stats_;
     const ggml_backend_buffer_type_t staging_;
+    const ggml_backend_buffer_ptr    staging_memory_; // chunk_size for each thread, in huge pages; null: no memory left
 
     mutable std::mutex      mutex_;
     std::condition_variable work_;     // a chunk may begin, or stop_

@@ -7,6 +7,7 @@
 #include <limits>
 #include <sstream>
 #include <string>
+#include <sys/mman.h>
 #include <unistd.h>
 
 namespace hobbit {
@@ -94,6 +95,12 @@ uint64_t available_memory() {
         kilobytes = uint64_t(sysconf(_SC_PHYS_PAGES)) * uint64_t(sysconf(_SC_PAGESIZE)) / 1024;
     }
     return std::min(kilobytes * 1024, cgroups_room());
+}
+
+void ask_for_huge_pages(char * base, size_t size) {
+#ifdef MADV_HUGEPAGE
+    madvise(base, size, MADV_HUGEPAGE);
+#endif
 }
 
 } // namespace hobbit

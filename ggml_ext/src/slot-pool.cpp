@@ -4,9 +4,9 @@
 #include "file-reader.h"
 #include "ggml-cpu.h"
 #include "ggml.h"
+#include "memory.h"
 
 #include <algorithm>
-#include <sys/mman.h>
 
 namespace hobbit {
 
@@ -21,13 +21,6 @@ void slot_pool::free() {
     }
     banks_.clear();
     n_slots_ = 0;
-}
-
-// Slots are filled in any order: in small pages, their memory would be scattered, and reading it slow.
-static void ask_for_huge_pages(char * base, size_t size) {
-#ifdef MADV_HUGEPAGE
-    madvise(base, size, MADV_HUGEPAGE); // a system that has none goes without
-#endif
 }
 
 bool slot_pool::allocate_bank(ggml_backend_buffer_type_t buft, ggml_backend_buffer_type_t packed, size_t size,
