@@ -19,8 +19,8 @@ export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP := python -m pip install --quiet
 
-# The build tree, fixed so that ctest finds the C++ tests; `stock` is upstream's llama.cpp, for comparisons; `vulkan` has
-# libllama with devices: Vulkan's, and ggml's RPC.
+# The build tree, fixed so that ctest finds the C++ tests; `stock` is upstream's llama.cpp, for comparisons; `vulkan` is
+# libllama with Vulkan, for one test, not part of `test`: its shaders take longer than everything else.
 BUILD  := build/release
 STOCK  := build/stock
 VULKAN := build/vulkan
@@ -34,7 +34,7 @@ CXX_SOURCES    := $(filter %.cpp %.h,$(NATIVE_SOURCES))
 
 build: build/.installed
 
-test: lint sanitize ctest stock vulkan
+test: lint sanitize ctest stock
 	pytest
 
 # System packages, where they are missing.
@@ -85,7 +85,7 @@ vulkan: $(VULKAN)/.built
 $(VULKAN)/.built: .venv/.dependencies $(CMAKE_FILES) $(NATIVE_SOURCES)
 	@echo '== libllama with Vulkan'
 	.ci/deps vulkan
-	cmake -S . -B $(VULKAN) -DGGML_VULKAN=ON -DGGML_RPC=ON -DHOBBIT_WEB_PAGE=OFF
+	cmake -S . -B $(VULKAN) -DGGML_VULKAN=ON -DHOBBIT_WEB_PAGE=OFF
 	cmake --build $(VULKAN) --target llama
 	touch $@
 
@@ -122,7 +122,7 @@ build/asan/.passed build/tsan/.passed: export UBSAN_OPTIONS := print_stacktrace=
 build/%/.passed: .venv/.tools $(CMAKE_FILES) $(NATIVE_SOURCES)
 	@echo '== C++ tests with -fsanitize=$(SANITIZER)'
 	cmake -S . -B build/$* -DCMAKE_BUILD_TYPE=Debug -DHOBBIT_BUILD_TESTS=ON -DHOBBIT_SANITIZE=$(SANITIZER) \
-	    -DGGML_OPENMP=OFF -DGGML_LLAMAFILE=OFF -DGGML_CPU_REPACK=OFF -DGGML_RPC=ON
+	    -DGGML_OPENMP=OFF -DGGML_LLAMAFILE=OFF -DGGML_CPU_REPACK=OFF
 	cmake --build build/$*
 	setarch --addr-no-randomize ctest --test-dir build/$* --output-on-failure --no-tests=error
 	touch $@

@@ -15,12 +15,13 @@ set(LLAMA_BUILD_TESTS OFF)
 set(LLAMA_BUILD_UI OFF)
 set(LLAMA_USE_PREBUILT_UI OFF)
 set(LLAMA_OPENSSL OFF)
+set(GGML_RPC ON) # devices of other machines
 set(LLAMA_TOOLS_INSTALL OFF)
 set(LLAMA_ALL_WARNINGS OFF) # there are thousands, and they are upstream's
 set(GGML_ALL_WARNINGS OFF)
 set(GGML_CCACHE OFF) # hobbit_use_ccache below does it for everything
 
-set(HOBBIT_LLAMA_TOOLS llama-server llama-quantize llama-perplexity llama-bench llama-imatrix)
+set(HOBBIT_LLAMA_TOOLS llama-server llama-quantize llama-perplexity llama-bench llama-imatrix ggml-rpc-server)
 
 # llama.cpp asks git for its commit, and would be told ours: the tree lies in our checkout
 file(STRINGS "${CMAKE_CURRENT_LIST_DIR}/../vendor/llama.cpp.lock" HOBBIT_UPSTREAM REGEX "^upstream_commit")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Pools on a device with memory of its own, in the build that `make vulkan` makes.
+"""Pools on a device with memory of its own.
 
 The CPU behind ggml's RPC server computes as the CPU does, bit for bit. Vulkan's software device computes
 within an error, and a few tokens only: Mesa's is not stable for long (docs/devices.md).
@@ -20,16 +20,12 @@ import pytest
 from conftest import TESTS, RunPyhobbit
 from logits import ROOT, Override, Plan, Result, RunError
 
-LIB_DIR = ROOT / "build/vulkan/bin"
+VULKAN_DIR = ROOT / "build/vulkan/bin"
 TOKENS = [1 + 37 * i % 500 for i in range(40)]
 PLANS = {"prompt": logits.prefill(TOKENS), "tokens": logits.one_at_a_time(TOKENS[:6])}
 
 MAX_NMSE = 5e-4
 """The normalised mean square error that llama.cpp's test-backend-ops accepts of MUL_MAT_ID."""
-
-needs_build = pytest.mark.skipif(
-    not LIB_DIR.exists(), reason="there is no build for devices: run make vulkan"
-)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +34,7 @@ def server() -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    with subprocess.Popen([sys.executable, TESTS / "rpc_server.py", LIB_DIR, str(port)]) as process:
+    with subprocess.Popen([sys.executable, TESTS / "rpc_server.py", models.lib_dir(), str(port)]) as process:
         try:
             _wait_for(port)
             yield f"127.0.0.1:{port}"
@@ -61,7 +57,7 @@ def on_cpu(tiny_gguf: Path) -> Result:
 
 def _on_rpc(model: Path, server: str, overrides: dict[str, Override], gpu_layers: int = 0) -> Result:
     overrides = {"hobbit.device": "RPC0"} | overrides
-    return logits.run(LIB_DIR, model, PLANS, overrides, gpu_layers=gpu_layers, rpc=server)
+    return logits.run(models.lib_dir(), model, PLANS, overrides, gpu_layers=gpu_layers, rpc=server)
 
 
 def _assert_same(result: Result, reference: Result) -> None:
@@ -69,7 +65,6 @@ def _assert_same(result: Result, reference: Result) -> None:
         np.testing.assert_array_equal(result.logits[name], wanted, name)
 
 
-@needs_build
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.0])
 def test_the_logits_are_the_cpus_with_pools_of_any_size(
     tiny_gguf: Path, server: str, on_cpu: Result, share: float
@@ -83,12 +78,10 @@ def test_the_logits_are_the_cpus_with_pools_of_any_size(
     _assert_same(result, on_cpu)
 
 
-@needs_build
 def test_the_other_layers_may_be_on_the_device_too(tiny_gguf: Path, server: str, on_cpu: Result) -> None:
     _assert_same(_on_rpc(tiny_gguf, server, {"hobbit.pools": 4 << 20}, gpu_layers=99), on_cpu)
 
 
-@needs_build
 def test_low_precision_and_skipping(tiny_gguf: Path, server: str) -> None:
     overrides: dict[str, Override] = {"hobbit.t1": 0.5, "hobbit.t2": 0.9, "hobbit.strict": True}
     overrides["hobbit.pools"] = 8 << 20
@@ -98,7 +91,6 @@ def test_low_precision_and_skipping(tiny_gguf: Path, server: str) -> None:
     _assert_same(result, logits.run(models.lib_dir(), tiny_gguf, PLANS, overrides))
 
 
-@needs_build
 def test_too_little_device_memory_is_an_error_that_names_the_least(tiny_gguf: Path, server: str) -> None:
     with pytest.raises(
         RunError, match=r"device memory of 1\.0 KiB is too small: the smallest that works is \d+ MiB"
@@ -106,11 +98,11 @@ def test_too_little_device_memory_is_an_error_that_names_the_least(tiny_gguf: Pa
         _on_rpc(tiny_gguf, server, {"hobbit.device_memory": 1024})
 
 
-@needs_build
+@pytest.mark.skipif(not VULKAN_DIR.exists(), reason="there is no build with Vulkan: run make vulkan")
 def test_vulkan_is_within_the_error_that_llama_cpp_accepts(tiny_gguf: Path, on_cpu: Result) -> None:
     plans: dict[str, Plan] = {"tokens": PLANS["tokens"]}
     overrides: dict[str, Override] = {"hobbit.device": "Vulkan0", "hobbit.pools": 4 << 20}
-    result = logits.run(LIB_DIR, tiny_gguf, plans, overrides, vulkan=True)
+    result = logits.run(VULKAN_DIR, tiny_gguf, plans, overrides, vulkan=True)
     wanted = on_cpu.logits["tokens"]
     assert np.square(result.logits["tokens"] - wanted).sum() / np.square(wanted).sum() < MAX_NMSE
 

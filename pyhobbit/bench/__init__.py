@@ -2,8 +2,7 @@
 """pyhobbit bench: speed and memory of stock llama.cpp and of the expert cache, side by side.
 
 Each arm runs in a process of its own, under a memory limit, with an empty page cache; all in turn.
-The model has random weights in the shape of a real one, or is yours; the routing can be replayed
-from a recorded trace.
+The model has random weights in a real one's shape, or is yours; a recorded routing can be replayed.
 """
 
 import argparse
