@@ -16,6 +16,7 @@ set(LLAMA_BUILD_UI OFF)
 set(LLAMA_USE_PREBUILT_UI OFF)
 set(LLAMA_OPENSSL OFF)
 set(GGML_RPC ON) # devices of other machines
+set(GGML_RPC_RDMA OFF) # else it depends on what the building machine has
 set(LLAMA_TOOLS_INSTALL OFF)
 set(LLAMA_ALL_WARNINGS OFF) # there are thousands, and they are upstream's
 set(GGML_ALL_WARNINGS OFF)

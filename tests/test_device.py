@@ -113,3 +113,9 @@ def test_a_device_that_is_not_there_is_an_error_that_names_those_there_are(
     done = run_pyhobbit("chat", tiny_gguf, "-p", "x", "-n", 1, "--device", "CUDA7")
     assert done.returncode == 1
     assert "there is no device 'CUDA7': choose one of CPU" in done.stderr
+
+
+def test_device_memory_wants_a_device_that_has_any(tiny_gguf: Path, run_pyhobbit: RunPyhobbit) -> None:
+    done = run_pyhobbit("chat", tiny_gguf, "-p", "x", "-n", 1, "--device-memory", "64M")
+    assert done.returncode == 1
+    assert "hobbit.device_memory bounds a device that has memory of its own" in done.stderr

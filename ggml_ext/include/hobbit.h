@@ -55,8 +55,7 @@ enum hobbit_setting_kind {
 //   hobbit.device        string  the device that holds the pools and computes the experts, as ggml names it ("CUDA0",
 //                                "Vulkan0"); default "CPU"
 //   hobbit.device_memory int     bytes of that device's memory that the experts may take; 0: computed from what is
-//   free;
-//                                hobbit.memory then bounds host memory
+//                                free; hobbit.memory then bounds host memory
 //   hobbit.low_share     float   share of the pools that holds the low tier; default follows from t1, t2 and the kind
 //                                of the high tier
 //   hobbit.t1 hobbit.t2  float   thresholds of Eq. 2 on the summed, normalised gate weights: s <= t1 high precision,

@@ -5,9 +5,10 @@
 
 namespace hobbit {
 
-// Accelerators, and this backend's own devices, compute with what lies in other devices' memory.
+// Other backends keep more for a tensor than its bytes: state of their own, or room behind a result.
 static bool can_hold_experts(ggml_backend_dev_t device) {
-    return ggml_backend_dev_type(device) != GGML_BACKEND_DEVICE_TYPE_ACCEL;
+    const std::string backend = ggml_backend_reg_name(ggml_backend_dev_backend_reg(device));
+    return backend == "CPU" || backend == "CUDA" || backend == "ROCm" || backend == "Vulkan" || backend == "RPC";
 }
 
 status find_compute_device(const std::string & name, ggml_backend_dev_t & device) {
@@ -31,11 +32,6 @@ status find_compute_device(const std::string & name, ggml_backend_dev_t & device
 
 bool is_host_device(ggml_backend_dev_t device) {
     return ggml_backend_buft_is_host(ggml_backend_dev_buffer_type(device));
-}
-
-ggml_backend_buffer_type_t staging_buffer_type(ggml_backend_dev_t device) {
-    ggml_backend_buffer_type_t locked = ggml_backend_dev_host_buffer_type(device);
-    return locked && !is_host_device(device) ? locked : ggml_backend_cpu_buffer_type();
 }
 
 } // namespace hobbit

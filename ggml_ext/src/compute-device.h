@@ -8,15 +8,12 @@
 
 namespace hobbit {
 
-// The devices that experts are computed on. Thread-safety: all functions may be called from any thread.
+// The devices that experts are computed on. Thread-safety: as ggml's registry, which opening a model with a further
+// device changes.
 
 // The device of that name, empty for the CPU; an error names those there are.
 status find_compute_device(const std::string & name, ggml_backend_dev_t & device);
 
 // Whether the device computes in host memory: what lies there is used in place.
 bool is_host_device(ggml_backend_dev_t device);
-
-// Memory that files are read into on their way to the device: page-locked where the device copies from that by itself.
-ggml_backend_buffer_type_t staging_buffer_type(ggml_backend_dev_t device);
-
 } // namespace hobbit

@@ -94,6 +94,10 @@ bool hobbit_model::owns(const std::string & tensor) const {
 status hobbit_model::start() {
     status s = check_thresholds(settings_.thresholds);
     s        = s.ok() ? find_compute_device(settings_.device, device_) : s;
+    if (s.ok() && settings_.device_memory > 0 && is_host_device(device_)) {
+        s = status::error(
+            "hobbit.device_memory bounds a device that has memory of its own: name one with hobbit.device");
+    }
     for (size_t i = 0; i < index_.files().size() && s.ok(); i++) {
         s = reader_.open(index_.files()[i]);
     }
@@ -115,8 +119,8 @@ status hobbit_model::start() {
     buffer_type_ = ggml_backend_hobbit_make_buffer_type(this, ggml_backend_hobbit_register(device_));
 
     const expert_cache::pool_place place = { device_, settings_.pack && is_host_device(device_) };
-    loader_ = std::make_unique<loader>(reader_, stats_, settings_.io_threads, staging_buffer_type(device_));
-    cache_  = std::make_unique<expert_cache>(index_, *loader_, stats_, place);
+    loader_                              = std::make_unique<loader>(reader_, stats_, settings_.io_threads);
+    cache_                               = std::make_unique<expert_cache>(index_, *loader_, stats_, place);
 
     policy_options options;
     options.name      = settings_.policy;

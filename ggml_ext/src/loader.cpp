@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "loader.h"
 
+#include "ggml-cpu.h"
 #include "weight-layout.h"
 
 #include <algorithm>
@@ -12,7 +13,7 @@ bool staging_buffer::reserve(size_t size) {
     if (size <= size_) {
         return true;
     }
-    memory_.reset(ggml_backend_buft_alloc_buffer(buft_, size + file_reader::alignment));
+    memory_.reset(ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), size + file_reader::alignment));
     size_ = memory_ ? size : 0;
     return memory_ != nullptr;
 }
@@ -26,11 +27,11 @@ char * staging_buffer::data() const {
     return memory_ ? aligned_base(memory_.get(), file_reader::alignment) : lent_;
 }
 
-loader::loader(file_reader & reader, stats & stats, uint32_t n_threads, ggml_backend_buffer_type_t staging) :
+loader::loader(file_reader & reader, stats & stats, uint32_t n_threads) :
     reader_(reader),
     stats_(stats),
-    staging_(staging),
-    staging_memory_(ggml_backend_buft_alloc_buffer(staging, staging_size(n_threads) + HUGE_PAGE)) {
+    staging_memory_(
+        ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), staging_size(n_threads) + HUGE_PAGE)) {
     if (staging_memory_) {
         ask_for_huge_pages(aligned_base(staging_memory_.get(), HUGE_PAGE), staging_size(n_threads));
     }
@@ -68,7 +69,7 @@ bool loader::next_chunk(chunk & next) {
 
 void loader::run(size_t thread) {
     char * lent = staging_memory_ ? aligned_base(staging_memory_.get(), HUGE_PAGE) + thread * chunk_size : nullptr;
-    staging_buffer               staging(staging_, lent, lent ? chunk_size : 0);
+    staging_buffer               staging(lent, lent ? chunk_size : 0);
     std::unique_lock<std::mutex> lock(mutex_);
     while (true) {
         chunk next;

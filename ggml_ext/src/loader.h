@@ -46,23 +46,20 @@ struct part_target {
 
 enum class load_urgency { demand, prefetch };
 
-// Memory of one thread that direct I/O may read into; what it holds is lost when it grows.
+// Memory of one thread that direct I/O may read into; what it holds is lost when it grows. Not a device's page-locked
+// memory: drivers may map that in a way that direct I/O refuses.
 class staging_buffer {
   public:
-    // `buft` is of host memory, a device's page-locked one for what goes there. `lent` is memory of that type at a
-    // multiple of file_reader::alignment, which serves as long as it is large enough.
-    explicit staging_buffer(ggml_backend_buffer_type_t buft = ggml_backend_cpu_buffer_type(), char * lent = nullptr,
-                            size_t lent_size = 0) :
-        buft_(buft), lent_(lent), size_(lent_size) {}
+    // `lent` is memory at a multiple of file_reader::alignment, which serves as long as it is large enough.
+    explicit staging_buffer(char * lent = nullptr, size_t lent_size = 0) : lent_(lent), size_(lent_size) {}
 
     bool   reserve(size_t size); // false: no memory left
     char * data() const;         // a multiple of file_reader::alignment
 
   private:
-    ggml_backend_buffer_type_t buft_;
-    char *                     lent_;
-    ggml_backend_buffer_ptr    memory_; // null: what was lent
-    size_t                     size_;
+    char *                  lent_;
+    ggml_backend_buffer_ptr memory_; // null: what was lent
+    size_t                  size_;
 };
 
 // Reads experts' parts from their files into slots, in threads of its own and in chunks, so that several threads read
@@ -74,9 +71,8 @@ class staging_buffer {
 // others and joins the threads.
 class loader {
   public:
-    // reader and stats must outlive the loader; for `staging` see staging_buffer.
-    loader(file_reader & reader, stats & stats, uint32_t n_threads,
-           ggml_backend_buffer_type_t staging = ggml_backend_cpu_buffer_type());
+    // reader and stats must outlive the loader.
+    loader(file_reader & reader, stats & stats, uint32_t n_threads);
     ~loader();
 
     loader(const loader &)             = delete;
@@ -155,10 +151,9 @@ class loader {
     void fail(const status & error);
     void change_demands(ptrdiff_t change); // of n_demands_; counts the time until now
 
-    file_reader &                    reader_;
-    stats &                          stats_;
-    const ggml_backend_buffer_type_t staging_;
-    const ggml_backend_buffer_ptr    staging_memory_; // chunk_size for each thread, in huge pages; null: no memory left
+    file_reader &                 reader_;
+    stats &                       stats_;
+    const ggml_backend_buffer_ptr staging_memory_; // chunk_size for each thread, in huge pages; null: no memory left
 
     mutable std::mutex      mutex_;
     std::condition_variable work_;     // a chunk may begin, or stop_

@@ -146,13 +146,9 @@ TEST_CASE("experts of one tier may have types of their own") {
 }
 
 TEST_CASE("a pool that the device has no room for is an error that says what to do") {
-    const model_on_disk m;
-    engine              e(m, 1, 0, with({}), { device() });
-    size_t              free  = 0;
-    size_t              total = 0;
-    ggml_backend_dev_memory(device(), &free, &total);
-    expert_cache cache(m.index, *e.l, e.counters, { device() });
-    const status s = cache.allocate(TIER_HIGH, uint32_t(2 * total / cache.slot_size(TIER_HIGH)), 1, *e.policy);
+    slot_pool    pool;
+    const status s = pool.allocate(ggml_backend_dev_buffer_type(device()), nullptr, size_t(1) << 58, 4096, 4096,
+                                   "--pools or --device-memory");
     REQUIRE_FALSE(s.ok());
     CHECK(s.message().find("--device-memory") != std::string::npos);
 }
