@@ -48,6 +48,26 @@ struct model_on_disk {
         return { m, [&](gguf_builder & file) { m.add_low_and_residual(file); } };
     }
 
+    // One layer, whose low tier has experts of two types.
+    static model_on_disk with_mixed_types(const moe_model & m = small()) {
+        return { m, [&](gguf_builder & file) {
+                    moe_model one_layer = m;
+                    one_layer.n_layers  = 1;
+                    one_layer.add_high(file);
+                    moe_model::declare_tiers(file);
+                    for (const std::string part : { "gate", "up", "down" }) {
+                        const std::string stem  = "blk.0.ffn_" + part + "_exps";
+                        const bool        down  = part == "down";
+                        const int64_t     n_in  = down ? m.n_ff : m.n_embd;
+                        const int64_t     n_out = down ? m.n_embd : m.n_ff;
+                        file.add(stem + ".low.0.weight", GGML_TYPE_Q8_0, n_in, n_out, 3);
+                        file.set_ints("hobbit.tier.low." + stem + ".0.experts", { 6, 1, 4 });
+                        file.add(stem + ".low.1.weight", GGML_TYPE_Q4_1, n_in, n_out, 5);
+                        file.set_ints("hobbit.tier.low." + stem + ".1.experts", { 0, 2, 3, 5, 7 });
+                    }
+                } };
+    }
+
     void open() {
         const status s = index.open(file.write(dir.path("m.gguf")), "");
         REQUIRE_MESSAGE(s.ok(), s.message());

@@ -93,7 +93,8 @@ TEST_CASE("low precision, and a residual added to it") {
     const layer_input   input = random_input(model_on_disk::small(), 5, 7);
     const model_on_disk m;
     engine              low(m, 8, 3, with({ 0.0, 1.0 }), { device() });
-    low.compute(m, input);
+    engine              on_cpu(m, 8, 3, score_thresholds{ 0.0, 1.0 });
+    CHECK(low.compute(m, input) == on_cpu.compute(m, input));
     CHECK(low.counters.selections[TIER_LOW] > 0);
     for (const uint32_t n_slots : { 8u, 2u }) {
         CAPTURE(n_slots);
@@ -120,22 +121,7 @@ TEST_CASE("what is skipped is zero, with a bias too") {
 
 TEST_CASE("experts of one tier may have types of their own") {
     const moe_model     shape = model_on_disk::small();
-    const model_on_disk m(shape, [&](gguf_builder & file) {
-        moe_model one_layer = shape;
-        one_layer.n_layers  = 1;
-        one_layer.add_high(file);
-        moe_model::declare_tiers(file);
-        for (const std::string part : { "gate", "up", "down" }) {
-            const std::string stem  = "blk.0.ffn_" + part + "_exps";
-            const bool        down  = part == "down";
-            const int64_t     n_in  = down ? shape.n_ff : shape.n_embd;
-            const int64_t     n_out = down ? shape.n_embd : shape.n_ff;
-            file.add(stem + ".low.0.weight", GGML_TYPE_Q8_0, n_in, n_out, 3);
-            file.set_ints("hobbit.tier.low." + stem + ".0.experts", { 6, 1, 4 });
-            file.add(stem + ".low.1.weight", GGML_TYPE_Q4_1, n_in, n_out, 5);
-            file.set_ints("hobbit.tier.low." + stem + ".1.experts", { 0, 2, 3, 5, 7 });
-        }
-    });
+    const model_on_disk m     = model_on_disk::with_mixed_types();
     engine              on_cpu(m, 8, 2, score_thresholds{ 0.0, 1.0 });
     engine              e(m, 8, 2, with({ 0.0, 1.0 }), { device() });
     for (const int64_t n_tokens : { 1, 21 }) {

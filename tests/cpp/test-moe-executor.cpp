@@ -151,22 +151,7 @@ TEST_CASE("an expert that is there in a better precision is used in it") {
 
 TEST_CASE("experts of one tier may have types of their own") {
     const moe_model     shape = model_on_disk::small();
-    const model_on_disk m(shape, [&](gguf_builder & file) {
-        moe_model one_layer = shape;
-        one_layer.n_layers  = 1;
-        one_layer.add_high(file);
-        moe_model::declare_tiers(file);
-        for (const std::string part : { "gate", "up", "down" }) {
-            const std::string stem  = "blk.0.ffn_" + part + "_exps";
-            const bool        down  = part == "down";
-            const int64_t     n_in  = down ? shape.n_ff : shape.n_embd;
-            const int64_t     n_out = down ? shape.n_embd : shape.n_ff;
-            file.add(stem + ".low.0.weight", GGML_TYPE_Q8_0, n_in, n_out, 3);
-            file.set_ints("hobbit.tier.low." + stem + ".0.experts", { 6, 1, 4 });
-            file.add(stem + ".low.1.weight", GGML_TYPE_Q4_1, n_in, n_out, 5);
-            file.set_ints("hobbit.tier.low." + stem + ".1.experts", { 0, 2, 3, 5, 7 });
-        }
-    });
+    const model_on_disk m     = model_on_disk::with_mixed_types();
     for (const int64_t n_tokens : { 1, 21 }) {
         CAPTURE(n_tokens);
         const layer_input input = random_input(shape, n_tokens, 17);
