@@ -21,15 +21,19 @@ static uint64_t smallest_pools(const settings & s, const pool_demand & d) {
     return n * d.slot_size[TIER_HIGH] + (uses_low(s, d) ? n * d.slot_size[TIER_LOW] : 0);
 }
 
+static status budget_too_small(const settings & s, uint64_t needed) {
+    const uint64_t works = needed / 99 * 100 + MiB; // what was held before varies from run to run
+    return status::error(format("a memory budget of %s is too small: the smallest that works is %llu MiB",
+                                format_size(double(s.memory)).c_str(), (unsigned long long) (works / MiB + 1)));
+}
+
 // On a device with memory of its own. The process's budget then has to hold everything else.
 static status device_pool_bytes(const settings & s, const pool_demand & d, const other_memory & other,
                                 uint64_t & bytes) {
     const uint64_t smallest = smallest_pools(s, d);
     const uint64_t others   = other.before + other.model + other.scratch + SLACK;
     if (s.memory > 0 && s.memory - s.memory / 100 < others) {
-        return status::error(format("a memory budget of %s is too small: the smallest that works is %llu MiB",
-                                    format_size(double(s.memory)).c_str(),
-                                    (unsigned long long) ((others / 99 * 100 + MiB) / MiB + 1)));
+        return budget_too_small(s, others);
     }
     const device_memory & device = other.device;
     if (s.device_memory > 0) {
@@ -68,12 +72,7 @@ static status pool_bytes(const settings & s, const pool_demand & d, const other_
         const uint64_t others = other.before + other.model + other.scratch + SLACK;
         const uint64_t usable = s.memory - s.memory / 100;
         bytes                 = usable - std::min(usable, others);
-        const uint64_t works  = (others + smallest) / 99 * 100 + MiB; // what was held before varies from run to run
-        return bytes >= smallest
-                   ? status()
-                   : status::error(format("a memory budget of %s is too small: the smallest that works is %llu MiB",
-                                          format_size(double(s.memory)).c_str(),
-                                          (unsigned long long) (works / MiB + 1)));
+        return bytes >= smallest ? status() : budget_too_small(s, others + smallest);
     }
     const uint64_t still = other.before + other.model > other.now ? other.before + other.model - other.now : 0;
     const uint64_t taken = still + other.scratch + std::max(256 * MiB, other.available / 10);
