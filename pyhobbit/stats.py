@@ -18,9 +18,10 @@ class ModelInfo:
     """The opened model. Sizes in bytes; the cache's fields are 0 where the model runs as stock llama.cpp.
 
     memory: the bound on the process, None where none was given.  tier_bytes_*: all routed experts of a tier.
-    pool_slots_*: experts that fit.  direct_io: False where the file system refused O_DIRECT.
+    pool_slots_*: experts that fit.  host_bytes_*, host_slots_*: of the cache in host memory behind a device
+    with memory of its own.  direct_io: False where the file system refused O_DIRECT.
     high_is_residual: an expert in high precision is its low version and a residual, and the high tier and its
-    pool hold residuals.
+    pool hold residuals.  on_device: the pools are on a device with memory of its own.
     """
 
     model: str
@@ -40,10 +41,15 @@ class ModelInfo:
     pool_bytes_low: int = 0
     pool_slots_high: int = 0
     pool_slots_low: int = 0
+    host_bytes_high: int = 0
+    host_bytes_low: int = 0
+    host_slots_high: int = 0
+    host_slots_low: int = 0
     t1: float = 1.0
     t2: float = 1.0
     direct_io: bool = False
     high_is_residual: bool = False
+    on_device: bool = False
 
     @property
     def expert_bytes(self) -> int:
@@ -61,10 +67,12 @@ class CacheStats:
     """Counters since opening, as hobbit.h defines them.
 
     Selections are (token, expert) pairs chosen by a router; hits and misses count the experts that a layer
-    needed for one batch, once each.  predicted, prefetched: experts named, and asked for, ahead of their
-    layer; *_right, *_used: of those, chosen when the layer ran.  prefetch_pauses: times that prefetch did not
-    pay and was switched off.  Seconds: stall_s computing waited for the disk, disk_demand_s the disk worked
-    on what computing needed, compute_s layers with experts ran, stalls included.
+    needed for one batch, once each.  host_hits_*: of the misses of a device with memory of its own, those
+    found in host memory; the others were read.  bytes_transferred: to that device.  predicted, prefetched:
+    experts named, and asked for, ahead of their layer; *_right, *_used: of those, chosen when the layer ran.
+    prefetch_pauses: times that prefetch did not pay and was switched off.  Seconds: stall_s computing waited
+    for the disk, disk_demand_s the disk worked on what computing needed, compute_s layers with experts ran,
+    stalls included.
     """
 
     selections_high: int = 0
@@ -74,8 +82,11 @@ class CacheStats:
     misses_high: int = 0
     hits_low: int = 0
     misses_low: int = 0
+    host_hits_high: int = 0
+    host_hits_low: int = 0
     evictions: int = 0
     bytes_read: int = 0
+    bytes_transferred: int = 0
     layers_computed: int = 0
     waves: int = 0
     predicted: int = 0
@@ -209,7 +220,19 @@ class Stats:
             for name, pool, tier, rate in pools
         ]
         read = f"{format_size(self.cache.bytes_read)} read, {self.cache.stall_s:.2f} s waiting for the disk"
-        return "experts: " + "; ".join([*parts, read, *self._prefetch_summary()])
+        return "experts: " + "; ".join([*parts, *self._host_summary(), read, *self._prefetch_summary()])
+
+    def _host_summary(self) -> list[str]:
+        """Of a device's misses."""
+        cache, info = self.cache, self.info
+        if not cache.bytes_transferred:
+            return []
+        hits = cache.host_hits_high + cache.host_hits_low
+        rate = _share(hits, cache.misses_high + cache.misses_low - hits) or 0
+        held, moved = info.host_bytes_high + info.host_bytes_low, cache.bytes_transferred
+        return [
+            f"host memory {format_size(held)}, {rate:.0%} of the rest, {format_size(moved)} to the device"
+        ]
 
     def _prefetch_summary(self) -> list[str]:
         cache = self.cache

@@ -328,6 +328,13 @@ def test_derived_statistics_follow_from_the_counters() -> None:
     assert stats.hit_rate_high == 0.75
     assert stats.bytes_read_per_token == 20
     assert "75% hits" in stats.summary()
+    assert "host memory" not in stats.summary()
+
+
+def test_a_devices_misses_are_hits_of_host_memory_or_reads() -> None:
+    hits = {"hits_high": 6, "host_hits_high": 3, "host_hits_low": 1}
+    summary = _stats(**hits, misses_high=4, misses_low=4, bytes_transferred=99).summary()
+    assert "60% hits; host memory 0 B, 50% of the rest, 99 B to the device; 0 B read" in summary
 
 
 def test_statistics_that_cannot_be_written_leave_nothing(tmp_path: Path) -> None:

@@ -51,11 +51,11 @@ enum hobbit_setting_kind {
 //
 //   hobbit.enable        bool    keep a plain GGUF's experts in the cache (a file with tiers always is)
 //   hobbit.memory        int     bound on the whole process; 0: computed from what is free
-//   hobbit.pools         int     bytes of the expert pools alone; overrides hobbit.memory
+//   hobbit.pools         int     bytes of the expert pools alone; overrides hobbit.memory, or hobbit.device_memory
 //   hobbit.device        string  the device that holds the pools and computes the experts, as ggml names it ("CUDA0",
 //                                "Vulkan0"); default "CPU"
 //   hobbit.device_memory int     bytes of that device's memory that the experts may take; 0: computed from what is
-//                                free; hobbit.memory then bounds host memory
+//                                free; hobbit.memory then bounds host memory, in which further experts are cached
 //   hobbit.low_share     float   share of the pools that holds the low tier; default follows from t1, t2 and the kind
 //                                of the high tier
 //   hobbit.t1 hobbit.t2  float   thresholds of Eq. 2 on the summed, normalised gate weights: s <= t1 high precision,
@@ -181,17 +181,24 @@ struct hobbit_info {
     uint64_t pool_bytes_low;
     uint32_t pool_slots_high; // experts that fit; of a residual tier, residuals
     uint32_t pool_slots_low;
+    uint64_t host_bytes_high; // of the cache in host memory behind a device with memory of its own; 0 without one
+    uint64_t host_bytes_low;
+    uint32_t host_slots_high;
+    uint32_t host_slots_low;
     double   t1;
     double   t2;
     bool     direct_io;        // false: the file system refused O_DIRECT
     bool     high_is_residual; // an expert in high precision is its low version and its residual, a slot in each pool
+    bool     on_device;        // the pools are on a device with memory of its own
 };
 
 HOBBIT_API void hobbit_get_info(const hobbit_model * model, struct hobbit_info * info);
 
 // Counters since opening. A selection is one (token, expert) pair chosen by a router; hits and misses count the experts
-// that a layer needed for one batch, once each. Where the high tier is residual, a hit in high precision found both the
-// low version and the residual, and a miss may have read one of the two: bytes_read tells.
+// that a layer needed for one batch, once each. With a device, hits are those found in its memory, host_hits those of
+// the misses that host memory had, or was reading already: the others were read from disk. Where the high tier is
+// residual, a hit in high precision found both the low version and the residual, and a miss may have read one of the
+// two: bytes_read tells.
 struct hobbit_stats {
     uint64_t selections_high;
     uint64_t selections_low;
@@ -200,8 +207,11 @@ struct hobbit_stats {
     uint64_t misses_high;
     uint64_t hits_low;
     uint64_t misses_low;
-    uint64_t evictions; // slots taken from an expert; a low version takes its residual with it
-    uint64_t bytes_read;
+    uint64_t host_hits_high; // of misses_high: on a device with memory of its own, found in host memory
+    uint64_t host_hits_low;
+    uint64_t evictions;         // slots taken from an expert; a low version takes its residual with it
+    uint64_t bytes_read;        // from disk
+    uint64_t bytes_transferred; // to a device with memory of its own
     uint64_t layers_computed;
     uint64_t waves;            // more than layers_computed when a layer needed more experts than fit
     uint64_t predicted;        // experts that the predictor named for a layer ahead

@@ -194,6 +194,15 @@ bool expert_cache::holds(expert_id id, uint32_t tier, uint32_t parts) const {
     return sets_.contains(id, tier) && std::all_of(terms(tier).begin(), terms(tier).end(), has_parts);
 }
 
+bool expert_cache::holds_below(expert_id id, uint32_t tier, uint32_t parts) const {
+    const expert_cache * below     = place_.below;
+    const auto           has_parts = [&](uint32_t t) {
+        const uint32_t here = loader_.requested(load(id, t));
+        return ((here | loader_.requested(below->load(id, t))) & parts) == parts;
+    };
+    return below && std::all_of(terms(tier).begin(), terms(tier).end(), has_parts);
+}
+
 void expert_cache::forget_evicted() {
     for (const tier_expert & e : evicted_) {
         loader_.reset(load(e.id, e.tier));
@@ -227,15 +236,32 @@ char * expert_cache::slot_of(expert_id id, uint32_t tier, uint32_t part) const {
            number(id, tier) * stride(id, tier, part);
 }
 
+part_target expert_cache::target(expert_id id, uint32_t tier, uint32_t part) const {
+    part_target t = { slot_of(id, tier, part) };
+    if (is_set(id, tier, part)) {
+        t.buffer = buffer(id, tier, part);
+        t.shape  = index_.layer(id.layer).shapes[part];
+    }
+    return t;
+}
+
 void expert_cache::submit(expert_id id, uint32_t tier, uint32_t parts, load_urgency urgency) {
+    expert_cache * below      = place_.below;
+    const uint32_t missing    = parts & ~loader_.requested(load(id, tier));
+    const uint32_t from_below = missing && below && pin_below(id, tier, urgency) ? missing : 0;
+    if (below) { // what was asked for before may be more urgent now
+        below->submit(id, tier, from_below | (parts & loader_.requested(below->load(id, tier))), urgency);
+    }
     for (uint32_t part = 0; part < PART_COUNT; part++) {
-        if (parts & part_bit(part)) {
-            part_target target = { slot_of(id, tier, part) };
-            if (is_set(id, tier, part)) {
-                target.buffer = buffer(id, tier, part);
-                target.shape  = index_.layer(id.layer).shapes[part];
-            }
-            loader_.submit(load(id, tier), part, index_.locate(tier, id.layer, part, id.expert), target, urgency);
+        if (!(parts & part_bit(part))) {
+            continue;
+        }
+        const part_location & at = index_.locate(tier, id.layer, part, id.expert);
+        if (from_below & part_bit(part)) {
+            loader_.transfer(load(id, tier), part, below->load(id, tier), below->data(id, tier, part), at,
+                             target(id, tier, part), urgency);
+        } else {
+            loader_.submit(load(id, tier), part, at, target(id, tier, part), urgency);
         }
     }
 }
@@ -281,25 +307,72 @@ uint32_t expert_cache::number(expert_id id, uint32_t tier) const {
 
 void expert_cache::release(expert_id id, uint32_t tier) {
     for (const uint32_t term : terms(tier)) {
+        cancel_below(id, term);
         loader_.abandon(load(id, term));
     }
     sets_.unpin(id, tier);
+    unpin_below();
+}
+
+//
+// the cache below
+//
+
+// So that the term keeps its slot there until it has been copied. False where there is none for it.
+bool expert_cache::pin_below(expert_id id, uint32_t tier, load_urgency urgency) {
+    expert_cache & below = *place_.below;
+    if (below.n_slots(tier) == 0) {
+        return false;
+    }
+    unpin_below();
+    if (urgency == load_urgency::demand ? !below.acquire(id, tier) : !below.insert_ahead(id, tier)) {
+        return false;
+    }
+    staged_.push_back({ id, tier });
+    return true;
+}
+
+// What has been copied, or never will be.
+void expert_cache::unpin_below() {
+    const auto done = [&](const tier_expert & e) {
+        if (!loader_.settled(load(e.id, e.tier)) || !loader_.settled(place_.below->load(e.id, e.tier))) {
+            return false;
+        }
+        place_.below->unpin(e);
+        return true;
+    };
+    staged_.erase(std::remove_if(staged_.begin(), staged_.end(), done), staged_.end());
+}
+
+// Before the copy that waits for it: what is half read there is read to its end.
+void expert_cache::cancel_below(expert_id id, uint32_t tier) {
+    if (place_.below) {
+        loader_.cancel(place_.below->load(id, tier));
+    }
 }
 
 //
 // prefetch
 //
 
-bool expert_cache::prefetch(expert_id id, uint32_t tier, uint32_t parts) {
-    reap_prefetches();
+// Pins the term where it is resident or polite enough to become so.
+bool expert_cache::insert_ahead(expert_id id, uint32_t tier) {
     if (!sets_.set(tier).contains(id) &&
         !sets_.insert_term(id, tier, running_, resident_set::pressure::polite, evicted_)) {
         return false;
     }
     stats_.evictions += evicted_.size();
     forget_evicted();
-    protect(id, tier);
     sets_.pin(id, tier);
+    return true;
+}
+
+bool expert_cache::prefetch(expert_id id, uint32_t tier, uint32_t parts) {
+    reap_prefetches();
+    if (!insert_ahead(id, tier)) {
+        return false;
+    }
+    protect(id, tier);
     prefetched_.push_back({ id, tier });
     submit(id, tier, parts, load_urgency::prefetch);
     return true;
@@ -309,6 +382,7 @@ void expert_cache::end_prefetch(uint32_t layer) {
     sets_.end_protection(layer, n_experts_);
     for (const tier_expert & p : prefetched_) {
         if (p.id.layer == layer) {
+            cancel_below(p.id, p.tier);
             loader_.cancel(load(p.id, p.tier));
         }
     }
@@ -321,11 +395,15 @@ void expert_cache::reap_prefetches() {
         if (!loader_.settled(load(p.id, p.tier))) {
             return false;
         }
-        sets_.unpin(p.id, p.tier);
-        std::for_each(terms(p.tier).rbegin(), terms(p.tier).rend(), [&](uint32_t term) { drop_if_empty(p.id, term); });
+        unpin(p);
         return true;
     };
     prefetched_.erase(std::remove_if(prefetched_.begin(), prefetched_.end(), done), prefetched_.end());
+}
+
+void expert_cache::unpin(const tier_expert & e) {
+    sets_.unpin(e.id, e.tier);
+    std::for_each(terms(e.tier).rbegin(), terms(e.tier).rend(), [&](uint32_t term) { drop_if_empty(e.id, term); });
 }
 
 // Nothing of it was read, and nobody waits for it.
@@ -338,6 +416,7 @@ void expert_cache::drop_if_empty(expert_id id, uint32_t tier) {
 
 void expert_cache::drop_prefetches() {
     for (const tier_expert & p : prefetched_) {
+        cancel_below(p.id, p.tier);
         loader_.abandon(load(p.id, p.tier));
     }
     reap_prefetches();

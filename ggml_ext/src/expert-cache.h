@@ -26,13 +26,18 @@ namespace hobbit {
 // the residual. What is said of an expert in the high tier then goes for both; a residual is never resident without its
 // low version (resident_tiers). No weight is held twice.
 //
+// The pools of a device with memory of its own may have a cache in host memory below them, which has these verbs as
+// well. What is missing on the device then comes from there, and what is missing there is read into it first; where all
+// of its slots are pinned, what is read passes it by. Both share one loader.
+//
 // Thread-safety: none; one thread computes at a time. The loader's threads only write into slots.
 class expert_cache {
   public:
     // Where the pools are.
     struct pool_place {
         ggml_backend_dev_t device = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
-        bool               pack   = false; // keeps weights in the CPU's own layouts, where it has one
+        bool               pack   = false;   // keeps weights in the CPU's own layouts, where it has one
+        expert_cache *     below  = nullptr; // in host memory, in the file's layouts; null: what is missing is read
     };
 
     // All must outlive the cache.
@@ -49,6 +54,9 @@ class expert_cache {
 
     // Whether all of `parts` are there or on the way.
     bool holds(expert_id id, uint32_t tier, uint32_t parts) const;
+
+    // Whether those of `parts` that are missing here are there, or on the way, in the cache below.
+    bool holds_below(expert_id id, uint32_t tier, uint32_t parts) const;
 
     // Pins the expert, without asking for parts. False, and nothing changes, when every slot of the pool is pinned by
     // acquire.
@@ -135,7 +143,13 @@ class expert_cache {
     ggml_backend_buffer_type_t choose_packed(uint32_t tier);
     bool                       make_resident(expert_id id, uint32_t tier);
     void                       forget_evicted();
+    part_target                target(expert_id id, uint32_t tier, uint32_t part) const;
     void                       submit(expert_id id, uint32_t tier, uint32_t parts, load_urgency urgency);
+    bool                       pin_below(expert_id id, uint32_t tier, load_urgency urgency);
+    void                       unpin_below();
+    void                       cancel_below(expert_id id, uint32_t tier);
+    bool                       insert_ahead(expert_id id, uint32_t tier);
+    void                       unpin(const tier_expert & e);
     void                       drop_if_empty(expert_id id, uint32_t tier);
     void                       reap_prefetches();
     void                       drop_prefetches();
@@ -154,6 +168,7 @@ class expert_cache {
     std::array<std::vector<load_state>, TIER_COUNT> loads_;        // [tier][layer * n_experts + expert], fixed size
     std::array<std::vector<uint32_t>, TIER_COUNT>   packed_parts_; // [tier][layer * n_experts + expert], part_bit mask
     std::vector<tier_expert>                        prefetched_;   // terms; pinned once each, until there or cancelled
+    std::vector<tier_expert>                        staged_;       // terms; pinned below until they are here
     std::vector<tier_expert>                        evicted_;      // whose loads are still to be forgotten
 };
 

@@ -118,8 +118,11 @@ status hobbit_model::start() {
     }
     buffer_type_ = ggml_backend_hobbit_make_buffer_type(this, ggml_backend_hobbit_register(device_));
 
-    const expert_cache::pool_place place = { device_, settings_.pack && is_host_device(device_) };
-    loader_                              = std::make_unique<loader>(reader_, stats_, settings_.io_threads);
+    loader_ = std::make_unique<loader>(reader_, stats_, settings_.io_threads);
+    if (!is_host_device(device_)) {
+        host_ = std::make_unique<expert_cache>(index_, *loader_, host_stats_, expert_cache::pool_place());
+    }
+    const expert_cache::pool_place place = { device_, settings_.pack && !host_, host_.get() };
     cache_                               = std::make_unique<expert_cache>(index_, *loader_, stats_, place);
 
     policy_options options;
@@ -127,7 +130,7 @@ status hobbit_model::start() {
     options.weights   = settings_.weights;
     options.n_layers  = uint32_t(index_.n_layers());
     options.n_experts = index_.n_experts();
-    options.n_used    = demand().n_used;
+    options.n_used    = demand(*cache_).n_used;
 
     options.high_is_residual = index_.high_is_residual();
     policy_                  = make_policy(options);
@@ -159,10 +162,10 @@ status hobbit_model::set_router(uint32_t block, const ggml_tensor * weight, cons
     return {};
 }
 
-pool_demand hobbit_model::demand() const {
+pool_demand hobbit_model::demand(const expert_cache & cache) const {
     pool_demand d;
     for (uint32_t tier = 0; tier < index_.n_tiers(); tier++) {
-        d.slot_size[tier] = cache_->slot_size(tier);
+        d.slot_size[tier] = cache.slot_size(tier);
     }
     for (size_t i = 0; i < index_.n_layers(); i++) {
         d.n_experts += index_.layer(i).n_experts;
@@ -196,15 +199,15 @@ uint64_t hobbit_model::staging_bytes() const {
 status hobbit_model::plan_memory(uint64_t model_bytes, uint32_t n_batch, pool_plan & plan) const {
     const uint64_t rows = row_bytes(n_batch) + (predictor_ ? predictor_->bytes() : 0);
     other_memory other  = { resident_before_, model_bytes, staging_bytes(), resident_memory(), available_memory(), {} };
-    if (is_host_device(device_)) {
+    if (!host_) {
         other.scratch += rows;
-    } else {
-        size_t free  = 0;
-        size_t total = 0;
-        ggml_backend_dev_memory(device_, &free, &total);
-        other.device = { ggml_backend_dev_name(device_), free, rows };
+        return plan_pools(settings_, demand(*cache_), other, plan);
     }
-    return plan_pools(settings_, demand(), other, plan);
+    size_t free  = 0;
+    size_t total = 0;
+    ggml_backend_dev_memory(device_, &free, &total);
+    other.device = { ggml_backend_dev_name(device_), free, rows, demand(*host_).slot_size };
+    return plan_pools(settings_, demand(*cache_), other, plan);
 }
 
 status hobbit_model::prepare(uint64_t model_bytes, uint32_t n_batch) {
@@ -215,7 +218,15 @@ status hobbit_model::prepare(uint64_t model_bytes, uint32_t n_batch) {
     pool_plan plan;
     status    s = plan_memory(model_bytes, n_batch, plan);
     if (s.ok()) {
-        s = allocate_pools(plan);
+        s = allocate_pools(*cache_, plan.n_slots, ggml_backend_dev_name(device_));
+    }
+    if (s.ok() && host_) {
+        s = allocate_pools(*host_, plan.n_host_slots, "the host, behind it");
+    }
+    if (s.ok() && host_ && host_->n_slots(TIER_HIGH) == 0) {
+        GGML_LOG_WARN("hobbit: host memory has no room to cache experts: what %s does not hold is read from disk each "
+                      "time; give a larger --memory\n",
+                      ggml_backend_dev_name(device_));
     }
     if (s.ok() && !settings_.trace.empty()) { // not before: a model that cannot run leaves an older trace alone
         s = recorder_.open_trace(settings_.trace, index_);
@@ -237,22 +248,21 @@ status hobbit_model::prepare(uint64_t model_bytes, uint32_t n_batch) {
     return {};
 }
 
-status hobbit_model::allocate_pools(const pool_plan & plan) {
-    const pool_demand wanted = demand();
+status hobbit_model::allocate_pools(expert_cache & cache, const pool_slots & slots, const char * where) {
+    const pool_demand wanted = demand(cache);
     for (uint32_t tier = 0; tier < index_.n_tiers(); tier++) {
-        if (plan.n_slots[tier] == 0) {
+        if (slots[tier] == 0) {
             continue;
         }
-        const uint32_t floor = even_floor(plan.n_slots[tier], uint32_t(index_.n_layers()), wanted.n_used);
-        const status   s     = cache_->allocate(tier, plan.n_slots[tier], floor, *policy_);
+        const uint32_t floor = even_floor(slots[tier], uint32_t(index_.n_layers()), wanted.n_used);
+        const status   s     = cache.allocate(tier, slots[tier], floor, *policy_);
         if (!s.ok()) {
             return s;
         }
         const bool is_residual = tier == TIER_HIGH && index_.high_is_residual();
-        GGML_LOG_INFO("hobbit: %s-precision pool of %u of %u %s, %s on %s\n", tier_name(tier), plan.n_slots[tier],
+        GGML_LOG_INFO("hobbit: %s-precision pool of %u of %u %s, %s on %s\n", tier_name(tier), slots[tier],
                       wanted.n_experts, is_residual ? "residuals" : "experts",
-                      format_size(double(plan.n_slots[tier]) * double(wanted.slot_size[tier])).c_str(),
-                      ggml_backend_dev_name(device_));
+                      format_size(double(slots[tier]) * double(wanted.slot_size[tier])).c_str(), where);
     }
     return {};
 }
@@ -395,9 +405,16 @@ hobbit_info hobbit_model::info() const {
     i.pool_slots_low              = cache_->n_slots(TIER_LOW);
     i.pool_bytes_high             = i.pool_slots_high * cache_->slot_size(TIER_HIGH);
     i.pool_bytes_low              = i.pool_slots_low * cache_->slot_size(TIER_LOW);
-    i.t1                          = settings_.thresholds.t1;
-    i.t2                          = settings_.thresholds.t2;
-    i.direct_io                   = reader_.direct_io();
-    i.high_is_residual            = index_.high_is_residual();
+    if (host_) {
+        i.host_slots_high = host_->n_slots(TIER_HIGH);
+        i.host_slots_low  = host_->n_slots(TIER_LOW);
+        i.host_bytes_high = i.host_slots_high * host_->slot_size(TIER_HIGH);
+        i.host_bytes_low  = i.host_slots_low * host_->slot_size(TIER_LOW);
+    }
+    i.t1               = settings_.thresholds.t1;
+    i.t2               = settings_.thresholds.t2;
+    i.direct_io        = reader_.direct_io();
+    i.high_is_residual = index_.high_is_residual();
+    i.on_device        = host_ != nullptr;
     return i;
 }

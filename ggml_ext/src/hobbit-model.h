@@ -68,15 +68,15 @@ struct hobbit_model {
 
     hobbit::status      start();
     bool                memory_is_short() const;
-    hobbit::pool_demand demand() const;
+    hobbit::pool_demand demand(const hobbit::expert_cache & cache) const;
     uint64_t            row_bytes(uint32_t n_batch) const;
     uint64_t            staging_bytes() const;
     hobbit::status      plan_memory(uint64_t model_bytes, uint32_t n_batch, hobbit::pool_plan & plan) const;
     hobbit::status      check_thresholds(const hobbit::score_thresholds & t) const;
     hobbit::status      change_thresholds(double t1, double t2, hobbit::settings & changed) const;
-    hobbit::status      allocate_pools(const hobbit::pool_plan & plan);
-    void                start_sequence(int32_t sequence);
-    void                set_reporting();
+    hobbit::status allocate_pools(hobbit::expert_cache & cache, const hobbit::pool_slots & slots, const char * where);
+    void           start_sequence(int32_t sequence);
+    void           set_reporting();
 
     hobbit::settings                      settings_;
     hobbit::expert_index                  index_;
@@ -84,9 +84,11 @@ struct hobbit_model {
     ggml_backend_dev_t                    device_          = nullptr; // that computes the experts
     ggml_backend_buffer_type              buffer_type_;
     hobbit::stats                         stats_;
+    hobbit::stats                         host_stats_; // of host_ alone, where it differs
     hobbit::posix_file_reader             reader_;
     std::optional<hobbit::row_reader>     rows_; // of the token embedding, where it stays on disk
     std::unique_ptr<hobbit::cache_policy> policy_;
+    std::unique_ptr<hobbit::expert_cache> host_; // null: cache_ is in host memory itself
     std::unique_ptr<hobbit::expert_cache> cache_;
     std::unique_ptr<hobbit::predictor>    predictor_;  // null: no prefetch
     std::unique_ptr<hobbit::prefetcher>   prefetcher_; // null: no prefetch

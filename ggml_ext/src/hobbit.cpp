@@ -154,8 +154,11 @@ void hobbit_get_stats(const hobbit_model * model, struct hobbit_stats * out) {
     out->misses_high        = s.misses[TIER_HIGH];
     out->hits_low           = s.hits[TIER_LOW];
     out->misses_low         = s.misses[TIER_LOW];
+    out->host_hits_high     = s.host_hits[TIER_HIGH];
+    out->host_hits_low      = s.host_hits[TIER_LOW];
     out->evictions          = s.evictions;
     out->bytes_read         = s.bytes_read;
+    out->bytes_transferred  = s.bytes_transferred;
     out->layers_computed    = s.layers_computed;
     out->waves              = s.waves;
     out->predicted          = s.predicted;

@@ -90,6 +90,10 @@ status loader::read(const chunk & next, staging_buffer & staging) {
     const size_t        before = data_offset(at);
     const size_t        span   = aligned_span(at);
     char *              dst    = next.dst;
+    if (next.source) {
+        set(next, next.source);
+        return {};
+    }
     if (next.buffer) {
         if (!staging.reserve(span)) {
             return status::error(format("no memory left to read experts (%zu bytes)", span));
@@ -98,13 +102,18 @@ status loader::read(const chunk & next, staging_buffer & staging) {
     }
     const status s = reader_.read_at(at.file, at.offset - before, span, before + at.size, dst);
     if (s.ok() && next.buffer) {
-        set_rows(next.buffer, next.type, next.rows, dst + before, next.dst);
+        set(next, dst + before);
     }
     return s;
 }
 
+void loader::set(const chunk & next, const char * rows) {
+    set_rows(next.buffer, next.type, next.rows, rows, next.dst);
+    stats_.bytes_transferred += ggml_backend_buffer_is_host(next.buffer) ? 0 : next.size;
+}
+
 void loader::finish(const chunk & done, const status & result) {
-    const size_t size         = aligned_span(done.location());
+    const size_t size         = done.source ? 0 : aligned_span(done.location()); // read from disk
     const bool   was_prefetch = prefetching_ && prefetching_->state == done.state && prefetching_->part == done.part;
     if (was_prefetch) {
         prefetching_.reset();
@@ -136,9 +145,31 @@ void loader::end_chunk(const chunk & ended, bool ok) {
     } else {
         state.arrived |= bit;
     }
-    state.begun  &= ~bit;
-    state.failed &= ~bit;
+    const bool arrived  = !(state.failed & bit);
+    state.begun        &= ~bit;
+    state.failed       &= ~bit;
+    end_parked(state, ended.part, arrived);
     progress_.notify_all();
+}
+
+// What waits for the part is copied now, or never.
+void loader::end_parked(const load_state & from, uint32_t part, bool ok) {
+    const auto waits = [&](const parked_chunk & p) { return p.from == &from && p.what.part == part; };
+    const std::vector<parked_chunk> due = take_parked(waits);
+    for (const parked_chunk & p : due) {
+        if (ok) {
+            enqueue({ p.what }, p.urgency);
+        } else {
+            end_chunk(p.what, false);
+        }
+    }
+}
+
+std::vector<loader::parked_chunk> loader::take_parked(const std::function<bool(const parked_chunk &)> & is_taken) {
+    const auto first = std::stable_partition(parked_.begin(), parked_.end(), std::not_fn(is_taken));
+    const std::vector<parked_chunk> taken(first, parked_.end());
+    parked_.erase(first, parked_.end());
+    return taken;
 }
 
 void loader::fail(const status & error) {
@@ -151,6 +182,9 @@ void loader::fail(const status & error) {
             end_chunk(dropped, false);
         }
         queue->clear();
+    }
+    for (const parked_chunk & p : take_parked([](const parked_chunk &) { return true; })) {
+        end_chunk(p.what, false);
     }
     progress_.notify_all();
 }
@@ -165,8 +199,9 @@ void loader::change_demands(ptrdiff_t change) {
 }
 
 // Chunks that are read straight into their place begin where direct I/O may begin.
-void loader::split(const chunk & whole, const part_target & target, std::deque<chunk> & queue) {
-    const uint64_t end = whole.offset + whole.size;
+std::vector<loader::chunk> loader::split(const chunk & whole, const part_target & target) {
+    std::vector<chunk> chunks;
+    const uint64_t     end = whole.offset + whole.size;
     if (!target.buffer) {
         const uint64_t first = whole.offset - data_offset(whole.location());
         for (uint64_t at = first; at < end; at += chunk_size) {
@@ -174,49 +209,89 @@ void loader::split(const chunk & whole, const part_target & target, std::deque<c
             c.offset = std::max(at, whole.offset);
             c.size   = size_t(std::min(at + chunk_size, end) - c.offset);
             c.dst    = target.data + (at - first);
-            queue.push_back(c);
+            chunks.push_back(c);
         }
-        return;
+        return chunks;
     }
     const size_t  row_size = ggml_row_size(whole.type, target.shape.n_in);
     const int64_t n_rows   = rows_per_chunk(chunk_size - 2 * file_reader::alignment, row_size);
     for (int64_t row = 0; row < target.shape.n_out; row += n_rows) {
-        chunk c  = whole;
-        c.buffer = target.buffer;
-        c.rows   = { target.shape.n_in, std::min(n_rows, target.shape.n_out - row) };
-        c.offset = whole.offset + uint64_t(row) * row_size;
-        c.size   = size_t(c.rows.n_out) * row_size;
-        c.dst    = target.data + size_t(row) * row_size;
-        queue.push_back(c);
+        const size_t at = size_t(row) * row_size;
+        chunk        c  = whole;
+        c.buffer        = target.buffer;
+        c.rows          = { target.shape.n_in, std::min(n_rows, target.shape.n_out - row) };
+        c.offset        = whole.offset + at;
+        c.size          = size_t(c.rows.n_out) * row_size;
+        c.source        = whole.source ? whole.source + at : nullptr;
+        c.dst           = target.data + at;
+        chunks.push_back(c);
     }
+    return chunks;
 }
 
-void loader::submit(load_state & state, uint32_t part, const part_location & location, const part_target & target,
-                    load_urgency urgency) {
-    std::lock_guard<std::mutex> lock(mutex_);
+// Whether the part is still to be asked for. A prefetch of it becomes a demand.
+bool loader::is_due(const load_state & state, uint32_t part, load_urgency urgency) {
     if (state.arrived & part_bit(part)) {
-        return; // as most of what is asked for
+        return false; // as most of what is asked for
     }
     if (state.requested & part_bit(part)) {
         if (urgency == load_urgency::demand) {
             promote(state, part);
         }
-        return; // no thread is woken
+        return false; // no thread is woken
     }
-    if (!error_.ok()) {
+    return error_.ok();
+}
+
+void loader::submit(load_state & state, uint32_t part, const part_location & location, const part_target & target,
+                    load_urgency urgency) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (is_due(state, part, urgency)) {
+        const auto chunks = split(whole_part(state, part, location, nullptr), target);
+        ask_for(chunks);
+        enqueue(chunks, urgency);
+    }
+}
+
+void loader::transfer(load_state & state, uint32_t part, const load_state & from, const char * source,
+                      const part_location & location, const part_target & target, load_urgency urgency) {
+    GGML_ASSERT(target.buffer);
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!is_due(state, part, urgency)) {
         return;
     }
+    const auto chunks = split(whole_part(state, part, location, source), target);
+    ask_for(chunks);
+    if (from.arrived & part_bit(part)) {
+        enqueue(chunks, urgency);
+        return;
+    }
+    for (const chunk & c : chunks) {
+        parked_.push_back({ c, &from, urgency });
+    }
+}
+
+loader::chunk loader::whole_part(load_state & state, uint32_t part, const part_location & location,
+                                 const char * source) {
+    return { &state, part, location.file, location.offset, location.size, source, nullptr, nullptr, location.type, {} };
+}
+
+// All chunks of a part.
+void loader::ask_for(const std::vector<chunk> & chunks) {
+    load_state &   state  = *chunks.front().state;
+    const uint32_t part   = chunks.front().part;
+    state.n_chunks[part]  = uint32_t(chunks.size());
+    state.requested      |= part_bit(part);
+}
+
+void loader::enqueue(const std::vector<chunk> & chunks, load_urgency urgency) {
     const bool          is_demand = urgency == load_urgency::demand;
     std::deque<chunk> & queue     = is_demand ? demand_ : prefetch_;
-    const size_t        n_before  = queue.size();
-    split({ &state, part, location.file, location.offset, location.size, nullptr, nullptr, location.type, {} }, target,
-          queue);
-    state.n_chunks[part]  = uint32_t(queue.size() - n_before);
-    state.requested      |= part_bit(part);
+    queue.insert(queue.end(), chunks.begin(), chunks.end());
     if (is_demand) {
-        change_demands(ptrdiff_t(state.n_chunks[part]));
+        change_demands(ptrdiff_t(chunks.size()));
     }
-    wake(state.n_chunks[part]);
+    wake(chunks.size());
 }
 
 // As many threads as there are chunks to begin.
@@ -238,6 +313,9 @@ void loader::promote(const load_state & state, uint32_t part) {
     prefetch_.erase(first, prefetch_.end());
     change_demands(ptrdiff_t(n));
     wake(n);
+    for (parked_chunk & p : parked_) {
+        p.urgency = is_it(p.what) ? load_urgency::demand : p.urgency;
+    }
 }
 
 void loader::cancel(load_state & state) {
@@ -256,13 +334,16 @@ void loader::abandon(load_state & state) {
 
 // Those of `parts`. A part of which something was read or is in flight then counts as failed.
 void loader::drop_prefetches(load_state & state, uint32_t parts) {
-    const auto first = std::stable_partition(prefetch_.begin(), prefetch_.end(), [&](const chunk & c) {
-        return c.state != &state || !(parts & part_bit(c.part));
-    });
+    const auto is_it     = [&](const chunk & c) { return c.state == &state && (parts & part_bit(c.part)); };
+    const auto is_parked = [&](const parked_chunk & p) { return p.urgency == load_urgency::prefetch && is_it(p.what); };
+    const auto first     = std::stable_partition(prefetch_.begin(), prefetch_.end(), std::not_fn(is_it));
     for (auto it = first; it != prefetch_.end(); ++it) {
         end_chunk(*it, false);
     }
     prefetch_.erase(first, prefetch_.end());
+    for (const parked_chunk & p : take_parked(is_parked)) {
+        end_chunk(p.what, false);
+    }
 }
 
 status loader::wait(const load_state & state, uint32_t parts) {

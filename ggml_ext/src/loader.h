@@ -63,9 +63,10 @@ class staging_buffer {
 };
 
 // Reads experts' parts from their files into slots, in threads of its own and in chunks, so that several threads read
-// one part. Demands take all threads. A prefetched chunk is read only while no demand is queued or in flight, and no
-// other prefetched one: a demand waits for one chunk at most. The first error is kept: it is the answer to every wait
-// from then on, what was queued is dropped and nothing more is read.
+// one part; and copies them from slots in host memory to a device's. Demands take all threads. A prefetched chunk is
+// begun only while no demand is queued or in flight, and no other prefetched one: a demand waits for one chunk at most.
+// The first error is kept: it is the answer to every wait from then on, what was queued is dropped and nothing more is
+// read.
 //
 // Thread-safety: all methods may be called from any thread. The destructor finishes the reads in flight, drops the
 // others and joins the threads.
@@ -90,7 +91,13 @@ class loader {
     void submit(load_state & state, uint32_t part, const part_location & location, const part_target & target,
                 load_urgency urgency);
 
-    // Drops the prefetches of parts of which nothing was read yet: they then count as not asked for.
+    // The same for a part that `from` has in host memory at `source`, or will have: what is on its way there is copied
+    // when it has arrived, and counts as not asked for where it does not. REQUIRES: asked for in `from`, which is
+    // neither reset nor moved before the copy has arrived; target has a buffer.
+    void transfer(load_state & state, uint32_t part, const load_state & from, const char * source,
+                  const part_location & location, const part_target & target, load_urgency urgency);
+
+    // Drops the prefetches of parts of which nothing was begun yet: they then count as not asked for.
     void cancel(load_state & state);
 
     // Drops all prefetches, also those half read, and blocks until nothing is on the way any more.
@@ -127,6 +134,7 @@ class loader {
         uint32_t              file;
         uint64_t              offset;
         size_t                size;
+        const char *          source; // in host memory; null: the file
         char *                dst;
         ggml_backend_buffer_t buffer; // null: read straight to dst
         ggml_type             type;
@@ -135,13 +143,29 @@ class loader {
         part_location location() const { return { file, offset, size, type }; }
     };
 
-    static void split(const chunk & whole, const part_target & target, std::deque<chunk> & queue);
+    // One whose source is on its way.
+    struct parked_chunk {
+        chunk              what;
+        const load_state * from;
+        load_urgency       urgency;
+    };
+
+    static chunk whole_part(load_state & state, uint32_t part, const part_location & location, const char * source);
+    static std::vector<chunk> split(const chunk & whole, const part_target & target);
 
     void   run(size_t thread);
     status read(const chunk & next, staging_buffer & staging);
+    void   set(const chunk & next, const char * rows);
 
     // REQUIRES: mutex_ held
     bool next_chunk(chunk & next);
+    bool is_due(const load_state & state, uint32_t part, load_urgency urgency);
+    void ask_for(const std::vector<chunk> & chunks);
+    void enqueue(const std::vector<chunk> & chunks, load_urgency urgency);
+    void end_parked(const load_state & from, uint32_t part, bool ok);
+
+    std::vector<parked_chunk> take_parked(const std::function<bool(const parked_chunk &)> & is_taken);
+
     void promote(const load_state & state, uint32_t part);
     void drop_prefetches(load_state & state, uint32_t parts);
     void stall(std::unique_lock<std::mutex> & lock, const std::function<bool()> & is_over);
@@ -161,6 +185,7 @@ class loader {
     // guarded by mutex_
     std::deque<chunk>                     demand_;
     std::deque<chunk>                     prefetch_;
+    std::vector<parked_chunk>             parked_;
     std::optional<chunk>                  prefetching_;   // in flight, until it arrives or becomes a demand
     size_t                                n_demands_ = 0; // chunks queued or in flight
     std::chrono::steady_clock::time_point counted_until_; // disk_demand_ns, while there are any

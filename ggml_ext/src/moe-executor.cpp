@@ -190,11 +190,16 @@ void moe_executor::plan() {
     stats_.selections_skipped += layer_.plan.skipped.size();
     for (const planned_use & use : layer_.plan.uses) {
         stats_.selections[use.tier] += use.selections.size();
-        (holds(use.id, use.tier) ? stats_.hits : stats_.misses)[use.tier]++;
+        const bool is_hit            = holds(use.id, use.tier);
+        (is_hit ? stats_.hits : stats_.misses)[use.tier]++;
+        stats_.host_hits[use.tier] += !is_hit && cache_.holds_below(use.id, use.tier, parts);
     }
-    // what is there comes first: making room for another must not evict it
-    std::stable_partition(layer_.plan.uses.begin(), layer_.plan.uses.end(),
-                          [&](const planned_use & use) { return holds(use.id, use.tier); });
+    // what is there comes first, and then what is near: making room for another must not evict it
+    const auto first = [&](const auto & is_it) {
+        std::stable_partition(layer_.plan.uses.begin(), layer_.plan.uses.end(), is_it);
+    };
+    first([&](const planned_use & use) { return cache_.holds_below(use.id, use.tier, parts); });
+    first([&](const planned_use & use) { return holds(use.id, use.tier); });
 }
 
 void moe_executor::set_token_thresholds() {

@@ -54,6 +54,19 @@ static status device_pool_bytes(const settings & s, const pool_demand & d, const
                                       format_size(double(smallest)).c_str()));
 }
 
+// What host memory has room for beside everything else.
+static uint64_t host_room(const settings & s, const other_memory & other) {
+    uint64_t room  = other.available;
+    uint64_t taken = other.scratch + std::max(256 * MiB, other.available / 10);
+    if (s.memory > 0) {
+        room  = s.memory - s.memory / 100;
+        taken = other.before + other.model + other.scratch + SLACK;
+    } else if (other.before + other.model > other.now) {
+        taken += other.before + other.model - other.now; // still to come
+    }
+    return room - std::min(room, taken);
+}
+
 static status pool_bytes(const settings & s, const pool_demand & d, const other_memory & other, uint64_t & bytes) {
     const uint64_t smallest = smallest_pools(s, d);
     if (s.pools > 0) {
@@ -68,21 +81,15 @@ static status pool_bytes(const settings & s, const pool_demand & d, const other_
     if (other.device.name) {
         return device_pool_bytes(s, d, other, bytes);
     }
-    if (s.memory > 0) {
-        const uint64_t others = other.before + other.model + other.scratch + SLACK;
-        const uint64_t usable = s.memory - s.memory / 100;
-        bytes                 = usable - std::min(usable, others);
-        return bytes >= smallest ? status() : budget_too_small(s, others + smallest);
+    bytes = host_room(s, other);
+    if (bytes >= smallest) {
+        return {};
     }
-    const uint64_t still = other.before + other.model > other.now ? other.before + other.model - other.now : 0;
-    const uint64_t taken = still + other.scratch + std::max(256 * MiB, other.available / 10);
-    bytes                = other.available - std::min(other.available, taken);
-    return bytes >= smallest
-               ? status()
-               : status::error(
-                     format("not enough free memory for expert pools: %s are left, the smallest that work are "
-                            "%s; free some memory or use a smaller context",
-                            format_size(double(bytes)).c_str(), format_size(double(smallest)).c_str()));
+    return s.memory > 0 ? budget_too_small(s, other.before + other.model + other.scratch + SLACK + smallest)
+                        : status::error(
+                              format("not enough free memory for expert pools: %s are left, the smallest that work are "
+                                     "%s; free some memory or use a smaller context",
+                                     format_size(double(bytes)).c_str(), format_size(double(smallest)).c_str()));
 }
 
 // Without a calibrated share the low pool gets 1 - t1 slots for each slot of the high pool: none at t1 = 1, as many as
@@ -105,13 +112,8 @@ static uint64_t low_slots(const settings & s, const pool_demand & d, uint64_t by
     return std::min(std::clamp(n, at_least, most), uint64_t(d.n_experts));
 }
 
-status plan_pools(const settings & s, const pool_demand & d, const other_memory & other, pool_plan & plan) {
-    uint64_t     bytes  = 0;
-    const status result = pool_bytes(s, d, other, bytes);
-    if (!result.ok()) {
-        return result;
-    }
-
+// REQUIRES: the smallest pools fit.
+static pool_slots divide(const settings & s, const pool_demand & d, uint64_t bytes) {
     const uint64_t at_least = std::min(d.n_used, d.n_experts);
     const uint64_t high     = d.slot_size[TIER_HIGH];
     uint64_t       n_low    = 0;
@@ -120,9 +122,23 @@ status plan_pools(const settings & s, const pool_demand & d, const other_memory 
             (bytes - at_least * high) / d.slot_size[TIER_LOW]; // leaves the high pool its smallest
         n_low = low_slots(s, d, bytes, at_least, most_low);
     }
-    const uint64_t n_high   = (bytes - n_low * d.slot_size[TIER_LOW]) / high;
-    plan.n_slots[TIER_HIGH] = uint32_t(std::min(n_high, d.high_is_residual ? n_low : uint64_t(d.n_experts)));
-    plan.n_slots[TIER_LOW]  = uint32_t(n_low);
+    const uint64_t n_high = (bytes - n_low * d.slot_size[TIER_LOW]) / high;
+    return { uint32_t(std::min(n_high, d.high_is_residual ? n_low : uint64_t(d.n_experts))), uint32_t(n_low) };
+}
+
+status plan_pools(const settings & s, const pool_demand & d, const other_memory & other, pool_plan & plan) {
+    uint64_t     bytes  = 0;
+    const status result = pool_bytes(s, d, other, bytes);
+    if (!result.ok()) {
+        return result;
+    }
+    plan.n_slots = divide(s, d, bytes);
+    if (other.device.name) {
+        pool_demand in_host = d;
+        in_host.slot_size   = other.device.host_slot_size;
+        const uint64_t room = host_room(s, other);
+        plan.n_host_slots   = room < smallest_pools(s, in_host) ? pool_slots() : divide(s, in_host, room);
+    }
     return {};
 }
 

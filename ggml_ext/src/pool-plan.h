@@ -9,11 +9,14 @@
 
 namespace hobbit {
 
-// What the pools are planned from, per tier where it says [tier].
+using pool_slots = std::array<uint32_t, 2>; // [tier]
+using slot_sizes = std::array<uint64_t, 2>; // [tier]; 0: there is no such tier
+
+// What the pools are planned from.
 struct pool_demand {
-    std::array<uint64_t, 2> slot_size = {}; // [tier]; 0: there is no such tier
-    uint32_t                n_experts = 0;  // of all layers
-    uint32_t                n_used    = 0;  // per token and layer
+    slot_sizes slot_size = {};
+    uint32_t   n_experts = 0; // of all layers
+    uint32_t   n_used    = 0; // per token and layer
 
     bool high_is_residual = false; // an expert in high precision takes a slot in each pool
 };
@@ -23,6 +26,8 @@ struct device_memory {
     const char * name = nullptr; // null: it has none, the pools are in host memory
     uint64_t     free = 0;
     uint64_t     rows = 0; // rows of a batch on their way through the experts, and a copy of the routers
+
+    slot_sizes host_slot_size = {}; // of the cache in host memory behind it
 };
 
 // What the process holds beside the pools.
@@ -37,14 +42,16 @@ struct other_memory {
 };
 
 struct pool_plan {
-    std::array<uint32_t, 2> n_slots = {}; // [tier]
+    pool_slots n_slots      = {};
+    pool_slots n_host_slots = {}; // behind a device with memory of its own
 };
 
 // Whether the low tier can ever be chosen, or is a part of the high one.
 bool uses_low(const settings & s, const pool_demand & demand);
 
 // Splits the budget between the pools: an error, which names the smallest that works, where one token's experts of a
-// layer do not fit. Never more slots than experts, nor more residuals than low versions. Pure.
+// layer do not fit. Never more slots than experts, nor more residuals than low versions. Where those do not fit into
+// host memory behind a device, there are no slots. Pure.
 status plan_pools(const settings & s, const pool_demand & demand, const other_memory & other, pool_plan & plan);
 
 } // namespace hobbit

@@ -14,10 +14,12 @@ struct stats {
 
     std::array<counter, 2> selections = {}; // [tier]
     counter                selections_skipped{ 0 };
-    std::array<counter, 2> hits   = {};
-    std::array<counter, 2> misses = {};
+    std::array<counter, 2> hits      = {};
+    std::array<counter, 2> misses    = {};
+    std::array<counter, 2> host_hits = {}; // of the misses
     counter                evictions{ 0 };
     counter                bytes_read{ 0 };
+    counter                bytes_transferred{ 0 };
     counter                layers_computed{ 0 };
     counter                waves{ 0 };
     counter                predicted{ 0 };

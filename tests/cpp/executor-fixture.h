@@ -84,8 +84,10 @@ struct model_on_disk {
 struct engine {
     failing_reader                reader;
     stats                         counters;
+    stats                         host_counters;
     std::unique_ptr<cache_policy> policy;
     std::unique_ptr<loader>       l = std::make_unique<loader>(reader, counters, 2);
+    std::unique_ptr<expert_cache> host; // below the cache; null: none
     expert_cache::pool_place      place;
     expert_cache                  cache;
     moe_executor                  executor;
@@ -95,11 +97,14 @@ struct engine {
     engine(const model_on_disk & m, uint32_t n_high, uint32_t n_low, score_thresholds thresholds = {}) :
         engine(m, n_high, n_low, moe_executor::config{ { thresholds }, false }) {}
 
+    // `host_slots` are of each tier that has a pool.
     engine(const model_on_disk & m, uint32_t n_high, uint32_t n_low, const moe_executor::config & config,
-           const expert_cache::pool_place & where = {}) :
+           const expert_cache::pool_place & where = {}, uint32_t host_slots = 0) :
         policy(make_lru(m)),
-        place(where),
-        cache(m.index, *l, counters, where),
+        host(host_slots > 0 ? std::make_unique<expert_cache>(m.index, *l, host_counters, expert_cache::pool_place())
+                            : nullptr),
+        place{ where.device, where.pack, host.get() },
+        cache(m.index, *l, counters, place),
         executor(m.index, cache, *policy, nullptr, config, counters),
         compute_on(where.device) {
         REQUIRE(reader.files.open(m.index.files()[0]).ok());
@@ -108,6 +113,7 @@ struct engine {
             if (slots[tier] > 0) {
                 const status s = cache.allocate(tier, slots[tier], 1, *policy);
                 REQUIRE_MESSAGE(s.ok(), s.message());
+                REQUIRE((!host || host->allocate(tier, host_slots, 1, *policy).ok()));
             }
         }
     }

@@ -1,63 +1,14 @@
 // SPDX-License-Identifier: MIT
 //
 // Layers computed with pools on a device that has memory of its own, against the same layers on the CPU with plain
-// tensors. The device is the CPU behind ggml's RPC server: its memory cannot be touched, its arithmetic is the same.
+// tensors.
 #include "executor-fixture.h"
-#include "ggml-rpc.h"
+#include "rpc-device.h"
 
-#include <arpa/inet.h>
-#include <chrono>
 #include <string>
-#include <sys/socket.h>
-#include <thread>
-#include <unistd.h>
-
-static sockaddr_in loopback(uint16_t port) {
-    sockaddr_in address     = {};
-    address.sin_family      = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    address.sin_port        = htons(port);
-    return address;
-}
-
-static uint16_t free_port() {
-    sockaddr_in address = loopback(0);
-    socklen_t   size    = sizeof(address);
-    const int   fd      = socket(AF_INET, SOCK_STREAM, 0);
-    REQUIRE(bind(fd, (sockaddr *) &address, size) == 0);
-    REQUIRE(getsockname(fd, (sockaddr *) &address, &size) == 0);
-    close(fd);
-    return ntohs(address.sin_port);
-}
-
-static bool accepts(uint16_t port) {
-    const sockaddr_in address = loopback(port);
-    const int         fd      = socket(AF_INET, SOCK_STREAM, 0);
-    const bool        ok      = connect(fd, (const sockaddr *) &address, sizeof(address)) == 0;
-    close(fd);
-    return ok;
-}
-
-// The server ends with the process.
-static ggml_backend_dev_t start_device() {
-    const uint16_t    port     = free_port();
-    const std::string endpoint = "127.0.0.1:" + std::to_string(port);
-    std::thread([endpoint] {
-        ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
-        ggml_backend_rpc_start_server(endpoint.c_str(), nullptr, 2, 1, &cpu);
-    }).detach();
-    while (!accepts(port)) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    }
-    ggml_backend_reg_t reg = ggml_backend_rpc_add_server(endpoint.c_str());
-    REQUIRE(reg);
-    ggml_backend_register(reg);
-    return ggml_backend_reg_dev_get(reg, 0);
-}
 
 static ggml_backend_dev_t device() {
-    static ggml_backend_dev_t started = start_device();
-    return started;
+    return rpc_device();
 }
 
 static moe_executor::config with(score_thresholds thresholds) {

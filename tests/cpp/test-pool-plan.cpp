@@ -174,9 +174,10 @@ TEST_CASE("without a budget the pools get what is free, less what is still to co
 // a device with memory of its own
 //
 
-// Of 1000 MiB, and rows of 10 MiB.
+// Of 1000 MiB, and rows of 10 MiB; slots of host memory are larger than its own.
 static other_memory with_device() {
-    return { 200 * MiB, 700 * MiB, 10 * MiB, 800 * MiB, 100 * MiB, { "GPU0", 1000 * MiB, 10 * MiB } };
+    const device_memory device = { "GPU0", 1000 * MiB, 10 * MiB, { 5 * MiB, 2 * MiB } };
+    return { 200 * MiB, 700 * MiB, 10 * MiB, 800 * MiB, 100 * MiB, device };
 }
 
 TEST_CASE("a device's pools get what it has free, less the rows and a reserve") {
@@ -210,6 +211,35 @@ TEST_CASE("with a device a memory budget is for everything but the pools") {
     CHECK(planned(with_memory(1000 * MiB), one_tier(), with_device()).n_slots[TIER_HIGH] == 64);
     const std::string message = refused(with_memory(others * MiB), one_tier(), with_device());
     CHECK(message.find("a memory budget of 942.0 MiB is too small") != std::string::npos);
+}
+
+TEST_CASE("host memory behind a device caches experts in what its budget leaves") {
+    // of 1100 MiB: less 11 MiB, less 942 MiB for everything else, 147 MiB
+    CHECK(planned(with_memory(1100 * MiB), one_tier(), with_device()).n_host_slots == pool_slots{ 29, 0 });
+    CHECK(planned(with_memory(9000 * MiB), one_tier(), with_device()).n_host_slots == pool_slots{ 64, 0 });
+    CHECK(planned(with_memory(1100 * MiB, 0.0), two_tiers(), with_device()).n_host_slots == pool_slots{ 21, 21 });
+
+    settings s      = with_memory(1100 * MiB);
+    s.pools         = 100 * MiB; // of the device
+    const auto plan = planned(s, one_tier(), with_device());
+    CHECK(plan.n_slots[TIER_HIGH] == 25);
+    CHECK(plan.n_host_slots[TIER_HIGH] == 29);
+}
+
+TEST_CASE("without a budget host memory behind a device caches experts in what is free") {
+    other_memory other = with_device(); // 100 MiB of the model are still to come
+    other.available    = 600 * MiB;
+    CHECK(planned({}, one_tier(), other).n_host_slots == pool_slots{ (600 - 100 - 10 - 256) / 5, 0 });
+    other.available = 100 * MiB;
+    CHECK(planned({}, one_tier(), other).n_host_slots == pool_slots{ 0, 0 });
+}
+
+TEST_CASE("host memory with less room than a token's experts of a layer caches none") {
+    const uint64_t others = 200 + 700 + 10 + 32;
+    for (const uint64_t room : { 19, 21 }) {
+        const uint64_t budget = (others + room) * MiB * 100 / 99 + 1;
+        CHECK(planned(with_memory(budget), one_tier(), with_device()).n_host_slots[TIER_HIGH] == (room < 20 ? 0 : 4));
+    }
 }
 
 TEST_CASE("too little free memory is an error that says so") {
