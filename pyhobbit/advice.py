@@ -28,19 +28,39 @@ def memory_rows(plan: MemoryPlan) -> dict[str, str]:
             "weights": f"{format_size(plan.weights)}, mapped: the system reads them when they are first used",
             **_context_rows(plan),
         }
-    total = format_size(plan.process + plan.beside_pools + plan.pools)
+    total = format_size(plan.process + plan.beside_pools + plan.host_pools)
     bound = f"{format_size(info.memory)} by --memory" if info.memory else "the rest is kept free"
     rows = {
         "memory": f"{free} free; this process holds {total} at most ({bound})",
         "weights": f"{format_size(plan.weights)} in memory: all but the routed experts",
         **_context_rows(plan),
+        **_device_rows(plan),
         **_pool_rows(plan),
+        **_host_rows(plan),
     }
     if plan.missing and plan.share_high < 1:
         rows["on disk"] = (
             f"{format_size(plan.missing)} of experts in high precision, read when they are chosen"
         )
     return rows
+
+
+def _device_rows(plan: MemoryPlan) -> dict[str, str]:
+    if plan.device is None:
+        return {}
+    return {"device": f"{plan.device} has the pools in its memory and computes the experts"}
+
+
+def _host_rows(plan: MemoryPlan) -> dict[str, str]:
+    """Of what stands between the device and the disk."""
+    info = plan.info
+    if plan.device is None:
+        return {}
+    if not info.host_slots_high:
+        return {"host memory": f"no room for experts: what {plan.device} does not hold is read each time"}
+    slots = info.host_slots_low if info.high_is_residual else info.host_slots_high
+    why = f"what {plan.device} does not hold comes from here; the others are read from disk"
+    return {"host memory": _pool_text(plan.host_pools, slots, plan.n_all_experts, why)}
 
 
 def _pool_rows(plan: MemoryPlan) -> dict[str, str]:
@@ -115,8 +135,8 @@ def _about_disk(plan: MemoryPlan, speed: Speed | None, cache: CacheConfig, calib
         return
     model = info.model
     bound = "--memory" if cache.memory is not None else "--pools"
-    spare = plan.available - plan.beside_pools - plan.pools
-    if (cache.memory is not None or cache.pools is not None) and spare > _MUCH * plan.pools:
+    spare = plan.available - plan.beside_pools - plan.host_pools
+    if (cache.memory is not None or cache.pools is not None) and spare > _MUCH * plan.host_pools:
         yield f"{format_size(spare)} of free memory are not used: raise {bound}, or leave it out"
     best = f", for {1 / speed.compute_s:.3g} token/s" if speed is not None else ""
     missing = format_size(plan.missing)
@@ -132,7 +152,7 @@ def _about_disk(plan: MemoryPlan, speed: Speed | None, cache: CacheConfig, calib
     if speed is not None and speed.disk is not None:
         twice = 1 / (speed.compute_s + speed.wait_s / 2)
         yield f"a disk twice as fast would give {twice:.3g} token/s"
-    if cache.pools is None and plan.context > _MUCH * plan.pools:
+    if cache.pools is None and plan.context > _MUCH * plan.host_pools:
         size = format_size(plan.context)
         yield f"the context takes {size}: a --ctx below {info.n_ctx} leaves more to the experts"
 

@@ -23,11 +23,34 @@ def add_cache_arguments(parser: argparse.ArgumentParser) -> None:
     add("--trace", type=Path, metavar="FILE", help="write the routing here, for pyhobbit simulate")
 
 
+def add_device_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of the device that computes the experts; cache_config() takes them too."""
+    add = parser.add_argument_group("device").add_argument
+    add("--device", metavar="NAME", help="that computes the experts, like Vulkan0 (default: CPU)")
+    add("--device-memory", metavar="SIZE", help="of that device, for experts (default: what is free)")
+
+
+def add_rpc_argument(parser: argparse.ArgumentParser) -> None:
+    """Declares the servers of further devices, which add_rpc_devices() adds."""
+    what = "further devices, RPC0 and so on: those of ggml-rpc-server there"
+    parser.add_argument("--rpc", metavar="HOST:PORT,...", help=what)
+
+
+def add_rpc_devices(args: argparse.Namespace) -> None:
+    """Before anything is opened. Raises ConfigError, HobbitError."""
+    if args.rpc is not None:
+        from pyhobbit._devices import add_rpc_servers  # loads the native libraries
+
+        add_rpc_servers(args.rpc)
+
+
 def cache_config(args: argparse.Namespace) -> CacheConfig:
     """What the options say. Raises ConfigError."""
     return CacheConfig(
-        memory=None if args.memory is None else parse_size(args.memory),
-        pools=None if args.pools is None else parse_size(args.pools),
+        memory=optional_size(args.memory),
+        pools=optional_size(args.pools),
+        device=args.device,
+        device_memory=optional_size(args.device_memory),
         low_share=args.low_share,
         t1=args.t1,
         t2=args.t2,
@@ -36,3 +59,8 @@ def cache_config(args: argparse.Namespace) -> CacheConfig:
         prefetch=args.prefetch,
         trace=args.trace,
     )
+
+
+def optional_size(text: str | None) -> int | None:
+    """Bytes, where a size is given. Raises ConfigError."""
+    return None if text is None else parse_size(text)

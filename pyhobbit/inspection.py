@@ -14,13 +14,13 @@ import numpy as np
 from tqdm import tqdm
 
 from pyhobbit._files import read_text
+from pyhobbit.cache_arguments import add_device_arguments, add_rpc_argument, add_rpc_devices, optional_size
 from pyhobbit.config import (
     CacheConfig,
     EngineConfig,
     EvaluationConfig,
     InspectConfig,
     format_size,
-    parse_size,
 )
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model_path import add_model_arguments, check_model_file, model_path
@@ -60,6 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--memory", metavar="SIZE", help="bound on this process, like 8G (default: by what is free)"
     )
     size.add_argument("--pools", metavar="SIZE", help="memory of the expert cache alone, like 512M")
+    add_device_arguments(parser)
+    add_rpc_argument(parser)
     add(
         "--sidecar",
         type=Path,
@@ -76,8 +78,10 @@ def run(args: argparse.Namespace) -> int:
     config = InspectConfig(
         engine=EngineConfig(
             cache=CacheConfig(
-                memory=None if args.memory is None else parse_size(args.memory),
-                pools=None if args.pools is None else parse_size(args.pools),
+                memory=optional_size(args.memory),
+                pools=optional_size(args.pools),
+                device=args.device,
+                device_memory=optional_size(args.device_memory),
                 sidecar=args.sidecar,
             ),
             n_threads=args.threads,
@@ -98,6 +102,7 @@ def run(args: argparse.Namespace) -> int:
         from pyhobbit import plots
 
         plots.check_folder(config.plots)
+    add_rpc_devices(args)
     _inspect(model_path(args), text, config, args.json)
     return 0
 

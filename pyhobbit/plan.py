@@ -41,7 +41,8 @@ class MemoryPlan:
     available: that this process may take.  process: held before the model is opened.
     weights: of all but what stays on disk; of everything where the model runs without a cache.
     context: KV cache and the like.  compute: buffers of llama.cpp's graphs.  n_all_experts: of all layers.
-    n_ctx_train: tokens that the model was trained for.
+    n_ctx_train: tokens that the model was trained for.  device: that computes the experts, where it has
+    memory of its own; available and the rest are then the host's.
     """
 
     info: ModelInfo
@@ -52,6 +53,7 @@ class MemoryPlan:
     compute: int
     n_all_experts: int
     n_ctx_train: int
+    device: str | None = None
 
     @property
     def beside_pools(self) -> int:
@@ -63,20 +65,30 @@ class MemoryPlan:
         return self.info.pool_bytes_high + self.info.pool_bytes_low
 
     @property
+    def host_pools(self) -> int:
+        """What this process holds of them, or behind them."""
+        return self.info.host_bytes_high + self.info.host_bytes_low if self.info.on_device else self.pools
+
+    @property
     def missing(self) -> int:
-        """What the pools lack to hold every expert in high precision."""
-        held = self.pools if self.info.high_is_residual else self.info.pool_bytes_high
-        return max(0, self.info.expert_bytes - held)
+        """What is missing to hold every expert in high precision, on the device or in host memory."""
+        info = self.info
+        held = max(info.pool_bytes_high, info.host_bytes_high)
+        if info.high_is_residual:
+            held = max(self.pools, info.host_bytes_high + info.host_bytes_low)
+        return max(0, info.expert_bytes - held)
 
     @property
     def share_high(self) -> float:
-        """Share of the experts that the high pool has room for."""
-        return self.info.pool_slots_high / self.n_all_experts if self.info.cached else 1.0
+        """Share of the experts that need not be read again in high precision."""
+        held = max(self.info.pool_slots_high, self.info.host_slots_high)
+        return held / self.n_all_experts if self.info.cached else 1.0
 
     @property
     def share_low(self) -> float:
-        """Share of the experts that the low pool has room for."""
-        return self.info.pool_slots_low / self.n_all_experts if self.info.cached else 0.0
+        """Share of the experts that need not be read again in low precision."""
+        held = max(self.info.pool_slots_low, self.info.host_slots_low)
+        return held / self.n_all_experts if self.info.cached else 0.0
 
 
 SetContext = Callable[[Any, int], None]
@@ -144,6 +156,8 @@ def _lay_out(
         )
         if not cached:
             return _checked(plan)
+        if simulated.info.on_device:
+            return _with_pools(replace(plan, device=config.cache.device), simulated, 0)
         routers = sum(prod(each.ne) for each in tensors if each.name.endswith("ffn_gate_inp.weight"))
         predictor = 0 if config.cache.prefetch == 0 else routers * _PREDICTOR_BYTES
         return _with_pools(plan, simulated, predictor)

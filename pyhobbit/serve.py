@@ -19,7 +19,7 @@ from typing import NoReturn
 
 from pyhobbit import _server_flags
 from pyhobbit._server_flags import SERVER, Flag, known
-from pyhobbit.cache_arguments import add_cache_arguments, cache_config
+from pyhobbit.cache_arguments import add_cache_arguments, add_device_arguments, cache_config
 from pyhobbit.config import CacheConfig, EngineConfig, Setting
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.memory import available_memory, resident_memory
@@ -62,6 +62,7 @@ _MEMORY_FLAGS = (
     "--n-cpu-moe",
     "--override-kv",
     "--override-tensor",
+    "--rpc",
     "--split-mode",
     "--tensor-split",
     "--ubatch-size",
@@ -75,6 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.allow_abbrev = False
     add_model_arguments(parser)
     add_cache_arguments(parser)
+    add_device_arguments(parser)  # llama-server's own --device is -dev
     group = parser.add_argument_group("llama-server, among others")
     for flag, (metavar, what) in _PASSED_ON.items():
         group.add_argument(flag, metavar=metavar, help=what)

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pyhobbit.cache_arguments import add_rpc_argument, add_rpc_devices
 from pyhobbit.config import (
     WEIGHT_KEYS,
     CacheConfig,
@@ -32,7 +33,7 @@ ENGINE_DEFAULTS: Mapping[str, Any] = {
     "io_threads": 4,
 }
 _STORED = ("t1", "t2", "low_share", "policy", "prefetch", "renormalize")
-_SIZES = ("memory", "pools", "high_pool", "low_pool")
+_SIZES = ("memory", "pools", "device_memory", "high_pool", "low_pool", "host_cache")
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     size.add_argument(
         "--pools", type=parse_size, metavar="SIZE", help="memory of the expert cache alone, like 512M"
     )
+    cache.add_argument(
+        "--device-memory",
+        type=parse_size,
+        metavar="SIZE",
+        help="of --device, for experts (default: what is free)",
+    )
     defaults = SamplingConfig()
     for name, kind, what in (
+        ("device", str, "that computes the experts, like Vulkan0 (default: CPU)"),
         ("t1", float, "high precision up to this sum of gate weights (default: calibrated, or 1)"),
         ("t2", float, "low precision from t1 to here, above it none (default: calibrated, or 1)"),
         ("low_share", float, "of the pools, for the low tier (default: calibrated, or by t1)"),
@@ -81,6 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ):
         metavar = {float: "F", int: "N", str: "NAME", Path: "FILE"}[kind]
         cache.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=metavar, help=what)
+    add_rpc_argument(parser)
     add("--json", action="store_true", help="print JSON in place of a table")
 
 
@@ -99,6 +108,7 @@ def run(args: argparse.Namespace) -> int:
     engine = EngineConfig(cache=cache, n_ctx=args.ctx, n_threads=args.threads)
     sampling = SamplingConfig(**_only(given, SamplingConfig))
     path = model_path(args) if args.model or args.hf_repo else None
+    add_rpc_devices(args)
     rows = settings(path, engine, sampling, given)
     if args.json:
         print(json.dumps({"model": path and str(path), "settings": [asdict(row) for row in rows]}, indent=2))
@@ -182,18 +192,35 @@ def _size_rows(cache: CacheConfig, plan: "MemoryPlan | None") -> Iterator[Row]:
         if (value := getattr(cache, name)) is not None:
             yield Row("cache", name, value, "flag")
         elif name == "memory" and plan is not None and cache.pools is None:
-            total = plan.process + plan.beside_pools + plan.pools
+            total = plan.process + plan.beside_pools + plan.host_pools
             yield Row("cache", name, total, "computed", f"{format_size(plan.available)} are free")
         elif name == "memory" and cache.pools is None:
             yield Row("cache", name, None, "computed", "from what is free when a model is opened")
+    yield from _device_rows(cache)
     if plan is not None:
         info = plan.info
         what = "residuals of " if info.high_is_residual else ""
+        where = f" on {plan.device}" if plan.device else ""
         for name, slots, size in (
             ("high_pool", f"{what}{info.pool_slots_high}", info.pool_bytes_high),
             ("low_pool", str(info.pool_slots_low), info.pool_bytes_low),
         ):
-            yield Row("cache", name, size, "computed", f"room for {slots} of {plan.n_all_experts} experts")
+            note = f"room for {slots} of {plan.n_all_experts} experts{where}"
+            yield Row("cache", name, size, "computed", note)
+        if plan.device:
+            note = f"room for {info.host_slots_high} high and {info.host_slots_low} low ones in host memory"
+            yield Row("cache", "host_cache", plan.host_pools, "computed", note)
+
+
+def _device_rows(cache: CacheConfig) -> Iterator[Row]:
+    if cache.device is None:
+        yield Row("cache", "device", "CPU", "default")
+        return
+    yield Row("cache", "device", cache.device, "flag")
+    if cache.device_memory is not None:
+        yield Row("cache", "device_memory", cache.device_memory, "flag")
+    elif cache.pools is None:
+        yield Row("cache", "device_memory", None, "computed", "from what it has free when a model is opened")
 
 
 def effective_policy(cache: CacheConfig, stored: Mapping[str, Stored]) -> str:

@@ -1,9 +1,36 @@
 # SPDX-License-Identifier: MIT
 """ggml's RPC server with the CPU as its device, until it is killed: python rpc_server.py LIB_DIR PORT"""
 
+import contextlib
 import ctypes
+import socket
+import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
+
+
+@contextlib.contextmanager
+def running(lib_dir: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """The address of a server, HOST:PORT, and its process."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with subprocess.Popen([sys.executable, __file__, lib_dir, str(port)]) as process:
+        try:
+            _wait_for(port)
+            yield f"127.0.0.1:{port}", process
+        finally:
+            process.kill()
+
+
+def _wait_for(port: int) -> None:
+    for _ in range(600):
+        with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
+            return
+        time.sleep(0.1)
+    raise AssertionError("the RPC server does not listen")
 
 
 def main() -> None:

@@ -5,11 +5,7 @@ The CPU behind ggml's RPC server computes as the CPU does, bit for bit. Vulkan's
 within an error, and a few tokens only: Mesa's is not stable for long (docs/devices.md).
 """
 
-import contextlib
-import socket
-import subprocess
-import sys
-import time
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +13,9 @@ import logits
 import models
 import numpy as np
 import pytest
-from conftest import TESTS, RunPyhobbit
+import rpc_server
+import servers
+from conftest import RunPyhobbit
 from logits import ROOT, Override, Plan, Result, RunError
 
 VULKAN_DIR = ROOT / "build/vulkan/bin"
@@ -31,23 +29,8 @@ MAX_NMSE = 5e-4
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
     """Of a device, at this endpoint."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    with subprocess.Popen([sys.executable, TESTS / "rpc_server.py", models.lib_dir(), str(port)]) as process:
-        try:
-            _wait_for(port)
-            yield f"127.0.0.1:{port}"
-        finally:
-            process.kill()
-
-
-def _wait_for(port: int) -> None:
-    for _ in range(600):
-        with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
-            return
-        time.sleep(0.1)
-    raise AssertionError("the RPC server does not listen")
+    with rpc_server.running(models.lib_dir()) as (endpoint, _):
+        yield endpoint
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +61,35 @@ def test_the_logits_are_the_cpus_with_pools_of_any_size(
     _assert_same(result, on_cpu)
 
 
+@pytest.mark.parametrize("room", [None, 8 << 20])
+def test_host_memory_stands_between_the_device_and_the_disk(
+    tiny_gguf: Path, server: str, on_cpu: Result, room: int | None
+) -> None:
+    slot = on_cpu.info["pool_bytes_high"] // on_cpu.info["pool_slots_high"]
+    n_all = on_cpu.info["n_layers"] * on_cpu.info["n_experts"]
+    overrides: dict[str, Override] = {"hobbit.pools": (on_cpu.info["n_experts_used"] + 1) * slot}
+    if room is not None:
+        overrides["hobbit.memory"] = _least_budget(tiny_gguf, server) + room
+    result = _on_rpc(tiny_gguf, server, overrides)
+    _assert_same(result, on_cpu)
+    stats = result.stats
+    n_read = stats["misses_high"] - stats["host_hits_high"]
+    if room is None:
+        assert result.info["host_slots_high"] == n_all
+        assert stats["bytes_read"] <= n_read * slot
+        assert n_read <= n_all
+    else:
+        assert 0 < result.info["host_slots_high"] < n_all
+    assert 0 < stats["host_hits_high"] < stats["misses_high"]
+    assert stats["bytes_transferred"] > stats["bytes_read"] > 0
+
+
+def _least_budget(model: Path, server: str) -> int:
+    with pytest.raises(RunError, match=r"memory budget of 1\.0 MiB is too small") as refused:
+        _on_rpc(model, server, {"hobbit.memory": 1 << 20})
+    return int(str(refused.value).split("the smallest that works is ")[1].split(" MiB")[0]) << 20
+
+
 def test_the_other_layers_may_be_on_the_device_too(tiny_gguf: Path, server: str, on_cpu: Result) -> None:
     _assert_same(_on_rpc(tiny_gguf, server, {"hobbit.pools": 4 << 20}, gpu_layers=99), on_cpu)
 
@@ -96,6 +108,73 @@ def test_too_little_device_memory_is_an_error_that_names_the_least(tiny_gguf: Pa
         RunError, match=r"device memory of 1\.0 KiB is too small: the smallest that works is \d+ MiB"
     ):
         _on_rpc(tiny_gguf, server, {"hobbit.device_memory": 1024})
+
+
+CHAT = ("-p", "def read", "-n", 12, "--temp", 0, "--ctx", 256)
+
+
+def test_chat_with_the_device_of_a_server_writes_the_same(
+    tiny_gguf: Path, server: str, run_pyhobbit: RunPyhobbit, tmp_path: Path
+) -> None:
+    device = (
+        "--rpc",
+        server,
+        "--device",
+        "RPC0",
+        "--device-memory",
+        "16M",
+        "--stats-json",
+        tmp_path / "s.json",
+    )
+    done = run_pyhobbit("chat", tiny_gguf, *CHAT, *device)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == run_pyhobbit("chat", tiny_gguf, *CHAT, "--pools", "8M").stdout
+    stats = json.loads((tmp_path / "s.json").read_text())
+    assert stats["on_device"]
+    assert stats["host_slots_high"] > 0
+    assert stats["bytes_transferred"] > 0
+    assert "to the device" in done.stderr
+
+
+def test_the_server_counts_what_was_found_where(tiny_gguf: Path, server: str, tmp_path: Path) -> None:
+    device = ("--rpc", server, "--device", "RPC0", "--pools", "8M")
+    with servers.serving(tiny_gguf, tmp_path / "device.log", *device) as on_device:
+        text = on_device.complete()
+        cache = on_device.cache()
+        metrics = on_device.request("/metrics").text
+    with servers.serving(tiny_gguf, tmp_path / "cpu.log", "--pools", "8M") as on_cpu:
+        assert text == on_cpu.complete()
+        assert on_cpu.cache()["host_slots_high"] == 0
+    assert cache["host_slots_high"] > cache["pool_slots_high"] > 0
+    assert 0 < cache["host_hits_high"] < cache["misses_high"]
+    assert f"hobbit_transferred_bytes_total {cache['bytes_transferred']}" in metrics
+
+
+def test_inspect_and_config_say_what_lies_where(
+    tiny_gguf: Path, server: str, run_pyhobbit: RunPyhobbit
+) -> None:
+    options = ("--rpc", server, "--device", "RPC0", "--pools", "8M", "--ctx", 256)
+    text = run_pyhobbit("inspect", tiny_gguf, *options, "--no-speed").stdout
+    assert "RPC0 has the pools in its memory and computes the experts" in text
+    memory = json.loads(run_pyhobbit("inspect", tiny_gguf, *options, "--no-speed", "--json").stdout)["memory"]
+    assert memory["device"] == "RPC0"
+    info = memory["info"]
+    assert 0 < info["pool_bytes_high"] <= 8 << 20
+    assert info["pool_slots_high"] < info["host_slots_high"]
+    done = run_pyhobbit("config", tiny_gguf, *options, "--json")
+    assert done.returncode == 0, done.stderr
+    rows = {row["name"]: row for row in json.loads(done.stdout)["settings"]}
+    assert (rows["device"]["value"], rows["device"]["source"]) == ("RPC0", "flag")
+    assert rows["high_pool"]["note"].endswith("on RPC0")
+    assert rows["host_cache"]["value"] == info["host_bytes_high"] + info["host_bytes_low"]
+
+
+def test_a_server_that_does_not_answer_is_an_error(tiny_gguf: Path, run_pyhobbit: RunPyhobbit) -> None:
+    for endpoint, why in (("127.0.0.1:1", "no RPC server answers at"), ("host", "is not the address of")):
+        done = run_pyhobbit("chat", tiny_gguf, *CHAT, "--rpc", endpoint, "--device", "RPC0")
+        assert done.returncode > 0
+        assert why in done.stderr
+        assert len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.skipif(not VULKAN_DIR.exists(), reason="there is no build with Vulkan: run make vulkan")

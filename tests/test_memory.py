@@ -10,6 +10,7 @@ import limits
 import models
 import pytest
 import random_moe
+import rpc_server
 
 from pyhobbit.bench.system import NoCgroupError, memory_cgroup
 
@@ -58,6 +59,21 @@ def test_runs_in_a_memory_cgroup_of_the_budget(big_model: Path, tmp_path: Path) 
         pytest.skip(str(e))
     assert inside.returncode == 0, inside.stderr
     assert inside.stdout == outside.stdout
+
+
+def test_a_cache_behind_a_device_stays_within_the_budget(big_model: Path, tmp_path: Path) -> None:
+    with rpc_server.running(models.lib_dir()) as (endpoint, _):
+        device = ("--rpc", endpoint, "--device", "RPC0", "--device-memory", 256 * MiB)
+        done = limits.run(chat(big_model, tmp_path / "stats.json", "--memory", BUDGET, *device))
+    assert done.returncode == 0, done.stderr
+    assert done.peak_rss <= BUDGET * TOLERANCE
+    stats = json.loads((tmp_path / "stats.json").read_text())
+    assert stats["generated_tokens"] == 24
+    assert stats["pool_bytes_high"] <= 256 * MiB
+    assert stats["host_bytes_high"] > 256 * MiB
+    assert 0 < stats["host_hits_high"] < stats["misses_high"]
+    print(f"\nbudget {BUDGET / MiB:.0f} MiB, peak {done.peak_rss / MiB:.0f} MiB, "
+          f"cache {stats['host_bytes_high'] / MiB:.0f} MiB")  # fmt: skip
 
 
 def test_budget_below_the_smallest_names_one_that_works(big_model: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from pyhobbit import plan, serve
 from pyhobbit._server_flags import Flag, known, parse_help
+from pyhobbit.cache_arguments import cache_config
 from pyhobbit.config import CacheConfig
 from pyhobbit.errors import ConfigError, HobbitError
 
@@ -73,6 +74,15 @@ def test_options_that_begin_like_others_are_not_taken_apart() -> None:
     args = _parse("m.gguf", "-ctk", "f16", "-hff", "x.gguf", "--seed", "-1", "-hf", "a/b")
     assert args.passed_on == ["-ctk", "f16", "-hff", "x.gguf", "--seed", "-1"]
     assert args.hf_repo == "a/b"
+
+
+def test_the_experts_device_is_ours_and_that_of_the_other_layers_llama_servers() -> None:
+    args = _parse("m.gguf", "--device", "RPC0", "--device-memory=1G", "-dev", "none", "--rpc", "h:1")
+    assert (args.device, args.device_memory) == ("RPC0", "1G")
+    assert args.passed_on == ["-dev", "none", "--rpc", "h:1"]
+    _, overrides, *_ = serve.server_arguments(cache_config(args).settings(), args.passed_on, known())
+    assert "hobbit.device=str:RPC0" in overrides.split(",")
+    assert f"hobbit.device_memory=int:{1 << 30}" in overrides.split(",")
 
 
 def test_an_option_with_two_values_takes_both() -> None:

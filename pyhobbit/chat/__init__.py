@@ -5,14 +5,19 @@ import argparse
 import contextlib
 import io
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyhobbit.cache_arguments import add_cache_arguments, cache_config
+from pyhobbit.cache_arguments import (
+    add_cache_arguments,
+    add_device_arguments,
+    add_rpc_argument,
+    add_rpc_devices,
+    cache_config,
+)
 from pyhobbit.chat.screen import note
 from pyhobbit.cli import INTERRUPTED
-from pyhobbit.config import CacheConfig, ChatConfig, EngineConfig, SamplingConfig, parse_size
+from pyhobbit.config import CacheConfig, ChatConfig, EngineConfig, SamplingConfig
 from pyhobbit.errors import HobbitError
 from pyhobbit.model_path import add_model_arguments, check_model_arguments, model_path
 
@@ -30,18 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_sampling(parser)
     _add_engine(parser)
     add_cache_arguments(parser)
-    _add_device(parser)
-
-
-def _add_device(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("device").add_argument
-    add("--device", metavar="NAME", help="that computes the experts, like Vulkan0 (default: CPU)")
-    add("--device-memory", metavar="SIZE", help="of that device, for experts (default: what is free)")
-
-
-def _cache_config(args: argparse.Namespace) -> CacheConfig:
-    memory = None if args.device_memory is None else parse_size(args.device_memory)
-    return replace(cache_config(args), device=args.device, device_memory=memory)
+    add_device_arguments(parser)
+    add_rpc_argument(parser)
 
 
 def _add_prompt(parser: argparse.ArgumentParser) -> None:
@@ -82,13 +77,14 @@ def run(args: argparse.Namespace) -> int:
             "standard output is closed, so there is no place for the answer; open or redirect it"
         )
     prompt = _prompt(args)
+    add_rpc_devices(args)
     return chat(model_path(args), config, prompt)
 
 
 def _config(args: argparse.Namespace) -> ChatConfig:
     return ChatConfig(
         engine=EngineConfig(
-            cache=_cache_config(args),
+            cache=cache_config(args),
             n_ctx=args.ctx,
             n_threads=args.threads,
             verbose=args.verbose,
