@@ -6,6 +6,8 @@ within an error, and a few tokens only: Mesa's is not stable for long (docs/devi
 """
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -175,6 +177,23 @@ def test_a_server_that_does_not_answer_is_an_error(tiny_gguf: Path, run_pyhobbit
         assert done.returncode > 0
         assert why in done.stderr
         assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("device", ["RPC0", "CPU"])  # experts, or all but them
+def test_a_server_that_is_lost_is_an_error(tiny_gguf: Path, device: str) -> None:
+    with rpc_server.running(models.lib_dir()) as (endpoint, server):
+        options = (*CHAT, "-n", 200, "--pools", "8M", "--device", device)
+        command = [sys.executable, "-m", "pyhobbit", "chat", tiny_gguf, "--rpc", endpoint, *map(str, options)]
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=logits.quiet_environment()
+        ) as chat:
+            assert chat.stdout
+            assert chat.stdout.read(1)
+            server.kill()
+            _, err = chat.communicate(timeout=120)
+    assert chat.returncode == 1, err
+    error = err.decode().splitlines()[-1]  # behind a note on the model
+    assert f"RPC server {endpoint} does not answer" in error or "RPC0 failed to compute experts" in error
 
 
 @pytest.mark.skipif(not VULKAN_DIR.exists(), reason="there is no build with Vulkan: run make vulkan")

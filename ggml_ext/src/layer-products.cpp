@@ -15,8 +15,8 @@ status run_graph(inner_graph & inner) {
         return status::aborted();
     }
     if (result != GGML_STATUS_SUCCESS) {
-        return status::error(format("%s failed to compute experts (%s)", ggml_backend_name(inner.backend()),
-                                    ggml_status_to_string(result)));
+        return status::error(format("%s failed to compute experts (%s): see whether it is still there",
+                                    ggml_backend_name(inner.backend()), ggml_status_to_string(result)));
     }
     return {};
 }
