@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: MIT
 #include "compute-device.h"
 
+#include "ggml-cpp.h"
+#include "ggml.h"
+
 #include <strings.h>
 
 namespace hobbit {
@@ -9,6 +12,28 @@ namespace hobbit {
 static bool can_hold_experts(ggml_backend_dev_t device) {
     const std::string backend = ggml_backend_reg_name(ggml_backend_dev_backend_reg(device));
     return backend == "CPU" || backend == "CUDA" || backend == "ROCm" || backend == "Vulkan" || backend == "RPC";
+}
+
+// What it cannot do of that which is done with rows beside multiplying them by experts; null: nothing.
+static const char * missing_operation(ggml_backend_dev_t device) {
+    const ggml_context_ptr ctx(ggml_init({ 16 * ggml_tensor_overhead(), nullptr, /* .no_alloc = */ true }));
+    ggml_tensor *          rows    = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, 256, 2);
+    ggml_tensor *          routers = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F16, 256, 2);
+    ggml_tensor *          ids     = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I32, 2);
+    for (const ggml_tensor * op : { ggml_get_rows(ctx.get(), rows, ids), ggml_set_rows(ctx.get(), rows, rows, ids),
+                                    ggml_add(ctx.get(), rows, rows), ggml_mul_mat(ctx.get(), routers, rows) }) {
+        if (!ggml_backend_dev_supports_op(device, op)) {
+            return ggml_op_name(op->op);
+        }
+    }
+    return nullptr;
+}
+
+static status check(ggml_backend_dev_t device) {
+    const char * missing = missing_operation(device);
+    return missing ? status::error(format("%s cannot compute experts, which takes %s: choose another device",
+                                          ggml_backend_dev_name(device), missing))
+                   : status();
 }
 
 status find_compute_device(const std::string & name, ggml_backend_dev_t & device) {
@@ -23,7 +48,7 @@ status find_compute_device(const std::string & name, ggml_backend_dev_t & device
             continue;
         }
         if (strcasecmp(ggml_backend_dev_name(device), name.c_str()) == 0) {
-            return {};
+            return check(device);
         }
         all += (all.empty() ? "" : ", ") + std::string(ggml_backend_dev_name(device));
     }

@@ -123,8 +123,20 @@ size_t expert_cache::place_stacks(uint32_t tier, uint32_t n_slots) {
     return end;
 }
 
+// Of one bank; more banks are of large pools, which give up a slot for theirs.
+size_t expert_cache::overhead(uint32_t tier) const {
+    if (in_host_) {
+        return 0;
+    }
+    size_t sum = (1 + PART_COUNT) * file_reader::alignment;
+    for (const matrix_kind & kind : kinds(tier)) {
+        sum += padding_of(ggml_backend_dev_buffer_type(place_.device), kind.type, kind.shape);
+    }
+    return sum;
+}
+
 // As many slots to a bank as one buffer of the device holds and one of its operations takes, all banks alike.
-status expert_cache::plan_bank(uint32_t tier, uint32_t n_slots, uint32_t & slots_per_bank, size_t & bank_size) {
+status expert_cache::plan_banks(uint32_t tier, uint32_t & n_slots, uint32_t & slots_per_bank, size_t & bank_size) {
     slots_per_bank = n_slots;
     bank_size      = layouts_[tier].slot_size * n_slots;
     if (in_host_) {
@@ -146,9 +158,14 @@ status expert_cache::plan_bank(uint32_t tier, uint32_t n_slots, uint32_t & slots
         }
         slots_per_bank = (slots_per_bank + 1) / 2;
     }
-    const uint32_t n_banks = (n_slots + slots_per_bank - 1) / slots_per_bank;
-    slots_per_bank         = (n_slots + n_banks - 1) / n_banks;
-    bank_size              = place_stacks(tier, slots_per_bank);
+    const uint32_t most  = slots_per_bank;
+    const size_t   bound = layouts_[tier].slot_size * n_slots + overhead(tier);
+    uint32_t       n_banks;
+    do {
+        n_banks        = (n_slots + most - 1) / most;
+        slots_per_bank = (n_slots + n_banks - 1) / n_banks;
+        bank_size      = place_stacks(tier, slots_per_bank);
+    } while (n_banks * (bank_size + file_reader::alignment) > bound && --n_slots > 0);
     return {};
 }
 
@@ -175,10 +192,10 @@ ggml_backend_buffer_type_t expert_cache::choose_packed(uint32_t tier) {
 }
 
 status expert_cache::allocate(uint32_t tier, uint32_t n_slots, uint32_t floor, cache_policy & policy) {
-    sets_.add(tier, resident_set(uint32_t(index_.n_layers()), n_experts_, tier, n_slots, floor, policy));
     uint32_t     slots_per_bank = 0;
     size_t       bank_size      = 0;
-    const status s              = plan_bank(tier, n_slots, slots_per_bank, bank_size);
+    const status s              = plan_banks(tier, n_slots, slots_per_bank, bank_size);
+    sets_.add(tier, resident_set(uint32_t(index_.n_layers()), n_experts_, tier, n_slots, floor, policy));
     return s.ok() ? pools_[tier].allocate(ggml_backend_dev_buffer_type(place_.device), choose_packed(tier), bank_size,
                                           slots_per_bank, n_slots,
                                           in_host_ ? "--pools or --memory" : "--pools or --device-memory")

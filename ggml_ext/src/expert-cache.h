@@ -43,11 +43,13 @@ class expert_cache {
     // All must outlive the cache.
     expert_cache(const expert_index & index, loader & loader, stats & stats, const pool_place & place);
 
-    // Bytes of a slot that holds any expert of the tier.
+    // Bytes of a slot that holds any expert of the tier, and those of a device's memory that a pool takes beside slots.
     size_t slot_size(uint32_t tier) const { return layouts_[tier].slot_size; }
+    size_t overhead(uint32_t tier) const;
 
-    // Gives the tier a pool. A tier without one must not be acquired. The policy, which serves all tiers, must outlive
-    // the cache; for `floor` see resident_set.
+    // Gives the tier a pool, of fewer slots where a device would have to give more memory than so many and overhead().
+    // A tier without one must not be acquired. The policy, which serves all tiers, must outlive the cache; for `floor`
+    // see resident_set.
     status allocate(uint32_t tier, uint32_t n_slots, uint32_t floor, cache_policy & policy);
 
     uint32_t n_slots(uint32_t tier) const { return pools_[tier].n_slots(); }
@@ -139,7 +141,7 @@ class expert_cache {
     tier_layout              lay_out_stacks(uint32_t tier) const;
     std::vector<matrix_kind> kinds(uint32_t tier) const;
     size_t                   place_stacks(uint32_t tier, uint32_t n_slots);
-    status                   plan_bank(uint32_t tier, uint32_t n_slots, uint32_t & slots_per_bank, size_t & bank_size);
+    status plan_banks(uint32_t tier, uint32_t & n_slots, uint32_t & slots_per_bank, size_t & bank_size);
     ggml_backend_buffer_type_t choose_packed(uint32_t tier);
     bool                       make_resident(expert_id id, uint32_t tier);
     void                       forget_evicted();

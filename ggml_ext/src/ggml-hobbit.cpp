@@ -7,6 +7,7 @@
 #include "ggml-impl.h"
 #include "hobbit-model.h"
 #include "last-error.h"
+#include "lazy-backend.h"
 
 #include <cstring>
 #include <mutex>
@@ -16,6 +17,7 @@
 
 using hobbit::expert_tensor;
 using hobbit::inner_graph;
+using hobbit::lazy_backend;
 
 //
 // context
@@ -32,12 +34,9 @@ static ggml_backend_hobbit_device_context & device_context(ggml_backend_dev_t de
     return *(ggml_backend_hobbit_device_context *) dev->context;
 }
 
-struct ggml_backend_hobbit_context {
-    ggml_backend_t compute; // owned
-    inner_graph    inner;   // runs on compute
-
-    explicit ggml_backend_hobbit_context(ggml_backend_t backend) : compute(backend), inner(backend) {}
-};
+static lazy_backend & backend_context(ggml_backend_t backend) {
+    return *(lazy_backend *) backend->context;
+}
 
 //
 // buffer
@@ -231,10 +230,7 @@ static const char * ggml_backend_hobbit_get_name(ggml_backend_t backend) {
 }
 
 static void ggml_backend_hobbit_free(ggml_backend_t backend) {
-    auto *         ctx     = (ggml_backend_hobbit_context *) backend->context;
-    ggml_backend_t compute = ctx->compute;
-    delete ctx;
-    ggml_backend_free(compute);
+    delete &backend_context(backend);
     delete backend;
 }
 
@@ -260,12 +256,15 @@ static hobbit::status compute_split(hobbit_model * model, ggml_cgraph * graph, i
 }
 
 static enum ggml_status ggml_backend_hobbit_graph_compute(ggml_backend_t backend, ggml_cgraph * graph) {
-    auto * ctx   = (ggml_backend_hobbit_context *) backend->context;
-    auto * model = find_model(graph);
-    if (!model) {
-        return ggml_backend_graph_compute(ctx->compute, graph);
+    lazy_backend & compute = backend_context(backend);
+    auto *         model   = find_model(graph);
+    hobbit::status s       = compute.open();
+    if (s.ok() && !model) {
+        return ggml_backend_graph_compute(compute.backend(), graph);
     }
-    const hobbit::status s = compute_split(model, graph, ctx->inner);
+    if (s.ok()) {
+        s = compute_split(model, graph, compute.inner());
+    }
     if (s.is_aborted()) {
         return GGML_STATUS_ABORTED;
     }
@@ -302,25 +301,13 @@ static ggml_guid_t ggml_backend_hobbit_guid() {
     return &guid;
 }
 
-// Functions that llama.cpp looks for by name: settings of this backend are those of its compute device.
-static void * compute_proc_address(ggml_backend_t compute, const char * name) {
-    return ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(ggml_backend_get_device(compute)), name);
-}
-
+// Functions that llama.cpp looks for by name.
 static void ggml_backend_hobbit_set_n_threads(ggml_backend_t backend, int n_threads) {
-    ggml_backend_t compute = ((ggml_backend_hobbit_context *) backend->context)->compute;
-    auto           set     = (ggml_backend_set_n_threads_t) compute_proc_address(compute, "ggml_backend_set_n_threads");
-    if (set) {
-        set(compute, n_threads);
-    }
+    backend_context(backend).set_n_threads(n_threads);
 }
 
 static void ggml_backend_hobbit_set_abort_callback(ggml_backend_t backend, ggml_abort_callback callback, void * data) {
-    ggml_backend_t compute = ((ggml_backend_hobbit_context *) backend->context)->compute;
-    auto set = (ggml_backend_set_abort_callback_t) compute_proc_address(compute, "ggml_backend_set_abort_callback");
-    if (set) {
-        set(compute, callback, data);
-    }
+    backend_context(backend).set_abort_callback(callback, data);
 }
 
 //
@@ -359,15 +346,11 @@ static void ggml_backend_hobbit_device_get_props(ggml_backend_dev_t dev, ggml_ba
 }
 
 static ggml_backend_t ggml_backend_hobbit_device_init_backend(ggml_backend_dev_t dev, const char *) {
-    ggml_backend_t compute = ggml_backend_dev_init(device_context(dev).compute, NULL);
-    if (!compute) {
-        return NULL;
-    }
     return new ggml_backend{
         /* .guid    = */ ggml_backend_hobbit_guid(),
         /* .iface   = */ ggml_backend_hobbit_i,
         /* .device  = */ dev,
-        /* .context = */ new ggml_backend_hobbit_context(compute),
+        /* .context = */ new lazy_backend(device_context(dev).compute),
     };
 }
 

@@ -207,6 +207,9 @@ status hobbit_model::plan_memory(uint64_t model_bytes, uint32_t n_batch, pool_pl
     size_t total = 0;
     ggml_backend_dev_memory(device_, &free, &total);
     other.device = { ggml_backend_dev_name(device_), free, rows, demand(*host_).slot_size };
+    for (uint32_t tier = 0; tier < index_.n_tiers(); tier++) {
+        other.device.rows += cache_->overhead(tier);
+    }
     return plan_pools(settings_, demand(*cache_), other, plan);
 }
 
@@ -259,10 +262,11 @@ status hobbit_model::allocate_pools(expert_cache & cache, const pool_slots & slo
         if (!s.ok()) {
             return s;
         }
-        const bool is_residual = tier == TIER_HIGH && index_.high_is_residual();
-        GGML_LOG_INFO("hobbit: %s-precision pool of %u of %u %s, %s on %s\n", tier_name(tier), slots[tier],
+        const bool     is_residual = tier == TIER_HIGH && index_.high_is_residual();
+        const uint32_t n_slots     = cache.n_slots(tier);
+        GGML_LOG_INFO("hobbit: %s-precision pool of %u of %u %s, %s on %s\n", tier_name(tier), n_slots,
                       wanted.n_experts, is_residual ? "residuals" : "experts",
-                      format_size(double(slots[tier]) * double(wanted.slot_size[tier])).c_str(), where);
+                      format_size(double(n_slots) * double(wanted.slot_size[tier])).c_str(), where);
     }
     return {};
 }

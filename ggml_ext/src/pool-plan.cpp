@@ -27,6 +27,9 @@ static status budget_too_small(const settings & s, uint64_t needed) {
                                 format_size(double(s.memory)).c_str(), (unsigned long long) (works / MiB + 1)));
 }
 
+// Of a device's memory: what a large pool's operations may take (layer_products).
+static constexpr uint64_t WORK_SHARE = 256;
+
 // On a device with memory of its own. The process's budget then has to hold everything else.
 static status device_pool_bytes(const settings & s, const pool_demand & d, const other_memory & other,
                                 uint64_t & bytes) {
@@ -37,12 +40,15 @@ static status device_pool_bytes(const settings & s, const pool_demand & d, const
     }
     const device_memory & device = other.device;
     if (s.device_memory > 0) {
-        bytes = s.device_memory - std::min(s.device_memory, device.rows);
+        const uint64_t usable = s.device_memory - s.device_memory / WORK_SHARE;
+        bytes                 = usable - std::min(usable, device.rows);
         return bytes >= smallest
                    ? status()
-                   : status::error(format("device memory of %s is too small: the smallest that works is %llu MiB",
-                                          format_size(double(s.device_memory)).c_str(),
-                                          (unsigned long long) ((device.rows + smallest) / MiB + 1)));
+                   : status::error(
+                         format("device memory of %s is too small: the smallest that works is %llu MiB",
+                                format_size(double(s.device_memory)).c_str(),
+                                (unsigned long long) ((device.rows + smallest) * WORK_SHARE / (WORK_SHARE - 1) / MiB +
+                                                      1)));
     }
     const uint64_t taken = device.rows + std::max(256 * MiB, device.free / 10);
     bytes                = device.free - std::min(device.free, taken);

@@ -2,9 +2,13 @@
 //
 // Layers computed with pools on a device that has memory of its own, against the same layers on the CPU with plain
 // tensors.
+#include "compute-device.h"
 #include "executor-fixture.h"
+#include "ggml-backend-impl.h"
+#include "lazy-backend.h"
 #include "rpc-device.h"
 
+#include <set>
 #include <string>
 
 static ggml_backend_dev_t device() {
@@ -80,6 +84,81 @@ TEST_CASE("experts of one tier may have types of their own") {
         const layer_input input = random_input(shape, n_tokens, 17);
         CHECK(e.compute(m, input) == on_cpu.compute(m, input));
     }
+}
+
+//
+// other devices
+//
+
+static ggml_backend_buffer_type small_buffers;
+
+// The device, with buffers of 32 KiB at most.
+static ggml_backend_dev_t device_of_small_buffers() {
+    static ggml_backend_device made  = *device();
+    small_buffers                    = *ggml_backend_dev_buffer_type(device());
+    small_buffers.iface.get_max_size = [](ggml_backend_buffer_type_t) { return size_t(32 * 1024); };
+    made.iface.get_buffer_type       = [](ggml_backend_dev_t) { return &small_buffers; };
+    return &made;
+}
+
+TEST_CASE("a pool larger than a buffer of the device has several banks, and takes no more memory than one") {
+    const model_on_disk m;
+    engine              e(m, 16, 0, with({}), { device_of_small_buffers() });
+    CHECK(e.cache.n_slots(TIER_HIGH) < 16); // what banks take beside their slots
+    CHECK(e.cache.n_slots(TIER_HIGH) > 8);
+    std::set<ggml_backend_buffer_t> banks;
+    size_t                          bytes = 0;
+    for (int64_t n_tokens : { 37, 1 }) {
+        const layer_input input = random_input(m.shape, n_tokens, 3);
+        CHECK(e.compute(m, input) == stock(m, input, TIER_HIGH));
+    }
+    for (uint32_t i = 0; i < 16; i++) {
+        const expert_id id = { i / 8, i % 8 };
+        REQUIRE(e.cache.acquire(id, TIER_HIGH));
+        if (banks.insert(e.cache.buffer(id, TIER_HIGH, PART_UP)).second) {
+            bytes += ggml_backend_buffer_get_size(e.cache.buffer(id, TIER_HIGH, PART_UP));
+        }
+        e.cache.release(id, TIER_HIGH);
+    }
+    CHECK(banks.size() > 1);
+    CHECK(bytes <= 16 * e.cache.slot_size(TIER_HIGH) + e.cache.overhead(TIER_HIGH));
+}
+
+static const char * name_of_vulkan(ggml_backend_reg_t) {
+    return "Vulkan";
+}
+
+TEST_CASE("a device that lacks an operation is an error that names it") {
+    static ggml_backend_reg    reg   = *ggml_backend_dev_backend_reg(device());
+    static ggml_backend_device lacks = *device();
+    reg.iface.get_name               = name_of_vulkan;
+    lacks.reg                        = &reg;
+    lacks.iface.get_name             = [](ggml_backend_dev_t) { return "Lacks0"; };
+    lacks.iface.supports_op = [](ggml_backend_dev_t, const ggml_tensor * op) { return op->op != GGML_OP_SET_ROWS; };
+    ggml_backend_device_register(&lacks);
+    ggml_backend_dev_t found = nullptr;
+    CHECK(find_compute_device("Lacks0", found).message() ==
+          "Lacks0 cannot compute experts, which takes SET_ROWS: choose another device");
+    CHECK(find_compute_device(ggml_backend_dev_name(device()), found).ok());
+    CHECK(found == device());
+}
+
+TEST_CASE("a device is opened when something is computed, and not before") {
+    static int                 n_opened = 0;
+    static ggml_backend_device counted  = *device();
+    counted.iface.init_backend          = [](ggml_backend_dev_t, const char *) -> ggml_backend_t {
+        return n_opened++ == 0 ? nullptr : ggml_backend_dev_init(device(), nullptr);
+    };
+    lazy_backend lazy(&counted);
+    lazy.set_n_threads(2);
+    lazy.set_abort_callback(nullptr, nullptr);
+    CHECK(n_opened == 0);
+    CHECK(lazy.open().message() ==
+          ggml_backend_dev_name(device()) + std::string(" cannot be opened: choose another device"));
+    CHECK(lazy.open().ok());
+    CHECK(lazy.open().ok());
+    CHECK(n_opened == 2);
+    CHECK(lazy.backend() == lazy.inner().backend());
 }
 
 TEST_CASE("a pool that the device has no room for is an error that says what to do") {

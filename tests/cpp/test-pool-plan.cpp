@@ -186,7 +186,7 @@ TEST_CASE("a device's pools get what it has free, less the rows and a reserve") 
     CHECK(planned({}, d, with_device()).n_slots[TIER_HIGH] == (1000 - 10 - 256) / 4);
     settings s;
     s.device_memory = 500 * MiB;
-    CHECK(planned(s, d, with_device()).n_slots[TIER_HIGH] == (500 - 10) / 4);
+    CHECK(planned(s, d, with_device()).n_slots[TIER_HIGH] == (500 - 500 / 256 - 1 - 10) / 4);
     s.pools = 100 * MiB;
     CHECK(planned(s, d, with_device()).n_slots[TIER_HIGH] == 100 / 4);
 }
