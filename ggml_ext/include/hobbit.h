@@ -221,8 +221,8 @@ struct hobbit_stats {
     uint64_t bytes_prefetched; // in bytes_read
     uint64_t prefetch_pauses;  // times that prefetch did not pay and was switched off for a while
     uint32_t prefetch_active;  // whether it is on now
-    double   stall_s;          // compute waiting for the disk
-    double   disk_demand_s;    // with a demanded read under way
+    double   stall_s;          // compute waiting for the disk, or for a transfer to the device
+    double   disk_demand_s;    // with a demanded read, or transfer, under way
     double   compute_s;        // in layers with routed experts, stalls included
 };
 
