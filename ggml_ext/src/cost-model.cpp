@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: MIT
+#include "cost-model.h"
+
+#include <algorithm>
+
+namespace hobbit {
+
+static constexpr double AS_EXPECTED = 2.0; // a trial that differs by less confirms what is known
+
+cost_model::cost_model(const std::vector<kind_seed> & kinds, double transfer_per_byte, compute_mode mode) :
+    link_(0.0, transfer_per_byte), mode_(mode) {
+    for (const kind_seed & k : kinds) {
+        kinds_.push_back({ k.bytes, { k.cpu_start, k.cpu_per_token }, { k.device, 0.0 } });
+    }
+}
+
+std::vector<expert_costs> cost_model::costs() const {
+    std::vector<expert_costs> costs;
+    for (const kind_state & k : kinds_) {
+        costs.push_back(
+            { k.cpu.per_job(), k.cpu.per_unit(), k.device.per_job(), link_.seconds({ 0.0, double(k.bytes) }) });
+    }
+    return costs;
+}
+
+cost_model::placement cost_model::place(const std::vector<expert_work> & work) {
+    placement p;
+    if (mode_ == compute_mode::automatic) {
+        p.on_cpu = place_experts(costs(), work);
+        try_others(work, p.on_cpu);
+    } else {
+        for (const expert_work & w : work) {
+            p.on_cpu.push_back(mode_ == compute_mode::cooperative && !w.is_present);
+        }
+    }
+    p.seconds = layer_seconds(costs(), work, p.on_cpu);
+    return p;
+}
+
+//
+// trials
+//
+
+bool cost_model::trial::is_due() {
+    return ++waited >= wait;
+}
+
+void cost_model::trial::end(double expected, double measured) {
+    const bool as_expected = measured < AS_EXPECTED * expected && expected < AS_EXPECTED * measured;
+    wait                   = as_expected ? std::min(2 * wait, max_wait) : 1;
+    waited                 = 0;
+}
+
+// Each kind that the CPU has none of, and the link where it brings nothing: one expert, of those missing the one with
+// the fewest tokens.
+void cost_model::try_others(const std::vector<expert_work> & work, std::vector<bool> & on_cpu) {
+    std::vector<const expert_work *> least(kinds_.size());
+    std::vector<bool>                is_tried(kinds_.size(), true);
+    const expert_work *              least_brought = nullptr;
+    bool                             brings        = false;
+    for (size_t i = 0; i < work.size(); i++) {
+        const expert_work & w = work[i];
+        if (w.is_present) {
+            continue;
+        }
+        least[w.kind]    = !least[w.kind] || w.n_tokens < least[w.kind]->n_tokens ? &w : least[w.kind];
+        is_tried[w.kind] = is_tried[w.kind] && !on_cpu[i];
+        brings           = brings || !on_cpu[i];
+        least_brought    = !least_brought || w.n_tokens < least_brought->n_tokens ? &w : least_brought;
+    }
+    for (size_t k = 0; k < kinds_.size(); k++) {
+        if (least[k] && is_tried[k] && kinds_[k].cpu_trial.is_due()) {
+            on_cpu[size_t(least[k] - work.data())] = true;
+            return; // one at a time
+        }
+    }
+    if (least_brought && !brings && link_trial_.is_due()) {
+        on_cpu[size_t(least_brought - work.data())] = false;
+    }
+}
+
+//
+// corrections
+//
+
+cost_model::works cost_model::sum(const std::vector<expert_work> & work, const std::vector<bool> & on_cpu,
+                                  bool cpu) const {
+    works sums(kinds_.size());
+    for (size_t i = 0; i < work.size(); i++) {
+        if (on_cpu[i] == cpu) {
+            sums[work[i].kind].jobs  += 1.0;
+            sums[work[i].kind].units += cpu ? work[i].n_tokens : 0.0;
+        }
+    }
+    return sums;
+}
+
+void cost_model::cpu_took(const std::vector<expert_work> & work, const std::vector<bool> & on_cpu, double seconds) {
+    const works                         sums = sum(work, on_cpu, true);
+    std::vector<latency_estimate::part> parts;
+    double                              expected = 0.0;
+    for (size_t k = 0; k < kinds_.size(); k++) {
+        if (sums[k].jobs > 0.0) {
+            parts.push_back({ &kinds_[k].cpu, sums[k] });
+            expected += kinds_[k].cpu.seconds(sums[k]);
+        }
+    }
+    for (size_t k = 0; k < kinds_.size(); k++) {
+        if (sums[k].jobs > 0.0) {
+            kinds_[k].cpu_trial.end(expected, seconds);
+        }
+    }
+    latency_estimate::correct(parts, seconds);
+}
+
+void cost_model::device_took(const std::vector<expert_work> & work, const std::vector<bool> & on_cpu, double seconds) {
+    const works                         sums = sum(work, on_cpu, false);
+    std::vector<latency_estimate::part> parts;
+    for (size_t k = 0; k < kinds_.size(); k++) {
+        if (sums[k].jobs > 0.0) {
+            parts.push_back({ &kinds_[k].device, sums[k] });
+        }
+    }
+    latency_estimate::correct(parts, seconds);
+}
+
+void cost_model::link_took(double bytes, double seconds) {
+    const latency_estimate::work done = { 0.0, bytes };
+    link_trial_.end(link_.seconds(done), seconds);
+    latency_estimate::correct({ { &link_, done } }, seconds);
+}
+
+} // namespace hobbit

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include "latency-estimate.h"
+#include "placement.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace hobbit {
+
+// The latencies that experts are placed by (placement.h), and the placement itself. Latencies are given once, and
+// corrected by what was measured since. In automatic mode what was not measured for a while is tried again with one
+// expert: an estimate that is too long would never be corrected otherwise. Where the trial says what was expected, the
+// next one is twice as far away.
+//
+// Thread-safety: none. Pure: no clock.
+class cost_model {
+  public:
+    struct kind_seed {
+        size_t bytes; // that go over the link
+        double cpu_start;
+        double cpu_per_token;
+        double device;
+    };
+
+    struct placement {
+        std::vector<bool> on_cpu; // [expert]
+        double            seconds = 0.0;
+    };
+
+    static constexpr uint32_t max_wait = 4096; // layers between trials
+
+    cost_model(const std::vector<kind_seed> & kinds, double transfer_per_byte, compute_mode mode);
+
+    compute_mode mode() const { return mode_; }
+
+    placement place(const std::vector<expert_work> & work);
+
+    // What the CPU's experts of a placement took, and the device's, those that were brought included.
+    void cpu_took(const std::vector<expert_work> & work, const std::vector<bool> & on_cpu, double seconds);
+    void device_took(const std::vector<expert_work> & work, const std::vector<bool> & on_cpu, double seconds);
+
+    // For how long the link was busy with so many bytes, at least one.
+    void link_took(double bytes, double seconds);
+
+    std::vector<expert_costs> costs() const; // [kind]
+
+  private:
+    // When something that is not chosen is tried again.
+    struct trial {
+        uint32_t wait   = 1; // layers
+        uint32_t waited = 0;
+
+        bool is_due();
+        void end(double expected, double measured);
+    };
+
+    struct kind_state {
+        size_t           bytes;
+        latency_estimate cpu;
+        latency_estimate device;
+        trial            cpu_trial = {};
+    };
+
+    using works = std::vector<latency_estimate::work>; // [kind]
+
+    works sum(const std::vector<expert_work> & work, const std::vector<bool> & on_cpu, bool cpu) const;
+    void  try_others(const std::vector<expert_work> & work, std::vector<bool> & on_cpu);
+
+    std::vector<kind_state> kinds_;
+    latency_estimate        link_; // units: bytes
+    trial                   link_trial_;
+    const compute_mode      mode_;
+};
+
+} // namespace hobbit

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: MIT
+//
+// Simulated runs: durations are those of a machine that is known, no clock is read.
+#include "cost-model.h"
+
+#include <algorithm>
+#include <doctest/doctest.h>
+#include <random>
+#include <string>
+
+using namespace hobbit;
+
+// What it really takes.
+struct machine {
+    std::vector<cost_model::kind_seed> kinds;
+    double                             transfer_per_byte;
+
+    // Kinds of 8 and 4 bits.
+    static machine with_slow_link(double cpu) {
+        return { { { 8 << 20, 0.1e-3 * cpu, 1e-3 * cpu, 0.05e-3 }, { 4 << 20, 0.1e-3 * cpu, 0.6e-3 * cpu, 0.04e-3 } },
+                 1.0 / 4e9 };
+    }
+
+    cost_model model(compute_mode mode, double cpu_off = 1, double device_off = 1, double link_off = 1) const {
+        std::vector<cost_model::kind_seed> seeds = kinds;
+        for (cost_model::kind_seed & k : seeds) {
+            k.cpu_start     *= cpu_off;
+            k.cpu_per_token *= cpu_off;
+            k.device        *= device_off;
+        }
+        return { seeds, transfer_per_byte * link_off, mode };
+    }
+
+    std::vector<expert_costs> costs() const { return model(compute_mode::automatic).costs(); }
+};
+
+using choice = std::vector<bool>;
+
+static std::vector<expert_work> random_work(std::mt19937 & random, uint32_t most_tokens) {
+    std::vector<expert_work> work;
+    for (int e = 0; e < 8; e++) {
+        work.push_back({ uint32_t(random() % 2), 1 + uint32_t(random() % most_tokens), random() % 2 == 0 });
+    }
+    return work;
+}
+
+// Computes a layer as the model places it, and tells it what the machine took.
+static double run_layer(const machine & m, cost_model & model, const std::vector<expert_work> & work) {
+    const std::vector<expert_costs> costs  = m.costs();
+    const cost_model::placement     p      = model.place(work);
+    double                          cpu    = 0.0;
+    double                          device = 0.0;
+    double                          link   = 0.0;
+    double                          bytes  = 0.0;
+    for (size_t i = 0; i < work.size(); i++) {
+        const expert_costs & c  = costs[work[i].kind];
+        cpu                    += p.on_cpu[i] ? c.cpu(work[i].n_tokens) : 0.0;
+        device                 += p.on_cpu[i] ? 0.0 : c.device;
+        if (!p.on_cpu[i] && !work[i].is_present) {
+            link  += c.transfer;
+            bytes += double(m.kinds[work[i].kind].bytes);
+        }
+    }
+    if (cpu > 0.0) {
+        model.cpu_took(work, p.on_cpu, cpu);
+    }
+    if (device > 0.0) {
+        model.device_took(work, p.on_cpu, device);
+    }
+    if (bytes > 0.0) {
+        model.link_took(bytes, link);
+    }
+    return layer_seconds(costs, work, p.on_cpu);
+}
+
+TEST_CASE("estimates that begin ten times off are corrected within 50 tokens") {
+    const int n_layers = 16;
+    for (const double cpu : { 0.3, 1.0, 5.0 }) { // the CPU is faster than the link, as fast, slower
+        const machine                   m     = machine::with_slow_link(cpu);
+        const std::vector<expert_costs> costs = m.costs();
+        for (const uint32_t most_tokens : { 1u, 6u }) {
+            for (const double cpu_off : { 0.1, 1.0, 10.0 }) {
+                for (const double device_off : { 0.1, 10.0 }) {
+                    for (const double link_off : { 0.1, 1.0, 10.0 }) {
+                        CAPTURE(cpu);
+                        CAPTURE(most_tokens);
+                        CAPTURE(cpu_off);
+                        CAPTURE(device_off);
+                        CAPTURE(link_off);
+                        std::mt19937 random(7);
+                        cost_model   model = m.model(compute_mode::automatic, cpu_off, device_off, link_off);
+                        for (int i = 0; i < 50 * n_layers; i++) {
+                            run_layer(m, model, random_work(random, most_tokens));
+                        }
+                        double took      = 0.0;
+                        double predicted = 0.0;
+                        double best      = 0.0;
+                        for (int i = 0; i < 10 * n_layers; i++) {
+                            const std::vector<expert_work> work   = random_work(random, most_tokens);
+                            cost_model                     asked  = model; // place also counts towards trials
+                            predicted                            += asked.place(work).seconds;
+                            best += layer_seconds(costs, work, place_experts(costs, work));
+                            took += run_layer(m, model, work);
+                        }
+                        CHECK(took < 1.05 * best);
+                        CHECK(predicted == doctest::Approx(took).epsilon(0.1));
+                    }
+                }
+            }
+        }
+    }
+}
+
+TEST_CASE("automatic is never slower than the better of the other two by more than 5 percent") {
+    for (const double cpu : { 0.1, 0.5, 2.0, 40.0 }) {
+        CAPTURE(cpu);
+        const machine m = machine::with_slow_link(cpu);
+        double        took[3];
+        for (const compute_mode mode : { compute_mode::gpu, compute_mode::cooperative, compute_mode::automatic }) {
+            std::mt19937 random(5);
+            cost_model   model = m.model(mode);
+            took[int(mode)]    = 0.0;
+            for (int i = 0; i < 20000; i++) {
+                const std::vector<expert_work> work  = random_work(random, 3);
+                took[int(mode)]                     += run_layer(m, model, work);
+            }
+        }
+        CHECK(took[int(compute_mode::automatic)] <
+              1.05 * std::min(took[int(compute_mode::gpu)], took[int(compute_mode::cooperative)]));
+    }
+}
+
+TEST_CASE("the other modes leave nothing to estimates") {
+    const machine                  m           = machine::with_slow_link(1.0);
+    const std::vector<expert_work> work        = { { 0, 1, true }, { 0, 1, false }, { 1, 90, false } };
+    cost_model                     gpu         = m.model(compute_mode::gpu);
+    cost_model                     cooperative = m.model(compute_mode::cooperative);
+    for (int i = 0; i < 3; i++) {
+        CHECK(gpu.place(work).on_cpu == choice{ false, false, false });
+        CHECK(cooperative.place(work).on_cpu == choice{ false, true, true });
+    }
+}
+
+TEST_CASE("what is never chosen is tried with one expert, less and less often") {
+    const machine                  m     = machine::with_slow_link(1000.0);
+    cost_model                     model = m.model(compute_mode::automatic);
+    const std::vector<expert_work> work(4, { 0, 1, false });
+    std::vector<int>               trials;
+    for (int i = 0; i < 1000; i++) {
+        const cost_model::placement p = model.place(work);
+        const auto                  n = std::count(p.on_cpu.begin(), p.on_cpu.end(), true);
+        REQUIRE(n <= 1);
+        if (n == 1) {
+            trials.push_back(i);
+            model.cpu_took(work, p.on_cpu, m.costs()[0].cpu(1));
+        }
+    }
+    REQUIRE(trials.size() > 5);
+    REQUIRE(trials.size() < 15);
+    for (size_t i = 2; i < trials.size(); i++) {
+        CHECK(trials[i] - trials[i - 1] == 2 * (trials[i - 1] - trials[i - 2]));
+    }
+}
