@@ -28,6 +28,8 @@ def add_device_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("device").add_argument
     add("--device", metavar="NAME", help="that computes the experts, like Vulkan0 (default: CPU)")
     add("--device-memory", metavar="SIZE", help="of that device, for experts (default: what is free)")
+    what = "what the CPU computes of experts that are not there: none, all, what is faster (default: auto)"
+    add("--mode", metavar="|".join(CacheConfig.modes), help=what)
 
 
 def add_rpc_argument(parser: argparse.ArgumentParser) -> None:
@@ -51,6 +53,7 @@ def cache_config(args: argparse.Namespace) -> CacheConfig:
         pools=optional_size(args.pools),
         device=args.device,
         device_memory=optional_size(args.device_memory),
+        mode=args.mode,
         low_share=args.low_share,
         t1=args.t1,
         t2=args.t2,

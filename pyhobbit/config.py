@@ -57,6 +57,8 @@ class CacheConfig:
     memory: bytes that the whole process may hold.  pools: bytes of the expert pools alone, instead of memory.
     device: that holds the pools and computes the experts, as ggml names it: "CPU" (None), "CUDA0", "Vulkan0".
     device_memory: bytes of its memory that the experts may take; memory is then that of the host.
+    mode: what the CPU computes of the experts that a device does not hold: "gpu" none, "cooperative" all,
+    "auto" (None) what makes a layer end first.
     low_share: share of the pools for the low tier, 0 to 1.  io_threads: loader threads.
     t1, t2: thresholds on the sum of the normalised gate weights of the experts ranked higher (HOBBIT, Eq. 2):
     up to t1 high precision, up to t2 low, above t2 skipped.  renormalize: the weight of skipped experts goes
@@ -80,7 +82,9 @@ class CacheConfig:
     trace: Path | None = None
     device: str | None = None
     device_memory: int | None = None
+    mode: str | None = None
 
+    modes: ClassVar[tuple[str, ...]] = ("gpu", "cooperative", "auto")
     max_prefetch: ClassVar[int] = 4
 
     def __post_init__(self) -> None:
@@ -105,6 +109,14 @@ class CacheConfig:
             "--device-memory bounds all that the experts take on the device and --pools the pools alone; "
             "give one of them",
         )
+        _require(
+            self.mode is None or self.mode in self.modes,
+            f"there is no mode '{self.mode}': give one of {', '.join(self.modes)}",
+        )
+        _require(
+            self.mode is None or self.device is not None,
+            "mode says who computes beside a device with memory of its own; name one with --device",
+        )
         for name in ("memory", "pools", "device_memory", "io_threads", "prefetch"):
             _require_number(name, getattr(self, name), "whole number")
         for name in ("memory", "pools", "device_memory", "io_threads"):
@@ -127,6 +139,7 @@ class CacheConfig:
             "hobbit.pools": self.pools,
             "hobbit.device": self.device,
             "hobbit.device_memory": self.device_memory,
+            "hobbit.mode": self.mode,
             "hobbit.low_share": _float(self.low_share),
             "hobbit.t1": _float(self.t1),
             "hobbit.t2": _float(self.t2),

@@ -82,6 +82,7 @@ def run(args: argparse.Namespace) -> int:
                 pools=optional_size(args.pools),
                 device=args.device,
                 device_memory=optional_size(args.device_memory),
+                mode=args.mode,
                 sidecar=args.sidecar,
             ),
             n_threads=args.threads,

@@ -74,6 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     defaults = SamplingConfig()
     for name, kind, what in (
         ("device", str, "that computes the experts, like Vulkan0 (default: CPU)"),
+        ("mode", str, f"of --device: {', '.join(CacheConfig.modes)} (default: auto)"),
         ("t1", float, "high precision up to this sum of gate weights (default: calibrated, or 1)"),
         ("t2", float, "low precision from t1 to here, above it none (default: calibrated, or 1)"),
         ("low_share", float, "of the pools, for the low tier (default: calibrated, or by t1)"),
@@ -217,6 +218,7 @@ def _device_rows(cache: CacheConfig) -> Iterator[Row]:
         yield Row("cache", "device", "CPU", "default")
         return
     yield Row("cache", "device", cache.device, "flag")
+    yield Row("cache", "mode", cache.mode or "auto", "flag" if cache.mode else "default")
     if cache.device_memory is not None:
         yield Row("cache", "device_memory", cache.device_memory, "flag")
     elif cache.pools is None:

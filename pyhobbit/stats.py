@@ -68,11 +68,14 @@ class CacheStats:
 
     Selections are (token, expert) pairs chosen by a router; hits and misses count the experts that a layer
     needed for one batch, once each.  host_hits_*: of the misses of a device with memory of its own, those
-    found in host memory; the others were read.  bytes_transferred: to that device.  predicted, prefetched:
-    experts named, and asked for, ahead of their layer; *_right, *_used: of those, chosen when the layer ran.
-    prefetch_pauses: times that prefetch did not pay and was switched off.  Seconds: stall_s computing waited
-    for the disk, disk_demand_s the disk worked on what computing needed, compute_s layers with experts ran,
-    stalls included.
+    found in host memory; the others were read.  bytes_transferred: to that device.  selections_cpu: of the
+    selections, computed by the CPU beside it.  layers_predicted: layers beside it that read nothing from
+    disk.  predicted, prefetched: experts named, and asked for, ahead of their layer; *_right, *_used: of
+    those, chosen when the layer ran.  prefetch_pauses: times that prefetch did not pay and was switched off.
+    Seconds: stall_s computing waited for the disk, disk_demand_s the disk worked on what computing needed,
+    compute_s layers with experts ran, stalls included, transfer_s bytes were on their way to the device,
+    cpu_s the CPU computed its share; predicted_s what the cost model expected of the layers predicted,
+    measured_s what they took.
     """
 
     selections_high: int = 0
@@ -99,6 +102,12 @@ class CacheStats:
     stall_s: float = 0.0
     disk_demand_s: float = 0.0
     compute_s: float = 0.0
+    transfer_s: float = 0.0
+    selections_cpu: int = 0
+    cpu_s: float = 0.0
+    layers_predicted: int = 0
+    predicted_s: float = 0.0
+    measured_s: float = 0.0
 
     @property
     def selections(self) -> int:
@@ -225,14 +234,23 @@ class Stats:
     def _host_summary(self) -> list[str]:
         """Of a device's misses."""
         cache, info = self.cache, self.info
-        if not cache.bytes_transferred:
+        if not cache.bytes_transferred and not cache.selections_cpu:
             return []
         hits = cache.host_hits_high + cache.host_hits_low
         rate = _share(hits, cache.misses_high + cache.misses_low - hits) or 0
         held, moved = info.host_bytes_high + info.host_bytes_low, cache.bytes_transferred
         return [
-            f"host memory {format_size(held)}, {rate:.0%} of the rest, {format_size(moved)} to the device"
+            f"host memory {format_size(held)}, {rate:.0%} of the rest, {format_size(moved)} to the device",
+            *self._cpu_summary(),
         ]
+
+    def _cpu_summary(self) -> list[str]:
+        cache = self.cache
+        if not cache.selections_cpu:
+            return []
+        share = cache.selections_cpu / cache.selections
+        predicted = f", layers {cache.measured_s / cache.predicted_s:.2f} times as long as predicted"
+        return [f"{share:.0%} of the selections on the CPU" + (predicted if cache.predicted_s else "")]
 
     def _prefetch_summary(self) -> list[str]:
         cache = self.cache

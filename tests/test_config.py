@@ -92,10 +92,11 @@ def test_settings_of_eviction_prefetch_and_trace_carry_their_keys(tmp_path: Path
 
 
 def test_settings_of_the_device_carry_their_keys() -> None:
-    assert CacheConfig(device="Vulkan0", device_memory=7).settings() == {
+    assert CacheConfig(device="Vulkan0", device_memory=7, mode="gpu").settings() == {
         "hobbit.enable": True,
         "hobbit.device": "Vulkan0",
         "hobbit.device_memory": 7,
+        "hobbit.mode": "gpu",
     }
 
 
@@ -120,6 +121,8 @@ def test_an_integer_threshold_becomes_a_float() -> None:
         ({"memory": 0}, "memory is 0; it must be positive"),
         ({"device_memory": 1, "pools": 1}, "--device-memory bounds all that the experts take"),
         ({"device_memory": 0}, "device_memory is 0; it must be positive"),
+        ({"mode": "auto"}, "name one with --device"),
+        ({"mode": "cpu", "device": "CUDA0"}, "there is no mode 'cpu': give one of gpu, cooperative, auto"),
         ({"device": ""}, "'' is not the name of a device"),
         ({"device": "x" * 128}, "is not the name of a device"),
         ({"pools": -1}, "pools is -1"),

@@ -22,7 +22,14 @@ from logits import ROOT, Override, Plan, Result, RunError
 
 VULKAN_DIR = ROOT / "build/vulkan/bin"
 TOKENS = [1 + 37 * i % 500 for i in range(40)]
-PLANS = {"prompt": logits.prefill(TOKENS), "tokens": logits.one_at_a_time(TOKENS[:6])}
+SIDE_BY_SIDE = [[(20 + token, token, s) for token in range(3)] for s in range(4)]
+SIDE_BY_SIDE += [[(40 + n + s, 3 + n, s) for s in range(4)] for n in range(4)]
+PLANS = {
+    "prompt": logits.prefill(TOKENS),
+    "tokens": logits.one_at_a_time(TOKENS[:6]),
+    "text": logits.prefill(TOKENS[:5], greedy=12),
+    "sequences": Plan(SIDE_BY_SIDE),
+}
 
 MAX_NMSE = 5e-4
 """The normalised mean square error that llama.cpp's test-backend-ops accepts of MUL_MAT_ID."""
@@ -69,7 +76,8 @@ def test_host_memory_stands_between_the_device_and_the_disk(
 ) -> None:
     slot = on_cpu.info["pool_bytes_high"] // on_cpu.info["pool_slots_high"]
     n_all = on_cpu.info["n_layers"] * on_cpu.info["n_experts"]
-    overrides: dict[str, Override] = {"hobbit.pools": (on_cpu.info["n_experts_used"] + 1) * slot}
+    overrides: dict[str, Override] = {"hobbit.mode": "gpu"}
+    overrides["hobbit.pools"] = (on_cpu.info["n_experts_used"] + 1) * slot
     if room is not None:
         overrides["hobbit.memory"] = _least_budget(tiny_gguf, server) + room
     result = _on_rpc(tiny_gguf, server, overrides)
@@ -90,6 +98,44 @@ def _least_budget(model: Path, server: str) -> int:
     with pytest.raises(RunError, match=r"memory budget of 1\.0 MiB is too small") as refused:
         _on_rpc(model, server, {"hobbit.memory": 1 << 20})
     return int(str(refused.value).split("the smallest that works is ")[1].split(" MiB")[0]) << 20
+
+
+@pytest.mark.parametrize("mode", ["gpu", "cooperative", "auto"])
+def test_the_logits_are_the_same_whoever_computes_what_is_missing(
+    tiny_gguf: Path, server: str, on_cpu: Result, mode: str
+) -> None:
+    slot = on_cpu.info["pool_bytes_high"] // on_cpu.info["pool_slots_high"]
+    pools = (on_cpu.info["n_experts_used"] + 1) * slot
+    result = _on_rpc(tiny_gguf, server, {"hobbit.pools": pools, "hobbit.mode": mode})
+    _assert_same(result, on_cpu)
+    stats = result.stats
+    assert stats["misses_high"] > stats["hits_high"]
+    assert (stats["selections_cpu"] > 0) == (stats["cpu_s"] > 0) == (mode != "gpu")
+    assert (stats["selections_cpu"] > stats["selections_high"] / 2) >= (mode == "cooperative")
+    assert 0 < stats["layers_predicted"] <= stats["layers_computed"]
+    assert stats["predicted_s"] > 0
+    assert stats["measured_s"] > 0
+    assert stats["transfer_s"] > 0
+
+
+def test_the_cpu_computes_in_low_precision_too(tiny_gguf: Path, server: str) -> None:
+    overrides: dict[str, Override] = {"hobbit.t1": 0.5, "hobbit.t2": 0.9, "hobbit.strict": True}
+    overrides["hobbit.pools"] = 8 << 20
+    result = _on_rpc(tiny_gguf, server, overrides | {"hobbit.mode": "cooperative"})
+    assert result.stats["selections_cpu"] > 0
+    assert result.stats["selections_low"] > 0
+    assert result.stats["selections_skipped"] > 0
+    _assert_same(result, logits.run(models.lib_dir(), tiny_gguf, PLANS, overrides))
+
+
+@pytest.mark.parametrize("gpu_layers", [0, 99])
+def test_experts_with_biases_are_shared_too(server: str, gpu_layers: int) -> None:
+    model = models.random_model("gpt-oss")
+    overrides: dict[str, Override] = {"hobbit.pools": 4 << 20}
+    cpu = logits.run(models.lib_dir(), model, PLANS, overrides)
+    result = _on_rpc(model, server, overrides | {"hobbit.mode": "cooperative"}, gpu_layers=gpu_layers)
+    assert result.stats["selections_cpu"] > 0
+    _assert_same(result, cpu)
 
 
 def test_the_other_layers_may_be_on_the_device_too(tiny_gguf: Path, server: str, on_cpu: Result) -> None:
@@ -217,3 +263,9 @@ def test_device_memory_wants_a_device_that_has_any(tiny_gguf: Path, run_pyhobbit
     done = run_pyhobbit("chat", tiny_gguf, "-p", "x", "-n", 1, "--device-memory", "64M")
     assert done.returncode == 1
     assert "hobbit.device_memory bounds a device that has memory of its own" in done.stderr
+
+
+def test_a_mode_wants_a_device_that_has_memory_of_its_own(tiny_gguf: Path, run_pyhobbit: RunPyhobbit) -> None:
+    done = run_pyhobbit("chat", tiny_gguf, "-p", "x", "-n", 1, "--device", "CPU", "--mode", "cooperative")
+    assert done.returncode == 1
+    assert "hobbit.mode says who computes beside a device with memory of its own" in done.stderr

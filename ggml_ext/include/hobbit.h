@@ -56,6 +56,9 @@ enum hobbit_setting_kind {
 //                                "Vulkan0"); default "CPU"
 //   hobbit.device_memory int     bytes of that device's memory that the experts may take; 0: computed from what is
 //                                free; hobbit.memory then bounds host memory, in which further experts are cached
+//   hobbit.mode          string  what the CPU computes, beside a device with memory of its own, of the experts that are
+//                                not there: "gpu": none; "cooperative": all that host memory has room for; "auto":
+//                                what makes the layer end first, by latencies that are measured; default "auto"
 //   hobbit.low_share     float   share of the pools that holds the low tier; default follows from t1, t2 and the kind
 //                                of the high tier
 //   hobbit.t1 hobbit.t2  float   thresholds of Eq. 2 on the summed, normalised gate weights: s <= t1 high precision,
@@ -224,6 +227,12 @@ struct hobbit_stats {
     double   stall_s;          // compute waiting for the disk, or for a transfer to the device
     double   disk_demand_s;    // with a demanded read, or transfer, under way
     double   compute_s;        // in layers with routed experts, stalls included
+    double   transfer_s;       // with bytes on their way to a device with memory of its own
+    uint64_t selections_cpu;   // of the selections, computed by the CPU beside such a device
+    double   cpu_s;            // that this took, with copying rows there and back
+    uint64_t layers_predicted; // beside such a device: layers for which nothing was read from disk
+    double   predicted_s;      // for these, what the cost model said before
+    double   measured_s;       // and what they took
 };
 
 HOBBIT_API void hobbit_get_stats(const hobbit_model * model, struct hobbit_stats * stats);

@@ -384,15 +384,27 @@ bool expert_cache::insert_ahead(expert_id id, uint32_t tier) {
     return true;
 }
 
-bool expert_cache::prefetch(expert_id id, uint32_t tier, uint32_t parts) {
+bool expert_cache::bring(expert_id id, uint32_t tier, uint32_t parts) {
     reap_prefetches();
     if (!insert_ahead(id, tier)) {
         return false;
     }
-    protect(id, tier);
     prefetched_.push_back({ id, tier });
     submit(id, tier, parts, load_urgency::prefetch);
     return true;
+}
+
+bool expert_cache::prefetch(expert_id id, uint32_t tier, uint32_t parts) {
+    if (!bring(id, tier, parts)) {
+        return false;
+    }
+    protect(id, tier);
+    return true;
+}
+
+bool expert_cache::is_prefetching() {
+    reap_prefetches();
+    return !prefetched_.empty();
 }
 
 void expert_cache::end_prefetch(uint32_t layer) {

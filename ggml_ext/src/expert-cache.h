@@ -86,10 +86,15 @@ class expert_cache {
     // Undoes one acquire, once nothing asked for is on the way any more; what was only prefetched is dropped.
     void release(expert_id id, uint32_t tier);
 
-    // Asks the loader for parts of a term that a layer to come is predicted to need, after all demands, and protects
-    // it. False, and nothing changes, when only pinned or protected experts could make room, and for a residual whose
-    // low version is not resident.
+    // Asks the loader for parts of a term that may be needed, after all demands. False, and nothing changes, when only
+    // pinned or protected experts could make room, and for a residual whose low version is not resident.
+    bool bring(expert_id id, uint32_t tier, uint32_t parts);
+
+    // The same for one that a layer to come is predicted to need: it is protected.
     bool prefetch(expert_id id, uint32_t tier, uint32_t parts);
+
+    // Whether anything that was brought or prefetched is still on its way.
+    bool is_prefetching();
 
     // A resident expert goes last, until end_prefetch.
     void protect(expert_id id, uint32_t tier) { sets_.protect(id, tier); }

@@ -2,6 +2,7 @@
 #include "ggml-hobbit.h"
 
 #include "apart-memory.h"
+#include "claimed-operations.h"
 #include "compute-device.h"
 #include "expert-index.h"
 #include "ggml-impl.h"
@@ -11,12 +12,14 @@
 
 #include <cstring>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <sys/mman.h>
 #include <vector>
 
 using hobbit::expert_tensor;
-using hobbit::inner_graph;
+using hobbit::is_expert_matmul;
+using hobbit::is_row_lookup;
 using hobbit::lazy_backend;
 
 //
@@ -34,8 +37,20 @@ static ggml_backend_hobbit_device_context & device_context(ggml_backend_dev_t de
     return *(ggml_backend_hobbit_device_context *) dev->context;
 }
 
-static lazy_backend & backend_context(ggml_backend_t backend) {
-    return *(lazy_backend *) backend->context;
+// What computes on the device, and on the CPU where that computes a share beside it.
+struct ggml_backend_hobbit_context {
+    lazy_backend                compute;
+    std::optional<lazy_backend> cpu; // of devices with memory of their own
+
+    explicit ggml_backend_hobbit_context(ggml_backend_dev_t device) : compute(device) {
+        if (!hobbit::is_host_device(device)) {
+            cpu.emplace(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU));
+        }
+    }
+};
+
+static ggml_backend_hobbit_context & backend_context(ggml_backend_t backend) {
+    return *(ggml_backend_hobbit_context *) backend->context;
 }
 
 //
@@ -131,94 +146,8 @@ static const struct ggml_backend_buffer_type_i ggml_backend_hobbit_buffer_type_i
     /* .is_host        = */ NULL,
 };
 
-static bool ggml_backend_buft_is_hobbit(ggml_backend_buffer_type_t buft) {
+bool ggml_backend_buft_is_hobbit(ggml_backend_buffer_type_t buft) {
     return buft->iface.get_name == ggml_backend_hobbit_buffer_type_get_name;
-}
-
-//
-// operations
-//
-
-static bool is_on_disk(const ggml_tensor * weights) {
-    return weights->buffer && ggml_backend_buft_is_hobbit(weights->buffer->buft);
-}
-
-static bool is_expert_matmul(const ggml_tensor * op) {
-    return op->op == GGML_OP_MUL_MAT_ID && is_on_disk(op->src[0]);
-}
-
-// Of the token embedding, before the first layer: a split of its own.
-static bool is_row_lookup(const ggml_tensor * op) {
-    return op->op == GGML_OP_GET_ROWS && is_on_disk(op->src[0]);
-}
-
-// By name, not by `extra`: a model loaded to measure memory alone has tensors in this buffer type without memory in it.
-static uint32_t part_of(const ggml_tensor * matmul) {
-    const auto *          model  = (const hobbit_model *) matmul->src[0]->buffer->buft->context;
-    const expert_tensor * expert = model->index().find_tensor(matmul->src[0]->name);
-    return expert ? expert->part : uint32_t(hobbit::PART_COUNT);
-}
-
-// Element-wise operations that may stand between a layer's expert matmuls: bias, per-expert scale, clamp, activation.
-static bool is_elementwise(const ggml_tensor * op) {
-    switch (op->op) {
-        case GGML_OP_ADD_ID:
-        case GGML_OP_CLAMP:
-        case GGML_OP_GLU:
-        case GGML_OP_MUL:
-        case GGML_OP_RESHAPE:
-        case GGML_OP_SCALE:
-        case GGML_OP_SQR:
-        case GGML_OP_UNARY:
-        case GGML_OP_VIEW:    return true;
-        default:              return false;
-    }
-}
-
-// The expert matmul that the tensor is made of by element-wise operations alone.
-static const ggml_tensor * find_matmul(const ggml_tensor * tensor, int depth) {
-    if (is_expert_matmul(tensor)) {
-        return tensor;
-    }
-    if (depth == 0 || !is_elementwise(tensor)) {
-        return nullptr;
-    }
-    const ggml_tensor * found = find_matmul(tensor->src[0], depth - 1);
-    return found || !tensor->src[1] ? found : find_matmul(tensor->src[1], depth - 1);
-}
-
-// The look-up of per-expert scales (blk.N.PART_exps.scale) for the selected experts.
-static bool is_scale_lookup(const ggml_tensor * op) {
-    if (op->op != GGML_OP_GET_ROWS && op->op != GGML_OP_REPEAT) {
-        return false;
-    }
-    const ggml_tensor * tensor = op;
-    while (tensor->op == GGML_OP_GET_ROWS || tensor->op == GGML_OP_REPEAT || tensor->op == GGML_OP_RESHAPE) {
-        tensor = tensor->src[0];
-    }
-    return tensor->op == GGML_OP_NONE && std::strstr(tensor->name, "_exps.scale");
-}
-
-static bool is_of_device(const ggml_tensor * weights, ggml_backend_dev_t dev) {
-    return weights->buffer->buft->device == dev;
-}
-
-// Claiming what lies between its matmuls makes a layer one split. After the last matmul only what still belongs to
-// single experts is claimed: its bias and its per-expert scale, not the weighting and the sum.
-static bool is_between_matmuls(const ggml_tensor * op, ggml_backend_dev_t dev) {
-    constexpr int max_depth = 8;
-
-    if (is_scale_lookup(op)) {
-        return true;
-    }
-    const ggml_tensor * matmul = is_elementwise(op) ? find_matmul(op, max_depth) : nullptr;
-    if (!matmul || !is_of_device(matmul->src[0], dev)) {
-        return false;
-    }
-    if (part_of(matmul) != hobbit::PART_DOWN) {
-        return true;
-    }
-    return op->op == GGML_OP_ADD_ID || (op->op == GGML_OP_MUL && is_scale_lookup(op->src[1]));
 }
 
 //
@@ -243,9 +172,9 @@ static hobbit_model * find_model(const ggml_cgraph * graph) {
     return nullptr;
 }
 
-static hobbit::status compute_split(hobbit_model * model, ggml_cgraph * graph, inner_graph & inner) {
+static hobbit::status compute_split(hobbit_model * model, ggml_cgraph * graph, ggml_backend_hobbit_context & ctx) {
     if (!is_row_lookup(graph->nodes[0])) {
-        return model->compute(graph, inner);
+        return model->compute(graph, ctx.compute.inner(), ctx.cpu ? &ctx.cpu->inner() : nullptr);
     }
     hobbit::status s;
     for (int i = 0; i < graph->n_nodes && s.ok(); i++) {
@@ -256,14 +185,17 @@ static hobbit::status compute_split(hobbit_model * model, ggml_cgraph * graph, i
 }
 
 static enum ggml_status ggml_backend_hobbit_graph_compute(ggml_backend_t backend, ggml_cgraph * graph) {
-    lazy_backend & compute = backend_context(backend);
-    auto *         model   = find_model(graph);
-    hobbit::status s       = compute.open();
+    ggml_backend_hobbit_context & ctx   = backend_context(backend);
+    auto *                        model = find_model(graph);
+    hobbit::status                s     = ctx.compute.open();
     if (s.ok() && !model) {
-        return ggml_backend_graph_compute(compute.backend(), graph);
+        return ggml_backend_graph_compute(ctx.compute.backend(), graph);
+    }
+    if (s.ok() && ctx.cpu) {
+        s = ctx.cpu->open();
     }
     if (s.ok()) {
-        s = compute_split(model, graph, compute.inner());
+        s = compute_split(model, graph, ctx);
     }
     if (s.is_aborted()) {
         return GGML_STATUS_ABORTED;
@@ -303,11 +235,19 @@ static ggml_guid_t ggml_backend_hobbit_guid() {
 
 // Functions that llama.cpp looks for by name.
 static void ggml_backend_hobbit_set_n_threads(ggml_backend_t backend, int n_threads) {
-    backend_context(backend).set_n_threads(n_threads);
+    ggml_backend_hobbit_context & ctx = backend_context(backend);
+    ctx.compute.set_n_threads(n_threads);
+    if (ctx.cpu) {
+        ctx.cpu->set_n_threads(n_threads);
+    }
 }
 
 static void ggml_backend_hobbit_set_abort_callback(ggml_backend_t backend, ggml_abort_callback callback, void * data) {
-    backend_context(backend).set_abort_callback(callback, data);
+    ggml_backend_hobbit_context & ctx = backend_context(backend);
+    ctx.compute.set_abort_callback(callback, data);
+    if (ctx.cpu) {
+        ctx.cpu->set_abort_callback(callback, data);
+    }
 }
 
 //
@@ -350,7 +290,7 @@ static ggml_backend_t ggml_backend_hobbit_device_init_backend(ggml_backend_dev_t
         /* .guid    = */ ggml_backend_hobbit_guid(),
         /* .iface   = */ ggml_backend_hobbit_i,
         /* .device  = */ dev,
-        /* .context = */ new lazy_backend(device_context(dev).compute),
+        /* .context = */ new ggml_backend_hobbit_context(device_context(dev).compute),
     };
 }
 
@@ -363,10 +303,10 @@ static ggml_backend_buffer_type_t ggml_backend_hobbit_device_get_buffer_type(ggm
 // The scheduler also asks about tensors that are no operations.
 static bool ggml_backend_hobbit_device_supports_op(ggml_backend_dev_t dev, const ggml_tensor * op) {
     if (is_expert_matmul(op) || is_row_lookup(op)) {
-        return is_of_device(op->src[0], dev);
+        return hobbit::is_of_device(op->src[0], dev);
     }
     return op->op == GGML_OP_NONE ||
-           (is_between_matmuls(op, dev) && ggml_backend_dev_supports_op(device_context(dev).compute, op));
+           (hobbit::is_between_matmuls(op, dev) && ggml_backend_dev_supports_op(device_context(dev).compute, op));
 }
 
 static bool ggml_backend_hobbit_device_supports_buft(ggml_backend_dev_t dev, ggml_backend_buffer_type_t buft) {

@@ -11,3 +11,6 @@ ggml_backend_dev_t ggml_backend_hobbit_register(ggml_backend_dev_t compute);
 
 // The buffer type of one model's routed experts: addresses without memory, which only this device computes with.
 ggml_backend_buffer_type ggml_backend_hobbit_make_buffer_type(hobbit_model * model, ggml_backend_dev_t device);
+
+// Whether its tensors stay on disk.
+bool ggml_backend_buft_is_hobbit(ggml_backend_buffer_type_t buft);

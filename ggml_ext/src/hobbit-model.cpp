@@ -5,6 +5,7 @@
 #include "ggml-hobbit.h"
 #include "ggml-impl.h"
 #include "last-error.h"
+#include "latency-probe.h"
 #include "memory.h"
 
 #include <algorithm>
@@ -97,6 +98,10 @@ status hobbit_model::start() {
     if (s.ok() && settings_.device_memory > 0 && is_host_device(device_)) {
         s = status::error(
             "hobbit.device_memory bounds a device that has memory of its own: name one with hobbit.device");
+    }
+    if (s.ok() && settings_.names_mode() && is_host_device(device_)) {
+        s = status::error("hobbit.mode says who computes beside a device with memory of its own: name one with "
+                          "hobbit.device");
     }
     for (size_t i = 0; i < index_.files().size() && s.ok(); i++) {
         s = reader_.open(index_.files()[i]);
@@ -203,8 +208,10 @@ status hobbit_model::plan_memory(uint64_t model_bytes, uint32_t n_batch, pool_pl
         other.scratch += rows;
         return plan_pools(settings_, demand(*cache_), other, plan);
     }
-    size_t free  = 0;
-    size_t total = 0;
+    const uint64_t n_rows  = uint64_t(n_batch) * demand(*host_).n_used;
+    other.scratch         += host_rows::size(index_, n_rows, std::max(n_batch, uint32_t(inner_graph::enough_rows)));
+    size_t free            = 0;
+    size_t total           = 0;
     ggml_backend_dev_memory(device_, &free, &total);
     other.device = { ggml_backend_dev_name(device_), free, rows, demand(*host_).slot_size };
     for (uint32_t tier = 0; tier < index_.n_tiers(); tier++) {
@@ -231,6 +238,9 @@ status hobbit_model::prepare(uint64_t model_bytes, uint32_t n_batch) {
                       "time; give a larger --memory\n",
                       ggml_backend_dev_name(device_));
     }
+    if (s.ok() && host_) {
+        s = start_sharing();
+    }
     if (s.ok() && !settings_.trace.empty()) { // not before: a model that cannot run leaves an older trace alone
         s = recorder_.open_trace(settings_.trace, index_);
     }
@@ -244,11 +254,29 @@ status hobbit_model::prepare(uint64_t model_bytes, uint32_t n_batch) {
     moe_executor::config config;
     config.rules       = { settings_.thresholds, settings_.strict, settings_.random, plan.n_slots[TIER_LOW] > 0 };
     config.renormalize = settings_.renormalize;
-    executor_          = std::make_unique<moe_executor>(index_, *cache_, *policy_, prefetcher_.get(), config, stats_);
+    executor_ =
+        std::make_unique<moe_executor>(index_, *cache_, *policy_, prefetcher_.get(), share_.get(), config, stats_);
     start_sequence(0); // where llama.cpp does not say which sequences it computes
     set_reporting();
     prepared_ = true;
     return {};
+}
+
+status hobbit_model::start_sharing() {
+    if (host_->n_slots(TIER_HIGH) == 0) {
+        return settings_.mode != compute_mode::cooperative
+                   ? status()
+                   : status::error("hobbit.mode=cooperative computes experts in host memory, which has no room for "
+                                   "them: give a larger --memory");
+    }
+    kinds_.emplace(index_);
+    measured_latencies seeds;
+    const status       s = measure_latencies(*kinds_, device_, seeds);
+    if (s.ok()) {
+        const cost_model costs(seeds.kinds, seeds.transfer_per_byte, settings_.mode);
+        share_ = std::make_unique<cpu_share>(index_, *cache_, *host_, *kinds_, costs, stats_);
+    }
+    return s;
 }
 
 status hobbit_model::allocate_pools(expert_cache & cache, const pool_slots & slots, const char * where) {
@@ -271,11 +299,11 @@ status hobbit_model::allocate_pools(expert_cache & cache, const pool_slots & slo
     return {};
 }
 
-status hobbit_model::compute(ggml_cgraph * graph, inner_graph & inner) {
+status hobbit_model::compute(ggml_cgraph * graph, inner_graph & inner, inner_graph * cpu) {
     std::lock_guard<std::mutex> lock(mutex_);
     GGML_ASSERT(prepared_);
     const auto start   = std::chrono::steady_clock::now();
-    status     s       = executor_->compute(graph, inner);
+    status     s       = executor_->compute(graph, inner, cpu);
     stats_.compute_ns += std::chrono::nanoseconds(std::chrono::steady_clock::now() - start).count();
     if (s.ok()) {
         s = recorder_.error();

@@ -2,8 +2,10 @@
 #pragma once
 
 #include "cache-policy.h"
+#include "cpu-share.h"
 #include "expert-cache.h"
 #include "expert-index.h"
+#include "expert-kinds.h"
 #include "file-reader.h"
 #include "ggml-backend-impl.h"
 #include "hobbit.h"
@@ -47,7 +49,8 @@ struct hobbit_model {
     void           set_observer(hobbit_observer observer, void * user_data);
 
     // Runs a split of an outer graph that has matmuls over experts.
-    hobbit::status compute(ggml_cgraph * graph, hobbit::inner_graph & inner);
+    // `cpu` computes the CPU's share; null where the CPU computes all.
+    hobbit::status compute(ggml_cgraph * graph, hobbit::inner_graph & inner, hobbit::inner_graph * cpu);
 
     // Runs a GET_ROWS over the token embedding. REQUIRES: owns() it.
     hobbit::status look_up(ggml_tensor * lookup);
@@ -75,6 +78,7 @@ struct hobbit_model {
     hobbit::status      check_thresholds(const hobbit::score_thresholds & t) const;
     hobbit::status      change_thresholds(double t1, double t2, hobbit::settings & changed) const;
     hobbit::status allocate_pools(hobbit::expert_cache & cache, const hobbit::pool_slots & slots, const char * where);
+    hobbit::status start_sharing();
     void           start_sequence(int32_t sequence);
     void           set_reporting();
 
@@ -92,6 +96,8 @@ struct hobbit_model {
     std::unique_ptr<hobbit::expert_cache> cache_;
     std::unique_ptr<hobbit::predictor>    predictor_;  // null: no prefetch
     std::unique_ptr<hobbit::prefetcher>   prefetcher_; // null: no prefetch
+    std::optional<hobbit::expert_kinds>   kinds_;      // where there is a share
+    std::unique_ptr<hobbit::cpu_share>    share_;      // null: host_ has no experts
     std::unique_ptr<hobbit::moe_executor> executor_;
     std::unique_ptr<hobbit::loader>       loader_; // destroyed first: its threads write into the cache
     hobbit::run_recorder                  recorder_;

@@ -14,24 +14,39 @@ namespace hobbit {
 static constexpr size_t GRAPH_SIZE = 1024;
 static constexpr size_t RESERVE    = GGML_MAX_SRC;
 
+bool is_idle(const ggml_tensor * node) {
+    return !(node->flags & GGML_TENSOR_FLAG_COMPUTE) || node->op == GGML_OP_NONE || node->op == GGML_OP_VIEW ||
+           node->op == GGML_OP_RESHAPE || node->op == GGML_OP_PERMUTE || node->op == GGML_OP_TRANSPOSE;
+}
+
 inner_graph::inner_graph(ggml_backend_t backend) : backend_(backend), alignment_(ggml_backend_get_alignment(backend)) {
     const size_t     size   = 2 * GRAPH_SIZE * ggml_tensor_overhead() + ggml_graph_overhead_custom(GRAPH_SIZE, false);
     ggml_init_params params = { size, nullptr, /* .no_alloc = */ true };
     ctx_                    = ggml_init(params);
-    reset();
+    begin_graph();
 }
 
 inner_graph::~inner_graph() {
+    reset();
     ggml_backend_buffer_free(scratch_);
     ggml_free(ctx_);
 }
 
-void inner_graph::reset() {
+void inner_graph::begin_graph() {
     ggml_reset(ctx_);
-    graph_     = ggml_new_graph_custom(ctx_, GRAPH_SIZE, false);
-    n_nodes_   = 0;
-    n_leaves_  = 0;
-    rows_used_ = 0;
+    graph_    = ggml_new_graph_custom(ctx_, GRAPH_SIZE, false);
+    n_nodes_  = 0;
+    n_leaves_ = 0;
+}
+
+void inner_graph::reset() {
+    if (is_running_) {
+        ggml_backend_synchronize(backend_);
+    }
+    begin_graph();
+    is_running_ = false;
+    n_row_sets_ = 0;
+    rows_used_  = 0;
 }
 
 bool inner_graph::reserve(const scratch_sizes & sizes) {
@@ -52,7 +67,7 @@ bool inner_graph::reserve(const scratch_sizes & sizes) {
 }
 
 bool inner_graph::full() const {
-    return n_nodes_ + RESERVE > GRAPH_SIZE || n_leaves_ + RESERVE > GRAPH_SIZE;
+    return n_nodes_ + RESERVE > GRAPH_SIZE || n_leaves_ + RESERVE > GRAPH_SIZE || n_row_sets_ + RESERVE > GRAPH_SIZE;
 }
 
 //
@@ -97,6 +112,7 @@ ggml_tensor * inner_graph::row_numbers(const std::vector<int32_t> & rows) {
     place(t, offset);
     ggml_backend_tensor_set(t, rows.data(), 0, ggml_nbytes(t));
     rows_used_ += padded(ggml_nbytes(t));
+    n_row_sets_++;
     n_leaves_++;
     return t;
 }
@@ -243,12 +259,37 @@ void inner_graph::add_to_matmul(const ggml_tensor * matmul, const matrices & wei
     scatter(matmul, sum, to);
 }
 
-ggml_status inner_graph::compute() {
+void inner_graph::add_rows(const ggml_tensor * tensor, const float * values, const std::vector<int32_t> & rows) {
+    GGML_ASSERT(empty() && !is_running_);
+    ggml_tensor * copy = ggml_new_tensor_2d(ctx_, GGML_TYPE_F32, tensor->ne[0], int64_t(rows.size()));
+    place(copy, product_offset());
+    GGML_ASSERT(ggml_nbytes(copy) <= sizes_.product);
+    ggml_backend_tensor_set(copy, values, 0, ggml_nbytes(copy));
+    n_leaves_++;
+    scatter(tensor, copy, row_numbers(rows));
+}
+
+ggml_status inner_graph::launch() {
     if (empty()) {
         return GGML_STATUS_SUCCESS;
     }
-    const ggml_status result = ggml_backend_graph_compute(backend_, graph_);
+    const ggml_status result = ggml_backend_graph_compute_async(backend_, graph_);
+    is_running_              = true;
+    begin_graph();
+    return result;
+}
+
+ggml_status inner_graph::compute() {
+    if (empty() && !is_running_) {
+        return GGML_STATUS_SUCCESS;
+    }
+    const bool        was_running = is_running_;
+    const auto        start       = std::chrono::steady_clock::now();
+    const ggml_status result      = launch();
     reset();
+    if (!was_running) {
+        busy_ += std::chrono::steady_clock::now() - start;
+    }
     return result;
 }
 

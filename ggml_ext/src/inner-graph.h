@@ -4,10 +4,14 @@
 #include "ggml-backend.h"
 #include "ggml.h"
 
+#include <chrono>
 #include <cstdint>
 #include <vector>
 
 namespace hobbit {
+
+// Nodes that a backend has nothing to do for.
+bool is_idle(const ggml_tensor * node);
 
 // Equal weight matrices, evenly spaced in the memory of the compute device.
 struct matrices {
@@ -88,11 +92,21 @@ class inner_graph {
     static constexpr size_t max_work_size = 8u << 20;
     static size_t           work_size(size_t n_matrices, size_t n_places) { return n_matrices * (n_places + 1) * 8; }
 
-    // Runs what was added and empties the graph.
+    // Sets rows of an outer tensor to those that stand one after the other in host memory. REQUIRES: nothing was added
+    // and nothing is running, and the scratch memory has room for them as a product.
+    void add_rows(const ggml_tensor * tensor, const float * values, const std::vector<int32_t> & rows);
+
+    // Begins to run what was added and empties the graph. What it reads and writes is left alone until compute().
+    ggml_status launch();
+
+    // Runs what was added, ends what is running and empties the graph.
     ggml_status compute();
 
-    // Forgets what was added.
+    // Forgets what was added, and ends what is running.
     void reset();
+
+    // How long compute() took in all, where nothing had been launched before.
+    std::chrono::nanoseconds busy() const { return busy_; }
 
   private:
     // The number of the first matrix that an operation spans, and that of the last.
@@ -118,6 +132,7 @@ class inner_graph {
     size_t        rows_offset() const { return product_offset() + padded(sizes_.product) + alignment_; }
     void          place(ggml_tensor * tensor, size_t scratch_offset);
     void          add_node(ggml_tensor * node);
+    void          begin_graph();
 
     ggml_backend_t        backend_;
     const size_t          alignment_;         // of whatever is a tensor on the device
@@ -125,9 +140,13 @@ class inner_graph {
     ggml_cgraph *         graph_   = nullptr; // in ctx_
     ggml_backend_buffer_t scratch_ = nullptr; // owned
     scratch_sizes         sizes_;
-    size_t                n_nodes_   = 0;
-    size_t                n_leaves_  = 0;
-    size_t                rows_used_ = 0; // bytes
+    size_t                n_nodes_    = 0;
+    size_t                n_leaves_   = 0;
+    size_t                n_row_sets_ = 0; // in the scratch memory, also of what is running
+    size_t                rows_used_  = 0; // bytes
+    bool                  is_running_ = false;
+
+    std::chrono::nanoseconds busy_{ 0 };
 };
 
 } // namespace hobbit

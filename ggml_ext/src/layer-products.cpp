@@ -9,8 +9,7 @@
 
 namespace hobbit {
 
-status run_graph(inner_graph & inner) {
-    const ggml_status result = inner.compute();
+static status check(ggml_status result, const inner_graph & inner) {
     if (result == GGML_STATUS_ABORTED) {
         return status::aborted();
     }
@@ -19,6 +18,14 @@ status run_graph(inner_graph & inner) {
                                     ggml_backend_name(inner.backend()), ggml_status_to_string(result)));
     }
     return {};
+}
+
+status run_graph(inner_graph & inner) {
+    return check(inner.compute(), inner);
+}
+
+status launch_graph(inner_graph & inner) {
+    return check(inner.launch(), inner);
 }
 
 // Rows that are gathered for one operation: those of any one expert, and enough to be worth it.

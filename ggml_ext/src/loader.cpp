@@ -108,8 +108,24 @@ status loader::read(const chunk & next, staging_buffer & staging) {
 }
 
 void loader::set(const chunk & next, const char * rows) {
+    if (ggml_backend_buffer_is_host(next.buffer)) {
+        set_rows(next.buffer, next.type, next.rows, rows, next.dst);
+        return;
+    }
+    change_transfers(1, 0);
     set_rows(next.buffer, next.type, next.rows, rows, next.dst);
-    stats_.bytes_transferred += ggml_backend_buffer_is_host(next.buffer) ? 0 : next.size;
+    change_transfers(-1, next.size);
+}
+
+void loader::change_transfers(int change, size_t n_bytes) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto                  now = std::chrono::steady_clock::now();
+    if (n_transfers_ > 0) {
+        stats_.transfer_ns += uint64_t(std::chrono::nanoseconds(now - transfers_counted_until_).count());
+    }
+    transfers_counted_until_  = now;
+    n_transfers_             += change;
+    stats_.bytes_transferred += n_bytes;
 }
 
 void loader::finish(const chunk & done, const status & result) {

@@ -156,6 +156,7 @@ class loader {
     void   run(size_t thread);
     status read(const chunk & next, staging_buffer & staging);
     void   set(const chunk & next, const char * rows);
+    void   change_transfers(int change, size_t n_bytes); // counts the time until now
 
     // REQUIRES: mutex_ held
     bool next_chunk(chunk & next);
@@ -186,9 +187,11 @@ class loader {
     std::deque<chunk>                     demand_;
     std::deque<chunk>                     prefetch_;
     std::vector<parked_chunk>             parked_;
-    std::optional<chunk>                  prefetching_;   // in flight, until it arrives or becomes a demand
-    size_t                                n_demands_ = 0; // chunks queued or in flight
-    std::chrono::steady_clock::time_point counted_until_; // disk_demand_ns, while there are any
+    std::optional<chunk>                  prefetching_;     // in flight, until it arrives or becomes a demand
+    size_t                                n_demands_ = 0;   // chunks queued or in flight
+    std::chrono::steady_clock::time_point counted_until_;   // disk_demand_ns, while there are any
+    int                                   n_transfers_ = 0; // to a device, in flight
+    std::chrono::steady_clock::time_point transfers_counted_until_;
     status                                error_;
     bool                                  stop_ = false;
 

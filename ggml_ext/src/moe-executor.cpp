@@ -9,24 +9,32 @@
 namespace hobbit {
 
 moe_executor::moe_executor(const expert_index & index, expert_cache & cache, cache_policy & policy,
-                           prefetcher * prefetcher, const config & how, stats & stats) :
+                           prefetcher * prefetcher, cpu_share * share, const config & how, stats & stats) :
     index_(index),
     cache_(cache),
     policy_(policy),
     prefetcher_(prefetcher),
+    share_(share),
     config_(how),
     stats_(stats),
     products_(index, cache) {}
 
-status moe_executor::compute(ggml_cgraph * graph, inner_graph & inner) {
+status moe_executor::compute(ggml_cgraph * graph, inner_graph & inner, inner_graph * cpu) {
     if (!error_.ok()) {
         return error_;
     }
-    const status s = run(graph, inner);
+    GGML_ASSERT(cpu || !share_);
+    cpu_              = cpu;
+    const status s    = run(graph, inner);
+    layer_.in_section = false;
     release_held();
     if (!s.ok()) {
         layer_.ids = nullptr; // the layer is not done
         inner.reset();
+        if (share_) {
+            share_->abandon();
+            cpu->reset();
+        }
     }
     if (!s.is_aborted()) {
         error_ = s;
@@ -51,12 +59,6 @@ static const expert_tensor & expert_of(const ggml_tensor * matmul) {
     return *static_cast<const expert_tensor *>(matmul->src[0]->extra);
 }
 
-// Nodes that a backend has nothing to do for.
-static bool is_idle(const ggml_tensor * node) {
-    return !(node->flags & GGML_TENSOR_FLAG_COMPUTE) || node->op == GGML_OP_NONE || node->op == GGML_OP_VIEW ||
-           node->op == GGML_OP_RESHAPE || node->op == GGML_OP_PERMUTE || node->op == GGML_OP_TRANSPOSE;
-}
-
 status moe_executor::run(ggml_cgraph * graph, inner_graph & inner) {
     const ggml_tensor * last = nullptr;
     status              s;
@@ -76,6 +78,9 @@ status moe_executor::run(ggml_cgraph * graph, inner_graph & inner) {
         int         end = 0;
         const stage st  = next_stage(graph, i, end);
         s               = begin_layer(st, last, inner);
+        if (s.ok() && share_ && !layer_.in_section) {
+            s = begin_section(graph, i, inner);
+        }
         if (s.ok()) {
             s = run_stage(st, inner);
         }
@@ -142,7 +147,41 @@ status moe_executor::begin_layer(const stage & st, const ggml_tensor * last, inn
     stats_.layers_computed++;
     stats_.waves++;
     plan();
+    if (share_) {
+        share_->begin_layer(layer_.routing, layer_.plan, inner);
+    }
     return products_.reserve(layer_.routing, inner);
+}
+
+// From a matmul to the end of the graph, or to another layer.
+status moe_executor::begin_section(ggml_cgraph * graph, int first, inner_graph & inner) {
+    uint32_t parts = 0;
+    int      end   = first;
+    for (; end < ggml_graph_n_nodes(graph); end++) {
+        const ggml_tensor * node      = ggml_graph_node(graph, end);
+        const bool          is_matmul = node->op == GGML_OP_MUL_MAT_ID && !is_idle(node);
+        if (is_matmul && (expert_of(node).layer != layer_.routing.layer || (parts & part_bit(expert_of(node).part)))) {
+            break;
+        }
+        parts |= is_matmul ? part_bit(expert_of(node).part) : 0;
+    }
+    layer_.in_section = true;
+    const status s    = run_graph(inner);
+    if (s.ok()) {
+        share_->begin_section({ graph, first, end }, parts);
+    }
+    return s;
+}
+
+// What the CPU has not computed while the device was waiting for experts, it computes while the device runs the rest.
+status moe_executor::end_section(inner_graph & inner) {
+    status s;
+    if (share_ && share_->is_due()) {
+        s = launch_graph(inner);
+        s = s.ok() ? share_->compute(*cpu_) : s;
+    }
+    s = s.ok() ? run_graph(inner) : s;
+    return s.ok() && share_ ? share_->end_section(inner) : s;
 }
 
 // Without the router's weights no expert is worth less than another.
@@ -243,7 +282,7 @@ void moe_executor::record_use() {
 
 // `output` is what the graph computed last: the experts' outputs when the last part is done.
 status moe_executor::end_layer(const ggml_tensor * output, inner_graph & inner) {
-    status s = run_graph(inner);
+    status s = end_section(inner);
     if (s.ok() && layer_.ids && output && (layer_.done & part_bit(PART_DOWN))) {
         s = clear_skipped(output, inner); // what a bias has added to them
         if (!layer_.is_ended) {
@@ -256,6 +295,9 @@ status moe_executor::end_layer(const ggml_tensor * output, inner_graph & inner) 
             }
             if (prefetcher_) {
                 prefetcher_->end_layer(layer_.routing.layer);
+            }
+            if (share_) {
+                share_->end_layer(inner);
             }
         }
     }
@@ -285,7 +327,7 @@ status moe_executor::run_stage(const stage & st, inner_graph & inner) {
         return std::find(todo.begin(), end, use) != end;
     };
     for (const planned_use & use : layer_.plan.uses) {
-        if (!is_pinned(&use)) {
+        if (!is_on_cpu(use) && !is_pinned(&use)) {
             todo.push_back(&use);
         }
     }
@@ -295,6 +337,9 @@ status moe_executor::run_stage(const stage & st, inner_graph & inner) {
     }
 
     status s;
+    if (todo.empty() && rest_is_due) { // the CPU has them all
+        s = begin_rest(st, todo, inner);
+    }
     while (s.ok() && !todo.empty()) {
         n_pinned += pin(st, todo, n_pinned);
         if (n_pinned == 0) { // nobody else pins anything for long
@@ -329,7 +374,10 @@ size_t moe_executor::pin(const stage & st, const std::vector<const planned_use *
 status moe_executor::begin_rest(const stage & st, const std::vector<const planned_use *> & pinned,
                                 inner_graph & inner) {
     const uint32_t rest = index_.layer(layer_.routing.layer).parts & ~layer_.done;
-    const bool     all  = layer_.done == st.parts && pinned.size() == layer_.plan.uses.size();
+    const auto &   uses = layer_.plan.uses;
+    const auto     here = [&](const planned_use & use) { return !is_on_cpu(use); };
+    const bool     all =
+        layer_.done == st.parts && ptrdiff_t(pinned.size()) == std::count_if(uses.begin(), uses.end(), here);
     for (uint32_t part = 0; part < PART_COUNT; part++) {
         const bool is_next = rest == part_bit(part); // where slots are short, who waits for more loses its slot before
         for (size_t i = 0; i < pinned.size() && (rest & part_bit(part)) && (all || is_next); i++) {
@@ -347,7 +395,12 @@ status moe_executor::run_arrived(const stage & st, std::vector<const planned_use
     const auto has_arrived = [&](const planned_use * use) { return cache_.arrived(use->id, use->tier, st.parts); };
     const auto end         = todo.begin() + ptrdiff_t(n_pinned);
     if (std::none_of(todo.begin(), end, has_arrived)) {
-        status s = run_graph(inner);
+        status s;
+        if (share_ && share_->is_due()) {
+            s = launch_graph(inner);
+            s = s.ok() ? share_->compute(*cpu_) : s;
+        }
+        s = s.ok() ? run_graph(inner) : s;
         if (s.ok()) {
             s = cache_.wait(todo.front()->id, todo.front()->tier, st.parts);
         }

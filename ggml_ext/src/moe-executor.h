@@ -2,6 +2,7 @@
 #pragma once
 
 #include "batch-info.h"
+#include "cpu-share.h"
 #include "expert-cache.h"
 #include "expert-index.h"
 #include "inner-graph.h"
@@ -42,9 +43,9 @@ class moe_executor {
         bool       renormalize = false; // the weight of skipped experts goes to the others of their token
     };
 
-    // All must outlive the executor; prefetcher may be null.
+    // All must outlive the executor; prefetcher and share may be null.
     moe_executor(const expert_index & index, expert_cache & cache, cache_policy & policy, prefetcher * prefetcher,
-                 const config & how, stats & stats);
+                 cpu_share * share, const config & how, stats & stats);
 
     void begin_batch(const batch_info & batch);
 
@@ -63,14 +64,16 @@ class moe_executor {
 
     // A MUL_MAT_ID is over experts: its src[0]->extra is an expert_tensor; src[3], where present, holds the router's
     // weights, and src[4] of the first ones of a layer the router's input. Every other operation is repeated as it is.
-    status compute(ggml_cgraph * graph, inner_graph & inner);
+    // `cpu` computes the CPU's share; it may be null where there is none.
+    status compute(ggml_cgraph * graph, inner_graph & inner, inner_graph * cpu);
 
   private:
     // The layer in hand: what is decided once per batch, for all its matmuls.
     struct layer_state {
         const ggml_tensor *          ids          = nullptr; // null: none
         const ggml_tensor *          router_input = nullptr;
-        uint32_t                     done         = 0; // parts computed
+        uint32_t                     done         = 0;     // parts computed
+        bool                         in_section   = false; // of the graph in hand
         bool                         is_ended     = false;
         layer_routing                routing;
         layer_plan                   plan;
@@ -89,6 +92,9 @@ class moe_executor {
 
     status                   begin_layer(const stage & s, const ggml_tensor * last, inner_graph & inner);
     status                   check_weights(const ggml_tensor * matmul) const;
+    status                   begin_section(ggml_cgraph * graph, int first, inner_graph & inner);
+    status                   end_section(inner_graph & inner);
+    bool                     is_on_cpu(const planned_use & use) const { return share_ && share_->has(use); }
     void                     plan();
     void                     set_token_thresholds();
     const score_thresholds & thresholds_of(int32_t sequence) const;
@@ -111,6 +117,7 @@ class moe_executor {
     expert_cache &       cache_;
     cache_policy &       policy_;
     prefetcher *         prefetcher_;
+    cpu_share *          share_;
     config               config_;
     stats &              stats_;
     const layer_products products_;
@@ -121,6 +128,7 @@ class moe_executor {
     std::mt19937_64                           generator_; // of random rules
     layer_state                               layer_;
     std::vector<const planned_use *>          held_; // pinned until the layer is done, or others need the slots
+    inner_graph *                             cpu_ = nullptr; // of the computation in hand
     status                                    error_;
 };
 

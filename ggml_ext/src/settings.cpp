@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 
 namespace hobbit {
 
@@ -75,6 +76,20 @@ status settings::apply_number(const std::string & key, double value) {
     return {};
 }
 
+status settings::apply_mode(const std::string & value) {
+    static const std::map<std::string, compute_mode> modes = {
+        { "gpu", compute_mode::gpu },
+        { "cooperative", compute_mode::cooperative },
+        { "auto", compute_mode::automatic },
+    };
+    const auto found = modes.find(value);
+    if (found == modes.end()) {
+        return status::error(format("setting hobbit.mode is 'gpu', 'cooperative' or 'auto', not '%s'", value.c_str()));
+    }
+    mode = found->second;
+    return {};
+}
+
 status settings::apply_text(const std::string & key, const char * value) {
     if (key == "hobbit.sidecar") {
         sidecar = value;
@@ -82,6 +97,8 @@ status settings::apply_text(const std::string & key, const char * value) {
         trace = value;
     } else if (key == "hobbit.device") {
         device = value;
+    } else if (key == "hobbit.mode") {
+        return apply_mode(value);
     } else if (key == "hobbit.policy") {
         policy = value;
     } else if (key == "hobbit.scorer" && (value == std::string("gate") || value == std::string("random"))) {
@@ -95,8 +112,8 @@ status settings::apply_text(const std::string & key, const char * value) {
 }
 
 status settings::apply(const hobbit_setting * given, size_t n_given) {
-    static const std::set<std::string> texts = { "hobbit.sidecar", "hobbit.trace", "hobbit.device", "hobbit.policy",
-                                                 "hobbit.scorer" };
+    static const std::set<std::string> texts = { "hobbit.sidecar", "hobbit.trace",  "hobbit.device",
+                                                 "hobbit.mode",    "hobbit.policy", "hobbit.scorer" };
     for (size_t i = 0; i < n_given; i++) {
         const hobbit_setting & setting = given[i];
         const std::string      key     = setting.key;

@@ -3,6 +3,7 @@
 
 #include "cache-policy.h"
 #include "hobbit.h"
+#include "placement.h"
 #include "scorer.h"
 #include "status.h"
 
@@ -39,10 +40,11 @@ struct settings {
     std::string           policy        = "echo";
     std::array<double, 4> weights       = policy_options().weights;
     uint32_t              prefetch      = 2;
-    uint64_t              memory        = 0;    // 0: computed
-    uint64_t              pools         = 0;    // 0: follows from memory
-    uint64_t              device_memory = 0;    // of a device with memory of its own; 0: computed
-    double                low_share     = -1.0; // negative: follows from the thresholds
+    uint64_t              memory        = 0;                       // 0: computed
+    uint64_t              pools         = 0;                       // 0: follows from memory
+    uint64_t              device_memory = 0;                       // of a device with memory of its own; 0: computed
+    compute_mode          mode          = compute_mode::automatic; // beside a device with memory of its own
+    double                low_share     = -1.0;                    // negative: follows from the thresholds
     bool                  pack          = true;
     uint32_t              io_threads    = 4;
 
@@ -55,13 +57,16 @@ struct settings {
     // Whether the caller asked for the cache, expressly, by one of its sizes or thresholds or for a trace.
     bool asked() const {
         return enable || is_given("hobbit.memory") || is_given("hobbit.pools") || is_given("hobbit.t1") ||
-               is_given("hobbit.t2") || is_given("hobbit.device_memory") || !device.empty() || !sidecar.empty() ||
-               !trace.empty();
+               is_given("hobbit.t2") || is_given("hobbit.device_memory") || names_mode() || !device.empty() ||
+               !sidecar.empty() || !trace.empty();
     }
+
+    bool names_mode() const { return is_given("hobbit.mode"); }
 
   private:
     bool   is_given(const std::string & key) const { return given_.count(key) > 0; }
     bool   weights_given() const;
+    status apply_mode(const std::string & value);
     status apply_text(const std::string & key, const char * value);
     status apply_number(const std::string & key, double value);
     status apply_calibrated(const std::string & key, double value);

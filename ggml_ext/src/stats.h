@@ -32,6 +32,12 @@ struct stats {
     counter                stall_ns{ 0 };
     counter                disk_demand_ns{ 0 };
     counter                compute_ns{ 0 };
+    counter                transfer_ns{ 0 };
+    counter                selections_cpu{ 0 };
+    counter                cpu_ns{ 0 };
+    counter                layers_predicted{ 0 };
+    counter                predicted_ns{ 0 };
+    counter                measured_ns{ 0 };
 };
 
 } // namespace hobbit

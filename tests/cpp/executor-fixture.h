@@ -90,22 +90,29 @@ struct engine {
     std::unique_ptr<expert_cache> host; // below the cache; null: none
     expert_cache::pool_place      place;
     expert_cache                  cache;
+    expert_kinds                  kinds;
+    std::unique_ptr<cpu_share>    share; // null without a host cache
     moe_executor                  executor;
     compute_backend               compute_on;
+    cpu_backend                   cpu;
     inner_graph                   inner{ compute_on.backend };
+    inner_graph                   cpu_graph{ cpu.backend };
 
     engine(const model_on_disk & m, uint32_t n_high, uint32_t n_low, score_thresholds thresholds = {}) :
         engine(m, n_high, n_low, moe_executor::config{ { thresholds }, false }) {}
 
     // `host_slots` are of each tier that has a pool.
     engine(const model_on_disk & m, uint32_t n_high, uint32_t n_low, const moe_executor::config & config,
-           const expert_cache::pool_place & where = {}, uint32_t host_slots = 0) :
+           const expert_cache::pool_place & where = {}, uint32_t host_slots = 0,
+           compute_mode mode = compute_mode::gpu) :
         policy(make_lru(m)),
         host(host_slots > 0 ? std::make_unique<expert_cache>(m.index, *l, host_counters, expert_cache::pool_place())
                             : nullptr),
         place{ where.device, where.pack, host.get() },
         cache(m.index, *l, counters, place),
-        executor(m.index, cache, *policy, nullptr, config, counters),
+        kinds(m.index),
+        share(host ? std::make_unique<cpu_share>(m.index, cache, *host, kinds, costs(mode), counters) : nullptr),
+        executor(m.index, cache, *policy, nullptr, share.get(), config, counters),
         compute_on(where.device) {
         REQUIRE(reader.files.open(m.index.files()[0]).ok());
         const uint32_t slots[] = { n_high, n_low };
@@ -116,6 +123,15 @@ struct engine {
                 REQUIRE((!host || host->allocate(tier, host_slots, 1, *policy).ok()));
             }
         }
+    }
+
+    // To begin with, CPU and device are as fast.
+    cost_model costs(compute_mode mode) const {
+        std::vector<cost_model::kind_seed> seeds;
+        for (const expert_kind & kind : kinds.all()) {
+            seeds.push_back({ kind.bytes(), 1e-4, 1e-4, 1e-4 });
+        }
+        return { seeds, 1e-9, mode };
     }
 
     static std::unique_ptr<cache_policy> make_lru(const model_on_disk & m) {
@@ -134,7 +150,7 @@ struct engine {
     rows compute(const model_on_disk & m, const layer_input & input, uint32_t layer = 0, bool bias = false) {
         layer_graph graph(m.shape, input, bias, 1, ggml_backend_dev_buffer_type(place.device));
         graph.set_cached(m.index, layer);
-        const status s = executor.compute(graph.graph, inner);
+        const status s = executor.compute(graph.graph, inner, &cpu_graph);
         CHECK_MESSAGE(s.ok(), s.message());
         return graph.output();
     }

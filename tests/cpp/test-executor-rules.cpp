@@ -168,10 +168,10 @@ TEST_CASE("every layer is reported once, with what was there before it ran and t
         set_router_input(graph, input.x, router_input);
         for (int i = 0; node_by_node && i < ggml_graph_n_nodes(graph.graph); i++) {
             ggml_cgraph view = ggml_graph_view(graph.graph, i, i + 1);
-            REQUIRE(e.executor.compute(&view, e.inner).ok());
+            REQUIRE(e.executor.compute(&view, e.inner, &e.cpu_graph).ok());
         }
         if (!node_by_node) {
-            REQUIRE(e.executor.compute(graph.graph, e.inner).ok());
+            REQUIRE(e.executor.compute(graph.graph, e.inner, &e.cpu_graph).ok());
         }
         CHECK(n_reports == 1);
     }
@@ -195,7 +195,7 @@ TEST_CASE("two layers in one graph are both finished, in waves too") {
         ggml_cgraph *  graph = ggml_new_graph(ctx);
         ggml_build_forward_expand(graph, ggml_graph_node(first.graph, -1));
         ggml_build_forward_expand(graph, ggml_graph_node(second.graph, -1));
-        CHECK(e.executor.compute(graph, e.inner).ok());
+        CHECK(e.executor.compute(graph, e.inner, &e.cpu_graph).ok());
         CHECK(first.output() == apart.compute(m, input, 0, true));
         CHECK(second.output() == apart.compute(m, input, 1, true));
         ggml_free(ctx);

@@ -166,7 +166,7 @@ TEST_CASE("an error of reading ends the computation") {
     const layer_input input = random_input(m.shape, 7, 1);
     layer_graph       graph(m.shape, input, false, 1, ggml_backend_dev_buffer_type(e.place.device));
     graph.set_cached(m.index, 0);
-    CHECK(e.executor.compute(graph.graph, e.inner).message() == "the disk is gone");
+    CHECK(e.executor.compute(graph.graph, e.inner, &e.cpu_graph).message() == "the disk is gone");
 }
 
 // Takes turns between both levels, with prefetches that are used, dropped or overtaken.

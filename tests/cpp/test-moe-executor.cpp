@@ -208,7 +208,7 @@ TEST_CASE("a layer computed node by node, as under an evaluation callback, is th
             graph.set_cached(m.index, 0);
             for (int i = 0; i < ggml_graph_n_nodes(graph.graph); i++) {
                 ggml_cgraph  view = ggml_graph_view(graph.graph, i, i + 1);
-                const status s    = e.executor.compute(&view, e.inner);
+                const status s    = e.executor.compute(&view, e.inner, &e.cpu_graph);
                 CHECK_MESSAGE(s.ok(), s.message());
             }
             CHECK(graph.output() == stock(m, input, TIER_HIGH));
@@ -224,10 +224,10 @@ TEST_CASE("a layer computed node by node, as under an evaluation callback, is th
 static std::string error_of(engine & e, const model_on_disk & m, const layer_input & input, bool with_weights = true) {
     layer_graph graph(m.shape, input);
     graph.set_cached(m.index, 0, with_weights);
-    const std::string message = e.executor.compute(graph.graph, e.inner).message();
+    const std::string message = e.executor.compute(graph.graph, e.inner, &e.cpu_graph).message();
     layer_graph       good(m.shape, random_input(m.shape, 1, 1));
     good.set_cached(m.index, 0);
-    CHECK(e.executor.compute(good.graph, e.inner).message() == message);
+    CHECK(e.executor.compute(good.graph, e.inner, &e.cpu_graph).message() == message);
     return message;
 }
 
@@ -272,7 +272,7 @@ TEST_CASE("a computation that is aborted may be repeated, whatever was on its wa
                 e.compute_on.backend, [](void * data) { return --*(int *) data < 0; }, &left);
             layer_graph graph(m.shape, input);
             graph.set_cached(m.index, 0);
-            const status s = e.executor.compute(graph.graph, e.inner);
+            const status s = e.executor.compute(graph.graph, e.inner, &e.cpu_graph);
             was_aborted    = s.is_aborted();
             CHECK((was_aborted || (s.ok() && polls > 2)));
             ggml_backend_cpu_set_abort_callback(e.compute_on.backend, nullptr, nullptr);
@@ -292,6 +292,6 @@ TEST_CASE("thresholds without the router's weights are an error, t1 = 1 needs no
     engine      high(m, 8, 0);
     layer_graph graph(m.shape, input);
     graph.set_cached(m.index, 0, false);
-    CHECK(high.executor.compute(graph.graph, high.inner).ok());
+    CHECK(high.executor.compute(graph.graph, high.inner, &high.cpu_graph).ok());
     CHECK(graph.output() == stock(m, input, TIER_HIGH));
 }

@@ -228,7 +228,7 @@ TEST_CASE("a read that fails is an error, whichever it is") {
             e.reader.reads_left = n;
             layer_graph graph(m.shape, input);
             graph.set_cached(m.index, 0);
-            CHECK(e.executor.compute(graph.graph, e.inner).message() == "the disk is gone");
+            CHECK(e.executor.compute(graph.graph, e.inner, &e.cpu_graph).message() == "the disk is gone");
         }
     }
 }
@@ -246,7 +246,7 @@ TEST_CASE("a computation that is aborted may be repeated, whatever was on its wa
                 e.compute_on.backend, [](void * data) { return --*(int *) data < 0; }, &left);
             layer_graph graph(m.shape, input);
             graph.set_cached(m.index, 0);
-            was_aborted = e.executor.compute(graph.graph, e.inner).is_aborted();
+            was_aborted = e.executor.compute(graph.graph, e.inner, &e.cpu_graph).is_aborted();
             ggml_backend_cpu_set_abort_callback(e.compute_on.backend, nullptr, nullptr);
             CHECK(e.compute(m, input) == expected);
         }

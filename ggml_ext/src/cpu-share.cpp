@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: MIT
+#include "cpu-share.h"
+
+#include "ggml-impl.h"
+
+#include <algorithm>
+
+namespace hobbit {
+
+cpu_share::cpu_share(const expert_index & index, expert_cache & cache, expert_cache & host, const expert_kinds & kinds,
+                     const cost_model & costs, stats & stats) :
+    index_(index), cache_(cache), host_(host), kinds_(kinds), costs_(costs), stats_(stats), rows_(index, host) {}
+
+void cpu_share::begin_layer(const layer_routing & routing, const layer_plan & plan, const inner_graph & device) {
+    const uint32_t parts = index_.layer(routing.layer).parts;
+    routing_             = &routing;
+    plan_                = &plan;
+    work_.clear();
+    for (const planned_use & use : plan.uses) {
+        const bool is_present = cache_.holds(use.id, use.tier, parts);
+        work_.push_back({ kinds_.of(use.id, use.tier), uint32_t(use.selections.size()), is_present });
+    }
+    placement_    = costs_.place(work_);
+    began_        = { clock::now(), device.busy(), stats_.bytes_read };
+    cpu_time_     = seconds(0);
+    is_as_placed_ = true;
+}
+
+bool cpu_share::pin(const planned_use & use) {
+    const auto & terms = index_.terms(use.tier);
+    return std::all_of(terms.begin(), terms.end(), [&](uint32_t term) { return host_.n_slots(term) > 0; }) &&
+           host_.acquire(use.id, use.tier);
+}
+
+void cpu_share::begin_section(const layer_section & section, uint32_t parts) {
+    const auto start     = clock::now();
+    const bool can_share = host_rows::can_share(section, *routing_);
+    parts_               = parts;
+    for (const planned_use & use : plan_->uses) {
+        if (!has(use)) {
+            continue;
+        }
+        if (can_share && pin(use)) {
+            host_.request(use.id, use.tier, parts);
+            pinned_.push_back(&use);
+        } else {
+            placement_.on_cpu[size_t(&use - plan_->uses.data())] = false;
+            is_as_placed_                                        = false;
+        }
+    }
+    if (!can_share && !is_as_placed_ && !has_warned_) {
+        has_warned_ = true;
+        GGML_LOG_WARN("hobbit: this model's experts are computed by the device alone: between their products it has "
+                      "operations that the CPU cannot share\n");
+    }
+    has_rows_ = !pinned_.empty();
+    if (has_rows_) {
+        rows_.begin(section, *routing_, pinned_);
+        cpu_time_ += clock::now() - start;
+    }
+}
+
+status cpu_share::compute(inner_graph & cpu) {
+    for (const planned_use * use : pinned_) {
+        const status s = host_.wait(use->id, use->tier, parts_);
+        if (!s.ok()) {
+            return s;
+        }
+    }
+    const auto   start  = clock::now();
+    const status s      = rows_.compute(cpu);
+    cpu_time_          += clock::now() - start;
+    release();
+    return s;
+}
+
+status cpu_share::end_section(inner_graph & device) {
+    if (!has_rows_) {
+        return {};
+    }
+    const auto   start  = clock::now();
+    const status s      = rows_.copy_back(device);
+    cpu_time_          += clock::now() - start;
+    has_rows_           = false;
+    return s;
+}
+
+void cpu_share::release() {
+    for (const planned_use * use : pinned_) {
+        host_.release(use->id, use->tier);
+    }
+    pinned_.clear();
+}
+
+void cpu_share::abandon() {
+    release();
+    has_rows_ = false;
+}
+
+// What went as it was placed is a sample of who was at work; the device's time is known where it was waited for.
+void cpu_share::end_layer(const inner_graph & device) {
+    const seconds took       = clock::now() - began_.time;
+    const bool    any_on_cpu = std::count(placement_.on_cpu.begin(), placement_.on_cpu.end(), true) > 0;
+    if (any_on_cpu) {
+        stats_.cpu_ns += uint64_t(cpu_time_.count() * 1e9);
+    }
+    if (is_as_placed_ && any_on_cpu) {
+        costs_.cpu_took(work_, placement_.on_cpu, cpu_time_.count());
+    } else if (is_as_placed_ && !work_.empty()) {
+        costs_.device_took(work_, placement_.on_cpu, seconds(device.busy() - began_.device_busy).count());
+    }
+    learn_link();
+    if (is_as_placed_ && stats_.bytes_read == began_.bytes_read) {
+        stats_.layers_predicted++;
+        stats_.predicted_ns += uint64_t(placement_.seconds * 1e9);
+        stats_.measured_ns  += uint64_t(took.count() * 1e9);
+    }
+    bring();
+}
+
+void cpu_share::learn_link() {
+    const uint64_t bytes = stats_.bytes_transferred;
+    const uint64_t ns    = stats_.transfer_ns;
+    if (bytes > link_bytes_ && ns > link_ns_) {
+        costs_.link_took(double(bytes - link_bytes_), double(ns - link_ns_) * 1e-9);
+        link_bytes_ = bytes;
+        link_ns_    = ns;
+    }
+}
+
+// What the CPU has computed may be needed again: it comes to the device while nothing else is on its way there.
+void cpu_share::bring() {
+    const bool is_free = !cache_.is_prefetching();
+    for (const planned_use & use : plan_->uses) {
+        if (!has(use)) {
+            continue;
+        }
+        stats_.selections_cpu += use.selections.size();
+        for (const uint32_t term : index_.terms(use.tier)) {
+            if (is_free) {
+                cache_.bring(use.id, term, index_.layer(use.id.layer).parts);
+            }
+        }
+    }
+}
+
+} // namespace hobbit

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include "expert-cache.h"
+#include "expert-index.h"
+#include "ggml-cpp.h"
+#include "inner-graph.h"
+#include "layer-plan.h"
+#include "layer-products.h"
+#include "status.h"
+
+#include <cstdint>
+#include <map>
+#include <vector>
+
+namespace hobbit {
+
+// Nodes [first, end) of an outer graph, of one layer; the first one is a matmul over experts.
+struct layer_section {
+    ggml_cgraph * graph;
+    int           first;
+    int           end;
+};
+
+// Rows of a layer that the CPU computes from experts in host memory: the operations of the outer graph are repeated on
+// these rows alone, which stand one after the other in host memory. An input is copied there, the rows of what nobody
+// in the section reads are copied back. Of a weight (expert biases) one copy is kept.
+//
+// Thread-safety: none.
+class host_rows {
+  public:
+    // Both must outlive the object; the cache is in host memory.
+    host_rows(const expert_index & index, const expert_cache & cache) : index_(index), products_(index, cache) {}
+
+    // Whether all that the section computes is made of rows that do not depend on each other.
+    static bool can_share(const layer_section & section, const layer_routing & routing);
+
+    // Copies what the section reads. REQUIRES: can_share, and the device has computed what the section reads. The uses
+    // are of the layer; they and the routing must live until copy_back.
+    void begin(const layer_section & section, const layer_routing & routing,
+               const std::vector<const planned_use *> & uses);
+
+    // REQUIRES: begin; the experts are pinned in the cache and there.
+    status compute(inner_graph & cpu);
+
+    // Copies the rows to the outer graph's tensors. REQUIRES: compute, and the device has computed the section.
+    status copy_back(inner_graph & device);
+
+    // Host memory for so many rows of any layer, of which at most n_at_once are computed together.
+    static uint64_t size(const expert_index & index, uint64_t n_rows, uint64_t n_at_once);
+
+  private:
+    // Of one tensor that the section computes and nobody in it reads.
+    struct result {
+        const ggml_tensor * outer;
+        std::vector<float>  values; // [row][ne0], in the order of rows_
+    };
+
+    // Rows that are computed together.
+    struct row_range {
+        size_t first;
+        size_t n;
+    };
+
+    using bytes = std::vector<char>;
+
+    void                     find_results();
+    void                     fetch(const ggml_tensor * tensor, std::map<const void *, bytes> & to, const void * key);
+    status                   compute_some(const row_range & range, inner_graph & cpu);
+    ggml_tensor *            repeat(const ggml_tensor * node, const row_range & range);
+    ggml_tensor *            rows_of(const ggml_tensor * outer, const row_range & range);
+    ggml_tensor *            constant(const ggml_tensor * outer);
+    void                     fill(const ggml_tensor * outer, ggml_tensor * copy, const row_range & range) const;
+    std::vector<planned_use> uses_in(const row_range & range) const;
+    status                   run(const std::vector<ggml_tensor *> & nodes, const row_range & range, inner_graph & cpu);
+    void                     keep_results(const row_range & range);
+
+    const expert_index & index_;
+    const layer_products products_;
+
+    layer_section                 section_ = {};
+    const layer_routing *         routing_ = nullptr;
+    std::vector<planned_use>      uses_;
+    std::vector<int32_t>          rows_; // of the outer tensors, in the order of uses_
+    std::vector<result>           results_;
+    std::map<const void *, bytes> inputs_;    // [outer tensor]
+    std::map<const void *, bytes> constants_; // [address of a weight]
+
+    // the tensors of a range
+    ggml_context_ptr                             ctx_;
+    std::map<const ggml_tensor *, ggml_tensor *> copies_; // [outer]
+    ggml_tensor *                                experts_ = nullptr;
+};
+
+} // namespace hobbit

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include "cost-model.h"
+#include "expert-kinds.h"
+#include "ggml-backend.h"
+#include "status.h"
+
+#include <vector>
+
+namespace hobbit {
+
+// What the cost model begins with: each kind's latencies on the CPU and on the device, and the link's, measured on
+// memory of the size of one expert that is given back.
+struct measured_latencies {
+    std::vector<cost_model::kind_seed> kinds;
+    double                             transfer_per_byte = 0.0;
+};
+
+status measure_latencies(const expert_kinds & kinds, ggml_backend_dev_t device, measured_latencies & found);
+
+} // namespace hobbit
