@@ -173,15 +173,20 @@ status moe_executor::begin_section(ggml_cgraph * graph, int first, inner_graph &
     return s;
 }
 
-// What the CPU has not computed while the device was waiting for experts, it computes while the device runs the rest.
 status moe_executor::end_section(inner_graph & inner) {
+    const status s = compute_share(inner);
+    return s.ok() && share_ ? share_->end_section(inner) : s;
+}
+
+// The CPU computes while the device runs what was added: first while experts are on their way, at the latest at the
+// end.
+status moe_executor::compute_share(inner_graph & inner) {
     status s;
     if (share_ && share_->is_due()) {
         s = launch_graph(inner);
         s = s.ok() ? share_->compute(*cpu_) : s;
     }
-    s = s.ok() ? run_graph(inner) : s;
-    return s.ok() && share_ ? share_->end_section(inner) : s;
+    return s.ok() ? run_graph(inner) : s;
 }
 
 // Without the router's weights no expert is worth less than another.
@@ -395,12 +400,7 @@ status moe_executor::run_arrived(const stage & st, std::vector<const planned_use
     const auto has_arrived = [&](const planned_use * use) { return cache_.arrived(use->id, use->tier, st.parts); };
     const auto end         = todo.begin() + ptrdiff_t(n_pinned);
     if (std::none_of(todo.begin(), end, has_arrived)) {
-        status s;
-        if (share_ && share_->is_due()) {
-            s = launch_graph(inner);
-            s = s.ok() ? share_->compute(*cpu_) : s;
-        }
-        s = s.ok() ? run_graph(inner) : s;
+        status s = compute_share(inner);
         if (s.ok()) {
             s = cache_.wait(todo.front()->id, todo.front()->tier, st.parts);
         }

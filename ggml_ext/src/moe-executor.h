@@ -94,6 +94,7 @@ class moe_executor {
     status                   check_weights(const ggml_tensor * matmul) const;
     status                   begin_section(ggml_cgraph * graph, int first, inner_graph & inner);
     status                   end_section(inner_graph & inner);
+    status                   compute_share(inner_graph & inner);
     bool                     is_on_cpu(const planned_use & use) const { return share_ && share_->has(use); }
     void                     plan();
     void                     set_token_thresholds();

@@ -98,8 +98,8 @@ class layer_graph {
             act = ggml_swiglu(ctx_, add_matmul("gate_up", model.n_embd, 2 * model.n_ff, x, ids));
         } else {
             ggml_tensor * gate = add_matmul("gate", model.n_embd, model.n_ff, x, ids);
-            gate               = model.apart ? ggml_scale(ctx_, gate, 0.5f) : gate;
-            act                = ggml_swiglu_split(ctx_, gate, add_matmul("up", model.n_embd, model.n_ff, x, ids));
+            gate = model.apart ? ggml_clamp(ctx_, ggml_scale(ctx_, gate, 0.5f), -1.0f, 1.0f) : gate; // in place
+            act  = ggml_swiglu_split(ctx_, gate, add_matmul("up", model.n_embd, model.n_ff, x, ids));
         }
         output_             = add_matmul("down", model.n_ff, model.n_embd, act, ids);
         ggml_tensor * added = nullptr;
