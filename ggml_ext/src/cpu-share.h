@@ -37,6 +37,9 @@ class cpu_share {
     // section reads. REQUIRES: the device has computed that.
     void begin_section(const layer_section & section, uint32_t parts);
 
+    // Whether there are rows of the section that the CPU computes.
+    bool has_rows() const { return has_rows_; }
+
     // Whether the CPU has still to compute its rows of the section.
     bool is_due() const { return !pinned_.empty(); }
 

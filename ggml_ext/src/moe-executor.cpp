@@ -323,6 +323,11 @@ status moe_executor::run_stage(const stage & st, inner_graph & inner) {
         }
     }
 
+    status s = clear_share(st, inner);
+    if (!s.ok()) {
+        return s;
+    }
+
     std::vector<const planned_use *> todo; // the pinned ones first
     todo.swap(held_);
     size_t     n_pinned    = todo.size();
@@ -341,7 +346,6 @@ status moe_executor::run_stage(const stage & st, inner_graph & inner) {
         cache_.request(todo[i]->id, todo[i]->tier, st.parts);
     }
 
-    status s;
     if (todo.empty() && rest_is_due) { // the CPU has them all
         s = begin_rest(st, todo, inner);
     }
@@ -430,6 +434,19 @@ status moe_executor::add_products(const stage & st, const std::vector<const plan
     status s;
     for (size_t i = 0; i < st.matmuls.size() && s.ok(); i++) {
         s = products_.add(st.matmuls[i], layer_.routing, uses, inner);
+    }
+    return s;
+}
+
+// What is computed between the products must find numbers in the CPU's rows, too.
+status moe_executor::clear_share(const stage & st, inner_graph & inner) {
+    if (!share_ || !share_->has_rows() || (st.parts & part_bit(PART_DOWN))) {
+        return {};
+    }
+    // what was added so far may still read this memory
+    const status s = run_graph(inner);
+    for (size_t i = 0; i < st.matmuls.size() && s.ok(); i++) {
+        ggml_backend_tensor_memset(const_cast<ggml_tensor *>(st.matmuls[i]), 0, 0, ggml_nbytes(st.matmuls[i]));
     }
     return s;
 }

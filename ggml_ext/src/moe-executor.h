@@ -110,6 +110,7 @@ class moe_executor {
                        bool slots_are_short, inner_graph & inner);
     status add_products(const stage & s, const std::vector<const planned_use *> & uses, inner_graph & inner);
     status clear_skipped(const ggml_tensor * tensor, inner_graph & inner);
+    status clear_share(const stage & s, inner_graph & inner);
     void   release_held();
 
     status run(ggml_cgraph * graph, inner_graph & inner);
