@@ -34,14 +34,14 @@ class Disk:
 def measure_disk(path: Path, read_bytes: int, n_threads: int, seconds: float = _DISK_SECONDS) -> Disk:
     """Reads at random places of the file, past the page cache where its file system can."""
     size = min(-(-read_bytes // _ALIGNMENT) * _ALIGNMENT, path.stat().st_size // _ALIGNMENT * _ALIGNMENT)
-    descriptor, direct = _open(path)
+    descriptor, direct = open_direct(path)
     n_places = max(1, path.stat().st_size // size)
     end = time.perf_counter() + seconds
 
     def read(reader: int) -> int:
         draw = random.Random(reader)
         n_bytes = 0
-        with _huge_pages(size) as memory:
+        with huge_pages(size) as memory:
             while time.perf_counter() < end:
                 offset = draw.randrange(n_places) * size
                 n_bytes += os.preadv(descriptor, [memory], offset)
@@ -59,7 +59,7 @@ def measure_disk(path: Path, read_bytes: int, n_threads: int, seconds: float = _
 
 
 @contextmanager
-def _huge_pages(size: int) -> Iterator[memoryview]:
+def huge_pages(size: int) -> Iterator[memoryview]:
     """Memory such as the loader reads into: in huge pages, where there are any."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # shared memory has small pages
     with mmap.mmap(-1, -(-size // _HUGE_PAGE) * _HUGE_PAGE + _HUGE_PAGE, flags) as buffer:
@@ -71,7 +71,8 @@ def _huge_pages(size: int) -> Iterator[memoryview]:
             yield memory
 
 
-def _open(path: Path) -> tuple[int, bool]:
+def open_direct(path: Path) -> tuple[int, bool]:
+    """A descriptor to read from, and whether it reads past the page cache."""
     try:
         return os.open(path, os.O_RDONLY | os.O_DIRECT), True
     except OSError:  # the file system has no direct I/O

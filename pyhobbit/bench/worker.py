@@ -24,7 +24,7 @@ from pyhobbit.stats import peak_rss_bytes
 
 _TAG = 1
 _N_BATCH = 512
-_MAX_CONTEXT = 4096  # of a long decode, which begins anew
+_MAX_CONTEXT = 1024  # of a long decode, which begins anew: its quarters have contexts alike
 _STATE = "prefetch_active"  # the one among the counters that counts nothing
 _FIRST_PLAIN_TOKEN = 300  # after control tokens and bytes
 
