@@ -89,7 +89,7 @@ class CacheConfig:
 
     def __post_init__(self) -> None:
         _require(
-            self.memory is None or self.pools is None,
+            self.memory is None or self.pools is None or self.device is not None,
             "--memory bounds the whole process and --pools the expert cache alone; give one of them",
         )
         for name in ("t1", "t2", "low_share"):

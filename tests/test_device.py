@@ -76,7 +76,7 @@ def test_host_memory_stands_between_the_device_and_the_disk(
 ) -> None:
     slot = on_cpu.info["pool_bytes_high"] // on_cpu.info["pool_slots_high"]
     n_all = on_cpu.info["n_layers"] * on_cpu.info["n_experts"]
-    overrides: dict[str, Override] = {"hobbit.mode": "gpu"}
+    overrides: dict[str, Override] = {"hobbit.mode": "gpu", "hobbit.prefetch": 0}
     overrides["hobbit.pools"] = (on_cpu.info["n_experts_used"] + 1) * slot
     if room is not None:
         overrides["hobbit.memory"] = _least_budget(tiny_gguf, server) + room
@@ -239,7 +239,13 @@ def test_a_server_that_is_lost_is_an_error(tiny_gguf: Path, device: str) -> None
             _, err = chat.communicate(timeout=120)
     assert chat.returncode == 1, err
     error = err.decode().splitlines()[-1]  # behind a note on the model
-    assert f"RPC server {endpoint} does not answer" in error or "RPC0 failed to compute experts" in error
+    # what is told depends on what was under way
+    reasons = (
+        f"RPC server {endpoint} does not answer",
+        "failed to compute experts",
+        "is lost or broken",
+    )
+    assert any(reason in error for reason in reasons), error
 
 
 @pytest.mark.skipif(not VULKAN_DIR.exists(), reason="there is no build with Vulkan: run make vulkan")

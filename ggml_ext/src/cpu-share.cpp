@@ -17,7 +17,7 @@ void cpu_share::begin_layer(const layer_routing & routing, const layer_plan & pl
     plan_                = &plan;
     work_.clear();
     for (const planned_use & use : plan.uses) {
-        const bool is_present = cache_.holds(use.id, use.tier, parts);
+        const bool is_present = cache_.holds(use.id, use.tier, parts) && cache_.arrived(use.id, use.tier, parts);
         work_.push_back({ kinds_.of(use.id, use.tier), uint32_t(use.selections.size()), is_present });
     }
     placement_    = costs_.place(work_);
@@ -128,18 +128,19 @@ void cpu_share::learn_link() {
     }
 }
 
-// What the CPU has computed may be needed again: it comes to the device while nothing else is on its way there.
+// What the CPU has computed may be needed again: one expert comes to the device at a time, while nothing else is on its
+// way there. It takes the place of another one before it is there, so that many at once would empty the pool.
 void cpu_share::bring() {
-    const bool is_free = !cache_.is_prefetching();
     for (const planned_use & use : plan_->uses) {
         if (!has(use)) {
             continue;
         }
         stats_.selections_cpu += use.selections.size();
+        if (cache_.is_prefetching()) {
+            continue;
+        }
         for (const uint32_t term : index_.terms(use.tier)) {
-            if (is_free) {
-                cache_.bring(use.id, term, index_.layer(use.id.layer).parts);
-            }
+            cache_.bring(use.id, term, index_.layer(use.id.layer).parts);
         }
     }
 }

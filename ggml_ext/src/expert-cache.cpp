@@ -264,8 +264,8 @@ part_target expert_cache::target(expert_id id, uint32_t tier, uint32_t part) con
 
 void expert_cache::submit(expert_id id, uint32_t tier, uint32_t parts, load_urgency urgency) {
     expert_cache * below      = place_.below;
-    const uint32_t missing    = parts & ~loader_.requested(load(id, tier));
-    const uint32_t from_below = missing && below && pin_below(id, tier, urgency) ? missing : 0;
+    const uint32_t missing    = below ? parts & ~loader_.requested(load(id, tier)) : 0;
+    const uint32_t from_below = missing && pin_below(id, tier, urgency) ? missing : 0;
     if (below) { // what was asked for before may be more urgent now
         below->submit(id, tier, from_below | (parts & loader_.requested(below->load(id, tier))), urgency);
     }

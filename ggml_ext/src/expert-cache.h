@@ -68,7 +68,7 @@ class expert_cache {
     // pinned.
     void request(expert_id id, uint32_t tier, uint32_t parts);
 
-    // Whether, or until, parts asked for are there. REQUIRES: pinned.
+    // Whether, or until, parts asked for are there. REQUIRES: resident; to wait, pinned.
     bool   arrived(expert_id id, uint32_t tier, uint32_t parts) const;
     status wait(expert_id id, uint32_t tier, uint32_t parts);
 

@@ -227,6 +227,9 @@ status hobbit_model::prepare(uint64_t model_bytes, uint32_t n_batch) {
     }
     pool_plan plan;
     status    s = plan_memory(model_bytes, n_batch, plan);
+    if (s.ok() && host_) { // measures with memory that the pools take then
+        s = start_sharing(plan.n_host_slots);
+    }
     if (s.ok()) {
         s = allocate_pools(*cache_, plan.n_slots, ggml_backend_dev_name(device_));
     }
@@ -237,9 +240,6 @@ status hobbit_model::prepare(uint64_t model_bytes, uint32_t n_batch) {
         GGML_LOG_WARN("hobbit: host memory has no room to cache experts: what %s does not hold is read from disk each "
                       "time; give a larger --memory\n",
                       ggml_backend_dev_name(device_));
-    }
-    if (s.ok() && host_) {
-        s = start_sharing();
     }
     if (s.ok() && !settings_.trace.empty()) { // not before: a model that cannot run leaves an older trace alone
         s = recorder_.open_trace(settings_.trace, index_);
@@ -262,8 +262,8 @@ status hobbit_model::prepare(uint64_t model_bytes, uint32_t n_batch) {
     return {};
 }
 
-status hobbit_model::start_sharing() {
-    if (host_->n_slots(TIER_HIGH) == 0) {
+status hobbit_model::start_sharing(const pool_slots & host_slots) {
+    if (host_slots[TIER_HIGH] == 0) {
         return settings_.mode != compute_mode::cooperative
                    ? status()
                    : status::error("hobbit.mode=cooperative computes experts in host memory, which has no room for "

@@ -78,7 +78,7 @@ struct hobbit_model {
     hobbit::status      check_thresholds(const hobbit::score_thresholds & t) const;
     hobbit::status      change_thresholds(double t1, double t2, hobbit::settings & changed) const;
     hobbit::status allocate_pools(hobbit::expert_cache & cache, const hobbit::pool_slots & slots, const char * where);
-    hobbit::status start_sharing();
+    hobbit::status start_sharing(const hobbit::pool_slots & host_slots);
     void           start_sequence(int32_t sequence);
     void           set_reporting();
 

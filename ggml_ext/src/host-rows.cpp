@@ -107,21 +107,18 @@ void host_rows::begin(const layer_section & section, const layer_routing & routi
         for (size_t i = 0; i < n_row_sources(node); i++) {
             const ggml_tensor * source = row_source(node, i);
             if (std::find(nodes.begin(), nodes.end(), root_of(source)) == nodes.end()) {
-                fetch(source, inputs_, source);
+                fetch(source);
             }
         }
         if (node->op == GGML_OP_ADD_ID) {
-            const ggml_tensor * added  = node->src[1];
-            const auto          buffer = root_of(added)->buffer;
-            const bool          stays  = ggml_backend_buffer_get_usage(buffer) == GGML_BACKEND_BUFFER_USAGE_WEIGHTS;
-            fetch(added, stays ? constants_ : inputs_, stays ? added->data : added);
+            fetch(node->src[1]);
         }
     }
 }
 
-void host_rows::fetch(const ggml_tensor * tensor, std::map<const void *, bytes> & to, const void * key) {
-    if (to.count(key) == 0) {
-        bytes & copy = to[key];
+void host_rows::fetch(const ggml_tensor * tensor) {
+    if (inputs_.count(tensor) == 0) {
+        bytes & copy = inputs_[tensor];
         copy.resize(ggml_nbytes(tensor));
         ggml_backend_tensor_get(tensor, copy.data(), 0, copy.size());
     }
@@ -227,9 +224,8 @@ ggml_tensor * host_rows::rows_of(const ggml_tensor * outer, const row_range & ra
 ggml_tensor * host_rows::constant(const ggml_tensor * outer) {
     ggml_tensor *& copy = copies_[outer];
     if (!copy) {
-        const auto kept = constants_.find(outer->data);
-        copy            = ggml_new_tensor(ctx_.get(), outer->type, GGML_MAX_DIMS, outer->ne);
-        copy->data      = kept == constants_.end() ? inputs_[outer].data() : kept->second.data();
+        copy       = ggml_new_tensor(ctx_.get(), outer->type, GGML_MAX_DIMS, outer->ne);
+        copy->data = inputs_.at(outer).data();
     }
     return copy;
 }

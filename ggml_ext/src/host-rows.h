@@ -24,7 +24,7 @@ struct layer_section {
 
 // Rows of a layer that the CPU computes from experts in host memory: the operations of the outer graph are repeated on
 // these rows alone, which stand one after the other in host memory. An input is copied there, the rows of what nobody
-// in the section reads are copied back. Of a weight (expert biases) one copy is kept.
+// in the section reads are copied back.
 //
 // Thread-safety: none.
 class host_rows {
@@ -65,7 +65,7 @@ class host_rows {
     using bytes = std::vector<char>;
 
     void                     find_results();
-    void                     fetch(const ggml_tensor * tensor, std::map<const void *, bytes> & to, const void * key);
+    void                     fetch(const ggml_tensor * tensor);
     status                   compute_some(const row_range & range, inner_graph & cpu);
     ggml_tensor *            repeat(const ggml_tensor * node, const row_range & range);
     ggml_tensor *            rows_of(const ggml_tensor * outer, const row_range & range);
@@ -78,13 +78,12 @@ class host_rows {
     const expert_index & index_;
     const layer_products products_;
 
-    layer_section                 section_ = {};
-    const layer_routing *         routing_ = nullptr;
-    std::vector<planned_use>      uses_;
-    std::vector<int32_t>          rows_; // of the outer tensors, in the order of uses_
-    std::vector<result>           results_;
-    std::map<const void *, bytes> inputs_;    // [outer tensor]
-    std::map<const void *, bytes> constants_; // [address of a weight]
+    layer_section                        section_ = {};
+    const layer_routing *                routing_ = nullptr;
+    std::vector<planned_use>             uses_;
+    std::vector<int32_t>                 rows_; // of the outer tensors, in the order of uses_
+    std::vector<result>                  results_;
+    std::map<const ggml_tensor *, bytes> inputs_; // [outer tensor]
 
     // the tensors of a range
     ggml_context_ptr                             ctx_;

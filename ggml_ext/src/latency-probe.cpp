@@ -50,8 +50,10 @@ class probe {
 
     bool ok() const { return memory_ != nullptr; }
 
-    double compute() {
-        return fastest([&] { ggml_backend_graph_compute(backend_, graph_); });
+    bool compute(double & seconds) {
+        bool ok = true;
+        seconds = fastest([&] { ok = ok && ggml_backend_graph_compute(backend_, graph_) == GGML_STATUS_SUCCESS; });
+        return ok;
     }
 
     double transfer() {
@@ -75,26 +77,44 @@ class probe {
     std::vector<ggml_tensor *> weights_;
 };
 
+// False where there is no memory, or the device failed.
+static bool measure_products(const expert_kind & kind, int64_t n_tokens, ggml_backend_t backend, double & seconds) {
+    probe p(kind, n_tokens, backend);
+    return p.ok() && p.compute(seconds);
+}
+
+static bool measure_transfer(const expert_kind & kind, ggml_backend_t backend, double & seconds) {
+    probe      p(kind, 1, backend);
+    const bool ok = p.ok();
+    seconds       = ok ? p.transfer() : 0.0;
+    return ok;
+}
+
 status measure_latencies(const expert_kinds & kinds, ggml_backend_dev_t device, measured_latencies & found) {
     const ggml_backend_ptr cpu(ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, nullptr));
     const ggml_backend_ptr other(ggml_backend_dev_init(device, nullptr));
     const status           failed = status::error(
-        format("%s has no room for a single expert: choose another device", ggml_backend_dev_name(device)));
+        format("%s cannot compute a single expert: choose another device", ggml_backend_dev_name(device)));
     if (!cpu || !other) {
         return failed;
     }
     ggml_backend_cpu_set_n_threads(cpu.get(), int(std::max(1u, std::thread::hardware_concurrency())));
+    size_t largest = 0;
     for (const expert_kind & kind : kinds.all()) {
-        probe one(kind, 1, cpu.get());
-        probe many(kind, MANY_TOKENS, cpu.get());
-        probe there(kind, 1, other.get());
-        if (!one.ok() || !many.ok() || !there.ok()) {
+        double first    = 0.0;
+        double many     = 0.0;
+        double there    = 0.0;
+        double transfer = 0.0;
+        if (!measure_products(kind, 1, cpu.get(), first) || !measure_products(kind, MANY_TOKENS, cpu.get(), many) ||
+            !measure_products(kind, 1, other.get(), there) || !measure_transfer(kind, other.get(), transfer)) {
             return failed;
         }
-        const double first     = one.compute();
-        const double per_token = std::max(0.0, many.compute() - first) / double(MANY_TOKENS - 1);
-        found.kinds.push_back({ kind.bytes(), std::max(0.0, first - per_token), per_token, there.compute() });
-        found.transfer_per_byte = there.transfer() / double(kind.bytes());
+        const double per_token = std::max(0.0, many - first) / double(MANY_TOKENS - 1);
+        found.kinds.push_back({ kind.bytes(), std::max(0.0, first - per_token), per_token, there });
+        if (kind.bytes() > largest) { // a transfer's fixed cost counts for less
+            largest                 = kind.bytes();
+            found.transfer_per_byte = transfer / double(kind.bytes());
+        }
     }
     return {};
 }

@@ -303,7 +303,10 @@ void loader::ask_for(const std::vector<chunk> & chunks) {
 void loader::enqueue(const std::vector<chunk> & chunks, load_urgency urgency) {
     const bool          is_demand = urgency == load_urgency::demand;
     std::deque<chunk> & queue     = is_demand ? demand_ : prefetch_;
-    queue.insert(queue.end(), chunks.begin(), chunks.end());
+    const auto          is_read   = [](const chunk & c) { return !c.source; };
+    const bool          is_copy   = !is_read(chunks.front()); // what it waited for is there
+    queue.insert(is_copy ? std::find_if(queue.begin(), queue.end(), is_read) : queue.end(), chunks.begin(),
+                 chunks.end());
     if (is_demand) {
         change_demands(ptrdiff_t(chunks.size()));
     }

@@ -125,15 +125,15 @@ status moe_executor::begin_layer(const stage & st, const ggml_tensor * last, inn
         layer_.done |= st.parts;
         return {};
     }
-    status s;
     if (layer_.ids && !layer_.is_ended) { // another layer in the same graph
-        s = end_layer(last, inner);
+        const status s = end_layer(last, inner);
         release_held();
+        if (!s.ok()) {
+            return s;
+        }
     }
-    layer_ = {};
-    if (s.ok()) {
-        s = read_routing(matmul, expert_of(matmul).layer, layer_.routing);
-    }
+    layer_   = {};
+    status s = read_routing(matmul, expert_of(matmul).layer, layer_.routing);
     if (s.ok()) {
         layer_.rows = batch_.rows(layer_.routing.n_tokens);
         s           = check_weights(matmul);

@@ -22,7 +22,8 @@ enum class compute_mode {
 //                  the link before, for `transfer`, one after the other.
 // CPU, device and link work at the same time, and what was brought last is still to be computed: the layer takes
 //   max(sum of the CPU's, sum of the device's, sum of transfers + the longest `device` of an expert brought)
-// What must be read from disk is read for either of them, and is in no latency.
+// What must be read from disk is read for either of them, and is in no latency. The CPU does its share in one go: what
+// arrives on the device meanwhile runs after that, so that a layer may take up to the device time of it longer.
 
 // Of experts that are alike: of one type and shape. Seconds, none of them negative.
 struct expert_costs {

@@ -30,15 +30,16 @@ static status budget_too_small(const settings & s, uint64_t needed) {
 // Of a device's memory: what a large pool's operations may take (layer_products).
 static constexpr uint64_t WORK_SHARE = 256;
 
-// On a device with memory of its own. The process's budget then has to hold everything else.
+// Where the pools are on a device with memory of its own, the process's budget has to hold everything else.
+static status check_others(const settings & s, const other_memory & other) {
+    const uint64_t others = other.before + other.model + other.scratch + SLACK;
+    return s.memory > 0 && s.memory - s.memory / 100 < others ? budget_too_small(s, others) : status();
+}
+
 static status device_pool_bytes(const settings & s, const pool_demand & d, const other_memory & other,
                                 uint64_t & bytes) {
-    const uint64_t smallest = smallest_pools(s, d);
-    const uint64_t others   = other.before + other.model + other.scratch + SLACK;
-    if (s.memory > 0 && s.memory - s.memory / 100 < others) {
-        return budget_too_small(s, others);
-    }
-    const device_memory & device = other.device;
+    const uint64_t        smallest = smallest_pools(s, d);
+    const device_memory & device   = other.device;
     if (s.device_memory > 0) {
         const uint64_t usable = s.device_memory - s.device_memory / WORK_SHARE;
         bytes                 = usable - std::min(usable, device.rows);
@@ -75,6 +76,10 @@ static uint64_t host_room(const settings & s, const other_memory & other) {
 
 static status pool_bytes(const settings & s, const pool_demand & d, const other_memory & other, uint64_t & bytes) {
     const uint64_t smallest = smallest_pools(s, d);
+    const status   fits     = other.device.name ? check_others(s, other) : status();
+    if (!fits.ok()) {
+        return fits;
+    }
     if (s.pools > 0) {
         bytes = s.pools;
         return bytes >= smallest

@@ -5,6 +5,9 @@
 #include "executor-fixture.h"
 #include "rpc-device.h"
 
+#include <chrono>
+#include <thread>
+
 static moe_executor::config with(score_thresholds thresholds) {
     return { { thresholds }, false };
 }
@@ -63,15 +66,19 @@ TEST_CASE("modes: the CPU has nothing, what is missing, or what the cost model g
     CHECK(some.counters.measured_ns > 0);
 }
 
-TEST_CASE("what the CPU has computed comes to the device") {
+TEST_CASE("what the CPU has computed comes to the device, one expert at a time, and then stays with it") {
     const model_on_disk m;
     engine              e     = cooperative(m, 8);
     const layer_input   input = random_input(m.shape, 1, 9);
     const rows          first = e.compute(m, input);
     CHECK(e.counters.selections_cpu == 2);
-    CHECK(e.compute(m, input) == first);
-    CHECK(e.counters.selections_cpu == 2); // there, or on the way
-    CHECK(e.counters.hits[TIER_HIGH] == 2);
+    uint64_t before = 0;
+    for (int i = 0; i < 10000 && e.counters.selections_cpu != before; i++) {
+        before = e.counters.selections_cpu;
+        std::this_thread::sleep_for(std::chrono::milliseconds(1)); // a copy is under way
+        REQUIRE(e.compute(m, input) == first);
+    }
+    CHECK(e.counters.selections_cpu == before);
     CHECK(e.counters.bytes_transferred > 0);
 }
 

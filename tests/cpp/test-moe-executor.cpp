@@ -239,7 +239,8 @@ TEST_CASE("an expert that does not exist is an error") {
         input.ids[3]      = id;
         engine e(m, 8, 0);
         CHECK(error_of(e, m, input) ==
-              "the router chose expert " + std::to_string(id) + " of 8 in 'blk.0.ffn_gate_exps.weight'");
+              "the router chose expert " + std::to_string(id) +
+                  " of 8 in 'blk.0.ffn_gate_exps.weight': the device that computed it is lost or broken");
     }
 }
 

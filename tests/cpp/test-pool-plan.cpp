@@ -211,6 +211,9 @@ TEST_CASE("with a device a memory budget is for everything but the pools") {
     CHECK(planned(with_memory(1000 * MiB), one_tier(), with_device()).n_slots[TIER_HIGH] == 64);
     const std::string message = refused(with_memory(others * MiB), one_tier(), with_device());
     CHECK(message.find("a memory budget of 942.0 MiB is too small") != std::string::npos);
+    settings with_pools = with_memory(others * MiB);
+    with_pools.pools    = 100 * MiB;
+    CHECK(refused(with_pools, one_tier(), with_device()) == message);
 }
 
 TEST_CASE("host memory behind a device caches experts in what its budget leaves") {
