@@ -19,7 +19,6 @@ from pathlib import Path
 
 from pyhobbit.disk import huge_pages, measure_disk, open_direct
 
-SUMMARY = "What the disk delivers in bursts, as the missing experts of a layer are read."
 READ_BYTES = 432 << 10  # a multiple of what direct reads need
 PAUSE_S = 0.003
 SECONDS = 2.0

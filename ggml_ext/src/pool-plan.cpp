@@ -30,9 +30,14 @@ static status budget_too_small(const settings & s, uint64_t needed) {
 // Of a device's memory: what a large pool's operations may take (layer_products).
 static constexpr uint64_t WORK_SHARE = 256;
 
+// What a budget has to hold beside the pools in host memory.
+static uint64_t beside_pools(const other_memory & other) {
+    return other.before + other.model + other.scratch + SLACK;
+}
+
 // Where the pools are on a device with memory of its own, the process's budget has to hold everything else.
 static status check_others(const settings & s, const other_memory & other) {
-    const uint64_t others = other.before + other.model + other.scratch + SLACK;
+    const uint64_t others = beside_pools(other);
     return s.memory > 0 && s.memory - s.memory / 100 < others ? budget_too_small(s, others) : status();
 }
 
@@ -67,7 +72,7 @@ static uint64_t host_room(const settings & s, const other_memory & other) {
     uint64_t taken = other.scratch + std::max(256 * MiB, other.available / 10);
     if (s.memory > 0) {
         room  = s.memory - s.memory / 100;
-        taken = other.before + other.model + other.scratch + SLACK;
+        taken = beside_pools(other);
     } else if (other.before + other.model > other.now) {
         taken += other.before + other.model - other.now; // still to come
     }
@@ -96,7 +101,7 @@ static status pool_bytes(const settings & s, const pool_demand & d, const other_
     if (bytes >= smallest) {
         return {};
     }
-    return s.memory > 0 ? budget_too_small(s, other.before + other.model + other.scratch + SLACK + smallest)
+    return s.memory > 0 ? budget_too_small(s, beside_pools(other) + smallest)
                         : status::error(
                               format("not enough free memory for expert pools: %s are left, the smallest that work are "
                                      "%s; free some memory or use a smaller context",
