@@ -83,11 +83,13 @@ static bool measure_products(const expert_kind & kind, int64_t n_tokens, ggml_ba
     return p.ok() && p.compute(seconds);
 }
 
-static bool measure_transfer(const expert_kind & kind, ggml_backend_t backend, double & seconds) {
-    probe      p(kind, 1, backend);
-    const bool ok = p.ok();
-    seconds       = ok ? p.transfer() : 0.0;
-    return ok;
+static bool measure_device(const expert_kind & kind, ggml_backend_t backend, double & seconds, double & transfer) {
+    probe p(kind, 1, backend);
+    if (!p.ok() || !p.compute(seconds)) {
+        return false;
+    }
+    transfer = p.transfer();
+    return true;
 }
 
 status measure_latencies(const expert_kinds & kinds, ggml_backend_dev_t device, measured_latencies & found) {
@@ -106,7 +108,7 @@ status measure_latencies(const expert_kinds & kinds, ggml_backend_dev_t device, 
         double there    = 0.0;
         double transfer = 0.0;
         if (!measure_products(kind, 1, cpu.get(), first) || !measure_products(kind, MANY_TOKENS, cpu.get(), many) ||
-            !measure_products(kind, 1, other.get(), there) || !measure_transfer(kind, other.get(), transfer)) {
+            !measure_device(kind, other.get(), there, transfer)) {
             return failed;
         }
         const double per_token = std::max(0.0, many - first) / double(MANY_TOKENS - 1);
