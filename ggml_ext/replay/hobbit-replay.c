@@ -5,6 +5,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 // The layer of a tensor that llama.cpp has named PREFIX-LAYER; -1 for all others, views of such a tensor included.
@@ -23,8 +24,8 @@ static const char * check(const struct hobbit_replay * replay, const struct ggml
     if (!probabilities || probabilities->ne[1] != chosen->ne[1]) {
         return "the probabilities of a router were not seen before its choice";
     }
-    if (!replay->is_host(chosen->buffer) || !replay->is_host(probabilities->buffer)) {
-        return "a router's choice is not in the memory of the CPU";
+    if (replay->is_host(chosen->buffer) != replay->is_host(probabilities->buffer)) {
+        return "a router's choice and its probabilities are in the memory of two devices";
     }
     if (layer >= replay->n_layers || chosen->ne[0] != replay->n_used) {
         return "what is to be replayed has another shape than the model";
@@ -35,12 +36,18 @@ static const char * check(const struct hobbit_replay * replay, const struct ggml
     return NULL;
 }
 
-// Rows need not be contiguous.
-static char * row(const struct ggml_tensor * tensor, int64_t i) {
-    return (char *) tensor->data + (size_t) i * tensor->nb[1];
+// From the first to the last value, of 4 bytes each. Rows need not be contiguous.
+static size_t span_of(const struct ggml_tensor * tensor) {
+    return 4 + (size_t) (tensor->ne[0] - 1) * tensor->nb[0] + (size_t) (tensor->ne[1] - 1) * tensor->nb[1];
 }
 
-static void overwrite(const struct hobbit_replay * replay, struct ggml_tensor * chosen, int64_t layer) {
+static char * at(char * values, const struct ggml_tensor * tensor, int64_t row, int64_t column) {
+    return values + (size_t) row * tensor->nb[1] + (size_t) column * tensor->nb[0];
+}
+
+// numbers, values: what the tensors span.
+static void overwrite(const struct hobbit_replay * replay, int64_t layer, const struct ggml_tensor * chosen,
+                      char * numbers, char * values) {
     const struct ggml_tensor * probabilities = replay->probabilities;
     // llama.cpp also names a router's outputs so, where the softmax is over the chosen ones
     const bool    is_logits = probabilities->op == GGML_OP_MUL_MAT || probabilities->op == GGML_OP_ADD;
@@ -49,13 +56,34 @@ static void overwrite(const struct hobbit_replay * replay, struct ggml_tensor * 
         const int64_t place =
             (replay->positions[first + i] % replay->n_rows * replay->n_layers + layer) * replay->n_used;
         for (int64_t k = 0; k < replay->n_used; k++) {
-            const int32_t expert                                       = replay->experts[place + k];
-            const float   weight                                       = replay->weights[place + k];
-            *(int32_t *) (row(chosen, i) + (size_t) k * chosen->nb[0]) = expert;
-            *(float *) (row(probabilities, i) + (size_t) expert * probabilities->nb[0]) =
-                is_logits ? logf(weight) : weight;
+            const int32_t expert                            = replay->experts[place + k];
+            const float   weight                            = replay->weights[place + k];
+            *(int32_t *) at(numbers, chosen, i, k)          = expert;
+            *(float *) at(values, probabilities, i, expert) = is_logits ? logf(weight) : weight;
         }
     }
+}
+
+// Returns why the choice cannot be replayed, NULL where it was.
+static const char * change(const struct hobbit_replay * replay, int64_t layer, struct ggml_tensor * chosen) {
+    const char * error = check(replay, chosen, layer);
+    if (error) {
+        return error;
+    }
+    struct ggml_tensor * probabilities = replay->probabilities;
+    const size_t         sizes[]       = { span_of(chosen), span_of(probabilities) };
+    char *               numbers       = malloc(sizes[0] + sizes[1]);
+    if (!numbers) {
+        return "there is no memory for a copy of a router's choice";
+    }
+    char * values = numbers + sizes[0];
+    replay->get(chosen, numbers, 0, sizes[0]);
+    replay->get(probabilities, values, 0, sizes[1]);
+    overwrite(replay, layer, chosen, numbers, values);
+    replay->set(chosen, numbers, 0, sizes[0]);
+    replay->set(probabilities, values, 0, sizes[1]);
+    free(numbers);
+    return NULL;
 }
 
 bool hobbit_replay_eval(struct ggml_tensor * tensor, bool ask, void * user_data) {
@@ -72,12 +100,8 @@ bool hobbit_replay_eval(struct ggml_tensor * tensor, bool ask, void * user_data)
         return !ask;
     }
     if (!ask) {
-        const char * error = check(replay, tensor, layer);
-        if (error) {
-            replay->error = replay->error ? replay->error : error;
-        } else {
-            overwrite(replay, tensor, layer);
-        }
+        const char * error    = change(replay, layer, tensor);
+        replay->error         = replay->error ? replay->error : error;
         replay->probabilities = NULL;
     }
     return true;

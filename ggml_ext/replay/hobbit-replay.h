@@ -8,6 +8,7 @@
 #define HOBBIT_REPLAY_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #ifdef __cplusplus
@@ -32,14 +33,17 @@ struct hobbit_replay {
     const int64_t * positions;
     int64_t         n_positions;
 
-    bool (*is_host)(struct ggml_backend_buffer * buffer); // ggml_backend_buffer_is_host of the build in use
+    // Of the build in use: ggml_backend_buffer_is_host, ggml_backend_tensor_get and ggml_backend_tensor_set.
+    bool (*is_host)(struct ggml_backend_buffer * buffer);
+    void (*get)(const struct ggml_tensor * tensor, void * data, size_t offset, size_t size);
+    void (*set)(struct ggml_tensor * tensor, const void * data, size_t offset, size_t size);
 
     struct ggml_tensor * probabilities; // of the layer in hand; begin with NULL
     const char *         error;         // the first one, a sentence; begin with NULL
 };
 
 // A ggml_backend_sched_eval_callback; user_data is a struct hobbit_replay. Asks to stop once per layer, where the
-// experts have been chosen and their weights have not been taken yet.
+// experts have been chosen and their weights have not been taken yet. Both may lie in a device's memory.
 __attribute__((visibility("default"))) bool hobbit_replay_eval(struct ggml_tensor * tensor, bool ask, void * user_data);
 
 #ifdef __cplusplus

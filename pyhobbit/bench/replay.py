@@ -28,6 +28,8 @@ class _State(ctypes.Structure):
         ("positions", ctypes.c_void_p),
         ("n_positions", ctypes.c_int64),
         ("is_host", ctypes.c_void_p),
+        ("get", ctypes.c_void_p),
+        ("set", ctypes.c_void_p),
         ("probabilities", ctypes.c_void_p),
         ("error", ctypes.c_char_p),
     ]
@@ -41,7 +43,10 @@ class Replay:
         self._library = ctypes.CDLL(str(LIB_DIR / "libhobbit-replay.so"))
         self._base = ctypes.CDLL(str(lib_dir / "libggml-base.so"))
         self._state = _State()
-        self._state.is_host = ctypes.cast(self._base.ggml_backend_buffer_is_host, ctypes.c_void_p).value
+        self._state.is_host, self._state.get, self._state.set = (
+            ctypes.cast(self._base[f"ggml_backend_{name}"], ctypes.c_void_p).value
+            for name in ("buffer_is_host", "tensor_get", "tensor_set")
+        )
         self._arrays: tuple[NDArray[np.int32], NDArray[np.float32]] | None = None
         self._positions = np.empty(0, np.int64)
 
