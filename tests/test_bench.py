@@ -13,10 +13,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import bench_jobs
 import models
 import numpy as np
 import pytest
 import traces
+from bench_jobs import PROMPTS
 from conftest import RunPyhobbit
 
 from pyhobbit import bench, cli
@@ -29,7 +31,6 @@ from pyhobbit.convert.pipeline import convert
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.trace import read_trace
 
-PROMPTS = (4, 12)
 SMALL = replace(
     SHAPES["tiny"], n_layer=2, n_embd=256, n_ff=256, n_head=2, n_head_kv=1, head_dim=64, n_expert=16
 )
@@ -46,43 +47,11 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _trace(folder: Path, n_tokens: int, n_layers: int, n_experts: int, n_used: int) -> Path:
-    """Random choices; the first two tokens are a prompt."""
-    draw = np.random.default_rng(7)
-    rows: list[traces.Row] = []
-    for token in range(n_tokens):
-        for layer in range(n_layers):
-            weights = np.sort(draw.random(n_used))[::-1]
-            experts = draw.permutation(n_experts)[:n_used]
-            rows += [
-                (0, int(token >= 2), token, layer, rank, int(experts[rank]), round(float(weights[rank]), 6))
-                for rank in range(n_used)
-            ]
-    return traces.write_trace(folder / "t.csv", rows, n_layers, n_experts, n_used)
-
-
-def _routes(folder: Path, shape: routing.MoeShape, trace: Path | None) -> Path:
-    arrays = {"sweep": routing.sweep(shape).experts}
-    if trace is not None:
-        laid = routing.lay_over(read_trace(trace), shape)
-        arrays |= {"experts": laid.experts, "weights": laid.weights}
-    np.savez(folder / "routing.npz", **arrays)
-    return folder / "routing.npz"
-
-
-def _measure(model: Path, routes: Path, **options: Any) -> job.Measured:
-    """In a process of its own, as the bench does it."""
-    what = job.Job(
-        str(model), routing=str(routes), prompts=PROMPTS, n_warm_up=3, n_tokens=5, seconds=30, **options
-    )
-    done = runner.start(what, None)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return job.Measured(**json.loads(done.stdout))
+    return traces.write_random_trace(folder / "t.csv", n_tokens, n_layers, n_experts, n_used)
 
 
 def _ours(model: Path, **settings: Any) -> dict[str, Any]:
-    given = {"hobbit.enable": True, "hobbit.tag": 1, "hobbit.pools": 2 * model.stat().st_size}
-    keys = {f"hobbit.{key}": value for key, value in settings.items()}
-    return {"lib_dir": None, "settings": {**given, **keys}}
+    return bench_jobs.ours(**{"pools": 2 * model.stat().st_size, **settings})
 
 
 STOCK = {"lib_dir": str(models.STOCK_DIR), "mmap": True}
@@ -147,9 +116,9 @@ def test_a_sweep_chooses_every_expert() -> None:
 
 def test_what_is_replayed_is_what_the_engine_computes(small: Path, tmp_path: Path) -> None:
     shape = routing.moe_shape(small)
-    routes = _routes(tmp_path, shape, _trace(tmp_path, 11, 2, 16, 3))
+    routes = bench_jobs.routes(tmp_path, shape, _trace(tmp_path, 11, 2, 16, 3))
     recorded = tmp_path / "recorded.csv"
-    _measure(small, routes, **_ours(small, trace=str(recorded)))
+    bench_jobs.measure(small, routes, **_ours(small, trace=str(recorded)))
     rows = read_trace(recorded).routes.reshape(-1, shape.n_used)
     with np.load(routes) as arrays:
         experts, weights = arrays["experts"], arrays["weights"]
@@ -167,14 +136,14 @@ def test_what_is_replayed_is_what_the_engine_computes(small: Path, tmp_path: Pat
 def test_a_replay_gives_the_same_logits_in_stock_and_in_ours(arch: str, tmp_path: Path) -> None:
     model = models.random_model(arch)
     shape = routing.moe_shape(model)
-    routes = _routes(tmp_path, shape, _trace(tmp_path, 11, 3, 8, 2))
+    routes = bench_jobs.routes(tmp_path, shape, _trace(tmp_path, 11, 3, 8, 2))
     (tmp_path / "own").mkdir()
-    own_routes = _routes(tmp_path / "own", shape, None)
-    stock = _measure(model, routes, **STOCK)
-    ours = _measure(model, routes, **_ours(model))
+    own_routes = bench_jobs.routes(tmp_path / "own", shape, None)
+    stock = bench_jobs.measure(model, routes, **STOCK)
+    ours = bench_jobs.measure(model, routes, **_ours(model))
     assert ours.logits_crc == stock.logits_crc
     assert ours.counters["selections_high"] == 5 * ours.info["n_layers"] * shape.n_used
-    assert _measure(model, own_routes, **STOCK).logits_crc != stock.logits_crc
+    assert bench_jobs.measure(model, own_routes, **STOCK).logits_crc != stock.logits_crc
 
 
 def test_a_replay_of_another_shape_is_an_error(small: Path, tmp_path: Path) -> None:
@@ -200,16 +169,16 @@ def test_every_shape_declares_what_its_architecture_wants(name: str, tmp_path: P
     )  # fmt: skip
     model = generate.write_model(tmp_path, name, small, "q4_0")
     low_tier = {"sidecar": generate.write_low_tier(model, small, "q2_k").name, "t1": 0.0, "t2": 1.0}
-    routes = _routes(tmp_path, routing.moe_shape(model), None)
-    stock = _measure(model, routes, **STOCK)
-    resident = _measure(model, routes, **_ours(model), fits=True)
+    routes = bench_jobs.routes(tmp_path, routing.moe_shape(model), None)
+    stock = bench_jobs.measure(model, routes, **STOCK)
+    resident = bench_jobs.measure(model, routes, **_ours(model), fits=True)
     assert resident.hit_rate == 1
     assert resident.counters["bytes_read"] == 0
-    mixed = _measure(model, routes, **_ours(model, pools=model.stat().st_size // 4, **low_tier))
+    mixed = bench_jobs.measure(model, routes, **_ours(model, pools=model.stat().st_size // 4, **low_tier))
     assert stock.n_decoded == mixed.n_decoded == 5
     assert mixed.counters["selections_low"] > 0
     low_tier["sidecar"] = generate.write_residual(model, small, "q2_k", "q2_k").name
-    residual = _measure(model, routes, **_ours(model, pools=model.stat().st_size // 4, **low_tier))
+    residual = bench_jobs.measure(model, routes, **_ours(model, pools=model.stat().st_size // 4, **low_tier))
     assert residual.info["high_is_residual"]
     assert residual.counters["selections_high"] > 0
     assert residual.counters["selections_low"] > 0
@@ -340,8 +309,8 @@ def test_ours_gets_the_limit_less_a_margin(small: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--limits", "2"], "--limits takes shares of the file"),
-        (["--limits", "0"], "--limits takes shares of the file"),
+        (["--limits", "2"], "--limits takes shares, above 0 to 1"),
+        (["--limits", "0"], "--limits takes shares, above 0 to 1"),
         (["--reps", "0"], "--reps takes a positive number"),
         (["--prompts", "0"], "--prompts takes numbers of tokens"),
         (["--tokens", "0"], "--tokens takes a positive number"),
@@ -388,7 +357,8 @@ def test_a_models_own_sidecar_decides_which_arms_run(small: Path, tmp_path: Path
     sidecar = convert(Options(model, low="q4_0", high=high, sidecar=True))
     parser = argparse.ArgumentParser()
     bench.add_arguments(parser)
-    config = bench._config(parser.parse_args(["--model", str(model), "--stock", str(models.stock_dir())]))
+    args = parser.parse_args(["--model", str(model), "--stock", str(models.stock_dir())])
+    config = bench.configured(args, BY_NAME)
     assert (config.low, config.residual) == ((None, sidecar) if residual else (sidecar, None))
     assert {arm.tiers for arm in config.arms} == {"high", "residual" if residual else "low"}
 

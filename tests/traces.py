@@ -4,6 +4,8 @@
 from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
+
 COLUMNS = "turn,phase,step,layer,slot,expert,weight,residency,expert_bytes"
 
 Row = tuple[int, int, int, int, int, int, float]
@@ -44,3 +46,18 @@ def ranked(*tokens: tuple[int, int, int]) -> list[Row]:
         for step, experts in enumerate(tokens)
         for slot in range(3)
     ]
+
+
+def write_random_trace(path: Path, n_tokens: int, n_layers: int, n_experts: int, n_used: int) -> Path:
+    """Random choices; the first two tokens are a prompt."""
+    draw = np.random.default_rng(7)
+    rows: list[Row] = []
+    for token in range(n_tokens):
+        for layer in range(n_layers):
+            weights = np.sort(draw.random(n_used))[::-1]
+            experts = draw.permutation(n_experts)[:n_used]
+            rows += [
+                (0, int(token >= 2), token, layer, rank, int(experts[rank]), round(float(weights[rank]), 6))
+                for rank in range(n_used)
+            ]
+    return write_trace(path, rows, n_layers, n_experts, n_used)

@@ -9,7 +9,7 @@ import argparse
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 from pyhobbit.errors import ConfigError, HobbitError
 
 if TYPE_CHECKING:
-    from pyhobbit.bench.arms import Tiers
+    from pyhobbit.bench.arms import Arm, Tiers
+    from pyhobbit.bench.report import Results
     from pyhobbit.bench.runner import BenchConfig
 
 _TERMINATED = 143
@@ -26,11 +27,21 @@ _TERMINATED = 143
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options of the verb."""
-    from pyhobbit.bench.arms import ARMS
+    from pyhobbit.bench.arms import BY_NAME
+
+    limits = (
+        "memory of the process as shares of the model file; none: only what holds everything in memory "
+        "(default: 0.15 0.25 0.4 0.6)"
+    )
+    add_options(parser, BY_NAME, limits)
+
+
+def add_options(parser: argparse.ArgumentParser, arms: "Mapping[str, Arm]", limits: str) -> None:
+    """Declares the options of a comparison of these arms; limits: what --limits is."""
     from pyhobbit.bench.shapes import SHAPES
 
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = "arms:\n" + "\n".join(f"  {arm.name:<24} {arm.summary}" for arm in ARMS)
+    parser.epilog = "arms:\n" + "\n".join(f"  {arm.name:<24} {arm.summary}" for arm in arms.values())
     add = parser.add_argument
     model = parser.add_mutually_exclusive_group(required=True)
     model.add_argument("--shape", choices=SHAPES, help="make a random-weight model of this shape")
@@ -53,14 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="replay this routing in every arm (default: the model's own)",
     )
     add("--arms", nargs="+", metavar="NAME", help="see below (default: all that the files allow)")
-    add(
-        "--limits",
-        type=float,
-        nargs="*",
-        metavar="F",
-        help="memory of the process as shares of the model file; none: only what holds everything in memory "
-        "(default: 0.15 0.25 0.4 0.6)",
-    )
+    add("--limits", type=float, nargs="*", metavar="F", help=limits)
     add("--t1", type=float, metavar="F", help="threshold of the arms with two tiers (default: 0.6)")
     add("--t2", type=float, metavar="F", help="threshold of the arms with two tiers (default: 0.9)")
     add("--reps", type=int, metavar="N", help="repetitions (default: 5)")
@@ -87,26 +91,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Runs the verb with parsed options; returns the exit status. Raises HobbitError."""
     from pyhobbit.bench import report, runner
+    from pyhobbit.bench.arms import BY_NAME
 
-    config = _config(args)
+    config = configured(args, BY_NAME)
+    path = results_path(args, config)
+    with terminable():
+        results = report.Results(runner.run(config, path))
+    publish(results, path.parent, report.table(results))
+    return 0
+
+
+def results_path(args: argparse.Namespace, config: "BenchConfig") -> Path:
+    """Where the lines of JSON go. Raises HobbitError."""
     folder = args.output or Path("bench-results") / f"{config.model.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     path = folder / "results.jsonl"
     if path.exists():
         raise HobbitError(f"{path} exists; give another folder with --output, or remove it")
-    with _terminable():
-        results = report.Results(runner.run(config, path))
-    text = report.table(results)
+    return path
+
+
+def publish(results: "Results", folder: Path, text: str) -> None:
+    """Writes the table `text` and a plot beside the lines of JSON.
+
+    Raises HobbitError, also where runs failed.
+    """
+    from pyhobbit.bench import report
+
     (folder / "table.md").write_text(text + "\n", encoding="utf-8")
     report.plot(results, folder / "speed.png")
     print(text)
-    print(f"\n{path}, table.md and speed.png hold this run", file=sys.stderr)
+    print(f"\n{folder / 'results.jsonl'}, table.md and speed.png hold this run", file=sys.stderr)
     if errors := results.errors():
         raise HobbitError("some runs failed: " + "; ".join(errors))
-    return 0
 
 
 @contextmanager
-def _terminable() -> Iterator[None]:
+def terminable() -> Iterator[None]:
     """SIGTERM ends what runs in order, so that the disk's readahead is put back."""
     before = signal.signal(signal.SIGTERM, lambda _signal, _frame: sys.exit(_TERMINATED))
     try:
@@ -115,7 +135,8 @@ def _terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _config(args: argparse.Namespace) -> "BenchConfig":
+def configured(args: argparse.Namespace, arms: "Mapping[str, Arm]") -> "BenchConfig":
+    """What the options say; a model that is wanted is made. Raises HobbitError."""
     from pyhobbit.bench import runner
 
     given = {
@@ -126,10 +147,10 @@ def _config(args: argparse.Namespace) -> "BenchConfig":
     for tier in ("low", "residual"):  # types so far
         given.pop(tier, None)
     checked = runner.BenchConfig(model=Path(), arms=(), **given)  # before a model is made
-    runner.choose_arms(args.arms, ())
+    runner.choose_arms(args.arms, (), arms)
     model, tiers = _files(args)
-    arms = runner.choose_arms(args.arms, ("high", *tiers))
-    return runner.resolved(replace(checked, model=model, arms=arms, **tiers))
+    chosen = runner.choose_arms(args.arms, ("high", *tiers), arms)
+    return runner.resolved(replace(checked, model=model, arms=chosen, **tiers))
 
 
 def _files(args: argparse.Namespace) -> "tuple[Path, dict[Tiers, Path]]":

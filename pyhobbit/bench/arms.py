@@ -37,7 +37,8 @@ class Arm:
             raise ValueError(f"{self.name}: stock llama.cpp knows no settings of the expert cache")
 
 
-def _ours(name: str, summary: str, tiers: Tiers = "high", *, fits: bool = False, **settings: Setting) -> Arm:
+def ours(name: str, summary: str, tiers: Tiers = "high", *, fits: bool = False, **settings: Setting) -> Arm:
+    """An arm of this package with these settings, without their prefix."""
     keys = {f"hobbit.{key}": value for key, value in settings.items()}
     return Arm(name, summary, "ours", fits=fits, repack=True, tiers=tiers, settings=keys)
 
@@ -47,19 +48,19 @@ ARMS = (
     Arm("stock-mmap-128k", "llama.cpp, mmap, readahead 128 KiB", "stock", mmap=True, readahead_kb=128),
     Arm("stock-ram", "llama.cpp, all in memory, plain layouts", "stock", fits=True),
     Arm("stock-repacked", "llama.cpp, all in memory, repacked", "stock", fits=True, repack=True),
-    _ours("ours-resident", "expert cache that holds every expert", fits=True),
-    _ours("ours-resident-plain", "as ours-resident, plain layouts", fits=True, pack=False),
-    _ours("ours-resident-residual", "as ours-resident, in two parts", "residual", fits=True, t1=1.0, t2=1.0),
-    _ours("ours", "expert cache, everything in high precision"),
-    _ours("ours-mixed", "expert cache, high and low precision by Eq. 2", "low"),
-    _ours("ours-residual", "as ours-mixed, high precision is the low one and a residual", "residual"),
-    _ours("ours-noprefetch", "as ours, without prefetch", prefetch=0),
-    _ours("ours-mixed-noprefetch", "as ours-mixed, without prefetch", "low", prefetch=0),
-    _ours("ours-residual-noprefetch", "as ours-residual, without prefetch", "residual", prefetch=0),
-    _ours("lru", "LRU, demand only, as mixtral-offloading", policy="lru", prefetch=0),
-    _ours("lfu", "LFU, demand only", policy="lfu", prefetch=0),
-    _ours("moe-infinity", "the policy of MoE-Infinity, demand only", policy="moe-infinity", prefetch=0),
-    _ours("edgemoe", "the policy of EdgeMoE, demand only", policy="edgemoe", prefetch=0),
+    ours("ours-resident", "expert cache that holds every expert", fits=True),
+    ours("ours-resident-plain", "as ours-resident, plain layouts", fits=True, pack=False),
+    ours("ours-resident-residual", "as ours-resident, in two parts", "residual", fits=True, t1=1.0, t2=1.0),
+    ours("ours", "expert cache, everything in high precision"),
+    ours("ours-mixed", "expert cache, high and low precision by Eq. 2", "low"),
+    ours("ours-residual", "as ours-mixed, high precision is the low one and a residual", "residual"),
+    ours("ours-noprefetch", "as ours, without prefetch", prefetch=0),
+    ours("ours-mixed-noprefetch", "as ours-mixed, without prefetch", "low", prefetch=0),
+    ours("ours-residual-noprefetch", "as ours-residual, without prefetch", "residual", prefetch=0),
+    ours("lru", "LRU, demand only, as mixtral-offloading", policy="lru", prefetch=0),
+    ours("lfu", "LFU, demand only", policy="lfu", prefetch=0),
+    ours("moe-infinity", "the policy of MoE-Infinity, demand only", policy="moe-infinity", prefetch=0),
+    ours("edgemoe", "the policy of EdgeMoE, demand only", policy="edgemoe", prefetch=0),
 )
 
 BY_NAME = {arm.name: arm for arm in ARMS}

@@ -22,6 +22,7 @@ Key = tuple[float | None, str]
 _ALL_IN_MEMORY = "stock-ram"
 _RESIDENT = "ours-resident"
 _OURS = "ours"
+_LIMITS = "memory of the process, share of the model file"
 _MAPPED = ("stock-mmap", "stock-mmap-128k")  # stock under a limit means the better of them
 
 
@@ -70,8 +71,13 @@ def read(path: Path) -> list[dict[str, Any]]:
 class Results:
     """The repetitions of a run by limit and arm."""
 
-    def __init__(self, records: Sequence[Record]) -> None:
+    def __init__(
+        self, records: Sequence[Record], stock: Sequence[str] = _MAPPED, limits: str = _LIMITS
+    ) -> None:
+        """stock: the arms the better of which is compared with under a limit.  limits: what they are."""
         self.run = records[0]
+        self.limits = limits
+        self._stock = stock
         self._all: dict[Key, list[Record]] = {}
         for record in records[1:]:
             self._all.setdefault((record["limit"], record["arm"]), []).append(record)
@@ -94,11 +100,11 @@ class Results:
 
     def roof(self, limit: float | None, arm: str) -> float | None:
         """Tokens per second: compute with everything resident, or this arm's misses at the disk's speed."""
-        return self._median((limit, arm), self._roof)
+        return self.median((limit, arm), self._roof)
 
     def _roof(self, record: Record) -> float | None:
         """With the disk's speed beside this repetition."""
-        resident = self._median((None, _RESIDENT), _get("tokens_per_second"))
+        resident = self.median((None, _RESIDENT), _get("tokens_per_second"))
         missed_bytes = _missed_bytes(record)
         bandwidth = record["disk_bytes_per_second"]
         if resident is None or missed_bytes is None or bandwidth is None:
@@ -108,15 +114,16 @@ class Results:
     def _of_roof(self, record: Record) -> float | None:
         return _ratio(record["tokens_per_second"], self._roof(record))
 
-    def _median(self, key: Key, figure: Callable[[Record], float | None]) -> float | None:
+    def median(self, key: Key, figure: Callable[[Record], float | None]) -> float | None:
+        """Over the repetitions that have this figure."""
         values = [value for r in self._good.get(key, []) if (value := figure(r)) is not None]
         return median(values) if values else None
 
     def _of_stock(
         self, limit: float | None, better: Callable[..., float], figure: Callable[[Record], float | None]
     ) -> float | None:
-        names = (_ALL_IN_MEMORY,) if limit is None else _MAPPED
-        values = [value for name in names if (value := self._median((limit, name), figure)) is not None]
+        names = (_ALL_IN_MEMORY,) if limit is None else self._stock
+        values = [value for name in names if (value := self.median((limit, name), figure)) is not None]
         return better(values) if values else None
 
     def _row(self, key: Key) -> Row:
@@ -130,7 +137,7 @@ class Results:
         ttft = {n: median(map(figure, good)) for n, figure in prompts.items()}
         to_stock = {n: _ratio(ttft[n], self._of_stock(limit, min, figure)) for n, figure in prompts.items()}
         medians = {
-            name: self._median(key, _get(name))
+            name: self.median(key, _get(name))
             for name in (
                 "prefill_tokens_per_second",
                 "hit_rate",
@@ -147,12 +154,12 @@ class Results:
             tokens_per_second=median(speeds),
             least=min(speeds),
             most=max(speeds),
-            kept=_ratio(median(speeds), self._median((None, _ALL_IN_MEMORY), _get("tokens_per_second"))),
+            kept=_ratio(median(speeds), self.median((None, _ALL_IN_MEMORY), _get("tokens_per_second"))),
             to_stock=_ratio(median(speeds), self._of_stock(limit, max, _get("tokens_per_second"))),
             ttft_s=ttft,
             ttft_to_stock={n: ratio for n, ratio in to_stock.items() if ratio is not None},
-            of_roof=self._median(key, self._of_roof),
-            disk_use=self._median(key, _disk_use),
+            of_roof=self.median(key, self._of_roof),
+            disk_use=self.median(key, _disk_use),
             **medians,
         )
 
@@ -196,30 +203,33 @@ def _at(limit: float | None) -> str:
 
 def table(results: Results) -> str:
     """The run and its rows, as text that is a Markdown table as well."""
-    run, rows = results.run, results.rows()
-    prompts = [str(n) for n in run["options"]["prompts"]]
-    head = [
-        "memory", "arm", "token/s", "least - most", "kept", "to stock",
-        *(f"first token, {n}" for n in prompts), "prefill token/s", "hits", "MB/token", "stall", "roof",
-        "disk", "peak MB",
-    ]  # fmt: skip
-    cells = [head, *(_cells(row, prompts) for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = [_line(row, widths) for row in cells]
-    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
-    return "\n".join([*_preface(results), "", *lines])
-
-
-def _preface(results: Results) -> list[str]:
-    run = results.run
-    machine, moe, options = run["machine"], run["moe"], run["options"]
+    prompts = [str(n) for n in results.run["options"]["prompts"]]
     rate = results.bandwidth()
     disk = "no direct I/O" if rate is None else f"disk {rate / 1e9:.2f} GB/s by direct reads"
+    disk += f", readahead {results.run['readahead_kb']} KiB"
+    rows = [cells(row, prompts) for row in results.rows()]
+    return "\n".join([*preface(results, disk), "", *markdown(rows)])
+
+
+def markdown(table: Sequence[Mapping[str, str]]) -> list[str]:
+    """The lines of a table, from its rows by column."""
+    if not table:
+        return []
+    head, rows = list(table[0]), [list(row.values()) for row in table]
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
+    return [_line(head, widths), rule, *(_line(row, widths) for row in rows)]
+
+
+def preface(results: Results, transport: str) -> list[str]:
+    """Lines that say what was run on what. transport: on what the experts come by."""
+    run = results.run
+    machine, moe, options = run["machine"], run["moe"], run["options"]
     return [
         f"{run['model']}, {run['model_bytes'] / 1e9:.2f} GB, {moe['n_layers']} layers, "
         f"{moe['n_used']} of {moe['n_experts']} experts; routing: {run['routing']}",
         f"{machine['cpu']}, {machine['cores']} cores, {options['n_threads']} threads, "
-        f"{machine['memory_bytes'] / 1e9:.0f} GB; {disk}, readahead {run['readahead_kb']} KiB",
+        f"{machine['memory_bytes'] / 1e9:.0f} GB; {transport}",
         f"commit {run['commit'] or '-'}, pyhobbit {run['pyhobbit']}, {run['time']}, "
         f"medians of {options['reps']}; {_tiers_text(options)}",
     ]
@@ -232,25 +242,25 @@ def _tiers_text(options: dict[str, Any]) -> str:
     return f"low tier: {', '.join(files)}, t1 = {options['t1']:g}, t2 = {options['t2']:g}"
 
 
-def _cells(row: Row, prompts: Sequence[str]) -> list[str]:
-    name = row.arm + (f" ({row.n_failed} failed)" if row.n_failed else "")
+def cells(row: Row, prompts: Sequence[str]) -> dict[str, str]:
+    """By column."""
     spread = "-" if row.least is None else f"{row.least:.2f} - {row.most:.2f}"
-    return [
-        "all" if row.limit is None else f"{row.limit:.0%}",
-        name,
-        _number(row.tokens_per_second, ".2f"),
-        spread,
-        _number(row.kept, ".0%"),
-        _number(row.to_stock, ".2f"),
-        *(_first_token(row, n) for n in prompts),
-        _number(row.prefill_tokens_per_second, ".1f"),
-        _number(row.hit_rate, ".1%"),
-        _number(row.disk_bytes_per_token, ".1f", 1e-6),
-        _number(row.stall_share, ".0%"),
-        _number(row.of_roof, ".0%"),
-        _number(row.disk_use, ".0%"),
-        _number(row.peak_bytes, ".0f", 1e-6),
-    ]
+    return {
+        "memory": "all" if row.limit is None else f"{row.limit:.0%}",
+        "arm": row.arm + (f" ({row.n_failed} failed)" if row.n_failed else ""),
+        "token/s": number(row.tokens_per_second, ".2f"),
+        "least - most": spread,
+        "kept": number(row.kept, ".0%"),
+        "to stock": number(row.to_stock, ".2f"),
+        **{f"first token, {n}": _first_token(row, n) for n in prompts},
+        "prefill token/s": number(row.prefill_tokens_per_second, ".1f"),
+        "hits": number(row.hit_rate, ".1%"),
+        "MB/token": number(row.disk_bytes_per_token, ".1f", 1e-6),
+        "stall": number(row.stall_share, ".0%"),
+        "roof": number(row.of_roof, ".0%"),
+        "disk": number(row.disk_use, ".0%"),
+        "peak MB": number(row.peak_bytes, ".0f", 1e-6),
+    }
 
 
 def _first_token(row: Row, prompt: str) -> str:
@@ -260,7 +270,8 @@ def _first_token(row: Row, prompt: str) -> str:
     return f"{row.ttft_s[prompt]:.2f} s" + (f" ({ratio:.2f})" if ratio is not None else "")
 
 
-def _number(value: float | None, how: str, scale: float = 1.0) -> str:
+def number(value: float | None, how: str, scale: float = 1.0) -> str:
+    """As a cell; a dash where there is none."""
     return "-" if value is None else format(value * scale, how)
 
 
@@ -293,7 +304,7 @@ def plot(results: Results, path: Path) -> None:
         axes.plot(
             *zip(*roof, strict=True), color="black", linestyle=":", marker="_", label=f"roof of {_OURS}"
         )
-    axes.set(xlabel="memory of the process, share of the model file", ylabel="decode token/s", ylim=(0, None))
+    axes.set(xlabel=results.limits, ylabel="decode token/s", ylim=(0, None))
     axes.set_title(results.run["model"], loc="left")
     axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     if axes.get_legend_handles_labels()[0]:

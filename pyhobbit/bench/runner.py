@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
@@ -20,7 +20,7 @@ from tqdm import tqdm
 from pyhobbit.bench import routing, system
 from pyhobbit.bench.arms import BY_NAME, Arm, Tiers
 from pyhobbit.bench.job import Job
-from pyhobbit.config import CacheConfig, format_size
+from pyhobbit.config import CacheConfig, Setting, format_size
 from pyhobbit.errors import ConfigError, HobbitError
 
 _CHECKOUT = Path(__file__).resolve().parents[2]
@@ -31,12 +31,12 @@ _BANDWIDTH_S = 1.0
 
 @dataclass(frozen=True)
 class BenchConfig:
-    """One run. limits: shares of the model file, which the process may hold.  low: file with the low tier.
+    """One run. limits: shares of the model file, which the process may hold, or of what else is bounded.
 
-    residual: file with a low tier and a residual.  t1, t2: thresholds of the arms that use either.
-    stock: folder with the unpatched libllama.so.  trace: routing that every arm replays; None leaves it to
-    the model.  reps: repetitions.  n_tokens, n_warm_up, seconds: decoding ends with whichever comes first,
-    tokens or time.
+    low: file with the low tier.  residual: file with a low tier and a residual.  t1, t2: thresholds of the
+    arms that use either.  stock: folder with the unpatched libllama.so.  trace: routing that every arm
+    replays; None leaves it to the model.  reps: repetitions.  n_tokens, n_warm_up, seconds: decoding ends
+    with whichever comes first, tokens or time.
     """
 
     model: Path
@@ -61,7 +61,7 @@ class BenchConfig:
     def __post_init__(self) -> None:
         CacheConfig(t1=self.t1, t2=self.t2)
         for name, ok, want in (
-            ("--limits", all(0 < share <= 1 for share in self.limits), "shares of the file, above 0 to 1"),
+            ("--limits", all(0 < share <= 1 for share in self.limits), "shares, above 0 to 1"),
             ("--prompts", all(n > 0 for n in self.prompts) and self.prompts, "numbers of tokens"),
             ("--reps", self.reps > 0, "a positive number"),
             ("--tokens", self.n_tokens > 0, "a positive number"),
@@ -103,14 +103,20 @@ class Turn:
     repetition: int
 
 
-def choose_arms(names: Sequence[str] | None, tiers: Collection[Tiers]) -> tuple[Arm, ...]:
+RunTurn = Callable[[BenchConfig, Turn, Path], dict[str, Any]]
+"""What one process measured, or why it failed; the path is of the routing."""
+
+
+def choose_arms(
+    names: Sequence[str] | None, tiers: Collection[Tiers], arms: Mapping[str, Arm] = BY_NAME
+) -> tuple[Arm, ...]:
     """The arms of these names; None for all that the files allow, which have `tiers`. Raises ConfigError."""
     for name in names or ():
-        if name not in BY_NAME:
-            raise ConfigError(f"unknown arm '{name}'; there are {', '.join(BY_NAME)}")
+        if name not in arms:
+            raise ConfigError(f"unknown arm '{name}'; there are {', '.join(arms)}")
     if names is not None:
-        return tuple(BY_NAME[name] for name in dict.fromkeys(names))
-    return tuple(arm for arm in BY_NAME.values() if arm.tiers in tiers)
+        return tuple(arms[name] for name in dict.fromkeys(names))
+    return tuple(arm for arm in arms.values() if arm.tiers in tiers)
 
 
 def turns(config: BenchConfig) -> list[Turn]:
@@ -125,34 +131,30 @@ def turns(config: BenchConfig) -> list[Turn]:
 
 
 def run(config: BenchConfig, results: Path) -> list[dict[str, Any]]:
-    """Runs everything; writes a line of JSON about the run to `results`, then one for each turn.
+    """Runs everything in memory cgroups, as take_turns() does. Raises HobbitError."""
+    if any(turn.limit is not None for turn in turns(config)):
+        with system.memory_cgroup(None):
+            pass
+    return take_turns(config, results, description(config), run_turn)
+
+
+def take_turns(
+    config: BenchConfig, results: Path, head: dict[str, Any], run_turn: RunTurn
+) -> list[dict[str, Any]]:
+    """Writes a line of JSON about the run to `results`, the head, then one for each turn.
 
     A turn that fails has an "error" in place of figures. Raises HobbitError for what no turn can do without.
     """
-    order = turns(config)
-    if any(turn.limit is not None for turn in order):
-        with system.memory_cgroup(None):
-            pass
-    records: list[dict[str, Any]] = [description(config)]
+    records = [head]
     with ExitStack() as stack:
         routes = stack.enter_context(_routing_file(config))
         results.parent.mkdir(parents=True, exist_ok=True)
         file = stack.enter_context(results.open("x", encoding="utf-8"))
-        print(json.dumps(records[0]), file=file, flush=True)
-        for record in _measured(config, order, routes):
-            records.append(record)
-            print(json.dumps(record), file=file, flush=True)
+        print(json.dumps(head), file=file, flush=True)
+        for turn in tqdm(turns(config), desc="bench", unit="run", disable=None):
+            records.append(run_turn(config, turn, routes))
+            print(json.dumps(records[-1]), file=file, flush=True)
     return records
-
-
-def _measured(config: BenchConfig, order: Sequence[Turn], routes: Path) -> Iterator[dict[str, Any]]:
-    """The disk's bandwidth is measured right before and after each run: a shared disk's drifts."""
-    for turn in tqdm(order, desc="bench", unit="run", disable=None):
-        before = system.disk_bandwidth(config.model, _BANDWIDTH_S)
-        record = run_turn(config, turn, routes)
-        after = system.disk_bandwidth(config.model, _BANDWIDTH_S)
-        bandwidth = None if before is None or after is None else (before + after) / 2
-        yield record | {"disk_bytes_per_second": bandwidth}
 
 
 @contextmanager
@@ -171,21 +173,35 @@ def _routing_file(config: BenchConfig) -> Iterator[Path]:
 
 
 def run_turn(config: BenchConfig, turn: Turn, routes: Path) -> dict[str, Any]:
-    """What one process measured, with an empty page cache at its start."""
+    """With the disk's bandwidth measured right before and after: a shared disk's drifts."""
+    before = system.disk_bandwidth(config.model, _BANDWIDTH_S)
+    record = _run_limited(config, turn, routes)
+    after = system.disk_bandwidth(config.model, _BANDWIDTH_S)
+    bandwidth = None if before is None or after is None else (before + after) / 2
+    return record | {"disk_bytes_per_second": bandwidth}
+
+
+def _run_limited(config: BenchConfig, turn: Turn, routes: Path) -> dict[str, Any]:
+    """With an empty page cache at its start."""
     arm = turn.arm
     size = config.model.stat().st_size
     limit = None if turn.limit is None else int(size * turn.limit)
-    record = {
-        "kind": "result", "arm": arm.name, "limit": turn.limit, "limit_bytes": limit,
-        "repetition": turn.repetition,
-    }  # fmt: skip
+    record = record_of(turn, limit)
     system.drop_cached(config.files)
     with system.readahead(config.model, arm.readahead_kb), _cgroup(limit) as cgroup:
         done = start(job(config, arm, limit, routes), cgroup)
         peak = cgroup.peak() if cgroup else None
     if done.returncode:
-        return record | {"error": _reason(done, limit)}
+        return record | {"error": reason(done, limit)}
     return record | json.loads(done.stdout) | {"peak_bytes": peak}
+
+
+def record_of(turn: Turn, limit_bytes: int | None) -> dict[str, Any]:
+    """What a turn's record begins with."""
+    return {
+        "kind": "result", "arm": turn.arm.name, "limit": turn.limit, "limit_bytes": limit_bytes,
+        "repetition": turn.repetition,
+    }  # fmt: skip
 
 
 @contextmanager
@@ -207,7 +223,7 @@ def job(config: BenchConfig, arm: Arm, limit: int | None, routes: Path) -> Job:
         model=str(config.model.resolve()),
         lib_dir=str(config.stock.resolve()) if arm.build == "stock" else None,
         routing=str(routes),
-        settings=_settings(config, arm, limit) if arm.build == "ours" else {},
+        settings=settings(config, arm, _bound(config, limit)) if arm.build == "ours" else {},
         mmap=arm.mmap,
         repack=arm.repack,
         fits=arm.fits,
@@ -219,11 +235,15 @@ def job(config: BenchConfig, arm: Arm, limit: int | None, routes: Path) -> Job:
     )
 
 
-def _settings(config: BenchConfig, arm: Arm, limit: int | None) -> dict[str, Any]:
-    """The whole bound is ours to use, but for a margin; without one the pools may hold everything."""
-    size = config.model.stat().st_size
-    margin = max(config.min_margin, int((limit or 0) * config.margin))
-    bound = {"hobbit.pools": 2 * size} if limit is None else {"hobbit.memory": max(1, limit - margin)}
+def _bound(config: BenchConfig, limit: int | None) -> dict[str, Setting]:
+    """The whole limit is ours to use, but for a margin; without one the pools may hold everything."""
+    if limit is None:
+        return {"hobbit.pools": 2 * config.model.stat().st_size}
+    return {"hobbit.memory": max(1, limit - max(config.min_margin, int(limit * config.margin)))}
+
+
+def settings(config: BenchConfig, arm: Arm, bound: Mapping[str, Setting]) -> dict[str, Setting]:
+    """Of the expert cache, under a bound on its memory."""
     tiers = {"hobbit.t1": 1.0, "hobbit.t2": 1.0}  # whatever the file or its calibration says
     if (sidecar := config.sidecar(arm)) is not None:
         tiers = {"hobbit.sidecar": sidecar.name, "hobbit.t1": config.t1, "hobbit.t2": config.t2}
@@ -244,7 +264,8 @@ def start(what: Job, cgroup: system.Cgroup | None) -> "subprocess.CompletedProce
         return subprocess.CompletedProcess(command, 1, "", f"bench: it took more than {_TIMEOUT_S} s")
 
 
-def _reason(done: "subprocess.CompletedProcess[str]", limit: int | None) -> str:
+def reason(done: "subprocess.CompletedProcess[str]", limit: int | None = None) -> str:
+    """Why a process failed, of which `limit` bytes bounded the memory."""
     if done.returncode in (-9, 137):
         return f"it was killed: {format_size(limit) if limit else 'the memory'} was not enough"
     lines = [line for line in done.stderr.splitlines() if line.strip()]

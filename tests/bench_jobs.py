@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: MIT
+"""Single processes of pyhobbit bench."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pyhobbit.bench import job, routing, runner
+from pyhobbit.trace import read_trace
+
+PROMPTS = (4, 12)
+
+
+def routes(folder: Path, shape: routing.MoeShape, trace: Path | None) -> Path:
+    """What a Job's routing is: that of the trace, or the model's own."""
+    arrays = {"sweep": routing.sweep(shape).experts}
+    if trace is not None:
+        laid = routing.lay_over(read_trace(trace), shape)
+        arrays |= {"experts": laid.experts, "weights": laid.weights}
+    np.savez(folder / "routing.npz", **arrays)
+    return folder / "routing.npz"
+
+
+def measure(model: Path, routing_file: Path, **options: Any) -> job.Measured:
+    """In a process of its own, as the bench does it."""
+    what = job.Job(
+        str(model), routing=str(routing_file), prompts=PROMPTS, n_warm_up=3, n_tokens=5, seconds=30, **options
+    )
+    done = runner.start(what, None)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return job.Measured(**json.loads(done.stdout))
+
+
+def ours(pools: int, **settings: Any) -> dict[str, Any]:
+    """Options of measure() for the expert cache."""
+    given = {"enable": True, "tag": 1, "pools": pools, **settings}
+    return {"lib_dir": None, "settings": {f"hobbit.{key}": value for key, value in given.items()}}
