@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""Devices of other machines, which llama.cpp's RPC servers offer."""
+"""Devices of other machines, which llama.cpp's RPC servers offer. Loads only the libraries it is told."""
 
 import contextlib
 import ctypes
 import socket
+from pathlib import Path
 
-from pyhobbit._native import llama
 from pyhobbit._paths import LIB_DIR
 from pyhobbit.errors import ConfigError, HobbitError
 
@@ -13,13 +13,13 @@ _TIMEOUT_S = 10
 _PORTS = range(1, 65536)
 
 
-def add_rpc_servers(endpoints: str) -> None:
+def add_rpc_servers(endpoints: str, lib_dir: Path = LIB_DIR) -> None:
     """Makes the devices of "HOST:PORT,..." devices of this process: RPC0, RPC1 and so on, in this order.
 
-    Raises ConfigError, HobbitError: ggml would end the process where a server does not answer.
+    lib_dir: of the build of llama.cpp.  Raises ConfigError, HobbitError: ggml would end the process where a
+    server does not answer.
     """
-    llama.llama_backend_init()
-    ggml, base = (ctypes.CDLL(str(LIB_DIR / name)) for name in ("libggml.so", "libggml-base.so"))
+    ggml, base = (ctypes.CDLL(str(lib_dir / name)) for name in ("libggml.so", "libggml-base.so"))
     ggml.ggml_backend_reg_by_name.restype = ctypes.c_void_p
     base.ggml_backend_reg_get_proc_address.restype = ctypes.c_void_p
     rpc = ctypes.c_void_p(ggml.ggml_backend_reg_by_name(b"RPC"))

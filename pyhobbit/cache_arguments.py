@@ -41,8 +41,10 @@ def add_rpc_argument(parser: argparse.ArgumentParser) -> None:
 def add_rpc_devices(args: argparse.Namespace) -> None:
     """Before anything is opened. Raises ConfigError, HobbitError."""
     if args.rpc is not None:
-        from pyhobbit._devices import add_rpc_servers  # loads the native libraries
+        from pyhobbit._devices import add_rpc_servers
+        from pyhobbit._native import llama  # loads the native libraries
 
+        llama.llama_backend_init()
         add_rpc_servers(args.rpc)
 
 

@@ -14,6 +14,9 @@ class Job:
     every expert once, and experts and weights where a trace is replayed, each [tokens, layers, used].
     fits: every expert is brought into memory first.  prompts: their lengths.
     n_tokens, seconds: decoding ends with whichever comes first; so does its warm-up, of n_warm_up tokens.
+    device: of ggml's, that has all layers; None leaves them where llama.cpp puts them.  rpc: server that
+    offers it, HOST:PORT.  n_cpu_moe: the experts of the first so many layers stay with the CPU, as by
+    llama.cpp's option of that name (stock).
     """
 
     model: str
@@ -28,6 +31,9 @@ class Job:
     n_warm_up: int = 32
     n_tokens: int = 64
     seconds: float = 60.0
+    device: str | None = None
+    rpc: str | None = None
+    n_cpu_moe: int = 0
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,7 @@ class Measured:
     Counters of the cache are those of decoding: stall_share of the time, hit rates of 0 to 1.
     first_and_last_quarter: tokens per second in these parts of decoding; rss_growth_bytes: while decoding.
     logits_crc: of the logits after the first prompt, to tell whether two arms compute the same.
+    device_bytes: of the device's memory that were taken; None where it does not say.
     """
 
     load_s: float
@@ -58,5 +65,6 @@ class Measured:
     hit_rate_high: float | None = None
     hit_rate_low: float | None = None
     stall_share: float | None = None
+    device_bytes: int | None = None
     counters: dict[str, float] = field(default_factory=dict)
     info: dict[str, float] = field(default_factory=dict)

@@ -4,6 +4,7 @@
 Reads a Job as JSON from standard input and writes what was Measured to standard output.
 """
 
+import ctypes
 import json
 import os
 import random
@@ -18,8 +19,10 @@ from typing import Any
 import numpy as np
 
 from pyhobbit._overrides import kv_overrides
+from pyhobbit.bench.ggml_device import GgmlDevice
 from pyhobbit.bench.job import Job, Measured
 from pyhobbit.bench.replay import Replay
+from pyhobbit.errors import HobbitError
 from pyhobbit.stats import peak_rss_bytes
 
 _TAG = 1
@@ -29,7 +32,7 @@ _STATE = "prefetch_active"  # the one among the counters that counts nothing
 _FIRST_PLAIN_TOKEN = 300  # after control tokens and bytes
 
 
-class RunError(RuntimeError):
+class RunError(HobbitError):
     """The arm cannot be measured; the message says why."""
 
 
@@ -58,6 +61,8 @@ class Session:
         self.llama = libraries.llama
         self.replay = Replay(libraries.folder)
         self.llama.llama_backend_init()
+        self.device = GgmlDevice(libraries.folder, job.device, job.rpc) if job.device else None
+        self._free_before = self.device.memory()[0] if self.device else 0
         self._overrides = kv_overrides(self.llama, job.settings)
         self.model = self._load(job)
         self.context = self._open(job, n_ctx)
@@ -66,7 +71,12 @@ class Session:
 
     def _load(self, job: Job) -> Any:
         params = self.llama.llama_model_default_params()
-        params.use_extra_bufts = job.repack
+        # without no_host a device's page-locked memory comes before the repacked layouts
+        params.use_extra_bufts = params.no_host = job.repack
+        if self.device:
+            self._devices, self._on_cpu = self.device.only(), self.device.experts_on_cpu(job.n_cpu_moe)
+            params.devices = ctypes.addressof(self._devices)
+            params.tensor_buft_overrides = ctypes.addressof(self._on_cpu)
         if job.lib_dir is not None:
             params.load_mode = (
                 self.llama.LLAMA_LOAD_MODE_MMAP if job.mmap else self.llama.LLAMA_LOAD_MODE_NONE
@@ -128,6 +138,10 @@ class Session:
             raise RunError("the logits are not finite: the model's weights are not sane")
         return zlib.crc32(values.tobytes())
 
+    def device_bytes(self) -> int | None:
+        """Taken of the device's memory so far; None where there is none, or where it does not say."""
+        return max(0, self._free_before - self.device.memory()[0]) or None if self.device else None
+
     def close(self) -> None:
         self.llama.llama_free(self.context)
         self.llama.llama_model_free(self.model)
@@ -178,7 +192,7 @@ def measure(job: Job) -> Measured:
     load_s = time.perf_counter() - start
     counters = Counters(libraries)
     if job.fits:
-        _bring_in(session, routing)
+        _bring_in(session, routing["sweep"], job)
     if "experts" in routing:
         session.replay.use(routing["experts"], routing["weights"])
 
@@ -205,6 +219,7 @@ def measure(job: Job) -> Measured:
         peak_rss_bytes=peak_rss_bytes(),
         rss_growth_bytes=rss_growth,
         logits_crc=logits_crc,
+        device_bytes=session.device_bytes(),
         **_rates(stats, sum(times)),
         counters=stats,
         info=counters.info(),
@@ -214,14 +229,23 @@ def measure(job: Job) -> Measured:
     return result
 
 
-def _bring_in(session: Session, routing: dict[str, np.ndarray]) -> None:
-    """Every expert of every layer, one token at a time: in a prompt the last layer computes only one."""
-    experts = routing["sweep"]
-    session.replay.use(experts, np.full(experts.shape, 1 / experts.shape[2], np.float32))
-    for _ in range(len(experts)):
-        session.append(1)
+def _bring_in(session: Session, experts: np.ndarray, job: Job) -> None:
+    """Every expert of every layer, one token at a time: in a prompt the last layer computes only one.
+
+    With a low tier each takes its turn as the first of a token, which is high, and the second, which is low.
+    """
+    t1, t2 = (float(job.settings.get(f"hobbit.{name}", 1)) for name in ("t1", "t2"))
+    n_used = experts.shape[2]
+    n_turns = n_used if t1 < 1 else 1
+    first = max((t1 + t2) / 2, 1 / n_used) if n_turns > 1 else 1 / n_used
+    weights = np.full(experts.shape, (1 - first) / max(1, n_used - 1), np.float32)
+    weights[:, :, 0] = first
+    for turn in range(n_turns):
+        session.replay.use(np.roll(experts, turn, axis=2), weights)
+        for _ in range(len(experts)):
+            session.append(1)
+        session.restart()
     session.replay.stop()
-    session.restart()
 
 
 def _prompt(session: Session, n_tokens: int) -> float:
@@ -275,7 +299,7 @@ def main() -> int:
     os.chdir(Path(job.model).parent)  # settings carry short paths only
     try:
         measured = measure(job)
-    except RunError as e:
+    except HobbitError as e:
         print(f"bench: {e}", file=sys.stderr)
         return 1
     json.dump(asdict(measured), sys.stdout)

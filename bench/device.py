@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: MIT
+"""llama.cpp and the expert cache on a device with memory of its own, with the same share of it for experts.
+
+    python bench/device.py --device CUDA0 --stock build/stock-cuda/bin \\
+        --shape mixtral-8x7b --layers 8 --type q8_0 --low q2_k --trace FILE
+
+In every arm the device has all other weights and the KV cache, and host memory has all experts. How to build
+for a device, and what the figures mean: docs/benchmarks.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from pyhobbit import bench
+from pyhobbit._paths import LIB_DIR
+from pyhobbit.bench import report, routing, runner
+from pyhobbit.bench.arms import Arm, ours
+from pyhobbit.bench.job import Job
+from pyhobbit.config import Setting, format_size
+from pyhobbit.convert.gguf_file import read_gguf
+from pyhobbit.convert.tiers import routed_part
+from pyhobbit.errors import ConfigError, HobbitError
+
+STOCK = ("stock", "stock-repacked")
+DEMAND = "demand"
+ARMS = (
+    Arm("stock", "llama.cpp, --n-cpu-moe: as many layers' experts on the device as fit", "stock"),
+    Arm(
+        "stock-repacked",
+        "as stock, the others in the CPU's repacked layouts (--no-host)",
+        "stock",
+        repack=True,
+    ),
+    ours(DEMAND, "no cache: room for a token's experts of one layer", fits=True, mode="gpu", prefetch=0),
+    ours("ours-gpu", "expert cache; what is missing is brought to the device", mode="gpu"),
+    ours("ours-cooperative", "expert cache; what is missing is computed by the CPU", mode="cooperative"),
+    ours("ours-auto", "expert cache; what is missing goes where it ends first", mode="auto"),
+    ours("ours-auto-noprefetch", "as ours-auto, without prefetch", mode="auto", prefetch=0),
+    ours("ours-mixed", "as ours-auto, high and low precision by Eq. 2", "low", mode="auto"),
+    ours(
+        "ours-residual",
+        "as ours-mixed, high precision is the low one and a residual",
+        "residual",
+        mode="auto",
+    ),
+)
+BY_NAME = {arm.name: arm for arm in ARMS}
+LIMITS = (0.2, 0.3, 0.5)
+LIMITS_HELP = "device memory for experts as shares of them all (default: 0.2 0.3 0.5)"
+LARGE_COPY = 64 << 20
+SELECTIONS = ("selections_high", "selections_low", "selections_skipped")
+MISSES = ("misses_high", "misses_low")
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Of a model. layers: bytes of each layer's, 0 where a layer has none."""
+
+    layers: tuple[int, ...]
+    n_experts: int
+    n_used: int
+
+    @property
+    def largest(self) -> int:
+        """Bytes of one expert."""
+        return max(self.layers) // self.n_experts
+
+    def budget(self, share: float) -> int:
+        """Bytes. Raises ConfigError where no layer's experts would fit."""
+        found, least = round(share * sum(self.layers)), self.layers[-1]
+        if found < least:
+            raise ConfigError(
+                f"--limits {share:g} leaves {format_size(found)} of the device for experts, and those of one "
+                f"layer take {format_size(least)}; give at least {ceil(100 * least / sum(self.layers)) / 100}"
+            )
+        return found
+
+    def n_cpu_moe(self, share: float) -> int:
+        """llama.cpp's best: the smallest N at which the experts of layers N, N + 1 ... fit."""
+        budget = self.budget(share)
+        return next(n for n in range(len(self.layers)) if sum(self.layers[n:]) <= budget)
+
+
+def experts_of(model: Path) -> Experts:
+    """Raises HobbitError."""
+    file, shape = read_gguf(model), routing.moe_shape(model)
+    if file.get("split.count", 1) > 1:
+        raise HobbitError(f"{model} is one of several files; merge them with llama.cpp's llama-gguf-split")
+    sizes: Counter[int] = Counter()
+    for tensor in file.tensors:
+        if part := routed_part(tensor.name):
+            sizes[part.layer] += tensor.nbytes
+    return Experts(tuple(sizes[i] for i in range(max(sizes) + 1)), shape.n_experts, shape.n_used)
+
+
+#
+# runs
+#
+
+
+@dataclass(frozen=True)
+class Target:
+    """The device, and the server that offers it."""
+
+    device: str
+    rpc: str | None
+
+    def describe(self, lib_dir: Path, copies: Sequence[int] = ()) -> dict[str, Any]:
+        """What pyhobbit.bench.ggml_device tells, in a process of its own. Raises HobbitError."""
+        command = [sys.executable, "-m", "pyhobbit.bench.ggml_device", lib_dir.resolve(), self.device]
+        command += ["--rpc", self.rpc] * (self.rpc is not None)
+        command += ["--copies", *map(str, copies)] * bool(copies)
+        done = subprocess.run(command, capture_output=True, text=True, cwd=os.sep, check=False)
+        if done.returncode:
+            raise HobbitError(runner.reason(done))
+        return json.loads(done.stdout)
+
+    def job(self, config: runner.BenchConfig, experts: Experts, turn: runner.Turn, routes: Path) -> Job:
+        """What the process of a turn is told."""
+        job = replace(runner.job(config, turn.arm, None, routes), device=self.device, rpc=self.rpc)
+        if turn.arm.build == "stock":
+            return replace(job, n_cpu_moe=experts.n_cpu_moe(turn.limit))
+        bound: dict[str, Setting] = {"hobbit.device": self.device}
+        if turn.limit is None:
+            bound["hobbit.pools"] = int((experts.n_used + 0.5) * experts.largest)  # half a one for alignment
+        else:
+            bound["hobbit.device_memory"] = experts.budget(turn.limit)
+        return replace(job, fits=True, settings=runner.settings(config, turn.arm, bound))
+
+
+def run(config: runner.BenchConfig, target: Target, experts: Experts, results: Path) -> list[dict[str, Any]]:
+    """Runs everything in turn. Raises HobbitError."""
+    copies = sorted({experts.largest, LARGE_COPY})
+    head = runner.description(config) | {
+        "device": target.describe(LIB_DIR, copies),
+        "expert_bytes": sum(experts.layers),
+        "n_cpu_moe": {f"{share:g}": experts.n_cpu_moe(share) for share in config.limits},
+    }
+
+    def run_turn(config: runner.BenchConfig, turn: runner.Turn, routes: Path) -> dict[str, Any]:
+        budget = None if turn.limit is None else experts.budget(turn.limit)
+        record = runner.record_of(turn, budget) | {"peak_bytes": None, "disk_bytes_per_second": None}
+        done = runner.start(target.job(config, experts, turn, routes), None)
+        return record | ({"error": runner.reason(done)} if done.returncode else json.loads(done.stdout))
+
+    return runner.take_turns(config, results, head, run_turn)
+
+
+#
+# report
+#
+
+
+@dataclass(frozen=True)
+class Column:
+    """A sum of counters by another, as a cell."""
+
+    over: tuple[str, ...]
+    under: tuple[str, ...]
+    how: str
+    scale: float = 1.0
+
+    def cell(self, results: report.Results, row: report.Row) -> str:
+        return report.number(results.median((row.limit, row.arm), self._ratio), self.how, self.scale)
+
+    def _ratio(self, record: report.Record) -> float | None:
+        if not record["counters"]:
+            return None
+        values = {**record["counters"], "n_decoded": record["n_decoded"]}
+        under = sum(values[name] for name in self.under)
+        return sum(values[name] for name in self.over) / under if under else None
+
+
+def table(results: report.Results) -> str:
+    """The run and its rows."""
+    device = results.run["device"]
+    rates = {f"{int(size) / 1e6:.0f} MB": rate for size, rate in device["copies"].items()}
+    rates |= {"page-locked memory": device["locked"]} if device["locked"] else {}
+    link = max(rates.values())
+    copies = ", ".join(f"{rate / 1e9:.2f} GB/s of {what}" for what, rate in rates.items())
+    about = (
+        f"{device['name']}: {device['description']}, {device['total_bytes'] / 1e9:.0f} GB; copies: {copies}"
+    )
+    layers = ", ".join(f"{n} at {float(share):.0%}" for share, n in results.run["n_cpu_moe"].items())
+    stock = f"stock: --n-cpu-moe {layers}, the smallest at which the experts fit; "
+    stock += f"device memory as shares of {results.run['expert_bytes'] / 1e9:.2f} GB of experts"
+    rows = [dict(_cells(results, row, link)) for row in results.rows()]
+    return "\n".join([*report.preface(results, about), stock, "", *report.markdown(rows)])
+
+
+def _cells(results: report.Results, row: report.Row, link: float) -> Iterator[tuple[str, str]]:
+    prompts = [str(n) for n in results.run["options"]["prompts"]]
+    shared = report.cells(row, prompts)
+    demand = results.median((None, DEMAND), lambda record: record["tokens_per_second"])
+    speed = row.tokens_per_second
+    moved = Column(("bytes_transferred",), ("transfer_s",), ".2f", 1e-9)
+    yield "device memory", "-" if row.limit is None else shared["memory"]
+    for name in ("arm", "token/s", "least - most", "to stock"):
+        yield name, shared[name]
+    yield "to demand", report.number(speed / demand if speed and demand else None, ".2f")
+    for name in (*(f"first token, {n}" for n in prompts), "prefill token/s", "hits"):
+        yield name, shared[name]
+    for name, column in {
+        "host hits": Column(("host_hits_high", "host_hits_low"), MISSES, ".1%"),
+        "by the CPU": Column(("selections_cpu",), SELECTIONS, ".0%"),
+        "MB/token moved": Column(("bytes_transferred",), ("n_decoded",), ".1f", 1e-6),
+        "GB/s": moved,
+        "of the link": replace(moved, how=".0%", scale=1 / link),
+        "predicted": Column(("predicted_s",), ("measured_s",), ".2f"),
+    }.items():
+        yield name, column.cell(results, row)
+    yield "stall", shared["stall"]
+    yield "MB/token read", shared["MB/token"]
+    device_bytes = results.median((row.limit, row.arm), lambda record: record["device_bytes"])
+    yield "device MB", report.number(device_bytes, ".0f", 1e-6)
+
+
+def main() -> None:
+    """Runs and reports."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    bench.add_options(parser, BY_NAME, LIMITS_HELP)
+    parser.set_defaults(limits=list(LIMITS))
+    parser.add_argument("--device", required=True, metavar="NAME", help="as ggml names it, like CUDA0")
+    parser.add_argument("--rpc", metavar="HOST:PORT", help="ggml-rpc-server that offers it")
+    args = parser.parse_args()
+    target = Target(args.device, args.rpc)
+    try:
+        target.describe(LIB_DIR)  # before a model is made
+        config = bench.configured(args, BY_NAME)
+        experts = experts_of(config.model)
+        for share in config.limits:
+            experts.budget(share)
+        if any(arm.build == "stock" for arm in config.arms):
+            target.describe(config.stock)
+        path = bench.results_path(args, config)
+        with bench.terminable():
+            records = run(config, target, experts, path)
+        results = report.Results(records, STOCK, "device memory for experts, share of them all")
+        bench.publish(results, path.parent, table(results))
+    except HobbitError as e:
+        sys.exit(f"device.py: {e}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: MIT
+"""bench/device.py: that every arm runs on a device and the output is complete, not how fast.
+
+The device is the CPU behind ggml's RPC server, which computes as the CPU does, bit for bit.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import bench_jobs
+import logits
+import models
+import numpy as np
+import pytest
+import rpc_server
+import traces
+
+from pyhobbit.bench import generate, routing
+from pyhobbit.bench.shapes import SHAPES
+
+SCRIPT = models.ROOT / "bench/device.py"
+N_LAYERS = 4
+TINY = SHAPES["tiny"].scaled(N_LAYERS)
+LOSSLESS = ["stock", "demand", "ours-gpu", "ours-cooperative", "ours-auto", "ours-auto-noprefetch"]
+ARMS = ["demand", "stock", "stock-repacked", *LOSSLESS[2:], "ours-mixed", "ours-residual"]  # in their order
+
+
+@pytest.fixture(autouse=True)
+def _quiet_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with rpc_server.running(models.lib_dir()) as (endpoint, _):
+        yield endpoint
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """For models."""
+    return tmp_path_factory.mktemp("device")
+
+
+def _bench(folder: Path, out: Path, server: str, **options: Any) -> "subprocess.CompletedProcess[str]":
+    given: dict[str, Any] = {
+        "--shape": "tiny", "--layers": N_LAYERS, "--type": "q8_0", "--folder": folder, "--output": out,
+        "--stock": models.stock_dir(), "--device": "RPC0", "--rpc": server,
+    }  # fmt: skip
+    given |= {f"--{name.replace('_', '-')}": value for name, value in options.items()}
+    words = [word for name, value in given.items() for word in (name, *np.atleast_1d(value))]
+    return subprocess.run(
+        [sys.executable, SCRIPT, *map(str, words)],
+        capture_output=True, text=True, timeout=300, cwd=folder, env=logits.quiet_environment(),
+    )  # fmt: skip
+
+
+def test_a_small_bench_runs_every_arm(folder: Path, tmp_path: Path, server: str) -> None:
+    trace = traces.write_random_trace(tmp_path / "t.csv", 40, 6, 32, 4)
+    done = _bench(
+        folder, tmp_path / "out", server, low="q2_k", residual="q3_k", trace=trace, limits=0.3, reps=1,
+        prompts=[4, 12], tokens=4, warm_up=2,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in (tmp_path / "out/results.jsonl").read_text().splitlines()]
+    head, results = lines[0], {line["arm"]: line for line in lines[1:]}
+    assert head["device"]["name"] == "RPC0"
+    assert all(rate > 0 for rate in head["device"]["copies"].values())
+    assert head["n_cpu_moe"] == {"0.3": 3}
+    assert [line["arm"] for line in lines[1:]] == ARMS
+    for result in results.values():
+        assert result["n_decoded"] == 4
+        assert set(result["ttft_s"]) == {"4", "12"}
+        assert result["tokens_per_second"] > 0
+    assert len({results[arm]["logits_crc"] for arm in LOSSLESS}) == 1
+    for arm in ARMS[3:]:
+        info, counters = results[arm]["info"], results[arm]["counters"]
+        assert 0 < info["pool_bytes_high"] + info["pool_bytes_low"] <= 0.3 * head["expert_bytes"]
+        assert counters["hits_high"] + counters["hits_low"] > 0
+        if arm in LOSSLESS:
+            _check_transfers(counters)
+    demand = results["demand"]
+    assert demand["info"]["pool_slots_high"] == TINY.n_used
+    assert demand["hit_rate"] == 0
+    _check_transfers(demand["counters"])
+    assert demand["counters"]["bytes_transferred"] > 0
+    assert results["ours-gpu"]["counters"]["selections_cpu"] == 0
+    assert results["ours-cooperative"]["counters"]["selections_cpu"] > 0
+    assert results["ours-mixed"]["counters"]["selections_low"] > 0
+    assert "--n-cpu-moe 3 at 30%" in done.stdout
+    assert done.stdout.rstrip("\n") == (tmp_path / "out/table.md").read_text().rstrip("\n")
+    assert all(f"| {arm} " in done.stdout for arm in ARMS)
+    assert (tmp_path / "out/speed.png").read_bytes().startswith(b"\x89PNG")
+
+
+def _check_transfers(counters: dict[str, float]) -> None:
+    """Everything was in host memory."""
+    assert counters["bytes_read"] == 0
+    for tier in ("high", "low"):
+        assert counters[f"host_hits_{tier}"] == counters[f"misses_{tier}"]
+
+
+@pytest.mark.parametrize("arch", ["qwen3moe", "gpt-oss", "deepseek2"])
+def test_a_replay_is_the_same_where_routers_are_on_a_device(arch: str, tmp_path: Path, server: str) -> None:
+    model = models.random_model(arch)
+    shape = routing.moe_shape(model)
+    replayed = bench_jobs.routes(tmp_path, shape, traces.write_random_trace(tmp_path / "t.csv", 11, 3, 8, 2))
+    (tmp_path / "own").mkdir()
+    own = bench_jobs.routes(tmp_path / "own", shape, None)
+    stock = {"lib_dir": str(models.stock_dir())}
+    ours = bench_jobs.ours(64 << 20, device="RPC0")
+    device = {"device": "RPC0", "rpc": server}
+    on_cpu = bench_jobs.measure(model, replayed, **stock).logits_crc
+    assert bench_jobs.measure(model, own, **stock).logits_crc != on_cpu
+    assert bench_jobs.measure(model, replayed, **stock, **device).logits_crc == on_cpu
+    assert bench_jobs.measure(model, replayed, **ours, **device).logits_crc == on_cpu
+
+
+def test_stock_keeps_the_experts_of_as_many_layers_in_host_memory_as_told(
+    folder: Path, tmp_path: Path, server: str
+) -> None:
+    model = generate.write_model(folder, "tiny", TINY, "q8_0")
+    routes = bench_jobs.routes(tmp_path, routing.moe_shape(model), None)
+    stock = {"lib_dir": str(models.stock_dir()), "device": "RPC0", "rpc": server}
+    peaks = [bench_jobs.measure(model, routes, **stock, n_cpu_moe=n).peak_rss_bytes for n in (3, 1)]
+    one_layer = models.routed_expert_bytes(model) / N_LAYERS
+    assert abs(peaks[0] - peaks[1] - 2 * one_layer) < one_layer / 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"device": "CUDA7"}, "has no device 'CUDA7': choose one of CPU, RPC0"),
+        ({"device": "CPU"}, "the device 'CPU' computes in host memory; name one with memory of its own"),
+        ({"limits": [0.5, 0.2]}, "those of one layer take 25.5 MiB; give at least 0.25"),
+        ({"arms": "ours"}, "unknown arm 'ours'; there are stock, stock-repacked, demand"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence_before_anything_runs(
+    options: dict[str, Any], message: str, folder: Path, tmp_path: Path, server: str
+) -> None:
+    done = _bench(folder, tmp_path / "out", server, **options)
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
