@@ -121,6 +121,9 @@ HOBBIT_API bool hobbit_is_tier_tensor(const char * name);
 // Hands out addresses without memory. Valid while the model has a reference; every buffer of the type holds one.
 HOBBIT_API struct ggml_backend_buffer_type * hobbit_buffer_type(hobbit_model * model);
 
+// Of the device that computes the experts: for biases, which are added there. Valid for ever.
+HOBBIT_API struct ggml_backend_buffer_type * hobbit_device_buffer_type(hobbit_model * model);
+
 // Allocates the pools; a second call changes nothing. `model_bytes` is what the model holds in host memory beside them:
 // non-expert weights, KV cache and compute buffers. `n_batch` is the largest number of tokens computed at once.
 // Fails when the budget is below the smallest that works, which the message states.

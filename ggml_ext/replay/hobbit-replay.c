@@ -33,6 +33,14 @@ static const char * check(const struct hobbit_replay * replay, const struct ggml
     if (chosen->ne[1] != replay->n_positions && chosen->ne[1] != 1) {
         return "a layer computes other tokens than those announced";
     }
+    for (int64_t i = 0; i < replay->n_positions; i++) {
+        const int64_t first = (replay->positions[i] % replay->n_rows * replay->n_layers + layer) * replay->n_used;
+        for (int64_t k = 0; k < replay->n_used; k++) {
+            if (replay->experts[first + k] < 0 || replay->experts[first + k] >= probabilities->ne[0]) {
+                return "what is to be replayed chooses experts that the model does not have";
+            }
+        }
+    }
     return NULL;
 }
 

@@ -2,6 +2,7 @@
 #include "cost-model.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace hobbit {
 
@@ -34,6 +35,12 @@ cost_model::placement cost_model::place(const std::vector<expert_work> & work) {
         }
     }
     p.seconds = layer_seconds(costs(), work, p.on_cpu);
+    return p;
+}
+
+cost_model::placement cost_model::leave_to_device(const std::vector<expert_work> & work) const {
+    placement p = { std::vector<bool>(work.size(), false) };
+    p.seconds   = layer_seconds(costs(), work, p.on_cpu);
     return p;
 }
 
@@ -95,33 +102,32 @@ cost_model::works cost_model::sum(const std::vector<expert_work> & work, const s
     return sums;
 }
 
-void cost_model::cpu_took(const std::vector<expert_work> & work, const std::vector<bool> & on_cpu, double seconds) {
-    const works                         sums = sum(work, on_cpu, true);
+std::vector<latency_estimate::part> cost_model::parts(const works & sums, latency_estimate kind_state::* whose) {
     std::vector<latency_estimate::part> parts;
-    double                              expected = 0.0;
     for (size_t k = 0; k < kinds_.size(); k++) {
         if (sums[k].jobs > 0.0) {
-            parts.push_back({ &kinds_[k].cpu, sums[k] });
-            expected += kinds_[k].cpu.seconds(sums[k]);
+            parts.push_back({ &(kinds_[k].*whose), sums[k] });
         }
     }
+    return parts;
+}
+
+void cost_model::cpu_took(const std::vector<expert_work> & work, const std::vector<bool> & on_cpu, double seconds) {
+    const works  sums     = sum(work, on_cpu, true);
+    const auto   done     = parts(sums, &kind_state::cpu);
+    const double expected = std::accumulate(done.begin(), done.end(), 0.0, [](double s, const auto & part) {
+        return s + part.estimate->seconds(part.done);
+    });
     for (size_t k = 0; k < kinds_.size(); k++) {
         if (sums[k].jobs > 0.0) {
             kinds_[k].cpu_trial.end(expected, seconds);
         }
     }
-    latency_estimate::correct(parts, seconds);
+    latency_estimate::correct(done, seconds);
 }
 
 void cost_model::device_took(const std::vector<expert_work> & work, const std::vector<bool> & on_cpu, double seconds) {
-    const works                         sums = sum(work, on_cpu, false);
-    std::vector<latency_estimate::part> parts;
-    for (size_t k = 0; k < kinds_.size(); k++) {
-        if (sums[k].jobs > 0.0) {
-            parts.push_back({ &kinds_[k].device, sums[k] });
-        }
-    }
-    latency_estimate::correct(parts, seconds);
+    latency_estimate::correct(parts(sum(work, on_cpu, false), &kind_state::device), seconds);
 }
 
 void cost_model::link_took(double bytes, double seconds) {

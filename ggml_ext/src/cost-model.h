@@ -34,9 +34,10 @@ class cost_model {
 
     cost_model(const std::vector<kind_seed> & kinds, double transfer_per_byte, compute_mode mode);
 
-    compute_mode mode() const { return mode_; }
-
     placement place(const std::vector<expert_work> & work);
+
+    // Of a layer that cannot be shared.
+    placement leave_to_device(const std::vector<expert_work> & work) const;
 
     // What the CPU's experts of a placement took, and the device's, those that were brought included.
     void cpu_took(const std::vector<expert_work> & work, const std::vector<bool> & on_cpu, double seconds);
@@ -67,7 +68,8 @@ class cost_model {
     using works = std::vector<latency_estimate::work>; // [kind]
 
     works sum(const std::vector<expert_work> & work, const std::vector<bool> & on_cpu, bool cpu) const;
-    void  try_others(const std::vector<expert_work> & work, std::vector<bool> & on_cpu);
+    std::vector<latency_estimate::part> parts(const works & sums, latency_estimate kind_state::* whose);
+    void                                try_others(const std::vector<expert_work> & work, std::vector<bool> & on_cpu);
 
     std::vector<kind_state> kinds_;
     latency_estimate        link_; // units: bytes

@@ -20,7 +20,7 @@ void cpu_share::begin_layer(const layer_routing & routing, const layer_plan & pl
         const bool is_present = cache_.holds(use.id, use.tier, parts) && cache_.arrived(use.id, use.tier, parts);
         work_.push_back({ kinds_.of(use.id, use.tier), uint32_t(use.selections.size()), is_present });
     }
-    placement_    = costs_.place(work_);
+    placement_    = unshared_.count(routing.layer) > 0 ? costs_.leave_to_device(work_) : costs_.place(work_);
     began_        = { clock::now(), device.busy(), stats_.bytes_read };
     cpu_time_     = seconds(0);
     is_as_placed_ = true;
@@ -48,10 +48,12 @@ void cpu_share::begin_section(const layer_section & section, uint32_t parts) {
             is_as_placed_                                        = false;
         }
     }
-    if (!can_share && !is_as_placed_ && !has_warned_) {
-        has_warned_ = true;
-        GGML_LOG_WARN("hobbit: this model's experts are computed by the device alone: between their products it has "
-                      "operations that the CPU cannot share\n");
+    if (!can_share && !is_as_placed_) {
+        if (unshared_.empty()) {
+            GGML_LOG_WARN("hobbit: there are experts that only the device computes: between their products this model "
+                          "has operations that the CPU cannot share\n");
+        }
+        unshared_.insert(routing_->layer);
     }
     has_rows_ = !pinned_.empty();
     if (has_rows_) {
@@ -136,12 +138,7 @@ void cpu_share::bring() {
             continue;
         }
         stats_.selections_cpu += use.selections.size();
-        if (cache_.is_prefetching()) {
-            continue;
-        }
-        for (const uint32_t term : index_.terms(use.tier)) {
-            cache_.bring(use.id, term, index_.layer(use.id.layer).parts);
-        }
+        cache_.bring(use.id, use.tier, index_.layer(use.id.layer).parts);
     }
 }
 

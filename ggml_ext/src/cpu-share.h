@@ -12,6 +12,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <set>
 #include <vector>
 
 namespace hobbit {
@@ -78,7 +79,7 @@ class cpu_share {
     cost_model           costs_;
     stats &              stats_;
     host_rows            rows_;
-    bool                 has_warned_ = false;
+    std::set<uint32_t>   unshared_;       // layers that the CPU cannot share
     uint64_t             link_bytes_ = 0; // that the model knows of
     uint64_t             link_ns_    = 0;
 

@@ -73,10 +73,11 @@ class echo_policy : public cache_policy {
     token_memory          memory_;
     std::vector<sequence> sequences_;
 
-    std::vector<float> rates_[n_rates]; // [expert index] uses per token
-    std::vector<float> low_share_;      // [expert index] of the uses
-    std::vector<float> later_;          // [expert index] discounted uses after this token, as followed on those like it
-    std::vector<float> now_;            // [expert index] uses in this token, as those like it had
+    std::vector<float>  rates_[n_rates]; // [expert index] uses per token
+    std::vector<double> expected_;       // [expert index] of these, what is asked for each resident at every eviction
+    std::vector<float>  low_share_;      // [expert index] of the uses
+    std::vector<float>  later_; // [expert index] discounted uses after this token, as followed on those like it
+    std::vector<float>  now_;   // [expert index] uses in this token, as those like it had
 
     std::vector<uint64_t> counted_; // [layer] the last batch that was
     uint64_t              n_batches_    = 0;
@@ -95,6 +96,7 @@ echo_policy::echo_policy(const policy_options & options) :
     memory_(options.n_layers, options.n_experts, options.n_used, n_remembered),
     counted_(options.n_layers, 0) {
     const size_t n = size_t(n_layers_) * n_experts_;
+    expected_.assign(n, 0.0);
     for (auto * values : { &rates_[0], &rates_[1], &rates_[2], &low_share_, &later_, &now_ }) {
         values->assign(n, 0.0f);
     }
@@ -238,9 +240,15 @@ void echo_policy::count(const expert_usage & use) {
         }
         rates[use.id.expert] += float((1 - kept) * counts);
     }
-    counted_[use.id.layer]  = n_batches_;
-    float & low             = low_share_[index(use.id)];
-    low                    += float(low_learning) * ((use.tier == TIER_LOW ? 1.0f : 0.0f) - low);
+    if (counted_[use.id.layer] != n_batches_) {
+        for (size_t i = index({ use.id.layer, 0 }); i < index({ use.id.layer + 1, 0 }); i++) {
+            expected_[i] = expected_rate(i);
+        }
+    }
+    expected_[index(use.id)]  = expected_rate(index(use.id));
+    counted_[use.id.layer]    = n_batches_;
+    float & low               = low_share_[index(use.id)];
+    low                      += float(low_learning) * ((use.tier == TIER_LOW ? 1.0f : 0.0f) - low);
 }
 
 double echo_policy::expected_rate(size_t i) const {
@@ -261,7 +269,7 @@ double echo_policy::share(size_t i, uint32_t tier) const {
 
 double echo_policy::value(expert_id id, uint32_t tier, uint32_t layer) {
     const size_t i    = index(id);
-    const double rate = expected_rate(i);
+    const double rate = expected_[i];
     double       uses = later_weight_ * rate + later_[i];
     if (id.layer > layer) {
         uses += now_weight_ * rate + now_[i];

@@ -20,6 +20,9 @@ expert_cache::expert_cache(const expert_index & index, loader & loader, stats & 
     n_experts_(index.n_experts()),
     sets_(index.high_is_residual()) {
     for (uint32_t tier = 0; tier < index.n_tiers(); tier++) {
+        if (!in_host_) {
+            matrices_[tier] = distinct_matrices(index, tier);
+        }
         layouts_[tier] = in_host_ ? lay_out_slots(tier) : lay_out_stacks(tier);
         loads_[tier].resize(index.n_layers() * n_experts_);
     }
@@ -56,35 +59,15 @@ expert_cache::tier_layout expert_cache::lay_out_slots(uint32_t tier) const {
     return layout;
 }
 
-std::vector<expert_cache::matrix_kind> expert_cache::kinds(uint32_t tier) const {
-    std::vector<matrix_kind> found;
-    for (uint32_t layer = 0; layer < index_.n_layers(); layer++) {
-        const layer_shape & shape = index_.layer(layer);
-        for (uint32_t part = 0; part < PART_COUNT; part++) {
-            for (uint32_t e = 0; (shape.parts & part_bit(part)) && e < shape.n_experts; e++) {
-                const matrix_kind kind = { part, index_.locate(tier, layer, part, e).type, shape.shapes[part] };
-                if (std::find(found.begin(), found.end(), kind) == found.end()) {
-                    found.push_back(kind);
-                }
-            }
-        }
-    }
-    return found;
-}
-
-static size_t matrix_size(ggml_type type, const matrix_shape & shape) {
-    return ggml_row_size(type, shape.n_in) * size_t(shape.n_out);
-}
-
 // In a device's memory the matrices of a part stand one after the other, as in a tensor of llama.cpp's own. Where types
 // differ, the distance is a multiple of all their blocks: kernels count in blocks.
 expert_cache::tier_layout expert_cache::lay_out_stacks(uint32_t tier) const {
     std::array<size_t, PART_COUNT> widest = {};
     std::array<size_t, PART_COUNT> blocks = {};
-    for (const matrix_kind & kind : kinds(tier)) {
+    for (const expert_matrix & kind : matrices_[tier]) {
         size_t & block    = blocks[kind.part];
         block             = std::lcm(std::max(block, size_t(1)), ggml_type_size(kind.type));
-        widest[kind.part] = std::max(widest[kind.part], matrix_size(kind.type, kind.shape));
+        widest[kind.part] = std::max(widest[kind.part], kind.bytes());
     }
     tier_layout layout;
     layout.places.resize(index_.n_layers());
@@ -109,7 +92,7 @@ static size_t padding_of(ggml_backend_buffer_type_t buft, ggml_type type, const 
 size_t expert_cache::place_stacks(uint32_t tier, uint32_t n_slots) {
     ggml_backend_buffer_type_t     buft    = ggml_backend_dev_buffer_type(place_.device);
     std::array<size_t, PART_COUNT> padding = {};
-    for (const matrix_kind & kind : kinds(tier)) {
+    for (const expert_matrix & kind : matrices_[tier]) {
         padding[kind.part] = std::max(padding[kind.part], padding_of(buft, kind.type, kind.shape));
     }
     size_t end = 0;
@@ -129,7 +112,7 @@ size_t expert_cache::overhead(uint32_t tier) const {
         return 0;
     }
     size_t sum = (1 + PART_COUNT) * file_reader::alignment;
-    for (const matrix_kind & kind : kinds(tier)) {
+    for (const expert_matrix & kind : matrices_[tier]) {
         sum += padding_of(ggml_backend_dev_buffer_type(place_.device), kind.type, kind.shape);
     }
     return sum;
@@ -142,9 +125,9 @@ status expert_cache::plan_banks(uint32_t tier, uint32_t & n_slots, uint32_t & sl
     if (in_host_) {
         return {};
     }
-    ggml_backend_buffer_type_t     buft = ggml_backend_dev_buffer_type(place_.device);
-    const std::vector<matrix_kind> all  = kinds(tier);
-    const auto                     fits = [&](const matrix_kind & kind) {
+    ggml_backend_buffer_type_t buft = ggml_backend_dev_buffer_type(place_.device);
+    const auto &               all  = matrices_[tier];
+    const auto                 fits = [&](const expert_matrix & kind) {
         const size_t stride = layouts_[tier].places.front()[kind.part].stride;
         return multiplies_experts(place_.device, buft, kind.type, kind.shape, stride, slots_per_bank);
     };
@@ -161,12 +144,14 @@ status expert_cache::plan_banks(uint32_t tier, uint32_t & n_slots, uint32_t & sl
     const uint32_t most  = slots_per_bank;
     const size_t   bound = layouts_[tier].slot_size * n_slots + overhead(tier);
     uint32_t       n_banks;
-    do {
+    for (;; n_slots--) { // one slot is always within the bound
         n_banks        = (n_slots + most - 1) / most;
         slots_per_bank = (n_slots + n_banks - 1) / n_banks;
         bank_size      = place_stacks(tier, slots_per_bank);
-    } while (n_banks * (bank_size + file_reader::alignment) > bound && --n_slots > 0);
-    return {};
+        if (n_banks * (bank_size + file_reader::alignment) <= bound) {
+            return {};
+        }
+    }
 }
 
 // The first layout that the device has for any part is that of all parts that can have it.
@@ -341,6 +326,10 @@ bool expert_cache::pin_below(expert_id id, uint32_t tier, load_urgency urgency) 
     if (below.n_slots(tier) == 0) {
         return false;
     }
+    const uint32_t front = terms(tier).front();
+    if (front != tier && !below.sets_.set(front).contains(id)) {
+        return false; // a residual would not stay there without its low version
+    }
     unpin_below();
     if (urgency == load_urgency::demand ? !below.acquire(id, tier) : !below.insert_ahead(id, tier)) {
         return false;
@@ -384,8 +373,7 @@ bool expert_cache::insert_ahead(expert_id id, uint32_t tier) {
     return true;
 }
 
-bool expert_cache::bring(expert_id id, uint32_t tier, uint32_t parts) {
-    reap_prefetches();
+bool expert_cache::bring_term(expert_id id, uint32_t tier, uint32_t parts) {
     if (!insert_ahead(id, tier)) {
         return false;
     }
@@ -395,16 +383,33 @@ bool expert_cache::bring(expert_id id, uint32_t tier, uint32_t parts) {
 }
 
 bool expert_cache::prefetch(expert_id id, uint32_t tier, uint32_t parts) {
-    if (!bring(id, tier, parts)) {
+    reap_prefetches();
+    if (!bring_term(id, tier, parts)) {
         return false;
     }
     protect(id, tier);
     return true;
 }
 
-bool expert_cache::is_prefetching() {
+void expert_cache::bring(expert_id id, uint32_t tier, uint32_t parts) {
     reap_prefetches();
-    return !prefetched_.empty();
+    if (prefetched_.empty()) {
+        const auto & all = terms(tier); // a residual has no place without its low version
+        (void) std::all_of(all.begin(), all.end(), [&](uint32_t term) { return bring_term(id, term, parts); });
+    }
+}
+
+void expert_cache::fill(const std::vector<expert_id> & experts) {
+    for (uint32_t tier = index_.n_tiers(); tier-- > 0;) { // a residual has no place without its low version
+        const auto             has_room = [&] { return sets_.has(tier) && sets_.set(tier).has_free_slot(); };
+        std::vector<expert_id> brought;
+        for (size_t i = 0; i < experts.size() && has_room(); i++) {
+            if (bring_term(experts[i], tier, index_.layer(experts[i].layer).parts)) {
+                brought.push_back(experts[i]);
+            }
+        }
+        std::for_each(brought.rbegin(), brought.rend(), [&](expert_id id) { sets_.touch(id, tier); });
+    }
 }
 
 void expert_cache::end_prefetch(uint32_t layer) {

@@ -3,6 +3,7 @@
 
 #include "cache-policy.h"
 #include "expert-index.h"
+#include "expert-kinds.h"
 #include "ggml-backend.h"
 #include "loader.h"
 #include "resident-tiers.h"
@@ -86,15 +87,18 @@ class expert_cache {
     // Undoes one acquire, once nothing asked for is on the way any more; what was only prefetched is dropped.
     void release(expert_id id, uint32_t tier);
 
-    // Asks the loader for parts of a term that may be needed, after all demands. False, and nothing changes, when only
-    // pinned or protected experts could make room, and for a residual whose low version is not resident.
-    bool bring(expert_id id, uint32_t tier, uint32_t parts);
-
-    // The same for one that a layer to come is predicted to need: it is protected.
+    // Asks the loader for parts of a term that a layer to come is predicted to need, after all demands, and protects
+    // it. False, and nothing changes, when only pinned or protected experts could make room, and for a residual whose
+    // low version is not resident.
     bool prefetch(expert_id id, uint32_t tier, uint32_t parts);
 
-    // Whether anything that was brought or prefetched is still on its way.
-    bool is_prefetching();
+    // Asks for an expert that may be needed again, in the same way but unprotected; nothing happens where anything that
+    // was brought or prefetched is still on its way.
+    void bring(expert_id id, uint32_t tier, uint32_t parts);
+
+    // Asks for experts in this order, after all demands, as long as slots are free. Before they are used, the first
+    // ones go last.
+    void fill(const std::vector<expert_id> & experts);
 
     // A resident expert goes last, until end_prefetch.
     void protect(expert_id id, uint32_t tier) { sets_.protect(id, tier); }
@@ -115,17 +119,6 @@ class expert_cache {
         std::vector<std::array<part_place, PART_COUNT>> places; // [layer][part]
     };
 
-    // Matrices that a tier has.
-    struct matrix_kind {
-        uint32_t     part;
-        ggml_type    type;
-        matrix_shape shape;
-
-        bool operator==(const matrix_kind & o) const {
-            return part == o.part && type == o.type && shape.n_in == o.shape.n_in && shape.n_out == o.shape.n_out;
-        }
-    };
-
     size_t index_of(expert_id id) const { return size_t(id.layer) * n_experts_ + id.expert; }
 
     const load_state & load(expert_id id, uint32_t tier) const { return loads_[tier][index_of(id)]; }
@@ -140,13 +133,12 @@ class expert_cache {
     // Whether the loader sets what it has read, rather than reading it in place.
     bool is_set(expert_id id, uint32_t tier, uint32_t part) const { return !in_host_ || is_packed(id, tier, part); }
 
-    uint32_t                 slot(expert_id id, uint32_t tier) const { return sets_.set(tier).slot(id); }
-    char *                   slot_of(expert_id id, uint32_t tier, uint32_t part) const;
-    tier_layout              lay_out_slots(uint32_t tier) const;
-    tier_layout              lay_out_stacks(uint32_t tier) const;
-    std::vector<matrix_kind> kinds(uint32_t tier) const;
-    size_t                   place_stacks(uint32_t tier, uint32_t n_slots);
-    status plan_banks(uint32_t tier, uint32_t & n_slots, uint32_t & slots_per_bank, size_t & bank_size);
+    uint32_t    slot(expert_id id, uint32_t tier) const { return sets_.set(tier).slot(id); }
+    char *      slot_of(expert_id id, uint32_t tier, uint32_t part) const;
+    tier_layout lay_out_slots(uint32_t tier) const;
+    tier_layout lay_out_stacks(uint32_t tier) const;
+    size_t      place_stacks(uint32_t tier, uint32_t n_slots);
+    status      plan_banks(uint32_t tier, uint32_t & n_slots, uint32_t & slots_per_bank, size_t & bank_size);
     ggml_backend_buffer_type_t choose_packed(uint32_t tier);
     bool                       make_resident(expert_id id, uint32_t tier);
     void                       forget_evicted();
@@ -156,6 +148,7 @@ class expert_cache {
     void                       unpin_below();
     void                       cancel_below(expert_id id, uint32_t tier);
     bool                       insert_ahead(expert_id id, uint32_t tier);
+    bool                       bring_term(expert_id id, uint32_t tier, uint32_t parts);
     void                       unpin(const tier_expert & e);
     void                       drop_if_empty(expert_id id, uint32_t tier);
     void                       reap_prefetches();
@@ -169,14 +162,15 @@ class expert_cache {
     const uint32_t       n_experts_;
     uint32_t             running_ = 0; // layer of the last demand
 
-    std::array<tier_layout, TIER_COUNT>             layouts_;
-    std::array<slot_pool, TIER_COUNT>               pools_;
-    resident_tiers                                  sets_;
-    std::array<std::vector<load_state>, TIER_COUNT> loads_;        // [tier][layer * n_experts + expert], fixed size
-    std::array<std::vector<uint32_t>, TIER_COUNT>   packed_parts_; // [tier][layer * n_experts + expert], part_bit mask
-    std::vector<tier_expert>                        prefetched_;   // terms; pinned once each, until there or cancelled
-    std::vector<tier_expert>                        staged_;       // terms; pinned below until they are here
-    std::vector<tier_expert>                        evicted_;      // whose loads are still to be forgotten
+    std::array<std::vector<expert_matrix>, TIER_COUNT> matrices_; // distinct, of a device's pools
+    std::array<tier_layout, TIER_COUNT>                layouts_;
+    std::array<slot_pool, TIER_COUNT>                  pools_;
+    resident_tiers                                     sets_;
+    std::array<std::vector<load_state>, TIER_COUNT>    loads_;   // [tier][layer * n_experts + expert], fixed size
+    std::array<std::vector<uint32_t>, TIER_COUNT> packed_parts_; // [tier][layer * n_experts + expert], part_bit mask
+    std::vector<tier_expert>                      prefetched_;   // terms; pinned once each, until there or cancelled
+    std::vector<tier_expert>                      staged_;       // terms; pinned below until they are here
+    std::vector<tier_expert>                      evicted_;      // whose loads are still to be forgotten
 };
 
 } // namespace hobbit

@@ -162,11 +162,14 @@ status expert_index::read_calibration(const std::string & path) {
         return {};
     }
     gguf_file    file;
-    const status s    = file.open(name);
-    uint64_t     size = 0;
+    const status s       = file.open(name);
+    uint64_t     size    = 0;
+    const auto   damaged = [&](const std::string & why) {
+        return status::error(format("'%s' cannot be used%s: calibrate '%s' again, or remove it", name.c_str(),
+                                      why.c_str(), path.c_str()));
+    };
     if (!s.ok() || !file.find_u64("hobbit.model_bytes", size)) {
-        return status::error(format("'%s' cannot be used%s%s: calibrate '%s' again, or remove it", name.c_str(),
-                                    s.ok() ? "" : ": ", s.message().c_str(), path.c_str()));
+        return damaged(s.ok() ? "" : ": " + s.message());
     }
     if (size != model_bytes_) {
         return status::error(
@@ -183,13 +186,39 @@ status expert_index::read_calibration(const std::string & path) {
                        name.c_str(), tier_name(tier), path.c_str()));
         }
     }
+    if (!read_uses(file)) {
+        return damaged(": it does not count the uses of this model's experts");
+    }
     read_metadata(file);
     return {};
 }
 
+// False where there are counts, but not of this model's experts.
+bool expert_index::read_uses(const gguf_file & file) {
+    std::vector<int32_t> uses; // [layer][expert]
+    if (!file.find_ints("hobbit.expert_uses", uses)) {
+        return true;
+    }
+    const uint32_t width = n_experts();
+    if (uses.size() != n_layers() * width) {
+        return false;
+    }
+    const auto count = [&](expert_id id) { return uses[size_t(id.layer) * width + id.expert]; };
+    for (uint32_t layer = 0; layer < n_layers(); layer++) {
+        for (uint32_t e = 0; e < layers_[layer].n_experts; e++) {
+            if (count({ layer, e }) > 0) {
+                most_used_.push_back({ layer, e });
+            }
+        }
+    }
+    std::stable_sort(most_used_.begin(), most_used_.end(),
+                     [&](expert_id a, expert_id b) { return count(a) > count(b); });
+    return true;
+}
+
 // Three dimensions, none of them empty. Also keeps the number of experts below what 32 bits hold.
 static bool is_expert_stack(const gguf_file::tensor & t) {
-    return t.ne[0] > 0 && t.ne[1] > 0 && t.ne[2] > 0 && t.ne[2] <= INT32_MAX &&
+    return t.size > 0 && t.ne[0] > 0 && t.ne[1] > 0 && t.ne[2] > 0 && t.ne[2] <= INT32_MAX &&
            t.size == ggml_row_size(t.type, t.ne[0]) * uint64_t(t.ne[1]) * uint64_t(t.ne[2]);
 }
 

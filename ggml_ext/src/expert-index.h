@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include "cache-policy.h"
 #include "ggml.h"
 #include "gguf-file.h"
 #include "settings.h"
@@ -114,6 +115,9 @@ class expert_index {
     // Settings stored in the metadata, then in a calibration beside the model.
     const stored_settings & stored() const { return stored_; }
 
+    // The experts that were used in calibration, the most used ones first. Empty without one.
+    const std::vector<expert_id> & most_used() const { return most_used_; }
+
   private:
     using layer_locations = std::array<std::vector<part_location>, PART_COUNT>; // [part][expert]
 
@@ -134,6 +138,7 @@ class expert_index {
     status check_tier(const std::string & path, uint32_t tier) const;
     status open_sidecar(const std::string & path, const std::string & sidecar, std::vector<gguf_file> & files) const;
     void   read_metadata(const gguf_file & file);
+    bool   read_uses(const gguf_file & file);
 
     std::vector<std::string>     files_;
     std::vector<layer_shape>     layers_;
@@ -141,6 +146,7 @@ class expert_index {
     tier_set                     tiers_;
     embedding_table              embedding_;
     stored_settings              stored_;
+    std::vector<expert_id>       most_used_;
     std::string                  architecture_;
     uint32_t                     n_experts_used_ = 0;
     uint32_t                     n_tiers_        = 0;

@@ -2,15 +2,29 @@
 #include "expert-kinds.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace hobbit {
 
-size_t expert_kind::bytes() const {
-    size_t sum = 0;
-    for (const matrix & m : matrices) {
-        sum += ggml_row_size(m.type, m.shape.n_in) * size_t(m.shape.n_out);
+std::vector<expert_matrix> distinct_matrices(const expert_index & index, uint32_t tier) {
+    std::vector<expert_matrix> found;
+    for (uint32_t layer = 0; layer < index.n_layers(); layer++) {
+        const layer_shape & shape = index.layer(layer);
+        for (uint32_t part = 0; part < PART_COUNT; part++) {
+            for (uint32_t e = 0; (shape.parts & part_bit(part)) && e < shape.n_experts; e++) {
+                const expert_matrix matrix = { part, index.locate(tier, layer, part, e).type, shape.shapes[part] };
+                if (std::find(found.begin(), found.end(), matrix) == found.end()) {
+                    found.push_back(matrix);
+                }
+            }
+        }
     }
-    return sum;
+    return found;
+}
+
+size_t expert_kind::bytes() const {
+    return std::accumulate(matrices.begin(), matrices.end(), size_t(0),
+                           [](size_t sum, const expert_matrix & m) { return sum + m.bytes(); });
 }
 
 expert_kind expert_kinds::describe(const expert_index & index, expert_id id, uint32_t tier) {
@@ -19,7 +33,8 @@ expert_kind expert_kinds::describe(const expert_index & index, expert_id id, uin
     for (const uint32_t term : index.terms(tier)) {
         for (uint32_t part = 0; part < PART_COUNT; part++) {
             if (layer.parts & part_bit(part)) {
-                kind.matrices.push_back({ index.locate(term, id.layer, part, id.expert).type, layer.shapes[part] });
+                const ggml_type type = index.locate(term, id.layer, part, id.expert).type;
+                kind.matrices.push_back({ part, type, layer.shapes[part] });
             }
         }
     }

@@ -10,19 +10,25 @@
 
 namespace hobbit {
 
+// What a matrix of an expert is, or one of a term that the expert is the sum of.
+struct expert_matrix {
+    uint32_t     part;
+    ggml_type    type;
+    matrix_shape shape;
+
+    size_t bytes() const { return ggml_row_size(type, shape.n_in) * size_t(shape.n_out); }
+
+    bool operator==(const expert_matrix & o) const {
+        return part == o.part && type == o.type && shape.n_in == o.shape.n_in && shape.n_out == o.shape.n_out;
+    }
+};
+
+// The different ones of a tier.
+std::vector<expert_matrix> distinct_matrices(const expert_index & index, uint32_t tier);
+
 // Experts that are alike: in one precision, with matrices of one type and shape.
 struct expert_kind {
-    // A matrix of the expert, or of one of the terms that it is the sum of.
-    struct matrix {
-        ggml_type    type;
-        matrix_shape shape;
-
-        bool operator==(const matrix & o) const {
-            return type == o.type && shape.n_in == o.shape.n_in && shape.n_out == o.shape.n_out;
-        }
-    };
-
-    std::vector<matrix> matrices;
+    std::vector<expert_matrix> matrices;
 
     size_t bytes() const;
 };

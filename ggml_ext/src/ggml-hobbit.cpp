@@ -7,9 +7,11 @@
 #include "expert-index.h"
 #include "ggml-impl.h"
 #include "hobbit-model.h"
+#include "inner-graph.h"
 #include "last-error.h"
 #include "lazy-backend.h"
 
+#include <algorithm>
 #include <cstring>
 #include <mutex>
 #include <optional>
@@ -173,13 +175,16 @@ static hobbit_model * find_model(const ggml_cgraph * graph) {
 }
 
 static hobbit::status compute_split(hobbit_model * model, ggml_cgraph * graph, ggml_backend_hobbit_context & ctx) {
-    if (!is_row_lookup(graph->nodes[0])) {
+    // a split may begin or end with views that are none of ours, and may hold what is not to be computed this time
+    ggml_tensor ** end  = graph->nodes + graph->n_nodes;
+    ggml_tensor ** node = std::find_if_not(graph->nodes, end, hobbit::is_idle);
+    if (node != end && !is_row_lookup(*node)) {
         return model->compute(graph, ctx.compute.inner(), ctx.cpu ? &ctx.cpu->inner() : nullptr);
     }
     hobbit::status s;
-    for (int i = 0; i < graph->n_nodes && s.ok(); i++) {
-        GGML_ASSERT(is_row_lookup(graph->nodes[i]));
-        s = model->look_up(graph->nodes[i]);
+    for (; node != end && s.ok(); node = std::find_if_not(node + 1, end, hobbit::is_idle)) {
+        GGML_ASSERT(is_row_lookup(*node));
+        s = model->look_up(*node);
     }
     return s;
 }

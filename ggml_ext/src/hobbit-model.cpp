@@ -256,6 +256,7 @@ status hobbit_model::prepare(uint64_t model_bytes, uint32_t n_batch) {
     config.renormalize = settings_.renormalize;
     executor_ =
         std::make_unique<moe_executor>(index_, *cache_, *policy_, prefetcher_.get(), share_.get(), config, stats_);
+    fill_pools();
     start_sequence(0); // where llama.cpp does not say which sequences it computes
     set_reporting();
     prepared_ = true;
@@ -299,21 +300,42 @@ status hobbit_model::allocate_pools(expert_cache & cache, const pool_slots & slo
     return {};
 }
 
+// What was used most in calibration is read while nothing else is to be done: the first tokens find it.
+void hobbit_model::fill_pools() {
+    cache_->fill(index_.most_used());
+    if (host_) {
+        host_->fill(index_.most_used());
+    }
+}
+
 status hobbit_model::compute(ggml_cgraph * graph, inner_graph & inner, inner_graph * cpu) {
     std::lock_guard<std::mutex> lock(mutex_);
     GGML_ASSERT(prepared_);
+    if (!error_.ok()) {
+        return error_;
+    }
     const auto start   = std::chrono::steady_clock::now();
     status     s       = executor_->compute(graph, inner, cpu);
     stats_.compute_ns += std::chrono::nanoseconds(std::chrono::steady_clock::now() - start).count();
     if (s.ok()) {
         s = recorder_.error();
     }
+    keep_error(s);
     return s;
 }
 
 status hobbit_model::look_up(ggml_tensor * lookup) {
     std::lock_guard<std::mutex> lock(mutex_);
-    return rows_->compute(lookup);
+    if (error_.ok()) {
+        error_ = rows_->compute(lookup);
+    }
+    return error_;
+}
+
+void hobbit_model::keep_error(const status & s) {
+    if (!s.is_aborted()) {
+        error_ = s;
+    }
 }
 
 //
@@ -406,7 +428,7 @@ status hobbit_model::set_sequence_thresholds(int32_t sequence, double t1, double
 
 status hobbit_model::check() const {
     std::lock_guard<std::mutex> lock(mutex_);
-    return executor_ ? executor_->error() : status();
+    return error_;
 }
 
 void hobbit_model::set_observer(hobbit_observer observer, void * user_data) {

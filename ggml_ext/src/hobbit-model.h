@@ -78,9 +78,11 @@ struct hobbit_model {
     hobbit::status      check_thresholds(const hobbit::score_thresholds & t) const;
     hobbit::status      change_thresholds(double t1, double t2, hobbit::settings & changed) const;
     hobbit::status allocate_pools(hobbit::expert_cache & cache, const hobbit::pool_slots & slots, const char * where);
+    void           fill_pools();
     hobbit::status start_sharing(const hobbit::pool_slots & host_slots);
     void           start_sequence(int32_t sequence);
     void           set_reporting();
+    void           keep_error(const hobbit::status & s);
 
     hobbit::settings                      settings_;
     hobbit::expert_index                  index_;
@@ -104,4 +106,5 @@ struct hobbit_model {
 
     mutable std::mutex mutex_;
     bool               prepared_ = false; // guarded by mutex_
+    hobbit::status     error_;            // of a computation, repeated for ever; guarded by mutex_
 };

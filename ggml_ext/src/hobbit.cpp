@@ -85,6 +85,10 @@ struct ggml_backend_buffer_type * hobbit_buffer_type(hobbit_model * model) {
     return model->buffer_type();
 }
 
+struct ggml_backend_buffer_type * hobbit_device_buffer_type(hobbit_model * model) {
+    return ggml_backend_dev_buffer_type(model->buffer_type()->device);
+}
+
 bool hobbit_set_router(hobbit_model * model, uint32_t block, const struct ggml_tensor * weight,
                        const struct ggml_tensor * bias, const struct ggml_tensor * selection_bias,
                        enum hobbit_gating gating, char * err, size_t err_size) {

@@ -73,8 +73,7 @@ class inner_graph {
 
     // Computes rows of an outer MUL_MAT_ID from other weights, in the kernel that computes it outside. All of its rows
     // are computed in place; some are gathered, multiplied and scattered, for which the scratch memory must have room.
-    // REQUIRES: each row once; a matrix's rows one after the other, in their order; the rows of the outer tensors are
-    // evenly spaced.
+    // REQUIRES: each row once; a matrix's rows one after the other; the rows of the outer tensors are evenly spaced.
     void add_matmul(const ggml_tensor * matmul, const matrices & weights, const std::vector<served_row> & rows);
 
     // The same, added to what the rows hold when the operation begins. The scratch memory must have room in any case.

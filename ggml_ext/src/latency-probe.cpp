@@ -36,7 +36,7 @@ class probe {
         ctx_(ggml_init({ 8 * kind.matrices.size() * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true })),
         graph_(ggml_new_graph(ctx_.get())) {
         ggml_tensor * ids = ggml_new_tensor_2d(ctx_.get(), GGML_TYPE_I32, 1, n_tokens);
-        for (const expert_kind::matrix & m : kind.matrices) {
+        for (const expert_matrix & m : kind.matrices) {
             ggml_tensor * w = ggml_new_tensor_3d(ctx_.get(), m.type, m.shape.n_in, m.shape.n_out, 1);
             ggml_tensor * x = ggml_new_tensor_3d(ctx_.get(), GGML_TYPE_F32, m.shape.n_in, 1, n_tokens);
             ggml_build_forward_expand(graph_, ggml_mul_mat_id(ctx_.get(), w, x, ids));

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "loader.h"
 
+#include "compute-device.h"
 #include "ggml-cpu.h"
 #include "weight-layout.h"
 
@@ -108,7 +109,8 @@ status loader::read(const chunk & next, staging_buffer & staging) {
 }
 
 void loader::set(const chunk & next, const char * rows) {
-    if (ggml_backend_buffer_is_host(next.buffer)) {
+    const ggml_backend_dev_t device = ggml_backend_buft_get_device(ggml_backend_buffer_get_type(next.buffer));
+    if (device && is_host_device(device)) { // the CPU's own layouts are no host memory to ggml
         set_rows(next.buffer, next.type, next.rows, rows, next.dst);
         return;
     }

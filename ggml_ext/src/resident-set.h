@@ -30,6 +30,8 @@ class resident_set {
     uint32_t n_slots() const { return n_slots_; }
     uint32_t n_residents() const { return uint32_t(residents_.size()); }
 
+    bool has_free_slot() const { return !free_.empty(); }
+
     // Whether an urgent insert succeeds.
     bool has_room() const { return n_pinned_ < n_slots_; }
 

@@ -28,7 +28,6 @@ class token_memory {
 
     bool     remembers(uint64_t token) const { return token < n_added_ && token + capacity_ >= n_added_; }
     uint32_t slot(uint64_t token) const { return uint32_t(token % capacity_); }
-    uint32_t capacity() const { return capacity_; }
 
     // The oldest that is remembered, and one past the youngest.
     uint64_t first() const { return n_added_ > capacity_ ? n_added_ - capacity_ : 0; }

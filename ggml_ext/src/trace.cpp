@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 
 namespace hobbit {
 
@@ -17,6 +18,20 @@ static constexpr size_t BUFFER_SIZE = 1 << 20;
 static std::string one_line(std::string text) {
     std::replace_if(text.begin(), text.end(), [](unsigned char c) { return c < ' '; }, '?');
     return text;
+}
+
+static constexpr const char * MAGIC = "# route_trace v1\n";
+
+// What somebody wrote there for another purpose.
+static bool is_other_file(const std::string & path) {
+    std::error_code ignored;
+    if (!std::filesystem::is_regular_file(path, ignored) || std::filesystem::file_size(path, ignored) == 0) {
+        return false;
+    }
+    std::ifstream file(path, std::ios::binary);
+    std::string   begin(strlen(MAGIC), '\0');
+    file.read(&begin[0], std::streamsize(begin.size()));
+    return begin != MAGIC;
 }
 
 trace_writer::~trace_writer() {
@@ -30,12 +45,16 @@ status trace_writer::open(const std::string & path, const trace_header & header)
     turns_.clear();
     batch_.clear();
     n_turns_ = 0;
-    file_    = fopen(path.c_str(), "w");
+    if (is_other_file(path)) {
+        return status::error(
+            format("'%s' is there and is no trace: choose another file for the trace, or remove it", path.c_str()));
+    }
+    file_ = fopen(path.c_str(), "w");
     if (!file_) {
         return status::error(
             format("the trace '%s' cannot be written: %s; choose another file", path.c_str(), strerror(errno)));
     }
-    buffer_  = "# route_trace v1\n";
+    buffer_  = MAGIC;
     buffer_ += format("# model=%s arch=%s n_layer=%u n_expert=%u n_expert_used=%u\n", one_line(header.model).c_str(),
                       one_line(header.architecture).c_str(), header.n_layers, header.n_experts, header.n_used);
     for (uint32_t layer = 0; layer < header.n_layers; layer++) {

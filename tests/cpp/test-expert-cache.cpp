@@ -355,6 +355,44 @@ TEST_CASE("what was not read of a prefetch when its layer has run never is, and 
     CHECK(c.counters.evictions == 0);
 }
 
+TEST_CASE("free slots are filled in order, and the first ones stay longest") {
+    opened_model          m;
+    cache_of<fake_reader> c(m);
+    c.reader.open_gate();
+    c.allocate(TIER_HIGH, 3);
+    c.load({ 0, 3 }, TIER_HIGH);
+    c.cache.fill({ { 1, 0 }, { 0, 3 }, { 0, 1 }, { 0, 0 } });
+    CHECK_FALSE(c.cache.holds({ 0, 0 }, TIER_HIGH, 0)); // no slot is left
+    for (const expert_id id : { expert_id{ 1, 0 }, expert_id{ 0, 1 } }) {
+        while (!c.cache.arrived(id, TIER_HIGH, ALL)) {
+            std::this_thread::yield();
+        }
+    }
+    CHECK(c.counters.bytes_prefetched > 0);
+    CHECK(c.counters.evictions == 0);
+    c.load({ 1, 1 }, TIER_HIGH);
+    CHECK_FALSE(c.cache.holds({ 0, 1 }, TIER_HIGH, 0)); // 0/3 was named later than 1/0, before it
+    c.load({ 1, 2 }, TIER_HIGH);
+    CHECK_FALSE(c.cache.holds({ 0, 3 }, TIER_HIGH, 0));
+    CHECK(c.cache.holds({ 1, 0 }, TIER_HIGH, ALL));
+}
+
+TEST_CASE("a demand without a free slot ends the filling") {
+    opened_model          m;
+    cache_of<fake_reader> c(m);
+    c.allocate(TIER_HIGH, 2);
+    c.cache.fill({ { 1, 0 }, { 1, 1 } });
+    c.reader.wait_begun(1); // a part of 1/0, the gate is shut
+    std::thread opener([&] { c.reader.open_gate(); });
+    REQUIRE(c.cache.acquire({ 0, 0 }, TIER_HIGH));
+    opener.join();
+    CHECK_FALSE(c.cache.holds({ 1, 1 }, TIER_HIGH, ALL));
+    c.cache.request({ 0, 0 }, TIER_HIGH, ALL);
+    CHECK(c.cache.wait({ 0, 0 }, TIER_HIGH, ALL).ok());
+    c.cache.release({ 0, 0 }, TIER_HIGH);
+    CHECK(c.cache.acquire({ 1, 1 }, TIER_HIGH));
+}
+
 TEST_CASE("a prefetch that cannot be read is an error of the next demand") {
     opened_model          m;
     cache_of<fake_reader> c(m);

@@ -288,6 +288,28 @@ TEST_CASE("a calibration beside the model comes last") {
     CHECK(index.stored().policy == "lfu");
 }
 
+TEST_CASE("a calibration tells which experts were used, the most used first") {
+    temp_dir     dir;
+    gguf_builder file;
+    moe_model().add_high(file); // 2 layers of 4 experts
+    const std::string path  = file.write(dir.path("m.gguf"));
+    const auto        write = [&](const std::vector<int32_t> & uses) {
+        gguf_builder calibration;
+        gguf_set_val_u64(calibration.keys(), "hobbit.model_bytes", std::filesystem::file_size(path));
+        calibration.set_ints("hobbit.expert_uses", uses);
+        calibration.write(dir.path("m.calibration.gguf"));
+    };
+    expert_index index;
+    REQUIRE(index.open(path, "").ok());
+    CHECK(index.most_used().empty());
+    write({ 0, 5, 2, 0, 5, 0, 0, 9 });
+    REQUIRE(index.read_calibration(path).ok());
+    const std::vector<expert_id> expected = { { 1, 3 }, { 0, 1 }, { 1, 0 }, { 0, 2 } };
+    CHECK(index.most_used() == expected);
+    write({ 1, 2, 3 });
+    CHECK(index.read_calibration(path).message().find("calibrate '" + path + "' again") != std::string::npos);
+}
+
 TEST_CASE("a calibration of another model or a damaged one is an error that says what to do") {
     temp_dir     dir;
     gguf_builder file;

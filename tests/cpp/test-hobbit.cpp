@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "hobbit.h"
 
+#include "ggml-cpp.h"
 #include "gguf-builder.h"
 #include "layer-graph.h"
 #include "temp-dir.h"
@@ -288,18 +289,19 @@ TEST_CASE("pools too small are an error of prepare that names what works") {
 
 TEST_CASE("a trace is begun when the pools are there: what cannot run leaves an older file alone") {
     const files       f;
-    const std::string trace    = f.dir.write("t.csv", "older");
+    const std::string older    = "# route_trace v1\nolder";
+    const std::string trace    = f.dir.write("t.csv", older);
     char              err[512] = "";
     {
         const model_ptr model = opened(f.tiers_path, { integer("hobbit.pools", 1000), text("hobbit.trace", trace) });
         CHECK_FALSE(hobbit_prepare(model.get(), 0, 1, err, sizeof(err)));
     }
-    CHECK(temp_dir::read(trace) == "older");
+    CHECK(temp_dir::read(trace) == older);
     {
         const model_ptr model = opened(f.tiers_path, { text("hobbit.trace", trace) });
         CHECK_MESSAGE(hobbit_prepare(model.get(), 0, 1, err, sizeof(err)), err);
     }
-    CHECK(temp_dir::read(trace).find("# route_trace v1") == 0);
+    CHECK(temp_dir::read(trace).find("older") == std::string::npos);
 
     const std::string nowhere = f.dir.path("nowhere/t.csv");
     const model_ptr   model   = opened(f.tiers_path, { text("hobbit.trace", nowhere) });
@@ -374,4 +376,78 @@ TEST_CASE("an error while computing fails the graph and is kept") {
     }
     CHECK(last_error() == "'" + f.plain_path + "' changed while it was in use: load the model again");
     ggml_backend_free(backend);
+}
+
+// A model whose token embedding stays on disk, and a graph that looks tokens up.
+struct lookup_graph {
+    temp_dir                dir;
+    gguf_builder            file;
+    std::string             path;
+    model_ptr               model;
+    ggml_context_ptr        ctx{ ggml_init({ 1 << 20, nullptr, /* .no_alloc = */ true }) };
+    ggml_backend_buffer_ptr table_memory;
+    ggml_backend_buffer_ptr memory;
+    ggml_backend_ptr        backend;
+    ggml_tensor *           tokens;
+    ggml_tensor *           rows;
+    ggml_cgraph *           graph;
+
+    static constexpr int64_t width = 64;
+
+    lookup_graph() {
+        moe_model().add_high(file);
+        file.add("token_embd.weight", GGML_TYPE_F32, width, 65536, 1);
+        file.add("output.weight", GGML_TYPE_F16, width, 32, 1);
+        path  = file.write(dir.path("m.gguf"));
+        model = opened(path, { integer("hobbit.pools", 90000) });
+        REQUIRE(hobbit_prepare(model.get(), 0, 2, nullptr, 0));
+
+        ggml_tensor * table = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, width, 65536);
+        ggml_set_name(table, "token_embd.weight");
+        table_memory.reset(ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), hobbit_buffer_type(model.get())));
+        REQUIRE(table_memory);
+        tokens = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I32, 2);
+        rows   = ggml_get_rows(ctx.get(), table, tokens);
+        graph  = ggml_new_graph(ctx.get());
+        ggml_build_forward_expand(graph, ggml_reshape_3d(ctx.get(), rows, width, 1, 2));
+        memory.reset(ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), ggml_backend_cpu_buffer_type()));
+        backend.reset(ggml_backend_init_by_name("HOBBIT", nullptr));
+        REQUIRE((memory && backend));
+    }
+
+    ggml_status look_up(int32_t first, int32_t second) {
+        const int32_t which[] = { first, second };
+        ggml_backend_tensor_set(tokens, which, 0, sizeof(which));
+        return ggml_backend_graph_compute(backend.get(), graph);
+    }
+
+    std::string row(int64_t i) const {
+        return { static_cast<const char *>(rows->data) + size_t(i) * rows->nb[1], width * sizeof(float) };
+    }
+
+    std::string row_of_file(int32_t token) const {
+        return file.data("token_embd.weight").substr(size_t(token) * width * sizeof(float), width * sizeof(float));
+    }
+};
+
+TEST_CASE("rows are looked up where views stand beside it, and not where they are not asked for") {
+    lookup_graph g;
+    REQUIRE(ggml_graph_n_nodes(g.graph) == 2);
+    CHECK(g.look_up(7, 65535) == GGML_STATUS_SUCCESS);
+    CHECK(g.row(0) == g.row_of_file(7));
+    CHECK(g.row(1) == g.row_of_file(65535));
+    g.rows->flags &= ~GGML_TENSOR_FLAG_COMPUTE;
+    CHECK(g.look_up(-1, 1 << 30) == GGML_STATUS_SUCCESS);
+    CHECK(g.row(0) == g.row_of_file(7));
+}
+
+TEST_CASE("a look-up that fails is told by hobbit_check, and repeated") {
+    lookup_graph g;
+    char         err[512] = "";
+    CHECK(hobbit_check(g.model.get(), err, sizeof(err)));
+    CHECK(g.look_up(1, 65536) == GGML_STATUS_FAILED);
+    CHECK_FALSE(hobbit_check(g.model.get(), err, sizeof(err)));
+    CHECK(std::string(err) == last_error());
+    CHECK(std::string(err).find("65536") != std::string::npos);
+    CHECK(g.look_up(1, 2) == GGML_STATUS_FAILED);
 }

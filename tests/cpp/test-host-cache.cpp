@@ -6,6 +6,8 @@
 
 #include <random>
 #include <string>
+#include <thread>
+#include <vector>
 
 static constexpr uint32_t ALL = part_bit(PART_GATE) | part_bit(PART_UP) | part_bit(PART_DOWN);
 
@@ -119,6 +121,30 @@ TEST_CASE("what host memory has is not read again") {
     CHECK(e.counters.bytes_read == read);
     CHECK(e.counters.misses[TIER_HIGH] > misses);
     CHECK(e.counters.misses[TIER_HIGH] - misses == e.counters.host_hits[TIER_HIGH] - hits);
+}
+
+TEST_CASE("pools that are filled ahead are used like any others") {
+    const model_on_disk    m(on_blocks());
+    engine                 e = engine_with_host(m, 2, 0, 5);
+    std::vector<expert_id> order;
+    for (uint32_t i = 0; i < 8; i++) {
+        order.push_back({ 0, 7 - i });
+    }
+    e.cache.fill(order);
+    e.host->fill(order);
+    while (!e.cache.arrived(order[1], TIER_HIGH, ALL) || !e.host->arrived(order[4], TIER_HIGH, ALL)) {
+        std::this_thread::yield();
+    }
+    const auto bytes = expert_bytes(m, order[0], TIER_HIGH);
+    CHECK(e.counters.bytes_read == 5 * bytes.first);
+    CHECK(e.counters.bytes_prefetched == e.counters.bytes_read);
+    CHECK(e.counters.bytes_transferred == 2 * bytes.second);
+
+    const auto input = random_input(m.shape, 37, 1);
+    CHECK(e.compute(m, input) == stock(m, input, TIER_HIGH));
+    CHECK(e.counters.hits[TIER_HIGH] == 2);
+    CHECK(e.counters.host_hits[TIER_HIGH] == 3);
+    CHECK(e.counters.misses[TIER_HIGH] == 6);
 }
 
 TEST_CASE("an expert may be pinned and used in host memory, and then goes to the device without a read") {

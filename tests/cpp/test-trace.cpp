@@ -167,7 +167,7 @@ TEST_CASE("tokens at one position are told apart by their order") {
 TEST_CASE("a second trace with the same object starts from nothing, over an older file") {
     temp_dir     dir;
     trace_writer writer;
-    const auto   file = dir.write("t.csv", std::string(100000, 'x'));
+    const auto   file = dir.write("t.csv", "# route_trace v1\n" + std::string(100000, 'x'));
     for (int i = 0; i < 2; i++) {
         check_ok(writer.open(file, two_layers()));
         begin(writer, { { 0, 5 } });
@@ -204,6 +204,21 @@ TEST_CASE("a long trace is complete, also when the writer is just destroyed") {
     const std::string text = temp_dir::read(dir.path("t.csv"));
     CHECK(std::count(text.begin(), text.end(), '\n') == n_tokens + 5);
     CHECK(text.substr(text.size() - 25) == "\n0,1,99999,0,0,0,0.5,0,7\n");
+}
+
+TEST_CASE("a file that is no trace is left alone") {
+    temp_dir     dir;
+    trace_writer writer;
+    for (const std::string content : { "GGUF", "# route_trace v10\n" }) {
+        const std::string file = dir.write("m.gguf", content);
+        const status      s    = writer.open(file, two_layers());
+        CHECK(s.message() ==
+              "'" + file + "' is there and is no trace: choose another file for the trace, or remove it");
+        CHECK_FALSE(writer.is_open());
+        CHECK(temp_dir::read(file) == content);
+    }
+    check_ok(writer.open(dir.write("empty.csv", ""), two_layers()));
+    check_ok(writer.close());
 }
 
 TEST_CASE("a file that cannot be made is an error at once") {
