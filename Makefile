@@ -152,7 +152,7 @@ demo: build/demo/tiny.gguf
 
 DEMO_POOLS := 6M
 
-build/demo/tiny.gguf: build/.installed $(wildcard $(MODEL)/*) $(wildcard pyhobbit/convert*.py convert/*.py)
+build/demo/tiny.gguf: build/.installed $(wildcard $(MODEL)/*) $(wildcard convert/*.py)
 	@echo '== conversion'
 	mkdir -p $(@D)
 	pyhobbit convert --low q4_0 --high f16 $(MODEL) -o $@ --force

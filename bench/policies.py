@@ -11,28 +11,12 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
-import numpy as np
 from quality import TINY, convert
 
-from pyhobbit.calibration import profile
+from pyhobbit.calibration import profile, routes
 from pyhobbit.config import EngineConfig, EvaluationConfig
 from pyhobbit.evaluate import Evaluator
-from pyhobbit.observe import Observations
-from pyhobbit.trace import BELADY, ROUTE, Simulation, policy_names, pool_slots, simulate
-
-
-def routes(seen: Observations) -> np.ndarray:
-    """Every token on its own, as it is decoded: an array of ROUTE."""
-    n_tokens, n_layers, _ = seen.experts.shape
-    rows = np.zeros(seen.experts.shape, ROUTE)
-    firsts = np.searchsorted(seen.sequences, seen.sequences)
-    rows["sequence"] = seen.sequences[:, None, None]
-    rows["token"] = (np.arange(n_tokens) - firsts)[:, None, None]
-    rows["layer"] = np.arange(n_layers)[:, None]
-    rows["expert"] = seen.experts
-    rows["weight"] = seen.weights
-    rows["counted"] = 1
-    return rows.ravel()
+from pyhobbit.trace import BELADY, Simulation, policy_names, pool_slots, simulate
 
 
 def main() -> None:
@@ -58,7 +42,7 @@ def main() -> None:
         for capacity in args.capacity:
             slots = pool_slots(n_all, capacity, 0.0, 1.0)[0]
             case = replace(base, policy=policy, slots_high=slots)
-            penalties.append(simulate(routes(seen), case).penalty_per_token)
+            penalties.append(simulate(routes(seen, slice(None)), case).penalty_per_token)
         lru = lru or penalties  # the first of the names
         cells = [f"{p:.2f} ({p / reference - 1:+.0%})" for p, reference in zip(penalties, lru, strict=True)]
         print(f"| {policy} | {' | '.join(cells)} |", flush=True)

@@ -270,6 +270,12 @@ def strings_entry(key: str, values: Sequence[str]) -> KeyValue:
     return KeyValue(key, GGUFValueType.ARRAY, head + b"".join(map(_pack_string, values)))
 
 
+def ints_entry(key: str, values: Sequence[int]) -> KeyValue:
+    """An array of 32-bit numbers."""
+    head = struct.pack("<IQ", GGUFValueType.INT32, len(values))
+    return KeyValue(key, GGUFValueType.ARRAY, head + struct.pack(f"<{len(values)}i", *values))
+
+
 def _pack_string(text: str) -> bytes:
     data = text.encode()
     return struct.pack("<Q", len(data)) + data

@@ -77,6 +77,8 @@ def atomic_output(path: Path) -> Iterator[Path]:
     """A temporary path beside `path`, which takes the place of `path` at the end unless there is an error."""
     with temporary_file(path) as temporary:
         yield temporary
+        with temporary.open("rb") as file:  # after a crash there is the old file or all of the new one
+            os.fsync(file.fileno())
         temporary.replace(path)
     _sync(path.parent)
 

@@ -136,7 +136,8 @@ def _about_disk(plan: MemoryPlan, speed: Speed | None, cache: CacheConfig, calib
     model = info.model
     bound = "--memory" if cache.memory is not None else "--pools"
     spare = plan.available - plan.beside_pools - plan.host_pools
-    if (cache.memory is not None or cache.pools is not None) and spare > _MUCH * plan.host_pools:
+    much = _MUCH * (plan.host_pools or plan.available)  # no experts in host memory: all are on a device
+    if (cache.memory is not None or cache.pools is not None) and spare > much:
         yield f"{format_size(spare)} of free memory are not used: raise {bound}, or leave it out"
     best = f", for {1 / speed.compute_s:.3g} token/s" if speed is not None else ""
     missing = format_size(plan.missing)
@@ -152,7 +153,7 @@ def _about_disk(plan: MemoryPlan, speed: Speed | None, cache: CacheConfig, calib
     if speed is not None and speed.disk is not None:
         twice = 1 / (speed.compute_s + speed.wait_s / 2)
         yield f"a disk twice as fast would give {twice:.3g} token/s"
-    if cache.pools is None and plan.context > _MUCH * plan.host_pools:
+    if cache.pools is None and plan.context > much:
         size = format_size(plan.context)
         yield f"the context takes {size}: a --ctx below {info.n_ctx} leaves more to the experts"
 

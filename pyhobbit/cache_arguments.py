@@ -10,15 +10,14 @@ from pyhobbit.config import CacheConfig, parse_size
 def add_cache_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options of the expert cache; cache_config() takes the parsed arguments."""
     group = parser.add_argument_group("expert cache")
-    size = group.add_mutually_exclusive_group()
-    size.add_argument("--memory", metavar="SIZE", help="of the process, like 8G (default: what is free)")
-    size.add_argument("--pools", metavar="SIZE", help="of the expert pools alone, like 512M")
     add = group.add_argument
+    add("--memory", metavar="SIZE", help="of the process, like 8G (default: what is free)")
+    add("--pools", metavar="SIZE", help="of the expert pools alone, like 512M")
     add("--t1", type=float, metavar="F", help="high precision up to this sum of gate weights, 0 to 1")
     add("--t2", type=float, metavar="F", help="low precision from t1 to here, skipped above it")
     add("--low-share", type=float, metavar="F", help="of the pools, for the low tier (default: by t1)")
     add("--policy", metavar="NAME", help="of eviction (default: calibrated, or echo)")
-    add("--prefetch", type=int, metavar="N", help="layers ahead, 0 to 4 (default: calibrated, or 2)")
+    add("--prefetch", type=int, metavar="N", help="layers ahead, 0 to 4 (default: 2)")
     add("--sidecar", type=Path, metavar="FILE", help="with the low tier (default: MODEL.hobbit.gguf)")
     add("--trace", type=Path, metavar="FILE", help="write the routing here, for pyhobbit simulate")
 

@@ -66,13 +66,14 @@ def run(args: argparse.Namespace) -> int:
         max_kl=args.max_kl,
         max_chunks=args.chunks,
     )
-    from pyhobbit.calibration import calibrate  # takes the native libraries and some time
+    from pyhobbit.calibration import calibrate, calibration_path  # takes the native libraries and some time
 
     report = calibrate(args.model, args.text, config)
-    path = report.calibration.write(args.model)
     if args.json:
-        print(json.dumps({**report.as_dict(), "file": str(path)}, indent=2))
+        print(json.dumps({**report.as_dict(), "file": str(calibration_path(args.model))}, indent=2))
     else:
         print(report.summary())
+    path = report.calibration.write(args.model)
+    if not args.json:
         print(f"stored in {path}; chat and llama-server use it from now on")
     return 0

@@ -2,6 +2,7 @@
 """Calibration: what a model does on a text, the settings that follow, and the file that keeps them."""
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -15,13 +16,13 @@ from tqdm import tqdm
 from pyhobbit._files import read_text
 from pyhobbit.analysis import decide, own_routing_agreement, prediction, shares, unimportance
 from pyhobbit.config import WEIGHT_KEYS, CalibrationConfig, EvaluationConfig, format_size
-from pyhobbit.convert.gguf_file import KeyValue, pack_header, scalar_entry, string_entry
+from pyhobbit.convert.gguf_file import KeyValue, ints_entry, pack_header, scalar_entry, string_entry
 from pyhobbit.convert.tiers import calibration_path
 from pyhobbit.convert.write import atomic_output
 from pyhobbit.errors import HobbitError
 from pyhobbit.evaluate import Chunk, Evaluator, Quality, perplexity
 from pyhobbit.fit import CAPACITIES, CacheFit, CacheFitter, CacheModel, Weights, cheapest_thresholds
-from pyhobbit.model_file import read_model_file
+from pyhobbit.model_file import model_parts, read_model_file
 from pyhobbit.observe import Observations, Recorder
 from pyhobbit.trace import ROUTE
 
@@ -42,8 +43,9 @@ _QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 class Calibration:
     """Settings that fit a model and its low tier; see CacheConfig.
 
-    model_bytes: size of the model file.  low_bytes: of all experts in the low tier, 0 without one.
+    model_bytes: size of the model's files.  low_bytes: of all experts in the low tier, 0 without one.
     residual_bytes: of a residual tier, 0 without one. They tell a calibration that belongs to something else.
+    expert_uses: how often each expert was chosen, [n_layers * n_experts], layer by layer; empty: not known.
     """
 
     model_bytes: int
@@ -54,6 +56,17 @@ class Calibration:
     policy: str
     weights: Weights
     residual_bytes: int = 0
+    expert_uses: tuple[int, ...] = ()
+
+    @staticmethod
+    def check_place(model: Path) -> None:
+        """Raises HobbitError where nothing can be stored beside the model."""
+        folder = calibration_path(model).parent
+        if folder.is_dir() and not os.access(folder, os.W_OK | os.X_OK):
+            raise HobbitError(
+                f"the calibration cannot be stored beside the model: {folder} is read-only; calibrate a copy "
+                "of the model, or a link to it, in another folder"
+            )
 
     def write(self, model: Path) -> Path:
         """Stores it beside the model, all or nothing; returns the file. Raises HobbitError."""
@@ -78,6 +91,7 @@ class Calibration:
             *(scalar_entry(key, GGUFValueType.UINT64, size) for key, size in sizes.items()),
             string_entry("hobbit.policy", self.policy),
             *(scalar_entry(key, GGUFValueType.FLOAT64, value) for key, value in floats.items()),
+            *([ints_entry("hobbit.expert_uses", self.expert_uses)] if self.expert_uses else []),
         ]
 
 
@@ -205,9 +219,10 @@ def calibrate(model: Path, text: Path, config: CalibrationConfig) -> Calibration
     """Finds the settings for a model on a text; stores nothing. Shows its progress on standard error.
 
     The same text gives the same result. Raises HobbitError: a dense model, a text that is too short, a bound
-    on what low precision costs for a file without a low tier.
+    on what low precision costs for a file without a low tier, no place to store what is found.
     """
     content = read_text(text)
+    Calibration.check_place(model)
     with Evaluator(model, EvaluationConfig(engine=config.engine)) as evaluator:
         bounded = config.max_kl is not None or config.max_ppl_increase is not None
         if bounded and not evaluator.has_low_tier:
@@ -251,7 +266,7 @@ def _calibrate(
     top1, top_k = _prediction(model, config.engine.cache.sidecar, seen)
     report = CalibrationReport(
         calibration=Calibration(
-            model_bytes=model.stat().st_size,
+            model_bytes=sum(part.size for part in model_parts(model)),
             low_bytes=info.tier_bytes_low,
             t1=quality.t1,
             t2=quality.t2,
@@ -259,6 +274,7 @@ def _calibrate(
             policy=fit.policy,
             weights=fit.weights,
             residual_bytes=info.tier_bytes_high if info.high_is_residual else 0,
+            expert_uses=_expert_uses(seen, info.n_layers, info.n_experts),
         ),
         n_tokens=sum(map(len, chunks)),
         n_chunks=len(chunks),
@@ -421,6 +437,14 @@ def _layer_profiles(
             )
         )
     return tuple(profiles)
+
+
+def _expert_uses(seen: Observations, n_layers: int, n_experts: int) -> tuple[int, ...]:
+    """Layers that did not run, and experts that a layer lacks, have none."""
+    uses = np.zeros((n_layers, n_experts), np.int64)
+    for i, layer in enumerate(seen.layers):
+        uses[layer] = np.bincount(seen.experts[:, i].ravel(), minlength=n_experts)
+    return tuple(uses.ravel().tolist())
 
 
 def _fit_cache(model: CacheModel, seen: Observations) -> CacheFit:

@@ -335,8 +335,14 @@ class CalibrationConfig:
 
     default_ppl_increase: ClassVar[float] = 0.01
     min_chunks: ClassVar[int] = 4
+    min_n_ctx: ClassVar[int] = 3  # the last token is scored
 
     def __post_init__(self) -> None:
+        n_ctx = self.engine.n_ctx
+        _require(
+            n_ctx is None or n_ctx >= self.min_n_ctx,
+            f"--ctx is {n_ctx}; it must be at least {self.min_n_ctx}",
+        )
         for name, value in (("--max-ppl-increase", self.max_ppl_increase), ("--max-kl", self.max_kl)):
             _require(value is None or value >= 0, f"{name} is {value}; it must be 0 or more")
         _require(

@@ -150,11 +150,21 @@ def _download(repo: _Repo, file: str, local_dir: Path | None) -> Path:
     path = Path(hf_hub_download(repo.name, file, endpoint=repo.endpoint, cache_dir=repo.cache))
     if local_dir is None:
         return path
-    copy = local_dir / file
-    copy.parent.mkdir(parents=True, exist_ok=True)
-    copy.unlink(missing_ok=True)
-    copy.symlink_to(path.absolute())
-    return copy
+    return _link(path, local_dir / file)
+
+
+def _link(path: Path, link: Path) -> Path:
+    """A file that is no link is left alone, and taken where it is as large. Raises HobbitError."""
+    if link.exists() and not link.is_symlink():
+        if link.is_file() and link.stat().st_size == path.stat().st_size:
+            return link
+        raise HobbitError(
+            f"{link} is there and is not what the repository has; remove it, or choose another local_dir"
+        )
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.unlink(missing_ok=True)
+    link.symlink_to(path.absolute())
+    return link
 
 
 def _download_blob(repo: _Repo, url: str, etag: str, size: int, file: str) -> None:

@@ -394,16 +394,16 @@ class Hobbit(Llama):
         512 by default.
 
         Settings given when the model was opened come before those that were found. Meanwhile the model is
-        closed, for the memory, and then opened anew: the KV cache and the counters are empty. Progress is on
-        standard error. Raises HobbitError: a dense model, a text that is too short.
+        closed, for the memory, and then opened anew: the KV cache and the counters are empty, a trace has
+        ended. Progress is on standard error. Raises HobbitError: a dense model, a text that is too short.
         """
         from pyhobbit.calibration import calibrate  # takes some time
 
         _ = self._model
         read_text(Path(text_file))  # what cannot be read is said before the model is closed
-        cache = CacheConfig(
-            memory=self.cache_config.memory, pools=self.cache_config.pools, sidecar=self.cache_config.sidecar
-        )
+        own = self.cache_config
+        pools = own.pools if own.memory is None else None  # with both, these are a device's
+        cache = CacheConfig(memory=own.memory, pools=pools, sidecar=own.sidecar)
         config = CalibrationConfig(
             engine=EngineConfig(cache=cache, n_ctx=n_ctx, n_threads=self.n_threads, verbose=self.verbose),
             max_ppl_increase=max_ppl_increase,
@@ -416,7 +416,8 @@ class Hobbit(Llama):
             report = calibrate(Path(self.model_path), Path(text_file), config)
             report.calibration.write(Path(self.model_path))
         finally:
-            self.__init__(**self.__getstate__())
+            again = {**self.__getstate__(), "cache": replace(own, trace=None), "trace": None}
+            self.__init__(**again)  # a second trace would be written over the first
             self.set_cache(prompt_cache)
         return report
 
@@ -437,10 +438,10 @@ class Hobbit(Llama):
 
         repo_id: USER/NAME, without a filename also USER/NAME:QUANT as in llama.cpp.  filename: its name in
         the repository, or a pattern such as `*q4_k_m.gguf`; None picks as llama.cpp does.
-        additional_files: further names or patterns, such as `mmproj*.gguf`.  local_dir: folder to store in
-        instead of the cache.  local_dir_use_symlinks: ignored, as by huggingface_hub.  cache_dir: default as
-        huggingface_hub's.  arguments: of the constructor. Raises as that, and HobbitError: nothing to
-        download, no network.
+        additional_files: further names or patterns, such as `mmproj*.gguf`.  local_dir: folder that
+        gets a link to each file in the cache.  local_dir_use_symlinks: ignored, as by huggingface_hub.
+        cache_dir: default as huggingface_hub's.  arguments: of the constructor. Raises as that, and
+        HobbitError: nothing to download, no network.
         """
         from pyhobbit.download import fetch, fetch_file  # takes half a second
 

@@ -55,11 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--t1", type=float, metavar="F", help="threshold of high precision (default: the model's, or 0.6)")
     add("--t2", type=float, metavar="F", help="threshold of low precision (default: the model's, or 0.9)")
     add("--ctx", type=int, metavar="N", help="tokens of context (default: the model's, at most 4096)")
-    size = parser.add_mutually_exclusive_group()
-    size.add_argument(
-        "--memory", metavar="SIZE", help="bound on this process, like 8G (default: by what is free)"
-    )
-    size.add_argument("--pools", metavar="SIZE", help="memory of the expert cache alone, like 512M")
+    add("--memory", metavar="SIZE", help="bound on this process, like 8G (default: by what is free)")
+    add("--pools", metavar="SIZE", help="memory of the expert cache alone, like 512M")
     add_device_arguments(parser)
     add_rpc_argument(parser)
     add(

@@ -157,7 +157,7 @@ def read_model_file(path: Path, sidecar: Path | None = None) -> ModelFile:
 
     Raises HobbitError if a file is damaged or missing, or if the model has no routed experts.
     """
-    files = _splits(path)
+    files = model_parts(path)
     first = files[0]
     tiers = read_tiers(first)
     everything = [tensor for file in files for tensor in file.tensors]
@@ -186,7 +186,7 @@ def read_model_file(path: Path, sidecar: Path | None = None) -> ModelFile:
 
 def read_tensors(path: Path) -> list[TensorInfo]:
     """All tensors of the model's own files, further tiers left out. Raises HobbitError."""
-    files = _splits(path)
+    files = model_parts(path)
     return _own([tensor for file in files for tensor in file.tensors], read_tiers(files[0]))
 
 
@@ -217,7 +217,8 @@ def opened_info(path: Path, settings: Mapping[str, Setting]) -> Any:
     return info
 
 
-def _splits(path: Path) -> list[GgufFile]:
+def model_parts(path: Path) -> list[GgufFile]:
+    """The headers of a model's own files, in order. Raises HobbitError if one is damaged or missing."""
     first = read_gguf(path)
     split = split_name(path)
     if split is None or first.get("split.count", 0) <= 1:

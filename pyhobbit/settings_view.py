@@ -55,22 +55,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     add = parser.add_argument
     cache = parser.add_argument_group("as for chat")
-    size = cache.add_mutually_exclusive_group()
-    size.add_argument(
-        "--memory",
-        type=parse_size,
-        metavar="SIZE",
-        help="bound on the whole process, like 8G (default: by what is free)",
-    )
-    size.add_argument(
-        "--pools", type=parse_size, metavar="SIZE", help="memory of the expert cache alone, like 512M"
-    )
-    cache.add_argument(
-        "--device-memory",
-        type=parse_size,
-        metavar="SIZE",
-        help="of --device, for experts (default: what is free)",
-    )
+    for name, what in (
+        ("memory", "bound on the whole process, like 8G (default: by what is free)"),
+        ("pools", "memory of the expert cache alone, like 512M"),
+        ("device-memory", "of --device, for experts (default: what is free)"),
+    ):
+        cache.add_argument(f"--{name}", metavar="SIZE", help=what)
     defaults = SamplingConfig()
     for name, kind, what in (
         ("device", str, "that computes the experts, like Vulkan0 (default: CPU)"),
@@ -79,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("t2", float, "low precision from t1 to here, above it none (default: calibrated, or 1)"),
         ("low_share", float, "of the pools, for the low tier (default: calibrated, or by t1)"),
         ("policy", str, "which expert leaves a full cache (default: calibrated, or echo)"),
-        ("prefetch", int, "layers to look ahead, 0 to 4 (default: calibrated, or 2)"),
+        ("prefetch", int, "layers to look ahead, 0 to 4 (default: 2)"),
         ("sidecar", Path, "file with further precisions (default: MODEL.hobbit.gguf)"),
         ("ctx", int, f"tokens of context (default: the model's, at most {EngineConfig.max_default_ctx})"),
         ("threads", int, "for computing (default: one per processor core)"),
@@ -105,6 +95,9 @@ def _sampling_options() -> list[tuple[str, type]]:
 def run(args: argparse.Namespace) -> int:
     """Runs the verb with parsed options; returns the exit status. Raises HobbitError."""
     given = {name: value for name, value in vars(args).items() if value is not None}
+    for name in ("memory", "pools", "device_memory"):
+        if name in given:
+            given[name] = parse_size(given[name])
     cache = CacheConfig(**_only(given, CacheConfig))
     engine = EngineConfig(cache=cache, n_ctx=args.ctx, n_threads=args.threads)
     sampling = SamplingConfig(**_only(given, SamplingConfig))

@@ -84,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--weights",
         metavar="A,B,C,D",
-        help="of LRU, LFU, LHU and FLD in the policy hobbit; they sum to 1 (default: equal ones)",
+        help="of LRU, LFU, LHU and FLD in the policy hobbit; they sum to 1 (default: 0.6,0.25,0.15,0)",
     )
     add("--floors", action="store_true", help="a layer keeps its even share of a pool, as when a model runs")
     add("--seed", type=int, default=0, metavar="N", help="of the policy random (default: %(default)s)")

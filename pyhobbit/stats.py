@@ -72,10 +72,10 @@ class CacheStats:
     selections, computed by the CPU beside it.  layers_predicted: layers beside it that read nothing from
     disk.  predicted, prefetched: experts named, and asked for, ahead of their layer; *_right, *_used: of
     those, chosen when the layer ran.  prefetch_pauses: times that prefetch did not pay and was switched off.
-    Seconds: stall_s computing waited for the disk, disk_demand_s the disk worked on what computing needed,
-    compute_s layers with experts ran, stalls included, transfer_s bytes were on their way to the device,
-    cpu_s the CPU computed its share; predicted_s what the cost model expected of the layers predicted,
-    measured_s what they took.
+    Seconds: stall_s computing waited for the disk, or for experts on their way to the device, disk_demand_s
+    something that computing needed was read, or copied to the device, compute_s layers with experts ran,
+    stalls included, transfer_s bytes were on their way to the device, cpu_s the CPU computed its share;
+    predicted_s what the cost model expected of the layers predicted, measured_s what they took.
     """
 
     selections_high: int = 0

@@ -205,6 +205,8 @@ def read_trace(path: Path) -> Trace:
         _fail(path, "it ends in the middle of a line, so the recording was cut off; record it again")
 
     n_layers, n_experts, n_used = map(int, model.groups()[2:])
+    if min(n_layers, n_experts, n_used) < 1:
+        _fail(path, "its model has no layers or no experts")
     rows = _read_rows(path, lines, n_header + 1)
     _check_rows(path, rows, n_header + 2, {"phase": 2, "layer": n_layers, "expert": n_experts}, n_used)
     routes = _routes(rows)

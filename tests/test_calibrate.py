@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
@@ -29,7 +30,7 @@ from pyhobbit.trace import ROUTE, policy_names
 
 TESTS = Path(__file__).resolve().parent
 TEXT = TESTS / "tiny_moe/heldout.txt"
-STORED = Calibration(123, 45, 0.6, 0.9, 0.25, "lru", (0.5, 0.25, 0.125, 0.125))
+STORED = Calibration(123, 45, 0.6, 0.9, 0.25, "lru", (0.5, 0.25, 0.125, 0.125), expert_uses=(3, 0, 1, 4))
 LOW_COST = 0.25
 
 #
@@ -212,6 +213,7 @@ def test_the_file_keeps_settings_under_their_keys(tmp_path: Path) -> None:
         "hobbit.w_lfu": 0.25,
         "hobbit.w_lhu": 0.125,
         "hobbit.w_fld": 0.125,
+        "hobbit.expert_uses": [3, 0, 1, 4],
     }
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
 
@@ -294,6 +296,28 @@ def test_the_engine_uses_the_calibration_unless_told_otherwise(
         assert (engine.info().t1, engine.info().t2) == (1, 1)
 
 
+def test_what_was_used_most_is_read_before_anything_is_computed(
+    calibrated: tuple[Path, dict[str, Any]],
+) -> None:
+    model, found = calibrated
+    uses = GGUFReader(calibration_path(model)).fields["hobbit.expert_uses"].contents()
+    shares_ = np.array([layer["expert_use"] for layer in found["layers"]])
+    np.testing.assert_allclose(np.array(uses).reshape(shares_.shape) / sum(uses[:8]), shares_)
+
+    cache = CacheConfig(pools=5_000_000, prefetch=0, t1=1.0, t2=1.0)
+    with Engine(model, EngineConfig(cache=cache)) as engine:
+        info = engine.info()
+        slot = info.pool_bytes_high / info.pool_slots_high
+        wanted = slot * min(np.count_nonzero(uses), info.pool_slots_high)
+        deadline = time.monotonic() + 60
+        while engine.stats().cache.bytes_read < 0.9 * wanted and time.monotonic() < deadline:
+            time.sleep(0.01)
+        stats = engine.stats().cache
+    assert 0.9 * wanted <= stats.bytes_read <= 1.1 * wanted
+    assert stats.bytes_prefetched == stats.bytes_read
+    assert stats.layers_computed == 0
+
+
 def test_calibrating_again_finds_the_same(
     calibrated: tuple[Path, dict[str, Any]], run_pyhobbit: RunPyhobbit
 ) -> None:
@@ -332,6 +356,26 @@ def test_without_a_low_tier_the_cache_alone_is_fitted(run_pyhobbit: RunPyhobbit,
     assert found["cache"]["policy"] in policy_names()
 
 
+def test_a_split_model_can_be_calibrated_and_opened(run_pyhobbit: RunPyhobbit, tmp_path: Path) -> None:
+    first = models.split(models.tiny)
+    for part in first.parent.glob(first.name.replace("00001-of", "*-of")):
+        (tmp_path / part.name).symlink_to(part)
+    model = tmp_path / first.name
+    done = run_pyhobbit("calibrate", model, *QUICK)
+    assert done.returncode == 0, done.stderr
+    with Engine(model, EngineConfig(cache=CacheConfig(pools=5_000_000))) as engine:
+        assert engine.info().cached
+    assert calibration_path(model).exists()
+
+
+def test_a_folder_that_nothing_can_be_stored_in_is_refused_before_the_work(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path)
+    with pytest.raises(HobbitError, match=f"{tmp_path} is read-only; calibrate a copy"):
+        calibration.calibrate(tmp_path / "none.gguf", TEXT, CalibrationConfig())
+
+
 def _error(run_pyhobbit: RunPyhobbit, model: Path, *arguments: object) -> str:
     done = run_pyhobbit("calibrate", model, *arguments)
     assert done.returncode in (1, 2), done.stderr
@@ -354,4 +398,5 @@ def test_errors_say_what_to_do(run_pyhobbit: RunPyhobbit, tmp_path: Path) -> Non
     assert "has no low tier" in _error(run_pyhobbit, plain, *QUICK, "--max-ppl-increase", 1)
     assert "is a dense model" in _error(run_pyhobbit, dense, *QUICK)
     assert "none.txt" in _error(run_pyhobbit, plain, "--text", tmp_path / "none.txt")
+    assert "--ctx is 2; it must be at least 3" in _error(run_pyhobbit, plain, *QUICK, "--ctx", 2)
     assert "--chunks is 1; it must be at least 4" in _error(run_pyhobbit, plain, *QUICK, "--chunks", 1)

@@ -81,7 +81,6 @@ def test_a_flag_with_a_number_or_size_says_its_default(
     [
         ([], "COMMAND"),
         (["chat", "m.gguf", "--temp"], "expected one argument"),
-        (["chat", "m.gguf", "--memory", "1G", "--pools", "1G"], "not allowed with"),
         (["chat", "m.gguf", "-n", "many"], "invalid int value"),
     ],
 )

@@ -231,6 +231,16 @@ def test_a_file_by_its_pattern(hub: Hub, tmp_path: Path) -> None:
     path = get("user/split", "*Q6_K*.gguf", local_dir=folder)
     assert path == folder / "Q6_K" / "Model-Q6_K-00001-of-00003.gguf"
     assert [each.read_bytes() for each in sorted(path.parent.iterdir())] == [b"GGUF 1", b"GGUF 2", b"GGUF 3"]
+    assert path.is_symlink()
+    assert get("user/split", "*Q6_K*.gguf", local_dir=folder) == path
+    path.unlink()
+    path.write_bytes(b"GGUF x")
+    assert get("user/split", "*Q6_K*.gguf", local_dir=folder) == path
+    assert path.read_bytes() == b"GGUF x"  # as large as the repository's: it is left alone, as all files are
+    path.write_bytes(b"mine")
+    with pytest.raises(HobbitError, match=r"00001-of-00003.gguf is there and is not what the repository has"):
+        get("user/split", "*Q6_K*.gguf", local_dir=folder)
+    assert path.read_bytes() == b"mine"
     path = get("user/many", "*q4_k_m.gguf", "mmproj*", "README.md")
     assert {each.name for each in path.parent.iterdir()} >= {"mmproj-F16.gguf", "README.md"}
     with pytest.raises(HobbitError, match=r"has no '.*Q5.*'; it has Model-Q8_0.gguf, "):

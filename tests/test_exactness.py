@@ -165,6 +165,13 @@ def test_decode_is_bit_identical(name: str, pools: str) -> None:
     _assert_same_bits(_ours(name, pools).logits["decode"], _stock(name).logits["decode"])
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_nothing_is_transferred_on_the_cpu(name: str) -> None:
+    stats = _ours(name, POOLS[0]).stats
+    assert stats["bytes_read"] > 0
+    assert stats["bytes_transferred"] == stats["transfer_s"] == 0
+
+
 @pytest.mark.parametrize("pools", POOLS)
 @pytest.mark.parametrize("name", CASES)
 def test_sequences_decoded_together_are_bit_identical(name: str, pools: str) -> None:

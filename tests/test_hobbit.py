@@ -306,7 +306,9 @@ def test_counters_say_what_was_computed(tiny_gguf: Path) -> None:
 def test_a_calibrated_model_goes_on_with_what_was_found(tiny_gguf: Path, tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     path.symlink_to(tiny_gguf)
-    with open_model(path) as model:
+    trace = tmp_path / "trace.csv"
+    with open_model(path, trace=trace) as model:
+        text_of(model)
         prompts = llama.LlamaRAMCache()
         model.set_cache(prompts)
         assert model.info().t1 == 1
@@ -326,3 +328,4 @@ def test_a_calibrated_model_goes_on_with_what_was_found(tiny_gguf: Path, tmp_pat
             model.calibrate(tmp_path / "none.txt")
         assert model.ctx == whole  # it was not closed
         assert text_of(model)
+    assert read_trace(trace).n_decoded > 0  # of the text before calibrating

