@@ -397,6 +397,9 @@ def test_a_small_bench_runs_every_arm(run_pyhobbit: RunPyhobbit, tmp_path: Path)
         assert result["n_decoded"] == 4
         assert set(result["ttft_s"]) == {"4", "12"}
         assert result["tokens_per_second"] > 0
+        for quarter in result["first_and_last_quarter"]:
+            assert quarter["token_s"] > quarter["experts_s"] >= quarter["stall_s"] >= 0
+            assert (quarter["experts_s"] > 0) == bool(result["counters"])
         if result["limit_bytes"]:
             assert result["peak_bytes"] <= result["limit_bytes"]
     plain = {r["logits_crc"] for r in results if r["arm"] in ("stock-mmap", "stock-mmap-128k", "stock-ram")}

@@ -37,13 +37,26 @@ class Job:
 
 
 @dataclass(frozen=True)
+class Quarter:
+    """Seconds of a token in a part of a run: altogether, in the experts' layers, and waiting in these.
+
+    What is left of the first is llama.cpp's own: where a run slows down, it tells a slower machine from a
+    slower cache. The last two are 0 without a cache.
+    """
+
+    token_s: float
+    experts_s: float
+    stall_s: float
+
+
+@dataclass(frozen=True)
 class Measured:
     """One repetition of one arm. Seconds and bytes; None where the arm has no such figure.
 
     cold_ttft_s: of the shortest prompt, the first thing after loading.  ttft_s: by prompt length, afterwards.
     prefill_tokens_per_second: of the longest prompt.  disk_bytes_per_token: that decoding read from the disk.
     Counters of the cache are those of decoding: stall_share of the time, hit rates of 0 to 1.
-    first_and_last_quarter: tokens per second in these parts of decoding; rss_growth_bytes: while decoding.
+    first_and_last_quarter: of decoding.  rss_growth_bytes: while decoding.
     logits_crc: of the logits after the first prompt, to tell whether two arms compute the same.
     device_bytes: of the device's memory that were taken; None where it does not say.
     """
@@ -56,7 +69,7 @@ class Measured:
     decode_s: float
     slowest_token_s: float
     tokens_per_second: float
-    first_and_last_quarter: tuple[float, float]
+    first_and_last_quarter: tuple[Quarter, Quarter]
     disk_bytes_per_token: float
     peak_rss_bytes: int
     rss_growth_bytes: int

@@ -20,7 +20,7 @@ import numpy as np
 
 from pyhobbit._overrides import kv_overrides
 from pyhobbit.bench.ggml_device import GgmlDevice
-from pyhobbit.bench.job import Job, Measured
+from pyhobbit.bench.job import Job, Measured, Quarter
 from pyhobbit.bench.replay import Replay
 from pyhobbit.errors import HobbitError
 from pyhobbit.stats import peak_rss_bytes
@@ -28,6 +28,7 @@ from pyhobbit.stats import peak_rss_bytes
 _TAG = 1
 _N_BATCH = 512
 _MAX_CONTEXT = 1024  # of a long decode, which begins anew: its quarters have contexts alike
+_QUARTER_COUNTERS = ("compute_s", "stall_s")
 _STATE = "prefetch_active"  # the one among the counters that counts nothing
 _FIRST_PLAIN_TOKEN = 300  # after control tokens and bytes
 
@@ -173,12 +174,16 @@ class Counters:
             self._lib.hobbit_unref(self._model)
 
 
-def decode(session: Session, n_tokens: int, seconds: float) -> list[float]:
-    """Seconds of each token; at least one."""
-    times: list[float] = []
-    while len(times) < n_tokens and (not times or sum(times) < seconds):
-        times.append(session.append(1))
-    return times
+def decode(session: Session, counters: Counters, n_tokens: int, seconds: float) -> np.ndarray:
+    """The fields of Quarter for each token, [n, 3]; at least one token."""
+    rows: list[tuple[float, float, float]] = []
+    passed, before = 0.0, counters.stats()
+    while len(rows) < n_tokens and (not rows or passed < seconds):
+        taken = session.append(1)
+        after = counters.stats()
+        rows.append((taken, *(after.get(name, 0.0) - before.get(name, 0.0) for name in _QUARTER_COUNTERS)))
+        passed, before = passed + taken, after
+    return np.array(rows)
 
 
 def measure(job: Job) -> Measured:
@@ -198,9 +203,10 @@ def measure(job: Job) -> Measured:
 
     cold_ttft_s = session.append(min(job.prompts))
     logits_crc = session.logits_crc()
-    decode(session, job.n_warm_up, job.seconds / 2)
+    decode(session, counters, job.n_warm_up, job.seconds / 2)
     before, read_before, rss_before = counters.stats(), _bytes_from_disk(), _rss_bytes()
-    times = decode(session, job.n_tokens, job.seconds)
+    tokens = decode(session, counters, job.n_tokens, job.seconds)
+    times = tokens[:, 0].tolist()
     read_bytes, rss_growth = _bytes_from_disk() - read_before, _rss_bytes() - rss_before
     stats = _difference(counters.stats(), before)
     ttft_s = {str(n): _prompt(session, n) for n in job.prompts}
@@ -214,7 +220,7 @@ def measure(job: Job) -> Measured:
         decode_s=sum(times),
         slowest_token_s=max(times),
         tokens_per_second=len(times) / sum(times),
-        first_and_last_quarter=_quarters(times),
+        first_and_last_quarter=_quarters(tokens),
         disk_bytes_per_token=read_bytes / len(times),
         peak_rss_bytes=peak_rss_bytes(),
         rss_growth_bytes=rss_growth,
@@ -253,9 +259,9 @@ def _prompt(session: Session, n_tokens: int) -> float:
     return session.append(n_tokens)
 
 
-def _quarters(times: Sequence[float]) -> tuple[float, float]:
-    n = -(-len(times) // 4)
-    return n / sum(times[:n]), n / sum(times[-n:])
+def _quarters(tokens: np.ndarray) -> tuple[Quarter, Quarter]:
+    n = -(-len(tokens) // 4)
+    return Quarter(*tokens[:n].mean(axis=0).tolist()), Quarter(*tokens[-n:].mean(axis=0).tolist())
 
 
 def _difference(after: dict[str, float], before: dict[str, float]) -> dict[str, float]:
