@@ -290,7 +290,8 @@ def test_ours_gets_the_limit_less_a_margin(small: Path, tmp_path: Path) -> None:
     config = runner.BenchConfig(small, (), low=tmp_path / "low.gguf", t1=0.5, t2=0.8)
     limited = runner.job(config, BY_NAME["ours-mixed"], 10 << 30, tmp_path / "r.npz")
     assert limited.settings == {
-        "hobbit.enable": True, "hobbit.tag": 1, "hobbit.memory": int(0.99 * (10 << 30)) + 1,
+        "hobbit.enable": True, "hobbit.calibrated": False, "hobbit.tag": 1,
+        "hobbit.memory": int(0.99 * (10 << 30)) + 1,
         "hobbit.sidecar": "low.gguf", "hobbit.t1": 0.5, "hobbit.t2": 0.8,
     }  # fmt: skip
     lossless = runner.job(config, BY_NAME["ours"], 10 << 30, tmp_path / "r.npz")
@@ -320,6 +321,9 @@ def test_ours_gets_the_limit_less_a_margin(small: Path, tmp_path: Path) -> None:
         (["--arms", "theirs"], "unknown arm 'theirs'; there are stock-mmap"),
         (["--type", "q9"], "unknown type 'q9'"),
         (["--residual", "q4_0"], "--residual is added to a low tier; name its type with --low"),
+        (["--arms", "ours-mixed"], "the arm ours-mixed needs a low tier; give --low TYPE"),
+        (["--arms", "stock-ram", "--stock", "/none"], "build stock llama.cpp with 'make stock'"),
+        (["--arms", "ours", "--trace", "/none.csv"], "/none.csv does not exist"),
     ],
 )
 def test_a_wrong_value_is_found_before_a_model_is_made(
@@ -361,6 +365,33 @@ def test_a_models_own_sidecar_decides_which_arms_run(small: Path, tmp_path: Path
     config = bench.configured(args, BY_NAME)
     assert (config.low, config.residual) == ((None, sidecar) if residual else (sidecar, None))
     assert {arm.tiers for arm in config.arms} == {"high", "residual" if residual else "low"}
+    lossless = [arm.name for arm in config.arms if arm.build == "ours" and arm.tiers == "high"]
+    assert bool(lossless) != residual
+    if residual:
+        with pytest.raises(ConfigError, match="also in ours; leave it"):
+            bench.configured(parser.parse_args(["--model", str(model), "--arms", "ours"]), BY_NAME)
+
+
+def test_a_model_with_two_tiers_in_itself_is_refused() -> None:
+    parser = argparse.ArgumentParser()
+    bench.add_arguments(parser)
+    with pytest.raises(ConfigError, match="has two tiers in itself"):
+        bench.configured(parser.parse_args(["--model", str(models.tiny_tiers("f16", "q4_0"))]), BY_NAME)
+
+
+def test_a_split_model_counts_with_all_its_parts(tmp_path: Path) -> None:
+    first = models.split(models.tiny)
+    parts = sorted(first.parent.glob(first.name.replace("00001-of", "*-of")))
+    for part in parts:
+        (tmp_path / part.name).symlink_to(part)
+    parser = argparse.ArgumentParser()
+    bench.add_arguments(parser)
+    config = bench.configured(
+        parser.parse_args(["--model", str(tmp_path / first.name), "--arms", "ours-resident"]), BY_NAME
+    )
+    assert config.files == [tmp_path / part.name for part in parts]
+    assert config.model_bytes == sum(part.stat().st_size for part in parts) > parts[0].stat().st_size
+    assert runner.job(config, BY_NAME["ours-resident"], None, tmp_path).model == str(tmp_path / first.name)
 
 
 def test_a_model_without_experts_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import MISSING, fields, replace
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -144,29 +144,57 @@ def configured(args: argparse.Namespace, arms: "Mapping[str, Arm]") -> "BenchCon
         for field in fields(runner.BenchConfig)
         if field.default is not MISSING and (value := getattr(args, field.name, None)) is not None
     }
-    for tier in ("low", "residual"):  # types so far
-        given.pop(tier, None)
-    checked = runner.BenchConfig(model=Path(), arms=(), **given)  # before a model is made
-    runner.choose_arms(args.arms, (), arms)
-    model, tiers = _files(args)
-    chosen = runner.choose_arms(args.arms, ("high", *tiers), arms)
-    return runner.resolved(replace(checked, model=model, arms=chosen, **tiers))
-
-
-def _files(args: argparse.Namespace) -> "tuple[Path, dict[Tiers, Path]]":
-    """The model, and the files with its further tiers by their kind."""
+    wanted = {tier: Path() for tier in ("low", "residual") if given.pop(tier, None)}  # types so far
     if args.model is not None:
-        from pyhobbit.convert.gguf_file import read_gguf
-        from pyhobbit.convert.tiers import read_tiers, sidecar_path
+        model, tiers = _own_files(args)
+    else:  # nothing is made for a run that cannot be
+        chosen = runner.choose_arms(args.arms, ("high", *wanted), arms)
+        runner.BenchConfig(model=Path(), arms=chosen, **given, **wanted)
+        if args.trace is not None and not args.trace.is_file():
+            raise HobbitError(f"{args.trace} does not exist, or is no file")
+        model, tiers = _made_files(args)
+    chosen = runner.choose_arms(args.arms, ("high", *tiers), arms)
+    if args.model is not None and "residual" in tiers:
+        chosen = _beside_residual(chosen, tiers["residual"], named=args.arms is not None)
+    return runner.resolved(runner.BenchConfig(model=model, arms=chosen, **given, **tiers))
 
-        if args.low or args.residual or args.layers:
-            raise ConfigError(
-                "--low, --residual and --layers are for a --shape; pyhobbit convert --sidecar adds tiers"
-            )
-        sidecar = sidecar_path(args.model)
-        if not sidecar.exists():
-            return args.model, {}
-        return args.model, {"residual" if read_tiers(read_gguf(sidecar)).residual_on else "low": sidecar}
+
+def _beside_residual(chosen: "tuple[Arm, ...]", sidecar: Path, *, named: bool) -> "tuple[Arm, ...]":
+    """The arms that mean what they say where the cache finds a residual by itself."""
+    wrong = [arm for arm in chosen if arm.build == "ours" and arm.tiers == "high"]
+    if wrong and named:
+        raise ConfigError(
+            f"{sidecar} makes high precision a low one and a residual, also in {wrong[0].name}; leave it "
+            "out, or move the file away"
+        )
+    return tuple(arm for arm in chosen if arm not in wrong)
+
+
+def _own_files(args: argparse.Namespace) -> "tuple[Path, dict[Tiers, Path]]":
+    """The user's model, and the file with its further tiers by their kind."""
+    from pyhobbit.convert.gguf_file import read_gguf
+    from pyhobbit.convert.tiers import read_tiers, sidecar_path
+
+    if args.low or args.residual or args.layers:
+        raise ConfigError(
+            "--low, --residual and --layers are for a --shape; pyhobbit convert --sidecar adds tiers"
+        )
+    if not args.model.is_file():
+        raise HobbitError(f"{args.model} does not exist, or is no file")
+    file = read_gguf(args.model)
+    if len(read_tiers(file).names) > 1 and not file.get("hobbit.sidecar", False):
+        raise ConfigError(
+            f"{args.model} has two tiers in itself, and cannot be compared with stock llama.cpp; give a "
+            "plain GGUF with its low tier in a sidecar (pyhobbit convert --low TYPE --sidecar)"
+        )
+    sidecar = sidecar_path(args.model)
+    if not sidecar.exists():
+        return args.model, {}
+    return args.model, {"residual" if read_tiers(read_gguf(sidecar)).residual_on else "low": sidecar}
+
+
+def _made_files(args: argparse.Namespace) -> "tuple[Path, dict[Tiers, Path]]":
+    """A model of a shape, and files with its further tiers."""
     from pyhobbit.bench import generate
     from pyhobbit.bench.shapes import SHAPES
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,6 +23,7 @@ from pyhobbit.bench.arms import BY_NAME, Arm, Tiers
 from pyhobbit.bench.job import Job
 from pyhobbit.config import CacheConfig, Setting, format_size
 from pyhobbit.errors import ConfigError, HobbitError
+from pyhobbit.model_file import model_parts
 
 _CHECKOUT = Path(__file__).resolve().parents[2]
 _JOIN = 'echo $$ > "$0" && exec "$@"'
@@ -88,10 +90,20 @@ class BenchConfig:
         """The file with the further tiers of an arm."""
         return {"high": None, "low": self.low, "residual": self.residual}[arm.tiers]
 
+    @cached_property
+    def parts(self) -> list[Path]:
+        """The model's own files; several where it is split."""
+        return [part.path for part in model_parts(self.model)]
+
+    @cached_property
+    def model_bytes(self) -> int:
+        """What limits are shares of."""
+        return sum(path.stat().st_size for path in self.parts)
+
     @property
     def files(self) -> list[Path]:
         """All that is read from the disk."""
-        return [path for path in (self.model, self.low, self.residual) if path is not None]
+        return [*self.parts, *(path for path in (self.low, self.residual) if path is not None)]
 
 
 @dataclass(frozen=True)
@@ -184,7 +196,7 @@ def run_turn(config: BenchConfig, turn: Turn, routes: Path) -> dict[str, Any]:
 def _run_limited(config: BenchConfig, turn: Turn, routes: Path) -> dict[str, Any]:
     """With an empty page cache at its start."""
     arm = turn.arm
-    size = config.model.stat().st_size
+    size = config.model_bytes
     limit = None if turn.limit is None else int(size * turn.limit)
     record = record_of(turn, limit)
     system.drop_cached(config.files)
@@ -220,7 +232,7 @@ def _cgroup(limit: int | None) -> Iterator[system.Cgroup | None]:
 def job(config: BenchConfig, arm: Arm, limit: int | None, routes: Path) -> Job:
     """What the arm's process is told."""
     return Job(
-        model=str(config.model.resolve()),
+        model=str(config.model.absolute()),  # its companions are found by its name
         lib_dir=str(config.stock.resolve()) if arm.build == "stock" else None,
         routing=str(routes),
         settings=settings(config, arm, _bound(config, limit)) if arm.build == "ours" else {},
@@ -238,16 +250,17 @@ def job(config: BenchConfig, arm: Arm, limit: int | None, routes: Path) -> Job:
 def _bound(config: BenchConfig, limit: int | None) -> dict[str, Setting]:
     """The whole limit is ours to use, but for a margin; without one the pools may hold everything."""
     if limit is None:
-        return {"hobbit.pools": 2 * config.model.stat().st_size}
+        return {"hobbit.pools": 2 * config.model_bytes}
     return {"hobbit.memory": max(1, limit - max(config.min_margin, int(limit * config.margin)))}
 
 
 def settings(config: BenchConfig, arm: Arm, bound: Mapping[str, Setting]) -> dict[str, Setting]:
     """Of the expert cache, under a bound on its memory."""
-    tiers = {"hobbit.t1": 1.0, "hobbit.t2": 1.0}  # whatever the file or its calibration says
+    tiers = {"hobbit.t1": 1.0, "hobbit.t2": 1.0}  # whatever the file says
     if (sidecar := config.sidecar(arm)) is not None:
         tiers = {"hobbit.sidecar": sidecar.name, "hobbit.t1": config.t1, "hobbit.t2": config.t2}
-    return {"hobbit.enable": True, "hobbit.tag": 1, **bound, **tiers, **arm.settings}
+    own = {"hobbit.enable": True, "hobbit.calibrated": False, "hobbit.tag": 1}
+    return {**own, **bound, **tiers, **arm.settings}
 
 
 def start(what: Job, cgroup: system.Cgroup | None) -> "subprocess.CompletedProcess[str]":
@@ -290,7 +303,7 @@ def description(config: BenchConfig) -> dict[str, Any]:
         "llama_cpp": version("llama-cpp-python"),
         "machine": system.machine(),
         "model": config.model.name,
-        "model_bytes": config.model.stat().st_size,
+        "model_bytes": config.model_bytes,
         "moe": asdict(routing.moe_shape(config.model)),
         "readahead_kb": int(setting.read_text()) if setting else None,
         "routing": "the model's own" if config.trace is None else f"replayed from {config.trace.name}",
@@ -319,12 +332,12 @@ def _commit() -> str | None:
 
 def resolved(config: BenchConfig) -> BenchConfig:
     """With absolute paths. Raises HobbitError for a file that is not there."""
-    for path in (*config.files, *([config.trace] if config.trace else [])):
+    for path in filter(None, (config.model, config.low, config.residual, config.trace)):
         if not path.is_file():
             raise HobbitError(f"{path} does not exist, or is no file")
     return replace(
         config,
-        model=config.model.resolve(),
-        low=config.low and config.low.resolve(),
-        residual=config.residual and config.residual.resolve(),
+        model=config.model.absolute(),
+        low=config.low and config.low.absolute(),
+        residual=config.residual and config.residual.absolute(),
     )
