@@ -9,6 +9,8 @@ from pyhobbit.plan import MemoryPlan
 from pyhobbit.speed import Speed
 
 _MUCH = 0.2  # of a token's time, or of the memory
+_LOW_TYPES = (("q4_0", 4.5), ("q2_k", 2.625))  # bits per weight
+_WORTHWHILE = 0.7  # of the high tier's
 _SOURCES = {
     "all": "every expert is in memory once it was used",
     "trace": "of the trace, replayed through the cache without prefetch",
@@ -118,10 +120,15 @@ def _hidden(speed: Speed) -> str:
     return f", {hidden:.0%} of it while computing" if hidden > 0 else ""
 
 
-def advice(plan: MemoryPlan, speed: Speed | None, cache: CacheConfig, calibrated: bool) -> list[str]:
-    """What would make the model faster, the most useful first; one sentence each."""
+def advice(
+    plan: MemoryPlan, speed: Speed | None, cache: CacheConfig, calibrated: bool, bits_high: float
+) -> list[str]:
+    """What would make the model faster, the most useful first; one sentence each.
+
+    bits_high: per weight of the experts in high precision.
+    """
     waits = speed is not None and speed.wait_s > _MUCH * (speed.compute_s + speed.wait_s)
-    found = list(_about_disk(plan, speed, cache, calibrated)) if waits or speed is None else []
+    found = list(_about_disk(plan, speed, cache, calibrated, bits_high)) if waits or speed is None else []
     if speed is not None and not waits:
         found.append(
             "computing takes nearly all the time: more or faster processor cores help, memory and disk do not"
@@ -129,7 +136,9 @@ def advice(plan: MemoryPlan, speed: Speed | None, cache: CacheConfig, calibrated
     return found + list(_about_machine(plan, speed))
 
 
-def _about_disk(plan: MemoryPlan, speed: Speed | None, cache: CacheConfig, calibrated: bool) -> Iterator[str]:
+def _about_disk(
+    plan: MemoryPlan, speed: Speed | None, cache: CacheConfig, calibrated: bool, bits_high: float
+) -> Iterator[str]:
     info = plan.info
     if not info.cached or plan.share_high >= 1:
         return
@@ -142,9 +151,10 @@ def _about_disk(plan: MemoryPlan, speed: Speed | None, cache: CacheConfig, calib
     best = f", for {1 / speed.compute_s:.3g} token/s" if speed is not None else ""
     missing = format_size(plan.missing)
     yield f"{missing} more memory would hold every expert{best}; any part of it raises the hits"
-    if info.n_tiers < 2:
-        yield f"add a low tier, of which less is read: pyhobbit convert --low q4_0 --sidecar {model}"
-    elif info.t1 >= 1:
+    low = next((low for low, bits in _LOW_TYPES if bits <= _WORTHWHILE * bits_high), None)
+    if info.n_tiers < 2 and low is not None:
+        yield f"add a low tier, of which less is read: pyhobbit convert --low {low} --sidecar {model}"
+    elif info.n_tiers > 1 and info.t1 >= 1:
         unused = "every expert is read whole" if info.high_is_residual else "the low tier is not used"
         yield f"{unused}: --t1 0.6 --t2 0.9 are the thresholds of the paper"
     if not calibrated:

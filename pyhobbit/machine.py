@@ -90,7 +90,8 @@ class Fit:
         if self.plan is None:
             return []
         calibrated = self._model.calibration is not None
-        return advice.advice(self.plan, self._speed, self._config.cache, calibrated)
+        bits = self._model.tiers[0].bits_per_weight
+        return advice.advice(self.plan, self._speed, self._config.cache, calibrated, bits)
 
 
 def _own_trace(path: Path, plan: MemoryPlan) -> "Trace":

@@ -132,8 +132,10 @@ def test_the_rows_name_sizes_and_the_assumption() -> None:
     assert rows["disk"].startswith("762.9 MiB/s by 4 direct reads at a time of 1.0 MiB; 16.8 MiB to read")
 
 
-def _advice(plan: MemoryPlan, speed: Speed | None, cache: CacheConfig | None = None) -> str:
-    return "\n".join(advice(plan, speed, cache or CacheConfig(), calibrated=False))
+def _advice(
+    plan: MemoryPlan, speed: Speed | None, cache: CacheConfig | None = None, bits: float = 8.5
+) -> str:
+    return "\n".join(advice(plan, speed, cache or CacheConfig(), calibrated=False, bits_high=bits))
 
 
 def test_advice_is_about_what_takes_the_time() -> None:
@@ -145,6 +147,8 @@ def test_advice_is_about_what_takes_the_time() -> None:
     assert "raise --memory" not in _advice(PLAN, slow)
     assert "the low tier is not used: --t1 0.6 --t2 0.9" in _advice(_plan(t1=1.0, t2=1.0), slow)
     assert "pyhobbit convert --low q4_0 --sidecar m.gguf" in _advice(_plan(n_tiers=1), slow)
+    assert "convert --low q2_k --sidecar m.gguf" in _advice(_plan(n_tiers=1), slow, bits=4.25)
+    assert "low tier" not in _advice(_plan(n_tiers=1), slow, bits=3.4)
     assert "refuses direct I/O" in _advice(_plan(direct_io=False), slow)
     fast = _advice(PLAN, _speed(wait_s=0.001))
     assert "computing takes nearly all the time" in fast
