@@ -423,7 +423,7 @@ def _layer_profiles(
     precisions = decide(scores, quality.t1, quality.t2)
     profiles = []
     for i, layer in enumerate(seen.layers):
-        use = np.bincount(seen.experts[:, i].ravel(), minlength=n_experts) / seen.experts[:, i].size
+        use = _uses(seen, i, n_experts) / seen.experts[:, i].size
         weights = seen.weights[:, i]
         high, low, skipped = shares(precisions[:, i])
         profiles.append(
@@ -439,11 +439,16 @@ def _layer_profiles(
     return tuple(profiles)
 
 
+def _uses(seen: Observations, i: int, n_experts: int) -> np.ndarray:
+    """How often each expert was chosen in the i-th of the layers seen."""
+    return np.bincount(seen.experts[:, i].ravel(), minlength=n_experts)
+
+
 def _expert_uses(seen: Observations, n_layers: int, n_experts: int) -> tuple[int, ...]:
     """Layers that did not run, and experts that a layer lacks, have none."""
     uses = np.zeros((n_layers, n_experts), np.int64)
     for i, layer in enumerate(seen.layers):
-        uses[layer] = np.bincount(seen.experts[:, i].ravel(), minlength=n_experts)
+        uses[layer] = _uses(seen, i, n_experts)
     return tuple(uses.ravel().tolist())
 
 

@@ -150,8 +150,8 @@ def configured(args: argparse.Namespace, arms: "Mapping[str, Arm]") -> "BenchCon
     else:  # nothing is made for a run that cannot be
         chosen = runner.choose_arms(args.arms, ("high", *wanted), arms)
         runner.BenchConfig(model=Path(), arms=chosen, **given, **wanted)
-        if args.trace is not None and not args.trace.is_file():
-            raise HobbitError(f"{args.trace} does not exist, or is no file")
+        if args.trace is not None:
+            runner.require_file(args.trace)
         model, tiers = _made_files(args)
     chosen = runner.choose_arms(args.arms, ("high", *tiers), arms)
     if args.model is not None and "residual" in tiers:
@@ -172,6 +172,7 @@ def _beside_residual(chosen: "tuple[Arm, ...]", sidecar: Path, *, named: bool) -
 
 def _own_files(args: argparse.Namespace) -> "tuple[Path, dict[Tiers, Path]]":
     """The user's model, and the file with its further tiers by their kind."""
+    from pyhobbit.bench import runner
     from pyhobbit.convert.gguf_file import read_gguf
     from pyhobbit.convert.tiers import read_tiers, sidecar_path
 
@@ -179,8 +180,7 @@ def _own_files(args: argparse.Namespace) -> "tuple[Path, dict[Tiers, Path]]":
         raise ConfigError(
             "--low, --residual and --layers are for a --shape; pyhobbit convert --sidecar adds tiers"
         )
-    if not args.model.is_file():
-        raise HobbitError(f"{args.model} does not exist, or is no file")
+    runner.require_file(args.model)
     file = read_gguf(args.model)
     if len(read_tiers(file).names) > 1 and not file.get("hobbit.sidecar", False):
         raise ConfigError(

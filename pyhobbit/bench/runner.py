@@ -330,11 +330,16 @@ def _commit() -> str | None:
     return None if done.returncode else done.stdout.strip() + ("+" if changes.returncode else "")
 
 
+def require_file(path: Path) -> None:
+    """Raises HobbitError where there is none."""
+    if not path.is_file():
+        raise HobbitError(f"{path} does not exist, or is no file")
+
+
 def resolved(config: BenchConfig) -> BenchConfig:
     """With absolute paths. Raises HobbitError for a file that is not there."""
     for path in filter(None, (config.model, config.low, config.residual, config.trace)):
-        if not path.is_file():
-            raise HobbitError(f"{path} does not exist, or is no file")
+        require_file(path)
     return replace(
         config,
         model=config.model.absolute(),
