@@ -35,7 +35,7 @@ CXX_SOURCES    := $(filter %.cpp %.h,$(NATIVE_SOURCES))
 build: build/.installed
 
 test: lint sanitize ctest stock
-	pytest
+	pytest --numprocesses=$(JOBS) --maxprocesses=4 --dist=loadfile
 
 # System packages, where they are missing.
 deps:
@@ -104,9 +104,12 @@ format: .venv/.tools
 	ruff format
 	clang-format -i $(CXX_SOURCES)
 
+CTEST_OPTIONS := --parallel $(JOBS) --output-on-failure --no-tests=error
+
+ctest: export OMP_WAIT_POLICY := passive
 ctest: build/.installed
 	@echo '== C++ tests'
-	ctest --test-dir $(BUILD) --output-on-failure --no-tests=error
+	ctest --test-dir $(BUILD) $(CTEST_OPTIONS)
 
 sanitize: build/asan/.passed build/tsan/.passed
 
@@ -124,7 +127,7 @@ build/%/.passed: .venv/.tools $(CMAKE_FILES) $(NATIVE_SOURCES)
 	cmake -S . -B build/$* -DCMAKE_BUILD_TYPE=Debug -DHOBBIT_BUILD_TESTS=ON -DHOBBIT_SANITIZE=$(SANITIZER) \
 	    -DGGML_OPENMP=OFF -DGGML_LLAMAFILE=OFF -DGGML_CPU_REPACK=OFF
 	cmake --build build/$*
-	setarch --addr-no-randomize ctest --test-dir build/$* --output-on-failure --no-tests=error
+	setarch --addr-no-randomize ctest --test-dir build/$* $(CTEST_OPTIONS)
 	touch $@
 
 # llama.cpp's own tests of its server, on upstream's and on ours; minutes, so not part of `test`

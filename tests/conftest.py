@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Fixtures that several test modules share."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -13,6 +14,9 @@ import pytest
 for _signal, _default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(_signal) is signal.SIG_IGN:
         signal.signal(_signal, _default)
+
+# Idle OpenMP threads of programs sleep: beside others, spinning costs several times the work itself.
+os.environ["OMP_WAIT_POLICY"] = "passive"
 
 TESTS = Path(__file__).resolve().parent
 TINY_MODEL = TESTS / "tiny_moe" / "model"

@@ -33,7 +33,7 @@ def run_script(body: str, *arguments: object, **environment: str) -> str:
         capture_output=True,
         text=True,
         timeout=300,
-        env={**os.environ, "OMP_WAIT_POLICY": "passive", **environment},
+        env={**os.environ, **environment},
     )
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     return done.stdout

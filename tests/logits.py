@@ -61,11 +61,6 @@ class RunError(RuntimeError):
     """The run ended with an error; the message is what it wrote to stderr."""
 
 
-def quiet_environment() -> dict[str, str]:
-    """Idle OpenMP threads sleep: on a busy machine, spinning costs several times the work itself."""
-    return dict(os.environ, OMP_WAIT_POLICY="passive")
-
-
 def one_at_a_time(tokens: list[int]) -> Plan:
     return Plan([[(token, i, 0)] for i, token in enumerate(tokens)])
 
@@ -100,7 +95,7 @@ def run(
         command += ["--overrides", json.dumps(overrides or {})]
         command += ["--kv-f32"] * kv_f32 + ["--routing"] * routing + ["--repack"] * repack
         command += ["--gpu-layers", str(gpu_layers)] + (["--rpc", rpc] if rpc else [])
-        environment = quiet_environment() | ({"GGML_VK_VISIBLE_DEVICES": "0"} if vulkan else {})
+        environment = os.environ | ({"GGML_VK_VISIBLE_DEVICES": "0"} if vulkan else {})
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=environment
         )

@@ -36,11 +36,6 @@ SMALL = replace(
 )
 
 
-@pytest.fixture(autouse=True)
-def _quiet_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
-
-
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return generate.write_model(tmp_path_factory.mktemp("small"), "small", SMALL, "q8_0")

@@ -234,7 +234,7 @@ def test_a_session_from_the_first_message_to_the_last(
     chat.tell("/reset")
     chat.tell("/load chat.json")
     chat.expect("1 answer, held with")
-    chat.tell("word " * 600)
+    chat.tell("12345678" * 80)  # each digit is a token
     chat.expect("more than the context of 512; shorten it, or begin anew with /reset")
     chat.tell("another")
     chat.expect("8 tokens")

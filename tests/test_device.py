@@ -252,9 +252,7 @@ def test_a_server_that_is_lost_is_an_error(tiny_gguf: Path, device: str) -> None
     with rpc_server.running(models.lib_dir()) as (endpoint, server):
         options = (*CHAT, "-n", 200, "--pools", "8M", "--device", device)
         command = [sys.executable, "-m", "pyhobbit", "chat", tiny_gguf, "--rpc", endpoint, *map(str, options)]
-        with subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=logits.quiet_environment()
-        ) as chat:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as chat:
             assert chat.stdout
             assert chat.stdout.read(1)
             server.kill()

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import bench_jobs
-import logits
 import models
 import numpy as np
 import pytest
@@ -27,11 +26,6 @@ N_LAYERS = 4
 TINY = SHAPES["tiny"].scaled(N_LAYERS)
 LOSSLESS = ["stock", "demand", "ours-gpu", "ours-cooperative", "ours-auto", "ours-auto-noprefetch"]
 ARMS = ["demand", "stock", "stock-repacked", *LOSSLESS[2:], "ours-mixed", "ours-residual"]  # in their order
-
-
-@pytest.fixture(autouse=True)
-def _quiet_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +49,7 @@ def _bench(folder: Path, out: Path, server: str, **options: Any) -> "subprocess.
     words = [word for name, value in given.items() for word in (name, *np.atleast_1d(value))]
     return subprocess.run(
         [sys.executable, SCRIPT, *map(str, words)],
-        capture_output=True, text=True, timeout=300, cwd=folder, env=logits.quiet_environment(),
+        capture_output=True, text=True, timeout=300, cwd=folder,
     )  # fmt: skip
 
 

@@ -45,7 +45,7 @@ def test_llama_cpp_pythons_own_tests_pass_on_hobbit(tmp_path: Path) -> None:
         f"--junitxml={report}", "-c", os.devnull, "--rootdir", tmp_path, "tests",
     ]  # fmt: skip
     search = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": search, "OMP_WAIT_POLICY": "passive"}
+    environment = {**os.environ, "PYTHONPATH": search}
     done = subprocess.run(
         [str(part) for part in command],
         cwd=tmp_path,

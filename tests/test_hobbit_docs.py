@@ -2,7 +2,6 @@
 """docs/python.md: its examples run, and the reference that it names can be built."""
 
 import inspect
-import os
 import re
 import subprocess
 import sys
@@ -26,7 +25,6 @@ def test_the_examples_run_one_after_the_other(tiny_gguf: Path, tmp_path: Path) -
         capture_output=True,
         text=True,
         timeout=300,
-        env={**os.environ, "OMP_WAIT_POLICY": "passive"},
     )
     assert done.returncode == 0, done.stderr
     assert len(EXAMPLES) == 5

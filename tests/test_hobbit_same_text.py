@@ -22,8 +22,7 @@ POOLS = 3 << 20  # a sixth of the experts
 
 def _serving(folder: Path, model: Path, log: Path, *options: object) -> AbstractContextManager[Server]:
     """The llama-server of a folder."""
-    # idle threads that spin would slow the others down
-    command = ["env", "OMP_WAIT_POLICY=passive", folder / "llama-server", "-m", model, "-c", 512, "-np", 1]
+    command = [folder / "llama-server", "-m", model, "-c", 512, "-np", 1]
     return running([*command, *options], log)
 
 

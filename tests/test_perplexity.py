@@ -35,7 +35,7 @@ def _perplexity(folder: Path, model: Path, overrides: str = "") -> float:
     command = [folder / "llama-perplexity", "-m", model, "-f", models.TINY / "heldout.txt"]
     command += ["-c", str(N_CTX), "-b", str(N_CTX), "-ub", "1", "--chunks", str(N_CHUNKS)]
     command += ["-t", "2", "--no-repack"] + ["--override-kv", overrides] * bool(overrides)
-    options = {"capture_output": True, "text": True, "timeout": TIMEOUT_S, "env": logits.quiet_environment()}
+    options = {"capture_output": True, "text": True, "timeout": TIMEOUT_S}
     for _ in range(N_ATTEMPTS):
         done = subprocess.run(command, check=False, **options)
         output = done.stdout + done.stderr
