@@ -55,8 +55,9 @@ class CacheConfig:
     """The expert cache. None leaves a setting to the model file or to what the engine computes.
 
     memory: bytes that the whole process may hold.  pools: bytes of the expert pools alone, instead of memory.
-    device: that holds the pools and computes the experts, as ggml names it: "CPU" (None), "CUDA0", "Vulkan0".
-    device_memory: bytes of its memory that the experts may take; memory is then that of the host.
+    device: that holds the pools and computes the experts, as ggml names it: "CPU" (None), "CUDA0", "Vulkan0";
+    of several with memory of their own ("CUDA0,CUDA1") each does for some of the layers.
+    device_memory: bytes of its, or all of theirs, that the experts may take; memory is then that of the host.
     mode: what the CPU computes of the experts that a device does not hold: "gpu" none, "cooperative" all,
     "auto" (None) what makes a layer end first.
     low_share: share of the pools for the low tier, 0 to 1.  io_threads: loader threads.

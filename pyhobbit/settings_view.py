@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         cache.add_argument(f"--{name}", metavar="SIZE", help=what)
     defaults = SamplingConfig()
     for name, kind, what in (
-        ("device", str, "that computes the experts, like Vulkan0 (default: CPU)"),
+        ("device", str, "that compute the experts, like Vulkan0, or several (default: CPU)"),
         ("mode", str, f"of --device: {', '.join(CacheConfig.modes)} (default: auto)"),
         ("t1", float, "high precision up to this sum of gate weights (default: calibrated, or 1)"),
         ("t2", float, "low precision from t1 to here, above it none (default: calibrated, or 1)"),

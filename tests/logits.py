@@ -49,12 +49,13 @@ class Plan:
 @dataclass(frozen=True)
 class Result:
     """logits: float32 [tokens, vocabulary] by plan. routing: int32 [layers, tokens, used] by plan, if asked.
-    info, stats: hobbit.h's structs by field; empty where llama.cpp loaded the model as it always does."""
+    info, stats, devices: hobbit.h's structs by field; empty where llama.cpp loaded it as it always does."""
 
     logits: dict[str, np.ndarray]
     routing: dict[str, np.ndarray] = field(default_factory=dict)
     info: dict[str, float] = field(default_factory=dict)
     stats: dict[str, float] = field(default_factory=dict)
+    devices: list[dict[str, Any]] = field(default_factory=list)
 
 
 class RunError(RuntimeError):
@@ -85,7 +86,7 @@ def run(
     """Decodes every plan with the libllama.so in `lib_dir`. Raises RunError.
 
     `kv_f32` keeps keys and values in f32 instead of f16, `repack` weights in ggml's repacked layouts.
-    `gpu_layers` are on a device where there is one; that of the RPC server at `rpc` is one.
+    `gpu_layers` are on devices where there are any; those of the RPC servers at `rpc` are.
     With `vulkan` a software device is one, too.
     """
     with tempfile.TemporaryDirectory() as folder:
@@ -103,10 +104,12 @@ def run(
             raise RunError(f"{model.name}, {lib_dir}, exit {done.returncode}: {done.stderr[-4000:]}")
         with np.load(out) as arrays:
             kinds: dict[str, dict[str, Any]] = {"logits": {}, "routing": {}, "info": {}, "stats": {}}
+            devices: dict[str, dict[str, Any]] = {}
             for key in arrays.files:
-                kind, name = key.split("/", 1)
-                kinds[kind][name] = arrays[key] if arrays[key].ndim else arrays[key].item()
-        return Result(**kinds)
+                kind, name = key.rsplit("/", 1)
+                fields = kinds[kind] if kind in kinds else devices.setdefault(kind, {})
+                fields[name] = arrays[key] if arrays[key].ndim else arrays[key].item()
+        return Result(**kinds, devices=list(devices.values()))
 
 
 class RoutingRecorder:
@@ -165,7 +168,7 @@ class Session:
         self.recorder = RoutingRecorder(llama, lib_dir) if routing else None
         llama.llama_backend_init()
         if rpc:
-            _add_device(lib_dir, rpc)
+            _add_devices(lib_dir, rpc)
         params = llama.llama_model_default_params()
         params.use_extra_bufts = repack
         params.n_gpu_layers = gpu_layers
@@ -225,16 +228,16 @@ class Session:
         self.llama.llama_model_free(self.model)
 
 
-def _add_device(lib_dir: Path, endpoint: str) -> None:
+def _add_devices(lib_dir: Path, endpoints: str) -> None:
     rpc = ctypes.CDLL(str(lib_dir / "libggml-rpc.so"))
     rpc.ggml_backend_rpc_add_server.restype = ctypes.c_void_p
-    ctypes.CDLL(str(lib_dir / "libggml.so")).ggml_backend_register(
-        ctypes.c_void_p(rpc.ggml_backend_rpc_add_server(endpoint.encode()))
-    )
+    ggml = ctypes.CDLL(str(lib_dir / "libggml.so"))
+    for endpoint in endpoints.split(","):
+        ggml.ggml_backend_register(ctypes.c_void_p(rpc.ggml_backend_rpc_add_server(endpoint.encode())))
 
 
-def _hobbit_structs(lib_dir: Path) -> Iterator[tuple[str, float]]:
-    """info/FIELD and stats/FIELD of the model opened with MODEL_TAG."""
+def _hobbit_structs(lib_dir: Path) -> Iterator[tuple[str, Any]]:
+    """info/FIELD, stats/FIELD and devices/NUMBER/FIELD of the model opened with MODEL_TAG."""
     from cffi import FFI
 
     from pyhobbit._native_build import declarations
@@ -250,6 +253,12 @@ def _hobbit_structs(lib_dir: Path) -> Iterator[tuple[str, float]]:
         getter(model, struct)
         for name, _ in ffi.typeof(f"struct hobbit_{kind}").fields:
             yield f"{kind}/{name}", getattr(struct, name)
+    device, n_devices = ffi.new("struct hobbit_device_info *"), 0
+    while lib.hobbit_get_device(model, n_devices, device):
+        for name, _ in ffi.typeof("struct hobbit_device_info").fields:
+            value = getattr(device, name)
+            yield f"devices/{n_devices}/{name}", ffi.string(value).decode() if name == "name" else value
+        n_devices += 1
     lib.hobbit_unref(model)
 
 
@@ -262,8 +271,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--kv-f32", action="store_true", help="keys and values in f32 instead of f16")
     parser.add_argument("--routing", action="store_true", help="also record the chosen experts")
     parser.add_argument("--repack", action="store_true", help="weights in ggml's repacked layouts")
-    parser.add_argument("--gpu-layers", type=int, default=0, help="on the first device that is not the CPU")
-    parser.add_argument("--rpc", metavar="HOST:PORT", help="server of a further device")
+    parser.add_argument("--gpu-layers", type=int, default=0, help="on the devices that are not the CPU")
+    parser.add_argument("--rpc", metavar="HOST:PORT,...", help="servers of further devices")
     parser.add_argument("--out", type=Path, required=True)
     return parser
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Pools on a device with memory of its own.
+"""Pools on a device with memory of its own, and on several.
 
 The CPU behind ggml's RPC server computes as the CPU does, bit for bit. Vulkan's software device computes
 within an error, and a few tokens only: Mesa's is not stable for long (docs/devices.md).
@@ -43,6 +43,13 @@ def server() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
+def servers_of_two(server: str) -> Iterator[str]:
+    """Of two devices, RPC0 and RPC1."""
+    with rpc_server.running(models.lib_dir()) as (endpoint, _):
+        yield f"{server},{endpoint}"
+
+
+@pytest.fixture(scope="module")
 def on_cpu(tiny_gguf: Path) -> Result:
     return logits.run(models.lib_dir(), tiny_gguf, PLANS, {"hobbit.pools": 64 << 20})
 
@@ -50,6 +57,10 @@ def on_cpu(tiny_gguf: Path) -> Result:
 def _on_rpc(model: Path, server: str, overrides: dict[str, Override], gpu_layers: int = 0) -> Result:
     overrides = {"hobbit.device": "RPC0"} | overrides
     return logits.run(models.lib_dir(), model, PLANS, overrides, gpu_layers=gpu_layers, rpc=server)
+
+
+def _on_both(model: Path, servers_of_two: str, overrides: dict[str, Override], gpu_layers: int = 0) -> Result:
+    return _on_rpc(model, servers_of_two, {"hobbit.device": "RPC0,RPC1"} | overrides, gpu_layers)
 
 
 def _assert_same(result: Result, reference: Result) -> None:
@@ -250,13 +261,25 @@ def test_a_server_that_does_not_answer_is_an_error(tiny_gguf: Path, run_pyhobbit
 @pytest.mark.parametrize("device", ["RPC0", "CPU"])  # experts, or all but them
 def test_a_server_that_is_lost_is_an_error(tiny_gguf: Path, device: str) -> None:
     with rpc_server.running(models.lib_dir()) as (endpoint, server):
-        options = (*CHAT, "-n", 200, "--pools", "8M", "--device", device)
-        command = [sys.executable, "-m", "pyhobbit", "chat", tiny_gguf, "--rpc", endpoint, *map(str, options)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as chat:
-            assert chat.stdout
-            assert chat.stdout.read(1)
-            server.kill()
-            _, err = chat.communicate(timeout=120)
+        _assert_losing_is_an_error(tiny_gguf, server, endpoint, endpoint, device)
+
+
+def test_one_of_two_servers_that_is_lost_is_an_error(tiny_gguf: Path, server: str) -> None:
+    with rpc_server.running(models.lib_dir()) as (endpoint, second):
+        _assert_losing_is_an_error(tiny_gguf, second, endpoint, f"{server},{endpoint}", "RPC0,RPC1")
+
+
+def _assert_losing_is_an_error(
+    model: Path, server: "subprocess.Popen[bytes]", endpoint: str, endpoints: str, device: str
+) -> None:
+    """endpoint: of the server, among endpoints."""
+    options = (*CHAT, "-n", 200, "--pools", "8M", "--device", device)
+    command = [sys.executable, "-m", "pyhobbit", "chat", model, "--rpc", endpoints, *map(str, options)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as chat:
+        assert chat.stdout
+        assert chat.stdout.read(1)
+        server.kill()
+        _, err = chat.communicate(timeout=120)
     assert chat.returncode == 1, err
     error = err.decode().splitlines()[-1]  # behind a note on the model
     # what is told depends on what was under way
@@ -266,6 +289,106 @@ def test_a_server_that_is_lost_is_an_error(tiny_gguf: Path, device: str) -> None
         "is lost or broken",
     )
     assert any(reason in error for reason in reasons), error
+
+
+#
+# several devices
+#
+
+
+@pytest.mark.parametrize(
+    ("share", "mode", "gpu_layers"),
+    [(1.0, "gpu", 0), (0.0, "gpu", 99), (0.0, "gpu", 3), (0.0, "auto", 0), (1.0, "auto", 99)],
+)
+def test_two_devices_compute_what_the_cpu_does(
+    tiny_gguf: Path, servers_of_two: str, on_cpu: Result, share: float, mode: str, gpu_layers: int
+) -> None:
+    info = on_cpu.info
+    smallest = 2 * info["n_experts_used"] * info["pool_bytes_high"] / info["pool_slots_high"]
+    overrides: dict[str, Override] = {"hobbit.mode": mode}
+    overrides["hobbit.pools"] = int(max(share * info["tier_bytes_high"], smallest) * 1.05)
+    result = _on_both(tiny_gguf, servers_of_two, overrides, gpu_layers)
+    _assert_same(result, on_cpu)
+    assert (result.info["pool_slots_high"] == info["n_layers"] * info["n_experts"]) == (share == 1)
+    assert [device["name"] for device in result.devices] == ["RPC0", "RPC1"]
+    assert sum(device["n_layers"] for device in result.devices) == info["n_layers"]
+    for what, total in (
+        ("bytes_transferred", result.stats["bytes_transferred"]),
+        ("pool_bytes_high", result.info["pool_bytes_high"]),
+    ):
+        assert all(device[what] > 0 for device in result.devices)
+        assert sum(device[what] for device in result.devices) == total
+    assert (result.stats["selections_cpu"] > 0) == (mode == "auto")
+
+
+def test_two_devices_are_prefetched_to(tiny_gguf: Path, servers_of_two: str, on_cpu: Result) -> None:
+    pools = on_cpu.info["tier_bytes_high"] // 2
+    result = _on_both(tiny_gguf, servers_of_two, {"hobbit.pools": pools, "hobbit.prefetch": 2})
+    _assert_same(result, on_cpu)
+    assert result.stats["prefetched_used"] > 0
+
+
+@pytest.mark.parametrize("gpu_layers", [0, 99])
+def test_two_devices_compute_in_low_precision_too(
+    tiny_gguf: Path, servers_of_two: str, gpu_layers: int
+) -> None:
+    overrides: dict[str, Override] = {"hobbit.t1": 0.5, "hobbit.t2": 0.9, "hobbit.strict": True}
+    overrides["hobbit.pools"] = 8 << 20
+    result = _on_both(tiny_gguf, servers_of_two, overrides, gpu_layers)
+    assert result.stats["selections_low"] > 0
+    assert result.stats["selections_skipped"] > 0
+    assert all(device["pool_slots_low"] > 0 for device in result.devices)
+    _assert_same(result, logits.run(models.lib_dir(), tiny_gguf, PLANS, overrides))
+
+
+@pytest.mark.parametrize("gpu_layers", [0, 99])
+def test_two_devices_add_the_biases_of_their_experts(servers_of_two: str, gpu_layers: int) -> None:
+    model = models.random_model("gpt-oss")
+    overrides: dict[str, Override] = {"hobbit.pools": 4 << 20}
+    cpu = logits.run(models.lib_dir(), model, PLANS, overrides)
+    _assert_same(_on_both(model, servers_of_two, overrides | {"hobbit.mode": "gpu"}, gpu_layers), cpu)
+
+
+def test_the_memory_of_two_devices_has_one_bound(
+    tiny_gguf: Path, servers_of_two: str, on_cpu: Result
+) -> None:
+    with pytest.raises(RunError, match=r"device memory of 1\.0 KiB is too small") as refused:
+        _on_both(tiny_gguf, servers_of_two, {"hobbit.device_memory": 1024})
+    least = int(str(refused.value).split("the smallest that works is ")[1].split(" MiB")[0]) << 20
+    result = _on_both(tiny_gguf, servers_of_two, {"hobbit.device_memory": least})
+    assert result.info["pool_slots_high"] < on_cpu.info["pool_slots_high"]
+    _assert_same(result, on_cpu)
+
+
+@pytest.mark.parametrize(
+    ("device", "why"),
+    [
+        ("RPC0,CPU", "CPU has no memory of its own, as each of several devices must"),
+        ("RPC0,RPC0", "hobbit.device names RPC0 twice"),
+        ("RPC0,CUDA7", "there is no device 'CUDA7': choose one of CPU"),
+    ],
+)
+def test_devices_that_cannot_be_together_are_an_error(
+    tiny_gguf: Path, server: str, run_pyhobbit: RunPyhobbit, device: str, why: str
+) -> None:
+    done = run_pyhobbit("chat", tiny_gguf, *CHAT, "--rpc", server, "--device", device)
+    assert done.returncode == 1
+    assert why in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_chat_and_the_server_take_two_devices(
+    tiny_gguf: Path, servers_of_two: str, run_pyhobbit: RunPyhobbit, tmp_path: Path
+) -> None:
+    devices = ("--rpc", servers_of_two, "--device", "RPC0,RPC1", "--device-memory", "64M")
+    done = run_pyhobbit("chat", tiny_gguf, *CHAT, *devices, "--stats-json", tmp_path / "s.json")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == run_pyhobbit("chat", tiny_gguf, *CHAT, "--pools", "8M").stdout
+    assert json.loads((tmp_path / "s.json").read_text())["bytes_transferred"] > 0
+    with servers.serving(tiny_gguf, tmp_path / "devices.log", *devices) as on_devices:
+        text = on_devices.complete()
+    with servers.serving(tiny_gguf, tmp_path / "cpu.log", "--pools", "8M") as on_cpu:
+        assert text == on_cpu.complete()
 
 
 @pytest.mark.skipif(not VULKAN_DIR.exists(), reason="there is no build with Vulkan: run make vulkan")

@@ -33,6 +33,7 @@ extern "C" {
 typedef struct hobbit_model hobbit_model;
 
 struct ggml_backend_buffer_type;
+struct ggml_backend_device;
 struct ggml_tensor;
 
 //
@@ -53,9 +54,12 @@ enum hobbit_setting_kind {
 //   hobbit.memory        int     bound on the whole process; 0: computed from what is free
 //   hobbit.pools         int     bytes of the expert pools alone; overrides hobbit.memory, or hobbit.device_memory
 //   hobbit.device        string  the device that holds the pools and computes the experts, as ggml names it ("CUDA0",
-//                                "Vulkan0"); default "CPU"
+//                                "Vulkan0"), or several with memory of their own ("CUDA0,CUDA1"), each for the layers
+//                                that it is given (hobbit_place_layers); default "CPU"
 //   hobbit.device_memory int     bytes of that device's memory that the experts may take; 0: computed from what is
-//                                free; hobbit.memory then bounds host memory, in which further experts are cached
+//                                free; hobbit.memory then bounds host memory, in which further experts are cached. Of
+//                                several devices this and hobbit.pools bound the sum: each device gets the least that
+//                                works, and of the rest a part in proportion to the experts of its layers
 //   hobbit.mode          string  what the CPU computes, beside a device with memory of its own, of the experts that are
 //                                not there: "gpu": none; "cooperative": all that host memory has room for; "auto":
 //                                what makes the layer end first, by latencies that are measured; default "auto"
@@ -118,11 +122,18 @@ HOBBIT_API bool hobbit_owns_tensor(const hobbit_model * model, const char * name
 // Whether the tensor belongs to a further tier, which no architecture of llama.cpp knows.
 HOBBIT_API bool hobbit_is_tier_tensor(const char * name);
 
-// Hands out addresses without memory. Valid while the model has a reference; every buffer of the type holds one.
-HOBBIT_API struct ggml_backend_buffer_type * hobbit_buffer_type(hobbit_model * model);
+// Of several devices, which one holds and computes the experts of which block: devices[N] is the device that has the
+// rest of block N ("blk.N."). Blocks whose device is none of hobbit.device's, and all before this is called, are given
+// to these in runs, in proportion to their free memory. REQUIRES: before hobbit_buffer_type.
+HOBBIT_API void hobbit_place_layers(hobbit_model * model, struct ggml_backend_device * const * devices,
+                                    size_t n_devices);
 
-// Of the device that computes the experts: for biases, which are added there. Valid for ever.
-HOBBIT_API struct ggml_backend_buffer_type * hobbit_device_buffer_type(hobbit_model * model);
+// For what the block has on disk; -1: for the token embedding. Hands out addresses without memory. Valid while the
+// model has a reference; every buffer of the type holds one.
+HOBBIT_API struct ggml_backend_buffer_type * hobbit_buffer_type(hobbit_model * model, int32_t block);
+
+// Of the device that computes the block's experts: for biases, which are added there. Valid for ever.
+HOBBIT_API struct ggml_backend_buffer_type * hobbit_device_buffer_type(hobbit_model * model, int32_t block);
 
 // Allocates the pools; a second call changes nothing. `model_bytes` is what the model holds in host memory beside them:
 // non-expert weights, KV cache and compute buffers. `n_batch` is the largest number of tokens computed at once.
@@ -199,6 +210,20 @@ struct hobbit_info {
 };
 
 HOBBIT_API void hobbit_get_info(const hobbit_model * model, struct hobbit_info * info);
+
+// One of the devices that hold pools and compute experts; what is said of all of them in hobbit_info is their sum.
+struct hobbit_device_info {
+    const char * name;            // as ggml names it; valid for ever
+    uint32_t     n_layers;        // layers with routed experts that it computes
+    uint32_t     pool_slots_high; // 0 before hobbit_prepare
+    uint32_t     pool_slots_low;
+    uint64_t     pool_bytes_high;
+    uint64_t     pool_bytes_low;
+    uint64_t     bytes_transferred; // to it, where it has memory of its own
+};
+
+// The i-th device, as hobbit.device has them; false past the last one.
+HOBBIT_API bool hobbit_get_device(const hobbit_model * model, size_t i, struct hobbit_device_info * info);
 
 // Counters since opening. A selection is one (token, expert) pair chosen by a router; hits and misses count the experts
 // that a layer needed for one batch, once each. With a device, hits are those found in its memory, host_hits those of

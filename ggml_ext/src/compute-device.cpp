@@ -4,6 +4,7 @@
 #include "ggml-cpp.h"
 #include "ggml.h"
 
+#include <algorithm>
 #include <strings.h>
 
 namespace hobbit {
@@ -36,11 +37,7 @@ static status check(ggml_backend_dev_t device) {
                    : status();
 }
 
-status find_compute_device(const std::string & name, ggml_backend_dev_t & device) {
-    if (name.empty()) {
-        device = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
-        return {};
-    }
+static status find_device(const std::string & name, ggml_backend_dev_t & device) {
     std::string all;
     for (size_t i = 0; i < ggml_backend_dev_count(); i++) {
         device = ggml_backend_dev_get(i);
@@ -53,6 +50,40 @@ status find_compute_device(const std::string & name, ggml_backend_dev_t & device
         all += (all.empty() ? "" : ", ") + std::string(ggml_backend_dev_name(device));
     }
     return status::error(format("there is no device '%s': choose one of %s", name.c_str(), all.c_str()));
+}
+
+static status check_together(const std::vector<ggml_backend_dev_t> & devices) {
+    for (size_t i = 0; i < devices.size() && devices.size() > 1; i++) {
+        const char * name = ggml_backend_dev_name(devices[i]);
+        if (is_host_device(devices[i])) {
+            return status::error(format("%s has no memory of its own, as each of several devices must: leave it out of "
+                                        "hobbit.device",
+                                        name));
+        }
+        if (std::count(devices.begin(), devices.end(), devices[i]) > 1) {
+            return status::error(format("hobbit.device names %s twice: leave one of them out", name));
+        }
+    }
+    return {};
+}
+
+status find_compute_devices(const std::string & names, std::vector<ggml_backend_dev_t> & devices) {
+    devices.clear();
+    if (names.empty()) {
+        devices.push_back(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU));
+        return {};
+    }
+    for (size_t start = 0; start <= names.size();) {
+        const size_t       end    = std::min(names.find(',', start), names.size());
+        ggml_backend_dev_t device = nullptr;
+        const status       s      = find_device(names.substr(start, end - start), device);
+        if (!s.ok()) {
+            return s;
+        }
+        devices.push_back(device);
+        start = end + 1;
+    }
+    return check_together(devices);
 }
 
 bool is_host_device(ggml_backend_dev_t device) {

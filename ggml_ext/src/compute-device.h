@@ -5,14 +5,16 @@
 #include "status.h"
 
 #include <string>
+#include <vector>
 
 namespace hobbit {
 
 // The devices that experts are computed on. Thread-safety: as ggml's registry, which opening a model with a further
 // device changes.
 
-// The device of that name, empty for the CPU; an error names those there are.
-status find_compute_device(const std::string & name, ggml_backend_dev_t & device);
+// The devices of these names, which commas separate, the CPU where there is none; an error names those there are.
+// Several have memory of their own each.
+status find_compute_devices(const std::string & names, std::vector<ggml_backend_dev_t> & devices);
 
 // Whether the device computes in host memory: what lies there is used in place.
 bool is_host_device(ggml_backend_dev_t device);

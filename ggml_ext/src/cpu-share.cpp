@@ -121,12 +121,10 @@ void cpu_share::end_layer(const inner_graph & device) {
 }
 
 void cpu_share::learn_link() {
-    const uint64_t bytes = stats_.bytes_transferred;
-    const uint64_t ns    = stats_.transfer_ns;
-    if (bytes > link_bytes_ && ns > link_ns_) {
-        costs_.link_took(double(bytes - link_bytes_), double(ns - link_ns_) * 1e-9);
-        link_bytes_ = bytes;
-        link_ns_    = ns;
+    const loader::transfers now = cache_.transferred();
+    if (now.bytes > link_.bytes && now.ns > link_.ns) {
+        costs_.link_took(double(now.bytes - link_.bytes), double(now.ns - link_.ns) * 1e-9);
+        link_ = now;
     }
 }
 

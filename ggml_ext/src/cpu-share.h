@@ -79,9 +79,8 @@ class cpu_share {
     cost_model           costs_;
     stats &              stats_;
     host_rows            rows_;
-    std::set<uint32_t>   unshared_;       // layers that the CPU cannot share
-    uint64_t             link_bytes_ = 0; // that the model knows of
-    uint64_t             link_ns_    = 0;
+    std::set<uint32_t>   unshared_; // layers that the CPU cannot share
+    loader::transfers    link_;     // that the model knows of
 
     // the layer in hand
     const layer_routing *    routing_ = nullptr;

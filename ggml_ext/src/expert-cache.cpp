@@ -288,6 +288,10 @@ status expert_cache::wait(expert_id id, uint32_t tier, uint32_t parts) {
     return s;
 }
 
+loader::transfers expert_cache::transferred() const {
+    return loader_.transferred(ggml_backend_buft_get_device(ggml_backend_dev_buffer_type(place_.device)));
+}
+
 char * expert_cache::data(expert_id id, uint32_t tier, uint32_t part) const {
     GGML_ASSERT(sets_.set(tier).is_pinned(id));
     const size_t before = loader::data_offset(index_.locate(tier, id.layer, part, id.expert));

@@ -73,6 +73,9 @@ class expert_cache {
     bool   arrived(expert_id id, uint32_t tier, uint32_t parts) const;
     status wait(expert_id id, uint32_t tier, uint32_t parts);
 
+    // To the pools' device, where it has memory of its own.
+    loader::transfers transferred() const;
+
     // What a read failed with, if one did.
     status error() const { return loader_.error(); }
 

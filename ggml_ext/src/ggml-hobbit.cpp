@@ -31,6 +31,7 @@ using hobbit::lazy_backend;
 // One for each device that experts are computed on.
 struct ggml_backend_hobbit_device_context {
     std::string              name;
+    std::string              on_disk; // name of the buffer types of models' experts
     ggml_backend_dev_t       compute;
     ggml_backend_buffer_type activations; // its memory, see apart-memory.h; unused on the CPU
 };
@@ -117,8 +118,9 @@ static const struct ggml_backend_buffer_i ggml_backend_hobbit_buffer_i = {
 // buffer type
 //
 
-static const char * ggml_backend_hobbit_buffer_type_get_name(ggml_backend_buffer_type_t) {
-    return "HOBBIT";
+// llama.cpp tells buffer types apart by their names.
+static const char * ggml_backend_hobbit_buffer_type_get_name(ggml_backend_buffer_type_t buft) {
+    return device_context(buft->device).on_disk.c_str();
 }
 
 // Address space that faults when touched.
@@ -174,12 +176,14 @@ static hobbit_model * find_model(const ggml_cgraph * graph) {
     return nullptr;
 }
 
-static hobbit::status compute_split(hobbit_model * model, ggml_cgraph * graph, ggml_backend_hobbit_context & ctx) {
+static hobbit::status compute_split(hobbit_model * model, ggml_cgraph * graph, ggml_backend_t backend) {
+    ggml_backend_hobbit_context & ctx = backend_context(backend);
+
     // a split may begin or end with views that are none of ours, and may hold what is not to be computed this time
     ggml_tensor ** end  = graph->nodes + graph->n_nodes;
     ggml_tensor ** node = std::find_if_not(graph->nodes, end, hobbit::is_idle);
     if (node != end && !is_row_lookup(*node)) {
-        return model->compute(graph, ctx.compute.inner(), ctx.cpu ? &ctx.cpu->inner() : nullptr);
+        return model->compute(graph, backend->device, ctx.compute.inner(), ctx.cpu ? &ctx.cpu->inner() : nullptr);
     }
     hobbit::status s;
     for (; node != end && s.ok(); node = std::find_if_not(node + 1, end, hobbit::is_idle)) {
@@ -200,7 +204,7 @@ static enum ggml_status ggml_backend_hobbit_graph_compute(ggml_backend_t backend
         s = ctx.cpu->open();
     }
     if (s.ok()) {
-        s = compute_split(model, graph, ctx);
+        s = compute_split(model, graph, backend);
     }
     if (s.is_aborted()) {
         return GGML_STATUS_ABORTED;
@@ -405,7 +409,8 @@ ggml_backend_dev_t ggml_backend_hobbit_register(ggml_backend_dev_t compute) {
     hobbit_device &   made    = *new hobbit_device;
     devices().push_back(&made);
     made.device  = { ggml_backend_hobbit_device_i, ggml_backend_hobbit_reg(), &made.context };
-    made.context = { name, compute, hobbit::make_apart_memory(ggml_backend_dev_buffer_type(compute), &made.device) };
+    made.context = { name, "DISK_" + name, compute,
+                     hobbit::make_apart_memory(ggml_backend_dev_buffer_type(compute), &made.device) };
     if (devices().size() == 1) {
         ggml_backend_register(ggml_backend_hobbit_reg()); // and the device with it
     } else {

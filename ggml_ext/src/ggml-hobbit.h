@@ -9,7 +9,7 @@ struct hobbit_model;
 // with a cache never sees the backend.
 ggml_backend_dev_t ggml_backend_hobbit_register(ggml_backend_dev_t compute);
 
-// The buffer type of one model's routed experts: addresses without memory, which only this device computes with.
+// The buffer type of one model's routed experts, or of those that this device computes: addresses without memory.
 ggml_backend_buffer_type ggml_backend_hobbit_make_buffer_type(hobbit_model * model, ggml_backend_dev_t device);
 
 // Whether its tensors stay on disk.

@@ -81,12 +81,16 @@ bool hobbit_is_tier_tensor(const char * name) {
     return hobbit::expert_index::is_tier_tensor(name);
 }
 
-struct ggml_backend_buffer_type * hobbit_buffer_type(hobbit_model * model) {
-    return model->buffer_type();
+void hobbit_place_layers(hobbit_model * model, struct ggml_backend_device * const * devices, size_t n_devices) {
+    model->place_layers(devices, n_devices);
 }
 
-struct ggml_backend_buffer_type * hobbit_device_buffer_type(hobbit_model * model) {
-    return ggml_backend_dev_buffer_type(model->buffer_type()->device);
+struct ggml_backend_buffer_type * hobbit_buffer_type(hobbit_model * model, int32_t block) {
+    return model->buffer_type(block);
+}
+
+struct ggml_backend_buffer_type * hobbit_device_buffer_type(hobbit_model * model, int32_t block) {
+    return ggml_backend_dev_buffer_type(model->buffer_type(block)->device);
 }
 
 bool hobbit_set_router(hobbit_model * model, uint32_t block, const struct ggml_tensor * weight,
@@ -147,6 +151,10 @@ void hobbit_set_observer(hobbit_model * model, hobbit_observer observer, void * 
 
 void hobbit_get_info(const hobbit_model * model, struct hobbit_info * info) {
     *info = model->info();
+}
+
+bool hobbit_get_device(const hobbit_model * model, size_t i, struct hobbit_device_info * info) {
+    return model->device_info(i, *info);
 }
 
 void hobbit_get_stats(const hobbit_model * model, struct hobbit_stats * out) {

@@ -114,20 +114,30 @@ void loader::set(const chunk & next, const char * rows) {
         set_rows(next.buffer, next.type, next.rows, rows, next.dst);
         return;
     }
-    change_transfers(1, 0);
+    change_transfers(device, 1, 0);
     set_rows(next.buffer, next.type, next.rows, rows, next.dst);
-    change_transfers(-1, next.size);
+    change_transfers(device, -1, next.size);
 }
 
-void loader::change_transfers(int change, size_t n_bytes) {
+void loader::change_transfers(ggml_backend_dev_t device, int change, size_t n_bytes) {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto                  now = std::chrono::steady_clock::now();
-    if (n_transfers_ > 0) {
-        stats_.transfer_ns += uint64_t(std::chrono::nanoseconds(now - transfers_counted_until_).count());
+    link &                      to  = links_[device];
+    if (to.n_in_flight > 0) {
+        const auto ns       = uint64_t(std::chrono::nanoseconds(now - to.counted_until).count());
+        to.done.ns         += ns;
+        stats_.transfer_ns += ns;
     }
-    transfers_counted_until_  = now;
-    n_transfers_             += change;
+    to.counted_until          = now;
+    to.n_in_flight           += change;
+    to.done.bytes            += n_bytes;
     stats_.bytes_transferred += n_bytes;
+}
+
+loader::transfers loader::transferred(ggml_backend_dev_t device) const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto                  found = links_.find(device);
+    return found == links_.end() ? transfers() : found->second.done;
 }
 
 void loader::finish(const chunk & done, const status & result) {

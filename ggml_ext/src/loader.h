@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -113,6 +114,14 @@ class loader {
     // The first error, if there was one.
     status error() const;
 
+    // To one device with memory of its own: bytes, and time with any on their way.
+    struct transfers {
+        uint64_t bytes = 0;
+        uint64_t ns    = 0;
+    };
+
+    transfers transferred(ggml_backend_dev_t device) const;
+
     bool     arrived(const load_state & state, uint32_t parts) const;
     uint32_t requested(const load_state & state) const;
 
@@ -150,13 +159,19 @@ class loader {
         load_urgency       urgency;
     };
 
+    struct link {
+        transfers                             done;
+        int                                   n_in_flight = 0;
+        std::chrono::steady_clock::time_point counted_until; // done.ns, while there are any
+    };
+
     static chunk whole_part(load_state & state, uint32_t part, const part_location & location, const char * source);
     static std::vector<chunk> split(const chunk & whole, const part_target & target);
 
     void   run(size_t thread);
     status read(const chunk & next, staging_buffer & staging);
     void   set(const chunk & next, const char * rows);
-    void   change_transfers(int change, size_t n_bytes); // counts the time until now
+    void   change_transfers(ggml_backend_dev_t device, int change, size_t n_bytes); // counts the time until now
 
     // REQUIRES: mutex_ held
     bool next_chunk(chunk & next);
@@ -187,11 +202,10 @@ class loader {
     std::deque<chunk>                     demand_;
     std::deque<chunk>                     prefetch_;
     std::vector<parked_chunk>             parked_;
-    std::optional<chunk>                  prefetching_;     // in flight, until it arrives or becomes a demand
-    size_t                                n_demands_ = 0;   // chunks queued or in flight
-    std::chrono::steady_clock::time_point counted_until_;   // disk_demand_ns, while there are any
-    int                                   n_transfers_ = 0; // to a device, in flight
-    std::chrono::steady_clock::time_point transfers_counted_until_;
+    std::optional<chunk>                  prefetching_;   // in flight, until it arrives or becomes a demand
+    size_t                                n_demands_ = 0; // chunks queued or in flight
+    std::chrono::steady_clock::time_point counted_until_; // disk_demand_ns, while there are any
+    std::map<ggml_backend_dev_t, link>    links_;
     status                                error_;
     bool                                  stop_ = false;
 

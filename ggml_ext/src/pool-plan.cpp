@@ -4,6 +4,7 @@
 #include "expert-index.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace hobbit {
 
@@ -41,6 +42,24 @@ static status check_others(const settings & s, const other_memory & other) {
     return s.memory > 0 && s.memory - s.memory / 100 < others ? budget_too_small(s, others) : status();
 }
 
+static status check_pools(uint64_t bytes, uint64_t smallest) {
+    return bytes >= smallest
+               ? status()
+               : status::error(
+                     format("expert pools of %llu bytes are too small: the smallest that work are %llu bytes (%s)",
+                            (unsigned long long) bytes, (unsigned long long) smallest,
+                            format_size(double(smallest)).c_str()));
+}
+
+static uint64_t least_device_memory(uint64_t rows, uint64_t smallest) {
+    return ((rows + smallest) * WORK_SHARE / (WORK_SHARE - 1) / MiB + 1) * MiB;
+}
+
+static status device_memory_too_small(uint64_t bytes, uint64_t least) {
+    return status::error(format("device memory of %s is too small: the smallest that works is %llu MiB",
+                                format_size(double(bytes)).c_str(), (unsigned long long) (least / MiB)));
+}
+
 static status device_pool_bytes(const settings & s, const pool_demand & d, const other_memory & other,
                                 uint64_t & bytes) {
     const uint64_t        smallest = smallest_pools(s, d);
@@ -48,13 +67,8 @@ static status device_pool_bytes(const settings & s, const pool_demand & d, const
     if (s.device_memory > 0) {
         const uint64_t usable = s.device_memory - s.device_memory / WORK_SHARE;
         bytes                 = usable - std::min(usable, device.rows);
-        return bytes >= smallest
-                   ? status()
-                   : status::error(
-                         format("device memory of %s is too small: the smallest that works is %llu MiB",
-                                format_size(double(s.device_memory)).c_str(),
-                                (unsigned long long) ((device.rows + smallest) * WORK_SHARE / (WORK_SHARE - 1) / MiB +
-                                                      1)));
+        return bytes >= smallest ? status()
+                                 : device_memory_too_small(s.device_memory, least_device_memory(device.rows, smallest));
     }
     const uint64_t taken = device.rows + std::max(256 * MiB, device.free / 10);
     bytes                = device.free - std::min(device.free, taken);
@@ -87,12 +101,7 @@ static status pool_bytes(const settings & s, const pool_demand & d, const other_
     }
     if (s.pools > 0) {
         bytes = s.pools;
-        return bytes >= smallest
-                   ? status()
-                   : status::error(
-                         format("expert pools of %llu bytes are too small: the smallest that work are %llu bytes (%s)",
-                                (unsigned long long) bytes, (unsigned long long) smallest,
-                                format_size(double(smallest)).c_str()));
+        return check_pools(bytes, smallest);
     }
     if (other.device.name) {
         return device_pool_bytes(s, d, other, bytes);
@@ -142,6 +151,46 @@ static pool_slots divide(const settings & s, const pool_demand & d, uint64_t byt
     return { uint32_t(std::min(n_high, d.high_is_residual ? n_low : uint64_t(d.n_experts))), uint32_t(n_low) };
 }
 
+// Of a bound, for each device its least and its part of the rest; nothing of one that is 0.
+static void share(uint64_t bound, uint64_t least_of_all, const std::vector<uint64_t> & least,
+                  const std::vector<double> & weights, uint64_t settings::* setting, std::vector<settings> & shared) {
+    const double sum  = std::accumulate(weights.begin(), weights.end(), 0.0);
+    const double rest = double(bound - least_of_all);
+    for (size_t i = 0; i < least.size() && bound > 0; i++) {
+        shared[i].*setting = least[i] + (sum > 0 ? uint64_t(rest * weights[i] / sum) : 0);
+    }
+}
+
+status share_bounds(const settings & s, const std::vector<device_share> & devices, std::vector<settings> & shared) {
+    shared.assign(devices.size(), s);
+    if (devices.size() == 1) {
+        return {};
+    }
+    std::vector<uint64_t> pools;
+    std::vector<uint64_t> memory;
+    std::vector<double>   weights; // what all of its experts take beyond the smallest pools
+    for (const device_share & device : devices) {
+        const pool_demand & d        = device.demand;
+        const uint64_t      smallest = smallest_pools(s, d);
+        const uint64_t      expert   = d.slot_size[TIER_HIGH] + (uses_low(s, d) ? d.slot_size[TIER_LOW] : 0);
+        pools.push_back(smallest);
+        memory.push_back(d.n_experts > 0 ? least_device_memory(device.rows, smallest) : 0);
+        weights.push_back(double(d.n_experts * expert - smallest));
+    }
+    const uint64_t least_pools  = std::accumulate(pools.begin(), pools.end(), uint64_t(0));
+    const uint64_t least_memory = std::accumulate(memory.begin(), memory.end(), uint64_t(0));
+    const status   fits         = s.pools > 0 ? check_pools(s.pools, least_pools) : status();
+    if (!fits.ok()) {
+        return fits;
+    }
+    if (s.device_memory > 0 && s.pools == 0 && s.device_memory < least_memory) {
+        return device_memory_too_small(s.device_memory, least_memory);
+    }
+    share(s.pools, least_pools, pools, weights, &settings::pools, shared);
+    share(s.pools > 0 ? 0 : s.device_memory, least_memory, memory, weights, &settings::device_memory, shared);
+    return {};
+}
+
 status plan_pools(const settings & s, const pool_demand & d, const other_memory & other, pool_plan & plan) {
     uint64_t     bytes  = 0;
     const status result = pool_bytes(s, d, other, bytes);
@@ -150,10 +199,9 @@ status plan_pools(const settings & s, const pool_demand & d, const other_memory 
     }
     plan.n_slots = divide(s, d, bytes);
     if (other.device.name) {
-        pool_demand in_host = d;
-        in_host.slot_size   = other.device.host_slot_size;
-        const uint64_t room = host_room(s, other);
-        plan.n_host_slots   = room < smallest_pools(s, in_host) ? pool_slots() : divide(s, in_host, room);
+        const pool_demand & in_host = other.device.host;
+        const uint64_t      room    = host_room(s, other);
+        plan.n_host_slots           = room < smallest_pools(s, in_host) ? pool_slots() : divide(s, in_host, room);
     }
     return {};
 }

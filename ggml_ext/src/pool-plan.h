@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cstdint>
+#include <vector>
 
 namespace hobbit {
 
@@ -27,7 +28,7 @@ struct device_memory {
     uint64_t     free = 0;
     uint64_t     rows = 0; // rows of a batch on their way through the experts, and a copy of the routers
 
-    slot_sizes host_slot_size = {}; // of the cache in host memory behind it
+    pool_demand host = {}; // of the cache in host memory behind it
 };
 
 // What the process holds beside the pools.
@@ -48,6 +49,17 @@ struct pool_plan {
 
 // Whether the low tier can ever be chosen, or is a part of the high one.
 bool uses_low(const settings & s, const pool_demand & demand);
+
+// One of several devices, as the bounds on all of them are shared.
+struct device_share {
+    pool_demand demand;
+    uint64_t    rows = 0; // see device_memory
+};
+
+// hobbit.pools and hobbit.device_memory, as each device has them for itself: the least that works there, and of the
+// rest a part in proportion to what its layers' experts would take beyond that. A device without layers gets nothing.
+// An error, which names the smallest that works, where that is more than there is. Pure.
+status share_bounds(const settings & s, const std::vector<device_share> & devices, std::vector<settings> & shared);
 
 // Splits the budget between the pools: an error, which names the smallest that works, where one token's experts of a
 // layer do not fit. Never more slots than experts, nor more residuals than low versions. Where those do not fit into

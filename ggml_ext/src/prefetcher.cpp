@@ -13,22 +13,16 @@ namespace hobbit {
 // A batch of more tokens is taken for part of a prompt.
 static constexpr int64_t MAX_GENERATED = 16;
 
-prefetcher::prefetcher(const expert_index & index, expert_cache & cache, predictor & predictor, uint32_t n_ahead,
+prefetcher::prefetcher(const expert_index & index, const std::vector<layer_place> & places, uint32_t n_ahead,
                        const score_thresholds & thresholds, stats & stats) :
-    index_(index),
-    cache_(cache),
-    predictor_(predictor),
-    n_ahead_(n_ahead),
-    stats_(stats),
-    expected_(index.n_layers()),
-    n_layers_run_(0) {
+    index_(index), n_ahead_(n_ahead), stats_(stats), places_(places), expected_(index.n_layers()), n_layers_run_(0) {
     rules_.thresholds      = thresholds;
-    rules_.has_low         = cache.n_slots(TIER_LOW) > 0;
+    rules_.has_low         = places.front().cache->n_slots(TIER_LOW) > 0;
     stats_.prefetch_active = true;
 
     bool any = false;
     for (uint32_t layer = 1; layer < index.n_layers(); layer++) {
-        any = any || predictor.knows(layer);
+        any = any || places.front().routers->knows(layer);
     }
     if (!any) {
         decline("the routers of this model are not known");
@@ -96,14 +90,15 @@ void prefetcher::judge(uint32_t layer, const std::set<uint32_t> & chosen) {
     pass_.prefetched       += e.prefetched.size();
     pass_.used             += n_used;
     e                       = {};
-    cache_.end_prefetch(layer);
+    places_[layer].cache->end_prefetch(layer);
 }
 
 status prefetcher::look_ahead(uint32_t layer, const ggml_tensor * router_input, ggml_backend_t backend) {
     if (declined_ || !governor().active()) {
         return {};
     }
-    if (!router_input || !predictor_.accepts(router_input)) {
+    predictor & routers = *places_[layer].routers;
+    if (!router_input || !routers.accepts(router_input)) {
         decline("what this model's routers are applied to is not known, or not of their width");
         return {};
     }
@@ -112,7 +107,7 @@ status prefetcher::look_ahead(uint32_t layer, const ggml_tensor * router_input, 
         return {};
     }
     const status s =
-        predictor_.compute(backend, router_input, layer, std::min(n_ahead_, end - 1 - layer), n_used_, predictions_);
+        routers.compute(backend, router_input, layer, std::min(n_ahead_, end - 1 - layer), n_used_, predictions_);
     if (!s.ok()) {
         return s;
     }
@@ -129,7 +124,8 @@ status prefetcher::look_ahead(uint32_t layer, const ggml_tensor * router_input, 
 // wanted first. Returns whether nothing was missing.
 bool prefetcher::bring(const layer_routing & prediction) {
     const uint32_t   parts = index_.layer(prediction.layer).parts;
-    const auto       holds = [&](expert_id id, uint32_t tier) { return cache_.holds(id, tier, parts); };
+    expert_cache &   cache = *places_[prediction.layer].cache;
+    const auto       holds = [&](expert_id id, uint32_t tier) { return cache.holds(id, tier, parts); };
     const layer_plan plan  = plan_layer(prediction, rules_, holds, generator_);
     expectation &    e     = expected_[prediction.layer];
     e.predicted.insert(prediction.experts.begin(), prediction.experts.end());
@@ -137,7 +133,7 @@ bool prefetcher::bring(const layer_routing & prediction) {
     std::multimap<double, const planned_use *, std::greater<double>> missing; // [weight]
     for (const planned_use & use : plan.uses) {
         if (holds(use.id, use.tier)) {
-            cache_.protect(use.id, use.tier);
+            cache.protect(use.id, use.tier);
             continue;
         }
         const double weight = std::accumulate(use.selections.begin(), use.selections.end(), 0.0,
@@ -160,11 +156,12 @@ bool prefetcher::bring_term(const planned_use & use, size_t term, uint32_t parts
     if (term >= terms.size()) {
         return false;
     }
-    if (cache_.holds(use.id, terms[term], parts)) {
-        cache_.protect(use.id, terms[term]);
+    expert_cache & cache = *places_[use.id.layer].cache;
+    if (cache.holds(use.id, terms[term], parts)) {
+        cache.protect(use.id, terms[term]);
         return false;
     }
-    return cache_.prefetch(use.id, terms[term], parts);
+    return cache.prefetch(use.id, terms[term], parts);
 }
 
 } // namespace hobbit

@@ -20,19 +20,26 @@
 
 namespace hobbit {
 
-// Brings experts into the cache before their layer runs: those that the predictor names for the layers ahead, in the
-// precision that their predicted weights ask for, up to the first layer that has something missing. Residuals come
-// after all low versions of their layer. Predicted experts are protected until their layer's router has chosen; what
-// was not begun by then is dropped. The experts of the next token's first layer are not predicted: the token is not
-// known yet.
+// Brings experts into their layer's cache before the layer runs: those that the predictor names for the layers ahead,
+// in the precision that their predicted weights ask for, up to the first layer that has something missing. Residuals
+// come after all low versions of their layer. Predicted experts are protected until their layer's router has chosen;
+// what was not begun by then is dropped. The experts of the next token's first layer are not predicted: the token is
+// not known yet.
 //
 // Declines, with a warning, where the routers or what they are applied to are not known.
 //
 // Thread-safety: none; called by the thread that computes, with the layers of a batch in their order.
 class prefetcher {
   public:
-    // All but the thresholds must outlive the prefetcher. REQUIRES: the pools are allocated, the routers set.
-    prefetcher(const expert_index & index, expert_cache & cache, predictor & predictor, uint32_t n_ahead,
+    // Where a layer is computed: its experts' cache, and what looks ahead from it, with all layers' routers.
+    struct layer_place {
+        expert_cache * cache;
+        predictor *    routers;
+    };
+
+    // `places` are of each layer. All that they point to, index and stats must outlive the prefetcher.
+    // REQUIRES: the pools are allocated, the routers set.
+    prefetcher(const expert_index & index, const std::vector<layer_place> & places, uint32_t n_ahead,
                const score_thresholds & thresholds, stats & stats);
 
     void set_thresholds(const score_thresholds & thresholds) { rules_.thresholds = thresholds; }
@@ -65,14 +72,13 @@ class prefetcher {
     bool                bring_term(const planned_use & use, size_t term, uint32_t parts);
 
     const expert_index & index_;
-    expert_cache &       cache_;
-    predictor &          predictor_;
     const uint32_t       n_ahead_;
     stats &              stats_;
     plan_rules           rules_;
     std::mt19937_64      generator_; // not drawn from: the rules are not random
     bool                 declined_ = false;
 
+    std::vector<layer_place>   places_;       // [layer]
     std::vector<expectation>   expected_;     // [layer]
     std::vector<layer_routing> predictions_;  // scratch of look_ahead
     uint32_t                   n_layers_run_; // the last layers of a model may never run

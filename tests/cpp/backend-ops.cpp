@@ -89,7 +89,7 @@ static ggml_status compute_cached(ggml_backend_t backend, hobbit_model * model, 
     ggml_tensor *          experts = ggml_dup_tensor(weights.get(), matmul->src[0]);
     ggml_set_name(experts, EXPERTS);
     const ggml_backend_buffer_ptr buffer(
-        ggml_backend_alloc_ctx_tensors_from_buft(weights.get(), hobbit_buffer_type(model)));
+        ggml_backend_alloc_ctx_tensors_from_buft(weights.get(), hobbit_buffer_type(model, 0)));
 
     ggml_tensor * out = ggml_mul_mat_id(ctx.get(), experts, matmul->src[1], matmul->src[2]);
     out->buffer       = matmul->buffer;
@@ -210,13 +210,13 @@ static void print_problems(ggml_log_level level, const char * text, void *) {
 int main(int argc, char ** argv) {
     ggml_log_set(print_problems, nullptr);
     compute_name = argc > 1 ? argv[1] : "";
-    ggml_backend_dev_t   device;
-    const hobbit::status s = hobbit::find_compute_device(compute_name, device);
+    std::vector<ggml_backend_dev_t> devices;
+    const hobbit::status            s = hobbit::find_compute_devices(compute_name, devices);
     if (!s.ok()) {
         std::fprintf(stderr, "%s\n", s.message().c_str());
         return 1;
     }
-    cached                      = ggml_backend_hobbit_register(device);
+    cached                      = ggml_backend_hobbit_register(devices.front());
     static ggml_backend_reg reg = { GGML_BACKEND_API_VERSION,
                                     { get_reg_name, get_device_count, get_device, nullptr },
                                     nullptr };

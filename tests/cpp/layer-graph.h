@@ -162,10 +162,10 @@ class layer_graph {
         }
     }
 
-    // Tensors in a buffer of the cache's type, of block 0.
-    void set_in_buffer(ggml_backend_buffer_type_t buft) {
+    // Tensors in a buffer of the cache's type.
+    void set_in_buffer(ggml_backend_buffer_type_t buft, uint32_t block = 0) {
         for (const matmul & m : matmuls_) {
-            set_cached_weight(m, 0, true);
+            set_cached_weight(m, block, true);
         }
         weights_buffer_ = ggml_backend_alloc_ctx_tensors_from_buft(weights_, buft);
     }

@@ -8,6 +8,7 @@
 #include "prefetcher.h"
 #include "temp-dir.h"
 
+#include <array>
 #include <cmath>
 #include <doctest/doctest.h>
 #include <memory>
@@ -40,8 +41,11 @@ class engine {
     std::unique_ptr<predictor>  predictions;
     std::unique_ptr<prefetcher> prefetch;
 
+    // Layers from `border` on have a cache of their own.
     explicit engine(const std::vector<belief> & beliefs, uint32_t n_high = 16, uint32_t n_low = 0,
-                    score_thresholds thresholds = {}, uint32_t n_ahead = 3, bool residual = false) {
+                    score_thresholds thresholds = {}, uint32_t n_ahead = 3, bool residual = false,
+                    uint32_t border = N_LAYERS) :
+        border_(border) {
         moe_model model;
         model.n_layers  = N_LAYERS;
         model.n_experts = N_EXPERTS;
@@ -58,10 +62,16 @@ class engine {
             set_router(layer, beliefs);
         }
         loader_ = std::make_unique<loader>(reader, counters, 2);
-        cache_  = std::make_unique<expert_cache>(index, *loader_, counters, expert_cache::pool_place());
-        allocate(TIER_HIGH, n_high);
-        allocate(TIER_LOW, n_low);
-        prefetch = std::make_unique<prefetcher>(index, *cache_, *predictions, n_ahead, thresholds, counters);
+        for (std::unique_ptr<expert_cache> & cache : caches_) {
+            cache = std::make_unique<expert_cache>(index, *loader_, counters, expert_cache::pool_place());
+            allocate(*cache, TIER_HIGH, n_high);
+            allocate(*cache, TIER_LOW, n_low);
+        }
+        std::vector<prefetcher::layer_place> places;
+        for (uint32_t layer = 0; layer < N_LAYERS; layer++) {
+            places.push_back({ &cache_of(layer), predictions.get() });
+        }
+        prefetch = std::make_unique<prefetcher>(index, places, n_ahead, thresholds, counters);
     }
 
     ~engine() {
@@ -69,14 +79,16 @@ class engine {
         loader_.reset(); // before the cache, whose memory its threads write into
     }
 
-    expert_cache & cache() { return *cache_; }
+    expert_cache & cache() { return *caches_[0]; }
+
+    expert_cache & cache_of(uint32_t layer) { return *caches_[layer < border_ ? 0 : 1]; }
 
     // The layer's router chooses these; they are demanded.
     void choose(uint32_t layer, const std::vector<int32_t> & experts) {
         prefetch->on_routing({ layer, int64_t(experts.size() / N_USED), N_USED, experts, {} });
         for (const int32_t e : experts) {
-            REQUIRE(cache().acquire({ layer, uint32_t(e) }, TIER_HIGH));
-            cache().request({ layer, uint32_t(e) }, TIER_HIGH, ALL);
+            REQUIRE(cache_of(layer).acquire({ layer, uint32_t(e) }, TIER_HIGH));
+            cache_of(layer).request({ layer, uint32_t(e) }, TIER_HIGH, ALL);
         }
     }
 
@@ -91,7 +103,7 @@ class engine {
 
     void finish(uint32_t layer, const std::vector<int32_t> & experts) {
         for (const int32_t e : experts) {
-            cache().release({ layer, uint32_t(e) }, TIER_HIGH);
+            cache_of(layer).release({ layer, uint32_t(e) }, TIER_HIGH);
         }
         prefetch->end_layer(layer);
     }
@@ -112,7 +124,7 @@ class engine {
 
     // Until all that was asked for ahead is there.
     void wait(expert_id id, uint32_t tier = TIER_HIGH) {
-        while (!cache().arrived(id, tier, ALL)) {
+        while (!cache_of(id.layer).arrived(id, tier, ALL)) {
             std::this_thread::yield();
         }
     }
@@ -155,18 +167,19 @@ class engine {
         });
     }
 
-    void allocate(uint32_t tier, uint32_t n_slots) {
+    void allocate(expert_cache & cache, uint32_t tier, uint32_t n_slots) {
         if (n_slots > 0) {
-            REQUIRE(cache_->allocate(tier, n_slots, 0, policy_).ok());
+            REQUIRE(cache.allocate(tier, n_slots, 0, policy_).ok());
         }
     }
 
-    temp_dir                      dir_;
-    gguf_builder                  file_;
-    cpu_backend                   cpu_;
-    indifferent_policy            policy_;
-    std::unique_ptr<loader>       loader_;
-    std::unique_ptr<expert_cache> cache_;
+    const uint32_t                               border_;
+    temp_dir                                     dir_;
+    gguf_builder                                 file_;
+    cpu_backend                                  cpu_;
+    indifferent_policy                           policy_;
+    std::unique_ptr<loader>                      loader_;
+    std::array<std::unique_ptr<expert_cache>, 2> caches_; // before the border, and from there on
 };
 
 inline std::vector<uint64_t> joined(std::vector<uint64_t> a, const std::vector<uint64_t> & b) {

@@ -136,11 +136,27 @@ TEST_CASE("a device that lacks an operation is an error that names it") {
     lacks.iface.get_name             = [](ggml_backend_dev_t) { return "Lacks0"; };
     lacks.iface.supports_op = [](ggml_backend_dev_t, const ggml_tensor * op) { return op->op != GGML_OP_SET_ROWS; };
     ggml_backend_device_register(&lacks);
-    ggml_backend_dev_t found = nullptr;
-    CHECK(find_compute_device("Lacks0", found).message() ==
+    std::vector<ggml_backend_dev_t> found;
+    CHECK(find_compute_devices("Lacks0", found).message() ==
           "Lacks0 cannot compute experts, which takes SET_ROWS: choose another device");
-    CHECK(find_compute_device(ggml_backend_dev_name(device()), found).ok());
-    CHECK(found == device());
+    CHECK(find_compute_devices(ggml_backend_dev_name(device()), found).ok());
+    CHECK(found == std::vector<ggml_backend_dev_t>{ device() });
+}
+
+TEST_CASE("several devices are found in their order, each with memory of its own") {
+    static ggml_backend_dev_t       other = start_rpc_device();
+    const std::string               first = ggml_backend_dev_name(device());
+    const std::string               last  = ggml_backend_dev_name(other);
+    std::vector<ggml_backend_dev_t> found;
+    CHECK(find_compute_devices(last + "," + first, found).ok());
+    CHECK(found == std::vector<ggml_backend_dev_t>{ other, device() });
+    CHECK(find_compute_devices(first + ",cpu", found).message() ==
+          "CPU has no memory of its own, as each of several devices must: leave it out of hobbit.device");
+    CHECK(find_compute_devices(first + "," + last + "," + first, found).message() ==
+          "hobbit.device names " + first + " twice: leave one of them out");
+    CHECK(find_compute_devices(first + ",CUDA7", found).message().find("there is no device 'CUDA7': choose one of ") ==
+          0);
+    CHECK(find_compute_devices(first + ",", found).message().find("there is no device '': choose one of ") == 0);
 }
 
 TEST_CASE("a device is opened when something is computed, and not before") {

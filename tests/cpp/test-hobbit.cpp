@@ -2,9 +2,8 @@
 #include "hobbit.h"
 
 #include "ggml-cpp.h"
-#include "gguf-builder.h"
 #include "layer-graph.h"
-#include "temp-dir.h"
+#include "model-fixture.h"
 
 #include <cstring>
 #include <doctest/doctest.h>
@@ -12,42 +11,7 @@
 #include <string>
 #include <vector>
 
-static hobbit_setting integer(const char * key, int64_t value) {
-    return { key, HOBBIT_SETTING_INT, value, 0.0, nullptr };
-}
-
-static hobbit_setting number(const char * key, double value) {
-    return { key, HOBBIT_SETTING_FLOAT, 0, value, nullptr };
-}
-
-static hobbit_setting text(const char * key, const std::string & value) {
-    return { key, HOBBIT_SETTING_STRING, 0, 0.0, value.c_str() };
-}
-
 static const hobbit_setting ENABLE = { "hobbit.enable", HOBBIT_SETTING_BOOL, 1, 0.0, nullptr };
-
-struct unref_model {
-    void operator()(hobbit_model * model) const { hobbit_unref(model); }
-};
-
-using model_ptr = std::unique_ptr<hobbit_model, unref_model>;
-
-static model_ptr opened(const std::string & path, const std::vector<hobbit_setting> & settings) {
-    char           err[512] = "";
-    hobbit_model * model    = nullptr;
-    const bool     ok       = hobbit_open(path.c_str(), settings.data(), settings.size(), &model, err, sizeof(err));
-    CHECK_MESSAGE(ok, err);
-    return model_ptr(model);
-}
-
-static std::string refused(const std::string & path, const std::vector<hobbit_setting> & settings) {
-    char           err[512] = "";
-    int            nothing;
-    hobbit_model * model = reinterpret_cast<hobbit_model *>(&nothing); // must be reset
-    CHECK_FALSE(hobbit_open(path.c_str(), settings.data(), settings.size(), &model, err, sizeof(err)));
-    CHECK(model == nullptr);
-    return err;
-}
 
 static std::string last_error() {
     char         err[512];
@@ -55,27 +19,6 @@ static std::string last_error() {
     CHECK(length == strlen(err));
     return err;
 }
-
-// Files of the kinds that are opened.
-struct files {
-    temp_dir     dir;
-    gguf_builder plain;
-    gguf_builder tiers;
-    std::string  plain_path;
-    std::string  tiers_path;
-    std::string  dense_path;
-
-    files() {
-        moe_model().add_high(plain);
-        moe_model().add_high(tiers);
-        moe_model().add_low(tiers);
-        gguf_builder dense;
-        dense.add("blk.0.ffn_up.weight", GGML_TYPE_F16, 64, 32, 1);
-        plain_path = plain.write(dir.path("plain.gguf"));
-        tiers_path = tiers.write(dir.path("tiers.gguf"));
-        dense_path = dense.write(dir.path("dense.gguf"));
-    }
-};
 
 //
 // opening
@@ -337,7 +280,7 @@ TEST_CASE("the backend computes a layer as the CPU does, and its buffer keeps th
     REQUIRE(backend);
     {
         layer_graph cached(shape, input);
-        cached.set_in_buffer(hobbit_buffer_type(model.get()));
+        cached.set_in_buffer(hobbit_buffer_type(model.get(), 0));
         model.reset();
         const model_ptr found(hobbit_find(8));
         REQUIRE(found);
@@ -371,7 +314,7 @@ TEST_CASE("an error while computing fails the graph and is kept") {
     REQUIRE(backend);
     {
         layer_graph cached(shape, input);
-        cached.set_in_buffer(hobbit_buffer_type(model.get()));
+        cached.set_in_buffer(hobbit_buffer_type(model.get(), 0));
         CHECK(ggml_backend_graph_compute(backend, cached.graph) == GGML_STATUS_FAILED);
     }
     CHECK(last_error() == "'" + f.plain_path + "' changed while it was in use: load the model again");
@@ -404,7 +347,7 @@ struct lookup_graph {
 
         ggml_tensor * table = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, width, 65536);
         ggml_set_name(table, "token_embd.weight");
-        table_memory.reset(ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), hobbit_buffer_type(model.get())));
+        table_memory.reset(ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), hobbit_buffer_type(model.get(), -1)));
         REQUIRE(table_memory);
         tokens = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I32, 2);
         rows   = ggml_get_rows(ctx.get(), table, tokens);

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <doctest/doctest.h>
 #include <string>
+#include <vector>
 
 using namespace hobbit;
 
@@ -176,7 +177,9 @@ TEST_CASE("without a budget the pools get what is free, less what is still to co
 
 // Of 1000 MiB, and rows of 10 MiB; slots of host memory are larger than its own.
 static other_memory with_device() {
-    const device_memory device = { "GPU0", 1000 * MiB, 10 * MiB, { 5 * MiB, 2 * MiB } };
+    pool_demand host           = two_tiers();
+    host.slot_size             = { 5 * MiB, 2 * MiB };
+    const device_memory device = { "GPU0", 1000 * MiB, 10 * MiB, host };
     return { 200 * MiB, 700 * MiB, 10 * MiB, 800 * MiB, 100 * MiB, device };
 }
 
@@ -243,6 +246,88 @@ TEST_CASE("host memory with less room than a token's experts of a layer caches n
         const uint64_t budget = (others + room) * MiB * 100 / 99 + 1;
         CHECK(planned(with_memory(budget), one_tier(), with_device()).n_host_slots[TIER_HIGH] == (room < 20 ? 0 : 4));
     }
+}
+
+//
+// several devices
+//
+
+// Of so many layers of 16 experts.
+static device_share device_with(uint32_t n_layers) {
+    device_share device = { one_tier(), 10 * MiB };
+
+    device.demand.n_experts = 16 * n_layers;
+    return device;
+}
+
+static std::vector<settings> shared(const settings & s, const std::vector<device_share> & devices) {
+    std::vector<settings> each;
+    const status          result = share_bounds(s, devices, each);
+    CHECK_MESSAGE(result.ok(), result.message());
+    return each;
+}
+
+TEST_CASE("pools are shared by what the devices' layers take, each with the least that works") {
+    // the least are 4 slots of 4 MiB each; all experts are 48 and 16 slots
+    const std::vector<device_share> devices = { device_with(3), device_with(1) };
+    const auto                      parts   = [&](uint64_t bytes) {
+        const auto each = shared(with_pools(bytes), devices);
+        return std::vector<uint64_t>{ each[0].pools, each[1].pools };
+    };
+    CHECK(parts(32 * MiB) == std::vector<uint64_t>{ 16 * MiB, 16 * MiB });
+    CHECK(parts(64 * 4 * MiB) == std::vector<uint64_t>{ 48 * 4 * MiB, 16 * 4 * MiB }); // room for all
+    CHECK(parts(36 * 4 * MiB) == std::vector<uint64_t>{ 26 * 4 * MiB, 10 * 4 * MiB }); // half of the rest
+}
+
+TEST_CASE("pools of several devices that are too small together name the smallest sum that works") {
+    const std::vector<device_share> devices = { device_with(3), device_with(1) };
+    std::vector<settings>           each;
+    CHECK(share_bounds(with_pools(32 * MiB - 1), devices, each).message() ==
+          "expert pools of 33554431 bytes are too small: the smallest that work are 33554432 bytes (32.0 MiB)");
+    CHECK(share_bounds(with_pools(32 * MiB), devices, each).ok());
+}
+
+TEST_CASE("a low tier counts where it is used") {
+    std::vector<device_share> devices = { device_with(1), device_with(1) };
+    for (device_share & device : devices) {
+        device.demand.slot_size = two_tiers().slot_size;
+    }
+    std::vector<settings> each;
+    CHECK(share_bounds(with_pools(32 * MiB), devices, each).ok());
+    CHECK_FALSE(share_bounds(with_pools(40 * MiB - 1, 0.5), devices, each).ok());
+    CHECK(shared(with_pools(40 * MiB, 0.5), devices)[1].pools == 20 * MiB);
+}
+
+TEST_CASE("device memory is shared in the same way, and each part works") {
+    const std::vector<device_share> devices = { device_with(3), device_with(1) };
+    settings                        s;
+    std::vector<settings>           each;
+    s.device_memory = 53 * MiB;
+    CHECK(share_bounds(s, devices, each).message() ==
+          "device memory of 53.0 MiB is too small: the smallest that works is 54 MiB"); // 27 of one device
+    for (const uint64_t bytes : { 54, 200, 400 }) {
+        CAPTURE(bytes);
+        s.device_memory = bytes * MiB;
+        each            = shared(s, devices);
+        CHECK(each[0].device_memory + each[1].device_memory <= s.device_memory);
+        CHECK(each[0].device_memory + each[1].device_memory > s.device_memory - MiB);
+        for (size_t i = 0; i < 2; i++) {
+            CHECK(planned(each[i], devices[i].demand, with_device()).n_slots[TIER_HIGH] >= 4);
+        }
+    }
+    CHECK(planned(each[0], devices[0].demand, with_device()).n_slots[TIER_HIGH] == 48);
+    CHECK(planned(each[1], devices[1].demand, with_device()).n_slots[TIER_HIGH] == 16);
+    s.pools = 36 * 4 * MiB; // bounds the pools, whatever the device memory
+    CHECK(shared(s, devices)[0].pools == 26 * 4 * MiB);
+}
+
+TEST_CASE("a device without layers gets nothing, and one device has the bounds as they are") {
+    const auto each = shared(with_pools(64 * MiB), { device_with(0), device_with(1) });
+    CHECK(each[0].pools == 0);
+    CHECK(each[1].pools == 64 * MiB);
+    CHECK(shared(with_pools(1), { device_with(1) })[0].pools == 1); // plan_pools refuses it
+    CHECK(shared({}, { device_with(1), device_with(1) })[0].pools == 0);
+    CHECK(shared({}, { device_with(1), device_with(1) })[1].device_memory == 0);
 }
 
 TEST_CASE("too little free memory is an error that says so") {

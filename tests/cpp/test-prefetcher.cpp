@@ -34,6 +34,25 @@ TEST_CASE("what the next layer is predicted to miss is read ahead, the most want
     e.finish(1, { 3, 6 });
 }
 
+TEST_CASE("what is read ahead goes to the cache of its layer, over the border between two") {
+    engine e({ { 1, 0, { { 3, 0.3f }, { 5, 0.6f } } } }, 2, 0, {}, 3, false, 1);
+    e.reader.open_gate();
+    e.choose(0, { 0, 1 });
+    e.look_ahead(0);
+    for (const expert_id id : { expert_id{ 1, 3 }, { 1, 5 } }) {
+        CHECK(e.cache_of(1).holds(id, TIER_HIGH, ALL));
+        CHECK_FALSE(e.cache_of(0).holds(id, TIER_HIGH, 0));
+        e.wait(id);
+    }
+    e.finish(0, { 0, 1 });
+    CHECK_FALSE(e.cache_of(1).prefetch({ 2, 0 }, TIER_HIGH, ALL)); // those two are protected
+    const uint64_t read = e.counters.bytes_read;
+    e.prefetch->on_routing({ 1, 1, N_USED, { 3, 5 }, {} });
+    CHECK(e.counters.prefetched_used == 2);
+    CHECK(e.counters.bytes_read == read);
+    CHECK(e.cache_of(1).prefetch({ 2, 0 }, TIER_HIGH, ALL));
+}
+
 TEST_CASE("a layer that has all it needs is protected, and the one behind it looked at") {
     engine e({ { 1, 0, { { 3, 0.3f }, { 5, 0.6f } } }, { 2, 0, { { 1, 0.5f }, { 2, 0.4f } } } }, 6);
     e.reader.open_gate();

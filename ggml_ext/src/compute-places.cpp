@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: MIT
+#include "compute-places.h"
+
+#include "compute-device.h"
+#include "ggml-impl.h"
+#include "host-rows.h"
+#include "layer-spread.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace hobbit {
+
+compute_places::compute_places(hobbit_model * model, const std::vector<ggml_backend_dev_t> & devices,
+                               const expert_index & index, const settings & config, loader & loader, stats & stats) :
+    index_(index), config_(config), stats_(stats) {
+    if (!is_host_device(devices.front())) {
+        host_ = std::make_unique<expert_cache>(index, loader, host_stats_, expert_cache::pool_place());
+    }
+    for (ggml_backend_dev_t device : devices) {
+        const shared_parts shared = { index, config, loader, stats, host_.get() };
+        places_.push_back(std::make_unique<compute_place>(model, device, shared));
+    }
+    place_layers(nullptr, 0);
+}
+
+//
+// layers
+//
+
+std::optional<uint32_t> compute_places::find_layer(int64_t block) const {
+    for (uint32_t layer = 0; layer < index_.n_layers(); layer++) {
+        if (index_.layer(layer).block == block) {
+            return layer;
+        }
+    }
+    return {};
+}
+
+std::vector<uint32_t> compute_places::all_layers() const {
+    std::vector<uint32_t> all(index_.n_layers());
+    std::iota(all.begin(), all.end(), 0);
+    return all;
+}
+
+void compute_places::place_layers(const ggml_backend_dev_t * devices, size_t n_devices) {
+    std::vector<std::optional<uint32_t>> given(index_.n_layers());
+    std::vector<uint64_t>                free;
+    for (uint32_t i = 0; i < places_.size(); i++) {
+        size_t bytes = 0;
+        size_t total = 0;
+        if (places_.size() > 1) {
+            ggml_backend_dev_memory(places_[i]->device(), &bytes, &total);
+        }
+        free.push_back(bytes);
+        for (uint32_t layer = 0; layer < index_.n_layers(); layer++) {
+            const uint32_t block = index_.layer(layer).block;
+            if (block < n_devices && devices[block] == places_[i]->device()) {
+                given[layer] = i;
+            }
+        }
+    }
+    layer_places_ = spread_layers(given, free);
+    std::vector<std::vector<uint32_t>> own(places_.size());
+    for (uint32_t layer = 0; layer < index_.n_layers(); layer++) {
+        own[layer_places_[layer]].push_back(layer);
+    }
+    for (size_t i = 0; i < places_.size(); i++) {
+        places_[i]->set_layers(std::move(own[i]));
+    }
+}
+
+compute_place & compute_places::of_block(int64_t block) const {
+    const auto layer = find_layer(block);
+    return *places_[layer ? layer_places_[*layer] : 0];
+}
+
+status compute_places::set_router(uint32_t block, const ggml_tensor * weight, const ggml_tensor * bias,
+                                  const ggml_tensor * selection_bias, hobbit_gating gating) {
+    const auto layer = find_layer(block);
+    status     s;
+    for (size_t i = 0; i < places_.size() && s.ok() && layer; i++) {
+        s = places_[i]->set_router(*layer, weight, bias, selection_bias, gating);
+    }
+    return s;
+}
+
+//
+// memory
+//
+
+status compute_places::plan_host(other_memory other, uint32_t n_batch, memory_plan & plan) const {
+    const compute_place & place = *places_.front();
+    pool_plan             here;
+    other.scratch  += place.rows(n_batch);
+    const status s  = plan_pools(config_, place.demand(), other, here);
+    plan.n_slots    = { here.n_slots };
+    return s;
+}
+
+status compute_places::plan_devices(other_memory other, uint32_t n_batch, memory_plan & plan) const {
+    const pool_demand         host       = demand_of(index_, *host_, all_layers());
+    const uint32_t            n_together = std::max(n_batch, uint32_t(inner_graph::enough_rows));
+    std::vector<device_share> devices;
+    for (const auto & place : places_) {
+        devices.push_back({ place->demand(), place->rows(n_batch) });
+        if (place->n_layers() > 0) { // the rows of the CPU's share
+            other.scratch += host_rows::size(index_, uint64_t(n_batch) * host.n_used, n_together);
+        }
+    }
+    std::vector<settings> shared;
+    status                s = share_bounds(config_, devices, shared);
+    for (size_t i = 0; i < places_.size() && s.ok(); i++) {
+        pool_plan here;
+        if (places_[i]->n_layers() > 0) {
+            other.device      = places_[i]->memory(n_batch, host);
+            s                 = plan_pools(shared[i], devices[i].demand, other, here);
+            plan.n_host_slots = here.n_host_slots; // the same for each
+        }
+        plan.n_slots.push_back(here.n_slots);
+    }
+    return s;
+}
+
+status compute_places::start_sharing(const pool_slots & host_slots) {
+    if (host_slots[TIER_HIGH] == 0) {
+        return config_.mode != compute_mode::cooperative
+                   ? status()
+                   : status::error("hobbit.mode=cooperative computes experts in host memory, which has no room for "
+                                   "them: give a larger --memory");
+    }
+    kinds_.emplace(index_);
+    status s;
+    for (size_t i = 0; i < places_.size() && s.ok(); i++) {
+        s = places_[i]->n_layers() > 0 ? places_[i]->start_sharing(*kinds_) : status();
+    }
+    return s;
+}
+
+status compute_places::allocate_pools(const memory_plan & plan, cache_policy & policy) {
+    status s;
+    for (size_t i = 0; i < places_.size() && s.ok(); i++) {
+        s = places_[i]->allocate(plan.n_slots[i], policy);
+        if (places_[i]->n_layers() == 0) {
+            GGML_LOG_WARN("hobbit: %s has nothing to do: no layer with experts is there\n",
+                          ggml_backend_dev_name(places_[i]->device()));
+        }
+    }
+    if (!host_ || !s.ok()) {
+        return s;
+    }
+    s = hobbit::allocate_pools(index_, *host_, all_layers(), plan.n_host_slots, policy, "the host, behind it");
+    if (s.ok() && host_->n_slots(TIER_HIGH) == 0) {
+        GGML_LOG_WARN("hobbit: host memory has no room to cache experts: what is not on %s is read from disk each "
+                      "time; "
+                      "give a larger --memory\n",
+                      config_.device.c_str());
+    }
+    return s;
+}
+
+status compute_places::allocate(other_memory other, uint32_t n_batch, cache_policy & policy) {
+    memory_plan plan;
+    status      s = host_ ? plan_devices(other, n_batch, plan) : plan_host(other, n_batch, plan);
+    if (s.ok() && host_) { // measures with memory that the pools take then
+        s = start_sharing(plan.n_host_slots);
+    }
+    return s.ok() ? allocate_pools(plan, policy) : s;
+}
+
+//
+// computing
+//
+
+void compute_places::start(cache_policy & policy) {
+    if (config_.prefetch > 0) {
+        std::vector<prefetcher::layer_place> ahead;
+        for (const uint32_t i : layer_places_) {
+            ahead.push_back(places_[i]->ahead());
+        }
+        prefetcher_ = std::make_unique<prefetcher>(index_, ahead, config_.prefetch, config_.thresholds, stats_);
+    }
+    moe_executor::config how;
+    how.rules       = { config_.thresholds, config_.strict, config_.random };
+    how.renormalize = config_.renormalize;
+    // What was used most in calibration is read while nothing else is to be done: the first tokens find it.
+    for (const auto & place : places_) {
+        place->start(policy, prefetcher_.get(), how);
+        place->fill(index_.most_used());
+        executors_.push_back(&place->executor());
+    }
+    if (host_) {
+        host_->fill(index_.most_used());
+    }
+}
+
+status compute_places::compute(ggml_cgraph * graph, ggml_backend_dev_t device, inner_graph & inner, inner_graph * cpu) {
+    const auto is_there = [&](const auto & place) { return place->buffer_type()->device == device; };
+    const auto place    = std::find_if(places_.begin(), places_.end(), is_there);
+    GGML_ASSERT(place != places_.end());
+    return (*place)->executor().compute(graph, inner, cpu);
+}
+
+void compute_places::begin_batch(const batch_info & batch) {
+    for (moe_executor * executor : executors_) {
+        executor->begin_batch(batch);
+    }
+}
+
+void compute_places::set_thresholds(const score_thresholds & thresholds) {
+    for (moe_executor * executor : executors_) {
+        executor->set_thresholds(thresholds);
+    }
+    if (prefetcher_) {
+        prefetcher_->set_thresholds(thresholds);
+    }
+}
+
+void compute_places::set_thresholds(int32_t sequence, const score_thresholds & thresholds) {
+    for (moe_executor * executor : executors_) {
+        executor->set_thresholds(sequence, thresholds);
+    }
+}
+
+void compute_places::clear_thresholds(int32_t sequence) {
+    for (moe_executor * executor : executors_) {
+        executor->clear_thresholds(sequence);
+    }
+}
+
+void compute_places::set_observer(const std::function<void(const layer_report &)> & observer) {
+    for (moe_executor * executor : executors_) {
+        executor->set_observer(observer);
+    }
+}
+
+bool compute_places::has_low_pool() const {
+    return std::any_of(places_.begin(), places_.end(),
+                       [](const auto & place) { return place->cache().n_slots(TIER_LOW) > 0; });
+}
+
+void compute_places::describe(hobbit_info & info) const {
+    for (const auto & place : places_) {
+        const hobbit_device_info here  = place->info();
+        info.pool_slots_high          += here.pool_slots_high;
+        info.pool_slots_low           += here.pool_slots_low;
+        info.pool_bytes_high          += here.pool_bytes_high;
+        info.pool_bytes_low           += here.pool_bytes_low;
+    }
+    if (host_) {
+        info.host_slots_high = host_->n_slots(TIER_HIGH);
+        info.host_slots_low  = host_->n_slots(TIER_LOW);
+        info.host_bytes_high = info.host_slots_high * host_->slot_size(TIER_HIGH);
+        info.host_bytes_low  = info.host_slots_low * host_->slot_size(TIER_LOW);
+    }
+    info.on_device = are_apart();
+}
+
+} // namespace hobbit
