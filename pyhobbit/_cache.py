@@ -8,7 +8,7 @@ from typing import Any
 from pyhobbit._native import check, ffi, lib
 from pyhobbit.config import CacheConfig
 from pyhobbit.errors import HobbitError
-from pyhobbit.stats import CacheStats, ModelInfo
+from pyhobbit.stats import CacheStats, DeviceInfo, ModelInfo
 
 
 def new_tag() -> int:
@@ -41,6 +41,15 @@ class Cache:
             for field in fields(ModelInfo)
             if hasattr(values, field.name)
         }
+
+    def devices(self) -> tuple[DeviceInfo, ...]:
+        """Those that hold the pools, the CPU among them; none without a cache."""
+        found: list[DeviceInfo] = []
+        values = ffi.new("struct hobbit_device_info *")
+        while self and lib.hobbit_get_device(self._pointer, len(found), values):
+            numbers = {field.name: getattr(values, field.name) for field in fields(DeviceInfo)}
+            found.append(DeviceInfo(**{**numbers, "name": ffi.string(values.name).decode()}))
+        return tuple(found)
 
     def owns(self, tensor: str) -> bool:
         """Whether the tensor's data stays on disk."""

@@ -7,6 +7,7 @@ from pyhobbit.config import CacheConfig, format_size
 from pyhobbit.engine import processor_cores
 from pyhobbit.plan import MemoryPlan
 from pyhobbit.speed import Speed
+from pyhobbit.stats import DeviceInfo, ModelInfo
 
 _MUCH = 0.2  # of a token's time, or of the memory
 _LOW_TYPES = (("q4_0", 4.5), ("q2_k", 2.625))  # bits per weight
@@ -50,7 +51,20 @@ def memory_rows(plan: MemoryPlan) -> dict[str, str]:
 def _device_rows(plan: MemoryPlan) -> dict[str, str]:
     if plan.device is None:
         return {}
-    return {"device": f"{plan.device} has the pools in its memory and computes the experts"}
+    if len(plan.devices) < 2:
+        return {"device": f"{plan.device} has the pools in its memory and computes the experts"}
+    return {
+        "devices": "each has pools in its memory for its layers, and computes their experts",
+        **{device.name: _device_text(device, plan.info) for device in plan.devices},
+    }
+
+
+def _device_text(device: DeviceInfo, info: ModelInfo) -> str:
+    slots = device.pool_slots_low if info.high_is_residual else device.pool_slots_high
+    size = format_size(device.pool_bytes_high + device.pool_bytes_low)
+    n_experts = device.n_layers * info.n_experts
+    layers = f"{device.n_layers} of {info.n_layers} layers with experts"
+    return f"{layers}, {slots} of their {n_experts} experts in {size}"
 
 
 def _host_rows(plan: MemoryPlan) -> dict[str, str]:
@@ -59,9 +73,9 @@ def _host_rows(plan: MemoryPlan) -> dict[str, str]:
     if plan.device is None:
         return {}
     if not info.host_slots_high:
-        return {"host memory": f"no room for experts: what {plan.device} does not hold is read each time"}
+        return {"host memory": f"no room for experts: what is not on {plan.device} is read each time"}
     slots = info.host_slots_low if info.high_is_residual else info.host_slots_high
-    why = f"what {plan.device} does not hold comes from here; the others are read from disk"
+    why = f"what is not on {plan.device} comes from here; the others are read from disk"
     return {"host memory": _pool_text(plan.host_pools, slots, plan.n_all_experts, why)}
 
 

@@ -25,7 +25,7 @@ from pyhobbit.errors import HobbitError
 from pyhobbit.memory import available_memory, resident_memory
 from pyhobbit.model_file import read_tensors
 from pyhobbit.model_path import check_model_file
-from pyhobbit.stats import ModelInfo
+from pyhobbit.stats import DeviceInfo, ModelInfo
 
 _MIB = 1 << 20
 _CONTEXT_SIZE = re.compile(r"^\w+: size = +([\d.]+) MiB \(", re.MULTILINE)
@@ -42,7 +42,7 @@ class MemoryPlan:
     weights: of all but what stays on disk; of everything where the model runs without a cache.
     context: KV cache and the like.  compute: buffers of llama.cpp's graphs.  n_all_experts: of all layers.
     n_ctx_train: tokens that the model was trained for.  device: that computes the experts, where it has
-    memory of its own; available and the rest are then the host's.
+    memory of its own, or several; available and the rest are then the host's.  devices: what each has.
     """
 
     info: ModelInfo
@@ -54,6 +54,7 @@ class MemoryPlan:
     n_all_experts: int
     n_ctx_train: int
     device: str | None = None
+    devices: tuple[DeviceInfo, ...] = ()
 
     @property
     def beside_pools(self) -> int:
@@ -181,7 +182,8 @@ def _with_pools(plan: MemoryPlan, simulated: "_Simulated", predictor: int) -> Me
     finally:
         lib.hobbit_unref(pointer)
     with contextlib.closing(Cache(simulated.tag)) as cache:
-        return replace(plan, info=replace(plan.info, **cache.info()))
+        devices = cache.devices() if plan.device else ()
+        return replace(plan, info=replace(plan.info, **cache.info()), devices=devices)
 
 
 def _too_much(plan: MemoryPlan) -> str:

@@ -63,6 +63,22 @@ class ModelInfo:
 
 
 @dataclass(frozen=True)
+class DeviceInfo:
+    """One of the devices that hold pools and compute experts: its part of ModelInfo and CacheStats.
+
+    name: as ggml has it.  n_layers: with routed experts, that it computes.
+    """
+
+    name: str
+    n_layers: int
+    pool_slots_high: int
+    pool_slots_low: int
+    pool_bytes_high: int
+    pool_bytes_low: int
+    bytes_transferred: int
+
+
+@dataclass(frozen=True)
 class CacheStats:
     """Counters since opening, as hobbit.h defines them.
 

@@ -6,6 +6,7 @@ within an error, and a few tokens only: Mesa's is not stable for long (docs/devi
 """
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -389,6 +390,21 @@ def test_chat_and_the_server_take_two_devices(
         text = on_devices.complete()
     with servers.serving(tiny_gguf, tmp_path / "cpu.log", "--pools", "8M") as on_cpu:
         assert text == on_cpu.complete()
+
+
+def test_inspect_says_what_each_device_has(
+    tiny_gguf: Path, servers_of_two: str, run_pyhobbit: RunPyhobbit
+) -> None:
+    options = ("--rpc", servers_of_two, "--device", "RPC0,RPC1", "--pools", "8M", "--ctx", 256, "--no-speed")
+    text = run_pyhobbit("inspect", tiny_gguf, *options).stdout
+    memory = json.loads(run_pyhobbit("inspect", tiny_gguf, *options, "--json").stdout)["memory"]
+    assert [device["name"] for device in memory["devices"]] == ["RPC0", "RPC1"]
+    for device in memory["devices"]:
+        n_layers, slots = device["n_layers"], device["pool_slots_high"]
+        assert slots > 0
+        what = f"{n_layers} of 6 layers with experts, {slots} of their {8 * n_layers} experts in "
+        assert re.search(f"^{device['name']} +{what}", text, re.MULTILINE)
+    assert sum(device["pool_bytes_high"] for device in memory["devices"]) == memory["info"]["pool_bytes_high"]
 
 
 @pytest.mark.skipif(not VULKAN_DIR.exists(), reason="there is no build with Vulkan: run make vulkan")

@@ -13,7 +13,7 @@ import pytest
 from pyhobbit import _native, _native_build
 from pyhobbit._paths import BIN_DIR, LIB_DIR, VENDOR_DIR
 from pyhobbit.errors import HobbitError
-from pyhobbit.stats import CacheStats, ModelInfo
+from pyhobbit.stats import CacheStats, DeviceInfo, ModelInfo
 
 HEADER = Path(__file__).resolve().parent.parent / "ggml_ext" / "include" / "hobbit.h"
 
@@ -36,6 +36,7 @@ def test_declarations_drop_what_is_not_plain_c() -> None:
 
 def test_counters_and_information_have_the_fields_of_the_header() -> None:
     assert _struct_fields("hobbit_stats") == [field.name for field in fields(CacheStats)]
+    assert _struct_fields("hobbit_device_info") == [field.name for field in fields(DeviceInfo)]
     assert set(_struct_fields("hobbit_info")) <= {field.name for field in fields(ModelInfo)}
 
 
