@@ -52,12 +52,18 @@ function(hobbit_leave_out_amx)
     endif()
 endfunction()
 
-# Programs, which wait for ggml, are optimised less: their templates compile in half the time. To be called when the
-# targets are there.
+# Programs, which wait for ggml, are compiled fast: with less optimisation, and graphs of images and sound as llama.cpp
+# itself compiles those of texts. To be called when the targets are there.
 function(hobbit_compile_programs_fast)
     foreach(target IN ITEMS llama-common server-context llama-server-impl cpp-httplib)
         target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)
     endforeach()
+
+    get_target_property(others mtmd SOURCES)
+    list(FILTER others EXCLUDE REGEX "^models/")
+    list(TRANSFORM others PREPEND "${LLAMA_CPP_DIR}/tools/mtmd/")
+    set_source_files_properties(${others} TARGET_DIRECTORY mtmd PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+    set_target_properties(mtmd PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 16)
 endfunction()
 
 # llama.cpp compiles its models in unity builds: sources that name each other by absolute paths would not be shared
