@@ -133,6 +133,7 @@ class _Session:
         fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 200, 0, 0))
         environment = {
             **os.environ,
+            "COLUMNS": "",  # else it goes before the terminal's own width
             "XDG_STATE_HOME": str(folder),
             "TERM": term,
             "PROMPT_TOOLKIT_NO_CPR": "1",  # nobody answers where the cursor is
@@ -234,7 +235,7 @@ def test_a_session_from_the_first_message_to_the_last(
     chat.tell("/reset")
     chat.tell("/load chat.json")
     chat.expect("1 answer, held with")
-    chat.tell("12345678" * 80)  # each digit is a token
+    chat.tell("word " * 600)
     chat.expect("more than the context of 512; shorten it, or begin anew with /reset")
     chat.tell("another")
     chat.expect("8 tokens")
