@@ -3,6 +3,8 @@
 
 PYTHON ?= python3
 JOBS   ?= $(shell nproc)
+# of llama-server: minutes, and no test looks at it
+WEB_PAGE ?= ON
 MODEL  := tests/tiny_moe/model
 
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
@@ -66,7 +68,8 @@ deps:
 build/.installed: .venv/.dependencies $(CMAKE_FILES) $(NATIVE_SOURCES) pyproject.toml
 	@echo '== pyhobbit: libraries and programs'
 	python -m pip install --verbose --no-build-isolation --no-deps --editable . \
-	    --config-settings=build-dir=$(BUILD) --config-settings=cmake.define.HOBBIT_BUILD_TESTS=ON
+	    --config-settings=build-dir=$(BUILD) --config-settings=cmake.define.HOBBIT_BUILD_TESTS=ON \
+	    --config-settings=cmake.define.HOBBIT_WEB_PAGE=$(WEB_PAGE)
 	$(PIP) 'pyhobbit[test]'
 	touch $@
 

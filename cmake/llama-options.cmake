@@ -52,6 +52,16 @@ function(hobbit_leave_out_amx)
     endif()
 endfunction()
 
+# Compiles the target's sources of these names together, as llama.cpp itself does with its models.
+function(hobbit_unite target names)
+    get_target_property(others ${target} SOURCES)
+    list(FILTER others EXCLUDE REGEX ${names})
+    get_target_property(folder ${target} SOURCE_DIR)
+    list(TRANSFORM others PREPEND "${folder}/")
+    set_source_files_properties(${others} TARGET_DIRECTORY ${target} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 16)
+endfunction()
+
 # Programs, which wait for ggml, are compiled fast: with less optimisation, and graphs of images and sound as llama.cpp
 # itself compiles those of texts. To be called when the targets are there.
 function(hobbit_compile_programs_fast)
@@ -59,11 +69,9 @@ function(hobbit_compile_programs_fast)
         target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)
     endforeach()
 
-    get_target_property(others mtmd SOURCES)
-    list(FILTER others EXCLUDE REGEX "^models/")
-    list(TRANSFORM others PREPEND "${LLAMA_CPP_DIR}/tools/mtmd/")
-    set_source_files_properties(${others} TARGET_DIRECTORY mtmd PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
-    set_target_properties(mtmd PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 16)
+    hobbit_unite(mtmd "models/")
+    hobbit_unite(server-context ".")
+    hobbit_unite(llama-server-impl ".")
 endfunction()
 
 # llama.cpp compiles its models in unity builds: sources that name each other by absolute paths would not be shared
