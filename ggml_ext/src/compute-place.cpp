@@ -66,11 +66,11 @@ uint64_t compute_place::rows(uint32_t n_batch) const {
     return bytes + (predictor_ ? predictor_->bytes() : 0);
 }
 
-device_memory compute_place::memory(uint32_t n_batch, const pool_demand & host) const {
+device_memory compute_place::memory(uint64_t rows, const pool_demand & host) const {
     size_t free  = 0;
     size_t total = 0;
     ggml_backend_dev_memory(device_, &free, &total);
-    return { ggml_backend_dev_name(device_), free, rows(n_batch), host };
+    return { ggml_backend_dev_name(device_), free, rows, host };
 }
 
 status allocate_pools(const expert_index & index, expert_cache & cache, const std::vector<uint32_t> & layers,

@@ -19,7 +19,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <vector>
 
 namespace hobbit {
@@ -69,7 +68,7 @@ class compute_place {
     uint64_t rows(uint32_t n_batch) const;
 
     // REQUIRES: the device has memory of its own
-    device_memory memory(uint32_t n_batch, const pool_demand & host) const;
+    device_memory memory(uint64_t rows, const pool_demand & host) const;
 
     // Measures what the CPU's share of the layers is decided by. The kinds must outlive the place.
     // REQUIRES: before allocate; there is a host cache

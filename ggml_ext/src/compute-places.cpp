@@ -113,7 +113,7 @@ status compute_places::plan_devices(other_memory other, uint32_t n_batch, memory
     for (size_t i = 0; i < places_.size() && s.ok(); i++) {
         pool_plan here;
         if (places_[i]->n_layers() > 0) {
-            other.device      = places_[i]->memory(n_batch, host);
+            other.device      = places_[i]->memory(devices[i].rows, host);
             s                 = plan_pools(shared[i], devices[i].demand, other, here);
             plan.n_host_slots = here.n_host_slots; // the same for each
         }
@@ -152,8 +152,7 @@ status compute_places::allocate_pools(const memory_plan & plan, cache_policy & p
     s = hobbit::allocate_pools(index_, *host_, all_layers(), plan.n_host_slots, policy, "the host, behind it");
     if (s.ok() && host_->n_slots(TIER_HIGH) == 0) {
         GGML_LOG_WARN("hobbit: host memory has no room to cache experts: what is not on %s is read from disk each "
-                      "time; "
-                      "give a larger --memory\n",
+                      "time; give a larger --memory\n",
                       config_.device.c_str());
     }
     return s;
