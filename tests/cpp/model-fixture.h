@@ -5,6 +5,8 @@
 #include "hobbit.h"
 #include "temp-dir.h"
 
+#include <cstdlib>
+#include <cstring>
 #include <doctest/doctest.h>
 #include <memory>
 #include <string>
@@ -46,6 +48,16 @@ inline std::string refused(const std::string & path, const std::vector<hobbit_se
     CHECK_FALSE(hobbit_open(path.c_str(), settings.data(), settings.size(), &model, err, sizeof(err)));
     CHECK(model == nullptr);
     return err;
+}
+
+// What the error names when the model's pools are too small to be prepared.
+inline int64_t smallest_pools_named(const model_ptr & model) {
+    char err[512] = "";
+    CHECK_FALSE(hobbit_prepare(model.get(), 0, 1, err, sizeof(err)));
+    const std::string words = "the smallest that work are ";
+    const char *      at    = std::strstr(err, words.c_str());
+    REQUIRE_MESSAGE(at != nullptr, err);
+    return std::atoll(at + words.size());
 }
 
 // Files of the kinds that are opened.
