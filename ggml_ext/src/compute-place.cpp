@@ -14,7 +14,8 @@ compute_place::compute_place(hobbit_model * model, ggml_backend_dev_t device, co
     shared_(shared),
     device_(device),
     buffer_type_(ggml_backend_hobbit_make_buffer_type(model, ggml_backend_hobbit_register(device))),
-    cache_(shared.index, shared.reads, shared.counters, { device, shared.config.pack && !shared.host, shared.host }) {
+    cache_(shared.index, shared.reads, shared.counters,
+           { device, shared.config.pack && !shared.host, shared.host, nullptr }) {
     if (shared.config.prefetch > 0) {
         predictor_ = std::make_unique<predictor>(shared.index, ggml_backend_dev_buffer_type(device));
     }
@@ -111,7 +112,7 @@ void compute_place::fill(const std::vector<expert_id> & most_used) {
 
 status compute_place::start_sharing(const expert_kinds & kinds) {
     measured_latencies seeds;
-    const status       s = measure_latencies(kinds, device_, seeds);
+    const status       s = measure_latencies(kinds, device_, shared_.transfer_memory, seeds);
     if (s.ok()) {
         const cost_model costs(seeds.kinds, seeds.transfer_per_byte, shared_.config.mode);
         share_ = std::make_unique<cpu_share>(shared_.index, cache_, *shared_.host, kinds, costs, shared_.counters);

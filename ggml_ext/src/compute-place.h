@@ -30,6 +30,8 @@ struct shared_parts {
     loader &             reads;
     stats &              counters;
     expert_cache *       host; // below all of them; null: the one place is in host memory itself
+
+    ggml_backend_buffer_type_t transfer_memory; // see find_transfer_memory
 };
 
 // One of the devices that compute a model's experts, with what is there: the pools of the layers that it is given, and

@@ -2,6 +2,7 @@
 #include "compute-places.h"
 
 #include "compute-device.h"
+#include "ggml-cpu.h"
 #include "ggml-impl.h"
 #include "host-rows.h"
 #include "layer-spread.h"
@@ -12,13 +13,16 @@
 namespace hobbit {
 
 compute_places::compute_places(hobbit_model * model, const std::vector<ggml_backend_dev_t> & devices,
-                               const expert_index & index, const settings & config, loader & loader, stats & stats) :
-    index_(index), config_(config), stats_(stats) {
+                               const expert_index & index, const settings & config, loader & loader, stats & stats,
+                               ggml_backend_buffer_type_t transfer_memory) :
+    index_(index), config_(config), stats_(stats), transfer_memory_(transfer_memory) {
     if (!is_host_device(devices.front())) {
-        host_ = std::make_unique<expert_cache>(index, loader, host_stats_, expert_cache::pool_place());
+        expert_cache::pool_place in_host;
+        in_host.memory = transfer_memory;
+        host_          = std::make_unique<expert_cache>(index, loader, host_stats_, in_host);
     }
     for (ggml_backend_dev_t device : devices) {
-        const shared_parts shared = { index, config, loader, stats, host_.get() };
+        const shared_parts shared = { index, config, loader, stats, host_.get(), transfer_memory };
         places_.push_back(std::make_unique<compute_place>(model, device, shared));
     }
     place_layers(nullptr, 0);
@@ -149,7 +153,9 @@ status compute_places::allocate_pools(const memory_plan & plan, cache_policy & p
     if (!host_ || !s.ok()) {
         return s;
     }
-    s = hobbit::allocate_pools(index_, *host_, all_layers(), plan.n_host_slots, policy, "the host, behind it");
+    const bool   is_locked = transfer_memory_ != ggml_backend_cpu_buffer_type();
+    const char * where     = is_locked ? "the host, page-locked, behind it" : "the host, behind it";
+    s                      = hobbit::allocate_pools(index_, *host_, all_layers(), plan.n_host_slots, policy, where);
     if (s.ok() && host_->n_slots(TIER_HIGH) == 0) {
         GGML_LOG_WARN("hobbit: host memory has no room to cache experts: what is not on %s is read from disk each "
                       "time; give a larger --memory\n",

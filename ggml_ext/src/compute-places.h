@@ -30,7 +30,7 @@ class compute_places {
     // All must outlive the object; the loader may end before. REQUIRES: devices is not empty, several of them have
     // memory of their own
     compute_places(hobbit_model * model, const std::vector<ggml_backend_dev_t> & devices, const expert_index & index,
-                   const settings & config, loader & loader, stats & stats);
+                   const settings & config, loader & loader, stats & stats, ggml_backend_buffer_type_t transfer_memory);
 
     // Whether the pools are on devices with memory of their own.
     bool are_apart() const { return host_ != nullptr; }
@@ -85,7 +85,8 @@ class compute_places {
     const expert_index &                        index_;
     const settings &                            config_;
     stats &                                     stats_;
-    stats                                       host_stats_;   // of host_ alone
+    stats                                       host_stats_; // of host_ alone
+    const ggml_backend_buffer_type_t            transfer_memory_;
     std::unique_ptr<expert_cache>               host_;         // null: the pools are in host memory themselves
     std::optional<expert_kinds>                 kinds_;        // where the CPU has a share
     std::unique_ptr<prefetcher>                 prefetcher_;   // null: no prefetch

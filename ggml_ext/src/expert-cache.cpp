@@ -17,6 +17,7 @@ expert_cache::expert_cache(const expert_index & index, loader & loader, stats & 
     stats_(stats),
     place_(place),
     in_host_(is_host_device(place.device)),
+    memory_(place.memory ? place.memory : ggml_backend_dev_buffer_type(place.device)),
     n_experts_(index.n_experts()),
     sets_(index.high_is_residual()) {
     for (uint32_t tier = 0; tier < index.n_tiers(); tier++) {
@@ -90,10 +91,9 @@ static size_t padding_of(ggml_backend_buffer_type_t buft, ggml_type type, const 
 
 // Gives each part's stack its place in a bank of so many slots. Returns the size of the bank.
 size_t expert_cache::place_stacks(uint32_t tier, uint32_t n_slots) {
-    ggml_backend_buffer_type_t     buft    = ggml_backend_dev_buffer_type(place_.device);
     std::array<size_t, PART_COUNT> padding = {};
     for (const expert_matrix & kind : matrices_[tier]) {
-        padding[kind.part] = std::max(padding[kind.part], padding_of(buft, kind.type, kind.shape));
+        padding[kind.part] = std::max(padding[kind.part], padding_of(memory_, kind.type, kind.shape));
     }
     size_t end = 0;
     for (uint32_t part = 0; part < PART_COUNT; part++) {
@@ -113,25 +113,29 @@ size_t expert_cache::overhead(uint32_t tier) const {
     }
     size_t sum = (1 + PART_COUNT) * file_reader::alignment;
     for (const expert_matrix & kind : matrices_[tier]) {
-        sum += padding_of(ggml_backend_dev_buffer_type(place_.device), kind.type, kind.shape);
+        sum += padding_of(memory_, kind.type, kind.shape);
     }
     return sum;
 }
 
 // As many slots to a bank as one buffer of the device holds and one of its operations takes, all banks alike.
 status expert_cache::plan_banks(uint32_t tier, uint32_t & n_slots, uint32_t & slots_per_bank, size_t & bank_size) {
-    slots_per_bank = n_slots;
-    bank_size      = layouts_[tier].slot_size * n_slots;
+    const size_t slot_size = layouts_[tier].slot_size;
+    const size_t room      = ggml_backend_buft_get_max_size(memory_) - file_reader::alignment;
     if (in_host_) {
+        const auto     most    = uint32_t(std::clamp<size_t>(room / slot_size, 1, n_slots));
+        const uint32_t n_banks = (n_slots + most - 1) / most;
+        slots_per_bank         = n_slots / n_banks;
+        n_slots                = slots_per_bank * n_banks;
+        bank_size              = slot_size * slots_per_bank;
         return {};
     }
-    ggml_backend_buffer_type_t buft = ggml_backend_dev_buffer_type(place_.device);
-    const auto &               all  = matrices_[tier];
-    const auto                 fits = [&](const expert_matrix & kind) {
+    slots_per_bank    = n_slots;
+    const auto & all  = matrices_[tier];
+    const auto   fits = [&](const expert_matrix & kind) {
         const size_t stride = layouts_[tier].places.front()[kind.part].stride;
-        return multiplies_experts(place_.device, buft, kind.type, kind.shape, stride, slots_per_bank);
+        return multiplies_experts(place_.device, memory_, kind.type, kind.shape, stride, slots_per_bank);
     };
-    const size_t room = ggml_backend_buft_get_max_size(buft) - file_reader::alignment;
     while (place_stacks(tier, slots_per_bank) > room || !std::all_of(all.begin(), all.end(), fits)) {
         if (slots_per_bank == 1) {
             const auto bad = std::find_if_not(all.begin(), all.end(), fits);
@@ -142,7 +146,7 @@ status expert_cache::plan_banks(uint32_t tier, uint32_t & n_slots, uint32_t & sl
         slots_per_bank = (slots_per_bank + 1) / 2;
     }
     const uint32_t most  = slots_per_bank;
-    const size_t   bound = layouts_[tier].slot_size * n_slots + overhead(tier);
+    const size_t   bound = slot_size * n_slots + overhead(tier);
     uint32_t       n_banks;
     for (;; n_slots--) { // one slot is always within the bound
         n_banks        = (n_slots + most - 1) / most;
@@ -181,8 +185,7 @@ status expert_cache::allocate(uint32_t tier, uint32_t n_slots, uint32_t floor, c
     size_t       bank_size      = 0;
     const status s              = plan_banks(tier, n_slots, slots_per_bank, bank_size);
     sets_.add(tier, resident_set(uint32_t(index_.n_layers()), n_experts_, tier, n_slots, floor, policy));
-    return s.ok() ? pools_[tier].allocate(ggml_backend_dev_buffer_type(place_.device), choose_packed(tier), bank_size,
-                                          slots_per_bank, n_slots,
+    return s.ok() ? pools_[tier].allocate(memory_, choose_packed(tier), bank_size, slots_per_bank, n_slots,
                                           in_host_ ? "--pools or --memory" : "--pools or --device-memory")
                   : s;
 }

@@ -39,6 +39,8 @@ class expert_cache {
         ggml_backend_dev_t device = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
         bool               pack   = false;   // keeps weights in the CPU's own layouts, where it has one
         expert_cache *     below  = nullptr; // in host memory, in the file's layouts; null: what is missing is read
+
+        ggml_backend_buffer_type_t memory = nullptr; // that the device computes in; null: its own
     };
 
     // All must outlive the cache.
@@ -162,8 +164,10 @@ class expert_cache {
     stats &              stats_;
     const pool_place     place_;
     const bool           in_host_; // the pools are in host memory
-    const uint32_t       n_experts_;
-    uint32_t             running_ = 0; // layer of the last demand
+
+    const ggml_backend_buffer_type_t memory_; // of the pools
+    const uint32_t                   n_experts_;
+    uint32_t                         running_ = 0; // layer of the last demand
 
     std::array<std::vector<expert_matrix>, TIER_COUNT> matrices_; // distinct, of a device's pools
     std::array<tier_layout, TIER_COUNT>                layouts_;

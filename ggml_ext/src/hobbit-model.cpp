@@ -5,6 +5,7 @@
 #include "ggml-impl.h"
 #include "last-error.h"
 #include "memory.h"
+#include "transfer-memory.h"
 
 #include <algorithm>
 #include <chrono>
@@ -124,8 +125,9 @@ status hobbit_model::start() {
         GGML_LOG_INFO("hobbit: the experts of '%s' are not read: both tiers of '%s' stand for them\n",
                       index_.files().front().c_str(), index_.files().back().c_str());
     }
-    loader_ = std::make_unique<loader>(reader_, stats_, settings_.io_threads);
-    places_ = std::make_unique<compute_places>(this, devices, index_, settings_, *loader_, stats_);
+    const auto memory = find_transfer_memory(devices, reader_);
+    loader_           = std::make_unique<loader>(reader_, stats_, settings_.io_threads, memory);
+    places_           = std::make_unique<compute_places>(this, devices, index_, settings_, *loader_, stats_, memory);
 
     policy_options options;
     options.name      = settings_.policy;

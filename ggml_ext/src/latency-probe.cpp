@@ -56,17 +56,23 @@ class probe {
         return ok;
     }
 
-    double transfer() {
-        std::vector<char> zeros;
+    bool transfer(ggml_backend_buffer_type_t from, double & seconds) {
+        size_t largest = 0;
         for (const ggml_tensor * w : weights_) {
-            zeros.resize(std::max(zeros.size(), ggml_nbytes(w)));
+            largest = std::max(largest, ggml_nbytes(w));
         }
-        return fastest([&] {
+        const ggml_backend_buffer_ptr zeros(ggml_backend_buft_alloc_buffer(from, largest));
+        if (!zeros) {
+            return false;
+        }
+        ggml_backend_buffer_clear(zeros.get(), 0);
+        seconds = fastest([&] {
             for (ggml_tensor * w : weights_) {
-                ggml_backend_tensor_set(w, zeros.data(), 0, ggml_nbytes(w));
+                ggml_backend_tensor_set(w, ggml_backend_buffer_get_base(zeros.get()), 0, ggml_nbytes(w));
             }
             ggml_backend_synchronize(backend_);
         });
+        return true;
     }
 
   private:
@@ -83,16 +89,14 @@ static bool measure_products(const expert_kind & kind, int64_t n_tokens, ggml_ba
     return p.ok() && p.compute(seconds);
 }
 
-static bool measure_device(const expert_kind & kind, ggml_backend_t backend, double & seconds, double & transfer) {
+static bool measure_device(const expert_kind & kind, ggml_backend_t backend, ggml_backend_buffer_type_t from,
+                           double & seconds, double & transfer) {
     probe p(kind, 1, backend);
-    if (!p.ok() || !p.compute(seconds)) {
-        return false;
-    }
-    transfer = p.transfer();
-    return true;
+    return p.ok() && p.compute(seconds) && p.transfer(from, transfer);
 }
 
-status measure_latencies(const expert_kinds & kinds, ggml_backend_dev_t device, measured_latencies & found) {
+status measure_latencies(const expert_kinds & kinds, ggml_backend_dev_t device,
+                         ggml_backend_buffer_type_t transfer_memory, measured_latencies & found) {
     const ggml_backend_ptr cpu(ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, nullptr));
     const ggml_backend_ptr other(ggml_backend_dev_init(device, nullptr));
     const status           failed = status::error(
@@ -108,7 +112,7 @@ status measure_latencies(const expert_kinds & kinds, ggml_backend_dev_t device, 
         double there    = 0.0;
         double transfer = 0.0;
         if (!measure_products(kind, 1, cpu.get(), first) || !measure_products(kind, MANY_TOKENS, cpu.get(), many) ||
-            !measure_device(kind, other.get(), there, transfer)) {
+            !measure_device(kind, other.get(), transfer_memory, there, transfer)) {
             return failed;
         }
         const double per_token = std::max(0.0, many - first) / double(MANY_TOKENS - 1);

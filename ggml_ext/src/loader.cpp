@@ -2,7 +2,6 @@
 #include "loader.h"
 
 #include "compute-device.h"
-#include "ggml-cpu.h"
 #include "weight-layout.h"
 
 #include <algorithm>
@@ -28,11 +27,10 @@ char * staging_buffer::data() const {
     return memory_ ? aligned_base(memory_.get(), file_reader::alignment) : lent_;
 }
 
-loader::loader(file_reader & reader, stats & stats, uint32_t n_threads) :
+loader::loader(file_reader & reader, stats & stats, uint32_t n_threads, ggml_backend_buffer_type_t staging) :
     reader_(reader),
     stats_(stats),
-    staging_memory_(
-        ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), staging_size(n_threads) + HUGE_PAGE)) {
+    staging_memory_(ggml_backend_buft_alloc_buffer(staging, staging_size(n_threads) + HUGE_PAGE)) {
     if (staging_memory_) {
         ask_for_huge_pages(aligned_base(staging_memory_.get(), HUGE_PAGE), staging_size(n_threads));
     }

@@ -5,6 +5,7 @@
 #include "file-reader.h"
 #include "ggml-backend.h"
 #include "ggml-cpp.h"
+#include "ggml-cpu.h"
 #include "memory.h"
 #include "stats.h"
 #include "status.h"
@@ -47,8 +48,7 @@ struct part_target {
 
 enum class load_urgency { demand, prefetch };
 
-// Memory of one thread that direct I/O may read into; what it holds is lost when it grows. Not a device's page-locked
-// memory: drivers may map that in a way that direct I/O refuses.
+// Memory of one thread that direct I/O may read into; what it holds is lost when it grows.
 class staging_buffer {
   public:
     // `lent` is memory at a multiple of file_reader::alignment, which serves as long as it is large enough.
@@ -73,8 +73,10 @@ class staging_buffer {
 // others and joins the threads.
 class loader {
   public:
-    // reader and stats must outlive the loader.
-    loader(file_reader & reader, stats & stats, uint32_t n_threads);
+    // reader and stats must outlive the loader. `staging` is the host memory that what is not read in place goes
+    // through.
+    loader(file_reader & reader, stats & stats, uint32_t n_threads,
+           ggml_backend_buffer_type_t staging = ggml_backend_cpu_buffer_type());
     ~loader();
 
     loader(const loader &)             = delete;

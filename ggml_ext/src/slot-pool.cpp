@@ -3,7 +3,7 @@
 
 #include "file-reader.h"
 #include "ggml-cpu.h"
-#include "ggml.h"
+#include "ggml-impl.h"
 #include "memory.h"
 
 #include <algorithm>
@@ -56,6 +56,13 @@ status slot_pool::allocate(ggml_backend_buffer_type_t buft, ggml_backend_buffer_
                                         format_size(double(bank_size) * n_banks).c_str(), ggml_backend_buft_name(buft),
                                         options));
         }
+    }
+    const auto is_other = [&](const memory_bank & bank) { return ggml_backend_buffer_get_type(bank.buffer) != buft; };
+    if (!packed && std::any_of(banks_.begin(), banks_.end(), is_other)) {
+        GGML_LOG_WARN("hobbit: the driver has no more %s memory: expert pools are in ordinary memory, which is slower "
+                      "to "
+                      "copy from; give a smaller %s\n",
+                      ggml_backend_buft_name(buft), options);
     }
     slots_per_bank_ = slots_per_bank;
     n_slots_        = n_slots;

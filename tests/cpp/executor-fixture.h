@@ -103,12 +103,11 @@ struct engine {
 
     // `host_slots` are of each tier that has a pool.
     engine(const model_on_disk & m, uint32_t n_high, uint32_t n_low, const moe_executor::config & config,
-           const expert_cache::pool_place & where = {}, uint32_t host_slots = 0,
-           compute_mode mode = compute_mode::gpu) :
+           const expert_cache::pool_place & where = {}, uint32_t host_slots = 0, compute_mode mode = compute_mode::gpu,
+           ggml_backend_buffer_type_t host_memory = nullptr) :
         policy(make_lru(m)),
-        host(host_slots > 0 ? std::make_unique<expert_cache>(m.index, *l, host_counters, expert_cache::pool_place())
-                            : nullptr),
-        place{ where.device, where.pack, host.get() },
+        host(host_slots > 0 ? make_host(m, host_memory) : nullptr),
+        place{ where.device, where.pack, host.get(), nullptr },
         cache(m.index, *l, counters, place),
         kinds(m.index),
         share(host ? std::make_unique<cpu_share>(m.index, cache, *host, kinds, costs(mode), counters) : nullptr),
@@ -123,6 +122,12 @@ struct engine {
                 REQUIRE((!host || host->allocate(tier, host_slots, 1, *policy).ok()));
             }
         }
+    }
+
+    std::unique_ptr<expert_cache> make_host(const model_on_disk & m, ggml_backend_buffer_type_t memory) {
+        expert_cache::pool_place in_host;
+        in_host.memory = memory;
+        return std::make_unique<expert_cache>(m.index, *l, host_counters, in_host);
     }
 
     // To begin with, CPU and device are as fast.

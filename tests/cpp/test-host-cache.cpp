@@ -2,6 +2,7 @@
 //
 // A cache of experts in host memory between the disk and the pools of a device.
 #include "executor-fixture.h"
+#include "page-locked.h"
 #include "rpc-device.h"
 
 #include <random>
@@ -68,6 +69,23 @@ TEST_CASE("the output is the same, whatever the host has room for") {
             }
         }
     }
+}
+
+TEST_CASE("host memory whose buffers hold a few experts each") {
+    const model_on_disk  m(on_blocks());
+    const layer_input    input = random_input(m.shape, 9, 3);
+    page_locked          memory;
+    const size_t         slot_size = 3 * (64 * 1024 + file_reader::alignment);
+    moe_executor::config config;
+    memory.max_size = 3 * slot_size;
+    for (const compute_mode mode : { compute_mode::gpu, compute_mode::cooperative }) {
+        engine e(m, 4, 0, config, { rpc_device() }, 8, mode, &memory.type);
+        CHECK(e.host->n_slots(TIER_HIGH) >= 6);
+        CHECK(e.compute(m, input) == stock(m, input, TIER_HIGH));
+        CHECK(e.compute(m, input, 1) == stock(m, input, TIER_HIGH, 1));
+        CHECK(ggml_backend_buft_get_max_size(&memory.type) < e.host->slot_size(TIER_HIGH) * e.host->n_slots(TIER_HIGH));
+    }
+    CHECK(memory.n_allocated >= 4);
 }
 
 TEST_CASE("low precision, and a residual added to it") {

@@ -2,6 +2,7 @@
 #include "slot-pool.h"
 
 #include "file-reader.h"
+#include "page-locked.h"
 
 #include <cstring>
 #include <doctest/doctest.h>
@@ -49,6 +50,16 @@ TEST_CASE("too large a pool is an error that says what to do") {
     CHECK(s.message().find("cannot allocate") != std::string::npos);
     CHECK(s.message().find("--pools") != std::string::npos);
     CHECK(pool.n_slots() == 0);
+}
+
+TEST_CASE("where a driver has no more page-locked memory, banks are in ordinary memory") {
+    page_locked memory;
+    slot_pool   pool;
+    memory.n_buffers = 1;
+    REQUIRE(pool.allocate(&memory.type, nullptr, BANK, 1, 2, "--memory").ok());
+    CHECK(ggml_backend_buffer_get_type(pool.buffer(0)) == &memory.type);
+    CHECK(ggml_backend_buffer_get_type(pool.buffer(1)) == ggml_backend_cpu_buffer_type());
+    memset(pool.bank(1), 1, BANK);
 }
 
 TEST_CASE("a pool never allocated has no slots") {
