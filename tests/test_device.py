@@ -229,7 +229,19 @@ def test_the_server_counts_what_was_found_where(tiny_gguf: Path, server: str, tm
         assert on_cpu.cache()["host_slots_high"] == 0
     assert cache["host_slots_high"] > cache["pool_slots_high"] > 0
     assert 0 < cache["host_hits_high"] < cache["misses_high"]
-    assert f"hobbit_transferred_bytes_total {cache['bytes_transferred']}" in metrics
+    for key, metric in {
+        "bytes_transferred": "transferred_bytes",
+        "transfer_s": "transfer_seconds",
+        "selections_cpu": "cpu_selections",
+        "cpu_s": "cpu_seconds",
+        "layers_predicted": "predicted_layers",
+        "predicted_s": "predicted_seconds",
+        "measured_s": "measured_seconds",
+    }.items():
+        value = re.search(f"^hobbit_{metric}_total (.*)$", metrics, re.MULTILINE)
+        assert value, metric
+        assert float(value[1]) == pytest.approx(cache[key]), metric
+    assert min(cache[key] for key in ("transfer_s", "layers_predicted", "predicted_s", "measured_s")) > 0
 
 
 def test_inspect_and_config_say_what_lies_where(
