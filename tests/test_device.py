@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import logits
+import lost_server
 import models
 import numpy as np
 import pytest
@@ -275,6 +276,19 @@ def test_a_server_that_does_not_answer_is_an_error(tiny_gguf: Path, run_pyhobbit
 def test_a_server_that_is_lost_is_an_error(tiny_gguf: Path, device: str) -> None:
     with rpc_server.running(models.lib_dir()) as (endpoint, server):
         _assert_losing_is_an_error(tiny_gguf, server, endpoint, endpoint, device)
+
+
+@pytest.mark.parametrize("n_requests", [0, 2, 4, 8, 16, 28, 48, 100, 200, 300])
+def test_a_server_that_is_lost_while_a_model_is_opened_is_an_error(
+    tiny_gguf: Path, server: str, run_pyhobbit: RunPyhobbit, n_requests: int
+) -> None:
+    with lost_server.lost_after(server, n_requests) as endpoint:
+        options = ("--rpc", endpoint, "--device", "RPC0", "--pools", "8M", "--mode", "gpu")
+        done = run_pyhobbit("chat", tiny_gguf, *CHAT, *options)
+    assert done.returncode == 1, done.stderr
+    error = done.stderr.splitlines()[-1]
+    assert error.startswith("pyhobbit: error: ")
+    assert endpoint in error or "RPC0" in error or "lost or broken" in error
 
 
 def test_one_of_two_servers_that_is_lost_is_an_error(tiny_gguf: Path, server: str) -> None:

@@ -185,8 +185,9 @@ status expert_cache::allocate(uint32_t tier, uint32_t n_slots, uint32_t floor, c
     size_t       bank_size      = 0;
     const status s              = plan_banks(tier, n_slots, slots_per_bank, bank_size);
     sets_.add(tier, resident_set(uint32_t(index_.n_layers()), n_experts_, tier, n_slots, floor, policy));
-    return s.ok() ? pools_[tier].allocate(memory_, choose_packed(tier), bank_size, slots_per_bank, n_slots,
-                                          in_host_ ? "--pools or --memory" : "--pools or --device-memory")
+    const char * options =
+        in_host_ ? "--pools or --memory" : "--pools or --device-memory, or see whether the device is still there";
+    return s.ok() ? pools_[tier].allocate(memory_, choose_packed(tier), bank_size, slots_per_bank, n_slots, options)
                   : s;
 }
 
