@@ -100,7 +100,8 @@ status measure_latencies(const expert_kinds & kinds, ggml_backend_dev_t device,
     const ggml_backend_ptr cpu(ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, nullptr));
     const ggml_backend_ptr other(ggml_backend_dev_init(device, nullptr));
     const status           failed = status::error(
-        format("%s cannot compute a single expert: see whether it is still there, or choose another device", ggml_backend_dev_name(device)));
+        format("%s cannot compute a single expert: see whether it is still there, or choose another device",
+                         ggml_backend_dev_name(device)));
     if (!cpu || !other) {
         return failed;
     }
