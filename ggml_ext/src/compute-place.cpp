@@ -14,8 +14,7 @@ compute_place::compute_place(hobbit_model * model, ggml_backend_dev_t device, co
     shared_(shared),
     device_(device),
     buffer_type_(ggml_backend_hobbit_make_buffer_type(model, ggml_backend_hobbit_register(device))),
-    cache_(shared.index, shared.reads, shared.counters,
-           { device, shared.config.pack && !shared.host, shared.host, nullptr }) {
+    cache_(shared.index, shared.reads, shared.counters, { device, shared.config.pack && !shared.host, shared.host }) {
     if (shared.config.prefetch > 0) {
         predictor_ = std::make_unique<predictor>(shared.index, ggml_backend_dev_buffer_type(device));
     }

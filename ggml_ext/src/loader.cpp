@@ -18,11 +18,6 @@ bool staging_buffer::reserve(size_t size) {
     return memory_ != nullptr;
 }
 
-static char * aligned_base(ggml_backend_buffer_t buffer, size_t alignment) {
-    char * base = static_cast<char *>(ggml_backend_buffer_get_base(buffer));
-    return base + (alignment - uintptr_t(base) % alignment) % alignment;
-}
-
 char * staging_buffer::data() const {
     return memory_ ? aligned_base(memory_.get(), file_reader::alignment) : lent_;
 }

@@ -97,6 +97,11 @@ uint64_t available_memory() {
     return std::min(kilobytes * 1024, cgroups_room());
 }
 
+char * aligned_base(ggml_backend_buffer_t buffer, size_t alignment) {
+    char * base = static_cast<char *>(ggml_backend_buffer_get_base(buffer));
+    return base + (alignment - uintptr_t(base) % alignment) % alignment;
+}
+
 void ask_for_huge_pages(char * base, size_t size) {
 #ifdef MADV_HUGEPAGE
     madvise(base, size, MADV_HUGEPAGE);

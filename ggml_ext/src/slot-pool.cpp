@@ -30,8 +30,7 @@ bool slot_pool::allocate_bank(ggml_backend_buffer_type_t buft, ggml_backend_buff
     if (!owner) {
         return false;
     }
-    bank.base  = static_cast<char *>(ggml_backend_buffer_get_base(owner));
-    bank.base += (file_reader::alignment - uintptr_t(bank.base) % file_reader::alignment) % file_reader::alignment;
+    bank.base = aligned_base(owner, file_reader::alignment);
     if (!ggml_backend_buft_is_host(buft)) {
         ggml_backend_buffer_clear(owner, 0); // kernels multiply what follows a row by zero: it must be a number
     } else {

@@ -4,8 +4,7 @@
 #include "ggml-cpp.h"
 #include "ggml-cpu.h"
 #include "ggml-impl.h"
-
-#include <algorithm>
+#include "memory.h"
 
 namespace hobbit {
 
@@ -17,8 +16,7 @@ static status try_memory(ggml_backend_buffer_type_t memory, file_reader & reader
     if (!buffer || ggml_backend_buffer_get_type(buffer.get()) != memory) {
         return status::error("the driver gives none");
     }
-    char * base = static_cast<char *>(ggml_backend_buffer_get_base(buffer.get()));
-    return reader.read_at(0, 0, a, 1, base + (a - uintptr_t(base) % a) % a);
+    return reader.read_at(0, 0, a, 1, aligned_base(buffer.get(), a));
 }
 
 ggml_backend_buffer_type_t find_transfer_memory(const std::vector<ggml_backend_dev_t> & devices, file_reader & reader) {

@@ -107,7 +107,7 @@ struct engine {
            ggml_backend_buffer_type_t host_memory = nullptr) :
         policy(make_lru(m)),
         host(host_slots > 0 ? make_host(m, host_memory) : nullptr),
-        place{ where.device, where.pack, host.get(), nullptr },
+        place{ where.device, where.pack, host.get() },
         cache(m.index, *l, counters, place),
         kinds(m.index),
         share(host ? std::make_unique<cpu_share>(m.index, cache, *host, kinds, costs(mode), counters) : nullptr),
