@@ -61,19 +61,19 @@ expert_cache::tier_layout expert_cache::lay_out_slots(uint32_t tier) const {
 }
 
 // In a device's memory the matrices of a part stand one after the other, as in a tensor of llama.cpp's own. Where types
-// differ, the distance is a multiple of all their blocks: kernels count in blocks.
+// differ, the distance is a multiple of all their units.
 expert_cache::tier_layout expert_cache::lay_out_stacks(uint32_t tier) const {
     std::array<size_t, PART_COUNT> widest = {};
-    std::array<size_t, PART_COUNT> blocks = {};
+    std::array<size_t, PART_COUNT> units  = {};
     for (const expert_matrix & kind : matrices_[tier]) {
-        size_t & block    = blocks[kind.part];
-        block             = std::lcm(std::max(block, size_t(1)), ggml_type_size(kind.type));
+        size_t & unit     = units[kind.part];
+        unit              = std::lcm(std::max(unit, size_t(1)), kind.unit());
         widest[kind.part] = std::max(widest[kind.part], kind.bytes());
     }
     tier_layout layout;
     layout.places.resize(index_.n_layers());
     for (uint32_t part = 0; part < PART_COUNT; part++) {
-        const size_t stride  = blocks[part] ? (widest[part] + blocks[part] - 1) / blocks[part] * blocks[part] : 0;
+        const size_t stride  = units[part] ? (widest[part] + units[part] - 1) / units[part] * units[part] : 0;
         layout.slot_size    += stride;
         for (auto & places : layout.places) {
             places[part].stride = stride;

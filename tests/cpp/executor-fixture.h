@@ -49,7 +49,8 @@ struct model_on_disk {
     }
 
     // One layer, whose low tier has experts of two types.
-    static model_on_disk with_mixed_types(const moe_model & m = small()) {
+    static model_on_disk with_mixed_types(ggml_type first = GGML_TYPE_Q8_0, ggml_type second = GGML_TYPE_Q4_1) {
+        const moe_model m = small();
         return { m, [&](gguf_builder & file) {
                     moe_model one_layer = m;
                     one_layer.n_layers  = 1;
@@ -60,9 +61,9 @@ struct model_on_disk {
                         const bool        down  = part == "down";
                         const int64_t     n_in  = down ? m.n_ff : m.n_embd;
                         const int64_t     n_out = down ? m.n_embd : m.n_ff;
-                        file.add(stem + ".low.0.weight", GGML_TYPE_Q8_0, n_in, n_out, 3);
+                        file.add(stem + ".low.0.weight", first, n_in, n_out, 3);
                         file.set_ints("hobbit.tier.low." + stem + ".0.experts", { 6, 1, 4 });
-                        file.add(stem + ".low.1.weight", GGML_TYPE_Q4_1, n_in, n_out, 5);
+                        file.add(stem + ".low.1.weight", second, n_in, n_out, 5);
                         file.set_ints("hobbit.tier.low." + stem + ".1.experts", { 0, 2, 3, 5, 7 });
                     }
                 } };

@@ -86,6 +86,17 @@ TEST_CASE("experts of one tier may have types of their own") {
     }
 }
 
+TEST_CASE("where types differ, experts are as far apart as kernels of either type can count") {
+    const model_on_disk m = model_on_disk::with_mixed_types(GGML_TYPE_F16, GGML_TYPE_Q4_0);
+    engine              e(m, 8, 2, with({}), { device() });
+    for (const uint32_t part : { PART_GATE, PART_UP, PART_DOWN }) {
+        const size_t stride = e.cache.stride({ 0, 0 }, TIER_LOW, part);
+        CHECK(stride >= m.index.locate(TIER_LOW, 0, part, 6).size); // of F16
+        CHECK(stride % (8 * sizeof(ggml_fp16_t)) == 0);
+        CHECK(stride % ggml_type_size(GGML_TYPE_Q4_0) == 0);
+    }
+}
+
 //
 // other devices
 //
