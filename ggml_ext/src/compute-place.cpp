@@ -98,11 +98,11 @@ status compute_place::allocate(const pool_slots & slots, cache_policy & policy) 
     return allocate_pools(shared_.index, cache_, layers_, slots, policy, ggml_backend_dev_name(device_));
 }
 
-void compute_place::fill(const std::vector<expert_id> & most_used) {
+void compute_place::fill(uint32_t tier, const std::vector<expert_id> & most_used) {
     std::vector<expert_id> own;
     std::copy_if(most_used.begin(), most_used.end(), std::back_inserter(own),
                  [&](expert_id id) { return std::binary_search(layers_.begin(), layers_.end(), id.layer); });
-    cache_.fill(own);
+    cache_.fill(tier, own);
 }
 
 //

@@ -79,7 +79,7 @@ class compute_place {
     status allocate(const pool_slots & slots, cache_policy & policy);
 
     // Of the experts of its layers, in this order.
-    void fill(const std::vector<expert_id> & most_used);
+    void fill(uint32_t tier, const std::vector<expert_id> & most_used);
 
     // REQUIRES: allocated. The others must outlive the place; prefetcher may be null.
     void start(cache_policy & policy, prefetcher * prefetcher, const moe_executor::config & how);

@@ -188,14 +188,29 @@ void compute_places::start(cache_policy & policy) {
     moe_executor::config how;
     how.rules       = { config_.thresholds, config_.strict, config_.random };
     how.renormalize = config_.renormalize;
-    // What was used most in calibration is read while nothing else is to be done: the first tokens find it.
     for (const auto & place : places_) {
         place->start(policy, prefetcher_.get(), how);
-        place->fill(index_.most_used());
         executors_.push_back(&place->executor());
     }
-    if (host_) {
-        host_->fill(index_.most_used());
+    fill();
+}
+
+// What was used most in calibration is read while nothing else is to be done: the first tokens find it. Host memory has
+// what the devices have no slots for.
+void compute_places::fill() {
+    for (uint32_t tier = index_.n_tiers(); tier-- > 0;) { // a residual has no place without its low version
+        for (const auto & place : places_) {
+            place->fill(tier, index_.most_used());
+        }
+    }
+    for (uint32_t tier = index_.n_tiers(); host_ && tier-- > 0;) {
+        std::vector<expert_id> rest     = index_.most_used();
+        const auto             is_there = [&](expert_id id) {
+            return std::any_of(places_.begin(), places_.end(),
+                                           [&](const auto & place) { return place->cache().holds(id, tier, 0); });
+        };
+        rest.erase(std::remove_if(rest.begin(), rest.end(), is_there), rest.end());
+        host_->fill(tier, rest);
     }
 }
 

@@ -81,6 +81,7 @@ class compute_places {
     status                  plan_devices(other_memory other, uint32_t n_batch, memory_plan & plan) const;
     status                  start_sharing(const pool_slots & host_slots);
     status                  allocate_pools(const memory_plan & plan, cache_policy & policy);
+    void                    fill();
 
     const expert_index &                        index_;
     const settings &                            config_;

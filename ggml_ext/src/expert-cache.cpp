@@ -212,6 +212,9 @@ bool expert_cache::holds_below(expert_id id, uint32_t tier, uint32_t parts) cons
 void expert_cache::forget_evicted() {
     for (const tier_expert & e : evicted_) {
         loader_.reset(load(e.id, e.tier));
+        if (place_.below) {
+            place_.below->sets_.set_duplicate(e.id, e.tier, false);
+        }
     }
     evicted_.clear();
 }
@@ -251,13 +254,22 @@ part_target expert_cache::target(expert_id id, uint32_t tier, uint32_t part) con
     return t;
 }
 
+// Asks the cache below for the parts that are missing here. Returns those that it gives.
+uint32_t expert_cache::submit_below(expert_id id, uint32_t tier, uint32_t parts, load_urgency urgency) {
+    expert_cache & below   = *place_.below;
+    const uint32_t missing = parts & ~loader_.requested(load(id, tier));
+    const uint32_t given   = missing && pin_below(id, tier, urgency) ? missing : 0;
+    // what was asked for before may be more urgent now
+    below.submit(id, tier, given | (parts & loader_.requested(below.load(id, tier))), urgency);
+    return given;
+}
+
 void expert_cache::submit(expert_id id, uint32_t tier, uint32_t parts, load_urgency urgency) {
-    expert_cache * below      = place_.below;
-    const uint32_t missing    = below ? parts & ~loader_.requested(load(id, tier)) : 0;
-    const uint32_t from_below = missing && pin_below(id, tier, urgency) ? missing : 0;
-    if (below) { // what was asked for before may be more urgent now
-        below->submit(id, tier, from_below | (parts & loader_.requested(below->load(id, tier))), urgency);
-    }
+    submit_from(place_.below ? submit_below(id, tier, parts, urgency) : 0, id, tier, parts, urgency);
+}
+
+void expert_cache::submit_from(uint32_t from_below, expert_id id, uint32_t tier, uint32_t parts, load_urgency urgency) {
+    expert_cache * below = place_.below;
     for (uint32_t part = 0; part < PART_COUNT; part++) {
         if (!(parts & part_bit(part))) {
             continue;
@@ -353,6 +365,8 @@ void expert_cache::unpin_below() {
             return false;
         }
         place_.below->unpin(e);
+        const uint32_t parts = index_.layer(e.id.layer).parts;
+        place_.below->sets_.set_duplicate(e.id, e.tier, holds(e.id, e.tier, parts) && arrived(e.id, e.tier, parts));
         return true;
     };
     staged_.erase(std::remove_if(staged_.begin(), staged_.end(), done), staged_.end());
@@ -378,6 +392,20 @@ bool expert_cache::insert_ahead(expert_id id, uint32_t tier) {
     stats_.evictions += evicted_.size();
     forget_evicted();
     sets_.pin(id, tier);
+    return true;
+}
+
+uint32_t expert_cache::n_free(uint32_t tier) const {
+    return sets_.has(tier) ? sets_.set(tier).n_slots() - sets_.set(tier).n_residents() : 0;
+}
+
+// From the file, whatever the cache below has.
+bool expert_cache::read_term(expert_id id, uint32_t tier, uint32_t parts) {
+    if (!insert_ahead(id, tier)) {
+        return false;
+    }
+    prefetched_.push_back({ id, tier });
+    submit_from(0, id, tier, parts, load_urgency::prefetch);
     return true;
 }
 
@@ -407,17 +435,19 @@ void expert_cache::bring(expert_id id, uint32_t tier, uint32_t parts) {
     }
 }
 
-void expert_cache::fill(const std::vector<expert_id> & experts) {
-    for (uint32_t tier = index_.n_tiers(); tier-- > 0;) { // a residual has no place without its low version
-        const auto             has_room = [&] { return sets_.has(tier) && sets_.set(tier).has_free_slot(); };
-        std::vector<expert_id> brought;
-        for (size_t i = 0; i < experts.size() && has_room(); i++) {
-            if (bring_term(experts[i], tier, index_.layer(experts[i].layer).parts)) {
-                brought.push_back(experts[i]);
-            }
+// Through the cache below, where that has room for all of them: what goes past it leaves it to the experts that follow.
+void expert_cache::fill(uint32_t tier, const std::vector<expert_id> & experts) {
+    const auto             has_room   = [&] { return sets_.has(tier) && sets_.set(tier).has_free_slot(); };
+    const bool             is_through = place_.below && place_.below->n_free(tier) >= experts.size();
+    std::vector<expert_id> brought;
+    for (size_t i = 0; i < experts.size() && has_room(); i++) {
+        const expert_id id    = experts[i];
+        const uint32_t  parts = index_.layer(id.layer).parts;
+        if (is_through ? bring_term(id, tier, parts) : read_term(id, tier, parts)) {
+            brought.push_back(id);
         }
-        std::for_each(brought.rbegin(), brought.rend(), [&](expert_id id) { sets_.touch(id, tier); });
     }
+    std::for_each(brought.rbegin(), brought.rend(), [&](expert_id id) { sets_.touch(id, tier); });
 }
 
 void expert_cache::end_prefetch(uint32_t layer) {

@@ -29,7 +29,8 @@ namespace hobbit {
 //
 // The pools of a device with memory of its own may have a cache in host memory below them, which has these verbs as
 // well. What is missing on the device then comes from there, and what is missing there is read into it first; where all
-// of its slots are pinned, what is read passes it by. Both share one loader.
+// of its slots are pinned, what is read passes it by. Once an expert is on the device, its slot below is the first to
+// be given to another one. Both share one loader.
 //
 // Thread-safety: none; one thread computes at a time. The loader's threads only write into slots.
 class expert_cache {
@@ -102,8 +103,8 @@ class expert_cache {
     void bring(expert_id id, uint32_t tier, uint32_t parts);
 
     // Asks for experts in this order, after all demands, as long as slots are free. Before they are used, the first
-    // ones go last.
-    void fill(const std::vector<expert_id> & experts);
+    // ones go last. REQUIRES: for a residual tier, the low one was filled before.
+    void fill(uint32_t tier, const std::vector<expert_id> & experts);
 
     // A resident expert goes last, until end_prefetch.
     void protect(expert_id id, uint32_t tier) { sets_.protect(id, tier); }
@@ -149,15 +150,19 @@ class expert_cache {
     void                       forget_evicted();
     part_target                target(expert_id id, uint32_t tier, uint32_t part) const;
     void                       submit(expert_id id, uint32_t tier, uint32_t parts, load_urgency urgency);
-    bool                       pin_below(expert_id id, uint32_t tier, load_urgency urgency);
-    void                       unpin_below();
-    void                       cancel_below(expert_id id, uint32_t tier);
-    bool                       insert_ahead(expert_id id, uint32_t tier);
-    bool                       bring_term(expert_id id, uint32_t tier, uint32_t parts);
-    void                       unpin(const tier_expert & e);
-    void                       drop_if_empty(expert_id id, uint32_t tier);
-    void                       reap_prefetches();
-    void                       drop_prefetches();
+    uint32_t                   submit_below(expert_id id, uint32_t tier, uint32_t parts, load_urgency urgency);
+    void     submit_from(uint32_t from_below, expert_id id, uint32_t tier, uint32_t parts, load_urgency urgency);
+    uint32_t n_free(uint32_t tier) const;
+    bool     pin_below(expert_id id, uint32_t tier, load_urgency urgency);
+    void     unpin_below();
+    void     cancel_below(expert_id id, uint32_t tier);
+    bool     insert_ahead(expert_id id, uint32_t tier);
+    bool     bring_term(expert_id id, uint32_t tier, uint32_t parts);
+    bool     read_term(expert_id id, uint32_t tier, uint32_t parts);
+    void     unpin(const tier_expert & e);
+    void     drop_if_empty(expert_id id, uint32_t tier);
+    void     reap_prefetches();
+    void     drop_prefetches();
 
     const expert_index & index_;
     loader &             loader_;

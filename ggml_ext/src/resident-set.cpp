@@ -44,7 +44,7 @@ bool resident_set::insert(expert_id id, uint32_t running, pressure how, expert_i
 }
 
 bool resident_set::pick_victim(uint32_t layer, uint32_t running, pressure how, expert_id & victim) {
-    using rank = std::tuple<bool, bool, double, uint64_t>;
+    using rank = std::tuple<bool, bool, bool, double, uint64_t>;
     rank least;
     bool found = false;
     for (const expert_id & id : residents_) {
@@ -52,8 +52,10 @@ bool resident_set::pick_victim(uint32_t layer, uint32_t running, pressure how, e
         if (e.pins > 0 || (e.is_protected && how == pressure::polite)) {
             continue;
         }
-        const bool keeps_floor = id.layer != layer && held_[id.layer] <= floor_;
-        const rank r           = { e.is_protected, keeps_floor, policy_.value(id, tier_, running), e.touched };
+        const bool   keeps_floor = id.layer != layer && held_[id.layer] <= floor_;
+        const double value       = policy_.value(id, tier_, running);
+        const rank   r           = e.is_duplicate ? rank(e.is_protected, false, false, -value, ~e.touched)
+                                                  : rank(e.is_protected, true, keeps_floor, value, e.touched);
         if (!found || r < least) {
             least  = r;
             victim = id;

@@ -86,6 +86,14 @@ void resident_tiers::protect(expert_id id, uint32_t tier) {
     }
 }
 
+void resident_tiers::set_duplicate(expert_id id, uint32_t tier, bool on) {
+    for (const uint32_t t : terms(tier)) {
+        if (sets_[t] && sets_[t]->contains(id)) {
+            sets_[t]->set_duplicate(id, on);
+        }
+    }
+}
+
 void resident_tiers::end_protection(uint32_t layer, uint32_t n_experts) {
     for (std::optional<resident_set> & set : sets_) {
         for (uint32_t e = 0; set && e < n_experts; e++) {

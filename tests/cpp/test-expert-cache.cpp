@@ -361,7 +361,7 @@ TEST_CASE("free slots are filled in order, and the first ones stay longest") {
     c.reader.open_gate();
     c.allocate(TIER_HIGH, 3);
     c.load({ 0, 3 }, TIER_HIGH);
-    c.cache.fill({ { 1, 0 }, { 0, 3 }, { 0, 1 }, { 0, 0 } });
+    c.cache.fill(TIER_HIGH, { { 1, 0 }, { 0, 3 }, { 0, 1 }, { 0, 0 } });
     CHECK_FALSE(c.cache.holds({ 0, 0 }, TIER_HIGH, 0)); // no slot is left
     for (const expert_id id : { expert_id{ 1, 0 }, expert_id{ 0, 1 } }) {
         while (!c.cache.arrived(id, TIER_HIGH, ALL)) {
@@ -381,7 +381,7 @@ TEST_CASE("a demand without a free slot ends the filling") {
     opened_model          m;
     cache_of<fake_reader> c(m);
     c.allocate(TIER_HIGH, 2);
-    c.cache.fill({ { 1, 0 }, { 1, 1 } });
+    c.cache.fill(TIER_HIGH, { { 1, 0 }, { 1, 1 } });
     c.reader.wait_begun(1); // a part of 1/0, the gate is shut
     std::thread opener([&] { c.reader.open_gate(); });
     REQUIRE(c.cache.acquire({ 0, 0 }, TIER_HIGH));

@@ -148,21 +148,54 @@ TEST_CASE("pools that are filled ahead are used like any others") {
     for (uint32_t i = 0; i < 8; i++) {
         order.push_back({ 0, 7 - i });
     }
-    e.cache.fill(order);
-    e.host->fill(order);
-    while (!e.cache.arrived(order[1], TIER_HIGH, ALL) || !e.host->arrived(order[4], TIER_HIGH, ALL)) {
+    e.cache.fill(TIER_HIGH, order);
+    e.host->fill(TIER_HIGH, { order.begin() + 2, order.end() });
+    while (!e.cache.arrived(order[1], TIER_HIGH, ALL) || !e.host->arrived(order[6], TIER_HIGH, ALL)) {
         std::this_thread::yield();
     }
+    CHECK_FALSE(e.host->holds(order[0], TIER_HIGH, 0)); // its slot is another one's
     const auto bytes = expert_bytes(m, order[0], TIER_HIGH);
-    CHECK(e.counters.bytes_read == 5 * bytes.first);
+    CHECK(e.counters.bytes_read == 7 * bytes.first);
     CHECK(e.counters.bytes_prefetched == e.counters.bytes_read);
     CHECK(e.counters.bytes_transferred == 2 * bytes.second);
 
     const auto input = random_input(m.shape, 37, 1);
     CHECK(e.compute(m, input) == stock(m, input, TIER_HIGH));
     CHECK(e.counters.hits[TIER_HIGH] == 2);
-    CHECK(e.counters.host_hits[TIER_HIGH] == 3);
+    CHECK(e.counters.host_hits[TIER_HIGH] == 5);
     CHECK(e.counters.misses[TIER_HIGH] == 6);
+}
+
+static void load(engine & e, expert_id id) {
+    REQUIRE(e.cache.acquire(id, TIER_HIGH));
+    e.cache.request(id, TIER_HIGH, ALL);
+    REQUIRE(e.cache.wait(id, TIER_HIGH, ALL).ok());
+    e.cache.release(id, TIER_HIGH);
+}
+
+TEST_CASE("what is on the device gives way in host memory to what is not") {
+    const model_on_disk m(on_blocks());
+    engine              e = engine_with_host(m, 4, 0, 4);
+    for (uint32_t expert = 0; expert < 8; expert++) {
+        load(e, { 0, expert });
+    }
+    const uint64_t read = e.counters.bytes_read;
+    for (uint32_t expert = 0; expert < 8; expert++) {
+        CHECK(e.cache.holds({ 0, expert }, TIER_HIGH, ALL) == (expert >= 4));
+        CHECK(e.host->holds({ 0, expert }, TIER_HIGH, ALL) == (expert < 3 || expert == 7)); // 7 came last, through it
+    }
+    load(e, { 0, 1 });
+    CHECK(e.counters.bytes_read == read);
+}
+
+TEST_CASE("what has left the device is kept in host memory like any other") {
+    const model_on_disk m(on_blocks());
+    engine              e = engine_with_host(m, 1, 0, 2);
+    for (uint32_t expert = 0; expert < 3; expert++) {
+        load(e, { 0, expert });
+    }
+    CHECK_FALSE(e.host->holds({ 0, 0 }, TIER_HIGH, 0)); // the least recent one
+    CHECK(e.host->holds({ 0, 1 }, TIER_HIGH, ALL));
 }
 
 TEST_CASE("an expert may be pinned and used in host memory, and then goes to the device without a read") {
