@@ -156,6 +156,15 @@ status compute_places::allocate_pools(const memory_plan & plan, cache_policy & p
     const bool   is_locked = transfer_memory_ != ggml_backend_cpu_buffer_type();
     const char * where     = is_locked ? "the host, page-locked, behind it" : "the host, behind it";
     s                      = hobbit::allocate_pools(index_, *host_, all_layers(), plan.n_host_slots, policy, where);
+    for (uint32_t tier = 0; tier < index_.n_tiers() && s.ok(); tier++) {
+        uint32_t n_above = 0;
+        for (const auto & place : places_) {
+            n_above += place->cache().n_slots(tier);
+        }
+        if (host_->n_slots(tier) <= n_above) {
+            host_->let_duplicates_go_first(tier);
+        }
+    }
     if (s.ok() && host_->n_slots(TIER_HIGH) == 0) {
         GGML_LOG_WARN("hobbit: host memory has no room to cache experts: what is not on %s is read from disk each "
                       "time; give a larger --memory\n",

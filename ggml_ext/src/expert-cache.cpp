@@ -365,8 +365,10 @@ void expert_cache::unpin_below() {
             return false;
         }
         place_.below->unpin(e);
-        const uint32_t parts = index_.layer(e.id.layer).parts;
-        place_.below->sets_.set_duplicate(e.id, e.tier, holds(e.id, e.tier, parts) && arrived(e.id, e.tier, parts));
+        if (place_.below->duplicates_go_first_[e.tier]) {
+            const uint32_t parts = index_.layer(e.id.layer).parts;
+            place_.below->sets_.set_duplicate(e.id, e.tier, holds(e.id, e.tier, parts) && arrived(e.id, e.tier, parts));
+        }
         return true;
     };
     staged_.erase(std::remove_if(staged_.begin(), staged_.end(), done), staged_.end());
@@ -393,10 +395,6 @@ bool expert_cache::insert_ahead(expert_id id, uint32_t tier) {
     forget_evicted();
     sets_.pin(id, tier);
     return true;
-}
-
-uint32_t expert_cache::n_free(uint32_t tier) const {
-    return sets_.has(tier) ? sets_.set(tier).n_slots() - sets_.set(tier).n_residents() : 0;
 }
 
 // From the file, whatever the cache below has.
@@ -435,10 +433,9 @@ void expert_cache::bring(expert_id id, uint32_t tier, uint32_t parts) {
     }
 }
 
-// Through the cache below, where that has room for all of them: what goes past it leaves it to the experts that follow.
 void expert_cache::fill(uint32_t tier, const std::vector<expert_id> & experts) {
     const auto             has_room   = [&] { return sets_.has(tier) && sets_.set(tier).has_free_slot(); };
-    const bool             is_through = place_.below && place_.below->n_free(tier) >= experts.size();
+    const bool             is_through = place_.below && !place_.below->duplicates_go_first_[tier];
     std::vector<expert_id> brought;
     for (size_t i = 0; i < experts.size() && has_room(); i++) {
         const expert_id id    = experts[i];

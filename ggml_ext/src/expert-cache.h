@@ -29,8 +29,7 @@ namespace hobbit {
 //
 // The pools of a device with memory of its own may have a cache in host memory below them, which has these verbs as
 // well. What is missing on the device then comes from there, and what is missing there is read into it first; where all
-// of its slots are pinned, what is read passes it by. Once an expert is on the device, its slot below is the first to
-// be given to another one. Both share one loader.
+// of its slots are pinned, what is read passes it by. Both share one loader.
 //
 // Thread-safety: none; one thread computes at a time. The loader's threads only write into slots.
 class expert_cache {
@@ -57,6 +56,10 @@ class expert_cache {
     status allocate(uint32_t tier, uint32_t n_slots, uint32_t floor, cache_policy & policy);
 
     uint32_t n_slots(uint32_t tier) const { return pools_[tier].n_slots(); }
+
+    // What reaches a cache above then goes first here: this one would otherwise have little else where it has no more
+    // slots than those above. What leaves these soon is read again, so that it does not pay where it has more.
+    void let_duplicates_go_first(uint32_t tier) { duplicates_go_first_[tier] = true; }
 
     // Whether all of `parts` are there or on the way.
     bool holds(expert_id id, uint32_t tier, uint32_t parts) const;
@@ -151,18 +154,17 @@ class expert_cache {
     part_target                target(expert_id id, uint32_t tier, uint32_t part) const;
     void                       submit(expert_id id, uint32_t tier, uint32_t parts, load_urgency urgency);
     uint32_t                   submit_below(expert_id id, uint32_t tier, uint32_t parts, load_urgency urgency);
-    void     submit_from(uint32_t from_below, expert_id id, uint32_t tier, uint32_t parts, load_urgency urgency);
-    uint32_t n_free(uint32_t tier) const;
-    bool     pin_below(expert_id id, uint32_t tier, load_urgency urgency);
-    void     unpin_below();
-    void     cancel_below(expert_id id, uint32_t tier);
-    bool     insert_ahead(expert_id id, uint32_t tier);
-    bool     bring_term(expert_id id, uint32_t tier, uint32_t parts);
-    bool     read_term(expert_id id, uint32_t tier, uint32_t parts);
-    void     unpin(const tier_expert & e);
-    void     drop_if_empty(expert_id id, uint32_t tier);
-    void     reap_prefetches();
-    void     drop_prefetches();
+    void submit_from(uint32_t from_below, expert_id id, uint32_t tier, uint32_t parts, load_urgency urgency);
+    bool pin_below(expert_id id, uint32_t tier, load_urgency urgency);
+    void unpin_below();
+    void cancel_below(expert_id id, uint32_t tier);
+    bool insert_ahead(expert_id id, uint32_t tier);
+    bool bring_term(expert_id id, uint32_t tier, uint32_t parts);
+    bool read_term(expert_id id, uint32_t tier, uint32_t parts);
+    void unpin(const tier_expert & e);
+    void drop_if_empty(expert_id id, uint32_t tier);
+    void reap_prefetches();
+    void drop_prefetches();
 
     const expert_index & index_;
     loader &             loader_;
@@ -172,7 +174,8 @@ class expert_cache {
 
     const ggml_backend_buffer_type_t memory_; // of the pools
     const uint32_t                   n_experts_;
-    uint32_t                         running_ = 0; // layer of the last demand
+    uint32_t                         running_             = 0; // layer of the last demand
+    std::array<bool, TIER_COUNT>     duplicates_go_first_ = {};
 
     std::array<std::vector<expert_matrix>, TIER_COUNT> matrices_; // distinct, of a device's pools
     std::array<tier_layout, TIER_COUNT>                layouts_;

@@ -141,29 +141,38 @@ TEST_CASE("what host memory has is not read again") {
     CHECK(e.counters.misses[TIER_HIGH] - misses == e.counters.host_hits[TIER_HIGH] - hits);
 }
 
-TEST_CASE("pools that are filled ahead are used like any others") {
+static void fill_ahead(bool past_host) {
     const model_on_disk    m(on_blocks());
     engine                 e = engine_with_host(m, 2, 0, 5);
     std::vector<expert_id> order;
+    if (past_host) {
+        e.host->let_duplicates_go_first(TIER_HIGH);
+    }
     for (uint32_t i = 0; i < 8; i++) {
         order.push_back({ 0, 7 - i });
     }
+    const uint32_t n_both = past_host ? 0 : 2; // that both levels have
     e.cache.fill(TIER_HIGH, order);
     e.host->fill(TIER_HIGH, { order.begin() + 2, order.end() });
-    while (!e.cache.arrived(order[1], TIER_HIGH, ALL) || !e.host->arrived(order[6], TIER_HIGH, ALL)) {
+    while (!e.cache.arrived(order[1], TIER_HIGH, ALL) || !e.host->arrived(order[6 - n_both], TIER_HIGH, ALL)) {
         std::this_thread::yield();
     }
-    CHECK_FALSE(e.host->holds(order[0], TIER_HIGH, 0)); // its slot is another one's
+    CHECK(e.host->holds(order[0], TIER_HIGH, 0) == !past_host);
     const auto bytes = expert_bytes(m, order[0], TIER_HIGH);
-    CHECK(e.counters.bytes_read == 7 * bytes.first);
+    CHECK(e.counters.bytes_read == (7 - n_both) * bytes.first);
     CHECK(e.counters.bytes_prefetched == e.counters.bytes_read);
     CHECK(e.counters.bytes_transferred == 2 * bytes.second);
 
     const auto input = random_input(m.shape, 37, 1);
     CHECK(e.compute(m, input) == stock(m, input, TIER_HIGH));
     CHECK(e.counters.hits[TIER_HIGH] == 2);
-    CHECK(e.counters.host_hits[TIER_HIGH] == 5);
+    CHECK(e.counters.host_hits[TIER_HIGH] == 5 - n_both);
     CHECK(e.counters.misses[TIER_HIGH] == 6);
+}
+
+TEST_CASE("pools that are filled ahead are used like any others") {
+    fill_ahead(true);
+    fill_ahead(false);
 }
 
 static void load(engine & e, expert_id id) {
@@ -176,6 +185,7 @@ static void load(engine & e, expert_id id) {
 TEST_CASE("what is on the device gives way in host memory to what is not") {
     const model_on_disk m(on_blocks());
     engine              e = engine_with_host(m, 4, 0, 4);
+    e.host->let_duplicates_go_first(TIER_HIGH);
     for (uint32_t expert = 0; expert < 8; expert++) {
         load(e, { 0, expert });
     }
@@ -191,6 +201,7 @@ TEST_CASE("what is on the device gives way in host memory to what is not") {
 TEST_CASE("what has left the device is kept in host memory like any other") {
     const model_on_disk m(on_blocks());
     engine              e = engine_with_host(m, 1, 0, 2);
+    e.host->let_duplicates_go_first(TIER_HIGH);
     for (uint32_t expert = 0; expert < 3; expert++) {
         load(e, { 0, expert });
     }
@@ -250,9 +261,12 @@ TEST_CASE("an error of reading ends the computation") {
 static void use_at_random(const model_on_disk & m, uint32_t tier, uint32_t n_device, uint32_t n_host) {
     engine            e    = engine_with_host(m, n_device, n_device, n_host);
     const std::string file = whole_file(m);
-    std::mt19937      random(5);
-    size_t            wrong   = 0;
-    size_t            n_ahead = 0;
+    if (n_host <= n_device) {
+        e.host->let_duplicates_go_first(tier);
+    }
+    std::mt19937 random(5);
+    size_t       wrong   = 0;
+    size_t       n_ahead = 0;
     for (int step = 0; step < 600; step++) {
         const expert_id id   = { uint32_t(random() % 2), uint32_t(random() % 8) };
         const uint32_t  what = uint32_t(random() % 8);
