@@ -33,6 +33,7 @@ ROOT = Path(__file__).resolve().parent.parent
 N_THREADS = 2
 N_CTX = 1024
 TIMEOUT_S = 300
+VULKAN_TIMEOUT_S = 1800  # a software device compiles every kernel when it is first used
 MODEL_TAG = 1
 Override = bool | int | float | str
 Batch = list[tuple[int, int, int]]  # (token, position, sequence)
@@ -96,9 +97,10 @@ def run(
         command += ["--overrides", json.dumps(overrides or {})]
         command += ["--kv-f32"] * kv_f32 + ["--routing"] * routing + ["--repack"] * repack
         command += ["--gpu-layers", str(gpu_layers)] + (["--rpc", rpc] if rpc else [])
+        timeout = VULKAN_TIMEOUT_S if vulkan else TIMEOUT_S
         environment = os.environ | ({"GGML_VK_VISIBLE_DEVICES": "0"} if vulkan else {})
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=environment
+            command, capture_output=True, text=True, timeout=timeout, check=False, env=environment
         )
         if done.returncode:
             raise RunError(f"{model.name}, {lib_dir}, exit {done.returncode}: {done.stderr[-4000:]}")

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Pools on a device with memory of its own, and on several.
 
-The CPU behind ggml's RPC server computes as the CPU does, bit for bit. Vulkan's software device computes
-within an error, and a few tokens only: Mesa's is not stable for long (docs/devices.md).
+The CPU behind ggml's RPC server computes as the CPU does, bit for bit.
 """
 
 import json
@@ -20,21 +19,8 @@ import pytest
 import rpc_server
 import servers
 from conftest import RunPyhobbit
-from logits import ROOT, Override, Plan, Result, RunError
-
-VULKAN_DIR = ROOT / "build/vulkan/bin"
-TOKENS = [1 + 37 * i % 500 for i in range(40)]
-SIDE_BY_SIDE = [[(20 + token, token, s) for token in range(3)] for s in range(4)]
-SIDE_BY_SIDE += [[(40 + n + s, 3 + n, s) for s in range(4)] for n in range(4)]
-PLANS = {
-    "prompt": logits.prefill(TOKENS),
-    "tokens": logits.one_at_a_time(TOKENS[:6]),
-    "text": logits.prefill(TOKENS[:5], greedy=12),
-    "sequences": Plan(SIDE_BY_SIDE),
-}
-
-MAX_NMSE = 5e-4
-"""The normalised mean square error that llama.cpp's test-backend-ops accepts of MUL_MAT_ID."""
+from exactness import SHORT_PLANS
+from logits import Override, Result, RunError
 
 
 @pytest.fixture(scope="module")
@@ -53,12 +39,12 @@ def servers_of_two(server: str) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def on_cpu(tiny_gguf: Path) -> Result:
-    return logits.run(models.lib_dir(), tiny_gguf, PLANS, {"hobbit.pools": 64 << 20})
+    return logits.run(models.lib_dir(), tiny_gguf, SHORT_PLANS, {"hobbit.pools": 64 << 20})
 
 
 def _on_rpc(model: Path, server: str, overrides: dict[str, Override], gpu_layers: int = 0) -> Result:
     overrides = {"hobbit.device": "RPC0"} | overrides
-    return logits.run(models.lib_dir(), model, PLANS, overrides, gpu_layers=gpu_layers, rpc=server)
+    return logits.run(models.lib_dir(), model, SHORT_PLANS, overrides, gpu_layers=gpu_layers, rpc=server)
 
 
 def _on_both(model: Path, servers_of_two: str, overrides: dict[str, Override], gpu_layers: int = 0) -> Result:
@@ -148,14 +134,14 @@ def test_the_cpu_computes_in_low_precision_too(tiny_gguf: Path, server: str) -> 
     assert result.stats["selections_cpu"] > 0
     assert result.stats["selections_low"] > 0
     assert result.stats["selections_skipped"] > 0
-    _assert_same(result, logits.run(models.lib_dir(), tiny_gguf, PLANS, overrides))
+    _assert_same(result, logits.run(models.lib_dir(), tiny_gguf, SHORT_PLANS, overrides))
 
 
 @pytest.mark.parametrize("gpu_layers", [0, 99])
 def test_experts_with_biases_are_shared_too(server: str, gpu_layers: int) -> None:
     model = models.random_model("gpt-oss")
     overrides: dict[str, Override] = {"hobbit.pools": 4 << 20}
-    cpu = logits.run(models.lib_dir(), model, PLANS, overrides)
+    cpu = logits.run(models.lib_dir(), model, SHORT_PLANS, overrides)
     result = _on_rpc(model, server, overrides | {"hobbit.mode": "cooperative"}, gpu_layers=gpu_layers)
     assert result.stats["selections_cpu"] > 0
     _assert_same(result, cpu)
@@ -167,7 +153,7 @@ def test_skipped_experts_add_no_bias(server: str, mode: str, renormalize: bool) 
     model = models.random_model("gpt-oss")
     overrides: dict[str, Override] = {"hobbit.pools": 4 << 20, "hobbit.strict": True}
     overrides |= {"hobbit.t1": 0.5, "hobbit.t2": 0.5, "hobbit.renormalize": renormalize}
-    cpu = logits.run(models.lib_dir(), model, PLANS, overrides)
+    cpu = logits.run(models.lib_dir(), model, SHORT_PLANS, overrides)
     result = _on_rpc(model, server, overrides | {"hobbit.mode": mode})
     assert result.stats["selections_skipped"] > 0
     _assert_same(result, cpu)
@@ -183,7 +169,7 @@ def test_low_precision_and_skipping(tiny_gguf: Path, server: str) -> None:
     result = _on_rpc(tiny_gguf, server, overrides)
     assert result.stats["selections_low"] > 0
     assert result.stats["selections_skipped"] > 0
-    _assert_same(result, logits.run(models.lib_dir(), tiny_gguf, PLANS, overrides))
+    _assert_same(result, logits.run(models.lib_dir(), tiny_gguf, SHORT_PLANS, overrides))
 
 
 def test_too_little_device_memory_is_an_error_that_names_the_least(tiny_gguf: Path, server: str) -> None:
@@ -365,14 +351,14 @@ def test_two_devices_compute_in_low_precision_too(
     assert result.stats["selections_low"] > 0
     assert result.stats["selections_skipped"] > 0
     assert all(device["pool_slots_low"] > 0 for device in result.devices)
-    _assert_same(result, logits.run(models.lib_dir(), tiny_gguf, PLANS, overrides))
+    _assert_same(result, logits.run(models.lib_dir(), tiny_gguf, SHORT_PLANS, overrides))
 
 
 @pytest.mark.parametrize("gpu_layers", [0, 99])
 def test_two_devices_add_the_biases_of_their_experts(servers_of_two: str, gpu_layers: int) -> None:
     model = models.random_model("gpt-oss")
     overrides: dict[str, Override] = {"hobbit.pools": 4 << 20}
-    cpu = logits.run(models.lib_dir(), model, PLANS, overrides)
+    cpu = logits.run(models.lib_dir(), model, SHORT_PLANS, overrides)
     _assert_same(_on_both(model, servers_of_two, overrides | {"hobbit.mode": "gpu"}, gpu_layers), cpu)
 
 
@@ -431,15 +417,6 @@ def test_inspect_says_what_each_device_has(
         what = f"{n_layers} of 6 layers with experts, {slots} of their {8 * n_layers} experts in "
         assert re.search(f"^{device['name']} +{what}", text, re.MULTILINE)
     assert sum(device["pool_bytes_high"] for device in memory["devices"]) == memory["info"]["pool_bytes_high"]
-
-
-@pytest.mark.skipif(not VULKAN_DIR.exists(), reason="there is no build with Vulkan: run make vulkan")
-def test_vulkan_is_within_the_error_that_llama_cpp_accepts(tiny_gguf: Path, on_cpu: Result) -> None:
-    plans: dict[str, Plan] = {"tokens": PLANS["tokens"]}
-    overrides: dict[str, Override] = {"hobbit.device": "Vulkan0", "hobbit.pools": 4 << 20}
-    result = logits.run(VULKAN_DIR, tiny_gguf, plans, overrides, vulkan=True)
-    wanted = on_cpu.logits["tokens"]
-    assert np.square(result.logits["tokens"] - wanted).sum() / np.square(wanted).sum() < MAX_NMSE
 
 
 def test_a_device_that_is_not_there_is_an_error_that_names_those_there_are(

@@ -9,92 +9,20 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from pathlib import Path
 
 import logits
 import models
 import numpy as np
 import pytest
 import random_moe
-from sentencepiece import SentencePieceProcessor
+from exactness import CASES, N_DECODE, PLAIN, assert_same_bits, plans_of
 
-N_DECODE = 64
-N_PREFILL = 300
-N_GREEDY = 32
-BATCH_SIZES = (2, 5, 8, 3, 7, 4, 6, 8, 2)
 POOLS = ("all", "half", "smallest", "half, prefetch")
-
-
-@dataclass(frozen=True)
-class Case:
-    """`plain` is what stock loads, `served` what we load: the same weights. Both repack, or none does."""
-
-    plain: Callable[[], Path]
-    served: Callable[[], Path]
-    tokens: Callable[[], list[int]]
-    n_used: int
-    repack: bool = False
-
-
-def _random_case(arch: str, experts: str = models.MIXED) -> Case:
-    shape = random_moe.ARCHS[arch].shape
-    path = functools.partial(models.random_model, arch, experts)
-    tokens = np.random.default_rng(5).integers(3, shape.n_vocab, N_PREFILL).tolist()
-    return Case(path, path, lambda: tokens, shape.n_used)
-
-
-def _tiny_case(plain: Callable[[], Path], served: Callable[[], Path] | None = None) -> Case:
-    return Case(plain, served or plain, _tiny_tokens, n_used=2)
-
-
-def _tiny_tokens() -> list[int]:
-    text = (models.TINY / "heldout.txt").read_text(encoding="utf-8")[: 8 * N_PREFILL]
-    tokenizer = SentencePieceProcessor(model_file=str(models.TINY / "model/tokenizer.model"))
-    return [tokenizer.bos_id(), *tokenizer.encode(text)][:N_PREFILL]
-
-
-TINY_TYPES = ("f16", "q8_0", "q4_0", "q4_k")
-CASES: dict[str, Case] = {
-    **{f"tiny-{kind}": _tiny_case(functools.partial(models.tiny_experts, kind)) for kind in TINY_TYPES},
-    "tiny-two-tiers": _tiny_case(models.tiny, functools.partial(models.tiny_tiers, "f16", "q4_0")),
-    "tiny-sidecar": _tiny_case(
-        functools.partial(models.tiny_experts, "q8_0"), functools.partial(models.tiny_sidecar, "q8_0", "q4_0")
-    ),
-    "tiny-split": _tiny_case(models.tiny, functools.partial(models.split, models.tiny)),
-    **{arch: _random_case(arch) for arch in random_moe.ARCHS},
-    "gpt-oss-mxfp4": _random_case("gpt-oss", "mxfp4"),
-}
-REPACKED = ("tiny-q4_0", "tiny-q4_k", "tiny-sidecar", "qwen3moe", "gpt-oss-mxfp4")
-CASES |= {f"{name}-repacked": replace(CASES[name], repack=True) for name in REPACKED}
-PLAIN = [name for name, case in CASES.items() if case.plain is case.served]
-
-
-def _sequences(tokens: list[int]) -> logits.Plan:
-    """Batches of one token each of several sequences that grow side by side."""
-    lengths = [0] * max(BATCH_SIZES)
-    batches: list[logits.Batch] = []
-    for n in BATCH_SIZES:
-        batches.append([(tokens[20 * s + lengths[s]], lengths[s], s) for s in range(n)])
-        for s in range(n):
-            lengths[s] += 1
-    return logits.Plan(batches)
-
-
-def _plans(name: str) -> dict[str, logits.Plan]:
-    tokens = CASES[name].tokens()
-    assert len(tokens) == N_PREFILL
-    return {
-        "decode": logits.one_at_a_time(tokens[:N_DECODE]),
-        "sequences": _sequences(tokens),
-        "prefill": logits.prefill(tokens, N_GREEDY),
-    }
 
 
 @functools.cache
 def _stock(name: str) -> logits.Result:
-    return logits.run(models.stock_dir(), CASES[name].plain(), _plans(name), repack=CASES[name].repack)
+    return logits.run(models.stock_dir(), CASES[name].plain(), plans_of(name), repack=CASES[name].repack)
 
 
 @functools.cache
@@ -102,7 +30,7 @@ def _ours(name: str, pools: str) -> logits.Result:
     settings: dict[str, logits.Override] = {"hobbit.enable": True, "hobbit.pools": _pool_bytes(name, pools)}
     settings["hobbit.prefetch"] = 2 if "prefetch" in pools else 0
     case = CASES[name]
-    return logits.run(models.lib_dir(), case.served(), _plans(name), settings, repack=case.repack)
+    return logits.run(models.lib_dir(), case.served(), plans_of(name), settings, repack=case.repack)
 
 
 def _pool_bytes(name: str, pools: str) -> int:
@@ -125,18 +53,6 @@ def _smallest(name: str) -> int:
 def _refused_with(name: str, pool_bytes: int) -> None:
     settings = {"hobbit.enable": True, "hobbit.pools": pool_bytes}
     logits.run(models.lib_dir(), CASES[name].served(), {"one": logits.one_at_a_time([1])}, settings)
-
-
-def _nmse(ours: np.ndarray, stock: np.ndarray) -> float:
-    return float(np.sum((ours - stock) ** 2, dtype=np.float64) / np.sum(stock**2, dtype=np.float64))
-
-
-def _assert_same_bits(ours: np.ndarray, stock: np.ndarray) -> None:
-    assert np.isfinite(stock).all()
-    differs = (ours.view(np.uint32) != stock.view(np.uint32)).any(axis=1)
-    assert not differs.any(), (
-        f"first at token {differs.argmax()} of {len(differs)}, NMSE {_nmse(ours, stock):.1e}"
-    )
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -162,7 +78,7 @@ def test_random_routers_choose_varied_experts(arch: str) -> None:
 @pytest.mark.parametrize("pools", POOLS)
 @pytest.mark.parametrize("name", CASES)
 def test_decode_is_bit_identical(name: str, pools: str) -> None:
-    _assert_same_bits(_ours(name, pools).logits["decode"], _stock(name).logits["decode"])
+    assert_same_bits(_ours(name, pools).logits["decode"], _stock(name).logits["decode"])
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -175,14 +91,14 @@ def test_nothing_is_transferred_on_the_cpu(name: str) -> None:
 @pytest.mark.parametrize("pools", POOLS)
 @pytest.mark.parametrize("name", CASES)
 def test_sequences_decoded_together_are_bit_identical(name: str, pools: str) -> None:
-    _assert_same_bits(_ours(name, pools).logits["sequences"], _stock(name).logits["sequences"])
+    assert_same_bits(_ours(name, pools).logits["sequences"], _stock(name).logits["sequences"])
 
 
 @pytest.mark.parametrize("pools", POOLS)
 @pytest.mark.parametrize("name", CASES)
 def test_prefill_and_the_text_after_it_are_bit_identical(name: str, pools: str) -> None:
     """More than normal floating-point accuracy: on the CPU an expert's rows go through stock's own kernel."""
-    _assert_same_bits(_ours(name, pools).logits["prefill"], _stock(name).logits["prefill"])
+    assert_same_bits(_ours(name, pools).logits["prefill"], _stock(name).logits["prefill"])
 
 
 @pytest.mark.parametrize("pools", POOLS)
@@ -217,10 +133,10 @@ def test_one_byte_less_than_the_smallest_is_refused(name: str) -> None:
 @pytest.mark.parametrize("name", PLAIN)
 def test_without_settings_a_plain_model_runs_as_in_stock(name: str) -> None:
     case = CASES[name]
-    result = logits.run(models.lib_dir(), case.plain(), _plans(name), repack=case.repack)
+    result = logits.run(models.lib_dir(), case.plain(), plans_of(name), repack=case.repack)
     assert not result.info, "the cache was used though nobody asked for it"
     for plan, expected in _stock(name).logits.items():
-        _assert_same_bits(result.logits[plan], expected)
+        assert_same_bits(result.logits[plan], expected)
 
 
 @pytest.mark.parametrize("name", ["tiny-q4_0"])
@@ -235,8 +151,8 @@ def test_a_low_tier_of_the_same_type_computes_the_same() -> None:
     model = models.tiny_tiers("q4_0", "q4_0")
     half = models.routed_expert_bytes(models.tiny_experts("q4_0")) // 2
     settings = {"hobbit.t1": 0.0, "hobbit.t2": 1.0, "hobbit.pools": half, "hobbit.strict": True}
-    ours = logits.run(models.lib_dir(), model, _plans("tiny-q4_0"), settings)
+    ours = logits.run(models.lib_dir(), model, plans_of("tiny-q4_0"), settings)
     assert ours.stats["selections_low"] == ours.stats["selections_high"]  # of two used, one is the best
     assert ours.stats["selections_skipped"] == 0
     for plan, expected in _stock("tiny-q4_0").logits.items():
-        _assert_same_bits(ours.logits[plan], expected)
+        assert_same_bits(ours.logits[plan], expected)

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: MIT
+"""Pools on Vulkan's device, after `make vulkan`: Mesa's software device stands in for a GPU.
+
+The device rounds otherwise than the CPU, and llama.cpp chooses its kernels by the number of rows and of
+experts: between two backends llama.cpp's tests accept an error, and so do these.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import logits
+import models
+import pytest
+from exactness import CASES, SHORT_PLANS, assert_same_bits, nmse
+from logits import ROOT, Override, Result
+
+LIB_DIR = ROOT / "build/vulkan/bin"
+pytestmark = pytest.mark.skipif(not LIB_DIR.exists(), reason="there is no build with Vulkan: run make vulkan")
+
+MAX_NMSE = 5e-4
+"""The normalised mean square error that llama.cpp's test-backend-ops accepts of MUL_MAT_ID."""
+
+NAMES = [name for name, case in CASES.items() if not case.repack]
+ALL_LAYERS = 99
+
+
+def _run(model: Path, settings: dict[str, Override], gpu_layers: int) -> Result:
+    return logits.run(LIB_DIR, model, SHORT_PLANS, settings, gpu_layers=gpu_layers, vulkan=True)
+
+
+@functools.cache
+def _without_cache(name: str) -> Result:
+    return _run(CASES[name].plain(), {"hobbit.enable": False}, ALL_LAYERS)
+
+
+@functools.cache
+def _with_pools(name: str, share: float) -> Result:
+    """Of all experts, but for at least those of a token in one layer."""
+    case = CASES[name]
+    everything = models.routed_expert_bytes(case.plain())
+    if share == 1:
+        pools = 2 * everything
+    else:
+        info = _with_pools(name, 1.0).info
+        smallest = info["n_experts_used"] * info["pool_bytes_high"] / info["pool_slots_high"]
+        pools = int(max(share * everything, 1.05 * smallest)) + (64 << 10)
+    settings: dict[str, Override] = {"hobbit.device": "Vulkan0", "hobbit.mode": "gpu", "hobbit.pools": pools}
+    return _run(case.served(), settings, ALL_LAYERS)
+
+
+@functools.cache
+def _on_cpu(model: Path) -> Result:
+    return logits.run(models.lib_dir(), model, SHORT_PLANS, {"hobbit.pools": 64 << 20})
+
+
+def _check(name: str, result: Result) -> None:
+    """Against the CPU: no further from it than llama.cpp's own error on the device allows."""
+    for plan, wanted in _on_cpu(CASES[name].served()).logits.items():
+        allowed = max(MAX_NMSE, 2 * nmse(_without_cache(name).logits[plan], wanted))
+        assert nmse(result.logits[plan], wanted) < allowed, plan
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_with_room_for_all(name: str) -> None:
+    result = _with_pools(name, 1.0)
+    assert result.info["pool_slots_high"] == result.info["n_layers"] * result.info["n_experts"]
+    assert result.stats["bytes_transferred"] > 0
+    _check(name, result)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("tiny")])
+def test_with_room_for_all_a_trained_model_gives_llama_cpps_bits(name: str) -> None:
+    for plan, wanted in _without_cache(name).logits.items():
+        assert_same_bits(_with_pools(name, 1.0).logits[plan], wanted)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.0])
+@pytest.mark.parametrize("name", NAMES)
+def test_with_less_room(name: str, share: float) -> None:
+    result = _with_pools(name, share)
+    assert result.stats["evictions"] > 0
+    _check(name, result)
+
+
+@pytest.mark.parametrize("gpu_layers", [0, ALL_LAYERS])
+@pytest.mark.parametrize("mode", ["gpu", "cooperative", "auto"])
+@pytest.mark.parametrize("name", ["tiny-f16", "gpt-oss"])
+def test_whoever_computes_what_is_missing(name: str, mode: str, gpu_layers: int) -> None:
+    settings: dict[str, Override] = {"hobbit.device": "Vulkan0", "hobbit.mode": mode, "hobbit.pools": 4 << 20}
+    result = _run(CASES[name].served(), settings, gpu_layers)
+    assert (result.stats["selections_cpu"] > 0) == (mode != "gpu")
+    _check(name, result)
+
+
+@pytest.mark.parametrize("gpu_layers", [0, ALL_LAYERS])
+@pytest.mark.parametrize("is_residual", [False, True])
+def test_two_tiers(is_residual: bool, gpu_layers: int) -> None:
+    """Complete ones by their scores, which a device may round across a threshold; residuals all added."""
+    model = models.tiny_residual("q4_0", "q4_0") if is_residual else models.tiny_tiers("f16", "q4_0")
+    rules: dict[str, Override] = {"hobbit.pools": 4 << 20, "hobbit.strict": True}
+    rules |= {"hobbit.t1": 1.0, "hobbit.t2": 1.0} if is_residual else {"hobbit.t1": 0.5, "hobbit.t2": 0.9}
+    result = _run(model, rules | {"hobbit.device": "Vulkan0", "hobbit.mode": "gpu"}, gpu_layers)
+    assert result.stats["selections_high"] > 0
+    assert (min(result.stats[f"selections_{what}"] for what in ("low", "skipped")) > 0) != is_residual
+    for plan, wanted in logits.run(models.lib_dir(), model, SHORT_PLANS, rules).logits.items():
+        assert nmse(result.logits[plan], wanted) < MAX_NMSE, plan
