@@ -21,17 +21,21 @@ export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP := python -m pip install --quiet
 
-# The build tree, fixed so that ctest finds the C++ tests; `stock` is upstream's llama.cpp, for comparisons; `vulkan` is
-# libllama with Vulkan, for one test, not part of `test`: its shaders take longer than everything else.
+# The build tree, fixed so that ctest finds the C++ tests; `stock` is upstream's llama.cpp, for comparisons. `vulkan` and
+# `cuda` are libllama with these, not part of `test`: either takes longer than everything else.
 BUILD  := build/release
 STOCK  := build/stock
 VULKAN := build/vulkan
+CUDA   := build/cuda
+
+# of the GPU that `cuda` is for, as CMake names it; 90: Hopper
+CUDA_ARCHITECTURES ?= 90-real
 
 CMAKE_FILES    := CMakeLists.txt $(wildcard cmake/*.cmake) vendor/unpack.py vendor/llama.cpp.lock
 NATIVE_SOURCES := $(shell find ggml_ext patches tests/cpp -type f) pyhobbit/_native_build.py
 CXX_SOURCES    := $(filter %.cpp %.h,$(NATIVE_SOURCES))
 
-.PHONY: build test demo stock vulkan sanitize ctest lint format deps clean server-suite reference
+.PHONY: build test demo stock vulkan cuda sanitize ctest lint format deps clean server-suite reference
 .DELETE_ON_ERROR:
 
 build: build/.installed
@@ -90,6 +94,23 @@ $(VULKAN)/.built: .venv/.dependencies $(CMAKE_FILES) $(NATIVE_SOURCES)
 	.ci/deps vulkan
 	cmake -S . -B $(VULKAN) -DGGML_VULKAN=ON -DHOBBIT_WEB_PAGE=OFF
 	cmake --build $(VULKAN) --target llama
+	touch $@
+
+cuda: $(CUDA)/.built
+
+# Without flash attention, whose kernels are a third of all, and without what asks for a driver while building. The links
+# are those that NVIDIA's own packages have.
+$(CUDA)/.built: TOOLKIT := $(CURDIR)/$(CUDA)/toolkit/nvidia/cu13
+$(CUDA)/.built: .venv/.dependencies $(CMAKE_FILES) $(NATIVE_SOURCES) cmake/cuda-toolkit.txt
+	@echo '== libllama with CUDA'
+	$(PIP) --upgrade --no-deps --target $(CUDA)/toolkit --requirement cmake/cuda-toolkit.txt
+	ln -sfn lib $(TOOLKIT)/lib64
+	ln -sf libcudart.so.13 $(TOOLKIT)/lib/libcudart.so
+	ln -sf libcublas.so.13 $(TOOLKIT)/lib/libcublas.so
+	cmake -S . -B $(CUDA) -DGGML_CUDA=ON -DGGML_CUDA_FA=OFF -DGGML_CUDA_NO_VMM=ON -DGGML_CUDA_NCCL=OFF \
+	    -DCMAKE_CUDA_ARCHITECTURES=$(CUDA_ARCHITECTURES) -DCMAKE_CUDA_COMPILER=$(TOOLKIT)/bin/nvcc \
+	    -DCUDAToolkit_ROOT=$(TOOLKIT) -DCMAKE_BUILD_RPATH=$(TOOLKIT)/lib -DHOBBIT_WEB_PAGE=OFF
+	cmake --build $(CUDA) --target llama
 	touch $@
 
 #
