@@ -4,8 +4,8 @@
     python bench/device.py --device CUDA0 --stock build/stock-cuda/bin \\
         --shape mixtral-8x7b --layers 8 --type q8_0 --low q2_k --trace FILE
 
-In every arm the device has all other weights and the KV cache, and host memory has all experts. How to build
-for a device, and what the figures mean: docs/benchmarks.md.
+In every arm the device has all other weights and the KV cache, and host memory has all experts, but where
+--memory bounds it. How to build for a device, and what the figures mean: docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pyhobbit._paths import LIB_DIR
 from pyhobbit.bench import report, routing, runner
 from pyhobbit.bench.arms import Arm, ours
 from pyhobbit.bench.job import Job
-from pyhobbit.config import Setting, format_size
+from pyhobbit.config import Setting, format_size, parse_size
 from pyhobbit.convert.gguf_file import read_gguf
 from pyhobbit.convert.tiers import routed_part
 from pyhobbit.errors import ConfigError, HobbitError
@@ -111,10 +111,11 @@ def experts_of(model: Path) -> Experts:
 
 @dataclass(frozen=True)
 class Target:
-    """The device, and the server that offers it."""
+    """The device, the server that offers it, and the bytes of host memory that the cache's arms may take."""
 
     device: str
     rpc: str | None
+    memory: int | None = None
 
     def describe(self, lib_dir: Path, copies: Sequence[int] = ()) -> dict[str, Any]:
         """What pyhobbit.bench.ggml_device tells, in a process of its own. Raises HobbitError."""
@@ -132,6 +133,8 @@ class Target:
         if turn.arm.build == "stock":
             return replace(job, n_cpu_moe=experts.n_cpu_moe(turn.limit))
         bound: dict[str, Setting] = {"hobbit.device": self.device}
+        if self.memory is not None:
+            bound["hobbit.memory"] = self.memory
         if turn.limit is None:
             bound["hobbit.pools"] = int((experts.n_used + 0.5) * experts.largest)  # half a one for alignment
         else:
@@ -233,9 +236,11 @@ def main() -> None:
     parser.set_defaults(limits=list(LIMITS))
     parser.add_argument("--device", required=True, metavar="NAME", help="as ggml names it, like CUDA0")
     parser.add_argument("--rpc", metavar="HOST:PORT", help="ggml-rpc-server that offers it")
+    parser.add_argument("--memory", metavar="SIZE", help="host memory of our arms (default: all experts fit)")
     args = parser.parse_args()
-    target = Target(args.device, args.rpc)
     try:
+        memory = None if args.memory is None else parse_size(args.memory)
+        target = Target(args.device, args.rpc, memory)
         target.describe(LIB_DIR)  # before a model is made
         config = bench.configured(args, BY_NAME)
         experts = experts_of(config.model)
