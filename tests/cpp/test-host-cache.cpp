@@ -182,13 +182,18 @@ static void load(engine & e, expert_id id) {
     e.cache.release(id, TIER_HIGH);
 }
 
+// The first experts of a layer, in their order.
+static void load_first(engine & e, uint32_t n) {
+    e.host->let_duplicates_go_first(TIER_HIGH);
+    for (uint32_t expert = 0; expert < n; expert++) {
+        load(e, { 0, expert });
+    }
+}
+
 TEST_CASE("what is on the device gives way in host memory to what is not") {
     const model_on_disk m(on_blocks());
     engine              e = engine_with_host(m, 4, 0, 4);
-    e.host->let_duplicates_go_first(TIER_HIGH);
-    for (uint32_t expert = 0; expert < 8; expert++) {
-        load(e, { 0, expert });
-    }
+    load_first(e, 8);
     const uint64_t read = e.counters.bytes_read;
     for (uint32_t expert = 0; expert < 8; expert++) {
         CHECK(e.cache.holds({ 0, expert }, TIER_HIGH, ALL) == (expert >= 4));
@@ -201,10 +206,7 @@ TEST_CASE("what is on the device gives way in host memory to what is not") {
 TEST_CASE("what has left the device is kept in host memory like any other") {
     const model_on_disk m(on_blocks());
     engine              e = engine_with_host(m, 1, 0, 2);
-    e.host->let_duplicates_go_first(TIER_HIGH);
-    for (uint32_t expert = 0; expert < 3; expert++) {
-        load(e, { 0, expert });
-    }
+    load_first(e, 3);
     CHECK_FALSE(e.host->holds({ 0, 0 }, TIER_HIGH, 0)); // the least recent one
     CHECK(e.host->holds({ 0, 1 }, TIER_HIGH, ALL));
 }
