@@ -214,9 +214,10 @@ void compute_places::fill() {
     }
     for (uint32_t tier = index_.n_tiers(); host_ && tier-- > 0;) {
         std::vector<expert_id> rest     = index_.most_used();
-        const auto             is_there = [&](expert_id id) {
-            return std::any_of(places_.begin(), places_.end(),
-                                           [&](const auto & place) { return place->cache().holds(id, tier, 0); });
+        const auto             is_there = [&](expert_id id) { // on a device alone
+            return !host_->holds(id, tier, 0) && std::any_of(places_.begin(), places_.end(), [&](const auto & place) {
+                return place->cache().holds(id, tier, 0);
+            });
         };
         rest.erase(std::remove_if(rest.begin(), rest.end(), is_there), rest.end());
         host_->fill(tier, rest);
