@@ -22,7 +22,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP := python -m pip install --quiet
 
 # The build tree, fixed so that ctest finds the C++ tests; `stock` is upstream's llama.cpp, for comparisons. `vulkan` and
-# `cuda` are libllama with these, not part of `test`: either takes longer than everything else.
+# `cuda` are libllama with these, not part of `test`: `vulkan` asks for more system packages, `cuda` takes longer than all else.
 BUILD  := build/release
 STOCK  := build/stock
 VULKAN := build/vulkan

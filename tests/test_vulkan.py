@@ -3,6 +3,9 @@
 
 The device rounds otherwise than the CPU, and llama.cpp chooses its kernels by the number of rows and of
 experts: between two backends llama.cpp's tests accept an error, and so do these.
+
+Mesa compiles a kernel when it is first used, and takes the longer the more rows it is for: without a mark are
+tests that need those for one and two rows in two types.
 """
 
 from __future__ import annotations
@@ -23,8 +26,79 @@ pytestmark = pytest.mark.skipif(not LIB_DIR.exists(), reason="there is no build 
 MAX_NMSE = 5e-4
 """The normalised mean square error that llama.cpp's test-backend-ops accepts of MUL_MAT_ID."""
 
+FEW_ROWS = {
+    "tokens": logits.one_at_a_time([1 + 37 * i % 500 for i in range(6)]),
+    "text": logits.prefill([1, 38], greedy=12),
+    "sequences": logits.Plan([[(20 + 5 * n + s, n, s) for s in range(2)] for n in range(6)]),
+}
+
 NAMES = [name for name, case in CASES.items() if not case.repack]
 ALL_LAYERS = 99
+
+
+def _few_rows(model: Path, settings: dict[str, Override]) -> Result:
+    return logits.run(LIB_DIR, model, FEW_ROWS, {"hobbit.device": "Vulkan0"} | settings, vulkan=True)
+
+
+@pytest.fixture(scope="module")
+def few_rows_on_cpu(tiny_gguf: Path) -> Result:
+    return logits.run(models.lib_dir(), tiny_gguf, FEW_ROWS, {"hobbit.pools": 64 << 20})
+
+
+@pytest.fixture(scope="module")
+def few_rows(tiny_gguf: Path, few_rows_on_cpu: Result) -> Result:
+    """With room for all experts."""
+    return _few_rows(tiny_gguf, {"hobbit.mode": "gpu", "hobbit.pools": 64 << 20})
+
+
+def _assert_close(result: Result, reference: Result) -> None:
+    for plan, wanted in reference.logits.items():
+        assert nmse(result.logits[plan], wanted) < MAX_NMSE, plan
+
+
+def test_experts_on_the_device(few_rows: Result, few_rows_on_cpu: Result) -> None:
+    assert few_rows.info["pool_slots_high"] == few_rows.info["n_layers"] * few_rows.info["n_experts"]
+    assert few_rows.stats["bytes_transferred"] > 0
+    _assert_close(few_rows, few_rows_on_cpu)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.0])
+def test_pools_of_any_size_give_the_same_bits(tiny_gguf: Path, few_rows: Result, share: float) -> None:
+    info = few_rows.info
+    smallest = info["n_experts_used"] * info["pool_bytes_high"] / info["pool_slots_high"]
+    pools = int(max(share * info["tier_bytes_high"], 1.05 * smallest)) + (64 << 10)
+    result = _few_rows(tiny_gguf, {"hobbit.mode": "gpu", "hobbit.pools": pools})
+    assert result.stats["evictions"] > 0
+    for plan, wanted in few_rows.logits.items():
+        assert_same_bits(result.logits[plan], wanted)
+
+
+@pytest.mark.parametrize("mode", ["cooperative", "auto"])
+def test_the_cpu_has_a_share(tiny_gguf: Path, few_rows_on_cpu: Result, mode: str) -> None:
+    result = _few_rows(tiny_gguf, {"hobbit.mode": mode, "hobbit.pools": 4 << 20})
+    assert result.stats["selections_cpu"] > 0
+    _assert_close(result, few_rows_on_cpu)
+
+
+def test_low_precision_and_skipping(tiny_gguf: Path) -> None:
+    rules: dict[str, Override] = {"hobbit.t1": 0.5, "hobbit.t2": 0.9, "hobbit.strict": True}
+    rules["hobbit.pools"] = 8 << 20
+    result = _few_rows(tiny_gguf, rules | {"hobbit.mode": "gpu"})
+    assert min(result.stats[f"selections_{what}"] for what in ("high", "low", "skipped")) > 0
+    _assert_close(result, logits.run(models.lib_dir(), tiny_gguf, FEW_ROWS, rules))
+
+
+def test_residuals() -> None:
+    model = models.tiny_residual("q4_0", "q4_0")
+    rules: dict[str, Override] = {"hobbit.pools": 4 << 20, "hobbit.t1": 1.0, "hobbit.t2": 1.0}
+    result = _few_rows(model, rules | {"hobbit.mode": "gpu"})
+    assert result.stats["selections_high"] > 0
+    _assert_close(result, logits.run(models.lib_dir(), model, FEW_ROWS, rules))
+
+
+#
+# with all kernels
+#
 
 
 def _run(model: Path, settings: dict[str, Override], gpu_layers: int) -> Result:
@@ -71,6 +145,7 @@ def _check(name: str, result: Result) -> None:
         assert _error(name, result.logits[plan], wanted) < allowed, plan
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("name", NAMES)
 def test_with_room_for_all(name: str) -> None:
     result = _with_pools(name, 1.0)
@@ -79,12 +154,14 @@ def test_with_room_for_all(name: str) -> None:
     _check(name, result)
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("tiny")])
 def test_with_room_for_all_a_trained_model_gives_llama_cpps_bits(name: str) -> None:
     for plan, wanted in _without_cache(name).logits.items():
         assert_same_bits(_with_pools(name, 1.0).logits[plan], wanted)
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("share", [0.5, 0.0])
 @pytest.mark.parametrize("name", NAMES)
 def test_with_less_room(name: str, share: float) -> None:
@@ -93,6 +170,7 @@ def test_with_less_room(name: str, share: float) -> None:
     _check(name, result)
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("gpu_layers", [0, ALL_LAYERS])
 @pytest.mark.parametrize("mode", ["gpu", "cooperative", "auto"])
 @pytest.mark.parametrize("name", ["tiny-f16", "gpt-oss"])
@@ -103,6 +181,7 @@ def test_whoever_computes_what_is_missing(name: str, mode: str, gpu_layers: int)
     _check(name, result)
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("gpu_layers", [0, ALL_LAYERS])
 @pytest.mark.parametrize("is_residual", [False, True])
 def test_two_tiers(is_residual: bool, gpu_layers: int) -> None:
@@ -113,5 +192,4 @@ def test_two_tiers(is_residual: bool, gpu_layers: int) -> None:
     result = _run(model, rules | {"hobbit.device": "Vulkan0", "hobbit.mode": "gpu"}, gpu_layers)
     assert result.stats["selections_high"] > 0
     assert (min(result.stats[f"selections_{what}"] for what in ("low", "skipped")) > 0) != is_residual
-    for plan, wanted in logits.run(models.lib_dir(), model, SHORT_PLANS, rules).logits.items():
-        assert nmse(result.logits[plan], wanted) < MAX_NMSE, plan
+    _assert_close(result, logits.run(models.lib_dir(), model, SHORT_PLANS, rules))
