@@ -25,7 +25,11 @@ def add_cache_arguments(parser: argparse.ArgumentParser) -> None:
 def add_device_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options of the devices that compute the experts; cache_config() takes them too."""
     add = parser.add_argument_group("device").add_argument
-    add("--device", metavar="NAME,...", help="that compute the experts, like Vulkan0 (default: CPU)")
+    add(
+        "--device",
+        metavar="NAME,...",
+        help="that compute the experts, like Vulkan0 (default: where the other layers are)",
+    )
     add("--device-memory", metavar="SIZE", help="of those devices, for experts (default: what is free)")
     what = "what the CPU computes of experts that are not there: none, all, what is faster (default: auto)"
     add("--mode", metavar="|".join(CacheConfig.modes), help=what)

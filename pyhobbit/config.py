@@ -55,7 +55,7 @@ class CacheConfig:
     """The expert cache. None leaves a setting to the model file or to what the engine computes.
 
     memory: bytes that the whole process may hold.  pools: bytes of the expert pools alone, instead of memory.
-    device: that holds the pools and computes the experts, as ggml names it: "CPU" (None), "CUDA0", "Vulkan0";
+    device: that holds the pools and computes the experts, as ggml names it: "CPU", "CUDA0", "Vulkan0";
     of several with memory of their own ("CUDA0,CUDA1") each does for some of the layers.
     device_memory: bytes of its, or all of theirs, that the experts may take; memory is then that of the host.
     mode: what the CPU computes of the experts that a device does not hold: "gpu" none, "cooperative" all,
@@ -113,10 +113,6 @@ class CacheConfig:
         _require(
             self.mode is None or self.mode in self.modes,
             f"there is no mode '{self.mode}': give one of {', '.join(self.modes)}",
-        )
-        _require(
-            self.mode is None or self.device is not None,
-            "mode says who computes beside a device with memory of its own; name one with --device",
         )
         for name in ("memory", "pools", "device_memory", "io_threads", "prefetch"):
             _require_number(name, getattr(self, name), "whole number")

@@ -158,7 +158,9 @@ def _lay_out(
         if not cached:
             return _checked(plan)
         if simulated.info.on_device:
-            return _with_pools(replace(plan, device=config.cache.device), simulated, 0)
+            with contextlib.closing(Cache(simulated.tag)) as cache:
+                names = ",".join(device.name for device in cache.devices())
+            return _with_pools(replace(plan, device=names), simulated, 0)
         routers = sum(prod(each.ne) for each in tensors if each.name.endswith("ffn_gate_inp.weight"))
         predictor = 0 if config.cache.prefetch == 0 else routers * _PREDICTOR_BYTES
         return _with_pools(plan, simulated, predictor)

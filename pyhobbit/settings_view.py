@@ -63,7 +63,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         cache.add_argument(f"--{name}", metavar="SIZE", help=what)
     defaults = SamplingConfig()
     for name, kind, what in (
-        ("device", str, "that compute the experts, like Vulkan0, or several (default: CPU)"),
+        (
+            "device",
+            str,
+            "that compute the experts, like Vulkan0, or several (default: where the other layers are)",
+        ),
         ("mode", str, f"of --device: {', '.join(CacheConfig.modes)} (default: auto)"),
         ("t1", float, "high precision up to this sum of gate weights (default: calibrated, or 1)"),
         ("t2", float, "low precision from t1 to here, above it none (default: calibrated, or 1)"),
@@ -190,7 +194,7 @@ def _size_rows(cache: CacheConfig, plan: "MemoryPlan | None") -> Iterator[Row]:
             yield Row("cache", name, total, "computed", f"{format_size(plan.available)} are free")
         elif name == "memory" and cache.pools is None:
             yield Row("cache", name, None, "computed", "from what is free when a model is opened")
-    yield from _device_rows(cache)
+    yield from _device_rows(cache, plan)
     if plan is not None:
         info = plan.info
         what = "residuals of " if info.high_is_residual else ""
@@ -206,11 +210,15 @@ def _size_rows(cache: CacheConfig, plan: "MemoryPlan | None") -> Iterator[Row]:
             yield Row("cache", "host_cache", plan.host_pools, "computed", note)
 
 
-def _device_rows(cache: CacheConfig) -> Iterator[Row]:
-    if cache.device is None:
-        yield Row("cache", "device", "CPU", "default")
+def _device_rows(cache: CacheConfig, plan: "MemoryPlan | None") -> Iterator[Row]:
+    if cache.device is not None:
+        yield Row("cache", "device", cache.device, "flag")
+    elif plan is None:
+        yield Row("cache", "device", None, "computed", "where the other layers are")
+    else:
+        yield Row("cache", "device", plan.device or "CPU", "computed", "where the other layers are")
+    if cache.device is None and (plan is None or plan.device is None):
         return
-    yield Row("cache", "device", cache.device, "flag")
     yield Row("cache", "mode", cache.mode or "auto", "flag" if cache.mode else "default")
     if cache.device_memory is not None:
         yield Row("cache", "device_memory", cache.device_memory, "flag")

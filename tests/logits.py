@@ -41,10 +41,14 @@ Batch = list[tuple[int, int, int]]  # (token, position, sequence)
 
 @dataclass(frozen=True)
 class Plan:
-    """What one fresh context decodes: `batches`, then `greedy` tokens one at a time in sequence 0."""
+    """What one fresh context decodes: `batches`, then `greedy` tokens, one at a time, in sequence 0.
+
+    With `beams`, at most 4, beam search instead: so many continuations of sequence 0 side by side.
+    """
 
     batches: list[Batch]
     greedy: int = 0
+    beams: int = 1
 
 
 @dataclass(frozen=True)
@@ -219,12 +223,41 @@ class Session:
         try:
             logits = [self._decode(context, batch) for batch in plan.batches]
             position = plan.batches[-1][-1][1]
+            if plan.beams > 1:
+                logits += self._search(context, logits[-1][-1:], position, plan)
+                return np.concatenate(logits)
             for i in range(1, plan.greedy + 1):
                 best = int(logits[-1][-1].argmax())
                 logits.append(self._decode(context, [(best, position + i, 0)]))
         finally:
             self.llama.llama_free(context)
         return np.concatenate(logits)
+
+    def _search(self, context: Any, last: np.ndarray, position: int, plan: Plan) -> list[np.ndarray]:
+        """The logits of each step, float32 [beams, vocabulary]. last: [1, vocabulary]"""
+        steps: list[np.ndarray] = []
+        scores = np.zeros(1)  # log probabilities of the continuations, which are sequences 0, 1, ...
+        for i in range(1, plan.greedy + 1):
+            last = last.astype(np.float64)
+            totals = (scores[:, None] + last - np.logaddexp.reduce(last, axis=1, keepdims=True)).ravel()
+            best = np.argsort(-totals, kind="stable")[: plan.beams]
+            parents, tokens = np.divmod(best, self.n_vocab)
+            scores = totals[best]
+            self._fork(context, parents.tolist())
+            last = self._decode(context, [(int(token), position + i, s) for s, token in enumerate(tokens)])
+            steps.append(last)
+        return steps
+
+    def _fork(self, context: Any, parents: list[int]) -> None:
+        """Sequence i becomes what sequence parents[i] was."""
+        llama, n = self.llama, len(parents)
+        memory = llama.llama_get_memory(context)
+        for i, parent in enumerate(parents):
+            llama.llama_memory_seq_cp(memory, parent, n + i, -1, -1)
+        for i in range(n):
+            llama.llama_memory_seq_rm(memory, i, -1, -1)
+            llama.llama_memory_seq_cp(memory, n + i, i, -1, -1)
+            llama.llama_memory_seq_rm(memory, n + i, -1, -1)
 
     def close(self) -> None:
         self.llama.llama_model_free(self.model)

@@ -126,7 +126,6 @@ def test_an_integer_threshold_becomes_a_float() -> None:
         ({"memory": 0}, "memory is 0; it must be positive"),
         ({"device_memory": 1, "pools": 1}, "--device-memory bounds all that the experts take"),
         ({"device_memory": 0}, "device_memory is 0; it must be positive"),
-        ({"mode": "auto"}, "name one with --device"),
         ({"mode": "cpu", "device": "CUDA0"}, "there is no mode 'cpu': give one of gpu, cooperative, auto"),
         ({"device": ""}, "'' is not the name of a device"),
         ({"device": "x" * 128}, "is not the name of a device"),

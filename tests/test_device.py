@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import logits
@@ -118,6 +119,18 @@ def test_the_logits_are_the_same_whoever_computes_what_is_missing(
     assert stats["transfer_s"] > 0
 
 
+@pytest.mark.parametrize("mode", ["gpu", "cooperative", "auto"])
+def test_beam_search_finds_the_same(tiny_gguf: Path, server: str, mode: str) -> None:
+    beams = {"beams": replace(logits.prefill([1, 38, 75, 112], greedy=16), beams=4)}
+    settings: dict[str, Override] = {"hobbit.device": "RPC0", "hobbit.mode": mode, "hobbit.pools": 4 << 20}
+    result = logits.run(models.lib_dir(), tiny_gguf, beams, settings, rpc=server)
+    _assert_same(result, logits.run(models.stock_dir(), models.tiny(), beams))
+    stats = result.stats
+    assert len(result.logits["beams"]) == 4 + 16 * 4
+    assert stats["selections_high"] > stats["hits_high"] + stats["misses_high"]  # tokens share experts
+    assert (stats["selections_cpu"] > 0) == (mode != "gpu")
+
+
 @pytest.mark.parametrize("mode", ["cooperative", "auto"])
 def test_the_cpu_has_a_share_beside_prefetch(tiny_gguf: Path, server: str, on_cpu: Result, mode: str) -> None:
     pools = on_cpu.info["tier_bytes_high"] // 2
@@ -161,6 +174,17 @@ def test_skipped_experts_add_no_bias(server: str, mode: str, renormalize: bool) 
 
 def test_the_other_layers_may_be_on_the_device_too(tiny_gguf: Path, server: str, on_cpu: Result) -> None:
     _assert_same(_on_rpc(tiny_gguf, server, {"hobbit.pools": 4 << 20}, gpu_layers=99), on_cpu)
+
+
+@pytest.mark.parametrize("gpu_layers", [0, 3, 99])
+def test_the_experts_are_where_the_other_layers_are(
+    tiny_gguf: Path, server: str, on_cpu: Result, gpu_layers: int
+) -> None:
+    pools: dict[str, Override] = {"hobbit.pools": 4 << 20}
+    result = logits.run(models.lib_dir(), tiny_gguf, SHORT_PLANS, pools, gpu_layers=gpu_layers, rpc=server)
+    assert [device["name"] for device in result.devices] == (["RPC0"] if gpu_layers else ["CPU"])
+    assert (result.stats["bytes_transferred"] > 0) == (gpu_layers > 0)
+    _assert_same(result, on_cpu)
 
 
 def test_low_precision_and_skipping(tiny_gguf: Path, server: str) -> None:

@@ -55,7 +55,8 @@ enum hobbit_setting_kind {
 //   hobbit.pools         int     bytes of the expert pools alone; overrides hobbit.memory, or hobbit.device_memory
 //   hobbit.device        string  the device that holds the pools and computes the experts, as ggml names it ("CUDA0",
 //                                "Vulkan0"), or several with memory of their own ("CUDA0,CUDA1"), each for the layers
-//                                that it is given (hobbit_place_layers); default "CPU"
+//                                that it is given (hobbit_place_layers); default: those that have the other weights of
+//                                the layers, or "CPU"
 //   hobbit.device_memory int     bytes of that device's memory that the experts may take; 0: computed from what is
 //                                free; hobbit.memory then bounds host memory, in which further experts are cached. Of
 //                                several devices this and hobbit.pools bound the sum: each device gets the least that
@@ -123,10 +124,11 @@ HOBBIT_API bool hobbit_owns_tensor(const hobbit_model * model, const char * name
 HOBBIT_API bool hobbit_is_tier_tensor(const char * name);
 
 // Of several devices, which one holds and computes the experts of which block: devices[N] is the device that has the
-// rest of block N ("blk.N."). Blocks whose device is none of hobbit.device's, and all before this is called, are given
-// to these in runs, in proportion to their free memory. REQUIRES: before hobbit_buffer_type.
-HOBBIT_API void hobbit_place_layers(hobbit_model * model, struct ggml_backend_device * const * devices,
-                                    size_t n_devices);
+// rest of block N ("blk.N."). Without hobbit.device these are the devices, but those without memory of their own.
+// Blocks whose device is none of hobbit.device's, and all before this is called, are given to these in runs, in
+// proportion to their free memory. REQUIRES: called once, before hobbit_owns_tensor and hobbit_buffer_type.
+HOBBIT_API bool hobbit_place_layers(hobbit_model * model, struct ggml_backend_device * const * devices,
+                                    size_t n_devices, char * err, size_t err_size);
 
 // For what the block has on disk; -1: for the token embedding. Hands out addresses without memory. Valid while the
 // model has a reference; every buffer of the type holds one.

@@ -2,6 +2,7 @@
 #include "compute-device.h"
 
 #include "ggml-cpp.h"
+#include "ggml-impl.h"
 #include "ggml.h"
 
 #include <algorithm>
@@ -84,6 +85,23 @@ status find_compute_devices(const std::string & names, std::vector<ggml_backend_
         start = end + 1;
     }
     return check_together(devices);
+}
+
+std::string usable_devices(const std::vector<ggml_backend_dev_t> & devices) {
+    std::vector<ggml_backend_dev_t> seen;
+    std::string                     names;
+    for (ggml_backend_dev_t device : devices) {
+        if (!device || is_host_device(device) || std::count(seen.begin(), seen.end(), device) > 0) {
+            continue;
+        }
+        seen.push_back(device);
+        if (can_hold_experts(device) && check(device).ok()) {
+            names += (names.empty() ? "" : ",") + std::string(ggml_backend_dev_name(device));
+        } else {
+            GGML_LOG_WARN("hobbit: %s cannot hold experts: they are elsewhere\n", ggml_backend_dev_name(device));
+        }
+    }
+    return names;
 }
 
 bool is_host_device(ggml_backend_dev_t device) {

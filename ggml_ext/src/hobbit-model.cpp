@@ -52,7 +52,9 @@ status hobbit_model::open(const std::string & path, const hobbit_setting * given
         return status::error(format("the settings stored in '%s' or the calibration beside it cannot be used: %s",
                                     path.c_str(), s.message().c_str()));
     }
-    s = opened->start();
+    s = opened->check_thresholds(opened->settings_.thresholds);
+    s = s.ok() ? opened->open_files() : s;
+    s = s.ok() ? opened->build() : s;
     if (s.ok()) {
         model = std::move(opened);
     }
@@ -90,23 +92,8 @@ bool hobbit_model::owns(const std::string & tensor) const {
     return index_.find_tensor(tensor) || (rows_ && tensor == embedding_table::name);
 }
 
-status hobbit_model::find_devices(std::vector<ggml_backend_dev_t> & devices) const {
-    status s = find_compute_devices(settings_.device, devices);
-    if (s.ok() && settings_.device_memory > 0 && is_host_device(devices.front())) {
-        s = status::error(
-            "hobbit.device_memory bounds a device that has memory of its own: name one with hobbit.device");
-    }
-    if (s.ok() && settings_.names_mode() && is_host_device(devices.front())) {
-        s = status::error("hobbit.mode says who computes beside a device with memory of its own: name one with "
-                          "hobbit.device");
-    }
-    return s;
-}
-
-status hobbit_model::start() {
-    std::vector<ggml_backend_dev_t> devices;
-    status                          s = check_thresholds(settings_.thresholds);
-    s                                 = s.ok() ? find_devices(devices) : s;
+status hobbit_model::open_files() {
+    status s;
     for (size_t i = 0; i < index_.files().size() && s.ok(); i++) {
         s = reader_.open(index_.files()[i]);
     }
@@ -117,14 +104,26 @@ status hobbit_model::start() {
         GGML_LOG_WARN("hobbit: the file system of '%s' has no direct I/O: reads go through the page cache\n",
                       index_.files()[0].c_str());
     }
-    const embedding_table & embedding = index_.embedding();
-    if (embedding.location.size >= SMALL_EMBEDDING && memory_is_short(is_host_device(devices.front()))) {
-        rows_.emplace(reader_, embedding);
-    }
     if (!index_.uses_base_experts()) {
         GGML_LOG_INFO("hobbit: the experts of '%s' are not read: both tiers of '%s' stand for them\n",
                       index_.files().front().c_str(), index_.files().back().c_str());
     }
+    return {};
+}
+
+// All that depends on the devices.
+status hobbit_model::build() {
+    std::vector<ggml_backend_dev_t> devices;
+    const status                    s = find_compute_devices(settings_.device, devices);
+    if (!s.ok()) {
+        return s;
+    }
+    rows_.reset();
+    const embedding_table & embedding = index_.embedding();
+    if (embedding.location.size >= SMALL_EMBEDDING && memory_is_short(is_host_device(devices.front()))) {
+        rows_.emplace(reader_, embedding);
+    }
+    loader_.reset(); // before the caches that its threads write into
     const auto memory = find_transfer_memory(devices, reader_);
     loader_           = std::make_unique<loader>(reader_, stats_, settings_.io_threads, memory);
     places_           = std::make_unique<compute_places>(this, devices, index_, settings_, *loader_, stats_, memory);
@@ -149,9 +148,22 @@ hobbit_model::~hobbit_model() {
     }
 }
 
-void hobbit_model::place_layers(const ggml_backend_dev_t * devices, size_t n_devices) {
+status hobbit_model::place_layers(const ggml_backend_dev_t * devices, size_t n_devices) {
     std::lock_guard<std::mutex> lock(mutex_);
+    if (settings_.device.empty()) {
+        std::vector<ggml_backend_dev_t> of_layers;
+        for (size_t layer = 0; layer < index_.n_layers(); layer++) {
+            const uint32_t block = index_.layer(layer).block;
+            of_layers.push_back(block < n_devices ? devices[block] : nullptr);
+        }
+        settings_.device = usable_devices(of_layers);
+        const status s   = settings_.device.empty() ? status() : build();
+        if (!s.ok()) {
+            return s;
+        }
+    }
     places_->place_layers(devices, n_devices);
+    return {};
 }
 
 status hobbit_model::set_router(uint32_t block, const ggml_tensor * weight, const ggml_tensor * bias,
@@ -166,10 +178,27 @@ uint64_t hobbit_model::staging_bytes() const {
     return is_used ? loader::staging_size(settings_.io_threads) : 0;
 }
 
+// Where there is none, as is known once the layers are placed.
+status hobbit_model::check_device_settings() const {
+    if (settings_.device_memory > 0 && !places_->are_apart()) {
+        return status::error(
+            "hobbit.device_memory bounds a device that has memory of its own: name one with hobbit.device");
+    }
+    if (settings_.names_mode() && !places_->are_apart()) {
+        return status::error("hobbit.mode says who computes beside a device with memory of its own: name one with "
+                             "hobbit.device");
+    }
+    return {};
+}
+
 status hobbit_model::prepare(uint64_t model_bytes, uint32_t n_batch) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (prepared_) {
         return {};
+    }
+    const status fits = check_device_settings();
+    if (!fits.ok()) {
+        return fits;
     }
     const other_memory other = { resident_before_,  model_bytes,        staging_bytes(),
                                  resident_memory(), available_memory(), {} };

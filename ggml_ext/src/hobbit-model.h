@@ -35,7 +35,7 @@ struct hobbit_model {
     ~hobbit_model();
 
     // See hobbit_place_layers.
-    void place_layers(const ggml_backend_dev_t * devices, size_t n_devices);
+    hobbit::status place_layers(const ggml_backend_dev_t * devices, size_t n_devices);
 
     // See hobbit_buffer_type.
     ggml_backend_buffer_type_t buffer_type(int32_t block) { return places_->of_block(block).buffer_type(); }
@@ -74,8 +74,9 @@ struct hobbit_model {
   private:
     hobbit_model() = default;
 
-    hobbit::status start();
-    hobbit::status find_devices(std::vector<ggml_backend_dev_t> & devices) const;
+    hobbit::status open_files();
+    hobbit::status build();
+    hobbit::status check_device_settings() const;
     bool           memory_is_short(bool in_host) const;
     uint64_t       staging_bytes() const;
     hobbit::status check_thresholds(const hobbit::score_thresholds & t) const;

@@ -81,8 +81,15 @@ bool hobbit_is_tier_tensor(const char * name) {
     return hobbit::expert_index::is_tier_tensor(name);
 }
 
-void hobbit_place_layers(hobbit_model * model, struct ggml_backend_device * const * devices, size_t n_devices) {
-    model->place_layers(devices, n_devices);
+bool hobbit_place_layers(hobbit_model * model, struct ggml_backend_device * const * devices, size_t n_devices,
+                         char * err, size_t err_size) {
+    status s;
+    try {
+        s = model->place_layers(devices, n_devices);
+    } catch (const std::exception & e) {
+        s = status::error(e.what());
+    }
+    return report(s, err, err_size);
 }
 
 struct ggml_backend_buffer_type * hobbit_buffer_type(hobbit_model * model, int32_t block) {

@@ -75,7 +75,8 @@ static status device_pool_bytes(const settings & s, const pool_demand & d, const
     return bytes >= smallest
                ? status()
                : status::error(format("%s has too little free memory for expert pools: %s are left, the smallest that "
-                                      "work are %s; free some of it or use a smaller context",
+                                      "work are %s; free some of it, use a smaller context, or leave the "
+                                      "experts in host memory with --device CPU",
                                       device.name, format_size(double(bytes)).c_str(),
                                       format_size(double(smallest)).c_str()));
 }

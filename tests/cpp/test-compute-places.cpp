@@ -49,6 +49,11 @@ static rows compute(const model_ptr & model, const layer_input & input, int32_t 
     return graph.output();
 }
 
+static void place_layers(const model_ptr & model, const std::vector<ggml_backend_dev_t> & devices) {
+    char err[512] = "";
+    CHECK_MESSAGE(hobbit_place_layers(model.get(), devices.data(), devices.size(), err, sizeof(err)), err);
+}
+
 // The same with plain tensors.
 static rows stock(const files & f, const layer_input & input, uint32_t block) {
     const moe_model shape;
@@ -68,8 +73,7 @@ TEST_CASE("each device computes the layers that it is given, with pools of its o
         const std::string how = mode;
         const model_ptr model = opened(f.plain_path, { integer("hobbit.pools", 1 << 20), text("hobbit.device", both()),
                                                        text("hobbit.mode", how) });
-        const ggml_backend_dev_t given[] = { second_device(), rpc_device() };
-        hobbit_place_layers(model.get(), given, 2);
+        place_layers(model, { second_device(), rpc_device() });
         CHECK(device_of(model, 0).pool_slots_high == 0);
         prepare(model);
 
@@ -84,11 +88,60 @@ TEST_CASE("each device computes the layers that it is given, with pools of its o
     }
 }
 
-TEST_CASE("what is told of the devices, and their sum") {
+TEST_CASE("without hobbit.device the experts of a layer are where the rest of it is") {
     const files              f;
-    const ggml_backend_dev_t given[] = { second_device(), rpc_device() };
+    const layer_input        input = random_input(moe_model(), 3, 47);
+    const ggml_backend_dev_t cpu   = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+    const ggml_backend_dev_t rpc   = rpc_device();
+    const struct {
+        std::vector<ggml_backend_dev_t> layers;
+        std::vector<ggml_backend_dev_t> devices;
+    } cases[] = {
+        { { second_device(), rpc }, { second_device(), rpc } },
+        { { rpc, rpc }, { rpc } },
+        { { cpu, rpc }, { rpc } }, // the CPU is no place where another device is
+        { { cpu, cpu }, { cpu } },
+        { { nullptr, nullptr }, { cpu } },
+        { {}, { cpu } },
+    };
+    for (const auto & c : cases) {
+        const model_ptr model = opened(f.plain_path, { integer("hobbit.pools", 1 << 20) });
+        place_layers(model, c.layers);
+        prepare(model);
+        uint32_t           n_layers = 0;
+        hobbit_device_info here;
+        for (size_t i = 0; i < c.devices.size(); i++) {
+            here      = device_of(model, i);
+            n_layers += here.n_layers;
+            CHECK(here.name == std::string(ggml_backend_dev_name(c.devices[i])));
+        }
+        CHECK_FALSE(hobbit_get_device(model.get(), c.devices.size(), &here));
+        CHECK(n_layers == 2);
+        for (const int32_t block : { 0, 1 }) {
+            CHECK(compute(model, input, block) == stock(f, input, uint32_t(block)));
+        }
+    }
+}
+
+TEST_CASE("what a device is bounded by wants one with memory of its own, which the layers may be on") {
+    const files f;
+    for (const hobbit_setting & setting : { integer("hobbit.device_memory", 64 << 20), text("hobbit.mode", "gpu") }) {
+        const model_ptr on_cpu = opened(f.plain_path, { integer("hobbit.enable", 1), setting });
+        char            err[512];
+        CHECK_FALSE(hobbit_prepare(on_cpu.get(), 0, 1, err, sizeof(err)));
+        CHECK(std::string(err).find("name one with hobbit.device") != std::string::npos);
+
+        const model_ptr apart = opened(f.plain_path, { integer("hobbit.enable", 1), setting });
+        place_layers(apart, { rpc_device(), rpc_device() });
+        prepare(apart);
+        CHECK(device_of(apart, 0).name == std::string(ggml_backend_dev_name(rpc_device())));
+    }
+}
+
+TEST_CASE("what is told of the devices, and their sum") {
+    const files     f;
     const model_ptr model = opened(f.plain_path, { integer("hobbit.pools", 1 << 20), text("hobbit.device", both()) });
-    hobbit_place_layers(model.get(), given, 2);
+    place_layers(model, { second_device(), rpc_device() });
     prepare(model);
     hobbit_info info;
     hobbit_get_info(model.get(), &info);
@@ -132,18 +185,16 @@ TEST_CASE("layers of which llama.cpp has the rest elsewhere are spread over the 
     const model_ptr model = opened(f.plain_path, { integer("hobbit.pools", 1 << 20), text("hobbit.device", both()) });
     const auto      n_layers = [&](size_t i) { return device_of(model, i).n_layers; };
     CHECK((n_layers(0) == 1 && n_layers(1) == 1)); // before anything is said
-    ggml_backend_dev_t       cpu         = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
-    const ggml_backend_dev_t elsewhere[] = { cpu, cpu };
-    hobbit_place_layers(model.get(), elsewhere, 2);
+    ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+    place_layers(model, { cpu, cpu });
     CHECK((n_layers(0) == 1 && n_layers(1) == 1));
 }
 
 TEST_CASE("a device without layers holds nothing, and the others have all of the pools") {
-    const files              f;
-    const layer_input        input   = random_input(moe_model(), 3, 43);
-    const ggml_backend_dev_t given[] = { second_device(), second_device() };
-    const model_ptr model = opened(f.plain_path, { integer("hobbit.pools", 1 << 20), text("hobbit.device", both()) });
-    hobbit_place_layers(model.get(), given, 2);
+    const files       f;
+    const layer_input input = random_input(moe_model(), 3, 43);
+    const model_ptr   model = opened(f.plain_path, { integer("hobbit.pools", 1 << 20), text("hobbit.device", both()) });
+    place_layers(model, { second_device(), second_device() });
     prepare(model);
     CHECK(device_of(model, 0).n_layers == 0);
     CHECK(device_of(model, 0).pool_slots_high == 0);

@@ -152,6 +152,10 @@ TEST_CASE("a device that lacks an operation is an error that names it") {
           "Lacks0 cannot compute experts, which takes SET_ROWS: choose another device");
     CHECK(find_compute_devices(ggml_backend_dev_name(device()), found).ok());
     CHECK(found == std::vector<ggml_backend_dev_t>{ device() });
+
+    ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+    CHECK(usable_devices({ nullptr, cpu, device(), &lacks, device() }) == ggml_backend_dev_name(device()));
+    CHECK(usable_devices({ cpu, &lacks }).empty());
 }
 
 TEST_CASE("several devices are found in their order, each with memory of its own") {
