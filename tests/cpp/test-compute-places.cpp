@@ -124,8 +124,9 @@ TEST_CASE("without hobbit.device the experts of a layer are where the rest of it
 }
 
 TEST_CASE("what a device is bounded by wants one with memory of its own, which the layers may be on") {
-    const files f;
-    for (const hobbit_setting & setting : { integer("hobbit.device_memory", 64 << 20), text("hobbit.mode", "gpu") }) {
+    const files       f;
+    const std::string mode = "gpu";
+    for (const hobbit_setting & setting : { integer("hobbit.device_memory", 64 << 20), text("hobbit.mode", mode) }) {
         const model_ptr on_cpu = opened(f.plain_path, { integer("hobbit.enable", 1), setting });
         char            err[512];
         CHECK_FALSE(hobbit_prepare(on_cpu.get(), 0, 1, err, sizeof(err)));
