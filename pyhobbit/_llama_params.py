@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: MIT
-"""The context that llama_cpp.Llama makes from its keywords."""
+"""What llama_cpp.Llama makes of its keywords."""
 
+import ctypes
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pyhobbit._native import llama
 
 if TYPE_CHECKING:
-    from pyhobbit.plan import SetContext
+    from pyhobbit.plan import SetContext, SetModel
 
 _N_CTX = _N_BATCH = 512  # Llama's defaults
+_ALL_LAYERS = 0x7FFFFFFF
 # Handed on as they are where they are given.
 _KEYWORDS = ("offload_kqv", "op_offload", "swa_full", "type_k", "type_v")
 
@@ -32,6 +34,22 @@ def set_context(arguments: Mapping[str, Any]) -> "SetContext":
             if arguments.get(name) is not None:
                 setattr(params, name, arguments[name])
         set_own(params, arguments)
+
+    return fill
+
+
+def set_model(arguments: Mapping[str, Any]) -> "SetModel":
+    """As Llama does it, for what decides which devices have layers. arguments: of Hobbit."""
+    split = arguments.get("tensor_split")
+    c_split = None if split is None else (ctypes.c_float * llama.LLAMA_MAX_DEVICES)(*split)
+
+    def fill(params: Any) -> None:
+        n_layers = arguments.get("n_gpu_layers", 0)
+        params.n_gpu_layers = _ALL_LAYERS if n_layers == -1 else n_layers
+        params.split_mode = arguments.get("split_mode", llama.LLAMA_SPLIT_MODE_LAYER)
+        params.main_gpu = arguments.get("main_gpu", 0)
+        if c_split is not None:
+            params.tensor_split = c_split
 
     return fill
 

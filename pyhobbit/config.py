@@ -311,6 +311,7 @@ class EvaluationConfig:
             "hobbit.t2": 1.0,
             "hobbit.policy": "lru",
             "hobbit.prefetch": 0,
+            "hobbit.device": "CPU",
             **self.engine.cache.settings(),
             "hobbit.strict": self.strict,
             "hobbit.scorer": self.scorer,

@@ -24,7 +24,7 @@ from pyhobbit._llama_errors import (
     load_error,
     prompt_errors,
 )
-from pyhobbit._llama_params import set_context, set_own
+from pyhobbit._llama_params import set_context, set_model, set_own
 from pyhobbit.config import CacheConfig, CalibrationConfig, EngineConfig, Setting, parse_size
 from pyhobbit.engine import computing_threads
 from pyhobbit.errors import ConfigError, HobbitError
@@ -165,7 +165,8 @@ class Hobbit(Llama):
         config = EngineConfig(cache=self.cache_config)
         overrides = llama.get("kv_overrides") or {}
         try:
-            return fitting_settings(Path(path), config, set_context(self._arguments), **overrides)
+            fill = set_context(self._arguments), set_model(self._arguments)
+            return fitting_settings(Path(path), config, *fill, **overrides)
         except HobbitError as e:
             raise LoadError(str(e)) from e
 

@@ -121,7 +121,9 @@ def _inspect(path: Path, text: str | None, config: InspectConfig, as_json: bool)
     }
     show = _nothing if as_json else print
     show(_rows_text(_description(model, applied.t1, applied.t2)))
-    if fit.error and (config.n_ctx, config.engine.cache.memory, config.engine.cache.pools) != (None,) * 3:
+    cache = config.engine.cache
+    asked = (config.n_ctx, cache.memory, cache.pools, cache.device, cache.device_memory, cache.mode)
+    if fit.error and any(value is not None for value in asked):
         raise HobbitError(fit.error)  # what was asked for cannot be
     show(f"\n{_rows_text(fit.memory_rows())}", flush=True)
     seen = None

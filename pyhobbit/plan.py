@@ -95,9 +95,16 @@ class MemoryPlan:
 SetContext = Callable[[Any, int], None]
 """Fills in llama_context_params, given how many tokens the model was trained for. Raises HobbitError."""
 
+SetModel = Callable[[Any], None]
+"""Fills in llama_model_params, where they are not llama.cpp's own."""
+
 
 def fitting_settings(
-    path: Path, config: EngineConfig, context: SetContext | None = None, **overrides: Setting
+    path: Path,
+    config: EngineConfig,
+    context: SetContext | None = None,
+    model: SetModel | None = None,
+    **overrides: Setting,
 ) -> dict[str, Setting]:
     """What hobbit_open is told of config.cache, once it is known that the model fits. As lay_out().
 
@@ -105,7 +112,7 @@ def fitting_settings(
     is added to it.
     """
     held = resident_memory()
-    lay_out(path, config, context, **overrides)
+    lay_out(path, config, context, model, **overrides)
     settings = config.cache.settings()
     if config.cache.memory is not None:
         settings["hobbit.memory"] = config.cache.memory + max(0, resident_memory() - held)
@@ -113,14 +120,19 @@ def fitting_settings(
 
 
 def lay_out(
-    path: Path, config: EngineConfig, context: SetContext | None = None, **overrides: Setting
+    path: Path,
+    config: EngineConfig,
+    context: SetContext | None = None,
+    model: SetModel | None = None,
+    **overrides: Setting,
 ) -> MemoryPlan:
     """The plan for a model with these settings. Raises HobbitError: it does not fit, or cannot be opened.
 
-    context: None takes the context from config.  overrides: further settings of llama.cpp, by key.
+    context: None takes the context from config.  model: None takes llama.cpp's defaults.
+    overrides: further settings of llama.cpp, by key.
     """
     with opening:
-        return _lay_out(path, config, context or _engine_context(config), overrides)
+        return _lay_out(path, config, (context or _engine_context(config), model), overrides)
 
 
 def _engine_context(config: EngineConfig) -> SetContext:
@@ -133,14 +145,17 @@ def _engine_context(config: EngineConfig) -> SetContext:
 
 
 def _lay_out(
-    path: Path, config: EngineConfig, context: SetContext, overrides: Mapping[str, Setting]
+    path: Path,
+    config: EngineConfig,
+    fill: tuple[SetContext, SetModel | None],
+    overrides: Mapping[str, Setting],
 ) -> MemoryPlan:
     check_model_file(path)
     process, available = resident_memory(), available_memory()
     tensors = read_tensors(path)
     parts = {each.name: routed_part(each.name) for each in tensors}
     n_experts = {part.layer: each.ne[2] for each in tensors if (part := parts[each.name])}
-    with _simulated(path, config, context, overrides, bool(n_experts)) as simulated:
+    with _simulated(path, config, fill, overrides, bool(n_experts)) as simulated:
         cached = simulated.info.cached
         with contextlib.closing(Cache(simulated.tag)) as cache:
             on_disk = {name for name, part in parts.items() if cached and (part or cache.owns(name))}
@@ -239,10 +254,11 @@ class _Lines(Log):
 def _simulated(
     path: Path,
     config: EngineConfig,
-    set_context: SetContext,
+    fill: tuple[SetContext, SetModel | None],
     overrides: Mapping[str, Setting],
     has_experts: bool,
 ) -> Iterator[_Simulated]:
+    set_context, set_model = fill
     tag = new_tag()
     # A trace would be opened, and emptied.
     settings = {**overrides, **replace(config.cache, trace=None).settings(), "hobbit.tag": tag}
@@ -250,6 +266,8 @@ def _simulated(
         settings["hobbit.enable"] = True
     all_overrides = kv_overrides(llama, settings)
     params = llama.llama_model_default_params()
+    if set_model is not None:
+        set_model(params)
     params.kv_overrides, params.no_alloc = all_overrides, True
     params.load_mode = llama.LLAMA_LOAD_MODE_NONE  # a mapping cannot be simulated
     with contextlib.ExitStack() as stack:

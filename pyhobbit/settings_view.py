@@ -217,7 +217,8 @@ def _device_rows(cache: CacheConfig, plan: "MemoryPlan | None") -> Iterator[Row]
         yield Row("cache", "device", None, "computed", "where the other layers are")
     else:
         yield Row("cache", "device", plan.device or "CPU", "computed", "where the other layers are")
-    if cache.device is None and (plan is None or plan.device is None):
+    is_given = (cache.device, cache.device_memory, cache.mode) != (None,) * 3
+    if not is_given and (plan is None or plan.device is None):
         return
     yield Row("cache", "mode", cache.mode or "auto", "flag" if cache.mode else "default")
     if cache.device_memory is not None:

@@ -18,6 +18,7 @@ for _signal, _default in ((signal.SIGINT, signal.default_int_handler), (signal.S
 # Idle OpenMP threads of programs sleep: beside others, spinning costs several times the work itself.
 os.environ["OMP_WAIT_POLICY"] = "passive"
 
+
 TESTS = Path(__file__).resolve().parent
 TINY_MODEL = TESTS / "tiny_moe" / "model"
 
@@ -45,3 +46,9 @@ def tiny_gguf(tmp_path_factory: pytest.TempPathFactory, run_pyhobbit: RunPyhobbi
     done = run_pyhobbit("convert", "--low", "q4_0", "--high", "f16", TINY_MODEL, "-o", path, timeout=600)
     assert done.returncode == 0, done.stderr
     return path
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if "kernels" not in config.option.markexpr:
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("kernels")])
+        items[:] = [item for item in items if not item.get_closest_marker("kernels")]

@@ -75,6 +75,20 @@ def prefill(tokens: list[int], greedy: int = 0) -> Plan:
     return Plan([[(token, i, 0) for i, token in enumerate(tokens)]], greedy)
 
 
+def best_continuations(
+    scores: np.ndarray, last: np.ndarray, n: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The n likeliest: which text each continues, with which token, and its score.
+
+    scores: log probabilities of the texts, [texts].  last: their logits, [texts, vocabulary].
+    """
+    last = last.astype(np.float64)
+    totals = (scores[:, None] + last - np.logaddexp.reduce(last, axis=1, keepdims=True)).ravel()
+    best = np.argsort(-totals, kind="stable")[:n]
+    parents, tokens = np.divmod(best, last.shape[1])
+    return parents, tokens, totals[best]
+
+
 def run(
     lib_dir: Path,
     model: Path,
@@ -238,11 +252,7 @@ class Session:
         steps: list[np.ndarray] = []
         scores = np.zeros(1)  # log probabilities of the continuations, which are sequences 0, 1, ...
         for i in range(1, plan.greedy + 1):
-            last = last.astype(np.float64)
-            totals = (scores[:, None] + last - np.logaddexp.reduce(last, axis=1, keepdims=True)).ravel()
-            best = np.argsort(-totals, kind="stable")[: plan.beams]
-            parents, tokens = np.divmod(best, self.n_vocab)
-            scores = totals[best]
+            parents, tokens, scores = best_continuations(scores, last, plan.beams)
             self._fork(context, parents.tolist())
             last = self._decode(context, [(int(token), position + i, s) for s, token in enumerate(tokens)])
             steps.append(last)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import hobbits
 import logits
 import lost_server
 import models
@@ -121,12 +122,20 @@ def test_the_logits_are_the_same_whoever_computes_what_is_missing(
 
 @pytest.mark.parametrize("mode", ["gpu", "cooperative", "auto"])
 def test_beam_search_finds_the_same(tiny_gguf: Path, server: str, mode: str) -> None:
-    beams = {"beams": replace(logits.prefill([1, 38, 75, 112], greedy=16), beams=4)}
+    beams = {"beams": replace(logits.one_at_a_time([1, 38, 75, 112]), greedy=16, beams=4)}
     settings: dict[str, Override] = {"hobbit.device": "RPC0", "hobbit.mode": mode, "hobbit.pools": 4 << 20}
     result = logits.run(models.lib_dir(), tiny_gguf, beams, settings, rpc=server)
     _assert_same(result, logits.run(models.stock_dir(), models.tiny(), beams))
+    rows = result.logits["beams"]
+    assert len(rows) == 4 + 16 * 4
+    _, _, scores = logits.best_continuations(np.zeros(1), rows[3:4], 4)
+    forks = 0
+    for step in range(15):
+        last = rows[4 + 4 * step :][:4]
+        parents, _, scores = logits.best_continuations(scores, last, 4)
+        forks += parents.tolist() != [0, 1, 2, 3]
+    assert forks > 0
     stats = result.stats
-    assert len(result.logits["beams"]) == 4 + 16 * 4
     assert stats["selections_high"] > stats["hits_high"] + stats["misses_high"]  # tokens share experts
     assert (stats["selections_cpu"] > 0) == (mode != "gpu")
 
@@ -253,6 +262,36 @@ def test_the_server_counts_what_was_found_where(tiny_gguf: Path, server: str, tm
         assert value, metric
         assert float(value[1]) == pytest.approx(cache[key]), metric
     assert min(cache[key] for key in ("transfer_s", "layers_predicted", "predicted_s", "measured_s")) > 0
+
+
+_OPEN = """
+import sys
+from pathlib import Path
+from pyhobbit import Hobbit
+from pyhobbit._devices import add_rpc_servers
+add_rpc_servers(sys.argv[2])
+for n in 0, 3, -1:
+    with Hobbit(Path(sys.argv[1]), pools=8 << 20, n_gpu_layers=n, verbose=False) as model:
+        model.create_completion("def", max_tokens=2)
+        stats = model.stats()
+        print(n, stats.info.on_device, stats.cache.bytes_transferred > 0)
+"""
+
+
+def test_from_python_the_experts_are_where_n_gpu_layers_says(tiny_gguf: Path, server: str) -> None:
+    assert hobbits.run_script(_OPEN, tiny_gguf, server) == "0 False False\n3 True True\n-1 True True\n"
+
+
+def test_inspect_and_config_name_the_device_that_is_found(
+    tiny_gguf: Path, server: str, run_pyhobbit: RunPyhobbit
+) -> None:
+    options = ("--rpc", server, "--pools", "8M", "--ctx", 256)
+    text = run_pyhobbit("inspect", tiny_gguf, *options, "--no-speed").stdout
+    assert "RPC0 has the pools in its memory and computes the experts" in text
+    for found, more in {"RPC0": options, "CPU": options[2:4]}.items():
+        document = json.loads(run_pyhobbit("config", tiny_gguf, *more, "--json").stdout)
+        row = {row["name"]: row for row in document["settings"]}["device"]
+        assert (row["value"], row["source"]) == (found, "computed")
 
 
 def test_inspect_and_config_say_what_lies_where(
@@ -452,9 +491,10 @@ def test_a_device_that_is_not_there_is_an_error_that_names_those_there_are(
 
 
 def test_device_memory_wants_a_device_that_has_any(tiny_gguf: Path, run_pyhobbit: RunPyhobbit) -> None:
-    done = run_pyhobbit("chat", tiny_gguf, "-p", "x", "-n", 1, "--device-memory", "64M")
-    assert done.returncode == 1
-    assert "hobbit.device_memory bounds a device that has memory of its own" in done.stderr
+    for command in (("chat", "-p", "x", "-n", 1), ("inspect", "--no-speed")):
+        done = run_pyhobbit(command[0], tiny_gguf, *command[1:], "--device-memory", "64M")
+        assert done.returncode == 1
+        assert "hobbit.device_memory bounds a device that has memory of its own" in done.stderr
 
 
 def test_a_mode_wants_a_device_that_has_memory_of_its_own(tiny_gguf: Path, run_pyhobbit: RunPyhobbit) -> None:

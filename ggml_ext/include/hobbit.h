@@ -56,7 +56,7 @@ enum hobbit_setting_kind {
 //   hobbit.device        string  the device that holds the pools and computes the experts, as ggml names it ("CUDA0",
 //                                "Vulkan0"), or several with memory of their own ("CUDA0,CUDA1"), each for the layers
 //                                that it is given (hobbit_place_layers); default: those that have the other weights of
-//                                the layers, or "CPU"
+//                                the layers, or of some of them, or else "CPU"
 //   hobbit.device_memory int     bytes of that device's memory that the experts may take; 0: computed from what is
 //                                free; hobbit.memory then bounds host memory, in which further experts are cached. Of
 //                                several devices this and hobbit.pools bound the sum: each device gets the least that
@@ -124,7 +124,8 @@ HOBBIT_API bool hobbit_owns_tensor(const hobbit_model * model, const char * name
 HOBBIT_API bool hobbit_is_tier_tensor(const char * name);
 
 // Of several devices, which one holds and computes the experts of which block: devices[N] is the device that has the
-// rest of block N ("blk.N."). Without hobbit.device these are the devices, but those without memory of their own.
+// rest of block N ("blk.N."). Without hobbit.device the devices of the blocks with experts are taken, where they have
+// memory of their own and can hold experts; integrated GPUs are left out.
 // Blocks whose device is none of hobbit.device's, and all before this is called, are given to these in runs, in
 // proportion to their free memory. REQUIRES: called once, before hobbit_owns_tensor and hobbit_buffer_type.
 HOBBIT_API bool hobbit_place_layers(hobbit_model * model, struct ggml_backend_device * const * devices,

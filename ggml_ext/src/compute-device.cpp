@@ -12,7 +12,11 @@ namespace hobbit {
 
 // Other backends keep more for a tensor than its bytes: state of their own, or room behind a result.
 static bool can_hold_experts(ggml_backend_dev_t device) {
-    const std::string backend = ggml_backend_reg_name(ggml_backend_dev_backend_reg(device));
+    const ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(device);
+    if (!reg) { // several devices under one name, for tensors that are split between them
+        return false;
+    }
+    const std::string backend = ggml_backend_reg_name(reg);
     return backend == "CPU" || backend == "CUDA" || backend == "ROCm" || backend == "Vulkan" || backend == "RPC";
 }
 
@@ -95,6 +99,9 @@ std::string usable_devices(const std::vector<ggml_backend_dev_t> & devices) {
             continue;
         }
         seen.push_back(device);
+        if (ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_IGPU) {
+            continue;
+        }
         if (can_hold_experts(device) && check(device).ok()) {
             names += (names.empty() ? "" : ",") + std::string(ggml_backend_dev_name(device));
         } else {

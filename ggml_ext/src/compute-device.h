@@ -16,8 +16,8 @@ namespace hobbit {
 // Several have memory of their own each.
 status find_compute_devices(const std::string & names, std::vector<ggml_backend_dev_t> & devices);
 
-// Those of these devices, each once, that experts can be on and that have memory of their own: as names for
-// find_compute_devices. Of what cannot be used it warns.
+// Those of these devices, each once, that experts can be on and that have memory of their own, as names for
+// find_compute_devices; not integrated GPUs, whose memory is the host's. Of others that cannot be used it warns.
 std::string usable_devices(const std::vector<ggml_backend_dev_t> & devices);
 
 // Whether the device computes in host memory: what lies there is used in place.

@@ -76,7 +76,7 @@ static status device_pool_bytes(const settings & s, const pool_demand & d, const
                ? status()
                : status::error(format("%s has too little free memory for expert pools: %s are left, the smallest that "
                                       "work are %s; free some of it, use a smaller context, or leave the "
-                                      "experts in host memory with --device CPU",
+                                      "experts in host memory with hobbit.device=CPU (--device CPU)",
                                       device.name, format_size(double(bytes)).c_str(),
                                       format_size(double(smallest)).c_str()));
 }

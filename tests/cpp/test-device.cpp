@@ -156,6 +156,12 @@ TEST_CASE("a device that lacks an operation is an error that names it") {
     ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
     CHECK(usable_devices({ nullptr, cpu, device(), &lacks, device() }) == ggml_backend_dev_name(device()));
     CHECK(usable_devices({ cpu, &lacks }).empty());
+
+    static ggml_backend_device integrated = *device();
+    integrated.iface.get_type             = [](ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_IGPU; };
+    static ggml_backend_device meta       = *device();
+    meta.reg                              = nullptr;
+    CHECK(usable_devices({ &integrated, &meta }).empty());
 }
 
 TEST_CASE("several devices are found in their order, each with memory of its own") {
