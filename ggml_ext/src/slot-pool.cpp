@@ -42,6 +42,17 @@ bool slot_pool::allocate_bank(ggml_backend_buffer_type_t buft, ggml_backend_buff
     return true;
 }
 
+// What can be had there at most, where the device says it.
+static std::string free_memory(ggml_backend_buffer_type_t buft) {
+    size_t             free   = 0;
+    size_t             total  = 0;
+    ggml_backend_dev_t device = ggml_backend_buft_get_device(buft);
+    if (device) {
+        ggml_backend_dev_memory(device, &free, &total);
+    }
+    return free > 0 ? format(", of which %s are free", format_size(double(free)).c_str()) : "";
+}
+
 status slot_pool::allocate(ggml_backend_buffer_type_t buft, ggml_backend_buffer_type_t packed, size_t bank_size,
                            uint32_t slots_per_bank, uint32_t n_slots, const char * options) {
     GGML_ASSERT(n_slots > 0 && slots_per_bank > 0);
@@ -51,9 +62,9 @@ status slot_pool::allocate(ggml_backend_buffer_type_t buft, ggml_backend_buffer_
         banks_.emplace_back();
         if (!allocate_bank(buft, packed, bank_size, banks_.back())) {
             free();
-            return status::error(format("cannot allocate %s for expert pools on %s: give a smaller %s",
+            return status::error(format("cannot allocate %s for expert pools on %s%s: give a smaller %s",
                                         format_size(double(bank_size) * n_banks).c_str(), ggml_backend_buft_name(buft),
-                                        options));
+                                        free_memory(buft).c_str(), options));
         }
     }
     const auto is_other = [&](const memory_bank & bank) { return ggml_backend_buffer_get_type(bank.buffer) != buft; };

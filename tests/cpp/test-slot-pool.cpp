@@ -52,6 +52,18 @@ TEST_CASE("too large a pool is an error that says what to do") {
     CHECK(pool.n_slots() == 0);
 }
 
+TEST_CASE("of a device that is full, the error says how much could be had") {
+    ggml_backend_device full   = *ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+    full.iface.get_memory      = [](ggml_backend_dev_t, size_t * free, size_t * total) { *free = *total = 5 << 20; };
+    ggml_backend_buffer_type b = *ggml_backend_cpu_buffer_type();
+    b.device                   = &full;
+    b.iface.alloc_buffer       = [](ggml_backend_buffer_type_t, size_t) -> ggml_backend_buffer_t { return nullptr; };
+    slot_pool    pool;
+    const status s = pool.allocate(&b, nullptr, BANK, 1, 1024, "--pools");
+    CHECK(s.message() ==
+          "cannot allocate 8.0 MiB for expert pools on CPU, of which 5.0 MiB are free: give a smaller --pools");
+}
+
 TEST_CASE("where a driver has no more page-locked memory, banks are in ordinary memory") {
     page_locked memory;
     slot_pool   pool;
