@@ -43,7 +43,7 @@ Batch = list[tuple[int, int, int]]  # (token, position, sequence)
 class Plan:
     """What one fresh context decodes: `batches`, then `greedy` tokens, one at a time, in sequence 0.
 
-    With `beams`, at most 4, beam search instead: so many continuations of sequence 0 side by side.
+    With more `beams`, at most 4, so many continuations of sequence 0 side by side.
     """
 
     batches: list[Batch]
@@ -237,12 +237,7 @@ class Session:
         try:
             logits = [self._decode(context, batch) for batch in plan.batches]
             position = plan.batches[-1][-1][1]
-            if plan.beams > 1:
-                logits += self._search(context, logits[-1][-1:], position, plan)
-                return np.concatenate(logits)
-            for i in range(1, plan.greedy + 1):
-                best = int(logits[-1][-1].argmax())
-                logits.append(self._decode(context, [(best, position + i, 0)]))
+            logits += self._search(context, logits[-1][-1:], position, plan)
         finally:
             self.llama.llama_free(context)
         return np.concatenate(logits)
@@ -261,6 +256,8 @@ class Session:
     def _fork(self, context: Any, parents: list[int]) -> None:
         """Sequence i becomes what sequence parents[i] was."""
         llama, n = self.llama, len(parents)
+        if parents == list(range(n)):
+            return
         memory = llama.llama_get_memory(context)
         for i, parent in enumerate(parents):
             llama.llama_memory_seq_cp(memory, parent, n + i, -1, -1)

@@ -282,22 +282,17 @@ def test_from_python_the_experts_are_where_n_gpu_layers_says(tiny_gguf: Path, se
     assert hobbits.run_script(_OPEN, tiny_gguf, server) == "0 False False\n3 True True\n-1 True True\n"
 
 
-def test_inspect_and_config_name_the_device_that_is_found(
-    tiny_gguf: Path, server: str, run_pyhobbit: RunPyhobbit
-) -> None:
-    options = ("--rpc", server, "--pools", "8M", "--ctx", 256)
-    text = run_pyhobbit("inspect", tiny_gguf, *options, "--no-speed").stdout
-    assert "RPC0 has the pools in its memory and computes the experts" in text
-    for found, more in {"RPC0": options, "CPU": options[2:4]}.items():
-        document = json.loads(run_pyhobbit("config", tiny_gguf, *more, "--json").stdout)
-        row = {row["name"]: row for row in document["settings"]}["device"]
-        assert (row["value"], row["source"]) == (found, "computed")
+def test_config_names_the_cpu_where_it_has_all_layers(tiny_gguf: Path, run_pyhobbit: RunPyhobbit) -> None:
+    document = json.loads(run_pyhobbit("config", tiny_gguf, "--pools", "8M", "--json").stdout)
+    row = {row["name"]: row for row in document["settings"]}["device"]
+    assert (row["value"], row["source"]) == ("CPU", "computed")
 
 
+@pytest.mark.parametrize(("device", "source"), [(("--device", "RPC0"), "flag"), ((), "computed")])
 def test_inspect_and_config_say_what_lies_where(
-    tiny_gguf: Path, server: str, run_pyhobbit: RunPyhobbit
+    tiny_gguf: Path, server: str, run_pyhobbit: RunPyhobbit, device: tuple[str, ...], source: str
 ) -> None:
-    options = ("--rpc", server, "--device", "RPC0", "--pools", "8M", "--ctx", 256)
+    options = ("--rpc", server, *device, "--pools", "8M", "--ctx", 256)
     text = run_pyhobbit("inspect", tiny_gguf, *options, "--no-speed").stdout
     assert "RPC0 has the pools in its memory and computes the experts" in text
     memory = json.loads(run_pyhobbit("inspect", tiny_gguf, *options, "--no-speed", "--json").stdout)["memory"]
@@ -308,7 +303,7 @@ def test_inspect_and_config_say_what_lies_where(
     done = run_pyhobbit("config", tiny_gguf, *options, "--json")
     assert done.returncode == 0, done.stderr
     rows = {row["name"]: row for row in json.loads(done.stdout)["settings"]}
-    assert (rows["device"]["value"], rows["device"]["source"]) == ("RPC0", "flag")
+    assert (rows["device"]["value"], rows["device"]["source"]) == ("RPC0", source)
     assert rows["high_pool"]["note"].endswith("on RPC0")
     assert rows["host_cache"]["value"] == info["host_bytes_high"] + info["host_bytes_low"]
 

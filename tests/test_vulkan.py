@@ -36,6 +36,12 @@ NAMES = [name for name, case in CASES.items() if not case.repack]
 ALL_LAYERS = 99
 
 
+def _pools(info: dict[str, float], everything: float, share: float) -> int:
+    """Bytes for a share of all experts, but for at least those of a token in one layer."""
+    smallest = info["n_experts_used"] * info["pool_bytes_high"] / info["pool_slots_high"]
+    return int(max(share * everything, 1.05 * smallest)) + (64 << 10)
+
+
 def _few_rows(model: Path, settings: dict[str, Override]) -> Result:
     return logits.run(LIB_DIR, model, FEW_ROWS, {"hobbit.device": "Vulkan0"} | settings, vulkan=True)
 
@@ -64,9 +70,7 @@ def test_experts_on_the_device(few_rows: Result, few_rows_on_cpu: Result) -> Non
 
 @pytest.mark.parametrize("share", [0.5, 0.0])
 def test_pools_of_any_size_give_the_same_bits(tiny_gguf: Path, few_rows: Result, share: float) -> None:
-    info = few_rows.info
-    smallest = info["n_experts_used"] * info["pool_bytes_high"] / info["pool_slots_high"]
-    pools = int(max(share * info["tier_bytes_high"], 1.05 * smallest)) + (64 << 10)
+    pools = _pools(few_rows.info, few_rows.info["tier_bytes_high"], share)
     result = _few_rows(tiny_gguf, {"hobbit.mode": "gpu", "hobbit.pools": pools})
     assert result.stats["evictions"] > 0
     for plan, wanted in few_rows.logits.items():
@@ -112,15 +116,9 @@ def _without_cache(name: str) -> Result:
 
 @functools.cache
 def _with_pools(name: str, share: float) -> Result:
-    """Of all experts, but for at least those of a token in one layer."""
     case = CASES[name]
     everything = models.routed_expert_bytes(case.plain())
-    if share == 1:
-        pools = 2 * everything
-    else:
-        info = _with_pools(name, 1.0).info
-        smallest = info["n_experts_used"] * info["pool_bytes_high"] / info["pool_slots_high"]
-        pools = int(max(share * everything, 1.05 * smallest)) + (64 << 10)
+    pools = 2 * everything if share == 1 else _pools(_with_pools(name, 1.0).info, everything, share)
     settings: dict[str, Override] = {"hobbit.device": "Vulkan0", "hobbit.mode": "gpu", "hobbit.pools": pools}
     return _run(case.served(), settings, ALL_LAYERS)
 

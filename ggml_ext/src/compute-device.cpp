@@ -115,4 +115,11 @@ bool is_host_device(ggml_backend_dev_t device) {
     return ggml_backend_buft_is_host(ggml_backend_dev_buffer_type(device));
 }
 
+size_t free_memory(ggml_backend_dev_t device) {
+    size_t free  = 0;
+    size_t total = 0;
+    ggml_backend_dev_memory(device, &free, &total);
+    return free;
+}
+
 } // namespace hobbit

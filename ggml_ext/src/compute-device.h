@@ -23,4 +23,7 @@ std::string usable_devices(const std::vector<ggml_backend_dev_t> & devices);
 // Whether the device computes in host memory: what lies there is used in place.
 bool is_host_device(ggml_backend_dev_t device);
 
+// Bytes of the device's memory; 0 where it does not say.
+size_t free_memory(ggml_backend_dev_t device);
+
 } // namespace hobbit

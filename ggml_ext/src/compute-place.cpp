@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "compute-place.h"
 
+#include "compute-device.h"
 #include "ggml-hobbit.h"
 #include "ggml-impl.h"
 #include "latency-probe.h"
@@ -67,10 +68,7 @@ uint64_t compute_place::rows(uint32_t n_batch) const {
 }
 
 device_memory compute_place::memory(uint64_t rows, const pool_demand & host) const {
-    size_t free  = 0;
-    size_t total = 0;
-    ggml_backend_dev_memory(device_, &free, &total);
-    return { ggml_backend_dev_name(device_), free, rows, host };
+    return { ggml_backend_dev_name(device_), free_memory(device_), rows, host };
 }
 
 status allocate_pools(const expert_index & index, expert_cache & cache, const std::vector<uint32_t> & layers,

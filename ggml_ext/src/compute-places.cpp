@@ -51,12 +51,7 @@ void compute_places::place_layers(const ggml_backend_dev_t * devices, size_t n_d
     std::vector<std::optional<uint32_t>> given(index_.n_layers());
     std::vector<uint64_t>                free;
     for (uint32_t i = 0; i < places_.size(); i++) {
-        size_t bytes = 0;
-        size_t total = 0;
-        if (places_.size() > 1) {
-            ggml_backend_dev_memory(places_[i]->device(), &bytes, &total);
-        }
-        free.push_back(bytes);
+        free.push_back(places_.size() > 1 ? free_memory(places_[i]->device()) : 0);
         for (uint32_t layer = 0; layer < index_.n_layers(); layer++) {
             const uint32_t block = index_.layer(layer).block;
             if (block < n_devices && devices[block] == places_[i]->device()) {

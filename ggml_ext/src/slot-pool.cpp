@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "slot-pool.h"
 
+#include "compute-device.h"
 #include "file-reader.h"
 #include "ggml-cpu.h"
 #include "ggml-impl.h"
@@ -43,13 +44,9 @@ bool slot_pool::allocate_bank(ggml_backend_buffer_type_t buft, ggml_backend_buff
 }
 
 // What can be had there at most, where the device says it.
-static std::string free_memory(ggml_backend_buffer_type_t buft) {
-    size_t             free   = 0;
-    size_t             total  = 0;
+static std::string say_free(ggml_backend_buffer_type_t buft) {
     ggml_backend_dev_t device = ggml_backend_buft_get_device(buft);
-    if (device) {
-        ggml_backend_dev_memory(device, &free, &total);
-    }
+    const size_t       free   = device ? free_memory(device) : 0;
     return free > 0 ? format(", of which %s are free", format_size(double(free)).c_str()) : "";
 }
 
@@ -64,7 +61,7 @@ status slot_pool::allocate(ggml_backend_buffer_type_t buft, ggml_backend_buffer_
             free();
             return status::error(format("cannot allocate %s for expert pools on %s%s: give a smaller %s",
                                         format_size(double(bank_size) * n_banks).c_str(), ggml_backend_buft_name(buft),
-                                        free_memory(buft).c_str(), options));
+                                        say_free(buft).c_str(), options));
         }
     }
     const auto is_other = [&](const memory_bank & bank) { return ggml_backend_buffer_get_type(bank.buffer) != buft; };
