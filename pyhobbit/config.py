@@ -89,10 +89,6 @@ class CacheConfig:
     max_prefetch: ClassVar[int] = 4
 
     def __post_init__(self) -> None:
-        _require(
-            self.memory is None or self.pools is None or self.device is not None,
-            "--memory bounds the whole process and --pools the expert cache alone; give one of them",
-        )
         for name in ("t1", "t2", "low_share"):
             value = getattr(self, name)
             _require_number(name, value, "number")

@@ -5,10 +5,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import logits
+import models
 import pytest
+import rpc_server
+from exactness import SHORT_PLANS
 
 # A run in the background may have been told to ignore these; so would the programs that the tests interrupt.
 for _signal, _default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
@@ -46,6 +50,19 @@ def tiny_gguf(tmp_path_factory: pytest.TempPathFactory, run_pyhobbit: RunPyhobbi
     done = run_pyhobbit("convert", "--low", "q4_0", "--high", "f16", TINY_MODEL, "-o", path, timeout=600)
     assert done.returncode == 0, done.stderr
     return path
+
+
+@pytest.fixture(scope="session")
+def rpc() -> Iterator[str]:
+    """The address of an RPC server with one device, RPC0."""
+    with rpc_server.running(models.lib_dir()) as (endpoint, _):
+        yield endpoint
+
+
+@pytest.fixture(scope="session")
+def on_cpu(tiny_gguf: Path) -> logits.Result:
+    """What the tiny model computes without a device."""
+    return logits.run(models.lib_dir(), tiny_gguf, SHORT_PLANS, {"hobbit.pools": 64 << 20})
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -100,11 +100,6 @@ def test_settings_of_the_device_carry_their_keys() -> None:
     }
 
 
-def test_pools_of_a_device_leave_memory_to_the_host() -> None:
-    settings = CacheConfig(memory=2, pools=1, device="RPC0").settings()
-    assert (settings["hobbit.memory"], settings["hobbit.pools"]) == (2, 1)
-
-
 def test_an_evaluation_leaves_nothing_to_a_calibration() -> None:
     config = EvaluationConfig(engine=EngineConfig(cache=CacheConfig(policy="lfu")), scorer="random")
     settings = config.settings()
@@ -122,7 +117,6 @@ def test_an_integer_threshold_becomes_a_float() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"memory": 1, "pools": 1}, "--memory bounds the whole process"),
         ({"memory": 0}, "memory is 0; it must be positive"),
         ({"device_memory": 1, "pools": 1}, "--device-memory bounds all that the experts take"),
         ({"device_memory": 0}, "device_memory is 0; it must be positive"),

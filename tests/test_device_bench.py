@@ -7,7 +7,6 @@ The device is the CPU behind ggml's RPC server, which computes as the CPU does, 
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import bench_jobs
 import models
 import numpy as np
 import pytest
-import rpc_server
 import traces
 
 from pyhobbit.bench import generate, routing
@@ -29,21 +27,15 @@ ARMS = ["demand", "stock", "stock-repacked", *LOSSLESS[2:], "ours-mixed", "ours-
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    with rpc_server.running(models.lib_dir()) as (endpoint, _):
-        yield endpoint
-
-
-@pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """For models."""
     return tmp_path_factory.mktemp("device")
 
 
-def _bench(folder: Path, out: Path, server: str, **options: Any) -> "subprocess.CompletedProcess[str]":
+def _bench(folder: Path, out: Path, rpc: str, **options: Any) -> "subprocess.CompletedProcess[str]":
     given: dict[str, Any] = {
         "--shape": "tiny", "--layers": N_LAYERS, "--type": "q8_0", "--folder": folder, "--output": out,
-        "--stock": models.stock_dir(), "--device": "RPC0", "--rpc": server,
+        "--stock": models.stock_dir(), "--device": "RPC0", "--rpc": rpc,
     }  # fmt: skip
     given |= {f"--{name.replace('_', '-')}": value for name, value in options.items()}
     words = [word for name, value in given.items() for word in (name, *np.atleast_1d(value))]
@@ -53,10 +45,10 @@ def _bench(folder: Path, out: Path, server: str, **options: Any) -> "subprocess.
     )  # fmt: skip
 
 
-def test_a_small_bench_runs_every_arm(folder: Path, tmp_path: Path, server: str) -> None:
+def test_a_small_bench_runs_every_arm(folder: Path, tmp_path: Path, rpc: str) -> None:
     trace = traces.write_random_trace(tmp_path / "t.csv", 40, 6, 32, 4)
     done = _bench(
-        folder, tmp_path / "out", server, low="q2_k", residual="q3_k", trace=trace, limits=0.3, reps=1,
+        folder, tmp_path / "out", rpc, low="q2_k", residual="q3_k", trace=trace, limits=0.3, reps=1,
         prompts=[4, 12], tokens=4, warm_up=2,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -99,7 +91,7 @@ def _check_transfers(counters: dict[str, float]) -> None:
 
 
 @pytest.mark.parametrize("arch", ["qwen3moe", "gpt-oss", "deepseek2"])
-def test_a_replay_is_the_same_where_routers_are_on_a_device(arch: str, tmp_path: Path, server: str) -> None:
+def test_a_replay_is_the_same_where_routers_are_on_a_device(arch: str, tmp_path: Path, rpc: str) -> None:
     model = models.random_model(arch)
     shape = routing.moe_shape(model)
     replayed = bench_jobs.routes(tmp_path, shape, traces.write_random_trace(tmp_path / "t.csv", 11, 3, 8, 2))
@@ -107,7 +99,7 @@ def test_a_replay_is_the_same_where_routers_are_on_a_device(arch: str, tmp_path:
     own = bench_jobs.routes(tmp_path / "own", shape, None)
     stock = {"lib_dir": str(models.stock_dir())}
     ours = bench_jobs.ours(64 << 20, device="RPC0")
-    device = {"device": "RPC0", "rpc": server}
+    device = {"device": "RPC0", "rpc": rpc}
     on_cpu = bench_jobs.measure(model, replayed, **stock).logits_crc
     assert bench_jobs.measure(model, own, **stock).logits_crc != on_cpu
     assert bench_jobs.measure(model, replayed, **stock, **device).logits_crc == on_cpu
@@ -115,11 +107,11 @@ def test_a_replay_is_the_same_where_routers_are_on_a_device(arch: str, tmp_path:
 
 
 def test_stock_keeps_the_experts_of_as_many_layers_in_host_memory_as_told(
-    folder: Path, tmp_path: Path, server: str
+    folder: Path, tmp_path: Path, rpc: str
 ) -> None:
     model = generate.write_model(folder, "tiny", TINY, "q8_0")
     routes = bench_jobs.routes(tmp_path, routing.moe_shape(model), None)
-    stock = {"lib_dir": str(models.stock_dir()), "device": "RPC0", "rpc": server}
+    stock = {"lib_dir": str(models.stock_dir()), "device": "RPC0", "rpc": rpc}
     peaks = [bench_jobs.measure(model, routes, **stock, n_cpu_moe=n).peak_rss_bytes for n in (3, 1)]
     one_layer = models.routed_expert_bytes(model) / N_LAYERS
     assert abs(peaks[0] - peaks[1] - 2 * one_layer) < one_layer / 2
@@ -135,9 +127,9 @@ def test_stock_keeps_the_experts_of_as_many_layers_in_host_memory_as_told(
     ],
 )
 def test_what_cannot_be_is_one_sentence_before_anything_runs(
-    options: dict[str, Any], message: str, folder: Path, tmp_path: Path, server: str
+    options: dict[str, Any], message: str, folder: Path, tmp_path: Path, rpc: str
 ) -> None:
-    done = _bench(folder, tmp_path / "out", server, **options)
+    done = _bench(folder, tmp_path / "out", rpc, **options)
     assert done.returncode == 1
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1

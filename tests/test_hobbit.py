@@ -183,7 +183,7 @@ def test_a_dense_model_runs_and_says_that_settings_do_nothing(tmp_path: Path) ->
 
 REFUSED: dict[str, tuple[dict[str, Any], type, str]] = {
     "unknown keyword": ({"memroy": 1}, TypeError, "did you mean memory"),
-    "both bounds": ({"memory": "1G", "pools": "1G"}, ConfigError, "give one of them"),
+    "both bounds": ({"memory": "1G", "pools": "1G"}, HobbitError, "give one of them"),
     "size": ({"pools": "much"}, ConfigError, "not a size"),
     "threshold": ({"t1": 2}, ConfigError, "between 0 and 1"),
     "cache of prompts": ({"cache": {}}, ConfigError, "set_cache"),

@@ -52,7 +52,8 @@ enum hobbit_setting_kind {
 //
 //   hobbit.enable        bool    keep a plain GGUF's experts in the cache (a file with tiers always is)
 //   hobbit.memory        int     bound on the whole process; 0: computed from what is free
-//   hobbit.pools         int     bytes of the expert pools alone; overrides hobbit.memory, or hobbit.device_memory
+//   hobbit.pools         int     bytes of the expert pools alone, in place of hobbit.memory or, on a device with memory
+//                                of its own, of hobbit.device_memory
 //   hobbit.device        string  the device that holds the pools and computes the experts, as ggml names it ("CUDA0",
 //                                "Vulkan0"), or several with memory of their own ("CUDA0,CUDA1"), each for the layers
 //                                that it is given (hobbit_place_layers); default: those that have the other weights of
@@ -116,20 +117,21 @@ HOBBIT_API void hobbit_clear_last_error(void);
 // For the model loader
 //
 
-// Whether the tensor's data stays on disk: routed experts that the cache serves, and where memory is short the token
-// embedding, whose rows are read as they are looked up. The loader gives it hobbit_buffer_type and reads nothing.
-HOBBIT_API bool hobbit_owns_tensor(const hobbit_model * model, const char * name);
-
 // Whether the tensor belongs to a further tier, which no architecture of llama.cpp knows.
 HOBBIT_API bool hobbit_is_tier_tensor(const char * name);
 
-// Of several devices, which one holds and computes the experts of which block: devices[N] is the device that has the
-// rest of block N ("blk.N."). Without hobbit.device the devices of the blocks with experts are taken, where they have
-// memory of their own and can hold experts; integrated GPUs are left out.
-// Blocks whose device is none of hobbit.device's, and all before this is called, are given to these in runs, in
-// proportion to their free memory. REQUIRES: called once, before hobbit_owns_tensor and hobbit_buffer_type.
+// Which device holds and computes the experts of which block: devices[N] is the device that has the rest of block N
+// ("blk.N."). Without hobbit.device the devices of the blocks with experts are taken, where they have memory of their
+// own and can hold experts; integrated GPUs are left out.
+// Blocks whose device is none of hobbit.device's, and those from n_devices on, are given to these in runs, in
+// proportion to their free memory. Starts the loader threads. REQUIRES: called once, before the functions below and
+// those for the context.
 HOBBIT_API bool hobbit_place_layers(hobbit_model * model, struct ggml_backend_device * const * devices,
                                     size_t n_devices, char * err, size_t err_size);
+
+// Whether the tensor's data stays on disk: routed experts that the cache serves, and where memory is short the token
+// embedding, whose rows are read as they are looked up. The loader gives it hobbit_buffer_type and reads nothing.
+HOBBIT_API bool hobbit_owns_tensor(const hobbit_model * model, const char * name);
 
 // For what the block has on disk; -1: for the token embedding. Hands out addresses without memory. Valid while the
 // model has a reference; every buffer of the type holds one.
@@ -225,7 +227,7 @@ struct hobbit_device_info {
     uint64_t     bytes_transferred; // to it, where it has memory of its own
 };
 
-// The i-th device, as hobbit.device has them; false past the last one.
+// The i-th device, as hobbit.device has them; false past the last one, and before hobbit_place_layers.
 HOBBIT_API bool hobbit_get_device(const hobbit_model * model, size_t i, struct hobbit_device_info * info);
 
 // Counters since opening. A selection is one (token, expert) pair chosen by a router; hits and misses count the experts

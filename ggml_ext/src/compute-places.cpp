@@ -25,7 +25,6 @@ compute_places::compute_places(hobbit_model * model, const std::vector<ggml_back
         const shared_parts shared = { index, config, loader, stats, host_.get(), transfer_memory };
         places_.push_back(std::make_unique<compute_place>(model, device, shared));
     }
-    place_layers(nullptr, 0);
 }
 
 //

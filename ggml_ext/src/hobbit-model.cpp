@@ -52,9 +52,10 @@ status hobbit_model::open(const std::string & path, const hobbit_setting * given
         return status::error(format("the settings stored in '%s' or the calibration beside it cannot be used: %s",
                                     path.c_str(), s.message().c_str()));
     }
+    std::vector<ggml_backend_dev_t> named;
     s = opened->check_thresholds(opened->settings_.thresholds);
+    s = s.ok() ? find_compute_devices(opened->settings_.device, named) : s;
     s = s.ok() ? opened->open_files() : s;
-    s = s.ok() ? opened->build() : s;
     if (s.ok()) {
         model = std::move(opened);
     }
@@ -112,18 +113,11 @@ status hobbit_model::open_files() {
 }
 
 // All that depends on the devices.
-status hobbit_model::build() {
-    std::vector<ggml_backend_dev_t> devices;
-    const status                    s = find_compute_devices(settings_.device, devices);
-    if (!s.ok()) {
-        return s;
-    }
-    rows_.reset();
+void hobbit_model::build(const std::vector<ggml_backend_dev_t> & devices) {
     const embedding_table & embedding = index_.embedding();
     if (embedding.location.size >= SMALL_EMBEDDING && memory_is_short(is_host_device(devices.front()))) {
         rows_.emplace(reader_, embedding);
     }
-    loader_.reset(); // before the caches that its threads write into
     const auto memory = find_transfer_memory(devices, reader_);
     loader_           = std::make_unique<loader>(reader_, stats_, settings_.io_threads, memory);
     places_           = std::make_unique<compute_places>(this, devices, index_, settings_, *loader_, stats_, memory);
@@ -137,7 +131,6 @@ status hobbit_model::build() {
 
     options.high_is_residual = index_.high_is_residual();
     policy_                  = make_policy(options);
-    return {};
 }
 
 hobbit_model::~hobbit_model() {
@@ -150,6 +143,7 @@ hobbit_model::~hobbit_model() {
 
 status hobbit_model::place_layers(const ggml_backend_dev_t * devices, size_t n_devices) {
     std::lock_guard<std::mutex> lock(mutex_);
+    GGML_ASSERT(!places_);
     if (settings_.device.empty()) {
         std::vector<ggml_backend_dev_t> of_layers;
         for (size_t layer = 0; layer < index_.n_layers(); layer++) {
@@ -157,13 +151,14 @@ status hobbit_model::place_layers(const ggml_backend_dev_t * devices, size_t n_d
             of_layers.push_back(block < n_devices ? devices[block] : nullptr);
         }
         settings_.device = usable_devices(of_layers);
-        const status s   = settings_.device.empty() ? status() : build();
-        if (!s.ok()) {
-            return s;
-        }
     }
-    places_->place_layers(devices, n_devices);
-    return {};
+    std::vector<ggml_backend_dev_t> own;
+    const status                    s = find_compute_devices(settings_.device, own);
+    if (s.ok()) {
+        build(own);
+        places_->place_layers(devices, n_devices);
+    }
+    return s;
 }
 
 status hobbit_model::set_router(uint32_t block, const ggml_tensor * weight, const ggml_tensor * bias,
@@ -187,6 +182,10 @@ status hobbit_model::check_device_settings() const {
     if (settings_.names_mode() && !places_->are_apart()) {
         return status::error("hobbit.mode says who computes beside a device with memory of its own: name one with "
                              "hobbit.device");
+    }
+    if (settings_.memory > 0 && settings_.pools > 0 && !places_->are_apart()) {
+        return status::error("hobbit.memory bounds the whole process and hobbit.pools the expert cache alone, which is "
+                             "in the same memory: give one of them");
     }
     return {};
 }
@@ -310,7 +309,9 @@ status hobbit_model::set_thresholds(double t1, double t2) {
         return s;
     }
     settings_ = changed;
-    places_->set_thresholds(settings_.thresholds);
+    if (places_) {
+        places_->set_thresholds(settings_.thresholds);
+    }
     return {};
 }
 
@@ -333,10 +334,12 @@ status hobbit_model::check() const {
 void hobbit_model::set_observer(hobbit_observer observer, void * user_data) {
     std::lock_guard<std::mutex> lock(mutex_);
     recorder_.set_observer(observer, user_data);
-    set_reporting();
+    if (places_) {
+        set_reporting();
+    }
 }
 
-// Reports cost time: only where somebody listens.
+// Reports cost time: only where somebody listens. REQUIRES: the layers are placed
 void hobbit_model::set_reporting() {
     places_->set_observer(recorder_.is_listening() ? [this](const layer_report & r) { recorder_.record(r); }
                                                    : std::function<void(const layer_report &)>());
@@ -355,13 +358,15 @@ hobbit_info hobbit_model::info() const {
     i.t2                          = settings_.thresholds.t2;
     i.direct_io                   = reader_.direct_io();
     i.high_is_residual            = index_.high_is_residual();
-    places_->describe(i);
+    if (places_) {
+        places_->describe(i);
+    }
     return i;
 }
 
 bool hobbit_model::device_info(size_t i, hobbit_device_info & info) const {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (i >= places_->all().size()) {
+    if (!places_ || i >= places_->all().size()) {
         return false;
     }
     info = places_->all()[i]->info();

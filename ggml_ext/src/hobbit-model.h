@@ -75,7 +75,7 @@ struct hobbit_model {
     hobbit_model() = default;
 
     hobbit::status open_files();
-    hobbit::status build();
+    void           build(const std::vector<ggml_backend_dev_t> & devices);
     hobbit::status check_device_settings() const;
     bool           memory_is_short(bool in_host) const;
     uint64_t       staging_bytes() const;
@@ -92,7 +92,7 @@ struct hobbit_model {
     hobbit::posix_file_reader               reader_;
     std::optional<hobbit::row_reader>       rows_; // of the token embedding, where it stays on disk
     std::unique_ptr<hobbit::cache_policy>   policy_;
-    std::unique_ptr<hobbit::compute_places> places_;
+    std::unique_ptr<hobbit::compute_places> places_; // null until the layers are placed, as are policy_ and loader_
     std::unique_ptr<hobbit::loader>         loader_; // destroyed first: its threads write into the caches
     hobbit::run_recorder                    recorder_;
 

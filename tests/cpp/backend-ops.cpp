@@ -73,6 +73,7 @@ static hobbit_model * open_model(const std::string & path, const ggml_tensor * m
         settings.push_back({ "hobbit.device", HOBBIT_SETTING_STRING, 0, 0, compute_name.c_str() });
     }
     const bool ok = hobbit_open(path.c_str(), settings.data(), settings.size(), &model, err, sizeof(err)) && model &&
+                    hobbit_place_layers(model, nullptr, 0, err, sizeof(err)) &&
                     hobbit_prepare(model, 0, uint32_t(matmul->ne[2]), err, sizeof(err));
     if (!ok) {
         std::fprintf(stderr, "%s\n", err);

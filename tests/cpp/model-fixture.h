@@ -33,12 +33,22 @@ struct unref_model {
 
 using model_ptr = std::unique_ptr<hobbit_model, unref_model>;
 
-inline model_ptr opened(const std::string & path, const std::vector<hobbit_setting> & settings) {
+// Before its layers are placed.
+inline model_ptr opened_file(const std::string & path, const std::vector<hobbit_setting> & settings) {
     char           err[512] = "";
     hobbit_model * model    = nullptr;
     const bool     ok       = hobbit_open(path.c_str(), settings.data(), settings.size(), &model, err, sizeof(err));
     CHECK_MESSAGE(ok, err);
     return model_ptr(model);
+}
+
+// `devices`: of the layers.
+inline model_ptr opened(const std::string & path, const std::vector<hobbit_setting> & settings,
+                        const std::vector<ggml_backend_device *> & devices = {}) {
+    char      err[512] = "";
+    model_ptr model    = opened_file(path, settings);
+    CHECK_MESSAGE((!model || hobbit_place_layers(model.get(), devices.data(), devices.size(), err, sizeof(err))), err);
+    return model;
 }
 
 inline std::string refused(const std::string & path, const std::vector<hobbit_setting> & settings) {

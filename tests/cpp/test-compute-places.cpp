@@ -49,11 +49,6 @@ static rows compute(const model_ptr & model, const layer_input & input, int32_t 
     return graph.output();
 }
 
-static void place_layers(const model_ptr & model, const std::vector<ggml_backend_dev_t> & devices) {
-    char err[512] = "";
-    CHECK_MESSAGE(hobbit_place_layers(model.get(), devices.data(), devices.size(), err, sizeof(err)), err);
-}
-
 // The same with plain tensors.
 static rows stock(const files & f, const layer_input & input, uint32_t block) {
     const moe_model shape;
@@ -71,9 +66,10 @@ TEST_CASE("each device computes the layers that it is given, with pools of its o
     const layer_input input = random_input(moe_model(), 3, 41);
     for (const char * mode : { "gpu", "auto" }) {
         const std::string how = mode;
-        const model_ptr model = opened(f.plain_path, { integer("hobbit.pools", 1 << 20), text("hobbit.device", both()),
-                                                       text("hobbit.mode", how) });
-        place_layers(model, { second_device(), rpc_device() });
+        const model_ptr   model =
+            opened(f.plain_path,
+                   { integer("hobbit.pools", 1 << 20), text("hobbit.device", both()), text("hobbit.mode", how) },
+                   { second_device(), rpc_device() });
         CHECK(device_of(model, 0).pool_slots_high == 0);
         prepare(model);
 
@@ -105,8 +101,7 @@ TEST_CASE("without hobbit.device the experts of a layer are where the rest of it
         { {}, { cpu } },
     };
     for (const auto & c : cases) {
-        const model_ptr model = opened(f.plain_path, { integer("hobbit.pools", 1 << 20) });
-        place_layers(model, c.layers);
+        const model_ptr model = opened(f.plain_path, { integer("hobbit.pools", 1 << 20) }, c.layers);
         prepare(model);
         uint32_t           n_layers = 0;
         hobbit_device_info here;
@@ -126,14 +121,21 @@ TEST_CASE("without hobbit.device the experts of a layer are where the rest of it
 TEST_CASE("what a device is bounded by wants one with memory of its own, which the layers may be on") {
     const files       f;
     const std::string mode = "gpu";
-    for (const hobbit_setting & setting : { integer("hobbit.device_memory", 64 << 20), text("hobbit.mode", mode) }) {
-        const model_ptr on_cpu = opened(f.plain_path, { integer("hobbit.enable", 1), setting });
+    const struct {
+        std::vector<hobbit_setting> settings;
+        std::string                 refused;
+    } cases[] = {
+        { { integer("hobbit.device_memory", 64 << 20) }, "name one with hobbit.device" },
+        { { text("hobbit.mode", mode) }, "name one with hobbit.device" },
+        { { integer("hobbit.memory", 1 << 30), integer("hobbit.pools", 1 << 20) }, "give one of them" },
+    };
+    for (const auto & c : cases) {
+        const model_ptr on_cpu = opened(f.plain_path, c.settings);
         char            err[512];
         CHECK_FALSE(hobbit_prepare(on_cpu.get(), 0, 1, err, sizeof(err)));
-        CHECK(std::string(err).find("name one with hobbit.device") != std::string::npos);
+        CHECK(std::string(err).find(c.refused) != std::string::npos);
 
-        const model_ptr apart = opened(f.plain_path, { integer("hobbit.enable", 1), setting });
-        place_layers(apart, { rpc_device(), rpc_device() });
+        const model_ptr apart = opened(f.plain_path, c.settings, { rpc_device(), rpc_device() });
         prepare(apart);
         CHECK(device_of(apart, 0).name == std::string(ggml_backend_dev_name(rpc_device())));
     }
@@ -141,8 +143,8 @@ TEST_CASE("what a device is bounded by wants one with memory of its own, which t
 
 TEST_CASE("what is told of the devices, and their sum") {
     const files     f;
-    const model_ptr model = opened(f.plain_path, { integer("hobbit.pools", 1 << 20), text("hobbit.device", both()) });
-    place_layers(model, { second_device(), rpc_device() });
+    const model_ptr model = opened(f.plain_path, { integer("hobbit.pools", 1 << 20), text("hobbit.device", both()) },
+                                   { second_device(), rpc_device() });
     prepare(model);
     hobbit_info info;
     hobbit_get_info(model.get(), &info);
@@ -182,20 +184,38 @@ TEST_CASE("the CPU alone is one device, with all layers") {
 }
 
 TEST_CASE("layers of which llama.cpp has the rest elsewhere are spread over the devices") {
+    const files              f;
+    const ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+    for (const auto & devices : { std::vector<ggml_backend_dev_t>{}, { cpu, cpu } }) {
+        const model_ptr model =
+            opened(f.plain_path, { integer("hobbit.pools", 1 << 20), text("hobbit.device", both()) }, devices);
+        CHECK(device_of(model, 0).n_layers == 1);
+        CHECK(device_of(model, 1).n_layers == 1);
+    }
+}
+
+TEST_CASE("before the layers are placed no device is known, and what is told is kept") {
     const files     f;
-    const model_ptr model = opened(f.plain_path, { integer("hobbit.pools", 1 << 20), text("hobbit.device", both()) });
-    const auto      n_layers = [&](size_t i) { return device_of(model, i).n_layers; };
-    CHECK((n_layers(0) == 1 && n_layers(1) == 1)); // before anything is said
-    ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
-    place_layers(model, { cpu, cpu });
-    CHECK((n_layers(0) == 1 && n_layers(1) == 1));
+    const model_ptr model =
+        opened_file(f.tiers_path, { integer("hobbit.pools", 1 << 20), text("hobbit.device", both()) });
+    hobbit_info info;
+    hobbit_get_info(model.get(), &info);
+    CHECK(info.n_layers == 2);
+    CHECK_FALSE(info.on_device);
+    hobbit_device_info none;
+    CHECK_FALSE(hobbit_get_device(model.get(), 0, &none));
+    CHECK(hobbit_set_thresholds(model.get(), 0.0, 1.0, nullptr, 0));
+    CHECK(hobbit_place_layers(model.get(), nullptr, 0, nullptr, 0));
+    prepare(model);
+    compute(model, random_input(moe_model(), 3, 59), 0);
+    CHECK(stats_of(model).selections_low > 0);
 }
 
 TEST_CASE("a device without layers holds nothing, and the others have all of the pools") {
     const files       f;
     const layer_input input = random_input(moe_model(), 3, 43);
-    const model_ptr   model = opened(f.plain_path, { integer("hobbit.pools", 1 << 20), text("hobbit.device", both()) });
-    place_layers(model, { second_device(), second_device() });
+    const model_ptr   model = opened(f.plain_path, { integer("hobbit.pools", 1 << 20), text("hobbit.device", both()) },
+                                     { second_device(), second_device() });
     prepare(model);
     CHECK(device_of(model, 0).n_layers == 0);
     CHECK(device_of(model, 0).pool_slots_high == 0);
