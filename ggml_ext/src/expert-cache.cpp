@@ -2,12 +2,10 @@
 #include "expert-cache.h"
 
 #include "compute-device.h"
-#include "ggml-cpp.h"
 #include "weight-layout.h"
 
 #include <algorithm>
 #include <map>
-#include <numeric>
 
 namespace hobbit {
 
@@ -21,142 +19,14 @@ expert_cache::expert_cache(const expert_index & index, loader & loader, stats & 
     n_experts_(index.n_experts()),
     sets_(index.high_is_residual()) {
     for (uint32_t tier = 0; tier < index.n_tiers(); tier++) {
-        if (!in_host_) {
-            matrices_[tier] = distinct_matrices(index, tier);
-        }
-        layouts_[tier] = in_host_ ? lay_out_slots(tier) : lay_out_stacks(tier);
+        layouts_[tier] = slot_layout(index, tier, place.device, memory_);
         loads_[tier].resize(index.n_layers() * n_experts_);
     }
 }
 
 //
-// layout
+// memory
 //
-
-// In host memory slots stand one after the other, and what the file has is read in place. Types differ between layers
-// and parts, and experts begin at any offset in their file: a part's place in the slot has room for the widest aligned
-// span of its layer, and a slot for the widest layer.
-expert_cache::tier_layout expert_cache::lay_out_slots(uint32_t tier) const {
-    tier_layout layout;
-    layout.places.resize(index_.n_layers());
-    for (size_t layer = 0; layer < index_.n_layers(); layer++) {
-        const layer_shape & shape = index_.layer(layer);
-        size_t              end   = 0;
-        for (uint32_t part = 0; part < PART_COUNT; part++) {
-            layout.places[layer][part].offset = end;
-            size_t span                       = 0;
-            for (uint32_t e = 0; (shape.parts & part_bit(part)) && e < shape.n_experts; e++) {
-                span = std::max(span, loader::aligned_span(index_.locate(tier, layer, part, e)));
-            }
-            end += span;
-        }
-        layout.slot_size = std::max(layout.slot_size, end);
-    }
-    for (auto & places : layout.places) {
-        for (part_place & place : places) {
-            place.stride = layout.slot_size;
-        }
-    }
-    return layout;
-}
-
-// In a device's memory the matrices of a part stand one after the other, as in a tensor of llama.cpp's own. Where types
-// differ, the distance is a multiple of all their units.
-expert_cache::tier_layout expert_cache::lay_out_stacks(uint32_t tier) const {
-    std::array<size_t, PART_COUNT> widest = {};
-    std::array<size_t, PART_COUNT> units  = {};
-    for (const expert_matrix & kind : matrices_[tier]) {
-        size_t & unit     = units[kind.part];
-        unit              = std::lcm(std::max(unit, size_t(1)), kind.unit());
-        widest[kind.part] = std::max(widest[kind.part], kind.bytes());
-    }
-    tier_layout layout;
-    layout.places.resize(index_.n_layers());
-    for (uint32_t part = 0; part < PART_COUNT; part++) {
-        const size_t stride  = units[part] ? (widest[part] + units[part] - 1) / units[part] * units[part] : 0;
-        layout.slot_size    += stride;
-        for (auto & places : layout.places) {
-            places[part].stride = stride;
-        }
-    }
-    return layout;
-}
-
-// What a device may read behind a tensor of the weights.
-static size_t padding_of(ggml_backend_buffer_type_t buft, ggml_type type, const matrix_shape & shape) {
-    const ggml_context_ptr ctx(ggml_init({ ggml_tensor_overhead(), nullptr, /* .no_alloc = */ true }));
-    const ggml_tensor *    tensor = ggml_new_tensor_2d(ctx.get(), type, shape.n_in, shape.n_out);
-    return ggml_backend_buft_get_alloc_size(buft, tensor) - ggml_nbytes(tensor);
-}
-
-// Gives each part's stack its place in a bank of so many slots. Returns the size of the bank.
-size_t expert_cache::place_stacks(uint32_t tier, uint32_t n_slots) {
-    std::array<size_t, PART_COUNT> padding = {};
-    for (const expert_matrix & kind : matrices_[tier]) {
-        padding[kind.part] = std::max(padding[kind.part], padding_of(memory_, kind.type, kind.shape));
-    }
-    size_t end = 0;
-    for (uint32_t part = 0; part < PART_COUNT; part++) {
-        for (auto & places : layouts_[tier].places) {
-            places[part].offset = end;
-        }
-        end += layouts_[tier].places.front()[part].stride * n_slots + padding[part];
-        end  = GGML_PAD(end, file_reader::alignment); // more than any device asks for
-    }
-    return end;
-}
-
-// Of one bank; more banks are of large pools, which give up a slot for theirs.
-size_t expert_cache::overhead(uint32_t tier) const {
-    if (in_host_) {
-        return 0;
-    }
-    size_t sum = (1 + PART_COUNT) * file_reader::alignment;
-    for (const expert_matrix & kind : matrices_[tier]) {
-        sum += padding_of(memory_, kind.type, kind.shape);
-    }
-    return sum;
-}
-
-// As many slots to a bank as one buffer of the device holds and one of its operations takes, all banks alike.
-status expert_cache::plan_banks(uint32_t tier, uint32_t & n_slots, uint32_t & slots_per_bank, size_t & bank_size) {
-    const size_t slot_size = layouts_[tier].slot_size;
-    const size_t room      = ggml_backend_buft_get_max_size(memory_) - file_reader::alignment;
-    if (in_host_) {
-        const auto     most    = uint32_t(std::clamp<size_t>(room / slot_size, 1, n_slots));
-        const uint32_t n_banks = (n_slots + most - 1) / most;
-        slots_per_bank         = n_slots / n_banks;
-        n_slots                = slots_per_bank * n_banks;
-        bank_size              = slot_size * slots_per_bank;
-        return {};
-    }
-    slots_per_bank    = n_slots;
-    const auto & all  = matrices_[tier];
-    const auto   fits = [&](const expert_matrix & kind) {
-        const size_t stride = layouts_[tier].places.front()[kind.part].stride;
-        return multiplies_experts(place_.device, memory_, kind.type, kind.shape, stride, slots_per_bank);
-    };
-    while (place_stacks(tier, slots_per_bank) > room || !std::all_of(all.begin(), all.end(), fits)) {
-        if (slots_per_bank == 1) {
-            const auto bad = std::find_if_not(all.begin(), all.end(), fits);
-            return status::error(format("%s cannot multiply by the %s-precision experts (%s): choose another device",
-                                        ggml_backend_dev_name(place_.device), tier_name(tier),
-                                        bad == all.end() ? "too large" : ggml_type_name(bad->type)));
-        }
-        slots_per_bank = (slots_per_bank + 1) / 2;
-    }
-    const uint32_t most  = slots_per_bank;
-    const size_t   bound = slot_size * n_slots + overhead(tier);
-    uint32_t       n_banks;
-    for (;; n_slots--) { // one slot is always within the bound
-        n_banks        = (n_slots + most - 1) / most;
-        slots_per_bank = (n_slots + n_banks - 1) / n_banks;
-        bank_size      = place_stacks(tier, slots_per_bank);
-        if (n_banks * (bank_size + file_reader::alignment) <= bound) {
-            return {};
-        }
-    }
-}
 
 // The first layout that the device has for any part is that of all parts that can have it.
 ggml_backend_buffer_type_t expert_cache::choose_packed(uint32_t tier) {
@@ -181,14 +51,16 @@ ggml_backend_buffer_type_t expert_cache::choose_packed(uint32_t tier) {
 }
 
 status expert_cache::allocate(uint32_t tier, uint32_t n_slots, uint32_t floor, cache_policy & policy) {
-    uint32_t     slots_per_bank = 0;
-    size_t       bank_size      = 0;
-    const status s              = plan_banks(tier, n_slots, slots_per_bank, bank_size);
-    sets_.add(tier, resident_set(uint32_t(index_.n_layers()), n_experts_, tier, n_slots, floor, policy));
+    slot_layout::bank_plan banks;
+    const status           s = layouts_[tier].plan_banks(n_slots, banks);
+    if (!s.ok()) {
+        return s;
+    }
+    sets_.add(tier, resident_set(uint32_t(index_.n_layers()), n_experts_, tier, banks.n_slots, floor, policy));
     const char * options =
         in_host_ ? "--pools or --memory" : "--pools or --device-memory, or see whether the device is still there";
-    return s.ok() ? pools_[tier].allocate(memory_, choose_packed(tier), bank_size, slots_per_bank, n_slots, options)
-                  : s;
+    return pools_[tier].allocate(memory_, choose_packed(tier), banks.bank_size, banks.slots_per_bank, banks.n_slots,
+                                 options);
 }
 
 //
@@ -241,7 +113,7 @@ bool expert_cache::acquire(expert_id id, uint32_t tier) {
 }
 
 char * expert_cache::slot_of(expert_id id, uint32_t tier, uint32_t part) const {
-    return pools_[tier].bank(slot(id, tier)) + layouts_[tier].places[id.layer][part].offset +
+    return pools_[tier].bank(slot(id, tier)) + layouts_[tier].place(id.layer, part).offset +
            number(id, tier) * stride(id, tier, part);
 }
 
@@ -250,6 +122,7 @@ part_target expert_cache::target(expert_id id, uint32_t tier, uint32_t part) con
     if (is_set(id, tier, part)) {
         t.buffer = buffer(id, tier, part);
         t.shape  = index_.layer(id.layer).shapes[part];
+        t.zeros  = layouts_[tier].place(id.layer, part).zeros;
     }
     return t;
 }
@@ -320,7 +193,7 @@ ggml_backend_buffer_t expert_cache::buffer(expert_id id, uint32_t tier, uint32_t
 }
 
 size_t expert_cache::stride(expert_id id, uint32_t tier, uint32_t part) const {
-    return layouts_[tier].places[id.layer][part].stride;
+    return layouts_[tier].place(id.layer, part).stride;
 }
 
 uint32_t expert_cache::number(expert_id id, uint32_t tier) const {

@@ -3,10 +3,10 @@
 
 #include "cache-policy.h"
 #include "expert-index.h"
-#include "expert-kinds.h"
 #include "ggml-backend.h"
 #include "loader.h"
 #include "resident-tiers.h"
+#include "slot-layout.h"
 #include "slot-pool.h"
 #include "stats.h"
 #include "status.h"
@@ -47,8 +47,8 @@ class expert_cache {
     expert_cache(const expert_index & index, loader & loader, stats & stats, const pool_place & place);
 
     // Bytes of a slot that holds any expert of the tier, and those of a device's memory that a pool takes beside slots.
-    size_t slot_size(uint32_t tier) const { return layouts_[tier].slot_size; }
-    size_t overhead(uint32_t tier) const;
+    size_t slot_size(uint32_t tier) const { return layouts_[tier].slot_size(); }
+    size_t overhead(uint32_t tier) const { return layouts_[tier].overhead(); }
 
     // Gives the tier a pool, of fewer slots where a device would have to give more memory than so many and overhead().
     // A tier without one must not be acquired. The policy, which serves all tiers, must outlive the cache; for `floor`
@@ -117,17 +117,6 @@ class expert_cache {
     void end_prefetch(uint32_t layer);
 
   private:
-    // Of a part, in a bank of slots.
-    struct part_place {
-        size_t offset = 0; // of the first slot's
-        size_t stride = 0; // from slot to slot
-    };
-
-    struct tier_layout {
-        size_t                                          slot_size = 0;
-        std::vector<std::array<part_place, PART_COUNT>> places; // [layer][part]
-    };
-
     size_t index_of(expert_id id) const { return size_t(id.layer) * n_experts_ + id.expert; }
 
     const load_state & load(expert_id id, uint32_t tier) const { return loads_[tier][index_of(id)]; }
@@ -142,12 +131,8 @@ class expert_cache {
     // Whether the loader sets what it has read, rather than reading it in place.
     bool is_set(expert_id id, uint32_t tier, uint32_t part) const { return !in_host_ || is_packed(id, tier, part); }
 
-    uint32_t    slot(expert_id id, uint32_t tier) const { return sets_.set(tier).slot(id); }
-    char *      slot_of(expert_id id, uint32_t tier, uint32_t part) const;
-    tier_layout lay_out_slots(uint32_t tier) const;
-    tier_layout lay_out_stacks(uint32_t tier) const;
-    size_t      place_stacks(uint32_t tier, uint32_t n_slots);
-    status      plan_banks(uint32_t tier, uint32_t & n_slots, uint32_t & slots_per_bank, size_t & bank_size);
+    uint32_t                   slot(expert_id id, uint32_t tier) const { return sets_.set(tier).slot(id); }
+    char *                     slot_of(expert_id id, uint32_t tier, uint32_t part) const;
     ggml_backend_buffer_type_t choose_packed(uint32_t tier);
     bool                       make_resident(expert_id id, uint32_t tier);
     void                       forget_evicted();
@@ -177,15 +162,14 @@ class expert_cache {
     uint32_t                         running_             = 0; // layer of the last demand
     std::array<bool, TIER_COUNT>     duplicates_go_first_ = {};
 
-    std::array<std::vector<expert_matrix>, TIER_COUNT> matrices_; // distinct, of a device's pools
-    std::array<tier_layout, TIER_COUNT>                layouts_;
-    std::array<slot_pool, TIER_COUNT>                  pools_;
-    resident_tiers                                     sets_;
-    std::array<std::vector<load_state>, TIER_COUNT>    loads_;   // [tier][layer * n_experts + expert], fixed size
-    std::array<std::vector<uint32_t>, TIER_COUNT> packed_parts_; // [tier][layer * n_experts + expert], part_bit mask
-    std::vector<tier_expert>                      prefetched_;   // terms; pinned once each, until there or cancelled
-    std::vector<tier_expert>                      staged_;       // terms; pinned below until they are here
-    std::vector<tier_expert>                      evicted_;      // whose loads are still to be forgotten
+    std::array<slot_layout, TIER_COUNT>             layouts_;
+    std::array<slot_pool, TIER_COUNT>               pools_;
+    resident_tiers                                  sets_;
+    std::array<std::vector<load_state>, TIER_COUNT> loads_;        // [tier][layer * n_experts + expert], fixed size
+    std::array<std::vector<uint32_t>, TIER_COUNT>   packed_parts_; // [tier][layer * n_experts + expert], part_bit mask
+    std::vector<tier_expert>                        prefetched_;   // terms; pinned once each, until there or cancelled
+    std::vector<tier_expert>                        staged_;       // terms; pinned below until they are here
+    std::vector<tier_expert>                        evicted_;      // whose loads are still to be forgotten
 };
 
 } // namespace hobbit

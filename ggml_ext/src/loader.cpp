@@ -109,6 +109,7 @@ void loader::set(const chunk & next, const char * rows) {
     }
     change_transfers(device, 1, 0);
     set_rows(next.buffer, next.type, next.rows, rows, next.dst);
+    set_zeros(next.buffer, next.dst + next.size, next.zeros);
     change_transfers(device, -1, next.size);
 }
 
@@ -247,6 +248,7 @@ std::vector<loader::chunk> loader::split(const chunk & whole, const part_target 
         c.dst           = target.data + at;
         chunks.push_back(c);
     }
+    chunks.back().zeros = target.zeros;
     return chunks;
 }
 

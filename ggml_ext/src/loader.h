@@ -44,6 +44,7 @@ struct part_target {
     char *                data;
     ggml_backend_buffer_t buffer = nullptr;
     matrix_shape          shape  = {}; // where there is a buffer
+    size_t                zeros  = 0;  // bytes behind the part that are set to zero with it, where there is a buffer
 };
 
 enum class load_urgency { demand, prefetch };
@@ -149,7 +150,8 @@ class loader {
         char *                dst;
         ggml_backend_buffer_t buffer; // null: read straight to dst
         ggml_type             type;
-        matrix_shape          rows; // where there is a buffer
+        matrix_shape          rows;      // where there is a buffer
+        size_t                zeros = 0; // behind them
 
         part_location location() const { return { file, offset, size, type }; }
     };

@@ -5,6 +5,7 @@
 #include "ggml.h"
 
 #include <algorithm>
+#include <vector>
 
 namespace hobbit {
 
@@ -71,6 +72,13 @@ void set_rows(ggml_backend_buffer_t buffer, ggml_type type, const matrix_shape &
     tensor->data                  = dst;
     init_weights(buffer, tensor);
     ggml_backend_tensor_set(tensor, src, 0, ggml_nbytes(tensor));
+}
+
+void set_zeros(ggml_backend_buffer_t buffer, char * dst, size_t size) {
+    if (size > 0) {
+        const std::vector<char> zeros(size); // not every device sets memory
+        set_rows(buffer, GGML_TYPE_I8, { int64_t(size), 1 }, zeros.data(), dst);
+    }
 }
 
 } // namespace hobbit

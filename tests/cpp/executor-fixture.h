@@ -162,6 +162,21 @@ struct engine {
     }
 };
 
+// That an expert has there, and those behind them.
+inline std::string device_bytes(const expert_cache & cache, expert_id id, uint32_t tier, uint32_t part, size_t size) {
+    ggml_tensor tensor = {};
+    tensor.type        = GGML_TYPE_I8;
+    tensor.ne[0]       = int64_t(size);
+    tensor.ne[1] = tensor.ne[2] = tensor.ne[3] = 1;
+    tensor.nb[0]                               = 1;
+    tensor.nb[1] = tensor.nb[2] = tensor.nb[3] = size;
+    tensor.data                                = cache.data(id, tier, part);
+    tensor.buffer                              = cache.buffer(id, tier, part);
+    std::string bytes(size, '\0');
+    ggml_backend_tensor_get(&tensor, bytes.data(), 0, size);
+    return bytes;
+}
+
 // The layer with plain tensors that hold one of the tiers, or the sum of both.
 inline rows stock(const model_on_disk & m, const layer_input & input, uint32_t tier, uint32_t layer = 0,
                   bool bias = false, ggml_backend_buffer_type_t buft = ggml_backend_cpu_buffer_type()) {

@@ -7,6 +7,7 @@
 #include "ggml-backend-impl.h"
 #include "lazy-backend.h"
 #include "rpc-device.h"
+#include "slot-layout.h"
 
 #include <set>
 #include <string>
@@ -97,9 +98,61 @@ TEST_CASE("where types differ, experts are as far apart as kernels of either typ
     }
 }
 
+TEST_CASE("a bank has no more blocks of a part than kernels count in 32 bits") {
+    const model_on_disk m;
+    for (const uint32_t tier : { TIER_HIGH, TIER_LOW }) {
+        const part_location &  at       = m.index.locate(tier, 0, PART_UP, 0);
+        const uint64_t         n_blocks = at.size / ggml_type_size(at.type);
+        const auto             most     = uint32_t(INT32_MAX / n_blocks);
+        slot_layout            layout(m.index, tier, device(), ggml_backend_dev_buffer_type(device()));
+        slot_layout::bank_plan plan;
+        REQUIRE(layout.plan_banks(most + most / 2, plan).ok());
+        CHECK(plan.slots_per_bank < most);
+        CHECK(plan.slots_per_bank > most / 2);
+        REQUIRE(layout.plan_banks(most, plan).ok());
+        CHECK(plan.slots_per_bank == most);
+    }
+}
+
 //
 // other devices
 //
+
+static ggml_backend_buffer_type padded_rows;
+
+// The device, with kernels that read up to eight blocks behind quantised matrices.
+static ggml_backend_dev_t device_of_padded_rows() {
+    static ggml_backend_device made  = *device();
+    padded_rows                      = *ggml_backend_dev_buffer_type(device());
+    padded_rows.iface.get_alloc_size = [](ggml_backend_buffer_type_t, const ggml_tensor * t) {
+        return ggml_nbytes(t) + (ggml_is_quantized(t->type) ? 8 * ggml_type_size(t->type) : 0);
+    };
+    made.iface.get_buffer_type = [](ggml_backend_dev_t) { return &padded_rows; };
+    return &made;
+}
+
+TEST_CASE("where types differ, zeros stand behind matrices whose kernels read on") {
+    constexpr size_t    zeros = 8 * 34; // the larger type's
+    const model_on_disk m     = model_on_disk::with_mixed_types(GGML_TYPE_Q8_0, GGML_TYPE_Q4_1);
+    engine              e(m, 8, 1, with({}), { device_of_padded_rows() });
+    for (const expert_id id :
+         { expert_id{ 0, 6 }, expert_id{ 0, 0 }, expert_id{ 0, 1 } }) { // of either type, in a slot
+        REQUIRE(e.cache.acquire(id, TIER_LOW));
+        for (const uint32_t part : { PART_GATE, PART_UP, PART_DOWN }) {
+            e.cache.request(id, TIER_LOW, part_bit(part));
+            REQUIRE(e.cache.wait(id, TIER_LOW, part_bit(part)).ok());
+            const part_location & at    = m.index.locate(TIER_LOW, 0, part, id.expert);
+            const std::string     bytes = device_bytes(e.cache, id, TIER_LOW, part, at.size + zeros);
+            CHECK(bytes == temp_dir::read(m.index.files()[0]).substr(at.offset, at.size) + std::string(zeros, '\0'));
+            CHECK(e.cache.stride(id, TIER_LOW, part) >= at.size + zeros);
+        }
+        e.cache.release(id, TIER_LOW);
+    }
+    CHECK(e.counters.evictions == 2);
+    for (const uint32_t part : { PART_GATE, PART_UP, PART_DOWN }) { // where they are alike, nothing stands between
+        CHECK(e.cache.stride({ 0, 0 }, TIER_HIGH, part) == m.index.locate(TIER_HIGH, 0, part, 0).size);
+    }
+}
 
 static ggml_backend_buffer_type small_buffers;
 

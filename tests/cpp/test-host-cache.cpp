@@ -21,20 +21,6 @@ static std::string whole_file(const model_on_disk & m) {
     return temp_dir::read(m.index.files()[0]);
 }
 
-static std::string device_bytes(const expert_cache & cache, expert_id id, uint32_t tier, uint32_t part, size_t size) {
-    ggml_tensor tensor = {};
-    tensor.type        = GGML_TYPE_I8;
-    tensor.ne[0]       = int64_t(size);
-    tensor.ne[1] = tensor.ne[2] = tensor.ne[3] = 1;
-    tensor.nb[0]                               = 1;
-    tensor.nb[1] = tensor.nb[2] = tensor.nb[3] = size;
-    tensor.data                                = cache.data(id, tier, part);
-    tensor.buffer                              = cache.buffer(id, tier, part);
-    std::string bytes(size, '\0');
-    ggml_backend_tensor_get(&tensor, bytes.data(), 0, size);
-    return bytes;
-}
-
 // Bytes that are read for an expert, and bytes that it has.
 static std::pair<uint64_t, uint64_t> expert_bytes(const model_on_disk & m, expert_id id, uint32_t tier) {
     std::pair<uint64_t, uint64_t> sum;
