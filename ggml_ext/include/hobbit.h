@@ -263,7 +263,7 @@ struct hobbit_stats {
     double   transfer_s;       // with bytes on their way to a device with memory of its own
     uint64_t selections_cpu;   // of the selections, computed by the CPU beside such a device
     double   cpu_s;            // that this took, with copying rows there and back
-    uint64_t layers_predicted; // beside such a device: layers for which nothing was read from disk
+    uint64_t layers_predicted; // layers that were waited for, beside such a device, and read nothing from disk
     double   predicted_s;      // for these, what the cost model said before
     double   measured_s;       // and what they took
 };

@@ -11,15 +11,19 @@ static constexpr double AS_EXPECTED = 2.0; // a trial that differs by less confi
 cost_model::cost_model(const std::vector<kind_seed> & kinds, double transfer_per_byte, compute_mode mode) :
     link_(0.0, transfer_per_byte), mode_(mode) {
     for (const kind_seed & k : kinds) {
-        kinds_.push_back({ k.bytes, { k.cpu_start, k.cpu_per_token }, { k.device, 0.0 } });
+        kinds_.push_back({ k.bytes, { k.cpu_start, k.cpu_per_token }, { k.device_start, k.device_per_token } });
     }
 }
 
-std::vector<expert_costs> cost_model::costs() const {
+// To the device all experts of a kind have as many tokens as they have on average: it takes so long for all of them.
+std::vector<expert_costs> cost_model::costs(const std::vector<expert_work> & work) const {
+    const works               all = sum(work, [](size_t) { return true; });
     std::vector<expert_costs> costs;
-    for (const kind_state & k : kinds_) {
-        costs.push_back(
-            { k.cpu.per_job(), k.cpu.per_unit(), k.device.per_job(), link_.seconds({ 0.0, double(k.bytes) }) });
+    for (size_t i = 0; i < kinds_.size(); i++) {
+        const kind_state & k      = kinds_[i];
+        const double       tokens = all[i].jobs > 0.0 ? all[i].units / all[i].jobs : 1.0;
+        costs.push_back({ k.cpu.per_job(), k.cpu.per_unit(), k.device.seconds({ 1.0, tokens }),
+                          link_.seconds({ 0.0, double(k.bytes) }) });
     }
     return costs;
 }
@@ -27,21 +31,28 @@ std::vector<expert_costs> cost_model::costs() const {
 cost_model::placement cost_model::place(const std::vector<expert_work> & work) {
     placement p;
     if (mode_ == compute_mode::automatic) {
-        p.on_cpu = place_experts(costs(), work);
+        p.on_cpu = place_experts(costs(work), work);
         try_others(work, p.on_cpu);
     } else {
         for (const expert_work & w : work) {
             p.on_cpu.push_back(mode_ == compute_mode::cooperative && !w.is_present);
         }
     }
-    p.seconds = layer_seconds(costs(), work, p.on_cpu);
+    finish(work, p);
     return p;
 }
 
-cost_model::placement cost_model::leave_to_device(const std::vector<expert_work> & work) const {
-    placement p = { std::vector<bool>(work.size(), false) };
-    p.seconds   = layer_seconds(costs(), work, p.on_cpu);
+cost_model::placement cost_model::leave_to_device(const std::vector<expert_work> & work) {
+    placement p;
+    p.on_cpu.assign(work.size(), false);
+    finish(work, p);
     return p;
+}
+
+void cost_model::finish(const std::vector<expert_work> & work, placement & p) {
+    const bool has_device = std::find(p.on_cpu.begin(), p.on_cpu.end(), false) != p.on_cpu.end();
+    p.measures_device     = has_device && device_trial_.is_due();
+    p.seconds             = layer_seconds(costs(work), work, p.on_cpu);
 }
 
 //
@@ -54,7 +65,7 @@ bool cost_model::trial::is_due() {
 
 void cost_model::trial::end(double expected, double measured) {
     const bool as_expected = measured < AS_EXPECTED * expected && expected < AS_EXPECTED * measured;
-    wait                   = as_expected ? std::min(2 * wait, max_wait) : 1;
+    wait                   = as_expected ? std::min(2 * wait, most) : 1;
     waited                 = 0;
 }
 
@@ -90,13 +101,13 @@ void cost_model::try_others(const std::vector<expert_work> & work, std::vector<b
 // corrections
 //
 
-cost_model::works cost_model::sum(const std::vector<expert_work> & work, const std::vector<bool> & on_cpu,
-                                  bool cpu) const {
+cost_model::works cost_model::sum(const std::vector<expert_work> &    work,
+                                  const std::function<bool(size_t)> & counts) const {
     works sums(kinds_.size());
     for (size_t i = 0; i < work.size(); i++) {
-        if (on_cpu[i] == cpu) {
+        if (counts(i)) {
             sums[work[i].kind].jobs  += 1.0;
-            sums[work[i].kind].units += cpu ? work[i].n_tokens : 0.0;
+            sums[work[i].kind].units += work[i].n_tokens;
         }
     }
     return sums;
@@ -112,22 +123,27 @@ std::vector<latency_estimate::part> cost_model::parts(const works & sums, latenc
     return parts;
 }
 
-void cost_model::cpu_took(const std::vector<expert_work> & work, const std::vector<bool> & on_cpu, double seconds) {
-    const works  sums     = sum(work, on_cpu, true);
-    const auto   done     = parts(sums, &kind_state::cpu);
-    const double expected = std::accumulate(done.begin(), done.end(), 0.0, [](double s, const auto & part) {
-        return s + part.estimate->seconds(part.done);
+static double expected(const std::vector<latency_estimate::part> & done) {
+    return std::accumulate(done.begin(), done.end(), 0.0, [](double sum, const latency_estimate::part & part) {
+        return sum + part.estimate->seconds(part.done);
     });
+}
+
+void cost_model::cpu_took(const std::vector<expert_work> & work, const std::vector<bool> & on_cpu, double seconds) {
+    const works sums = sum(work, [&](size_t i) { return on_cpu[i]; });
+    const auto  done = parts(sums, &kind_state::cpu);
     for (size_t k = 0; k < kinds_.size(); k++) {
         if (sums[k].jobs > 0.0) {
-            kinds_[k].cpu_trial.end(expected, seconds);
+            kinds_[k].cpu_trial.end(expected(done), seconds);
         }
     }
     latency_estimate::correct(done, seconds);
 }
 
 void cost_model::device_took(const std::vector<expert_work> & work, const std::vector<bool> & on_cpu, double seconds) {
-    latency_estimate::correct(parts(sum(work, on_cpu, false), &kind_state::device), seconds);
+    const auto done = parts(sum(work, [&](size_t i) { return !on_cpu[i]; }), &kind_state::device);
+    device_trial_.end(expected(done), seconds);
+    latency_estimate::correct(done, seconds);
 }
 
 void cost_model::link_took(double bytes, double seconds) {

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 namespace hobbit {
@@ -13,7 +14,8 @@ namespace hobbit {
 // The latencies that experts are placed by (placement.h), and the placement itself. Latencies are given once, and
 // corrected by what was measured since. In automatic mode what was not measured for a while is tried again with one
 // expert: an estimate that is too long would never be corrected otherwise. Where the trial says what was expected, the
-// next one is twice as far away.
+// next one is twice as far away. So it is in every mode with the device's time, which is known only where it is waited
+// for.
 //
 // Thread-safety: none. Pure: no clock.
 class cost_model {
@@ -22,35 +24,40 @@ class cost_model {
         size_t bytes; // that go over the link
         double cpu_start;
         double cpu_per_token;
-        double device;
+        double device_start;
+        double device_per_token;
     };
 
     struct placement {
         std::vector<bool> on_cpu; // [expert]
-        double            seconds = 0.0;
+        double            seconds         = 0.0;
+        bool              measures_device = false; // device_took wants to be told
     };
 
-    static constexpr uint32_t max_wait = 4096; // layers between trials
+    static constexpr uint32_t max_wait        = 4096; // layers between trials
+    static constexpr uint32_t max_device_wait = 64;   // between those of the device, for which the CPU waits
 
     cost_model(const std::vector<kind_seed> & kinds, double transfer_per_byte, compute_mode mode);
 
     placement place(const std::vector<expert_work> & work);
 
     // Of a layer that cannot be shared.
-    placement leave_to_device(const std::vector<expert_work> & work) const;
+    placement leave_to_device(const std::vector<expert_work> & work);
 
-    // What the CPU's experts of a placement took, and the device's, those that were brought included.
+    // What the CPU's experts of a placement took, and the device's alone, those that were brought included.
     void cpu_took(const std::vector<expert_work> & work, const std::vector<bool> & on_cpu, double seconds);
     void device_took(const std::vector<expert_work> & work, const std::vector<bool> & on_cpu, double seconds);
 
     // For how long the link was busy with so many bytes, at least one.
     void link_took(double bytes, double seconds);
 
-    std::vector<expert_costs> costs() const; // [kind]
+    // [kind], in a layer with this work.
+    std::vector<expert_costs> costs(const std::vector<expert_work> & work) const;
 
   private:
     // When something that is not chosen is tried again.
     struct trial {
+        uint32_t most   = max_wait;
         uint32_t wait   = 1; // layers
         uint32_t waited = 0;
 
@@ -67,13 +74,15 @@ class cost_model {
 
     using works = std::vector<latency_estimate::work>; // [kind]
 
-    works sum(const std::vector<expert_work> & work, const std::vector<bool> & on_cpu, bool cpu) const;
+    works sum(const std::vector<expert_work> & work, const std::function<bool(size_t)> & counts) const;
     std::vector<latency_estimate::part> parts(const works & sums, latency_estimate kind_state::* whose);
     void                                try_others(const std::vector<expert_work> & work, std::vector<bool> & on_cpu);
+    void                                finish(const std::vector<expert_work> & work, placement & p);
 
     std::vector<kind_state> kinds_;
     latency_estimate        link_; // units: bytes
     trial                   link_trial_;
+    trial                   device_trial_ = { max_device_wait };
     const compute_mode      mode_;
 };
 

@@ -11,7 +11,7 @@ cpu_share::cpu_share(const expert_index & index, expert_cache & cache, expert_ca
                      const cost_model & costs, stats & stats) :
     index_(index), cache_(cache), host_(host), kinds_(kinds), costs_(costs), stats_(stats), rows_(index, host) {}
 
-void cpu_share::begin_layer(const layer_routing & routing, const layer_plan & plan, const inner_graph & device) {
+void cpu_share::begin_layer(const layer_routing & routing, const layer_plan & plan, inner_graph & device) {
     const uint32_t parts = index_.layer(routing.layer).parts;
     routing_             = &routing;
     plan_                = &plan;
@@ -20,8 +20,9 @@ void cpu_share::begin_layer(const layer_routing & routing, const layer_plan & pl
         const bool is_present = cache_.holds(use.id, use.tier, parts) && cache_.arrived(use.id, use.tier, parts);
         work_.push_back({ kinds_.of(use.id, use.tier), uint32_t(use.selections.size()), is_present });
     }
-    placement_    = unshared_.count(routing.layer) > 0 ? costs_.leave_to_device(work_) : costs_.place(work_);
-    began_        = { clock::now(), device.busy(), stats_.bytes_read };
+    placement_ = unshared_.count(routing.layer) > 0 ? costs_.leave_to_device(work_) : costs_.place(work_);
+    began_     = { clock::now(), device.measured(), stats_.bytes_read };
+    device.measure(placement_.measures_device);
     cpu_time_     = seconds(0);
     is_as_placed_ = true;
 }
@@ -62,17 +63,20 @@ void cpu_share::begin_section(const layer_section & section, uint32_t parts) {
     }
 }
 
-status cpu_share::compute(inner_graph & cpu) {
-    for (const planned_use * use : pinned_) {
-        const status s = host_.wait(use->id, use->tier, parts_);
+status cpu_share::compute_next(inner_graph & cpu) {
+    const host_rows::piece next = rows_.next();
+    for (size_t i = next.first; i < next.end; i++) {
+        const status s = host_.wait(pinned_[i]->id, pinned_[i]->tier, parts_);
         if (!s.ok()) {
             return s;
         }
     }
     const auto   start  = clock::now();
-    const status s      = rows_.compute(cpu);
+    const status s      = rows_.compute_next(cpu);
     cpu_time_          += clock::now() - start;
-    release();
+    if (rows_.is_done()) {
+        release();
+    }
     return s;
 }
 
@@ -80,10 +84,12 @@ status cpu_share::end_section(inner_graph & device) {
     if (!has_rows_) {
         return {};
     }
+    device.measure(false); // what follows is the CPU's
     const auto   start  = clock::now();
     const status s      = rows_.copy_back(device);
     cpu_time_          += clock::now() - start;
     has_rows_           = false;
+    device.measure(placement_.measures_device);
     return s;
 }
 
@@ -99,8 +105,17 @@ void cpu_share::abandon() {
     has_rows_ = false;
 }
 
-// What went as it was placed is a sample of who was at work; the device's time is known where it was waited for.
-void cpu_share::end_layer(const inner_graph & device) {
+// One of so many layers is waited for, to tell what it took; a prime, so that it is not always the same layer.
+static constexpr uint64_t SAMPLED = 13;
+
+// What went as it was placed is a sample of who was at work.
+void cpu_share::end_layer(const ggml_tensor * output, inner_graph & device) {
+    const bool can_tell = is_as_placed_ && !placement_.measures_device && stats_.bytes_read == began_.bytes_read;
+    const bool is_told  = can_tell && n_told_++ % SAMPLED == 0;
+    if (is_told) {
+        wait_for(output);
+    }
+    device.measure(false);
     const seconds took       = clock::now() - began_.time;
     const bool    any_on_cpu = std::count(placement_.on_cpu.begin(), placement_.on_cpu.end(), true) > 0;
     if (any_on_cpu) {
@@ -108,11 +123,12 @@ void cpu_share::end_layer(const inner_graph & device) {
     }
     if (is_as_placed_ && any_on_cpu) {
         costs_.cpu_took(work_, placement_.on_cpu, cpu_time_.count());
-    } else if (is_as_placed_ && !work_.empty()) {
-        costs_.device_took(work_, placement_.on_cpu, seconds(device.busy() - began_.device_busy).count());
+    }
+    if (is_as_placed_ && placement_.measures_device) {
+        costs_.device_took(work_, placement_.on_cpu, seconds(device.measured() - began_.device).count());
     }
     learn_link();
-    if (is_as_placed_ && stats_.bytes_read == began_.bytes_read) {
+    if (is_told) {
         stats_.layers_predicted++;
         stats_.predicted_ns += uint64_t(placement_.seconds * 1e9);
         stats_.measured_ns  += uint64_t(took.count() * 1e9);

@@ -29,7 +29,7 @@ class cpu_share {
               const cost_model & costs, stats & stats);
 
     // Decides who computes which use of the plan. Plan and routing must live until end_layer.
-    void begin_layer(const layer_routing & routing, const layer_plan & plan, const inner_graph & device);
+    void begin_layer(const layer_routing & routing, const layer_plan & plan, inner_graph & device);
 
     // Whether the CPU computes the plan's use.
     bool has(const planned_use & use) const { return placement_.on_cpu[size_t(&use - plan_->uses.data())]; }
@@ -44,14 +44,14 @@ class cpu_share {
     // Whether the CPU has still to compute its rows of the section.
     bool is_due() const { return !pinned_.empty(); }
 
-    // Computes them, while the device runs what was launched. REQUIRES: is_due()
-    status compute(inner_graph & cpu);
+    // Computes some of them, while the device runs what was launched. REQUIRES: is_due()
+    status compute_next(inner_graph & cpu);
 
     // Brings the CPU's rows to the device. REQUIRES: they are not due; the device has computed the section.
     status end_section(inner_graph & device);
 
-    // REQUIRES: all of the layer is computed.
-    void end_layer(const inner_graph & device);
+    // `output` is the layer's. REQUIRES: all of the layer is computed, or launched.
+    void end_layer(const ggml_tensor * output, inner_graph & device);
 
     // After an error.
     void abandon();
@@ -63,7 +63,7 @@ class cpu_share {
     // Until the layer began.
     struct readings {
         clock::time_point        time;
-        std::chrono::nanoseconds device_busy{ 0 };
+        std::chrono::nanoseconds device{ 0 };
         uint64_t                 bytes_read = 0;
     };
 
@@ -79,8 +79,9 @@ class cpu_share {
     cost_model           costs_;
     stats &              stats_;
     host_rows            rows_;
-    std::set<uint32_t>   unshared_; // layers that the CPU cannot share
-    loader::transfers    link_;     // that the model knows of
+    std::set<uint32_t>   unshared_;   // layers that the CPU cannot share
+    loader::transfers    link_;       // that the model knows of
+    uint64_t             n_told_ = 0; // layers that a prediction could be told of
 
     // the layer in hand
     const layer_routing *    routing_ = nullptr;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 namespace hobbit {
 
@@ -96,6 +97,8 @@ void host_rows::begin(const layer_section & section, const layer_routing & routi
     routing_ = &routing;
     uses_.clear();
     rows_.clear();
+    next_use_ = 0;
+    next_row_ = 0;
     for (const planned_use * use : uses) {
         uses_.push_back(*use);
         rows_.insert(rows_.end(), use->selections.begin(), use->selections.end());
@@ -142,59 +145,72 @@ void host_rows::find_results() {
 // the section's operations on some of the rows
 //
 
-status host_rows::compute(inner_graph & cpu) {
+host_rows::piece host_rows::next() const {
     const size_t most = size_t(std::max(routing_->n_tokens, inner_graph::enough_rows));
-    status       s;
-    for (size_t first = 0; first < rows_.size() && s.ok(); first += most) {
-        s = compute_some({ first, std::min(most, rows_.size() - first) }, cpu);
+    piece        p    = { next_use_, next_use_, next_row_, 0 };
+    while (p.end < uses_.size() && p.n_rows < size_t(inner_graph::enough_rows)) {
+        const size_t n = uses_[p.end].selections.size();
+        if (p.n_rows + n > most) {
+            break; // a single expert has no more than one row for each token
+        }
+        p.n_rows += n;
+        p.end++;
     }
+    return p;
+}
+
+status host_rows::compute_next(inner_graph & cpu) {
+    const piece  p = next();
+    const status s = compute(p, cpu);
+    next_use_      = p.end;
+    next_row_      = p.first_row + p.n_rows;
     return s;
 }
 
-status host_rows::compute_some(const row_range & range, inner_graph & cpu) {
+status host_rows::compute(const piece & p, inner_graph & cpu) {
     const std::vector<const ggml_tensor *> nodes = nodes_of(section_);
     const size_t                           size  = (TENSORS_PER_NODE * nodes.size() + 1) * ggml_tensor_overhead();
     copies_.clear();
     ctx_.reset(ggml_init({ size, nullptr, /* .no_alloc = */ true }));
-    experts_ = ggml_new_tensor_2d(ctx_.get(), GGML_TYPE_I32, 1, int64_t(range.n));
+    experts_ = ggml_new_tensor_2d(ctx_.get(), GGML_TYPE_I32, 1, int64_t(p.n_rows));
     std::vector<ggml_tensor *> repeated;
     for (const ggml_tensor * node : nodes) {
-        repeated.push_back(repeat(node, range));
+        repeated.push_back(repeat(node, p));
     }
     const ggml_backend_buffer_ptr memory(
         ggml_backend_alloc_ctx_tensors_from_buft(ctx_.get(), ggml_backend_cpu_buffer_type()));
     if (!memory) {
         return status::error(format("no memory left for %zu rows of experts on the CPU: use a smaller batch "
                                     "(--ubatch-size)",
-                                    range.n));
+                                    p.n_rows));
     }
     auto * experts = static_cast<int32_t *>(experts_->data);
-    for (size_t i = 0; i < range.n; i++) {
-        experts[i] = routing_->experts[size_t(rows_[range.first + i])];
+    for (size_t i = 0; i < p.n_rows; i++) {
+        experts[i] = routing_->experts[size_t(rows_[p.first_row + i])];
     }
     for (const auto & [outer, copy] : copies_) {
         if (inputs_.count(outer) > 0 && !copy->view_src && copy->data != inputs_[outer].data()) {
-            fill(outer, copy, range);
+            fill(outer, copy, p);
         }
     }
-    const status s = run(repeated, range, cpu);
+    const status s = run(repeated, p, cpu);
     if (s.ok()) {
-        keep_results(range);
+        keep_results(p);
     }
     return s;
 }
 
-ggml_tensor * host_rows::repeat(const ggml_tensor * node, const row_range & range) {
-    ggml_tensor * copy = rows_of(node, range);
+ggml_tensor * host_rows::repeat(const ggml_tensor * node, const piece & p) {
+    ggml_tensor * copy = rows_of(node, p);
     copy->op           = node->op;
     std::memcpy(copy->op_params, node->op_params, sizeof(copy->op_params));
     if (node->op == GGML_OP_MUL_MAT_ID) {
         copy->src[0] = node->src[0]; // says which experts
-        copy->src[1] = rows_of(node->src[1], range);
+        copy->src[1] = rows_of(node->src[1], p);
         return copy;
     }
     for (size_t i = 0; i < n_row_sources(node); i++) {
-        copy->src[i] = rows_of(node->src[i], range);
+        copy->src[i] = rows_of(node->src[i], p);
     }
     if (node->op == GGML_OP_ADD_ID) {
         copy->src[1] = constant(node->src[1]);
@@ -204,12 +220,12 @@ ggml_tensor * host_rows::repeat(const ggml_tensor * node, const row_range & rang
 }
 
 // In place of an outer tensor, a view of what stands for its root where that is computed here.
-ggml_tensor * host_rows::rows_of(const ggml_tensor * outer, const row_range & range) {
+ggml_tensor * host_rows::rows_of(const ggml_tensor * outer, const piece & p) {
     ggml_tensor *& copy = copies_[outer];
     if (copy) {
         return copy;
     }
-    const auto n    = int64_t(range.n);
+    const auto n    = int64_t(p.n_rows);
     const auto root = outer->view_src ? copies_.find(outer->view_src) : copies_.end();
     if (root == copies_.end()) {
         copy = ggml_new_tensor_3d(ctx_.get(), outer->type, outer->ne[0], 1, n);
@@ -231,10 +247,10 @@ ggml_tensor * host_rows::constant(const ggml_tensor * outer) {
 }
 
 // The rows of an input that has one for each selection, or for each token.
-void host_rows::fill(const ggml_tensor * outer, ggml_tensor * copy, const row_range & range) const {
+void host_rows::fill(const ggml_tensor * outer, ggml_tensor * copy, const piece & p) const {
     const bytes & from = inputs_.at(outer);
-    for (size_t i = 0; i < range.n; i++) {
-        const int64_t row    = rows_[range.first + i];
+    for (size_t i = 0; i < p.n_rows; i++) {
+        const int64_t row    = rows_[p.first_row + i];
         const int64_t token  = row / routing_->n_used;
         const int64_t rank   = row % routing_->n_used % outer->ne[1];
         const size_t  offset = size_t(token) * outer->nb[2] + size_t(rank) * outer->nb[1];
@@ -242,31 +258,24 @@ void host_rows::fill(const ggml_tensor * outer, ggml_tensor * copy, const row_ra
     }
 }
 
-// The uses of a range, with the numbers of its rows.
-std::vector<planned_use> host_rows::uses_in(const row_range & range) const {
-    std::vector<planned_use> some;
-    size_t                   row = 0;
-    for (const planned_use & use : uses_) {
-        planned_use part = { use.id, use.tier, {} };
-        for (size_t i = 0; i < use.selections.size(); i++, row++) {
-            if (row >= range.first && row < range.first + range.n) {
-                part.selections.push_back(int32_t(row - range.first));
-            }
-        }
-        if (!part.selections.empty()) {
-            some.push_back(std::move(part));
-        }
+// The uses of a piece, with the numbers of its rows.
+std::vector<planned_use> host_rows::uses_in(const piece & p) const {
+    std::vector<planned_use> some(uses_.begin() + ptrdiff_t(p.first), uses_.begin() + ptrdiff_t(p.end));
+    int32_t                  row = 0;
+    for (planned_use & use : some) {
+        std::iota(use.selections.begin(), use.selections.end(), row);
+        row += int32_t(use.selections.size());
     }
     return some;
 }
 
-status host_rows::run(const std::vector<ggml_tensor *> & nodes, const row_range & range, inner_graph & cpu) {
+status host_rows::run(const std::vector<ggml_tensor *> & nodes, const piece & p, inner_graph & cpu) {
     layer_routing routing;
     routing.layer    = routing_->layer;
-    routing.n_tokens = int64_t(range.n);
+    routing.n_tokens = int64_t(p.n_rows);
     routing.n_used   = 1;
-    routing.experts.assign(range.n, 0); // whose number is in the uses
-    const std::vector<planned_use>   uses = uses_in(range);
+    routing.experts.assign(p.n_rows, 0); // whose number is in the uses
+    const std::vector<planned_use>   uses = uses_in(p);
     std::vector<const planned_use *> served;
     for (const planned_use & use : uses) {
         served.push_back(&use);
@@ -289,10 +298,10 @@ status host_rows::run(const std::vector<ggml_tensor *> & nodes, const row_range 
 // results
 //
 
-void host_rows::keep_results(const row_range & range) {
+void host_rows::keep_results(const piece & p) {
     for (result & r : results_) {
         const size_t n = size_t(r.outer->ne[0]);
-        std::memcpy(&r.values[range.first * n], copies_.at(r.outer)->data, range.n * n * sizeof(float));
+        std::memcpy(&r.values[p.first_row * n], copies_.at(r.outer)->data, p.n_rows * n * sizeof(float));
     }
 }
 

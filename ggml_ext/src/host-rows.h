@@ -40,10 +40,22 @@ class host_rows {
     void begin(const layer_section & section, const layer_routing & routing,
                const std::vector<const planned_use *> & uses);
 
-    // REQUIRES: begin; the experts are pinned in the cache and there.
-    status compute(inner_graph & cpu);
+    // Whole experts, computed together: numbers [first, end) of the uses that begin was given, and as many rows.
+    struct piece {
+        size_t first;
+        size_t end;
+        size_t first_row;
+        size_t n_rows;
+    };
 
-    // Copies the rows to the outer graph's tensors. REQUIRES: compute, and the device has computed the section.
+    // What is computed next: not many more rows than are worth an operation, so that others may take turns.
+    piece next() const;
+    bool  is_done() const { return next_use_ == uses_.size(); }
+
+    // REQUIRES: begin, and not is_done(); the experts of next() are pinned in the cache and there.
+    status compute_next(inner_graph & cpu);
+
+    // Copies the rows to the outer graph's tensors. REQUIRES: is_done(), and the device has computed the section.
     status copy_back(inner_graph & device);
 
     // Host memory for so many rows of any layer, of which at most n_at_once are computed together.
@@ -56,24 +68,18 @@ class host_rows {
         std::vector<float>  values; // [row][ne0], in the order of rows_
     };
 
-    // Rows that are computed together.
-    struct row_range {
-        size_t first;
-        size_t n;
-    };
-
     using bytes = std::vector<char>;
 
     void                     find_results();
     void                     fetch(const ggml_tensor * tensor);
-    status                   compute_some(const row_range & range, inner_graph & cpu);
-    ggml_tensor *            repeat(const ggml_tensor * node, const row_range & range);
-    ggml_tensor *            rows_of(const ggml_tensor * outer, const row_range & range);
+    status                   compute(const piece & p, inner_graph & cpu);
+    ggml_tensor *            repeat(const ggml_tensor * node, const piece & p);
+    ggml_tensor *            rows_of(const ggml_tensor * outer, const piece & p);
     ggml_tensor *            constant(const ggml_tensor * outer);
-    void                     fill(const ggml_tensor * outer, ggml_tensor * copy, const row_range & range) const;
-    std::vector<planned_use> uses_in(const row_range & range) const;
-    status                   run(const std::vector<ggml_tensor *> & nodes, const row_range & range, inner_graph & cpu);
-    void                     keep_results(const row_range & range);
+    void                     fill(const ggml_tensor * outer, ggml_tensor * copy, const piece & p) const;
+    std::vector<planned_use> uses_in(const piece & p) const;
+    status                   run(const std::vector<ggml_tensor *> & nodes, const piece & p, inner_graph & cpu);
+    void                     keep_results(const piece & p);
 
     const expert_index & index_;
     const layer_products products_;
@@ -81,11 +87,13 @@ class host_rows {
     layer_section                        section_ = {};
     const layer_routing *                routing_ = nullptr;
     std::vector<planned_use>             uses_;
+    size_t                               next_use_ = 0;
+    size_t                               next_row_ = 0;
     std::vector<int32_t>                 rows_; // of the outer tensors, in the order of uses_
     std::vector<result>                  results_;
     std::map<const ggml_tensor *, bytes> inputs_; // [outer tensor]
 
-    // the tensors of a range
+    // the tensors of a piece
     ggml_context_ptr                             ctx_;
     std::map<const ggml_tensor *, ggml_tensor *> copies_; // [outer]
     ggml_tensor *                                experts_ = nullptr;

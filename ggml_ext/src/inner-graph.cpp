@@ -14,6 +14,11 @@ namespace hobbit {
 static constexpr size_t GRAPH_SIZE = 1024;
 static constexpr size_t RESERVE    = GGML_MAX_SRC;
 
+void wait_for(const ggml_tensor * tensor) {
+    float one;
+    ggml_backend_tensor_get(tensor, &one, 0, sizeof(one));
+}
+
 bool is_idle(const ggml_tensor * node) {
     return !(node->flags & GGML_TENSOR_FLAG_COMPUTE) || node->op == GGML_OP_NONE || node->op == GGML_OP_VIEW ||
            node->op == GGML_OP_RESHAPE || node->op == GGML_OP_PERMUTE || node->op == GGML_OP_TRANSPOSE;
@@ -273,8 +278,18 @@ ggml_status inner_graph::launch() {
     if (empty()) {
         return GGML_STATUS_SUCCESS;
     }
-    const ggml_status result = ggml_backend_graph_compute_async(backend_, graph_);
-    is_running_              = true;
+    ggml_status result;
+    if (is_measured_) {
+        const auto start = std::chrono::steady_clock::now();
+        result           = ggml_backend_graph_compute(backend_, graph_);
+        if (result == GGML_STATUS_SUCCESS) {
+            wait_for(ggml_graph_node(graph_, -1));
+        }
+        measured_ += std::chrono::steady_clock::now() - start;
+    } else {
+        result = ggml_backend_graph_compute_async(backend_, graph_);
+    }
+    is_running_ = true;
     begin_graph();
     return result;
 }
@@ -283,13 +298,8 @@ ggml_status inner_graph::compute() {
     if (empty() && !is_running_) {
         return GGML_STATUS_SUCCESS;
     }
-    const bool        was_running = is_running_;
-    const auto        start       = std::chrono::steady_clock::now();
-    const ggml_status result      = launch();
+    const ggml_status result = launch();
     reset();
-    if (!was_running) {
-        busy_ += std::chrono::steady_clock::now() - start;
-    }
     return result;
 }
 

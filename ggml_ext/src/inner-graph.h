@@ -13,6 +13,10 @@ namespace hobbit {
 // Nodes that a backend has nothing to do for.
 bool is_idle(const ggml_tensor * node);
 
+// Returns when the device has computed the tensor, of numbers of four bytes. ggml_backend_synchronize returns when a
+// device behind RPC was told to.
+void wait_for(const ggml_tensor * tensor);
+
 // Equal weight matrices, evenly spaced in the memory of the compute device.
 struct matrices {
     ggml_type             type;
@@ -104,8 +108,9 @@ class inner_graph {
     // Forgets what was added, and ends what is running.
     void reset();
 
-    // How long compute() took in all, where nothing had been launched before.
-    std::chrono::nanoseconds busy() const { return busy_; }
+    // While it is measured, what is begun is waited for, and how long that took is added up.
+    void                     measure(bool on) { is_measured_ = on; }
+    std::chrono::nanoseconds measured() const { return measured_; }
 
   private:
     // The number of the first matrix that an operation spans, and that of the last.
@@ -139,13 +144,14 @@ class inner_graph {
     ggml_cgraph *         graph_   = nullptr; // in ctx_
     ggml_backend_buffer_t scratch_ = nullptr; // owned
     scratch_sizes         sizes_;
-    size_t                n_nodes_    = 0;
-    size_t                n_leaves_   = 0;
-    size_t                n_row_sets_ = 0; // in the scratch memory, also of what is running
-    size_t                rows_used_  = 0; // bytes
-    bool                  is_running_ = false;
+    size_t                n_nodes_     = 0;
+    size_t                n_leaves_    = 0;
+    size_t                n_row_sets_  = 0; // in the scratch memory, also of what is running
+    size_t                rows_used_   = 0; // bytes
+    bool                  is_running_  = false;
+    bool                  is_measured_ = false;
 
-    std::chrono::nanoseconds busy_{ 0 };
+    std::chrono::nanoseconds measured_{ 0 };
 };
 
 } // namespace hobbit

@@ -4,6 +4,7 @@
 #include "ggml-cpp.h"
 #include "ggml-cpu.h"
 #include "ggml.h"
+#include "inner-graph.h"
 
 #include <algorithm>
 #include <chrono>
@@ -13,8 +14,9 @@
 
 namespace hobbit {
 
-static constexpr int     TRIES       = 3; // the fastest counts
-static constexpr int64_t MANY_TOKENS = 16;
+static constexpr int     TRIES         = 3;  // the fastest counts
+static constexpr int64_t CPU_TOKENS    = 16; // beside one
+static constexpr int64_t DEVICE_TOKENS = 2;  // a driver may take minutes for the kernels of more
 
 static double fastest(const std::function<void()> & run) {
     using clock = std::chrono::steady_clock;
@@ -52,7 +54,10 @@ class probe {
 
     bool compute(double & seconds) {
         bool ok = true;
-        seconds = fastest([&] { ok = ok && ggml_backend_graph_compute(backend_, graph_) == GGML_STATUS_SUCCESS; });
+        seconds = fastest([&] {
+            ok = ok && ggml_backend_graph_compute(backend_, graph_) == GGML_STATUS_SUCCESS;
+            wait_for(ggml_graph_node(graph_, -1));
+        });
         return ok;
     }
 
@@ -70,7 +75,7 @@ class probe {
             for (ggml_tensor * w : weights_) {
                 ggml_backend_tensor_set(w, ggml_backend_buffer_get_base(zeros.get()), 0, ggml_nbytes(w));
             }
-            ggml_backend_synchronize(backend_);
+            wait_for(weights_.back()); // until it is there
         });
         return true;
     }
@@ -83,16 +88,33 @@ class probe {
     std::vector<ggml_tensor *> weights_;
 };
 
-// False where there is no memory, or the device failed.
+// A line in the number of tokens.
+struct products_line {
+    double start     = 0.0;
+    double per_token = 0.0;
+};
+
+// These are false where there is no memory, or the device failed.
 static bool measure_products(const expert_kind & kind, int64_t n_tokens, ggml_backend_t backend, double & seconds) {
     probe p(kind, n_tokens, backend);
     return p.ok() && p.compute(seconds);
 }
 
-static bool measure_device(const expert_kind & kind, ggml_backend_t backend, ggml_backend_buffer_type_t from,
-                           double & seconds, double & transfer) {
+static bool measure_line(const expert_kind & kind, int64_t n_tokens, ggml_backend_t backend, products_line & line) {
+    double first = 0.0;
+    double all   = 0.0;
+    if (!measure_products(kind, 1, backend, first) || !measure_products(kind, n_tokens, backend, all)) {
+        return false;
+    }
+    line.per_token = std::max(0.0, all - first) / double(n_tokens - 1);
+    line.start     = std::max(0.0, first - line.per_token);
+    return true;
+}
+
+static bool measure_transfer(const expert_kind & kind, ggml_backend_t backend, ggml_backend_buffer_type_t from,
+                             double & seconds) {
     probe p(kind, 1, backend);
-    return p.ok() && p.compute(seconds) && p.transfer(from, transfer);
+    return p.ok() && p.transfer(from, seconds);
 }
 
 status measure_latencies(const expert_kinds & kinds, ggml_backend_dev_t device,
@@ -108,16 +130,15 @@ status measure_latencies(const expert_kinds & kinds, ggml_backend_dev_t device,
     ggml_backend_cpu_set_n_threads(cpu.get(), int(std::max(1u, std::thread::hardware_concurrency())));
     size_t largest = 0;
     for (const expert_kind & kind : kinds.all()) {
-        double first    = 0.0;
-        double many     = 0.0;
-        double there    = 0.0;
-        double transfer = 0.0;
-        if (!measure_products(kind, 1, cpu.get(), first) || !measure_products(kind, MANY_TOKENS, cpu.get(), many) ||
-            !measure_device(kind, other.get(), transfer_memory, there, transfer)) {
+        products_line here;
+        products_line there;
+        double        transfer = 0.0;
+        if (!measure_line(kind, CPU_TOKENS, cpu.get(), here) ||
+            !measure_line(kind, DEVICE_TOKENS, other.get(), there) ||
+            !measure_transfer(kind, other.get(), transfer_memory, transfer)) {
             return failed;
         }
-        const double per_token = std::max(0.0, many - first) / double(MANY_TOKENS - 1);
-        found.kinds.push_back({ kind.bytes(), std::max(0.0, first - per_token), per_token, there });
+        found.kinds.push_back({ kind.bytes(), here.start, here.per_token, there.start, there.per_token });
         if (kind.bytes() > largest) { // a transfer's fixed cost counts for less
             largest                 = kind.bytes();
             found.transfer_per_byte = transfer / double(kind.bytes());

@@ -174,19 +174,19 @@ status moe_executor::begin_section(ggml_cgraph * graph, int first, inner_graph &
 }
 
 status moe_executor::end_section(inner_graph & inner) {
-    const status s = compute_share(inner);
+    status s;
+    while (s.ok() && is_share_due()) {
+        s = compute_share(inner);
+    }
+    s = s.ok() ? run_graph(inner) : s;
     return s.ok() && share_ ? share_->end_section(inner) : s;
 }
 
-// The CPU computes while the device runs what was added: first while experts are on their way, at the latest at the
-// end.
+// The CPU computes some of its rows while the device runs what was added: while experts are on their way, and the rest
+// at the end.
 status moe_executor::compute_share(inner_graph & inner) {
-    status s;
-    if (share_ && share_->is_due()) {
-        s = launch_graph(inner);
-        s = s.ok() ? share_->compute(*cpu_) : s;
-    }
-    return s.ok() ? run_graph(inner) : s;
+    const status s = launch_graph(inner);
+    return s.ok() ? share_->compute_next(*cpu_) : s;
 }
 
 // Without the router's weights no expert is worth less than another.
@@ -302,7 +302,7 @@ status moe_executor::end_layer(const ggml_tensor * output, inner_graph & inner) 
                 prefetcher_->end_layer(layer_.routing.layer);
             }
             if (share_) {
-                share_->end_layer(inner);
+                share_->end_layer(output, inner);
             }
         }
     }
@@ -403,14 +403,17 @@ status moe_executor::run_arrived(const stage & st, std::vector<const planned_use
                                  bool slots_are_short, inner_graph & inner) {
     const auto has_arrived = [&](const planned_use * use) { return cache_.arrived(use->id, use->tier, st.parts); };
     const auto end         = todo.begin() + ptrdiff_t(n_pinned);
-    if (std::none_of(todo.begin(), end, has_arrived)) {
-        status s = compute_share(inner);
-        if (s.ok()) {
-            s = cache_.wait(todo.front()->id, todo.front()->tier, st.parts);
-        }
-        if (!s.ok()) {
-            return s;
-        }
+    const auto none_has    = [&] { return std::none_of(todo.begin(), end, has_arrived); };
+    status     s;
+    while (s.ok() && is_share_due() && none_has()) {
+        s = compute_share(inner);
+    }
+    if (s.ok() && none_has()) {
+        s = run_graph(inner);
+        s = s.ok() ? cache_.wait(todo.front()->id, todo.front()->tier, st.parts) : s;
+    }
+    if (!s.ok()) {
+        return s;
     }
     const auto first_missing = std::stable_partition(todo.begin(), end, has_arrived);
 
@@ -418,7 +421,7 @@ status moe_executor::run_arrived(const stage & st, std::vector<const planned_use
     todo.erase(todo.begin(), first_missing);
     n_pinned -= arrived.size();
     held_.insert(held_.end(), arrived.begin(), arrived.end());
-    status s = add_products(st, arrived, inner);
+    s = add_products(st, arrived, inner);
     if (s.ok() && slots_are_short) {
         stats_.waves++;
         s = run_graph(inner);

@@ -95,6 +95,7 @@ class moe_executor {
     status                   begin_section(ggml_cgraph * graph, int first, inner_graph & inner);
     status                   end_section(inner_graph & inner);
     status                   compute_share(inner_graph & inner);
+    bool                     is_share_due() const { return share_ && share_->is_due(); }
     bool                     is_on_cpu(const planned_use & use) const { return share_ && share_->has(use); }
     void                     plan();
     void                     set_token_thresholds();

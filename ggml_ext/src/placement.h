@@ -18,12 +18,12 @@ enum class compute_mode {
 //
 // The cost model. For one layer and batch each expert runs once, for all its tokens:
 //   by the CPU     for cpu_start + cpu_per_token * n_tokens, one expert after the other;
-//   by the device  for `device`, however many tokens, one after the other. An expert that is not there is brought over
-//                  the link before, for `transfer`, one after the other.
+//   by the device  for `device`, the same for all of a kind, one after the other. What is not there comes over the
+//                  link before, for `transfer`, one after the other.
 // CPU, device and link work at the same time, and what was brought last is still to be computed: the layer takes
 //   max(sum of the CPU's, sum of the device's, sum of transfers + the longest `device` of an expert brought)
-// What must be read from disk is read for either of them, and is in no latency. The CPU does its share in one go: what
-// arrives on the device meanwhile runs after that, so that a layer may take up to the device time of it longer.
+// What must be read from disk is read for either of them, and is in no latency. The CPU does its share in pieces: what
+// arrives on the device meanwhile is begun after the piece in hand.
 
 // Of experts that are alike: of one type and shape. Seconds, none of them negative.
 struct expert_costs {

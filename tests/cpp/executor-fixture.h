@@ -135,7 +135,7 @@ struct engine {
     cost_model costs(compute_mode mode) const {
         std::vector<cost_model::kind_seed> seeds;
         for (const expert_kind & kind : kinds.all()) {
-            seeds.push_back({ kind.bytes(), 1e-4, 1e-4, 1e-4 });
+            seeds.push_back({ kind.bytes(), 1e-4, 1e-4, 1e-4, 0.0 });
         }
         return { seeds, 1e-9, mode };
     }

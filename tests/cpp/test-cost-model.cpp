@@ -15,23 +15,27 @@ struct machine {
     std::vector<cost_model::kind_seed> kinds;
     double                             transfer_per_byte;
 
-    // Kinds of 8 and 4 bits.
-    static machine with_slow_link(double cpu) {
-        return { { { 8 << 20, 0.1e-3 * cpu, 1e-3 * cpu, 0.05e-3 }, { 4 << 20, 0.1e-3 * cpu, 0.6e-3 * cpu, 0.04e-3 } },
+    // Kinds of 8 and 4 bits. `device` is its time for a further token, by the CPU's.
+    static machine with_slow_link(double cpu, double device = 0.0) {
+        return { { { 8 << 20, 0.1e-3 * cpu, 1e-3 * cpu, 0.05e-3, 1e-3 * cpu * device },
+                   { 4 << 20, 0.1e-3 * cpu, 0.6e-3 * cpu, 0.04e-3, 0.6e-3 * cpu * device } },
                  1.0 / 4e9 };
     }
 
     cost_model model(compute_mode mode, double cpu_off = 1, double device_off = 1, double link_off = 1) const {
         std::vector<cost_model::kind_seed> seeds = kinds;
         for (cost_model::kind_seed & k : seeds) {
-            k.cpu_start     *= cpu_off;
-            k.cpu_per_token *= cpu_off;
-            k.device        *= device_off;
+            k.cpu_start        *= cpu_off;
+            k.cpu_per_token    *= cpu_off;
+            k.device_start     *= device_off;
+            k.device_per_token *= device_off;
         }
         return { seeds, transfer_per_byte * link_off, mode };
     }
 
-    std::vector<expert_costs> costs() const { return model(compute_mode::automatic).costs(); }
+    std::vector<expert_costs> costs(const std::vector<expert_work> & work) const {
+        return model(compute_mode::automatic).costs(work);
+    }
 };
 
 using choice = std::vector<bool>;
@@ -46,7 +50,7 @@ static std::vector<expert_work> random_work(std::mt19937 & random, uint32_t most
 
 // Computes a layer as the model places it, and tells it what the machine took.
 static double run_layer(const machine & m, cost_model & model, const std::vector<expert_work> & work) {
-    const std::vector<expert_costs> costs  = m.costs();
+    const std::vector<expert_costs> costs  = m.costs(work);
     const cost_model::placement     p      = model.place(work);
     double                          cpu    = 0.0;
     double                          device = 0.0;
@@ -64,7 +68,7 @@ static double run_layer(const machine & m, cost_model & model, const std::vector
     if (cpu > 0.0) {
         model.cpu_took(work, p.on_cpu, cpu);
     }
-    if (device > 0.0) {
+    if (p.measures_device) {
         model.device_took(work, p.on_cpu, device);
     }
     if (bytes > 0.0) {
@@ -76,34 +80,37 @@ static double run_layer(const machine & m, cost_model & model, const std::vector
 TEST_CASE("estimates that begin ten times off are corrected within 50 tokens") {
     const int n_layers = 16;
     for (const double cpu : { 0.3, 1.0, 5.0 }) { // the CPU is faster than the link, as fast, slower
-        const machine                   m     = machine::with_slow_link(cpu);
-        const std::vector<expert_costs> costs = m.costs();
-        for (const uint32_t most_tokens : { 1u, 6u }) {
-            for (const double cpu_off : { 0.1, 1.0, 10.0 }) {
-                for (const double device_off : { 0.1, 10.0 }) {
-                    for (const double link_off : { 0.1, 1.0, 10.0 }) {
-                        CAPTURE(cpu);
-                        CAPTURE(most_tokens);
-                        CAPTURE(cpu_off);
-                        CAPTURE(device_off);
-                        CAPTURE(link_off);
-                        std::mt19937 random(7);
-                        cost_model   model = m.model(compute_mode::automatic, cpu_off, device_off, link_off);
-                        for (int i = 0; i < 50 * n_layers; i++) {
-                            run_layer(m, model, random_work(random, most_tokens));
+        for (const double device : { 0.0, 0.5 }) {
+            const machine m = machine::with_slow_link(cpu, device);
+            for (const uint32_t most_tokens : { 1u, 6u }) {
+                for (const double cpu_off : { 0.1, 1.0, 10.0 }) {
+                    for (const double device_off : { 0.1, 10.0 }) {
+                        for (const double link_off : { 0.1, 1.0, 10.0 }) {
+                            CAPTURE(cpu);
+                            CAPTURE(device);
+                            CAPTURE(most_tokens);
+                            CAPTURE(cpu_off);
+                            CAPTURE(device_off);
+                            CAPTURE(link_off);
+                            std::mt19937 random(7);
+                            cost_model   model = m.model(compute_mode::automatic, cpu_off, device_off, link_off);
+                            for (int i = 0; i < 50 * n_layers; i++) {
+                                run_layer(m, model, random_work(random, most_tokens));
+                            }
+                            double took      = 0.0;
+                            double predicted = 0.0;
+                            double best      = 0.0;
+                            for (int i = 0; i < 10 * n_layers; i++) {
+                                const std::vector<expert_work> work    = random_work(random, most_tokens);
+                                cost_model                     asked   = model; // place also counts towards trials
+                                predicted                             += asked.place(work).seconds;
+                                const std::vector<expert_costs> costs  = m.costs(work);
+                                best += layer_seconds(costs, work, place_experts(costs, work));
+                                took += run_layer(m, model, work);
+                            }
+                            CHECK(took < 1.05 * best);
+                            CHECK(predicted == doctest::Approx(took).epsilon(0.1));
                         }
-                        double took      = 0.0;
-                        double predicted = 0.0;
-                        double best      = 0.0;
-                        for (int i = 0; i < 10 * n_layers; i++) {
-                            const std::vector<expert_work> work   = random_work(random, most_tokens);
-                            cost_model                     asked  = model; // place also counts towards trials
-                            predicted                            += asked.place(work).seconds;
-                            best += layer_seconds(costs, work, place_experts(costs, work));
-                            took += run_layer(m, model, work);
-                        }
-                        CHECK(took < 1.05 * best);
-                        CHECK(predicted == doctest::Approx(took).epsilon(0.1));
                     }
                 }
             }
@@ -152,12 +159,38 @@ TEST_CASE("what is never chosen is tried with one expert, less and less often") 
         REQUIRE(n <= 1);
         if (n == 1) {
             trials.push_back(i);
-            model.cpu_took(work, p.on_cpu, m.costs()[0].cpu(1));
+            model.cpu_took(work, p.on_cpu, m.costs(work)[0].cpu(1));
         }
     }
     REQUIRE(trials.size() > 5);
     REQUIRE(trials.size() < 15);
     for (size_t i = 2; i < trials.size(); i++) {
         CHECK(trials[i] - trials[i - 1] == 2 * (trials[i - 1] - trials[i - 2]));
+    }
+}
+
+TEST_CASE("the device's time is asked for in every mode, less and less often, and at once after a surprise") {
+    const machine                  m = machine::with_slow_link(1.0, 0.5);
+    const std::vector<expert_work> work(4, { 0, 1, true });
+    const std::vector<bool>        on_cpu(work.size(), false);
+    const double                   took = 4 * m.costs(work)[0].device;
+    for (const compute_mode mode : { compute_mode::gpu, compute_mode::cooperative, compute_mode::automatic }) {
+        cost_model model      = m.model(mode);
+        const auto next_after = [&](double seconds) {
+            model.device_took(work, on_cpu, seconds);
+            uint32_t n = 1;
+            for (; !model.place(work).measures_device; n++) {
+            }
+            return n;
+        };
+        for (uint32_t wait = 2; wait <= cost_model::max_device_wait; wait *= 2) {
+            CHECK(next_after(took) == wait);
+        }
+        CHECK(next_after(took) == cost_model::max_device_wait);
+        CHECK(next_after(3 * took) == 1);
+    }
+    cost_model model = m.model(compute_mode::cooperative);
+    for (int i = 0; i < 3; i++) { // the CPU has all
+        CHECK_FALSE(model.place(std::vector<expert_work>(4, { 0, 1, false })).measures_device);
     }
 }
