@@ -85,8 +85,8 @@ class CacheStats:
     Selections are (token, expert) pairs chosen by a router; hits and misses count the experts that a layer
     needed for one batch, once each.  host_hits_*: of the misses of a device with memory of its own, those
     found in host memory; the others were read.  bytes_transferred: to that device.  selections_cpu: of the
-    selections, computed by the CPU beside it.  layers_predicted: layers beside it that were waited for, of
-    those that read nothing from disk.  predicted, prefetched: experts named, and asked for, ahead of their
+    selections, computed by the CPU beside it.  layers_predicted: layers beside it, sampled of those that
+    read nothing from disk.  predicted, prefetched: experts named, and asked for, ahead of their
     layer; *_right, *_used: of those, chosen when the layer ran.  prefetch_pauses: times that prefetch did not
     pay and was switched off.
     Seconds: stall_s computing waited for the disk, or for experts on their way to the device, disk_demand_s

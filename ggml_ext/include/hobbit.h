@@ -53,7 +53,7 @@ enum hobbit_setting_kind {
 //   hobbit.enable        bool    keep a plain GGUF's experts in the cache (a file with tiers always is)
 //   hobbit.memory        int     bound on the whole process; 0: computed from what is free
 //   hobbit.pools         int     bytes of the expert pools alone, in place of hobbit.memory or, on a device with memory
-//                                of its own, of hobbit.device_memory
+//                                of its own, of hobbit.device_memory, over which it wins
 //   hobbit.device        string  the device that holds the pools and computes the experts, as ggml names it ("CUDA0",
 //                                "Vulkan0"), or several with memory of their own ("CUDA0,CUDA1"), each for the layers
 //                                that it is given (hobbit_place_layers); default: those that have the other weights of
@@ -211,7 +211,7 @@ struct hobbit_info {
     double   t2;
     bool     direct_io;        // false: the file system refused O_DIRECT
     bool     high_is_residual; // an expert in high precision is its low version and its residual, a slot in each pool
-    bool     on_device;        // the pools are on a device with memory of its own
+    bool     on_device;        // the pools are on a device with memory of its own; false before hobbit_place_layers
 };
 
 HOBBIT_API void hobbit_get_info(const hobbit_model * model, struct hobbit_info * info);
@@ -263,7 +263,7 @@ struct hobbit_stats {
     double   transfer_s;       // with bytes on their way to a device with memory of its own
     uint64_t selections_cpu;   // of the selections, computed by the CPU beside such a device
     double   cpu_s;            // that this took, with copying rows there and back
-    uint64_t layers_predicted; // layers that were waited for, beside such a device, and read nothing from disk
+    uint64_t layers_predicted; // sampled of those, beside such a device, that read nothing from disk
     double   predicted_s;      // for these, what the cost model said before
     double   measured_s;       // and what they took
 };

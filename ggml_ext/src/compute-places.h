@@ -35,7 +35,7 @@ class compute_places {
     // Whether the pools are on devices with memory of their own.
     bool are_apart() const { return host_ != nullptr; }
 
-    // See hobbit_place_layers. REQUIRES: once, before anything else
+    // See hobbit_place_layers. REQUIRES: once, before anything of a layer
     void place_layers(const ggml_backend_dev_t * devices, size_t n_devices);
 
     // That has the block's experts; any one for a block without experts.

@@ -15,9 +15,12 @@ cost_model::cost_model(const std::vector<kind_seed> & kinds, double transfer_per
     }
 }
 
-// To the device all experts of a kind have as many tokens as they have on average: it takes so long for all of them.
 std::vector<expert_costs> cost_model::costs(const std::vector<expert_work> & work) const {
-    const works               all = sum(work, [](size_t) { return true; });
+    return costs_of(sum(work, [](size_t) { return true; }));
+}
+
+// To the device all experts of a kind have as many tokens as these have on average: it takes so long for all of them.
+std::vector<expert_costs> cost_model::costs_of(const works & all) const {
     std::vector<expert_costs> costs;
     for (size_t i = 0; i < kinds_.size(); i++) {
         const kind_state & k      = kinds_[i];
@@ -50,9 +53,14 @@ cost_model::placement cost_model::leave_to_device(const std::vector<expert_work>
 }
 
 void cost_model::finish(const std::vector<expert_work> & work, placement & p) {
-    const bool has_device = std::find(p.on_cpu.begin(), p.on_cpu.end(), false) != p.on_cpu.end();
-    p.measures_device     = has_device && device_trial_.is_due();
-    p.seconds             = layer_seconds(costs(work), work, p.on_cpu);
+    bool has_device = false;
+    bool is_present = true; // a copy under way may keep a device behind RPC waiting
+    for (size_t i = 0; i < work.size(); i++) {
+        has_device = has_device || !p.on_cpu[i];
+        is_present = is_present && (p.on_cpu[i] || work[i].is_present);
+    }
+    p.measures_device = has_device && is_present && device_trial_.is_due();
+    p.seconds         = layer_seconds(costs_of(sum(work, [&](size_t i) { return !p.on_cpu[i]; })), work, p.on_cpu);
 }
 
 //
@@ -64,9 +72,15 @@ bool cost_model::trial::is_due() {
 }
 
 void cost_model::trial::end(double expected, double measured) {
-    const bool as_expected = measured < AS_EXPECTED * expected && expected < AS_EXPECTED * measured;
-    wait                   = as_expected ? std::min(2 * wait, most) : 1;
-    waited                 = 0;
+    const bool     as_expected = measured < AS_EXPECTED * expected && expected < AS_EXPECTED * measured;
+    const uint32_t sooner      = std::max(wait / back, 1u);
+    put_off();
+    wait = as_expected ? wait : sooner;
+}
+
+void cost_model::trial::put_off() {
+    wait   = std::min(2 * wait, most);
+    waited = 0;
 }
 
 // Each kind that the CPU has none of, and the link where it brings nothing: one expert, of those missing the one with

@@ -44,9 +44,12 @@ class cost_model {
     // Of a layer that cannot be shared.
     placement leave_to_device(const std::vector<expert_work> & work);
 
-    // What the CPU's experts of a placement took, and the device's alone, those that were brought included.
+    // What the CPU's experts of a placement took, and the device's alone.
     void cpu_took(const std::vector<expert_work> & work, const std::vector<bool> & on_cpu, double seconds);
     void device_took(const std::vector<expert_work> & work, const std::vector<bool> & on_cpu, double seconds);
+
+    // In place of device_took, where the layer did not go as it was placed.
+    void device_not_told() { device_trial_.put_off(); }
 
     // For how long the link was busy with so many bytes, at least one.
     void link_took(double bytes, double seconds);
@@ -58,10 +61,12 @@ class cost_model {
     // When something that is not chosen is tried again.
     struct trial {
         uint32_t most   = max_wait;
-        uint32_t wait   = 1; // layers
+        uint32_t back   = max_wait; // by how much a surprise divides the wait
+        uint32_t wait   = 1;        // layers
         uint32_t waited = 0;
 
         bool is_due();
+        void put_off();
         void end(double expected, double measured);
     };
 
@@ -74,6 +79,7 @@ class cost_model {
 
     using works = std::vector<latency_estimate::work>; // [kind]
 
+    std::vector<expert_costs> costs_of(const works & all) const;
     works sum(const std::vector<expert_work> & work, const std::function<bool(size_t)> & counts) const;
     std::vector<latency_estimate::part> parts(const works & sums, latency_estimate kind_state::* whose);
     void                                try_others(const std::vector<expert_work> & work, std::vector<bool> & on_cpu);
@@ -82,7 +88,7 @@ class cost_model {
     std::vector<kind_state> kinds_;
     latency_estimate        link_; // units: bytes
     trial                   link_trial_;
-    trial                   device_trial_ = { max_device_wait };
+    trial                   device_trial_ = { max_device_wait, 2 };
     const compute_mode      mode_;
 };
 

@@ -106,7 +106,7 @@ void cpu_share::abandon() {
 }
 
 // One of so many layers is waited for, to tell what it took; a prime, so that it is not always the same layer.
-static constexpr uint64_t SAMPLED = 13;
+static constexpr uint64_t SAMPLED = 17;
 
 // What went as it was placed is a sample of who was at work.
 void cpu_share::end_layer(const ggml_tensor * output, inner_graph & device) {
@@ -124,8 +124,10 @@ void cpu_share::end_layer(const ggml_tensor * output, inner_graph & device) {
     if (is_as_placed_ && any_on_cpu) {
         costs_.cpu_took(work_, placement_.on_cpu, cpu_time_.count());
     }
-    if (is_as_placed_ && placement_.measures_device) {
+    if (placement_.measures_device && is_as_placed_) {
         costs_.device_took(work_, placement_.on_cpu, seconds(device.measured() - began_.device).count());
+    } else if (placement_.measures_device) {
+        costs_.device_not_told();
     }
     learn_link();
     if (is_told) {

@@ -50,7 +50,7 @@ class cpu_share {
     // Brings the CPU's rows to the device. REQUIRES: they are not due; the device has computed the section.
     status end_section(inner_graph & device);
 
-    // `output` is the layer's. REQUIRES: all of the layer is computed, or launched.
+    // `output` is the layer's. REQUIRES: all of the layer is computed.
     void end_layer(const ggml_tensor * output, inner_graph & device);
 
     // After an error.
@@ -94,7 +94,7 @@ class cpu_share {
     bool                     has_rows_     = false; // to bring to the device, of the section in hand
     uint32_t                 parts_        = 0;     // of the section in hand
 
-    std::vector<const planned_use *> pinned_; // in host memory, until they are computed
+    std::vector<const planned_use *> pinned_; // in host memory, until all of them are computed
 };
 
 } // namespace hobbit

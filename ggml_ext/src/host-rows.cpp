@@ -150,8 +150,8 @@ host_rows::piece host_rows::next() const {
     piece        p    = { next_use_, next_use_, next_row_, 0 };
     while (p.end < uses_.size() && p.n_rows < size_t(inner_graph::enough_rows)) {
         const size_t n = uses_[p.end].selections.size();
-        if (p.n_rows + n > most) {
-            break; // a single expert has no more than one row for each token
+        if (p.end > p.first && p.n_rows + n > most) {
+            break;
         }
         p.n_rows += n;
         p.end++;

@@ -40,7 +40,7 @@ class host_rows {
     void begin(const layer_section & section, const layer_routing & routing,
                const std::vector<const planned_use *> & uses);
 
-    // Whole experts, computed together: numbers [first, end) of the uses that begin was given, and as many rows.
+    // Whole experts, computed together: numbers [first, end) of the uses that begin was given, and their rows.
     struct piece {
         size_t first;
         size_t end;
@@ -48,7 +48,7 @@ class host_rows {
         size_t n_rows;
     };
 
-    // What is computed next: not many more rows than are worth an operation, so that others may take turns.
+    // What is computed next: experts until there are rows enough for an operation, so that others may take turns.
     piece next() const;
     bool  is_done() const { return next_use_ == uses_.size(); }
 

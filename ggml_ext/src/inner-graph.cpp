@@ -134,8 +134,9 @@ void inner_graph::place(ggml_tensor * tensor, size_t scratch_offset) {
 }
 
 void inner_graph::add_node(ggml_tensor * node) {
+    const int n_before = ggml_graph_n_nodes(graph_);
     ggml_build_forward_expand(graph_, node);
-    n_nodes_ = ggml_graph_n_nodes(graph_);
+    n_nodes_ += size_t(ggml_graph_n_nodes(graph_) - n_before);
 }
 
 //
@@ -290,7 +291,7 @@ ggml_status inner_graph::launch() {
         result = ggml_backend_graph_compute_async(backend_, graph_);
     }
     is_running_ = true;
-    begin_graph();
+    ggml_graph_clear(graph_);
     return result;
 }
 

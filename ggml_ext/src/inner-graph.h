@@ -13,8 +13,8 @@ namespace hobbit {
 // Nodes that a backend has nothing to do for.
 bool is_idle(const ggml_tensor * node);
 
-// Returns when the device has computed the tensor, of numbers of four bytes. ggml_backend_synchronize returns when a
-// device behind RPC was told to.
+// Returns when a device behind RPC, too, has computed the tensor, of four bytes or more: for it
+// ggml_backend_synchronize returns when it was told to. REQUIRES: its backend is synchronized.
 void wait_for(const ggml_tensor * tensor);
 
 // Equal weight matrices, evenly spaced in the memory of the compute device.
@@ -67,7 +67,7 @@ class inner_graph {
     // Grows the scratch memory if it is smaller; false when the device has no room. REQUIRES: empty(), to grow.
     bool reserve(const scratch_sizes & sizes);
 
-    bool empty() const { return n_nodes_ == 0; }
+    bool empty() const { return ggml_graph_n_nodes(graph_) == 0; }
 
     // Whether it must be computed before anything is added.
     bool full() const;
@@ -99,7 +99,8 @@ class inner_graph {
     // and nothing is running, and the scratch memory has room for them as a product.
     void add_rows(const ggml_tensor * tensor, const float * values, const std::vector<int32_t> & rows);
 
-    // Begins to run what was added and empties the graph. What it reads and writes is left alone until compute().
+    // Begins to run what was added, after what is running, and empties the graph. What it reads and writes is left
+    // alone until compute().
     ggml_status launch();
 
     // Runs what was added, ends what is running and empties the graph.
@@ -144,12 +145,13 @@ class inner_graph {
     ggml_cgraph *         graph_   = nullptr; // in ctx_
     ggml_backend_buffer_t scratch_ = nullptr; // owned
     scratch_sizes         sizes_;
-    size_t                n_nodes_     = 0;
-    size_t                n_leaves_    = 0;
-    size_t                n_row_sets_  = 0; // in the scratch memory, also of what is running
-    size_t                rows_used_   = 0; // bytes
-    bool                  is_running_  = false;
-    bool                  is_measured_ = false;
+    // also of what is running: a backend may look at its tensors until it is synchronized
+    size_t n_nodes_     = 0;
+    size_t n_leaves_    = 0;
+    size_t n_row_sets_  = 0; // in the scratch memory
+    size_t rows_used_   = 0; // bytes
+    bool   is_running_  = false;
+    bool   is_measured_ = false;
 
     std::chrono::nanoseconds measured_{ 0 };
 };

@@ -31,6 +31,7 @@ status moe_executor::compute(ggml_cgraph * graph, inner_graph & inner, inner_gra
     if (!s.ok()) {
         layer_.ids = nullptr; // the layer is not done
         inner.reset();
+        inner.measure(false);
         if (share_) {
             share_->abandon();
             cpu->reset();

@@ -83,6 +83,7 @@ void slot_layout::lay_out_stacks() {
     for (uint32_t i = 0; i < PART_COUNT; i++) {
         const auto & part    = parts[i];
         const size_t zeros   = part.types.size() > 1 ? part.padding : 0;
+        padding_[i]          = part.padding;
         const size_t stride  = (part.widest + zeros + part.unit - 1) / part.unit * part.unit;
         slot_size_          += stride;
         for (auto & places : places_) {
@@ -93,16 +94,12 @@ void slot_layout::lay_out_stacks() {
 
 // Gives each part's stack its place in a bank of so many slots. Returns the size of the bank.
 size_t slot_layout::place_stacks(uint32_t n_slots) {
-    std::array<size_t, PART_COUNT> padding = {};
-    for (const expert_matrix & kind : matrices_) {
-        padding[kind.part] = std::max(padding[kind.part], padding_of(memory_, kind));
-    }
     size_t end = 0;
     for (uint32_t part = 0; part < PART_COUNT; part++) {
         for (auto & places : places_) {
             places[part].offset = end;
         }
-        end += places_.front()[part].stride * n_slots + padding[part];
+        end += places_.front()[part].stride * n_slots + padding_[part];
         end  = GGML_PAD(end, file_reader::alignment); // more than any device asks for
     }
     return end;
@@ -113,8 +110,7 @@ size_t slot_layout::overhead() const {
     if (in_host_) {
         return 0;
     }
-    return std::accumulate(matrices_.begin(), matrices_.end(), (1 + PART_COUNT) * file_reader::alignment,
-                           [&](size_t sum, const expert_matrix & kind) { return sum + padding_of(memory_, kind); });
+    return std::accumulate(padding_.begin(), padding_.end(), (1 + PART_COUNT) * file_reader::alignment);
 }
 
 //

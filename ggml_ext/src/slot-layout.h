@@ -63,8 +63,9 @@ class slot_layout {
     bool                       in_host_ = false;
 
     size_t                                          slot_size_ = 0;
-    std::vector<std::array<part_place, PART_COUNT>> places_;   // [layer][part]
-    std::vector<expert_matrix>                      matrices_; // distinct, of a device's pool
+    std::vector<std::array<part_place, PART_COUNT>> places_;       // [layer][part]
+    std::vector<expert_matrix>                      matrices_;     // distinct, of a device's pool
+    std::array<size_t, PART_COUNT>                  padding_ = {}; // behind the last matrix of a part
 };
 
 } // namespace hobbit

@@ -59,7 +59,8 @@ static double run_layer(const machine & m, cost_model & model, const std::vector
     for (size_t i = 0; i < work.size(); i++) {
         const expert_costs & c  = costs[work[i].kind];
         cpu                    += p.on_cpu[i] ? c.cpu(work[i].n_tokens) : 0.0;
-        device                 += p.on_cpu[i] ? 0.0 : c.device;
+        const auto & k          = m.kinds[work[i].kind];
+        device                 += p.on_cpu[i] ? 0.0 : k.device_start + k.device_per_token * work[i].n_tokens;
         if (!p.on_cpu[i] && !work[i].is_present) {
             link  += c.transfer;
             bytes += double(m.kinds[work[i].kind].bytes);
@@ -169,7 +170,7 @@ TEST_CASE("what is never chosen is tried with one expert, less and less often") 
     }
 }
 
-TEST_CASE("the device's time is asked for in every mode, less and less often, and at once after a surprise") {
+TEST_CASE("the device's time is asked for in every mode, less and less often, and sooner after a surprise") {
     const machine                  m = machine::with_slow_link(1.0, 0.5);
     const std::vector<expert_work> work(4, { 0, 1, true });
     const std::vector<bool>        on_cpu(work.size(), false);
@@ -187,10 +188,17 @@ TEST_CASE("the device's time is asked for in every mode, less and less often, an
             CHECK(next_after(took) == wait);
         }
         CHECK(next_after(took) == cost_model::max_device_wait);
-        CHECK(next_after(3 * took) == 1);
+        CHECK(next_after(3 * took) == cost_model::max_device_wait / 2);
     }
-    cost_model model = m.model(compute_mode::cooperative);
-    for (int i = 0; i < 3; i++) { // the CPU has all
-        CHECK_FALSE(model.place(std::vector<expert_work>(4, { 0, 1, false })).measures_device);
+    const std::vector<expert_work> missing(4, { 0, 1, false });
+    for (const compute_mode mode : { compute_mode::gpu, compute_mode::cooperative }) {
+        cost_model model = m.model(mode);
+        for (int i = 0; i < 3; i++) { // copies are under way, or the CPU has all
+            CHECK_FALSE(model.place(missing).measures_device);
+        }
+        CHECK(model.place(work).measures_device);
+        model.device_not_told();
+        CHECK_FALSE(model.place(work).measures_device);
+        CHECK(model.place(work).measures_device);
     }
 }
