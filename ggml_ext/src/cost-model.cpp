@@ -34,7 +34,7 @@ std::vector<expert_costs> cost_model::costs_of(const works & all) const {
 cost_model::placement cost_model::place(const std::vector<expert_work> & work) {
     placement p;
     if (mode_ == compute_mode::automatic) {
-        p.on_cpu = place_experts(costs(work), work);
+        p.on_cpu = place_alone_or_together(work);
         try_others(work, p.on_cpu);
     } else {
         for (const expert_work & w : work) {
@@ -60,7 +60,55 @@ void cost_model::finish(const std::vector<expert_work> & work, placement & p) {
         is_present = is_present && (p.on_cpu[i] || work[i].is_present);
     }
     p.measures_device = has_device && is_present && device_trial_.is_due();
-    p.seconds         = layer_seconds(costs_of(sum(work, [&](size_t i) { return !p.on_cpu[i]; })), work, p.on_cpu);
+    p.seconds         = seconds(work, p.on_cpu);
+}
+
+//
+// company
+//
+
+static constexpr double LEARNT       = 0.4;  // of a sample
+static constexpr double MAX_SLOWDOWN = 4.0;  // of a sample
+static constexpr double FORGOT       = 0.05; // of the others meanwhile, so that they are tried again
+
+// Who works at once, beside the device.
+static size_t company(const std::vector<expert_work> & work, const std::vector<bool> & on_cpu) {
+    bool cpu  = false;
+    bool link = false;
+    for (size_t i = 0; i < work.size(); i++) {
+        cpu  = cpu || on_cpu[i];
+        link = link || !(on_cpu[i] || work[i].is_present);
+    }
+    return size_t(cpu) + 2 * size_t(link);
+}
+
+double cost_model::seconds(const std::vector<expert_work> & work, const std::vector<bool> & on_cpu) const {
+    const works on_device = sum(work, [&](size_t i) { return !on_cpu[i]; });
+    return layer_seconds(costs_of(on_device), work, on_cpu) * slowdown_[company(work, on_cpu)];
+}
+
+// The best for three that do not hinder each other, or what needs only two of them.
+std::vector<bool> cost_model::place_alone_or_together(const std::vector<expert_work> & work) const {
+    std::vector<bool> best = place_experts(costs(work), work);
+    std::vector<bool> none;
+    std::vector<bool> all;
+    for (const expert_work & w : work) {
+        none.push_back(false);
+        all.push_back(!w.is_present);
+    }
+    for (const auto & other : { none, all }) {
+        best = seconds(work, other) < seconds(work, best) ? other : best;
+    }
+    return best;
+}
+
+void cost_model::layer_took(const std::vector<expert_work> & work, const placement & p, double seconds) {
+    const size_t own   = company(work, p.on_cpu);
+    const double alone = p.seconds / slowdown_[own];
+    const double ratio = std::min(std::max(seconds / alone, 1 / MAX_SLOWDOWN), MAX_SLOWDOWN);
+    for (size_t i = 0; i < slowdown_.size(); i++) {
+        slowdown_[i] += i == own ? LEARNT * (ratio - slowdown_[i]) : FORGOT * (1.0 - slowdown_[i]);
+    }
 }
 
 //

@@ -4,6 +4,7 @@
 #include "latency-estimate.h"
 #include "placement.h"
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -14,8 +15,9 @@ namespace hobbit {
 // The latencies that experts are placed by (placement.h), and the placement itself. Latencies are given once, and
 // corrected by what was measured since. In automatic mode what was not measured for a while is tried again with one
 // expert: an estimate that is too long would never be corrected otherwise. Where the trial says what was expected, the
-// next one is twice as far away. So it is in every mode with the device's time, which is known only where it is waited
-// for.
+// next one is twice as far away. CPU, device and link may hinder each other, where they share cores or memory: what a
+// layer takes longer than it would without that is learnt for each company in which they work. So it is in every mode
+// with the device's time, which is known only where it is waited for.
 //
 // Thread-safety: none. Pure: no clock.
 class cost_model {
@@ -51,6 +53,9 @@ class cost_model {
     // In place of device_took, where the layer did not go as it was placed.
     void device_not_told() { device_trial_.put_off(); }
 
+    // What the layer took that was placed last.
+    void layer_took(const std::vector<expert_work> & work, const placement & p, double seconds);
+
     // For how long the link was busy with so many bytes, at least one.
     void link_took(double bytes, double seconds);
 
@@ -80,6 +85,8 @@ class cost_model {
     using works = std::vector<latency_estimate::work>; // [kind]
 
     std::vector<expert_costs> costs_of(const works & all) const;
+    std::vector<bool>         place_alone_or_together(const std::vector<expert_work> & work) const;
+    double                    seconds(const std::vector<expert_work> & work, const std::vector<bool> & on_cpu) const;
     works sum(const std::vector<expert_work> & work, const std::function<bool(size_t)> & counts) const;
     std::vector<latency_estimate::part> parts(const works & sums, latency_estimate kind_state::* whose);
     void                                try_others(const std::vector<expert_work> & work, std::vector<bool> & on_cpu);
@@ -90,6 +97,8 @@ class cost_model {
     trial                   link_trial_;
     trial                   device_trial_ = { max_device_wait, 2 };
     const compute_mode      mode_;
+
+    std::array<double, 4> slowdown_ = { 1.0, 1.0, 1.0, 1.0 }; // [who works at once]
 };
 
 } // namespace hobbit

@@ -131,6 +131,7 @@ void cpu_share::end_layer(const ggml_tensor * output, inner_graph & device) {
     }
     learn_link();
     if (is_told) {
+        costs_.layer_took(work_, placement_, took.count());
         stats_.layers_predicted++;
         stats_.predicted_ns += uint64_t(placement_.seconds * 1e9);
         stats_.measured_ns  += uint64_t(took.count() * 1e9);

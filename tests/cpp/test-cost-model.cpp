@@ -14,6 +14,7 @@ using namespace hobbit;
 struct machine {
     std::vector<cost_model::kind_seed> kinds;
     double                             transfer_per_byte;
+    bool                               one_core = false; // CPU, device and link take turns
 
     // Kinds of 8 and 4 bits. `device` is its time for a further token, by the CPU's.
     static machine with_slow_link(double cpu, double device = 0.0) {
@@ -49,7 +50,7 @@ static std::vector<expert_work> random_work(std::mt19937 & random, uint32_t most
 }
 
 // Computes a layer as the model places it, and tells it what the machine took.
-static double run_layer(const machine & m, cost_model & model, const std::vector<expert_work> & work) {
+static double run_layer(const machine & m, cost_model & model, const std::vector<expert_work> & work, int i_layer) {
     const std::vector<expert_costs> costs  = m.costs(work);
     const cost_model::placement     p      = model.place(work);
     double                          cpu    = 0.0;
@@ -75,7 +76,12 @@ static double run_layer(const machine & m, cost_model & model, const std::vector
     if (bytes > 0.0) {
         model.link_took(bytes, link);
     }
-    return layer_seconds(costs, work, p.on_cpu);
+    const double together = layer_seconds(costs, work, p.on_cpu);
+    const double took     = m.one_core ? cpu + device + link : together;
+    if (i_layer % 17 == 0) { // as by cpu_share
+        model.layer_took(work, p, took);
+    }
+    return took;
 }
 
 TEST_CASE("estimates that begin ten times off are corrected within 50 tokens") {
@@ -96,7 +102,7 @@ TEST_CASE("estimates that begin ten times off are corrected within 50 tokens") {
                             std::mt19937 random(7);
                             cost_model   model = m.model(compute_mode::automatic, cpu_off, device_off, link_off);
                             for (int i = 0; i < 50 * n_layers; i++) {
-                                run_layer(m, model, random_work(random, most_tokens));
+                                run_layer(m, model, random_work(random, most_tokens), i);
                             }
                             double took      = 0.0;
                             double predicted = 0.0;
@@ -107,7 +113,7 @@ TEST_CASE("estimates that begin ten times off are corrected within 50 tokens") {
                                 predicted                             += asked.place(work).seconds;
                                 const std::vector<expert_costs> costs  = m.costs(work);
                                 best += layer_seconds(costs, work, place_experts(costs, work));
-                                took += run_layer(m, model, work);
+                                took += run_layer(m, model, work, i);
                             }
                             CHECK(took < 1.05 * best);
                             CHECK(predicted == doctest::Approx(took).epsilon(0.1));
@@ -119,22 +125,31 @@ TEST_CASE("estimates that begin ten times off are corrected within 50 tokens") {
     }
 }
 
-TEST_CASE("automatic is never slower than the better of the other two by more than 5 percent") {
+// Where CPU, device and link take turns all the time, what they do to each other has to be tried again and again.
+TEST_CASE("automatic is never slower than the better of the other two by more than 5 percent, or 15 on one core") {
     for (const double cpu : { 0.1, 0.5, 2.0, 40.0 }) {
-        CAPTURE(cpu);
-        const machine m = machine::with_slow_link(cpu);
-        double        took[3];
-        for (const compute_mode mode : { compute_mode::gpu, compute_mode::cooperative, compute_mode::automatic }) {
-            std::mt19937 random(5);
-            cost_model   model = m.model(mode);
-            took[int(mode)]    = 0.0;
-            for (int i = 0; i < 20000; i++) {
-                const std::vector<expert_work> work  = random_work(random, 3);
-                took[int(mode)]                     += run_layer(m, model, work);
+        for (const double device : { 0.0, 0.5 }) {
+            for (const bool one_core : { false, true }) {
+                CAPTURE(cpu);
+                CAPTURE(device);
+                CAPTURE(one_core);
+                machine m  = machine::with_slow_link(cpu, device);
+                m.one_core = one_core;
+                double took[3];
+                for (const compute_mode mode :
+                     { compute_mode::gpu, compute_mode::cooperative, compute_mode::automatic }) {
+                    std::mt19937 random(5);
+                    cost_model   model = m.model(mode);
+                    took[int(mode)]    = 0.0;
+                    for (int i = 0; i < 20000; i++) {
+                        const std::vector<expert_work> work  = random_work(random, 3);
+                        took[int(mode)]                     += run_layer(m, model, work, i);
+                    }
+                }
+                const double best = std::min(took[int(compute_mode::gpu)], took[int(compute_mode::cooperative)]);
+                CHECK(took[int(compute_mode::automatic)] < (one_core ? 1.15 : 1.05) * best);
             }
         }
-        CHECK(took[int(compute_mode::automatic)] <
-              1.05 * std::min(took[int(compute_mode::gpu)], took[int(compute_mode::cooperative)]));
     }
 }
 
