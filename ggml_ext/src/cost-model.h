@@ -15,9 +15,9 @@ namespace hobbit {
 // The latencies that experts are placed by (placement.h), and the placement itself. Latencies are given once, and
 // corrected by what was measured since. In automatic mode what was not measured for a while is tried again with one
 // expert: an estimate that is too long would never be corrected otherwise. Where the trial says what was expected, the
-// next one is twice as far away. CPU, device and link may hinder each other, where they share cores or memory: what a
-// layer takes longer than it would without that is learnt for each company in which they work. So it is in every mode
-// with the device's time, which is known only where it is waited for.
+// next one is twice as far away. So it is in every mode with the device's time, which is known only where it is waited
+// for. CPU, device and link may hinder each other, where they share cores or memory: what a layer takes longer than it
+// would without that is learnt for each company in which they work.
 //
 // Thread-safety: none. Pure: no clock.
 class cost_model {
