@@ -52,17 +52,6 @@ cost_model::placement cost_model::leave_to_device(const std::vector<expert_work>
     return p;
 }
 
-void cost_model::finish(const std::vector<expert_work> & work, placement & p) {
-    bool has_device = false;
-    bool is_present = true; // a copy under way may keep a device behind RPC waiting
-    for (size_t i = 0; i < work.size(); i++) {
-        has_device = has_device || !p.on_cpu[i];
-        is_present = is_present && (p.on_cpu[i] || work[i].is_present);
-    }
-    p.measures_device = has_device && is_present && device_trial_.is_due();
-    p.seconds         = seconds(work, p.on_cpu);
-}
-
 //
 // company
 //
@@ -72,14 +61,22 @@ static constexpr double MAX_SLOWDOWN = 4.0;  // of a sample
 static constexpr double FORGOT       = 0.05; // of the others meanwhile, so that they are tried again
 
 // Who works at once, beside the device.
+static constexpr size_t CPU  = 1;
+static constexpr size_t LINK = 2;
+
 static size_t company(const std::vector<expert_work> & work, const std::vector<bool> & on_cpu) {
-    bool cpu  = false;
-    bool link = false;
+    size_t who = 0;
     for (size_t i = 0; i < work.size(); i++) {
-        cpu  = cpu || on_cpu[i];
-        link = link || !(on_cpu[i] || work[i].is_present);
+        who |= on_cpu[i] ? CPU : work[i].is_present ? 0 : LINK;
     }
-    return size_t(cpu) + 2 * size_t(link);
+    return who;
+}
+
+// Beside a copy the device's time is not known: one behind RPC may wait for it.
+void cost_model::finish(const std::vector<expert_work> & work, placement & p) {
+    const bool has_device = std::find(p.on_cpu.begin(), p.on_cpu.end(), false) != p.on_cpu.end();
+    p.measures_device     = has_device && !(company(work, p.on_cpu) & LINK) && device_trial_.is_due();
+    p.seconds             = seconds(work, p.on_cpu);
 }
 
 double cost_model::seconds(const std::vector<expert_work> & work, const std::vector<bool> & on_cpu) const {
@@ -89,13 +86,15 @@ double cost_model::seconds(const std::vector<expert_work> & work, const std::vec
 
 // The best for three that do not hinder each other, or what needs only two of them.
 std::vector<bool> cost_model::place_alone_or_together(const std::vector<expert_work> & work) const {
-    std::vector<bool> best = place_experts(costs(work), work);
-    std::vector<bool> none;
-    std::vector<bool> all;
+    const std::vector<bool> none(work.size(), false);
+    std::vector<bool>       all;
     for (const expert_work & w : work) {
-        none.push_back(false);
         all.push_back(!w.is_present);
     }
+    if (all == none) {
+        return none; // nothing is missing
+    }
+    std::vector<bool> best = place_experts(costs(work), work);
     for (const auto & other : { none, all }) {
         best = seconds(work, other) < seconds(work, best) ? other : best;
     }
