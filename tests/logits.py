@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parent.parent
 N_THREADS = 2
 N_CTX = 1024
 TIMEOUT_S = 300
-VULKAN_TIMEOUT_S = 1800  # a software device compiles every kernel when it is first used
+GPU_TIMEOUT_S = 1800  # a software device compiles every kernel when it is first used
 MODEL_TAG = 1
 Override = bool | int | float | str
 Batch = list[tuple[int, int, int]]  # (token, position, sequence)
@@ -100,13 +100,13 @@ def run(
     repack: bool = False,
     gpu_layers: int = 0,
     rpc: str | None = None,
-    vulkan: bool = False,
+    gpu: bool = False,
 ) -> Result:
     """Decodes every plan with the libllama.so in `lib_dir`. Raises RunError.
 
     `kv_f32` keeps keys and values in f32 instead of f16, `repack` weights in ggml's repacked layouts.
     `gpu_layers` are on devices where there are any; those of the RPC servers at `rpc` are.
-    With `vulkan` a software device is one, too.
+    With `gpu` a software device of Vulkan's is one, too.
     """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "logits.npz"
@@ -115,8 +115,8 @@ def run(
         command += ["--overrides", json.dumps(overrides or {})]
         command += ["--kv-f32"] * kv_f32 + ["--routing"] * routing + ["--repack"] * repack
         command += ["--gpu-layers", str(gpu_layers)] + (["--rpc", rpc] if rpc else [])
-        timeout = VULKAN_TIMEOUT_S if vulkan else TIMEOUT_S
-        environment = os.environ | ({"GGML_VK_VISIBLE_DEVICES": "0"} if vulkan else {})
+        timeout = GPU_TIMEOUT_S if gpu else TIMEOUT_S
+        environment = os.environ | ({"GGML_VK_VISIBLE_DEVICES": "0"} if gpu else {})
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=timeout, check=False, env=environment
         )

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Pools on Vulkan's device, after `make vulkan`: Mesa's software device stands in for a GPU.
+"""Pools on a GPU: CUDA's after `make cuda`; Vulkan's after `make vulkan`, where Mesa's software device stands
+in for one.
 
 The device rounds otherwise than the CPU, and llama.cpp chooses its kernels by the number of rows and of
 experts: between two backends llama.cpp's tests accept an error, and so do these.
@@ -11,6 +12,10 @@ tests that need those for one and two rows in two types.
 from __future__ import annotations
 
 import functools
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import logits
@@ -19,9 +24,6 @@ import numpy as np
 import pytest
 from exactness import CASES, SHORT_PLANS, assert_same_bits, nmse
 from logits import ROOT, Override, Result
-
-LIB_DIR = ROOT / "build/vulkan/bin"
-pytestmark = pytest.mark.skipif(not LIB_DIR.exists(), reason="there is no build with Vulkan: run make vulkan")
 
 MAX_NMSE = 5e-4
 """The normalised mean square error that llama.cpp's test-backend-ops accepts of MUL_MAT_ID."""
@@ -42,8 +44,58 @@ def _pools(info: dict[str, float], everything: float, share: float) -> int:
     return int(max(share * everything, 1.05 * smallest)) + (64 << 10)
 
 
-def _few_rows(model: Path, settings: dict[str, Override]) -> Result:
-    return logits.run(LIB_DIR, model, FEW_ROWS, {"hobbit.device": "Vulkan0"} | settings, vulkan=True)
+@dataclass(frozen=True)
+class Gpu:
+    """A device, as ggml names it, and the build that has it.
+
+    stands_in: there is one in software, so that its absence is an error.
+    """
+
+    device: str
+    target: str
+    stands_in: bool
+
+    @property
+    def lib_dir(self) -> Path:
+        return ROOT / "build" / self.target / "bin"
+
+    def why_not(self) -> str:
+        """The reason for which it cannot be used here, or nothing."""
+        if not (self.lib_dir / "libllama.so").exists():
+            return f"there is no build for {self.device}: run make {self.target}"
+        if self.stands_in:
+            return ""
+        command = [sys.executable, "-m", "pyhobbit.bench.ggml_device", self.lib_dir, self.device]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=os.sep, check=False)
+        return f"{self.device}: {done.stderr.strip()}" if done.returncode else ""
+
+    def run(
+        self,
+        model: Path,
+        plans: dict[str, logits.Plan],
+        settings: dict[str, Override],
+        gpu_layers: int = 0,
+    ) -> Result:
+        return logits.run(self.lib_dir, model, plans, settings, gpu_layers=gpu_layers, gpu=True)
+
+
+GPUS = [Gpu("Vulkan0", "vulkan", stands_in=True), Gpu("CUDA0", "cuda", stands_in=False)]
+
+
+@pytest.fixture(scope="module", params=GPUS, ids=lambda gpu: gpu.device)
+def gpu(request: pytest.FixtureRequest) -> Gpu:
+    if reason := request.param.why_not():
+        pytest.skip(reason)
+    return request.param
+
+
+#
+# with few kernels
+#
+
+
+def _few_rows(gpu: Gpu, model: Path, settings: dict[str, Override]) -> Result:
+    return gpu.run(model, FEW_ROWS, {"hobbit.device": gpu.device} | settings)
 
 
 @pytest.fixture(scope="module")
@@ -52,9 +104,9 @@ def few_rows_on_cpu(tiny_gguf: Path) -> Result:
 
 
 @pytest.fixture(scope="module")
-def few_rows(tiny_gguf: Path, few_rows_on_cpu: Result) -> Result:
+def few_rows(gpu: Gpu, tiny_gguf: Path, few_rows_on_cpu: Result) -> Result:
     """With room for all experts."""
-    return _few_rows(tiny_gguf, {"hobbit.mode": "gpu", "hobbit.pools": 64 << 20})
+    return _few_rows(gpu, tiny_gguf, {"hobbit.mode": "gpu", "hobbit.pools": 64 << 20})
 
 
 def _assert_close(result: Result, reference: Result) -> None:
@@ -69,33 +121,35 @@ def test_experts_on_the_device(few_rows: Result, few_rows_on_cpu: Result) -> Non
 
 
 @pytest.mark.parametrize("share", [0.5, 0.0])
-def test_pools_of_any_size_give_the_same_bits(tiny_gguf: Path, few_rows: Result, share: float) -> None:
+def test_pools_of_any_size_give_the_same_bits(
+    gpu: Gpu, tiny_gguf: Path, few_rows: Result, share: float
+) -> None:
     pools = _pools(few_rows.info, few_rows.info["tier_bytes_high"], share)
-    result = _few_rows(tiny_gguf, {"hobbit.mode": "gpu", "hobbit.pools": pools})
+    result = _few_rows(gpu, tiny_gguf, {"hobbit.mode": "gpu", "hobbit.pools": pools})
     assert result.stats["evictions"] > 0
     for plan, wanted in few_rows.logits.items():
         assert_same_bits(result.logits[plan], wanted)
 
 
 @pytest.mark.parametrize("mode", ["cooperative", "auto"])
-def test_the_cpu_has_a_share(tiny_gguf: Path, few_rows_on_cpu: Result, mode: str) -> None:
-    result = _few_rows(tiny_gguf, {"hobbit.mode": mode, "hobbit.pools": 4 << 20})
+def test_the_cpu_has_a_share(gpu: Gpu, tiny_gguf: Path, few_rows_on_cpu: Result, mode: str) -> None:
+    result = _few_rows(gpu, tiny_gguf, {"hobbit.mode": mode, "hobbit.pools": 4 << 20})
     assert result.stats["selections_cpu"] > 0
     _assert_close(result, few_rows_on_cpu)
 
 
-def test_low_precision_and_skipping(tiny_gguf: Path) -> None:
+def test_low_precision_and_skipping(gpu: Gpu, tiny_gguf: Path) -> None:
     rules: dict[str, Override] = {"hobbit.t1": 0.5, "hobbit.t2": 0.9, "hobbit.strict": True}
     rules["hobbit.pools"] = 8 << 20
-    result = _few_rows(tiny_gguf, rules | {"hobbit.mode": "gpu"})
+    result = _few_rows(gpu, tiny_gguf, rules | {"hobbit.mode": "gpu"})
     assert min(result.stats[f"selections_{what}"] for what in ("high", "low", "skipped")) > 0
     _assert_close(result, logits.run(models.lib_dir(), tiny_gguf, FEW_ROWS, rules))
 
 
-def test_residuals() -> None:
+def test_residuals(gpu: Gpu) -> None:
     model = models.tiny_residual("q4_0", "q4_0")
     rules: dict[str, Override] = {"hobbit.pools": 4 << 20, "hobbit.t1": 1.0, "hobbit.t2": 1.0}
-    result = _few_rows(model, rules | {"hobbit.mode": "gpu"})
+    result = _few_rows(gpu, model, rules | {"hobbit.mode": "gpu"})
     assert result.stats["selections_high"] > 0
     _assert_close(result, logits.run(models.lib_dir(), model, FEW_ROWS, rules))
 
@@ -105,22 +159,18 @@ def test_residuals() -> None:
 #
 
 
-def _run(model: Path, settings: dict[str, Override], gpu_layers: int) -> Result:
-    return logits.run(LIB_DIR, model, SHORT_PLANS, settings, gpu_layers=gpu_layers, vulkan=True)
+@functools.cache
+def _without_cache(gpu: Gpu, name: str) -> Result:
+    return gpu.run(CASES[name].plain(), SHORT_PLANS, {"hobbit.enable": False}, ALL_LAYERS)
 
 
 @functools.cache
-def _without_cache(name: str) -> Result:
-    return _run(CASES[name].plain(), {"hobbit.enable": False}, ALL_LAYERS)
-
-
-@functools.cache
-def _with_pools(name: str, share: float) -> Result:
+def _with_pools(gpu: Gpu, name: str, share: float) -> Result:
     case = CASES[name]
     everything = models.routed_expert_bytes(case.plain())
-    pools = 2 * everything if share == 1 else _pools(_with_pools(name, 1.0).info, everything, share)
-    settings: dict[str, Override] = {"hobbit.device": "Vulkan0", "hobbit.mode": "gpu", "hobbit.pools": pools}
-    return _run(case.served(), settings, ALL_LAYERS)
+    pools = 2 * everything if share == 1 else _pools(_with_pools(gpu, name, 1.0).info, everything, share)
+    settings: dict[str, Override] = {"hobbit.device": gpu.device, "hobbit.mode": "gpu", "hobbit.pools": pools}
+    return gpu.run(case.served(), SHORT_PLANS, settings, ALL_LAYERS)
 
 
 @functools.cache
@@ -136,58 +186,64 @@ def _error(name: str, ours: np.ndarray, wanted: np.ndarray) -> float:
     return float(np.quantile([nmse(*token) for token in zip(ours, wanted, strict=True)], 0.75))
 
 
-def _check(name: str, result: Result) -> None:
+def _check(gpu: Gpu, name: str, result: Result) -> None:
     """Against the CPU: no further from it than llama.cpp's own error on the device allows."""
     for plan, wanted in _on_cpu(CASES[name].served()).logits.items():
-        allowed = max(MAX_NMSE, 2 * _error(name, _without_cache(name).logits[plan], wanted))
+        allowed = max(MAX_NMSE, 2 * _error(name, _without_cache(gpu, name).logits[plan], wanted))
         assert _error(name, result.logits[plan], wanted) < allowed, plan
 
 
 @pytest.mark.kernels
 @pytest.mark.parametrize("name", NAMES)
-def test_with_room_for_all(name: str) -> None:
-    result = _with_pools(name, 1.0)
+def test_with_room_for_all(gpu: Gpu, name: str) -> None:
+    result = _with_pools(gpu, name, 1.0)
     assert result.info["pool_slots_high"] == result.info["n_layers"] * result.info["n_experts"]
     assert result.stats["bytes_transferred"] > 0
-    _check(name, result)
+    _check(gpu, name, result)
 
 
 @pytest.mark.kernels
 @pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("tiny")])
-def test_with_room_for_all_a_trained_model_gives_llama_cpps_bits(name: str) -> None:
-    for plan, wanted in _without_cache(name).logits.items():
-        assert_same_bits(_with_pools(name, 1.0).logits[plan], wanted)
+def test_with_room_for_all_a_trained_model_gives_llama_cpps_bits(gpu: Gpu, name: str) -> None:
+    for plan, wanted in _without_cache(gpu, name).logits.items():
+        assert_same_bits(_with_pools(gpu, name, 1.0).logits[plan], wanted)
 
 
 @pytest.mark.kernels
 @pytest.mark.parametrize("share", [0.5, 0.0])
 @pytest.mark.parametrize("name", NAMES)
-def test_with_less_room(name: str, share: float) -> None:
-    result = _with_pools(name, share)
+def test_with_less_room(gpu: Gpu, name: str, share: float) -> None:
+    result = _with_pools(gpu, name, share)
     assert result.stats["evictions"] > 0
-    _check(name, result)
+    _check(gpu, name, result)
 
 
 @pytest.mark.kernels
 @pytest.mark.parametrize("gpu_layers", [0, ALL_LAYERS])
 @pytest.mark.parametrize("mode", ["gpu", "cooperative", "auto"])
 @pytest.mark.parametrize("name", ["tiny-f16", "gpt-oss"])
-def test_whoever_computes_what_is_missing(name: str, mode: str, gpu_layers: int) -> None:
-    settings: dict[str, Override] = {"hobbit.device": "Vulkan0", "hobbit.mode": mode, "hobbit.pools": 4 << 20}
-    result = _run(CASES[name].served(), settings, gpu_layers)
+def test_whoever_computes_what_is_missing(gpu: Gpu, name: str, mode: str, gpu_layers: int) -> None:
+    settings: dict[str, Override] = {
+        "hobbit.device": gpu.device,
+        "hobbit.mode": mode,
+        "hobbit.pools": 4 << 20,
+    }
+    result = gpu.run(CASES[name].served(), SHORT_PLANS, settings, gpu_layers)
     assert (result.stats["selections_cpu"] > 0) == (mode != "gpu")
-    _check(name, result)
+    _check(gpu, name, result)
 
 
 @pytest.mark.kernels
 @pytest.mark.parametrize("gpu_layers", [0, ALL_LAYERS])
 @pytest.mark.parametrize("is_residual", [False, True])
-def test_two_tiers(is_residual: bool, gpu_layers: int) -> None:
+def test_two_tiers(gpu: Gpu, is_residual: bool, gpu_layers: int) -> None:
     """Complete ones by their scores, which a device may round across a threshold; residuals all added."""
     model = models.tiny_residual("q4_0", "q4_0") if is_residual else models.tiny_tiers("f16", "q4_0")
     rules: dict[str, Override] = {"hobbit.pools": 4 << 20, "hobbit.strict": True}
     rules |= {"hobbit.t1": 1.0, "hobbit.t2": 1.0} if is_residual else {"hobbit.t1": 0.5, "hobbit.t2": 0.9}
-    result = _run(model, rules | {"hobbit.device": "Vulkan0", "hobbit.mode": "gpu"}, gpu_layers)
+    result = gpu.run(
+        model, SHORT_PLANS, rules | {"hobbit.device": gpu.device, "hobbit.mode": "gpu"}, gpu_layers
+    )
     assert result.stats["selections_high"] > 0
     assert (min(result.stats[f"selections_{what}"] for what in ("low", "skipped")) > 0) != is_residual
     _assert_close(result, logits.run(models.lib_dir(), model, SHORT_PLANS, rules))
