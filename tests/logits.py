@@ -34,6 +34,10 @@ N_THREADS = 2
 N_CTX = 1024
 TIMEOUT_S = 300
 GPU_TIMEOUT_S = 1800  # a software device compiles every kernel when it is first used
+GPU_ENVIRONMENT = {
+    "GGML_VK_VISIBLE_DEVICES": "0",  # software devices are devices, too
+    "GGML_CUDA_DISABLE_FUSION": "1",  # as the expert cache multiplies: one operation at a time
+}
 MODEL_TAG = 1
 Override = bool | int | float | str
 Batch = list[tuple[int, int, int]]  # (token, position, sequence)
@@ -106,7 +110,7 @@ def run(
 
     `kv_f32` keeps keys and values in f32 instead of f16, `repack` weights in ggml's repacked layouts.
     `gpu_layers` are on devices where there are any; those of the RPC servers at `rpc` are.
-    With `gpu` a software device of Vulkan's is one, too.
+    With `gpu` see GPU_ENVIRONMENT.
     """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "logits.npz"
@@ -116,7 +120,7 @@ def run(
         command += ["--kv-f32"] * kv_f32 + ["--routing"] * routing + ["--repack"] * repack
         command += ["--gpu-layers", str(gpu_layers)] + (["--rpc", rpc] if rpc else [])
         timeout = GPU_TIMEOUT_S if gpu else TIMEOUT_S
-        environment = os.environ | ({"GGML_VK_VISIBLE_DEVICES": "0"} if gpu else {})
+        environment = os.environ | (GPU_ENVIRONMENT if gpu else {})
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=timeout, check=False, env=environment
         )

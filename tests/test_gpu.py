@@ -26,13 +26,21 @@ from exactness import CASES, SHORT_PLANS, assert_same_bits, nmse
 from logits import ROOT, Override, Result
 
 MAX_NMSE = 5e-4
-"""The normalised mean square error that llama.cpp's test-backend-ops accepts of MUL_MAT_ID."""
+"""Normalised mean square error that test-backend-ops accepts of MUL_MAT_ID; those of layers add up."""
+
+
+def _prompt_and_tokens(n_prompt: int, n_tokens: int) -> logits.Plan:
+    """Not greedy, so that two devices that round otherwise see the same tokens."""
+    text = [(1 + 37 * i % 500, i, 0) for i in range(n_prompt + n_tokens)]
+    return logits.Plan([text[:n_prompt], *([token] for token in text[n_prompt:])])
+
 
 FEW_ROWS = {
     "tokens": logits.one_at_a_time([1 + 37 * i % 500 for i in range(6)]),
-    "text": logits.prefill([1, 38], greedy=12),
+    "text": _prompt_and_tokens(2, 12),
     "sequences": logits.Plan([[(20 + 5 * n + s, n, s) for s in range(2)] for n in range(6)]),
 }
+PLANS = SHORT_PLANS | {"text": _prompt_and_tokens(5, 12)}
 
 NAMES = [name for name, case in CASES.items() if not case.repack]
 ALL_LAYERS = 99
@@ -48,12 +56,14 @@ def _pools(info: dict[str, float], everything: float, share: float) -> int:
 class Gpu:
     """A device, as ggml names it, and the build that has it.
 
-    stands_in: there is one in software, so that its absence is an error.
+    stands_in: there is one in software, so that its absence is an error.  splits: its kernels for many rows
+    divide their work by the number of experts; where a bank has more than a layer they sum in another order.
     """
 
     device: str
     target: str
-    stands_in: bool
+    stands_in: bool = False
+    splits: bool = False
 
     @property
     def lib_dir(self) -> Path:
@@ -67,7 +77,7 @@ class Gpu:
             return ""
         command = [sys.executable, "-m", "pyhobbit.bench.ggml_device", self.lib_dir, self.device]
         done = subprocess.run(command, capture_output=True, text=True, cwd=os.sep, check=False)
-        return f"{self.device}: {done.stderr.strip()}" if done.returncode else ""
+        return done.stderr.splitlines()[-1] if done.returncode else ""
 
     def run(
         self,
@@ -79,7 +89,7 @@ class Gpu:
         return logits.run(self.lib_dir, model, plans, settings, gpu_layers=gpu_layers, gpu=True)
 
 
-GPUS = [Gpu("Vulkan0", "vulkan", stands_in=True), Gpu("CUDA0", "cuda", stands_in=False)]
+GPUS = [Gpu("Vulkan0", "vulkan", stands_in=True), Gpu("CUDA0", "cuda", splits=True)]
 
 
 @pytest.fixture(scope="module", params=GPUS, ids=lambda gpu: gpu.device)
@@ -111,7 +121,7 @@ def few_rows(gpu: Gpu, tiny_gguf: Path, few_rows_on_cpu: Result) -> Result:
 
 def _assert_close(result: Result, reference: Result) -> None:
     for plan, wanted in reference.logits.items():
-        assert nmse(result.logits[plan], wanted) < MAX_NMSE, plan
+        assert nmse(result.logits[plan], wanted) < result.info["n_layers"] * MAX_NMSE, plan
 
 
 def test_experts_on_the_device(few_rows: Result, few_rows_on_cpu: Result) -> None:
@@ -161,7 +171,7 @@ def test_residuals(gpu: Gpu) -> None:
 
 @functools.cache
 def _without_cache(gpu: Gpu, name: str) -> Result:
-    return gpu.run(CASES[name].plain(), SHORT_PLANS, {"hobbit.enable": False}, ALL_LAYERS)
+    return gpu.run(CASES[name].plain(), PLANS, {"hobbit.enable": False}, ALL_LAYERS)
 
 
 @functools.cache
@@ -170,12 +180,12 @@ def _with_pools(gpu: Gpu, name: str, share: float) -> Result:
     everything = models.routed_expert_bytes(case.plain())
     pools = 2 * everything if share == 1 else _pools(_with_pools(gpu, name, 1.0).info, everything, share)
     settings: dict[str, Override] = {"hobbit.device": gpu.device, "hobbit.mode": "gpu", "hobbit.pools": pools}
-    return gpu.run(case.served(), SHORT_PLANS, settings, ALL_LAYERS)
+    return gpu.run(case.served(), PLANS, settings, ALL_LAYERS)
 
 
 @functools.cache
 def _on_cpu(model: Path) -> Result:
-    return logits.run(models.lib_dir(), model, SHORT_PLANS, {"hobbit.pools": 64 << 20})
+    return logits.run(models.lib_dir(), model, PLANS, {"hobbit.pools": 64 << 20})
 
 
 def _error(name: str, ours: np.ndarray, wanted: np.ndarray) -> float:
@@ -189,7 +199,10 @@ def _error(name: str, ours: np.ndarray, wanted: np.ndarray) -> float:
 def _check(gpu: Gpu, name: str, result: Result) -> None:
     """Against the CPU: no further from it than llama.cpp's own error on the device allows."""
     for plan, wanted in _on_cpu(CASES[name].served()).logits.items():
-        allowed = max(MAX_NMSE, 2 * _error(name, _without_cache(gpu, name).logits[plan], wanted))
+        allowed = max(
+            result.info["n_layers"] * MAX_NMSE,
+            2 * _error(name, _without_cache(gpu, name).logits[plan], wanted),
+        )
         assert _error(name, result.logits[plan], wanted) < allowed, plan
 
 
@@ -206,7 +219,11 @@ def test_with_room_for_all(gpu: Gpu, name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("tiny")])
 def test_with_room_for_all_a_trained_model_gives_llama_cpps_bits(gpu: Gpu, name: str) -> None:
     for plan, wanted in _without_cache(gpu, name).logits.items():
-        assert_same_bits(_with_pools(gpu, name, 1.0).logits[plan], wanted)
+        ours = _with_pools(gpu, name, 1.0).logits[plan]
+        if gpu.splits and plan == "prompt":
+            assert nmse(ours, wanted) < MAX_NMSE
+        else:
+            assert_same_bits(ours, wanted)
 
 
 @pytest.mark.kernels
@@ -228,7 +245,7 @@ def test_whoever_computes_what_is_missing(gpu: Gpu, name: str, mode: str, gpu_la
         "hobbit.mode": mode,
         "hobbit.pools": 4 << 20,
     }
-    result = gpu.run(CASES[name].served(), SHORT_PLANS, settings, gpu_layers)
+    result = gpu.run(CASES[name].served(), PLANS, settings, gpu_layers)
     assert (result.stats["selections_cpu"] > 0) == (mode != "gpu")
     _check(gpu, name, result)
 
@@ -241,9 +258,7 @@ def test_two_tiers(gpu: Gpu, is_residual: bool, gpu_layers: int) -> None:
     model = models.tiny_residual("q4_0", "q4_0") if is_residual else models.tiny_tiers("f16", "q4_0")
     rules: dict[str, Override] = {"hobbit.pools": 4 << 20, "hobbit.strict": True}
     rules |= {"hobbit.t1": 1.0, "hobbit.t2": 1.0} if is_residual else {"hobbit.t1": 0.5, "hobbit.t2": 0.9}
-    result = gpu.run(
-        model, SHORT_PLANS, rules | {"hobbit.device": gpu.device, "hobbit.mode": "gpu"}, gpu_layers
-    )
+    result = gpu.run(model, PLANS, rules | {"hobbit.device": gpu.device, "hobbit.mode": "gpu"}, gpu_layers)
     assert result.stats["selections_high"] > 0
     assert (min(result.stats[f"selections_{what}"] for what in ("low", "skipped")) > 0) != is_residual
-    _assert_close(result, logits.run(models.lib_dir(), model, SHORT_PLANS, rules))
+    _assert_close(result, logits.run(models.lib_dir(), model, PLANS, rules))
