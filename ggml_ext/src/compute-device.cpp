@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <strings.h>
+#include <thread>
 
 namespace hobbit {
 
@@ -113,6 +114,10 @@ std::string usable_devices(const std::vector<ggml_backend_dev_t> & devices) {
 
 bool is_host_device(ggml_backend_dev_t device) {
     return ggml_backend_buft_is_host(ggml_backend_dev_buffer_type(device));
+}
+
+int threads_beside_device(int n_threads) {
+    return std::max(1, std::min(n_threads, int(std::thread::hardware_concurrency()) - 1));
 }
 
 size_t free_memory(ggml_backend_dev_t device) {

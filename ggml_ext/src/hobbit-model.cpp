@@ -114,13 +114,15 @@ status hobbit_model::open_files() {
 
 // All that depends on the devices.
 void hobbit_model::build(const std::vector<ggml_backend_dev_t> & devices) {
+    const bool              are_apart = !is_host_device(devices.front());
     const embedding_table & embedding = index_.embedding();
-    if (embedding.location.size >= SMALL_EMBEDDING && memory_is_short(is_host_device(devices.front()))) {
+    if (embedding.location.size >= SMALL_EMBEDDING && memory_is_short(!are_apart)) {
         rows_.emplace(reader_, embedding);
     }
-    const auto memory = find_transfer_memory(devices, reader_);
-    loader_           = std::make_unique<loader>(reader_, stats_, settings_.io_threads, memory);
-    places_           = std::make_unique<compute_places>(this, devices, index_, settings_, *loader_, stats_, memory);
+    const auto copied_to = are_apart ? devices : std::vector<ggml_backend_dev_t>();
+    const auto memory    = find_transfer_memory(devices, reader_);
+    loader_              = std::make_unique<loader>(reader_, stats_, settings_.io_threads, copied_to, memory);
+    places_              = std::make_unique<compute_places>(this, devices, index_, settings_, *loader_, stats_, memory);
 
     policy_options options;
     options.name      = settings_.policy;

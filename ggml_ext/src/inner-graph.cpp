@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "inner-graph.h"
 
+#include "ggml-cpp.h"
 #include "weight-layout.h"
 
 #include <algorithm>
@@ -52,6 +53,7 @@ void inner_graph::reset() {
     is_running_ = false;
     n_row_sets_ = 0;
     rows_used_  = 0;
+    rows_set_   = 0;
 }
 
 bool inner_graph::reserve(const scratch_sizes & sizes) {
@@ -115,11 +117,24 @@ ggml_tensor * inner_graph::row_numbers(const std::vector<int32_t> & rows) {
     const size_t  offset = rows_offset() + rows_used_;
     GGML_ASSERT(offset + ggml_nbytes(t) <= ggml_backend_buffer_get_size(scratch_));
     place(t, offset);
-    ggml_backend_tensor_set(t, rows.data(), 0, ggml_nbytes(t));
-    rows_used_ += padded(ggml_nbytes(t));
+    row_numbers_.resize(rows_used_ + padded(ggml_nbytes(t)));
+    std::memcpy(&row_numbers_[rows_used_], rows.data(), ggml_nbytes(t));
+    rows_used_ = row_numbers_.size();
     n_row_sets_++;
     n_leaves_++;
     return t;
+}
+
+// All of a graph's in one copy: to a device each takes its time, and stands in line with the experts on their way.
+void inner_graph::set_row_numbers() {
+    if (rows_set_ == rows_used_) {
+        return;
+    }
+    const ggml_context_ptr ctx(ggml_init({ ggml_tensor_overhead(), nullptr, /* .no_alloc = */ true }));
+    ggml_tensor *          t = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I8, int64_t(rows_used_ - rows_set_));
+    place(t, rows_offset() + rows_set_);
+    ggml_backend_tensor_set(t, &row_numbers_[rows_set_], 0, ggml_nbytes(t));
+    rows_set_ = rows_used_;
 }
 
 ggml_tensor * inner_graph::reshape(ggml_tensor * tensor, int64_t ne0, int64_t ne1, int64_t ne2) {
@@ -279,6 +294,7 @@ ggml_status inner_graph::launch() {
     if (empty()) {
         return GGML_STATUS_SUCCESS;
     }
+    set_row_numbers();
     ggml_status result;
     if (is_measured_) {
         const auto start = std::chrono::steady_clock::now();

@@ -125,6 +125,7 @@ class inner_graph {
     ggml_tensor * matrices_leaf(const matrices & weights, const matrix_span & span);
     ggml_tensor * rows_leaf(const ggml_tensor * tensor);
     ggml_tensor * row_numbers(const std::vector<int32_t> & rows);
+    void          set_row_numbers();
     ggml_tensor * multiply(const ggml_tensor * matmul, ggml_tensor * weights, ggml_tensor * src, ggml_tensor * ids);
     ggml_tensor * multiply_all(const ggml_tensor * matmul, const matrices & weights,
                                const std::vector<served_row> & rows);
@@ -149,10 +150,12 @@ class inner_graph {
     size_t n_nodes_     = 0;
     size_t n_leaves_    = 0;
     size_t n_row_sets_  = 0; // in the scratch memory
-    size_t rows_used_   = 0; // bytes
+    size_t rows_used_   = 0; // bytes,
+    size_t rows_set_    = 0; // and those that the device has
     bool   is_running_  = false;
     bool   is_measured_ = false;
 
+    std::vector<char>        row_numbers_; // [rows_used_]
     std::chrono::nanoseconds measured_{ 0 };
 };
 

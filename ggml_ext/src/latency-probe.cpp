@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: MIT
 #include "latency-probe.h"
 
+#include "compute-device.h"
 #include "ggml-cpp.h"
 #include "ggml-cpu.h"
 #include "ggml.h"
 #include "inner-graph.h"
+#include "weight-layout.h"
 
 #include <algorithm>
 #include <chrono>
 #include <functional>
 #include <limits>
-#include <thread>
 
 namespace hobbit {
 
@@ -117,6 +118,18 @@ static bool measure_transfer(const expert_kind & kind, ggml_backend_t backend, g
     return p.ok() && p.transfer(from, seconds);
 }
 
+// A device may end the process over a type that it does not know.
+static status check_types(const expert_kind & kind, ggml_backend_dev_t device) {
+    for (const expert_matrix & m : kind.matrices) {
+        const ggml_backend_buffer_type_t memory = ggml_backend_dev_buffer_type(device);
+        if (!multiplies_experts(device, memory, m.type, m.shape, m.bytes(), 1)) {
+            return status::error(format("%s cannot multiply by experts in %s: choose another device",
+                                        ggml_backend_dev_name(device), ggml_type_name(m.type)));
+        }
+    }
+    return {};
+}
+
 status measure_latencies(const expert_kinds & kinds, ggml_backend_dev_t device,
                          ggml_backend_buffer_type_t transfer_memory, measured_latencies & found) {
     const ggml_backend_ptr cpu(ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, nullptr));
@@ -127,9 +140,13 @@ status measure_latencies(const expert_kinds & kinds, ggml_backend_dev_t device,
     if (!cpu || !other) {
         return failed;
     }
-    ggml_backend_cpu_set_n_threads(cpu.get(), int(std::max(1u, std::thread::hardware_concurrency())));
+    ggml_backend_cpu_set_n_threads(cpu.get(), threads_beside_device(std::numeric_limits<int>::max()));
     size_t largest = 0;
     for (const expert_kind & kind : kinds.all()) {
+        const status s = check_types(kind, device);
+        if (!s.ok()) {
+            return s;
+        }
         products_line here;
         products_line there;
         double        transfer = 0.0;

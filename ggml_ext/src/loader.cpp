@@ -22,15 +22,22 @@ char * staging_buffer::data() const {
     return memory_ ? aligned_base(memory_.get(), file_reader::alignment) : lent_;
 }
 
-loader::loader(file_reader & reader, stats & stats, uint32_t n_threads, ggml_backend_buffer_type_t staging) :
+loader::loader(file_reader & reader, stats & stats, uint32_t n_threads, const std::vector<ggml_backend_dev_t> & devices,
+               ggml_backend_buffer_type_t staging) :
     reader_(reader),
     stats_(stats),
     staging_memory_(ggml_backend_buft_alloc_buffer(staging, staging_size(n_threads) + HUGE_PAGE)) {
     if (staging_memory_) {
         ask_for_huge_pages(aligned_base(staging_memory_.get(), HUGE_PAGE), staging_size(n_threads));
     }
+    for (ggml_backend_dev_t device : devices) {
+        links_.try_emplace(device, device);
+    }
     for (uint32_t i = 0; i < n_threads; i++) {
         threads_.emplace_back([this, i] { run(i); });
+    }
+    for (ggml_backend_dev_t device : devices) {
+        threads_.emplace_back([this, device] { run_link(device); });
     }
 }
 
@@ -39,44 +46,96 @@ loader::~loader() {
         std::lock_guard<std::mutex> lock(mutex_);
         stop_ = true;
     }
-    work_.notify_all();
+    for (lane * l : lanes()) {
+        l->work.notify_all();
+    }
     for (std::thread & thread : threads_) {
         thread.join();
     }
 }
 
-// Demands first; a prefetch only while the disk has nothing else to do.
-bool loader::next_chunk(chunk & next) {
-    if (!demand_.empty()) {
-        next = demand_.front();
-        demand_.pop_front();
-    } else if (!prefetch_.empty() && !prefetching_ && n_demands_ == 0) {
-        next = prefetch_.front();
-        prefetch_.pop_front();
-        prefetching_ = next;
-    } else {
-        return false;
+loader::lane & loader::lane_of(const chunk & c) {
+    if (!c.source) {
+        return disk_;
     }
-    next.state->begun |= part_bit(next.part);
-    return true;
+    return link_of(c.buffer).copies;
+}
+
+loader::link & loader::link_of(ggml_backend_buffer_t buffer) {
+    const auto found = links_.find(ggml_backend_buft_get_device(ggml_backend_buffer_get_type(buffer)));
+    GGML_ASSERT(found != links_.end());
+    return found->second;
+}
+
+std::vector<loader::lane *> loader::lanes() {
+    std::vector<lane *> all = { &disk_ };
+    for (auto & entry : links_) {
+        all.push_back(&entry.second.copies);
+    }
+    return all;
 }
 
 void loader::run(size_t thread) {
     char * lent = staging_memory_ ? aligned_base(staging_memory_.get(), HUGE_PAGE) + thread * chunk_size : nullptr;
     staging_buffer               staging(lent, lent ? chunk_size : 0);
+    std::vector<chunk>           next;
     std::unique_lock<std::mutex> lock(mutex_);
     while (true) {
-        chunk next;
-        work_.wait(lock, [&] { return stop_ || next_chunk(next); });
+        disk_.work.wait(lock, [&] { return stop_ || disk_.queue.take(0, next); });
         if (stop_) {
             return;
         }
 
         lock.unlock();
-        const status result = read(next, staging);
+        const status result = read(next.front(), staging);
         lock.lock();
-        finish(next, result);
+        finish(next.front(), result);
     }
+}
+
+size_t loader::link::bytes_in(double seconds) const {
+    return done.ns > 0 ? size_t(seconds * 1e9 * double(done.bytes) / double(done.ns)) : 0;
+}
+
+// To begin a copy takes microseconds, to be told of its end some tens. What computes there copies a little, too, and
+// may have to wait for one of these.
+static constexpr double COPY_TIME  = 5e-5;
+static constexpr double BATCH_TIME = 5e-4;
+
+void loader::run_link(ggml_backend_dev_t device) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    link &                       own = links_.at(device);
+    std::vector<chunk>           next;
+    while (true) {
+        own.copies.work.wait(lock, [&] { return stop_ || own.copies.queue.take(own.bytes_in(BATCH_TIME), next); });
+        if (stop_) {
+            return;
+        }
+
+        lock.unlock();
+        const status result = copy(device, next);
+        lock.lock();
+        for (const chunk & c : next) {
+            finish(c, result);
+        }
+    }
+}
+
+status loader::copy(ggml_backend_dev_t device, const std::vector<chunk> & chunks) {
+    copy_stream & stream = links_.at(device).stream;
+    const status  s      = stream.open();
+    if (!s.ok()) {
+        return s;
+    }
+    size_t bytes = 0;
+    change_transfers(device, 1, 0);
+    for (const chunk & c : chunks) {
+        stream.begin(c.buffer, c.type, c.rows, c.source, c.dst, c.zeros);
+        bytes += c.size;
+    }
+    stream.finish();
+    change_transfers(device, -1, bytes);
+    return {};
 }
 
 status loader::read(const chunk & next, staging_buffer & staging) {
@@ -84,10 +143,6 @@ status loader::read(const chunk & next, staging_buffer & staging) {
     const size_t        before = data_offset(at);
     const size_t        span   = aligned_span(at);
     char *              dst    = next.dst;
-    if (next.source) {
-        set(next, next.source);
-        return {};
-    }
     if (next.buffer) {
         if (!staging.reserve(span)) {
             return status::error(format("no memory left to read experts (%zu bytes)", span));
@@ -116,7 +171,7 @@ void loader::set(const chunk & next, const char * rows) {
 void loader::change_transfers(ggml_backend_dev_t device, int change, size_t n_bytes) {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto                  now = std::chrono::steady_clock::now();
-    link &                      to  = links_[device];
+    link &                      to  = links_.at(device);
     if (to.n_in_flight > 0) {
         const auto ns       = uint64_t(std::chrono::nanoseconds(now - to.counted_until).count());
         to.done.ns         += ns;
@@ -136,10 +191,8 @@ loader::transfers loader::transferred(ggml_backend_dev_t device) const {
 
 void loader::finish(const chunk & done, const status & result) {
     const size_t size         = done.source ? 0 : aligned_span(done.location()); // read from disk
-    const bool   was_prefetch = prefetching_ && prefetching_->state == done.state && prefetching_->part == done.part;
-    if (was_prefetch) {
-        prefetching_.reset();
-    } else {
+    const bool   was_prefetch = lane_of(done).queue.end(done);
+    if (!was_prefetch) {
         change_demands(-1);
     }
     if (result.ok()) {
@@ -198,12 +251,12 @@ void loader::fail(const status & error) {
     if (error_.ok()) {
         error_ = error;
     }
-    change_demands(-ptrdiff_t(demand_.size()));
-    for (std::deque<chunk> * queue : { &demand_, &prefetch_ }) {
-        for (const chunk & dropped : *queue) {
+    for (lane * l : lanes()) {
+        size_t n_demands = 0;
+        for (const chunk & dropped : l->queue.clear(n_demands)) {
             end_chunk(dropped, false);
         }
-        queue->clear();
+        change_demands(-ptrdiff_t(n_demands));
     }
     for (const parked_chunk & p : take_parked([](const parked_chunk &) { return true; })) {
         end_chunk(p.what, false);
@@ -221,7 +274,7 @@ void loader::change_demands(ptrdiff_t change) {
 }
 
 // Chunks that are read straight into their place begin where direct I/O may begin.
-std::vector<loader::chunk> loader::split(const chunk & whole, const part_target & target) {
+std::vector<chunk> loader::split(const chunk & whole, const part_target & target, size_t piece) {
     std::vector<chunk> chunks;
     const uint64_t     end = whole.offset + whole.size;
     if (!target.buffer) {
@@ -236,7 +289,7 @@ std::vector<loader::chunk> loader::split(const chunk & whole, const part_target 
         return chunks;
     }
     const size_t  row_size = ggml_row_size(whole.type, target.shape.n_in);
-    const int64_t n_rows   = rows_per_chunk(chunk_size - 2 * file_reader::alignment, row_size);
+    const int64_t n_rows   = rows_per_chunk(piece, row_size);
     for (int64_t row = 0; row < target.shape.n_out; row += n_rows) {
         const size_t at = size_t(row) * row_size;
         chunk        c  = whole;
@@ -270,7 +323,8 @@ void loader::submit(load_state & state, uint32_t part, const part_location & loc
                     load_urgency urgency) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (is_due(state, part, urgency)) {
-        const auto chunks = split(whole_part(state, part, location, nullptr), target);
+        const auto chunks =
+            split(whole_part(state, part, location, nullptr), target, chunk_size - 2 * file_reader::alignment);
         ask_for(chunks);
         enqueue(chunks, urgency);
     }
@@ -283,7 +337,9 @@ void loader::transfer(load_state & state, uint32_t part, const load_state & from
     if (!is_due(state, part, urgency)) {
         return;
     }
-    const auto chunks = split(whole_part(state, part, location, source), target);
+    const link & to     = link_of(target.buffer);
+    const size_t piece  = std::max(chunk_size, to.bytes_in(COPY_TIME));
+    const auto   chunks = split(whole_part(state, part, location, source), target, piece);
     ask_for(chunks);
     if (from.arrived & part_bit(part)) {
         enqueue(chunks, urgency);
@@ -294,8 +350,7 @@ void loader::transfer(load_state & state, uint32_t part, const load_state & from
     }
 }
 
-loader::chunk loader::whole_part(load_state & state, uint32_t part, const part_location & location,
-                                 const char * source) {
+chunk loader::whole_part(load_state & state, uint32_t part, const part_location & location, const char * source) {
     return { &state, part, location.file, location.offset, location.size, source, nullptr, nullptr, location.type, {} };
 }
 
@@ -308,39 +363,30 @@ void loader::ask_for(const std::vector<chunk> & chunks) {
 }
 
 void loader::enqueue(const std::vector<chunk> & chunks, load_urgency urgency) {
-    const bool          is_demand = urgency == load_urgency::demand;
-    std::deque<chunk> & queue     = is_demand ? demand_ : prefetch_;
-    const auto          is_read   = [](const chunk & c) { return !c.source; };
-    const bool          is_copy   = !is_read(chunks.front()); // what it waited for is there
-    queue.insert(is_copy ? std::find_if(queue.begin(), queue.end(), is_read) : queue.end(), chunks.begin(),
-                 chunks.end());
-    if (is_demand) {
+    lane & to = lane_of(chunks.front());
+    to.queue.push(chunks, urgency);
+    if (urgency == load_urgency::demand) {
         change_demands(ptrdiff_t(chunks.size()));
     }
-    wake(chunks.size());
+    wake(to, chunks.size());
 }
 
 // As many threads as there are chunks to begin.
-void loader::wake(size_t n_chunks) {
+void loader::wake(lane & where, size_t n_chunks) {
     for (size_t i = 0; i < std::min(n_chunks, threads_.size()); i++) {
-        work_.notify_one();
+        where.work.notify_one();
     }
 }
 
 void loader::promote(const load_state & state, uint32_t part) {
-    const auto is_it = [&](const chunk & c) { return c.state == &state && c.part == part; };
-    if (prefetching_ && is_it(*prefetching_)) {
-        prefetching_.reset();
-        change_demands(1);
+    for (lane * l : lanes()) {
+        const size_t n = l->queue.promote(state, part);
+        change_demands(ptrdiff_t(n));
+        wake(*l, n);
     }
-    const auto first = std::stable_partition(prefetch_.begin(), prefetch_.end(), std::not_fn(is_it));
-    const auto n     = size_t(prefetch_.end() - first);
-    demand_.insert(demand_.end(), first, prefetch_.end());
-    prefetch_.erase(first, prefetch_.end());
-    change_demands(ptrdiff_t(n));
-    wake(n);
     for (parked_chunk & p : parked_) {
-        p.urgency = is_it(p.what) ? load_urgency::demand : p.urgency;
+        const bool is_it = p.what.state == &state && p.what.part == part;
+        p.urgency        = is_it ? load_urgency::demand : p.urgency;
     }
 }
 
@@ -360,13 +406,14 @@ void loader::abandon(load_state & state) {
 
 // Those of `parts`. A part of which something was read or is in flight then counts as failed.
 void loader::drop_prefetches(load_state & state, uint32_t parts) {
-    const auto is_it     = [&](const chunk & c) { return c.state == &state && (parts & part_bit(c.part)); };
-    const auto is_parked = [&](const parked_chunk & p) { return p.urgency == load_urgency::prefetch && is_it(p.what); };
-    const auto first     = std::stable_partition(prefetch_.begin(), prefetch_.end(), std::not_fn(is_it));
-    for (auto it = first; it != prefetch_.end(); ++it) {
-        end_chunk(*it, false);
+    for (lane * l : lanes()) {
+        for (const chunk & dropped : l->queue.drop_prefetches(state, parts)) {
+            end_chunk(dropped, false);
+        }
     }
-    prefetch_.erase(first, prefetch_.end());
+    const auto is_parked = [&](const parked_chunk & p) {
+        return p.urgency == load_urgency::prefetch && p.what.state == &state && (parts & part_bit(p.what.part));
+    };
     for (const parked_chunk & p : take_parked(is_parked)) {
         end_chunk(p.what, false);
     }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include "chunk-queue.h"
+#include "copy-stream.h"
 #include "expert-index.h"
 #include "file-reader.h"
 #include "ggml-backend.h"
@@ -10,31 +12,16 @@
 #include "stats.h"
 #include "status.h"
 
-#include <array>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <map>
 #include <mutex>
-#include <optional>
 #include <thread>
 #include <vector>
 
 namespace hobbit {
-
-// Which parts of one expert in one slot were asked for and which have arrived (part_bit masks; arrived is a subset).
-// Guarded by the mutex of the loader that serves it; must live until it is settled or the loader ends.
-struct load_state {
-    uint32_t requested = 0;
-    uint32_t arrived   = 0;
-    // of parts on the way
-    uint32_t begun  = 0;
-    uint32_t failed = 0;
-
-    std::array<uint32_t, PART_COUNT> n_chunks = {}; // queued or in flight
-};
 
 // Where a part goes. Without a buffer, data is a multiple of file_reader::alignment and has room for aligned_span() of
 // its location: the file is read straight into it, and the part begins at data_offset(). With one, data lies in a
@@ -46,8 +33,6 @@ struct part_target {
     matrix_shape          shape  = {}; // where there is a buffer
     size_t                zeros  = 0;  // bytes behind the part that are set to zero with it, where there is a buffer
 };
-
-enum class load_urgency { demand, prefetch };
 
 // Memory of one thread that direct I/O may read into; what it holds is lost when it grows.
 class staging_buffer {
@@ -65,26 +50,27 @@ class staging_buffer {
 };
 
 // Reads experts' parts from their files into slots, in threads of its own and in chunks, so that several threads read
-// one part; and copies them from slots in host memory to a device's. Demands take all threads. A prefetched chunk is
-// begun only while no demand is queued or in flight, and no other prefetched one: a demand waits for one chunk at most.
-// The first error is kept: it is the answer to every wait from then on, what was queued is dropped and nothing more is
-// read.
+// one part; and copies them from slots in host memory to a device's, in one more thread for each device. Demands of the
+// disk take all its threads. A prefetched chunk is begun only while no demand of the same disk or device is queued or
+// in flight, and no other prefetched part's: a demand waits for little. The first error is kept: it is the answer to
+// every wait from then on, what was queued is dropped and nothing more is read.
 //
 // Thread-safety: all methods may be called from any thread. The destructor finishes the reads in flight, drops the
 // others and joins the threads.
 class loader {
   public:
-    // reader and stats must outlive the loader. `staging` is the host memory that what is not read in place goes
-    // through.
+    // reader and stats must outlive the loader. It copies to `devices`. `staging` is the host memory that what is not
+    // read in place goes through.
     loader(file_reader & reader, stats & stats, uint32_t n_threads,
-           ggml_backend_buffer_type_t staging = ggml_backend_cpu_buffer_type());
+           const std::vector<ggml_backend_dev_t> & devices = {},
+           ggml_backend_buffer_type_t              staging = ggml_backend_cpu_buffer_type());
     ~loader();
 
     loader(const loader &)             = delete;
     loader & operator=(const loader &) = delete;
 
     // Bytes that one read takes at most, but for a row group that is larger: more in one read, or more reads at once,
-    // were not faster.
+    // were not faster. Copies take as many, or what the link moves in fifty microseconds.
     static constexpr size_t chunk_size = 512 * 1024;
 
     // Bytes that so many threads' reads take on their way to where they cannot be read straight.
@@ -97,7 +83,7 @@ class loader {
 
     // The same for a part that `from` has in host memory at `source`, or will have: what is on its way there is copied
     // when it has arrived, and counts as not asked for where it does not. REQUIRES: asked for in `from`, which is
-    // neither reset nor moved before the copy has arrived; target has a buffer.
+    // neither reset nor moved before the copy has arrived; target has a buffer of one of the loader's devices.
     void transfer(load_state & state, uint32_t part, const load_state & from, const char * source,
                   const part_location & location, const part_target & target, load_urgency urgency);
 
@@ -139,23 +125,6 @@ class loader {
     }
 
   private:
-    // A piece of a part: bytes of the file, and where they go.
-    struct chunk {
-        load_state *          state;
-        uint32_t              part;
-        uint32_t              file;
-        uint64_t              offset;
-        size_t                size;
-        const char *          source; // in host memory; null: the file
-        char *                dst;
-        ggml_backend_buffer_t buffer; // null: read straight to dst
-        ggml_type             type;
-        matrix_shape          rows;      // where there is a buffer
-        size_t                zeros = 0; // behind them
-
-        part_location location() const { return { file, offset, size, type }; }
-    };
-
     // One whose source is on its way.
     struct parked_chunk {
         chunk              what;
@@ -163,33 +132,51 @@ class loader {
         load_urgency       urgency;
     };
 
+    // A way into memory.
+    struct lane {
+        chunk_queue             queue;
+        std::condition_variable work; // a chunk may begin, or stop_
+    };
+
     struct link {
+        explicit link(ggml_backend_dev_t device) : stream(device) {}
+
+        lane                                  copies;
+        copy_stream                           stream; // of the link's thread alone
         transfers                             done;
         int                                   n_in_flight = 0;
         std::chrono::steady_clock::time_point counted_until; // done.ns, while there are any
+
+        size_t bytes_in(double seconds) const; // that it moves; 0 while nothing is known
     };
 
     static chunk whole_part(load_state & state, uint32_t part, const part_location & location, const char * source);
-    static std::vector<chunk> split(const chunk & whole, const part_target & target);
+
+    // Pieces of about so many bytes, where there is a buffer.
+    static std::vector<chunk> split(const chunk & whole, const part_target & target, size_t piece);
 
     void   run(size_t thread);
+    void   run_link(ggml_backend_dev_t device);
     status read(const chunk & next, staging_buffer & staging);
+    status copy(ggml_backend_dev_t device, const std::vector<chunk> & chunks);
     void   set(const chunk & next, const char * rows);
     void   change_transfers(ggml_backend_dev_t device, int change, size_t n_bytes); // counts the time until now
 
     // REQUIRES: mutex_ held
-    bool next_chunk(chunk & next);
-    bool is_due(const load_state & state, uint32_t part, load_urgency urgency);
-    void ask_for(const std::vector<chunk> & chunks);
-    void enqueue(const std::vector<chunk> & chunks, load_urgency urgency);
-    void end_parked(const load_state & from, uint32_t part, bool ok);
+    lane &              lane_of(const chunk & c);
+    link &              link_of(ggml_backend_buffer_t buffer);
+    std::vector<lane *> lanes();
+    bool                is_due(const load_state & state, uint32_t part, load_urgency urgency);
+    void                ask_for(const std::vector<chunk> & chunks);
+    void                enqueue(const std::vector<chunk> & chunks, load_urgency urgency);
+    void                end_parked(const load_state & from, uint32_t part, bool ok);
 
     std::vector<parked_chunk> take_parked(const std::function<bool(const parked_chunk &)> & is_taken);
 
     void promote(const load_state & state, uint32_t part);
     void drop_prefetches(load_state & state, uint32_t parts);
     void stall(std::unique_lock<std::mutex> & lock, const std::function<bool()> & is_over);
-    void wake(size_t n_chunks);
+    void wake(lane & where, size_t n_chunks);
     void finish(const chunk & done, const status & result);
     void end_chunk(const chunk & ended, bool ok);
     void fail(const status & error);
@@ -200,16 +187,13 @@ class loader {
     const ggml_backend_buffer_ptr staging_memory_; // chunk_size for each thread, in huge pages; null: no memory left
 
     mutable std::mutex      mutex_;
-    std::condition_variable work_;     // a chunk may begin, or stop_
     std::condition_variable progress_; // a part arrived or never will, or error_ was set
     // guarded by mutex_
-    std::deque<chunk>                     demand_;
-    std::deque<chunk>                     prefetch_;
+    lane                                  disk_;
+    std::map<ggml_backend_dev_t, link>    links_; // constant but for what they hold
     std::vector<parked_chunk>             parked_;
-    std::optional<chunk>                  prefetching_;   // in flight, until it arrives or becomes a demand
     size_t                                n_demands_ = 0; // chunks queued or in flight
     std::chrono::steady_clock::time_point counted_until_; // disk_demand_ns, while there are any
-    std::map<ggml_backend_dev_t, link>    links_;
     status                                error_;
     bool                                  stop_ = false;
 

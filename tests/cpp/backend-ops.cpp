@@ -30,6 +30,7 @@ static const char * const FEW_EXPERTS = "n_mats=(1|2|4|16),";
 static constexpr size_t MAX_FILE = 256u << 20; // experts of a case that are worth writing
 
 static std::string        compute_name; // of the device that computes; empty: the CPU
+static ggml_backend_dev_t compute;      // it
 static ggml_backend_dev_t cached;       // the expert cache's device on it
 static size_t             n_computed;
 
@@ -171,13 +172,13 @@ static bool is_view(const ggml_tensor * op) {
     return op->op == GGML_OP_NONE || op->op == GGML_OP_VIEW;
 }
 
-// What llama.cpp asks of experts: whole tensors, activations in float.
+// What llama.cpp asks of experts: whole tensors, in a type that the device knows, activations in float.
 static bool supports_op(ggml_backend_dev_t, const ggml_tensor * op) {
     if (is_view(op)) {
         return true;
     }
     return op->op == GGML_OP_MUL_MAT_ID && op->src[0]->op == GGML_OP_NONE && op->src[1]->type == GGML_TYPE_F32 &&
-           ggml_nbytes(op->src[0]) <= MAX_FILE;
+           ggml_nbytes(op->src[0]) <= MAX_FILE && ggml_backend_dev_supports_op(compute, op);
 }
 
 static bool supports_buft(ggml_backend_dev_t, ggml_backend_buffer_type_t buft) {
@@ -217,7 +218,8 @@ int main(int argc, char ** argv) {
         std::fprintf(stderr, "%s\n", s.message().c_str());
         return 1;
     }
-    cached                      = ggml_backend_hobbit_register(devices.front());
+    compute                     = devices.front();
+    cached                      = ggml_backend_hobbit_register(compute);
     static ggml_backend_reg reg = { GGML_BACKEND_API_VERSION,
                                     { get_reg_name, get_device_count, get_device, nullptr },
                                     nullptr };

@@ -5,6 +5,7 @@
 #include "compute-device.h"
 #include "executor-fixture.h"
 #include "ggml-backend-impl.h"
+#include "latency-probe.h"
 #include "lazy-backend.h"
 #include "rpc-device.h"
 #include "slot-layout.h"
@@ -124,6 +125,7 @@ static ggml_backend_buffer_type padded_rows;
 static ggml_backend_dev_t device_of_padded_rows() {
     static ggml_backend_device made  = *device();
     padded_rows                      = *ggml_backend_dev_buffer_type(device());
+    padded_rows.device               = &made;
     padded_rows.iface.get_alloc_size = [](ggml_backend_buffer_type_t, const ggml_tensor * t) {
         return ggml_nbytes(t) + (ggml_is_quantized(t->type) ? 8 * ggml_type_size(t->type) : 0);
     };
@@ -154,12 +156,29 @@ TEST_CASE("where types differ, zeros stand behind matrices whose kernels read on
     }
 }
 
+TEST_CASE("a type that the device does not know is an error before anything is computed") {
+    static ggml_backend_device made = *device();
+    made.iface.supports_op          = [](ggml_backend_dev_t, const ggml_tensor * op) {
+        return op->op != GGML_OP_MUL_MAT_ID || op->src[0]->type != GGML_TYPE_Q4_0;
+    };
+    made.iface.init_backend = [](ggml_backend_dev_t, const char * params) {
+        return ggml_backend_dev_init(device(), params);
+    };
+    const model_on_disk m; // high F16, low Q4_0
+    const expert_kinds  kinds(m.index);
+    measured_latencies  found;
+    CHECK(measure_latencies(kinds, &made, ggml_backend_cpu_buffer_type(), found).message() ==
+          std::string(ggml_backend_dev_name(&made)) + " cannot multiply by experts in q4_0: choose another device");
+    CHECK(measure_latencies(kinds, device(), ggml_backend_cpu_buffer_type(), found).ok());
+}
+
 static ggml_backend_buffer_type small_buffers;
 
 // The device, with buffers of 32 KiB at most.
 static ggml_backend_dev_t device_of_small_buffers() {
     static ggml_backend_device made  = *device();
     small_buffers                    = *ggml_backend_dev_buffer_type(device());
+    small_buffers.device             = &made;
     small_buffers.iface.get_max_size = [](ggml_backend_buffer_type_t) { return size_t(32 * 1024); };
     made.iface.get_buffer_type       = [](ggml_backend_dev_t) { return &small_buffers; };
     return &made;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 //
-// Parts that are copied from host memory to a device's, whose place another buffer in host memory takes.
+// Parts that are copied from host memory to a device's.
 #include "ggml-cpp.h"
-#include "ggml-cpu.h"
 #include "loader-fixture.h"
+#include "rpc-device.h"
 
 #include <doctest/doctest.h>
 #include <memory>
@@ -11,22 +11,27 @@
 
 static constexpr uint32_t UP = part_bit(PART_UP);
 
-// One part of some blocks: read into `host`, copied from there to `device`.
+// One part of some blocks: read into `host`, copied from there to `buffer`.
 struct two_levels {
     const size_t            n_blocks;
     fake_reader             reader;
     stats                   counters;
     blocks                  host;
-    blocks                  device;
     ggml_backend_buffer_ptr buffer;
     load_state              read;
     load_state              copied;
-    loader                  l{ reader, counters, 2 };
+    loader                  l{ reader, counters, 2, { rpc_device() } };
 
     explicit two_levels(size_t n = 1) :
-        n_blocks(n), host(n), device(n), buffer(ggml_backend_cpu_buffer_from_ptr(device[0], n * BLOCK)) {}
+        n_blocks(n),
+        host(n),
+        buffer(ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(rpc_device()), n * BLOCK)) {
+        ggml_backend_buffer_clear(buffer.get(), 0);
+    }
 
     ~two_levels() { reader.open_gate(); }
+
+    char * data() { return static_cast<char *>(ggml_backend_buffer_get_base(buffer.get())); }
 
     void ask_host(load_urgency urgency = load_urgency::demand) {
         l.submit(read, PART_UP, block_at(7, n_blocks), { host[0] }, urgency);
@@ -34,12 +39,18 @@ struct two_levels {
 
     void ask_device(load_urgency urgency = load_urgency::demand) {
         const matrix_shape shape = { int64_t(BLOCK / sizeof(float)), int64_t(n_blocks) };
-        l.transfer(copied, PART_UP, read, host[0], block_at(7, n_blocks), { device[0], buffer.get(), shape }, urgency);
+        l.transfer(copied, PART_UP, read, host[0], block_at(7, n_blocks), { data(), buffer.get(), shape }, urgency);
     }
 
     bool is_there() {
+        const ggml_context_ptr ctx(ggml_init({ ggml_tensor_overhead(), nullptr, /* .no_alloc = */ true }));
+        ggml_tensor *          tensor = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I8, int64_t(n_blocks * BLOCK));
+        std::vector<char>      bytes(n_blocks * BLOCK);
+        tensor->data   = data();
+        tensor->buffer = buffer.get();
+        ggml_backend_tensor_get(tensor, bytes.data(), 0, bytes.size());
         for (size_t i = 0; i < n_blocks; i++) {
-            if (*device[i] != fake_reader::byte_at((7 + i) * BLOCK)) {
+            if (bytes[i * BLOCK] != fake_reader::byte_at((7 + i) * BLOCK)) {
                 return false;
             }
         }
