@@ -74,9 +74,11 @@ static size_t company(const std::vector<expert_work> & work, const std::vector<b
 
 // Beside a copy the device's time is not known: one behind RPC may wait for it.
 void cost_model::finish(const std::vector<expert_work> & work, placement & p) {
-    const bool has_device = std::find(p.on_cpu.begin(), p.on_cpu.end(), false) != p.on_cpu.end();
-    p.measures_device     = has_device && !(company(work, p.on_cpu) & LINK) && device_trial_.is_due();
-    p.seconds             = seconds(work, p.on_cpu);
+    const bool   has_device = std::find(p.on_cpu.begin(), p.on_cpu.end(), false) != p.on_cpu.end();
+    const size_t who        = company(work, p.on_cpu);
+    p.may_use_cpu           = mode_ == compute_mode::automatic && who == LINK;
+    p.measures_device       = has_device && !(who & LINK) && device_trial_.is_due();
+    p.seconds               = seconds(work, p.on_cpu);
 }
 
 double cost_model::seconds(const std::vector<expert_work> & work, const std::vector<bool> & on_cpu) const {

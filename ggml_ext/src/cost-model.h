@@ -34,6 +34,7 @@ class cost_model {
         std::vector<bool> on_cpu; // [expert]
         double            seconds         = 0.0;
         bool              measures_device = false; // device_took wants to be told
+        bool              may_use_cpu     = false; // in a layer like this one, though here it does not
     };
 
     static constexpr uint32_t max_wait        = 4096; // layers between trials

@@ -109,7 +109,7 @@ void cpu_share::abandon() {
 static constexpr uint64_t SAMPLED = 17;
 
 // What went as it was placed is a sample of who was at work.
-void cpu_share::end_layer(const ggml_tensor * output, inner_graph & device) {
+void cpu_share::end_layer(const ggml_tensor * output, inner_graph & device, inner_graph & cpu) {
     const bool can_tell = is_as_placed_ && !placement_.measures_device && stats_.bytes_read == began_.bytes_read;
     const bool is_told  = can_tell && n_told_++ % SAMPLED == 0;
     if (is_told) {
@@ -137,6 +137,9 @@ void cpu_share::end_layer(const ggml_tensor * output, inner_graph & device) {
         stats_.measured_ns  += uint64_t(took.count() * 1e9);
     }
     bring();
+    if (placement_.may_use_cpu) {
+        awake_.keep(cpu.backend());
+    }
 }
 
 void cpu_share::learn_link() {

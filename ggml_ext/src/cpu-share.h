@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include "awake-threads.h"
 #include "cost-model.h"
 #include "expert-cache.h"
 #include "expert-kinds.h"
@@ -51,7 +52,7 @@ class cpu_share {
     status end_section(inner_graph & device);
 
     // `output` is the layer's. REQUIRES: all of the layer is computed.
-    void end_layer(const ggml_tensor * output, inner_graph & device);
+    void end_layer(const ggml_tensor * output, inner_graph & device, inner_graph & cpu);
 
     // After an error.
     void abandon();
@@ -79,6 +80,7 @@ class cpu_share {
     cost_model           costs_;
     stats &              stats_;
     host_rows            rows_;
+    awake_threads        awake_;
     std::set<uint32_t>   unshared_;   // layers that the CPU cannot share
     loader::transfers    link_;       // that the model knows of
     uint64_t             n_told_ = 0; // layers that a prediction could be told of

@@ -303,7 +303,7 @@ status moe_executor::end_layer(const ggml_tensor * output, inner_graph & inner) 
                 prefetcher_->end_layer(layer_.routing.layer);
             }
             if (share_) {
-                share_->end_layer(output, inner);
+                share_->end_layer(output, inner, *cpu_);
             }
         }
     }

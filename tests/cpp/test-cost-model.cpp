@@ -164,6 +164,26 @@ TEST_CASE("the other modes leave nothing to estimates") {
     }
 }
 
+TEST_CASE("a layer that the CPU has no share of, though it could, is told apart") {
+    const std::vector<expert_work> missing = { { 0, 1, false }, { 0, 1, true } };
+    const std::vector<expert_work> present = { { 0, 1, true }, { 0, 1, true } };
+    machine                        m       = machine::with_slow_link(50); // a link that is fast beside this CPU
+    for (const compute_mode mode : { compute_mode::gpu, compute_mode::cooperative, compute_mode::automatic }) {
+        cost_model model  = m.model(mode);
+        int        n_told = 0;
+        for (int i = 0; i < 100; i++) {
+            CHECK_FALSE(model.place(present).may_use_cpu);
+            const cost_model::placement p = model.place(missing);
+            CHECK(p.may_use_cpu == (mode == compute_mode::automatic && !p.on_cpu[0]));
+            n_told += p.may_use_cpu;
+            if (p.on_cpu[0]) { // a trial
+                model.cpu_took(missing, p.on_cpu, 50e-3);
+            }
+        }
+        CHECK((n_told > 80) == (mode == compute_mode::automatic)); // all but trials
+    }
+}
+
 TEST_CASE("what is never chosen is tried with one expert, less and less often") {
     const machine                  m     = machine::with_slow_link(1000.0);
     cost_model                     model = m.model(compute_mode::automatic);
