@@ -57,7 +57,7 @@ class Gpu:
     """A device, as ggml names it, and the build that has it.
 
     stands_in: there is one in software, so that its absence is an error.  splits: its kernels for many rows
-    divide their work by the number of experts; where a bank has more than a layer they sum in another order.
+    divide their work by the experts and rows at hand, and so may sum in another order than llama.cpp's.
     """
 
     device: str

@@ -19,8 +19,8 @@ class awake_threads {
 
   private:
     ggml_context_ptr        ctx_;
-    ggml_cgraph *           graph_; // in ctx_
-    ggml_backend_buffer_ptr memory_;
+    ggml_cgraph *           graph_;  // in ctx_
+    ggml_backend_buffer_ptr memory_; // null: nothing is done
 };
 
 } // namespace hobbit

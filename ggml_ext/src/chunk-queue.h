@@ -8,7 +8,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <vector>
 
 namespace hobbit {
@@ -44,8 +43,8 @@ struct chunk {
     part_location location() const { return { file, offset, size, type }; }
 };
 
-// The chunks that wait for one way into memory: the disk, or the link to a device. Demands come first. A prefetched
-// part's are taken only while no demand is queued or in flight, nor another prefetched part's.
+// The chunks that wait for one way into memory: the disk, or the link to a device. Demands come first. Prefetches are
+// taken only while no demand is queued or in flight, nor another prefetch.
 //
 // Thread-safety: none.
 class chunk_queue {

@@ -6,6 +6,8 @@
 #include "ggml.h"
 
 #include <algorithm>
+#include <cstring>
+#include <initializer_list>
 #include <strings.h>
 #include <thread>
 
@@ -116,8 +118,18 @@ bool is_host_device(ggml_backend_dev_t device) {
     return ggml_backend_buft_is_host(ggml_backend_dev_buffer_type(device));
 }
 
-int threads_beside_device(int n_threads) {
-    return std::max(1, std::min(n_threads, int(std::thread::hardware_concurrency()) - 1));
+static bool is_of(ggml_backend_dev_t device, std::initializer_list<const char *> backends) {
+    const char * name = ggml_backend_reg_name(ggml_backend_dev_backend_reg(device));
+    return std::any_of(backends.begin(), backends.end(), [&](const char * b) { return std::strcmp(b, name) == 0; });
+}
+
+bool has_streams(ggml_backend_dev_t device) {
+    return is_of(device, { "CUDA", "ROCm" });
+}
+
+int threads_beside(ggml_backend_dev_t device, int n_threads) {
+    const auto n_cores = int(std::thread::hardware_concurrency()); // 0: not known
+    return is_of(device, { "RPC" }) || n_cores == 0 ? n_threads : std::max(1, std::min(n_threads, n_cores - 1));
 }
 
 size_t free_memory(ggml_backend_dev_t device) {

@@ -23,9 +23,13 @@ std::string usable_devices(const std::vector<ggml_backend_dev_t> & devices);
 // Whether the device computes in host memory: what lies there is used in place.
 bool is_host_device(ggml_backend_dev_t device);
 
-// Of so many threads of the CPU those that compute beside a device with memory of its own: the thread that copies to it
-// waits actively, in CUDA's driver for one, and where it takes a core from these they wait for each other.
-int threads_beside_device(int n_threads);
+// Whether each of ggml's backends on the device is a stream of its own, in which copies pass what another computes.
+// Vulkan's share a queue, RPC's a connection.
+bool has_streams(ggml_backend_dev_t device);
+
+// Of so many threads of the CPU those that compute beside the device: who copies to it may wait actively, in CUDA's
+// driver for one, and where that takes a core from these they wait for each other.
+int threads_beside(ggml_backend_dev_t device, int n_threads);
 
 // Bytes of the device's memory; 0 where it does not say.
 size_t free_memory(ggml_backend_dev_t device);

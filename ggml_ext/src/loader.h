@@ -51,9 +51,9 @@ class staging_buffer {
 
 // Reads experts' parts from their files into slots, in threads of its own and in chunks, so that several threads read
 // one part; and copies them from slots in host memory to a device's, in one more thread for each device. Demands of the
-// disk take all its threads. A prefetched chunk is begun only while no demand of the same disk or device is queued or
-// in flight, and no other prefetched part's: a demand waits for little. The first error is kept: it is the answer to
-// every wait from then on, what was queued is dropped and nothing more is read.
+// disk take all its threads. A prefetch is begun only while no demand of the same disk or device is queued or in
+// flight, and no other prefetch: a demand waits for little. The first error is kept: it is the answer to every wait
+// from then on, what was queued is dropped and nothing more is read.
 //
 // Thread-safety: all methods may be called from any thread. The destructor finishes the reads in flight, drops the
 // others and joins the threads.
@@ -158,7 +158,7 @@ class loader {
     void   run(size_t thread);
     void   run_link(ggml_backend_dev_t device);
     status read(const chunk & next, staging_buffer & staging);
-    status copy(ggml_backend_dev_t device, const std::vector<chunk> & chunks);
+    void   copy(ggml_backend_dev_t device, const std::vector<chunk> & chunks);
     void   set(const chunk & next, const char * rows);
     void   change_transfers(ggml_backend_dev_t device, int change, size_t n_bytes); // counts the time until now
 

@@ -17,7 +17,7 @@ class prefetch_governor {
     struct pass {
         uint64_t prefetched = 0; // experts
         uint64_t used       = 0; // of those
-        double   demand     = 0; // time with a demanded read under way, in the unit of `wall`
+        double   demand     = 0; // time with a demanded read or copy under way, in the unit of `wall`
         double   wall       = 0;
     };
 

@@ -66,12 +66,17 @@ void init_weights(ggml_backend_buffer_t buffer, ggml_tensor * tensor) {
     }
 }
 
-void set_rows(ggml_backend_buffer_t buffer, ggml_type type, const matrix_shape & rows, const char * src, char * dst) {
+void set_rows(ggml_backend_buffer_t buffer, ggml_type type, const matrix_shape & rows, const char * src, char * dst,
+              ggml_backend_t stream) {
     const ggml_context_ptr ctx(ggml_init({ ggml_tensor_overhead(), nullptr, /* .no_alloc = */ true }));
     ggml_tensor *          tensor = ggml_new_tensor_2d(ctx.get(), type, rows.n_in, rows.n_out);
     tensor->data                  = dst;
     init_weights(buffer, tensor);
-    ggml_backend_tensor_set(tensor, src, 0, ggml_nbytes(tensor));
+    if (stream) {
+        ggml_backend_tensor_set_async(stream, tensor, src, 0, ggml_nbytes(tensor));
+    } else {
+        ggml_backend_tensor_set(tensor, src, 0, ggml_nbytes(tensor));
+    }
 }
 
 void set_zeros(ggml_backend_buffer_t buffer, char * dst, size_t size) {

@@ -29,8 +29,10 @@ void init_weights(ggml_backend_buffer_t buffer, ggml_tensor * tensor);
 // Rows that are converted at once, in about `n_bytes`: whole row groups of every layout.
 int64_t rows_per_chunk(size_t n_bytes, size_t row_size);
 
-// Writes rows as the file has them to `dst`, which lies in `buffer`, in the layout of the buffer's type.
-void set_rows(ggml_backend_buffer_t buffer, ggml_type type, const matrix_shape & rows, const char * src, char * dst);
+// Writes rows as the file has them to `dst`, which lies in `buffer`, in the layout of the buffer's type. With a backend
+// of the buffer's device it only begins to: they are there when that is synchronized.
+void set_rows(ggml_backend_buffer_t buffer, ggml_type type, const matrix_shape & rows, const char * src, char * dst,
+              ggml_backend_t stream = nullptr);
 
 // Writes so many zeros to `dst`, which lies in `buffer`, of a device with memory of its own.
 void set_zeros(ggml_backend_buffer_t buffer, char * dst, size_t size);

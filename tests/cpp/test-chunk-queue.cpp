@@ -96,6 +96,37 @@ TEST_CASE("prefetches that are demanded count as demands, queued or in flight") 
     CHECK(queue.end(taken[0]));
 }
 
+TEST_CASE("a batch in flight that is demanded ends as demands") {
+    chunk_queue        queue;
+    load_state         state, other;
+    std::vector<chunk> taken, more;
+    queue.push(chunks_of(state, PART_UP, 3), load_urgency::prefetch);
+    CHECK(take(queue, 2 * SIZE, &taken) == numbers{ 0, 1 });
+    CHECK(queue.promote(state, PART_UP) == 3);
+    queue.push(chunks_of(other, PART_UP, 1), load_urgency::prefetch);
+    CHECK(take(queue, 0, &more) == numbers{ 2 });
+    for (const chunk & c : { taken[0], taken[1], more[0] }) {
+        CHECK(take(queue, 0).empty());
+        CHECK_FALSE(queue.end(c));
+    }
+    CHECK(take(queue, 0) == numbers{ 0 });
+}
+
+TEST_CASE("what is in flight when all is dropped still counts until it ends") {
+    chunk_queue        queue;
+    load_state         state, other;
+    std::vector<chunk> taken;
+    queue.push(chunks_of(state, PART_UP, 3), load_urgency::demand);
+    CHECK(take(queue, 0, &taken) == numbers{ 0 });
+    size_t n_demands = 0;
+    CHECK(queue.clear(n_demands).size() == 2);
+    CHECK(n_demands == 2);
+    queue.push(chunks_of(other, PART_UP, 1), load_urgency::prefetch);
+    CHECK(take(queue, 0).empty());
+    CHECK_FALSE(queue.end(taken[0]));
+    CHECK(take(queue, 0) == numbers{ 0 });
+}
+
 TEST_CASE("what is dropped is not taken") {
     chunk_queue queue;
     load_state  state, other;

@@ -173,6 +173,7 @@ TEST_CASE("a layer that the CPU has no share of, though it could, is told apart"
         int        n_told = 0;
         for (int i = 0; i < 100; i++) {
             CHECK_FALSE(model.place(present).may_use_cpu);
+            CHECK_FALSE(model.leave_to_device(missing).may_use_cpu);
             const cost_model::placement p = model.place(missing);
             CHECK(p.may_use_cpu == (mode == compute_mode::automatic && !p.on_cpu[0]));
             n_told += p.may_use_cpu;
