@@ -127,9 +127,13 @@ bool has_streams(ggml_backend_dev_t device) {
     return is_of(device, { "CUDA", "ROCm" });
 }
 
+bool is_remote(ggml_backend_dev_t device) {
+    return is_of(device, { "RPC" });
+}
+
 int threads_beside(ggml_backend_dev_t device, int n_threads) {
     const auto n_cores = int(std::thread::hardware_concurrency()); // 0: not known
-    return is_of(device, { "RPC" }) || n_cores == 0 ? n_threads : std::max(1, std::min(n_threads, n_cores - 1));
+    return is_remote(device) || n_cores == 0 ? n_threads : std::max(1, std::min(n_threads, n_cores - 1));
 }
 
 size_t free_memory(ggml_backend_dev_t device) {

@@ -24,8 +24,10 @@ std::string usable_devices(const std::vector<ggml_backend_dev_t> & devices);
 bool is_host_device(ggml_backend_dev_t device);
 
 // Whether each of ggml's backends on the device is a stream of its own, in which copies pass what another computes.
-// Vulkan's share a queue, RPC's a connection.
 bool has_streams(ggml_backend_dev_t device);
+
+// Whether it is behind a connection, on which copies stand in line with what it is asked to compute.
+bool is_remote(ggml_backend_dev_t device);
 
 // Of so many threads of the CPU those that compute beside the device: who copies to it may wait actively, in CUDA's
 // driver for one, and where that takes a core from these they wait for each other.

@@ -298,9 +298,16 @@ bool expert_cache::prefetch(expert_id id, uint32_t tier, uint32_t parts) {
     return true;
 }
 
+// Of experts that go to a full pool behind a connection; enough for the pool to follow the text.
+static constexpr uint64_t BROUGHT = 32;
+
+bool expert_cache::is_worth_bringing(uint32_t tier) {
+    return !is_remote(place_.device) || sets_.set(tier).has_free_slot() || ++n_left_out_ % BROUGHT == 0;
+}
+
 void expert_cache::bring(expert_id id, uint32_t tier, uint32_t parts) {
     reap_prefetches();
-    if (prefetched_.empty()) {
+    if (prefetched_.empty() && is_worth_bringing(tier)) {
         const auto & all = terms(tier); // a residual has no place without its low version
         (void) std::all_of(all.begin(), all.end(), [&](uint32_t term) { return bring_term(id, term, parts); });
     }

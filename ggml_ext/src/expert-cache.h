@@ -102,7 +102,8 @@ class expert_cache {
     bool prefetch(expert_id id, uint32_t tier, uint32_t parts);
 
     // Asks for an expert that may be needed again, in the same way but unprotected; nothing happens where anything that
-    // was brought or prefetched is still on its way.
+    // was brought or prefetched is still on its way. Where that would stand in the way of what the device computes, and
+    // another expert would have to go, most of these are left out.
     void bring(expert_id id, uint32_t tier, uint32_t parts);
 
     // Asks for experts in this order, after all demands, as long as slots are free. Before they are used, the first
@@ -145,6 +146,7 @@ class expert_cache {
     void cancel_below(expert_id id, uint32_t tier);
     bool insert_ahead(expert_id id, uint32_t tier);
     bool bring_term(expert_id id, uint32_t tier, uint32_t parts);
+    bool is_worth_bringing(uint32_t tier);
     bool read_term(expert_id id, uint32_t tier, uint32_t parts);
     void unpin(const tier_expert & e);
     void drop_if_empty(expert_id id, uint32_t tier);
@@ -168,8 +170,9 @@ class expert_cache {
     std::array<std::vector<load_state>, TIER_COUNT> loads_;        // [tier][layer * n_experts + expert], fixed size
     std::array<std::vector<uint32_t>, TIER_COUNT>   packed_parts_; // [tier][layer * n_experts + expert], part_bit mask
     std::vector<tier_expert>                        prefetched_;   // terms; pinned once each, until there or cancelled
-    std::vector<tier_expert>                        staged_;       // terms; pinned below until they are here
-    std::vector<tier_expert>                        evicted_;      // whose loads are still to be forgotten
+    uint64_t                                        n_left_out_ = 0; // by bring()
+    std::vector<tier_expert>                        staged_;         // terms; pinned below until they are here
+    std::vector<tier_expert>                        evicted_;        // whose loads are still to be forgotten
 };
 
 } // namespace hobbit

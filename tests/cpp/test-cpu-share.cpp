@@ -82,6 +82,18 @@ TEST_CASE("what the CPU has computed comes to the device, one expert at a time, 
     CHECK(e.counters.bytes_transferred > 0);
 }
 
+TEST_CASE("behind a connection few of those come that another expert would have to go for") {
+    const model_on_disk m;
+    engine              e = cooperative(m, 2); // of the layer's experts
+    for (int i = 0; i < 200; i++) {
+        e.compute(m, random_input(m.shape, 1, i));
+        std::this_thread::sleep_for(std::chrono::milliseconds(1)); // until what was brought is there
+    }
+    CHECK(e.cache.n_slots(TIER_HIGH) == 2);
+    CHECK(e.counters.evictions > 0);
+    CHECK(e.counters.evictions * 10 < e.counters.selections_cpu);
+}
+
 TEST_CASE("low precision is computed in low precision, a residual is added") {
     const layer_input   input = random_input(model_on_disk::small(), 5, 7);
     const model_on_disk m;
