@@ -216,7 +216,7 @@ def test_with_room_for_all(gpu: Gpu, name: str) -> None:
 @pytest.mark.kernels
 @pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("tiny")])
 def test_with_room_for_all_a_trained_model_gives_llama_cpps_bits(gpu: Gpu, name: str) -> None:
-    """Of single tokens: what several need may arrive in pieces, and kernels for fewer rows may sum otherwise."""
+    """Of single tokens: what several need may arrive in pieces, and kernels for fewer rows may differ."""
     for plan, wanted in _without_cache(gpu, name).logits.items():
         ours = _with_pools(gpu, name, 1.0).logits[plan]
         if plan == "tokens":
