@@ -26,7 +26,7 @@ from exactness import CASES, SHORT_PLANS, assert_same_bits, nmse
 from logits import ROOT, Override, Result
 
 MAX_NMSE = 5e-4
-"""Normalised mean square error that test-backend-ops accepts of MUL_MAT_ID; those of layers add up."""
+"""The normalised mean square error that llama.cpp's test-backend-ops accepts of MUL_MAT_ID."""
 
 
 def _prompt_and_tokens(n_prompt: int, n_tokens: int) -> logits.Plan:
@@ -56,12 +56,16 @@ def _pools(info: dict[str, float], everything: float, share: float) -> int:
 class Gpu:
     """A device, as ggml names it, and the build that has it.
 
-    stands_in: there is one in software, so that its absence is an error.
+    stands_in: there is one in software, so that its absence is an error.  max_nmse: against the CPU, where
+    llama.cpp's own is not larger.  bits: plans for which a trained model has llama.cpp's own. What others
+    need may arrive in pieces, and kernels for fewer rows may sum in another order.
     """
 
     device: str
     target: str
     stands_in: bool = False
+    max_nmse: float = MAX_NMSE
+    bits: frozenset[str] = frozenset(PLANS)
 
     @property
     def lib_dir(self) -> Path:
@@ -87,7 +91,11 @@ class Gpu:
         return logits.run(self.lib_dir, model, plans, settings, gpu_layers=gpu_layers, gpu=True)
 
 
-GPUS = [Gpu("Vulkan0", "vulkan", stands_in=True), Gpu("CUDA0", "cuda")]
+GPUS = [
+    Gpu("Vulkan0", "vulkan", stands_in=True),
+    # activations are rounded in each of six layers
+    Gpu("CUDA0", "cuda", max_nmse=6 * MAX_NMSE, bits=frozenset({"tokens"})),
+]
 
 
 @pytest.fixture(scope="module", params=GPUS, ids=lambda gpu: gpu.device)
@@ -117,15 +125,15 @@ def few_rows(gpu: Gpu, tiny_gguf: Path, few_rows_on_cpu: Result) -> Result:
     return _few_rows(gpu, tiny_gguf, {"hobbit.mode": "gpu", "hobbit.pools": 64 << 20})
 
 
-def _assert_close(result: Result, reference: Result) -> None:
+def _assert_close(gpu: Gpu, result: Result, reference: Result) -> None:
     for plan, wanted in reference.logits.items():
-        assert nmse(result.logits[plan], wanted) < result.info["n_layers"] * MAX_NMSE, plan
+        assert nmse(result.logits[plan], wanted) < gpu.max_nmse, plan
 
 
-def test_experts_on_the_device(few_rows: Result, few_rows_on_cpu: Result) -> None:
+def test_experts_on_the_device(gpu: Gpu, few_rows: Result, few_rows_on_cpu: Result) -> None:
     assert few_rows.info["pool_slots_high"] == few_rows.info["n_layers"] * few_rows.info["n_experts"]
     assert few_rows.stats["bytes_transferred"] > 0
-    _assert_close(few_rows, few_rows_on_cpu)
+    _assert_close(gpu, few_rows, few_rows_on_cpu)
 
 
 @pytest.mark.parametrize("share", [0.5, 0.0])
@@ -143,7 +151,7 @@ def test_pools_of_any_size_give_the_same_bits(
 def test_the_cpu_has_a_share(gpu: Gpu, tiny_gguf: Path, few_rows_on_cpu: Result, mode: str) -> None:
     result = _few_rows(gpu, tiny_gguf, {"hobbit.mode": mode, "hobbit.pools": 4 << 20})
     assert result.stats["selections_cpu"] > 0
-    _assert_close(result, few_rows_on_cpu)
+    _assert_close(gpu, result, few_rows_on_cpu)
 
 
 def test_low_precision_and_skipping(gpu: Gpu, tiny_gguf: Path) -> None:
@@ -151,7 +159,7 @@ def test_low_precision_and_skipping(gpu: Gpu, tiny_gguf: Path) -> None:
     rules["hobbit.pools"] = 8 << 20
     result = _few_rows(gpu, tiny_gguf, rules | {"hobbit.mode": "gpu"})
     assert min(result.stats[f"selections_{what}"] for what in ("high", "low", "skipped")) > 0
-    _assert_close(result, logits.run(models.lib_dir(), tiny_gguf, FEW_ROWS, rules))
+    _assert_close(gpu, result, logits.run(models.lib_dir(), tiny_gguf, FEW_ROWS, rules))
 
 
 def test_residuals(gpu: Gpu) -> None:
@@ -159,7 +167,7 @@ def test_residuals(gpu: Gpu) -> None:
     rules: dict[str, Override] = {"hobbit.pools": 4 << 20, "hobbit.t1": 1.0, "hobbit.t2": 1.0}
     result = _few_rows(gpu, model, rules | {"hobbit.mode": "gpu"})
     assert result.stats["selections_high"] > 0
-    _assert_close(result, logits.run(models.lib_dir(), model, FEW_ROWS, rules))
+    _assert_close(gpu, result, logits.run(models.lib_dir(), model, FEW_ROWS, rules))
 
 
 #
@@ -197,10 +205,7 @@ def _error(name: str, ours: np.ndarray, wanted: np.ndarray) -> float:
 def _check(gpu: Gpu, name: str, result: Result) -> None:
     """Against the CPU: no further from it than llama.cpp's own error on the device allows."""
     for plan, wanted in _on_cpu(CASES[name].served()).logits.items():
-        allowed = max(
-            result.info["n_layers"] * MAX_NMSE,
-            2 * _error(name, _without_cache(gpu, name).logits[plan], wanted),
-        )
+        allowed = max(gpu.max_nmse, 2 * _error(name, _without_cache(gpu, name).logits[plan], wanted))
         assert _error(name, result.logits[plan], wanted) < allowed, plan
 
 
@@ -216,10 +221,9 @@ def test_with_room_for_all(gpu: Gpu, name: str) -> None:
 @pytest.mark.kernels
 @pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("tiny")])
 def test_with_room_for_all_a_trained_model_gives_llama_cpps_bits(gpu: Gpu, name: str) -> None:
-    """Of single tokens: what several need may arrive in pieces, and kernels for fewer rows may differ."""
     for plan, wanted in _without_cache(gpu, name).logits.items():
         ours = _with_pools(gpu, name, 1.0).logits[plan]
-        if plan == "tokens":
+        if plan in gpu.bits:
             assert_same_bits(ours, wanted)
         assert nmse(ours, wanted) < MAX_NMSE, plan
 
@@ -259,4 +263,4 @@ def test_two_tiers(gpu: Gpu, is_residual: bool, gpu_layers: int) -> None:
     result = gpu.run(model, PLANS, rules | {"hobbit.device": gpu.device, "hobbit.mode": "gpu"}, gpu_layers)
     assert result.stats["selections_high"] > 0
     assert (min(result.stats[f"selections_{what}"] for what in ("low", "skipped")) > 0) != is_residual
-    _assert_close(result, logits.run(models.lib_dir(), model, PLANS, rules))
+    _assert_close(gpu, result, logits.run(models.lib_dir(), model, PLANS, rules))
