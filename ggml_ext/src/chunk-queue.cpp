@@ -5,12 +5,8 @@
 
 namespace hobbit {
 
-static bool is_of(const chunk & c, const load_state & state, uint32_t parts) {
-    return c.state == &state && (parts & part_bit(c.part));
-}
-
 static bool are_of_one_part(const chunk & a, const chunk & b) {
-    return is_of(a, *b.state, part_bit(b.part));
+    return a.is_of(*b.state, part_bit(b.part));
 }
 
 void chunk_queue::push(const std::vector<chunk> & chunks, load_urgency urgency) {
@@ -53,7 +49,7 @@ bool chunk_queue::end(const chunk & done) {
 
 size_t chunk_queue::promote(const load_state & state, uint32_t part) {
     size_t n = 0;
-    if (!prefetching_.empty() && is_of(prefetching_.front(), state, part_bit(part))) {
+    if (!prefetching_.empty() && prefetching_.front().is_of(state, part_bit(part))) {
         n = prefetching_.size();
         prefetching_.clear();
     }
@@ -65,18 +61,17 @@ size_t chunk_queue::promote(const load_state & state, uint32_t part) {
 }
 
 std::vector<chunk> chunk_queue::drop_prefetches(const load_state & state, uint32_t parts) {
-    const auto               is_kept = [&](const chunk & c) { return !is_of(c, state, parts); };
+    const auto               is_kept = [&](const chunk & c) { return !c.is_of(state, parts); };
     const auto               first   = std::stable_partition(prefetch_.begin(), prefetch_.end(), is_kept);
     const std::vector<chunk> dropped(first, prefetch_.end());
     prefetch_.erase(first, prefetch_.end());
     return dropped;
 }
 
-std::vector<chunk> chunk_queue::clear(size_t & n_demands) {
-    n_demands = demand_.size();
+std::vector<chunk> chunk_queue::clear() {
     std::vector<chunk> all(demand_.begin(), demand_.end());
     all.insert(all.end(), prefetch_.begin(), prefetch_.end());
-    n_demands_ -= n_demands;
+    n_demands_ -= demand_.size();
     demand_.clear();
     prefetch_.clear();
     return all;

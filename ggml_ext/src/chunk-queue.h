@@ -41,6 +41,8 @@ struct chunk {
     size_t                zeros = 0; // behind them
 
     part_location location() const { return { file, offset, size, type }; }
+
+    bool is_of(const load_state & s, uint32_t parts) const { return state == &s && (parts & part_bit(part)); }
 };
 
 // The chunks that wait for one way into memory: the disk, or the link to a device. Demands come first. Prefetches are
@@ -63,8 +65,11 @@ class chunk_queue {
     // Takes out prefetches of `parts` that are queued.
     std::vector<chunk> drop_prefetches(const load_state & state, uint32_t parts);
 
-    // Takes out all that is queued, of which so many are demands.
-    std::vector<chunk> clear(size_t & n_demands);
+    // Takes out all that is queued.
+    std::vector<chunk> clear();
+
+    // Queued or in flight.
+    size_t n_demands() const { return n_demands_; }
 
   private:
     std::deque<chunk>  demand_;

@@ -13,14 +13,15 @@
 
 namespace hobbit {
 
+static bool is_of(ggml_backend_dev_t device, std::initializer_list<const char *> backends) {
+    const ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(device); // null: several under one name
+    return reg && std::any_of(backends.begin(), backends.end(),
+                              [&](const char * name) { return std::strcmp(name, ggml_backend_reg_name(reg)) == 0; });
+}
+
 // Other backends keep more for a tensor than its bytes: state of their own, or room behind a result.
 static bool can_hold_experts(ggml_backend_dev_t device) {
-    const ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(device);
-    if (!reg) { // several devices under one name, for tensors that are split between them
-        return false;
-    }
-    const std::string backend = ggml_backend_reg_name(reg);
-    return backend == "CPU" || backend == "CUDA" || backend == "ROCm" || backend == "Vulkan" || backend == "RPC";
+    return is_of(device, { "CPU", "CUDA", "ROCm", "Vulkan", "RPC" });
 }
 
 // What it cannot do of that which is done with rows beside multiplying them by experts; null: nothing.
@@ -116,11 +117,6 @@ std::string usable_devices(const std::vector<ggml_backend_dev_t> & devices) {
 
 bool is_host_device(ggml_backend_dev_t device) {
     return ggml_backend_buft_is_host(ggml_backend_dev_buffer_type(device));
-}
-
-static bool is_of(ggml_backend_dev_t device, std::initializer_list<const char *> backends) {
-    const char * name = ggml_backend_reg_name(ggml_backend_dev_backend_reg(device));
-    return std::any_of(backends.begin(), backends.end(), [&](const char * b) { return std::strcmp(b, name) == 0; });
 }
 
 bool has_streams(ggml_backend_dev_t device) {

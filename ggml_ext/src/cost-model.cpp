@@ -31,11 +31,24 @@ std::vector<expert_costs> cost_model::costs_of(const works & all) const {
     return costs;
 }
 
+// Who works at once, beside the device.
+static constexpr size_t CPU  = 1;
+static constexpr size_t LINK = 2;
+
+static size_t company(const std::vector<expert_work> & work, const std::vector<bool> & on_cpu) {
+    size_t who = 0;
+    for (size_t i = 0; i < work.size(); i++) {
+        who |= on_cpu[i] ? CPU : work[i].is_present ? 0 : LINK;
+    }
+    return who;
+}
+
 cost_model::placement cost_model::place(const std::vector<expert_work> & work) {
     placement p;
     if (mode_ == compute_mode::automatic) {
         p.on_cpu = place_alone_or_together(work);
         try_others(work, p.on_cpu);
+        p.may_use_cpu = company(work, p.on_cpu) == LINK;
     } else {
         for (const expert_work & w : work) {
             p.on_cpu.push_back(mode_ == compute_mode::cooperative && !w.is_present);
@@ -49,7 +62,6 @@ cost_model::placement cost_model::leave_to_device(const std::vector<expert_work>
     placement p;
     p.on_cpu.assign(work.size(), false);
     finish(work, p);
-    p.may_use_cpu = false;
     return p;
 }
 
@@ -61,25 +73,11 @@ static constexpr double LEARNT       = 0.4;  // of a sample
 static constexpr double MAX_SLOWDOWN = 4.0;  // of a sample
 static constexpr double FORGOT       = 0.05; // of the others meanwhile, so that they are tried again
 
-// Who works at once, beside the device.
-static constexpr size_t CPU  = 1;
-static constexpr size_t LINK = 2;
-
-static size_t company(const std::vector<expert_work> & work, const std::vector<bool> & on_cpu) {
-    size_t who = 0;
-    for (size_t i = 0; i < work.size(); i++) {
-        who |= on_cpu[i] ? CPU : work[i].is_present ? 0 : LINK;
-    }
-    return who;
-}
-
 // Beside a copy the device's time is not known: one behind RPC may wait for it.
 void cost_model::finish(const std::vector<expert_work> & work, placement & p) {
-    const bool   has_device = std::find(p.on_cpu.begin(), p.on_cpu.end(), false) != p.on_cpu.end();
-    const size_t who        = company(work, p.on_cpu);
-    p.may_use_cpu           = mode_ == compute_mode::automatic && who == LINK;
-    p.measures_device       = has_device && !(who & LINK) && device_trial_.is_due();
-    p.seconds               = seconds(work, p.on_cpu);
+    const bool has_device = std::find(p.on_cpu.begin(), p.on_cpu.end(), false) != p.on_cpu.end();
+    p.measures_device     = has_device && !(company(work, p.on_cpu) & LINK) && device_trial_.is_due();
+    p.seconds             = seconds(work, p.on_cpu);
 }
 
 double cost_model::seconds(const std::vector<expert_work> & work, const std::vector<bool> & on_cpu) const {

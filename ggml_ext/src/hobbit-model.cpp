@@ -119,10 +119,9 @@ void hobbit_model::build(const std::vector<ggml_backend_dev_t> & devices) {
     if (embedding.location.size >= SMALL_EMBEDDING && memory_is_short(!are_apart)) {
         rows_.emplace(reader_, embedding);
     }
-    const auto copied_to = are_apart ? devices : std::vector<ggml_backend_dev_t>();
-    const auto memory    = find_transfer_memory(devices, reader_);
-    loader_              = std::make_unique<loader>(reader_, stats_, settings_.io_threads, copied_to, memory);
-    places_              = std::make_unique<compute_places>(this, devices, index_, settings_, *loader_, stats_, memory);
+    const auto memory = find_transfer_memory(devices, reader_);
+    loader_           = std::make_unique<loader>(reader_, stats_, settings_.io_threads, devices, memory);
+    places_           = std::make_unique<compute_places>(this, devices, index_, settings_, *loader_, stats_, memory);
 
     policy_options options;
     options.name      = settings_.policy;

@@ -52,8 +52,8 @@ void inner_graph::reset() {
     begin_graph();
     is_running_ = false;
     n_row_sets_ = 0;
-    rows_used_  = 0;
-    rows_set_   = 0;
+    row_numbers_.clear();
+    n_set_ = 0;
 }
 
 bool inner_graph::reserve(const scratch_sizes & sizes) {
@@ -114,12 +114,12 @@ ggml_tensor * inner_graph::rows_leaf(const ggml_tensor * tensor) {
 
 ggml_tensor * inner_graph::row_numbers(const std::vector<int32_t> & rows) {
     ggml_tensor * t      = ggml_new_tensor_1d(ctx_, GGML_TYPE_I32, rows.size());
-    const size_t  offset = rows_offset() + rows_used_;
+    const size_t  before = row_numbers_.size();
+    const size_t  offset = rows_offset() + before;
     GGML_ASSERT(offset + ggml_nbytes(t) <= ggml_backend_buffer_get_size(scratch_));
     place(t, offset);
-    row_numbers_.resize(rows_used_ + padded(ggml_nbytes(t)));
-    std::memcpy(&row_numbers_[rows_used_], rows.data(), ggml_nbytes(t));
-    rows_used_ = row_numbers_.size();
+    row_numbers_.resize(before + padded(ggml_nbytes(t)));
+    std::memcpy(&row_numbers_[before], rows.data(), ggml_nbytes(t));
     n_row_sets_++;
     n_leaves_++;
     return t;
@@ -127,14 +127,15 @@ ggml_tensor * inner_graph::row_numbers(const std::vector<int32_t> & rows) {
 
 // All of a graph's in one copy: to a device each takes its time, and stands in line with the experts on their way.
 void inner_graph::set_row_numbers() {
-    if (rows_set_ == rows_used_) {
+    const size_t size = row_numbers_.size() - n_set_;
+    if (size == 0) {
         return;
     }
     const ggml_context_ptr ctx(ggml_init({ ggml_tensor_overhead(), nullptr, /* .no_alloc = */ true }));
-    ggml_tensor *          t = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I8, int64_t(rows_used_ - rows_set_));
-    place(t, rows_offset() + rows_set_);
-    ggml_backend_tensor_set(t, &row_numbers_[rows_set_], 0, ggml_nbytes(t));
-    rows_set_ = rows_used_;
+    ggml_tensor *          t = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I8, int64_t(size));
+    place(t, rows_offset() + n_set_);
+    ggml_backend_tensor_set(t, &row_numbers_[n_set_], 0, size);
+    n_set_ += size;
 }
 
 ggml_tensor * inner_graph::reshape(ggml_tensor * tensor, int64_t ne0, int64_t ne1, int64_t ne2) {

@@ -150,12 +150,11 @@ class inner_graph {
     size_t n_nodes_     = 0;
     size_t n_leaves_    = 0;
     size_t n_row_sets_  = 0; // in the scratch memory
-    size_t rows_used_   = 0; // bytes,
-    size_t rows_set_    = 0; // and those that the device has
     bool   is_running_  = false;
     bool   is_measured_ = false;
 
-    std::vector<char>        row_numbers_; // [rows_used_]
+    std::vector<char>        row_numbers_; // as they lie in the scratch memory
+    size_t                   n_set_ = 0;   // bytes of them that are there
     std::chrono::nanoseconds measured_{ 0 };
 };
 

@@ -31,13 +31,15 @@ loader::loader(file_reader & reader, stats & stats, uint32_t n_threads, const st
         ask_for_huge_pages(aligned_base(staging_memory_.get(), HUGE_PAGE), staging_size(n_threads));
     }
     for (ggml_backend_dev_t device : devices) {
-        links_.try_emplace(device, device);
+        if (!is_host_device(device)) {
+            links_.try_emplace(device, device);
+        }
     }
     for (uint32_t i = 0; i < n_threads; i++) {
         threads_.emplace_back([this, i] { run(i); });
     }
-    for (ggml_backend_dev_t device : devices) {
-        threads_.emplace_back([this, device] { run_link(device); });
+    for (auto & entry : links_) {
+        threads_.emplace_back([this, device = entry.first] { run_link(device); });
     }
 }
 
@@ -185,11 +187,9 @@ loader::transfers loader::transferred(ggml_backend_dev_t device) const {
 }
 
 void loader::finish(const chunk & done, const status & result) {
-    const size_t size         = done.source ? 0 : aligned_span(done.location()); // read from disk
-    const bool   was_prefetch = lane_of(done).queue.end(done);
-    if (!was_prefetch) {
-        change_demands(-1);
-    }
+    const size_t size = done.source ? 0 : aligned_span(done.location()); // read from disk
+    count_demands();
+    const bool was_prefetch = lane_of(done).queue.end(done);
     if (result.ok()) {
         stats_.bytes_read       += size;
         stats_.bytes_prefetched += was_prefetch ? size : 0;
@@ -246,12 +246,11 @@ void loader::fail(const status & error) {
     if (error_.ok()) {
         error_ = error;
     }
+    count_demands();
     for (lane * l : lanes()) {
-        size_t n_demands = 0;
-        for (const chunk & dropped : l->queue.clear(n_demands)) {
+        for (const chunk & dropped : l->queue.clear()) {
             end_chunk(dropped, false);
         }
-        change_demands(-ptrdiff_t(n_demands));
     }
     for (const parked_chunk & p : take_parked([](const parked_chunk &) { return true; })) {
         end_chunk(p.what, false);
@@ -259,13 +258,14 @@ void loader::fail(const status & error) {
     progress_.notify_all();
 }
 
-void loader::change_demands(ptrdiff_t change) {
-    const auto now = std::chrono::steady_clock::now();
-    if (n_demands_ > 0) {
+void loader::count_demands() {
+    const auto now       = std::chrono::steady_clock::now();
+    const auto all       = lanes();
+    const bool is_waited = std::any_of(all.begin(), all.end(), [](const lane * l) { return l->queue.n_demands() > 0; });
+    if (is_waited) {
         stats_.disk_demand_ns += uint64_t(std::chrono::nanoseconds(now - counted_until_).count());
     }
-    counted_until_  = now;
-    n_demands_     += size_t(change);
+    counted_until_ = now;
 }
 
 // Chunks that are read straight into their place begin where direct I/O may begin.
@@ -359,10 +359,8 @@ void loader::ask_for(const std::vector<chunk> & chunks) {
 
 void loader::enqueue(const std::vector<chunk> & chunks, load_urgency urgency) {
     lane & to = lane_of(chunks.front());
+    count_demands();
     to.queue.push(chunks, urgency);
-    if (urgency == load_urgency::demand) {
-        change_demands(ptrdiff_t(chunks.size()));
-    }
     wake(to, chunks.size());
 }
 
@@ -374,14 +372,12 @@ void loader::wake(lane & where, size_t n_chunks) {
 }
 
 void loader::promote(const load_state & state, uint32_t part) {
+    count_demands();
     for (lane * l : lanes()) {
-        const size_t n = l->queue.promote(state, part);
-        change_demands(ptrdiff_t(n));
-        wake(*l, n);
+        wake(*l, l->queue.promote(state, part));
     }
     for (parked_chunk & p : parked_) {
-        const bool is_it = p.what.state == &state && p.what.part == part;
-        p.urgency        = is_it ? load_urgency::demand : p.urgency;
+        p.urgency = p.what.is_of(state, part_bit(part)) ? load_urgency::demand : p.urgency;
     }
 }
 
@@ -407,7 +403,7 @@ void loader::drop_prefetches(load_state & state, uint32_t parts) {
         }
     }
     const auto is_parked = [&](const parked_chunk & p) {
-        return p.urgency == load_urgency::prefetch && p.what.state == &state && (parts & part_bit(p.what.part));
+        return p.urgency == load_urgency::prefetch && p.what.is_of(state, parts);
     };
     for (const parked_chunk & p : take_parked(is_parked)) {
         end_chunk(p.what, false);

@@ -59,8 +59,8 @@ class staging_buffer {
 // others and joins the threads.
 class loader {
   public:
-    // reader and stats must outlive the loader. It copies to `devices`. `staging` is the host memory that what is not
-    // read in place goes through.
+    // reader and stats must outlive the loader. It copies to those of `devices` that have memory of their own.
+    // `staging` is the host memory that what is not read in place goes through.
     loader(file_reader & reader, stats & stats, uint32_t n_threads,
            const std::vector<ggml_backend_dev_t> & devices = {},
            ggml_backend_buffer_type_t              staging = ggml_backend_cpu_buffer_type());
@@ -180,7 +180,7 @@ class loader {
     void finish(const chunk & done, const status & result);
     void end_chunk(const chunk & ended, bool ok);
     void fail(const status & error);
-    void change_demands(ptrdiff_t change); // of n_demands_; counts the time until now
+    void count_demands(); // the time until now; before their number changes
 
     file_reader &                 reader_;
     stats &                       stats_;
@@ -192,8 +192,7 @@ class loader {
     lane                                  disk_;
     std::map<ggml_backend_dev_t, link>    links_; // constant but for what they hold
     std::vector<parked_chunk>             parked_;
-    size_t                                n_demands_ = 0; // chunks queued or in flight
-    std::chrono::steady_clock::time_point counted_until_; // disk_demand_ns, while there are any
+    std::chrono::steady_clock::time_point counted_until_; // disk_demand_ns, while there are demands
     status                                error_;
     bool                                  stop_ = false;
 

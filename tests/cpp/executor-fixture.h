@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include "compute-device.h"
 #include "file-reader.h"
 #include "ggml-cpu.h"
 #include "layer-graph.h"
@@ -108,7 +107,7 @@ struct engine {
            const expert_cache::pool_place & where = {}, uint32_t host_slots = 0, compute_mode mode = compute_mode::gpu,
            ggml_backend_buffer_type_t host_memory = nullptr) :
         policy(make_lru(m)),
-        l(std::make_unique<loader>(reader, counters, 2, apart(where.device))),
+        l(std::make_unique<loader>(reader, counters, 2, std::vector{ where.device })),
         host(host_slots > 0 ? make_host(m, host_memory) : nullptr),
         place{ where.device, where.pack, host.get() },
         cache(m.index, *l, counters, place),
@@ -125,10 +124,6 @@ struct engine {
                 REQUIRE((!host || host->allocate(tier, host_slots, 1, *policy).ok()));
             }
         }
-    }
-
-    static std::vector<ggml_backend_dev_t> apart(ggml_backend_dev_t device) {
-        return is_host_device(device) ? std::vector<ggml_backend_dev_t>() : std::vector{ device };
     }
 
     std::unique_ptr<expert_cache> make_host(const model_on_disk & m, ggml_backend_buffer_type_t memory) {

@@ -118,9 +118,9 @@ TEST_CASE("what is in flight when all is dropped still counts until it ends") {
     std::vector<chunk> taken;
     queue.push(chunks_of(state, PART_UP, 3), load_urgency::demand);
     CHECK(take(queue, 0, &taken) == numbers{ 0 });
-    size_t n_demands = 0;
-    CHECK(queue.clear(n_demands).size() == 2);
-    CHECK(n_demands == 2);
+    CHECK(queue.n_demands() == 3);
+    CHECK(queue.clear().size() == 2);
+    CHECK(queue.n_demands() == 1);
     queue.push(chunks_of(other, PART_UP, 1), load_urgency::prefetch);
     CHECK(take(queue, 0).empty());
     CHECK_FALSE(queue.end(taken[0]));
@@ -137,9 +137,9 @@ TEST_CASE("what is dropped is not taken") {
     CHECK(queue.drop_prefetches(state, part_bit(PART_UP)).size() == 2);
     queue.push(chunks_of(other, PART_UP, 3), load_urgency::demand);
     CHECK(queue.drop_prefetches(other, ~0u).empty()); // demands are not
-    size_t n_demands = 0;
-    CHECK(queue.clear(n_demands).size() == 5);
-    CHECK(n_demands == 3);
+    CHECK(queue.n_demands() == 3);
+    CHECK(queue.clear().size() == 5);
+    CHECK(queue.n_demands() == 0);
     CHECK(take(queue, 100 * SIZE).empty());
     queue.push(chunks_of(state, PART_UP, 1), load_urgency::prefetch); // no demand is counted any more
     CHECK(take(queue, 0) == numbers{ 0 });
