@@ -85,10 +85,10 @@ class CacheStats:
     Selections are (token, expert) pairs chosen by a router; hits and misses count the experts that a layer
     needed for one batch, once each.  host_hits_*: of the misses of a device with memory of its own, those
     found in host memory; the others were read.  bytes_transferred: to that device.  selections_cpu: of the
-    selections, computed by the CPU beside it.  layers_predicted: layers beside it, sampled of those that
-    read nothing from disk.  predicted, prefetched: experts named, and asked for, ahead of their
-    layer; *_right, *_used: of those, chosen when the layer ran.  prefetch_pauses: times that prefetch did not
-    pay and was switched off.
+    selections, computed by the CPU beside it; selections_split: of those, all but the last product, which is
+    the device's.  layers_predicted: layers beside it, sampled of those that read nothing from disk.
+    predicted, prefetched: experts named, and asked for, ahead of their layer; *_right, *_used: of those,
+    chosen when the layer ran.  prefetch_pauses: times that prefetch did not pay and was switched off.
     Seconds: stall_s computing waited for the disk, or for experts on their way to the device, disk_demand_s
     something that computing needed was read, or copied to the device, compute_s layers with experts ran,
     stalls included, transfer_s bytes were on their way to the device, cpu_s the CPU computed its share;
@@ -121,6 +121,7 @@ class CacheStats:
     compute_s: float = 0.0
     transfer_s: float = 0.0
     selections_cpu: int = 0
+    selections_split: int = 0
     cpu_s: float = 0.0
     layers_predicted: int = 0
     predicted_s: float = 0.0

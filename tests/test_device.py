@@ -203,6 +203,7 @@ def test_the_server_counts_what_was_found_where(tiny_gguf: Path, rpc: str, tmp_p
         "bytes_transferred": "transferred_bytes",
         "transfer_s": "transfer_seconds",
         "selections_cpu": "cpu_selections",
+        "selections_split": "split_selections",
         "cpu_s": "cpu_seconds",
         "layers_predicted": "predicted_layers",
         "predicted_s": "predicted_seconds",

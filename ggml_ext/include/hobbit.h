@@ -262,7 +262,8 @@ struct hobbit_stats {
     double   compute_s;        // in layers with routed experts, stalls included
     double   transfer_s;       // with bytes on their way to a device with memory of its own
     uint64_t selections_cpu;   // of the selections, computed by the CPU beside such a device
-    double   cpu_s;            // that this took, with copying rows there and back
+    uint64_t selections_split; // of those, all but the last product, which is the device's
+    double   cpu_s;            // that the CPU took for them, with copying rows there and back
     uint64_t layers_predicted; // sampled of those, beside such a device, that read nothing from disk
     double   predicted_s;      // for these, what the cost model said before
     double   measured_s;       // and what they took

@@ -10,13 +10,14 @@ static constexpr double AS_EXPECTED = 2.0; // a trial that differs by less confi
 
 cost_model::cost_model(const std::vector<kind_seed> & kinds, double transfer_per_byte, compute_mode mode) :
     link_(0.0, transfer_per_byte), mode_(mode) {
+    slowdown_.fill(1.0);
     for (const kind_seed & k : kinds) {
-        kinds_.push_back({ k.bytes, { k.cpu_start, k.cpu_per_token }, { k.device_start, k.device_per_token } });
+        kinds_.push_back({ k.bytes, k.down, { k.cpu_start, k.cpu_per_token }, { k.device_start, k.device_per_token } });
     }
 }
 
 std::vector<expert_costs> cost_model::costs(const std::vector<expert_work> & work) const {
-    return costs_of(sum(work, [](size_t) { return true; }));
+    return costs_of(sum(work, [](size_t) { return 1.0; }));
 }
 
 // To the device all experts of a kind have as many tokens as these have on average: it takes so long for all of them.
@@ -26,32 +27,38 @@ std::vector<expert_costs> cost_model::costs_of(const works & all) const {
         const kind_state & k      = kinds_[i];
         const double       tokens = all[i].jobs > 0.0 ? all[i].units / all[i].jobs : 1.0;
         costs.push_back({ k.cpu.per_job(), k.cpu.per_unit(), k.device.seconds({ 1.0, tokens }),
-                          link_.seconds({ 0.0, double(k.bytes) }) });
+                          link_.seconds({ 0.0, double(k.bytes) }), k.down });
     }
     return costs;
 }
 
-// Who works at once, beside the device.
-static constexpr size_t CPU  = 1;
-static constexpr size_t LINK = 2;
+// Who works at once, beside the device. With a split expert they wait for each other.
+static constexpr size_t CPU   = 1;
+static constexpr size_t LINK  = 2;
+static constexpr size_t SPLIT = 4;
 
-static size_t company(const std::vector<expert_work> & work, const std::vector<bool> & on_cpu) {
+static size_t company(const std::vector<expert_work> & work, const placed_experts & by) {
     size_t who = 0;
     for (size_t i = 0; i < work.size(); i++) {
-        who |= on_cpu[i] ? CPU : work[i].is_present ? 0 : LINK;
+        switch (by[i]) {
+            case computed_by::cpu:    who |= CPU; break;
+            case computed_by::split:  who |= CPU | LINK | SPLIT; break;
+            case computed_by::device: who |= work[i].is_present ? 0 : LINK; break;
+        }
     }
     return who;
 }
 
-cost_model::placement cost_model::place(const std::vector<expert_work> & work) {
+cost_model::placement cost_model::place(const std::vector<expert_work> & work, bool may_split) {
     placement p;
     if (mode_ == compute_mode::automatic) {
-        p.on_cpu = place_alone_or_together(work);
-        try_others(work, p.on_cpu);
-        p.may_use_cpu = company(work, p.on_cpu) == LINK;
+        p.by = place_alone_or_together(work, may_split);
+        try_others(work, p.by);
+        p.may_use_cpu = company(work, p.by) == LINK;
     } else {
         for (const expert_work & w : work) {
-            p.on_cpu.push_back(mode_ == compute_mode::cooperative && !w.is_present);
+            const bool is_cpus = mode_ == compute_mode::cooperative && !w.is_present;
+            p.by.push_back(is_cpus ? computed_by::cpu : computed_by::device);
         }
     }
     finish(work, p);
@@ -60,7 +67,7 @@ cost_model::placement cost_model::place(const std::vector<expert_work> & work) {
 
 cost_model::placement cost_model::leave_to_device(const std::vector<expert_work> & work) {
     placement p;
-    p.on_cpu.assign(work.size(), false);
+    p.by.assign(work.size(), computed_by::device);
     finish(work, p);
     return p;
 }
@@ -75,35 +82,44 @@ static constexpr double FORGOT       = 0.05; // of the others meanwhile, so that
 
 // Beside a copy the device's time is not known: one behind RPC may wait for it.
 void cost_model::finish(const std::vector<expert_work> & work, placement & p) {
-    const bool has_device = std::find(p.on_cpu.begin(), p.on_cpu.end(), false) != p.on_cpu.end();
-    p.measures_device     = has_device && !(company(work, p.on_cpu) & LINK) && device_trial_.is_due();
-    p.seconds             = seconds(work, p.on_cpu);
+    const bool has_device = std::find(p.by.begin(), p.by.end(), computed_by::device) != p.by.end();
+    p.measures_device     = has_device && !(company(work, p.by) & LINK) && device_trial_.is_due();
+    p.seconds             = seconds(work, p.by);
+    // one that has not been at work for a while is measured at once: it may have been tried again in vain
+    p.measures_layer = !p.measures_device && ++placed_ - told_[company(work, p.by)] >= told_wait;
 }
 
-double cost_model::seconds(const std::vector<expert_work> & work, const std::vector<bool> & on_cpu) const {
-    const works on_device = sum(work, [&](size_t i) { return !on_cpu[i]; });
-    return layer_seconds(costs_of(on_device), work, on_cpu) * slowdown_[company(work, on_cpu)];
+double cost_model::on_device(const expert_work & w, computed_by by) const {
+    return by == computed_by::device ? 1.0 : by == computed_by::split ? kinds_[w.kind].down : 0.0;
 }
 
-// The best for three that do not hinder each other, or what needs only two of them.
-std::vector<bool> cost_model::place_alone_or_together(const std::vector<expert_work> & work) const {
-    const std::vector<bool> none(work.size(), false);
-    std::vector<bool>       all;
+double cost_model::seconds(const std::vector<expert_work> & work, const placed_experts & by) const {
+    const works devices = sum(work, [&](size_t i) { return on_device(work[i], by[i]); });
+    return layer_seconds(costs_of(devices), work, by) * slowdown_[company(work, by)];
+}
+
+// The best for three that do not hinder each other, with and without an expert that is split, or what needs only two
+// of them.
+placed_experts cost_model::place_alone_or_together(const std::vector<expert_work> & work, bool may_split) const {
+    const placed_experts none(work.size(), computed_by::device);
+    placed_experts       all;
     for (const expert_work & w : work) {
-        all.push_back(!w.is_present);
+        all.push_back(w.is_present ? computed_by::device : computed_by::cpu);
     }
     if (all == none) {
         return none; // nothing is missing
     }
-    std::vector<bool> best = place_experts(costs(work), work);
-    for (const auto & other : { none, all }) {
+    const std::vector<expert_costs> each = costs(work);
+    placed_experts                  best = place_experts(each, work, may_split);
+    for (const auto & other : { place_experts(each, work, false), none, all }) {
         best = seconds(work, other) < seconds(work, best) ? other : best;
     }
     return best;
 }
 
 void cost_model::layer_took(const std::vector<expert_work> & work, const placement & p, double seconds) {
-    const size_t own   = company(work, p.on_cpu);
+    const size_t own   = company(work, p.by);
+    told_[own]         = placed_;
     const double alone = p.seconds / slowdown_[own];
     const double ratio = std::min(std::max(seconds / alone, 1 / MAX_SLOWDOWN), MAX_SLOWDOWN);
     for (size_t i = 0; i < slowdown_.size(); i++) {
@@ -133,7 +149,7 @@ void cost_model::trial::put_off() {
 
 // Each kind that the CPU has none of, and the link where it brings nothing: one expert, of those missing the one with
 // the fewest tokens.
-void cost_model::try_others(const std::vector<expert_work> & work, std::vector<bool> & on_cpu) {
+void cost_model::try_others(const std::vector<expert_work> & work, placed_experts & by) {
     std::vector<const expert_work *> least(kinds_.size());
     std::vector<bool>                is_tried(kinds_.size(), true);
     const expert_work *              least_brought = nullptr;
@@ -144,18 +160,18 @@ void cost_model::try_others(const std::vector<expert_work> & work, std::vector<b
             continue;
         }
         least[w.kind]    = !least[w.kind] || w.n_tokens < least[w.kind]->n_tokens ? &w : least[w.kind];
-        is_tried[w.kind] = is_tried[w.kind] && !on_cpu[i];
-        brings           = brings || !on_cpu[i];
+        is_tried[w.kind] = is_tried[w.kind] && by[i] == computed_by::device;
+        brings           = brings || by[i] != computed_by::cpu;
         least_brought    = !least_brought || w.n_tokens < least_brought->n_tokens ? &w : least_brought;
     }
     for (size_t k = 0; k < kinds_.size(); k++) {
         if (least[k] && is_tried[k] && kinds_[k].cpu_trial.is_due()) {
-            on_cpu[size_t(least[k] - work.data())] = true;
+            by[size_t(least[k] - work.data())] = computed_by::cpu;
             return; // one at a time
         }
     }
     if (least_brought && !brings && link_trial_.is_due()) {
-        on_cpu[size_t(least_brought - work.data())] = false;
+        by[size_t(least_brought - work.data())] = computed_by::device;
     }
 }
 
@@ -163,14 +179,11 @@ void cost_model::try_others(const std::vector<expert_work> & work, std::vector<b
 // corrections
 //
 
-cost_model::works cost_model::sum(const std::vector<expert_work> &    work,
-                                  const std::function<bool(size_t)> & counts) const {
+cost_model::works cost_model::sum(const std::vector<expert_work> & work, const portion & counted) const {
     works sums(kinds_.size());
     for (size_t i = 0; i < work.size(); i++) {
-        if (counts(i)) {
-            sums[work[i].kind].jobs  += 1.0;
-            sums[work[i].kind].units += work[i].n_tokens;
-        }
+        sums[work[i].kind].jobs  += counted(i);
+        sums[work[i].kind].units += counted(i) * work[i].n_tokens;
     }
     return sums;
 }
@@ -191,8 +204,8 @@ static double expected(const std::vector<latency_estimate::part> & done) {
     });
 }
 
-void cost_model::cpu_took(const std::vector<expert_work> & work, const std::vector<bool> & on_cpu, double seconds) {
-    const works sums = sum(work, [&](size_t i) { return on_cpu[i]; });
+void cost_model::cpu_took(const std::vector<expert_work> & work, const placed_experts & by, double seconds) {
+    const works sums = sum(work, [&](size_t i) { return 1.0 - on_device(work[i], by[i]); });
     const auto  done = parts(sums, &kind_state::cpu);
     for (size_t k = 0; k < kinds_.size(); k++) {
         if (sums[k].jobs > 0.0) {
@@ -202,8 +215,8 @@ void cost_model::cpu_took(const std::vector<expert_work> & work, const std::vect
     latency_estimate::correct(done, seconds);
 }
 
-void cost_model::device_took(const std::vector<expert_work> & work, const std::vector<bool> & on_cpu, double seconds) {
-    const auto done = parts(sum(work, [&](size_t i) { return !on_cpu[i]; }), &kind_state::device);
+void cost_model::device_took(const std::vector<expert_work> & work, const placed_experts & by, double seconds) {
+    const auto done = parts(sum(work, [&](size_t i) { return on_device(work[i], by[i]); }), &kind_state::device);
     device_trial_.end(expected(done), seconds);
     latency_estimate::correct(done, seconds);
 }

@@ -24,6 +24,7 @@ class cost_model {
   public:
     struct kind_seed {
         size_t bytes; // that go over the link
+        double down;  // see expert_costs
         double cpu_start;
         double cpu_per_token;
         double device_start;
@@ -31,30 +32,34 @@ class cost_model {
     };
 
     struct placement {
-        std::vector<bool> on_cpu; // [expert]
-        double            seconds         = 0.0;
-        bool              measures_device = false; // device_took wants to be told
-        bool              may_use_cpu     = false; // in a layer like this one, though here it does not
+        placed_experts by; // [expert]
+        double         seconds         = 0.0;
+        bool           measures_device = false; // device_took wants to be told
+        bool           measures_layer  = false; // layer_took does
+        bool           may_use_cpu     = false; // in a layer like this one, though here it does not
     };
 
     static constexpr uint32_t max_wait        = 4096; // layers between trials
     static constexpr uint32_t max_device_wait = 64;   // between those of the device, for which the CPU waits
+    static constexpr uint32_t told_wait       = 17;   // layers until a company is measured again; a prime, so that it
+                                                      // is not always the same layer
 
     cost_model(const std::vector<kind_seed> & kinds, double transfer_per_byte, compute_mode mode);
 
-    placement place(const std::vector<expert_work> & work);
+    // Without may_split no expert is.
+    placement place(const std::vector<expert_work> & work, bool may_split = true);
 
     // Of a layer that cannot be shared.
     placement leave_to_device(const std::vector<expert_work> & work);
 
-    // What the CPU's experts of a placement took, and the device's alone.
-    void cpu_took(const std::vector<expert_work> & work, const std::vector<bool> & on_cpu, double seconds);
-    void device_took(const std::vector<expert_work> & work, const std::vector<bool> & on_cpu, double seconds);
+    // What the CPU's work of a placement took, and the device's alone.
+    void cpu_took(const std::vector<expert_work> & work, const placed_experts & by, double seconds);
+    void device_took(const std::vector<expert_work> & work, const placed_experts & by, double seconds);
 
     // In place of device_took, where the layer did not go as it was placed.
     void device_not_told() { device_trial_.put_off(); }
 
-    // What the layer took that was placed last.
+    // What the layer took.
     void layer_took(const std::vector<expert_work> & work, const placement & p, double seconds);
 
     // For how long the link was busy with so many bytes, at least one.
@@ -78,6 +83,7 @@ class cost_model {
 
     struct kind_state {
         size_t           bytes;
+        double           down;
         latency_estimate cpu;
         latency_estimate device;
         trial            cpu_trial = {};
@@ -85,12 +91,16 @@ class cost_model {
 
     using works = std::vector<latency_estimate::work>; // [kind]
 
+    // The part of work number i that is counted.
+    using portion = std::function<double(size_t)>;
+
     std::vector<expert_costs> costs_of(const works & all) const;
-    std::vector<bool>         place_alone_or_together(const std::vector<expert_work> & work) const;
-    double                    seconds(const std::vector<expert_work> & work, const std::vector<bool> & on_cpu) const;
-    works sum(const std::vector<expert_work> & work, const std::function<bool(size_t)> & counts) const;
+    placed_experts            place_alone_or_together(const std::vector<expert_work> & work, bool may_split) const;
+    double                    seconds(const std::vector<expert_work> & work, const placed_experts & by) const;
+    double                    on_device(const expert_work & w, computed_by by) const;
+    works                     sum(const std::vector<expert_work> & work, const portion & counted) const;
     std::vector<latency_estimate::part> parts(const works & sums, latency_estimate kind_state::* whose);
-    void                                try_others(const std::vector<expert_work> & work, std::vector<bool> & on_cpu);
+    void                                try_others(const std::vector<expert_work> & work, placed_experts & by);
     void                                finish(const std::vector<expert_work> & work, placement & p);
 
     std::vector<kind_state> kinds_;
@@ -99,7 +109,11 @@ class cost_model {
     trial                   device_trial_ = { max_device_wait, 2 };
     const compute_mode      mode_;
 
-    std::array<double, 4> slowdown_ = { 1.0, 1.0, 1.0, 1.0 }; // [who works at once]
+    static constexpr size_t n_companies = 8;
+
+    std::array<double, n_companies>   slowdown_;           // [who works at once]
+    std::array<uint64_t, n_companies> told_   = {};        // when layer_took was told of them last
+    uint64_t                          placed_ = told_wait; // layers so far
 };
 
 } // namespace hobbit

@@ -9,7 +9,14 @@ namespace hobbit {
 
 cpu_share::cpu_share(const expert_index & index, expert_cache & cache, expert_cache & host, const expert_kinds & kinds,
                      const cost_model & costs, stats & stats) :
-    index_(index), cache_(cache), host_(host), kinds_(kinds), costs_(costs), stats_(stats), rows_(index, host) {}
+    index_(index),
+    cache_(cache),
+    host_(host),
+    kinds_(kinds),
+    costs_(costs),
+    stats_(stats),
+    begun_{ host_rows(index, host) },
+    whole_{ host_rows(index, host) } {}
 
 void cpu_share::begin_layer(const layer_routing & routing, const layer_plan & plan, inner_graph & device) {
     const uint32_t parts = index_.layer(routing.layer).parts;
@@ -20,7 +27,8 @@ void cpu_share::begin_layer(const layer_routing & routing, const layer_plan & pl
         const bool is_present = cache_.holds(use.id, use.tier, parts) && cache_.arrived(use.id, use.tier, parts);
         work_.push_back({ kinds_.of(use.id, use.tier), uint32_t(use.selections.size()), is_present });
     }
-    placement_ = unshared_.count(routing.layer) > 0 ? costs_.leave_to_device(work_) : costs_.place(work_);
+    placement_ = unshared_.count(routing.layer) > 0 ? costs_.leave_to_device(work_)
+                                                    : costs_.place(work_, unsplit_.count(routing.layer) == 0);
     began_     = { clock::now(), device.measured(), stats_.bytes_read };
     device.measure(placement_.measures_device);
     cpu_time_     = seconds(0);
@@ -33,20 +41,40 @@ bool cpu_share::pin(const planned_use & use) {
            host_.acquire(use.id, use.tier);
 }
 
+void cpu_share::place_otherwise(const planned_use & use, computed_by by) {
+    placed(use)   = by;
+    is_as_placed_ = false;
+}
+
+// Nodes of the section before the last product.
+static layer_section before_down(const layer_section & section) {
+    layer_section before = section;
+    for (before.end = before.first; before.end < section.end; before.end++) {
+        const ggml_tensor * node = ggml_graph_node(section.graph, before.end);
+        if (node->op == GGML_OP_MUL_MAT_ID && !is_idle(node) &&
+            static_cast<const expert_tensor *>(node->src[0]->extra)->part == PART_DOWN) {
+            break;
+        }
+    }
+    return before;
+}
+
 void cpu_share::begin_section(const layer_section & section, uint32_t parts) {
-    const auto start     = clock::now();
-    const bool can_share = host_rows::can_share(section, *routing_);
-    parts_               = parts;
+    const bool     can_share = host_rows::can_share(section, *routing_);
+    const uint32_t before    = parts & ~part_bit(PART_DOWN);
+    const bool     can_split = before != 0 && before != parts;
     for (const planned_use & use : plan_->uses) {
-        if (!has(use)) {
+        if (is_split(use) && !can_split) {
+            place_otherwise(use, computed_by::cpu);
+            unsplit_.insert(routing_->layer);
+        }
+        if (placed(use) == computed_by::device) {
             continue;
         }
         if (can_share && pin(use)) {
-            host_.request(use.id, use.tier, parts);
-            pinned_.push_back(&use);
+            (is_split(use) ? begun_ : whole_).pinned.push_back(&use);
         } else {
-            placement_.on_cpu[size_t(&use - plan_->uses.data())] = false;
-            is_as_placed_                                        = false;
+            place_otherwise(use, computed_by::device);
         }
     }
     if (!can_share && !is_as_placed_) {
@@ -56,76 +84,99 @@ void cpu_share::begin_section(const layer_section & section, uint32_t parts) {
         }
         unshared_.insert(routing_->layer);
     }
-    has_rows_ = !pinned_.empty();
-    if (has_rows_) {
-        rows_.begin(section, *routing_, pinned_);
+    begin_rows(begun_, before_down(section), before);
+    begin_rows(whole_, section, parts);
+}
+
+void cpu_share::begin_rows(rows_in_hand & some, const layer_section & section, uint32_t parts) {
+    const auto start = clock::now();
+    some.parts       = parts;
+    some.has_rows    = !some.pinned.empty();
+    if (some.has_rows) {
+        for (const planned_use * use : some.pinned) {
+            host_.request(use->id, use->tier, parts);
+        }
+        some.rows.begin(section, *routing_, some.pinned);
         cpu_time_ += clock::now() - start;
     }
 }
 
 status cpu_share::compute_next(inner_graph & cpu) {
-    const host_rows::piece next = rows_.next();
+    return compute_next(is_due_to_hand_over() ? begun_ : whole_, cpu);
+}
+
+status cpu_share::compute_next(rows_in_hand & some, inner_graph & cpu) {
+    const host_rows::piece next = some.rows.next();
     for (size_t i = next.first; i < next.end; i++) {
-        const status s = host_.wait(pinned_[i]->id, pinned_[i]->tier, parts_);
+        const status s = host_.wait(some.pinned[i]->id, some.pinned[i]->tier, some.parts);
         if (!s.ok()) {
             return s;
         }
     }
     const auto   start  = clock::now();
-    const status s      = rows_.compute_next(cpu);
+    const status s      = some.rows.compute_next(cpu);
     cpu_time_          += clock::now() - start;
-    if (rows_.is_done()) {
-        release();
+    if (some.rows.is_done()) {
+        release(some);
     }
     return s;
 }
 
-status cpu_share::end_section(inner_graph & device) {
-    if (!has_rows_) {
+status cpu_share::bring_rows(rows_in_hand & some, inner_graph & device) {
+    if (!some.has_rows) {
         return {};
     }
     device.measure(false); // what follows is the CPU's
     const auto   start  = clock::now();
-    const status s      = rows_.copy_back(device);
+    const status s      = some.rows.copy_back(device);
     cpu_time_          += clock::now() - start;
-    has_rows_           = false;
+    some.has_rows       = false;
     device.measure(placement_.measures_device);
     return s;
 }
 
-void cpu_share::release() {
-    for (const planned_use * use : pinned_) {
+status cpu_share::hand_over(inner_graph & device) {
+    return bring_rows(begun_, device);
+}
+
+status cpu_share::end_section(inner_graph & device) {
+    const status s = bring_rows(whole_, device);
+    return s.ok() ? run_graph(device) : s;
+}
+
+void cpu_share::release(rows_in_hand & some) {
+    for (const planned_use * use : some.pinned) {
         host_.release(use->id, use->tier);
     }
-    pinned_.clear();
+    some.pinned.clear();
 }
 
 void cpu_share::abandon() {
-    release();
-    has_rows_ = false;
+    for (rows_in_hand * some : { &begun_, &whole_ }) {
+        release(*some);
+        some->has_rows = false;
+    }
 }
-
-// One of so many layers is waited for, to tell what it took; a prime, so that it is not always the same layer.
-static constexpr uint64_t SAMPLED = 17;
 
 // What went as it was placed is a sample of who was at work.
 void cpu_share::end_layer(const ggml_tensor * output, inner_graph & device, inner_graph & cpu) {
-    const bool can_tell = is_as_placed_ && !placement_.measures_device && stats_.bytes_read == began_.bytes_read;
-    const bool is_told  = can_tell && n_told_++ % SAMPLED == 0;
+    const bool can_tell = is_as_placed_ && stats_.bytes_read == began_.bytes_read;
+    const bool is_told  = can_tell && placement_.measures_layer;
     if (is_told) {
         wait_for(output);
     }
     device.measure(false);
-    const seconds took       = clock::now() - began_.time;
-    const bool    any_on_cpu = std::count(placement_.on_cpu.begin(), placement_.on_cpu.end(), true) > 0;
+    const seconds took    = clock::now() - began_.time;
+    const auto &  by      = placement_.by;
+    const bool any_on_cpu = std::any_of(by.begin(), by.end(), [](computed_by b) { return b != computed_by::device; });
     if (any_on_cpu) {
         stats_.cpu_ns += uint64_t(cpu_time_.count() * 1e9);
     }
     if (is_as_placed_ && any_on_cpu) {
-        costs_.cpu_took(work_, placement_.on_cpu, cpu_time_.count());
+        costs_.cpu_took(work_, by, cpu_time_.count());
     }
     if (placement_.measures_device && is_as_placed_) {
-        costs_.device_took(work_, placement_.on_cpu, seconds(device.measured() - began_.device).count());
+        costs_.device_took(work_, by, seconds(device.measured() - began_.device).count());
     } else if (placement_.measures_device) {
         costs_.device_not_told();
     }
@@ -154,10 +205,11 @@ void cpu_share::learn_link() {
 // way there. It takes the place of another one before it is there, so that many at once would empty the pool.
 void cpu_share::bring() {
     for (const planned_use & use : plan_->uses) {
-        if (!has(use)) {
+        if (placed(use) == computed_by::device) {
             continue;
         }
-        stats_.selections_cpu += use.selections.size();
+        stats_.selections_cpu   += use.selections.size();
+        stats_.selections_split += is_split(use) ? use.selections.size() : 0;
         cache_.bring(use.id, use.tier, index_.layer(use.id.layer).parts);
     }
 }

@@ -19,8 +19,8 @@
 namespace hobbit {
 
 // The CPU's share of a layer whose other experts a device computes: what the cost model places there of the experts
-// that are not in the device's memory is computed where it lies in host memory. Experts for which host memory has no
-// slot left stay with the device. What a layer took corrects the model.
+// that are not in the device's memory is computed where it lies in host memory, whole or but for the last product.
+// Experts for which host memory has no slot left stay with the device. What a layer took corrects the model.
 //
 // Thread-safety: none; see expert_cache.
 class cpu_share {
@@ -32,23 +32,35 @@ class cpu_share {
     // Decides who computes which use of the plan. Plan and routing must live until end_layer.
     void begin_layer(const layer_routing & routing, const layer_plan & plan, inner_graph & device);
 
-    // Whether the CPU computes the plan's use.
-    bool has(const planned_use & use) const { return placement_.on_cpu[size_t(&use - plan_->uses.data())]; }
+    // Whether the CPU computes those parts of the plan's use.
+    bool computes(const planned_use & use, uint32_t parts) const {
+        const computed_by by = placed(use);
+        return by == computed_by::cpu || (by == computed_by::split && !(parts & part_bit(PART_DOWN)));
+    }
+
+    bool is_split(const planned_use & use) const { return placed(use) == computed_by::split; }
 
     // Pins in host memory what the CPU computes, asks for those of `parts` that are missing there, and copies what the
     // section reads. REQUIRES: the device has computed that.
     void begin_section(const layer_section & section, uint32_t parts);
 
-    // Whether there are rows of the section that the CPU computes.
-    bool has_rows() const { return has_rows_; }
+    // Whether there are rows of the section that the CPU computes, in part or whole.
+    bool has_rows() const { return begun_.has_rows || whole_.has_rows; }
 
-    // Whether the CPU has still to compute its rows of the section.
-    bool is_due() const { return !pinned_.empty(); }
+    bool has_rows_to_hand_over() const { return begun_.has_rows; }
 
-    // Computes some of them, while the device runs what was launched. REQUIRES: is_due()
+    // Whether the CPU has still to compute its rows of the section, or those of them that it begins.
+    bool is_due() const { return is_due_to_hand_over() || !whole_.pinned.empty(); }
+    bool is_due_to_hand_over() const { return !begun_.pinned.empty(); }
+
+    // Computes some of them, while the device runs what was launched; first what it hands over. REQUIRES: is_due()
     status compute_next(inner_graph & cpu);
 
-    // Brings the CPU's rows to the device. REQUIRES: they are not due; the device has computed the section.
+    // Brings the rows that the CPU has begun to the device. REQUIRES: they are not due; the device has computed the
+    // section, but for the last product.
+    status hand_over(inner_graph & device);
+
+    // Brings the CPU's other rows to the device. REQUIRES: they are not due; the device has computed the section.
     status end_section(inner_graph & device);
 
     // `output` is the layer's. REQUIRES: all of the layer is computed.
@@ -68,10 +80,25 @@ class cpu_share {
         uint64_t                 bytes_read = 0;
     };
 
-    bool pin(const planned_use & use);
-    void release();
-    void learn_link();
-    void bring();
+    // Of the section in hand.
+    struct rows_in_hand {
+        host_rows                        rows;
+        uint32_t                         parts    = 0;
+        bool                             has_rows = false; // to bring to the device
+        std::vector<const planned_use *> pinned   = {};    // in host memory, until all of them are computed
+    };
+
+    computed_by & placed(const planned_use & use) { return placement_.by[size_t(&use - plan_->uses.data())]; }
+    computed_by   placed(const planned_use & use) const { return placement_.by[size_t(&use - plan_->uses.data())]; }
+
+    bool   pin(const planned_use & use);
+    void   begin_rows(rows_in_hand & some, const layer_section & section, uint32_t parts);
+    status compute_next(rows_in_hand & some, inner_graph & cpu);
+    status bring_rows(rows_in_hand & some, inner_graph & device);
+    void   release(rows_in_hand & some);
+    void   place_otherwise(const planned_use & use, computed_by by);
+    void   learn_link();
+    void   bring();
 
     const expert_index & index_;
     expert_cache &       cache_;
@@ -79,11 +106,12 @@ class cpu_share {
     const expert_kinds & kinds_;
     cost_model           costs_;
     stats &              stats_;
-    host_rows            rows_;
+    rows_in_hand         begun_; // of experts that are split
+    rows_in_hand         whole_;
     awake_threads        awake_;
-    std::set<uint32_t>   unshared_;   // layers that the CPU cannot share
-    loader::transfers    link_;       // that the model knows of
-    uint64_t             n_told_ = 0; // layers that a prediction could be told of
+    std::set<uint32_t>   unshared_; // layers that the CPU cannot share
+    std::set<uint32_t>   unsplit_;  // layers whose last product is in a section of its own
+    loader::transfers    link_;     // that the model knows of
 
     // the layer in hand
     const layer_routing *    routing_ = nullptr;
@@ -93,10 +121,6 @@ class cpu_share {
     readings                 began_;
     seconds                  cpu_time_{ 0 };
     bool                     is_as_placed_ = true;
-    bool                     has_rows_     = false; // to bring to the device, of the section in hand
-    uint32_t                 parts_        = 0;     // of the section in hand
-
-    std::vector<const planned_use *> pinned_; // in host memory, until all of them are computed
 };
 
 } // namespace hobbit

@@ -85,15 +85,18 @@ void expert_cache::forget_evicted() {
     for (const tier_expert & e : evicted_) {
         loader_.reset(load(e.id, e.tier));
         if (place_.below) {
-            place_.below->sets_.set_duplicate(e.id, e.tier, false);
+            place_.below->sets_.set_term_spare(e.id, e.tier, false);
         }
     }
     evicted_.clear();
 }
 
 bool expert_cache::make_resident(expert_id id, uint32_t tier) {
-    const bool is_resident  = sets_.insert(id, tier, running_, evicted_);
-    stats_.evictions       += evicted_.size();
+    const bool is_resident = sets_.insert(id, tier, running_, evicted_);
+    for (const uint32_t term : terms(tier)) {
+        sets_.set_term_spare(id, term, false);
+    }
+    stats_.evictions += evicted_.size();
     forget_evicted();
     return is_resident;
 }
@@ -240,7 +243,8 @@ void expert_cache::unpin_below() {
         place_.below->unpin(e);
         if (place_.below->duplicates_go_first_[e.tier]) {
             const uint32_t parts = index_.layer(e.id.layer).parts;
-            place_.below->sets_.set_duplicate(e.id, e.tier, holds(e.id, e.tier, parts) && arrived(e.id, e.tier, parts));
+            place_.below->sets_.set_term_spare(e.id, e.tier,
+                                               holds(e.id, e.tier, parts) && arrived(e.id, e.tier, parts));
         }
         return true;
     };
@@ -267,6 +271,7 @@ bool expert_cache::insert_ahead(expert_id id, uint32_t tier) {
     stats_.evictions += evicted_.size();
     forget_evicted();
     sets_.pin(id, tier);
+    sets_.set_term_spare(id, tier, false);
     return true;
 }
 
@@ -310,6 +315,10 @@ void expert_cache::bring(expert_id id, uint32_t tier, uint32_t parts) {
     if (prefetched_.empty() && is_worth_bringing(tier)) {
         const auto & all = terms(tier); // a residual has no place without its low version
         (void) std::all_of(all.begin(), all.end(), [&](uint32_t term) { return bring_term(id, term, parts); });
+    }
+    for (const uint32_t term : terms(tier)) {
+        const bool is_whole = (loader_.requested(load(id, term)) & parts) == parts;
+        sets_.set_term_spare(id, term, !is_whole);
     }
 }
 

@@ -103,7 +103,7 @@ class expert_cache {
 
     // Asks for an expert that may be needed again, in the same way but unprotected; nothing happens where anything that
     // was brought or prefetched is still on its way. Where that would stand in the way of what the device computes, and
-    // another expert would have to go, most of these are left out.
+    // another expert would have to go, most of these are left out. What stays here in part goes first.
     void bring(expert_id id, uint32_t tier, uint32_t parts);
 
     // Asks for experts in this order, after all demands, as long as slots are free. Before they are used, the first

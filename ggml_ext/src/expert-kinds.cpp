@@ -27,6 +27,14 @@ size_t expert_kind::bytes() const {
                            [](size_t sum, const expert_matrix & m) { return sum + m.bytes(); });
 }
 
+double expert_kind::down() const {
+    const size_t of_down =
+        std::accumulate(matrices.begin(), matrices.end(), size_t(0), [](size_t sum, const expert_matrix & m) {
+            return sum + (m.part == PART_DOWN ? m.bytes() : 0);
+        });
+    return double(of_down) / double(bytes());
+}
+
 expert_kind expert_kinds::describe(const expert_index & index, expert_id id, uint32_t tier) {
     const layer_shape & layer = index.layer(id.layer);
     expert_kind         kind;

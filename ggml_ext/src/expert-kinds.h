@@ -35,6 +35,7 @@ struct expert_kind {
     std::vector<expert_matrix> matrices;
 
     size_t bytes() const;
+    double down() const; // share of the bytes that the last product has
 };
 
 // The kinds that a model has, numbered. Constant.

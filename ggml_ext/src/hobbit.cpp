@@ -192,6 +192,7 @@ void hobbit_get_stats(const hobbit_model * model, struct hobbit_stats * out) {
     out->compute_s          = double(s.compute_ns) * 1e-9;
     out->transfer_s         = double(s.transfer_ns) * 1e-9;
     out->selections_cpu     = s.selections_cpu;
+    out->selections_split   = s.selections_split;
     out->cpu_s              = double(s.cpu_ns) * 1e-9;
     out->layers_predicted   = s.layers_predicted;
     out->predicted_s        = double(s.predicted_ns) * 1e-9;

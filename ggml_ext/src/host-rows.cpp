@@ -319,7 +319,7 @@ status host_rows::copy_back(inner_graph & device) {
             }
         }
     }
-    return s.ok() ? run_graph(device) : s;
+    return s.ok() ? launch_graph(device) : s;
 }
 
 uint64_t host_rows::size(const expert_index & index, uint64_t n_rows, uint64_t n_at_once) {

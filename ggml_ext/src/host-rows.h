@@ -55,7 +55,8 @@ class host_rows {
     // REQUIRES: begin, and not is_done(); the experts of next() are pinned in the cache and there.
     status compute_next(inner_graph & cpu);
 
-    // Copies the rows to the outer graph's tensors. REQUIRES: is_done(), and the device has computed the section.
+    // Begins to copy the rows to the outer graph's tensors, which what the device is given next finds there. REQUIRES:
+    // is_done(), and the device has computed the section.
     status copy_back(inner_graph & device);
 
     // Host memory for so many rows of any layer, of which at most n_at_once are computed together.

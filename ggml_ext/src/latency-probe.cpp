@@ -157,7 +157,7 @@ status measure_latencies(const expert_kinds & kinds, ggml_backend_dev_t device,
             !measure_transfer(kind, other.get(), transfer_memory, transfer)) {
             return failed;
         }
-        found.kinds.push_back({ kind.bytes(), here.start, here.per_token, there.start, there.per_token });
+        found.kinds.push_back({ kind.bytes(), kind.down(), here.start, here.per_token, there.start, there.per_token });
         if (kind.bytes() > largest) { // a transfer's fixed cost counts for less
             largest                 = kind.bytes();
             found.transfer_per_byte = transfer / double(kind.bytes());

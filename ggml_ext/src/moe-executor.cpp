@@ -82,6 +82,7 @@ status moe_executor::run(ggml_cgraph * graph, inner_graph & inner) {
         if (s.ok() && share_ && !layer_.in_section) {
             s = begin_section(graph, i, inner);
         }
+        s = s.ok() ? hand_over(st, inner) : s;
         if (s.ok()) {
             s = run_stage(st, inner);
         }
@@ -128,7 +129,7 @@ status moe_executor::begin_layer(const stage & st, const ggml_tensor * last, inn
     }
     if (layer_.ids && !layer_.is_ended) { // another layer in the same graph
         const status s = end_layer(last, inner);
-        release_held();
+        release_held(); // of a layer that another graph ends
         if (!s.ok()) {
             return s;
         }
@@ -188,6 +189,23 @@ status moe_executor::end_section(inner_graph & inner) {
 status moe_executor::compute_share(inner_graph & inner) {
     const status s = launch_graph(inner);
     return s.ok() ? share_->compute_next(*cpu_) : s;
+}
+
+// The last product of what the CPU has begun is the device's.
+status moe_executor::hand_over(const stage & st, inner_graph & inner) {
+    if (!share_ || !(st.parts & part_bit(PART_DOWN)) || !share_->has_rows_to_hand_over()) {
+        return {};
+    }
+    status s;
+    while (s.ok() && share_->is_due_to_hand_over()) {
+        s = compute_share(inner);
+    }
+    s = s.ok() ? run_graph(inner) : s;
+    return s.ok() ? share_->hand_over(inner) : s;
+}
+
+bool moe_executor::is_on_cpu(const planned_use & use, const stage & st) const {
+    return share_ && share_->computes(use, st.parts);
 }
 
 // Without the router's weights no expert is worth less than another.
@@ -293,6 +311,7 @@ status moe_executor::end_layer(const ggml_tensor * output, inner_graph & inner) 
         s = clear_skipped(output, inner); // what a bias has added to them
         if (!layer_.is_ended) {
             layer_.is_ended = true;
+            release_held();
             if (observer_) {
                 observer_({ layer_.routing, layer_.plan, layer_.rows, layer_.was_resident, layer_.input, output });
             }
@@ -331,6 +350,10 @@ status moe_executor::run_stage(const stage & st, inner_graph & inner) {
 
     std::vector<const planned_use *> todo; // the pinned ones first
     todo.swap(held_);
+    const auto on_cpu =
+        std::stable_partition(todo.begin(), todo.end(), [&](const planned_use * use) { return !is_on_cpu(*use, st); });
+    held_.assign(on_cpu, todo.end()); // whose last product alone is the device's
+    todo.erase(on_cpu, todo.end());
     size_t     n_pinned    = todo.size();
     bool       rest_is_due = layer_.done != index_.layer(layer_.routing.layer).parts;
     const auto is_pinned   = [&](const planned_use * use) {
@@ -338,7 +361,7 @@ status moe_executor::run_stage(const stage & st, inner_graph & inner) {
         return std::find(todo.begin(), end, use) != end;
     };
     for (const planned_use & use : layer_.plan.uses) {
-        if (!is_on_cpu(use) && !is_pinned(&use)) {
+        if (!is_on_cpu(use, st) && !is_pinned(&use)) {
             todo.push_back(&use);
         }
     }
@@ -385,7 +408,7 @@ status moe_executor::begin_rest(const stage & st, const std::vector<const planne
                                 inner_graph & inner) {
     const uint32_t rest = index_.layer(layer_.routing.layer).parts & ~layer_.done;
     const auto &   uses = layer_.plan.uses;
-    const auto     here = [&](const planned_use & use) { return !is_on_cpu(use); };
+    const auto     here = [&](const planned_use & use) { return !is_on_cpu(use, st); };
     const bool     all =
         layer_.done == st.parts && ptrdiff_t(pinned.size()) == std::count_if(uses.begin(), uses.end(), here);
     for (uint32_t part = 0; part < PART_COUNT; part++) {
@@ -394,8 +417,22 @@ status moe_executor::begin_rest(const stage & st, const std::vector<const planne
             cache_.request(pinned[i]->id, pinned[i]->tier, part_bit(part));
         }
     }
+    if (all) {
+        pin_split();
+    }
     return prefetcher_ && all ? prefetcher_->look_ahead(layer_.routing.layer, layer_.router_input, inner.backend())
                               : status();
+}
+
+// What the device does of them is their last product: it comes while the CPU does the rest. Without a slot it waits for
+// its stage.
+void moe_executor::pin_split() {
+    for (const planned_use & use : layer_.plan.uses) {
+        if (share_ && share_->is_split(use) && cache_.acquire(use.id, use.tier)) {
+            cache_.request(use.id, use.tier, part_bit(PART_DOWN));
+            held_.push_back(&use);
+        }
+    }
 }
 
 // Computes those of the pinned experts, the first in `todo`, that have arrived, at least one, and takes them out. They

@@ -14,24 +14,37 @@ struct layer_totals {
     double device = 0.0;
     double link   = 0.0;
     double last   = 0.0; // the longest device time of what the link brings
+    double handed = 0.0; // and of what the CPU hands over
 
+    double cpu_side() const { return cpu + handed; }
     double device_side() const { return std::max(device, link + last); }
-    double seconds() const { return std::max(cpu, device_side()); }
+    double seconds() const { return std::max(cpu_side(), device_side()); }
 
     void add_brought(const expert_costs & costs, size_t n) {
         device += costs.device * double(n);
         link   += costs.transfer * double(n);
         last    = n > 0 ? std::max(last, costs.device) : last;
     }
+
+    void add_split(const expert_costs & costs, uint32_t n_tokens) {
+        const double rest  = costs.device * costs.down;
+        cpu               += costs.cpu(n_tokens) * (1.0 - costs.down);
+        device            += rest;
+        link              += costs.transfer * costs.down;
+        last               = std::max(last, rest);
+        handed             = std::max(handed, rest);
+    }
 };
 
 double layer_seconds(const std::vector<expert_costs> & costs, const std::vector<expert_work> & work,
-                     const std::vector<bool> & on_cpu) {
+                     const placed_experts & placed) {
     layer_totals totals;
     for (size_t i = 0; i < work.size(); i++) {
         const expert_costs & c = costs[work[i].kind];
-        if (on_cpu[i]) {
+        if (placed[i] == computed_by::cpu) {
             totals.cpu += c.cpu(work[i].n_tokens);
+        } else if (placed[i] == computed_by::split) {
+            totals.add_split(c, work[i].n_tokens);
         } else if (work[i].is_present) {
             totals.device += c.device;
         } else {
@@ -43,9 +56,10 @@ double layer_seconds(const std::vector<expert_costs> & costs, const std::vector<
 
 // The missing experts of a kind, those with the fewest tokens first.
 struct missing_kind {
-    const expert_costs * costs;
-    std::vector<size_t>  experts;
-    std::vector<double>  cpu; // [n] what the first n take there
+    const expert_costs *  costs;
+    std::vector<size_t>   experts;
+    std::vector<uint32_t> n_tokens; // [expert]
+    std::vector<double>   cpu;      // [n] what the first n take there
 };
 
 static std::vector<missing_kind> group_missing(const std::vector<expert_costs> & costs,
@@ -63,6 +77,7 @@ static std::vector<missing_kind> group_missing(const std::vector<expert_costs> &
         group.costs = &costs[kind];
         group.cpu   = { 0.0 };
         for (const size_t i : group.experts) {
+            group.n_tokens.push_back(work[i].n_tokens);
             group.cpu.push_back(group.cpu.back() + group.costs->cpu(work[i].n_tokens));
         }
         groups.push_back(std::move(group));
@@ -70,21 +85,44 @@ static std::vector<missing_kind> group_missing(const std::vector<expert_costs> &
     return groups;
 }
 
-// How many of each kind the CPU has: all numbers of all kinds but the last one are tried. With every further expert of
-// that one the CPU takes longer and the device does not, so that the best number is where they meet.
+// How many of each kind the CPU has, and of which kind the next one is split.
+struct kind_counts {
+    static constexpr size_t none = SIZE_MAX;
+
+    std::vector<size_t> on_cpu;       // [kind]
+    size_t              split = none; // kind
+};
+
+// The best: all numbers of all kinds but the last one are tried. With every further expert of that one the CPU takes
+// longer and the device does not, so that the best number is where they meet.
 class best_counts {
   public:
-    explicit best_counts(const std::vector<missing_kind> & kinds) : kinds_(kinds), tried_(kinds.size()) {}
+    explicit best_counts(const std::vector<missing_kind> & kinds) : kinds_(kinds) {
+        tried_.on_cpu.resize(kinds.size());
+    }
 
-    const std::vector<size_t> & find(const layer_totals & present) {
+    const kind_counts & find(const layer_totals & present, bool may_split) {
         try_from(0, present);
+        for (size_t k = 0; k < kinds_.size() && may_split; k++) {
+            if (kinds_[k].costs->can_split()) {
+                tried_.split = k;
+                try_from(0, present);
+            }
+        }
         return best_;
     }
 
   private:
-    static layer_totals with(layer_totals totals, const missing_kind & kind, size_t n) {
-        totals.cpu += kind.cpu[n];
-        totals.add_brought(*kind.costs, kind.experts.size() - n);
+    // Of how many experts of a kind the CPU may have a number: those that are not split.
+    size_t n_whole(size_t k) const { return kinds_[k].experts.size() - (k == tried_.split); }
+
+    layer_totals with(layer_totals totals, size_t k, size_t n) const {
+        const missing_kind & kind  = kinds_[k];
+        totals.cpu                += kind.cpu[n];
+        totals.add_brought(*kind.costs, n_whole(k) - n);
+        if (k == tried_.split) {
+            totals.add_split(*kind.costs, kind.n_tokens[n]);
+        }
         return totals;
     }
 
@@ -101,51 +139,57 @@ class best_counts {
             return;
         }
         if (k + 1 == kinds_.size()) {
-            try_last(kinds_[k], totals);
+            try_last(totals);
             return;
         }
-        for (size_t n = 0; n < kinds_[k].cpu.size() && totals.cpu + kinds_[k].cpu[n] < seconds_; n++) {
-            tried_[k] = n;
-            try_from(k + 1, with(totals, kinds_[k], n));
+        for (size_t n = 0; n <= n_whole(k) && totals.cpu + kinds_[k].cpu[n] < seconds_; n++) {
+            tried_.on_cpu[k] = n;
+            try_from(k + 1, with(totals, k, n));
         }
     }
 
-    void try_last(const missing_kind & kind, const layer_totals & totals) {
-        size_t low  = 0; // below it the device takes longer
-        size_t high = kind.experts.size();
+    void try_last(const layer_totals & totals) {
+        const size_t k    = kinds_.size() - 1;
+        size_t       low  = 0; // below it the device takes longer
+        size_t       high = n_whole(k);
         while (low < high) {
-            const size_t       middle              = (low + high) / 2;
-            const layer_totals t                   = with(totals, kind, middle);
-            (t.cpu < t.device_side() ? low : high) = t.cpu < t.device_side() ? middle + 1 : middle;
+            const size_t       middle                     = (low + high) / 2;
+            const layer_totals t                          = with(totals, k, middle);
+            (t.cpu_side() < t.device_side() ? low : high) = t.cpu_side() < t.device_side() ? middle + 1 : middle;
         }
         for (const size_t n : { low, low - 1 }) {
-            if (n <= kind.experts.size()) { // low - 1 may not be there
-                tried_.back() = n;
-                keep_if_better(with(totals, kind, n));
+            if (n <= n_whole(k)) { // low - 1 may not be there
+                tried_.on_cpu[k] = n;
+                keep_if_better(with(totals, k, n));
             }
         }
     }
 
     const std::vector<missing_kind> & kinds_;
-    std::vector<size_t>               tried_; // [kind]
-    std::vector<size_t>               best_;  // [kind]
+    kind_counts                       tried_;
+    kind_counts                       best_;
     double                            seconds_ = std::numeric_limits<double>::infinity();
 };
 
-std::vector<bool> place_experts(const std::vector<expert_costs> & costs, const std::vector<expert_work> & work) {
+placed_experts place_experts(const std::vector<expert_costs> & costs, const std::vector<expert_work> & work,
+                             bool may_split) {
     layer_totals present;
     for (const expert_work & w : work) {
         present.device += w.is_present ? costs[w.kind].device : 0.0;
     }
     const std::vector<missing_kind> kinds  = group_missing(costs, work);
-    const std::vector<size_t>       counts = best_counts(kinds).find(present);
-    std::vector<bool>               on_cpu(work.size());
+    const kind_counts               counts = best_counts(kinds).find(present, may_split);
+    placed_experts                  placed(work.size(), computed_by::device);
     for (size_t k = 0; k < kinds.size(); k++) {
-        for (size_t i = 0; i < counts[k]; i++) {
-            on_cpu[kinds[k].experts[i]] = true;
+        const size_t n = counts.on_cpu[k];
+        for (size_t i = 0; i < n; i++) {
+            placed[kinds[k].experts[i]] = computed_by::cpu;
+        }
+        if (k == counts.split) {
+            placed[kinds[k].experts[n]] = computed_by::split;
         }
     }
-    return on_cpu;
+    return placed;
 }
 
 } // namespace hobbit

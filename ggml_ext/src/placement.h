@@ -13,15 +13,24 @@ enum class compute_mode {
     automatic,   // what makes the layer end first
 };
 
-// Who computes which expert of a layer: the device, or the CPU where the expert's weights lie in host memory
-// (Twiddler's Algorithm 1, for two that work at the same time).
+// Who computes an expert of a layer.
+enum class computed_by : uint8_t {
+    device,
+    cpu,   // where its weights lie in host memory
+    split, // the CPU all but the last product, which the device makes of what the CPU hands over
+};
+
+// Who computes which expert of a layer (Twiddler's Algorithm 1, for two that work at the same time).
 //
 // The cost model. For one layer and batch each expert runs once, for all its tokens:
 //   by the CPU     for cpu_start + cpu_per_token * n_tokens, one expert after the other;
 //   by the device  for `device`, the same for all of a kind, one after the other. What is not there comes over the
 //                  link before, for `transfer`, one after the other.
-// CPU, device and link work at the same time, and what was brought last is still to be computed: the layer takes
-//   max(sum of the CPU's, sum of the device's, sum of transfers + the longest `device` of an expert brought)
+// Of an expert that is split the device has, and the link brings, the share `down`, and the CPU the rest.
+// CPU, device and link work at the same time; what was brought, or handed over, last is still to be computed then:
+//   max(sum of the CPU's + the longest `device` of an expert split,
+//       sum of the device's,
+//       sum of transfers + the longest `device` of an expert brought)
 // What must be read from disk is read for either of them, and is in no latency. The CPU does its share in pieces: what
 // arrives on the device meanwhile is begun after the piece in hand.
 
@@ -31,8 +40,11 @@ struct expert_costs {
     double cpu_per_token;
     double device;
     double transfer;
+    double down = 0.0; // share of the work and the bytes that the last product has; 0: it cannot be split
 
     double cpu(uint32_t n_tokens) const { return cpu_start + cpu_per_token * n_tokens; }
+
+    bool can_split() const { return down > 0.0 && down < 1.0; }
 };
 
 // An expert that a layer needs.
@@ -42,13 +54,17 @@ struct expert_work {
     bool     is_present; // on the device
 };
 
-// What the layer takes where the CPU computes those of on_cpu.
-double layer_seconds(const std::vector<expert_costs> & costs, const std::vector<expert_work> & work,
-                     const std::vector<bool> & on_cpu);
+using placed_experts = std::vector<computed_by>;
 
-// For each expert whether the CPU computes it: what is present stays with the device, the others are shared so that no
-// other choice takes less time. Of a kind the CPU has those with the fewest tokens, so that numbers are all there is to
-// choose: exact, and quick for the few kinds that a layer has.
-std::vector<bool> place_experts(const std::vector<expert_costs> & costs, const std::vector<expert_work> & work);
+// What the layer takes where the experts are so placed.
+double layer_seconds(const std::vector<expert_costs> & costs, const std::vector<expert_work> & work,
+                     const placed_experts & placed);
+
+// What is present stays with the device, the others are placed so that no other choice takes less time; with may_split
+// at most one is split, which evens out what whole experts leave uneven. Of a kind the CPU has those with the fewest
+// tokens, then comes the one that is split, so that numbers are all there is to choose: exact, and quick for the few
+// kinds that a layer has.
+placed_experts place_experts(const std::vector<expert_costs> & costs, const std::vector<expert_work> & work,
+                             bool may_split);
 
 } // namespace hobbit

@@ -34,6 +34,7 @@ struct stats {
     counter                compute_ns{ 0 };
     counter                transfer_ns{ 0 };
     counter                selections_cpu{ 0 };
+    counter                selections_split{ 0 };
     counter                cpu_ns{ 0 };
     counter                layers_predicted{ 0 };
     counter                predicted_ns{ 0 };

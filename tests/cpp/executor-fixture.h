@@ -105,14 +105,15 @@ struct engine {
     // `host_slots` are of each tier that has a pool.
     engine(const model_on_disk & m, uint32_t n_high, uint32_t n_low, const moe_executor::config & config,
            const expert_cache::pool_place & where = {}, uint32_t host_slots = 0, compute_mode mode = compute_mode::gpu,
-           ggml_backend_buffer_type_t host_memory = nullptr) :
+           ggml_backend_buffer_type_t host_memory = nullptr, double transfer_per_byte = 1e-9) :
         policy(make_lru(m)),
         l(std::make_unique<loader>(reader, counters, 2, std::vector{ where.device })),
         host(host_slots > 0 ? make_host(m, host_memory) : nullptr),
         place{ where.device, where.pack, host.get() },
         cache(m.index, *l, counters, place),
         kinds(m.index),
-        share(host ? std::make_unique<cpu_share>(m.index, cache, *host, kinds, costs(mode), counters) : nullptr),
+        share(host ? std::make_unique<cpu_share>(m.index, cache, *host, kinds, costs(mode, transfer_per_byte), counters)
+                   : nullptr),
         executor(m.index, cache, *policy, nullptr, share.get(), config, counters),
         compute_on(where.device) {
         REQUIRE(reader.files.open(m.index.files()[0]).ok());
@@ -133,12 +134,12 @@ struct engine {
     }
 
     // To begin with, CPU and device are as fast.
-    cost_model costs(compute_mode mode) const {
+    cost_model costs(compute_mode mode, double transfer_per_byte) const {
         std::vector<cost_model::kind_seed> seeds;
         for (const expert_kind & kind : kinds.all()) {
-            seeds.push_back({ kind.bytes(), 1e-4, 1e-4, 1e-4, 0.0 });
+            seeds.push_back({ kind.bytes(), kind.down(), 1e-4, 1e-4, 1e-4, 0.0 });
         }
-        return { seeds, 1e-9, mode };
+        return { seeds, transfer_per_byte, mode };
     }
 
     static std::unique_ptr<cache_policy> make_lru(const model_on_disk & m) {

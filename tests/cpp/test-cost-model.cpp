@@ -14,12 +14,13 @@ using namespace hobbit;
 struct machine {
     std::vector<cost_model::kind_seed> kinds;
     double                             transfer_per_byte;
-    bool                               one_core = false; // CPU, device and link take turns
+    bool                               one_core  = false; // CPU, device and link take turns
+    double                             hand_over = 0.0;   // of an expert that is split
 
     // Kinds of 8 and 4 bits. `device` is its time for a further token, by the CPU's.
     static machine with_slow_link(double cpu, double device = 0.0) {
-        return { { { 8 << 20, 0.1e-3 * cpu, 1e-3 * cpu, 0.05e-3, 1e-3 * cpu * device },
-                   { 4 << 20, 0.1e-3 * cpu, 0.6e-3 * cpu, 0.04e-3, 0.6e-3 * cpu * device } },
+        return { { { 8 << 20, 1.0 / 3.0, 0.1e-3 * cpu, 1e-3 * cpu, 0.05e-3, 1e-3 * cpu * device },
+                   { 4 << 20, 1.0 / 3.0, 0.1e-3 * cpu, 0.6e-3 * cpu, 0.04e-3, 0.6e-3 * cpu * device } },
                  1.0 / 4e9 };
     }
 
@@ -39,7 +40,13 @@ struct machine {
     }
 };
 
-using choice = std::vector<bool>;
+static constexpr computed_by DEVICE = computed_by::device;
+static constexpr computed_by CPU    = computed_by::cpu;
+static constexpr computed_by SPLIT  = computed_by::split;
+
+static bool has(const cost_model::placement & p, computed_by by) {
+    return std::find(p.by.begin(), p.by.end(), by) != p.by.end();
+}
 
 static std::vector<expert_work> random_work(std::mt19937 & random, uint32_t most_tokens) {
     std::vector<expert_work> work;
@@ -50,35 +57,37 @@ static std::vector<expert_work> random_work(std::mt19937 & random, uint32_t most
 }
 
 // Computes a layer as the model places it, and tells it what the machine took.
-static double run_layer(const machine & m, cost_model & model, const std::vector<expert_work> & work, int i_layer) {
+static double run_layer(const machine & m, cost_model & model, const std::vector<expert_work> & work,
+                        bool may_split = true) {
     const std::vector<expert_costs> costs  = m.costs(work);
-    const cost_model::placement     p      = model.place(work);
+    const cost_model::placement     p      = model.place(work, may_split);
     double                          cpu    = 0.0;
     double                          device = 0.0;
     double                          link   = 0.0;
     double                          bytes  = 0.0;
     for (size_t i = 0; i < work.size(); i++) {
-        const expert_costs & c  = costs[work[i].kind];
-        cpu                    += p.on_cpu[i] ? c.cpu(work[i].n_tokens) : 0.0;
-        const auto & k          = m.kinds[work[i].kind];
-        device                 += p.on_cpu[i] ? 0.0 : k.device_start + k.device_per_token * work[i].n_tokens;
-        if (!p.on_cpu[i] && !work[i].is_present) {
-            link  += c.transfer;
-            bytes += double(m.kinds[work[i].kind].bytes);
+        const expert_costs & c      = costs[work[i].kind];
+        const auto &         k      = m.kinds[work[i].kind];
+        const double         there  = p.by[i] == DEVICE ? 1.0 : p.by[i] == SPLIT ? k.down : 0.0;
+        cpu                        += (1.0 - there) * c.cpu(work[i].n_tokens);
+        device                     += there * (k.device_start + k.device_per_token * work[i].n_tokens);
+        if (!work[i].is_present) {
+            link  += there * c.transfer;
+            bytes += there * double(k.bytes);
         }
     }
     if (cpu > 0.0) {
-        model.cpu_took(work, p.on_cpu, cpu);
+        model.cpu_took(work, p.by, cpu);
     }
     if (p.measures_device) {
-        model.device_took(work, p.on_cpu, device);
+        model.device_took(work, p.by, device);
     }
     if (bytes > 0.0) {
         model.link_took(bytes, link);
     }
-    const double together = layer_seconds(costs, work, p.on_cpu);
-    const double took     = m.one_core ? cpu + device + link : together;
-    if (i_layer % 17 == 0) { // as by cpu_share
+    const double together = layer_seconds(costs, work, p.by);
+    const double took     = (m.one_core ? cpu + device + link : together) + (has(p, SPLIT) ? m.hand_over : 0.0);
+    if (p.measures_layer) {
         model.layer_took(work, p, took);
     }
     return took;
@@ -102,7 +111,7 @@ TEST_CASE("estimates that begin ten times off are corrected within 50 tokens") {
                             std::mt19937 random(7);
                             cost_model   model = m.model(compute_mode::automatic, cpu_off, device_off, link_off);
                             for (int i = 0; i < 50 * n_layers; i++) {
-                                run_layer(m, model, random_work(random, most_tokens), i);
+                                run_layer(m, model, random_work(random, most_tokens));
                             }
                             double took      = 0.0;
                             double predicted = 0.0;
@@ -112,8 +121,8 @@ TEST_CASE("estimates that begin ten times off are corrected within 50 tokens") {
                                 cost_model                     asked   = model; // place also counts towards trials
                                 predicted                             += asked.place(work).seconds;
                                 const std::vector<expert_costs> costs  = m.costs(work);
-                                best += layer_seconds(costs, work, place_experts(costs, work));
-                                took += run_layer(m, model, work, i);
+                                best += layer_seconds(costs, work, place_experts(costs, work, true));
+                                took += run_layer(m, model, work);
                             }
                             CHECK(took < 1.05 * best);
                             CHECK(predicted == doctest::Approx(took).epsilon(0.1));
@@ -143,7 +152,7 @@ TEST_CASE("automatic is never slower than the better of the other two by more th
                     took[int(mode)]    = 0.0;
                     for (int i = 0; i < 20000; i++) {
                         const std::vector<expert_work> work  = random_work(random, 3);
-                        took[int(mode)]                     += run_layer(m, model, work, i);
+                        took[int(mode)]                     += run_layer(m, model, work);
                     }
                 }
                 const double best = std::min(took[int(compute_mode::gpu)], took[int(compute_mode::cooperative)]);
@@ -153,14 +162,40 @@ TEST_CASE("automatic is never slower than the better of the other two by more th
     }
 }
 
+TEST_CASE("an expert is split where that pays, and not where handing over costs more") {
+    for (const double hand_over : { 0.0, 3e-3 }) {
+        CAPTURE(hand_over);
+        machine m   = machine::with_slow_link(1.5);
+        m.hand_over = hand_over;
+        double took[2];
+        int    n_split = 0;
+        int    n_alone = 0;
+        for (const bool may_split : { true, false }) {
+            std::mt19937 random(5);
+            cost_model   model = m.model(compute_mode::automatic);
+            took[may_split]    = 0.0;
+            for (int i = 0; i < 20000; i++) {
+                const std::vector<expert_work> work   = { { 0, 1, random() % 2 == 0 }, { 0, 1, random() % 2 == 0 } };
+                const bool                     alone  = work[0].is_present != work[1].is_present;
+                n_split                              += alone && has(cost_model(model).place(work, may_split), SPLIT);
+                n_alone                              += alone && may_split;
+                took[may_split]                      += run_layer(m, model, work, may_split);
+            }
+        }
+        CHECK(n_split > (hand_over == 0.0 ? 0.9 : 0.0) * n_alone);
+        CHECK(n_split <= (hand_over == 0.0 ? 1.0 : 0.1) * n_alone);
+        CHECK(took[true] < (hand_over == 0.0 ? 0.9 : 1.05) * took[false]);
+    }
+}
+
 TEST_CASE("the other modes leave nothing to estimates") {
     const machine                  m           = machine::with_slow_link(1.0);
     const std::vector<expert_work> work        = { { 0, 1, true }, { 0, 1, false }, { 1, 90, false } };
     cost_model                     gpu         = m.model(compute_mode::gpu);
     cost_model                     cooperative = m.model(compute_mode::cooperative);
     for (int i = 0; i < 3; i++) {
-        CHECK(gpu.place(work).on_cpu == choice{ false, false, false });
-        CHECK(cooperative.place(work).on_cpu == choice{ false, true, true });
+        CHECK(gpu.place(work).by == placed_experts{ DEVICE, DEVICE, DEVICE });
+        CHECK(cooperative.place(work).by == placed_experts{ DEVICE, CPU, CPU });
     }
 }
 
@@ -175,10 +210,10 @@ TEST_CASE("a layer that the CPU has no share of, though it could, is told apart"
             CHECK_FALSE(model.place(present).may_use_cpu);
             CHECK_FALSE(model.leave_to_device(missing).may_use_cpu);
             const cost_model::placement p = model.place(missing);
-            CHECK(p.may_use_cpu == (mode == compute_mode::automatic && !p.on_cpu[0]));
+            CHECK(p.may_use_cpu == (mode == compute_mode::automatic && p.by[0] == DEVICE));
             n_told += p.may_use_cpu;
-            if (p.on_cpu[0]) { // a trial
-                model.cpu_took(missing, p.on_cpu, 50e-3);
+            if (p.by[0] == CPU) { // a trial
+                model.cpu_took(missing, p.by, 50e-3);
             }
         }
         CHECK((n_told > 80) == (mode == compute_mode::automatic)); // all but trials
@@ -192,11 +227,11 @@ TEST_CASE("what is never chosen is tried with one expert, less and less often") 
     std::vector<int>               trials;
     for (int i = 0; i < 1000; i++) {
         const cost_model::placement p = model.place(work);
-        const auto                  n = std::count(p.on_cpu.begin(), p.on_cpu.end(), true);
+        const auto                  n = std::count(p.by.begin(), p.by.end(), CPU);
         REQUIRE(n <= 1);
         if (n == 1) {
             trials.push_back(i);
-            model.cpu_took(work, p.on_cpu, m.costs(work)[0].cpu(1));
+            model.cpu_took(work, p.by, m.costs(work)[0].cpu(1));
         }
     }
     REQUIRE(trials.size() > 5);
@@ -209,12 +244,12 @@ TEST_CASE("what is never chosen is tried with one expert, less and less often") 
 TEST_CASE("the device's time is asked for in every mode, less and less often, and sooner after a surprise") {
     const machine                  m = machine::with_slow_link(1.0, 0.5);
     const std::vector<expert_work> work(4, { 0, 1, true });
-    const std::vector<bool>        on_cpu(work.size(), false);
+    const placed_experts           by(work.size(), DEVICE);
     const double                   took = 4 * m.costs(work)[0].device;
     for (const compute_mode mode : { compute_mode::gpu, compute_mode::cooperative, compute_mode::automatic }) {
         cost_model model      = m.model(mode);
         const auto next_after = [&](double seconds) {
-            model.device_took(work, on_cpu, seconds);
+            model.device_took(work, by, seconds);
             uint32_t n = 1;
             for (; !model.place(work).measures_device; n++) {
             }

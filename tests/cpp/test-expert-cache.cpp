@@ -415,6 +415,36 @@ TEST_CASE("a prefetch that cannot be read is an error of the next demand") {
 // many random uses
 //
 
+TEST_CASE("an expert of which only a part is there goes first, unless the rest is on its way") {
+    for (const bool busy : { true, false }) {
+        CAPTURE(busy);
+        opened_model          m;
+        cache_of<fake_reader> c(m);
+        c.allocate(TIER_HIGH, 3);
+        const expert_id whole   = { 0, 0 };
+        const expert_id in_part = { 0, 1 };
+        const expert_id other   = { 1, 0 };
+        c.reader.let(4);
+        c.load(whole, TIER_HIGH);
+        REQUIRE(c.cache.acquire(in_part, TIER_HIGH));
+        c.cache.request(in_part, TIER_HIGH, DOWN);
+        REQUIRE(c.cache.wait(in_part, TIER_HIGH, DOWN).ok());
+        c.cache.release(in_part, TIER_HIGH);
+        if (busy) {
+            REQUIRE(c.cache.prefetch(other, TIER_HIGH, ALL));
+        } else {
+            c.reader.let(3);
+            c.load(other, TIER_HIGH);
+        }
+        c.cache.bring(in_part, TIER_HIGH, ALL);
+        CHECK(c.cache.holds(in_part, TIER_HIGH, ALL) == !busy);
+        c.reader.open_gate();
+        c.load({ 1, 1 }, TIER_HIGH);
+        CHECK(c.cache.holds(whole, TIER_HIGH, ALL) == busy);
+        CHECK(c.cache.holds(in_part, TIER_HIGH, ALL) == !busy);
+    }
+}
+
 // What the cache should hold: residents by last use, and their pins.
 struct cache_model {
     size_t             n_slots;
