@@ -85,8 +85,9 @@ void cost_model::finish(const std::vector<expert_work> & work, placement & p) {
     const bool has_device = std::find(p.by.begin(), p.by.end(), computed_by::device) != p.by.end();
     p.measures_device     = has_device && !(company(work, p.by) & LINK) && device_trial_.is_due();
     p.seconds             = seconds(work, p.by);
-    // one that has not been at work for a while is measured at once: it may have been tried again in vain
-    p.measures_layer = !p.measures_device && ++placed_ - told_[company(work, p.by)] >= told_wait;
+    n_placed_++;
+    // a company that has not been at work for a while is measured at once: it may have been tried again in vain
+    p.measures_layer = !p.measures_device && n_placed_ - told_[company(work, p.by)] >= told_wait;
 }
 
 double cost_model::on_device(const expert_work & w, computed_by by) const {
@@ -110,8 +111,8 @@ placed_experts cost_model::place_alone_or_together(const std::vector<expert_work
         return none; // nothing is missing
     }
     const std::vector<expert_costs> each = costs(work);
-    placed_experts                  best = place_experts(each, work, may_split);
-    for (const auto & other : { place_experts(each, work, false), none, all }) {
+    placed_experts                  best = place_experts(each, work, false);
+    for (const auto & other : { may_split ? place_experts(each, work, true) : best, none, all }) {
         best = seconds(work, other) < seconds(work, best) ? other : best;
     }
     return best;
@@ -119,7 +120,7 @@ placed_experts cost_model::place_alone_or_together(const std::vector<expert_work
 
 void cost_model::layer_took(const std::vector<expert_work> & work, const placement & p, double seconds) {
     const size_t own   = company(work, p.by);
-    told_[own]         = placed_;
+    told_[own]         = n_placed_;
     const double alone = p.seconds / slowdown_[own];
     const double ratio = std::min(std::max(seconds / alone, 1 / MAX_SLOWDOWN), MAX_SLOWDOWN);
     for (size_t i = 0; i < slowdown_.size(); i++) {

@@ -41,7 +41,7 @@ class cost_model {
 
     static constexpr uint32_t max_wait        = 4096; // layers between trials
     static constexpr uint32_t max_device_wait = 64;   // between those of the device, for which the CPU waits
-    static constexpr uint32_t told_wait       = 17;   // layers until a company is measured again; a prime, so that it
+    static constexpr uint32_t told_wait       = 31;   // layers until a company is measured again; a prime, so that it
                                                       // is not always the same layer
 
     cost_model(const std::vector<kind_seed> & kinds, double transfer_per_byte, compute_mode mode);
@@ -111,9 +111,9 @@ class cost_model {
 
     static constexpr size_t n_companies = 8;
 
-    std::array<double, n_companies>   slowdown_;           // [who works at once]
-    std::array<uint64_t, n_companies> told_   = {};        // when layer_took was told of them last
-    uint64_t                          placed_ = told_wait; // layers so far
+    std::array<double, n_companies>   slowdown_;             // [who works at once]
+    std::array<uint64_t, n_companies> told_     = {};        // n_placed_ when it was told of last
+    uint64_t                          n_placed_ = told_wait; // layers; as if none had been told of for a while
 };
 
 } // namespace hobbit

@@ -15,8 +15,8 @@ cpu_share::cpu_share(const expert_index & index, expert_cache & cache, expert_ca
     kinds_(kinds),
     costs_(costs),
     stats_(stats),
-    begun_{ host_rows(index, host) },
-    whole_{ host_rows(index, host) } {}
+    begun_{ host_rows(index, host, inputs_) },
+    whole_{ host_rows(index, host, inputs_) } {}
 
 void cpu_share::begin_layer(const layer_routing & routing, const layer_plan & plan, inner_graph & device) {
     const uint32_t parts = index_.layer(routing.layer).parts;
@@ -46,17 +46,17 @@ void cpu_share::place_otherwise(const planned_use & use, computed_by by) {
     is_as_placed_ = false;
 }
 
-// Nodes of the section before the last product.
-static layer_section before_down(const layer_section & section) {
-    layer_section before = section;
-    for (before.end = before.first; before.end < section.end; before.end++) {
-        const ggml_tensor * node = ggml_graph_node(section.graph, before.end);
-        if (node->op == GGML_OP_MUL_MAT_ID && !is_idle(node) &&
-            static_cast<const expert_tensor *>(node->src[0]->extra)->part == PART_DOWN) {
-            break;
-        }
+// Number of the node that is the last product, or of the section's end.
+static int find_down(const layer_section & section) {
+    const auto is_down = [](const ggml_tensor * node) {
+        return node->op == GGML_OP_MUL_MAT_ID && !is_idle(node) &&
+               static_cast<const expert_tensor *>(node->src[0]->extra)->part == PART_DOWN;
+    };
+    int i = section.first;
+    while (i < section.end && !is_down(ggml_graph_node(section.graph, i))) {
+        i++;
     }
-    return before;
+    return i;
 }
 
 void cpu_share::begin_section(const layer_section & section, uint32_t parts) {
@@ -84,11 +84,12 @@ void cpu_share::begin_section(const layer_section & section, uint32_t parts) {
         }
         unshared_.insert(routing_->layer);
     }
-    begin_rows(begun_, before_down(section), before);
-    begin_rows(whole_, section, parts);
+    inputs_.clear();
+    begin_rows(begun_, section, find_down(section), before);
+    begin_rows(whole_, section, section.end, parts);
 }
 
-void cpu_share::begin_rows(rows_in_hand & some, const layer_section & section, uint32_t parts) {
+void cpu_share::begin_rows(rows_in_hand & some, const layer_section & section, int end, uint32_t parts) {
     const auto start = clock::now();
     some.parts       = parts;
     some.has_rows    = !some.pinned.empty();
@@ -96,7 +97,7 @@ void cpu_share::begin_rows(rows_in_hand & some, const layer_section & section, u
         for (const planned_use * use : some.pinned) {
             host_.request(use->id, use->tier, parts);
         }
-        some.rows.begin(section, *routing_, some.pinned);
+        some.rows.begin(section, end, *routing_, some.pinned);
         cpu_time_ += clock::now() - start;
     }
 }
@@ -116,9 +117,6 @@ status cpu_share::compute_next(rows_in_hand & some, inner_graph & cpu) {
     const auto   start  = clock::now();
     const status s      = some.rows.compute_next(cpu);
     cpu_time_          += clock::now() - start;
-    if (some.rows.is_done()) {
-        release(some);
-    }
     return s;
 }
 
@@ -141,19 +139,16 @@ status cpu_share::hand_over(inner_graph & device) {
 
 status cpu_share::end_section(inner_graph & device) {
     const status s = bring_rows(whole_, device);
+    release();
     return s.ok() ? run_graph(device) : s;
 }
 
-void cpu_share::release(rows_in_hand & some) {
-    for (const planned_use * use : some.pinned) {
-        host_.release(use->id, use->tier);
-    }
-    some.pinned.clear();
-}
-
-void cpu_share::abandon() {
+void cpu_share::release() {
     for (rows_in_hand * some : { &begun_, &whole_ }) {
-        release(*some);
+        for (const planned_use * use : some->pinned) {
+            host_.release(use->id, use->tier);
+        }
+        some->pinned.clear();
         some->has_rows = false;
     }
 }

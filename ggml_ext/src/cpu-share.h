@@ -44,14 +44,13 @@ class cpu_share {
     // section reads. REQUIRES: the device has computed that.
     void begin_section(const layer_section & section, uint32_t parts);
 
-    // Whether there are rows of the section that the CPU computes, in part or whole.
+    // Whether there are rows of the section that the CPU computes, in part or whole, or those that it begins.
     bool has_rows() const { return begun_.has_rows || whole_.has_rows; }
-
     bool has_rows_to_hand_over() const { return begun_.has_rows; }
 
-    // Whether the CPU has still to compute its rows of the section, or those of them that it begins.
-    bool is_due() const { return is_due_to_hand_over() || !whole_.pinned.empty(); }
-    bool is_due_to_hand_over() const { return !begun_.pinned.empty(); }
+    // Whether the CPU has still to compute some of them.
+    bool is_due() const { return is_due_to_hand_over() || whole_.is_due(); }
+    bool is_due_to_hand_over() const { return begun_.is_due(); }
 
     // Computes some of them, while the device runs what was launched; first what it hands over. REQUIRES: is_due()
     status compute_next(inner_graph & cpu);
@@ -67,7 +66,7 @@ class cpu_share {
     void end_layer(const ggml_tensor * output, inner_graph & device, inner_graph & cpu);
 
     // After an error.
-    void abandon();
+    void abandon() { release(); }
 
   private:
     using clock   = std::chrono::steady_clock;
@@ -85,17 +84,19 @@ class cpu_share {
         host_rows                        rows;
         uint32_t                         parts    = 0;
         bool                             has_rows = false; // to bring to the device
-        std::vector<const planned_use *> pinned   = {};    // in host memory, until all of them are computed
+        std::vector<const planned_use *> pinned   = {};    // in host memory, until the section ends
+
+        bool is_due() const { return has_rows && !rows.is_done(); }
     };
 
     computed_by & placed(const planned_use & use) { return placement_.by[size_t(&use - plan_->uses.data())]; }
     computed_by   placed(const planned_use & use) const { return placement_.by[size_t(&use - plan_->uses.data())]; }
 
     bool   pin(const planned_use & use);
-    void   begin_rows(rows_in_hand & some, const layer_section & section, uint32_t parts);
+    void   begin_rows(rows_in_hand & some, const layer_section & section, int end, uint32_t parts);
     status compute_next(rows_in_hand & some, inner_graph & cpu);
     status bring_rows(rows_in_hand & some, inner_graph & device);
-    void   release(rows_in_hand & some);
+    void   release();
     void   place_otherwise(const planned_use & use, computed_by by);
     void   learn_link();
     void   bring();
@@ -106,6 +107,7 @@ class cpu_share {
     const expert_kinds & kinds_;
     cost_model           costs_;
     stats &              stats_;
+    section_inputs       inputs_;
     rows_in_hand         begun_; // of experts that are split
     rows_in_hand         whole_;
     awake_threads        awake_;

@@ -85,18 +85,15 @@ void expert_cache::forget_evicted() {
     for (const tier_expert & e : evicted_) {
         loader_.reset(load(e.id, e.tier));
         if (place_.below) {
-            place_.below->sets_.set_term_spare(e.id, e.tier, false);
+            place_.below->sets_.set_duplicate(e.id, e.tier, false);
         }
     }
     evicted_.clear();
 }
 
 bool expert_cache::make_resident(expert_id id, uint32_t tier) {
-    const bool is_resident = sets_.insert(id, tier, running_, evicted_);
-    for (const uint32_t term : terms(tier)) {
-        sets_.set_term_spare(id, term, false);
-    }
-    stats_.evictions += evicted_.size();
+    const bool is_resident  = sets_.insert(id, tier, running_, evicted_);
+    stats_.evictions       += evicted_.size();
     forget_evicted();
     return is_resident;
 }
@@ -209,6 +206,7 @@ void expert_cache::release(expert_id id, uint32_t tier) {
         loader_.abandon(load(id, term));
     }
     sets_.unpin(id, tier);
+    note_whole(id, tier);
     unpin_below();
 }
 
@@ -243,8 +241,7 @@ void expert_cache::unpin_below() {
         place_.below->unpin(e);
         if (place_.below->duplicates_go_first_[e.tier]) {
             const uint32_t parts = index_.layer(e.id.layer).parts;
-            place_.below->sets_.set_term_spare(e.id, e.tier,
-                                               holds(e.id, e.tier, parts) && arrived(e.id, e.tier, parts));
+            place_.below->sets_.set_duplicate(e.id, e.tier, holds(e.id, e.tier, parts) && arrived(e.id, e.tier, parts));
         }
         return true;
     };
@@ -271,7 +268,6 @@ bool expert_cache::insert_ahead(expert_id id, uint32_t tier) {
     stats_.evictions += evicted_.size();
     forget_evicted();
     sets_.pin(id, tier);
-    sets_.set_term_spare(id, tier, false);
     return true;
 }
 
@@ -317,8 +313,22 @@ void expert_cache::bring(expert_id id, uint32_t tier, uint32_t parts) {
         (void) std::all_of(all.begin(), all.end(), [&](uint32_t term) { return bring_term(id, term, parts); });
     }
     for (const uint32_t term : terms(tier)) {
-        const bool is_whole = (loader_.requested(load(id, term)) & parts) == parts;
-        sets_.set_term_spare(id, term, !is_whole);
+        if (sets_.set(term).contains(id)) {
+            sets_.set_in_part(id, term, !is_whole(id, term));
+        }
+    }
+}
+
+// Of a term.
+bool expert_cache::is_whole(expert_id id, uint32_t tier) const {
+    return loader_.arrived(load(id, tier), index_.layer(id.layer).parts);
+}
+
+void expert_cache::note_whole(expert_id id, uint32_t tier) {
+    for (const uint32_t term : terms(tier)) {
+        if (sets_.set(term).contains(id) && is_whole(id, term)) {
+            sets_.set_in_part(id, term, false);
+        }
     }
 }
 
@@ -361,6 +371,7 @@ void expert_cache::reap_prefetches() {
 
 void expert_cache::unpin(const tier_expert & e) {
     sets_.unpin(e.id, e.tier);
+    note_whole(e.id, e.tier);
     std::for_each(terms(e.tier).rbegin(), terms(e.tier).rend(), [&](uint32_t term) { drop_if_empty(e.id, term); });
 }
 

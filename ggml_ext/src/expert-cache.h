@@ -103,7 +103,7 @@ class expert_cache {
 
     // Asks for an expert that may be needed again, in the same way but unprotected; nothing happens where anything that
     // was brought or prefetched is still on its way. Where that would stand in the way of what the device computes, and
-    // another expert would have to go, most of these are left out. What stays here in part goes first.
+    // another expert would have to go, most of these are left out. As long as only a part of it is here, it goes first.
     void bring(expert_id id, uint32_t tier, uint32_t parts);
 
     // Asks for experts in this order, after all demands, as long as slots are free. Before they are used, the first
@@ -150,6 +150,8 @@ class expert_cache {
     bool read_term(expert_id id, uint32_t tier, uint32_t parts);
     void unpin(const tier_expert & e);
     void drop_if_empty(expert_id id, uint32_t tier);
+    bool is_whole(expert_id id, uint32_t tier) const;
+    void note_whole(expert_id id, uint32_t tier);
     void reap_prefetches();
     void drop_prefetches();
 

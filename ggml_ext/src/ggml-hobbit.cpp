@@ -318,11 +318,14 @@ static bool ggml_backend_hobbit_device_supports_op(ggml_backend_dev_t dev, const
            (hobbit::is_between_matmuls(op, dev) && ggml_backend_dev_supports_op(device_context(dev).compute, op));
 }
 
+// What enters a layer is read where the device has it.
 static bool ggml_backend_hobbit_device_supports_buft(ggml_backend_dev_t dev, ggml_backend_buffer_type_t buft) {
-    ggml_backend_buffer_type_t own = ggml_backend_hobbit_device_get_buffer_type(dev);
-    return ggml_backend_buft_is_hobbit(buft)
-               ? buft->device == dev
-               : buft == own || (ggml_backend_buft_is_host(own) && ggml_backend_buft_is_host(buft));
+    if (ggml_backend_buft_is_hobbit(buft)) {
+        return buft->device == dev;
+    }
+    ggml_backend_buffer_type_t own    = ggml_backend_hobbit_device_get_buffer_type(dev);
+    ggml_backend_buffer_type_t memory = ggml_backend_dev_buffer_type(device_context(dev).compute);
+    return buft == own || buft == memory || (ggml_backend_buft_is_host(own) && ggml_backend_buft_is_host(buft));
 }
 
 static const struct ggml_backend_device_i ggml_backend_hobbit_device_i = {

@@ -91,7 +91,16 @@ bool host_rows::can_share(const layer_section & section, const layer_routing & r
 // copies of what the section reads
 //
 
-void host_rows::begin(const layer_section & section, const layer_routing & routing,
+std::vector<char> & section_inputs::fetch(const ggml_tensor * tensor) {
+    std::vector<char> & copy = copies_[tensor];
+    if (copy.empty()) {
+        copy.resize(ggml_nbytes(tensor));
+        ggml_backend_tensor_get(tensor, copy.data(), 0, copy.size());
+    }
+    return copy;
+}
+
+void host_rows::begin(const layer_section & section, int end, const layer_routing & routing,
                       const std::vector<const planned_use *> & uses) {
     section_ = section;
     routing_ = &routing;
@@ -103,40 +112,34 @@ void host_rows::begin(const layer_section & section, const layer_routing & routi
         uses_.push_back(*use);
         rows_.insert(rows_.end(), use->selections.begin(), use->selections.end());
     }
-    find_results();
-    inputs_.clear();
-    const std::vector<const ggml_tensor *> nodes = nodes_of(section);
+    find_results(end);
+    section_.end                                 = end;
+    const std::vector<const ggml_tensor *> nodes = nodes_of(section_);
     for (const ggml_tensor * node : nodes) {
         for (size_t i = 0; i < n_row_sources(node); i++) {
             const ggml_tensor * source = row_source(node, i);
             if (std::find(nodes.begin(), nodes.end(), root_of(source)) == nodes.end()) {
-                fetch(source);
+                inputs_.fetch(source);
             }
         }
         if (node->op == GGML_OP_ADD_ID) {
-            fetch(node->src[1]);
+            inputs_.fetch(node->src[1]);
         }
     }
 }
 
-void host_rows::fetch(const ggml_tensor * tensor) {
-    if (inputs_.count(tensor) == 0) {
-        bytes & copy = inputs_[tensor];
-        copy.resize(ggml_nbytes(tensor));
-        ggml_backend_tensor_get(tensor, copy.data(), 0, copy.size());
-    }
-}
-
-void host_rows::find_results() {
+void host_rows::find_results(int end) {
     results_.clear();
-    const std::vector<const ggml_tensor *> nodes = nodes_of(section_);
-    for (auto made = nodes.begin(); made != nodes.end(); ++made) {
-        const auto reads   = [&](const ggml_tensor * source) { return source && root_of(source) == root_of(*made); };
-        const bool is_read = std::any_of(made + 1, nodes.end(), [&](const ggml_tensor * node) {
-            return std::any_of(node->src, node->src + GGML_MAX_SRC, reads);
-        });
-        if (!is_read) {
-            results_.push_back({ *made, std::vector<float>(rows_.size() * size_t((*made)->ne[0])) });
+    const std::vector<const ggml_tensor *> all    = nodes_of(section_);
+    const size_t                           n_made = nodes_of({ section_.graph, section_.first, end }).size();
+    for (size_t made = 0; made < n_made; made++) {
+        const auto is_it = [&](const ggml_tensor * source) { return source && root_of(source) == root_of(all[made]); };
+        size_t     last  = made; // that reads it
+        for (size_t n = made + 1; n < all.size(); n++) {
+            last = std::any_of(all[n]->src, all[n]->src + GGML_MAX_SRC, is_it) ? n : last;
+        }
+        if (last == made || last >= n_made) {
+            results_.push_back({ all[made], std::vector<float>(rows_.size() * size_t(all[made]->ne[0])) });
         }
     }
 }
@@ -189,7 +192,7 @@ status host_rows::compute(const piece & p, inner_graph & cpu) {
         experts[i] = routing_->experts[size_t(rows_[p.first_row + i])];
     }
     for (const auto & [outer, copy] : copies_) {
-        if (inputs_.count(outer) > 0 && !copy->view_src && copy->data != inputs_[outer].data()) {
+        if (inputs_.has(outer) && !copy->view_src && copy->data != inputs_.at(outer).data()) {
             fill(outer, copy, p);
         }
     }
@@ -247,8 +250,8 @@ ggml_tensor * host_rows::constant(const ggml_tensor * outer) {
 }
 
 // The rows of an input that has one for each selection, or for each token.
-void host_rows::fill(const ggml_tensor * outer, ggml_tensor * copy, const piece & p) const {
-    const bytes & from = inputs_.at(outer);
+void host_rows::fill(const ggml_tensor * outer, ggml_tensor * copy, const piece & p) {
+    const std::vector<char> & from = inputs_.at(outer);
     for (size_t i = 0; i < p.n_rows; i++) {
         const int64_t row    = rows_[p.first_row + i];
         const int64_t token  = row / routing_->n_used;

@@ -22,22 +22,42 @@ struct layer_section {
     int           end;
 };
 
+// What a section reads of the outer graph's tensors, in host memory.
+//
+// Thread-safety: none.
+class section_inputs {
+  public:
+    // Copied once. REQUIRES: the device has computed it.
+    std::vector<char> & fetch(const ggml_tensor * tensor);
+
+    // REQUIRES: fetched.
+    bool                has(const ggml_tensor * tensor) const { return copies_.count(tensor) > 0; }
+    std::vector<char> & at(const ggml_tensor * tensor) { return copies_.at(tensor); }
+
+    void clear() { copies_.clear(); }
+
+  private:
+    std::map<const ggml_tensor *, std::vector<char>> copies_;
+};
+
 // Rows of a layer that the CPU computes from experts in host memory: the operations of the outer graph are repeated on
 // these rows alone, which stand one after the other in host memory. An input is copied there, the rows of what nobody
-// in the section reads are copied back.
+// has read yet are copied back.
 //
 // Thread-safety: none.
 class host_rows {
   public:
-    // Both must outlive the object; the cache is in host memory.
-    host_rows(const expert_index & index, const expert_cache & cache) : index_(index), products_(index, cache) {}
+    // All must outlive the object; the cache is in host memory. `inputs` are cleared between sections.
+    host_rows(const expert_index & index, const expert_cache & cache, section_inputs & inputs) :
+        index_(index), products_(index, cache), inputs_(inputs) {}
 
     // Whether all that the section computes is made of rows that do not depend on each other.
     static bool can_share(const layer_section & section, const layer_routing & routing);
 
-    // Copies what the section reads. REQUIRES: can_share, and the device has computed what the section reads. The uses
-    // are of the layer; they and the routing must live until copy_back.
-    void begin(const layer_section & section, const layer_routing & routing,
+    // Of the section the nodes before number `end` of the graph are to be computed: copies what they read. REQUIRES:
+    // can_share, and the device has computed what the section reads. The uses are of the layer; they and the routing
+    // must live until copy_back.
+    void begin(const layer_section & section, int end, const layer_routing & routing,
                const std::vector<const planned_use *> & uses);
 
     // Whole experts, computed together: numbers [first, end) of the uses that begin was given, and their rows.
@@ -63,21 +83,18 @@ class host_rows {
     static uint64_t size(const expert_index & index, uint64_t n_rows, uint64_t n_at_once);
 
   private:
-    // Of one tensor that the section computes and nobody in it reads.
+    // Of one tensor that is computed, and read after that or by nobody.
     struct result {
         const ggml_tensor * outer;
         std::vector<float>  values; // [row][ne0], in the order of rows_
     };
 
-    using bytes = std::vector<char>;
-
-    void                     find_results();
-    void                     fetch(const ggml_tensor * tensor);
+    void                     find_results(int end);
     status                   compute(const piece & p, inner_graph & cpu);
     ggml_tensor *            repeat(const ggml_tensor * node, const piece & p);
     ggml_tensor *            rows_of(const ggml_tensor * outer, const piece & p);
     ggml_tensor *            constant(const ggml_tensor * outer);
-    void                     fill(const ggml_tensor * outer, ggml_tensor * copy, const piece & p) const;
+    void                     fill(const ggml_tensor * outer, ggml_tensor * copy, const piece & p);
     std::vector<planned_use> uses_in(const piece & p) const;
     status                   run(const std::vector<ggml_tensor *> & nodes, const piece & p, inner_graph & cpu);
     void                     keep_results(const piece & p);
@@ -85,14 +102,14 @@ class host_rows {
     const expert_index & index_;
     const layer_products products_;
 
-    layer_section                        section_ = {};
-    const layer_routing *                routing_ = nullptr;
-    std::vector<planned_use>             uses_;
-    size_t                               next_use_ = 0;
-    size_t                               next_row_ = 0;
-    std::vector<int32_t>                 rows_; // of the outer tensors, in the order of uses_
-    std::vector<result>                  results_;
-    std::map<const ggml_tensor *, bytes> inputs_; // [outer tensor]
+    layer_section            section_ = {}; // what is computed of it
+    const layer_routing *    routing_ = nullptr;
+    std::vector<planned_use> uses_;
+    size_t                   next_use_ = 0;
+    size_t                   next_row_ = 0;
+    std::vector<int32_t>     rows_; // of the outer tensors, in the order of uses_
+    std::vector<result>      results_;
+    section_inputs &         inputs_;
 
     // the tensors of a piece
     ggml_context_ptr                             ctx_;

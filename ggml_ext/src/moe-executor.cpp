@@ -82,7 +82,6 @@ status moe_executor::run(ggml_cgraph * graph, inner_graph & inner) {
         if (s.ok() && share_ && !layer_.in_section) {
             s = begin_section(graph, i, inner);
         }
-        s = s.ok() ? hand_over(st, inner) : s;
         if (s.ok()) {
             s = run_stage(st, inner);
         }
@@ -189,19 +188,6 @@ status moe_executor::end_section(inner_graph & inner) {
 status moe_executor::compute_share(inner_graph & inner) {
     const status s = launch_graph(inner);
     return s.ok() ? share_->compute_next(*cpu_) : s;
-}
-
-// The last product of what the CPU has begun is the device's.
-status moe_executor::hand_over(const stage & st, inner_graph & inner) {
-    if (!share_ || !(st.parts & part_bit(PART_DOWN)) || !share_->has_rows_to_hand_over()) {
-        return {};
-    }
-    status s;
-    while (s.ok() && share_->is_due_to_hand_over()) {
-        s = compute_share(inner);
-    }
-    s = s.ok() ? run_graph(inner) : s;
-    return s.ok() ? share_->hand_over(inner) : s;
 }
 
 bool moe_executor::is_on_cpu(const planned_use & use, const stage & st) const {
@@ -350,10 +336,6 @@ status moe_executor::run_stage(const stage & st, inner_graph & inner) {
 
     std::vector<const planned_use *> todo; // the pinned ones first
     todo.swap(held_);
-    const auto on_cpu =
-        std::stable_partition(todo.begin(), todo.end(), [&](const planned_use * use) { return !is_on_cpu(*use, st); });
-    held_.assign(on_cpu, todo.end()); // whose last product alone is the device's
-    todo.erase(on_cpu, todo.end());
     size_t     n_pinned    = todo.size();
     bool       rest_is_due = layer_.done != index_.layer(layer_.routing.layer).parts;
     const auto is_pinned   = [&](const planned_use * use) {
@@ -417,31 +399,20 @@ status moe_executor::begin_rest(const stage & st, const std::vector<const planne
             cache_.request(pinned[i]->id, pinned[i]->tier, part_bit(part));
         }
     }
-    if (all) {
-        pin_split();
-    }
     return prefetcher_ && all ? prefetcher_->look_ahead(layer_.routing.layer, layer_.router_input, inner.backend())
                               : status();
 }
 
-// What the device does of them is their last product: it comes while the CPU does the rest. Without a slot it waits for
-// its stage.
-void moe_executor::pin_split() {
-    for (const planned_use & use : layer_.plan.uses) {
-        if (share_ && share_->is_split(use) && cache_.acquire(use.id, use.tier)) {
-            cache_.request(use.id, use.tier, part_bit(PART_DOWN));
-            held_.push_back(&use);
-        }
-    }
-}
-
-// Computes those of the pinned experts, the first in `todo`, that have arrived, at least one, and takes them out. They
-// are held for the stages to come, or, where slots are short, released.
+// Computes those of the pinned experts, the first in `todo`, that have arrived, with the rows that the CPU hands over,
+// at least one, and takes them out. They are held for the stages to come, or, where slots are short, released.
 status moe_executor::run_arrived(const stage & st, std::vector<const planned_use *> & todo, size_t & n_pinned,
                                  bool slots_are_short, inner_graph & inner) {
-    const auto has_arrived = [&](const planned_use * use) { return cache_.arrived(use->id, use->tier, st.parts); };
-    const auto end         = todo.begin() + ptrdiff_t(n_pinned);
-    const auto none_has    = [&] { return std::none_of(todo.begin(), end, has_arrived); };
+    const auto is_begun    = [&](const planned_use * use) { return share_ && share_->is_split(*use); };
+    const auto has_arrived = [&](const planned_use * use) {
+        return cache_.arrived(use->id, use->tier, st.parts) && !(is_begun(use) && share_->is_due_to_hand_over());
+    };
+    const auto end      = todo.begin() + ptrdiff_t(n_pinned);
+    const auto none_has = [&] { return std::none_of(todo.begin(), end, has_arrived); };
     status     s;
     while (s.ok() && is_share_due() && none_has()) {
         s = compute_share(inner);
@@ -459,7 +430,11 @@ status moe_executor::run_arrived(const stage & st, std::vector<const planned_use
     todo.erase(todo.begin(), first_missing);
     n_pinned -= arrived.size();
     held_.insert(held_.end(), arrived.begin(), arrived.end());
-    s = add_products(st, arrived, inner);
+    if (std::any_of(arrived.begin(), arrived.end(), is_begun) && share_->has_rows_to_hand_over()) {
+        s = run_graph(inner);
+        s = s.ok() ? share_->hand_over(inner) : s;
+    }
+    s = s.ok() ? add_products(st, arrived, inner) : s;
     if (s.ok() && slots_are_short) {
         stats_.waves++;
         s = run_graph(inner);

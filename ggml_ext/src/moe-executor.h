@@ -95,7 +95,6 @@ class moe_executor {
     status                   begin_section(ggml_cgraph * graph, int first, inner_graph & inner);
     status                   end_section(inner_graph & inner);
     status                   compute_share(inner_graph & inner);
-    status                   hand_over(const stage & s, inner_graph & inner);
     bool                     is_share_due() const { return share_ && share_->is_due(); }
     bool                     is_on_cpu(const planned_use & use, const stage & s) const;
     void                     plan();
@@ -107,7 +106,6 @@ class moe_executor {
 
     status run_stage(const stage & s, inner_graph & inner);
     size_t pin(const stage & s, const std::vector<const planned_use *> & uses, size_t n_pinned);
-    void   pin_split();
     status begin_rest(const stage & s, const std::vector<const planned_use *> & pinned, inner_graph & inner);
     status run_arrived(const stage & s, std::vector<const planned_use *> & todo, size_t & n_pinned,
                        bool slots_are_short, inner_graph & inner);

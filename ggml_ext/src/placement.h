@@ -27,7 +27,8 @@ enum class computed_by : uint8_t {
 //   by the device  for `device`, the same for all of a kind, one after the other. What is not there comes over the
 //                  link before, for `transfer`, one after the other.
 // Of an expert that is split the device has, and the link brings, the share `down`, and the CPU the rest.
-// CPU, device and link work at the same time; what was brought, or handed over, last is still to be computed then:
+// CPU, device and link work at the same time; what was brought, or handed over, last is still to be computed then (the
+// CPU begins with what it hands over, so that this is too much where it has others; it is short):
 //   max(sum of the CPU's + the longest `device` of an expert split,
 //       sum of the device's,
 //       sum of transfers + the longest `device` of an expert brought)

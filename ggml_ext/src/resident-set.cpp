@@ -54,8 +54,8 @@ bool resident_set::pick_victim(uint32_t layer, uint32_t running, pressure how, e
         }
         const bool   keeps_floor = id.layer != layer && held_[id.layer] <= floor_;
         const double value       = policy_.value(id, tier_, running);
-        const rank   r           = e.is_spare ? rank(e.is_protected, false, false, -value, ~e.touched)
-                                              : rank(e.is_protected, true, keeps_floor, value, e.touched);
+        const rank   r           = e.is_duplicate ? rank(e.is_protected, false, false, -value, ~e.touched)
+                                                  : rank(e.is_protected, !e.is_in_part, keeps_floor, value, e.touched);
         if (!found || r < least) {
             least  = r;
             victim = id;

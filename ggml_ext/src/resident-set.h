@@ -14,8 +14,8 @@ namespace hobbit {
 // A resident expert may be
 //   pinned     any number of times: it keeps its slot;
 //   protected  it is predicted to be used: it goes only when nothing else can;
-//   spare      a cache above has it too, or only a part of it is here: it goes first, and of several the most valuable,
-//              which stays above longest.
+//   duplicate  it is in a cache above too: it goes first, and of several the most valuable, which stays there longest;
+//   in part    not all of it is there: it goes as early.
 // Beyond that the policy's value decides, the least recently inserted or used first where values are equal; but a layer
 // that holds no more than `floor` experts loses none to another layer before all others have. Without floors a pool
 // smaller than one token's cycle through all layers never hits.
@@ -62,7 +62,8 @@ class resident_set {
     void pin(expert_id id) { n_pinned_ += find(id).pins++ == 0; }
     void unpin(expert_id id);
     void set_protected(expert_id id, bool on) { find(id).is_protected = on; }
-    void set_spare(expert_id id, bool on) { find(id).is_spare = on; }
+    void set_duplicate(expert_id id, bool on) { find(id).is_duplicate = on; }
+    void set_in_part(expert_id id, bool on) { find(id).is_in_part = on; }
 
     const std::vector<expert_id> & residents() const { return residents_; } // in no order
 
@@ -72,7 +73,8 @@ class resident_set {
         uint32_t position     = 0; // in residents_
         uint32_t pins         = 0;
         bool     is_protected = false;
-        bool     is_spare     = false;
+        bool     is_duplicate = false;
+        bool     is_in_part   = false;
         uint64_t touched      = 0;
     };
 

@@ -86,9 +86,11 @@ void resident_tiers::protect(expert_id id, uint32_t tier) {
     }
 }
 
-void resident_tiers::set_term_spare(expert_id id, uint32_t tier, bool on) {
-    if (sets_[tier] && sets_[tier]->contains(id)) {
-        sets_[tier]->set_spare(id, on);
+void resident_tiers::set_duplicate(expert_id id, uint32_t tier, bool on) {
+    for (const uint32_t t : terms(tier)) {
+        if (sets_[t] && sets_[t]->contains(id)) {
+            sets_[t]->set_duplicate(id, on);
+        }
     }
 }
 

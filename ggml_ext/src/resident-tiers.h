@@ -56,8 +56,11 @@ class resident_tiers {
     void unpin(expert_id id, uint32_t tier);
     void protect(expert_id id, uint32_t tier);
 
-    // Nothing happens where the term is not resident.
-    void set_term_spare(expert_id id, uint32_t tier, bool on);
+    // For those of the expert's terms that are resident.
+    void set_duplicate(expert_id id, uint32_t tier, bool on);
+
+    // Of a term. REQUIRES: resident.
+    void set_in_part(expert_id id, uint32_t tier, bool on) { sets_[tier]->set_in_part(id, on); }
 
     // Of a whole layer.
     void end_protection(uint32_t layer, uint32_t n_experts);

@@ -17,10 +17,14 @@ using namespace hobbit;
 // Fails from a given read on, counted from 0.
 class failing_reader final : public file_reader {
   public:
-    posix_file_reader files;
-    std::atomic<int>  reads_left{ 1 << 30 };
+    posix_file_reader                     files;
+    std::atomic<int>                      reads_left{ 1 << 30 };
+    std::function<void(uint64_t, size_t)> before; // a read of so many bytes there; from several threads
 
     status read_at(uint32_t file, uint64_t offset, size_t size, size_t needed, void * buf) override {
+        if (before) {
+            before(offset, size);
+        }
         return reads_left-- > 0 ? files.read_at(file, offset, size, needed, buf) : status::error("the disk is gone");
     }
 };

@@ -19,15 +19,6 @@ static engine cooperative(const model_on_disk & m, uint32_t n_high, uint32_t n_l
     return { m, n_high, n_low, with(thresholds), { rpc_device() }, host_slots, mode };
 }
 
-// Which splits an expert of the tier that it misses alone, and of two one: to begin with, the last product takes as
-// long to bring as the others take the CPU.
-static engine splitting(const model_on_disk & m, uint32_t n_high, uint32_t n_low = 0, score_thresholds thresholds = {},
-                        uint32_t tier = TIER_HIGH) {
-    const expert_kinds kinds(m.index);
-    const double       transfer = 4e-4 / double(kinds.all()[kinds.of({ 0, 0 }, tier)].bytes());
-    return { m, n_high, n_low, with(thresholds), { rpc_device() }, 16, compute_mode::automatic, nullptr, transfer };
-}
-
 static uint64_t n_selections(const engine & e) {
     return e.counters.selections[TIER_HIGH] + e.counters.selections[TIER_LOW];
 }
@@ -168,75 +159,6 @@ TEST_CASE("gate and up in one tensor, or with an operation between them") {
     }
 }
 
-TEST_CASE("an expert that CPU and device compute together is what the device would make of it") {
-    const model_on_disk m;
-    for (const uint32_t n_slots : { 16u, 3u, 1u }) {
-        for (const int64_t n_tokens : { 1, 2, 37, 100 }) {
-            CAPTURE(n_slots);
-            CAPTURE(n_tokens);
-            const layer_input input = random_input(m.shape, n_tokens, unsigned(n_tokens));
-            engine            e     = splitting(m, n_slots);
-            CHECK(e.compute(m, input, 0, true) == stock(m, input, TIER_HIGH, 0, true));
-            CHECK((e.counters.selections_split > 0 || n_tokens > 1));
-            for (unsigned i = 0; i < 10; i++) { // what was split may be there in part
-                const layer_input other = random_input(m.shape, n_tokens, i);
-                CHECK(e.compute(m, other, i % 2) == stock(m, other, TIER_HIGH, i % 2));
-            }
-        }
-    }
-}
-
-TEST_CASE("an expert may be split in low precision, with a residual, beside one that is skipped, however it is fused") {
-    const layer_input   input = random_input(model_on_disk::small(), 1, 7);
-    const model_on_disk m;
-    engine              low = splitting(m, 8, 3, { 0.0, 1.0 }, TIER_LOW);
-    engine              low_on_cpu(m, 8, 3, score_thresholds{ 0.0, 1.0 });
-    CHECK(low.compute(m, input) == low_on_cpu.compute(m, input));
-    CHECK(low.counters.selections_split > 0);
-
-    engine less = splitting(m, 8, 3, { 0.3, 0.6 });
-    engine less_on_cpu(m, 8, 3, score_thresholds{ 0.3, 0.6 });
-    for (unsigned i = 0; i < 10; i++) {
-        const layer_input other = random_input(m.shape, 1 + i % 3, i);
-        CHECK(less.compute(m, other, i % 2, true) == less_on_cpu.compute(m, other, i % 2, true));
-    }
-    CHECK(less.counters.selections_skipped > 0);
-
-    const model_on_disk sums       = model_on_disk::with_residual();
-    engine              e_residual = splitting(sums, 3, 3);
-    CHECK(e_residual.compute(sums, input) == stock(sums, input, TIER_HIGH));
-    CHECK(e_residual.counters.selections_split > 0);
-
-    for (const bool fused : { true, false }) {
-        CAPTURE(fused);
-        moe_model shape = model_on_disk::small();
-        shape.fused     = fused;
-        shape.apart     = !fused;
-        const model_on_disk other(shape);
-        engine              e = splitting(other, 3);
-        CHECK(e.compute(other, input) == stock(other, input, TIER_HIGH));
-        CHECK(e.counters.selections_split > 0);
-    }
-}
-
-TEST_CASE("what of a split expert is not there comes afterwards, and then it is the device's") {
-    const model_on_disk m;
-    engine              e     = splitting(m, 8);
-    const layer_input   input = random_input(m.shape, 1, 9);
-    const rows          first = e.compute(m, input);
-    CHECK(e.counters.selections_split == 1);
-    const uint64_t misses = e.counters.misses[TIER_HIGH];
-    uint64_t       before = 0;
-    for (int i = 0; i < 10000 && e.counters.misses[TIER_HIGH] != before; i++) {
-        before = e.counters.misses[TIER_HIGH];
-        std::this_thread::sleep_for(std::chrono::milliseconds(1)); // a copy is under way
-        REQUIRE(e.compute(m, input) == first);
-    }
-    CHECK(e.counters.misses[TIER_HIGH] == before);
-    CHECK(e.counters.misses[TIER_HIGH] >= misses);
-    CHECK(e.counters.bytes_transferred > 0);
-}
-
 TEST_CASE("experts that host memory has no slot for are computed by the device") {
     const model_on_disk m;
     engine              e = cooperative(m, 4, 0, {}, compute_mode::cooperative, 2);
@@ -253,7 +175,7 @@ TEST_CASE("a layer computed node by node is the layer") {
     for (const int64_t n_tokens : { 1, 6 }) {
         CAPTURE(n_tokens);
         const layer_input input = random_input(m.shape, n_tokens, 23);
-        engine            e     = splitting(m, 3);
+        engine            e     = cooperative(m, 3);
         layer_graph       graph(m.shape, input, true, 1, ggml_backend_dev_buffer_type(e.place.device));
         graph.set_cached(m.index, 0);
         for (int i = 0; i < ggml_graph_n_nodes(graph.graph); i++) {
@@ -263,16 +185,15 @@ TEST_CASE("a layer computed node by node is the layer") {
         }
         CHECK(graph.output() == stock(m, input, TIER_HIGH, 0, true));
         CHECK(e.counters.selections_cpu > 0);
-        CHECK(e.counters.selections_split == 0); // the last product is in another graph
     }
 }
 
 TEST_CASE("an error of reading ends the computation") {
     const model_on_disk m;
-    for (const int n_reads : { 0, 3, 103 }) {
+    for (const int n_reads : { 0, 3 }) {
         CAPTURE(n_reads);
-        engine e            = n_reads < 100 ? cooperative(m, 4) : splitting(m, 4);
-        e.reader.reads_left = n_reads % 100;
+        engine e            = cooperative(m, 4);
+        e.reader.reads_left = n_reads;
         layer_graph graph(m.shape, random_input(m.shape, 7, 1), false, 1, ggml_backend_dev_buffer_type(e.place.device));
         graph.set_cached(m.index, 0);
         for (int i = 0; i < 2; i++) {

@@ -248,6 +248,48 @@ TEST_CASE("an error of reading reaches wait, and everything may be released") {
     c.cache.release({ 0, 0 }, TIER_HIGH);
 }
 
+// Of an expert that is there in part the rest is asked for: it stays behind, comes, or is dropped before it is read.
+TEST_CASE("an expert of which only a part is there goes first, until the rest has come") {
+    enum class rest { stays, comes, is_dropped };
+    for (const rest how : { rest::stays, rest::comes, rest::is_dropped }) {
+        CAPTURE(int(how));
+        opened_model          m;
+        cache_of<fake_reader> c(m);
+        c.allocate(TIER_HIGH, 3);
+        const expert_id whole   = { 0, 0 };
+        const expert_id in_part = { 0, 1 };
+        const expert_id other   = { 1, 0 };
+        c.reader.let(4);
+        c.load(whole, TIER_HIGH);
+        REQUIRE(c.cache.acquire(in_part, TIER_HIGH));
+        c.cache.request(in_part, TIER_HIGH, DOWN);
+        REQUIRE(c.cache.wait(in_part, TIER_HIGH, DOWN).ok());
+        c.cache.release(in_part, TIER_HIGH);
+        if (how != rest::comes) { // something is on its way
+            REQUIRE(c.cache.prefetch(other, TIER_HIGH, ALL));
+            c.reader.wait_begun(5);
+        }
+        if (how == rest::is_dropped) {
+            REQUIRE(c.cache.prefetch(in_part, TIER_HIGH, ALL));
+        }
+        c.cache.bring(in_part, TIER_HIGH, ALL);
+        CHECK(c.cache.holds(in_part, TIER_HIGH, ALL) == (how != rest::stays));
+        if (how == rest::is_dropped) {
+            c.cache.end_prefetch(in_part.layer);
+        }
+        c.reader.open_gate();
+        if (how == rest::comes) {
+            c.load(other, TIER_HIGH);
+            REQUIRE(c.cache.acquire(in_part, TIER_HIGH));
+            REQUIRE(c.cache.wait(in_part, TIER_HIGH, ALL).ok());
+            c.cache.release(in_part, TIER_HIGH);
+        }
+        c.load({ 1, 1 }, TIER_HIGH);
+        CHECK(c.cache.holds(whole, TIER_HIGH, ALL) == (how != rest::comes));
+        CHECK(c.cache.holds(in_part, TIER_HIGH, ALL) == (how == rest::comes));
+    }
+}
+
 //
 // policy
 //
@@ -414,36 +456,6 @@ TEST_CASE("a prefetch that cannot be read is an error of the next demand") {
 //
 // many random uses
 //
-
-TEST_CASE("an expert of which only a part is there goes first, unless the rest is on its way") {
-    for (const bool busy : { true, false }) {
-        CAPTURE(busy);
-        opened_model          m;
-        cache_of<fake_reader> c(m);
-        c.allocate(TIER_HIGH, 3);
-        const expert_id whole   = { 0, 0 };
-        const expert_id in_part = { 0, 1 };
-        const expert_id other   = { 1, 0 };
-        c.reader.let(4);
-        c.load(whole, TIER_HIGH);
-        REQUIRE(c.cache.acquire(in_part, TIER_HIGH));
-        c.cache.request(in_part, TIER_HIGH, DOWN);
-        REQUIRE(c.cache.wait(in_part, TIER_HIGH, DOWN).ok());
-        c.cache.release(in_part, TIER_HIGH);
-        if (busy) {
-            REQUIRE(c.cache.prefetch(other, TIER_HIGH, ALL));
-        } else {
-            c.reader.let(3);
-            c.load(other, TIER_HIGH);
-        }
-        c.cache.bring(in_part, TIER_HIGH, ALL);
-        CHECK(c.cache.holds(in_part, TIER_HIGH, ALL) == !busy);
-        c.reader.open_gate();
-        c.load({ 1, 1 }, TIER_HIGH);
-        CHECK(c.cache.holds(whole, TIER_HIGH, ALL) == busy);
-        CHECK(c.cache.holds(in_part, TIER_HIGH, ALL) == !busy);
-    }
-}
 
 // What the cache should hold: residents by last use, and their pins.
 struct cache_model {

@@ -149,20 +149,20 @@ TEST_CASE("a protected expert yields to nobody polite, and is the last to yield 
     CHECK(insert(set, { 1, 2 }, pressure::polite) == expert_id{ 1, 0 });
 }
 
-TEST_CASE("what is spare goes first, the most valuable one before others, and keeps no floor") {
+TEST_CASE("a duplicate goes first, the most valuable one before others, and keeps no floor") {
     fixed_policy policy;
     policy.values    = { { { 0, 0 }, 1.0 }, { { 0, 1 }, 5.0 }, { { 1, 0 }, 3.0 }, { { 2, 0 }, 0.5 } };
     resident_set set = make_set(4, policy, 1);
     for (const expert_id id : { expert_id{ 0, 0 }, expert_id{ 0, 1 }, expert_id{ 1, 0 }, expert_id{ 2, 0 } }) {
         insert(set, id);
     }
-    set.set_spare({ 0, 1 }, true);
-    set.set_spare({ 1, 0 }, true);
+    set.set_duplicate({ 0, 1 }, true);
+    set.set_duplicate({ 1, 0 }, true);
     CHECK(insert(set, { 2, 1 }) == expert_id{ 0, 1 });
     CHECK(insert(set, { 2, 2 }) == expert_id{ 1, 0 }); // the only one of its layer
     CHECK(insert(set, { 0, 1 }) == expert_id{ 2, 1 }); // worth nothing, as 2/2, which came later
-    set.set_spare({ 0, 0 }, true);
-    set.set_spare({ 0, 0 }, false);
+    set.set_duplicate({ 0, 0 }, true);
+    set.set_duplicate({ 0, 0 }, false);
     CHECK(insert(set, { 0, 3 }) == expert_id{ 2, 2 });
 }
 
@@ -281,7 +281,7 @@ class naive_set {
         expert_id id;
         int       pins         = 0;
         bool      is_protected = false;
-        bool      is_spare     = false;
+        bool      is_duplicate = false;
     };
 
     naive_set(size_t n_slots, uint32_t floor, fixed_policy & policy) :
@@ -322,12 +322,12 @@ class naive_set {
             const auto   in_layer = [&](const entry & other) { return other.id.layer == e.id.layer; };
             const auto   held     = std::count_if(entries_.begin(), entries_.end(), in_layer);
             const double value    = policy_.value(e.id, TIER_LOW, layer);
-            const bool   keeps    = e.id.layer != layer && held <= floor_ && !e.is_spare;
-            return std::make_tuple(e.is_protected, !e.is_spare, keeps, e.is_spare ? -value : value);
+            const bool   keeps    = e.id.layer != layer && held <= floor_ && !e.is_duplicate;
+            return std::make_tuple(e.is_protected, !e.is_duplicate, keeps, e.is_duplicate ? -value : value);
         };
         // of equal duplicates the last one touched
-        std::stable_partition(candidates.begin(), candidates.end(), [](const entry & e) { return !e.is_spare; });
-        std::reverse(std::find_if(candidates.begin(), candidates.end(), [](const entry & e) { return e.is_spare; }),
+        std::stable_partition(candidates.begin(), candidates.end(), [](const entry & e) { return !e.is_duplicate; });
+        std::reverse(std::find_if(candidates.begin(), candidates.end(), [](const entry & e) { return e.is_duplicate; }),
                      candidates.end());
         std::stable_sort(candidates.begin(), candidates.end(),
                          [&](const entry & a, const entry & b) { return rank(a) < rank(b); });
@@ -387,8 +387,8 @@ static void operate(resident_set & set, naive_set & naive, expert_id id, std::mt
             resident->pins++;
             break;
         case 3:
-            resident->is_spare = random() % 2;
-            set.set_spare(id, resident->is_spare);
+            resident->is_duplicate = random() % 2;
+            set.set_duplicate(id, resident->is_duplicate);
             break;
         default: resident->is_protected = random() % 3 == 0; set.set_protected(id, resident->is_protected);
     }
