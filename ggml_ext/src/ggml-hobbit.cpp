@@ -30,10 +30,11 @@ using hobbit::lazy_backend;
 
 // One for each device that experts are computed on.
 struct ggml_backend_hobbit_device_context {
-    std::string              name;
-    std::string              on_disk; // name of the buffer types of models' experts
-    ggml_backend_dev_t       compute;
-    ggml_backend_buffer_type activations; // its memory, see apart-memory.h; unused on the CPU
+    std::string                name;
+    std::string                on_disk; // name of the buffer types of models' experts
+    ggml_backend_dev_t         compute;
+    ggml_backend_buffer_type_t memory;      // its own
+    ggml_backend_buffer_type   activations; // the same, see apart-memory.h; unused on the CPU
 };
 
 static ggml_backend_hobbit_device_context & device_context(ggml_backend_dev_t dev) {
@@ -306,7 +307,7 @@ static ggml_backend_t ggml_backend_hobbit_device_init_backend(ggml_backend_dev_t
 // Activations stay where the CPU has them; another device has them in its own memory.
 static ggml_backend_buffer_type_t ggml_backend_hobbit_device_get_buffer_type(ggml_backend_dev_t dev) {
     ggml_backend_hobbit_device_context & ctx = device_context(dev);
-    return hobbit::is_host_device(ctx.compute) ? ggml_backend_dev_buffer_type(ctx.compute) : &ctx.activations;
+    return hobbit::is_host_device(ctx.compute) ? ctx.memory : &ctx.activations;
 }
 
 // The scheduler also asks about tensors that are no operations.
@@ -323,9 +324,9 @@ static bool ggml_backend_hobbit_device_supports_buft(ggml_backend_dev_t dev, ggm
     if (ggml_backend_buft_is_hobbit(buft)) {
         return buft->device == dev;
     }
-    ggml_backend_buffer_type_t own    = ggml_backend_hobbit_device_get_buffer_type(dev);
-    ggml_backend_buffer_type_t memory = ggml_backend_dev_buffer_type(device_context(dev).compute);
-    return buft == own || buft == memory || (ggml_backend_buft_is_host(own) && ggml_backend_buft_is_host(buft));
+    ggml_backend_hobbit_device_context & ctx = device_context(dev);
+    ggml_backend_buffer_type_t           own = ggml_backend_hobbit_device_get_buffer_type(dev);
+    return buft == own || buft == ctx.memory || (ggml_backend_buft_is_host(own) && ggml_backend_buft_is_host(buft));
 }
 
 static const struct ggml_backend_device_i ggml_backend_hobbit_device_i = {
@@ -411,9 +412,9 @@ ggml_backend_dev_t ggml_backend_hobbit_register(ggml_backend_dev_t compute) {
     const std::string name    = in_host ? "HOBBIT" : std::string("HOBBIT_") + ggml_backend_dev_name(compute);
     hobbit_device &   made    = *new hobbit_device;
     devices().push_back(&made);
-    made.device  = { ggml_backend_hobbit_device_i, ggml_backend_hobbit_reg(), &made.context };
-    made.context = { name, "DISK_" + name, compute,
-                     hobbit::make_apart_memory(ggml_backend_dev_buffer_type(compute), &made.device) };
+    made.device                       = { ggml_backend_hobbit_device_i, ggml_backend_hobbit_reg(), &made.context };
+    ggml_backend_buffer_type_t memory = ggml_backend_dev_buffer_type(compute);
+    made.context = { name, "DISK_" + name, compute, memory, hobbit::make_apart_memory(memory, &made.device) };
     if (devices().size() == 1) {
         ggml_backend_register(ggml_backend_hobbit_reg()); // and the device with it
     } else {

@@ -91,8 +91,10 @@ status moe_executor::run(ggml_cgraph * graph, inner_graph & inner) {
     return s.ok() ? end_layer(last, inner) : s;
 }
 
+// Addresses tell apart what is in one buffer only: with Vulkan each begins at the same one.
 static bool depends_on(const ggml_tensor * tensor, const ggml_tensor * other) {
-    return tensor->data == other->data || (tensor->view_src && tensor->view_src == other);
+    const auto buffer_of = [](const ggml_tensor * t) { return t->view_src ? t->view_src->buffer : t->buffer; };
+    return tensor->view_src == other || (tensor->data == other->data && buffer_of(tensor) == buffer_of(other));
 }
 
 // Gate and up share their input; a matmul that reads the output of another starts a new stage.

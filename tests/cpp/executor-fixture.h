@@ -168,6 +168,18 @@ struct engine {
     }
 };
 
+// Each node of the layer in a graph of its own.
+inline rows compute_node_by_node(engine & e, const model_on_disk & m, const layer_input & input, bool bias = false) {
+    layer_graph graph(m.shape, input, bias, 1, ggml_backend_dev_buffer_type(e.place.device));
+    graph.set_cached(m.index, 0);
+    for (int i = 0; i < ggml_graph_n_nodes(graph.graph); i++) {
+        ggml_cgraph  view = ggml_graph_view(graph.graph, i, i + 1);
+        const status s    = e.executor.compute(&view, e.inner, &e.cpu_graph);
+        CHECK_MESSAGE(s.ok(), s.message());
+    }
+    return graph.output();
+}
+
 // That an expert has there, and those behind them.
 inline std::string device_bytes(const expert_cache & cache, expert_id id, uint32_t tier, uint32_t part, size_t size) {
     ggml_tensor tensor = {};

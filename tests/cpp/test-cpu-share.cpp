@@ -176,14 +176,7 @@ TEST_CASE("a layer computed node by node is the layer") {
         CAPTURE(n_tokens);
         const layer_input input = random_input(m.shape, n_tokens, 23);
         engine            e     = cooperative(m, 3);
-        layer_graph       graph(m.shape, input, true, 1, ggml_backend_dev_buffer_type(e.place.device));
-        graph.set_cached(m.index, 0);
-        for (int i = 0; i < ggml_graph_n_nodes(graph.graph); i++) {
-            ggml_cgraph  view = ggml_graph_view(graph.graph, i, i + 1);
-            const status s    = e.executor.compute(&view, e.inner, &e.cpu_graph);
-            CHECK_MESSAGE(s.ok(), s.message());
-        }
-        CHECK(graph.output() == stock(m, input, TIER_HIGH, 0, true));
+        CHECK(compute_node_by_node(e, m, input, true) == stock(m, input, TIER_HIGH, 0, true));
         CHECK(e.counters.selections_cpu > 0);
     }
 }

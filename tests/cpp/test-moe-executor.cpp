@@ -204,14 +204,7 @@ TEST_CASE("a layer computed node by node, as under an evaluation callback, is th
             CAPTURE(n_tokens);
             const layer_input input = random_input(m.shape, n_tokens, 23);
             engine            e(m, n_slots, 0);
-            layer_graph       graph(m.shape, input);
-            graph.set_cached(m.index, 0);
-            for (int i = 0; i < ggml_graph_n_nodes(graph.graph); i++) {
-                ggml_cgraph  view = ggml_graph_view(graph.graph, i, i + 1);
-                const status s    = e.executor.compute(&view, e.inner, &e.cpu_graph);
-                CHECK_MESSAGE(s.ok(), s.message());
-            }
-            CHECK(graph.output() == stock(m, input, TIER_HIGH));
+            CHECK(compute_node_by_node(e, m, input) == stock(m, input, TIER_HIGH));
         }
     }
 }

@@ -165,14 +165,7 @@ TEST_CASE("where the last product is in another graph no expert is split, and fr
     for (const int32_t expert : { 5, 6 }) {
         load(m, *e.host, uint32_t(expert)); // a layer that reads from the disk is not measured
         const layer_input input = input_for(m.shape, expert);
-        layer_graph       graph(m.shape, input, true, 1, ggml_backend_dev_buffer_type(e.place.device));
-        graph.set_cached(m.index, 0);
-        for (int i = 0; i < ggml_graph_n_nodes(graph.graph); i++) {
-            ggml_cgraph  view = ggml_graph_view(graph.graph, i, i + 1);
-            const status s    = e.executor.compute(&view, e.inner, &e.cpu_graph);
-            CHECK_MESSAGE(s.ok(), s.message());
-        }
-        CHECK(graph.output() == stock(m, input, TIER_HIGH, 0, true));
+        CHECK(compute_node_by_node(e, m, input, true) == stock(m, input, TIER_HIGH, 0, true));
         CHECK(e.counters.selections_split == 0);
         CHECK(e.counters.selections_cpu > 0);
         // what went as it was placed
