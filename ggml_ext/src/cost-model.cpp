@@ -82,12 +82,13 @@ static constexpr double FORGOT       = 0.05; // of the others meanwhile, so that
 
 // Beside a copy the device's time is not known: one behind RPC may wait for it.
 void cost_model::finish(const std::vector<expert_work> & work, placement & p) {
-    const bool has_device = std::find(p.by.begin(), p.by.end(), computed_by::device) != p.by.end();
-    p.measures_device     = has_device && !(company(work, p.by) & LINK) && device_trial_.is_due();
-    p.seconds             = seconds(work, p.by);
+    const bool   has_device = std::find(p.by.begin(), p.by.end(), computed_by::device) != p.by.end();
+    const size_t who        = company(work, p.by);
+    p.measures_device       = has_device && !(who & LINK) && device_trial_.is_due();
+    p.seconds               = seconds(work, p.by);
     n_placed_++;
     // a company that has not been at work for a while is measured at once: it may have been tried again in vain
-    p.measures_layer = !p.measures_device && n_placed_ - told_[company(work, p.by)] >= told_wait;
+    p.measures_layer = !p.measures_device && n_placed_ - told_[who] >= told_wait;
 }
 
 double cost_model::on_device(const expert_work & w, computed_by by) const {
@@ -183,8 +184,9 @@ void cost_model::try_others(const std::vector<expert_work> & work, placed_expert
 cost_model::works cost_model::sum(const std::vector<expert_work> & work, const portion & counted) const {
     works sums(kinds_.size());
     for (size_t i = 0; i < work.size(); i++) {
-        sums[work[i].kind].jobs  += counted(i);
-        sums[work[i].kind].units += counted(i) * work[i].n_tokens;
+        const double jobs         = counted(i);
+        sums[work[i].kind].jobs  += jobs;
+        sums[work[i].kind].units += jobs * work[i].n_tokens;
     }
     return sums;
 }

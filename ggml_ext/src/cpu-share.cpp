@@ -2,6 +2,7 @@
 #include "cpu-share.h"
 
 #include "ggml-impl.h"
+#include "layer-products.h"
 
 #include <algorithm>
 
@@ -49,8 +50,7 @@ void cpu_share::place_otherwise(const planned_use & use, computed_by by) {
 // Number of the node that is the last product, or of the section's end.
 static int find_down(const layer_section & section) {
     const auto is_down = [](const ggml_tensor * node) {
-        return node->op == GGML_OP_MUL_MAT_ID && !is_idle(node) &&
-               static_cast<const expert_tensor *>(node->src[0]->extra)->part == PART_DOWN;
+        return node->op == GGML_OP_MUL_MAT_ID && !is_idle(node) && expert_of(node).part == PART_DOWN;
     };
     int i = section.first;
     while (i < section.end && !is_down(ggml_graph_node(section.graph, i))) {

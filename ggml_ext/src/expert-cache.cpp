@@ -313,9 +313,7 @@ void expert_cache::bring(expert_id id, uint32_t tier, uint32_t parts) {
         (void) std::all_of(all.begin(), all.end(), [&](uint32_t term) { return bring_term(id, term, parts); });
     }
     for (const uint32_t term : terms(tier)) {
-        if (sets_.set(term).contains(id)) {
-            sets_.set_in_part(id, term, !is_whole(id, term));
-        }
+        sets_.set_term_in_part(id, term, !is_whole(id, term));
     }
 }
 
@@ -326,8 +324,8 @@ bool expert_cache::is_whole(expert_id id, uint32_t tier) const {
 
 void expert_cache::note_whole(expert_id id, uint32_t tier) {
     for (const uint32_t term : terms(tier)) {
-        if (sets_.set(term).contains(id) && is_whole(id, term)) {
-            sets_.set_in_part(id, term, false);
+        if (is_whole(id, term)) {
+            sets_.set_term_in_part(id, term, false);
         }
     }
 }

@@ -307,7 +307,7 @@ static ggml_backend_t ggml_backend_hobbit_device_init_backend(ggml_backend_dev_t
 // Activations stay where the CPU has them; another device has them in its own memory.
 static ggml_backend_buffer_type_t ggml_backend_hobbit_device_get_buffer_type(ggml_backend_dev_t dev) {
     ggml_backend_hobbit_device_context & ctx = device_context(dev);
-    return hobbit::is_host_device(ctx.compute) ? ctx.memory : &ctx.activations;
+    return ggml_backend_buft_is_host(ctx.memory) ? ctx.memory : &ctx.activations;
 }
 
 // The scheduler also asks about tensors that are no operations.

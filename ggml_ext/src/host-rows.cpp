@@ -91,13 +91,12 @@ bool host_rows::can_share(const layer_section & section, const layer_routing & r
 // copies of what the section reads
 //
 
-std::vector<char> & section_inputs::fetch(const ggml_tensor * tensor) {
-    std::vector<char> & copy = copies_[tensor];
-    if (copy.empty()) {
+void section_inputs::fetch(const ggml_tensor * tensor) {
+    if (!has(tensor)) {
+        std::vector<char> & copy = copies_[tensor];
         copy.resize(ggml_nbytes(tensor));
         ggml_backend_tensor_get(tensor, copy.data(), 0, copy.size());
     }
-    return copy;
 }
 
 void host_rows::begin(const layer_section & section, int end, const layer_routing & routing,

@@ -28,10 +28,11 @@ struct layer_section {
 class section_inputs {
   public:
     // Copied once. REQUIRES: the device has computed it.
-    std::vector<char> & fetch(const ggml_tensor * tensor);
+    void fetch(const ggml_tensor * tensor);
 
-    // REQUIRES: fetched.
-    bool                has(const ggml_tensor * tensor) const { return copies_.count(tensor) > 0; }
+    bool has(const ggml_tensor * tensor) const { return copies_.count(tensor) > 0; }
+
+    // REQUIRES: has(tensor)
     std::vector<char> & at(const ggml_tensor * tensor) { return copies_.at(tensor); }
 
     void clear() { copies_.clear(); }

@@ -70,7 +70,7 @@ status layer_products::add(const ggml_tensor * matmul, const layer_routing & rou
 // That of all uses that have so many.
 status layer_products::add_term(const ggml_tensor * matmul, const layer_routing & routing,
                                 const std::vector<const planned_use *> & uses, size_t term, inner_graph & inner) const {
-    const uint32_t part = static_cast<const expert_tensor *>(matmul->src[0]->extra)->part;
+    const uint32_t part = expert_of(matmul).part;
 
     using place = std::tuple<ggml_backend_buffer_t, char *, size_t, ggml_type>; // the stack that a matrix is in
 

@@ -12,6 +12,11 @@
 
 namespace hobbit {
 
+// REQUIRES: a matmul over experts.
+inline const expert_tensor & expert_of(const ggml_tensor * matmul) {
+    return *static_cast<const expert_tensor *>(matmul->src[0]->extra);
+}
+
 // Runs what was added to the graph.
 status run_graph(inner_graph & inner);
 

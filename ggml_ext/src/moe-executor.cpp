@@ -56,10 +56,6 @@ void moe_executor::begin_batch(const batch_info & batch) {
     prefetcher_->set_thresholds(most);
 }
 
-static const expert_tensor & expert_of(const ggml_tensor * matmul) {
-    return *static_cast<const expert_tensor *>(matmul->src[0]->extra);
-}
-
 status moe_executor::run(ggml_cgraph * graph, inner_graph & inner) {
     const ggml_tensor * last = nullptr;
     status              s;

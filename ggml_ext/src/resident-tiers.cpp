@@ -94,6 +94,12 @@ void resident_tiers::set_duplicate(expert_id id, uint32_t tier, bool on) {
     }
 }
 
+void resident_tiers::set_term_in_part(expert_id id, uint32_t tier, bool on) {
+    if (sets_[tier]->contains(id)) {
+        sets_[tier]->set_in_part(id, on);
+    }
+}
+
 void resident_tiers::end_protection(uint32_t layer, uint32_t n_experts) {
     for (std::optional<resident_set> & set : sets_) {
         for (uint32_t e = 0; set && e < n_experts; e++) {

@@ -59,8 +59,8 @@ class resident_tiers {
     // For those of the expert's terms that are resident.
     void set_duplicate(expert_id id, uint32_t tier, bool on);
 
-    // Of a term. REQUIRES: resident.
-    void set_in_part(expert_id id, uint32_t tier, bool on) { sets_[tier]->set_in_part(id, on); }
+    // Of a term, if it is resident.
+    void set_term_in_part(expert_id id, uint32_t tier, bool on);
 
     // Of a whole layer.
     void end_protection(uint32_t layer, uint32_t n_experts);
