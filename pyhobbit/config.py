@@ -59,7 +59,7 @@ class CacheConfig:
     of several with memory of their own ("CUDA0,CUDA1") each does for some of the layers.
     device_memory: bytes of its, or all of theirs, that the experts may take; memory is then that of the host.
     mode: what the CPU computes of the experts that a device does not hold: "gpu" none, "cooperative" all,
-    "auto" (None) what makes a layer end first.
+    "auto" (None) what takes the least time.
     low_share: share of the pools for the low tier, 0 to 1.  io_threads: loader threads.
     t1, t2: thresholds on the sum of the normalised gate weights of the experts ranked higher (HOBBIT, Eq. 2):
     up to t1 high precision, up to t2 low, above t2 skipped.  renormalize: the weight of skipped experts goes

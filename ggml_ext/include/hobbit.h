@@ -64,7 +64,7 @@ enum hobbit_setting_kind {
 //                                works, and of the rest a part in proportion to the experts of its layers
 //   hobbit.mode          string  what the CPU computes, beside a device with memory of its own, of the experts that are
 //                                not there: "gpu": none; "cooperative": all that host memory has room for; "auto":
-//                                what makes the layer end first, by latencies that are measured; default "auto"
+//                                what takes the least time, by latencies that are measured; default "auto"
 //   hobbit.low_share     float   share of the pools that holds the low tier; default follows from t1, t2 and the kind
 //                                of the high tier
 //   hobbit.t1 hobbit.t2  float   thresholds of Eq. 2 on the summed, normalised gate weights: s <= t1 high precision,

@@ -49,10 +49,10 @@ static size_t company(const std::vector<expert_work> & work, const placed_expert
     return who;
 }
 
-cost_model::placement cost_model::place(const std::vector<expert_work> & work, bool may_split) {
+cost_model::placement cost_model::place(const std::vector<expert_work> & work, bool may_split, double further_misses) {
     placement p;
-    if (mode_ == compute_mode::automatic) {
-        p.by = place_alone_or_together(work, may_split);
+    if (chooses()) {
+        p.by = place_alone_or_together(work, may_split, further_misses);
         try_others(work, p.by);
         p.may_use_cpu = company(work, p.by) == LINK;
     } else {
@@ -101,8 +101,10 @@ double cost_model::seconds(const std::vector<expert_work> & work, const placed_e
 }
 
 // The best for three that do not hinder each other, with and without an expert that is split, or what needs only two
-// of them.
-placed_experts cost_model::place_alone_or_together(const std::vector<expert_work> & work, bool may_split) const {
+// of them. A further miss counts as a transfer: an expert that is used n times, and bypasses the device each time, is
+// missed (n - 1) / n times more for each, and is worth bringing where n times the CPU's time is longer than a transfer.
+placed_experts cost_model::place_alone_or_together(const std::vector<expert_work> & work, bool may_split,
+                                                   double further_misses) const {
     const placed_experts none(work.size(), computed_by::device);
     placed_experts       all;
     for (const expert_work & w : work) {
@@ -111,10 +113,14 @@ placed_experts cost_model::place_alone_or_together(const std::vector<expert_work
     if (all == none) {
         return none; // nothing is missing
     }
-    const std::vector<expert_costs> each = costs(work);
-    placed_experts                  best = place_experts(each, work, false);
+    std::vector<expert_costs> each = costs(work);
+    for (expert_costs & c : each) {
+        c.bypass = further_misses * c.transfer;
+    }
+    const auto     cost = [&](const placed_experts & by) { return seconds(work, by) + bypass_seconds(each, work, by); };
+    placed_experts best = place_experts(each, work, false);
     for (const auto & other : { may_split ? place_experts(each, work, true) : best, none, all }) {
-        best = seconds(work, other) < seconds(work, best) ? other : best;
+        best = cost(other) < cost(best) ? other : best;
     }
     return best;
 }

@@ -46,8 +46,12 @@ class cost_model {
 
     cost_model(const std::vector<kind_seed> & kinds, double transfer_per_byte, compute_mode mode);
 
-    // Without may_split no expert is.
-    placement place(const std::vector<expert_work> & work, bool may_split = true);
+    // Without may_split no expert is split. Each that bypasses the device is missed there `further_misses` times more,
+    // from 0 to 1 (bypass_estimate).
+    placement place(const std::vector<expert_work> & work, bool may_split = true, double further_misses = 0.0);
+
+    // Whether place() chooses.
+    bool chooses() const { return mode_ == compute_mode::automatic; }
 
     // Of a layer that cannot be shared.
     placement leave_to_device(const std::vector<expert_work> & work);
@@ -94,11 +98,12 @@ class cost_model {
     // The part of work number i that is counted.
     using portion = std::function<double(size_t)>;
 
-    std::vector<expert_costs> costs_of(const works & all) const;
-    placed_experts            place_alone_or_together(const std::vector<expert_work> & work, bool may_split) const;
-    double                    seconds(const std::vector<expert_work> & work, const placed_experts & by) const;
-    double                    on_device(const expert_work & w, computed_by by) const;
-    works                     sum(const std::vector<expert_work> & work, const portion & counted) const;
+    std::vector<expert_costs>           costs_of(const works & all) const;
+    placed_experts                      place_alone_or_together(const std::vector<expert_work> & work, bool may_split,
+                                                                double further_misses) const;
+    double                              seconds(const std::vector<expert_work> & work, const placed_experts & by) const;
+    double                              on_device(const expert_work & w, computed_by by) const;
+    works                               sum(const std::vector<expert_work> & work, const portion & counted) const;
     std::vector<latency_estimate::part> parts(const works & sums, latency_estimate kind_state::* whose);
     void                                try_others(const std::vector<expert_work> & work, placed_experts & by);
     void                                finish(const std::vector<expert_work> & work, placement & p);

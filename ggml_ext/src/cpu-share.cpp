@@ -28,12 +28,25 @@ void cpu_share::begin_layer(const layer_routing & routing, const layer_plan & pl
         const bool is_present = cache_.holds(use.id, use.tier, parts) && cache_.arrived(use.id, use.tier, parts);
         work_.push_back({ kinds_.of(use.id, use.tier), uint32_t(use.selections.size()), is_present });
     }
-    placement_ = unshared_.count(routing.layer) > 0 ? costs_.leave_to_device(work_)
-                                                    : costs_.place(work_, unsplit_.count(routing.layer) == 0);
-    began_     = { clock::now(), device.measured(), stats_.bytes_read };
+    const double further   = costs_.chooses() ? further_misses() : 0.0;
+    const bool   may_split = unsplit_.count(routing.layer) == 0;
+    placement_ =
+        unshared_.count(routing.layer) > 0 ? costs_.leave_to_device(work_) : costs_.place(work_, may_split, further);
+    began_ = { clock::now(), device.measured(), stats_.bytes_read };
     device.measure(placement_.measures_device);
     cpu_time_     = seconds(0);
     is_as_placed_ = true;
+}
+
+// Tells the pools' misses to what learns from them, and asks what it has learnt.
+double cpu_share::further_misses() {
+    uses_.clear();
+    for (const planned_use & use : plan_->uses) {
+        const bool is_missed = !cache_.holds(use.id, use.tier, index_.layer(use.id.layer).parts);
+        uses_.push_back({ { use.id, use.tier }, is_missed });
+    }
+    cache_.bypasses().begin_layer(routing_->layer, uses_);
+    return cache_.bypasses().further_misses();
 }
 
 bool cpu_share::pin(const planned_use & use) {
@@ -199,13 +212,17 @@ void cpu_share::learn_link() {
 // What the CPU has computed may be needed again: one expert comes to the device at a time, while nothing else is on its
 // way there. It takes the place of another one before it is there, so that many at once would empty the pool.
 void cpu_share::bring() {
-    for (const planned_use & use : plan_->uses) {
+    for (size_t i = 0; i < plan_->uses.size(); i++) {
+        const planned_use & use = plan_->uses[i];
         if (placed(use) == computed_by::device) {
             continue;
         }
         stats_.selections_cpu   += use.selections.size();
         stats_.selections_split += is_split(use) ? use.selections.size() : 0;
         cache_.bring(use.id, use.tier, index_.layer(use.id.layer).parts);
+        if (costs_.chooses() && uses_[i].is_missed) {
+            cache_.bypasses().bypassed(uses_[i].expert);
+        }
     }
 }
 

@@ -17,7 +17,8 @@ expert_cache::expert_cache(const expert_index & index, loader & loader, stats & 
     in_host_(is_host_device(place.device)),
     memory_(place.memory ? place.memory : ggml_backend_dev_buffer_type(place.device)),
     n_experts_(index.n_experts()),
-    sets_(index.high_is_residual()) {
+    sets_(index.high_is_residual()),
+    bypasses_(sets_) {
     for (uint32_t tier = 0; tier < index.n_tiers(); tier++) {
         layouts_[tier] = slot_layout(index, tier, place.device, memory_);
         loads_[tier].resize(index.n_layers() * n_experts_);
@@ -296,6 +297,7 @@ bool expert_cache::prefetch(expert_id id, uint32_t tier, uint32_t parts) {
         return false;
     }
     protect(id, tier);
+    bypasses_.prefetched({ id, tier }, running_);
     return true;
 }
 

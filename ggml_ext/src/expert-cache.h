@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include "bypass-estimate.h"
 #include "cache-policy.h"
 #include "expert-index.h"
 #include "ggml-backend.h"
@@ -106,6 +107,9 @@ class expert_cache {
     // another expert would have to go, most of these are left out. As long as only a part of it is here, it goes first.
     void bring(expert_id id, uint32_t tier, uint32_t parts);
 
+    // Which misses follow from those that are not brought; only what it is told. REQUIRES: the pools are allocated.
+    bypass_estimate & bypasses() { return bypasses_; }
+
     // Asks for experts in this order, after all demands, as long as slots are free. Before they are used, the first
     // ones go last. REQUIRES: for a residual tier, the low one was filled before.
     void fill(uint32_t tier, const std::vector<expert_id> & experts);
@@ -169,6 +173,7 @@ class expert_cache {
     std::array<slot_layout, TIER_COUNT>             layouts_;
     std::array<slot_pool, TIER_COUNT>               pools_;
     resident_tiers                                  sets_;
+    bypass_estimate                                 bypasses_;
     std::array<std::vector<load_state>, TIER_COUNT> loads_;        // [tier][layer * n_experts + expert], fixed size
     std::array<std::vector<uint32_t>, TIER_COUNT>   packed_parts_; // [tier][layer * n_experts + expert], part_bit mask
     std::vector<tier_expert>                        prefetched_;   // terms; pinned once each, until there or cancelled

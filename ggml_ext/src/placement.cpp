@@ -15,10 +15,17 @@ struct layer_totals {
     double link   = 0.0;
     double last   = 0.0; // the longest device time of what the link brings
     double handed = 0.0; // and of what the CPU hands over
+    double later  = 0.0; // for what bypasses the device
 
     double cpu_side() const { return cpu + handed; }
     double device_side() const { return std::max(device, link + last); }
     double seconds() const { return std::max(cpu_side(), device_side()); }
+    double cost() const { return seconds() + later; }
+
+    void add_bypassing(const expert_costs & costs, double cpu_seconds, size_t n) {
+        cpu   += cpu_seconds;
+        later += costs.bypass * double(n);
+    }
 
     void add_brought(const expert_costs & costs, size_t n) {
         device += costs.device * double(n);
@@ -28,21 +35,21 @@ struct layer_totals {
 
     void add_split(const expert_costs & costs, uint32_t n_tokens) {
         const double rest  = costs.device * costs.down;
-        cpu               += costs.cpu(n_tokens) * (1.0 - costs.down);
         device            += rest;
         link              += costs.transfer * costs.down;
         last               = std::max(last, rest);
         handed             = std::max(handed, rest);
+        add_bypassing(costs, costs.cpu(n_tokens) * (1.0 - costs.down), 1);
     }
 };
 
-double layer_seconds(const std::vector<expert_costs> & costs, const std::vector<expert_work> & work,
-                     const placed_experts & placed) {
+static layer_totals total(const std::vector<expert_costs> & costs, const std::vector<expert_work> & work,
+                          const placed_experts & placed) {
     layer_totals totals;
     for (size_t i = 0; i < work.size(); i++) {
         const expert_costs & c = costs[work[i].kind];
         if (placed[i] == computed_by::cpu) {
-            totals.cpu += c.cpu(work[i].n_tokens);
+            totals.add_bypassing(c, c.cpu(work[i].n_tokens), 1);
         } else if (placed[i] == computed_by::split) {
             totals.add_split(c, work[i].n_tokens);
         } else if (work[i].is_present) {
@@ -51,7 +58,17 @@ double layer_seconds(const std::vector<expert_costs> & costs, const std::vector<
             totals.add_brought(c, 1);
         }
     }
-    return totals.seconds();
+    return totals;
+}
+
+double layer_seconds(const std::vector<expert_costs> & costs, const std::vector<expert_work> & work,
+                     const placed_experts & placed) {
+    return total(costs, work, placed).seconds();
+}
+
+double bypass_seconds(const std::vector<expert_costs> & costs, const std::vector<expert_work> & work,
+                      const placed_experts & placed) {
+    return total(costs, work, placed).later;
 }
 
 // The missing experts of a kind, those with the fewest tokens first.
@@ -93,8 +110,25 @@ struct kind_counts {
     size_t              split = none; // kind
 };
 
+// The first number for which it holds, as for all after it, or n.
+template <typename F>
+static size_t first_of(size_t n, const F & holds) {
+    size_t low  = 0; // below it, it does not
+    size_t high = n;
+    while (low < high) {
+        const size_t middle = (low + high) / 2;
+        if (holds(middle)) {
+            high = middle;
+        } else {
+            low = middle + 1;
+        }
+    }
+    return low;
+}
+
 // The best: all numbers of all kinds but the last one are tried. With every further expert of that one the CPU takes
-// longer and the device does not, so that the best number is where they meet.
+// longer and the device does not. From where they meet the first number is the best. Before, the device's time falls
+// ever more slowly while what bypasses it adds up, so that there is one lowest point.
 class best_counts {
   public:
     explicit best_counts(const std::vector<missing_kind> & kinds) : kinds_(kinds) {
@@ -117,8 +151,8 @@ class best_counts {
     size_t n_whole(size_t k) const { return kinds_[k].experts.size() - (k == tried_.split); }
 
     layer_totals with(layer_totals totals, size_t k, size_t n) const {
-        const missing_kind & kind  = kinds_[k];
-        totals.cpu                += kind.cpu[n];
+        const missing_kind & kind = kinds_[k];
+        totals.add_bypassing(*kind.costs, kind.cpu[n], n);
         totals.add_brought(*kind.costs, n_whole(k) - n);
         if (k == tried_.split) {
             totals.add_split(*kind.costs, kind.n_tokens[n]);
@@ -127,9 +161,9 @@ class best_counts {
     }
 
     void keep_if_better(const layer_totals & totals) {
-        if (totals.seconds() < seconds_) {
-            seconds_ = totals.seconds();
-            best_    = tried_;
+        if (totals.cost() < cost_) {
+            cost_ = totals.cost();
+            best_ = tried_;
         }
     }
 
@@ -142,7 +176,7 @@ class best_counts {
             try_last(totals);
             return;
         }
-        for (size_t n = 0; n <= n_whole(k) && totals.cpu + kinds_[k].cpu[n] < seconds_; n++) {
+        for (size_t n = 0; n <= n_whole(k) && totals.cpu + totals.later + kinds_[k].cpu[n] < cost_; n++) {
             tried_.on_cpu[k] = n;
             try_from(k + 1, with(totals, k, n));
         }
@@ -150,25 +184,20 @@ class best_counts {
 
     void try_last(const layer_totals & totals) {
         const size_t k    = kinds_.size() - 1;
-        size_t       low  = 0; // below it the device takes longer
-        size_t       high = n_whole(k);
-        while (low < high) {
-            const size_t       middle                     = (low + high) / 2;
-            const layer_totals t                          = with(totals, k, middle);
-            (t.cpu_side() < t.device_side() ? low : high) = t.cpu_side() < t.device_side() ? middle + 1 : middle;
-        }
-        for (const size_t n : { low, low - 1 }) {
-            if (n <= n_whole(k)) { // low - 1 may not be there
-                tried_.on_cpu[k] = n;
-                keep_if_better(with(totals, k, n));
-            }
+        const auto   at   = [&](size_t n) { return with(totals, k, n); };
+        const size_t meet = first_of(n_whole(k), [&](size_t n) { return at(n).cpu_side() >= at(n).device_side(); });
+        const size_t turn =
+            first_of(std::max<size_t>(meet, 1) - 1, [&](size_t n) { return at(n + 1).cost() >= at(n).cost(); });
+        for (const size_t n : { turn, meet }) {
+            tried_.on_cpu[k] = n;
+            keep_if_better(at(n));
         }
     }
 
     const std::vector<missing_kind> & kinds_;
     kind_counts                       tried_;
     kind_counts                       best_;
-    double                            seconds_ = std::numeric_limits<double>::infinity();
+    double                            cost_ = std::numeric_limits<double>::infinity();
 };
 
 placed_experts place_experts(const std::vector<expert_costs> & costs, const std::vector<expert_work> & work,

@@ -10,7 +10,7 @@ namespace hobbit {
 enum class compute_mode {
     gpu,         // none of them
     cooperative, // all of them
-    automatic,   // what makes the layer end first
+    automatic,   // what takes the least time in this layer and those to come
 };
 
 // Who computes an expert of a layer.
@@ -34,6 +34,8 @@ enum class computed_by : uint8_t {
 //       sum of transfers + the longest `device` of an expert brought)
 // What must be read from disk is read for either of them, and is in no latency. The CPU does its share in pieces: what
 // arrives on the device meanwhile is begun after the piece in hand.
+//
+// What the CPU computes, if only in part, bypasses the device, which may then miss it for later tokens: `bypass`.
 
 // Of experts that are alike: of one type and shape. Seconds, none of them negative.
 struct expert_costs {
@@ -41,7 +43,8 @@ struct expert_costs {
     double cpu_per_token;
     double device;
     double transfer;
-    double down = 0.0; // share of the work and the bytes that the last product has; 0: it cannot be split
+    double down   = 0.0; // share of the work and the bytes that the last product has; 0: it cannot be split
+    double bypass = 0.0; // what it takes later that an expert does not come to the device
 
     double cpu(uint32_t n_tokens) const { return cpu_start + cpu_per_token * n_tokens; }
 
@@ -61,10 +64,14 @@ using placed_experts = std::vector<computed_by>;
 double layer_seconds(const std::vector<expert_costs> & costs, const std::vector<expert_work> & work,
                      const placed_experts & placed);
 
-// What is present stays with the device, the others are placed so that no other choice takes less time; with may_split
-// at most one is split, which evens out what whole experts leave uneven. Of a kind the CPU has those with the fewest
-// tokens, then comes the one that is split, so that numbers are all there is to choose: exact, and quick for the few
-// kinds that a layer has.
+// What layers to come take for it.
+double bypass_seconds(const std::vector<expert_costs> & costs, const std::vector<expert_work> & work,
+                      const placed_experts & placed);
+
+// What is present stays with the device, the others are placed so that no other choice takes less time, now and later
+// (layer_seconds + bypass_seconds); with may_split at most one is split, which evens out what whole experts leave
+// uneven. Of a kind the CPU has those with the fewest tokens, then comes the one that is split, so that numbers are all
+// there is to choose: exact, and quick for the few kinds that a layer has.
 placed_experts place_experts(const std::vector<expert_costs> & costs, const std::vector<expert_work> & work,
                              bool may_split);
 

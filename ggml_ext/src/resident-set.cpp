@@ -86,6 +86,17 @@ void resident_set::unpin(expert_id id) {
     n_pinned_ -= --e.pins == 0;
 }
 
+void resident_set::drop_marks() {
+    for (const expert_id & id : residents_) {
+        entry & e      = find(id);
+        e.pins         = 0;
+        e.is_protected = false;
+        e.is_duplicate = false;
+        e.is_in_part   = false;
+    }
+    n_pinned_ = 0;
+}
+
 uint32_t even_floor(uint32_t n_slots, uint32_t n_layers, uint32_t n_used) {
     if (n_layers == 1) {
         return n_used;

@@ -41,6 +41,7 @@ class resident_set {
     uint32_t slot(expert_id id) const { return find(id).slot; }
     bool     is_pinned(expert_id id) const { return find(id).pins > 0; }
     bool     is_protected(expert_id id) const { return find(id).is_protected; }
+    bool     is_in_part(expert_id id) const { return find(id).is_in_part; }
 
     // How far making room may go.
     enum class pressure {
@@ -64,6 +65,9 @@ class resident_set {
     void set_protected(expert_id id, bool on) { find(id).is_protected = on; }
     void set_duplicate(expert_id id, bool on) { find(id).is_duplicate = on; }
     void set_in_part(expert_id id, bool on) { find(id).is_in_part = on; }
+
+    // Of all that is resident, nothing is pinned, protected or marked any more: for a copy that goes its own way.
+    void drop_marks();
 
     const std::vector<expert_id> & residents() const { return residents_; } // in no order
 

@@ -100,6 +100,14 @@ void resident_tiers::set_term_in_part(expert_id id, uint32_t tier, bool on) {
     }
 }
 
+void resident_tiers::drop_marks() {
+    for (std::optional<resident_set> & set : sets_) {
+        if (set) {
+            set->drop_marks();
+        }
+    }
+}
+
 void resident_tiers::end_protection(uint32_t layer, uint32_t n_experts) {
     for (std::optional<resident_set> & set : sets_) {
         for (uint32_t e = 0; set && e < n_experts; e++) {

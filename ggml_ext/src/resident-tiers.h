@@ -62,6 +62,9 @@ class resident_tiers {
     // Of a term, if it is resident.
     void set_term_in_part(expert_id id, uint32_t tier, bool on);
 
+    // For a copy that goes its own way; see resident_set.
+    void drop_marks();
+
     // Of a whole layer.
     void end_protection(uint32_t layer, uint32_t n_experts);
 

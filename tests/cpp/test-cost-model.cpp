@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT
 //
 // Simulated runs: durations are those of a machine that is known, no clock is read.
+#include "bypass-estimate.h"
 #include "cost-model.h"
+#include "indifferent-policy.h"
 
 #include <algorithm>
 #include <doctest/doctest.h>
@@ -56,11 +58,10 @@ static std::vector<expert_work> random_work(std::mt19937 & random, uint32_t most
     return work;
 }
 
-// Computes a layer as the model places it, and tells it what the machine took.
-static double run_layer(const machine & m, cost_model & model, const std::vector<expert_work> & work,
-                        bool may_split = true) {
+// Computes a layer as it was placed, and tells the model what the machine took.
+static double run_placed(const machine & m, cost_model & model, const std::vector<expert_work> & work,
+                         const cost_model::placement & p) {
     const std::vector<expert_costs> costs  = m.costs(work);
-    const cost_model::placement     p      = model.place(work, may_split);
     double                          cpu    = 0.0;
     double                          device = 0.0;
     double                          link   = 0.0;
@@ -91,6 +92,11 @@ static double run_layer(const machine & m, cost_model & model, const std::vector
         model.layer_took(work, p, took);
     }
     return took;
+}
+
+static double run_layer(const machine & m, cost_model & model, const std::vector<expert_work> & work,
+                        bool may_split = true) {
+    return run_placed(m, model, work, model.place(work, may_split));
 }
 
 TEST_CASE("estimates that begin ten times off are corrected within 50 tokens") {
@@ -195,6 +201,125 @@ TEST_CASE("an expert is split where that pays, and not where handing over costs 
             CHECK(took[true] < (hand_over == 0.0 ? 0.95 : 1.03) * took[false]);
         }
     }
+}
+
+// A text uses of each layer's experts a few for a while.
+struct text {
+    static constexpr uint32_t n_layers  = 8;
+    static constexpr uint32_t n_experts = 64;
+    static constexpr uint32_t n_used    = 4;
+
+    size_t       n_in_use; // of each layer
+    double       new_ones; // per layer and token
+    std::mt19937 random{ 11 };
+
+    std::vector<std::vector<uint32_t>> in_use{ n_layers }; // [layer]
+
+    std::vector<uint32_t> next(uint32_t layer) {
+        std::vector<uint32_t> & experts = in_use[layer];
+        for (uint32_t e = 0; experts.size() < n_in_use; e++) {
+            experts.push_back(e);
+        }
+        experts.resize(n_in_use);
+        std::shuffle(experts.begin(), experts.end(), random);
+        const uint32_t other = uint32_t(random() % n_experts);
+        if (double(random() % 1000) < 1000.0 * new_ones &&
+            std::find(experts.begin(), experts.end(), other) == experts.end()) {
+            experts.back() = other;
+        }
+        return { experts.begin(), experts.begin() + n_used };
+    }
+};
+
+// The device's pool, and what places experts there or elsewhere.
+struct simulated_engine {
+    static constexpr uint32_t brought = 32; // of those that the CPU computes one comes to the device
+
+    const machine &          m;
+    cost_model               model;
+    indifferent_policy       policy;
+    resident_tiers           pools{ false };
+    bypass_estimate          bypasses{ pools };
+    std::vector<tier_expert> evicted    = {};
+    uint32_t                 n_bypassed = 0;
+
+    simulated_engine(const machine & hardware, compute_mode mode, uint32_t n_slots) :
+        m(hardware), model(m.model(mode)) {
+        pools.add(TIER_HIGH, resident_set(text::n_layers, text::n_experts, TIER_HIGH, n_slots, 0, policy));
+    }
+
+    // Seconds that so many tokens take.
+    double run(text & t, uint32_t n_tokens) {
+        double took = 0.0;
+        for (uint32_t i = 0; i < n_tokens * text::n_layers; i++) {
+            took += run_layer(i % text::n_layers, t.next(i % text::n_layers));
+        }
+        return took;
+    }
+
+    double run_layer(uint32_t layer, const std::vector<uint32_t> & experts) {
+        std::vector<expert_work>          work;
+        std::vector<bypass_estimate::use> uses;
+        for (const uint32_t e : experts) {
+            const bool is_present = pools.contains({ layer, e }, TIER_HIGH);
+            work.push_back({ 0, 1, is_present });
+            uses.push_back({ { { layer, e }, TIER_HIGH }, !is_present });
+        }
+        bypasses.begin_layer(layer, uses);
+        const cost_model::placement p = model.place(work, true, bypasses.further_misses());
+        for (size_t u = 0; u < uses.size(); u++) {
+            if (p.by[u] != DEVICE) {
+                bypasses.bypassed(uses[u].expert);
+            }
+            if (p.by[u] == DEVICE || ++n_bypassed % brought == 0) {
+                pools.insert(uses[u].expert.id, TIER_HIGH, layer, evicted);
+                pools.touch(uses[u].expert.id, TIER_HIGH);
+            }
+        }
+        return run_placed(m, model, work, p);
+    }
+};
+
+TEST_CASE("automatic is as fast as the better of the other two where the CPU's experts do not come to the device") {
+    int n_better_gpu = 0;
+    for (const double cpu : { 0.5, 0.9, 1.2, 1.7, 3.0 }) { // milliseconds; the link takes 2.1
+        for (const uint32_t n_slots : { 32u, 64u, 160u }) {
+            for (const text & t : { text{ 12, 0.05 }, text{ 12, 0.5 }, text{ 32, 0.2 } }) {
+                CAPTURE(cpu);
+                CAPTURE(n_slots);
+                CAPTURE(t.n_in_use);
+                CAPTURE(t.new_ones);
+                const machine m = machine::with_slow_link(cpu);
+                double        took[3];
+                for (const compute_mode mode :
+                     { compute_mode::gpu, compute_mode::cooperative, compute_mode::automatic }) {
+                    text own        = t;
+                    took[int(mode)] = simulated_engine(m, mode, n_slots).run(own, 1500);
+                }
+                const double gpu         = took[int(compute_mode::gpu)];
+                const double cooperative = took[int(compute_mode::cooperative)];
+                CHECK(took[int(compute_mode::automatic)] < 1.05 * std::min(gpu, cooperative));
+                n_better_gpu += gpu < cooperative;
+            }
+        }
+    }
+    CHECK(n_better_gpu > 10);
+    CHECK(n_better_gpu < 35);
+}
+
+TEST_CASE("what bypassing costs is learnt anew when the text becomes another one") {
+    const machine m     = machine::with_slow_link(1.2);
+    const text    few   = { 12, 0.05 };
+    const text    many  = { 48, 1.0 };
+    const auto    after = [&](const text & first, const text & second) {
+        simulated_engine e(m, compute_mode::automatic, 120);
+        text             before = first;
+        text             then   = second;
+        e.run(before, 1000);
+        return e.run(then, 1000);
+    };
+    CHECK(after(few, many) < 1.05 * after(many, many));
+    CHECK(after(many, few) < 1.1 * after(few, few)); // which are there when the others have still to come
 }
 
 TEST_CASE("the other modes leave nothing to estimates") {

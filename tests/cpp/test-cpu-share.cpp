@@ -5,6 +5,7 @@
 #include "executor-fixture.h"
 #include "rpc-device.h"
 
+#include <algorithm>
 #include <chrono>
 #include <thread>
 
@@ -92,6 +93,26 @@ TEST_CASE("behind a connection few of those come that another expert would have 
     CHECK(e.cache.n_slots(TIER_HIGH) == 2);
     CHECK(e.counters.evictions > 0);
     CHECK(e.counters.evictions * 10 < e.counters.selections_cpu);
+}
+
+// Experts come twice each, two at a time. They are so large that the link takes longer for two than the CPU for one.
+TEST_CASE("what is missed again, since the CPU has computed it, is noticed where there is a choice") {
+    moe_model shape = model_on_disk::small();
+    shape.n_layers  = 1;
+    shape.n_embd    = 1024;
+    shape.n_ff      = 512;
+    const model_on_disk m(shape);
+    layer_input         input = random_input(m.shape, 1, 9);
+    for (const compute_mode mode : { compute_mode::automatic, compute_mode::cooperative }) {
+        engine e    = cooperative(m, 2, 0, {}, mode);
+        double most = 0.0;
+        for (int i = 0; i < 100; i++) {
+            input.ids = { i / 2 % 4 * 2, i / 2 % 4 * 2 + 1 };
+            e.compute(m, input);
+            most = std::max(most, e.cache.bypasses().further_misses());
+        }
+        CHECK((most > 0.2) == (mode == compute_mode::automatic));
+    }
 }
 
 TEST_CASE("low precision is computed in low precision, a residual is added") {

@@ -330,6 +330,25 @@ TEST_CASE("what was not read of a prefetch when its layer has run never is, and 
     CHECK(c.counters.evictions == 0);
 }
 
+TEST_CASE("what was prefetched does not speak for bypassing the pool") {
+    opened_model          m;
+    cache_of<fake_reader> c(m);
+    c.reader.open_gate();
+    c.allocate(TIER_HIGH, 8);
+    bypass_estimate & bypasses = c.cache.bypasses();
+    const tier_expert again    = { { 0, 0 }, TIER_HIGH };
+    for (int i = 0; i < 20; i++) {
+        bypasses.begin_layer(0, { { again, true } });
+        bypasses.bypassed(again);
+    }
+    CHECK(bypasses.further_misses() > 0.9);
+    for (uint32_t expert = 1; expert < 4; expert++) {
+        REQUIRE(c.cache.prefetch({ 0, expert }, TIER_HIGH, ALL));
+        bypasses.begin_layer(0, { { { { 0, expert }, TIER_HIGH }, false } });
+    }
+    CHECK(bypasses.further_misses() > 0.9);
+}
+
 TEST_CASE("free slots are filled in order, and the first ones stay longest") {
     opened_model          m;
     cache_of<fake_reader> c(m);
