@@ -27,8 +27,10 @@ void bypass_estimate::follow_anew() {
     without_.emplace(pools_);
     without_->drop_marks();
     for (uint32_t tier = 0; tier < TIER_COUNT; tier++) {
-        const std::vector<expert_id> none;
-        for (const expert_id & id : pools_.has(tier) ? pools_.set(tier).residents() : none) {
+        if (!pools_.has(tier)) {
+            continue;
+        }
+        for (const expert_id & id : pools_.set(tier).residents()) {
             if (pools_.set(tier).is_in_part(id) && without_->set(tier).contains(id)) {
                 without_->erase_term(id, tier, evicted_);
             }

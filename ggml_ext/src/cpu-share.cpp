@@ -24,29 +24,25 @@ void cpu_share::begin_layer(const layer_routing & routing, const layer_plan & pl
     routing_             = &routing;
     plan_                = &plan;
     work_.clear();
+    uses_.clear();
     for (const planned_use & use : plan.uses) {
-        const bool is_present = cache_.holds(use.id, use.tier, parts) && cache_.arrived(use.id, use.tier, parts);
+        const bool is_held    = cache_.holds(use.id, use.tier, parts);
+        const bool is_present = is_held && cache_.arrived(use.id, use.tier, parts);
         work_.push_back({ kinds_.of(use.id, use.tier), uint32_t(use.selections.size()), is_present });
+        uses_.push_back({ { use.id, use.tier }, !is_held });
     }
-    const double further   = costs_.chooses() ? further_misses() : 0.0;
-    const bool   may_split = unsplit_.count(routing.layer) == 0;
-    placement_ =
-        unshared_.count(routing.layer) > 0 ? costs_.leave_to_device(work_) : costs_.place(work_, may_split, further);
-    began_ = { clock::now(), device.measured(), stats_.bytes_read };
+    double further_misses = 0.0;
+    if (costs_.chooses()) {
+        cache_.bypasses().begin_layer(routing.layer, uses_);
+        further_misses = cache_.bypasses().further_misses();
+    }
+    const bool may_split = unsplit_.count(routing.layer) == 0;
+    placement_           = unshared_.count(routing.layer) > 0 ? costs_.leave_to_device(work_)
+                                                              : costs_.place(work_, may_split, further_misses);
+    began_               = { clock::now(), device.measured(), stats_.bytes_read };
     device.measure(placement_.measures_device);
     cpu_time_     = seconds(0);
     is_as_placed_ = true;
-}
-
-// Tells the pools' misses to what learns from them, and asks what it has learnt.
-double cpu_share::further_misses() {
-    uses_.clear();
-    for (const planned_use & use : plan_->uses) {
-        const bool is_missed = !cache_.holds(use.id, use.tier, index_.layer(use.id.layer).parts);
-        uses_.push_back({ { use.id, use.tier }, is_missed });
-    }
-    cache_.bypasses().begin_layer(routing_->layer, uses_);
-    return cache_.bypasses().further_misses();
 }
 
 bool cpu_share::pin(const planned_use & use) {

@@ -92,7 +92,6 @@ class cpu_share {
     computed_by & placed(const planned_use & use) { return placement_.by[size_t(&use - plan_->uses.data())]; }
     computed_by   placed(const planned_use & use) const { return placement_.by[size_t(&use - plan_->uses.data())]; }
 
-    double further_misses();
     bool   pin(const planned_use & use);
     void   begin_rows(rows_in_hand & some, const layer_section & section, int end, uint32_t parts);
     status compute_next(rows_in_hand & some, inner_graph & cpu);
@@ -121,7 +120,7 @@ class cpu_share {
     const layer_plan *                plan_    = nullptr;
     std::vector<expert_work>          work_;      // [use]
     cost_model::placement             placement_; // [use]
-    std::vector<bypass_estimate::use> uses_;      // [use], where the cost model chooses
+    std::vector<bypass_estimate::use> uses_;      // [use]
     readings                          began_;
     seconds                           cpu_time_{ 0 };
     bool                              is_as_placed_ = true;

@@ -85,15 +85,6 @@ struct model_on_disk {
     }
 };
 
-// Loads the expert of layer 0, whole.
-inline void load(const model_on_disk & m, expert_cache & cache, uint32_t expert) {
-    const uint32_t parts = m.index.layer(0).parts;
-    REQUIRE(cache.acquire({ 0, expert }, TIER_HIGH));
-    cache.request({ 0, expert }, TIER_HIGH, parts);
-    REQUIRE(cache.wait({ 0, expert }, TIER_HIGH, parts).ok());
-    cache.release({ 0, expert }, TIER_HIGH);
-}
-
 // The cache over it, and what computes with it.
 struct engine {
     failing_reader                reader;

@@ -52,14 +52,14 @@ TEST_CASE("the placement is the best of all") {
     };
     size_t n_shared = 0;
     size_t n_split  = 0;
-    for (int i = 0; i < 3000; i++) {
+    for (int i = 0; i < 4500; i++) {
         CAPTURE(i);
         std::vector<expert_costs> costs;
         const size_t              n_kinds = 1 + random() % 4;
         for (size_t k = 0; k < n_kinds; k++) {
             const double device = random() % 3 == 0 ? uniform(0, 20) : uniform(0, 1); // may be the slowest of all
             const double down   = random() % 4 == 0 ? 0.0 : uniform(0, 1);
-            const double bypass = i % 3 == 0 ? 0.0 : uniform(0, 5);
+            const double bypass = i % 3 == 0 ? uniform(0, 5) : 0.0;
             costs.push_back({ uniform(0, 5), uniform(0, 2), device, uniform(0, 10), down, bypass });
         }
         std::vector<expert_work> work;
@@ -81,7 +81,7 @@ TEST_CASE("the placement is the best of all") {
         }
     }
     CHECK(n_shared > 2000); // both ends are not all there is
-    CHECK(n_split > 400);
+    CHECK(n_split > 500);
 }
 
 TEST_CASE("a layer takes what the slowest of CPU, device and link takes") {

@@ -28,6 +28,15 @@ static moe_model one_used() {
     return m;
 }
 
+// Loads the expert of layer 0, whole.
+static void load(const model_on_disk & m, expert_cache & cache, uint32_t expert) {
+    const uint32_t parts = m.index.layer(0).parts;
+    REQUIRE(cache.acquire({ 0, expert }, TIER_HIGH));
+    cache.request({ 0, expert }, TIER_HIGH, parts);
+    REQUIRE(cache.wait({ 0, expert }, TIER_HIGH, parts).ok());
+    cache.release({ 0, expert }, TIER_HIGH);
+}
+
 static layer_input input_for(const moe_model & shape, int32_t expert) {
     layer_input input = random_input(shape, 1, 1);
     input.ids         = { expert };
