@@ -24,9 +24,9 @@ def _config(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str,
 
 
 def test_the_defaults_are_the_engines() -> None:
-    code = (ROOT / "ggml_ext/src/settings.h").read_text()
-    policies = (ROOT / "ggml_ext/src/cache-policy.h").read_text()
-    scorer = (ROOT / "ggml_ext/src/scorer.h").read_text()
+    code = (ROOT / "ggml_ext/src/engine/settings.h").read_text()
+    policies = (ROOT / "ggml_ext/src/policy/cache-policy.h").read_text()
+    scorer = (ROOT / "ggml_ext/src/plan/scorer.h").read_text()
 
     def default(text: str, pattern: str) -> str:
         match = re.search(pattern + r"\s*=\s*([^;]+);", text)

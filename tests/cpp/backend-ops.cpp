@@ -5,13 +5,13 @@
 // computes with what it reads. Upstream compares with the CPU, and says which error it accepts.
 //
 //     backend-ops [DEVICE]     the device that holds the pools; default: the CPU
-#include "compute-device.h"
+#include "backend/ggml-hobbit.h"
+#include "device/compute-device.h"
+#include "fixtures/temp-dir.h"
 #include "ggml-backend-impl.h"
 #include "ggml-cpp.h"
-#include "ggml-hobbit.h"
 #include "gguf.h"
 #include "hobbit.h"
-#include "temp-dir.h"
 
 #include <algorithm>
 #include <cstdio>

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: MIT
+#include "backend/claimed-operations.h"
+
+#include "backend/ggml-hobbit.h"
+#include "backend/split-runner.h"
+#include "model/expert-index.h"
+
+#include <cstring>
+
+namespace hobbit {
+
+static bool is_on_disk(const ggml_tensor * weights) {
+    return weights->buffer && ggml_backend_buft_is_hobbit(weights->buffer->buft);
+}
+
+bool is_expert_matmul(const ggml_tensor * op) {
+    return op->op == GGML_OP_MUL_MAT_ID && is_on_disk(op->src[0]);
+}
+
+// Of the token embedding, before the first layer: a split of its own.
+bool is_row_lookup(const ggml_tensor * op) {
+    return op->op == GGML_OP_GET_ROWS && is_on_disk(op->src[0]);
+}
+
+// By name, not by `extra`: a model loaded to measure memory alone has tensors in this buffer type without memory in it.
+static uint32_t part_of(const ggml_tensor * matmul) {
+    const auto *          runner = (const split_runner *) matmul->src[0]->buffer->buft->context;
+    const expert_tensor * expert = runner->find_tensor(matmul->src[0]->name);
+    return expert ? expert->part : uint32_t(PART_COUNT);
+}
+
+// Element-wise operations that may stand between a layer's expert matmuls: bias, per-expert scale, clamp, activation.
+static bool is_elementwise(const ggml_tensor * op) {
+    switch (op->op) {
+        case GGML_OP_ADD_ID:
+        case GGML_OP_CLAMP:
+        case GGML_OP_GLU:
+        case GGML_OP_MUL:
+        case GGML_OP_RESHAPE:
+        case GGML_OP_SCALE:
+        case GGML_OP_SQR:
+        case GGML_OP_UNARY:
+        case GGML_OP_VIEW:    return true;
+        default:              return false;
+    }
+}
+
+// The expert matmul that the tensor is made of by element-wise operations alone.
+static const ggml_tensor * find_matmul(const ggml_tensor * tensor, int depth) {
+    if (is_expert_matmul(tensor)) {
+        return tensor;
+    }
+    if (depth == 0 || !is_elementwise(tensor)) {
+        return nullptr;
+    }
+    const ggml_tensor * found = find_matmul(tensor->src[0], depth - 1);
+    return found || !tensor->src[1] ? found : find_matmul(tensor->src[1], depth - 1);
+}
+
+// The look-up of per-expert scales (blk.N.PART_exps.scale) for the selected experts.
+static bool is_scale_lookup(const ggml_tensor * op) {
+    if (op->op != GGML_OP_GET_ROWS && op->op != GGML_OP_REPEAT) {
+        return false;
+    }
+    const ggml_tensor * tensor = op;
+    while (tensor->op == GGML_OP_GET_ROWS || tensor->op == GGML_OP_REPEAT || tensor->op == GGML_OP_RESHAPE) {
+        tensor = tensor->src[0];
+    }
+    return tensor->op == GGML_OP_NONE && std::strstr(tensor->name, "_exps.scale");
+}
+
+bool is_of_device(const ggml_tensor * weights, ggml_backend_dev_t dev) {
+    return weights->buffer->buft->device == dev;
+}
+
+bool is_between_matmuls(const ggml_tensor * op, ggml_backend_dev_t dev) {
+    constexpr int max_depth = 8;
+
+    if (is_scale_lookup(op)) {
+        return true;
+    }
+    const ggml_tensor * matmul = is_elementwise(op) ? find_matmul(op, max_depth) : nullptr;
+    if (!matmul || !is_of_device(matmul->src[0], dev)) {
+        return false;
+    }
+    if (part_of(matmul) != PART_DOWN) {
+        return true;
+    }
+    return op->op == GGML_OP_ADD_ID || (op->op == GGML_OP_MUL && is_scale_lookup(op->src[1]));
+}
+
+} // namespace hobbit

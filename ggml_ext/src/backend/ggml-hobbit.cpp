@@ -1,0 +1,433 @@
+// SPDX-License-Identifier: MIT
+#include "backend/ggml-hobbit.h"
+
+#include "backend/claimed-operations.h"
+#include "backend/split-runner.h"
+#include "base/last-error.h"
+#include "device/aliased-buffer-type.h"
+#include "device/compute-device.h"
+#include "ggml-impl.h"
+#include "graph/inner-graph.h"
+#include "graph/lazy-backend.h"
+#include "model/expert-index.h"
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <sys/mman.h>
+#include <vector>
+
+using hobbit::expert_tensor;
+using hobbit::is_expert_matmul;
+using hobbit::is_row_lookup;
+using hobbit::lazy_backend;
+using hobbit::split_runner;
+
+//
+// context
+//
+
+// One for each device that experts are computed on.
+struct ggml_backend_hobbit_device_context {
+    std::string                name;
+    std::string                on_disk; // name of the buffer types of models' experts
+    ggml_backend_dev_t         compute;
+    ggml_backend_buffer_type_t memory;      // its own
+    ggml_backend_buffer_type   activations; // the same, see aliased-buffer-type.h; unused on the CPU
+};
+
+static ggml_backend_hobbit_device_context & device_context(ggml_backend_dev_t dev) {
+    return *(ggml_backend_hobbit_device_context *) dev->context;
+}
+
+// What computes on the device, and on the CPU where that computes a share beside it.
+struct ggml_backend_hobbit_context {
+    lazy_backend                compute;
+    std::optional<lazy_backend> cpu; // of devices with memory of their own
+
+    explicit ggml_backend_hobbit_context(ggml_backend_dev_t device) : compute(device) {
+        if (!hobbit::is_host_device(device)) {
+            cpu.emplace(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU));
+        }
+    }
+};
+
+static ggml_backend_hobbit_context & backend_context(ggml_backend_t backend) {
+    return *(ggml_backend_hobbit_context *) backend->context;
+}
+
+//
+// buffer
+//
+
+struct ggml_backend_hobbit_buffer_context {
+    split_runner * runner; // one reference
+    void *         base;
+};
+
+static void ggml_backend_hobbit_buffer_free(ggml_backend_buffer_t buffer) {
+    auto * ctx = (ggml_backend_hobbit_buffer_context *) buffer->context;
+    munmap(ctx->base, buffer->size);
+    ctx->runner->unref();
+    delete ctx;
+}
+
+static void * ggml_backend_hobbit_buffer_get_base(ggml_backend_buffer_t buffer) {
+    return ((ggml_backend_hobbit_buffer_context *) buffer->context)->base;
+}
+
+static enum ggml_status ggml_backend_hobbit_buffer_init_tensor(ggml_backend_buffer_t buffer, ggml_tensor * tensor) {
+    auto * ctx = (ggml_backend_hobbit_buffer_context *) buffer->context;
+    if (!ctx->runner->owns(tensor->name)) {
+        GGML_LOG_ERROR("hobbit: '%s' cannot live in the expert cache: LoRA adapters on routed experts are not "
+                       "supported\n",
+                       tensor->name);
+        return GGML_STATUS_FAILED;
+    }
+    tensor->extra = const_cast<expert_tensor *>(ctx->runner->find_tensor(tensor->name));
+    return GGML_STATUS_SUCCESS;
+}
+
+static void ggml_backend_hobbit_buffer_set_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, const void *, size_t,
+                                                  size_t) {
+    GGML_ABORT("%s is read from its file, not set", tensor->name);
+}
+
+static void ggml_backend_hobbit_buffer_get_tensor(ggml_backend_buffer_t, const ggml_tensor * tensor, void *, size_t,
+                                                  size_t) {
+    GGML_ABORT("%s has no memory of its own", tensor->name);
+}
+
+static void ggml_backend_hobbit_buffer_clear(ggml_backend_buffer_t, uint8_t) {}
+
+static const struct ggml_backend_buffer_i ggml_backend_hobbit_buffer_i = {
+    /* .free_buffer   = */ ggml_backend_hobbit_buffer_free,
+    /* .get_base      = */ ggml_backend_hobbit_buffer_get_base,
+    /* .init_tensor   = */ ggml_backend_hobbit_buffer_init_tensor,
+    /* .memset_tensor = */ NULL,
+    /* .set_tensor    = */ ggml_backend_hobbit_buffer_set_tensor,
+    /* .get_tensor    = */ ggml_backend_hobbit_buffer_get_tensor,
+    /* .set_tensor_2d = */ NULL,
+    /* .get_tensor_2d = */ NULL,
+    /* .cpy_tensor    = */ NULL,
+    /* .clear         = */ ggml_backend_hobbit_buffer_clear,
+    /* .reset         = */ NULL,
+};
+
+//
+// buffer type
+//
+
+// llama.cpp tells buffer types apart by their names.
+static const char * ggml_backend_hobbit_buffer_type_get_name(ggml_backend_buffer_type_t buft) {
+    return device_context(buft->device).on_disk.c_str();
+}
+
+// Address space that faults when touched.
+static ggml_backend_buffer_t ggml_backend_hobbit_buffer_type_alloc_buffer(ggml_backend_buffer_type_t buft,
+                                                                          size_t                     size) {
+    void * base = mmap(NULL, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (base == MAP_FAILED) {
+        GGML_LOG_ERROR("hobbit: cannot reserve %zu bytes of address space\n", size);
+        return NULL;
+    }
+    auto * runner = (split_runner *) buft->context;
+    runner->ref();
+    return ggml_backend_buffer_init(buft, ggml_backend_hobbit_buffer_i,
+                                    new ggml_backend_hobbit_buffer_context{ runner, base }, size);
+}
+
+static size_t ggml_backend_hobbit_buffer_type_get_alignment(ggml_backend_buffer_type_t) {
+    return 64;
+}
+
+static const struct ggml_backend_buffer_type_i ggml_backend_hobbit_buffer_type_i = {
+    /* .get_name       = */ ggml_backend_hobbit_buffer_type_get_name,
+    /* .alloc_buffer   = */ ggml_backend_hobbit_buffer_type_alloc_buffer,
+    /* .get_alignment  = */ ggml_backend_hobbit_buffer_type_get_alignment,
+    /* .get_max_size   = */ NULL,
+    /* .get_alloc_size = */ NULL,
+    /* .is_host        = */ NULL,
+};
+
+bool ggml_backend_buft_is_hobbit(ggml_backend_buffer_type_t buft) {
+    return buft->iface.get_name == ggml_backend_hobbit_buffer_type_get_name;
+}
+
+//
+// backend
+//
+
+static const char * ggml_backend_hobbit_get_name(ggml_backend_t backend) {
+    return device_context(backend->device).name.c_str();
+}
+
+static void ggml_backend_hobbit_free(ggml_backend_t backend) {
+    delete &backend_context(backend);
+    delete backend;
+}
+
+static split_runner * find_runner(const ggml_cgraph * graph) {
+    for (int i = 0; i < graph->n_nodes; i++) {
+        if (is_expert_matmul(graph->nodes[i]) || is_row_lookup(graph->nodes[i])) {
+            return (split_runner *) graph->nodes[i]->src[0]->buffer->buft->context;
+        }
+    }
+    return nullptr;
+}
+
+static hobbit::status compute_split(split_runner * runner, ggml_cgraph * graph, ggml_backend_t backend) {
+    ggml_backend_hobbit_context & ctx = backend_context(backend);
+
+    // a split may begin or end with views that are none of ours, and may hold what is not to be computed this time
+    ggml_tensor ** end  = graph->nodes + graph->n_nodes;
+    ggml_tensor ** node = std::find_if_not(graph->nodes, end, hobbit::is_noop);
+    if (node != end && !is_row_lookup(*node)) {
+        return runner->compute(graph, backend->device, ctx.compute.inner(), ctx.cpu ? &ctx.cpu->inner() : nullptr);
+    }
+    hobbit::status s;
+    for (; node != end && s.ok(); node = std::find_if_not(node + 1, end, hobbit::is_noop)) {
+        GGML_ASSERT(is_row_lookup(*node));
+        s = runner->look_up(*node);
+    }
+    return s;
+}
+
+static enum ggml_status ggml_backend_hobbit_graph_compute(ggml_backend_t backend, ggml_cgraph * graph) {
+    ggml_backend_hobbit_context & ctx    = backend_context(backend);
+    split_runner *                runner = find_runner(graph);
+    hobbit::status                s      = ctx.compute.open();
+    if (s.ok() && !runner) {
+        return ggml_backend_graph_compute(ctx.compute.backend(), graph);
+    }
+    if (s.ok() && ctx.cpu) {
+        s = ctx.cpu->open();
+    }
+    if (s.ok()) {
+        s = compute_split(runner, graph, backend);
+    }
+    if (s.is_aborted()) {
+        return GGML_STATUS_ABORTED;
+    }
+    if (!s.ok()) {
+        hobbit::set_last_error(s.message());
+        GGML_LOG_ERROR("hobbit: %s\n", s.message().c_str());
+        return GGML_STATUS_FAILED;
+    }
+    return GGML_STATUS_SUCCESS;
+}
+
+static const struct ggml_backend_i ggml_backend_hobbit_i = {
+    /* .get_name                = */ ggml_backend_hobbit_get_name,
+    /* .free                    = */ ggml_backend_hobbit_free,
+    /* .set_tensor_async        = */ NULL,
+    /* .get_tensor_async        = */ NULL,
+    /* .set_tensor_2d_async     = */ NULL,
+    /* .get_tensor_2d_async     = */ NULL,
+    /* .cpy_tensor_async        = */ NULL,
+    /* .synchronize             = */ NULL,
+    /* .graph_plan_create       = */ NULL,
+    /* .graph_plan_free         = */ NULL,
+    /* .graph_plan_update       = */ NULL,
+    /* .graph_plan_compute      = */ NULL,
+    /* .graph_compute           = */ ggml_backend_hobbit_graph_compute,
+    /* .event_record            = */ NULL,
+    /* .event_wait              = */ NULL,
+    /* .graph_optimize          = */ NULL,
+};
+
+static ggml_guid_t ggml_backend_hobbit_guid() {
+    static ggml_guid guid = { 0x5e, 0x0b, 0xb1, 0x7e, 0x24, 0x11, 0x01, 0x43,
+                              0x3c, 0x6d, 0x92, 0xe8, 0x47, 0xaf, 0x10, 0x9a };
+    return &guid;
+}
+
+// Functions that llama.cpp looks for by name.
+static void ggml_backend_hobbit_set_n_threads(ggml_backend_t backend, int n_threads) {
+    ggml_backend_hobbit_context & ctx = backend_context(backend);
+    ctx.compute.set_n_threads(n_threads);
+    if (ctx.cpu) {
+        ctx.cpu->set_n_threads(hobbit::threads_beside(ctx.compute.device(), n_threads));
+    }
+}
+
+static void ggml_backend_hobbit_set_abort_callback(ggml_backend_t backend, ggml_abort_callback callback, void * data) {
+    ggml_backend_hobbit_context & ctx = backend_context(backend);
+    ctx.compute.set_abort_callback(callback, data);
+    if (ctx.cpu) {
+        ctx.cpu->set_abort_callback(callback, data);
+    }
+}
+
+//
+// device
+//
+
+static const char * ggml_backend_hobbit_device_get_name(ggml_backend_dev_t dev) {
+    return device_context(dev).name.c_str();
+}
+
+static const char * ggml_backend_hobbit_device_get_description(ggml_backend_dev_t) {
+    return "expert cache";
+}
+
+static void ggml_backend_hobbit_device_get_memory(ggml_backend_dev_t, size_t * free, size_t * total) {
+    *free  = 0;
+    *total = 0;
+}
+
+static enum ggml_backend_dev_type ggml_backend_hobbit_device_get_type(ggml_backend_dev_t) {
+    return GGML_BACKEND_DEVICE_TYPE_ACCEL;
+}
+
+static void ggml_backend_hobbit_device_get_props(ggml_backend_dev_t dev, ggml_backend_dev_props * props) {
+    props->name        = ggml_backend_hobbit_device_get_name(dev);
+    props->description = ggml_backend_hobbit_device_get_description(dev);
+    props->type        = ggml_backend_hobbit_device_get_type(dev);
+    ggml_backend_hobbit_device_get_memory(dev, &props->memory_free, &props->memory_total);
+    props->caps = {
+        /* .async                 = */ false,
+        /* .host_buffer           = */ false,
+        /* .buffer_from_host_ptr  = */ false,
+        /* .events                = */ false,
+        /* .mmap_support          = */ true,
+    };
+}
+
+static ggml_backend_t ggml_backend_hobbit_device_init_backend(ggml_backend_dev_t dev, const char *) {
+    return new ggml_backend{
+        /* .guid    = */ ggml_backend_hobbit_guid(),
+        /* .iface   = */ ggml_backend_hobbit_i,
+        /* .device  = */ dev,
+        /* .context = */ new ggml_backend_hobbit_context(device_context(dev).compute),
+    };
+}
+
+// Activations stay where the CPU has them; another device has them in its own memory.
+static ggml_backend_buffer_type_t ggml_backend_hobbit_device_get_buffer_type(ggml_backend_dev_t dev) {
+    ggml_backend_hobbit_device_context & ctx = device_context(dev);
+    return ggml_backend_buft_is_host(ctx.memory) ? ctx.memory : &ctx.activations;
+}
+
+// The scheduler also asks about tensors that are no operations.
+static bool ggml_backend_hobbit_device_supports_op(ggml_backend_dev_t dev, const ggml_tensor * op) {
+    if (is_expert_matmul(op) || is_row_lookup(op)) {
+        return hobbit::is_of_device(op->src[0], dev);
+    }
+    return op->op == GGML_OP_NONE ||
+           (hobbit::is_between_matmuls(op, dev) && ggml_backend_dev_supports_op(device_context(dev).compute, op));
+}
+
+// What enters a layer is read where the device has it.
+static bool ggml_backend_hobbit_device_supports_buft(ggml_backend_dev_t dev, ggml_backend_buffer_type_t buft) {
+    if (ggml_backend_buft_is_hobbit(buft)) {
+        return buft->device == dev;
+    }
+    ggml_backend_hobbit_device_context & ctx = device_context(dev);
+    ggml_backend_buffer_type_t           own = ggml_backend_hobbit_device_get_buffer_type(dev);
+    return buft == own || buft == ctx.memory || (ggml_backend_buft_is_host(own) && ggml_backend_buft_is_host(buft));
+}
+
+static const struct ggml_backend_device_i ggml_backend_hobbit_device_i = {
+    /* .get_name             = */ ggml_backend_hobbit_device_get_name,
+    /* .get_description      = */ ggml_backend_hobbit_device_get_description,
+    /* .get_memory           = */ ggml_backend_hobbit_device_get_memory,
+    /* .get_type             = */ ggml_backend_hobbit_device_get_type,
+    /* .get_props            = */ ggml_backend_hobbit_device_get_props,
+    /* .init_backend         = */ ggml_backend_hobbit_device_init_backend,
+    /* .get_buffer_type      = */ ggml_backend_hobbit_device_get_buffer_type,
+    /* .get_host_buffer_type = */ NULL,
+    /* .buffer_from_host_ptr = */ NULL,
+    /* .supports_op          = */ ggml_backend_hobbit_device_supports_op,
+    /* .supports_buft        = */ ggml_backend_hobbit_device_supports_buft,
+    /* .offload_op           = */ NULL,
+    /* .event_new            = */ NULL,
+    /* .event_free           = */ NULL,
+    /* .event_synchronize    = */ NULL,
+};
+
+//
+// registry
+//
+
+static const char * ggml_backend_hobbit_reg_get_name(ggml_backend_reg_t) {
+    return "HOBBIT";
+}
+
+// Devices that some model has asked for, for as long as the process lives.
+struct hobbit_device {
+    ggml_backend_hobbit_device_context context;
+    ggml_backend_device                device;
+};
+
+static std::vector<hobbit_device *> & devices() {
+    static auto & all = *new std::vector<hobbit_device *>;
+    return all;
+}
+
+static size_t ggml_backend_hobbit_reg_get_device_count(ggml_backend_reg_t) {
+    return devices().size();
+}
+
+static ggml_backend_dev_t ggml_backend_hobbit_reg_get_device(ggml_backend_reg_t, size_t index) {
+    return &devices().at(index)->device;
+}
+
+static void * ggml_backend_hobbit_reg_get_proc_address(ggml_backend_reg_t, const char * name) {
+    if (std::strcmp(name, "ggml_backend_set_n_threads") == 0) {
+        return (void *) ggml_backend_hobbit_set_n_threads;
+    }
+    if (std::strcmp(name, "ggml_backend_set_abort_callback") == 0) {
+        return (void *) ggml_backend_hobbit_set_abort_callback;
+    }
+    return NULL;
+}
+
+static const struct ggml_backend_reg_i ggml_backend_hobbit_reg_i = {
+    /* .get_name         = */ ggml_backend_hobbit_reg_get_name,
+    /* .get_device_count = */ ggml_backend_hobbit_reg_get_device_count,
+    /* .get_device       = */ ggml_backend_hobbit_reg_get_device,
+    /* .get_proc_address = */ ggml_backend_hobbit_reg_get_proc_address,
+};
+
+static ggml_backend_reg_t ggml_backend_hobbit_reg() {
+    static ggml_backend_reg reg = {
+        /* .api_version = */ GGML_BACKEND_API_VERSION,
+        /* .iface       = */ ggml_backend_hobbit_reg_i,
+        /* .context     = */ NULL,
+    };
+    return &reg;
+}
+
+ggml_backend_dev_t ggml_backend_hobbit_register(ggml_backend_dev_t compute) {
+    static std::mutex           mutex;
+    std::lock_guard<std::mutex> lock(mutex);
+    for (hobbit_device * known : devices()) {
+        if (known->context.compute == compute) {
+            return &known->device;
+        }
+    }
+    const bool        in_host = hobbit::is_host_device(compute);
+    const std::string name    = in_host ? "HOBBIT" : std::string("HOBBIT_") + ggml_backend_dev_name(compute);
+    hobbit_device &   made    = *new hobbit_device;
+    devices().push_back(&made);
+    made.device                       = { ggml_backend_hobbit_device_i, ggml_backend_hobbit_reg(), &made.context };
+    ggml_backend_buffer_type_t memory = ggml_backend_dev_buffer_type(compute);
+    made.context = { name, "DISK_" + name, compute, memory, hobbit::make_aliased_buffer_type(memory, &made.device) };
+    if (devices().size() == 1) {
+        ggml_backend_register(ggml_backend_hobbit_reg()); // and the device with it
+    } else {
+        ggml_backend_device_register(&made.device);
+    }
+    return &made.device;
+}
+
+ggml_backend_buffer_type ggml_backend_hobbit_make_buffer_type(split_runner * runner, ggml_backend_dev_t device) {
+    return {
+        /* .iface   = */ ggml_backend_hobbit_buffer_type_i,
+        /* .device  = */ device,
+        /* .context = */ runner,
+    };
+}

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: MIT
+#include "base/status.h"
+
+#include <cstdarg>
+#include <cstdio>
+
+namespace hobbit {
+
+std::string format(const char * fmt, ...) {
+    va_list args;
+    va_start(args, fmt);
+    va_list again;
+    va_copy(again, args);
+    const int size = vsnprintf(nullptr, 0, fmt, args);
+    va_end(args);
+
+    std::string text(size > 0 ? size : 0, '\0');
+    vsnprintf(text.data(), text.size() + 1, fmt, again);
+    va_end(again);
+    return text;
+}
+
+std::string format_size(double bytes) {
+    if (bytes >= 1024.0 * 1024.0 * 1024.0) {
+        return format("%.2f GiB", bytes / (1024.0 * 1024.0 * 1024.0));
+    }
+    if (bytes >= 1024.0 * 1024.0) {
+        return format("%.1f MiB", bytes / (1024.0 * 1024.0));
+    }
+    return format("%.1f KiB", bytes / 1024.0);
+}
+
+} // namespace hobbit

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: MIT
+#include "cache/slot-layout.h"
+
+#include "device/compute-device.h"
+#include "device/repacked-layout.h"
+#include "ggml-cpp.h"
+#include "io/aligned-range.h"
+#include "io/file-reader.h"
+
+#include <algorithm>
+#include <numeric>
+#include <set>
+
+namespace hobbit {
+
+slot_layout::slot_layout(const expert_index & index, uint32_t tier, ggml_backend_dev_t device,
+                         ggml_backend_buffer_type_t memory) :
+    tier_(tier), device_(device), memory_(memory), in_host_(is_host_device(device)), places_(index.n_layers()) {
+    if (in_host_) {
+        lay_out_slots(index);
+    } else {
+        matrices_ = distinct_matrices(index, tier);
+        lay_out_stacks();
+    }
+}
+
+//
+// slots
+//
+
+// Types differ between layers and parts, and experts begin at any offset in their file: a part's place in the slot has
+// room for the widest aligned span of its layer, and a slot for the widest layer.
+void slot_layout::lay_out_slots(const expert_index & index) {
+    for (size_t layer = 0; layer < index.n_layers(); layer++) {
+        const layer_shape & shape = index.layer(layer);
+        size_t              end   = 0;
+        for (uint32_t part = 0; part < PART_COUNT; part++) {
+            places_[layer][part].offset = end;
+            size_t span                 = 0;
+            for (uint32_t e = 0; (shape.parts & part_bit(part)) && e < shape.n_experts; e++) {
+                span = std::max(span, aligned_span(index.locate(tier_, layer, part, e)));
+            }
+            end += span;
+        }
+        slot_size_ = std::max(slot_size_, end);
+    }
+    for (auto & places : places_) {
+        for (part_place & place : places) {
+            place.stride = slot_size_;
+        }
+    }
+}
+
+//
+// stacks
+//
+
+// What a device may read behind a tensor of the weights.
+static size_t padding_of(ggml_backend_buffer_type_t buft, const expert_matrix & kind) {
+    const ggml_context_ptr ctx(ggml_init({ ggml_tensor_overhead(), nullptr, /* .no_alloc = */ true }));
+    const ggml_tensor *    tensor = ggml_new_tensor_2d(ctx.get(), kind.type, kind.shape.n_in, kind.shape.n_out);
+    return ggml_backend_buft_get_alloc_size(buft, tensor) - ggml_nbytes(tensor);
+}
+
+// Where types differ, the distance is a multiple of all their units, and zeros stand behind every matrix: kernels that
+// multiply by zero what they read behind one take the next one's bytes for their own type's, and these may be no
+// numbers.
+void slot_layout::lay_out_stacks() {
+    struct {
+        size_t              widest  = 0;
+        size_t              unit    = 1;
+        size_t              padding = 0;
+        std::set<ggml_type> types;
+    } parts[PART_COUNT];
+
+    for (const expert_matrix & kind : matrices_) {
+        auto & part  = parts[kind.part];
+        part.widest  = std::max(part.widest, kind.bytes());
+        part.unit    = std::lcm(part.unit, kind.unit());
+        part.padding = std::max(part.padding, padding_of(memory_, kind));
+        part.types.insert(kind.type);
+    }
+    for (uint32_t i = 0; i < PART_COUNT; i++) {
+        const auto & part    = parts[i];
+        const size_t zeros   = part.types.size() > 1 ? part.padding : 0;
+        padding_[i]          = part.padding;
+        const size_t stride  = (part.widest + zeros + part.unit - 1) / part.unit * part.unit;
+        slot_size_          += stride;
+        for (auto & places : places_) {
+            places[i] = { 0, stride, zeros };
+        }
+    }
+}
+
+// Gives each part's stack its place in a bank of so many slots. Returns the size of the bank.
+size_t slot_layout::place_stacks(uint32_t n_slots) {
+    size_t end = 0;
+    for (uint32_t part = 0; part < PART_COUNT; part++) {
+        for (auto & places : places_) {
+            places[part].offset = end;
+        }
+        end += places_.front()[part].stride * n_slots + padding_[part];
+        end  = GGML_PAD(end, file_reader::alignment); // more than any device asks for
+    }
+    return end;
+}
+
+// Of one bank; more banks are of large pools, which give up a slot for theirs.
+size_t slot_layout::overhead() const {
+    if (in_host_) {
+        return 0;
+    }
+    return std::accumulate(padding_.begin(), padding_.end(), (1 + PART_COUNT) * file_reader::alignment);
+}
+
+//
+// banks
+//
+
+bool slot_layout::is_multiplied(const expert_matrix & kind, uint32_t n_slots) const {
+    return multiplies_experts(device_, memory_, kind.type, kind.shape, places_.front()[kind.part].stride, n_slots);
+}
+
+// Kernels count the blocks between two matrices in 32 bits, and multiply that by a matrix's number.
+static uint64_t most_counted(const expert_matrix & kind, size_t stride) {
+    return uint64_t(INT32_MAX) * ggml_type_size(kind.type) / stride;
+}
+
+// As many slots as one buffer of the device holds and one of its operations takes.
+status slot_layout::fit_bank(uint32_t & slots_per_bank) {
+    for (const expert_matrix & kind : matrices_) {
+        const uint64_t most = most_counted(kind, places_.front()[kind.part].stride);
+        slots_per_bank      = uint32_t(std::clamp<uint64_t>(most, 1, slots_per_bank));
+    }
+    const size_t room = ggml_backend_buft_get_max_size(memory_) - file_reader::alignment;
+    while (true) {
+        const auto fits = [&](const expert_matrix & kind) { return is_multiplied(kind, slots_per_bank); };
+        const auto bad  = std::find_if_not(matrices_.begin(), matrices_.end(), fits);
+        if (place_stacks(slots_per_bank) <= room && bad == matrices_.end()) {
+            return {};
+        }
+        if (slots_per_bank == 1) {
+            return status::error(format("%s cannot multiply by the %s-precision experts (%s): choose another device",
+                                        ggml_backend_dev_name(device_), tier_name(tier_),
+                                        bad == matrices_.end() ? "too large" : ggml_type_name(bad->type)));
+        }
+        slots_per_bank = (slots_per_bank + 1) / 2;
+    }
+}
+
+status slot_layout::plan_banks(uint32_t n_slots, bank_plan & plan) {
+    uint32_t   most    = n_slots;
+    const auto n_banks = [&] { return (n_slots + most - 1) / most; };
+    if (in_host_) {
+        const size_t room   = ggml_backend_buft_get_max_size(memory_) - file_reader::alignment;
+        most                = uint32_t(std::clamp<size_t>(room / slot_size_, 1, n_slots));
+        plan.slots_per_bank = n_slots / n_banks();
+        plan.n_slots        = plan.slots_per_bank * n_banks();
+        plan.bank_size      = slot_size_ * plan.slots_per_bank;
+        return {};
+    }
+    const status s = fit_bank(most);
+    if (!s.ok()) {
+        return s;
+    }
+    const size_t bound = slot_size_ * n_slots + overhead();
+    for (;; n_slots--) { // one slot is always within the bound
+        const uint32_t slots_per_bank = (n_slots + n_banks() - 1) / n_banks();
+        plan                          = { n_slots, slots_per_bank, place_stacks(slots_per_bank) };
+        if (n_banks() * (plan.bank_size + file_reader::alignment) <= bound) {
+            return {};
+        }
+    }
+}
+
+} // namespace hobbit

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include "base/status.h"
+#include "ggml-backend.h"
+#include "model/expert-index.h"
+#include "model/expert-shapes.h"
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace hobbit {
+
+// How the experts of one tier lie in the memory of a pool. In host memory slots stand one after the other, and what the
+// file has is read in place. In a device's memory the matrices of a part stand one after the other, as in a tensor of
+// llama.cpp's own, so that one operation multiplies by all of them.
+//
+// Thread-safety: none; constant once the banks are planned.
+class slot_layout {
+  public:
+    // Of a part, in a bank of slots.
+    struct part_place {
+        size_t offset = 0; // of the first slot's
+        size_t stride = 0; // from slot to slot
+        size_t zeros  = 0; // bytes behind every matrix
+    };
+
+    // All banks are alike; the last one's slots may be used in part.
+    struct bank_plan {
+        uint32_t n_slots        = 0;
+        uint32_t slots_per_bank = 0;
+        size_t   bank_size      = 0;
+    };
+
+    slot_layout() = default; // of no tier
+
+    // `memory` is what the device computes in.
+    slot_layout(const expert_index & index, uint32_t tier, ggml_backend_dev_t device,
+                ggml_backend_buffer_type_t memory);
+
+    // Bytes that an expert takes, and those of a device's memory that a pool takes beside its slots.
+    size_t slot_size() const { return slot_size_; }
+    size_t overhead() const;
+
+    const part_place & place(uint32_t layer, uint32_t part) const { return places_[layer][part]; }
+
+    // As many slots to a bank as one buffer holds and one operation of the device takes. Fewer than n_slots in all,
+    // where a device would have to give more memory than for so many and overhead(). Places depend on it.
+    status plan_banks(uint32_t n_slots, bank_plan & plan);
+
+  private:
+    void   lay_out_slots(const expert_index & index);
+    void   lay_out_stacks();
+    size_t place_stacks(uint32_t n_slots);
+    status fit_bank(uint32_t & slots_per_bank);
+    bool   is_multiplied(const expert_matrix & kind, uint32_t n_slots) const;
+
+    uint32_t                   tier_    = 0;
+    ggml_backend_dev_t         device_  = nullptr;
+    ggml_backend_buffer_type_t memory_  = nullptr;
+    bool                       in_host_ = false;
+
+    size_t                                          slot_size_ = 0;
+    std::vector<std::array<part_place, PART_COUNT>> places_;       // [layer][part]
+    std::vector<expert_matrix>                      matrices_;     // distinct, of a device's pool
+    std::array<size_t, PART_COUNT>                  padding_ = {}; // behind the last matrix of a part
+};
+
+} // namespace hobbit

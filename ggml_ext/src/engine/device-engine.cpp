@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: MIT
+#include "engine/device-engine.h"
+
+#include "backend/ggml-hobbit.h"
+#include "device/compute-device.h"
+#include "ggml-impl.h"
+#include "offload/latency-probe.h"
+
+#include <algorithm>
+#include <iterator>
+
+namespace hobbit {
+
+device_engine::device_engine(split_runner * runner, ggml_backend_dev_t device, const shared_parts & shared) :
+    shared_(shared),
+    device_(device),
+    buffer_type_(ggml_backend_hobbit_make_buffer_type(runner, ggml_backend_hobbit_register(device))),
+    cache_(shared.index, shared.reads, shared.counters, { device, shared.config.pack && !shared.host, shared.host }) {
+    if (shared.config.prefetch > 0) {
+        predictor_ = std::make_unique<predictor>(shared.index, ggml_backend_dev_buffer_type(device));
+    }
+}
+
+status device_engine::set_router(uint32_t layer, const ggml_tensor * weight, const ggml_tensor * bias,
+                                 const ggml_tensor * selection_bias, hobbit_gating gating) {
+    return predictor_ && !layers_.empty() ? predictor_->set_router(layer, weight, bias, selection_bias, gating)
+                                          : status();
+}
+
+//
+// memory
+//
+
+pool_demand demand_of(const expert_index & index, const expert_cache & cache, const std::vector<uint32_t> & layers) {
+    pool_demand d;
+    for (uint32_t tier = 0; tier < index.n_tiers(); tier++) {
+        d.slot_size[tier] = cache.slot_size(tier);
+    }
+    for (const uint32_t layer : layers) {
+        d.n_experts += index.layer(layer).n_experts;
+    }
+    d.n_used           = std::max(1u, std::min(index.n_experts_used(), index.n_experts()));
+    d.high_is_residual = index.high_is_residual();
+    return d;
+}
+
+pool_demand device_engine::demand() const {
+    return demand_of(shared_.index, cache_, layers_);
+}
+
+uint64_t device_engine::rows(uint32_t n_batch) const {
+    const expert_index & index = shared_.index;
+    int64_t              n_in  = 0;
+    int64_t              n_out = 0;
+    for (const uint32_t layer : layers_) {
+        for (const matrix_shape & shape : index.layer(layer).shapes) {
+            n_in  = std::max(n_in, shape.n_in);
+            n_out = std::max(n_out, shape.n_out);
+        }
+    }
+    n_out                 *= int64_t(index.terms(TIER_HIGH).size()); // a sum's second product has a place of its own
+    const uint64_t n_rows  = std::max(n_batch, uint32_t(inner_graph::enough_rows));
+    uint64_t       bytes   = uint64_t(n_in + n_out) * sizeof(float) * n_rows + inner_graph::max_work_size;
+    for (uint32_t tier = 0; tier < index.n_tiers(); tier++) {
+        bytes += cache_.overhead(tier);
+    }
+    return bytes + (predictor_ ? predictor_->bytes() : 0);
+}
+
+device_memory device_engine::memory(uint64_t rows, const pool_demand & host) const {
+    return { ggml_backend_dev_name(device_), free_memory(device_), rows, host };
+}
+
+status allocate_pools(const expert_index & index, expert_cache & cache, const std::vector<uint32_t> & layers,
+                      const pool_slots & slots, cache_policy & policy, const char * where) {
+    const pool_demand wanted = demand_of(index, cache, layers);
+    for (uint32_t tier = 0; tier < index.n_tiers(); tier++) {
+        if (slots[tier] == 0) {
+            continue;
+        }
+        const uint32_t floor = even_floor(slots[tier], uint32_t(layers.size()), wanted.n_used);
+        const status   s     = cache.allocate(tier, slots[tier], floor, policy);
+        if (!s.ok()) {
+            return s;
+        }
+        const bool     is_residual = tier == TIER_HIGH && index.high_is_residual();
+        const uint32_t n_slots     = cache.n_slots(tier);
+        GGML_LOG_INFO("hobbit: %s-precision pool of %u of %u %s, %s on %s\n", tier_name(tier), n_slots,
+                      wanted.n_experts, is_residual ? "residuals" : "experts",
+                      format_size(double(n_slots) * double(wanted.slot_size[tier])).c_str(), where);
+    }
+    return {};
+}
+
+status device_engine::allocate(const pool_slots & slots, cache_policy & policy) {
+    return allocate_pools(shared_.index, cache_, layers_, slots, policy, ggml_backend_dev_name(device_));
+}
+
+void device_engine::fill(uint32_t tier, const std::vector<expert_id> & most_used) {
+    std::vector<expert_id> own;
+    std::copy_if(most_used.begin(), most_used.end(), std::back_inserter(own),
+                 [&](expert_id id) { return std::binary_search(layers_.begin(), layers_.end(), id.layer); });
+    cache_.fill(tier, own);
+}
+
+//
+// computing
+//
+
+status device_engine::start_sharing(const expert_shapes & kinds) {
+    measured_latencies seeds;
+    const status       s = measure_latencies(kinds, device_, shared_.transfer_memory, seeds);
+    if (s.ok()) {
+        const cost_model costs(seeds.kinds, seeds.transfer_per_byte, shared_.config.mode);
+        share_ = std::make_unique<cpu_share>(shared_.index, cache_, *shared_.host, kinds, costs, shared_.counters);
+    }
+    return s;
+}
+
+void device_engine::start(cache_policy & policy, prefetcher * prefetcher, const moe_executor::config & how) {
+    executor_ =
+        std::make_unique<moe_executor>(shared_.index, cache_, policy, prefetcher, share_.get(), how, shared_.counters);
+}
+
+hobbit_device_info device_engine::info() const {
+    hobbit_device_info i = {};
+    i.name               = ggml_backend_dev_name(device_);
+    i.n_layers           = n_layers();
+    i.pool_slots_high    = cache_.n_slots(TIER_HIGH);
+    i.pool_slots_low     = cache_.n_slots(TIER_LOW);
+    i.pool_bytes_high    = i.pool_slots_high * cache_.slot_size(TIER_HIGH);
+    i.pool_bytes_low     = i.pool_slots_low * cache_.slot_size(TIER_LOW);
+    i.bytes_transferred  = cache_.transferred().bytes;
+    return i;
+}
+
+} // namespace hobbit

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include "backend/split-runner.h"
+#include "base/stats.h"
+#include "base/status.h"
+#include "cache/expert-cache.h"
+#include "engine/settings.h"
+#include "execute/moe-executor.h"
+#include "ggml-backend-impl.h"
+#include "hobbit.h"
+#include "io/loader.h"
+#include "model/expert-index.h"
+#include "model/expert-shapes.h"
+#include "offload/cpu-share.h"
+#include "plan/memory-budget.h"
+#include "policy/cache-policy.h"
+#include "predict/predictor.h"
+#include "predict/prefetcher.h"
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace hobbit {
+
+// What the places of one model share. All must outlive them.
+struct shared_parts {
+    const expert_index & index;
+    const settings &     config;
+    loader &             reads;
+    stats &              counters;
+    expert_cache *       host; // below all of them; null: the one place is in host memory itself
+
+    ggml_backend_buffer_type_t transfer_memory; // see find_pinned_memory
+};
+
+// One of the devices that compute a model's experts, with what is there: the pools of the layers that it is given, and
+// what runs these layers.
+//
+// Thread-safety: none; see expert_cache.
+class device_engine {
+  public:
+    device_engine(split_runner * runner, ggml_backend_dev_t device, const shared_parts & shared);
+
+    device_engine(const device_engine &)             = delete;
+    device_engine & operator=(const device_engine &) = delete;
+
+    ggml_backend_dev_t device() const { return device_; }
+
+    // Of the model's tensors whose experts are computed here; its device is the backend's own.
+    ggml_backend_buffer_type_t buffer_type() { return &buffer_type_; }
+
+    const expert_cache & cache() const { return cache_; }
+
+    // Of layers that this place runs. REQUIRES: there is a predictor
+    prefetcher::layer_place ahead() { return { &cache_, predictor_.get() }; }
+
+    // In ascending order. REQUIRES: before allocate.
+    void set_layers(std::vector<uint32_t> layers) { layers_ = std::move(layers); }
+
+    uint32_t n_layers() const { return uint32_t(layers_.size()); }
+
+    // Keeps a copy of a layer's router, of any place's: this one looks ahead over the border.
+    status set_router(uint32_t layer, const ggml_tensor * weight, const ggml_tensor * bias,
+                      const ggml_tensor * selection_bias, hobbit_gating gating);
+
+    pool_demand demand() const;
+
+    // Of the device's memory beside the pools.
+    uint64_t rows(uint32_t n_batch) const;
+
+    // REQUIRES: the device has memory of its own
+    device_memory memory(uint64_t rows, const pool_demand & host) const;
+
+    // Measures what the CPU's share of the layers is decided by. The kinds must outlive the place.
+    // REQUIRES: before allocate; there is a host cache
+    status start_sharing(const expert_shapes & kinds);
+
+    status allocate(const pool_slots & slots, cache_policy & policy);
+
+    // Of the experts of its layers, in this order.
+    void fill(uint32_t tier, const std::vector<expert_id> & most_used);
+
+    // REQUIRES: allocated. The others must outlive the place; prefetcher may be null.
+    void start(cache_policy & policy, prefetcher * prefetcher, const moe_executor::config & how);
+
+    // REQUIRES: started
+    moe_executor & executor() { return *executor_; }
+
+    hobbit_device_info info() const;
+
+  private:
+    const shared_parts            shared_;
+    const ggml_backend_dev_t      device_;
+    ggml_backend_buffer_type      buffer_type_;
+    expert_cache                  cache_;
+    std::unique_ptr<predictor>    predictor_; // null: no prefetch
+    std::unique_ptr<cpu_share>    share_;     // null: the CPU has none
+    std::unique_ptr<moe_executor> executor_;
+    std::vector<uint32_t>         layers_;
+};
+
+// What pools of this cache are planned from, and pools of so many slots, for these layers alone. `where` is told to
+// people.
+pool_demand demand_of(const expert_index & index, const expert_cache & cache, const std::vector<uint32_t> & layers);
+status      allocate_pools(const expert_index & index, expert_cache & cache, const std::vector<uint32_t> & layers,
+                           const pool_slots & slots, cache_policy & policy, const char * where);
+
+} // namespace hobbit

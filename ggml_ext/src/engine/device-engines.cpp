@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: MIT
+#include "engine/device-engines.h"
+
+#include "device/compute-device.h"
+#include "ggml-cpu.h"
+#include "ggml-impl.h"
+#include "offload/cpu-rows.h"
+#include "plan/layer-assignment.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace hobbit {
+
+device_engines::device_engines(split_runner * runner, const std::vector<ggml_backend_dev_t> & devices,
+                               const expert_index & index, const settings & config, loader & loader, stats & stats,
+                               ggml_backend_buffer_type_t transfer_memory) :
+    index_(index), config_(config), stats_(stats), transfer_memory_(transfer_memory) {
+    if (!is_host_device(devices.front())) {
+        expert_cache::pool_place in_host;
+        in_host.memory = transfer_memory;
+        host_          = std::make_unique<expert_cache>(index, loader, host_stats_, in_host);
+    }
+    for (ggml_backend_dev_t device : devices) {
+        const shared_parts shared = { index, config, loader, stats, host_.get(), transfer_memory };
+        places_.push_back(std::make_unique<device_engine>(runner, device, shared));
+    }
+}
+
+//
+// layers
+//
+
+std::optional<uint32_t> device_engines::find_layer(int64_t block) const {
+    for (uint32_t layer = 0; layer < index_.n_layers(); layer++) {
+        if (index_.layer(layer).block == block) {
+            return layer;
+        }
+    }
+    return {};
+}
+
+std::vector<uint32_t> device_engines::all_layers() const {
+    std::vector<uint32_t> all(index_.n_layers());
+    std::iota(all.begin(), all.end(), 0);
+    return all;
+}
+
+void device_engines::place_layers(const ggml_backend_dev_t * devices, size_t n_devices) {
+    std::vector<std::optional<uint32_t>> given(index_.n_layers());
+    std::vector<uint64_t>                free;
+    for (uint32_t i = 0; i < places_.size(); i++) {
+        free.push_back(places_.size() > 1 ? free_memory(places_[i]->device()) : 0);
+        for (uint32_t layer = 0; layer < index_.n_layers(); layer++) {
+            const uint32_t block = index_.layer(layer).block;
+            if (block < n_devices && devices[block] == places_[i]->device()) {
+                given[layer] = i;
+            }
+        }
+    }
+    layer_places_ = assign_layers(given, free);
+    std::vector<std::vector<uint32_t>> own(places_.size());
+    for (uint32_t layer = 0; layer < index_.n_layers(); layer++) {
+        own[layer_places_[layer]].push_back(layer);
+    }
+    for (size_t i = 0; i < places_.size(); i++) {
+        places_[i]->set_layers(std::move(own[i]));
+    }
+}
+
+device_engine & device_engines::of_block(int64_t block) const {
+    const auto layer = find_layer(block);
+    return *places_[layer ? layer_places_[*layer] : 0];
+}
+
+status device_engines::set_router(uint32_t block, const ggml_tensor * weight, const ggml_tensor * bias,
+                                  const ggml_tensor * selection_bias, hobbit_gating gating) {
+    const auto layer = find_layer(block);
+    status     s;
+    for (size_t i = 0; i < places_.size() && s.ok() && layer; i++) {
+        s = places_[i]->set_router(*layer, weight, bias, selection_bias, gating);
+    }
+    return s;
+}
+
+//
+// memory
+//
+
+status device_engines::plan_host(other_memory other, uint32_t n_batch, memory_plan & plan) const {
+    const device_engine & place = *places_.front();
+    pool_plan             here;
+    other.scratch  += place.rows(n_batch);
+    const status s  = plan_pools(config_.bounds(), place.demand(), other, here);
+    plan.n_slots    = { here.n_slots };
+    return s;
+}
+
+status device_engines::plan_devices(other_memory other, uint32_t n_batch, memory_plan & plan) const {
+    const pool_demand         host       = demand_of(index_, *host_, all_layers());
+    const uint32_t            n_together = std::max(n_batch, uint32_t(inner_graph::enough_rows));
+    std::vector<device_share> devices;
+    for (const auto & place : places_) {
+        devices.push_back({ place->demand(), place->rows(n_batch) });
+        if (place->n_layers() > 0) { // the rows of the CPU's share
+            other.scratch += cpu_rows::size(index_, uint64_t(n_batch) * host.n_used, n_together);
+        }
+    }
+    std::vector<budget> shared;
+    status              s = share_bounds(config_.bounds(), devices, shared);
+    for (size_t i = 0; i < places_.size() && s.ok(); i++) {
+        pool_plan here;
+        if (places_[i]->n_layers() > 0) {
+            other.device      = places_[i]->memory(devices[i].rows, host);
+            s                 = plan_pools(shared[i], devices[i].demand, other, here);
+            plan.n_host_slots = here.n_host_slots; // the same for each
+        }
+        plan.n_slots.push_back(here.n_slots);
+    }
+    return s;
+}
+
+status device_engines::start_sharing(const pool_slots & host_slots) {
+    if (host_slots[TIER_HIGH] == 0) {
+        return config_.mode != compute_mode::cooperative
+                   ? status()
+                   : status::error("hobbit.mode=cooperative computes experts in host memory, which has no room for "
+                                   "them: give a larger --memory");
+    }
+    kinds_.emplace(index_);
+    status s;
+    for (size_t i = 0; i < places_.size() && s.ok(); i++) {
+        s = places_[i]->n_layers() > 0 ? places_[i]->start_sharing(*kinds_) : status();
+    }
+    return s;
+}
+
+status device_engines::allocate_pools(const memory_plan & plan, cache_policy & policy) {
+    status s;
+    for (size_t i = 0; i < places_.size() && s.ok(); i++) {
+        s = places_[i]->allocate(plan.n_slots[i], policy);
+        if (places_[i]->n_layers() == 0) {
+            GGML_LOG_WARN("hobbit: %s has nothing to do: no layer with experts is there\n",
+                          ggml_backend_dev_name(places_[i]->device()));
+        }
+    }
+    if (!host_ || !s.ok()) {
+        return s;
+    }
+    const bool   is_locked = transfer_memory_ != ggml_backend_cpu_buffer_type();
+    const char * where     = is_locked ? "the host, page-locked, behind it" : "the host, behind it";
+    s                      = hobbit::allocate_pools(index_, *host_, all_layers(), plan.n_host_slots, policy, where);
+    for (uint32_t tier = 0; tier < index_.n_tiers() && s.ok(); tier++) {
+        uint32_t n_above = 0;
+        for (const auto & place : places_) {
+            n_above += place->cache().n_slots(tier);
+        }
+        if (host_->n_slots(tier) <= n_above) {
+            host_->let_duplicates_go_first(tier);
+        }
+    }
+    if (s.ok() && host_->n_slots(TIER_HIGH) == 0) {
+        GGML_LOG_WARN("hobbit: host memory has no room to cache experts: what is not on %s is read from disk each "
+                      "time; give a larger --memory\n",
+                      config_.device.c_str());
+    }
+    return s;
+}
+
+status device_engines::allocate(other_memory other, uint32_t n_batch, cache_policy & policy) {
+    memory_plan plan;
+    status      s = host_ ? plan_devices(other, n_batch, plan) : plan_host(other, n_batch, plan);
+    if (s.ok() && host_) { // measures with memory that the pools take then
+        s = start_sharing(plan.n_host_slots);
+    }
+    return s.ok() ? allocate_pools(plan, policy) : s;
+}
+
+//
+// computing
+//
+
+void device_engines::start(cache_policy & policy) {
+    if (config_.prefetch > 0) {
+        std::vector<prefetcher::layer_place> ahead;
+        for (const uint32_t i : layer_places_) {
+            ahead.push_back(places_[i]->ahead());
+        }
+        prefetcher_ = std::make_unique<prefetcher>(index_, ahead, config_.prefetch, config_.thresholds, stats_);
+    }
+    moe_executor::config how;
+    how.rules       = { config_.thresholds, config_.strict, config_.random };
+    how.renormalize = config_.renormalize;
+    for (const auto & place : places_) {
+        place->start(policy, prefetcher_.get(), how);
+        executors_.push_back(&place->executor());
+    }
+    fill();
+}
+
+// What was used most in calibration is read while nothing else is to be done: the first tokens find it. Host memory has
+// what the devices have no slots for.
+void device_engines::fill() {
+    for (uint32_t tier = index_.n_tiers(); tier-- > 0;) { // a residual has no place without its low version
+        for (const auto & place : places_) {
+            place->fill(tier, index_.most_used());
+        }
+    }
+    for (uint32_t tier = index_.n_tiers(); host_ && tier-- > 0;) {
+        std::vector<expert_id> rest     = index_.most_used();
+        const auto             is_there = [&](expert_id id) { // on a device alone
+            return !host_->holds(id, tier, 0) && std::any_of(places_.begin(), places_.end(), [&](const auto & place) {
+                return place->cache().holds(id, tier, 0);
+            });
+        };
+        rest.erase(std::remove_if(rest.begin(), rest.end(), is_there), rest.end());
+        host_->fill(tier, rest);
+    }
+}
+
+status device_engines::compute(ggml_cgraph * graph, ggml_backend_dev_t device, inner_graph & inner, inner_graph * cpu) {
+    const auto is_there = [&](const auto & place) { return place->buffer_type()->device == device; };
+    const auto place    = std::find_if(places_.begin(), places_.end(), is_there);
+    GGML_ASSERT(place != places_.end());
+    return (*place)->executor().compute(graph, inner, cpu);
+}
+
+void device_engines::begin_batch(const batch_info & batch) {
+    for (moe_executor * executor : executors_) {
+        executor->begin_batch(batch);
+    }
+}
+
+void device_engines::set_thresholds(const score_thresholds & thresholds) {
+    for (moe_executor * executor : executors_) {
+        executor->set_thresholds(thresholds);
+    }
+    if (prefetcher_) {
+        prefetcher_->set_thresholds(thresholds);
+    }
+}
+
+void device_engines::set_thresholds(int32_t sequence, const score_thresholds & thresholds) {
+    for (moe_executor * executor : executors_) {
+        executor->set_thresholds(sequence, thresholds);
+    }
+}
+
+void device_engines::clear_thresholds(int32_t sequence) {
+    for (moe_executor * executor : executors_) {
+        executor->clear_thresholds(sequence);
+    }
+}
+
+void device_engines::set_observer(const std::function<void(const layer_report &)> & observer) {
+    for (moe_executor * executor : executors_) {
+        executor->set_observer(observer);
+    }
+}
+
+bool device_engines::has_low_pool() const {
+    return std::any_of(places_.begin(), places_.end(),
+                       [](const auto & place) { return place->cache().n_slots(TIER_LOW) > 0; });
+}
+
+void device_engines::describe(hobbit_info & info) const {
+    for (const auto & place : places_) {
+        const hobbit_device_info here  = place->info();
+        info.pool_slots_high          += here.pool_slots_high;
+        info.pool_slots_low           += here.pool_slots_low;
+        info.pool_bytes_high          += here.pool_bytes_high;
+        info.pool_bytes_low           += here.pool_bytes_low;
+    }
+    if (host_) {
+        info.host_slots_high = host_->n_slots(TIER_HIGH);
+        info.host_slots_low  = host_->n_slots(TIER_LOW);
+        info.host_bytes_high = info.host_slots_high * host_->slot_size(TIER_HIGH);
+        info.host_bytes_low  = info.host_slots_low * host_->slot_size(TIER_LOW);
+    }
+    info.on_device = are_apart();
+}
+
+} // namespace hobbit

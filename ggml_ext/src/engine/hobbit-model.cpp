@@ -1,0 +1,375 @@
+// SPDX-License-Identifier: MIT
+#include "engine/hobbit-model.h"
+
+#include "base/last-error.h"
+#include "base/system-memory.h"
+#include "device/compute-device.h"
+#include "ggml-impl.h"
+#include "io/pinned-memory.h"
+
+#include <algorithm>
+#include <chrono>
+
+using namespace hobbit;
+
+status hobbit_model::open(const std::string & path, const hobbit_setting * given, size_t n_given,
+                          std::unique_ptr<hobbit_model> & model) {
+    std::unique_ptr<hobbit_model> opened(new hobbit_model);
+    opened->resident_before_ = resident_memory();
+
+    status s = opened->settings_.apply(given, n_given);
+    if (s.ok()) {
+        s = opened->index_.open(path, opened->settings_.sidecar);
+    }
+    if (!s.ok()) {
+        return s;
+    }
+
+    const expert_index & index = opened->index_;
+    const bool           asked = opened->settings_.asked();
+    if (index.n_layers() == 0) {
+        if (asked) {
+            GGML_LOG_WARN("hobbit: '%s' has no routed experts: there is nothing to offload, it runs as stock\n",
+                          path.c_str());
+        }
+        return {};
+    }
+    if (index.n_tiers() == 1 && !asked) {
+        if (index.model_bytes() + index.model_bytes() / 10 < available_memory()) {
+            return {};
+        }
+        GGML_LOG_WARN("hobbit: '%s' does not fit into free memory: its experts stay on disk, in a cache\n",
+                      path.c_str());
+    }
+    if (opened->settings_.calibrated) {
+        s = opened->index_.read_calibration(path);
+    }
+    if (!s.ok()) {
+        return s;
+    }
+    s = opened->settings_.apply_stored(index.stored());
+    if (!s.ok()) {
+        return status::error(format("the settings stored in '%s' or the calibration beside it cannot be used: %s",
+                                    path.c_str(), s.message().c_str()));
+    }
+    std::vector<ggml_backend_dev_t> named;
+    s = opened->check_thresholds(opened->settings_.thresholds);
+    s = s.ok() ? find_compute_devices(opened->settings_.device, named) : s;
+    s = s.ok() ? opened->open_files() : s;
+    if (s.ok()) {
+        model = std::move(opened);
+    }
+    return s;
+}
+
+status hobbit_model::check_thresholds(const score_thresholds & t) const {
+    if (t.t1 < 1.0 && t.t2 > t.t1 && index_.n_tiers() == 1) {
+        return status::error(
+            format("t1 = %g asks for low-precision experts, and '%s' has none: add them with pyhobbit convert, "
+                   "or leave t1 at 1",
+                   t.t1, index_.files()[0].c_str()));
+    }
+    return {};
+}
+
+// An embedding that is not worth a read for every token.
+static constexpr uint64_t SMALL_EMBEDDING = 16u << 20;
+
+// What a context, its buffers and the process may take beside a model.
+static constexpr uint64_t ROOM_BESIDE_MODEL = 256u << 20;
+
+// Whether some experts will, or may, have to be read again.
+bool hobbit_model::memory_is_short(bool in_host) const {
+    if (settings_.pools > 0 && in_host) {
+        return settings_.pools < index_.tier_bytes(TIER_HIGH);
+    }
+    const uint64_t elsewhere = in_host ? 0 : std::min(index_.model_bytes(), index_.tier_bytes(TIER_HIGH));
+    const uint64_t held      = index_.model_bytes() - elsewhere;
+    const uint64_t budget    = settings_.memory > 0 ? settings_.memory : resident_before_ + available_memory();
+    return budget < resident_before_ + held + held / 10 + ROOM_BESIDE_MODEL;
+}
+
+bool hobbit_model::owns(const std::string & tensor) const {
+    return index_.find_tensor(tensor) || (rows_ && tensor == embedding_table::name);
+}
+
+status hobbit_model::open_files() {
+    status s;
+    for (size_t i = 0; i < index_.files().size() && s.ok(); i++) {
+        s = reader_.open(index_.files()[i]);
+    }
+    if (!s.ok()) {
+        return s;
+    }
+    if (!reader_.direct_io()) {
+        GGML_LOG_WARN("hobbit: the file system of '%s' has no direct I/O: reads go through the page cache\n",
+                      index_.files()[0].c_str());
+    }
+    if (!index_.uses_base_experts()) {
+        GGML_LOG_INFO("hobbit: the experts of '%s' are not read: both tiers of '%s' stand for them\n",
+                      index_.files().front().c_str(), index_.files().back().c_str());
+    }
+    return {};
+}
+
+// All that depends on the devices.
+void hobbit_model::build(const std::vector<ggml_backend_dev_t> & devices) {
+    const bool              are_apart = !is_host_device(devices.front());
+    const embedding_table & embedding = index_.embedding();
+    if (embedding.location.size >= SMALL_EMBEDDING && memory_is_short(!are_apart)) {
+        rows_.emplace(reader_, embedding);
+    }
+    const auto memory = find_pinned_memory(devices, reader_);
+    loader_           = std::make_unique<loader>(reader_, stats_, settings_.io_threads, devices, memory);
+    places_           = std::make_unique<device_engines>(this, devices, index_, settings_, *loader_, stats_, memory);
+
+    policy_options options;
+    options.name      = settings_.policy;
+    options.weights   = settings_.weights;
+    options.n_layers  = uint32_t(index_.n_layers());
+    options.n_experts = index_.n_experts();
+    options.n_used    = places_->all().front()->demand().n_used;
+
+    options.high_is_residual = index_.high_is_residual();
+    policy_                  = make_policy(options);
+}
+
+hobbit_model::~hobbit_model() {
+    const status s = recorder_.close();
+    if (!s.ok()) {
+        set_last_error(s.message());
+        GGML_LOG_ERROR("hobbit: %s\n", s.message().c_str());
+    }
+}
+
+status hobbit_model::place_layers(const ggml_backend_dev_t * devices, size_t n_devices) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    GGML_ASSERT(!places_);
+    if (settings_.device.empty()) {
+        std::vector<ggml_backend_dev_t> of_layers;
+        for (size_t layer = 0; layer < index_.n_layers(); layer++) {
+            const uint32_t block = index_.layer(layer).block;
+            of_layers.push_back(block < n_devices ? devices[block] : nullptr);
+        }
+        settings_.device = usable_devices(of_layers);
+    }
+    std::vector<ggml_backend_dev_t> own;
+    const status                    s = find_compute_devices(settings_.device, own);
+    if (s.ok()) {
+        build(own);
+        places_->place_layers(devices, n_devices);
+    }
+    return s;
+}
+
+status hobbit_model::set_router(uint32_t block, const ggml_tensor * weight, const ggml_tensor * bias,
+                                const ggml_tensor * selection_bias, hobbit_gating gating) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return prepared_ ? status() : places_->set_router(block, weight, bias, selection_bias, gating);
+}
+
+// Of host memory, where what is read is not read in place.
+uint64_t hobbit_model::staging_bytes() const {
+    const bool is_used = settings_.pack || places_->are_apart();
+    return is_used ? loader::staging_size(settings_.io_threads) : 0;
+}
+
+// Where there is none, as is known once the layers are placed.
+status hobbit_model::check_device_settings() const {
+    if (settings_.device_memory > 0 && !places_->are_apart()) {
+        return status::error(
+            "hobbit.device_memory bounds a device that has memory of its own: name one with hobbit.device");
+    }
+    if (settings_.names_mode() && !places_->are_apart()) {
+        return status::error("hobbit.mode says who computes beside a device with memory of its own: name one with "
+                             "hobbit.device");
+    }
+    if (settings_.memory > 0 && settings_.pools > 0 && !places_->are_apart()) {
+        return status::error("hobbit.memory bounds the whole process and hobbit.pools the expert cache alone, which is "
+                             "in the same memory: give one of them");
+    }
+    return {};
+}
+
+status hobbit_model::prepare(uint64_t model_bytes, uint32_t n_batch) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (prepared_) {
+        return {};
+    }
+    const status fits = check_device_settings();
+    if (!fits.ok()) {
+        return fits;
+    }
+    const other_memory other = { resident_before_,  model_bytes,        staging_bytes(),
+                                 resident_memory(), available_memory(), {} };
+    status             s     = places_->allocate(other, n_batch, *policy_);
+    if (s.ok() && !settings_.trace.empty()) { // not before: a model that cannot run leaves an older trace alone
+        s = recorder_.open_trace(settings_.trace, index_);
+    }
+    if (!s.ok()) {
+        return s;
+    }
+    places_->start(*policy_);
+    start_sequence(0); // where llama.cpp does not say which sequences it computes
+    set_reporting();
+    prepared_ = true;
+    return {};
+}
+
+status hobbit_model::compute(ggml_cgraph * graph, ggml_backend_dev_t device, inner_graph & inner, inner_graph * cpu) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    GGML_ASSERT(prepared_);
+    if (!error_.ok()) {
+        return error_;
+    }
+    const auto start   = std::chrono::steady_clock::now();
+    status     s       = places_->compute(graph, device, inner, cpu);
+    stats_.compute_ns += std::chrono::nanoseconds(std::chrono::steady_clock::now() - start).count();
+    if (s.ok()) {
+        s = recorder_.error();
+    }
+    keep_error(s);
+    return s;
+}
+
+status hobbit_model::look_up(ggml_tensor * lookup) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (error_.ok()) {
+        error_ = rows_->compute(lookup);
+    }
+    return error_;
+}
+
+void hobbit_model::keep_error(const status & s) {
+    if (!s.is_aborted()) {
+        error_ = s;
+    }
+}
+
+//
+// sequences
+//
+
+void hobbit_model::start_sequence(int32_t sequence) {
+    policy_->begin_sequence(uint32_t(sequence));
+    recorder_.begin_sequence(sequence);
+}
+
+void hobbit_model::begin_sequence(int32_t sequence) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    start_sequence(sequence);
+    places_->clear_thresholds(sequence);
+}
+
+void hobbit_model::begin_batch(uint32_t n_tokens, const int32_t * sequences, const int32_t * positions,
+                               const int8_t * outputs) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (uint32_t i = 0; i < n_tokens; i++) {
+        if (positions[i] == 0) {
+            start_sequence(sequences[i]);
+        }
+    }
+    batch_info batch;
+    batch.begin(n_tokens, sequences, positions, outputs);
+    for (const auto & [sequence, n] : batch.sequences()) {
+        policy_->begin_tokens(uint32_t(sequence), n);
+    }
+    recorder_.begin_batch(batch);
+    places_->begin_batch(batch);
+}
+
+//
+// changing and observing
+//
+
+// `changed`: the settings with these thresholds, where they can be.
+status hobbit_model::change_thresholds(double t1, double t2, settings & changed) const {
+    changed                      = settings_;
+    const hobbit_setting given[] = {
+        { "hobbit.t1", HOBBIT_SETTING_FLOAT, 0, t1, nullptr },
+        { "hobbit.t2", HOBBIT_SETTING_FLOAT, 0, t2, nullptr },
+    };
+    status s = changed.apply(given, 2);
+    if (!s.ok()) {
+        return s;
+    }
+    if (prepared_ && t1 < 1.0 && t2 > t1 && !places_->has_low_pool()) {
+        return status::error(
+            format("t1 = %g asks for low-precision experts, and the model was opened without a pool for "
+                   "them: open it with t1 below 1",
+                   t1));
+    }
+    return check_thresholds(changed.thresholds);
+}
+
+status hobbit_model::set_thresholds(double t1, double t2) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    settings                    changed;
+    const status                s = change_thresholds(t1, t2, changed);
+    if (!s.ok()) {
+        return s;
+    }
+    settings_ = changed;
+    if (places_) {
+        places_->set_thresholds(settings_.thresholds);
+    }
+    return {};
+}
+
+status hobbit_model::set_sequence_thresholds(int32_t sequence, double t1, double t2) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    GGML_ASSERT(prepared_);
+    settings     changed;
+    const status s = change_thresholds(t1, t2, changed);
+    if (s.ok()) {
+        places_->set_thresholds(sequence, changed.thresholds);
+    }
+    return s;
+}
+
+status hobbit_model::check() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return error_;
+}
+
+void hobbit_model::set_observer(hobbit_observer observer, void * user_data) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    recorder_.set_observer(observer, user_data);
+    if (places_) {
+        set_reporting();
+    }
+}
+
+// Reports cost time: only where somebody listens. REQUIRES: the layers are placed
+void hobbit_model::set_reporting() {
+    places_->set_observer(recorder_.is_listening() ? [this](const layer_report & r) { recorder_.record(r); }
+                                                   : std::function<void(const layer_report &)>());
+}
+
+hobbit_info hobbit_model::info() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    hobbit_info                 i = {};
+    i.n_layers                    = uint32_t(index_.n_layers());
+    i.n_experts                   = index_.n_experts();
+    i.n_experts_used              = index_.n_experts_used();
+    i.n_tiers                     = index_.n_tiers();
+    i.tier_bytes_high             = index_.tier_bytes(TIER_HIGH);
+    i.tier_bytes_low              = index_.tier_bytes(TIER_LOW);
+    i.t1                          = settings_.thresholds.t1;
+    i.t2                          = settings_.thresholds.t2;
+    i.direct_io                   = reader_.direct_io();
+    i.high_is_residual            = index_.high_is_residual();
+    if (places_) {
+        places_->describe(i);
+    }
+    return i;
+}
+
+bool hobbit_model::device_info(size_t i, hobbit_device_info & info) const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!places_ || i >= places_->all().size()) {
+        return false;
+    }
+    info = places_->all()[i]->info();
+    return true;
+}

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include "backend/split-runner.h"
+#include "base/stats.h"
+#include "base/status.h"
+#include "engine/device-engines.h"
+#include "engine/settings.h"
+#include "ggml-backend-impl.h"
+#include "graph/inner-graph.h"
+#include "hobbit.h"
+#include "io/embedding-reader.h"
+#include "io/file-reader.h"
+#include "io/loader.h"
+#include "model/expert-index.h"
+#include "policy/cache-policy.h"
+#include "record/run-recorder.h"
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+// One opened model: the parts of the cache and how they hang together. Each device that computes has a place with pools
+// of its own, for some of the layers; everything else is there once.
+//
+// Thread-safety: prepare and compute take turns; everything else is constant after open and place_layers, or atomic.
+struct hobbit_model final : public hobbit::split_runner {
+  public:
+    // model stays null, without an error, where llama.cpp is to load the file as it always does.
+    static hobbit::status open(const std::string & path, const hobbit_setting * given, size_t n_given,
+                               std::unique_ptr<hobbit_model> & model);
+
+    ~hobbit_model();
+
+    // See hobbit_place_layers.
+    hobbit::status place_layers(const ggml_backend_dev_t * devices, size_t n_devices);
+
+    // See hobbit_buffer_type.
+    ggml_backend_buffer_type_t buffer_type(int32_t block) { return places_->of_block(block).buffer_type(); }
+
+    hobbit::status set_router(uint32_t block, const ggml_tensor * weight, const ggml_tensor * bias,
+                              const ggml_tensor * selection_bias, hobbit_gating gating);
+    hobbit::status prepare(uint64_t model_bytes, uint32_t n_batch);
+    void begin_batch(uint32_t n_tokens, const int32_t * sequences, const int32_t * positions, const int8_t * outputs);
+    void begin_sequence(int32_t sequence);
+    hobbit::status set_thresholds(double t1, double t2);
+    hobbit::status set_sequence_thresholds(int32_t sequence, double t1, double t2);
+    hobbit::status check() const;
+    void           set_observer(hobbit_observer observer, void * user_data);
+
+    void                          ref() override;
+    void                          unref() override;
+    bool                          owns(const std::string & tensor) const override;
+    const hobbit::expert_tensor * find_tensor(const std::string & name) const override {
+        return index_.find_tensor(name);
+    }
+    hobbit::status compute(ggml_cgraph * graph, ggml_backend_dev_t device, hobbit::inner_graph & inner,
+                           hobbit::inner_graph * cpu) override;
+    hobbit::status look_up(ggml_tensor * lookup) override;
+
+    const hobbit::expert_index & index() const { return index_; }
+    const hobbit::settings &     config() const { return settings_; }
+    const hobbit::stats &        counters() const { return stats_; }
+    hobbit_info                  info() const;
+
+    // False past the last one.
+    bool device_info(size_t i, hobbit_device_info & info) const;
+
+  private:
+    hobbit_model() = default;
+
+    std::atomic<uint32_t> n_references_{ 1 };
+
+    hobbit::status open_files();
+    void           build(const std::vector<ggml_backend_dev_t> & devices);
+    hobbit::status check_device_settings() const;
+    bool           memory_is_short(bool in_host) const;
+    uint64_t       staging_bytes() const;
+    hobbit::status check_thresholds(const hobbit::score_thresholds & t) const;
+    hobbit::status change_thresholds(double t1, double t2, hobbit::settings & changed) const;
+    void           start_sequence(int32_t sequence);
+    void           set_reporting();
+    void           keep_error(const hobbit::status & s);
+
+    hobbit::settings                        settings_;
+    hobbit::expert_index                    index_;
+    uint64_t                                resident_before_ = 0;
+    hobbit::stats                           stats_;
+    hobbit::posix_file_reader               reader_;
+    std::optional<hobbit::embedding_reader> rows_; // of the token embedding, where it stays on disk
+    std::unique_ptr<hobbit::cache_policy>   policy_;
+    std::unique_ptr<hobbit::device_engines> places_; // null until the layers are placed, as are policy_ and loader_
+    std::unique_ptr<hobbit::loader>         loader_; // destroyed first: its threads write into the caches
+    hobbit::run_recorder                    recorder_;
+
+    mutable std::mutex mutex_;
+    bool               prepared_ = false; // guarded by mutex_
+    hobbit::status     error_;            // of a computation, repeated for ever; guarded by mutex_
+};

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: MIT
+#include "hobbit.h"
+
+#include "base/last-error.h"
+#include "engine/hobbit-model.h"
+#include "model/tensor-names.h"
+
+#include <exception>
+#include <map>
+#include <mutex>
+
+using hobbit::report;
+using hobbit::status;
+using hobbit::TIER_HIGH;
+using hobbit::TIER_LOW;
+
+//
+// references
+//
+
+static std::mutex                        g_models_mutex;
+static std::map<int64_t, hobbit_model *> g_models; // by tag, without references; guarded by g_models_mutex
+
+bool hobbit_open(const char * path, const struct hobbit_setting * settings, size_t n_settings, hobbit_model ** model,
+                 char * err, size_t err_size) {
+    *model = nullptr;
+    std::unique_ptr<hobbit_model> opened;
+    status                        s;
+    try {
+        s = hobbit_model::open(path, settings, n_settings, opened);
+    } catch (const std::exception & e) {
+        s = status::error(hobbit::format("cannot open '%s': %s", path, e.what()));
+    }
+    if (opened && opened->config().tag != 0) {
+        std::lock_guard<std::mutex> lock(g_models_mutex);
+        g_models[opened->config().tag] = opened.get();
+    }
+    *model = opened.release();
+    return report(s, err, err_size);
+}
+
+void hobbit_model::ref() {
+    n_references_++;
+}
+
+void hobbit_model::unref() {
+    {
+        std::lock_guard<std::mutex> lock(g_models_mutex);
+        if (--n_references_ > 0) {
+            return;
+        }
+        const auto it = g_models.find(settings_.tag);
+        if (it != g_models.end() && it->second == this) {
+            g_models.erase(it);
+        }
+    }
+    delete this;
+}
+
+void hobbit_ref(hobbit_model * model) {
+    model->ref();
+}
+
+void hobbit_unref(hobbit_model * model) {
+    if (model) {
+        model->unref();
+    }
+}
+
+hobbit_model * hobbit_find(int64_t tag) {
+    std::lock_guard<std::mutex> lock(g_models_mutex);
+    const auto                  it = g_models.find(tag);
+    if (it == g_models.end()) {
+        return nullptr;
+    }
+    it->second->ref();
+    return it->second;
+}
+
+//
+// for the model loader
+//
+
+bool hobbit_owns_tensor(const hobbit_model * model, const char * name) {
+    return model->owns(name);
+}
+
+bool hobbit_is_tier_tensor(const char * name) {
+    return hobbit::is_tier_tensor(name);
+}
+
+bool hobbit_place_layers(hobbit_model * model, struct ggml_backend_device * const * devices, size_t n_devices,
+                         char * err, size_t err_size) {
+    status s;
+    try {
+        s = model->place_layers(devices, n_devices);
+    } catch (const std::exception & e) {
+        s = status::error(e.what());
+    }
+    return report(s, err, err_size);
+}
+
+struct ggml_backend_buffer_type * hobbit_buffer_type(hobbit_model * model, int32_t block) {
+    return model->buffer_type(block);
+}
+
+struct ggml_backend_buffer_type * hobbit_device_buffer_type(hobbit_model * model, int32_t block) {
+    return ggml_backend_dev_buffer_type(model->buffer_type(block)->device);
+}
+
+bool hobbit_set_router(hobbit_model * model, uint32_t block, const struct ggml_tensor * weight,
+                       const struct ggml_tensor * bias, const struct ggml_tensor * selection_bias,
+                       enum hobbit_gating gating, char * err, size_t err_size) {
+    status s;
+    try {
+        s = model->set_router(block, weight, bias, selection_bias, gating);
+    } catch (const std::exception & e) {
+        s = status::error(hobbit::format("cannot keep the routers for prefetch: %s", e.what()));
+    }
+    return report(s, err, err_size);
+}
+
+bool hobbit_prepare(hobbit_model * model, uint64_t model_bytes, uint32_t n_batch, char * err, size_t err_size) {
+    status s;
+    try {
+        s = model->prepare(model_bytes, n_batch);
+    } catch (const std::exception & e) {
+        s = status::error(hobbit::format("cannot allocate expert pools: %s", e.what()));
+    }
+    return report(s, err, err_size);
+}
+
+//
+// for the context
+//
+
+void hobbit_begin_batch(hobbit_model * model, uint32_t n_tokens, const int32_t * sequences, const int32_t * positions,
+                        const int8_t * outputs) {
+    model->begin_batch(n_tokens, sequences, positions, outputs);
+}
+
+void hobbit_begin_sequence(hobbit_model * model, int32_t sequence) {
+    model->begin_sequence(sequence);
+}
+
+//
+// changing and observing
+//
+
+bool hobbit_set_thresholds(hobbit_model * model, double t1, double t2, char * err, size_t err_size) {
+    return report(model->set_thresholds(t1, t2), err, err_size);
+}
+
+bool hobbit_set_sequence_thresholds(hobbit_model * model, int32_t sequence, double t1, double t2, char * err,
+                                    size_t err_size) {
+    return report(model->set_sequence_thresholds(sequence, t1, t2), err, err_size);
+}
+
+bool hobbit_check(const hobbit_model * model, char * err, size_t err_size) {
+    return report(model->check(), err, err_size);
+}
+
+void hobbit_set_observer(hobbit_model * model, hobbit_observer observer, void * user_data) {
+    model->set_observer(observer, user_data);
+}
+
+void hobbit_get_info(const hobbit_model * model, struct hobbit_info * info) {
+    *info = model->info();
+}
+
+bool hobbit_get_device(const hobbit_model * model, size_t i, struct hobbit_device_info * info) {
+    return model->device_info(i, *info);
+}
+
+void hobbit_get_stats(const hobbit_model * model, struct hobbit_stats * out) {
+    const hobbit::stats & s = model->counters();
+    out->selections_high    = s.selections[TIER_HIGH];
+    out->selections_low     = s.selections[TIER_LOW];
+    out->selections_skipped = s.selections_skipped;
+    out->hits_high          = s.hits[TIER_HIGH];
+    out->misses_high        = s.misses[TIER_HIGH];
+    out->hits_low           = s.hits[TIER_LOW];
+    out->misses_low         = s.misses[TIER_LOW];
+    out->host_hits_high     = s.host_hits[TIER_HIGH];
+    out->host_hits_low      = s.host_hits[TIER_LOW];
+    out->evictions          = s.evictions;
+    out->bytes_read         = s.bytes_read;
+    out->bytes_transferred  = s.bytes_transferred;
+    out->layers_computed    = s.layers_computed;
+    out->waves              = s.waves;
+    out->predicted          = s.predicted;
+    out->predicted_right    = s.predicted_right;
+    out->prefetched         = s.prefetched;
+    out->prefetched_used    = s.prefetched_used;
+    out->bytes_prefetched   = s.bytes_prefetched;
+    out->prefetch_pauses    = s.prefetch_pauses;
+    out->prefetch_active    = s.prefetch_active;
+    out->stall_s            = double(s.stall_ns) * 1e-9;
+    out->disk_demand_s      = double(s.disk_demand_ns) * 1e-9;
+    out->compute_s          = double(s.compute_ns) * 1e-9;
+    out->transfer_s         = double(s.transfer_ns) * 1e-9;
+    out->selections_cpu     = s.selections_cpu;
+    out->selections_split   = s.selections_split;
+    out->cpu_s              = double(s.cpu_ns) * 1e-9;
+    out->layers_predicted   = s.layers_predicted;
+    out->predicted_s        = double(s.predicted_ns) * 1e-9;
+    out->measured_s         = double(s.measured_ns) * 1e-9;
+}

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: MIT
+#include "graph/expert-matmul.h"
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <tuple>
+#include <utility>
+
+namespace hobbit {
+
+static status check(ggml_status result, const inner_graph & inner) {
+    if (result == GGML_STATUS_ABORTED) {
+        return status::aborted();
+    }
+    if (result != GGML_STATUS_SUCCESS) {
+        return status::error(format("%s failed to compute experts (%s): see whether it is still there",
+                                    ggml_backend_name(inner.backend()), ggml_status_to_string(result)));
+    }
+    return {};
+}
+
+status run_graph(inner_graph & inner) {
+    return check(inner.compute(), inner);
+}
+
+status launch_graph(inner_graph & inner) {
+    return check(inner.launch(), inner);
+}
+
+// Rows that are gathered for one operation: those of any one expert, and enough to be worth it.
+static size_t rows_at_once(const layer_routing & routing) {
+    return size_t(std::max(routing.n_tokens, inner_graph::enough_rows));
+}
+
+status expert_matmuls::reserve(const layer_routing & routing, inner_graph & inner) const {
+    const layer_shape &        layer   = index_.layer(routing.layer);
+    const size_t               n_rows  = rows_at_once(routing);
+    const size_t               n_terms = index_.terms(TIER_HIGH).size();
+    inner_graph::scratch_sizes sizes;
+    for (uint32_t part = 0; part < PART_COUNT; part++) {
+        if (layer.parts & part_bit(part)) {
+            const matrix_shape & shape = layer.shapes[part];
+            sizes.gathered             = std::max(sizes.gathered, n_rows * size_t(shape.n_in) * sizeof(float));
+            sizes.product  = std::max(sizes.product, n_terms * n_rows * size_t(shape.n_out) * sizeof(float));
+            sizes.rows    += n_terms * inner_graph::row_numbers_per_row * routing.experts.size();
+        }
+    }
+    if (sizes.fits(inner.scratch())) {
+        return {};
+    }
+    const status s = run_graph(inner);
+    if (s.ok() && !inner.reserve(sizes)) {
+        return status::error(
+            format("%s has no memory left for the rows of %lld tokens: use a smaller batch (--ubatch-size)",
+                   ggml_backend_name(inner.backend()), (long long) routing.n_tokens));
+    }
+    return s;
+}
+
+status expert_matmuls::add(const ggml_tensor * matmul, const layer_routing & routing,
+                           const std::vector<const planned_use *> & uses, inner_graph & inner) const {
+    status s;
+    for (size_t term = 0; term < index_.terms(TIER_HIGH).size() && s.ok(); term++) {
+        s = add_term(matmul, routing, uses, term, inner);
+    }
+    return s;
+}
+
+// That of all uses that have so many.
+status expert_matmuls::add_term(const ggml_tensor * matmul, const layer_routing & routing,
+                                const std::vector<const planned_use *> & uses, size_t term, inner_graph & inner) const {
+    const uint32_t part = expert_of(matmul).part;
+
+    using place = std::tuple<ggml_backend_buffer_t, char *, size_t, ggml_type>; // the stack that a matrix is in
+
+    std::map<place, std::pair<uint32_t, std::vector<const planned_use *>>> places; // tier, uses
+    for (const planned_use * use : uses) {
+        const auto & terms = index_.terms(use->tier);
+        if (term < terms.size()) {
+            const uint32_t  tier   = terms[term];
+            const size_t    stride = cache_.stride(use->id, tier, part);
+            char *          first  = cache_.data(use->id, tier, part) - cache_.number(use->id, tier) * stride;
+            const ggml_type type   = index_.locate(tier, use->id.layer, part, use->id.expert).type;
+            auto &          alike  = places[{ cache_.buffer(use->id, tier, part), first, stride, type }];
+            alike.first            = tier;
+            alike.second.push_back(use);
+        }
+    }
+    const matrix_shape & shape = index_.layer(routing.layer).shapes[part];
+    for (auto & [stack, group] : places) {
+        const auto & [buffer, first, stride, type] = stack;
+        const matrices weights                     = { type, shape.n_in, shape.n_out, first, stride, buffer };
+        const status s = add_alike({ matmul, routing, weights, group.first, term > 0, std::move(group.second) }, inner);
+        if (!s.ok()) {
+            return s;
+        }
+    }
+    return {};
+}
+
+static status add_rows(const ggml_tensor * matmul, const matrices & weights, const std::vector<served_row> & rows,
+                       bool adds, inner_graph & inner) {
+    const status s = inner.full() ? run_graph(inner) : status();
+    if (s.ok() && adds) {
+        inner.add_to_matmul(matmul, weights, rows);
+    } else if (s.ok()) {
+        inner.add_matmul(matmul, weights, rows);
+    }
+    return s;
+}
+
+// A large pool's operations may have more: the hundredth of the budget that is left aside has room for it.
+size_t expert_matmuls::max_work_size(uint32_t tier) const {
+    return std::max(inner_graph::max_work_size, cache_.n_slots(tier) * cache_.slot_size(tier) / 256);
+}
+
+status expert_matmuls::add_alike(alike_rows alike, inner_graph & inner) const {
+    auto &       uses    = alike.uses;
+    const auto   slot    = [&](const planned_use * use) { return cache_.number(use->id, alike.tier); };
+    const auto   by_slot = [&](const planned_use * a, const planned_use * b) { return slot(a) < slot(b); };
+    const size_t most    = max_work_size(alike.tier);
+    const auto   is_work = [&](size_t n_slots, size_t n_places) {
+        return inner_graph::work_size(n_slots, n_places) <= most;
+    };
+    std::sort(uses.begin(), uses.end(), by_slot);
+
+    const size_t n_rows    = std::accumulate(uses.begin(), uses.end(), size_t(0),
+                                             [](size_t n, const planned_use * use) { return n + use->selections.size(); });
+    const size_t span      = slot(uses.back()) - slot(uses.front()) + 1;
+    const size_t n_at_once = rows_at_once(alike.routing);
+    const size_t n_places = ggml_backend_buffer_is_host(alike.weights.buffer) ? n_rows : size_t(alike.routing.n_tokens);
+    const bool   at_once =
+        n_rows == alike.routing.experts.size() && is_work(span, n_places) && (!alike.adds || n_rows <= n_at_once);
+
+    std::vector<served_row> rows;
+    for (const planned_use * use : uses) {
+        const size_t n = rows.size() + use->selections.size();
+        const bool   fits =
+            at_once || rows.empty() || (n <= n_at_once && is_work(slot(use) - rows.front().matrix + 1, n));
+        if (!fits) {
+            const status s = add_rows(alike.matmul, alike.weights, rows, alike.adds, inner);
+            if (!s.ok()) {
+                return s;
+            }
+            rows.clear();
+        }
+        for (const int32_t row : use->selections) {
+            rows.push_back({ row, int32_t(slot(use)) });
+        }
+    }
+    return add_rows(alike.matmul, alike.weights, rows, alike.adds, inner);
+}
+
+} // namespace hobbit

@@ -1,0 +1,324 @@
+// SPDX-License-Identifier: MIT
+#include "graph/inner-graph.h"
+
+#include "device/repacked-layout.h"
+#include "ggml-cpp.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+namespace hobbit {
+
+// Room in a graph. Its leaves are counted apart from its nodes; a call of add_* takes no more than the reserve of
+// either.
+static constexpr size_t GRAPH_SIZE = 1024;
+static constexpr size_t RESERVE    = GGML_MAX_SRC;
+
+void wait_for(const ggml_tensor * tensor) {
+    float one;
+    ggml_backend_tensor_get(tensor, &one, 0, sizeof(one));
+}
+
+bool is_noop(const ggml_tensor * node) {
+    return !(node->flags & GGML_TENSOR_FLAG_COMPUTE) || node->op == GGML_OP_NONE || node->op == GGML_OP_VIEW ||
+           node->op == GGML_OP_RESHAPE || node->op == GGML_OP_PERMUTE || node->op == GGML_OP_TRANSPOSE;
+}
+
+inner_graph::inner_graph(ggml_backend_t backend) : backend_(backend), alignment_(ggml_backend_get_alignment(backend)) {
+    const size_t     size   = 2 * GRAPH_SIZE * ggml_tensor_overhead() + ggml_graph_overhead_custom(GRAPH_SIZE, false);
+    ggml_init_params params = { size, nullptr, /* .no_alloc = */ true };
+    ctx_                    = ggml_init(params);
+    begin_graph();
+}
+
+inner_graph::~inner_graph() {
+    reset();
+    ggml_backend_buffer_free(scratch_);
+    ggml_free(ctx_);
+}
+
+void inner_graph::begin_graph() {
+    ggml_reset(ctx_);
+    graph_    = ggml_new_graph_custom(ctx_, GRAPH_SIZE, false);
+    n_nodes_  = 0;
+    n_leaves_ = 0;
+}
+
+void inner_graph::reset() {
+    if (is_running_) {
+        ggml_backend_synchronize(backend_);
+    }
+    begin_graph();
+    is_running_ = false;
+    n_row_sets_ = 0;
+    row_numbers_.clear();
+    n_set_ = 0;
+}
+
+bool inner_graph::reserve(const scratch_sizes & sizes) {
+    if (sizes.fits(sizes_)) {
+        return true;
+    }
+    GGML_ASSERT(empty());
+    const scratch_sizes grown = { std::max(sizes.gathered, sizes_.gathered), std::max(sizes.product, sizes_.product),
+                                  std::max(sizes.rows, sizes_.rows) };
+    ggml_backend_buffer_free(scratch_);
+    sizes_                   = grown;
+    const size_t row_numbers = grown.rows * sizeof(int32_t) + GRAPH_SIZE * alignment_; // each set of them aligned
+    scratch_                 = ggml_backend_alloc_buffer(backend_, rows_offset() + row_numbers);
+    if (!scratch_) {
+        sizes_ = {};
+    }
+    return scratch_ != nullptr;
+}
+
+bool inner_graph::full() const {
+    return n_nodes_ + RESERVE > GRAPH_SIZE || n_leaves_ + RESERVE > GRAPH_SIZE || n_row_sets_ + RESERVE > GRAPH_SIZE;
+}
+
+//
+// tensors
+//
+
+ggml_tensor * inner_graph::leaf(const ggml_tensor * tensor) {
+    ggml_tensor * copy = ggml_new_tensor(ctx_, tensor->type, GGML_MAX_DIMS, tensor->ne);
+    std::copy(tensor->nb, tensor->nb + GGML_MAX_DIMS, copy->nb);
+    copy->data   = tensor->data;
+    copy->buffer = tensor->view_src ? tensor->view_src->buffer : tensor->buffer;
+    n_leaves_++;
+    return copy;
+}
+
+ggml_tensor * inner_graph::matrices_leaf(const matrices & weights, const matrix_span & span) {
+    ggml_tensor * t = ggml_new_tensor_3d(ctx_, weights.type, weights.n_in, weights.n_out, span.last - span.first + 1);
+    t->nb[2]        = weights.stride;
+    t->nb[3]        = weights.stride * size_t(t->ne[2]);
+    t->data         = weights.data + size_t(span.first) * weights.stride;
+    init_weights(weights.buffer, t);
+    n_leaves_++;
+    return t;
+}
+
+// All rows of a float tensor.
+ggml_tensor * inner_graph::rows_leaf(const ggml_tensor * tensor) {
+    const int64_t n = ggml_nrows(tensor);
+    ggml_tensor * t = ggml_new_tensor_2d(ctx_, tensor->type, tensor->ne[0], n);
+    t->nb[1]        = tensor->nb[1];
+    t->nb[2] = t->nb[3] = t->nb[1] * n;
+    t->data             = tensor->data;
+    t->buffer           = tensor->view_src ? tensor->view_src->buffer : tensor->buffer;
+    n_leaves_++;
+    return t;
+}
+
+ggml_tensor * inner_graph::row_numbers(const std::vector<int32_t> & rows) {
+    ggml_tensor * t      = ggml_new_tensor_1d(ctx_, GGML_TYPE_I32, rows.size());
+    const size_t  before = row_numbers_.size();
+    const size_t  offset = rows_offset() + before;
+    GGML_ASSERT(offset + ggml_nbytes(t) <= ggml_backend_buffer_get_size(scratch_));
+    place(t, offset);
+    row_numbers_.resize(before + padded(ggml_nbytes(t)));
+    std::memcpy(&row_numbers_[before], rows.data(), ggml_nbytes(t));
+    n_row_sets_++;
+    n_leaves_++;
+    return t;
+}
+
+// All of a graph's in one copy: to a device each takes its time, and stands in line with the experts on their way.
+void inner_graph::set_row_numbers() {
+    const size_t size = row_numbers_.size() - n_set_;
+    if (size == 0) {
+        return;
+    }
+    const ggml_context_ptr ctx(ggml_init({ ggml_tensor_overhead(), nullptr, /* .no_alloc = */ true }));
+    ggml_tensor *          t = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I8, int64_t(size));
+    place(t, rows_offset() + n_set_);
+    ggml_backend_tensor_set(t, &row_numbers_[n_set_], 0, size);
+    n_set_ += size;
+}
+
+ggml_tensor * inner_graph::reshape(ggml_tensor * tensor, int64_t ne0, int64_t ne1, int64_t ne2) {
+    ggml_tensor * t = ggml_reshape_3d(ctx_, tensor, ne0, ne1, ne2);
+    t->buffer       = tensor->buffer;
+    return t;
+}
+
+void inner_graph::place(ggml_tensor * tensor, size_t scratch_offset) {
+    tensor->data   = static_cast<char *>(ggml_backend_buffer_get_base(scratch_)) + scratch_offset;
+    tensor->buffer = scratch_;
+}
+
+void inner_graph::add_node(ggml_tensor * node) {
+    const int n_before = ggml_graph_n_nodes(graph_);
+    ggml_build_forward_expand(graph_, node);
+    n_nodes_ += size_t(ggml_graph_n_nodes(graph_) - n_before);
+}
+
+//
+// operations
+//
+
+void inner_graph::add_copy(const ggml_tensor * node) {
+    ggml_tensor * copy = leaf(node);
+    copy->op           = node->op;
+    std::memcpy(copy->op_params, node->op_params, sizeof(copy->op_params));
+    for (int i = 0; i < GGML_MAX_SRC; i++) {
+        copy->src[i] = node->src[i] ? leaf(node->src[i]) : nullptr;
+    }
+    add_node(copy);
+}
+
+static bool rows_are_even(const ggml_tensor * t) {
+    return (t->ne[2] == 1 || t->nb[2] == t->ne[1] * t->nb[1]) && (t->ne[3] == 1 || t->nb[3] == t->ne[2] * t->nb[2]);
+}
+
+// What both ways to add a matmul require.
+static bool is_computable(const ggml_tensor * matmul) {
+    const ggml_tensor * src = matmul->src[1];
+    return rows_are_even(src) && rows_are_even(matmul) && src->type == GGML_TYPE_F32 && matmul->type == GGML_TYPE_F32;
+}
+
+static bool are_all_rows(const ggml_tensor * matmul, const std::vector<served_row> & rows) {
+    return int64_t(rows.size()) == matmul->ne[1] * matmul->ne[2];
+}
+
+// It begins where a tensor may begin, as number 0 does.
+inner_graph::matrix_span inner_graph::span_of(const matrices & weights, const std::vector<served_row> & rows) const {
+    const auto by_matrix = [](const served_row & a, const served_row & b) { return a.matrix < b.matrix; };
+    const auto ends      = std::minmax_element(rows.begin(), rows.end(), by_matrix);
+    const auto step      = int32_t(alignment_ / std::gcd(alignment_, weights.stride));
+    return { ends.first->matrix / step * step, ends.second->matrix };
+}
+
+ggml_tensor * inner_graph::multiply(const ggml_tensor * matmul, ggml_tensor * weights, ggml_tensor * src,
+                                    ggml_tensor * ids) {
+    ggml_tensor * product = ggml_mul_mat_id(ctx_, weights, src, ids);
+    std::memcpy(product->op_params, matmul->op_params, sizeof(product->op_params));
+    return product;
+}
+
+// The matmul itself, whose result has no place yet.
+ggml_tensor * inner_graph::multiply_all(const ggml_tensor * matmul, const matrices & weights,
+                                        const std::vector<served_row> & rows) {
+    const matrix_span    span = span_of(weights, rows);
+    std::vector<int32_t> matrix(rows.size());
+    for (const served_row & r : rows) {
+        matrix[r.row] = r.matrix - span.first;
+    }
+    ggml_tensor * w   = matrices_leaf(weights, span);
+    ggml_tensor * ids = reshape(row_numbers(matrix), matmul->ne[1], matmul->ne[2], 1);
+    return multiply(matmul, w, leaf(matmul->src[1]), ids);
+}
+
+// The rows alone, one after the other in the scratch memory; `to` are their numbers.
+ggml_tensor * inner_graph::multiply_some(const ggml_tensor * matmul, const matrices & weights,
+                                         const std::vector<served_row> & rows, ggml_tensor *& to) {
+    const ggml_tensor *  src    = matmul->src[1];
+    const int64_t        n_used = matmul->ne[1];
+    const int64_t        n      = int64_t(rows.size());
+    const matrix_span    span   = span_of(weights, rows);
+    std::vector<int32_t> matrix;
+    std::vector<int32_t> from; // the input has a row per token, or one per selection
+    std::vector<int32_t> row;
+    for (const served_row & r : rows) {
+        matrix.push_back(r.matrix - span.first);
+        from.push_back(int32_t(r.row / n_used * src->ne[1] + r.row % n_used % src->ne[1]));
+        row.push_back(r.row);
+    }
+    ggml_tensor * gathered = ggml_get_rows(ctx_, rows_leaf(src), row_numbers(from));
+    place(gathered, 0);
+    ggml_tensor * w       = matrices_leaf(weights, span);
+    ggml_tensor * ids     = reshape(row_numbers(matrix), 1, n, 1);
+    ggml_tensor * product = multiply(matmul, w, reshape(gathered, gathered->ne[0], 1, n), ids);
+    place(product, product_offset());
+    GGML_ASSERT(ggml_nbytes(gathered) <= sizes_.gathered && ggml_nbytes(product) <= sizes_.product);
+    to = row_numbers(row);
+    return reshape(product, product->ne[0], n, 1);
+}
+
+void inner_graph::scatter(const ggml_tensor * matmul, ggml_tensor * rows, ggml_tensor * to) {
+    ggml_tensor * scattered = ggml_set_rows(ctx_, rows_leaf(matmul), rows, to);
+    scattered->buffer       = matmul->buffer;
+    add_node(scattered);
+}
+
+void inner_graph::add_matmul(const ggml_tensor * matmul, const matrices & weights,
+                             const std::vector<served_row> & rows) {
+    GGML_ASSERT(is_computable(matmul));
+    if (are_all_rows(matmul, rows)) {
+        ggml_tensor * product = multiply_all(matmul, weights, rows);
+        std::copy(matmul->nb, matmul->nb + GGML_MAX_DIMS, product->nb);
+        product->data   = matmul->data;
+        product->buffer = matmul->buffer;
+        add_node(product);
+        return;
+    }
+    ggml_tensor * to      = nullptr;
+    ggml_tensor * product = multiply_some(matmul, weights, rows, to);
+    scatter(matmul, product, to);
+}
+
+void inner_graph::add_to_matmul(const ggml_tensor * matmul, const matrices & weights,
+                                const std::vector<served_row> & rows) {
+    GGML_ASSERT(is_computable(matmul));
+    if (are_all_rows(matmul, rows)) {
+        ggml_tensor * product = multiply_all(matmul, weights, rows);
+        place(product, product_offset());
+        GGML_ASSERT(ggml_nbytes(product) <= sizes_.product);
+        ggml_tensor * sum = ggml_add_inplace(ctx_, leaf(matmul), product);
+        sum->buffer       = matmul->buffer;
+        add_node(sum);
+        return;
+    }
+    ggml_tensor * to      = nullptr;
+    ggml_tensor * product = multiply_some(matmul, weights, rows, to);
+    ggml_tensor * before  = ggml_get_rows(ctx_, rows_leaf(matmul), to);
+    place(before, product_offset() + padded(ggml_nbytes(product)));
+    GGML_ASSERT(2 * ggml_nbytes(product) <= sizes_.product);
+    ggml_tensor * sum = ggml_add_inplace(ctx_, before, product);
+    sum->buffer       = scratch_;
+    scatter(matmul, sum, to);
+}
+
+void inner_graph::add_rows(const ggml_tensor * tensor, const float * values, const std::vector<int32_t> & rows) {
+    GGML_ASSERT(empty() && !is_running_);
+    ggml_tensor * copy = ggml_new_tensor_2d(ctx_, GGML_TYPE_F32, tensor->ne[0], int64_t(rows.size()));
+    place(copy, product_offset());
+    GGML_ASSERT(ggml_nbytes(copy) <= sizes_.product);
+    ggml_backend_tensor_set(copy, values, 0, ggml_nbytes(copy));
+    n_leaves_++;
+    scatter(tensor, copy, row_numbers(rows));
+}
+
+ggml_status inner_graph::launch() {
+    if (empty()) {
+        return GGML_STATUS_SUCCESS;
+    }
+    set_row_numbers();
+    ggml_status result;
+    if (is_measured_) {
+        const auto start = std::chrono::steady_clock::now();
+        result           = ggml_backend_graph_compute(backend_, graph_);
+        if (result == GGML_STATUS_SUCCESS) {
+            wait_for(ggml_graph_node(graph_, -1));
+        }
+        measured_ += std::chrono::steady_clock::now() - start;
+    } else {
+        result = ggml_backend_graph_compute_async(backend_, graph_);
+    }
+    is_running_ = true;
+    ggml_graph_clear(graph_);
+    return result;
+}
+
+ggml_status inner_graph::compute() {
+    if (empty() && !is_running_) {
+        return GGML_STATUS_SUCCESS;
+    }
+    const ggml_status result = launch();
+    reset();
+    return result;
+}
+
+} // namespace hobbit

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: MIT
+#include "graph/routing.h"
+
+#include "ggml-backend.h"
+
+#include <algorithm>
+#include <cstring>
+#include <set>
+#include <vector>
+
+namespace hobbit {
+
+// The tensor's bytes, from the device's memory.
+static std::vector<char> fetch(const ggml_tensor * tensor) {
+    std::vector<char> bytes(ggml_nbytes(tensor));
+    ggml_backend_tensor_get(tensor, bytes.data(), 0, bytes.size());
+    return bytes;
+}
+
+status read_routing(const ggml_tensor * matmul, uint32_t layer, layer_routing & routing) {
+    const ggml_tensor *     ids       = matmul->src[2];
+    const std::vector<char> raw       = fetch(ids);
+    const int32_t           n_experts = int32_t(matmul->src[0]->ne[2]);
+    routing.layer                     = layer;
+    routing.n_used                    = ids->ne[0];
+    routing.n_tokens                  = ids->ne[1];
+    for (int64_t t = 0; t < routing.n_tokens; t++) {
+        for (int64_t k = 0; k < routing.n_used; k++) {
+            int32_t id;
+            std::memcpy(&id, raw.data() + t * ids->nb[1] + k * ids->nb[0], sizeof(id));
+            if (id < 0 || id >= n_experts) {
+                return status::error(
+                    format("the router chose expert %d of %d in '%s': the device that computed it is lost or broken",
+                           id, n_experts, matmul->src[0]->name));
+            }
+            routing.experts.push_back(id);
+        }
+    }
+
+    const ggml_tensor * weights = matmul->src[3];
+    if (weights && ggml_is_contiguous(weights) && size_t(ggml_nelements(weights)) == routing.experts.size()) {
+        routing.weights.resize(routing.experts.size());
+        ggml_backend_tensor_get(weights, routing.weights.data(), 0, routing.weights.size() * sizeof(float));
+    }
+    return {};
+}
+
+// The weights of the experts that a token keeps are applied after us: their outputs grow instead.
+void renormalize(const layer_routing & routing, const layer_plan & plan, const ggml_tensor * output) {
+    std::vector<float> row(output->ne[0]);
+    std::set<int64_t>  tokens;
+    for (const int32_t i : plan.skipped) {
+        tokens.insert(i / routing.n_used);
+    }
+    for (const int64_t t : tokens) {
+        double all  = 0.0;
+        double kept = 0.0;
+        for (int64_t i = t * routing.n_used; i < (t + 1) * routing.n_used; i++) {
+            all  += routing.weights[i];
+            kept += plan.precisions[i] == PRECISION_SKIP ? 0.0 : routing.weights[i];
+        }
+        if (!(kept > 0.0)) {
+            continue;
+        }
+        const float factor = float(all / kept);
+        for (int64_t i = t * routing.n_used; i < (t + 1) * routing.n_used; i++) {
+            ggml_backend_tensor_get(output, row.data(), i * output->nb[1], row.size() * sizeof(float));
+            std::transform(row.begin(), row.end(), row.begin(), [&](float x) { return x * factor; });
+            ggml_backend_tensor_set(const_cast<ggml_tensor *>(output), row.data(), i * output->nb[1],
+                                    row.size() * sizeof(float));
+        }
+    }
+}
+
+} // namespace hobbit

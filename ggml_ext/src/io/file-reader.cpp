@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: MIT
+#include "io/file-reader.h"
+
+#include <cerrno>
+#include <cstring>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#ifndef O_DIRECT
+#define O_DIRECT 0 // not on this system: the open below is then a buffered one
+#endif
+
+namespace hobbit {
+
+static int64_t modified_ns(const struct stat & st) {
+#ifdef __APPLE__
+    return int64_t(st.st_mtimespec.tv_sec) * 1000000000 + st.st_mtimespec.tv_nsec;
+#else
+    return int64_t(st.st_mtim.tv_sec) * 1000000000 + st.st_mtim.tv_nsec;
+#endif
+}
+
+static status posix_error(const std::string & path, const char * what) {
+    return status::error(format("cannot %s '%s': %s", what, path.c_str(), strerror(errno)));
+}
+
+posix_file_reader::~posix_file_reader() {
+    for (const auto & file : files_) {
+        close(file->fd);
+    }
+}
+
+status posix_file_reader::open(const std::string & path) {
+    bool direct = O_DIRECT != 0;
+    int  fd     = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT);
+    if (fd < 0 && direct && errno == EINVAL) {
+        direct = false;
+        fd     = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    }
+    if (fd < 0) {
+        return posix_error(path, "open");
+    }
+
+    struct stat st;
+    if (fstat(fd, &st) != 0) {
+        const status s = posix_error(path, "examine");
+        close(fd);
+        return s;
+    }
+
+    auto file         = std::make_unique<open_file>();
+    file->path        = path;
+    file->fd          = fd;
+    file->direct      = direct;
+    file->size        = st.st_size;
+    file->modified_ns = modified_ns(st);
+    files_.push_back(std::move(file));
+    return {};
+}
+
+status posix_file_reader::check_unchanged(const open_file & file) {
+    struct stat st;
+    if (fstat(file.fd, &st) != 0) {
+        return posix_error(file.path, "examine");
+    }
+    if (st.st_size != file.size || modified_ns(st) != file.modified_ns) {
+        return status::error(format("'%s' changed while it was in use: load the model again", file.path.c_str()));
+    }
+    return {};
+}
+
+status posix_file_reader::read_at(uint32_t index, uint64_t offset, size_t size, size_t needed, void * buf) {
+    open_file & file = *files_[index];
+
+    status s = check_unchanged(file);
+    if (!s.ok()) {
+        return s;
+    }
+
+    size_t done = 0;
+    while (done < needed) {
+        const bool    direct = file.direct;
+        const ssize_t n      = pread(file.fd, static_cast<char *>(buf) + done, size - done, offset + done);
+        if (n > 0) {
+            done += n;
+            continue;
+        }
+        if (n == 0) {
+            return status::error(format("'%s' ends at byte %llu where weights were expected: it is truncated",
+                                        file.path.c_str(), (unsigned long long) (offset + done)));
+        }
+        if (errno == EINVAL && direct) {
+            // accepted at open, refused at read: the file system has no direct I/O after all; the flag goes last, so
+            // that whoever sees it cleared reads through the page cache
+            fcntl(file.fd, F_SETFL, fcntl(file.fd, F_GETFL) & ~O_DIRECT);
+            file.direct = false;
+            continue;
+        }
+        if (errno != EINTR) {
+            return posix_error(file.path, "read");
+        }
+    }
+
+#ifdef POSIX_FADV_DONTNEED
+    if (!file.direct) {
+        posix_fadvise(file.fd, offset, size, POSIX_FADV_DONTNEED); // the pools are the cache
+    }
+#endif
+    return {};
+}
+
+bool posix_file_reader::direct_io() const {
+    for (const auto & file : files_) {
+        if (!file->direct) {
+            return false;
+        }
+    }
+    return true;
+}
+
+} // namespace hobbit

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include "base/status.h"
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace hobbit {
+
+// The way to a model's files. Tests put fakes in its place.
+//
+// Thread-safety: read_at may be called from any number of threads at once.
+class file_reader {
+  public:
+    // Of offsets, sizes and memory in read_at: what O_DIRECT asks for on every common file system.
+    static constexpr size_t alignment = 4096;
+
+    virtual ~file_reader() = default;
+
+    // Reads `size` bytes at `offset` of file number `file` into `buf`. The file may end before the range does, but not
+    // within its first `needed` bytes.
+    // REQUIRES: offset, size and buf are multiples of `alignment`.
+    virtual status read_at(uint32_t file, uint64_t offset, size_t size, size_t needed, void * buf) = 0;
+};
+
+// Reads past the page cache where the file system allows it, else through it, leaving nothing behind there.
+// A file whose size or modification time changes while it is open is an error of the next read.
+class posix_file_reader final : public file_reader {
+  public:
+    posix_file_reader() = default;
+    ~posix_file_reader() override;
+
+    posix_file_reader(const posix_file_reader &)             = delete;
+    posix_file_reader & operator=(const posix_file_reader &) = delete;
+
+    // Files are numbered from 0 in the order of the calls. REQUIRES: no read_at has started.
+    status open(const std::string & path);
+
+    status read_at(uint32_t file, uint64_t offset, size_t size, size_t needed, void * buf) override;
+
+    // Whether every file is read past the page cache.
+    bool direct_io() const;
+
+  private:
+    struct open_file {
+        std::string       path;
+        int               fd;
+        std::atomic<bool> direct;
+        int64_t           size;
+        int64_t           modified_ns;
+    };
+
+    static status check_unchanged(const open_file & file);
+
+    std::vector<std::unique_ptr<open_file>> files_; // constant once reading starts
+};
+
+} // namespace hobbit

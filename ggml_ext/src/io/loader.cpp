@@ -1,0 +1,461 @@
+// SPDX-License-Identifier: MIT
+#include "io/loader.h"
+
+#include "device/compute-device.h"
+#include "device/repacked-layout.h"
+
+#include <algorithm>
+#include <functional>
+
+namespace hobbit {
+
+bool staging_buffer::reserve(size_t size) {
+    if (size <= size_) {
+        return true;
+    }
+    memory_.reset(ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), size + file_reader::alignment));
+    size_ = memory_ ? size : 0;
+    return memory_ != nullptr;
+}
+
+char * staging_buffer::data() const {
+    return memory_ ? aligned_base(memory_.get(), file_reader::alignment) : lent_;
+}
+
+loader::loader(file_reader & reader, stats & stats, uint32_t n_threads, const std::vector<ggml_backend_dev_t> & devices,
+               ggml_backend_buffer_type_t staging) :
+    reader_(reader),
+    stats_(stats),
+    staging_memory_(ggml_backend_buft_alloc_buffer(staging, staging_size(n_threads) + HUGE_PAGE)) {
+    if (staging_memory_) {
+        ask_for_huge_pages(aligned_base(staging_memory_.get(), HUGE_PAGE), staging_size(n_threads));
+    }
+    for (ggml_backend_dev_t device : devices) {
+        if (!is_host_device(device)) {
+            links_.try_emplace(device, device);
+        }
+    }
+    for (uint32_t i = 0; i < n_threads; i++) {
+        threads_.emplace_back([this, i] { run(i); });
+    }
+    for (auto & entry : links_) {
+        threads_.emplace_back([this, device = entry.first] { run_link(device); });
+    }
+}
+
+loader::~loader() {
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        stop_ = true;
+    }
+    for (lane * l : lanes()) {
+        l->work.notify_all();
+    }
+    for (std::thread & thread : threads_) {
+        thread.join();
+    }
+}
+
+loader::lane & loader::lane_of(const chunk & c) {
+    if (!c.source) {
+        return disk_;
+    }
+    return link_of(c.buffer).copies;
+}
+
+loader::link & loader::link_of(ggml_backend_buffer_t buffer) {
+    const auto found = links_.find(ggml_backend_buft_get_device(ggml_backend_buffer_get_type(buffer)));
+    GGML_ASSERT(found != links_.end());
+    return found->second;
+}
+
+std::vector<loader::lane *> loader::lanes() {
+    std::vector<lane *> all = { &disk_ };
+    for (auto & entry : links_) {
+        all.push_back(&entry.second.copies);
+    }
+    return all;
+}
+
+void loader::run(size_t thread) {
+    char * lent = staging_memory_ ? aligned_base(staging_memory_.get(), HUGE_PAGE) + thread * chunk_size : nullptr;
+    staging_buffer               staging(lent, lent ? chunk_size : 0);
+    std::vector<chunk>           next;
+    std::unique_lock<std::mutex> lock(mutex_);
+    while (true) {
+        disk_.work.wait(lock, [&] { return stop_ || disk_.queue.take(0, next); });
+        if (stop_) {
+            return;
+        }
+
+        lock.unlock();
+        const status result = read(next.front(), staging);
+        lock.lock();
+        finish(next.front(), result);
+    }
+}
+
+size_t loader::link::bytes_in(double seconds) const {
+    return done.ns > 0 ? size_t(seconds * 1e9 * double(done.bytes) / double(done.ns)) : 0;
+}
+
+// To begin a copy takes microseconds, to be told of its end some tens. What computes there copies a little, too, and
+// may have to wait for one of these.
+static constexpr double COPY_TIME  = 5e-5;
+static constexpr double BATCH_TIME = 5e-4;
+
+void loader::run_link(ggml_backend_dev_t device) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    link &                       own = links_.at(device);
+    std::vector<chunk>           next;
+    while (true) {
+        own.copies.work.wait(lock, [&] { return stop_ || own.copies.queue.take(own.bytes_in(BATCH_TIME), next); });
+        if (stop_) {
+            return;
+        }
+
+        lock.unlock();
+        copy(device, next);
+        lock.lock();
+        for (const chunk & c : next) {
+            finish(c, {}); // that a device is lost is told by what it computes next
+        }
+    }
+}
+
+void loader::copy(ggml_backend_dev_t device, const std::vector<chunk> & chunks) {
+    device_copy & stream = links_.at(device).stream;
+    size_t        bytes  = 0;
+    change_transfers(device, 1, 0);
+    for (const chunk & c : chunks) {
+        stream.begin(c.buffer, c.type, c.rows, c.source, c.dst, c.zeros);
+        bytes += c.size;
+    }
+    stream.finish();
+    change_transfers(device, -1, bytes);
+}
+
+status loader::read(const chunk & next, staging_buffer & staging) {
+    const part_location at     = next.location();
+    const size_t        before = data_offset(at);
+    const size_t        span   = aligned_span(at);
+    char *              dst    = next.dst;
+    if (next.buffer) {
+        if (!staging.reserve(span)) {
+            return status::error(format("no memory left to read experts (%zu bytes)", span));
+        }
+        dst = staging.data();
+    }
+    const status s = reader_.read_at(at.file, at.offset - before, span, before + at.size, dst);
+    if (s.ok() && next.buffer) {
+        set(next, dst + before);
+    }
+    return s;
+}
+
+void loader::set(const chunk & next, const char * rows) {
+    const ggml_backend_dev_t device = ggml_backend_buft_get_device(ggml_backend_buffer_get_type(next.buffer));
+    if (device && is_host_device(device)) { // the CPU's own layouts are no host memory to ggml
+        set_rows(next.buffer, next.type, next.rows, rows, next.dst);
+        return;
+    }
+    change_transfers(device, 1, 0);
+    set_rows(next.buffer, next.type, next.rows, rows, next.dst);
+    set_zeros(next.buffer, next.dst + next.size, next.zeros);
+    change_transfers(device, -1, next.size);
+}
+
+void loader::change_transfers(ggml_backend_dev_t device, int change, size_t n_bytes) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto                  now = std::chrono::steady_clock::now();
+    link &                      to  = links_.at(device);
+    if (to.n_in_flight > 0) {
+        const auto ns       = uint64_t(std::chrono::nanoseconds(now - to.counted_until).count());
+        to.done.ns         += ns;
+        stats_.transfer_ns += ns;
+    }
+    to.counted_until          = now;
+    to.n_in_flight           += change;
+    to.done.bytes            += n_bytes;
+    stats_.bytes_transferred += n_bytes;
+}
+
+loader::transfers loader::transferred(ggml_backend_dev_t device) const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto                  found = links_.find(device);
+    return found == links_.end() ? transfers() : found->second.done;
+}
+
+void loader::finish(const chunk & done, const status & result) {
+    const size_t size = done.source ? 0 : aligned_span(done.location()); // read from disk
+    count_demands();
+    const bool was_prefetch = lane_of(done).queue.end(done);
+    if (result.ok()) {
+        stats_.bytes_read       += size;
+        stats_.bytes_prefetched += was_prefetch ? size : 0;
+    }
+    end_chunk(done, result.ok());
+    if (!result.ok()) {
+        fail(result);
+    }
+}
+
+// The last chunk decides about its part.
+void loader::end_chunk(const chunk & ended, bool ok) {
+    load_state &   state = *ended.state;
+    const uint32_t bit   = part_bit(ended.part);
+    if (!ok) {
+        state.failed |= bit;
+    }
+    if (--state.n_chunks[ended.part] > 0) {
+        return;
+    }
+    if (state.failed & bit) {
+        state.requested &= ~bit;
+    } else {
+        state.arrived |= bit;
+    }
+    const bool arrived  = !(state.failed & bit);
+    state.begun        &= ~bit;
+    state.failed       &= ~bit;
+    end_parked(state, ended.part, arrived);
+    progress_.notify_all();
+}
+
+// What waits for the part is copied now, or never.
+void loader::end_parked(const load_state & from, uint32_t part, bool ok) {
+    const auto waits = [&](const parked_chunk & p) { return p.from == &from && p.what.part == part; };
+    const std::vector<parked_chunk> due = take_parked(waits);
+    for (const parked_chunk & p : due) {
+        if (ok) {
+            enqueue({ p.what }, p.urgency);
+        } else {
+            end_chunk(p.what, false);
+        }
+    }
+}
+
+std::vector<loader::parked_chunk> loader::take_parked(const std::function<bool(const parked_chunk &)> & is_taken) {
+    const auto first = std::stable_partition(parked_.begin(), parked_.end(), std::not_fn(is_taken));
+    const std::vector<parked_chunk> taken(first, parked_.end());
+    parked_.erase(first, parked_.end());
+    return taken;
+}
+
+void loader::fail(const status & error) {
+    if (error_.ok()) {
+        error_ = error;
+    }
+    count_demands();
+    for (lane * l : lanes()) {
+        for (const chunk & dropped : l->queue.clear()) {
+            end_chunk(dropped, false);
+        }
+    }
+    for (const parked_chunk & p : take_parked([](const parked_chunk &) { return true; })) {
+        end_chunk(p.what, false);
+    }
+    progress_.notify_all();
+}
+
+void loader::count_demands() {
+    const auto now       = std::chrono::steady_clock::now();
+    const auto all       = lanes();
+    const bool is_waited = std::any_of(all.begin(), all.end(), [](const lane * l) { return l->queue.n_demands() > 0; });
+    if (is_waited) {
+        stats_.disk_demand_ns += uint64_t(std::chrono::nanoseconds(now - counted_until_).count());
+    }
+    counted_until_ = now;
+}
+
+// Chunks that are read straight into their place begin where direct I/O may begin.
+std::vector<chunk> loader::split(const chunk & whole, const part_target & target, size_t piece) {
+    std::vector<chunk> chunks;
+    const uint64_t     end = whole.offset + whole.size;
+    if (!target.buffer) {
+        const uint64_t first = whole.offset - data_offset(whole.location());
+        for (uint64_t at = first; at < end; at += chunk_size) {
+            chunk c  = whole;
+            c.offset = std::max(at, whole.offset);
+            c.size   = size_t(std::min(at + chunk_size, end) - c.offset);
+            c.dst    = target.data + (at - first);
+            chunks.push_back(c);
+        }
+        return chunks;
+    }
+    const size_t  row_size = ggml_row_size(whole.type, target.shape.n_in);
+    const int64_t n_rows   = rows_per_chunk(piece, row_size);
+    for (int64_t row = 0; row < target.shape.n_out; row += n_rows) {
+        const size_t at = size_t(row) * row_size;
+        chunk        c  = whole;
+        c.buffer        = target.buffer;
+        c.rows          = { target.shape.n_in, std::min(n_rows, target.shape.n_out - row) };
+        c.offset        = whole.offset + at;
+        c.size          = size_t(c.rows.n_out) * row_size;
+        c.source        = whole.source ? whole.source + at : nullptr;
+        c.dst           = target.data + at;
+        chunks.push_back(c);
+    }
+    chunks.back().zeros = target.zeros;
+    return chunks;
+}
+
+// Whether the part is still to be asked for. A prefetch of it becomes a demand.
+bool loader::is_due(const load_state & state, uint32_t part, load_urgency urgency) {
+    if (state.arrived & part_bit(part)) {
+        return false; // as most of what is asked for
+    }
+    if (state.requested & part_bit(part)) {
+        if (urgency == load_urgency::demand) {
+            promote(state, part);
+        }
+        return false; // no thread is woken
+    }
+    return error_.ok();
+}
+
+void loader::submit(load_state & state, uint32_t part, const part_location & location, const part_target & target,
+                    load_urgency urgency) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (is_due(state, part, urgency)) {
+        const auto chunks =
+            split(whole_part(state, part, location, nullptr), target, chunk_size - 2 * file_reader::alignment);
+        ask_for(chunks);
+        enqueue(chunks, urgency);
+    }
+}
+
+void loader::transfer(load_state & state, uint32_t part, const load_state & from, const char * source,
+                      const part_location & location, const part_target & target, load_urgency urgency) {
+    GGML_ASSERT(target.buffer);
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!is_due(state, part, urgency)) {
+        return;
+    }
+    const link & to     = link_of(target.buffer);
+    const size_t piece  = std::max(chunk_size, to.bytes_in(COPY_TIME));
+    const auto   chunks = split(whole_part(state, part, location, source), target, piece);
+    ask_for(chunks);
+    if (from.arrived & part_bit(part)) {
+        enqueue(chunks, urgency);
+        return;
+    }
+    for (const chunk & c : chunks) {
+        parked_.push_back({ c, &from, urgency });
+    }
+}
+
+chunk loader::whole_part(load_state & state, uint32_t part, const part_location & location, const char * source) {
+    return { &state, part, location.file, location.offset, location.size, source, nullptr, nullptr, location.type, {} };
+}
+
+// All chunks of a part.
+void loader::ask_for(const std::vector<chunk> & chunks) {
+    load_state &   state  = *chunks.front().state;
+    const uint32_t part   = chunks.front().part;
+    state.n_chunks[part]  = uint32_t(chunks.size());
+    state.requested      |= part_bit(part);
+}
+
+void loader::enqueue(const std::vector<chunk> & chunks, load_urgency urgency) {
+    lane & to = lane_of(chunks.front());
+    count_demands();
+    to.queue.push(chunks, urgency);
+    wake(to, chunks.size());
+}
+
+// As many threads as there are chunks to begin.
+void loader::wake(lane & where, size_t n_chunks) {
+    for (size_t i = 0; i < std::min(n_chunks, threads_.size()); i++) {
+        where.work.notify_one();
+    }
+}
+
+void loader::promote(const load_state & state, uint32_t part) {
+    count_demands();
+    for (lane * l : lanes()) {
+        wake(*l, l->queue.promote(state, part));
+    }
+    for (parked_chunk & p : parked_) {
+        p.urgency = p.what.is_of(state, part_bit(part)) ? load_urgency::demand : p.urgency;
+    }
+}
+
+void loader::cancel(load_state & state) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    drop_prefetches(state, ~state.begun);
+    progress_.notify_all();
+}
+
+void loader::abandon(load_state & state) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    drop_prefetches(state, ~0u);
+    if (state.arrived != state.requested) {
+        stall(lock, [&] { return state.arrived == state.requested; });
+    }
+}
+
+// Those of `parts`. A part of which something was read or is in flight then counts as failed.
+void loader::drop_prefetches(load_state & state, uint32_t parts) {
+    for (lane * l : lanes()) {
+        for (const chunk & dropped : l->queue.drop_prefetches(state, parts)) {
+            end_chunk(dropped, false);
+        }
+    }
+    const auto is_parked = [&](const parked_chunk & p) {
+        return p.urgency == load_urgency::prefetch && p.what.is_of(state, parts);
+    };
+    for (const parked_chunk & p : take_parked(is_parked)) {
+        end_chunk(p.what, false);
+    }
+}
+
+status loader::wait(const load_state & state, uint32_t parts) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    const auto                   done = [&] { return (state.arrived & parts) == parts; };
+    if (done()) {
+        return error_;
+    }
+
+    stall(lock, [&] { return done() || !error_.ok(); });
+    return error_;
+}
+
+void loader::stall(std::unique_lock<std::mutex> & lock, const std::function<bool()> & is_over) {
+    const auto start = std::chrono::steady_clock::now();
+    progress_.wait(lock, is_over);
+    stats_.stall_ns += std::chrono::nanoseconds(std::chrono::steady_clock::now() - start).count();
+}
+
+bool loader::settled(const load_state & state) const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return state.arrived == state.requested;
+}
+
+void loader::settle(const load_state & state) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    progress_.wait(lock, [&] { return state.arrived == state.requested; });
+}
+
+status loader::error() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return error_;
+}
+
+bool loader::arrived(const load_state & state, uint32_t parts) const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return (state.arrived & parts) == parts;
+}
+
+uint32_t loader::requested(const load_state & state) const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return state.requested;
+}
+
+void loader::reset(load_state & state) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    GGML_ASSERT(state.arrived == state.requested);
+    state = {};
+}
+
+} // namespace hobbit

@@ -1,0 +1,406 @@
+// SPDX-License-Identifier: MIT
+#include "model/expert-index.h"
+
+#include "model/sidecar.h"
+#include "model/tensor-names.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <sys/stat.h>
+
+namespace hobbit {
+
+const expert_tensor * expert_index::find_tensor(const std::string & name) const {
+    tensor_name parsed;
+    if (!parse_tensor_name(name, parsed) || !parsed.tier.empty()) {
+        return nullptr;
+    }
+    for (const layer_shape & layer : layers_) {
+        if (layer.block == parsed.block && (layer.parts & part_bit(parsed.part))) {
+            return &layer.tensors[parsed.part];
+        }
+    }
+    return nullptr;
+}
+
+//
+// opening
+//
+
+status expert_index::open(const std::string & path, const std::string & sidecar) {
+    std::vector<gguf_file> files;
+    status                 s = open_gguf_model(path, files);
+    if (!s.ok()) {
+        return s;
+    }
+    if (is_sidecar(files[0])) {
+        return status::error(format("'%s' holds only further tiers of '%s': give that file as the model", path.c_str(),
+                                    sidecar_base_name(files[0]).c_str()));
+    }
+    for (const gguf_file & file : files) {
+        model_bytes_ += file.size();
+        read_metadata(file);
+    }
+    s = add_base(files);
+    if (!s.ok() || layers_.empty()) {
+        return s;
+    }
+
+    find_embedding(files);
+
+    s = open_sidecar(path, sidecar, files);
+    if (s.ok()) {
+        s = add_tiers(files);
+    }
+    for (const gguf_file & file : files) {
+        files_.push_back(file.path());
+    }
+    return s;
+}
+
+status expert_index::open_sidecar(const std::string & path, const std::string & sidecar,
+                                  std::vector<gguf_file> & files) const {
+    const std::string name = sidecar.empty() ? beside_model(path, ".hobbit.gguf") : sidecar;
+    if (sidecar.empty()) {
+        struct stat st;
+        if (files[0].has("hobbit.tiers") || stat(name.c_str(), &st) != 0) {
+            return {};
+        }
+    } else if (files[0].has("hobbit.tiers")) {
+        return status::error(format("'%s' has tiers of its own: do not give it a sidecar", path.c_str()));
+    }
+
+    gguf_file file;
+    status    s = file.open(name);
+    if (!s.ok()) {
+        return status::error(format("%s; it should be the sidecar of '%s': make one with pyhobbit convert --sidecar",
+                                    s.message().c_str(), path.c_str()));
+    }
+    s = check_sidecar(file, files);
+    if (s.ok()) {
+        files.push_back(std::move(file));
+    }
+    return s;
+}
+
+void expert_index::read_metadata(const gguf_file & file) {
+    double      value = 0;
+    std::string arch;
+    if (file.find_string("general.architecture", arch) && file.find_number(arch + ".expert_used_count", value)) {
+        architecture_   = arch;
+        n_experts_used_ = value >= 1 && value <= INT32_MAX ? uint32_t(value) : 0;
+    }
+    for (const char * key : stored_setting_keys()) {
+        if (file.find_number(key, value)) {
+            stored_.numbers.emplace_back(key, value);
+        }
+    }
+    file.find_string("hobbit.policy", stored_.policy);
+}
+
+status expert_index::read_calibration(const std::string & path) {
+    const std::string name = beside_model(path, ".calibration.gguf");
+    struct stat       st;
+    if (stat(name.c_str(), &st) != 0) {
+        return {};
+    }
+    gguf_file    file;
+    const status s       = file.open(name);
+    uint64_t     size    = 0;
+    const auto   damaged = [&](const std::string & why) {
+        return status::error(format("'%s' cannot be used%s: calibrate '%s' again, or remove it", name.c_str(),
+                                      why.c_str(), path.c_str()));
+    };
+    if (!s.ok() || !file.find_u64("hobbit.model_bytes", size)) {
+        return damaged(s.ok() ? "" : ": " + s.message());
+    }
+    if (size != model_bytes_) {
+        return status::error(
+            format("the calibration '%s' was made for another version of '%s': calibrate it again with "
+                   "pyhobbit calibrate, or remove the file",
+                   name.c_str(), path.c_str()));
+    }
+    for (uint32_t tier = 0; tier < TIER_COUNT; tier++) {
+        uint64_t tier_size = 0;
+        if (file.find_u64(format("hobbit.%s_bytes", tier_name(tier)), tier_size) && tier_size != tier_bytes(tier)) {
+            return status::error(
+                format("the calibration '%s' was made for another %s tier of '%s': calibrate it again with "
+                       "pyhobbit calibrate, or remove the file",
+                       name.c_str(), tier_name(tier), path.c_str()));
+        }
+    }
+    if (!read_uses(file)) {
+        return damaged(": it does not count the uses of this model's experts");
+    }
+    read_metadata(file);
+    return {};
+}
+
+// False where there are counts, but not of this model's experts.
+bool expert_index::read_uses(const gguf_file & file) {
+    std::vector<int32_t> uses; // [layer][expert]
+    if (!file.find_ints("hobbit.expert_uses", uses)) {
+        return true;
+    }
+    const uint32_t width = n_experts();
+    if (uses.size() != n_layers() * width) {
+        return false;
+    }
+    const auto count = [&](expert_id id) { return uses[size_t(id.layer) * width + id.expert]; };
+    for (uint32_t layer = 0; layer < n_layers(); layer++) {
+        for (uint32_t e = 0; e < layers_[layer].n_experts; e++) {
+            if (count({ layer, e }) > 0) {
+                most_used_.push_back({ layer, e });
+            }
+        }
+    }
+    std::stable_sort(most_used_.begin(), most_used_.end(),
+                     [&](expert_id a, expert_id b) { return count(a) > count(b); });
+    return true;
+}
+
+// Three dimensions, none of them empty. Also keeps the number of experts below what 32 bits hold.
+static bool is_expert_stack(const gguf_file::tensor & t) {
+    return t.size > 0 && t.ne[0] > 0 && t.ne[1] > 0 && t.ne[2] > 0 && t.ne[2] <= INT32_MAX &&
+           t.size == ggml_row_size(t.type, t.ne[0]) * uint64_t(t.ne[1]) * uint64_t(t.ne[2]);
+}
+
+status expert_index::add_base(const std::vector<gguf_file> & files) {
+    std::map<uint32_t, std::pair<layer_shape, layer_locations>> blocks;
+    for (uint32_t i = 0; i < files.size(); i++) {
+        for (const gguf_file::tensor & t : files[i].tensors()) {
+            tensor_name name;
+            if (!parse_tensor_name(t.name, name) || !name.tier.empty()) {
+                continue;
+            }
+            if (!is_expert_stack(t)) {
+                return status::error(format("'%s': tensor '%s' is not a stack of expert matrices",
+                                            files[i].path().c_str(), t.name.c_str()));
+            }
+            auto & [shape, locations] = blocks[name.block];
+            if (shape.parts & part_bit(name.part)) {
+                return status::error(
+                    format("'%s': tensor '%s' is in the model twice", files[i].path().c_str(), t.name.c_str()));
+            }
+            if (shape.n_experts != 0 && shape.n_experts != t.ne[2]) {
+                return status::error(format("'%s': tensor '%s' has %lld experts, the others of its layer %u",
+                                            files[i].path().c_str(), t.name.c_str(), (long long) t.ne[2],
+                                            shape.n_experts));
+            }
+            shape.block              = name.block;
+            shape.n_experts          = t.ne[2];
+            shape.parts             |= part_bit(name.part);
+            shape.shapes[name.part]  = { t.ne[0], t.ne[1] };
+            const uint64_t stride    = t.size / t.ne[2];
+            for (uint32_t e = 0; e < shape.n_experts; e++) {
+                locations[name.part].push_back({ i, t.offset + e * stride, stride, t.type });
+            }
+        }
+    }
+    for (auto & [block, layer] : blocks) {
+        if (!(layer.first.parts & part_bit(PART_DOWN)) || !(layer.first.parts & ~part_bit(PART_DOWN))) {
+            return status::error(
+                format("'%s': layer %u lacks some of its expert tensors", files[0].path().c_str(), block));
+        }
+        for (uint32_t p = 0; p < PART_COUNT; p++) {
+            layer.first.tensors[p] = { uint32_t(layers_.size()), p };
+        }
+        layers_.push_back(layer.first);
+        locations_[TIER_HIGH].push_back(std::move(layer.second));
+    }
+    n_tiers_ = layers_.empty() ? 0 : 1;
+    return {};
+}
+
+void expert_index::find_embedding(const std::vector<gguf_file> & files) {
+    embedding_table found;
+    bool            has_output = false;
+    for (uint32_t i = 0; i < files.size(); i++) {
+        for (const gguf_file::tensor & t : files[i].tensors()) {
+            has_output = has_output || t.name == "output.weight";
+            if (t.name == embedding_table::name) {
+                found = { { i, t.offset, t.size, t.type }, { t.ne[0], t.ne[1] } };
+            }
+        }
+    }
+    if (has_output) {
+        embedding_ = found;
+    }
+}
+
+//
+// further tiers
+//
+
+status expert_index::read_tiers(const gguf_file & file, tier_set & tiers) {
+    const char *             path = file.path().c_str();
+    std::vector<std::string> names;
+    if (!file.find_strings("hobbit.tiers", names)) {
+        return {};
+    }
+    tiers.are_declared = true;
+    double version     = 0;
+    if (!file.find_number("hobbit.version", version) || (version != 1 && version != 2)) {
+        return status::error(
+            format("'%s' is of hobbit format version %g, this program reads versions 1 and 2", path, version));
+    }
+    if (names != std::vector<std::string>{ "high", "low" }) {
+        return status::error(format("'%s' declares other tiers than high and low: convert it again", path));
+    }
+    std::string low;
+    if (!file.find_string("hobbit.tier.low.kind", low) || low != "complete") {
+        return status::error(
+            format("'%s': the low tier is of kind '%s', this program reads 'complete'", path, low.c_str()));
+    }
+    std::string high = "complete";
+    file.find_string("hobbit.tier.high.kind", high);
+    if (version == 2 && high == "residual") {
+        return read_residual(file, tiers);
+    }
+    if (version == 2 || high != "complete") {
+        return status::error(format("'%s': the high tier is of kind '%s', which format version %g does not have: "
+                                    "convert it again",
+                                    path, high.c_str(), version));
+    }
+    return {};
+}
+
+status expert_index::read_residual(const gguf_file & file, tier_set & tiers) {
+    const char * path = file.path().c_str();
+    std::string  of;
+    if (!file.find_string("hobbit.tier.high.of", of) || of != "low") {
+        return status::error(format("'%s': the high tier is the residual of '%s', which is no complete tier of the "
+                                    "file: convert it again",
+                                    path, of.c_str()));
+    }
+    std::string base;
+    if (!file.find_string("hobbit.base_tier", base) || (base != "low" && base != "none")) {
+        return status::error(
+            format("'%s': hobbit.base_tier is '%s', with a residual tier it is 'low' or 'none': convert it again", path,
+                   base.c_str()));
+    }
+    tiers.high_is_residual = true;
+    tiers.base             = base == "low" ? TIER_LOW : TIER_COUNT;
+    return {};
+}
+
+status expert_index::add_tiers(const std::vector<gguf_file> & files) {
+    for (uint32_t i = 0; i < files.size(); i++) {
+        status s = read_tiers(files[i], tiers_);
+        if (!s.ok()) {
+            return s;
+        }
+        if (!tiers_.are_declared) {
+            continue;
+        }
+        n_tiers_                                = TIER_COUNT;
+        const std::vector<layer_locations> base = std::move(locations_[TIER_HIGH]);
+        for (uint32_t tier = 0; tier < TIER_COUNT; tier++) {
+            locations_[tier] = base;
+            for (size_t l = 0; l < layers_.size() && tier != tiers_.base; l++) {
+                for (std::vector<part_location> & experts : locations_[tier][l]) {
+                    experts.assign(experts.size(), {});
+                }
+            }
+        }
+        for (const gguf_file::tensor & t : files[i].tensors()) {
+            s = is_tier_tensor(t.name) ? add_group(files[i], i, t) : status();
+            if (!s.ok()) {
+                return s;
+            }
+        }
+        s = check_tier(files[i].path(), TIER_HIGH);
+        return s.ok() ? check_tier(files[i].path(), TIER_LOW) : s;
+    }
+    return {};
+}
+
+status expert_index::add_group(const gguf_file & file, uint32_t file_number, const gguf_file::tensor & tensor) {
+    tensor_name name;
+    parse_tensor_name(tensor.name, name);
+    const std::string     stem = tensor.name.substr(0, tensor.name.find('.', tensor.name.find("ffn_")));
+    const expert_tensor * of   = find_tensor(stem + ".weight");
+    const uint32_t        tier = name.tier == tier_name(TIER_LOW) ? TIER_LOW : TIER_HIGH;
+    if (name.tier != tier_name(tier) || tier == tiers_.base || !of) {
+        return status::error(format("'%s': tensor '%s' belongs to no expert tensor of the model, or to no further tier",
+                                    file.path().c_str(), tensor.name.c_str()));
+    }
+
+    const layer_shape &  shape = layers_[of->layer];
+    const matrix_shape & base  = shape.shapes[of->part];
+    std::vector<int32_t> experts;
+    const std::string    key = format("hobbit.tier.%s.%s.%u.experts", name.tier.c_str(), stem.c_str(), name.group);
+    if (!file.has(key)) {
+        for (uint32_t e = 0; e < shape.n_experts; e++) {
+            experts.push_back(e);
+        }
+    } else if (!file.find_ints(key, experts)) {
+        return status::error(format("'%s': %s must be an array of 32-bit integers", file.path().c_str(), key.c_str()));
+    }
+    if (!is_expert_stack(tensor) || tensor.ne[0] != base.n_in || tensor.ne[1] != base.n_out ||
+        tensor.ne[2] != int64_t(experts.size())) {
+        return status::error(format("'%s': tensor '%s' has shape %lld x %lld x %lld, the model asks for "
+                                    "%lld x %lld x %zu: convert the model again",
+                                    file.path().c_str(), tensor.name.c_str(), (long long) tensor.ne[0],
+                                    (long long) tensor.ne[1], (long long) tensor.ne[2], (long long) base.n_in,
+                                    (long long) base.n_out, experts.size()));
+    }
+
+    const uint64_t stride = tensor.size / experts.size();
+    for (size_t i = 0; i < experts.size(); i++) {
+        if (experts[i] < 0 || uint32_t(experts[i]) >= shape.n_experts) {
+            return status::error(format("'%s': tensor '%s' names expert %d of %u", file.path().c_str(),
+                                        tensor.name.c_str(), experts[i], shape.n_experts));
+        }
+        part_location & location = locations_[tier][of->layer][of->part][experts[i]];
+        if (location.size != 0) {
+            return status::error(
+                format("'%s': tensor '%s' repeats expert %d", file.path().c_str(), tensor.name.c_str(), experts[i]));
+        }
+        location = { file_number, tensor.offset + i * stride, stride, tensor.type };
+    }
+    return {};
+}
+
+status expert_index::check_tier(const std::string & path, uint32_t tier) const {
+    for (size_t l = 0; l < layers_.size(); l++) {
+        for (uint32_t p = 0; p < PART_COUNT; p++) {
+            for (size_t e = 0; e < locations_[tier][l][p].size(); e++) {
+                if (locations_[tier][l][p][e].size == 0) {
+                    return status::error(
+                        format("'%s': the %s tier lacks expert %zu of blk.%u.%s: convert the model again", path.c_str(),
+                               tier_name(tier), e, layers_[l].block, part_name(p)));
+                }
+            }
+        }
+    }
+    return {};
+}
+
+//
+// sums
+//
+
+uint32_t expert_index::n_experts() const {
+    uint32_t n = 0;
+    for (const layer_shape & layer : layers_) {
+        n = std::max(n, layer.n_experts);
+    }
+    return n;
+}
+
+uint64_t expert_index::tier_bytes(uint32_t tier) const {
+    uint64_t bytes = 0;
+    for (const layer_locations & layer : locations_[tier]) {
+        for (const auto & part : layer) {
+            for (const part_location & location : part) {
+                bytes += location.size;
+            }
+        }
+    }
+    return bytes;
+}
+
+} // namespace hobbit

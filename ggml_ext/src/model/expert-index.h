@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include "base/status.h"
+#include "ggml.h"
+#include "model/expert.h"
+#include "model/gguf-file.h"
+#include "model/stored-settings.h"
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace hobbit {
+
+struct layer_shape {
+    uint32_t                              block     = 0; // N of blk.N
+    uint32_t                              n_experts = 0;
+    uint32_t                              parts     = 0; // part_bit mask of those present
+    std::array<matrix_shape, PART_COUNT>  shapes;
+    std::array<expert_tensor, PART_COUNT> tensors;
+};
+
+// The token embedding, where nothing but looking up tokens' rows is done with it.
+struct embedding_table {
+    static constexpr const char * name = "token_embd.weight";
+
+    part_location location; // size 0: there is none
+    matrix_shape  shape;    // n_out rows of n_in
+};
+
+// Where every (tier, layer, part, expert) of a model lies: single and split GGUF, with further tiers in the same file
+// or in a sidecar, or without any. The format is docs/format.md. Immutable after open; layers are numbered without
+// gaps.
+class expert_index {
+  public:
+    // A model without routed experts opens with n_layers() == 0. Otherwise every range is within its file, and every
+    // tier has exactly the experts and the shapes of the tensors under llama.cpp's names.
+    // `sidecar` may be empty: a file of the default name is then used if it exists.
+    status open(const std::string & path, const std::string & sidecar);
+
+    // Adds what pyhobbit calibrate found for this model to what is stored, where it lies beside it. REQUIRES: open.
+    status read_calibration(const std::string & path);
+
+    size_t              n_layers() const { return layers_.size(); }
+    const layer_shape & layer(size_t i) const { return layers_[i]; }
+    uint32_t            n_tiers() const { return n_tiers_; }
+    bool                high_is_residual() const { return tiers_.high_is_residual; }
+    bool                uses_base_experts() const { return tiers_.base != TIER_COUNT; } // those under llama.cpp's names
+    uint32_t            n_experts() const;                                              // the largest of any layer
+    uint32_t            n_experts_used() const { return n_experts_used_; }              // per token, by the metadata
+
+    const part_location & locate(uint32_t tier, size_t layer, uint32_t part, uint32_t expert) const {
+        return locations_[tier][layer][part][expert];
+    }
+
+    // Without a location in a model whose output matrix it is as well.
+    const embedding_table & embedding() const { return embedding_; }
+
+    const std::vector<uint32_t> & terms(uint32_t tier) const { return terms_of(tier, high_is_residual()); }
+
+    const std::string & architecture() const { return architecture_; }
+
+    // Sum of all experts of the tier; of a residual one, of the residuals alone.
+    uint64_t tier_bytes(uint32_t tier) const;
+
+    // A routed expert tensor under llama.cpp's name; null for any other name. Valid as long as the index.
+    const expert_tensor * find_tensor(const std::string & name) const;
+
+    const std::vector<std::string> & files() const { return files_; }
+
+    // Sum of the model's own files (without a sidecar).
+    uint64_t model_bytes() const { return model_bytes_; }
+
+    // Settings stored in the metadata, then in a calibration beside the model.
+    const stored_settings & stored() const { return stored_; }
+
+    // The experts that were used in calibration, the most used ones first. Empty without one.
+    const std::vector<expert_id> & most_used() const { return most_used_; }
+
+  private:
+    using layer_locations = std::array<std::vector<part_location>, PART_COUNT>; // [part][expert]
+
+    // What a file declares.
+    struct tier_set {
+        bool     are_declared     = false;
+        bool     high_is_residual = false;
+        uint32_t base             = TIER_HIGH; // under llama.cpp's names; TIER_COUNT: none
+    };
+
+    static status read_tiers(const gguf_file & file, tier_set & tiers);
+    static status read_residual(const gguf_file & file, tier_set & tiers);
+
+    status add_base(const std::vector<gguf_file> & files);
+    void   find_embedding(const std::vector<gguf_file> & files);
+    status add_tiers(const std::vector<gguf_file> & files);
+    status add_group(const gguf_file & file, uint32_t file_number, const gguf_file::tensor & tensor);
+    status check_tier(const std::string & path, uint32_t tier) const;
+    status open_sidecar(const std::string & path, const std::string & sidecar, std::vector<gguf_file> & files) const;
+    void   read_metadata(const gguf_file & file);
+    bool   read_uses(const gguf_file & file);
+
+    std::vector<std::string>     files_;
+    std::vector<layer_shape>     layers_;
+    std::vector<layer_locations> locations_[TIER_COUNT]; // [tier][layer]
+    tier_set                     tiers_;
+    embedding_table              embedding_;
+    stored_settings              stored_;
+    std::vector<expert_id>       most_used_;
+    std::string                  architecture_;
+    uint32_t                     n_experts_used_ = 0;
+    uint32_t                     n_tiers_        = 0;
+    uint64_t                     model_bytes_    = 0;
+};
+
+} // namespace hobbit

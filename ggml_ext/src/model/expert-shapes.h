@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include "model/expert-index.h"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace hobbit {
+
+// What a matrix of an expert is, or one of a term that the expert is the sum of.
+struct expert_matrix {
+    uint32_t     part;
+    ggml_type    type;
+    matrix_shape shape;
+
+    size_t bytes() const { return ggml_row_size(type, shape.n_in) * size_t(shape.n_out); }
+
+    // Bytes that a device's kernels count in: a block, or of types without blocks what Vulkan's load at once.
+    size_t unit() const { return ggml_row_size(type, std::max<int64_t>(ggml_blck_size(type), 8)); }
+
+    bool operator==(const expert_matrix & o) const {
+        return part == o.part && type == o.type && shape.n_in == o.shape.n_in && shape.n_out == o.shape.n_out;
+    }
+};
+
+// The different ones of a tier.
+std::vector<expert_matrix> distinct_matrices(const expert_index & index, uint32_t tier);
+
+// Experts that are alike: in one precision, with matrices of one type and shape.
+struct expert_shape {
+    std::vector<expert_matrix> matrices;
+
+    size_t bytes() const;
+    double down() const; // share of the bytes that the last product has
+};
+
+// The kinds that a model has, numbered. Constant.
+class expert_shapes {
+  public:
+    explicit expert_shapes(const expert_index & index);
+
+    const std::vector<expert_shape> & all() const { return kinds_; }
+
+    uint32_t of(expert_id id, uint32_t tier) const { return numbers_[tier][size_t(id.layer) * n_experts_ + id.expert]; }
+
+  private:
+    static expert_shape describe(const expert_index & index, expert_id id, uint32_t tier);
+
+    const uint32_t                                n_experts_;
+    std::vector<expert_shape>                     kinds_;
+    std::array<std::vector<uint32_t>, TIER_COUNT> numbers_; // [tier][layer * n_experts + expert]
+};
+
+} // namespace hobbit

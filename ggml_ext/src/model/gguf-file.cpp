@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: MIT
+#include "model/gguf-file.h"
+
+#include "gguf.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <sys/stat.h>
+
+namespace hobbit {
+
+void gguf_file::free_gguf::operator()(gguf_context * gguf) const {
+    gguf_free(gguf);
+}
+
+status gguf_file::open(const std::string & path) {
+    path_ = path;
+
+    struct stat st;
+    if (stat(path.c_str(), &st) != 0) {
+        return status::error(format("cannot open '%s': %s", path.c_str(), strerror(errno)));
+    }
+    size_ = st.st_size;
+
+    ggml_context *   meta   = nullptr;
+    gguf_init_params params = { /* .no_alloc = */ true, /* .ctx = */ &meta };
+    gguf_.reset(gguf_init_from_file(path.c_str(), params));
+    if (!gguf_) {
+        return status::error(
+            format("'%s' is not a readable GGUF file: its header is damaged or cut short", path.c_str()));
+    }
+
+    const uint64_t data = gguf_get_data_offset(gguf_.get());
+    for (ggml_tensor * t = ggml_get_first_tensor(meta); t; t = ggml_get_next_tensor(meta, t)) {
+        const int64_t id = gguf_find_tensor(gguf_.get(), t->name);
+        tensors_.push_back({ t->name,
+                             t->type,
+                             { t->ne[0], t->ne[1], t->ne[2] },
+                             data + gguf_get_tensor_offset(gguf_.get(), id),
+                             ggml_nbytes(t) });
+    }
+    ggml_free(meta);
+
+    for (const tensor & t : tensors_) {
+        if (t.offset > size_ || t.size > size_ - t.offset) {
+            return status::error(
+                format("'%s' is truncated: tensor '%s' ends at byte %llu of %llu; download or convert it again",
+                       path.c_str(), t.name.c_str(), (unsigned long long) (t.offset + t.size),
+                       (unsigned long long) size_));
+        }
+    }
+    return {};
+}
+
+bool gguf_file::has(const std::string & key) const {
+    return gguf_find_key(gguf_.get(), key.c_str()) >= 0;
+}
+
+static bool number_at(gguf_type type, const void * data, size_t i, double & value) {
+    switch (type) {
+        case GGUF_TYPE_UINT8:   value = static_cast<const uint8_t *>(data)[i]; return true;
+        case GGUF_TYPE_INT8:    value = static_cast<const int8_t *>(data)[i]; return true;
+        case GGUF_TYPE_UINT16:  value = static_cast<const uint16_t *>(data)[i]; return true;
+        case GGUF_TYPE_INT16:   value = static_cast<const int16_t *>(data)[i]; return true;
+        case GGUF_TYPE_UINT32:  value = static_cast<const uint32_t *>(data)[i]; return true;
+        case GGUF_TYPE_INT32:   value = static_cast<const int32_t *>(data)[i]; return true;
+        case GGUF_TYPE_UINT64:  value = static_cast<const uint64_t *>(data)[i]; return true;
+        case GGUF_TYPE_INT64:   value = static_cast<const int64_t *>(data)[i]; return true;
+        case GGUF_TYPE_FLOAT32: value = static_cast<const float *>(data)[i]; return true;
+        case GGUF_TYPE_FLOAT64: value = static_cast<const double *>(data)[i]; return true;
+        case GGUF_TYPE_BOOL:    value = static_cast<const int8_t *>(data)[i]; return true;
+        default:                return false;
+    }
+}
+
+bool gguf_file::find_number(const std::string & key, double & value) const {
+    const int64_t id = gguf_find_key(gguf_.get(), key.c_str());
+    if (id < 0) {
+        return false;
+    }
+    gguf_type type = gguf_get_kv_type(gguf_.get(), id);
+    if (type != GGUF_TYPE_ARRAY) {
+        return type != GGUF_TYPE_STRING && number_at(type, gguf_get_val_data(gguf_.get(), id), 0, value);
+    }
+
+    type           = gguf_get_arr_type(gguf_.get(), id);
+    const size_t n = gguf_get_arr_n(gguf_.get(), id);
+    if (type == GGUF_TYPE_STRING || n == 0) {
+        return false;
+    }
+    const void * data = gguf_get_arr_data(gguf_.get(), id);
+    bool         ok   = number_at(type, data, 0, value);
+    for (size_t i = 1; ok && i < n; i++) {
+        double element = 0;
+        ok             = number_at(type, data, i, element);
+        value          = std::max(value, element);
+    }
+    return ok;
+}
+
+bool gguf_file::find_u64(const std::string & key, uint64_t & value) const {
+    const int64_t id = gguf_find_key(gguf_.get(), key.c_str());
+    if (id < 0 || gguf_get_kv_type(gguf_.get(), id) != GGUF_TYPE_UINT64) {
+        return false;
+    }
+    value = gguf_get_val_u64(gguf_.get(), id);
+    return true;
+}
+
+bool gguf_file::find_string(const std::string & key, std::string & value) const {
+    const int64_t id = gguf_find_key(gguf_.get(), key.c_str());
+    if (id < 0 || gguf_get_kv_type(gguf_.get(), id) != GGUF_TYPE_STRING) {
+        return false;
+    }
+    value = gguf_get_val_str(gguf_.get(), id);
+    return true;
+}
+
+bool gguf_file::find_strings(const std::string & key, std::vector<std::string> & values) const {
+    const int64_t id = gguf_find_key(gguf_.get(), key.c_str());
+    if (id < 0 || gguf_get_kv_type(gguf_.get(), id) != GGUF_TYPE_ARRAY ||
+        gguf_get_arr_type(gguf_.get(), id) != GGUF_TYPE_STRING) {
+        return false;
+    }
+    for (size_t i = 0; i < gguf_get_arr_n(gguf_.get(), id); i++) {
+        values.push_back(gguf_get_arr_str(gguf_.get(), id, i));
+    }
+    return true;
+}
+
+bool gguf_file::find_ints(const std::string & key, std::vector<int32_t> & values) const {
+    const int64_t id = gguf_find_key(gguf_.get(), key.c_str());
+    if (id < 0 || gguf_get_kv_type(gguf_.get(), id) != GGUF_TYPE_ARRAY ||
+        gguf_get_arr_type(gguf_.get(), id) != GGUF_TYPE_INT32) {
+        return false;
+    }
+    const int32_t * data = static_cast<const int32_t *>(gguf_get_arr_data(gguf_.get(), id));
+    values.assign(data, data + gguf_get_arr_n(gguf_.get(), id));
+    return true;
+}
+
+// Replaces the number in PREFIX-00001-of-0000N.gguf.
+static bool split_path(const std::string & first, uint32_t number, uint32_t count, std::string & path) {
+    const std::string suffix = format("-%05u-of-%05u.gguf", 1u, count);
+    if (first.size() <= suffix.size() || first.compare(first.size() - suffix.size(), suffix.size(), suffix) != 0) {
+        return false;
+    }
+    path = first.substr(0, first.size() - suffix.size()) + format("-%05u-of-%05u.gguf", number + 1, count);
+    return true;
+}
+
+status open_gguf_model(const std::string & path, std::vector<gguf_file> & files) {
+    files.resize(1);
+    status s = files[0].open(path);
+    if (!s.ok()) {
+        return s;
+    }
+
+    double count = 0;
+    double index = 0;
+    files[0].find_number("split.count", count);
+    files[0].find_number("split.no", index);
+    if (index != 0) {
+        return status::error(
+            format("'%s' is part %.0f of a split model: give its first part", path.c_str(), index + 1));
+    }
+    if (!(count >= 0 && count <= UINT16_MAX)) { // what split.count can hold
+        return status::error(
+            format("'%s' claims to be split into %g parts: its header is damaged", path.c_str(), count));
+    }
+    for (uint32_t i = 1; i < uint32_t(count); i++) {
+        std::string part;
+        if (!split_path(path, i, uint32_t(count), part)) {
+            return status::error(format("'%s' is a split model but is not named like one (NAME-00001-of-%05u.gguf)",
+                                        path.c_str(), uint32_t(count)));
+        }
+        files.emplace_back();
+        s = files.back().open(part);
+        if (!s.ok()) {
+            return s;
+        }
+    }
+    return {};
+}
+
+} // namespace hobbit

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include "base/status.h"
+#include "ggml.h"
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+struct gguf_context;
+
+namespace hobbit {
+
+// The metadata and the tensor table of one GGUF file; no weight is read. Immutable after open.
+class gguf_file {
+  public:
+    struct tensor {
+        std::string name;
+        ggml_type   type;
+        int64_t     ne[3];
+        uint64_t    offset; // from the start of the file
+        uint64_t    size;
+    };
+
+    // Fails unless every tensor lies within the file.
+    status open(const std::string & path);
+
+    const std::string &         path() const { return path_; }
+    uint64_t                    size() const { return size_; }
+    const std::vector<tensor> & tensors() const { return tensors_; }
+
+    bool has(const std::string & key) const;
+
+    // Numbers and booleans of any width; of an array, its largest element. False where absent or of another kind.
+    bool find_number(const std::string & key, double & value) const;
+    bool find_u64(const std::string & key, uint64_t & value) const;
+    bool find_string(const std::string & key, std::string & value) const;
+    bool find_strings(const std::string & key, std::vector<std::string> & values) const;
+    bool find_ints(const std::string & key, std::vector<int32_t> & values) const;
+
+  private:
+    struct free_gguf {
+        void operator()(gguf_context * gguf) const;
+    };
+
+    std::string                              path_;
+    uint64_t                                 size_ = 0;
+    std::vector<tensor>                      tensors_;
+    std::unique_ptr<gguf_context, free_gguf> gguf_;
+};
+
+// Opens `path` and, where it is the first part of a split model, the other parts.
+status open_gguf_model(const std::string & path, std::vector<gguf_file> & files);
+
+} // namespace hobbit

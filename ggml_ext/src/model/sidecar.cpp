@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: MIT
+#include "model/sidecar.h"
+
+#include "model/expert-index.h"
+#include "model/tensor-names.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+
+namespace hobbit {
+
+bool is_sidecar(const gguf_file & file) {
+    double value = 0;
+    return file.find_number("hobbit.sidecar", value) && value != 0;
+}
+
+std::string sidecar_base_name(const gguf_file & sidecar) {
+    std::string name;
+    sidecar.find_string("hobbit.sidecar.base_name", name);
+    return name;
+}
+
+static bool remove_suffix(std::string & name, const std::string & suffix) {
+    const bool has =
+        name.size() >= suffix.size() && name.compare(name.size() - suffix.size(), suffix.size(), suffix) == 0;
+    name.resize(name.size() - (has ? suffix.size() : 0));
+    return has;
+}
+
+// Whether the name ends in -NNNNN-of-NNNNN.
+static bool has_split_suffix(const std::string & name) {
+    const std::string pattern = "-NNNNN-of-NNNNN";
+    return name.size() >= pattern.size() &&
+           std::equal(pattern.begin(), pattern.end(), name.end() - pattern.size(),
+                      [](char p, char c) { return p == 'N' ? c >= '0' && c <= '9' : c == p; });
+}
+
+std::string beside_model(const std::string & model_path, const char * suffix) {
+    std::string name = model_path;
+    if (remove_suffix(name, ".gguf") && has_split_suffix(name)) {
+        name.resize(name.rfind("-of-") - strlen("-NNNNN"));
+    }
+    return name + suffix;
+}
+
+// FNV-1a, 64 bits
+static uint64_t hash_bytes(uint64_t hash, const void * data, size_t size) {
+    for (size_t i = 0; i < size; i++) {
+        hash = (hash ^ static_cast<const uint8_t *>(data)[i]) * 0x100000001b3ull;
+    }
+    return hash;
+}
+
+static status hash_tensor(const gguf_file & file, const gguf_file::tensor & t, uint64_t & hash) {
+    const std::string line = format("%s|%s|%lld,%lld,%lld\n", t.name.c_str(), ggml_type_name(t.type),
+                                    (long long) t.ne[0], (long long) t.ne[1], (long long) t.ne[2]);
+    hash                   = hash_bytes(hash, line.data(), line.size());
+
+    std::unique_ptr<FILE, int (*)(FILE *)> in(fopen(file.path().c_str(), "rb"), fclose);
+    char                                   sample[64];
+    const size_t                           size = std::min(sizeof(sample), size_t(t.size));
+    if (!in || fseeko(in.get(), t.offset, SEEK_SET) != 0 || fread(sample, 1, size, in.get()) != size) {
+        return status::error(format("cannot read tensor '%s' of '%s'", t.name.c_str(), file.path().c_str()));
+    }
+    hash = hash_bytes(hash, sample, size);
+    return {};
+}
+
+static status fingerprint(const std::vector<gguf_file> & model, uint64_t & hash) {
+    std::vector<std::pair<const gguf_file *, const gguf_file::tensor *>> tensors;
+    for (const gguf_file & file : model) {
+        for (const gguf_file::tensor & t : file.tensors()) {
+            if (is_base_tensor(t.name)) {
+                tensors.emplace_back(&file, &t);
+            }
+        }
+    }
+    std::sort(tensors.begin(), tensors.end(),
+              [](const auto & a, const auto & b) { return a.second->name < b.second->name; });
+
+    hash = 0xcbf29ce484222325ull;
+    for (const auto & [file, tensor] : tensors) {
+        const status s = hash_tensor(*file, *tensor, hash);
+        if (!s.ok()) {
+            return s;
+        }
+    }
+    return {};
+}
+
+status check_sidecar(const gguf_file & sidecar, const std::vector<gguf_file> & model) {
+    uint64_t expected_size = 0;
+    uint64_t expected_hash = 0;
+    if (!is_sidecar(sidecar) || !sidecar.find_u64("hobbit.sidecar.base_size", expected_size) ||
+        !sidecar.find_u64("hobbit.sidecar.base_fingerprint", expected_hash)) {
+        return status::error(
+            format("'%s' is not a sidecar: make one with pyhobbit convert --sidecar", sidecar.path().c_str()));
+    }
+
+    uint64_t size = 0;
+    for (const gguf_file & file : model) {
+        size += file.size();
+    }
+    uint64_t     hash = 0;
+    const status s    = fingerprint(model, hash);
+    if (!s.ok()) {
+        return s;
+    }
+    if (size != expected_size || hash != expected_hash) {
+        return status::error(
+            format("the sidecar '%s' was made for another version of '%s': make it again with pyhobbit convert "
+                   "--sidecar, or remove it",
+                   sidecar.path().c_str(), model[0].path().c_str()));
+    }
+    return {};
+}
+
+} // namespace hobbit

@@ -1,0 +1,343 @@
+// SPDX-License-Identifier: MIT
+#include "offload/cpu-rows.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+namespace hobbit {
+
+static constexpr size_t TENSORS_PER_NODE = 4; // that a repeated node may bring
+
+static std::vector<const ggml_tensor *> nodes_of(const layer_section & section) {
+    std::vector<const ggml_tensor *> nodes;
+    for (int i = section.first; i < section.end; i++) {
+        if (!is_noop(ggml_graph_node(section.graph, i))) {
+            nodes.push_back(ggml_graph_node(section.graph, i));
+        }
+    }
+    return nodes;
+}
+
+static const ggml_tensor * root_of(const ggml_tensor * tensor) {
+    return tensor->view_src ? tensor->view_src : tensor;
+}
+
+static bool is_float_rows(const ggml_tensor * t) {
+    return t->type == GGML_TYPE_F32 && t->nb[0] == sizeof(float) && t->ne[3] == 1;
+}
+
+//
+// which sections
+//
+
+// A row for each selection, as the section computes them, or as it is given them, also one for each token.
+static bool has_rows(const ggml_tensor * t, const layer_routing & routing, bool is_computed) {
+    if (!is_float_rows(t)) {
+        return false;
+    }
+    const ggml_tensor * root = root_of(t);
+    if (is_computed) {
+        return ggml_nrows(t) == routing.n_used * routing.n_tokens && t->nb[1] == root->nb[1] &&
+               t->view_offs < root->nb[1];
+    }
+    return t->ne[2] == routing.n_tokens && (t->ne[1] == 1 || t->ne[1] == routing.n_used);
+}
+
+static size_t n_row_sources(const ggml_tensor * node) {
+    switch (node->op) {
+        case GGML_OP_MUL:
+        case GGML_OP_GLU:        return node->src[1] ? 2 : 1;
+        case GGML_OP_ADD_ID:
+        case GGML_OP_CLAMP:
+        case GGML_OP_MUL_MAT_ID:
+        case GGML_OP_SCALE:
+        case GGML_OP_SQR:
+        case GGML_OP_UNARY:      return 1;
+        default:                 return 0;
+    }
+}
+
+// The sources that have rows; a matmul's first one is the weights.
+static const ggml_tensor * row_source(const ggml_tensor * node, size_t i) {
+    return node->op == GGML_OP_MUL_MAT_ID ? node->src[1] : node->src[i];
+}
+
+bool cpu_rows::can_share(const layer_section & section, const layer_routing & routing) {
+    const std::vector<const ggml_tensor *> nodes = nodes_of(section);
+    const ggml_tensor *                    ids   = nodes.front()->src[2];
+    for (size_t n = 0; n < nodes.size(); n++) {
+        const ggml_tensor * node        = nodes[n];
+        const auto          is_computed = [&](const ggml_tensor * t) {
+            return std::find(nodes.begin(), nodes.begin() + ptrdiff_t(n), root_of(t)) != nodes.begin() + ptrdiff_t(n);
+        };
+        bool ok = n_row_sources(node) > 0 && (!node->view_src || is_computed(node)) && has_rows(node, routing, true) &&
+                  node->nb[1] == size_t(node->ne[0]) * sizeof(float);
+        for (size_t i = 0; i < n_row_sources(node); i++) {
+            const ggml_tensor * source = row_source(node, i);
+            ok                         = ok && has_rows(source, routing, is_computed(source));
+        }
+        if (node->op == GGML_OP_ADD_ID) {
+            ok = ok && node->src[2] == ids && ggml_is_contiguous(node->src[1]) && !is_computed(node->src[1]);
+        }
+        if (!ok) {
+            return false;
+        }
+    }
+    return true;
+}
+
+//
+// copies of what the section reads
+//
+
+void section_inputs::fetch(const ggml_tensor * tensor) {
+    if (!has(tensor)) {
+        std::vector<char> & copy = copies_[tensor];
+        copy.resize(ggml_nbytes(tensor));
+        ggml_backend_tensor_get(tensor, copy.data(), 0, copy.size());
+    }
+}
+
+void cpu_rows::begin(const layer_section & section, int end, const layer_routing & routing,
+                     const std::vector<const planned_use *> & uses) {
+    section_ = section;
+    routing_ = &routing;
+    uses_.clear();
+    rows_.clear();
+    next_use_ = 0;
+    next_row_ = 0;
+    for (const planned_use * use : uses) {
+        uses_.push_back(*use);
+        rows_.insert(rows_.end(), use->selections.begin(), use->selections.end());
+    }
+    find_results(end);
+    section_.end                                 = end;
+    const std::vector<const ggml_tensor *> nodes = nodes_of(section_);
+    for (const ggml_tensor * node : nodes) {
+        for (size_t i = 0; i < n_row_sources(node); i++) {
+            const ggml_tensor * source = row_source(node, i);
+            if (std::find(nodes.begin(), nodes.end(), root_of(source)) == nodes.end()) {
+                inputs_.fetch(source);
+            }
+        }
+        if (node->op == GGML_OP_ADD_ID) {
+            inputs_.fetch(node->src[1]);
+        }
+    }
+}
+
+void cpu_rows::find_results(int end) {
+    results_.clear();
+    const std::vector<const ggml_tensor *> all    = nodes_of(section_);
+    const size_t                           n_made = nodes_of({ section_.graph, section_.first, end }).size();
+    for (size_t made = 0; made < n_made; made++) {
+        const auto is_it = [&](const ggml_tensor * source) { return source && root_of(source) == root_of(all[made]); };
+        size_t     last  = made; // that reads it
+        for (size_t n = made + 1; n < all.size(); n++) {
+            last = std::any_of(all[n]->src, all[n]->src + GGML_MAX_SRC, is_it) ? n : last;
+        }
+        if (last == made || last >= n_made) {
+            results_.push_back({ all[made], std::vector<float>(rows_.size() * size_t(all[made]->ne[0])) });
+        }
+    }
+}
+
+//
+// the section's operations on some of the rows
+//
+
+cpu_rows::piece cpu_rows::next() const {
+    const size_t most = size_t(std::max(routing_->n_tokens, inner_graph::enough_rows));
+    piece        p    = { next_use_, next_use_, next_row_, 0 };
+    while (p.end < uses_.size() && p.n_rows < size_t(inner_graph::enough_rows)) {
+        const size_t n = uses_[p.end].selections.size();
+        if (p.end > p.first && p.n_rows + n > most) {
+            break;
+        }
+        p.n_rows += n;
+        p.end++;
+    }
+    return p;
+}
+
+status cpu_rows::compute_next(inner_graph & cpu) {
+    const piece  p = next();
+    const status s = compute(p, cpu);
+    next_use_      = p.end;
+    next_row_      = p.first_row + p.n_rows;
+    return s;
+}
+
+status cpu_rows::compute(const piece & p, inner_graph & cpu) {
+    const std::vector<const ggml_tensor *> nodes = nodes_of(section_);
+    const size_t                           size  = (TENSORS_PER_NODE * nodes.size() + 1) * ggml_tensor_overhead();
+    copies_.clear();
+    ctx_.reset(ggml_init({ size, nullptr, /* .no_alloc = */ true }));
+    experts_ = ggml_new_tensor_2d(ctx_.get(), GGML_TYPE_I32, 1, int64_t(p.n_rows));
+    std::vector<ggml_tensor *> repeated;
+    for (const ggml_tensor * node : nodes) {
+        repeated.push_back(repeat(node, p));
+    }
+    const ggml_backend_buffer_ptr memory(
+        ggml_backend_alloc_ctx_tensors_from_buft(ctx_.get(), ggml_backend_cpu_buffer_type()));
+    if (!memory) {
+        return status::error(format("no memory left for %zu rows of experts on the CPU: use a smaller batch "
+                                    "(--ubatch-size)",
+                                    p.n_rows));
+    }
+    auto * experts = static_cast<int32_t *>(experts_->data);
+    for (size_t i = 0; i < p.n_rows; i++) {
+        experts[i] = routing_->experts[size_t(rows_[p.first_row + i])];
+    }
+    for (const auto & [outer, copy] : copies_) {
+        if (inputs_.has(outer) && !copy->view_src && copy->data != inputs_.at(outer).data()) {
+            fill(outer, copy, p);
+        }
+    }
+    const status s = run(repeated, p, cpu);
+    if (s.ok()) {
+        keep_results(p);
+    }
+    return s;
+}
+
+ggml_tensor * cpu_rows::repeat(const ggml_tensor * node, const piece & p) {
+    ggml_tensor * copy = rows_of(node, p);
+    copy->op           = node->op;
+    std::memcpy(copy->op_params, node->op_params, sizeof(copy->op_params));
+    if (node->op == GGML_OP_MUL_MAT_ID) {
+        copy->src[0] = node->src[0]; // says which experts
+        copy->src[1] = rows_of(node->src[1], p);
+        return copy;
+    }
+    for (size_t i = 0; i < n_row_sources(node); i++) {
+        copy->src[i] = rows_of(node->src[i], p);
+    }
+    if (node->op == GGML_OP_ADD_ID) {
+        copy->src[1] = constant(node->src[1]);
+        copy->src[2] = experts_;
+    }
+    return copy;
+}
+
+// In place of an outer tensor, a view of what stands for its root where that is computed here.
+ggml_tensor * cpu_rows::rows_of(const ggml_tensor * outer, const piece & p) {
+    ggml_tensor *& copy = copies_[outer];
+    if (copy) {
+        return copy;
+    }
+    const auto n    = int64_t(p.n_rows);
+    const auto root = outer->view_src ? copies_.find(outer->view_src) : copies_.end();
+    if (root == copies_.end()) {
+        copy = ggml_new_tensor_3d(ctx_.get(), outer->type, outer->ne[0], 1, n);
+    } else {
+        const size_t step = root->second->nb[1];
+        copy              = ggml_view_3d(ctx_.get(), root->second, outer->ne[0], 1, n, step, step, outer->view_offs);
+    }
+    return copy;
+}
+
+// Used where its copy is.
+ggml_tensor * cpu_rows::constant(const ggml_tensor * outer) {
+    ggml_tensor *& copy = copies_[outer];
+    if (!copy) {
+        copy       = ggml_new_tensor(ctx_.get(), outer->type, GGML_MAX_DIMS, outer->ne);
+        copy->data = inputs_.at(outer).data();
+    }
+    return copy;
+}
+
+// The rows of an input that has one for each selection, or for each token.
+void cpu_rows::fill(const ggml_tensor * outer, ggml_tensor * copy, const piece & p) {
+    const std::vector<char> & from = inputs_.at(outer);
+    for (size_t i = 0; i < p.n_rows; i++) {
+        const int64_t row    = rows_[p.first_row + i];
+        const int64_t token  = row / routing_->n_used;
+        const int64_t rank   = row % routing_->n_used % outer->ne[1];
+        const size_t  offset = size_t(token) * outer->nb[2] + size_t(rank) * outer->nb[1];
+        std::memcpy(static_cast<char *>(copy->data) + i * copy->nb[2], from.data() + offset, copy->nb[1]);
+    }
+}
+
+// The uses of a piece, with the numbers of its rows.
+std::vector<planned_use> cpu_rows::uses_in(const piece & p) const {
+    std::vector<planned_use> some(uses_.begin() + ptrdiff_t(p.first), uses_.begin() + ptrdiff_t(p.end));
+    int32_t                  row = 0;
+    for (planned_use & use : some) {
+        std::iota(use.selections.begin(), use.selections.end(), row);
+        row += int32_t(use.selections.size());
+    }
+    return some;
+}
+
+status cpu_rows::run(const std::vector<ggml_tensor *> & nodes, const piece & p, inner_graph & cpu) {
+    layer_routing routing;
+    routing.layer    = routing_->layer;
+    routing.n_tokens = int64_t(p.n_rows);
+    routing.n_used   = 1;
+    routing.experts.assign(p.n_rows, 0); // whose number is in the uses
+    const std::vector<planned_use>   uses = uses_in(p);
+    std::vector<const planned_use *> served;
+    for (const planned_use & use : uses) {
+        served.push_back(&use);
+    }
+    status s = products_.reserve(routing, cpu);
+    for (size_t i = 0; i < nodes.size() && s.ok(); i++) {
+        if (nodes[i]->op == GGML_OP_MUL_MAT_ID) {
+            s = products_.add(nodes[i], routing, served, cpu);
+            continue;
+        }
+        s = cpu.full() ? run_graph(cpu) : s;
+        if (s.ok()) {
+            cpu.add_copy(nodes[i]);
+        }
+    }
+    return s.ok() ? run_graph(cpu) : s;
+}
+
+//
+// results
+//
+
+void cpu_rows::keep_results(const piece & p) {
+    for (result & r : results_) {
+        const size_t n = size_t(r.outer->ne[0]);
+        std::memcpy(&r.values[p.first_row * n], copies_.at(r.outer)->data, p.n_rows * n * sizeof(float));
+    }
+}
+
+status cpu_rows::copy_back(inner_graph & device) {
+    status s;
+    for (const result & r : results_) {
+        const size_t n_out = size_t(r.outer->ne[0]);
+        const size_t most  = device.scratch().product / (n_out * sizeof(float));
+        for (size_t first = 0; first < rows_.size() && s.ok(); first += most) {
+            const auto                 from = rows_.begin() + ptrdiff_t(first);
+            const std::vector<int32_t> some(from, from + ptrdiff_t(std::min(most, rows_.size() - first)));
+            s = run_graph(device);
+            if (s.ok()) {
+                device.add_rows(r.outer, &r.values[first * n_out], some);
+            }
+        }
+    }
+    return s.ok() ? launch_graph(device) : s;
+}
+
+uint64_t cpu_rows::size(const expert_index & index, uint64_t n_rows, uint64_t n_at_once) {
+    uint64_t kept     = 0;
+    uint64_t computed = 0;
+    for (size_t i = 0; i < index.n_layers(); i++) {
+        uint64_t widest = 0;
+        uint64_t all    = 0;
+        for (const matrix_shape & shape : index.layer(i).shapes) {
+            widest  = std::max(widest, uint64_t(shape.n_out));
+            all    += uint64_t(shape.n_in) + 2 * uint64_t(shape.n_out); // the product, and what is made of it
+        }
+        kept     = std::max(kept, 2 * widest);  // gate and up, where a section ends with them
+        computed = std::max(computed, 2 * all); // and the scratch memory
+    }
+    return (n_rows * kept + n_at_once * computed) * sizeof(float);
+}
+
+} // namespace hobbit

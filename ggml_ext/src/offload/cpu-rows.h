@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include "base/status.h"
+#include "cache/expert-cache.h"
+#include "ggml-cpp.h"
+#include "graph/expert-matmul.h"
+#include "graph/inner-graph.h"
+#include "model/expert-index.h"
+#include "plan/layer-plan.h"
+
+#include <cstdint>
+#include <map>
+#include <vector>
+
+namespace hobbit {
+
+// Nodes [first, end) of an outer graph, of one layer; the first one is a matmul over experts.
+struct layer_section {
+    ggml_cgraph * graph;
+    int           first;
+    int           end;
+};
+
+// What a section reads of the outer graph's tensors, in host memory.
+//
+// Thread-safety: none.
+class section_inputs {
+  public:
+    // Copied once. REQUIRES: the device has computed it.
+    void fetch(const ggml_tensor * tensor);
+
+    bool has(const ggml_tensor * tensor) const { return copies_.count(tensor) > 0; }
+
+    // REQUIRES: has(tensor)
+    std::vector<char> & at(const ggml_tensor * tensor) { return copies_.at(tensor); }
+
+    void clear() { copies_.clear(); }
+
+  private:
+    std::map<const ggml_tensor *, std::vector<char>> copies_;
+};
+
+// Rows of a layer that the CPU computes from experts in host memory: the operations of the outer graph are repeated on
+// these rows alone, which stand one after the other in host memory. An input is copied there, the rows of what nobody
+// has read yet are copied back.
+//
+// Thread-safety: none.
+class cpu_rows {
+  public:
+    // All must outlive the object; the cache is in host memory. `inputs` are cleared between sections.
+    cpu_rows(const expert_index & index, const expert_cache & cache, section_inputs & inputs) :
+        index_(index), products_(index, cache), inputs_(inputs) {}
+
+    // Whether all that the section computes is made of rows that do not depend on each other.
+    static bool can_share(const layer_section & section, const layer_routing & routing);
+
+    // Of the section the nodes before number `end` of the graph are to be computed: copies what they read. REQUIRES:
+    // can_share, and the device has computed what the section reads. The uses are of the layer; they and the routing
+    // must live until copy_back.
+    void begin(const layer_section & section, int end, const layer_routing & routing,
+               const std::vector<const planned_use *> & uses);
+
+    // Whole experts, computed together: numbers [first, end) of the uses that begin was given, and their rows.
+    struct piece {
+        size_t first;
+        size_t end;
+        size_t first_row;
+        size_t n_rows;
+    };
+
+    // What is computed next: experts until there are rows enough for an operation, so that others may take turns.
+    piece next() const;
+    bool  is_done() const { return next_use_ == uses_.size(); }
+
+    // REQUIRES: begin, and not is_done(); the experts of next() are pinned in the cache and there.
+    status compute_next(inner_graph & cpu);
+
+    // Begins to copy the rows to the outer graph's tensors, which what the device is given next finds there. REQUIRES:
+    // is_done(), and the device has computed the section.
+    status copy_back(inner_graph & device);
+
+    // Host memory for so many rows of any layer, of which at most n_at_once are computed together.
+    static uint64_t size(const expert_index & index, uint64_t n_rows, uint64_t n_at_once);
+
+  private:
+    // Of one tensor that is computed, and read after that or by nobody.
+    struct result {
+        const ggml_tensor * outer;
+        std::vector<float>  values; // [row][ne0], in the order of rows_
+    };
+
+    void                     find_results(int end);
+    status                   compute(const piece & p, inner_graph & cpu);
+    ggml_tensor *            repeat(const ggml_tensor * node, const piece & p);
+    ggml_tensor *            rows_of(const ggml_tensor * outer, const piece & p);
+    ggml_tensor *            constant(const ggml_tensor * outer);
+    void                     fill(const ggml_tensor * outer, ggml_tensor * copy, const piece & p);
+    std::vector<planned_use> uses_in(const piece & p) const;
+    status                   run(const std::vector<ggml_tensor *> & nodes, const piece & p, inner_graph & cpu);
+    void                     keep_results(const piece & p);
+
+    const expert_index & index_;
+    const expert_matmuls products_;
+
+    layer_section            section_ = {}; // what is computed of it
+    const layer_routing *    routing_ = nullptr;
+    std::vector<planned_use> uses_;
+    size_t                   next_use_ = 0;
+    size_t                   next_row_ = 0;
+    std::vector<int32_t>     rows_; // of the outer tensors, in the order of uses_
+    std::vector<result>      results_;
+    section_inputs &         inputs_;
+
+    // the tensors of a piece
+    ggml_context_ptr                             ctx_;
+    std::map<const ggml_tensor *, ggml_tensor *> copies_; // [outer]
+    ggml_tensor *                                experts_ = nullptr;
+};
+
+} // namespace hobbit

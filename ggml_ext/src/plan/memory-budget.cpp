@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: MIT
+#include "plan/memory-budget.h"
+
+#include "model/expert-index.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace hobbit {
+
+static constexpr uint64_t MiB = 1024 * 1024;
+
+bool uses_low(const budget & b, const pool_demand & demand) {
+    return demand.slot_size[TIER_LOW] > 0 && (b.t1 < 1.0 || demand.high_is_residual);
+}
+
+// Thread stacks, the compute backend's work area and what the allocators keep: so much, and a hundredth of the budget.
+static constexpr uint64_t SLACK = 32 * MiB;
+
+static uint64_t smallest_pools(const budget & b, const pool_demand & d) {
+    const uint64_t n = std::min(d.n_used, d.n_experts);
+    return n * d.slot_size[TIER_HIGH] + (uses_low(b, d) ? n * d.slot_size[TIER_LOW] : 0);
+}
+
+static status budget_too_small(const budget & b, uint64_t needed) {
+    const uint64_t works = needed / 99 * 100 + MiB; // what was held before varies from run to run
+    return status::error(format("a memory budget of %s is too small: the smallest that works is %llu MiB",
+                                format_size(double(b.memory)).c_str(), (unsigned long long) (works / MiB + 1)));
+}
+
+// Of a device's memory: what a large pool's operations may take (expert_matmuls).
+static constexpr uint64_t WORK_SHARE = 256;
+
+// What a budget has to hold beside the pools in host memory.
+static uint64_t beside_pools(const other_memory & other) {
+    return other.before + other.model + other.scratch + SLACK;
+}
+
+// Where the pools are on a device with memory of its own, the process's budget has to hold everything else.
+static status check_others(const budget & b, const other_memory & other) {
+    const uint64_t others = beside_pools(other);
+    return b.memory > 0 && b.memory - b.memory / 100 < others ? budget_too_small(b, others) : status();
+}
+
+static status check_pools(uint64_t bytes, uint64_t smallest) {
+    return bytes >= smallest
+               ? status()
+               : status::error(
+                     format("expert pools of %llu bytes are too small: the smallest that work are %llu bytes (%s)",
+                            (unsigned long long) bytes, (unsigned long long) smallest,
+                            format_size(double(smallest)).c_str()));
+}
+
+static uint64_t least_device_memory(uint64_t rows, uint64_t smallest) {
+    return ((rows + smallest) * WORK_SHARE / (WORK_SHARE - 1) / MiB + 1) * MiB;
+}
+
+static status device_memory_too_small(uint64_t bytes, uint64_t least) {
+    return status::error(format("device memory of %s is too small: the smallest that works is %llu MiB",
+                                format_size(double(bytes)).c_str(), (unsigned long long) (least / MiB)));
+}
+
+static status device_pool_bytes(const budget & b, const pool_demand & d, const other_memory & other, uint64_t & bytes) {
+    const uint64_t        smallest = smallest_pools(b, d);
+    const device_memory & device   = other.device;
+    if (b.device_memory > 0) {
+        const uint64_t usable = b.device_memory - b.device_memory / WORK_SHARE;
+        bytes                 = usable - std::min(usable, device.rows);
+        return bytes >= smallest ? status()
+                                 : device_memory_too_small(b.device_memory, least_device_memory(device.rows, smallest));
+    }
+    const uint64_t taken = device.rows + std::max(256 * MiB, device.free / 10);
+    bytes                = device.free - std::min(device.free, taken);
+    return bytes >= smallest
+               ? status()
+               : status::error(format("%s has too little free memory for expert pools: %s are left, the smallest that "
+                                      "work are %s; free some of it, use a smaller context, or leave the "
+                                      "experts in host memory with hobbit.device=CPU (--device CPU)",
+                                      device.name, format_size(double(bytes)).c_str(),
+                                      format_size(double(smallest)).c_str()));
+}
+
+// What host memory has room for beside everything else.
+static uint64_t host_room(const budget & b, const other_memory & other) {
+    uint64_t room  = other.available;
+    uint64_t taken = other.scratch + std::max(256 * MiB, other.available / 10);
+    if (b.memory > 0) {
+        room  = b.memory - b.memory / 100;
+        taken = beside_pools(other);
+    } else if (other.before + other.model > other.now) {
+        taken += other.before + other.model - other.now; // still to come
+    }
+    return room - std::min(room, taken);
+}
+
+static status pool_bytes(const budget & b, const pool_demand & d, const other_memory & other, uint64_t & bytes) {
+    const uint64_t smallest = smallest_pools(b, d);
+    const status   fits     = other.device.name ? check_others(b, other) : status();
+    if (!fits.ok()) {
+        return fits;
+    }
+    if (b.pools > 0) {
+        bytes = b.pools;
+        return check_pools(bytes, smallest);
+    }
+    if (other.device.name) {
+        return device_pool_bytes(b, d, other, bytes);
+    }
+    bytes = host_room(b, other);
+    if (bytes >= smallest) {
+        return {};
+    }
+    return b.memory > 0 ? budget_too_small(b, beside_pools(other) + smallest)
+                        : status::error(
+                              format("not enough free memory for expert pools: %s are left, the smallest that work are "
+                                     "%s; free some memory or use a smaller context",
+                                     format_size(double(bytes)).c_str(), format_size(double(smallest)).c_str()));
+}
+
+// Without a calibrated share the low pool gets 1 - t1 slots for each slot of the high pool: none at t1 = 1, as many as
+// the high pool at t1 = 0, where everything but a token's first expert is low. A residual takes a slot of the low pool
+// beside that.
+static double low_share(const budget & b, const pool_demand & d) {
+    if (b.low_share >= 0) {
+        return b.low_share;
+    }
+    const double n_low = (d.high_is_residual ? 1.0 : 0.0) + 1.0 - b.t1;
+    const double low   = n_low * double(d.slot_size[TIER_LOW]);
+    return low / (low + double(d.slot_size[TIER_HIGH]));
+}
+
+// Low slots within [at_least, most]; where a residual needs one, no fewer than there can be residuals.
+static uint64_t low_slots(const budget & b, const pool_demand & d, uint64_t bytes, uint64_t at_least, uint64_t most) {
+    const uint64_t shared  = uint64_t(double(bytes) * low_share(b, d)) / d.slot_size[TIER_LOW];
+    const uint64_t n_pairs = bytes / (d.slot_size[TIER_LOW] + d.slot_size[TIER_HIGH]);
+    const uint64_t n       = d.high_is_residual ? std::max(shared, n_pairs) : shared;
+    return std::min(std::clamp(n, at_least, most), uint64_t(d.n_experts));
+}
+
+// REQUIRES: the smallest pools fit.
+static pool_slots divide(const budget & b, const pool_demand & d, uint64_t bytes) {
+    const uint64_t at_least = std::min(d.n_used, d.n_experts);
+    const uint64_t high     = d.slot_size[TIER_HIGH];
+    uint64_t       n_low    = 0;
+    if (uses_low(b, d)) {
+        const uint64_t most_low =
+            (bytes - at_least * high) / d.slot_size[TIER_LOW]; // leaves the high pool its smallest
+        n_low = low_slots(b, d, bytes, at_least, most_low);
+    }
+    const uint64_t n_high = (bytes - n_low * d.slot_size[TIER_LOW]) / high;
+    return { uint32_t(std::min(n_high, d.high_is_residual ? n_low : uint64_t(d.n_experts))), uint32_t(n_low) };
+}
+
+// Of a bound, for each device its least and its part of the rest; nothing of one that is 0.
+static void share(uint64_t bound, uint64_t least_of_all, const std::vector<uint64_t> & least,
+                  const std::vector<double> & weights, uint64_t budget::* setting, std::vector<budget> & shared) {
+    const double sum  = std::accumulate(weights.begin(), weights.end(), 0.0);
+    const double rest = double(bound - least_of_all);
+    for (size_t i = 0; i < least.size() && bound > 0; i++) {
+        shared[i].*setting = least[i] + (sum > 0 ? uint64_t(rest * weights[i] / sum) : 0);
+    }
+}
+
+status share_bounds(const budget & b, const std::vector<device_share> & devices, std::vector<budget> & shared) {
+    shared.assign(devices.size(), b);
+    if (devices.size() == 1) {
+        return {};
+    }
+    std::vector<uint64_t> pools;
+    std::vector<uint64_t> memory;
+    std::vector<double>   weights; // what all of its experts take beyond the smallest pools
+    for (const device_share & device : devices) {
+        const pool_demand & d        = device.demand;
+        const uint64_t      smallest = smallest_pools(b, d);
+        const uint64_t      expert   = d.slot_size[TIER_HIGH] + (uses_low(b, d) ? d.slot_size[TIER_LOW] : 0);
+        pools.push_back(smallest);
+        memory.push_back(d.n_experts > 0 ? least_device_memory(device.rows, smallest) : 0);
+        weights.push_back(double(d.n_experts * expert - smallest));
+    }
+    const uint64_t least_pools  = std::accumulate(pools.begin(), pools.end(), uint64_t(0));
+    const uint64_t least_memory = std::accumulate(memory.begin(), memory.end(), uint64_t(0));
+    const status   fits         = b.pools > 0 ? check_pools(b.pools, least_pools) : status();
+    if (!fits.ok()) {
+        return fits;
+    }
+    if (b.device_memory > 0 && b.pools == 0 && b.device_memory < least_memory) {
+        return device_memory_too_small(b.device_memory, least_memory);
+    }
+    share(b.pools, least_pools, pools, weights, &budget::pools, shared);
+    share(b.pools > 0 ? 0 : b.device_memory, least_memory, memory, weights, &budget::device_memory, shared);
+    return {};
+}
+
+status plan_pools(const budget & b, const pool_demand & d, const other_memory & other, pool_plan & plan) {
+    uint64_t     bytes  = 0;
+    const status result = pool_bytes(b, d, other, bytes);
+    if (!result.ok()) {
+        return result;
+    }
+    plan.n_slots = divide(b, d, bytes);
+    if (other.device.name) {
+        const pool_demand & in_host = other.device.host;
+        const uint64_t      room    = host_room(b, other);
+        plan.n_host_slots           = room < smallest_pools(b, in_host) ? pool_slots() : divide(b, in_host, room);
+    }
+    return {};
+}
+
+} // namespace hobbit

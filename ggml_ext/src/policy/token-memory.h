@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include "policy/cache-policy.h"
+
+#include <cstdint>
+#include <vector>
+
+namespace hobbit {
+
+// Which experts the last `capacity` tokens used, and how heavily, so that tokens like the one that runs can be found.
+// Tokens are numbered in the order of add; a token's slot, its number modulo the capacity, is its place in arrays.
+//
+// Memory: n_layers * (n_experts + 2 n_used + 1) * capacity bytes.
+// Thread-safety: none.
+class token_memory {
+  public:
+    static constexpr uint64_t none = UINT64_MAX;
+
+    token_memory(uint32_t n_layers, uint32_t n_experts, uint32_t n_used, uint32_t capacity);
+
+    // Begins a token that follows `before` in its sequence, which may be none or forgotten. The oldest is forgotten.
+    uint64_t add(uint64_t before);
+
+    // The token uses the expert with this share, 0 to 1, of its weight; more than n_used in a layer are not kept.
+    // REQUIRES: remembered.
+    void use(uint64_t token, expert_id id, double weight);
+
+    bool     remembers(uint64_t token) const { return token < n_added_ && token + capacity_ >= n_added_; }
+    uint32_t slot(uint64_t token) const { return uint32_t(token % capacity_); }
+
+    // The oldest that is remembered, and one past the youngest.
+    uint64_t first() const { return n_added_ > capacity_ ? n_added_ - capacity_ : 0; }
+    uint64_t last() const { return n_added_; }
+
+    // The token before or after it in its sequence, or none. REQUIRES: remembered.
+    uint64_t before(uint64_t token) const { return known(before_[slot(token)]); }
+    uint64_t after(uint64_t token) const { return known(after_[slot(token)]); }
+
+    // The likeness of two tokens in a layer is the sum over the experts that both use of the root of the product of
+    // their weights: 1 where they agree in all. Adds what one expert of this weight gives to scores[slot].
+    void add_likeness(expert_id id, double weight, std::vector<float> & scores) const;
+
+    // Calls visit(expert index: layer * n_experts + expert) for every expert that the token uses from this layer on.
+    template <typename Visit>
+    void visit_uses(uint64_t token, uint32_t first_layer, Visit visit) const {
+        for (size_t i = row(token, first_layer), layer = first_layer; layer < n_layers_; i++, layer++) {
+            for (uint32_t rank = 0; rank < n_routes_[i]; rank++) {
+                visit(layer * n_experts_ + routes_[i * n_used_ + rank]);
+            }
+        }
+    }
+
+  private:
+    size_t    row(uint64_t token, size_t layer) const { return slot(token) * size_t(n_layers_) + layer; }
+    uint64_t  known(uint64_t token) const { return remembers(token) ? token : none; }
+    uint8_t & root(expert_id id, uint32_t slot) {
+        return roots_[(size_t(id.layer) * n_experts_ + id.expert) * capacity_ + slot];
+    }
+
+    void forget(uint32_t slot);
+
+    const uint32_t n_layers_;
+    const uint32_t n_experts_;
+    const uint32_t n_used_;
+    const uint32_t capacity_;
+
+    std::vector<uint16_t> routes_;   // [(slot * n_layers + layer) * n_used + rank]
+    std::vector<uint8_t>  n_routes_; // [slot * n_layers + layer]
+    std::vector<uint8_t>  roots_;    // [(layer * n_experts + expert) * capacity + slot] of weights, 1 is 255
+    std::vector<uint64_t> before_;   // [slot]
+    std::vector<uint64_t> after_;    // [slot]
+    uint64_t              n_added_ = 0;
+};
+
+} // namespace hobbit

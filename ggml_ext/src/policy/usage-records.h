@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include "policy/cache-policy.h"
+
+#include <cstdint>
+#include <vector>
+
+namespace hobbit {
+
+// How a sequence has used one expert.
+struct usage_record {
+    uint32_t last_token  = 0; // index of the last token that used it, from 1; of a batch its last token; 0: none did
+    uint32_t n_uses      = 0; // tokens
+    uint32_t n_high_uses = 0; // tokens that were served in high precision
+};
+
+// The usage records of every sequence in progress. A sequence that was not run for `n_idle_max` calls of begin_tokens
+// is forgotten: nobody says when one ends. Thread-safety: none.
+class usage_records {
+  public:
+    static constexpr uint64_t n_idle_max = 256;
+
+    usage_records(uint32_t n_layers, uint32_t n_experts) : n_layers_(n_layers), n_experts_(n_experts) {}
+
+    // As in cache_policy; a sequence that was never begun begins with its first tokens.
+    void begin_sequence(uint32_t sequence);
+    void begin_tokens(uint32_t sequence, uint32_t n);
+    void on_use(const expert_usage & use);
+
+    // The largest score(record, tokens of the sequence, tokens x experts used in the layer) over all sequences; 0
+    // without any.
+    template <typename Score>
+    double largest(expert_id id, Score score) const {
+        double most = 0.0;
+        for (const sequence & s : sequences_) {
+            const double value = score(s.records[index(id)], s.n_tokens, s.layer_uses[id.layer]);
+            most               = value > most ? value : most;
+        }
+        return most;
+    }
+
+    size_t n_sequences() const { return sequences_.size(); }
+
+  private:
+    struct sequence {
+        uint32_t                  number;
+        uint32_t                  n_tokens = 0;
+        uint64_t                  last_run = 0;
+        std::vector<usage_record> records;    // [layer * n_experts + expert]
+        std::vector<uint64_t>     layer_uses; // [layer] sum of n_uses
+    };
+
+    size_t index(expert_id id) const { return size_t(id.layer) * n_experts_ + id.expert; }
+
+    sequence & find(uint32_t number);
+
+    const uint32_t        n_layers_;
+    const uint32_t        n_experts_;
+    std::vector<sequence> sequences_;
+    uint64_t              n_runs_ = 0; // calls of begin_tokens
+};
+
+} // namespace hobbit

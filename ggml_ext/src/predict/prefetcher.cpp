@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: MIT
+#include "predict/prefetcher.h"
+
+#include "ggml-impl.h"
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <numeric>
+
+namespace hobbit {
+
+// A batch of more tokens is taken for part of a prompt.
+static constexpr int64_t MAX_GENERATED = 16;
+
+prefetcher::prefetcher(const expert_index & index, const std::vector<layer_place> & places, uint32_t n_ahead,
+                       const score_thresholds & thresholds, stats & stats) :
+    index_(index), n_ahead_(n_ahead), stats_(stats), places_(places), expected_(index.n_layers()), n_layers_run_(0) {
+    rules_.thresholds      = thresholds;
+    rules_.has_low         = places.front().cache->n_slots(TIER_LOW) > 0;
+    stats_.prefetch_active = true;
+
+    bool any = false;
+    for (uint32_t layer = 1; layer < index.n_layers(); layer++) {
+        any = any || places.front().routers->knows(layer);
+    }
+    if (!any) {
+        decline("the routers of this model are not known");
+    }
+}
+
+void prefetcher::decline(const std::string & why) {
+    GGML_LOG_WARN("hobbit: no prefetch, %s\n", why.c_str());
+    declined_              = true;
+    stats_.prefetch_active = false;
+}
+
+void prefetcher::on_routing(const layer_routing & routing) {
+    if (!in_pass_ || routing.layer <= layer_) {
+        end_pass();
+        begin_pass(routing);
+    }
+    const std::set<uint32_t> chosen(routing.experts.begin(), routing.experts.end());
+    layer_  = routing.layer;
+    n_used_ = routing.n_used;
+    judge(routing.layer, chosen);
+}
+
+void prefetcher::begin_pass(const layer_routing & routing) {
+    in_pass_       = true;
+    is_prompt_     = routing.n_tokens > MAX_GENERATED;
+    pass_          = {};
+    begun_         = clock::now();
+    demand_before_ = stats_.disk_demand_ns;
+}
+
+void prefetcher::end_pass() {
+    if (!in_pass_) {
+        return;
+    }
+    for (uint32_t layer = 0; layer < expected_.size(); layer++) {
+        judge(layer, {}); // did not run
+    }
+    n_layers_run_ = std::max(n_layers_run_, layer_ + 1);
+    governor().end_pass(pass_);
+    stats_.prefetch_pauses = governors_[0].n_pauses() + governors_[1].n_pauses();
+    stats_.prefetch_active = !declined_ && governor().active();
+    in_pass_               = false;
+}
+
+void prefetcher::end_layer(uint32_t) {
+    pass_.wall   = double(std::chrono::nanoseconds(clock::now() - begun_).count());
+    pass_.demand = double(stats_.disk_demand_ns - demand_before_);
+}
+
+// Compares what was expected of a layer with what its router has chosen.
+void prefetcher::judge(uint32_t layer, const std::set<uint32_t> & chosen) {
+    expectation & e = expected_[layer];
+    if (e.predicted.empty()) {
+        return;
+    }
+    const auto n_chosen = [&](const std::set<uint32_t> & experts) {
+        return uint64_t(std::count_if(experts.begin(), experts.end(), [&](uint32_t i) { return chosen.count(i) > 0; }));
+    };
+    const uint64_t n_used   = n_chosen(e.prefetched);
+    stats_.predicted       += e.predicted.size();
+    stats_.predicted_right += n_chosen(e.predicted);
+    stats_.prefetched      += e.prefetched.size();
+    stats_.prefetched_used += n_used;
+    pass_.prefetched       += e.prefetched.size();
+    pass_.used             += n_used;
+    e                       = {};
+    places_[layer].cache->end_prefetch(layer);
+}
+
+status prefetcher::look_ahead(uint32_t layer, const ggml_tensor * router_input, ggml_backend_t backend) {
+    if (declined_ || !governor().active()) {
+        return {};
+    }
+    predictor & routers = *places_[layer].routers;
+    if (!router_input || !routers.accepts(router_input)) {
+        decline("what this model's routers are applied to is not known, or not of their width");
+        return {};
+    }
+    const uint32_t end = n_layers_run_ > 0 ? n_layers_run_ : uint32_t(expected_.size());
+    if (layer + 1 >= end) {
+        return {};
+    }
+    const status s =
+        routers.compute(backend, router_input, layer, std::min(n_ahead_, end - 1 - layer), n_used_, predictions_);
+    if (!s.ok()) {
+        return s;
+    }
+
+    for (const layer_routing & prediction : predictions_) {
+        if (!bring(prediction)) {
+            break;
+        }
+    }
+    return {};
+}
+
+// Protects what is predicted for a layer, then prefetches what is missing, as much as there is room for, the most
+// wanted first. Returns whether nothing was missing.
+bool prefetcher::bring(const layer_routing & prediction) {
+    const uint32_t   parts = index_.layer(prediction.layer).parts;
+    expert_cache &   cache = *places_[prediction.layer].cache;
+    const auto       holds = [&](expert_id id, uint32_t tier) { return cache.holds(id, tier, parts); };
+    const layer_plan plan  = plan_layer(prediction, rules_, holds, generator_);
+    expectation &    e     = expected_[prediction.layer];
+    e.predicted.insert(prediction.experts.begin(), prediction.experts.end());
+
+    std::multimap<double, const planned_use *, std::greater<double>> missing; // [weight]
+    for (const planned_use & use : plan.uses) {
+        if (holds(use.id, use.tier)) {
+            cache.protect(use.id, use.tier);
+            continue;
+        }
+        const double weight = std::accumulate(use.selections.begin(), use.selections.end(), 0.0,
+                                              [&](double w, int32_t i) { return w + prediction.weights[size_t(i)]; });
+        missing.emplace(weight, &use);
+    }
+    for (size_t term = 0; term < index_.terms(TIER_HIGH).size(); term++) {
+        for (const auto & [weight, use] : missing) {
+            if (bring_term(*use, term, parts)) {
+                e.prefetched.insert(use->id.expert);
+            }
+        }
+    }
+    return missing.empty();
+}
+
+// Returns whether anything was asked for.
+bool prefetcher::bring_term(const planned_use & use, size_t term, uint32_t parts) {
+    const auto & terms = index_.terms(use.tier);
+    if (term >= terms.size()) {
+        return false;
+    }
+    expert_cache & cache = *places_[use.id.layer].cache;
+    if (cache.holds(use.id, terms[term], parts)) {
+        cache.protect(use.id, terms[term]);
+        return false;
+    }
+    return cache.prefetch(use.id, terms[term], parts);
+}
+
+} // namespace hobbit

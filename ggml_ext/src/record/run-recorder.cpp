@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: MIT
+#include "record/run-recorder.h"
+
+#include <cmath>
+#include <set>
+
+namespace hobbit {
+
+static uint64_t expert_bytes(const expert_index & index, uint32_t tier, expert_id id) {
+    uint64_t bytes = 0;
+    for (uint32_t part = 0; part < PART_COUNT; part++) {
+        if (index.layer(id.layer).parts & part_bit(part)) {
+            bytes += index.locate(tier, id.layer, part, id.expert).size;
+        }
+    }
+    return bytes;
+}
+
+status run_recorder::open_trace(const std::string & path, const expert_index & index) {
+    index_ = &index;
+    trace_header header;
+    header.model        = index.files()[0];
+    header.architecture = index.architecture();
+    header.n_layers     = uint32_t(index.n_layers());
+    header.n_experts    = index.n_experts();
+    header.n_used       = index.n_experts_used();
+    for (uint32_t layer = 0; layer < header.n_layers; layer++) {
+        header.expert_bytes.push_back(0);
+        for (const uint32_t term : index.terms(TIER_HIGH)) {
+            header.expert_bytes.back() += expert_bytes(index, term, { layer, 0 });
+        }
+    }
+    return trace_.open(path, header);
+}
+
+void run_recorder::set_observer(hobbit_observer observer, void * user_data) {
+    observer_  = observer;
+    user_data_ = user_data;
+}
+
+void run_recorder::begin_sequence(int32_t sequence) {
+    trace_.begin_sequence(sequence);
+}
+
+static void split_rows(const std::vector<batch_info::row> & rows, std::vector<int32_t> & sequences,
+                       std::vector<int32_t> & positions) {
+    for (const batch_info::row & row : rows) {
+        sequences.push_back(row.sequence);
+        positions.push_back(row.position);
+    }
+}
+
+void run_recorder::begin_batch(const batch_info & batch) {
+    if (!trace_.is_open()) {
+        return;
+    }
+    std::vector<int32_t> sequences;
+    std::vector<int32_t> positions;
+    split_rows(batch.tokens(), sequences, positions);
+    trace_.begin_batch(uint32_t(sequences.size()), sequences.data(), positions.data());
+}
+
+void run_recorder::record(const layer_report & report) {
+    if (trace_.is_open() && error_.ok()) {
+        write(report);
+    }
+    if (observer_) {
+        call_observer(report);
+    }
+}
+
+void run_recorder::write(const layer_report & report) {
+    const layer_routing &        routing = report.routing;
+    std::vector<int32_t>         sequences;
+    std::vector<int32_t>         positions;
+    std::vector<trace_residency> before;
+    std::vector<uint64_t>        bytes;
+    split_rows(report.rows, sequences, positions);
+
+    std::set<std::pair<int32_t, uint32_t>> asked; // expert, tier
+    for (size_t i = 0; i < routing.experts.size(); i++) {
+        const uint8_t  was    = report.was_resident[i];
+        const uint32_t tier   = report.plan.precisions[i] == PRECISION_HIGH ? TIER_HIGH : TIER_LOW;
+        const bool     served = report.plan.precisions[i] != PRECISION_SKIP;
+        before.push_back(was & 1 << TIER_HIGH ? TRACE_HIGH : was & 1 << TIER_LOW ? TRACE_LOW : TRACE_MISSING);
+        bytes.push_back(0);
+        for (const uint32_t term : index_->terms(tier)) {
+            const bool reads = served && !(was >> term & 1) && asked.insert({ routing.experts[i], term }).second;
+            bytes.back() += reads ? expert_bytes(*index_, term, { routing.layer, uint32_t(routing.experts[i]) }) : 0;
+        }
+    }
+
+    trace_layer layer;
+    layer.layer     = routing.layer;
+    layer.n_tokens  = uint32_t(routing.n_tokens);
+    layer.n_used    = uint32_t(routing.n_used);
+    layer.sequences = sequences.data();
+    layer.positions = positions.data();
+    layer.experts   = routing.experts.data();
+    layer.weights   = routing.weights.empty() ? nullptr : routing.weights.data();
+    layer.residency = before.data();
+    layer.bytes     = bytes.data();
+    error_          = trace_.add(layer);
+}
+
+static std::vector<float> norms_of_rows(const ggml_tensor * tensor, size_t n_rows) {
+    std::vector<float> row(tensor->ne[0]);
+    std::vector<float> norms;
+    for (size_t i = 0; i < n_rows; i++) {
+        ggml_backend_tensor_get(tensor, row.data(), i * tensor->nb[1], row.size() * sizeof(float));
+        double sum = 0.0;
+        for (const float x : row) {
+            sum += double(x) * double(x);
+        }
+        norms.push_back(float(std::sqrt(sum)));
+    }
+    return norms;
+}
+
+void run_recorder::call_observer(const layer_report & report) const {
+    const layer_routing & routing = report.routing;
+    std::vector<int32_t>  sequences;
+    std::vector<int32_t>  positions;
+    split_rows(report.rows, sequences, positions);
+    const std::vector<uint8_t> precisions(report.plan.precisions.begin(), report.plan.precisions.end());
+    const std::vector<float>   norms = norms_of_rows(report.output, routing.experts.size());
+    const std::vector<float> & input = report.router_input;
+
+    hobbit_layer_event event = {};
+    event.layer              = routing.layer;
+    event.n_tokens           = uint32_t(routing.n_tokens);
+    event.n_used             = uint32_t(routing.n_used);
+    event.n_embd             = input.empty() ? 0 : uint32_t(input.size() / size_t(routing.n_tokens));
+    event.sequences          = sequences.data();
+    event.positions          = positions.data();
+    event.experts            = routing.experts.data();
+    event.weights            = routing.weights.empty() ? nullptr : routing.weights.data();
+    event.precisions         = precisions.data();
+    event.router_input       = input.empty() ? nullptr : input.data();
+    event.output_norms       = norms.data();
+    observer_(&event, user_data_);
+}
+
+} // namespace hobbit

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include "base/status.h"
+#include "execute/moe-executor.h"
+#include "hobbit.h"
+#include "model/expert-index.h"
+#include "plan/batch-info.h"
+#include "record/trace.h"
+
+#include <string>
+
+namespace hobbit {
+
+// Hands what the executor reports to those who listen: a trace file and an observer.
+//
+// Thread-safety: none.
+class run_recorder {
+  public:
+    status open_trace(const std::string & path, const expert_index & index);
+
+    void set_observer(hobbit_observer observer, void * user_data);
+
+    bool is_listening() const { return trace_.is_open() || observer_; }
+
+    void begin_sequence(int32_t sequence);
+    void begin_batch(const batch_info & batch);
+    void record(const layer_report & report);
+
+    // What writing the trace failed with, if it did.
+    const status & error() const { return error_; }
+
+    // Completes the trace.
+    status close() { return trace_.close(); }
+
+  private:
+    void write(const layer_report & report);
+    void call_observer(const layer_report & report) const;
+
+    const expert_index * index_ = nullptr;
+    trace_writer         trace_;
+    status               error_;
+    hobbit_observer      observer_  = nullptr;
+    void *               user_data_ = nullptr;
+};
+
+} // namespace hobbit

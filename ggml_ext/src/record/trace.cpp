@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: MIT
+#include "record/trace.h"
+
+#include "ggml.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+
+namespace hobbit {
+
+static constexpr size_t BUFFER_SIZE = 1 << 20;
+
+// Text that goes into one line.
+static std::string one_line(std::string text) {
+    std::replace_if(text.begin(), text.end(), [](unsigned char c) { return c < ' '; }, '?');
+    return text;
+}
+
+static constexpr const char * MAGIC = "# route_trace v1\n";
+
+// What somebody wrote there for another purpose.
+static bool is_other_file(const std::string & path) {
+    std::error_code ignored;
+    if (!std::filesystem::is_regular_file(path, ignored) || std::filesystem::file_size(path, ignored) == 0) {
+        return false;
+    }
+    std::ifstream file(path, std::ios::binary);
+    std::string   begin(strlen(MAGIC), '\0');
+    file.read(&begin[0], std::streamsize(begin.size()));
+    return begin != MAGIC;
+}
+
+trace_writer::~trace_writer() {
+    close();
+}
+
+status trace_writer::open(const std::string & path, const trace_header & header) {
+    GGML_ASSERT(!is_open() && header.expert_bytes.size() == header.n_layers);
+    path_  = path;
+    error_ = {};
+    turns_.clear();
+    batch_.clear();
+    n_turns_ = 0;
+    if (is_other_file(path)) {
+        return status::error(
+            format("'%s' is there and is no trace: choose another file for the trace, or remove it", path.c_str()));
+    }
+    file_ = fopen(path.c_str(), "w");
+    if (!file_) {
+        return status::error(
+            format("the trace '%s' cannot be written: %s; choose another file", path.c_str(), strerror(errno)));
+    }
+    buffer_  = MAGIC;
+    buffer_ += format("# model=%s arch=%s n_layer=%u n_expert=%u n_expert_used=%u\n", one_line(header.model).c_str(),
+                      one_line(header.architecture).c_str(), header.n_layers, header.n_experts, header.n_used);
+    for (uint32_t layer = 0; layer < header.n_layers; layer++) {
+        buffer_ += format("# layer=%u expert_bytes=%llu dense_bytes=0\n", layer,
+                          (unsigned long long) header.expert_bytes[layer]);
+    }
+    buffer_ += "turn,phase,step,layer,slot,expert,weight,residency,expert_bytes\n";
+    return {};
+}
+
+void trace_writer::begin_sequence(int32_t sequence) {
+    turns_.erase(sequence);
+}
+
+void trace_writer::begin_batch(uint32_t n_tokens, const int32_t * sequences, const int32_t * positions) {
+    batch_.clear();
+    std::map<int32_t, uint32_t> n_of; // [sequence] tokens in the batch
+    for (uint32_t i = 0; i < n_tokens; i++) {
+        if (n_of[sequences[i]]++ == 0 && positions[i] == 0) {
+            begin_sequence(sequences[i]);
+        }
+    }
+    for (uint32_t i = 0; i < n_tokens; i++) {
+        const auto   found  = turns_.emplace(sequences[i], turn_state{ n_turns_, 0 });
+        turn_state & turn   = found.first->second;
+        n_turns_           += found.second;
+        batch_.push_back({ sequences[i], positions[i], turn.number, n_of[sequences[i]] == 1, turn.n_steps++ });
+    }
+}
+
+status trace_writer::add(const trace_layer & layer) {
+    GGML_ASSERT(is_open());
+    size_t at = 0;
+    for (uint32_t row = 0; row < layer.n_tokens && error_.ok(); row++, at++) {
+        while (at < batch_.size() &&
+               (batch_[at].sequence != layer.sequences[row] || batch_[at].position != layer.positions[row])) {
+            at++;
+        }
+        if (at == batch_.size()) {
+            error_ =
+                status::error(format("the trace '%s' cannot go on: token %u of layer %u (sequence %d, position %d) "
+                                     "is not in the batch that was announced",
+                                     path_.c_str(), row, layer.layer, layer.sequences[row], layer.positions[row]));
+            break;
+        }
+        add_token(layer, row, batch_[at]);
+    }
+    if (error_.ok() && buffer_.size() >= BUFFER_SIZE) {
+        write_buffer();
+    }
+    return error_;
+}
+
+void trace_writer::add_token(const trace_layer & layer, uint32_t row, const token & at) {
+    char line[160];
+    for (uint32_t slot = 0; slot < layer.n_used; slot++) {
+        const size_t i      = size_t(row) * layer.n_used + slot;
+        const double weight = layer.weights ? double(layer.weights[i]) : double(NAN);
+        const int    length =
+            snprintf(line, sizeof(line), "%u,%u,%u,%u,%u,%d,%.9g,%u,%llu\n", at.turn, at.phase, at.step, layer.layer,
+                     slot, layer.experts[i], weight, unsigned(layer.residency[i]), (unsigned long long) layer.bytes[i]);
+        buffer_.append(line, size_t(length));
+    }
+}
+
+status trace_writer::write_buffer() {
+    errno = 0;
+    if (fwrite(buffer_.data(), 1, buffer_.size(), file_) != buffer_.size()) {
+        fail(errno);
+    }
+    buffer_.clear();
+    return error_;
+}
+
+status trace_writer::fail(int error) {
+    if (error_.ok()) {
+        error_ = status::error(format("the trace '%s' cannot be written: %s; free some space or choose another file",
+                                      path_.c_str(), strerror(error ? error : EIO)));
+    }
+    return error_;
+}
+
+status trace_writer::close() {
+    if (!is_open()) {
+        return {};
+    }
+    if (error_.ok()) {
+        write_buffer();
+    }
+    errno = 0;
+    if (fclose(file_) != 0) {
+        fail(errno);
+    }
+    file_ = nullptr;
+    std::error_code ignored;
+    if (!error_.ok() && std::filesystem::is_regular_file(path_, ignored)) {
+        std::filesystem::remove(path_, ignored); // a device like /dev/full stays
+    }
+    return error_;
+}
+
+} // namespace hobbit

@@ -1,0 +1,333 @@
+// SPDX-License-Identifier: MIT
+#include "simulate/simulator.h"
+
+#include "cache/resident-tiers.h"
+#include "model/expert-index.h"
+#include "plan/layer-plan.h"
+#include "policy/cache-policy.h"
+#include "simulate/route-batches.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <memory>
+#include <random>
+#include <set>
+#include <vector>
+
+namespace hobbit {
+
+const char * const BELADY = "belady";
+
+//
+// options
+//
+
+static bool is_share(double x) {
+    return x >= 0.0 && x <= 1.0; // not for NaN
+}
+
+static status check_policy(const hobbit_simulation & options) {
+    const std::string name  = options.policy ? options.policy : "";
+    const auto &      names = policy_names();
+    if (name != BELADY && std::find(names.begin(), names.end(), name) == names.end()) {
+        std::string list;
+        for (const std::string & known : names) {
+            list += known + ", ";
+        }
+        return status::error(format("unknown policy '%s'; there are %s%s", name.c_str(), list.c_str(), BELADY));
+    }
+    if (name == BELADY && (options.t1 < 1.0 || options.slots_low > 0 || options.residual != 0)) {
+        return status::error("belady is the bound for one pool of equal experts: simulate it with t1 = 1 and no low "
+                             "pool");
+    }
+    double sum = 0.0;
+    for (const double w : options.weights) {
+        if (!is_share(w)) {
+            return status::error(format("a weight of Eq. 3 is %g; weights lie between 0 and 1 and sum to 1", w));
+        }
+        sum += w;
+    }
+    if (std::abs(sum - 1.0) > 1e-6) {
+        return status::error(format("the weights of Eq. 3 sum to %g; make them sum to 1", sum));
+    }
+    return {};
+}
+
+static status check_options(const hobbit_simulation & options) {
+    if (options.n_layers == 0 || options.n_experts == 0 || options.n_used == 0) {
+        return status::error("a simulation needs at least one layer, one expert and one expert per token");
+    }
+    if (options.n_used > options.n_experts) {
+        return status::error(
+            format("%u experts per token are more than the %u of a layer", options.n_used, options.n_experts));
+    }
+    if (!is_share(options.t1) || !is_share(options.t2) || options.t1 > options.t2) {
+        return status::error(format("t1 = %g and t2 = %g: make 0 <= t1 <= t2 <= 1", options.t1, options.t2));
+    }
+    const bool is_ordered = options.residual ? options.bits_high > 0.0 : options.bits_low <= options.bits_high;
+    if (!(options.bits_low > 0.0 && is_ordered && std::isfinite(options.bits_low) &&
+          std::isfinite(options.bits_high))) {
+        return status::error(format("%g bits in low and %g in high precision: make %s", options.bits_low,
+                                    options.bits_high, options.residual ? "both positive" : "0 < low <= high"));
+    }
+    return check_policy(options);
+}
+
+namespace {
+
+//
+// the bound
+//
+
+// Knows all uses to come. An expert is worth the more the sooner it is used, but nothing when that use is not counted:
+// it may as well be loaded again then. Keeping the most valuable of what is at hand makes the most counted hits: from
+// use to use an expert is an interval on the time line, of which no more than the slots may overlap, and the one that
+// ends last is in the way of most.
+class belady_policy : public cache_policy {
+  public:
+    explicit belady_policy(const hobbit_simulation & options) :
+        n_experts_(options.n_experts), futures_(size_t(options.n_layers) * options.n_experts) {}
+
+    // Tells of the uses of one layer and batch, in the order of the run.
+    void will_use(const hobbit_route * first, const hobbit_route * last) {
+        time_++;
+        std::map<int32_t, std::set<int32_t>> users; // [expert] sequences: on_use is called for each
+        std::set<int32_t>                    counted;
+        for (const hobbit_route * r = first; r < last; r++) {
+            users[r->expert].insert(r->sequence);
+            if (r->counted != 0) {
+                counted.insert(r->expert);
+            }
+        }
+        for (const auto & [expert, sequences] : users) {
+            future & f = find({ uint32_t(first->layer), uint32_t(expert) });
+            f.values.insert(f.values.end(), sequences.size(), counted.count(expert) > 0 ? -double(time_) : nothing);
+        }
+    }
+
+    void begin_sequence(uint32_t) override {}
+    void begin_tokens(uint32_t, uint32_t) override {}
+    void on_use(const expert_usage & use) override { find(use.id).n_past++; }
+
+    double value(expert_id id, uint32_t, uint32_t) override {
+        const future & f = find(id);
+        return f.n_past < f.values.size() ? f.values[f.n_past] : nothing;
+    }
+
+  private:
+    static constexpr double nothing = -std::numeric_limits<double>::infinity();
+
+    struct future {
+        std::vector<double> values; // of each use, in order
+        size_t              n_past = 0;
+    };
+
+    future & find(expert_id id) { return futures_[size_t(id.layer) * n_experts_ + id.expert]; }
+
+    const uint32_t      n_experts_;
+    std::vector<future> futures_; // [layer * n_experts + expert]
+    uint64_t            time_ = 0;
+};
+
+//
+// replay
+//
+
+class replay {
+  public:
+    replay(const hobbit_route * routes, const hobbit_simulation & options) :
+        routes_(routes),
+        options_(options),
+        is_bound_(options.policy == std::string(BELADY)),
+        sets_(options.residual != 0) {
+        rules_.thresholds = { options.t1, options.t2 };
+        rules_.has_low    = options.t1 < 1.0 || options.residual != 0;
+    }
+
+    hobbit_simulation_result run(const std::vector<route_batch> & batches) {
+        make_parts(batches);
+        for (const route_batch & batch : batches) {
+            for (const int32_t sequence : batch.begins) {
+                policy_->begin_sequence(batch.numbers.at(sequence));
+            }
+            for (const auto & [sequence, n] : batch.n_tokens) {
+                policy_->begin_tokens(batch.numbers.at(sequence), n);
+            }
+            result_.n_tokens += batch.n_counted;
+            for (size_t i = batch.first; i < batch.last;) {
+                const size_t end = layer_end(i, batch);
+                run_layer(i, end, batch);
+                i = end;
+            }
+        }
+        const double bits_both = options_.bits_high + options_.bits_low;
+        const double bits_high = options_.residual ? options_.bits_high / bits_both : 1.0;
+        const double bits_low  = options_.bits_low / (options_.residual ? bits_both : options_.bits_high);
+        result_.penalty        = double(result_.loads_high) * bits_high + double(result_.loads_low) * bits_low;
+        return result_;
+    }
+
+  private:
+    void make_parts(const std::vector<route_batch> & batches) {
+        if (is_bound_) {
+            auto bound = std::make_unique<belady_policy>(options_);
+            for (const route_batch & batch : batches) {
+                for (size_t i = batch.first; i < batch.last;) {
+                    const size_t end = layer_end(i, batch);
+                    bound->will_use(routes_ + i, routes_ + end);
+                    i = end;
+                }
+            }
+            policy_ = std::move(bound);
+        } else {
+            policy_options of;
+            of.name      = options_.policy;
+            of.n_layers  = options_.n_layers;
+            of.n_experts = options_.n_experts;
+            of.n_used    = options_.n_used;
+            of.seed      = options_.seed;
+
+            of.high_is_residual = options_.residual != 0;
+            std::copy(std::begin(options_.weights), std::end(options_.weights), of.weights.begin());
+            policy_ = make_policy(of);
+        }
+        add_set(TIER_HIGH, options_.slots_high);
+        add_set(TIER_LOW, options_.slots_low);
+    }
+
+    void add_set(uint32_t tier, uint32_t n_slots) {
+        const uint64_t n_all = uint64_t(options_.n_layers) * options_.n_experts;
+        n_slots              = uint32_t(std::min<uint64_t>(n_slots, n_all));
+        n_kept_              = tier == TIER_HIGH ? n_slots : n_kept_;
+        // the bound chooses among all that is at hand, what the layer in hand brought and what was there
+        const uint32_t room  = is_bound_ ? uint32_t(n_all) : n_slots;
+        const uint32_t floor = options_.floors ? even_floor(n_slots, options_.n_layers, options_.n_used) : 0;
+        sets_.add(tier, resident_set(options_.n_layers, options_.n_experts, tier, room, floor, *policy_));
+    }
+
+    size_t layer_end(size_t i, const route_batch & batch) const {
+        const int32_t layer = routes_[i].layer;
+        while (i < batch.last && routes_[i].layer == layer) {
+            i++;
+        }
+        return i;
+    }
+
+    void run_layer(size_t first, size_t last, const route_batch & batch) {
+        layer_routing routing;
+        routing.layer    = uint32_t(routes_[first].layer);
+        routing.n_used   = options_.n_used;
+        routing.n_tokens = int64_t((last - first) / options_.n_used);
+        for (size_t i = first; i < last; i++) {
+            routing.experts.push_back(routes_[i].expert);
+            routing.weights.push_back(routes_[i].weight);
+        }
+        const auto is_resident = [&](expert_id id, uint32_t tier) { return sets_.contains(id, tier); };
+        layer_plan plan        = plan_layer(routing, rules_, is_resident, generator_);
+        record_use(routing, plan, routes_ + first, batch);
+        count(plan, routes_ + first);
+        std::stable_partition(plan.uses.begin(), plan.uses.end(),
+                              [&](const planned_use & use) { return is_resident(use.id, use.tier); });
+        load(plan);
+    }
+
+    void record_use(const layer_routing & routing, const layer_plan & plan, const hobbit_route * selections,
+                    const route_batch & batch) {
+        std::vector<double> weights(routing.experts.size());
+        for (size_t i = 0; i < weights.size(); i += options_.n_used) {
+            normalize_weights(&routing.weights[i], options_.n_used, &weights[i]);
+        }
+        for (const planned_use & use : plan.uses) {
+            std::map<uint32_t, expert_usage> by_sequence;
+            for (const int32_t i : use.selections) {
+                const uint32_t number = batch.numbers.at(selections[i].sequence);
+                expert_usage & usage =
+                    by_sequence.emplace(number, expert_usage{ use.id, number, use.tier, 0, 0.0 }).first->second;
+                usage.n_tokens++;
+                usage.weight += weights[size_t(i)];
+            }
+            for (const auto & entry : by_sequence) {
+                policy_->on_use(entry.second);
+            }
+        }
+    }
+
+    // Of several selections that want the same load, the first one counts as a miss.
+    void count(const layer_plan & plan, const hobbit_route * selections) {
+        const auto counted  = [&](int32_t i) { return selections[i].counted != 0; };
+        result_.skipped    += uint64_t(std::count_if(plan.skipped.begin(), plan.skipped.end(), counted));
+        for (const planned_use & use : plan.uses) {
+            const uint64_t n        = uint64_t(std::count_if(use.selections.begin(), use.selections.end(), counted));
+            const uint64_t n_misses = n > 0 && !sets_.contains(use.id, use.tier);
+            (use.tier == TIER_HIGH ? result_.hits_high : result_.hits_low)     += n - n_misses;
+            (use.tier == TIER_HIGH ? result_.misses_high : result_.misses_low) += n_misses;
+            for (const uint32_t term : sets_.terms(use.tier)) {
+                (term == TIER_HIGH ? result_.loads_high : result_.loads_low) += n > 0 && !sets_.contains(use.id, term);
+            }
+        }
+    }
+
+    // REQUIRES: what is resident comes first in the plan.
+    void load(const layer_plan & plan) {
+        std::vector<const planned_use *> held;
+        for (const planned_use & use : plan.uses) {
+            if (sets_.insert(use.id, use.tier, use.id.layer, evicted_)) {
+                sets_.touch(use.id, use.tier);
+                sets_.pin(use.id, use.tier);
+                held.push_back(&use);
+            }
+        }
+        evicted_.clear();
+        for (const planned_use * use : held) {
+            sets_.unpin(use->id, use->tier);
+        }
+        while (is_bound_ && sets_.set(TIER_HIGH).n_residents() > n_kept_) {
+            drop_least();
+        }
+    }
+
+    void drop_least() {
+        const auto & residents = sets_.set(TIER_HIGH).residents();
+        expert_id    least     = residents[0];
+        for (const expert_id & id : residents) {
+            if (policy_->value(id, TIER_HIGH, 0) < policy_->value(least, TIER_HIGH, 0)) {
+                least = id;
+            }
+        }
+        sets_.erase_term(least, TIER_HIGH, evicted_);
+    }
+
+    const hobbit_route *      routes_;
+    const hobbit_simulation & options_;
+    plan_rules                rules_;
+    const bool                is_bound_;
+
+    std::unique_ptr<cache_policy> policy_;
+    resident_tiers                sets_;
+    std::vector<tier_expert>      evicted_;    // of no interest
+    uint32_t                      n_kept_ = 0; // of the high tier
+    std::mt19937_64               generator_;  // not drawn from: the rules are not random
+    hobbit_simulation_result      result_ = {};
+};
+
+} // namespace
+
+status simulate(const hobbit_route * routes, size_t n_routes, const hobbit_simulation & options,
+                hobbit_simulation_result & result) {
+    result   = {};
+    status s = check_options(options);
+    if (!s.ok()) {
+        return s;
+    }
+    std::vector<route_batch> batches;
+    s = find_batches(routes, n_routes, options, batches);
+    if (s.ok()) {
+        result = replay(routes, options).run(batches);
+    }
+    return s;
+}
+
+} // namespace hobbit

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: MIT
+#include "cache/resident-tiers.h"
+
+#include "fixtures/indifferent-policy.h"
+
+#include <doctest/doctest.h>
+#include <map>
+#include <random>
+#include <string>
+#include <vector>
+
+using namespace hobbit;
+
+static constexpr uint32_t N_EXPERTS = 8;
+
+struct tiers {
+    indifferent_policy       policy;
+    resident_tiers           sets;
+    std::vector<tier_expert> evicted;
+
+    tiers(bool residual, uint32_t n_high, uint32_t n_low) : sets(residual) {
+        sets.add(TIER_HIGH, resident_set(1, N_EXPERTS, TIER_HIGH, n_high, 0, policy));
+        sets.add(TIER_LOW, resident_set(1, N_EXPERTS, TIER_LOW, n_low, 0, policy));
+    }
+
+    bool insert(uint32_t expert, uint32_t tier) { return sets.insert({ 0, expert }, tier, 0, evicted); }
+
+    // What is where: "h" and "l" by expert.
+    std::string content() const {
+        std::string text;
+        for (uint32_t e = 0; e < N_EXPERTS; e++) {
+            const bool high  = sets.set(TIER_HIGH).contains({ 0, e });
+            const bool low   = sets.set(TIER_LOW).contains({ 0, e });
+            text            += high || low ? std::to_string(e) + (high ? "h" : "") + (low ? "l " : " ") : "";
+        }
+        return text;
+    }
+
+    // Those since the last call.
+    std::string evictions() {
+        std::string text;
+        for (const tier_expert & e : evicted) {
+            text += std::to_string(e.id.expert) + (e.tier == TIER_HIGH ? "h " : "l ");
+        }
+        evicted.clear();
+        return text;
+    }
+};
+
+TEST_CASE("complete tiers have nothing to do with each other") {
+    tiers t(false, 2, 2);
+    CHECK(t.insert(0, TIER_HIGH));
+    CHECK(t.content() == "0h ");
+    CHECK(t.sets.contains({ 0, 0 }, TIER_HIGH));
+    CHECK_FALSE(t.sets.contains({ 0, 0 }, TIER_LOW));
+    CHECK(t.insert(0, TIER_LOW));
+    CHECK(t.insert(1, TIER_LOW));
+    CHECK(t.insert(2, TIER_LOW));
+    CHECK(t.evictions() == "0l ");
+    CHECK(t.content() == "0h 1l 2l ");
+}
+
+TEST_CASE("an upgrade adds the residual alone, and a low version takes its residual along") {
+    tiers t(true, 2, 3);
+    CHECK(t.insert(0, TIER_LOW));
+    CHECK_FALSE(t.sets.contains({ 0, 0 }, TIER_HIGH));
+    CHECK(t.insert(0, TIER_HIGH));
+    CHECK(t.content() == "0hl ");
+    CHECK(t.sets.contains({ 0, 0 }, TIER_HIGH));
+    CHECK(t.sets.contains({ 0, 0 }, TIER_LOW));
+    CHECK(t.insert(1, TIER_HIGH));
+    CHECK(t.insert(2, TIER_LOW));
+    CHECK(t.evictions().empty());
+    CHECK(t.insert(3, TIER_LOW));
+    CHECK(t.evictions() == "0l 0h ");
+    CHECK(t.content() == "1hl 2l 3l ");
+}
+
+TEST_CASE("a residual gives way and its low version stays") {
+    tiers t(true, 1, 3);
+    CHECK(t.insert(0, TIER_HIGH));
+    CHECK(t.insert(1, TIER_HIGH));
+    CHECK(t.evictions() == "0h ");
+    CHECK(t.content() == "0l 1hl ");
+}
+
+TEST_CASE("nothing changes where one of the two pools has no room") {
+    tiers t(true, 1, 2);
+    CHECK(t.insert(0, TIER_HIGH));
+    t.sets.pin({ 0, 0 }, TIER_HIGH);
+    CHECK_FALSE(t.insert(1, TIER_HIGH));
+    CHECK(t.content() == "0hl ");
+    CHECK(t.insert(1, TIER_LOW));
+    CHECK(t.insert(2, TIER_LOW)); // not 0, which is pinned in both pools
+    CHECK(t.content() == "0hl 2l ");
+    t.sets.unpin({ 0, 0 }, TIER_HIGH);
+    CHECK(t.insert(1, TIER_HIGH));
+    CHECK(t.content() == "1hl 2l ");
+}
+
+TEST_CASE("no residual without its low version") {
+    tiers t(true, 2, 2);
+    CHECK_FALSE(t.sets.insert_term({ 0, 0 }, TIER_HIGH, 0, resident_set::pressure::polite, t.evicted));
+    CHECK(t.sets.insert_term({ 0, 0 }, TIER_LOW, 0, resident_set::pressure::polite, t.evicted));
+    CHECK(t.sets.insert_term({ 0, 0 }, TIER_HIGH, 0, resident_set::pressure::polite, t.evicted));
+    t.sets.erase_term({ 0, 0 }, TIER_LOW, t.evicted);
+    CHECK(t.content().empty());
+    CHECK(t.evictions() == "0l 0h ");
+}
+
+TEST_CASE("protection holds for both terms") {
+    tiers t(true, 2, 2);
+    CHECK(t.insert(0, TIER_HIGH));
+    t.sets.protect({ 0, 0 }, TIER_HIGH);
+    CHECK(t.insert(1, TIER_HIGH));
+    CHECK(t.insert(2, TIER_HIGH));
+    CHECK(t.content() == "0hl 2hl ");
+    t.sets.end_protection(0, N_EXPERTS);
+    CHECK(t.insert(3, TIER_HIGH));
+    CHECK(t.content() == "2hl 3hl ");
+}
+
+TEST_CASE("whatever is done, no residual is without its low version, nor pinned more often") {
+    std::mt19937 random(5);
+    for (int run = 0; run < 40; run++) {
+        const uint32_t               n_low  = 1 + random() % 6;
+        const uint32_t               n_high = 1 + random() % n_low;
+        tiers                        t(true, n_high, n_low);
+        std::vector<tier_expert>     pinned;
+        std::map<uint32_t, uint32_t> n_pins; // [expert]
+        for (int step = 0; step < 300; step++) {
+            const tier_expert e{ { 0, uint32_t(random() % N_EXPERTS) }, uint32_t(random() % TIER_COUNT) };
+            if (random() % 3 == 0 && !pinned.empty()) {
+                const size_t      i    = random() % pinned.size();
+                const tier_expert last = pinned[i];
+                t.sets.unpin(last.id, last.tier);
+                n_pins[last.id.expert]--;
+                pinned.erase(pinned.begin() + ptrdiff_t(i));
+            } else if (t.insert(e.id.expert, e.tier)) {
+                REQUIRE(t.sets.contains(e.id, e.tier));
+                t.sets.pin(e.id, e.tier);
+                n_pins[e.id.expert]++;
+                pinned.push_back(e);
+            }
+            for (uint32_t expert = 0; expert < N_EXPERTS; expert++) {
+                const expert_id id = { 0, expert };
+                REQUIRE((!t.sets.set(TIER_HIGH).contains(id) || t.sets.set(TIER_LOW).contains(id)));
+                REQUIRE((!t.sets.set(TIER_HIGH).is_pinned(id) || t.sets.set(TIER_LOW).is_pinned(id)));
+                REQUIRE(t.sets.set(TIER_LOW).is_pinned(id) == (n_pins[expert] > 0));
+            }
+            REQUIRE(t.sets.set(TIER_LOW).n_residents() <= n_low);
+            REQUIRE(t.sets.set(TIER_HIGH).n_residents() <= n_high);
+        }
+    }
+}

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: MIT
+#include "cache/slot-pool.h"
+
+#include "fixtures/page-locked.h"
+#include "io/file-reader.h"
+
+#include <cstring>
+#include <doctest/doctest.h>
+#include <string>
+
+using namespace hobbit;
+
+static constexpr size_t BANK = 2 * file_reader::alignment;
+
+static status allocate(slot_pool & pool, size_t bank_size, uint32_t slots_per_bank, uint32_t n_slots) {
+    return pool.allocate(ggml_backend_cpu_buffer_type(), nullptr, bank_size, slots_per_bank, n_slots, "--pools");
+}
+
+TEST_CASE("banks are aligned and none overlaps another") {
+    slot_pool pool;
+    REQUIRE(allocate(pool, BANK, 3, 8).ok());
+    CHECK(pool.n_slots() == 8);
+    CHECK(pool.slots_per_bank() == 3);
+    for (uint32_t slot = 0; slot < 8; slot += 3) {
+        CHECK(uintptr_t(pool.bank(slot)) % file_reader::alignment == 0);
+        memset(pool.bank(slot), int(slot) + 1, BANK); // a sanitizer sees it if this is outside the buffer
+    }
+    for (uint32_t slot = 0; slot < 8; slot++) {
+        const std::string written(BANK, char(slot / 3 * 3 + 1));
+        CHECK(memcmp(pool.bank(slot), written.data(), BANK) == 0);
+    }
+}
+
+TEST_CASE("a bank lies in its buffer") {
+    slot_pool pool;
+    REQUIRE(allocate(pool, BANK, 2, 3).ok());
+    for (uint32_t slot = 0; slot < 3; slot++) {
+        const char * base = static_cast<const char *>(ggml_backend_buffer_get_base(pool.buffer(slot)));
+        CHECK(pool.bank(slot) >= base);
+        CHECK(pool.bank(slot) + BANK <= base + ggml_backend_buffer_get_size(pool.buffer(slot)));
+    }
+    CHECK(pool.buffer(0) == pool.buffer(1));
+    CHECK(pool.buffer(0) != pool.buffer(2));
+}
+
+TEST_CASE("too large a pool is an error that says what to do") {
+    slot_pool    pool;
+    const status s = allocate(pool, size_t(1) << 58, 4096, 4096);
+    REQUIRE_FALSE(s.ok());
+    CHECK(s.message().find("cannot allocate") != std::string::npos);
+    CHECK(s.message().find("--pools") != std::string::npos);
+    CHECK(pool.n_slots() == 0);
+}
+
+TEST_CASE("of a device that is full, the error says how much could be had") {
+    ggml_backend_device full   = *ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+    full.iface.get_memory      = [](ggml_backend_dev_t, size_t * free, size_t * total) { *free = *total = 5 << 20; };
+    ggml_backend_buffer_type b = *ggml_backend_cpu_buffer_type();
+    b.device                   = &full;
+    b.iface.alloc_buffer       = [](ggml_backend_buffer_type_t, size_t) -> ggml_backend_buffer_t { return nullptr; };
+    slot_pool    pool;
+    const status s = pool.allocate(&b, nullptr, BANK, 1, 1024, "--pools");
+    CHECK(s.message() ==
+          "cannot allocate 8.0 MiB for expert pools on CPU, of which 5.0 MiB are free: give a smaller --pools");
+}
+
+TEST_CASE("where a driver has no more page-locked memory, banks are in ordinary memory") {
+    page_locked memory;
+    slot_pool   pool;
+    memory.n_buffers = 1;
+    REQUIRE(pool.allocate(&memory.type, nullptr, BANK, 1, 2, "--memory").ok());
+    CHECK(ggml_backend_buffer_get_type(pool.buffer(0)) == &memory.type);
+    CHECK(ggml_backend_buffer_get_type(pool.buffer(1)) == ggml_backend_cpu_buffer_type());
+    memset(pool.bank(1), 1, BANK);
+}
+
+TEST_CASE("a pool never allocated has no slots") {
+    slot_pool pool;
+    CHECK(pool.n_slots() == 0);
+}

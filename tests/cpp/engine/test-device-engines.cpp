@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: MIT
+//
+// A model on two devices with memory of their own, through hobbit.h and ggml's registry.
+#include "fixtures/layer-graph.h"
+#include "fixtures/model-fixture.h"
+#include "fixtures/rpc-device.h"
+
+#include <chrono>
+#include <filesystem>
+#include <string>
+#include <thread>
+#include <vector>
+
+static ggml_backend_dev_t second_device() {
+    static ggml_backend_dev_t started = start_rpc_device();
+    return started;
+}
+
+static const std::string & both() {
+    static const std::string names =
+        ggml_backend_dev_name(rpc_device()) + std::string(",") + ggml_backend_dev_name(second_device());
+    return names;
+}
+
+static void prepare(const model_ptr & model) {
+    char err[512] = "";
+    REQUIRE_MESSAGE(hobbit_prepare(model.get(), 0, 3, err, sizeof(err)), err);
+}
+
+static hobbit_device_info device_of(const model_ptr & model, size_t i) {
+    hobbit_device_info info;
+    REQUIRE(hobbit_get_device(model.get(), i, &info));
+    return info;
+}
+
+static hobbit_stats stats_of(const model_ptr & model) {
+    hobbit_stats stats;
+    hobbit_get_stats(model.get(), &stats);
+    return stats;
+}
+
+// Of the block's layer, with the backend of its device.
+static rows compute(const model_ptr & model, const layer_input & input, int32_t block) {
+    ggml_backend_buffer_type_t experts = hobbit_buffer_type(model.get(), block);
+    const compute_backend      backend(ggml_backend_buft_get_device(experts));
+    layer_graph                graph(moe_model(), input, false, 1, hobbit_device_buffer_type(model.get(), block));
+    graph.set_in_buffer(experts, uint32_t(block));
+    CHECK(ggml_backend_graph_compute(backend.backend, graph.graph) == GGML_STATUS_SUCCESS);
+    return graph.output();
+}
+
+// The same with plain tensors.
+static rows stock(const files & f, const layer_input & input, uint32_t block) {
+    const moe_model shape;
+    cpu_backend     cpu;
+    layer_graph     plain(shape, input);
+    plain.set_plain([&](const std::string & part) {
+        return plain_weight{ shape.high, f.plain.data(moe_model::name(block, part)) };
+    });
+    REQUIRE(ggml_backend_graph_compute(cpu.backend, plain.graph) == GGML_STATUS_SUCCESS);
+    return plain.output();
+}
+
+TEST_CASE("each device computes the layers that it is given, with pools of its own") {
+    const files       f;
+    const layer_input input = random_input(moe_model(), 3, 41);
+    for (const char * mode : { "gpu", "auto" }) {
+        const std::string how = mode;
+        const model_ptr   model =
+            opened(f.plain_path,
+                   { integer("hobbit.pools", 1 << 20), text("hobbit.device", both()), text("hobbit.mode", how) },
+                   { second_device(), rpc_device() });
+        CHECK(device_of(model, 0).pool_slots_high == 0);
+        prepare(model);
+
+        CHECK(compute(model, input, 0) == stock(f, input, 0));
+        CHECK(device_of(model, 0).bytes_transferred == 0);
+        CHECK(device_of(model, 1).bytes_transferred > 0);
+        CHECK(compute(model, input, 1) == stock(f, input, 1));
+        CHECK(device_of(model, 0).bytes_transferred > 0);
+        CHECK(device_of(model, 0).bytes_transferred + device_of(model, 1).bytes_transferred ==
+              stats_of(model).bytes_transferred);
+        CHECK(stats_of(model).layers_computed == 2);
+    }
+}
+
+TEST_CASE("without hobbit.device the experts of a layer are where the rest of it is") {
+    const files              f;
+    const layer_input        input = random_input(moe_model(), 3, 47);
+    const ggml_backend_dev_t cpu   = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+    const ggml_backend_dev_t rpc   = rpc_device();
+    const struct {
+        std::vector<ggml_backend_dev_t> layers;
+        std::vector<ggml_backend_dev_t> devices;
+    } cases[] = {
+        { { second_device(), rpc }, { second_device(), rpc } },
+        { { rpc, rpc }, { rpc } },
+        { { cpu, rpc }, { rpc } }, // the CPU is no place where another device is
+        { { cpu, cpu }, { cpu } },
+        { { nullptr, nullptr }, { cpu } },
+        { {}, { cpu } },
+    };
+    for (const auto & c : cases) {
+        const model_ptr model = opened(f.plain_path, { integer("hobbit.pools", 1 << 20) }, c.layers);
+        prepare(model);
+        uint32_t           n_layers = 0;
+        hobbit_device_info here;
+        for (size_t i = 0; i < c.devices.size(); i++) {
+            here      = device_of(model, i);
+            n_layers += here.n_layers;
+            CHECK(here.name == std::string(ggml_backend_dev_name(c.devices[i])));
+        }
+        CHECK_FALSE(hobbit_get_device(model.get(), c.devices.size(), &here));
+        CHECK(n_layers == 2);
+        for (const int32_t block : { 0, 1 }) {
+            CHECK(compute(model, input, block) == stock(f, input, uint32_t(block)));
+        }
+    }
+}
+
+TEST_CASE("what a device is bounded by wants one with memory of its own, which the layers may be on") {
+    const files       f;
+    const std::string mode = "gpu";
+    const struct {
+        std::vector<hobbit_setting> settings;
+        std::string                 refused;
+    } cases[] = {
+        { { integer("hobbit.device_memory", 64 << 20) }, "name one with hobbit.device" },
+        { { text("hobbit.mode", mode) }, "name one with hobbit.device" },
+        { { integer("hobbit.memory", 1 << 30), integer("hobbit.pools", 1 << 20) }, "give one of them" },
+    };
+    for (const auto & c : cases) {
+        const model_ptr on_cpu = opened(f.plain_path, c.settings);
+        char            err[512];
+        CHECK_FALSE(hobbit_prepare(on_cpu.get(), 0, 1, err, sizeof(err)));
+        CHECK(std::string(err).find(c.refused) != std::string::npos);
+
+        const model_ptr apart = opened(f.plain_path, c.settings, { rpc_device(), rpc_device() });
+        prepare(apart);
+        CHECK(device_of(apart, 0).name == std::string(ggml_backend_dev_name(rpc_device())));
+    }
+}
+
+TEST_CASE("what is told of the devices, and their sum") {
+    const files     f;
+    const model_ptr model = opened(f.plain_path, { integer("hobbit.pools", 1 << 20), text("hobbit.device", both()) },
+                                   { second_device(), rpc_device() });
+    prepare(model);
+    hobbit_info info;
+    hobbit_get_info(model.get(), &info);
+    CHECK(info.on_device);
+    CHECK(info.pool_slots_high == 8);
+    CHECK(info.host_slots_high == 8);
+    for (size_t i = 0; i < 2; i++) {
+        const hobbit_device_info here = device_of(model, i);
+        CHECK(here.name == std::string(ggml_backend_dev_name(i == 0 ? rpc_device() : second_device())));
+        CHECK(here.n_layers == 1);
+        CHECK(here.pool_slots_high == 4);
+        CHECK(here.pool_slots_low == 0);
+        CHECK(here.pool_bytes_high == info.pool_bytes_high / 2);
+    }
+    hobbit_device_info none;
+    CHECK_FALSE(hobbit_get_device(model.get(), 2, &none));
+
+    // llama.cpp tells them apart by these
+    const auto name = [&](int32_t block) {
+        return std::string(ggml_backend_buft_name(hobbit_buffer_type(model.get(), block)));
+    };
+    CHECK(name(0) != name(1));
+    CHECK(name(0) != ggml_backend_buft_name(hobbit_device_buffer_type(model.get(), 0)));
+    CHECK(name(-1).find("DISK_HOBBIT") == 0);
+}
+
+TEST_CASE("the CPU alone is one device, with all layers") {
+    const files     f;
+    const model_ptr model = opened(f.plain_path, { integer("hobbit.pools", 1 << 20) });
+    prepare(model);
+    CHECK(device_of(model, 0).name == std::string("CPU"));
+    CHECK(device_of(model, 0).n_layers == 2);
+    CHECK(device_of(model, 0).pool_slots_high == 8);
+    CHECK(device_of(model, 0).bytes_transferred == 0);
+    hobbit_device_info none;
+    CHECK_FALSE(hobbit_get_device(model.get(), 1, &none));
+}
+
+TEST_CASE("layers of which llama.cpp has the rest elsewhere are spread over the devices") {
+    const files              f;
+    const ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+    for (const auto & devices : { std::vector<ggml_backend_dev_t>{}, { cpu, cpu } }) {
+        const model_ptr model =
+            opened(f.plain_path, { integer("hobbit.pools", 1 << 20), text("hobbit.device", both()) }, devices);
+        CHECK(device_of(model, 0).n_layers == 1);
+        CHECK(device_of(model, 1).n_layers == 1);
+    }
+}
+
+TEST_CASE("before the layers are placed no device is known, and what is told is kept") {
+    const files     f;
+    const model_ptr model =
+        opened_file(f.tiers_path, { integer("hobbit.pools", 1 << 20), text("hobbit.device", both()) });
+    hobbit_info info;
+    hobbit_get_info(model.get(), &info);
+    CHECK(info.n_layers == 2);
+    CHECK_FALSE(info.on_device);
+    hobbit_device_info none;
+    CHECK_FALSE(hobbit_get_device(model.get(), 0, &none));
+    CHECK(hobbit_set_thresholds(model.get(), 0.0, 1.0, nullptr, 0));
+    CHECK(hobbit_place_layers(model.get(), nullptr, 0, nullptr, 0));
+    prepare(model);
+    compute(model, random_input(moe_model(), 3, 59), 0);
+    CHECK(stats_of(model).selections_low > 0);
+}
+
+TEST_CASE("a device without layers holds nothing, and the others have all of the pools") {
+    const files       f;
+    const layer_input input = random_input(moe_model(), 3, 43);
+    const model_ptr   model = opened(f.plain_path, { integer("hobbit.pools", 1 << 20), text("hobbit.device", both()) },
+                                     { second_device(), second_device() });
+    prepare(model);
+    CHECK(device_of(model, 0).n_layers == 0);
+    CHECK(device_of(model, 0).pool_slots_high == 0);
+    CHECK(device_of(model, 1).pool_slots_high == 8);
+    for (const int32_t block : { 0, 1 }) {
+        CHECK(compute(model, input, block) == stock(f, input, uint32_t(block)));
+    }
+    CHECK(device_of(model, 0).bytes_transferred == 0);
+}
+
+TEST_CASE("pools are of all devices together: too small ones are an error that names the smallest sum that works") {
+    const files     f;
+    const model_ptr model = opened(f.plain_path, { integer("hobbit.pools", 1000), text("hobbit.device", both()) });
+    const int64_t   named = smallest_pools_named(model);
+    const model_ptr again = opened(f.plain_path, { integer("hobbit.pools", named), text("hobbit.device", both()) });
+    prepare(again);
+    for (size_t i = 0; i < 2; i++) {
+        CHECK(device_of(again, i).pool_slots_high == 2);
+        CHECK(2 * device_of(again, i).pool_bytes_high == uint64_t(named));
+    }
+}
+
+TEST_CASE("each device is filled with the most used experts of its own layers") {
+    const files  f;
+    gguf_builder calibration;
+    gguf_set_val_u64(calibration.keys(), "hobbit.model_bytes", std::filesystem::file_size(f.plain_path));
+    calibration.set_ints("hobbit.expert_uses", { 0, 5, 2, 1, 8, 7, 6, 9 }); // layer 1's are the more used ones
+    calibration.write(f.dir.path("plain.calibration.gguf"));
+    const int64_t   slot  = 3 * 64 * 32 * 2;
+    const model_ptr model = opened(f.plain_path, { integer("hobbit.pools", 4 * slot), text("hobbit.device", both()) });
+    prepare(model);
+    const auto is_full = [&](size_t i) { return device_of(model, i).bytes_transferred == uint64_t(2 * slot); };
+    for (int i = 0; i < 3000 && !(is_full(0) && is_full(1)); i++) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    CHECK((is_full(0) && is_full(1)));
+
+    const std::vector<int32_t> most_used[] = { { 1, 2 }, { 3, 0 } };
+    for (const int32_t block : { 0, 1 }) {
+        layer_input input = random_input(moe_model(), 1, 53);
+        input.ids         = most_used[block];
+        CHECK(compute(model, input, block) == stock(f, input, uint32_t(block)));
+    }
+    CHECK(stats_of(model).hits_high == 4);
+    CHECK(stats_of(model).misses_high == 0);
+}
+
+TEST_CASE("thresholds reach all devices") {
+    const files          f;
+    const layer_input    input  = random_input(moe_model(), 3, 47);
+    const hobbit_setting strict = { "hobbit.strict", HOBBIT_SETTING_BOOL, 1, 0.0, nullptr }; // whatever is there
+    const model_ptr      model = opened(f.tiers_path, { integer("hobbit.pools", 1 << 20), text("hobbit.device", both()),
+                                                        number("hobbit.t1", 0.0), number("hobbit.t2", 1.0), strict });
+    prepare(model);
+    uint64_t n_low = 0;
+    for (const int32_t block : { 0, 1 }) {
+        compute(model, input, block);
+        CHECK(stats_of(model).selections_low > n_low);
+        n_low = stats_of(model).selections_low;
+    }
+    CHECK(hobbit_set_thresholds(model.get(), 1.0, 1.0, nullptr, 0));
+    for (const int32_t block : { 0, 1 }) {
+        compute(model, input, block);
+        CHECK(stats_of(model).selections_low == n_low);
+    }
+    CHECK(hobbit_set_sequence_thresholds(model.get(), 0, 0.0, 0.0, nullptr, 0));
+    for (const int32_t block : { 0, 1 }) {
+        const uint64_t before = stats_of(model).selections_skipped;
+        compute(model, input, block);
+        CHECK(stats_of(model).selections_skipped > before);
+    }
+}

@@ -1,0 +1,391 @@
+// SPDX-License-Identifier: MIT
+#include "hobbit.h"
+
+#include "fixtures/layer-graph.h"
+#include "fixtures/model-fixture.h"
+#include "ggml-cpp.h"
+
+#include <doctest/doctest.h>
+#include <memory>
+#include <string>
+#include <vector>
+
+static const hobbit_setting ENABLE = { "hobbit.enable", HOBBIT_SETTING_BOOL, 1, 0.0, nullptr };
+
+static std::string last_error() {
+    char         err[512];
+    const size_t length = hobbit_last_error(err, sizeof(err));
+    CHECK(length == strlen(err));
+    return err;
+}
+
+//
+// opening
+//
+
+TEST_CASE("a dense model is none of ours, asked for or not") {
+    const files f;
+    CHECK_FALSE(opened(f.dense_path, {}));
+    CHECK_FALSE(opened(f.dense_path, { ENABLE }));
+}
+
+TEST_CASE("a plain model that fits into memory is ours only where asked for") {
+    const files f;
+    CHECK_FALSE(opened(f.plain_path, {}));
+    CHECK_FALSE(opened(f.plain_path, { integer("hobbit.tag", 9) }));
+    CHECK(hobbit_find(9) == nullptr);
+    CHECK(opened(f.plain_path, { ENABLE }));
+    CHECK(opened(f.plain_path, { integer("hobbit.pools", 1 << 20) }));
+    const std::string trace = f.dir.path("t.csv");
+    CHECK(opened(f.plain_path, { text("hobbit.trace", trace) }));
+}
+
+TEST_CASE("a model with tiers is always ours") {
+    const files f;
+    CHECK(opened(f.tiers_path, {}));
+}
+
+TEST_CASE("errors are told to the caller and kept") {
+    const files f;
+    hobbit_clear_last_error();
+    CHECK(last_error().empty());
+    const std::string missing = f.dir.path("nowhere.gguf");
+    const std::string message = refused(missing, {});
+    CHECK(message.find("cannot open '" + missing + "'") == 0);
+    CHECK(last_error() == message);
+
+    CHECK(refused(f.tiers_path, { number("hobbit.t9", 1) }) == "unknown setting hobbit.t9");
+    CHECK(last_error() == "unknown setting hobbit.t9");
+    CHECK(opened(f.tiers_path, {}));
+    CHECK(last_error() == "unknown setting hobbit.t9"); // a success does not take it back
+    hobbit_clear_last_error();
+    CHECK(last_error().empty());
+}
+
+TEST_CASE("a device that is not there is refused, with those that there are") {
+    const files       f;
+    const std::string message = refused(f.tiers_path, { text("hobbit.device", "CUDA7") });
+    CHECK(message.find("there is no device 'CUDA7': choose one of CPU") == 0);
+    CHECK(opened(f.tiers_path, { text("hobbit.device", "cpu") }));
+}
+
+TEST_CASE("messages are cut to the room given") {
+    const files          f;
+    char                 err[12] = "xxxxxxxxxxx";
+    const hobbit_setting unknown = number("hobbit.t9", 1);
+    hobbit_model *       model   = nullptr;
+    CHECK_FALSE(hobbit_open(f.tiers_path.c_str(), &unknown, 1, &model, err, 8));
+    CHECK(std::string(err) == "unknown");
+    CHECK(err[8] == 'x');
+    CHECK_FALSE(hobbit_open(f.tiers_path.c_str(), &unknown, 1, &model, nullptr, 0));
+    CHECK(hobbit_last_error(err, 4) == strlen("unknown setting hobbit.t9")); // the length of all of it
+    CHECK(std::string(err) == "unk");
+}
+
+TEST_CASE("low precision asked of a model that has none is an error, skipping is not") {
+    const files f;
+    CHECK(refused(f.plain_path, { number("hobbit.t1", 0.5) }).find("t1 = 0.5 asks for low-precision experts") == 0);
+    CHECK(opened(f.plain_path, { number("hobbit.t1", 0.5), number("hobbit.t2", 0.5) }));
+}
+
+//
+// references
+//
+
+TEST_CASE("a model lives and is found as long as it is referenced") {
+    const files    f;
+    model_ptr      model = opened(f.tiers_path, { integer("hobbit.tag", 77) });
+    hobbit_model * found = hobbit_find(77);
+    CHECK(found == model.get());
+    CHECK(hobbit_find(78) == nullptr);
+    model.reset();
+    CHECK(hobbit_find(77) == found);
+    hobbit_unref(found);
+    hobbit_unref(found);
+    CHECK(hobbit_find(77) == nullptr);
+    hobbit_unref(nullptr);
+}
+
+TEST_CASE("hobbit_ref adds a reference") {
+    const files f;
+    model_ptr   model = opened(f.tiers_path, { integer("hobbit.tag", 5) });
+    hobbit_ref(model.get());
+    hobbit_unref(model.get());
+    const model_ptr found(hobbit_find(5));
+    CHECK(found.get() == model.get());
+}
+
+TEST_CASE("a model without a tag is not found, and a tag used again belongs to the later model") {
+    const files f;
+    model_ptr   untagged = opened(f.tiers_path, {});
+    CHECK(hobbit_find(0) == nullptr);
+    model_ptr first  = opened(f.tiers_path, { integer("hobbit.tag", 6) });
+    model_ptr second = opened(f.tiers_path, { integer("hobbit.tag", 6) });
+    first.reset(); // must not take the second one's entry along
+    const model_ptr found(hobbit_find(6));
+    CHECK(found.get() == second.get());
+}
+
+//
+// for the model loader
+//
+
+TEST_CASE("experts are owned, the rest is not") {
+    const files     f;
+    const model_ptr model = opened(f.tiers_path, {});
+    CHECK(hobbit_owns_tensor(model.get(), "blk.1.ffn_down_exps.weight"));
+    CHECK_FALSE(hobbit_owns_tensor(model.get(), "blk.2.ffn_down_exps.weight"));
+    CHECK_FALSE(hobbit_owns_tensor(model.get(), "blk.1.ffn_down_exps.low.0.weight"));
+    CHECK_FALSE(hobbit_owns_tensor(model.get(), "token_embd.weight"));
+    CHECK(hobbit_is_tier_tensor("blk.1.ffn_down_exps.low.0.weight"));
+    CHECK_FALSE(hobbit_is_tier_tensor("blk.1.ffn_down_exps.weight"));
+}
+
+TEST_CASE("a large token embedding stays on disk where memory is short") {
+    temp_dir        dir;
+    gguf_builder    file;
+    const moe_model shape;
+    shape.add_high(file);
+    file.add("token_embd.weight", GGML_TYPE_F32, 64, 65536, 1);
+    file.add("output.weight", GGML_TYPE_F16, 64, 32, 1);
+    const std::string path  = file.write(dir.path("m.gguf"));
+    const model_ptr   small = opened(path, { integer("hobbit.memory", 4 << 20) });
+    CHECK(hobbit_owns_tensor(small.get(), "token_embd.weight"));
+    CHECK_FALSE(hobbit_owns_tensor(small.get(), "output.weight"));
+    const model_ptr few = opened(path, { integer("hobbit.pools", 90000) });
+    CHECK(hobbit_owns_tensor(few.get(), "token_embd.weight"));
+    for (const auto & enough : { integer("hobbit.memory", 1 << 30), integer("hobbit.pools", 100000) }) {
+        const model_ptr large = opened(path, { enough });
+        CHECK_FALSE(hobbit_owns_tensor(large.get(), "token_embd.weight"));
+    }
+}
+
+TEST_CASE("what is known before and after the pools are allocated") {
+    const files     f;
+    const model_ptr model = opened(f.tiers_path, { integer("hobbit.pools", 400 << 10), number("hobbit.t1", 0.5) });
+    hobbit_info     info;
+    hobbit_get_info(model.get(), &info);
+    CHECK(info.n_layers == 2);
+    CHECK(info.n_experts == 4);
+    CHECK(info.n_experts_used == 2);
+    CHECK(info.n_tiers == 2);
+    CHECK(info.tier_bytes_high == 98304); // 2 layers x 4 experts x 3 parts x 64 x 32 x 2 bytes
+    CHECK(info.tier_bytes_low == 27648);  // at 18 bytes for 32 weights
+    CHECK(info.t1 == 0.5);
+    CHECK(info.t2 == 1.0);
+    CHECK(info.pool_bytes_high == 0);
+    CHECK(info.pool_slots_low == 0);
+
+    char err[512] = "";
+    REQUIRE_MESSAGE(hobbit_prepare(model.get(), 0, 32, err, sizeof(err)), err);
+    hobbit_get_info(model.get(), &info);
+    CHECK(info.pool_slots_high >= 2);
+    CHECK(info.pool_slots_low >= 2);
+    CHECK(info.pool_slots_high <= 8);
+    CHECK(info.pool_bytes_high + info.pool_bytes_low <= 400 << 10);
+
+    const uint32_t slots = info.pool_slots_high;
+    CHECK(hobbit_prepare(model.get(), uint64_t(1) << 60, 1 << 20, err, sizeof(err))); // changes nothing
+    hobbit_get_info(model.get(), &info);
+    CHECK(info.pool_slots_high == slots);
+
+    hobbit_stats stats;
+    memset(&stats, 0xff, sizeof(stats));
+    hobbit_get_stats(model.get(), &stats);
+    CHECK(stats.bytes_read == 0);
+    CHECK(stats.layers_computed == 0);
+    CHECK(stats.stall_s == 0.0);
+}
+
+TEST_CASE("a residual tier always has both pools, and is told") {
+    const files  f;
+    gguf_builder file;
+    moe_model().add_low_and_residual(file);
+    const std::string path     = file.write(f.dir.path("residual.gguf"));
+    const model_ptr   model    = opened(path, { integer("hobbit.pools", 400 << 10) });
+    char              err[512] = "";
+    REQUIRE_MESSAGE(hobbit_prepare(model.get(), 0, 32, err, sizeof(err)), err);
+    hobbit_info info;
+    hobbit_get_info(model.get(), &info);
+    CHECK(info.high_is_residual);
+    CHECK(info.pool_slots_high >= 2);
+    CHECK(info.pool_slots_low >= info.pool_slots_high);
+    CHECK(info.pool_bytes_high + info.pool_bytes_low <= 400 << 10);
+    CHECK(hobbit_set_thresholds(model.get(), 0.5, 1.0, err, sizeof(err))); // the low pool is there
+    hobbit_get_info(opened(f.tiers_path, {}).get(), &info);
+    CHECK_FALSE(info.high_is_residual);
+}
+
+TEST_CASE("pools too small are an error of prepare that names what works") {
+    const files     f;
+    const model_ptr model    = opened(f.tiers_path, { integer("hobbit.pools", 1000) });
+    char            err[512] = "";
+    const int64_t   named    = smallest_pools_named(model);
+    const model_ptr again    = opened(f.tiers_path, { integer("hobbit.pools", named) });
+    CHECK(hobbit_prepare(again.get(), 0, 1, err, sizeof(err)));
+}
+
+TEST_CASE("a trace is begun when the pools are there: what cannot run leaves an older file alone") {
+    const files       f;
+    const std::string older    = "# route_trace v1\nolder";
+    const std::string trace    = f.dir.write("t.csv", older);
+    char              err[512] = "";
+    {
+        const model_ptr model = opened(f.tiers_path, { integer("hobbit.pools", 1000), text("hobbit.trace", trace) });
+        CHECK_FALSE(hobbit_prepare(model.get(), 0, 1, err, sizeof(err)));
+    }
+    CHECK(temp_dir::read(trace) == older);
+    {
+        const model_ptr model = opened(f.tiers_path, { text("hobbit.trace", trace) });
+        CHECK_MESSAGE(hobbit_prepare(model.get(), 0, 1, err, sizeof(err)), err);
+    }
+    CHECK(temp_dir::read(trace).find("older") == std::string::npos);
+
+    const std::string nowhere = f.dir.path("nowhere/t.csv");
+    const model_ptr   model   = opened(f.tiers_path, { text("hobbit.trace", nowhere) });
+    CHECK_FALSE(hobbit_prepare(model.get(), 0, 1, err, sizeof(err)));
+    CHECK(std::string(err).find("the trace '" + nowhere + "' cannot be written") == 0);
+}
+
+TEST_CASE("stored settings that make no sense are refused, with the file that has them") {
+    files f;
+    gguf_set_val_f64(f.tiers.keys(), "hobbit.prefetch", -1.0);
+    f.tiers_path = f.tiers.write(f.tiers_path);
+    CHECK(refused(f.tiers_path, {}).find("the settings stored in '" + f.tiers_path + "'") == 0);
+    CHECK(opened(f.tiers_path, { integer("hobbit.prefetch", 1) }));
+}
+
+//
+// computing, through ggml's registry
+//
+
+TEST_CASE("the backend computes a layer as the CPU does, and its buffer keeps the model alive") {
+    const files       f;
+    const moe_model   shape;
+    const layer_input input = random_input(shape, 3, 41);
+    cpu_backend       cpu;
+    layer_graph       plain(shape, input);
+    plain.set_plain(
+        [&](const std::string & part) { return plain_weight{ shape.high, f.plain.data(moe_model::name(0, part)) }; });
+    REQUIRE(ggml_backend_graph_compute(cpu.backend, plain.graph) == GGML_STATUS_SUCCESS);
+
+    model_ptr model = opened(f.plain_path, { integer("hobbit.pools", 1 << 20), integer("hobbit.tag", 8) });
+    REQUIRE(hobbit_prepare(model.get(), 0, 3, nullptr, 0));
+    ggml_backend_t backend = ggml_backend_init_by_name("HOBBIT", nullptr);
+    REQUIRE(backend);
+    {
+        layer_graph cached(shape, input);
+        cached.set_in_buffer(hobbit_buffer_type(model.get(), 0));
+        model.reset();
+        const model_ptr found(hobbit_find(8));
+        REQUIRE(found);
+        ggml_backend_dev_t device = ggml_backend_get_device(backend);
+        for (int i = 0; i < ggml_graph_n_nodes(cached.graph); i++) {
+            CHECK(ggml_backend_dev_supports_op(device, ggml_graph_node(cached.graph, i)));
+            CHECK_FALSE(ggml_backend_dev_supports_op(device, ggml_graph_node(plain.graph, i)));
+        }
+        CHECK(ggml_backend_graph_compute(backend, cached.graph) == GGML_STATUS_SUCCESS);
+        CHECK(cached.output() == plain.output());
+
+        hobbit_stats stats;
+        hobbit_get_stats(found.get(), &stats);
+        CHECK(stats.layers_computed == 1);
+        CHECK(stats.selections_high == 6); // 3 tokens x 2 experts
+        CHECK(stats.bytes_read > 0);
+    }
+    CHECK(hobbit_find(8) == nullptr); // the buffer was the last to hold it
+    ggml_backend_free(backend);
+}
+
+TEST_CASE("an error while computing fails the graph and is kept") {
+    const files       f;
+    const moe_model   shape;
+    const layer_input input = random_input(shape, 1, 43);
+    const model_ptr   model = opened(f.plain_path, { integer("hobbit.pools", 1 << 20) });
+    REQUIRE(hobbit_prepare(model.get(), 0, 1, nullptr, 0));
+    std::filesystem::resize_file(f.plain_path, 1000); // after it was opened
+    hobbit_clear_last_error();
+    ggml_backend_t backend = ggml_backend_init_by_name("HOBBIT", nullptr);
+    REQUIRE(backend);
+    {
+        layer_graph cached(shape, input);
+        cached.set_in_buffer(hobbit_buffer_type(model.get(), 0));
+        CHECK(ggml_backend_graph_compute(backend, cached.graph) == GGML_STATUS_FAILED);
+    }
+    CHECK(last_error() == "'" + f.plain_path + "' changed while it was in use: load the model again");
+    ggml_backend_free(backend);
+}
+
+// A model whose token embedding stays on disk, and a graph that looks tokens up.
+struct lookup_graph {
+    temp_dir                dir;
+    gguf_builder            file;
+    std::string             path;
+    model_ptr               model;
+    ggml_context_ptr        ctx{ ggml_init({ 1 << 20, nullptr, /* .no_alloc = */ true }) };
+    ggml_backend_buffer_ptr table_memory;
+    ggml_backend_buffer_ptr memory;
+    ggml_backend_ptr        backend;
+    ggml_tensor *           tokens;
+    ggml_tensor *           rows;
+    ggml_cgraph *           graph;
+
+    static constexpr int64_t width = 64;
+
+    lookup_graph() {
+        moe_model().add_high(file);
+        file.add("token_embd.weight", GGML_TYPE_F32, width, 65536, 1);
+        file.add("output.weight", GGML_TYPE_F16, width, 32, 1);
+        path  = file.write(dir.path("m.gguf"));
+        model = opened(path, { integer("hobbit.pools", 90000) });
+        REQUIRE(hobbit_prepare(model.get(), 0, 2, nullptr, 0));
+
+        ggml_tensor * table = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, width, 65536);
+        ggml_set_name(table, "token_embd.weight");
+        table_memory.reset(ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), hobbit_buffer_type(model.get(), -1)));
+        REQUIRE(table_memory);
+        tokens = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I32, 2);
+        rows   = ggml_get_rows(ctx.get(), table, tokens);
+        graph  = ggml_new_graph(ctx.get());
+        ggml_build_forward_expand(graph, ggml_reshape_3d(ctx.get(), rows, width, 1, 2));
+        memory.reset(ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), ggml_backend_cpu_buffer_type()));
+        backend.reset(ggml_backend_init_by_name("HOBBIT", nullptr));
+        REQUIRE((memory && backend));
+    }
+
+    ggml_status look_up(int32_t first, int32_t second) {
+        const int32_t which[] = { first, second };
+        ggml_backend_tensor_set(tokens, which, 0, sizeof(which));
+        return ggml_backend_graph_compute(backend.get(), graph);
+    }
+
+    std::string row(int64_t i) const {
+        return { static_cast<const char *>(rows->data) + size_t(i) * rows->nb[1], width * sizeof(float) };
+    }
+
+    std::string row_of_file(int32_t token) const {
+        return file.data("token_embd.weight").substr(size_t(token) * width * sizeof(float), width * sizeof(float));
+    }
+};
+
+TEST_CASE("rows are looked up where views stand beside it, and not where they are not asked for") {
+    lookup_graph g;
+    REQUIRE(ggml_graph_n_nodes(g.graph) == 2);
+    CHECK(g.look_up(7, 65535) == GGML_STATUS_SUCCESS);
+    CHECK(g.row(0) == g.row_of_file(7));
+    CHECK(g.row(1) == g.row_of_file(65535));
+    g.rows->flags &= ~GGML_TENSOR_FLAG_COMPUTE;
+    CHECK(g.look_up(-1, 1 << 30) == GGML_STATUS_SUCCESS);
+    CHECK(g.row(0) == g.row_of_file(7));
+}
+
+TEST_CASE("a look-up that fails is told by hobbit_check, and repeated") {
+    lookup_graph g;
+    char         err[512] = "";
+    CHECK(hobbit_check(g.model.get(), err, sizeof(err)));
+    CHECK(g.look_up(1, 65536) == GGML_STATUS_FAILED);
+    CHECK_FALSE(hobbit_check(g.model.get(), err, sizeof(err)));
+    CHECK(std::string(err) == last_error());
+    CHECK(std::string(err).find("65536") != std::string::npos);
+    CHECK(g.look_up(1, 2) == GGML_STATUS_FAILED);
+}

@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: MIT
+#include "engine/settings.h"
+
+#include <cmath>
+#include <doctest/doctest.h>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+using namespace hobbit;
+
+static hobbit_setting integer(const char * key, int64_t value) {
+    return { key, HOBBIT_SETTING_INT, value, 0.0, nullptr };
+}
+
+static hobbit_setting number(const char * key, double value) {
+    return { key, HOBBIT_SETTING_FLOAT, 0, value, nullptr };
+}
+
+static hobbit_setting boolean(const char * key, bool value) {
+    return { key, HOBBIT_SETTING_BOOL, value, 0.0, nullptr };
+}
+
+static hobbit_setting text(const char * key, const char * value) {
+    return { key, HOBBIT_SETTING_STRING, 0, 0.0, value };
+}
+
+static settings applied(const std::vector<hobbit_setting> & given) {
+    settings     s;
+    const status result = s.apply(given.data(), given.size());
+    CHECK_MESSAGE(result.ok(), result.message());
+    return s;
+}
+
+static std::string refused(const std::vector<hobbit_setting> & given) {
+    settings     s;
+    const status result = s.apply(given.data(), given.size());
+    CHECK_FALSE(result.ok());
+    return result.message();
+}
+
+TEST_CASE("nothing given: no cache asked for, everything high, sizes computed") {
+    const settings s = applied({});
+    CHECK_FALSE(s.asked());
+    CHECK_FALSE(s.enable);
+    CHECK(s.thresholds.t1 == 1.0);
+    CHECK(s.thresholds.t2 == 1.0);
+    CHECK(s.memory == 0);
+    CHECK(s.pools == 0);
+    CHECK(s.low_share < 0);
+    CHECK(s.io_threads == 4);
+    CHECK(s.sidecar.empty());
+    CHECK(s.tag == 0);
+}
+
+TEST_CASE("every key reaches its setting") {
+    const settings s = applied({
+        boolean("hobbit.enable", true),
+        integer("hobbit.memory", 3000000000),
+        integer("hobbit.pools", 2000000000),
+        number("hobbit.low_share", 0.25),
+        number("hobbit.t1", 0.6),
+        number("hobbit.t2", 0.9),
+        integer("hobbit.io_threads", 7),
+        text("hobbit.sidecar", "/models/x.hobbit.gguf"),
+        text("hobbit.device", "Vulkan0"),
+        integer("hobbit.device_memory", 3000000000),
+        integer("hobbit.tag", 42),
+    });
+    CHECK(s.enable);
+    CHECK(s.memory == 3000000000);
+    CHECK(s.pools == 2000000000);
+    CHECK(s.low_share == 0.25);
+    CHECK(s.thresholds.t1 == 0.6);
+    CHECK(s.thresholds.t2 == 0.9);
+    CHECK(s.io_threads == 7);
+    CHECK(s.sidecar == "/models/x.hobbit.gguf");
+    CHECK(s.device == "Vulkan0");
+    CHECK(s.device_memory == 3000000000);
+    CHECK(s.tag == 42);
+}
+
+TEST_CASE("a size, a threshold, a sidecar or the switch asks for the cache; the rest does not") {
+    CHECK(applied({ boolean("hobbit.enable", true) }).asked());
+    CHECK(applied({ integer("hobbit.memory", 1) }).asked());
+    CHECK(applied({ integer("hobbit.memory", 0) }).asked()); // compute the size, but do have a cache
+    CHECK(applied({ integer("hobbit.pools", 1) }).asked());
+    CHECK(applied({ number("hobbit.t1", 0.5) }).asked());
+    CHECK(applied({ number("hobbit.t2", 0.9) }).asked());
+    CHECK(applied({ text("hobbit.sidecar", "x") }).asked());
+    CHECK(applied({ text("hobbit.device", "CPU") }).asked());
+
+    CHECK_FALSE(applied({ boolean("hobbit.enable", false) }).asked());
+    CHECK_FALSE(applied({ number("hobbit.low_share", 0.5) }).asked());
+    CHECK_FALSE(applied({ integer("hobbit.io_threads", 2) }).asked());
+    CHECK_FALSE(applied({ integer("hobbit.tag", 1) }).asked());
+}
+
+TEST_CASE("whole numbers may be given for fractions, as the command line does for 0 and 1") {
+    const settings s = applied({ integer("hobbit.t1", 0), integer("hobbit.t2", 1) });
+    CHECK(s.thresholds.t1 == 0.0);
+    CHECK(s.thresholds.t2 == 1.0);
+}
+
+TEST_CASE("an unknown key is refused by name") {
+    CHECK(refused({ number("hobbit.t3", 0.5) }) == "unknown setting hobbit.t3");
+    CHECK(refused({ number("t1", 0.5) }) == "unknown setting t1");
+}
+
+TEST_CASE("a value of the wrong kind is refused") {
+    CHECK(refused({ text("hobbit.t1", "high") }) == "setting hobbit.t1 takes a number, not the text 'high'");
+    CHECK(refused({ integer("hobbit.sidecar", 1) }) == "setting hobbit.sidecar takes a text");
+}
+
+TEST_CASE("values out of range are refused") {
+    CHECK(refused({ number("hobbit.t1", -0.1) }).find("hobbit.t1 must not be negative") != std::string::npos);
+    CHECK(refused({ integer("hobbit.memory", -1) }).find("hobbit.memory must not be negative") != std::string::npos);
+    CHECK(refused({ number("hobbit.t1", std::nan("")) }).find("hobbit.t1") != std::string::npos);
+    CHECK(refused({ number("hobbit.t2", std::numeric_limits<double>::infinity()) }).find("hobbit.t2") !=
+          std::string::npos);
+    CHECK(refused({ number("hobbit.t1", 0.5), number("hobbit.t2", 1.5) }).find("t2 (1.5) must not be above 1") !=
+          std::string::npos);
+    CHECK(refused({ number("hobbit.low_share", 1.01) }).find("low_share (1.01) must not be above 1") !=
+          std::string::npos);
+    CHECK(refused({ integer("hobbit.io_threads", 0) }).find("between 1 and 256") != std::string::npos);
+    CHECK(refused({ integer("hobbit.io_threads", 257) }).find("between 1 and 256") != std::string::npos);
+    // 2^32 + 4 must not wrap to 4
+    CHECK(refused({ integer("hobbit.io_threads", (int64_t(1) << 32) + 4) }).find("between 1 and 256") !=
+          std::string::npos);
+}
+
+TEST_CASE("t1 above t2 is refused") {
+    CHECK(refused({ number("hobbit.t1", 0.9), number("hobbit.t2", 0.5) }).find("t1 (0.9) must not be above t2 (0.5)") !=
+          std::string::npos);
+}
+
+TEST_CASE("t2 given alone lowers t1 to it: what is not skipped is high") {
+    const settings s = applied({ number("hobbit.t2", 0.9) });
+    CHECK(s.thresholds.t1 == 0.9);
+    CHECK(s.thresholds.t2 == 0.9);
+}
+
+TEST_CASE("t1 given alone leaves t2 at 1") {
+    const settings s = applied({ number("hobbit.t1", 0.5) });
+    CHECK(s.thresholds.t1 == 0.5);
+    CHECK(s.thresholds.t2 == 1.0);
+}
+
+TEST_CASE("a tag is kept to the last digit") {
+    // 2^53 + 1 is no double
+    const int64_t tag = (int64_t(1) << 53) + 1;
+    CHECK(applied({ integer("hobbit.tag", tag) }).tag == tag);
+    CHECK(applied({ integer("hobbit.tag", -1) }).tag == -1);
+    CHECK(refused({ number("hobbit.tag", 1.0) }) == "setting hobbit.tag takes a whole number");
+}
+
+//
+// settings stored in the model file
+//
+
+TEST_CASE("stored settings fill in what was not given") {
+    settings s = applied({});
+    CHECK(s.apply_stored({ { { "hobbit.t1", 0.6 }, { "hobbit.t2", 0.9 }, { "hobbit.low_share", 0.3 } }, "" }).ok());
+    CHECK(s.thresholds.t1 == 0.6);
+    CHECK(s.thresholds.t2 == 0.9);
+    CHECK(s.low_share == 0.3);
+    CHECK_FALSE(s.asked()); // the file does not decide whether there is a cache
+}
+
+TEST_CASE("stored settings lose against given ones") {
+    settings s = applied({ number("hobbit.t1", 0.5), number("hobbit.t2", 0.7), number("hobbit.low_share", 0.1) });
+    CHECK(s.apply_stored({ { { "hobbit.t1", 0.6 }, { "hobbit.t2", 0.9 }, { "hobbit.low_share", 0.3 } }, "" }).ok());
+    CHECK(s.thresholds.t1 == 0.5);
+    CHECK(s.thresholds.t2 == 0.7);
+    CHECK(s.low_share == 0.1);
+}
+
+TEST_CASE("thresholds belong together: one given, neither is taken from the file") {
+    settings s = applied({ number("hobbit.t1", 0.95) });
+    CHECK(s.apply_stored({ { { "hobbit.t1", 0.6 }, { "hobbit.t2", 0.9 } }, "" }).ok());
+    CHECK(s.thresholds.t1 == 0.95);
+    CHECK(s.thresholds.t2 == 1.0);
+}
+
+TEST_CASE("stored values out of range are refused") {
+    const std::vector<std::pair<std::string, double>> cases[] = {
+        { { "hobbit.t1", 0.9 }, { "hobbit.t2", 0.5 } },
+        { { "hobbit.t2", 1.5 } },
+        { { "hobbit.t1", -0.5 } },
+        { { "hobbit.t1", std::nan("") } },
+        { { "hobbit.t2", std::nan("") } },
+        { { "hobbit.low_share", 2.0 } },
+        { { "hobbit.low_share", std::nan("") } },
+        { { "hobbit.w_lru", 0.9 } },
+        { { "hobbit.prefetch", 5 } },
+        { { "hobbit.prefetch", -1 } },
+        { { "hobbit.prefetch", std::nan("") } },
+        { { "hobbit.renormalize", std::nan("") } },
+    };
+    for (const auto & stored : cases) {
+        CAPTURE(stored[0].first);
+        CAPTURE(stored[0].second);
+        settings s = applied({});
+        CHECK_FALSE(s.apply_stored({ stored, "" }).ok());
+    }
+}
+
+TEST_CASE("only what calibration finds may be stored") {
+    settings s = applied({});
+    CHECK_FALSE(s.apply_stored({ { { "hobbit.memory", 1e9 } }, "" }).ok());
+    for (const char * key : stored_setting_keys()) {
+        CHECK(std::string(key) != "hobbit.memory");
+    }
+}
+
+//
+// policy
+//
+
+TEST_CASE("the policy and its weights, given and stored") {
+    settings s = applied({ text("hobbit.policy", "lfu") });
+    CHECK(s.policy == "lfu");
+    CHECK(s.apply_stored({ {}, "lru" }).ok());
+    CHECK(s.policy == "lfu");
+
+    settings stored = applied({});
+    CHECK(stored
+              .apply_stored({ { { "hobbit.w_lru", 0.1 },
+                                { "hobbit.w_lfu", 0.2 },
+                                { "hobbit.w_lhu", 0.3 },
+                                { "hobbit.w_fld", 0.4 } },
+                              "hobbit" })
+              .ok());
+    CHECK(stored.policy == "hobbit");
+    CHECK(stored.weights == std::array<double, 4>{ 0.1, 0.2, 0.3, 0.4 });
+
+    settings one = applied({ number("hobbit.w_lfu", 1.0) }); // the others are 0 then
+    CHECK(one.policy == "hobbit");
+    CHECK(one.weights == std::array<double, 4>{ 0.0, 1.0, 0.0, 0.0 });
+    CHECK(one.apply_stored({ { { "hobbit.w_lru", 1.0 } }, "lru" }).ok()); // weights given: none are taken from the file
+    CHECK(one.weights == std::array<double, 4>{ 0.0, 1.0, 0.0, 0.0 });
+}
+
+TEST_CASE("policies and weights that make no sense are refused") {
+    CHECK(refused({ text("hobbit.policy", "best") }).find("there is no eviction policy 'best': choose one of ") == 0);
+    CHECK(refused({ number("hobbit.w_lru", 0.5), number("hobbit.w_lfu", 0.4) }).find("sum to 0.9") !=
+          std::string::npos);
+    CHECK(refused({ number("hobbit.w_lru", 1.5), number("hobbit.w_lfu", -0.5) }).find("must not be negative") !=
+          std::string::npos);
+    CHECK(refused({ text("hobbit.policy", "lru"), number("hobbit.w_lru", 1) }).find("are of the policy 'hobbit'") !=
+          std::string::npos);
+    CHECK(refused({ text("hobbit.scorer", "best") }) == "setting hobbit.scorer is 'gate' or 'random', not 'best'");
+    CHECK(refused({ number("hobbit.prefetch", 5) }).find("at most 4 layers") != std::string::npos);
+    CHECK(refused({ number("hobbit.policy", 1) }) == "setting hobbit.policy takes a text");
+}

@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: MIT
+//
+// Layers computed with pools on a device that has memory of its own, against the same layers on the CPU with plain
+// tensors.
+#include "cache/slot-layout.h"
+#include "device/compute-device.h"
+#include "fixtures/executor-fixture.h"
+#include "fixtures/rpc-device.h"
+#include "ggml-backend-impl.h"
+#include "graph/lazy-backend.h"
+#include "offload/latency-probe.h"
+
+#include <set>
+#include <string>
+
+static ggml_backend_dev_t device() {
+    return rpc_device();
+}
+
+static moe_executor::config with(score_thresholds thresholds) {
+    return { { thresholds }, false };
+}
+
+TEST_CASE("everything high, whatever the batch and the pool, layers taking turns") {
+    const model_on_disk m;
+    for (const uint32_t n_slots : { 16u, 3u, 1u }) { // all layers, less than a batch, less than a token
+        engine e(m, n_slots, 0, with({}), { device() });
+        for (const int64_t n_tokens : { 1, 2, 37 }) {
+            for (uint32_t layer = 0; layer < 2; layer++) {
+                CAPTURE(n_slots);
+                CAPTURE(n_tokens);
+                const layer_input input = random_input(m.shape, n_tokens, unsigned(n_tokens));
+                CHECK(e.compute(m, input, layer) == stock(m, input, TIER_HIGH, layer));
+            }
+        }
+    }
+}
+
+TEST_CASE("the same experts give the same output, whether they were there or not") {
+    const model_on_disk m;
+    engine              e(m, 8, 0, with({}), { device() });
+    const layer_input   input = random_input(m.shape, 2, 5);
+    const rows          first = e.compute(m, input);
+    const uint64_t      read  = e.counters.bytes_read;
+    CHECK(e.compute(m, input) == first);
+    CHECK(e.counters.bytes_read == read);
+}
+
+TEST_CASE("low precision, and a residual added to it") {
+    const layer_input   input = random_input(model_on_disk::small(), 5, 7);
+    const model_on_disk m;
+    engine              low(m, 8, 3, with({ 0.0, 1.0 }), { device() });
+    engine              on_cpu(m, 8, 3, score_thresholds{ 0.0, 1.0 });
+    CHECK(low.compute(m, input) == on_cpu.compute(m, input));
+    CHECK(low.counters.selections[TIER_LOW] > 0);
+    for (const uint32_t n_slots : { 8u, 2u }) {
+        CAPTURE(n_slots);
+        const model_on_disk sums = model_on_disk::with_residual();
+        engine              e(sums, n_slots, n_slots, with({}), { device() });
+        CHECK(e.compute(sums, input) == stock(sums, input, TIER_HIGH));
+    }
+}
+
+TEST_CASE("what is skipped is zero, with a bias too") {
+    moe_model shape = model_on_disk::small();
+    shape.n_used    = 4;
+    const model_on_disk m(shape);
+    const layer_input   input = random_input(shape, 1, 11);
+    engine              e(m, 8, 8, with({ 0.3, 0.6 }), { device() });
+    const rows          out    = e.compute(m, input, 0, true);
+    size_t              zeroes = 0;
+    for (const auto & row : out) {
+        zeroes += row == std::vector<float>(row.size(), 0.0f);
+    }
+    CHECK(e.counters.selections_skipped > 0);
+    CHECK(zeroes == e.counters.selections_skipped);
+}
+
+TEST_CASE("experts of one tier may have types of their own") {
+    const moe_model     shape = model_on_disk::small();
+    const model_on_disk m     = model_on_disk::with_mixed_types();
+    engine              on_cpu(m, 8, 2, score_thresholds{ 0.0, 1.0 });
+    engine              e(m, 8, 2, with({ 0.0, 1.0 }), { device() });
+    for (const int64_t n_tokens : { 1, 21 }) {
+        CAPTURE(n_tokens);
+        const layer_input input = random_input(shape, n_tokens, 17);
+        CHECK(e.compute(m, input) == on_cpu.compute(m, input));
+    }
+}
+
+TEST_CASE("where types differ, experts are as far apart as kernels of either type can count") {
+    const model_on_disk m = model_on_disk::with_mixed_types(GGML_TYPE_F16, GGML_TYPE_Q4_0);
+    engine              e(m, 8, 2, with({}), { device() });
+    for (const uint32_t part : { PART_GATE, PART_UP, PART_DOWN }) {
+        const size_t stride = e.cache.stride({ 0, 0 }, TIER_LOW, part);
+        CHECK(stride >= m.index.locate(TIER_LOW, 0, part, 6).size); // of F16
+        CHECK(stride % (8 * sizeof(ggml_fp16_t)) == 0);
+        CHECK(stride % ggml_type_size(GGML_TYPE_Q4_0) == 0);
+    }
+}
+
+TEST_CASE("a bank has no more blocks of a part than kernels count in 32 bits") {
+    const model_on_disk m;
+    for (const uint32_t tier : { TIER_HIGH, TIER_LOW }) {
+        const part_location &  at       = m.index.locate(tier, 0, PART_UP, 0);
+        const uint64_t         n_blocks = at.size / ggml_type_size(at.type);
+        const auto             most     = uint32_t(INT32_MAX / n_blocks);
+        slot_layout            layout(m.index, tier, device(), ggml_backend_dev_buffer_type(device()));
+        slot_layout::bank_plan plan;
+        REQUIRE(layout.plan_banks(most + most / 2, plan).ok());
+        CHECK(plan.slots_per_bank < most);
+        CHECK(plan.slots_per_bank > most / 2);
+        REQUIRE(layout.plan_banks(most, plan).ok());
+        CHECK(plan.slots_per_bank == most);
+    }
+}
+
+//
+// other devices
+//
+
+static ggml_backend_buffer_type padded_rows;
+
+// The device, with kernels that read up to eight blocks behind quantised matrices.
+static ggml_backend_dev_t device_of_padded_rows() {
+    static ggml_backend_device made  = *device();
+    padded_rows                      = *ggml_backend_dev_buffer_type(device());
+    padded_rows.device               = &made;
+    padded_rows.iface.get_alloc_size = [](ggml_backend_buffer_type_t, const ggml_tensor * t) {
+        return ggml_nbytes(t) + (ggml_is_quantized(t->type) ? 8 * ggml_type_size(t->type) : 0);
+    };
+    made.iface.get_buffer_type = [](ggml_backend_dev_t) { return &padded_rows; };
+    return &made;
+}
+
+TEST_CASE("where types differ, zeros stand behind matrices whose kernels read on") {
+    constexpr size_t    zeros = 8 * 34; // the larger type's
+    const model_on_disk m     = model_on_disk::with_mixed_types(GGML_TYPE_Q8_0, GGML_TYPE_Q4_1);
+    engine              e(m, 8, 1, with({}), { device_of_padded_rows() });
+    for (const expert_id id :
+         { expert_id{ 0, 6 }, expert_id{ 0, 0 }, expert_id{ 0, 1 } }) { // of either type, in a slot
+        REQUIRE(e.cache.acquire(id, TIER_LOW));
+        for (const uint32_t part : { PART_GATE, PART_UP, PART_DOWN }) {
+            e.cache.request(id, TIER_LOW, part_bit(part));
+            REQUIRE(e.cache.wait(id, TIER_LOW, part_bit(part)).ok());
+            const part_location & at    = m.index.locate(TIER_LOW, 0, part, id.expert);
+            const std::string     bytes = device_bytes(e.cache, id, TIER_LOW, part, at.size + zeros);
+            CHECK(bytes == temp_dir::read(m.index.files()[0]).substr(at.offset, at.size) + std::string(zeros, '\0'));
+            CHECK(e.cache.stride(id, TIER_LOW, part) >= at.size + zeros);
+        }
+        e.cache.release(id, TIER_LOW);
+    }
+    CHECK(e.counters.evictions == 2);
+    for (const uint32_t part : { PART_GATE, PART_UP, PART_DOWN }) { // where they are alike, nothing stands between
+        CHECK(e.cache.stride({ 0, 0 }, TIER_HIGH, part) == m.index.locate(TIER_HIGH, 0, part, 0).size);
+    }
+}
+
+TEST_CASE("a type that the device does not know is an error before anything is computed") {
+    static ggml_backend_device made = *device();
+    made.iface.supports_op          = [](ggml_backend_dev_t, const ggml_tensor * op) {
+        return op->op != GGML_OP_MUL_MAT_ID || op->src[0]->type != GGML_TYPE_Q4_0;
+    };
+    made.iface.init_backend = [](ggml_backend_dev_t, const char * params) {
+        return ggml_backend_dev_init(device(), params);
+    };
+    const model_on_disk m; // high F16, low Q4_0
+    const expert_shapes kinds(m.index);
+    measured_latencies  found;
+    CHECK(measure_latencies(kinds, &made, ggml_backend_cpu_buffer_type(), found).message() ==
+          std::string(ggml_backend_dev_name(&made)) + " cannot multiply by experts in q4_0: choose another device");
+    CHECK(measure_latencies(kinds, device(), ggml_backend_cpu_buffer_type(), found).ok());
+}
+
+static ggml_backend_buffer_type small_buffers;
+
+// The device, with buffers of 32 KiB at most.
+static ggml_backend_dev_t device_of_small_buffers() {
+    static ggml_backend_device made  = *device();
+    small_buffers                    = *ggml_backend_dev_buffer_type(device());
+    small_buffers.device             = &made;
+    small_buffers.iface.get_max_size = [](ggml_backend_buffer_type_t) { return size_t(32 * 1024); };
+    made.iface.get_buffer_type       = [](ggml_backend_dev_t) { return &small_buffers; };
+    return &made;
+}
+
+TEST_CASE("a pool larger than a buffer of the device has several banks, and takes no more memory than one") {
+    const model_on_disk m;
+    engine              e(m, 16, 0, with({}), { device_of_small_buffers() });
+    CHECK(e.cache.n_slots(TIER_HIGH) < 16); // what banks take beside their slots
+    CHECK(e.cache.n_slots(TIER_HIGH) > 8);
+    std::set<ggml_backend_buffer_t> banks;
+    size_t                          bytes = 0;
+    for (int64_t n_tokens : { 37, 1 }) {
+        const layer_input input = random_input(m.shape, n_tokens, 3);
+        CHECK(e.compute(m, input) == stock(m, input, TIER_HIGH));
+    }
+    for (uint32_t i = 0; i < 16; i++) {
+        const expert_id id = { i / 8, i % 8 };
+        REQUIRE(e.cache.acquire(id, TIER_HIGH));
+        if (banks.insert(e.cache.buffer(id, TIER_HIGH, PART_UP)).second) {
+            bytes += ggml_backend_buffer_get_size(e.cache.buffer(id, TIER_HIGH, PART_UP));
+        }
+        e.cache.release(id, TIER_HIGH);
+    }
+    CHECK(banks.size() > 1);
+    CHECK(bytes <= 16 * e.cache.slot_size(TIER_HIGH) + e.cache.overhead(TIER_HIGH));
+}
+
+static const char * name_of_vulkan(ggml_backend_reg_t) {
+    return "Vulkan";
+}
+
+TEST_CASE("a device that lacks an operation is an error that names it") {
+    static ggml_backend_reg    reg   = *ggml_backend_dev_backend_reg(device());
+    static ggml_backend_device lacks = *device();
+    reg.iface.get_name               = name_of_vulkan;
+    lacks.reg                        = &reg;
+    lacks.iface.get_name             = [](ggml_backend_dev_t) { return "Lacks0"; };
+    lacks.iface.supports_op = [](ggml_backend_dev_t, const ggml_tensor * op) { return op->op != GGML_OP_SET_ROWS; };
+    ggml_backend_device_register(&lacks);
+    std::vector<ggml_backend_dev_t> found;
+    CHECK(find_compute_devices("Lacks0", found).message() ==
+          "Lacks0 cannot compute experts, which takes SET_ROWS: choose another device");
+    CHECK(find_compute_devices(ggml_backend_dev_name(device()), found).ok());
+    CHECK(found == std::vector<ggml_backend_dev_t>{ device() });
+
+    ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+    CHECK(usable_devices({ nullptr, cpu, device(), &lacks, device() }) == ggml_backend_dev_name(device()));
+    CHECK(usable_devices({ cpu, &lacks }).empty());
+
+    static ggml_backend_device integrated = *device();
+    integrated.iface.get_type             = [](ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_IGPU; };
+    static ggml_backend_device meta       = *device();
+    meta.reg                              = nullptr;
+    CHECK(usable_devices({ &integrated, &meta }).empty());
+}
+
+TEST_CASE("several devices are found in their order, each with memory of its own") {
+    static ggml_backend_dev_t       other = start_rpc_device();
+    const std::string               first = ggml_backend_dev_name(device());
+    const std::string               last  = ggml_backend_dev_name(other);
+    std::vector<ggml_backend_dev_t> found;
+    CHECK(find_compute_devices(last + "," + first, found).ok());
+    CHECK(found == std::vector<ggml_backend_dev_t>{ other, device() });
+    CHECK(find_compute_devices(first + ",cpu", found).message() ==
+          "CPU has no memory of its own, as each of several devices must: leave it out of hobbit.device");
+    CHECK(find_compute_devices(first + "," + last + "," + first, found).message() ==
+          "hobbit.device names " + first + " twice: leave one of them out");
+    CHECK(find_compute_devices(first + ",CUDA7", found).message().find("there is no device 'CUDA7': choose one of ") ==
+          0);
+    CHECK(find_compute_devices(first + ",", found).message().find("there is no device '': choose one of ") == 0);
+}
+
+TEST_CASE("a device is opened when something is computed, and not before") {
+    static int                 n_opened = 0;
+    static ggml_backend_device counted  = *device();
+    counted.iface.init_backend          = [](ggml_backend_dev_t, const char *) -> ggml_backend_t {
+        return n_opened++ == 0 ? nullptr : ggml_backend_dev_init(device(), nullptr);
+    };
+    lazy_backend lazy(&counted);
+    lazy.set_n_threads(2);
+    lazy.set_abort_callback(nullptr, nullptr);
+    CHECK(n_opened == 0);
+    CHECK(lazy.open().message() ==
+          ggml_backend_dev_name(device()) + std::string(" cannot be opened: choose another device"));
+    CHECK(lazy.open().ok());
+    CHECK(lazy.open().ok());
+    CHECK(n_opened == 2);
+    CHECK(lazy.backend() == lazy.inner().backend());
+}
+
+TEST_CASE("a pool that the device has no room for is an error that says what to do") {
+    slot_pool    pool;
+    const status s = pool.allocate(ggml_backend_dev_buffer_type(device()), nullptr, size_t(1) << 58, 4096, 4096,
+                                   "--pools or --device-memory");
+    REQUIRE_FALSE(s.ok());
+    CHECK(s.message().find("--device-memory") != std::string::npos);
+}

@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: MIT
+//
+// Rules for measuring (strict, random, renormalized), and what the executor reports.
+#include "fixtures/executor-fixture.h"
+
+#include <algorithm>
+#include <map>
+#include <vector>
+
+// What serves each selection, by the rules for one token alone.
+static std::vector<precision> strict_precisions(const layer_input & input, score_thresholds thresholds) {
+    std::vector<precision> out(input.ids.size());
+    for (int64_t t = 0; t < input.n_tokens; t++) {
+        score_experts(&input.weights[size_t(t * input.n_used)], size_t(input.n_used), thresholds,
+                      &out[size_t(t * input.n_used)]);
+    }
+    return out;
+}
+
+TEST_CASE("strict: each token gets its own precision, whatever is resident and others ask for") {
+    moe_model shape = model_on_disk::small();
+    shape.n_used    = 4;
+    const model_on_disk    m(shape);
+    const score_thresholds thresholds = { 0.3, 0.6 };
+    for (const int64_t n_tokens : { 1, 9 }) {
+        for (const uint32_t n_slots : { 8u, 2u }) {
+            CAPTURE(n_tokens);
+            CAPTURE(n_slots);
+            const layer_input    input = random_input(shape, n_tokens, 41);
+            moe_executor::config config;
+            config.rules.thresholds = thresholds;
+            config.rules.strict     = true;
+            engine     e(m, n_slots, n_slots, config);
+            const auto precisions = strict_precisions(input, thresholds);
+            const rows high       = stock(m, input, TIER_HIGH);
+            const rows low        = stock(m, input, TIER_LOW);
+            for (int again = 0; again < 2; again++) {
+                const rows out = e.compute(m, input);
+                for (size_t i = 0; i < out.size(); i++) {
+                    const rows zero(1, std::vector<float>(out[i].size(), 0.0f));
+                    CHECK(out[i] == (precisions[i] == PRECISION_HIGH  ? high[i]
+                                     : precisions[i] == PRECISION_LOW ? low[i]
+                                                                      : zero[0]));
+                }
+            }
+        }
+    }
+}
+
+TEST_CASE("a sequence's own thresholds are those of its tokens alone, until they are cleared") {
+    moe_model shape = model_on_disk::small();
+    shape.n_used    = 4;
+    const model_on_disk    m(shape);
+    const score_thresholds own[] = { { 0.2, 0.5 }, { 1.0, 1.0 } };
+    const layer_input      input = random_input(shape, 2, 59);
+    moe_executor::config   config;
+    config.rules.thresholds = { 0.5, 0.8 };
+    config.rules.strict     = true;
+    engine        e(m, 8, 8, config);
+    const int32_t sequences[] = { 7, 3 };
+    const int32_t positions[] = { 5, 5 };
+    const int8_t  outputs[]   = { 1, 1 };
+    batch_info    batch;
+    batch.begin(2, sequences, positions, outputs);
+    e.executor.begin_batch(batch);
+    std::vector<precision> seen;
+    e.executor.set_observer([&](const layer_report & r) { seen = r.plan.precisions; });
+
+    const auto expect = [&](const score_thresholds & first, const score_thresholds & second) {
+        std::vector<precision>       wanted = strict_precisions(input, first);
+        const std::vector<precision> other  = strict_precisions(input, second);
+        std::copy(other.begin() + 4, other.end(), wanted.begin() + 4);
+        e.compute(m, input);
+        CHECK(seen == wanted);
+    };
+    e.executor.set_thresholds(7, own[0]);
+    e.executor.set_thresholds(3, own[1]);
+    expect(own[0], own[1]);
+    e.executor.clear_thresholds(3);
+    expect(own[0], config.rules.thresholds);
+    e.executor.clear_thresholds(7);
+    expect(config.rules.thresholds, config.rules.thresholds);
+    CHECK(strict_precisions(input, own[0]) != strict_precisions(input, config.rules.thresholds));
+}
+
+TEST_CASE("random precisions come in the shares asked for") {
+    const model_on_disk  m;
+    moe_executor::config config;
+    config.rules            = { { 0.25, 0.75 }, true, true, false };
+    const int64_t     n     = 400;
+    const layer_input input = random_input(m.shape, n, 43);
+    engine            e(m, 8, 8, config);
+    e.compute(m, input);
+    CHECK(double(e.counters.selections[TIER_HIGH]) == doctest::Approx(0.25 * 2 * n).epsilon(0.15));
+    CHECK(double(e.counters.selections[TIER_LOW]) == doctest::Approx(0.5 * 2 * n).epsilon(0.15));
+    CHECK(double(e.counters.selections_skipped) == doctest::Approx(0.25 * 2 * n).epsilon(0.15));
+}
+
+TEST_CASE("renormalized: the weight of what is skipped goes to the others of the token") {
+    moe_model shape = model_on_disk::small();
+    shape.n_used    = 4;
+    const model_on_disk    m(shape);
+    const score_thresholds thresholds = { 0.3, 0.6 };
+    const layer_input      input      = random_input(shape, 5, 47);
+    moe_executor::config   config;
+    config.rules.thresholds = thresholds;
+    config.rules.strict     = true;
+    engine     plain(m, 8, 8, config);
+    const rows before  = plain.compute(m, input);
+    config.renormalize = true;
+    engine     e(m, 8, 8, config);
+    const rows after      = e.compute(m, input);
+    const auto precisions = strict_precisions(input, thresholds);
+    for (size_t t = 0; t < 5; t++) {
+        double kept = 0; // of a sum of 1
+        for (size_t k = 0; k < 4; k++) {
+            kept += precisions[4 * t + k] == PRECISION_SKIP ? 0.0 : double(input.weights[4 * t + k]);
+        }
+        CHECK(kept < 0.999);
+        for (size_t i = 4 * t; i < 4 * t + 4; i++) {
+            for (size_t j = 0; j < before[i].size(); j++) {
+                CHECK(double(after[i][j]) == doctest::Approx(double(before[i][j]) / kept).epsilon(1e-5));
+            }
+        }
+    }
+}
+
+// Gives the layer's matmuls a router's input whose memory the layer's output takes, as a graph allocator may do.
+static void set_router_input(layer_graph & graph, const std::vector<float> & x, ggml_tensor & input) {
+    input       = *ggml_graph_node(graph.graph, -1);
+    input.op    = GGML_OP_NONE;
+    input.ne[1] = int64_t(x.size()) / input.ne[0];
+    input.ne[2] = 1;
+    input.nb[2] = input.nb[3] = x.size() * sizeof(float);
+    ggml_backend_tensor_set(&input, x.data(), 0, x.size() * sizeof(float));
+    for (int i = 0; i < ggml_graph_n_nodes(graph.graph); i++) {
+        ggml_tensor * node = ggml_graph_node(graph.graph, i);
+        node->src[4]       = node->op == GGML_OP_MUL_MAT_ID ? &input : nullptr;
+    }
+}
+
+TEST_CASE("every layer is reported once, with what was there before it ran and the outputs") {
+    const model_on_disk m;
+    for (const bool node_by_node : { false, true }) {
+        const layer_input input = random_input(m.shape, 3, 53);
+        engine            e(m, 8, 8, score_thresholds{ 0.5, 0.7 });
+        batch_info        batch;
+        const int32_t     sequences[] = { 4, 4, 7 };
+        const int32_t     positions[] = { 10, 11, 3 };
+        const int8_t      outputs[]   = { 0, 1, 1 };
+        batch.begin(3, sequences, positions, outputs);
+        e.executor.begin_batch(batch);
+        int n_reports = 0;
+        e.executor.set_observer([&](const layer_report & r) {
+            n_reports++;
+            CHECK(r.routing.experts == input.ids);
+            CHECK(r.routing.weights == input.weights);
+            CHECK(r.rows[1].position == 11);
+            CHECK(r.rows[2].sequence == 7);
+            CHECK(r.was_resident == std::vector<uint8_t>(6, 0));
+            CHECK(r.plan.precisions.size() == 6);
+            CHECK(r.router_input == input.x);
+            CHECK(ggml_nrows(r.output) == 6);
+        });
+        layer_graph graph(m.shape, input);
+        ggml_tensor router_input;
+        graph.set_cached(m.index, 0);
+        set_router_input(graph, input.x, router_input);
+        for (int i = 0; node_by_node && i < ggml_graph_n_nodes(graph.graph); i++) {
+            ggml_cgraph view = ggml_graph_view(graph.graph, i, i + 1);
+            REQUIRE(e.executor.compute(&view, e.inner, &e.cpu_graph).ok());
+        }
+        if (!node_by_node) {
+            REQUIRE(e.executor.compute(graph.graph, e.inner, &e.cpu_graph).ok());
+        }
+        CHECK(n_reports == 1);
+    }
+}
+
+TEST_CASE("two layers in one graph are both finished, in waves too") {
+    moe_model shape = model_on_disk::small();
+    shape.n_used    = 4;
+    const model_on_disk        m(shape);
+    const layer_input          input = random_input(shape, 3, 59);
+    const moe_executor::config strict{ { { 0.3, 0.6 }, true }, true };
+    for (const uint32_t n_slots : { 16u, 1u }) {
+        CAPTURE(n_slots);
+        engine      e(m, n_slots, n_slots, strict);
+        engine      apart(m, 16, 16, strict);
+        layer_graph first(shape, input, true);
+        layer_graph second(shape, input, true);
+        first.set_cached(m.index, 0);
+        second.set_cached(m.index, 1);
+        ggml_context * ctx   = ggml_init({ ggml_graph_overhead(), nullptr, /* .no_alloc = */ true });
+        ggml_cgraph *  graph = ggml_new_graph(ctx);
+        ggml_build_forward_expand(graph, ggml_graph_node(first.graph, -1));
+        ggml_build_forward_expand(graph, ggml_graph_node(second.graph, -1));
+        CHECK(e.executor.compute(graph, e.inner, &e.cpu_graph).ok());
+        CHECK(first.output() == apart.compute(m, input, 0, true));
+        CHECK(second.output() == apart.compute(m, input, 1, true));
+        ggml_free(ctx);
+    }
+}
+
+TEST_CASE("rows of a layer are all tokens, or those whose output is wanted") {
+    batch_info    batch;
+    const int32_t sequences[] = { 0, 0, 1 };
+    const int32_t positions[] = { 5, 6, 2 };
+    const int8_t  outputs[]   = { 0, 1, 1 };
+    batch.begin(3, sequences, positions, outputs);
+    CHECK(batch.sequences() == std::map<int32_t, uint32_t>{ { 0, 2 }, { 1, 1 } });
+    CHECK(batch.rows(3)[0].position == 5);
+    CHECK(batch.rows(2)[0].position == 6);
+    CHECK(batch.rows(2)[1].sequence == 1);
+    CHECK(batch.rows(7).size() == 7); // nothing that was announced
+    CHECK(batch.rows(7)[0].position == -1);
+}

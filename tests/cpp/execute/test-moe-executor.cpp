@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: MIT
+//
+// Layers computed through the cache, on ggml's CPU backend, bit for bit against the same layers with plain tensors.
+#include "fixtures/executor-fixture.h"
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+// What each expert of the batch is worth by Eq. 2, in the words of the paper: the best of what its tokens ask for.
+static std::vector<precision> worth_of_experts(const layer_input & input, score_thresholds thresholds,
+                                               size_t n_experts) {
+    std::vector<precision> worth(n_experts, PRECISION_SKIP);
+    for (int64_t t = 0; t < input.n_tokens; t++) {
+        for (int64_t k = 0; k < input.n_used; k++) {
+            const float * weights = &input.weights[size_t(t * input.n_used)];
+            double        before  = 0;
+            double        sum     = 0;
+            bool          first   = true;
+            for (int64_t other = 0; other < input.n_used; other++) {
+                sum += weights[other];
+                if (weights[other] > weights[k]) {
+                    before += weights[other];
+                    first   = false;
+                }
+            }
+            const double    score = before / sum;
+            const precision p     = first || score <= thresholds.t1 ? PRECISION_HIGH
+                                    : score <= thresholds.t2        ? PRECISION_LOW
+                                                                    : PRECISION_SKIP;
+            precision &     best  = worth[size_t(input.ids[size_t(t * input.n_used + k)])];
+            best                  = std::max(best, p);
+        }
+    }
+    return worth;
+}
+
+// Rows of the high and the low reference, or zeros, by what the selected experts are worth.
+static rows compose(const layer_input & input, const std::vector<precision> & worth, const rows & high,
+                    const rows & low) {
+    rows out = high;
+    for (size_t i = 0; i < out.size(); i++) {
+        const precision p = worth[size_t(input.ids[i])];
+        if (p == PRECISION_LOW) {
+            out[i] = low[i];
+        } else if (p == PRECISION_SKIP) {
+            out[i].assign(out[i].size(), 0.0f);
+        }
+    }
+    return out;
+}
+
+TEST_CASE("everything high: the output is stock's, whatever the batch and the pool") {
+    const model_on_disk m;
+    for (const int64_t n_tokens : { 1, 2, 37 }) {
+        for (const uint32_t n_slots :
+             { 16u, 8u, 3u, 2u, 1u }) { // all layers, one layer, less than a batch, n_used, less
+            CAPTURE(n_tokens);
+            CAPTURE(n_slots);
+            const layer_input input = random_input(m.shape, n_tokens, unsigned(n_tokens));
+            engine            e(m, n_slots, 0);
+            CHECK(e.compute(m, input) == stock(m, input, TIER_HIGH));
+            CHECK(e.counters.selections[TIER_HIGH] == uint64_t(n_tokens * 2));
+            CHECK(e.counters.layers_computed == 1);
+            CHECK((e.counters.waves > 1) == (n_tokens == 37 ? n_slots < 8 : n_slots < e.counters.misses[TIER_HIGH]));
+        }
+    }
+}
+
+TEST_CASE("the same batch again finds its experts and gives the same output") {
+    const model_on_disk m;
+    const layer_input   input = random_input(m.shape, 2, 5);
+    engine              e(m, 8, 0);
+    const rows          expected = stock(m, input, TIER_HIGH);
+    CHECK(e.compute(m, input) == expected);
+    const uint64_t misses = e.counters.misses[TIER_HIGH];
+    const uint64_t read   = e.counters.bytes_read;
+    CHECK(e.compute(m, input) == expected);
+    CHECK(e.counters.misses[TIER_HIGH] == misses);
+    CHECK(e.counters.hits[TIER_HIGH] == misses);
+    CHECK(e.counters.bytes_read == read);
+}
+
+TEST_CASE("layers take turns in a pool too small for both") {
+    const model_on_disk m;
+    engine              e(m, 3, 0);
+    for (unsigned token = 0; token < 12; token++) {
+        for (uint32_t layer = 0; layer < 2; layer++) {
+            const layer_input input = random_input(m.shape, token % 4 == 3 ? 9 : 1, token);
+            CHECK(e.compute(m, input, layer) == stock(m, input, TIER_HIGH, layer));
+        }
+    }
+    CHECK(e.counters.evictions > 0);
+}
+
+TEST_CASE("t1 = 0: each token's first expert is high, the others are low") {
+    const model_on_disk m;
+    for (const int64_t n_tokens : { 1, 2, 37 }) {
+        for (const uint32_t n_slots : { 8u, 2u, 1u }) {
+            CAPTURE(n_tokens);
+            CAPTURE(n_slots);
+            const layer_input input = random_input(m.shape, n_tokens, 7);
+            engine            e(m, n_slots, n_slots, score_thresholds{ 0.0, 1.0 });
+            const auto        worth = worth_of_experts(input, { 0.0, 1.0 }, 8);
+            CHECK(e.compute(m, input) == compose(input, worth, stock(m, input, TIER_HIGH), stock(m, input, TIER_LOW)));
+            CHECK(e.counters.selections[TIER_HIGH] + e.counters.selections[TIER_LOW] == uint64_t(2 * n_tokens));
+            CHECK(e.counters.selections_skipped == 0);
+        }
+    }
+}
+
+TEST_CASE("t2 below 1: what is skipped is zero, with a bias and without") {
+    moe_model shape = model_on_disk::small();
+    shape.n_used    = 4;
+    const model_on_disk    m(shape);
+    const score_thresholds thresholds = { 0.3, 0.6 };
+    for (const bool bias : { false, true }) {
+        for (const int64_t n_tokens : { 1, 2, 3 }) {
+            CAPTURE(bias);
+            CAPTURE(n_tokens);
+            const layer_input input = random_input(shape, n_tokens, 11);
+            const auto        worth = worth_of_experts(input, thresholds, 8);
+            engine            e(m, 8, 8, thresholds);
+            CHECK(e.compute(m, input, 0, bias) ==
+                  compose(input, worth, stock(m, input, TIER_HIGH, 0, bias), stock(m, input, TIER_LOW, 0, bias)));
+            uint64_t skipped = 0;
+            for (const int32_t id : input.ids) {
+                skipped += worth[size_t(id)] == PRECISION_SKIP;
+            }
+            CHECK(e.counters.selections_skipped == skipped);
+            CHECK((n_tokens > 1 || skipped > 0));
+        }
+    }
+}
+
+TEST_CASE("an expert that is there in a better precision is used in it") {
+    const model_on_disk m;
+    const layer_input   input = random_input(m.shape, 1, 13);
+    engine              e(m, 8, 8, score_thresholds{ 0.0, 0.0 });
+    // all experts of the token come into the high pool
+    for (const int32_t id : input.ids) {
+        REQUIRE(e.cache.acquire({ 0, uint32_t(id) }, TIER_HIGH));
+        e.cache.request({ 0, uint32_t(id) }, TIER_HIGH, m.index.layer(0).parts);
+        REQUIRE(e.cache.wait({ 0, uint32_t(id) }, TIER_HIGH, m.index.layer(0).parts).ok());
+        e.cache.release({ 0, uint32_t(id) }, TIER_HIGH);
+    }
+    CHECK(e.compute(m, input) == stock(m, input, TIER_HIGH));
+    CHECK(e.counters.selections_skipped == 0);
+    CHECK(e.counters.hits[TIER_HIGH] == 2);
+}
+
+TEST_CASE("experts of one tier may have types of their own") {
+    const moe_model     shape = model_on_disk::small();
+    const model_on_disk m     = model_on_disk::with_mixed_types();
+    for (const int64_t n_tokens : { 1, 21 }) {
+        CAPTURE(n_tokens);
+        const layer_input input = random_input(shape, n_tokens, 17);
+        engine            e(m, 8, 2, score_thresholds{ 0.0, 1.0 });
+        const rows        out   = e.compute(m, input);
+        const auto        worth = worth_of_experts(input, { 0.0, 1.0 }, 8);
+        // each expert on its own, as a plain model with one expert
+        for (int32_t id = 0; id < 8; id++) {
+            const uint32_t tier   = worth[size_t(id)] == PRECISION_HIGH ? TIER_HIGH : TIER_LOW;
+            layer_input    single = input;
+            single.ids.assign(input.ids.size(), 0);
+            moe_model one_expert = shape;
+            one_expert.n_experts = 1;
+            layer_graph graph(one_expert, single);
+            graph.set_plain([&](const std::string & part) {
+                const uint32_t        p  = part == "gate" ? PART_GATE : part == "up" ? PART_UP : PART_DOWN;
+                const part_location & at = m.index.locate(tier, 0, p, uint32_t(id));
+                return plain_weight{ at.type, temp_dir::read(m.index.files()[0]).substr(at.offset, at.size) };
+            });
+            cpu_backend cpu;
+            REQUIRE(ggml_backend_graph_compute(cpu.backend, graph.graph) == GGML_STATUS_SUCCESS);
+            const rows expected = graph.output();
+            for (size_t i = 0; i < input.ids.size(); i++) {
+                if (input.ids[i] == id) {
+                    CHECK(out[i] == expected[i]);
+                }
+            }
+        }
+    }
+}
+
+TEST_CASE("gate and up in one tensor") {
+    moe_model shape = model_on_disk::small();
+    shape.fused     = true;
+    const model_on_disk m(shape);
+    for (const int64_t n_tokens : { 1, 5 }) {
+        for (const uint32_t n_slots : { 8u, 1u }) {
+            const layer_input input = random_input(shape, n_tokens, 19);
+            engine            e(m, n_slots, 0);
+            CHECK(e.compute(m, input) == stock(m, input, TIER_HIGH));
+        }
+    }
+}
+
+TEST_CASE("a layer computed node by node, as under an evaluation callback, is the layer") {
+    const model_on_disk m;
+    for (const uint32_t n_slots : { 8u, 1u }) {
+        for (const int64_t n_tokens : { 1, 6 }) {
+            CAPTURE(n_slots);
+            CAPTURE(n_tokens);
+            const layer_input input = random_input(m.shape, n_tokens, 23);
+            engine            e(m, n_slots, 0);
+            CHECK(compute_node_by_node(e, m, input) == stock(m, input, TIER_HIGH));
+        }
+    }
+}
+
+//
+// errors
+//
+
+// The executor's answer to the graph, which it must give for ever after.
+static std::string error_of(engine & e, const model_on_disk & m, const layer_input & input, bool with_weights = true) {
+    layer_graph graph(m.shape, input);
+    graph.set_cached(m.index, 0, with_weights);
+    const std::string message = e.executor.compute(graph.graph, e.inner, &e.cpu_graph).message();
+    layer_graph       good(m.shape, random_input(m.shape, 1, 1));
+    good.set_cached(m.index, 0);
+    CHECK(e.executor.compute(good.graph, e.inner, &e.cpu_graph).message() == message);
+    return message;
+}
+
+TEST_CASE("an expert that does not exist is an error") {
+    const model_on_disk m;
+    for (const int32_t id : { -1, 8, 1 << 30 }) {
+        CAPTURE(id);
+        layer_input input = random_input(m.shape, 2, 29);
+        input.ids[3]      = id;
+        engine e(m, 8, 0);
+        CHECK(error_of(e, m, input) ==
+              "the router chose expert " + std::to_string(id) +
+                  " of 8 in 'blk.0.ffn_gate_exps.weight': the device that computed it is lost or broken");
+    }
+}
+
+TEST_CASE("a read that fails is an error, whichever it is") {
+    const model_on_disk m;
+    const layer_input   input = random_input(m.shape, 9, 31);
+    for (int n = 0; n < 12; n++) {
+        for (const uint32_t n_slots : { 8u, 2u }) {
+            CAPTURE(n);
+            CAPTURE(n_slots);
+            engine e(m, n_slots, 0);
+            e.reader.reads_left = n;
+            CHECK(error_of(e, m, input) == "the disk is gone");
+        }
+    }
+}
+
+TEST_CASE("a computation that is aborted may be repeated, whatever was on its way") {
+    const model_on_disk m;
+    const layer_input   input    = random_input(m.shape, 37, 3);
+    const rows          expected = stock(m, input, TIER_HIGH);
+    for (const uint32_t n_slots : { 16u, 3u, 1u }) {
+        bool was_aborted = true;
+        for (int polls = 0; was_aborted; polls++) { // at each poll there is; how many depends on what has arrived when
+            CAPTURE(n_slots);
+            CAPTURE(polls);
+            engine e(m, n_slots, 0);
+            int    left = polls;
+            ggml_backend_cpu_set_abort_callback(
+                e.compute_on.backend, [](void * data) { return --*(int *) data < 0; }, &left);
+            layer_graph graph(m.shape, input);
+            graph.set_cached(m.index, 0);
+            const status s = e.executor.compute(graph.graph, e.inner, &e.cpu_graph);
+            was_aborted    = s.is_aborted();
+            CHECK((was_aborted || (s.ok() && polls > 2)));
+            ggml_backend_cpu_set_abort_callback(e.compute_on.backend, nullptr, nullptr);
+            CHECK(e.compute(m, input, 1) == stock(m, input, TIER_HIGH, 1));
+            CHECK(e.compute(m, input) == expected);
+        }
+    }
+}
+
+TEST_CASE("thresholds without the router's weights are an error, t1 = 1 needs none") {
+    const model_on_disk m;
+    const layer_input   input = random_input(m.shape, 1, 37);
+    engine              e(m, 8, 8, score_thresholds{ 0.5, 1.0 });
+    CHECK(error_of(e, m, input, false) ==
+          "the router weights of 'blk.0.ffn_gate_exps.weight' are not known: run this model with t1 = 1");
+
+    engine      high(m, 8, 0);
+    layer_graph graph(m.shape, input);
+    graph.set_cached(m.index, 0, false);
+    CHECK(high.executor.compute(graph.graph, high.inner, &high.cpu_graph).ok());
+    CHECK(graph.output() == stock(m, input, TIER_HIGH));
+}

@@ -1,0 +1,490 @@
+// SPDX-License-Identifier: MIT
+#include "model/expert-index.h"
+#include "model/tensor-names.h"
+
+#include "fixtures/gguf-builder.h"
+#include "fixtures/temp-dir.h"
+
+#include <doctest/doctest.h>
+#include <string>
+#include <utility>
+#include <vector>
+
+using namespace hobbit;
+
+static std::string error_of(const std::string & path) {
+    expert_index index;
+    return index.open(path, "").message();
+}
+
+#define CHECK_CONTAINS(text, part) CHECK_MESSAGE((text).find(part) != std::string::npos, (text))
+
+// What the file holds at the location.
+static std::string bytes_at(const expert_index & index, const part_location & at) {
+    return temp_dir::read(index.files()[at.file]).substr(at.offset, at.size);
+}
+
+// Slice `i` of `n` of the bytes.
+static std::string slice(const std::string & bytes, size_t i, size_t n) {
+    return bytes.substr(i * (bytes.size() / n), bytes.size() / n);
+}
+
+// Overwrites a dimension in a file's table, as damage would. Only of the last tensor: the others' places follow from
+// it.
+static void set_dimension(const std::string & path, const std::string & name, size_t dimension, char value) {
+    std::string  bytes = temp_dir::read(path);
+    const size_t at    = bytes.find(name) + name.size() + sizeof(uint32_t) + dimension * sizeof(int64_t);
+    bytes[at]          = value;
+    std::ofstream(path, std::ios::binary) << bytes;
+}
+
+TEST_CASE("a plain GGUF has one tier, whose experts are the slices of its tensors") {
+    for (const uint32_t alignment : { 32, 4096 }) {
+        CAPTURE(alignment);
+        temp_dir        dir;
+        gguf_builder    file(alignment);
+        const moe_model model;
+        model.add_high(file);
+        expert_index index;
+        REQUIRE(index.open(file.write(dir.path("m.gguf")), "").ok());
+
+        CHECK(index.n_layers() == 2);
+        CHECK(index.n_tiers() == 1);
+        CHECK(index.n_experts() == 4);
+        CHECK(index.n_experts_used() == 2);
+        CHECK(index.model_bytes() == std::filesystem::file_size(dir.path("m.gguf")));
+        // f16: 2 layers x 3 parts x 4 experts x 64 x 32 x 2 bytes
+        CHECK(index.tier_bytes(TIER_HIGH) == 98304);
+        CHECK(index.tier_bytes(TIER_LOW) == 0);
+        const std::pair<uint32_t, const char *> parts[] = { { PART_GATE, "gate" },
+                                                            { PART_UP, "up" },
+                                                            { PART_DOWN, "down" } };
+        for (uint32_t layer = 0; layer < 2; layer++) {
+            CHECK(index.layer(layer).n_experts == 4);
+            CHECK(index.layer(layer).parts == (part_bit(PART_GATE) | part_bit(PART_UP) | part_bit(PART_DOWN)));
+            for (const auto & [part, name] : parts) {
+                for (uint32_t e = 0; e < 4; e++) {
+                    const part_location & at = index.locate(TIER_HIGH, layer, part, e);
+                    CHECK(at.type == GGML_TYPE_F16);
+                    CHECK(bytes_at(index, at) == slice(file.data(moe_model::name(layer, name)), e, 4));
+                }
+            }
+        }
+        CHECK(index.layer(0).shapes[PART_UP].n_in == 64);
+        CHECK(index.layer(0).shapes[PART_UP].n_out == 32);
+        CHECK(index.layer(0).shapes[PART_DOWN].n_in == 32);
+        CHECK(index.layer(0).shapes[PART_DOWN].n_out == 64);
+    }
+}
+
+TEST_CASE("a two-tier file has every expert twice") {
+    temp_dir        dir;
+    gguf_builder    file(4096);
+    const moe_model model;
+    model.add_high(file);
+    model.add_low(file);
+    expert_index index;
+    REQUIRE(index.open(file.write(dir.path("m.gguf")), "").ok());
+    CHECK(index.n_tiers() == 2);
+    // q4_0: 18 bytes for 32 weights, 2 layers x 3 parts x 4 experts x 64 weights x 32
+    CHECK(index.tier_bytes(TIER_LOW) == 27648);
+    for (uint32_t e = 0; e < 4; e++) {
+        const part_location & low = index.locate(TIER_LOW, 1, PART_DOWN, e);
+        CHECK(low.type == GGML_TYPE_Q4_0);
+        CHECK(bytes_at(index, low) == slice(file.data("blk.1.ffn_down_exps.low.0.weight"), e, 4));
+        const part_location & high = index.locate(TIER_HIGH, 1, PART_DOWN, e);
+        CHECK(high.type == GGML_TYPE_F16);
+        CHECK(bytes_at(index, high) == slice(file.data("blk.1.ffn_down_exps.weight"), e, 4));
+    }
+}
+
+TEST_CASE("groups of a tier hold the experts that they list, each in its own type") {
+    temp_dir     dir;
+    gguf_builder file;
+    moe_model    model;
+    model.n_layers = 1;
+    model.add_high(file);
+    moe_model::declare_tiers(file);
+    add_grouped_low(file);
+    expert_index index;
+    const status s = index.open(file.write(dir.path("m.gguf")), "");
+    REQUIRE_MESSAGE(s.ok(), s.message());
+
+    const std::string & q8 = file.data("blk.0.ffn_up_exps.low.0.weight");
+    const std::string & q4 = file.data("blk.0.ffn_up_exps.low.1.weight");
+    CHECK(index.locate(TIER_LOW, 0, PART_UP, 2).type == GGML_TYPE_Q8_0);
+    CHECK(bytes_at(index, index.locate(TIER_LOW, 0, PART_UP, 2)) == q8);
+    const uint32_t listed[] = { 3, 0, 1 };
+    for (size_t i = 0; i < 3; i++) {
+        const part_location & at = index.locate(TIER_LOW, 0, PART_UP, listed[i]);
+        CHECK(at.type == GGML_TYPE_Q4_0);
+        CHECK(bytes_at(index, at) == slice(q4, i, 3));
+    }
+}
+
+TEST_CASE("layers are numbered without gaps, whatever their blocks") {
+    temp_dir     dir;
+    gguf_builder file;
+    moe_model    model;
+    model.first_block = 9; // blk.9 and blk.10, which do not sort like text
+    model.add_high(file);
+    expert_index index;
+    REQUIRE(index.open(file.write(dir.path("m.gguf")), "").ok());
+    REQUIRE(index.n_layers() == 2);
+    CHECK(index.layer(0).block == 9);
+    CHECK(index.layer(1).block == 10);
+    const expert_tensor * tensor = index.find_tensor("blk.10.ffn_up_exps.weight");
+    REQUIRE(tensor);
+    CHECK(tensor->layer == 1);
+    CHECK(tensor->part == PART_UP);
+    CHECK_FALSE(index.find_tensor("blk.1.ffn_up_exps.weight"));
+}
+
+TEST_CASE("gate and up may be fused, and the gate may be missing") {
+    temp_dir     dir;
+    gguf_builder file;
+    moe_model    model;
+    model.fused = true;
+    model.add_high(file);
+    file.add("blk.2.ffn_up_exps.weight", GGML_TYPE_F32, 64, 32, 4);
+    file.add("blk.2.ffn_down_exps.weight", GGML_TYPE_F32, 32, 64, 4);
+    expert_index index;
+    REQUIRE(index.open(file.write(dir.path("m.gguf")), "").ok());
+    CHECK(index.layer(0).parts == (part_bit(PART_GATE_UP) | part_bit(PART_DOWN)));
+    CHECK(index.layer(0).shapes[PART_GATE_UP].n_out == 64);
+    CHECK(index.layer(2).parts == (part_bit(PART_UP) | part_bit(PART_DOWN)));
+}
+
+TEST_CASE("the largest layer counts where layers differ in their number of experts") {
+    temp_dir     dir;
+    gguf_builder file;
+    moe_model    model;
+    model.add_high(file);
+    file.add("blk.2.ffn_up_exps.weight", GGML_TYPE_F32, 64, 32, 7);
+    file.add("blk.2.ffn_down_exps.weight", GGML_TYPE_F32, 32, 64, 7);
+    expert_index index;
+    REQUIRE(index.open(file.write(dir.path("m.gguf")), "").ok());
+    CHECK(index.n_experts() == 7);
+    CHECK(index.layer(0).n_experts == 4);
+}
+
+TEST_CASE("only llama.cpp's expert weights are experts") {
+    temp_dir     dir;
+    gguf_builder file;
+    moe_model    model;
+    model.add_high(file);
+    const char * others[] = { "blk.0.ffn_up_exps.bias",
+                              "blk.0.ffn_up_exps.scale",
+                              "blk.0.ffn_up_shexp.weight",
+                              "blk.0.ffn_gate_inp.weight",
+                              "blk.0.ffn_up_exps.weight.extra",
+                              "blk.0.ffn_up_exps",
+                              "blk.0.ffn_up.weight",
+                              "x.blk.0.ffn_up_exps.weight",
+                              "blk.00.ffn_up_exps.weight",
+                              "blk.+0.ffn_up_exps.weight",
+                              "blk. 0.ffn_up_exps.weight",
+                              "blk.0.ffn_up_exps.weight x",
+                              "blk.-1.ffn_up_exps.weight",
+                              "blk.4294967296.ffn_up_exps.weight",
+                              "blk.0.ffn_up_exps.low.weight",
+                              "blk.0.ffn_up_exps.low.0.weightx" };
+    for (const char * name : others) {
+        file.add(name, GGML_TYPE_F32, 32, 1, 1);
+    }
+    expert_index index;
+    REQUIRE(index.open(file.write(dir.path("m.gguf")), "").ok());
+    CHECK(index.n_layers() == 2);
+    CHECK(index.tier_bytes(TIER_HIGH) == 98304); // as without the others
+    for (const char * name : others) {
+        CAPTURE(name);
+        CHECK_FALSE(index.find_tensor(name));
+        CHECK_FALSE(is_tier_tensor(name));
+    }
+    CHECK(index.find_tensor("blk.0.ffn_up_exps.weight"));
+    CHECK_FALSE(index.find_tensor("blk.0.ffn_gate_up_exps.weight")); // not in this model
+}
+
+TEST_CASE("tier tensors are told by their name") {
+    CHECK(is_tier_tensor("blk.0.ffn_up_exps.low.0.weight"));
+    CHECK(is_tier_tensor("blk.61.ffn_gate_up_exps.low.12.weight"));
+    CHECK_FALSE(is_tier_tensor("blk.0.ffn_up_exps.weight"));
+    CHECK_FALSE(is_tier_tensor("blk.0.ffn_up_exps.low.0.bias"));
+    CHECK_FALSE(is_tier_tensor("blk.0.ffn_up_exps.low.x.weight"));
+}
+
+TEST_CASE("a dense model opens without layers") {
+    temp_dir     dir;
+    gguf_builder file;
+    gguf_set_val_str(file.keys(), "general.architecture", "test");
+    file.add("blk.0.ffn_up.weight", GGML_TYPE_F32, 32, 4, 1);
+    expert_index index;
+    CHECK(index.open(file.write(dir.path("m.gguf")), "").ok());
+    CHECK(index.n_layers() == 0);
+    CHECK(index.n_tiers() == 0);
+    CHECK(index.n_experts() == 0);
+}
+
+TEST_CASE("a split model's experts are found in all its parts") {
+    temp_dir     dir;
+    gguf_builder first;
+    gguf_builder second;
+    gguf_set_val_u16(first.keys(), "split.count", 2);
+    gguf_set_val_u16(second.keys(), "split.no", 1);
+    moe_model model;
+    model.n_layers = 1;
+    model.add_high(first);
+    model.first_block = 1;
+    model.add_tensors(second, GGML_TYPE_F16, "");
+    const std::string path = first.write(dir.path("m-00001-of-00002.gguf"));
+    second.write(dir.path("m-00002-of-00002.gguf"));
+
+    expert_index index;
+    REQUIRE(index.open(path, "").ok());
+    REQUIRE(index.n_layers() == 2);
+    CHECK(index.files().size() == 2);
+    CHECK(index.locate(TIER_HIGH, 0, PART_UP, 3).file == 0);
+    CHECK(index.locate(TIER_HIGH, 1, PART_UP, 3).file == 1);
+    CHECK(bytes_at(index, index.locate(TIER_HIGH, 1, PART_UP, 3)) ==
+          slice(second.data("blk.1.ffn_up_exps.weight"), 3, 4));
+    CHECK(index.model_bytes() ==
+          std::filesystem::file_size(index.files()[0]) + std::filesystem::file_size(index.files()[1]));
+}
+
+TEST_CASE("thresholds and share stored in the file are handed on") {
+    temp_dir     dir;
+    gguf_builder file;
+    moe_model().add_high(file);
+    gguf_set_val_f32(file.keys(), "hobbit.t1", 0.5f);
+    gguf_set_val_f64(file.keys(), "hobbit.low_share", 0.25);
+    gguf_set_val_u32(file.keys(), "hobbit.memory", 5); // not for a file to say
+    expert_index index;
+    REQUIRE(index.open(file.write(dir.path("m.gguf")), "").ok());
+    const std::vector<std::pair<std::string, double>> expected = { { "hobbit.t1", 0.5 }, { "hobbit.low_share", 0.25 } };
+    CHECK(index.stored().numbers == expected);
+    CHECK(index.stored().policy.empty());
+}
+
+// A calibration of a model of so many bytes.
+static void write_calibration(const std::string & path, uint64_t model_bytes) {
+    gguf_builder file;
+    gguf_set_val_u64(file.keys(), "hobbit.model_bytes", model_bytes);
+    gguf_set_val_f64(file.keys(), "hobbit.t1", 0.7);
+    gguf_set_val_str(file.keys(), "hobbit.policy", "lfu");
+    file.write(path);
+}
+
+TEST_CASE("a calibration beside the model comes last") {
+    temp_dir     dir;
+    gguf_builder file;
+    moe_model().add_high(file);
+    gguf_set_val_f32(file.keys(), "hobbit.t1", 0.5f);
+    const std::string path = file.write(dir.path("m.gguf"));
+    write_calibration(dir.path("m.calibration.gguf"), std::filesystem::file_size(path));
+    expert_index index;
+    REQUIRE(index.open(path, "").ok());
+    CHECK(index.stored().policy.empty());
+    REQUIRE(index.read_calibration(path).ok());
+    CHECK(index.stored().numbers.back() == std::make_pair(std::string("hobbit.t1"), 0.7));
+    CHECK(index.stored().policy == "lfu");
+}
+
+TEST_CASE("a calibration tells which experts were used, the most used first") {
+    temp_dir     dir;
+    gguf_builder file;
+    moe_model().add_high(file); // 2 layers of 4 experts
+    const std::string path  = file.write(dir.path("m.gguf"));
+    const auto        write = [&](const std::vector<int32_t> & uses) {
+        gguf_builder calibration;
+        gguf_set_val_u64(calibration.keys(), "hobbit.model_bytes", std::filesystem::file_size(path));
+        calibration.set_ints("hobbit.expert_uses", uses);
+        calibration.write(dir.path("m.calibration.gguf"));
+    };
+    expert_index index;
+    REQUIRE(index.open(path, "").ok());
+    CHECK(index.most_used().empty());
+    write({ 0, 5, 2, 0, 5, 0, 0, 9 });
+    REQUIRE(index.read_calibration(path).ok());
+    const std::vector<expert_id> expected = { { 1, 3 }, { 0, 1 }, { 1, 0 }, { 0, 2 } };
+    CHECK(index.most_used() == expected);
+    write({ 1, 2, 3 });
+    CHECK(index.read_calibration(path).message().find("calibrate '" + path + "' again") != std::string::npos);
+}
+
+TEST_CASE("a calibration of another model or a damaged one is an error that says what to do") {
+    temp_dir     dir;
+    gguf_builder file;
+    moe_model().add_high(file);
+    const std::string path        = file.write(dir.path("m.gguf"));
+    const std::string calibration = dir.path("m.calibration.gguf");
+    expert_index      index;
+    REQUIRE(index.open(path, "").ok());
+    CHECK(index.read_calibration(path).ok()); // there is none
+    write_calibration(calibration, 1);
+    CHECK(index.read_calibration(path).message().find("another version of") != std::string::npos);
+    dir.write("m.calibration.gguf", "GGUF");
+    CHECK(index.read_calibration(path).message().find("calibrate '" + path + "' again") != std::string::npos);
+    dir.write("m.calibration.gguf", temp_dir::read(path)); // a model
+    CHECK(index.read_calibration(path).message().find("cannot be used") != std::string::npos);
+}
+
+//
+// what is refused
+//
+
+TEST_CASE("a high tier that makes no sense is refused") {
+    temp_dir     dir;
+    gguf_builder file;
+    moe_model().add_high(file);
+    std::string expected;
+    SUBCASE("no down projection") {
+        file.add("blk.7.ffn_up_exps.weight", GGML_TYPE_F32, 64, 32, 4);
+        expected = "layer 7 lacks some of its expert tensors";
+    }
+    SUBCASE("nothing but a down projection") {
+        file.add("blk.7.ffn_down_exps.weight", GGML_TYPE_F32, 32, 64, 4);
+        expected = "layer 7 lacks some of its expert tensors";
+    }
+    SUBCASE("another number of experts in one part") {
+        file.add("blk.7.ffn_up_exps.weight", GGML_TYPE_F32, 64, 32, 4);
+        file.add("blk.7.ffn_down_exps.weight", GGML_TYPE_F32, 32, 64, 5);
+        expected = "tensor 'blk.7.ffn_down_exps.weight' has 5 experts, the others of its layer 4";
+    }
+    SUBCASE("experts of nothing") {
+        file.add("blk.7.ffn_up_exps.weight", GGML_TYPE_F32, 64, 0, 4);
+        expected = "tensor 'blk.7.ffn_up_exps.weight' is not a stack of expert matrices";
+    }
+    CHECK_CONTAINS(error_of(file.write(dir.path("m.gguf"))), expected);
+}
+
+TEST_CASE("a tensor of no experts is refused") {
+    temp_dir     dir;
+    gguf_builder file;
+    moe_model().add_high(file);
+    const std::string path = file.write(dir.path("m.gguf"));
+    set_dimension(path, "blk.1.ffn_down_exps.weight", 2, 0);
+    CHECK_CONTAINS(error_of(path), "tensor 'blk.1.ffn_down_exps.weight' is not a stack of expert matrices");
+}
+
+TEST_CASE("the same tensor in two parts of a split model is refused") {
+    temp_dir        dir;
+    gguf_builder    first;
+    gguf_builder    second;
+    const moe_model model;
+    gguf_set_val_u16(first.keys(), "split.count", 2);
+    model.add_high(first);
+    second.add("blk.0.ffn_up_exps.weight", GGML_TYPE_F32, 64, 32, 4);
+    second.write(dir.path("m-00002-of-00002.gguf"));
+    CHECK_CONTAINS(error_of(first.write(dir.path("m-00001-of-00002.gguf"))),
+                   "tensor 'blk.0.ffn_up_exps.weight' is in the model twice");
+}
+
+// A file with a good high tier, and a low tier that lacks blk.0's up projection.
+static void add_all_but_up(gguf_builder & file) {
+    moe_model model;
+    model.n_layers = 1;
+    model.add_high(file);
+    moe_model::declare_tiers(file);
+    file.add("blk.0.ffn_gate_exps.low.0.weight", GGML_TYPE_Q4_0, 64, 32, 4);
+    file.add("blk.0.ffn_down_exps.low.0.weight", GGML_TYPE_Q4_0, 32, 64, 4);
+}
+
+TEST_CASE("a low tier that does not match the high one is refused") {
+    temp_dir     dir;
+    gguf_builder file;
+    add_all_but_up(file);
+    const std::string low     = "blk.0.ffn_up_exps.low.0.weight";
+    const std::string experts = "hobbit.tier.low.blk.0.ffn_up_exps.0.experts";
+    std::string       expected;
+    SUBCASE("a part is missing") {
+        expected = "the low tier lacks expert 0 of blk.0.ffn_up_exps";
+    }
+    SUBCASE("an expert is missing") {
+        file.add(low, GGML_TYPE_Q4_0, 64, 32, 3);
+        file.set_ints(experts, { 0, 1, 3 });
+        expected = "the low tier lacks expert 2 of blk.0.ffn_up_exps";
+    }
+    SUBCASE("an expert is repeated") {
+        file.add(low, GGML_TYPE_Q4_0, 64, 32, 4);
+        file.set_ints(experts, { 0, 1, 2, 1 });
+        expected = "tensor '" + low + "' repeats expert 1";
+    }
+    SUBCASE("an expert is repeated in a second group") {
+        file.add(low, GGML_TYPE_Q4_0, 64, 32, 4);
+        file.add("blk.0.ffn_up_exps.low.1.weight", GGML_TYPE_Q8_0, 64, 32, 1);
+        file.set_ints("hobbit.tier.low.blk.0.ffn_up_exps.1.experts", { 3 });
+        expected = "tensor 'blk.0.ffn_up_exps.low.1.weight' repeats expert 3";
+    }
+    SUBCASE("an expert does not exist") {
+        file.add(low, GGML_TYPE_Q4_0, 64, 32, 4);
+        file.set_ints(experts, { 0, 1, 2, 4 });
+        expected = "tensor '" + low + "' names expert 4 of 4";
+    }
+    SUBCASE("an expert is negative") {
+        file.add(low, GGML_TYPE_Q4_0, 64, 32, 4);
+        file.set_ints(experts, { 0, 1, 2, -1 });
+        expected = "tensor '" + low + "' names expert -1 of 4";
+    }
+    SUBCASE("another shape") {
+        file.add(low, GGML_TYPE_Q4_0, 32, 64, 4);
+        expected = "tensor '" + low + "' has shape 32 x 64 x 4, the model asks for 64 x 32 x 4";
+    }
+    SUBCASE("fewer slices than experts listed") {
+        file.add(low, GGML_TYPE_Q4_0, 64, 32, 2);
+        file.set_ints(experts, { 0, 1, 2 });
+        expected = "has shape 64 x 32 x 2, the model asks for 64 x 32 x 3";
+    }
+    SUBCASE("a list that is none") {
+        file.add(low, GGML_TYPE_Q4_0, 64, 32, 4);
+        gguf_set_val_u32(file.keys(), experts.c_str(), 4);
+        expected = experts + " must be an array of 32-bit integers";
+    }
+    SUBCASE("a tier that is not declared") {
+        file.add("blk.0.ffn_up_exps.tiny.0.weight", GGML_TYPE_Q4_0, 64, 32, 4);
+        expected =
+            "tensor 'blk.0.ffn_up_exps.tiny.0.weight' belongs to no expert tensor of the model, or to no further tier";
+    }
+    SUBCASE("a layer without experts") {
+        file.add("blk.1.ffn_up_exps.low.0.weight", GGML_TYPE_Q4_0, 64, 32, 4);
+        expected =
+            "tensor 'blk.1.ffn_up_exps.low.0.weight' belongs to no expert tensor of the model, or to no further tier";
+    }
+    CHECK_CONTAINS(error_of(file.write(dir.path("m.gguf"))), expected);
+}
+
+TEST_CASE("a group of no experts is refused") {
+    temp_dir          dir;
+    gguf_builder      file;
+    const std::string low = "blk.0.ffn_up_exps.low.0.weight";
+    add_all_but_up(file);
+    file.add(low, GGML_TYPE_Q4_0, 64, 32, 4);
+    file.set_ints("hobbit.tier.low.blk.0.ffn_up_exps.0.experts", {});
+    const std::string path = file.write(dir.path("m.gguf"));
+    set_dimension(path, low, 2, 0);
+    CHECK_CONTAINS(error_of(path), "has shape 64 x 32 x 0, the model asks for 64 x 32 x 0");
+}
+
+TEST_CASE("a format that this version does not know is refused") {
+    temp_dir     dir;
+    gguf_builder file;
+    moe_model().add_high(file);
+    moe_model().add_low(file);
+    std::string expected;
+    SUBCASE("a later version") {
+        gguf_set_val_u32(file.keys(), "hobbit.version", 3);
+        expected = "is of hobbit format version 3, this program reads versions 1 and 2";
+    }
+    SUBCASE("no version") {
+        gguf_remove_key(file.keys(), "hobbit.version");
+        expected = "is of hobbit format version 0";
+    }
+    SUBCASE("other tiers") {
+        file.set_strings("hobbit.tiers", { "high", "middle", "low" });
+        expected = "declares other tiers than high and low";
+    }
+    SUBCASE("a residual tier") {
+        gguf_set_val_str(file.keys(), "hobbit.tier.low.kind", "residual");
+        expected = "the low tier is of kind 'residual', this program reads 'complete'";
+    }
+    CHECK_CONTAINS(error_of(file.write(dir.path("m.gguf"))), expected);
+}

@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: MIT
+//
+// Layers that a device and the CPU compute together, against the same layers on the CPU with plain tensors. The device
+// is the CPU behind ggml's RPC server: who computes a row does not change a bit of it.
+#include "fixtures/executor-fixture.h"
+#include "fixtures/rpc-device.h"
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+static moe_executor::config with(score_thresholds thresholds) {
+    return { { thresholds }, false };
+}
+
+// With room for all experts in host memory.
+static engine cooperative(const model_on_disk & m, uint32_t n_high, uint32_t n_low = 0,
+                          score_thresholds thresholds = {}, compute_mode mode = compute_mode::cooperative,
+                          uint32_t host_slots = 16) {
+    return { m, n_high, n_low, with(thresholds), { rpc_device() }, host_slots, mode };
+}
+
+static uint64_t n_selections(const engine & e) {
+    return e.counters.selections[TIER_HIGH] + e.counters.selections[TIER_LOW];
+}
+
+TEST_CASE("what the CPU computes of a layer is what the device would, whatever the batch and the pool") {
+    const model_on_disk m;
+    for (const uint32_t n_slots : { 16u, 3u, 1u }) {
+        engine e = cooperative(m, n_slots);
+        for (const int64_t n_tokens : { 1, 2, 37, 100 }) {
+            for (uint32_t layer = 0; layer < 2; layer++) {
+                CAPTURE(n_slots);
+                CAPTURE(n_tokens);
+                const layer_input input  = random_input(m.shape, n_tokens, unsigned(n_tokens));
+                const uint64_t    before = e.counters.selections_cpu;
+                CHECK(e.compute(m, input, layer) == stock(m, input, TIER_HIGH, layer));
+                CHECK((e.counters.selections_cpu > before || n_slots == 16));
+            }
+        }
+        CHECK(e.counters.selections_cpu > 0);
+        CHECK(e.counters.cpu_ns > 0);
+    }
+}
+
+TEST_CASE("modes: the CPU has nothing, what is missing, or what the cost model gives it") {
+    const model_on_disk m;
+    const layer_input   input = random_input(m.shape, 5, 3);
+    engine              none  = cooperative(m, 8, 0, {}, compute_mode::gpu);
+    engine              all   = cooperative(m, 8, 0, {}, compute_mode::cooperative);
+    for (engine * e : { &none, &all }) {
+        CHECK(e->compute(m, input) == stock(m, input, TIER_HIGH));
+    }
+    CHECK(none.counters.selections_cpu == 0);
+    CHECK(all.counters.selections_cpu == n_selections(all));
+    CHECK(all.counters.hits[TIER_HIGH] == 0);
+
+    engine some = cooperative(m, 3, 0, {}, compute_mode::automatic);
+    for (unsigned i = 0; i < 40; i++) {
+        const layer_input other = random_input(m.shape, 1 + i % 5, i);
+        CHECK(some.compute(m, other, i % 2) == stock(m, other, TIER_HIGH, i % 2));
+    }
+    CHECK(some.counters.selections_cpu > 0);
+    CHECK(some.counters.selections_cpu < n_selections(some));
+    CHECK(some.counters.layers_predicted > 0);
+    CHECK(some.counters.predicted_ns > 0);
+    CHECK(some.counters.measured_ns > 0);
+}
+
+TEST_CASE("what the CPU has computed comes to the device, one expert at a time, and then stays with it") {
+    const model_on_disk m;
+    engine              e     = cooperative(m, 8);
+    const layer_input   input = random_input(m.shape, 1, 9);
+    const rows          first = e.compute(m, input);
+    CHECK(e.counters.selections_cpu == 2);
+    uint64_t before = 0;
+    for (int i = 0; i < 10000 && e.counters.selections_cpu != before; i++) {
+        before = e.counters.selections_cpu;
+        std::this_thread::sleep_for(std::chrono::milliseconds(1)); // a copy is under way
+        REQUIRE(e.compute(m, input) == first);
+    }
+    CHECK(e.counters.selections_cpu == before);
+    CHECK(e.counters.bytes_transferred > 0);
+}
+
+TEST_CASE("behind a connection few of those come that another expert would have to go for") {
+    const model_on_disk m;
+    engine              e = cooperative(m, 2); // of the layer's experts
+    for (int i = 0; i < 200; i++) {
+        e.compute(m, random_input(m.shape, 1, i));
+        std::this_thread::sleep_for(std::chrono::milliseconds(1)); // until what was brought is there
+    }
+    CHECK(e.cache.n_slots(TIER_HIGH) == 2);
+    CHECK(e.counters.evictions > 0);
+    CHECK(e.counters.evictions * 10 < e.counters.selections_cpu);
+}
+
+// Experts come twice each, two at a time. They are so large that the link takes longer for two than the CPU for one.
+TEST_CASE("what is missed again, since the CPU has computed it, is noticed where there is a choice") {
+    moe_model shape = model_on_disk::small();
+    shape.n_layers  = 1;
+    shape.n_embd    = 1024;
+    shape.n_ff      = 512;
+    const model_on_disk m(shape);
+    layer_input         input = random_input(m.shape, 1, 9);
+    for (const compute_mode mode : { compute_mode::automatic, compute_mode::cooperative }) {
+        engine e    = cooperative(m, 2, 0, {}, mode);
+        double most = 0.0;
+        for (int i = 0; i < 100; i++) {
+            input.ids = { i / 2 % 4 * 2, i / 2 % 4 * 2 + 1 };
+            e.compute(m, input);
+            most = std::max(most, e.share->further_misses());
+        }
+        CHECK((most > 0.2) == (mode == compute_mode::automatic));
+    }
+}
+
+TEST_CASE("low precision is computed in low precision, a residual is added") {
+    const layer_input   input = random_input(model_on_disk::small(), 5, 7);
+    const model_on_disk m;
+    engine              low = cooperative(m, 8, 3, { 0.0, 1.0 });
+    engine              on_cpu(m, 8, 3, score_thresholds{ 0.0, 1.0 });
+    CHECK(low.compute(m, input) == on_cpu.compute(m, input));
+    CHECK(low.counters.selections[TIER_LOW] > 0);
+    CHECK(low.counters.selections_cpu == n_selections(low));
+    for (const uint32_t n_slots : { 8u, 2u }) {
+        CAPTURE(n_slots);
+        const model_on_disk sums = model_on_disk::with_residual();
+        engine              e    = cooperative(sums, n_slots, n_slots);
+        for (const int64_t n_tokens : { 1, 5 }) {
+            const layer_input other = random_input(sums.shape, n_tokens, 8);
+            CHECK(e.compute(sums, other) == stock(sums, other, TIER_HIGH));
+        }
+        CHECK(e.counters.selections_cpu > 0);
+    }
+}
+
+TEST_CASE("experts of one tier may have types of their own") {
+    const model_on_disk m = model_on_disk::with_mixed_types();
+    engine              on_cpu(m, 8, 2, score_thresholds{ 0.0, 1.0 });
+    engine              e = cooperative(m, 8, 2, { 0.0, 1.0 });
+    for (const int64_t n_tokens : { 1, 21 }) {
+        CAPTURE(n_tokens);
+        const layer_input input = random_input(m.shape, n_tokens, 17);
+        CHECK(e.compute(m, input) == on_cpu.compute(m, input));
+    }
+    CHECK(e.counters.selections_cpu > 0);
+}
+
+TEST_CASE("biases are added on the CPU, what is skipped is zero") {
+    moe_model shape = model_on_disk::small();
+    shape.n_used    = 4;
+    const model_on_disk m(shape);
+    for (const int64_t n_tokens : { 1, 9 }) {
+        CAPTURE(n_tokens);
+        const layer_input input = random_input(shape, n_tokens, 11);
+        engine            plain = cooperative(m, 4);
+        CHECK(plain.compute(m, input, 0, true) == stock(m, input, TIER_HIGH, 0, true));
+        CHECK(plain.counters.selections_cpu > 0);
+
+        engine e = cooperative(m, 4, 4, { 0.3, 0.6 });
+        engine on_cpu(m, 4, 4, score_thresholds{ 0.3, 0.6 });
+        CHECK(e.compute(m, input, 0, true) == on_cpu.compute(m, input, 0, true));
+        CHECK((e.counters.selections_skipped > 0 || n_tokens > 1));
+        CHECK(e.counters.selections_cpu > 0);
+    }
+}
+
+TEST_CASE("gate and up in one tensor, or with an operation between them") {
+    for (const bool fused : { true, false }) {
+        CAPTURE(fused);
+        moe_model shape = model_on_disk::small();
+        shape.fused     = fused;
+        shape.apart     = !fused;
+        const model_on_disk m(shape);
+        engine              e     = cooperative(m, 3);
+        const layer_input   input = random_input(shape, 6, 13);
+        CHECK(e.compute(m, input) == stock(m, input, TIER_HIGH));
+        CHECK(e.counters.selections_cpu > 0);
+    }
+}
+
+TEST_CASE("experts that host memory has no slot for are computed by the device") {
+    const model_on_disk m;
+    engine              e = cooperative(m, 4, 0, {}, compute_mode::cooperative, 2);
+    for (unsigned i = 0; i < 10; i++) {
+        const layer_input input = random_input(m.shape, 7, i);
+        CHECK(e.compute(m, input, i % 2) == stock(m, input, TIER_HIGH, i % 2));
+    }
+    CHECK(e.counters.selections_cpu > 0);
+    CHECK(e.counters.selections_cpu < n_selections(e));
+}
+
+TEST_CASE("a layer computed node by node is the layer") {
+    const model_on_disk m;
+    for (const int64_t n_tokens : { 1, 6 }) {
+        CAPTURE(n_tokens);
+        const layer_input input = random_input(m.shape, n_tokens, 23);
+        engine            e     = cooperative(m, 3);
+        CHECK(compute_node_by_node(e, m, input, true) == stock(m, input, TIER_HIGH, 0, true));
+        CHECK(e.counters.selections_cpu > 0);
+    }
+}
+
+TEST_CASE("an error of reading ends the computation") {
+    const model_on_disk m;
+    for (const int n_reads : { 0, 3 }) {
+        CAPTURE(n_reads);
+        engine e            = cooperative(m, 4);
+        e.reader.reads_left = n_reads;
+        layer_graph graph(m.shape, random_input(m.shape, 7, 1), false, 1, ggml_backend_dev_buffer_type(e.place.device));
+        graph.set_cached(m.index, 0);
+        for (int i = 0; i < 2; i++) {
+            CHECK(e.executor.compute(graph.graph, e.inner, &e.cpu_graph).message() == "the disk is gone");
+        }
+    }
+}

@@ -1,0 +1,417 @@
+// SPDX-License-Identifier: MIT
+#include "plan/memory-budget.h"
+
+#include "model/expert-index.h"
+
+#include <cstdlib>
+#include <doctest/doctest.h>
+#include <string>
+#include <vector>
+
+using namespace hobbit;
+
+static constexpr uint64_t MiB = 1024 * 1024;
+
+// 4 MiB and 1 MiB a slot, 64 experts, of which a token uses 4 in each layer.
+static pool_demand two_tiers() {
+    pool_demand d;
+    d.slot_size = { 4 * MiB, 1 * MiB };
+    d.n_experts = 64;
+    d.n_used    = 4;
+    return d;
+}
+
+static pool_demand one_tier() {
+    pool_demand d         = two_tiers();
+    d.slot_size[TIER_LOW] = 0;
+    return d;
+}
+
+static budget with_pools(uint64_t bytes, double t1 = 1.0) {
+    budget s;
+    s.pools = bytes;
+    s.t1    = t1;
+    return s;
+}
+
+static budget with_memory(uint64_t bytes, double t1 = 1.0) {
+    budget s;
+    s.memory = bytes;
+    s.t1     = t1;
+    return s;
+}
+
+static pool_plan planned(const budget & s, const pool_demand & d, const other_memory & other = {}) {
+    pool_plan    plan;
+    const status result = plan_pools(s, d, other, plan);
+    CHECK_MESSAGE(result.ok(), result.message());
+    return plan;
+}
+
+static std::string refused(const budget & s, const pool_demand & d, const other_memory & other = {}) {
+    pool_plan    plan;
+    const status result = plan_pools(s, d, other, plan);
+    CHECK_FALSE(result.ok());
+    return result.message();
+}
+
+static uint64_t bytes_of(const pool_plan & plan, const pool_demand & d) {
+    return plan.n_slots[TIER_HIGH] * d.slot_size[TIER_HIGH] + plan.n_slots[TIER_LOW] * d.slot_size[TIER_LOW];
+}
+
+TEST_CASE("everything high: the whole budget is the high pool's") {
+    CHECK(planned(with_pools(100 * MiB), one_tier()).n_slots == std::array<uint32_t, 2>{ 25, 0 });
+    CHECK(planned(with_pools(100 * MiB), two_tiers()).n_slots == std::array<uint32_t, 2>{ 25, 0 });
+    CHECK(planned(with_pools(103 * MiB), two_tiers()).n_slots == std::array<uint32_t, 2>{ 25, 0 });
+}
+
+TEST_CASE("the low pool exists only where the low tier can be chosen") {
+    CHECK_FALSE(uses_low(with_pools(1, 1.0), two_tiers()));
+    CHECK_FALSE(uses_low(with_pools(1, 0.5), one_tier()));
+    CHECK(uses_low(with_pools(1, 0.5), two_tiers()));
+}
+
+TEST_CASE("without a share the low pool gets 1 - t1 slots for each of the high pool") {
+    // t1 = 0: as many of each: 100 / (4 + 1)
+    CHECK(planned(with_pools(100 * MiB, 0.0), two_tiers()).n_slots == std::array<uint32_t, 2>{ 20, 20 });
+    // t1 = 0.5: 100 * 0.5 / (0.5 + 4) = 11.1 MiB of low slots, the rest high
+    CHECK(planned(with_pools(100 * MiB, 0.5), two_tiers()).n_slots == std::array<uint32_t, 2>{ 22, 11 });
+}
+
+TEST_CASE("a share is kept to, but leaves both pools what one token needs") {
+    budget s    = with_pools(100 * MiB, 0.5);
+    s.low_share = 0.25;
+    CHECK(planned(s, two_tiers()).n_slots == std::array<uint32_t, 2>{ 18, 25 });
+    s.low_share = 0.0;
+    CHECK(planned(s, two_tiers()).n_slots == std::array<uint32_t, 2>{ 24, 4 });
+    s.pools     = 40 * MiB;
+    s.low_share = 1.0; // 40 - 4 * 4 = 24 MiB are left beside the smallest high pool
+    CHECK(planned(s, two_tiers()).n_slots == std::array<uint32_t, 2>{ 4, 24 });
+}
+
+TEST_CASE("never more slots than experts") {
+    CHECK(planned(with_pools(1000 * MiB), two_tiers()).n_slots == std::array<uint32_t, 2>{ 64, 0 });
+    CHECK(planned(with_pools(100000 * MiB, 0.0), two_tiers()).n_slots == std::array<uint32_t, 2>{ 64, 64 });
+    budget s    = with_pools(1000 * MiB, 0.5);
+    s.low_share = 1.0;
+    CHECK(planned(s, two_tiers()).n_slots == std::array<uint32_t, 2>{ 64, 64 });
+}
+
+TEST_CASE("a model with fewer experts than a token is said to use") {
+    pool_demand d = one_tier();
+    d.n_experts   = 2;
+    CHECK(planned(with_pools(8 * MiB), d).n_slots == std::array<uint32_t, 2>{ 2, 0 });
+}
+
+TEST_CASE("pools below the smallest are refused, and the smallest named works") {
+    for (const double t1 : { 1.0, 0.5 }) {
+        CAPTURE(t1);
+        // 4 slots of 4 MiB, and 4 of 1 MiB where the low tier is used
+        const uint64_t    smallest = (t1 < 1.0 ? 20 : 16) * MiB;
+        const std::string message  = refused(with_pools(smallest - 1, t1), two_tiers());
+        CHECK(message.find("the smallest that work are " + std::to_string(smallest) + " bytes") != std::string::npos);
+        const pool_plan plan = planned(with_pools(smallest, t1), two_tiers());
+        CHECK(plan.n_slots == std::array<uint32_t, 2>{ 4, t1 < 1.0 ? 4u : 0u });
+    }
+}
+
+TEST_CASE("a memory budget leaves room for everything else") {
+    const other_memory other = { 100 * MiB, 300 * MiB, 10 * MiB, 0, 0 };
+    // 1000 MiB: less 410 MiB, less slack of 32 + 10 MiB, leaves 548 MiB: 137 slots, but there are 64 experts
+    CHECK(planned(with_memory(1000 * MiB), one_tier(), other).n_slots[TIER_HIGH] == 64);
+    // 600 MiB: less 410 MiB, less slack of 32 + 6 MiB, leaves 152 MiB
+    CHECK(planned(with_memory(600 * MiB), one_tier(), other).n_slots[TIER_HIGH] == 38);
+}
+
+TEST_CASE("a memory budget below the smallest is refused, and the smallest named works") {
+    const other_memory others[] = {
+        {},
+        { 100 * MiB, 300 * MiB, 10 * MiB, 0, 0 },
+        { 50 * MiB, 20000 * MiB, 3 * MiB, 0, 0 },
+    };
+    for (const other_memory & other : others) {
+        for (const double t1 : { 1.0, 0.0 }) {
+            CAPTURE(other.model);
+            CAPTURE(t1);
+            const std::string message = refused(with_memory(MiB, t1), two_tiers(), other);
+            const std::string words   = "the smallest that works is ";
+            const size_t      at      = message.find(words);
+            REQUIRE(at != std::string::npos);
+            const uint64_t named = strtoull(message.c_str() + at + words.size(), nullptr, 10);
+
+            const pool_plan plan = planned(with_memory(named * MiB, t1), two_tiers(), other);
+            CHECK(plan.n_slots[TIER_HIGH] >= 4);
+            // and it is not far above what is taken: 2 % and a few MiB
+            const uint64_t sum = other.before + other.model + other.scratch + bytes_of(plan, two_tiers());
+            CHECK(named * MiB >= sum);
+            CHECK(named <= sum / MiB * 103 / 100 + 40);
+        }
+    }
+}
+
+TEST_CASE("a budget given for the pools alone overrides the one for the process") {
+    budget s = with_pools(100 * MiB);
+    s.memory = 1;
+    CHECK(planned(s, one_tier()).n_slots[TIER_HIGH] == 25);
+}
+
+TEST_CASE("without a budget the pools get what is free, less what is still to come and a reserve") {
+    // of 5000 MiB available: the model will take 100 MiB more than it holds now, 10 MiB of scratch, 10 % in reserve
+    const other_memory other = { 200 * MiB, 700 * MiB, 10 * MiB, 800 * MiB, 5000 * MiB };
+    pool_demand        d     = one_tier();
+    d.n_experts              = 5000;
+    CHECK(planned({}, d, other).n_slots[TIER_HIGH] == (5000 - 100 - 10 - 500) / 4);
+
+    // little available: the reserve is 256 MiB
+    const other_memory little = { 200 * MiB, 700 * MiB, 10 * MiB, 900 * MiB, 500 * MiB };
+    CHECK(planned({}, d, little).n_slots[TIER_HIGH] == (500 - 10 - 256) / 4);
+
+    // more resident than the model accounts for: nothing is still to come
+    const other_memory more = { 200 * MiB, 700 * MiB, 10 * MiB, 2000 * MiB, 500 * MiB };
+    CHECK(planned({}, d, more).n_slots[TIER_HIGH] == (500 - 10 - 256) / 4);
+}
+
+//
+// a device with memory of its own
+//
+
+// Of 1000 MiB, and rows of 10 MiB; slots of host memory are larger than its own.
+static other_memory with_device() {
+    pool_demand host           = two_tiers();
+    host.slot_size             = { 5 * MiB, 2 * MiB };
+    const device_memory device = { "GPU0", 1000 * MiB, 10 * MiB, host };
+    return { 200 * MiB, 700 * MiB, 10 * MiB, 800 * MiB, 100 * MiB, device };
+}
+
+TEST_CASE("a device's pools get what it has free, less the rows and a reserve") {
+    pool_demand d = one_tier();
+    d.n_experts   = 5000;
+    CHECK(planned({}, d, with_device()).n_slots[TIER_HIGH] == (1000 - 10 - 256) / 4);
+    budget s;
+    s.device_memory = 500 * MiB;
+    CHECK(planned(s, d, with_device()).n_slots[TIER_HIGH] == (500 - 500 / 256 - 1 - 10) / 4);
+    s.pools = 100 * MiB;
+    CHECK(planned(s, d, with_device()).n_slots[TIER_HIGH] == 100 / 4);
+}
+
+TEST_CASE("device memory below the smallest is refused, and the smallest named works") {
+    budget s;
+    s.device_memory = MiB;
+    CHECK(refused(s, two_tiers(), with_device()) ==
+          "device memory of 1.0 MiB is too small: the smallest that works is 27 MiB");
+    s.device_memory = 27 * MiB;
+    CHECK(planned(s, two_tiers(), with_device()).n_slots[TIER_HIGH] == 4);
+
+    other_memory full = with_device();
+    full.device.free  = 270 * MiB;
+    CHECK(refused({}, two_tiers(), full) ==
+          "GPU0 has too little free memory for expert pools: 4.0 MiB are left, the smallest that work are 16.0 MiB; "
+          "free some of it, use a smaller context, or leave the experts in host memory with hobbit.device=CPU "
+          "(--device CPU)");
+}
+
+TEST_CASE("with a device a memory budget is for everything but the pools") {
+    const uint64_t others = 200 + 700 + 10 + 32;
+    CHECK(planned(with_memory(1000 * MiB), one_tier(), with_device()).n_slots[TIER_HIGH] == 64);
+    const std::string message = refused(with_memory(others * MiB), one_tier(), with_device());
+    CHECK(message.find("a memory budget of 942.0 MiB is too small") != std::string::npos);
+    budget with_pools = with_memory(others * MiB);
+    with_pools.pools  = 100 * MiB;
+    CHECK(refused(with_pools, one_tier(), with_device()) == message);
+}
+
+TEST_CASE("host memory behind a device caches experts in what its budget leaves") {
+    // of 1100 MiB: less 11 MiB, less 942 MiB for everything else, 147 MiB
+    CHECK(planned(with_memory(1100 * MiB), one_tier(), with_device()).n_host_slots == pool_slots{ 29, 0 });
+    CHECK(planned(with_memory(9000 * MiB), one_tier(), with_device()).n_host_slots == pool_slots{ 64, 0 });
+    CHECK(planned(with_memory(1100 * MiB, 0.0), two_tiers(), with_device()).n_host_slots == pool_slots{ 21, 21 });
+
+    budget s        = with_memory(1100 * MiB);
+    s.pools         = 100 * MiB; // of the device
+    const auto plan = planned(s, one_tier(), with_device());
+    CHECK(plan.n_slots[TIER_HIGH] == 25);
+    CHECK(plan.n_host_slots[TIER_HIGH] == 29);
+}
+
+TEST_CASE("without a budget host memory behind a device caches experts in what is free") {
+    other_memory other = with_device(); // 100 MiB of the model are still to come
+    other.available    = 600 * MiB;
+    CHECK(planned({}, one_tier(), other).n_host_slots == pool_slots{ (600 - 100 - 10 - 256) / 5, 0 });
+    other.available = 100 * MiB;
+    CHECK(planned({}, one_tier(), other).n_host_slots == pool_slots{ 0, 0 });
+}
+
+TEST_CASE("host memory with less room than a token's experts of a layer caches none") {
+    const uint64_t others = 200 + 700 + 10 + 32;
+    for (const uint64_t room : { 19, 21 }) {
+        const uint64_t budget = (others + room) * MiB * 100 / 99 + 1;
+        CHECK(planned(with_memory(budget), one_tier(), with_device()).n_host_slots[TIER_HIGH] == (room < 20 ? 0 : 4));
+    }
+}
+
+//
+// several devices
+//
+
+// Of so many layers of 16 experts.
+static device_share device_with(uint32_t n_layers) {
+    device_share device = { one_tier(), 10 * MiB };
+
+    device.demand.n_experts = 16 * n_layers;
+    return device;
+}
+
+static std::vector<budget> shared(const budget & s, const std::vector<device_share> & devices) {
+    std::vector<budget> each;
+    const status        result = share_bounds(s, devices, each);
+    CHECK_MESSAGE(result.ok(), result.message());
+    return each;
+}
+
+TEST_CASE("pools are shared by what the devices' layers take, each with the least that works") {
+    // the least are 4 slots of 4 MiB each; all experts are 48 and 16 slots
+    const std::vector<device_share> devices = { device_with(3), device_with(1) };
+    const auto                      parts   = [&](uint64_t bytes) {
+        const auto each = shared(with_pools(bytes), devices);
+        return std::vector<uint64_t>{ each[0].pools, each[1].pools };
+    };
+    CHECK(parts(32 * MiB) == std::vector<uint64_t>{ 16 * MiB, 16 * MiB });
+    CHECK(parts(64 * 4 * MiB) == std::vector<uint64_t>{ 48 * 4 * MiB, 16 * 4 * MiB }); // room for all
+    CHECK(parts(36 * 4 * MiB) == std::vector<uint64_t>{ 26 * 4 * MiB, 10 * 4 * MiB }); // half of the rest
+}
+
+TEST_CASE("pools of several devices that are too small together name the smallest sum that works") {
+    const std::vector<device_share> devices = { device_with(3), device_with(1) };
+    std::vector<budget>             each;
+    CHECK(share_bounds(with_pools(32 * MiB - 1), devices, each).message() ==
+          "expert pools of 33554431 bytes are too small: the smallest that work are 33554432 bytes (32.0 MiB)");
+    CHECK(share_bounds(with_pools(32 * MiB), devices, each).ok());
+}
+
+TEST_CASE("a low tier counts where it is used") {
+    std::vector<device_share> devices = { device_with(1), device_with(1) };
+    for (device_share & device : devices) {
+        device.demand.slot_size = two_tiers().slot_size;
+    }
+    std::vector<budget> each;
+    CHECK(share_bounds(with_pools(32 * MiB), devices, each).ok());
+    CHECK_FALSE(share_bounds(with_pools(40 * MiB - 1, 0.5), devices, each).ok());
+    CHECK(shared(with_pools(40 * MiB, 0.5), devices)[1].pools == 20 * MiB);
+}
+
+TEST_CASE("device memory is shared in the same way, and each part works") {
+    const std::vector<device_share> devices = { device_with(3), device_with(1) };
+    budget                          s;
+    std::vector<budget>             each;
+    s.device_memory = 53 * MiB;
+    CHECK(share_bounds(s, devices, each).message() ==
+          "device memory of 53.0 MiB is too small: the smallest that works is 54 MiB"); // 27 of one device
+    for (const uint64_t bytes : { 54, 200, 400 }) {
+        CAPTURE(bytes);
+        s.device_memory = bytes * MiB;
+        each            = shared(s, devices);
+        CHECK(each[0].device_memory + each[1].device_memory <= s.device_memory);
+        CHECK(each[0].device_memory + each[1].device_memory > s.device_memory - MiB);
+        for (size_t i = 0; i < 2; i++) {
+            CHECK(planned(each[i], devices[i].demand, with_device()).n_slots[TIER_HIGH] >= 4);
+        }
+    }
+    CHECK(planned(each[0], devices[0].demand, with_device()).n_slots[TIER_HIGH] == 48);
+    CHECK(planned(each[1], devices[1].demand, with_device()).n_slots[TIER_HIGH] == 16);
+    s.pools = 36 * 4 * MiB; // bounds the pools, whatever the device memory
+    CHECK(shared(s, devices)[0].pools == 26 * 4 * MiB);
+}
+
+TEST_CASE("a device without layers gets nothing, and one device has the bounds as they are") {
+    const auto each = shared(with_pools(64 * MiB), { device_with(0), device_with(1) });
+    CHECK(each[0].pools == 0);
+    CHECK(each[1].pools == 64 * MiB);
+    CHECK(shared(with_pools(1), { device_with(1) })[0].pools == 1); // plan_pools refuses it
+    CHECK(shared({}, { device_with(1), device_with(1) })[0].pools == 0);
+    CHECK(shared({}, { device_with(1), device_with(1) })[1].device_memory == 0);
+}
+
+TEST_CASE("too little free memory is an error that says so") {
+    const other_memory other   = { 0, 0, 0, 0, 260 * MiB };
+    const std::string  message = refused({}, two_tiers(), other);
+    CHECK(message.find(
+              "not enough free memory for expert pools: 4.0 MiB are left, the smallest that work are 16.0 MiB") !=
+          std::string::npos);
+    CHECK(refused({}, two_tiers(), {}).find("not enough free memory") != std::string::npos);
+}
+
+TEST_CASE("any budget that is accepted is kept to") {
+    for (uint64_t mib = 20; mib < 400; mib += 7) {
+        for (const double t1 : { 0.0, 0.3, 0.7, 1.0 }) {
+            CAPTURE(mib);
+            CAPTURE(t1);
+            const pool_plan plan = planned(with_pools(mib * MiB, t1), two_tiers());
+            CHECK(bytes_of(plan, two_tiers()) <= mib * MiB);
+            CHECK(plan.n_slots[TIER_HIGH] >= 4);
+            CHECK(plan.n_slots[TIER_HIGH] <= 64);
+            CHECK((plan.n_slots[TIER_LOW] >= 4 || t1 == 1.0));
+        }
+    }
+}
+
+//
+// a residual high tier
+//
+
+// 4 MiB of residual on 4 MiB.
+static pool_demand residual_tiers() {
+    pool_demand d      = two_tiers();
+    d.slot_size        = { 4 * MiB, 4 * MiB };
+    d.high_is_residual = true;
+    return d;
+}
+
+TEST_CASE("each residual has a low version beside it, and at t1 below 1 there are more of these") {
+    CHECK(uses_low(with_pools(1, 1.0), residual_tiers()));
+    CHECK(planned(with_pools(100 * MiB), residual_tiers()).n_slots == std::array<uint32_t, 2>{ 12, 12 });
+    // t1 = 0.5: 1.5 low versions for each residual; at 0, two
+    CHECK(planned(with_pools(100 * MiB, 0.5), residual_tiers()).n_slots == std::array<uint32_t, 2>{ 10, 15 });
+    CHECK(planned(with_pools(96 * MiB, 0.0), residual_tiers()).n_slots == std::array<uint32_t, 2>{ 8, 16 });
+}
+
+TEST_CASE("a residual tier keeps to a share as far as it can, and to what there is") {
+    budget s    = with_pools(100 * MiB, 0.5);
+    s.low_share = 0.8;
+    CHECK(planned(s, residual_tiers()).n_slots == std::array<uint32_t, 2>{ 5, 20 });
+    s.low_share = 0.0; // a residual is of no use without its low version
+    CHECK(planned(s, residual_tiers()).n_slots == std::array<uint32_t, 2>{ 12, 12 });
+    s.low_share = 1.0;
+    CHECK(planned(s, residual_tiers()).n_slots == std::array<uint32_t, 2>{ 4, 21 });
+    s.pools = 100000 * MiB;
+    CHECK(planned(s, residual_tiers()).n_slots == std::array<uint32_t, 2>{ 64, 64 });
+    CHECK(planned(with_pools(100000 * MiB), residual_tiers()).n_slots == std::array<uint32_t, 2>{ 64, 64 });
+}
+
+TEST_CASE("the smallest pools of a residual tier hold a token's experts in both parts") {
+    CHECK(refused(with_pools(32 * MiB - 1), residual_tiers()).find("the smallest that work are 33554432 bytes") !=
+          std::string::npos);
+    for (const double share : { -1.0, 0.0, 1.0 }) {
+        budget s    = with_pools(32 * MiB);
+        s.low_share = share;
+        CHECK(planned(s, residual_tiers()).n_slots == std::array<uint32_t, 2>{ 4, 4 });
+    }
+}
+
+TEST_CASE("any budget that is accepted is kept to, with residuals of any size") {
+    for (uint64_t mib = 40; mib < 700; mib += 13) {
+        for (const double t1 : { 0.0, 0.5, 1.0 }) {
+            for (const uint64_t residual : { 1, 4, 6 }) {
+                CAPTURE(mib);
+                CAPTURE(t1);
+                CAPTURE(residual);
+                pool_demand d          = residual_tiers();
+                d.slot_size[TIER_HIGH] = residual * MiB;
+                const pool_plan plan   = planned(with_pools(mib * MiB, t1), d);
+                CHECK(bytes_of(plan, d) <= mib * MiB);
+                CHECK(plan.n_slots[TIER_HIGH] >= 4);
+                CHECK(plan.n_slots[TIER_LOW] >= plan.n_slots[TIER_HIGH]);
+                CHECK(plan.n_slots[TIER_LOW] <= 64);
+            }
+        }
+    }
+}

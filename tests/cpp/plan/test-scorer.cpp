@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: MIT
+#include "plan/scorer.h"
+
+#include <cmath>
+#include <doctest/doctest.h>
+#include <limits>
+#include <string>
+#include <vector>
+
+using namespace hobbit;
+
+// One letter per expert: H, L or - for skipped.
+static std::string score(const std::vector<float> & weights, double t1, double t2) {
+    std::vector<precision> out(weights.size());
+    score_experts(weights.data(), weights.size(), { t1, t2 }, out.data());
+    std::string letters;
+    for (const precision p : out) {
+        letters += p == PRECISION_HIGH ? 'H' : p == PRECISION_LOW ? 'L' : '-';
+    }
+    return letters;
+}
+
+TEST_CASE("scores are the weights ranked before, compared with both thresholds") {
+    // scores 0, 0.5, 0.75, 0.875
+    const std::vector<float> weights = { 0.5f, 0.25f, 0.125f, 0.125f };
+    CHECK(score(weights, 0.6, 0.8) == "HHL-");
+    CHECK(score(weights, 0.1, 0.2) == "H---");
+    CHECK(score(weights, 0.8, 0.9) == "HHHL");
+}
+
+TEST_CASE("a score that equals a threshold keeps the better precision") {
+    // scores 0, 0.5, 0.75, 0.875, all exact in binary
+    CHECK(score({ 0.5f, 0.25f, 0.125f, 0.125f }, 0.5, 0.75) == "HHL-");
+}
+
+TEST_CASE("the first expert is high whatever the thresholds") {
+    CHECK(score({ 0.5f, 0.5f }, 0.0, 0.0) == "H-");
+    CHECK(score({ 1.0f }, 0.0, 0.0) == "H");
+}
+
+TEST_CASE("t1 = 0 leaves only the first expert high") {
+    CHECK(score({ 0.4f, 0.3f, 0.2f, 0.1f }, 0.0, 1.0) == "HLLL");
+}
+
+TEST_CASE("t1 = t2 = 1 makes everything high, even where rounding lifts a score above 1") {
+    CHECK(score({ 0.4f, 0.3f, 0.2f, 0.1f }, 1.0, 1.0) == "HHHH");
+    CHECK(score(std::vector<float>(64, 0.1f), 1.0, 1.0) == std::string(64, 'H'));
+}
+
+TEST_CASE("t2 = 1 skips nothing, even where rounding lifts a score above 1") {
+    // a last weight of 0 has the score 1 to within rounding
+    std::vector<float> weights(64, 0.1f);
+    weights.back() = 0.0f;
+    CHECK(score(weights, 0.0, 1.0) == "H" + std::string(63, 'L'));
+}
+
+TEST_CASE("experts are ranked by weight, not by position") {
+    // by weight: 0.5 (score 0), 0.3 (0.5), 0.2 (0.8)
+    CHECK(score({ 0.2f, 0.5f, 0.3f }, 0.6, 0.7) == "-HH");
+    CHECK(score({ 0.3f, 0.2f, 0.5f }, 0.4, 0.7) == "L-H");
+}
+
+TEST_CASE("weights that do not sum to 1 are normalised") {
+    // sigmoid weights 2, 1, 1: scores 0, 0.5, 0.75
+    CHECK(score({ 2.0f, 1.0f, 1.0f }, 0.6, 0.7) == "HH-");
+    CHECK(score({ 0.02f, 0.01f, 0.01f }, 0.6, 0.7) == "HH-");
+}
+
+TEST_CASE("equal weights keep their order") {
+    // scores 0, 0.25, 0.5, 0.75 from left to right
+    CHECK(score({ 0.25f, 0.25f, 0.25f, 0.25f }, 0.25, 0.5) == "HHL-");
+}
+
+TEST_CASE("weights that rank nothing make everything high") {
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    const float inf = std::numeric_limits<float>::infinity();
+    CHECK(score({ nan, 0.5f, 0.5f }, 0.0, 0.0) == "HHH");
+    CHECK(score({ inf, 0.5f }, 0.0, 0.0) == "HH");
+    CHECK(score({ 0.0f, 0.0f, 0.0f }, 0.0, 0.0) == "HHH");
+    CHECK(score({ -1.0f, 0.5f }, 0.0, 0.0) == "HH");
+}
+
+TEST_CASE("no experts, no scores") {
+    CHECK(score({}, 0.5, 0.5) == "");
+}

@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: MIT
+#include "policy/cache-policy.h"
+
+#include "model/expert-index.h"
+#include "policy/usage-records.h"
+
+#include <doctest/doctest.h>
+#include <memory>
+#include <numeric>
+#include <set>
+#include <string>
+#include <vector>
+
+using namespace hobbit;
+
+using weights = std::array<double, 4>;
+
+static std::unique_ptr<cache_policy> make(const std::string & name, const weights & w = { 0.25, 0.25, 0.25, 0.25 },
+                                          uint64_t seed = 0) {
+    policy_options options;
+    options.name      = name;
+    options.weights   = w;
+    options.n_layers  = 4;
+    options.n_experts = 8;
+    options.n_used    = 2;
+    options.seed      = seed;
+    auto policy       = make_policy(options);
+    REQUIRE(policy);
+    return policy;
+}
+
+static expert_usage use(uint32_t layer, uint32_t expert, uint32_t tier = TIER_HIGH, uint32_t n_tokens = 1,
+                        uint32_t sequence = 0) {
+    return { { layer, expert }, sequence, tier, n_tokens, 0.5 * n_tokens };
+}
+
+// One token of sequence 0 that uses these.
+static void run_token(cache_policy & policy, const std::vector<expert_usage> & uses) {
+    policy.begin_tokens(0, 1);
+    for (const expert_usage & u : uses) {
+        policy.on_use(u);
+    }
+}
+
+static double value(cache_policy & policy, uint32_t layer, uint32_t expert, uint32_t running = 0,
+                    uint32_t tier = TIER_HIGH) {
+    return policy.value({ layer, expert }, tier, running);
+}
+
+TEST_CASE("every listed name makes a policy, and no other name does") {
+    std::set<std::string> names;
+    for (const std::string & name : policy_names()) {
+        CAPTURE(name);
+        CHECK(make(name) != nullptr);
+        names.insert(name);
+    }
+    CHECK(names.size() == policy_names().size());
+    for (const char * name : { "lru", "lfu", "lhu", "fld", "random", "hobbit", "moe-infinity", "edgemoe", "echo" }) {
+        CHECK(names.count(name) == 1);
+    }
+    policy_options unknown;
+    for (const char * name : { "", "LRU", "belady", "lru " }) {
+        unknown.name = name;
+        CHECK(make_policy(unknown) == nullptr);
+    }
+}
+
+TEST_CASE("every policy values an expert that was never used no higher than the same one after its use") {
+    for (const std::string & name : policy_names()) {
+        if (name == "random") {
+            continue;
+        }
+        CAPTURE(name);
+        auto policy = make(name);
+        policy->begin_sequence(0);
+        policy->begin_tokens(0, 1);
+        const double before = value(*policy, 2, 3, 1);
+        policy->on_use(use(2, 3));
+        CHECK(value(*policy, 2, 3, 1) >= before);
+        CHECK(value(*policy, 2, 3, 1) >= value(*policy, 2, 4, 1));
+    }
+}
+
+TEST_CASE("the default weights of Eq. 3 sum to 1") {
+    const weights w = policy_options().weights;
+    CHECK(std::accumulate(w.begin(), w.end(), 0.0) == doctest::Approx(1.0));
+}
+
+TEST_CASE("lru: the order of last uses, across sequences and tiers") {
+    auto policy = make("lru");
+    policy->begin_sequence(0);
+    run_token(*policy, { use(0, 1), use(1, 1, TIER_LOW), use(2, 1) });
+    CHECK(value(*policy, 0, 1) < value(*policy, 1, 1));
+    CHECK(value(*policy, 1, 1) < value(*policy, 2, 1));
+    policy->begin_sequence(1);
+    policy->on_use(use(0, 1, TIER_HIGH, 1, 1));
+    CHECK(value(*policy, 0, 1) > value(*policy, 2, 1));
+    CHECK(value(*policy, 0, 1) == value(*policy, 0, 1, 3, TIER_LOW)); // neither the running layer nor the tier matters
+}
+
+TEST_CASE("lfu: tokens that used the expert, whatever their precision") {
+    auto policy = make("lfu");
+    policy->begin_sequence(0);
+    run_token(*policy, { use(0, 1), use(0, 2, TIER_LOW, 5) });
+    run_token(*policy, { use(0, 1) });
+    CHECK(value(*policy, 0, 1) == 2);
+    CHECK(value(*policy, 0, 2) == 5);
+    CHECK(value(*policy, 0, 3) == 0);
+    policy->begin_sequence(0);
+    CHECK(value(*policy, 0, 2) == 5); // a baseline never forgets
+}
+
+TEST_CASE("lhu: tokens that the expert served in high precision") {
+    auto policy = make("lhu");
+    policy->begin_sequence(0);
+    run_token(*policy, { use(0, 1, TIER_HIGH, 2), use(0, 2, TIER_LOW, 5) });
+    CHECK(value(*policy, 0, 1, 0, TIER_LOW) == 2);
+    CHECK(value(*policy, 0, 2, 0, TIER_LOW) == 0);
+}
+
+TEST_CASE("fld: the nearer an expert's layer is to its turn the more it is worth") {
+    auto policy = make("fld");
+    // four layers, layer 1 runs: itself 1, layer 2 one step ahead, layer 3 two, layer 0 three
+    CHECK(value(*policy, 1, 0, 1) == 1.0);
+    CHECK(value(*policy, 2, 0, 1) == 0.75);
+    CHECK(value(*policy, 3, 0, 1) == 0.5);
+    CHECK(value(*policy, 0, 0, 1) == 0.25);
+}
+
+TEST_CASE("random: the seed decides, and nothing else") {
+    auto        a = make("random", {}, 1);
+    auto        b = make("random", {}, 1);
+    auto        c = make("random", {}, 2);
+    std::string same;
+    int         n_other = 0;
+    for (int i = 0; i < 20; i++) {
+        const double drawn = value(*a, 0, 0);
+        CHECK(drawn == value(*b, 1, 1));
+        n_other += drawn != value(*c, 0, 0);
+    }
+    CHECK(n_other == 20);
+}
+
+TEST_CASE("hobbit: the LRU term is the last used token over the tokens so far") {
+    auto policy = make("hobbit", { 1, 0, 0, 0 });
+    policy->begin_sequence(0);
+    run_token(*policy, { use(0, 1), use(0, 2) }); // token 1
+    run_token(*policy, { use(0, 2) });            // token 2
+    run_token(*policy, {});
+    run_token(*policy, {}); // T = 4
+    CHECK(value(*policy, 0, 1) == 0.25);
+    CHECK(value(*policy, 0, 2) == 0.5);
+    CHECK(value(*policy, 0, 3) == 0.0);
+}
+
+TEST_CASE("hobbit: a batch counts all its tokens, and uses in it count as of its last token") {
+    auto policy = make("hobbit", { 1, 0, 0, 0 });
+    policy->begin_sequence(0);
+    policy->begin_tokens(0, 6);
+    policy->on_use(use(0, 1, TIER_HIGH, 3));
+    CHECK(value(*policy, 0, 1) == 1.0);
+    policy->begin_tokens(0, 2);
+    CHECK(value(*policy, 0, 1) == 0.75);
+
+    auto lfu = make("hobbit", { 0, 1, 0, 0 });
+    lfu->begin_sequence(0);
+    lfu->begin_tokens(0, 6);
+    lfu->on_use(use(0, 1, TIER_HIGH, 3));
+    CHECK(value(*lfu, 0, 1) == 0.5);
+}
+
+TEST_CASE("hobbit: the LFU term counts all uses, the LHU term only those in high precision") {
+    auto lfu = make("hobbit", { 0, 1, 0, 0 });
+    auto lhu = make("hobbit", { 0, 0, 1, 0 });
+    for (cache_policy * policy : { lfu.get(), lhu.get() }) {
+        policy->begin_sequence(0);
+        run_token(*policy, { use(0, 1, TIER_HIGH), use(0, 2, TIER_LOW) });
+        run_token(*policy, { use(0, 1, TIER_LOW), use(0, 2, TIER_LOW) });
+        run_token(*policy, { use(0, 2, TIER_LOW) });
+        run_token(*policy, { use(0, 1, TIER_HIGH) });
+    }
+    CHECK(value(*lfu, 0, 1) == 0.75); // 3 of 4 tokens
+    CHECK(value(*lfu, 0, 2) == 0.75);
+    CHECK(value(*lhu, 0, 1) == 0.5);
+    CHECK(value(*lhu, 0, 2) == 0.0);
+}
+
+TEST_CASE("hobbit: the FLD term and the sum of all four, the same for both pools") {
+    auto fld = make("hobbit", { 0, 0, 0, 1 });
+    fld->begin_sequence(0);
+    run_token(*fld, { use(2, 1) });
+    CHECK(value(*fld, 1, 1, 1) == 1.0);
+    CHECK(value(*fld, 2, 1, 1) == 0.75);
+    CHECK(value(*fld, 0, 1, 1) == 0.25);
+
+    auto policy = make("hobbit", { 0.4, 0.3, 0.2, 0.1 });
+    policy->begin_sequence(0);
+    run_token(*policy, { use(2, 1, TIER_HIGH) });
+    run_token(*policy, { use(2, 1, TIER_LOW) });
+    run_token(*policy, {});
+    run_token(*policy, {});
+    // R/T 2/4, F/T 2/4, H/T 1/4, FLD 0.75
+    const double worked = 0.4 * 0.5 + 0.3 * 0.5 + 0.2 * 0.25 + 0.1 * 0.75;
+    CHECK(value(*policy, 2, 1, 1, TIER_HIGH) == doctest::Approx(worked));
+    CHECK(value(*policy, 2, 1, 1, TIER_LOW) == doctest::Approx(worked));
+}
+
+TEST_CASE("hobbit: a sequence that begins anew has no history") {
+    auto policy = make("hobbit", { 0.5, 0.5, 0, 0 });
+    policy->begin_sequence(0);
+    run_token(*policy, { use(0, 1) });
+    CHECK(value(*policy, 0, 1) == 1.0);
+    policy->begin_sequence(0);
+    CHECK(value(*policy, 0, 1) == 0.0);
+    run_token(*policy, { use(0, 2) });
+    CHECK(value(*policy, 0, 1) == 0.0);
+    CHECK(value(*policy, 0, 2) == 1.0);
+}
+
+TEST_CASE("hobbit: of two sequences the one to which the expert is worth most decides") {
+    auto policy = make("hobbit", { 0.5, 0.5, 0, 0 });
+    policy->begin_sequence(0);
+    policy->begin_sequence(1);
+    for (int token = 0; token < 4; token++) { // 0.1 is used by each token of sequence 1, by the first of sequence 0
+        policy->begin_tokens(0, 1);
+        policy->begin_tokens(1, 1);
+        policy->on_use(use(0, 1, TIER_HIGH, 1, 1));
+        policy->on_use(use(0, token == 0 ? 1 : 2, TIER_HIGH, 1, 0));
+    }
+    CHECK(value(*policy, 0, 1) == 1.0);
+    CHECK(value(*policy, 0, 2) == doctest::Approx(0.5 + 0.5 * 0.75));
+    policy->begin_sequence(1); // what sequence 0 knows stays
+    CHECK(value(*policy, 0, 1) == doctest::Approx(0.5 * 0.25 + 0.5 * 0.25));
+    CHECK(value(*policy, 0, 2) == doctest::Approx(0.5 + 0.5 * 0.75));
+}
+
+TEST_CASE("a sequence that is not run for long is forgotten") {
+    usage_records records(1, 4);
+    records.begin_sequence(7);
+    records.begin_tokens(7, 1);
+    records.on_use(use(0, 1, TIER_HIGH, 1, 7));
+    const auto uses = [](const usage_record & r, uint32_t, uint64_t) { return double(r.n_uses); };
+    for (uint64_t i = 0; i < usage_records::n_idle_max; i++) {
+        records.begin_tokens(8, 1);
+    }
+    CHECK(records.n_sequences() == 2);
+    CHECK(records.largest({ 0, 1 }, uses) == 1);
+    records.begin_tokens(8, 1);
+    CHECK(records.n_sequences() == 1);
+    CHECK(records.largest({ 0, 1 }, uses) == 0);
+    records.begin_tokens(7, 1); // goes on without its past
+    CHECK(records.n_sequences() == 2);
+    CHECK(records.largest({ 0, 1 }, uses) == 0);
+}
+
+TEST_CASE("moe-infinity: the share of the layer's uses, first layers first") {
+    auto policy = make("moe-infinity");
+    policy->begin_sequence(0);
+    run_token(*policy, { use(0, 1), use(0, 2), use(2, 1), use(2, 2) });
+    run_token(*policy, { use(0, 1), use(0, 3), use(2, 1), use(2, 3) });
+    // layer 0: 4 uses, 2 of them of expert 1; layer 2 weighs 1 - 2/4
+    CHECK(value(*policy, 0, 1) == doctest::Approx(0.5 + 1e-4));
+    CHECK(value(*policy, 0, 2) == doctest::Approx(0.25 + 1e-4));
+    CHECK(value(*policy, 2, 1) == doctest::Approx((0.5 + 1e-4) * 0.5));
+    CHECK(value(*policy, 0, 7) > value(*policy, 2, 7)); // never used: the layer decides
+    policy->begin_sequence(0);
+    CHECK(value(*policy, 0, 1) == doctest::Approx(1e-4));
+}
+
+TEST_CASE("edgemoe: uses over the distance ahead") {
+    auto policy = make("edgemoe");
+    policy->begin_sequence(0);
+    for (uint32_t layer = 0; layer < 4; layer++) {
+        run_token(*policy, { use(layer, 1), use(layer, 1), use(layer, 2) });
+    }
+    // layer 1 runs: layer 2 is 1 ahead, 3 is 2, 0 is 3, layer 1 comes again after 4
+    CHECK(value(*policy, 2, 1, 1) == 2.0);
+    CHECK(value(*policy, 3, 1, 1) == 1.0);
+    CHECK(value(*policy, 0, 1, 1) == doctest::Approx(2.0 / 3));
+    CHECK(value(*policy, 1, 1, 1) == 0.5);
+    CHECK(value(*policy, 2, 2, 1) == 1.0);
+}

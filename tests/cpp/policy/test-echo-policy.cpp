@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: MIT
+#include "cache/resident-set.h"
+#include "model/expert-index.h"
+#include "policy/cache-policy.h"
+
+#include <cmath>
+#include <doctest/doctest.h>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+using namespace hobbit;
+
+static constexpr uint32_t n_layers  = 4;
+static constexpr uint32_t n_experts = 16;
+
+static std::unique_ptr<cache_policy> make(const std::string & name = "echo") {
+    policy_options options;
+    options.name      = name;
+    options.n_layers  = n_layers;
+    options.n_experts = n_experts;
+    options.n_used    = 2;
+    return make_policy(options);
+}
+
+static void use(cache_policy & policy, expert_id id, uint32_t sequence = 0, double weight = 0.5,
+                uint32_t tier = TIER_HIGH) {
+    policy.on_use({ id, sequence, tier, 1, weight });
+}
+
+// The layers from first on of a token of the kind: in every layer experts 2 kind and 2 kind + 1.
+static void run_layers(cache_policy & policy, uint32_t kind, uint32_t first, uint32_t past_last,
+                       uint32_t sequence = 0) {
+    for (uint32_t layer = first; layer < past_last; layer++) {
+        use(policy, { layer, 2 * kind }, sequence);
+        use(policy, { layer, 2 * kind + 1 }, sequence);
+    }
+}
+
+static void run_token(cache_policy & policy, uint32_t kind, uint32_t sequence = 0) {
+    policy.begin_tokens(sequence, 1);
+    run_layers(policy, kind, 0, n_layers, sequence);
+}
+
+static double value_of(cache_policy & policy, uint32_t kind, uint32_t layer, uint32_t running) {
+    return policy.value({ layer, 2 * kind }, TIER_HIGH, running);
+}
+
+TEST_CASE(
+    "what is used often is worth more than what is used seldom, what was used lately more than what was long ago") {
+    auto policy = make();
+    policy->begin_sequence(0);
+    for (int i = 0; i < 30; i++) {
+        run_token(*policy, i % 10 == 1 ? 1 : 0);
+    }
+    CHECK(value_of(*policy, 0, 0, 3) > value_of(*policy, 1, 0, 3));
+    CHECK(value_of(*policy, 1, 0, 3) > value_of(*policy, 2, 0, 3));
+    CHECK(value_of(*policy, 2, 0, 3) == 0.0);
+
+    auto other = make();
+    other->begin_sequence(0);
+    for (uint32_t kind : { 0, 0, 0, 1, 1, 1, 2 }) {
+        run_token(*other, kind);
+    }
+    CHECK(value_of(*other, 1, 0, 3) > value_of(*other, 0, 0, 3));
+}
+
+TEST_CASE("what followed on tokens like this one is worth more than what was used later") {
+    auto policy = make();
+    policy->begin_sequence(0);
+    for (int i = 0; i < 40; i++) {
+        run_token(*policy, uint32_t(i) % 8);
+    }
+    // the last token was of kind 7; now kind 0 comes, then kind 1, whose last use is the longest ago
+    policy->begin_tokens(0, 1);
+    run_layers(*policy, 0, 0, n_layers);
+    CHECK(value_of(*policy, 1, 0, 3) > value_of(*policy, 3, 0, 3));
+    CHECK(value_of(*policy, 1, 0, 3) > value_of(*policy, 5, 0, 3));
+}
+
+// What an expert of a layer that is still to come is worth above one whose layer has run.
+static double worth_now(cache_policy & policy, uint32_t kind) {
+    return value_of(policy, kind, 1, 0) - value_of(policy, kind, 1, 3);
+}
+
+TEST_CASE("in the layers to come the token that is expected counts most") {
+    auto policy = make();
+    policy->begin_sequence(0);
+    for (uint32_t i = 0; i < 40; i++) {
+        run_token(*policy, i % 8);
+    }
+    for (uint32_t kind = 0; kind < 8; kind++) {
+        policy->begin_tokens(0, 1);
+        for (uint32_t other = 0; other < 8; other++) {
+            CAPTURE(kind);
+            CAPTURE(other);
+            CHECK((other == kind || worth_now(*policy, kind) > worth_now(*policy, other)));
+        }
+        run_layers(*policy, kind, 0, n_layers);
+    }
+}
+
+TEST_CASE("nothing is expected of the first token of a sequence, nor of one that follows several at once") {
+    for (const bool several : { false, true }) {
+        CAPTURE(several);
+        auto policy = make();
+        policy->begin_sequence(0);
+        for (uint32_t i = 0; i < 44; i++) {
+            run_token(*policy, i % 8);
+        }
+        if (several) {
+            policy->begin_tokens(0, 2);
+            run_layers(*policy, 3, 0, n_layers);
+        } else {
+            policy->begin_sequence(0);
+        }
+        policy->begin_tokens(0, 1);
+        CHECK(worth_now(*policy, 7) > worth_now(*policy, 4)); // 4 has followed on 3, but 7 was used later
+    }
+}
+
+// Hits of a pool that replays tokens of these kinds.
+static int count_hits(cache_policy & policy, uint32_t n_slots, const std::vector<uint32_t> & kinds) {
+    resident_set set(n_layers, n_experts, TIER_HIGH, n_slots, 0, policy);
+    int          hits = 0;
+    policy.begin_sequence(0);
+    for (uint32_t kind : kinds) {
+        policy.begin_tokens(0, 1);
+        for (uint32_t layer = 0; layer < n_layers; layer++) {
+            const expert_id ids[] = { { layer, 2 * kind }, { layer, 2 * kind + 1 } };
+            for (const expert_id & id : ids) {
+                use(policy, id);
+            }
+            for (const expert_id & id : ids) {
+                expert_id evicted;
+                hits += set.contains(id);
+                if (!set.contains(id)) {
+                    REQUIRE(set.insert(id, id.layer, resident_set::pressure::urgent, &evicted));
+                }
+                set.pin(id);
+                set.touch(id);
+            }
+            for (const expert_id & id : ids) {
+                set.unpin(id);
+            }
+        }
+    }
+    return hits;
+}
+
+TEST_CASE("a cycle that does not fit hits, where least recently used never does") {
+    std::vector<uint32_t> kinds;
+    for (uint32_t i = 0; i < 80; i++) {
+        kinds.push_back(i % 8);
+    }
+    // eight kinds of 8 experts each, room for 32: the optimum keeps about half
+    CHECK(count_hits(*make("lru"), 32, kinds) == 0);
+    CHECK(count_hits(*make("echo"), 32, kinds) > 64); // a tenth of all uses
+}
+
+TEST_CASE("an expert that serves in low precision is worth something to the low pool, and less to the high one") {
+    auto policy = make();
+    policy->begin_sequence(0);
+    for (int i = 0; i < 40; i++) {
+        policy->begin_tokens(0, 1);
+        use(*policy, { 0, 0 }, 0, 0.5, TIER_HIGH);
+        use(*policy, { 0, 1 }, 0, 0.5, TIER_LOW);
+    }
+    CHECK(policy->value({ 0, 0 }, TIER_HIGH, 3) > policy->value({ 0, 1 }, TIER_HIGH, 3));
+    CHECK(policy->value({ 0, 1 }, TIER_LOW, 3) > policy->value({ 0, 0 }, TIER_LOW, 3));
+    CHECK(policy->value({ 0, 0 }, TIER_LOW, 3) == 0.0);
+}
+
+TEST_CASE("what one sequence taught serves another") {
+    auto policy = make();
+    for (uint32_t sequence : { 0, 1 }) {
+        policy->begin_sequence(sequence);
+        for (int i = 0; i < 40; i++) {
+            run_token(*policy, uint32_t(i) % 8, sequence);
+        }
+    }
+    policy->begin_sequence(2);
+    run_token(*policy, 3, 2);
+    policy->begin_tokens(2, 1);
+    CHECK(worth_now(*policy, 4) > worth_now(*policy, 7)); // 7 was used last by the others, but 4 follows on 3
+}
+
+// Two sequences side by side, of kinds 0 2 4 6 and 1 3 5 7 in turn.
+static void run_two(cache_policy & policy, uint32_t i) {
+    policy.begin_tokens(0, 1);
+    policy.begin_tokens(1, 1);
+    for (uint32_t layer = 0; layer < n_layers; layer++) {
+        run_layers(policy, 2 * (i % 4), layer, layer + 1, 0);
+        run_layers(policy, 2 * (i % 4) + 1, layer, layer + 1, 1);
+    }
+}
+
+TEST_CASE("of two sequences side by side each is followed") {
+    auto policy = make();
+    policy->begin_sequence(0);
+    policy->begin_sequence(1);
+    for (uint32_t i = 0; i < 41; i++) {
+        run_two(*policy, i);
+    }
+    // now kinds 0 and 1 ran; 2 and 3 come next although 6 and 7 were used later
+    CHECK(value_of(*policy, 2, 0, 3) > value_of(*policy, 6, 0, 3));
+    CHECK(value_of(*policy, 3, 0, 3) > value_of(*policy, 7, 0, 3));
+}
+
+TEST_CASE("long runs of batches, sequences and odd weights keep values finite, and are repeatable") {
+    auto a = make();
+    auto b = make();
+    for (cache_policy * policy : { a.get(), b.get() }) {
+        std::mt19937 random(5);
+        for (int batch = 0; batch < 700; batch++) { // more than are remembered
+            const uint32_t n_sequences = 1 + random() % 3;
+            const uint32_t n_tokens    = random() % 8 == 0 ? 5 : 1;
+            const uint32_t first       = random() % 40;
+            if (random() % 20 == 0) {
+                policy->begin_sequence(first);
+            }
+            for (uint32_t s = 0; s < n_sequences; s++) {
+                policy->begin_tokens(first + s, n_tokens);
+            }
+            const uint32_t end = random() % 5 == 0 ? n_layers - 1 : n_layers;
+            for (uint32_t layer = 0; layer < end; layer++) {
+                for (uint32_t s = 0; s < n_sequences; s++) {
+                    const uint32_t expert = random() % (n_experts - 1);
+                    const double   weight = random() % 10 == 0 ? 0.0 : 1.0;
+                    policy->on_use({ { layer, expert }, first + s, uint32_t(random() % 2), n_tokens, weight });
+                    policy->on_use({ { layer, expert + 1 }, first + s, TIER_HIGH, 1, 1.0 - weight });
+                }
+                const double value =
+                    policy->value({ uint32_t(random() % n_layers), uint32_t(random() % n_experts) }, TIER_HIGH, layer);
+                CHECK(std::isfinite(value));
+                CHECK(value >= 0.0);
+            }
+        }
+    }
+    for (uint32_t expert = 0; expert < n_experts; expert++) {
+        CHECK(a->value({ 1, expert }, TIER_HIGH, 0) == b->value({ 1, expert }, TIER_HIGH, 0));
+    }
+}
+
+TEST_CASE("with a residual tier a low version is worth all uses, a residual those in high precision") {
+    policy_options options;
+    options.name             = "echo";
+    options.n_layers         = n_layers;
+    options.n_experts        = n_experts;
+    options.n_used           = 2;
+    options.high_is_residual = true;
+    auto policy              = make_policy(options);
+    policy->begin_sequence(0);
+    for (int i = 0; i < 20; i++) {
+        policy->begin_tokens(0, 1);
+        for (uint32_t layer = 0; layer < n_layers; layer++) {
+            use(*policy, { layer, 0 }, 0, 0.5, TIER_HIGH);
+            use(*policy, { layer, 1 }, 0, 0.5, TIER_LOW);
+        }
+    }
+    CHECK(policy->value({ 2, 0 }, TIER_LOW, 0) == policy->value({ 2, 1 }, TIER_LOW, 0));
+    CHECK(policy->value({ 2, 0 }, TIER_HIGH, 0) == policy->value({ 2, 0 }, TIER_LOW, 0));
+    CHECK(policy->value({ 2, 1 }, TIER_HIGH, 0) < 0.01 * policy->value({ 2, 1 }, TIER_LOW, 0));
+}

@@ -1,0 +1,404 @@
+// SPDX-License-Identifier: MIT
+#include "fixtures/prefetch-fixture.h"
+
+#include <algorithm>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+TEST_CASE("what the next layer is predicted to miss is read ahead, the most wanted first, and judged") {
+    engine e({ { 1, 0, { { 3, 0.3f }, { 5, 0.6f } } }, { 2, 0, { { 1, 0.5f }, { 2, 0.5f } } } });
+    e.reader.open_gate();
+    e.choose(0, { 0, 1 });
+    e.cache().wait({ 0, 0 }, TIER_HIGH, ALL);
+    e.cache().wait({ 0, 1 }, TIER_HIGH, ALL);
+    const size_t demanded = e.reader.begun().size();
+    e.look_ahead(0);
+    e.wait({ 1, 3 });
+    e.wait({ 1, 5 });
+    const std::vector<uint64_t> begun = e.reader.begun();
+    CHECK(std::vector<uint64_t>(begun.begin() + ptrdiff_t(demanded), begun.end()) ==
+          joined(e.reads_of({ 1, 5 }), e.reads_of({ 1, 3 })));
+    CHECK_FALSE(e.cache().holds({ 2, 1 }, TIER_HIGH, 0)); // layer 1 had something missing
+    e.finish(0, { 0, 1 });
+
+    const uint64_t bytes = e.counters.bytes_read;
+    e.choose(1, { 3, 6 });
+    CHECK(e.counters.predicted == 2);
+    CHECK(e.counters.predicted_right == 1);
+    CHECK(e.counters.prefetched == 2);
+    CHECK(e.counters.prefetched_used == 1);
+    e.cache().wait({ 1, 6 }, TIER_HIGH, ALL);
+    CHECK(e.counters.bytes_prefetched * 3 == bytes + e.counters.bytes_prefetched); // 2 of 4 experts
+    e.finish(1, { 3, 6 });
+}
+
+TEST_CASE("what is read ahead goes to the cache of its layer, over the border between two") {
+    engine e({ { 1, 0, { { 3, 0.3f }, { 5, 0.6f } } } }, 2, 0, {}, 3, false, 1);
+    e.reader.open_gate();
+    e.choose(0, { 0, 1 });
+    e.look_ahead(0);
+    for (const expert_id id : { expert_id{ 1, 3 }, { 1, 5 } }) {
+        CHECK(e.cache_of(1).holds(id, TIER_HIGH, ALL));
+        CHECK_FALSE(e.cache_of(0).holds(id, TIER_HIGH, 0));
+        e.wait(id);
+    }
+    e.finish(0, { 0, 1 });
+    CHECK_FALSE(e.cache_of(1).prefetch({ 2, 0 }, TIER_HIGH, ALL)); // those two are protected
+    const uint64_t read = e.counters.bytes_read;
+    e.prefetch->on_routing({ 1, 1, N_USED, { 3, 5 }, {} });
+    CHECK(e.counters.prefetched_used == 2);
+    CHECK(e.counters.bytes_read == read);
+    CHECK(e.cache_of(1).prefetch({ 2, 0 }, TIER_HIGH, ALL));
+}
+
+TEST_CASE("a layer that has all it needs is protected, and the one behind it looked at") {
+    engine e({ { 1, 0, { { 3, 0.3f }, { 5, 0.6f } } }, { 2, 0, { { 1, 0.5f }, { 2, 0.4f } } } }, 6);
+    e.reader.open_gate();
+    e.load({ 1, 3 });
+    e.load({ 1, 5 });
+    e.choose(0, { 0, 1 });
+    e.look_ahead(0);
+    CHECK(e.cache().holds({ 2, 1 }, TIER_HIGH, ALL));
+    CHECK(e.cache().holds({ 2, 2 }, TIER_HIGH, ALL));
+    e.finish(0, { 0, 1 });
+
+    // the pool is full: those not predicted leave first, though they were used last
+    e.load({ 3, 0 });
+    e.load({ 3, 1 });
+    for (const expert_id id : { expert_id{ 1, 3 }, { 1, 5 }, { 2, 1 }, { 2, 2 } }) {
+        CHECK(e.cache().holds(id, TIER_HIGH, ALL));
+    }
+    // until their layer's router has chosen
+    e.choose(1, { 3, 5 });
+    e.finish(1, { 3, 5 });
+    e.load({ 3, 2 });
+    e.load({ 3, 3 });
+    e.load({ 3, 4 });
+    CHECK_FALSE(e.cache().holds({ 1, 3 }, TIER_HIGH, 0));
+    CHECK(e.cache().holds({ 2, 1 }, TIER_HIGH, ALL));
+    CHECK(e.cache().holds({ 2, 2 }, TIER_HIGH, ALL));
+}
+
+TEST_CASE("what is prefetched takes no slot of what is predicted for the same layer") {
+    engine e({ { 1, 0, { { 5, 0.6f }, { 6, 0.3f } } } }, 4);
+    e.reader.open_gate();
+    e.load({ 1, 6 }); // the oldest
+    e.load({ 3, 0 });
+    e.run_layer(0, { 0, 1 });
+    CHECK(e.cache().holds({ 1, 5 }, TIER_HIGH, ALL));
+    CHECK(e.cache().holds({ 1, 6 }, TIER_HIGH, ALL));
+    CHECK_FALSE(e.cache().holds({ 3, 0 }, TIER_HIGH, 0));
+}
+
+TEST_CASE("it looks no further than it was told, and not past the last layer") {
+    const std::vector<belief> beliefs = { { 2, 0, { { 1, 0.5f }, { 2, 0.4f } } }, { 0, 0, { { 6, 0.5f } } } };
+    engine                    e(beliefs, 16, 0, {}, 1);
+    e.reader.open_gate();
+    e.load({ 1, 0 });
+    e.load({ 1, 1 }); // what layer 1 is predicted to choose: nothing tells its experts apart
+    e.choose(0, { 0, 1 });
+    e.look_ahead(0);
+    CHECK_FALSE(e.cache().holds({ 2, 1 }, TIER_HIGH, 0));
+    e.finish(0, { 0, 1 });
+    const size_t n_reads = e.reader.begun().size();
+    e.run_layer(3, { 0, 1 });
+    CHECK(e.reader.begun().size() == n_reads + 6);
+    CHECK_FALSE(e.cache().holds({ 0, 6 }, TIER_HIGH, 0)); // the next token's
+}
+
+TEST_CASE("predicted weights choose the precision, and a better resident one serves") {
+    const score_thresholds    thresholds = { 0.5, 0.85 };
+    const std::vector<belief> beliefs    = {
+        { 1, 0, { { 3, 0.7f }, { 5, 0.3f } } }, // scores 0 and 0.7: high and low
+        { 1, 1, { { 3, 0.9f }, { 6, 0.1f } } }, // 0 and 0.9: high and skipped
+    };
+    engine e(beliefs, 8, 8, thresholds);
+    e.reader.open_gate();
+    e.run_layer(0, { 0, 1 });
+    CHECK(e.cache().holds({ 1, 3 }, TIER_HIGH, ALL));
+    CHECK(e.cache().holds({ 1, 5 }, TIER_LOW, ALL));
+    CHECK_FALSE(e.cache().holds({ 1, 5 }, TIER_HIGH, 0));
+
+    engine better(beliefs, 8, 8, thresholds);
+    better.reader.open_gate();
+    better.load({ 1, 5 });
+    better.run_layer(0, { 0, 1 });
+    CHECK_FALSE(better.cache().holds({ 1, 5 }, TIER_LOW, 0));
+
+    engine skipped(beliefs, 8, 8, thresholds);
+    skipped.reader.open_gate();
+    skipped.run_layer(0, { 0, 1 }, { 1 });
+    CHECK(skipped.cache().holds({ 1, 3 }, TIER_HIGH, ALL));
+    CHECK_FALSE(skipped.cache().holds({ 1, 6 }, TIER_LOW, 0));
+    CHECK_FALSE(skipped.cache().holds({ 1, 6 }, TIER_HIGH, 0));
+    skipped.choose(1, { 3, 6 });
+    CHECK(skipped.counters.predicted_right == 2); // also named
+    CHECK(skipped.counters.prefetched == 1);
+
+    engine no_low(beliefs, 8, 0, thresholds);
+    no_low.reader.open_gate();
+    no_low.run_layer(0, { 0, 1 });
+    CHECK(no_low.cache().holds({ 1, 5 }, TIER_HIGH, ALL));
+}
+
+TEST_CASE("of several tokens the one that asks for most decides, and the most wanted fit") {
+    const std::vector<belief> beliefs = {
+        { 1, 0, { { 3, 0.7f }, { 5, 0.3f } } },
+        { 1, 1, { { 5, 0.8f }, { 6, 0.2f } } },
+        { 1, 2, { { 3, 0.6f }, { 7, 0.4f } } },
+    };
+    engine all(beliefs, 8, 8, { 0.5, 1.0 });
+    all.reader.open_gate();
+    all.run_layer(0, { 0, 1, 0, 1, 0, 1 }, { 0, 1, 2 });
+    CHECK(all.cache().holds({ 1, 3 }, TIER_HIGH, ALL));
+    CHECK(all.cache().holds({ 1, 5 }, TIER_HIGH, ALL)); // low for the first token
+    CHECK(all.cache().holds({ 1, 6 }, TIER_LOW, ALL));
+    CHECK(all.cache().holds({ 1, 7 }, TIER_LOW, ALL));
+
+    // summed weights 1.3, 1.1, 0.4, 0.2; two slots are the demand's
+    for (uint32_t room = 0; room <= 4; room++) {
+        CAPTURE(room);
+        engine some(beliefs, 2 + room);
+        some.reader.open_gate();
+        some.run_layer(0, { 0, 1, 0, 1, 0, 1 }, { 0, 1, 2 });
+        const uint32_t by_want[] = { 3, 5, 7, 6 };
+        for (uint32_t i = 0; i < 4; i++) {
+            CHECK(some.cache().holds({ 1, by_want[i] }, TIER_HIGH, ALL) == (i < room));
+        }
+        CHECK(some.cache().holds({ 0, 0 }, TIER_HIGH, ALL));
+    }
+}
+
+TEST_CASE("a wrong prefetch costs the one read in flight, and a right one is not read twice") {
+    engine e({ { 1, 0, { { 3, 0.3f }, { 5, 0.6f } } } });
+    e.choose(0, { 0, 1 });
+    e.reader.let(6);
+    e.cache().wait({ 0, 0 }, TIER_HIGH, ALL);
+    e.cache().wait({ 0, 1 }, TIER_HIGH, ALL);
+    e.look_ahead(0);
+    e.reader.wait_begun(7); // the first part of expert 5
+    e.finish(0, { 0, 1 });
+
+    e.choose(1, { 3, 6 });
+    e.reader.open_gate();
+    e.cache().wait({ 1, 3 }, TIER_HIGH, ALL);
+    e.cache().wait({ 1, 6 }, TIER_HIGH, ALL);
+    e.finish(1, { 3, 6 });
+    CHECK(e.reader.begun().size() == 7 + 6);
+    CHECK(e.reader.begun()[6] == e.reads_of({ 1, 5 })[0]);
+    CHECK_FALSE(e.cache().holds({ 1, 5 }, TIER_HIGH, ALL));
+    e.load({ 1, 5 }); // the part that is there is kept
+    CHECK(e.reader.begun().size() == 7 + 6 + 2);
+}
+
+TEST_CASE("layers that never run are not predicted after the first pass") {
+    engine e({ { 1, 0, { { 0, 0.5f }, { 1, 0.5f } } },
+               { 2, 0, { { 0, 0.5f }, { 1, 0.5f } } },
+               { 3, 0, { { 3, 0.3f }, { 5, 0.6f } } } });
+    e.reader.open_gate();
+    for (int i = 0; i < 5; i++) {
+        for (uint32_t layer = 0; layer < N_LAYERS - 1; layer++) { // as with layers for speculation
+            e.run_layer(layer, { 0, 1 });
+        }
+    }
+    CHECK(e.counters.prefetched == 2 + 2 + 2); // layers 1 and 2, and once for nothing
+    CHECK(e.counters.prefetched_used == 4);
+    CHECK(e.counters.predicted == 5 * 4 + 2);
+}
+
+TEST_CASE("prefetch that is half right is switched off while the disk works on demands") {
+    engine e({ { 1, 0, { { 3, 0.3f }, { 5, 0.6f } } } }, 4, 0, {}, 1);
+    e.reader.open_gate();
+    for (size_t i = 0; i < prefetch_governor::window; i++) {
+        e.run_layer(0, { 0, 1 });
+        e.choose(1, { 3, 6 });
+        e.counters.disk_demand_ns += 1'000'000'000'000;
+        e.finish(1, { 3, 6 });
+    }
+    CHECK(e.counters.prefetch_pauses == 1);
+}
+
+TEST_CASE("prefetch that is always right stays on") {
+    engine e({ { 1, 0, { { 3, 0.3f }, { 5, 0.6f } } } }, 4, 0, {}, 1);
+    e.reader.open_gate();
+    for (size_t i = 0; i < 2 * prefetch_governor::window; i++) {
+        e.run_layer(0, { 0, 1 });
+        e.choose(1, { 3, 5 });
+        e.finish(1, { 3, 5 });
+        e.load({ 2, uint32_t(i % 8) }); // what was used must be fetched again
+        e.load({ 2, uint32_t((i + 1) % 8) });
+    }
+    CHECK(e.counters.prefetch_active);
+    CHECK(e.counters.prefetch_pauses == 0);
+    CHECK(e.counters.prefetched > prefetch_governor::min_experts);
+    CHECK(e.counters.prefetched_used == e.counters.prefetched);
+}
+
+TEST_CASE("prefetch that is always wrong switches itself off, and is tried again") {
+    engine     e({ { 1, 0, { { 3, 0.3f }, { 5, 0.6f } } } }, 4, 0, {}, 1);
+    const auto one_pass = [&] {
+        e.run_layer(0, { 0, 1 });
+        e.choose(1, { 0, 1 });
+        e.finish(1, { 0, 1 });
+    };
+    e.reader.open_gate();
+    CHECK(e.counters.prefetch_active);
+    size_t passes = 0;
+    while (e.counters.prefetch_active && passes < 1000) {
+        one_pass();
+        passes++;
+    }
+    CHECK(e.counters.prefetch_pauses == 1);
+    CHECK(e.counters.prefetched_used == 0);
+    CHECK(passes >= prefetch_governor::min_passes);
+    CHECK(passes <= prefetch_governor::window);
+    const uint64_t predicted = e.counters.predicted;
+    for (uint32_t i = 0; i < prefetch_governor::min_pause - 2; i++) {
+        one_pass();
+    }
+    CHECK(e.counters.predicted == predicted);
+    CHECK_FALSE(e.counters.prefetch_active);
+    for (int i = 0; i < 4; i++) {
+        one_pass();
+    }
+    CHECK(e.counters.prefetch_active);
+    CHECK(e.counters.predicted > predicted);
+}
+
+TEST_CASE("prefetch is declined where the routers or their input are not known") {
+    engine no_routers({});
+    CHECK_FALSE(no_routers.counters.prefetch_active);
+    no_routers.reader.open_gate();
+    no_routers.run_layer(0, { 0, 1 });
+    CHECK(no_routers.counters.predicted == 0);
+
+    for (const int64_t width : { int64_t(0), WIDTH / 2 }) {
+        engine e({ { 1, 0, { { 3, 0.3f }, { 5, 0.6f } } } });
+        e.reader.open_gate();
+        CHECK(e.counters.prefetch_active);
+        e.choose(0, { 0, 1 });
+        engine::with_tensor(WIDTH / 2, 1, std::vector<float>(WIDTH), [&](const ggml_tensor * input) {
+            REQUIRE(e.prefetch->look_ahead(0, width > 0 ? input : nullptr, e.backend()).ok());
+        });
+        e.finish(0, { 0, 1 });
+        CHECK_FALSE(e.counters.prefetch_active);
+        e.run_layer(1, { 0, 1 }); // declined for good
+        e.run_layer(0, { 0, 1 });
+        CHECK(e.counters.bytes_prefetched == 0);
+        CHECK_FALSE(e.counters.prefetch_active);
+    }
+}
+
+TEST_CASE("a prefetch that fails is an error of the next wait, and everything may be released") {
+    engine e({ { 1, 0, { { 3, 0.3f }, { 5, 0.6f } } } }, 4);
+    e.reader.fail_at(e.reads_of({ 1, 5 })[1], "the disk is gone");
+    e.choose(0, { 0, 1 });
+    e.reader.open_gate();
+    e.cache().wait({ 0, 0 }, TIER_HIGH, ALL);
+    e.cache().wait({ 0, 1 }, TIER_HIGH, ALL);
+    e.look_ahead(0);
+    e.finish(0, { 0, 1 });
+    while (e.cache().error().ok()) {
+        std::this_thread::yield();
+    }
+    e.choose(1, { 5, 6 });
+    CHECK(e.cache().wait({ 1, 6 }, TIER_HIGH, ALL).message() == "the disk is gone");
+    e.finish(1, { 5, 6 });
+    REQUIRE(e.cache().acquire({ 2, 0 }, TIER_HIGH));
+    REQUIRE(e.cache().acquire({ 2, 1 }, TIER_HIGH));
+}
+
+TEST_CASE("whatever is predicted, each layer is given the experts that it chose") {
+    std::mt19937 random(5);
+    size_t       wrong = 0;
+    for (const uint32_t n_slots : { 2u, 3u, 7u, 20u }) {
+        std::vector<belief> beliefs;
+        for (uint32_t layer = 0; layer < N_LAYERS; layer++) {
+            for (size_t topic = 0; topic < 8; topic++) {
+                beliefs.push_back({ layer, topic, { { random() % 8, 0.6f }, { random() % 8, 0.3f } } });
+            }
+        }
+        engine e(beliefs, n_slots);
+        e.reader.open_gate();
+        for (uint32_t i = 0; i < 60 * N_LAYERS; i++) {
+            const uint32_t layer  = i % N_LAYERS;
+            const int32_t  first  = int32_t(random() % 8);
+            const auto     chosen = { first, (first + 1 + int32_t(random() % 7)) % 8 };
+            e.choose(layer, chosen);
+            e.look_ahead(layer, { random() % 8 });
+            for (const int32_t expert : chosen) {
+                const expert_id id  = { layer, uint32_t(expert) };
+                wrong              += !e.cache().wait(id, TIER_HIGH, ALL).ok();
+                wrong              += *e.cache().data(id, TIER_HIGH, PART_DOWN) !=
+                         fake_reader::byte_at(e.index.locate(TIER_HIGH, layer, PART_DOWN, id.expert).offset);
+            }
+            e.finish(layer, chosen);
+        }
+        CHECK(e.counters.predicted_right <= e.counters.predicted);
+        CHECK(e.counters.prefetched_used <= e.counters.prefetched);
+        CHECK((e.counters.prefetched > 0) == (n_slots > 2)); // two are the demand's
+    }
+    CHECK(wrong == 0);
+}
+
+TEST_CASE("of what is missing residuals come last, and an upgrade reads the residual alone") {
+    const std::vector<belief> beliefs = { { 1, 0, { { 3, 0.3f }, { 5, 0.6f } } } };
+    engine                    e(beliefs, 16, 16, {}, 3, true);
+    const auto                from = [&](size_t first) {
+        const std::vector<uint64_t> begun = e.reader.begun();
+        return std::vector<uint64_t>(begun.begin() + ptrdiff_t(first), begun.end());
+    };
+    e.reader.open_gate();
+    e.choose(0, { 0, 1 });
+    e.cache().wait({ 0, 0 }, TIER_HIGH, ALL);
+    e.cache().wait({ 0, 1 }, TIER_HIGH, ALL);
+    size_t before = e.reader.begun().size();
+    e.look_ahead(0);
+    e.wait({ 1, 3 });
+    e.wait({ 1, 5 });
+    CHECK(from(before) == joined(joined(e.reads_of({ 1, 5 }, TIER_LOW), e.reads_of({ 1, 3 }, TIER_LOW)),
+                                 joined(e.reads_of({ 1, 5 }), e.reads_of({ 1, 3 }))));
+    e.finish(0, { 0, 1 });
+    const uint64_t read = e.counters.bytes_read;
+    e.choose(1, { 3, 5 });
+    CHECK(e.counters.prefetched == 2);
+    CHECK(e.counters.prefetched_used == 2);
+    CHECK(e.counters.bytes_read == read);
+
+    engine upgrade(beliefs, 16, 16, {}, 3, true);
+    upgrade.reader.open_gate();
+    upgrade.load({ 1, 5 }, TIER_LOW);
+    upgrade.load({ 1, 3 }, TIER_HIGH);
+    upgrade.choose(0, { 0, 1 });
+    upgrade.cache().wait({ 0, 0 }, TIER_HIGH, ALL);
+    upgrade.cache().wait({ 0, 1 }, TIER_HIGH, ALL);
+    before = upgrade.reader.begun().size();
+    upgrade.look_ahead(0);
+    upgrade.wait({ 1, 5 });
+    const std::vector<uint64_t> begun = upgrade.reader.begun();
+    CHECK(std::vector<uint64_t>(begun.begin() + ptrdiff_t(before), begun.end()) == upgrade.reads_of({ 1, 5 }));
+}
+
+TEST_CASE("a wrong prefetch of residuals leaves nothing behind that was not read") {
+    engine e({ { 1, 0, { { 3, 0.3f }, { 5, 0.6f } } } }, 4, 4, {}, 3, true);
+    e.choose(0, { 0, 1 });
+    e.reader.let(12);
+    e.cache().wait({ 0, 0 }, TIER_HIGH, ALL);
+    e.cache().wait({ 0, 1 }, TIER_HIGH, ALL);
+    e.look_ahead(0);
+    e.reader.wait_begun(13); // the first part of 5, the gate is shut
+    CHECK(e.cache().holds({ 1, 3 }, TIER_HIGH, ALL));
+    e.prefetch->on_routing({ 1, 1, N_USED, { 6, 7 }, {} });
+    for (const uint32_t tier : { TIER_HIGH, TIER_LOW }) {
+        CHECK_FALSE(e.cache().holds({ 1, 3 }, tier, 0));
+    }
+    e.reader.open_gate();
+    for (const uint32_t expert : { 6u, 7u }) {
+        e.load({ 1, expert });
+    }
+    CHECK(e.reader.begun().size() == 13 + 12);
+    CHECK_FALSE(e.cache().holds({ 1, 5 }, TIER_HIGH, 0));
+    e.finish(0, { 0, 1 });
+}

@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: MIT
+#include "record/trace.h"
+
+#include "fixtures/temp-dir.h"
+
+#include <algorithm>
+#include <doctest/doctest.h>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+using namespace hobbit;
+
+static const std::string COLUMNS = "turn,phase,step,layer,slot,expert,weight,residency,expert_bytes\n";
+
+static trace_header two_layers() {
+    trace_header header;
+    header.model        = "m.gguf";
+    header.architecture = "mixtral";
+    header.n_layers     = 2;
+    header.n_experts    = 8;
+    header.n_used       = 2;
+    header.expert_bytes = { 100, 200 };
+    return header;
+}
+
+// Tokens as (sequence, position).
+using tokens = std::vector<std::pair<int32_t, int32_t>>;
+
+static std::pair<std::vector<int32_t>, std::vector<int32_t>> columns(const tokens & of) {
+    std::pair<std::vector<int32_t>, std::vector<int32_t>> split;
+    for (const auto & [sequence, position] : of) {
+        split.first.push_back(sequence);
+        split.second.push_back(position);
+    }
+    return split;
+}
+
+static void begin(trace_writer & writer, const tokens & batch) {
+    const auto [sequences, positions] = columns(batch);
+    writer.begin_batch(uint32_t(batch.size()), sequences.data(), positions.data());
+}
+
+// One expert per token, 0, 1, ..., with weight 0.5; nothing is resident, 7 bytes are read.
+static status add(trace_writer & writer, uint32_t layer, const tokens & rows) {
+    const auto [sequences, positions] = columns(rows);
+    std::vector<int32_t> experts;
+    for (size_t i = 0; i < rows.size(); i++) {
+        experts.push_back(int32_t(i));
+    }
+    const std::vector<float>           weights(rows.size(), 0.5f);
+    const std::vector<trace_residency> residency(rows.size(), TRACE_MISSING);
+    const std::vector<uint64_t>        bytes(rows.size(), 7);
+
+    trace_layer of;
+    of.layer     = layer;
+    of.n_tokens  = uint32_t(rows.size());
+    of.n_used    = 1;
+    of.sequences = sequences.data();
+    of.positions = positions.data();
+    of.experts   = experts.data();
+    of.weights   = weights.data();
+    of.residency = residency.data();
+    of.bytes     = bytes.data();
+    return writer.add(of);
+}
+
+// The first five columns of the rows: turn, phase, step, layer, slot, then the expert.
+static std::string rows_of(const std::string & file) {
+    std::string text = temp_dir::read(file);
+    text.erase(0, text.find(COLUMNS) + COLUMNS.size());
+    const std::string rest = ",0.5,0,7\n";
+    for (size_t at = text.find(rest); at != std::string::npos; at = text.find(rest)) {
+        text.replace(at, rest.size(), " ");
+    }
+    return text;
+}
+
+static void check_ok(const status & s) {
+    CHECK_MESSAGE(s.ok(), s.message());
+}
+
+TEST_CASE("a trace, byte by byte") {
+    temp_dir     dir;
+    trace_writer writer;
+    check_ok(writer.open(dir.path("t.csv"), two_layers()));
+    CHECK(writer.is_open());
+    begin(writer, { { 0, 0 } });
+
+    const int32_t         sequence = 0, position = 0, experts[] = { 5, 3 };
+    const float           weights[]   = { 0.75f, 0.1f };
+    const trace_residency residency[] = { TRACE_HIGH, TRACE_LOW };
+    const uint64_t        bytes[]     = { 0, 200 };
+    trace_layer           layer{ 1, 1, 2, &sequence, &position, experts, weights, residency, bytes };
+    check_ok(writer.add(layer));
+    layer.weights = nullptr;
+    check_ok(writer.add(layer));
+    check_ok(writer.close());
+    CHECK_FALSE(writer.is_open());
+    CHECK(temp_dir::read(dir.path("t.csv")) == "# route_trace v1\n"
+                                               "# model=m.gguf arch=mixtral n_layer=2 n_expert=8 n_expert_used=2\n"
+                                               "# layer=0 expert_bytes=100 dense_bytes=0\n"
+                                               "# layer=1 expert_bytes=200 dense_bytes=0\n" +
+                                                   COLUMNS +
+                                                   "0,1,0,1,0,5,0.75,2,0\n"
+                                                   "0,1,0,1,1,3,0.100000001,1,200\n"
+                                                   "0,1,0,1,0,5,nan,2,0\n"
+                                                   "0,1,0,1,1,3,nan,1,200\n");
+}
+
+TEST_CASE("a prompt is phase 0, a single token phase 1, and steps go on through both") {
+    temp_dir     dir;
+    trace_writer writer;
+    check_ok(writer.open(dir.path("t.csv"), two_layers()));
+    const tokens prompt = { { 0, 0 }, { 0, 1 }, { 0, 2 } };
+    begin(writer, prompt);
+    check_ok(add(writer, 0, prompt));
+    check_ok(add(writer, 1, { { 0, 2 } })); // the last layer computes what is asked for
+    begin(writer, { { 0, 3 } });
+    check_ok(add(writer, 0, { { 0, 3 } }));
+    check_ok(add(writer, 1, { { 0, 3 } }));
+    check_ok(writer.close());
+    CHECK(rows_of(dir.path("t.csv")) == "0,0,0,0,0,0 0,0,1,0,0,1 0,0,2,0,0,2 0,0,2,1,0,0 0,1,3,0,0,0 0,1,3,1,0,0 ");
+}
+
+TEST_CASE("a sequence that begins anew is another turn; positions that go back are not") {
+    temp_dir     dir;
+    trace_writer writer;
+    check_ok(writer.open(dir.path("t.csv"), two_layers()));
+    for (const int32_t position : { 0, 1, 1, 0, 1 }) {
+        begin(writer, { { 4, position } });
+        check_ok(add(writer, 0, { { 4, position } }));
+    }
+    writer.begin_sequence(4);
+    writer.begin_sequence(17); // unknown: nothing to forget
+    begin(writer, { { 4, 2 } });
+    check_ok(add(writer, 0, { { 4, 2 } }));
+    check_ok(writer.close());
+    CHECK(rows_of(dir.path("t.csv")) == "0,1,0,0,0,0 0,1,1,0,0,0 0,1,2,0,0,0 1,1,0,0,0,0 1,1,1,0,0,0 2,1,0,0,0,0 ");
+}
+
+TEST_CASE("sequences side by side keep their turns and steps") {
+    temp_dir     dir;
+    trace_writer writer;
+    check_ok(writer.open(dir.path("t.csv"), two_layers()));
+    const tokens mixed = { { 1, 0 }, { 3, 0 }, { 3, 1 } }; // one decodes, one has a prompt
+    begin(writer, mixed);
+    check_ok(add(writer, 0, mixed));
+    const tokens both = { { 3, 2 }, { 1, 1 } };
+    begin(writer, both);
+    check_ok(add(writer, 0, both));
+    check_ok(writer.close());
+    CHECK(rows_of(dir.path("t.csv")) == "0,1,0,0,0,0 1,0,0,0,0,1 1,0,1,0,0,2 1,1,2,0,0,0 0,1,1,0,0,1 ");
+}
+
+TEST_CASE("tokens at one position are told apart by their order") {
+    temp_dir     dir;
+    trace_writer writer;
+    check_ok(writer.open(dir.path("t.csv"), two_layers()));
+    const tokens image = { { 0, 0 }, { 0, 0 }, { 0, 0 } };
+    begin(writer, image);
+    check_ok(add(writer, 0, image));
+    check_ok(writer.close());
+    CHECK(rows_of(dir.path("t.csv")) == "0,0,0,0,0,0 0,0,1,0,0,1 0,0,2,0,0,2 ");
+}
+
+TEST_CASE("a second trace with the same object starts from nothing, over an older file") {
+    temp_dir     dir;
+    trace_writer writer;
+    const auto   file = dir.write("t.csv", "# route_trace v1\n" + std::string(100000, 'x'));
+    for (int i = 0; i < 2; i++) {
+        check_ok(writer.open(file, two_layers()));
+        begin(writer, { { 0, 5 } });
+        check_ok(add(writer, 0, { { 0, 5 } }));
+        check_ok(writer.close());
+        check_ok(writer.close()); // does nothing
+        CHECK(rows_of(file) == "0,1,0,0,0,0 ");
+    }
+}
+
+TEST_CASE("line breaks in a name do not break the header") {
+    temp_dir     dir;
+    trace_writer writer;
+    trace_header header = two_layers();
+    header.model        = "a\nb.gguf";
+    check_ok(writer.open(dir.path("t.csv"), header));
+    check_ok(writer.close());
+    CHECK(temp_dir::read(dir.path("t.csv")).find("# model=a?b.gguf arch=mixtral ") != std::string::npos);
+}
+
+TEST_CASE("a long trace is complete, also when the writer is just destroyed") {
+    temp_dir     dir;
+    const int    n_tokens = 100000;
+    const tokens one      = { { 0, 1 } };
+    {
+        trace_writer writer;
+        check_ok(writer.open(dir.path("t.csv"), two_layers()));
+        for (int i = 0; i < n_tokens; i++) {
+            begin(writer, one);
+            REQUIRE(add(writer, 0, one).ok());
+        }
+        CHECK(std::filesystem::file_size(dir.path("t.csv")) > 1000000); // not all kept until the end
+    }
+    const std::string text = temp_dir::read(dir.path("t.csv"));
+    CHECK(std::count(text.begin(), text.end(), '\n') == n_tokens + 5);
+    CHECK(text.substr(text.size() - 25) == "\n0,1,99999,0,0,0,0.5,0,7\n");
+}
+
+TEST_CASE("a file that is no trace is left alone") {
+    temp_dir     dir;
+    trace_writer writer;
+    for (const std::string content : { "GGUF", "# route_trace v10\n" }) {
+        const std::string file = dir.write("m.gguf", content);
+        const status      s    = writer.open(file, two_layers());
+        CHECK(s.message() ==
+              "'" + file + "' is there and is no trace: choose another file for the trace, or remove it");
+        CHECK_FALSE(writer.is_open());
+        CHECK(temp_dir::read(file) == content);
+    }
+    check_ok(writer.open(dir.write("empty.csv", ""), two_layers()));
+    check_ok(writer.close());
+}
+
+TEST_CASE("a file that cannot be made is an error at once") {
+    temp_dir     dir;
+    trace_writer writer;
+    const status s = writer.open(dir.path("none/t.csv"), two_layers());
+    CHECK(s.message() == "the trace '" + dir.path("none/t.csv") +
+                             "' cannot be written: No such file or directory; choose another file");
+    CHECK_FALSE(writer.is_open());
+    check_ok(writer.close());
+}
+
+TEST_CASE("a full disk is an error, at the latest when the trace is closed, and repeated until then") {
+    const std::string full = "/dev/full";
+    trace_writer      writer;
+    check_ok(writer.open(full, two_layers()));
+    const tokens one = { { 0, 1 } };
+    status       s;
+    for (int i = 0; i < 100000 && s.ok(); i++) {
+        begin(writer, one);
+        s = add(writer, 0, one);
+    }
+    CHECK(s.message() == "the trace '/dev/full' cannot be written: No space left on device; free some space or choose "
+                         "another file");
+    CHECK(add(writer, 0, one).message() == s.message());
+    CHECK(writer.close().message() == s.message());
+    CHECK(std::filesystem::exists(full)); // no regular file: not removed
+
+    check_ok(writer.open(full, two_layers())); // a short trace
+    CHECK(writer.close().message() == s.message());
+}
+
+TEST_CASE("a token that was not announced is an error, and the file is removed") {
+    temp_dir     dir;
+    trace_writer writer;
+    check_ok(writer.open(dir.path("t.csv"), two_layers()));
+    begin(writer, { { 0, 1 }, { 0, 2 } });
+    CHECK_FALSE(add(writer, 0, { { 0, 3 } }).ok());
+    const std::string message = writer.close().message();
+    CHECK(message.find("token 0 of layer 0 (sequence 0, position 3) is not in the batch") != std::string::npos);
+    CHECK_FALSE(std::filesystem::exists(dir.path("t.csv")));
+
+    check_ok(writer.open(dir.path("t.csv"), two_layers()));
+    begin(writer, { { 0, 1 }, { 0, 2 } });
+    CHECK_FALSE(add(writer, 0, { { 0, 2 }, { 0, 1 } }).ok()); // not in the order of the batch
+}
