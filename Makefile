@@ -32,7 +32,7 @@ CUDA   := build/cuda
 CUDA_ARCHITECTURES ?= 90-real
 
 CMAKE_FILES    := CMakeLists.txt $(wildcard cmake/*.cmake) vendor/unpack.py vendor/llama.cpp.lock
-NATIVE_SOURCES := $(shell find ggml_ext patches tests/cpp -type f) pyhobbit/_native_build.py
+NATIVE_SOURCES := $(shell find ggml_ext patches tests/cpp -type f) pyhobbit/native/build.py
 CXX_SOURCES    := $(filter %.cpp %.h,$(NATIVE_SOURCES))
 
 .PHONY: build test demo stock vulkan cuda sanitize ctest lint format deps clean server-suite reference
@@ -121,6 +121,7 @@ lint: .venv/.tools
 	@echo '== lint'
 	ruff check
 	ruff format --check
+	python docs/check_layers.py
 	clang-format --dry-run --Werror $(CXX_SOURCES)
 
 format: .venv/.tools

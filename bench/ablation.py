@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 from quality import TINY, convert, halves
 
-from pyhobbit.calibration import Calibration, calibrate
-from pyhobbit.config import CacheConfig, CalibrationConfig, EngineConfig, EvaluationConfig
-from pyhobbit.evaluate import Chunk, Evaluator
+from pyhobbit.quality.calibration import Calibration, calibrate
+from pyhobbit.quality.evaluate import Chunk, Evaluator
+from pyhobbit.settings.config import CacheConfig, CalibrationConfig, EngineConfig, EvaluationConfig
 
 N_CTX = EvaluationConfig.default_n_ctx
 COLUMNS = (

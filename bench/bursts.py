@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
-from pyhobbit.disk import huge_pages, measure_disk, open_direct
+from pyhobbit.native.disk import huge_pages, measure_disk, open_direct
 
 READ_BYTES = 432 << 10  # a multiple of what direct reads need
 PAUSE_S = 0.003

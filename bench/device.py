@@ -22,15 +22,15 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from pyhobbit import bench
-from pyhobbit._paths import LIB_DIR
 from pyhobbit.bench import report, routing, runner
 from pyhobbit.bench.arms import Arm, ours
 from pyhobbit.bench.job import Job
-from pyhobbit.config import Setting, format_size, parse_size
-from pyhobbit.convert.gguf_file import read_gguf
-from pyhobbit.convert.tiers import routed_part
+from pyhobbit.cli import bench
 from pyhobbit.errors import ConfigError, HobbitError
+from pyhobbit.model.gguf_file import read_gguf
+from pyhobbit.model.tiers import routed_part
+from pyhobbit.native.paths import LIB_DIR
+from pyhobbit.settings.config import Setting, format_size, parse_size
 
 STOCK = ("stock", "stock-repacked")
 DEMAND = "demand"

@@ -23,11 +23,11 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from quality import convert, halves, plain_f16
 from residual import with_residual
 
-from pyhobbit.analysis import unimportance
-from pyhobbit.calibration import profile, routes
-from pyhobbit.config import CacheConfig, EngineConfig, EvaluationConfig
-from pyhobbit.evaluate import Evaluator
-from pyhobbit.trace import Simulation, SimulationResult, read_trace, simulate
+from pyhobbit.quality.calibration import profile, routes
+from pyhobbit.quality.evaluate import Evaluator
+from pyhobbit.routing.analysis import unimportance
+from pyhobbit.routing.trace import Simulation, SimulationResult, read_trace, simulate
+from pyhobbit.settings.config import CacheConfig, EngineConfig, EvaluationConfig
 
 POLICY = "echo"
 LOW_SHARES = {False: np.arange(0.05, 0.75, 0.05), True: np.arange(0.4, 0.95, 0.05)}

@@ -13,10 +13,10 @@ from dataclasses import replace
 
 from quality import TINY, convert
 
-from pyhobbit.calibration import profile, routes
-from pyhobbit.config import EngineConfig, EvaluationConfig
-from pyhobbit.evaluate import Evaluator
-from pyhobbit.trace import BELADY, Simulation, policy_names, pool_slots, simulate
+from pyhobbit.quality.calibration import profile, routes
+from pyhobbit.quality.evaluate import Evaluator
+from pyhobbit.routing.trace import BELADY, Simulation, policy_names, pool_slots, simulate
+from pyhobbit.settings.config import EngineConfig, EvaluationConfig
 
 
 def main() -> None:

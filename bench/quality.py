@@ -17,11 +17,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from pyhobbit._paths import BIN_DIR, VENDOR_DIR
-from pyhobbit.analysis import threshold_for_share, unimportance
-from pyhobbit.calibration import ThresholdSearch, profile
-from pyhobbit.config import CacheConfig, CalibrationConfig, EngineConfig, EvaluationConfig
-from pyhobbit.evaluate import Chunk, Evaluator, Quality
+from pyhobbit.native.paths import BIN_DIR, VENDOR_DIR
+from pyhobbit.quality.calibration import ThresholdSearch, profile
+from pyhobbit.quality.evaluate import Chunk, Evaluator, Quality
+from pyhobbit.routing.analysis import threshold_for_share, unimportance
+from pyhobbit.settings.config import CacheConfig, CalibrationConfig, EngineConfig, EvaluationConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = ROOT / "tests/tiny_moe"

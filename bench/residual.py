@@ -17,10 +17,10 @@ from pathlib import Path
 
 from quality import FOLDER, halves, plain_f16
 
-from pyhobbit._paths import BIN_DIR
-from pyhobbit.config import CacheConfig, EngineConfig, EvaluationConfig
-from pyhobbit.evaluate import Evaluator
-from pyhobbit.model_file import read_model_file
+from pyhobbit.model.model_file import read_model_file
+from pyhobbit.native.paths import BIN_DIR
+from pyhobbit.quality.evaluate import Evaluator
+from pyhobbit.settings.config import CacheConfig, EngineConfig, EvaluationConfig
 
 ORIGINALS = ("f16", "q8_0", "q6_k")
 LOW = ("q2_k", "iq3_s", "q3_k", "q4_0", "q4_k")

@@ -11,11 +11,11 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from pyhobbit._paths import VENDOR_DIR
-from pyhobbit.convert.gguf_file import TensorInfo
-from pyhobbit.convert.quantize import type_by_id
 from pyhobbit.convert.write import Progress
 from pyhobbit.errors import HobbitError
+from pyhobbit.model.gguf_file import TensorInfo
+from pyhobbit.model.quantize import type_by_id
+from pyhobbit.native.paths import VENDOR_DIR
 
 _CONVERTER = VENDOR_DIR / "convert_hf_to_gguf.py"
 _POLL_SECONDS = 0.2

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from pyhobbit.convert.gguf_file import GgufFile, TensorInfo, read_gguf
 from pyhobbit.errors import HobbitError
+from pyhobbit.model.gguf_file import GgufFile, TensorInfo, read_gguf
 
 _SUMS, _COUNTS = ".in_sum2", ".counts"
 

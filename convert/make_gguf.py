@@ -15,7 +15,7 @@ from pathlib import Path
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     from pyhobbit.convert.options import Options, usable_cores
-    from pyhobbit.model_path import add_model_arguments
+    from pyhobbit.model.model_path import add_model_arguments
 
     parser.epilog = (
         "All tensors but the routed experts keep MODEL's type. A checkpoint is read as f16, as f32 or bf16 "
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     """Converts as the arguments say. Raises pyhobbit.errors.HobbitError with one sentence for the user."""
     from pyhobbit.convert.options import Options
     from pyhobbit.convert.pipeline import convert
-    from pyhobbit.model_path import model_path
+    from pyhobbit.model.model_path import model_path
 
     with _cleaning_up():
         if args.hf_repo is not None:
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_types(args: argparse.Namespace) -> None:
     from pyhobbit.convert.pipeline import high_tier
-    from pyhobbit.convert.quantize import type_by_name
+    from pyhobbit.model.quantize import type_by_name
 
     high_tier(args.high)
     if args.low is not None:
@@ -71,7 +71,7 @@ def _check_types(args: argparse.Namespace) -> None:
 
 def _output_here(args: argparse.Namespace) -> Path:
     """A downloaded model lies in a cache, where nobody would look for the output."""
-    from pyhobbit.convert.tiers import model_stem
+    from pyhobbit.model.tiers import model_stem
 
     is_folder = args.model.is_dir()
     stem = args.hf_repo.partition(":")[0].rpartition("/")[2] if is_folder else model_stem(args.model)

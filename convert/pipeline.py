@@ -14,13 +14,16 @@ from gguf.constants import GGUFValueType
 from tqdm import tqdm
 
 from pyhobbit.convert import checkpoint
-from pyhobbit.convert.gguf_file import KeyValue, TensorInfo, pack_header, scalar_entry, string_entry
 from pyhobbit.convert.imatrix import Imatrix, read_imatrix
 from pyhobbit.convert.options import Options
 from pyhobbit.convert.plan import RESIDENT, Plan, Recipe, make_plan
-from pyhobbit.convert.quantize import GgmlType, type_by_name
 from pyhobbit.convert.read import Model, check_routed, read_model
-from pyhobbit.convert.tiers import (
+from pyhobbit.convert.verify import Errors, verify_output, verify_residuals
+from pyhobbit.convert.write import Progress, Written, atomic_output, temporary_file, write_output
+from pyhobbit.errors import HobbitError
+from pyhobbit.model.gguf_file import KeyValue, TensorInfo, pack_header, scalar_entry, string_entry
+from pyhobbit.model.quantize import GgmlType, type_by_name
+from pyhobbit.model.tiers import (
     ALIGNMENT,
     HIGH,
     LOW,
@@ -30,9 +33,6 @@ from pyhobbit.convert.tiers import (
     sidecar_path,
     tier_metadata,
 )
-from pyhobbit.convert.verify import Errors, verify_output, verify_residuals
-from pyhobbit.convert.write import Progress, Written, atomic_output, temporary_file, write_output
-from pyhobbit.errors import HobbitError
 
 _KEEP, _RESIDUAL = "keep", "residual"
 _METADATA_BYTES = 32 << 20  # allowed for while the metadata of a checkpoint are not known yet

@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from pyhobbit.convert.gguf_file import Placement, TensorInfo, align, tensor_nbytes
-from pyhobbit.convert.quantize import GgmlType
 from pyhobbit.convert.residual import check_residual_types
-from pyhobbit.convert.tiers import ALIGNMENT, HIGH, LOW, Part, routed_part, tier_tensor_name
 from pyhobbit.errors import HobbitError
+from pyhobbit.model.gguf_file import Placement, TensorInfo, align, tensor_nbytes
+from pyhobbit.model.quantize import GgmlType
+from pyhobbit.model.tiers import ALIGNMENT, HIGH, LOW, Part, routed_part, tier_tensor_name
 
 RESIDENT = "resident"
 

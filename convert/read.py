@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pyhobbit.convert.gguf_file import GgufFile, KeyValue, TensorInfo, read_gguf
-from pyhobbit.convert.tiers import routed_part, split_name
 from pyhobbit.errors import HobbitError
+from pyhobbit.model.gguf_file import GgufFile, KeyValue, TensorInfo, read_gguf
+from pyhobbit.model.tiers import routed_part, split_name
 
 _SEPARATE_EXPERT = re.compile(r"blk\.\d+\.ffn_(gate|up|down)\.\d+\.weight")
 

@@ -8,9 +8,9 @@ from functools import cache
 
 import numpy as np
 
-from pyhobbit.convert.gguf_file import TensorInfo, tensor_nbytes
-from pyhobbit.convert.quantize import GgmlType, dequantize, quantize
 from pyhobbit.errors import HobbitError
+from pyhobbit.model.gguf_file import TensorInfo, tensor_nbytes
+from pyhobbit.model.quantize import GgmlType, dequantize, quantize
 
 _ROWS, _COLUMNS = 16, 2048  # whole blocks of every type
 _MOST_LEFT = 0.5  # of the low tier's error, or a residual is not worth its bytes

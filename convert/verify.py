@@ -16,13 +16,13 @@ from typing import BinaryIO
 
 import numpy as np
 
-from pyhobbit.convert.gguf_file import GgufFile, KeyValue, Placement, read_gguf
 from pyhobbit.convert.plan import Plan
-from pyhobbit.convert.quantize import dequantize, ggml_accepts
 from pyhobbit.convert.residual import relative_error
-from pyhobbit.convert.tiers import HIGH, LOW, check_tiers, routed_part
 from pyhobbit.convert.write import Piece, Progress, Written, in_threads, pieces, read_exactly
 from pyhobbit.errors import HobbitError
+from pyhobbit.model.gguf_file import GgufFile, KeyValue, Placement, read_gguf
+from pyhobbit.model.quantize import dequantize, ggml_accepts
+from pyhobbit.model.tiers import HIGH, LOW, check_tiers, routed_part
 
 # A block's largest value decides about the others, so what is not normal can be off by more than what is.
 _MARGIN = 2.0

@@ -16,12 +16,12 @@ from typing import BinaryIO, TypeVar
 
 import numpy as np
 
-from pyhobbit.convert.gguf_file import KeyValue, TensorInfo, pack_header
 from pyhobbit.convert.imatrix import Imatrix
 from pyhobbit.convert.plan import Plan, PlannedTensor
-from pyhobbit.convert.quantize import dequantize, quantize
-from pyhobbit.convert.tiers import ALIGNMENT, LOW
 from pyhobbit.errors import HobbitError
+from pyhobbit.model.gguf_file import KeyValue, TensorInfo, pack_header
+from pyhobbit.model.quantize import dequantize, quantize
+from pyhobbit.model.tiers import ALIGNMENT, LOW
 
 # All threads together hold about four times this in source bytes, floats and results.
 _FLOAT_BYTES = 96 << 20

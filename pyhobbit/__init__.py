@@ -12,11 +12,11 @@ with Hobbit("model.gguf", memory="8G") as model:
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from pyhobbit.config import CacheConfig, EngineConfig, SamplingConfig, parse_size
-    from pyhobbit.engine import Engine, Piece
+    from pyhobbit.engine.engine import Engine, Piece
+    from pyhobbit.engine.stats import CacheStats, ModelInfo, Stats
     from pyhobbit.errors import ConfigError, HobbitError
-    from pyhobbit.hobbit import Hobbit
-    from pyhobbit.stats import CacheStats, ModelInfo, Stats
+    from pyhobbit.hobbit.hobbit import Hobbit
+    from pyhobbit.settings.config import CacheConfig, EngineConfig, SamplingConfig, parse_size
 
 __all__ = [
     "CacheConfig",
@@ -34,11 +34,11 @@ __all__ = [
 ]
 
 _MODULES = {
-    "config": ("CacheConfig", "EngineConfig", "SamplingConfig", "parse_size"),
-    "engine": ("Engine", "Piece"),
+    "settings.config": ("CacheConfig", "EngineConfig", "SamplingConfig", "parse_size"),
+    "engine.engine": ("Engine", "Piece"),
     "errors": ("ConfigError", "HobbitError"),
-    "hobbit": ("Hobbit",),
-    "stats": ("CacheStats", "ModelInfo", "Stats"),
+    "hobbit.hobbit": ("Hobbit",),
+    "engine.stats": ("CacheStats", "ModelInfo", "Stats"),
 }
 
 
@@ -46,7 +46,7 @@ def _share_libraries() -> None:
     # llama_cpp takes its libraries from there when it is imported, and brings none of its own.
     import os
 
-    from pyhobbit._paths import LIB_DIR
+    from pyhobbit.native.paths import LIB_DIR
 
     os.environ.setdefault("LLAMA_CPP_LIB_PATH", str(LIB_DIR))
 

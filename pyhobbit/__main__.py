@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 import sys
 
-from pyhobbit.cli import main
+from pyhobbit.cli.main import main
 
 sys.exit(main())

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pyhobbit.bench import job, routing, runner
-from pyhobbit.trace import read_trace
+from pyhobbit.routing.trace import read_trace
 
 PROMPTS = (4, 12)
 

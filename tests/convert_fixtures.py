@@ -12,7 +12,7 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
 
-from pyhobbit.convert.quantize import quantize, type_by_name
+from pyhobbit.model.quantize import quantize, type_by_name
 
 MAKE_GGUF = Path(__file__).resolve().parent.parent / "convert" / "make_gguf.py"
 N_LAYER, N_EMBD, N_FF, N_EXPERT = 2, 256, 512, 4

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from pyhobbit._overrides import kv_overrides
+from pyhobbit.settings.overrides import kv_overrides
 
 ROOT = Path(__file__).resolve().parent.parent
 N_THREADS = 2
@@ -286,7 +286,7 @@ def _hobbit_structs(lib_dir: Path) -> Iterator[tuple[str, Any]]:
     """info/FIELD, stats/FIELD and devices/NUMBER/FIELD of the model opened with MODEL_TAG."""
     from cffi import FFI
 
-    from pyhobbit._native_build import declarations
+    from pyhobbit.native.build import declarations
 
     ffi = FFI()
     ffi.cdef(declarations((ROOT / "ggml_ext/include/hobbit.h").read_text(encoding="utf-8")))

@@ -17,7 +17,7 @@ import numpy as np
 import random_moe
 from gguf import GGUFReader, GGUFWriter, TokenType
 
-from pyhobbit import _paths
+from pyhobbit.native import paths
 
 ROOT = Path(__file__).resolve().parent.parent
 STOCK_DIR = ROOT / "build/stock/bin"
@@ -33,12 +33,12 @@ def stock_dir() -> Path:
 
 def lib_dir() -> Path:
     """Our libraries."""
-    return _checked(_paths.LIB_DIR, "libggml-hobbit.so", "pip install .")
+    return _checked(paths.LIB_DIR, "libggml-hobbit.so", "pip install .")
 
 
 def bin_dir() -> Path:
     """Our builds of llama.cpp's programs."""
-    return _checked(_paths.BIN_DIR, "llama-perplexity", "pip install .")
+    return _checked(paths.BIN_DIR, "llama-perplexity", "pip install .")
 
 
 def _checked(folder: Path, file: str, command: str) -> Path:
@@ -73,8 +73,8 @@ def _call(*command: str | Path, **environment: str) -> None:
 def tiny(float_type: str = "f16") -> Path:
     """The tiny trained model as llama.cpp's own converter writes it, in f32 or f16."""
     path = _folder() / f"tiny-{float_type}.gguf"
-    search = os.pathsep.join([str(_paths.VENDOR_DIR), str(_paths.VENDOR_DIR / "gguf-py")])
-    script = _paths.VENDOR_DIR / "convert_hf_to_gguf.py"
+    search = os.pathsep.join([str(paths.VENDOR_DIR), str(paths.VENDOR_DIR / "gguf-py")])
+    script = paths.VENDOR_DIR / "convert_hf_to_gguf.py"
     _call(
         sys.executable, script, TINY / "model", "--outtype", float_type, "--outfile", path, PYTHONPATH=search
     )

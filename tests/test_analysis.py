@@ -7,11 +7,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from pyhobbit import analysis, findings, plots
-from pyhobbit.analysis import HIGH, LOW, SKIPPED, Gating, Router
 from pyhobbit.errors import HobbitError
-from pyhobbit.findings import Cost, Findings
-from pyhobbit.observe import Observations, Recorder
+from pyhobbit.inspect import findings, plots
+from pyhobbit.inspect.findings import Cost, Findings
+from pyhobbit.model.router import Gating, Router
+from pyhobbit.routing import analysis
+from pyhobbit.routing.analysis import HIGH, LOW, SKIPPED
+from pyhobbit.routing.observe import Observations, Recorder
 
 PNG = b"\x89PNG\r\n\x1a\n"
 PLOTS = {

@@ -21,15 +21,16 @@ import traces
 from bench_jobs import PROMPTS
 from conftest import RunPyhobbit
 
-from pyhobbit import bench, cli
 from pyhobbit.bench import generate, job, routing, runner, system
 from pyhobbit.bench.arms import ARMS, BY_NAME
 from pyhobbit.bench.shapes import SHAPES
-from pyhobbit.convert.gguf_file import read_gguf
+from pyhobbit.cli import bench
+from pyhobbit.cli.main import main
 from pyhobbit.convert.options import Options
 from pyhobbit.convert.pipeline import convert
 from pyhobbit.errors import ConfigError, HobbitError
-from pyhobbit.trace import read_trace
+from pyhobbit.model.gguf_file import read_gguf
+from pyhobbit.routing.trace import read_trace
 
 SMALL = replace(
     SHAPES["tiny"], n_layer=2, n_embd=256, n_ff=256, n_head=2, n_head_kv=1, head_dim=64, n_expert=16
@@ -325,7 +326,7 @@ def test_a_wrong_value_is_found_before_a_model_is_made(
     options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = ["--folder", str(tmp_path / "m"), "-o", str(tmp_path / "out")]
-    assert cli.main(["bench", "--shape", "tiny", *folder, *options]) != 0
+    assert main(["bench", "--shape", "tiny", *folder, *options]) != 0
     assert message in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
@@ -343,7 +344,7 @@ def test_a_wrong_value_is_found_before_a_model_is_made(
 def test_what_an_arm_lacks_is_told_before_anything_runs(
     options: list[str], message: str, small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["bench", "--model", str(small), "-o", str(tmp_path / "out"), *options]) != 0
+    assert main(["bench", "--model", str(small), "-o", str(tmp_path / "out"), *options]) != 0
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
@@ -391,9 +392,7 @@ def test_a_split_model_counts_with_all_its_parts(tmp_path: Path) -> None:
 
 def test_a_model_without_experts_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     low = generate.write_low_tier(generate.write_model(tmp_path, "small", SMALL, "q8_0"), SMALL, "q4_0")
-    assert (
-        cli.main(["bench", "--model", str(low), "--arms", "ours-resident", "-o", str(tmp_path / "out")]) == 1
-    )
+    assert main(["bench", "--model", str(low), "--arms", "ours-resident", "-o", str(tmp_path / "out")]) == 1
     assert "has no routed experts" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 

@@ -19,14 +19,21 @@ from conftest import RunPyhobbit
 from gguf import GGUFReader
 from models import write_dense_llama
 
-from pyhobbit import CacheConfig, Engine, EngineConfig, calibration, fit
-from pyhobbit.analysis import decide, shares, unimportance
-from pyhobbit.calibration import Calibration, calibration_path, expected_cost, routes, threshold_candidates
-from pyhobbit.config import CalibrationConfig
+from pyhobbit import CacheConfig, Engine, EngineConfig
 from pyhobbit.errors import ConfigError, HobbitError
-from pyhobbit.fit import CacheFitter, CacheModel, cheapest_thresholds, fit_weights
-from pyhobbit.observe import Observations
-from pyhobbit.trace import ROUTE, policy_names
+from pyhobbit.quality import calibration, fit
+from pyhobbit.quality.calibration import (
+    Calibration,
+    calibration_path,
+    expected_cost,
+    routes,
+    threshold_candidates,
+)
+from pyhobbit.quality.fit import CacheFitter, CacheModel, cheapest_thresholds, fit_weights
+from pyhobbit.routing.analysis import decide, shares, unimportance
+from pyhobbit.routing.observe import Observations
+from pyhobbit.routing.trace import ROUTE, policy_names
+from pyhobbit.settings.config import CalibrationConfig
 
 TESTS = Path(__file__).resolve().parent
 TEXT = TESTS / "tiny_moe/heldout.txt"

@@ -12,8 +12,8 @@ from conftest import RunPyhobbit
 from random_moe import declare, write_model
 
 from pyhobbit import CacheConfig, Engine, EngineConfig, HobbitError, SamplingConfig
-from pyhobbit._paths import LIB_DIR
-from pyhobbit.stats import CacheStats, ModelInfo, Stats
+from pyhobbit.engine.stats import CacheStats, ModelInfo, Stats
+from pyhobbit.native.paths import LIB_DIR
 
 PROMPT = "def read_file(path):\n"
 GREEDY = ("--temp", "0")

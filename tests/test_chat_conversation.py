@@ -16,8 +16,8 @@ from pyhobbit.chat.commands import Commands
 from pyhobbit.chat.conversation import Conversation
 from pyhobbit.chat.saved import SavedChat, read_chat
 from pyhobbit.chat.status import answer_figures
-from pyhobbit.config import CacheConfig, ChatConfig
-from pyhobbit.engine import Piece
+from pyhobbit.engine.engine import Piece
+from pyhobbit.settings.config import CacheConfig, ChatConfig
 
 TEMPLATE = "{{ messages }}"
 

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from pyhobbit import chat, cli, commands, convert
+from pyhobbit import convert
+from pyhobbit.cli import chat, verbs
+from pyhobbit.cli.main import main
 from pyhobbit.errors import ConfigError, HobbitError
 
-VERBS = list(commands._VERBS)
+VERBS = list(verbs._VERBS)
 
 
 def _error_line(text: str) -> str:
@@ -22,14 +24,14 @@ def _error_line(text: str) -> str:
 
 def test_version_is_the_installed_one(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
-        cli.main(["--version"])
+        main(["--version"])
     assert end.value.code == 0
     assert capsys.readouterr().out == f"pyhobbit {importlib.metadata.version('pyhobbit')}\n"
 
 
 def _help(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
     with pytest.raises(SystemExit) as end:
-        cli.main([*arguments, "--help"])
+        main([*arguments, "--help"])
     assert end.value.code == 0
     return capsys.readouterr().out
 
@@ -88,7 +90,7 @@ def test_wrong_usage_is_one_sentence_and_status_2(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as end:
-        cli.main(arguments)
+        main(arguments)
     assert end.value.code == 2
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -116,7 +118,7 @@ def test_wrong_usage_is_one_sentence_and_status_2(
 def test_what_is_not_known_gets_the_nearest_that_is(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(arguments) == 2
+    assert main(arguments) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert message in _error_line(captured.err)
@@ -125,7 +127,7 @@ def test_what_is_not_known_gets_the_nearest_that_is(
 def test_a_verb_may_read_its_arguments_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(convert, "parse", lambda parser, rest: (parser.prog, rest), raising=False)
     monkeypatch.setattr(convert, "run", lambda args: 7 if args == ("pyhobbit convert", ["-x", "4"]) else 1)
-    assert cli.main(["convert", "-x", "4"]) == 7
+    assert main(["convert", "-x", "4"]) == 7
 
 
 @pytest.mark.parametrize(
@@ -147,7 +149,7 @@ def test_a_verb_may_read_its_arguments_itself(monkeypatch: pytest.MonkeyPatch) -
 def test_a_wrong_value_is_found_before_the_model_is_touched(
     options: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["chat", "/no/such/model.gguf", "-p", "x", *options]) == 2
+    assert main(["chat", "/no/such/model.gguf", "-p", "x", *options]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert message in _error_line(captured.err)
@@ -164,7 +166,7 @@ def test_each_kind_of_error_has_its_status(
         raise error
 
     monkeypatch.setattr(chat, "chat", fail)
-    assert cli.main(["chat", "m.gguf", "-p", "x"]) == status
+    assert main(["chat", "m.gguf", "-p", "x"]) == status
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == ("" if status == 130 else "pyhobbit: error: it is so\n")
@@ -176,13 +178,13 @@ def test_an_error_of_ours_is_no_traceback_but_a_bug_is_one(monkeypatch: pytest.M
 
     monkeypatch.setattr(chat, "chat", fail)
     with pytest.raises(AssertionError):
-        cli.main(["chat", "m.gguf", "-p", "x"])
+        main(["chat", "m.gguf", "-p", "x"])
 
 
 def test_a_reader_that_went_away_ends_the_program_quietly(tmp_path: Path) -> None:
-    program = "import sys\nfrom pyhobbit import chat, cli\n"
+    program = "import sys\nfrom pyhobbit.cli import chat, main\n"
     program += "def endless(*_):\n    while True:\n        print('text', flush=True)\n"
-    program += "chat.chat = endless\nsys.exit(cli.main(['chat', 'm.gguf', '-p', 'x']))\n"
+    program += "chat.chat = endless\nsys.exit(main.main(['chat', 'm.gguf', '-p', 'x']))\n"
     process = subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path
     )
@@ -196,7 +198,7 @@ def test_a_reader_that_went_away_ends_the_program_quietly(tmp_path: Path) -> Non
 
 
 def test_the_command_line_needs_no_native_library_for_its_help(tmp_path: Path) -> None:
-    program = "import sys\nfrom pyhobbit import cli\n"
+    program = "import sys\nfrom pyhobbit.cli import main\n"
     program += "heavy = {'llama_cpp', 'torch', 'transformers', 'pyhobbit._hobbit_c'} & set(sys.modules)\n"
     program += "sys.exit(', '.join(heavy) or 0)\n"
     done = subprocess.run(
@@ -232,9 +234,9 @@ def test_an_error_that_cannot_be_written_still_has_its_status(closed: str, tmp_p
 
 
 def test_ctrl_c_while_the_program_starts_is_quiet(tmp_path: Path) -> None:
-    program = "import os, signal, sys\nfrom pyhobbit import cli\n"
+    program = "import os, signal, sys\nfrom pyhobbit.cli import main\n"
     program += "class Finder:\n    def find_spec(self, name, *_):\n"
     program += "        if name == 'argparse': os.kill(os.getpid(), signal.SIGINT)\n"
-    program += "sys.meta_path.insert(0, Finder())\nsys.exit(cli.main(['--version']))\n"
+    program += "sys.meta_path.insert(0, Finder())\nsys.exit(main.main(['--version']))\n"
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pyhobbit.config import (
+from pyhobbit.errors import ConfigError
+from pyhobbit.settings.config import (
     CacheConfig,
     ChatConfig,
     EngineConfig,
@@ -14,7 +15,6 @@ from pyhobbit.config import (
     format_size,
     parse_size,
 )
-from pyhobbit.errors import ConfigError
 
 
 @pytest.mark.parametrize(

@@ -22,12 +22,12 @@ from convert_fixtures import (
 )
 from gguf import GGMLQuantizationType, GGUFReader
 
-from pyhobbit._paths import BIN_DIR
 from pyhobbit.convert import write
-from pyhobbit.convert.gguf_file import read_gguf
 from pyhobbit.convert.options import Options
 from pyhobbit.convert.pipeline import convert
-from pyhobbit.convert.quantize import GgmlType, dequantize, quantizable_types, quantize, type_by_name
+from pyhobbit.model.gguf_file import read_gguf
+from pyhobbit.model.quantize import GgmlType, dequantize, quantizable_types, quantize, type_by_name
+from pyhobbit.native.paths import BIN_DIR
 
 
 @pytest.fixture

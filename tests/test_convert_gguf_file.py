@@ -10,11 +10,11 @@ import pytest
 from convert_fixtures import write_moe
 from gguf import GGUFReader, GGUFValueType
 
-from pyhobbit.convert.gguf_file import pack_header, read_gguf
 from pyhobbit.convert.plan import Recipe, make_plan
-from pyhobbit.convert.quantize import TYPE_COUNT, quantizable_types, type_by_name
 from pyhobbit.convert.read import read_model
 from pyhobbit.errors import HobbitError
+from pyhobbit.model.gguf_file import pack_header, read_gguf
+from pyhobbit.model.quantize import TYPE_COUNT, quantizable_types, type_by_name
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from convert_fixtures import N_EMBD, N_EXPERT, tensor_bytes, tensor_values, writ
 from pyhobbit.convert.imatrix import read_imatrix
 from pyhobbit.convert.options import Options
 from pyhobbit.convert.pipeline import convert
-from pyhobbit.convert.quantize import quantize, type_by_name
 from pyhobbit.convert.read import read_model
 from pyhobbit.errors import HobbitError
+from pyhobbit.model.quantize import quantize, type_by_name
 
 NAME = "blk.0.ffn_up_exps.weight"
 COUNTS = [3.0, 1.0, 0.0, 10.0]

@@ -27,13 +27,13 @@ from pyhobbit.convert import pipeline, write
 from pyhobbit.convert.options import Options
 from pyhobbit.convert.pipeline import convert
 from pyhobbit.convert.plan import Plan, Recipe, make_plan
-from pyhobbit.convert.quantize import quantizable_types, type_by_name
 from pyhobbit.convert.read import read_model
 from pyhobbit.convert.residual import relative_error
-from pyhobbit.convert.tiers import fingerprint
 from pyhobbit.convert.verify import verify_residuals
 from pyhobbit.errors import HobbitError
-from pyhobbit.model_file import read_model_file
+from pyhobbit.model.model_file import read_model_file
+from pyhobbit.model.quantize import quantizable_types, type_by_name
+from pyhobbit.model.tiers import fingerprint
 
 Q4_0 = GGMLQuantizationType.Q4_0
 

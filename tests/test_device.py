@@ -219,7 +219,7 @@ _OPEN = """
 import sys
 from pathlib import Path
 from pyhobbit import Hobbit
-from pyhobbit._devices import add_rpc_servers
+from pyhobbit.native.rpc_servers import add_rpc_servers
 add_rpc_servers(sys.argv[2])
 for n in 0, 3, -1:
     with Hobbit(Path(sys.argv[1]), pools=8 << 20, n_gpu_layers=n, verbose=False) as model:

@@ -11,9 +11,9 @@ import pytest
 from conftest import TINY_MODEL
 from fake_hub import Hub, serving
 
-from pyhobbit import download
-from pyhobbit.download import fetch, fetch_file
 from pyhobbit.errors import ConfigError, HobbitError
+from pyhobbit.model import download
+from pyhobbit.model.download import fetch, fetch_file
 
 BIG = os.urandom(12 << 20)
 
@@ -112,7 +112,7 @@ def test_without_what_the_hub_does_not_promise_downloads_still_work(hub: Hub, tm
     program += "from pathlib import Path\n"
     program += "whole = file_download.http_get\n"
     program += "del file_download.http_get\n"
-    program += "from pyhobbit import download\n"
+    program += "from pyhobbit.model import download\n"
     program += "file_download.http_get = whole\n"
     program += "print(hasattr(download, 'http_get'))\n"
     program += "print(download.fetch(sys.argv[1], endpoint=sys.argv[2], cache=Path(sys.argv[3])))\n"
@@ -125,7 +125,7 @@ def test_without_what_the_hub_does_not_promise_downloads_still_work(hub: Hub, tm
 
 
 def test_an_interrupted_download_goes_on_in_the_next_run(hub: Hub, tmp_path: Path) -> None:
-    program = "import os, signal, sys\nfrom pathlib import Path\nfrom pyhobbit import download\n"
+    program = "import os, signal, sys\nfrom pathlib import Path\nfrom pyhobbit.model import download\n"
     program += "class Torn:\n"
     program += "    def __init__(self, file): self.file = file\n"
     program += "    def __getattr__(self, name): return getattr(self.file, name)\n"

@@ -7,10 +7,10 @@ import models
 import pytest
 
 from pyhobbit import CacheConfig, ConfigError, Engine, EngineConfig, HobbitError, SamplingConfig
-from pyhobbit._native import llama
 from pyhobbit.chat.answer import interrupting
-from pyhobbit.engine import Piece
+from pyhobbit.engine.engine import Piece
 from pyhobbit.errors import ContextError
+from pyhobbit.native.ffi import llama
 
 PROMPT = "def read_file(path):\n"
 

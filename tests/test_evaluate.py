@@ -17,10 +17,11 @@ import numpy as np
 import pytest
 from models import write_dense_llama
 
-from pyhobbit import evaluate
-from pyhobbit.config import CacheConfig, EngineConfig, EvaluationConfig
 from pyhobbit.errors import HobbitError
-from pyhobbit.evaluate import Chunk, Evaluator, LayerEvent
+from pyhobbit.quality import evaluate
+from pyhobbit.quality.evaluate import Chunk, Evaluator
+from pyhobbit.routing.observe import LayerEvent
+from pyhobbit.settings.config import CacheConfig, EngineConfig, EvaluationConfig
 
 TEXT = models.TINY / "heldout.txt"
 ENGINE = EngineConfig(cache=CacheConfig(pools=5_000_000), n_ctx=128, n_threads=1)

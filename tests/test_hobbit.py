@@ -17,10 +17,10 @@ from hobbits import GREEDY, POOLS, PROMPT, open_model, text_of
 from test_sequences import _turn_lengths as turn_lengths
 
 from pyhobbit import CacheConfig, ConfigError, Hobbit, HobbitError
-from pyhobbit._native import llama
-from pyhobbit.calibration import calibration_path
 from pyhobbit.errors import ContextError
-from pyhobbit.trace import read_trace
+from pyhobbit.native.ffi import llama
+from pyhobbit.quality.calibration import calibration_path
+from pyhobbit.routing.trace import read_trace
 
 THREADS = {"n_threads": 2, "n_threads_batch": 2}
 

@@ -54,8 +54,8 @@ _REFUSED = """
 import resource, sys
 from pathlib import Path
 from pyhobbit import CacheConfig, Engine, EngineConfig, Hobbit, HobbitError
-from pyhobbit.plan import lay_out
-from pyhobbit.stats import peak_rss_bytes
+from pyhobbit.engine.plan import lay_out
+from pyhobbit.engine.stats import peak_rss_bytes
 
 def refusal(**arguments):
     try:
@@ -188,7 +188,7 @@ def test_a_model_that_nobody_closes_is_freed_when_nobody_has_it(tiny_gguf: Path)
     body = """
 import gc, sys
 from pyhobbit import Hobbit
-from pyhobbit._native import lib
+from pyhobbit.native.ffi import lib
 
 threads = lambda: int(open("/proc/self/status").read().split("Threads:")[1].split()[0])
 model = Hobbit(sys.argv[1], pools="8M", verbose=False, kv_overrides={"hobbit.io_threads": 3})

@@ -11,11 +11,12 @@ from conftest import TESTS, RunPyhobbit
 from gguf import GGUFReader, GGUFWriter
 from models import stock_dir
 
-from pyhobbit import analysis, cli
-from pyhobbit.config import EngineConfig, EvaluationConfig, InspectConfig
-from pyhobbit.inspection import choose_thresholds
-from pyhobbit.model_file import read_model_file
-from pyhobbit.observe import Observations, Recorder
+from pyhobbit.cli.inspect import choose_thresholds
+from pyhobbit.cli.main import main
+from pyhobbit.model.model_file import read_model_file
+from pyhobbit.routing import analysis
+from pyhobbit.routing.observe import Observations, Recorder
+from pyhobbit.settings.config import EngineConfig, EvaluationConfig, InspectConfig
 
 HELD_OUT = TESTS / "tiny_moe" / "heldout.txt"
 SAME_CHOICE = 0.99
@@ -28,7 +29,7 @@ def _random_model(arch: str, folder: Path) -> Path:
 
 
 def _error(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    assert cli.main(["inspect", *map(str, arguments)]) in (1, 2)
+    assert main(["inspect", *map(str, arguments)]) in (1, 2)
     captured = capsys.readouterr()
     lines = captured.err.splitlines()
     assert lines[-1].startswith("pyhobbit: error: "), captured.err
@@ -41,7 +42,7 @@ def _error(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 
 
 def test_a_model_without_a_text_is_described(tiny_gguf: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["inspect", str(tiny_gguf), "--no-speed"]) == 0
+    assert main(["inspect", str(tiny_gguf), "--no-speed"]) == 0
     text = capsys.readouterr().out
     for part in ("llama, 11.7 million parameters", "8 a layer, 2 used per token", "18.0 MiB in f16", "q4_0"):
         assert part in text
@@ -49,7 +50,7 @@ def test_a_model_without_a_text_is_described(tiny_gguf: Path, capsys: pytest.Cap
 
 
 def test_the_description_as_json(tiny_gguf: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["inspect", str(tiny_gguf), "--no-speed", "--json"]) == 0
+    assert main(["inspect", str(tiny_gguf), "--no-speed", "--json"]) == 0
     model = json.loads(capsys.readouterr().out)["model"]
     assert model["layers_with_experts"] == list(range(6))
     assert (model["n_experts"], model["n_experts_used"]) == (8, 2)
@@ -64,7 +65,7 @@ def test_a_sidecar_is_part_of_the_description(
     model = _random_model("qwen3moe", tmp_path)
     done = run_pyhobbit("convert", "--low", "q4_0", "--sidecar", model)
     assert done.returncode == 0, done.stderr
-    assert cli.main(["inspect", str(model), "--no-speed"]) == 0
+    assert main(["inspect", str(model), "--no-speed"]) == 0
     assert "q4_0, 4.50 bits per weight" in capsys.readouterr().out
     assert "only further tiers" in _error(capsys, tmp_path / "qwen3moe.hobbit.gguf")
 
@@ -145,29 +146,29 @@ def test_the_machine_is_part_of_the_description(inspected: tuple[dict[str, Any],
 def test_a_bound_that_does_not_suffice_is_an_error(
     tiny_gguf: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["inspect", str(tiny_gguf), "--memory", "1M"]) == 1
+    assert main(["inspect", str(tiny_gguf), "--memory", "1M"]) == 1
     captured = capsys.readouterr()
     assert "11.7 million parameters" in captured.out
     assert "token/s" not in captured.out
     assert "the smallest that works is" in captured.err
-    assert cli.main(["inspect", str(tiny_gguf), "--memory", "1M", "--json"]) == 1
+    assert main(["inspect", str(tiny_gguf), "--memory", "1M", "--json"]) == 1
     assert capsys.readouterr().out == ""
 
 
 def test_the_thresholds_that_are_given_are_shown(tiny_gguf: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["inspect", str(tiny_gguf), "--no-speed", "--t1", "0.6", "--t2", "0.9"]
-    assert cli.main(arguments) == 0
+    assert main(arguments) == 0
     text = capsys.readouterr().out
     assert "thresholds    t1 = 0.6, t2 = 0.9" in text
     assert "low pool" in text
-    assert cli.main([*arguments, "--json"]) == 0
+    assert main([*arguments, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["model"]["t1"], document["model"]["t2"]) == (0.6, 0.9)
     assert (document["memory"]["info"]["t1"], document["memory"]["info"]["t2"]) == (0.6, 0.9)
 
 
 def _observe(path: Path, n_ctx: int, n_chunks: int) -> Observations:
-    from pyhobbit.evaluate import Evaluator
+    from pyhobbit.quality.evaluate import Evaluator
 
     config = EvaluationConfig(engine=EngineConfig(n_ctx=n_ctx, n_threads=1))
     with Evaluator(path, config) as evaluator:
@@ -260,8 +261,8 @@ def test_plots_without_matplotlib_are_refused_before_the_run(
     tiny_gguf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.delitem(sys.modules, "pyhobbit.plots", raising=False)
-    monkeypatch.delattr("pyhobbit.plots", raising=False)
+    monkeypatch.delitem(sys.modules, "pyhobbit.inspect.plots", raising=False)
+    monkeypatch.delattr("pyhobbit.inspect.plots", raising=False)
     error = _error(capsys, tiny_gguf, "--text", HELD_OUT, "--plots", tmp_path / "plots")
     assert "pip install matplotlib" in error
     assert not (tmp_path / "plots").exists()

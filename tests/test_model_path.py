@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from pyhobbit.errors import ConfigError, HobbitError
-from pyhobbit.model_path import add_model_arguments, check_model_file, model_path
+from pyhobbit.model.model_path import add_model_arguments, model_path
+from pyhobbit.model.names import check_model_file
 
 
 def _parse(*arguments: str) -> argparse.Namespace:

@@ -10,28 +10,28 @@ from pathlib import Path
 
 import pytest
 
-from pyhobbit import _native, _native_build
-from pyhobbit._paths import BIN_DIR, LIB_DIR, VENDOR_DIR
+from pyhobbit.engine.stats import CacheStats, DeviceInfo, ModelInfo
 from pyhobbit.errors import HobbitError
-from pyhobbit.stats import CacheStats, DeviceInfo, ModelInfo
+from pyhobbit.native import build, ffi
+from pyhobbit.native.paths import BIN_DIR, LIB_DIR, VENDOR_DIR
 
 HEADER = Path(__file__).resolve().parent.parent / "ggml_ext" / "include" / "hobbit.h"
 
 
 def _struct_fields(name: str) -> list[str]:
-    return [field for field, _ in _native.ffi.typeof(f"struct {name}").fields]
+    return [field for field, _ in ffi.ffi.typeof(f"struct {name}").fields]
 
 
 def test_every_function_of_the_header_is_bound() -> None:
     declared = set(re.findall(r"^HOBBIT_API .*?\b(hobbit_\w+)\(", HEADER.read_text(), flags=re.MULTILINE))
     assert len(declared) > 10
-    assert {name for name in dir(_native.lib) if name.startswith("hobbit_")} == declared
+    assert {name for name in dir(ffi.lib) if name.startswith("hobbit_")} == declared
 
 
 def test_declarations_drop_what_is_not_plain_c() -> None:
     lines = ["#ifdef X", "#define A \\", "  b", "#endif", "#ifdef __cplusplus", "extern {", "#endif"]
     header = "\n".join([*lines, "HOBBIT_API int f(void);", ""])
-    assert _native_build.declarations(header).split() == ["int", "f(void);"]
+    assert build.declarations(header).split() == ["int", "f(void);"]
 
 
 def test_counters_and_information_have_the_fields_of_the_header() -> None:
@@ -49,7 +49,7 @@ def test_the_installed_package_has_its_libraries_programs_and_converter() -> Non
 
 
 def test_llama_cpp_and_hobbit_share_one_library() -> None:
-    loaded = Path(_native.llama.llama_cpp._lib._name).resolve().parent
+    loaded = Path(ffi.llama.llama_cpp._lib._name).resolve().parent
     assert loaded == LIB_DIR.resolve()
     mapped = {
         Path(line.split()[-1])
@@ -62,19 +62,19 @@ def test_llama_cpp_and_hobbit_share_one_library() -> None:
 
 def test_a_failing_call_raises_its_sentence_and_keeps_it(tmp_path: Path) -> None:
     missing = tmp_path / "missing.gguf"
-    model = _native.ffi.new("hobbit_model **")
+    model = ffi.ffi.new("hobbit_model **")
     with pytest.raises(HobbitError, match=re.escape(str(missing))):
-        _native.check(_native.lib.hobbit_open, bytes(missing), _native.ffi.NULL, 0, model)
-    assert model[0] == _native.ffi.NULL
-    error = _native.last_error()
+        ffi.check(ffi.lib.hobbit_open, bytes(missing), ffi.ffi.NULL, 0, model)
+    assert model[0] == ffi.ffi.NULL
+    error = ffi.last_error()
     assert error is not None
     assert str(missing) in error
-    _native.lib.hobbit_clear_last_error()
-    assert _native.last_error() is None
+    ffi.lib.hobbit_clear_last_error()
+    assert ffi.last_error() is None
 
 
 def test_an_unknown_tag_finds_no_model() -> None:
-    assert _native.lib.hobbit_find(123456789) == _native.ffi.NULL
+    assert ffi.lib.hobbit_find(123456789) == ffi.ffi.NULL
 
 
 def _python(program: str, tmp_path: Path, **environment: str) -> "subprocess.CompletedProcess[str]":
@@ -91,7 +91,7 @@ def _python(program: str, tmp_path: Path, **environment: str) -> "subprocess.Com
 @pytest.mark.parametrize("before", [None, "/elsewhere"])
 def test_the_library_path_is_set_for_llama_cpp_alone(before: str | None, tmp_path: Path) -> None:
     environment = {} if before is None else {"LLAMA_CPP_LIB_PATH": before}
-    program = "import json, os, pyhobbit._native; print(json.dumps(os.environ.get('LLAMA_CPP_LIB_PATH')))"
+    program = "import json, os, pyhobbit.native.ffi; print(json.dumps(os.environ.get('LLAMA_CPP_LIB_PATH')))"
     done = _python(program, tmp_path, **environment)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == before
@@ -129,7 +129,7 @@ def test_another_llama_cpp_imported_before_is_an_error(tmp_path: Path) -> None:
 
 def test_the_low_level_bindings_match_the_library() -> None:
     """llama-cpp-python passes these structures by value: a layout that drifted would corrupt memory."""
-    llama = _native.llama
+    llama = ffi.llama
     model_params = llama.llama_model_default_params()
     context_params = llama.llama_context_default_params()
     assert not model_params.vocab_only

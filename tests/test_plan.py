@@ -8,11 +8,12 @@ import random_moe
 from hobbits import run_script
 from models import random_model
 
-from pyhobbit import memory, plan
-from pyhobbit.config import CacheConfig, EngineConfig
+from pyhobbit.engine import plan
+from pyhobbit.engine.plan import lay_out
 from pyhobbit.errors import HobbitError
-from pyhobbit.memory import available_memory, resident_memory
-from pyhobbit.plan import lay_out
+from pyhobbit.native import memory
+from pyhobbit.native.memory import available_memory, resident_memory
+from pyhobbit.settings.config import CacheConfig, EngineConfig
 
 _MIB = 1 << 20
 
@@ -22,8 +23,8 @@ _PLAN_AND_ENGINE = """
 import json, sys
 from pathlib import Path
 from pyhobbit import CacheConfig, Engine, EngineConfig
-from pyhobbit.memory import resident_memory
-from pyhobbit.plan import lay_out
+from pyhobbit.native.memory import resident_memory
+from pyhobbit.engine.plan import lay_out
 
 path = Path(sys.argv[1])
 config = EngineConfig(cache=CacheConfig(memory=resident_memory() + (int(sys.argv[2]) << 20)), n_threads=1)

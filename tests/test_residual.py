@@ -14,14 +14,15 @@ import pytest
 from conftest import RunPyhobbit
 from gguf import GGUFReader
 
-from pyhobbit import CacheConfig, Engine, EngineConfig, SamplingConfig, cli
-from pyhobbit.calibration import calibration_path
-from pyhobbit.config import EvaluationConfig
+from pyhobbit import CacheConfig, Engine, EngineConfig, SamplingConfig
+from pyhobbit.cli.main import main
 from pyhobbit.convert.options import Options
 from pyhobbit.convert.pipeline import convert
-from pyhobbit.evaluate import Evaluator, divergence
-from pyhobbit.fit import CacheModel
-from pyhobbit.trace import Simulation, read_trace, simulate
+from pyhobbit.quality.calibration import calibration_path
+from pyhobbit.quality.evaluate import Evaluator, divergence
+from pyhobbit.quality.fit import CacheModel
+from pyhobbit.routing.trace import Simulation, read_trace, simulate
+from pyhobbit.settings.config import EvaluationConfig
 
 HELD_OUT = models.TINY / "heldout.txt"
 N_EXPERTS = 6 * 8
@@ -177,7 +178,7 @@ def test_a_damaged_pair_is_refused(parts: Path, tmp_path: Path, run_pyhobbit: Ru
 
 
 def inspected(path: Path, capsys: pytest.CaptureFixture[str], *options: object) -> str:
-    assert cli.main(["inspect", str(path), "--no-speed", *map(str, options)]) == 0
+    assert main(["inspect", str(path), "--no-speed", *map(str, options)]) == 0
     return capsys.readouterr().out
 
 
@@ -207,12 +208,12 @@ def test_inspect_as_json(parts: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_inspect_estimates_the_speed(parts: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["inspect", str(parts), "--threads", "1", "--pools", str(30 * PART_BYTES)]) == 0
+    assert main(["inspect", str(parts), "--threads", "1", "--pools", str(30 * PART_BYTES)]) == 0
     assert "token/s, an estimate with a warm cache" in capsys.readouterr().out
 
 
 def test_config_counts_residuals(parts: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["config", str(parts), "--pools", str(40 * PART_BYTES), "--t1", "0.5"]) == 0
+    assert main(["config", str(parts), "--pools", str(40 * PART_BYTES), "--t1", "0.5"]) == 0
     text = capsys.readouterr().out
     assert "room for residuals of 16 of 48 experts" in text
     assert "room for 24 of 48 experts" in text

@@ -9,9 +9,9 @@ import models
 import numpy as np
 from test_server import complete, serving
 
-from pyhobbit.config import CacheConfig, EngineConfig, SamplingConfig
-from pyhobbit.engine import Engine
-from pyhobbit.trace import Simulation, Trace, read_trace, simulate
+from pyhobbit.engine.engine import Engine
+from pyhobbit.routing.trace import Simulation, Trace, read_trace, simulate
+from pyhobbit.settings.config import CacheConfig, EngineConfig, SamplingConfig
 
 PROMPTS = ("def read_file(path):", "class Node:\n    def __init__(self, value):")
 

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from pyhobbit import plan, serve
-from pyhobbit._server_flags import Flag, known, parse_help
-from pyhobbit.cache_arguments import cache_config
-from pyhobbit.config import CacheConfig
+from pyhobbit.cli import serve
+from pyhobbit.cli.options import cache_config
+from pyhobbit.cli.server_flags import Flag, known, parse_help
+from pyhobbit.engine import plan
 from pyhobbit.errors import ConfigError, HobbitError
+from pyhobbit.settings.config import CacheConfig
 
 HELP = """\
 ----- common params -----

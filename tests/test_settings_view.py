@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 from models import ROOT
 
-from pyhobbit import cli
-from pyhobbit.calibration import Calibration
-from pyhobbit.config import CacheConfig, EngineConfig, SamplingConfig
-from pyhobbit.engine import Engine
-from pyhobbit.settings_view import ENGINE_DEFAULTS
+from pyhobbit.cli.main import main
+from pyhobbit.engine.engine import Engine
+from pyhobbit.model.stored_settings import ENGINE_DEFAULTS
+from pyhobbit.quality.calibration import Calibration
+from pyhobbit.settings.config import CacheConfig, EngineConfig, SamplingConfig
 
 
 def _config(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, tuple[Any, str]]:
     """Value and source by name."""
-    assert cli.main(["config", *map(str, arguments), "--json"]) == 0
+    assert main(["config", *map(str, arguments), "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["settings"]
     assert len({row["name"] for row in rows}) == len(rows)
     return {row["name"]: (row["value"], row["source"]) for row in rows}
@@ -97,7 +97,7 @@ def test_a_calibration_stands_behind_flags(calibrated: Path, capsys: pytest.Capt
 
 
 def test_the_table(tiny_gguf: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["config", str(tiny_gguf), "--pools", "6M"]) == 0
+    assert main(["config", str(tiny_gguf), "--pools", "6M"]) == 0
     text = capsys.readouterr().out
     assert re.search(r"^  pools +6.0 MiB +flag$", text, re.MULTILINE)
     assert re.search(r"^  high_pool +\d.\d MiB +computed \(room for 16 of 48 experts\)$", text, re.MULTILINE)
@@ -105,9 +105,9 @@ def test_the_table(tiny_gguf: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_errors_are_those_of_chat(tiny_gguf: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["config", "--t1", "2"]) == 2
+    assert main(["config", "--t1", "2"]) == 2
     assert "between 0 and 1" in capsys.readouterr().err
-    assert cli.main(["config", str(tiny_gguf.with_name("tinyy.gguf"))]) == 1
+    assert main(["config", str(tiny_gguf.with_name("tinyy.gguf"))]) == 1
     assert f"did you mean {tiny_gguf}?" in capsys.readouterr().err
-    assert cli.main(["config", str(tiny_gguf), "--memory", "1M"]) == 1
+    assert main(["config", str(tiny_gguf), "--memory", "1M"]) == 1
     assert "the smallest that works is" in capsys.readouterr().err

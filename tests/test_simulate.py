@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from traces import letters, ranked, write_trace
 
-from pyhobbit import CacheConfig, Engine, EngineConfig, SamplingConfig, cli
-from pyhobbit.trace import BELADY, Simulation, policy_names, pool_slots, read_trace, simulate
+from pyhobbit import CacheConfig, Engine, EngineConfig, SamplingConfig
+from pyhobbit.cli.main import main
+from pyhobbit.routing.trace import BELADY, Simulation, policy_names, pool_slots, read_trace, simulate
 
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
 
@@ -19,14 +20,14 @@ def path(tmp_path: Path) -> Path:
 
 
 def _error(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:
-    status = cli.main(["simulate", *map(str, arguments)])
+    status = main(["simulate", *map(str, arguments)])
     out, err = capsys.readouterr()
     assert out == ""
     return status, err
 
 
 def _json(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
-    assert cli.main(["simulate", "--json", *map(str, arguments)]) == 0
+    assert main(["simulate", "--json", *map(str, arguments)]) == 0
     return json.loads(capsys.readouterr().out)
 
 
@@ -34,8 +35,7 @@ def test_the_table_has_a_row_for_each_capacity_and_policy(
     path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert (
-        cli.main(["simulate", "--trace", str(path), "--capacity", "0.5", "1", "--policy", "belady", "lru"])
-        == 0
+        main(["simulate", "--trace", str(path), "--capacity", "0.5", "1", "--policy", "belady", "lru"]) == 0
     )
     lines = capsys.readouterr().out.splitlines()
     # counted are A B A C B A, with two slots that hold a and b: lru misses C, B and A, belady only C
@@ -152,7 +152,7 @@ def test_without_misses_there_is_nothing_to_compare(path: Path, capsys: pytest.C
     (run,) = _json(capsys, *arguments)["runs"]
     assert run["penalty"] == 0
     assert run["relative_to_lru"] is None
-    assert cli.main(["simulate", *map(str, arguments)]) == 0
+    assert main(["simulate", *map(str, arguments)]) == 0
     assert capsys.readouterr().out.splitlines()[1].split()[-1] == "-"
 
 

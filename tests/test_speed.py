@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 from traces import letters, write_trace
 
-from pyhobbit.advice import advice, memory_rows, speed_rows
-from pyhobbit.config import CacheConfig, EngineConfig
-from pyhobbit.disk import Disk, measure_disk
+from pyhobbit.engine.plan import MemoryPlan
+from pyhobbit.engine.stats import ModelInfo
 from pyhobbit.errors import HobbitError
-from pyhobbit.machine import _own_trace
-from pyhobbit.plan import MemoryPlan
-from pyhobbit.speed import Sample, Speed, Warm, estimate, measure_sample, replay
-from pyhobbit.stats import ModelInfo
-from pyhobbit.trace import ROUTE
+from pyhobbit.inspect.advice import advice, memory_rows, speed_rows
+from pyhobbit.inspect.machine import _own_trace
+from pyhobbit.inspect.speed import Sample, Speed, Warm, estimate, measure_sample, replay
+from pyhobbit.native.disk import Disk, measure_disk
+from pyhobbit.routing.trace import ROUTE
+from pyhobbit.settings.config import CacheConfig, EngineConfig
 
 _GIB = 1 << 30
 

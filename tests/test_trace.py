@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from traces import COLUMNS, Row, letters, ranked, write_trace
 
-from pyhobbit._native import ffi
 from pyhobbit.errors import ConfigError, HobbitError
-from pyhobbit.trace import (
+from pyhobbit.native.ffi import ffi
+from pyhobbit.routing.trace import (
     BELADY,
     ROUTE,
     Simulation,

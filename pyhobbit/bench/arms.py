@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pyhobbit.config import Setting
+from pyhobbit.settings.config import Setting
 
 Build = Literal["stock", "ours"]
 Tiers = Literal["high", "low", "residual"]

@@ -18,7 +18,10 @@ from gguf.constants import GGUFValueType, TokenType
 from tqdm import tqdm
 
 from pyhobbit.bench.shapes import Kind, RandomTensor, Shape, metadata, tensors
-from pyhobbit.convert.gguf_file import (
+from pyhobbit.convert.residual import relative_error
+from pyhobbit.convert.write import atomic_output
+from pyhobbit.errors import ConfigError, HobbitError
+from pyhobbit.model.gguf_file import (
     KeyValue,
     Placement,
     align,
@@ -29,9 +32,8 @@ from pyhobbit.convert.gguf_file import (
     strings_entry,
     tensor_nbytes,
 )
-from pyhobbit.convert.quantize import GgmlType, quantize, type_by_name
-from pyhobbit.convert.residual import relative_error
-from pyhobbit.convert.tiers import (
+from pyhobbit.model.quantize import GgmlType, quantize, type_by_name
+from pyhobbit.model.tiers import (
     ALIGNMENT,
     HIGH,
     LOW,
@@ -41,8 +43,6 @@ from pyhobbit.convert.tiers import (
     tier_metadata,
     tier_tensor_name,
 )
-from pyhobbit.convert.write import atomic_output
-from pyhobbit.errors import ConfigError, HobbitError
 
 _MODEL_ALIGNMENT = 32  # GGUF's default: what most published files have
 _POOL_ROWS, _ROW = 2039, 2048  # a prime number of rows, which no expert's size divides

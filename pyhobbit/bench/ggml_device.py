@@ -17,8 +17,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from pyhobbit._devices import add_rpc_servers
 from pyhobbit.errors import HobbitError
+from pyhobbit.native.rpc_servers import add_rpc_servers
 
 _MIN_BYTES = 64 << 20  # copied one after the other, for one figure
 _REPETITIONS = 3

@@ -3,7 +3,7 @@
 
 from dataclasses import dataclass, field
 
-from pyhobbit.config import Setting
+from pyhobbit.settings.config import Setting
 
 
 @dataclass(frozen=True)

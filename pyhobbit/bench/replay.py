@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pyhobbit._paths import LIB_DIR
+from pyhobbit.native.paths import LIB_DIR
 
 
 class _State(ctypes.Structure):

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from pyhobbit.convert.gguf_file import read_gguf
 from pyhobbit.errors import HobbitError
+from pyhobbit.model.gguf_file import read_gguf
 
 if TYPE_CHECKING:
-    from pyhobbit.trace import Trace
+    from pyhobbit.routing.trace import Trace
 
 _SEED = 1
 

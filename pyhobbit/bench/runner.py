@@ -21,9 +21,9 @@ from tqdm import tqdm
 from pyhobbit.bench import routing, system
 from pyhobbit.bench.arms import BY_NAME, Arm, Tiers
 from pyhobbit.bench.job import Job
-from pyhobbit.config import CacheConfig, Setting, format_size
 from pyhobbit.errors import ConfigError, HobbitError
-from pyhobbit.model_file import model_parts
+from pyhobbit.model.model_file import model_parts
+from pyhobbit.settings.config import CacheConfig, Setting, format_size
 
 _CHECKOUT = Path(__file__).resolve().parents[2]
 _JOIN = 'echo $$ > "$0" && exec "$@"'
@@ -174,7 +174,7 @@ def _routing_file(config: BenchConfig) -> Iterator[Path]:
     shape = routing.moe_shape(config.model)
     arrays = {"sweep": routing.sweep(shape).experts}
     if config.trace is not None:
-        from pyhobbit.trace import read_trace  # takes the native libraries and some time
+        from pyhobbit.routing.trace import read_trace  # takes the native libraries and some time
 
         laid = routing.lay_over(read_trace(config.trace), shape)
         arrays |= {"experts": laid.experts, "weights": laid.weights}

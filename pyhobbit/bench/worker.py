@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from pyhobbit._overrides import kv_overrides
 from pyhobbit.bench.ggml_device import GgmlDevice
 from pyhobbit.bench.job import Job, Measured, Quarter
 from pyhobbit.bench.replay import Replay
+from pyhobbit.engine.stats import peak_rss_bytes
 from pyhobbit.errors import HobbitError
-from pyhobbit.stats import peak_rss_bytes
+from pyhobbit.settings.overrides import kv_overrides
 
 _TAG = 1
 _N_BATCH = 512
@@ -42,12 +42,13 @@ class Libraries:
 
     def __init__(self, lib_dir: str | None) -> None:
         if lib_dir is None:
-            from pyhobbit import _native, _paths
+            from pyhobbit.native import ffi
+            from pyhobbit.native.paths import LIB_DIR
 
-            self.llama: Any = _native.llama.llama_cpp
-            self.lib: Any = _native.lib
-            self.ffi: Any = _native.ffi
-            self.folder = _paths.LIB_DIR
+            self.llama: Any = ffi.llama.llama_cpp
+            self.lib: Any = ffi.lib
+            self.ffi: Any = ffi.ffi
+            self.folder = LIB_DIR
             return
         os.environ["LLAMA_CPP_LIB_PATH"] = lib_dir
         import llama_cpp.llama_cpp

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 
 from pyhobbit.chat.screen import has_style
-from pyhobbit.engine import Engine, Finish, Piece
+from pyhobbit.engine.engine import Engine, Finish, Piece
 
 # A model must not move the terminal's cursor or send it commands.
 _CONTROLS = {code: None for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}

@@ -4,9 +4,9 @@
 from collections.abc import Iterator, Sequence
 
 from pyhobbit.chat.saved import SavedChat
-from pyhobbit.config import ChatConfig
-from pyhobbit.engine import Engine, Message, Piece
+from pyhobbit.engine.engine import Engine, Message, Piece
 from pyhobbit.errors import HobbitError
+from pyhobbit.settings.config import ChatConfig
 
 
 class Conversation:

@@ -8,9 +8,9 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from pyhobbit._files import write_text
-from pyhobbit.config import ChatConfig, SamplingConfig
 from pyhobbit.errors import HobbitError
+from pyhobbit.native.files import write_text
+from pyhobbit.settings.config import ChatConfig, SamplingConfig
 
 _VERSION = 1
 _VERSION_KEY = "pyhobbit_chat"

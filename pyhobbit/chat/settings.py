@@ -7,8 +7,8 @@ from difflib import get_close_matches
 from typing import Any
 
 from pyhobbit.chat.conversation import Conversation
-from pyhobbit.config import ChatConfig
 from pyhobbit.errors import ConfigError
+from pyhobbit.settings.config import ChatConfig
 
 Number = int | float | None
 

@@ -3,9 +3,9 @@
 
 from pathlib import Path
 
-from pyhobbit.config import format_size
-from pyhobbit.engine import Finish
-from pyhobbit.stats import ModelInfo, Stats
+from pyhobbit.engine.engine import Finish
+from pyhobbit.engine.stats import ModelInfo, Stats
+from pyhobbit.settings.config import format_size
 
 _ENDS: dict[Finish | None, str] = {
     "length": " (max_tokens)",

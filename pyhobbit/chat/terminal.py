@@ -16,7 +16,7 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.shortcuts import CompleteStyle
 
 from pyhobbit.chat.screen import note
-from pyhobbit.config import ChatConfig
+from pyhobbit.settings.config import ChatConfig
 
 _BLOCK = '"""'
 _PLACEHOLDER = [("fg:ansibrightblack", "Send a message (/help shows the commands)")]

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: MIT
+"""Checks the order of the folders that docs/design.md lists: part of `make lint`.
+
+A file includes or imports only from its own folder and from those above it in the list, and files form no
+circle. Imports inside functions and under TYPE_CHECKING count like all others.
+"""
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+DESIGN = ROOT / "docs" / "design.md"
+TREES = {"ggml_ext/src": {"": "*.*"}, "pyhobbit": {"": "*.py", "convert/": "*.py"}}
+
+
+def order(tree: str) -> list[str]:
+    """The names below the tree's in the list, from the ground up."""
+    (lines,) = re.findall(rf"^    {tree}/\n((?:        \w.*\n)+)", DESIGN.read_text("utf-8"), re.MULTILINE)
+    return re.findall(r"^ +(\w+)", lines, re.MULTILINE)
+
+
+def used(text: str, is_python: bool) -> Iterator[tuple[str, ...]]:
+    """Where the file that each include or import names may lie in the tree."""
+    if not is_python:
+        yield from ((name,) for name in re.findall(r'^#include "([^"]+)"', text, re.MULTILINE))
+        return
+    for node in ast.walk(ast.parse(text)):
+        imported = isinstance(node, ast.Import | ast.ImportFrom)
+        module = f"{node.module}/" if isinstance(node, ast.ImportFrom) else ""
+        for name in (f"{module}{alias.name}".replace(".", "/") for alias in (node.names if imported else ())):
+            package, _, inside = name.partition("/")
+            outer = inside.rpartition("/")[0]
+            if package == "pyhobbit":
+                yield (
+                    f"{inside}.py",
+                    f"{inside}/__init__.py",
+                    f"{outer}.py",
+                    f"{outer}/__init__.py".lstrip("/"),
+                )
+
+
+def problems(tree: str) -> Iterator[str]:
+    """Arrows against the order, folders that it lacks, and a circle."""
+    paths = {}
+    for folder, pattern in TREES[tree].items():  # convert/ is installed as pyhobbit/convert/
+        root = ROOT / (folder or tree)
+        paths |= {folder + path.relative_to(root).as_posix(): path for path in root.rglob(pattern)}
+    levels = {name: level for level, name in enumerate(order(tree))}
+    top = len(levels)
+    graph = {}
+    for file, path in paths.items():
+        names = used(path.read_text("utf-8"), path.suffix == ".py")
+        graph[file] = {next((each for each in some if each in paths), file) for some in names} - {file}
+        level = levels.get(file.split("/")[0].removesuffix(".py"), top)
+        if "/" in file and level == top:
+            yield f"{tree}/{file}: its folder is not in the list of docs/design.md"
+        for target in sorted(graph[file]):
+            if levels.get(target.split("/")[0].removesuffix(".py"), top) > level:
+                yield f"{tree}/{file} uses {target}, which comes later in the list of docs/design.md"
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as e:
+        yield f"{tree}: a circle: {' -> '.join(e.args[1])}"
+
+
+if __name__ == "__main__":
+    found = [f"{problem}" for tree in TREES for problem in problems(tree)]
+    sys.exit("\n".join(found) or 0)

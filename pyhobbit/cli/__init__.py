@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: MIT
+"""The command line, a module per verb; `pyhobbit convert` lies in pyhobbit.convert."""

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: MIT
+"""pyhobbit bench: speed and memory of stock llama.cpp and of the expert cache, side by side.
+
+Each arm runs in a process of its own, under a memory limit, with an empty page cache; all in turn.
+The model has random weights in a real one's shape, or is yours; a recorded routing can be replayed.
+"""
+
+import argparse
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyhobbit.errors import ConfigError, HobbitError
+
+if TYPE_CHECKING:
+    from pyhobbit.bench.arms import Arm, Tiers
+    from pyhobbit.bench.report import Results
+    from pyhobbit.bench.runner import BenchConfig
+
+_TERMINATED = 143
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of the verb."""
+    from pyhobbit.bench.arms import BY_NAME
+
+    limits = (
+        "memory of the process as shares of the model file; none: only what holds everything in memory "
+        "(default: 0.15 0.25 0.4 0.6)"
+    )
+    add_options(parser, BY_NAME, limits)
+
+
+def add_options(parser: argparse.ArgumentParser, arms: "Mapping[str, Arm]", limits: str) -> None:
+    """Declares the options of a comparison of these arms; limits: what --limits is."""
+    from pyhobbit.bench.shapes import SHAPES
+
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = "arms:\n" + "\n".join(f"  {arm.name:<24} {arm.summary}" for arm in arms.values())
+    add = parser.add_argument
+    model = parser.add_mutually_exclusive_group(required=True)
+    model.add_argument("--shape", choices=SHAPES, help="make a random-weight model of this shape")
+    model.add_argument("--model", type=Path, metavar="FILE", help="measure this GGUF")
+    add("--layers", type=int, metavar="N", help="of the shape (default: as many as the real model has)")
+    add("--type", default="q4_0", metavar="TYPE", help="of the shape's weights (default: %(default)s)")
+    add("--low", metavar="TYPE", help="also make a low tier of the experts in this type")
+    add("--residual", metavar="TYPE", help="also make a residual on that low tier, in this type")
+    add(
+        "--folder",
+        type=Path,
+        default=Path("bench-models"),
+        metavar="DIR",
+        help="for models that are made, and taken again later (default: %(default)s)",
+    )
+    add(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="replay this routing in every arm (default: the model's own)",
+    )
+    add("--arms", nargs="+", metavar="NAME", help="see below (default: all that the files allow)")
+    add("--limits", type=float, nargs="*", metavar="F", help=limits)
+    add("--t1", type=float, metavar="F", help="threshold of the arms with two tiers (default: 0.6)")
+    add("--t2", type=float, metavar="F", help="threshold of the arms with two tiers (default: 0.9)")
+    add("--reps", type=int, metavar="N", help="repetitions (default: 5)")
+    add("--prompts", type=int, nargs="+", metavar="N", help="their lengths in tokens (default: 16 128 512)")
+    add("--tokens", dest="n_tokens", type=int, metavar="N", help="to decode, at most (default: 64)")
+    add("--warm-up", dest="n_warm_up", type=int, metavar="N", help="tokens before, at most (default: 32)")
+    add("--seconds", type=float, metavar="S", help="of decoding, at most (default: 60)")
+    add("--threads", dest="n_threads", type=int, metavar="N", help="that compute (default: one per core)")
+    add(
+        "--stock",
+        type=Path,
+        metavar="DIR",
+        help="libraries of unpatched llama.cpp (default: build/stock/bin)",
+    )
+    add(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="DIR",
+        help="for the results (default: a new one in bench-results)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the verb with parsed options; returns the exit status. Raises HobbitError."""
+    from pyhobbit.bench import report, runner
+    from pyhobbit.bench.arms import BY_NAME
+
+    config = configured(args, BY_NAME)
+    path = results_path(args, config)
+    with terminable():
+        results = report.Results(runner.run(config, path))
+    publish(results, path.parent, report.table(results))
+    return 0
+
+
+def results_path(args: argparse.Namespace, config: "BenchConfig") -> Path:
+    """Where the lines of JSON go. Raises HobbitError."""
+    folder = args.output or Path("bench-results") / f"{config.model.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    path = folder / "results.jsonl"
+    if path.exists():
+        raise HobbitError(f"{path} exists; give another folder with --output, or remove it")
+    return path
+
+
+def publish(results: "Results", folder: Path, text: str) -> None:
+    """Writes the table `text` and a plot beside the lines of JSON.
+
+    Raises HobbitError, also where runs failed.
+    """
+    from pyhobbit.bench import report
+
+    (folder / "table.md").write_text(text + "\n", encoding="utf-8")
+    report.plot(results, folder / "speed.png")
+    print(text)
+    print(f"\n{folder / 'results.jsonl'}, table.md and speed.png hold this run", file=sys.stderr)
+    if errors := results.errors():
+        raise HobbitError("some runs failed: " + "; ".join(errors))
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """SIGTERM ends what runs in order, so that the disk's readahead is put back."""
+    before = signal.signal(signal.SIGTERM, lambda _signal, _frame: sys.exit(_TERMINATED))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def configured(args: argparse.Namespace, arms: "Mapping[str, Arm]") -> "BenchConfig":
+    """What the options say; a model that is wanted is made. Raises HobbitError."""
+    from pyhobbit.bench import runner
+
+    given = {
+        field.name: tuple(value) if isinstance(value, list) else value
+        for field in fields(runner.BenchConfig)
+        if field.default is not MISSING and (value := getattr(args, field.name, None)) is not None
+    }
+    wanted = {tier: Path() for tier in ("low", "residual") if given.pop(tier, None)}  # types so far
+    if args.model is not None:
+        model, tiers = _own_files(args)
+    else:  # nothing is made for a run that cannot be
+        chosen = runner.choose_arms(args.arms, ("high", *wanted), arms)
+        runner.BenchConfig(model=Path(), arms=chosen, **given, **wanted)
+        if args.trace is not None:
+            runner.require_file(args.trace)
+        model, tiers = _made_files(args)
+    chosen = runner.choose_arms(args.arms, ("high", *tiers), arms)
+    if args.model is not None and "residual" in tiers:
+        chosen = _beside_residual(chosen, tiers["residual"], named=args.arms is not None)
+    return runner.resolved(runner.BenchConfig(model=model, arms=chosen, **given, **tiers))
+
+
+def _beside_residual(chosen: "tuple[Arm, ...]", sidecar: Path, *, named: bool) -> "tuple[Arm, ...]":
+    """The arms that mean what they say where the cache finds a residual by itself."""
+    wrong = [arm for arm in chosen if arm.build == "ours" and arm.tiers == "high"]
+    if wrong and named:
+        raise ConfigError(
+            f"{sidecar} makes high precision a low one and a residual, also in {wrong[0].name}; leave it "
+            "out, or move the file away"
+        )
+    return tuple(arm for arm in chosen if arm not in wrong)
+
+
+def _own_files(args: argparse.Namespace) -> "tuple[Path, dict[Tiers, Path]]":
+    """The user's model, and the file with its further tiers by their kind."""
+    from pyhobbit.bench import runner
+    from pyhobbit.model.gguf_file import read_gguf
+    from pyhobbit.model.tiers import read_tiers, sidecar_path
+
+    if args.low or args.residual or args.layers:
+        raise ConfigError(
+            "--low, --residual and --layers are for a --shape; pyhobbit convert --sidecar adds tiers"
+        )
+    runner.require_file(args.model)
+    file = read_gguf(args.model)
+    if len(read_tiers(file).names) > 1 and not file.get("hobbit.sidecar", False):
+        raise ConfigError(
+            f"{args.model} has two tiers in itself, and cannot be compared with stock llama.cpp; give a "
+            "plain GGUF with its low tier in a sidecar (pyhobbit convert --low TYPE --sidecar)"
+        )
+    sidecar = sidecar_path(args.model)
+    if not sidecar.exists():
+        return args.model, {}
+    return args.model, {"residual" if read_tiers(read_gguf(sidecar)).residual_on else "low": sidecar}
+
+
+def _made_files(args: argparse.Namespace) -> "tuple[Path, dict[Tiers, Path]]":
+    """A model of a shape, and files with its further tiers."""
+    from pyhobbit.bench import generate
+    from pyhobbit.bench.shapes import SHAPES
+
+    if args.layers is not None and args.layers < 1:
+        raise ConfigError(f"--layers is {args.layers}; it must be positive")
+    shape = SHAPES[args.shape].scaled(args.layers)
+    if args.residual and not args.low:
+        raise ConfigError("--residual is added to a low tier; name its type with --low")
+    model = generate.write_model(args.folder, args.shape, shape, args.type)
+    tiers: dict[Tiers, Path] = {}
+    if args.low:
+        tiers["low"] = generate.write_low_tier(model, shape, args.low)
+    if args.residual:
+        tiers["residual"] = generate.write_residual(model, shape, args.low, args.residual)
+    return model, tiers

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: MIT
+"""pyhobbit chat: answers on the terminal."""
+
+import argparse
+import contextlib
+import io
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyhobbit.chat.screen import note
+from pyhobbit.cli.options import (
+    add_cache_arguments,
+    add_device_arguments,
+    add_rpc_argument,
+    add_rpc_devices,
+    cache_config,
+)
+from pyhobbit.cli.status import INTERRUPTED
+from pyhobbit.errors import HobbitError
+from pyhobbit.model.model_path import add_model_arguments, check_model_arguments, model_path
+from pyhobbit.settings.config import CacheConfig, ChatConfig, EngineConfig, SamplingConfig
+
+if TYPE_CHECKING:
+    from pyhobbit.chat.conversation import Conversation
+    from pyhobbit.engine.stats import ModelInfo
+
+_STANDARD_INPUT = Path("-")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of the verb."""
+    add_model_arguments(parser)
+    _add_prompt(parser)
+    _add_sampling(parser)
+    _add_engine(parser)
+    add_cache_arguments(parser)
+    add_device_arguments(parser)
+    add_rpc_argument(parser)
+
+
+def _add_prompt(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("-p", dest="prompt", metavar="TEXT", help="answer TEXT and end (default: what is typed or piped in)")
+    add("--file", type=Path, metavar="FILE", help="answer the text of FILE, behind -p's, and end; -: stdin")
+    add("--system", metavar="TEXT", help="instructions, for a model with a chat template")
+    limit = "tokens of an answer, -1: no limit (default without template: 512)"
+    add("-n", dest="max_tokens", type=int, metavar="N", help=limit)
+
+
+def _add_sampling(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    default = SamplingConfig()
+    add("--temp", type=float, default=default.temp, metavar="F", help="0: greedy (default: %(default)s)")
+    add("--top-k", type=int, default=default.top_k, metavar="N", help="0: all tokens (default: %(default)s)")
+    add("--top-p", type=float, default=default.top_p, metavar="F", help="1: off (default: %(default)s)")
+    add("--min-p", type=float, default=default.min_p, metavar="F", help="0: off (default: %(default)s)")
+    penalty = "against the last 64 tokens; 1: off (default: %(default)s)"
+    add("--repeat-penalty", type=float, default=default.repeat_penalty, metavar="F", help=penalty)
+    add("--seed", type=int, metavar="N", help="of the sampling (default: random)")
+
+
+def _add_engine(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--ctx", type=int, metavar="N", help="tokens of context (default: the model's, at most 4096)")
+    add("--threads", type=int, metavar="N", help="for computing (default: one per processor core)")
+    add("--stats-json", type=Path, metavar="FILE", help="write counters and times here")
+    add("--verbose", action="store_true", help="show llama.cpp's log on standard error")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the verb with parsed options; returns the exit status. Raises HobbitError."""
+    config = _config(args)
+    check_model_arguments(args)
+    if sys.stdout is None:
+        raise HobbitError(
+            "standard output is closed, so there is no place for the answer; open or redirect it"
+        )
+    prompt = _prompt(args)
+    add_rpc_devices(args)
+    return chat(model_path(args), config, prompt)
+
+
+def _config(args: argparse.Namespace) -> ChatConfig:
+    return ChatConfig(
+        engine=EngineConfig(
+            cache=cache_config(args),
+            n_ctx=args.ctx,
+            n_threads=args.threads,
+            verbose=args.verbose,
+        ),
+        sampling=SamplingConfig(
+            args.temp, args.top_k, args.top_p, args.min_p, args.repeat_penalty, seed=args.seed
+        ),
+        max_tokens=args.max_tokens,
+        system=args.system,
+        stats_json=args.stats_json,
+    )
+
+
+def _prompt(args: argparse.Namespace) -> str | None:
+    """The text to answer, None where it is to be typed."""
+    parts = [] if args.prompt is None else [args.prompt]
+    if args.file is not None and args.file != _STANDARD_INPUT:
+        parts.append(_file_text(args.file))
+    elif args.file is not None or (not parts and not (sys.stdin and sys.stdin.isatty())):
+        parts.append(_piped_text())
+    return "\n".join(parts) if parts else None
+
+
+def _file_text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8", "surrogateescape").removesuffix("\n")
+    except OSError as e:
+        raise HobbitError(f"{path} cannot be read: {e.strerror}") from e
+
+
+def _piped_text() -> str:
+    if sys.stdin is None:
+        raise HobbitError("standard input is closed; give the prompt with -p")
+    return sys.stdin.buffer.read().decode("utf-8", "surrogateescape").removesuffix("\n")
+
+
+def chat(model: Path, config: ChatConfig, prompt: str | None = None) -> int:
+    """Answers `prompt`, or what is typed on the terminal. Returns the exit status. Raises HobbitError."""
+    from pyhobbit.chat.answer import interrupting  # the engine takes the native libraries and some time
+    from pyhobbit.chat.conversation import Conversation
+    from pyhobbit.engine.engine import Engine
+
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a model writes what a Latin-1 terminal cannot show
+    engine = Engine(model, config.engine)
+    with contextlib.ExitStack() as stack:
+        with interrupting(engine):
+            stack.enter_context(engine)
+        _report_opening(engine.info(), config.engine.cache)
+        conversation = Conversation(engine, config)
+        if not conversation.has_template:
+            _say("the model has no chat template: it continues the text that you type")
+        status = _talk(conversation) if prompt is None else _answer_once(conversation, prompt)
+        stats = engine.stats()
+        note(stats.summary())
+        if config.stats_json is not None:
+            stats.write_json(config.stats_json)
+    return status
+
+
+def _answer_once(conversation: "Conversation", prompt: str) -> int:
+    from pyhobbit.chat.answer import interrupting, print_answer
+
+    with interrupting(conversation.engine):
+        finish = print_answer(conversation.ask(prompt))
+    if finish == "context":
+        _say("the context is full; a larger --ctx holds more")
+    return INTERRUPTED if finish == "interrupted" else 0
+
+
+def _talk(conversation: "Conversation") -> int:
+    from pyhobbit.chat.session import talk  # prompt_toolkit takes some time too
+
+    talk(conversation)
+    return 0
+
+
+def _report_opening(info: "ModelInfo", cache: CacheConfig) -> None:
+    if info.cached:
+        return
+    bound = "--memory" if cache.memory is not None else "--pools" if cache.pools is not None else None
+    if info.has_experts:
+        _say("the model fits into free memory and stays there whole; --memory or --pools would bound it")
+    else:
+        text = f"{info.model} is a dense model: there is nothing to offload, it runs as in stock llama.cpp"
+        _say(text + (f", and {bound} does not apply to it" if bound else ""))
+
+
+def _say(text: str) -> None:
+    note(f"pyhobbit: {text}")

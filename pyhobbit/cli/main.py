@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: MIT
+"""The command line's entry: what a process owes its user whatever the command does."""
+
+# Imports next to nothing, so that Ctrl-C finds main() running soon after the start.
+from __future__ import annotations
+
+import os
+import sys
+
+from pyhobbit.cli.status import BROKEN_PIPE, INTERRUPTED, complain, discard, flush_or_discard
+from pyhobbit.errors import ConfigError, HobbitError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs `pyhobbit ARGUMENTS`; returns the exit status: 1 error, 2 wrong usage, 130 after Ctrl-C."""
+    try:
+        return _run(arguments)
+    except HobbitError as e:
+        complain(str(e))
+        return 2 if isinstance(e, ConfigError) else 1
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Who read our output has gone.
+        discard(sys.stdout)
+        return BROKEN_PIPE
+    except OSError as e:
+        flush_or_discard(sys.stdout)
+        complain(f"{e.filename or 'standard input or output'} cannot be used: {e.strerror or e}")
+        return 1
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    from pyhobbit.cli import verbs
+
+    if sys.stderr is None:
+        # What writes there by itself, like a progress bar, must find something.
+        sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115
+    try:
+        return verbs.run(arguments)
+    finally:
+        if sys.stdout is not None:
+            sys.stdout.flush()  # here a full disk is an error, at the interpreter's end a traceback

@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: MIT
+"""pyhobbit serve: llama.cpp's server, with its experts in the cache.
+
+Every option of llama-server is passed on; llama-server's own help: pyhobbit serve --llama-help
+"""
+
+import argparse
+import contextlib
+import csv
+import errno
+import io
+import os
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NoReturn
+
+from pyhobbit.cli import server_flags
+from pyhobbit.cli.options import add_cache_arguments, add_device_arguments, cache_config
+from pyhobbit.cli.server_flags import SERVER, Flag, known
+from pyhobbit.errors import ConfigError, HobbitError
+from pyhobbit.model.model_path import add_model_arguments, check_model_arguments, model_path
+from pyhobbit.model.names import check_model_file
+from pyhobbit.native.memory import available_memory, resident_memory
+from pyhobbit.settings.config import CacheConfig, EngineConfig, Setting
+
+_HOST, _PORT = "127.0.0.1", "8080"
+_MAX_PORT = 65535
+_CONTEXT = 8192
+# What we change of its defaults: the largest context and 8 GiB of old prompts leave the experts no room.
+_DEFAULTS = {"--ctx-size": str(_CONTEXT), "--cache-ram": "0", "--metrics": None}
+# Shown in our help; all others are passed on as well.
+_PASSED_ON = {
+    "--host": ("HOST", f"address to listen on; 0.0.0.0: all (default: {_HOST})"),
+    "--port": ("PORT", f"(default: {_PORT})"),
+    "--api-key": ("KEY", "that clients must send (default: none)"),
+    "--parallel": ("N", "requests computed at once, which share cache and context (default: 4)"),
+    "--ctx-size": ("N", f"tokens of context, for all requests together (default: {_CONTEXT})"),
+    "--cache-ram": ("MIB", "for old prompts, beside --memory (default: 0)"),
+    "--threads": ("N", "for computing (default: one per core)"),
+}
+_TYPES = {bool: "bool", int: "int", float: "float", str: "str"}
+_MODEL_FLAGS = ("-m", "--model")
+# With one of these llama-server needs no model ...
+_ANSWERS = ("--version", "--usage", "--cache-list", "--completion-bash", "--list-devices")
+# ... or gets it by itself, as with a flag for a model of its choice: --...-default
+_MODEL_SOURCES = ("--model", "--model-url", "--docker-repo", "--models-dir", "--models-preset")
+# Make it hold another amount of memory than the plan knows of.
+_MEMORY_FLAGS = (
+    "--batch-size",
+    "--cache-type-k",
+    "--cache-type-v",
+    "--cpu-moe",
+    "--device",
+    "--gpu-layers",
+    "--kv-offload",
+    "--kv-unified-per-slot",
+    "--lazy-mode",
+    "--load-mode",
+    "--main-gpu",
+    "--n-cpu-moe",
+    "--override-kv",
+    "--override-tensor",
+    "--rpc",
+    "--split-mode",
+    "--tensor-split",
+    "--ubatch-size",
+)
+_LEAST_CONTEXT = 256
+_TOKEN_BYTES = 1024  # of context, and more with any model
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of the verb; parse() takes llama-server's as well."""
+    parser.allow_abbrev = False
+    add_model_arguments(parser)
+    add_cache_arguments(parser)
+    add_device_arguments(parser)  # llama-server's own --device is -dev
+    group = parser.add_argument_group("llama-server, among others")
+    for flag, (metavar, what) in _PASSED_ON.items():
+        group.add_argument(flag, metavar=metavar, help=what)
+    group.add_argument("--llama-help", action="store_true", help="show all options of llama-server and end")
+
+
+def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
+    """Parses our options; `passed_on` holds those of llama-server, in their order.
+
+    Raises ConfigError, HobbitError, SystemExit.
+    """
+    flags = server_flags.known()
+    own = {name: action.nargs != 0 for action in _own_actions(parser) for name in action.option_strings}
+    ours: list[str] = []
+    theirs: list[str] = []
+    rest = list(arguments)
+    while rest:
+        argument = rest.pop(0)
+        name, *value = server_flags.normal(argument, flags)
+        if name in _MODEL_FLAGS:
+            ours += value or _take(rest, 1)
+        elif argument.partition("=")[0] in own:
+            takes_value = own[argument.partition("=")[0]] and "=" not in argument
+            ours += [argument, *_take(rest, int(takes_value))]
+        elif name in flags:
+            theirs += [name, *(value or _take(rest, flags[name].n_values))]
+        elif argument.startswith("-"):
+            raise ConfigError(server_flags.unknown(argument, [*own, *_PASSED_ON], flags))
+        else:
+            ours.append(argument)
+    args = parser.parse_args(ours)
+    args.passed_on = theirs
+    return args
+
+
+def _own_actions(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    # argparse has no public way to ask
+    return [action for action in parser._actions if not set(action.option_strings) & set(_PASSED_ON)]
+
+
+def _take(arguments: list[str], n: int) -> list[str]:
+    taken = arguments[:n]
+    del arguments[:n]
+    return taken
+
+
+def run(args: argparse.Namespace) -> int:
+    """Becomes llama-server, which gets all signals and whose exit status is ours. Raises HobbitError."""
+    cache = cache_config(args)
+    if args.llama_help:
+        _become([str(SERVER), "--help"])
+    flags = known()
+    if any(_value(flags[name], args.passed_on) is not None for name in _ANSWERS):
+        _become([str(SERVER), *args.passed_on])
+    without_model = args.model is None and args.hf_repo is None and _names_model(args.passed_on, flags)
+    if not without_model:
+        check_model_arguments(args)
+    _check_address(args.passed_on, flags)
+    arguments = server_arguments(cache.settings(), args.passed_on, flags)
+    if without_model:
+        _become([str(SERVER), *arguments])
+    model = model_path(args)
+    check_model_file(model)
+    _check_memory(model, cache, args.passed_on, flags)
+    _become([str(SERVER), "-m", str(model), *arguments])
+
+
+def _names_model(passed_on: Sequence[str], flags: Mapping[str, Flag]) -> bool:
+    sources = {*_MODEL_SOURCES, *(name for name in flags if name.endswith("-default"))} - {"--spec-default"}
+    return any(_value(flags[name], passed_on) is not None for name in sources)
+
+
+def server_arguments(
+    settings: Mapping[str, Setting], passed_on: Sequence[str], flags: Mapping[str, Flag]
+) -> list[str]:
+    """What llama-server is told beside the model: our settings, our defaults and what was passed on."""
+    passed_on, given = _without(flags["--override-kv"], passed_on)
+    overrides = [*_overrides(settings, given), *given]
+    arguments = ["--override-kv", ",".join(overrides)] if overrides else []
+    for name, value in _DEFAULTS.items():
+        if _value(flags[name], passed_on) is None:
+            arguments += [name] if value is None else [name, value]
+    return [*arguments, *passed_on]
+
+
+def _without(flag: Flag, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The arguments but for a flag, and its values."""
+    rest, kept, values = list(arguments), [], []
+    while rest:
+        argument = rest.pop(0)
+        if argument in flag.names:
+            values += _take(rest, 1)
+        else:
+            kept.append(argument)
+    return kept, values
+
+
+def _overrides(settings: Mapping[str, Setting], given: Sequence[str]) -> list[str]:
+    """KEY=TYPE:VALUE,..., quoted as llama.cpp reads it: like CSV; none for what is `given` in that way."""
+    keys = {each.partition("=")[0] for row in csv.reader(given) for each in row}
+    row = io.StringIO()
+    values = [
+        f"{key}={_TYPES[type(value)]}:{str(value).lower() if isinstance(value, bool) else value}"
+        for key, value in settings.items()
+        if key not in keys
+    ]
+    csv.writer(row, lineterminator="").writerow(values)
+    return [row.getvalue()] if values else []
+
+
+def _value(flag: Flag, arguments: Sequence[str], default: str | None = None) -> str | None:
+    """What llama-server will take for it."""
+    given = flag.value_in(arguments)
+    if given is None and flag.variable is not None:
+        given = os.environ.get(flag.variable)
+    return default if given is None else given
+
+
+#
+# before the model is loaded
+#
+
+
+@dataclass(frozen=True)
+class _ServerConfig(EngineConfig):
+    """Slots share the context, so all of it may be more than the model was trained for."""
+
+    def context_tokens(self, trained: int) -> int:
+        return self.n_ctx or trained
+
+
+def _check_memory(
+    model: Path, cache: CacheConfig, passed_on: Sequence[str], flags: Mapping[str, Flag]
+) -> None:
+    """Raises HobbitError where the model will not fit, or the cache cannot be set up."""
+    from pyhobbit.engine.plan import lay_out  # loads the libraries
+
+    context = str(_value(flags["--ctx-size"], passed_on, str(_CONTEXT)))
+    unknown = any(_value(flags[name], passed_on) is not None for name in _MEMORY_FLAGS)
+    if unknown or not context.isdecimal():
+        return
+    # with 0 llama-server takes what fits
+    n_ctx = max(int(context), _LEAST_CONTEXT)
+    # simulating it would take memory for each token, too
+    if n_ctx * _TOKEN_BYTES > available_memory():
+        raise HobbitError(f"a context of {n_ctx} tokens does not fit into memory; use a smaller --ctx-size")
+    try:
+        lay_out(model, _ServerConfig(cache, n_ctx))
+    except HobbitError:
+        if cache.memory is None:
+            raise
+        # llama-server's process is smaller than this one
+        larger = replace(cache, memory=cache.memory + resident_memory())
+        with contextlib.suppress(HobbitError):
+            lay_out(model, _ServerConfig(larger, n_ctx))
+            return
+        raise
+
+
+def _check_address(passed_on: Sequence[str], flags: Mapping[str, Flag]) -> None:
+    """Raises HobbitError where nobody can listen there: the model would be loaded in vain."""
+    host = str(_value(flags["--host"], passed_on, _HOST))
+    port = str(_value(flags["--port"], passed_on, _PORT))
+    shared = _value(flags["--reuse-port"], passed_on) is not None
+    if host.endswith(".sock"):
+        return
+    if not port.isdecimal() or int(port) > _MAX_PORT:
+        raise ConfigError(f"'{port}' is not a port; give --port a number from 1 to {_MAX_PORT}, or 0 for any")
+    for each in host.split(","):
+        _check_listening(each.strip(), int(port), shared)
+
+
+def _check_listening(host: str, port: int, shared: bool) -> None:
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, socket.SOCK_STREAM) as listener:
+            # connections of a server that has ended do not count, one that listens does
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if shared:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            listener.bind(address)
+            listener.listen()
+    except UnicodeError as e:
+        raise HobbitError(f"{host} is not an address; --host takes one of this machine") from e
+    except OSError as e:
+        if e.errno == errno.EADDRINUSE:
+            problem = f"port {port} of {host} is taken by another program; choose another one with --port"
+        elif e.errno == errno.EACCES:
+            problem = f"port {port} needs the rights of an administrator; choose one above 1023 with --port"
+        else:
+            problem = f"this machine cannot listen on {host} ({e.strerror}); --host takes an address of it"
+        raise HobbitError(problem) from e
+
+
+def _become(command: list[str]) -> NoReturn:
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+    try:
+        os.execv(command[0], command)
+    except OSError as e:
+        raise HobbitError(f"{command[0]} cannot be run: {e.strerror}; install pyhobbit again") from e

@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: MIT
+"""pyhobbit simulate: hit rates and miss penalties of cache policies, from a recorded route trace."""
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyhobbit.errors import ConfigError
+from pyhobbit.settings.config import CacheConfig
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from pyhobbit.routing.trace import Simulation, SimulationResult, Trace
+
+_LRU = "lru"
+_BITS_HIGH, _BITS_LOW = 16.0, 4.5  # of f16 and q4_0
+
+
+@dataclass(frozen=True)
+class Run:
+    """One policy at one capacity. relative_to_lru: of the miss penalties; None where LRU never misses."""
+
+    policy: str
+    capacity: float
+    slots_high: int
+    slots_low: int
+    result: "SimulationResult"
+    relative_to_lru: float | None
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of the verb."""
+    add = parser.add_argument
+    add(
+        "--trace",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="which experts a run chose, recorded by chat --trace",
+    )
+    add(
+        "--capacity",
+        type=float,
+        nargs="+",
+        action="extend",
+        required=True,
+        metavar="F",
+        help="share of all experts, in high precision, that the cache has room for: 0 to 1",
+    )
+    add(
+        "--policy",
+        nargs="+",
+        action="extend",
+        metavar="NAME",
+        help="who is evicted; belady is the bound that none can beat (default: all)",
+    )
+    add("--t1", type=float, metavar="F", help="high precision up to this sum of higher ranked gate weights")
+    add("--t2", type=float, metavar="F", help="low precision from t1 to here, above it experts are skipped")
+    add(
+        "--bits-high",
+        type=float,
+        metavar="F",
+        help=f"bits per weight in high precision (default: {_BITS_HIGH:g})",
+    )
+    add(
+        "--bits-low",
+        type=float,
+        default=_BITS_LOW,
+        metavar="F",
+        help="bits per weight in low precision (default: %(default)s)",
+    )
+    add(
+        "--residual",
+        action="store_true",
+        help="high precision is the low version and a residual of --bits-high (default: 4.5)",
+    )
+    add("--low-share", type=float, metavar="F", help="share of the cache for low precision (default: by t1)")
+    add(
+        "--weights",
+        metavar="A,B,C,D",
+        help="of LRU, LFU, LHU and FLD in the policy hobbit; they sum to 1 (default: 0.6,0.25,0.15,0)",
+    )
+    add("--floors", action="store_true", help="a layer keeps its even share of a pool, as when a model runs")
+    add("--seed", type=int, default=0, metavar="N", help="of the policy random (default: %(default)s)")
+    add(
+        "--split",
+        metavar="FIRST:LAST",
+        help="count only these decode steps; what comes before warms the cache",
+    )
+    add("--json", action="store_true", help="print JSON in place of a table")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the verb with parsed options; returns the exit status. Raises HobbitError."""
+    if args.bits_high is None:
+        args.bits_high = _BITS_LOW if args.residual else _BITS_HIGH
+    _check(args)
+    from pyhobbit.routing.trace import read_trace  # takes the native libraries and some time
+
+    trace = read_trace(args.trace)
+    routes = trace.routes if args.split is None else trace.split(*_parse_split(args.split))
+    base = _base(trace, args)
+    low_share = _low_share(args, base) if base.t1 < 1 or base.residual else 0.0
+    policies = _policies(args, base)
+    runs = [
+        run
+        for capacity in args.capacity
+        for run in _run_policies(routes, base, capacity, low_share, policies)
+    ]
+    if args.json:
+        json.dump(_document(trace, args.split, base, low_share, runs), sys.stdout, indent=2)
+        print()
+    else:
+        print(_table(runs))
+    return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    for capacity in args.capacity:
+        if not 0 <= capacity <= 1:
+            raise ConfigError(f"the capacity is {capacity}; it is a share of all experts, between 0 and 1")
+    least = 0 if args.residual else args.bits_low
+    if not (0 < args.bits_low < math.inf and least <= args.bits_high < math.inf and args.bits_high > 0):
+        order = "both above 0" if args.residual else "0 < --bits-low <= --bits-high"
+        raise ConfigError(
+            f"{args.bits_low} bits in low and {args.bits_high} in high precision cannot be; make {order}"
+        )
+    if not 0 <= args.seed < 2**64:
+        raise ConfigError(f"the seed is {args.seed}; it must lie between 0 and 2^64 - 1")
+
+
+def _base(trace: "Trace", args: argparse.Namespace) -> "Simulation":
+    """What all runs have in common."""
+    from pyhobbit.routing.trace import Simulation
+
+    t2 = 1.0 if args.t2 is None else args.t2
+    t1 = t2 if args.t1 is None else args.t1
+    weights = None if args.weights is None else _numbers(args.weights, ",", "--weights")
+    CacheConfig(t1=t1, t2=t2, weights=weights, low_share=args.low_share)  # checks them
+    return Simulation(
+        n_layers=trace.n_layers,
+        n_experts=trace.n_experts,
+        n_used=trace.n_used,
+        slots_high=0,
+        weights=weights or Simulation.weights,
+        floors=args.floors,
+        residual=args.residual,
+        t1=t1,
+        t2=t2,
+        bits_high=args.bits_high,
+        bits_low=args.bits_low,
+        seed=args.seed,
+    )
+
+
+def _low_share(args: argparse.Namespace, base: "Simulation") -> float:
+    """The option, or as the engine does: 1 - t1 slots in the low pool for each one in the high pool.
+
+    One more where each residual has a low version.
+    """
+    if args.low_share is not None:
+        return args.low_share
+    low = (1 - base.t1 + base.residual) * base.bits_low / base.bits_high
+    return low / (low + 1)
+
+
+def _policies(args: argparse.Namespace, base: "Simulation") -> list[str]:
+    from pyhobbit.routing.trace import BELADY, policy_names
+
+    known = [*policy_names(), BELADY]
+    for name in args.policy or []:
+        if name not in known:
+            raise ConfigError(f"unknown policy '{name}'; there are {', '.join(known)}")
+    return args.policy or (known if base.t1 == 1 and not base.residual else known[:-1])
+
+
+def _run_policies(
+    routes: "NDArray[Any]", base: "Simulation", capacity: float, low_share: float, policies: Sequence[str]
+) -> Iterator[Run]:
+    from pyhobbit.routing.trace import pool_slots, simulate
+
+    low_cost = base.bits_low / (base.bits_high + (base.bits_low if base.residual else 0))
+    n_experts = base.n_layers * base.n_experts
+    high, low = pool_slots(n_experts, capacity, low_share, low_cost, base.residual)
+    base = replace(base, slots_high=high, slots_low=low)
+    results = {
+        name: simulate(routes, replace(base, policy=name)) for name in dict.fromkeys([_LRU, *policies])
+    }
+    lru = results[_LRU].penalty
+    for name in policies:
+        result = results[name]
+        yield Run(name, capacity, high, low, result, result.penalty / lru if lru else None)
+
+
+def _numbers(text: str, separator: str, option: str, kind: Callable[[str], Any] = float) -> tuple[Any, ...]:
+    try:
+        return tuple(kind(number) for number in text.split(separator))
+    except ValueError:
+        raise ConfigError(f"{option} takes numbers with '{separator}' between them, not '{text}'") from None
+
+
+def _parse_split(text: str) -> tuple[int, int]:
+    steps = _numbers(text, ":", "--split", int)
+    if len(steps) != 2:
+        raise ConfigError(f"--split takes two decode steps like 0:64, not '{text}'")
+    return steps[0], steps[1]
+
+
+def _table(runs: Sequence[Run]) -> str:
+    width = max(len("policy"), *(len(run.policy) for run in runs))
+    lines = [
+        f"{'policy':<{width}}  capacity  hit rate    high     low  skipped"
+        "  misses/token  penalty/token  to LRU"
+    ]
+    lines += [f"{run.policy:<{width}}  {_table_row(run)}" for run in runs]
+    return "\n".join(lines)
+
+
+def _table_row(run: Run) -> str:
+    result = run.result
+    high, low, skipped = result.shares
+    relative = "-" if run.relative_to_lru is None else f"{run.relative_to_lru:.3f}"
+    return (
+        f"{run.capacity:8.3f}  {result.hit_rate:8.4f}  {high:6.1%}  {low:6.1%}  {skipped:7.1%}"
+        f"  {result.misses_per_token:12.2f}  {result.penalty_per_token:13.2f}  {relative:>6}"
+    )
+
+
+def _document(
+    trace: "Trace", split: str | None, base: "Simulation", low_share: float, runs: Sequence[Run]
+) -> dict[str, Any]:
+    common = asdict(base)
+    for of_one_run in ("policy", "slots_high", "slots_low"):
+        del common[of_one_run]
+    return {
+        "trace": str(trace.path),
+        "model": trace.model,
+        "split": split,
+        **common,
+        "low_share": low_share,
+        "runs": [_run_document(run, base.bits_high, base.bits_low) for run in runs],
+    }
+
+
+def _run_document(run: Run, bits_high: float, bits_low: float) -> dict[str, Any]:
+    """bits_per_token: that were loaded, of one weight in each expert."""
+    result = run.result
+    high, low, skipped = result.shares
+    return {
+        "policy": run.policy,
+        "capacity": run.capacity,
+        "slots_high": run.slots_high,
+        "slots_low": run.slots_low,
+        **asdict(result),
+        "hit_rate": result.hit_rate,
+        "share_high": high,
+        "share_low": low,
+        "share_skipped": skipped,
+        "misses_per_token": result.misses_per_token,
+        "penalty_per_token": result.penalty_per_token,
+        "bits_per_token": (result.loads_high * bits_high + result.loads_low * bits_low) / result.n_tokens,
+        "relative_to_lru": run.relative_to_lru,
+    }

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: MIT
+"""The expert cache of an opened model, seen from Python."""
+
+import secrets
+from dataclasses import fields
+from typing import Any
+
+from pyhobbit.engine.stats import CacheStats, DeviceInfo, ModelInfo
+from pyhobbit.errors import HobbitError
+from pyhobbit.native.ffi import check, ffi, lib
+from pyhobbit.settings.config import CacheConfig
+
+
+def new_tag() -> int:
+    """A number for hobbit.tag, by which Cache finds the model."""
+    return secrets.randbits(52) + 1  # exact as a double too
+
+
+class Cache:
+    """Holds a reference until close(). False where the model runs without one, as in stock llama.cpp."""
+
+    def __init__(self, tag: int) -> None:
+        self._pointer = lib.hobbit_find(tag)
+
+    def __bool__(self) -> bool:
+        return bool(self._pointer)
+
+    def close(self) -> None:
+        """The second call does nothing."""
+        pointer, self._pointer = self._pointer, ffi.NULL
+        lib.hobbit_unref(pointer)
+
+    def info(self) -> dict[str, Any]:
+        """The fields of ModelInfo that hobbit.h knows; none without a cache."""
+        if not self:
+            return {}
+        values = ffi.new("struct hobbit_info *")
+        lib.hobbit_get_info(self._pointer, values)
+        return {
+            field.name: getattr(values, field.name)
+            for field in fields(ModelInfo)
+            if hasattr(values, field.name)
+        }
+
+    def devices(self) -> tuple[DeviceInfo, ...]:
+        """Those that hold the pools, the CPU among them; none without a cache."""
+        found: list[DeviceInfo] = []
+        values = ffi.new("struct hobbit_device_info *")
+        while self and lib.hobbit_get_device(self._pointer, len(found), values):
+            numbers = {field.name: getattr(values, field.name) for field in fields(DeviceInfo)}
+            found.append(DeviceInfo(**{**numbers, "name": ffi.string(values.name).decode()}))
+        return tuple(found)
+
+    def owns(self, tensor: str) -> bool:
+        """Whether the tensor's data stays on disk."""
+        return bool(self) and lib.hobbit_owns_tensor(self._pointer, tensor.encode())
+
+    def stats(self) -> CacheStats:
+        """Counters since opening, all 0 without a cache."""
+        if not self:
+            return CacheStats()
+        values = ffi.new("struct hobbit_stats *")
+        lib.hobbit_get_stats(self._pointer, values)
+        return CacheStats(**{field.name: getattr(values, field.name) for field in fields(CacheStats)})
+
+    def failure(self) -> str | None:
+        """Why nothing can be computed any more, None where it can."""
+        try:
+            if self:
+                check(lib.hobbit_check, self._pointer)
+        except HobbitError as e:
+            return str(e)
+        return None
+
+    def begin_sequence(self, sequence: int = 0) -> None:
+        """What follows in this sequence is another text, though its first tokens may be kept."""
+        if self:
+            lib.hobbit_begin_sequence(self._pointer, sequence)
+
+    def set_thresholds(self, t1: float, t2: float) -> None:
+        """Replaces CacheConfig's t1 and t2 from the next layer on. Raises ConfigError, HobbitError."""
+        CacheConfig(t1=t1, t2=t2)
+        if not self:
+            raise HobbitError(
+                "the model runs without an expert cache, where t1 and t2 decide nothing; "
+                "open a MoE model with a memory or pools setting"
+            )
+        check(lib.hobbit_set_thresholds, self._pointer, t1, t2)

@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: MIT
+"""A model opened for generating text."""
+
+import codecs
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import count, takewhile
+from pathlib import Path
+from types import TracebackType
+from typing import Literal
+
+import jinja2
+
+from pyhobbit.engine.cache import Cache, new_tag
+from pyhobbit.engine.llama import Context, ContextSize, Model, Sampler, log, opening
+from pyhobbit.engine.plan import fitting_settings
+from pyhobbit.engine.stats import ModelInfo, Stats, peak_rss_bytes
+from pyhobbit.engine.threads import computing_threads
+from pyhobbit.errors import ContextError, HobbitError
+from pyhobbit.model.names import check_model_file
+from pyhobbit.native.ffi import last_error, lib, llama
+from pyhobbit.settings.config import EngineConfig, SamplingConfig
+
+Message = Mapping[str, str]
+"""One turn of a conversation: {"role": "system" | "user" | "assistant", "content": text}."""
+
+Finish = Literal["stop", "length", "context", "interrupted"]
+
+_NOT_OPEN = "the engine is not open; use it in a with statement or call open()"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One generated token. text: what it adds, "" within a character.  time_s: seconds since generate began.
+
+    finish is None but for the last piece: the model ended its answer (stop), max_tokens are there (length),
+    the context is full (context) or interrupt() was called (interrupted); stop and interrupted have no token.
+    """
+
+    text: str
+    token: int | None
+    time_s: float
+    finish: Finish | None = None
+
+
+@dataclass
+class _Counters:
+    """Those of Stats."""
+
+    answers: int = 0
+    prompt_tokens: int = 0
+    prompt_tokens_evaluated: int = 0
+    generated_tokens: int = 0
+    decoded_tokens: int = 0
+    first_tokens_s: float = 0.0
+    decode_s: float = 0.0
+
+    def add(self, piece_s: float, previous_s: float | None) -> None:
+        self.generated_tokens += 1
+        if previous_s is None:
+            self.answers += 1
+            self.first_tokens_s += piece_s
+        else:
+            self.decoded_tokens += 1
+            self.decode_s += piece_s - previous_s
+
+
+class Engine:
+    """A GGUF model, its expert cache and one sequence. A context manager: entering loads the model.
+
+    Not thread-safe, but for interrupt(). The only routed experts in memory are those in the cache's pools.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], config: EngineConfig | None = None) -> None:
+        self._path = Path(path)
+        self._config = config or EngineConfig()
+        self._interrupted = False
+        self._answer: object | None = None  # of the generator that the KV cache belongs to
+        self._counters = _Counters()
+        self._model: Model | None = None
+        self._context: Context | None = None
+        self._cache: Cache | None = None
+        self._load_s = 0.0
+
+    def __enter__(self) -> "Engine":
+        self.open()
+        return self
+
+    def __exit__(self, kind: type | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            self.close()
+        except HobbitError:
+            if value is None:  # else the first error is the one to tell
+                raise
+
+    def open(self) -> ModelInfo:
+        """Loads what stays resident and allocates the pools. Raises HobbitError, KeyboardInterrupt."""
+        if self._model is not None:
+            raise HobbitError("the engine is open already; close it first")
+        check_model_file(self._path)
+        start = time.perf_counter()
+        tag = new_tag()
+        with opening:
+            # What does not fit is said before anything is loaded.
+            settings = {**fitting_settings(self._path, self._config), "hobbit.tag": tag}
+            log.start(self._config.verbose)
+            try:
+                self._model = Model(self._path, settings, lambda: not self._interrupted)
+                size = self._context_size(self._model)
+                self._context = Context(self._model, size, lambda: self._interrupted)
+            except BaseException:
+                with contextlib.suppress(HobbitError):  # the first error is the one to tell
+                    self.close()
+                raise
+        self._cache = Cache(tag)
+        self._load_s = time.perf_counter() - start
+        return self.info()
+
+    def close(self) -> None:
+        """Frees everything; the second call does nothing. Raises HobbitError where a trace is incomplete."""
+        with opening:
+            lib.hobbit_clear_last_error()
+            if self._context is not None:
+                self._context.close()
+            if self._model is not None:
+                self._model.close()
+            if self._cache is not None:
+                self._cache.close()
+            self._context, self._model, self._cache = None, None, None
+            self._answer, self._interrupted = None, False
+            if error := last_error():
+                raise HobbitError(error)
+
+    def interrupt(self) -> None:
+        """Ends the loading or the answer under way; callable from a signal handler or another thread."""
+        self._interrupted = True
+
+    def take_interrupt(self) -> bool:
+        """Whether interrupt() has been called and has ended nothing yet; what comes next then goes on."""
+        late, self._interrupted = self._interrupted, False
+        return late
+
+    @property
+    def chat_template(self) -> str | None:
+        """The Jinja template of the GGUF, or None: such a model only continues text."""
+        return self._opened()[0].metadata("tokenizer.chat_template")
+
+    def info(self) -> ModelInfo:
+        """What was opened."""
+        model, _ = self._opened()
+        cache = self._opened_cache()
+        architecture = model.metadata("general.architecture")
+        size = self._context_size(model)
+        return ModelInfo(
+            model=str(self._path),
+            description=model.description(),
+            n_ctx=size.n_ctx,
+            n_threads=size.n_threads,
+            cached=bool(cache),
+            has_experts=int(model.metadata(f"{architecture}.expert_count") or 0) > 0,
+            memory=self._config.cache.memory,
+            **cache.info(),
+        )
+
+    def stats(self) -> Stats:
+        """Counters and times since opening; Stats.since() gives those between two moments."""
+        cache = self._opened_cache().stats()
+        return Stats(self.info(), cache, self._load_s, peak_rss_bytes(), **asdict(self._counters))
+
+    @property
+    def n_context_tokens(self) -> int:
+        """Tokens in the KV cache, of ModelInfo.n_ctx that it holds."""
+        return len(self._opened()[1].tokens)
+
+    def set_thresholds(self, t1: float, t2: float) -> None:
+        """Replaces CacheConfig's t1 and t2 from the next layer on. Raises ConfigError, HobbitError."""
+        self._opened_cache().set_thresholds(t1, t2)
+
+    def generate(
+        self,
+        prompt: str | Sequence[Message],
+        max_tokens: int | None = None,
+        sampling: SamplingConfig | None = None,
+    ) -> Iterator[Piece]:
+        """Yields the continuation of a text, or the answer to messages put into the model's chat template.
+
+        max_tokens: None goes on until the model ends its answer or the context is full. Tokens that a prompt
+        shares with the last one are not evaluated again. A later prompt or close() takes the sequence away.
+        Raises HobbitError: empty or long prompt, bad disk, sequence taken away.
+        """
+        model, context = self._opened()
+        start = time.perf_counter()
+        pending = self._tokens_to_evaluate(prompt)
+        answer = self._answer = object()
+        n_free = self._n_ctx(model) - len(context.tokens) - len(pending) + 1
+        limit = n_free if max_tokens is None else min(max_tokens, n_free)
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        sampler = Sampler(sampling or SamplingConfig(), model.n_vocab())
+        previous_s = None
+        try:
+            for n in count(1):
+                if not context.evaluate(pending) or self._interrupted:
+                    yield Piece(decoder.decode(b"", True), None, time.perf_counter() - start, "interrupted")
+                    return
+                token = sampler.sample(context)
+                now_s = time.perf_counter() - start
+                if model.ends_answer(token):
+                    yield Piece(decoder.decode(b"", True), None, now_s, "stop")
+                    return
+                self._counters.add(now_s, previous_s)
+                finish: Finish | None = None if n < limit else "length" if n == max_tokens else "context"
+                yield Piece(decoder.decode(model.piece(token), finish is not None), token, now_s, finish)
+                if finish:
+                    return
+                self._check_current(answer)
+                pending, previous_s = [token], now_s
+        finally:
+            if self._answer is answer:
+                self._interrupted = False
+            sampler.close()
+
+    def _check_current(self, answer: object) -> None:
+        if self._answer is None:
+            raise HobbitError("the engine was closed while it generated; open it and generate again")
+        if self._answer is not answer:
+            raise HobbitError(
+                "a newer prompt has replaced the one of this answer: an engine holds one sequence; "
+                "finish an answer before the next, or open a second engine"
+            )
+
+    def _tokens_to_evaluate(self, prompt: str | Sequence[Message]) -> list[int]:
+        """What the KV cache lacks of the prompt, at least its last token; the cache forgets what differs."""
+        model, context = self._opened()
+        tokens = model.tokenize(prompt if isinstance(prompt, str) else self._render(prompt))
+        if not tokens:
+            raise HobbitError("the prompt is empty; give some text to continue")
+        self._check_length(len(tokens), model)
+        shared = takewhile(lambda pair: pair[0] == pair[1], zip(tokens[:-1], context.tokens, strict=False))
+        n_before = len(context.tokens)
+        context.truncate(sum(1 for _ in shared))
+        if 2 * len(context.tokens) < n_before:
+            self._opened_cache().begin_sequence()  # another text, though it may begin alike
+        pending = tokens[len(context.tokens) :]
+        self._counters.prompt_tokens += len(tokens)
+        self._counters.prompt_tokens_evaluated += len(pending)
+        return pending
+
+    def _check_length(self, n_tokens: int, model: Model) -> None:
+        n_ctx, trained = self._n_ctx(model), model.n_ctx_train()
+        if n_tokens > n_ctx:
+            larger = f" or use a larger --ctx, at most {trained}" if trained > n_ctx else ""
+            raise ContextError(
+                f"the prompt has {n_tokens} tokens, more than the context of {n_ctx}; shorten it{larger}"
+            )
+
+    def _render(self, messages: Sequence[Message]) -> str:
+        model, _ = self._opened()
+        template = self.chat_template
+        if template is None:
+            raise HobbitError("the model has no chat template; give it text to continue instead of messages")
+        bos = model.special_text(llama.llama_vocab_bos(model.vocab))
+        eos = model.special_text(llama.llama_vocab_eos(model.vocab))
+        try:
+            formatter = llama.llama_chat_format.Jinja2ChatFormatter(template, eos_token=eos, bos_token=bos)
+            text = formatter(messages=list(messages)).prompt
+        except (jinja2.TemplateError, ValueError, TypeError) as e:
+            raise HobbitError(f"the model's chat template refuses this conversation: {e}") from e
+        # The tokenizer puts the first special token in front by itself.
+        return text.removeprefix(bos) if bos and llama.llama_vocab_get_add_bos(model.vocab) else text
+
+    def _opened(self) -> tuple[Model, Context]:
+        if self._model is None or self._context is None:
+            raise HobbitError(_NOT_OPEN)
+        return self._model, self._context
+
+    def _opened_cache(self) -> Cache:
+        if self._cache is None:
+            raise HobbitError(_NOT_OPEN)
+        return self._cache
+
+    def _n_ctx(self, model: Model) -> int:
+        return self._config.context_tokens(model.n_ctx_train())
+
+    def _context_size(self, model: Model) -> ContextSize:
+        n_threads = computing_threads(self._config.n_threads)
+        return ContextSize(self._n_ctx(model), self._config.n_batch, n_threads)

@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: MIT
+"""What a run did: counters, times and sizes, for people and as JSON."""
+
+import json
+import resource
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+
+from pyhobbit.errors import HobbitError
+from pyhobbit.native.files import write_text
+from pyhobbit.settings.config import format_size
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """The opened model. Sizes in bytes; the cache's fields are 0 where the model runs as stock llama.cpp.
+
+    memory: the bound on the process, None where none was given.  tier_bytes_*: all routed experts of a tier.
+    pool_slots_*: experts that fit.  host_bytes_*, host_slots_*: of the cache in host memory behind a device
+    with memory of its own.  direct_io: False where the file system refused O_DIRECT.
+    high_is_residual: an expert in high precision is its low version and a residual, and the high tier and its
+    pool hold residuals.  on_device: the pools are on a device with memory of its own.
+    """
+
+    model: str
+    description: str
+    n_ctx: int
+    n_threads: int
+    cached: bool
+    has_experts: bool
+    memory: int | None = None
+    n_layers: int = 0
+    n_experts: int = 0
+    n_experts_used: int = 0
+    n_tiers: int = 0
+    tier_bytes_high: int = 0
+    tier_bytes_low: int = 0
+    pool_bytes_high: int = 0
+    pool_bytes_low: int = 0
+    pool_slots_high: int = 0
+    pool_slots_low: int = 0
+    host_bytes_high: int = 0
+    host_bytes_low: int = 0
+    host_slots_high: int = 0
+    host_slots_low: int = 0
+    t1: float = 1.0
+    t2: float = 1.0
+    direct_io: bool = False
+    high_is_residual: bool = False
+    on_device: bool = False
+
+    @property
+    def expert_bytes(self) -> int:
+        """Of all routed experts in high precision."""
+        return self.tier_bytes_high + (self.tier_bytes_low if self.high_is_residual else 0)
+
+    @property
+    def high_pool_name(self) -> str:
+        """For people."""
+        return "residual" if self.high_is_residual else "high"
+
+
+@dataclass(frozen=True)
+class DeviceInfo:
+    """One of the devices that hold pools and compute experts: its part of ModelInfo and CacheStats.
+
+    name: as ggml has it.  n_layers: with routed experts, that it computes.
+    """
+
+    name: str
+    n_layers: int
+    pool_slots_high: int
+    pool_slots_low: int
+    pool_bytes_high: int
+    pool_bytes_low: int
+    bytes_transferred: int
+
+
+@dataclass(frozen=True)
+class CacheStats:
+    """Counters since opening, as hobbit.h defines them.
+
+    Selections are (token, expert) pairs chosen by a router; hits and misses count the experts that a layer
+    needed for one batch, once each.  host_hits_*: of the misses of a device with memory of its own, those
+    found in host memory; the others were read.  bytes_transferred: to that device.  selections_cpu: of the
+    selections, computed by the CPU beside it; selections_split: of those, all but the last product, which is
+    the device's.  layers_predicted: layers beside it, sampled of those that read nothing from disk.
+    predicted, prefetched: experts named, and asked for, ahead of their layer; *_right, *_used: of those,
+    chosen when the layer ran.  prefetch_pauses: times that prefetch did not pay and was switched off.
+    Seconds: stall_s computing waited for the disk, or for experts on their way to the device, disk_demand_s
+    something that computing needed was read, or copied to the device, compute_s layers with experts ran,
+    stalls included, transfer_s bytes were on their way to the device, cpu_s the CPU computed its share;
+    predicted_s what the cost model expected of the layers predicted, measured_s what they took.
+    """
+
+    selections_high: int = 0
+    selections_low: int = 0
+    selections_skipped: int = 0
+    hits_high: int = 0
+    misses_high: int = 0
+    hits_low: int = 0
+    misses_low: int = 0
+    host_hits_high: int = 0
+    host_hits_low: int = 0
+    evictions: int = 0
+    bytes_read: int = 0
+    bytes_transferred: int = 0
+    layers_computed: int = 0
+    waves: int = 0
+    predicted: int = 0
+    predicted_right: int = 0
+    prefetched: int = 0
+    prefetched_used: int = 0
+    bytes_prefetched: int = 0
+    prefetch_pauses: int = 0
+    prefetch_active: int = 0
+    stall_s: float = 0.0
+    disk_demand_s: float = 0.0
+    compute_s: float = 0.0
+    transfer_s: float = 0.0
+    selections_cpu: int = 0
+    selections_split: int = 0
+    cpu_s: float = 0.0
+    layers_predicted: int = 0
+    predicted_s: float = 0.0
+    measured_s: float = 0.0
+
+    @property
+    def selections(self) -> int:
+        return self.selections_high + self.selections_low + self.selections_skipped
+
+    def since(self, earlier: "CacheStats") -> "CacheStats":
+        """What was counted after `earlier` was taken; prefetch_active, a state, is the present one."""
+        counters = [field.name for field in fields(self) if field.name != "prefetch_active"]
+        return replace(self, **_differences(self, earlier, counters))
+
+
+_TOKEN_COUNTERS = (
+    "answers",
+    "prompt_tokens",
+    "prompt_tokens_evaluated",
+    "generated_tokens",
+    "decoded_tokens",
+    "first_tokens_s",
+    "decode_s",
+)
+
+
+@dataclass(frozen=True)
+class Stats:
+    """A run so far, or with since() a part of it. Counters are sums over its answers; times in seconds.
+
+    answers: those with at least one token.  prompt_tokens: all tokens of the prompts; prompt_tokens_evaluated
+    leaves out those still in the KV cache.  decoded_tokens: generated, but for the first of each answer;
+    decode_s: the time they took.  first_tokens_s: the time to the first tokens.
+    """
+
+    info: ModelInfo
+    cache: CacheStats
+    load_s: float
+    peak_rss_bytes: int
+    answers: int = 0
+    prompt_tokens: int = 0
+    prompt_tokens_evaluated: int = 0
+    generated_tokens: int = 0
+    decoded_tokens: int = 0
+    first_tokens_s: float = 0.0
+    decode_s: float = 0.0
+
+    def since(self, earlier: "Stats") -> "Stats":
+        """What was done after `earlier` was taken of the same engine; sizes and load_s are those of now."""
+        counters = _differences(self, earlier, _TOKEN_COUNTERS)
+        return replace(self, cache=self.cache.since(earlier.cache), **counters)
+
+    @property
+    def time_to_first_token_s(self) -> float | None:
+        """Mean over the answers; None where no token was generated."""
+        return self.first_tokens_s / self.answers if self.answers else None
+
+    @property
+    def decode_tokens_per_second(self) -> float | None:
+        """Over all tokens but the first of each answer; None where there is none."""
+        return self.decoded_tokens / self.decode_s if self.decoded_tokens else None
+
+    @property
+    def hit_rate_high(self) -> float | None:
+        return _share(self.cache.hits_high, self.cache.misses_high)
+
+    @property
+    def hit_rate_low(self) -> float | None:
+        return _share(self.cache.hits_low, self.cache.misses_low)
+
+    @property
+    def bytes_read_per_token(self) -> float | None:
+        n_tokens = self.prompt_tokens_evaluated + self.generated_tokens
+        return self.cache.bytes_read / n_tokens if n_tokens else None
+
+    def as_dict(self) -> dict[str, object]:
+        """One flat dictionary of plain values, the derived ones included."""
+        own = asdict(self)
+        info, cache = own.pop("info"), own.pop("cache")
+        return {
+            **info,
+            **own,
+            **cache,
+            "time_to_first_token_s": self.time_to_first_token_s,
+            "decode_tokens_per_second": self.decode_tokens_per_second,
+            "hit_rate_high": self.hit_rate_high,
+            "hit_rate_low": self.hit_rate_low,
+            "bytes_read_per_token": self.bytes_read_per_token,
+        }
+
+    def write_json(self, path: Path) -> None:
+        """Writes as_dict() to `path`, all or nothing. Raises HobbitError where that cannot be done."""
+        text = json.dumps(self.as_dict(), indent=2) + "\n"
+        try:
+            if path.exists() and not path.is_file():
+                path.write_text(text, encoding="utf-8")  # a pipe or a device must not be replaced
+            else:
+                write_text(path, text)
+        except OSError as e:
+            raise HobbitError(f"the statistics cannot be written to {path}: {e.strerror}") from e
+
+    def summary(self) -> str:
+        """One or two lines for people."""
+        lines = [f"{self.prompt_tokens} prompt + {self.generated_tokens} generated tokens"]
+        if self.time_to_first_token_s is not None:
+            lines[0] += f", first after {self.time_to_first_token_s:.2f} s"
+        if self.decode_tokens_per_second is not None:
+            lines[0] += f", then {self.decode_tokens_per_second:.2f} tokens/s"
+        lines[0] += f", peak memory {format_size(self.peak_rss_bytes)}"
+        if self.info.memory is not None:
+            lines[0] += f" of {format_size(self.info.memory)}"
+        if self.info.cached:
+            lines.append(self._cache_summary())
+        return "\n".join(lines)
+
+    def _cache_summary(self) -> str:
+        name = self.info.high_pool_name
+        pools = [(name, self.info.pool_bytes_high, self.info.tier_bytes_high, self.hit_rate_high)]
+        if self.info.pool_bytes_low:
+            pools.append(("low", self.info.pool_bytes_low, self.info.tier_bytes_low, self.hit_rate_low))
+        parts = [
+            f"{name} pool {format_size(pool)} of {format_size(tier)}, {rate or 0:.0%} hits"
+            for name, pool, tier, rate in pools
+        ]
+        read = f"{format_size(self.cache.bytes_read)} read, {self.cache.stall_s:.2f} s waiting for the disk"
+        return "experts: " + "; ".join([*parts, *self._host_summary(), read, *self._prefetch_summary()])
+
+    def _host_summary(self) -> list[str]:
+        """Of a device's misses."""
+        cache, info = self.cache, self.info
+        if not cache.bytes_transferred and not cache.selections_cpu:
+            return []
+        hits = cache.host_hits_high + cache.host_hits_low
+        rate = _share(hits, cache.misses_high + cache.misses_low - hits) or 0
+        held, moved = info.host_bytes_high + info.host_bytes_low, cache.bytes_transferred
+        return [
+            f"host memory {format_size(held)}, {rate:.0%} of the rest, {format_size(moved)} to the device",
+            *self._cpu_summary(),
+        ]
+
+    def _cpu_summary(self) -> list[str]:
+        cache = self.cache
+        if not cache.selections_cpu:
+            return []
+        share = cache.selections_cpu / cache.selections
+        predicted = f", layers {cache.measured_s / cache.predicted_s:.2f} times as long as predicted"
+        return [f"{share:.0%} of the selections on the CPU" + (predicted if cache.predicted_s else "")]
+
+    def _prefetch_summary(self) -> list[str]:
+        cache = self.cache
+        if not cache.prefetched:
+            return []
+        state = "on" if cache.prefetch_active else "paused"
+        used = cache.prefetched_used / cache.prefetched
+        return [f"prefetch {state}, {used:.0%} of {cache.prefetched} experts used"]
+
+
+def _share(hits: int, misses: int) -> float | None:
+    return hits / (hits + misses) if hits + misses else None
+
+
+def _differences(later: object, earlier: object, names: Iterable[str]) -> dict[str, float]:
+    return {name: getattr(later, name) - getattr(earlier, name) for name in names}
+
+
+def peak_rss_bytes() -> int:
+    """The largest resident set of this process so far."""
+    try:
+        # getrusage keeps the peak of the program that was replaced by exec, which may be a large test runner.
+        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+        return int(status.split("VmHWM:")[1].split()[0]) * 1024
+    except (OSError, IndexError):
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: MIT
+"""llama-cpp-python's interface on the expert cache."""

@@ -1,0 +1,487 @@
+# SPDX-License-Identifier: MIT
+"""llama-cpp-python's Llama on the expert cache."""
+
+import inspect
+import os
+import time
+import warnings
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from pyhobbit.engine.cache import Cache, new_tag
+from pyhobbit.engine.llama import log, opening
+from pyhobbit.engine.plan import fitting_settings
+from pyhobbit.engine.stats import ModelInfo, Stats, peak_rss_bytes
+from pyhobbit.engine.threads import computing_threads
+from pyhobbit.errors import ConfigError, HobbitError
+from pyhobbit.hobbit.llama_errors import (
+    ComputeError,
+    LoadError,
+    closed_error,
+    engine_errors,
+    load_error,
+    prompt_errors,
+)
+from pyhobbit.hobbit.params import set_context, set_model, set_own
+from pyhobbit.model.names import check_model_file
+from pyhobbit.native import ffi
+from pyhobbit.native.files import read_text
+from pyhobbit.settings.config import CacheConfig, CalibrationConfig, EngineConfig, Setting, parse_size
+
+if TYPE_CHECKING:
+    from llama_cpp import Llama, LlamaState
+
+    from pyhobbit.quality.calibration import CalibrationReport
+else:
+    Llama = ffi.llama.Llama
+
+# Attributes of Llama that hold native memory: a closed model has none.
+_NATIVE = ("_model", "_ctx", "_batch", "_experts", "tokenizer_")
+
+
+@dataclass
+class _Counters:
+    """For Stats. evaluated: all tokens that were computed; of these, fed_back were generated before.
+
+    reused: tokens of prompts that were still in the KV cache.
+    """
+
+    answers: int = 0
+    evaluated: int = 0
+    fed_back: int = 0
+    reused: int = 0
+    generated: int = 0
+    first_tokens_s: float = 0.0
+    decode_s: float = 0.0
+
+
+class Hobbit(Llama):
+    """A GGUF model that may be larger than memory, with the interface of llama_cpp.Llama.
+
+    Everything that Llama offers is inherited. The routed experts stay on disk; those in use lie in a cache.
+    A model without experts runs as in Llama.
+
+    All settings have defaults, and a model that has been calibrated brings its own:
+
+    model_path: GGUF file; of a split model its first file.
+
+    memory: bytes that the whole process may hold, other models included, as a number or as text like
+    "8G".  pools: size of the cache alone, instead of memory.  low_share: share of the pools for the low
+    tier, 0 to 1.
+
+    t1, t2: thresholds on the sum of the normalised gate weights of the experts ranked higher (HOBBIT,
+    Eq. 2): up to t1 high precision, up to t2 low, above t2 skipped.  renormalize: the weight of skipped
+    experts goes to the others of their token.  sidecar: file with the low tier, by default
+    MODEL.hobbit.gguf.
+
+    policy: which expert is evicted, by a name that `pyhobbit simulate --help` lists.  weights: of LRU,
+    LFU, LHU and FLD in Eq. 3, for the policy "hobbit".  prefetch: layers that the predictor looks ahead,
+    0 to 4.  io_threads: that read experts.  trace: file that the routing is written to.
+
+    cache: the same settings as one CacheConfig; what is given by name comes before it.
+
+    flash_attn: None leaves it to llama.cpp, as its own programs do.  llama: every other keyword of
+    llama_cpp.Llama; n_threads and n_threads_batch are one per processor core where they are not given.
+
+    A context manager. Any number of models may be open, each with a cache of its own. One thread at a time
+    may use a model. Closed, all but close() raises HobbitError.
+
+    Where the engine cannot compute (an error of the disk, a model file that has changed), methods raise
+    HobbitError with its reason, a RuntimeError too. Close such a model.
+    """
+
+    def __init__(
+        self,
+        model_path: str | os.PathLike[str],
+        *,
+        memory: int | str | None = None,
+        pools: int | str | None = None,
+        low_share: float | None = None,
+        t1: float | None = None,
+        t2: float | None = None,
+        io_threads: int | None = None,
+        sidecar: str | os.PathLike[str] | None = None,
+        policy: str | None = None,
+        weights: tuple[float, float, float, float] | None = None,
+        prefetch: int | None = None,
+        renormalize: bool | None = None,
+        trace: str | os.PathLike[str] | None = None,
+        cache: CacheConfig | None = None,
+        flash_attn: bool | None = None,
+        **llama: Any,
+    ) -> None:
+        """Opens a model.
+
+        Raises ConfigError for a setting that cannot be and HobbitError for a model that cannot be opened,
+        both also ValueErrors, and TypeError for a keyword that neither Hobbit nor Llama knows.
+        """
+        _check_keywords(llama)
+        self.cache_config = _cache_config(
+            cache,
+            memory=memory,
+            pools=pools,
+            low_share=low_share,
+            t1=t1,
+            t2=t2,
+            io_threads=io_threads,
+            sidecar=sidecar,
+            policy=policy,
+            weights=weights,
+            prefetch=prefetch,
+            renormalize=renormalize,
+            trace=trace,
+        )
+        own = {"model_path": os.fspath(model_path), "cache": self.cache_config, "flash_attn": flash_attn}
+        self._arguments = {**llama, **own}
+        self._counters = _Counters()
+        self._n_kept = 0  # tokens in the KV cache after the last computation
+        start = time.perf_counter()
+        self._open(llama)
+        self._load_s = time.perf_counter() - start
+        if self.cache_config.settings() and not self._experts:
+            warnings.warn(
+                f"{model_path} is a dense model: it runs as in llama_cpp.Llama, "
+                "and the settings of the expert cache do not apply to it",
+                stacklevel=2,
+            )
+
+    def _open(self, llama: Mapping[str, Any]) -> None:
+        path = self._arguments["model_path"]
+        try:
+            check_model_file(Path(path))
+        except HobbitError as e:
+            raise LoadError(str(e)) from None
+        with opening:
+            self._load(path, llama)
+
+    def _settings(self, path: str, llama: Mapping[str, Any]) -> dict[str, Setting]:
+        """What the engine is told, once it is known that weights and context fit."""
+        if llama.get("vocab_only"):
+            return self.cache_config.settings()
+        config = EngineConfig(cache=self.cache_config)
+        overrides = llama.get("kv_overrides") or {}
+        try:
+            fill = set_context(self._arguments), set_model(self._arguments)
+            return fitting_settings(Path(path), config, *fill, **overrides)
+        except HobbitError as e:
+            raise LoadError(str(e)) from e
+
+    def _load(self, path: str, llama: Mapping[str, Any]) -> None:
+        settings = self._settings(path, llama)
+        tag = new_tag()
+        own = {
+            "n_threads": computing_threads(llama.get("n_threads")),
+            "n_threads_batch": computing_threads(llama.get("n_threads_batch")),
+            "flash_attn": bool(self._arguments["flash_attn"]),
+            "kv_overrides": {
+                **(llama.get("kv_overrides") or {}),
+                **settings,
+                "hobbit.tag": tag,
+            },
+        }
+        log.start(llama.get("verbose", True))
+        ffi.lib.hobbit_clear_last_error()
+        try:
+            super().__init__(path, **{**llama, **own})
+            if self.lora_path and not self._lora_adapter:  # a null pointer, which Llama takes for one
+                raise RuntimeError("Failed to load the LoRA adapter")
+        except BaseException as e:
+            self._free()
+            if isinstance(e, ValueError | RuntimeError) and str(e).startswith("Failed to "):
+                raise load_error(self.lora_path if "LoRA" in str(e) else path, str(e)) from e
+            raise
+        self._experts = Cache(tag)
+        self.kv_overrides = llama.get("kv_overrides")
+
+    @property
+    def _model(self) -> Any:
+        if "_model" not in self.__dict__:
+            raise closed_error()
+        return self.__dict__["_model"]
+
+    @_model.setter
+    def _model(self, model: Any) -> None:
+        self.__dict__["_model"] = model
+        # Llama sets this between preparing context_params and using them, and there is no other moment.
+        set_own(self.context_params, self._arguments)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _NATIVE:
+            raise closed_error()
+        raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+
+    #
+    # the end
+    #
+
+    def __enter__(self) -> "Hobbit":
+        _ = self._model
+        return self
+
+    def __exit__(self, kind: type | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            self.close()
+        except HobbitError:
+            if value is None:  # else the first error is the one to tell
+                raise
+
+    def close(self) -> None:
+        """Frees everything; the second call does nothing. Raises HobbitError where a trace is incomplete."""
+        is_traced = "_experts" in self.__dict__ and self.cache_config.trace is not None
+        if not is_traced:
+            self._free()
+            return
+        with opening:
+            ffi.lib.hobbit_clear_last_error()
+            self._free()
+            if error := ffi.last_error():
+                raise HobbitError(error)
+
+    def _free(self) -> None:
+        if "_stack" in self.__dict__:
+            super().close()
+        if "_experts" in self.__dict__:
+            self._experts.close()
+        for name in _NATIVE:
+            self.__dict__.pop(name, None)
+        self._sampler = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The constructor's arguments: a copy or an unpickled model is opened anew."""
+        return {**self._arguments, "seed": self._seed}
+
+    #
+    # computing
+    #
+
+    def eval(self, tokens: Sequence[int]) -> None:
+        """Computes tokens behind those in the KV cache. Raises HobbitError: no room, or the engine failed."""
+        n_free = len(self.input_ids) - self.n_tokens
+        if len(tokens) > n_free:
+            raise ComputeError(
+                f"{len(tokens)} more tokens do not fit: the context has room for {len(self.input_ids)} "
+                f"and holds {self.n_tokens}; open the model with a larger n_ctx, or begin anew with reset()"
+            )
+        if 2 * self.n_tokens < self._n_kept:
+            self._experts.begin_sequence()  # another text, though it may begin alike
+        with engine_errors(self._experts):
+            super().eval(tokens)
+        self._counters.evaluated += len(tokens)
+        self._n_kept = self.n_tokens
+
+    def _create_completion(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        with prompt_errors(self.n_ctx(), self._model.n_ctx_train()):
+            yield from super()._create_completion(*args, **kwargs)
+
+    def embed(
+        self,
+        input: str | list[str],  # noqa: A002
+        normalize: bool = False,
+        truncate: bool = True,
+        return_count: bool = False,
+    ) -> Any:
+        """As in Llama, which says what comes back. Raises HobbitError where the engine failed."""
+        with engine_errors(self._experts):
+            output, n_tokens = super().embed(input, normalize, truncate, return_count=True)
+        self._counters.evaluated += n_tokens
+        self._n_kept = 0
+        return (output, n_tokens) if return_count else output
+
+    def load_state(self, state: "LlamaState") -> None:
+        """As in Llama: goes back to what save_state() returned."""
+        super().load_state(state)
+        self._n_kept = self.n_tokens
+        self._experts.begin_sequence()
+
+    def generate(
+        self, tokens: Sequence[int], *args: Any, **kwargs: Any
+    ) -> Generator[int, Sequence[int] | None, None]:
+        """As in Llama: yields token after token of the continuation. Raises HobbitError."""
+        n_prompt: int | None = len(tokens)
+        stream = super().generate(tokens, *args, **kwargs)
+        sent = None
+        try:
+            while True:
+                start, before = time.perf_counter(), self._counters.evaluated
+                try:
+                    token = stream.send(sent)
+                except StopIteration:
+                    return
+                n_evaluated = self._counters.evaluated - before
+                self._count(token, time.perf_counter() - start, n_evaluated, n_prompt)
+                n_prompt = None
+                sent = yield token
+        finally:
+            stream.close()
+
+    def _count(self, token: int, seconds: float, n_evaluated: int, n_prompt: int | None) -> None:
+        """n_prompt: tokens of the prompt, for the first token of an answer."""
+        counters = self._counters
+        if n_prompt is None:
+            counters.fed_back += n_evaluated
+        else:
+            counters.reused += n_prompt - n_evaluated
+        if ffi.llama.llama_vocab_is_eog(self._model.vocab, token):
+            return
+        counters.generated += 1
+        if n_prompt is None:
+            counters.decode_s += seconds
+        else:
+            counters.answers += 1
+            counters.first_tokens_s += seconds
+
+    #
+    # the expert cache
+    #
+
+    def info(self) -> ModelInfo:
+        """What was opened."""
+        architecture = self.metadata.get("general.architecture")
+        return ModelInfo(
+            model=self.model_path,
+            description=self._model.desc(),
+            n_ctx=self.n_ctx(),
+            n_threads=self.n_threads,
+            cached=bool(self._experts),
+            has_experts=int(self.metadata.get(f"{architecture}.expert_count", 0)) > 0,
+            memory=self.cache_config.memory,
+            **self._experts.info(),
+        )
+
+    def stats(self) -> Stats:
+        """Counters and times since opening; Stats.since() gives those between two moments."""
+        n = self._counters
+        n_prompt = n.evaluated - n.fed_back
+        return Stats(
+            info=self.info(),
+            cache=self._experts.stats(),
+            load_s=self._load_s,
+            peak_rss_bytes=peak_rss_bytes(),
+            answers=n.answers,
+            prompt_tokens=n_prompt + n.reused,
+            prompt_tokens_evaluated=n_prompt,
+            generated_tokens=n.generated,
+            decoded_tokens=n.generated - n.answers,
+            first_tokens_s=n.first_tokens_s,
+            decode_s=n.decode_s,
+        )
+
+    def set_thresholds(self, t1: float, t2: float) -> None:
+        """Replaces t1 and t2 from the next token on.
+
+        Raises ConfigError for values that cannot be, HobbitError where the model has no cache, or no low tier
+        for experts below t2.
+        """
+        self._experts.set_thresholds(t1, t2)
+
+    def calibrate(
+        self,
+        text_file: str | os.PathLike[str],
+        *,
+        max_ppl_increase: float | None = None,
+        max_kl: float | None = None,
+        max_chunks: int = CalibrationConfig.max_chunks,
+        n_ctx: int | None = None,
+    ) -> "CalibrationReport":
+        """Fits thresholds and cache to a text, stores them beside the model and goes on with them.
+
+        text_file: text like that which the model will meet.  max_ppl_increase: bound on the relative increase
+        of perplexity, 0.01 for 1 %.  max_kl: bound on the mean Kullback-Leibler divergence, in nats. With
+        neither, 1 % of perplexity.  max_chunks: parts of the text that are used.  n_ctx: tokens of a part,
+        512 by default.
+
+        Settings given when the model was opened come before those that were found. Meanwhile the model is
+        closed, for the memory, and then opened anew: the KV cache and the counters are empty, a trace has
+        ended. Progress is on standard error. Raises HobbitError: a dense model, a text that is too short.
+        """
+        from pyhobbit.quality.calibration import calibrate  # takes some time
+
+        _ = self._model
+        read_text(Path(text_file))  # what cannot be read is said before the model is closed
+        own = self.cache_config
+        pools = own.pools if own.memory is None else None  # with both, these are a device's
+        cache = CacheConfig(memory=own.memory, pools=pools, sidecar=own.sidecar)
+        config = CalibrationConfig(
+            engine=EngineConfig(cache=cache, n_ctx=n_ctx, n_threads=self.n_threads, verbose=self.verbose),
+            max_ppl_increase=max_ppl_increase,
+            max_kl=max_kl,
+            max_chunks=max_chunks,
+        )
+        prompt_cache = self.cache
+        self.close()
+        try:
+            report = calibrate(Path(self.model_path), Path(text_file), config)
+            report.calibration.write(Path(self.model_path))
+        finally:
+            again = {**self.__getstate__(), "cache": replace(own, trace=None), "trace": None}
+            self.__init__(**again)  # a second trace would be written over the first
+            self.set_cache(prompt_cache)
+        return report
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        repo_id: str,
+        filename: str | None = None,
+        additional_files: Sequence[str] | None = None,
+        local_dir: str | os.PathLike[str] | None = None,
+        local_dir_use_symlinks: bool | str = "auto",
+        cache_dir: str | os.PathLike[str] | None = None,
+        **arguments: Any,
+    ) -> "Hobbit":
+        """Opens a model from Hugging Face, downloaded unless it is there.
+
+        All parts of a split model come along, and its low tier and calibration where they lie beside it.
+
+        repo_id: USER/NAME, without a filename also USER/NAME:QUANT as in llama.cpp.  filename: its name in
+        the repository, or a pattern such as `*q4_k_m.gguf`; None picks as llama.cpp does.
+        additional_files: further names or patterns, such as `mmproj*.gguf`.  local_dir: folder that
+        gets a link to each file in the cache.  local_dir_use_symlinks: ignored, as by huggingface_hub.
+        cache_dir: default as huggingface_hub's.  arguments: of the constructor. Raises as that, and
+        HobbitError: nothing to download, no network.
+        """
+        from pyhobbit.model.download import fetch, fetch_file  # takes half a second
+
+        cache = None if cache_dir is None else Path(cache_dir)
+        if filename is None:
+            if additional_files or local_dir is not None:
+                raise ConfigError(
+                    "additional_files and local_dir need a filename; give the name of the GGUF file"
+                )
+            return cls(fetch(repo_id, cache=cache), **arguments)
+        folder = None if local_dir is None else Path(local_dir)
+        path = fetch_file(repo_id, filename, additional_files or (), local_dir=folder, cache=cache)
+        return cls(path, **arguments)
+
+
+def _check_keywords(given: Mapping[str, object]) -> None:
+    """Llama ignores keywords that it does not know."""
+    known = (
+        inspect.signature(Llama.__init__).parameters.keys()
+        | inspect.signature(Hobbit.__init__).parameters.keys()
+    )
+    for name in given:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise TypeError(f"Hobbit() has no keyword {name}{hint}")
+
+
+def _cache_config(cache: CacheConfig | None, **settings: Any) -> CacheConfig:
+    """settings: as the constructor takes them, None where it was not given one."""
+    if cache is not None and not isinstance(cache, CacheConfig):
+        raise ConfigError(
+            f"cache is a {type(cache).__name__}; it takes a CacheConfig, and set_cache() a cache of prompts"
+        )
+    given = {name: value for name, value in settings.items() if value is not None}
+    for name in ("memory", "pools"):
+        if isinstance(given.get(name), str):
+            given[name] = parse_size(given[name])
+    for name in ("sidecar", "trace"):
+        if name in given:
+            given[name] = Path(given[name])
+    return replace(cache or CacheConfig(), **given)

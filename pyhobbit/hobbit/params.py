@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: MIT
+"""What llama_cpp.Llama makes of its keywords."""
+
+import ctypes
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pyhobbit.native.ffi import llama
+
+if TYPE_CHECKING:
+    from pyhobbit.engine.plan import SetContext, SetModel
+
+_N_CTX = _N_BATCH = 512  # Llama's defaults
+_ALL_LAYERS = 0x7FFFFFFF
+# Handed on as they are where they are given.
+_KEYWORDS = ("offload_kqv", "op_offload", "swa_full", "type_k", "type_v")
+
+
+def set_context(arguments: Mapping[str, Any]) -> "SetContext":
+    """As Llama does it, for what decides how much memory a context takes. arguments: of Hobbit."""
+
+    def fill(params: Any, n_ctx_train: int) -> None:
+        n_ctx = arguments.get("n_ctx", _N_CTX) or n_ctx_train
+        params.n_ctx = n_ctx
+        params.n_batch = min(n_ctx, arguments.get("n_batch", _N_BATCH))
+        params.n_ubatch = min(params.n_batch, arguments.get("n_ubatch", _N_BATCH))
+        params.embeddings = bool(arguments.get("embedding"))
+        if params.embeddings:
+            params.n_seq_max = min(params.n_batch, llama.llama_max_parallel_sequences())
+            params.kv_unified = True
+        enabled, disabled = llama.LLAMA_FLASH_ATTN_TYPE_ENABLED, llama.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        params.flash_attn_type = enabled if arguments["flash_attn"] else disabled
+        for name in _KEYWORDS:
+            if arguments.get(name) is not None:
+                setattr(params, name, arguments[name])
+        set_own(params, arguments)
+
+    return fill
+
+
+def set_model(arguments: Mapping[str, Any]) -> "SetModel":
+    """As Llama does it, for what decides which devices have layers. arguments: of Hobbit."""
+    split = arguments.get("tensor_split")
+    c_split = None if split is None else (ctypes.c_float * llama.LLAMA_MAX_DEVICES)(*split)
+
+    def fill(params: Any) -> None:
+        n_layers = arguments.get("n_gpu_layers", 0)
+        params.n_gpu_layers = _ALL_LAYERS if n_layers == -1 else n_layers
+        params.split_mode = arguments.get("split_mode", llama.LLAMA_SPLIT_MODE_LAYER)
+        params.main_gpu = arguments.get("main_gpu", 0)
+        if c_split is not None:
+            params.tensor_split = c_split
+
+    return fill
+
+
+def set_own(params: Any, arguments: Mapping[str, Any]) -> None:
+    """Where a Hobbit's context differs from that of a Llama with the same keywords."""
+    if not any(arguments.get(name) for name in ("logits_all", "embedding", "draft_model")):
+        # The logits of one token are read, but those of n_batch would take memory from the experts.
+        params.n_outputs_max = 1
+    if arguments["flash_attn"] is None:
+        params.flash_attn_type = llama.LLAMA_FLASH_ATTN_TYPE_AUTO

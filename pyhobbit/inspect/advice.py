@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: MIT
+"""Tells people what a plan and an estimate of speed say, and what would make the model faster."""
+
+from collections.abc import Iterator
+
+from pyhobbit.engine.plan import MemoryPlan
+from pyhobbit.engine.stats import DeviceInfo, ModelInfo
+from pyhobbit.engine.threads import processor_cores
+from pyhobbit.inspect.speed import Speed
+from pyhobbit.settings.config import CacheConfig, format_size
+
+_MUCH = 0.2  # of a token's time, or of the memory
+_LOW_TYPES = (("q4_0", 4.5), ("q2_k", 2.625))  # bits per weight
+_WORTHWHILE = 0.7  # of the high tier's
+_SOURCES = {
+    "all": "every expert is in memory once it was used",
+    "trace": "of the trace, replayed through the cache without prefetch",
+    "text": "of the text, replayed through the cache without prefetch",
+    "sample": "measured in the second half of the sample; other texts may repeat their experts less",
+    "even": "assumed: as if all experts were used alike, the worst case; --trace or --text know better",
+}
+
+
+def memory_rows(plan: MemoryPlan) -> dict[str, str]:
+    """What lies where, by names for people."""
+    info = plan.info
+    free = format_size(plan.available)
+    if not info.cached:
+        return {
+            "memory": f"{free} free; the model runs whole, as in stock llama.cpp, since that holds it",
+            "weights": f"{format_size(plan.weights)}, mapped: the system reads them when they are first used",
+            **_context_rows(plan),
+        }
+    total = format_size(plan.process + plan.beside_pools + plan.host_pools)
+    bound = f"{format_size(info.memory)} by --memory" if info.memory else "the rest is kept free"
+    rows = {
+        "memory": f"{free} free; this process holds {total} at most ({bound})",
+        "weights": f"{format_size(plan.weights)} in memory: all but the routed experts",
+        **_context_rows(plan),
+        **_device_rows(plan),
+        **_pool_rows(plan),
+        **_host_rows(plan),
+    }
+    if plan.missing and plan.share_high < 1:
+        rows["on disk"] = (
+            f"{format_size(plan.missing)} of experts in high precision, read when they are chosen"
+        )
+    return rows
+
+
+def _device_rows(plan: MemoryPlan) -> dict[str, str]:
+    if plan.device is None:
+        return {}
+    if len(plan.devices) < 2:
+        return {"device": f"{plan.device} has the pools in its memory and computes the experts"}
+    return {
+        "devices": "each has pools in its memory for its layers, and computes their experts",
+        **{device.name: _device_text(device, plan.info) for device in plan.devices},
+    }
+
+
+def _device_text(device: DeviceInfo, info: ModelInfo) -> str:
+    slots = device.pool_slots_low if info.high_is_residual else device.pool_slots_high
+    size = format_size(device.pool_bytes_high + device.pool_bytes_low)
+    n_experts = device.n_layers * info.n_experts
+    layers = f"{device.n_layers} of {info.n_layers} layers with experts"
+    return f"{layers}, {slots} of their {n_experts} experts in {size}"
+
+
+def _host_rows(plan: MemoryPlan) -> dict[str, str]:
+    """Of what stands between the device and the disk."""
+    info = plan.info
+    if plan.device is None:
+        return {}
+    if not info.host_slots_high:
+        return {"host memory": f"no room for experts: what is not on {plan.device} is read each time"}
+    slots = info.host_slots_low if info.high_is_residual else info.host_slots_high
+    why = f"what is not on {plan.device} comes from here; the others are read from disk"
+    return {"host memory": _pool_text(plan.host_pools, slots, plan.n_all_experts, why)}
+
+
+def _pool_rows(plan: MemoryPlan) -> dict[str, str]:
+    info, n_all = plan.info, plan.n_all_experts
+    high, low = (info.pool_bytes_high, info.pool_slots_high), (info.pool_bytes_low, info.pool_slots_low)
+    if info.high_is_residual:
+        return {
+            "low pool": _pool_text(*low, n_all, "the low versions, of which every expert has one"),
+            "residual pool": _pool_text(*high, n_all, "what makes these experts high"),
+        }
+    rows = {"high pool": _pool_text(*high, n_all, "kept until others are worth more")}
+    if info.pool_slots_low:
+        rows["low pool"] = _pool_text(*low, n_all, "for what matters less")
+    return rows
+
+
+def _context_rows(plan: MemoryPlan) -> dict[str, str]:
+    return {
+        "context": f"{format_size(plan.context)} for {plan.info.n_ctx} tokens, and "
+        f"{format_size(plan.compute)} to compute"
+    }
+
+
+def _pool_text(size: int, slots: int, n_all: int, why: str) -> str:
+    return f"{format_size(size)}: {slots} of {n_all} experts, {slots / n_all:.0%}; {why}"
+
+
+def speed_rows(plan: MemoryPlan, speed: Speed) -> dict[str, str]:
+    """The estimate and what it is made of."""
+    rows = {
+        "speed": f"about {speed.tokens_per_second:.3g} token/s, an estimate with a warm cache: for a token "
+        f"{1000 * speed.compute_s:.3g} ms to compute, {1000 * speed.wait_s:.3g} ms to wait for the disk",
+        "computing": f"measured over {speed.sample.n_tokens} tokens with {plan.info.n_threads} threads",
+    }
+    if plan.info.cached:
+        high, low = speed.hits
+        name = "high" if speed.source == "sample" else plan.info.high_pool_name
+        hits = f"{high:.0%}" + (f" {name}, {low:.0%} low" if plan.info.pool_slots_low else "")
+        rows["hits"] = f"{hits}: {_SOURCES[speed.source]}"
+    if speed.disk is not None:
+        disk = speed.disk
+        how = f"{disk.n_threads} {'direct' if disk.direct else 'buffered'} reads at a time"
+        rows["disk"] = (
+            f"{format_size(disk.bytes_per_s)}/s by {how} of {format_size(disk.read_bytes)}; "
+            f"{format_size(speed.read_bytes)} to read per token{_hidden(speed)}"
+        )
+    return rows
+
+
+def _hidden(speed: Speed) -> str:
+    if speed.disk is None or not speed.read_bytes:
+        return ""
+    ideal = speed.read_bytes / speed.disk.bytes_per_s
+    hidden = 1 - speed.wait_s / ideal
+    return f", {hidden:.0%} of it while computing" if hidden > 0 else ""
+
+
+def advice(
+    plan: MemoryPlan, speed: Speed | None, cache: CacheConfig, calibrated: bool, bits_high: float
+) -> list[str]:
+    """What would make the model faster, the most useful first; one sentence each.
+
+    bits_high: per weight of the experts in high precision.
+    """
+    waits = speed is not None and speed.wait_s > _MUCH * (speed.compute_s + speed.wait_s)
+    found = list(_about_disk(plan, speed, cache, calibrated, bits_high)) if waits or speed is None else []
+    if speed is not None and not waits:
+        found.append(
+            "computing takes nearly all the time: more or faster processor cores help, memory and disk do not"
+        )
+    return found + list(_about_machine(plan, speed))
+
+
+def _about_disk(
+    plan: MemoryPlan, speed: Speed | None, cache: CacheConfig, calibrated: bool, bits_high: float
+) -> Iterator[str]:
+    info = plan.info
+    if not info.cached or plan.share_high >= 1:
+        return
+    model = info.model
+    bound = "--memory" if cache.memory is not None else "--pools"
+    spare = plan.available - plan.beside_pools - plan.host_pools
+    much = _MUCH * (plan.host_pools or plan.available)  # no experts in host memory: all are on a device
+    if (cache.memory is not None or cache.pools is not None) and spare > much:
+        yield f"{format_size(spare)} of free memory are not used: raise {bound}, or leave it out"
+    best = f", for {1 / speed.compute_s:.3g} token/s" if speed is not None else ""
+    missing = format_size(plan.missing)
+    yield f"{missing} more memory would hold every expert{best}; any part of it raises the hits"
+    low = next((low for low, bits in _LOW_TYPES if bits <= _WORTHWHILE * bits_high), None)
+    if info.n_tiers < 2 and low is not None:
+        yield f"add a low tier, of which less is read: pyhobbit convert --low {low} --sidecar {model}"
+    elif info.n_tiers > 1 and info.t1 >= 1:
+        unused = "every expert is read whole" if info.high_is_residual else "the low tier is not used"
+        yield f"{unused}: --t1 0.6 --t2 0.9 are the thresholds of the paper"
+    if not calibrated:
+        what = "thresholds and cache" if info.n_tiers > 1 else "the cache"
+        yield f"fit {what} to your text: pyhobbit calibrate {model} --text FILE"
+    if speed is not None and speed.disk is not None:
+        twice = 1 / (speed.compute_s + speed.wait_s / 2)
+        yield f"a disk twice as fast would give {twice:.3g} token/s"
+    if cache.pools is None and plan.context > much:
+        size = format_size(plan.context)
+        yield f"the context takes {size}: a --ctx below {info.n_ctx} leaves more to the experts"
+
+
+def _about_machine(plan: MemoryPlan, speed: Speed | None) -> Iterator[str]:
+    if plan.info.cached and not plan.info.direct_io:
+        yield (
+            "the file system refuses direct I/O, so reads go through the page cache: "
+            "keep the model on a local ext4 or xfs"
+        )
+    if speed is not None and plan.info.n_threads < processor_cores():
+        yield f"{processor_cores()} cores are there and {plan.info.n_threads} are used: raise --threads"

@@ -1,0 +1,305 @@
+# SPDX-License-Identifier: MIT
+"""The analyses of one run put together: as values for JSON and as tables for people."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pyhobbit.model.router import Router
+from pyhobbit.routing import analysis
+from pyhobbit.routing.observe import Observations
+
+if TYPE_CHECKING:
+    from pyhobbit.quality.evaluate import Quality
+
+_OWN_ROUTING = 0.99  # below, a layer's router is not understood
+
+
+@dataclass(frozen=True)
+class GateFindings:
+    """What Eq. 2 makes of gate weights.
+
+    scores: [T, L, K].  mix: shares of selections high, low and skipped at the thresholds.
+    """
+
+    scores: np.ndarray
+    mix: tuple[float, float, float]
+    high_use: analysis.HighUse
+
+
+@dataclass(frozen=True)
+class AheadFindings:
+    """What routers' inputs say about later layers, from n_tokens tokens.
+
+    rescaled: with the gain of the later layer's norm.  None: see `notes` of Findings.
+    """
+
+    n_tokens: int
+    similarity: np.ndarray
+    prediction: analysis.Prediction | None
+    rescaled: analysis.Prediction | None
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Quality with the least important `share` of selections, those scored above `threshold`, not in high."""
+
+    share: float
+    threshold: float
+    replaced: "Quality | None"
+    skipped: "Quality"
+
+
+@dataclass(frozen=True)
+class Findings:
+    """All analyses of a run in high precision.
+
+    blocks: numbers of the L layers in the file.  t1, t2: thresholds of gates.mix and gates.high_use.
+    importance: without the first token of each sequence, whose outputs can be a hundred times as large.
+    notes: what is missing, and why.  n_in_text: sequences that the text has, of which n_sequences were run.
+    perplexity, cost: measured beside it; None and [] where they were not.
+    """
+
+    blocks: list[int]
+    n_tokens: int
+    n_sequences: int
+    n_experts: int
+    n_used: int
+    t1: float
+    t2: float
+    importance: analysis.Importance | None
+    gates: GateFindings | None
+    ahead: AheadFindings | None
+    reuse: analysis.Reuse
+    preference: analysis.Preference
+    notes: list[str]
+    n_in_text: int | None = None
+    perplexity: float | None = None
+    cost: list[Cost] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; NaN becomes None. Scores are given as quantiles."""
+        result = asdict(self)
+        if self.gates is not None:
+            probabilities = np.linspace(0, 1, 101)
+            result["gates"]["scores"] = {
+                "probability": probabilities,
+                "quantile": np.quantile(self.gates.scores, probabilities),
+            }
+        return _plain(result)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key.rstrip("_"): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, (np.ndarray, np.generic)):
+        return _plain(value.tolist())
+    if isinstance(value, float) and not np.isfinite(value):
+        return None
+    return value
+
+
+def find(seen: Observations, routers: list[Router] | None, n_experts: int, t1: float, t2: float) -> Findings:
+    """Everything that follows from the routing alone. routers: of the layers seen, None where not known."""
+    notes: list[str] = []
+    magnitudes = important(seen)
+    return Findings(
+        blocks=seen.layers,
+        n_tokens=len(seen.sequences),
+        n_sequences=len(np.unique(seen.sequences)),
+        n_experts=n_experts,
+        n_used=seen.experts.shape[2],
+        t1=t1,
+        t2=t2,
+        importance=None if magnitudes is None else analysis.importance(*magnitudes),
+        gates=_gate_findings(seen, n_experts, t1, t2, notes),
+        ahead=_ahead_findings(seen, routers, notes),
+        reuse=analysis.reuse(seen.experts, seen.sequences, n_experts),
+        preference=analysis.preference(seen.experts, seen.sequences, n_experts),
+        notes=notes,
+    )
+
+
+def _gate_findings(
+    seen: Observations, n_experts: int, t1: float, t2: float, notes: list[str]
+) -> GateFindings | None:
+    if seen.weights is None:
+        notes.append("gate weights and their scores: the engine does not see them in this architecture")
+        return None
+    if seen.experts.shape[2] == 1:
+        notes.append("scores: the only expert of a token always runs in high precision")
+        return None
+    scores = analysis.unimportance(seen.weights)
+    precisions = analysis.decide(scores, t1, t2)
+    return GateFindings(
+        scores=scores,
+        mix=analysis.shares(precisions),
+        high_use=analysis.high_use(seen.experts, precisions, n_experts),
+    )
+
+
+def important(seen: Observations) -> tuple[np.ndarray, np.ndarray] | None:
+    """Weights and output norms of all but the first token of each sequence; None where not known."""
+    if seen.weights is None or seen.output_norms is None:
+        return None
+    later = np.flatnonzero(seen.sequences[1:] == seen.sequences[:-1]) + 1
+    return seen.weights[later], seen.output_norms[later]
+
+
+def _ahead_findings(
+    seen: Observations, routers: list[Router] | None, notes: list[str]
+) -> AheadFindings | None:
+    if seen.inputs is None:
+        notes.append(
+            "router inputs and predictions: the engine does not see this architecture's router inputs"
+        )
+        return None
+    if len(seen.layers) < 2:
+        notes.append("router inputs and predictions: only one layer has routed experts")
+        return None
+    chosen = seen.experts[seen.input_tokens]
+    if routers is None or analysis.own_routing_agreement(seen.inputs, chosen, routers) < _OWN_ROUTING:
+        notes.append("predictions: the file's routers alone do not explain what this architecture chooses")
+        routers = None
+    has_gains = routers is not None and all(router.gain is not None for router in routers)
+    return AheadFindings(
+        n_tokens=len(seen.inputs),
+        similarity=analysis.similarity(seen.inputs),
+        prediction=None if routers is None else analysis.prediction(seen.inputs, chosen, routers, False),
+        rescaled=analysis.prediction(seen.inputs, chosen, routers, True) if routers and has_gains else None,
+    )
+
+
+#
+# tables
+#
+
+
+def tables(found: Findings) -> str:
+    """The findings for people."""
+    size = f"{found.n_tokens} tokens in {found.n_sequences} sequences"
+    if found.n_in_text is not None and found.n_in_text > found.n_sequences:
+        size += f", evenly spaced, of the {found.n_in_text} that the text has"
+    parts = [size]
+    if found.perplexity is not None:
+        parts[0] += f"; perplexity {found.perplexity:.3f} in high precision"
+    if found.importance is not None:
+        parts.append(_importance_text(found.importance))
+    if found.gates is not None:
+        parts.append(_scores_text(found, found.gates))
+    if found.ahead is not None:
+        parts.append(_ahead_table(found, found.ahead))
+    parts.append(_use_table(found))
+    if found.gates is not None:
+        parts.append(_high_use_table(found, found.gates.high_use))
+    if found.cost:
+        parts.append(_cost_table(found))
+    parts += [f"not shown: {note}" for note in found.notes]
+    return "\n\n".join(parts)
+
+
+def _importance_text(found: analysis.Importance) -> str:
+    if not np.isfinite(found.per_layer).any():
+        return "Gate weights (Fig. 5a): all are equal"
+    lines = [
+        "Gate weight |G| and contribution |G E(x)| (Fig. 5a)",
+        f"  Pearson's r {found.overall:.3f}; by layer {np.nanmin(found.per_layer):.3f} to "
+        f"{np.nanmax(found.per_layer):.3f}; of ranks {found.by_rank:.3f}",
+    ]
+    if np.isfinite(found.same_least):
+        lines.append(
+            f"  both name the same expert as a token's least important: {found.same_least:.1%} of cases"
+        )
+    return "\n".join(lines)
+
+
+def _scores_text(found: Findings, gates: GateFindings) -> str:
+    high, low, skipped = gates.mix
+    return (
+        f"Scores of Eq. 2 (Fig. 5b) at t1 = {found.t1:g}, t2 = {found.t2:g}\n"
+        f"  {high:.1%} of the selections in high precision, {low:.1%} in low, {skipped:.1%} skipped"
+    )
+
+
+def _ahead_table(found: Findings, ahead: AheadFindings) -> str:
+    columns = [[f"{value:.3f}" for value in _row_means(ahead.similarity)]]
+    header = ["layers ahead", "cosine"]
+    chance = ["by chance", ""]
+    if ahead.prediction is not None:
+        result = ahead.prediction
+        accuracies = [("top-1", result.top1, result.chance_top1)]
+        if found.n_used > 1:
+            accuracies.append((f"top-{found.n_used}", result.top_k, result.chance_top_k))
+        for name, values, by_chance in accuracies:
+            header.append(name)
+            columns.append(_percents(_row_means(values)))
+            chance.append(f"{by_chance:.1%}")
+    n_rows = min(analysis.MAX_AHEAD, len(found.blocks) - 1)
+    rows = [[str(i + 1), *(column[i] for column in columns)] for i in range(n_rows)]
+    rows += [chance] if ahead.prediction is not None else []
+    title = f"Router inputs of later layers and prediction of their experts (Fig. 7), {ahead.n_tokens} tokens"
+    return f"{title}\n{format_table(header, rows)}"
+
+
+def _use_table(found: Findings) -> str:
+    header = ["layer", "best again", "any again", "sequences differ by", "by chance"]
+    columns = [
+        found.reuse.top1,
+        found.reuse.any_,
+        found.preference.distance,
+        found.preference.chance_distance,
+    ]
+    chance = ["by chance", *_percents(np.array([found.reuse.chance_top1, found.reuse.chance_any])), "", ""]
+    rows = [*_by_layer(found, columns), chance]
+    title = "Experts that the next token uses again, and that sequences prefer (Fig. 10)"
+    return f"{title}\n{format_table(header, rows)}"
+
+
+def _high_use_table(found: Findings, use: analysis.HighUse) -> str:
+    share = np.divide(use.high, use.uses, out=np.full(use.uses.shape, np.nan), where=use.uses > 0)
+    header = ["layer", "least", "most", "order by LFU and LHU differs"]
+    rows = _by_layer(found, [np.nanmin(share, axis=1), np.nanmax(share, axis=1), use.order_differs])
+    return f"Share of an expert's uses that is in high precision (Fig. 11)\n{format_table(header, rows)}"
+
+
+def _by_layer(found: Findings, columns: Sequence[np.ndarray]) -> list[list[str]]:
+    return [
+        [str(block), *cells] for block, *cells in zip(found.blocks, *map(_percents, columns), strict=True)
+    ]
+
+
+def _cost_table(found: Findings) -> str:
+    has_low = found.cost[0].replaced is not None
+    header = ["share", "threshold", *(["low precision", "KL"] if has_low else []), "skipped", "KL"]
+    rows = []
+    for cost in found.cost:
+        measured = ([cost.replaced] if cost.replaced is not None else []) + [cost.skipped]
+        cells = [
+            cell for quality in measured for cell in (f"{quality.perplexity:.3f}", f"{quality.mean_kl:.2g}")
+        ]
+        rows.append([f"{cost.share:.0%}", f"{cost.threshold:.3f}", *cells])
+    title = "Perplexity when the least important selections are replaced or skipped (Fig. 3b)"
+    return f"{title}\n{format_table(header, rows)}"
+
+
+def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Right-aligned columns, the first left-aligned, indented by two spaces."""
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    lines = (
+        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in (header, *rows)
+    )
+    return "\n".join(f"  {line.rstrip()}" for line in lines)
+
+
+def _row_means(rows: np.ndarray) -> np.ndarray:
+    n_known = np.isfinite(rows).sum(axis=1)
+    sums = np.nansum(rows, axis=1)
+    return np.divide(sums, n_known, out=np.full(len(rows), np.nan), where=n_known > 0)
+
+
+def _percents(values: np.ndarray) -> list[str]:
+    return [f"{value:.1%}" for value in values]

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: MIT
+"""How fast a model would generate on this machine: an estimate from some seconds of measurement."""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import cycle, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pyhobbit.engine.engine import Engine, Piece
+from pyhobbit.engine.plan import MemoryPlan
+from pyhobbit.engine.stats import CacheStats, Stats
+from pyhobbit.native.disk import Disk
+from pyhobbit.routing.trace import Simulation, simulate
+from pyhobbit.settings.config import EngineConfig, SamplingConfig
+
+_SAMPLE_SECONDS = 4.0
+_MIN_TOKENS = 4
+_TEXT_TOKENS = 48  # a longer text may run in circles
+_PROMPTS = ("The ", "In the year 1969 ", "def main(", "Dear ", "1, 2, 3, ")
+
+
+@dataclass(frozen=True)
+class Warm:
+    """What decoding did with full pools, per token. hits: shares of the high and of the low pool."""
+
+    hits: tuple[float, float]
+    wait_s: float
+    read_bytes: float
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Decoding some tokens, from a cold cache. compute_s: of a token, the median, waits left out.
+
+    wait_s_per_byte: that computing waited, by bytes read; 0 where nothing was.  mix: shares of the selections
+    in high precision, in low, and skipped.  warm: the second half; None where pools were not full by then.
+    """
+
+    n_tokens: int
+    compute_s: float
+    wait_s_per_byte: float
+    mix: tuple[float, float, float]
+    warm: Warm | None
+
+
+@dataclass(frozen=True)
+class Speed:
+    """The estimate for decoding with a warm cache, per token. hits: assumed, of the high and the low pool;
+    where the high tier is residual, of residuals and of low versions, except from the source "sample".
+
+    source: what the hits were taken from: "all" (the pools hold every expert), "trace", "text", "sample" or
+    "even" (as if a text used all experts alike, which is the worst case).
+    """
+
+    compute_s: float
+    wait_s: float
+    read_bytes: float
+    hits: tuple[float, float]
+    source: str
+    disk: Disk | None
+    sample: Sample
+
+    @property
+    def tokens_per_second(self) -> float:
+        return 1 / (self.compute_s + self.wait_s)
+
+
+#
+# measuring
+#
+
+
+def measure_sample(path: Path, config: EngineConfig, seconds: float = _SAMPLE_SECONDS) -> Sample:
+    """Loads the model and decodes for some seconds. Raises HobbitError, KeyboardInterrupt."""
+    with Engine(path, config) as engine:
+        cached = engine.info().cached
+        marks = [engine.stats()]
+        start = time.perf_counter()
+        for _ in _decode(engine):
+            marks.append(engine.stats())
+            if time.perf_counter() - start >= seconds and len(marks) > _MIN_TOKENS:
+                break
+    if not cached:
+        # The first tokens map the weights; the later ones show how fast it is when they are there.
+        compute_s = _compute_s(marks[len(marks) // 2 :])
+        return Sample(len(marks) - 1, compute_s, 0.0, (1.0, 0.0, 0.0), None)
+    return _cached_sample(marks)
+
+
+def _decode(engine: Engine) -> Iterator[Piece]:
+    """Tokens without end, of one text after the other."""
+    for seed, prompt in enumerate(cycle(_PROMPTS)):
+        yield from engine.generate(prompt, _TEXT_TOKENS, SamplingConfig(seed=seed))
+
+
+def _compute_s(marks: Sequence[Stats]) -> float:
+    """Seconds of a token without its waits: the median, which a busy machine's hiccups do not change."""
+    steps = [after.since(before) for before, after in pairwise(marks)]
+    times = [step.decode_s - step.cache.stall_s for step in steps if step.decoded_tokens == 1]
+    return max(1e-6, float(np.median(times)))
+
+
+def _cached_sample(marks: Sequence[Stats]) -> Sample:
+    middle = marks[len(marks) // 2]
+    whole, late = marks[-1].since(marks[0]), marks[-1].since(middle)
+    cache = whole.cache
+    n_selections = max(1, cache.selections)
+    return Sample(
+        n_tokens=whole.generated_tokens,
+        compute_s=_compute_s(marks),
+        wait_s_per_byte=cache.stall_s / cache.bytes_read if cache.bytes_read else 0.0,
+        mix=(
+            cache.selections_high / n_selections,
+            cache.selections_low / n_selections,
+            cache.selections_skipped / n_selections,
+        ),
+        warm=_warm(late) if middle.cache.evictions and late.generated_tokens else None,
+    )
+
+
+def _warm(late: Stats) -> Warm:
+    n_tokens, cache = late.generated_tokens, late.cache
+    return Warm(_hits(cache), cache.stall_s / n_tokens, cache.bytes_read / n_tokens)
+
+
+def _hits(cache: CacheStats) -> tuple[float, float]:
+    high, low = cache.hits_high + cache.misses_high, cache.hits_low + cache.misses_low
+    return cache.hits_high / high if high else 1.0, cache.hits_low / low if low else 1.0
+
+
+#
+# estimating
+#
+
+
+def estimate(
+    plan: MemoryPlan, sample: Sample, disk: Disk | None, replayed: "tuple[str, tuple[float, float]] | None"
+) -> Speed:
+    """replayed: source and hits of a trace or a text, by replay()."""
+    low_is_whole = plan.share_low >= 1 or plan.info.pool_slots_low == 0
+    if plan.share_high >= 1 and low_is_whole:  # also without a cache
+        return Speed(sample.compute_s, 0.0, 0.0, (1.0, 1.0), "all", disk, sample)
+    if replayed is None and sample.warm is not None:
+        warm = sample.warm
+        return Speed(sample.compute_s, warm.wait_s, warm.read_bytes, warm.hits, "sample", disk, sample)
+    source, hits = replayed or ("even", (plan.share_high, plan.share_low))
+    info = plan.info
+    high, low, _ = sample.mix
+    if info.high_is_residual:
+        low += high  # both begin with the low version
+    read_bytes = (
+        info.n_layers
+        * info.n_experts_used
+        * (high * (1 - hits[0]) * info.tier_bytes_high + low * (1 - hits[1]) * info.tier_bytes_low)
+        / plan.n_all_experts
+    )
+    wait_s = read_bytes * sample.wait_s_per_byte
+    return Speed(sample.compute_s, wait_s, read_bytes, hits, source, disk, sample)
+
+
+def replay(plan: MemoryPlan, routes: "np.ndarray[Any, Any]", policy: str) -> tuple[float, float]:
+    """Hits of both pools, as in Speed, when these routes (trace.ROUTE) meet the pools of the plan."""
+    info = plan.info
+    layers = len(np.unique(routes["layer"]))
+    simulation = Simulation(
+        n_layers=layers,
+        n_experts=info.n_experts,
+        n_used=info.n_experts_used,
+        slots_high=info.pool_slots_high,
+        slots_low=info.pool_slots_low,
+        policy=policy,
+        floors=True,
+        residual=info.high_is_residual,
+        t1=info.t1,
+        t2=info.t2,
+        bits_high=float(info.tier_bytes_high),
+        bits_low=float(info.tier_bytes_low or info.tier_bytes_high),
+    )
+    result = simulate(routes, simulation)
+    high, low = result.hits_high + result.misses_high, result.hits_low + result.misses_low
+    if info.high_is_residual:
+        low += high
+    return (
+        (high - result.loads_high) / high if high else 1.0,
+        (low - result.loads_low) / low if low else 1.0,
+    )

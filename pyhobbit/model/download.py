@@ -1,0 +1,352 @@
+# SPDX-License-Identifier: MIT
+"""Gets models from Hugging Face, into the cache that all programs on huggingface_hub share."""
+
+import contextlib
+import errno
+import re
+import shutil
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+
+from huggingface_hub import (
+    HfApi,
+    constants,
+    get_hf_file_metadata,
+    hf_hub_download,
+    hf_hub_url,
+    try_to_load_from_cache,
+)
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    HTTPError,
+    RepositoryNotFoundError,
+)
+
+try:  # what huggingface_hub does not promise to keep
+    from huggingface_hub.constants import MAX_HTTP_DOWNLOAD_SIZE as _LARGEST
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils import WeakFileLock, build_hf_headers
+except ImportError:
+    _LARGEST = -1  # hf_hub_download does it alone
+
+from pyhobbit.errors import ConfigError, HobbitError
+from pyhobbit.model.names import COMPANIONS, parse_repository
+from pyhobbit.model.tiers import model_stem, split_name
+from pyhobbit.settings.config import format_size
+
+# As in llama.cpp: the first of these that a repository has is taken where no QUANT is named.
+_DEFAULT_QUANTS = ("Q4_K_M", "Q8_0")
+_NO_MODELS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-", *COMPANIONS)
+_QUANT = re.compile(r"(?:UD-)?(?:I?Q\d\w*|TQ\d\w*|MXFP\d\w*|BF16|F16|F32)(?=[.-])", re.IGNORECASE)
+_CHECKPOINT = re.compile(r"[^/]+\.(json|model|txt|jinja|tiktoken)")
+# The kinds of weights, the best first; a repository may hold its weights in several.
+_WEIGHTS = (r"model[^/]*\.safetensors", r"[^/]+\.safetensors", r"pytorch_model[^/]*\.bin")
+
+
+@dataclass(frozen=True)
+class _Repo:
+    """A repository on an endpoint, and the cache of downloads; None: huggingface_hub's own."""
+
+    name: str
+    endpoint: str | None
+    cache: Path | None
+
+    @property
+    def host(self) -> str:
+        return self.endpoint or constants.ENDPOINT
+
+    @property
+    def folder(self) -> Path:
+        """Where the cache keeps it."""
+        cache = self.cache or Path(constants.HF_HUB_CACHE)
+        return cache / ("models--" + self.name.replace("/", "--"))
+
+
+def fetch(
+    name: str, checkpoint: bool = False, *, endpoint: str | None = None, cache: Path | None = None
+) -> Path:
+    """Downloads a model unless it is there; what was interrupted goes on. Progress is on standard error.
+
+    name: USER/NAME[:QUANT]; QUANT picks the GGUF file as in llama.cpp. All parts of a split model come, and
+    the sidecar and calibration that lie beside it.
+    checkpoint: without a QUANT, take the safetensors, configuration and tokenizer where there are any.
+    endpoint, cache: default as huggingface_hub's, which HF_ENDPOINT and HF_HOME change.
+    Returns the GGUF, of a split one its first file, or the checkpoint's folder. Without a network what is in
+    the cache already is taken. Raises ConfigError, HobbitError, KeyboardInterrupt.
+    """
+    user_and_name, quant = parse_repository(name)
+    repo = _Repo(user_and_name, endpoint, cache)
+
+    def choose(files: Collection[str]) -> list[str]:
+        return _choose(repo, files, quant, checkpoint)
+
+    path = _fetch(repo, choose, None)
+    return path if _is_gguf(path.name) else path.parent
+
+
+def fetch_file(
+    name: str,
+    pattern: str,
+    additional: Sequence[str] = (),
+    *,
+    local_dir: Path | None = None,
+    endpoint: str | None = None,
+    cache: Path | None = None,
+) -> Path:
+    """As fetch(), for the one GGUF of the repository USER/NAME whose path matches a glob.
+
+    additional: globs of files that come along.  local_dir: folder to put the files into.
+    Raises HobbitError where the pattern matches no file or several.
+    """
+    user_and_name, quant = parse_repository(name)
+    if quant is not None:
+        raise ConfigError(f"'{name}' names a quantization; the pattern '{pattern}' picks the file already")
+    repo = _Repo(user_and_name, endpoint, cache)
+
+    def choose(files: Collection[str]) -> list[str]:
+        found = [file for file in sorted(files) if _is_first(file) and fnmatch(file, pattern)]
+        if len(found) != 1:
+            what = f"several files match '{pattern}': {', '.join(found)}" if found else f"no '{pattern}'"
+            known = ", ".join(filter(_is_first, sorted(files))) or "no GGUF file"
+            raise HobbitError(f"{repo.name} has {what}" + ("" if found else f"; it has {known}"))
+        others = [file for file in files if any(fnmatch(file, each) for each in additional)]
+        return list(dict.fromkeys([*_whole(repo, found[0], files), *others]))
+
+    return _fetch(repo, choose, local_dir)
+
+
+def _fetch(repo: _Repo, choose: Callable[[Collection[str]], list[str]], local_dir: Path | None) -> Path:
+    """Downloads the files that are chosen; returns the first."""
+    with _explained(repo):
+        try:
+            sizes = _sizes(repo)
+        except (HTTPError, ConnectionError) as e:
+            if isinstance(e, HfHubHTTPError):
+                raise
+            return _from_cache(repo, choose, e)
+        files = choose(sizes)
+        _check_space(repo, {file: sizes[file] for file in files})
+        paths = [_download(repo, file, local_dir) for file in files]
+        return paths[0]
+
+
+def _sizes(repo: _Repo) -> dict[str, int]:
+    """Bytes by file, as the repository has them now."""
+    info = HfApi(endpoint=repo.endpoint).model_info(repo.name, files_metadata=True)
+    return {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or ()}
+
+
+def _download(repo: _Repo, file: str, local_dir: Path | None) -> Path:
+    url = hf_hub_url(repo.name, file, endpoint=repo.endpoint)
+    found = get_hf_file_metadata(url, endpoint=repo.endpoint)
+    # Larger ones come by another protocol, which is huggingface_hub's affair.
+    if found.etag and found.size is not None and found.size <= _LARGEST:
+        _download_blob(repo, url, found.etag, found.size, file)
+    path = Path(hf_hub_download(repo.name, file, endpoint=repo.endpoint, cache_dir=repo.cache))
+    if local_dir is None:
+        return path
+    return _link(path, local_dir / file)
+
+
+def _link(path: Path, link: Path) -> Path:
+    """A file that is no link is left alone, and taken where it is as large. Raises HobbitError."""
+    if link.exists() and not link.is_symlink():
+        if link.is_file() and link.stat().st_size == path.stat().st_size:
+            return link
+        raise HobbitError(
+            f"{link} is there and is not what the repository has; remove it, or choose another local_dir"
+        )
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.unlink(missing_ok=True)
+    link.symlink_to(path.absolute())
+    return link
+
+
+def _download_blob(repo: _Repo, url: str, etag: str, size: int, file: str) -> None:
+    """Puts a file's content where hf_hub_download finds it, which by itself would begin again every time."""
+    blob = repo.folder / "blobs" / etag
+    partial = blob.with_name(f"{etag}.incomplete")
+    lock = repo.folder.parent / ".locks" / repo.folder.name / f"{etag}.lock"
+    for folder in (blob.parent, lock.parent):
+        folder.mkdir(parents=True, exist_ok=True)
+    with WeakFileLock(lock):
+        if blob.exists():
+            return
+        if partial.exists() and partial.stat().st_size > size:
+            partial.unlink()
+        with partial.open("ab") as out:
+            _say(repo, file, size, out.tell())
+            http_get(
+                url,
+                out,
+                resume_size=out.tell(),
+                headers=build_hf_headers(),
+                expected_size=size,
+                displayed_filename=file,
+            )
+        partial.rename(blob)
+
+
+def _say(repo: _Repo, file: str, size: int, done: int) -> None:
+    # The progress bar shows on terminals only.
+    rest = f", {format_size(done)} of it are there" if done else ""
+    print(f"pyhobbit: downloading {file} of {repo.name}, {format_size(size)}{rest}", file=sys.stderr)
+
+
+#
+# which files
+#
+
+
+def _choose(repo: _Repo, files: Collection[str], quant: str | None, checkpoint: bool) -> list[str]:
+    """The files that make the model, the first one first."""
+    weights = _weights(files)
+    if checkpoint and quant is None and weights:
+        return [*weights, *(file for file in sorted(files) if _CHECKPOINT.fullmatch(file))]
+    models = [file for file in sorted(files) if _is_model(file)]
+    if not models:
+        what = (
+            "has no GGUF file; convert its checkpoint first with: pyhobbit convert --hf-repo " + repo.name
+            if weights and not checkpoint
+            else "holds no model: neither a GGUF file nor safetensors"
+        )
+        raise HobbitError(f"{repo.name} {what}")
+    return _whole(repo, _pick(repo, models, quant), files)
+
+
+def _weights(files: Collection[str]) -> list[str]:
+    kinds = ([file for file in sorted(files) if re.fullmatch(kind, file)] for kind in _WEIGHTS)
+    return next((found for found in kinds if found), [])
+
+
+def _is_gguf(file: str) -> bool:
+    return file.lower().endswith(".gguf")
+
+
+def _is_first(file: str) -> bool:
+    """Whether it is a GGUF, and no later part of one."""
+    split = split_name(Path(file))
+    return _is_gguf(file) and (not split or split[1] == 1)
+
+
+def _is_model(file: str) -> bool:
+    return _is_first(file) and not any(mark in file.rpartition("/")[2] for mark in _NO_MODELS)
+
+
+def _pick(repo: _Repo, models: list[str], quant: str | None) -> str:
+    for wanted in _DEFAULT_QUANTS if quant is None else (quant,):
+        pattern = re.compile(re.escape(wanted) + "[.-]", re.IGNORECASE)
+        found = next((file for file in models if pattern.search(file)), None)
+        if found is not None:
+            return found
+    if quant is None:
+        return models[0]
+    known = list(dict.fromkeys(match[0] for file in models if (match := _QUANT.search(file))))
+    raise HobbitError(f"{repo.name} has no {quant}; it has {', '.join(known or models)}")
+
+
+def _whole(repo: _Repo, first: str, files: Collection[str]) -> list[str]:
+    """A GGUF with its other parts, its sidecar and its calibration."""
+    split = split_name(Path(first))
+    folder = first.removesuffix(first.rpartition("/")[2])
+    parts = [first]
+    if split is not None:
+        parts = [f"{folder}{split[0]}-{i:05d}-of-{split[2]:05d}.gguf" for i in range(1, split[2] + 1)]
+    missing = [part for part in parts if part not in files]
+    if missing:
+        raise HobbitError(f"{repo.name} lacks {missing[0]}, a part of {first}; choose another QUANT")
+    stem = folder + model_stem(Path(first))
+    return [*parts, *(stem + ending for ending in COMPANIONS if stem + ending in files)]
+
+
+#
+# the cache
+#
+
+
+def _from_cache(repo: _Repo, choose: Callable[[Collection[str]], list[str]], error: Exception) -> Path:
+    """What an earlier download left there."""
+    with contextlib.suppress(OSError, HobbitError):
+        commit = (repo.folder / "refs" / constants.DEFAULT_REVISION).read_text().strip()
+        snapshot = repo.folder / "snapshots" / commit
+        there = [str(path.relative_to(snapshot)) for path in snapshot.rglob("*") if path.is_file()]
+        files = choose(there)
+        if _is_gguf(files[0]) or _is_whole_checkpoint(snapshot, files):
+            return snapshot / files[0]
+    raise HobbitError(
+        f"{repo.host} cannot be reached, and {repo.name} has not been downloaded before; "
+        f"check the network ({_first_line(error)})"
+    ) from error
+
+
+def _is_whole_checkpoint(snapshot: Path, files: list[str]) -> bool:
+    if not (snapshot / "config.json").exists():
+        return False
+    index = next((file for file in files if file.endswith(".index.json")), None)
+    if index is None:
+        return True
+    named = set(re.findall(r'"([^"]+\.(?:safetensors|bin))"', (snapshot / index).read_text()))
+    return named <= set(files)
+
+
+def _check_space(repo: _Repo, sizes: Mapping[str, int]) -> None:
+    missing = sum(
+        size
+        for file, size in sizes.items()
+        if not isinstance(try_to_load_from_cache(repo.name, file, cache_dir=repo.cache), str)
+    )
+    begun = sum(path.stat().st_blocks * 512 for path in repo.folder.glob("blobs/*.incomplete"))
+    place = next(folder for folder in (repo.folder, *repo.folder.parents) if folder.exists())
+    free = shutil.disk_usage(place).free
+    if missing - begun > free:
+        raise HobbitError(
+            f"{repo.name} needs {format_size(missing - begun)} on the disk and {place} has "
+            f"{format_size(free)} left; make room, or set HF_HOME to a folder on another disk"
+        )
+
+
+#
+# errors
+#
+
+
+@contextlib.contextmanager
+def _explained(repo: _Repo) -> Iterator[None]:
+    """Turns what huggingface_hub raises into one sentence each."""
+    page = f"{repo.host}/{repo.name}"
+    try:
+        yield
+    except HFValidationError as e:
+        raise ConfigError(f"'{repo.name}' is not a repository's name: {_first_line(e)}") from e
+    except GatedRepoError as e:
+        raise HobbitError(
+            f"{repo.name} is gated: accept its conditions on {page}, then log in with: hf auth login"
+        ) from e
+    except RepositoryNotFoundError as e:
+        raise HobbitError(
+            f"there is no {page}, or it is private; check the name, or log in with: hf auth login"
+        ) from e
+    except HfHubHTTPError as e:
+        raise HobbitError(f"{page} cannot be downloaded: {_first_line(e)}; try again later") from e
+    except (HTTPError, ConnectionError) as e:
+        raise HobbitError(
+            f"the download of {repo.name} broke off: {_first_line(e)}; the same command goes on with it"
+        ) from e
+    except OSError as e:
+        raise HobbitError(f"{repo.name} cannot be stored: {_reason(e)}") from e
+
+
+def _reason(error: OSError) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "the disk is full; make room, and the same command goes on with the download"
+    return f"{error.filename or constants.HF_HUB_CACHE}: {error.strerror or _first_line(error)}"
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0].rstrip(".") if lines else type(error).__name__

@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: MIT
+"""The GGUF container: header in, header out.
+
+gguf.GGUFReader is not used, because metadata must pass through bit for bit, a damaged file must be reported
+by what is wrong with it, and ggml knows more tensor types than the released gguf package.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gguf.constants import GGUF_DEFAULT_ALIGNMENT, GGUF_MAGIC, GGUF_VERSION, GGUFValueType
+
+from pyhobbit.errors import HobbitError
+from pyhobbit.model.quantize import GgmlType, type_by_id
+
+_MAX_NAME = 63  # GGML_MAX_NAME less the terminating zero
+_MAX_DIMS = 4
+_SCALARS = {
+    GGUFValueType.UINT8: "B",
+    GGUFValueType.INT8: "b",
+    GGUFValueType.UINT16: "H",
+    GGUFValueType.INT16: "h",
+    GGUFValueType.UINT32: "I",
+    GGUFValueType.INT32: "i",
+    GGUFValueType.FLOAT32: "f",
+    GGUFValueType.UINT64: "Q",
+    GGUFValueType.INT64: "q",
+    GGUFValueType.FLOAT64: "d",
+    GGUFValueType.BOOL: "?",
+}
+
+
+@dataclass(frozen=True)
+class KeyValue:
+    """One metadata entry; `raw` is its value as encoded in the file."""
+
+    key: str
+    type: GGUFValueType
+    raw: bytes
+
+    def value(self) -> Any:
+        return _Cursor(self.raw).value(self.type)
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """One tensor; `ne` in ggml's order (row length first), `offset` from the start of the file `path`."""
+
+    name: str
+    type: GgmlType
+    ne: tuple[int, ...]
+    path: Path
+    offset: int
+
+    @property
+    def nbytes(self) -> int:
+        return tensor_nbytes(self.type, self.ne)
+
+    @property
+    def n_values(self) -> int:
+        return prod(self.ne)
+
+
+@dataclass(frozen=True)
+class GgufFile:
+    path: Path
+    size: int
+    metadata: dict[str, KeyValue]
+    tensors: tuple[TensorInfo, ...]
+
+    def get(self, key: str, default: Any) -> Any:
+        """The value of `key`, or `default`. Raises HobbitError unless both have the same type."""
+        if key not in self.metadata:
+            return default
+        value = self.metadata[key].value()
+        if type(value) is not type(default):
+            raise HobbitError(f"{self.path} is damaged: its key {key} is {value!r}; copy it again")
+        return value
+
+
+class Placement(NamedTuple):
+    """A tensor's entry in the header; `offset` from the start of the data."""
+
+    name: str
+    type: GgmlType
+    ne: tuple[int, ...]
+    offset: int
+
+
+def tensor_nbytes(ggml_type: GgmlType, ne: Sequence[int]) -> int:
+    rows = 1
+    for n in ne[1:]:
+        rows *= n
+    return rows * ggml_type.nbytes(ne[0])
+
+
+def align(n: int, alignment: int) -> int:
+    return -(-n // alignment) * alignment
+
+
+class _DamagedError(Exception):
+    """What is wrong with the bytes; becomes a HobbitError that names the file."""
+
+
+class _Cursor:
+    """Reads little-endian values off a buffer, never past its end."""
+
+    def __init__(self, buffer: bytes | mmap.mmap) -> None:
+        self._buffer = buffer
+        self._size = len(buffer)
+        self.position = 0
+
+    def skip(self, n: int) -> int:
+        start = self.position
+        if n > self._size - start:
+            raise _DamagedError("it ends in the middle of its header")
+        self.position = start + n
+        return start
+
+    def scalar(self, code: str) -> Any:
+        return struct.unpack_from("<" + code, self._buffer, self.skip(struct.calcsize("<" + code)))[0]
+
+    def string(self) -> str:
+        start = self.skip(self.scalar("Q"))
+        try:
+            return self._buffer[start : self.position].decode()
+        except UnicodeDecodeError as error:
+            raise _DamagedError("a text in its header is not UTF-8") from error
+
+    def value_type(self) -> GGUFValueType:
+        number = self.scalar("I")
+        try:
+            return GGUFValueType(number)
+        except ValueError as error:
+            raise _DamagedError(f"its header has a value of unknown type {number}") from error
+
+    def value(self, value_type: GGUFValueType) -> Any:
+        if value_type in _SCALARS:
+            return self.scalar(_SCALARS[value_type])
+        if value_type == GGUFValueType.STRING:
+            return self.string()
+        item_type, n = self.value_type(), self.scalar("Q")
+        return [self.value(item_type) for _ in range(n)]
+
+    def skip_value(self, value_type: GGUFValueType) -> None:
+        if value_type in _SCALARS:
+            self.skip(struct.calcsize("<" + _SCALARS[value_type]))
+        elif value_type == GGUFValueType.STRING:
+            self.skip(self.scalar("Q"))
+        else:
+            self._skip_array()
+
+    def _skip_array(self) -> None:
+        item_type, n = self.value_type(), self.scalar("Q")
+        if item_type in _SCALARS:
+            self.skip(n * struct.calcsize("<" + _SCALARS[item_type]))
+        elif item_type == GGUFValueType.STRING:
+            for _ in range(n):
+                self.skip(self.scalar("Q"))
+        else:
+            raise _DamagedError("its header has an array of arrays")
+
+    def copy(self, start: int) -> bytes:
+        return self._buffer[start : self.position]
+
+
+def read_gguf(path: Path) -> GgufFile:
+    """Reads and checks the header of a GGUF file; of the data, only that it is all there.
+
+    Raises HobbitError if the file is no GGUF, is damaged or is truncated.
+    """
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as buffer:
+            return _parse(path, buffer)
+    except _DamagedError as error:
+        raise HobbitError(f"{path} is damaged: {error}; download or copy it again") from error
+    except ValueError as error:  # mmap refuses an empty file
+        raise HobbitError(f"{path} is empty: download or copy it again") from error
+    except OSError as error:
+        raise HobbitError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _parse(path: Path, buffer: mmap.mmap) -> GgufFile:
+    cursor = _Cursor(buffer)
+    if len(buffer) < 4 or cursor.scalar("I") != GGUF_MAGIC:
+        raise HobbitError(f"{path} is not a GGUF file")
+    version = cursor.scalar("I")
+    if version not in (2, GGUF_VERSION):
+        raise HobbitError(f"{path} is GGUF version {version}, but only 2 and {GGUF_VERSION} can be read")
+    n_tensors, n_metadata = cursor.scalar("Q"), cursor.scalar("Q")
+    metadata = _parse_metadata(cursor, n_metadata)
+    alignment = GGUF_DEFAULT_ALIGNMENT
+    if "general.alignment" in metadata:
+        alignment = metadata["general.alignment"].value()
+    if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
+        raise _DamagedError(f"its alignment is {alignment}, not a power of two")
+    placements = [_parse_tensor(cursor) for _ in range(n_tensors)]
+    tensors = _place_tensors(path, len(buffer), placements, align(cursor.position, alignment), alignment)
+    return GgufFile(path, len(buffer), metadata, tensors)
+
+
+def _parse_metadata(cursor: _Cursor, n: int) -> dict[str, KeyValue]:
+    metadata: dict[str, KeyValue] = {}
+    for _ in range(n):
+        key = cursor.string()
+        if key in metadata:
+            raise _DamagedError(f"its header has the key {key!r} twice")
+        value_type, start = cursor.value_type(), cursor.position
+        cursor.skip_value(value_type)
+        metadata[key] = KeyValue(key, value_type, cursor.copy(start))
+    return metadata
+
+
+def _parse_tensor(cursor: _Cursor) -> Placement:
+    name = cursor.string()
+    n_dims = cursor.scalar("I")
+    if not 1 <= n_dims <= _MAX_DIMS:
+        raise _DamagedError(f"tensor {name!r} has {n_dims} dimensions")
+    ne = tuple(cursor.scalar("Q") for _ in range(n_dims))
+    type_id = cursor.scalar("I")
+    ggml_type = type_by_id(type_id)
+    if ggml_type is None:
+        raise _DamagedError(f"tensor {name!r} has the unknown type {type_id}")
+    if ne[0] % ggml_type.block:
+        raise _DamagedError(
+            f"tensor {name!r} has rows of {ne[0]} values, not whole blocks of {ggml_type.name}"
+        )
+    return Placement(name, ggml_type, ne, cursor.scalar("Q"))
+
+
+def _place_tensors(
+    path: Path, file_size: int, placements: Iterable[Placement], start: int, alignment: int
+) -> tuple[TensorInfo, ...]:
+    tensors: dict[str, TensorInfo] = {}
+    expected = 0
+    for name, ggml_type, ne, offset in placements:
+        tensor = TensorInfo(name, ggml_type, ne, path, start + offset)
+        if name in tensors:
+            raise _DamagedError(f"its header has the tensor {name!r} twice")
+        if offset != expected:
+            raise _DamagedError(f"tensor {name!r} is said to lie at {offset}, not at {expected}")
+        end = tensor.offset + tensor.nbytes
+        if end > file_size:
+            raise HobbitError(
+                f"{path} is truncated: tensor {name!r} ends at byte {end}, the file at {file_size}; "
+                "download or copy it again"
+            )
+        tensors[name] = tensor
+        expected = align(offset + tensor.nbytes, alignment)
+    return tuple(tensors.values())
+
+
+def scalar_entry(key: str, value_type: GGUFValueType, value: int | float | bool) -> KeyValue:
+    return KeyValue(key, value_type, struct.pack("<" + _SCALARS[value_type], value))
+
+
+def string_entry(key: str, value: str) -> KeyValue:
+    return KeyValue(key, GGUFValueType.STRING, _pack_string(value))
+
+
+def strings_entry(key: str, values: Sequence[str]) -> KeyValue:
+    head = struct.pack("<IQ", GGUFValueType.STRING, len(values))
+    return KeyValue(key, GGUFValueType.ARRAY, head + b"".join(map(_pack_string, values)))
+
+
+def ints_entry(key: str, values: Sequence[int]) -> KeyValue:
+    """An array of 32-bit numbers."""
+    head = struct.pack("<IQ", GGUFValueType.INT32, len(values))
+    return KeyValue(key, GGUFValueType.ARRAY, head + struct.pack(f"<{len(values)}i", *values))
+
+
+def _pack_string(text: str) -> bytes:
+    data = text.encode()
+    return struct.pack("<Q", len(data)) + data
+
+
+def pack_header(metadata: Sequence[KeyValue], placements: Iterable[Placement], alignment: int) -> bytes:
+    """The header with its padding."""
+    infos = [_pack_tensor(placement) for placement in placements]
+    entries = [_pack_string(entry.key) + struct.pack("<I", entry.type) + entry.raw for entry in metadata]
+    head = struct.pack("<IIQQ", GGUF_MAGIC, GGUF_VERSION, len(infos), len(entries))
+    header = b"".join([head, *entries, *infos])
+    return header.ljust(align(len(header), alignment), b"\0")
+
+
+def _pack_tensor(placement: Placement) -> bytes:
+    name, ggml_type, ne, offset = placement
+    if len(name.encode()) > _MAX_NAME:
+        raise HobbitError(f"the tensor name {name!r} would be longer than {_MAX_NAME} bytes")
+    return _pack_string(name) + struct.pack(f"<I{len(ne)}QIQ", len(ne), *ne, ggml_type.id, offset)

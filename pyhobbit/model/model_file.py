@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: MIT
+"""What the headers of a MoE model's files say, and its routers."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pyhobbit.errors import HobbitError
+from pyhobbit.model.gguf_file import GgufFile, KeyValue, TensorInfo, read_gguf
+from pyhobbit.model.quantize import dequantize
+from pyhobbit.model.router import Gating, Router
+from pyhobbit.model.tiers import (
+    Tiers,
+    calibration_path,
+    read_tiers,
+    routed_part,
+    sidecar_path,
+    split_name,
+)
+from pyhobbit.settings.config import Setting
+
+# The norm that makes the router's input: the second where llama.cpp has no ffn_norm.
+_NORMS = ("ffn_norm", "post_attention_norm")
+
+
+@dataclass(frozen=True)
+class Tier:
+    """One version of all routed experts, or what another one lacks.
+
+    types: bytes by ggml type, the most first.  bits_per_weight: mean.  expert_bytes: of one expert, mean.
+    part_bytes: of the largest matrix of an expert.
+    residual_on: the tier that this one is added to; None for a version that is complete.
+    """
+
+    name: str
+    path: Path
+    n_bytes: int
+    types: Mapping[str, int]
+    bits_per_weight: float
+    expert_bytes: float
+    part_bytes: int
+    residual_on: str | None = None
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """A MoE model in one or several GGUF files, with its sidecar where it has one.
+
+    blocks: numbers of the layers with routed experts.  tensors: by name, as llama.cpp names them.
+    resident_bytes: of all but routed experts.  unused_bytes: of experts that no tier is made of.
+    calibration: what pyhobbit calibrate stored beside the model.
+    """
+
+    path: Path
+    metadata: Mapping[str, KeyValue]
+    tensors: Mapping[str, TensorInfo]
+    blocks: tuple[int, ...]
+    tiers: tuple[Tier, ...]
+    resident_bytes: int
+    unused_bytes: int
+    calibration: Path | None
+
+    def key(self, name: str, default: Any = None) -> Any:
+        """The value of a key of the architecture, such as "expert_count"."""
+        return self.value(f"{self.architecture}.{name}", default)
+
+    def value(self, key: str, default: Any = None) -> Any:
+        """The value of a key in full, such as "general.name"."""
+        return self.metadata[key].value() if key in self.metadata else default
+
+    @property
+    def architecture(self) -> str:
+        return self.value("general.architecture", "unknown")
+
+    @property
+    def n_experts(self) -> int:
+        """Of the layer that has the most."""
+        return max(tensor.ne[2] for tensor in self.routed_tensors())
+
+    def routed_tensors(self) -> list[TensorInfo]:
+        """Those of the routed experts under llama.cpp's own names."""
+        return [tensor for tensor in self.tensors.values() if routed_part(tensor.name)]
+
+    @property
+    def residual(self) -> Tier | None:
+        """The tier that is added to another one; None where all are complete."""
+        return next((tier for tier in self.tiers if tier.residual_on), None)
+
+    @property
+    def n_parameters(self) -> int:
+        return sum(prod(tensor.ne) for tensor in self.tensors.values())
+
+    @property
+    def gating(self) -> Gating | None:
+        """None: one that is not known here."""
+        has_bias = any(f"blk.{block}.exp_probs_b.bias" in self.tensors for block in self.blocks)
+        # Architectures with such a bias take the sigmoid where the file does not say.
+        number = self.key("expert_gating_func", (Gating.SIGMOID if has_bias else Gating.SOFTMAX).value)
+        return Gating(number) if number in [gating.value for gating in Gating] else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "path": str(self.path),
+            "name": self.value("general.name"),
+            "architecture": self.architecture,
+            "n_parameters": self.n_parameters,
+            "n_layers": self.key("block_count"),
+            "layers_with_experts": self.blocks,
+            "n_experts": self.n_experts,
+            "n_experts_used": self.key("expert_used_count"),
+            "n_experts_shared": self.key("expert_shared_count", 0),
+            "resident_bytes": self.resident_bytes,
+            "unused_bytes": self.unused_bytes,
+            "tiers": [{**asdict(tier), "path": str(tier.path)} for tier in self.tiers],
+            "calibration": self.calibration and str(self.calibration),
+        }
+
+    def routers(self, blocks: Sequence[int]) -> list[Router] | None:
+        """The routers of these layers; None where one is not stored as most architectures store it."""
+        found = [router for router in map(self._router, blocks) if router is not None]
+        return found if len(found) == len(blocks) else None
+
+    def _router(self, block: int) -> Router | None:
+        weight = self._floats(f"blk.{block}.ffn_gate_inp.weight")
+        gating = self.gating
+        if weight is None or weight.ndim != 2 or gating is None:
+            return None
+        gains = (self._floats(f"blk.{block}.{name}.weight") for name in _NORMS)
+        return Router(
+            weight=weight,
+            bias=self._floats(f"blk.{block}.ffn_gate_inp.bias"),
+            selection_bias=self._floats(f"blk.{block}.exp_probs_b.bias"),
+            gating=gating,
+            n_groups=max(1, self.key("expert_group_count", 1)),
+            n_groups_used=max(1, self.key("expert_group_used_count", 1)),
+            gain=next((gain for gain in gains if gain is not None), None),
+        )
+
+    def _floats(self, name: str) -> np.ndarray | None:
+        tensor = self.tensors.get(name)
+        if tensor is None:
+            return None
+        with tensor.path.open("rb") as file:
+            file.seek(tensor.offset)
+            data = np.fromfile(file, np.uint8, tensor.nbytes)
+        return dequantize(tensor.type, data, tensor.ne[0]).reshape(tensor.ne[::-1])
+
+
+def read_model_file(path: Path, sidecar: Path | None = None) -> ModelFile:
+    """Reads the headers of a model; sidecar: default MODEL.hobbit.gguf where it exists.
+
+    Raises HobbitError if a file is damaged or missing, or if the model has no routed experts.
+    """
+    files = model_parts(path)
+    first = files[0]
+    tiers = read_tiers(first)
+    everything = [tensor for file in files for tensor in file.tensors]
+    sidecar = sidecar or (sidecar_path(path) if sidecar_path(path).exists() else None)
+    if sidecar is not None:
+        extra = read_gguf(sidecar)
+        tiers = read_tiers(extra)
+        everything += extra.tensors
+    tensors = {tensor.name: tensor for tensor in _own(everything, tiers)}
+    blocks = sorted({part.layer for part in map(routed_part, tensors) if part is not None})
+    if not blocks:
+        raise HobbitError(f"{path} is a dense model: it has no routed experts to look at")
+    routed = sum(tensor.nbytes for tensor in tensors.values() if routed_part(tensor.name))
+    calibration = calibration_path(path)
+    return ModelFile(
+        path=path,
+        metadata=first.metadata,
+        tensors=tensors,
+        blocks=tuple(blocks),
+        tiers=tuple(_describe(name, tiers, everything) for name in tiers.names),
+        resident_bytes=sum(tensor.nbytes for tensor in tensors.values()) - routed,
+        unused_bytes=routed if tiers.plain is None else 0,
+        calibration=calibration if calibration.exists() else None,
+    )
+
+
+def read_tensors(path: Path) -> list[TensorInfo]:
+    """All tensors of the model's own files, further tiers left out. Raises HobbitError."""
+    files = model_parts(path)
+    return _own([tensor for file in files for tensor in file.tensors], read_tiers(files[0]))
+
+
+def opened_info(path: Path, settings: Mapping[str, Setting]) -> Any:
+    """struct hobbit_info of the model with these settings, no weight read. Raises HobbitError."""
+    from pyhobbit.native.ffi import check, ffi, lib  # takes the native libraries
+
+    array = ffi.new("struct hobbit_setting[]", len(settings))
+    kept = []  # the array only points to them
+    for entry, (key, value) in zip(array, settings.items(), strict=True):
+        texts = [ffi.new("char[]", text.encode()) for text in (key, str(value))]
+        kept.append(texts)
+        entry.key = texts[0]
+        if isinstance(value, str):
+            entry.kind, entry.s = lib.HOBBIT_SETTING_STRING, texts[1]
+        elif isinstance(value, float):
+            entry.kind, entry.f = lib.HOBBIT_SETTING_FLOAT, value
+        else:
+            is_bool = isinstance(value, bool)
+            entry.kind = lib.HOBBIT_SETTING_BOOL if is_bool else lib.HOBBIT_SETTING_INT
+            entry.i = value
+    model = ffi.new("hobbit_model **")
+    check(lib.hobbit_open, bytes(path), array, len(settings), model)
+    info = ffi.new("struct hobbit_info *")
+    if model[0]:
+        lib.hobbit_get_info(model[0], info)
+        lib.hobbit_unref(model[0])
+    return info
+
+
+def model_parts(path: Path) -> list[GgufFile]:
+    """The headers of a model's own files, in order. Raises HobbitError if one is damaged or missing."""
+    first = read_gguf(path)
+    split = split_name(path)
+    if split is None or first.get("split.count", 0) <= 1:
+        return [first]
+    others = (path.with_name(f"{split[0]}-{i:05d}-of-{split[2]:05d}.gguf") for i in range(2, split[2] + 1))
+    return [first, *map(read_gguf, others)]
+
+
+def _own(tensors: list[TensorInfo], tiers: Tiers) -> list[TensorInfo]:
+    """Those under llama.cpp's own names."""
+    return [tensor for tensor in tensors if tiers.of(tensor.name) in (None, tiers.plain)]
+
+
+def _describe(name: str, tiers: Tiers, tensors: list[TensorInfo]) -> Tier:
+    own = [tensor for tensor in tensors if tiers.of(tensor.name) == name]
+    types: Counter[str] = Counter()
+    for tensor in own:
+        types[tensor.type.name] += tensor.nbytes
+    n_bytes = sum(types.values())
+    n_experts = {part.layer: tensor.ne[2] for tensor in tensors if (part := routed_part(tensor.name))}
+    return Tier(
+        name=name,
+        path=own[0].path,
+        n_bytes=n_bytes,
+        types=dict(types.most_common()),
+        bits_per_weight=8 * n_bytes / sum(prod(tensor.ne) for tensor in own),
+        expert_bytes=n_bytes / sum(n_experts.values()),
+        part_bytes=max(tensor.nbytes // tensor.ne[2] for tensor in own),
+        residual_on=tiers.residual_on.get(name),
+    )

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: MIT
+"""ggml's tensor types and its own conversions between them, through libggml-base."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from pyhobbit.errors import HobbitError
+from pyhobbit.native.paths import LIB_DIR
+
+TYPE_COUNT = 43
+"""GGML_TYPE_COUNT of the ggml.h that libggml-base was built from."""
+
+# llama-quantize refuses these without an importance matrix, because the result would be garbage.
+_WANTS_IMATRIX = frozenset({"iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs"})
+
+_to_float_t = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
+
+
+class _TypeTraits(ctypes.Structure):
+    """struct ggml_type_traits of ggml.h; _describe() compares it with ggml's own accessors."""
+
+    _fields_ = [
+        ("type_name", ctypes.c_char_p),
+        ("blck_size", ctypes.c_int64),
+        ("blck_size_interleave", ctypes.c_int64),
+        ("type_size", ctypes.c_size_t),
+        ("is_quantized", ctypes.c_bool),
+        ("to_float", _to_float_t),
+        ("from_float_ref", ctypes.c_void_p),
+    ]
+
+
+class _GgufInitParams(ctypes.Structure):
+    _fields_ = [("no_alloc", ctypes.c_bool), ("ctx", ctypes.c_void_p)]
+
+
+_PROTOTYPES = {
+    "ggml_type_name": (ctypes.c_char_p, [ctypes.c_int]),
+    "ggml_blck_size": (ctypes.c_int64, [ctypes.c_int]),
+    "ggml_type_size": (ctypes.c_size_t, [ctypes.c_int]),
+    "ggml_get_type_traits": (ctypes.POINTER(_TypeTraits), [ctypes.c_int]),
+    "ggml_quantize_requires_imatrix": (ctypes.c_bool, [ctypes.c_int]),
+    "ggml_quantize_chunk": (
+        ctypes.c_size_t,
+        [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, *(ctypes.c_int64,) * 3, ctypes.c_void_p],
+    ),
+    "ggml_validate_row_data": (ctypes.c_bool, [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t]),
+    "gguf_init_from_file": (ctypes.c_void_p, [ctypes.c_char_p, _GgufInitParams]),
+    "gguf_free": (None, [ctypes.c_void_p]),
+}
+
+
+@dataclass(frozen=True)
+class GgmlType:
+    """A tensor type of ggml: `block` values are stored in `size` bytes."""
+
+    id: int
+    name: str
+    block: int
+    size: int
+    quantizable: bool
+    wants_imatrix: bool
+
+    def nbytes(self, n_values: int) -> int:
+        return n_values // self.block * self.size
+
+
+@cache
+def _ggml() -> ctypes.CDLL:
+    path = LIB_DIR / "libggml-base.so"
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise HobbitError(
+            f"cannot load ggml from {path} ({error}): build and install pyhobbit first"
+        ) from error
+    for name, (result, arguments) in _PROTOTYPES.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+def _describe(type_id: int) -> GgmlType:
+    ggml = _ggml()
+    name = ggml.ggml_type_name(type_id).decode()
+    block, size = ggml.ggml_blck_size(type_id), ggml.ggml_type_size(type_id)
+    traits = ggml.ggml_get_type_traits(type_id).contents
+    if (traits.type_name.decode(), traits.blck_size, traits.type_size) != (name, block, size):
+        raise HobbitError(
+            f"libggml-base in {LIB_DIR} does not belong to this pyhobbit: install pyhobbit again"
+        )
+    # ggml_quantize_chunk handles f32 and every type that can be turned back into floats.
+    quantizable = name == "f32" or bool(traits.to_float)
+    wants_imatrix = name in _WANTS_IMATRIX or ggml.ggml_quantize_requires_imatrix(type_id)
+    return GgmlType(type_id, name, block, size, quantizable, wants_imatrix)
+
+
+@cache
+def _types() -> dict[int, GgmlType]:
+    # Blocks of no values mark the types that ggml has removed.
+    present = (type_id for type_id in range(TYPE_COUNT) if _ggml().ggml_blck_size(type_id) > 0)
+    return {type_id: _describe(type_id) for type_id in present}
+
+
+def type_by_id(type_id: int) -> GgmlType | None:
+    return _types().get(type_id)
+
+
+def quantizable_types() -> list[GgmlType]:
+    return [ggml_type for ggml_type in _types().values() if ggml_type.quantizable]
+
+
+def type_by_name(name: str) -> GgmlType:
+    """The quantisable type of that name, in upper or lower case.
+
+    Raises HobbitError, listing the names, if there is none.
+    """
+    types = {ggml_type.name.lower(): ggml_type for ggml_type in quantizable_types()}
+    if name.lower() not in types:
+        raise HobbitError(f"unknown type {name!r}: choose one of {', '.join(types)}")
+    return types[name.lower()]
+
+
+def dequantize(ggml_type: GgmlType, data: np.ndarray, n_per_row: int) -> np.ndarray:
+    """float32 rows [n_rows, n_per_row] of `data`, the bytes of whole rows of that type."""
+    n_rows = data.nbytes // ggml_type.nbytes(n_per_row)
+    if ggml_type.name == "f32":
+        return data.view(np.float32).reshape(n_rows, n_per_row)
+    rows = np.empty((n_rows, n_per_row), np.float32)
+    traits = _ggml().ggml_get_type_traits(ggml_type.id).contents
+    traits.to_float(data.ctypes.data, rows.ctypes.data, rows.size)
+    return rows
+
+
+def quantize(ggml_type: GgmlType, rows: np.ndarray, imatrix: np.ndarray | None) -> np.ndarray:
+    """The bytes of float32 `rows` [n_rows, n_per_row] in that type, weighted by `imatrix` [n_per_row].
+
+    Raises HobbitError for values that the type cannot hold.
+    """
+    n_rows, n_per_row = rows.shape
+    if not np.isfinite(rows).all():  # some of ggml's quantisers abort the process on these
+        raise HobbitError("the weights contain values that are not finite: the model file is damaged")
+    data = np.empty(n_rows * ggml_type.nbytes(n_per_row), np.uint8)
+    weights = None if imatrix is None else imatrix.ctypes.data
+    arguments = (ggml_type.id, rows.ctypes.data, data.ctypes.data, 0, n_rows, n_per_row, weights)
+    written = _ggml().ggml_quantize_chunk(*arguments)
+    if written != data.nbytes or not _ggml().ggml_validate_row_data(
+        ggml_type.id, data.ctypes.data, data.nbytes
+    ):
+        raise HobbitError(f"the weights exceed the range of {ggml_type.name}: choose another type")
+    return data
+
+
+def ggml_accepts(path: Path) -> bool:
+    """Whether ggml's own parser accepts the file's header (it says why not on stderr)."""
+    context = _ggml().gguf_init_from_file(os.fsencode(path), _GgufInitParams(no_alloc=True, ctx=None))
+    if context:
+        _ggml().gguf_free(context)
+    return bool(context)

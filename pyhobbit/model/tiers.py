@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: MIT
+"""The vocabulary of docs/format.md: names, keys, the fingerprint, the rules for groups."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gguf.constants import GGUFValueType
+
+from pyhobbit.errors import HobbitError
+from pyhobbit.model.gguf_file import (
+    GgufFile,
+    KeyValue,
+    TensorInfo,
+    scalar_entry,
+    string_entry,
+    strings_entry,
+)
+
+FORMAT_VERSION = 1
+RESIDUAL_VERSION = 2  # of a file with a residual tier
+ALIGNMENT = 4096
+HIGH, LOW = "high", "low"
+_NO_TIER = "none"
+SIDECAR_ARCHITECTURE = "hobbit-sidecar"
+
+_PART = r"blk\.(\d+)\.(ffn_(?:gate|up|down|gate_up)_exps)"
+_ROUTED = re.compile(_PART + r"\.weight")
+_TIERED = re.compile(_PART + r"\.([a-z][a-z0-9_]*)\.(\d+)\.weight")
+_SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
+_FINGERPRINT_BYTES = 64
+
+
+@dataclass(frozen=True, order=True)
+class Part:
+    """One of the matrices of all experts of a layer, such as (0, 'ffn_up_exps')."""
+
+    layer: int
+    name: str
+
+
+def routed_part(tensor_name: str) -> Part | None:
+    """The part of a routed expert tensor; None for every other tensor."""
+    match = _ROUTED.fullmatch(tensor_name)
+    return Part(int(match[1]), match[2]) if match else None
+
+
+def tier_tensor_name(part: Part, tier: str, group: int) -> str:
+    return f"blk.{part.layer}.{part.name}.{tier}.{group}.weight"
+
+
+def split_name(path: Path) -> tuple[str, int, int] | None:
+    """Prefix, number (from 1) and count of a file named like a split of a model; None for other names."""
+    match = _SPLIT.fullmatch(path.name)
+    return (match[1], int(match[2]), int(match[3])) if match else None
+
+
+def model_stem(model: Path) -> str:
+    """The name of a model's file without .gguf and without the number of a split."""
+    split = split_name(model)
+    return split[0] if split else model.name.removesuffix(".gguf")
+
+
+def sidecar_path(base: Path) -> Path:
+    """Where the engine looks for the sidecar of a model."""
+    return base.with_name(model_stem(base) + ".hobbit.gguf")
+
+
+def calibration_path(base: Path) -> Path:
+    """Where the engine looks for the calibration of a model."""
+    return base.with_name(model_stem(base) + ".calibration.gguf")
+
+
+def tier_metadata(residual: bool = False, sidecar: bool = False) -> list[KeyValue]:
+    """residual: the high tier is added to the low one."""
+    version = RESIDUAL_VERSION if residual else FORMAT_VERSION
+    entries = [
+        scalar_entry("hobbit.version", GGUFValueType.UINT32, version),
+        strings_entry("hobbit.tiers", [HIGH, LOW]),
+    ]
+    if residual:
+        entries += [
+            string_entry("hobbit.base_tier", _NO_TIER if sidecar else LOW),
+            string_entry(f"hobbit.tier.{HIGH}.kind", "residual"),
+            string_entry(f"hobbit.tier.{HIGH}.of", LOW),
+        ]
+    else:
+        entries.append(string_entry(f"hobbit.tier.{HIGH}.kind", "complete"))
+    return [*entries, string_entry(f"hobbit.tier.{LOW}.kind", "complete")]
+
+
+@dataclass(frozen=True)
+class Tiers:
+    """The tiers of a model, the best first.
+
+    residual_on: by the name of a residual tier, the tier that it is added to.  plain: the tier whose tensors
+    have llama.cpp's own names; None where those belong to no tier (beside a sidecar with a residual one).
+    """
+
+    names: tuple[str, ...]
+    residual_on: Mapping[str, str]
+    plain: str | None
+
+    def of(self, tensor_name: str) -> str | None:
+        """The tier that a tensor belongs to; None for resident ones, and for experts that no tier uses."""
+        if routed_part(tensor_name):
+            return self.plain
+        match = _TIERED.fullmatch(tensor_name)
+        return match[3] if match and match[3] in self.named else None
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """Those whose tensors carry their names."""
+        return tuple(name for name in self.names if name != self.plain)
+
+
+def read_tiers(file: GgufFile) -> Tiers:
+    """Of a model's first file or of its sidecar. Raises HobbitError for a file that is damaged."""
+    names = file.get("hobbit.tiers", [HIGH])
+    residual_on = {
+        name: file.get(f"hobbit.tier.{name}.of", LOW)
+        for name in names
+        if file.get(f"hobbit.tier.{name}.kind", "complete") == "residual"
+    }
+    plain = file.get("hobbit.base_tier", names[0])
+    return Tiers(tuple(names), residual_on, None if plain == _NO_TIER else plain)
+
+
+def sidecar_metadata(base: Path, base_size: int, tensors: Iterable[TensorInfo]) -> list[KeyValue]:
+    return [
+        scalar_entry("hobbit.sidecar", GGUFValueType.BOOL, True),
+        string_entry("hobbit.sidecar.base_name", base.name),
+        scalar_entry("hobbit.sidecar.base_size", GGUFValueType.UINT64, base_size),
+        scalar_entry("hobbit.sidecar.base_fingerprint", GGUFValueType.UINT64, fingerprint(tensors)),
+    ]
+
+
+def fingerprint(tensors: Iterable[TensorInfo]) -> int:
+    """64-bit FNV-1a over names, types, shapes and first bytes of the routed expert tensors."""
+    state = 0xCBF29CE484222325
+    routed = (tensor for tensor in tensors if routed_part(tensor.name))
+    for tensor in sorted(routed, key=lambda tensor: tensor.name.encode()):
+        shape = ",".join(map(str, tensor.ne))
+        for byte in f"{tensor.name}|{tensor.type.name}|{shape}\n".encode() + _first_bytes(tensor):
+            state = (state ^ byte) * 0x100000001B3 % 2**64
+    return state
+
+
+def _first_bytes(tensor: TensorInfo) -> bytes:
+    with tensor.path.open("rb") as file:
+        return os.pread(file.fileno(), min(_FINGERPRINT_BYTES, tensor.nbytes), tensor.offset)
+
+
+def check_tiers(file: GgufFile, base: Mapping[Part, TensorInfo]) -> None:
+    """Checks that every tier with names of its own covers the routed expert tensors `base`, shapes alike.
+
+    Raises HobbitError that names the first tensor or group at fault.
+    """
+    tiers = read_tiers(file)
+    groups: dict[tuple[str, Part], dict[int, TensorInfo]] = {}
+    for tensor in file.tensors:
+        if match := _TIERED.fullmatch(tensor.name):
+            part = Part(int(match[1]), match[2])
+            if match[3] not in tiers.named or part not in base:
+                raise HobbitError(f"{file.path}: tensor {tensor.name!r} belongs to no tier of this model")
+            groups.setdefault((match[3], part), {})[int(match[4])] = tensor
+    for tier in tiers.named:
+        for part, tensor in base.items():
+            _check_groups(file, tier, part, tensor, groups.get((tier, part), {}))
+
+
+def _check_groups(
+    file: GgufFile, tier: str, part: Part, base: TensorInfo, groups: Mapping[int, TensorInfo]
+) -> None:
+    experts: list[int] = []
+    for group, tensor in sorted(groups.items()):
+        key = f"hobbit.tier.{tier}.blk.{part.layer}.{part.name}.{group}.experts"
+        ids = file.get(key, list(range(base.ne[2])))
+        shape = (*base.ne[:2], len(ids))
+        if tensor.ne != shape:
+            raise HobbitError(f"{file.path}: tensor {tensor.name!r} has shape {tensor.ne}, not {shape}")
+        experts += ids
+    if sorted(groups) != list(range(len(groups))) or sorted(experts) != list(range(base.ne[2])):
+        raise HobbitError(f"{file.path}: the {tier} tier of {base.name!r} does not hold every expert once")

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: MIT
+"""The two doors to native code: hobbit's C interface through cffi, and llama.cpp through llama-cpp-python.
+
+Both must end up in the same patched libraries, so llama_cpp is imported here and nowhere else.
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from pyhobbit.errors import HobbitError
+from pyhobbit.native.paths import LIB_DIR
+
+_ERR_SIZE = 4096
+_REINSTALL = "reinstall pyhobbit with: pip install ."
+
+try:
+    from pyhobbit._hobbit_c import ffi, lib
+except ImportError as e:
+    raise HobbitError(f"pyhobbit's native module cannot be loaded ({e}); {_REINSTALL}") from e
+
+
+def _import_llama() -> ModuleType:
+    if not (LIB_DIR / "libllama.so").exists():
+        raise HobbitError(f"{LIB_DIR} holds no libllama.so; {_REINSTALL}")
+    previous = os.environ.get("LLAMA_CPP_LIB_PATH")
+    os.environ["LLAMA_CPP_LIB_PATH"] = str(LIB_DIR)
+    try:
+        import llama_cpp
+        import llama_cpp.llama_chat_format
+    finally:
+        # Read only while llama_cpp is imported; programs that we start need not see it.
+        if previous in (None, str(LIB_DIR)):
+            del os.environ["LLAMA_CPP_LIB_PATH"]
+        else:
+            os.environ["LLAMA_CPP_LIB_PATH"] = previous
+    loaded = Path(llama_cpp.llama_cpp._lib._name)
+    if loaded.parent.resolve() != LIB_DIR.resolve():
+        raise HobbitError(f"llama_cpp was imported before pyhobbit, with {loaded}; import pyhobbit first")
+    return llama_cpp
+
+
+llama: Any = _import_llama()
+
+
+def check(call: Callable[..., bool], *args: Any) -> None:
+    """Runs a function of hobbit.h that ends in (err, err_size); raises HobbitError with its sentence."""
+    err = ffi.new("char[]", _ERR_SIZE)
+    if not call(*args, err, _ERR_SIZE):
+        raise HobbitError(ffi.string(err).decode("utf-8", "replace"))
+
+
+def last_error() -> str | None:
+    """The most recent error sentence of the native code, or None."""
+    err = ffi.new("char[]", _ERR_SIZE)
+    return ffi.string(err).decode("utf-8", "replace") if lib.hobbit_last_error(err, _ERR_SIZE) else None

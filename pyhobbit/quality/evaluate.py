@@ -1,0 +1,321 @@
+# SPDX-License-Identifier: MIT
+"""What low precision costs: perplexity, and divergence from the model in high precision, on a text."""
+
+import contextlib
+import math
+import os
+import secrets
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from pyhobbit.engine.llama import Context, ContextSize, Model, log, opening
+from pyhobbit.engine.threads import computing_threads
+from pyhobbit.errors import HobbitError
+from pyhobbit.model.names import check_model_file
+from pyhobbit.native.ffi import check, ffi, lib, llama
+from pyhobbit.routing.observe import LayerEvent, layer_event
+from pyhobbit.settings.config import EngineConfig, EvaluationConfig, format_size
+
+Chunk = list[int]
+"""Token ids of a piece of text that is computed on its own."""
+
+Progress = Callable[[int], object]
+"""Told how many tokens have been computed since the last call."""
+
+_BLOCK_FLOATS = 1 << 20  # worked on at once
+_MEMORY_FLOATS = 16 << 20  # larger arrays lie in a temporary file
+_BOTH_POOLS = (0.5, 1.0)  # thresholds that need both
+
+
+@dataclass(frozen=True)
+class Quality:
+    """One setting on one text.
+
+    perplexity: as llama-perplexity counts it.  mean_kl: Kullback-Leibler divergence of the predictions from
+    those in high precision, in nats per token.  share_*: of the (token, expert) selections.
+    bytes_per_token: of the experts that a token asks for, as if none were resident.
+    bytes_read_per_token: what was read, which depends on pools and batch.
+    """
+
+    t1: float
+    t2: float
+    perplexity: float
+    mean_kl: float
+    share_high: float
+    share_low: float
+    share_skipped: float
+    bytes_per_token: float
+    bytes_read_per_token: float
+
+
+class Evaluator:
+    """A model opened for computing chunks of text. A context manager. Not thread-safe.
+
+    With config.strict each token gets exactly the precision that the thresholds decide for it: wide batches
+    then measure what decoding one by one would.
+    """
+
+    def __init__(self, path: Path, config: EvaluationConfig | None = None) -> None:
+        self._path = path
+        self._config = config or EvaluationConfig()
+        self._model: Model | None = None
+        self._context: Context | None = None
+        self._cache = ffi.NULL
+        self._observer_error: BaseException | None = None
+
+    def __enter__(self) -> "Evaluator":
+        try:
+            self._open()
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    def __exit__(self, kind: type | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self._close()
+
+    def _open(self) -> None:
+        engine = self._config.engine
+        check_model_file(self._path)
+        with opening:
+            self._load(engine)
+
+    def _load(self, engine: EngineConfig) -> None:
+        log.start(engine.verbose)
+        tag = secrets.randbits(52) + 1  # exact as a double too
+        self._model = Model(self._path, {**self._config.settings(), "hobbit.tag": tag}, lambda: True)
+        self._cache = lib.hobbit_find(tag)
+        if not self._cache:
+            raise HobbitError(f"{self._path} is a dense model: it has no experts to choose a precision for")
+        if self._config.strict and self.has_low_tier:
+            self._set_thresholds(*_BOTH_POOLS)  # before the context, which makes the pools
+        self.n_ctx = min(engine.n_ctx or EvaluationConfig.default_n_ctx, self._model.n_ctx_train())
+        size = ContextSize(
+            n_ctx=self.n_ctx,
+            n_batch=self.n_ctx,
+            n_threads=computing_threads(engine.n_threads),
+            n_ubatch=1 if self._config.one_by_one else None,
+            n_outputs=self.n_ctx,
+        )
+        self._context = Context(self._model, size, lambda: False)
+
+    def _close(self) -> None:
+        if self._context is not None:
+            self._context.close()
+        if self._model is not None:
+            self._model.close()
+        lib.hobbit_unref(self._cache)
+        self._context, self._model, self._cache = None, None, ffi.NULL
+
+    def _opened(self) -> tuple[Model, Context]:
+        if self._model is None or self._context is None:
+            raise HobbitError("the evaluator is not open; use it in a with statement")
+        return self._model, self._context
+
+    #
+    # the model
+    #
+
+    @property
+    def info(self) -> Any:
+        """struct hobbit_info."""
+        self._opened()
+        info = ffi.new("struct hobbit_info *")
+        lib.hobbit_get_info(self._cache, info)
+        return info
+
+    @property
+    def stats(self) -> Any:
+        """struct hobbit_stats."""
+        self._opened()
+        stats = ffi.new("struct hobbit_stats *")
+        lib.hobbit_get_stats(self._cache, stats)
+        return stats
+
+    @property
+    def has_low_tier(self) -> bool:
+        info = ffi.new("struct hobbit_info *")
+        lib.hobbit_get_info(self._cache, info)
+        return info.n_tiers > 1
+
+    @property
+    def expert_bytes(self) -> tuple[float, float]:
+        """Mean size of an expert in high and in low precision, 0 where there is no low tier.
+
+        In high precision with its low version, where that is a part of it.
+        """
+        info = self.info
+        n_experts = info.n_layers * info.n_experts
+        lower = info.tier_bytes_low if info.high_is_residual else 0
+        return (info.tier_bytes_high + lower) / n_experts, info.tier_bytes_low / n_experts
+
+    def count_tokens(self, text: str) -> int:
+        return len(self._opened()[0].tokenize(text))
+
+    def chunks(self, text: str, at_most: int | None = None) -> list[Chunk]:
+        """Cuts a text into chunks of n_ctx tokens as llama-perplexity does; a remainder is left out."""
+        model, _ = self._opened()
+        tokens = model.tokenize(text)
+        n_chunks = min(len(tokens) // self.n_ctx, at_most or len(tokens))
+        chunks = [tokens[i * self.n_ctx : (i + 1) * self.n_ctx] for i in range(n_chunks)]
+        if llama.llama_vocab_get_add_bos(model.vocab):
+            for chunk in chunks:
+                chunk[0] = llama.llama_vocab_bos(model.vocab)
+        return chunks
+
+    #
+    # computing
+    #
+
+    def reference(self, chunks: Sequence[Chunk], progress: Progress | None = None) -> np.ndarray:
+        """Logits of the scored tokens in high precision: float32 [n_chunks, n_scored, n_vocab].
+
+        Scored are, as by llama-perplexity, the tokens of each chunk's second half. Raises HobbitError.
+        """
+        model, _ = self._opened()
+        n_scored = self.n_ctx - 1 - self.n_ctx // 2
+        kept = _large_array((len(chunks), n_scored, llama.llama_vocab_n_tokens(model.vocab)))
+        self._set_thresholds(1.0, 1.0)
+        for i, chunk in enumerate(chunks):
+            kept[i] = self._scored_logits(chunk)
+            if progress is not None:
+                progress(len(chunk))
+        return kept
+
+    def measure(
+        self,
+        chunks: Sequence[Chunk],
+        t1: float,
+        t2: float,
+        reference: np.ndarray,
+        progress: Progress | None = None,
+    ) -> Quality:
+        """These thresholds on the chunks that the reference was made of. Raises HobbitError."""
+        self._set_thresholds(t1, t2)
+        before = self.stats
+        surprises, divergences = [], []
+        for chunk, wanted in zip(chunks, reference, strict=True):
+            logits = self._scored_logits(chunk)
+            surprises.append(surprise(logits, scored_targets(chunk)))
+            divergences.append(divergence(wanted, logits))
+            if progress is not None:
+                progress(len(chunk))
+        after = self.stats
+        n = {
+            name: getattr(after, f"selections_{name}") - getattr(before, f"selections_{name}")
+            for name in ("high", "low", "skipped")
+        }
+        n_chosen = sum(n.values())
+        high_bytes, low_bytes = self.expert_bytes
+        n_per_token = self.info.n_layers * self.info.n_experts_used
+        return Quality(
+            t1=t1,
+            t2=t2,
+            perplexity=float(np.exp(np.mean(surprises))),
+            mean_kl=float(np.mean(divergences)),
+            share_high=n["high"] / n_chosen,
+            share_low=n["low"] / n_chosen,
+            share_skipped=n["skipped"] / n_chosen,
+            bytes_per_token=n_per_token * (n["high"] * high_bytes + n["low"] * low_bytes) / n_chosen,
+            bytes_read_per_token=(after.bytes_read - before.bytes_read) / sum(map(len, chunks)),
+        )
+
+    def _set_thresholds(self, t1: float, t2: float) -> None:
+        check(lib.hobbit_set_thresholds, self._cache, t1, t2)
+
+    def _scored_logits(self, chunk: Chunk) -> np.ndarray:
+        _, context = self._opened()
+        logits = context.logits(chunk)
+        if self._observer_error is not None:
+            raise self._observer_error
+        return logits[len(chunk) // 2 : -1]
+
+    @contextlib.contextmanager
+    def observing(self, observer: Callable[[LayerEvent], object]) -> Iterator[None]:
+        """Within it, `observer` sees every layer. What it raises comes out of reference() or measure()."""
+        self._opened()
+
+        def keep(_kind: type, error: BaseException, _trace: TracebackType) -> None:
+            self._observer_error = self._observer_error or error
+
+        @ffi.callback("hobbit_observer", onerror=keep)
+        def receive(event: Any, _user_data: object) -> None:
+            observer(layer_event(event))
+
+        lib.hobbit_set_observer(self._cache, receive, ffi.NULL)
+        try:
+            yield
+        finally:
+            lib.hobbit_set_observer(self._cache, ffi.NULL, ffi.NULL)
+            self._observer_error = None
+
+
+def _large_array(shape: tuple[int, ...]) -> np.ndarray:
+    n_floats = math.prod(shape)
+    if n_floats <= _MEMORY_FLOATS:
+        return np.empty(shape, np.float32)
+    try:
+        with tempfile.TemporaryFile() as file:  # the mapping keeps it
+            os.posix_fallocate(file.fileno(), 0, 4 * n_floats)  # a mapping finds out too late
+            return np.memmap(file, np.float32, "r+", shape=shape)
+    except OSError as e:
+        raise HobbitError(
+            f"{format_size(4 * n_floats)} for a temporary file cannot be had in {tempfile.gettempdir()} "
+            f"({e.strerror}); set TMPDIR to a folder with room, or use less text"
+        ) from e
+
+
+#
+# figures
+#
+
+
+def scored_targets(chunk: Chunk) -> np.ndarray:
+    """The tokens that a chunk's scored logits predict."""
+    return np.asarray(chunk[len(chunk) // 2 + 1 :])
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    """Natural logarithms of probabilities, float64, of the shape of logits [..., n_vocab]."""
+    shifted = np.subtract(logits, logits.max(axis=-1, keepdims=True), dtype=np.float64)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+
+
+def surprise(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """-ln P(target) for logits [n, n_vocab] and targets [n]: float64 [n]."""
+    return np.concatenate(
+        [
+            -log_softmax(logits[rows])[np.arange(rows.stop - rows.start), targets[rows]]
+            for rows in _row_blocks(logits)
+        ]
+    )
+
+
+def divergence(reference: np.ndarray, logits: np.ndarray) -> np.ndarray:
+    """Kullback-Leibler divergence of P(logits) from P(reference), both [n, n_vocab], in nats: float64 [n]."""
+    blocks = []
+    for rows in _row_blocks(logits):
+        wanted = log_softmax(reference[rows])
+        blocks.append((np.exp(wanted) * (wanted - log_softmax(logits[rows]))).sum(axis=-1))
+    return np.concatenate(blocks)
+
+
+def perplexity(reference: np.ndarray, chunks: Sequence[Chunk]) -> float:
+    """Of scored logits [n_chunks, n_scored, n_vocab]."""
+    surprises = [
+        surprise(logits, scored_targets(chunk)) for logits, chunk in zip(reference, chunks, strict=True)
+    ]
+    return float(np.exp(np.mean(surprises)))
+
+
+def _row_blocks(logits: np.ndarray) -> Iterator[slice]:
+    n_rows, n_vocab = logits.shape
+    step = max(1, _BLOCK_FLOATS // n_vocab)
+    for start in range(0, n_rows, step):
+        yield slice(start, min(start + step, n_rows))

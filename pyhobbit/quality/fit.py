@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: MIT
+"""The searches of calibration: thresholds by what the caller measures, the cache by replay of a run."""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import permutations
+from typing import TypeVar
+
+import numpy as np
+
+from pyhobbit.routing.trace import Simulation, policy_names, simulate
+
+T = TypeVar("T")
+
+Weights = tuple[float, float, float, float]
+"""Of LRU, LFU, LHU and FLD in Eq. 3 of HOBBIT."""
+
+_PATIENCE = 3  # steps of t2 that bring nothing: the steps of t1 may be too wide for the first
+_COARSE = 4  # steps between 0 and 1
+_FINE_STEPS = (1 / 8, 1 / 16)
+_LRU: Weights = (1.0, 0.0, 0.0, 0.0)
+
+
+def cheapest_thresholds(
+    t1s: Sequence[float],
+    t2s: Sequence[float],
+    cost: Callable[[float, float], float],
+    holds: Callable[[float, float], bool],
+    best: tuple[float, float] = (1.0, 1.0),
+) -> tuple[float, float]:
+    """The cheapest (t1, t2) that was found to hold; `best` is known to.
+
+    t1s, t2s: candidates, in any order.  cost: is asked often.  holds: is asked seldom; quality is taken to
+    fall with either threshold, so that t1 is found by bisection. t2 goes down until that does not pay.
+    """
+    n_in_vain = 0
+    for t2 in sorted(t2s, reverse=True):
+        pairs = [(t1, t2) for t1 in sorted({*t1s, t2}) if t1 <= t2]
+        cheaper = [pair for pair in pairs if cost(*pair) < cost(*best)]
+        if cheaper and holds(*cheaper[-1]):
+            best = _first(cheaper, lambda pair: holds(*pair))
+            n_in_vain = 0
+        else:
+            n_in_vain += 1
+        if n_in_vain == _PATIENCE:
+            break
+    return best
+
+
+def _first(items: Sequence[T], holds: Callable[[T], bool]) -> T:
+    """The first that holds, where all after it do too; it is looked for near the last, which is known to."""
+    known, step = len(items) - 1, 1
+    while known >= step and holds(items[known - step]):
+        known -= step
+        step *= 2
+    return items[bisect_left(items, True, lo=max(0, known - step), hi=known, key=holds)]
+
+
+def fit_weights(penalty: Callable[[Weights], float]) -> Weights:
+    """Weights of Eq. 3 with a small penalty: the best of a coarse grid, then of ever smaller exchanges."""
+    penalty = cache(penalty)
+    best = min(_grid(), key=penalty)
+    for step in _FINE_STEPS:
+        while (better := min(_exchanges(best, step), key=penalty)) and penalty(better) < penalty(best):
+            best = better
+    return best
+
+
+def _grid() -> Iterator[Weights]:
+    for a in range(_COARSE, -1, -1):
+        for b in range(_COARSE - a, -1, -1):
+            for c in range(_COARSE - a - b, -1, -1):
+                yield a / _COARSE, b / _COARSE, c / _COARSE, (_COARSE - a - b - c) / _COARSE
+
+
+def _exchanges(weights: Weights, step: float) -> list[Weights]:
+    """The weights with `step` moved from one to another. Never empty: one of the four is at least 1/4."""
+    moved = []
+    for giver, taker in permutations(range(4), 2):
+        if weights[giver] >= step:
+            values = list(weights)
+            values[giver] -= step
+            values[taker] += step
+            moved.append(tuple(values))
+    return moved
+
+
+#
+# the cache
+#
+
+CAPACITIES = (0.1, 0.2, 0.4)
+"""Bytes of both pools by those of all experts in high precision, over which a cache is fitted."""
+
+_LOW_SHARES = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.6, 0.7)
+_RESIDUAL_LOW_SHARES = (0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9)
+_PAPER_POLICY = "hobbit"
+
+
+@dataclass(frozen=True)
+class CacheModel:
+    """Experts as a cache sees them.
+
+    low_cost: bytes of one in low precision by those of one in high, 0 without a low tier.
+    residual: what is high takes its low version and the rest, a slot in each pool.
+    """
+
+    n_layers: int
+    n_experts: int
+    n_used: int
+    low_cost: float
+    t1: float
+    t2: float
+    residual: bool = False
+
+    @property
+    def uses_low(self) -> bool:
+        return self.low_cost > 0 and (self.t1 < 1 or self.residual)
+
+    @property
+    def high_cost(self) -> float:
+        """Bytes of a slot of the high pool by those of an expert in high precision."""
+        return 1 - self.low_cost if self.residual else 1.0
+
+    @property
+    def low_shares(self) -> tuple[float, ...]:
+        """Of the pools, to try."""
+        return _RESIDUAL_LOW_SHARES if self.residual else _LOW_SHARES
+
+    def slots(self, capacity: float, low_share: float) -> tuple[int, int]:
+        """Slots of the high and the low pool, which hold at least one token's experts of a layer."""
+        n_all = self.n_layers * self.n_experts
+        if not self.uses_low:
+            return max(int(n_all * capacity), self.n_used), 0
+        budget = max(n_all * capacity, self.n_used * (self.high_cost + self.low_cost))
+        most_low = (budget - self.n_used * self.high_cost) / self.low_cost
+        # A residual is of no use without its low version.
+        least_low = max(self.n_used, budget if self.residual else 0)
+        n_low = min(max(budget * low_share / self.low_cost, least_low), most_low, n_all)
+        n_high = int((budget - int(n_low) * self.low_cost) / self.high_cost)
+        return min(n_high, int(n_low) if self.residual else n_all), int(n_low)
+
+
+@dataclass(frozen=True)
+class CacheFit:
+    """The fitted cache.
+
+    penalties: of each policy at CAPACITIES, by LRU's with the same pools, on routes that were not fitted to.
+    """
+
+    policy: str
+    weights: Weights
+    low_share: float
+    penalties: dict[str, tuple[float, ...]]
+
+
+class CacheFitter:
+    """Fits policy, weights and the split of the pools by replay. `progress` is called after each replay."""
+
+    def __init__(self, model: CacheModel, progress: Callable[[], object]) -> None:
+        self._model = model
+        self._progress = progress
+
+    def fit(self, fitting: np.ndarray, choosing: np.ndarray) -> CacheFit:
+        """fitting, choosing: arrays of trace.ROUTE; the second decides between policies."""
+        low_share = self._best_share(fitting, "lru", _LRU)
+        lru = self._penalties(fitting, "lru", _LRU, low_share)
+        weights = fit_weights(
+            lambda weights: _mean_ratio(self._penalties(fitting, _PAPER_POLICY, weights, low_share), lru)
+        )
+        lru = self._penalties(choosing, "lru", _LRU, low_share)
+        penalties = {
+            name: tuple(self._penalties(choosing, name, weights, low_share) / lru) for name in policy_names()
+        }
+        policy = min(penalties, key=lambda name: np.mean(penalties[name]))
+        return CacheFit(policy, weights, self._best_share(fitting, policy, weights), penalties)
+
+    def _best_share(self, routes: np.ndarray, policy: str, weights: Weights) -> float:
+        if not self._model.uses_low:
+            return 0.0
+        shares = self._model.low_shares
+        penalties = {share: self._penalties(routes, policy, weights, share) for share in shares}
+        base = penalties[shares[0]]
+        return min(penalties, key=lambda share: _mean_ratio(penalties[share], base))
+
+    def _penalties(self, routes: np.ndarray, policy: str, weights: Weights, low_share: float) -> np.ndarray:
+        """Per token, at each of CAPACITIES."""
+        model = self._model
+        penalties = []
+        for capacity in CAPACITIES:
+            slots_high, slots_low = model.slots(capacity, low_share)
+            simulation = Simulation(
+                n_layers=model.n_layers,
+                n_experts=model.n_experts,
+                n_used=model.n_used,
+                slots_high=slots_high,
+                slots_low=slots_low,
+                policy=policy,
+                weights=weights,
+                floors=True,
+                residual=model.residual,
+                t1=model.t1 if model.uses_low else 1.0,
+                t2=model.t2 if model.uses_low else 1.0,
+                bits_high=model.high_cost,
+                bits_low=model.low_cost if model.uses_low else 1.0,
+            )
+            penalties.append(simulate(routes, simulation).penalty_per_token)
+            self._progress()
+        return np.array(penalties)
+
+
+def _mean_ratio(penalties: np.ndarray, base: np.ndarray) -> float:
+    return float(np.mean(penalties / base))

@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: MIT
+"""What HOBBIT (arXiv 2411.01433) observes of Mixture-of-Experts models, computed from the routing of a run.
+
+Pure: arrays in, arrays out. T tokens in the order of the run, L layers with routed experts, K experts used
+per token as the router ranked them, E experts of a layer, D values of the router's input.
+"""
+
+from dataclasses import dataclass
+from math import comb
+
+import numpy as np
+
+from pyhobbit.model.router import Router
+
+FLOAT = np.float64
+
+MAX_AHEAD = 4
+"""Layers that a prediction looks ahead at most."""
+
+SKIPPED, LOW, HIGH = 0, 1, 2
+"""Precisions, as in struct hobbit_layer_event (hobbit.h)."""
+
+
+#
+# importance (Eq. 2, Fig. 5)
+#
+
+
+def unimportance(weights: np.ndarray) -> np.ndarray:
+    """Eq. 2: the sum of the normalised weights of the experts ranked before each one; the shape of weights.
+
+    All 0, as of the first expert, where the weights do not rank: their sum is not positive or not finite.
+    """
+    order = np.argsort(-weights, axis=-1, kind="stable")
+    ranked = np.take_along_axis(weights, order, axis=-1).astype(FLOAT)
+    total = ranked.sum(axis=-1, keepdims=True)
+    ranks = np.isfinite(total) & (total > 0)
+    before = np.zeros_like(ranked)
+    normalised = np.divide(ranked, total, out=before.copy(), where=ranks)
+    np.cumsum(normalised[..., :-1], axis=-1, out=before[..., 1:])
+    scores = np.empty_like(before)
+    np.put_along_axis(scores, order, before, axis=-1)
+    return scores
+
+
+def decide(scores: np.ndarray, t1: float, t2: float) -> np.ndarray:
+    """SKIPPED, LOW or HIGH by Eq. 2: uint8 of the shape of scores."""
+    low = np.where((scores <= t2) | (t2 >= 1), LOW, SKIPPED)
+    return np.where((scores <= t1) | (t1 >= 1), HIGH, low).astype(np.uint8)
+
+
+def shares(precisions: np.ndarray) -> tuple[float, float, float]:
+    """Shares of selections in high precision, in low precision and skipped."""
+    high, low, skipped = (float(np.mean(precisions == wanted)) for wanted in (HIGH, LOW, SKIPPED))
+    return high, low, skipped
+
+
+@dataclass(frozen=True)
+class Importance:
+    """How well |G| stands for |G E(x)|: Pearson's r (Fig. 5a) and whether both rank a token's experts alike.
+
+    per_layer: [L], NaN where a value does not vary.  overall: of values divided by their layer's mean, as
+    magnitudes grow with depth.  by_rank: Spearman's coefficient, mean over layers.  same_least: share of
+    tokens and layers whose least important expert is the same by both; NaN for K = 1.
+    """
+
+    per_layer: np.ndarray
+    overall: float
+    by_rank: float
+    same_least: float
+
+
+def importance(weights: np.ndarray, output_norms: np.ndarray) -> Importance:
+    """weights, output_norms: [T, L, K]."""
+    gate, contribution = relative_importance(weights, output_norms)
+    n_used = weights.shape[2]
+    layers = list(zip(gate.swapaxes(0, 1), contribution.swapaxes(0, 1), strict=True))
+    same = gate.argmin(axis=2) == contribution.argmin(axis=2)
+    return Importance(
+        per_layer=np.array([_pearson(*layer) for layer in layers]),
+        overall=_pearson(gate, contribution),
+        by_rank=float(np.mean([_pearson(_ranks(a), _ranks(b)) for a, b in layers])),
+        same_least=float(same.mean()) if n_used > 1 else float("nan"),
+    )
+
+
+def relative_importance(weights: np.ndarray, output_norms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """|G| and |G E(x)|, each divided by its layer's mean: two of [T, L, K]."""
+    gate = np.abs(weights.astype(FLOAT))
+    return _by_layer_mean(gate), _by_layer_mean(gate * output_norms)
+
+
+def _by_layer_mean(values: np.ndarray) -> np.ndarray:
+    mean = values.mean(axis=(0, 2), keepdims=True)
+    return np.divide(values, mean, out=np.zeros_like(values), where=mean > 0)
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    """The rank of each value; equal ones share the mean of theirs."""
+    _, number, n_equal = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(n_equal) - (n_equal - 1) / 2)[number]
+
+
+def _pearson(a: np.ndarray, b: np.ndarray) -> float:
+    a, b = a.ravel() - a.mean(), b.ravel() - b.mean()
+    spread = np.sqrt((a @ a) * (b @ b))
+    return float(a @ b / spread) if spread > 0 else float("nan")
+
+
+#
+# looking ahead (Fig. 7)
+#
+
+
+def similarity(inputs: np.ndarray) -> np.ndarray:
+    """Mean cosine of the router inputs [T, L, D] of layers l and l + d: [MAX_AHEAD, L], row d - 1."""
+    norms = np.linalg.norm(inputs, axis=2, keepdims=True)
+    units = np.divide(inputs, norms, out=np.zeros_like(inputs), where=norms > 0)
+    result = np.full((MAX_AHEAD, inputs.shape[1]), np.nan)
+    for ahead, layer in _looks(inputs.shape[1]):
+        result[ahead - 1, layer] = np.einsum("td,td->t", units[:, layer], units[:, layer + ahead]).mean()
+    return result
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """How well the router of layer l + d, given the input of layer l, predicts that layer's choice (Fig. 7b).
+
+    top1, top_k: [MAX_AHEAD, L], row d - 1, NaN past the last layer.  top1: share of tokens whose best expert
+    is predicted as the best.  top_k: share of the chosen experts among as many predicted.
+    chance_*: of a guess.
+    """
+
+    top1: np.ndarray
+    top_k: np.ndarray
+    chance_top1: float
+    chance_top_k: float
+
+
+def prediction(inputs: np.ndarray, experts: np.ndarray, routers: list[Router], rescale: bool) -> Prediction:
+    """inputs: [T, L, D]; experts: [T, L, K] as chosen; routers: one per layer.
+
+    rescale: puts the gain of layer l + d in the place of layer l's; every router needs its gain then.
+    """
+    n_layers, n_used = experts.shape[1:]
+    n_experts = max(len(router.weight) for router in routers)
+    top1 = np.full((MAX_AHEAD, n_layers), np.nan)
+    top_k = top1.copy()
+    for ahead, layer in _looks(n_layers):
+        router = routers[layer + ahead]
+        source = inputs[:, layer]
+        if rescale:
+            source = source * _gain_ratio(routers[layer], router)
+        predicted, chosen = router.choose(source, n_used), experts[:, layer + ahead]
+        top1[ahead - 1, layer] = np.mean(predicted[:, 0] == chosen[:, 0])
+        top_k[ahead - 1, layer] = _overlap(chosen, predicted).mean()
+    return Prediction(top1, top_k, 1 / n_experts, n_used / n_experts)
+
+
+def own_routing_agreement(inputs: np.ndarray, experts: np.ndarray, routers: list[Router]) -> float:
+    """Share of the chosen experts that the routers choose on their own layers' inputs.
+
+    About 1, or the architecture routes in a way that Router does not know.
+    """
+    n_used = experts.shape[2]
+    shares_ = [
+        _overlap(experts[:, layer], router.choose(inputs[:, layer], n_used)).mean()
+        for layer, router in enumerate(routers)
+    ]
+    return float(np.mean(shares_))
+
+
+def _looks(n_layers: int) -> list[tuple[int, int]]:
+    return [(ahead, layer) for ahead in range(1, MAX_AHEAD + 1) for layer in range(n_layers - ahead)]
+
+
+def _gain_ratio(source: Router, target: Router) -> np.ndarray:
+    assert source.gain is not None
+    assert target.gain is not None
+    return np.divide(target.gain, source.gain, out=np.zeros_like(target.gain), where=source.gain != 0)
+
+
+def _overlap(chosen: np.ndarray, predicted: np.ndarray) -> np.ndarray:
+    """Whether each of chosen [T, K] is among predicted [T, K]: bool [T, K]."""
+    return (chosen[:, :, None] == predicted[:, None, :]).any(axis=2)
+
+
+#
+# use of experts (Fig. 10, 11)
+#
+
+
+@dataclass(frozen=True)
+class Reuse:
+    """Use of a token's experts by the next token of its sequence (Fig. 10a), shares of such pairs: [L].
+
+    top1: its best expert is used again.  any_: at least one of its experts is.  chance_*: were all experts
+    equally likely.
+    """
+
+    top1: np.ndarray
+    any_: np.ndarray
+    chance_top1: float
+    chance_any: float
+
+
+def reuse(experts: np.ndarray, sequences: np.ndarray, n_experts: int) -> Reuse:
+    """experts: [T, L, K]; sequences: [T]. Some sequence must have two tokens."""
+    n_used = experts.shape[2]
+    pairs = np.flatnonzero(sequences[1:] == sequences[:-1])
+    now, following = experts[pairs], experts[pairs + 1]
+    again = np.stack([_overlap(now[:, layer], following[:, layer]) for layer in range(experts.shape[1])], 1)
+    return Reuse(
+        top1=again[:, :, 0].mean(axis=0),
+        any_=again.any(axis=2).mean(axis=0),
+        chance_top1=n_used / n_experts,
+        chance_any=1 - comb(n_experts - n_used, n_used) / comb(n_experts, n_used),
+    )
+
+
+@dataclass(frozen=True)
+class Preference:
+    """Which experts each sequence prefers (Fig. 10b).
+
+    frequency: [S, L, E], shares of a sequence's selections in a layer, S sequences in the order of their
+    first tokens.  distance: [L], share of selections by which a sequence's use differs from the use of all
+    (total variation), mean over sequences.  chance_distance: the same with tokens dealt to them at random.
+    """
+
+    frequency: np.ndarray
+    distance: np.ndarray
+    chance_distance: np.ndarray
+
+
+def preference(experts: np.ndarray, sequences: np.ndarray, n_experts: int) -> Preference:
+    """experts: [T, L, K]; sequences: [T]."""
+    dealt = np.random.default_rng(0).permutation(sequences)
+    frequency = _frequency(experts, sequences, n_experts)
+    by_chance = _frequency(experts, dealt, n_experts)
+    overall = _frequency(experts, np.zeros_like(sequences), n_experts)
+    return Preference(frequency, _distance(frequency, overall), _distance(by_chance, overall))
+
+
+def _frequency(experts: np.ndarray, sequences: np.ndarray, n_experts: int) -> np.ndarray:
+    _, first, number = np.unique(sequences, return_index=True, return_inverse=True)
+    rank = np.argsort(np.argsort(first))[number]
+    uses = np.stack([_uses(experts[rank == i], n_experts) for i in range(len(first))])
+    return uses / uses.sum(axis=2, keepdims=True)
+
+
+def _distance(frequency: np.ndarray, overall: np.ndarray) -> np.ndarray:
+    return np.abs(frequency - overall).sum(axis=2).mean(axis=0) / 2
+
+
+def _uses(experts: np.ndarray, n_experts: int) -> np.ndarray:
+    """How often each expert of each layer occurs in experts [T, L, K]: [L, E]."""
+    return np.stack([np.bincount(layer.ravel(), minlength=n_experts) for layer in experts.swapaxes(0, 1)])
+
+
+@dataclass(frozen=True)
+class HighUse:
+    """Uses of each expert, and those in high precision (Fig. 11a): counts [L, E].
+
+    order_differs: [L], share of pairs of experts that LFU and LHU order differently.
+    """
+
+    uses: np.ndarray
+    high: np.ndarray
+    order_differs: np.ndarray
+
+
+def high_use(experts: np.ndarray, precisions: np.ndarray, n_experts: int) -> HighUse:
+    """experts, precisions: [T, L, K]."""
+    uses = _uses(experts, n_experts)
+    # A number past the last expert collects what is not in high precision.
+    high = _uses(np.where(precisions == HIGH, experts, n_experts), n_experts + 1)[:, :n_experts]
+    first, second = np.triu_indices(n_experts, 1)
+    by_use, by_high = uses[:, first] - uses[:, second], high[:, first] - high[:, second]
+    return HighUse(uses, high, (by_use * by_high < 0).mean(axis=1))
+
+
+#
+# cost (Fig. 3b)
+#
+
+
+def threshold_for_share(scores: np.ndarray, share: float) -> float:
+    """The threshold above which the least important `share` of selections lies, as near as ties allow.
+
+    scores: of Eq. 2, any shape. The best expert of a token scores 0 and is never above.
+    """
+    ranked = np.sort(scores, axis=None)
+    n_above = round(share * ranked.size)
+    return float(ranked[-n_above - 1]) if n_above else 1.0

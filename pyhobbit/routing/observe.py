@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: MIT
+"""What the routers of a run did, collected layer by layer (hobbit_set_observer)."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pyhobbit.errors import HobbitError
+from pyhobbit.native.ffi import ffi
+
+
+@dataclass(frozen=True)
+class LayerEvent:
+    """What one layer's router chose for one batch (hobbit_layer_event). The arrays are valid during the call.
+
+    positions: [n_tokens].  experts, weights, precisions, output_norms: [n_tokens, n_used].
+    router_input: [n_tokens, n_embd].  None: not known.
+    """
+
+    layer: int
+    positions: np.ndarray
+    experts: np.ndarray
+    weights: np.ndarray | None
+    precisions: np.ndarray
+    router_input: np.ndarray | None
+    output_norms: np.ndarray | None
+
+
+def layer_event(event: Any) -> LayerEvent:
+    """Of a hobbit_layer_event."""
+    chosen = (event.n_tokens, event.n_used)
+
+    def array(pointer: Any, dtype: type, shape: tuple[int, ...]) -> np.ndarray | None:
+        if not pointer:
+            return None
+        n_bytes = math.prod(shape) * np.dtype(dtype).itemsize
+        return np.frombuffer(ffi.buffer(pointer, n_bytes), dtype).reshape(shape)
+
+    return LayerEvent(
+        layer=event.layer,
+        positions=array(event.positions, np.int32, chosen[:1]),
+        experts=array(event.experts, np.int32, chosen),
+        weights=array(event.weights, np.float32, chosen),
+        precisions=array(event.precisions, np.uint8, chosen),
+        router_input=array(event.router_input, np.float32, (event.n_tokens, event.n_embd)),
+        output_norms=array(event.output_norms, np.float32, chosen),
+    )
+
+
+@dataclass(frozen=True)
+class Observations:
+    """T tokens in the order of the run, L layers that ran, K experts per token, best first.
+
+    layers: their numbers among the layers with routed experts.  sequences: [T].  experts, weights,
+    output_norms: [T, L, K].  inputs: float32 [N, L, D], the routers' inputs of the tokens numbered
+    `input_tokens` [N].  None: the engine does not see it in this architecture.
+    """
+
+    layers: list[int]
+    sequences: np.ndarray
+    experts: np.ndarray
+    weights: np.ndarray | None
+    output_norms: np.ndarray | None
+    inputs: np.ndarray | None
+    input_tokens: np.ndarray
+
+
+class Recorder:
+    """An observer for runs of whole sequences, all of `sequence_length` tokens.
+
+    Of routers' inputs, evenly spaced tokens are kept, as many as `max_input_bytes` allow.
+    """
+
+    def __init__(self, n_sequences: int, sequence_length: int, n_layers: int, max_input_bytes: int) -> None:
+        self._sequences = np.repeat(np.arange(n_sequences), sequence_length)
+        self._n_seen = np.zeros(n_layers, np.int64)  # tokens, by layer
+        self._max_input_bytes = max_input_bytes
+        self._stride = 1
+        self._arrays: dict[str, np.ndarray] = {}
+
+    def __call__(self, event: LayerEvent) -> None:
+        """Takes one layer of one batch."""
+        start = int(self._n_seen[event.layer])
+        end = start + len(event.experts)
+        if event.router_input is not None and "inputs" not in self._arrays:
+            self._choose_stride(event.router_input.shape[1])
+        for name in ("experts", "weights", "output_norms"):
+            values = getattr(event, name)
+            if values is not None:
+                self._array(name, values)[start:end, event.layer] = values
+        if event.router_input is not None:
+            kept = slice(-start % self._stride, None, self._stride)
+            rows = slice(-(-start // self._stride), -(-end // self._stride))
+            self._array("inputs", event.router_input)[rows, event.layer] = event.router_input[kept]
+        self._n_seen[event.layer] = end
+
+    def observations(self) -> Observations:
+        """Everything so far. Raises HobbitError when a layer has not seen every token."""
+        layers = np.flatnonzero(self._n_seen)
+        n_tokens = len(self._sequences)
+        if not len(layers) or (self._n_seen[layers] != n_tokens).any():
+            counts = ", ".join(map(str, self._n_seen))
+            raise HobbitError(
+                f"the layers' routers saw {counts} of {n_tokens} tokens: an architecture that runs so cannot "
+                "be inspected with a text"
+            )
+        arrays = {name: values[:, layers] for name, values in self._arrays.items()}
+        return Observations(
+            layers=layers.tolist(),
+            sequences=self._sequences,
+            experts=arrays["experts"],
+            weights=arrays.get("weights"),
+            output_norms=arrays.get("output_norms"),
+            inputs=arrays.get("inputs"),
+            input_tokens=np.arange(0, n_tokens, self._stride),
+        )
+
+    def _choose_stride(self, n_values: int) -> None:
+        n_bytes = 4 * n_values * len(self._n_seen) * len(self._sequences)
+        self._stride = max(1, -(-n_bytes // self._max_input_bytes))
+
+    def _array(self, name: str, values: np.ndarray) -> np.ndarray:
+        if name not in self._arrays:
+            n_rows = len(self._sequences)
+            if name == "inputs":
+                n_rows = -(-n_rows // self._stride)
+            self._arrays[name] = np.zeros((n_rows, len(self._n_seen), values.shape[1]), values.dtype)
+        return self._arrays[name]

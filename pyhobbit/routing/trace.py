@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: MIT
+"""Route traces: which experts a run chose, token by token, and their replay through the cache's policies.
+
+The file's format is described in ggml_ext/src/record/trace.h; `chat --trace FILE` records one.
+"""
+
+import re
+from dataclasses import asdict, dataclass
+from itertools import count, takewhile
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyhobbit.errors import ConfigError, HobbitError
+from pyhobbit.native.ffi import check, ffi, lib
+
+ROUTE = np.dtype(
+    [
+        ("sequence", "i4"),
+        ("token", "i4"),
+        ("layer", "i4"),
+        ("expert", "i4"),
+        ("weight", "f4"),
+        ("counted", "i4"),
+    ]
+)
+"""One selection, as struct hobbit_route of hobbit.h: ordered by batch, in it by layer, token and rank."""
+
+BELADY = "belady"
+"""The policy name of the offline bound, which no policy can beat: for one pool, t1 = 1."""
+
+_MAGIC = "# route_trace v1"
+_COLUMNS = ("turn", "phase", "step", "layer", "slot", "expert", "weight", "residency", "expert_bytes")
+_MODEL = re.compile(r"# model=(.*) arch=(\S*) n_layer=(\d+) n_expert=(\d+) n_expert_used=(\d+)")
+_LAYER = re.compile(r"# layer=(\d+) expert_bytes=(\d+)\b")
+_ROW = re.compile(r"(\d{1,9},){6}[-+]?(\d+(\.\d*)?(e[-+]?\d+)?|nan|inf),\d,\d{1,18}")
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """A recorded run. expert_bytes [n_layers]: one expert in high precision.  routes: array of ROUTE.
+
+    The routes of decoded tokens are counted, those of prefill warm the cache. n_decoded: tokens.
+    """
+
+    path: Path
+    model: str
+    architecture: str
+    n_layers: int
+    n_experts: int
+    n_used: int
+    expert_bytes: NDArray[np.int64]
+    routes: NDArray[Any]
+    n_decoded: int
+
+    def split(self, first: int, last: int) -> NDArray[Any]:
+        """The routes before the decoded token `last`; those from the decoded token `first` on are counted.
+
+        Decoded tokens count from 0. Raises ConfigError for an empty range or one outside the trace.
+        """
+        if not 0 <= first < last <= self.n_decoded:
+            raise ConfigError(
+                f"the range {first}:{last} does not fit; {self.path} has the decode steps 0:{self.n_decoded}"
+            )
+        token = self.routes["token"]
+        is_decoded = np.zeros(token.max() + 1, dtype=bool)
+        is_decoded[token] = self.routes["counted"] != 0
+        decoded = np.flatnonzero(is_decoded)
+        routes = self.routes[token < (decoded[last] if last < decoded.size else is_decoded.size)]
+        routes["counted"] &= routes["token"] >= decoded[first]
+        return routes
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What routes are replayed with, as struct hobbit_simulation of hobbit.h.
+
+    policy: a name of policy_names(), or BELADY.  slots_high, slots_low: experts that the pools hold.
+    weights: of LRU, LFU, LHU and FLD in Eq. 3 of HOBBIT.  floors: a layer keeps its even share of a pool, as
+    in the engine.  residual: the high tier holds what the low one lacks, slots_high and bits_high are of
+    residuals.  t1, t2: thresholds of Eq. 2.  bits_high, bits_low: per weight.  seed: of the policy "random".
+    """
+
+    n_layers: int
+    n_experts: int
+    n_used: int
+    slots_high: int
+    slots_low: int = 0
+    policy: str = "lru"
+    weights: tuple[float, float, float, float] = (0.6, 0.25, 0.15, 0.0)
+    floors: bool = False
+    residual: bool = False
+    t1: float = 1.0
+    t2: float = 1.0
+    bits_high: float = 16.0
+    bits_low: float = 4.5
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class SimulationResult:
+    """Selections of counted tokens by what became of them, as struct hobbit_simulation_result of hobbit.h.
+
+    loads_*: of what a tier holds; with a residual one, high counts residuals, low serves both precisions.
+    penalty: the paper's miss penalty, bits loaded by those of an expert in high precision; with complete
+    tiers 1 for a load in high precision, bits_low / bits_high for one in low.
+    """
+
+    hits_high: int
+    misses_high: int
+    hits_low: int
+    misses_low: int
+    skipped: int
+    n_tokens: int
+    loads_high: int
+    loads_low: int
+    penalty: float
+
+    @property
+    def n_selections(self) -> int:
+        return self.hits_high + self.misses_high + self.hits_low + self.misses_low + self.skipped
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of what was not skipped, 0 to 1; 1 where everything was."""
+        needed = self.n_selections - self.skipped
+        return (self.hits_high + self.hits_low) / needed if needed else 1.0
+
+    @property
+    def misses_per_token(self) -> float:
+        return (self.misses_high + self.misses_low) / self.n_tokens
+
+    @property
+    def penalty_per_token(self) -> float:
+        return self.penalty / self.n_tokens
+
+    @property
+    def shares(self) -> tuple[float, float, float]:
+        """Shares of the selections served in high precision, served in low, and skipped; they sum to 1."""
+        high, low = self.hits_high + self.misses_high, self.hits_low + self.misses_low
+        return high / self.n_selections, low / self.n_selections, self.skipped / self.n_selections
+
+
+def policy_names() -> list[str]:
+    """The engine's eviction policies."""
+    names = (lib.hobbit_policy_name(i) for i in count())
+    return [ffi.string(name).decode() for name in takewhile(bool, names)]
+
+
+def simulate(routes: NDArray[Any], simulation: Simulation) -> SimulationResult:
+    """Replays an array of ROUTE, of which at least one is counted. Raises HobbitError for what cannot be."""
+    if routes.dtype != ROUTE or not np.any(routes["counted"]):
+        raise HobbitError("there are no counted routes to simulate")
+    options = ffi.new("struct hobbit_simulation *", asdict(simulation) | {"policy": ffi.NULL})
+    name = ffi.new("char[]", simulation.policy.encode())
+    options.policy = name
+    result = ffi.new("struct hobbit_simulation_result *")
+    buffer = ffi.from_buffer("struct hobbit_route[]", np.ascontiguousarray(routes))
+    check(lib.hobbit_simulate, buffer, routes.size, options, result)
+    return SimulationResult(**{name: getattr(result, name) for name in SimulationResult.__dataclass_fields__})
+
+
+def pool_slots(
+    n_experts: int, capacity: float, low_share: float, low_cost: float, residual: bool = False
+) -> tuple[int, int]:
+    """Slots of the high and the low pool in `capacity`, a share of the bytes of n_experts in high precision.
+
+    low_share: share of it for the low pool.  low_cost: bytes of a low slot by those of an expert in high
+    precision.  residual: the high pool holds what the low one lacks, for no more experts than that.
+    """
+    budget = n_experts * capacity + 1e-9  # so that 0.29 of 100 is 29
+    if not residual:
+        return min(n_experts, int(budget * (1 - low_share))), min(
+            n_experts, int(budget * low_share / low_cost)
+        )
+    n_low = min(n_experts, max(int(budget * low_share / low_cost), int(budget)))
+    return min(n_low, int((budget - n_low * low_cost) / (1 - low_cost))), n_low
+
+
+#
+# reading
+#
+
+
+def read_trace(path: Path) -> Trace:
+    """Reads a trace; rows as they were recorded: batch by batch, in it layer by layer, in it token by token.
+
+    Raises HobbitError for a file that is no trace, or a damaged one.
+    """
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as e:
+        raise HobbitError(f"the trace {path} cannot be read: {e.strerror}") from e
+    lines = text.splitlines()
+    n_header = sum(1 for _ in takewhile(lambda line: line.startswith("#"), lines))
+    header = lines[:n_header]
+    model = next(filter(None, map(_MODEL.fullmatch, header)), None)
+    if header[:1] != [_MAGIC] or model is None:
+        _fail(path, f"its first lines are not '{_MAGIC}' and '# model=...'; record one with --trace")
+    if lines[n_header : n_header + 1] != [",".join(_COLUMNS)]:
+        _fail(path, f"line {n_header + 1} is not '{','.join(_COLUMNS)}'")
+    if not text.endswith("\n"):
+        _fail(path, "it ends in the middle of a line, so the recording was cut off; record it again")
+
+    n_layers, n_experts, n_used = map(int, model.groups()[2:])
+    if min(n_layers, n_experts, n_used) < 1:
+        _fail(path, "its model has no layers or no experts")
+    rows = _read_rows(path, lines, n_header + 1)
+    _check_rows(path, rows, n_header + 2, {"phase": 2, "layer": n_layers, "expert": n_experts}, n_used)
+    routes = _routes(rows)
+    n_decoded = np.unique(routes["token"][routes["counted"] != 0]).size
+    if n_decoded == 0:
+        _fail(
+            path, "it holds no decoded token (phase 1), so there is nothing to count; record a longer answer"
+        )
+    return Trace(
+        path=path,
+        model=model[1],
+        architecture=model[2],
+        n_layers=n_layers,
+        n_experts=n_experts,
+        n_used=n_used,
+        expert_bytes=_expert_bytes(path, header, n_layers),
+        routes=routes,
+        n_decoded=n_decoded,
+    )
+
+
+def _fail(path: Path, why: str) -> NoReturn:
+    raise HobbitError(f"{path} cannot be used as a trace: {why}")
+
+
+def _expert_bytes(path: Path, header: list[str], n_layers: int) -> NDArray[np.int64]:
+    sizes = {int(match[1]): int(match[2]) for match in map(_LAYER.match, header) if match}
+    if sorted(sizes) != list(range(n_layers)):
+        _fail(path, f"its header must have one '# layer=' line for each of {n_layers} layers")
+    return np.array([sizes[layer] for layer in range(n_layers)], dtype=np.int64)
+
+
+def _read_rows(path: Path, lines: list[str], first: int) -> NDArray[Any]:
+    for number, line in enumerate(lines[first:], start=first + 1):
+        if not _ROW.fullmatch(line):
+            _fail(path, f"line {number} is not a row of {len(_COLUMNS)} numbers: '{line[:80]}'")
+    dtype = [(name, "f4" if name == "weight" else "i8") for name in _COLUMNS]
+    if not lines[first:]:
+        return np.empty(0, dtype)
+    return np.loadtxt(lines[first:], delimiter=",", dtype=dtype, ndmin=1)
+
+
+def _check_rows(path: Path, rows: NDArray[Any], first_line: int, limits: dict[str, int], n_used: int) -> None:
+    for name, limit in limits.items():
+        wrong = np.flatnonzero(rows[name] >= limit)
+        if wrong.size:
+            value = rows[name][wrong[0]]
+            _fail(path, f"line {first_line + wrong[0]}: {name} is {value}; it must be below {limit}")
+    # the n_used rows of a token and layer lie together, by rank
+    place = np.stack([rows[name] for name in ("turn", "phase", "step", "layer")])
+    first = np.arange(rows.size) // n_used * n_used
+    misplaced = (rows["slot"] != np.arange(rows.size) - first) | np.any(place != place[:, first], axis=0)
+    wrong = np.flatnonzero(misplaced)
+    if wrong.size:
+        _fail(path, f"line {first_line + wrong[0]}: each token has {n_used} rows in a layer, slot 0 first")
+    if rows.size % n_used:
+        _fail(path, "it ends within a token, so the recording was cut off; record it again")
+
+
+def _routes(rows: NDArray[Any]) -> NDArray[Any]:
+    """Tokens get numbers from 0 in the order of their first rows."""
+    key = (rows["turn"] * 2 + rows["phase"]) << 32 | rows["step"]
+    _, start, inverse = np.unique(key, return_index=True, return_inverse=True)
+    rank = np.empty(start.size, dtype=np.int32)
+    rank[np.argsort(start)] = np.arange(start.size)
+
+    routes = np.empty(rows.size, dtype=ROUTE)
+    routes["sequence"] = rows["turn"]
+    routes["token"] = rank[inverse]
+    routes["counted"] = rows["phase"]
+    for name in ("layer", "expert", "weight"):
+        routes[name] = rows[name]
+    return routes
