@@ -5,7 +5,7 @@
 #include "backend/split-runner.h"
 #include "base/last-error.h"
 #include "device/aliased-buffer-type.h"
-#include "device/compute-device.h"
+#include "device/device-traits.h"
 #include "ggml-impl.h"
 #include "graph/inner-graph.h"
 #include "graph/lazy-backend.h"

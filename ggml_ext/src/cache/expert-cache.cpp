@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "cache/expert-cache.h"
 
-#include "device/compute-device.h"
+#include "device/device-traits.h"
 #include "device/repacked-layout.h"
 #include "io/aligned-range.h"
 
@@ -303,11 +303,8 @@ bool expert_cache::prefetch(expert_id id, uint32_t tier, uint32_t parts) {
     return true;
 }
 
-// Of experts that go to a full pool behind a connection; enough for the pool to follow the text.
-static constexpr uint64_t BROUGHT = 32;
-
 bool expert_cache::is_worth_bringing(uint32_t tier) {
-    return !is_remote(place_.device) || sets_.set(tier).has_free_slot() || ++n_left_out_ % BROUGHT == 0;
+    return sets_.set(tier).has_free_slot() || ++n_left_out_ % traits_of(place_.device).upload_interval == 0;
 }
 
 void expert_cache::bring(expert_id id, uint32_t tier, uint32_t parts) {

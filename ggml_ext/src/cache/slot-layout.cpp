@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "cache/slot-layout.h"
 
-#include "device/compute-device.h"
+#include "device/device-traits.h"
 #include "device/repacked-layout.h"
 #include "ggml-cpp.h"
 #include "io/aligned-range.h"
@@ -62,9 +62,13 @@ static size_t padding_of(ggml_backend_buffer_type_t buft, const expert_matrix & 
     return ggml_backend_buft_get_alloc_size(buft, tensor) - ggml_nbytes(tensor);
 }
 
-// Where types differ, the distance is a multiple of all their units, and zeros stand behind every matrix: kernels that
-// multiply by zero what they read behind one take the next one's bytes for their own type's, and these may be no
-// numbers.
+// The bytes that a matrix's address is a multiple of: a block, or one load of a type without blocks.
+static size_t unit_of(const expert_matrix & kind, const device_traits & traits) {
+    return ggml_row_size(kind.type, std::max<int64_t>(ggml_blck_size(kind.type), traits.load_width));
+}
+
+// Where types differ, the stride is a multiple of all their units. Kernels that read past a matrix would interpret the
+// next one's bytes as their own type, possibly as NaN, so zeros follow every matrix.
 void slot_layout::lay_out_stacks() {
     struct {
         size_t              widest  = 0;
@@ -73,16 +77,17 @@ void slot_layout::lay_out_stacks() {
         std::set<ggml_type> types;
     } parts[PART_COUNT];
 
+    const device_traits & traits = traits_of(device_);
     for (const expert_matrix & kind : matrices_) {
         auto & part  = parts[kind.part];
         part.widest  = std::max(part.widest, kind.bytes());
-        part.unit    = std::lcm(part.unit, kind.unit());
+        part.unit    = std::lcm(part.unit, unit_of(kind, traits));
         part.padding = std::max(part.padding, padding_of(memory_, kind));
         part.types.insert(kind.type);
     }
     for (uint32_t i = 0; i < PART_COUNT; i++) {
         const auto & part    = parts[i];
-        const size_t zeros   = part.types.size() > 1 ? part.padding : 0;
+        const size_t zeros   = traits.reads_past_end && part.types.size() > 1 ? part.padding : 0;
         padding_[i]          = part.padding;
         const size_t stride  = (part.widest + zeros + part.unit - 1) / part.unit * part.unit;
         slot_size_          += stride;
@@ -121,15 +126,15 @@ bool slot_layout::is_multiplied(const expert_matrix & kind, uint32_t n_slots) co
     return multiplies_experts(device_, memory_, kind.type, kind.shape, places_.front()[kind.part].stride, n_slots);
 }
 
-// Kernels count the blocks between two matrices in 32 bits, and multiply that by a matrix's number.
-static uint64_t most_counted(const expert_matrix & kind, size_t stride) {
-    return uint64_t(INT32_MAX) * ggml_type_size(kind.type) / stride;
+// The number of matrices whose blocks a kernel can count.
+static uint64_t most_counted(const expert_matrix & kind, size_t stride, const device_traits & traits) {
+    return traits.counts_in_32_bits ? uint64_t(INT32_MAX) * ggml_type_size(kind.type) / stride : UINT64_MAX;
 }
 
 // As many slots as one buffer of the device holds and one of its operations takes.
 status slot_layout::fit_bank(uint32_t & slots_per_bank) {
     for (const expert_matrix & kind : matrices_) {
-        const uint64_t most = most_counted(kind, places_.front()[kind.part].stride);
+        const uint64_t most = most_counted(kind, places_.front()[kind.part].stride, traits_of(device_));
         slots_per_bank      = uint32_t(std::clamp<uint64_t>(most, 1, slots_per_bank));
     }
     const size_t room = ggml_backend_buft_get_max_size(memory_) - file_reader::alignment;

@@ -2,7 +2,7 @@
 #include "cache/slot-pool.h"
 
 #include "base/system-memory.h"
-#include "device/compute-device.h"
+#include "device/device-traits.h"
 #include "ggml-cpu.h"
 #include "ggml-impl.h"
 #include "io/file-reader.h"

@@ -1,30 +1,17 @@
 // SPDX-License-Identifier: MIT
 #include "device/compute-device.h"
 
+#include "device/device-traits.h"
 #include "ggml-cpp.h"
 #include "ggml-impl.h"
 #include "ggml.h"
 
 #include <algorithm>
-#include <cstring>
-#include <initializer_list>
 #include <strings.h>
-#include <thread>
 
 namespace hobbit {
 
-static bool is_of(ggml_backend_dev_t device, std::initializer_list<const char *> backends) {
-    const ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(device); // null: several under one name
-    return reg && std::any_of(backends.begin(), backends.end(),
-                              [&](const char * name) { return std::strcmp(name, ggml_backend_reg_name(reg)) == 0; });
-}
-
-// Other backends keep more for a tensor than its bytes: state of their own, or room behind a result.
-static bool can_hold_experts(ggml_backend_dev_t device) {
-    return is_of(device, { "CPU", "CUDA", "ROCm", "Vulkan", "RPC" });
-}
-
-// What it cannot do of that which is done with rows beside multiplying them by experts; null: nothing.
+// The first operation, beside the matmuls over experts, that a layer needs and the device lacks; null: none.
 static const char * missing_operation(ggml_backend_dev_t device) {
     const ggml_context_ptr ctx(ggml_init({ 16 * ggml_tensor_overhead(), nullptr, /* .no_alloc = */ true }));
     ggml_tensor *          rows    = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, 256, 2);
@@ -50,7 +37,7 @@ static status find_device(const std::string & name, ggml_backend_dev_t & device)
     std::string all;
     for (size_t i = 0; i < ggml_backend_dev_count(); i++) {
         device = ggml_backend_dev_get(i);
-        if (!can_hold_experts(device)) {
+        if (!find_traits(device)) {
             continue;
         }
         if (strcasecmp(ggml_backend_dev_name(device), name.c_str()) == 0) {
@@ -106,37 +93,13 @@ std::string usable_devices(const std::vector<ggml_backend_dev_t> & devices) {
         if (ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_IGPU) {
             continue;
         }
-        if (can_hold_experts(device) && check(device).ok()) {
+        if (find_traits(device) && check(device).ok()) {
             names += (names.empty() ? "" : ",") + std::string(ggml_backend_dev_name(device));
         } else {
             GGML_LOG_WARN("hobbit: %s cannot hold experts: they are elsewhere\n", ggml_backend_dev_name(device));
         }
     }
     return names;
-}
-
-bool is_host_device(ggml_backend_dev_t device) {
-    return ggml_backend_buft_is_host(ggml_backend_dev_buffer_type(device));
-}
-
-bool has_streams(ggml_backend_dev_t device) {
-    return is_of(device, { "CUDA", "ROCm" });
-}
-
-bool is_remote(ggml_backend_dev_t device) {
-    return is_of(device, { "RPC" });
-}
-
-int threads_beside(ggml_backend_dev_t device, int n_threads) {
-    const auto n_cores = int(std::thread::hardware_concurrency()); // 0: not known
-    return is_remote(device) || n_cores == 0 ? n_threads : std::max(1, std::min(n_threads, n_cores - 1));
-}
-
-size_t free_memory(ggml_backend_dev_t device) {
-    size_t free  = 0;
-    size_t total = 0;
-    ggml_backend_dev_memory(device, &free, &total);
-    return free;
 }
 
 } // namespace hobbit

@@ -9,31 +9,16 @@
 
 namespace hobbit {
 
-// The devices that experts are computed on. Thread-safety: as ggml's registry, which opening a model with a further
-// device changes.
+// Chooses the devices that compute experts. Thread-safety: as ggml's registry, which changes when a model with a
+// further device is opened.
 
-// The devices of these names, which commas separate, the CPU where there is none; an error names those there are.
-// Several have memory of their own each.
+// The devices with these names, separated by commas; the CPU where `names` is empty. Each of several devices must have
+// memory of its own. The error for an unknown name lists the known ones.
 status find_compute_devices(const std::string & names, std::vector<ggml_backend_dev_t> & devices);
 
-// Those of these devices, each once, that experts can be on and that have memory of their own, as names for
-// find_compute_devices; not integrated GPUs, whose memory is the host's. Of others that cannot be used it warns.
+// The names, for find_compute_devices, of those `devices` that can hold experts and have memory of their own, without
+// repetitions. Integrated GPUs are left out, since their memory is the host's. A warning names each other device that
+// cannot be used.
 std::string usable_devices(const std::vector<ggml_backend_dev_t> & devices);
-
-// Whether the device computes in host memory: what lies there is used in place.
-bool is_host_device(ggml_backend_dev_t device);
-
-// Whether each of ggml's backends on the device is a stream of its own, in which copies pass what another computes.
-bool has_streams(ggml_backend_dev_t device);
-
-// Whether it is behind a connection, on which copies stand in line with what it is asked to compute.
-bool is_remote(ggml_backend_dev_t device);
-
-// Of so many threads of the CPU those that compute beside the device: who copies to it may wait actively, in CUDA's
-// driver for one, and where that takes a core from these they wait for each other.
-int threads_beside(ggml_backend_dev_t device, int n_threads);
-
-// Bytes of the device's memory; 0 where it does not say.
-size_t free_memory(ggml_backend_dev_t device);
 
 } // namespace hobbit

@@ -2,7 +2,7 @@
 #include "engine/device-engine.h"
 
 #include "backend/ggml-hobbit.h"
-#include "device/compute-device.h"
+#include "device/device-traits.h"
 #include "ggml-impl.h"
 #include "offload/latency-probe.h"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "engine/device-engines.h"
 
-#include "device/compute-device.h"
+#include "device/device-traits.h"
 #include "ggml-cpu.h"
 #include "ggml-impl.h"
 #include "offload/cpu-rows.h"

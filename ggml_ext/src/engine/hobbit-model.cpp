@@ -4,6 +4,7 @@
 #include "base/last-error.h"
 #include "base/system-memory.h"
 #include "device/compute-device.h"
+#include "device/device-traits.h"
 #include "ggml-impl.h"
 #include "io/pinned-memory.h"
 

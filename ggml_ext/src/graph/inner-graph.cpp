@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "graph/inner-graph.h"
 
+#include "device/device-traits.h"
 #include "device/repacked-layout.h"
 #include "ggml-cpp.h"
 
@@ -15,9 +16,11 @@ namespace hobbit {
 static constexpr size_t GRAPH_SIZE = 1024;
 static constexpr size_t RESERVE    = GGML_MAX_SRC;
 
-void wait_for(const ggml_tensor * tensor) {
-    float one;
-    ggml_backend_tensor_get(tensor, &one, 0, sizeof(one));
+void wait_until_computed(ggml_backend_t backend, const ggml_tensor * tensor) {
+    if (traits_of(ggml_backend_get_device(backend)).synchronizes_early) {
+        float one;
+        ggml_backend_tensor_get(tensor, &one, 0, sizeof(one));
+    }
 }
 
 bool is_noop(const ggml_tensor * node) {
@@ -301,7 +304,7 @@ ggml_status inner_graph::launch() {
         const auto start = std::chrono::steady_clock::now();
         result           = ggml_backend_graph_compute(backend_, graph_);
         if (result == GGML_STATUS_SUCCESS) {
-            wait_for(ggml_graph_node(graph_, -1));
+            wait_until_computed(backend_, ggml_graph_node(graph_, -1));
         }
         measured_ += std::chrono::steady_clock::now() - start;
     } else {

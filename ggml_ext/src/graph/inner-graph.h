@@ -13,9 +13,9 @@ namespace hobbit {
 // Nodes that a backend has nothing to do for.
 bool is_noop(const ggml_tensor * node);
 
-// Returns when a device behind RPC, too, has computed the tensor, of four bytes or more: for it
-// ggml_backend_synchronize returns when it was told to. REQUIRES: its backend is synchronized.
-void wait_for(const ggml_tensor * tensor);
+// Returns when the tensor, of four bytes or more, is computed on the backend's device, also where this synchronizes
+// early (device_traits). REQUIRES: ggml_backend_synchronize(backend) was called.
+void wait_until_computed(ggml_backend_t backend, const ggml_tensor * tensor);
 
 // Equal weight matrices, evenly spaced in the memory of the compute device.
 struct matrices {

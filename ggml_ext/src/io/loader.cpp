@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "io/loader.h"
 
-#include "device/compute-device.h"
+#include "device/device-traits.h"
 #include "device/repacked-layout.h"
 
 #include <algorithm>

@@ -3,7 +3,6 @@
 
 #include "model/expert-index.h"
 
-#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -18,9 +17,6 @@ struct expert_matrix {
     matrix_shape shape;
 
     size_t bytes() const { return ggml_row_size(type, shape.n_in) * size_t(shape.n_out); }
-
-    // Bytes that a device's kernels count in: a block, or of types without blocks what Vulkan's load at once.
-    size_t unit() const { return ggml_row_size(type, std::max<int64_t>(ggml_blck_size(type), 8)); }
 
     bool operator==(const expert_matrix & o) const {
         return part == o.part && type == o.type && shape.n_in == o.shape.n_in && shape.n_out == o.shape.n_out;

@@ -175,7 +175,7 @@ void cpu_share::end_layer(const ggml_tensor * output, inner_graph & device, inne
     const bool can_tell = is_as_placed_ && stats_.bytes_read == began_.bytes_read;
     const bool is_told  = can_tell && placement_.measures_layer;
     if (is_told) {
-        wait_for(output);
+        wait_until_computed(device.backend(), output);
     }
     device.measure(false);
     const seconds took    = clock::now() - began_.time;

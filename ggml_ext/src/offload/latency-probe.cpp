@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "offload/latency-probe.h"
 
-#include "device/compute-device.h"
+#include "device/device-traits.h"
 #include "device/repacked-layout.h"
 #include "ggml-cpp.h"
 #include "ggml-cpu.h"
@@ -58,7 +58,7 @@ class probe {
         bool ok = true;
         seconds = fastest([&] {
             ok = ok && ggml_backend_graph_compute(backend_, graph_) == GGML_STATUS_SUCCESS;
-            wait_for(ggml_graph_node(graph_, -1));
+            wait_until_computed(backend_, ggml_graph_node(graph_, -1));
         });
         return ok;
     }
@@ -77,7 +77,7 @@ class probe {
             for (ggml_tensor * w : weights_) {
                 ggml_backend_tensor_set(w, ggml_backend_buffer_get_base(zeros.get()), 0, ggml_nbytes(w));
             }
-            wait_for(weights_.back()); // until it is there
+            wait_until_computed(backend_, weights_.back());
         });
         return true;
     }

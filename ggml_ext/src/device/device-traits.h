@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include "ggml-backend.h"
+
+#include <cstddef>
+#include <cstdint>
+
+namespace hobbit {
+
+// What is special about the devices of one ggml backend. To support a further backend, or to work around a property of
+// one, change the table in device-traits.cpp. Constant; any thread may read it.
+struct device_traits {
+    const char * backend; // its name in ggml's registry
+
+    // Each ggml backend that is opened on the device is a stream of its own: a copy in one runs beside a graph in
+    // another.
+    bool copies_in_streams;
+
+    // ggml_backend_synchronize returns when the request was sent. Only reading a result back waits for it.
+    bool synchronizes_early;
+
+    // The driver's copying thread spins, so the CPU's threads leave it one core: they would wait for each other.
+    bool spins_on_copies;
+
+    // Background uploads wait in the same line as requests to compute. Once the pool is full only one in this many
+    // is made, which is enough for the pool to follow the text.
+    uint32_t upload_interval;
+
+    // Kernels read past the end of a matrix and multiply by zero what they find there, which must not be NaN.
+    bool reads_past_end;
+
+    // The number of weights that a kernel loads at once from a type without blocks: matrices begin at a multiple.
+    int64_t load_width;
+
+    // Kernels count the blocks from the first matrix of a tensor in 32 bits.
+    bool counts_in_32_bits;
+};
+
+// The traits of the device's backend; null where a pool cannot be on it: other backends keep more for a tensor than its
+// bytes, state of their own or room behind a result.
+const device_traits * find_traits(ggml_backend_dev_t device);
+
+// REQUIRES: find_traits is not null.
+const device_traits & traits_of(ggml_backend_dev_t device);
+
+// Whether the device computes in host memory, so that it uses what lies there in place.
+bool is_host_device(ggml_backend_dev_t device);
+
+// How many of `n_threads` CPU threads compute beside the device.
+int threads_beside(ggml_backend_dev_t device, int n_threads);
+
+// Free bytes of the device's memory; 0 where the device does not report them.
+size_t free_memory(ggml_backend_dev_t device);
+
+} // namespace hobbit
