@@ -5,7 +5,7 @@
         --shape mixtral-8x7b --layers 8 --type q8_0 --low q2_k --trace FILE
 
 In every arm the device has all other weights and the KV cache, and host memory has all experts, but where
---memory bounds it. How to build for a device, and what the figures mean: docs/benchmarks.md.
+--memory bounds it. How to build for a device, and what the figures mean: docs/measurements.md.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A recorded routing laid over a model of another shape: docs/benchmarks.md states the rules."""
+"""A recorded routing laid over a model of another shape: docs/measurements.md states the rules."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
