@@ -73,7 +73,6 @@ enum hobbit_setting_kind {
 //   hobbit.w_lru hobbit.w_lfu hobbit.w_lhu hobbit.w_fld
 //                        float   weights of Eq. 3, which sum to 1, of the policy "hobbit"; giving one chooses it
 //   hobbit.prefetch      int     how many layers ahead the predictor looks, 0 to 4; 0: no prefetch; default 2
-//   hobbit.renormalize   bool    whether the weight of skipped experts goes to the others of their token; default false
 //   hobbit.strict        bool    each token gets the precision that Eq. 2 decides for it, whatever is resident and
 //                                whatever other tokens of its batch ask for: to measure quality
 //   hobbit.scorer        string  "gate": Eq. 2; "random": t1 and t2 are the shares of high and of high or low

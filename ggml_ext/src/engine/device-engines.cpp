@@ -189,8 +189,7 @@ void device_engines::start(cache_policy & policy) {
         prefetcher_ = std::make_unique<prefetcher>(index_, ahead, config_.prefetch, config_.thresholds, stats_);
     }
     moe_executor::config how;
-    how.rules       = { config_.thresholds, config_.strict, config_.random };
-    how.renormalize = config_.renormalize;
+    how.rules = { config_.thresholds, config_.strict, config_.random };
     for (const auto & place : places_) {
         place->start(policy, prefetcher_.get(), how);
         executors_.push_back(&place->executor());

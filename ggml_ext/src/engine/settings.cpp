@@ -24,8 +24,6 @@ status settings::apply_calibrated(const std::string & key, double value) {
         thresholds.t1 = value;
     } else if (key == "hobbit.t2") {
         thresholds.t2 = value;
-    } else if (key == "hobbit.renormalize") {
-        renormalize = value != 0;
     } else if (key == "hobbit.prefetch") {
         prefetch = uint32_t(std::min(value, 1e6)); // check() has the real bound
     } else if (is_weight(key)) {

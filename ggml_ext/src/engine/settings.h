@@ -24,9 +24,8 @@ struct settings {
     bool             enable     = false;
     bool             calibrated = true; // a calibration beside the model counts
     score_thresholds thresholds;
-    bool             renormalize = false;
-    bool             strict      = false;
-    bool             random      = false; // hobbit.scorer
+    bool             strict = false;
+    bool             random = false; // hobbit.scorer
     std::string      sidecar;
     std::string      trace;
     std::string      device; // as ggml names it; empty: the CPU

@@ -299,9 +299,6 @@ status moe_executor::end_layer(const ggml_tensor * output, inner_graph & inner) 
             if (observer_) {
                 observer_({ layer_.routing, layer_.plan, layer_.rows, layer_.was_resident, layer_.input, output });
             }
-            if (config_.renormalize && !layer_.routing.weights.empty()) {
-                renormalize(layer_.routing, layer_.plan, output);
-            }
             if (prefetcher_) {
                 prefetcher_->end_layer(layer_.routing.layer);
             }

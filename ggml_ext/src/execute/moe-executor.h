@@ -27,7 +27,7 @@ struct layer_report {
     const std::vector<batch_info::row> & rows;         // [n_tokens]
     const std::vector<uint8_t> &         was_resident; // [selection], one bit per tier, before anything was loaded
     const std::vector<float> &           router_input; // [n_tokens][n_embd], empty where it is not known
-    const ggml_tensor *                  output;       // [n_out, n_used, n_tokens], before skipped weight is made up
+    const ggml_tensor *                  output;       // [n_out, n_used, n_tokens]
 };
 
 // Runs the part of an outer graph that belongs to the experts of a layer: decides what each missing expert is worth
@@ -40,7 +40,6 @@ class moe_executor {
   public:
     struct config {
         plan_rules rules;
-        bool       renormalize = false; // the weight of skipped experts goes to the others of their token
     };
 
     // All must outlive the executor; prefetcher and share may be null.

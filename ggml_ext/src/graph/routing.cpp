@@ -3,9 +3,7 @@
 
 #include "ggml-backend.h"
 
-#include <algorithm>
 #include <cstring>
-#include <set>
 #include <vector>
 
 namespace hobbit {
@@ -43,33 +41,6 @@ status read_routing(const ggml_tensor * matmul, uint32_t layer, layer_routing & 
         ggml_backend_tensor_get(weights, routing.weights.data(), 0, routing.weights.size() * sizeof(float));
     }
     return {};
-}
-
-// The weights of the experts that a token keeps are applied after us: their outputs grow instead.
-void renormalize(const layer_routing & routing, const layer_plan & plan, const ggml_tensor * output) {
-    std::vector<float> row(output->ne[0]);
-    std::set<int64_t>  tokens;
-    for (const int32_t i : plan.skipped) {
-        tokens.insert(i / routing.n_used);
-    }
-    for (const int64_t t : tokens) {
-        double all  = 0.0;
-        double kept = 0.0;
-        for (int64_t i = t * routing.n_used; i < (t + 1) * routing.n_used; i++) {
-            all  += routing.weights[i];
-            kept += plan.precisions[i] == PRECISION_SKIP ? 0.0 : routing.weights[i];
-        }
-        if (!(kept > 0.0)) {
-            continue;
-        }
-        const float factor = float(all / kept);
-        for (int64_t i = t * routing.n_used; i < (t + 1) * routing.n_used; i++) {
-            ggml_backend_tensor_get(output, row.data(), i * output->nb[1], row.size() * sizeof(float));
-            std::transform(row.begin(), row.end(), row.begin(), [&](float x) { return x * factor; });
-            ggml_backend_tensor_set(const_cast<ggml_tensor *>(output), row.data(), i * output->nb[1],
-                                    row.size() * sizeof(float));
-        }
-    }
 }
 
 } // namespace hobbit

@@ -15,8 +15,4 @@ namespace hobbit {
 // not there, or not as expected. Fails where the ids are no experts.
 status read_routing(const ggml_tensor * matmul, uint32_t layer, layer_routing & routing);
 
-// The experts that a token keeps get the weight of those it skips: the weights are applied later, so the experts'
-// outputs [n_out, n_used, n_tokens] grow instead.
-void renormalize(const layer_routing & routing, const layer_plan & plan, const ggml_tensor * output);
-
 } // namespace hobbit

@@ -41,9 +41,9 @@ status expert_index::open(const std::string & path, const std::string & sidecar)
     }
     for (const gguf_file & file : files) {
         model_bytes_ += file.size();
-        read_metadata(file);
+        s             = s.ok() ? read_metadata(file) : s;
     }
-    s = add_base(files);
+    s = s.ok() ? add_base(files) : s;
     if (!s.ok() || layers_.empty()) {
         return s;
     }
@@ -85,8 +85,13 @@ status expert_index::open_sidecar(const std::string & path, const std::string & 
     return s;
 }
 
-void expert_index::read_metadata(const gguf_file & file) {
-    double      value = 0;
+status expert_index::read_metadata(const gguf_file & file) {
+    double value = 0;
+    if (file.find_number("hobbit.renormalize", value) && value != 0) {
+        return status::error(format("'%s' stores hobbit.renormalize, which no longer exists: the weight of skipped "
+                                    "experts is dropped; remove the key from the file",
+                                    file.path().c_str()));
+    }
     std::string arch;
     if (file.find_string("general.architecture", arch) && file.find_number(arch + ".expert_used_count", value)) {
         architecture_   = arch;
@@ -98,6 +103,7 @@ void expert_index::read_metadata(const gguf_file & file) {
         }
     }
     file.find_string("hobbit.policy", stored_.policy);
+    return {};
 }
 
 status expert_index::read_calibration(const std::string & path) {
@@ -134,8 +140,7 @@ status expert_index::read_calibration(const std::string & path) {
     if (!read_uses(file)) {
         return damaged(": it does not count the uses of this model's experts");
     }
-    read_metadata(file);
-    return {};
+    return read_metadata(file);
 }
 
 // False where there are counts, but not of this model's experts.

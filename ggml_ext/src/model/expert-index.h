@@ -98,7 +98,7 @@ class expert_index {
     status add_group(const gguf_file & file, uint32_t file_number, const gguf_file::tensor & tensor);
     status check_tier(const std::string & path, uint32_t tier) const;
     status open_sidecar(const std::string & path, const std::string & sidecar, std::vector<gguf_file> & files) const;
-    void   read_metadata(const gguf_file & file);
+    status read_metadata(const gguf_file & file);
     bool   read_uses(const gguf_file & file);
 
     std::vector<std::string>     files_;

@@ -14,7 +14,7 @@ static constexpr uint32_t ALL = part_bit(PART_GATE) | part_bit(PART_UP) | part_b
 
 static engine engine_with_host(const model_on_disk & m, uint32_t n_high, uint32_t n_low, uint32_t n_host,
                                const score_thresholds & thresholds = {}) {
-    return { m, n_high, n_low, moe_executor::config{ { thresholds }, false }, { rpc_device() }, n_host };
+    return { m, n_high, n_low, moe_executor::config{ { thresholds } }, { rpc_device() }, n_host };
 }
 
 static std::string whole_file(const model_on_disk & m) {

@@ -196,7 +196,6 @@ TEST_CASE("stored values out of range are refused") {
         { { "hobbit.prefetch", 5 } },
         { { "hobbit.prefetch", -1 } },
         { { "hobbit.prefetch", std::nan("") } },
-        { { "hobbit.renormalize", std::nan("") } },
     };
     for (const auto & stored : cases) {
         CAPTURE(stored[0].first);

@@ -18,7 +18,7 @@ static ggml_backend_dev_t device() {
 }
 
 static moe_executor::config with(score_thresholds thresholds) {
-    return { { thresholds }, false };
+    return { { thresholds } };
 }
 
 TEST_CASE("everything high, whatever the batch and the pool, layers taking turns") {

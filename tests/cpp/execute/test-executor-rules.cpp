@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 //
-// Rules for measuring (strict, random, renormalized), and what the executor reports.
+// Rules for measuring (strict, random), and what the executor reports.
 #include "fixtures/executor-fixture.h"
 
 #include <algorithm>
@@ -96,35 +96,6 @@ TEST_CASE("random precisions come in the shares asked for") {
     CHECK(double(e.counters.selections_skipped) == doctest::Approx(0.25 * 2 * n).epsilon(0.15));
 }
 
-TEST_CASE("renormalized: the weight of what is skipped goes to the others of the token") {
-    moe_model shape = model_on_disk::small();
-    shape.n_used    = 4;
-    const model_on_disk    m(shape);
-    const score_thresholds thresholds = { 0.3, 0.6 };
-    const layer_input      input      = random_input(shape, 5, 47);
-    moe_executor::config   config;
-    config.rules.thresholds = thresholds;
-    config.rules.strict     = true;
-    engine     plain(m, 8, 8, config);
-    const rows before  = plain.compute(m, input);
-    config.renormalize = true;
-    engine     e(m, 8, 8, config);
-    const rows after      = e.compute(m, input);
-    const auto precisions = strict_precisions(input, thresholds);
-    for (size_t t = 0; t < 5; t++) {
-        double kept = 0; // of a sum of 1
-        for (size_t k = 0; k < 4; k++) {
-            kept += precisions[4 * t + k] == PRECISION_SKIP ? 0.0 : double(input.weights[4 * t + k]);
-        }
-        CHECK(kept < 0.999);
-        for (size_t i = 4 * t; i < 4 * t + 4; i++) {
-            for (size_t j = 0; j < before[i].size(); j++) {
-                CHECK(double(after[i][j]) == doctest::Approx(double(before[i][j]) / kept).epsilon(1e-5));
-            }
-        }
-    }
-}
-
 // Gives the layer's matmuls a router's input whose memory the layer's output takes, as a graph allocator may do.
 static void set_router_input(layer_graph & graph, const std::vector<float> & x, ggml_tensor & input) {
     input       = *ggml_graph_node(graph.graph, -1);
@@ -182,7 +153,7 @@ TEST_CASE("two layers in one graph are both finished, in waves too") {
     shape.n_used    = 4;
     const model_on_disk        m(shape);
     const layer_input          input = random_input(shape, 3, 59);
-    const moe_executor::config strict{ { { 0.3, 0.6 }, true }, true };
+    const moe_executor::config strict{ { { 0.3, 0.6 }, true } };
     for (const uint32_t n_slots : { 16u, 1u }) {
         CAPTURE(n_slots);
         engine      e(m, n_slots, n_slots, strict);

@@ -84,7 +84,7 @@ TEST_CASE("in the device's own layout") {
             CAPTURE(n_tokens);
             CAPTURE(n_slots);
             const layer_input input = random_input(m.shape, n_tokens, unsigned(n_tokens));
-            engine            e(m, n_slots, n_slots, moe_executor::config{ { {} }, false }, { cpu, true });
+            engine            e(m, n_slots, n_slots, moe_executor::config{ { {} } }, { cpu, true });
             CHECK(e.compute(m, input) == stock(m, input, TIER_HIGH, 0, false, buft));
         }
     }
@@ -139,7 +139,7 @@ TEST_CASE("strict: what is high is the sum, what is low the low version alone, w
             CAPTURE(n_tokens);
             CAPTURE(n_slots);
             const layer_input      input = random_input(m.shape, n_tokens, 41);
-            engine                 e(m, n_slots, n_slots, moe_executor::config{ { thresholds, true }, false });
+            engine                 e(m, n_slots, n_slots, moe_executor::config{ { thresholds, true } });
             std::vector<precision> worth(input.ids.size());
             for (size_t i = 0; i < worth.size(); i += 4) {
                 score_experts(&input.weights[i], 4, thresholds, &worth[i]);
@@ -173,7 +173,7 @@ TEST_CASE("an upgrade reads the residual alone, and a downgrade reads nothing") 
     CHECK(e.counters.misses[TIER_HIGH] == 2);
     CHECK(e.counters.bytes_read == bytes_of(m, TIER_LOW, chosen) + bytes_of(m, TIER_HIGH, chosen));
 
-    engine strict(m, 8, 8, moe_executor::config{ { { 0.0, 1.0 }, true }, false }); // one high, one low
+    engine strict(m, 8, 8, moe_executor::config{ { { 0.0, 1.0 }, true } }); // one high, one low
     strict.compute(m, input);
     strict.executor.set_thresholds({ 1.0, 1.0 });
     CHECK(strict.compute(m, input) == stock(m, input, TIER_HIGH));

@@ -289,6 +289,19 @@ TEST_CASE("a calibration beside the model comes last") {
     CHECK(index.stored().policy == "lfu");
 }
 
+TEST_CASE("a stored hobbit.renormalize is ignored where it is 0, and an error otherwise") {
+    for (const bool value : { false, true }) {
+        temp_dir     dir;
+        gguf_builder file;
+        moe_model().add_high(file);
+        gguf_set_val_bool(file.keys(), "hobbit.renormalize", value);
+        expert_index index;
+        const status s = index.open(file.write(dir.path("m.gguf")), "");
+        CHECK(s.ok() == !value);
+        CHECK(index.stored().numbers.empty());
+    }
+}
+
 TEST_CASE("a calibration tells which experts were used, the most used first") {
     temp_dir     dir;
     gguf_builder file;

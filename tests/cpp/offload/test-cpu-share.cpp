@@ -10,7 +10,7 @@
 #include <thread>
 
 static moe_executor::config with(score_thresholds thresholds) {
-    return { { thresholds }, false };
+    return { { thresholds } };
 }
 
 // With room for all experts in host memory.

@@ -17,7 +17,7 @@ static engine splitting(const model_on_disk & m, uint32_t n_high, uint32_t n_low
                         uint32_t tier = TIER_HIGH, uint32_t host_slots = 16) {
     const expert_shapes kinds(m.index);
     const double        transfer = 4e-4 / double(kinds.all()[kinds.of({ 0, 0 }, tier)].bytes());
-    return { m,       n_high,  n_low, { { thresholds }, false }, { rpc_device() }, host_slots, compute_mode::automatic,
+    return { m,       n_high,  n_low, { { thresholds } }, { rpc_device() }, host_slots, compute_mode::automatic,
              nullptr, transfer };
 }
 
