@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
 """What low precision costs, on the tiny model: perplexity, KL divergence from all high, bytes per token.
 
-    python bench/quality.py                # mixes under several bounds against random choice and skipping
-    python bench/quality.py --renormalize  # what is to become of a skipped expert's weight
+Mixes of high, low and skipped experts under several bounds, beside a random choice and skipping alone.
+
+    python bench/quality.py
 
 Thresholds are calibrated on the first half of the held-out text and measured on the second.
 """
@@ -14,7 +15,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 from pyhobbit.native.paths import BIN_DIR, VENDOR_DIR
@@ -27,7 +27,6 @@ ROOT = Path(__file__).resolve().parent.parent
 TINY = ROOT / "tests/tiny_moe"
 FOLDER = ROOT / "build/bench"
 PAIRS = ("f16+q4_0", "q8_0+q2_k", "f16+iq1_m")
-SKIPPED = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5)
 HEAD = "| experts | t1 | t2 | high | low | skipped | KiB per token | perplexity | KL divergence |"
 
 
@@ -127,23 +126,6 @@ def compare_mixes(args: argparse.Namespace, engine: EngineConfig) -> None:
             print(row(name, quality), flush=True)
 
 
-def compare_weights(args: argparse.Namespace, engine: EngineConfig) -> None:
-    """Skipping with the weights of skipped experts dropped, and with the others' renormalised."""
-    path = convert(*args.pairs[0].split("+"))
-    print(f"{HEAD}\n|{'---|' * (HEAD.count('|') - 1)}")
-    for renormalize in (False, True):
-        cache = CacheConfig(pools=engine.cache.pools, renormalize=renormalize)
-        with Evaluator(path, EvaluationConfig(replace(engine, cache=cache))) as evaluator:
-            _, chunks = halves(evaluator, args.chunks)
-            reference, seen = profile(evaluator, chunks)
-            scores = unimportance(seen.weights)
-            for share in SKIPPED:
-                threshold = threshold_for_share(scores, share)
-                quality = evaluator.measure(chunks, threshold, threshold, reference)
-                name = f"{share:.0%} skipped, {'renormalised' if renormalize else 'dropped'}"
-                print(row(name, quality), flush=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -151,11 +133,10 @@ def main() -> None:
     parser.add_argument("--chunks", type=int, default=16, help="of 512 tokens, to calibrate and to measure")
     parser.add_argument("--pairs", nargs="+", default=PAIRS, metavar="HIGH+LOW")
     parser.add_argument("--max-kl", type=float, nargs="+", default=[1e-3, 1e-2], metavar="NATS")
-    parser.add_argument("--renormalize", action="store_true")
     args = parser.parse_args()
     # All experts fit: precision is measured, not the cache. A second thread would wait more than compute.
     engine = EngineConfig(CacheConfig(pools=64_000_000), EvaluationConfig.default_n_ctx, n_threads=1)
-    (compare_weights if args.renormalize else compare_mixes)(args, engine)
+    compare_mixes(args, engine)
 
 
 if __name__ == "__main__":

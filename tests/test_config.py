@@ -74,7 +74,7 @@ def test_settings_carry_their_native_keys_and_types() -> None:
 
 def test_settings_of_eviction_prefetch_and_trace_carry_their_keys(tmp_path: Path) -> None:
     trace = tmp_path / "t.csv"
-    config = CacheConfig(policy="hobbit", weights=(1, 0, 0, 0), prefetch=0, renormalize=False, trace=trace)
+    config = CacheConfig(policy="hobbit", weights=(1, 0, 0, 0), prefetch=0, trace=trace)
     settings = config.settings()
     assert settings == {
         "hobbit.enable": True,
@@ -84,11 +84,9 @@ def test_settings_of_eviction_prefetch_and_trace_carry_their_keys(tmp_path: Path
         "hobbit.w_lhu": 0.0,
         "hobbit.w_fld": 0.0,
         "hobbit.prefetch": 0,
-        "hobbit.renormalize": False,
         "hobbit.trace": str(trace),
     }
     assert isinstance(settings["hobbit.w_lru"], float)
-    assert settings["hobbit.renormalize"] is False
 
 
 def test_settings_of_the_device_carry_their_keys() -> None:

@@ -114,13 +114,12 @@ def test_defaults_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_settings_become_overrides() -> None:
-    cache = CacheConfig(pools=1000, t1=0.5, policy="lru", renormalize=True, sidecar=Path("a,b.gguf"))
+    cache = CacheConfig(pools=1000, t1=0.5, policy="lru", sidecar=Path("a,b.gguf"))
     first, overrides, *_ = serve.server_arguments(cache.settings(), [], known())
     assert first == "--override-kv"
     assert overrides.split(",", 1)[0] == "hobbit.enable=bool:true"
     for part in ("hobbit.pools=int:1000", "hobbit.t1=float:0.5", "hobbit.policy=str:lru"):
         assert part in overrides.split(",")
-    assert "hobbit.renormalize=bool:true" in overrides
     assert '"hobbit.sidecar=str:a,b.gguf"' in overrides
 
 

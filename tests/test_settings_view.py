@@ -36,8 +36,6 @@ def test_the_defaults_are_the_engines() -> None:
     assert default(code, r"policy") == f'"{ENGINE_DEFAULTS["policy"]}"'
     assert int(default(code, r"prefetch")) == ENGINE_DEFAULTS["prefetch"]
     assert int(default(code, r"io_threads")) == ENGINE_DEFAULTS["io_threads"]
-    assert default(code, r"bool\s+renormalize") == "false"
-    assert not ENGINE_DEFAULTS["renormalize"]
     weights = tuple(map(float, re.findall(r"[\d.]+", default(policies, r"weights"))))
     assert weights == ENGINE_DEFAULTS["weights"]
     for name in ("t1", "t2"):
@@ -101,7 +99,7 @@ def test_the_table(tiny_gguf: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     assert re.search(r"^  pools +6.0 MiB +flag$", text, re.MULTILINE)
     assert re.search(r"^  high_pool +\d.\d MiB +computed \(room for 16 of 48 experts\)$", text, re.MULTILINE)
-    assert re.search(r"^  renormalize +no +default$", text, re.MULTILINE)
+    assert re.search(r"^  prefetch +2 +default$", text, re.MULTILINE)
 
 
 def test_errors_are_those_of_chat(tiny_gguf: Path, capsys: pytest.CaptureFixture[str]) -> None:

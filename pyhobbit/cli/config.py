@@ -190,7 +190,7 @@ def _behaviour_rows(cache: CacheConfig, stored: Mapping[str, Stored], residual: 
     if cache.policy is not None:
         ignored.add("weights")
     policy = effective_policy(cache, stored)
-    for name in ("t1", "t2", "low_share", "policy", "weights", "prefetch", "renormalize", "io_threads"):
+    for name in ("t1", "t2", "low_share", "policy", "weights", "prefetch", "io_threads"):
         value = getattr(cache, name)
         if name == "weights" and policy != "hobbit":
             continue  # of no other policy
@@ -255,8 +255,6 @@ def _text(row: Row) -> str:
         return "-"
     if row.name in _SIZES:
         return format_size(row.value)
-    if isinstance(row.value, bool):
-        return "yes" if row.value else "no"
     if isinstance(row.value, float):
         return f"{row.value:g}"
     return ", ".join(f"{each:g}" for each in row.value) if isinstance(row.value, tuple) else str(row.value)

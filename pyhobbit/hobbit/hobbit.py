@@ -74,9 +74,8 @@ class Hobbit(Llama):
     tier, 0 to 1.
 
     t1, t2: thresholds on the sum of the normalised gate weights of the experts ranked higher (HOBBIT,
-    Eq. 2): up to t1 high precision, up to t2 low, above t2 skipped.  renormalize: the weight of skipped
-    experts goes to the others of their token.  sidecar: file with the low tier, by default
-    MODEL.hobbit.gguf.
+    Eq. 2): up to t1 high precision, up to t2 low, above t2 skipped.  sidecar: file with the low
+    tier, by default MODEL.hobbit.gguf.
 
     policy: which expert is evicted, by a name that `pyhobbit simulate --help` lists.  weights: of LRU,
     LFU, LHU and FLD in Eq. 3, for the policy "hobbit".  prefetch: layers that the predictor looks ahead,
@@ -108,7 +107,6 @@ class Hobbit(Llama):
         policy: str | None = None,
         weights: tuple[float, float, float, float] | None = None,
         prefetch: int | None = None,
-        renormalize: bool | None = None,
         trace: str | os.PathLike[str] | None = None,
         cache: CacheConfig | None = None,
         flash_attn: bool | None = None,
@@ -132,7 +130,6 @@ class Hobbit(Llama):
             policy=policy,
             weights=weights,
             prefetch=prefetch,
-            renormalize=renormalize,
             trace=trace,
         )
         own = {"model_path": os.fspath(model_path), "cache": self.cache_config, "flash_attn": flash_attn}

@@ -15,10 +15,9 @@ ENGINE_DEFAULTS: Mapping[str, Any] = {
     "policy": "echo",
     "weights": (0.6, 0.25, 0.15, 0.0),
     "prefetch": 2,
-    "renormalize": False,
     "io_threads": 4,
 }
-_STORED = ("t1", "t2", "low_share", "policy", "prefetch", "renormalize")
+_STORED = ("t1", "t2", "low_share", "policy", "prefetch")
 
 
 @dataclass(frozen=True)

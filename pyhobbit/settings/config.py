@@ -62,8 +62,7 @@ class CacheConfig:
     "auto" (None) what takes the least time.
     low_share: share of the pools for the low tier, 0 to 1.  io_threads: loader threads.
     t1, t2: thresholds on the sum of the normalised gate weights of the experts ranked higher (HOBBIT, Eq. 2):
-    up to t1 high precision, up to t2 low, above t2 skipped.  renormalize: the weight of skipped experts goes
-    to the others of their token.  sidecar: file with the further tiers.
+    up to t1 high precision, up to t2 low, above t2 skipped.  sidecar: file with the further tiers.
     policy: which expert is evicted, by a name of hobbit_policy_name.  weights: of LRU, LFU, LHU and FLD in
     Eq. 3, which sum to 1, for the policy "hobbit".  prefetch: layers that the predictor looks ahead, 0 to 4;
     0: no prefetch.  trace: file that the routing is written to.
@@ -79,7 +78,6 @@ class CacheConfig:
     policy: str | None = None
     weights: tuple[float, float, float, float] | None = None
     prefetch: int | None = None
-    renormalize: bool | None = None
     trace: Path | None = None
     device: str | None = None
     device_memory: int | None = None
@@ -141,7 +139,6 @@ class CacheConfig:
             "hobbit.policy": self.policy,
             **dict(zip(WEIGHT_KEYS, map(float, self.weights or ()), strict=False)),
             "hobbit.prefetch": self.prefetch,
-            "hobbit.renormalize": self.renormalize,
             "hobbit.trace": None if self.trace is None else _path_text(self.trace),
         }
         given = {key: value for key, value in values.items() if value is not None}
