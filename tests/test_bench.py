@@ -112,18 +112,17 @@ def test_a_sweep_chooses_every_expert() -> None:
 
 def test_what_is_replayed_is_what_the_engine_computes(small: Path, tmp_path: Path) -> None:
     shape = routing.moe_shape(small)
-    routes = bench_jobs.routes(tmp_path, shape, _trace(tmp_path, 11, 2, 16, 3))
+    n_rows = sum(PROMPTS) + 8
+    routes = bench_jobs.routes(tmp_path, shape, _trace(tmp_path, n_rows, 2, 16, 3))
     recorded = tmp_path / "recorded.csv"
     bench_jobs.measure(small, routes, **_ours(small, trace=str(recorded)))
     rows = read_trace(recorded).routes.reshape(-1, shape.n_used)
     with np.load(routes) as arrays:
         experts, weights = arrays["experts"], arrays["weights"]
-    positions = [*range(PROMPTS[0] + 8), *range(PROMPTS[0]), *range(PROMPTS[1])]
     tokens = np.unique(rows["token"])
-    assert tokens.size == len(positions)
-    position = dict(zip(tokens.tolist(), positions, strict=True))
+    assert tokens.size == n_rows  # each row of the trace once, in its order
     for row in rows:
-        place = position[row["token"][0]] % 11, row["layer"][0]
+        place = np.searchsorted(tokens, row["token"][0]), row["layer"][0]
         assert row["expert"].tolist() == experts[place].tolist()
         np.testing.assert_allclose(row["weight"], weights[place], 1e-5)
 
@@ -132,7 +131,7 @@ def test_what_is_replayed_is_what_the_engine_computes(small: Path, tmp_path: Pat
 def test_a_replay_gives_the_same_logits_in_stock_and_in_ours(arch: str, tmp_path: Path) -> None:
     model = models.random_model(arch)
     shape = routing.moe_shape(model)
-    routes = bench_jobs.routes(tmp_path, shape, _trace(tmp_path, 11, 3, 8, 2))
+    routes = bench_jobs.routes(tmp_path, shape, _trace(tmp_path, 24, 3, 8, 2))
     (tmp_path / "own").mkdir()
     own_routes = bench_jobs.routes(tmp_path / "own", shape, None)
     stock = bench_jobs.measure(model, routes, **STOCK)
@@ -148,6 +147,31 @@ def test_a_replay_of_another_shape_is_an_error(small: Path, tmp_path: Path) -> N
     done = runner.start(job.Job(str(small), None, str(tmp_path / "r.npz")), None)
     assert done.returncode == 1
     assert "another shape than the model" in done.stderr
+
+
+def test_no_row_of_a_trace_is_replayed_twice(small: Path, tmp_path: Path) -> None:
+    routes = bench_jobs.routes(tmp_path, routing.moe_shape(small), _trace(tmp_path, 23, 2, 16, 3))
+    what = job.Job(str(small), None, str(routes), prompts=PROMPTS, n_warm_up=3, n_tokens=5)
+    done = runner.start(what, None)
+    assert done.returncode == 1
+    assert "there are more tokens than the trace has rows" in done.stderr
+
+
+@pytest.mark.parametrize("n_rows", [33, 64, 129, 500])
+def test_the_default_windows_fit_the_trace(n_rows: int, tmp_path: Path) -> None:
+    windows = runner.trace_windows(_trace(tmp_path, n_rows, 2, 8, 2), {})
+    n_before = sum(windows["prompts"]) + windows["n_warm_up"]
+    assert windows["n_tokens"] == min(96, n_rows - n_before) > 0
+
+
+def test_tokens_without_all_layers_do_not_count(tmp_path: Path) -> None:
+    """A prompt's last layer computes its last token alone."""
+    trace = _trace(tmp_path, 40, 3, 8, 2)
+    rows = trace.read_text().splitlines(keepends=True)
+    trace.write_text("".join(row for row in rows if not row.startswith(("0,0,0,2,", "0,0,1,2,"))))
+    assert routing.n_complete(read_trace(trace)) == 38
+    with pytest.raises(ConfigError, match=r"has 38 tokens, .* need 40, since no token is replayed twice"):
+        runner.trace_windows(trace, {"prompts": (4, 12), "n_warm_up": 4, "n_tokens": 20})
 
 
 #
@@ -329,6 +353,18 @@ def test_a_wrong_value_is_found_before_a_model_is_made(
     assert main(["bench", "--shape", "tiny", *folder, *options]) != 0
     assert message in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_would_replay_a_token_twice_is_refused_before_a_model_is_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = ["--shape", "tiny", "--folder", str(tmp_path / "m")]
+    trace = str(_trace(tmp_path, 40, 2, 8, 2))
+    assert main(["bench", *model, "--trace", trace, "--arms", "ours", "--prompts", "16", "32"]) != 0
+    message = capsys.readouterr().err
+    assert "t.csv has 40 tokens, and the prompts, the warm-up and decoding need 65" in message
+    assert len(message.splitlines()) == 1
+    assert not (tmp_path / "m").exists()
 
 
 @pytest.mark.parametrize(

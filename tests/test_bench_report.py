@@ -14,7 +14,7 @@ from pyhobbit.errors import HobbitError
 
 def _record(arm: str, limit: float | None, repetition: int, speed: float, **figures: Any) -> dict[str, Any]:
     measured = job.Measured(
-        load_s=1, cold_ttft_s=1, ttft_s={"16": 10 / speed}, prefill_tokens_per_second=speed, n_decoded=8,
+        load_s=1, ttft_s={"16": 10 / speed}, prefill_tokens_per_second=speed, n_decoded=8,
         decode_s=8 / speed, slowest_token_s=1, tokens_per_second=speed, disk_bytes_per_token=0,
         peak_rss_bytes=1, logits_crc=1, first_and_last_quarter=(job.Quarter(1, 0, 0),) * 2,
         rss_growth_bytes=0,

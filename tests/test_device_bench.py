@@ -94,7 +94,7 @@ def _check_transfers(counters: dict[str, float]) -> None:
 def test_a_replay_is_the_same_where_routers_are_on_a_device(arch: str, tmp_path: Path, rpc: str) -> None:
     model = models.random_model(arch)
     shape = routing.moe_shape(model)
-    replayed = bench_jobs.routes(tmp_path, shape, traces.write_random_trace(tmp_path / "t.csv", 11, 3, 8, 2))
+    replayed = bench_jobs.routes(tmp_path, shape, traces.write_random_trace(tmp_path / "t.csv", 24, 3, 8, 2))
     (tmp_path / "own").mkdir()
     own = bench_jobs.routes(tmp_path / "own", shape, None)
     stock = {"lib_dir": str(models.stock_dir())}

@@ -30,11 +30,14 @@ static const char * check(const struct hobbit_replay * replay, const struct ggml
     if (layer >= replay->n_layers || chosen->ne[0] != replay->n_used) {
         return "what is to be replayed has another shape than the model";
     }
-    if (chosen->ne[1] != replay->n_positions && chosen->ne[1] != 1) {
+    if (chosen->ne[1] != replay->n_tokens && chosen->ne[1] != 1) {
         return "a layer computes other tokens than those announced";
     }
-    for (int64_t i = 0; i < replay->n_positions; i++) {
-        const int64_t first = (replay->positions[i] % replay->n_rows * replay->n_layers + layer) * replay->n_used;
+    if (replay->first_row + replay->n_tokens > replay->n_rows) {
+        return "there are more tokens than the trace has rows";
+    }
+    for (int64_t i = 0; i < replay->n_tokens; i++) {
+        const int64_t first = ((replay->first_row + i) * replay->n_layers + layer) * replay->n_used;
         for (int64_t k = 0; k < replay->n_used; k++) {
             if (replay->experts[first + k] < 0 || replay->experts[first + k] >= probabilities->ne[0]) {
                 return "what is to be replayed chooses experts that the model does not have";
@@ -59,10 +62,9 @@ static void overwrite(const struct hobbit_replay * replay, int64_t layer, const 
     const struct ggml_tensor * probabilities = replay->probabilities;
     // llama.cpp also names a router's outputs so, where the softmax is over the chosen ones
     const bool    is_logits = probabilities->op == GGML_OP_MUL_MAT || probabilities->op == GGML_OP_ADD;
-    const int64_t first     = replay->n_positions - chosen->ne[1]; // 0, or the last token
+    const int64_t first = replay->first_row + replay->n_tokens - chosen->ne[1]; // the first token's row or the last's
     for (int64_t i = 0; i < chosen->ne[1]; i++) {
-        const int64_t place =
-            (replay->positions[first + i] % replay->n_rows * replay->n_layers + layer) * replay->n_used;
+        const int64_t place = ((first + i) * replay->n_layers + layer) * replay->n_used;
         for (int64_t k = 0; k < replay->n_used; k++) {
             const int32_t expert                            = replay->experts[place + k];
             const float   weight                            = replay->weights[place + k];

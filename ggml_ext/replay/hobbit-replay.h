@@ -20,18 +20,17 @@ struct ggml_backend_buffer;
 
 // The caller owns everything that is pointed to. Thread-safety: none; one context.
 struct hobbit_replay {
-    // What is replayed, [n_rows][n_layers][n_used]; NULL leaves the choice to the model. The token at position p takes
-    // row p % n_rows. Weights are positive.
+    // The routing to replay, [n_rows][n_layers][n_used]; NULL leaves the choice to the model. Weights are positive.
     const int32_t * experts;
     const float *   weights;
     int64_t         n_rows;
     int64_t         n_layers;
     int64_t         n_used;
 
-    // The tokens that are being computed. The logits of the last one are wanted, so a layer has all of them or that
-    // one.
-    const int64_t * positions;
-    int64_t         n_positions;
+    // The rows of the tokens that are being computed. Only the logits of the last token are wanted, so a layer
+    // computes either all tokens or the last one.
+    int64_t first_row;
+    int64_t n_tokens;
 
     // Of the build in use: ggml_backend_buffer_is_host, ggml_backend_tensor_get and ggml_backend_tensor_set.
     bool (*is_host)(struct ggml_backend_buffer * buffer);

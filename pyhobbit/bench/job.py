@@ -11,7 +11,8 @@ class Job:
     """One arm's process.
 
     lib_dir: of stock llama.cpp; None for this package's.  routing: .npz with the arrays sweep, which chooses
-    every expert once, and experts and weights where a trace is replayed, each [tokens, layers, used].
+    every expert once, and experts and weights where a trace is replayed, each [tokens, layers, used]. Each of
+    their tokens is replayed once: prompts, n_warm_up and n_tokens need one each.
     fits: every expert is brought into memory first.  prompts: their lengths.
     n_tokens, seconds: decoding ends with whichever comes first; so does its warm-up, of n_warm_up tokens.
     device: of ggml's, that has all layers; None leaves them where llama.cpp puts them.  rpc: server that
@@ -53,8 +54,8 @@ class Quarter:
 class Measured:
     """One repetition of one arm. Seconds and bytes; None where the arm has no such figure.
 
-    cold_ttft_s: of the shortest prompt, the first thing after loading.  ttft_s: by prompt length, afterwards.
-    prefill_tokens_per_second: of the longest prompt.  disk_bytes_per_token: that decoding read from the disk.
+    ttft_s: first token by prompt length, the shortest prompt first, before decoding.
+    prefill_tokens_per_second: of the longest prompt.  disk_bytes_per_token: read while decoding.
     Counters of the cache are those of decoding: stall_share of the time, hit rates of 0 to 1.
     first_and_last_quarter: of decoding.  rss_growth_bytes: while decoding.
     logits_crc: of the logits after the first prompt, to tell whether two arms compute the same.
@@ -62,7 +63,6 @@ class Measured:
     """
 
     load_s: float
-    cold_ttft_s: float
     ttft_s: dict[str, float]
     prefill_tokens_per_second: float
     n_decoded: int

@@ -6,7 +6,6 @@ milliseconds per token.
 """
 
 import ctypes
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,8 @@ class _State(ctypes.Structure):
         ("n_rows", ctypes.c_int64),
         ("n_layers", ctypes.c_int64),
         ("n_used", ctypes.c_int64),
-        ("positions", ctypes.c_void_p),
-        ("n_positions", ctypes.c_int64),
+        ("first_row", ctypes.c_int64),
+        ("n_tokens", ctypes.c_int64),
         ("is_host", ctypes.c_void_p),
         ("get", ctypes.c_void_p),
         ("set", ctypes.c_void_p),
@@ -48,7 +47,6 @@ class Replay:
             for name in ("buffer_is_host", "tensor_get", "tensor_set")
         )
         self._arrays: tuple[NDArray[np.int32], NDArray[np.float32]] | None = None
-        self._positions = np.empty(0, np.int64)
 
     def install(self, llama: Any, params: Any) -> None:
         """Makes it the evaluation callback of a context with these llama_context_params."""
@@ -57,24 +55,25 @@ class Replay:
         params.cb_eval_user_data = ctypes.addressof(self._state)
 
     def use(self, experts: NDArray[np.int32], weights: NDArray[np.float32]) -> None:
-        """Routes what comes next by these, [tokens, layers, used]. Weights are positive.
+        """Routes the next tokens by these arrays, [tokens, layers, used]. Weights are positive.
 
-        The token at position p takes the choice of token p modulo the number of tokens.
+        Each token takes the next row, whatever its position; each row is replayed once.
         """
         self._arrays = np.ascontiguousarray(experts, np.int32), np.ascontiguousarray(weights, np.float32)
         self._state.experts, self._state.weights = (array.ctypes.data for array in self._arrays)
         self._state.n_rows, self._state.n_layers, self._state.n_used = experts.shape
+        self._state.first_row = self._state.n_tokens = 0
 
     def stop(self) -> None:
-        """Leaves what comes next to the model."""
+        """Leaves the next choices to the model."""
         self._state.experts = None
 
-    def begin(self, positions: Sequence[int]) -> None:
-        """The tokens that are about to be computed at once, of which the last one's logits are wanted."""
-        self._positions = np.array(positions, np.int64)
-        self._state.positions, self._state.n_positions = self._positions.ctypes.data, len(positions)
+    def begin(self, n_tokens: int) -> None:
+        """Announces tokens that are computed at once, of which only the last one's logits are wanted."""
+        self._state.first_row += self._state.n_tokens
+        self._state.n_tokens = n_tokens
 
     @property
     def error(self) -> str | None:
-        """Why the first choice that could not be replayed could not be."""
+        """Why a choice could not be replayed: the first reason."""
         return self._state.error.decode() if self._state.error else None

@@ -54,6 +54,11 @@ def sweep(shape: MoeShape) -> Routing:
     return Routing(experts, np.full(experts.shape, 1 / shape.n_used, np.float32))
 
 
+def n_complete(trace: "Trace") -> int:
+    """Tokens of the trace that can be replayed: those with a row for each layer."""
+    return len(_tables(trace)[0])
+
+
 def lay_over(trace: "Trace", shape: MoeShape) -> Routing:
     """The trace's tokens in their order, prefill first, as choices of a model of this shape."""
     experts, weights = _tables(trace)

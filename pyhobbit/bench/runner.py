@@ -23,12 +23,14 @@ from pyhobbit.bench.arms import BY_NAME, Arm, Tiers
 from pyhobbit.bench.job import Job
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.model_file import model_parts
+from pyhobbit.routing.trace import read_trace
 from pyhobbit.settings.config import CacheConfig, Setting, format_size
 
 _CHECKOUT = Path(__file__).resolve().parents[2]
 _JOIN = 'echo $$ > "$0" && exec "$@"'
 _TIMEOUT_S = 3600
 _BANDWIDTH_S = 1.0
+_TRACE_PROMPTS, _TRACE_WARM_UP, _TRACE_TOKENS = (16,), 16, 96  # recorded traces are short
 
 
 @dataclass(frozen=True)
@@ -174,8 +176,6 @@ def _routing_file(config: BenchConfig) -> Iterator[Path]:
     shape = routing.moe_shape(config.model)
     arrays = {"sweep": routing.sweep(shape).experts}
     if config.trace is not None:
-        from pyhobbit.routing.trace import read_trace  # takes the native libraries and some time
-
         laid = routing.lay_over(read_trace(config.trace), shape)
         arrays |= {"experts": laid.experts, "weights": laid.weights}
     with tempfile.TemporaryDirectory() as folder:
@@ -328,6 +328,24 @@ def _commit() -> str | None:
     done = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     changes = subprocess.run([*git, "diff", "--quiet", "HEAD"], check=False)
     return None if done.returncode else done.stdout.strip() + ("+" if changes.returncode else "")
+
+
+def trace_windows(trace: Path, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Adds to the fields `given` of a BenchConfig the windows that they lack, so that they fit the trace.
+
+    Prompts, warm-up and decoding take different rows. Raises HobbitError if the given ones need more.
+    """
+    require_file(trace)
+    n_rows = routing.n_complete(read_trace(trace))
+    windows = {"prompts": _TRACE_PROMPTS, "n_warm_up": _TRACE_WARM_UP, **given}
+    n_before = sum(windows["prompts"]) + windows["n_warm_up"]
+    windows.setdefault("n_tokens", max(1, min(_TRACE_TOKENS, n_rows - n_before)))
+    if (n_needed := n_before + windows["n_tokens"]) > n_rows:
+        raise ConfigError(
+            f"{trace} has {n_rows} tokens, and the prompts, the warm-up and decoding need {n_needed}, since "
+            "no token is replayed twice; give fewer with --prompts, --warm-up or --tokens"
+        )
+    return windows
 
 
 def require_file(path: Path) -> None:

@@ -70,6 +70,7 @@ class Session:
         self.context = self._open(job, n_ctx)
         self.n_vocab = self.llama.llama_vocab_n_tokens(self.llama.llama_model_get_vocab(self.model))
         self.restart()
+        self.redraw()
 
     def _load(self, job: Job) -> Any:
         params = self.llama.llama_model_default_params()
@@ -103,9 +104,12 @@ class Session:
         return context
 
     def restart(self) -> None:
-        """Forgets all tokens."""
+        """Empties the KV cache."""
         self.llama.llama_memory_clear(self.llama.llama_get_memory(self.context), True)
         self._n_past = 0
+
+    def redraw(self) -> None:
+        """Draws the next tokens as if none had been drawn before, so that all arms compute the same."""
         self._draw = random.Random(1)
 
     def append(self, n_tokens: int) -> float:
@@ -126,7 +130,7 @@ class Session:
         return time.perf_counter() - start
 
     def _decode(self, tokens: Sequence[int]) -> None:
-        self.replay.begin(range(self._n_past, self._n_past + len(tokens)))
+        self.replay.begin(len(tokens))
         array = (self.llama.llama_token * len(tokens))(*tokens)
         status = self.llama.llama_decode(self.context, self.llama.llama_batch_get_one(array, len(tokens)))
         if status or self.replay.error:
@@ -191,10 +195,11 @@ def measure(job: Job) -> Measured:
     """Loads the model and measures. Raises RunError."""
     with np.load(job.routing) as arrays:
         routing = {name: arrays[name] for name in arrays.files}
-    decoded = min(_MAX_CONTEXT, min(job.prompts) + job.n_warm_up + job.n_tokens)
+    longest = max(job.prompts)
+    n_ctx = max(longest, min(_MAX_CONTEXT, longest + job.n_warm_up + job.n_tokens))
     libraries = Libraries(job.lib_dir)
     start = time.perf_counter()
-    session = Session(libraries, job, max(*job.prompts, decoded, len(routing["sweep"])))
+    session = Session(libraries, job, max(n_ctx, len(routing["sweep"])))
     load_s = time.perf_counter() - start
     counters = Counters(libraries)
     if job.fits:
@@ -202,19 +207,20 @@ def measure(job: Job) -> Measured:
     if "experts" in routing:
         session.replay.use(routing["experts"], routing["weights"])
 
-    cold_ttft_s = session.append(min(job.prompts))
+    shortest, *further = sorted(job.prompts)
+    ttft_s = {str(shortest): session.append(shortest)}
     logits_crc = session.logits_crc()
+    for n_tokens in further:
+        session.restart()
+        ttft_s[str(n_tokens)] = session.append(n_tokens)
     decode(session, counters, job.n_warm_up, job.seconds / 2)
     before, read_before, rss_before = counters.stats(), _bytes_from_disk(), _rss_bytes()
     tokens = decode(session, counters, job.n_tokens, job.seconds)
     times = tokens[:, 0].tolist()
     read_bytes, rss_growth = _bytes_from_disk() - read_before, _rss_bytes() - rss_before
     stats = _difference(counters.stats(), before)
-    ttft_s = {str(n): _prompt(session, n) for n in job.prompts}
-    longest = max(job.prompts)
     result = Measured(
         load_s=load_s,
-        cold_ttft_s=cold_ttft_s,
         ttft_s=ttft_s,
         prefill_tokens_per_second=longest / ttft_s[str(longest)],
         n_decoded=len(times),
@@ -253,11 +259,7 @@ def _bring_in(session: Session, experts: np.ndarray, job: Job) -> None:
             session.append(1)
         session.restart()
     session.replay.stop()
-
-
-def _prompt(session: Session, n_tokens: int) -> float:
-    session.restart()
-    return session.append(n_tokens)
+    session.redraw()
 
 
 def _quarters(tokens: np.ndarray) -> tuple[Quarter, Quarter]:

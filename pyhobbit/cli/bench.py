@@ -68,10 +68,13 @@ def add_options(parser: argparse.ArgumentParser, arms: "Mapping[str, Arm]", limi
     add("--t1", type=float, metavar="F", help="threshold of the arms with two tiers (default: 0.6)")
     add("--t2", type=float, metavar="F", help="threshold of the arms with two tiers (default: 0.9)")
     add("--reps", type=int, metavar="N", help="repetitions (default: 5)")
-    add("--prompts", type=int, nargs="+", metavar="N", help="their lengths in tokens (default: 16 128 512)")
-    add("--tokens", dest="n_tokens", type=int, metavar="N", help="to decode, at most (default: 64)")
-    add("--warm-up", dest="n_warm_up", type=int, metavar="N", help="tokens before, at most (default: 32)")
-    add("--seconds", type=float, metavar="S", help="of decoding, at most (default: 60)")
+    prompts = "lengths of the prompts in tokens (default: 16 128 512; with --trace: 16)"
+    add("--prompts", type=int, nargs="+", metavar="N", help=prompts)
+    tokens = "tokens to decode, at most (default: 64; with --trace: up to 96, as its rows allow)"
+    add("--tokens", dest="n_tokens", type=int, metavar="N", help=tokens)
+    warm_up = "tokens to decode before measuring, at most (default: 32; with --trace: 16)"
+    add("--warm-up", dest="n_warm_up", type=int, metavar="N", help=warm_up)
+    add("--seconds", type=float, metavar="S", help="time limit of decoding (default: 60)")
     add("--threads", dest="n_threads", type=int, metavar="N", help="that compute (default: one per core)")
     add(
         "--stock",
@@ -144,14 +147,14 @@ def configured(args: argparse.Namespace, arms: "Mapping[str, Arm]") -> "BenchCon
         for field in fields(runner.BenchConfig)
         if field.default is not MISSING and (value := getattr(args, field.name, None)) is not None
     }
+    if args.trace is not None:
+        given = runner.trace_windows(args.trace, given)
     wanted = {tier: Path() for tier in ("low", "residual") if given.pop(tier, None)}  # types so far
     if args.model is not None:
         model, tiers = _own_files(args)
     else:  # nothing is made for a run that cannot be
         chosen = runner.choose_arms(args.arms, ("high", *wanted), arms)
         runner.BenchConfig(model=Path(), arms=chosen, **given, **wanted)
-        if args.trace is not None:
-            runner.require_file(args.trace)
         model, tiers = _made_files(args)
     chosen = runner.choose_arms(args.arms, ("high", *tiers), arms)
     if args.model is not None and "residual" in tiers:
