@@ -122,6 +122,7 @@ lint: .venv/.tools
 	ruff check
 	ruff format --check
 	python docs/check_layers.py
+	python docs/sentences.py --max 25
 	clang-format --dry-run --Werror $(CXX_SOURCES)
 
 format: .venv/.tools
