@@ -26,7 +26,7 @@ def _config(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str,
 def test_the_defaults_are_the_engines() -> None:
     code = (ROOT / "ggml_ext/src/engine/settings.h").read_text()
     policies = (ROOT / "ggml_ext/src/policy/cache-policy.h").read_text()
-    scorer = (ROOT / "ggml_ext/src/plan/scorer.h").read_text()
+    rule = (ROOT / "ggml_ext/src/plan/precision-rule.h").read_text()
 
     def default(text: str, pattern: str) -> str:
         match = re.search(pattern + r"\s*=\s*([^;]+);", text)
@@ -39,7 +39,7 @@ def test_the_defaults_are_the_engines() -> None:
     weights = tuple(map(float, re.findall(r"[\d.]+", default(policies, r"weights"))))
     assert weights == ENGINE_DEFAULTS["weights"]
     for name in ("t1", "t2"):
-        assert float(default(scorer, rf"double\s+{name}")) == ENGINE_DEFAULTS[name]
+        assert float(default(rule, rf"double\s+{name}")) == ENGINE_DEFAULTS[name]
 
 
 def test_without_a_model_defaults_and_flags_are_shown(capsys: pytest.CaptureFixture[str]) -> None:

@@ -117,9 +117,8 @@ status device_engine::start_sharing(const expert_shapes & kinds) {
     return s;
 }
 
-void device_engine::start(cache_policy & policy, prefetcher * prefetcher, const moe_executor::config & how) {
-    executor_ =
-        std::make_unique<moe_executor>(shared_.index, cache_, policy, prefetcher, share_.get(), how, shared_.counters);
+void device_engine::start(prefetcher * prefetcher, run_state & run) {
+    executor_ = std::make_unique<moe_executor>(shared_.index, cache_, prefetcher, share_.get(), run, shared_.counters);
 }
 
 hobbit_device_info device_engine::info() const {

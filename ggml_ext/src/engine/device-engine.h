@@ -83,7 +83,7 @@ class device_engine {
     void fill(uint32_t tier, const std::vector<expert_id> & most_used);
 
     // REQUIRES: allocated. The others must outlive the place; prefetcher may be null.
-    void start(cache_policy & policy, prefetcher * prefetcher, const moe_executor::config & how);
+    void start(prefetcher * prefetcher, run_state & run);
 
     // REQUIRES: started
     moe_executor & executor() { return *executor_; }

@@ -180,19 +180,19 @@ status device_engines::allocate(other_memory other, uint32_t n_batch, cache_poli
 // computing
 //
 
-void device_engines::start(cache_policy & policy) {
+void device_engines::start(run_state & run) {
     if (config_.prefetch > 0) {
         std::vector<prefetcher::layer_place> ahead;
         for (const uint32_t i : layer_places_) {
             ahead.push_back(places_[i]->ahead());
         }
-        prefetcher_ = std::make_unique<prefetcher>(index_, ahead, config_.prefetch, config_.thresholds, stats_);
+        // what is drawn at random cannot be predicted: Eq. 2 stands for it
+        auto rule   = make_rule(config_.scorer == "random" ? "gate" : config_.scorer);
+        prefetcher_ = std::make_unique<prefetcher>(index_, ahead, config_.prefetch, std::move(rule), run.thresholds,
+                                                   run.batch, stats_);
     }
-    moe_executor::config how;
-    how.rules = { config_.thresholds, config_.strict, config_.random };
     for (const auto & place : places_) {
-        place->start(policy, prefetcher_.get(), how);
-        executors_.push_back(&place->executor());
+        place->start(prefetcher_.get(), run);
     }
     fill();
 }
@@ -222,39 +222,6 @@ status device_engines::compute(ggml_cgraph * graph, ggml_backend_dev_t device, i
     const auto place    = std::find_if(places_.begin(), places_.end(), is_there);
     GGML_ASSERT(place != places_.end());
     return (*place)->executor().compute(graph, inner, cpu);
-}
-
-void device_engines::begin_batch(const batch_info & batch) {
-    for (moe_executor * executor : executors_) {
-        executor->begin_batch(batch);
-    }
-}
-
-void device_engines::set_thresholds(const score_thresholds & thresholds) {
-    for (moe_executor * executor : executors_) {
-        executor->set_thresholds(thresholds);
-    }
-    if (prefetcher_) {
-        prefetcher_->set_thresholds(thresholds);
-    }
-}
-
-void device_engines::set_thresholds(int32_t sequence, const score_thresholds & thresholds) {
-    for (moe_executor * executor : executors_) {
-        executor->set_thresholds(sequence, thresholds);
-    }
-}
-
-void device_engines::clear_thresholds(int32_t sequence) {
-    for (moe_executor * executor : executors_) {
-        executor->clear_thresholds(sequence);
-    }
-}
-
-void device_engines::set_observer(const std::function<void(const layer_report &)> & observer) {
-    for (moe_executor * executor : executors_) {
-        executor->set_observer(observer);
-    }
 }
 
 bool device_engines::has_low_pool() const {

@@ -9,13 +9,10 @@
 #include "execute/moe-executor.h"
 #include "hobbit.h"
 #include "model/expert-shapes.h"
-#include "plan/batch-info.h"
 #include "plan/memory-budget.h"
-#include "plan/scorer.h"
 #include "predict/prefetcher.h"
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -50,18 +47,11 @@ class device_engines {
     // host holds beside what the places take.
     status allocate(other_memory other, uint32_t n_batch, cache_policy & policy);
 
-    // Begins to fill the pools. REQUIRES: allocated. The policy must outlive the object.
-    void start(cache_policy & policy);
+    // Begins to fill the pools. REQUIRES: allocated. What the executors share must outlive the object.
+    void start(run_state & run);
 
     // Runs a split of this device of the backend's; see moe_executor. REQUIRES: started
     status compute(ggml_cgraph * graph, ggml_backend_dev_t device, inner_graph & inner, inner_graph * cpu);
-
-    // Without an effect before start.
-    void begin_batch(const batch_info & batch);
-    void set_thresholds(const score_thresholds & thresholds);
-    void set_thresholds(int32_t sequence, const score_thresholds & thresholds);
-    void clear_thresholds(int32_t sequence);
-    void set_observer(const std::function<void(const layer_report &)> & observer);
 
     bool has_low_pool() const;
 
@@ -94,7 +84,6 @@ class device_engines {
     std::unique_ptr<prefetcher>                 prefetcher_;   // null: no prefetch
     std::vector<std::unique_ptr<device_engine>> places_;       // one for each device
     std::vector<uint32_t>                       layer_places_; // [layer], index of places_
-    std::vector<moe_executor *>                 executors_;    // of the places, from start on
 };
 
 } // namespace hobbit

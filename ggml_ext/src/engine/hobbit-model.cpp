@@ -133,6 +133,9 @@ void hobbit_model::build(const std::vector<ggml_backend_dev_t> & devices) {
 
     options.high_is_residual = index_.high_is_residual();
     policy_                  = make_policy(options);
+    rule_                    = make_rule(settings_.scorer);
+    const layer_step step(*rule_, *policy_, settings_.strict);
+    run_.reset(new run_state{ step, sequence_thresholds(settings_.thresholds), {} });
 }
 
 hobbit_model::~hobbit_model() {
@@ -210,7 +213,7 @@ status hobbit_model::prepare(uint64_t model_bytes, uint32_t n_batch) {
     if (!s.ok()) {
         return s;
     }
-    places_->start(*policy_);
+    places_->start(*run_);
     start_sequence(0); // where llama.cpp does not say which sequences it computes
     set_reporting();
     prepared_ = true;
@@ -259,7 +262,7 @@ void hobbit_model::start_sequence(int32_t sequence) {
 void hobbit_model::begin_sequence(int32_t sequence) {
     std::lock_guard<std::mutex> lock(mutex_);
     start_sequence(sequence);
-    places_->clear_thresholds(sequence);
+    run_->thresholds.clear(sequence);
 }
 
 void hobbit_model::begin_batch(uint32_t n_tokens, const int32_t * sequences, const int32_t * positions,
@@ -270,13 +273,12 @@ void hobbit_model::begin_batch(uint32_t n_tokens, const int32_t * sequences, con
             start_sequence(sequences[i]);
         }
     }
-    batch_info batch;
+    batch_info & batch = run_->batch;
     batch.begin(n_tokens, sequences, positions, outputs);
     for (const auto & [sequence, n] : batch.sequences()) {
         policy_->begin_tokens(uint32_t(sequence), n);
     }
     recorder_.begin_batch(batch);
-    places_->begin_batch(batch);
 }
 
 //
@@ -311,8 +313,8 @@ status hobbit_model::set_thresholds(double t1, double t2) {
         return s;
     }
     settings_ = changed;
-    if (places_) {
-        places_->set_thresholds(settings_.thresholds);
+    if (run_) {
+        run_->thresholds.set(settings_.thresholds);
     }
     return {};
 }
@@ -323,7 +325,7 @@ status hobbit_model::set_sequence_thresholds(int32_t sequence, double t1, double
     settings     changed;
     const status s = change_thresholds(t1, t2, changed);
     if (s.ok()) {
-        places_->set_thresholds(sequence, changed.thresholds);
+        run_->thresholds.set(sequence, changed.thresholds);
     }
     return s;
 }
@@ -336,15 +338,17 @@ status hobbit_model::check() const {
 void hobbit_model::set_observer(hobbit_observer observer, void * user_data) {
     std::lock_guard<std::mutex> lock(mutex_);
     recorder_.set_observer(observer, user_data);
-    if (places_) {
+    if (run_) {
         set_reporting();
     }
 }
 
 // Reports cost time: only where somebody listens. REQUIRES: the layers are placed
 void hobbit_model::set_reporting() {
-    places_->set_observer(recorder_.is_listening() ? [this](const layer_report & r) { recorder_.record(r); }
-                                                   : std::function<void(const layer_report &)>());
+    run_->observer = nullptr;
+    if (recorder_.is_listening()) {
+        run_->observer = [this](const layer_report & r) { recorder_.record(r); };
+    }
 }
 
 hobbit_info hobbit_model::info() const {

@@ -91,8 +91,10 @@ struct hobbit_model final : public hobbit::split_runner {
     hobbit::stats                           stats_;
     hobbit::posix_file_reader               reader_;
     std::optional<hobbit::embedding_reader> rows_; // of the token embedding, where it stays on disk
+    std::unique_ptr<hobbit::precision_rule> rule_;
     std::unique_ptr<hobbit::cache_policy>   policy_;
-    std::unique_ptr<hobbit::device_engines> places_; // null until the layers are placed, as are policy_ and loader_
+    std::unique_ptr<hobbit::run_state>      run_;
+    std::unique_ptr<hobbit::device_engines> places_; // null until the layers are placed, as are all around it
     std::unique_ptr<hobbit::loader>         loader_; // destroyed first: its threads write into the caches
     hobbit::run_recorder                    recorder_;
 

@@ -16,6 +16,14 @@ static bool is_weight(const std::string & key) {
     return std::find(std::begin(WEIGHT_KEYS), std::end(WEIGHT_KEYS), key) != std::end(WEIGHT_KEYS);
 }
 
+static std::string join(const std::vector<std::string> & names) {
+    std::string all;
+    for (const std::string & name : names) {
+        all += (all.empty() ? "" : ", ") + name;
+    }
+    return all;
+}
+
 // Numbers that change what is computed or how fast, and that calibration may find.
 status settings::apply_calibrated(const std::string & key, double value) {
     if (key == "hobbit.low_share") {
@@ -91,10 +99,8 @@ status settings::apply_text(const std::string & key, const char * value) {
         return apply_mode(value);
     } else if (key == "hobbit.policy") {
         policy = value;
-    } else if (key == "hobbit.scorer" && (value == std::string("gate") || value == std::string("random"))) {
-        random = value == std::string("random");
     } else if (key == "hobbit.scorer") {
-        return status::error(format("setting hobbit.scorer is 'gate' or 'random', not '%s'", value));
+        scorer = value;
     } else {
         return status::error(format("setting %s takes a number, not the text '%s'", key.c_str(), value));
     }
@@ -176,13 +182,14 @@ status settings::check() const {
     if (low_share > 1.0) {
         return status::error(format("low_share (%g) must not be above 1", low_share));
     }
+    if (!make_rule(scorer)) {
+        return status::error(format("there is no precision rule '%s' for hobbit.scorer: choose one of %s",
+                                    scorer.c_str(), join(rule_names()).c_str()));
+    }
     const auto & names = policy_names();
     if (std::find(names.begin(), names.end(), policy) == names.end()) {
-        std::string all;
-        for (const std::string & name : names) {
-            all += (all.empty() ? "" : ", ") + name;
-        }
-        return status::error(format("there is no eviction policy '%s': choose one of %s", policy.c_str(), all.c_str()));
+        return status::error(
+            format("there is no eviction policy '%s': choose one of %s", policy.c_str(), join(names).c_str()));
     }
     double sum = 0;
     for (const double w : weights) {

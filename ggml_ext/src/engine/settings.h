@@ -6,7 +6,7 @@
 #include "model/stored-settings.h"
 #include "offload/placement.h"
 #include "plan/memory-budget.h"
-#include "plan/scorer.h"
+#include "plan/precision-rule.h"
 #include "policy/cache-policy.h"
 
 #include <array>
@@ -25,7 +25,7 @@ struct settings {
     bool             calibrated = true; // a calibration beside the model counts
     score_thresholds thresholds;
     bool             strict = false;
-    bool             random = false; // hobbit.scorer
+    std::string      scorer = "gate"; // a name of rule_names()
     std::string      sidecar;
     std::string      trace;
     std::string      device; // as ggml names it; empty: the CPU

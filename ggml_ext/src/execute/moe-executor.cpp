@@ -4,18 +4,16 @@
 #include "graph/routing.h"
 
 #include <algorithm>
-#include <map>
 
 namespace hobbit {
 
-moe_executor::moe_executor(const expert_index & index, expert_cache & cache, cache_policy & policy,
-                           prefetcher * prefetcher, cpu_share * share, const config & how, stats & stats) :
+moe_executor::moe_executor(const expert_index & index, expert_cache & cache, prefetcher * prefetcher, cpu_share * share,
+                           run_state & run, stats & stats) :
     index_(index),
     cache_(cache),
-    policy_(policy),
     prefetcher_(prefetcher),
     share_(share),
-    config_(how),
+    run_(run),
     stats_(stats),
     products_(index, cache) {}
 
@@ -41,19 +39,6 @@ status moe_executor::compute(ggml_cgraph * graph, inner_graph & inner, inner_gra
         error_ = s;
     }
     return s;
-}
-
-void moe_executor::begin_batch(const batch_info & batch) {
-    batch_ = batch;
-    if (!prefetcher_ || batch.sequences().empty()) {
-        return;
-    }
-    score_thresholds most = { 0.0, 0.0 }; // what is brought ahead serves the most demanding
-    for (const auto & entry : batch.sequences()) {
-        const score_thresholds & own = thresholds_of(entry.first);
-        most                         = { std::max(most.t1, own.t1), std::max(most.t2, own.t2) };
-    }
-    prefetcher_->set_thresholds(most);
 }
 
 status moe_executor::run(ggml_cgraph * graph, inner_graph & inner) {
@@ -134,7 +119,7 @@ status moe_executor::begin_layer(const stage & st, const ggml_tensor * last, inn
     layer_   = {};
     status s = read_routing(matmul, expert_of(matmul).layer, layer_.routing);
     if (s.ok()) {
-        layer_.rows = batch_.rows(layer_.routing.n_tokens);
+        layer_.rows = run_.batch.rows(layer_.routing.n_tokens);
         s           = check_weights(matmul);
     }
     if (!s.ok()) {
@@ -194,8 +179,8 @@ bool moe_executor::is_on_cpu(const planned_use & use, const stage & st) const {
 
 // Without the router's weights no expert is worth less than another.
 status moe_executor::check_weights(const ggml_tensor * matmul) const {
-    const auto asks_for_less = [&](const batch_info::row & row) { return thresholds_of(row.sequence).t1 < 1.0; };
-    if (layer_.routing.weights.empty() && std::any_of(layer_.rows.begin(), layer_.rows.end(), asks_for_less)) {
+    const auto all_high = [&](const batch_info::row & row) { return run_.thresholds.of(row.sequence).all_high(); };
+    if (layer_.routing.weights.empty() && !std::all_of(layer_.rows.begin(), layer_.rows.end(), all_high)) {
         return status::error(
             format("the router weights of '%s' are not known: run this model with t1 = 1", matmul->src[0]->name));
     }
@@ -221,70 +206,40 @@ void moe_executor::observe() {
 void moe_executor::plan() {
     const layer_routing & routing = layer_.routing;
     const uint32_t        parts   = index_.layer(routing.layer).parts;
-    const auto            holds   = [&](expert_id id, uint32_t tier) { return cache_.holds(id, tier, parts); };
+    const residency       holds   = [&](expert_id id, uint32_t tier) { return cache_.holds(id, tier, parts); };
 
-    config_.rules.has_low = cache_.n_slots(TIER_LOW) > 0;
     if (prefetcher_) {
         prefetcher_->on_routing(routing);
     }
-    if (observer_) {
+    if (run_.observer) {
         observe();
     }
-    set_token_thresholds();
-    layer_.plan = plan_layer(routing, config_.rules, holds, generator_);
-    record_use();
-
-    stats_.selections_skipped += layer_.plan.skipped.size();
-    for (const planned_use & use : layer_.plan.uses) {
-        stats_.selections[use.tier] += use.selections.size();
-        const bool is_hit            = holds(use.id, use.tier);
-        (is_hit ? stats_.hits : stats_.misses)[use.tier]++;
-        stats_.host_hits[use.tier] += !is_hit && cache_.holds_below(use.id, use.tier, parts);
-    }
-    // what is there comes first, and then what is near: making room for another must not evict it
-    const auto first = [&](const auto & is_it) {
-        std::stable_partition(layer_.plan.uses.begin(), layer_.plan.uses.end(), is_it);
-    };
-    first([&](const planned_use & use) { return cache_.holds_below(use.id, use.tier, parts); });
-    first([&](const planned_use & use) { return holds(use.id, use.tier); });
-}
-
-void moe_executor::set_token_thresholds() {
-    std::vector<score_thresholds> & by_token = config_.rules.by_token;
-    by_token.clear();
-    if (by_sequence_.empty()) {
-        return;
-    }
+    std::vector<uint32_t> sequences; // [token]
     for (const batch_info::row & row : layer_.rows) {
-        by_token.push_back(thresholds_of(row.sequence));
+        sequences.push_back(uint32_t(row.sequence));
     }
-}
+    const auto  thresholds = run_.thresholds.of(layer_.rows);
+    const bool  has_low    = cache_.n_slots(TIER_LOW) > 0;
+    step_counts counts;
+    layer_.plan = run_.step.run({ routing, thresholds, holds, has_low }, sequences, counts);
+    count(counts);
 
-const score_thresholds & moe_executor::thresholds_of(int32_t sequence) const {
-    const auto own = by_sequence_.find(sequence);
-    return own == by_sequence_.end() ? config_.rules.thresholds : own->second;
-}
-
-// The policy hears of every use before anything is loaded.
-void moe_executor::record_use() {
-    const layer_routing & routing = layer_.routing;
-    std::vector<double>   weights(routing.experts.size(), 1.0 / double(routing.n_used));
-    for (int64_t t = 0; t < routing.n_tokens && !routing.weights.empty(); t++) {
-        normalize_weights(&routing.weights[t * routing.n_used], routing.n_used, &weights[t * routing.n_used]);
-    }
+    // Hits come first, and then misses that the next-level cache holds: making room for others must not evict them.
+    const auto is_near = [&](const planned_use & use) { return cache_.holds_below(use.id, use.tier, parts); };
+    const auto is_hit  = [&](const planned_use & use) { return holds(use.id, use.tier); };
     for (const planned_use & use : layer_.plan.uses) {
-        std::map<int32_t, expert_usage> by_sequence;
-        for (const int32_t i : use.selections) {
-            const int32_t  sequence = layer_.rows[i / routing.n_used].sequence;
-            expert_usage & usage =
-                by_sequence.emplace(sequence, expert_usage{ use.id, uint32_t(sequence), use.tier, 0, 0.0 })
-                    .first->second;
-            usage.n_tokens++;
-            usage.weight += weights[i];
-        }
-        for (const auto & entry : by_sequence) {
-            policy_.on_use(entry.second);
-        }
+        stats_.host_hits[use.tier] += !is_hit(use) && is_near(use);
+    }
+    std::stable_partition(layer_.plan.uses.begin(), layer_.plan.uses.end(), is_near);
+    std::stable_partition(layer_.plan.uses.begin(), layer_.plan.uses.end(), is_hit);
+}
+
+void moe_executor::count(const step_counts & counts) {
+    stats_.selections_skipped += counts.skipped;
+    for (uint32_t tier = 0; tier < TIER_COUNT; tier++) {
+        stats_.selections[tier] += counts.selections[tier];
+        stats_.hits[tier]       += counts.uses[tier] - counts.misses[tier];
+        stats_.misses[tier]     += counts.misses[tier];
     }
 }
 
@@ -296,8 +251,8 @@ status moe_executor::end_layer(const ggml_tensor * output, inner_graph & inner) 
         if (!layer_.is_ended) {
             layer_.is_ended = true;
             release_held();
-            if (observer_) {
-                observer_({ layer_.routing, layer_.plan, layer_.rows, layer_.was_resident, layer_.input, output });
+            if (run_.observer) {
+                run_.observer({ layer_.routing, layer_.plan, layer_.rows, layer_.was_resident, layer_.input, output });
             }
             if (prefetcher_) {
                 prefetcher_->end_layer(layer_.routing.layer);

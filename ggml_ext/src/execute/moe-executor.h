@@ -9,13 +9,12 @@
 #include "model/expert-index.h"
 #include "offload/cpu-share.h"
 #include "plan/batch-info.h"
-#include "plan/layer-plan.h"
+#include "plan/layer-step.h"
+#include "plan/sequence-thresholds.h"
 #include "predict/prefetcher.h"
 
 #include <cstdint>
 #include <functional>
-#include <map>
-#include <random>
 #include <vector>
 
 namespace hobbit {
@@ -30,6 +29,15 @@ struct layer_report {
     const ggml_tensor *                  output;       // [n_out, n_used, n_tokens]
 };
 
+// What the executors of one model share. Its owner changes it between computations only.
+struct run_state {
+    layer_step          step;
+    sequence_thresholds thresholds;
+    batch_info          batch; // that is computed
+
+    std::function<void(const layer_report &)> observer = nullptr; // of every layer computed; null: nobody listens
+};
+
 // Runs the part of an outer graph that belongs to the experts of a layer: decides what each missing expert is worth
 // (Eq. 2), brings the experts into the cache, and multiplies on the compute device what has arrived while the rest is
 // on its way. Experts that do not fit into the pools together stream through them.
@@ -38,28 +46,12 @@ struct layer_report {
 // follows.
 class moe_executor {
   public:
-    struct config {
-        plan_rules rules;
-    };
-
     // All must outlive the executor; prefetcher and share may be null.
-    moe_executor(const expert_index & index, expert_cache & cache, cache_policy & policy, prefetcher * prefetcher,
-                 cpu_share * share, const config & how, stats & stats);
-
-    void begin_batch(const batch_info & batch);
-
-    void set_thresholds(const score_thresholds & thresholds) { config_.rules.thresholds = thresholds; }
-
-    // Of one sequence, in place of these.
-    void set_thresholds(int32_t sequence, const score_thresholds & thresholds) { by_sequence_[sequence] = thresholds; }
-
-    void clear_thresholds(int32_t sequence) { by_sequence_.erase(sequence); }
+    moe_executor(const expert_index & index, expert_cache & cache, prefetcher * prefetcher, cpu_share * share,
+                 run_state & run, stats & stats);
 
     // The error that is repeated.
     const status & error() const { return error_; }
-
-    // Told of every layer that was computed; an empty function ends it.
-    void set_observer(std::function<void(const layer_report &)> observer) { observer_ = std::move(observer); }
 
     // A MUL_MAT_ID is over experts: its src[0]->extra is an expert_tensor; src[3], where present, holds the router's
     // weights, and src[4] of the first ones of a layer the router's input. Every other operation is repeated as it is.
@@ -89,19 +81,17 @@ class moe_executor {
 
     static stage next_stage(ggml_cgraph * graph, int first, int & end);
 
-    status                   begin_layer(const stage & s, const ggml_tensor * last, inner_graph & inner);
-    status                   check_weights(const ggml_tensor * matmul) const;
-    status                   begin_section(ggml_cgraph * graph, int first, inner_graph & inner);
-    status                   end_section(inner_graph & inner);
-    status                   compute_share(inner_graph & inner);
-    bool                     is_share_due() const { return share_ && share_->is_due(); }
-    bool                     is_on_cpu(const planned_use & use, const stage & s) const;
-    void                     plan();
-    void                     set_token_thresholds();
-    const score_thresholds & thresholds_of(int32_t sequence) const;
-    void                     observe();
-    void                     record_use();
-    status                   end_layer(const ggml_tensor * output, inner_graph & inner);
+    status begin_layer(const stage & s, const ggml_tensor * last, inner_graph & inner);
+    status check_weights(const ggml_tensor * matmul) const;
+    status begin_section(ggml_cgraph * graph, int first, inner_graph & inner);
+    status end_section(inner_graph & inner);
+    status compute_share(inner_graph & inner);
+    bool   is_share_due() const { return share_ && share_->is_due(); }
+    bool   is_on_cpu(const planned_use & use, const stage & s) const;
+    void   plan();
+    void   count(const step_counts & counts);
+    void   observe();
+    status end_layer(const ggml_tensor * output, inner_graph & inner);
 
     status run_stage(const stage & s, inner_graph & inner);
     size_t pin(const stage & s, const std::vector<const planned_use *> & uses, size_t n_pinned);
@@ -117,21 +107,16 @@ class moe_executor {
 
     const expert_index & index_;
     expert_cache &       cache_;
-    cache_policy &       policy_;
     prefetcher *         prefetcher_;
     cpu_share *          share_;
-    config               config_;
+    run_state &          run_;
     stats &              stats_;
     const expert_matmuls products_;
 
-    batch_info                                batch_;
-    std::map<int32_t, score_thresholds>       by_sequence_; // where they are not those of config_
-    std::function<void(const layer_report &)> observer_;
-    std::mt19937_64                           generator_; // of random rules
-    layer_state                               layer_;
-    std::vector<const planned_use *>          held_; // pinned until the layer is done, or others need the slots
-    inner_graph *                             cpu_ = nullptr; // of the computation in hand
-    status                                    error_;
+    layer_state                      layer_;
+    std::vector<const planned_use *> held_;          // pinned until the layer is done, or others need the slots
+    inner_graph *                    cpu_ = nullptr; // of the computation in hand
+    status                           error_;
 };
 
 } // namespace hobbit

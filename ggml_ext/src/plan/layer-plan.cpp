@@ -1,56 +1,47 @@
 // SPDX-License-Identifier: MIT
 #include "plan/layer-plan.h"
 
-#include "model/expert-index.h"
-
 #include <algorithm>
 #include <cmath>
 #include <map>
 #include <numeric>
+#include <utility>
 
 namespace hobbit {
 
-static std::vector<precision> decide(const layer_routing & routing, const plan_rules & rules,
-                                     std::mt19937_64 & generator) {
-    std::vector<precision> worth(routing.experts.size(), PRECISION_HIGH);
-    if (rules.random) {
-        std::uniform_real_distribution<double> uniform;
-        for (precision & w : worth) {
-            const double u = uniform(generator);
-            w = u < rules.thresholds.t1 ? PRECISION_HIGH : u < rules.thresholds.t2 ? PRECISION_LOW : PRECISION_SKIP;
-        }
-    } else if (!routing.weights.empty()) {
-        for (int64_t t = 0; t < routing.n_tokens; t++) {
-            const int64_t            first      = t * routing.n_used;
-            const score_thresholds & thresholds = rules.by_token.empty() ? rules.thresholds : rules.by_token[t];
-            score_experts(&routing.weights[first], routing.n_used, thresholds, &worth[first]);
-        }
+// The best version among what the rule gives and what is resident.
+static precision serve(precision given, expert_id id, const rule_input & in) {
+    if (given == PRECISION_HIGH || in.is_resident(id, TIER_HIGH)) {
+        return PRECISION_HIGH;
     }
-    if (!rules.has_low) {
-        std::replace(worth.begin(), worth.end(), PRECISION_LOW, PRECISION_HIGH);
-    }
-    return worth;
+    return in.has_low && in.is_resident(id, TIER_LOW) ? PRECISION_LOW : given;
 }
 
-layer_plan plan_layer(const layer_routing & routing, const plan_rules & rules, const residency & is_resident,
-                      std::mt19937_64 & generator) {
-    layer_plan plan;
-    plan.precisions = decide(routing, rules, generator);
+// An expert serves the whole batch in one precision.
+static void unite(const rule_input & in, std::vector<precision> & precisions) {
+    const layer_routing &        routing = in.routing;
+    std::map<int32_t, precision> best; // [expert]
+    for (size_t i = 0; i < routing.experts.size(); i++) {
+        precision & b = best.emplace(routing.experts[i], PRECISION_SKIP).first->second;
+        b             = std::max(b, precisions[i]);
+    }
+    for (auto & [expert, given] : best) {
+        given = serve(given, { routing.layer, uint32_t(expert) }, in);
+    }
+    for (size_t i = 0; i < routing.experts.size(); i++) {
+        precisions[i] = best[routing.experts[i]];
+    }
+}
 
-    if (!rules.strict) {
-        std::map<int32_t, precision> best;
-        for (size_t i = 0; i < routing.experts.size(); i++) {
-            precision & b = best.emplace(routing.experts[i], PRECISION_SKIP).first->second;
-            b             = std::max(b, plan.precisions[i]);
-        }
-        for (auto & [expert, worth] : best) {
-            const expert_id id  = { routing.layer, uint32_t(expert) };
-            const bool      low = rules.has_low && is_resident(id, TIER_LOW);
-            worth               = serve(worth, is_resident(id, TIER_HIGH), low);
-        }
-        for (size_t i = 0; i < routing.experts.size(); i++) {
-            plan.precisions[i] = best[routing.experts[i]];
-        }
+layer_plan plan_layer(precision_rule & rule, const rule_input & in, bool strict) {
+    const layer_routing & routing = in.routing;
+    layer_plan            plan;
+    plan.precisions = rule.decide(in);
+    if (!in.has_low) {
+        std::replace(plan.precisions.begin(), plan.precisions.end(), PRECISION_LOW, PRECISION_HIGH);
+    }
+    if (!strict) {
+        unite(in, plan.precisions);
     }
 
     std::map<std::pair<int32_t, uint32_t>, planned_use> uses;

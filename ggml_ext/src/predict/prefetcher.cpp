@@ -14,10 +14,18 @@ namespace hobbit {
 static constexpr int64_t MAX_GENERATED = 16;
 
 prefetcher::prefetcher(const expert_index & index, const std::vector<layer_place> & places, uint32_t n_ahead,
-                       const score_thresholds & thresholds, stats & stats) :
-    index_(index), n_ahead_(n_ahead), stats_(stats), places_(places), expected_(index.n_layers()), n_layers_run_(0) {
-    rules_.thresholds      = thresholds;
-    rules_.has_low         = places.front().cache->n_slots(TIER_LOW) > 0;
+                       std::unique_ptr<precision_rule> rule, const sequence_thresholds & thresholds,
+                       const batch_info & batch, stats & stats) :
+    index_(index),
+    n_ahead_(n_ahead),
+    stats_(stats),
+    rule_(std::move(rule)),
+    thresholds_(thresholds),
+    batch_(batch),
+    has_low_(places.front().cache->n_slots(TIER_LOW) > 0),
+    places_(places),
+    expected_(index.n_layers()),
+    n_layers_run_(0) {
     stats_.prefetch_active = true;
 
     bool any = false;
@@ -123,11 +131,13 @@ status prefetcher::look_ahead(uint32_t layer, const ggml_tensor * router_input, 
 // Protects what is predicted for a layer, then prefetches what is missing, as much as there is room for, the most
 // wanted first. Returns whether nothing was missing.
 bool prefetcher::bring(const layer_routing & prediction) {
-    const uint32_t   parts = index_.layer(prediction.layer).parts;
-    expert_cache &   cache = *places_[prediction.layer].cache;
-    const auto       holds = [&](expert_id id, uint32_t tier) { return cache.holds(id, tier, parts); };
-    const layer_plan plan  = plan_layer(prediction, rules_, holds, generator_);
-    expectation &    e     = expected_[prediction.layer];
+    const uint32_t  parts = index_.layer(prediction.layer).parts;
+    expert_cache &  cache = *places_[prediction.layer].cache;
+    const residency holds = [&](expert_id id, uint32_t tier) { return cache.holds(id, tier, parts); };
+    // what is brought ahead serves the most demanding sequence
+    const std::vector<score_thresholds> thresholds(size_t(prediction.n_tokens), thresholds_.highest(batch_));
+    const layer_plan                    plan = plan_layer(*rule_, { prediction, thresholds, holds, has_low_ });
+    expectation &                       e    = expected_[prediction.layer];
     e.predicted.insert(prediction.experts.begin(), prediction.experts.end());
 
     std::multimap<double, const planned_use *, std::greater<double>> missing; // [weight]

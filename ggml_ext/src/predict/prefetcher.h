@@ -6,14 +6,15 @@
 #include "cache/expert-cache.h"
 #include "model/expert-index.h"
 #include "plan/layer-plan.h"
-#include "plan/scorer.h"
+#include "plan/precision-rule.h"
+#include "plan/sequence-thresholds.h"
 #include "predict/predictor.h"
 #include "predict/prefetch-governor.h"
 
 #include <array>
 #include <chrono>
 #include <cstdint>
-#include <random>
+#include <memory>
 #include <set>
 #include <string>
 #include <vector>
@@ -40,9 +41,8 @@ class prefetcher {
     // `places` are of each layer. All that they point to, index and stats must outlive the prefetcher.
     // REQUIRES: the pools are allocated, the routers set.
     prefetcher(const expert_index & index, const std::vector<layer_place> & places, uint32_t n_ahead,
-               const score_thresholds & thresholds, stats & stats);
-
-    void set_thresholds(const score_thresholds & thresholds) { rules_.thresholds = thresholds; }
+               std::unique_ptr<precision_rule> rule, const sequence_thresholds & thresholds, const batch_info & batch,
+               stats & stats);
 
     // What the layer's router has chosen, before anything is decided or loaded for it.
     void on_routing(const layer_routing & routing);
@@ -74,9 +74,12 @@ class prefetcher {
     const expert_index & index_;
     const uint32_t       n_ahead_;
     stats &              stats_;
-    plan_rules           rules_;
-    std::mt19937_64      generator_; // not drawn from: the rules are not random
     bool                 declined_ = false;
+
+    const std::unique_ptr<precision_rule> rule_; // of what is predicted
+    const sequence_thresholds &           thresholds_;
+    const batch_info &                    batch_;
+    const bool                            has_low_;
 
     std::vector<layer_place>   places_;       // [layer]
     std::vector<expectation>   expected_;     // [layer]

@@ -3,7 +3,7 @@
 
 #include "cache/resident-tiers.h"
 #include "model/expert-index.h"
-#include "plan/layer-plan.h"
+#include "plan/layer-step.h"
 #include "policy/cache-policy.h"
 #include "simulate/route-batches.h"
 
@@ -13,7 +13,7 @@
 #include <limits>
 #include <map>
 #include <memory>
-#include <random>
+#include <optional>
 #include <set>
 #include <vector>
 
@@ -142,10 +142,8 @@ class replay {
         routes_(routes),
         options_(options),
         is_bound_(options.policy == std::string(BELADY)),
-        sets_(options.residual != 0) {
-        rules_.thresholds = { options.t1, options.t2 };
-        rules_.has_low    = options.t1 < 1.0 || options.residual != 0;
-    }
+        has_low_(options.t1 < 1.0 || options.residual != 0),
+        sets_(options.residual != 0) {}
 
     hobbit_simulation_result run(const std::vector<route_batch> & batches) {
         make_parts(batches);
@@ -194,6 +192,7 @@ class replay {
             std::copy(std::begin(options_.weights), std::end(options_.weights), of.weights.begin());
             policy_ = make_policy(of);
         }
+        step_.emplace(*rule_, *policy_);
         add_set(TIER_HIGH, options_.slots_high);
         add_set(TIER_LOW, options_.slots_low);
     }
@@ -225,47 +224,39 @@ class replay {
             routing.experts.push_back(routes_[i].expert);
             routing.weights.push_back(routes_[i].weight);
         }
-        const auto is_resident = [&](expert_id id, uint32_t tier) { return sets_.contains(id, tier); };
-        layer_plan plan        = plan_layer(routing, rules_, is_resident, generator_);
-        record_use(routing, plan, routes_ + first, batch);
-        count(plan, routes_ + first);
+        const residency is_resident = [&](expert_id id, uint32_t tier) { return sets_.contains(id, tier); };
+
+        const std::vector<score_thresholds> thresholds(size_t(routing.n_tokens), { options_.t1, options_.t2 });
+        std::vector<uint32_t>               sequences; // [token]
+        for (size_t i = first; i < last; i += options_.n_used) {
+            sequences.push_back(batch.numbers.at(routes_[i].sequence));
+        }
+        const auto  is_counted = [&](int32_t i) { return routes_[first + size_t(i)].counted != 0; };
+        step_counts counts;
+        layer_plan  plan = step_->run({ routing, thresholds, is_resident, has_low_ }, sequences, counts, is_counted);
+        add(counts);
+        add_loads(plan, is_counted);
         std::stable_partition(plan.uses.begin(), plan.uses.end(),
                               [&](const planned_use & use) { return is_resident(use.id, use.tier); });
         load(plan);
     }
 
-    void record_use(const layer_routing & routing, const layer_plan & plan, const hobbit_route * selections,
-                    const route_batch & batch) {
-        std::vector<double> weights(routing.experts.size());
-        for (size_t i = 0; i < weights.size(); i += options_.n_used) {
-            normalize_weights(&routing.weights[i], options_.n_used, &weights[i]);
-        }
-        for (const planned_use & use : plan.uses) {
-            std::map<uint32_t, expert_usage> by_sequence;
-            for (const int32_t i : use.selections) {
-                const uint32_t number = batch.numbers.at(selections[i].sequence);
-                expert_usage & usage =
-                    by_sequence.emplace(number, expert_usage{ use.id, number, use.tier, 0, 0.0 }).first->second;
-                usage.n_tokens++;
-                usage.weight += weights[size_t(i)];
-            }
-            for (const auto & entry : by_sequence) {
-                policy_->on_use(entry.second);
-            }
-        }
+    // Of several selections that miss the same expert, the first one counts as a miss and the others as hits.
+    void add(const step_counts & counts) {
+        result_.skipped     += counts.skipped;
+        result_.hits_high   += counts.selections[TIER_HIGH] - counts.misses[TIER_HIGH];
+        result_.hits_low    += counts.selections[TIER_LOW] - counts.misses[TIER_LOW];
+        result_.misses_high += counts.misses[TIER_HIGH];
+        result_.misses_low  += counts.misses[TIER_LOW];
     }
 
-    // Of several selections that want the same load, the first one counts as a miss.
-    void count(const layer_plan & plan, const hobbit_route * selections) {
-        const auto counted  = [&](int32_t i) { return selections[i].counted != 0; };
-        result_.skipped    += uint64_t(std::count_if(plan.skipped.begin(), plan.skipped.end(), counted));
+    void add_loads(const layer_plan & plan, const layer_step::filter & is_counted) {
         for (const planned_use & use : plan.uses) {
-            const uint64_t n        = uint64_t(std::count_if(use.selections.begin(), use.selections.end(), counted));
-            const uint64_t n_misses = n > 0 && !sets_.contains(use.id, use.tier);
-            (use.tier == TIER_HIGH ? result_.hits_high : result_.hits_low)     += n - n_misses;
-            (use.tier == TIER_HIGH ? result_.misses_high : result_.misses_low) += n_misses;
+            if (std::none_of(use.selections.begin(), use.selections.end(), is_counted)) {
+                continue;
+            }
             for (const uint32_t term : sets_.terms(use.tier)) {
-                (term == TIER_HIGH ? result_.loads_high : result_.loads_low) += n > 0 && !sets_.contains(use.id, term);
+                (term == TIER_HIGH ? result_.loads_high : result_.loads_low) += !sets_.contains(use.id, term);
             }
         }
     }
@@ -302,14 +293,16 @@ class replay {
 
     const hobbit_route *      routes_;
     const hobbit_simulation & options_;
-    plan_rules                rules_;
     const bool                is_bound_;
+    const bool                has_low_; // there are low versions
+
+    const std::unique_ptr<precision_rule> rule_ = make_rule("gate");
 
     std::unique_ptr<cache_policy> policy_;
+    std::optional<layer_step>     step_;
     resident_tiers                sets_;
     std::vector<tier_expert>      evicted_;    // of no interest
     uint32_t                      n_kept_ = 0; // of the high tier
-    std::mt19937_64               generator_;  // not drawn from: the rules are not random
     hobbit_simulation_result      result_ = {};
 };
 

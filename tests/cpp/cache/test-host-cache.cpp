@@ -14,7 +14,7 @@ static constexpr uint32_t ALL = part_bit(PART_GATE) | part_bit(PART_UP) | part_b
 
 static engine engine_with_host(const model_on_disk & m, uint32_t n_high, uint32_t n_low, uint32_t n_host,
                                const score_thresholds & thresholds = {}) {
-    return { m, n_high, n_low, moe_executor::config{ { thresholds } }, { rpc_device() }, n_host };
+    return { m, n_high, n_low, rules{ thresholds }, { rpc_device() }, n_host };
 }
 
 static std::string whole_file(const model_on_disk & m) {
@@ -58,11 +58,11 @@ TEST_CASE("the output is the same, whatever the host has room for") {
 }
 
 TEST_CASE("host memory whose buffers hold a few experts each") {
-    const model_on_disk  m(on_blocks());
-    const layer_input    input = random_input(m.shape, 9, 3);
-    page_locked          memory;
-    const size_t         slot_size = 3 * (64 * 1024 + file_reader::alignment);
-    moe_executor::config config;
+    const model_on_disk m(on_blocks());
+    const layer_input   input = random_input(m.shape, 9, 3);
+    page_locked         memory;
+    const size_t        slot_size = 3 * (64 * 1024 + file_reader::alignment);
+    rules               config;
     memory.max_size = 3 * slot_size;
     for (const compute_mode mode : { compute_mode::gpu, compute_mode::cooperative }) {
         engine e(m, 4, 0, config, { rpc_device() }, 8, mode, &memory.type);

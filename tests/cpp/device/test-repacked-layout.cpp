@@ -98,7 +98,7 @@ TEST_CASE("experts in the device's layout give what stock gives with weights in 
             CAPTURE(n_tokens);
             CAPTURE(n_slots);
             const layer_input input = random_input(m.shape, n_tokens, unsigned(n_tokens));
-            engine            e(m, n_slots, 0, moe_executor::config{ { {} } }, { cpu_device(), true });
+            engine            e(m, n_slots, 0, rules{ {} }, { cpu_device(), true });
             const rows        expected = stock(m, input, TIER_HIGH, 0, false, buft);
             CHECK(e.compute(m, input) == expected);
             CHECK(e.compute(m, input) == expected);
@@ -111,7 +111,7 @@ TEST_CASE("a tier whose type has no layout stays as it is, beside one that has")
     const model_on_disk m(quantized(GGML_TYPE_F16, GGML_TYPE_Q4_0));
     const layer_input   input = random_input(m.shape, 1, 1);
     // all but the best are low
-    const moe_executor::config       config = { { { 0.0, 1.0 }, true } };
+    const rules                      config = { { 0.0, 1.0 }, true };
     engine                           e(m, 8, 8, config, { cpu_device(), true });
     const ggml_backend_buffer_type_t layout = packed_layout(cpu_device(), GGML_TYPE_Q4_0, { 256, 768 }, 8);
     const rows                       high   = stock(m, input, TIER_HIGH);

@@ -249,7 +249,8 @@ TEST_CASE("policies and weights that make no sense are refused") {
           std::string::npos);
     CHECK(refused({ text("hobbit.policy", "lru"), number("hobbit.w_lru", 1) }).find("are of the policy 'hobbit'") !=
           std::string::npos);
-    CHECK(refused({ text("hobbit.scorer", "best") }) == "setting hobbit.scorer is 'gate' or 'random', not 'best'");
+    CHECK(refused({ text("hobbit.scorer", "best") }) ==
+          "there is no precision rule 'best' for hobbit.scorer: choose one of gate, random");
     CHECK(refused({ number("hobbit.prefetch", 5) }).find("at most 4 layers") != std::string::npos);
     CHECK(refused({ number("hobbit.policy", 1) }) == "setting hobbit.policy takes a text");
 }

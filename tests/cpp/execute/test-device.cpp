@@ -17,8 +17,8 @@ static ggml_backend_dev_t device() {
     return rpc_device();
 }
 
-static moe_executor::config with(score_thresholds thresholds) {
-    return { { thresholds } };
+static rules with(score_thresholds thresholds) {
+    return { thresholds };
 }
 
 TEST_CASE("everything high, whatever the batch and the pool, layers taking turns") {

@@ -26,10 +26,10 @@ TEST_CASE("strict: each token gets its own precision, whatever is resident and o
         for (const uint32_t n_slots : { 8u, 2u }) {
             CAPTURE(n_tokens);
             CAPTURE(n_slots);
-            const layer_input    input = random_input(shape, n_tokens, 41);
-            moe_executor::config config;
-            config.rules.thresholds = thresholds;
-            config.rules.strict     = true;
+            const layer_input input = random_input(shape, n_tokens, 41);
+            rules             config;
+            config.thresholds = thresholds;
+            config.strict     = true;
             engine     e(m, n_slots, n_slots, config);
             const auto precisions = strict_precisions(input, thresholds);
             const rows high       = stock(m, input, TIER_HIGH);
@@ -53,18 +53,18 @@ TEST_CASE("a sequence's own thresholds are those of its tokens alone, until they
     const model_on_disk    m(shape);
     const score_thresholds own[] = { { 0.2, 0.5 }, { 1.0, 1.0 } };
     const layer_input      input = random_input(shape, 2, 59);
-    moe_executor::config   config;
-    config.rules.thresholds = { 0.5, 0.8 };
-    config.rules.strict     = true;
+    rules                  config;
+    config.thresholds = { 0.5, 0.8 };
+    config.strict     = true;
     engine        e(m, 8, 8, config);
     const int32_t sequences[] = { 7, 3 };
     const int32_t positions[] = { 5, 5 };
     const int8_t  outputs[]   = { 1, 1 };
     batch_info    batch;
     batch.begin(2, sequences, positions, outputs);
-    e.executor.begin_batch(batch);
+    e.run.batch = batch;
     std::vector<precision> seen;
-    e.executor.set_observer([&](const layer_report & r) { seen = r.plan.precisions; });
+    e.run.observer = [&](const layer_report & r) { seen = r.plan.precisions; };
 
     const auto expect = [&](const score_thresholds & first, const score_thresholds & second) {
         std::vector<precision>       wanted = strict_precisions(input, first);
@@ -73,20 +73,20 @@ TEST_CASE("a sequence's own thresholds are those of its tokens alone, until they
         e.compute(m, input);
         CHECK(seen == wanted);
     };
-    e.executor.set_thresholds(7, own[0]);
-    e.executor.set_thresholds(3, own[1]);
+    e.run.thresholds.set(7, own[0]);
+    e.run.thresholds.set(3, own[1]);
     expect(own[0], own[1]);
-    e.executor.clear_thresholds(3);
-    expect(own[0], config.rules.thresholds);
-    e.executor.clear_thresholds(7);
-    expect(config.rules.thresholds, config.rules.thresholds);
-    CHECK(strict_precisions(input, own[0]) != strict_precisions(input, config.rules.thresholds));
+    e.run.thresholds.clear(3);
+    expect(own[0], config.thresholds);
+    e.run.thresholds.clear(7);
+    expect(config.thresholds, config.thresholds);
+    CHECK(strict_precisions(input, own[0]) != strict_precisions(input, config.thresholds));
 }
 
 TEST_CASE("random precisions come in the shares asked for") {
-    const model_on_disk  m;
-    moe_executor::config config;
-    config.rules            = { { 0.25, 0.75 }, true, true, false };
+    const model_on_disk m;
+    rules               config;
+    config                  = { { 0.25, 0.75 }, true, "random" };
     const int64_t     n     = 400;
     const layer_input input = random_input(m.shape, n, 43);
     engine            e(m, 8, 8, config);
@@ -120,9 +120,9 @@ TEST_CASE("every layer is reported once, with what was there before it ran and t
         const int32_t     positions[] = { 10, 11, 3 };
         const int8_t      outputs[]   = { 0, 1, 1 };
         batch.begin(3, sequences, positions, outputs);
-        e.executor.begin_batch(batch);
-        int n_reports = 0;
-        e.executor.set_observer([&](const layer_report & r) {
+        e.run.batch    = batch;
+        int n_reports  = 0;
+        e.run.observer = [&](const layer_report & r) {
             n_reports++;
             CHECK(r.routing.experts == input.ids);
             CHECK(r.routing.weights == input.weights);
@@ -132,7 +132,7 @@ TEST_CASE("every layer is reported once, with what was there before it ran and t
             CHECK(r.plan.precisions.size() == 6);
             CHECK(r.router_input == input.x);
             CHECK(ggml_nrows(r.output) == 6);
-        });
+        };
         layer_graph graph(m.shape, input);
         ggml_tensor router_input;
         graph.set_cached(m.index, 0);
@@ -151,9 +151,9 @@ TEST_CASE("every layer is reported once, with what was there before it ran and t
 TEST_CASE("two layers in one graph are both finished, in waves too") {
     moe_model shape = model_on_disk::small();
     shape.n_used    = 4;
-    const model_on_disk        m(shape);
-    const layer_input          input = random_input(shape, 3, 59);
-    const moe_executor::config strict{ { { 0.3, 0.6 }, true } };
+    const model_on_disk m(shape);
+    const layer_input   input = random_input(shape, 3, 59);
+    const rules         strict{ { 0.3, 0.6 }, true };
     for (const uint32_t n_slots : { 16u, 1u }) {
         CAPTURE(n_slots);
         engine      e(m, n_slots, n_slots, strict);

@@ -84,7 +84,7 @@ TEST_CASE("in the device's own layout") {
             CAPTURE(n_tokens);
             CAPTURE(n_slots);
             const layer_input input = random_input(m.shape, n_tokens, unsigned(n_tokens));
-            engine            e(m, n_slots, n_slots, moe_executor::config{ { {} } }, { cpu, true });
+            engine            e(m, n_slots, n_slots, rules{ {} }, { cpu, true });
             CHECK(e.compute(m, input) == stock(m, input, TIER_HIGH, 0, false, buft));
         }
     }
@@ -139,7 +139,7 @@ TEST_CASE("strict: what is high is the sum, what is low the low version alone, w
             CAPTURE(n_tokens);
             CAPTURE(n_slots);
             const layer_input      input = random_input(m.shape, n_tokens, 41);
-            engine                 e(m, n_slots, n_slots, moe_executor::config{ { thresholds, true } });
+            engine                 e(m, n_slots, n_slots, rules{ thresholds, true });
             std::vector<precision> worth(input.ids.size());
             for (size_t i = 0; i < worth.size(); i += 4) {
                 score_experts(&input.weights[i], 4, thresholds, &worth[i]);
@@ -173,13 +173,13 @@ TEST_CASE("an upgrade reads the residual alone, and a downgrade reads nothing") 
     CHECK(e.counters.misses[TIER_HIGH] == 2);
     CHECK(e.counters.bytes_read == bytes_of(m, TIER_LOW, chosen) + bytes_of(m, TIER_HIGH, chosen));
 
-    engine strict(m, 8, 8, moe_executor::config{ { { 0.0, 1.0 }, true } }); // one high, one low
+    engine strict(m, 8, 8, rules{ { 0.0, 1.0 }, true }); // one high, one low
     strict.compute(m, input);
-    strict.executor.set_thresholds({ 1.0, 1.0 });
+    strict.run.thresholds.set({ 1.0, 1.0 });
     CHECK(strict.compute(m, input) == stock(m, input, TIER_HIGH));
     const uint64_t read = strict.counters.bytes_read;
     CHECK(read == bytes_of(m, TIER_LOW, chosen) + bytes_of(m, TIER_HIGH, chosen));
-    strict.executor.set_thresholds({ 0.0, 1.0 });
+    strict.run.thresholds.set({ 0.0, 1.0 });
     strict.compute(m, input);
     CHECK(strict.counters.bytes_read == read);
 }
@@ -202,7 +202,7 @@ TEST_CASE("layers take turns in pools too small for both, in any precision") {
     const model_on_disk                        m = model_on_disk::with_residual(quantized());
     engine                                     e(m, 2, 3, score_thresholds{ 0.0, 1.0 });
     std::map<uint32_t, std::vector<precision>> seen;
-    e.executor.set_observer([&](const layer_report & r) { seen[r.routing.layer] = r.plan.precisions; });
+    e.run.observer = [&](const layer_report & r) { seen[r.routing.layer] = r.plan.precisions; };
     for (unsigned token = 0; token < 24; token++) {
         for (uint32_t layer = 0; layer < 2; layer++) {
             const layer_input input = random_input(m.shape, token % 4 == 3 ? 9 : 1, token);

@@ -75,8 +75,8 @@ TEST_CASE("thresholds of a sequence need router weights as those of the model do
     const int8_t        output   = 1;
     batch_info          batch;
     batch.begin(1, &sequence, &position, &output);
-    e.executor.set_thresholds(4, { 0.5, 0.8 });
-    e.executor.begin_batch(batch);
+    e.run.thresholds.set(4, { 0.5, 0.8 });
+    e.run.batch = batch;
     layer_graph graph(m.shape, input);
     graph.set_cached(m.index, 0, /* with_router_weights = */ false);
     CHECK(e.executor.compute(graph.graph, e.inner, &e.cpu_graph).message().find("run this model with t1 = 1") !=

@@ -9,8 +9,8 @@
 #include <chrono>
 #include <thread>
 
-static moe_executor::config with(score_thresholds thresholds) {
-    return { { thresholds } };
+static rules with(score_thresholds thresholds) {
+    return { thresholds };
 }
 
 // With room for all experts in host memory.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "plan/scorer.h"
+#include "plan/precision-rule.h"
 
 #include <cmath>
 #include <doctest/doctest.h>

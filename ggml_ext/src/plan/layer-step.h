@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include "plan/layer-plan.h"
+#include "policy/cache-policy.h"
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+namespace hobbit {
+
+// What a step counts, before anything is loaded.
+struct step_counts {
+    std::array<uint64_t, TIER_COUNT> selections = {}; // [tier] that serves them
+    std::array<uint64_t, TIER_COUNT> uses       = {}; // of an expert, by any number of selections
+    std::array<uint64_t, TIER_COUNT> misses     = {}; // of the uses
+    uint64_t                         skipped    = 0;  // selections
+};
+
+// What the engine and the simulator both do for one layer and batch before any expert is loaded: the rule plans, the
+// policy hears of every use, and hits and misses are counted. Thread-safety: none.
+class layer_step {
+  public:
+    // Both must outlive the object. `strict`: see plan_layer.
+    layer_step(precision_rule & rule, cache_policy & policy, bool strict = false) :
+        rule_(rule), policy_(policy), strict_(strict) {}
+
+    // Whether a selection is counted.
+    using filter = std::function<bool(int32_t selection)>;
+
+    // `sequences` [token] are as the policy numbers them. `counts` is overwritten; without a filter every selection
+    // counts. The uses come in the order of experts.
+    layer_plan run(const rule_input & in, const std::vector<uint32_t> & sequences, step_counts & counts,
+                   const filter & is_counted = nullptr);
+
+  private:
+    void record(const layer_plan & plan, const layer_routing & routing, const std::vector<uint32_t> & sequences);
+
+    precision_rule & rule_;
+    cache_policy &   policy_;
+    const bool       strict_;
+};
+
+} // namespace hobbit

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include "model/expert.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace hobbit {
+
+// How an expert serves a selection, from worst to best.
+enum precision { PRECISION_SKIP, PRECISION_LOW, PRECISION_HIGH };
+
+// What a token asks of the rule, which says what the numbers mean. With t1 = 1 every rule gives high precision.
+struct score_thresholds {
+    double t1 = 1.0;
+    double t2 = 1.0;
+
+    bool all_high() const { return t1 >= 1.0; }
+};
+
+// What a layer's router chose for a batch. A selection is one expert of one token; its number is token * n_used + rank.
+struct layer_routing {
+    uint32_t             layer    = 0;
+    int64_t              n_tokens = 0;
+    int64_t              n_used   = 0; // experts per token
+    std::vector<int32_t> experts;      // [selection]
+    std::vector<float>   weights;      // [selection]; empty where they are unknown
+};
+
+// Whether all parts of an expert are resident in a tier.
+using residency = std::function<bool(expert_id id, uint32_t tier)>;
+
+// What a rule sees of one layer and batch.
+struct rule_input {
+    const layer_routing &                 routing;
+    const std::vector<score_thresholds> & thresholds; // [token]
+    const residency &                     is_resident;
+    bool                                  has_low; // there is a pool for low precision
+};
+
+// Decides for each selection of one layer and batch: high precision, low precision or skip. A rule decides for each
+// token alone. plan_layer then raises a decision where another token of the batch needs the expert in a better
+// precision, or where a better version is resident.
+//
+// A new rule is a file of its own and a line in precision-rule.cpp. Thread-safety: none; a rule may keep state.
+class precision_rule {
+  public:
+    virtual ~precision_rule() = default;
+
+    // Returns one precision per selection. PRECISION_LOW counts as high where there is no low pool.
+    virtual std::vector<precision> decide(const rule_input & in) = 0;
+};
+
+// The rule of that name, or null if none has it. The setting hobbit.scorer takes these names.
+std::unique_ptr<precision_rule> make_rule(const std::string & name);
+
+const std::vector<std::string> & rule_names();
+
+// Eq. 2 of HOBBIT for one token, the rule "gate". Experts are ranked by weight. An expert's score is the sum of the
+// normalised weights ranked before it: up to t1 the expert is high, up to t2 low, and above t2 it is skipped. The first
+// expert is always high. All are high if the weights do not rank them: their sum is not positive or not finite.
+// Weights may come from any router (softmax or sigmoid, normalised or not). out[i] belongs to weights[i]. Pure.
+void score_experts(const float * weights, size_t n, const score_thresholds & thresholds, precision * out);
+
+} // namespace hobbit

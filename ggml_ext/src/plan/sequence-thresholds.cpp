@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: MIT
+#include "plan/sequence-thresholds.h"
+
+#include <algorithm>
+
+namespace hobbit {
+
+std::vector<score_thresholds> sequence_thresholds::of(const std::vector<batch_info::row> & rows) const {
+    std::vector<score_thresholds> all;
+    for (const batch_info::row & row : rows) {
+        all.push_back(of(row.sequence));
+    }
+    return all;
+}
+
+score_thresholds sequence_thresholds::highest(const batch_info & batch) const {
+    if (batch.sequences().empty()) {
+        return common_;
+    }
+    score_thresholds most = { 0.0, 0.0 };
+    for (const auto & entry : batch.sequences()) {
+        const score_thresholds & own = of(entry.first);
+        most                         = { std::max(most.t1, own.t1), std::max(most.t2, own.t2) };
+    }
+    return most;
+}
+
+} // namespace hobbit

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include "plan/batch-info.h"
+#include "plan/precision-rule.h"
+
+#include <cstdint>
+#include <map>
+#include <vector>
+
+namespace hobbit {
+
+// The thresholds in force: a sequence's own, or else the common ones. Thread-safety: none.
+class sequence_thresholds {
+  public:
+    explicit sequence_thresholds(const score_thresholds & common = {}) : common_(common) {}
+
+    void set(const score_thresholds & common) { common_ = common; }
+
+    void set(int32_t sequence, const score_thresholds & own) { own_[sequence] = own; }
+
+    void clear(int32_t sequence) { own_.erase(sequence); }
+
+    const score_thresholds & of(int32_t sequence) const {
+        const auto found = own_.find(sequence);
+        return found == own_.end() ? common_ : found->second;
+    }
+
+    // [row]
+    std::vector<score_thresholds> of(const std::vector<batch_info::row> & rows) const;
+
+    // Those that satisfy every sequence of the batch; the common ones if it names none.
+    score_thresholds highest(const batch_info & batch) const;
+
+  private:
+    score_thresholds                    common_;
+    std::map<int32_t, score_thresholds> own_; // [sequence]
+};
+
+} // namespace hobbit
