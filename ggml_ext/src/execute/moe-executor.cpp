@@ -51,7 +51,7 @@ status moe_executor::run(ggml_cgraph * graph, inner_graph & inner) {
         }
         if (node->op != GGML_OP_MUL_MAT_ID) {
             if (inner.full()) {
-                s = run_graph(inner);
+                s = inner.compute();
             }
             inner.add_copy(node);
             last = node;
@@ -150,7 +150,7 @@ status moe_executor::begin_section(ggml_cgraph * graph, int first, inner_graph &
         parts |= is_matmul ? part_bit(expert_of(node).part) : 0;
     }
     layer_.in_section = true;
-    const status s    = run_graph(inner);
+    const status s    = inner.compute();
     if (s.ok()) {
         share_->begin_section({ graph, first, end }, parts);
     }
@@ -162,14 +162,14 @@ status moe_executor::end_section(inner_graph & inner) {
     while (s.ok() && is_share_due()) {
         s = compute_share(inner);
     }
-    s = s.ok() ? run_graph(inner) : s;
+    s = s.ok() ? inner.compute() : s;
     return s.ok() && share_ ? share_->end_section(inner) : s;
 }
 
 // The CPU computes some of its rows while the device runs what was added: while experts are on their way, and the rest
 // at the end.
 status moe_executor::compute_share(inner_graph & inner) {
-    const status s = launch_graph(inner);
+    const status s = inner.launch();
     return s.ok() ? share_->compute_next(*cpu_) : s;
 }
 
@@ -368,7 +368,7 @@ status moe_executor::run_arrived(const stage & st, std::vector<const planned_use
         s = compute_share(inner);
     }
     if (s.ok() && none_has()) {
-        s = run_graph(inner);
+        s = inner.compute();
         s = s.ok() ? cache_.wait(todo.front()->id, todo.front()->tier, st.parts) : s;
     }
     if (!s.ok()) {
@@ -381,13 +381,13 @@ status moe_executor::run_arrived(const stage & st, std::vector<const planned_use
     n_pinned -= arrived.size();
     held_.insert(held_.end(), arrived.begin(), arrived.end());
     if (std::any_of(arrived.begin(), arrived.end(), is_begun) && share_->has_rows_to_hand_over()) {
-        s = run_graph(inner);
+        s = inner.compute();
         s = s.ok() ? share_->hand_over(inner) : s;
     }
     s = s.ok() ? add_products(st, arrived, inner) : s;
     if (s.ok() && slots_are_short) {
         stats_.waves++;
-        s = run_graph(inner);
+        s = inner.compute();
         if (s.ok()) {
             release_held();
         }
@@ -410,7 +410,7 @@ status moe_executor::clear_share(const stage & st, inner_graph & inner) {
         return {};
     }
     // what was added so far may still read this memory
-    const status s = run_graph(inner);
+    const status s = inner.compute();
     for (size_t i = 0; i < st.matmuls.size() && s.ok(); i++) {
         ggml_backend_tensor_memset(const_cast<ggml_tensor *>(st.matmuls[i]), 0, 0, ggml_nbytes(st.matmuls[i]));
     }
@@ -424,7 +424,7 @@ status moe_executor::clear_skipped(const ggml_tensor * tensor, inner_graph & inn
     }
     GGML_ASSERT(ggml_nrows(tensor) == layer_.routing.n_tokens * layer_.routing.n_used);
     // what was added so far may still read this memory
-    const status s = run_graph(inner);
+    const status s = inner.compute();
     if (!s.ok()) {
         return s;
     }

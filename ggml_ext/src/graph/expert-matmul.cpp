@@ -9,25 +9,6 @@
 
 namespace hobbit {
 
-static status check(ggml_status result, const inner_graph & inner) {
-    if (result == GGML_STATUS_ABORTED) {
-        return status::aborted();
-    }
-    if (result != GGML_STATUS_SUCCESS) {
-        return status::error(format("%s failed to compute experts (%s): see whether it is still there",
-                                    ggml_backend_name(inner.backend()), ggml_status_to_string(result)));
-    }
-    return {};
-}
-
-status run_graph(inner_graph & inner) {
-    return check(inner.compute(), inner);
-}
-
-status launch_graph(inner_graph & inner) {
-    return check(inner.launch(), inner);
-}
-
 // Rows that are gathered for one operation: those of any one expert, and enough to be worth it.
 static size_t rows_at_once(const layer_routing & routing) {
     return size_t(std::max(routing.n_tokens, inner_graph::enough_rows));
@@ -49,7 +30,7 @@ status expert_matmuls::reserve(const layer_routing & routing, inner_graph & inne
     if (sizes.fits(inner.scratch())) {
         return {};
     }
-    const status s = run_graph(inner);
+    const status s = inner.compute();
     if (s.ok() && !inner.reserve(sizes)) {
         return status::error(
             format("%s has no memory left for the rows of %lld tokens: use a smaller batch (--ubatch-size)",
@@ -101,7 +82,7 @@ status expert_matmuls::add_term(const ggml_tensor * matmul, const layer_routing 
 
 static status add_rows(const ggml_tensor * matmul, const matrices & weights, const std::vector<served_row> & rows,
                        bool adds, inner_graph & inner) {
-    const status s = inner.full() ? run_graph(inner) : status();
+    const status s = inner.full() ? inner.compute() : status();
     if (s.ok() && adds) {
         inner.add_to_matmul(matmul, weights, rows);
     } else if (s.ok()) {

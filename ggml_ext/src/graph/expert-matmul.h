@@ -17,12 +17,6 @@ inline const expert_tensor & expert_of(const ggml_tensor * matmul) {
     return *static_cast<const expert_tensor *>(matmul->src[0]->extra);
 }
 
-// Runs what was added to the graph.
-status run_graph(inner_graph & inner);
-
-// Begins to run it.
-status launch_graph(inner_graph & inner);
-
 // Adds matmuls of an outer graph to an inner one, computed from the experts in the cache, and runs the inner graph
 // whenever it is full. Experts of one tier and type, at the same place in their slots, are one operation, or as many as
 // keep each within the scratch memory and ggml's work memory. Of an expert that is a sum, the first term's product is

@@ -294,9 +294,20 @@ void inner_graph::add_rows(const ggml_tensor * tensor, const float * values, con
     scatter(tensor, copy, row_numbers(rows));
 }
 
-ggml_status inner_graph::launch() {
+status inner_graph::check(ggml_status result) const {
+    if (result == GGML_STATUS_ABORTED) {
+        return status::aborted();
+    }
+    if (result != GGML_STATUS_SUCCESS) {
+        return status::error(format("%s failed to compute experts (%s): see whether it is still there",
+                                    ggml_backend_name(backend_), ggml_status_to_string(result)));
+    }
+    return {};
+}
+
+status inner_graph::launch() {
     if (empty()) {
-        return GGML_STATUS_SUCCESS;
+        return {};
     }
     set_row_numbers();
     ggml_status result;
@@ -312,16 +323,16 @@ ggml_status inner_graph::launch() {
     }
     is_running_ = true;
     ggml_graph_clear(graph_);
-    return result;
+    return check(result);
 }
 
-ggml_status inner_graph::compute() {
+status inner_graph::compute() {
     if (empty() && !is_running_) {
-        return GGML_STATUS_SUCCESS;
+        return {};
     }
-    const ggml_status result = launch();
+    status s = launch();
     reset();
-    return result;
+    return s;
 }
 
 } // namespace hobbit

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include "base/status.h"
 #include "ggml-backend.h"
 #include "ggml.h"
 
@@ -99,12 +100,12 @@ class inner_graph {
     // and nothing is running, and the scratch memory has room for them as a product.
     void add_rows(const ggml_tensor * tensor, const float * values, const std::vector<int32_t> & rows);
 
-    // Begins to run what was added, after what is running, and empties the graph. What it reads and writes is left
-    // alone until compute().
-    ggml_status launch();
+    // Begins to run what was added, after what is running, and empties the graph. Nobody else touches what it reads and
+    // writes until compute().
+    status launch();
 
-    // Runs what was added, ends what is running and empties the graph.
-    ggml_status compute();
+    // Runs what was added, waits for the end and empties the graph.
+    status compute();
 
     // Forgets what was added, and ends what is running.
     void reset();
@@ -139,6 +140,7 @@ class inner_graph {
     void          place(ggml_tensor * tensor, size_t scratch_offset);
     void          add_node(ggml_tensor * node);
     void          begin_graph();
+    status        check(ggml_status result) const;
 
     ggml_backend_t        backend_;
     const size_t          alignment_;         // of whatever is a tensor on the device

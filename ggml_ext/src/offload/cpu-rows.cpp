@@ -288,12 +288,12 @@ status cpu_rows::run(const std::vector<ggml_tensor *> & nodes, const piece & p, 
             s = products_.add(nodes[i], routing, served, cpu);
             continue;
         }
-        s = cpu.full() ? run_graph(cpu) : s;
+        s = cpu.full() ? cpu.compute() : s;
         if (s.ok()) {
             cpu.add_copy(nodes[i]);
         }
     }
-    return s.ok() ? run_graph(cpu) : s;
+    return s.ok() ? cpu.compute() : s;
 }
 
 //
@@ -315,13 +315,13 @@ status cpu_rows::copy_back(inner_graph & device) {
         for (size_t first = 0; first < rows_.size() && s.ok(); first += most) {
             const auto                 from = rows_.begin() + ptrdiff_t(first);
             const std::vector<int32_t> some(from, from + ptrdiff_t(std::min(most, rows_.size() - first)));
-            s = run_graph(device);
+            s = device.compute();
             if (s.ok()) {
                 device.add_rows(r.outer, &r.values[first * n_out], some);
             }
         }
     }
-    return s.ok() ? launch_graph(device) : s;
+    return s.ok() ? device.launch() : s;
 }
 
 uint64_t cpu_rows::size(const expert_index & index, uint64_t n_rows, uint64_t n_at_once) {

@@ -157,7 +157,7 @@ status cpu_share::hand_over(inner_graph & device) {
 status cpu_share::end_section(inner_graph & device) {
     const status s = bring_rows(whole_, device);
     release();
-    return s.ok() ? run_graph(device) : s;
+    return s.ok() ? device.compute() : s;
 }
 
 void cpu_share::release() {
