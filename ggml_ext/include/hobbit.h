@@ -49,42 +49,7 @@ enum hobbit_setting_kind {
 
 // One setting. Keys are spelled as in the GGUF metadata and on the command line of llama.cpp's tools
 // (--override-kv KEY=TYPE:VALUE); a setting given here wins over the same key stored in the model file.
-//
-//   hobbit.enable        bool    keep a plain GGUF's experts in the cache (a file with tiers always is)
-//   hobbit.memory        int     bound on the whole process; 0: computed from what is free
-//   hobbit.pools         int     bytes of the expert pools alone, in place of hobbit.memory or, on a device with memory
-//                                of its own, of hobbit.device_memory, over which it wins
-//   hobbit.device        string  the device that holds the pools and computes the experts, as ggml names it ("CUDA0",
-//                                "Vulkan0"), or several with memory of their own ("CUDA0,CUDA1"), each for the layers
-//                                that it is given (hobbit_place_layers); default: those that have the other weights of
-//                                the layers, or of some of them, or else "CPU"
-//   hobbit.device_memory int     bytes of that device's memory that the experts may take; 0: computed from what is
-//                                free; hobbit.memory then bounds host memory, in which further experts are cached. Of
-//                                several devices this and hobbit.pools bound the sum: each device gets the least that
-//                                works, and of the rest a part in proportion to the experts of its layers
-//   hobbit.mode          string  what the CPU computes, beside a device with memory of its own, of the experts that are
-//                                not there: "gpu": none; "cooperative": all that host memory has room for; "auto":
-//                                what takes the least time, by latencies that are measured; default "auto"
-//   hobbit.low_share     float   share of the pools that holds the low tier; default follows from t1, t2 and the kind
-//                                of the high tier
-//   hobbit.t1 hobbit.t2  float   thresholds of Eq. 2 on the summed, normalised gate weights: s <= t1 high precision,
-//                                t1 < s <= t2 low, above t2 skipped; default 1 and 1, everything high
-//   hobbit.policy        string  which expert is evicted: a name of hobbit_policy_name; default "echo"
-//   hobbit.w_lru hobbit.w_lfu hobbit.w_lhu hobbit.w_fld
-//                        float   weights of Eq. 3, which sum to 1, of the policy "hobbit"; giving one chooses it
-//   hobbit.prefetch      int     how many layers ahead the predictor looks, 0 to 4; 0: no prefetch; default 2
-//   hobbit.strict        bool    each token gets the precision that Eq. 2 decides for it, whatever is resident and
-//                                whatever other tokens of its batch ask for: to measure quality
-//   hobbit.scorer        string  "gate": Eq. 2; "random": t1 and t2 are the shares of high and of high or low
-//                                precision, drawn at random: to compare with
-//   hobbit.trace         string  file that the routing is written to
-//   hobbit.calibrated    bool    whether MODEL.calibration.gguf, where it exists, gives what is not given here;
-//                                default true
-//   hobbit.pack          bool    whether experts are kept in the layouts that the device multiplies fastest, as
-//                                llama.cpp keeps its own weights (use_extra_bufts); default true
-//   hobbit.io_threads    int     number of loader threads
-//   hobbit.sidecar       string  file with the further tiers; default MODEL.hobbit.gguf where it exists
-//   hobbit.tag           int     number under which hobbit_find finds the model
+// hobbit_setting_spec_at lists the keys.
 struct hobbit_setting {
     const char *             key;
     enum hobbit_setting_kind kind;
@@ -92,6 +57,34 @@ struct hobbit_setting {
     double                   f; // FLOAT
     const char *             s; // STRING, borrowed for the call
 };
+
+enum hobbit_setting_type {
+    HOBBIT_TYPE_NUMBER = 0,
+    HOBBIT_TYPE_COUNT  = 1, // a whole number
+    HOBBIT_TYPE_SIZE   = 2, // bytes
+    HOBBIT_TYPE_FLAG   = 3,
+    HOBBIT_TYPE_CHOICE = 4,
+    HOBBIT_TYPE_TEXT   = 5,
+    HOBBIT_TYPE_PATH   = 6,
+};
+
+// What is known of a setting. Command line, Python and documents are built from these.
+struct hobbit_setting_spec {
+    const char * key;
+    const char * option; // name for users; several keys of one name are the elements of a list; NULL: not for users
+    enum hobbit_setting_type type;
+    double                   min; // of a number, count or size
+    double                   max;
+    const char *             default_value; // as text; NULL: none, or computed
+    const char *             default_note;  // for users, where default_value does not tell; NULL: none
+    const char *             choices;       // separated by spaces; NULL: not a choice
+    const char *             unit;          // NULL: none
+    bool                     is_stored;     // a model file or its calibration may hold it
+    const char *             help;
+};
+
+// The i-th setting, NULL past the last one. Valid for ever.
+HOBBIT_API const struct hobbit_setting_spec * hobbit_setting_spec_at(size_t i);
 
 // Opens the experts of the GGUF at `path` (of a split model: its first file), without reading any weight.
 // On success *model holds one reference, or NULL where llama.cpp is to load the file as it always does: a dense model,
@@ -228,6 +221,27 @@ struct hobbit_device_info {
 
 // The i-th device, as hobbit.device has them; false past the last one, and before hobbit_place_layers.
 HOBBIT_API bool hobbit_get_device(const hobbit_model * model, size_t i, struct hobbit_device_info * info);
+
+enum hobbit_counter_kind {
+    HOBBIT_COUNT   = 0, // a whole number that grows
+    HOBBIT_SECONDS = 1, // grows
+    HOBBIT_STATE   = 2, // 1 or 0 now
+};
+
+// What is known of a counter. Server, Python and documents are built from these; those of one metric are neighbours.
+struct hobbit_counter {
+    const char *             name;
+    enum hobbit_counter_kind kind;
+    const char *             metric; // of Prometheus, without the prefix "hobbit_"
+    const char *             label;  // of the metric, as in precision="high"; NULL: none
+    const char *             help;
+};
+
+// The i-th counter, NULL past the last one. Valid for ever.
+HOBBIT_API const struct hobbit_counter * hobbit_counter_at(size_t i);
+
+// The first n_values counters since opening, in the order of hobbit_counter_at; times in seconds.
+HOBBIT_API void hobbit_get_counters(const hobbit_model * model, double * values, size_t n_values);
 
 // Counters since opening. A selection is one (token, expert) pair chosen by a router; hits and misses count the experts
 // that a layer needed for one batch, once each. With a device, hits are those found in its memory, host_hits those of

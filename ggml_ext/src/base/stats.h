@@ -3,42 +3,67 @@
 
 #include <array>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
+
+// Every counter, once: its field, its metric and its help. A new one needs a line here, and one where it is counted.
+//   TIERS(field, help)          one counter for each precision: FIELD_high and FIELD_low
+//   COUNT(field, metric, label, help)
+//   SECONDS(field, metric, help) FIELD_s; counted in nanoseconds, as FIELD_ns
+//   STATE(field, metric, help)  1 or 0
+//
+// A selection is one (token, expert) pair chosen by a router. Hits and misses count the experts that a layer needed for
+// one batch, once each. With a residual high tier, a hit in high precision found the low version and the residual; a
+// miss may have read only one of the two.
+#define HOBBIT_COUNTERS(TIERS, COUNT, SECONDS, STATE)                                                                  \
+    TIERS(selections, "Expert selections (token, expert) by the precision that served them")                           \
+    COUNT(selections_skipped, "selections_total", "precision=\"skipped\"", "Expert selections that were skipped")      \
+    TIERS(hits, "Experts that a layer needed for a batch and found in the cache")                                      \
+    TIERS(misses, "Experts that a layer needed for a batch and did not find in the cache")                             \
+    TIERS(host_hits, "Misses of a GPU's cache that were found in host memory; the others were read from disk")         \
+    COUNT(evictions, "evictions_total", nullptr, "Experts evicted; a low version takes its residual with it")          \
+    COUNT(bytes_read, "read_bytes_total", nullptr, "Bytes of experts read from disk")                                  \
+    COUNT(bytes_transferred, "transferred_bytes_total", nullptr, "Bytes of experts uploaded to GPUs")                  \
+    COUNT(layers_computed, "layers_computed_total", nullptr, "Layers with routed experts computed, once per batch")    \
+    COUNT(waves, "waves_total", nullptr,                                                                               \
+          "Passes over these layers; more than one per layer where its experts did not fit in the cache")              \
+    COUNT(predicted, "predicted_experts_total", nullptr, "Experts predicted for a later layer")                        \
+    COUNT(predicted_right, "predicted_right_total", nullptr, "Predicted experts that the layer then used")             \
+    COUNT(prefetched, "prefetched_experts_total", nullptr, "Experts requested before their layer ran")                 \
+    COUNT(prefetched_used, "prefetched_used_total", nullptr, "Prefetched experts that the layer then used")            \
+    COUNT(bytes_prefetched, "prefetched_bytes_total", nullptr, "Bytes read by prefetch, part of bytes_read")           \
+    COUNT(prefetch_pauses, "prefetch_pauses_total", nullptr, "Times that prefetch was paused because it did not pay")  \
+    STATE(prefetch_active, "prefetch_active", "1 while prefetch is on, 0 while it is paused or off")                   \
+    SECONDS(stall, "stall_seconds_total", "Time that computation waited for the disk or for an upload")                \
+    SECONDS(disk_demand, "disk_demand_seconds_total", "Time with a read or upload in flight that a layer needs")       \
+    SECONDS(compute, "compute_seconds_total", "Time in layers with routed experts, stalls included")                   \
+    SECONDS(transfer, "transfer_seconds_total", "Time with uploads to GPUs in flight")                                 \
+    COUNT(selections_cpu, "cpu_selections_total", nullptr, "Expert selections that the CPU computed beside a GPU")     \
+    COUNT(selections_split, "split_selections_total", nullptr,                                                         \
+          "Expert selections split between CPU (gate, up) and GPU (down), part of selections_cpu")                     \
+    SECONDS(cpu, "cpu_seconds_total", "Time that the CPU took for its selections, copies included")                    \
+    COUNT(layers_predicted, "predicted_layers_total", nullptr, "Layers beside a GPU whose time was compared")          \
+    SECONDS(predicted, "predicted_seconds_total", "Time that the cost model predicted for these layers")               \
+    SECONDS(measured, "measured_seconds_total", "Time that these layers took")
 
 namespace hobbit {
 
-// Counters since opening, meaning as in struct hobbit_stats. Written by the thread that computes and by the loader's,
-// read by any.
+// Counters since opening. Written by the thread that computes and by the loader's, read by any.
 struct stats {
     using counter = std::atomic<uint64_t>;
 
-    std::array<counter, 2> selections = {}; // [tier]
-    counter                selections_skipped{ 0 };
-    std::array<counter, 2> hits      = {};
-    std::array<counter, 2> misses    = {};
-    std::array<counter, 2> host_hits = {}; // of the misses
-    counter                evictions{ 0 };
-    counter                bytes_read{ 0 };
-    counter                bytes_transferred{ 0 };
-    counter                layers_computed{ 0 };
-    counter                waves{ 0 };
-    counter                predicted{ 0 };
-    counter                predicted_right{ 0 };
-    counter                prefetched{ 0 };
-    counter                prefetched_used{ 0 };
-    counter                bytes_prefetched{ 0 };
-    counter                prefetch_pauses{ 0 };
-    std::atomic<bool>      prefetch_active{ false };
-    counter                stall_ns{ 0 };
-    counter                disk_demand_ns{ 0 };
-    counter                compute_ns{ 0 };
-    counter                transfer_ns{ 0 };
-    counter                selections_cpu{ 0 };
-    counter                selections_split{ 0 };
-    counter                cpu_ns{ 0 };
-    counter                layers_predicted{ 0 };
-    counter                predicted_ns{ 0 };
-    counter                measured_ns{ 0 };
+#define HOBBIT_TIERS(field, help) std::array<counter, 2> field = {}; // [tier]
+#define HOBBIT_COUNT_(field, metric, label, help) counter field{ 0 };
+#define HOBBIT_SECONDS_(field, metric, help) counter field##_ns{ 0 };
+#define HOBBIT_STATE_(field, metric, help) std::atomic<bool> field{ false };
+    HOBBIT_COUNTERS(HOBBIT_TIERS, HOBBIT_COUNT_, HOBBIT_SECONDS_, HOBBIT_STATE_)
+#undef HOBBIT_TIERS
+#undef HOBBIT_COUNT_
+#undef HOBBIT_SECONDS_
+#undef HOBBIT_STATE_
+
+    // The value of the i-th counter of hobbit_counter_at; REQUIRES: there is one
+    double value(size_t i) const;
 };
 
 } // namespace hobbit

@@ -86,7 +86,7 @@ struct hobbit_model final : public hobbit::split_runner {
     void           keep_error(const hobbit::status & s);
 
     hobbit::settings                        settings_;
-    hobbit::expert_index                    index_;
+    hobbit::expert_index                    index_{ hobbit::settings::stored_keys() };
     uint64_t                                resident_before_ = 0;
     hobbit::stats                           stats_;
     hobbit::posix_file_reader               reader_;

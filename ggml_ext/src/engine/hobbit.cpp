@@ -172,6 +172,12 @@ bool hobbit_get_device(const hobbit_model * model, size_t i, struct hobbit_devic
     return model->device_info(i, *info);
 }
 
+void hobbit_get_counters(const hobbit_model * model, double * values, size_t n_values) {
+    for (size_t i = 0; i < n_values && hobbit_counter_at(i); i++) {
+        values[i] = model->counters().value(i);
+    }
+}
+
 void hobbit_get_stats(const hobbit_model * model, struct hobbit_stats * out) {
     const hobbit::stats & s = model->counters();
     out->selections_high    = s.selections[TIER_HIGH];

@@ -1,134 +1,262 @@
 // SPDX-License-Identifier: MIT
 #include "engine/settings.h"
 
+#include "policy/cache-policy.h"
+
 #include <algorithm>
 #include <cmath>
-#include <map>
+#include <cstdlib>
+#include <variant>
 
 namespace hobbit {
 
-static constexpr double   MAX_BYTES    = 1e18; // of any size, and of any other number
-static constexpr uint32_t MAX_PREFETCH = 4;
+//
+// the table
+//
 
-static constexpr const char * WEIGHT_KEYS[] = { "hobbit.w_lru", "hobbit.w_lfu", "hobbit.w_lhu", "hobbit.w_fld" };
+namespace {
 
-static bool is_weight(const std::string & key) {
+using field = std::variant<bool & (*) (settings &), uint32_t & (*) (settings &), uint64_t & (*) (settings &),
+                           double & (*) (settings &), std::string & (*) (settings &), compute_mode & (*) (settings &)>;
+
+#define FIELD(type, member) [](settings & s) -> type & { return s.member; }
+
+struct row {
+    hobbit_setting_spec spec;
+    field               in;
+};
+
+constexpr hobbit_setting_type NUMBER = HOBBIT_TYPE_NUMBER;
+constexpr hobbit_setting_type COUNT  = HOBBIT_TYPE_COUNT;
+constexpr hobbit_setting_type SIZE   = HOBBIT_TYPE_SIZE;
+constexpr hobbit_setting_type FLAG   = HOBBIT_TYPE_FLAG;
+constexpr hobbit_setting_type CHOICE = HOBBIT_TYPE_CHOICE;
+constexpr hobbit_setting_type TEXT   = HOBBIT_TYPE_TEXT;
+constexpr hobbit_setting_type PATH   = HOBBIT_TYPE_PATH;
+
+constexpr const char * NONE      = nullptr;
+constexpr double       MAX_BYTES = 1e18;
+
+template <const std::vector<std::string> & (*names)()>
+const char * joined() {
+    static const std::string text = [] {
+        std::string all;
+        for (const std::string & name : names()) {
+            all += (all.empty() ? "" : " ") + name;
+        }
+        return all;
+    }();
+    return text.c_str();
+}
+
+template <size_t i>
+const char * default_weight() {
+    static const std::string text = format("%g", policy_options().weights[i]);
+    return text.c_str();
+}
+
+// Columns: key, option, type, min, max, default, note on the default, choices, unit, stored; help; field.
+// The order is that of the documents.
+const std::vector<row> & table() {
+    static const std::vector<row> rows = {
+        { { "hobbit.memory", "memory", SIZE, 0, MAX_BYTES, NONE, "free memory less 10 %", NONE, "bytes", false,
+            "Limit for the whole process, e.g. 8G. With a GPU, limit for host memory." },
+          FIELD(uint64_t, memory) },
+        { { "hobbit.pools", "pools", SIZE, 0, MAX_BYTES, NONE, "by the memory limit", NONE, "bytes", false,
+            "Size of the expert cache only, instead of the limit for the process (with a GPU, for GPU memory)." },
+          FIELD(uint64_t, pools) },
+        { { "hobbit.t1", "t1", NUMBER, 0, 1, "1", NONE, NONE, NONE, true,
+            "Experts of a token count as important until their weights sum to t1; less important ones use the low "
+            "tier. 1: everything in high precision." },
+          FIELD(double, thresholds.t1) },
+        { { "hobbit.t2", "t2", NUMBER, 0, 1, "1", NONE, NONE, NONE, true,
+            "Between t1 and t2 the low tier is used; experts beyond t2 are skipped. 1: none." },
+          FIELD(double, thresholds.t2) },
+        { { "hobbit.low_share", "low_share", NUMBER, 0, 1, NONE, "by t1", NONE, NONE, true,
+            "Share of the cache reserved for low-precision experts." },
+          FIELD(double, low_share) },
+        { { "hobbit.policy", "policy", CHOICE, 0, 0, "echo", NONE, joined<policy_names>(), NONE, true,
+            "Eviction policy: which experts leave a full cache." },
+          FIELD(std::string, policy) },
+        { { "hobbit.w_lru", "weights", NUMBER, 0, 1, default_weight<0>(), NONE, NONE, NONE, true,
+            "Weights of LRU, LFU, LHU and FLD in the policy hobbit (Eq. 3); they sum to 1." },
+          FIELD(double, weights[0]) },
+        { { "hobbit.w_lfu", "weights", NUMBER, 0, 1, default_weight<1>(), NONE, NONE, NONE, true, "LFU's." },
+          FIELD(double, weights[1]) },
+        { { "hobbit.w_lhu", "weights", NUMBER, 0, 1, default_weight<2>(), NONE, NONE, NONE, true, "LHU's." },
+          FIELD(double, weights[2]) },
+        { { "hobbit.w_fld", "weights", NUMBER, 0, 1, default_weight<3>(), NONE, NONE, NONE, true, "FLD's." },
+          FIELD(double, weights[3]) },
+        { { "hobbit.prefetch", "prefetch", COUNT, 0, 4, "2", NONE, NONE, "layers", true,
+            "Load experts this many layers in advance, 0 to 4. 0: no prefetch." },
+          FIELD(uint32_t, prefetch) },
+        { { "hobbit.io_threads", "io_threads", COUNT, 1, 256, "4", NONE, NONE, "threads", false,
+            "Threads that read experts from disk." },
+          FIELD(uint32_t, io_threads) },
+        { { "hobbit.sidecar", "sidecar", PATH, 0, 0, NONE, "MODEL.hobbit.gguf", NONE, NONE, false,
+            "File with the low tier." },
+          FIELD(std::string, sidecar) },
+        { { "hobbit.trace", "trace", PATH, 0, 0, NONE, NONE, NONE, NONE, false,
+            "Write the routing to this file, for pyhobbit simulate." },
+          FIELD(std::string, trace) },
+        { { "hobbit.device", "device", TEXT, 0, 0, NONE, "where the other layers are", NONE, NONE, false,
+            "GPU(s) that run the experts, e.g. Vulkan0 or CUDA0,CUDA1; CPU: none." },
+          FIELD(std::string, device) },
+        { { "hobbit.device_memory", "device_memory", SIZE, 0, MAX_BYTES, NONE, "free memory of the GPU", NONE, "bytes",
+            false, "Limit for experts in GPU memory; several GPUs share it." },
+          FIELD(uint64_t, device_memory) },
+        { { "hobbit.mode", "mode", CHOICE, 0, 0, "auto", NONE, "gpu cooperative auto", NONE, false,
+            "Experts not in GPU memory: copy them there (gpu), compute on the CPU (cooperative), or whichever is "
+            "faster (auto)." },
+          FIELD(compute_mode, mode) }, // choices in the order of compute_mode
+        { { "hobbit.enable", NONE, FLAG, 0, 1, "0", NONE, NONE, NONE, false,
+            "Use the cache even for a model without a low tier that fits in memory." },
+          FIELD(bool, enable) },
+        { { "hobbit.calibrated", NONE, FLAG, 0, 1, "1", NONE, NONE, NONE, false,
+            "Use MODEL.calibration.gguf where it exists." },
+          FIELD(bool, calibrated) },
+        { { "hobbit.strict", NONE, FLAG, 0, 1, "0", NONE, NONE, NONE, false,
+            "Give each token exactly the precision that Eq. 2 decides, whatever is resident: to measure quality." },
+          FIELD(bool, strict) },
+        { { "hobbit.scorer", NONE, CHOICE, 0, 0, "gate", NONE, joined<rule_names>(), NONE, false,
+            "gate: Eq. 2; random: t1 and t2 are shares of experts drawn at random, for comparison." },
+          FIELD(std::string, scorer) },
+        { { "hobbit.pack", NONE, FLAG, 0, 1, "1", NONE, NONE, NONE, false,
+            "Keep experts in the layout that the CPU multiplies fastest, as llama.cpp does with other weights." },
+          FIELD(bool, pack) },
+    };
+    return rows;
+}
+
+const row * find_row(const std::string & key) {
+    for (const row & each : table()) {
+        if (key == each.spec.key) {
+            return &each;
+        }
+    }
+    return nullptr;
+}
+
+bool takes_text(const hobbit_setting_spec & spec) {
+    return spec.type == HOBBIT_TYPE_CHOICE || spec.type == HOBBIT_TYPE_TEXT || spec.type == HOBBIT_TYPE_PATH;
+}
+
+status set(settings & s, const row & to, double value) {
+    const hobbit_setting_spec & spec = to.spec;
+    if (takes_text(spec)) {
+        return status::error(format("%s takes a text", spec.key));
+    }
+    const bool is_flag = spec.type == HOBBIT_TYPE_FLAG;
+    if (!std::isfinite(value) || (!is_flag && (value < spec.min || value > spec.max))) {
+        return status::error(format("%s is %g: it must lie between %g and %g", spec.key, value, spec.min, spec.max));
+    }
+    std::visit(
+        [&](auto in) {
+            using type = std::decay_t<decltype(in(s))>;
+            if constexpr (std::is_same_v<type, bool>) {
+                in(s) = value != 0;
+            } else if constexpr (std::is_arithmetic_v<type>) {
+                in(s) = type(value);
+            }
+        },
+        to.in);
+    return {};
+}
+
+// The place of `value` among names that are separated by spaces, or -1.
+int find_choice(const char * choices, const std::string & value) {
+    const std::string all = std::string(" ") + choices + " ";
+    const size_t      at  = value.find(' ') == std::string::npos ? all.find(" " + value + " ") : std::string::npos;
+    return at == std::string::npos ? -1 : int(std::count(all.begin(), all.begin() + at, ' '));
+}
+
+status set(settings & s, const row & to, const std::string & value) {
+    const hobbit_setting_spec & spec = to.spec;
+    if (!takes_text(spec)) {
+        return status::error(format("%s takes a number, not the text '%s'", spec.key, value.c_str()));
+    }
+    const int chosen = spec.choices ? find_choice(spec.choices, value) : 0;
+    if (chosen < 0) {
+        return status::error(format("%s is '%s': choose one of %s", spec.key, value.c_str(), spec.choices));
+    }
+    std::visit(
+        [&](auto in) {
+            using type = std::decay_t<decltype(in(s))>;
+            if constexpr (std::is_same_v<type, std::string>) {
+                in(s) = value;
+            } else {
+                in(s) = type(chosen);
+            }
+        },
+        to.in);
+    return {};
+}
+
+constexpr const char * WEIGHT_KEYS[] = { "hobbit.w_lru", "hobbit.w_lfu", "hobbit.w_lhu", "hobbit.w_fld" };
+
+bool is_weight(const std::string & key) {
     return std::find(std::begin(WEIGHT_KEYS), std::end(WEIGHT_KEYS), key) != std::end(WEIGHT_KEYS);
 }
 
-static std::string join(const std::vector<std::string> & names) {
-    std::string all;
-    for (const std::string & name : names) {
-        all += (all.empty() ? "" : ", ") + name;
+} // namespace
+
+//
+// settings
+//
+
+settings::settings() {
+    for (const row & each : table()) {
+        if (const char * value = each.spec.default_value) {
+            const status s = takes_text(each.spec) ? set(*this, each, std::string(value))
+                                                   : set(*this, each, std::strtod(value, nullptr));
+            GGML_ASSERT(s.ok());
+        }
     }
-    return all;
 }
 
-// Numbers that change what is computed or how fast, and that calibration may find.
-status settings::apply_calibrated(const std::string & key, double value) {
-    if (key == "hobbit.low_share") {
-        low_share = value;
-    } else if (key == "hobbit.t1") {
-        thresholds.t1 = value;
-    } else if (key == "hobbit.t2") {
-        thresholds.t2 = value;
-    } else if (key == "hobbit.prefetch") {
-        prefetch = uint32_t(std::min(value, 1e6)); // check() has the real bound
-    } else if (is_weight(key)) {
-        weights[std::find(std::begin(WEIGHT_KEYS), std::end(WEIGHT_KEYS), key) - std::begin(WEIGHT_KEYS)] = value;
-    } else {
+std::vector<std::string> settings::stored_keys() {
+    std::vector<std::string> keys;
+    for (const row & each : table()) {
+        if (each.spec.is_stored) {
+            keys.push_back(each.spec.key);
+        }
+    }
+    return keys;
+}
+
+bool settings::asked() const {
+    static const char * const keys[] = { "hobbit.memory", "hobbit.pools",         "hobbit.t1",
+                                         "hobbit.t2",     "hobbit.device_memory", "hobbit.mode" };
+    return enable || !device.empty() || !sidecar.empty() || !trace.empty() ||
+           std::any_of(std::begin(keys), std::end(keys), [&](const char * key) { return is_given(key); });
+}
+
+status settings::apply_one(const hobbit_setting & setting) {
+    const std::string key = setting.key;
+    if (key == "hobbit.tag") { // all 64 bits of it
+        tag = setting.i;
+        return setting.kind == HOBBIT_SETTING_INT ? status() : status::error("hobbit.tag takes a whole number");
+    }
+    const row * to = find_row(key);
+    if (!to) {
         return status::error(format("unknown setting %s", key.c_str()));
     }
-    return {};
-}
-
-status settings::apply_number(const std::string & key, double value) {
-    if (!std::isfinite(value) || value < 0) {
-        return status::error(format("setting %s must not be negative", key.c_str()));
+    if (setting.kind == HOBBIT_SETTING_STRING) {
+        return set(*this, *to, std::string(setting.s));
     }
-    if (value > MAX_BYTES) {
-        return status::error(format("setting %s is too large (%g)", key.c_str(), value));
+    if (is_weight(key) && !weights_given()) {
+        weights = {}; // the others are 0 unless they are given too
     }
-    if (key == "hobbit.enable") {
-        enable = value != 0;
-    } else if (key == "hobbit.calibrated") {
-        calibrated = value != 0;
-    } else if (key == "hobbit.strict") {
-        strict = value != 0;
-    } else if (key == "hobbit.memory") {
-        memory = uint64_t(value);
-    } else if (key == "hobbit.pools") {
-        pools = uint64_t(value);
-    } else if (key == "hobbit.device_memory") {
-        device_memory = uint64_t(value);
-    } else if (key == "hobbit.pack") {
-        pack = value != 0;
-    } else if (key == "hobbit.io_threads") {
-        io_threads = uint32_t(std::min(value, 1e6)); // check() has the real bound
-    } else {
-        if (is_weight(key) && !weights_given()) {
-            weights = {}; // who gives one of them means all
-        }
-        return apply_calibrated(key, value);
-    }
-    return {};
-}
-
-status settings::apply_mode(const std::string & value) {
-    static const std::map<std::string, compute_mode> modes = {
-        { "gpu", compute_mode::gpu },
-        { "cooperative", compute_mode::cooperative },
-        { "auto", compute_mode::automatic },
-    };
-    const auto found = modes.find(value);
-    if (found == modes.end()) {
-        return status::error(format("setting hobbit.mode is 'gpu', 'cooperative' or 'auto', not '%s'", value.c_str()));
-    }
-    mode = found->second;
-    return {};
-}
-
-status settings::apply_text(const std::string & key, const char * value) {
-    if (key == "hobbit.sidecar") {
-        sidecar = value;
-    } else if (key == "hobbit.trace") {
-        trace = value;
-    } else if (key == "hobbit.device") {
-        device = value;
-    } else if (key == "hobbit.mode") {
-        return apply_mode(value);
-    } else if (key == "hobbit.policy") {
-        policy = value;
-    } else if (key == "hobbit.scorer") {
-        scorer = value;
-    } else {
-        return status::error(format("setting %s takes a number, not the text '%s'", key.c_str(), value));
-    }
-    return {};
+    return set(*this, *to, setting.kind == HOBBIT_SETTING_FLOAT ? setting.f : double(setting.i));
 }
 
 status settings::apply(const hobbit_setting * given, size_t n_given) {
-    static const std::set<std::string> texts = { "hobbit.sidecar", "hobbit.trace",  "hobbit.device",
-                                                 "hobbit.mode",    "hobbit.policy", "hobbit.scorer" };
     for (size_t i = 0; i < n_given; i++) {
-        const hobbit_setting & setting = given[i];
-        const std::string      key     = setting.key;
-        status                 s;
-        if (setting.kind == HOBBIT_SETTING_STRING) {
-            s = apply_text(key, setting.s);
-        } else if (texts.count(key)) {
-            s = status::error(format("setting %s takes a text", key.c_str()));
-        } else if (key == "hobbit.tag" && setting.kind == HOBBIT_SETTING_INT) {
-            tag = setting.i; // all 64 bits of it
-        } else if (key == "hobbit.tag") {
-            s = status::error("setting hobbit.tag takes a whole number");
-        } else {
-            s = apply_number(key, setting.kind == HOBBIT_SETTING_FLOAT ? setting.f : double(setting.i));
-        }
+        const status s = apply_one(given[i]);
         if (!s.ok()) {
             return s;
         }
-        given_.insert(key);
+        given_.insert(given[i].key);
     }
     if (is_given("hobbit.t2") && !is_given("hobbit.t1")) {
         thresholds.t1 = std::min(1.0, thresholds.t2);
@@ -136,8 +264,9 @@ status settings::apply(const hobbit_setting * given, size_t n_given) {
     if (weights_given() && !is_given("hobbit.policy")) {
         policy = "hobbit";
     } else if (weights_given() && policy != "hobbit") {
-        return status::error(
-            format("w_lru, w_lfu, w_lhu and w_fld are of the policy 'hobbit', not of '%s'", policy.c_str()));
+        return status::error(format("the weights w_lru, w_lfu, w_lhu and w_fld belong to the policy 'hobbit', but "
+                                    "hobbit.policy is '%s'",
+                                    policy.c_str()));
     }
     return check();
 }
@@ -149,64 +278,40 @@ bool settings::weights_given() const {
 status settings::apply_stored(const stored_settings & stored) {
     const bool given_thresholds = is_given("hobbit.t1") || is_given("hobbit.t2");
     const bool given_policy     = is_given("hobbit.policy") || weights_given();
-    for (const auto & [key, value] : stored.numbers) {
+    for (const auto & [key, value] : stored) {
         const bool is_threshold = key == "hobbit.t1" || key == "hobbit.t2";
-        if (is_given(key) || (is_threshold && given_thresholds) || (is_weight(key) && given_policy)) {
+        const bool is_policy    = key == "hobbit.policy" || is_weight(key);
+        if (is_given(key) || (is_threshold && given_thresholds) || (is_policy && given_policy)) {
             continue;
         }
-        if (!std::isfinite(value) || value < 0) {
-            return status::error(format("%s is %g, not a number from 0 on", key.c_str(), value));
+        const row * to = find_row(key);
+        if (!to || !to->spec.is_stored) {
+            return status::error(format("%s is not a setting that a file may store", key.c_str()));
         }
-        const status s = apply_calibrated(key, value);
+        const status s = std::visit([&](const auto & v) { return set(*this, *to, v); }, value);
         if (!s.ok()) {
             return s;
         }
-    }
-    if (!stored.policy.empty() && !given_policy) {
-        policy = stored.policy;
     }
     return check();
 }
 
 status settings::check() const {
     if (thresholds.t1 > thresholds.t2) {
-        return status::error(
-            format("t1 (%g) must not be above t2 (%g): an expert is loaded in low precision before it is "
-                   "skipped",
-                   thresholds.t1, thresholds.t2));
+        return status::error(format("hobbit.t1 (%g) must not be above hobbit.t2 (%g): between the two, experts are "
+                                    "used in low precision",
+                                    thresholds.t1, thresholds.t2));
     }
-    if (thresholds.t2 > 1.0) {
-        return status::error(
-            format("t2 (%g) must not be above 1: scores are sums of weights normalised to 1", thresholds.t2));
-    }
-    if (low_share > 1.0) {
-        return status::error(format("low_share (%g) must not be above 1", low_share));
-    }
-    if (!make_rule(scorer)) {
-        return status::error(format("there is no precision rule '%s' for hobbit.scorer: choose one of %s",
-                                    scorer.c_str(), join(rule_names()).c_str()));
-    }
-    const auto & names = policy_names();
-    if (std::find(names.begin(), names.end(), policy) == names.end()) {
-        return status::error(
-            format("there is no eviction policy '%s': choose one of %s", policy.c_str(), join(names).c_str()));
-    }
-    double sum = 0;
-    for (const double w : weights) {
-        sum += w >= 0 ? w : NAN;
-    }
+    const double sum = weights[0] + weights[1] + weights[2] + weights[3];
     if (!(std::fabs(sum - 1.0) < 1e-6)) {
-        return status::error(format("the weights w_lru, w_lfu, w_lhu and w_fld sum to %g: they must sum to 1, none of "
-                                    "them negative",
-                                    sum));
-    }
-    if (prefetch > MAX_PREFETCH) {
-        return status::error(format("prefetch (%u) looks at most %u layers ahead", prefetch, MAX_PREFETCH));
-    }
-    if (io_threads < 1 || io_threads > 256) {
-        return status::error(format("io_threads (%u) must lie between 1 and 256", io_threads));
+        return status::error(format("the weights w_lru, w_lfu, w_lhu and w_fld sum to %g: they must sum to 1", sum));
     }
     return {};
 }
 
 } // namespace hobbit
+
+const struct hobbit_setting_spec * hobbit_setting_spec_at(size_t i) {
+    const auto & rows = hobbit::table();
+    return i < rows.size() ? &rows[i].spec : nullptr;
+}

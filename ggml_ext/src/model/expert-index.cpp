@@ -97,12 +97,14 @@ status expert_index::read_metadata(const gguf_file & file) {
         architecture_   = arch;
         n_experts_used_ = value >= 1 && value <= INT32_MAX ? uint32_t(value) : 0;
     }
-    for (const char * key : stored_setting_keys()) {
+    std::string text;
+    for (const std::string & key : stored_keys_) {
         if (file.find_number(key, value)) {
-            stored_.numbers.emplace_back(key, value);
+            stored_.emplace_back(key, value);
+        } else if (file.find_string(key, text)) {
+            stored_.emplace_back(key, text);
         }
     }
-    file.find_string("hobbit.policy", stored_.policy);
     return {};
 }
 

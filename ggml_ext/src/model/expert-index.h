@@ -35,6 +35,9 @@ struct embedding_table {
 // gaps.
 class expert_index {
   public:
+    // stored_keys: of the settings that files may store.
+    explicit expert_index(std::vector<std::string> stored_keys = {}) : stored_keys_(std::move(stored_keys)) {}
+
     // A model without routed experts opens with n_layers() == 0. Otherwise every range is within its file, and every
     // tier has exactly the experts and the shapes of the tensors under llama.cpp's names.
     // `sidecar` may be empty: a file of the default name is then used if it exists.
@@ -106,6 +109,7 @@ class expert_index {
     std::vector<layer_locations> locations_[TIER_COUNT]; // [tier][layer]
     tier_set                     tiers_;
     embedding_table              embedding_;
+    std::vector<std::string>     stored_keys_;
     stored_settings              stored_;
     std::vector<expert_id>       most_used_;
     std::string                  architecture_;

@@ -3,17 +3,13 @@
 
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 namespace hobbit {
 
-// Settings that a model file, its sidecar or its calibration stores. A later value of a key overrides an earlier one.
-struct stored_settings {
-    std::vector<std::pair<std::string, double>> numbers;
-    std::string                                 policy; // empty: none
-};
-
-// Keys of the numbers that a model file may store. It may store hobbit.policy as well.
-const std::vector<const char *> & stored_setting_keys();
+// Settings that a model file, its sidecar or its calibration stores, by key. A later value of a key overrides an
+// earlier one.
+using stored_settings = std::vector<std::pair<std::string, std::variant<double, std::string>>>;
 
 } // namespace hobbit

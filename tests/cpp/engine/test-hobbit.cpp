@@ -7,6 +7,7 @@
 
 #include <doctest/doctest.h>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -195,6 +196,27 @@ TEST_CASE("what is known before and after the pools are allocated") {
     CHECK(stats.bytes_read == 0);
     CHECK(stats.layers_computed == 0);
     CHECK(stats.stall_s == 0.0);
+}
+
+TEST_CASE("counters are listed by name, those of one metric side by side, and are read in that order") {
+    const files         f;
+    const model_ptr     model = opened(f.tiers_path, { integer("hobbit.pools", 400 << 10) });
+    std::vector<double> values(1000, -1);
+    hobbit_get_counters(model.get(), values.data(), values.size());
+    std::set<std::string> names, metrics;
+    std::string           previous;
+    size_t                n = 0;
+    for (; const hobbit_counter * counter = hobbit_counter_at(n); n++) {
+        CAPTURE(counter->name);
+        CHECK(names.insert(counter->name).second);
+        CHECK(std::string(counter->help) != "");
+        CHECK(values[n] == 0);
+        CHECK((counter->metric == previous || metrics.insert(counter->metric).second));
+        previous = counter->metric;
+    }
+    CHECK(names.count("hits_high") == 1);
+    CHECK(names.count("stall_s") == 1);
+    CHECK(values[n] == -1);
 }
 
 TEST_CASE("a residual tier always has both pools, and is told") {

@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: MIT
 #include "engine/settings.h"
 
+#include "policy/cache-policy.h"
+
 #include <cmath>
+#include <cstdlib>
 #include <doctest/doctest.h>
 #include <limits>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -103,26 +107,56 @@ TEST_CASE("whole numbers may be given for fractions, as the command line does fo
     CHECK(s.thresholds.t2 == 1.0);
 }
 
+TEST_CASE("the table: keys are unique, every setting has help and takes its own default") {
+    std::set<std::string> keys;
+    for (size_t i = 0; const hobbit_setting_spec * spec = hobbit_setting_spec_at(i); i++) {
+        CAPTURE(spec->key);
+        CHECK(keys.insert(spec->key).second);
+        CHECK(std::string(spec->help) != "");
+        CHECK((spec->type == HOBBIT_TYPE_CHOICE) == (spec->choices != nullptr));
+        if (spec->default_value && std::string(spec->option ? spec->option : "") != "weights") {
+            const bool is_text = spec->type == HOBBIT_TYPE_CHOICE;
+            applied({ is_text ? text(spec->key, spec->default_value) : number(spec->key, atof(spec->default_value)) });
+        }
+    }
+    CHECK(hobbit_setting_spec_at(keys.size()) == nullptr);
+    const settings s = applied({});
+    CHECK(s.mode == compute_mode::automatic);
+    CHECK(s.policy == "echo");
+    CHECK(s.weights == policy_options().weights);
+}
+
+TEST_CASE("every choice is taken, in the order of what it stands for") {
+    CHECK(applied({ text("hobbit.mode", "gpu") }).mode == compute_mode::gpu);
+    CHECK(applied({ text("hobbit.mode", "cooperative") }).mode == compute_mode::cooperative);
+    CHECK(applied({ text("hobbit.scorer", "random") }).scorer == "random");
+    for (const std::string & name : policy_names()) {
+        CHECK(applied({ text("hobbit.policy", name.c_str()) }).policy == name);
+    }
+    CHECK(refused({ text("hobbit.mode", "gpu cooperative") }).find("choose one of") != std::string::npos);
+    CHECK(refused({ text("hobbit.mode", "") }).find("choose one of") != std::string::npos);
+}
+
 TEST_CASE("an unknown key is refused by name") {
     CHECK(refused({ number("hobbit.t3", 0.5) }) == "unknown setting hobbit.t3");
     CHECK(refused({ number("t1", 0.5) }) == "unknown setting t1");
 }
 
 TEST_CASE("a value of the wrong kind is refused") {
-    CHECK(refused({ text("hobbit.t1", "high") }) == "setting hobbit.t1 takes a number, not the text 'high'");
-    CHECK(refused({ integer("hobbit.sidecar", 1) }) == "setting hobbit.sidecar takes a text");
+    CHECK(refused({ text("hobbit.t1", "high") }) == "hobbit.t1 takes a number, not the text 'high'");
+    CHECK(refused({ integer("hobbit.sidecar", 1) }) == "hobbit.sidecar takes a text");
 }
 
 TEST_CASE("values out of range are refused") {
-    CHECK(refused({ number("hobbit.t1", -0.1) }).find("hobbit.t1 must not be negative") != std::string::npos);
-    CHECK(refused({ integer("hobbit.memory", -1) }).find("hobbit.memory must not be negative") != std::string::npos);
+    CHECK(refused({ number("hobbit.t1", -0.1) }).find("hobbit.t1 is -0.1: it must lie between 0 and 1") == 0);
+    CHECK(refused({ integer("hobbit.memory", -1) }).find("hobbit.memory is -1: it must lie") == 0);
     CHECK(refused({ number("hobbit.t1", std::nan("")) }).find("hobbit.t1") != std::string::npos);
     CHECK(refused({ number("hobbit.t2", std::numeric_limits<double>::infinity()) }).find("hobbit.t2") !=
           std::string::npos);
-    CHECK(refused({ number("hobbit.t1", 0.5), number("hobbit.t2", 1.5) }).find("t2 (1.5) must not be above 1") !=
-          std::string::npos);
-    CHECK(refused({ number("hobbit.low_share", 1.01) }).find("low_share (1.01) must not be above 1") !=
-          std::string::npos);
+    CHECK(refused({ number("hobbit.t1", 0.5), number("hobbit.t2", 1.5) })
+              .find("hobbit.t2 is 1.5: it must lie between 0 and 1") == 0);
+    CHECK(refused({ number("hobbit.low_share", 1.01) }).find("hobbit.low_share is 1.01: it must lie between 0 and 1") ==
+          0);
     CHECK(refused({ integer("hobbit.io_threads", 0) }).find("between 1 and 256") != std::string::npos);
     CHECK(refused({ integer("hobbit.io_threads", 257) }).find("between 1 and 256") != std::string::npos);
     // 2^32 + 4 must not wrap to 4
@@ -131,8 +165,8 @@ TEST_CASE("values out of range are refused") {
 }
 
 TEST_CASE("t1 above t2 is refused") {
-    CHECK(refused({ number("hobbit.t1", 0.9), number("hobbit.t2", 0.5) }).find("t1 (0.9) must not be above t2 (0.5)") !=
-          std::string::npos);
+    CHECK(refused({ number("hobbit.t1", 0.9), number("hobbit.t2", 0.5) })
+              .find("hobbit.t1 (0.9) must not be above hobbit.t2 (0.5)") != std::string::npos);
 }
 
 TEST_CASE("t2 given alone lowers t1 to it: what is not skipped is high") {
@@ -152,7 +186,7 @@ TEST_CASE("a tag is kept to the last digit") {
     const int64_t tag = (int64_t(1) << 53) + 1;
     CHECK(applied({ integer("hobbit.tag", tag) }).tag == tag);
     CHECK(applied({ integer("hobbit.tag", -1) }).tag == -1);
-    CHECK(refused({ number("hobbit.tag", 1.0) }) == "setting hobbit.tag takes a whole number");
+    CHECK(refused({ number("hobbit.tag", 1.0) }) == "hobbit.tag takes a whole number");
 }
 
 //
@@ -161,7 +195,7 @@ TEST_CASE("a tag is kept to the last digit") {
 
 TEST_CASE("stored settings fill in what was not given") {
     settings s = applied({});
-    CHECK(s.apply_stored({ { { "hobbit.t1", 0.6 }, { "hobbit.t2", 0.9 }, { "hobbit.low_share", 0.3 } }, "" }).ok());
+    CHECK(s.apply_stored({ { "hobbit.t1", 0.6 }, { "hobbit.t2", 0.9 }, { "hobbit.low_share", 0.3 } }).ok());
     CHECK(s.thresholds.t1 == 0.6);
     CHECK(s.thresholds.t2 == 0.9);
     CHECK(s.low_share == 0.3);
@@ -170,7 +204,7 @@ TEST_CASE("stored settings fill in what was not given") {
 
 TEST_CASE("stored settings lose against given ones") {
     settings s = applied({ number("hobbit.t1", 0.5), number("hobbit.t2", 0.7), number("hobbit.low_share", 0.1) });
-    CHECK(s.apply_stored({ { { "hobbit.t1", 0.6 }, { "hobbit.t2", 0.9 }, { "hobbit.low_share", 0.3 } }, "" }).ok());
+    CHECK(s.apply_stored({ { "hobbit.t1", 0.6 }, { "hobbit.t2", 0.9 }, { "hobbit.low_share", 0.3 } }).ok());
     CHECK(s.thresholds.t1 == 0.5);
     CHECK(s.thresholds.t2 == 0.7);
     CHECK(s.low_share == 0.1);
@@ -178,13 +212,13 @@ TEST_CASE("stored settings lose against given ones") {
 
 TEST_CASE("thresholds belong together: one given, neither is taken from the file") {
     settings s = applied({ number("hobbit.t1", 0.95) });
-    CHECK(s.apply_stored({ { { "hobbit.t1", 0.6 }, { "hobbit.t2", 0.9 } }, "" }).ok());
+    CHECK(s.apply_stored({ { "hobbit.t1", 0.6 }, { "hobbit.t2", 0.9 } }).ok());
     CHECK(s.thresholds.t1 == 0.95);
     CHECK(s.thresholds.t2 == 1.0);
 }
 
 TEST_CASE("stored values out of range are refused") {
-    const std::vector<std::pair<std::string, double>> cases[] = {
+    const stored_settings cases[] = {
         { { "hobbit.t1", 0.9 }, { "hobbit.t2", 0.5 } },
         { { "hobbit.t2", 1.5 } },
         { { "hobbit.t1", -0.5 } },
@@ -193,23 +227,23 @@ TEST_CASE("stored values out of range are refused") {
         { { "hobbit.low_share", 2.0 } },
         { { "hobbit.low_share", std::nan("") } },
         { { "hobbit.w_lru", 0.9 } },
-        { { "hobbit.prefetch", 5 } },
-        { { "hobbit.prefetch", -1 } },
+        { { "hobbit.prefetch", 5.0 } },
+        { { "hobbit.prefetch", -1.0 } },
         { { "hobbit.prefetch", std::nan("") } },
     };
     for (const auto & stored : cases) {
         CAPTURE(stored[0].first);
-        CAPTURE(stored[0].second);
+        CAPTURE(std::get<double>(stored[0].second));
         settings s = applied({});
-        CHECK_FALSE(s.apply_stored({ stored, "" }).ok());
+        CHECK_FALSE(s.apply_stored(stored).ok());
     }
 }
 
 TEST_CASE("only what calibration finds may be stored") {
     settings s = applied({});
-    CHECK_FALSE(s.apply_stored({ { { "hobbit.memory", 1e9 } }, "" }).ok());
-    for (const char * key : stored_setting_keys()) {
-        CHECK(std::string(key) != "hobbit.memory");
+    CHECK_FALSE(s.apply_stored({ { "hobbit.memory", 1e9 } }).ok());
+    for (const std::string & key : settings::stored_keys()) {
+        CHECK(key != "hobbit.memory");
     }
 }
 
@@ -220,16 +254,16 @@ TEST_CASE("only what calibration finds may be stored") {
 TEST_CASE("the policy and its weights, given and stored") {
     settings s = applied({ text("hobbit.policy", "lfu") });
     CHECK(s.policy == "lfu");
-    CHECK(s.apply_stored({ {}, "lru" }).ok());
+    CHECK(s.apply_stored({ { "hobbit.policy", "lru" } }).ok());
     CHECK(s.policy == "lfu");
 
     settings stored = applied({});
     CHECK(stored
-              .apply_stored({ { { "hobbit.w_lru", 0.1 },
-                                { "hobbit.w_lfu", 0.2 },
-                                { "hobbit.w_lhu", 0.3 },
-                                { "hobbit.w_fld", 0.4 } },
-                              "hobbit" })
+              .apply_stored({ { "hobbit.w_lru", 0.1 },
+                              { "hobbit.w_lfu", 0.2 },
+                              { "hobbit.w_lhu", 0.3 },
+                              { "hobbit.w_fld", 0.4 },
+                              { "hobbit.policy", "hobbit" } })
               .ok());
     CHECK(stored.policy == "hobbit");
     CHECK(stored.weights == std::array<double, 4>{ 0.1, 0.2, 0.3, 0.4 });
@@ -237,20 +271,20 @@ TEST_CASE("the policy and its weights, given and stored") {
     settings one = applied({ number("hobbit.w_lfu", 1.0) }); // the others are 0 then
     CHECK(one.policy == "hobbit");
     CHECK(one.weights == std::array<double, 4>{ 0.0, 1.0, 0.0, 0.0 });
-    CHECK(one.apply_stored({ { { "hobbit.w_lru", 1.0 } }, "lru" }).ok()); // weights given: none are taken from the file
+    CHECK(one.apply_stored({ { "hobbit.w_lru", 1.0 }, { "hobbit.policy", "lru" } })
+              .ok()); // weights given: none are taken from the file
     CHECK(one.weights == std::array<double, 4>{ 0.0, 1.0, 0.0, 0.0 });
 }
 
 TEST_CASE("policies and weights that make no sense are refused") {
-    CHECK(refused({ text("hobbit.policy", "best") }).find("there is no eviction policy 'best': choose one of ") == 0);
+    CHECK(refused({ text("hobbit.policy", "best") }).find("hobbit.policy is 'best': choose one of lru lfu ") == 0);
     CHECK(refused({ number("hobbit.w_lru", 0.5), number("hobbit.w_lfu", 0.4) }).find("sum to 0.9") !=
           std::string::npos);
-    CHECK(refused({ number("hobbit.w_lru", 1.5), number("hobbit.w_lfu", -0.5) }).find("must not be negative") !=
+    CHECK(refused({ number("hobbit.w_lru", 1.5), number("hobbit.w_lfu", -0.5) })
+              .find("hobbit.w_lru is 1.5: it must lie") == 0);
+    CHECK(refused({ text("hobbit.policy", "lru"), number("hobbit.w_lru", 1) }).find("belong to the policy 'hobbit'") !=
           std::string::npos);
-    CHECK(refused({ text("hobbit.policy", "lru"), number("hobbit.w_lru", 1) }).find("are of the policy 'hobbit'") !=
-          std::string::npos);
-    CHECK(refused({ text("hobbit.scorer", "best") }) ==
-          "there is no precision rule 'best' for hobbit.scorer: choose one of gate, random");
-    CHECK(refused({ number("hobbit.prefetch", 5) }).find("at most 4 layers") != std::string::npos);
-    CHECK(refused({ number("hobbit.policy", 1) }) == "setting hobbit.policy takes a text");
+    CHECK(refused({ text("hobbit.scorer", "best") }) == "hobbit.scorer is 'best': choose one of gate random");
+    CHECK(refused({ number("hobbit.prefetch", 5) }).find("hobbit.prefetch is 5: it must lie between 0 and 4") == 0);
+    CHECK(refused({ number("hobbit.policy", 1) }) == "hobbit.policy takes a text");
 }

@@ -258,11 +258,9 @@ TEST_CASE("thresholds and share stored in the file are handed on") {
     gguf_set_val_f32(file.keys(), "hobbit.t1", 0.5f);
     gguf_set_val_f64(file.keys(), "hobbit.low_share", 0.25);
     gguf_set_val_u32(file.keys(), "hobbit.memory", 5); // not for a file to say
-    expert_index index;
+    expert_index index({ "hobbit.t1", "hobbit.low_share", "hobbit.policy" });
     REQUIRE(index.open(file.write(dir.path("m.gguf")), "").ok());
-    const std::vector<std::pair<std::string, double>> expected = { { "hobbit.t1", 0.5 }, { "hobbit.low_share", 0.25 } };
-    CHECK(index.stored().numbers == expected);
-    CHECK(index.stored().policy.empty());
+    CHECK(index.stored() == stored_settings{ { "hobbit.t1", 0.5 }, { "hobbit.low_share", 0.25 } });
 }
 
 // A calibration of a model of so many bytes.
@@ -281,12 +279,11 @@ TEST_CASE("a calibration beside the model comes last") {
     gguf_set_val_f32(file.keys(), "hobbit.t1", 0.5f);
     const std::string path = file.write(dir.path("m.gguf"));
     write_calibration(dir.path("m.calibration.gguf"), std::filesystem::file_size(path));
-    expert_index index;
+    expert_index index({ "hobbit.t1", "hobbit.policy" });
     REQUIRE(index.open(path, "").ok());
-    CHECK(index.stored().policy.empty());
+    CHECK(index.stored() == stored_settings{ { "hobbit.t1", 0.5 } });
     REQUIRE(index.read_calibration(path).ok());
-    CHECK(index.stored().numbers.back() == std::make_pair(std::string("hobbit.t1"), 0.7));
-    CHECK(index.stored().policy == "lfu");
+    CHECK(index.stored() == stored_settings{ { "hobbit.t1", 0.5 }, { "hobbit.t1", 0.7 }, { "hobbit.policy", "lfu" } });
 }
 
 TEST_CASE("a stored hobbit.renormalize is ignored where it is 0, and an error otherwise") {
@@ -298,7 +295,7 @@ TEST_CASE("a stored hobbit.renormalize is ignored where it is 0, and an error ot
         expert_index index;
         const status s = index.open(file.write(dir.path("m.gguf")), "");
         CHECK(s.ok() == !value);
-        CHECK(index.stored().numbers.empty());
+        CHECK(index.stored().empty());
     }
 }
 
