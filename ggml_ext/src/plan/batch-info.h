@@ -8,13 +8,13 @@
 
 namespace hobbit {
 
-// The tokens of the batch in hand, as llama.cpp announced them. Where it announced none, every token is of sequence 0
+// The tokens of the current batch, as llama.cpp announced them. If it announced none, every token belongs to sequence 0
 // at position -1.
 class batch_info {
   public:
     void begin(uint32_t n_tokens, const int32_t * sequences, const int32_t * positions, const int8_t * outputs);
 
-    // Sequence and position of a token.
+    // A token's place.
     struct row {
         int32_t sequence;
         int32_t position;
@@ -22,15 +22,15 @@ class batch_info {
 
     const std::vector<row> & tokens() const { return tokens_; }
 
-    // Sequences of the batch, and how many tokens each has in it.
+    // The sequences of the batch and their numbers of tokens.
     const std::map<int32_t, uint32_t> & sequences() const { return n_tokens_; }
 
-    // The tokens of a layer with so many rows: all, or (the last layer) those whose output is wanted.
+    // The tokens of a layer that computes n_rows of them: all, or in the last layer those with an output.
     std::vector<row> rows(int64_t n_rows) const;
 
   private:
     std::vector<row>            tokens_;
-    std::vector<row>            outputs_; // of tokens_, those whose output is wanted
+    std::vector<row>            outputs_; // the tokens that have an output
     std::map<int32_t, uint32_t> n_tokens_;
 };
 

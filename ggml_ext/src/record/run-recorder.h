@@ -12,7 +12,7 @@
 
 namespace hobbit {
 
-// Hands what the executor reports to those who listen: a trace file and an observer.
+// Passes the executor's reports on to a trace file and to an observer.
 //
 // Thread-safety: none.
 class run_recorder {
@@ -27,7 +27,7 @@ class run_recorder {
     void begin_batch(const batch_info & batch);
     void record(const layer_report & report);
 
-    // What writing the trace failed with, if it did.
+    // The first error of writing the trace.
     const status & error() const { return error_; }
 
     // Completes the trace.

@@ -14,7 +14,7 @@ namespace hobbit {
 
 static constexpr size_t BUFFER_SIZE = 1 << 20;
 
-// Text that goes into one line.
+// Replaces what would break a line.
 static std::string one_line(std::string text) {
     std::replace_if(text.begin(), text.end(), [](unsigned char c) { return c < ' '; }, '?');
     return text;
@@ -22,7 +22,7 @@ static std::string one_line(std::string text) {
 
 static constexpr const char * MAGIC = "# route_trace v1\n";
 
-// What somebody wrote there for another purpose.
+// Whether the file exists and is no trace, so that writing would destroy other data.
 static bool is_other_file(const std::string & path) {
     std::error_code ignored;
     if (!std::filesystem::is_regular_file(path, ignored) || std::filesystem::file_size(path, ignored) == 0) {

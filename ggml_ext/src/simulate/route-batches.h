@@ -11,21 +11,21 @@
 
 namespace hobbit {
 
-// Routes of tokens that ran through the layers together. They lie side by side.
+// Consecutive routes: those of tokens that ran through the layers together.
 struct route_batch {
     size_t                      first = 0;
     size_t                      last  = 0;     // past the end
     std::map<int32_t, uint32_t> n_tokens;      // [sequence]
-    std::map<int32_t, uint32_t> numbers;       // [sequence] by which the policy knows it
-    std::vector<int32_t>        begins;        // sequences that were not in an earlier batch
+    std::map<int32_t, uint32_t> numbers;       // [sequence] the policy's number for it
+    std::vector<int32_t>        begins;        // sequences that begin with this batch
     uint32_t                    n_counted = 0; // tokens
 };
 
-// Finds the batches of recorded routes, see struct hobbit_route. A batch ends where the layer goes back, or where a
-// sequence has a further token and one of the two is counted: those are decoded, one at a time.
-// Routes outside the model and a token whose layers or experts are not in order are errors. Pure.
+// Divides recorded routes into batches; see struct hobbit_route. A new batch begins when the layer number decreases. It
+// also begins with a sequence's next token if that token or the one before is counted: counted tokens are decoded one
+// at a time. Routes outside the model are errors, and so are tokens with layers or experts out of order. Pure.
 //
-// A sequence has the smallest number that is free between its first and its last batch, like a server's slots.
+// From its first to its last batch a sequence has the smallest number that is free, like a server's slots.
 status find_batches(const hobbit_route * routes, size_t n_routes, const hobbit_simulation & options,
                     std::vector<route_batch> & batches);
 

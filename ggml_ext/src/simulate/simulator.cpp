@@ -82,16 +82,16 @@ namespace {
 // the bound
 //
 
-// Knows all uses to come. An expert is worth the more the sooner it is used, but nothing when that use is not counted:
-// it may as well be loaded again then. Keeping the most valuable of what is at hand makes the most counted hits: from
-// use to use an expert is an interval on the time line, of which no more than the slots may overlap, and the one that
-// ends last is in the way of most.
+// Belady's algorithm: it knows all later uses. An expert's value falls with the time to its next use, and is least if
+// that use is not counted, because loading it again then costs nothing. Keeping the most valuable experts gives the
+// most counted hits: keeping an expert from one use to the next is an interval in time, at most as many intervals as
+// slots may overlap, and the one that ends last is in conflict with most others.
 class belady_policy : public cache_policy {
   public:
     explicit belady_policy(const hobbit_simulation & options) :
         n_experts_(options.n_experts), futures_(size_t(options.n_layers) * options.n_experts) {}
 
-    // Tells of the uses of one layer and batch, in the order of the run.
+    // Announces the uses of one layer and batch, in the order of the run.
     void will_use(const hobbit_route * first, const hobbit_route * last) {
         time_++;
         std::map<int32_t, std::set<int32_t>> users; // [expert] sequences: on_use is called for each
@@ -201,7 +201,7 @@ class replay {
         const uint64_t n_all = uint64_t(options_.n_layers) * options_.n_experts;
         n_slots              = uint32_t(std::min<uint64_t>(n_slots, n_all));
         n_kept_              = tier == TIER_HIGH ? n_slots : n_kept_;
-        // the bound chooses among all that is at hand, what the layer in hand brought and what was there
+        // the bound evicts after the layer has run, and may then evict the layer's own experts
         const uint32_t room  = is_bound_ ? uint32_t(n_all) : n_slots;
         const uint32_t floor = options_.floors ? even_floor(n_slots, options_.n_layers, options_.n_used) : 0;
         sets_.add(tier, resident_set(options_.n_layers, options_.n_experts, tier, room, floor, *policy_));
@@ -261,7 +261,7 @@ class replay {
         }
     }
 
-    // REQUIRES: what is resident comes first in the plan.
+    // REQUIRES: hits come first in the plan.
     void load(const layer_plan & plan) {
         std::vector<const planned_use *> held;
         for (const planned_use & use : plan.uses) {
@@ -301,7 +301,7 @@ class replay {
     std::unique_ptr<cache_policy> policy_;
     std::optional<layer_step>     step_;
     resident_tiers                sets_;
-    std::vector<tier_expert>      evicted_;    // of no interest
+    std::vector<tier_expert>      evicted_;    // not used
     uint32_t                      n_kept_ = 0; // of the high tier
     hobbit_simulation_result      result_ = {};
 };

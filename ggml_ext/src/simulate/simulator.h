@@ -8,17 +8,17 @@
 
 namespace hobbit {
 
-// The policy name of the offline bound: it keeps what is needed soonest and counted, and no policy does better.
+// The policy name of the offline bound, Belady's algorithm: it knows all later uses, and no policy has more hits.
 extern const char * const BELADY;
 
-// Replays recorded routes, one token at a time, through the parts of the engine: plan_layer decides what serves each
-// selection, a resident_set per tier over one cache_policy decides what is kept. As in the engine, the experts of the
-// layer in hand keep their slots; a miss that finds none is served without being kept. Options and routes are checked
-// first: on an error the result is all zeros.
+// Replays recorded routes, batch by batch, through the parts of the engine: layer_step plans and counts, and a
+// resident_set per tier evicts by one cache_policy. As in the engine, the running layer's experts keep their slots, and
+// a miss that finds no slot is served without becoming resident. Invalid options or routes are an error and leave the
+// result all zeros.
 //
-// The policy knows a sequence by a number that is free again when the sequence has ended, like a server's slots.
+// The policy knows each sequence by a number, which another sequence gets after its end, like a server's slots.
 //
-// Pure. The same options and routes give the same result.
+// Pure: the same options and routes give the same result.
 status simulate(const hobbit_route * routes, size_t n_routes, const hobbit_simulation & options,
                 hobbit_simulation_result & result);
 
