@@ -23,10 +23,10 @@ bool is_row_lookup(const ggml_tensor * op) {
 }
 
 // By name, not by `extra`: a model loaded to measure memory alone has tensors in this buffer type without memory in it.
-static uint32_t part_of(const ggml_tensor * matmul) {
+static bool is_down(const ggml_tensor * matmul) {
     const auto *          runner = (const split_runner *) matmul->src[0]->buffer->buft->context;
     const expert_tensor * expert = runner->find_tensor(matmul->src[0]->name);
-    return expert ? expert->part : uint32_t(PART_COUNT);
+    return expert && expert->part == part_id::down;
 }
 
 // Element-wise operations that may stand between a layer's expert matmuls: bias, per-expert scale, clamp, activation.
@@ -83,7 +83,7 @@ bool is_between_matmuls(const ggml_tensor * op, ggml_backend_dev_t dev) {
     if (!matmul || !is_of_device(matmul->src[0], dev)) {
         return false;
     }
-    if (part_of(matmul) != PART_DOWN) {
+    if (!is_down(matmul)) {
         return true;
     }
     return op->op == GGML_OP_ADD_ID || (op->op == GGML_OP_MUL && is_scale_lookup(op->src[1]));

@@ -14,7 +14,8 @@ struct row {
 
 #define VALUE(expression) [](const stats & s) { return double(expression); }
 #define TIER(field, tier, name, help)                                                                                  \
-    { { #field "_" name, HOBBIT_COUNT, #field "_total", "precision=\"" name "\"", help }, VALUE(s.field[tier]) },
+    { { #field "_" name, HOBBIT_COUNT, #field "_total", "precision=\"" name "\"", help },                              \
+      VALUE(s.field[tier_id(tier)]) },
 #define TIERS(field, help) TIER(field, 0, "high", help) TIER(field, 1, "low", help)
 #define COUNT(field, metric, label, help) { { #field, HOBBIT_COUNT, metric, label, help }, VALUE(s.field) },
 #define SECONDS(field, metric, help)                                                                                   \

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <array>
+#include "base/id-array.h"
+
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -48,11 +49,13 @@
 
 namespace hobbit {
 
+enum class tier_id : uint32_t;
+
 // Counters since opening. Written by the thread that computes and by the loader's, read by any.
 struct stats {
     using counter = std::atomic<uint64_t>;
 
-#define HOBBIT_TIERS(field, help) std::array<counter, 2> field = {}; // [tier]
+#define HOBBIT_TIERS(field, help) id_array<tier_id, counter, 2> field = {};
 #define HOBBIT_COUNT_(field, metric, label, help) counter field{ 0 };
 #define HOBBIT_SECONDS_(field, metric, help) counter field##_ns{ 0 };
 #define HOBBIT_STATE_(field, metric, help) std::atomic<bool> field{ false };

@@ -11,7 +11,6 @@
 #include "model/expert-index.h"
 #include "policy/cache-policy.h"
 
-#include <array>
 #include <cstdint>
 #include <functional>
 #include <vector>
@@ -48,37 +47,37 @@ class expert_cache {
     expert_cache(const expert_index & index, loader & loader, stats & stats, const pool_place & place);
 
     // Bytes of a slot that holds any expert of the tier, and those of a device's memory that a pool takes beside slots.
-    size_t slot_size(uint32_t tier) const { return layouts_[tier].slot_size(); }
-    size_t overhead(uint32_t tier) const { return layouts_[tier].overhead(); }
+    size_t slot_size(term_id term) const { return layouts_[term].slot_size(); }
+    size_t overhead(term_id term) const { return layouts_[term].overhead(); }
 
     // Gives the tier a pool, of fewer slots where a device would have to give more memory than so many and overhead().
     // A tier without one must not be acquired. The policy, which serves all tiers, must outlive the cache; for `floor`
     // see resident_set.
-    status allocate(uint32_t tier, uint32_t n_slots, uint32_t floor, cache_policy & policy);
+    status allocate(term_id term, uint32_t n_slots, uint32_t floor, cache_policy & policy);
 
-    uint32_t n_slots(uint32_t tier) const { return pools_[tier].n_slots(); }
+    uint32_t n_slots(term_id term) const { return pools_[term].n_slots(); }
 
     // What reaches a cache above then goes first here: this one would otherwise have little else where it has no more
     // slots than those above. What leaves these soon is read again, so that it does not pay where it has more.
-    void let_duplicates_go_first(uint32_t tier) { duplicates_go_first_[tier] = true; }
+    void let_duplicates_go_first(term_id term) { duplicates_go_first_[term] = true; }
 
     // Whether all of `parts` are there or on the way.
-    bool holds(expert_id id, uint32_t tier, uint32_t parts) const;
+    bool holds(expert_id id, tier_id tier, part_set parts) const;
 
     // Whether those of `parts` that are missing here are there, or on the way, in the cache below.
-    bool holds_below(expert_id id, uint32_t tier, uint32_t parts) const;
+    bool holds_below(expert_id id, tier_id tier, part_set parts) const;
 
     // Pins the expert, without asking for parts. False, and nothing changes, when every slot of the pool is pinned by
     // acquire.
-    bool acquire(expert_id id, uint32_t tier);
+    bool acquire(expert_id id, tier_id tier);
 
     // Asks the loader for those of `parts` that are neither there nor on the way, of the first term first. REQUIRES:
     // pinned.
-    void request(expert_id id, uint32_t tier, uint32_t parts);
+    void request(expert_id id, tier_id tier, part_set parts);
 
     // Whether, or until, parts asked for are there. REQUIRES: resident; to wait, pinned.
-    bool   arrived(expert_id id, uint32_t tier, uint32_t parts) const;
-    status wait(expert_id id, uint32_t tier, uint32_t parts);
+    bool   arrived(expert_id id, tier_id tier, part_set parts) const;
+    status wait(expert_id id, tier_id tier, part_set parts);
 
     // To the pools' device, where it has memory of its own.
     loader::transfers transferred() const;
@@ -89,78 +88,78 @@ class expert_cache {
     // The part's weights in the term, of the type that the index says, in the layout of buffer()'s type: an address of
     // the device's. In one buffer they are evenly spaced: number() n lies n times stride() behind number 0. REQUIRES:
     // pinned, and the part is there.
-    char *                data(expert_id id, uint32_t tier, uint32_t part) const;
-    ggml_backend_buffer_t buffer(expert_id id, uint32_t tier, uint32_t part) const;
-    size_t                stride(expert_id id, uint32_t tier, uint32_t part) const;
-    uint32_t              number(expert_id id, uint32_t tier) const;
+    char *                data(expert_id id, term_id term, part_id part) const;
+    ggml_backend_buffer_t buffer(expert_id id, term_id term, part_id part) const;
+    size_t                stride(expert_id id, term_id term, part_id part) const;
+    uint32_t              number(expert_id id, term_id term) const;
 
     // Undoes one acquire, once nothing asked for is on the way any more; what was only prefetched is dropped.
-    void release(expert_id id, uint32_t tier);
+    void release(expert_id id, tier_id tier);
 
     // Asks the loader for parts of a term that a layer to come is predicted to need, after all demands, and protects
     // it. False, and nothing changes, when only pinned or protected experts could make room, and for a residual whose
     // low version is not resident.
-    bool prefetch(expert_id id, uint32_t tier, uint32_t parts);
+    bool prefetch(expert_id id, term_id term, part_set parts);
 
     // Asks for an expert that may be needed again, in the same way but unprotected; nothing happens where anything that
     // was brought or prefetched is still on its way. Where that would stand in the way of what the device computes, and
     // another expert would have to go, most of these are left out. As long as only a part of it is here, it goes first.
-    void bring(expert_id id, uint32_t tier, uint32_t parts);
+    void bring(expert_id id, tier_id tier, part_set parts);
 
     // The residency of all experts, as the policies see it.
     const resident_tiers & residents() const { return sets_; }
 
     // Tells of each term that is prefetched, and of the layer that runs. An empty function ends it.
-    void set_prefetch_listener(std::function<void(const tier_expert & term, uint32_t running)> listener) {
+    void set_prefetch_listener(std::function<void(const expert_term & term, layer_id running)> listener) {
         on_prefetch_ = std::move(listener);
     }
 
     // Asks for experts in this order, after all demands, as long as slots are free. Before they are used, the first
     // ones go last. REQUIRES: for a residual tier, the low one was filled before.
-    void fill(uint32_t tier, const std::vector<expert_id> & experts);
+    void fill(term_id term, const std::vector<expert_id> & experts);
 
     // A resident expert goes last, until end_prefetch.
-    void protect(expert_id id, uint32_t tier) { sets_.protect(id, tier); }
+    void protect(expert_id id, tier_id tier) { sets_.protect(id, tier); }
 
     // The layer's router has chosen: nothing of the layer is protected any more, and of what was prefetched for it the
     // reads not begun are dropped.
-    void end_prefetch(uint32_t layer);
+    void end_prefetch(layer_id layer);
 
   private:
     size_t index_of(expert_id id) const { return size_t(id.layer) * n_experts_ + id.expert; }
 
-    const load_state & load(expert_id id, uint32_t tier) const { return loads_[tier][index_of(id)]; }
-    load_state &       load(expert_id id, uint32_t tier) { return loads_[tier][index_of(id)]; }
+    const load_state & load(expert_id id, term_id term) const { return loads_[term][index_of(id)]; }
+    load_state &       load(expert_id id, term_id term) { return loads_[term][index_of(id)]; }
 
-    const std::vector<uint32_t> & terms(uint32_t tier) const { return sets_.terms(tier); }
+    const std::vector<term_id> & terms(tier_id tier) const { return sets_.terms(tier); }
 
-    bool is_packed(expert_id id, uint32_t tier, uint32_t part) const {
-        return packed_parts_[tier][index_of(id)] & part_bit(part);
+    bool is_packed(expert_id id, term_id term, part_id part) const {
+        return packed_parts_[term][index_of(id)].has(part);
     }
 
     // Whether the loader sets what it has read, rather than reading it in place.
-    bool is_set(expert_id id, uint32_t tier, uint32_t part) const { return !in_host_ || is_packed(id, tier, part); }
+    bool is_set(expert_id id, term_id term, part_id part) const { return !in_host_ || is_packed(id, term, part); }
 
-    uint32_t                   slot(expert_id id, uint32_t tier) const { return sets_.set(tier).slot(id); }
-    char *                     slot_of(expert_id id, uint32_t tier, uint32_t part) const;
-    ggml_backend_buffer_type_t choose_packed(uint32_t tier);
-    bool                       make_resident(expert_id id, uint32_t tier);
+    uint32_t                   slot(expert_id id, term_id term) const { return sets_.set(term).slot(id); }
+    char *                     slot_of(expert_id id, term_id term, part_id part) const;
+    ggml_backend_buffer_type_t choose_packed(term_id term);
+    bool                       make_resident(expert_id id, tier_id tier);
     void                       forget_evicted();
-    part_target                target(expert_id id, uint32_t tier, uint32_t part) const;
-    void                       submit(expert_id id, uint32_t tier, uint32_t parts, load_urgency urgency);
-    uint32_t                   submit_below(expert_id id, uint32_t tier, uint32_t parts, load_urgency urgency);
-    void submit_from(uint32_t from_below, expert_id id, uint32_t tier, uint32_t parts, load_urgency urgency);
-    bool pin_below(expert_id id, uint32_t tier, load_urgency urgency);
+    part_target                target(expert_id id, term_id term, part_id part) const;
+    void                       submit(expert_id id, term_id term, part_set parts, load_urgency urgency);
+    part_set                   submit_below(expert_id id, term_id term, part_set parts, load_urgency urgency);
+    void submit_from(part_set from_below, expert_id id, term_id term, part_set parts, load_urgency urgency);
+    bool pin_below(expert_id id, term_id term, load_urgency urgency);
     void unpin_below();
-    void cancel_below(expert_id id, uint32_t tier);
-    bool insert_ahead(expert_id id, uint32_t tier);
-    bool bring_term(expert_id id, uint32_t tier, uint32_t parts);
-    bool is_worth_bringing(uint32_t tier);
-    bool read_term(expert_id id, uint32_t tier, uint32_t parts);
-    void unpin(const tier_expert & e);
-    void drop_if_empty(expert_id id, uint32_t tier);
-    bool is_whole(expert_id id, uint32_t tier) const;
-    void note_whole(expert_id id, uint32_t tier);
+    void cancel_below(expert_id id, term_id term);
+    bool insert_ahead(expert_id id, term_id term);
+    bool bring_term(expert_id id, term_id term, part_set parts);
+    bool is_worth_bringing(term_id term);
+    bool read_term(expert_id id, term_id term, part_set parts);
+    void unpin(const expert_term & e);
+    void drop_if_empty(expert_id id, term_id term);
+    bool is_whole(expert_id id, term_id term) const;
+    void note_whole(expert_id id, tier_id tier);
     void reap_prefetches();
     void drop_prefetches();
 
@@ -172,19 +171,19 @@ class expert_cache {
 
     const ggml_backend_buffer_type_t memory_; // of the pools
     const uint32_t                   n_experts_;
-    uint32_t                         running_             = 0; // layer of the last demand
-    std::array<bool, TIER_COUNT>     duplicates_go_first_ = {};
+    layer_id                         running_; // layer of the last demand
+    per_term<bool>                   duplicates_go_first_ = {};
 
-    std::array<slot_layout, TIER_COUNT>             layouts_;
-    std::array<slot_pool, TIER_COUNT>               pools_;
-    resident_tiers                                  sets_;
-    std::array<std::vector<load_state>, TIER_COUNT> loads_;        // [tier][layer * n_experts + expert], fixed size
-    std::array<std::vector<uint32_t>, TIER_COUNT>   packed_parts_; // [tier][layer * n_experts + expert], part_bit mask
-    std::vector<tier_expert>                        prefetched_;   // terms; pinned once each, until there or cancelled
-    uint64_t                                        n_left_out_ = 0; // by bring()
-    std::vector<tier_expert>                        staged_;         // terms; pinned below until they are here
-    std::function<void(const tier_expert &, uint32_t)> on_prefetch_; // see set_prefetch_listener
-    std::vector<tier_expert>                           evicted_;     // whose loads are still to be forgotten
+    per_term<slot_layout>                              layouts_;
+    per_term<slot_pool>                                pools_;
+    resident_tiers                                     sets_;
+    per_term<std::vector<load_state>>                  loads_;        // [term][layer * n_experts + expert], fixed size
+    per_term<std::vector<part_set>>                    packed_parts_; // [term][layer * n_experts + expert]
+    std::vector<expert_term>                           prefetched_; // terms; pinned once each, until there or cancelled
+    uint64_t                                           n_left_out_ = 0; // by bring()
+    std::vector<expert_term>                           staged_;         // terms; pinned below until they are here
+    std::function<void(const expert_term &, layer_id)> on_prefetch_;    // see set_prefetch_listener
+    std::vector<expert_term>                           evicted_;        // whose loads are still to be forgotten
 };
 
 } // namespace hobbit

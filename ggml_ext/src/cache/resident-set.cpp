@@ -8,10 +8,10 @@
 
 namespace hobbit {
 
-resident_set::resident_set(uint32_t n_layers, uint32_t n_experts, uint32_t tier, uint32_t n_slots, uint32_t floor,
+resident_set::resident_set(uint32_t n_layers, uint32_t n_experts, term_id term, uint32_t n_slots, uint32_t floor,
                            cache_policy & policy) :
     n_experts_(n_experts),
-    tier_(tier),
+    term_(term),
     n_slots_(n_slots),
     floor_(floor),
     policy_(policy),
@@ -22,7 +22,7 @@ resident_set::resident_set(uint32_t n_layers, uint32_t n_experts, uint32_t tier,
     }
 }
 
-bool resident_set::insert(expert_id id, uint32_t running, pressure how, expert_id * evicted) {
+bool resident_set::insert(expert_id id, layer_id running, pressure how, expert_id * evicted) {
     GGML_ASSERT(!contains(id));
     if (free_.empty()) {
         expert_id victim;
@@ -43,7 +43,7 @@ bool resident_set::insert(expert_id id, uint32_t running, pressure how, expert_i
     return true;
 }
 
-bool resident_set::pick_victim(uint32_t layer, uint32_t running, pressure how, expert_id & victim) {
+bool resident_set::pick_victim(layer_id layer, layer_id running, pressure how, expert_id & victim) {
     using rank = std::tuple<bool, bool, bool, double, uint64_t>;
     rank least;
     bool found = false;
@@ -53,7 +53,7 @@ bool resident_set::pick_victim(uint32_t layer, uint32_t running, pressure how, e
             continue;
         }
         const bool   keeps_floor = id.layer != layer && held_[id.layer] <= floor_;
-        const double value       = policy_.value(id, tier_, running);
+        const double value       = policy_.value(id, term_, running);
         const rank   r           = e.is_duplicate ? rank(e.is_protected, false, false, -value, ~e.touched)
                                                   : rank(e.is_protected, !e.is_in_part, keeps_floor, value, e.touched);
         if (!found || r < least) {

@@ -24,7 +24,7 @@ namespace hobbit {
 class resident_set {
   public:
     // The policy must outlive the set.
-    resident_set(uint32_t n_layers, uint32_t n_experts, uint32_t tier, uint32_t n_slots, uint32_t floor,
+    resident_set(uint32_t n_layers, uint32_t n_experts, term_id term, uint32_t n_slots, uint32_t floor,
                  cache_policy & policy);
 
     static constexpr uint32_t none = UINT32_MAX;
@@ -51,7 +51,7 @@ class resident_set {
 
     // Gives the expert, which is not resident, a slot while layer `running` runs. False, and nothing changes, when no
     // slot can be had. *evicted tells whose slot it was, or stays as it is when one was free.
-    bool insert(expert_id id, uint32_t running, pressure how, expert_id * evicted);
+    bool insert(expert_id id, layer_id running, pressure how, expert_id * evicted);
 
     // Gives the expert's slot back. REQUIRES: resident and not pinned.
     void erase(expert_id id);
@@ -85,10 +85,10 @@ class resident_set {
     const entry & find(expert_id id) const { return entries_[size_t(id.layer) * n_experts_ + id.expert]; }
     entry &       find(expert_id id) { return entries_[size_t(id.layer) * n_experts_ + id.expert]; }
 
-    bool pick_victim(uint32_t layer, uint32_t running, pressure how, expert_id & victim);
+    bool pick_victim(layer_id layer, layer_id running, pressure how, expert_id & victim);
 
     const uint32_t n_experts_;
-    const uint32_t tier_;
+    const term_id  term_;
     const uint32_t n_slots_;
     const uint32_t floor_;
     cache_policy & policy_;

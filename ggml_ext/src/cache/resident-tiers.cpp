@@ -7,19 +7,19 @@
 
 namespace hobbit {
 
-bool resident_tiers::contains(expert_id id, uint32_t tier) const {
+bool resident_tiers::contains(expert_id id, tier_id tier) const {
     const auto & all = terms(tier);
-    return std::all_of(all.begin(), all.end(), [&](uint32_t t) { return sets_[t] && sets_[t]->contains(id); });
+    return std::all_of(all.begin(), all.end(), [&](term_id t) { return sets_[t] && sets_[t]->contains(id); });
 }
 
-bool resident_tiers::insert(expert_id id, uint32_t tier, uint32_t running, std::vector<tier_expert> & evicted) {
+bool resident_tiers::insert(expert_id id, tier_id tier, layer_id running, std::vector<expert_term> & evicted) {
     const auto & all = terms(tier);
-    for (const uint32_t t : all) {
+    for (const term_id t : all) {
         if (!sets_[t]->contains(id) && !sets_[t]->has_room()) {
             return false;
         }
     }
-    for (const uint32_t t : all) {
+    for (const term_id t : all) {
         if (!sets_[t]->contains(id)) {
             insert_term(id, t, running, resident_set::pressure::urgent, evicted);
         }
@@ -27,76 +27,77 @@ bool resident_tiers::insert(expert_id id, uint32_t tier, uint32_t running, std::
     return true;
 }
 
-bool resident_tiers::insert_term(expert_id id, uint32_t tier, uint32_t running, resident_set::pressure how,
-                                 std::vector<tier_expert> & evicted) {
-    if (terms(tier).front() != tier && !sets_[terms(tier).front()]->contains(id)) {
+bool resident_tiers::insert_term(expert_id id, term_id term, layer_id running, resident_set::pressure how,
+                                 std::vector<expert_term> & evicted) {
+    const term_id front = terms(tier_of(term)).front();
+    if (front != term && !sets_[front]->contains(id)) {
         return false;
     }
-    const bool full = sets_[tier]->n_residents() == sets_[tier]->n_slots();
+    const bool full = sets_[term]->n_residents() == sets_[term]->n_slots();
     expert_id  victim;
-    if (!sets_[tier]->insert(id, running, how, &victim)) {
+    if (!sets_[term]->insert(id, running, how, &victim)) {
         return false;
     }
     if (full) {
-        evicted.push_back({ victim, tier });
-        if (tier == TIER_LOW) {
+        evicted.push_back({ victim, term });
+        if (term == term_id::low) {
             drop_residual(victim, evicted);
         }
     }
     return true;
 }
 
-void resident_tiers::erase_term(expert_id id, uint32_t tier, std::vector<tier_expert> & evicted) {
-    sets_[tier]->erase(id);
-    evicted.push_back({ id, tier });
-    if (tier == TIER_LOW) {
+void resident_tiers::erase_term(expert_id id, term_id term, std::vector<expert_term> & evicted) {
+    sets_[term]->erase(id);
+    evicted.push_back({ id, term });
+    if (term == term_id::low) {
         drop_residual(id, evicted);
     }
 }
 
-void resident_tiers::drop_residual(expert_id id, std::vector<tier_expert> & evicted) {
-    if (high_is_residual_ && sets_[TIER_HIGH] && sets_[TIER_HIGH]->contains(id)) {
-        GGML_ASSERT(!sets_[TIER_HIGH]->is_pinned(id));
-        sets_[TIER_HIGH]->erase(id);
-        evicted.push_back({ id, TIER_HIGH });
+void resident_tiers::drop_residual(expert_id id, std::vector<expert_term> & evicted) {
+    if (high_is_residual_ && sets_[term_id::high] && sets_[term_id::high]->contains(id)) {
+        GGML_ASSERT(!sets_[term_id::high]->is_pinned(id));
+        sets_[term_id::high]->erase(id);
+        evicted.push_back({ id, term_id::high });
     }
 }
 
-void resident_tiers::touch(expert_id id, uint32_t tier) {
-    for (const uint32_t t : terms(tier)) {
+void resident_tiers::touch(expert_id id, tier_id tier) {
+    for (const term_id t : terms(tier)) {
         sets_[t]->touch(id);
     }
 }
 
-void resident_tiers::pin(expert_id id, uint32_t tier) {
-    for (const uint32_t t : terms(tier)) {
+void resident_tiers::pin(expert_id id, tier_id tier) {
+    for (const term_id t : terms(tier)) {
         sets_[t]->pin(id);
     }
 }
 
-void resident_tiers::unpin(expert_id id, uint32_t tier) {
-    for (const uint32_t t : terms(tier)) {
+void resident_tiers::unpin(expert_id id, tier_id tier) {
+    for (const term_id t : terms(tier)) {
         sets_[t]->unpin(id);
     }
 }
 
-void resident_tiers::protect(expert_id id, uint32_t tier) {
-    for (const uint32_t t : terms(tier)) {
+void resident_tiers::protect(expert_id id, tier_id tier) {
+    for (const term_id t : terms(tier)) {
         sets_[t]->set_protected(id, true);
     }
 }
 
-void resident_tiers::set_duplicate(expert_id id, uint32_t tier, bool on) {
-    for (const uint32_t t : terms(tier)) {
+void resident_tiers::set_duplicate(expert_id id, tier_id tier, bool on) {
+    for (const term_id t : terms(tier)) {
         if (sets_[t] && sets_[t]->contains(id)) {
             sets_[t]->set_duplicate(id, on);
         }
     }
 }
 
-void resident_tiers::set_term_in_part(expert_id id, uint32_t tier, bool on) {
-    if (sets_[tier]->contains(id)) {
-        sets_[tier]->set_in_part(id, on);
+void resident_tiers::set_term_in_part(expert_id id, term_id term, bool on) {
+    if (sets_[term]->contains(id)) {
+        sets_[term]->set_in_part(id, on);
     }
 }
 
@@ -108,7 +109,7 @@ void resident_tiers::drop_marks() {
     }
 }
 
-void resident_tiers::end_protection(uint32_t layer, uint32_t n_experts) {
+void resident_tiers::end_protection(layer_id layer, uint32_t n_experts) {
     for (std::optional<resident_set> & set : sets_) {
         for (uint32_t e = 0; set && e < n_experts; e++) {
             set->set_protected({ layer, e }, false);

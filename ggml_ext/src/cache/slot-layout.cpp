@@ -13,13 +13,13 @@
 
 namespace hobbit {
 
-slot_layout::slot_layout(const expert_index & index, uint32_t tier, ggml_backend_dev_t device,
+slot_layout::slot_layout(const expert_index & index, term_id term, ggml_backend_dev_t device,
                          ggml_backend_buffer_type_t memory) :
-    tier_(tier), device_(device), memory_(memory), in_host_(is_host_device(device)), places_(index.n_layers()) {
+    term_(term), device_(device), memory_(memory), in_host_(is_host_device(device)), places_(index.n_layers()) {
     if (in_host_) {
         lay_out_slots(index);
     } else {
-        matrices_ = distinct_matrices(index, tier);
+        matrices_ = distinct_matrices(index, term);
         lay_out_stacks();
     }
 }
@@ -31,14 +31,14 @@ slot_layout::slot_layout(const expert_index & index, uint32_t tier, ggml_backend
 // Types differ between layers and parts, and experts begin at any offset in their file: a part's place in the slot has
 // room for the widest aligned span of its layer, and a slot for the widest layer.
 void slot_layout::lay_out_slots(const expert_index & index) {
-    for (size_t layer = 0; layer < index.n_layers(); layer++) {
+    for (layer_id layer = 0; layer < index.n_layers(); layer++) {
         const layer_shape & shape = index.layer(layer);
         size_t              end   = 0;
-        for (uint32_t part = 0; part < PART_COUNT; part++) {
+        for (const part_id part : part_set::all()) {
             places_[layer][part].offset = end;
             size_t span                 = 0;
-            for (uint32_t e = 0; (shape.parts & part_bit(part)) && e < shape.n_experts; e++) {
-                span = std::max(span, aligned_span(index.locate(tier_, layer, part, e)));
+            for (uint32_t e = 0; (shape.parts & part) && e < shape.n_experts; e++) {
+                span = std::max(span, aligned_span(index.locate(term_, layer, part, e)));
             }
             end += span;
         }
@@ -70,23 +70,25 @@ static size_t unit_of(const expert_matrix & kind, const device_traits & traits) 
 // Where types differ, the stride is a multiple of all their units. Kernels that read past a matrix would interpret the
 // next one's bytes as their own type, possibly as NaN, so zeros follow every matrix.
 void slot_layout::lay_out_stacks() {
-    struct {
+    struct stack {
         size_t              widest  = 0;
         size_t              unit    = 1;
         size_t              padding = 0;
         std::set<ggml_type> types;
-    } parts[PART_COUNT];
+    };
+
+    per_part<stack> stacks;
 
     const device_traits & traits = traits_of(device_);
     for (const expert_matrix & kind : matrices_) {
-        auto & part  = parts[kind.part];
+        auto & part  = stacks[kind.part];
         part.widest  = std::max(part.widest, kind.bytes());
         part.unit    = std::lcm(part.unit, unit_of(kind, traits));
         part.padding = std::max(part.padding, padding_of(memory_, kind));
         part.types.insert(kind.type);
     }
-    for (uint32_t i = 0; i < PART_COUNT; i++) {
-        const auto & part    = parts[i];
+    for (const part_id i : part_set::all()) {
+        const auto & part    = stacks[i];
         const size_t zeros   = traits.reads_past_end && part.types.size() > 1 ? part.padding : 0;
         padding_[i]          = part.padding;
         const size_t stride  = (part.widest + zeros + part.unit - 1) / part.unit * part.unit;
@@ -100,7 +102,7 @@ void slot_layout::lay_out_stacks() {
 // Gives each part's stack its place in a bank of so many slots. Returns the size of the bank.
 size_t slot_layout::place_stacks(uint32_t n_slots) {
     size_t end = 0;
-    for (uint32_t part = 0; part < PART_COUNT; part++) {
+    for (const part_id part : part_set::all()) {
         for (auto & places : places_) {
             places[part].offset = end;
         }
@@ -115,7 +117,7 @@ size_t slot_layout::overhead() const {
     if (in_host_) {
         return 0;
     }
-    return std::accumulate(padding_.begin(), padding_.end(), (1 + PART_COUNT) * file_reader::alignment);
+    return std::accumulate(padding_.begin(), padding_.end(), (1 + padding_.size()) * file_reader::alignment);
 }
 
 //
@@ -146,7 +148,7 @@ status slot_layout::fit_bank(uint32_t & slots_per_bank) {
         }
         if (slots_per_bank == 1) {
             return status::error(format("%s cannot multiply by the %s-precision experts (%s): choose another device",
-                                        ggml_backend_dev_name(device_), tier_name(tier_),
+                                        ggml_backend_dev_name(device_), tier_name(tier_of(term_)),
                                         bad == matrices_.end() ? "too large" : ggml_type_name(bad->type)));
         }
         slots_per_bank = (slots_per_bank + 1) / 2;

@@ -37,14 +37,13 @@ class slot_layout {
     slot_layout() = default; // of no tier
 
     // `memory` is what the device computes in.
-    slot_layout(const expert_index & index, uint32_t tier, ggml_backend_dev_t device,
-                ggml_backend_buffer_type_t memory);
+    slot_layout(const expert_index & index, term_id term, ggml_backend_dev_t device, ggml_backend_buffer_type_t memory);
 
     // Bytes that an expert takes, and those of a device's memory that a pool takes beside its slots.
     size_t slot_size() const { return slot_size_; }
     size_t overhead() const;
 
-    const part_place & place(uint32_t layer, uint32_t part) const { return places_[layer][part]; }
+    const part_place & place(layer_id layer, part_id part) const { return places_[layer][part]; }
 
     // As many slots to a bank as one buffer holds and one operation of the device takes. Fewer than n_slots in all,
     // where a device would have to give more memory than for so many and overhead(). Places depend on it.
@@ -57,15 +56,15 @@ class slot_layout {
     status fit_bank(uint32_t & slots_per_bank);
     bool   is_multiplied(const expert_matrix & kind, uint32_t n_slots) const;
 
-    uint32_t                   tier_    = 0;
+    term_id                    term_    = term_id::high;
     ggml_backend_dev_t         device_  = nullptr;
     ggml_backend_buffer_type_t memory_  = nullptr;
     bool                       in_host_ = false;
 
-    size_t                                          slot_size_ = 0;
-    std::vector<std::array<part_place, PART_COUNT>> places_;       // [layer][part]
-    std::vector<expert_matrix>                      matrices_;     // distinct, of a device's pool
-    std::array<size_t, PART_COUNT>                  padding_ = {}; // behind the last matrix of a part
+    size_t                            slot_size_ = 0;
+    std::vector<per_part<part_place>> places_;       // [layer][part]
+    std::vector<expert_matrix>        matrices_;     // distinct, of a device's pool
+    per_part<size_t>                  padding_ = {}; // behind the last matrix of a part
 };
 
 } // namespace hobbit

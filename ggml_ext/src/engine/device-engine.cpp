@@ -21,7 +21,7 @@ device_engine::device_engine(split_runner * runner, ggml_backend_dev_t device, c
     }
 }
 
-status device_engine::set_router(uint32_t layer, const ggml_tensor * weight, const ggml_tensor * bias,
+status device_engine::set_router(layer_id layer, const ggml_tensor * weight, const ggml_tensor * bias,
                                  const ggml_tensor * selection_bias, hobbit_gating gating) {
     return predictor_ && !layers_.empty() ? predictor_->set_router(layer, weight, bias, selection_bias, gating)
                                           : status();
@@ -31,12 +31,12 @@ status device_engine::set_router(uint32_t layer, const ggml_tensor * weight, con
 // memory
 //
 
-pool_demand demand_of(const expert_index & index, const expert_cache & cache, const std::vector<uint32_t> & layers) {
+pool_demand demand_of(const expert_index & index, const expert_cache & cache, const std::vector<layer_id> & layers) {
     pool_demand d;
-    for (uint32_t tier = 0; tier < index.n_tiers(); tier++) {
-        d.slot_size[tier] = cache.slot_size(tier);
+    for (const term_id term : index.terms()) {
+        d.slot_size[term] = cache.slot_size(term);
     }
-    for (const uint32_t layer : layers) {
+    for (const layer_id layer : layers) {
         d.n_experts += index.layer(layer).n_experts;
     }
     d.n_used           = std::max(1u, std::min(index.n_experts_used(), index.n_experts()));
@@ -52,17 +52,17 @@ uint64_t device_engine::rows(uint32_t n_batch) const {
     const expert_index & index = shared_.index;
     int64_t              n_in  = 0;
     int64_t              n_out = 0;
-    for (const uint32_t layer : layers_) {
+    for (const layer_id layer : layers_) {
         for (const matrix_shape & shape : index.layer(layer).shapes) {
             n_in  = std::max(n_in, shape.n_in);
             n_out = std::max(n_out, shape.n_out);
         }
     }
-    n_out                 *= int64_t(index.terms(TIER_HIGH).size()); // a sum's second product has a place of its own
-    const uint64_t n_rows  = std::max(n_batch, uint32_t(inner_graph::enough_rows));
-    uint64_t       bytes   = uint64_t(n_in + n_out) * sizeof(float) * n_rows + inner_graph::max_work_size;
-    for (uint32_t tier = 0; tier < index.n_tiers(); tier++) {
-        bytes += cache_.overhead(tier);
+    n_out *= int64_t(index.terms(tier_id::high).size()); // a sum's second product has a place of its own
+    const uint64_t n_rows = std::max(n_batch, uint32_t(inner_graph::enough_rows));
+    uint64_t       bytes  = uint64_t(n_in + n_out) * sizeof(float) * n_rows + inner_graph::max_work_size;
+    for (const term_id term : index.terms()) {
+        bytes += cache_.overhead(term);
     }
     return bytes + (predictor_ ? predictor_->bytes() : 0);
 }
@@ -71,23 +71,23 @@ device_memory device_engine::memory(uint64_t rows, const pool_demand & host) con
     return { ggml_backend_dev_name(device_), free_memory(device_), rows, host };
 }
 
-status allocate_pools(const expert_index & index, expert_cache & cache, const std::vector<uint32_t> & layers,
+status allocate_pools(const expert_index & index, expert_cache & cache, const std::vector<layer_id> & layers,
                       const pool_slots & slots, cache_policy & policy, const char * where) {
     const pool_demand wanted = demand_of(index, cache, layers);
-    for (uint32_t tier = 0; tier < index.n_tiers(); tier++) {
-        if (slots[tier] == 0) {
+    for (const term_id term : index.terms()) {
+        if (slots[term] == 0) {
             continue;
         }
-        const uint32_t floor = even_floor(slots[tier], uint32_t(layers.size()), wanted.n_used);
-        const status   s     = cache.allocate(tier, slots[tier], floor, policy);
+        const uint32_t floor = even_floor(slots[term], uint32_t(layers.size()), wanted.n_used);
+        const status   s     = cache.allocate(term, slots[term], floor, policy);
         if (!s.ok()) {
             return s;
         }
-        const bool     is_residual = tier == TIER_HIGH && index.high_is_residual();
-        const uint32_t n_slots     = cache.n_slots(tier);
-        GGML_LOG_INFO("hobbit: %s-precision pool of %u of %u %s, %s on %s\n", tier_name(tier), n_slots,
+        const bool     is_residual = term == term_id::high && index.high_is_residual();
+        const uint32_t n_slots     = cache.n_slots(term);
+        GGML_LOG_INFO("hobbit: %s-precision pool of %u of %u %s, %s on %s\n", tier_name(tier_of(term)), n_slots,
                       wanted.n_experts, is_residual ? "residuals" : "experts",
-                      format_size(double(n_slots) * double(wanted.slot_size[tier])).c_str(), where);
+                      format_size(double(n_slots) * double(wanted.slot_size[term])).c_str(), where);
     }
     return {};
 }
@@ -96,11 +96,11 @@ status device_engine::allocate(const pool_slots & slots, cache_policy & policy) 
     return allocate_pools(shared_.index, cache_, layers_, slots, policy, ggml_backend_dev_name(device_));
 }
 
-void device_engine::fill(uint32_t tier, const std::vector<expert_id> & most_used) {
+void device_engine::fill(term_id term, const std::vector<expert_id> & most_used) {
     std::vector<expert_id> own;
     std::copy_if(most_used.begin(), most_used.end(), std::back_inserter(own),
                  [&](expert_id id) { return std::binary_search(layers_.begin(), layers_.end(), id.layer); });
-    cache_.fill(tier, own);
+    cache_.fill(term, own);
 }
 
 //
@@ -125,10 +125,10 @@ hobbit_device_info device_engine::info() const {
     hobbit_device_info i = {};
     i.name               = ggml_backend_dev_name(device_);
     i.n_layers           = n_layers();
-    i.pool_slots_high    = cache_.n_slots(TIER_HIGH);
-    i.pool_slots_low     = cache_.n_slots(TIER_LOW);
-    i.pool_bytes_high    = i.pool_slots_high * cache_.slot_size(TIER_HIGH);
-    i.pool_bytes_low     = i.pool_slots_low * cache_.slot_size(TIER_LOW);
+    i.pool_slots_high    = cache_.n_slots(term_id::high);
+    i.pool_slots_low     = cache_.n_slots(term_id::low);
+    i.pool_bytes_high    = i.pool_slots_high * cache_.slot_size(term_id::high);
+    i.pool_bytes_low     = i.pool_slots_low * cache_.slot_size(term_id::low);
     i.bytes_transferred  = cache_.transferred().bytes;
     return i;
 }

@@ -57,12 +57,12 @@ class device_engine {
     prefetcher::layer_place ahead() { return { &cache_, predictor_.get() }; }
 
     // In ascending order. REQUIRES: before allocate.
-    void set_layers(std::vector<uint32_t> layers) { layers_ = std::move(layers); }
+    void set_layers(std::vector<layer_id> layers) { layers_ = std::move(layers); }
 
     uint32_t n_layers() const { return uint32_t(layers_.size()); }
 
     // Keeps a copy of a layer's router, of any place's: this one looks ahead over the border.
-    status set_router(uint32_t layer, const ggml_tensor * weight, const ggml_tensor * bias,
+    status set_router(layer_id layer, const ggml_tensor * weight, const ggml_tensor * bias,
                       const ggml_tensor * selection_bias, hobbit_gating gating);
 
     pool_demand demand() const;
@@ -80,7 +80,7 @@ class device_engine {
     status allocate(const pool_slots & slots, cache_policy & policy);
 
     // Of the experts of its layers, in this order.
-    void fill(uint32_t tier, const std::vector<expert_id> & most_used);
+    void fill(term_id term, const std::vector<expert_id> & most_used);
 
     // REQUIRES: allocated. The others must outlive the place; prefetcher may be null.
     void start(prefetcher * prefetcher, run_state & run);
@@ -98,13 +98,13 @@ class device_engine {
     std::unique_ptr<predictor>    predictor_; // null: no prefetch
     std::unique_ptr<cpu_share>    share_;     // null: the CPU has none
     std::unique_ptr<moe_executor> executor_;
-    std::vector<uint32_t>         layers_;
+    std::vector<layer_id>         layers_;
 };
 
 // What pools of this cache are planned from, and pools of so many slots, for these layers alone. `where` is told to
 // people.
-pool_demand demand_of(const expert_index & index, const expert_cache & cache, const std::vector<uint32_t> & layers);
-status      allocate_pools(const expert_index & index, expert_cache & cache, const std::vector<uint32_t> & layers,
+pool_demand demand_of(const expert_index & index, const expert_cache & cache, const std::vector<layer_id> & layers);
+status      allocate_pools(const expert_index & index, expert_cache & cache, const std::vector<layer_id> & layers,
                            const pool_slots & slots, cache_policy & policy, const char * where);
 
 } // namespace hobbit

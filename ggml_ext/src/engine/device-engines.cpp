@@ -31,8 +31,8 @@ device_engines::device_engines(split_runner * runner, const std::vector<ggml_bac
 // layers
 //
 
-std::optional<uint32_t> device_engines::find_layer(int64_t block) const {
-    for (uint32_t layer = 0; layer < index_.n_layers(); layer++) {
+std::optional<layer_id> device_engines::find_layer(int64_t block) const {
+    for (layer_id layer = 0; layer < index_.n_layers(); layer++) {
         if (index_.layer(layer).block == block) {
             return layer;
         }
@@ -40,9 +40,11 @@ std::optional<uint32_t> device_engines::find_layer(int64_t block) const {
     return {};
 }
 
-std::vector<uint32_t> device_engines::all_layers() const {
-    std::vector<uint32_t> all(index_.n_layers());
-    std::iota(all.begin(), all.end(), 0);
+std::vector<layer_id> device_engines::all_layers() const {
+    std::vector<layer_id> all;
+    for (layer_id layer = 0; layer < index_.n_layers(); layer++) {
+        all.push_back(layer);
+    }
     return all;
 }
 
@@ -51,7 +53,7 @@ void device_engines::place_layers(const ggml_backend_dev_t * devices, size_t n_d
     std::vector<uint64_t>                free;
     for (uint32_t i = 0; i < places_.size(); i++) {
         free.push_back(places_.size() > 1 ? free_memory(places_[i]->device()) : 0);
-        for (uint32_t layer = 0; layer < index_.n_layers(); layer++) {
+        for (layer_id layer = 0; layer < index_.n_layers(); layer++) {
             const uint32_t block = index_.layer(layer).block;
             if (block < n_devices && devices[block] == places_[i]->device()) {
                 given[layer] = i;
@@ -59,8 +61,8 @@ void device_engines::place_layers(const ggml_backend_dev_t * devices, size_t n_d
         }
     }
     layer_places_ = assign_layers(given, free);
-    std::vector<std::vector<uint32_t>> own(places_.size());
-    for (uint32_t layer = 0; layer < index_.n_layers(); layer++) {
+    std::vector<std::vector<layer_id>> own(places_.size());
+    for (layer_id layer = 0; layer < index_.n_layers(); layer++) {
         own[layer_places_[layer]].push_back(layer);
     }
     for (size_t i = 0; i < places_.size(); i++) {
@@ -121,7 +123,7 @@ status device_engines::plan_devices(other_memory other, uint32_t n_batch, memory
 }
 
 status device_engines::start_sharing(const pool_slots & host_slots) {
-    if (host_slots[TIER_HIGH] == 0) {
+    if (host_slots[term_id::high] == 0) {
         return config_.mode != compute_mode::cooperative
                    ? status()
                    : status::error("hobbit.mode=cooperative computes experts in host memory, which has no room for "
@@ -150,16 +152,16 @@ status device_engines::allocate_pools(const memory_plan & plan, cache_policy & p
     const bool   is_locked = transfer_memory_ != ggml_backend_cpu_buffer_type();
     const char * where     = is_locked ? "the host, page-locked, behind it" : "the host, behind it";
     s                      = hobbit::allocate_pools(index_, *host_, all_layers(), plan.n_host_slots, policy, where);
-    for (uint32_t tier = 0; tier < index_.n_tiers() && s.ok(); tier++) {
+    for (const term_id term : s.ok() ? index_.terms() : std::vector<term_id>()) {
         uint32_t n_above = 0;
         for (const auto & place : places_) {
-            n_above += place->cache().n_slots(tier);
+            n_above += place->cache().n_slots(term);
         }
-        if (host_->n_slots(tier) <= n_above) {
-            host_->let_duplicates_go_first(tier);
+        if (host_->n_slots(term) <= n_above) {
+            host_->let_duplicates_go_first(term);
         }
     }
-    if (s.ok() && host_->n_slots(TIER_HIGH) == 0) {
+    if (s.ok() && host_->n_slots(term_id::high) == 0) {
         GGML_LOG_WARN("hobbit: host memory has no room to cache experts: what is not on %s is read from disk each "
                       "time; give a larger --memory\n",
                       config_.device.c_str());
@@ -200,20 +202,24 @@ void device_engines::start(run_state & run) {
 // What was used most in calibration is read while nothing else is to be done: the first tokens find it. Host memory has
 // what the devices have no slots for.
 void device_engines::fill() {
-    for (uint32_t tier = index_.n_tiers(); tier-- > 0;) { // a residual has no place without its low version
+    std::vector<term_id> terms = index_.terms();
+    std::reverse(terms.begin(), terms.end()); // a residual has no place without its low version
+    for (const term_id term : terms) {
         for (const auto & place : places_) {
-            place->fill(tier, index_.most_used());
+            place->fill(term, index_.most_used());
         }
     }
-    for (uint32_t tier = index_.n_tiers(); host_ && tier-- > 0;) {
+    for (size_t i = 0; host_ && i < terms.size(); i++) {
+        const tier_id tier = tier_of(terms[i]);
+
         std::vector<expert_id> rest     = index_.most_used();
         const auto             is_there = [&](expert_id id) { // on a device alone
-            return !host_->holds(id, tier, 0) && std::any_of(places_.begin(), places_.end(), [&](const auto & place) {
-                return place->cache().holds(id, tier, 0);
+            return !host_->holds(id, tier, {}) && std::any_of(places_.begin(), places_.end(), [&](const auto & place) {
+                return place->cache().holds(id, tier, {});
             });
         };
         rest.erase(std::remove_if(rest.begin(), rest.end(), is_there), rest.end());
-        host_->fill(tier, rest);
+        host_->fill(terms[i], rest);
     }
 }
 
@@ -226,7 +232,7 @@ status device_engines::compute(ggml_cgraph * graph, ggml_backend_dev_t device, i
 
 bool device_engines::has_low_pool() const {
     return std::any_of(places_.begin(), places_.end(),
-                       [](const auto & place) { return place->cache().n_slots(TIER_LOW) > 0; });
+                       [](const auto & place) { return place->cache().n_slots(term_id::low) > 0; });
 }
 
 void device_engines::describe(hobbit_info & info) const {
@@ -238,10 +244,10 @@ void device_engines::describe(hobbit_info & info) const {
         info.pool_bytes_low           += here.pool_bytes_low;
     }
     if (host_) {
-        info.host_slots_high = host_->n_slots(TIER_HIGH);
-        info.host_slots_low  = host_->n_slots(TIER_LOW);
-        info.host_bytes_high = info.host_slots_high * host_->slot_size(TIER_HIGH);
-        info.host_bytes_low  = info.host_slots_low * host_->slot_size(TIER_LOW);
+        info.host_slots_high = host_->n_slots(term_id::high);
+        info.host_slots_low  = host_->n_slots(term_id::low);
+        info.host_bytes_high = info.host_slots_high * host_->slot_size(term_id::high);
+        info.host_bytes_low  = info.host_slots_low * host_->slot_size(term_id::low);
     }
     info.on_device = are_apart();
 }

@@ -66,8 +66,8 @@ class device_engines {
         pool_slots              n_host_slots = {};
     };
 
-    std::optional<uint32_t> find_layer(int64_t block) const;
-    std::vector<uint32_t>   all_layers() const;
+    std::optional<layer_id> find_layer(int64_t block) const;
+    std::vector<layer_id>   all_layers() const;
     status                  plan_host(other_memory other, uint32_t n_batch, memory_plan & plan) const;
     status                  plan_devices(other_memory other, uint32_t n_batch, memory_plan & plan) const;
     status                  start_sharing(const pool_slots & host_slots);

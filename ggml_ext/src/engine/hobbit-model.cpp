@@ -82,9 +82,9 @@ static constexpr uint64_t ROOM_BESIDE_MODEL = 256u << 20;
 // Whether some experts will, or may, have to be read again.
 bool hobbit_model::memory_is_short(bool in_host) const {
     if (settings_.pools > 0 && in_host) {
-        return settings_.pools < index_.tier_bytes(TIER_HIGH);
+        return settings_.pools < index_.term_bytes(term_id::high);
     }
-    const uint64_t elsewhere = in_host ? 0 : std::min(index_.model_bytes(), index_.tier_bytes(TIER_HIGH));
+    const uint64_t elsewhere = in_host ? 0 : std::min(index_.model_bytes(), index_.term_bytes(term_id::high));
     const uint64_t held      = index_.model_bytes() - elsewhere;
     const uint64_t budget    = settings_.memory > 0 ? settings_.memory : resident_before_ + available_memory();
     return budget < resident_before_ + held + held / 10 + ROOM_BESIDE_MODEL;
@@ -151,7 +151,7 @@ status hobbit_model::place_layers(const ggml_backend_dev_t * devices, size_t n_d
     GGML_ASSERT(!places_);
     if (settings_.device.empty()) {
         std::vector<ggml_backend_dev_t> of_layers;
-        for (size_t layer = 0; layer < index_.n_layers(); layer++) {
+        for (layer_id layer = 0; layer < index_.n_layers(); layer++) {
             const uint32_t block = index_.layer(layer).block;
             of_layers.push_back(block < n_devices ? devices[block] : nullptr);
         }
@@ -358,8 +358,8 @@ hobbit_info hobbit_model::info() const {
     i.n_experts                   = index_.n_experts();
     i.n_experts_used              = index_.n_experts_used();
     i.n_tiers                     = index_.n_tiers();
-    i.tier_bytes_high             = index_.tier_bytes(TIER_HIGH);
-    i.tier_bytes_low              = index_.tier_bytes(TIER_LOW);
+    i.tier_bytes_high             = index_.term_bytes(term_id::high);
+    i.tier_bytes_low              = index_.term_bytes(term_id::low);
     i.t1                          = settings_.thresholds.t1;
     i.t2                          = settings_.thresholds.t2;
     i.direct_io                   = reader_.direct_io();

@@ -11,8 +11,7 @@
 
 using hobbit::report;
 using hobbit::status;
-using hobbit::TIER_HIGH;
-using hobbit::TIER_LOW;
+using hobbit::tier_id;
 
 //
 // references
@@ -180,15 +179,15 @@ void hobbit_get_counters(const hobbit_model * model, double * values, size_t n_v
 
 void hobbit_get_stats(const hobbit_model * model, struct hobbit_stats * out) {
     const hobbit::stats & s = model->counters();
-    out->selections_high    = s.selections[TIER_HIGH];
-    out->selections_low     = s.selections[TIER_LOW];
+    out->selections_high    = s.selections[tier_id::high];
+    out->selections_low     = s.selections[tier_id::low];
     out->selections_skipped = s.selections_skipped;
-    out->hits_high          = s.hits[TIER_HIGH];
-    out->misses_high        = s.misses[TIER_HIGH];
-    out->hits_low           = s.hits[TIER_LOW];
-    out->misses_low         = s.misses[TIER_LOW];
-    out->host_hits_high     = s.host_hits[TIER_HIGH];
-    out->host_hits_low      = s.host_hits[TIER_LOW];
+    out->hits_high          = s.hits[tier_id::high];
+    out->misses_high        = s.misses[tier_id::high];
+    out->hits_low           = s.hits[tier_id::low];
+    out->misses_low         = s.misses[tier_id::low];
+    out->host_hits_high     = s.host_hits[tier_id::high];
+    out->host_hits_low      = s.host_hits[tier_id::low];
     out->evictions          = s.evictions;
     out->bytes_read         = s.bytes_read;
     out->bytes_transferred  = s.bytes_transferred;

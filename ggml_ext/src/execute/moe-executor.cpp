@@ -86,7 +86,7 @@ moe_executor::stage moe_executor::next_stage(ggml_cgraph * graph, int first, int
         if (is_noop(node)) {
             continue;
         }
-        const bool joins = node->op == GGML_OP_MUL_MAT_ID && !(s.parts & part_bit(expert_of(node).part)) &&
+        const bool joins = node->op == GGML_OP_MUL_MAT_ID && !(s.parts & expert_of(node).part) &&
                            std::none_of(s.matmuls.begin(), s.matmuls.end(), [&](const ggml_tensor * m) {
                                return m->src[2] != node->src[2] || depends_on(node->src[1], m);
                            });
@@ -94,7 +94,7 @@ moe_executor::stage moe_executor::next_stage(ggml_cgraph * graph, int first, int
             break;
         }
         s.matmuls.push_back(node);
-        s.parts |= part_bit(expert_of(node).part);
+        s.parts |= expert_of(node).part;
     }
     return s;
 }
@@ -139,15 +139,15 @@ status moe_executor::begin_layer(const stage & st, const ggml_tensor * last, inn
 
 // From a matmul to the end of the graph, or to another layer.
 status moe_executor::begin_section(ggml_cgraph * graph, int first, inner_graph & inner) {
-    uint32_t parts = 0;
-    int      end   = first;
+    part_set parts;
+    int      end = first;
     for (; end < ggml_graph_n_nodes(graph); end++) {
         const ggml_tensor * node      = ggml_graph_node(graph, end);
         const bool          is_matmul = node->op == GGML_OP_MUL_MAT_ID && !is_noop(node);
-        if (is_matmul && (expert_of(node).layer != layer_.routing.layer || (parts & part_bit(expert_of(node).part)))) {
+        if (is_matmul && (expert_of(node).layer != layer_.routing.layer || (parts & expert_of(node).part))) {
             break;
         }
-        parts |= is_matmul ? part_bit(expert_of(node).part) : 0;
+        parts |= is_matmul ? part_set(expert_of(node).part) : part_set();
     }
     layer_.in_section = true;
     const status s    = inner.compute();
@@ -190,11 +190,13 @@ status moe_executor::check_weights(const ggml_tensor * matmul) const {
 // What a report says of the time before: when the layer has run, the router's input has been overwritten.
 void moe_executor::observe() {
     const layer_routing & routing = layer_.routing;
-    const uint32_t        parts   = index_.layer(routing.layer).parts;
+    const part_set        parts   = index_.layer(routing.layer).parts;
     for (const int32_t expert : routing.experts) {
-        const expert_id id   = { routing.layer, uint32_t(expert) };
-        const bool      high = cache_.holds(id, TIER_HIGH, parts);
-        layer_.was_resident.push_back(uint8_t(high | cache_.holds(id, TIER_LOW, parts) << TIER_LOW));
+        const expert_id id = { routing.layer, uint32_t(expert) };
+        layer_.was_resident.emplace_back();
+        for (const tier_id tier : TIERS) {
+            layer_.was_resident.back()[tier] = cache_.holds(id, tier, parts);
+        }
     }
     const ggml_tensor * input = layer_.router_input;
     if (input && input->type == GGML_TYPE_F32 && ggml_is_contiguous(input) && ggml_nrows(input) == routing.n_tokens) {
@@ -205,8 +207,8 @@ void moe_executor::observe() {
 
 void moe_executor::plan() {
     const layer_routing & routing = layer_.routing;
-    const uint32_t        parts   = index_.layer(routing.layer).parts;
-    const residency       holds   = [&](expert_id id, uint32_t tier) { return cache_.holds(id, tier, parts); };
+    const part_set        parts   = index_.layer(routing.layer).parts;
+    const residency       holds   = [&](expert_id id, tier_id tier) { return cache_.holds(id, tier, parts); };
 
     if (prefetcher_) {
         prefetcher_->on_routing(routing);
@@ -219,7 +221,7 @@ void moe_executor::plan() {
         sequences.push_back(uint32_t(row.sequence));
     }
     const auto  thresholds = run_.thresholds.of(layer_.rows);
-    const bool  has_low    = cache_.n_slots(TIER_LOW) > 0;
+    const bool  has_low    = cache_.n_slots(term_id::low) > 0;
     step_counts counts;
     layer_.plan = run_.step.run({ routing, thresholds, holds, has_low }, sequences, counts);
     count(counts);
@@ -236,7 +238,7 @@ void moe_executor::plan() {
 
 void moe_executor::count(const step_counts & counts) {
     stats_.selections_skipped += counts.skipped;
-    for (uint32_t tier = 0; tier < TIER_COUNT; tier++) {
+    for (const tier_id tier : TIERS) {
         stats_.selections[tier] += counts.selections[tier];
         stats_.hits[tier]       += counts.uses[tier] - counts.misses[tier];
         stats_.misses[tier]     += counts.misses[tier];
@@ -246,7 +248,7 @@ void moe_executor::count(const step_counts & counts) {
 // `output` is what the graph computed last: the experts' outputs when the last part is done.
 status moe_executor::end_layer(const ggml_tensor * output, inner_graph & inner) {
     status s = end_section(inner);
-    if (s.ok() && layer_.ids && output && (layer_.done & part_bit(PART_DOWN))) {
+    if (s.ok() && layer_.ids && output && (layer_.done & part_id::down)) {
         s = clear_skipped(output, inner); // what a bias has added to them
         if (!layer_.is_ended) {
             layer_.is_ended = true;
@@ -338,15 +340,15 @@ size_t moe_executor::pin(const stage & st, const std::vector<const planned_use *
 // slots until then, and with layers to come.
 status moe_executor::begin_rest(const stage & st, const std::vector<const planned_use *> & pinned,
                                 inner_graph & inner) {
-    const uint32_t rest = index_.layer(layer_.routing.layer).parts & ~layer_.done;
+    const part_set rest = index_.layer(layer_.routing.layer).parts - layer_.done;
     const auto &   uses = layer_.plan.uses;
     const auto     here = [&](const planned_use & use) { return !is_on_cpu(use, st); };
     const bool     all =
         layer_.done == st.parts && ptrdiff_t(pinned.size()) == std::count_if(uses.begin(), uses.end(), here);
-    for (uint32_t part = 0; part < PART_COUNT; part++) {
-        const bool is_next = rest == part_bit(part); // where slots are short, who waits for more loses its slot before
-        for (size_t i = 0; i < pinned.size() && (rest & part_bit(part)) && (all || is_next); i++) {
-            cache_.request(pinned[i]->id, pinned[i]->tier, part_bit(part));
+    for (const part_id part : rest) {
+        const bool is_next = rest == part; // where slots are short, who waits for more loses its slot before
+        for (size_t i = 0; i < pinned.size() && (all || is_next); i++) {
+            cache_.request(pinned[i]->id, pinned[i]->tier, part);
         }
     }
     return prefetcher_ && all ? prefetcher_->look_ahead(layer_.routing.layer, layer_.router_input, inner.backend())
@@ -406,7 +408,7 @@ status moe_executor::add_products(const stage & st, const std::vector<const plan
 
 // What is computed between the products must find numbers in the CPU's rows, too.
 status moe_executor::clear_share(const stage & st, inner_graph & inner) {
-    if (!share_ || !share_->has_rows() || (st.parts & part_bit(PART_DOWN))) {
+    if (!share_ || !share_->has_rows() || (st.parts & part_id::down)) {
         return {};
     }
     // what was added so far may still read this memory

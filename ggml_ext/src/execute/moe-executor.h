@@ -24,7 +24,7 @@ struct layer_report {
     const layer_routing &                routing;
     const layer_plan &                   plan;
     const std::vector<batch_info::row> & rows;         // [n_tokens]
-    const std::vector<uint8_t> &         was_resident; // [selection], one bit per tier, before anything was loaded
+    const std::vector<per_tier<bool>> &  was_resident; // [selection], before anything was loaded
     const std::vector<float> &           router_input; // [n_tokens][n_embd], empty where it is not known
     const ggml_tensor *                  output;       // [n_out, n_used, n_tokens]
 };
@@ -63,20 +63,20 @@ class moe_executor {
     struct layer_state {
         const ggml_tensor *          ids          = nullptr; // null: none
         const ggml_tensor *          router_input = nullptr;
-        uint32_t                     done         = 0;     // parts computed
-        bool                         in_section   = false; // of the graph in hand
-        bool                         is_ended     = false;
+        part_set                     done;               // parts computed
+        bool                         in_section = false; // of the graph in hand
+        bool                         is_ended   = false;
         layer_routing                routing;
         layer_plan                   plan;
         std::vector<batch_info::row> rows;
-        std::vector<uint8_t>         was_resident; // see layer_report
+        std::vector<per_tier<bool>>  was_resident; // see layer_report
         std::vector<float>           input;        // its router_input
     };
 
     // Matmuls of one layer that can run at once.
     struct stage {
         std::vector<const ggml_tensor *> matmuls;
-        uint32_t                         parts = 0;
+        part_set                         parts;
     };
 
     static stage next_stage(ggml_cgraph * graph, int first, int & end);

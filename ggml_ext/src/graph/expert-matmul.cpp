@@ -17,15 +17,13 @@ static size_t rows_at_once(const layer_routing & routing) {
 status expert_matmuls::reserve(const layer_routing & routing, inner_graph & inner) const {
     const layer_shape &        layer   = index_.layer(routing.layer);
     const size_t               n_rows  = rows_at_once(routing);
-    const size_t               n_terms = index_.terms(TIER_HIGH).size();
+    const size_t               n_terms = index_.terms(tier_id::high).size();
     inner_graph::scratch_sizes sizes;
-    for (uint32_t part = 0; part < PART_COUNT; part++) {
-        if (layer.parts & part_bit(part)) {
-            const matrix_shape & shape = layer.shapes[part];
-            sizes.gathered             = std::max(sizes.gathered, n_rows * size_t(shape.n_in) * sizeof(float));
-            sizes.product  = std::max(sizes.product, n_terms * n_rows * size_t(shape.n_out) * sizeof(float));
-            sizes.rows    += n_terms * inner_graph::row_numbers_per_row * routing.experts.size();
-        }
+    for (const part_id part : layer.parts) {
+        const matrix_shape & shape  = layer.shapes[part];
+        sizes.gathered              = std::max(sizes.gathered, n_rows * size_t(shape.n_in) * sizeof(float));
+        sizes.product               = std::max(sizes.product, n_terms * n_rows * size_t(shape.n_out) * sizeof(float));
+        sizes.rows                 += n_terms * inner_graph::row_numbers_per_row * routing.experts.size();
     }
     if (sizes.fits(inner.scratch())) {
         return {};
@@ -42,29 +40,30 @@ status expert_matmuls::reserve(const layer_routing & routing, inner_graph & inne
 status expert_matmuls::add(const ggml_tensor * matmul, const layer_routing & routing,
                            const std::vector<const planned_use *> & uses, inner_graph & inner) const {
     status s;
-    for (size_t term = 0; term < index_.terms(TIER_HIGH).size() && s.ok(); term++) {
-        s = add_term(matmul, routing, uses, term, inner);
+    for (size_t i = 0; i < index_.terms(tier_id::high).size() && s.ok(); i++) {
+        s = add_term(matmul, routing, uses, i, inner);
     }
     return s;
 }
 
 // That of all uses that have so many.
 status expert_matmuls::add_term(const ggml_tensor * matmul, const layer_routing & routing,
-                                const std::vector<const planned_use *> & uses, size_t term, inner_graph & inner) const {
-    const uint32_t part = expert_of(matmul).part;
+                                const std::vector<const planned_use *> & uses, size_t number,
+                                inner_graph & inner) const {
+    const part_id part = expert_of(matmul).part;
 
     using place = std::tuple<ggml_backend_buffer_t, char *, size_t, ggml_type>; // the stack that a matrix is in
 
-    std::map<place, std::pair<uint32_t, std::vector<const planned_use *>>> places; // tier, uses
+    std::map<place, std::pair<term_id, std::vector<const planned_use *>>> places;
     for (const planned_use * use : uses) {
         const auto & terms = index_.terms(use->tier);
-        if (term < terms.size()) {
-            const uint32_t  tier   = terms[term];
-            const size_t    stride = cache_.stride(use->id, tier, part);
-            char *          first  = cache_.data(use->id, tier, part) - cache_.number(use->id, tier) * stride;
-            const ggml_type type   = index_.locate(tier, use->id.layer, part, use->id.expert).type;
-            auto &          alike  = places[{ cache_.buffer(use->id, tier, part), first, stride, type }];
-            alike.first            = tier;
+        if (number < terms.size()) {
+            const term_id   term   = terms[number];
+            const size_t    stride = cache_.stride(use->id, term, part);
+            char *          first  = cache_.data(use->id, term, part) - cache_.number(use->id, term) * stride;
+            const ggml_type type   = index_.locate(term, use->id.layer, part, use->id.expert).type;
+            auto &          alike  = places[{ cache_.buffer(use->id, term, part), first, stride, type }];
+            alike.first            = term;
             alike.second.push_back(use);
         }
     }
@@ -72,7 +71,8 @@ status expert_matmuls::add_term(const ggml_tensor * matmul, const layer_routing 
     for (auto & [stack, group] : places) {
         const auto & [buffer, first, stride, type] = stack;
         const matrices weights                     = { type, shape.n_in, shape.n_out, first, stride, buffer };
-        const status s = add_alike({ matmul, routing, weights, group.first, term > 0, std::move(group.second) }, inner);
+        const status   s =
+            add_alike({ matmul, routing, weights, group.first, number > 0, std::move(group.second) }, inner);
         if (!s.ok()) {
             return s;
         }
@@ -92,15 +92,15 @@ static status add_rows(const ggml_tensor * matmul, const matrices & weights, con
 }
 
 // A large pool's operations may have more: the hundredth of the budget that is left aside has room for it.
-size_t expert_matmuls::max_work_size(uint32_t tier) const {
-    return std::max(inner_graph::max_work_size, cache_.n_slots(tier) * cache_.slot_size(tier) / 256);
+size_t expert_matmuls::max_work_size(term_id term) const {
+    return std::max(inner_graph::max_work_size, cache_.n_slots(term) * cache_.slot_size(term) / 256);
 }
 
 status expert_matmuls::add_alike(alike_rows alike, inner_graph & inner) const {
     auto &       uses    = alike.uses;
-    const auto   slot    = [&](const planned_use * use) { return cache_.number(use->id, alike.tier); };
+    const auto   slot    = [&](const planned_use * use) { return cache_.number(use->id, alike.term); };
     const auto   by_slot = [&](const planned_use * a, const planned_use * b) { return slot(a) < slot(b); };
-    const size_t most    = max_work_size(alike.tier);
+    const size_t most    = max_work_size(alike.term);
     const auto   is_work = [&](size_t n_slots, size_t n_places) {
         return inner_graph::work_size(n_slots, n_places) <= most;
     };

@@ -41,15 +41,15 @@ class expert_matmuls {
         const ggml_tensor *              matmul;
         const layer_routing &            routing;
         matrices                         weights;
-        uint32_t                         tier;
+        term_id                          term;
         bool                             adds; // to what the rows hold
         std::vector<const planned_use *> uses;
     };
 
     status add_term(const ggml_tensor * matmul, const layer_routing & routing,
-                    const std::vector<const planned_use *> & uses, size_t term, inner_graph & inner) const;
+                    const std::vector<const planned_use *> & uses, size_t number, inner_graph & inner) const;
     status add_alike(alike_rows alike, inner_graph & inner) const;
-    size_t max_work_size(uint32_t tier) const;
+    size_t max_work_size(term_id term) const;
 
     const expert_index & index_;
     const expert_cache & cache_;

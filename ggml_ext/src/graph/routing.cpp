@@ -15,7 +15,7 @@ static std::vector<char> fetch(const ggml_tensor * tensor) {
     return bytes;
 }
 
-status read_routing(const ggml_tensor * matmul, uint32_t layer, layer_routing & routing) {
+status read_routing(const ggml_tensor * matmul, layer_id layer, layer_routing & routing) {
     const ggml_tensor *     ids       = matmul->src[2];
     const std::vector<char> raw       = fetch(ids);
     const int32_t           n_experts = int32_t(matmul->src[0]->ne[2]);

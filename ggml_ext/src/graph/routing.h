@@ -13,6 +13,6 @@ namespace hobbit {
 
 // The experts that the router chose for a MUL_MAT_ID over experts, and the weights in its src[3]; none where that is
 // not there, or not as expected. Fails where the ids are no experts.
-status read_routing(const ggml_tensor * matmul, uint32_t layer, layer_routing & routing);
+status read_routing(const ggml_tensor * matmul, layer_id layer, layer_routing & routing);
 
 } // namespace hobbit

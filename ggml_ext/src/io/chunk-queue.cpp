@@ -6,7 +6,7 @@
 namespace hobbit {
 
 static bool are_of_one_part(const chunk & a, const chunk & b) {
-    return a.is_of(*b.state, part_bit(b.part));
+    return a.is_of(*b.state, b.part);
 }
 
 void chunk_queue::push(const std::vector<chunk> & chunks, load_urgency urgency) {
@@ -26,7 +26,7 @@ bool chunk_queue::take(size_t max_bytes, std::vector<chunk> & taken) {
     size_t              bytes = 0;
     do {
         taken.push_back(queue.front());
-        taken.back().state->begun |= part_bit(taken.back().part);
+        taken.back().state->begun |= taken.back().part;
         bytes                     += taken.back().size;
         queue.pop_front();
     } while (!queue.empty() && bytes + queue.front().size <= max_bytes &&
@@ -47,20 +47,20 @@ bool chunk_queue::end(const chunk & done) {
     return was_prefetch;
 }
 
-size_t chunk_queue::promote(const load_state & state, uint32_t part) {
+size_t chunk_queue::promote(const load_state & state, part_id part) {
     size_t n = 0;
-    if (!prefetching_.empty() && prefetching_.front().is_of(state, part_bit(part))) {
+    if (!prefetching_.empty() && prefetching_.front().is_of(state, part)) {
         n = prefetching_.size();
         prefetching_.clear();
     }
-    const std::vector<chunk> queued = drop_prefetches(state, part_bit(part));
+    const std::vector<chunk> queued = drop_prefetches(state, part);
     demand_.insert(demand_.end(), queued.begin(), queued.end());
     n          += queued.size();
     n_demands_ += n;
     return n;
 }
 
-std::vector<chunk> chunk_queue::drop_prefetches(const load_state & state, uint32_t parts) {
+std::vector<chunk> chunk_queue::drop_prefetches(const load_state & state, part_set parts) {
     const auto               is_kept = [&](const chunk & c) { return !c.is_of(state, parts); };
     const auto               first   = std::stable_partition(prefetch_.begin(), prefetch_.end(), is_kept);
     const std::vector<chunk> dropped(first, prefetch_.end());

@@ -12,16 +12,16 @@
 
 namespace hobbit {
 
-// Which parts of one expert in one slot were asked for and which have arrived (part_bit masks; arrived is a subset).
+// Which parts of one expert in one slot were asked for and which have arrived (arrived is a subset).
 // Guarded by the mutex of the loader that serves it; must live until it is settled or the loader ends.
 struct load_state {
-    uint32_t requested = 0;
-    uint32_t arrived   = 0;
+    part_set requested;
+    part_set arrived;
     // of parts on the way
-    uint32_t begun  = 0;
-    uint32_t failed = 0;
+    part_set begun;
+    part_set failed;
 
-    std::array<uint32_t, PART_COUNT> n_chunks = {}; // queued or in flight
+    per_part<uint32_t> n_chunks = {}; // queued or in flight
 };
 
 enum class load_urgency { demand, prefetch };
@@ -29,7 +29,7 @@ enum class load_urgency { demand, prefetch };
 // A piece of a part: bytes of the file, and where they go.
 struct chunk {
     load_state *          state;
-    uint32_t              part;
+    part_id               part;
     uint32_t              file;
     uint64_t              offset;
     size_t                size;
@@ -42,7 +42,7 @@ struct chunk {
 
     part_location location() const { return { file, offset, size, type }; }
 
-    bool is_of(const load_state & s, uint32_t parts) const { return state == &s && (parts & part_bit(part)); }
+    bool is_of(const load_state & s, part_set parts) const { return state == &s && (parts & part); }
 };
 
 // The chunks that wait for one way into memory: the disk, or the link to a device. Demands come first. Prefetches are
@@ -60,10 +60,10 @@ class chunk_queue {
     bool end(const chunk & done);
 
     // Turns the prefetches of a part into demands. Returns how many there were, queued or in flight.
-    size_t promote(const load_state & state, uint32_t part);
+    size_t promote(const load_state & state, part_id part);
 
     // Takes out prefetches of `parts` that are queued.
-    std::vector<chunk> drop_prefetches(const load_state & state, uint32_t parts);
+    std::vector<chunk> drop_prefetches(const load_state & state, part_set parts);
 
     // Takes out all that is queued.
     std::vector<chunk> clear();

@@ -202,28 +202,28 @@ void loader::finish(const chunk & done, const status & result) {
 
 // The last chunk decides about its part.
 void loader::end_chunk(const chunk & ended, bool ok) {
-    load_state &   state = *ended.state;
-    const uint32_t bit   = part_bit(ended.part);
+    load_state &  state = *ended.state;
+    const part_id part  = ended.part;
     if (!ok) {
-        state.failed |= bit;
+        state.failed |= part;
     }
-    if (--state.n_chunks[ended.part] > 0) {
+    if (--state.n_chunks[part] > 0) {
         return;
     }
-    if (state.failed & bit) {
-        state.requested &= ~bit;
+    const bool arrived = !(state.failed & part);
+    if (arrived) {
+        state.arrived |= part;
     } else {
-        state.arrived |= bit;
+        state.requested -= part;
     }
-    const bool arrived  = !(state.failed & bit);
-    state.begun        &= ~bit;
-    state.failed       &= ~bit;
-    end_parked(state, ended.part, arrived);
+    state.begun  -= part;
+    state.failed -= part;
+    end_parked(state, part, arrived);
     progress_.notify_all();
 }
 
 // What waits for the part is copied now, or never.
-void loader::end_parked(const load_state & from, uint32_t part, bool ok) {
+void loader::end_parked(const load_state & from, part_id part, bool ok) {
     const auto waits = [&](const parked_chunk & p) { return p.from == &from && p.what.part == part; };
     const std::vector<parked_chunk> due = take_parked(waits);
     for (const parked_chunk & p : due) {
@@ -301,11 +301,11 @@ std::vector<chunk> loader::split(const chunk & whole, const part_target & target
 }
 
 // Whether the part is still to be asked for. A prefetch of it becomes a demand.
-bool loader::is_due(const load_state & state, uint32_t part, load_urgency urgency) {
-    if (state.arrived & part_bit(part)) {
+bool loader::is_due(const load_state & state, part_id part, load_urgency urgency) {
+    if (state.arrived & part) {
         return false; // as most of what is asked for
     }
-    if (state.requested & part_bit(part)) {
+    if (state.requested & part) {
         if (urgency == load_urgency::demand) {
             promote(state, part);
         }
@@ -314,7 +314,7 @@ bool loader::is_due(const load_state & state, uint32_t part, load_urgency urgenc
     return error_.ok();
 }
 
-void loader::submit(load_state & state, uint32_t part, const part_location & location, const part_target & target,
+void loader::submit(load_state & state, part_id part, const part_location & location, const part_target & target,
                     load_urgency urgency) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (is_due(state, part, urgency)) {
@@ -325,7 +325,7 @@ void loader::submit(load_state & state, uint32_t part, const part_location & loc
     }
 }
 
-void loader::transfer(load_state & state, uint32_t part, const load_state & from, const char * source,
+void loader::transfer(load_state & state, part_id part, const load_state & from, const char * source,
                       const part_location & location, const part_target & target, load_urgency urgency) {
     GGML_ASSERT(target.buffer);
     std::lock_guard<std::mutex> lock(mutex_);
@@ -336,7 +336,7 @@ void loader::transfer(load_state & state, uint32_t part, const load_state & from
     const size_t piece  = std::max(chunk_size, to.bytes_in(COPY_TIME));
     const auto   chunks = split(whole_part(state, part, location, source), target, piece);
     ask_for(chunks);
-    if (from.arrived & part_bit(part)) {
+    if (from.arrived & part) {
         enqueue(chunks, urgency);
         return;
     }
@@ -345,16 +345,16 @@ void loader::transfer(load_state & state, uint32_t part, const load_state & from
     }
 }
 
-chunk loader::whole_part(load_state & state, uint32_t part, const part_location & location, const char * source) {
+chunk loader::whole_part(load_state & state, part_id part, const part_location & location, const char * source) {
     return { &state, part, location.file, location.offset, location.size, source, nullptr, nullptr, location.type, {} };
 }
 
 // All chunks of a part.
 void loader::ask_for(const std::vector<chunk> & chunks) {
-    load_state &   state  = *chunks.front().state;
-    const uint32_t part   = chunks.front().part;
+    load_state &  state   = *chunks.front().state;
+    const part_id part    = chunks.front().part;
     state.n_chunks[part]  = uint32_t(chunks.size());
-    state.requested      |= part_bit(part);
+    state.requested      |= part;
 }
 
 void loader::enqueue(const std::vector<chunk> & chunks, load_urgency urgency) {
@@ -371,32 +371,32 @@ void loader::wake(lane & where, size_t n_chunks) {
     }
 }
 
-void loader::promote(const load_state & state, uint32_t part) {
+void loader::promote(const load_state & state, part_id part) {
     count_demands();
     for (lane * l : lanes()) {
         wake(*l, l->queue.promote(state, part));
     }
     for (parked_chunk & p : parked_) {
-        p.urgency = p.what.is_of(state, part_bit(part)) ? load_urgency::demand : p.urgency;
+        p.urgency = p.what.is_of(state, part) ? load_urgency::demand : p.urgency;
     }
 }
 
 void loader::cancel(load_state & state) {
     std::lock_guard<std::mutex> lock(mutex_);
-    drop_prefetches(state, ~state.begun);
+    drop_prefetches(state, part_set::all() - state.begun);
     progress_.notify_all();
 }
 
 void loader::abandon(load_state & state) {
     std::unique_lock<std::mutex> lock(mutex_);
-    drop_prefetches(state, ~0u);
+    drop_prefetches(state, part_set::all());
     if (state.arrived != state.requested) {
         stall(lock, [&] { return state.arrived == state.requested; });
     }
 }
 
 // Those of `parts`. A part of which something was read or is in flight then counts as failed.
-void loader::drop_prefetches(load_state & state, uint32_t parts) {
+void loader::drop_prefetches(load_state & state, part_set parts) {
     for (lane * l : lanes()) {
         for (const chunk & dropped : l->queue.drop_prefetches(state, parts)) {
             end_chunk(dropped, false);
@@ -410,9 +410,9 @@ void loader::drop_prefetches(load_state & state, uint32_t parts) {
     }
 }
 
-status loader::wait(const load_state & state, uint32_t parts) {
+status loader::wait(const load_state & state, part_set parts) {
     std::unique_lock<std::mutex> lock(mutex_);
-    const auto                   done = [&] { return (state.arrived & parts) == parts; };
+    const auto                   done = [&] { return state.arrived.has(parts); };
     if (done()) {
         return error_;
     }
@@ -442,12 +442,12 @@ status loader::error() const {
     return error_;
 }
 
-bool loader::arrived(const load_state & state, uint32_t parts) const {
+bool loader::arrived(const load_state & state, part_set parts) const {
     std::lock_guard<std::mutex> lock(mutex_);
-    return (state.arrived & parts) == parts;
+    return state.arrived.has(parts);
 }
 
-uint32_t loader::requested(const load_state & state) const {
+part_set loader::requested(const load_state & state) const {
     std::lock_guard<std::mutex> lock(mutex_);
     return state.requested;
 }

@@ -79,13 +79,13 @@ class loader {
 
     // Asks for one part, once: asking again only turns a prefetch that has not arrived into a demand. After an error
     // nothing is asked for.
-    void submit(load_state & state, uint32_t part, const part_location & location, const part_target & target,
+    void submit(load_state & state, part_id part, const part_location & location, const part_target & target,
                 load_urgency urgency);
 
     // The same for a part that `from` has in host memory at `source`, or will have: what is on its way there is copied
     // when it has arrived, and counts as not asked for where it does not. REQUIRES: asked for in `from`, which is
     // neither reset nor moved before the copy has arrived; target has a buffer of one of the loader's devices.
-    void transfer(load_state & state, uint32_t part, const load_state & from, const char * source,
+    void transfer(load_state & state, part_id part, const load_state & from, const char * source,
                   const part_location & location, const part_target & target, load_urgency urgency);
 
     // Drops the prefetches of parts of which nothing was begun yet: they then count as not asked for.
@@ -95,7 +95,7 @@ class loader {
     void abandon(load_state & state);
 
     // Blocks until all of `parts` have arrived. REQUIRES: they were asked for, and not cancelled since.
-    status wait(const load_state & state, uint32_t parts);
+    status wait(const load_state & state, part_set parts);
 
     // Whether, or until, nothing that was asked for is on the way: it has arrived, or will never.
     bool settled(const load_state & state) const;
@@ -112,8 +112,8 @@ class loader {
 
     transfers transferred(ggml_backend_dev_t device) const;
 
-    bool     arrived(const load_state & state, uint32_t parts) const;
-    uint32_t requested(const load_state & state) const;
+    bool     arrived(const load_state & state, part_set parts) const;
+    part_set requested(const load_state & state) const;
 
     // Forgets the parts that have arrived. REQUIRES: none is on the way.
     void reset(load_state & state);
@@ -144,7 +144,7 @@ class loader {
         size_t bytes_in(double seconds) const; // that it moves; 0 while nothing is known
     };
 
-    static chunk whole_part(load_state & state, uint32_t part, const part_location & location, const char * source);
+    static chunk whole_part(load_state & state, part_id part, const part_location & location, const char * source);
 
     // Pieces of about so many bytes, where there is a buffer.
     static std::vector<chunk> split(const chunk & whole, const part_target & target, size_t piece);
@@ -160,15 +160,15 @@ class loader {
     lane &              lane_of(const chunk & c);
     link &              link_of(ggml_backend_buffer_t buffer);
     std::vector<lane *> lanes();
-    bool                is_due(const load_state & state, uint32_t part, load_urgency urgency);
+    bool                is_due(const load_state & state, part_id part, load_urgency urgency);
     void                ask_for(const std::vector<chunk> & chunks);
     void                enqueue(const std::vector<chunk> & chunks, load_urgency urgency);
-    void                end_parked(const load_state & from, uint32_t part, bool ok);
+    void                end_parked(const load_state & from, part_id part, bool ok);
 
     std::vector<parked_chunk> take_parked(const std::function<bool(const parked_chunk &)> & is_taken);
 
-    void promote(const load_state & state, uint32_t part);
-    void drop_prefetches(load_state & state, uint32_t parts);
+    void promote(const load_state & state, part_id part);
+    void drop_prefetches(load_state & state, part_set parts);
     void stall(std::unique_lock<std::mutex> & lock, const std::function<bool()> & is_over);
     void wake(lane & where, size_t n_chunks);
     void finish(const chunk & done, const status & result);

@@ -18,7 +18,7 @@ const expert_tensor * expert_index::find_tensor(const std::string & name) const 
         return nullptr;
     }
     for (const layer_shape & layer : layers_) {
-        if (layer.block == parsed.block && (layer.parts & part_bit(parsed.part))) {
+        if (layer.block == parsed.block && (layer.parts & parsed.part)) {
             return &layer.tensors[parsed.part];
         }
     }
@@ -130,13 +130,14 @@ status expert_index::read_calibration(const std::string & path) {
                    "pyhobbit calibrate, or remove the file",
                    name.c_str(), path.c_str()));
     }
-    for (uint32_t tier = 0; tier < TIER_COUNT; tier++) {
-        uint64_t tier_size = 0;
-        if (file.find_u64(format("hobbit.%s_bytes", tier_name(tier)), tier_size) && tier_size != tier_bytes(tier)) {
+    for (const term_id term : TERMS) {
+        const char * tier      = tier_name(tier_of(term));
+        uint64_t     tier_size = 0;
+        if (file.find_u64(format("hobbit.%s_bytes", tier), tier_size) && tier_size != term_bytes(term)) {
             return status::error(
                 format("the calibration '%s' was made for another %s tier of '%s': calibrate it again with "
                        "pyhobbit calibrate, or remove the file",
-                       name.c_str(), tier_name(tier), path.c_str()));
+                       name.c_str(), tier, path.c_str()));
         }
     }
     if (!read_uses(file)) {
@@ -156,7 +157,7 @@ bool expert_index::read_uses(const gguf_file & file) {
         return false;
     }
     const auto count = [&](expert_id id) { return uses[size_t(id.layer) * width + id.expert]; };
-    for (uint32_t layer = 0; layer < n_layers(); layer++) {
+    for (layer_id layer = 0; layer < n_layers(); layer++) {
         for (uint32_t e = 0; e < layers_[layer].n_experts; e++) {
             if (count({ layer, e }) > 0) {
                 most_used_.push_back({ layer, e });
@@ -187,7 +188,7 @@ status expert_index::add_base(const std::vector<gguf_file> & files) {
                                             files[i].path().c_str(), t.name.c_str()));
             }
             auto & [shape, locations] = blocks[name.block];
-            if (shape.parts & part_bit(name.part)) {
+            if (shape.parts & name.part) {
                 return status::error(
                     format("'%s': tensor '%s' is in the model twice", files[i].path().c_str(), t.name.c_str()));
             }
@@ -198,7 +199,7 @@ status expert_index::add_base(const std::vector<gguf_file> & files) {
             }
             shape.block              = name.block;
             shape.n_experts          = t.ne[2];
-            shape.parts             |= part_bit(name.part);
+            shape.parts             |= name.part;
             shape.shapes[name.part]  = { t.ne[0], t.ne[1] };
             const uint64_t stride    = t.size / t.ne[2];
             for (uint32_t e = 0; e < shape.n_experts; e++) {
@@ -207,15 +208,15 @@ status expert_index::add_base(const std::vector<gguf_file> & files) {
         }
     }
     for (auto & [block, layer] : blocks) {
-        if (!(layer.first.parts & part_bit(PART_DOWN)) || !(layer.first.parts & ~part_bit(PART_DOWN))) {
+        if (!(layer.first.parts & part_id::down) || !(layer.first.parts - part_id::down)) {
             return status::error(
                 format("'%s': layer %u lacks some of its expert tensors", files[0].path().c_str(), block));
         }
-        for (uint32_t p = 0; p < PART_COUNT; p++) {
-            layer.first.tensors[p] = { uint32_t(layers_.size()), p };
+        for (const part_id p : part_set::all()) {
+            layer.first.tensors[p] = { layer_id(layers_.size()), p };
         }
         layers_.push_back(layer.first);
-        locations_[TIER_HIGH].push_back(std::move(layer.second));
+        locations_[term_id::high].push_back(std::move(layer.second));
     }
     n_tiers_ = layers_.empty() ? 0 : 1;
     return {};
@@ -289,7 +290,7 @@ status expert_index::read_residual(const gguf_file & file, tier_set & tiers) {
                    base.c_str()));
     }
     tiers.high_is_residual = true;
-    tiers.base             = base == "low" ? TIER_LOW : TIER_COUNT;
+    tiers.base             = base == "low" ? std::optional(term_id::low) : std::nullopt;
     return {};
 }
 
@@ -302,12 +303,12 @@ status expert_index::add_tiers(const std::vector<gguf_file> & files) {
         if (!tiers_.are_declared) {
             continue;
         }
-        n_tiers_                                = TIER_COUNT;
-        const std::vector<layer_locations> base = std::move(locations_[TIER_HIGH]);
-        for (uint32_t tier = 0; tier < TIER_COUNT; tier++) {
-            locations_[tier] = base;
-            for (size_t l = 0; l < layers_.size() && tier != tiers_.base; l++) {
-                for (std::vector<part_location> & experts : locations_[tier][l]) {
+        n_tiers_                                = TIERS.size();
+        const std::vector<layer_locations> base = std::move(locations_[term_id::high]);
+        for (const term_id term : TERMS) {
+            locations_[term] = base;
+            for (layer_id l = 0; l < layers_.size() && term != tiers_.base; l++) {
+                for (std::vector<part_location> & experts : locations_[term][l]) {
                     experts.assign(experts.size(), {});
                 }
             }
@@ -318,8 +319,8 @@ status expert_index::add_tiers(const std::vector<gguf_file> & files) {
                 return s;
             }
         }
-        s = check_tier(files[i].path(), TIER_HIGH);
-        return s.ok() ? check_tier(files[i].path(), TIER_LOW) : s;
+        s = check_term(files[i].path(), term_id::high);
+        return s.ok() ? check_term(files[i].path(), term_id::low) : s;
     }
     return {};
 }
@@ -329,8 +330,8 @@ status expert_index::add_group(const gguf_file & file, uint32_t file_number, con
     parse_tensor_name(tensor.name, name);
     const std::string     stem = tensor.name.substr(0, tensor.name.find('.', tensor.name.find("ffn_")));
     const expert_tensor * of   = find_tensor(stem + ".weight");
-    const uint32_t        tier = name.tier == tier_name(TIER_LOW) ? TIER_LOW : TIER_HIGH;
-    if (name.tier != tier_name(tier) || tier == tiers_.base || !of) {
+    const term_id         term = name.tier == tier_name(tier_id::low) ? term_id::low : term_id::high;
+    if (name.tier != tier_name(tier_of(term)) || term == tiers_.base || !of) {
         return status::error(format("'%s': tensor '%s' belongs to no expert tensor of the model, or to no further tier",
                                     file.path().c_str(), tensor.name.c_str()));
     }
@@ -361,7 +362,7 @@ status expert_index::add_group(const gguf_file & file, uint32_t file_number, con
             return status::error(format("'%s': tensor '%s' names expert %d of %u", file.path().c_str(),
                                         tensor.name.c_str(), experts[i], shape.n_experts));
         }
-        part_location & location = locations_[tier][of->layer][of->part][experts[i]];
+        part_location & location = locations_[term][of->layer][of->part][experts[i]];
         if (location.size != 0) {
             return status::error(
                 format("'%s': tensor '%s' repeats expert %d", file.path().c_str(), tensor.name.c_str(), experts[i]));
@@ -371,14 +372,14 @@ status expert_index::add_group(const gguf_file & file, uint32_t file_number, con
     return {};
 }
 
-status expert_index::check_tier(const std::string & path, uint32_t tier) const {
-    for (size_t l = 0; l < layers_.size(); l++) {
-        for (uint32_t p = 0; p < PART_COUNT; p++) {
-            for (size_t e = 0; e < locations_[tier][l][p].size(); e++) {
-                if (locations_[tier][l][p][e].size == 0) {
+status expert_index::check_term(const std::string & path, term_id term) const {
+    for (layer_id l = 0; l < layers_.size(); l++) {
+        for (const part_id p : part_set::all()) {
+            for (size_t e = 0; e < locations_[term][l][p].size(); e++) {
+                if (locations_[term][l][p][e].size == 0) {
                     return status::error(
                         format("'%s': the %s tier lacks expert %zu of blk.%u.%s: convert the model again", path.c_str(),
-                               tier_name(tier), e, layers_[l].block, part_name(p)));
+                               tier_name(tier_of(term)), e, layers_[l].block, part_name(p)));
                 }
             }
         }
@@ -398,9 +399,9 @@ uint32_t expert_index::n_experts() const {
     return n;
 }
 
-uint64_t expert_index::tier_bytes(uint32_t tier) const {
+uint64_t expert_index::term_bytes(term_id term) const {
     uint64_t bytes = 0;
-    for (const layer_locations & layer : locations_[tier]) {
+    for (const layer_locations & layer : locations_[term]) {
         for (const auto & part : layer) {
             for (const part_location & location : part) {
                 bytes += location.size;

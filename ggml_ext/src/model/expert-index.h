@@ -9,17 +9,18 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 namespace hobbit {
 
 struct layer_shape {
-    uint32_t                              block     = 0; // N of blk.N
-    uint32_t                              n_experts = 0;
-    uint32_t                              parts     = 0; // part_bit mask of those present
-    std::array<matrix_shape, PART_COUNT>  shapes;
-    std::array<expert_tensor, PART_COUNT> tensors;
+    uint32_t                block     = 0; // N of blk.N
+    uint32_t                n_experts = 0;
+    part_set                parts; // those present
+    per_part<matrix_shape>  shapes;
+    per_part<expert_tensor> tensors;
 };
 
 // The token embedding, where nothing but looking up tokens' rows is done with it.
@@ -46,27 +47,29 @@ class expert_index {
     // Adds what pyhobbit calibrate found for this model to what is stored, where it lies beside it. REQUIRES: open.
     status read_calibration(const std::string & path);
 
-    size_t              n_layers() const { return layers_.size(); }
-    const layer_shape & layer(size_t i) const { return layers_[i]; }
-    uint32_t            n_tiers() const { return n_tiers_; }
-    bool                high_is_residual() const { return tiers_.high_is_residual; }
-    bool                uses_base_experts() const { return tiers_.base != TIER_COUNT; } // those under llama.cpp's names
-    uint32_t            n_experts() const;                                              // the largest of any layer
-    uint32_t            n_experts_used() const { return n_experts_used_; }              // per token, by the metadata
+    size_t               n_layers() const { return layers_.size(); }
+    const layer_shape &  layer(layer_id i) const { return layers_[i]; }
+    uint32_t             n_tiers() const { return n_tiers_; }
+    std::vector<tier_id> tiers() const { return first_of(TIERS, n_tiers_); }
+    std::vector<term_id> terms() const { return first_of(TERMS, n_tiers_); }
+    bool                 high_is_residual() const { return tiers_.high_is_residual; }
+    bool                 uses_base_experts() const { return tiers_.base.has_value(); } // those under llama.cpp's names
+    uint32_t             n_experts() const;                                            // the largest of any layer
+    uint32_t             n_experts_used() const { return n_experts_used_; }            // per token, by the metadata
 
-    const part_location & locate(uint32_t tier, size_t layer, uint32_t part, uint32_t expert) const {
-        return locations_[tier][layer][part][expert];
+    const part_location & locate(term_id term, layer_id layer, part_id part, uint32_t expert) const {
+        return locations_[term][layer][part][expert];
     }
 
     // Without a location in a model whose output matrix it is as well.
     const embedding_table & embedding() const { return embedding_; }
 
-    const std::vector<uint32_t> & terms(uint32_t tier) const { return terms_of(tier, high_is_residual()); }
+    const std::vector<term_id> & terms(tier_id tier) const { return terms_of(tier, high_is_residual()); }
 
     const std::string & architecture() const { return architecture_; }
 
-    // Sum of all experts of the tier; of a residual one, of the residuals alone.
-    uint64_t tier_bytes(uint32_t tier) const;
+    // Sum of all experts; of residuals, of these alone.
+    uint64_t term_bytes(term_id term) const;
 
     // A routed expert tensor under llama.cpp's name; null for any other name. Valid as long as the index.
     const expert_tensor * find_tensor(const std::string & name) const;
@@ -83,13 +86,18 @@ class expert_index {
     const std::vector<expert_id> & most_used() const { return most_used_; }
 
   private:
-    using layer_locations = std::array<std::vector<part_location>, PART_COUNT>; // [part][expert]
+    template <typename Ids>
+    static std::vector<typename Ids::value_type> first_of(const Ids & all, size_t n) {
+        return { all.begin(), all.begin() + ptrdiff_t(n) };
+    }
+
+    using layer_locations = per_part<std::vector<part_location>>; // [part][expert]
 
     // What a file declares.
     struct tier_set {
-        bool     are_declared     = false;
-        bool     high_is_residual = false;
-        uint32_t base             = TIER_HIGH; // under llama.cpp's names; TIER_COUNT: none
+        bool                   are_declared     = false;
+        bool                   high_is_residual = false;
+        std::optional<term_id> base             = term_id::high; // under llama.cpp's names
     };
 
     static status read_tiers(const gguf_file & file, tier_set & tiers);
@@ -99,23 +107,23 @@ class expert_index {
     void   find_embedding(const std::vector<gguf_file> & files);
     status add_tiers(const std::vector<gguf_file> & files);
     status add_group(const gguf_file & file, uint32_t file_number, const gguf_file::tensor & tensor);
-    status check_tier(const std::string & path, uint32_t tier) const;
+    status check_term(const std::string & path, term_id term) const;
     status open_sidecar(const std::string & path, const std::string & sidecar, std::vector<gguf_file> & files) const;
     status read_metadata(const gguf_file & file);
     bool   read_uses(const gguf_file & file);
 
-    std::vector<std::string>     files_;
-    std::vector<layer_shape>     layers_;
-    std::vector<layer_locations> locations_[TIER_COUNT]; // [tier][layer]
-    tier_set                     tiers_;
-    embedding_table              embedding_;
-    std::vector<std::string>     stored_keys_;
-    stored_settings              stored_;
-    std::vector<expert_id>       most_used_;
-    std::string                  architecture_;
-    uint32_t                     n_experts_used_ = 0;
-    uint32_t                     n_tiers_        = 0;
-    uint64_t                     model_bytes_    = 0;
+    std::vector<std::string>               files_;
+    std::vector<layer_shape>               layers_;
+    per_term<std::vector<layer_locations>> locations_; // [term][layer]
+    tier_set                               tiers_;
+    embedding_table                        embedding_;
+    std::vector<std::string>               stored_keys_;
+    stored_settings                        stored_;
+    std::vector<expert_id>                 most_used_;
+    std::string                            architecture_;
+    uint32_t                               n_experts_used_ = 0;
+    uint32_t                               n_tiers_        = 0;
+    uint64_t                               model_bytes_    = 0;
 };
 
 } // namespace hobbit

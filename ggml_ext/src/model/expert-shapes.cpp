@@ -6,13 +6,13 @@
 
 namespace hobbit {
 
-std::vector<expert_matrix> distinct_matrices(const expert_index & index, uint32_t tier) {
+std::vector<expert_matrix> distinct_matrices(const expert_index & index, term_id term) {
     std::vector<expert_matrix> found;
-    for (uint32_t layer = 0; layer < index.n_layers(); layer++) {
+    for (layer_id layer = 0; layer < index.n_layers(); layer++) {
         const layer_shape & shape = index.layer(layer);
-        for (uint32_t part = 0; part < PART_COUNT; part++) {
-            for (uint32_t e = 0; (shape.parts & part_bit(part)) && e < shape.n_experts; e++) {
-                const expert_matrix matrix = { part, index.locate(tier, layer, part, e).type, shape.shapes[part] };
+        for (const part_id part : shape.parts) {
+            for (uint32_t e = 0; e < shape.n_experts; e++) {
+                const expert_matrix matrix = { part, index.locate(term, layer, part, e).type, shape.shapes[part] };
                 if (std::find(found.begin(), found.end(), matrix) == found.end()) {
                     found.push_back(matrix);
                 }
@@ -30,29 +30,27 @@ size_t expert_shape::bytes() const {
 double expert_shape::down() const {
     const size_t of_down =
         std::accumulate(matrices.begin(), matrices.end(), size_t(0), [](size_t sum, const expert_matrix & m) {
-            return sum + (m.part == PART_DOWN ? m.bytes() : 0);
+            return sum + (m.part == part_id::down ? m.bytes() : 0);
         });
     return double(of_down) / double(bytes());
 }
 
-expert_shape expert_shapes::describe(const expert_index & index, expert_id id, uint32_t tier) {
+expert_shape expert_shapes::describe(const expert_index & index, expert_id id, tier_id tier) {
     const layer_shape & layer = index.layer(id.layer);
     expert_shape        kind;
-    for (const uint32_t term : index.terms(tier)) {
-        for (uint32_t part = 0; part < PART_COUNT; part++) {
-            if (layer.parts & part_bit(part)) {
-                const ggml_type type = index.locate(term, id.layer, part, id.expert).type;
-                kind.matrices.push_back({ part, type, layer.shapes[part] });
-            }
+    for (const term_id term : index.terms(tier)) {
+        for (const part_id part : layer.parts) {
+            const ggml_type type = index.locate(term, id.layer, part, id.expert).type;
+            kind.matrices.push_back({ part, type, layer.shapes[part] });
         }
     }
     return kind;
 }
 
 expert_shapes::expert_shapes(const expert_index & index) : n_experts_(index.n_experts()) {
-    for (uint32_t tier = 0; tier < index.n_tiers(); tier++) {
+    for (const tier_id tier : index.tiers()) {
         numbers_[tier].resize(index.n_layers() * n_experts_);
-        for (uint32_t layer = 0; layer < index.n_layers(); layer++) {
+        for (layer_id layer = 0; layer < index.n_layers(); layer++) {
             for (uint32_t e = 0; e < index.layer(layer).n_experts; e++) {
                 const expert_shape kind    = describe(index, { layer, e }, tier);
                 const auto         is_same = [&](const expert_shape & k) { return k.matrices == kind.matrices; };

@@ -12,7 +12,7 @@ namespace hobbit {
 
 // What a matrix of an expert is, or one of a term that the expert is the sum of.
 struct expert_matrix {
-    uint32_t     part;
+    part_id      part;
     ggml_type    type;
     matrix_shape shape;
 
@@ -24,7 +24,7 @@ struct expert_matrix {
 };
 
 // The different ones of a tier.
-std::vector<expert_matrix> distinct_matrices(const expert_index & index, uint32_t tier);
+std::vector<expert_matrix> distinct_matrices(const expert_index & index, term_id term);
 
 // Experts that are alike: in one precision, with matrices of one type and shape.
 struct expert_shape {
@@ -41,14 +41,14 @@ class expert_shapes {
 
     const std::vector<expert_shape> & all() const { return kinds_; }
 
-    uint32_t of(expert_id id, uint32_t tier) const { return numbers_[tier][size_t(id.layer) * n_experts_ + id.expert]; }
+    uint32_t of(expert_id id, tier_id tier) const { return numbers_[tier][size_t(id.layer) * n_experts_ + id.expert]; }
 
   private:
-    static expert_shape describe(const expert_index & index, expert_id id, uint32_t tier);
+    static expert_shape describe(const expert_index & index, expert_id id, tier_id tier);
 
-    const uint32_t                                n_experts_;
-    std::vector<expert_shape>                     kinds_;
-    std::array<std::vector<uint32_t>, TIER_COUNT> numbers_; // [tier][layer * n_experts + expert]
+    const uint32_t                  n_experts_;
+    std::vector<expert_shape>       kinds_;
+    per_tier<std::vector<uint32_t>> numbers_; // [tier][layer * n_experts + expert]
 };
 
 } // namespace hobbit

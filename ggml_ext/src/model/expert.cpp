@@ -3,14 +3,14 @@
 
 namespace hobbit {
 
-const char * tier_name(uint32_t tier) {
-    return tier == TIER_HIGH ? "high" : "low";
+const char * tier_name(tier_id tier) {
+    return tier == tier_id::high ? "high" : "low";
 }
 
-const std::vector<uint32_t> & terms_of(uint32_t tier, bool high_is_residual) {
-    static const std::vector<uint32_t> complete[TIER_COUNT] = { { TIER_HIGH }, { TIER_LOW } };
-    static const std::vector<uint32_t> sum                  = { TIER_LOW, TIER_HIGH };
-    return high_is_residual && tier == TIER_HIGH ? sum : complete[tier];
+const std::vector<term_id> & terms_of(tier_id tier, bool high_is_residual) {
+    static const per_tier<std::vector<term_id>> complete = { { { { term_id::high }, { term_id::low } } } };
+    static const std::vector<term_id>           sum      = { term_id::low, term_id::high };
+    return high_is_residual && tier == tier_id::high ? sum : complete[tier];
 }
 
 } // namespace hobbit

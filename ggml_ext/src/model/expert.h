@@ -1,37 +1,126 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include "base/id-array.h"
 #include "ggml.h"
 
+#include <array>
 #include <cstdint>
 #include <vector>
 
-// The nouns of the code base: an expert, its matrices (parts), its versions (tiers) and where a matrix lies in a file.
+// The nouns of the code base: an expert, its matrices (parts), its versions (tiers), and where a matrix lies in a file.
+// Each has a type of its own, so that mixing them up does not compile.
 
 namespace hobbit {
 
+// A layer with routed experts; layers are numbered from 0 without gaps. A literal is a layer, and a layer is an index
+// of arrays; any other number has to be made one.
+class layer_id {
+  public:
+    constexpr layer_id(int number = 0) : number_(uint32_t(number)) {}
+    constexpr explicit layer_id(uint32_t number) : number_(number) {}
+    constexpr explicit layer_id(size_t number) : number_(uint32_t(number)) {}
+
+    constexpr operator uint32_t() const { return number_; }
+
+    layer_id operator++(int) { return layer_id(number_++); }
+
+  private:
+    uint32_t number_;
+};
+
 struct expert_id {
-    uint32_t layer;
+    layer_id layer;
     uint32_t expert;
 
     bool operator==(const expert_id & other) const { return layer == other.layer && expert == other.expert; }
 };
 
 // The weight matrices of one expert. A layer has either gate (optional) and up, or both fused in gate_up; and down.
-enum expert_part : uint32_t { PART_GATE, PART_UP, PART_GATE_UP, PART_DOWN, PART_COUNT };
+enum class part_id : uint32_t { gate, up, gate_up, down };
 
-// Versions of the experts.
-enum tier : uint32_t { TIER_HIGH, TIER_LOW, TIER_COUNT };
+template <typename T>
+using per_part = id_array<part_id, T, 4>;
 
-constexpr uint32_t part_bit(uint32_t part) {
-    return 1u << part;
+// A set of parts, which a loop over it visits in their order.
+class part_set {
+  public:
+    constexpr part_set() = default;
+
+    constexpr part_set(part_id part) : bits_(1u << uint32_t(part)) {}
+
+    static constexpr part_set all() { return part_set((1u << 4) - 1); }
+
+    constexpr explicit operator bool() const { return bits_ != 0; } // whether there are any
+
+    constexpr bool has(part_set parts) const { return (bits_ & parts.bits_) == parts.bits_; } // all of them
+
+    constexpr bool operator==(part_set o) const { return bits_ == o.bits_; }
+    constexpr bool operator!=(part_set o) const { return bits_ != o.bits_; }
+
+    friend constexpr part_set operator|(part_set a, part_set b) { return part_set(a.bits_ | b.bits_); }
+    friend constexpr part_set operator&(part_set a, part_set b) { return part_set(a.bits_ & b.bits_); }
+    friend constexpr part_set operator-(part_set a, part_set b) { return part_set(a.bits_ & ~b.bits_); }
+
+    part_set & operator|=(part_set o) { return *this = *this | o; }
+    part_set & operator-=(part_set o) { return *this = *this - o; }
+
+    struct iterator {
+        uint32_t left;
+
+        part_id operator*() const { return part_id(__builtin_ctz(left)); }
+        void    operator++() { left &= left - 1; }
+        bool    operator!=(iterator o) const { return left != o.left; }
+    };
+
+    iterator begin() const { return { bits_ }; }
+    iterator end() const { return { 0 }; }
+
+  private:
+    constexpr explicit part_set(uint32_t bits) : bits_(bits) {}
+
+    uint32_t bits_ = 0;
+};
+
+constexpr part_set operator|(part_id a, part_id b) {
+    return part_set(a) | part_set(b);
 }
 
-const char * tier_name(uint32_t tier); // "high"
+// Versions of the experts.
+enum class tier_id : uint32_t { high, low };
 
-// The tiers whose matrices make up an expert of the tier, in the order in which their products are added: the tier
-// itself, or the low one and then the residual.
-const std::vector<uint32_t> & terms_of(uint32_t tier, bool high_is_residual);
+constexpr std::array<tier_id, 2> TIERS = { tier_id::high, tier_id::low };
+
+template <typename T>
+using per_tier = id_array<tier_id, T, TIERS.size()>;
+
+// What a file has of a tier, and what the slots of its pool hold: the tier's experts, or residuals. An expert in a tier
+// is the sum of one or more terms.
+enum class term_id : uint32_t { high, low };
+
+constexpr std::array<term_id, 2> TERMS = { term_id::high, term_id::low };
+
+template <typename T>
+using per_term = id_array<term_id, T, TERMS.size()>;
+
+// The tier whose experts end with this term.
+constexpr tier_id tier_of(term_id term) {
+    return tier_id(term);
+}
+
+const char * tier_name(tier_id tier); // "high"
+
+// The terms of an expert in the tier, in the order in which their products are added: that of the tier itself, or the
+// low one and then the residual.
+const std::vector<term_id> & terms_of(tier_id tier, bool high_is_residual);
+
+// How an expert serves a selection, from worst to best.
+enum class precision { skip, low, high };
+
+// REQUIRES: not skip
+constexpr tier_id tier_of(precision p) {
+    return p == precision::high ? tier_id::high : tier_id::low;
+}
 
 // One expert's matrix in a file.
 struct part_location {
@@ -48,8 +137,8 @@ struct matrix_shape {
 
 // What a routed expert tensor of a ggml graph stands for. The cache's buffer type keeps it in the tensor's `extra`.
 struct expert_tensor {
-    uint32_t layer = 0;
-    uint32_t part  = PART_COUNT;
+    layer_id layer;
+    part_id  part = {};
 };
 
 } // namespace hobbit

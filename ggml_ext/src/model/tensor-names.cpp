@@ -9,10 +9,10 @@
 
 namespace hobbit {
 
-static const char * const PART_NAMES[PART_COUNT] = { "ffn_gate_exps", "ffn_up_exps", "ffn_gate_up_exps",
-                                                     "ffn_down_exps" };
+static const per_part<const char *> PART_NAMES = { { "ffn_gate_exps", "ffn_up_exps", "ffn_gate_up_exps",
+                                                     "ffn_down_exps" } };
 
-const char * part_name(uint32_t part) {
+const char * part_name(part_id part) {
     return PART_NAMES[part];
 }
 
@@ -22,11 +22,12 @@ bool parse_tensor_name(const std::string & name, tensor_name & out) {
     if (name.size() >= 64 || sscanf(name.c_str(), "blk.%u.%63[^.].%63s", &out.block, part, rest) != 3) {
         return false;
     }
-    out.part = std::find_if(PART_NAMES, PART_NAMES + PART_COUNT, [&](const char * p) { return strcmp(p, part) == 0; }) -
-               PART_NAMES;
-    if (out.part == PART_COUNT) {
+    const auto found =
+        std::find_if(PART_NAMES.begin(), PART_NAMES.end(), [&](const char * p) { return strcmp(p, part) == 0; });
+    if (found == PART_NAMES.end()) {
         return false;
     }
+    out.part      = part_id(found - PART_NAMES.begin());
     char tier[64] = "";
     out.tier.clear();
     if (sscanf(rest, "%63[^.].%u.weight", tier, &out.group) == 2) {

@@ -11,13 +11,13 @@ namespace hobbit {
 // The name of a routed expert tensor: blk.N.PART.weight, or blk.N.PART.TIER.GROUP.weight for one of a further tier.
 struct tensor_name {
     uint32_t    block = 0;
-    uint32_t    part  = PART_COUNT;
+    part_id     part  = {};
     std::string tier; // empty under llama.cpp's own names
     uint32_t    group = 0;
 };
 
 // As in llama.cpp's tensor names: "ffn_gate_exps".
-const char * part_name(uint32_t part);
+const char * part_name(part_id part);
 
 // False for every other name; `out` is then undefined.
 bool parse_tensor_name(const std::string & name, tensor_name & out);

@@ -10,36 +10,36 @@ static constexpr double COUNTED = 512.0; // misses
 static constexpr double FEW     = 16.0;  // decided ones, which prove nothing
 
 bool bypass_estimate::is_within_share(const std::vector<use> & uses) const {
-    std::array<size_t, TIER_COUNT> n_terms = {};
+    per_term<size_t> n_terms = {};
     for (const use & u : uses) {
-        for (const uint32_t term : pools_.terms(u.expert.tier)) {
+        for (const term_id term : pools_.terms(u.expert.tier)) {
             n_terms[term]++;
         }
     }
-    const auto fits = [&](uint32_t tier) {
-        return n_terms[tier] == 0 || n_terms[tier] * layers_.size() <= pools_.set(tier).n_slots();
+    const auto fits = [&](term_id term) {
+        return n_terms[term] == 0 || n_terms[term] * layers_.size() <= pools_.set(term).n_slots();
     };
-    return fits(TIER_HIGH) && fits(TIER_LOW);
+    return std::all_of(TERMS.begin(), TERMS.end(), fits);
 }
 
 // What is there in part would be missed anyway.
 void bypass_estimate::follow_anew() {
     without_.emplace(pools_);
     without_->drop_marks();
-    for (uint32_t tier = 0; tier < TIER_COUNT; tier++) {
-        if (!pools_.has(tier)) {
+    for (const term_id term : TERMS) {
+        if (!pools_.has(term)) {
             continue;
         }
-        for (const expert_id & id : pools_.set(tier).residents()) {
-            if (pools_.set(tier).is_in_part(id) && without_->set(tier).contains(id)) {
-                without_->erase_term(id, tier, evicted_);
+        for (const expert_id & id : pools_.set(term).residents()) {
+            if (pools_.set(term).is_in_part(id) && without_->set(term).contains(id)) {
+                without_->erase_term(id, term, evicted_);
             }
         }
     }
     evicted_.clear();
 }
 
-void bypass_estimate::begin_layer(uint32_t layer, const std::vector<use> & uses) {
+void bypass_estimate::begin_layer(layer_id layer, const std::vector<use> & uses) {
     layers_.insert(layer);
     if (!is_within_share(uses)) {
         without_.reset();
@@ -53,13 +53,13 @@ void bypass_estimate::begin_layer(uint32_t layer, const std::vector<use> & uses)
     std::for_each(uses.begin(), uses.end(), [&](const use & u) { count(u); });
     hold(layer, uses);
     n_further_ = std::clamp(n_further_, -n_decided_, n_decided_);
-    ahead_.erase(ahead_.lower_bound({ layer, 0, 0 }), ahead_.lower_bound({ layer + 1, 0, 0 }));
+    ahead_.erase(ahead_.lower_bound({ layer, {}, 0 }), ahead_.lower_bound({ layer_id(layer + 1), {}, 0 }));
 }
 
 void bypass_estimate::count(const use & u) {
     const auto & terms    = pools_.terms(u.expert.tier);
     const bool   is_there = without_->contains(u.expert.id, u.expert.tier);
-    const auto   is_ahead = [&](uint32_t term) { return ahead_.count(key({ u.expert.id, term })) > 0; };
+    const auto   is_ahead = [&](term_id term) { return ahead_.count(key(expert_term{ u.expert.id, term })) > 0; };
     if (u.is_missed) {
         n_further_ -= n_further_ / COUNTED;
         n_decided_ -= n_decided_ / COUNTED;
@@ -71,7 +71,7 @@ void bypass_estimate::count(const use & u) {
 }
 
 // All of them: there is room.
-void bypass_estimate::hold(uint32_t layer, const std::vector<use> & uses) {
+void bypass_estimate::hold(layer_id layer, const std::vector<use> & uses) {
     for (const auto & [expert, is_missed] : uses) {
         without_->insert(expert.id, expert.tier, layer, evicted_);
         without_->pin(expert.id, expert.tier);
@@ -89,11 +89,11 @@ void bypass_estimate::bypassed(const tier_expert & e) {
     }
 }
 
-void bypass_estimate::prefetched(const tier_expert & term, uint32_t running) {
-    if (!without_ || without_->set(term.tier).contains(term.id)) {
+void bypass_estimate::prefetched(const expert_term & term, layer_id running) {
+    if (!without_ || without_->set(term.term).contains(term.id)) {
         return;
     }
-    if (without_->insert_term(term.id, term.tier, running, resident_set::pressure::polite, evicted_)) {
+    if (without_->insert_term(term.id, term.term, running, resident_set::pressure::polite, evicted_)) {
         ahead_.insert(key(term));
     }
     decide_evicted();
@@ -104,7 +104,7 @@ void bypass_estimate::decide(const tier_expert & e) {
 }
 
 void bypass_estimate::decide_evicted() {
-    std::for_each(evicted_.begin(), evicted_.end(), [&](const tier_expert & e) { decide(e); });
+    std::for_each(evicted_.begin(), evicted_.end(), [&](const expert_term & e) { decide({ e.id, tier_of(e.term) }); });
     evicted_.clear();
 }
 

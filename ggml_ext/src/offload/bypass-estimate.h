@@ -32,35 +32,37 @@ class bypass_estimate {
     explicit bypass_estimate(const resident_tiers & pools) : pools_(pools) {}
 
     // A layer has chosen these. The policy has heard of it.
-    void begin_layer(uint32_t layer, const std::vector<use> & uses);
+    void begin_layer(layer_id layer, const std::vector<use> & uses);
 
     // One of those missed bypasses the pools.
     void bypassed(const tier_expert & e);
 
     // A term was prefetched while layer `running` ran: where it comes too late, that is no bypass's fault.
-    void prefetched(const tier_expert & term, uint32_t running);
+    void prefetched(const expert_term & term, layer_id running);
 
     // Of each that bypasses the pools in this layer; from 0, where it does no harm, to 1. 0 as long as little is known.
     double further_misses() const;
 
   private:
-    using expert_key = std::tuple<uint32_t, uint32_t, uint32_t>; // by layer
+    using tier_key = std::tuple<layer_id, tier_id, uint32_t>; // by layer
+    using term_key = std::tuple<layer_id, term_id, uint32_t>;
 
-    static expert_key key(const tier_expert & e) { return { e.id.layer, e.tier, e.id.expert }; }
+    static tier_key key(const tier_expert & e) { return { e.id.layer, e.tier, e.id.expert }; }
+    static term_key key(const expert_term & e) { return { e.id.layer, e.term, e.id.expert }; }
 
     bool is_within_share(const std::vector<use> & uses) const;
     void follow_anew();
     void count(const use & u);
-    void hold(uint32_t layer, const std::vector<use> & uses);
+    void hold(layer_id layer, const std::vector<use> & uses);
     void decide(const tier_expert & e);
     void decide_evicted();
 
     const resident_tiers &        pools_;
-    std::set<uint32_t>            layers_;    // that use them
+    std::set<layer_id>            layers_;    // that use them
     std::optional<resident_tiers> without_;   // what they would hold
-    std::set<expert_key>          undecided_; // those that bypassed the pools, and have not been used since
-    std::set<expert_key>          ahead_;     // terms that are in without_ for having been prefetched alone
-    std::vector<tier_expert>      evicted_;   // from without_, since the last decisions
+    std::set<tier_key>            undecided_; // those that bypassed the pools, and have not been used since
+    std::set<term_key>            ahead_;     // terms that are in without_ for having been prefetched alone
+    std::vector<expert_term>      evicted_;   // from without_, since the last decisions
     double                        n_further_ = 0.0;
     double                        n_decided_ = 0.0;
 };

@@ -20,7 +20,7 @@ cpu_share::cpu_share(const expert_index & index, expert_cache & cache, expert_ca
     begun_{ cpu_rows(index, host, inputs_) },
     whole_{ cpu_rows(index, host, inputs_) } {
     cache_.set_prefetch_listener(
-        [this](const tier_expert & term, uint32_t running) { bypasses_.prefetched(term, running); });
+        [this](const expert_term & term, layer_id running) { bypasses_.prefetched(term, running); });
 }
 
 cpu_share::~cpu_share() {
@@ -28,7 +28,7 @@ cpu_share::~cpu_share() {
 }
 
 void cpu_share::begin_layer(const layer_routing & routing, const layer_plan & plan, inner_graph & device) {
-    const uint32_t parts = index_.layer(routing.layer).parts;
+    const part_set parts = index_.layer(routing.layer).parts;
     routing_             = &routing;
     plan_                = &plan;
     work_.clear();
@@ -55,7 +55,7 @@ void cpu_share::begin_layer(const layer_routing & routing, const layer_plan & pl
 
 bool cpu_share::pin(const planned_use & use) {
     const auto & terms = index_.terms(use.tier);
-    return std::all_of(terms.begin(), terms.end(), [&](uint32_t term) { return host_.n_slots(term) > 0; }) &&
+    return std::all_of(terms.begin(), terms.end(), [&](term_id term) { return host_.n_slots(term) > 0; }) &&
            host_.acquire(use.id, use.tier);
 }
 
@@ -67,7 +67,7 @@ void cpu_share::place_otherwise(const planned_use & use, computed_by by) {
 // Number of the node that is the last product, or of the section's end.
 static int find_down(const layer_section & section) {
     const auto is_down = [](const ggml_tensor * node) {
-        return node->op == GGML_OP_MUL_MAT_ID && !is_noop(node) && expert_of(node).part == PART_DOWN;
+        return node->op == GGML_OP_MUL_MAT_ID && !is_noop(node) && expert_of(node).part == part_id::down;
     };
     int i = section.first;
     while (i < section.end && !is_down(ggml_graph_node(section.graph, i))) {
@@ -76,10 +76,10 @@ static int find_down(const layer_section & section) {
     return i;
 }
 
-void cpu_share::begin_section(const layer_section & section, uint32_t parts) {
+void cpu_share::begin_section(const layer_section & section, part_set parts) {
     const bool     can_share = cpu_rows::can_share(section, *routing_);
-    const uint32_t before    = parts & ~part_bit(PART_DOWN);
-    const bool     can_split = before != 0 && before != parts;
+    const part_set before    = parts - part_id::down;
+    const bool     can_split = before && before != parts;
     for (const planned_use & use : plan_->uses) {
         if (is_split(use) && !can_split) {
             place_otherwise(use, computed_by::cpu);
@@ -106,7 +106,7 @@ void cpu_share::begin_section(const layer_section & section, uint32_t parts) {
     begin_rows(whole_, section, section.end, parts);
 }
 
-void cpu_share::begin_rows(rows_in_hand & some, const layer_section & section, int end, uint32_t parts) {
+void cpu_share::begin_rows(rows_in_hand & some, const layer_section & section, int end, part_set parts) {
     const auto start = clock::now();
     some.parts       = parts;
     some.has_rows    = !some.pinned.empty();

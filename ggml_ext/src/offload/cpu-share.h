@@ -41,16 +41,16 @@ class cpu_share {
     void begin_layer(const layer_routing & routing, const layer_plan & plan, inner_graph & device);
 
     // Whether the CPU computes those parts of the plan's use.
-    bool computes(const planned_use & use, uint32_t parts) const {
+    bool computes(const planned_use & use, part_set parts) const {
         const computed_by by = placed(use);
-        return by == computed_by::cpu || (by == computed_by::split && !(parts & part_bit(PART_DOWN)));
+        return by == computed_by::cpu || (by == computed_by::split && !(parts & part_id::down));
     }
 
     bool is_split(const planned_use & use) const { return placed(use) == computed_by::split; }
 
     // Pins in host memory what the CPU computes, asks for those of `parts` that are missing there, and copies what the
     // section reads. REQUIRES: the device has computed that.
-    void begin_section(const layer_section & section, uint32_t parts);
+    void begin_section(const layer_section & section, part_set parts);
 
     // Whether there are rows of the section that the CPU computes, in part or whole, or those that it begins.
     bool has_rows() const { return begun_.has_rows || whole_.has_rows; }
@@ -90,7 +90,7 @@ class cpu_share {
     // Of the section in hand.
     struct rows_in_hand {
         cpu_rows                         rows;
-        uint32_t                         parts    = 0;
+        part_set                         parts    = {};
         bool                             has_rows = false; // to bring to the device
         std::vector<const planned_use *> pinned   = {};    // in host memory, until the section ends
 
@@ -101,7 +101,7 @@ class cpu_share {
     computed_by   placed(const planned_use & use) const { return placement_.by[size_t(&use - plan_->uses.data())]; }
 
     bool   pin(const planned_use & use);
-    void   begin_rows(rows_in_hand & some, const layer_section & section, int end, uint32_t parts);
+    void   begin_rows(rows_in_hand & some, const layer_section & section, int end, part_set parts);
     status compute_next(rows_in_hand & some, inner_graph & cpu);
     status bring_rows(rows_in_hand & some, inner_graph & device);
     void   release();

@@ -9,16 +9,16 @@ namespace hobbit {
 
 static precision decide_one(double score, const score_thresholds & thresholds) {
     if (score <= thresholds.t1) {
-        return PRECISION_HIGH;
+        return precision::high;
     }
     // the sum may be rounded to a score above 1
-    return thresholds.t2 >= 1.0 || score <= thresholds.t2 ? PRECISION_LOW : PRECISION_SKIP;
+    return thresholds.t2 >= 1.0 || score <= thresholds.t2 ? precision::low : precision::skip;
 }
 
 void score_experts(const float * weights, size_t n, const score_thresholds & thresholds, precision * out) {
     const double sum = std::accumulate(weights, weights + n, 0.0);
     if (thresholds.all_high() || !(sum > 0.0) || !std::isfinite(sum)) {
-        std::fill(out, out + n, PRECISION_HIGH);
+        std::fill(out, out + n, precision::high);
         return;
     }
 
@@ -29,7 +29,7 @@ void score_experts(const float * weights, size_t n, const score_thresholds & thr
     double score = 0.0;
     for (size_t rank = 0; rank < n; rank++) {
         const size_t i  = order[rank];
-        out[i]          = rank == 0 ? PRECISION_HIGH : decide_one(score, thresholds);
+        out[i]          = rank == 0 ? precision::high : decide_one(score, thresholds);
         score          += weights[i] / sum;
     }
 }
@@ -40,7 +40,7 @@ class gate_rule : public precision_rule {
   public:
     std::vector<precision> decide(const rule_input & in) override {
         const layer_routing &  routing = in.routing;
-        std::vector<precision> out(routing.experts.size(), PRECISION_HIGH);
+        std::vector<precision> out(routing.experts.size(), precision::high);
         for (int64_t t = 0; t < routing.n_tokens && !routing.weights.empty(); t++) {
             const int64_t first = t * routing.n_used;
             score_experts(&routing.weights[first], routing.n_used, in.thresholds[t], &out[first]);

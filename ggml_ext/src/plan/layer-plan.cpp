@@ -11,10 +11,10 @@ namespace hobbit {
 
 // The best version among what the rule gives and what is resident.
 static precision serve(precision given, expert_id id, const rule_input & in) {
-    if (given == PRECISION_HIGH || in.is_resident(id, TIER_HIGH)) {
-        return PRECISION_HIGH;
+    if (given == precision::high || in.is_resident(id, tier_id::high)) {
+        return precision::high;
     }
-    return in.has_low && in.is_resident(id, TIER_LOW) ? PRECISION_LOW : given;
+    return in.has_low && in.is_resident(id, tier_id::low) ? precision::low : given;
 }
 
 // An expert serves the whole batch in one precision.
@@ -22,7 +22,7 @@ static void unite(const rule_input & in, std::vector<precision> & precisions) {
     const layer_routing &        routing = in.routing;
     std::map<int32_t, precision> best; // [expert]
     for (size_t i = 0; i < routing.experts.size(); i++) {
-        precision & b = best.emplace(routing.experts[i], PRECISION_SKIP).first->second;
+        precision & b = best.emplace(routing.experts[i], precision::skip).first->second;
         b             = std::max(b, precisions[i]);
     }
     for (auto & [expert, given] : best) {
@@ -38,22 +38,22 @@ layer_plan plan_layer(precision_rule & rule, const rule_input & in, bool strict)
     layer_plan            plan;
     plan.precisions = rule.decide(in);
     if (!in.has_low) {
-        std::replace(plan.precisions.begin(), plan.precisions.end(), PRECISION_LOW, PRECISION_HIGH);
+        std::replace(plan.precisions.begin(), plan.precisions.end(), precision::low, precision::high);
     }
     if (!strict) {
         unite(in, plan.precisions);
     }
 
-    std::map<std::pair<int32_t, uint32_t>, planned_use> uses;
+    std::map<std::pair<int32_t, tier_id>, planned_use> uses;
     for (size_t i = 0; i < routing.experts.size(); i++) {
-        if (plan.precisions[i] == PRECISION_SKIP) {
+        if (plan.precisions[i] == precision::skip) {
             plan.skipped.push_back(int32_t(i));
             continue;
         }
-        const uint32_t tier = plan.precisions[i] == PRECISION_HIGH ? TIER_HIGH : TIER_LOW;
-        planned_use &  use  = uses[{ routing.experts[i], tier }];
-        use.id              = { routing.layer, uint32_t(routing.experts[i]) };
-        use.tier            = tier;
+        const tier_id tier = tier_of(plan.precisions[i]);
+        planned_use & use  = uses[{ routing.experts[i], tier }];
+        use.id             = { routing.layer, uint32_t(routing.experts[i]) };
+        use.tier           = tier;
         use.selections.push_back(int32_t(i));
     }
     for (auto & entry : uses) {

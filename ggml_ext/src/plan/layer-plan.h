@@ -13,7 +13,7 @@ namespace hobbit {
 // An expert in one precision and the selections that it serves.
 struct planned_use {
     expert_id            id;
-    uint32_t             tier;
+    tier_id              tier;
     std::vector<int32_t> selections;
 };
 

@@ -4,7 +4,6 @@
 #include "plan/layer-plan.h"
 #include "policy/cache-policy.h"
 
-#include <array>
 #include <cstdint>
 #include <functional>
 #include <vector>
@@ -13,10 +12,10 @@ namespace hobbit {
 
 // What a step counts, before anything is loaded.
 struct step_counts {
-    std::array<uint64_t, TIER_COUNT> selections = {}; // [tier] that serves them
-    std::array<uint64_t, TIER_COUNT> uses       = {}; // of an expert, by any number of selections
-    std::array<uint64_t, TIER_COUNT> misses     = {}; // of the uses
-    uint64_t                         skipped    = 0;  // selections
+    per_tier<uint64_t> selections = {}; // [tier] that serves them
+    per_tier<uint64_t> uses       = {}; // of an expert, by any number of selections
+    per_tier<uint64_t> misses     = {}; // of the uses
+    uint64_t           skipped    = 0;  // selections
 };
 
 // What the engine and the simulator both do for one layer and batch before any expert is loaded: the rule plans, the

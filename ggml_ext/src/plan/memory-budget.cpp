@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "plan/memory-budget.h"
 
-#include "model/expert-index.h"
-
 #include <algorithm>
 #include <numeric>
 
@@ -11,7 +9,7 @@ namespace hobbit {
 static constexpr uint64_t MiB = 1024 * 1024;
 
 bool uses_low(const budget & b, const pool_demand & demand) {
-    return demand.slot_size[TIER_LOW] > 0 && (b.t1 < 1.0 || demand.high_is_residual);
+    return demand.slot_size[term_id::low] > 0 && (b.t1 < 1.0 || demand.high_is_residual);
 }
 
 // Thread stacks, the compute backend's work area and what the allocators keep: so much, and a hundredth of the budget.
@@ -19,7 +17,7 @@ static constexpr uint64_t SLACK = 32 * MiB;
 
 static uint64_t smallest_pools(const budget & b, const pool_demand & d) {
     const uint64_t n = std::min(d.n_used, d.n_experts);
-    return n * d.slot_size[TIER_HIGH] + (uses_low(b, d) ? n * d.slot_size[TIER_LOW] : 0);
+    return n * d.slot_size[term_id::high] + (uses_low(b, d) ? n * d.slot_size[term_id::low] : 0);
 }
 
 static status budget_too_small(const budget & b, uint64_t needed) {
@@ -125,14 +123,14 @@ static double low_share(const budget & b, const pool_demand & d) {
         return b.low_share;
     }
     const double n_low = (d.high_is_residual ? 1.0 : 0.0) + 1.0 - b.t1;
-    const double low   = n_low * double(d.slot_size[TIER_LOW]);
-    return low / (low + double(d.slot_size[TIER_HIGH]));
+    const double low   = n_low * double(d.slot_size[term_id::low]);
+    return low / (low + double(d.slot_size[term_id::high]));
 }
 
 // Low slots within [at_least, most]; where a residual needs one, no fewer than there can be residuals.
 static uint64_t low_slots(const budget & b, const pool_demand & d, uint64_t bytes, uint64_t at_least, uint64_t most) {
-    const uint64_t shared  = uint64_t(double(bytes) * low_share(b, d)) / d.slot_size[TIER_LOW];
-    const uint64_t n_pairs = bytes / (d.slot_size[TIER_LOW] + d.slot_size[TIER_HIGH]);
+    const uint64_t shared  = uint64_t(double(bytes) * low_share(b, d)) / d.slot_size[term_id::low];
+    const uint64_t n_pairs = bytes / (d.slot_size[term_id::low] + d.slot_size[term_id::high]);
     const uint64_t n       = d.high_is_residual ? std::max(shared, n_pairs) : shared;
     return std::min(std::clamp(n, at_least, most), uint64_t(d.n_experts));
 }
@@ -140,14 +138,14 @@ static uint64_t low_slots(const budget & b, const pool_demand & d, uint64_t byte
 // REQUIRES: the smallest pools fit.
 static pool_slots divide(const budget & b, const pool_demand & d, uint64_t bytes) {
     const uint64_t at_least = std::min(d.n_used, d.n_experts);
-    const uint64_t high     = d.slot_size[TIER_HIGH];
+    const uint64_t high     = d.slot_size[term_id::high];
     uint64_t       n_low    = 0;
     if (uses_low(b, d)) {
         const uint64_t most_low =
-            (bytes - at_least * high) / d.slot_size[TIER_LOW]; // leaves the high pool its smallest
+            (bytes - at_least * high) / d.slot_size[term_id::low]; // leaves the high pool its smallest
         n_low = low_slots(b, d, bytes, at_least, most_low);
     }
-    const uint64_t n_high = (bytes - n_low * d.slot_size[TIER_LOW]) / high;
+    const uint64_t n_high = (bytes - n_low * d.slot_size[term_id::low]) / high;
     return { uint32_t(std::min(n_high, d.high_is_residual ? n_low : uint64_t(d.n_experts))), uint32_t(n_low) };
 }
 
@@ -172,7 +170,7 @@ status share_bounds(const budget & b, const std::vector<device_share> & devices,
     for (const device_share & device : devices) {
         const pool_demand & d        = device.demand;
         const uint64_t      smallest = smallest_pools(b, d);
-        const uint64_t      expert   = d.slot_size[TIER_HIGH] + (uses_low(b, d) ? d.slot_size[TIER_LOW] : 0);
+        const uint64_t      expert   = d.slot_size[term_id::high] + (uses_low(b, d) ? d.slot_size[term_id::low] : 0);
         pools.push_back(smallest);
         memory.push_back(d.n_experts > 0 ? least_device_memory(device.rows, smallest) : 0);
         weights.push_back(double(d.n_experts * expert - smallest));

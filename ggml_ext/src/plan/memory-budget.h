@@ -2,15 +2,15 @@
 #pragma once
 
 #include "base/status.h"
+#include "model/expert.h"
 
-#include <array>
 #include <cstdint>
 #include <vector>
 
 namespace hobbit {
 
-using pool_slots = std::array<uint32_t, 2>; // [tier]
-using slot_sizes = std::array<uint64_t, 2>; // [tier]; 0: there is no such tier
+using pool_slots = per_term<uint32_t>;
+using slot_sizes = per_term<uint64_t>; // 0: there is no such term
 
 // The user's bounds on memory, and what divides them between the two pools.
 struct budget {

@@ -12,9 +12,6 @@
 
 namespace hobbit {
 
-// How an expert serves a selection, from worst to best.
-enum precision { PRECISION_SKIP, PRECISION_LOW, PRECISION_HIGH };
-
 // What a token asks of the rule, which says what the numbers mean. With t1 = 1 every rule gives high precision.
 struct score_thresholds {
     double t1 = 1.0;
@@ -25,7 +22,7 @@ struct score_thresholds {
 
 // What a layer's router chose for a batch. A selection is one expert of one token; its number is token * n_used + rank.
 struct layer_routing {
-    uint32_t             layer    = 0;
+    layer_id             layer    = 0;
     int64_t              n_tokens = 0;
     int64_t              n_used   = 0; // experts per token
     std::vector<int32_t> experts;      // [selection]
@@ -33,7 +30,7 @@ struct layer_routing {
 };
 
 // Whether all parts of an expert are resident in a tier.
-using residency = std::function<bool(expert_id id, uint32_t tier)>;
+using residency = std::function<bool(expert_id id, tier_id tier)>;
 
 // What a rule sees of one layer and batch.
 struct rule_input {
@@ -52,7 +49,7 @@ class precision_rule {
   public:
     virtual ~precision_rule() = default;
 
-    // Returns one precision per selection. PRECISION_LOW counts as high where there is no low pool.
+    // Returns one precision per selection. precision::low counts as high where there is no low pool.
     virtual std::vector<precision> decide(const rule_input & in) = 0;
 };
 

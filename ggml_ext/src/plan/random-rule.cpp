@@ -16,7 +16,7 @@ class random_rule : public precision_rule {
         for (size_t i = 0; i < in.routing.experts.size(); i++) {
             const score_thresholds & shares = in.thresholds[i / size_t(in.routing.n_used)];
             const double             u      = uniform(generator_);
-            out.push_back(u < shares.t1 ? PRECISION_HIGH : u < shares.t2 ? PRECISION_LOW : PRECISION_SKIP);
+            out.push_back(u < shares.t1 ? precision::high : u < shares.t2 ? precision::low : precision::skip);
         }
         return out;
     }

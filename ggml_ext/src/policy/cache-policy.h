@@ -15,7 +15,7 @@ namespace hobbit {
 struct expert_usage {
     expert_id id;
     uint32_t  sequence;
-    uint32_t  tier; // that serves them
+    tier_id   tier; // that serves them
     uint32_t  n_tokens;
     double    weight; // sum over the tokens of their normalised gate weight, 0 to n_tokens
 };
@@ -51,7 +51,7 @@ class cache_policy {
 
     // What keeping the expert in the tier's pool is worth while `layer` runs, in no unit: only the order counts.
     // Never called for experts that were not used since the object was made, but for those that were prefetched.
-    virtual double value(expert_id id, uint32_t tier, uint32_t layer) = 0;
+    virtual double value(expert_id id, term_id term, layer_id layer) = 0;
 };
 
 // The policy of that name, or null where there is none: policy_names lists them.

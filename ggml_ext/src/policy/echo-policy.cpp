@@ -39,7 +39,7 @@ class echo_policy : public cache_policy {
     void   begin_sequence(uint32_t sequence) override;
     void   begin_tokens(uint32_t sequence, uint32_t n) override;
     void   on_use(const expert_usage & use) override;
-    double value(expert_id id, uint32_t tier, uint32_t layer) override;
+    double value(expert_id id, term_id term, layer_id layer) override;
 
   private:
     struct sequence {
@@ -61,7 +61,7 @@ class echo_policy : public cache_policy {
     void       count(const expert_usage & use);
     void       look_ahead(const sequence & s);
     double     expected_rate(size_t i) const;
-    double     share(size_t i, uint32_t tier) const;
+    double     share(size_t i, term_id term) const;
 
     std::vector<neighbour> find_alike(const std::vector<float> & scores, uint64_t except) const;
 
@@ -248,7 +248,7 @@ void echo_policy::count(const expert_usage & use) {
     expected_[index(use.id)]  = expected_rate(index(use.id));
     counted_[use.id.layer]    = n_batches_;
     float & low               = low_share_[index(use.id)];
-    low                      += float(low_learning) * ((use.tier == TIER_LOW ? 1.0f : 0.0f) - low);
+    low                      += float(low_learning) * ((use.tier == tier_id::low ? 1.0f : 0.0f) - low);
 }
 
 double echo_policy::expected_rate(size_t i) const {
@@ -260,21 +260,21 @@ double echo_policy::expected_rate(size_t i) const {
 }
 
 // Of the uses that the tier's pool serves.
-double echo_policy::share(size_t i, uint32_t tier) const {
+double echo_policy::share(size_t i, term_id term) const {
     if (high_is_residual_) {
-        return tier == TIER_LOW ? 1 : 1 - low_share_[i];
+        return term == term_id::low ? 1 : 1 - low_share_[i];
     }
-    return tier == TIER_LOW ? low_share_[i] : 1 - (1 - low_worth) * low_share_[i];
+    return term == term_id::low ? low_share_[i] : 1 - (1 - low_worth) * low_share_[i];
 }
 
-double echo_policy::value(expert_id id, uint32_t tier, uint32_t layer) {
+double echo_policy::value(expert_id id, term_id term, layer_id layer) {
     const size_t i    = index(id);
     const double rate = expected_[i];
     double       uses = later_weight_ * rate + later_[i];
     if (id.layer > layer) {
         uses += now_weight_ * rate + now_[i];
     }
-    return uses * share(i, tier);
+    return uses * share(i, term);
 }
 
 } // namespace

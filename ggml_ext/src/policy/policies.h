@@ -11,7 +11,7 @@
 namespace hobbit {
 
 // 1 for the layer that runs, less by 1/n for each layer that comes before it is that layer's turn.
-double layer_nearness(uint32_t layer, uint32_t running, uint32_t n_layers);
+double layer_nearness(layer_id layer, layer_id running, uint32_t n_layers);
 
 //
 // Baselines; their counts run over all sequences and are never reset

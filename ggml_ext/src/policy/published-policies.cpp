@@ -26,7 +26,7 @@ class hobbit_policy : public sequence_policy {
   public:
     explicit hobbit_policy(const policy_options & options) : sequence_policy(options), w_(options.weights) {}
 
-    double value(expert_id id, uint32_t, uint32_t layer) override {
+    double value(expert_id id, term_id, layer_id layer) override {
         const double used = records_.largest(id, [&](const usage_record & r, uint32_t n_tokens, uint64_t) {
             return (w_[0] * r.last_token + w_[1] * r.n_uses + w_[2] * r.n_high_uses) / std::max(n_tokens, 1u);
         });
@@ -41,7 +41,7 @@ class moe_infinity_policy : public sequence_policy {
   public:
     using sequence_policy::sequence_policy;
 
-    double value(expert_id id, uint32_t, uint32_t) override {
+    double value(expert_id id, term_id, layer_id) override {
         constexpr double epsilon = 1e-4;
         const double     share   = records_.largest(id, [](const usage_record & r, uint32_t, uint64_t layer_uses) {
             return double(r.n_uses) / double(std::max<uint64_t>(layer_uses, 1));
@@ -58,9 +58,9 @@ class edgemoe_policy : public cache_policy {
     void begin_tokens(uint32_t, uint32_t) override {}
     void on_use(const expert_usage & use) override { uses_->on_use(use); }
 
-    double value(expert_id id, uint32_t tier, uint32_t layer) override {
+    double value(expert_id id, term_id term, layer_id layer) override {
         const uint32_t ahead = 1 + (id.layer + 2 * n_layers_ - layer - 1) % n_layers_;
-        return uses_->value(id, tier, layer) / ahead;
+        return uses_->value(id, term, layer) / ahead;
     }
 
   private:

@@ -17,7 +17,7 @@ class counting_policy : public cache_policy {
     void begin_sequence(uint32_t) override {}
     void begin_tokens(uint32_t, uint32_t) override {}
 
-    double value(expert_id id, uint32_t, uint32_t) override { return double(counts_[index(id)]); }
+    double value(expert_id id, term_id, layer_id) override { return double(counts_[index(id)]); }
 
   protected:
     uint64_t & count(expert_id id) { return counts_[index(id)]; }
@@ -50,7 +50,7 @@ class lhu_policy : public counting_policy {
   public:
     using counting_policy::counting_policy;
 
-    void on_use(const expert_usage & use) override { count(use.id) += use.tier == TIER_HIGH ? use.n_tokens : 0; }
+    void on_use(const expert_usage & use) override { count(use.id) += use.tier == tier_id::high ? use.n_tokens : 0; }
 };
 
 class stateless_policy : public cache_policy {
@@ -64,7 +64,7 @@ class fld_policy : public stateless_policy {
   public:
     explicit fld_policy(const policy_options & options) : n_layers_(options.n_layers) {}
 
-    double value(expert_id id, uint32_t, uint32_t layer) override { return layer_nearness(id.layer, layer, n_layers_); }
+    double value(expert_id id, term_id, layer_id layer) override { return layer_nearness(id.layer, layer, n_layers_); }
 
   private:
     const uint32_t n_layers_;
@@ -74,7 +74,7 @@ class random_policy : public stateless_policy {
   public:
     explicit random_policy(const policy_options & options) : random_(options.seed) {}
 
-    double value(expert_id, uint32_t, uint32_t) override { return double(random_()); }
+    double value(expert_id, term_id, layer_id) override { return double(random_()); }
 
   private:
     std::mt19937_64 random_;
@@ -82,7 +82,7 @@ class random_policy : public stateless_policy {
 
 } // namespace
 
-double layer_nearness(uint32_t layer, uint32_t running, uint32_t n_layers) {
+double layer_nearness(layer_id layer, layer_id running, uint32_t n_layers) {
     return 1.0 - double((layer + n_layers - running) % n_layers) / n_layers;
 }
 

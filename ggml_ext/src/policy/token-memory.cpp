@@ -32,7 +32,7 @@ uint64_t token_memory::add(uint64_t before) {
 }
 
 void token_memory::forget(uint32_t slot) {
-    for (uint32_t layer = 0; layer < n_layers_; layer++) {
+    for (layer_id layer = 0; layer < n_layers_; layer++) {
         const size_t i = size_t(slot) * n_layers_ + layer;
         for (uint32_t rank = 0; rank < n_routes_[i]; rank++) {
             root({ layer, routes_[i * n_used_ + rank] }, slot) = 0;

@@ -52,7 +52,7 @@ class token_memory {
     }
 
   private:
-    size_t    row(uint64_t token, size_t layer) const { return slot(token) * size_t(n_layers_) + layer; }
+    size_t    row(uint64_t token, layer_id layer) const { return slot(token) * size_t(n_layers_) + layer; }
     uint64_t  known(uint64_t token) const { return remembers(token) ? token : none; }
     uint8_t & root(expert_id id, uint32_t slot) {
         return roots_[(size_t(id.layer) * n_experts_ + id.expert) * capacity_ + slot];

@@ -28,7 +28,7 @@ void usage_records::on_use(const expert_usage & use) {
     usage_record & r            = s.records[index(use.id)];
     r.last_token                = s.n_tokens;
     r.n_uses                   += use.n_tokens;
-    r.n_high_uses              += use.tier == TIER_HIGH ? use.n_tokens : 0;
+    r.n_high_uses              += use.tier == tier_id::high ? use.n_tokens : 0;
     s.layer_uses[use.id.layer] += use.n_tokens;
 }
 

@@ -77,7 +77,7 @@ static bool read_bias(const ggml_tensor * tensor, uint32_t n_experts, std::vecto
     return !tensor || (ggml_nelements(tensor) == n_experts && read_floats(tensor, out));
 }
 
-status predictor::set_router(uint32_t layer, const ggml_tensor * weight, const ggml_tensor * bias,
+status predictor::set_router(layer_id layer, const ggml_tensor * weight, const ggml_tensor * bias,
                              const ggml_tensor * selection_bias, hobbit_gating gating) {
     const uint32_t     n_experts = index_.layer(layer).n_experts;
     router             r         = { n_experts, gating, {}, {} };
@@ -145,7 +145,7 @@ bool predictor::reserve(ggml_backend_t backend, size_t size) {
 }
 
 status predictor::multiply(ggml_backend_t backend, const ggml_tensor * router_input, int64_t first, int64_t n_tokens,
-                           uint32_t layer, uint32_t n_layers) {
+                           layer_id layer, uint32_t n_layers) {
     ggml_reset(graph_ctx_);
     const size_t  stride = row_stride(router_input);
     ggml_tensor * weights =
@@ -235,7 +235,7 @@ void predictor::choose(const router & r, const float * outputs, layer_routing & 
     to.weights.insert(to.weights.end(), normalized.begin(), normalized.end());
 }
 
-status predictor::compute(ggml_backend_t backend, const ggml_tensor * router_input, uint32_t layer, uint32_t n_ahead,
+status predictor::compute(ggml_backend_t backend, const ggml_tensor * router_input, layer_id layer, uint32_t n_ahead,
                           int64_t n_used, std::vector<layer_routing> & predictions) {
     GGML_ASSERT(accepts(router_input));
     const int64_t n_tokens = ggml_nrows(router_input);

@@ -33,13 +33,13 @@ class predictor {
 
     // Copies a layer's router; parameters as of hobbit_set_router. A router that cannot be stacked with the first one
     // is left out with a warning: its layer is not predicted. An error means that the copy does not fit into memory.
-    status set_router(uint32_t layer, const ggml_tensor * weight, const ggml_tensor * bias,
+    status set_router(layer_id layer, const ggml_tensor * weight, const ggml_tensor * bias,
                       const ggml_tensor * selection_bias, hobbit_gating gating);
 
     // Of the copy; what predicting takes beside it is some MiB at most.
     size_t bytes() const;
 
-    bool knows(uint32_t layer) const { return routers_[layer].n_experts > 0; }
+    bool knows(layer_id layer) const { return routers_[layer].n_experts > 0; }
 
     // Whether this, a tensor of an outer graph, can be multiplied with the routers: float rows of their width.
     bool accepts(const ggml_tensor * router_input) const;
@@ -47,7 +47,7 @@ class predictor {
     // What the up to n_ahead layers after `layer` are predicted to choose, in their order, up to the first whose router
     // is not known: n_used experts for each row of router_input, best first, with weights of sum 1.
     // REQUIRES: accepts(router_input).
-    status compute(ggml_backend_t backend, const ggml_tensor * router_input, uint32_t layer, uint32_t n_ahead,
+    status compute(ggml_backend_t backend, const ggml_tensor * router_input, layer_id layer, uint32_t n_ahead,
                    int64_t n_used, std::vector<layer_routing> & predictions);
 
   private:
@@ -63,7 +63,7 @@ class predictor {
     bool   allocate_stack(int64_t width);
     bool   reserve(ggml_backend_t backend, size_t size);
     status multiply(ggml_backend_t backend, const ggml_tensor * router_input, int64_t first, int64_t n_tokens,
-                    uint32_t layer, uint32_t n_layers);
+                    layer_id layer, uint32_t n_layers);
 
     const expert_index &             index_;
     const ggml_backend_buffer_type_t buft_;

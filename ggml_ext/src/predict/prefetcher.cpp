@@ -22,14 +22,14 @@ prefetcher::prefetcher(const expert_index & index, const std::vector<layer_place
     rule_(std::move(rule)),
     thresholds_(thresholds),
     batch_(batch),
-    has_low_(places.front().cache->n_slots(TIER_LOW) > 0),
+    has_low_(places.front().cache->n_slots(term_id::low) > 0),
     places_(places),
     expected_(index.n_layers()),
     n_layers_run_(0) {
     stats_.prefetch_active = true;
 
     bool any = false;
-    for (uint32_t layer = 1; layer < index.n_layers(); layer++) {
+    for (layer_id layer = 1; layer < index.n_layers(); layer++) {
         any = any || places.front().routers->knows(layer);
     }
     if (!any) {
@@ -66,7 +66,7 @@ void prefetcher::end_pass() {
     if (!in_pass_) {
         return;
     }
-    for (uint32_t layer = 0; layer < expected_.size(); layer++) {
+    for (layer_id layer = 0; layer < expected_.size(); layer++) {
         judge(layer, {}); // did not run
     }
     n_layers_run_ = std::max(n_layers_run_, layer_ + 1);
@@ -76,13 +76,13 @@ void prefetcher::end_pass() {
     in_pass_               = false;
 }
 
-void prefetcher::end_layer(uint32_t) {
+void prefetcher::end_layer(layer_id) {
     pass_.wall   = double(std::chrono::nanoseconds(clock::now() - begun_).count());
     pass_.demand = double(stats_.disk_demand_ns - demand_before_);
 }
 
 // Compares what was expected of a layer with what its router has chosen.
-void prefetcher::judge(uint32_t layer, const std::set<uint32_t> & chosen) {
+void prefetcher::judge(layer_id layer, const std::set<uint32_t> & chosen) {
     expectation & e = expected_[layer];
     if (e.predicted.empty()) {
         return;
@@ -101,7 +101,7 @@ void prefetcher::judge(uint32_t layer, const std::set<uint32_t> & chosen) {
     places_[layer].cache->end_prefetch(layer);
 }
 
-status prefetcher::look_ahead(uint32_t layer, const ggml_tensor * router_input, ggml_backend_t backend) {
+status prefetcher::look_ahead(layer_id layer, const ggml_tensor * router_input, ggml_backend_t backend) {
     if (declined_ || !governor().active()) {
         return {};
     }
@@ -131,9 +131,9 @@ status prefetcher::look_ahead(uint32_t layer, const ggml_tensor * router_input, 
 // Protects what is predicted for a layer, then prefetches what is missing, as much as there is room for, the most
 // wanted first. Returns whether nothing was missing.
 bool prefetcher::bring(const layer_routing & prediction) {
-    const uint32_t  parts = index_.layer(prediction.layer).parts;
+    const part_set  parts = index_.layer(prediction.layer).parts;
     expert_cache &  cache = *places_[prediction.layer].cache;
-    const residency holds = [&](expert_id id, uint32_t tier) { return cache.holds(id, tier, parts); };
+    const residency holds = [&](expert_id id, tier_id tier) { return cache.holds(id, tier, parts); };
     // what is brought ahead serves the most demanding sequence
     const std::vector<score_thresholds> thresholds(size_t(prediction.n_tokens), thresholds_.highest(batch_));
     const layer_plan                    plan = plan_layer(*rule_, { prediction, thresholds, holds, has_low_ });
@@ -150,9 +150,9 @@ bool prefetcher::bring(const layer_routing & prediction) {
                                               [&](double w, int32_t i) { return w + prediction.weights[size_t(i)]; });
         missing.emplace(weight, &use);
     }
-    for (size_t term = 0; term < index_.terms(TIER_HIGH).size(); term++) {
+    for (size_t i = 0; i < index_.terms(tier_id::high).size(); i++) {
         for (const auto & [weight, use] : missing) {
-            if (bring_term(*use, term, parts)) {
+            if (bring_term(*use, i, parts)) {
                 e.prefetched.insert(use->id.expert);
             }
         }
@@ -161,17 +161,18 @@ bool prefetcher::bring(const layer_routing & prediction) {
 }
 
 // Returns whether anything was asked for.
-bool prefetcher::bring_term(const planned_use & use, size_t term, uint32_t parts) {
+bool prefetcher::bring_term(const planned_use & use, size_t number, part_set parts) {
     const auto & terms = index_.terms(use.tier);
-    if (term >= terms.size()) {
+    if (number >= terms.size()) {
         return false;
     }
     expert_cache & cache = *places_[use.id.layer].cache;
-    if (cache.holds(use.id, terms[term], parts)) {
-        cache.protect(use.id, terms[term]);
+    const term_id  term  = terms[number];
+    if (cache.holds(use.id, tier_of(term), parts)) {
+        cache.protect(use.id, tier_of(term));
         return false;
     }
-    return cache.prefetch(use.id, terms[term], parts);
+    return cache.prefetch(use.id, term, parts);
 }
 
 } // namespace hobbit

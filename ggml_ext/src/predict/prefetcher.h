@@ -49,10 +49,10 @@ class prefetcher {
 
     // Predicts and prefetches. REQUIRES: on_routing of this layer; its experts are pinned and asked for.
     // router_input belongs to the outer graph; null where it is not known.
-    status look_ahead(uint32_t layer, const ggml_tensor * router_input, ggml_backend_t backend);
+    status look_ahead(layer_id layer, const ggml_tensor * router_input, ggml_backend_t backend);
 
     // The layer has been computed.
-    void end_layer(uint32_t layer);
+    void end_layer(layer_id layer);
 
   private:
     using clock = std::chrono::steady_clock;
@@ -67,9 +67,9 @@ class prefetcher {
     prefetch_governor & governor() { return governors_[is_prompt_]; }
     void                begin_pass(const layer_routing & routing);
     void                end_pass();
-    void                judge(uint32_t layer, const std::set<uint32_t> & chosen);
+    void                judge(layer_id layer, const std::set<uint32_t> & chosen);
     bool                bring(const layer_routing & prediction);
-    bool                bring_term(const planned_use & use, size_t term, uint32_t parts);
+    bool                bring_term(const planned_use & use, size_t number, part_set parts);
 
     const expert_index & index_;
     const uint32_t       n_ahead_;
@@ -92,8 +92,8 @@ class prefetcher {
 
     // the pass in hand
     bool                    in_pass_ = false;
-    uint32_t                layer_   = 0; // the last one whose router has chosen
-    int64_t                 n_used_  = 0; // by a token in it
+    layer_id                layer_;      // the last one whose router has chosen
+    int64_t                 n_used_ = 0; // by a token in it
     prefetch_governor::pass pass_;
     clock::time_point       begun_;
     uint64_t                demand_before_ = 0; // stats_.disk_demand_ns

@@ -6,12 +6,10 @@
 
 namespace hobbit {
 
-static uint64_t expert_bytes(const expert_index & index, uint32_t tier, expert_id id) {
+static uint64_t expert_bytes(const expert_index & index, term_id term, expert_id id) {
     uint64_t bytes = 0;
-    for (uint32_t part = 0; part < PART_COUNT; part++) {
-        if (index.layer(id.layer).parts & part_bit(part)) {
-            bytes += index.locate(tier, id.layer, part, id.expert).size;
-        }
+    for (const part_id part : index.layer(id.layer).parts) {
+        bytes += index.locate(term, id.layer, part, id.expert).size;
     }
     return bytes;
 }
@@ -24,9 +22,9 @@ status run_recorder::open_trace(const std::string & path, const expert_index & i
     header.n_layers     = uint32_t(index.n_layers());
     header.n_experts    = index.n_experts();
     header.n_used       = index.n_experts_used();
-    for (uint32_t layer = 0; layer < header.n_layers; layer++) {
+    for (layer_id layer = 0; layer < header.n_layers; layer++) {
         header.expert_bytes.push_back(0);
-        for (const uint32_t term : index.terms(TIER_HIGH)) {
+        for (const term_id term : index.terms(tier_id::high)) {
             header.expert_bytes.back() += expert_bytes(index, term, { layer, 0 });
         }
     }
@@ -77,15 +75,15 @@ void run_recorder::write(const layer_report & report) {
     std::vector<uint64_t>        bytes;
     split_rows(report.rows, sequences, positions);
 
-    std::set<std::pair<int32_t, uint32_t>> asked; // expert, tier
+    std::set<std::pair<int32_t, term_id>> asked; // of experts
     for (size_t i = 0; i < routing.experts.size(); i++) {
-        const uint8_t  was    = report.was_resident[i];
-        const uint32_t tier   = report.plan.precisions[i] == PRECISION_HIGH ? TIER_HIGH : TIER_LOW;
-        const bool     served = report.plan.precisions[i] != PRECISION_SKIP;
-        before.push_back(was & 1 << TIER_HIGH ? TRACE_HIGH : was & 1 << TIER_LOW ? TRACE_LOW : TRACE_MISSING);
+        const auto &  was    = report.was_resident[i];
+        const tier_id tier   = tier_of(report.plan.precisions[i]);
+        const bool    served = report.plan.precisions[i] != precision::skip;
+        before.push_back(was[tier_id::high] ? TRACE_HIGH : was[tier_id::low] ? TRACE_LOW : TRACE_MISSING);
         bytes.push_back(0);
-        for (const uint32_t term : index_->terms(tier)) {
-            const bool reads = served && !(was >> term & 1) && asked.insert({ routing.experts[i], term }).second;
+        for (const term_id term : index_->terms(tier)) {
+            const bool reads = served && !was[tier_of(term)] && asked.insert({ routing.experts[i], term }).second;
             bytes.back() += reads ? expert_bytes(*index_, term, { routing.layer, uint32_t(routing.experts[i]) }) : 0;
         }
     }
@@ -122,7 +120,10 @@ void run_recorder::call_observer(const layer_report & report) const {
     std::vector<int32_t>  sequences;
     std::vector<int32_t>  positions;
     split_rows(report.rows, sequences, positions);
-    const std::vector<uint8_t> precisions(report.plan.precisions.begin(), report.plan.precisions.end());
+    std::vector<uint8_t> precisions;
+    for (const precision p : report.plan.precisions) {
+        precisions.push_back(uint8_t(p));
+    }
     const std::vector<float>   norms = norms_of_rows(report.output, routing.experts.size());
     const std::vector<float> & input = report.router_input;
 

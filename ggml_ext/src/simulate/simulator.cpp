@@ -103,7 +103,7 @@ class belady_policy : public cache_policy {
             }
         }
         for (const auto & [expert, sequences] : users) {
-            future & f = find({ uint32_t(first->layer), uint32_t(expert) });
+            future & f = find({ layer_id(first->layer), uint32_t(expert) });
             f.values.insert(f.values.end(), sequences.size(), counted.count(expert) > 0 ? -double(time_) : nothing);
         }
     }
@@ -112,7 +112,7 @@ class belady_policy : public cache_policy {
     void begin_tokens(uint32_t, uint32_t) override {}
     void on_use(const expert_usage & use) override { find(use.id).n_past++; }
 
-    double value(expert_id id, uint32_t, uint32_t) override {
+    double value(expert_id id, term_id, layer_id) override {
         const future & f = find(id);
         return f.n_past < f.values.size() ? f.values[f.n_past] : nothing;
     }
@@ -193,18 +193,18 @@ class replay {
             policy_ = make_policy(of);
         }
         step_.emplace(*rule_, *policy_);
-        add_set(TIER_HIGH, options_.slots_high);
-        add_set(TIER_LOW, options_.slots_low);
+        add_set(term_id::high, options_.slots_high);
+        add_set(term_id::low, options_.slots_low);
     }
 
-    void add_set(uint32_t tier, uint32_t n_slots) {
+    void add_set(term_id term, uint32_t n_slots) {
         const uint64_t n_all = uint64_t(options_.n_layers) * options_.n_experts;
         n_slots              = uint32_t(std::min<uint64_t>(n_slots, n_all));
-        n_kept_              = tier == TIER_HIGH ? n_slots : n_kept_;
+        n_kept_              = term == term_id::high ? n_slots : n_kept_;
         // the bound evicts after the layer has run, and may then evict the layer's own experts
         const uint32_t room  = is_bound_ ? uint32_t(n_all) : n_slots;
         const uint32_t floor = options_.floors ? even_floor(n_slots, options_.n_layers, options_.n_used) : 0;
-        sets_.add(tier, resident_set(options_.n_layers, options_.n_experts, tier, room, floor, *policy_));
+        sets_.add(term, resident_set(options_.n_layers, options_.n_experts, term, room, floor, *policy_));
     }
 
     size_t layer_end(size_t i, const route_batch & batch) const {
@@ -217,14 +217,14 @@ class replay {
 
     void run_layer(size_t first, size_t last, const route_batch & batch) {
         layer_routing routing;
-        routing.layer    = uint32_t(routes_[first].layer);
+        routing.layer    = layer_id(routes_[first].layer);
         routing.n_used   = options_.n_used;
         routing.n_tokens = int64_t((last - first) / options_.n_used);
         for (size_t i = first; i < last; i++) {
             routing.experts.push_back(routes_[i].expert);
             routing.weights.push_back(routes_[i].weight);
         }
-        const residency is_resident = [&](expert_id id, uint32_t tier) { return sets_.contains(id, tier); };
+        const residency is_resident = [&](expert_id id, tier_id tier) { return sets_.contains(id, tier); };
 
         const std::vector<score_thresholds> thresholds(size_t(routing.n_tokens), { options_.t1, options_.t2 });
         std::vector<uint32_t>               sequences; // [token]
@@ -244,10 +244,10 @@ class replay {
     // Of several selections that miss the same expert, the first one counts as a miss and the others as hits.
     void add(const step_counts & counts) {
         result_.skipped     += counts.skipped;
-        result_.hits_high   += counts.selections[TIER_HIGH] - counts.misses[TIER_HIGH];
-        result_.hits_low    += counts.selections[TIER_LOW] - counts.misses[TIER_LOW];
-        result_.misses_high += counts.misses[TIER_HIGH];
-        result_.misses_low  += counts.misses[TIER_LOW];
+        result_.hits_high   += counts.selections[tier_id::high] - counts.misses[tier_id::high];
+        result_.hits_low    += counts.selections[tier_id::low] - counts.misses[tier_id::low];
+        result_.misses_high += counts.misses[tier_id::high];
+        result_.misses_low  += counts.misses[tier_id::low];
     }
 
     void add_loads(const layer_plan & plan, const layer_step::filter & is_counted) {
@@ -255,8 +255,9 @@ class replay {
             if (std::none_of(use.selections.begin(), use.selections.end(), is_counted)) {
                 continue;
             }
-            for (const uint32_t term : sets_.terms(use.tier)) {
-                (term == TIER_HIGH ? result_.loads_high : result_.loads_low) += !sets_.contains(use.id, term);
+            for (const term_id term : sets_.terms(use.tier)) {
+                (term == term_id::high ? result_.loads_high : result_.loads_low) +=
+                    !sets_.contains(use.id, tier_of(term));
             }
         }
     }
@@ -275,20 +276,20 @@ class replay {
         for (const planned_use * use : held) {
             sets_.unpin(use->id, use->tier);
         }
-        while (is_bound_ && sets_.set(TIER_HIGH).n_residents() > n_kept_) {
+        while (is_bound_ && sets_.set(term_id::high).n_residents() > n_kept_) {
             drop_least();
         }
     }
 
     void drop_least() {
-        const auto & residents = sets_.set(TIER_HIGH).residents();
+        const auto & residents = sets_.set(term_id::high).residents();
         expert_id    least     = residents[0];
         for (const expert_id & id : residents) {
-            if (policy_->value(id, TIER_HIGH, 0) < policy_->value(least, TIER_HIGH, 0)) {
+            if (policy_->value(id, term_id::high, 0) < policy_->value(least, term_id::high, 0)) {
                 least = id;
             }
         }
-        sets_.erase_term(least, TIER_HIGH, evicted_);
+        sets_.erase_term(least, term_id::high, evicted_);
     }
 
     const hobbit_route *      routes_;
@@ -301,7 +302,7 @@ class replay {
     std::unique_ptr<cache_policy> policy_;
     std::optional<layer_step>     step_;
     resident_tiers                sets_;
-    std::vector<tier_expert>      evicted_;    // not used
+    std::vector<expert_term>      evicted_;    // not used
     uint32_t                      n_kept_ = 0; // of the high tier
     hobbit_simulation_result      result_ = {};
 };

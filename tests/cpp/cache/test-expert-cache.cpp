@@ -10,32 +10,31 @@
 #include <thread>
 
 // As it lies on disk.
-static std::string expected_bytes(const opened_model & m, uint32_t tier, expert_id id, uint32_t part) {
-    const part_location & at = m.index.locate(tier, id.layer, part, id.expert);
+static std::string expected_bytes(const opened_model & m, term_id term, expert_id id, part_id part) {
+    const part_location & at = m.index.locate(term, id.layer, part, id.expert);
     return m.bytes.substr(at.offset, at.size);
 }
 
-static std::string cached_bytes(const opened_model & m, const expert_cache & cache, uint32_t tier, expert_id id,
-                                uint32_t part) {
-    return { cache.data(id, tier, part), m.index.locate(tier, id.layer, part, id.expert).size };
+static std::string cached_bytes(const opened_model & m, const expert_cache & cache, term_id term, expert_id id,
+                                part_id part) {
+    return { cache.data(id, term, part), m.index.locate(term, id.layer, part, id.expert).size };
 }
 
-// Loads every expert of the tier in turn into too small a pool and compares all its parts.
-static void check_all_data(opened_model & m, uint32_t tier) {
+// Loads every expert of the term in turn into too small a pool and compares all its parts.
+static void check_all_data(opened_model & m, term_id term) {
+    const tier_id               tier = tier_of(term);
     cache_of<posix_file_reader> c(m);
     REQUIRE(c.reader.open(m.index.files()[0]).ok());
-    c.allocate(tier, 3);
-    for (uint32_t layer = 0; layer < m.index.n_layers(); layer++) {
-        const uint32_t parts = m.index.layer(layer).parts;
+    c.allocate(term, 3);
+    for (layer_id layer = 0; layer < m.index.n_layers(); layer++) {
+        const part_set parts = m.index.layer(layer).parts;
         for (uint32_t expert = 0; expert < m.index.layer(layer).n_experts; expert++) {
             const expert_id id = { layer, expert };
             REQUIRE(c.cache.acquire(id, tier));
             c.cache.request(id, tier, parts);
             REQUIRE(c.cache.wait(id, tier, parts).ok());
-            for (uint32_t part = 0; part < PART_COUNT; part++) {
-                if (parts & part_bit(part)) {
-                    CHECK(cached_bytes(m, c.cache, tier, id, part) == expected_bytes(m, tier, id, part));
-                }
+            for (const part_id part : parts) {
+                CHECK(cached_bytes(m, c.cache, term, id, part) == expected_bytes(m, term, id, part));
             }
             c.cache.release(id, tier);
         }
@@ -48,9 +47,9 @@ TEST_CASE("data is what the file holds, for experts that begin anywhere") {
     for (const uint32_t alignment : { 32, 4096 }) {
         CAPTURE(alignment);
         opened_model m(model, alignment);
-        REQUIRE(m.index.locate(TIER_HIGH, 0, PART_UP, 1).offset % file_reader::alignment != 0);
-        check_all_data(m, TIER_HIGH);
-        check_all_data(m, TIER_LOW);
+        REQUIRE(m.index.locate(term_id::high, 0, part_id::up, 1).offset % file_reader::alignment != 0);
+        check_all_data(m, term_id::high);
+        check_all_data(m, term_id::low);
     }
 }
 
@@ -64,7 +63,7 @@ TEST_CASE("data is what the file holds where types and sizes differ between laye
         file.add("blk.2.ffn_gate_up_exps.weight", GGML_TYPE_BF16, 64, 32, 2);
         file.add("blk.2.ffn_down_exps.weight", GGML_TYPE_F32, 16, 64, 2);
     });
-    check_all_data(m, TIER_HIGH);
+    check_all_data(m, term_id::high);
 }
 
 TEST_CASE("a slot is a whole number of blocks with room for the widest layer") {
@@ -72,10 +71,10 @@ TEST_CASE("a slot is a whole number of blocks with room for the widest layer") {
     model.n_embd = 1024; // 65536 and 18432 bytes for each of 3 parts
     opened_model                m(model);
     cache_of<posix_file_reader> c(m);
-    for (const auto & [tier, bytes] : { std::pair<uint32_t, size_t>{ TIER_HIGH, 65536 }, { TIER_LOW, 18432 } }) {
-        CHECK(c.cache.slot_size(tier) % file_reader::alignment == 0);
-        CHECK(c.cache.slot_size(tier) >= 3 * bytes);
-        CHECK(c.cache.slot_size(tier) <= 3 * (bytes + 2 * file_reader::alignment));
+    for (const auto & [term, bytes] : { std::pair<term_id, size_t>{ term_id::high, 65536 }, { term_id::low, 18432 } }) {
+        CHECK(c.cache.slot_size(term) % file_reader::alignment == 0);
+        CHECK(c.cache.slot_size(term) >= 3 * bytes);
+        CHECK(c.cache.slot_size(term) <= 3 * (bytes + 2 * file_reader::alignment));
     }
 }
 
@@ -83,66 +82,66 @@ TEST_CASE("a pinned expert keeps its slot, and acquire fails where all are pinne
     opened_model          m;
     cache_of<fake_reader> c(m);
     c.reader.open_gate();
-    c.allocate(TIER_HIGH, 2);
+    c.allocate(term_id::high, 2);
     const expert_id a     = { 0, 0 };
     const expert_id b     = { 0, 1 };
     const expert_id other = { 1, 3 };
 
-    REQUIRE(c.cache.acquire(a, TIER_HIGH));
-    REQUIRE(c.cache.acquire(a, TIER_HIGH)); // twice pinned
-    REQUIRE(c.cache.acquire(b, TIER_HIGH));
-    c.cache.request(a, TIER_HIGH, ALL);
-    REQUIRE(c.cache.wait(a, TIER_HIGH, ALL).ok());
-    const char * data = c.cache.data(a, TIER_HIGH, PART_UP);
+    REQUIRE(c.cache.acquire(a, tier_id::high));
+    REQUIRE(c.cache.acquire(a, tier_id::high)); // twice pinned
+    REQUIRE(c.cache.acquire(b, tier_id::high));
+    c.cache.request(a, tier_id::high, ALL);
+    REQUIRE(c.cache.wait(a, tier_id::high, ALL).ok());
+    const char * data = c.cache.data(a, term_id::high, part_id::up);
 
-    CHECK_FALSE(c.cache.acquire(other, TIER_HIGH));
-    CHECK_FALSE(c.cache.holds(other, TIER_HIGH, 0));
-    CHECK(c.cache.holds(a, TIER_HIGH, ALL));
+    CHECK_FALSE(c.cache.acquire(other, tier_id::high));
+    CHECK_FALSE(c.cache.holds(other, tier_id::high, {}));
+    CHECK(c.cache.holds(a, tier_id::high, ALL));
     CHECK(c.counters.evictions == 0);
 
-    c.cache.release(a, TIER_HIGH); // still pinned once
-    CHECK_FALSE(c.cache.acquire(other, TIER_HIGH));
-    c.cache.release(b, TIER_HIGH);
-    CHECK(c.cache.acquire(other, TIER_HIGH)); // b leaves, although a is older
-    CHECK_FALSE(c.cache.holds(b, TIER_HIGH, 0));
-    CHECK(c.cache.holds(a, TIER_HIGH, ALL));
-    CHECK(c.cache.data(a, TIER_HIGH, PART_UP) == data);
+    c.cache.release(a, tier_id::high); // still pinned once
+    CHECK_FALSE(c.cache.acquire(other, tier_id::high));
+    c.cache.release(b, tier_id::high);
+    CHECK(c.cache.acquire(other, tier_id::high)); // b leaves, although a is older
+    CHECK_FALSE(c.cache.holds(b, tier_id::high, {}));
+    CHECK(c.cache.holds(a, tier_id::high, ALL));
+    CHECK(c.cache.data(a, term_id::high, part_id::up) == data);
     CHECK(c.counters.evictions == 1);
 }
 
 TEST_CASE("an expert is held once its parts are there or on the way") {
     opened_model          m;
     cache_of<fake_reader> c(m);
-    c.allocate(TIER_HIGH, 2);
+    c.allocate(term_id::high, 2);
     const expert_id id = { 1, 2 };
-    CHECK_FALSE(c.cache.holds(id, TIER_HIGH, 0));
-    REQUIRE(c.cache.acquire(id, TIER_HIGH));
-    CHECK(c.cache.holds(id, TIER_HIGH, 0));
-    CHECK_FALSE(c.cache.holds(id, TIER_HIGH, UP));
-    c.cache.request(id, TIER_HIGH, UP | GATE);
-    CHECK(c.cache.holds(id, TIER_HIGH, UP | GATE));
-    CHECK_FALSE(c.cache.holds(id, TIER_HIGH, ALL));
-    CHECK_FALSE(c.cache.arrived(id, TIER_HIGH, UP));
+    CHECK_FALSE(c.cache.holds(id, tier_id::high, {}));
+    REQUIRE(c.cache.acquire(id, tier_id::high));
+    CHECK(c.cache.holds(id, tier_id::high, {}));
+    CHECK_FALSE(c.cache.holds(id, tier_id::high, UP));
+    c.cache.request(id, tier_id::high, UP | GATE);
+    CHECK(c.cache.holds(id, tier_id::high, UP | GATE));
+    CHECK_FALSE(c.cache.holds(id, tier_id::high, ALL));
+    CHECK_FALSE(c.cache.arrived(id, tier_id::high, UP));
     c.reader.open_gate();
-    CHECK(c.cache.wait(id, TIER_HIGH, UP | GATE).ok());
-    CHECK(c.cache.arrived(id, TIER_HIGH, UP | GATE));
-    c.cache.release(id, TIER_HIGH);
-    CHECK(c.cache.holds(id, TIER_HIGH, UP | GATE)); // resident still
+    CHECK(c.cache.wait(id, tier_id::high, UP | GATE).ok());
+    CHECK(c.cache.arrived(id, tier_id::high, UP | GATE));
+    c.cache.release(id, tier_id::high);
+    CHECK(c.cache.holds(id, tier_id::high, UP | GATE)); // resident still
 }
 
 TEST_CASE("parts are read once while resident, and again after an eviction") {
     opened_model          m;
     cache_of<fake_reader> c(m);
     c.reader.open_gate();
-    c.allocate(TIER_HIGH, 1);
-    c.load({ 0, 0 }, TIER_HIGH);
+    c.allocate(term_id::high, 1);
+    c.load({ 0, 0 }, tier_id::high);
     CHECK(c.reader.begun().size() == 3);
-    c.load({ 0, 0 }, TIER_HIGH);
+    c.load({ 0, 0 }, tier_id::high);
     CHECK(c.reader.begun().size() == 3);
-    c.load({ 0, 1 }, TIER_HIGH);
+    c.load({ 0, 1 }, tier_id::high);
     CHECK(c.reader.begun().size() == 6);
-    CHECK_FALSE(c.cache.holds({ 0, 0 }, TIER_HIGH, 0));
-    c.load({ 0, 0 }, TIER_HIGH);
+    CHECK_FALSE(c.cache.holds({ 0, 0 }, tier_id::high, {}));
+    c.load({ 0, 0 }, tier_id::high);
     CHECK(c.reader.begun().size() == 9);
     CHECK(c.counters.evictions == 2);
 }
@@ -151,35 +150,35 @@ TEST_CASE("the tiers have pools of their own") {
     opened_model          m;
     cache_of<fake_reader> c(m);
     c.reader.open_gate();
-    c.allocate(TIER_HIGH, 1);
-    c.allocate(TIER_LOW, 2);
-    CHECK(c.cache.n_slots(TIER_HIGH) == 1);
-    CHECK(c.cache.n_slots(TIER_LOW) == 2);
-    c.load({ 0, 0 }, TIER_HIGH);
-    c.load({ 0, 1 }, TIER_LOW);
-    c.load({ 0, 2 }, TIER_LOW);
-    CHECK(c.cache.holds({ 0, 0 }, TIER_HIGH, ALL));
-    CHECK_FALSE(c.cache.holds({ 0, 0 }, TIER_LOW, 0));
+    c.allocate(term_id::high, 1);
+    c.allocate(term_id::low, 2);
+    CHECK(c.cache.n_slots(term_id::high) == 1);
+    CHECK(c.cache.n_slots(term_id::low) == 2);
+    c.load({ 0, 0 }, tier_id::high);
+    c.load({ 0, 1 }, tier_id::low);
+    c.load({ 0, 2 }, tier_id::low);
+    CHECK(c.cache.holds({ 0, 0 }, tier_id::high, ALL));
+    CHECK_FALSE(c.cache.holds({ 0, 0 }, tier_id::low, {}));
     CHECK(c.counters.evictions == 0);
-    c.load({ 0, 1 }, TIER_HIGH); // in both now
-    CHECK(c.cache.holds({ 0, 1 }, TIER_LOW, ALL));
-    CHECK_FALSE(c.cache.holds({ 0, 0 }, TIER_HIGH, 0));
-    c.cache.acquire({ 0, 2 }, TIER_LOW);
-    CHECK(c.cache.buffer({ 0, 1 }, TIER_HIGH, PART_UP) != c.cache.buffer({ 0, 2 }, TIER_LOW, PART_UP));
-    c.cache.release({ 0, 2 }, TIER_LOW);
+    c.load({ 0, 1 }, tier_id::high); // in both now
+    CHECK(c.cache.holds({ 0, 1 }, tier_id::low, ALL));
+    CHECK_FALSE(c.cache.holds({ 0, 0 }, tier_id::high, {}));
+    c.cache.acquire({ 0, 2 }, tier_id::low);
+    CHECK(c.cache.buffer({ 0, 1 }, term_id::high, part_id::up) != c.cache.buffer({ 0, 2 }, term_id::low, part_id::up));
+    c.cache.release({ 0, 2 }, tier_id::low);
 }
 
 TEST_CASE("an error of reading reaches wait, and everything may be released") {
     opened_model          m;
     cache_of<fake_reader> c(m);
-    c.allocate(TIER_HIGH, 2);
-    const uint64_t at = m.index.locate(TIER_HIGH, 0, PART_DOWN, 0).offset;
+    c.allocate(term_id::high, 2);
+    const uint64_t at = m.index.locate(term_id::high, 0, part_id::down, 0).offset;
     c.reader.fail_at(at - at % file_reader::alignment, "the disk is gone");
     c.reader.open_gate();
-    REQUIRE(c.cache.acquire({ 0, 0 }, TIER_HIGH));
-    c.cache.request({ 0, 0 }, TIER_HIGH, ALL);
-    CHECK(c.cache.wait({ 0, 0 }, TIER_HIGH, ALL).message() == "the disk is gone");
-    c.cache.release({ 0, 0 }, TIER_HIGH);
+    REQUIRE(c.cache.acquire({ 0, 0 }, tier_id::high));
+    c.cache.request({ 0, 0 }, tier_id::high, ALL);
+    CHECK(c.cache.wait({ 0, 0 }, tier_id::high, ALL).message() == "the disk is gone");
+    c.cache.release({ 0, 0 }, tier_id::high);
 }
 
 // Of an expert that is there in part the rest is asked for: it stays behind, comes, or is dropped before it is read.
@@ -189,38 +188,38 @@ TEST_CASE("an expert of which only a part is there goes first, until the rest ha
         CAPTURE(int(how));
         opened_model          m;
         cache_of<fake_reader> c(m);
-        c.allocate(TIER_HIGH, 3);
+        c.allocate(term_id::high, 3);
         const expert_id whole   = { 0, 0 };
         const expert_id in_part = { 0, 1 };
         const expert_id other   = { 1, 0 };
         c.reader.let(4);
-        c.load(whole, TIER_HIGH);
-        REQUIRE(c.cache.acquire(in_part, TIER_HIGH));
-        c.cache.request(in_part, TIER_HIGH, DOWN);
-        REQUIRE(c.cache.wait(in_part, TIER_HIGH, DOWN).ok());
-        c.cache.release(in_part, TIER_HIGH);
+        c.load(whole, tier_id::high);
+        REQUIRE(c.cache.acquire(in_part, tier_id::high));
+        c.cache.request(in_part, tier_id::high, DOWN);
+        REQUIRE(c.cache.wait(in_part, tier_id::high, DOWN).ok());
+        c.cache.release(in_part, tier_id::high);
         if (how != rest::comes) { // something is on its way
-            REQUIRE(c.cache.prefetch(other, TIER_HIGH, ALL));
+            REQUIRE(c.cache.prefetch(other, term_id::high, ALL));
             c.reader.wait_begun(5);
         }
         if (how == rest::is_dropped) {
-            REQUIRE(c.cache.prefetch(in_part, TIER_HIGH, ALL));
+            REQUIRE(c.cache.prefetch(in_part, term_id::high, ALL));
         }
-        c.cache.bring(in_part, TIER_HIGH, ALL);
-        CHECK(c.cache.holds(in_part, TIER_HIGH, ALL) == (how != rest::stays));
+        c.cache.bring(in_part, tier_id::high, ALL);
+        CHECK(c.cache.holds(in_part, tier_id::high, ALL) == (how != rest::stays));
         if (how == rest::is_dropped) {
             c.cache.end_prefetch(in_part.layer);
         }
         c.reader.open_gate();
         if (how == rest::comes) {
-            c.load(other, TIER_HIGH);
-            REQUIRE(c.cache.acquire(in_part, TIER_HIGH));
-            REQUIRE(c.cache.wait(in_part, TIER_HIGH, ALL).ok());
-            c.cache.release(in_part, TIER_HIGH);
+            c.load(other, tier_id::high);
+            REQUIRE(c.cache.acquire(in_part, tier_id::high));
+            REQUIRE(c.cache.wait(in_part, tier_id::high, ALL).ok());
+            c.cache.release(in_part, tier_id::high);
         }
-        c.load({ 1, 1 }, TIER_HIGH);
-        CHECK(c.cache.holds(whole, TIER_HIGH, ALL) == (how != rest::comes));
-        CHECK(c.cache.holds(in_part, TIER_HIGH, ALL) == (how == rest::comes));
+        c.load({ 1, 1 }, tier_id::high);
+        CHECK(c.cache.holds(whole, tier_id::high, ALL) == (how != rest::comes));
+        CHECK(c.cache.holds(in_part, tier_id::high, ALL) == (how == rest::comes));
     }
 }
 
@@ -231,7 +230,7 @@ TEST_CASE("an expert of which only a part is there goes first, until the rest ha
 // The highest expert number is worth least.
 class scripted_policy final : public indifferent_policy {
   public:
-    double value(expert_id id, uint32_t, uint32_t) override { return -double(id.expert); }
+    double value(expert_id id, term_id, layer_id) override { return -double(id.expert); }
 };
 
 TEST_CASE("the least valuable expert leaves, among those not pinned") {
@@ -239,14 +238,14 @@ TEST_CASE("the least valuable expert leaves, among those not pinned") {
     cache_of<fake_reader> c(m);
     c.reader.open_gate();
     c.policy = std::make_unique<scripted_policy>();
-    c.allocate(TIER_HIGH, 3);
-    c.load({ 0, 0 }, TIER_HIGH);
-    c.load({ 0, 2 }, TIER_HIGH);
-    REQUIRE(c.cache.acquire({ 0, 3 }, TIER_HIGH)); // the highest, but pinned
-    c.load({ 0, 1 }, TIER_HIGH);
-    CHECK(c.cache.holds({ 0, 0 }, TIER_HIGH, ALL));
-    CHECK_FALSE(c.cache.holds({ 0, 2 }, TIER_HIGH, 0));
-    CHECK(c.cache.holds({ 0, 3 }, TIER_HIGH, 0));
+    c.allocate(term_id::high, 3);
+    c.load({ 0, 0 }, tier_id::high);
+    c.load({ 0, 2 }, tier_id::high);
+    REQUIRE(c.cache.acquire({ 0, 3 }, tier_id::high)); // the highest, but pinned
+    c.load({ 0, 1 }, tier_id::high);
+    CHECK(c.cache.holds({ 0, 0 }, tier_id::high, ALL));
+    CHECK_FALSE(c.cache.holds({ 0, 2 }, tier_id::high, {}));
+    CHECK(c.cache.holds({ 0, 3 }, tier_id::high, {}));
     CHECK(c.counters.evictions == 1);
 }
 
@@ -256,9 +255,9 @@ TEST_CASE("the least valuable expert leaves, among those not pinned") {
 
 // Whether the expert's parts begin with what the fake reader gives at their place in the file.
 static bool holds_what_was_read(const opened_model & m, const expert_cache & cache, expert_id id) {
-    for (const uint32_t part : { PART_GATE, PART_UP, PART_DOWN }) {
-        const uint64_t at = m.index.locate(TIER_HIGH, id.layer, part, id.expert).offset;
-        if (*cache.data(id, TIER_HIGH, part) != fake_reader::byte_at(at - at % file_reader::alignment)) {
+    for (const part_id part : { part_id::gate, part_id::up, part_id::down }) {
+        const uint64_t at = m.index.locate(term_id::high, id.layer, part, id.expert).offset;
+        if (*cache.data(id, term_id::high, part) != fake_reader::byte_at(at - at % file_reader::alignment)) {
             return false;
         }
     }
@@ -269,64 +268,64 @@ TEST_CASE("what is prefetched is protected until its layer has run, and stays as
     opened_model          m;
     cache_of<fake_reader> c(m);
     c.reader.open_gate();
-    c.allocate(TIER_HIGH, 2);
-    REQUIRE(c.cache.prefetch({ 1, 0 }, TIER_HIGH, ALL));
-    c.load({ 0, 0 }, TIER_HIGH);
-    c.load({ 0, 1 }, TIER_HIGH); // in the place of 0/0, although 1/0 is older
-    CHECK(c.cache.holds({ 1, 0 }, TIER_HIGH, ALL));
-    CHECK_FALSE(c.cache.holds({ 0, 0 }, TIER_HIGH, 0));
-    REQUIRE(c.cache.acquire({ 1, 0 }, TIER_HIGH));
-    REQUIRE(c.cache.wait({ 1, 0 }, TIER_HIGH, ALL).ok());
+    c.allocate(term_id::high, 2);
+    REQUIRE(c.cache.prefetch({ 1, 0 }, term_id::high, ALL));
+    c.load({ 0, 0 }, tier_id::high);
+    c.load({ 0, 1 }, tier_id::high); // in the place of 0/0, although 1/0 is older
+    CHECK(c.cache.holds({ 1, 0 }, tier_id::high, ALL));
+    CHECK_FALSE(c.cache.holds({ 0, 0 }, tier_id::high, {}));
+    REQUIRE(c.cache.acquire({ 1, 0 }, tier_id::high));
+    REQUIRE(c.cache.wait({ 1, 0 }, tier_id::high, ALL).ok());
     CHECK(holds_what_was_read(m, c.cache, { 1, 0 }));
-    c.cache.release({ 1, 0 }, TIER_HIGH);
+    c.cache.release({ 1, 0 }, tier_id::high);
     CHECK(c.reader.begun().size() == 9); // nothing was read twice
     c.cache.end_prefetch(1);
-    c.load({ 0, 2 }, TIER_HIGH); // 0/1 is the older one now
-    c.load({ 0, 3 }, TIER_HIGH);
-    CHECK_FALSE(c.cache.holds({ 1, 0 }, TIER_HIGH, 0));
+    c.load({ 0, 2 }, tier_id::high); // 0/1 is the older one now
+    c.load({ 0, 3 }, tier_id::high);
+    CHECK_FALSE(c.cache.holds({ 1, 0 }, tier_id::high, {}));
 }
 
 TEST_CASE("a prefetch takes no slot from a pinned or protected expert, a demand from a protected one at last") {
     opened_model          m;
     cache_of<fake_reader> c(m);
     c.reader.open_gate();
-    c.allocate(TIER_HIGH, 2);
-    REQUIRE(c.cache.acquire({ 0, 0 }, TIER_HIGH));
-    c.load({ 1, 0 }, TIER_HIGH);
-    c.cache.protect({ 1, 0 }, TIER_HIGH);
-    CHECK_FALSE(c.cache.prefetch({ 1, 1 }, TIER_HIGH, ALL));
+    c.allocate(term_id::high, 2);
+    REQUIRE(c.cache.acquire({ 0, 0 }, tier_id::high));
+    c.load({ 1, 0 }, tier_id::high);
+    c.cache.protect({ 1, 0 }, tier_id::high);
+    CHECK_FALSE(c.cache.prefetch({ 1, 1 }, term_id::high, ALL));
     CHECK(c.counters.evictions == 0);
-    CHECK(c.cache.acquire({ 0, 1 }, TIER_HIGH));
-    CHECK_FALSE(c.cache.holds({ 1, 0 }, TIER_HIGH, 0));
+    CHECK(c.cache.acquire({ 0, 1 }, tier_id::high));
+    CHECK_FALSE(c.cache.holds({ 1, 0 }, tier_id::high, {}));
 }
 
 TEST_CASE("a demand takes the slot of a prefetch that has not begun, and waits for the one that has") {
     opened_model          m;
     cache_of<fake_reader> c(m);
-    c.allocate(TIER_HIGH, 1);
-    REQUIRE(c.cache.prefetch({ 1, 0 }, TIER_HIGH, ALL));
+    c.allocate(term_id::high, 1);
+    REQUIRE(c.cache.prefetch({ 1, 0 }, term_id::high, ALL));
     c.reader.wait_begun(1); // its first part is being read, the gate is shut
     std::thread opener([&] { c.reader.open_gate(); });
-    REQUIRE(c.cache.acquire({ 0, 0 }, TIER_HIGH));
+    REQUIRE(c.cache.acquire({ 0, 0 }, tier_id::high));
     opener.join();
-    CHECK_FALSE(c.cache.holds({ 1, 0 }, TIER_HIGH, 0));
-    c.cache.request({ 0, 0 }, TIER_HIGH, ALL);
-    CHECK(c.cache.wait({ 0, 0 }, TIER_HIGH, ALL).ok());
+    CHECK_FALSE(c.cache.holds({ 1, 0 }, tier_id::high, {}));
+    c.cache.request({ 0, 0 }, tier_id::high, ALL);
+    CHECK(c.cache.wait({ 0, 0 }, tier_id::high, ALL).ok());
     CHECK(holds_what_was_read(m, c.cache, { 0, 0 }));
-    c.cache.release({ 0, 0 }, TIER_HIGH);
+    c.cache.release({ 0, 0 }, tier_id::high);
 }
 
 TEST_CASE("what was not read of a prefetch when its layer has run never is, and its slot is free") {
     opened_model          m;
     cache_of<fake_reader> c(m);
-    c.allocate(TIER_HIGH, 3);
-    REQUIRE(c.cache.prefetch({ 1, 0 }, TIER_HIGH, ALL));
-    REQUIRE(c.cache.prefetch({ 1, 1 }, TIER_HIGH, ALL));
+    c.allocate(term_id::high, 3);
+    REQUIRE(c.cache.prefetch({ 1, 0 }, term_id::high, ALL));
+    REQUIRE(c.cache.prefetch({ 1, 1 }, term_id::high, ALL));
     c.reader.wait_begun(1);
     c.cache.end_prefetch(1);
-    CHECK_FALSE(c.cache.holds({ 1, 1 }, TIER_HIGH, 0));
+    CHECK_FALSE(c.cache.holds({ 1, 1 }, tier_id::high, {}));
     c.reader.open_gate();
-    c.load({ 0, 0 }, TIER_HIGH);
+    c.load({ 0, 0 }, tier_id::high);
     CHECK(c.reader.begun().size() == 4);
     CHECK(c.counters.evictions == 0);
 }
@@ -335,19 +334,19 @@ TEST_CASE("what was prefetched does not speak for bypassing the pool") {
     opened_model          m;
     cache_of<fake_reader> c(m);
     c.reader.open_gate();
-    c.allocate(TIER_HIGH, 8);
+    c.allocate(term_id::high, 8);
     bypass_estimate bypasses(c.cache.residents());
     c.cache.set_prefetch_listener(
-        [&](const tier_expert & term, uint32_t running) { bypasses.prefetched(term, running); });
-    const tier_expert again = { { 0, 0 }, TIER_HIGH };
+        [&](const expert_term & term, layer_id running) { bypasses.prefetched(term, running); });
+    const tier_expert again = { { 0, 0 }, tier_id::high };
     for (int i = 0; i < 20; i++) {
         bypasses.begin_layer(0, { { again, true } });
         bypasses.bypassed(again);
     }
     CHECK(bypasses.further_misses() > 0.9);
     for (uint32_t expert = 1; expert < 4; expert++) {
-        REQUIRE(c.cache.prefetch({ 0, expert }, TIER_HIGH, ALL));
-        bypasses.begin_layer(0, { { { { 0, expert }, TIER_HIGH }, false } });
+        REQUIRE(c.cache.prefetch({ 0, expert }, term_id::high, ALL));
+        bypasses.begin_layer(0, { { { { 0, expert }, tier_id::high }, false } });
     }
     CHECK(bypasses.further_misses() > 0.9);
 }
@@ -356,54 +355,54 @@ TEST_CASE("free slots are filled in order, and the first ones stay longest") {
     opened_model          m;
     cache_of<fake_reader> c(m);
     c.reader.open_gate();
-    c.allocate(TIER_HIGH, 3);
-    c.load({ 0, 3 }, TIER_HIGH);
-    c.cache.fill(TIER_HIGH, { { 1, 0 }, { 0, 3 }, { 0, 1 }, { 0, 0 } });
-    CHECK_FALSE(c.cache.holds({ 0, 0 }, TIER_HIGH, 0)); // no slot is left
+    c.allocate(term_id::high, 3);
+    c.load({ 0, 3 }, tier_id::high);
+    c.cache.fill(term_id::high, { { 1, 0 }, { 0, 3 }, { 0, 1 }, { 0, 0 } });
+    CHECK_FALSE(c.cache.holds({ 0, 0 }, tier_id::high, {})); // no slot is left
     for (const expert_id id : { expert_id{ 1, 0 }, expert_id{ 0, 1 } }) {
-        while (!c.cache.arrived(id, TIER_HIGH, ALL)) {
+        while (!c.cache.arrived(id, tier_id::high, ALL)) {
             std::this_thread::yield();
         }
     }
     CHECK(c.counters.bytes_prefetched > 0);
     CHECK(c.counters.evictions == 0);
-    c.load({ 1, 1 }, TIER_HIGH);
-    CHECK_FALSE(c.cache.holds({ 0, 1 }, TIER_HIGH, 0)); // 0/3 was named later than 1/0, before it
-    c.load({ 1, 2 }, TIER_HIGH);
-    CHECK_FALSE(c.cache.holds({ 0, 3 }, TIER_HIGH, 0));
-    CHECK(c.cache.holds({ 1, 0 }, TIER_HIGH, ALL));
+    c.load({ 1, 1 }, tier_id::high);
+    CHECK_FALSE(c.cache.holds({ 0, 1 }, tier_id::high, {})); // 0/3 was named later than 1/0, before it
+    c.load({ 1, 2 }, tier_id::high);
+    CHECK_FALSE(c.cache.holds({ 0, 3 }, tier_id::high, {}));
+    CHECK(c.cache.holds({ 1, 0 }, tier_id::high, ALL));
 }
 
 TEST_CASE("a demand without a free slot ends the filling") {
     opened_model          m;
     cache_of<fake_reader> c(m);
-    c.allocate(TIER_HIGH, 2);
-    c.cache.fill(TIER_HIGH, { { 1, 0 }, { 1, 1 } });
+    c.allocate(term_id::high, 2);
+    c.cache.fill(term_id::high, { { 1, 0 }, { 1, 1 } });
     c.reader.wait_begun(1); // a part of 1/0, the gate is shut
     std::thread opener([&] { c.reader.open_gate(); });
-    REQUIRE(c.cache.acquire({ 0, 0 }, TIER_HIGH));
+    REQUIRE(c.cache.acquire({ 0, 0 }, tier_id::high));
     opener.join();
-    CHECK_FALSE(c.cache.holds({ 1, 1 }, TIER_HIGH, ALL));
-    c.cache.request({ 0, 0 }, TIER_HIGH, ALL);
-    CHECK(c.cache.wait({ 0, 0 }, TIER_HIGH, ALL).ok());
-    c.cache.release({ 0, 0 }, TIER_HIGH);
-    CHECK(c.cache.acquire({ 1, 1 }, TIER_HIGH));
+    CHECK_FALSE(c.cache.holds({ 1, 1 }, tier_id::high, ALL));
+    c.cache.request({ 0, 0 }, tier_id::high, ALL);
+    CHECK(c.cache.wait({ 0, 0 }, tier_id::high, ALL).ok());
+    c.cache.release({ 0, 0 }, tier_id::high);
+    CHECK(c.cache.acquire({ 1, 1 }, tier_id::high));
 }
 
 TEST_CASE("a prefetch that cannot be read is an error of the next demand") {
     opened_model          m;
     cache_of<fake_reader> c(m);
-    c.allocate(TIER_HIGH, 1);
-    const uint64_t at = m.index.locate(TIER_HIGH, 1, PART_GATE, 0).offset;
+    c.allocate(term_id::high, 1);
+    const uint64_t at = m.index.locate(term_id::high, 1, part_id::gate, 0).offset;
     c.reader.fail_at(at - at % file_reader::alignment, "the disk is gone");
-    REQUIRE(c.cache.prefetch({ 1, 0 }, TIER_HIGH, ALL));
+    REQUIRE(c.cache.prefetch({ 1, 0 }, term_id::high, ALL));
     c.reader.open_gate();
     while (c.cache.error().ok()) {
         std::this_thread::yield();
     }
-    if (c.cache.acquire({ 0, 0 }, TIER_HIGH)) {
-        c.cache.request({ 0, 0 }, TIER_HIGH, ALL);
-        CHECK(c.cache.wait({ 0, 0 }, TIER_HIGH, ALL).message() == "the disk is gone");
+    if (c.cache.acquire({ 0, 0 }, tier_id::high)) {
+        c.cache.request({ 0, 0 }, tier_id::high, ALL);
+        CHECK(c.cache.wait({ 0, 0 }, tier_id::high, ALL).message() == "the disk is gone");
     }
     CHECK(c.cache.error().message() == "the disk is gone");
 }
@@ -441,7 +440,7 @@ TEST_CASE("a random workload leaves the cache as a model of it says") {
     opened_model                m;
     cache_of<posix_file_reader> c(m);
     REQUIRE(c.reader.open(m.index.files()[0]).ok());
-    c.allocate(TIER_LOW, 4);
+    c.allocate(term_id::low, 4);
     cache_model  model{ 4, {}, {}, 0 };
     std::mt19937 random(3);
     size_t       wrong = 0;
@@ -449,22 +448,21 @@ TEST_CASE("a random workload leaves the cache as a model of it says") {
         const int       number = int(random() % 8);
         const expert_id id     = { uint32_t(number / 4), uint32_t(number % 4) };
         if (random() % 4 && model.pins[number] > 0) {
-            c.cache.release(id, TIER_LOW);
+            c.cache.release(id, tier_id::low);
             model.pins[number]--;
             continue;
         }
-        const bool acquired  = c.cache.acquire(id, TIER_LOW);
+        const bool acquired  = c.cache.acquire(id, tier_id::low);
         wrong               += acquired != model.acquire(number);
         if (acquired) {
-            c.cache.request(id, TIER_LOW, ALL);
-            wrong += !c.cache.wait(id, TIER_LOW, ALL).ok();
-            wrong +=
-                cached_bytes(m, c.cache, TIER_LOW, id, PART_DOWN).compare(expected_bytes(m, TIER_LOW, id, PART_DOWN)) !=
-                0;
+            c.cache.request(id, tier_id::low, ALL);
+            wrong += !c.cache.wait(id, tier_id::low, ALL).ok();
+            wrong += cached_bytes(m, c.cache, term_id::low, id, part_id::down)
+                         .compare(expected_bytes(m, term_id::low, id, part_id::down)) != 0;
         }
         for (int n = 0; n < 8; n++) {
             const bool resident  = std::count(model.residents.begin(), model.residents.end(), n) > 0;
-            wrong               += c.cache.holds({ uint32_t(n / 4), uint32_t(n % 4) }, TIER_LOW, 0) != resident;
+            wrong               += c.cache.holds({ uint32_t(n / 4), uint32_t(n % 4) }, tier_id::low, {}) != resident;
         }
         REQUIRE(wrong == 0);
     }

@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-static constexpr uint32_t ALL = part_bit(PART_GATE) | part_bit(PART_UP) | part_bit(PART_DOWN);
+static constexpr part_set ALL = part_id::gate | part_id::up | part_id::down;
 
 static engine engine_with_host(const model_on_disk & m, uint32_t n_high, uint32_t n_low, uint32_t n_host,
                                const score_thresholds & thresholds = {}) {
@@ -22,10 +22,10 @@ static std::string whole_file(const model_on_disk & m) {
 }
 
 // Bytes that are read for an expert, and bytes that it has.
-static std::pair<uint64_t, uint64_t> expert_bytes(const model_on_disk & m, expert_id id, uint32_t tier) {
+static std::pair<uint64_t, uint64_t> expert_bytes(const model_on_disk & m, expert_id id, term_id term) {
     std::pair<uint64_t, uint64_t> sum;
-    for (const uint32_t part : { PART_GATE, PART_UP, PART_DOWN }) {
-        const part_location & at  = m.index.locate(tier, id.layer, part, id.expert);
+    for (const part_id part : { part_id::gate, part_id::up, part_id::down }) {
+        const part_location & at  = m.index.locate(term, id.layer, part, id.expert);
         sum.first                += aligned_span(at);
         sum.second               += at.size;
     }
@@ -45,12 +45,12 @@ TEST_CASE("the output is the same, whatever the host has room for") {
         for (const uint32_t n_host : { 16u, 3u, 1u }) {
             engine e = engine_with_host(m, n_device, 0, n_host);
             for (const int64_t n_tokens : { 1, 2, 37, 1 }) {
-                for (uint32_t layer = 0; layer < 2; layer++) {
+                for (layer_id layer = 0; layer < 2; layer++) {
                     CAPTURE(n_device);
                     CAPTURE(n_host);
                     CAPTURE(n_tokens);
                     const layer_input input = random_input(m.shape, n_tokens, unsigned(n_tokens));
-                    CHECK(e.compute(m, input, layer) == stock(m, input, TIER_HIGH, layer));
+                    CHECK(e.compute(m, input, layer) == stock(m, input, tier_id::high, layer));
                 }
             }
         }
@@ -66,10 +66,11 @@ TEST_CASE("host memory whose buffers hold a few experts each") {
     memory.max_size = 3 * slot_size;
     for (const compute_mode mode : { compute_mode::gpu, compute_mode::cooperative }) {
         engine e(m, 4, 0, config, { rpc_device() }, 8, mode, &memory.type);
-        CHECK(e.host->n_slots(TIER_HIGH) >= 6);
-        CHECK(e.compute(m, input) == stock(m, input, TIER_HIGH));
-        CHECK(e.compute(m, input, 1) == stock(m, input, TIER_HIGH, 1));
-        CHECK(ggml_backend_buft_get_max_size(&memory.type) < e.host->slot_size(TIER_HIGH) * e.host->n_slots(TIER_HIGH));
+        CHECK(e.host->n_slots(term_id::high) >= 6);
+        CHECK(e.compute(m, input) == stock(m, input, tier_id::high));
+        CHECK(e.compute(m, input, 1) == stock(m, input, tier_id::high, 1));
+        CHECK(ggml_backend_buft_get_max_size(&memory.type) <
+              e.host->slot_size(term_id::high) * e.host->n_slots(term_id::high));
     }
     CHECK(memory.n_allocated >= 4);
 }
@@ -83,10 +84,10 @@ TEST_CASE("low precision, and a residual added to it") {
         CAPTURE(n_host);
         engine low = engine_with_host(m, 8, 3, n_host, { 0.0, 1.0 });
         CHECK(low.compute(m, input) == on_cpu.compute(m, input));
-        CHECK(low.counters.selections[TIER_LOW] > 0);
+        CHECK(low.counters.selections[tier_id::low] > 0);
         engine both = engine_with_host(sums, 3, 4, n_host);
-        CHECK(both.compute(sums, input) == stock(sums, input, TIER_HIGH));
-        CHECK(both.compute(sums, input) == stock(sums, input, TIER_HIGH));
+        CHECK(both.compute(sums, input) == stock(sums, input, tier_id::high));
+        CHECK(both.compute(sums, input) == stock(sums, input, tier_id::high));
     }
 }
 
@@ -94,13 +95,13 @@ TEST_CASE("device hits, host hits and reads from disk add up to the uses, and in
     const model_on_disk m(on_blocks());
     engine              e     = engine_with_host(m, 3, 0, 9); // fewer than the 16 experts
     uint64_t            uses  = 0;
-    const auto          bytes = expert_bytes(m, { 0, 0 }, TIER_HIGH);
+    const auto          bytes = expert_bytes(m, { 0, 0 }, term_id::high);
     for (unsigned seed = 0; seed < 40; seed++) {
         e.compute(m, random_input(m.shape, 1, seed), seed % 2);
         uses += m.shape.n_used;
     }
-    const uint64_t device = e.counters.hits[TIER_HIGH];
-    const uint64_t host   = e.counters.host_hits[TIER_HIGH];
+    const uint64_t device = e.counters.hits[tier_id::high];
+    const uint64_t host   = e.counters.host_hits[tier_id::high];
     const uint64_t disk   = e.counters.bytes_read / bytes.first;
     CHECK(device > 0);
     CHECK(host > 0);
@@ -108,7 +109,7 @@ TEST_CASE("device hits, host hits and reads from disk add up to the uses, and in
     CHECK(device + host + disk == uses);
     CHECK(e.counters.bytes_read == disk * bytes.first);
     CHECK(e.counters.bytes_transferred == (host + disk) * bytes.second);
-    CHECK(e.counters.misses[TIER_HIGH] == host + disk);
+    CHECK(e.counters.misses[tier_id::high] == host + disk);
 }
 
 TEST_CASE("what host memory has is not read again") {
@@ -118,13 +119,13 @@ TEST_CASE("what host memory has is not read again") {
         e.compute(m, random_input(m.shape, 37, 1));
     }
     const uint64_t read   = e.counters.bytes_read;
-    const uint64_t misses = e.counters.misses[TIER_HIGH];
-    const uint64_t hits   = e.counters.host_hits[TIER_HIGH];
+    const uint64_t misses = e.counters.misses[tier_id::high];
+    const uint64_t hits   = e.counters.host_hits[tier_id::high];
     const auto     input  = random_input(m.shape, 37, 2);
-    CHECK(e.compute(m, input) == stock(m, input, TIER_HIGH));
+    CHECK(e.compute(m, input) == stock(m, input, tier_id::high));
     CHECK(e.counters.bytes_read == read);
-    CHECK(e.counters.misses[TIER_HIGH] > misses);
-    CHECK(e.counters.misses[TIER_HIGH] - misses == e.counters.host_hits[TIER_HIGH] - hits);
+    CHECK(e.counters.misses[tier_id::high] > misses);
+    CHECK(e.counters.misses[tier_id::high] - misses == e.counters.host_hits[tier_id::high] - hits);
 }
 
 static void fill_ahead(bool past_host) {
@@ -132,28 +133,28 @@ static void fill_ahead(bool past_host) {
     engine                 e = engine_with_host(m, 2, 0, 5);
     std::vector<expert_id> order;
     if (past_host) {
-        e.host->let_duplicates_go_first(TIER_HIGH);
+        e.host->let_duplicates_go_first(term_id::high);
     }
     for (uint32_t i = 0; i < 8; i++) {
         order.push_back({ 0, 7 - i });
     }
     const uint32_t n_both = past_host ? 0 : 2; // that both levels have
-    e.cache.fill(TIER_HIGH, order);
-    e.host->fill(TIER_HIGH, { order.begin() + 2, order.end() });
-    while (!e.cache.arrived(order[1], TIER_HIGH, ALL) || !e.host->arrived(order[6 - n_both], TIER_HIGH, ALL)) {
+    e.cache.fill(term_id::high, order);
+    e.host->fill(term_id::high, { order.begin() + 2, order.end() });
+    while (!e.cache.arrived(order[1], tier_id::high, ALL) || !e.host->arrived(order[6 - n_both], tier_id::high, ALL)) {
         std::this_thread::yield();
     }
-    CHECK(e.host->holds(order[0], TIER_HIGH, 0) == !past_host);
-    const auto bytes = expert_bytes(m, order[0], TIER_HIGH);
+    CHECK(e.host->holds(order[0], tier_id::high, {}) == !past_host);
+    const auto bytes = expert_bytes(m, order[0], term_id::high);
     CHECK(e.counters.bytes_read == (7 - n_both) * bytes.first);
     CHECK(e.counters.bytes_prefetched == e.counters.bytes_read);
     CHECK(e.counters.bytes_transferred == 2 * bytes.second);
 
     const auto input = random_input(m.shape, 37, 1);
-    CHECK(e.compute(m, input) == stock(m, input, TIER_HIGH));
-    CHECK(e.counters.hits[TIER_HIGH] == 2);
-    CHECK(e.counters.host_hits[TIER_HIGH] == 5 - n_both);
-    CHECK(e.counters.misses[TIER_HIGH] == 6);
+    CHECK(e.compute(m, input) == stock(m, input, tier_id::high));
+    CHECK(e.counters.hits[tier_id::high] == 2);
+    CHECK(e.counters.host_hits[tier_id::high] == 5 - n_both);
+    CHECK(e.counters.misses[tier_id::high] == 6);
 }
 
 TEST_CASE("pools that are filled ahead are used like any others") {
@@ -162,15 +163,15 @@ TEST_CASE("pools that are filled ahead are used like any others") {
 }
 
 static void load(engine & e, expert_id id) {
-    REQUIRE(e.cache.acquire(id, TIER_HIGH));
-    e.cache.request(id, TIER_HIGH, ALL);
-    REQUIRE(e.cache.wait(id, TIER_HIGH, ALL).ok());
-    e.cache.release(id, TIER_HIGH);
+    REQUIRE(e.cache.acquire(id, tier_id::high));
+    e.cache.request(id, tier_id::high, ALL);
+    REQUIRE(e.cache.wait(id, tier_id::high, ALL).ok());
+    e.cache.release(id, tier_id::high);
 }
 
 // The first experts of a layer, in their order.
 static void load_first(engine & e, uint32_t n) {
-    e.host->let_duplicates_go_first(TIER_HIGH);
+    e.host->let_duplicates_go_first(term_id::high);
     for (uint32_t expert = 0; expert < n; expert++) {
         load(e, { 0, expert });
     }
@@ -182,8 +183,9 @@ TEST_CASE("what is on the device gives way in host memory to what is not") {
     load_first(e, 8);
     const uint64_t read = e.counters.bytes_read;
     for (uint32_t expert = 0; expert < 8; expert++) {
-        CHECK(e.cache.holds({ 0, expert }, TIER_HIGH, ALL) == (expert >= 4));
-        CHECK(e.host->holds({ 0, expert }, TIER_HIGH, ALL) == (expert < 3 || expert == 7)); // 7 came last, through it
+        CHECK(e.cache.holds({ 0, expert }, tier_id::high, ALL) == (expert >= 4));
+        CHECK(e.host->holds({ 0, expert }, tier_id::high, ALL) ==
+              (expert < 3 || expert == 7)); // 7 came last, through it
     }
     load(e, { 0, 1 });
     CHECK(e.counters.bytes_read == read);
@@ -193,45 +195,45 @@ TEST_CASE("what has left the device is kept in host memory like any other") {
     const model_on_disk m(on_blocks());
     engine              e = engine_with_host(m, 1, 0, 2);
     load_first(e, 3);
-    CHECK_FALSE(e.host->holds({ 0, 0 }, TIER_HIGH, 0)); // the least recent one
-    CHECK(e.host->holds({ 0, 1 }, TIER_HIGH, ALL));
+    CHECK_FALSE(e.host->holds({ 0, 0 }, tier_id::high, {})); // the least recent one
+    CHECK(e.host->holds({ 0, 1 }, tier_id::high, ALL));
 }
 
 TEST_CASE("an expert may be pinned and used in host memory, and then goes to the device without a read") {
     const model_on_disk m(on_blocks());
     engine              e  = engine_with_host(m, 2, 0, 2);
     const expert_id     id = { 1, 5 };
-    REQUIRE(e.host->acquire(id, TIER_HIGH));
-    e.host->request(id, TIER_HIGH, ALL);
-    REQUIRE(e.host->wait(id, TIER_HIGH, ALL).ok());
-    CHECK_FALSE(e.cache.holds(id, TIER_HIGH, 0));
-    CHECK(e.cache.holds_below(id, TIER_HIGH, ALL));
+    REQUIRE(e.host->acquire(id, tier_id::high));
+    e.host->request(id, tier_id::high, ALL);
+    REQUIRE(e.host->wait(id, tier_id::high, ALL).ok());
+    CHECK_FALSE(e.cache.holds(id, tier_id::high, {}));
+    CHECK(e.cache.holds_below(id, tier_id::high, ALL));
     CHECK(e.counters.bytes_transferred == 0);
     const uint64_t read = e.counters.bytes_read;
-    REQUIRE(e.cache.acquire(id, TIER_HIGH));
-    e.cache.request(id, TIER_HIGH, ALL);
-    REQUIRE(e.cache.wait(id, TIER_HIGH, ALL).ok());
-    for (const uint32_t part : { PART_GATE, PART_UP, PART_DOWN }) {
-        const part_location & at    = m.index.locate(TIER_HIGH, id.layer, part, id.expert);
+    REQUIRE(e.cache.acquire(id, tier_id::high));
+    e.cache.request(id, tier_id::high, ALL);
+    REQUIRE(e.cache.wait(id, tier_id::high, ALL).ok());
+    for (const part_id part : { part_id::gate, part_id::up, part_id::down }) {
+        const part_location & at    = m.index.locate(term_id::high, id.layer, part, id.expert);
         const std::string     bytes = whole_file(m).substr(at.offset, at.size);
-        CHECK(std::string(e.host->data(id, TIER_HIGH, part), at.size) == bytes);
-        CHECK(device_bytes(e.cache, id, TIER_HIGH, part, at.size) == bytes);
+        CHECK(std::string(e.host->data(id, term_id::high, part), at.size) == bytes);
+        CHECK(device_bytes(e.cache, id, term_id::high, part, at.size) == bytes);
     }
     CHECK(e.counters.bytes_read == read);
-    e.cache.release(id, TIER_HIGH);
-    e.host->release(id, TIER_HIGH);
+    e.cache.release(id, tier_id::high);
+    e.host->release(id, tier_id::high);
 }
 
 TEST_CASE("where all of the host's slots are pinned, what is read passes them by") {
     const model_on_disk m;
     engine              e = engine_with_host(m, 4, 0, 1);
-    REQUIRE(e.host->acquire({ 1, 7 }, TIER_HIGH));
+    REQUIRE(e.host->acquire({ 1, 7 }, tier_id::high));
     const layer_input input = random_input(m.shape, 3, 1);
-    CHECK(e.compute(m, input) == stock(m, input, TIER_HIGH));
-    CHECK(e.host->holds({ 1, 7 }, TIER_HIGH, 0));
+    CHECK(e.compute(m, input) == stock(m, input, tier_id::high));
+    CHECK(e.host->holds({ 1, 7 }, tier_id::high, {}));
     CHECK(e.host_counters.evictions == 0);
-    e.host->release({ 1, 7 }, TIER_HIGH);
-    CHECK(e.compute(m, input, 1) == stock(m, input, TIER_HIGH, 1));
+    e.host->release({ 1, 7 }, tier_id::high);
+    CHECK(e.compute(m, input, 1) == stock(m, input, tier_id::high, 1));
     CHECK(e.host_counters.evictions > 0); // no pin is left behind
 }
 
@@ -246,35 +248,36 @@ TEST_CASE("an error of reading ends the computation") {
 }
 
 // Takes turns between both levels, with prefetches that are used, dropped or overtaken.
-static void use_at_random(const model_on_disk & m, uint32_t tier, uint32_t n_device, uint32_t n_host) {
+static void use_at_random(const model_on_disk & m, term_id term, uint32_t n_device, uint32_t n_host) {
     engine            e    = engine_with_host(m, n_device, n_device, n_host);
     const std::string file = whole_file(m);
+    const tier_id     tier = tier_of(term);
     if (n_host <= n_device) {
-        e.host->let_duplicates_go_first(tier);
+        e.host->let_duplicates_go_first(term);
     }
     std::mt19937 random(5);
     size_t       wrong   = 0;
     size_t       n_ahead = 0;
     for (int step = 0; step < 600; step++) {
-        const expert_id id   = { uint32_t(random() % 2), uint32_t(random() % 8) };
+        const expert_id id   = { layer_id(random() % 2), uint32_t(random() % 8) };
         const uint32_t  what = uint32_t(random() % 8);
         if (what < 2) {
-            const uint32_t first = m.index.terms(tier).front();
-            n_ahead += e.cache.prefetch(id, first, ALL) && (first == tier || e.cache.prefetch(id, tier, ALL));
+            const term_id first = m.index.terms(tier).front();
+            n_ahead += e.cache.prefetch(id, first, ALL) && (first == term || e.cache.prefetch(id, term, ALL));
         } else if (what == 2) {
             e.cache.end_prefetch(id.layer);
         } else if (what == 3 && e.host->acquire(id, tier)) {
-            e.host->request(id, tier, part_bit(PART_UP));
-            wrong += !e.host->wait(id, tier, part_bit(PART_UP)).ok();
+            e.host->request(id, tier, part_id::up);
+            wrong += !e.host->wait(id, tier, part_id::up).ok();
             e.host->release(id, tier);
         } else if (what > 3) {
             REQUIRE(e.cache.acquire(id, tier));
-            e.cache.request(id, tier, part_bit(PART_UP));
+            e.cache.request(id, tier, part_id::up);
             e.cache.request(id, tier, ALL);
             wrong += !e.cache.wait(id, tier, ALL).ok();
-            for (const uint32_t part : { PART_GATE, PART_UP, PART_DOWN }) {
-                const part_location & at = m.index.locate(tier, id.layer, part, id.expert);
-                wrong += device_bytes(e.cache, id, tier, part, at.size).compare(file.substr(at.offset, at.size)) != 0;
+            for (const part_id part : { part_id::gate, part_id::up, part_id::down }) {
+                const part_location & at = m.index.locate(term, id.layer, part, id.expert);
+                wrong += device_bytes(e.cache, id, term, part, at.size).compare(file.substr(at.offset, at.size)) != 0;
             }
             e.cache.release(id, tier);
         }
@@ -286,8 +289,8 @@ static void use_at_random(const model_on_disk & m, uint32_t tier, uint32_t n_dev
 
 TEST_CASE("both levels hold what the file does, whoever asks for what in which order") {
     const model_on_disk m;
-    use_at_random(m, TIER_HIGH, 2, 5);
-    use_at_random(m, TIER_LOW, 5, 2);
-    use_at_random(m, TIER_HIGH, 3, 1);
-    use_at_random(model_on_disk::with_residual(), TIER_HIGH, 3, 4);
+    use_at_random(m, term_id::high, 2, 5);
+    use_at_random(m, term_id::low, 5, 2);
+    use_at_random(m, term_id::high, 3, 1);
+    use_at_random(model_on_disk::with_residual(), term_id::high, 3, 4);
 }

@@ -24,8 +24,8 @@ class fixed_policy : public cache_policy {
     void begin_tokens(uint32_t, uint32_t) override {}
     void on_use(const expert_usage &) override {}
 
-    double value(expert_id id, uint32_t tier, uint32_t) override {
-        CHECK(tier == TIER_LOW); // that of every set below
+    double value(expert_id id, term_id term, layer_id) override {
+        CHECK(term == term_id::low); // that of every set below
         const auto found = values.find({ id.layer, id.expert });
         return found == values.end() ? 0.0 : found->second;
     }
@@ -35,7 +35,7 @@ class fixed_policy : public cache_policy {
 
 // A set of 3 layers with 4 experts each.
 static resident_set make_set(uint32_t n_slots, cache_policy & policy, uint32_t floor = 0) {
-    return resident_set(3, 4, TIER_LOW, n_slots, floor, policy);
+    return resident_set(3, 4, term_id::low, n_slots, floor, policy);
 }
 
 // Whom the insertion evicts; nothing where it cannot be had or needs nobody's slot.
@@ -230,7 +230,7 @@ TEST_CASE("the even floor leaves a layer at work room for all that it uses") {
 static int count_hits(resident_set & set, int n_tokens, uint32_t n_layers, uint32_t n_used) {
     int hits = 0;
     for (int token = 0; token < n_tokens; token++) {
-        for (uint32_t layer = 0; layer < n_layers; layer++) {
+        for (layer_id layer = 0; layer < n_layers; layer++) {
             std::vector<expert_id> missing;
             for (uint32_t expert = 0; expert < n_used; expert++) {
                 const expert_id id{ layer, expert };
@@ -257,11 +257,11 @@ static int count_hits(resident_set & set, int n_tokens, uint32_t n_layers, uint3
 
 TEST_CASE("a cycle longer than the pool never hits without floors, and hits with them") {
     fixed_policy policy; // least recently touched leaves
-    resident_set without(4, 2, TIER_LOW, 5, 0, policy);
+    resident_set without(4, 2, term_id::low, 5, 0, policy);
     CHECK(count_hits(without, 5, 4, 2) == 0);
     // Floor 1. First token: 0.0 0.1 1.0 1.1 2.0 fill the pool; 2.1 replaces 0.0, 3.0 replaces 1.0 (layer 0 is at its
     // floor), 3.1 replaces 2.0. From then on every layer finds the one that it was left.
-    resident_set with_floor(4, 2, TIER_LOW, 5, 1, policy);
+    resident_set with_floor(4, 2, term_id::low, 5, 1, policy);
     CHECK(count_hits(with_floor, 5, 4, 2) == 16);
 }
 
@@ -269,7 +269,7 @@ TEST_CASE("any pool that can keep an expert of every layer hits when a token is 
     for (uint32_t n_slots = 9; n_slots <= 24; n_slots++) { // 5 * 1 + 4 and more
         CAPTURE(n_slots);
         fixed_policy policy;
-        resident_set set(6, 4, TIER_LOW, n_slots, even_floor(n_slots, 6, 4), policy);
+        resident_set set(6, 4, term_id::low, n_slots, even_floor(n_slots, 6, 4), policy);
         CHECK(count_hits(set, 4, 6, 4) >= 18); // each layer its floor in each of 3 tokens
     }
 }
@@ -314,14 +314,14 @@ class naive_set {
     const std::vector<entry> & entries() const { return entries_; }
 
   private:
-    std::optional<expert_id> victim(uint32_t layer, pressure how) const {
+    std::optional<expert_id> victim(layer_id layer, pressure how) const {
         std::vector<entry> candidates;
         std::copy_if(entries_.begin(), entries_.end(), std::back_inserter(candidates),
                      [&](const entry & e) { return e.pins == 0 && (how == pressure::urgent || !e.is_protected); });
         const auto rank = [&](const entry & e) {
             const auto   in_layer = [&](const entry & other) { return other.id.layer == e.id.layer; };
             const auto   held     = std::count_if(entries_.begin(), entries_.end(), in_layer);
-            const double value    = policy_.value(e.id, TIER_LOW, layer);
+            const double value    = policy_.value(e.id, term_id::low, layer);
             const bool   keeps    = e.id.layer != layer && held <= floor_ && !e.is_duplicate;
             return std::make_tuple(e.is_protected, !e.is_duplicate, keeps, e.is_duplicate ? -value : value);
         };
@@ -403,7 +403,7 @@ TEST_CASE("random operations: as the contract reads, and no pinned expert ever l
         const uint32_t floor     = random() % 4;
         CAPTURE(round);
         fixed_policy policy;
-        resident_set set(n_layers, n_experts, TIER_LOW, n_slots, floor, policy);
+        resident_set set(n_layers, n_experts, term_id::low, n_slots, floor, policy);
         naive_set    naive(n_slots, floor, policy);
 
         std::map<std::pair<uint32_t, uint32_t>, uint32_t> pinned; // slots

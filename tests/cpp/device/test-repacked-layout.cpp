@@ -99,10 +99,10 @@ TEST_CASE("experts in the device's layout give what stock gives with weights in 
             CAPTURE(n_slots);
             const layer_input input = random_input(m.shape, n_tokens, unsigned(n_tokens));
             engine            e(m, n_slots, 0, rules{ {} }, { cpu_device(), true });
-            const rows        expected = stock(m, input, TIER_HIGH, 0, false, buft);
+            const rows        expected = stock(m, input, tier_id::high, 0, false, buft);
             CHECK(e.compute(m, input) == expected);
             CHECK(e.compute(m, input) == expected);
-            CHECK((expected != stock(m, input, TIER_HIGH)) == (layout != nullptr));
+            CHECK((expected != stock(m, input, tier_id::high)) == (layout != nullptr));
         }
     }
 }
@@ -114,8 +114,8 @@ TEST_CASE("a tier whose type has no layout stays as it is, beside one that has")
     const rules                      config = { { 0.0, 1.0 }, true };
     engine                           e(m, 8, 8, config, { cpu_device(), true });
     const ggml_backend_buffer_type_t layout = packed_layout(cpu_device(), GGML_TYPE_Q4_0, { 256, 768 }, 8);
-    const rows                       high   = stock(m, input, TIER_HIGH);
-    const rows   low  = stock(m, input, TIER_LOW, 0, false, layout ? layout : ggml_backend_cpu_buffer_type());
+    const rows                       high   = stock(m, input, tier_id::high);
+    const rows   low  = stock(m, input, tier_id::low, 0, false, layout ? layout : ggml_backend_cpu_buffer_type());
     const rows   out  = e.compute(m, input);
     const size_t best = input.weights[0] >= input.weights[1] ? 0 : 1;
     CHECK(out[best] == high[best]);

@@ -26,11 +26,11 @@ TEST_CASE("everything high, whatever the batch and the pool, layers taking turns
     for (const uint32_t n_slots : { 16u, 3u, 1u }) { // all layers, less than a batch, less than a token
         engine e(m, n_slots, 0, with({}), { device() });
         for (const int64_t n_tokens : { 1, 2, 37 }) {
-            for (uint32_t layer = 0; layer < 2; layer++) {
+            for (layer_id layer = 0; layer < 2; layer++) {
                 CAPTURE(n_slots);
                 CAPTURE(n_tokens);
                 const layer_input input = random_input(m.shape, n_tokens, unsigned(n_tokens));
-                CHECK(e.compute(m, input, layer) == stock(m, input, TIER_HIGH, layer));
+                CHECK(e.compute(m, input, layer) == stock(m, input, tier_id::high, layer));
             }
         }
     }
@@ -52,12 +52,12 @@ TEST_CASE("low precision, and a residual added to it") {
     engine              low(m, 8, 3, with({ 0.0, 1.0 }), { device() });
     engine              on_cpu(m, 8, 3, score_thresholds{ 0.0, 1.0 });
     CHECK(low.compute(m, input) == on_cpu.compute(m, input));
-    CHECK(low.counters.selections[TIER_LOW] > 0);
+    CHECK(low.counters.selections[tier_id::low] > 0);
     for (const uint32_t n_slots : { 8u, 2u }) {
         CAPTURE(n_slots);
         const model_on_disk sums = model_on_disk::with_residual();
         engine              e(sums, n_slots, n_slots, with({}), { device() });
-        CHECK(e.compute(sums, input) == stock(sums, input, TIER_HIGH));
+        CHECK(e.compute(sums, input) == stock(sums, input, tier_id::high));
     }
 }
 
@@ -91,9 +91,9 @@ TEST_CASE("experts of one tier may have types of their own") {
 TEST_CASE("where types differ, experts are as far apart as kernels of either type can count") {
     const model_on_disk m = model_on_disk::with_mixed_types(GGML_TYPE_F16, GGML_TYPE_Q4_0);
     engine              e(m, 8, 2, with({}), { device() });
-    for (const uint32_t part : { PART_GATE, PART_UP, PART_DOWN }) {
-        const size_t stride = e.cache.stride({ 0, 0 }, TIER_LOW, part);
-        CHECK(stride >= m.index.locate(TIER_LOW, 0, part, 6).size); // of F16
+    for (const part_id part : { part_id::gate, part_id::up, part_id::down }) {
+        const size_t stride = e.cache.stride({ 0, 0 }, term_id::low, part);
+        CHECK(stride >= m.index.locate(term_id::low, 0, part, 6).size); // of F16
         CHECK(stride % (8 * sizeof(ggml_fp16_t)) == 0);
         CHECK(stride % ggml_type_size(GGML_TYPE_Q4_0) == 0);
     }
@@ -101,11 +101,11 @@ TEST_CASE("where types differ, experts are as far apart as kernels of either typ
 
 TEST_CASE("a bank has no more blocks of a part than kernels count in 32 bits") {
     const model_on_disk m;
-    for (const uint32_t tier : { TIER_HIGH, TIER_LOW }) {
-        const part_location &  at       = m.index.locate(tier, 0, PART_UP, 0);
+    for (const term_id term : TERMS) {
+        const part_location &  at       = m.index.locate(term, 0, part_id::up, 0);
         const uint64_t         n_blocks = at.size / ggml_type_size(at.type);
         const auto             most     = uint32_t(INT32_MAX / n_blocks);
-        slot_layout            layout(m.index, tier, device(), ggml_backend_dev_buffer_type(device()));
+        slot_layout            layout(m.index, term, device(), ggml_backend_dev_buffer_type(device()));
         slot_layout::bank_plan plan;
         REQUIRE(layout.plan_banks(most + most / 2, plan).ok());
         CHECK(plan.slots_per_bank < most);
@@ -139,20 +139,21 @@ TEST_CASE("where types differ, zeros stand behind matrices whose kernels read on
     engine              e(m, 8, 1, with({}), { device_of_padded_rows() });
     for (const expert_id id :
          { expert_id{ 0, 6 }, expert_id{ 0, 0 }, expert_id{ 0, 1 } }) { // of either type, in a slot
-        REQUIRE(e.cache.acquire(id, TIER_LOW));
-        for (const uint32_t part : { PART_GATE, PART_UP, PART_DOWN }) {
-            e.cache.request(id, TIER_LOW, part_bit(part));
-            REQUIRE(e.cache.wait(id, TIER_LOW, part_bit(part)).ok());
-            const part_location & at    = m.index.locate(TIER_LOW, 0, part, id.expert);
-            const std::string     bytes = device_bytes(e.cache, id, TIER_LOW, part, at.size + zeros);
+        REQUIRE(e.cache.acquire(id, tier_id::low));
+        for (const part_id part : { part_id::gate, part_id::up, part_id::down }) {
+            e.cache.request(id, tier_id::low, part);
+            REQUIRE(e.cache.wait(id, tier_id::low, part).ok());
+            const part_location & at    = m.index.locate(term_id::low, 0, part, id.expert);
+            const std::string     bytes = device_bytes(e.cache, id, term_id::low, part, at.size + zeros);
             CHECK(bytes == temp_dir::read(m.index.files()[0]).substr(at.offset, at.size) + std::string(zeros, '\0'));
-            CHECK(e.cache.stride(id, TIER_LOW, part) >= at.size + zeros);
+            CHECK(e.cache.stride(id, term_id::low, part) >= at.size + zeros);
         }
-        e.cache.release(id, TIER_LOW);
+        e.cache.release(id, tier_id::low);
     }
     CHECK(e.counters.evictions == 2);
-    for (const uint32_t part : { PART_GATE, PART_UP, PART_DOWN }) { // where they are alike, nothing stands between
-        CHECK(e.cache.stride({ 0, 0 }, TIER_HIGH, part) == m.index.locate(TIER_HIGH, 0, part, 0).size);
+    for (const part_id part :
+         { part_id::gate, part_id::up, part_id::down }) { // where they are alike, nothing stands between
+        CHECK(e.cache.stride({ 0, 0 }, term_id::high, part) == m.index.locate(term_id::high, 0, part, 0).size);
     }
 }
 
@@ -187,24 +188,24 @@ static ggml_backend_dev_t device_of_small_buffers() {
 TEST_CASE("a pool larger than a buffer of the device has several banks, and takes no more memory than one") {
     const model_on_disk m;
     engine              e(m, 16, 0, with({}), { device_of_small_buffers() });
-    CHECK(e.cache.n_slots(TIER_HIGH) < 16); // what banks take beside their slots
-    CHECK(e.cache.n_slots(TIER_HIGH) > 8);
+    CHECK(e.cache.n_slots(term_id::high) < 16); // what banks take beside their slots
+    CHECK(e.cache.n_slots(term_id::high) > 8);
     std::set<ggml_backend_buffer_t> banks;
     size_t                          bytes = 0;
     for (int64_t n_tokens : { 37, 1 }) {
         const layer_input input = random_input(m.shape, n_tokens, 3);
-        CHECK(e.compute(m, input) == stock(m, input, TIER_HIGH));
+        CHECK(e.compute(m, input) == stock(m, input, tier_id::high));
     }
     for (uint32_t i = 0; i < 16; i++) {
         const expert_id id = { i / 8, i % 8 };
-        REQUIRE(e.cache.acquire(id, TIER_HIGH));
-        if (banks.insert(e.cache.buffer(id, TIER_HIGH, PART_UP)).second) {
-            bytes += ggml_backend_buffer_get_size(e.cache.buffer(id, TIER_HIGH, PART_UP));
+        REQUIRE(e.cache.acquire(id, tier_id::high));
+        if (banks.insert(e.cache.buffer(id, term_id::high, part_id::up)).second) {
+            bytes += ggml_backend_buffer_get_size(e.cache.buffer(id, term_id::high, part_id::up));
         }
-        e.cache.release(id, TIER_HIGH);
+        e.cache.release(id, tier_id::high);
     }
     CHECK(banks.size() > 1);
-    CHECK(bytes <= 16 * e.cache.slot_size(TIER_HIGH) + e.cache.overhead(TIER_HIGH));
+    CHECK(bytes <= 16 * e.cache.slot_size(term_id::high) + e.cache.overhead(term_id::high));
 }
 
 static const char * name_of_vulkan(ggml_backend_reg_t) {

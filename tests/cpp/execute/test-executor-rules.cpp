@@ -32,15 +32,15 @@ TEST_CASE("strict: each token gets its own precision, whatever is resident and o
             config.strict     = true;
             engine     e(m, n_slots, n_slots, config);
             const auto precisions = strict_precisions(input, thresholds);
-            const rows high       = stock(m, input, TIER_HIGH);
-            const rows low        = stock(m, input, TIER_LOW);
+            const rows high       = stock(m, input, tier_id::high);
+            const rows low        = stock(m, input, tier_id::low);
             for (int again = 0; again < 2; again++) {
                 const rows out = e.compute(m, input);
                 for (size_t i = 0; i < out.size(); i++) {
                     const rows zero(1, std::vector<float>(out[i].size(), 0.0f));
-                    CHECK(out[i] == (precisions[i] == PRECISION_HIGH  ? high[i]
-                                     : precisions[i] == PRECISION_LOW ? low[i]
-                                                                      : zero[0]));
+                    CHECK(out[i] == (precisions[i] == precision::high  ? high[i]
+                                     : precisions[i] == precision::low ? low[i]
+                                                                       : zero[0]));
                 }
             }
         }
@@ -91,8 +91,8 @@ TEST_CASE("random precisions come in the shares asked for") {
     const layer_input input = random_input(m.shape, n, 43);
     engine            e(m, 8, 8, config);
     e.compute(m, input);
-    CHECK(double(e.counters.selections[TIER_HIGH]) == doctest::Approx(0.25 * 2 * n).epsilon(0.15));
-    CHECK(double(e.counters.selections[TIER_LOW]) == doctest::Approx(0.5 * 2 * n).epsilon(0.15));
+    CHECK(double(e.counters.selections[tier_id::high]) == doctest::Approx(0.25 * 2 * n).epsilon(0.15));
+    CHECK(double(e.counters.selections[tier_id::low]) == doctest::Approx(0.5 * 2 * n).epsilon(0.15));
     CHECK(double(e.counters.selections_skipped) == doctest::Approx(0.25 * 2 * n).epsilon(0.15));
 }
 
@@ -128,7 +128,7 @@ TEST_CASE("every layer is reported once, with what was there before it ran and t
             CHECK(r.routing.weights == input.weights);
             CHECK(r.rows[1].position == 11);
             CHECK(r.rows[2].sequence == 7);
-            CHECK(r.was_resident == std::vector<uint8_t>(6, 0));
+            CHECK(r.was_resident == std::vector<per_tier<bool>>(6));
             CHECK(r.plan.precisions.size() == 6);
             CHECK(r.router_input == input.x);
             CHECK(ggml_nrows(r.output) == 6);

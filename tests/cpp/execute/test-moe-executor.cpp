@@ -10,7 +10,7 @@
 // What each expert of the batch is worth by Eq. 2, in the words of the paper: the best of what its tokens ask for.
 static std::vector<precision> worth_of_experts(const layer_input & input, score_thresholds thresholds,
                                                size_t n_experts) {
-    std::vector<precision> worth(n_experts, PRECISION_SKIP);
+    std::vector<precision> worth(n_experts, precision::skip);
     for (int64_t t = 0; t < input.n_tokens; t++) {
         for (int64_t k = 0; k < input.n_used; k++) {
             const float * weights = &input.weights[size_t(t * input.n_used)];
@@ -25,9 +25,9 @@ static std::vector<precision> worth_of_experts(const layer_input & input, score_
                 }
             }
             const double    score = before / sum;
-            const precision p     = first || score <= thresholds.t1 ? PRECISION_HIGH
-                                    : score <= thresholds.t2        ? PRECISION_LOW
-                                                                    : PRECISION_SKIP;
+            const precision p     = first || score <= thresholds.t1 ? precision::high
+                                    : score <= thresholds.t2        ? precision::low
+                                                                    : precision::skip;
             precision &     best  = worth[size_t(input.ids[size_t(t * input.n_used + k)])];
             best                  = std::max(best, p);
         }
@@ -41,9 +41,9 @@ static rows compose(const layer_input & input, const std::vector<precision> & wo
     rows out = high;
     for (size_t i = 0; i < out.size(); i++) {
         const precision p = worth[size_t(input.ids[i])];
-        if (p == PRECISION_LOW) {
+        if (p == precision::low) {
             out[i] = low[i];
-        } else if (p == PRECISION_SKIP) {
+        } else if (p == precision::skip) {
             out[i].assign(out[i].size(), 0.0f);
         }
     }
@@ -59,10 +59,11 @@ TEST_CASE("everything high: the output is stock's, whatever the batch and the po
             CAPTURE(n_slots);
             const layer_input input = random_input(m.shape, n_tokens, unsigned(n_tokens));
             engine            e(m, n_slots, 0);
-            CHECK(e.compute(m, input) == stock(m, input, TIER_HIGH));
-            CHECK(e.counters.selections[TIER_HIGH] == uint64_t(n_tokens * 2));
+            CHECK(e.compute(m, input) == stock(m, input, tier_id::high));
+            CHECK(e.counters.selections[tier_id::high] == uint64_t(n_tokens * 2));
             CHECK(e.counters.layers_computed == 1);
-            CHECK((e.counters.waves > 1) == (n_tokens == 37 ? n_slots < 8 : n_slots < e.counters.misses[TIER_HIGH]));
+            CHECK((e.counters.waves > 1) ==
+                  (n_tokens == 37 ? n_slots < 8 : n_slots < e.counters.misses[tier_id::high]));
         }
     }
 }
@@ -71,13 +72,13 @@ TEST_CASE("the same batch again finds its experts and gives the same output") {
     const model_on_disk m;
     const layer_input   input = random_input(m.shape, 2, 5);
     engine              e(m, 8, 0);
-    const rows          expected = stock(m, input, TIER_HIGH);
+    const rows          expected = stock(m, input, tier_id::high);
     CHECK(e.compute(m, input) == expected);
-    const uint64_t misses = e.counters.misses[TIER_HIGH];
+    const uint64_t misses = e.counters.misses[tier_id::high];
     const uint64_t read   = e.counters.bytes_read;
     CHECK(e.compute(m, input) == expected);
-    CHECK(e.counters.misses[TIER_HIGH] == misses);
-    CHECK(e.counters.hits[TIER_HIGH] == misses);
+    CHECK(e.counters.misses[tier_id::high] == misses);
+    CHECK(e.counters.hits[tier_id::high] == misses);
     CHECK(e.counters.bytes_read == read);
 }
 
@@ -85,9 +86,9 @@ TEST_CASE("layers take turns in a pool too small for both") {
     const model_on_disk m;
     engine              e(m, 3, 0);
     for (unsigned token = 0; token < 12; token++) {
-        for (uint32_t layer = 0; layer < 2; layer++) {
+        for (layer_id layer = 0; layer < 2; layer++) {
             const layer_input input = random_input(m.shape, token % 4 == 3 ? 9 : 1, token);
-            CHECK(e.compute(m, input, layer) == stock(m, input, TIER_HIGH, layer));
+            CHECK(e.compute(m, input, layer) == stock(m, input, tier_id::high, layer));
         }
     }
     CHECK(e.counters.evictions > 0);
@@ -102,8 +103,9 @@ TEST_CASE("t1 = 0: each token's first expert is high, the others are low") {
             const layer_input input = random_input(m.shape, n_tokens, 7);
             engine            e(m, n_slots, n_slots, score_thresholds{ 0.0, 1.0 });
             const auto        worth = worth_of_experts(input, { 0.0, 1.0 }, 8);
-            CHECK(e.compute(m, input) == compose(input, worth, stock(m, input, TIER_HIGH), stock(m, input, TIER_LOW)));
-            CHECK(e.counters.selections[TIER_HIGH] + e.counters.selections[TIER_LOW] == uint64_t(2 * n_tokens));
+            CHECK(e.compute(m, input) ==
+                  compose(input, worth, stock(m, input, tier_id::high), stock(m, input, tier_id::low)));
+            CHECK(e.counters.selections[tier_id::high] + e.counters.selections[tier_id::low] == uint64_t(2 * n_tokens));
             CHECK(e.counters.selections_skipped == 0);
         }
     }
@@ -121,11 +123,11 @@ TEST_CASE("t2 below 1: what is skipped is zero, with a bias and without") {
             const layer_input input = random_input(shape, n_tokens, 11);
             const auto        worth = worth_of_experts(input, thresholds, 8);
             engine            e(m, 8, 8, thresholds);
-            CHECK(e.compute(m, input, 0, bias) ==
-                  compose(input, worth, stock(m, input, TIER_HIGH, 0, bias), stock(m, input, TIER_LOW, 0, bias)));
+            CHECK(e.compute(m, input, 0, bias) == compose(input, worth, stock(m, input, tier_id::high, 0, bias),
+                                                          stock(m, input, tier_id::low, 0, bias)));
             uint64_t skipped = 0;
             for (const int32_t id : input.ids) {
-                skipped += worth[size_t(id)] == PRECISION_SKIP;
+                skipped += worth[size_t(id)] == precision::skip;
             }
             CHECK(e.counters.selections_skipped == skipped);
             CHECK((n_tokens > 1 || skipped > 0));
@@ -139,14 +141,14 @@ TEST_CASE("an expert that is there in a better precision is used in it") {
     engine              e(m, 8, 8, score_thresholds{ 0.0, 0.0 });
     // all experts of the token come into the high pool
     for (const int32_t id : input.ids) {
-        REQUIRE(e.cache.acquire({ 0, uint32_t(id) }, TIER_HIGH));
-        e.cache.request({ 0, uint32_t(id) }, TIER_HIGH, m.index.layer(0).parts);
-        REQUIRE(e.cache.wait({ 0, uint32_t(id) }, TIER_HIGH, m.index.layer(0).parts).ok());
-        e.cache.release({ 0, uint32_t(id) }, TIER_HIGH);
+        REQUIRE(e.cache.acquire({ 0, uint32_t(id) }, tier_id::high));
+        e.cache.request({ 0, uint32_t(id) }, tier_id::high, m.index.layer(0).parts);
+        REQUIRE(e.cache.wait({ 0, uint32_t(id) }, tier_id::high, m.index.layer(0).parts).ok());
+        e.cache.release({ 0, uint32_t(id) }, tier_id::high);
     }
-    CHECK(e.compute(m, input) == stock(m, input, TIER_HIGH));
+    CHECK(e.compute(m, input) == stock(m, input, tier_id::high));
     CHECK(e.counters.selections_skipped == 0);
-    CHECK(e.counters.hits[TIER_HIGH] == 2);
+    CHECK(e.counters.hits[tier_id::high] == 2);
 }
 
 TEST_CASE("experts of one tier may have types of their own") {
@@ -160,15 +162,15 @@ TEST_CASE("experts of one tier may have types of their own") {
         const auto        worth = worth_of_experts(input, { 0.0, 1.0 }, 8);
         // each expert on its own, as a plain model with one expert
         for (int32_t id = 0; id < 8; id++) {
-            const uint32_t tier   = worth[size_t(id)] == PRECISION_HIGH ? TIER_HIGH : TIER_LOW;
-            layer_input    single = input;
+            const tier_id tier   = tier_of(worth[size_t(id)]);
+            layer_input   single = input;
             single.ids.assign(input.ids.size(), 0);
             moe_model one_expert = shape;
             one_expert.n_experts = 1;
             layer_graph graph(one_expert, single);
             graph.set_plain([&](const std::string & part) {
-                const uint32_t        p  = part == "gate" ? PART_GATE : part == "up" ? PART_UP : PART_DOWN;
-                const part_location & at = m.index.locate(tier, 0, p, uint32_t(id));
+                const part_id         p  = part == "gate" ? part_id::gate : part == "up" ? part_id::up : part_id::down;
+                const part_location & at = m.index.locate(term_id(tier), 0, p, uint32_t(id));
                 return plain_weight{ at.type, temp_dir::read(m.index.files()[0]).substr(at.offset, at.size) };
             });
             cpu_backend cpu;
@@ -191,7 +193,7 @@ TEST_CASE("gate and up in one tensor") {
         for (const uint32_t n_slots : { 8u, 1u }) {
             const layer_input input = random_input(shape, n_tokens, 19);
             engine            e(m, n_slots, 0);
-            CHECK(e.compute(m, input) == stock(m, input, TIER_HIGH));
+            CHECK(e.compute(m, input) == stock(m, input, tier_id::high));
         }
     }
 }
@@ -204,7 +206,7 @@ TEST_CASE("a layer computed node by node, as under an evaluation callback, is th
             CAPTURE(n_tokens);
             const layer_input input = random_input(m.shape, n_tokens, 23);
             engine            e(m, n_slots, 0);
-            CHECK(compute_node_by_node(e, m, input) == stock(m, input, TIER_HIGH));
+            CHECK(compute_node_by_node(e, m, input) == stock(m, input, tier_id::high));
         }
     }
 }
@@ -254,7 +256,7 @@ TEST_CASE("a read that fails is an error, whichever it is") {
 TEST_CASE("a computation that is aborted may be repeated, whatever was on its way") {
     const model_on_disk m;
     const layer_input   input    = random_input(m.shape, 37, 3);
-    const rows          expected = stock(m, input, TIER_HIGH);
+    const rows          expected = stock(m, input, tier_id::high);
     for (const uint32_t n_slots : { 16u, 3u, 1u }) {
         bool was_aborted = true;
         for (int polls = 0; was_aborted; polls++) { // at each poll there is; how many depends on what has arrived when
@@ -270,7 +272,7 @@ TEST_CASE("a computation that is aborted may be repeated, whatever was on its wa
             was_aborted    = s.is_aborted();
             CHECK((was_aborted || (s.ok() && polls > 2)));
             ggml_backend_cpu_set_abort_callback(e.compute_on.backend, nullptr, nullptr);
-            CHECK(e.compute(m, input, 1) == stock(m, input, TIER_HIGH, 1));
+            CHECK(e.compute(m, input, 1) == stock(m, input, tier_id::high, 1));
             CHECK(e.compute(m, input) == expected);
         }
     }
@@ -287,5 +289,5 @@ TEST_CASE("thresholds without the router's weights are an error, t1 = 1 needs no
     layer_graph graph(m.shape, input);
     graph.set_cached(m.index, 0, false);
     CHECK(high.executor.compute(graph.graph, high.inner, &high.cpu_graph).ok());
-    CHECK(graph.output() == stock(m, input, TIER_HIGH));
+    CHECK(graph.output() == stock(m, input, tier_id::high));
 }

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-static constexpr uint32_t ALL = part_bit(PART_UP) | part_bit(PART_GATE) | part_bit(PART_DOWN);
+static constexpr part_set ALL = part_id::up | part_id::gate | part_id::down;
 
 static moe_model quantized(uint32_t n_used = 2) {
     moe_model m = model_on_disk::small();
@@ -21,14 +21,12 @@ static moe_model quantized(uint32_t n_used = 2) {
     return m;
 }
 
-// What the experts' tensors of one tier take, as they are read.
-static uint64_t bytes_of(const model_on_disk & m, uint32_t tier, const std::set<int32_t> & experts) {
+// What the experts' tensors of one term take, as they are read.
+static uint64_t bytes_of(const model_on_disk & m, term_id term, const std::set<int32_t> & experts) {
     uint64_t bytes = 0;
     for (const int32_t e : experts) {
-        for (uint32_t part = 0; part < PART_COUNT; part++) {
-            if (m.index.layer(0).parts & part_bit(part)) {
-                bytes += aligned_span(m.index.locate(tier, 0, part, uint32_t(e)));
-            }
+        for (const part_id part : m.index.layer(0).parts) {
+            bytes += aligned_span(m.index.locate(term, 0, part, uint32_t(e)));
         }
     }
     return bytes;
@@ -39,8 +37,8 @@ TEST_CASE("everything high is the sum of both products, whatever the batch and t
     REQUIRE(m.index.high_is_residual());
     for (const int64_t n_tokens : { 1, 2, 37 }) {
         const layer_input input    = random_input(m.shape, n_tokens, unsigned(n_tokens));
-        const rows        expected = stock(m, input, TIER_HIGH);
-        REQUIRE(expected != stock(m, input, TIER_LOW));
+        const rows        expected = stock(m, input, tier_id::high);
+        REQUIRE(expected != stock(m, input, tier_id::low));
         for (const uint32_t n_low : { 16u, 8u, 3u, 1u }) {
             for (const uint32_t n_high : { 16u, 3u, 2u, 1u }) {
                 CAPTURE(n_tokens);
@@ -49,7 +47,7 @@ TEST_CASE("everything high is the sum of both products, whatever the batch and t
                 engine e(m, std::min(n_high, n_low), n_low);
                 CHECK(e.compute(m, input) == expected);
                 CHECK(e.compute(m, input) == expected);
-                CHECK(e.counters.selections[TIER_HIGH] == uint64_t(n_tokens * 4));
+                CHECK(e.counters.selections[tier_id::high] == uint64_t(n_tokens * 4));
             }
         }
     }
@@ -64,7 +62,7 @@ TEST_CASE("gate and up in one tensor, or apart") {
             for (const uint32_t n_slots : { 8u, 1u }) {
                 const layer_input input = random_input(m.shape, n_tokens, 3);
                 engine            e(m, n_slots, n_slots);
-                CHECK(e.compute(m, input) == stock(m, input, TIER_HIGH));
+                CHECK(e.compute(m, input) == stock(m, input, tier_id::high));
             }
         }
     }
@@ -85,7 +83,7 @@ TEST_CASE("in the device's own layout") {
             CAPTURE(n_slots);
             const layer_input input = random_input(m.shape, n_tokens, unsigned(n_tokens));
             engine            e(m, n_slots, n_slots, rules{ {} }, { cpu, true });
-            CHECK(e.compute(m, input) == stock(m, input, TIER_HIGH, 0, false, buft));
+            CHECK(e.compute(m, input) == stock(m, input, tier_id::high, 0, false, buft));
         }
     }
 }
@@ -96,7 +94,7 @@ TEST_CASE("residuals may have types of their own in groups") {
     const model_on_disk m(shape, [&](gguf_builder & file) {
         moe_model::declare_residual(file);
         shape.add_tensors(file, shape.low, "");
-        for (uint32_t layer = 0; layer < 2; layer++) {
+        for (layer_id layer = 0; layer < 2; layer++) {
             for (const std::string part : { "gate", "up", "down" }) {
                 const std::string stem  = "blk." + std::to_string(layer) + ".ffn_" + part + "_exps";
                 const int64_t     n_in  = part == "down" ? shape.n_ff : shape.n_embd;
@@ -118,8 +116,8 @@ TEST_CASE("residuals may have types of their own in groups") {
         one_expert.n_experts = 1;
         layer_graph graph(one_expert, single, false, 2);
         graph.set_terms([&](const std::string & part, size_t term) {
-            const uint32_t        p  = part == "gate" ? PART_GATE : part == "up" ? PART_UP : PART_DOWN;
-            const part_location & at = m.index.locate(m.index.terms(TIER_HIGH)[term], 0, p, uint32_t(id));
+            const part_id         p  = part == "gate" ? part_id::gate : part == "up" ? part_id::up : part_id::down;
+            const part_location & at = m.index.locate(m.index.terms(tier_id::high)[term], 0, p, uint32_t(id));
             return plain_weight{ at.type, temp_dir::read(m.index.files()[0]).substr(at.offset, at.size) };
         });
         cpu_backend cpu;
@@ -144,13 +142,15 @@ TEST_CASE("strict: what is high is the sum, what is low the low version alone, w
             for (size_t i = 0; i < worth.size(); i += 4) {
                 score_experts(&input.weights[i], 4, thresholds, &worth[i]);
             }
-            const rows high = stock(m, input, TIER_HIGH);
-            const rows low  = stock(m, input, TIER_LOW);
+            const rows high = stock(m, input, tier_id::high);
+            const rows low  = stock(m, input, tier_id::low);
             for (int again = 0; again < 2; again++) {
                 const rows out = e.compute(m, input);
                 for (size_t i = 0; i < out.size(); i++) {
                     const std::vector<float> zero(out[i].size(), 0.0f);
-                    CHECK(out[i] == (worth[i] == PRECISION_HIGH ? high[i] : worth[i] == PRECISION_LOW ? low[i] : zero));
+                    CHECK(out[i] == (worth[i] == precision::high  ? high[i]
+                                     : worth[i] == precision::low ? low[i]
+                                                                  : zero));
                 }
             }
         }
@@ -163,22 +163,22 @@ TEST_CASE("an upgrade reads the residual alone, and a downgrade reads nothing") 
     const std::set<int32_t> chosen(input.ids.begin(), input.ids.end());
     engine                  e(m, 8, 8);
     for (const int32_t id : input.ids) {
-        REQUIRE(e.cache.acquire({ 0, uint32_t(id) }, TIER_LOW));
-        e.cache.request({ 0, uint32_t(id) }, TIER_LOW, ALL);
-        REQUIRE(e.cache.wait({ 0, uint32_t(id) }, TIER_LOW, ALL).ok());
-        e.cache.release({ 0, uint32_t(id) }, TIER_LOW);
+        REQUIRE(e.cache.acquire({ 0, uint32_t(id) }, tier_id::low));
+        e.cache.request({ 0, uint32_t(id) }, tier_id::low, ALL);
+        REQUIRE(e.cache.wait({ 0, uint32_t(id) }, tier_id::low, ALL).ok());
+        e.cache.release({ 0, uint32_t(id) }, tier_id::low);
     }
-    CHECK(e.counters.bytes_read == bytes_of(m, TIER_LOW, chosen));
-    CHECK(e.compute(m, input) == stock(m, input, TIER_HIGH));
-    CHECK(e.counters.misses[TIER_HIGH] == 2);
-    CHECK(e.counters.bytes_read == bytes_of(m, TIER_LOW, chosen) + bytes_of(m, TIER_HIGH, chosen));
+    CHECK(e.counters.bytes_read == bytes_of(m, term_id::low, chosen));
+    CHECK(e.compute(m, input) == stock(m, input, tier_id::high));
+    CHECK(e.counters.misses[tier_id::high] == 2);
+    CHECK(e.counters.bytes_read == bytes_of(m, term_id::low, chosen) + bytes_of(m, term_id::high, chosen));
 
     engine strict(m, 8, 8, rules{ { 0.0, 1.0 }, true }); // one high, one low
     strict.compute(m, input);
     strict.run.thresholds.set({ 1.0, 1.0 });
-    CHECK(strict.compute(m, input) == stock(m, input, TIER_HIGH));
+    CHECK(strict.compute(m, input) == stock(m, input, tier_id::high));
     const uint64_t read = strict.counters.bytes_read;
-    CHECK(read == bytes_of(m, TIER_LOW, chosen) + bytes_of(m, TIER_HIGH, chosen));
+    CHECK(read == bytes_of(m, term_id::low, chosen) + bytes_of(m, term_id::high, chosen));
     strict.run.thresholds.set({ 0.0, 1.0 });
     strict.compute(m, input);
     CHECK(strict.counters.bytes_read == read);
@@ -188,13 +188,13 @@ TEST_CASE("every part of every term is read once, however few slots there are") 
     const model_on_disk     m        = model_on_disk::with_residual(quantized());
     const layer_input       input    = random_input(m.shape, 37, 3); // all experts
     const std::set<int32_t> all      = { 0, 1, 2, 3, 4, 5, 6, 7 };
-    const rows              expected = stock(m, input, TIER_HIGH);
+    const rows              expected = stock(m, input, tier_id::high);
     REQUIRE(std::set<int32_t>(input.ids.begin(), input.ids.end()) == all);
     for (const uint32_t n_slots : { 1u, 2u, 5u, 8u }) {
         CAPTURE(n_slots);
         engine e(m, n_slots, n_slots);
         CHECK(e.compute(m, input) == expected);
-        CHECK(e.counters.bytes_read == bytes_of(m, TIER_LOW, all) + bytes_of(m, TIER_HIGH, all));
+        CHECK(e.counters.bytes_read == bytes_of(m, term_id::low, all) + bytes_of(m, term_id::high, all));
     }
 }
 
@@ -204,17 +204,17 @@ TEST_CASE("layers take turns in pools too small for both, in any precision") {
     std::map<uint32_t, std::vector<precision>> seen;
     e.run.observer = [&](const layer_report & r) { seen[r.routing.layer] = r.plan.precisions; };
     for (unsigned token = 0; token < 24; token++) {
-        for (uint32_t layer = 0; layer < 2; layer++) {
+        for (layer_id layer = 0; layer < 2; layer++) {
             const layer_input input = random_input(m.shape, token % 4 == 3 ? 9 : 1, token);
             const rows        out   = e.compute(m, input, layer);
-            const rows        high  = stock(m, input, TIER_HIGH, layer);
-            const rows        low   = stock(m, input, TIER_LOW, layer);
+            const rows        high  = stock(m, input, tier_id::high, layer);
+            const rows        low   = stock(m, input, tier_id::low, layer);
             for (size_t i = 0; i < out.size(); i++) {
-                CHECK(out[i] == (seen[layer][i] == PRECISION_HIGH ? high[i] : low[i]));
+                CHECK(out[i] == (seen[layer][i] == precision::high ? high[i] : low[i]));
             }
         }
     }
-    CHECK(e.counters.selections[TIER_LOW] > 0);
+    CHECK(e.counters.selections[tier_id::low] > 0);
     CHECK(e.counters.evictions > 0);
 }
 
@@ -236,7 +236,7 @@ TEST_CASE("a read that fails is an error, whichever it is") {
 TEST_CASE("a computation that is aborted may be repeated, whatever was on its way") {
     const model_on_disk m        = model_on_disk::with_residual(quantized());
     const layer_input   input    = random_input(m.shape, 37, 3);
-    const rows          expected = stock(m, input, TIER_HIGH);
+    const rows          expected = stock(m, input, tier_id::high);
     for (const uint32_t n_slots : { 16u, 3u }) {
         bool was_aborted = true;
         for (int polls = 0; was_aborted; polls++) {
@@ -256,23 +256,23 @@ TEST_CASE("a computation that is aborted may be repeated, whatever was on its wa
 TEST_CASE("the cache: a prefetched residual waits for its low version, and both stay or go together") {
     const model_on_disk m = model_on_disk::with_residual(quantized());
     engine              e(m, 2, 3);
-    CHECK_FALSE(e.cache.prefetch({ 1, 0 }, TIER_HIGH, ALL)); // no low version
-    CHECK(e.cache.prefetch({ 1, 0 }, TIER_LOW, ALL));
-    CHECK(e.cache.prefetch({ 1, 0 }, TIER_HIGH, ALL));
-    CHECK(e.cache.holds({ 1, 0 }, TIER_HIGH, ALL));
-    REQUIRE(e.cache.acquire({ 1, 0 }, TIER_HIGH));
-    CHECK(e.cache.wait({ 1, 0 }, TIER_HIGH, ALL).ok());
+    CHECK_FALSE(e.cache.prefetch({ 1, 0 }, term_id::high, ALL)); // no low version
+    CHECK(e.cache.prefetch({ 1, 0 }, term_id::low, ALL));
+    CHECK(e.cache.prefetch({ 1, 0 }, term_id::high, ALL));
+    CHECK(e.cache.holds({ 1, 0 }, tier_id::high, ALL));
+    REQUIRE(e.cache.acquire({ 1, 0 }, tier_id::high));
+    CHECK(e.cache.wait({ 1, 0 }, tier_id::high, ALL).ok());
     CHECK(e.counters.bytes_read == e.counters.bytes_prefetched);
-    e.cache.release({ 1, 0 }, TIER_HIGH);
+    e.cache.release({ 1, 0 }, tier_id::high);
     e.cache.end_prefetch(1);
     for (const uint32_t expert : { 1u, 2u, 3u }) {
-        REQUIRE(e.cache.acquire({ 1, expert }, TIER_LOW));
-        e.cache.release({ 1, expert }, TIER_LOW);
+        REQUIRE(e.cache.acquire({ 1, expert }, tier_id::low));
+        e.cache.release({ 1, expert }, tier_id::low);
     }
-    CHECK_FALSE(e.cache.holds({ 1, 0 }, TIER_LOW, 0));
-    CHECK_FALSE(e.cache.holds({ 1, 0 }, TIER_HIGH, 0));
+    CHECK_FALSE(e.cache.holds({ 1, 0 }, tier_id::low, {}));
+    CHECK_FALSE(e.cache.holds({ 1, 0 }, tier_id::high, {}));
     CHECK(e.counters.evictions == 2);
-    REQUIRE(e.cache.acquire({ 1, 0 }, TIER_LOW)); // alone: its residual was forgotten
-    CHECK_FALSE(e.cache.holds({ 1, 0 }, TIER_HIGH, 0));
-    e.cache.release({ 1, 0 }, TIER_LOW);
+    REQUIRE(e.cache.acquire({ 1, 0 }, tier_id::low)); // alone: its residual was forgotten
+    CHECK_FALSE(e.cache.holds({ 1, 0 }, tier_id::high, {}));
+    e.cache.release({ 1, 0 }, tier_id::low);
 }

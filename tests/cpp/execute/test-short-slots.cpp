@@ -16,9 +16,9 @@ static moe_model shaped(bool fused, bool apart) {
 // Bytes of all parts of all experts of a layer, as they are read.
 static uint64_t layer_bytes(const model_on_disk & m) {
     uint64_t bytes = 0;
-    for (uint32_t part = 0; part < PART_COUNT; part++) {
-        for (uint32_t e = 0; (m.index.layer(0).parts & part_bit(part)) && e < m.index.layer(0).n_experts; e++) {
-            bytes += aligned_span(m.index.locate(TIER_HIGH, 0, part, e));
+    for (const part_id part : part_set::all()) {
+        for (uint32_t e = 0; (m.index.layer(0).parts & part) && e < m.index.layer(0).n_experts; e++) {
+            bytes += aligned_span(m.index.locate(term_id::high, 0, part, e));
         }
     }
     return bytes;
@@ -29,7 +29,7 @@ TEST_CASE("every part is read once, in one, two or three stages, and the output 
         for (const bool apart : { false, true }) {
             const model_on_disk m(shaped(fused, apart));
             const layer_input   input    = random_input(m.shape, 37, 3); // all experts
-            const rows          expected = stock(m, input, TIER_HIGH);
+            const rows          expected = stock(m, input, tier_id::high);
             for (const uint32_t n_slots : { 1u, 2u, 3u, 4u, 5u, 6u, 7u, 8u }) {
                 CAPTURE(fused);
                 CAPTURE(apart);
@@ -47,7 +47,7 @@ TEST_CASE("the same layer again reads no more than what has lost its slot") {
     const model_on_disk m(shaped(false, true));
     const layer_input   input = random_input(m.shape, 37, 3);
     engine              e(m, 8, 0);
-    const rows          expected = stock(m, input, TIER_HIGH);
+    const rows          expected = stock(m, input, tier_id::high);
     CHECK(e.compute(m, input) == expected);
     CHECK(e.compute(m, input) == expected);
     CHECK(e.counters.bytes_read == layer_bytes(m));
@@ -62,7 +62,7 @@ TEST_CASE("many slots: a matmul's work memory is bounded, and the output is stoc
     const layer_input   input = random_input(m.shape, 2100, 9);
     REQUIRE(inner_graph::work_size(256, 2100 * 2) > inner_graph::max_work_size);
     engine e(m, 256, 0);
-    CHECK(e.compute(m, input) == stock(m, input, TIER_HIGH));
+    CHECK(e.compute(m, input) == stock(m, input, tier_id::high));
     CHECK(e.counters.waves == 1);
 }
 

@@ -7,7 +7,7 @@ using namespace hobbit;
 
 static constexpr size_t SIZE = 100;
 
-static std::vector<chunk> chunks_of(load_state & state, uint32_t part, size_t n) {
+static std::vector<chunk> chunks_of(load_state & state, part_id part, size_t n) {
     std::vector<chunk> chunks;
     for (size_t i = 0; i < n; i++) {
         chunks.push_back({ &state, part, 0, i * SIZE, SIZE, nullptr, nullptr, nullptr, GGML_TYPE_F32, {} });
@@ -23,7 +23,7 @@ static std::vector<uint64_t> take(chunk_queue & queue, size_t max_bytes, std::ve
     const bool            may_begin = queue.take(max_bytes, out);
     CHECK(may_begin == !out.empty());
     for (const chunk & c : out) {
-        CHECK((c.state->begun & part_bit(c.part)) != 0);
+        CHECK(c.state->begun.has(c.part));
         numbers.push_back(c.offset / SIZE);
     }
     return numbers;
@@ -34,7 +34,7 @@ using numbers = std::vector<uint64_t>;
 TEST_CASE("one chunk is taken, and as many as follow within the bytes") {
     chunk_queue queue;
     load_state  state;
-    queue.push(chunks_of(state, PART_UP, 6), load_urgency::demand);
+    queue.push(chunks_of(state, part_id::up, 6), load_urgency::demand);
     CHECK(take(queue, 0) == numbers{ 0 });
     CHECK(take(queue, 2 * SIZE - 1) == numbers{ 1 });
     CHECK(take(queue, 2 * SIZE) == numbers{ 2, 3 });
@@ -46,8 +46,8 @@ TEST_CASE("a prefetch begins when no demand is queued or in flight") {
     chunk_queue        queue;
     load_state         wanted, ahead;
     std::vector<chunk> demand;
-    queue.push(chunks_of(ahead, PART_UP, 1), load_urgency::prefetch);
-    queue.push(chunks_of(wanted, PART_UP, 1), load_urgency::demand);
+    queue.push(chunks_of(ahead, part_id::up, 1), load_urgency::prefetch);
+    queue.push(chunks_of(wanted, part_id::up, 1), load_urgency::demand);
     CHECK(take(queue, 0, &demand) == numbers{ 0 });
     CHECK(demand.front().state == &wanted);
     CHECK(take(queue, 0).empty());
@@ -62,31 +62,31 @@ TEST_CASE("one prefetched part is in flight at a time, and demands pass it") {
     chunk_queue        queue;
     load_state         first, second, wanted;
     std::vector<chunk> taken, demand;
-    queue.push(chunks_of(first, PART_UP, 3), load_urgency::prefetch);
-    queue.push(chunks_of(first, PART_DOWN, 1), load_urgency::prefetch);
-    queue.push(chunks_of(second, PART_UP, 1), load_urgency::prefetch);
+    queue.push(chunks_of(first, part_id::up, 3), load_urgency::prefetch);
+    queue.push(chunks_of(first, part_id::down, 1), load_urgency::prefetch);
+    queue.push(chunks_of(second, part_id::up, 1), load_urgency::prefetch);
     CHECK(take(queue, 2 * SIZE, &taken) == numbers{ 0, 1 });
     CHECK(take(queue, 100 * SIZE).empty());
     CHECK(queue.end(taken[0]));
     CHECK(take(queue, 100 * SIZE).empty()); // the other is in flight
-    queue.push(chunks_of(wanted, PART_UP, 1), load_urgency::demand);
+    queue.push(chunks_of(wanted, part_id::up, 1), load_urgency::demand);
     CHECK(take(queue, 100 * SIZE, &demand) == numbers{ 0 });
     CHECK(queue.end(taken[1]));
     CHECK_FALSE(queue.end(demand[0]));
     CHECK(take(queue, 100 * SIZE, &taken) == numbers{ 2 }); // and not the next part
-    CHECK(taken.front().part == PART_UP);
+    CHECK(taken.front().part == part_id::up);
 }
 
 TEST_CASE("prefetches that are demanded count as demands, queued or in flight") {
     chunk_queue        queue;
     load_state         state, other;
     std::vector<chunk> taken, rest;
-    queue.push(chunks_of(state, PART_UP, 3), load_urgency::prefetch);
-    queue.push(chunks_of(other, PART_UP, 1), load_urgency::prefetch);
+    queue.push(chunks_of(state, part_id::up, 3), load_urgency::prefetch);
+    queue.push(chunks_of(other, part_id::up, 1), load_urgency::prefetch);
     CHECK(take(queue, 0, &taken) == numbers{ 0 });
-    CHECK(queue.promote(state, PART_DOWN) == 0);
-    CHECK(queue.promote(state, PART_UP) == 3);
-    CHECK(queue.promote(state, PART_UP) == 0);
+    CHECK(queue.promote(state, part_id::down) == 0);
+    CHECK(queue.promote(state, part_id::up) == 3);
+    CHECK(queue.promote(state, part_id::up) == 0);
     CHECK(take(queue, 100 * SIZE, &rest) == numbers{ 1, 2 }); // without waiting for the first
     CHECK_FALSE(queue.end(taken[0]));
     CHECK(take(queue, 0).empty()); // the other is a prefetch still
@@ -100,10 +100,10 @@ TEST_CASE("a batch in flight that is demanded ends as demands") {
     chunk_queue        queue;
     load_state         state, other;
     std::vector<chunk> taken, more;
-    queue.push(chunks_of(state, PART_UP, 3), load_urgency::prefetch);
+    queue.push(chunks_of(state, part_id::up, 3), load_urgency::prefetch);
     CHECK(take(queue, 2 * SIZE, &taken) == numbers{ 0, 1 });
-    CHECK(queue.promote(state, PART_UP) == 3);
-    queue.push(chunks_of(other, PART_UP, 1), load_urgency::prefetch);
+    CHECK(queue.promote(state, part_id::up) == 3);
+    queue.push(chunks_of(other, part_id::up, 1), load_urgency::prefetch);
     CHECK(take(queue, 0, &more) == numbers{ 2 });
     for (const chunk & c : { taken[0], taken[1], more[0] }) {
         CHECK(take(queue, 0).empty());
@@ -116,12 +116,12 @@ TEST_CASE("what is in flight when all is dropped still counts until it ends") {
     chunk_queue        queue;
     load_state         state, other;
     std::vector<chunk> taken;
-    queue.push(chunks_of(state, PART_UP, 3), load_urgency::demand);
+    queue.push(chunks_of(state, part_id::up, 3), load_urgency::demand);
     CHECK(take(queue, 0, &taken) == numbers{ 0 });
     CHECK(queue.n_demands() == 3);
     CHECK(queue.clear().size() == 2);
     CHECK(queue.n_demands() == 1);
-    queue.push(chunks_of(other, PART_UP, 1), load_urgency::prefetch);
+    queue.push(chunks_of(other, part_id::up, 1), load_urgency::prefetch);
     CHECK(take(queue, 0).empty());
     CHECK_FALSE(queue.end(taken[0]));
     CHECK(take(queue, 0) == numbers{ 0 });
@@ -130,17 +130,17 @@ TEST_CASE("what is in flight when all is dropped still counts until it ends") {
 TEST_CASE("what is dropped is not taken") {
     chunk_queue queue;
     load_state  state, other;
-    for (const uint32_t part : { PART_UP, PART_DOWN }) {
+    for (const part_id part : { part_id::up, part_id::down }) {
         queue.push(chunks_of(state, part, 2), load_urgency::prefetch);
     }
-    CHECK(queue.drop_prefetches(other, ~0u).empty());
-    CHECK(queue.drop_prefetches(state, part_bit(PART_UP)).size() == 2);
-    queue.push(chunks_of(other, PART_UP, 3), load_urgency::demand);
-    CHECK(queue.drop_prefetches(other, ~0u).empty()); // demands are not
+    CHECK(queue.drop_prefetches(other, part_set::all()).empty());
+    CHECK(queue.drop_prefetches(state, part_id::up).size() == 2);
+    queue.push(chunks_of(other, part_id::up, 3), load_urgency::demand);
+    CHECK(queue.drop_prefetches(other, part_set::all()).empty()); // demands are not
     CHECK(queue.n_demands() == 3);
     CHECK(queue.clear().size() == 5);
     CHECK(queue.n_demands() == 0);
     CHECK(take(queue, 100 * SIZE).empty());
-    queue.push(chunks_of(state, PART_UP, 1), load_urgency::prefetch); // no demand is counted any more
+    queue.push(chunks_of(state, part_id::up, 1), load_urgency::prefetch); // no demand is counted any more
     CHECK(take(queue, 0) == numbers{ 0 });
 }

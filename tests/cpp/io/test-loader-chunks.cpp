@@ -18,16 +18,16 @@ TEST_CASE("several threads read one large part, which has arrived when all of it
     loader           l(reader, counters, 4);
 
     const part_location location = { 0, 5 * BLOCK + 32, (N - 1) * BLOCK + 64, GGML_TYPE_F32 };
-    l.submit(state, PART_UP, location, { memory[0] }, load_urgency::demand);
+    l.submit(state, part_id::up, location, { memory[0] }, load_urgency::demand);
     std::vector<uint64_t> begun = reader.wait_begun(4);
     std::sort(begun.begin(), begun.end());
     for (size_t i = 0; i < 4; i++) {
         CHECK(begun[i] == (5 + i * CHUNK) * BLOCK);
     }
     reader.let(3);
-    CHECK_FALSE(l.arrived(state, part_bit(PART_UP)));
+    CHECK_FALSE(l.arrived(state, part_id::up));
     reader.open_gate();
-    CHECK(l.wait(state, part_bit(PART_UP)).ok());
+    CHECK(l.wait(state, part_id::up).ok());
     for (size_t i = 0; i < N; i++) {
         REQUIRE(*memory[i] == fake_reader::byte_at((5 + i) * BLOCK));
     }
@@ -43,13 +43,13 @@ TEST_CASE("an error in one chunk is an error of its part, given up when its othe
     load_state  state;
     loader      l(reader, counters, 2);
     reader.fail_at(0, "the disk is gone");
-    l.submit(state, PART_UP, block_at(0, 3 * CHUNK), { memory[0] }, load_urgency::demand);
+    l.submit(state, part_id::up, block_at(0, 3 * CHUNK), { memory[0] }, load_urgency::demand);
     reader.wait_begun(2);
     reader.open_gate();
-    CHECK(l.wait(state, part_bit(PART_UP)).message() == "the disk is gone");
+    CHECK(l.wait(state, part_id::up).message() == "the disk is gone");
     l.settle(state);
-    CHECK(l.requested(state) == 0);
-    CHECK_FALSE(l.arrived(state, part_bit(PART_UP)));
+    CHECK(l.requested(state) == part_set());
+    CHECK_FALSE(l.arrived(state, part_id::up));
 }
 
 TEST_CASE("between the chunks of a prefetch a demand comes first; a prefetch begun is not cancelled") {
@@ -58,16 +58,16 @@ TEST_CASE("between the chunks of a prefetch a demand comes first; a prefetch beg
     blocks      memory(2 * CHUNK + 1);
     load_state  states[2];
     loader      l(reader, counters, 3);
-    l.submit(states[0], PART_UP, block_at(0, 2 * CHUNK), { memory[0] }, load_urgency::prefetch);
+    l.submit(states[0], part_id::up, block_at(0, 2 * CHUNK), { memory[0] }, load_urgency::prefetch);
     reader.wait_begun(1);
-    l.submit(states[1], PART_UP, block_at(2 * CHUNK), { memory[2 * CHUNK] }, load_urgency::demand);
+    l.submit(states[1], part_id::up, block_at(2 * CHUNK), { memory[2 * CHUNK] }, load_urgency::demand);
     CHECK(reader.wait_begun(2) == std::vector<uint64_t>{ 0, 2 * CHUNK * BLOCK });
     l.cancel(states[0]);
-    CHECK(l.requested(states[0]) == part_bit(PART_UP));
+    CHECK(l.requested(states[0]) == part_id::up);
     reader.open_gate();
     l.settle(states[0]);
-    CHECK(l.arrived(states[0], part_bit(PART_UP)));
-    CHECK(l.wait(states[1], part_bit(PART_UP)).ok());
+    CHECK(l.arrived(states[0], part_id::up));
+    CHECK(l.wait(states[1], part_id::up).ok());
     CHECK(reader.begun() == std::vector<uint64_t>{ 0, 2 * CHUNK * BLOCK, CHUNK * BLOCK });
     CHECK(counters.bytes_prefetched == 2 * CHUNK * BLOCK);
 }
@@ -78,16 +78,16 @@ TEST_CASE("a prefetch half read can be abandoned, and asked for again") {
     blocks      memory(3 * CHUNK + 1);
     load_state  states[2];
     loader      l(reader, counters, 1);
-    l.submit(states[0], PART_UP, block_at(0, 3 * CHUNK), { memory[0] }, load_urgency::prefetch);
+    l.submit(states[0], part_id::up, block_at(0, 3 * CHUNK), { memory[0] }, load_urgency::prefetch);
     reader.wait_begun(1);
-    l.submit(states[1], PART_UP, block_at(3 * CHUNK), { memory[3 * CHUNK] }, load_urgency::demand);
+    l.submit(states[1], part_id::up, block_at(3 * CHUNK), { memory[3 * CHUNK] }, load_urgency::demand);
     reader.let(1);
     l.abandon(states[0]); // the demand is still under way
-    CHECK(l.requested(states[0]) == 0);
-    CHECK_FALSE(l.arrived(states[1], part_bit(PART_UP)));
-    l.submit(states[0], PART_UP, block_at(0, 3 * CHUNK), { memory[0] }, load_urgency::demand);
+    CHECK(l.requested(states[0]) == part_set());
+    CHECK_FALSE(l.arrived(states[1], part_id::up));
+    l.submit(states[0], part_id::up, block_at(0, 3 * CHUNK), { memory[0] }, load_urgency::demand);
     reader.open_gate();
-    CHECK(l.wait(states[0], part_bit(PART_UP)).ok());
+    CHECK(l.wait(states[0], part_id::up).ok());
     CHECK(*memory[3 * CHUNK - 1] == fake_reader::byte_at((3 * CHUNK - 1) * BLOCK));
     CHECK(counters.bytes_read == (4 * CHUNK + 1) * BLOCK);
 }
@@ -98,15 +98,15 @@ TEST_CASE("a prefetch of several chunks becomes a demand as a whole") {
     blocks      memory(4 * CHUNK);
     load_state  states[2];
     loader      l(reader, counters, 4);
-    l.submit(states[1], PART_UP, block_at(3 * CHUNK, CHUNK), { memory[3 * CHUNK] }, load_urgency::prefetch);
-    l.submit(states[0], PART_UP, block_at(0, 3 * CHUNK), { memory[0] }, load_urgency::prefetch);
+    l.submit(states[1], part_id::up, block_at(3 * CHUNK, CHUNK), { memory[3 * CHUNK] }, load_urgency::prefetch);
+    l.submit(states[0], part_id::up, block_at(0, 3 * CHUNK), { memory[0] }, load_urgency::prefetch);
     reader.let(1);
     l.settle(states[1]);
     reader.wait_begun(2); // the first chunk of the other
-    l.submit(states[0], PART_UP, block_at(0, 3 * CHUNK), { memory[0] }, load_urgency::demand);
+    l.submit(states[0], part_id::up, block_at(0, 3 * CHUNK), { memory[0] }, load_urgency::demand);
     reader.wait_begun(4); // and now all of them at once
     reader.open_gate();
-    CHECK(l.wait(states[0], part_bit(PART_UP)).ok());
+    CHECK(l.wait(states[0], part_id::up).ok());
     CHECK(counters.bytes_prefetched == CHUNK * BLOCK);
     CHECK(counters.bytes_read == 4 * CHUNK * BLOCK);
 }

@@ -9,7 +9,7 @@
 #include <memory>
 #include <thread>
 
-static constexpr uint32_t UP = part_bit(PART_UP);
+static constexpr part_set UP = part_id::up;
 
 // One part of some blocks: read into `host`, copied from there to `buffer`.
 struct two_levels {
@@ -34,12 +34,12 @@ struct two_levels {
     char * data() { return static_cast<char *>(ggml_backend_buffer_get_base(buffer.get())); }
 
     void ask_host(load_urgency urgency = load_urgency::demand) {
-        l.submit(read, PART_UP, block_at(7, n_blocks), { host[0] }, urgency);
+        l.submit(read, part_id::up, block_at(7, n_blocks), { host[0] }, urgency);
     }
 
     void ask_device(load_urgency urgency = load_urgency::demand) {
         const matrix_shape shape = { int64_t(BLOCK / sizeof(float)), int64_t(n_blocks) };
-        l.transfer(copied, PART_UP, read, host[0], block_at(7, n_blocks), { data(), buffer.get(), shape }, urgency);
+        l.transfer(copied, part_id::up, read, host[0], block_at(7, n_blocks), { data(), buffer.get(), shape }, urgency);
     }
 
     bool is_there() {
@@ -97,22 +97,22 @@ TEST_CASE("an error of reading reaches who waits for the copy") {
     t.reader.open_gate();
     CHECK(t.l.wait(t.copied, UP).message() == "the disk is gone");
     t.l.settle(t.copied);
-    CHECK(t.l.requested(t.copied) == 0);
+    CHECK(t.l.requested(t.copied) == part_set());
     t.ask_device(); // nothing is asked for any more
-    CHECK(t.l.requested(t.copied) == 0);
+    CHECK(t.l.requested(t.copied) == part_set());
 }
 
 TEST_CASE("a copy whose source is cancelled counts as not asked for") {
     two_levels t;
     load_state other;
     blocks     memory(1);
-    t.l.submit(other, PART_UP, block_at(0), { memory[0] }, load_urgency::prefetch);
+    t.l.submit(other, part_id::up, block_at(0), { memory[0] }, load_urgency::prefetch);
     t.reader.wait_begun(1); // no other prefetch begins beside it
     t.ask_host(load_urgency::prefetch);
     t.ask_device(load_urgency::prefetch);
     t.l.cancel(t.read);
-    CHECK(t.l.requested(t.read) == 0);
-    CHECK(t.l.requested(t.copied) == 0);
+    CHECK(t.l.requested(t.read) == part_set());
+    CHECK(t.l.requested(t.copied) == part_set());
     CHECK(t.l.settled(t.copied));
     t.ask_host();
     t.ask_device();
@@ -133,7 +133,7 @@ TEST_CASE("a copy asked for ahead is dropped while its source is read, or become
             t.ask_device();
         }
         t.l.cancel(t.copied);
-        CHECK(t.l.requested(t.copied) == (is_demanded ? UP : 0));
+        CHECK(t.l.requested(t.copied) == (is_demanded ? UP : part_set()));
         if (!is_demanded) {
             t.l.abandon(t.copied); // nothing is on its way: this does not wait for the read
         }

@@ -24,19 +24,19 @@ TEST_CASE("what was asked for arrives where it was asked for") {
     load_state  state;
     loader      l(reader, counters, 1);
 
-    l.submit(state, PART_UP, block_at(7), { memory[0] }, load_urgency::demand);
-    l.submit(state, PART_DOWN, block_at(9), { memory[1] }, load_urgency::demand);
-    CHECK(l.requested(state) == (part_bit(PART_UP) | part_bit(PART_DOWN)));
-    CHECK_FALSE(l.arrived(state, part_bit(PART_UP)));
+    l.submit(state, part_id::up, block_at(7), { memory[0] }, load_urgency::demand);
+    l.submit(state, part_id::down, block_at(9), { memory[1] }, load_urgency::demand);
+    CHECK(l.requested(state) == (part_id::up | part_id::down));
+    CHECK_FALSE(l.arrived(state, part_id::up));
 
     reader.let(1);
-    CHECK(l.wait(state, part_bit(PART_UP)).ok());
-    CHECK(l.arrived(state, part_bit(PART_UP)));
-    CHECK_FALSE(l.arrived(state, part_bit(PART_UP) | part_bit(PART_DOWN)));
+    CHECK(l.wait(state, part_id::up).ok());
+    CHECK(l.arrived(state, part_id::up));
+    CHECK_FALSE(l.arrived(state, part_id::up | part_id::down));
     CHECK(*memory[0] == 7);
 
     reader.let(1);
-    CHECK(l.wait(state, part_bit(PART_UP) | part_bit(PART_DOWN)).ok());
+    CHECK(l.wait(state, part_id::up | part_id::down).ok());
     CHECK(*memory[1] == 9);
 }
 
@@ -52,8 +52,8 @@ TEST_CASE("a part that begins within a block is read with the blocks around it")
     const part_location location = { 0, BLOCK + 100, BLOCK + 4, GGML_TYPE_F32 };
     CHECK(data_offset(location) == 100);
     CHECK(aligned_span(location) == 2 * BLOCK);
-    l.submit(state, PART_UP, location, { memory[0] }, load_urgency::demand);
-    CHECK(l.wait(state, part_bit(PART_UP)).ok());
+    l.submit(state, part_id::up, location, { memory[0] }, load_urgency::demand);
+    CHECK(l.wait(state, part_id::up).ok());
     CHECK(reader.begun() == std::vector<uint64_t>{ BLOCK });
     CHECK(memory[0][100] == 1);
     CHECK(memory[1][100 + 3] == 2);
@@ -83,15 +83,15 @@ TEST_CASE("a demand overtakes every prefetch that has not begun") {
     load_state  states[4];
     loader      l(reader, counters, 1);
 
-    l.submit(states[0], PART_UP, block_at(0), { memory[0] }, load_urgency::prefetch);
+    l.submit(states[0], part_id::up, block_at(0), { memory[0] }, load_urgency::prefetch);
     reader.wait_begun(1); // in flight: cannot be overtaken any more
-    l.submit(states[1], PART_UP, block_at(1), { memory[1] }, load_urgency::prefetch);
-    l.submit(states[2], PART_UP, block_at(2), { memory[2] }, load_urgency::prefetch);
-    l.submit(states[3], PART_UP, block_at(3), { memory[3] }, load_urgency::demand);
+    l.submit(states[1], part_id::up, block_at(1), { memory[1] }, load_urgency::prefetch);
+    l.submit(states[2], part_id::up, block_at(2), { memory[2] }, load_urgency::prefetch);
+    l.submit(states[3], part_id::up, block_at(3), { memory[3] }, load_urgency::demand);
     reader.open_gate();
     CHECK(reader.wait_begun(4) == std::vector<uint64_t>{ 0, 3 * BLOCK, 1 * BLOCK, 2 * BLOCK });
     for (load_state & state : states) {
-        CHECK(l.wait(state, part_bit(PART_UP)).ok());
+        CHECK(l.wait(state, part_id::up).ok());
     }
 }
 
@@ -103,15 +103,15 @@ TEST_CASE("a prefetch asked for again as a demand is promoted, and read once") {
     loader      l(reader, counters, 1);
 
     for (size_t i = 0; i < 4; i++) {
-        l.submit(states[i], PART_UP, block_at(i), { memory[i] }, load_urgency::prefetch);
+        l.submit(states[i], part_id::up, block_at(i), { memory[i] }, load_urgency::prefetch);
     }
     reader.wait_begun(1);
-    l.submit(states[3], PART_UP, block_at(3), { memory[3] }, load_urgency::demand);
-    l.submit(states[0], PART_UP, block_at(0), { memory[0] }, load_urgency::demand);   // in flight already
-    l.submit(states[2], PART_UP, block_at(2), { memory[2] }, load_urgency::prefetch); // changes nothing
+    l.submit(states[3], part_id::up, block_at(3), { memory[3] }, load_urgency::demand);
+    l.submit(states[0], part_id::up, block_at(0), { memory[0] }, load_urgency::demand);   // in flight already
+    l.submit(states[2], part_id::up, block_at(2), { memory[2] }, load_urgency::prefetch); // changes nothing
     reader.open_gate();
     for (load_state & state : states) {
-        CHECK(l.wait(state, part_bit(PART_UP)).ok());
+        CHECK(l.wait(state, part_id::up).ok());
     }
     CHECK(reader.begun() == std::vector<uint64_t>{ 0, 3 * BLOCK, 1 * BLOCK, 2 * BLOCK });
     CHECK(counters.bytes_read == 4 * BLOCK);
@@ -125,15 +125,15 @@ TEST_CASE("one prefetch is in flight at a time, and none beside a demand") {
     loader      l(reader, counters, 4);
 
     for (size_t i = 0; i < 3; i++) {
-        l.submit(states[i], PART_UP, block_at(i), { memory[i] }, load_urgency::prefetch);
+        l.submit(states[i], part_id::up, block_at(i), { memory[i] }, load_urgency::prefetch);
     }
     reader.wait_begun(1);
-    l.submit(states[3], PART_UP, block_at(3), { memory[3] }, load_urgency::demand);
-    l.submit(states[4], PART_UP, block_at(4), { memory[4] }, load_urgency::demand);
+    l.submit(states[3], part_id::up, block_at(3), { memory[3] }, load_urgency::demand);
+    l.submit(states[4], part_id::up, block_at(4), { memory[4] }, load_urgency::demand);
     reader.wait_begun(3); // both demands at once, beside the read in flight
     reader.open_gate();
     for (load_state & state : states) {
-        CHECK(l.wait(state, part_bit(PART_UP)).ok());
+        CHECK(l.wait(state, part_id::up).ok());
     }
     const std::vector<uint64_t> begun = reader.begun();
     CHECK(begun[0] == 0);
@@ -147,32 +147,32 @@ TEST_CASE("cancel drops the prefetches not begun, which may be asked for again")
     blocks      memory(4);
     load_state  states[2];
     loader      l(reader, counters, 1);
-    const auto  submit = [&](size_t i, uint32_t part, size_t block, load_urgency urgency) {
+    const auto  submit = [&](size_t i, part_id part, size_t block, load_urgency urgency) {
         l.submit(states[i], part, block_at(block), { memory[block] }, urgency);
     };
 
-    submit(0, PART_GATE, 0, load_urgency::prefetch);
+    submit(0, part_id::gate, 0, load_urgency::prefetch);
     reader.wait_begun(1); // in flight
-    submit(0, PART_UP, 1, load_urgency::prefetch);
-    submit(0, PART_DOWN, 2, load_urgency::prefetch);
-    submit(1, PART_UP, 3, load_urgency::prefetch);
+    submit(0, part_id::up, 1, load_urgency::prefetch);
+    submit(0, part_id::down, 2, load_urgency::prefetch);
+    submit(1, part_id::up, 3, load_urgency::prefetch);
     l.cancel(states[0]);
-    CHECK(l.requested(states[0]) == part_bit(PART_GATE));
-    CHECK(l.requested(states[1]) == part_bit(PART_UP));
+    CHECK(l.requested(states[0]) == part_id::gate);
+    CHECK(l.requested(states[1]) == part_id::up);
     CHECK_FALSE(l.settled(states[0]));
     CHECK_FALSE(l.settled(states[1]));
     reader.let(1);
     l.settle(states[0]);
-    CHECK(l.arrived(states[0], part_bit(PART_GATE)));
+    CHECK(l.arrived(states[0], part_id::gate));
 
-    submit(0, PART_DOWN, 2, load_urgency::demand);
+    submit(0, part_id::down, 2, load_urgency::demand);
     reader.open_gate();
-    CHECK(l.wait(states[0], part_bit(PART_GATE) | part_bit(PART_DOWN)).ok());
-    CHECK(l.wait(states[1], part_bit(PART_UP)).ok());
+    CHECK(l.wait(states[0], part_id::gate | part_id::down).ok());
+    CHECK(l.wait(states[1], part_id::up).ok());
     CHECK(reader.begun() == std::vector<uint64_t>{ 0, 3 * BLOCK, 2 * BLOCK });
 
     l.cancel(states[0]); // what has arrived stays
-    CHECK(l.arrived(states[0], part_bit(PART_GATE) | part_bit(PART_DOWN)));
+    CHECK(l.arrived(states[0], part_id::gate | part_id::down));
     CHECK(l.settled(states[0]));
     CHECK(*memory[1] == 0);
 }
@@ -184,16 +184,16 @@ TEST_CASE("cancel leaves demands alone, and prefetches that have become one") {
     load_state  states[3];
     loader      l(reader, counters, 1);
     for (size_t i = 0; i < 3; i++) {
-        l.submit(states[i], PART_UP, block_at(i), { memory[i] },
+        l.submit(states[i], part_id::up, block_at(i), { memory[i] },
                  i == 1 ? load_urgency::demand : load_urgency::prefetch);
     }
-    l.submit(states[2], PART_UP, block_at(2), { memory[2] }, load_urgency::demand);
+    l.submit(states[2], part_id::up, block_at(2), { memory[2] }, load_urgency::demand);
     for (load_state & state : states) {
         l.cancel(state);
     }
     reader.open_gate();
-    CHECK(l.wait(states[1], part_bit(PART_UP)).ok());
-    CHECK(l.wait(states[2], part_bit(PART_UP)).ok());
+    CHECK(l.wait(states[1], part_id::up).ok());
+    CHECK(l.wait(states[2], part_id::up).ok());
 }
 
 TEST_CASE("a state that was cancelled wholly is settled at once") {
@@ -202,12 +202,12 @@ TEST_CASE("a state that was cancelled wholly is settled at once") {
     blocks      memory(2);
     load_state  states[2];
     loader      l(reader, counters, 1);
-    l.submit(states[0], PART_UP, block_at(0), { memory[0] }, load_urgency::demand);
-    l.submit(states[1], PART_UP, block_at(1), { memory[1] }, load_urgency::prefetch);
+    l.submit(states[0], part_id::up, block_at(0), { memory[0] }, load_urgency::demand);
+    l.submit(states[1], part_id::up, block_at(1), { memory[1] }, load_urgency::prefetch);
     std::thread waiter([&] { l.settle(states[1]); });
     l.cancel(states[1]);
     waiter.join(); // while the gate is closed
-    CHECK(l.requested(states[1]) == 0);
+    CHECK(l.requested(states[1]) == part_set());
     CHECK(l.settled(states[1]));
     l.reset(states[1]);
     reader.open_gate();
@@ -223,19 +223,19 @@ TEST_CASE("a prefetch counts as a demand from the moment it is demanded") {
     loader      l(reader, counters, 3);
 
     // read ahead: no demand at all
-    l.submit(states[0], PART_UP, block_at(0), { memory[0] }, load_urgency::prefetch);
+    l.submit(states[0], part_id::up, block_at(0), { memory[0] }, load_urgency::prefetch);
     reader.let(1);
     l.settle(states[0]);
     CHECK(counters.bytes_prefetched == BLOCK);
     CHECK(counters.disk_demand_ns == 0);
 
     // demanded in flight, and before: both hold further prefetches back
-    l.submit(states[1], PART_UP, block_at(1), { memory[1] }, load_urgency::prefetch);
+    l.submit(states[1], part_id::up, block_at(1), { memory[1] }, load_urgency::prefetch);
     reader.wait_begun(2);
-    l.submit(states[2], PART_UP, block_at(2), { memory[2] }, load_urgency::prefetch);
-    l.submit(states[3], PART_UP, block_at(3), { memory[3] }, load_urgency::prefetch);
-    l.submit(states[1], PART_UP, block_at(1), { memory[1] }, load_urgency::demand);
-    l.submit(states[3], PART_UP, block_at(3), { memory[3] }, load_urgency::demand);
+    l.submit(states[2], part_id::up, block_at(2), { memory[2] }, load_urgency::prefetch);
+    l.submit(states[3], part_id::up, block_at(3), { memory[3] }, load_urgency::prefetch);
+    l.submit(states[1], part_id::up, block_at(1), { memory[1] }, load_urgency::demand);
+    l.submit(states[3], part_id::up, block_at(3), { memory[3] }, load_urgency::demand);
     CHECK(reader.wait_begun(3) == std::vector<uint64_t>{ 0, BLOCK, 3 * BLOCK });
     const auto start = std::chrono::steady_clock::now();
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
@@ -243,7 +243,7 @@ TEST_CASE("a prefetch counts as a demand from the moment it is demanded") {
     CHECK(reader.begun().size() == 3);
     reader.open_gate();
     for (load_state & state : states) {
-        CHECK(l.wait(state, part_bit(PART_UP)).ok());
+        CHECK(l.wait(state, part_id::up).ok());
     }
     CHECK(reader.begun().back() == 2 * BLOCK);
     CHECK(counters.bytes_read == 4 * BLOCK);
@@ -258,13 +258,13 @@ TEST_CASE("after an error nothing is on the way, and states can be given up") {
     load_state  states[4];
     loader      l(reader, counters, 1);
     reader.fail_at(0, "the disk is gone");
-    l.submit(states[0], PART_UP, block_at(0), { memory[0] }, load_urgency::prefetch);
+    l.submit(states[0], part_id::up, block_at(0), { memory[0] }, load_urgency::prefetch);
     reader.wait_begun(1);
-    l.submit(states[1], PART_UP, block_at(1), { memory[1] }, load_urgency::prefetch);
-    l.submit(states[2], PART_UP, block_at(2), { memory[2] }, load_urgency::demand);
+    l.submit(states[1], part_id::up, block_at(1), { memory[1] }, load_urgency::prefetch);
+    l.submit(states[2], part_id::up, block_at(2), { memory[2] }, load_urgency::demand);
     reader.open_gate();
-    CHECK(l.wait(states[2], part_bit(PART_UP)).message() == "the disk is gone");
-    l.submit(states[3], PART_UP, block_at(3), { memory[3] }, load_urgency::prefetch);
+    CHECK(l.wait(states[2], part_id::up).message() == "the disk is gone");
+    l.submit(states[3], part_id::up, block_at(3), { memory[3] }, load_urgency::prefetch);
     for (load_state & state : states) {
         l.settle(state);
         CHECK(l.settled(state));
@@ -283,17 +283,17 @@ TEST_CASE("a part that has arrived is not read again, until it was reset") {
     reader.open_gate();
     loader l(reader, counters, 1);
 
-    l.submit(state, PART_UP, block_at(5), { memory[0] }, load_urgency::demand);
-    CHECK(l.wait(state, part_bit(PART_UP)).ok());
-    l.submit(state, PART_UP, block_at(5), { memory[0] }, load_urgency::demand);
-    CHECK(l.wait(state, part_bit(PART_UP)).ok());
+    l.submit(state, part_id::up, block_at(5), { memory[0] }, load_urgency::demand);
+    CHECK(l.wait(state, part_id::up).ok());
+    l.submit(state, part_id::up, block_at(5), { memory[0] }, load_urgency::demand);
+    CHECK(l.wait(state, part_id::up).ok());
     CHECK(reader.begun().size() == 1);
 
     l.reset(state);
-    CHECK(l.requested(state) == 0);
-    CHECK_FALSE(l.arrived(state, part_bit(PART_UP)));
-    l.submit(state, PART_UP, block_at(6), { memory[0] }, load_urgency::demand);
-    CHECK(l.wait(state, part_bit(PART_UP)).ok());
+    CHECK(l.requested(state) == part_set());
+    CHECK_FALSE(l.arrived(state, part_id::up));
+    l.submit(state, part_id::up, block_at(6), { memory[0] }, load_urgency::demand);
+    CHECK(l.wait(state, part_id::up).ok());
     CHECK(reader.begun().size() == 2);
     CHECK(*memory[0] == 6);
 }
@@ -307,12 +307,12 @@ TEST_CASE("an error reaches every waiter, and nothing is read after it") {
     reader.fail_at(1 * BLOCK, "the disk is gone");
 
     for (size_t i = 0; i < 3; i++) {
-        l->submit(states[i], PART_UP, block_at(i), { memory[i] }, load_urgency::demand);
+        l->submit(states[i], part_id::up, block_at(i), { memory[i] }, load_urgency::demand);
     }
     std::vector<std::string> answers(3);
     std::vector<std::thread> waiters;
     for (size_t i = 0; i < 3; i++) {
-        waiters.emplace_back([&, i] { answers[i] = l->wait(states[1 + i % 2], part_bit(PART_UP)).message(); });
+        waiters.emplace_back([&, i] { answers[i] = l->wait(states[1 + i % 2], part_id::up).message(); });
     }
     reader.open_gate();
     for (std::thread & waiter : waiters) {
@@ -320,9 +320,9 @@ TEST_CASE("an error reaches every waiter, and nothing is read after it") {
     }
     CHECK(answers == std::vector<std::string>(3, "the disk is gone"));
 
-    l->submit(states[3], PART_UP, block_at(3), { memory[3] }, load_urgency::demand);
-    CHECK(l->wait(states[3], part_bit(PART_UP)).message() == "the disk is gone");
-    CHECK(l->wait(states[0], part_bit(PART_UP)).message() == "the disk is gone"); // although it had arrived
+    l->submit(states[3], part_id::up, block_at(3), { memory[3] }, load_urgency::demand);
+    CHECK(l->wait(states[3], part_id::up).message() == "the disk is gone");
+    CHECK(l->wait(states[0], part_id::up).message() == "the disk is gone"); // although it had arrived
     l.reset();
     CHECK(reader.begun() == std::vector<uint64_t>{ 0, 1 * BLOCK });
     CHECK(counters.bytes_read == BLOCK);
@@ -337,15 +337,15 @@ TEST_CASE("of several errors the first one stays") {
     loader           l(reader, counters, N);
     for (size_t i = 0; i < N; i++) {
         reader.fail_at(i * BLOCK, "error " + std::to_string(i));
-        l.submit(states[i], PART_UP, block_at(i), { memory[i] }, load_urgency::demand);
+        l.submit(states[i], part_id::up, block_at(i), { memory[i] }, load_urgency::demand);
     }
     reader.wait_begun(N); // all in flight: each will report its own
     reader.let(1);
-    const std::string first = l.wait(states[0], part_bit(PART_UP)).message();
+    const std::string first = l.wait(states[0], part_id::up).message();
     CHECK(first.find("error ") == 0);
     reader.open_gate();
     for (int i = 0; i < 1000; i++) { // while the others come in
-        REQUIRE(l.wait(states[size_t(i) % N], part_bit(PART_UP)).message() == first);
+        REQUIRE(l.wait(states[size_t(i) % N], part_id::up).message() == first);
         std::this_thread::yield();
     }
 }
@@ -357,7 +357,7 @@ TEST_CASE("the destructor lets the read in flight end and drops those queued") {
     std::deque<load_state> states(20000);
     auto                   l = std::make_unique<loader>(reader, counters, 1);
     for (load_state & state : states) {
-        l->submit(state, PART_UP, block_at(1), { memory[0] }, load_urgency::demand);
+        l->submit(state, part_id::up, block_at(1), { memory[0] }, load_urgency::demand);
     }
     reader.wait_begun(1);
 
@@ -391,13 +391,13 @@ TEST_CASE("several threads wait for several parts") {
     load_state  states[6];
     loader      l(reader, counters, 3);
     for (size_t i = 0; i < 6; i++) {
-        l.submit(states[i], PART_DOWN, block_at(i + 1), { memory[i] }, load_urgency::demand);
+        l.submit(states[i], part_id::down, block_at(i + 1), { memory[i] }, load_urgency::demand);
     }
     std::vector<char>        seen(6, 0);
     std::vector<std::thread> waiters;
     for (size_t i = 0; i < 6; i++) {
         waiters.emplace_back([&, i] {
-            if (l.wait(states[i], part_bit(PART_DOWN)).ok()) {
+            if (l.wait(states[i], part_id::down).ok()) {
                 seen[i] = *memory[i];
             }
         });
@@ -417,19 +417,19 @@ TEST_CASE("waiting for the disk is counted, waiting for nothing is not; times do
     load_state  states[2];
     const auto  start = std::chrono::steady_clock::now();
     loader      l(reader, counters, 2);
-    l.submit(states[0], PART_UP, block_at(0), { memory[0] }, load_urgency::demand);
-    l.submit(states[1], PART_UP, block_at(1), { memory[1] }, load_urgency::demand);
+    l.submit(states[0], part_id::up, block_at(0), { memory[0] }, load_urgency::demand);
+    l.submit(states[1], part_id::up, block_at(1), { memory[1] }, load_urgency::demand);
     reader.wait_begun(2);
-    std::thread waiter([&] { CHECK(l.wait(states[0], part_bit(PART_UP)).ok()); });
+    std::thread waiter([&] { CHECK(l.wait(states[0], part_id::up).ok()); });
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
     reader.open_gate();
     waiter.join();
-    CHECK(l.wait(states[1], part_bit(PART_UP)).ok());
+    CHECK(l.wait(states[1], part_id::up).ok());
     const uint64_t stalled  = counters.stall_ns;
     const uint64_t demanded = counters.disk_demand_ns;
     CHECK(demanded >= 5'000'000);
     CHECK(demanded <= uint64_t(std::chrono::nanoseconds(std::chrono::steady_clock::now() - start).count()));
-    CHECK(l.wait(states[0], part_bit(PART_UP)).ok());
+    CHECK(l.wait(states[0], part_id::up).ok());
     CHECK(counters.stall_ns == stalled);
     CHECK(counters.disk_demand_ns == demanded);
 }
@@ -452,19 +452,19 @@ TEST_CASE("many requests from many threads all arrive") {
                 for (size_t i = 0; i < N_REQUESTS; i++) {
                     const size_t       n       = t * N_REQUESTS + i;
                     const load_urgency urgency = random() % 2 ? load_urgency::demand : load_urgency::prefetch;
-                    l.submit(states[n], PART_UP, block_at(n), { memory[n] }, urgency);
+                    l.submit(states[n], part_id::up, block_at(n), { memory[n] }, urgency);
                     if (random() % 4 == 0) {
                         l.cancel(states[n]);
-                        l.submit(states[n], PART_UP, block_at(n), { memory[n] }, load_urgency::prefetch);
+                        l.submit(states[n], part_id::up, block_at(n), { memory[n] }, load_urgency::prefetch);
                     }
                     if (random() % 4 == 0) {
-                        l.submit(states[n], PART_UP, block_at(n), { memory[n] }, load_urgency::demand);
-                        wrong[t] += !l.wait(states[n], part_bit(PART_UP)).ok();
+                        l.submit(states[n], part_id::up, block_at(n), { memory[n] }, load_urgency::demand);
+                        wrong[t] += !l.wait(states[n], part_id::up).ok();
                     }
                 }
                 for (size_t i = 0; i < N_REQUESTS; i++) {
                     const size_t n  = t * N_REQUESTS + i;
-                    wrong[t]       += !l.wait(states[n], part_bit(PART_UP)).ok();
+                    wrong[t]       += !l.wait(states[n], part_id::up).ok();
                     wrong[t]       += *memory[n] != fake_reader::byte_at(n * BLOCK);
                 }
             });

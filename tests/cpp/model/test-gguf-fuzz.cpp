@@ -27,12 +27,12 @@ static std::string make_model(const temp_dir & dir) {
 }
 
 static bool is_sound(const expert_index & index, uint64_t file_size) {
-    for (uint32_t tier = 0; tier < index.n_tiers(); tier++) {
-        for (size_t layer = 0; layer < index.n_layers(); layer++) {
+    for (const term_id term : index.terms()) {
+        for (layer_id layer = 0; layer < index.n_layers(); layer++) {
             const layer_shape & shape = index.layer(layer);
-            for (uint32_t part = 0; part < PART_COUNT; part++) {
-                for (uint32_t e = 0; (shape.parts & part_bit(part)) && e < shape.n_experts; e++) {
-                    const part_location & at = index.locate(tier, layer, part, e);
+            for (const part_id part : shape.parts) {
+                for (uint32_t e = 0; e < shape.n_experts; e++) {
+                    const part_location & at = index.locate(term, layer, part, e);
                     const matrix_shape &  m  = shape.shapes[part];
                     if (at.offset > file_size || at.size > file_size - at.offset ||
                         at.size != ggml_row_size(at.type, m.n_in) * uint64_t(m.n_out)) {

@@ -28,20 +28,20 @@ TEST_CASE("the low tier lies under llama.cpp's names, the residual beside it") {
     REQUIRE_MESSAGE(s.ok(), s.message());
     CHECK(index.n_tiers() == 2);
     CHECK(index.high_is_residual());
-    CHECK(index.terms(TIER_HIGH) == std::vector<uint32_t>{ TIER_LOW, TIER_HIGH });
-    CHECK(index.terms(TIER_LOW) == std::vector<uint32_t>{ TIER_LOW });
+    CHECK(index.terms(tier_id::high) == std::vector<term_id>{ term_id::low, term_id::high });
+    CHECK(index.terms(tier_id::low) == std::vector<term_id>{ term_id::low });
     // 18 and 22 bytes for 32 weights, 2 layers x 3 parts x 4 experts x 64 x 32
-    CHECK(index.tier_bytes(TIER_LOW) == 27648);
-    CHECK(index.tier_bytes(TIER_HIGH) == 33792);
-    const auto bytes_at = [&](uint32_t tier, uint32_t expert) {
-        const part_location & at = index.locate(tier, 1, PART_DOWN, expert);
+    CHECK(index.term_bytes(term_id::low) == 27648);
+    CHECK(index.term_bytes(term_id::high) == 33792);
+    const auto bytes_at = [&](term_id term, uint32_t expert) {
+        const part_location & at = index.locate(term, 1, part_id::down, expert);
         return temp_dir::read(index.files()[at.file]).substr(at.offset, at.size);
     };
     for (uint32_t e = 0; e < 4; e++) {
         const std::string & low      = file.data("blk.1.ffn_down_exps.weight");
         const std::string & residual = file.data("blk.1.ffn_down_exps.high.0.weight");
-        CHECK(bytes_at(TIER_LOW, e) == low.substr(e * low.size() / 4, low.size() / 4));
-        CHECK(bytes_at(TIER_HIGH, e) == residual.substr(e * residual.size() / 4, residual.size() / 4));
+        CHECK(bytes_at(term_id::low, e) == low.substr(e * low.size() / 4, low.size() / 4));
+        CHECK(bytes_at(term_id::high, e) == residual.substr(e * residual.size() / 4, residual.size() / 4));
     }
 }
 
@@ -53,8 +53,8 @@ TEST_CASE("complete tiers are their own terms") {
     expert_index index;
     REQUIRE(index.open(file.write(dir.path("m.gguf")), "").ok());
     CHECK_FALSE(index.high_is_residual());
-    CHECK(index.terms(TIER_HIGH) == std::vector<uint32_t>{ TIER_HIGH });
-    CHECK(index.terms(TIER_LOW) == std::vector<uint32_t>{ TIER_LOW });
+    CHECK(index.terms(tier_id::high) == std::vector<term_id>{ term_id::high });
+    CHECK(index.terms(tier_id::low) == std::vector<term_id>{ term_id::low });
 }
 
 static std::string refused(const std::function<void(gguf_builder &)> & change) {
@@ -119,10 +119,10 @@ TEST_CASE("a calibration of another residual tier is refused") {
     const std::string path = file.write(dir.path("m.gguf"));
     expert_index      index;
     REQUIRE(index.open(path, "").ok());
-    for (const uint64_t high_bytes : { index.tier_bytes(TIER_HIGH), uint64_t(5) }) {
+    for (const uint64_t high_bytes : { index.term_bytes(term_id::high), uint64_t(5) }) {
         gguf_builder calibration;
         gguf_set_val_u64(calibration.keys(), "hobbit.model_bytes", index.model_bytes());
-        gguf_set_val_u64(calibration.keys(), "hobbit.low_bytes", index.tier_bytes(TIER_LOW));
+        gguf_set_val_u64(calibration.keys(), "hobbit.low_bytes", index.term_bytes(term_id::low));
         gguf_set_val_u64(calibration.keys(), "hobbit.high_bytes", high_bytes);
         calibration.write(dir.path("m.calibration.gguf"));
         const std::string message = index.read_calibration(path).message();

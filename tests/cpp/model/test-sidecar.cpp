@@ -82,7 +82,7 @@ TEST_CASE("a sidecar of the default name is found and used") {
     CHECK(index.n_experts_used() == 2); // the base's, not the sidecar's
     CHECK(index.model_bytes() == std::filesystem::file_size(files.path));
 
-    const part_location & at = index.locate(TIER_LOW, 1, PART_UP, 0);
+    const part_location & at = index.locate(term_id::low, 1, part_id::up, 0);
     CHECK(at.file == 1);
     const std::string & data = files.sidecar.data("blk.1.ffn_up_exps.low.0.weight");
     CHECK(temp_dir::read(sidecar).substr(at.offset, at.size) == data.substr(0, data.size() / 4));
@@ -132,7 +132,7 @@ TEST_CASE("a split model has one sidecar, which knows the size of all parts") {
     const status s = index.open(path, "");
     REQUIRE_MESSAGE(s.ok(), s.message());
     CHECK(index.n_tiers() == 2);
-    CHECK(index.locate(TIER_LOW, 1, PART_UP, 0).file == 2);
+    CHECK(index.locate(term_id::low, 1, part_id::up, 0).file == 2);
 }
 
 TEST_CASE("tensors shorter than 64 bytes are hashed whole") {
@@ -263,11 +263,11 @@ TEST_CASE("with base_tier none the base's own experts are not used") {
     REQUIRE_MESSAGE(s.ok(), s.message());
     CHECK(index.high_is_residual());
     CHECK_FALSE(index.uses_base_experts());
-    CHECK(index.locate(TIER_LOW, 1, PART_UP, 0).file == 1);
-    CHECK(index.locate(TIER_LOW, 1, PART_UP, 0).type == GGML_TYPE_Q4_0);
-    CHECK(index.locate(TIER_HIGH, 1, PART_UP, 0).file == 1);
-    CHECK(index.locate(TIER_HIGH, 1, PART_UP, 0).type == GGML_TYPE_Q5_0);
-    CHECK(index.tier_bytes(TIER_LOW) == 27648);
+    CHECK(index.locate(term_id::low, 1, part_id::up, 0).file == 1);
+    CHECK(index.locate(term_id::low, 1, part_id::up, 0).type == GGML_TYPE_Q4_0);
+    CHECK(index.locate(term_id::high, 1, part_id::up, 0).file == 1);
+    CHECK(index.locate(term_id::high, 1, part_id::up, 0).type == GGML_TYPE_Q5_0);
+    CHECK(index.term_bytes(term_id::low) == 27648);
     CHECK(index.find_tensor("blk.0.ffn_up_exps.weight"));
 }
 
@@ -278,9 +278,9 @@ TEST_CASE("with base_tier low the base's own experts are the low tier") {
     REQUIRE_MESSAGE(s.ok(), s.message());
     CHECK(index.high_is_residual());
     CHECK(index.uses_base_experts());
-    CHECK(index.locate(TIER_LOW, 1, PART_UP, 0).file == 0);
-    CHECK(index.locate(TIER_LOW, 1, PART_UP, 0).type == GGML_TYPE_F16);
-    CHECK(index.locate(TIER_HIGH, 1, PART_UP, 0).file == 1);
+    CHECK(index.locate(term_id::low, 1, part_id::up, 0).file == 0);
+    CHECK(index.locate(term_id::low, 1, part_id::up, 0).type == GGML_TYPE_F16);
+    CHECK(index.locate(term_id::high, 1, part_id::up, 0).file == 1);
 }
 
 TEST_CASE("with base_tier none a sidecar without a low tier is refused") {

@@ -15,7 +15,7 @@ static constexpr uint32_t N_EXPERTS = 2000;
 // Some experts are worth less than the others.
 class few_worthless_policy : public indifferent_policy {
   public:
-    double value(expert_id id, uint32_t, uint32_t) override { return worthless.count(id.expert) > 0 ? 0.0 : 1.0; }
+    double value(expert_id id, term_id, layer_id) override { return worthless.count(id.expert) > 0 ? 0.0 : 1.0; }
 
     std::set<uint32_t> worthless;
 };
@@ -24,22 +24,22 @@ class few_worthless_policy : public indifferent_policy {
 struct pool {
     few_worthless_policy     policy;
     resident_tiers           sets;
-    std::vector<tier_expert> evicted;
+    std::vector<expert_term> evicted;
     bypass_estimate          estimate{ sets };
 
     explicit pool(uint32_t n_slots, bool residual = false) : sets(residual) {
-        for (const uint32_t tier : { TIER_HIGH, TIER_LOW }) {
-            sets.add(tier, resident_set(1, N_EXPERTS, tier, n_slots, 0, policy));
+        for (const term_id term : TERMS) {
+            sets.add(term, resident_set(1, N_EXPERTS, term, n_slots, 0, policy));
         }
     }
 
-    static tier_expert high(uint32_t expert) { return { { 0, expert }, TIER_HIGH }; }
+    static tier_expert high(uint32_t expert) { return { { 0, expert }, tier_id::high }; }
 
-    bool has(uint32_t expert) const { return sets.contains({ 0, expert }, TIER_HIGH); }
+    bool has(uint32_t expert) const { return sets.contains({ 0, expert }, tier_id::high); }
 
     void insert(uint32_t expert) {
-        sets.insert({ 0, expert }, TIER_HIGH, 0, evicted);
-        sets.touch({ 0, expert }, TIER_HIGH);
+        sets.insert({ 0, expert }, tier_id::high, 0, evicted);
+        sets.touch({ 0, expert }, tier_id::high);
     }
 
     // What a layer uses; of what is missed the odd numbers bypass the pool, the even ones, or both, or none.
@@ -203,7 +203,7 @@ TEST_CASE("what was prefetched is no difference between bypassing and not") {
                 p.use({ e + 1 });
                 p.use({ e + 1 });
                 if (is_told) {
-                    p.estimate.prefetched(p.high(e), 0);
+                    p.estimate.prefetched({ { 0, e }, term_id::high }, 0);
                 }
                 if (is_late) {
                     p.estimate.begin_layer(0, { { p.high(e), true } });
@@ -221,7 +221,7 @@ TEST_CASE("what was prefetched in vain excuses no later miss") {
     pool p(16);
     p.use({ 1999 });
     for (uint32_t e = 0; e + 1 < N_EXPERTS; e += 2) {
-        p.estimate.prefetched(p.high(e), 0);
+        p.estimate.prefetched({ { 0, e }, term_id::high }, 0);
         p.use({ 1999 }, false); // there from now on
         p.use({ e });
         p.use({ e });
@@ -233,10 +233,10 @@ TEST_CASE("it begins with the pool as it is, but for what is there in part, and 
     pool p(20);
     for (uint32_t e = 0; e < 20; e++) {
         p.insert(e);
-        p.sets.pin({ 0, e }, TIER_HIGH);
+        p.sets.pin({ 0, e }, tier_id::high);
     }
     for (uint32_t e = 10; e < 20; e++) {
-        p.sets.set_term_in_part({ 0, e }, TIER_HIGH, true);
+        p.sets.set_term_in_part({ 0, e }, term_id::high, true);
     }
     for (int i = 0; i < 41; i++) {
         p.estimate.begin_layer(0, { { p.high(99), i % 2 == 0 } }); // finds room, though all is pinned in the pool
@@ -253,8 +253,8 @@ TEST_CASE("it begins with the pool as it is, but for what is there in part, and 
     }
     CHECK(p.further_misses() == doctest::Approx(before));
     CHECK_FALSE(p.has(99));
-    CHECK(p.sets.set(TIER_HIGH).is_pinned({ 0, 1 }));
-    CHECK(p.sets.set(TIER_HIGH).is_in_part({ 0, 19 }));
+    CHECK(p.sets.set(term_id::high).is_pinned({ 0, 1 }));
+    CHECK(p.sets.set(term_id::high).is_in_part({ 0, 19 }));
 }
 
 TEST_CASE("a residual comes with its low version") {

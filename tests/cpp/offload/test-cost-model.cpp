@@ -215,7 +215,7 @@ struct text {
 
     std::vector<std::vector<uint32_t>> in_use{ n_layers }; // [layer]
 
-    std::vector<uint32_t> next(uint32_t layer) {
+    std::vector<uint32_t> next(layer_id layer) {
         std::vector<uint32_t> & experts = in_use[layer];
         for (uint32_t e = 0; experts.size() < n_in_use; e++) {
             experts.push_back(e);
@@ -240,12 +240,12 @@ struct simulated_engine {
     indifferent_policy       policy;
     resident_tiers           pools{ false };
     bypass_estimate          bypasses{ pools };
-    std::vector<tier_expert> evicted    = {};
+    std::vector<expert_term> evicted    = {};
     uint32_t                 n_bypassed = 0;
 
     simulated_engine(const machine & hardware, compute_mode mode, uint32_t n_slots) :
         m(hardware), model(m.model(mode)) {
-        pools.add(TIER_HIGH, resident_set(text::n_layers, text::n_experts, TIER_HIGH, n_slots, 0, policy));
+        pools.add(term_id::high, resident_set(text::n_layers, text::n_experts, term_id::high, n_slots, 0, policy));
     }
 
     // Seconds that so many tokens take.
@@ -257,13 +257,13 @@ struct simulated_engine {
         return took;
     }
 
-    double run_layer(uint32_t layer, const std::vector<uint32_t> & experts) {
+    double run_layer(layer_id layer, const std::vector<uint32_t> & experts) {
         std::vector<expert_work>          work;
         std::vector<bypass_estimate::use> uses;
         for (const uint32_t e : experts) {
-            const bool is_present = pools.contains({ layer, e }, TIER_HIGH);
+            const bool is_present = pools.contains({ layer, e }, tier_id::high);
             work.push_back({ 0, 1, is_present });
-            uses.push_back({ { { layer, e }, TIER_HIGH }, !is_present });
+            uses.push_back({ { { layer, e }, tier_id::high }, !is_present });
         }
         bypasses.begin_layer(layer, uses);
         const cost_model::placement p = model.place(work, true, bypasses.further_misses());
@@ -272,8 +272,8 @@ struct simulated_engine {
                 bypasses.bypassed(uses[u].expert);
             }
             if (p.by[u] == DEVICE || ++n_bypassed % brought == 0) {
-                pools.insert(uses[u].expert.id, TIER_HIGH, layer, evicted);
-                pools.touch(uses[u].expert.id, TIER_HIGH);
+                pools.insert(uses[u].expert.id, tier_id::high, layer, evicted);
+                pools.touch(uses[u].expert.id, tier_id::high);
             }
         }
         return run_placed(m, model, work, p);

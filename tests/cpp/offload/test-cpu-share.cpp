@@ -21,7 +21,7 @@ static engine cooperative(const model_on_disk & m, uint32_t n_high, uint32_t n_l
 }
 
 static uint64_t n_selections(const engine & e) {
-    return e.counters.selections[TIER_HIGH] + e.counters.selections[TIER_LOW];
+    return e.counters.selections[tier_id::high] + e.counters.selections[tier_id::low];
 }
 
 TEST_CASE("what the CPU computes of a layer is what the device would, whatever the batch and the pool") {
@@ -29,12 +29,12 @@ TEST_CASE("what the CPU computes of a layer is what the device would, whatever t
     for (const uint32_t n_slots : { 16u, 3u, 1u }) {
         engine e = cooperative(m, n_slots);
         for (const int64_t n_tokens : { 1, 2, 37, 100 }) {
-            for (uint32_t layer = 0; layer < 2; layer++) {
+            for (layer_id layer = 0; layer < 2; layer++) {
                 CAPTURE(n_slots);
                 CAPTURE(n_tokens);
                 const layer_input input  = random_input(m.shape, n_tokens, unsigned(n_tokens));
                 const uint64_t    before = e.counters.selections_cpu;
-                CHECK(e.compute(m, input, layer) == stock(m, input, TIER_HIGH, layer));
+                CHECK(e.compute(m, input, layer) == stock(m, input, tier_id::high, layer));
                 CHECK((e.counters.selections_cpu > before || n_slots == 16));
             }
         }
@@ -49,16 +49,16 @@ TEST_CASE("modes: the CPU has nothing, what is missing, or what the cost model g
     engine              none  = cooperative(m, 8, 0, {}, compute_mode::gpu);
     engine              all   = cooperative(m, 8, 0, {}, compute_mode::cooperative);
     for (engine * e : { &none, &all }) {
-        CHECK(e->compute(m, input) == stock(m, input, TIER_HIGH));
+        CHECK(e->compute(m, input) == stock(m, input, tier_id::high));
     }
     CHECK(none.counters.selections_cpu == 0);
     CHECK(all.counters.selections_cpu == n_selections(all));
-    CHECK(all.counters.hits[TIER_HIGH] == 0);
+    CHECK(all.counters.hits[tier_id::high] == 0);
 
     engine some = cooperative(m, 3, 0, {}, compute_mode::automatic);
     for (unsigned i = 0; i < 40; i++) {
         const layer_input other = random_input(m.shape, 1 + i % 5, i);
-        CHECK(some.compute(m, other, i % 2) == stock(m, other, TIER_HIGH, i % 2));
+        CHECK(some.compute(m, other, i % 2) == stock(m, other, tier_id::high, i % 2));
     }
     CHECK(some.counters.selections_cpu > 0);
     CHECK(some.counters.selections_cpu < n_selections(some));
@@ -90,7 +90,7 @@ TEST_CASE("behind a connection few of those come that another expert would have 
         e.compute(m, random_input(m.shape, 1, i));
         std::this_thread::sleep_for(std::chrono::milliseconds(1)); // until what was brought is there
     }
-    CHECK(e.cache.n_slots(TIER_HIGH) == 2);
+    CHECK(e.cache.n_slots(term_id::high) == 2);
     CHECK(e.counters.evictions > 0);
     CHECK(e.counters.evictions * 10 < e.counters.selections_cpu);
 }
@@ -121,7 +121,7 @@ TEST_CASE("low precision is computed in low precision, a residual is added") {
     engine              low = cooperative(m, 8, 3, { 0.0, 1.0 });
     engine              on_cpu(m, 8, 3, score_thresholds{ 0.0, 1.0 });
     CHECK(low.compute(m, input) == on_cpu.compute(m, input));
-    CHECK(low.counters.selections[TIER_LOW] > 0);
+    CHECK(low.counters.selections[tier_id::low] > 0);
     CHECK(low.counters.selections_cpu == n_selections(low));
     for (const uint32_t n_slots : { 8u, 2u }) {
         CAPTURE(n_slots);
@@ -129,7 +129,7 @@ TEST_CASE("low precision is computed in low precision, a residual is added") {
         engine              e    = cooperative(sums, n_slots, n_slots);
         for (const int64_t n_tokens : { 1, 5 }) {
             const layer_input other = random_input(sums.shape, n_tokens, 8);
-            CHECK(e.compute(sums, other) == stock(sums, other, TIER_HIGH));
+            CHECK(e.compute(sums, other) == stock(sums, other, tier_id::high));
         }
         CHECK(e.counters.selections_cpu > 0);
     }
@@ -155,7 +155,7 @@ TEST_CASE("biases are added on the CPU, what is skipped is zero") {
         CAPTURE(n_tokens);
         const layer_input input = random_input(shape, n_tokens, 11);
         engine            plain = cooperative(m, 4);
-        CHECK(plain.compute(m, input, 0, true) == stock(m, input, TIER_HIGH, 0, true));
+        CHECK(plain.compute(m, input, 0, true) == stock(m, input, tier_id::high, 0, true));
         CHECK(plain.counters.selections_cpu > 0);
 
         engine e = cooperative(m, 4, 4, { 0.3, 0.6 });
@@ -175,7 +175,7 @@ TEST_CASE("gate and up in one tensor, or with an operation between them") {
         const model_on_disk m(shape);
         engine              e     = cooperative(m, 3);
         const layer_input   input = random_input(shape, 6, 13);
-        CHECK(e.compute(m, input) == stock(m, input, TIER_HIGH));
+        CHECK(e.compute(m, input) == stock(m, input, tier_id::high));
         CHECK(e.counters.selections_cpu > 0);
     }
 }
@@ -185,7 +185,7 @@ TEST_CASE("experts that host memory has no slot for are computed by the device")
     engine              e = cooperative(m, 4, 0, {}, compute_mode::cooperative, 2);
     for (unsigned i = 0; i < 10; i++) {
         const layer_input input = random_input(m.shape, 7, i);
-        CHECK(e.compute(m, input, i % 2) == stock(m, input, TIER_HIGH, i % 2));
+        CHECK(e.compute(m, input, i % 2) == stock(m, input, tier_id::high, i % 2));
     }
     CHECK(e.counters.selections_cpu > 0);
     CHECK(e.counters.selections_cpu < n_selections(e));
@@ -197,7 +197,7 @@ TEST_CASE("a layer computed node by node is the layer") {
         CAPTURE(n_tokens);
         const layer_input input = random_input(m.shape, n_tokens, 23);
         engine            e     = cooperative(m, 3);
-        CHECK(compute_node_by_node(e, m, input, true) == stock(m, input, TIER_HIGH, 0, true));
+        CHECK(compute_node_by_node(e, m, input, true) == stock(m, input, tier_id::high, 0, true));
         CHECK(e.counters.selections_cpu > 0);
     }
 }

@@ -9,12 +9,12 @@
 #include <chrono>
 #include <thread>
 
-static constexpr uint32_t DOWN = part_bit(PART_DOWN);
+static constexpr part_set DOWN = part_id::down;
 
 // Which splits an expert of the tier that it misses alone, and of two one: to begin with, the last product takes as
 // long to bring as the others take the CPU.
 static engine splitting(const model_on_disk & m, uint32_t n_high, uint32_t n_low = 0, score_thresholds thresholds = {},
-                        uint32_t tier = TIER_HIGH, uint32_t host_slots = 16) {
+                        tier_id tier = tier_id::high, uint32_t host_slots = 16) {
     const expert_shapes kinds(m.index);
     const double        transfer = 4e-4 / double(kinds.all()[kinds.of({ 0, 0 }, tier)].bytes());
     return { m,       n_high,  n_low, { { thresholds } }, { rpc_device() }, host_slots, compute_mode::automatic,
@@ -30,11 +30,11 @@ static moe_model one_used() {
 
 // Loads the expert of layer 0, whole.
 static void load(const model_on_disk & m, expert_cache & cache, uint32_t expert) {
-    const uint32_t parts = m.index.layer(0).parts;
-    REQUIRE(cache.acquire({ 0, expert }, TIER_HIGH));
-    cache.request({ 0, expert }, TIER_HIGH, parts);
-    REQUIRE(cache.wait({ 0, expert }, TIER_HIGH, parts).ok());
-    cache.release({ 0, expert }, TIER_HIGH);
+    const part_set parts = m.index.layer(0).parts;
+    REQUIRE(cache.acquire({ 0, expert }, tier_id::high));
+    cache.request({ 0, expert }, tier_id::high, parts);
+    REQUIRE(cache.wait({ 0, expert }, tier_id::high, parts).ok());
+    cache.release({ 0, expert }, tier_id::high);
 }
 
 static layer_input input_for(const moe_model & shape, int32_t expert) {
@@ -51,12 +51,12 @@ TEST_CASE("an expert that CPU and device compute together is what the device wou
             CAPTURE(n_tokens);
             const layer_input input = random_input(m.shape, n_tokens, unsigned(n_tokens));
             engine            e     = splitting(m, n_slots);
-            CHECK(e.compute(m, input, 0, true) == stock(m, input, TIER_HIGH, 0, true));
+            CHECK(e.compute(m, input, 0, true) == stock(m, input, tier_id::high, 0, true));
             CHECK((e.counters.selections_split > 0 || n_tokens > 1));
             CHECK(e.counters.selections_split <= e.counters.selections_cpu);
             for (unsigned i = 0; i < 10; i++) { // what was split may be there in part
                 const layer_input other = random_input(m.shape, n_tokens, i);
-                CHECK(e.compute(m, other, i % 2) == stock(m, other, TIER_HIGH, i % 2));
+                CHECK(e.compute(m, other, i % 2) == stock(m, other, tier_id::high, i % 2));
             }
         }
     }
@@ -65,7 +65,7 @@ TEST_CASE("an expert that CPU and device compute together is what the device wou
 TEST_CASE("an expert may be split in low precision, and beside one that is skipped") {
     const model_on_disk m;
     const layer_input   input = random_input(m.shape, 1, 7);
-    engine              low   = splitting(m, 8, 3, { 0.0, 1.0 }, TIER_LOW);
+    engine              low   = splitting(m, 8, 3, { 0.0, 1.0 }, tier_id::low);
     engine              low_on_cpu(m, 8, 3, score_thresholds{ 0.0, 1.0 });
     CHECK(low.compute(m, input) == low_on_cpu.compute(m, input));
     CHECK(low.counters.selections_split > 0);
@@ -83,7 +83,7 @@ TEST_CASE("an expert may be the sum of two") {
     const model_on_disk m     = model_on_disk::with_residual();
     const layer_input   input = random_input(m.shape, 1, 7);
     engine              e     = splitting(m, 3, 3);
-    CHECK(e.compute(m, input) == stock(m, input, TIER_HIGH));
+    CHECK(e.compute(m, input) == stock(m, input, tier_id::high));
     CHECK(e.counters.selections_split > 0);
 }
 
@@ -102,29 +102,29 @@ TEST_CASE("the last product is all that comes to the device for it") {
         }
         const uint64_t    before = e.counters.bytes_transferred;
         const layer_input input  = input_for(shape, 5);
-        CHECK(e.compute(m, input) == stock(m, input, TIER_HIGH));
+        CHECK(e.compute(m, input) == stock(m, input, tier_id::high));
         CHECK(e.counters.selections_split == 1);
-        CHECK(e.counters.bytes_transferred - before == m.index.locate(TIER_HIGH, 0, PART_DOWN, 5).size);
+        CHECK(e.counters.bytes_transferred - before == m.index.locate(term_id::high, 0, part_id::down, 5).size);
     }
 }
 
 TEST_CASE("the device waits for the CPU, though it has what the last product is made with") {
     const model_on_disk m(one_used());
     engine              e = splitting(m, 8);
-    REQUIRE(e.cache.acquire({ 0, 5 }, TIER_HIGH));
-    e.cache.request({ 0, 5 }, TIER_HIGH, DOWN);
-    REQUIRE(e.cache.wait({ 0, 5 }, TIER_HIGH, DOWN).ok());
+    REQUIRE(e.cache.acquire({ 0, 5 }, tier_id::high));
+    e.cache.request({ 0, 5 }, tier_id::high, DOWN);
+    REQUIRE(e.cache.wait({ 0, 5 }, tier_id::high, DOWN).ok());
     const layer_input input = input_for(m.shape, 5);
-    CHECK(e.compute(m, input) == stock(m, input, TIER_HIGH));
+    CHECK(e.compute(m, input) == stock(m, input, tier_id::high));
     CHECK(e.counters.selections_split == 1);
-    e.cache.release({ 0, 5 }, TIER_HIGH);
+    e.cache.release({ 0, 5 }, tier_id::high);
 }
 
 TEST_CASE("the last product is on its way while the CPU computes the others") {
     const model_on_disk   m(one_used());
     engine                e     = splitting(m, 8);
-    const part_location & down  = m.index.locate(TIER_HIGH, 0, PART_DOWN, 5);
-    const part_location & other = m.index.locate(TIER_HIGH, 0, PART_GATE, 5);
+    const part_location & down  = m.index.locate(term_id::high, 0, part_id::down, 5);
+    const part_location & other = m.index.locate(term_id::high, 0, part_id::gate, 5);
     std::atomic<bool>     down_was_asked_for{ false };
     bool                  in_time = false;
     e.reader.before               = [&](uint64_t offset, size_t size) {
@@ -139,7 +139,7 @@ TEST_CASE("the last product is on its way while the CPU computes the others") {
         }
     };
     const layer_input input = input_for(m.shape, 5);
-    CHECK(e.compute(m, input) == stock(m, input, TIER_HIGH));
+    CHECK(e.compute(m, input) == stock(m, input, tier_id::high));
     CHECK(e.counters.selections_split == 1);
     CHECK(in_time);
 }
@@ -149,14 +149,14 @@ TEST_CASE("what of a split expert is not there comes afterwards") {
     engine              e     = splitting(m, 8);
     const layer_input   input = input_for(m.shape, 5);
     const rows          first = e.compute(m, input);
-    const uint32_t      parts = m.index.layer(0).parts;
+    const part_set      parts = m.index.layer(0).parts;
     CHECK(e.counters.selections_split == 1);
-    REQUIRE(e.cache.holds({ 0, 5 }, TIER_HIGH, parts)); // there, or on the way
-    for (int i = 0; i < 5000 && !e.cache.arrived({ 0, 5 }, TIER_HIGH, parts); i++) {
+    REQUIRE(e.cache.holds({ 0, 5 }, tier_id::high, parts)); // there, or on the way
+    for (int i = 0; i < 5000 && !e.cache.arrived({ 0, 5 }, tier_id::high, parts); i++) {
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
     CHECK(e.compute(m, input) == first);
-    CHECK(e.counters.hits[TIER_HIGH] == 1);
+    CHECK(e.counters.hits[tier_id::high] == 1);
 }
 
 TEST_CASE("where the last product is in another graph no expert is split, and from then on none is meant to be") {
@@ -165,7 +165,7 @@ TEST_CASE("where the last product is in another graph no expert is split, and fr
     for (const int32_t expert : { 5, 6 }) {
         load(m, *e.host, uint32_t(expert)); // a layer that reads from the disk is not measured
         const layer_input input = input_for(m.shape, expert);
-        CHECK(compute_node_by_node(e, m, input, true) == stock(m, input, TIER_HIGH, 0, true));
+        CHECK(compute_node_by_node(e, m, input, true) == stock(m, input, tier_id::high, 0, true));
         CHECK(e.counters.selections_split == 0);
         CHECK(e.counters.selections_cpu > 0);
         // what went as it was placed
@@ -177,7 +177,7 @@ TEST_CASE("an error of reading ends the computation, and nothing stays pinned") 
     const model_on_disk m(one_used());
     for (const int n_reads : { 0, 1, 2 }) {
         CAPTURE(n_reads);
-        engine e            = splitting(m, 4, 0, {}, TIER_HIGH, 1);
+        engine e            = splitting(m, 4, 0, {}, tier_id::high, 1);
         e.reader.reads_left = n_reads;
         layer_graph graph(m.shape, input_for(m.shape, 5), false, 1, ggml_backend_dev_buffer_type(e.place.device));
         graph.set_cached(m.index, 0);
@@ -186,9 +186,9 @@ TEST_CASE("an error of reading ends the computation, and nothing stays pinned") 
         }
         bool is_free = false; // the only slot, when the device's cache has seen that nothing comes any more
         for (int i = 0; i < 5000 && !is_free; i++) {
-            REQUIRE(e.cache.acquire({ 0, 1 }, TIER_HIGH));
-            e.cache.release({ 0, 1 }, TIER_HIGH);
-            is_free = e.host->acquire({ 0, 1 }, TIER_HIGH);
+            REQUIRE(e.cache.acquire({ 0, 1 }, tier_id::high));
+            e.cache.release({ 0, 1 }, tier_id::high);
+            is_free = e.host->acquire({ 0, 1 }, tier_id::high);
             std::this_thread::sleep_for(std::chrono::milliseconds(is_free ? 0 : 1));
         }
         CHECK(is_free);

@@ -24,7 +24,7 @@ struct step_of_two_tokens {
     std::vector<score_thresholds>   thresholds = { { 0.5, 0.5 }, { 0.5, 1.0 } }; // skip, low
     bool                            has_low    = true;
     bool                            strict     = false;
-    residency                       resident   = [](expert_id, uint32_t) { return false; };
+    residency                       resident   = [](expert_id, tier_id) { return false; };
     std::unique_ptr<precision_rule> rule       = make_rule("gate");
     listening_policy                policy;
     step_counts                     counts;
@@ -38,7 +38,7 @@ struct step_of_two_tokens {
     std::string letters() {
         std::string out;
         for (const precision p : run().precisions) {
-            out += p == PRECISION_HIGH ? 'H' : p == PRECISION_LOW ? 'L' : '-';
+            out += p == precision::high ? 'H' : p == precision::low ? 'L' : '-';
         }
         return out;
     }
@@ -55,10 +55,10 @@ TEST_CASE("an expert serves all tokens in the best precision that any of them ne
 
 TEST_CASE("a better version that is resident is used") {
     step_of_two_tokens s;
-    s.resident = [](expert_id id, uint32_t tier) { return id.layer == 3 && id.expert == 7 && tier == TIER_HIGH; };
+    s.resident = [](expert_id id, tier_id tier) { return id.layer == 3 && id.expert == 7 && tier == tier_id::high; };
     CHECK(s.letters() == "HHHH");
     s.thresholds[1] = { 0.5, 0.5 };
-    s.resident      = [](expert_id id, uint32_t tier) { return id.expert == 7 && tier == TIER_LOW; };
+    s.resident      = [](expert_id id, tier_id tier) { return id.expert == 7 && tier == tier_id::low; };
     CHECK(s.letters() == "HHHL");
 }
 
@@ -74,7 +74,7 @@ TEST_CASE("the policy hears of each use by each sequence, with the normalised we
     const layer_plan   plan = s.run();
     REQUIRE(plan.uses.size() == 3); // of experts 2, 5 and 7
     CHECK(plan.uses[0].selections == std::vector<int32_t>{ 1, 2 });
-    CHECK(plan.uses[2].tier == TIER_LOW);
+    CHECK(plan.uses[2].tier == tier_id::low);
     REQUIRE(s.policy.uses.size() == 4);
     const uint32_t experts[]   = { 2, 2, 5, 7 };
     const uint32_t sequences[] = { 8, 9, 8, 9 };
@@ -89,7 +89,7 @@ TEST_CASE("the policy hears of each use by each sequence, with the normalised we
 
 TEST_CASE("selections, uses and misses are counted, or those that a filter accepts") {
     step_of_two_tokens s;
-    s.resident = [](expert_id id, uint32_t tier) { return id.expert == 2 && tier == TIER_HIGH; };
+    s.resident = [](expert_id id, tier_id tier) { return id.expert == 2 && tier == tier_id::high; };
     s.run();
     CHECK(s.counts.selections == std::array<uint64_t, 2>{ 3, 1 });
     CHECK(s.counts.uses == std::array<uint64_t, 2>{ 2, 1 });

@@ -22,8 +22,8 @@ static pool_demand two_tiers() {
 }
 
 static pool_demand one_tier() {
-    pool_demand d         = two_tiers();
-    d.slot_size[TIER_LOW] = 0;
+    pool_demand d             = two_tiers();
+    d.slot_size[term_id::low] = 0;
     return d;
 }
 
@@ -56,7 +56,8 @@ static std::string refused(const budget & s, const pool_demand & d, const other_
 }
 
 static uint64_t bytes_of(const pool_plan & plan, const pool_demand & d) {
-    return plan.n_slots[TIER_HIGH] * d.slot_size[TIER_HIGH] + plan.n_slots[TIER_LOW] * d.slot_size[TIER_LOW];
+    return plan.n_slots[term_id::high] * d.slot_size[term_id::high] +
+           plan.n_slots[term_id::low] * d.slot_size[term_id::low];
 }
 
 TEST_CASE("everything high: the whole budget is the high pool's") {
@@ -118,9 +119,9 @@ TEST_CASE("pools below the smallest are refused, and the smallest named works") 
 TEST_CASE("a memory budget leaves room for everything else") {
     const other_memory other = { 100 * MiB, 300 * MiB, 10 * MiB, 0, 0 };
     // 1000 MiB: less 410 MiB, less slack of 32 + 10 MiB, leaves 548 MiB: 137 slots, but there are 64 experts
-    CHECK(planned(with_memory(1000 * MiB), one_tier(), other).n_slots[TIER_HIGH] == 64);
+    CHECK(planned(with_memory(1000 * MiB), one_tier(), other).n_slots[term_id::high] == 64);
     // 600 MiB: less 410 MiB, less slack of 32 + 6 MiB, leaves 152 MiB
-    CHECK(planned(with_memory(600 * MiB), one_tier(), other).n_slots[TIER_HIGH] == 38);
+    CHECK(planned(with_memory(600 * MiB), one_tier(), other).n_slots[term_id::high] == 38);
 }
 
 TEST_CASE("a memory budget below the smallest is refused, and the smallest named works") {
@@ -140,7 +141,7 @@ TEST_CASE("a memory budget below the smallest is refused, and the smallest named
             const uint64_t named = strtoull(message.c_str() + at + words.size(), nullptr, 10);
 
             const pool_plan plan = planned(with_memory(named * MiB, t1), two_tiers(), other);
-            CHECK(plan.n_slots[TIER_HIGH] >= 4);
+            CHECK(plan.n_slots[term_id::high] >= 4);
             // and it is not far above what is taken: 2 % and a few MiB
             const uint64_t sum = other.before + other.model + other.scratch + bytes_of(plan, two_tiers());
             CHECK(named * MiB >= sum);
@@ -152,7 +153,7 @@ TEST_CASE("a memory budget below the smallest is refused, and the smallest named
 TEST_CASE("a budget given for the pools alone overrides the one for the process") {
     budget s = with_pools(100 * MiB);
     s.memory = 1;
-    CHECK(planned(s, one_tier()).n_slots[TIER_HIGH] == 25);
+    CHECK(planned(s, one_tier()).n_slots[term_id::high] == 25);
 }
 
 TEST_CASE("without a budget the pools get what is free, less what is still to come and a reserve") {
@@ -160,15 +161,15 @@ TEST_CASE("without a budget the pools get what is free, less what is still to co
     const other_memory other = { 200 * MiB, 700 * MiB, 10 * MiB, 800 * MiB, 5000 * MiB };
     pool_demand        d     = one_tier();
     d.n_experts              = 5000;
-    CHECK(planned({}, d, other).n_slots[TIER_HIGH] == (5000 - 100 - 10 - 500) / 4);
+    CHECK(planned({}, d, other).n_slots[term_id::high] == (5000 - 100 - 10 - 500) / 4);
 
     // little available: the reserve is 256 MiB
     const other_memory little = { 200 * MiB, 700 * MiB, 10 * MiB, 900 * MiB, 500 * MiB };
-    CHECK(planned({}, d, little).n_slots[TIER_HIGH] == (500 - 10 - 256) / 4);
+    CHECK(planned({}, d, little).n_slots[term_id::high] == (500 - 10 - 256) / 4);
 
     // more resident than the model accounts for: nothing is still to come
     const other_memory more = { 200 * MiB, 700 * MiB, 10 * MiB, 2000 * MiB, 500 * MiB };
-    CHECK(planned({}, d, more).n_slots[TIER_HIGH] == (500 - 10 - 256) / 4);
+    CHECK(planned({}, d, more).n_slots[term_id::high] == (500 - 10 - 256) / 4);
 }
 
 //
@@ -186,12 +187,12 @@ static other_memory with_device() {
 TEST_CASE("a device's pools get what it has free, less the rows and a reserve") {
     pool_demand d = one_tier();
     d.n_experts   = 5000;
-    CHECK(planned({}, d, with_device()).n_slots[TIER_HIGH] == (1000 - 10 - 256) / 4);
+    CHECK(planned({}, d, with_device()).n_slots[term_id::high] == (1000 - 10 - 256) / 4);
     budget s;
     s.device_memory = 500 * MiB;
-    CHECK(planned(s, d, with_device()).n_slots[TIER_HIGH] == (500 - 500 / 256 - 1 - 10) / 4);
+    CHECK(planned(s, d, with_device()).n_slots[term_id::high] == (500 - 500 / 256 - 1 - 10) / 4);
     s.pools = 100 * MiB;
-    CHECK(planned(s, d, with_device()).n_slots[TIER_HIGH] == 100 / 4);
+    CHECK(planned(s, d, with_device()).n_slots[term_id::high] == 100 / 4);
 }
 
 TEST_CASE("device memory below the smallest is refused, and the smallest named works") {
@@ -200,7 +201,7 @@ TEST_CASE("device memory below the smallest is refused, and the smallest named w
     CHECK(refused(s, two_tiers(), with_device()) ==
           "device memory of 1.0 MiB is too small: the smallest that works is 27 MiB");
     s.device_memory = 27 * MiB;
-    CHECK(planned(s, two_tiers(), with_device()).n_slots[TIER_HIGH] == 4);
+    CHECK(planned(s, two_tiers(), with_device()).n_slots[term_id::high] == 4);
 
     other_memory full = with_device();
     full.device.free  = 270 * MiB;
@@ -212,7 +213,7 @@ TEST_CASE("device memory below the smallest is refused, and the smallest named w
 
 TEST_CASE("with a device a memory budget is for everything but the pools") {
     const uint64_t others = 200 + 700 + 10 + 32;
-    CHECK(planned(with_memory(1000 * MiB), one_tier(), with_device()).n_slots[TIER_HIGH] == 64);
+    CHECK(planned(with_memory(1000 * MiB), one_tier(), with_device()).n_slots[term_id::high] == 64);
     const std::string message = refused(with_memory(others * MiB), one_tier(), with_device());
     CHECK(message.find("a memory budget of 942.0 MiB is too small") != std::string::npos);
     budget with_pools = with_memory(others * MiB);
@@ -229,8 +230,8 @@ TEST_CASE("host memory behind a device caches experts in what its budget leaves"
     budget s        = with_memory(1100 * MiB);
     s.pools         = 100 * MiB; // of the device
     const auto plan = planned(s, one_tier(), with_device());
-    CHECK(plan.n_slots[TIER_HIGH] == 25);
-    CHECK(plan.n_host_slots[TIER_HIGH] == 29);
+    CHECK(plan.n_slots[term_id::high] == 25);
+    CHECK(plan.n_host_slots[term_id::high] == 29);
 }
 
 TEST_CASE("without a budget host memory behind a device caches experts in what is free") {
@@ -245,7 +246,8 @@ TEST_CASE("host memory with less room than a token's experts of a layer caches n
     const uint64_t others = 200 + 700 + 10 + 32;
     for (const uint64_t room : { 19, 21 }) {
         const uint64_t budget = (others + room) * MiB * 100 / 99 + 1;
-        CHECK(planned(with_memory(budget), one_tier(), with_device()).n_host_slots[TIER_HIGH] == (room < 20 ? 0 : 4));
+        CHECK(planned(with_memory(budget), one_tier(), with_device()).n_host_slots[term_id::high] ==
+              (room < 20 ? 0 : 4));
     }
 }
 
@@ -313,11 +315,11 @@ TEST_CASE("device memory is shared in the same way, and each part works") {
         CHECK(each[0].device_memory + each[1].device_memory <= s.device_memory);
         CHECK(each[0].device_memory + each[1].device_memory > s.device_memory - MiB);
         for (size_t i = 0; i < 2; i++) {
-            CHECK(planned(each[i], devices[i].demand, with_device()).n_slots[TIER_HIGH] >= 4);
+            CHECK(planned(each[i], devices[i].demand, with_device()).n_slots[term_id::high] >= 4);
         }
     }
-    CHECK(planned(each[0], devices[0].demand, with_device()).n_slots[TIER_HIGH] == 48);
-    CHECK(planned(each[1], devices[1].demand, with_device()).n_slots[TIER_HIGH] == 16);
+    CHECK(planned(each[0], devices[0].demand, with_device()).n_slots[term_id::high] == 48);
+    CHECK(planned(each[1], devices[1].demand, with_device()).n_slots[term_id::high] == 16);
     s.pools = 36 * 4 * MiB; // bounds the pools, whatever the device memory
     CHECK(shared(s, devices)[0].pools == 26 * 4 * MiB);
 }
@@ -347,9 +349,9 @@ TEST_CASE("any budget that is accepted is kept to") {
             CAPTURE(t1);
             const pool_plan plan = planned(with_pools(mib * MiB, t1), two_tiers());
             CHECK(bytes_of(plan, two_tiers()) <= mib * MiB);
-            CHECK(plan.n_slots[TIER_HIGH] >= 4);
-            CHECK(plan.n_slots[TIER_HIGH] <= 64);
-            CHECK((plan.n_slots[TIER_LOW] >= 4 || t1 == 1.0));
+            CHECK(plan.n_slots[term_id::high] >= 4);
+            CHECK(plan.n_slots[term_id::high] <= 64);
+            CHECK((plan.n_slots[term_id::low] >= 4 || t1 == 1.0));
         }
     }
 }
@@ -404,13 +406,13 @@ TEST_CASE("any budget that is accepted is kept to, with residuals of any size") 
                 CAPTURE(mib);
                 CAPTURE(t1);
                 CAPTURE(residual);
-                pool_demand d          = residual_tiers();
-                d.slot_size[TIER_HIGH] = residual * MiB;
-                const pool_plan plan   = planned(with_pools(mib * MiB, t1), d);
+                pool_demand d              = residual_tiers();
+                d.slot_size[term_id::high] = residual * MiB;
+                const pool_plan plan       = planned(with_pools(mib * MiB, t1), d);
                 CHECK(bytes_of(plan, d) <= mib * MiB);
-                CHECK(plan.n_slots[TIER_HIGH] >= 4);
-                CHECK(plan.n_slots[TIER_LOW] >= plan.n_slots[TIER_HIGH]);
-                CHECK(plan.n_slots[TIER_LOW] <= 64);
+                CHECK(plan.n_slots[term_id::high] >= 4);
+                CHECK(plan.n_slots[term_id::low] >= plan.n_slots[term_id::high]);
+                CHECK(plan.n_slots[term_id::low] <= 64);
             }
         }
     }

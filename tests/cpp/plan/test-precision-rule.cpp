@@ -15,7 +15,7 @@ static std::string score(const std::vector<float> & weights, double t1, double t
     score_experts(weights.data(), weights.size(), { t1, t2 }, out.data());
     std::string letters;
     for (const precision p : out) {
-        letters += p == PRECISION_HIGH ? 'H' : p == PRECISION_LOW ? 'L' : '-';
+        letters += p == precision::high ? 'H' : p == precision::low ? 'L' : '-';
     }
     return letters;
 }
@@ -94,6 +94,6 @@ TEST_CASE("a rule is made by its name") {
 TEST_CASE("without the router's weights the rule \"gate\" gives high precision") {
     const layer_routing                 routing    = { 0, 2, 2, { 1, 2, 3, 4 }, {} };
     const std::vector<score_thresholds> thresholds = { { 0.0, 0.0 }, { 0.0, 0.0 } };
-    const residency                     none       = [](expert_id, uint32_t) { return false; };
-    CHECK(make_rule("gate")->decide({ routing, thresholds, none, true }) == std::vector<precision>(4, PRECISION_HIGH));
+    const residency                     none       = [](expert_id, tier_id) { return false; };
+    CHECK(make_rule("gate")->decide({ routing, thresholds, none, true }) == std::vector<precision>(4, precision::high));
 }

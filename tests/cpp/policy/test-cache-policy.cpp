@@ -29,7 +29,7 @@ static std::unique_ptr<cache_policy> make(const std::string & name, const weight
     return policy;
 }
 
-static expert_usage use(uint32_t layer, uint32_t expert, uint32_t tier = TIER_HIGH, uint32_t n_tokens = 1,
+static expert_usage use(layer_id layer, uint32_t expert, tier_id tier = tier_id::high, uint32_t n_tokens = 1,
                         uint32_t sequence = 0) {
     return { { layer, expert }, sequence, tier, n_tokens, 0.5 * n_tokens };
 }
@@ -42,9 +42,9 @@ static void run_token(cache_policy & policy, const std::vector<expert_usage> & u
     }
 }
 
-static double value(cache_policy & policy, uint32_t layer, uint32_t expert, uint32_t running = 0,
-                    uint32_t tier = TIER_HIGH) {
-    return policy.value({ layer, expert }, tier, running);
+static double value(cache_policy & policy, layer_id layer, uint32_t expert, layer_id running = 0,
+                    term_id term = term_id::high) {
+    return policy.value({ layer, expert }, term, running);
 }
 
 TEST_CASE("every listed name makes a policy, and no other name does") {
@@ -89,19 +89,20 @@ TEST_CASE("the default weights of Eq. 3 sum to 1") {
 TEST_CASE("lru: the order of last uses, across sequences and tiers") {
     auto policy = make("lru");
     policy->begin_sequence(0);
-    run_token(*policy, { use(0, 1), use(1, 1, TIER_LOW), use(2, 1) });
+    run_token(*policy, { use(0, 1), use(1, 1, tier_id::low), use(2, 1) });
     CHECK(value(*policy, 0, 1) < value(*policy, 1, 1));
     CHECK(value(*policy, 1, 1) < value(*policy, 2, 1));
     policy->begin_sequence(1);
-    policy->on_use(use(0, 1, TIER_HIGH, 1, 1));
+    policy->on_use(use(0, 1, tier_id::high, 1, 1));
     CHECK(value(*policy, 0, 1) > value(*policy, 2, 1));
-    CHECK(value(*policy, 0, 1) == value(*policy, 0, 1, 3, TIER_LOW)); // neither the running layer nor the tier matters
+    CHECK(value(*policy, 0, 1) ==
+          value(*policy, 0, 1, 3, term_id::low)); // neither the running layer nor the tier matters
 }
 
 TEST_CASE("lfu: tokens that used the expert, whatever their precision") {
     auto policy = make("lfu");
     policy->begin_sequence(0);
-    run_token(*policy, { use(0, 1), use(0, 2, TIER_LOW, 5) });
+    run_token(*policy, { use(0, 1), use(0, 2, tier_id::low, 5) });
     run_token(*policy, { use(0, 1) });
     CHECK(value(*policy, 0, 1) == 2);
     CHECK(value(*policy, 0, 2) == 5);
@@ -113,9 +114,9 @@ TEST_CASE("lfu: tokens that used the expert, whatever their precision") {
 TEST_CASE("lhu: tokens that the expert served in high precision") {
     auto policy = make("lhu");
     policy->begin_sequence(0);
-    run_token(*policy, { use(0, 1, TIER_HIGH, 2), use(0, 2, TIER_LOW, 5) });
-    CHECK(value(*policy, 0, 1, 0, TIER_LOW) == 2);
-    CHECK(value(*policy, 0, 2, 0, TIER_LOW) == 0);
+    run_token(*policy, { use(0, 1, tier_id::high, 2), use(0, 2, tier_id::low, 5) });
+    CHECK(value(*policy, 0, 1, 0, term_id::low) == 2);
+    CHECK(value(*policy, 0, 2, 0, term_id::low) == 0);
 }
 
 TEST_CASE("fld: the nearer an expert's layer is to its turn the more it is worth") {
@@ -157,7 +158,7 @@ TEST_CASE("hobbit: a batch counts all its tokens, and uses in it count as of its
     auto policy = make("hobbit", { 1, 0, 0, 0 });
     policy->begin_sequence(0);
     policy->begin_tokens(0, 6);
-    policy->on_use(use(0, 1, TIER_HIGH, 3));
+    policy->on_use(use(0, 1, tier_id::high, 3));
     CHECK(value(*policy, 0, 1) == 1.0);
     policy->begin_tokens(0, 2);
     CHECK(value(*policy, 0, 1) == 0.75);
@@ -165,7 +166,7 @@ TEST_CASE("hobbit: a batch counts all its tokens, and uses in it count as of its
     auto lfu = make("hobbit", { 0, 1, 0, 0 });
     lfu->begin_sequence(0);
     lfu->begin_tokens(0, 6);
-    lfu->on_use(use(0, 1, TIER_HIGH, 3));
+    lfu->on_use(use(0, 1, tier_id::high, 3));
     CHECK(value(*lfu, 0, 1) == 0.5);
 }
 
@@ -174,10 +175,10 @@ TEST_CASE("hobbit: the LFU term counts all uses, the LHU term only those in high
     auto lhu = make("hobbit", { 0, 0, 1, 0 });
     for (cache_policy * policy : { lfu.get(), lhu.get() }) {
         policy->begin_sequence(0);
-        run_token(*policy, { use(0, 1, TIER_HIGH), use(0, 2, TIER_LOW) });
-        run_token(*policy, { use(0, 1, TIER_LOW), use(0, 2, TIER_LOW) });
-        run_token(*policy, { use(0, 2, TIER_LOW) });
-        run_token(*policy, { use(0, 1, TIER_HIGH) });
+        run_token(*policy, { use(0, 1, tier_id::high), use(0, 2, tier_id::low) });
+        run_token(*policy, { use(0, 1, tier_id::low), use(0, 2, tier_id::low) });
+        run_token(*policy, { use(0, 2, tier_id::low) });
+        run_token(*policy, { use(0, 1, tier_id::high) });
     }
     CHECK(value(*lfu, 0, 1) == 0.75); // 3 of 4 tokens
     CHECK(value(*lfu, 0, 2) == 0.75);
@@ -195,14 +196,14 @@ TEST_CASE("hobbit: the FLD term and the sum of all four, the same for both pools
 
     auto policy = make("hobbit", { 0.4, 0.3, 0.2, 0.1 });
     policy->begin_sequence(0);
-    run_token(*policy, { use(2, 1, TIER_HIGH) });
-    run_token(*policy, { use(2, 1, TIER_LOW) });
+    run_token(*policy, { use(2, 1, tier_id::high) });
+    run_token(*policy, { use(2, 1, tier_id::low) });
     run_token(*policy, {});
     run_token(*policy, {});
     // R/T 2/4, F/T 2/4, H/T 1/4, FLD 0.75
     const double worked = 0.4 * 0.5 + 0.3 * 0.5 + 0.2 * 0.25 + 0.1 * 0.75;
-    CHECK(value(*policy, 2, 1, 1, TIER_HIGH) == doctest::Approx(worked));
-    CHECK(value(*policy, 2, 1, 1, TIER_LOW) == doctest::Approx(worked));
+    CHECK(value(*policy, 2, 1, 1, term_id::high) == doctest::Approx(worked));
+    CHECK(value(*policy, 2, 1, 1, term_id::low) == doctest::Approx(worked));
 }
 
 TEST_CASE("hobbit: a sequence that begins anew has no history") {
@@ -224,8 +225,8 @@ TEST_CASE("hobbit: of two sequences the one to which the expert is worth most de
     for (int token = 0; token < 4; token++) { // 0.1 is used by each token of sequence 1, by the first of sequence 0
         policy->begin_tokens(0, 1);
         policy->begin_tokens(1, 1);
-        policy->on_use(use(0, 1, TIER_HIGH, 1, 1));
-        policy->on_use(use(0, token == 0 ? 1 : 2, TIER_HIGH, 1, 0));
+        policy->on_use(use(0, 1, tier_id::high, 1, 1));
+        policy->on_use(use(0, token == 0 ? 1 : 2, tier_id::high, 1, 0));
     }
     CHECK(value(*policy, 0, 1) == 1.0);
     CHECK(value(*policy, 0, 2) == doctest::Approx(0.5 + 0.5 * 0.75));
@@ -238,7 +239,7 @@ TEST_CASE("a sequence that is not run for long is forgotten") {
     usage_records records(1, 4);
     records.begin_sequence(7);
     records.begin_tokens(7, 1);
-    records.on_use(use(0, 1, TIER_HIGH, 1, 7));
+    records.on_use(use(0, 1, tier_id::high, 1, 7));
     const auto uses = [](const usage_record & r, uint32_t, uint64_t) { return double(r.n_uses); };
     for (uint64_t i = 0; i < usage_records::n_idle_max; i++) {
         records.begin_tokens(8, 1);
@@ -270,7 +271,7 @@ TEST_CASE("moe-infinity: the share of the layer's uses, first layers first") {
 TEST_CASE("edgemoe: uses over the distance ahead") {
     auto policy = make("edgemoe");
     policy->begin_sequence(0);
-    for (uint32_t layer = 0; layer < 4; layer++) {
+    for (layer_id layer = 0; layer < 4; layer++) {
         run_token(*policy, { use(layer, 1), use(layer, 1), use(layer, 2) });
     }
     // layer 1 runs: layer 2 is 1 ahead, 3 is 2, 0 is 3, layer 1 comes again after 4

@@ -25,14 +25,14 @@ static std::unique_ptr<cache_policy> make(const std::string & name = "echo") {
 }
 
 static void use(cache_policy & policy, expert_id id, uint32_t sequence = 0, double weight = 0.5,
-                uint32_t tier = TIER_HIGH) {
+                tier_id tier = tier_id::high) {
     policy.on_use({ id, sequence, tier, 1, weight });
 }
 
 // The layers from first on of a token of the kind: in every layer experts 2 kind and 2 kind + 1.
 static void run_layers(cache_policy & policy, uint32_t kind, uint32_t first, uint32_t past_last,
                        uint32_t sequence = 0) {
-    for (uint32_t layer = first; layer < past_last; layer++) {
+    for (layer_id layer = first; layer < past_last; layer++) {
         use(policy, { layer, 2 * kind }, sequence);
         use(policy, { layer, 2 * kind + 1 }, sequence);
     }
@@ -43,8 +43,8 @@ static void run_token(cache_policy & policy, uint32_t kind, uint32_t sequence = 
     run_layers(policy, kind, 0, n_layers, sequence);
 }
 
-static double value_of(cache_policy & policy, uint32_t kind, uint32_t layer, uint32_t running) {
-    return policy.value({ layer, 2 * kind }, TIER_HIGH, running);
+static double value_of(cache_policy & policy, uint32_t kind, layer_id layer, layer_id running) {
+    return policy.value({ layer, 2 * kind }, term_id::high, running);
 }
 
 TEST_CASE(
@@ -122,12 +122,12 @@ TEST_CASE("nothing is expected of the first token of a sequence, nor of one that
 
 // Hits of a pool that replays tokens of these kinds.
 static int count_hits(cache_policy & policy, uint32_t n_slots, const std::vector<uint32_t> & kinds) {
-    resident_set set(n_layers, n_experts, TIER_HIGH, n_slots, 0, policy);
+    resident_set set(n_layers, n_experts, term_id::high, n_slots, 0, policy);
     int          hits = 0;
     policy.begin_sequence(0);
     for (uint32_t kind : kinds) {
         policy.begin_tokens(0, 1);
-        for (uint32_t layer = 0; layer < n_layers; layer++) {
+        for (layer_id layer = 0; layer < n_layers; layer++) {
             const expert_id ids[] = { { layer, 2 * kind }, { layer, 2 * kind + 1 } };
             for (const expert_id & id : ids) {
                 use(policy, id);
@@ -164,12 +164,12 @@ TEST_CASE("an expert that serves in low precision is worth something to the low 
     policy->begin_sequence(0);
     for (int i = 0; i < 40; i++) {
         policy->begin_tokens(0, 1);
-        use(*policy, { 0, 0 }, 0, 0.5, TIER_HIGH);
-        use(*policy, { 0, 1 }, 0, 0.5, TIER_LOW);
+        use(*policy, { 0, 0 }, 0, 0.5, tier_id::high);
+        use(*policy, { 0, 1 }, 0, 0.5, tier_id::low);
     }
-    CHECK(policy->value({ 0, 0 }, TIER_HIGH, 3) > policy->value({ 0, 1 }, TIER_HIGH, 3));
-    CHECK(policy->value({ 0, 1 }, TIER_LOW, 3) > policy->value({ 0, 0 }, TIER_LOW, 3));
-    CHECK(policy->value({ 0, 0 }, TIER_LOW, 3) == 0.0);
+    CHECK(policy->value({ 0, 0 }, term_id::high, 3) > policy->value({ 0, 1 }, term_id::high, 3));
+    CHECK(policy->value({ 0, 1 }, term_id::low, 3) > policy->value({ 0, 0 }, term_id::low, 3));
+    CHECK(policy->value({ 0, 0 }, term_id::low, 3) == 0.0);
 }
 
 TEST_CASE("what one sequence taught serves another") {
@@ -190,7 +190,7 @@ TEST_CASE("what one sequence taught serves another") {
 static void run_two(cache_policy & policy, uint32_t i) {
     policy.begin_tokens(0, 1);
     policy.begin_tokens(1, 1);
-    for (uint32_t layer = 0; layer < n_layers; layer++) {
+    for (layer_id layer = 0; layer < n_layers; layer++) {
         run_layers(policy, 2 * (i % 4), layer, layer + 1, 0);
         run_layers(policy, 2 * (i % 4) + 1, layer, layer + 1, 1);
     }
@@ -224,22 +224,22 @@ TEST_CASE("long runs of batches, sequences and odd weights keep values finite, a
                 policy->begin_tokens(first + s, n_tokens);
             }
             const uint32_t end = random() % 5 == 0 ? n_layers - 1 : n_layers;
-            for (uint32_t layer = 0; layer < end; layer++) {
+            for (layer_id layer = 0; layer < end; layer++) {
                 for (uint32_t s = 0; s < n_sequences; s++) {
                     const uint32_t expert = random() % (n_experts - 1);
                     const double   weight = random() % 10 == 0 ? 0.0 : 1.0;
-                    policy->on_use({ { layer, expert }, first + s, uint32_t(random() % 2), n_tokens, weight });
-                    policy->on_use({ { layer, expert + 1 }, first + s, TIER_HIGH, 1, 1.0 - weight });
+                    policy->on_use({ { layer, expert }, first + s, tier_id(random() % 2), n_tokens, weight });
+                    policy->on_use({ { layer, expert + 1 }, first + s, tier_id::high, 1, 1.0 - weight });
                 }
-                const double value =
-                    policy->value({ uint32_t(random() % n_layers), uint32_t(random() % n_experts) }, TIER_HIGH, layer);
+                const double value = policy->value({ layer_id(random() % n_layers), uint32_t(random() % n_experts) },
+                                                   term_id::high, layer);
                 CHECK(std::isfinite(value));
                 CHECK(value >= 0.0);
             }
         }
     }
     for (uint32_t expert = 0; expert < n_experts; expert++) {
-        CHECK(a->value({ 1, expert }, TIER_HIGH, 0) == b->value({ 1, expert }, TIER_HIGH, 0));
+        CHECK(a->value({ 1, expert }, term_id::high, 0) == b->value({ 1, expert }, term_id::high, 0));
     }
 }
 
@@ -254,12 +254,12 @@ TEST_CASE("with a residual tier a low version is worth all uses, a residual thos
     policy->begin_sequence(0);
     for (int i = 0; i < 20; i++) {
         policy->begin_tokens(0, 1);
-        for (uint32_t layer = 0; layer < n_layers; layer++) {
-            use(*policy, { layer, 0 }, 0, 0.5, TIER_HIGH);
-            use(*policy, { layer, 1 }, 0, 0.5, TIER_LOW);
+        for (layer_id layer = 0; layer < n_layers; layer++) {
+            use(*policy, { layer, 0 }, 0, 0.5, tier_id::high);
+            use(*policy, { layer, 1 }, 0, 0.5, tier_id::low);
         }
     }
-    CHECK(policy->value({ 2, 0 }, TIER_LOW, 0) == policy->value({ 2, 1 }, TIER_LOW, 0));
-    CHECK(policy->value({ 2, 0 }, TIER_HIGH, 0) == policy->value({ 2, 0 }, TIER_LOW, 0));
-    CHECK(policy->value({ 2, 1 }, TIER_HIGH, 0) < 0.01 * policy->value({ 2, 1 }, TIER_LOW, 0));
+    CHECK(policy->value({ 2, 0 }, term_id::low, 0) == policy->value({ 2, 1 }, term_id::low, 0));
+    CHECK(policy->value({ 2, 0 }, term_id::high, 0) == policy->value({ 2, 0 }, term_id::low, 0));
+    CHECK(policy->value({ 2, 1 }, term_id::high, 0) < 0.01 * policy->value({ 2, 1 }, term_id::low, 0));
 }

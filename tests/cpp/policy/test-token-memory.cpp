@@ -7,7 +7,7 @@
 
 using namespace hobbit;
 
-static std::vector<uint32_t> uses_from(const token_memory & memory, uint64_t token, uint32_t layer) {
+static std::vector<uint32_t> uses_from(const token_memory & memory, uint64_t token, layer_id layer) {
     std::vector<uint32_t> found;
     memory.visit_uses(token, layer, [&](size_t i) { found.push_back(uint32_t(i)); });
     return found;

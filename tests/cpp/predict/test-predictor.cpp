@@ -91,7 +91,7 @@ struct test_router {
 
     size_t n_experts() const { return weight.size() / WIDTH; }
 
-    status set(predictor & p, uint32_t layer) const {
+    status set(predictor & p, layer_id layer) const {
         const host_tensor w(weight, WIDTH, int64_t(n_experts()));
         const host_tensor b(bias, int64_t(std::max<size_t>(bias.size(), 1)));
         const host_tensor s(selection_bias, int64_t(std::max<size_t>(selection_bias.size(), 1)));
@@ -313,7 +313,7 @@ TEST_CASE("what does not fit is declined") {
     CHECK_FALSE(p.accepts(input.tensor)); // no router yet
     CHECK(p.bytes() == 0);
 
-    const auto set = [&](uint32_t layer, int64_t width, int64_t n_experts, int64_t n_bias) {
+    const auto set = [&](layer_id layer, int64_t width, int64_t n_experts, int64_t n_bias) {
         const host_tensor weight(GGML_TYPE_F32, width, n_experts);
         const host_tensor bias(GGML_TYPE_F32, n_bias);
         CHECK(p.set_router(layer, weight.tensor, bias.tensor, bias.tensor, HOBBIT_GATING_SOFTMAX).ok());

@@ -11,8 +11,8 @@ TEST_CASE("what the next layer is predicted to miss is read ahead, the most want
     engine e({ { 1, 0, { { 3, 0.3f }, { 5, 0.6f } } }, { 2, 0, { { 1, 0.5f }, { 2, 0.5f } } } });
     e.reader.open_gate();
     e.choose(0, { 0, 1 });
-    e.cache().wait({ 0, 0 }, TIER_HIGH, ALL);
-    e.cache().wait({ 0, 1 }, TIER_HIGH, ALL);
+    e.cache().wait({ 0, 0 }, tier_id::high, ALL);
+    e.cache().wait({ 0, 1 }, tier_id::high, ALL);
     const size_t demanded = e.reader.begun().size();
     e.look_ahead(0);
     e.wait({ 1, 3 });
@@ -20,7 +20,7 @@ TEST_CASE("what the next layer is predicted to miss is read ahead, the most want
     const std::vector<uint64_t> begun = e.reader.begun();
     CHECK(std::vector<uint64_t>(begun.begin() + ptrdiff_t(demanded), begun.end()) ==
           joined(e.reads_of({ 1, 5 }), e.reads_of({ 1, 3 })));
-    CHECK_FALSE(e.cache().holds({ 2, 1 }, TIER_HIGH, 0)); // layer 1 had something missing
+    CHECK_FALSE(e.cache().holds({ 2, 1 }, tier_id::high, {})); // layer 1 had something missing
     e.finish(0, { 0, 1 });
 
     const uint64_t bytes = e.counters.bytes_read;
@@ -29,7 +29,7 @@ TEST_CASE("what the next layer is predicted to miss is read ahead, the most want
     CHECK(e.counters.predicted_right == 1);
     CHECK(e.counters.prefetched == 2);
     CHECK(e.counters.prefetched_used == 1);
-    e.cache().wait({ 1, 6 }, TIER_HIGH, ALL);
+    e.cache().wait({ 1, 6 }, tier_id::high, ALL);
     CHECK(e.counters.bytes_prefetched * 3 == bytes + e.counters.bytes_prefetched); // 2 of 4 experts
     e.finish(1, { 3, 6 });
 }
@@ -40,17 +40,17 @@ TEST_CASE("what is read ahead goes to the cache of its layer, over the border be
     e.choose(0, { 0, 1 });
     e.look_ahead(0);
     for (const expert_id id : { expert_id{ 1, 3 }, { 1, 5 } }) {
-        CHECK(e.cache_of(1).holds(id, TIER_HIGH, ALL));
-        CHECK_FALSE(e.cache_of(0).holds(id, TIER_HIGH, 0));
+        CHECK(e.cache_of(1).holds(id, tier_id::high, ALL));
+        CHECK_FALSE(e.cache_of(0).holds(id, tier_id::high, {}));
         e.wait(id);
     }
     e.finish(0, { 0, 1 });
-    CHECK_FALSE(e.cache_of(1).prefetch({ 2, 0 }, TIER_HIGH, ALL)); // those two are protected
+    CHECK_FALSE(e.cache_of(1).prefetch({ 2, 0 }, term_id::high, ALL)); // those two are protected
     const uint64_t read = e.counters.bytes_read;
     e.prefetch->on_routing({ 1, 1, N_USED, { 3, 5 }, {} });
     CHECK(e.counters.prefetched_used == 2);
     CHECK(e.counters.bytes_read == read);
-    CHECK(e.cache_of(1).prefetch({ 2, 0 }, TIER_HIGH, ALL));
+    CHECK(e.cache_of(1).prefetch({ 2, 0 }, term_id::high, ALL));
 }
 
 TEST_CASE("a layer that has all it needs is protected, and the one behind it looked at") {
@@ -60,15 +60,15 @@ TEST_CASE("a layer that has all it needs is protected, and the one behind it loo
     e.load({ 1, 5 });
     e.choose(0, { 0, 1 });
     e.look_ahead(0);
-    CHECK(e.cache().holds({ 2, 1 }, TIER_HIGH, ALL));
-    CHECK(e.cache().holds({ 2, 2 }, TIER_HIGH, ALL));
+    CHECK(e.cache().holds({ 2, 1 }, tier_id::high, ALL));
+    CHECK(e.cache().holds({ 2, 2 }, tier_id::high, ALL));
     e.finish(0, { 0, 1 });
 
     // the pool is full: those not predicted leave first, though they were used last
     e.load({ 3, 0 });
     e.load({ 3, 1 });
     for (const expert_id id : { expert_id{ 1, 3 }, { 1, 5 }, { 2, 1 }, { 2, 2 } }) {
-        CHECK(e.cache().holds(id, TIER_HIGH, ALL));
+        CHECK(e.cache().holds(id, tier_id::high, ALL));
     }
     // until their layer's router has chosen
     e.choose(1, { 3, 5 });
@@ -76,9 +76,9 @@ TEST_CASE("a layer that has all it needs is protected, and the one behind it loo
     e.load({ 3, 2 });
     e.load({ 3, 3 });
     e.load({ 3, 4 });
-    CHECK_FALSE(e.cache().holds({ 1, 3 }, TIER_HIGH, 0));
-    CHECK(e.cache().holds({ 2, 1 }, TIER_HIGH, ALL));
-    CHECK(e.cache().holds({ 2, 2 }, TIER_HIGH, ALL));
+    CHECK_FALSE(e.cache().holds({ 1, 3 }, tier_id::high, {}));
+    CHECK(e.cache().holds({ 2, 1 }, tier_id::high, ALL));
+    CHECK(e.cache().holds({ 2, 2 }, tier_id::high, ALL));
 }
 
 TEST_CASE("what is prefetched takes no slot of what is predicted for the same layer") {
@@ -87,9 +87,9 @@ TEST_CASE("what is prefetched takes no slot of what is predicted for the same la
     e.load({ 1, 6 }); // the oldest
     e.load({ 3, 0 });
     e.run_layer(0, { 0, 1 });
-    CHECK(e.cache().holds({ 1, 5 }, TIER_HIGH, ALL));
-    CHECK(e.cache().holds({ 1, 6 }, TIER_HIGH, ALL));
-    CHECK_FALSE(e.cache().holds({ 3, 0 }, TIER_HIGH, 0));
+    CHECK(e.cache().holds({ 1, 5 }, tier_id::high, ALL));
+    CHECK(e.cache().holds({ 1, 6 }, tier_id::high, ALL));
+    CHECK_FALSE(e.cache().holds({ 3, 0 }, tier_id::high, {}));
 }
 
 TEST_CASE("it looks no further than it was told, and not past the last layer") {
@@ -100,12 +100,12 @@ TEST_CASE("it looks no further than it was told, and not past the last layer") {
     e.load({ 1, 1 }); // what layer 1 is predicted to choose: nothing tells its experts apart
     e.choose(0, { 0, 1 });
     e.look_ahead(0);
-    CHECK_FALSE(e.cache().holds({ 2, 1 }, TIER_HIGH, 0));
+    CHECK_FALSE(e.cache().holds({ 2, 1 }, tier_id::high, {}));
     e.finish(0, { 0, 1 });
     const size_t n_reads = e.reader.begun().size();
     e.run_layer(3, { 0, 1 });
     CHECK(e.reader.begun().size() == n_reads + 6);
-    CHECK_FALSE(e.cache().holds({ 0, 6 }, TIER_HIGH, 0)); // the next token's
+    CHECK_FALSE(e.cache().holds({ 0, 6 }, tier_id::high, {})); // the next token's
 }
 
 TEST_CASE("predicted weights choose the precision, and a better resident one serves") {
@@ -117,22 +117,22 @@ TEST_CASE("predicted weights choose the precision, and a better resident one ser
     engine e(beliefs, 8, 8, thresholds);
     e.reader.open_gate();
     e.run_layer(0, { 0, 1 });
-    CHECK(e.cache().holds({ 1, 3 }, TIER_HIGH, ALL));
-    CHECK(e.cache().holds({ 1, 5 }, TIER_LOW, ALL));
-    CHECK_FALSE(e.cache().holds({ 1, 5 }, TIER_HIGH, 0));
+    CHECK(e.cache().holds({ 1, 3 }, tier_id::high, ALL));
+    CHECK(e.cache().holds({ 1, 5 }, tier_id::low, ALL));
+    CHECK_FALSE(e.cache().holds({ 1, 5 }, tier_id::high, {}));
 
     engine better(beliefs, 8, 8, thresholds);
     better.reader.open_gate();
     better.load({ 1, 5 });
     better.run_layer(0, { 0, 1 });
-    CHECK_FALSE(better.cache().holds({ 1, 5 }, TIER_LOW, 0));
+    CHECK_FALSE(better.cache().holds({ 1, 5 }, tier_id::low, {}));
 
     engine skipped(beliefs, 8, 8, thresholds);
     skipped.reader.open_gate();
     skipped.run_layer(0, { 0, 1 }, { 1 });
-    CHECK(skipped.cache().holds({ 1, 3 }, TIER_HIGH, ALL));
-    CHECK_FALSE(skipped.cache().holds({ 1, 6 }, TIER_LOW, 0));
-    CHECK_FALSE(skipped.cache().holds({ 1, 6 }, TIER_HIGH, 0));
+    CHECK(skipped.cache().holds({ 1, 3 }, tier_id::high, ALL));
+    CHECK_FALSE(skipped.cache().holds({ 1, 6 }, tier_id::low, {}));
+    CHECK_FALSE(skipped.cache().holds({ 1, 6 }, tier_id::high, {}));
     skipped.choose(1, { 3, 6 });
     CHECK(skipped.counters.predicted_right == 2); // also named
     CHECK(skipped.counters.prefetched == 1);
@@ -140,7 +140,7 @@ TEST_CASE("predicted weights choose the precision, and a better resident one ser
     engine no_low(beliefs, 8, 0, thresholds);
     no_low.reader.open_gate();
     no_low.run_layer(0, { 0, 1 });
-    CHECK(no_low.cache().holds({ 1, 5 }, TIER_HIGH, ALL));
+    CHECK(no_low.cache().holds({ 1, 5 }, tier_id::high, ALL));
 }
 
 TEST_CASE("of several tokens the one that asks for most decides, and the most wanted fit") {
@@ -152,10 +152,10 @@ TEST_CASE("of several tokens the one that asks for most decides, and the most wa
     engine all(beliefs, 8, 8, { 0.5, 1.0 });
     all.reader.open_gate();
     all.run_layer(0, { 0, 1, 0, 1, 0, 1 }, { 0, 1, 2 });
-    CHECK(all.cache().holds({ 1, 3 }, TIER_HIGH, ALL));
-    CHECK(all.cache().holds({ 1, 5 }, TIER_HIGH, ALL)); // low for the first token
-    CHECK(all.cache().holds({ 1, 6 }, TIER_LOW, ALL));
-    CHECK(all.cache().holds({ 1, 7 }, TIER_LOW, ALL));
+    CHECK(all.cache().holds({ 1, 3 }, tier_id::high, ALL));
+    CHECK(all.cache().holds({ 1, 5 }, tier_id::high, ALL)); // low for the first token
+    CHECK(all.cache().holds({ 1, 6 }, tier_id::low, ALL));
+    CHECK(all.cache().holds({ 1, 7 }, tier_id::low, ALL));
 
     // summed weights 1.3, 1.1, 0.4, 0.2; two slots are the demand's
     for (uint32_t room = 0; room <= 4; room++) {
@@ -165,9 +165,9 @@ TEST_CASE("of several tokens the one that asks for most decides, and the most wa
         some.run_layer(0, { 0, 1, 0, 1, 0, 1 }, { 0, 1, 2 });
         const uint32_t by_want[] = { 3, 5, 7, 6 };
         for (uint32_t i = 0; i < 4; i++) {
-            CHECK(some.cache().holds({ 1, by_want[i] }, TIER_HIGH, ALL) == (i < room));
+            CHECK(some.cache().holds({ 1, by_want[i] }, tier_id::high, ALL) == (i < room));
         }
-        CHECK(some.cache().holds({ 0, 0 }, TIER_HIGH, ALL));
+        CHECK(some.cache().holds({ 0, 0 }, tier_id::high, ALL));
     }
 }
 
@@ -175,20 +175,20 @@ TEST_CASE("a wrong prefetch costs the one read in flight, and a right one is not
     engine e({ { 1, 0, { { 3, 0.3f }, { 5, 0.6f } } } });
     e.choose(0, { 0, 1 });
     e.reader.let(6);
-    e.cache().wait({ 0, 0 }, TIER_HIGH, ALL);
-    e.cache().wait({ 0, 1 }, TIER_HIGH, ALL);
+    e.cache().wait({ 0, 0 }, tier_id::high, ALL);
+    e.cache().wait({ 0, 1 }, tier_id::high, ALL);
     e.look_ahead(0);
     e.reader.wait_begun(7); // the first part of expert 5
     e.finish(0, { 0, 1 });
 
     e.choose(1, { 3, 6 });
     e.reader.open_gate();
-    e.cache().wait({ 1, 3 }, TIER_HIGH, ALL);
-    e.cache().wait({ 1, 6 }, TIER_HIGH, ALL);
+    e.cache().wait({ 1, 3 }, tier_id::high, ALL);
+    e.cache().wait({ 1, 6 }, tier_id::high, ALL);
     e.finish(1, { 3, 6 });
     CHECK(e.reader.begun().size() == 7 + 6);
     CHECK(e.reader.begun()[6] == e.reads_of({ 1, 5 })[0]);
-    CHECK_FALSE(e.cache().holds({ 1, 5 }, TIER_HIGH, ALL));
+    CHECK_FALSE(e.cache().holds({ 1, 5 }, tier_id::high, ALL));
     e.load({ 1, 5 }); // the part that is there is kept
     CHECK(e.reader.begun().size() == 7 + 6 + 2);
 }
@@ -199,7 +199,7 @@ TEST_CASE("layers that never run are not predicted after the first pass") {
                { 3, 0, { { 3, 0.3f }, { 5, 0.6f } } } });
     e.reader.open_gate();
     for (int i = 0; i < 5; i++) {
-        for (uint32_t layer = 0; layer < N_LAYERS - 1; layer++) { // as with layers for speculation
+        for (layer_id layer = 0; layer < N_LAYERS - 1; layer++) { // as with layers for speculation
             e.run_layer(layer, { 0, 1 });
         }
     }
@@ -296,18 +296,18 @@ TEST_CASE("a prefetch that fails is an error of the next wait, and everything ma
     e.reader.fail_at(e.reads_of({ 1, 5 })[1], "the disk is gone");
     e.choose(0, { 0, 1 });
     e.reader.open_gate();
-    e.cache().wait({ 0, 0 }, TIER_HIGH, ALL);
-    e.cache().wait({ 0, 1 }, TIER_HIGH, ALL);
+    e.cache().wait({ 0, 0 }, tier_id::high, ALL);
+    e.cache().wait({ 0, 1 }, tier_id::high, ALL);
     e.look_ahead(0);
     e.finish(0, { 0, 1 });
     while (e.cache().error().ok()) {
         std::this_thread::yield();
     }
     e.choose(1, { 5, 6 });
-    CHECK(e.cache().wait({ 1, 6 }, TIER_HIGH, ALL).message() == "the disk is gone");
+    CHECK(e.cache().wait({ 1, 6 }, tier_id::high, ALL).message() == "the disk is gone");
     e.finish(1, { 5, 6 });
-    REQUIRE(e.cache().acquire({ 2, 0 }, TIER_HIGH));
-    REQUIRE(e.cache().acquire({ 2, 1 }, TIER_HIGH));
+    REQUIRE(e.cache().acquire({ 2, 0 }, tier_id::high));
+    REQUIRE(e.cache().acquire({ 2, 1 }, tier_id::high));
 }
 
 TEST_CASE("whatever is predicted, each layer is given the experts that it chose") {
@@ -315,7 +315,7 @@ TEST_CASE("whatever is predicted, each layer is given the experts that it chose"
     size_t       wrong = 0;
     for (const uint32_t n_slots : { 2u, 3u, 7u, 20u }) {
         std::vector<belief> beliefs;
-        for (uint32_t layer = 0; layer < N_LAYERS; layer++) {
+        for (layer_id layer = 0; layer < N_LAYERS; layer++) {
             for (size_t topic = 0; topic < 8; topic++) {
                 beliefs.push_back({ layer, topic, { { random() % 8, 0.6f }, { random() % 8, 0.3f } } });
             }
@@ -323,16 +323,16 @@ TEST_CASE("whatever is predicted, each layer is given the experts that it chose"
         engine e(beliefs, n_slots);
         e.reader.open_gate();
         for (uint32_t i = 0; i < 60 * N_LAYERS; i++) {
-            const uint32_t layer  = i % N_LAYERS;
+            const layer_id layer  = i % N_LAYERS;
             const int32_t  first  = int32_t(random() % 8);
             const auto     chosen = { first, (first + 1 + int32_t(random() % 7)) % 8 };
             e.choose(layer, chosen);
             e.look_ahead(layer, { random() % 8 });
             for (const int32_t expert : chosen) {
                 const expert_id id  = { layer, uint32_t(expert) };
-                wrong              += !e.cache().wait(id, TIER_HIGH, ALL).ok();
-                wrong              += *e.cache().data(id, TIER_HIGH, PART_DOWN) !=
-                         fake_reader::byte_at(e.index.locate(TIER_HIGH, layer, PART_DOWN, id.expert).offset);
+                wrong              += !e.cache().wait(id, tier_id::high, ALL).ok();
+                wrong              += *e.cache().data(id, term_id::high, part_id::down) !=
+                         fake_reader::byte_at(e.index.locate(term_id::high, layer, part_id::down, id.expert).offset);
             }
             e.finish(layer, chosen);
         }
@@ -352,13 +352,13 @@ TEST_CASE("of what is missing residuals come last, and an upgrade reads the resi
     };
     e.reader.open_gate();
     e.choose(0, { 0, 1 });
-    e.cache().wait({ 0, 0 }, TIER_HIGH, ALL);
-    e.cache().wait({ 0, 1 }, TIER_HIGH, ALL);
+    e.cache().wait({ 0, 0 }, tier_id::high, ALL);
+    e.cache().wait({ 0, 1 }, tier_id::high, ALL);
     size_t before = e.reader.begun().size();
     e.look_ahead(0);
     e.wait({ 1, 3 });
     e.wait({ 1, 5 });
-    CHECK(from(before) == joined(joined(e.reads_of({ 1, 5 }, TIER_LOW), e.reads_of({ 1, 3 }, TIER_LOW)),
+    CHECK(from(before) == joined(joined(e.reads_of({ 1, 5 }, term_id::low), e.reads_of({ 1, 3 }, term_id::low)),
                                  joined(e.reads_of({ 1, 5 }), e.reads_of({ 1, 3 }))));
     e.finish(0, { 0, 1 });
     const uint64_t read = e.counters.bytes_read;
@@ -369,11 +369,11 @@ TEST_CASE("of what is missing residuals come last, and an upgrade reads the resi
 
     engine upgrade(beliefs, 16, 16, {}, 3, true);
     upgrade.reader.open_gate();
-    upgrade.load({ 1, 5 }, TIER_LOW);
-    upgrade.load({ 1, 3 }, TIER_HIGH);
+    upgrade.load({ 1, 5 }, tier_id::low);
+    upgrade.load({ 1, 3 }, tier_id::high);
     upgrade.choose(0, { 0, 1 });
-    upgrade.cache().wait({ 0, 0 }, TIER_HIGH, ALL);
-    upgrade.cache().wait({ 0, 1 }, TIER_HIGH, ALL);
+    upgrade.cache().wait({ 0, 0 }, tier_id::high, ALL);
+    upgrade.cache().wait({ 0, 1 }, tier_id::high, ALL);
     before = upgrade.reader.begun().size();
     upgrade.look_ahead(0);
     upgrade.wait({ 1, 5 });
@@ -385,20 +385,20 @@ TEST_CASE("a wrong prefetch of residuals leaves nothing behind that was not read
     engine e({ { 1, 0, { { 3, 0.3f }, { 5, 0.6f } } } }, 4, 4, {}, 3, true);
     e.choose(0, { 0, 1 });
     e.reader.let(12);
-    e.cache().wait({ 0, 0 }, TIER_HIGH, ALL);
-    e.cache().wait({ 0, 1 }, TIER_HIGH, ALL);
+    e.cache().wait({ 0, 0 }, tier_id::high, ALL);
+    e.cache().wait({ 0, 1 }, tier_id::high, ALL);
     e.look_ahead(0);
     e.reader.wait_begun(13); // the first part of 5, the gate is shut
-    CHECK(e.cache().holds({ 1, 3 }, TIER_HIGH, ALL));
+    CHECK(e.cache().holds({ 1, 3 }, tier_id::high, ALL));
     e.prefetch->on_routing({ 1, 1, N_USED, { 6, 7 }, {} });
-    for (const uint32_t tier : { TIER_HIGH, TIER_LOW }) {
-        CHECK_FALSE(e.cache().holds({ 1, 3 }, tier, 0));
+    for (const tier_id tier : { tier_id::high, tier_id::low }) {
+        CHECK_FALSE(e.cache().holds({ 1, 3 }, tier, {}));
     }
     e.reader.open_gate();
     for (const uint32_t expert : { 6u, 7u }) {
         e.load({ 1, expert });
     }
     CHECK(e.reader.begun().size() == 13 + 12);
-    CHECK_FALSE(e.cache().holds({ 1, 5 }, TIER_HIGH, 0));
+    CHECK_FALSE(e.cache().holds({ 1, 5 }, tier_id::high, {}));
     e.finish(0, { 0, 1 });
 }

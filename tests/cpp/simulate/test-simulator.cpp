@@ -260,7 +260,7 @@ static random_case make_case(std::mt19937 & rng, const char * policy) {
     int32_t next[2] = { 0, 0 };
     for (uint32_t batch = 0; batch < 12; batch++) {
         const uint32_t n_prompt = below(4) == 0 ? 2 + below(4) : 0; // of sequence 0; or each sequence decodes
-        for (uint32_t layer = 0; layer < n_layers; layer++) {
+        for (layer_id layer = 0; layer < n_layers; layer++) {
             for (uint32_t t = 0; t < std::max(n_prompt, 2u); t++) {
                 const int32_t sequence = n_prompt ? 0 : int32_t(t);
                 const int32_t token    = next[sequence] + int32_t(n_prompt ? t : 0);
