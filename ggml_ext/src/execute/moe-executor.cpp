@@ -15,19 +15,18 @@ moe_executor::moe_executor(const expert_index & index, expert_cache & cache, pre
     share_(share),
     run_(run),
     stats_(stats),
-    products_(index, cache) {}
+    stream_(index, cache, prefetcher, share, stats) {}
 
 status moe_executor::compute(ggml_cgraph * graph, inner_graph & inner, inner_graph * cpu) {
     if (!error_.ok()) {
         return error_;
     }
     GGML_ASSERT(cpu || !share_);
-    cpu_              = cpu;
-    const status s    = run(graph, inner);
+    const status s    = run(graph, { inner, cpu });
     layer_.in_section = false;
-    release_held();
+    stream_.release();
     if (!s.ok()) {
-        layer_.ids = nullptr; // the layer is not done
+        layer_.ids = nullptr; // the layer is incomplete
         inner.reset();
         inner.measure(false);
         if (share_) {
@@ -41,8 +40,9 @@ status moe_executor::compute(ggml_cgraph * graph, inner_graph & inner, inner_gra
     return s;
 }
 
-status moe_executor::run(ggml_cgraph * graph, inner_graph & inner) {
-    const ggml_tensor * last = nullptr;
+status moe_executor::run(ggml_cgraph * graph, const inner_graphs & on) {
+    inner_graph &       inner = on.device;
+    const ggml_tensor * last  = nullptr;
     status              s;
     for (int i = 0; i < ggml_graph_n_nodes(graph) && s.ok(); i++) {
         const ggml_tensor * node = ggml_graph_node(graph, i);
@@ -59,59 +59,32 @@ status moe_executor::run(ggml_cgraph * graph, inner_graph & inner) {
         }
         int         end = 0;
         const stage st  = next_stage(graph, i, end);
-        s               = begin_layer(st, last, inner);
+        s               = begin_layer(st, last, on);
         if (s.ok() && share_ && !layer_.in_section) {
             s = begin_section(graph, i, inner);
         }
         if (s.ok()) {
-            s = run_stage(st, inner);
+            s = stream_.run(st, layer_, on);
         }
         last = st.matmuls.back();
         i    = end - 1;
     }
-    return s.ok() ? end_layer(last, inner) : s;
-}
-
-// Addresses tell apart what is in one buffer only: with Vulkan each begins at the same one.
-static bool depends_on(const ggml_tensor * tensor, const ggml_tensor * other) {
-    const auto buffer_of = [](const ggml_tensor * t) { return t->view_src ? t->view_src->buffer : t->buffer; };
-    return tensor->view_src == other || (tensor->data == other->data && buffer_of(tensor) == buffer_of(other));
-}
-
-// Gate and up share their input; a matmul that reads the output of another starts a new stage.
-moe_executor::stage moe_executor::next_stage(ggml_cgraph * graph, int first, int & end) {
-    stage s;
-    for (end = first; end < ggml_graph_n_nodes(graph); end++) {
-        const ggml_tensor * node = ggml_graph_node(graph, end);
-        if (is_noop(node)) {
-            continue;
-        }
-        const bool joins = node->op == GGML_OP_MUL_MAT_ID && !(s.parts & expert_of(node).part) &&
-                           std::none_of(s.matmuls.begin(), s.matmuls.end(), [&](const ggml_tensor * m) {
-                               return m->src[2] != node->src[2] || depends_on(node->src[1], m);
-                           });
-        if (!joins) {
-            break;
-        }
-        s.matmuls.push_back(node);
-        s.parts |= expert_of(node).part;
-    }
-    return s;
+    return s.ok() ? end_layer(last, on) : s;
 }
 
 //
 // plan: which experts, in which precision
 //
 
-status moe_executor::begin_layer(const stage & st, const ggml_tensor * last, inner_graph & inner) {
+status moe_executor::begin_layer(const stage & st, const ggml_tensor * last, const inner_graphs & on) {
     const ggml_tensor * matmul = st.matmuls.front();
     if (layer_.ids == matmul->src[2] && layer_.routing.layer == expert_of(matmul).layer && !(layer_.done & st.parts)) {
         layer_.done |= st.parts;
         return {};
     }
     if (layer_.ids && !layer_.is_ended) { // another layer in the same graph
-        const status s = end_layer(last, inner);
-        release_held(); // of a layer that another graph ends
+        const status s = end_layer(last, on);
+        stream_.release(); // of a layer that another graph ends
         if (!s.ok()) {
             return s;
         }
@@ -132,23 +105,15 @@ status moe_executor::begin_layer(const stage & st, const ggml_tensor * last, inn
     stats_.waves++;
     plan();
     if (share_) {
-        share_->begin_layer(layer_.routing, layer_.plan, inner);
+        share_->begin_layer(layer_.routing, layer_.plan, on.device);
     }
-    return products_.reserve(layer_.routing, inner);
+    return stream_.reserve(layer_, on.device);
 }
 
-// From a matmul to the end of the graph, or to another layer.
+// The CPU's share is decided for a section at a time.
 status moe_executor::begin_section(ggml_cgraph * graph, int first, inner_graph & inner) {
-    part_set parts;
-    int      end = first;
-    for (; end < ggml_graph_n_nodes(graph); end++) {
-        const ggml_tensor * node      = ggml_graph_node(graph, end);
-        const bool          is_matmul = node->op == GGML_OP_MUL_MAT_ID && !is_noop(node);
-        if (is_matmul && (expert_of(node).layer != layer_.routing.layer || (parts & expert_of(node).part))) {
-            break;
-        }
-        parts |= is_matmul ? part_set(expert_of(node).part) : part_set();
-    }
+    part_set  parts;
+    const int end     = section_end(graph, first, parts);
     layer_.in_section = true;
     const status s    = inner.compute();
     if (s.ok()) {
@@ -157,27 +122,7 @@ status moe_executor::begin_section(ggml_cgraph * graph, int first, inner_graph &
     return s;
 }
 
-status moe_executor::end_section(inner_graph & inner) {
-    status s;
-    while (s.ok() && is_share_due()) {
-        s = compute_share(inner);
-    }
-    s = s.ok() ? inner.compute() : s;
-    return s.ok() && share_ ? share_->end_section(inner) : s;
-}
-
-// The CPU computes some of its rows while the device runs what was added: while experts are on their way, and the rest
-// at the end.
-status moe_executor::compute_share(inner_graph & inner) {
-    const status s = inner.launch();
-    return s.ok() ? share_->compute_next(*cpu_) : s;
-}
-
-bool moe_executor::is_on_cpu(const planned_use & use, const stage & st) const {
-    return share_ && share_->computes(use, st.parts);
-}
-
-// Without the router's weights no expert is worth less than another.
+// Without the router's weights every expert is equally important.
 status moe_executor::check_weights(const ggml_tensor * matmul) const {
     const auto all_high = [&](const batch_info::row & row) { return run_.thresholds.of(row.sequence).all_high(); };
     if (layer_.routing.weights.empty() && !std::all_of(layer_.rows.begin(), layer_.rows.end(), all_high)) {
@@ -187,7 +132,7 @@ status moe_executor::check_weights(const ggml_tensor * matmul) const {
     return {};
 }
 
-// What a report says of the time before: when the layer has run, the router's input has been overwritten.
+// Keeps what a report says of the time before the layer runs: later the router's input is overwritten.
 void moe_executor::observe() {
     const layer_routing & routing = layer_.routing;
     const part_set        parts   = index_.layer(routing.layer).parts;
@@ -245,203 +190,28 @@ void moe_executor::count(const step_counts & counts) {
     }
 }
 
-// `output` is what the graph computed last: the experts' outputs when the last part is done.
-status moe_executor::end_layer(const ggml_tensor * output, inner_graph & inner) {
-    status s = end_section(inner);
-    if (s.ok() && layer_.ids && output && (layer_.done & part_id::down)) {
-        s = clear_skipped(output, inner); // what a bias has added to them
-        if (!layer_.is_ended) {
-            layer_.is_ended = true;
-            release_held();
-            if (run_.observer) {
-                run_.observer({ layer_.routing, layer_.plan, layer_.rows, layer_.was_resident, layer_.input, output });
-            }
-            if (prefetcher_) {
-                prefetcher_->end_layer(layer_.routing.layer);
-            }
-            if (share_) {
-                share_->end_layer(output, inner, *cpu_);
-            }
-        }
-    }
-    return s;
-}
-
-//
-// run
-//
-
-// Pins as many experts as the pools hold, computes those that have arrived while the others are on their way, and lets
-// them go where others wait for a slot.
-status moe_executor::run_stage(const stage & st, inner_graph & inner) {
-    for (const ggml_tensor * matmul : st.matmuls) {
-        const status s = clear_skipped(matmul, inner);
-        if (!s.ok()) {
-            return s;
-        }
-    }
-
-    status s = clear_share(st, inner);
-    if (!s.ok()) {
+// `output` is the last tensor that the graph computed: the experts' outputs once the last part is computed.
+status moe_executor::end_layer(const ggml_tensor * output, const inner_graphs & on) {
+    status s = stream_.finish(on);
+    if (!s.ok() || !layer_.ids || !output || !(layer_.done & part_id::down)) {
         return s;
     }
-
-    std::vector<const planned_use *> todo; // the pinned ones first
-    todo.swap(held_);
-    size_t     n_pinned    = todo.size();
-    bool       rest_is_due = layer_.done != index_.layer(layer_.routing.layer).parts;
-    const auto is_pinned   = [&](const planned_use * use) {
-        const auto end = todo.begin() + ptrdiff_t(n_pinned);
-        return std::find(todo.begin(), end, use) != end;
-    };
-    for (const planned_use & use : layer_.plan.uses) {
-        if (!is_on_cpu(use, st) && !is_pinned(&use)) {
-            todo.push_back(&use);
-        }
-    }
-
-    for (size_t i = 0; i < n_pinned; i++) {
-        cache_.request(todo[i]->id, todo[i]->tier, st.parts);
-    }
-
-    if (todo.empty() && rest_is_due) { // the CPU has them all
-        s = begin_rest(st, todo, inner);
-    }
-    while (s.ok() && !todo.empty()) {
-        n_pinned += pin(st, todo, n_pinned);
-        if (n_pinned == 0) { // nobody else pins anything for long
-            return cache_.error().ok() ? status::error("no slot is free: the expert cache is broken") : cache_.error();
-        }
-        const bool all_pinned = n_pinned == todo.size();
-        if (all_pinned && rest_is_due) {
-            s           = begin_rest(st, todo, inner);
-            rest_is_due = false;
-        }
-        if (s.ok()) {
-            s = run_arrived(st, todo, n_pinned, !all_pinned, inner);
-        }
-    }
-    for (size_t i = 0; i < n_pinned; i++) { // after an error
-        cache_.release(todo[i]->id, todo[i]->tier);
-    }
-    return s;
-}
-
-// Pins experts from number n_pinned on, and asks for what the stage needs of them. Returns how many.
-size_t moe_executor::pin(const stage & st, const std::vector<const planned_use *> & uses, size_t n_pinned) {
-    size_t n = n_pinned;
-    for (; n < uses.size() && cache_.acquire(uses[n]->id, uses[n]->tier); n++) {
-        cache_.request(uses[n]->id, uses[n]->tier, st.parts);
-    }
-    return n - n_pinned;
-}
-
-// Nothing of the stage is left to ask for: the disk goes on with what later stages need of the experts that keep their
-// slots until then, and with layers to come.
-status moe_executor::begin_rest(const stage & st, const std::vector<const planned_use *> & pinned,
-                                inner_graph & inner) {
-    const part_set rest = index_.layer(layer_.routing.layer).parts - layer_.done;
-    const auto &   uses = layer_.plan.uses;
-    const auto     here = [&](const planned_use & use) { return !is_on_cpu(use, st); };
-    const bool     all =
-        layer_.done == st.parts && ptrdiff_t(pinned.size()) == std::count_if(uses.begin(), uses.end(), here);
-    for (const part_id part : rest) {
-        const bool is_next = rest == part; // where slots are short, who waits for more loses its slot before
-        for (size_t i = 0; i < pinned.size() && (all || is_next); i++) {
-            cache_.request(pinned[i]->id, pinned[i]->tier, part);
-        }
-    }
-    return prefetcher_ && all ? prefetcher_->look_ahead(layer_.routing.layer, layer_.router_input, inner.backend())
-                              : status();
-}
-
-// Computes those of the pinned experts, the first in `todo`, that have arrived, with the rows that the CPU hands over,
-// at least one, and takes them out. They are held for the stages to come, or, where slots are short, released.
-status moe_executor::run_arrived(const stage & st, std::vector<const planned_use *> & todo, size_t & n_pinned,
-                                 bool slots_are_short, inner_graph & inner) {
-    const auto is_begun    = [&](const planned_use * use) { return share_ && share_->is_split(*use); };
-    const auto has_arrived = [&](const planned_use * use) {
-        return cache_.arrived(use->id, use->tier, st.parts) && !(is_begun(use) && share_->is_due_to_hand_over());
-    };
-    const auto end      = todo.begin() + ptrdiff_t(n_pinned);
-    const auto none_has = [&] { return std::none_of(todo.begin(), end, has_arrived); };
-    status     s;
-    while (s.ok() && is_share_due() && none_has()) {
-        s = compute_share(inner);
-    }
-    if (s.ok() && none_has()) {
-        s = inner.compute();
-        s = s.ok() ? cache_.wait(todo.front()->id, todo.front()->tier, st.parts) : s;
-    }
-    if (!s.ok()) {
+    s = clear_skipped(output, layer_, on.device); // a bias was added to these rows
+    if (layer_.is_ended) {
         return s;
     }
-    const auto first_missing = std::stable_partition(todo.begin(), end, has_arrived);
-
-    const std::vector<const planned_use *> arrived(todo.begin(), first_missing);
-    todo.erase(todo.begin(), first_missing);
-    n_pinned -= arrived.size();
-    held_.insert(held_.end(), arrived.begin(), arrived.end());
-    if (std::any_of(arrived.begin(), arrived.end(), is_begun) && share_->has_rows_to_hand_over()) {
-        s = inner.compute();
-        s = s.ok() ? share_->hand_over(inner) : s;
+    layer_.is_ended = true;
+    stream_.release();
+    if (run_.observer) {
+        run_.observer({ layer_.routing, layer_.plan, layer_.rows, layer_.was_resident, layer_.input, output });
     }
-    s = s.ok() ? add_products(st, arrived, inner) : s;
-    if (s.ok() && slots_are_short) {
-        stats_.waves++;
-        s = inner.compute();
-        if (s.ok()) {
-            release_held();
-        }
+    if (prefetcher_) {
+        prefetcher_->end_layer(layer_.routing.layer);
+    }
+    if (share_) {
+        share_->end_layer(output, on.device, *on.cpu);
     }
     return s;
-}
-
-status moe_executor::add_products(const stage & st, const std::vector<const planned_use *> & uses,
-                                  inner_graph & inner) {
-    status s;
-    for (size_t i = 0; i < st.matmuls.size() && s.ok(); i++) {
-        s = products_.add(st.matmuls[i], layer_.routing, uses, inner);
-    }
-    return s;
-}
-
-// What is computed between the products must find numbers in the CPU's rows, too.
-status moe_executor::clear_share(const stage & st, inner_graph & inner) {
-    if (!share_ || !share_->has_rows() || (st.parts & part_id::down)) {
-        return {};
-    }
-    // what was added so far may still read this memory
-    const status s = inner.compute();
-    for (size_t i = 0; i < st.matmuls.size() && s.ok(); i++) {
-        ggml_backend_tensor_memset(const_cast<ggml_tensor *>(st.matmuls[i]), 0, 0, ggml_nbytes(st.matmuls[i]));
-    }
-    return s;
-}
-
-// A skipped expert adds nothing to its token.
-status moe_executor::clear_skipped(const ggml_tensor * tensor, inner_graph & inner) {
-    if (layer_.plan.skipped.empty()) {
-        return {};
-    }
-    GGML_ASSERT(ggml_nrows(tensor) == layer_.routing.n_tokens * layer_.routing.n_used);
-    // what was added so far may still read this memory
-    const status s = inner.compute();
-    if (!s.ok()) {
-        return s;
-    }
-    for (const int32_t row : layer_.plan.skipped) {
-        ggml_backend_tensor_memset(const_cast<ggml_tensor *>(tensor), 0, row * tensor->nb[1],
-                                   tensor->ne[0] * sizeof(float));
-    }
-    return {};
-}
-
-void moe_executor::release_held() {
-    for (const planned_use * use : held_) {
-        cache_.release(use->id, use->tier);
-    }
-    held_.clear();
 }
 
 } // namespace hobbit

@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: MIT
+#include "execute/expert-stream.h"
+
+#include <algorithm>
+
+namespace hobbit {
+
+expert_stream::expert_stream(const expert_index & index, expert_cache & cache, prefetcher * prefetcher,
+                             cpu_share * share, stats & stats) :
+    index_(index), cache_(cache), prefetcher_(prefetcher), share_(share), stats_(stats), products_(index, cache) {}
+
+//
+// rows that no expert computes
+//
+
+status clear_skipped(const ggml_tensor * tensor, const running_layer & layer, inner_graph & inner) {
+    if (layer.plan.skipped.empty()) {
+        return {};
+    }
+    GGML_ASSERT(ggml_nrows(tensor) == layer.routing.n_tokens * layer.routing.n_used);
+    const status s = inner.compute();
+    if (!s.ok()) {
+        return s;
+    }
+    for (const int32_t row : layer.plan.skipped) {
+        ggml_backend_tensor_memset(const_cast<ggml_tensor *>(tensor), 0, row * tensor->nb[1],
+                                   tensor->ne[0] * sizeof(float));
+    }
+    return {};
+}
+
+// Operations between the products also read the CPU's rows, which must hold finite numbers.
+status expert_stream::clear_share(const stage & st, inner_graph & inner) {
+    if (!share_ || !share_->has_rows() || (st.parts & part_id::down)) {
+        return {};
+    }
+    const status s = inner.compute(); // its operations may read these rows
+    for (size_t i = 0; i < st.matmuls.size() && s.ok(); i++) {
+        ggml_backend_tensor_memset(const_cast<ggml_tensor *>(st.matmuls[i]), 0, 0, ggml_nbytes(st.matmuls[i]));
+    }
+    return s;
+}
+
+//
+// the CPU's share
+//
+
+bool expert_stream::is_on_cpu(const planned_use & use, const stage & st) const {
+    return share_ && share_->computes(use, st.parts);
+}
+
+// The device runs what was added while the CPU computes some of its rows.
+status expert_stream::compute_share(const inner_graphs & on) {
+    const status s = on.device.launch();
+    return s.ok() ? share_->compute_next(*on.cpu) : s;
+}
+
+status expert_stream::finish(const inner_graphs & on) {
+    status s;
+    while (s.ok() && is_share_due()) {
+        s = compute_share(on);
+    }
+    s = s.ok() ? on.device.compute() : s;
+    return s.ok() && share_ ? share_->end_section(on.device) : s;
+}
+
+//
+// a stage
+//
+
+status expert_stream::run(const stage & st, const running_layer & layer, const inner_graphs & on) {
+    status s;
+    for (size_t i = 0; i < st.matmuls.size() && s.ok(); i++) {
+        s = clear_skipped(st.matmuls[i], layer, on.device);
+    }
+    s = s.ok() ? clear_share(st, on.device) : s;
+    if (!s.ok()) {
+        return s;
+    }
+    work w = begin(st, layer, on);
+    s      = run_todo(w);
+    for (size_t i = 0; i < w.n_pinned; i++) { // after an error
+        cache_.release(w.todo[i]->id, w.todo[i]->tier);
+    }
+    return s;
+}
+
+// Requests what the stage needs of the experts that are pinned already.
+expert_stream::work expert_stream::begin(const stage & st, const running_layer & layer, const inner_graphs & on) {
+    work w = { st, layer, on, {} };
+    w.todo.swap(held_);
+    w.n_pinned           = w.todo.size();
+    const auto is_pinned = [&](const planned_use * use) {
+        const auto end = w.todo.begin() + ptrdiff_t(w.n_pinned);
+        return std::find(w.todo.begin(), end, use) != end;
+    };
+    for (const planned_use & use : layer.plan.uses) {
+        if (!is_on_cpu(use, st) && !is_pinned(&use)) {
+            w.todo.push_back(&use);
+        }
+    }
+    for (size_t i = 0; i < w.n_pinned; i++) {
+        cache_.request(w.todo[i]->id, w.todo[i]->tier, st.parts);
+    }
+    return w;
+}
+
+status expert_stream::run_todo(work & w) {
+    bool   rest_is_due = w.layer.done != index_.layer(w.layer.routing.layer).parts;
+    status s           = w.todo.empty() && rest_is_due ? begin_rest(w) : status(); // the CPU has all experts
+    while (s.ok() && !w.todo.empty()) {
+        pin(w);
+        if (w.n_pinned == 0) { // nobody else pins anything for long
+            return cache_.error().ok() ? status::error("no slot is free: the expert cache is broken") : cache_.error();
+        }
+        const bool all_pinned = w.n_pinned == w.todo.size();
+        if (all_pinned && rest_is_due) {
+            s           = begin_rest(w);
+            rest_is_due = false;
+        }
+        s = s.ok() ? run_arrived(w, !all_pinned) : s;
+    }
+    return s;
+}
+
+// Pins as many experts as there are slots for, and requests what the stage needs of them.
+void expert_stream::pin(work & w) {
+    for (; w.n_pinned < w.todo.size(); w.n_pinned++) {
+        const planned_use & use = *w.todo[w.n_pinned];
+        if (!cache_.acquire(use.id, use.tier)) {
+            return;
+        }
+        cache_.request(use.id, use.tier, w.st.parts);
+    }
+}
+
+// The stage has requested all it needs. The disk continues with the parts that later stages need of the pinned experts,
+// and with the experts of later layers.
+status expert_stream::begin_rest(const work & w) {
+    const layer_id layer = w.layer.routing.layer;
+    const part_set rest  = index_.layer(layer).parts - w.layer.done;
+    const auto &   uses  = w.layer.plan.uses;
+    const auto     here  = [&](const planned_use & use) { return !is_on_cpu(use, w.st); };
+    const bool     all =
+        w.layer.done == w.st.parts && ptrdiff_t(w.todo.size()) == std::count_if(uses.begin(), uses.end(), here);
+    for (const part_id part : rest) {
+        const bool is_next = rest == part; // if slots are short, an expert that waits longer loses its slot before
+        for (size_t i = 0; i < w.todo.size() && (all || is_next); i++) {
+            cache_.request(w.todo[i]->id, w.todo[i]->tier, part);
+        }
+    }
+    return prefetcher_ && all ? prefetcher_->look_ahead(layer, w.layer.router_input, w.on.device.backend()) : status();
+}
+
+// Waits until at least one of the pinned experts has arrived, computes all that have, with the rows that the CPU hands
+// over, and takes them out of the work. They stay pinned for later stages, or are released if slots are short.
+status expert_stream::run_arrived(work & w, bool slots_are_short) {
+    inner_graph & inner       = w.on.device;
+    const auto    is_begun    = [&](const planned_use * use) { return share_ && share_->is_split(*use); };
+    const auto    has_arrived = [&](const planned_use * use) {
+        return cache_.arrived(use->id, use->tier, w.st.parts) && !(is_begun(use) && share_->is_due_to_hand_over());
+    };
+    const auto end      = w.todo.begin() + ptrdiff_t(w.n_pinned);
+    const auto none_has = [&] { return std::none_of(w.todo.begin(), end, has_arrived); };
+    status     s;
+    while (s.ok() && is_share_due() && none_has()) {
+        s = compute_share(w.on);
+    }
+    if (s.ok() && none_has()) {
+        s = inner.compute();
+        s = s.ok() ? cache_.wait(w.todo.front()->id, w.todo.front()->tier, w.st.parts) : s;
+    }
+    if (!s.ok()) {
+        return s;
+    }
+    const auto first_missing = std::stable_partition(w.todo.begin(), end, has_arrived);
+
+    const std::vector<const planned_use *> arrived(w.todo.begin(), first_missing);
+    w.todo.erase(w.todo.begin(), first_missing);
+    w.n_pinned -= arrived.size();
+    held_.insert(held_.end(), arrived.begin(), arrived.end());
+    if (std::any_of(arrived.begin(), arrived.end(), is_begun) && share_->has_rows_to_hand_over()) {
+        s = inner.compute();
+        s = s.ok() ? share_->hand_over(inner) : s;
+    }
+    s = s.ok() ? add_products(w, arrived) : s;
+    if (s.ok() && slots_are_short) {
+        stats_.waves++;
+        s = inner.compute();
+        if (s.ok()) {
+            release();
+        }
+    }
+    return s;
+}
+
+status expert_stream::add_products(const work & w, const std::vector<const planned_use *> & uses) {
+    status s;
+    for (size_t i = 0; i < w.st.matmuls.size() && s.ok(); i++) {
+        s = products_.add(w.st.matmuls[i], w.layer.routing, uses, w.on.device);
+    }
+    return s;
+}
+
+void expert_stream::release() {
+    for (const planned_use * use : held_) {
+        cache_.release(use->id, use->tier);
+    }
+    held_.clear();
+}
+
+} // namespace hobbit

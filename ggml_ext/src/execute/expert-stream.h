@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include "base/stats.h"
+#include "base/status.h"
+#include "cache/expert-cache.h"
+#include "graph/expert-matmul.h"
+#include "graph/inner-graph.h"
+#include "graph/stage.h"
+#include "model/expert-index.h"
+#include "offload/cpu-share.h"
+#include "plan/layer-plan.h"
+#include "predict/prefetcher.h"
+
+#include <cstddef>
+#include <vector>
+
+namespace hobbit {
+
+// The layer that runs, as it was planned for all of its matmuls.
+struct running_layer {
+    layer_routing       routing;
+    layer_plan          plan;
+    const ggml_tensor * router_input = nullptr; // null: unknown
+    part_set            done;                   // parts computed, those of the current stage included
+};
+
+// The graphs that a split of the outer graph is computed in.
+struct inner_graphs {
+    inner_graph & device;
+    inner_graph * cpu; // of the CPU's share; null: the CPU has no share
+};
+
+// Writes zeros to the rows of skipped selections: a skipped expert adds nothing to its token. Runs the graph first,
+// whose operations may read these rows.
+status clear_skipped(const ggml_tensor * tensor, const running_layer & layer, inner_graph & inner);
+
+// Computes the matmuls of a layer, stage by stage, from the experts in the cache: pins as many experts as the pools
+// hold, requests the missing ones, and computes experts as they arrive. If the pools are too small for a layer, its
+// experts stream through them.
+//
+// Thread-safety: none; see expert_cache.
+class expert_stream {
+  public:
+    // All must outlive the object; prefetcher and share may be null.
+    expert_stream(const expert_index & index, expert_cache & cache, prefetcher * prefetcher, cpu_share * share,
+                  stats & stats);
+
+    // Scratch memory for all matmuls of a layer.
+    status reserve(const running_layer & layer, inner_graph & inner) const {
+        return products_.reserve(layer.routing, inner);
+    }
+
+    // Adds one stage, and runs what cannot wait. Later stages find the stage's experts pinned unless slots are short.
+    // REQUIRES: reserve; the stages of a layer in their order.
+    status run(const stage & st, const running_layer & layer, const inner_graphs & on);
+
+    // Runs all that was added, on the CPU too.
+    status finish(const inner_graphs & on);
+
+    // Unpins the layer's experts. REQUIRES: nothing that was added is left to run.
+    void release();
+
+  private:
+    // What is left of a stage.
+    struct work {
+        const stage &         st;
+        const running_layer & layer;
+        const inner_graphs &  on;
+
+        std::vector<const planned_use *> todo; // the pinned ones first
+        size_t                           n_pinned = 0;
+    };
+
+    bool   is_share_due() const { return share_ && share_->is_due(); }
+    bool   is_on_cpu(const planned_use & use, const stage & st) const;
+    status compute_share(const inner_graphs & on);
+    status clear_share(const stage & st, inner_graph & inner);
+    work   begin(const stage & st, const running_layer & layer, const inner_graphs & on);
+    status run_todo(work & w);
+    void   pin(work & w);
+    status begin_rest(const work & w);
+    status run_arrived(work & w, bool slots_are_short);
+    status add_products(const work & w, const std::vector<const planned_use *> & uses);
+
+    const expert_index & index_;
+    expert_cache &       cache_;
+    prefetcher *         prefetcher_;
+    cpu_share *          share_;
+    stats &              stats_;
+    const expert_matmuls products_;
+
+    std::vector<const planned_use *> held_; // pinned until the layer is computed, or others need the slots
+};
+
+} // namespace hobbit
