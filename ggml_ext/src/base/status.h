@@ -18,7 +18,7 @@ class status {
         return s;
     }
 
-    // The caller asked for the end: nothing is wrong, and the next try may succeed.
+    // The caller asked to stop. Nothing is wrong, and the next try may succeed.
     static status aborted() {
         status s   = error("aborted");
         s.aborted_ = true;

@@ -8,20 +8,20 @@
 
 namespace hobbit {
 
-// Memory that this process holds now.
+// Bytes of memory that this process holds now.
 uint64_t resident_memory();
 
-// Memory that this process may still take without anything being swapped out or killed: the least of what the machine
-// has available and what its memory cgroups (v1 or v2) leave.
+// Bytes that this process may still take without swapping or being killed: the minimum of the machine's available
+// memory and the free rest of its memory cgroups (v1 or v2).
 uint64_t available_memory();
 
 constexpr size_t HUGE_PAGE = 2u << 20;
 
-// The buffer's first address that is a multiple of `alignment`; of a device's memory, as the device counts.
+// The buffer's first address that is a multiple of `alignment`. For a device's memory it is an address of the device.
 char * aligned_base(ggml_backend_buffer_t buffer, size_t alignment);
 
-// Asks for huge pages, where the system has any: a disk reads into one in one piece, and into small pages, which are
-// scattered, in many. What was touched before stays as it is.
+// Asks the system for huge pages: a read into one is a single request, a read into scattered small pages is many. Pages
+// that were touched before stay small.
 void ask_for_huge_pages(char * base, size_t size);
 
 } // namespace hobbit

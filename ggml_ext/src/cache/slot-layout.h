@@ -13,21 +13,21 @@
 
 namespace hobbit {
 
-// How the experts of one tier lie in the memory of a pool. In host memory slots stand one after the other, and what the
-// file has is read in place. In a device's memory the matrices of a part stand one after the other, as in a tensor of
-// llama.cpp's own, so that one operation multiplies by all of them.
+// How the experts of one tier lie in the memory of a pool. In host memory slots are contiguous, and the file's bytes
+// are read in place. In a device's memory the matrices of a part are contiguous, as in llama.cpp's own tensors, so that
+// one operation multiplies by all of them.
 //
 // Thread-safety: none; constant once the banks are planned.
 class slot_layout {
   public:
-    // Of a part, in a bank of slots.
+    // Where a part lies in a bank of slots.
     struct part_place {
         size_t offset = 0; // of the first slot's
         size_t stride = 0; // from slot to slot
-        size_t zeros  = 0; // bytes behind every matrix
+        size_t zeros  = 0; // zero bytes behind every matrix
     };
 
-    // All banks are alike; the last one's slots may be used in part.
+    // All banks have the same size; the last one may be used partly.
     struct bank_plan {
         uint32_t n_slots        = 0;
         uint32_t slots_per_bank = 0;
@@ -39,14 +39,14 @@ class slot_layout {
     // `memory` is what the device computes in.
     slot_layout(const expert_index & index, term_id term, ggml_backend_dev_t device, ggml_backend_buffer_type_t memory);
 
-    // Bytes that an expert takes, and those of a device's memory that a pool takes beside its slots.
+    // Bytes of an expert's slot, and bytes of a device's memory that a pool takes beside its slots.
     size_t slot_size() const { return slot_size_; }
     size_t overhead() const;
 
     const part_place & place(layer_id layer, part_id part) const { return places_[layer][part]; }
 
-    // As many slots to a bank as one buffer holds and one operation of the device takes. Fewer than n_slots in all,
-    // where a device would have to give more memory than for so many and overhead(). Places depend on it.
+    // A bank gets as many slots as one buffer holds and one operation of the device accepts. The plan has fewer than
+    // n_slots if these would take more memory than n_slots * slot_size() + overhead(). place() depends on the plan.
     status plan_banks(uint32_t n_slots, bank_plan & plan);
 
   private:

@@ -10,8 +10,8 @@
 
 namespace hobbit {
 
-// The memory of the slots for the experts of one tier, on one device, in banks of equal numbers of slots: as many as
-// one buffer of the device holds. Knows no experts, and not how they lie in a bank.
+// The memory of one tier's slots on one device. It consists of banks with equal numbers of slots; a bank is one buffer
+// of the device. The pool knows neither experts nor the layout of a bank.
 //
 // Thread-safety: none, but different slots' memory may be used at once.
 class slot_pool {
@@ -22,9 +22,9 @@ class slot_pool {
     slot_pool(const slot_pool &)             = delete;
     slot_pool & operator=(const slot_pool &) = delete;
 
-    // Every bank starts at a multiple of file_reader::alignment. `packed`, which may be null, is a layout in host
-    // memory (see repacked-layout.h) that a part of the weights is kept in. An error asks for a smaller one of
-    // `options`. REQUIRES: n_slots > 0, and nobody uses what an earlier call allocated.
+    // Every bank starts at a multiple of file_reader::alignment. `packed` may be null; it is a host layout for a part
+    // of the weights (repacked-layout.h). If memory is short, the error asks the user to lower one of `options`.
+    // REQUIRES: n_slots > 0, and nobody uses memory of an earlier call.
     status allocate(ggml_backend_buffer_type_t buft, ggml_backend_buffer_type_t packed, size_t bank_size,
                     uint32_t slots_per_bank, uint32_t n_slots, const char * options);
 
@@ -34,7 +34,7 @@ class slot_pool {
     // The bank that holds the slot.
     char * bank(uint32_t slot) const { return bank_of(slot).base; }
 
-    // Of weights as the file has them, and of packed ones (null without that layout): two views of the same memory.
+    // Two views of the same memory: for weights in the file's layout, and for repacked ones (null without a layout).
     ggml_backend_buffer_t buffer(uint32_t slot) const { return bank_of(slot).buffer; }
     ggml_backend_buffer_t packed(uint32_t slot) const { return bank_of(slot).packed; }
 

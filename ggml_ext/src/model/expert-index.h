@@ -23,7 +23,7 @@ struct layer_shape {
     per_part<expert_tensor> tensors;
 };
 
-// The token embedding, where nothing but looking up tokens' rows is done with it.
+// The token embedding, if it is only used for looking up tokens' rows.
 struct embedding_table {
     static constexpr const char * name = "token_embd.weight";
 
@@ -31,9 +31,8 @@ struct embedding_table {
     matrix_shape  shape;    // n_out rows of n_in
 };
 
-// Where every (tier, layer, part, expert) of a model lies: single and split GGUF, with further tiers in the same file
-// or in a sidecar, or without any. The format is docs/format.md. Immutable after open; layers are numbered without
-// gaps.
+// Where every (tier, layer, part, expert) of a model lies. A model is a single or split GGUF; further tiers lie in the
+// same file or in a sidecar. docs/format.md has the format. Immutable after open. Layers are numbered without gaps.
 class expert_index {
   public:
     // stored_keys: of the settings that files may store.
@@ -44,7 +43,7 @@ class expert_index {
     // `sidecar` may be empty: a file of the default name is then used if it exists.
     status open(const std::string & path, const std::string & sidecar);
 
-    // Adds what pyhobbit calibrate found for this model to what is stored, where it lies beside it. REQUIRES: open.
+    // Adds the settings of the calibration beside the model, if there is one, to stored(). REQUIRES: open.
     status read_calibration(const std::string & path);
 
     size_t               n_layers() const { return layers_.size(); }
@@ -61,7 +60,7 @@ class expert_index {
         return locations_[term][layer][part][expert];
     }
 
-    // Without a location in a model whose output matrix it is as well.
+    // Has no location if the embedding is also the output matrix.
     const embedding_table & embedding() const { return embedding_; }
 
     const std::vector<term_id> & terms(tier_id tier) const { return terms_of(tier, high_is_residual()); }

@@ -10,7 +10,7 @@
 
 namespace hobbit {
 
-// What a matrix of an expert is, or one of a term that the expert is the sum of.
+// Type and shape of one matrix of an expert's term.
 struct expert_matrix {
     part_id      part;
     ggml_type    type;
@@ -23,18 +23,18 @@ struct expert_matrix {
     }
 };
 
-// The different ones of a tier.
+// The distinct matrices of a term's experts.
 std::vector<expert_matrix> distinct_matrices(const expert_index & index, term_id term);
 
-// Experts that are alike: in one precision, with matrices of one type and shape.
+// A kind of experts: one precision, and matrices of the same types and shapes.
 struct expert_shape {
     std::vector<expert_matrix> matrices;
 
     size_t bytes() const;
-    double down() const; // share of the bytes that the last product has
+    double down() const; // the last product's share of the bytes
 };
 
-// The kinds that a model has, numbered. Constant.
+// The kinds of a model's experts, numbered. Constant.
 class expert_shapes {
   public:
     explicit expert_shapes(const expert_index & index);

@@ -6,9 +6,8 @@
 
 namespace hobbit {
 
-// Threads that compute on the CPU wait actively for some milliseconds, and then sleep. To wake them takes longer than
-// an expert on a machine of many cores: who computes there only now and then finds the CPU slow, and leaves it alone
-// for good. Has them do next to nothing, so that they stay awake.
+// Keeps OpenMP's threads spinning with a no-op graph. Idle threads sleep after some milliseconds, and waking them takes
+// longer than an expert on a machine with many cores. The cost model would find the CPU slow and never use it again.
 //
 // Thread-safety: none.
 class awake_threads {
@@ -20,7 +19,7 @@ class awake_threads {
   private:
     ggml_context_ptr        ctx_;
     ggml_cgraph *           graph_;  // in ctx_
-    ggml_backend_buffer_ptr memory_; // null: nothing is done
+    ggml_backend_buffer_ptr memory_; // null: keep() does nothing
 };
 
 } // namespace hobbit

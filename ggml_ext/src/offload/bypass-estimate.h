@@ -11,36 +11,36 @@
 
 namespace hobbit {
 
-// How many further misses an expert causes that bypasses the pools: that is missed, computed elsewhere, and may not
-// come to them. Beside the pools, which lack what bypassed them, it follows which experts they would hold had none done
-// so; what they miss more than those is divided by how many did, as far as that is decided: those were used again
-// since, or would have been evicted. What happened during the last few hundred misses counts. Where nothing bypasses
-// the pools for long, nothing is known any more, and is learnt anew.
+// Extra misses per bypassed expert. An expert bypasses the pools if it is missed, computed on the CPU, and not
+// uploaded. A shadow cache without weights tracks what the pools would hold if every miss had been uploaded. The
+// estimate is the misses of the pools that are hits there, divided by the bypassed experts. Only bypassed experts count
+// that have been re-used since, or evicted from the shadow cache. Older samples fade over a few hundred misses. If
+// nothing bypasses the pools for long, the estimate starts again from nothing.
 //
-// Where a layer uses more than its even share of the pools, as with a prompt, what comes to them evicts others that the
-// same tokens use: bypassing counts as harmless, nothing is learnt, and the pools are followed anew afterwards.
+// A layer that uses more than its even share of the pools, as with a prompt, evicts experts that the same tokens use.
+// Bypassing then counts as harmless, nothing is learnt, and the shadow cache restarts afterwards.
 //
 // Thread-safety: none. Pure: no clock, and no weights.
 class bypass_estimate {
   public:
     struct use {
         tier_expert expert;
-        bool        is_missed; // not all of it is in the pools, or on its way there
+        bool        is_missed; // not completely resident or in flight
     };
 
-    // The pools, which are followed from the first layer on, and their policies must outlive the object.
+    // The pools and their policies must outlive the object. The first layer copies the pools into the shadow cache.
     explicit bypass_estimate(const resident_tiers & pools) : pools_(pools) {}
 
-    // A layer has chosen these. The policy has heard of it.
+    // The router of a layer has chosen these experts. REQUIRES: the policy has been told.
     void begin_layer(layer_id layer, const std::vector<use> & uses);
 
-    // One of those missed bypasses the pools.
+    // A missed expert bypasses the pools.
     void bypassed(const tier_expert & e);
 
-    // A term was prefetched while layer `running` ran: where it comes too late, that is no bypass's fault.
+    // A term was prefetched while layer `running` ran. A prefetch that comes too late is not counted against bypassing.
     void prefetched(const expert_term & term, layer_id running);
 
-    // Of each that bypasses the pools in this layer; from 0, where it does no harm, to 1. 0 as long as little is known.
+    // Extra misses for each expert that bypasses the pools in this layer, from 0 to 1. 0 without enough samples.
     double further_misses() const;
 
   private:
@@ -58,10 +58,10 @@ class bypass_estimate {
     void decide_evicted();
 
     const resident_tiers &        pools_;
-    std::set<layer_id>            layers_;    // that use them
-    std::optional<resident_tiers> without_;   // what they would hold
-    std::set<tier_key>            undecided_; // those that bypassed the pools, and have not been used since
-    std::set<term_key>            ahead_;     // terms that are in without_ for having been prefetched alone
+    std::set<layer_id>            layers_;    // that use the pools
+    std::optional<resident_tiers> without_;   // the shadow cache
+    std::set<tier_key>            undecided_; // bypassed, not re-used since
+    std::set<term_key>            ahead_;     // in the shadow cache only by prefetch
     std::vector<expert_term>      evicted_;   // from without_, since the last decisions
     double                        n_further_ = 0.0;
     double                        n_decided_ = 0.0;

@@ -37,7 +37,7 @@ static constexpr size_t CPU   = 1;
 static constexpr size_t LINK  = 2;
 static constexpr size_t SPLIT = 4;
 
-static size_t company(const std::vector<expert_work> & work, const placed_experts & by) {
+static size_t combination(const std::vector<expert_work> & work, const placed_experts & by) {
     size_t who = 0;
     for (size_t i = 0; i < work.size(); i++) {
         switch (by[i]) {
@@ -54,7 +54,7 @@ cost_model::placement cost_model::place(const std::vector<expert_work> & work, b
     if (chooses()) {
         p.by = place_alone_or_together(work, may_split, further_misses);
         try_others(work, p.by);
-        p.may_use_cpu = company(work, p.by) == LINK;
+        p.may_use_cpu = combination(work, p.by) == LINK;
     } else {
         for (const expert_work & w : work) {
             const bool is_cpus = mode_ == compute_mode::cooperative && !w.is_present;
@@ -73,7 +73,7 @@ cost_model::placement cost_model::leave_to_device(const std::vector<expert_work>
 }
 
 //
-// company
+// combination
 //
 
 static constexpr double LEARNT       = 0.4;  // of a sample
@@ -83,12 +83,12 @@ static constexpr double FORGOT       = 0.05; // of the others meanwhile, so that
 // Beside a copy the device's time is not known: one behind RPC may wait for it.
 void cost_model::finish(const std::vector<expert_work> & work, placement & p) {
     const bool   has_device = std::find(p.by.begin(), p.by.end(), computed_by::device) != p.by.end();
-    const size_t who        = company(work, p.by);
+    const size_t who        = combination(work, p.by);
     p.measures_device       = has_device && !(who & LINK) && device_trial_.is_due();
     p.seconds               = seconds(work, p.by);
     n_placed_++;
-    // a company that has not been at work for a while is measured at once: it may have been tried again in vain
-    p.measures_layer = !p.measures_device && n_placed_ - told_[who] >= told_wait;
+    // a combination that has not been at work for a while is measured at once: it may have been tried again in vain
+    p.measures_layer = !p.measures_device && n_placed_ - measured_at_[who] >= max_unmeasured;
 }
 
 double cost_model::on_device(const expert_work & w, computed_by by) const {
@@ -97,7 +97,7 @@ double cost_model::on_device(const expert_work & w, computed_by by) const {
 
 double cost_model::seconds(const std::vector<expert_work> & work, const placed_experts & by) const {
     const works devices = sum(work, [&](size_t i) { return on_device(work[i], by[i]); });
-    return layer_seconds(costs_of(devices), work, by) * slowdown_[company(work, by)];
+    return layer_seconds(costs_of(devices), work, by) * slowdown_[combination(work, by)];
 }
 
 // The best for three that do not hinder each other, with and without an expert that is split, or what needs only two
@@ -126,8 +126,8 @@ placed_experts cost_model::place_alone_or_together(const std::vector<expert_work
 }
 
 void cost_model::layer_took(const std::vector<expert_work> & work, const placement & p, double seconds) {
-    const size_t own   = company(work, p.by);
-    told_[own]         = n_placed_;
+    const size_t own   = combination(work, p.by);
+    measured_at_[own]  = n_placed_;
     const double alone = p.seconds / slowdown_[own];
     const double ratio = std::min(std::max(seconds / alone, 1 / MAX_SLOWDOWN), MAX_SLOWDOWN);
     for (size_t i = 0; i < slowdown_.size(); i++) {

@@ -12,18 +12,17 @@
 
 namespace hobbit {
 
-// The latencies that experts are placed by (placement.h), and the placement itself. Latencies are given once, and
-// corrected by what was measured since. In automatic mode what was not measured for a while is tried again with one
-// expert: an estimate that is too long would never be corrected otherwise. Where the trial says what was expected, the
-// next one is twice as far away. So it is in every mode with the device's time, which is known only where it is waited
-// for. CPU, device and link may hinder each other, where they share cores or memory: what a layer takes longer than it
-// would without that is learnt for each company in which they work.
+// Places experts (placement.h) by latencies that are seeded once and corrected by measurement. In automatic mode a
+// choice that was not measured for a while is tried again with one expert: an estimate that is too long would
+// otherwise never be corrected. Each confirmed re-measurement doubles the interval to the next (exponential back-off).
+// The device's time is re-measured in every mode, because measuring it makes the CPU wait. For each combination of
+// resources active at once (CPU, link, split) a slowdown factor is learnt, since they share cores and memory.
 //
 // Thread-safety: none. Pure: no clock.
 class cost_model {
   public:
     struct kind_seed {
-        size_t bytes; // that go over the link
+        size_t bytes; // of an upload
         double down;  // see expert_costs
         double cpu_start;
         double cpu_per_token;
@@ -34,49 +33,48 @@ class cost_model {
     struct placement {
         placed_experts by; // [expert]
         double         seconds         = 0.0;
-        bool           measures_device = false; // device_took wants to be told
-        bool           measures_layer  = false; // layer_took does
-        bool           may_use_cpu     = false; // in a layer like this one, though here it does not
+        bool           measures_device = false; // call device_took
+        bool           measures_layer  = false; // call layer_took
+        bool           may_use_cpu     = false; // a layer like this one may use the CPU, even if this one does not
     };
 
     static constexpr uint32_t max_wait        = 4096; // layers between trials
-    static constexpr uint32_t max_device_wait = 64;   // between those of the device, for which the CPU waits
-    static constexpr uint32_t told_wait       = 31;   // layers until a company is measured again; a prime, so that it
-                                                      // is not always the same layer
+    static constexpr uint32_t max_device_wait = 64;   // between trials of the device, which make the CPU wait
+    static constexpr uint32_t max_unmeasured  = 31;   // layers until a combination is measured again; a prime, so
+                                                      // that the layer varies
 
     cost_model(const std::vector<kind_seed> & kinds, double transfer_per_byte, compute_mode mode);
 
-    // Without may_split no expert is split. Each that bypasses the device is missed there `further_misses` times more,
-    // from 0 to 1 (bypass_estimate).
+    // Without may_split no expert is split. further_misses: see bypass_estimate.
     placement place(const std::vector<expert_work> & work, bool may_split = true, double further_misses = 0.0);
 
-    // Whether place() chooses.
+    // Whether place() has a choice.
     bool chooses() const { return mode_ == compute_mode::automatic; }
 
-    // Of a layer that cannot be shared.
+    // The placement of a layer that the CPU cannot share.
     placement leave_to_device(const std::vector<expert_work> & work);
 
-    // What the CPU's work of a placement took, and the device's alone.
+    // Samples: the time of the CPU's work of a placement, and of the device's work alone.
     void cpu_took(const std::vector<expert_work> & work, const placed_experts & by, double seconds);
     void device_took(const std::vector<expert_work> & work, const placed_experts & by, double seconds);
 
-    // In place of device_took, where the layer did not go as it was placed.
-    void device_not_told() { device_trial_.put_off(); }
+    // Call instead of device_took if the layer was not executed as placed; discards the sample.
+    void discard_device_sample() { device_trial_.put_off(); }
 
-    // What the layer took.
+    // Sample: the time of the layer.
     void layer_took(const std::vector<expert_work> & work, const placement & p, double seconds);
 
-    // For how long the link was busy with so many bytes, at least one.
+    // Sample: the time that the link was busy with `bytes`. REQUIRES: at least one byte
     void link_took(double bytes, double seconds);
 
     // [kind], in a layer with this work.
     std::vector<expert_costs> costs(const std::vector<expert_work> & work) const;
 
   private:
-    // When something that is not chosen is tried again.
+    // When a choice that is not taken is tried again.
     struct trial {
         uint32_t most   = max_wait;
-        uint32_t back   = max_wait; // by how much a surprise divides the wait
+        uint32_t back   = max_wait; // the wait is divided by this after an unexpected result
         uint32_t wait   = 1;        // layers
         uint32_t waited = 0;
 
@@ -95,7 +93,7 @@ class cost_model {
 
     using works = std::vector<latency_estimate::work>; // [kind]
 
-    // The part of work number i that is counted.
+    // The share of work number i that counts.
     using portion = std::function<double(size_t)>;
 
     std::vector<expert_costs>           costs_of(const works & all) const;
@@ -114,11 +112,11 @@ class cost_model {
     trial                   device_trial_ = { max_device_wait, 2 };
     const compute_mode      mode_;
 
-    static constexpr size_t n_companies = 8;
+    static constexpr size_t n_combinations = 8;
 
-    std::array<double, n_companies>   slowdown_;             // [who works at once]
-    std::array<uint64_t, n_companies> told_     = {};        // n_placed_ when it was told of last
-    uint64_t                          n_placed_ = told_wait; // layers; as if none had been told of for a while
+    std::array<double, n_combinations>   slowdown_;                     // [combination]
+    std::array<uint64_t, n_combinations> measured_at_ = {};             // [combination] n_placed_ at its last sample
+    uint64_t                             n_placed_    = max_unmeasured; // layers; the start value makes all samples due
 };
 
 } // namespace hobbit

@@ -15,19 +15,19 @@
 
 namespace hobbit {
 
-// Nodes [first, end) of an outer graph, of one layer; the first one is a matmul over experts.
+// The nodes [first, end) of an outer graph. They belong to one layer, and the first one is a matmul over experts.
 struct layer_section {
     ggml_cgraph * graph;
     int           first;
     int           end;
 };
 
-// What a section reads of the outer graph's tensors, in host memory.
+// Host copies of the outer graph's tensors that a section reads.
 //
 // Thread-safety: none.
 class section_inputs {
   public:
-    // Copied once. REQUIRES: the device has computed it.
+    // Copies the tensor, unless a copy exists. REQUIRES: the device has computed it.
     void fetch(const ggml_tensor * tensor);
 
     bool has(const ggml_tensor * tensor) const { return copies_.count(tensor) > 0; }
@@ -41,9 +41,9 @@ class section_inputs {
     std::map<const ggml_tensor *, std::vector<char>> copies_;
 };
 
-// Rows of a layer that the CPU computes from experts in host memory: the operations of the outer graph are repeated on
-// these rows alone, which stand one after the other in host memory. An input is copied there, the rows of what nobody
-// has read yet are copied back.
+// The rows of a layer that the CPU computes from experts in host memory. The outer graph's operations are repeated on
+// these rows alone, which are contiguous in host memory. Inputs are copied to host memory. Of the results, only tensors
+// that are read later are copied back.
 //
 // Thread-safety: none.
 class cpu_rows {
@@ -52,16 +52,16 @@ class cpu_rows {
     cpu_rows(const expert_index & index, const expert_cache & cache, section_inputs & inputs) :
         index_(index), products_(index, cache), inputs_(inputs) {}
 
-    // Whether all that the section computes is made of rows that do not depend on each other.
+    // Whether the rows of every tensor that the section computes are independent of each other.
     static bool can_share(const layer_section & section, const layer_routing & routing);
 
-    // Of the section the nodes before number `end` of the graph are to be computed: copies what they read. REQUIRES:
-    // can_share, and the device has computed what the section reads. The uses are of the layer; they and the routing
-    // must live until copy_back.
+    // Selects the section's nodes before number `end` of the graph, and copies their inputs. REQUIRES: can_share, and
+    // the device has computed the section's inputs. The uses belong to the layer. Uses and routing must live until
+    // copy_back.
     void begin(const layer_section & section, int end, const layer_routing & routing,
                const std::vector<const planned_use *> & uses);
 
-    // Whole experts, computed together: numbers [first, end) of the uses that begin was given, and their rows.
+    // Experts that are computed together: the uses [first, end) of begin(), and their rows.
     struct piece {
         size_t first;
         size_t end;
@@ -69,22 +69,23 @@ class cpu_rows {
         size_t n_rows;
     };
 
-    // What is computed next: experts until there are rows enough for an operation, so that others may take turns.
+    // The next piece. It ends once it has enough rows for an efficient operation, so that uploads can be served between
+    // two pieces.
     piece next() const;
     bool  is_done() const { return next_use_ == uses_.size(); }
 
-    // REQUIRES: begin, and not is_done(); the experts of next() are pinned in the cache and there.
+    // REQUIRES: begin, and not is_done(); the experts of next() are pinned and resident.
     status compute_next(inner_graph & cpu);
 
-    // Begins to copy the rows to the outer graph's tensors, which what the device is given next finds there. REQUIRES:
-    // is_done(), and the device has computed the section.
+    // Queues copies of the rows to the outer graph's tensors, before all later work of the device. REQUIRES: is_done(),
+    // and the device has computed the section.
     status copy_back(inner_graph & device);
 
-    // Host memory for so many rows of any layer, of which at most n_at_once are computed together.
+    // Bytes of host memory for n_rows rows of any layer, of which at most n_at_once are computed together.
     static uint64_t size(const expert_index & index, uint64_t n_rows, uint64_t n_at_once);
 
   private:
-    // Of one tensor that is computed, and read after that or by nobody.
+    // The rows of one computed tensor that is read later.
     struct result {
         const ggml_tensor * outer;
         std::vector<float>  values; // [row][ne0], in the order of rows_
@@ -103,7 +104,7 @@ class cpu_rows {
     const expert_index & index_;
     const expert_matmuls products_;
 
-    layer_section            section_ = {}; // what is computed of it
+    layer_section            section_ = {}; // only the nodes to compute
     const layer_routing *    routing_ = nullptr;
     std::vector<planned_use> uses_;
     size_t                   next_use_ = 0;
@@ -112,7 +113,7 @@ class cpu_rows {
     std::vector<result>      results_;
     section_inputs &         inputs_;
 
-    // the tensors of a piece
+    // the tensors of the current piece
     ggml_context_ptr                             ctx_;
     std::map<const ggml_tensor *, ggml_tensor *> copies_; // [outer]
     ggml_tensor *                                experts_ = nullptr;

@@ -190,7 +190,7 @@ void cpu_share::end_layer(const ggml_tensor * output, inner_graph & device, inne
     if (placement_.measures_device && is_as_placed_) {
         costs_.device_took(work_, by, seconds(device.measured() - began_.device).count());
     } else if (placement_.measures_device) {
-        costs_.device_not_told();
+        costs_.discard_device_sample();
     }
     learn_link();
     if (is_told) {

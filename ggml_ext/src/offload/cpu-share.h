@@ -19,14 +19,14 @@
 
 namespace hobbit {
 
-// The CPU's share of a layer whose other experts a device computes: what the cost model places there of the experts
-// that are not in the device's memory is computed where it lies in host memory, whole or but for the last product.
-// Experts for which host memory has no slot left stay with the device. What a layer took corrects the model.
+// The CPU's share of a layer whose other experts a device computes. The cost model chooses among the experts that are
+// missing on the device. The CPU computes these from host memory, completely or without the last product. An expert for
+// which host memory has no free slot stays with the device. The measured time of each layer corrects the cost model.
 //
 // Thread-safety: none; see expert_cache.
 class cpu_share {
   public:
-    // All must outlive the object. `cache` is the device's, `host` is below it.
+    // All must outlive the object. `cache` is the device's, `host` its next-level cache.
     cpu_share(const expert_index & index, expert_cache & cache, expert_cache & host, const expert_shapes & kinds,
               const cost_model & costs, stats & stats);
     ~cpu_share();
@@ -40,7 +40,7 @@ class cpu_share {
     // Decides who computes which use of the plan. Plan and routing must live until end_layer.
     void begin_layer(const layer_routing & routing, const layer_plan & plan, inner_graph & device);
 
-    // Whether the CPU computes those parts of the plan's use.
+    // Whether the CPU computes these parts of a use of the plan.
     bool computes(const planned_use & use, part_set parts) const {
         const computed_by by = placed(use);
         return by == computed_by::cpu || (by == computed_by::split && !(parts & part_id::down));
@@ -48,29 +48,29 @@ class cpu_share {
 
     bool is_split(const planned_use & use) const { return placed(use) == computed_by::split; }
 
-    // Pins in host memory what the CPU computes, asks for those of `parts` that are missing there, and copies what the
-    // section reads. REQUIRES: the device has computed that.
+    // Pins the CPU's experts in host memory, requests their missing `parts`, and copies the section's inputs. REQUIRES:
+    // the device has computed these inputs.
     void begin_section(const layer_section & section, part_set parts);
 
-    // Whether there are rows of the section that the CPU computes, in part or whole, or those that it begins.
+    // Whether the CPU computes rows of the section; whether some of them belong to split experts.
     bool has_rows() const { return begun_.has_rows || whole_.has_rows; }
     bool has_rows_to_hand_over() const { return begun_.has_rows; }
 
-    // Whether the CPU has still to compute some of them.
+    // Whether some of these rows are not computed yet.
     bool is_due() const { return is_due_to_hand_over() || whole_.is_due(); }
     bool is_due_to_hand_over() const { return begun_.is_due(); }
 
-    // Computes some of them, while the device runs what was launched; first what it hands over. REQUIRES: is_due()
+    // Computes the next piece while the device runs launched work. Rows of split experts come first. REQUIRES: is_due()
     status compute_next(inner_graph & cpu);
 
-    // Brings the rows that the CPU has begun to the device. REQUIRES: they are not due; the device has computed the
-    // section, but for the last product.
+    // Uploads the rows of split experts. REQUIRES: they are not due; the device has computed the section up to the last
+    // product.
     status hand_over(inner_graph & device);
 
-    // Brings the CPU's other rows to the device. REQUIRES: they are not due; the device has computed the section.
+    // Uploads the CPU's other rows. REQUIRES: they are not due; the device has computed the section.
     status end_section(inner_graph & device);
 
-    // `output` is the layer's. REQUIRES: all of the layer is computed.
+    // `output` is the layer's output. REQUIRES: the layer is completely computed.
     void end_layer(const ggml_tensor * output, inner_graph & device, inner_graph & cpu);
 
     // After an error.
@@ -80,19 +80,19 @@ class cpu_share {
     using clock   = std::chrono::steady_clock;
     using seconds = std::chrono::duration<double>;
 
-    // Until the layer began.
+    // Clocks and counters at the start of the layer.
     struct readings {
         clock::time_point        time;
         std::chrono::nanoseconds device{ 0 };
         uint64_t                 bytes_read = 0;
     };
 
-    // Of the section in hand.
+    // The rows of the current section.
     struct rows_in_hand {
         cpu_rows                         rows;
         part_set                         parts    = {};
-        bool                             has_rows = false; // to bring to the device
-        std::vector<const planned_use *> pinned   = {};    // in host memory, until the section ends
+        bool                             has_rows = false; // to upload
+        std::vector<const planned_use *> pinned   = {};    // in host memory until the section ends
 
         bool is_due() const { return has_rows && !rows.is_done(); }
     };
@@ -117,14 +117,14 @@ class cpu_share {
     stats &               stats_;
     bypass_estimate       bypasses_; // of the device's pools
     section_inputs        inputs_;
-    rows_in_hand          begun_; // of experts that are split
+    rows_in_hand          begun_; // of split experts
     rows_in_hand          whole_;
     awake_threads         awake_;
     std::set<uint32_t>    unshared_; // layers that the CPU cannot share
     std::set<uint32_t>    unsplit_;  // layers whose last product is in a section of its own
-    loader::transfers     link_;     // that the model knows of
+    loader::transfers     link_;     // already counted by the cost model
 
-    // the layer in hand
+    // the current layer
     const layer_routing *             routing_ = nullptr;
     const layer_plan *                plan_    = nullptr;
     std::vector<expert_work>          work_;      // [use]

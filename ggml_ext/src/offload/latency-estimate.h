@@ -6,19 +6,18 @@
 
 namespace hobbit {
 
-// How long jobs of one kind take: so much for each, and so much for each unit (token, byte) of them. The line is given
-// once, and corrected by what was measured since: recursive least squares in the line's own scale, so that no time and
-// no unit is too small or too large; older samples fade. What was not seen for a while is believed less. Pure: no
-// clock.
+// The latency of jobs of one kind: a constant per job and a constant per unit (token, byte). The line is seeded once
+// and corrected by each sample with recursive least squares. The fit is scaled by the line itself, so that it works for
+// any time and unit. Older samples fade, and the variance grows while no sample arrives. Pure: no clock.
 class latency_estimate {
   public:
-    // Jobs done one after the other, and their units together.
+    // Jobs done one after the other, and the sum of their units.
     struct work {
         double jobs  = 0.0;
         double units = 0.0;
     };
 
-    // What several kinds took together.
+    // One kind's part of a time that was measured for several kinds together.
     struct part {
         latency_estimate * estimate;
         work               done;
@@ -31,8 +30,8 @@ class latency_estimate {
     double per_unit() const { return line_[1]; }
     double seconds(const work & w) const { return line_[0] * w.jobs + line_[1] * w.units; }
 
-    // One sample of all parts. A single one changes no line more than fourfold: the machine may have had other things
-    // to do. REQUIRES: every estimate is there once and every part has jobs or units.
+    // Adds one sample of all parts together. One sample changes a line by a factor of four at most, since another
+    // process may have disturbed it. REQUIRES: no estimate occurs twice, and every part has jobs or units.
     static void correct(const std::vector<part> & parts, double measured);
 
   private:

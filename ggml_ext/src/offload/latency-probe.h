@@ -10,8 +10,8 @@
 
 namespace hobbit {
 
-// What the cost model begins with: each kind's latencies on the CPU and on the device, and the link's, measured on
-// memory of the size of one expert that is given back. Transfers are from this host memory.
+// The seeds of the cost model: the latency of each kind on the CPU and on the device, and the link's bandwidth. They
+// are measured on temporary memory of the size of one expert. Uploads are measured from `transfer_memory`.
 struct measured_latencies {
     std::vector<cost_model::kind_seed> kinds;
     double                             transfer_per_byte = 0.0;

@@ -402,7 +402,7 @@ TEST_CASE("the device's time is asked for in every mode, less and less often, an
             CHECK_FALSE(model.place(missing).measures_device);
         }
         CHECK(model.place(work).measures_device);
-        model.device_not_told();
+        model.discard_device_sample();
         CHECK_FALSE(model.place(work).measures_device);
         CHECK(model.place(work).measures_device);
     }
