@@ -37,13 +37,14 @@ def main() -> None:
     print(f"|{'---|' * (len(args.capacity) + 1)}")
     base = Simulation(info.n_layers, info.n_experts, info.n_experts_used, slots_high=0, floors=True)
     lru: list[float] = []
-    for policy in [*policy_names(), BELADY]:
+    names = [*policy_names(), BELADY]
+    for policy in sorted(names, key="lru".__ne__):
         penalties = []
         for capacity in args.capacity:
             slots = pool_slots(n_all, capacity, 0.0, 1.0)[0]
             case = replace(base, policy=policy, slots_high=slots)
             penalties.append(simulate(routes(seen, slice(None)), case).penalty_per_token)
-        lru = lru or penalties  # the first of the names
+        lru = lru or penalties  # the first one
         cells = [f"{p:.2f} ({p / reference - 1:+.0%})" for p, reference in zip(penalties, lru, strict=True)]
         print(f"| {policy} | {' | '.join(cells)} |", flush=True)
 

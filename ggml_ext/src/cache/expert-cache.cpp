@@ -51,13 +51,13 @@ ggml_backend_buffer_type_t expert_cache::choose_packed(term_id term) {
     return chosen;
 }
 
-status expert_cache::allocate(term_id term, uint32_t n_slots, uint32_t floor, cache_policy & policy) {
+status expert_cache::allocate(term_id term, uint32_t n_slots, uint32_t quota, cache_policy & policy) {
     slot_layout::bank_plan banks;
     const status           s = layouts_[term].plan_banks(n_slots, banks);
     if (!s.ok()) {
         return s;
     }
-    sets_.add(term, resident_set(uint32_t(index_.n_layers()), n_experts_, term, banks.n_slots, floor, policy));
+    sets_.add(term, resident_set(uint32_t(index_.n_layers()), n_experts_, term, banks.n_slots, quota, policy));
     const char * options =
         in_host_ ? "--pools or --memory" : "--pools or --device-memory, or see whether the device is still there";
     return pools_[term].allocate(memory_, choose_packed(term), banks.bank_size, banks.slots_per_bank, banks.n_slots,

@@ -51,9 +51,9 @@ class expert_cache {
     size_t overhead(term_id term) const { return layouts_[term].overhead(); }
 
     // Gives the tier a pool, of fewer slots where a device would have to give more memory than so many and overhead().
-    // A tier without one must not be acquired. The policy, which serves all tiers, must outlive the cache; for `floor`
+    // A tier without one must not be acquired. The policy, which serves all tiers, must outlive the cache; for `quota`
     // see resident_set.
-    status allocate(term_id term, uint32_t n_slots, uint32_t floor, cache_policy & policy);
+    status allocate(term_id term, uint32_t n_slots, uint32_t quota, cache_policy & policy);
 
     uint32_t n_slots(term_id term) const { return pools_[term].n_slots(); }
 

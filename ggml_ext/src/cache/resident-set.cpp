@@ -4,17 +4,15 @@
 #include "ggml.h"
 
 #include <algorithm>
-#include <tuple>
 
 namespace hobbit {
 
-resident_set::resident_set(uint32_t n_layers, uint32_t n_experts, term_id term, uint32_t n_slots, uint32_t floor,
+resident_set::resident_set(uint32_t n_layers, uint32_t n_experts, term_id term, uint32_t n_slots, uint32_t quota,
                            cache_policy & policy) :
     n_experts_(n_experts),
-    term_(term),
     n_slots_(n_slots),
-    floor_(floor),
-    policy_(policy),
+    quota_(quota),
+    order_(policy.make_pool(term, n_slots)),
     entries_(size_t(n_layers) * n_experts),
     held_(n_layers, 0) {
     for (uint32_t slot = n_slots; slot > 0; slot--) {
@@ -26,7 +24,8 @@ bool resident_set::insert(expert_id id, layer_id running, pressure how, expert_i
     GGML_ASSERT(!contains(id));
     if (free_.empty()) {
         expert_id victim;
-        if (!pick_victim(id.layer, running, how, victim)) {
+        if (!pick_victim(id.layer, running, how, victim) ||
+            (how == pressure::polite && !order_.policy->admits(id, victim))) {
             return false;
         }
         erase(victim);
@@ -40,29 +39,43 @@ bool resident_set::insert(expert_id id, layer_id running, pressure how, expert_i
     free_.pop_back();
     residents_.push_back(id);
     held_[id.layer]++;
+    order_.policy->on_insert(id);
     return true;
 }
 
+static constexpr uint32_t DUPLICATE = 0;
+static constexpr uint32_t PROTECTED = 8;
+
+// When the expert may be evicted for one of `layer`: a lower number earlier.
+uint32_t resident_set::order_of(expert_id id, const entry & e, layer_id layer) const {
+    const bool keeps_quota = id.layer != layer && held_[id.layer] <= quota_;
+    return (e.is_protected ? PROTECTED : 0) + (e.is_duplicate ? DUPLICATE : 1 + 2 * !e.is_in_part + keeps_quota);
+}
+
 bool resident_set::pick_victim(layer_id layer, layer_id running, pressure how, expert_id & victim) {
-    using rank = std::tuple<bool, bool, bool, double, uint64_t>;
-    rank least;
-    bool found = false;
+    candidates_.clear();
+    uint32_t first = UINT32_MAX;
     for (const expert_id & id : residents_) {
         const entry & e = find(id);
         if (e.pins > 0 || (e.is_protected && how == pressure::polite)) {
             continue;
         }
-        const bool   keeps_floor = id.layer != layer && held_[id.layer] <= floor_;
-        const double value       = policy_.value(id, term_, running);
-        const rank   r           = e.is_duplicate ? rank(e.is_protected, false, false, -value, ~e.touched)
-                                                  : rank(e.is_protected, !e.is_in_part, keeps_floor, value, e.touched);
-        if (!found || r < least) {
-            least  = r;
-            victim = id;
-            found  = true;
+        const uint32_t order = order_of(id, e, layer);
+        if (order < first) {
+            first = order;
+            candidates_.clear();
+        }
+        if (order == first) {
+            candidates_.push_back({ id, e.touched });
         }
     }
-    return found;
+    if (candidates_.empty()) {
+        return false;
+    }
+    const bool are_duplicates = first % PROTECTED == DUPLICATE;
+    victim                    = are_duplicates ? order_.policy->most_valuable(candidates_, running)
+                                               : order_.policy->victim(candidates_, running);
+    return true;
 }
 
 void resident_set::erase(expert_id id) {
@@ -74,10 +87,16 @@ void resident_set::erase(expert_id id) {
     free_.push_back(e.slot);
     held_[id.layer]--;
     e = {};
+    order_.policy->on_evict(id);
 }
 
 void resident_set::touch(expert_id id) {
-    find(id).touched = ++clock_;
+    entry & e = find(id);
+    e.touched = ++clock_;
+    if (e.is_used) {
+        order_.policy->on_hit(id);
+    }
+    e.is_used = true;
 }
 
 void resident_set::unpin(expert_id id) {
@@ -97,7 +116,7 @@ void resident_set::drop_marks() {
     n_pinned_ = 0;
 }
 
-uint32_t even_floor(uint32_t n_slots, uint32_t n_layers, uint32_t n_used) {
+uint32_t even_quota(uint32_t n_slots, uint32_t n_layers, uint32_t n_used) {
     if (n_layers == 1) {
         return n_used;
     }

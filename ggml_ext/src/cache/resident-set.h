@@ -4,27 +4,32 @@
 #include "policy/cache-policy.h"
 
 #include <cstdint>
+#include <memory>
+#include <utility>
 #include <vector>
 
 namespace hobbit {
 
-// Which experts hold the slots of one tier's pool. Knows no memory and no files: the engine and the simulator use the
-// same object.
+// Which experts hold the slots of one tier's pool. It knows neither memory nor files: the engine and the simulator use
+// the same class.
 //
 // A resident expert may be
-//   pinned     any number of times: it keeps its slot;
-//   protected  it is predicted to be used: it goes only when nothing else can;
-//   duplicate  it is in a cache above too: it goes first, and of several the most valuable, which stays there longest;
-//   in part    not all of it is there: it goes as early.
-// Beyond that the policy's value decides, the least recently inserted or used first where values are equal; but a layer
-// that holds no more than `floor` experts loses none to another layer before all others have. Without floors a pool
-// smaller than one token's cycle through all layers never hits.
+//   pinned     any number of times: it is never evicted;
+//   protected  a prediction says that it will be used: it is evicted only if no other expert can be;
+//   duplicate  the pool is exclusive and a cache above holds the expert too: it is evicted before others, and the most
+//              valuable duplicate first, because that one stays in the cache above longest;
+//   partial    only some of its matrices are loaded: it is evicted before complete experts.
+// In addition each layer has a quota: while it holds no more experts than that, other layers evict from layers above
+// their quota first. Without quotas, a pool smaller than one token's cycle through all layers never hits. The policy
+// chooses among the experts that are equal in all of this.
+//
+// A copy has a state of its own, its policy's included.
 //
 // Thread-safety: none.
 class resident_set {
   public:
     // The policy must outlive the set.
-    resident_set(uint32_t n_layers, uint32_t n_experts, term_id term, uint32_t n_slots, uint32_t floor,
+    resident_set(uint32_t n_layers, uint32_t n_experts, term_id term, uint32_t n_slots, uint32_t quota,
                  cache_policy & policy);
 
     static constexpr uint32_t none = UINT32_MAX;
@@ -43,20 +48,21 @@ class resident_set {
     bool     is_protected(expert_id id) const { return find(id).is_protected; }
     bool     is_in_part(expert_id id) const { return find(id).is_in_part; }
 
-    // How far making room may go.
+    // Which experts an insert may evict.
     enum class pressure {
-        polite, // leaves protected experts alone
-        urgent, // takes them when nothing else is left
+        polite, // none that is protected or whose slot the policy refuses to the newcomer: for background inserts
+        urgent, // any that is not pinned: for demands
     };
 
-    // Gives the expert, which is not resident, a slot while layer `running` runs. False, and nothing changes, when no
-    // slot can be had. *evicted tells whose slot it was, or stays as it is when one was free.
+    // Gives the expert a slot while layer `running` runs. Returns false and changes nothing if no slot is free and no
+    // expert may be evicted. *evicted is the expert that lost its slot; it is not written if a slot was free.
+    // REQUIRES: not resident.
     bool insert(expert_id id, layer_id running, pressure how, expert_id * evicted);
 
-    // Gives the expert's slot back. REQUIRES: resident and not pinned.
+    // Evicts the expert. REQUIRES: resident and not pinned.
     void erase(expert_id id);
 
-    // For what comes before others where values are equal.
+    // The expert is used: a hit, unless this is the first use since the insert. REQUIRES: resident.
     void touch(expert_id id);
 
     // REQUIRES: resident; unpin undoes one pin.
@@ -66,7 +72,7 @@ class resident_set {
     void set_duplicate(expert_id id, bool on) { find(id).is_duplicate = on; }
     void set_in_part(expert_id id, bool on) { find(id).is_in_part = on; }
 
-    // Of all that is resident, nothing is pinned, protected or marked any more: for a copy that goes its own way.
+    // Removes all pins, protection and marks, for a copy that is used on its own.
     void drop_marks();
 
     const std::vector<expert_id> & residents() const { return residents_; } // in no order
@@ -79,19 +85,30 @@ class resident_set {
         bool     is_protected = false;
         bool     is_duplicate = false;
         bool     is_in_part   = false;
+        bool     is_used      = false; // since the insert
         uint64_t touched      = 0;
+    };
+
+    struct owned_policy {
+        explicit owned_policy(std::unique_ptr<pool_policy> p) : policy(std::move(p)) {}
+
+        owned_policy(const owned_policy & other) : policy(other.policy->clone()) {}
+
+        owned_policy(owned_policy &&) = default;
+
+        std::unique_ptr<pool_policy> policy;
     };
 
     const entry & find(expert_id id) const { return entries_[size_t(id.layer) * n_experts_ + id.expert]; }
     entry &       find(expert_id id) { return entries_[size_t(id.layer) * n_experts_ + id.expert]; }
 
-    bool pick_victim(layer_id layer, layer_id running, pressure how, expert_id & victim);
+    uint32_t order_of(expert_id id, const entry & e, layer_id layer) const;
+    bool     pick_victim(layer_id layer, layer_id running, pressure how, expert_id & victim);
 
     const uint32_t n_experts_;
-    const term_id  term_;
     const uint32_t n_slots_;
-    const uint32_t floor_;
-    cache_policy & policy_;
+    const uint32_t quota_;
+    owned_policy   order_;
 
     std::vector<entry>     entries_; // [layer * n_experts + expert]
     std::vector<expert_id> residents_;
@@ -99,10 +116,11 @@ class resident_set {
     std::vector<uint32_t>  held_;         // [layer]
     uint32_t               n_pinned_ = 0; // residents
     uint64_t               clock_    = 0; // of touches
+    std::vector<candidate> candidates_;   // of the last eviction
 };
 
-// The largest floor, no more than one token's `n_used` experts, that all other layers can keep while one layer holds
-// all that it uses. A higher one would be broken by each layer in turn, at the expense of the next: again nothing hits.
-uint32_t even_floor(uint32_t n_slots, uint32_t n_layers, uint32_t n_used);
+// The largest quota, at most the `n_used` experts of one token, that all other layers can keep while one layer holds
+// all experts that it uses. With a higher quota each layer in turn evicts experts of the next one: nothing hits again.
+uint32_t even_quota(uint32_t n_slots, uint32_t n_layers, uint32_t n_used);
 
 } // namespace hobbit

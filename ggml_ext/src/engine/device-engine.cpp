@@ -78,8 +78,8 @@ status allocate_pools(const expert_index & index, expert_cache & cache, const st
         if (slots[term] == 0) {
             continue;
         }
-        const uint32_t floor = even_floor(slots[term], uint32_t(layers.size()), wanted.n_used);
-        const status   s     = cache.allocate(term, slots[term], floor, policy);
+        const uint32_t quota = even_quota(slots[term], uint32_t(layers.size()), wanted.n_used);
+        const status   s     = cache.allocate(term, slots[term], quota, policy);
         if (!s.ok()) {
             return s;
         }

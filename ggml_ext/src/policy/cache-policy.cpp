@@ -1,45 +1,86 @@
 // SPDX-License-Identifier: MIT
 #include "policy/cache-policy.h"
 
-#include "policy/policies.h"
+#include <algorithm>
+#include <map>
+#include <utility>
 
 namespace hobbit {
 
 namespace {
 
-struct named_policy {
-    const char * name;
-    std::unique_ptr<cache_policy> (*make)(const policy_options &);
+class scored_pool : public pool_policy {
+  public:
+    scored_pool(cache_policy & policy, term_id term) : policy_(policy), term_(term) {}
+
+    std::unique_ptr<pool_policy> clone() const override { return std::make_unique<scored_pool>(*this); }
+
+    double value(expert_id id, layer_id running) override { return policy_.value(id, term_, running); }
+
+  private:
+    cache_policy & policy_;
+    const term_id  term_;
 };
 
-const named_policy policies[] = {
-    { "lru", make_lru },
-    { "lfu", make_lfu },
-    { "lhu", make_lhu },
-    { "fld", make_fld },
-    { "random", make_random },
-    { "hobbit", make_hobbit },
-    { "moe-infinity", make_moe_infinity },
-    { "edgemoe", make_edgemoe },
-    { "echo", make_echo },
-};
+// A function, so that it exists before the first policy registers.
+std::map<std::string, registered_policy::make_function> & registry() {
+    static std::map<std::string, registered_policy::make_function> policies;
+    return policies;
+}
 
 } // namespace
 
-std::unique_ptr<cache_policy> make_policy(const policy_options & options) {
-    for (const named_policy & policy : policies) {
-        if (options.name == policy.name) {
-            return policy.make(options);
+// Asks for each value once: those of the random policy change.
+template <typename Better>
+static expert_id best(pool_policy & pool, const std::vector<candidate> & candidates, layer_id running, Better better) {
+    using rank         = std::pair<double, uint64_t>; // value, touched
+    const auto rank_of = [&](const candidate & c) { return rank(pool.value(c.id, running), c.touched); };
+    rank       first   = rank_of(candidates.front());
+    expert_id  found   = candidates.front().id;
+    for (size_t i = 1; i < candidates.size(); i++) {
+        const rank r = rank_of(candidates[i]);
+        if (better(r, first)) {
+            first = r;
+            found = candidates[i].id;
         }
     }
-    return nullptr;
+    return found;
+}
+
+bool pool_policy::admits(expert_id, expert_id) {
+    return true;
+}
+
+expert_id pool_policy::victim(const std::vector<candidate> & candidates, layer_id running) {
+    return best(*this, candidates, running, std::less<>());
+}
+
+double pool_policy::value(expert_id, layer_id) {
+    return 0.0;
+}
+
+expert_id pool_policy::most_valuable(const std::vector<candidate> & candidates, layer_id running) {
+    return best(*this, candidates, running, std::greater<>());
+}
+
+std::unique_ptr<pool_policy> cache_policy::make_pool(term_id term, uint32_t) {
+    return std::make_unique<scored_pool>(*this, term);
+}
+
+registered_policy::registered_policy(const char * name, make_function make) {
+    registry()[name] = make;
+}
+
+std::unique_ptr<cache_policy> make_policy(const policy_options & options) {
+    const auto found = registry().find(options.name);
+    return found == registry().end() ? nullptr : found->second(options);
 }
 
 const std::vector<std::string> & policy_names() {
     static const std::vector<std::string> names = [] {
         std::vector<std::string> all;
-        for (const named_policy & policy : policies) {
-            all.push_back(policy.name);
+        for (const auto & [name, make] : registry()) {
+            all.push_back(name);
         }
         return all;
     }();

@@ -11,7 +11,7 @@
 
 namespace hobbit {
 
-// Tokens of one sequence, in one batch, that chose an expert.
+// How many tokens of one sequence, in one batch, chose an expert.
 struct expert_usage {
     expert_id id;
     uint32_t  sequence;
@@ -20,43 +20,120 @@ struct expert_usage {
     double    weight; // sum over the tokens of their normalised gate weight, 0 to n_tokens
 };
 
-// What a policy may be made of; see make_policy.
+// What a policy is made from; see make_policy.
 struct policy_options {
-    std::string           name    = "lru";
-    std::array<double, 4> weights = { 0.6, 0.25, 0.15, 0.0 }; // of LRU, LFU, LHU, FLD in Eq. 3; sum 1; docs/policies.md
+    std::string           name      = "lru";
+    std::array<double, 4> weights   = { 0.6, 0.25, 0.15, 0.0 }; // of LRU, LFU, LHU, FLD in Eq. 3; sum 1
     uint32_t              n_layers  = 0;
     uint32_t              n_experts = 0; // per layer, the largest
     uint32_t              n_used    = 0; // per token and layer
     uint64_t              seed      = 0; // of the random policy
 
     bool high_is_residual = false; // then every use takes the low pool, and a use in high precision both pools
+
+    size_t n_all() const { return size_t(n_layers) * n_experts; }
+    size_t index(expert_id id) const { return size_t(id.layer) * n_experts + id.expert; } // below n_all()
 };
 
-// Says what each expert in the cache is worth: the least valuable one is evicted. One object serves the pools of all
-// tiers. Pure: no clock, lock or I/O, so that the simulator drives the same object as the engine.
+// A resident expert that may be evicted.
+struct candidate {
+    expert_id id;
+    uint64_t  touched; // rises with each insert or use in the pool
+};
+
+// The eviction order of one pool, the slots of a term on one device. The pool reports every insert, hit and eviction;
+// an insert for a demand is not a hit as well.
+//
+// A policy either gives each expert a value, and the least valuable candidate is the victim, or overrides victim() to
+// keep an order of its own.
+class pool_policy {
+  public:
+    virtual ~pool_policy() = default;
+
+    // For a copy of the pool, which then changes independently.
+    virtual std::unique_ptr<pool_policy> clone() const = 0;
+
+    virtual void on_insert(expert_id) {}
+
+    virtual void on_hit(expert_id) {}
+
+    virtual void on_evict(expert_id) {}
+
+    // Whether the newcomer may take the victim's slot. The pool asks this for prefetches and other inserts in the
+    // background, and drops them if refused. It never asks for a demand, because the expert is computed from its slot:
+    // a policy that would refuse one makes it the next victim instead.
+    virtual bool admits(expert_id newcomer, expert_id victim);
+
+    // The candidate to evict while layer `running` runs, of one or more. Unless refused by admits(), it is evicted.
+    virtual expert_id victim(const std::vector<candidate> & candidates, layer_id running);
+
+    // The worth of keeping the expert while layer `running` runs, without a unit: only the order counts.
+    virtual double value(expert_id id, layer_id running);
+
+    // The candidate of the largest value, the most recently touched among equals; REQUIRES: at least one.
+    expert_id most_valuable(const std::vector<candidate> & candidates, layer_id running);
+};
+
+// An eviction policy. One object serves all pools of all tiers: it hears the routing of every batch and keeps what the
+// pools have in common. Pure (no clock, lock or I/O), so that the simulator runs the same object as the engine.
 //
 // Order of calls: begin_sequence before a sequence's first token; for every batch begin_tokens for each of its
-// sequences, then layer by layer on_use for every expert chosen, in the order of experts, before any is loaded.
+// sequences, then layer by layer on_use for every chosen expert, in the order of experts, before any is loaded.
+//
+// Thread-safety: none.
 class cache_policy {
   public:
     virtual ~cache_policy() = default;
 
-    // The sequence begins anew: what was recorded of an earlier one under this number is forgotten.
-    virtual void begin_sequence(uint32_t sequence) = 0;
+    // The sequence starts again: the policy forgets its records of an earlier one with this number.
+    virtual void begin_sequence(uint32_t) {}
 
-    // The next n tokens of the sequence are about to run through all layers.
-    virtual void begin_tokens(uint32_t sequence, uint32_t n) = 0;
+    // The next `n` tokens of the sequence are about to run through all layers.
+    virtual void begin_tokens(uint32_t /* sequence */, uint32_t /* n */) {}
 
-    virtual void on_use(const expert_usage & use) = 0;
+    // Hits and misses alike.
+    virtual void on_use(const expert_usage &) {}
 
-    // What keeping the expert in the tier's pool is worth while `layer` runs, in no unit: only the order counts.
-    // Never called for experts that were not used since the object was made, but for those that were prefetched.
-    virtual double value(expert_id id, term_id term, layer_id layer) = 0;
+    // See pool_policy. Only a prefetched expert may be unused so far.
+    virtual double value(expert_id, term_id, layer_id /* running */) { return 0.0; }
+
+    // The policy of one pool; by default one that asks value(). The object must outlive it.
+    virtual std::unique_ptr<pool_policy> make_pool(term_id term, uint32_t n_slots);
 };
 
-// The policy of that name, or null where there is none: policy_names lists them.
+// A cache_policy whose pools have nothing in common.
+template <typename Pool>
+class per_pool_policy : public cache_policy {
+  public:
+    explicit per_pool_policy(const policy_options & options) : options_(options) {}
+
+    std::unique_ptr<pool_policy> make_pool(term_id, uint32_t n_slots) override {
+        return std::make_unique<Pool>(options_, n_slots);
+    }
+
+  private:
+    const policy_options options_;
+};
+
+// Gives a policy its name. Each policy has one such object, of static storage, in its own file.
+class registered_policy {
+  public:
+    using make_function = std::unique_ptr<cache_policy> (*)(const policy_options &);
+
+    registered_policy(const char * name, make_function make);
+
+    template <typename Policy>
+    static registered_policy of(const char * name) {
+        return { name, [](const policy_options & options) -> std::unique_ptr<cache_policy> {
+                    return std::make_unique<Policy>(options);
+                } };
+    }
+};
+
+// The policy with the name in the options, or null: policy_names lists the names that exist.
 std::unique_ptr<cache_policy> make_policy(const policy_options & options);
 
+// In alphabetical order.
 const std::vector<std::string> & policy_names();
 
 } // namespace hobbit

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "model/expert-index.h"
-#include "policy/policies.h"
+#include "policy/cache-policy.h"
 #include "policy/token-memory.h"
 
 #include <algorithm>
@@ -277,10 +276,8 @@ double echo_policy::value(expert_id id, term_id term, layer_id layer) {
     return uses * share(i, term);
 }
 
-} // namespace
+const auto registered = registered_policy::of<echo_policy>("echo");
 
-std::unique_ptr<cache_policy> make_echo(const policy_options & options) {
-    return std::make_unique<echo_policy>(options);
-}
+} // namespace
 
 } // namespace hobbit

@@ -108,8 +108,6 @@ class belady_policy : public cache_policy {
         }
     }
 
-    void begin_sequence(uint32_t) override {}
-    void begin_tokens(uint32_t, uint32_t) override {}
     void on_use(const expert_usage & use) override { find(use.id).n_past++; }
 
     double value(expert_id id, term_id, layer_id) override {
@@ -203,8 +201,8 @@ class replay {
         n_kept_              = term == term_id::high ? n_slots : n_kept_;
         // the bound evicts after the layer has run, and may then evict the layer's own experts
         const uint32_t room  = is_bound_ ? uint32_t(n_all) : n_slots;
-        const uint32_t floor = options_.floors ? even_floor(n_slots, options_.n_layers, options_.n_used) : 0;
-        sets_.add(term, resident_set(options_.n_layers, options_.n_experts, term, room, floor, *policy_));
+        const uint32_t quota = options_.floors ? even_quota(n_slots, options_.n_layers, options_.n_used) : 0;
+        sets_.add(term, resident_set(options_.n_layers, options_.n_experts, term, room, quota, *policy_));
     }
 
     size_t layer_end(size_t i, const route_batch & batch) const {

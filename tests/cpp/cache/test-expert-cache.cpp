@@ -228,7 +228,7 @@ TEST_CASE("an expert of which only a part is there goes first, until the rest ha
 //
 
 // The highest expert number is worth least.
-class scripted_policy final : public indifferent_policy {
+class scripted_policy final : public cache_policy {
   public:
     double value(expert_id id, term_id, layer_id) override { return -double(id.expert); }
 };

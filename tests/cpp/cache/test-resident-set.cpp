@@ -20,10 +20,6 @@ using pressure = resident_set::pressure;
 // Values by table; what is not in it is worth nothing.
 class fixed_policy : public cache_policy {
   public:
-    void begin_sequence(uint32_t) override {}
-    void begin_tokens(uint32_t, uint32_t) override {}
-    void on_use(const expert_usage &) override {}
-
     double value(expert_id id, term_id term, layer_id) override {
         CHECK(term == term_id::low); // that of every set below
         const auto found = values.find({ id.layer, id.expert });
@@ -34,8 +30,8 @@ class fixed_policy : public cache_policy {
 };
 
 // A set of 3 layers with 4 experts each.
-static resident_set make_set(uint32_t n_slots, cache_policy & policy, uint32_t floor = 0) {
-    return resident_set(3, 4, term_id::low, n_slots, floor, policy);
+static resident_set make_set(uint32_t n_slots, cache_policy & policy, uint32_t quota = 0) {
+    return resident_set(3, 4, term_id::low, n_slots, quota, policy);
 }
 
 // Whom the insertion evicts; nothing where it cannot be had or needs nobody's slot.
@@ -149,7 +145,7 @@ TEST_CASE("a protected expert yields to nobody polite, and is the last to yield 
     CHECK(insert(set, { 1, 2 }, pressure::polite) == expert_id{ 1, 0 });
 }
 
-TEST_CASE("a duplicate goes first, the most valuable one before others, and keeps no floor") {
+TEST_CASE("a duplicate goes first, the most valuable one before others, and keeps no quota") {
     fixed_policy policy;
     policy.values    = { { { 0, 0 }, 1.0 }, { { 0, 1 }, 5.0 }, { { 1, 0 }, 3.0 }, { { 2, 0 }, 0.5 } };
     resident_set set = make_set(4, policy, 1);
@@ -177,7 +173,7 @@ TEST_CASE("what comes back is neither pinned nor protected") {
     CHECK_FALSE(set.is_pinned({ 0, 0 }));
 }
 
-TEST_CASE("a layer at its floor loses nothing to another layer, whatever the values") {
+TEST_CASE("a layer at its quota loses nothing to another layer, whatever the values") {
     fixed_policy policy;
     policy.values    = { { { 1, 0 }, 7.0 }, { { 1, 1 }, 8.0 }, { { 1, 2 }, 9.0 } };
     resident_set set = make_set(3, policy, 1);
@@ -186,14 +182,14 @@ TEST_CASE("a layer at its floor loses nothing to another layer, whatever the val
     insert(set, { 1, 1 });
     CHECK(insert(set, { 1, 2 }) == expert_id{ 1, 0 }); // 0.0 is worth nothing but its layer's only one
     CHECK(insert(set, { 0, 1 }) == expert_id{ 0, 0 }); // from its own layer it is not kept
-    CHECK(insert(set, { 2, 0 }) == expert_id{ 1, 1 }); // layer 1 holds two, one more than its floor
-    // all three layers are at their floor now: the least valuable but for those of the own layer's, which come first
+    CHECK(insert(set, { 2, 0 }) == expert_id{ 1, 1 }); // layer 1 holds two, one more than its quota
+    // all three layers are at their quota now: the least valuable but for those of the own layer's, which come first
     CHECK(insert(set, { 2, 1 }) == expert_id{ 2, 0 });
     set.pin({ 2, 1 });
     CHECK(insert(set, { 2, 2 }) == expert_id{ 0, 1 });
 }
 
-TEST_CASE("protection weighs more than a floor") {
+TEST_CASE("protection weighs more than a quota") {
     fixed_policy policy;
     resident_set set = make_set(2, policy, 1);
     insert(set, { 0, 0 });
@@ -216,14 +212,14 @@ TEST_CASE("capacity 0 holds nothing, capacity 1 the last one") {
     CHECK(one.slot({ 2, 3 }) == 0);
 }
 
-TEST_CASE("the even floor leaves a layer at work room for all that it uses") {
-    CHECK(even_floor(100, 10, 8) == 8); // no more than one token needs
-    CHECK(even_floor(80, 10, 8) == 8);  // 9 * 8 + 8
-    CHECK(even_floor(79, 10, 8) == 7);
-    CHECK(even_floor(50, 10, 8) == 4); // 9 * 5 + 8 would be 53
-    CHECK(even_floor(9, 10, 8) == 0);
-    CHECK(even_floor(4, 10, 8) == 0);
-    CHECK(even_floor(5, 1, 8) == 8);
+TEST_CASE("the even quota leaves a layer at work room for all that it uses") {
+    CHECK(even_quota(100, 10, 8) == 8); // no more than one token needs
+    CHECK(even_quota(80, 10, 8) == 8);  // 9 * 8 + 8
+    CHECK(even_quota(79, 10, 8) == 7);
+    CHECK(even_quota(50, 10, 8) == 4); // 9 * 5 + 8 would be 53
+    CHECK(even_quota(9, 10, 8) == 0);
+    CHECK(even_quota(4, 10, 8) == 0);
+    CHECK(even_quota(5, 1, 8) == 8);
 }
 
 // Runs tokens that take all `n_used` experts of each layer; the hits.
@@ -255,22 +251,22 @@ static int count_hits(resident_set & set, int n_tokens, uint32_t n_layers, uint3
     return hits;
 }
 
-TEST_CASE("a cycle longer than the pool never hits without floors, and hits with them") {
+TEST_CASE("a cycle longer than the pool never hits without quotas, and hits with them") {
     fixed_policy policy; // least recently touched leaves
     resident_set without(4, 2, term_id::low, 5, 0, policy);
     CHECK(count_hits(without, 5, 4, 2) == 0);
     // Floor 1. First token: 0.0 0.1 1.0 1.1 2.0 fill the pool; 2.1 replaces 0.0, 3.0 replaces 1.0 (layer 0 is at its
-    // floor), 3.1 replaces 2.0. From then on every layer finds the one that it was left.
-    resident_set with_floor(4, 2, term_id::low, 5, 1, policy);
-    CHECK(count_hits(with_floor, 5, 4, 2) == 16);
+    // quota), 3.1 replaces 2.0. From then on every layer finds the one that it was left.
+    resident_set with_quota(4, 2, term_id::low, 5, 1, policy);
+    CHECK(count_hits(with_quota, 5, 4, 2) == 16);
 }
 
 TEST_CASE("any pool that can keep an expert of every layer hits when a token is repeated") {
     for (uint32_t n_slots = 9; n_slots <= 24; n_slots++) { // 5 * 1 + 4 and more
         CAPTURE(n_slots);
         fixed_policy policy;
-        resident_set set(6, 4, term_id::low, n_slots, even_floor(n_slots, 6, 4), policy);
-        CHECK(count_hits(set, 4, 6, 4) >= 18); // each layer its floor in each of 3 tokens
+        resident_set set(6, 4, term_id::low, n_slots, even_quota(n_slots, 6, 4), policy);
+        CHECK(count_hits(set, 4, 6, 4) >= 18); // each layer its quota in each of 3 tokens
     }
 }
 
@@ -284,8 +280,8 @@ class naive_set {
         bool      is_duplicate = false;
     };
 
-    naive_set(size_t n_slots, uint32_t floor, fixed_policy & policy) :
-        n_slots_(n_slots), floor_(floor), policy_(policy) {}
+    naive_set(size_t n_slots, uint32_t quota, fixed_policy & policy) :
+        n_slots_(n_slots), quota_(quota), policy_(policy) {}
 
     entry * find(expert_id id) {
         const auto found = std::find_if(entries_.begin(), entries_.end(), [&](const entry & e) { return e.id == id; });
@@ -322,7 +318,7 @@ class naive_set {
             const auto   in_layer = [&](const entry & other) { return other.id.layer == e.id.layer; };
             const auto   held     = std::count_if(entries_.begin(), entries_.end(), in_layer);
             const double value    = policy_.value(e.id, term_id::low, layer);
-            const bool   keeps    = e.id.layer != layer && held <= floor_ && !e.is_duplicate;
+            const bool   keeps    = e.id.layer != layer && held <= quota_ && !e.is_duplicate;
             return std::make_tuple(e.is_protected, !e.is_duplicate, keeps, e.is_duplicate ? -value : value);
         };
         // of equal duplicates the last one touched
@@ -337,7 +333,7 @@ class naive_set {
     void remove(expert_id id) { entries_.erase(entries_.begin() + (find(id) - entries_.data())); }
 
     const size_t       n_slots_;
-    const long         floor_;
+    const long         quota_;
     fixed_policy &     policy_;
     std::vector<entry> entries_; // least recently touched first
 };
@@ -400,11 +396,11 @@ TEST_CASE("random operations: as the contract reads, and no pinned expert ever l
         const uint32_t n_layers  = 1 + random() % 4;
         const uint32_t n_experts = 1 + random() % 6;
         const uint32_t n_slots   = random() % 9;
-        const uint32_t floor     = random() % 4;
+        const uint32_t quota     = random() % 4;
         CAPTURE(round);
         fixed_policy policy;
-        resident_set set(n_layers, n_experts, term_id::low, n_slots, floor, policy);
-        naive_set    naive(n_slots, floor, policy);
+        resident_set set(n_layers, n_experts, term_id::low, n_slots, quota, policy);
+        naive_set    naive(n_slots, quota, policy);
 
         std::map<std::pair<uint32_t, uint32_t>, uint32_t> pinned; // slots
         for (int step = 0; step < 300; step++) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "cache/resident-tiers.h"
 
-#include "fixtures/indifferent-policy.h"
+#include "policy/cache-policy.h"
 
 #include <doctest/doctest.h>
 #include <map>
@@ -14,7 +14,7 @@ using namespace hobbit;
 static constexpr uint32_t N_EXPERTS = 8;
 
 struct tiers {
-    indifferent_policy       policy;
+    cache_policy             policy;
     resident_tiers           sets;
     std::vector<expert_term> evicted;
 

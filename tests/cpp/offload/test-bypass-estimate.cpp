@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "offload/bypass-estimate.h"
 
-#include "fixtures/indifferent-policy.h"
+#include "policy/cache-policy.h"
 
 #include <doctest/doctest.h>
 #include <random>
@@ -13,7 +13,7 @@ using namespace hobbit;
 static constexpr uint32_t N_EXPERTS = 2000;
 
 // Some experts are worth less than the others.
-class few_worthless_policy : public indifferent_policy {
+class few_worthless_policy : public cache_policy {
   public:
     double value(expert_id id, term_id, layer_id) override { return worthless.count(id.expert) > 0 ? 0.0 : 1.0; }
 

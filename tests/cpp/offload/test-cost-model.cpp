@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 //
 // Simulated runs: durations are those of a machine that is known, no clock is read.
-#include "fixtures/indifferent-policy.h"
 #include "offload/bypass-estimate.h"
 #include "offload/cost-model.h"
+#include "policy/cache-policy.h"
 
 #include <algorithm>
 #include <doctest/doctest.h>
@@ -237,7 +237,7 @@ struct simulated_engine {
 
     const machine &          m;
     cost_model               model;
-    indifferent_policy       policy;
+    cache_policy             policy;
     resident_tiers           pools{ false };
     bypass_estimate          bypasses{ pools };
     std::vector<expert_term> evicted    = {};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-#include "fixtures/indifferent-policy.h"
 #include "plan/layer-step.h"
 #include "plan/sequence-thresholds.h"
+#include "policy/cache-policy.h"
 
 #include <doctest/doctest.h>
 #include <string>
@@ -11,7 +11,7 @@ using namespace hobbit;
 
 namespace {
 
-struct listening_policy : indifferent_policy {
+struct listening_policy : cache_policy {
     std::vector<expert_usage> uses;
 
     void on_use(const expert_usage & use) override { uses.push_back(use); }

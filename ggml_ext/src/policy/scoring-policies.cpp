@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: MIT
+// The policies that are one formula: the baselines and those of the papers. n is the number of layers, i the layer that
+// runs, l the expert's layer.
+#include "policy/cache-policy.h"
+#include "policy/usage-records.h"
+
+#include <algorithm>
+#include <random>
+
+namespace hobbit {
+
+namespace {
+
+//
+// Baselines; their counts run over all sequences and are never reset
+//
+
+class counting_policy : public cache_policy {
+  public:
+    explicit counting_policy(const policy_options & options) : options_(options), counts_(options.n_all(), 0) {}
+
+    double value(expert_id id, term_id, layer_id) override { return double(counts_[options_.index(id)]); }
+
+  protected:
+    uint64_t & count(expert_id id) { return counts_[options_.index(id)]; }
+
+    const policy_options options_;
+
+  private:
+    std::vector<uint64_t> counts_; // [layer * n_experts + expert]
+};
+
+// Least recently used.
+class lru_policy : public counting_policy {
+  public:
+    using counting_policy::counting_policy;
+
+    void on_use(const expert_usage & use) override { count(use.id) = ++n_uses_; }
+
+  private:
+    uint64_t n_uses_ = 0;
+};
+
+// Least frequently used: the number of tokens that used the expert.
+class lfu_policy : public counting_policy {
+  public:
+    using counting_policy::counting_policy;
+
+    void on_use(const expert_usage & use) override { count(use.id) += use.n_tokens; }
+};
+
+// Least frequently used in high precision (section 3.4 of HOBBIT, arXiv 2411.01433).
+class lhu_policy : public counting_policy {
+  public:
+    using counting_policy::counting_policy;
+
+    void on_use(const expert_usage & use) override { count(use.id) += use.tier == tier_id::high ? use.n_tokens : 0; }
+};
+
+// 1 for the running layer; every layer that runs before the next turn of `layer` takes off 1/n.
+double layer_nearness(layer_id layer, layer_id running, uint32_t n_layers) {
+    return 1.0 - double((layer + n_layers - running) % n_layers) / n_layers;
+}
+
+// Farthest layer distance (section 3.4 of HOBBIT): 1 - ((l - i + n) mod n) / n.
+class fld_policy : public cache_policy {
+  public:
+    explicit fld_policy(const policy_options & options) : n_layers_(options.n_layers) {}
+
+    double value(expert_id id, term_id, layer_id layer) override { return layer_nearness(id.layer, layer, n_layers_); }
+
+  private:
+    const uint32_t n_layers_;
+};
+
+// A new random number each time; the seed determines the sequence.
+class random_policy : public cache_policy {
+  public:
+    explicit random_policy(const policy_options & options) : random_(options.seed) {}
+
+    double value(expert_id, term_id, layer_id) override { return double(random_()); }
+
+  private:
+    std::mt19937_64 random_;
+};
+
+//
+// Policies of papers
+//
+
+class sequence_policy : public cache_policy {
+  public:
+    explicit sequence_policy(const policy_options & options) :
+        n_layers_(options.n_layers), records_(options.n_layers, options.n_experts) {}
+
+    void begin_sequence(uint32_t sequence) override { records_.begin_sequence(sequence); }
+    void begin_tokens(uint32_t sequence, uint32_t n) override { records_.begin_tokens(sequence, n); }
+    void on_use(const expert_usage & use) override { records_.on_use(use); }
+
+  protected:
+    const uint32_t n_layers_;
+    usage_records  records_;
+};
+
+// Eq. 3 of HOBBIT (arXiv 2411.01433):
+//   w_lru R/T + w_lfu F/T + w_lhu H/T + w_fld (1 - ((l - i + n) mod n) / n)
+// R: number of the last token that used the expert; F: tokens that used it; H: tokens that it served in high precision;
+// T: tokens so far; all of one sequence, shared by the pools of both tiers. The largest value of all sequences counts.
+class hobbit_policy : public sequence_policy {
+  public:
+    explicit hobbit_policy(const policy_options & options) : sequence_policy(options), w_(options.weights) {}
+
+    double value(expert_id id, term_id, layer_id layer) override {
+        const double used = records_.largest(id, [&](const usage_record & r, uint32_t n_tokens, uint64_t) {
+            return (w_[0] * r.last_token + w_[1] * r.n_uses + w_[2] * r.n_high_uses) / std::max(n_tokens, 1u);
+        });
+        return used + w_[3] * layer_nearness(id.layer, layer, n_layers_);
+    }
+
+  private:
+    const std::array<double, 4> w_; // of LRU, LFU, LHU, FLD
+};
+
+// MoE-Infinity (arXiv 2401.14361), expert cache, as we read it: (A[l, e] / sum of A[l] + epsilon) (1 - l / n), where A
+// counts the tokens of the sequence that used the expert. The first layers are worth more, because prefetch serves
+// later layers better. The largest value of all sequences counts. Here l counts from 0 and epsilon is 1e-4.
+class moe_infinity_policy : public sequence_policy {
+  public:
+    using sequence_policy::sequence_policy;
+
+    double value(expert_id id, term_id, layer_id) override {
+        constexpr double epsilon = 1e-4;
+        const double     share   = records_.largest(id, [](const usage_record & r, uint32_t, uint64_t layer_uses) {
+            return double(r.n_uses) / double(std::max<uint64_t>(layer_uses, 1));
+        });
+        return (share + epsilon) * (1.0 - double(id.layer) / n_layers_);
+    }
+};
+
+// EdgeMoE (arXiv 2308.14352), section III-C2: f / d, where f is how often the expert was used and d how many layers
+// ahead it lies, from 1 (the next layer) to n (the running layer, which runs again in the next token). The paper prints
+// (n - l + i) mod n in place of d. That is 0 for the running layer and grows the nearer a layer is, against the paper's
+// text; we follow the text. f counts over all sequences, where the paper takes it from a profile.
+class edgemoe_policy : public lfu_policy {
+  public:
+    using lfu_policy::lfu_policy;
+
+    double value(expert_id id, term_id term, layer_id layer) override {
+        const uint32_t n     = options_.n_layers;
+        const uint32_t ahead = 1 + (id.layer + 2 * n - layer - 1) % n;
+        return lfu_policy::value(id, term, layer) / ahead;
+    }
+};
+
+const registered_policy all[] = {
+    registered_policy::of<lru_policy>("lru"),
+    registered_policy::of<lfu_policy>("lfu"),
+    registered_policy::of<lhu_policy>("lhu"),
+    registered_policy::of<fld_policy>("fld"),
+    registered_policy::of<random_policy>("random"),
+    registered_policy::of<hobbit_policy>("hobbit"),
+    registered_policy::of<moe_infinity_policy>("moe-infinity"),
+    registered_policy::of<edgemoe_policy>("edgemoe"),
+};
+
+} // namespace
+
+} // namespace hobbit
