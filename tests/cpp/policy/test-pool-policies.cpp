@@ -15,6 +15,15 @@ static expert_id expert(char letter) {
     return { 0, uint32_t(letter - 'A') };
 }
 
+static std::unique_ptr<cache_policy> make(const char * name) {
+    policy_options options;
+    options.name      = name;
+    options.n_layers  = 1;
+    options.n_experts = 26;
+    options.n_used    = 1;
+    return make_policy(options);
+}
+
 // A pool of one layer with the experts A to Z.
 struct pool {
     std::unique_ptr<cache_policy> policy;
@@ -110,4 +119,100 @@ TEST_CASE("a pool reports inserts, hits and evictions, and asks before a prefetc
     p.set.erase(expert('Z'));
     CHECK(p.prefetch('Y'));
     CHECK(calls == "-Z+Y"); // a free slot is taken without asking
+}
+
+TEST_CASE("a copy of a pool has an order of its own") {
+    pool p(make("s3-fifo"), 2);
+    p.use_all("AB");
+    resident_set copy = p.set;
+    p.use_all("AA"); // A moves on to the main queue
+    expert_id evicted = expert('.');
+    REQUIRE(copy.insert(expert('C'), 0, pressure::urgent, &evicted));
+    CHECK(evicted == expert('A'));
+    CHECK(p.use('C') == 'B');
+}
+
+//
+// S3-FIFO
+//
+
+TEST_CASE("s3-fifo: the small queue filters, ghosts come back to the main one, and its hits are further turns") {
+    // Four slots: the small queue has one, three ghosts are remembered.
+    //   E, A   the oldest of the small queue goes: A, B. A was a ghost and enters the main queue.
+    //   C C F  C has two hits and moves to the main queue; D goes.
+    //   G H I  E, F and G go, though A, C in the main queue are older.
+    //   F H I  ghosts: they enter the main queue for H, I, and C, because A had a hit and gets another turn
+    //   B J    B is no ghost any more: F goes for it, and it goes for J from the small queue
+    CHECK(pool(make("s3-fifo"), 4).use_all("ABCDEACCFAGHIFHIBJ") == "....AB..D.EFGHICFB");
+}
+
+TEST_CASE("s3-fifo: one hit is not enough to leave the small queue, and at most three turns are kept") {
+    CHECK(pool(make("s3-fifo"), 2).use_all("AABC") == "...A");
+    // Three slots: the small queue has one, two ghosts are remembered. A is the oldest in the main queue. It has ten
+    // hits, and the main queue must give up B, D and F before A.
+    const std::string hits(10, 'A'), none(10, '.');
+    CHECK(pool(make("s3-fifo"), 3).use_all("AAABCD" + hits + "BCDEFEFDGDGHIHI") == ".....B" + none + "CDBCEFDEDGFDHIA");
+}
+
+//
+// W-TinyLFU
+//
+
+TEST_CASE("w-tinylfu: the more frequent one of the window's and the main space's next victim stays") {
+    // Four slots: a window of one, a main space of three, two of them protected.
+    //   E    D leaves the window, used as often as A, the next victim of the main space: D goes.
+    //   F C  A and B are protected. E (2) is used more often than C (1): C goes, but F (1) goes for C (2) afterwards.
+    //   G    C (3) against E (2): E goes.
+    //   C    is the third one that would be protected: A is on probation again,
+    //   H    and goes, as G (3) is used more often.
+    pool p(make("w-tinylfu"), 4);
+    CHECK(p.use_all("ABCDEABBEFCCGCGGH") == "....D....CF.E...A");
+    CHECK_FALSE(p.prefetch('Z')); // H would go for it, and was used once
+    CHECK(p.prefetch('A'));       // used twice
+    CHECK_FALSE(p.set.contains(expert('H')));
+}
+
+TEST_CASE("w-tinylfu: counts end at 15 and are halved after ten uses per slot") {
+    const std::string a(36, 'A'), d(8, 'D');
+    // after 40 uses A counts 7, so that D with 9 is admitted in its place
+    CHECK(pool(make("w-tinylfu"), 4).use_all(a + "BBCC" + "D" + d + "E").back() == 'A');
+    // after 39 it counts 15
+    CHECK(pool(make("w-tinylfu"), 5).use_all(a + "BBC" + "FD" + d + "E").back() == 'D');
+}
+
+//
+// ClassLRU
+//
+
+TEST_CASE("class-lru: age over 2^class, by a count that halves every 128 tokens") {
+    auto       policy = make("class-lru");
+    const auto use    = [&](const std::string & letters) {
+        for (const char letter : letters) {
+            policy->begin_tokens(0, 1);
+            policy->on_use({ expert(letter), 0, tier_id::high, 1, 1.0 });
+        }
+    };
+    const auto value = [&](char letter) { return policy->value(expert(letter), term_id::high, 0); };
+    use("AAAAABCDE");
+    CHECK(value('B') == -3); // class 0
+    CHECK(value('C') == -2);
+    CHECK(value('E') == 0);
+    CHECK(value('A') == -1); // 4.9 uses, class 2, four uses ago
+    CHECK(value('Z') == -9); // never used
+    policy->begin_tokens(0, 128);
+    CHECK(value('A') == -2); // 2.4 uses, class 1
+    CHECK(value('B') == -3);
+    use(std::string(1000, 'A') + "B");
+    CHECK(value('A') == -1.0 / 128); // 184.8 uses, the highest class
+    policy->on_use({ expert('C'), 0, tier_id::high, 1000, 1.0 });
+    use("B");
+    CHECK(value('C') == -1.0 / 128);
+}
+
+TEST_CASE("class-lru: a count outlives an eviction") {
+    // A has class 2, so that B goes for C. When A is back, after it has gone for E, its class is still 2.
+    pool p(make("class-lru"), 2);
+    CHECK(p.use_all("AAAAABC") == "......B");
+    CHECK(p.use_all("DE") == "CA");
+    CHECK(p.use_all("AFG") == "DEF");
 }
