@@ -28,17 +28,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--output",
         type=Path,
         metavar="OUT",
-        help="default: MODEL-hobbit.gguf beside MODEL; with --hf-repo in this folder",
+        help="output file (default: MODEL-hobbit.gguf beside MODEL; with --hf-repo in this folder)",
     )
     option("--low", metavar="TYPE", help=f"type of the low tier (default: {Options.default_low})")
     option(
         "--high",
         metavar="TYPE",
-        help="type of the experts in the high tier, or keep (default: keep; f16 for a checkpoint), or "
-        "residual:TYPE, what the low tier lacks, which is then a part of the high one",
+        help="type of the high tier, keep for the model's own, or residual:TYPE: the difference to the low "
+        "tier (default: keep; f16 for a checkpoint)",
     )
     option("--imatrix", type=Path, metavar="FILE", help="importance matrix made by llama-imatrix")
-    option("--sidecar", action="store_true", help="write only what MODEL lacks, to MODEL.hobbit.gguf")
+    option("--sidecar", action="store_true", help="write only the further tier, to MODEL.hobbit.gguf")
     option("--dry-run", action="store_true", help="print the plan with sizes and write nothing")
     option("--force", action="store_true", help="replace an existing output")
     option("--threads", type=int, metavar="N", default=usable_cores(), help="default: all cores, %(default)s")

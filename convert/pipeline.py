@@ -83,7 +83,7 @@ def high_tier(wanted: str | None) -> tuple[GgmlType | None, bool]:
     if kind.lower() != _RESIDUAL:
         return type_by_name(wanted), False
     if not (colon and name):
-        raise HobbitError("--high residual needs a type for what the low tier lacks, like residual:q4_0")
+        raise HobbitError("--high residual needs a type, like residual:q4_0")
     return type_by_name(name), True
 
 
@@ -161,7 +161,7 @@ def _verify(
     residuals = [tensor for tensor in plan.tensors if tensor.residual_on]
     if not residuals:
         return None
-    with _progress("adding up", sum(tensor.source.nbytes for tensor in residuals)) as progress:
+    with _progress("checking the sums", sum(tensor.source.nbytes for tensor in residuals)) as progress:
         return verify_residuals(path, plan, weighted, threads, progress)
 
 
@@ -231,7 +231,7 @@ def _tier_summary(plan: Plan, errors: Errors | None) -> str:
             kind = "residual for the " if tensors[0].residual_on else ""
             parts.append(f"{kind}{tier} tier {types} {_size(plan.tier_bytes(tier))}")
     if errors is not None:
-        parts.append(f"relative error {errors.both:.2g} of both together, {errors.low:.2g} of low alone")
+        parts.append(f"relative error {errors.both:.2g} of the sum, {errors.low:.2g} of the low tier alone")
     return ", ".join(parts)
 
 

@@ -32,8 +32,8 @@ def check_residual_types(routed: Sequence[TensorInfo], low: GgmlType, residual: 
     for tensor in routed:
         if tensor.type == low:
             raise HobbitError(
-                f"tensor {tensor.name!r} is in {low.name} already, so that a low tier in it lacks nothing: "
-                "choose a smaller --low, or convert a model in finer types"
+                f"tensor {tensor.name!r} is already in {low.name}, so its residual would be 0: choose a "
+                "smaller --low, or convert a model in finer types"
             )
     source = sum(tensor.nbytes for tensor in routed)
     for what, ggml_type in (("low tier", low), ("residual", residual)):

@@ -109,8 +109,8 @@ def verify_residuals(path: Path, plan: Plan, weighted: bool, threads: int, progr
         slack = _SCALE_ERROR * tensor.source.n_values**0.5
         if both**0.5 > most * low**0.5 + slack:
             raise HobbitError(
-                f"verification failed: the low tier and the residual of {name!r} together miss "
-                f"{(both / low) ** 0.5:.2g} of what the low tier misses, which should be {most:.2g} at most"
+                f"verification failed: the low tier and the residual of {name!r} together have "
+                f"{(both / low) ** 0.5:.2g} of the low tier's error; at most {most:.2g} is allowed"
             )
     weights, low, both = sum(sums.values())
     return Errors(*(float((square / weights) ** 0.5) if weights else 0.0 for square in (low, both)))

@@ -135,8 +135,8 @@ def test_some_commands_leave(line: str) -> None:
         ("/hlep", "did you mean /help?"),
         ("/cler", "did you mean /clear?"),
         ("/xyzzy", "/help shows them all"),
-        ("/save", "needs something behind it: /save FILE"),
-        ("/reset all", "takes nothing behind it"),
+        ("/save", "needs an argument: /save FILE"),
+        ("/reset all", "takes no argument"),
         ("/load nowhere.json", "nowhere.json cannot be read: No such file or directory"),
         ("/save /nowhere/at/all.json", "cannot be written to /nowhere/at/all.json: No such file"),
         ("/load ~nosuchuser/a.json", "~nosuchuser/a.json cannot be read"),
@@ -144,7 +144,7 @@ def test_some_commands_leave(line: str) -> None:
         ("/save a\0b", "null byte"),
         (f"/save {'x' * 300}", "File name too long"),
         ("/set tmep 1", "did you mean temp?"),
-        ("/set xyzzy 1", "there are temp, top_k"),
+        ("/set xyzzy 1", "choose one of temp, top_k"),
         ("/set temp", "temp needs a value: /set temp VALUE"),
         ("/set temp warm", "temp cannot be warm; give a number"),
         ("/set top_k 1.5", "top_k cannot be 1.5; give a whole number"),
@@ -234,7 +234,7 @@ def test_a_saved_conversation_goes_on_where_it_was(
     )
     assert "2 answers saved" in _run(first, f"/save {path}", capsys)
     second, prompts = _converse(TEMPLATE, "other")
-    assert "2 answers, held with /models/m.gguf" in _run(second, f"/load {path}", capsys)
+    assert "loaded 2 answers (made with /models/m.gguf" in _run(second, f"/load {path}", capsys)
     assert (second.turns, second.system, second.sampling) == (first.turns, "be kind", first.sampling)
     assert second.max_tokens == ChatConfig.no_limit
     list(second.ask("three"))
@@ -258,26 +258,26 @@ def _saved_text(**changes: Any) -> str:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "no complete JSON"),
-        (_saved_text()[:-9], "no complete JSON"),
-        ("[" * 100000, "no complete JSON"),
-        ("[1]", "no saved conversation"),
-        ('{"a": 1}', "no saved conversation"),
+        ("", "not valid JSON"),
+        (_saved_text()[:-9], "not valid JSON"),
+        ("[" * 100000, "not valid JSON"),
+        ("[1]", "not a saved conversation"),
+        ('{"a": 1}', "not a saved conversation"),
         (_saved_text(pyhobbit_chat=2), "another version"),
-        (_saved_text(messages=None), "damaged conversation: 'messages' is of a wrong kind"),
-        (_saved_text(messages=["a"]), "damaged conversation: a message is no object"),
+        (_saved_text(messages=None), "damaged conversation: 'messages' has the wrong type"),
+        (_saved_text(messages=["a"]), "damaged conversation: a message is not an object"),
         (_saved_text(messages=[{"role": "user"}]), "damaged conversation: it has no 'content'"),
         (_saved_text(messages=[{"role": "user", "content": "a"}]), "the last question has no answer"),
         (_saved_text(messages=[{"role": "assistant", "content": "a"}]), "message 1 is the assistant's"),
-        (_saved_text(sampling={"temp": "hot"}), "'temp' is of a wrong kind"),
+        (_saved_text(sampling={"temp": "hot"}), "'temp' has the wrong type"),
         (_saved_text(sampling={"temp": -1}), "temp is -1"),
-        (_saved_text(sampling={"top_k": 1.5}), "'top_k' is of a wrong kind"),
-        (_saved_text(sampling={"temp": True}), "'temp' is of a wrong kind"),
+        (_saved_text(sampling={"top_k": 1.5}), "'top_k' has the wrong type"),
+        (_saved_text(sampling={"temp": True}), "'temp' has the wrong type"),
         (_saved_text(sampling={"temp": 10**400}), "damaged conversation"),
         (_saved_text(messages=[{"role": "user", "content": "\ud800"}]), "surrogates not allowed"),
         (_saved_text(sampling={"tmep": 1}), "unknown setting 'tmep'"),
         (_saved_text(max_tokens=0), "-n is 0"),
-        (_saved_text(max_tokens=None), "'max_tokens' is of a wrong kind"),
+        (_saved_text(max_tokens=None), "'max_tokens' has the wrong type"),
     ],
 )
 def test_a_damaged_file_is_one_sentence_and_changes_nothing(text: str, message: str, tmp_path: Path) -> None:
@@ -308,7 +308,7 @@ def test_saving_replaces_conversations_and_nothing_else(tmp_path: Path) -> None:
     model = tmp_path / "model.gguf"
     model.write_bytes(b"GGUF\xff")
     for path in (model, Path("/dev/null"), tmp_path):
-        with pytest.raises(HobbitError, match="exists and holds something else"):
+        with pytest.raises(HobbitError, match="exists and is not a saved conversation"):
             saved.write(path)
     assert model.read_bytes() == b"GGUF\xff"
     saved.write(tmp_path / "a.json")
@@ -367,8 +367,8 @@ def test_the_figures_of_an_answer_are_its_own() -> None:
         misses_high=1,
         bytes_read=20 << 20,
     ) == (
-        "16 tokens | 5.0 token/s | first after 0.50 s | high/low/skipped 60/30/10 % | hits high/low 75/- % | "
-        "disk 1.0 MiB/token | memory 3.0 GiB of 8.0 GiB"
+        "16 tokens | 5.0 token/s | first token after 0.50 s | experts 60 % high, 30 % low, 10 % skipped | "
+        "hits high/low 75/- % | disk 1.0 MiB/token | memory 3.0 GiB of 8.0 GiB"
     )
 
 

@@ -77,7 +77,7 @@ def test_only_the_second_ctrl_c_without_a_text_in_between_leaves(
 ) -> None:
     keys = f"{CTRL_C}text{CTRL_C}{CTRL_C}one\r{CTRL_C}{CTRL_C}"
     assert _read(keys, tmp_path / "history", 6) == ["", "", "", "one", "", None]
-    assert capsys.readouterr().err.count("Ctrl-C once more or Ctrl-D leaves") == 3
+    assert capsys.readouterr().err.count("press Ctrl-C again or Ctrl-D to exit") == 3
 
 
 def test_paths_are_completed_behind_load(tmp_path: Path) -> None:
@@ -218,8 +218,8 @@ def test_a_session_from_the_first_message_to_the_last(
     for part in (
         "8 tokens (max_tokens)",
         "token/s",
-        "first after",
-        "high/low/skipped",
+        "first token after",
+        "% high",
         "hits high/low",
         "disk",
     ):
@@ -227,16 +227,16 @@ def test_a_session_from_the_first_message_to_the_last(
     chat.tell("/hlep")
     chat.expect("did you mean /help?")
     chat.tell("/set t1 0.4 t2 0.8")
-    chat.expect("low precision from t1 to here")
+    chat.expect("low precision from t1 up to this sum")
     chat.tell("/set t1 3")
     chat.expect("between 0 and 1")
     chat.tell("/save chat.json")
     chat.expect("1 answer saved to chat.json")
     chat.tell("/reset")
     chat.tell("/load chat.json")
-    chat.expect("1 answer, held with")
+    chat.expect("loaded 1 answer (made with")
     chat.tell("word " * 600)
-    chat.expect("more than the context of 512; shorten it, or begin anew with /reset")
+    chat.expect("more than the context of 512; shorten it, or start over with /reset")
     chat.tell("another")
     chat.expect("8 tokens")
     chat.tell("/bye")

@@ -178,11 +178,11 @@ def test_model_file_knows_the_parts(model: Path, tmp_path: Path) -> None:
     ("arguments", "says"),
     [
         (["--high", "residual:q4_0"], "name its type with --low TYPE"),
-        (["--low", "q4_0", "--high", "residual"], "needs a type for what the low tier lacks"),
-        (["--low", "q4_0", "--high", "residual:"], "needs a type for what the low tier lacks"),
+        (["--low", "q4_0", "--high", "residual"], "--high residual needs a type, like residual:q4_0"),
+        (["--low", "q4_0", "--high", "residual:"], "--high residual needs a type, like residual:q4_0"),
         (["--low", "q4_0", "--high", "residual:q4_k_m"], "unknown type 'q4_k_m'"),
         (["--low", "q4_0", "--high", "residue:q4_0"], "unknown type 'residue:q4_0'"),
-        (["--low", "f16", "--high", "residual:q4_0"], "a low tier in it lacks nothing"),
+        (["--low", "f16", "--high", "residual:q4_0"], "so its residual would be 0"),
         (["--low", "q4_0", "--high", "residual:f16"], "a residual in f16 is no smaller than the experts"),
         (["--low", "f32", "--high", "residual:q4_0"], "a low tier in f32 is no smaller than the experts"),
         (["--low", "q4_0", "--high", "residual:tq1_0"], "would leave most of the low tier's error"),
@@ -251,7 +251,7 @@ def test_parts_of_different_experts_do_not_add_up(model: Path, tier: Callable[[s
     plan, output = planned(model, "q4_0", "q4_0")
     assert verify_residuals(output, plan, False, 2, lambda _: None).both < 0.01
     swap_first_experts(output, tier("blk.1.ffn_up_exps"))
-    with pytest.raises(HobbitError, match=r"residual of 'blk.1.ffn_up_exps.weight' together miss"):
+    with pytest.raises(HobbitError, match=r"residual of 'blk.1.ffn_up_exps.weight' together have"):
         verify_residuals(output, plan, False, 2, lambda _: None)
 
 

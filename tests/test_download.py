@@ -238,7 +238,7 @@ def test_a_file_by_its_pattern(hub: Hub, tmp_path: Path) -> None:
     assert get("user/split", "*Q6_K*.gguf", local_dir=folder) == path
     assert path.read_bytes() == b"GGUF x"  # as large as the repository's: it is left alone, as all files are
     path.write_bytes(b"mine")
-    with pytest.raises(HobbitError, match=r"00001-of-00003.gguf is there and is not what the repository has"):
+    with pytest.raises(HobbitError, match=r"00001-of-00003.gguf exists and differs from the repository"):
         get("user/split", "*Q6_K*.gguf", local_dir=folder)
     assert path.read_bytes() == b"mine"
     path = get("user/many", "*q4_k_m.gguf", "mmproj*", "README.md")

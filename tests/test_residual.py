@@ -185,8 +185,8 @@ def inspected(path: Path, capsys: pytest.CaptureFixture[str], *options: object) 
 def test_inspect_says_what_is_stored_where(parts: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = inspected(parts, capsys, "--pools", 30 * PART_BYTES)
     assert "tier low and a residual of 5.1 MiB in q4_0: 4.50 + 4.50 = 9.00 bits per weight" in text
-    assert "216.0 KiB an expert, of which going from low to high reads 108.0 KiB" in text
-    assert "5.1 MiB in q4_0, 4.50 bits per weight, 108.0 KiB an expert" in text
+    assert "216.0 KiB per expert; going from low to high reads 108.0 KiB" in text
+    assert "5.1 MiB in q4_0, 4.50 bits per weight, 108.0 KiB per expert" in text
     assert "low pool      1.6 MiB: 15 of 48 experts" in text
     assert "residual pool 1.6 MiB: 15 of 48 experts" in text
     assert "on disk       7.0 MiB of experts in high precision" in text
@@ -196,8 +196,8 @@ def test_inspect_says_what_is_stored_where(parts: Path, capsys: pytest.CaptureFi
 def test_inspect_says_what_a_sidecar_replaces(capsys: pytest.CaptureFixture[str]) -> None:
     text = inspected(models.tiny_residual_sidecar("f16", "q4_0", "q4_0"), capsys)
     assert "in q4_0, in tiny-f16.hobbit.gguf: 4.50 + 4.50" in text
-    assert "108.0 KiB an expert, in tiny-f16.hobbit.gguf" in text
-    assert "unused        18.0 MiB of experts in the model itself: the tiers take their place" in text
+    assert "108.0 KiB per expert, in tiny-f16.hobbit.gguf" in text
+    assert "unused        18.0 MiB of experts in the model itself, which the tiers replace" in text
 
 
 def test_inspect_as_json(parts: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -209,7 +209,7 @@ def test_inspect_as_json(parts: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_inspect_estimates_the_speed(parts: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", str(parts), "--threads", "1", "--pools", str(30 * PART_BYTES)]) == 0
-    assert "token/s, an estimate with a warm cache" in capsys.readouterr().out
+    assert "token/s, estimated with a warm cache" in capsys.readouterr().out
 
 
 def test_config_counts_residuals(parts: Path, capsys: pytest.CaptureFixture[str]) -> None:

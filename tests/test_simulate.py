@@ -178,7 +178,7 @@ def test_the_seed_is_that_of_the_random_policy(tmp_path: Path, capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("options", "status", "message"),
     [
-        (("--policy", "best"), 2, "unknown policy 'best'; there are "),
+        (("--policy", "best"), 2, "unknown policy 'best'; choose one of "),
         (("--policy", "belady", "--t1", "0.5"), 1, "belady is the bound for one pool"),
         (("--t1", "0.9", "--t2", "0.5"), 2, "t1 (0.9) is above t2 (0.5)"),
         (("--t1", "1.5"), 2, "t1 is 1.5; it must lie between 0 and 1"),

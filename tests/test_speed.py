@@ -125,10 +125,10 @@ def test_the_rows_name_sizes_and_the_assumption() -> None:
     assert rows["low pool"].startswith("100.0 MiB: 200 of 1000 experts, 20%")
     assert rows["on disk"].startswith("600.0 MiB")
     assert "4096 tokens" in rows["context"]
-    assert "runs whole, as in stock llama.cpp" in memory_rows(_plan(cached=False))["memory"]
+    assert "the whole model fits, so it runs as in" in memory_rows(_plan(cached=False))["memory"]
     rows = speed_rows(PLAN, _speed())
-    assert "an estimate" in rows["speed"]
-    assert rows["hits"].startswith("40% high, 20% low: assumed: as if all experts were used alike")
+    assert "estimated with" in rows["speed"]
+    assert rows["hits"].startswith("40% high, 20% low: assumed: all experts are used equally")
     assert rows["disk"].startswith("762.9 MiB/s by 4 direct reads at a time of 1.0 MiB; 16.8 MiB to read")
 
 

@@ -50,17 +50,17 @@ ARMS = (
     Arm("stock-repacked", "llama.cpp, all in memory, repacked", "stock", fits=True, repack=True),
     ours("ours-resident", "expert cache that holds every expert", fits=True),
     ours("ours-resident-plain", "as ours-resident, plain layouts", fits=True, pack=False),
-    ours("ours-resident-residual", "as ours-resident, in two parts", "residual", fits=True, t1=1.0, t2=1.0),
+    ours("ours-resident-residual", "as ours-resident, as residuals", "residual", fits=True, t1=1.0, t2=1.0),
     ours("ours", "expert cache, everything in high precision"),
     ours("ours-mixed", "expert cache, high and low precision by Eq. 2", "low"),
-    ours("ours-residual", "as ours-mixed, high precision is the low one and a residual", "residual"),
+    ours("ours-residual", "as ours-mixed, high precision is the sum of low and residual", "residual"),
     ours("ours-noprefetch", "as ours, without prefetch", prefetch=0),
     ours("ours-mixed-noprefetch", "as ours-mixed, without prefetch", "low", prefetch=0),
     ours("ours-residual-noprefetch", "as ours-residual, without prefetch", "residual", prefetch=0),
-    ours("lru", "LRU, demand only, as mixtral-offloading", policy="lru", prefetch=0),
-    ours("lfu", "LFU, demand only", policy="lfu", prefetch=0),
-    ours("moe-infinity", "the policy of MoE-Infinity, demand only", policy="moe-infinity", prefetch=0),
-    ours("edgemoe", "the policy of EdgeMoE, demand only", policy="edgemoe", prefetch=0),
+    ours("lru", "LRU, without prefetch, as mixtral-offloading", policy="lru", prefetch=0),
+    ours("lfu", "LFU, without prefetch", policy="lfu", prefetch=0),
+    ours("moe-infinity", "the policy of MoE-Infinity, without prefetch", policy="moe-infinity", prefetch=0),
+    ours("edgemoe", "the policy of EdgeMoE, without prefetch", policy="edgemoe", prefetch=0),
 )
 
 BY_NAME = {arm.name: arm for arm in ARMS}

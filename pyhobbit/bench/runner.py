@@ -127,7 +127,7 @@ def choose_arms(
     """The arms of these names; None for all that the files allow, which have `tiers`. Raises ConfigError."""
     for name in names or ():
         if name not in arms:
-            raise ConfigError(f"unknown arm '{name}'; there are {', '.join(arms)}")
+            raise ConfigError(f"unknown arm '{name}'; choose one of {', '.join(arms)}")
     if names is not None:
         return tuple(arms[name] for name in dict.fromkeys(names))
     return tuple(arm for arm in arms.values() if arm.tiers in tiers)
@@ -351,7 +351,7 @@ def trace_windows(trace: Path, given: Mapping[str, Any]) -> dict[str, Any]:
 def require_file(path: Path) -> None:
     """Raises HobbitError where there is none."""
     if not path.is_file():
-        raise HobbitError(f"{path} does not exist, or is no file")
+        raise HobbitError(f"{path} is not a file")
 
 
 def resolved(config: BenchConfig) -> BenchConfig:

@@ -87,7 +87,7 @@ class Session:
         params.kv_overrides = self._overrides
         model = self.llama.llama_model_load_from_file(os.fsencode(job.model), params)
         if not model:
-            raise RunError(f"{job.model} cannot be loaded")
+            raise RunError(f"llama.cpp cannot load {job.model}")
         return model
 
     def _open(self, job: Job, n_ctx: int) -> Any:
@@ -100,7 +100,7 @@ class Session:
         self.n_batch, self.n_ctx = params.n_batch, params.n_ctx
         context = self.llama.llama_init_from_model(self.model, params)
         if not context:
-            raise RunError(f"{job.model} cannot be computed with")
+            raise RunError(f"llama.cpp cannot make a context for {job.model}")
         return context
 
     def restart(self) -> None:
@@ -141,7 +141,7 @@ class Session:
         """Raises RunError where the activations have run away."""
         values = np.ctypeslib.as_array(self.llama.llama_get_logits(self.context), (self.n_vocab,))
         if not np.isfinite(values).all():
-            raise RunError("the logits are not finite: the model's weights are not sane")
+            raise RunError("the logits are not finite: use another model")
         return zlib.crc32(values.tobytes())
 
     def device_bytes(self) -> int | None:

@@ -17,9 +17,9 @@ from pyhobbit.errors import HobbitError
 _NO_TEXT = '""'
 _ALIASES = {"/": "/help", "/?": "/help", "/clear": "/reset", "/bye": "/exit", "/quit": "/exit"}
 _KEYS = """\
-Enter sends. A further line: Alt-Enter, or \\ at the end of the line, or put the
-message between \"\"\" and \"\"\".  A space before a slash makes it a message.
-Ctrl-C stops an answer; without a text, Ctrl-C twice or Ctrl-D leaves.
+Enter sends. For a new line press Alt-Enter, end the line with \\, or put the
+message between \"\"\" and \"\"\". A space before a slash makes it a message.
+Ctrl-C stops an answer. At an empty prompt, Ctrl-C twice or Ctrl-D exits.
 Up and Ctrl-R find earlier messages, Tab completes commands and files."""
 
 
@@ -38,12 +38,12 @@ class Commands:
     def __init__(self, conversation: Conversation) -> None:
         self._conversation = conversation
         self._commands = {
-            "/help": _Command("", "this list", self._help),
+            "/help": _Command("", "show this list", self._help),
             "/reset": _Command("", "forget the conversation, keep the instructions", self._reset),
             "/system": _Command("[TEXT]", 'show or replace the instructions; "" for none', self._system),
             "/save": _Command("FILE", "write the conversation and its settings as JSON", self._save),
-            "/load": _Command("FILE", "go on with a saved conversation", self._load),
-            "/stats": _Command("", "figures since the start", self._stats),
+            "/load": _Command("FILE", "continue a saved conversation", self._load),
+            "/stats": _Command("", "show the figures since the start", self._stats),
             "/set": _Command("[NAME VALUE ...]", "show or change settings, like /set temp 0.5", self._set),
         }
 
@@ -73,9 +73,9 @@ class Commands:
         if command is None:
             raise HobbitError(f"there is no command {name}; {self._nearest(name)}")
         if rest and not command.takes:
-            raise HobbitError(f"{name} takes nothing behind it")
+            raise HobbitError(f"{name} takes no argument")
         if not rest and command.takes and not command.takes.startswith("["):
-            raise HobbitError(f"{name} needs something behind it: {name} {command.takes}")
+            raise HobbitError(f"{name} needs an argument: {name} {command.takes}")
         command.run(rest)
         return True
 
@@ -87,13 +87,13 @@ class Commands:
         usages = {
             f"{name} {command.takes}".strip(): command.summary for name, command in self._commands.items()
         }
-        usages["/exit"] = "leave"
+        usages["/exit"] = "exit"
         width = max(map(len, usages))
         note("\n".join([*(f"{usage:{width}}  {summary}" for usage, summary in usages.items()), _KEYS]))
 
     def _reset(self, _rest: str) -> None:
         self._conversation.reset()
-        note("the conversation is forgotten")
+        note("the conversation is empty again")
 
     def _system(self, text: str) -> None:
         if text:
@@ -109,7 +109,7 @@ class Commands:
     def _load(self, file: str) -> None:
         saved = read_chat(_path(file))
         self._conversation.restore(saved)
-        note(f"{_count(self._conversation)}, held with {saved.model}; the sampling settings are its own")
+        note(f"loaded {_count(self._conversation)} (made with {saved.model}) and its sampling settings")
 
     def _stats(self, _rest: str) -> None:
         engine = self._conversation.engine

@@ -64,7 +64,7 @@ def _refuse_other_file(path: Path) -> None:
     try:
         _read_json(path)
     except HobbitError as e:
-        raise HobbitError(f"{path} exists and holds something else; save under another name") from e
+        raise HobbitError(f"{path} exists and is not a saved conversation; save under another name") from e
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -72,16 +72,16 @@ def _read_json(path: Path) -> dict[str, Any]:
     hint = "give a file that /save has written"
     try:
         if path.exists() and (not path.is_file() or path.stat().st_size > _MAX_BYTES):
-            raise HobbitError(f"{path} is no saved conversation; {hint}")
+            raise HobbitError(f"{path} is not a saved conversation; {hint}")
         values = json.loads(path.read_text("utf-8"))
     except OSError as e:
         raise HobbitError(f"{path} cannot be read: {e.strerror}; {hint}") from e
     except UnicodeDecodeError as e:
-        raise HobbitError(f"{path} is no text; {hint}") from e
+        raise HobbitError(f"{path} is not a text file; {hint}") from e
     except (ValueError, RecursionError) as e:
-        raise HobbitError(f"{path} is no complete JSON ({e}); {hint}") from e
+        raise HobbitError(f"{path} is not valid JSON ({e}); {hint}") from e
     if not isinstance(values, dict) or _VERSION_KEY not in values:
-        raise HobbitError(f"{path} is no saved conversation; {hint}")
+        raise HobbitError(f"{path} is not a saved conversation; {hint}")
     if values[_VERSION_KEY] != _VERSION:
         raise HobbitError(f"{path} was saved by another version of pyhobbit; load it with that one")
     return values
@@ -118,13 +118,13 @@ def _sampling(values: dict[str, Any]) -> SamplingConfig:
 def _checked(values: dict[str, Any], key: str, kind: type | tuple[type, ...]) -> Any:
     value = values[key]
     if not isinstance(value, kind) or isinstance(value, bool):
-        raise TypeError(f"'{key}' is of a wrong kind")
+        raise TypeError(f"'{key}' has the wrong type")
     return value
 
 
 def _message(value: Any) -> dict[str, str]:
     if not isinstance(value, dict):
-        raise TypeError("a message is no object")
+        raise TypeError("a message is not an object")
     message = {key: _checked(value, key, str) for key in ("role", "content")}
     message["content"].encode("utf-8", "surrogateescape")  # as the tokenizer will have it
     return message

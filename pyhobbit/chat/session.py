@@ -35,7 +35,7 @@ def _handle(text: str, conversation: Conversation, commands: Commands) -> bool:
         if text.strip():
             _answer(text, conversation)
     except ContextError as e:
-        note(f"{e}, or begin anew with /reset")
+        note(f"{e}, or start over with /reset")
     except HobbitError as e:
         note(str(e))
     except KeyboardInterrupt:  # while a command ran
@@ -50,7 +50,7 @@ def _answer(text: str, conversation: Conversation) -> None:
         finish = print_answer(conversation.ask(text))
     note_parts(answer_figures(engine.stats().since(before), finish))
     if finish == "context":
-        note("the context is full: begin anew with /reset; a larger --ctx holds more")
+        note("the context is full: start over with /reset, or restart with a larger --ctx")
     note("")
 
 

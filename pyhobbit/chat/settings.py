@@ -23,12 +23,12 @@ _SAMPLING: dict[str, tuple[Callable[[str], Number], str]] = {
     "top_p": (float, "1: off"),
     "min_p": (float, "0: off"),
     "repeat_penalty": (float, "1: off"),
-    "seed": (_seed, "random: another one for each answer"),
+    "seed": (_seed, "random: a new seed for each answer"),
 }
 _MAX_TOKENS = "max_tokens"
 _THRESHOLDS = {
-    "t1": "high precision up to this sum of gate weights",
-    "t2": "low precision from t1 to here, skipped above it",
+    "t1": "high precision until the experts' weights sum to this",
+    "t2": "low precision from t1 up to this sum; later experts are skipped",
 }
 _ALL = (*_SAMPLING, _MAX_TOKENS, *_THRESHOLDS)
 _OTHER_NAMES = {"temperature": "temp", "num_predict": _MAX_TOKENS}
@@ -42,7 +42,7 @@ def names(conversation: Conversation) -> list[str]:
 def table(conversation: Conversation) -> str:
     """Names, values and what they mean, for people."""
     notes = {name: text for name, (_, text) in _SAMPLING.items()}
-    notes |= {_MAX_TOKENS: "of an answer; -1: no limit", **_THRESHOLDS}
+    notes |= {_MAX_TOKENS: "maximum tokens per answer; -1: no limit", **_THRESHOLDS}
     values = {name: _text(value) for name, value in _values(conversation).items()}
     name_width, width = max(map(len, values)), max(map(len, values.values()))
     lines = (f"{name:{name_width}}  {value:{width}}  {notes[name]}" for name, value in values.items())
@@ -105,4 +105,4 @@ def _number(name: str, text: str) -> Number:
 
 def _nearest(name: str) -> str:
     near = get_close_matches(name, _ALL, n=1)
-    return f"did you mean {near[0]}?" if near else f"there are {', '.join(_ALL)}"
+    return f"did you mean {near[0]}?" if near else f"choose one of {', '.join(_ALL)}"

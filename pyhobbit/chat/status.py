@@ -20,7 +20,7 @@ def answer_figures(stats: Stats, finish: Finish | None) -> list[str]:
     if (rate := stats.decode_tokens_per_second) is not None:
         parts.append(f"{rate:.1f} token/s")
     if (first_s := stats.time_to_first_token_s) is not None:
-        parts.append(f"first after {first_s:.2f} s")
+        parts.append(f"first token after {first_s:.2f} s")
     if stats.info.cached:
         parts += _cache_figures(stats)
     memory = format_size(stats.peak_rss_bytes)
@@ -45,7 +45,8 @@ def _cache_figures(stats: Stats) -> list[str]:
     parts = []
     if n := cache.selections:
         shares = (cache.selections_high / n, cache.selections_low / n, cache.selections_skipped / n)
-        parts.append(f"high/low/skipped {_percent(*shares)}")
+        high, low, skipped = (f"{100 * share:.0f} %" for share in shares)
+        parts.append(f"experts {high} high, {low} low, {skipped} skipped")
     if stats.info.pool_bytes_low:
         parts.append(f"hits high/low {_percent(stats.hit_rate_high, stats.hit_rate_low)}")
     else:

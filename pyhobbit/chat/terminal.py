@@ -59,7 +59,7 @@ class Terminal:
             return None
         self._warned = not text
         if self._warned:
-            note("Ctrl-C once more or Ctrl-D leaves")
+            note("press Ctrl-C again or Ctrl-D to exit")
         return ""
 
 

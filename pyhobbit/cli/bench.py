@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from pyhobbit.bench.arms import BY_NAME
 
     limits = (
-        "memory of the process as shares of the model file; none: only what holds everything in memory "
+        "memory limits as shares of the model file; an empty list measures only arms without a limit "
         "(default: 0.15 0.25 0.4 0.6)"
     )
     add_options(parser, BY_NAME, limits)
@@ -46,8 +46,8 @@ def add_options(parser: argparse.ArgumentParser, arms: "Mapping[str, Arm]", limi
     model = parser.add_mutually_exclusive_group(required=True)
     model.add_argument("--shape", choices=SHAPES, help="make a random-weight model of this shape")
     model.add_argument("--model", type=Path, metavar="FILE", help="measure this GGUF")
-    add("--layers", type=int, metavar="N", help="of the shape (default: as many as the real model has)")
-    add("--type", default="q4_0", metavar="TYPE", help="of the shape's weights (default: %(default)s)")
+    add("--layers", type=int, metavar="N", help="layers of the shape (default: as in the real model)")
+    add("--type", default="q4_0", metavar="TYPE", help="type of the shape's weights (default: %(default)s)")
     add("--low", metavar="TYPE", help="also make a low tier of the experts in this type")
     add("--residual", metavar="TYPE", help="also make a residual on that low tier, in this type")
     add(
@@ -55,7 +55,7 @@ def add_options(parser: argparse.ArgumentParser, arms: "Mapping[str, Arm]", limi
         type=Path,
         default=Path("bench-models"),
         metavar="DIR",
-        help="for models that are made, and taken again later (default: %(default)s)",
+        help="folder of generated models, which are reused (default: %(default)s)",
     )
     add(
         "--trace",
@@ -63,31 +63,31 @@ def add_options(parser: argparse.ArgumentParser, arms: "Mapping[str, Arm]", limi
         metavar="FILE",
         help="replay this routing in every arm (default: the model's own)",
     )
-    add("--arms", nargs="+", metavar="NAME", help="see below (default: all that the files allow)")
+    add("--arms", nargs="+", metavar="NAME", help="arms to run (default: all that the files allow)")
     add("--limits", type=float, nargs="*", metavar="F", help=limits)
     add("--t1", type=float, metavar="F", help="threshold of the arms with two tiers (default: 0.6)")
     add("--t2", type=float, metavar="F", help="threshold of the arms with two tiers (default: 0.9)")
     add("--reps", type=int, metavar="N", help="repetitions (default: 5)")
     prompts = "lengths of the prompts in tokens (default: 16 128 512; with --trace: 16)"
     add("--prompts", type=int, nargs="+", metavar="N", help=prompts)
-    tokens = "tokens to decode, at most (default: 64; with --trace: up to 96, as its rows allow)"
+    tokens = "most tokens to decode (default: 64; with --trace: up to 96)"
     add("--tokens", dest="n_tokens", type=int, metavar="N", help=tokens)
-    warm_up = "tokens to decode before measuring, at most (default: 32; with --trace: 16)"
+    warm_up = "most tokens to decode before (default: 32; with --trace: 16)"
     add("--warm-up", dest="n_warm_up", type=int, metavar="N", help=warm_up)
     add("--seconds", type=float, metavar="S", help="time limit of decoding (default: 60)")
-    add("--threads", dest="n_threads", type=int, metavar="N", help="that compute (default: one per core)")
+    add("--threads", dest="n_threads", type=int, metavar="N", help="compute threads (default: one per core)")
     add(
         "--stock",
         type=Path,
         metavar="DIR",
-        help="libraries of unpatched llama.cpp (default: build/stock/bin)",
+        help="libraries of make stock (default: build/stock/bin)",
     )
     add(
         "-o",
         "--output",
         type=Path,
         metavar="DIR",
-        help="for the results (default: a new one in bench-results)",
+        help="folder of the results (default: a new one in bench-results)",
     )
 
 
@@ -123,7 +123,7 @@ def publish(results: "Results", folder: Path, text: str) -> None:
     (folder / "table.md").write_text(text + "\n", encoding="utf-8")
     report.plot(results, folder / "speed.png")
     print(text)
-    print(f"\n{folder / 'results.jsonl'}, table.md and speed.png hold this run", file=sys.stderr)
+    print(f"\n{folder / 'results.jsonl'}, table.md and speed.png contain this run", file=sys.stderr)
     if errors := results.errors():
         raise HobbitError("some runs failed: " + "; ".join(errors))
 
@@ -167,8 +167,8 @@ def _beside_residual(chosen: "tuple[Arm, ...]", sidecar: Path, *, named: bool) -
     wrong = [arm for arm in chosen if arm.build == "ours" and arm.tiers == "high"]
     if wrong and named:
         raise ConfigError(
-            f"{sidecar} makes high precision a low one and a residual, also in {wrong[0].name}; leave it "
-            "out, or move the file away"
+            f"{sidecar} makes high precision a low version and a residual, also in {wrong[0].name}; leave "
+            "this arm out, or move the file away"
         )
     return tuple(arm for arm in chosen if arm not in wrong)
 

@@ -18,31 +18,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options of the verb."""
     add = parser.add_argument
     add("model", type=Path, metavar="MODEL", help="GGUF file; of a split model its first file")
-    add("--text", type=Path, required=True, metavar="FILE", help="text like that which the model will meet")
+    add("--text", type=Path, required=True, metavar="FILE", help="text like that of your use of the model")
     add(
         "--max-ppl-increase",
         type=float,
         metavar="PERCENT",
-        help="bound on the increase of perplexity (default: 1, without --max-kl)",
+        help="limit on the increase of perplexity (default: 1, without --max-kl)",
     )
     add(
         "--max-kl",
         type=float,
         metavar="NATS",
-        help="bound on the mean KL divergence from the predictions in high precision",
+        help="limit on the mean KL divergence from the predictions in high precision",
     )
     add(
         "--chunks",
         type=int,
         default=CalibrationConfig.max_chunks,
         metavar="N",
-        help="parts of the text that are used at most (default: %(default)s)",
+        help="maximum number of parts of the text to use (default: %(default)s)",
     )
     add(
         "--ctx",
         type=int,
         metavar="N",
-        help=f"tokens of a part (default: {EvaluationConfig.default_n_ctx})",
+        help=f"tokens per part (default: {EvaluationConfig.default_n_ctx})",
     )
     size = parser.add_mutually_exclusive_group()
     size.add_argument(
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     size.add_argument("--pools", metavar="SIZE", help="memory of the expert cache alone, like 512M")
     add("--sidecar", type=Path, metavar="FILE", help="file with the low tier (default: MODEL.hobbit.gguf)")
     add("--threads", type=int, metavar="N", help="for computing (default: one per processor core)")
-    add("--json", action="store_true", help="print everything that was found as JSON")
+    add("--json", action="store_true", help="print all results as JSON")
     add("--verbose", action="store_true", help="show llama.cpp's log on standard error")
 
 
@@ -82,5 +82,5 @@ def run(args: argparse.Namespace) -> int:
         print(report.summary())
     path = report.calibration.write(args.model)
     if not args.json:
-        print(f"stored in {path}; chat and llama-server use it from now on")
+        print(f"stored in {path}; it applies automatically from now on")
     return 0

@@ -41,10 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_prompt(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("-p", dest="prompt", metavar="TEXT", help="answer TEXT and end (default: what is typed or piped in)")
-    add("--file", type=Path, metavar="FILE", help="answer the text of FILE, behind -p's, and end; -: stdin")
-    add("--system", metavar="TEXT", help="instructions, for a model with a chat template")
-    limit = "tokens of an answer, -1: no limit (default without template: 512)"
+    add("-p", dest="prompt", metavar="TEXT", help="answer TEXT and exit (default: read standard input)")
+    add("--file", type=Path, metavar="FILE", help="answer the text of FILE, after -p's, and exit; -: stdin")
+    add("--system", metavar="TEXT", help="system instructions, for a model with a chat template")
+    limit = "maximum tokens per answer, -1: no limit (default without template: 512)"
     add("-n", dest="max_tokens", type=int, metavar="N", help=limit)
 
 
@@ -55,16 +55,16 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
     add("--top-k", type=int, default=default.top_k, metavar="N", help="0: all tokens (default: %(default)s)")
     add("--top-p", type=float, default=default.top_p, metavar="F", help="1: off (default: %(default)s)")
     add("--min-p", type=float, default=default.min_p, metavar="F", help="0: off (default: %(default)s)")
-    penalty = "against the last 64 tokens; 1: off (default: %(default)s)"
+    penalty = "penalty for the last 64 tokens; 1: off (default: %(default)s)"
     add("--repeat-penalty", type=float, default=default.repeat_penalty, metavar="F", help=penalty)
-    add("--seed", type=int, metavar="N", help="of the sampling (default: random)")
+    add("--seed", type=int, metavar="N", help="random seed (default: a new one each time)")
 
 
 def _add_engine(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--ctx", type=int, metavar="N", help="tokens of context (default: the model's, at most 4096)")
     add("--threads", type=int, metavar="N", help="for computing (default: one per processor core)")
-    add("--stats-json", type=Path, metavar="FILE", help="write counters and times here")
+    add("--stats-json", type=Path, metavar="FILE", help="write counters and times to this file")
     add("--verbose", action="store_true", help="show llama.cpp's log on standard error")
 
 
@@ -73,9 +73,7 @@ def run(args: argparse.Namespace) -> int:
     config = _config(args)
     check_model_arguments(args)
     if sys.stdout is None:
-        raise HobbitError(
-            "standard output is closed, so there is no place for the answer; open or redirect it"
-        )
+        raise HobbitError("standard output is closed; open or redirect it")
     prompt = _prompt(args)
     add_rpc_devices(args)
     return chat(model_path(args), config, prompt)
@@ -151,7 +149,7 @@ def _answer_once(conversation: "Conversation", prompt: str) -> int:
     with interrupting(conversation.engine):
         finish = print_answer(conversation.ask(prompt))
     if finish == "context":
-        _say("the context is full; a larger --ctx holds more")
+        _say("the context is full; use a larger --ctx")
     return INTERRUPTED if finish == "interrupted" else 0
 
 
@@ -167,9 +165,9 @@ def _report_opening(info: "ModelInfo", cache: CacheConfig) -> None:
         return
     bound = "--memory" if cache.memory is not None else "--pools" if cache.pools is not None else None
     if info.has_experts:
-        _say("the model fits into free memory and stays there whole; --memory or --pools would bound it")
+        _say("the model fits in memory, so the expert cache is off; --memory or --pools turns it on")
     else:
-        text = f"{info.model} is a dense model: there is nothing to offload, it runs as in stock llama.cpp"
+        text = f"{info.model} is a dense model without experts to cache: it runs as in stock llama.cpp"
         _say(text + (f", and {bound} does not apply to it" if bound else ""))
 
 

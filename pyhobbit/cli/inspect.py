@@ -51,8 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"parts of {EvaluationConfig.default_n_ctx} tokens that are used at most, evenly spaced "
         "(default: %(default)s)",
     )
-    add("--trace", type=Path, metavar="FILE", help="estimate the speed for this routing, of chat --trace")
-    add("--no-speed", action="store_true", help="leave out the estimate of speed, which loads the model")
+    add("--trace", type=Path, metavar="FILE", help="estimate the speed for this trace of chat --trace")
+    add("--no-speed", action="store_true", help="skip the speed estimate, which loads the model")
     add("--t1", type=float, metavar="F", help="threshold of high precision (default: the model's, or 0.6)")
     add("--t2", type=float, metavar="F", help="threshold of low precision (default: the model's, or 0.9)")
     add("--ctx", type=int, metavar="N", help="tokens of context (default: the model's, at most 4096)")
@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
         speed=not args.no_speed,
     )
     if args.text is None and args.plots is not None:
-        raise ConfigError("--plots shows what a text does to the model; give one with --text FILE")
+        raise ConfigError("--plots needs a text; give one with --text FILE")
     text = None if args.text is None else read_text(args.text)
     if config.plots is not None:
         from pyhobbit.inspect import plots
@@ -170,9 +170,9 @@ def _description(model: "ModelFile", t1: float, t2: float) -> dict[str, str]:
         "model": f"{model.path}, {model.value('general.name', 'without a name')}",
         "architecture": f"{model.architecture}, {_count(model.n_parameters)} parameters",
         "layers": f"{n_layers}, {with_experts} with routed experts",
-        "experts": f"{model.n_experts} a layer, {model.key('expert_used_count')} used per token"
+        "experts": f"{model.n_experts} per layer, {model.key('expert_used_count')} used per token"
         + (f", {n_shared} shared" if n_shared else ""),
-        "resident": f"{format_size(model.resident_bytes)}: all but the routed experts",
+        "resident": f"{format_size(model.resident_bytes)}: all weights but the routed experts",
         **{f"tier {tier.name}": _tier_text(tier, model) for tier in model.tiers},
         **({"unused": _unused_text(model)} if model.unused_bytes else {}),
         "thresholds": f"t1 = {t1:g}, t2 = {t2:g}" if t1 < 1 else "none, everything in high precision",
@@ -196,18 +196,18 @@ def _tier_text(tier: "Tier", model: "ModelFile") -> str:
     size, expert_size = format_size(tier.n_bytes), format_size(tier.expert_bytes)
     types, bits = ", ".join(tier.types), tier.bits_per_weight
     if tier.residual_on is None:
-        return f"{size} in {types}, {bits:.2f} bits per weight, {expert_size} an expert{where}"
+        return f"{size} in {types}, {bits:.2f} bits per weight, {expert_size} per expert{where}"
     lower = next(each for each in model.tiers if each.name == tier.residual_on)
     both = format_size(lower.expert_bytes + tier.expert_bytes)
     return (
         f"tier {lower.name} and a residual of {size} in {types}{where}: {lower.bits_per_weight:.2f} + "
-        f"{bits:.2f} = {lower.bits_per_weight + bits:.2f} bits per weight, {both} an expert, of which going "
-        f"from {lower.name} to {tier.name} reads {expert_size}"
+        f"{bits:.2f} = {lower.bits_per_weight + bits:.2f} bits per weight, {both} per expert; "
+        f"going from {lower.name} to {tier.name} reads {expert_size}"
     )
 
 
 def _unused_text(model: "ModelFile") -> str:
-    return f"{format_size(model.unused_bytes)} of experts in the model itself: the tiers take their place"
+    return f"{format_size(model.unused_bytes)} of experts in the model itself, which the tiers replace"
 
 
 def analyse(

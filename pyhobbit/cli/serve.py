@@ -34,11 +34,11 @@ _DEFAULTS = {"--ctx-size": str(_CONTEXT), "--cache-ram": "0", "--metrics": None}
 # Shown in our help; all others are passed on as well.
 _PASSED_ON = {
     "--host": ("HOST", f"address to listen on; 0.0.0.0: all (default: {_HOST})"),
-    "--port": ("PORT", f"(default: {_PORT})"),
-    "--api-key": ("KEY", "that clients must send (default: none)"),
-    "--parallel": ("N", "requests computed at once, which share cache and context (default: 4)"),
+    "--port": ("PORT", f"port to listen on (default: {_PORT})"),
+    "--api-key": ("KEY", "key that clients must send (default: none)"),
+    "--parallel": ("N", "requests computed at the same time; they share cache and context (default: 4)"),
     "--ctx-size": ("N", f"tokens of context, for all requests together (default: {_CONTEXT})"),
-    "--cache-ram": ("MIB", "for old prompts, beside --memory (default: 0)"),
+    "--cache-ram": ("MIB", "memory for old prompts, in addition to --memory (default: 0)"),
     "--threads": ("N", "for computing (default: one per core)"),
 }
 _TYPES = {bool: "bool", int: "int", float: "float", str: "str"}
@@ -81,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("llama-server, among others")
     for flag, (metavar, what) in _PASSED_ON.items():
         group.add_argument(flag, metavar=metavar, help=what)
-    group.add_argument("--llama-help", action="store_true", help="show all options of llama-server and end")
+    group.add_argument("--llama-help", action="store_true", help="show all options of llama-server and exit")
 
 
 def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
@@ -261,7 +261,7 @@ def _check_listening(host: str, port: int, shared: bool) -> None:
             listener.bind(address)
             listener.listen()
     except UnicodeError as e:
-        raise HobbitError(f"{host} is not an address; --host takes one of this machine") from e
+        raise HobbitError(f"{host} is not an address of this machine; give one with --host") from e
     except OSError as e:
         if e.errno == errno.EADDRINUSE:
             problem = f"port {port} of {host} is taken by another program; choose another one with --port"

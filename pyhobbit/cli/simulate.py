@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         required=True,
         metavar="FILE",
-        help="which experts a run chose, recorded by chat --trace",
+        help="routing recorded by chat --trace",
     )
     add(
         "--capacity",
@@ -51,14 +51,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="extend",
         required=True,
         metavar="F",
-        help="share of all experts, in high precision, that the cache has room for: 0 to 1",
+        help="cache size as a share of all experts in high precision, 0 to 1",
     )
     add(
         "--policy",
         nargs="+",
         action="extend",
         metavar="NAME",
-        help="who is evicted; belady is the bound that none can beat (default: all)",
+        help="eviction policies; belady is the limit that none can beat (default: all)",
     )
     add("--t1", type=float, metavar="F", help="high precision up to this sum of higher ranked gate weights")
     add("--t2", type=float, metavar="F", help="low precision from t1 to here, above it experts are skipped")
@@ -84,16 +84,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--weights",
         metavar="A,B,C,D",
-        help="of LRU, LFU, LHU and FLD in the policy hobbit; they sum to 1 (default: 0.6,0.25,0.15,0)",
+        help="weights of LRU, LFU, LHU, FLD in the policy hobbit; their sum is 1 (default: 0.6,0.25,0.15,0)",
     )
     add("--floors", action="store_true", help="a layer keeps its even share of a pool, as when a model runs")
-    add("--seed", type=int, default=0, metavar="N", help="of the policy random (default: %(default)s)")
+    add("--seed", type=int, default=0, metavar="N", help="seed of the policy random (default: %(default)s)")
     add(
         "--split",
         metavar="FIRST:LAST",
-        help="count only these decode steps; what comes before warms the cache",
+        help="count only these decode steps; earlier ones warm the cache",
     )
-    add("--json", action="store_true", help="print JSON in place of a table")
+    add("--json", action="store_true", help="print JSON instead of a table")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -176,7 +176,7 @@ def _policies(args: argparse.Namespace, base: "Simulation") -> list[str]:
     known = [*policy_names(), BELADY]
     for name in args.policy or []:
         if name not in known:
-            raise ConfigError(f"unknown policy '{name}'; there are {', '.join(known)}")
+            raise ConfigError(f"unknown policy '{name}'; choose one of {', '.join(known)}")
     return args.policy or (known if base.t1 == 1 and not base.residual else known[:-1])
 
 

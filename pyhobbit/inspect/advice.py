@@ -13,11 +13,11 @@ _MUCH = 0.2  # of a token's time, or of the memory
 _LOW_TYPES = (("q4_0", 4.5), ("q2_k", 2.625))  # bits per weight
 _WORTHWHILE = 0.7  # of the high tier's
 _SOURCES = {
-    "all": "every expert is in memory once it was used",
+    "all": "all experts fit; each is read once",
     "trace": "of the trace, replayed through the cache without prefetch",
     "text": "of the text, replayed through the cache without prefetch",
     "sample": "measured in the second half of the sample; other texts may repeat their experts less",
-    "even": "assumed: as if all experts were used alike, the worst case; --trace or --text know better",
+    "even": "assumed: all experts are used equally, the worst case; --trace or --text give a better estimate",
 }
 
 
@@ -27,15 +27,15 @@ def memory_rows(plan: MemoryPlan) -> dict[str, str]:
     free = format_size(plan.available)
     if not info.cached:
         return {
-            "memory": f"{free} free; the model runs whole, as in stock llama.cpp, since that holds it",
+            "memory": f"{free} free; the whole model fits, so it runs as in stock llama.cpp",
             "weights": f"{format_size(plan.weights)}, mapped: the system reads them when they are first used",
             **_context_rows(plan),
         }
     total = format_size(plan.process + plan.beside_pools + plan.host_pools)
     bound = f"{format_size(info.memory)} by --memory" if info.memory else "the rest is kept free"
     rows = {
-        "memory": f"{free} free; this process holds {total} at most ({bound})",
-        "weights": f"{format_size(plan.weights)} in memory: all but the routed experts",
+        "memory": f"{free} free; pyhobbit will use up to {total} ({bound})",
+        "weights": f"{format_size(plan.weights)} in memory: all weights but the routed experts",
         **_context_rows(plan),
         **_device_rows(plan),
         **_pool_rows(plan),
@@ -73,9 +73,9 @@ def _host_rows(plan: MemoryPlan) -> dict[str, str]:
     if plan.device is None:
         return {}
     if not info.host_slots_high:
-        return {"host memory": f"no room for experts: what is not on {plan.device} is read each time"}
+        return {"host memory": f"no room for experts: each miss on {plan.device} reads from disk"}
     slots = info.host_slots_low if info.high_is_residual else info.host_slots_high
-    why = f"what is not on {plan.device} comes from here; the others are read from disk"
+    why = f"experts missing on {plan.device} are uploaded from here; the others are read from disk"
     return {"host memory": _pool_text(plan.host_pools, slots, plan.n_all_experts, why)}
 
 
@@ -84,12 +84,12 @@ def _pool_rows(plan: MemoryPlan) -> dict[str, str]:
     high, low = (info.pool_bytes_high, info.pool_slots_high), (info.pool_bytes_low, info.pool_slots_low)
     if info.high_is_residual:
         return {
-            "low pool": _pool_text(*low, n_all, "the low versions, of which every expert has one"),
-            "residual pool": _pool_text(*high, n_all, "what makes these experts high"),
+            "low pool": _pool_text(*low, n_all, "the low version of each expert"),
+            "residual pool": _pool_text(*high, n_all, "added to the low version for high precision"),
         }
-    rows = {"high pool": _pool_text(*high, n_all, "kept until others are worth more")}
+    rows = {"high pool": _pool_text(*high, n_all, "experts in high precision")}
     if info.pool_slots_low:
-        rows["low pool"] = _pool_text(*low, n_all, "for what matters less")
+        rows["low pool"] = _pool_text(*low, n_all, "less important experts, in low precision")
     return rows
 
 
@@ -107,8 +107,8 @@ def _pool_text(size: int, slots: int, n_all: int, why: str) -> str:
 def speed_rows(plan: MemoryPlan, speed: Speed) -> dict[str, str]:
     """The estimate and what it is made of."""
     rows = {
-        "speed": f"about {speed.tokens_per_second:.3g} token/s, an estimate with a warm cache: for a token "
-        f"{1000 * speed.compute_s:.3g} ms to compute, {1000 * speed.wait_s:.3g} ms to wait for the disk",
+        "speed": f"about {speed.tokens_per_second:.3g} token/s, estimated with a warm cache: per token "
+        f"{1000 * speed.compute_s:.3g} ms computing and {1000 * speed.wait_s:.3g} ms waiting for the disk",
         "computing": f"measured over {speed.sample.n_tokens} tokens with {plan.info.n_threads} threads",
     }
     if plan.info.cached:
@@ -167,9 +167,9 @@ def _about_disk(
     yield f"{missing} more memory would hold every expert{best}; any part of it raises the hits"
     low = next((low for low, bits in _LOW_TYPES if bits <= _WORTHWHILE * bits_high), None)
     if info.n_tiers < 2 and low is not None:
-        yield f"add a low tier, of which less is read: pyhobbit convert --low {low} --sidecar {model}"
+        yield f"add a low tier, so that less is read: pyhobbit convert --low {low} --sidecar {model}"
     elif info.n_tiers > 1 and info.t1 >= 1:
-        unused = "every expert is read whole" if info.high_is_residual else "the low tier is not used"
+        unused = "everything is in high precision" if info.high_is_residual else "the low tier is not used"
         yield f"{unused}: --t1 0.6 --t2 0.9 are the thresholds of the paper"
     if not calibrated:
         what = "thresholds and cache" if info.n_tiers > 1 else "the cache"
@@ -189,4 +189,4 @@ def _about_machine(plan: MemoryPlan, speed: Speed | None) -> Iterator[str]:
             "keep the model on a local ext4 or xfs"
         )
     if speed is not None and plan.info.n_threads < processor_cores():
-        yield f"{processor_cores()} cores are there and {plan.info.n_threads} are used: raise --threads"
+        yield f"{plan.info.n_threads} of {processor_cores()} cores are used: raise --threads"

@@ -183,7 +183,7 @@ def tables(found: Findings) -> str:
     """The findings for people."""
     size = f"{found.n_tokens} tokens in {found.n_sequences} sequences"
     if found.n_in_text is not None and found.n_in_text > found.n_sequences:
-        size += f", evenly spaced, of the {found.n_in_text} that the text has"
+        size += f", evenly spaced, of {found.n_in_text} in the text"
     parts = [size]
     if found.perplexity is not None:
         parts[0] += f"; perplexity {found.perplexity:.3f} in high precision"
@@ -246,7 +246,7 @@ def _ahead_table(found: Findings, ahead: AheadFindings) -> str:
 
 
 def _use_table(found: Findings) -> str:
-    header = ["layer", "best again", "any again", "sequences differ by", "by chance"]
+    header = ["layer", "best reused", "any reused", "sequences differ by", "by chance"]
     columns = [
         found.reuse.top1,
         found.reuse.any_,
@@ -255,7 +255,7 @@ def _use_table(found: Findings) -> str:
     ]
     chance = ["by chance", *_percents(np.array([found.reuse.chance_top1, found.reuse.chance_any])), "", ""]
     rows = [*_by_layer(found, columns), chance]
-    title = "Experts that the next token uses again, and that sequences prefer (Fig. 10)"
+    title = "Expert reuse by the next token and preferences of sequences (Fig. 10)"
     return f"{title}\n{format_table(header, rows)}"
 
 
@@ -263,7 +263,7 @@ def _high_use_table(found: Findings, use: analysis.HighUse) -> str:
     share = np.divide(use.high, use.uses, out=np.full(use.uses.shape, np.nan), where=use.uses > 0)
     header = ["layer", "least", "most", "order by LFU and LHU differs"]
     rows = _by_layer(found, [np.nanmin(share, axis=1), np.nanmax(share, axis=1), use.order_differs])
-    return f"Share of an expert's uses that is in high precision (Fig. 11)\n{format_table(header, rows)}"
+    return f"Share of each expert's uses in high precision (Fig. 11)\n{format_table(header, rows)}"
 
 
 def _by_layer(found: Findings, columns: Sequence[np.ndarray]) -> list[list[str]]:

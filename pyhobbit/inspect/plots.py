@@ -170,9 +170,9 @@ def scores(values: np.ndarray, t1: float, t2: float) -> Figure:
             ax.axvspan(start, end, color=color, alpha=0.25, linewidth=0, label=f"{name}: {share:.1%}")
     ax.set_xlim(0, 1)
     _percent_axis(ax)
-    ax.set_xlabel("unimportance score s (summed weight of the experts ranked before)")
+    ax.set_xlabel("unimportance score s (sum of the weights ranked before)")
     ax.set_ylabel("selections with a score up to s")
-    ax.set_title(f"Scores of the selected experts, T1 = {t1:g}, T2 = {t2:g}")
+    ax.set_title(f"Scores of the selected experts, t1 = {t1:g}, t2 = {t2:g}")
     _legend_below(figure, ax, 3)
     return figure
 
@@ -198,9 +198,9 @@ def similarity(layers: Sequence[int], rows: np.ndarray) -> Figure:
 
 def prediction(layers: Sequence[int], result: analysis.Prediction, n_used: int) -> Figure:
     """Fig. 7b: accuracy of predicting a later layer's choice from a layer's router input."""
-    parts = [(result.top1, result.chance_top1, "Top-1: the best expert is predicted as the best")]
+    parts = [(result.top1, result.chance_top1, "Top-1: the best expert was predicted as the best")]
     if n_used > 1:
-        title = f"Top-{n_used}: share of the chosen that are predicted"
+        title = f"Top-{n_used}: share of chosen experts that were predicted"
         parts.append((result.top_k, result.chance_top_k, title))
     figure, axes = _panels(len(parts), 9 if n_used > 1 else 6.5)
     for ax, (rows, chance, title) in zip(axes, parts, strict=True):
@@ -226,7 +226,7 @@ def reuse(layers: Sequence[int], result: analysis.Reuse, n_used: int) -> Figure:
     _by_layer(ax, layers)
     _percent_axis(ax)
     ax.set_ylabel("share of the tokens")
-    ax.set_title("What a token used, the next token uses again")
+    ax.set_title("Experts reused by the next token")
     _legend_below(figure, ax, 2)
     return figure
 
@@ -242,7 +242,7 @@ def preference(layer: int, frequency: np.ndarray) -> Figure:
     _number_ticks(ax.yaxis, n_sequences)
     ax.set_xlabel("expert")
     ax.set_ylabel("sequence")
-    ax.set_title(f"Experts that sequences use in layer {layer}")
+    ax.set_title(f"Expert use by sequence, layer {layer}")
     ax.spines[:].set_visible(False)
     return figure
 
@@ -253,12 +253,12 @@ def high_use(layer: int, uses: np.ndarray, high: np.ndarray, t1: float) -> Figur
     figure, (ax,) = _panels(1, 6.5 if n_experts <= _MANY_BARS else 9)
     experts = np.arange(n_experts)
     ax.bar(experts, uses, color=_LIGHT, label="all uses")
-    ax.bar(experts, high, color=_BLUE, label="of these in high precision")
+    ax.bar(experts, high, color=_BLUE, label="uses in high precision")
     ax.set_xlim(-0.6, n_experts - 0.4)
     _number_ticks(ax.xaxis, n_experts)
     ax.set_xlabel("expert")
     ax.set_ylabel("selections")
-    ax.set_title(f"Use of the experts of layer {layer}, T1 = {t1:g}")
+    ax.set_title(f"Expert use in layer {layer}, t1 = {t1:g}")
     _legend_below(figure, ax, 2)
     return figure
 
@@ -277,7 +277,7 @@ def cost(
     ax.axhline(baseline, color=_GREY, linestyle="--", linewidth=1, label="all in high precision")
     ax.set_xlim(left=0)
     ax.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    ax.set_xlabel("share of the selections, the least important first")
+    ax.set_xlabel("share of selections, least important first")
     ax.set_ylabel("perplexity")
     ax.set_title("Perplexity when the least important experts are skipped or replaced")
     _legend_below(figure, ax, 3)

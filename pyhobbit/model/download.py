@@ -159,7 +159,7 @@ def _link(path: Path, link: Path) -> Path:
         if link.is_file() and link.stat().st_size == path.stat().st_size:
             return link
         raise HobbitError(
-            f"{link} is there and is not what the repository has; remove it, or choose another local_dir"
+            f"{link} exists and differs from the repository's file; remove it, or choose another local_dir"
         )
     link.parent.mkdir(parents=True, exist_ok=True)
     link.unlink(missing_ok=True)
@@ -194,7 +194,7 @@ def _download_blob(repo: _Repo, url: str, etag: str, size: int, file: str) -> No
 
 def _say(repo: _Repo, file: str, size: int, done: int) -> None:
     # The progress bar shows on terminals only.
-    rest = f", {format_size(done)} of it are there" if done else ""
+    rest = f", {format_size(done)} already downloaded" if done else ""
     print(f"pyhobbit: downloading {file} of {repo.name}, {format_size(size)}{rest}", file=sys.stderr)
 
 

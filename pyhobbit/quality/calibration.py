@@ -183,17 +183,17 @@ class CalibrationReport:
             f"{self.reference_perplexity:.3f}), KL divergence {quality.mean_kl:.2g}",
             f"experts      {quality.share_high:.1%} high, {quality.share_low:.1%} low, "
             f"{quality.share_skipped:.1%} skipped; {format_size(quality.bytes_per_token)} per token, "
-            f"{quality.bytes_per_token / self.high_bytes_per_token:.0%} of all high's",
+            f"{quality.bytes_per_token / self.high_bytes_per_token:.0%} of what all-high reads",
         ]
         if quality.t1 == 1:
-            lines.append("             nothing cheaper keeps the bound: everything stays in high precision")
+            lines.append("             no cheaper setting meets the limit: everything stays high")
         if self.low_alone is not None:
             lines.append(
                 f"low alone    perplexity {self.low_alone.perplexity:.3f}, KL divergence "
                 f"{self.low_alone.mean_kl:.2g}, {format_size(self.low_alone.bytes_per_token)} per token"
             )
         if self.low_alone_holds:
-            lines.append("             within the bound: a model in the low tier's type alone would do")
+            lines.append("             a plain model in the low tier's type would already meet the limit")
         return lines
 
     def _cache_lines(self) -> list[str]:
@@ -204,7 +204,7 @@ class CalibrationReport:
         if self.has_low_tier:
             lines.append(f"             {fit.low_share:.0%} of the pools for the low tier")
         head = "".join(f"{capacity:>9.0%}" for capacity in CAPACITIES)
-        lines.append(f"             miss penalty by LRU's, with pools of{head}  of all experts")
+        lines.append(f"             miss cost relative to LRU, pools of{head}  of all experts")
         for name, ratios in sorted(fit.penalties.items(), key=lambda item: np.mean(item[1])):
             lines.append(f"             {name:<24}{'':4}" + "".join(f"{ratio:9.3f}" for ratio in ratios))
         return lines
@@ -300,9 +300,7 @@ def profile(evaluator: Evaluator, chunks: list[Chunk]) -> tuple[np.ndarray, Obse
         reference = evaluator.reference(chunks, bar.update)
     seen = recorder.observations()
     if seen.weights is None:
-        raise HobbitError(
-            "the router's weights of this architecture are not known, so it cannot be calibrated"
-        )
+        raise HobbitError("this architecture's router weights are unknown, so it cannot be calibrated")
     return reference, seen
 
 
