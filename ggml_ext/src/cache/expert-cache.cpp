@@ -2,11 +2,8 @@
 #include "cache/expert-cache.h"
 
 #include "device/device-traits.h"
-#include "device/repacked-layout.h"
-#include "io/aligned-range.h"
 
 #include <algorithm>
-#include <map>
 
 namespace hobbit {
 
@@ -15,53 +12,22 @@ expert_cache::expert_cache(const expert_index & index, loader & loader, stats & 
     loader_(loader),
     stats_(stats),
     place_(place),
-    in_host_(is_host_device(place.device)),
-    memory_(place.memory ? place.memory : ggml_backend_dev_buffer_type(place.device)),
     n_experts_(index.n_experts()),
     sets_(index.high_is_residual()) {
+    const auto memory = place.memory ? place.memory : ggml_backend_dev_buffer_type(place.device);
     for (const term_id term : index.terms()) {
-        layouts_[term] = slot_layout(index, term, place.device, memory_);
+        slots_[term].lay_out(index, term, place.device, memory, place.pack);
         loads_[term].resize(index.n_layers() * n_experts_);
     }
 }
 
-//
-// memory
-//
-
-// The first layout that the device has for any part is that of all parts that can have it.
-ggml_backend_buffer_type_t expert_cache::choose_packed(term_id term) {
-    ggml_backend_buffer_type_t chosen = nullptr;
-    packed_parts_[term].assign(loads_[term].size(), {});
-    for (layer_id layer = 0; place_.pack && layer < index_.n_layers(); layer++) {
-        const layer_shape & shape = index_.layer(layer);
-        for (const part_id part : shape.parts) {
-            std::map<ggml_type, bool> is_packed;
-            for (uint32_t e = 0; e < shape.n_experts; e++) {
-                const ggml_type type = index_.locate(term, layer, part, e).type;
-                if (is_packed.count(type) == 0) {
-                    const auto layout = packed_layout(place_.device, type, shape.shapes[part], shape.n_experts);
-                    chosen            = chosen ? chosen : layout;
-                    is_packed[type]   = layout && layout == chosen;
-                }
-                packed_parts_[term][index_of({ layer, e })] |= is_packed[type] ? part_set(part) : part_set();
-            }
-        }
-    }
-    return chosen;
-}
-
 status expert_cache::allocate(term_id term, uint32_t n_slots, uint32_t quota, cache_policy & policy) {
-    slot_layout::bank_plan banks;
-    const status           s = layouts_[term].plan_banks(n_slots, banks);
-    if (!s.ok()) {
-        return s;
+    const status s = slots_[term].allocate(n_slots);
+    if (s.ok()) {
+        sets_.add(term,
+                  resident_set(uint32_t(index_.n_layers()), n_experts_, term, slots_[term].n_slots(), quota, policy));
     }
-    sets_.add(term, resident_set(uint32_t(index_.n_layers()), n_experts_, term, banks.n_slots, quota, policy));
-    const char * options =
-        in_host_ ? "--pools or --memory" : "--pools or --device-memory, or see whether the device is still there";
-    return pools_[term].allocate(memory_, choose_packed(term), banks.bank_size, banks.slots_per_bank, banks.n_slots,
-                                 options);
+    return s;
 }
 
 //
@@ -85,7 +51,7 @@ void expert_cache::forget_evicted() {
     for (const expert_term & e : evicted_) {
         loader_.reset(load(e.id, e.term));
         if (place_.below) {
-            place_.below->sets_.set_duplicate(e.id, tier_of(e.term), false);
+            place_.below->note_copy(e, false);
         }
     }
     evicted_.clear();
@@ -102,7 +68,7 @@ bool expert_cache::acquire(expert_id id, tier_id tier) {
     running_ = id.layer;
     reap_prefetches();
     if (!make_resident(id, tier)) {
-        drop_prefetches(); // what is on the way for another layer gives way
+        drop_prefetches(); // a demand takes their slots
         if (!make_resident(id, tier)) {
             return false;
         }
@@ -112,27 +78,12 @@ bool expert_cache::acquire(expert_id id, tier_id tier) {
     return true;
 }
 
-char * expert_cache::slot_of(expert_id id, term_id term, part_id part) const {
-    return pools_[term].bank(slot(id, term)) + layouts_[term].place(id.layer, part).offset +
-           number(id, term) * stride(id, term, part);
-}
-
-part_target expert_cache::target(expert_id id, term_id term, part_id part) const {
-    part_target t = { slot_of(id, term, part) };
-    if (is_set(id, term, part)) {
-        t.buffer = buffer(id, term, part);
-        t.shape  = index_.layer(id.layer).shapes[part];
-        t.zeros  = layouts_[term].place(id.layer, part).zeros;
-    }
-    return t;
-}
-
-// Asks the cache below for the parts that are missing here. Returns those that it gives.
+// Requests missing parts in the next-level cache. Returns the parts to copy from there.
 part_set expert_cache::submit_below(expert_id id, term_id term, part_set parts, load_urgency urgency) {
     expert_cache & below   = *place_.below;
     const part_set missing = parts - loader_.requested(load(id, term));
     const part_set given   = missing && pin_below(id, term, urgency) ? missing : part_set();
-    // what was asked for before may be more urgent now
+    // an earlier request may have become more urgent
     below.submit(id, term, given | (parts & loader_.requested(below.load(id, term))), urgency);
     return given;
 }
@@ -147,9 +98,9 @@ void expert_cache::submit_from(part_set from_below, expert_id id, term_id term, 
         const part_location & at = index_.locate(term, id.layer, part, id.expert);
         if (from_below.has(part)) {
             loader_.transfer(load(id, term), part, below->load(id, term), below->data(id, term, part), at,
-                             target(id, term, part), urgency);
+                             slots_[term].target(slot(id, term), id, part), urgency);
         } else {
-            loader_.submit(load(id, term), part, at, target(id, term, part), urgency);
+            loader_.submit(load(id, term), part, at, slots_[term].target(slot(id, term), id, part), urgency);
         }
     }
 }
@@ -180,21 +131,7 @@ loader::transfers expert_cache::transferred() const {
 
 char * expert_cache::data(expert_id id, term_id term, part_id part) const {
     GGML_ASSERT(sets_.set(term).is_pinned(id));
-    const size_t before = data_offset(index_.locate(term, id.layer, part, id.expert));
-    return slot_of(id, term, part) + (is_set(id, term, part) ? 0 : before);
-}
-
-ggml_backend_buffer_t expert_cache::buffer(expert_id id, term_id term, part_id part) const {
-    const slot_pool & pool = pools_[term];
-    return is_packed(id, term, part) ? pool.packed(slot(id, term)) : pool.buffer(slot(id, term));
-}
-
-size_t expert_cache::stride(expert_id id, term_id term, part_id part) const {
-    return layouts_[term].place(id.layer, part).stride;
-}
-
-uint32_t expert_cache::number(expert_id id, term_id term) const {
-    return slot(id, term) % pools_[term].slots_per_bank();
+    return slots_[term].data(slot(id, term), id, part);
 }
 
 void expert_cache::release(expert_id id, tier_id tier) {
@@ -208,45 +145,49 @@ void expert_cache::release(expert_id id, tier_id tier) {
 }
 
 //
-// the cache below
+// the next-level cache
 //
 
-// So that the term keeps its slot there until it has been copied. False where there is none for it.
+bool expert_cache::accepts(expert_id id, term_id term) const {
+    const term_id front = terms(tier_of(term)).front();
+    return n_slots(term) > 0 && (front == term || sets_.set(front).contains(id));
+}
+
+bool expert_cache::lend(expert_id id, term_id term, load_urgency urgency) {
+    return urgency == load_urgency::demand ? acquire(id, tier_of(term)) : insert_ahead(id, term);
+}
+
+// Keeps the term's slot in the next-level cache until it has been copied.
 bool expert_cache::pin_below(expert_id id, term_id term, load_urgency urgency) {
-    expert_cache & below = *place_.below;
-    if (below.n_slots(term) == 0) {
+    if (!place_.below->accepts(id, term)) {
         return false;
     }
-    const term_id front = terms(tier_of(term)).front();
-    if (front != term && !below.sets_.set(front).contains(id)) {
-        return false; // a residual would not stay there without its low version
-    }
     unpin_below();
-    if (urgency == load_urgency::demand ? !below.acquire(id, tier_of(term)) : !below.insert_ahead(id, term)) {
+    if (!place_.below->lend(id, term, urgency)) {
         return false;
     }
     staged_.push_back({ id, term });
     return true;
 }
 
-// What has been copied, or never will be.
+// Returns the terms that were copied, or whose copy was cancelled.
 void expert_cache::unpin_below() {
     const auto done = [&](const expert_term & e) {
         if (!loader_.settled(load(e.id, e.term)) || !loader_.settled(place_.below->load(e.id, e.term))) {
             return false;
         }
         place_.below->unpin(e);
-        if (place_.below->duplicates_go_first_[e.term]) {
+        if (place_.below->is_exclusive(e.term)) {
             const tier_id  tier  = tier_of(e.term);
             const part_set parts = index_.layer(e.id.layer).parts;
-            place_.below->sets_.set_duplicate(e.id, tier, holds(e.id, tier, parts) && arrived(e.id, tier, parts));
+            place_.below->note_copy(e, holds(e.id, tier, parts) && arrived(e.id, tier, parts));
         }
         return true;
     };
     staged_.erase(std::remove_if(staged_.begin(), staged_.end(), done), staged_.end());
 }
 
-// Before the copy that waits for it: what is half read there is read to its end.
+// To be called before the copy is cancelled, which waits for the read. A read that has begun is completed.
 void expert_cache::cancel_below(expert_id id, term_id term) {
     if (place_.below) {
         loader_.cancel(place_.below->load(id, term));
@@ -257,7 +198,7 @@ void expert_cache::cancel_below(expert_id id, term_id term) {
 // prefetch
 //
 
-// Pins the term where it is resident or polite enough to become so.
+// Pins the term if it is resident, or becomes so by a polite insert; see resident_set.
 bool expert_cache::insert_ahead(expert_id id, term_id term) {
     if (!sets_.set(term).contains(id) &&
         !sets_.insert_term(id, term, running_, resident_set::pressure::polite, evicted_)) {
@@ -269,7 +210,7 @@ bool expert_cache::insert_ahead(expert_id id, term_id term) {
     return true;
 }
 
-// From the file, whatever the cache below has.
+// Reads the term from the file, even if the next-level cache has it.
 bool expert_cache::read_term(expert_id id, term_id term, part_set parts) {
     if (!insert_ahead(id, term)) {
         return false;
@@ -307,7 +248,7 @@ bool expert_cache::is_worth_bringing(term_id term) {
 void expert_cache::bring(expert_id id, tier_id tier, part_set parts) {
     reap_prefetches();
     const auto & all = terms(tier);
-    if (prefetched_.empty() && is_worth_bringing(all.back())) { // a residual has no place without its low version
+    if (prefetched_.empty() && is_worth_bringing(all.back())) { // a residual needs its low version
         (void) std::all_of(all.begin(), all.end(), [&](term_id term) { return bring_term(id, term, parts); });
     }
     for (const term_id term : terms(tier)) {
@@ -315,7 +256,7 @@ void expert_cache::bring(expert_id id, tier_id tier, part_set parts) {
     }
 }
 
-// Of a term.
+// Whether all parts of the term are loaded.
 bool expert_cache::is_whole(expert_id id, term_id term) const {
     return loader_.arrived(load(id, term), index_.layer(id.layer).parts);
 }
@@ -330,7 +271,7 @@ void expert_cache::note_whole(expert_id id, tier_id tier) {
 
 void expert_cache::fill(term_id term, const std::vector<expert_id> & experts) {
     const auto             has_room   = [&] { return sets_.has(term) && sets_.set(term).has_free_slot(); };
-    const bool             is_through = place_.below && !place_.below->duplicates_go_first_[term];
+    const bool             is_through = place_.below && !place_.below->is_exclusive(term);
     std::vector<expert_id> brought;
     for (size_t i = 0; i < experts.size() && has_room(); i++) {
         const expert_id id    = experts[i];
@@ -353,7 +294,7 @@ void expert_cache::end_prefetch(layer_id layer) {
     reap_prefetches();
 }
 
-// Those that have arrived or were cancelled need no pin any more.
+// Unpins the prefetches that have arrived or were cancelled.
 void expert_cache::reap_prefetches() {
     const auto done = [&](const expert_term & p) {
         if (!loader_.settled(load(p.id, p.term))) {
@@ -372,7 +313,7 @@ void expert_cache::unpin(const expert_term & e) {
     std::for_each(all.rbegin(), all.rend(), [&](term_id term) { drop_if_empty(e.id, term); });
 }
 
-// Nothing of it was read, and nobody waits for it.
+// Gives the slot back if nothing was read into it and nobody waits for it.
 void expert_cache::drop_if_empty(expert_id id, term_id term) {
     if (!loader_.requested(load(id, term)) && !sets_.set(term).is_pinned(id)) {
         sets_.erase_term(id, term, evicted_);

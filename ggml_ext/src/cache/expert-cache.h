@@ -4,8 +4,7 @@
 #include "base/stats.h"
 #include "base/status.h"
 #include "cache/resident-tiers.h"
-#include "cache/slot-layout.h"
-#include "cache/slot-pool.h"
+#include "cache/slot-memory.h"
 #include "ggml-backend.h"
 #include "io/loader.h"
 #include "model/expert-index.h"
@@ -17,173 +16,189 @@
 
 namespace hobbit {
 
-// Which experts are in which pool. For each tier an expert is
+// Which experts are resident in the pools of one device, and what is being loaded into them. In each tier an expert is
 //   absent    it has no slot;
-//   resident  it has a slot, and of every part it is known whether it is there, on the way or not asked for.
-// acquire makes an expert resident, evicting another one if need be; prefetch may do so too. A resident expert may be
-// pinned, any number of times: it then keeps its slot. What is on the way is always pinned.
+//   resident  it has a slot, and each of its parts is loaded, being loaded, or not requested.
+// acquire makes an expert resident and may evict another one; so may prefetch. A resident expert can be pinned any
+// number of times, and then keeps its slot. An expert is pinned while any part of it is being loaded.
 //
-// Where the high tier is residual, an expert in it is two terms, each in the pool of its own tier: the low version and
-// the residual. What is said of an expert in the high tier then goes for both; a residual is never resident without its
-// low version (resident_tiers). No weight is held twice.
+// If the high tier is residual, an expert in it has two terms, the low version and the residual, each in a pool of its
+// own. A call that takes a tier applies to all terms of the expert, a call that takes a term to that one alone. A
+// residual is resident only beside its low version (resident_tiers), and no weight is stored twice.
 //
-// The pools of a device with memory of its own may have a cache in host memory below them, which has these verbs as
-// well. What is missing on the device then comes from there, and what is missing there is read into it first; where all
-// of its slots are pinned, what is read passes it by. Both share one loader.
+// The cache of a device with its own memory may have a next-level cache in host memory, `below`, of the same class. A
+// miss is then uploaded from there; a miss there as well is first read into it, or past it if all its slots are pinned.
+// Both share one loader.
 //
 // Thread-safety: none; one thread computes at a time. The loader's threads only write into slots.
 class expert_cache {
   public:
-    // Where the pools are.
     struct pool_place {
         ggml_backend_dev_t device = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
-        bool               pack   = false;   // keeps weights in the CPU's own layouts, where it has one
-        expert_cache *     below  = nullptr; // in host memory, in the file's layouts; null: what is missing is read
+        bool               pack   = false;   // use the CPU's own layouts for weights that have one
+        expert_cache *     below  = nullptr; // the next-level cache, with the file's layouts; null: misses are read
 
-        ggml_backend_buffer_type_t memory = nullptr; // that the device computes in; null: its own
+        ggml_backend_buffer_type_t memory = nullptr; // the memory that the device computes in; null: its own
     };
 
     // All must outlive the cache.
     expert_cache(const expert_index & index, loader & loader, stats & stats, const pool_place & place);
 
-    // Bytes of a slot that holds any expert of the tier, and those of a device's memory that a pool takes beside slots.
-    size_t slot_size(term_id term) const { return layouts_[term].slot_size(); }
-    size_t overhead(term_id term) const { return layouts_[term].overhead(); }
+    // Bytes of a slot, and the bytes of device memory that a pool takes beside its slots.
+    size_t slot_size(term_id term) const { return slots_[term].slot_size(); }
+    size_t overhead(term_id term) const { return slots_[term].overhead(); }
 
-    // Gives the tier a pool, of fewer slots where a device would have to give more memory than so many and overhead().
-    // A tier without one must not be acquired. The policy, which serves all tiers, must outlive the cache; for `quota`
-    // see resident_set.
+    // Allocates the term's pool, perhaps with fewer slots; see slot_memory. A term without a pool must not be acquired.
+    // The policy serves all tiers and must outlive the cache. For `quota` see resident_set.
     status allocate(term_id term, uint32_t n_slots, uint32_t quota, cache_policy & policy);
 
-    uint32_t n_slots(term_id term) const { return pools_[term].n_slots(); }
+    uint32_t n_slots(term_id term) const { return slots_[term].n_slots(); }
 
-    // What reaches a cache above then goes first here: this one would otherwise have little else where it has no more
-    // slots than those above. What leaves these soon is read again, so that it does not pay where it has more.
-    void let_duplicates_go_first(term_id term) { duplicates_go_first_[term] = true; }
+    //
+    // demand
+    //
 
-    // Whether all of `parts` are there or on the way.
+    // Whether all of `parts` are loaded or being loaded.
     bool holds(expert_id id, tier_id tier, part_set parts) const;
 
-    // Whether those of `parts` that are missing here are there, or on the way, in the cache below.
+    // Whether the next-level cache has, or is loading, those of `parts` that are missing here.
     bool holds_below(expert_id id, tier_id tier, part_set parts) const;
 
-    // Pins the expert, without asking for parts. False, and nothing changes, when every slot of the pool is pinned by
-    // acquire.
+    // Pins the expert, without requesting parts. Returns false, and changes nothing, if acquire has pinned every slot.
     bool acquire(expert_id id, tier_id tier);
 
-    // Asks the loader for those of `parts` that are neither there nor on the way, of the first term first. REQUIRES:
+    // Requests those of `parts` that are neither loaded nor being loaded, those of the first term first. REQUIRES:
     // pinned.
     void request(expert_id id, tier_id tier, part_set parts);
 
-    // Whether, or until, parts asked for are there. REQUIRES: resident; to wait, pinned.
-    bool   arrived(expert_id id, tier_id tier, part_set parts) const;
+    // Whether all of the requested parts are loaded. REQUIRES: resident
+    bool arrived(expert_id id, tier_id tier, part_set parts) const;
+
+    // Waits until they are, or until a read fails. REQUIRES: pinned
     status wait(expert_id id, tier_id tier, part_set parts);
 
-    // To the pools' device, where it has memory of its own.
-    loader::transfers transferred() const;
-
-    // What a read failed with, if one did.
-    status error() const { return loader_.error(); }
-
-    // The part's weights in the term, of the type that the index says, in the layout of buffer()'s type: an address of
-    // the device's. In one buffer they are evenly spaced: number() n lies n times stride() behind number 0. REQUIRES:
-    // pinned, and the part is there.
-    char *                data(expert_id id, term_id term, part_id part) const;
-    ggml_backend_buffer_t buffer(expert_id id, term_id term, part_id part) const;
-    size_t                stride(expert_id id, term_id term, part_id part) const;
-    uint32_t              number(expert_id id, term_id term) const;
-
-    // Undoes one acquire, once nothing asked for is on the way any more; what was only prefetched is dropped.
+    // Undoes one acquire, after the current read of the expert has ended. Drops requests that have not begun.
     void release(expert_id id, tier_id tier);
 
-    // Asks the loader for parts of a term that a layer to come is predicted to need, after all demands, and protects
-    // it. False, and nothing changes, when only pinned or protected experts could make room, and for a residual whose
-    // low version is not resident.
+    // Uploads to the device, if it has its own memory.
+    loader::transfers transferred() const;
+
+    // The first error of a read.
+    status error() const { return loader_.error(); }
+
+    // A matrix in its slot; see slot_memory. REQUIRES: pinned, and the part is loaded.
+    char * data(expert_id id, term_id term, part_id part) const;
+
+    ggml_backend_buffer_t buffer(expert_id id, term_id term, part_id part) const {
+        return slots_[term].buffer(slot(id, term), id, part);
+    }
+
+    size_t stride(expert_id id, term_id term, part_id part) const { return slots_[term].stride(id.layer, part); }
+
+    uint32_t number(expert_id id, term_id term) const { return slots_[term].number(slot(id, term)); }
+
+    //
+    // ahead of demand
+    //
+
+    // Requests parts of a term that a later layer probably needs, after all demands, and protects it. Returns false and
+    // changes nothing if only pinned or protected experts could make room, if the policy refuses the term, or if a
+    // residual's low version is absent.
     bool prefetch(expert_id id, term_id term, part_set parts);
 
-    // Asks for an expert that may be needed again, in the same way but unprotected; nothing happens where anything that
-    // was brought or prefetched is still on its way. Where that would stand in the way of what the device computes, and
-    // another expert would have to go, most of these are left out. As long as only a part of it is here, it goes first.
+    // Requests an expert for later use, after all demands and without protection. A no-op while another prefetch or
+    // bring is unfinished. If it would evict an expert, only one call in device_traits::upload_interval has an effect.
+    // An expert of which only some parts are loaded is evicted first.
     void bring(expert_id id, tier_id tier, part_set parts);
+
+    // Requests experts in this order, after all demands, while slots are free. Until they are used, the first ones are
+    // evicted last. REQUIRES: for a residual term, the low one was filled before.
+    void fill(term_id term, const std::vector<expert_id> & experts);
+
+    // A resident expert is evicted last, until end_prefetch.
+    void protect(expert_id id, tier_id tier) { sets_.protect(id, tier); }
+
+    // The layer's router has chosen: ends the protection of the layer's experts, and drops its prefetches that have not
+    // begun.
+    void end_prefetch(layer_id layer);
 
     // The residency of all experts, as the policies see it.
     const resident_tiers & residents() const { return sets_; }
 
-    // Tells of each term that is prefetched, and of the layer that runs. An empty function ends it.
+    // The listener hears of each prefetched term and of the running layer. An empty function removes it.
     void set_prefetch_listener(std::function<void(const expert_term & term, layer_id running)> listener) {
         on_prefetch_ = std::move(listener);
     }
 
-    // Asks for experts in this order, after all demands, as long as slots are free. Before they are used, the first
-    // ones go last. REQUIRES: for a residual tier, the low one was filled before.
-    void fill(term_id term, const std::vector<expert_id> & experts);
+    //
+    // for the cache above, whose next-level cache this is
+    //
 
-    // A resident expert goes last, until end_prefetch.
-    void protect(expert_id id, tier_id tier) { sets_.protect(id, tier); }
+    // Exclusive caching: what is resident above is evicted first here. It pays if this cache has no more slots than the
+    // caches above, and otherwise causes reads of what these evict.
+    void make_exclusive(term_id term) { is_exclusive_[term] = true; }
 
-    // The layer's router has chosen: nothing of the layer is protected any more, and of what was prefetched for it the
-    // reads not begun are dropped.
-    void end_prefetch(layer_id layer);
+    bool is_exclusive(term_id term) const { return is_exclusive_[term]; }
+
+    // Whether the term could be resident: there is a pool, and a residual's low version is resident.
+    bool accepts(expert_id id, term_id term) const;
+
+    // Pins a term that is to be copied from here. A demand evicts like acquire, a prefetch like prefetch. Returns false
+    // if there is no slot. unpin undoes it. REQUIRES: accepts
+    bool lend(expert_id id, term_id term, load_urgency urgency);
+    void unpin(const expert_term & e);
+
+    // Requests parts of a term. REQUIRES: pinned
+    void submit(expert_id id, term_id term, part_set parts, load_urgency urgency);
+
+    // Notes whether the term is resident above.
+    void note_copy(const expert_term & e, bool is_above) { sets_.set_duplicate(e.id, tier_of(e.term), is_above); }
+
+    // How far the term's reads are; see loader.
+    const load_state & load(expert_id id, term_id term) const { return loads_[term][index_of(id)]; }
+    load_state &       load(expert_id id, term_id term) { return loads_[term][index_of(id)]; }
 
   private:
     size_t index_of(expert_id id) const { return size_t(id.layer) * n_experts_ + id.expert; }
 
-    const load_state & load(expert_id id, term_id term) const { return loads_[term][index_of(id)]; }
-    load_state &       load(expert_id id, term_id term) { return loads_[term][index_of(id)]; }
-
     const std::vector<term_id> & terms(tier_id tier) const { return sets_.terms(tier); }
 
-    bool is_packed(expert_id id, term_id term, part_id part) const {
-        return packed_parts_[term][index_of(id)].has(part);
-    }
+    uint32_t slot(expert_id id, term_id term) const { return sets_.set(term).slot(id); }
 
-    // Whether the loader sets what it has read, rather than reading it in place.
-    bool is_set(expert_id id, term_id term, part_id part) const { return !in_host_ || is_packed(id, term, part); }
-
-    uint32_t                   slot(expert_id id, term_id term) const { return sets_.set(term).slot(id); }
-    char *                     slot_of(expert_id id, term_id term, part_id part) const;
-    ggml_backend_buffer_type_t choose_packed(term_id term);
-    bool                       make_resident(expert_id id, tier_id tier);
-    void                       forget_evicted();
-    part_target                target(expert_id id, term_id term, part_id part) const;
-    void                       submit(expert_id id, term_id term, part_set parts, load_urgency urgency);
-    part_set                   submit_below(expert_id id, term_id term, part_set parts, load_urgency urgency);
-    void submit_from(part_set from_below, expert_id id, term_id term, part_set parts, load_urgency urgency);
-    bool pin_below(expert_id id, term_id term, load_urgency urgency);
-    void unpin_below();
-    void cancel_below(expert_id id, term_id term);
-    bool insert_ahead(expert_id id, term_id term);
-    bool bring_term(expert_id id, term_id term, part_set parts);
-    bool is_worth_bringing(term_id term);
-    bool read_term(expert_id id, term_id term, part_set parts);
-    void unpin(const expert_term & e);
-    void drop_if_empty(expert_id id, term_id term);
-    bool is_whole(expert_id id, term_id term) const;
-    void note_whole(expert_id id, tier_id tier);
-    void reap_prefetches();
-    void drop_prefetches();
+    bool     make_resident(expert_id id, tier_id tier);
+    void     forget_evicted();
+    part_set submit_below(expert_id id, term_id term, part_set parts, load_urgency urgency);
+    void     submit_from(part_set from_below, expert_id id, term_id term, part_set parts, load_urgency urgency);
+    bool     pin_below(expert_id id, term_id term, load_urgency urgency);
+    void     unpin_below();
+    void     cancel_below(expert_id id, term_id term);
+    bool     insert_ahead(expert_id id, term_id term);
+    bool     bring_term(expert_id id, term_id term, part_set parts);
+    bool     is_worth_bringing(term_id term);
+    bool     read_term(expert_id id, term_id term, part_set parts);
+    void     drop_if_empty(expert_id id, term_id term);
+    bool     is_whole(expert_id id, term_id term) const;
+    void     note_whole(expert_id id, tier_id tier);
+    void     reap_prefetches();
+    void     drop_prefetches();
 
     const expert_index & index_;
     loader &             loader_;
     stats &              stats_;
     const pool_place     place_;
-    const bool           in_host_; // the pools are in host memory
 
-    const ggml_backend_buffer_type_t memory_; // of the pools
-    const uint32_t                   n_experts_;
-    layer_id                         running_; // layer of the last demand
-    per_term<bool>                   duplicates_go_first_ = {};
+    const uint32_t n_experts_;
+    layer_id       running_; // the layer of the last demand
+    per_term<bool> is_exclusive_ = {};
 
-    per_term<slot_layout>                              layouts_;
-    per_term<slot_pool>                                pools_;
-    resident_tiers                                     sets_;
-    per_term<std::vector<load_state>>                  loads_;        // [term][layer * n_experts + expert], fixed size
-    per_term<std::vector<part_set>>                    packed_parts_; // [term][layer * n_experts + expert]
-    std::vector<expert_term>                           prefetched_; // terms; pinned once each, until there or cancelled
-    uint64_t                                           n_left_out_ = 0; // by bring()
-    std::vector<expert_term>                           staged_;         // terms; pinned below until they are here
-    std::function<void(const expert_term &, layer_id)> on_prefetch_;    // see set_prefetch_listener
-    std::vector<expert_term>                           evicted_;        // whose loads are still to be forgotten
+    per_term<slot_memory>             slots_;
+    resident_tiers                    sets_;
+    per_term<std::vector<load_state>> loads_;          // [term][layer * n_experts + expert], fixed size
+    std::vector<expert_term>          prefetched_;     // terms; pinned once each, until loaded or cancelled
+    uint64_t                          n_left_out_ = 0; // calls of bring without effect
+    std::vector<expert_term>          staged_;         // terms lent by the cache below, until copied
+    std::function<void(const expert_term &, layer_id)> on_prefetch_; // see set_prefetch_listener
+    std::vector<expert_term>                           evicted_;     // whose load states are to be reset
 };
 
 } // namespace hobbit

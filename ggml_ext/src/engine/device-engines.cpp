@@ -158,7 +158,7 @@ status device_engines::allocate_pools(const memory_plan & plan, cache_policy & p
             n_above += place->cache().n_slots(term);
         }
         if (host_->n_slots(term) <= n_above) {
-            host_->let_duplicates_go_first(term);
+            host_->make_exclusive(term);
         }
     }
     if (s.ok() && host_->n_slots(term_id::high) == 0) {

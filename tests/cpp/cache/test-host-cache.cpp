@@ -133,7 +133,7 @@ static void fill_ahead(bool past_host) {
     engine                 e = engine_with_host(m, 2, 0, 5);
     std::vector<expert_id> order;
     if (past_host) {
-        e.host->let_duplicates_go_first(term_id::high);
+        e.host->make_exclusive(term_id::high);
     }
     for (uint32_t i = 0; i < 8; i++) {
         order.push_back({ 0, 7 - i });
@@ -171,7 +171,7 @@ static void load(engine & e, expert_id id) {
 
 // The first experts of a layer, in their order.
 static void load_first(engine & e, uint32_t n) {
-    e.host->let_duplicates_go_first(term_id::high);
+    e.host->make_exclusive(term_id::high);
     for (uint32_t expert = 0; expert < n; expert++) {
         load(e, { 0, expert });
     }
@@ -253,7 +253,7 @@ static void use_at_random(const model_on_disk & m, term_id term, uint32_t n_devi
     const std::string file = whole_file(m);
     const tier_id     tier = tier_of(term);
     if (n_host <= n_device) {
-        e.host->let_duplicates_go_first(term);
+        e.host->make_exclusive(term);
     }
     std::mt19937 random(5);
     size_t       wrong   = 0;

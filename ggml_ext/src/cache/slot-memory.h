@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include "base/status.h"
+#include "cache/slot-layout.h"
+#include "cache/slot-pool.h"
+#include "ggml-backend.h"
+#include "io/loader.h"
+#include "model/expert-index.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace hobbit {
+
+// The memory of one term's slots, and where each matrix of an expert lies in its slot. Does not know which expert has
+// which slot.
+//
+// Thread-safety: none, but the memory of different slots may be used at the same time.
+class slot_memory {
+  public:
+    // Plans slots for the term's experts. The device computes in `memory`. With `pack` weights are kept in the CPU's
+    // own layouts, if it has any. The index must outlive the object. REQUIRES: once, before all other calls
+    void lay_out(const expert_index & index, term_id term, ggml_backend_dev_t device, ggml_backend_buffer_type_t memory,
+                 bool pack);
+
+    // Bytes of a slot, and the bytes of device memory that a pool takes beside its slots.
+    size_t slot_size() const { return layout_.slot_size(); }
+    size_t overhead() const { return layout_.overhead(); }
+
+    // Allocates n_slots slots, or fewer if that many would exceed n_slots * slot_size() + overhead() on a device.
+    status allocate(uint32_t n_slots);
+
+    uint32_t n_slots() const { return pool_.n_slots(); }
+
+    // The address of the expert's matrix. Its type is that of the index, its layout that of buffer()'s type. In a
+    // buffer the matrices of a part are evenly spaced: number n lies n * stride() bytes behind number 0.
+    char *                data(uint32_t slot, expert_id id, part_id part) const;
+    ggml_backend_buffer_t buffer(uint32_t slot, expert_id id, part_id part) const;
+    size_t                stride(layer_id layer, part_id part) const { return layout_.place(layer, part).stride; }
+    uint32_t              number(uint32_t slot) const { return slot % pool_.slots_per_bank(); }
+
+    // Where the loader puts the matrix.
+    part_target target(uint32_t slot, expert_id id, part_id part) const;
+
+  private:
+    size_t index_of(expert_id id) const { return size_t(id.layer) * index_->n_experts() + id.expert; }
+
+    bool is_packed(expert_id id, part_id part) const { return packed_parts_[index_of(id)].has(part); }
+
+    // Whether the loader writes the matrix by ggml's functions instead of reading into the slot.
+    bool is_set(expert_id id, part_id part) const { return !in_host_ || is_packed(id, part); }
+
+    char *                     address(uint32_t slot, layer_id layer, part_id part) const;
+    ggml_backend_buffer_type_t choose_packed();
+
+    const expert_index *       index_   = nullptr;
+    term_id                    term_    = term_id::high;
+    ggml_backend_dev_t         device_  = nullptr;
+    ggml_backend_buffer_type_t memory_  = nullptr;
+    bool                       in_host_ = false;
+    bool                       pack_    = false;
+    slot_layout                layout_;
+    slot_pool                  pool_;
+    std::vector<part_set>      packed_parts_; // [layer * n_experts + expert]
+};
+
+} // namespace hobbit
