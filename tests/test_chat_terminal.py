@@ -252,7 +252,7 @@ def test_ctrl_c_stops_the_answer_and_twice_at_the_prompt_leaves(
     session: Callable[..., _Session], chat_gguf: Path
 ) -> None:
     chat = session(chat_gguf, "--pools", "3M")
-    stopped = at_the_prompt = "Ctrl-C once more"
+    stopped = at_the_prompt = "press Ctrl-C again"
     for _ in range(5):  # until it comes before the answer's end
         chat.tell("write a function")
         chat.expect("…")
@@ -265,7 +265,7 @@ def test_ctrl_c_stops_the_answer_and_twice_at_the_prompt_leaves(
     assert stopped == "(interrupted)"
     chat.expect(READY)
     chat.type(CTRL_C)
-    chat.expect("Ctrl-C once more")
+    chat.expect("press Ctrl-C again")
     chat.expect(READY)
     chat.type(CTRL_C)
     chat.expect("generated tokens")

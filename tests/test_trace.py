@@ -243,7 +243,7 @@ def test_policies_are_those_of_the_engine() -> None:
 def test_what_cannot_be_simulated_is_an_error(path: Path) -> None:
     routes = read_trace(path).routes
     options = Simulation(2, 4, 2, slots_high=2)
-    with pytest.raises(HobbitError, match=r"unknown policy 'best'; there are .*, lru, .*, belady"):
+    with pytest.raises(HobbitError, match=r"unknown policy 'best'; choose one of .*, lru, .*, belady"):
         simulate(routes, replace(options, policy="best"))
     with pytest.raises(HobbitError, match="make 0 <= t1 <= t2 <= 1"):
         simulate(routes, replace(options, t1=0.9, t2=0.5))

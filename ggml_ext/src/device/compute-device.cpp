@@ -96,7 +96,7 @@ std::string usable_devices(const std::vector<ggml_backend_dev_t> & devices) {
         if (find_traits(device) && check(device).ok()) {
             names += (names.empty() ? "" : ",") + std::string(ggml_backend_dev_name(device));
         } else {
-            GGML_LOG_WARN("hobbit: %s cannot hold experts: they are elsewhere\n", ggml_backend_dev_name(device));
+            GGML_LOG_WARN("hobbit: %s cannot hold experts: other devices do\n", ggml_backend_dev_name(device));
         }
     }
     return names;

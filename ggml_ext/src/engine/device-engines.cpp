@@ -142,8 +142,7 @@ status device_engines::allocate_pools(const memory_plan & plan, cache_policy & p
     for (size_t i = 0; i < places_.size() && s.ok(); i++) {
         s = places_[i]->allocate(plan.n_slots[i], policy);
         if (places_[i]->n_layers() == 0) {
-            GGML_LOG_WARN("hobbit: %s has nothing to do: no layer with experts is there\n",
-                          ggml_backend_dev_name(places_[i]->device()));
+            GGML_LOG_WARN("hobbit: %s computes no layer with experts\n", ggml_backend_dev_name(places_[i]->device()));
         }
     }
     if (!host_ || !s.ok()) {
@@ -162,8 +161,8 @@ status device_engines::allocate_pools(const memory_plan & plan, cache_policy & p
         }
     }
     if (s.ok() && host_->n_slots(term_id::high) == 0) {
-        GGML_LOG_WARN("hobbit: host memory has no room to cache experts: what is not on %s is read from disk each "
-                      "time; give a larger --memory\n",
+        GGML_LOG_WARN("hobbit: host memory has no room to cache experts: each miss on %s reads from disk; "
+                      "give a larger --memory\n",
                       config_.device.c_str());
     }
     return s;

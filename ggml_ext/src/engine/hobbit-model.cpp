@@ -30,8 +30,7 @@ status hobbit_model::open(const std::string & path, const hobbit_setting * given
     const bool           asked = opened->settings_.asked();
     if (index.n_layers() == 0) {
         if (asked) {
-            GGML_LOG_WARN("hobbit: '%s' has no routed experts: there is nothing to offload, it runs as stock\n",
-                          path.c_str());
+            GGML_LOG_WARN("hobbit: '%s' has no routed experts: it runs as in stock llama.cpp\n", path.c_str());
         }
         return {};
     }
@@ -107,7 +106,7 @@ status hobbit_model::open_files() {
                       index_.files()[0].c_str());
     }
     if (!index_.uses_base_experts()) {
-        GGML_LOG_INFO("hobbit: the experts of '%s' are not read: both tiers of '%s' stand for them\n",
+        GGML_LOG_INFO("hobbit: the experts of '%s' are not read: the tiers of '%s' replace them\n",
                       index_.files().front().c_str(), index_.files().back().c_str());
     }
     return {};
@@ -185,7 +184,7 @@ status hobbit_model::check_device_settings() const {
             "hobbit.device_memory bounds a device that has memory of its own: name one with hobbit.device");
     }
     if (settings_.names_mode() && !places_->are_apart()) {
-        return status::error("hobbit.mode says who computes beside a device with memory of its own: name one with "
+        return status::error("hobbit.mode applies to a device with memory of its own: name one with "
                              "hobbit.device");
     }
     if (settings_.memory > 0 && settings_.pools > 0 && !places_->are_apart()) {

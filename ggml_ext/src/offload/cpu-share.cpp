@@ -96,8 +96,8 @@ void cpu_share::begin_section(const layer_section & section, part_set parts) {
     }
     if (!can_share && !is_as_placed_) {
         if (unshared_.empty()) {
-            GGML_LOG_WARN("hobbit: there are experts that only the device computes: between their products this model "
-                          "has operations that the CPU cannot share\n");
+            GGML_LOG_WARN("hobbit: the device computes some experts alone: this model has operations between their "
+                          "products that the CPU cannot share\n");
         }
         unshared_.insert(routing_->layer);
     }

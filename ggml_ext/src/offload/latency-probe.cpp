@@ -135,9 +135,9 @@ status measure_latencies(const expert_shapes & kinds, ggml_backend_dev_t device,
                          ggml_backend_buffer_type_t transfer_memory, measured_latencies & found) {
     const ggml_backend_ptr cpu(ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, nullptr));
     const ggml_backend_ptr other(ggml_backend_dev_init(device, nullptr));
-    const status           failed = status::error(
-        format("%s cannot compute a single expert: see whether it is still there, or choose another device",
-                         ggml_backend_dev_name(device)));
+    const status           failed =
+        status::error(format("%s cannot compute a single expert: check that the device works, or choose another one",
+                             ggml_backend_dev_name(device)));
     if (!cpu || !other) {
         return failed;
     }

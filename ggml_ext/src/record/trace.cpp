@@ -47,7 +47,7 @@ status trace_writer::open(const std::string & path, const trace_header & header)
     n_turns_ = 0;
     if (is_other_file(path)) {
         return status::error(
-            format("'%s' is there and is no trace: choose another file for the trace, or remove it", path.c_str()));
+            format("'%s' exists and is not a trace: choose another file for the trace, or remove it", path.c_str()));
     }
     file_ = fopen(path.c_str(), "w");
     if (!file_) {

@@ -37,7 +37,7 @@ static status check_policy(const hobbit_simulation & options) {
         for (const std::string & known : names) {
             list += known + ", ";
         }
-        return status::error(format("unknown policy '%s'; there are %s%s", name.c_str(), list.c_str(), BELADY));
+        return status::error(format("unknown policy '%s'; choose one of %s%s", name.c_str(), list.c_str(), BELADY));
     }
     if (name == BELADY && (options.t1 < 1.0 || options.slots_low > 0 || options.residual != 0)) {
         return status::error("belady is the bound for one pool of equal experts: simulate it with t1 = 1 and no low "

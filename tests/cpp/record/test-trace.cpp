@@ -213,7 +213,7 @@ TEST_CASE("a file that is no trace is left alone") {
         const std::string file = dir.write("m.gguf", content);
         const status      s    = writer.open(file, two_layers());
         CHECK(s.message() ==
-              "'" + file + "' is there and is no trace: choose another file for the trace, or remove it");
+              "'" + file + "' exists and is not a trace: choose another file for the trace, or remove it");
         CHECK_FALSE(writer.is_open());
         CHECK(temp_dir::read(file) == content);
     }

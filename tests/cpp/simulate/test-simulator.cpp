@@ -383,7 +383,7 @@ TEST_CASE("options that cannot be are refused") {
         change(o);
         return error(routes, o);
     };
-    CHECK(contains(with([](auto & o) { o.policy = "best"; }), "unknown policy 'best'; there are "));
+    CHECK(contains(with([](auto & o) { o.policy = "best"; }), "unknown policy 'best'; choose one of "));
     CHECK(contains(with([](auto & o) { o.policy = "best"; }), ", lru, "));
     CHECK(contains(with([](auto & o) { o.policy = nullptr; }), ", belady"));
     CHECK(contains(with([](auto & o) { o.weights[1] = 0.5; }), "sum to 1.5"));
