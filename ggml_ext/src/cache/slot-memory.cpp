@@ -48,8 +48,7 @@ status slot_memory::allocate(uint32_t n_slots) {
     if (!s.ok()) {
         return s;
     }
-    const char * options =
-        in_host_ ? "--pools or --memory" : "--pools or --device-memory, or check the device";
+    const char * options = in_host_ ? "--pools or --memory" : "--pools or --device-memory, or check the device";
     return pool_.allocate(memory_, choose_packed(), banks.bank_size, banks.slots_per_bank, banks.n_slots, options);
 }
 
