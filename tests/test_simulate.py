@@ -93,7 +93,39 @@ def test_json_has_what_was_counted(path: Path, capsys: pytest.CaptureFixture[str
         "penalty_per_token": pytest.approx(2 / 6),
         "bits_per_token": pytest.approx(2 * 16 / 6),
         "relative_to_lru": pytest.approx(2 / 3),
+        "predictable": 0,
+        "predicted_right": 0,
+        "predicted_missing": 0,
+        "predicted_missing_right": 0,
+        "recall": None,
+        "precision_on_misses": None,
     }
+
+
+def test_a_predictor_is_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        (0, 1, step, layer, 0, expert, 1.0)
+        for step, experts in enumerate(((0, 0), (0, 0), (0, 1), (0, 0)))
+        for layer, expert in enumerate(experts)
+    ]
+    path = write_trace(tmp_path / "t.csv", rows, n_layers=2, n_experts=4, n_used=1)
+    judged = ("--trace", path, "--policy", "lru", "--predictor", "repeat", "--capacity")
+    # layer 1 chooses 0 0 1 0 and is predicted - 0 0 1; one slot has layer 0's expert then, so all are missing
+    (run,) = _json(capsys, *judged, 0.125)["runs"]
+    assert (run["predictable"], run["predicted_right"], run["recall"]) == (4, 1, 0.25)
+    assert (run["predicted_missing"], run["predicted_missing_right"]) == (3, 1)
+    assert run["precision_on_misses"] == pytest.approx(1 / 3)
+    # with a slot for each expert nothing that was used before is missing
+    (run,) = _json(capsys, *judged, 1)["runs"]
+    assert (run["recall"], run["precision_on_misses"]) == (0.25, None)
+
+    assert main(["simulate", *map(str, judged), "0.125", "1"]) == 0
+    header, *lines = capsys.readouterr().out.splitlines()
+    assert header.split()[-2:] == ["recall", "precision"]
+    assert [line.split()[-2:] for line in lines] == [["25.0%", "33.3%"], ["25.0%", "-"]]
+
+    _, error = _error(capsys, "--trace", path, "--capacity", 1, "--predictor", "router")
+    assert "choose one of repeat" in error
 
 
 def test_two_pools_share_the_capacity(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

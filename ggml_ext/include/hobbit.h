@@ -339,6 +339,10 @@ struct hobbit_simulation {
     double       bits_high; // per weight
     double       bits_low;
     uint64_t     seed; // of the policy "random"
+
+    // A choice of hobbit.predictor that needs routes alone, to be judged one layer ahead; NULL: none. The experts that
+    // it predicts are not loaded.
+    const char * predictor;
 };
 
 // Counts selections of counted tokens.
@@ -353,6 +357,13 @@ struct hobbit_simulation_result {
     uint64_t loads_low;  // misses_low, or low versions that were loaded for either precision
     double   penalty;    // bits loaded, in units of an expert in high precision: with complete tiers 1 for a
                          // high-precision load and bits_low / bits_high for a low one
+
+    // Of the predictor, in layers after the first with a counted token; each expert counts once per layer and batch.
+    // Recall is predicted_right / predictable, precision on misses predicted_missing_right / predicted_missing.
+    uint64_t predictable;             // experts that were chosen
+    uint64_t predicted_right;         // of these, predicted
+    uint64_t predicted_missing;       // experts that were predicted while they were resident in neither precision
+    uint64_t predicted_missing_right; // of these, chosen
 };
 
 // Replays routes through the engine's own policy and scorer, with demand loading and a pool per tier.

@@ -93,6 +93,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FIRST:LAST",
         help="count only these decode steps; earlier ones warm the cache",
     )
+    add(
+        "--predictor",
+        metavar="NAME",
+        help="also judge this predictor, one layer ahead. recall: share of the used experts that it names; "
+        "precision: share of the missing experts that it names which are then used",
+    )
     add("--json", action="store_true", help="print JSON instead of a table")
 
 
@@ -117,7 +123,7 @@ def run(args: argparse.Namespace) -> int:
         json.dump(_document(trace, args.split, base, low_share, runs), sys.stdout, indent=2)
         print()
     else:
-        print(_table(runs))
+        print(_table(runs, judged=base.predictor is not None))
     return 0
 
 
@@ -156,6 +162,7 @@ def _base(trace: "Trace", args: argparse.Namespace) -> "Simulation":
         bits_high=args.bits_high,
         bits_low=args.bits_low,
         seed=args.seed,
+        predictor=args.predictor,
     )
 
 
@@ -212,13 +219,16 @@ def _parse_split(text: str) -> tuple[int, int]:
     return steps[0], steps[1]
 
 
-def _table(runs: Sequence[Run]) -> str:
+def _table(runs: Sequence[Run], judged: bool) -> str:
     width = max(len("policy"), *(len(run.policy) for run in runs))
     lines = [
         f"{'policy':<{width}}  capacity  hit rate    high     low  skipped"
-        "  misses/token  penalty/token  to LRU"
+        "  misses/token  penalty/token  to LRU" + ("  recall  precision" if judged else "")
     ]
-    lines += [f"{run.policy:<{width}}  {_table_row(run)}" for run in runs]
+    lines += [
+        f"{run.policy:<{width}}  {_table_row(run)}" + (_prediction(run.result) if judged else "")
+        for run in runs
+    ]
     return "\n".join(lines)
 
 
@@ -230,6 +240,13 @@ def _table_row(run: Run) -> str:
         f"{run.capacity:8.3f}  {result.hit_rate:8.4f}  {high:6.1%}  {low:6.1%}  {skipped:7.1%}"
         f"  {result.misses_per_token:12.2f}  {result.penalty_per_token:13.2f}  {relative:>6}"
     )
+
+
+def _prediction(result: "SimulationResult") -> str:
+    recall, precision = (
+        "-" if share is None else f"{share:.1%}" for share in (result.recall, result.precision_on_misses)
+    )
+    return f"  {recall:>6}  {precision:>9}"
 
 
 def _document(
@@ -266,4 +283,6 @@ def _run_document(run: Run, bits_high: float, bits_low: float) -> dict[str, Any]
         "penalty_per_token": result.penalty_per_token,
         "bits_per_token": (result.loads_high * bits_high + result.loads_low * bits_low) / result.n_tokens,
         "relative_to_lru": run.relative_to_lru,
+        "recall": result.recall,
+        "precision_on_misses": result.precision_on_misses,
     }

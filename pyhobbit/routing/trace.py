@@ -81,6 +81,7 @@ class Simulation:
     weights: of LRU, LFU, LHU and FLD in Eq. 3 of HOBBIT.  floors: a layer keeps its even share of a pool, as
     in the engine.  residual: the high tier holds what the low one lacks, slots_high and bits_high are of
     residuals.  t1, t2: thresholds of Eq. 2.  bits_high, bits_low: per weight.  seed: of the policy "random".
+    predictor: judged one layer ahead, without loading what it predicts; None: none.
     """
 
     n_layers: int
@@ -97,6 +98,7 @@ class Simulation:
     bits_high: float = 16.0
     bits_low: float = 4.5
     seed: int = 0
+    predictor: str | None = None
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,8 @@ class SimulationResult:
     loads_*: of what a tier holds; with a residual one, high counts residuals, low serves both precisions.
     penalty: the paper's miss penalty, bits loaded by those of an expert in high precision; with complete
     tiers 1 for a load in high precision, bits_low / bits_high for one in low.
+    predictable: experts that layers after the first chose.  predicted_right: of these, predicted.
+    predicted_missing: experts predicted while not resident.  predicted_missing_right: of these, chosen.
     """
 
     hits_high: int
@@ -117,6 +121,10 @@ class SimulationResult:
     loads_high: int
     loads_low: int
     penalty: float
+    predictable: int = 0
+    predicted_right: int = 0
+    predicted_missing: int = 0
+    predicted_missing_right: int = 0
 
     @property
     def n_selections(self) -> int:
@@ -127,6 +135,16 @@ class SimulationResult:
         """Share of what was not skipped, 0 to 1; 1 where everything was."""
         needed = self.n_selections - self.skipped
         return (self.hits_high + self.hits_low) / needed if needed else 1.0
+
+    @property
+    def recall(self) -> float | None:
+        """Share of the chosen experts that were predicted, 0 to 1; None without a predictor."""
+        return self.predicted_right / self.predictable if self.predictable else None
+
+    @property
+    def precision_on_misses(self) -> float | None:
+        """Share of the predicted missing experts that were then chosen, 0 to 1; None if there were none."""
+        return self.predicted_missing_right / self.predicted_missing if self.predicted_missing else None
 
     @property
     def misses_per_token(self) -> float:
@@ -153,9 +171,11 @@ def simulate(routes: NDArray[Any], simulation: Simulation) -> SimulationResult:
     """Replays an array of ROUTE, of which at least one is counted. Raises HobbitError for what cannot be."""
     if routes.dtype != ROUTE or not np.any(routes["counted"]):
         raise HobbitError("there are no counted routes to simulate")
-    options = ffi.new("struct hobbit_simulation *", asdict(simulation) | {"policy": ffi.NULL})
-    name = ffi.new("char[]", simulation.policy.encode())
-    options.policy = name
+    texts = {
+        name: ffi.new("char[]", text.encode()) if text is not None else ffi.NULL
+        for name, text in (("policy", simulation.policy), ("predictor", simulation.predictor))
+    }
+    options = ffi.new("struct hobbit_simulation *", asdict(simulation) | texts)
     result = ffi.new("struct hobbit_simulation_result *")
     buffer = ffi.from_buffer("struct hobbit_route[]", np.ascontiguousarray(routes))
     check(lib.hobbit_simulate, buffer, routes.size, options, result)

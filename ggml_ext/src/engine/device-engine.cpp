@@ -17,7 +17,13 @@ device_engine::device_engine(split_runner * runner, ggml_backend_dev_t device, c
     buffer_type_(ggml_backend_hobbit_make_buffer_type(runner, ggml_backend_hobbit_register(device))),
     cache_(shared.index, shared.reads, shared.counters, { device, shared.config.pack && !shared.host, shared.host }) {
     if (shared.config.prefetch > 0) {
-        predictor_ = std::make_unique<predictor>(shared.index, ggml_backend_dev_buffer_type(device));
+        predictor_options options;
+        options.name   = shared.config.predictor;
+        options.memory = ggml_backend_dev_buffer_type(device);
+        for (layer_id layer = 0; layer < shared.index.n_layers(); layer++) {
+            options.n_experts.push_back(shared.index.layer(layer).n_experts);
+        }
+        predictor_ = make_predictor(options);
     }
 }
 

@@ -2,6 +2,7 @@
 #include "engine/settings.h"
 
 #include "policy/cache-policy.h"
+#include "predict/predictor.h"
 
 #include <algorithm>
 #include <cmath>
@@ -90,6 +91,10 @@ const std::vector<row> & table() {
         { { "hobbit.prefetch", "prefetch", COUNT, 0, 4, "2", NONE, NONE, "layers", true,
             "Load experts this many layers in advance, 0 to 4. 0: no prefetch." },
           FIELD(uint32_t, prefetch) },
+        { { "hobbit.predictor", "predictor", CHOICE, 0, 0, "router", NONE, joined<predictor_names>(), NONE, false,
+            "Which experts are loaded in advance: router asks the next layers' routers, repeat names the previous "
+            "token's experts." },
+          FIELD(std::string, predictor) },
         { { "hobbit.io_threads", "io_threads", COUNT, 1, 256, "4", NONE, NONE, "threads", false,
             "Threads that read experts from disk." },
           FIELD(uint32_t, io_threads) },

@@ -36,6 +36,7 @@ struct settings {
     std::string           policy;
     std::array<double, 4> weights;
     uint32_t              prefetch;
+    std::string           predictor;
     uint64_t              memory        = 0; // 0: computed
     uint64_t              pools         = 0; // 0: follows from memory
     uint64_t              device_memory = 0; // 0: computed

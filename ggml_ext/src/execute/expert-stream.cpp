@@ -149,7 +149,8 @@ status expert_stream::begin_rest(const work & w) {
             cache_.request(w.todo[i]->id, w.todo[i]->tier, part);
         }
     }
-    return prefetcher_ && all ? prefetcher_->look_ahead(layer, w.layer.router_input, w.on.device.backend()) : status();
+    return prefetcher_ && all ? prefetcher_->look_ahead(w.layer.routing, w.layer.router_input, w.on.device.backend())
+                              : status();
 }
 
 // Waits until at least one of the pinned experts has arrived, computes all that have, with the rows that the CPU hands

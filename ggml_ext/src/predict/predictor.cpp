@@ -1,262 +1,48 @@
 // SPDX-License-Identifier: MIT
 #include "predict/predictor.h"
 
-#include "ggml-impl.h"
-
-#include <algorithm>
-#include <cmath>
-#include <cstring>
-#include <numeric>
+#include "predict/repeat-predictor.h"
+#include "predict/router-predictor.h"
 
 namespace hobbit {
 
-// Tokens of one product: a bound on the memory that predicting for a prompt takes.
-static constexpr int64_t MAX_TOKENS = 128;
+namespace {
 
-static constexpr size_t N_TENSORS = 8; // in a context
-
-static ggml_context * new_context() {
-    return ggml_init({ N_TENSORS * ggml_tensor_overhead() + ggml_graph_overhead_custom(N_TENSORS, false), nullptr,
-                       /* .no_alloc = */ true });
+template <typename T>
+std::unique_ptr<predictor> make(const predictor_options & options) {
+    return std::make_unique<T>(options);
 }
 
-predictor::predictor(const expert_index & index, ggml_backend_buffer_type_t buft) :
-    index_(index),
-    buft_(buft),
-    n_experts_(index.n_experts()),
-    routers_(index.n_layers()),
-    stack_ctx_(new_context()),
-    graph_ctx_(new_context()) {}
+struct named_predictor {
+    const char * name;
+    std::unique_ptr<predictor> (*make)(const predictor_options &);
+};
 
-predictor::~predictor() {
-    ggml_backend_buffer_free(scratch_);
-    ggml_backend_buffer_free(stack_buffer_);
-    ggml_free(graph_ctx_);
-    ggml_free(stack_ctx_);
-}
+const named_predictor predictors[] = {
+    { "router", make<router_predictor> },
+    { "repeat", make<repeat_predictor> },
+};
 
-size_t predictor::bytes() const {
-    return stack_buffer_ ? ggml_backend_buffer_get_size(stack_buffer_) : 0;
-}
+} // namespace
 
-//
-// routers
-//
-
-bool predictor::allocate_stack(int64_t width) {
-    stack_        = ggml_new_tensor_2d(stack_ctx_, GGML_TYPE_F16, width, int64_t(routers_.size()) * n_experts_);
-    stack_buffer_ = ggml_backend_alloc_ctx_tensors_from_buft(stack_ctx_, buft_);
-    if (!stack_buffer_) {
-        stack_ = nullptr;
-        ggml_reset(stack_ctx_);
-        return false;
-    }
-    ggml_backend_buffer_clear(stack_buffer_, 0);
-    return true;
-}
-
-// The tensor's numbers, from any device; false where its type cannot be converted.
-static bool read_floats(const ggml_tensor * tensor, std::vector<float> & out) {
-    const ggml_to_float_t to_float = ggml_get_type_traits(tensor->type)->to_float;
-    if (!ggml_is_contiguous(tensor) || (tensor->type != GGML_TYPE_F32 && !to_float)) {
-        return false;
-    }
-    std::vector<char> raw(ggml_nbytes(tensor));
-    ggml_backend_tensor_get(tensor, raw.data(), 0, raw.size());
-    out.resize(size_t(ggml_nelements(tensor)));
-    if (tensor->type == GGML_TYPE_F32) {
-        std::memcpy(out.data(), raw.data(), raw.size());
-    } else {
-        to_float(raw.data(), out.data(), int64_t(out.size()));
-    }
-    return true;
-}
-
-// Numbers by expert; there may be none.
-static bool read_bias(const ggml_tensor * tensor, uint32_t n_experts, std::vector<float> & out) {
-    return !tensor || (ggml_nelements(tensor) == n_experts && read_floats(tensor, out));
-}
-
-status predictor::set_router(layer_id layer, const ggml_tensor * weight, const ggml_tensor * bias,
-                             const ggml_tensor * selection_bias, hobbit_gating gating) {
-    const uint32_t     n_experts = index_.layer(layer).n_experts;
-    router             r         = { n_experts, gating, {}, {} };
-    std::vector<float> floats;
-    const bool         fits = ggml_n_dims(weight) <= 2 && weight->ne[1] == n_experts &&
-                      (!stack_ || weight->ne[0] == stack_->ne[0]) && read_floats(weight, floats) &&
-                      read_bias(bias, n_experts, r.bias) && read_bias(selection_bias, n_experts, r.selection_bias);
-    if (!fits) {
-        GGML_LOG_WARN("hobbit: the router '%s' (%lld x %lld, %s) cannot be used to predict: no prefetch for its "
-                      "layer\n",
-                      weight->name, (long long) weight->ne[0], (long long) weight->ne[1], ggml_type_name(weight->type));
-        return {};
-    }
-    if (!stack_ && !allocate_stack(weight->ne[0])) {
-        const double size = double(weight->ne[0]) * n_experts_ * double(routers_.size()) * sizeof(ggml_fp16_t);
-        return status::error(format("no memory for a copy of the routers (%s): switch prefetch off (hobbit.prefetch 0)",
-                                    format_size(size).c_str()));
-    }
-
-    std::vector<ggml_fp16_t> halves(floats.size());
-    ggml_fp32_to_fp16_row(floats.data(), halves.data(), int64_t(floats.size()));
-    ggml_backend_tensor_set(stack_, halves.data(), size_t(layer) * n_experts_ * stack_->nb[1],
-                            halves.size() * sizeof(ggml_fp16_t));
-    routers_[layer] = std::move(r);
-    return {};
-}
-
-//
-// prediction
-//
-
-static ggml_tensor * leaf(ggml_context * ctx, ggml_type type, int64_t width, int64_t n_rows, size_t stride, void * data,
-                          ggml_backend_buffer_t buffer) {
-    ggml_tensor * t = ggml_new_tensor_2d(ctx, type, width, n_rows);
-    t->nb[1]        = stride;
-    t->nb[2] = t->nb[3] = stride * size_t(n_rows);
-    t->data             = data;
-    t->buffer           = buffer;
-    return t;
-}
-
-// Bytes from one row to the next; 0 where they are not evenly spaced.
-static size_t row_stride(const ggml_tensor * t) {
-    size_t stride = t->nb[1];
-    for (int i = 1, rows = 0; i < GGML_MAX_DIMS; i++) {
-        if (t->ne[i] > 1 && rows++ > 0) {
-            return ggml_is_contiguous(t) ? t->nb[1] : 0;
-        }
-        stride = t->ne[i] > 1 ? t->nb[i] : stride;
-    }
-    return stride;
-}
-
-bool predictor::accepts(const ggml_tensor * router_input) const {
-    return stack_ && router_input->type == GGML_TYPE_F32 && router_input->ne[0] == stack_->ne[0] &&
-           router_input->nb[0] == sizeof(float) && row_stride(router_input) > 0;
-}
-
-bool predictor::reserve(ggml_backend_t backend, size_t size) {
-    if (!scratch_ || size > ggml_backend_buffer_get_size(scratch_)) {
-        ggml_backend_buffer_free(scratch_);
-        scratch_ = ggml_backend_alloc_buffer(backend, size);
-    }
-    return scratch_ != nullptr;
-}
-
-status predictor::multiply(ggml_backend_t backend, const ggml_tensor * router_input, int64_t first, int64_t n_tokens,
-                           layer_id layer, uint32_t n_layers) {
-    ggml_reset(graph_ctx_);
-    const size_t  stride = row_stride(router_input);
-    ggml_tensor * weights =
-        leaf(graph_ctx_, stack_->type, stack_->ne[0], int64_t(n_layers) * n_experts_, stack_->nb[1],
-             static_cast<char *>(stack_->data) + size_t(layer) * n_experts_ * stack_->nb[1], stack_buffer_);
-    ggml_tensor * input   = leaf(graph_ctx_, GGML_TYPE_F32, router_input->ne[0], n_tokens, stride,
-                                 static_cast<char *>(router_input->data) + size_t(first) * stride,
-                               router_input->view_src ? router_input->view_src->buffer : router_input->buffer);
-    ggml_tensor * product = ggml_mul_mat(graph_ctx_, weights, input);
-    if (!reserve(backend, ggml_nbytes(product))) {
-        return status::error(format("%s has no memory to predict experts: switch prefetch off (hobbit.prefetch 0)",
-                                    ggml_backend_name(backend)));
-    }
-    product->data   = ggml_backend_buffer_get_base(scratch_);
-    product->buffer = scratch_;
-
-    ggml_cgraph * graph = ggml_new_graph_custom(graph_ctx_, N_TENSORS, false);
-    ggml_build_forward_expand(graph, product);
-    const ggml_status result = ggml_backend_graph_compute(backend, graph);
-    if (result == GGML_STATUS_ABORTED) {
-        return status::aborted();
-    }
-    if (result != GGML_STATUS_SUCCESS) {
-        return status::error(
-            format("%s failed to predict experts (%s)", ggml_backend_name(backend), ggml_status_to_string(result)));
-    }
-    outputs_.resize(size_t(ggml_nelements(product)));
-    ggml_backend_tensor_get(product, outputs_.data(), 0, ggml_nbytes(product));
-    return {};
-}
-
-static void softmax(std::vector<float> & x) {
-    const float max = *std::max_element(x.begin(), x.end());
-    std::transform(x.begin(), x.end(), x.begin(), [&](float v) { return std::exp(v - max); });
-    const float sum = std::accumulate(x.begin(), x.end(), 0.0f);
-    std::transform(x.begin(), x.end(), x.begin(), [&](float v) { return v / sum; });
-}
-
-static float softplus(float x) {
-    return x > 20.0f ? x : std::log1p(std::exp(x));
-}
-
-static void gate(std::vector<float> & x, hobbit_gating gating) {
-    switch (gating) {
-        case HOBBIT_GATING_SOFTMAX: softmax(x); break;
-        case HOBBIT_GATING_SIGMOID:
-            std::transform(x.begin(), x.end(), x.begin(), [](float v) { return 1.0f / (1.0f + std::exp(-v)); });
-            break;
-        case HOBBIT_GATING_SQRT_SOFTPLUS:
-            std::transform(x.begin(), x.end(), x.begin(), [](float v) { return std::sqrt(softplus(v)); });
-            break;
-    }
-}
-
-// x + y; y may be empty.
-static std::vector<float> sum(const float * x, size_t n, const std::vector<float> & y) {
-    std::vector<float> out(x, x + n);
-    for (size_t i = 0; i < y.size(); i++) {
-        out[i] += y[i];
-    }
-    return out;
-}
-
-// Numbers of the k largest, the first of equal ones first; what is not a number comes last.
-static std::vector<int32_t> top_k(std::vector<float> keys, size_t k) {
-    std::replace_if(keys.begin(), keys.end(), [](float v) { return std::isnan(v); }, -INFINITY);
-    std::vector<int32_t> order(keys.size());
-    std::iota(order.begin(), order.end(), 0);
-    std::partial_sort(order.begin(), order.begin() + ptrdiff_t(k), order.end(), [&](int32_t a, int32_t b) {
-        return keys[size_t(a)] != keys[size_t(b)] ? keys[size_t(a)] > keys[size_t(b)] : a < b;
-    });
-    order.resize(k);
-    return order;
-}
-
-// One token's choice of experts by a router with these outputs.
-void predictor::choose(const router & r, const float * outputs, layer_routing & to) {
-    std::vector<float> p = sum(outputs, r.n_experts, r.bias);
-    gate(p, r.gating);
-    std::vector<float> weights;
-    for (const int32_t e : top_k(sum(p.data(), p.size(), r.selection_bias), size_t(to.n_used))) {
-        to.experts.push_back(e);
-        weights.push_back(p[size_t(e)]);
-    }
-    std::vector<double> normalized(weights.size());
-    normalize_weights(weights.data(), weights.size(), normalized.data());
-    to.weights.insert(to.weights.end(), normalized.begin(), normalized.end());
-}
-
-status predictor::compute(ggml_backend_t backend, const ggml_tensor * router_input, layer_id layer, uint32_t n_ahead,
-                          int64_t n_used, std::vector<layer_routing> & predictions) {
-    GGML_ASSERT(accepts(router_input));
-    const int64_t n_tokens = ggml_nrows(router_input);
-    predictions.clear();
-    for (uint32_t l = layer + 1; l < routers_.size() && predictions.size() < n_ahead && knows(l); l++) {
-        predictions.push_back({ l, n_tokens, std::min<int64_t>(n_used, routers_[l].n_experts), {}, {} });
-    }
-    const size_t n_layers = predictions.size();
-
-    for (int64_t first = 0; n_layers > 0 && first < n_tokens; first += MAX_TOKENS) {
-        const int64_t n = std::min(MAX_TOKENS, n_tokens - first);
-        const status  s = multiply(backend, router_input, first, n, layer + 1, uint32_t(n_layers));
-        if (!s.ok()) {
-            return s;
-        }
-        for (size_t i = 0; i < size_t(n) * n_layers; i++) {
-            layer_routing & to = predictions[i % n_layers];
-            choose(routers_[to.layer], &outputs_[i * n_experts_], to);
+std::unique_ptr<predictor> make_predictor(const predictor_options & options) {
+    for (const named_predictor & known : predictors) {
+        if (options.name == known.name) {
+            return known.make(options);
         }
     }
-    return {};
+    return nullptr;
+}
+
+const std::vector<std::string> & predictor_names() {
+    static const std::vector<std::string> names = [] {
+        std::vector<std::string> all;
+        for (const named_predictor & known : predictors) {
+            all.push_back(known.name);
+        }
+        return all;
+    }();
+    return names;
 }
 
 } // namespace hobbit

@@ -4,78 +4,65 @@
 #include "base/status.h"
 #include "ggml-backend.h"
 #include "hobbit.h"
-#include "model/expert-index.h"
 #include "plan/layer-plan.h"
 
+#include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <string>
 #include <vector>
 
 namespace hobbit {
 
-// Predicts which experts the next layers will choose, by their routers applied to the router's input of the layer in
-// hand (HOBBIT, section 3.3): what one layer adds to the residual stream is small. The routers of all layers with
-// routed experts are stacked into one matrix, so that those of any layers ahead take one product. As in the paper, the
-// gains of the norms before the routers, which differ between layers, are left as they are, and a router that first
-// chooses among groups of experts is taken for one that does not.
+// What a predictor may be made of; see make_predictor.
+struct predictor_options {
+    std::string                name = "router";
+    std::vector<uint32_t>      n_experts;                               // [layer]
+    ggml_backend_buffer_type_t memory = ggml_backend_cpu_buffer_type(); // of the device that computes
+};
+
+// Names the experts that the layers after the running one will choose. To add a predictor, write one file and add a
+// row to the table in predictor.cpp.
 //
-// The copy is in half precision, 2 bytes x width x experts of all layers: it is read once per layer and token, and
-// half precision has more digits than the bfloat16 that most routers were trained in.
+// Order of calls: set_router before the first batch; then, layer by layer in each batch, on_routing, and after it
+// predict where a prediction is wanted.
 //
 // Thread-safety: none.
 class predictor {
   public:
-    // The index must outlive the predictor. `buft` is of the device that computes.
-    explicit predictor(const expert_index & index, ggml_backend_buffer_type_t buft = ggml_backend_cpu_buffer_type());
-    ~predictor();
+    virtual ~predictor() = default;
 
-    predictor(const predictor &)             = delete;
-    predictor & operator=(const predictor &) = delete;
+    // A layer's router; parameters as of hobbit_set_router, which a predictor copies if it needs them. Fails where
+    // there is no memory for the copy.
+    virtual status set_router(layer_id /* layer */, const ggml_tensor * /* weight */, const ggml_tensor * /* bias */,
+                              const ggml_tensor * /* selection_bias */, hobbit_gating /* gating */) {
+        return {};
+    }
 
-    // Copies a layer's router; parameters as of hobbit_set_router. A router that cannot be stacked with the first one
-    // is left out with a warning: its layer is not predicted. An error means that the copy does not fit into memory.
-    status set_router(layer_id layer, const ggml_tensor * weight, const ggml_tensor * bias,
-                      const ggml_tensor * selection_bias, hobbit_gating gating);
+    // Bytes that the predictor keeps in the device's memory.
+    virtual size_t bytes() const { return 0; }
 
-    // Of the copy; what predicting takes beside it is some MiB at most.
-    size_t bytes() const;
+    // Whether the layer can be predicted, now that all known routers are set.
+    virtual bool knows(layer_id /* layer */) const { return true; }
 
-    bool knows(layer_id layer) const { return routers_[layer].n_experts > 0; }
+    // Whether it can predict from this router input, a tensor of the outer graph; null where that is not known, as in
+    // the simulator.
+    virtual bool accepts(const ggml_tensor * /* router_input */) const { return true; }
 
-    // Whether this, a tensor of an outer graph, can be multiplied with the routers: float rows of their width.
-    bool accepts(const ggml_tensor * router_input) const;
+    // What a layer's router has chosen. Called for every layer that runs, also while prefetch pauses.
+    virtual void on_routing(const layer_routing & /* routing */) {}
 
-    // What the up to n_ahead layers after `layer` are predicted to choose, in their order, up to the first whose router
-    // is not known: n_used experts for each row of router_input, best first, with weights of sum 1.
-    // REQUIRES: accepts(router_input).
-    status compute(ggml_backend_t backend, const ggml_tensor * router_input, layer_id layer, uint32_t n_ahead,
-                   int64_t n_used, std::vector<layer_routing> & predictions);
-
-  private:
-    struct router {
-        uint32_t           n_experts = 0; // 0: not known
-        hobbit_gating      gating    = HOBBIT_GATING_SOFTMAX;
-        std::vector<float> bias;           // empty: none
-        std::vector<float> selection_bias; // empty: none
-    };
-
-    static void choose(const router & r, const float * outputs, layer_routing & to);
-
-    bool   allocate_stack(int64_t width);
-    bool   reserve(ggml_backend_t backend, size_t size);
-    status multiply(ggml_backend_t backend, const ggml_tensor * router_input, int64_t first, int64_t n_tokens,
-                    layer_id layer, uint32_t n_layers);
-
-    const expert_index &             index_;
-    const ggml_backend_buffer_type_t buft_;
-    const uint32_t                   n_experts_; // rows of each layer in the stack
-    std::vector<router>              routers_;   // [layer]
-
-    ggml_context *        stack_ctx_    = nullptr; // owned
-    ggml_tensor *         stack_        = nullptr; // [width, n_layers * n_experts], null before the first router
-    ggml_backend_buffer_t stack_buffer_ = nullptr; // owned
-    ggml_context *        graph_ctx_    = nullptr; // owned
-    ggml_backend_buffer_t scratch_      = nullptr; // owned, of the product
-    std::vector<float>    outputs_;                // the product: [token][layer ahead][expert]
+    // Predicts what up to n_ahead layers after `running` choose, in their order, up to the first one that is not known:
+    // for each token distinct experts, best first, with weights of sum 1. A prediction may have fewer tokens than
+    // `running`. An error ends the computation of the batch.
+    // REQUIRES: on_routing(running) was called last; accepts(router_input), which has a row for each token.
+    virtual status predict(const layer_routing & running, uint32_t n_ahead, const ggml_tensor * router_input,
+                           ggml_backend_t backend, std::vector<layer_routing> & predictions) = 0;
 };
+
+// The predictor of that name, or null where there is none: predictor_names lists them.
+std::unique_ptr<predictor> make_predictor(const predictor_options & options);
+
+const std::vector<std::string> & predictor_names();
 
 } // namespace hobbit

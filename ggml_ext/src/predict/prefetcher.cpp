@@ -10,7 +10,7 @@
 
 namespace hobbit {
 
-// A batch of more tokens is taken for part of a prompt.
+// A batch of more tokens counts as part of a prompt.
 static constexpr int64_t MAX_GENERATED = 16;
 
 prefetcher::prefetcher(const expert_index & index, const std::vector<layer_place> & places, uint32_t n_ahead,
@@ -29,8 +29,9 @@ prefetcher::prefetcher(const expert_index & index, const std::vector<layer_place
     stats_.prefetch_active = true;
 
     bool any = false;
-    for (layer_id layer = 1; layer < index.n_layers(); layer++) {
-        any = any || places.front().routers->knows(layer);
+    for (layer_id layer = 0; layer < index.n_layers(); layer++) {
+        predictors_.insert(places[layer].ahead);
+        any = any || (layer > 0 && places.front().ahead->knows(layer));
     }
     if (!any) {
         decline("the routers of this model are not known");
@@ -49,9 +50,11 @@ void prefetcher::on_routing(const layer_routing & routing) {
         begin_pass(routing);
     }
     const std::set<uint32_t> chosen(routing.experts.begin(), routing.experts.end());
-    layer_  = routing.layer;
-    n_used_ = routing.n_used;
+    layer_ = routing.layer;
     judge(routing.layer, chosen);
+    for (predictor * p : predictors_) {
+        p->on_routing(routing);
+    }
 }
 
 void prefetcher::begin_pass(const layer_routing & routing) {
@@ -81,7 +84,7 @@ void prefetcher::end_layer(layer_id) {
     pass_.demand = double(stats_.disk_demand_ns - demand_before_);
 }
 
-// Compares what was expected of a layer with what its router has chosen.
+// Compares a layer's expectation with its router's choice.
 void prefetcher::judge(layer_id layer, const std::set<uint32_t> & chosen) {
     expectation & e = expected_[layer];
     if (e.predicted.empty()) {
@@ -101,40 +104,40 @@ void prefetcher::judge(layer_id layer, const std::set<uint32_t> & chosen) {
     places_[layer].cache->end_prefetch(layer);
 }
 
-status prefetcher::look_ahead(layer_id layer, const ggml_tensor * router_input, ggml_backend_t backend) {
+status prefetcher::look_ahead(const layer_routing & running, const ggml_tensor * router_input, ggml_backend_t backend) {
     if (declined_ || !governor().active()) {
         return {};
     }
-    predictor & routers = *places_[layer].routers;
-    if (!router_input || !routers.accepts(router_input)) {
+    predictor & ahead = *places_[running.layer].ahead;
+    if (!ahead.accepts(router_input)) {
         decline("what this model's routers are applied to is not known, or not of their width");
         return {};
     }
     const uint32_t end = n_layers_run_ > 0 ? n_layers_run_ : uint32_t(expected_.size());
-    if (layer + 1 >= end) {
+    if (running.layer + 1 >= end) {
         return {};
     }
-    const status s =
-        routers.compute(backend, router_input, layer, std::min(n_ahead_, end - 1 - layer), n_used_, predictions_);
+    const uint32_t n_ahead = std::min(n_ahead_, end - 1 - running.layer);
+    const status   s       = ahead.predict(running, n_ahead, router_input, backend, predictions_);
     if (!s.ok()) {
         return s;
     }
 
     for (const layer_routing & prediction : predictions_) {
-        if (!bring(prediction)) {
+        if (!prefetch(prediction)) {
             break;
         }
     }
     return {};
 }
 
-// Protects what is predicted for a layer, then prefetches what is missing, as much as there is room for, the most
-// wanted first. Returns whether nothing was missing.
-bool prefetcher::bring(const layer_routing & prediction) {
+// Protects the experts predicted for a layer, then prefetches the missing ones while there is room, by falling weight.
+// Returns whether none was missing.
+bool prefetcher::prefetch(const layer_routing & prediction) {
     const part_set  parts = index_.layer(prediction.layer).parts;
     expert_cache &  cache = *places_[prediction.layer].cache;
     const residency holds = [&](expert_id id, tier_id tier) { return cache.holds(id, tier, parts); };
-    // what is brought ahead serves the most demanding sequence
+    // a prefetched expert serves the most demanding sequence
     const std::vector<score_thresholds> thresholds(size_t(prediction.n_tokens), thresholds_.highest(batch_));
     const layer_plan                    plan = plan_layer(*rule_, { prediction, thresholds, holds, has_low_ });
     expectation &                       e    = expected_[prediction.layer];
@@ -152,7 +155,7 @@ bool prefetcher::bring(const layer_routing & prediction) {
     }
     for (size_t i = 0; i < index_.terms(tier_id::high).size(); i++) {
         for (const auto & [weight, use] : missing) {
-            if (bring_term(*use, i, parts)) {
+            if (prefetch_term(*use, i, parts)) {
                 e.prefetched.insert(use->id.expert);
             }
         }
@@ -160,8 +163,8 @@ bool prefetcher::bring(const layer_routing & prediction) {
     return missing.empty();
 }
 
-// Returns whether anything was asked for.
-bool prefetcher::bring_term(const planned_use & use, size_t number, part_set parts) {
+// Returns whether anything was requested.
+bool prefetcher::prefetch_term(const planned_use & use, size_t number, part_set parts) {
     const auto & terms = index_.terms(use.tier);
     if (number >= terms.size()) {
         return false;

@@ -5,6 +5,7 @@
 #include "model/expert-index.h"
 #include "plan/layer-step.h"
 #include "policy/cache-policy.h"
+#include "simulate/prediction-judge.h"
 #include "simulate/route-batches.h"
 
 #include <algorithm>
@@ -143,7 +144,11 @@ class replay {
         has_low_(options.t1 < 1.0 || options.residual != 0),
         sets_(options.residual != 0) {}
 
-    hobbit_simulation_result run(const std::vector<route_batch> & batches) {
+    status run(const std::vector<route_batch> & batches, hobbit_simulation_result & result) {
+        const status s = judge_.open(options_);
+        if (!s.ok()) {
+            return s;
+        }
         make_parts(batches);
         for (const route_batch & batch : batches) {
             for (const int32_t sequence : batch.begins) {
@@ -163,7 +168,8 @@ class replay {
         const double bits_high = options_.residual ? options_.bits_high / bits_both : 1.0;
         const double bits_low  = options_.bits_low / (options_.residual ? bits_both : options_.bits_high);
         result_.penalty        = double(result_.loads_high) * bits_high + double(result_.loads_low) * bits_low;
-        return result_;
+        result                 = result_;
+        return s;
     }
 
   private:
@@ -222,6 +228,9 @@ class replay {
             routing.experts.push_back(routes_[i].expert);
             routing.weights.push_back(routes_[i].weight);
         }
+        judge_.on_routing(routing,
+                          std::any_of(routes_ + first, routes_ + last, [](auto & r) { return r.counted != 0; }),
+                          result_);
         const residency is_resident = [&](expert_id id, tier_id tier) { return sets_.contains(id, tier); };
 
         const std::vector<score_thresholds> thresholds(size_t(routing.n_tokens), { options_.t1, options_.t2 });
@@ -237,6 +246,9 @@ class replay {
         std::stable_partition(plan.uses.begin(), plan.uses.end(),
                               [&](const planned_use & use) { return is_resident(use.id, use.tier); });
         load(plan);
+        judge_.look_ahead(routing, [&](expert_id id) {
+            return sets_.contains(id, tier_id::high) || sets_.contains(id, tier_id::low);
+        });
     }
 
     // Of several selections that miss the same expert, the first one counts as a miss and the others as hits.
@@ -299,6 +311,7 @@ class replay {
 
     std::unique_ptr<cache_policy> policy_;
     std::optional<layer_step>     step_;
+    prediction_judge              judge_;
     resident_tiers                sets_;
     std::vector<expert_term>      evicted_;    // not used
     uint32_t                      n_kept_ = 0; // of the high tier
@@ -317,7 +330,7 @@ status simulate(const hobbit_route * routes, size_t n_routes, const hobbit_simul
     std::vector<route_batch> batches;
     s = find_batches(routes, n_routes, options, batches);
     if (s.ok()) {
-        result = replay(routes, options).run(batches);
+        s = replay(routes, options).run(batches, result);
     }
     return s;
 }

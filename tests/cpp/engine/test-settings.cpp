@@ -2,6 +2,7 @@
 #include "engine/settings.h"
 
 #include "policy/cache-policy.h"
+#include "predict/predictor.h"
 
 #include <cmath>
 #include <cstdlib>
@@ -132,6 +133,10 @@ TEST_CASE("every choice is taken, in the order of what it stands for") {
     CHECK(applied({ text("hobbit.scorer", "random") }).scorer == "random");
     for (const std::string & name : policy_names()) {
         CHECK(applied({ text("hobbit.policy", name.c_str()) }).policy == name);
+    }
+    CHECK(applied({}).predictor == predictor_options().name);
+    for (const std::string & name : predictor_names()) {
+        CHECK(applied({ text("hobbit.predictor", name.c_str()) }).predictor == name);
     }
     CHECK(refused({ text("hobbit.mode", "gpu cooperative") }).find("choose one of") != std::string::npos);
     CHECK(refused({ text("hobbit.mode", "") }).find("choose one of") != std::string::npos);

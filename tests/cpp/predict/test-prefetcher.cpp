@@ -14,7 +14,7 @@ TEST_CASE("what the next layer is predicted to miss is read ahead, the most want
     e.cache().wait({ 0, 0 }, tier_id::high, ALL);
     e.cache().wait({ 0, 1 }, tier_id::high, ALL);
     const size_t demanded = e.reader.begun().size();
-    e.look_ahead(0);
+    e.look_ahead();
     e.wait({ 1, 3 });
     e.wait({ 1, 5 });
     const std::vector<uint64_t> begun = e.reader.begun();
@@ -38,7 +38,7 @@ TEST_CASE("what is read ahead goes to the cache of its layer, over the border be
     engine e({ { 1, 0, { { 3, 0.3f }, { 5, 0.6f } } } }, 2, 0, {}, 3, false, 1);
     e.reader.open_gate();
     e.choose(0, { 0, 1 });
-    e.look_ahead(0);
+    e.look_ahead();
     for (const expert_id id : { expert_id{ 1, 3 }, { 1, 5 } }) {
         CHECK(e.cache_of(1).holds(id, tier_id::high, ALL));
         CHECK_FALSE(e.cache_of(0).holds(id, tier_id::high, {}));
@@ -59,7 +59,7 @@ TEST_CASE("a layer that has all it needs is protected, and the one behind it loo
     e.load({ 1, 3 });
     e.load({ 1, 5 });
     e.choose(0, { 0, 1 });
-    e.look_ahead(0);
+    e.look_ahead();
     CHECK(e.cache().holds({ 2, 1 }, tier_id::high, ALL));
     CHECK(e.cache().holds({ 2, 2 }, tier_id::high, ALL));
     e.finish(0, { 0, 1 });
@@ -99,7 +99,7 @@ TEST_CASE("it looks no further than it was told, and not past the last layer") {
     e.load({ 1, 0 });
     e.load({ 1, 1 }); // what layer 1 is predicted to choose: nothing tells its experts apart
     e.choose(0, { 0, 1 });
-    e.look_ahead(0);
+    e.look_ahead();
     CHECK_FALSE(e.cache().holds({ 2, 1 }, tier_id::high, {}));
     e.finish(0, { 0, 1 });
     const size_t n_reads = e.reader.begun().size();
@@ -177,7 +177,7 @@ TEST_CASE("a wrong prefetch costs the one read in flight, and a right one is not
     e.reader.let(6);
     e.cache().wait({ 0, 0 }, tier_id::high, ALL);
     e.cache().wait({ 0, 1 }, tier_id::high, ALL);
-    e.look_ahead(0);
+    e.look_ahead();
     e.reader.wait_begun(7); // the first part of expert 5
     e.finish(0, { 0, 1 });
 
@@ -280,7 +280,8 @@ TEST_CASE("prefetch is declined where the routers or their input are not known")
         CHECK(e.counters.prefetch_active);
         e.choose(0, { 0, 1 });
         engine::with_tensor(WIDTH / 2, 1, std::vector<float>(WIDTH), [&](const ggml_tensor * input) {
-            REQUIRE(e.prefetch->look_ahead(0, width > 0 ? input : nullptr, e.backend()).ok());
+            REQUIRE(
+                e.prefetch->look_ahead({ 0, 1, N_USED, { 0, 1 }, {} }, width > 0 ? input : nullptr, e.backend()).ok());
         });
         e.finish(0, { 0, 1 });
         CHECK_FALSE(e.counters.prefetch_active);
@@ -298,7 +299,7 @@ TEST_CASE("a prefetch that fails is an error of the next wait, and everything ma
     e.reader.open_gate();
     e.cache().wait({ 0, 0 }, tier_id::high, ALL);
     e.cache().wait({ 0, 1 }, tier_id::high, ALL);
-    e.look_ahead(0);
+    e.look_ahead();
     e.finish(0, { 0, 1 });
     while (e.cache().error().ok()) {
         std::this_thread::yield();
@@ -327,7 +328,7 @@ TEST_CASE("whatever is predicted, each layer is given the experts that it chose"
             const int32_t  first  = int32_t(random() % 8);
             const auto     chosen = { first, (first + 1 + int32_t(random() % 7)) % 8 };
             e.choose(layer, chosen);
-            e.look_ahead(layer, { random() % 8 });
+            e.look_ahead({ random() % 8 });
             for (const int32_t expert : chosen) {
                 const expert_id id  = { layer, uint32_t(expert) };
                 wrong              += !e.cache().wait(id, tier_id::high, ALL).ok();
@@ -355,7 +356,7 @@ TEST_CASE("of what is missing residuals come last, and an upgrade reads the resi
     e.cache().wait({ 0, 0 }, tier_id::high, ALL);
     e.cache().wait({ 0, 1 }, tier_id::high, ALL);
     size_t before = e.reader.begun().size();
-    e.look_ahead(0);
+    e.look_ahead();
     e.wait({ 1, 3 });
     e.wait({ 1, 5 });
     CHECK(from(before) == joined(joined(e.reads_of({ 1, 5 }, term_id::low), e.reads_of({ 1, 3 }, term_id::low)),
@@ -375,7 +376,7 @@ TEST_CASE("of what is missing residuals come last, and an upgrade reads the resi
     upgrade.cache().wait({ 0, 0 }, tier_id::high, ALL);
     upgrade.cache().wait({ 0, 1 }, tier_id::high, ALL);
     before = upgrade.reader.begun().size();
-    upgrade.look_ahead(0);
+    upgrade.look_ahead();
     upgrade.wait({ 1, 5 });
     const std::vector<uint64_t> begun = upgrade.reader.begun();
     CHECK(std::vector<uint64_t>(begun.begin() + ptrdiff_t(before), begun.end()) == upgrade.reads_of({ 1, 5 }));
@@ -387,7 +388,7 @@ TEST_CASE("a wrong prefetch of residuals leaves nothing behind that was not read
     e.reader.let(12);
     e.cache().wait({ 0, 0 }, tier_id::high, ALL);
     e.cache().wait({ 0, 1 }, tier_id::high, ALL);
-    e.look_ahead(0);
+    e.look_ahead();
     e.reader.wait_begun(13); // the first part of 5, the gate is shut
     CHECK(e.cache().holds({ 1, 3 }, tier_id::high, ALL));
     e.prefetch->on_routing({ 1, 1, N_USED, { 6, 7 }, {} });

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include "predict/predictor.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+namespace hobbit {
+
+// Predicts that each token chooses the experts of the token before it: that a batch repeats the last rows of the
+// previous one, sequence by sequence while the order of sequences stays. It needs routes alone, so that the simulator
+// can run it, and is the baseline that other predictors are compared with.
+class repeat_predictor final : public predictor {
+  public:
+    explicit repeat_predictor(const predictor_options & options) : last_(options.n_experts.size()) {}
+
+    void on_routing(const layer_routing & routing) override {
+        layer_routing & last = last_[routing.layer];
+        last                 = routing;
+        last.weights.resize(last.experts.size(), 1.0f); // equal ones where they are not known
+        const size_t        n_used = size_t(last.n_used);
+        std::vector<double> normalized(n_used);
+        for (size_t i = 0; i < last.weights.size(); i += n_used) {
+            normalize_weights(&last.weights[i], n_used, normalized.data());
+            std::copy(normalized.begin(), normalized.end(), last.weights.begin() + ptrdiff_t(i));
+        }
+    }
+
+    status predict(const layer_routing & running, uint32_t n_ahead, const ggml_tensor *, ggml_backend_t,
+                   std::vector<layer_routing> & predictions) override {
+        predictions.clear();
+        for (size_t layer = running.layer + 1; layer < last_.size() && predictions.size() < n_ahead; layer++) {
+            const layer_routing & last = last_[layer];
+            if (last.n_tokens == 0) {
+                break;
+            }
+            const int64_t n_tokens = std::min(last.n_tokens, running.n_tokens);
+            const auto    before   = ptrdiff_t((last.n_tokens - n_tokens) * last.n_used);
+            predictions.push_back({ last.layer,
+                                    n_tokens,
+                                    last.n_used,
+                                    { last.experts.begin() + before, last.experts.end() },
+                                    { last.weights.begin() + before, last.weights.end() } });
+        }
+        return {};
+    }
+
+  private:
+    std::vector<layer_routing> last_; // [layer]; no tokens: not run yet
+};
+
+} // namespace hobbit

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include "predict/predictor.h"
+
+#include <cstdint>
+#include <vector>
+
+namespace hobbit {
+
+// Applies the routers of the next layers to the router input of the running layer (HOBBIT, section 3.3), since one
+// layer changes the residual stream little. The routers of all layers with routed experts are stacked into one matrix,
+// so that one matmul covers any number of layers ahead. As in the paper, the gains of the norms before the routers,
+// which differ between layers, are ignored; so is a router's first choice among groups of experts.
+//
+// The stacked copy takes 2 bytes x width x experts of all layers, in half precision. It is read once per layer and
+// token, and half precision has more digits than the bfloat16 that most routers were trained in. The product takes some
+// further MiB at most.
+class router_predictor final : public predictor {
+  public:
+    explicit router_predictor(const predictor_options & options);
+    ~router_predictor() override;
+
+    router_predictor(const router_predictor &)             = delete;
+    router_predictor & operator=(const router_predictor &) = delete;
+
+    // A router that cannot be stacked with the first one is left out with a warning: its layer is not predicted.
+    status set_router(layer_id layer, const ggml_tensor * weight, const ggml_tensor * bias,
+                      const ggml_tensor * selection_bias, hobbit_gating gating) override;
+
+    size_t bytes() const override;
+
+    bool knows(layer_id layer) const override { return routers_[layer].n_experts > 0; }
+
+    // Rows of floats that are as wide as the routers.
+    bool accepts(const ggml_tensor * router_input) const override;
+
+    status predict(const layer_routing & running, uint32_t n_ahead, const ggml_tensor * router_input,
+                   ggml_backend_t backend, std::vector<layer_routing> & predictions) override;
+
+  private:
+    struct router {
+        uint32_t           n_experts = 0; // 0: not known
+        hobbit_gating      gating    = HOBBIT_GATING_SOFTMAX;
+        std::vector<float> bias;           // empty: none
+        std::vector<float> selection_bias; // empty: none
+    };
+
+    static void choose(const router & r, const float * outputs, layer_routing & to);
+
+    bool   allocate_stack(int64_t width);
+    bool   reserve(ggml_backend_t backend, size_t size);
+    status multiply(ggml_backend_t backend, const ggml_tensor * router_input, int64_t first, int64_t n_tokens,
+                    layer_id layer, uint32_t n_layers);
+
+    const predictor_options options_;
+    const uint32_t          n_experts_; // rows of each layer in the stack
+    std::vector<router>     routers_;   // [layer]
+
+    ggml_context *        stack_ctx_    = nullptr; // owned
+    ggml_tensor *         stack_        = nullptr; // [width, n_layers * n_experts], null before the first router
+    ggml_backend_buffer_t stack_buffer_ = nullptr; // owned
+    ggml_context *        graph_ctx_    = nullptr; // owned
+    ggml_backend_buffer_t scratch_      = nullptr; // owned, of the product
+    std::vector<float>    outputs_;                // the product: [token][layer ahead][expert]
+};
+
+} // namespace hobbit

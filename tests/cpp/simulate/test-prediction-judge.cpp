@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: MIT
+#include "fixtures/routes.h"
+
+#include <doctest/doctest.h>
+#include <string>
+
+using namespace hobbit;
+
+static hobbit_simulation judged(const char * predictor, uint32_t slots_high) {
+    hobbit_simulation o = options("lru", 2, 26, 1, slots_high);
+    o.predictor         = predictor;
+    return o;
+}
+
+// One expert per token in each of two layers; a token in capital letters is counted.
+static route_list two_layers(const std::string & first, const std::string & second) {
+    route_list routes;
+    for (size_t token = 0; token < first.size(); token++) {
+        for (const int32_t layer : { 0, 1 }) {
+            const char c       = layer == 0 ? first[token] : second[token];
+            const bool counted = c < 'a';
+            routes.push_back({ 0, int32_t(token), layer, c - (counted ? 'A' : 'a'), 1.0f, counted });
+        }
+    }
+    return routes;
+}
+
+TEST_CASE("repeat on four tokens, worked by hand") {
+    // Layer 1 is predicted -, A, A, B and chooses A, A, B, A: one of four uses was predicted. What layer 1 has:
+    // three slots hold A X, A X, B A X, B A X before the third and fourth choice, so no prediction was missing.
+    hobbit_simulation_result r = run(two_layers("XXXX", "AABA"), judged("repeat", 3));
+    CHECK(r.predictable == 4);
+    CHECK(r.predicted_right == 1);
+    CHECK(r.predicted_missing == 0);
+    CHECK(r.predicted_missing_right == 0);
+    CHECK(r.hits_high == 5); // as without a predictor
+
+    // One slot holds the expert of layer 0 when layer 1 is predicted: A, A and B are missing, and A is chosen once.
+    r = run(two_layers("XXXX", "AABA"), judged("repeat", 1));
+    CHECK(r.predicted_right == 1);
+    CHECK(r.predicted_missing == 3);
+    CHECK(r.predicted_missing_right == 1);
+    CHECK(r.hits_high == 0);
+}
+
+TEST_CASE("tokens that are not counted teach the predictor and are not judged") {
+    const hobbit_simulation_result r = run(two_layers("xxXX", "abBB"), judged("repeat", 0));
+    CHECK(r.predictable == 2);
+    CHECK(r.predicted_right == 2);
+    CHECK(r.predicted_missing == 2);
+    CHECK(r.predicted_missing_right == 2);
+}
+
+TEST_CASE("without a predictor nothing is judged") {
+    const hobbit_simulation_result r = run(two_layers("XX", "AA"), judged(nullptr, 2));
+    CHECK(r.predictable + r.predicted_right + r.predicted_missing == 0);
+}
+
+TEST_CASE("a predictor that a trace cannot feed is refused") {
+    for (const char * name : { "router", "oracle" }) {
+        hobbit_simulation_result result;
+        const route_list         routes = two_layers("X", "A");
+        const status             s      = simulate(routes.data(), routes.size(), judged(name, 1), result);
+        CHECK(s.message() == "no predictor '" + std::string(name) +
+                                 "' runs on routes alone, which is all that a trace holds: choose one of repeat");
+        CHECK(result.hits_high + result.misses_high == 0);
+    }
+}
