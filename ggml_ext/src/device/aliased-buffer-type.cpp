@@ -14,7 +14,7 @@ static const char * get_name(ggml_backend_buffer_type_t buft) {
 static ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t buft, size_t size) {
     ggml_backend_buffer_t buffer = ggml_backend_buft_alloc_buffer(memory_of(buft), size);
     if (buffer) {
-        buffer->buft = buft; // weights in it are computed with by the other device
+        buffer->buft = buft; // operations on it then belong to the other device
     }
     return buffer;
 }

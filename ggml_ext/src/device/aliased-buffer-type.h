@@ -5,8 +5,9 @@
 
 namespace hobbit {
 
-// A device's memory, as a buffer type of another device's, which ggml's scheduler keeps apart: it gives what is
-// computed in one memory to the first backend that has it. Its buffers are those of `memory`, under this type.
+// Wraps the buffer type `memory` as a type of `device`. ggml's scheduler assigns an operation to the first backend that
+// supports the memory of its operands; with a type of its own, `device` is not mistaken for the owner of `memory`.
+// Buffers are allocated from `memory`.
 ggml_backend_buffer_type make_aliased_buffer_type(ggml_backend_buffer_type_t memory, ggml_backend_dev_t device);
 
 } // namespace hobbit

@@ -9,7 +9,7 @@
 
 namespace hobbit {
 
-// Of all layouts that ggml has, the largest.
+// The largest row group of ggml's layouts.
 static constexpr int64_t ROW_GROUP = 16;
 
 bool multiplies_experts(ggml_backend_dev_t device, ggml_backend_buffer_type_t buft, ggml_type type,
@@ -26,7 +26,7 @@ bool multiplies_experts(ggml_backend_dev_t device, ggml_backend_buffer_type_t bu
     return ggml_backend_dev_supports_op(device, product);
 }
 
-// Whether the device multiplies by experts in such a buffer, and whether they take the room they take in the file.
+// Whether the device multiplies by experts in such a buffer, and whether they have the same size as in the file.
 static bool takes(ggml_backend_dev_t device, ggml_backend_buffer_type_t buft, ggml_type type,
                   const matrix_shape & shape, uint32_t n_experts) {
     const ggml_context_ptr ctx(ggml_init({ ggml_tensor_overhead(), nullptr, /* .no_alloc = */ true }));
@@ -42,7 +42,7 @@ ggml_backend_buffer_type_t packed_layout(ggml_backend_dev_t device, ggml_type ty
                                                                                "ggml_backend_dev_get_extra_bufts");
     ggml_backend_buffer_type_t * extra = get_extra ? get_extra(device) : nullptr;
     if (shape.n_out % ROW_GROUP != 0) {
-        return nullptr; // pieces might be laid out otherwise than the whole
+        return nullptr; // a piece might get a different layout from the whole
     }
     for (; extra && *extra; extra++) {
         if (takes(device, *extra, type, shape, n_experts)) {
@@ -56,8 +56,8 @@ int64_t rows_per_chunk(size_t n_bytes, size_t row_size) {
     return std::max(int64_t(n_bytes / row_size) / ROW_GROUP, int64_t(1)) * ROW_GROUP;
 }
 
-// A layout of the CPU's names its kernels in the tensor. A device may clear what it takes for a tensor's padding, and
-// that is the next slot here.
+// A CPU layout stores its kernels in the tensor. Other devices are skipped: one may clear the tensor's padding, which
+// is the next slot here.
 void init_weights(ggml_backend_buffer_t buffer, ggml_tensor * tensor) {
     ggml_backend_dev_t device = ggml_backend_buft_get_device(ggml_backend_buffer_get_type(buffer));
     tensor->buffer            = buffer;

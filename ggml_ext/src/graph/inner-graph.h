@@ -11,11 +11,11 @@
 
 namespace hobbit {
 
-// Nodes that a backend has nothing to do for.
+// Whether a backend has nothing to compute for the node.
 bool is_noop(const ggml_tensor * node);
 
-// Returns when the tensor, of four bytes or more, is computed on the backend's device, also where this synchronizes
-// early (device_traits). REQUIRES: ggml_backend_synchronize(backend) was called.
+// Returns when the device has computed the tensor, even if the device synchronizes early (see device_traits).
+// REQUIRES: ggml_backend_synchronize(backend) was called; the tensor has four bytes or more.
 void wait_until_computed(ggml_backend_t backend, const ggml_tensor * tensor);
 
 // Equal weight matrices, evenly spaced in the memory of the compute device.
@@ -23,21 +23,20 @@ struct matrices {
     ggml_type             type;
     int64_t               n_in;
     int64_t               n_out;
-    char *                data;   // of number 0, which need not exist
+    char *                data;   // where matrix number 0 would be
     size_t                stride; // bytes
     ggml_backend_buffer_t buffer;
 };
 
-// A row that a matmul over experts computes, numbered rank + token * n_used, and the number of the matrix that serves
-// it.
+// A row of a matmul over experts, numbered rank + token * n_used, and the number of the matrix that computes it.
 struct served_row {
     int32_t row;
     int32_t matrix;
 };
 
-// Collects operations on tensors of an outer graph and runs them, in the order given, as a graph of its own on the
-// compute device. The outer tensors take part as leaf copies (same memory and shape, no history): the originals would
-// drag the whole model's graph along.
+// Collects operations on tensors of an outer graph and runs them, in the order given, as a separate graph on the
+// compute device. Outer tensors take part as leaf copies (same memory and shape, no sources), since the originals would
+// pull in the whole model's graph.
 //
 // Thread-safety: none.
 class inner_graph {
@@ -51,11 +50,11 @@ class inner_graph {
 
     ggml_backend_t backend() const { return backend_; }
 
-    // The scratch memory, on the compute device. An operation may use all of it, since a graph's operations run one
-    // after the other; the row numbers must keep their place until the graph has run.
+    // Sizes of the scratch memory on the compute device. Operations run one after the other, so each may use all of it.
+    // Only row numbers have a place of their own until the graph has run.
     struct scratch_sizes {
         size_t gathered = 0; // bytes of input rows
-        size_t product  = 0; // bytes of output rows, twice where products are added to them
+        size_t product  = 0; // bytes of output rows, twice that where products are added to them
         size_t rows     = 0; // row numbers in one graph
 
         bool fits(const scratch_sizes & room) const {
@@ -65,57 +64,57 @@ class inner_graph {
 
     const scratch_sizes & scratch() const { return sizes_; }
 
-    // Grows the scratch memory if it is smaller; false when the device has no room. REQUIRES: empty(), to grow.
+    // Grows the scratch memory to at least these sizes; false if the device has no room. REQUIRES: empty() if it grows.
     bool reserve(const scratch_sizes & sizes);
 
     bool empty() const { return ggml_graph_n_nodes(graph_) == 0; }
 
-    // Whether it must be computed before anything is added.
+    // Whether the graph must be computed before anything is added.
     bool full() const;
 
-    // Repeats an operation of the outer graph, into the same memory.
+    // Adds a copy of an operation of the outer graph, with the same result memory.
     void add_copy(const ggml_tensor * node);
 
-    // Computes rows of an outer MUL_MAT_ID from other weights, in the kernel that computes it outside. All of its rows
-    // are computed in place; some are gathered, multiplied and scattered, for which the scratch memory must have room.
-    // REQUIRES: each row once; a matrix's rows one after the other; the rows of the outer tensors are evenly spaced.
+    // Computes rows of an outer MUL_MAT_ID from other weights, with the same kernel. If these are all of its rows, they
+    // are computed in place; otherwise they are gathered, multiplied and scattered. REQUIRES: the scratch memory has
+    // room for that; each row occurs once; the rows of one matrix are adjacent; outer tensors have evenly spaced rows.
     void add_matmul(const ggml_tensor * matmul, const matrices & weights, const std::vector<served_row> & rows);
 
-    // The same, added to what the rows hold when the operation begins. The scratch memory must have room in any case.
+    // Like add_matmul, but adds the products to the rows. REQUIRES: the scratch memory has room, also for all rows.
     void add_to_matmul(const ggml_tensor * matmul, const matrices & weights, const std::vector<served_row> & rows);
 
-    // Row numbers that add_matmul or add_to_matmul keeps for each row.
+    // Row numbers that add_matmul and add_to_matmul store for each row.
     static constexpr size_t row_numbers_per_row = 3;
 
-    // Rows that are worth an operation of their own.
+    // Enough rows for an operation to be efficient.
     static constexpr int64_t enough_rows = 64;
 
-    // ggml's kernels keep a table for each matrix that a matmul spans, used or not, with a place for each row, or in
-    // packed layouts for each token: what one matmul should be given at most, beside a small share of the pools. A
-    // single matrix is always within it, or no more than llama.cpp asks for.
+    // ggml's kernels keep a table for each matrix that a matmul spans, used or not, with an entry for each row (in
+    // packed layouts, for each token). This bounds the tables of one matmul, so that they stay small beside the pools.
+    // A single matrix may exceed it, but needs no more than in llama.cpp.
     static constexpr size_t max_work_size = 8u << 20;
     static size_t           work_size(size_t n_matrices, size_t n_places) { return n_matrices * (n_places + 1) * 8; }
 
-    // Sets rows of an outer tensor to those that stand one after the other in host memory. REQUIRES: nothing was added
-    // and nothing is running, and the scratch memory has room for them as a product.
+    // Copies adjacent rows of host memory to the given rows of an outer tensor. REQUIRES: nothing was added, nothing is
+    // running, and the scratch memory has room for the rows as a product.
     void add_rows(const ggml_tensor * tensor, const float * values, const std::vector<int32_t> & rows);
 
-    // Begins to run what was added, after what is running, and empties the graph. Nobody else touches what it reads and
-    // writes until compute().
+    // Starts the added operations behind those that are running, and empties the graph. The caller leaves their
+    // operands and results alone until compute().
     status launch();
 
-    // Runs what was added, waits for the end and empties the graph.
+    // Runs the added operations, waits for all that are running and empties the graph.
     status compute();
 
-    // Forgets what was added, and ends what is running.
+    // Drops the added operations, and waits for those that are running.
     void reset();
 
-    // While it is measured, what is begun is waited for, and how long that took is added up.
+    // While measuring is on, launch() waits for the end and adds its duration to measured().
     void                     measure(bool on) { is_measured_ = on; }
     std::chrono::nanoseconds measured() const { return measured_; }
 
   private:
-    // The number of the first matrix that an operation spans, and that of the last.
+    // The numbers of the first and the last matrix that an operation spans.
     struct matrix_span {
         int32_t first;
         int32_t last;
@@ -143,20 +142,20 @@ class inner_graph {
     status        check(ggml_status result) const;
 
     ggml_backend_t        backend_;
-    const size_t          alignment_;         // of whatever is a tensor on the device
+    const size_t          alignment_;         // of tensors on the device
     ggml_context *        ctx_     = nullptr; // owned
     ggml_cgraph *         graph_   = nullptr; // in ctx_
     ggml_backend_buffer_t scratch_ = nullptr; // owned
     scratch_sizes         sizes_;
-    // also of what is running: a backend may look at its tensors until it is synchronized
+    // including operations that are running: a backend may look at their tensors until it is synchronized
     size_t n_nodes_     = 0;
     size_t n_leaves_    = 0;
     size_t n_row_sets_  = 0; // in the scratch memory
     bool   is_running_  = false;
     bool   is_measured_ = false;
 
-    std::vector<char>        row_numbers_; // as they lie in the scratch memory
-    size_t                   n_set_ = 0;   // bytes of them that are there
+    std::vector<char>        row_numbers_; // image of the scratch memory
+    size_t                   n_set_ = 0;   // bytes of it that were copied to the device
     std::chrono::nanoseconds measured_{ 0 };
 };
 

@@ -10,8 +10,8 @@
 
 namespace hobbit {
 
-// What computes on a device, opened when something is first computed: llama.cpp's contexts open a backend of every
-// device that there is, and a device that only another model uses may be gone.
+// The backend of a device, opened when it is first used. llama.cpp's contexts create a backend for every registered
+// device, and a device that only another model uses may have disappeared.
 //
 // Thread-safety: none.
 class lazy_backend {
@@ -20,14 +20,14 @@ class lazy_backend {
 
     ggml_backend_dev_t device() const { return device_; }
 
-    // At once where it is open.
+    // Does nothing if the backend is open.
     status open();
 
     // REQUIRES: open
     ggml_backend_t backend() { return backend_.get(); }
     inner_graph &  inner() { return *inner_; }
 
-    // Settings of the backend, where it has them; at any time.
+    // Settings of the backend, ignored if it has no such setting. May be called at any time.
     void set_n_threads(int n_threads);
     void set_abort_callback(ggml_abort_callback callback, void * data);
 

@@ -8,7 +8,7 @@
 
 namespace hobbit {
 
-// Direct I/O reads whole blocks: the smallest aligned range of the file that holds a part.
+// Direct I/O reads whole blocks, so a part is read as the smallest aligned range of the file that contains it.
 
 // Where the part begins in that range.
 inline size_t data_offset(const part_location & location) {

@@ -9,25 +9,25 @@
 
 namespace hobbit {
 
-// Copies rows of weights from host memory to one device, beside what the device computes. Where a backend of ggml's is
-// a stream of its own several copies are on their way at once, so that the link does not wait from one to the next.
+// Copies rows of weights from host memory to one device while the device computes. Where the device copies in streams
+// (device_traits), several copies are in flight at once, so that the link does not idle between them.
 //
 // Thread-safety: none.
 class device_copy {
   public:
     explicit device_copy(ggml_backend_dev_t device) : device_(device) {}
 
-    // Begins to copy rows, as the file has them, to `dst` in `buffer`, and so many zeros behind them. REQUIRES: src
-    // stays as it is until finish().
+    // Begins to copy rows in the file's layout to `dst` in `buffer`, followed by `zeros` zero bytes. REQUIRES: src is
+    // constant until finish().
     void begin(ggml_backend_buffer_t buffer, ggml_type type, const matrix_shape & rows, const char * src, char * dst,
                size_t zeros);
 
-    // Blocks until all that was begun is there, or in line before what the device is asked for next.
+    // Blocks until the copies are complete, or queued before the next request to the device.
     void finish();
 
   private:
     const ggml_backend_dev_t device_;
-    ggml_backend_ptr         stream_; // null: none was needed yet, or the device has none
+    ggml_backend_ptr         stream_; // null before the first copy, and where the device has no streams
 };
 
 } // namespace hobbit

@@ -11,7 +11,7 @@
 
 namespace hobbit {
 
-// Looks rows up in a matrix that stays on disk: the token embedding, of which each token needs one row.
+// Reads rows of the token embedding from disk, one per token. The matrix is never loaded as a whole.
 //
 // Thread-safety: none.
 class embedding_reader {
@@ -20,7 +20,7 @@ class embedding_reader {
     embedding_reader(file_reader & reader, const embedding_table & table) :
         reader_(reader), table_(table.location), shape_(table.shape) {}
 
-    // Computes a GET_ROWS over the matrix, as ggml does: every row converted to float.
+    // Computes a GET_ROWS over the matrix as ggml does, with rows converted to float.
     status compute(ggml_tensor * lookup);
 
   private:

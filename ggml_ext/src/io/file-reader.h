@@ -12,12 +12,12 @@
 
 namespace hobbit {
 
-// The way to a model's files. Tests put fakes in its place.
+// Reads a model's files. Tests replace it by fakes.
 //
 // Thread-safety: read_at may be called from any number of threads at once.
 class file_reader {
   public:
-    // Of offsets, sizes and memory in read_at: what O_DIRECT asks for on every common file system.
+    // The alignment of offsets, sizes and memory in read_at, which O_DIRECT needs on every common file system.
     static constexpr size_t alignment = 4096;
 
     virtual ~file_reader() = default;
@@ -28,8 +28,8 @@ class file_reader {
     virtual status read_at(uint32_t file, uint64_t offset, size_t size, size_t needed, void * buf) = 0;
 };
 
-// Reads past the page cache where the file system allows it, else through it, leaving nothing behind there.
-// A file whose size or modification time changes while it is open is an error of the next read.
+// Bypasses the page cache where the file system allows it; elsewhere, drops from it what was read.
+// If the size or modification time of an open file changes, the next read fails.
 class posix_file_reader final : public file_reader {
   public:
     posix_file_reader() = default;
@@ -43,7 +43,7 @@ class posix_file_reader final : public file_reader {
 
     status read_at(uint32_t file, uint64_t offset, size_t size, size_t needed, void * buf) override;
 
-    // Whether every file is read past the page cache.
+    // Whether reads of every file bypass the page cache.
     bool direct_io() const;
 
   private:

@@ -8,8 +8,8 @@
 
 namespace hobbit {
 
-// A driver that has none left gives ordinary memory instead. Where it maps its memory in a way of its own, the system
-// may refuse to read into it past the page cache.
+// A driver that has no more pinned memory returns ordinary memory. Where a driver maps pinned memory in a special way,
+// the system may refuse direct I/O into it.
 static status try_memory(ggml_backend_buffer_type_t memory, file_reader & reader) {
     const size_t                  a = file_reader::alignment;
     const ggml_backend_buffer_ptr buffer(ggml_backend_buft_alloc_buffer(memory, 2 * a));

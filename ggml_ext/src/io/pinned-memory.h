@@ -8,9 +8,9 @@
 
 namespace hobbit {
 
-// The host memory from which experts are copied to these devices: page-locked, so that a device copies by itself and at
-// its link's speed, where the driver of one has such memory and direct I/O reads into it, which is tried on the
-// reader's first file; a warning says where that failed. Else the CPU's ordinary memory.
+// The host memory from which experts are copied to these devices. Page-locked (pinned) memory lets a device copy by
+// itself, at the speed of its link. It is used if the driver of one device provides it and direct I/O can read into it,
+// which is tried with the reader's first file; otherwise a warning says so and ordinary memory is used.
 //
 // Thread-safety: as ggml's registry. REQUIRES: the reader has a file
 ggml_backend_buffer_type_t find_pinned_memory(const std::vector<ggml_backend_dev_t> & devices, file_reader & reader);

@@ -29,7 +29,7 @@ void prefetch_governor::end_pass(const pass & p) {
     passes_.push_back(p);
     if (passes_.size() > window) {
         passes_.pop_front();
-        next_pause_ = min_pause; // the trial did not fail
+        next_pause_ = min_pause; // the trial succeeded
     }
     if (passes_.size() >= min_passes && !pays()) {
         pause_left_ = next_pause_;
