@@ -76,3 +76,21 @@ endfunction()
 
 # llama.cpp compiles its models in unity builds: sources that name each other by absolute paths would not be shared
 set(CMAKE_UNITY_BUILD_RELOCATABLE ON)
+
+# Adds the files of ours that the patches call. To be called when ggml-hobbit is there.
+function(hobbit_add_our_files)
+    set(ours ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/../patches)
+    target_sources(llama PRIVATE ${ours}/llama/llama-hobbit.cpp)
+    set_source_files_properties(${ours}/llama/llama-hobbit.cpp TARGET_DIRECTORY llama
+        PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+    target_include_directories(llama PUBLIC ${ours}/llama)
+    target_link_libraries(llama PRIVATE ggml-hobbit)
+
+    target_sources(server-context PRIVATE ${ours}/server/server-hobbit.cpp)
+    target_include_directories(server-context PUBLIC ${ours}/server)
+    target_link_libraries(server-context PUBLIC ggml-hobbit)
+
+    if (TARGET ggml-vulkan)
+        target_compile_options(ggml-vulkan PRIVATE -include ${ours}/vulkan/older-headers.h)
+    endif()
+endfunction()

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: MIT
+#include "llama-hobbit.h"
+
+#include "llama-batch.h"
+#include "llama-context.h"
+#include "llama-expert-cache.h"
+#include "llama-model-loader.h"
+#include "llama-model.h"
+
+#include <cstring>
+#include <stdexcept>
+#include <vector>
+
+static hobbit_setting llama_hobbit_setting(const llama_model_kv_override & kv) {
+    hobbit_setting s = { kv.key, HOBBIT_SETTING_INT, 0, 0.0, nullptr };
+    switch (kv.tag) {
+        case LLAMA_KV_OVERRIDE_TYPE_INT: s.i = kv.val_i64; break;
+        case LLAMA_KV_OVERRIDE_TYPE_FLOAT:
+            s.kind = HOBBIT_SETTING_FLOAT;
+            s.f    = kv.val_f64;
+            break;
+        case LLAMA_KV_OVERRIDE_TYPE_BOOL:
+            s.kind = HOBBIT_SETTING_BOOL;
+            s.i    = kv.val_bool;
+            break;
+        case LLAMA_KV_OVERRIDE_TYPE_STR:
+            s.kind = HOBBIT_SETTING_STRING;
+            s.s    = kv.val_str;
+            break;
+    }
+    return s;
+}
+
+llama_hobbit_ptr llama_hobbit_open(const std::string & fname, llama_model_params & params) {
+    if (fname.empty()) {
+        return nullptr;
+    }
+
+    std::vector<hobbit_setting> settings = {
+        { "hobbit.pack", HOBBIT_SETTING_BOOL, params.use_extra_bufts, 0.0, nullptr },
+    };
+    for (const auto * kv = params.kv_overrides; kv && kv->key[0] != 0; ++kv) {
+        if (std::strncmp(kv->key, "hobbit.", 7) == 0) {
+            settings.push_back(llama_hobbit_setting(*kv));
+        }
+    }
+
+    char           err[1024];
+    hobbit_model * model = nullptr;
+    if (!hobbit_open(fname.c_str(), settings.data(), settings.size(), &model, err, sizeof(err))) {
+        throw std::runtime_error(err);
+    }
+    if (model) {
+        // the rest of the model is read into memory of its own: a mapping would be dropped under pressure
+        const bool lock  = params.load_mode == LLAMA_LOAD_MODE_MLOCK || params.load_mode == LLAMA_LOAD_MODE_MMAP_MLOCK;
+        params.load_mode = lock ? LLAMA_LOAD_MODE_MLOCK : LLAMA_LOAD_MODE_NONE;
+    }
+    return llama_hobbit_ptr(model);
+}
+
+void llama_hobbit_attach(llama_model_loader & ml, hobbit_model * model) {
+    ml.hobbit = model;
+    for (auto it = ml.weights_map.begin(); model && it != ml.weights_map.end();) {
+        if (!hobbit_is_tier_tensor(it->first.c_str())) {
+            ++it;
+            continue;
+        }
+        ml.n_elements -= ggml_nelements(it->second.tensor);
+        ml.n_bytes    -= ggml_nbytes(it->second.tensor);
+        ml.n_tensors--;
+        it = ml.weights_map.erase(it);
+    }
+}
+
+void llama_hobbit_place_layers(const llama_model & lm) {
+    if (!lm.hobbit) {
+        return;
+    }
+    std::vector<ggml_backend_dev_t> devs(lm.hparams.n_layer_all);
+    for (size_t il = 0; il < devs.size(); ++il) {
+        devs[il] = lm.dev_layer(il);
+    }
+    char err[1024];
+    if (!hobbit_place_layers(lm.hobbit.get(), devs.data(), devs.size(), err, sizeof(err))) {
+        throw std::runtime_error(err);
+    }
+}
+
+ggml_backend_buffer_type_t llama_hobbit_buft(hobbit_model * model, ggml_op op, const std::string & name, int block) {
+    if (!model) {
+        return nullptr;
+    }
+    if ((op == GGML_OP_MUL_MAT_ID || op == GGML_OP_GET_ROWS) && hobbit_owns_tensor(model, name.c_str())) {
+        return hobbit_buffer_type(model, block);
+    }
+    // biases of experts: where they lie decides where they are added, and the addition is part of the layer
+    return op == GGML_OP_ADD_ID ? hobbit_device_buffer_type(model, block) : nullptr;
+}
+
+bool llama_hobbit_is_remote(const ggml_tensor * tensor) {
+    return tensor->buffer && std::strncmp(ggml_backend_buffer_name(tensor->buffer), "DISK_HOBBIT", 11) == 0;
+}
+
+void llama_hobbit_refuse_tiers(const llama_model_loader & ml) {
+    for (const auto & [name, weight] : ml.weights_map) {
+        if (hobbit_is_tier_tensor(name.c_str())) {
+            throw std::runtime_error(
+                "the file has its experts in several precisions: quantize the model that it was made from");
+        }
+    }
+}
+
+void llama_hobbit_attach_router(ggml_context * ctx, ggml_tensor * weights, ggml_tensor * input,
+                                const ggml_tensor * down_exps) {
+    for (ggml_tensor * t = weights; t; t = ggml_get_next_tensor(ctx, t)) {
+        if (t->op == GGML_OP_MUL_MAT_ID && llama_hobbit_is_remote(t->src[0])) {
+            t->src[3] = weights;
+            t->src[4] = t->src[0] == down_exps ? nullptr : input;
+        }
+    }
+}
+
+void llama_hobbit_begin_batch(const llama_model & lm, const llama_ubatch & ubatch) {
+    if (!lm.hobbit) {
+        return;
+    }
+    std::vector<int32_t> seqs(ubatch.n_tokens);
+    for (uint32_t i = 0; i < ubatch.n_tokens; ++i) {
+        seqs[i] = ubatch.seq_id[i][0];
+    }
+    hobbit_begin_batch(lm.hobbit.get(), ubatch.n_tokens, seqs.data(), ubatch.pos, ubatch.output);
+}
+
+hobbit_model * llama_model_expert_cache(const llama_model * model) {
+    return model->hobbit.get();
+}
+
+static hobbit_gating llama_hobbit_gating(const llama_hparams & hparams) {
+    switch (hparams.expert_gating_func) {
+        case LLAMA_EXPERT_GATING_FUNC_TYPE_SIGMOID:       return HOBBIT_GATING_SIGMOID;
+        case LLAMA_EXPERT_GATING_FUNC_TYPE_SQRT_SOFTPLUS: return HOBBIT_GATING_SQRT_SOFTPLUS;
+        default:                                          return HOBBIT_GATING_SOFTMAX;
+    }
+}
+
+// repacked weights lie in a buffer type of the CPU that is not a host buffer type
+static bool llama_hobbit_is_host_memory(ggml_backend_buffer_type_t buft) {
+    ggml_backend_dev_t dev = ggml_backend_buft_get_device(buft);
+    return ggml_backend_buft_is_host(buft) || (dev && ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_CPU);
+}
+
+void llama_hobbit_prepare(const llama_context & lctx) {
+    const llama_model & lm    = lctx.get_model();
+    hobbit_model *      model = lm.hobbit.get();
+    if (!model || lm.hparams.no_alloc || lm.hparams.vocab_only) {
+        return;
+    }
+
+    uint64_t resident = 0;
+    for (const auto & [buft, size] : lctx.memory_breakdown()) {
+        if (llama_hobbit_is_host_memory(buft)) {
+            resident += size.model + size.context + size.compute;
+        }
+    }
+
+    char err[1024];
+    for (size_t il = 0; il < lm.layers.size(); ++il) {
+        const llama_layer & layer = lm.layers[il];
+        if (layer.ffn_gate_inp &&
+            !hobbit_set_router(model, il, layer.ffn_gate_inp, layer.ffn_gate_inp_b, layer.ffn_exp_probs_b,
+                               llama_hobbit_gating(lm.hparams), err, sizeof(err))) {
+            throw std::runtime_error(err);
+        }
+    }
+    if (!hobbit_prepare(model, resident, lctx.get_cparams().n_ubatch, err, sizeof(err))) {
+        throw std::runtime_error(err);
+    }
+}

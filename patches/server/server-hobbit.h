@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// What llama-server reports about the expert cache and asks of it. Without an expert cache these functions have no
+// effect. Any thread may call the functions that take no context.
+
+#include "hobbit.h"
+#include "llama.h"
+
+#include <cmath>
+#include <memory>
+#include <string>
+
+class common_json;
+struct server_http_req;
+struct server_http_res;
+
+//
+// Counters and failures
+//
+
+// Reports on the cache of this context's model from now on. With null the model can be freed: its last counters are
+// kept until another one is loaded.
+void server_hobbit_use(const llama_context * ctx);
+
+// Answers GET /hobbit: sizes and counters as JSON, named as in hobbit.h.
+std::unique_ptr<server_http_res> server_hobbit_get(const server_http_req & req);
+
+// The same as Prometheus text; "" without an expert cache.
+std::string server_hobbit_metrics();
+
+// Asks the cache why it computes nothing any more; "" where it computes. server_hobbit_failure repeats the last answer
+// without waiting for a computation.
+std::string server_hobbit_check(const llama_context * ctx);
+std::string server_hobbit_failure();
+
+//
+// Thresholds of a request
+//
+
+// Of a request, NAN stands for the server's own; of a computed prompt, for a prompt without tokens.
+struct server_hobbit_thresholds {
+    double t1 = NAN;
+    double t2 = NAN;
+
+    bool given() const { return !std::isnan(t1) || !std::isnan(t2); }
+
+    // Whether tokens computed with these thresholds have the precision that `others` ask for, or better.
+    bool cover(const server_hobbit_thresholds & others) const { return !(t1 < others.t1) && !(t2 < others.t2); }
+
+    void lower(const server_hobbit_thresholds & others) {
+        t1 = std::fmin(t1, others.t1);
+        t2 = std::fmin(t2, others.t2);
+    }
+};
+
+// Reads {"t1": ..., "t2": ...}; throws std::invalid_argument.
+server_hobbit_thresholds server_hobbit_parse(const common_json & data);
+
+// Replaces NAN by the server's own threshold, moved where t1 would be above t2. Unchanged without an expert cache.
+server_hobbit_thresholds server_hobbit_effective(const llama_context * ctx, server_hobbit_thresholds thresholds);
+
+// Begins a sequence of the cache for a request; `given` tells whether the request has thresholds. Returns what is wrong
+// with them, or "".
+std::string server_hobbit_begin(llama_context * ctx, llama_seq_id seq_id, server_hobbit_thresholds effective,
+                                bool given);
