@@ -35,5 +35,5 @@ def measure(model: Path, routing_file: Path, **options: Any) -> job.Measured:
 
 def ours(pools: int, **settings: Any) -> dict[str, Any]:
     """Options of measure() for the expert cache."""
-    given = {"enable": True, "tag": 1, "pools": pools, **settings}
+    given = {"enable": True, "pools": pools, **settings}
     return {"lib_dir": None, "settings": {f"hobbit.{key}": value for key, value in given.items()}}

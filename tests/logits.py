@@ -38,7 +38,6 @@ GPU_ENVIRONMENT = {
     "GGML_VK_VISIBLE_DEVICES": "0",  # software devices are devices, too
     "GGML_CUDA_DISABLE_FUSION": "1",  # as the expert cache multiplies: one operation at a time
 }
-MODEL_TAG = 1
 Override = bool | int | float | str
 Batch = list[tuple[int, int, int]]  # (token, position, sequence)
 
@@ -282,8 +281,8 @@ def _add_devices(lib_dir: Path, endpoints: str) -> None:
         ggml.ggml_backend_register(ctypes.c_void_p(rpc.ggml_backend_rpc_add_server(endpoint.encode())))
 
 
-def _hobbit_structs(lib_dir: Path) -> Iterator[tuple[str, Any]]:
-    """info/FIELD, stats/FIELD and devices/NUMBER/FIELD of the model opened with MODEL_TAG."""
+def _hobbit_structs(lib_dir: Path, session: Session) -> Iterator[tuple[str, Any]]:
+    """info/FIELD, stats/FIELD and devices/NUMBER/FIELD of a model with an expert cache."""
     from cffi import FFI
 
     from pyhobbit.native.build import declarations
@@ -291,7 +290,9 @@ def _hobbit_structs(lib_dir: Path) -> Iterator[tuple[str, Any]]:
     ffi = FFI()
     ffi.cdef(declarations((ROOT / "ggml_ext/include/hobbit.h").read_text(encoding="utf-8")))
     lib = ffi.dlopen(str(lib_dir / "libggml-hobbit.so"))
-    model = lib.hobbit_find(MODEL_TAG)
+    find = session.llama._lib.llama_model_expert_cache
+    find.argtypes, find.restype = [ctypes.c_void_p], ctypes.c_void_p
+    model = ffi.cast("hobbit_model *", find(session.model) or 0)
     if model == ffi.NULL:
         return
     for kind, getter in {"info": lib.hobbit_get_info, "stats": lib.hobbit_get_stats}.items():
@@ -305,7 +306,6 @@ def _hobbit_structs(lib_dir: Path) -> Iterator[tuple[str, Any]]:
             value = getattr(device, name)
             yield f"devices/{n_devices}/{name}", ffi.string(value).decode() if name == "name" else value
         n_devices += 1
-    lib.hobbit_unref(model)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -326,18 +326,17 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     patched = (args.lib_dir / "libggml-hobbit.so").exists()
-    overrides = args.overrides | ({"hobbit.tag": MODEL_TAG} if patched and args.overrides else {})
     arrays: dict[str, Any] = {}
     try:
         flags = {"kv_f32": args.kv_f32, "routing": args.routing, "repack": args.repack}
         devices = {"gpu_layers": args.gpu_layers, "rpc": args.rpc}
-        session = Session(args.lib_dir, args.model, overrides, **flags, **devices)
+        session = Session(args.lib_dir, args.model, args.overrides, **flags, **devices)
         for name, plan in args.plans.items():
             arrays[f"logits/{name}"] = session.decode(Plan(**plan))
             if session.recorder:
                 arrays[f"routing/{name}"] = session.recorder.take()
         if patched:
-            arrays.update(_hobbit_structs(args.lib_dir))
+            arrays.update(_hobbit_structs(args.lib_dir, session))
         session.close()
     except RunError as error:
         print(f"logits: {error}", file=sys.stderr)

@@ -310,7 +310,7 @@ def test_ours_gets_the_limit_less_a_margin(small: Path, tmp_path: Path) -> None:
     config = runner.BenchConfig(small, (), low=tmp_path / "low.gguf", t1=0.5, t2=0.8)
     limited = runner.job(config, BY_NAME["ours-mixed"], 10 << 30, tmp_path / "r.npz")
     assert limited.settings == {
-        "hobbit.enable": True, "hobbit.calibrated": False, "hobbit.device": "CPU", "hobbit.tag": 1,
+        "hobbit.enable": True, "hobbit.calibrated": False, "hobbit.device": "CPU",
         "hobbit.memory": int(0.99 * (10 << 30)) + 1,
         "hobbit.sidecar": "low.gguf", "hobbit.t1": 0.5, "hobbit.t2": 0.8,
     }  # fmt: skip

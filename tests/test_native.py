@@ -73,10 +73,6 @@ def test_a_failing_call_raises_its_sentence_and_keeps_it(tmp_path: Path) -> None
     assert ffi.last_error() is None
 
 
-def test_an_unknown_tag_finds_no_model() -> None:
-    assert ffi.lib.hobbit_find(123456789) == ffi.ffi.NULL
-
-
 def _python(program: str, tmp_path: Path, **environment: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         [sys.executable, "-c", program],

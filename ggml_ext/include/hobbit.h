@@ -97,9 +97,6 @@ HOBBIT_API void hobbit_ref(hobbit_model * model);
 // Drops one reference; the last one joins the loader threads and frees the pools. NULL is ignored.
 HOBBIT_API void hobbit_unref(hobbit_model * model);
 
-// The open model with this hobbit.tag, with a new reference, or NULL.
-HOBBIT_API hobbit_model * hobbit_find(int64_t tag);
-
 // Copies the most recent error sentence of the process; returns its length, 0 when there was none.
 HOBBIT_API size_t hobbit_last_error(char * err, size_t err_size);
 

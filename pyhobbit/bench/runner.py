@@ -259,7 +259,7 @@ def settings(config: BenchConfig, arm: Arm, bound: Mapping[str, Setting]) -> dic
     tiers = {"hobbit.t1": 1.0, "hobbit.t2": 1.0}  # whatever the file says
     if (sidecar := config.sidecar(arm)) is not None:
         tiers = {"hobbit.sidecar": sidecar.name, "hobbit.t1": config.t1, "hobbit.t2": config.t2}
-    own = {"hobbit.enable": True, "hobbit.calibrated": False, "hobbit.device": "CPU", "hobbit.tag": 1}
+    own = {"hobbit.enable": True, "hobbit.calibrated": False, "hobbit.device": "CPU"}
     return {**own, **bound, **tiers, **arm.settings}
 
 

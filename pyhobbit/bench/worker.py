@@ -25,7 +25,6 @@ from pyhobbit.engine.stats import peak_rss_bytes
 from pyhobbit.errors import HobbitError
 from pyhobbit.settings.overrides import kv_overrides
 
-_TAG = 1
 _N_BATCH = 512
 _MAX_CONTEXT = 1024  # of a long decode, which begins anew: its quarters have contexts alike
 _QUARTER_COUNTERS = ("compute_s", "stall_s")
@@ -38,7 +37,7 @@ class RunError(HobbitError):
 
 
 class Libraries:
-    """One build of llama.cpp; lib is None where the cache's counters are not to be had."""
+    """One build of llama.cpp; native is None where it has no expert cache."""
 
     def __init__(self, lib_dir: str | None) -> None:
         if lib_dir is None:
@@ -46,14 +45,13 @@ class Libraries:
             from pyhobbit.native.paths import LIB_DIR
 
             self.llama: Any = ffi.llama.llama_cpp
-            self.lib: Any = ffi.lib
-            self.ffi: Any = ffi.ffi
+            self.native: Any = ffi
             self.folder = LIB_DIR
             return
         os.environ["LLAMA_CPP_LIB_PATH"] = lib_dir
         import llama_cpp.llama_cpp
 
-        self.llama, self.lib, self.ffi, self.folder = llama_cpp.llama_cpp, None, None, Path(lib_dir)
+        self.llama, self.native, self.folder = llama_cpp.llama_cpp, None, Path(lib_dir)
 
 
 class Session:
@@ -156,9 +154,9 @@ class Session:
 class Counters:
     """The cache's counters; empty dictionaries for a model without a cache."""
 
-    def __init__(self, libraries: Libraries) -> None:
-        self._lib, self._ffi = libraries.lib, libraries.ffi
-        self._model = self._lib.hobbit_find(_TAG) if self._lib else None
+    def __init__(self, libraries: Libraries, model: Any) -> None:
+        self._native = libraries.native
+        self._model = self._native.expert_cache(model) if self._native else None
 
     def info(self) -> dict[str, float]:
         return self._read("info")
@@ -169,14 +167,14 @@ class Counters:
     def _read(self, kind: str) -> dict[str, float]:
         if not self._model:
             return {}
-        values = self._ffi.new(f"struct hobbit_{kind} *")
-        getattr(self._lib, f"hobbit_get_{kind}")(self._model, values)
-        fields = self._ffi.typeof(f"struct hobbit_{kind}").fields
+        values = self._native.ffi.new(f"struct hobbit_{kind} *")
+        getattr(self._native.lib, f"hobbit_get_{kind}")(self._model, values)
+        fields = self._native.ffi.typeof(f"struct hobbit_{kind}").fields
         return {name: getattr(values, name) for name, _ in fields}
 
     def close(self) -> None:
         if self._model:
-            self._lib.hobbit_unref(self._model)
+            self._native.lib.hobbit_unref(self._model)
 
 
 def decode(session: Session, counters: Counters, n_tokens: int, seconds: float) -> np.ndarray:
@@ -201,7 +199,7 @@ def measure(job: Job) -> Measured:
     start = time.perf_counter()
     session = Session(libraries, job, max(n_ctx, len(routing["sweep"])))
     load_s = time.perf_counter() - start
-    counters = Counters(libraries)
+    counters = Counters(libraries, session.model)
     if job.fits:
         _bring_in(session, routing["sweep"], job)
     if "experts" in routing:

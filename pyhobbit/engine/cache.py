@@ -1,26 +1,21 @@
 # SPDX-License-Identifier: MIT
 """The expert cache of an opened model, seen from Python."""
 
-import secrets
 from dataclasses import fields
 from typing import Any
 
 from pyhobbit.engine.stats import CacheStats, DeviceInfo, ModelInfo
 from pyhobbit.errors import HobbitError
-from pyhobbit.native.ffi import check, ffi, lib
+from pyhobbit.native.ffi import check, expert_cache, ffi, lib
 from pyhobbit.settings.config import CacheConfig
-
-
-def new_tag() -> int:
-    """A number for hobbit.tag, by which Cache finds the model."""
-    return secrets.randbits(52) + 1  # exact as a double too
 
 
 class Cache:
     """Holds a reference until close(). False where the model runs without one, as in stock llama.cpp."""
 
-    def __init__(self, tag: int) -> None:
-        self._pointer = lib.hobbit_find(tag)
+    def __init__(self, model: Any) -> None:
+        """model: a pointer to a llama_model."""
+        self._pointer = expert_cache(model)
 
     def __bool__(self) -> bool:
         return bool(self._pointer)
@@ -62,6 +57,10 @@ class Cache:
         values = ffi.new("struct hobbit_stats *")
         lib.hobbit_get_stats(self._pointer, values)
         return CacheStats(**{field.name: getattr(values, field.name) for field in fields(CacheStats)})
+
+    def prepare(self, model_bytes: int, n_batch: int) -> None:
+        """Allocates the pools, as hobbit_prepare. Raises HobbitError where they do not fit."""
+        check(lib.hobbit_prepare, self._pointer, model_bytes, n_batch)
 
     def failure(self) -> str | None:
         """Why nothing can be computed any more, None where it can."""

@@ -14,7 +14,7 @@ from typing import Literal
 
 import jinja2
 
-from pyhobbit.engine.cache import Cache, new_tag
+from pyhobbit.engine.cache import Cache
 from pyhobbit.engine.llama import Context, ContextSize, Model, Sampler, log, opening
 from pyhobbit.engine.plan import fitting_settings
 from pyhobbit.engine.stats import ModelInfo, Stats, peak_rss_bytes
@@ -102,10 +102,9 @@ class Engine:
             raise HobbitError("the engine is open already; close it first")
         check_model_file(self._path)
         start = time.perf_counter()
-        tag = new_tag()
         with opening:
             # What does not fit is said before anything is loaded.
-            settings = {**fitting_settings(self._path, self._config), "hobbit.tag": tag}
+            settings = fitting_settings(self._path, self._config)
             log.start(self._config.verbose)
             try:
                 self._model = Model(self._path, settings, lambda: not self._interrupted)
@@ -115,7 +114,7 @@ class Engine:
                 with contextlib.suppress(HobbitError):  # the first error is the one to tell
                     self.close()
                 raise
-        self._cache = Cache(tag)
+        self._cache = Cache(self._model.pointer)
         self._load_s = time.perf_counter() - start
         return self.info()
 

@@ -5,6 +5,7 @@ The high-level llama_cpp.Llama holds a buffer of n_batch x n_vocab logits (hundr
 with a bound on its memory cannot afford, and hides how long a token took.
 """
 
+import contextlib
 import ctypes
 import re
 import sys
@@ -91,7 +92,6 @@ class Model:
 
     def __init__(self, path: Path, settings: Mapping[str, Setting], keep_going: Callable[[], bool]) -> None:
         self.path = path
-        self._tag = settings.get("hobbit.tag")
         overrides = kv_overrides(llama, settings)
         params = llama.llama_model_default_params()
         params.kv_overrides = overrides
@@ -115,13 +115,8 @@ class Model:
 
     def failure(self) -> str | None:
         """Why its experts cannot be computed any more, None where they can."""
-        if self._tag is None:
-            return None
-        cache = Cache(self._tag)
-        try:
+        with contextlib.closing(Cache(self.pointer)) as cache:
             return cache.failure()
-        finally:
-            cache.close()
 
     def description(self) -> str:
         buffer = ctypes.create_string_buffer(256)

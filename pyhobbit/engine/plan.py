@@ -14,7 +14,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from pyhobbit.engine.cache import Cache, new_tag
+from pyhobbit.engine.cache import Cache
 from pyhobbit.engine.llama import Log, log, opening
 from pyhobbit.engine.stats import DeviceInfo, ModelInfo
 from pyhobbit.engine.threads import computing_threads
@@ -22,7 +22,7 @@ from pyhobbit.errors import HobbitError
 from pyhobbit.model.model_file import read_tensors
 from pyhobbit.model.names import check_model_file
 from pyhobbit.model.tiers import routed_part
-from pyhobbit.native.ffi import check, last_error, lib, llama
+from pyhobbit.native.ffi import last_error, lib, llama
 from pyhobbit.native.memory import available_memory, resident_memory
 from pyhobbit.settings.config import EngineConfig, Setting, format_size
 from pyhobbit.settings.overrides import kv_overrides
@@ -157,8 +157,8 @@ def _lay_out(
     n_experts = {part.layer: each.ne[2] for each in tensors if (part := parts[each.name])}
     with _simulated(path, config, fill, overrides, bool(n_experts)) as simulated:
         cached = simulated.info.cached
-        with contextlib.closing(Cache(simulated.tag)) as cache:
-            on_disk = {name for name, part in parts.items() if cached and (part or cache.owns(name))}
+        cache = simulated.cache
+        on_disk = {name for name, part in parts.items() if cached and (part or cache.owns(name))}
         weights = sum(each.nbytes for each in tensors if each.name not in on_disk)
         plan = MemoryPlan(
             info=simulated.info,
@@ -173,8 +173,7 @@ def _lay_out(
         if not cached:
             return _checked(plan)
         if simulated.info.on_device:
-            with contextlib.closing(Cache(simulated.tag)) as cache:
-                names = ",".join(device.name for device in cache.devices())
+            names = ",".join(device.name for device in cache.devices())
             return _with_pools(replace(plan, device=names), simulated, 0)
         routers = sum(prod(each.ne) for each in tensors if each.name.endswith("ffn_gate_inp.weight"))
         predictor = 0 if config.cache.prefetch == 0 else routers * _PREDICTOR_BYTES
@@ -191,16 +190,13 @@ def _checked(plan: MemoryPlan) -> MemoryPlan:
 def _with_pools(plan: MemoryPlan, simulated: "_Simulated", predictor: int) -> MemoryPlan:
     if plan.beside_pools > plan.available:
         raise HobbitError(_too_much(plan))
-    pointer = lib.hobbit_find(simulated.tag)
+    cache = simulated.cache
     try:
-        check(lib.hobbit_prepare, pointer, plan.beside_pools + predictor, simulated.n_ubatch)
+        cache.prepare(plan.beside_pools + predictor, simulated.n_ubatch)
     except HobbitError as e:
         raise HobbitError(f"{e} ({plan.info.model} takes {_needs(plan)})") from e
-    finally:
-        lib.hobbit_unref(pointer)
-    with contextlib.closing(Cache(simulated.tag)) as cache:
-        devices = cache.devices() if plan.device else ()
-        return replace(plan, info=replace(plan.info, **cache.info()), devices=devices)
+    devices = cache.devices() if plan.device else ()
+    return replace(plan, info=replace(plan.info, **cache.info()), devices=devices)
 
 
 def _too_much(plan: MemoryPlan) -> str:
@@ -225,10 +221,10 @@ def _needs(plan: MemoryPlan) -> str:
 
 @dataclass(frozen=True)
 class _Simulated:
-    """A model and a context that hold no memory; the expert cache is found by its tag."""
+    """A model and a context that hold no memory, and their expert cache."""
 
     info: ModelInfo
-    tag: int
+    cache: Cache
     n_ubatch: int
     context: int
     compute: int
@@ -259,9 +255,8 @@ def _simulated(
     has_experts: bool,
 ) -> Iterator[_Simulated]:
     set_context, set_model = fill
-    tag = new_tag()
     # A trace would be opened, and emptied.
-    settings = {**overrides, **replace(config.cache, trace=None).settings(), "hobbit.tag": tag}
+    settings = {**overrides, **replace(config.cache, trace=None).settings()}
     if config.cache.trace is not None:
         settings["hobbit.enable"] = True
     all_overrides = kv_overrides(llama, settings)
@@ -280,6 +275,7 @@ def _simulated(
             hint = "if the file is incomplete or damaged, download or convert it again"
             raise _failure(path, said, hint)
         stack.callback(llama.llama_model_free, model)
+        cache = stack.enter_context(contextlib.closing(Cache(model)))
         n_ctx_train = llama.llama_model_n_ctx_train(model)
         context_params = llama.llama_context_default_params()
         set_context(context_params, n_ctx_train)
@@ -293,8 +289,8 @@ def _simulated(
         stack.callback(llama.llama_free, context)
         n_context, n_compute = _sizes(path, "".join(said.lines), bool(llama.llama_get_memory(context)))
         yield _Simulated(
-            info=_info(path, config, model, context_params.n_ctx, tag, has_experts),
-            tag=tag,
+            info=_info(path, config, model, context_params.n_ctx, cache, has_experts),
+            cache=cache,
             n_ubatch=context_params.n_ubatch,
             context=n_context,
             compute=n_compute,
@@ -321,17 +317,18 @@ def _failure(path: Path, said: Log, hint: str) -> HobbitError:
     return HobbitError(last_error() or f"{path} cannot be loaded: {reason}; {hint}")
 
 
-def _info(path: Path, config: EngineConfig, model: Any, n_ctx: int, tag: int, has_experts: bool) -> ModelInfo:
+def _info(
+    path: Path, config: EngineConfig, model: Any, n_ctx: int, cache: Cache, has_experts: bool
+) -> ModelInfo:
     description = ctypes.create_string_buffer(256)
     llama.llama_model_desc(model, description, len(description))
-    with contextlib.closing(Cache(tag)) as cache:
-        return ModelInfo(
-            model=str(path),
-            description=description.value.decode("utf-8", "replace"),
-            n_ctx=n_ctx,
-            n_threads=computing_threads(config.n_threads),
-            cached=bool(cache),
-            has_experts=has_experts,
-            memory=config.cache.memory,
-            **cache.info(),
-        )
+    return ModelInfo(
+        model=str(path),
+        description=description.value.decode("utf-8", "replace"),
+        n_ctx=n_ctx,
+        n_threads=computing_threads(config.n_threads),
+        cached=bool(cache),
+        has_experts=has_experts,
+        memory=config.cache.memory,
+        **cache.info(),
+    )

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from pyhobbit.engine.cache import Cache, new_tag
+from pyhobbit.engine.cache import Cache
 from pyhobbit.engine.llama import log, opening
 from pyhobbit.engine.plan import fitting_settings
 from pyhobbit.engine.stats import ModelInfo, Stats, peak_rss_bytes
@@ -169,16 +169,11 @@ class Hobbit(Llama):
 
     def _load(self, path: str, llama: Mapping[str, Any]) -> None:
         settings = self._settings(path, llama)
-        tag = new_tag()
         own = {
             "n_threads": computing_threads(llama.get("n_threads")),
             "n_threads_batch": computing_threads(llama.get("n_threads_batch")),
             "flash_attn": bool(self._arguments["flash_attn"]),
-            "kv_overrides": {
-                **(llama.get("kv_overrides") or {}),
-                **settings,
-                "hobbit.tag": tag,
-            },
+            "kv_overrides": {**(llama.get("kv_overrides") or {}), **settings},
         }
         log.start(llama.get("verbose", True))
         ffi.lib.hobbit_clear_last_error()
@@ -191,7 +186,7 @@ class Hobbit(Llama):
             if isinstance(e, ValueError | RuntimeError) and str(e).startswith("Failed to "):
                 raise load_error(self.lora_path if "LoRA" in str(e) else path, str(e)) from e
             raise
-        self._experts = Cache(tag)
+        self._experts = Cache(self._model.model)
         self.kv_overrides = llama.get("kv_overrides")
 
     @property

@@ -4,6 +4,7 @@
 Both must end up in the same patched libraries, so llama_cpp is imported here and nowhere else.
 """
 
+import ctypes
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -43,6 +44,17 @@ def _import_llama() -> ModuleType:
 
 
 llama: Any = _import_llama()
+
+_expert_cache = llama.llama_cpp._lib.llama_model_expert_cache
+_expert_cache.argtypes, _expert_cache.restype = [ctypes.c_void_p], ctypes.c_void_p
+
+
+def expert_cache(model: Any) -> Any:
+    """The hobbit_model of a llama_model, with a new reference; NULL where it runs without an expert cache."""
+    cache = ffi.cast("hobbit_model *", _expert_cache(model) or 0)
+    if cache:
+        lib.hobbit_ref(cache)
+    return cache
 
 
 def check(call: Callable[..., bool], *args: Any) -> None:

@@ -4,7 +4,6 @@
 import contextlib
 import math
 import os
-import secrets
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from pyhobbit.engine.llama import Context, ContextSize, Model, log, opening
 from pyhobbit.engine.threads import computing_threads
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.names import check_model_file
-from pyhobbit.native.ffi import check, ffi, lib, llama
+from pyhobbit.native.ffi import check, expert_cache, ffi, lib, llama
 from pyhobbit.routing.observe import LayerEvent, layer_event
 from pyhobbit.settings.config import EngineConfig, EvaluationConfig, format_size
 
@@ -88,9 +87,8 @@ class Evaluator:
 
     def _load(self, engine: EngineConfig) -> None:
         log.start(engine.verbose)
-        tag = secrets.randbits(52) + 1  # exact as a double too
-        self._model = Model(self._path, {**self._config.settings(), "hobbit.tag": tag}, lambda: True)
-        self._cache = lib.hobbit_find(tag)
+        self._model = Model(self._path, self._config.settings(), lambda: True)
+        self._cache = expert_cache(self._model.pointer)
         if not self._cache:
             raise HobbitError(f"{self._path} is a dense model: it has no experts to choose a precision for")
         if self._config.strict and self.has_low_tier:

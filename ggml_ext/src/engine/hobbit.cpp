@@ -6,8 +6,6 @@
 #include "model/tensor-names.h"
 
 #include <exception>
-#include <map>
-#include <mutex>
 
 using hobbit::report;
 using hobbit::status;
@@ -16,9 +14,6 @@ using hobbit::tier_id;
 //
 // references
 //
-
-static std::mutex                        g_models_mutex;
-static std::map<int64_t, hobbit_model *> g_models; // by tag, without references; guarded by g_models_mutex
 
 bool hobbit_open(const char * path, const struct hobbit_setting * settings, size_t n_settings, hobbit_model ** model,
                  char * err, size_t err_size) {
@@ -30,10 +25,6 @@ bool hobbit_open(const char * path, const struct hobbit_setting * settings, size
     } catch (const std::exception & e) {
         s = status::error(hobbit::format("cannot open '%s': %s", path, e.what()));
     }
-    if (opened && opened->config().tag != 0) {
-        std::lock_guard<std::mutex> lock(g_models_mutex);
-        g_models[opened->config().tag] = opened.get();
-    }
     *model = opened.release();
     return report(s, err, err_size);
 }
@@ -43,17 +34,9 @@ void hobbit_model::ref() {
 }
 
 void hobbit_model::unref() {
-    {
-        std::lock_guard<std::mutex> lock(g_models_mutex);
-        if (--n_references_ > 0) {
-            return;
-        }
-        const auto it = g_models.find(settings_.tag);
-        if (it != g_models.end() && it->second == this) {
-            g_models.erase(it);
-        }
+    if (--n_references_ == 0) {
+        delete this;
     }
-    delete this;
 }
 
 void hobbit_ref(hobbit_model * model) {
@@ -64,16 +47,6 @@ void hobbit_unref(hobbit_model * model) {
     if (model) {
         model->unref();
     }
-}
-
-hobbit_model * hobbit_find(int64_t tag) {
-    std::lock_guard<std::mutex> lock(g_models_mutex);
-    const auto                  it = g_models.find(tag);
-    if (it == g_models.end()) {
-        return nullptr;
-    }
-    it->second->ref();
-    return it->second;
 }
 
 //

@@ -238,10 +238,6 @@ bool settings::asked() const {
 
 status settings::apply_one(const hobbit_setting & setting) {
     const std::string key = setting.key;
-    if (key == "hobbit.tag") { // all 64 bits of it
-        tag = setting.i;
-        return setting.kind == HOBBIT_SETTING_INT ? status() : status::error("hobbit.tag takes a whole number");
-    }
     const row * to = find_row(key);
     if (!to) {
         return status::error(format("unknown setting %s", key.c_str()));

@@ -30,7 +30,6 @@ struct settings {
     std::string      sidecar;
     std::string      trace;
     std::string      device; // empty: the CPU
-    int64_t          tag = 0;
 
     // performance
     std::string           policy;

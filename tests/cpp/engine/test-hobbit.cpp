@@ -33,8 +33,6 @@ TEST_CASE("a dense model is none of ours, asked for or not") {
 TEST_CASE("a plain model that fits into memory is ours only where asked for") {
     const files f;
     CHECK_FALSE(opened(f.plain_path, {}));
-    CHECK_FALSE(opened(f.plain_path, { integer("hobbit.tag", 9) }));
-    CHECK(hobbit_find(9) == nullptr);
     CHECK(opened(f.plain_path, { ENABLE }));
     CHECK(opened(f.plain_path, { integer("hobbit.pools", 1 << 20) }));
     const std::string trace = f.dir.path("t.csv");
@@ -93,38 +91,14 @@ TEST_CASE("low precision asked of a model that has none is an error, skipping is
 // references
 //
 
-TEST_CASE("a model lives and is found as long as it is referenced") {
-    const files    f;
-    model_ptr      model = opened(f.tiers_path, { integer("hobbit.tag", 77) });
-    hobbit_model * found = hobbit_find(77);
-    CHECK(found == model.get());
-    CHECK(hobbit_find(78) == nullptr);
-    model.reset();
-    CHECK(hobbit_find(77) == found);
-    hobbit_unref(found);
-    hobbit_unref(found);
-    CHECK(hobbit_find(77) == nullptr);
+TEST_CASE("a model lives as long as it is referenced") {
+    const files f;
+    model_ptr   first = opened(f.tiers_path, {});
+    hobbit_ref(first.get());
+    const model_ptr second(first.get());
+    first.reset();
+    CHECK(hobbit_check(second.get(), nullptr, 0));
     hobbit_unref(nullptr);
-}
-
-TEST_CASE("hobbit_ref adds a reference") {
-    const files f;
-    model_ptr   model = opened(f.tiers_path, { integer("hobbit.tag", 5) });
-    hobbit_ref(model.get());
-    hobbit_unref(model.get());
-    const model_ptr found(hobbit_find(5));
-    CHECK(found.get() == model.get());
-}
-
-TEST_CASE("a model without a tag is not found, and a tag used again belongs to the later model") {
-    const files f;
-    model_ptr   untagged = opened(f.tiers_path, {});
-    CHECK(hobbit_find(0) == nullptr);
-    model_ptr first  = opened(f.tiers_path, { integer("hobbit.tag", 6) });
-    model_ptr second = opened(f.tiers_path, { integer("hobbit.tag", 6) });
-    first.reset(); // must not take the second one's entry along
-    const model_ptr found(hobbit_find(6));
-    CHECK(found.get() == second.get());
 }
 
 //
@@ -291,16 +265,15 @@ TEST_CASE("the backend computes a layer as the CPU does, and its buffer keeps th
         [&](const std::string & part) { return plain_weight{ shape.high, f.plain.data(moe_model::name(0, part)) }; });
     REQUIRE(ggml_backend_graph_compute(cpu.backend, plain.graph) == GGML_STATUS_SUCCESS);
 
-    model_ptr model = opened(f.plain_path, { integer("hobbit.pools", 1 << 20), integer("hobbit.tag", 8) });
+    model_ptr model = opened(f.plain_path, { integer("hobbit.pools", 1 << 20) });
     REQUIRE(hobbit_prepare(model.get(), 0, 3, nullptr, 0));
     ggml_backend_t backend = ggml_backend_init_by_name("HOBBIT", nullptr);
     REQUIRE(backend);
     {
         layer_graph cached(shape, input);
         cached.set_in_buffer(hobbit_buffer_type(model.get(), 0));
+        const hobbit_model * held = model.get();
         model.reset();
-        const model_ptr found(hobbit_find(8));
-        REQUIRE(found);
         ggml_backend_dev_t device = ggml_backend_get_device(backend);
         for (int i = 0; i < ggml_graph_n_nodes(cached.graph); i++) {
             CHECK(ggml_backend_dev_supports_op(device, ggml_graph_node(cached.graph, i)));
@@ -310,12 +283,11 @@ TEST_CASE("the backend computes a layer as the CPU does, and its buffer keeps th
         CHECK(cached.output() == plain.output());
 
         hobbit_stats stats;
-        hobbit_get_stats(found.get(), &stats);
+        hobbit_get_stats(held, &stats);
         CHECK(stats.layers_computed == 1);
         CHECK(stats.selections_high == 6); // 3 tokens x 2 experts
         CHECK(stats.bytes_read > 0);
     }
-    CHECK(hobbit_find(8) == nullptr); // the buffer was the last to hold it
     ggml_backend_free(backend);
 }
 

@@ -56,7 +56,6 @@ TEST_CASE("nothing given: no cache asked for, everything high, sizes computed") 
     CHECK(s.low_share < 0);
     CHECK(s.io_threads == 4);
     CHECK(s.sidecar.empty());
-    CHECK(s.tag == 0);
 }
 
 TEST_CASE("every key reaches its setting") {
@@ -71,7 +70,6 @@ TEST_CASE("every key reaches its setting") {
         text("hobbit.sidecar", "/models/x.hobbit.gguf"),
         text("hobbit.device", "Vulkan0"),
         integer("hobbit.device_memory", 3000000000),
-        integer("hobbit.tag", 42),
     });
     CHECK(s.enable);
     CHECK(s.memory == 3000000000);
@@ -83,7 +81,6 @@ TEST_CASE("every key reaches its setting") {
     CHECK(s.sidecar == "/models/x.hobbit.gguf");
     CHECK(s.device == "Vulkan0");
     CHECK(s.device_memory == 3000000000);
-    CHECK(s.tag == 42);
 }
 
 TEST_CASE("a size, a threshold, a sidecar or the switch asks for the cache; the rest does not") {
@@ -99,7 +96,6 @@ TEST_CASE("a size, a threshold, a sidecar or the switch asks for the cache; the 
     CHECK_FALSE(applied({ boolean("hobbit.enable", false) }).asked());
     CHECK_FALSE(applied({ number("hobbit.low_share", 0.5) }).asked());
     CHECK_FALSE(applied({ integer("hobbit.io_threads", 2) }).asked());
-    CHECK_FALSE(applied({ integer("hobbit.tag", 1) }).asked());
 }
 
 TEST_CASE("whole numbers may be given for fractions, as the command line does for 0 and 1") {
@@ -184,14 +180,6 @@ TEST_CASE("t1 given alone leaves t2 at 1") {
     const settings s = applied({ number("hobbit.t1", 0.5) });
     CHECK(s.thresholds.t1 == 0.5);
     CHECK(s.thresholds.t2 == 1.0);
-}
-
-TEST_CASE("a tag is kept to the last digit") {
-    // 2^53 + 1 is no double
-    const int64_t tag = (int64_t(1) << 53) + 1;
-    CHECK(applied({ integer("hobbit.tag", tag) }).tag == tag);
-    CHECK(applied({ integer("hobbit.tag", -1) }).tag == -1);
-    CHECK(refused({ number("hobbit.tag", 1.0) }) == "hobbit.tag takes a whole number");
 }
 
 //
