@@ -21,10 +21,13 @@ export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP := python -m pip install --quiet
 
+# Which llama.cpp `stock` builds: vendor/llama.cpp-NAME.lock goes to build/stock-NAME.
+LOCK ?= vendor/llama.cpp.lock
+
 # The build tree, fixed so that ctest finds the C++ tests; `stock` is upstream's llama.cpp, for comparisons. `vulkan` and
 # `cuda` are libllama with these, not part of `test`: `vulkan` asks for more system packages, `cuda` takes longer than all else.
 BUILD  := build/release
-STOCK  := build/stock
+STOCK  := build/stock$(patsubst llama.cpp%,%,$(basename $(notdir $(LOCK))))
 VULKAN := build/vulkan
 CUDA   := build/cuda
 
@@ -79,10 +82,10 @@ build/.installed: .venv/.dependencies $(CMAKE_FILES) $(NATIVE_SOURCES) pyproject
 
 stock: $(STOCK)/.built
 
-$(STOCK)/.built: .venv/.tools vendor/unpack.py vendor/llama.cpp.lock cmake/llama-options.cmake cmake/stock/CMakeLists.txt
+$(STOCK)/.built: .venv/.tools vendor/unpack.py $(LOCK) cmake/llama-options.cmake cmake/stock/CMakeLists.txt
 	@echo '== llama.cpp without our patches'
-	python vendor/unpack.py --stock $(STOCK)/vendor/llama.cpp
-	cmake -S cmake/stock -B $(STOCK)/build/release
+	python vendor/unpack.py --lock $(LOCK) --stock $(STOCK)/vendor/llama.cpp
+	cmake -S cmake/stock -B $(STOCK)/build/release -DHOBBIT_LOCK=$(abspath $(LOCK))
 	cmake --build $(STOCK)/build/release
 	ln -sfn build/release/bin $(STOCK)/bin
 	touch $@
@@ -187,4 +190,4 @@ build/demo/tiny.gguf: build/.installed $(wildcard $(MODEL)/*) $(wildcard convert
 	pyhobbit convert --low q4_0 --high f16 $(MODEL) -o $@ --force
 
 clean:
-	rm -rf build .venv vendor/llama.cpp
+	rm -rf build .venv $(filter-out %.lock,$(wildcard vendor/llama.cpp*))

@@ -25,7 +25,7 @@ set(GGML_CCACHE OFF) # hobbit_use_ccache below does it for everything
 set(HOBBIT_LLAMA_TOOLS llama-server llama-quantize llama-perplexity llama-bench llama-imatrix ggml-rpc-server)
 
 # llama.cpp asks git for its commit, and would be told ours: the tree lies in our checkout
-file(STRINGS "${CMAKE_CURRENT_LIST_DIR}/../vendor/llama.cpp.lock" HOBBIT_UPSTREAM REGEX "^upstream_commit")
+file(STRINGS "${HOBBIT_LOCK}" HOBBIT_UPSTREAM REGEX "^upstream_commit")
 string(REGEX REPLACE ".*= *" "" LLAMA_BUILD_COMMIT "${HOBBIT_UPSTREAM}")
 set(ENV{GIT_CEILING_DIRECTORIES} "${LLAMA_CPP_DIR}/..")
 

@@ -37,6 +37,14 @@ class Checkout:
     def tree(self) -> Path:
         return self.root / "vendor" / "llama.cpp"
 
+    def lock(self, name: str = "llama.cpp", tree: str = "vendor/llama.cpp") -> Path:
+        """Writes a lock file that pins the sdist as it is now."""
+        digest = hashlib.sha256(self.sdist.read_bytes()).hexdigest()
+        path = self.root / "vendor" / f"{name}.lock"
+        pin = f"package = fake\nversion = 1.0\nsha256 = {digest}\ntree = {tree}\nupstream_commit = abc\n"
+        path.write_text(f"# pin\n{pin}")
+        return path
+
     def patch(self, name: str, text: str) -> None:
         (self.root / "patches" / name).write_text(text)
 
@@ -77,10 +85,9 @@ def checkout(tmp_path: Path) -> Checkout:
     shutil.copy(UNPACK, root / "vendor")
     sdist = tmp_path / "fake-1.0.tar.gz"
     write_sdist(sdist, {f"fake-1.0/vendor/llama.cpp/{name}": text for name, text in FILES.items()})
-    digest = hashlib.sha256(sdist.read_bytes()).hexdigest()
-    lock = f"# pin\npackage = fake\nversion = 1.0\nsha256 = {digest}\nupstream_commit = abc\n"
-    (root / "vendor" / "llama.cpp.lock").write_text(lock)
-    return Checkout(root, sdist)
+    checkout = Checkout(root, sdist)
+    checkout.lock()
+    return checkout
 
 
 def times(tree: Path) -> dict[str, int]:
@@ -112,9 +119,7 @@ def test_incomplete_lock_is_refused(checkout: Checkout) -> None:
 
 def test_member_that_leaves_the_tree_is_refused(checkout: Checkout) -> None:
     write_sdist(checkout.sdist, {"fake-1.0/vendor/llama.cpp/../../../evil": "x"})
-    digest = hashlib.sha256(checkout.sdist.read_bytes()).hexdigest()
-    lock = f"package = fake\nversion = 1.0\nsha256 = {digest}\nupstream_commit = abc\n"
-    (checkout.root / "vendor" / "llama.cpp.lock").write_text(lock)
+    checkout.lock()
     assert "evil" in checkout.failure()
     assert not list(checkout.root.rglob("evil"))
 
@@ -178,4 +183,25 @@ def test_stock_tree_has_no_patches(checkout: Checkout) -> None:
     stock = checkout.root / "build" / "stock"
     checkout.unpacked("--stock", str(stock))
     assert (stock / "src/a.cpp").read_text() == FILES["src/a.cpp"]
+    assert not checkout.tree.exists()
+
+
+def test_a_lock_names_the_tree_inside_its_package(checkout: Checkout) -> None:
+    files = {"fake-1.0/thirdparty/llama.cpp/" + name: text for name, text in FILES.items()}
+    write_sdist(checkout.sdist, {**files, "fake-1.0/thirdparty/other.cpp": "int other;\n"})
+    checkout.patch("0001-a.patch", CHANGE_A)
+    newer = checkout.lock("llama.cpp-newer", "thirdparty/llama.cpp")
+    checkout.unpacked("--lock", str(newer))
+    tree = checkout.root / "vendor" / "llama.cpp-newer"
+    assert set(times(tree)) - {".pyhobbit-stamp"} == set(FILES)
+    assert (tree / "src/a.cpp").read_text() == "int a = 2;\n"
+    stock = checkout.root / "build" / "stock-newer"
+    checkout.unpacked("--lock", str(newer), "--stock", str(stock))
+    assert (stock / "src/a.cpp").read_text() == FILES["src/a.cpp"]
+    assert not checkout.tree.exists()
+
+
+def test_a_package_without_the_tree_is_refused(checkout: Checkout) -> None:
+    checkout.lock(tree="thirdparty/llama.cpp")
+    assert "fake-1.0.tar.gz has no thirdparty/llama.cpp/CMakeLists.txt" in checkout.failure()
     assert not checkout.tree.exists()

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Unpack the pinned llama.cpp sources and apply our patches.
+"""Unpack the llama.cpp sources that a lock file pins, and apply our patches.
 
-The sources are the vendor/llama.cpp/ folder of the llama-cpp-python source distribution that
-vendor/llama.cpp.lock pins. The tree appears complete and patched or not at all, and a second run with the
-same lock and patches does nothing. When lock or patches have changed, only files whose contents differ are
-written, so that a build tree beside it stays valid.
+The sources are a folder of a source distribution on PyPI. vendor/NAME.lock is unpacked to vendor/NAME. The
+tree appears complete and patched or not at all, and a second run with the same lock and patches does nothing.
+When lock or patches have changed, only files whose contents differ are written, so that a build tree beside
+it stays valid.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ class UnpackError(Exception):
 
 @dataclass(frozen=True)
 class Lock:
-    """The pinned source distribution."""
+    """The pinned source distribution, and the folder in it that holds llama.cpp."""
 
     package: str
     version: str
     sha256: str
+    tree: str
     upstream_commit: str
 
 
@@ -91,17 +92,19 @@ def fetch(lock: Lock) -> Path:
     return cached
 
 
-def extract(sdist: Path, folder: Path) -> None:
-    """Write the files below */vendor/llama.cpp/ to `folder`, dated now so that builds notice them."""
+def extract(sdist: Path, tree: str, folder: Path) -> None:
+    """Write the files below */`tree`/ to `folder`, dated now so that builds notice them."""
+    root = PurePosixPath(tree).parts
     with tarfile.open(sdist) as archive:
         for member in archive:
-            parts = PurePosixPath(member.name).parts
+            parts = PurePosixPath(member.name).parts[1:]
+            inner = parts[len(root) :]
             # .git: a link to a submodule's repository, which the distribution does not hold
-            if parts[1:3] != ("vendor", "llama.cpp") or parts[3:] == (".git",) or member.isdir():
+            if parts[: len(root)] != root or inner == (".git",) or member.isdir():
                 continue
             if not member.isfile() or ".." in parts:
                 raise UnpackError(f"{sdist.name} holds {member.name}, which is not a plain file")
-            target = folder.joinpath(*parts[3:])
+            target = folder.joinpath(*inner)
             target.parent.mkdir(parents=True, exist_ok=True)
             source = archive.extractfile(member)
             assert source is not None
@@ -109,7 +112,7 @@ def extract(sdist: Path, folder: Path) -> None:
                 shutil.copyfileobj(source, out)
             target.chmod(0o755 if member.mode & 0o100 else 0o644)
     if not (folder / "CMakeLists.txt").exists():
-        raise UnpackError(f"{sdist.name} has no vendor/llama.cpp/CMakeLists.txt")
+        raise UnpackError(f"{sdist.name} has no {tree}/CMakeLists.txt")
 
 
 def apply(patch: Path, tree: Path) -> None:
@@ -146,9 +149,9 @@ def sync(new: Path, old: Path) -> int:
     return len(extra) + len(changed)
 
 
-def unpack(tree: Path, sdist: Path | None, patches: list[Path]) -> str:
+def unpack(lock_file: Path, tree: Path, sdist: Path | None, patches: list[Path]) -> str:
     """Bring `tree` to the pinned sources with `patches` applied; returns a line that says what was done."""
-    lock, stamp = read_lock(LOCK), stamp_of(LOCK, patches)
+    lock, stamp = read_lock(lock_file), stamp_of(lock_file, patches)
     stamp_file = tree / STAMP
     if stamp_file.exists() and stamp_file.read_text() == stamp:
         return f"{tree} is up to date"
@@ -157,7 +160,7 @@ def unpack(tree: Path, sdist: Path | None, patches: list[Path]) -> str:
     tree.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=tree.parent, prefix=".unpack-") as folder:
         new = Path(folder) / "tree"
-        extract(archive, new)
+        extract(archive, lock.tree, new)
         for patch in patches:
             apply(patch, new)
         if tree.exists():
@@ -173,17 +176,21 @@ def unpack(tree: Path, sdist: Path | None, patches: list[Path]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--lock", type=Path, metavar="FILE", default=LOCK, help="unpack what this lock file pins"
+    )
     parser.add_argument("--sdist", type=Path, metavar="FILE", help="use this file instead of downloading it")
     parser.add_argument("--stock", type=Path, metavar="DIR", help="unpack to DIR without our patches")
     parser.add_argument("--print-sdist", action="store_true", help="only fetch, verify and print its path")
     args = parser.parse_args()
     try:
         if args.print_sdist:
-            print(args.sdist or fetch(read_lock(LOCK)))
+            print(args.sdist or fetch(read_lock(args.lock)))
         elif args.stock:
-            print(unpack(args.stock, args.sdist, []))
+            print(unpack(args.lock, args.stock, args.sdist, []))
         else:
-            print(unpack(VENDOR / "llama.cpp", args.sdist, sorted(PATCHES.glob("*.patch"))))
+            patches = sorted(PATCHES.glob("*.patch"))
+            print(unpack(args.lock, VENDOR / args.lock.stem, args.sdist, patches))
     except UnpackError as error:
         print(f"unpack.py: {error}", file=sys.stderr)
         return 1

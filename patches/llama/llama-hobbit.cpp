@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "llama-hobbit.h"
 
+#include "hobbit.h"
 #include "llama-batch.h"
 #include "llama-context.h"
 #include "llama-expert-cache.h"
@@ -10,6 +11,10 @@
 #include <cstring>
 #include <stdexcept>
 #include <vector>
+
+void llama_hobbit_deleter::operator()(hobbit_model * model) const {
+    hobbit_unref(model);
+}
 
 static hobbit_setting llama_hobbit_setting(const llama_model_kv_override & kv) {
     hobbit_setting s = { kv.key, HOBBIT_SETTING_INT, 0, 0.0, nullptr };

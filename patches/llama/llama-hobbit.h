@@ -6,10 +6,11 @@
 
 #include "ggml-backend.h"
 
-#include "hobbit.h"
-
 #include <memory>
 #include <string>
+
+// only declared: a change of hobbit.h does not recompile every model
+struct hobbit_model;
 
 struct llama_context;
 struct llama_model;
@@ -18,7 +19,7 @@ struct llama_model_params;
 struct llama_ubatch;
 
 struct llama_hobbit_deleter {
-    void operator()(hobbit_model * model) const { hobbit_unref(model); }
+    void operator()(hobbit_model * model) const;
 };
 
 using llama_hobbit_ptr = std::unique_ptr<hobbit_model, llama_hobbit_deleter>;
