@@ -3,6 +3,7 @@
 
 #include "backend/claimed-operations.h"
 #include "backend/split-runner.h"
+#include "base/ggml-layout.h"
 #include "base/last-error.h"
 #include "device/aliased-buffer-type.h"
 #include "device/device-traits.h"
@@ -143,14 +144,13 @@ static size_t ggml_backend_hobbit_buffer_type_get_alignment(ggml_backend_buffer_
     return 64;
 }
 
-static const struct ggml_backend_buffer_type_i ggml_backend_hobbit_buffer_type_i = {
-    /* .get_name       = */ ggml_backend_hobbit_buffer_type_get_name,
-    /* .alloc_buffer   = */ ggml_backend_hobbit_buffer_type_alloc_buffer,
-    /* .get_alignment  = */ ggml_backend_hobbit_buffer_type_get_alignment,
-    /* .get_max_size   = */ NULL,
-    /* .get_alloc_size = */ NULL,
-    /* .is_host        = */ NULL,
-};
+static struct ggml_backend_buffer_type_i ggml_backend_hobbit_buffer_type_i() {
+    ggml_backend_buffer_type_i i = {};
+    i.get_name                   = ggml_backend_hobbit_buffer_type_get_name;
+    i.alloc_buffer               = ggml_backend_hobbit_buffer_type_alloc_buffer;
+    i.get_alignment              = ggml_backend_hobbit_buffer_type_get_alignment;
+    return i;
+}
 
 bool ggml_backend_buft_is_hobbit(ggml_backend_buffer_type_t buft) {
     return buft->iface.get_name == ggml_backend_hobbit_buffer_type_get_name;
@@ -426,7 +426,7 @@ ggml_backend_dev_t ggml_backend_hobbit_register(ggml_backend_dev_t compute) {
 
 ggml_backend_buffer_type ggml_backend_hobbit_make_buffer_type(split_runner * runner, ggml_backend_dev_t device) {
     return {
-        /* .iface   = */ ggml_backend_hobbit_buffer_type_i,
+        /* .iface   = */ ggml_backend_hobbit_buffer_type_i(),
         /* .device  = */ device,
         /* .context = */ runner,
     };

@@ -36,11 +36,14 @@ static bool is_host(ggml_backend_buffer_type_t buft) {
 }
 
 ggml_backend_buffer_type make_aliased_buffer_type(ggml_backend_buffer_type_t memory, ggml_backend_dev_t device) {
-    return {
-        /* .iface   = */ { get_name, alloc_buffer, get_alignment, get_max_size, get_alloc_size, is_host },
-        /* .device  = */ device,
-        /* .context = */ memory,
-    };
+    ggml_backend_buffer_type_i iface = {};
+    iface.get_name                   = get_name;
+    iface.alloc_buffer               = alloc_buffer;
+    iface.get_alignment              = get_alignment;
+    iface.get_max_size               = get_max_size;
+    iface.get_alloc_size             = get_alloc_size;
+    iface.is_host                    = is_host;
+    return { iface, device, /* .context = */ memory };
 }
 
 } // namespace hobbit
