@@ -91,6 +91,6 @@ function(hobbit_add_our_files)
     target_link_libraries(server-context PUBLIC ggml-hobbit)
 
     if (TARGET ggml-vulkan)
-        target_compile_options(ggml-vulkan PRIVATE -include ${ours}/vulkan/older-headers.h)
+        target_compile_options(ggml-vulkan PRIVATE "SHELL:-include ${ours}/vulkan/older-headers.h")
     endif()
 endfunction()

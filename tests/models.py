@@ -20,7 +20,8 @@ from gguf import GGUFReader, GGUFWriter, TokenType
 from pyhobbit.native import paths
 
 ROOT = Path(__file__).resolve().parent.parent
-STOCK_DIR = ROOT / "build/stock/bin"
+STOCK_DIR = Path(os.environ.get("STOCK_DIR", ROOT / "build/stock/bin"))
+LIB_DIR = Path(os.environ.get("LIB_DIR", paths.LIB_DIR))  # another llama.cpp's: docs/upgrading.md
 TINY = ROOT / "tests/tiny_moe"
 MIXED = "f16,q8_0,q4_0,q5_0,q4_k"  # five types over three parts: mixed within and between layers
 TIMEOUT_S = 300
@@ -33,7 +34,7 @@ def stock_dir() -> Path:
 
 def lib_dir() -> Path:
     """Our libraries."""
-    return _checked(paths.LIB_DIR, "libggml-hobbit.so", "pip install .")
+    return _checked(LIB_DIR, "libggml-hobbit.so", "pip install .")
 
 
 def bin_dir() -> Path:
