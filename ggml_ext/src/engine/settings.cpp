@@ -238,7 +238,7 @@ bool settings::asked() const {
 
 status settings::apply_one(const hobbit_setting & setting) {
     const std::string key = setting.key;
-    const row * to = find_row(key);
+    const row *       to  = find_row(key);
     if (!to) {
         return status::error(format("unknown setting %s", key.c_str()));
     }
