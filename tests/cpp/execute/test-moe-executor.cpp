@@ -94,6 +94,23 @@ TEST_CASE("layers take turns in a pool too small for both") {
     CHECK(e.counters.evictions > 0);
 }
 
+TEST_CASE("no policy changes the output") {
+    const model_on_disk m;
+    for (const std::string & name : policy_names()) {
+        CAPTURE(name);
+        rules how;
+        how.policy = name;
+        engine e(m, 3, 0, how);
+        for (unsigned token = 0; token < 40; token++) {
+            const layer_id    layer = token % 2;
+            const layer_input input = random_input(m.shape, token % 8 == 7 ? 9 : 1, token);
+            CHECK(e.compute(m, input, layer) == stock(m, input, tier_id::high, layer));
+        }
+        CHECK(e.counters.evictions > 0);
+        CHECK(e.counters.hits[tier_id::high] > 0);
+    }
+}
+
 TEST_CASE("t1 = 0: each token's first expert is high, the others are low") {
     const model_on_disk m;
     for (const int64_t n_tokens : { 1, 2, 37 }) {
