@@ -9,25 +9,24 @@ namespace hobbit {
 
 namespace {
 
-// An expert's value is the number of uses to be expected of it, those of later tokens discounted. It is estimated
-// twice: from how often the expert was used, and from what followed when an earlier token was like the last one. The
-// more alike the two tokens are, the more the second estimate counts.
-//
-// Fitted: docs/policies.md says how.
+// Echo. An expert's value is its expected number of uses, with later tokens discounted. There are two estimates: one
+// from how often the expert was used, one from what followed earlier tokens that were similar to the last one. The
+// weight of the second estimate grows with the similarity. docs/policies.md has the formulas, and how the constants
+// were fitted.
 constexpr uint32_t n_rates              = 3;
 constexpr double   retention[n_rates]   = { 0.25, 0.89, 0.973 }; // of a usage rate, per token
 constexpr double   rate_weight[n_rates] = { 0.48, 0.6, 0.4 };    // in the expected rate
 constexpr double   weight_power         = 0.45; // a use counts (its gate weight / the mean one) to this power
 constexpr double   discount             = 0.76; // of a use, per token until then
-constexpr double   sharpness            = 8.7;  // the larger, the more the most alike tokens count above others
-constexpr double   doubt                = 0.28; // likeness from which on a token says more than the rates do
-constexpr double   past_retention       = 0.3;  // of the likeness of the tokens before, per token
+constexpr double   sharpness            = 8.7;  // the larger, the more the most similar tokens count
+constexpr double   prior_similarity     = 0.28; // a token counts more than the rates from this similarity on
+constexpr double   past_retention       = 0.3;  // of the similarity of the tokens before, per token
 constexpr double   trust_retention      = 0.87; // of the trust in what followed, per token
 constexpr double   low_learning         = 0.5;  // rate at which an expert's share of low-precision uses is learned
 constexpr double   low_worth            = 0.4;  // of a low-precision use to the high pool
 
 constexpr uint32_t n_remembered = 256; // tokens
-constexpr size_t   n_alike      = 32;  // of those, how many are followed
+constexpr size_t   n_similar    = 32;  // of those, how many are followed
 constexpr int      n_ahead      = 8;   // tokens, how far
 constexpr uint64_t n_idle_max   = 256; // batches after which a sequence is forgotten
 
@@ -45,11 +44,11 @@ class echo_policy : public cache_policy {
         uint32_t           number;
         uint64_t           last_batch = 0;
         uint64_t           token      = token_memory::none; // that runs, or ran last; none: several at once
-        std::vector<float> alike; // [slot] to the token that runs, summed over the layers so far
-        std::vector<float> past;  // [slot] to the token before, and to those before it, decayed
+        std::vector<float> similar; // [slot] similarity to the running token, summed over the layers so far
+        std::vector<float> past;    // [slot] similarity to the token before and, decayed, to earlier ones
     };
 
-    using neighbour = std::pair<double, uint64_t>; // weight, token; the expected rates get what the weights lack of 1
+    using neighbour = std::pair<double, uint64_t>; // weight, token; the rest of the weights' sum to 1 goes to the rates
 
     size_t index(expert_id id) const { return size_t(id.layer) * n_experts_ + id.expert; }
     bool   runs(const sequence & s) const { return s.last_batch == n_batches_ && s.token != token_memory::none; }
@@ -62,7 +61,7 @@ class echo_policy : public cache_policy {
     double     expected_rate(size_t i) const;
     double     share(size_t i, term_id term) const;
 
-    std::vector<neighbour> find_alike(const std::vector<float> & scores, uint64_t except) const;
+    std::vector<neighbour> find_similar(const std::vector<float> & scores, uint64_t except) const;
 
     const uint32_t n_layers_;
     const uint32_t n_experts_;
@@ -73,16 +72,16 @@ class echo_policy : public cache_policy {
     std::vector<sequence> sequences_;
 
     std::vector<float>  rates_[n_rates]; // [expert index] uses per token
-    std::vector<double> expected_;       // [expert index] of these, what is asked for each resident at every eviction
+    std::vector<double> expected_;       // [expert index] their weighted sum: every eviction asks for it
     std::vector<float>  low_share_;      // [expert index] of the uses
-    std::vector<float>  later_; // [expert index] discounted uses after this token, as followed on those like it
-    std::vector<float>  now_;   // [expert index] uses in this token, as those like it had
+    std::vector<float>  later_; // [expert index] discounted uses after this token, by what followed similar ones
+    std::vector<float>  now_;   // [expert index] uses in this token, by those of similar ones
 
-    std::vector<uint64_t> counted_; // [layer] the last batch that was
+    std::vector<uint64_t> counted_; // [layer] number of the last batch that is in the rates
     uint64_t              n_batches_    = 0;
     uint32_t              batch_tokens_ = 0;
     uint64_t              batch_first_  = 0;    // of the batch's tokens in memory
-    bool                  in_layers_    = true; // of the batch, not before them
+    bool                  in_layers_    = true; // the batch runs; false: its sequences are still being announced
     double                now_weight_   = 0.0;  // of the expected rate in this token
     double                later_weight_ = 0.0;  // of the expected rate in what comes after this token
 };
@@ -145,20 +144,20 @@ echo_policy::sequence & echo_policy::find(uint32_t number) {
     sequence s;
     s.number     = number;
     s.last_batch = n_batches_;
-    for (auto * scores : { &s.alike, &s.past }) {
+    for (auto * scores : { &s.similar, &s.past }) {
         scores->assign(n_remembered, 0.0f);
     }
     sequences_.push_back(std::move(s));
     return sequences_.back();
 }
 
-// The token before is complete now: what it was like becomes the past of the next one.
+// The token before is complete: its similarities become the past of the next one.
 void echo_policy::begin_token(sequence & s) {
     const bool         follows = memory_.remembers(s.token);
     std::vector<float> past(n_remembered, 0.0f);
     for (uint64_t token = memory_.first(); follows && token < memory_.last(); token++) {
         const uint64_t before     = memory_.before(token);
-        past[memory_.slot(token)] = s.alike[memory_.slot(token)] / float(n_layers_);
+        past[memory_.slot(token)] = s.similar[memory_.slot(token)] / float(n_layers_);
         if (before != token_memory::none) {
             past[memory_.slot(token)] += float(past_retention) * s.past[memory_.slot(before)];
         }
@@ -167,13 +166,14 @@ void echo_policy::begin_token(sequence & s) {
     s.token          = memory_.add(follows ? s.token : token_memory::none);
     const uint32_t n = memory_.slot(s.token);
     for (sequence & other : sequences_) {
-        other.alike[n] = other.past[n] = 0.0f; // the slot's old token is forgotten
+        other.similar[n] = other.past[n] = 0.0f; // the slot's old token is forgotten
     }
-    std::fill(s.alike.begin(), s.alike.end(), 0.0f);
+    std::fill(s.similar.begin(), s.similar.end(), 0.0f);
 }
 
-// The complete tokens with the highest scores, but for one.
-std::vector<echo_policy::neighbour> echo_policy::find_alike(const std::vector<float> & scores, uint64_t except) const {
+// The complete tokens with the highest scores, without `except`.
+std::vector<echo_policy::neighbour> echo_policy::find_similar(const std::vector<float> & scores,
+                                                              uint64_t                   except) const {
     std::vector<neighbour> found;
     for (uint64_t token = memory_.first(); token < batch_first_; token++) {
         if (token != except) {
@@ -181,10 +181,10 @@ std::vector<echo_policy::neighbour> echo_policy::find_alike(const std::vector<fl
         }
     }
     const auto better = [](const neighbour & a, const neighbour & b) { return a > b; };
-    const auto n      = std::min(found.size(), n_alike);
+    const auto n      = std::min(found.size(), n_similar);
     std::partial_sort(found.begin(), found.begin() + ptrdiff_t(n), found.end(), better);
     found.resize(n);
-    const double unlike = sharpness * doubt;
+    const double unlike = sharpness * prior_similarity;
     const double most   = n > 0 ? std::max(found[0].first, unlike) : unlike;
     double       sum    = std::exp(unlike - most);
     for (neighbour & other : found) {
@@ -197,13 +197,14 @@ std::vector<echo_policy::neighbour> echo_policy::find_alike(const std::vector<fl
     return found;
 }
 
-// What followed the tokens that were like the one before: first a token like this one, then those after it.
+// Adds what followed the tokens that are similar to the one before: first the counterpart of this token, then those
+// after it.
 void echo_policy::look_ahead(const sequence & s) {
     const uint64_t before = memory_.before(s.token);
     if (before == token_memory::none) {
         return;
     }
-    for (const neighbour & other : find_alike(s.past, before)) {
+    for (const neighbour & other : find_similar(s.past, before)) {
         uint64_t token = memory_.after(other.second);
         double   trust = other.first;
         for (int ahead = 0; ahead <= n_ahead && token < batch_first_; ahead++) {
@@ -222,7 +223,7 @@ void echo_policy::on_use(const expert_usage & use) {
     count(use);
     sequence & s = find(use.sequence);
     if (runs(s)) {
-        memory_.add_likeness(use.id, use.weight, s.alike);
+        memory_.add_similarity(use.id, use.weight, s.similar);
         memory_.use(s.token, use.id, use.weight);
     }
 }

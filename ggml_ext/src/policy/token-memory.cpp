@@ -51,7 +51,7 @@ void token_memory::use(uint64_t token, expert_id id, double weight) {
     root(id, slot(token))                 = uint8_t(std::lround(255 * std::sqrt(std::clamp(weight, 0.0, 1.0))));
 }
 
-void token_memory::add_likeness(expert_id id, double weight, std::vector<float> & scores) const {
+void token_memory::add_similarity(expert_id id, double weight, std::vector<float> & scores) const {
     const float     scale = float(std::sqrt(std::clamp(weight, 0.0, 1.0)) / 255);
     const uint8_t * roots = &roots_[(size_t(id.layer) * n_experts_ + id.expert) * capacity_];
     for (uint32_t slot = 0; slot < capacity_; slot++) {

@@ -8,8 +8,8 @@
 
 namespace hobbit {
 
-// Which experts the last `capacity` tokens used, and how heavily, so that tokens like the one that runs can be found.
-// Tokens are numbered in the order of add; a token's slot, its number modulo the capacity, is its place in arrays.
+// Which experts the last `capacity` tokens used, and with which weights, to find tokens similar to the running one.
+// Tokens are numbered in the order of add(). A token's slot, its number modulo the capacity, is its index in arrays.
 //
 // Memory: n_layers * (n_experts + 2 n_used + 1) * capacity bytes.
 // Thread-safety: none.
@@ -19,17 +19,18 @@ class token_memory {
 
     token_memory(uint32_t n_layers, uint32_t n_experts, uint32_t n_used, uint32_t capacity);
 
-    // Begins a token that follows `before` in its sequence, which may be none or forgotten. The oldest is forgotten.
+    // Begins a token that follows `before` in its sequence; `before` may be none or forgotten. The oldest token is
+    // forgotten.
     uint64_t add(uint64_t before);
 
-    // The token uses the expert with this share, 0 to 1, of its weight; more than n_used in a layer are not kept.
+    // The token uses the expert with this share, 0 to 1, of its weight. At most n_used experts of a layer are kept.
     // REQUIRES: remembered.
     void use(uint64_t token, expert_id id, double weight);
 
     bool     remembers(uint64_t token) const { return token < n_added_ && token + capacity_ >= n_added_; }
     uint32_t slot(uint64_t token) const { return uint32_t(token % capacity_); }
 
-    // The oldest that is remembered, and one past the youngest.
+    // The oldest remembered token, and one past the newest.
     uint64_t first() const { return n_added_ > capacity_ ? n_added_ - capacity_ : 0; }
     uint64_t last() const { return n_added_; }
 
@@ -37,9 +38,9 @@ class token_memory {
     uint64_t before(uint64_t token) const { return known(before_[slot(token)]); }
     uint64_t after(uint64_t token) const { return known(after_[slot(token)]); }
 
-    // The likeness of two tokens in a layer is the sum over the experts that both use of the root of the product of
-    // their weights: 1 where they agree in all. Adds what one expert of this weight gives to scores[slot].
-    void add_likeness(expert_id id, double weight, std::vector<float> & scores) const;
+    // The similarity of two tokens in a layer sums, over the experts that both use, the root of the product of their
+    // weights. Equal tokens have 1. Adds the term of one expert with this weight to scores[slot].
+    void add_similarity(expert_id id, double weight, std::vector<float> & scores) const;
 
     // Calls visit(expert index: layer * n_experts + expert) for every expert that the token uses from this layer on.
     template <typename Visit>

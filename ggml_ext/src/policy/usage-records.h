@@ -10,20 +10,20 @@ namespace hobbit {
 
 // How a sequence has used one expert.
 struct usage_record {
-    uint32_t last_token  = 0; // index of the last token that used it, from 1; of a batch its last token; 0: none did
+    uint32_t last_token  = 0; // number of the last token that used it, from 1; in a batch, the batch's last; 0: none
     uint32_t n_uses      = 0; // tokens
-    uint32_t n_high_uses = 0; // tokens that were served in high precision
+    uint32_t n_high_uses = 0; // tokens that it served in high precision
 };
 
-// The usage records of every sequence in progress. A sequence that was not run for `n_idle_max` calls of begin_tokens
-// is forgotten: nobody says when one ends. Thread-safety: none.
+// The usage records of every sequence in progress. No call ends a sequence, so it is forgotten after `n_idle_max` calls
+// of begin_tokens for others. Thread-safety: none.
 class usage_records {
   public:
     static constexpr uint64_t n_idle_max = 256;
 
     usage_records(uint32_t n_layers, uint32_t n_experts) : n_layers_(n_layers), n_experts_(n_experts) {}
 
-    // As in cache_policy; a sequence that was never begun begins with its first tokens.
+    // As in cache_policy. begin_sequence may be left out for a new sequence.
     void begin_sequence(uint32_t sequence);
     void begin_tokens(uint32_t sequence, uint32_t n);
     void on_use(const expert_usage & use);

@@ -62,7 +62,7 @@ TEST_CASE("the uses of a token, from a layer on") {
     CHECK(uses_from(memory, same_slot, 0).empty());
 }
 
-TEST_CASE("likeness is the sum of the roots of the products of the weights") {
+TEST_CASE("similarity is the sum of the roots of the products of the weights") {
     token_memory   memory(2, 4, 2, 4);
     const uint64_t a = memory.add(token_memory::none);
     memory.use(a, { 0, 0 }, 0.75);
@@ -70,14 +70,14 @@ TEST_CASE("likeness is the sum of the roots of the products of the weights") {
     const uint64_t b = memory.add(a);
     memory.use(b, { 0, 1 }, 1.0);
     std::vector<float> scores(4, 0.0f);
-    memory.add_likeness({ 0, 0 }, 0.75, scores);
+    memory.add_similarity({ 0, 0 }, 0.75, scores);
     CHECK(scores[0] == doctest::Approx(0.75).epsilon(0.01));
     CHECK(scores[1] == 0.0f);
-    memory.add_likeness({ 0, 1 }, 0.25, scores);
+    memory.add_similarity({ 0, 1 }, 0.25, scores);
     CHECK(scores[0] == doctest::Approx(1.0).epsilon(0.01)); // as like as can be
     CHECK(scores[1] == doctest::Approx(0.5).epsilon(0.01));
     CHECK(scores[2] == 0.0f);
-    memory.add_likeness({ 1, 0 }, 1.0, scores); // the same expert of another layer is another expert
+    memory.add_similarity({ 1, 0 }, 1.0, scores); // the same expert of another layer is another expert
     CHECK(scores[0] == doctest::Approx(1.0).epsilon(0.01));
 }
 
@@ -88,6 +88,6 @@ TEST_CASE("a forgotten token is like nothing") {
     memory.add(a);
     memory.add(token_memory::none); // takes the slot of a
     std::vector<float> scores(2, 0.0f);
-    memory.add_likeness({ 0, 2 }, 1.0, scores);
+    memory.add_similarity({ 0, 2 }, 1.0, scores);
     CHECK(scores == std::vector<float>{ 0.0f, 0.0f });
 }
