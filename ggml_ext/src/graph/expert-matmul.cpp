@@ -9,7 +9,7 @@
 
 namespace hobbit {
 
-// Rows that are gathered for one operation: those of any one expert, and enough to be worth it.
+// The most rows that are gathered for one operation: enough for any one expert, and for an efficient operation.
 static size_t rows_at_once(const layer_routing & routing) {
     return size_t(std::max(routing.n_tokens, inner_graph::enough_rows));
 }
@@ -46,7 +46,7 @@ status expert_matmuls::add(const ggml_tensor * matmul, const layer_routing & rou
     return s;
 }
 
-// That of all uses that have so many.
+// Adds the given term of those uses that have one.
 status expert_matmuls::add_term(const ggml_tensor * matmul, const layer_routing & routing,
                                 const std::vector<const planned_use *> & uses, size_t number,
                                 inner_graph & inner) const {
@@ -91,7 +91,7 @@ static status add_rows(const ggml_tensor * matmul, const matrices & weights, con
     return s;
 }
 
-// A large pool's operations may have more: the hundredth of the budget that is left aside has room for it.
+// The operations of a large pool may need more, which fits into the hundredth of the budget that is left free.
 size_t expert_matmuls::max_work_size(term_id term) const {
     return std::max(inner_graph::max_work_size, cache_.n_slots(term) * cache_.slot_size(term) / 256);
 }

@@ -17,10 +17,10 @@ inline const expert_tensor & expert_of(const ggml_tensor * matmul) {
     return *static_cast<const expert_tensor *>(matmul->src[0]->extra);
 }
 
-// Adds matmuls of an outer graph to an inner one, computed from the experts in the cache, and runs the inner graph
-// whenever it is full. Experts of one tier and type, at the same place in their slots, are one operation, or as many as
-// keep each within the scratch memory and ggml's work memory. Of an expert that is a sum, the first term's product is
-// written and the other one added to it.
+// Adds matmuls of an outer graph to an inner graph, with the weights of the experts in the cache, and runs the inner
+// graph whenever it is full. Experts of one tier and type, at the same offset in their slots, share an operation; it is
+// split where it would exceed the scratch memory or ggml's work memory. If an expert is a sum of terms, the product of
+// the first term is written and that of the second one is added.
 //
 // Thread-safety: none; see expert_cache.
 class expert_matmuls {
@@ -28,21 +28,21 @@ class expert_matmuls {
     // Both must outlive the object.
     expert_matmuls(const expert_index & index, const expert_cache & cache) : index_(index), cache_(cache) {}
 
-    // Scratch memory for all matmuls of the layer.
+    // Reserves scratch memory for all matmuls of the layer.
     status reserve(const layer_routing & routing, inner_graph & inner) const;
 
-    // The rows of these uses. REQUIRES: reserve; the uses are of the layer, pinned and there.
+    // Adds the rows of these uses. REQUIRES: reserve(routing); the experts are pinned and have arrived.
     status add(const ggml_tensor * matmul, const layer_routing & routing, const std::vector<const planned_use *> & uses,
                inner_graph & inner) const;
 
   private:
-    // A batch's rows in one matmul that take part in the same operation, or in several.
+    // Rows of one matmul whose weights are alike, so that they can share an operation.
     struct alike_rows {
         const ggml_tensor *              matmul;
         const layer_routing &            routing;
         matrices                         weights;
         term_id                          term;
-        bool                             adds; // to what the rows hold
+        bool                             adds; // to the values of the rows
         std::vector<const planned_use *> uses;
     };
 

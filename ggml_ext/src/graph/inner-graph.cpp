@@ -11,8 +11,7 @@
 
 namespace hobbit {
 
-// Room in a graph. Its leaves are counted apart from its nodes; a call of add_* takes no more than the reserve of
-// either.
+// The capacity of a graph for nodes, and for leaves. A call of add_* adds at most RESERVE of either.
 static constexpr size_t GRAPH_SIZE = 1024;
 static constexpr size_t RESERVE    = GGML_MAX_SRC;
 
@@ -128,7 +127,7 @@ ggml_tensor * inner_graph::row_numbers(const std::vector<int32_t> & rows) {
     return t;
 }
 
-// All of a graph's in one copy: to a device each takes its time, and stands in line with the experts on their way.
+// Copies the row numbers of the whole graph at once: each copy to a device has a latency, and queues behind uploads.
 void inner_graph::set_row_numbers() {
     const size_t size = row_numbers_.size() - n_set_;
     if (size == 0) {
@@ -176,7 +175,7 @@ static bool rows_are_even(const ggml_tensor * t) {
     return (t->ne[2] == 1 || t->nb[2] == t->ne[1] * t->nb[1]) && (t->ne[3] == 1 || t->nb[3] == t->ne[2] * t->nb[2]);
 }
 
-// What both ways to add a matmul require.
+// Whether a matmul meets the requirements of add_matmul and add_to_matmul.
 static bool is_computable(const ggml_tensor * matmul) {
     const ggml_tensor * src = matmul->src[1];
     return rows_are_even(src) && rows_are_even(matmul) && src->type == GGML_TYPE_F32 && matmul->type == GGML_TYPE_F32;
@@ -186,7 +185,7 @@ static bool are_all_rows(const ggml_tensor * matmul, const std::vector<served_ro
     return int64_t(rows.size()) == matmul->ne[1] * matmul->ne[2];
 }
 
-// It begins where a tensor may begin, as number 0 does.
+// The first matrix of the span lies at an aligned address, as number 0 does.
 inner_graph::matrix_span inner_graph::span_of(const matrices & weights, const std::vector<served_row> & rows) const {
     const auto by_matrix = [](const served_row & a, const served_row & b) { return a.matrix < b.matrix; };
     const auto ends      = std::minmax_element(rows.begin(), rows.end(), by_matrix);
@@ -201,7 +200,7 @@ ggml_tensor * inner_graph::multiply(const ggml_tensor * matmul, ggml_tensor * we
     return product;
 }
 
-// The matmul itself, whose result has no place yet.
+// The matmul itself; its result has no memory yet.
 ggml_tensor * inner_graph::multiply_all(const ggml_tensor * matmul, const matrices & weights,
                                         const std::vector<served_row> & rows) {
     const matrix_span    span = span_of(weights, rows);
@@ -214,7 +213,7 @@ ggml_tensor * inner_graph::multiply_all(const ggml_tensor * matmul, const matric
     return multiply(matmul, w, leaf(matmul->src[1]), ids);
 }
 
-// The rows alone, one after the other in the scratch memory; `to` are their numbers.
+// Multiplies only these rows, adjacent in the scratch memory; `to` gets their numbers.
 ggml_tensor * inner_graph::multiply_some(const ggml_tensor * matmul, const matrices & weights,
                                          const std::vector<served_row> & rows, ggml_tensor *& to) {
     const ggml_tensor *  src    = matmul->src[1];

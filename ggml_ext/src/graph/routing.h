@@ -9,10 +9,9 @@
 
 namespace hobbit {
 
-// A layer's routing as an outer graph has it. Thread-safety: different graphs may be used at once.
-
-// The experts that the router chose for a MUL_MAT_ID over experts, and the weights in its src[3]; none where that is
-// not there, or not as expected. Fails where the ids are no experts.
+// Reads which experts the router chose for a MUL_MAT_ID over experts, and their weights from src[3]. The weights stay
+// empty if src[3] is missing or has another shape. Fails if an id is not an expert.
+// Thread-safety: different graphs may be read at once.
 status read_routing(const ggml_tensor * matmul, layer_id layer, layer_routing & routing);
 
 } // namespace hobbit

@@ -12,12 +12,12 @@
 
 namespace hobbit {
 
-// Which parts of one expert in one slot were asked for and which have arrived (arrived is a subset).
-// Guarded by the mutex of the loader that serves it; must live until it is settled or the loader ends.
+// Which parts of one expert were requested for its slot, and which of these have arrived.
+// Guarded by the loader's mutex; must live until it is settled or the loader ends.
 struct load_state {
     part_set requested;
     part_set arrived;
-    // of parts on the way
+    // of parts in flight
     part_set begun;
     part_set failed;
 
@@ -26,7 +26,7 @@ struct load_state {
 
 enum class load_urgency { demand, prefetch };
 
-// A piece of a part: bytes of the file, and where they go.
+// A piece of a part: a range of the file and its destination.
 struct chunk {
     load_state *          state;
     part_id               part;
@@ -35,40 +35,41 @@ struct chunk {
     size_t                size;
     const char *          source; // in host memory; null: the file
     char *                dst;
-    ggml_backend_buffer_t buffer; // null: read straight to dst
+    ggml_backend_buffer_t buffer; // null: read in place, at dst
     ggml_type             type;
-    matrix_shape          rows;      // where there is a buffer
-    size_t                zeros = 0; // behind them
+    matrix_shape          rows;      // if there is a buffer
+    size_t                zeros = 0; // bytes behind the rows
 
     part_location location() const { return { file, offset, size, type }; }
 
     bool is_of(const load_state & s, part_set parts) const { return state == &s && (parts & part); }
 };
 
-// The chunks that wait for one way into memory: the disk, or the link to a device. Demands come first. Prefetches are
-// taken only while no demand is queued or in flight, nor another prefetch.
+// The chunks that wait for the disk, or for the link to one device. Demands come first. A prefetch is taken only while
+// no demand and no other prefetch is queued ahead of it or in flight.
 //
 // Thread-safety: none.
 class chunk_queue {
   public:
     void push(const std::vector<chunk> & chunks, load_urgency urgency);
 
-    // Takes what may begin: one, and as many as follow within so many bytes, prefetches of one part. False: none may.
+    // Takes the next chunk that may begin, and further ones up to max_bytes in all (prefetches of one part only).
+    // Returns false if none may begin.
     bool take(size_t max_bytes, std::vector<chunk> & taken);
 
-    // Of one that was taken. Returns whether it was prefetched, and not demanded since.
+    // Ends a chunk that was taken. Returns whether it is still a prefetch, not demanded since.
     bool end(const chunk & done);
 
-    // Turns the prefetches of a part into demands. Returns how many there were, queued or in flight.
+    // Turns the prefetches of a part into demands. Returns their number, queued or in flight.
     size_t promote(const load_state & state, part_id part);
 
-    // Takes out prefetches of `parts` that are queued.
+    // Removes the queued prefetches of `parts`.
     std::vector<chunk> drop_prefetches(const load_state & state, part_set parts);
 
-    // Takes out all that is queued.
+    // Removes all queued chunks.
     std::vector<chunk> clear();
 
-    // Queued or in flight.
+    // Demands that are queued or in flight.
     size_t n_demands() const { return n_demands_; }
 
   private:

@@ -99,8 +99,8 @@ size_t loader::link::bytes_in(double seconds) const {
     return done.ns > 0 ? size_t(seconds * 1e9 * double(done.bytes) / double(done.ns)) : 0;
 }
 
-// To begin a copy takes microseconds, to be told of its end some tens. What computes there copies a little, too, and
-// may have to wait for one of these.
+// Starting a copy takes microseconds, and learning of its end some tens. The device's computation also copies a little
+// and may have to wait for one of these copies.
 static constexpr double COPY_TIME  = 5e-5;
 static constexpr double BATCH_TIME = 5e-4;
 
@@ -118,7 +118,7 @@ void loader::run_link(ggml_backend_dev_t device) {
         copy(device, next);
         lock.lock();
         for (const chunk & c : next) {
-            finish(c, {}); // that a device is lost is told by what it computes next
+            finish(c, {}); // the next computation reports a lost device
         }
     }
 }
@@ -200,7 +200,7 @@ void loader::finish(const chunk & done, const status & result) {
     }
 }
 
-// The last chunk decides about its part.
+// The last chunk of a part ends the part.
 void loader::end_chunk(const chunk & ended, bool ok) {
     load_state &  state = *ended.state;
     const part_id part  = ended.part;
@@ -222,7 +222,7 @@ void loader::end_chunk(const chunk & ended, bool ok) {
     progress_.notify_all();
 }
 
-// What waits for the part is copied now, or never.
+// Copies that wait for the part begin now, or are dropped.
 void loader::end_parked(const load_state & from, part_id part, bool ok) {
     const auto waits = [&](const parked_chunk & p) { return p.from == &from && p.what.part == part; };
     const std::vector<parked_chunk> due = take_parked(waits);
@@ -268,7 +268,7 @@ void loader::count_demands() {
     counted_until_ = now;
 }
 
-// Chunks that are read straight into their place begin where direct I/O may begin.
+// Chunks that are read in place begin at offsets that direct I/O accepts.
 std::vector<chunk> loader::split(const chunk & whole, const part_target & target, size_t piece) {
     std::vector<chunk> chunks;
     const uint64_t     end = whole.offset + whole.size;
@@ -300,10 +300,10 @@ std::vector<chunk> loader::split(const chunk & whole, const part_target & target
     return chunks;
 }
 
-// Whether the part is still to be asked for. A prefetch of it becomes a demand.
+// Whether the part has yet to be requested. A demand promotes an earlier prefetch of the part.
 bool loader::is_due(const load_state & state, part_id part, load_urgency urgency) {
     if (state.arrived & part) {
-        return false; // as most of what is asked for
+        return false; // the most frequent case
     }
     if (state.requested & part) {
         if (urgency == load_urgency::demand) {
@@ -320,7 +320,7 @@ void loader::submit(load_state & state, part_id part, const part_location & loca
     if (is_due(state, part, urgency)) {
         const auto chunks =
             split(whole_part(state, part, location, nullptr), target, chunk_size - 2 * file_reader::alignment);
-        ask_for(chunks);
+        mark_requested(chunks);
         enqueue(chunks, urgency);
     }
 }
@@ -335,7 +335,7 @@ void loader::transfer(load_state & state, part_id part, const load_state & from,
     const link & to     = link_of(target.buffer);
     const size_t piece  = std::max(chunk_size, to.bytes_in(COPY_TIME));
     const auto   chunks = split(whole_part(state, part, location, source), target, piece);
-    ask_for(chunks);
+    mark_requested(chunks);
     if (from.arrived & part) {
         enqueue(chunks, urgency);
         return;
@@ -350,7 +350,7 @@ chunk loader::whole_part(load_state & state, part_id part, const part_location &
 }
 
 // All chunks of a part.
-void loader::ask_for(const std::vector<chunk> & chunks) {
+void loader::mark_requested(const std::vector<chunk> & chunks) {
     load_state &  state   = *chunks.front().state;
     const part_id part    = chunks.front().part;
     state.n_chunks[part]  = uint32_t(chunks.size());
@@ -364,7 +364,7 @@ void loader::enqueue(const std::vector<chunk> & chunks, load_urgency urgency) {
     wake(to, chunks.size());
 }
 
-// As many threads as there are chunks to begin.
+// Wakes as many threads as there are chunks to begin.
 void loader::wake(lane & where, size_t n_chunks) {
     for (size_t i = 0; i < std::min(n_chunks, threads_.size()); i++) {
         where.work.notify_one();
@@ -395,7 +395,7 @@ void loader::abandon(load_state & state) {
     }
 }
 
-// Those of `parts`. A part of which something was read or is in flight then counts as failed.
+// Drops prefetches of `parts`. A part with a chunk read or in flight then counts as failed.
 void loader::drop_prefetches(load_state & state, part_set parts) {
     for (lane * l : lanes()) {
         for (const chunk & dropped : l->queue.drop_prefetches(state, parts)) {

@@ -24,21 +24,20 @@
 
 namespace hobbit {
 
-// Where a part goes. Without a buffer, data is a multiple of file_reader::alignment and has room for aligned_span() of
-// its location: the file is read straight into it, and the part begins at data_offset(). With one, data lies in a
-// buffer that nothing is read into straight: a device's memory, or a layout of weights of its own (see
-// repacked-layout.h). Rows are read beside it and set as they arrive.
+// The destination of a part. Without a buffer, the file is read in place: data is a multiple of file_reader::alignment
+// with room for aligned_span() bytes, and the part begins at data_offset(). With a buffer, which is a device's memory
+// or has a repacked layout, rows are read into staging memory and set as they arrive.
 struct part_target {
     char *                data;
     ggml_backend_buffer_t buffer = nullptr;
-    matrix_shape          shape  = {}; // where there is a buffer
-    size_t                zeros  = 0;  // bytes behind the part that are set to zero with it, where there is a buffer
+    matrix_shape          shape  = {}; // if there is a buffer
+    size_t                zeros  = 0;  // bytes behind the part to set to zero, if there is a buffer
 };
 
-// Memory of one thread that direct I/O may read into; what it holds is lost when it grows.
+// Memory of one thread that direct I/O can read into. Growing it loses its content.
 class staging_buffer {
   public:
-    // `lent` is memory at a multiple of file_reader::alignment, which serves as long as it is large enough.
+    // `lent`, at a multiple of file_reader::alignment, is used as long as it is large enough.
     explicit staging_buffer(char * lent = nullptr, size_t lent_size = 0) : lent_(lent), size_(lent_size) {}
 
     bool   reserve(size_t size); // false: no memory left
@@ -46,22 +45,22 @@ class staging_buffer {
 
   private:
     char *                  lent_;
-    ggml_backend_buffer_ptr memory_; // null: what was lent
+    ggml_backend_buffer_ptr memory_; // null: lent_ is used
     size_t                  size_;
 };
 
-// Reads experts' parts from their files into slots, in threads of its own and in chunks, so that several threads read
-// one part; and copies them from slots in host memory to a device's, in one more thread for each device. Demands of the
-// disk take all its threads. A prefetch is begun only while no demand of the same disk or device is queued or in
-// flight, and no other prefetch: a demand waits for little. The first error is kept: it is the answer to every wait
-// from then on, what was queued is dropped and nothing more is read.
+// Reads parts of experts from their files into slots, in chunks, so that several loader threads share a part. One more
+// thread per device copies parts from slots in host memory to the device's slots. Demands on the disk may use all
+// threads. A prefetch begins only while its disk or device has no other prefetch and no demand queued or in flight, so
+// that a demand waits only briefly. The first error is kept: every later wait returns it, queued chunks are
+// dropped and nothing more is read.
 //
 // Thread-safety: all methods may be called from any thread. The destructor finishes the reads in flight, drops the
 // others and joins the threads.
 class loader {
   public:
     // reader and stats must outlive the loader. It copies to those of `devices` that have memory of their own.
-    // `staging` is the host memory that what is not read in place goes through.
+    // `staging` is the type of the host memory for rows that are not read in place.
     loader(file_reader & reader, stats & stats, uint32_t n_threads,
            const std::vector<ggml_backend_dev_t> & devices = {},
            ggml_backend_buffer_type_t              staging = ggml_backend_cpu_buffer_type());
@@ -70,41 +69,41 @@ class loader {
     loader(const loader &)             = delete;
     loader & operator=(const loader &) = delete;
 
-    // Bytes that one read takes at most, but for a row group that is larger: more in one read, or more reads at once,
-    // were not faster. Copies take as many, or what the link moves in fifty microseconds.
+    // The most bytes of one read, unless a single row group is larger. Larger or more simultaneous reads were not
+    // faster. A copy has at least as many, or what the link moves in 50 microseconds.
     static constexpr size_t chunk_size = 512 * 1024;
 
-    // Bytes that so many threads' reads take on their way to where they cannot be read straight.
+    // Bytes of staging memory for this many threads.
     static size_t staging_size(uint32_t n_threads) { return GGML_PAD(n_threads * chunk_size, HUGE_PAGE); }
 
-    // Asks for one part, once: asking again only turns a prefetch that has not arrived into a demand. After an error
-    // nothing is asked for.
+    // Requests one part. A repeated request only turns a prefetch that has not arrived into a demand. After an error,
+    // requests are ignored.
     void submit(load_state & state, part_id part, const part_location & location, const part_target & target,
                 load_urgency urgency);
 
-    // The same for a part that `from` has in host memory at `source`, or will have: what is on its way there is copied
-    // when it has arrived, and counts as not asked for where it does not. REQUIRES: asked for in `from`, which is
-    // neither reset nor moved before the copy has arrived; target has a buffer of one of the loader's devices.
+    // Requests a copy of a part that `from` has in host memory at `source`. If the part is still being read, the copy
+    // follows when it arrives; if it never does, the copy counts as not requested. REQUIRES: the part is requested in
+    // `from`, which is neither reset nor moved until the copy has arrived; target has a buffer of one of the devices.
     void transfer(load_state & state, part_id part, const load_state & from, const char * source,
                   const part_location & location, const part_target & target, load_urgency urgency);
 
-    // Drops the prefetches of parts of which nothing was begun yet: they then count as not asked for.
+    // Drops prefetches of parts that have not begun; these then count as not requested.
     void cancel(load_state & state);
 
-    // Drops all prefetches, also those half read, and blocks until nothing is on the way any more.
+    // Drops all prefetches, also those that have begun, and blocks until nothing is in flight.
     void abandon(load_state & state);
 
-    // Blocks until all of `parts` have arrived. REQUIRES: they were asked for, and not cancelled since.
+    // Blocks until all of `parts` have arrived. REQUIRES: they are requested, and not cancelled since.
     status wait(const load_state & state, part_set parts);
 
-    // Whether, or until, nothing that was asked for is on the way: it has arrived, or will never.
+    // Whether nothing is in flight: each requested part has arrived or never will. settle() blocks until then.
     bool settled(const load_state & state) const;
     void settle(const load_state & state);
 
     // The first error, if there was one.
     status error() const;
 
-    // To one device with memory of its own: bytes, and time with any on their way.
+    // Copies to one device with memory of its own: their bytes, and the time with any in flight.
     struct transfers {
         uint64_t bytes = 0;
         uint64_t ns    = 0;
@@ -115,18 +114,18 @@ class loader {
     bool     arrived(const load_state & state, part_set parts) const;
     part_set requested(const load_state & state) const;
 
-    // Forgets the parts that have arrived. REQUIRES: none is on the way.
+    // Forgets the parts that have arrived. REQUIRES: none is in flight.
     void reset(load_state & state);
 
   private:
-    // One whose source is on its way.
+    // A copy whose source is still being read.
     struct parked_chunk {
         chunk              what;
         const load_state * from;
         load_urgency       urgency;
     };
 
-    // A way into memory.
+    // The queue of the disk or of one link.
     struct lane {
         chunk_queue             queue;
         std::condition_variable work; // a chunk may begin, or stop_
@@ -136,17 +135,17 @@ class loader {
         explicit link(ggml_backend_dev_t device) : stream(device) {}
 
         lane                                  copies;
-        device_copy                           stream; // of the link's thread alone
+        device_copy                           stream; // used by the link's thread only
         transfers                             done;
         int                                   n_in_flight = 0;
-        std::chrono::steady_clock::time_point counted_until; // done.ns, while there are any
+        std::chrono::steady_clock::time_point counted_until; // by done.ns, while copies are in flight
 
-        size_t bytes_in(double seconds) const; // that it moves; 0 while nothing is known
+        size_t bytes_in(double seconds) const; // that the link moves; 0 before the first copy
     };
 
     static chunk whole_part(load_state & state, part_id part, const part_location & location, const char * source);
 
-    // Pieces of about so many bytes, where there is a buffer.
+    // Splits a part into pieces of about `piece` bytes if there is a buffer.
     static std::vector<chunk> split(const chunk & whole, const part_target & target, size_t piece);
 
     void   run(size_t thread);
@@ -161,7 +160,7 @@ class loader {
     link &              link_of(ggml_backend_buffer_t buffer);
     std::vector<lane *> lanes();
     bool                is_due(const load_state & state, part_id part, load_urgency urgency);
-    void                ask_for(const std::vector<chunk> & chunks);
+    void                mark_requested(const std::vector<chunk> & chunks);
     void                enqueue(const std::vector<chunk> & chunks, load_urgency urgency);
     void                end_parked(const load_state & from, part_id part, bool ok);
 
@@ -174,7 +173,7 @@ class loader {
     void finish(const chunk & done, const status & result);
     void end_chunk(const chunk & ended, bool ok);
     void fail(const status & error);
-    void count_demands(); // the time until now; before their number changes
+    void count_demands(); // counts the time until now; called before the number of demands changes
 
     file_reader &                 reader_;
     stats &                       stats_;
@@ -184,9 +183,9 @@ class loader {
     std::condition_variable progress_; // a part arrived or never will, or error_ was set
     // guarded by mutex_
     lane                                  disk_;
-    std::map<ggml_backend_dev_t, link>    links_; // constant but for what they hold
+    std::map<ggml_backend_dev_t, link>    links_; // its keys are constant
     std::vector<parked_chunk>             parked_;
-    std::chrono::steady_clock::time_point counted_until_; // disk_demand_ns, while there are demands
+    std::chrono::steady_clock::time_point counted_until_; // by disk_demand_ns, while there are demands
     status                                error_;
     bool                                  stop_ = false;
 
