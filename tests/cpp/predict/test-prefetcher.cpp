@@ -193,6 +193,25 @@ TEST_CASE("a wrong prefetch costs the one read in flight, and a right one is not
     CHECK(e.reader.begun().size() == 7 + 6 + 2);
 }
 
+TEST_CASE("a predictor that needs no routers prefetches what it learnt from the layers that ran") {
+    engine e({}, 4, 0, {}, 1, false, N_LAYERS, "repeat");
+    e.reader.open_gate();
+    CHECK(e.counters.prefetch_active);
+    for (const layer_id layer : { 0, 1, 2, 3 }) {
+        e.run_layer(layer, { 2 * int32_t(layer), 2 * int32_t(layer) + 1 });
+    }
+    CHECK(e.counters.predicted == 0); // no layer ran before
+    CHECK_FALSE(e.cache().holds({ 1, 2 }, tier_id::high, {}));
+    e.run_layer(0, { 0, 1 });
+    CHECK(e.cache().holds({ 1, 2 }, tier_id::high, ALL));
+    CHECK(e.cache().holds({ 1, 3 }, tier_id::high, ALL));
+    e.run_layer(1, { 3, 7 });
+    CHECK(e.counters.predicted == 2);
+    CHECK(e.counters.predicted_right == 1);
+    CHECK(e.counters.prefetched == 2);
+    CHECK(e.counters.prefetched_used == 1);
+}
+
 TEST_CASE("layers that never run are not predicted after the first pass") {
     engine e({ { 1, 0, { { 0, 0.5f }, { 1, 0.5f } } },
                { 2, 0, { { 0, 0.5f }, { 1, 0.5f } } },
