@@ -8,27 +8,46 @@ misses two or three experts reads 12 to 18 of them, and then none until the next
 """
 
 import argparse
+import mmap
 import os
 import random
 import statistics
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from pyhobbit.native.disk import huge_pages, measure_disk, open_direct
+import numpy as np
+
+from pyhobbit.native.machine import measure_disk
 
 READ_BYTES = 432 << 10  # a multiple of what direct reads need
 PAUSE_S = 0.003
 SECONDS = 2.0
+_HUGE_PAGE = 2 << 20
+
+
+@contextmanager
+def huge_pages(size: int) -> Iterator[memoryview]:
+    """Memory such as the loader reads into: in huge pages, where there are any."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # shared memory has small pages
+    with mmap.mmap(-1, -(-size // _HUGE_PAGE) * _HUGE_PAGE + _HUGE_PAGE, flags) as buffer:
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            buffer.madvise(mmap.MADV_HUGEPAGE)
+        address = np.frombuffer(buffer, np.uint8).ctypes.data
+        start = -address % _HUGE_PAGE
+        with memoryview(buffer) as whole, whole[start : start + size] as memory:
+            yield memory
 
 
 def in_bursts(path: Path, n_reads: int, n_threads: int) -> float:
     """Bytes per second from the first request of a burst to its last byte, the median burst."""
-    descriptor, direct = open_direct(path)
-    if not direct:
-        raise SystemExit(f"the file system of {path} has no direct I/O: there is nothing to measure")
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    except OSError as e:
+        raise SystemExit(f"the file system of {path} has no direct I/O: there is nothing to measure") from e
     n_places = path.stat().st_size // READ_BYTES
     draw, own, took = random.Random(n_reads), threading.local(), []
     with ExitStack() as stack:

@@ -274,7 +274,7 @@ def test_a_template_shapes_the_prompt_and_the_first_token_comes_once(chat_gguf: 
     with Engine(chat_gguf) as engine:
         assert engine.chat_template == TEMPLATE
         list(engine.generate(messages, 1))
-        model, context = engine._opened()
+        model, context = engine._opened().model, engine._opened().context
         plain = model.tokenize("<system>be brief\n<user>hi\n<assistant>")
         assert context.tokens == plain
         with pytest.raises(HobbitError, match="refuses this conversation: no tools"):

@@ -149,7 +149,7 @@ def test_an_interrupted_prompt_leaves_no_half_of_it(engine: Engine) -> None:
 
 
 def test_half_characters_wait_for_their_other_half(engine: Engine) -> None:
-    model, _ = engine._opened()
+    model = engine._opened().model
     text = "# größer als 10 €: 🙂\n"
     tokens = model.tokenize(text)
     assert b"".join(model.piece(token) for token in tokens).decode().strip() == text.strip()
@@ -193,7 +193,7 @@ def test_an_interrupt_in_the_middle_of_a_prompt_leaves_a_working_engine(
 ) -> None:
     with Engine(tiny_gguf, EngineConfig(cache=CacheConfig(pools=8 << 20), n_batch=64)) as engine:
         whole = _greedy(engine, PROMPT, 8)
-        _, context = engine._opened()
+        context = engine._opened().context
         for n_asked in (2, 40):
             asked = []
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: MIT
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -11,8 +10,7 @@ from models import random_model
 from pyhobbit.engine import plan
 from pyhobbit.engine.plan import lay_out
 from pyhobbit.errors import HobbitError
-from pyhobbit.native import memory
-from pyhobbit.native.memory import available_memory, resident_memory
+from pyhobbit.native.machine import resident_memory
 from pyhobbit.settings.config import CacheConfig, EngineConfig
 
 _MIB = 1 << 20
@@ -23,7 +21,7 @@ _PLAN_AND_ENGINE = """
 import json, sys
 from pathlib import Path
 from pyhobbit import CacheConfig, Engine, EngineConfig
-from pyhobbit.native.memory import resident_memory
+from pyhobbit.native.machine import resident_memory
 from pyhobbit.engine.plan import lay_out
 
 path = Path(sys.argv[1])
@@ -105,31 +103,8 @@ def test_a_trace_is_left_alone(tiny_gguf: Path, tmp_path: Path) -> None:
     assert trace.read_text() == "an older one"
 
 
-def test_a_log_that_tells_no_sizes_is_an_error(tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for pattern, what in (("_CONTEXT_SIZE", "KV cache"), ("_COMPUTE_SIZE", "compute buffers")):
-        with monkeypatch.context() as patch:
-            patch.setattr(plan, pattern, re.compile("never said"))
-            with pytest.raises(HobbitError, match=f"does not say how large its {what} are"):
-                lay_out(tiny_gguf, EngineConfig())
-
-
 def test_a_file_that_cannot_be_opened(tmp_path: Path) -> None:
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"GGUF" + bytes(20))
     with pytest.raises(HobbitError, match=r"broken.gguf"):
         lay_out(broken, EngineConfig())
-
-
-def test_free_memory_is_bounded_by_cgroups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    free = available_memory()
-    assert 0 < free <= memory._field(Path("/proc/meminfo"), "MemTotal:") * 1024
-    for name, text in (
-        ("max", "100000\n"),
-        ("current", "70000\n"),
-        ("stat", "anon 1\ninactive_file 20000\n"),
-    ):
-        (tmp_path / f"memory.{name}").write_text(text)
-    assert memory._room(tmp_path, *memory._V2) == 50000
-    (tmp_path / "memory.max").write_text("max\n")
-    assert memory._room(tmp_path, *memory._V2) is None
-    assert memory._room(tmp_path / "none", *memory._V1) is None

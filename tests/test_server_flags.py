@@ -9,23 +9,10 @@ import pytest
 
 from pyhobbit.cli import serve
 from pyhobbit.cli.options import cache_config
-from pyhobbit.cli.server_flags import Flag, known, parse_help
+from pyhobbit.cli.server_flags import Flag, known
 from pyhobbit.engine import plan
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.settings.config import CacheConfig
-
-HELP = """\
------ common params -----
-
--c,    --ctx-size N                     size of the prompt context (default: 0)
-                                        (env: LLAMA_ARG_CTX_SIZE)
---perf, --no-perf                       whether to enable timings (default: false)
--fit,  --fit [on|off]                   whether to adjust
---ui-config-file, --webui-config-file PATH
-                                        JSON file
---layer-range START END
-                                        from START to END
-"""
 
 
 def _parse(*arguments: str) -> argparse.Namespace:
@@ -34,20 +21,12 @@ def _parse(*arguments: str) -> argparse.Namespace:
     return serve.parse(parser, arguments)
 
 
-def test_help_tells_names_values_and_variables() -> None:
-    flags = parse_help(HELP)
-    assert flags["-c"] == flags["--ctx-size"] == Flag(("-c", "--ctx-size"), 1, "LLAMA_ARG_CTX_SIZE")
-    assert flags["--no-perf"].n_values == 0
-    assert flags["--fit"].n_values == 1
-    assert flags["--webui-config-file"].n_values == 1
-    assert flags["--layer-range"].n_values == 2
-    assert len(flags) == 9
-
-
 def test_our_llama_server_lists_its_options() -> None:
     flags = known()
     assert len(flags) > 300
-    for name in ("--host", "--port", "--parallel", "--ctx-size", "--cache-ram", "--override-kv"):
+    assert flags["-c"] == flags["--ctx-size"] == Flag(("-c", "--ctx-size"), 1, "LLAMA_ARG_CTX_SIZE")
+    assert flags["--perf"].names == ("--perf", "--no-perf")
+    for name in ("--host", "--port", "--parallel", "--ctx-size", "--cache-ram", "--override-kv", "--fit"):
         assert flags[name].n_values == 1, name
     for name in ("--metrics", "--jinja", "--no-ui", "-kvu"):
         assert flags[name].n_values == 0, name

@@ -12,7 +12,7 @@ from pyhobbit.errors import HobbitError
 from pyhobbit.inspect.advice import advice, memory_rows, speed_rows
 from pyhobbit.inspect.machine import _own_trace
 from pyhobbit.inspect.speed import Sample, Speed, Warm, estimate, measure_sample, replay
-from pyhobbit.native.disk import Disk, measure_disk
+from pyhobbit.native.machine import Disk, measure_disk
 from pyhobbit.routing.trace import ROUTE
 from pyhobbit.settings.config import CacheConfig, EngineConfig
 
@@ -46,7 +46,6 @@ PLAN = MemoryPlan(
     weights=1 * _GIB,
     context=64 << 20,
     compute=32 << 20,
-    n_all_experts=1000,
     n_ctx_train=4096,
 )
 SAMPLE = Sample(n_tokens=20, compute_s=0.05, wait_s_per_byte=1e-9, mix=(0.5, 0.3, 0.2), warm=None)

@@ -303,6 +303,26 @@ typedef void (*hobbit_observer)(const struct hobbit_layer_event * event, void * 
 HOBBIT_API void hobbit_set_observer(hobbit_model * model, hobbit_observer observer, void * user_data);
 
 //
+// This machine
+//
+
+// Bytes that the process holds now.
+HOBBIT_API uint64_t hobbit_resident_memory(void);
+
+// Bytes that the process may still take without anything being swapped out or killed, by memory cgroups too.
+HOBBIT_API uint64_t hobbit_available_memory(void);
+
+struct hobbit_disk_speed {
+    double   bytes_per_s;
+    uint64_t read_bytes; // of each read: as asked for, aligned, and not more than the file holds
+    bool     direct_io;  // false: the file system refused reads past the page cache
+};
+
+// Reads at random places of the file for `seconds`, `n_threads` reads of `read_bytes` at a time, as the loader does.
+HOBBIT_API bool hobbit_measure_disk(const char * path, uint64_t read_bytes, uint32_t n_threads, double seconds,
+                                    struct hobbit_disk_speed * speed, char * err, size_t err_size);
+
+//
 // Policies and their simulation
 //
 

@@ -154,18 +154,34 @@ static bool llama_hobbit_is_host_memory(ggml_backend_buffer_type_t buft) {
     return ggml_backend_buft_is_host(buft) || (dev && ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_CPU);
 }
 
+// How often memory_breakdown() counts a compute buffer of this type: with no_alloc, once for each backend that shares
+// it.
+static size_t llama_hobbit_times_counted(const llama_context & lctx, ggml_backend_buffer_type_t buft) {
+    ggml_backend_sched_t sched = lctx.get_sched();
+    size_t               times = 0;
+    for (int i = 0; i < ggml_backend_sched_get_n_backends(sched); ++i) {
+        times += ggml_backend_sched_get_buffer_type(sched, ggml_backend_sched_get_backend(sched, i)) == buft;
+    }
+    return lctx.get_model().hparams.no_alloc && times > 0 ? times : 1;
+}
+
+llama_host_memory llama_get_host_memory(const llama_context * ctx) {
+    llama_host_memory sum = {};
+    for (const auto & [buft, size] : ctx->memory_breakdown()) {
+        if (llama_hobbit_is_host_memory(buft)) {
+            sum.model   += size.model;
+            sum.context += size.context;
+            sum.compute += size.compute / llama_hobbit_times_counted(*ctx, buft);
+        }
+    }
+    return sum;
+}
+
 void llama_hobbit_prepare(const llama_context & lctx) {
     const llama_model & lm    = lctx.get_model();
     hobbit_model *      model = lm.hobbit.get();
     if (!model || lm.hparams.no_alloc || lm.hparams.vocab_only) {
         return;
-    }
-
-    uint64_t resident = 0;
-    for (const auto & [buft, size] : lctx.memory_breakdown()) {
-        if (llama_hobbit_is_host_memory(buft)) {
-            resident += size.model + size.context + size.compute;
-        }
     }
 
     char err[1024];
@@ -177,7 +193,9 @@ void llama_hobbit_prepare(const llama_context & lctx) {
             throw std::runtime_error(err);
         }
     }
-    if (!hobbit_prepare(model, resident, lctx.get_cparams().n_ubatch, err, sizeof(err))) {
+    const llama_host_memory size = llama_get_host_memory(&lctx);
+    if (!hobbit_prepare(model, size.model + size.context + size.compute, lctx.get_cparams().n_ubatch, err,
+                        sizeof(err))) {
         throw std::runtime_error(err);
     }
 }

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pyhobbit.errors import HobbitError
-from pyhobbit.native.disk import measure_disk
+from pyhobbit.native.machine import measure_disk
 
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
 _READ_BYTES = 512 << 10  # as the loader reads

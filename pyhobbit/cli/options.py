@@ -69,6 +69,11 @@ def cache_config(args: argparse.Namespace) -> CacheConfig:
     )
 
 
+def declared_options(parser: argparse.ArgumentParser) -> dict[str, int]:
+    """By each name of each option, how many values it takes: 0 or 1. argparse has no public way to ask."""
+    return {name: int(action.nargs != 0) for action in parser._actions for name in action.option_strings}
+
+
 def optional_size(text: str | None) -> int | None:
     """Bytes, where a size is given. Raises ConfigError."""
     return None if text is None else parse_size(text)

@@ -18,12 +18,11 @@ from pathlib import Path
 from typing import NoReturn
 
 from pyhobbit.cli import server_flags
-from pyhobbit.cli.options import add_cache_arguments, add_device_arguments, cache_config
+from pyhobbit.cli.options import add_cache_arguments, add_device_arguments, cache_config, declared_options
 from pyhobbit.cli.server_flags import SERVER, Flag, known
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.model_path import add_model_arguments, check_model_arguments, model_path
 from pyhobbit.model.names import check_model_file
-from pyhobbit.native.memory import available_memory, resident_memory
 from pyhobbit.settings.config import CacheConfig, EngineConfig, Setting
 
 _HOST, _PORT = "127.0.0.1", "8080"
@@ -90,7 +89,7 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse
     Raises ConfigError, HobbitError, SystemExit.
     """
     flags = server_flags.known()
-    own = {name: action.nargs != 0 for action in _own_actions(parser) for name in action.option_strings}
+    own = {name: n for name, n in declared_options(parser).items() if name not in _PASSED_ON}
     ours: list[str] = []
     theirs: list[str] = []
     rest = list(arguments)
@@ -100,8 +99,8 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse
         if name in _MODEL_FLAGS:
             ours += value or _take(rest, 1)
         elif argument.partition("=")[0] in own:
-            takes_value = own[argument.partition("=")[0]] and "=" not in argument
-            ours += [argument, *_take(rest, int(takes_value))]
+            n_values = 0 if "=" in argument else own[argument.partition("=")[0]]
+            ours += [argument, *_take(rest, n_values)]
         elif name in flags:
             theirs += [name, *(value or _take(rest, flags[name].n_values))]
         elif argument.startswith("-"):
@@ -111,11 +110,6 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse
     args = parser.parse_args(ours)
     args.passed_on = theirs
     return args
-
-
-def _own_actions(parser: argparse.ArgumentParser) -> list[argparse.Action]:
-    # argparse has no public way to ask
-    return [action for action in parser._actions if not set(action.option_strings) & set(_PASSED_ON)]
 
 
 def _take(arguments: list[str], n: int) -> list[str]:
@@ -213,7 +207,8 @@ def _check_memory(
     model: Path, cache: CacheConfig, passed_on: Sequence[str], flags: Mapping[str, Flag]
 ) -> None:
     """Raises HobbitError where the model will not fit, or the cache cannot be set up."""
-    from pyhobbit.engine.plan import lay_out  # loads the libraries
+    from pyhobbit.engine.plan import lay_out  # loads the libraries, as machine does
+    from pyhobbit.native.machine import available_memory, resident_memory
 
     context = str(_value(flags["--ctx-size"], passed_on, str(_CONTEXT)))
     unknown = any(_value(flags[name], passed_on) is not None for name in _MEMORY_FLAGS)

@@ -1,20 +1,15 @@
 # SPDX-License-Identifier: MIT
-"""The options of our llama-server, as its own help lists them."""
+"""The options of our llama-server, which the build has listed."""
 
-import re
-import subprocess
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
 from pyhobbit.errors import HobbitError
-from pyhobbit.native.paths import BIN_DIR
+from pyhobbit.native.paths import BIN_DIR, LIB_DIR
 
 SERVER = BIN_DIR / "llama-server"
-
-_FLAGS = re.compile(r"(-{1,2}[A-Za-z][\w-]*)(?:,\s*)?")
-_TWO_VALUES = re.compile(r" [A-Z]+ [A-Z]+(  |$)")
-_ENVIRONMENT = re.compile(r"\(env: (\w+)\)")
 
 
 @dataclass(frozen=True)
@@ -36,34 +31,13 @@ class Flag:
 
 def known() -> dict[str, Flag]:
     """All options by each of their names. Raises HobbitError."""
-    return parse_help(_server_help())
-
-
-def parse_help(text: str) -> dict[str, Flag]:
-    """Reads what `llama-server --help` prints: names, then for an option with a value what it is."""
-    flags: dict[str, Flag] = {}
-    newest: Flag | None = None
-    for line in text.splitlines():
-        variable = _ENVIRONMENT.search(line)
-        if line.startswith("-") and not line.startswith("-----"):
-            newest = _parse_line(line)
-        elif newest and variable:
-            newest = Flag(newest.names, newest.n_values, variable[1])
-        else:
-            continue
-        flags.update(dict.fromkeys(newest.names, newest))
-    return flags
-
-
-def _parse_line(line: str) -> Flag:
-    names = []
-    end = 0
-    while match := _FLAGS.match(line, end):
-        names.append(match[1])
-        end = match.end()
-    rest = line[end:]
-    n_values = 2 if _TWO_VALUES.match(rest) else int(re.match(r" \S", rest) is not None)
-    return Flag(tuple(names), n_values)
+    path = LIB_DIR / "server-options.json"
+    try:
+        options = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as e:
+        raise HobbitError(f"{path} cannot be read: {e.strerror}; install pyhobbit again") from e
+    flags = [Flag(tuple(each["names"]), each["n_values"], each["variable"]) for each in options]
+    return {name: flag for flag in flags for name in flag.names}
 
 
 def unknown(argument: str, usual: Iterable[str], others: Iterable[str]) -> str:
@@ -82,11 +56,3 @@ def normal(argument: str, flags: Mapping[str, Flag]) -> list[str]:
     if name in flags and equals and flags[name].n_values == 1:
         return [name, value]
     return [argument] if equals else [name]
-
-
-def _server_help() -> str:
-    try:
-        done = subprocess.run([SERVER, "--help"], capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError) as e:
-        raise HobbitError(f"{SERVER} cannot be run ({e}); install pyhobbit again") from e
-    return done.stdout

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from pyhobbit import convert
 from pyhobbit.cli import bench, calibrate, chat, config, inspect, serve, simulate
+from pyhobbit.cli.options import declared_options
 from pyhobbit.cli.status import complain
 from pyhobbit.errors import ConfigError
 
@@ -145,7 +146,7 @@ def _unknown(verb: str, argument: str, parser: argparse.ArgumentParser) -> str:
     if not argument.startswith("-"):
         return f"'{argument}' is one argument too many; see: pyhobbit {verb} --help"
     option = argument.partition("=")[0]
-    known = list(parser._option_string_actions)
+    known = list(declared_options(parser))
     if option in _MODEL_OPTIONS:
         return f"{verb} takes the model without {option}: pyhobbit {verb} FILE"
     near = [_OTHER_OPTIONS.get(option), *get_close_matches(option, known, n=1)]

@@ -13,8 +13,8 @@ from pyhobbit.settings.config import CacheConfig
 class Cache:
     """Holds a reference until close(). False where the model runs without one, as in stock llama.cpp."""
 
-    def __init__(self, model: Any) -> None:
-        """model: a pointer to a llama_model."""
+    def __init__(self, model: int | None) -> None:
+        """model: a pointer to llama_model."""
         self._pointer = expert_cache(model)
 
     def __bool__(self) -> bool:
@@ -46,9 +46,13 @@ class Cache:
             found.append(DeviceInfo(**{**numbers, "name": ffi.string(values.name).decode()}))
         return tuple(found)
 
-    def owns(self, tensor: str) -> bool:
-        """Whether the tensor's data stays on disk."""
-        return bool(self) and lib.hobbit_owns_tensor(self._pointer, tensor.encode())
+    def prepare(self, model_bytes: int, n_batch: int) -> None:
+        """hobbit_prepare: divides the memory between the pools. Raises HobbitError."""
+        check(lib.hobbit_prepare, self._pointer, model_bytes, n_batch)
+
+    def set_observer(self, observer: Any) -> None:
+        """observer: a cffi callback of type hobbit_observer, or NULL."""
+        lib.hobbit_set_observer(self._pointer, observer, ffi.NULL)
 
     def stats(self) -> CacheStats:
         """Counters since opening, all 0 without a cache."""
@@ -57,10 +61,6 @@ class Cache:
         values = ffi.new("struct hobbit_stats *")
         lib.hobbit_get_stats(self._pointer, values)
         return CacheStats(**{field.name: getattr(values, field.name) for field in fields(CacheStats)})
-
-    def prepare(self, model_bytes: int, n_batch: int) -> None:
-        """Allocates the pools, as hobbit_prepare. Raises HobbitError where they do not fit."""
-        check(lib.hobbit_prepare, self._pointer, model_bytes, n_batch)
 
     def failure(self) -> str | None:
         """Why nothing can be computed any more, None where it can."""

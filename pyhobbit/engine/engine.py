@@ -2,7 +2,6 @@
 """A model opened for generating text."""
 
 import codecs
-import contextlib
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,22 +13,18 @@ from typing import Literal
 
 import jinja2
 
-from pyhobbit.engine.cache import Cache
-from pyhobbit.engine.llama import Context, ContextSize, Model, Sampler, log, opening
+from pyhobbit.engine.llama import Sampler, opening
 from pyhobbit.engine.plan import fitting_settings
+from pyhobbit.engine.session import Session, one_sequence
 from pyhobbit.engine.stats import ModelInfo, Stats, peak_rss_bytes
-from pyhobbit.engine.threads import computing_threads
 from pyhobbit.errors import ContextError, HobbitError
-from pyhobbit.model.names import check_model_file
-from pyhobbit.native.ffi import last_error, lib, llama
+from pyhobbit.native.ffi import llama
 from pyhobbit.settings.config import EngineConfig, SamplingConfig
 
 Message = Mapping[str, str]
 """One turn of a conversation: {"role": "system" | "user" | "assistant", "content": text}."""
 
 Finish = Literal["stop", "length", "context", "interrupted"]
-
-_NOT_OPEN = "the engine is not open; use it in a with statement or call open()"
 
 
 @dataclass(frozen=True)
@@ -80,9 +75,7 @@ class Engine:
         self._interrupted = False
         self._answer: object | None = None  # of the generator that the KV cache belongs to
         self._counters = _Counters()
-        self._model: Model | None = None
-        self._context: Context | None = None
-        self._cache: Cache | None = None
+        self._session: Session | None = None
         self._load_s = 0.0
 
     def __enter__(self) -> "Engine":
@@ -98,40 +91,33 @@ class Engine:
 
     def open(self) -> ModelInfo:
         """Loads what stays resident and allocates the pools. Raises HobbitError, KeyboardInterrupt."""
-        if self._model is not None:
+        if self._session is not None:
             raise HobbitError("the engine is open already; close it first")
-        check_model_file(self._path)
         start = time.perf_counter()
-        with opening:
-            # What does not fit is said before anything is loaded.
-            settings = fitting_settings(self._path, self._config)
-            log.start(self._config.verbose)
-            try:
-                self._model = Model(self._path, settings, lambda: not self._interrupted)
-                size = self._context_size(self._model)
-                self._context = Context(self._model, size, lambda: self._interrupted)
-            except BaseException:
-                with contextlib.suppress(HobbitError):  # the first error is the one to tell
-                    self.close()
-                raise
-        self._cache = Cache(self._model.pointer)
+        try:
+            with opening:
+                # What does not fit is said before anything is loaded.
+                settings = fitting_settings(self._path, self._config)
+                self._session = Session(
+                    self._path,
+                    settings,
+                    one_sequence(self._config),
+                    keep_going=lambda: not self._interrupted,
+                    aborted=lambda: self._interrupted,
+                    verbose=self._config.verbose,
+                )
+        except BaseException:
+            self._interrupted = False
+            raise
         self._load_s = time.perf_counter() - start
         return self.info()
 
     def close(self) -> None:
         """Frees everything; the second call does nothing. Raises HobbitError where a trace is incomplete."""
-        with opening:
-            lib.hobbit_clear_last_error()
-            if self._context is not None:
-                self._context.close()
-            if self._model is not None:
-                self._model.close()
-            if self._cache is not None:
-                self._cache.close()
-            self._context, self._model, self._cache = None, None, None
-            self._answer, self._interrupted = None, False
-            if error := last_error():
-                raise HobbitError(error)
+        session, self._session = self._session, None
+        self._answer, self._interrupted = None, False
+        if session is not None:
+            session.close()
 
     def interrupt(self) -> None:
         """Ends the loading or the answer under way; callable from a signal handler or another thread."""
@@ -145,38 +131,25 @@ class Engine:
     @property
     def chat_template(self) -> str | None:
         """The Jinja template of the GGUF, or None: such a model only continues text."""
-        return self._opened()[0].metadata("tokenizer.chat_template")
+        return self._opened().model.metadata("tokenizer.chat_template")
 
     def info(self) -> ModelInfo:
         """What was opened."""
-        model, _ = self._opened()
-        cache = self._opened_cache()
-        architecture = model.metadata("general.architecture")
-        size = self._context_size(model)
-        return ModelInfo(
-            model=str(self._path),
-            description=model.description(),
-            n_ctx=size.n_ctx,
-            n_threads=size.n_threads,
-            cached=bool(cache),
-            has_experts=int(model.metadata(f"{architecture}.expert_count") or 0) > 0,
-            memory=self._config.cache.memory,
-            **cache.info(),
-        )
+        return self._opened().info(self._config.cache.memory)
 
     def stats(self) -> Stats:
         """Counters and times since opening; Stats.since() gives those between two moments."""
-        cache = self._opened_cache().stats()
+        cache = self._opened().cache.stats()
         return Stats(self.info(), cache, self._load_s, peak_rss_bytes(), **asdict(self._counters))
 
     @property
     def n_context_tokens(self) -> int:
         """Tokens in the KV cache, of ModelInfo.n_ctx that it holds."""
-        return len(self._opened()[1].tokens)
+        return len(self._opened().context.tokens)
 
     def set_thresholds(self, t1: float, t2: float) -> None:
         """Replaces CacheConfig's t1 and t2 from the next layer on. Raises ConfigError, HobbitError."""
-        self._opened_cache().set_thresholds(t1, t2)
+        self._opened().cache.set_thresholds(t1, t2)
 
     def generate(
         self,
@@ -190,11 +163,12 @@ class Engine:
         shares with the last one are not evaluated again. A later prompt or close() takes the sequence away.
         Raises HobbitError: empty or long prompt, bad disk, sequence taken away.
         """
-        model, context = self._opened()
+        session = self._opened()
+        model, context = session.model, session.context
         start = time.perf_counter()
         pending = self._tokens_to_evaluate(prompt)
         answer = self._answer = object()
-        n_free = self._n_ctx(model) - len(context.tokens) - len(pending) + 1
+        n_free = context.n_ctx - len(context.tokens) - len(pending) + 1
         limit = n_free if max_tokens is None else min(max_tokens, n_free)
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         sampler = Sampler(sampling or SamplingConfig(), model.n_vocab())
@@ -232,23 +206,25 @@ class Engine:
 
     def _tokens_to_evaluate(self, prompt: str | Sequence[Message]) -> list[int]:
         """What the KV cache lacks of the prompt, at least its last token; the cache forgets what differs."""
-        model, context = self._opened()
+        session = self._opened()
+        model, context = session.model, session.context
         tokens = model.tokenize(prompt if isinstance(prompt, str) else self._render(prompt))
         if not tokens:
             raise HobbitError("the prompt is empty; give some text to continue")
-        self._check_length(len(tokens), model)
+        self._check_length(len(tokens), session)
         shared = takewhile(lambda pair: pair[0] == pair[1], zip(tokens[:-1], context.tokens, strict=False))
         n_before = len(context.tokens)
         context.truncate(sum(1 for _ in shared))
         if 2 * len(context.tokens) < n_before:
-            self._opened_cache().begin_sequence()  # another text, though it may begin alike
+            self._opened().cache.begin_sequence()  # another text, though it may begin alike
         pending = tokens[len(context.tokens) :]
         self._counters.prompt_tokens += len(tokens)
         self._counters.prompt_tokens_evaluated += len(pending)
         return pending
 
-    def _check_length(self, n_tokens: int, model: Model) -> None:
-        n_ctx, trained = self._n_ctx(model), model.n_ctx_train()
+    @staticmethod
+    def _check_length(n_tokens: int, session: Session) -> None:
+        n_ctx, trained = session.context.n_ctx, session.model.n_ctx_train()
         if n_tokens > n_ctx:
             larger = f" or use a larger --ctx, at most {trained}" if trained > n_ctx else ""
             raise ContextError(
@@ -256,7 +232,7 @@ class Engine:
             )
 
     def _render(self, messages: Sequence[Message]) -> str:
-        model, _ = self._opened()
+        model = self._opened().model
         template = self.chat_template
         if template is None:
             raise HobbitError("the model has no chat template; give it text to continue instead of messages")
@@ -270,19 +246,7 @@ class Engine:
         # The tokenizer puts the first special token in front by itself.
         return text.removeprefix(bos) if bos and llama.llama_vocab_get_add_bos(model.vocab) else text
 
-    def _opened(self) -> tuple[Model, Context]:
-        if self._model is None or self._context is None:
-            raise HobbitError(_NOT_OPEN)
-        return self._model, self._context
-
-    def _opened_cache(self) -> Cache:
-        if self._cache is None:
-            raise HobbitError(_NOT_OPEN)
-        return self._cache
-
-    def _n_ctx(self, model: Model) -> int:
-        return self._config.context_tokens(model.n_ctx_train())
-
-    def _context_size(self, model: Model) -> ContextSize:
-        n_threads = computing_threads(self._config.n_threads)
-        return ContextSize(self._n_ctx(model), self._config.n_batch, n_threads)
+    def _opened(self) -> Session:
+        if self._session is None:
+            raise HobbitError("the engine is not open; use it in a with statement or call open()")
+        return self._session

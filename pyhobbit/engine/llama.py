@@ -5,23 +5,23 @@ The high-level llama_cpp.Llama holds a buffer of n_batch x n_vocab logits (hundr
 with a bound on its memory cannot afford, and hides how long a token took.
 """
 
-import contextlib
 import ctypes
 import re
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from pyhobbit.engine.cache import Cache
 from pyhobbit.errors import HobbitError
-from pyhobbit.native.ffi import last_error, lib, llama
+from pyhobbit.native.ffi import last_error, llama
 from pyhobbit.settings.config import SamplingConfig, Setting
 from pyhobbit.settings.overrides import kv_overrides
 
+DAMAGED = "if the file is incomplete or damaged, download or convert it again"
 _LOG_LEVEL_ERROR = 4
 _LOG_LEVEL_CONTINUED = 5
 _RANDOM_SEED = 0xFFFFFFFF
@@ -44,12 +44,8 @@ class Log:
         self.errors.clear()
 
     def reason(self) -> str | None:
-        """The first error since start(), without the name of the function that wrote it."""
-        for line in self.errors:
-            reason = re.sub(r"^(\w+: )+(error loading model: )?(\w+: )*", "", line).strip()
-            if reason and not reason.startswith("failed to load model"):
-                return reason
-        return None
+        """The first error since start(), without the names of the functions that wrote it."""
+        return re.sub(r"^(\w+: )+", "", self.errors[0]).strip() if self.errors else None
 
     def _on_text(self, level: int, text: bytes, _user_data: object) -> None:
         line = text.decode("utf-8", "replace")
@@ -68,42 +64,50 @@ opening = threading.RLock()
 """Held while a model is opened or closed: llama.cpp's log and hobbit's last error belong to the process."""
 
 
-def _failure(path: Path, hint: str) -> HobbitError:
-    reason = log.reason() or "llama.cpp gave no reason"
-    return HobbitError(last_error() or f"{path} cannot be loaded: {reason}; {hint}")
+def load_failure(path: str | Path, hint: str) -> str:
+    """Why llama.cpp could not open the file, as the engine or llama.cpp's log says."""
+    return last_error() or f"{path} cannot be loaded: {log.reason() or 'llama.cpp gave no reason'}; {hint}"
 
 
-@dataclass(frozen=True)
-class ContextSize:
-    """n_ubatch: tokens computed at once, None for n_batch.  n_outputs: logits held, n_vocab floats each."""
+SetModel = Callable[[Any], None]
+"""Fills in llama_model_params, where they are not llama.cpp's own."""
 
-    n_ctx: int
-    n_batch: int
-    n_threads: int
-    n_ubatch: int | None = None
-    n_outputs: int = 1
+SetContext = Callable[[Any, "Model"], None]
+"""Fills in llama_context_params, given the model. Raises HobbitError."""
 
 
 class Model:
-    """The loaded weights and the vocabulary. `keep_going` is asked now and then; False ends the loading.
+    """The loaded weights, their expert cache and the vocabulary. Parameters as of Session.
 
     Raises HobbitError when the file cannot be loaded, KeyboardInterrupt when keep_going said False.
     """
 
-    def __init__(self, path: Path, settings: Mapping[str, Setting], keep_going: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        settings: Mapping[str, Setting],
+        keep_going: Callable[[], bool],
+        set_model: SetModel | None = None,
+        simulated: bool = False,
+    ) -> None:
         self.path = path
         overrides = kv_overrides(llama, settings)
         params = llama.llama_model_default_params()
+        if set_model is not None:
+            set_model(params)
+        if simulated:
+            params.no_alloc = True
+            params.load_mode = llama.LLAMA_LOAD_MODE_NONE  # a mapping cannot be simulated
         params.kv_overrides = overrides
         params.progress_callback = llama.llama_progress_callback(lambda _progress, _user_data: keep_going())
-        lib.hobbit_clear_last_error()
         self.pointer = llama.llama_model_load_from_file(bytes(path), params)
         if not self.pointer:
             if not keep_going():
                 raise KeyboardInterrupt
-            raise _failure(path, "if the file is incomplete or damaged, download or convert it again")
+            raise HobbitError(load_failure(path, DAMAGED))
+        self.cache = Cache(self.pointer)
         self.vocab = llama.llama_model_get_vocab(self.pointer)
-        if llama.llama_vocab_type(self.vocab) == llama.LLAMA_VOCAB_TYPE_NONE:
+        if not simulated and llama.llama_vocab_type(self.vocab) == llama.LLAMA_VOCAB_TYPE_NONE:
             self.close()
             raise HobbitError(
                 f"{path} has no vocabulary, so it cannot read or write text; use a complete model"
@@ -111,12 +115,8 @@ class Model:
         self._piece = ctypes.create_string_buffer(256)
 
     def close(self) -> None:
+        self.cache.close()
         llama.llama_model_free(self.pointer)
-
-    def failure(self) -> str | None:
-        """Why its experts cannot be computed any more, None where they can."""
-        with contextlib.closing(Cache(self.pointer)) as cache:
-            return cache.failure()
 
     def description(self) -> str:
         buffer = ctypes.create_string_buffer(256)
@@ -134,6 +134,9 @@ class Model:
 
     def n_vocab(self) -> int:
         return llama.llama_vocab_n_tokens(self.vocab)
+
+    def n_embd(self) -> int:
+        return llama.llama_model_n_embd(self.pointer)
 
     def n_ctx_train(self) -> int:
         return llama.llama_model_n_ctx_train(self.pointer)
@@ -166,21 +169,17 @@ class Model:
 class Context:
     """One sequence and its KV cache. Holds the model, which must outlive it. Raises HobbitError."""
 
-    def __init__(self, model: Model, size: ContextSize, aborted: Callable[[], bool]) -> None:
+    def __init__(self, model: Model, set_context: SetContext, aborted: Callable[[], bool]) -> None:
         self.model = model
         params = llama.llama_context_default_params()
-        params.n_ctx = size.n_ctx
-        params.n_batch = min(size.n_batch, size.n_ctx)
-        params.n_ubatch = min(size.n_ubatch or params.n_batch, params.n_batch)
-        params.n_outputs_max = size.n_outputs
-        params.n_threads = params.n_threads_batch = size.n_threads
-        self._n_batch = params.n_batch
+        set_context(params, model)
+        self.n_ctx, self.n_threads = params.n_ctx, params.n_threads
+        self.n_ubatch, self._n_batch = params.n_ubatch, params.n_batch
         self._abort = llama.ggml_abort_callback(lambda _user_data: aborted())
         self._no_abort = llama.ggml_abort_callback()
-        lib.hobbit_clear_last_error()
         self.pointer = llama.llama_init_from_model(model.pointer, params)
         if not self.pointer:
-            raise _failure(model.path, "a smaller --ctx needs less memory")
+            raise HobbitError(load_failure(model.path, "a smaller context needs less memory"))
         self.tokens: list[int] = []  # in the KV cache
 
     def close(self) -> None:
@@ -220,7 +219,7 @@ class Context:
         if status == 2:
             return False
         if status != 0:
-            reason = self.model.failure() if status == _STATUS_FAILED else None
+            reason = self.model.cache.failure() if status == _STATUS_FAILED else None
             raise HobbitError(reason or f"llama.cpp cannot compute the next token: {log.reason()}")
         self.tokens.extend(tokens)
         return True

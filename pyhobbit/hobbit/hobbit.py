@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from pyhobbit.engine.cache import Cache
-from pyhobbit.engine.llama import log, opening
+from pyhobbit.engine.llama import DAMAGED, load_failure, log, opening
 from pyhobbit.engine.plan import fitting_settings
 from pyhobbit.engine.stats import ModelInfo, Stats, peak_rss_bytes
 from pyhobbit.engine.threads import computing_threads
@@ -22,9 +22,8 @@ from pyhobbit.hobbit.llama_errors import (
     ComputeError,
     LoadError,
     closed_error,
-    engine_errors,
-    load_error,
-    prompt_errors,
+    explained,
+    prompt_error,
 )
 from pyhobbit.hobbit.params import set_context, set_model, set_own
 from pyhobbit.model.names import check_model_file
@@ -180,13 +179,17 @@ class Hobbit(Llama):
         try:
             super().__init__(path, **{**llama, **own})
             if self.lora_path and not self._lora_adapter:  # a null pointer, which Llama takes for one
-                raise RuntimeError("Failed to load the LoRA adapter")
+                raise RuntimeError("the LoRA adapter cannot be loaded")
         except BaseException as e:
+            has_model, has_context = "_model" in self.__dict__, "_ctx" in self.__dict__
             self._free()
-            if isinstance(e, ValueError | RuntimeError) and str(e).startswith("Failed to "):
-                raise load_error(self.lora_path if "LoRA" in str(e) else path, str(e)) from e
-            raise
+            # Errors of Llama's own, such as for a keyword, leave no trace in the native code.
+            if not isinstance(e, ValueError | RuntimeError) or not (log.errors or ffi.last_error()):
+                raise
+            hint = "a smaller n_ctx needs less memory" if has_model and not has_context else DAMAGED
+            raise LoadError(load_failure(self.lora_path if has_context else path, hint)) from e
         self._experts = Cache(self._model.model)
+        self._ctx.decode = explained(self._ctx.decode, self._experts)
         self.kv_overrides = llama.get("kv_overrides")
 
     @property
@@ -260,14 +263,19 @@ class Hobbit(Llama):
             )
         if 2 * self.n_tokens < self._n_kept:
             self._experts.begin_sequence()  # another text, though it may begin alike
-        with engine_errors(self._experts):
-            super().eval(tokens)
+        super().eval(tokens)
         self._counters.evaluated += len(tokens)
         self._n_kept = self.n_tokens
 
-    def _create_completion(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        with prompt_errors(self.n_ctx(), self._model.n_ctx_train()):
-            yield from super()._create_completion(*args, **kwargs)
+    def _create_completion(self, prompt: str | list[int], *args: Any, **kwargs: Any) -> Iterator[Any]:
+        try:
+            yield from super()._create_completion(prompt, *args, **kwargs)
+        except ValueError as e:
+            is_text = isinstance(prompt, str)
+            n_tokens = len(self.tokenize(prompt.encode(), special=True) if is_text else prompt)
+            if n_tokens < self.n_ctx():
+                raise
+            raise prompt_error(n_tokens, self.n_ctx(), self._model.n_ctx_train()) from e
 
     def embed(
         self,
@@ -277,8 +285,7 @@ class Hobbit(Llama):
         return_count: bool = False,
     ) -> Any:
         """As in Llama, which says what comes back. Raises HobbitError where the engine failed."""
-        with engine_errors(self._experts):
-            output, n_tokens = super().embed(input, normalize, truncate, return_count=True)
+        output, n_tokens = super().embed(input, normalize, truncate, return_count=True)
         self._counters.evaluated += n_tokens
         self._n_kept = 0
         return (output, n_tokens) if return_count else output

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pyhobbit.native.ffi import llama
 
 if TYPE_CHECKING:
-    from pyhobbit.engine.plan import SetContext, SetModel
+    from pyhobbit.engine.llama import Model, SetContext, SetModel
 
 _N_CTX = _N_BATCH = 512  # Llama's defaults
 _ALL_LAYERS = 0x7FFFFFFF
@@ -19,8 +19,8 @@ _KEYWORDS = ("offload_kqv", "op_offload", "swa_full", "type_k", "type_v")
 def set_context(arguments: Mapping[str, Any]) -> "SetContext":
     """As Llama does it, for what decides how much memory a context takes. arguments: of Hobbit."""
 
-    def fill(params: Any, n_ctx_train: int) -> None:
-        n_ctx = arguments.get("n_ctx", _N_CTX) or n_ctx_train
+    def fill(params: Any, model: "Model") -> None:
+        n_ctx = arguments.get("n_ctx", _N_CTX) or model.n_ctx_train()
         params.n_ctx = n_ctx
         params.n_batch = min(n_ctx, arguments.get("n_batch", _N_BATCH))
         params.n_ubatch = min(params.n_batch, arguments.get("n_ubatch", _N_BATCH))

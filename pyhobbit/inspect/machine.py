@@ -11,7 +11,7 @@ from pyhobbit.inspect import advice
 from pyhobbit.inspect.speed import Speed, estimate, measure_sample, replay
 from pyhobbit.model.model_file import ModelFile
 from pyhobbit.model.stored_settings import ENGINE_DEFAULTS, effective_policy, stored_settings
-from pyhobbit.native.disk import measure_disk
+from pyhobbit.native.machine import measure_disk
 from pyhobbit.settings.config import CacheConfig, EngineConfig, InspectConfig
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import numpy as np
 from pyhobbit.engine.engine import Engine, Piece
 from pyhobbit.engine.plan import MemoryPlan
 from pyhobbit.engine.stats import CacheStats, Stats
-from pyhobbit.native.disk import Disk
+from pyhobbit.native.machine import Disk
 from pyhobbit.routing.trace import Simulation, simulate
 from pyhobbit.settings.config import EngineConfig, SamplingConfig
 

@@ -184,12 +184,6 @@ def read_model_file(path: Path, sidecar: Path | None = None) -> ModelFile:
     )
 
 
-def read_tensors(path: Path) -> list[TensorInfo]:
-    """All tensors of the model's own files, further tiers left out. Raises HobbitError."""
-    files = model_parts(path)
-    return _own([tensor for file in files for tensor in file.tensors], read_tiers(files[0]))
-
-
 def opened_info(path: Path, settings: Mapping[str, Setting]) -> Any:
     """struct hobbit_info of the model with these settings, no weight read. Raises HobbitError."""
     from pyhobbit.native.ffi import check, ffi, lib  # takes the native libraries

@@ -45,8 +45,17 @@ def _import_llama() -> ModuleType:
 
 llama: Any = _import_llama()
 
+
+class HostMemory(ctypes.Structure):
+    """Bytes in host memory: struct llama_host_memory (llama-expert-cache.h)."""
+
+    _fields_ = (("model", ctypes.c_uint64), ("context", ctypes.c_uint64), ("compute", ctypes.c_uint64))
+
+
 _expert_cache = llama.llama_cpp._lib.llama_model_expert_cache
 _expert_cache.argtypes, _expert_cache.restype = [ctypes.c_void_p], ctypes.c_void_p
+_host_memory = llama.llama_cpp._lib.llama_get_host_memory
+_host_memory.argtypes, _host_memory.restype = [ctypes.c_void_p], HostMemory
 
 
 def expert_cache(model: Any) -> Any:
@@ -55,6 +64,11 @@ def expert_cache(model: Any) -> Any:
     if cache:
         lib.hobbit_ref(cache)
     return cache
+
+
+def host_memory(context: Any) -> HostMemory:
+    """What a llama_context and its model hold, or would hold where the model was opened with no_alloc."""
+    return _host_memory(context)
 
 
 def check(call: Callable[..., bool], *args: Any) -> None:

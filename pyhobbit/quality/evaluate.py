@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from pyhobbit.engine.llama import Context, ContextSize, Model, log, opening
+from pyhobbit.engine.llama import Model
+from pyhobbit.engine.session import Session
+from pyhobbit.engine.stats import CacheStats, ModelInfo
 from pyhobbit.engine.threads import computing_threads
 from pyhobbit.errors import HobbitError
-from pyhobbit.model.names import check_model_file
-from pyhobbit.native.ffi import check, expert_cache, ffi, lib, llama
+from pyhobbit.native.ffi import ffi, llama
 from pyhobbit.routing.observe import LayerEvent, layer_event
-from pyhobbit.settings.config import EngineConfig, EvaluationConfig, format_size
+from pyhobbit.settings.config import EvaluationConfig, format_size
 
 Chunk = list[int]
 """Token ids of a piece of text that is computed on its own."""
@@ -63,84 +64,53 @@ class Evaluator:
     def __init__(self, path: Path, config: EvaluationConfig | None = None) -> None:
         self._path = path
         self._config = config or EvaluationConfig()
-        self._model: Model | None = None
-        self._context: Context | None = None
-        self._cache = ffi.NULL
+        self._session: Session | None = None
         self._observer_error: BaseException | None = None
 
     def __enter__(self) -> "Evaluator":
-        try:
-            self._open()
-        except BaseException:
-            self._close()
-            raise
+        settings, verbose = self._config.settings(), self._config.engine.verbose
+        self._session = Session(self._path, settings, self._set_context, verbose=verbose)
         return self
 
     def __exit__(self, kind: type | None, value: BaseException | None, trace: TracebackType | None) -> None:
-        self._close()
+        session, self._session = self._session, None
+        if session is not None:
+            session.__exit__(kind, value, trace)
 
-    def _open(self) -> None:
-        engine = self._config.engine
-        check_model_file(self._path)
-        with opening:
-            self._load(engine)
-
-    def _load(self, engine: EngineConfig) -> None:
-        log.start(engine.verbose)
-        self._model = Model(self._path, self._config.settings(), lambda: True)
-        self._cache = expert_cache(self._model.pointer)
-        if not self._cache:
+    def _set_context(self, params: Any, model: Model) -> None:
+        if not model.cache:
             raise HobbitError(f"{self._path} is a dense model: it has no experts to choose a precision for")
-        if self._config.strict and self.has_low_tier:
-            self._set_thresholds(*_BOTH_POOLS)  # before the context, which makes the pools
-        self.n_ctx = min(engine.n_ctx or EvaluationConfig.default_n_ctx, self._model.n_ctx_train())
-        size = ContextSize(
-            n_ctx=self.n_ctx,
-            n_batch=self.n_ctx,
-            n_threads=computing_threads(engine.n_threads),
-            n_ubatch=1 if self._config.one_by_one else None,
-            n_outputs=self.n_ctx,
-        )
-        self._context = Context(self._model, size, lambda: False)
+        if self._config.strict and model.cache.info()["n_tiers"] > 1:
+            model.cache.set_thresholds(*_BOTH_POOLS)  # the context makes the pools
+        engine = self._config.engine
+        self.n_ctx = min(engine.n_ctx or EvaluationConfig.default_n_ctx, model.n_ctx_train())
+        params.n_ctx = params.n_batch = params.n_outputs_max = self.n_ctx
+        params.n_ubatch = 1 if self._config.one_by_one else self.n_ctx
+        params.n_threads = params.n_threads_batch = computing_threads(engine.n_threads)
 
-    def _close(self) -> None:
-        if self._context is not None:
-            self._context.close()
-        if self._model is not None:
-            self._model.close()
-        lib.hobbit_unref(self._cache)
-        self._context, self._model, self._cache = None, None, ffi.NULL
-
-    def _opened(self) -> tuple[Model, Context]:
-        if self._model is None or self._context is None:
+    def _opened(self) -> Session:
+        if self._session is None:
             raise HobbitError("the evaluator is not open; use it in a with statement")
-        return self._model, self._context
+        return self._session
 
     #
     # the model
     #
 
     @property
-    def info(self) -> Any:
-        """struct hobbit_info."""
-        self._opened()
-        info = ffi.new("struct hobbit_info *")
-        lib.hobbit_get_info(self._cache, info)
-        return info
+    def info(self) -> ModelInfo:
+        """What was opened."""
+        return self._opened().info(self._config.engine.cache.memory)
 
     @property
-    def stats(self) -> Any:
-        """struct hobbit_stats."""
-        self._opened()
-        stats = ffi.new("struct hobbit_stats *")
-        lib.hobbit_get_stats(self._cache, stats)
-        return stats
+    def stats(self) -> CacheStats:
+        """Counters since opening."""
+        return self._opened().cache.stats()
 
     @property
     def has_low_tier(self) -> bool:
-        info = ffi.new("struct hobbit_info *")
-        lib.hobbit_get_info(self._cache, info)
-        return info.n_tiers > 1
+        """Whether the model has experts in low precision."""
+        return self.info.n_tiers > 1
 
     @property
     def expert_bytes(self) -> tuple[float, float]:
@@ -150,15 +120,14 @@ class Evaluator:
         """
         info = self.info
         n_experts = info.n_layers * info.n_experts
-        lower = info.tier_bytes_low if info.high_is_residual else 0
-        return (info.tier_bytes_high + lower) / n_experts, info.tier_bytes_low / n_experts
+        return info.expert_bytes / n_experts, info.tier_bytes_low / n_experts
 
     def count_tokens(self, text: str) -> int:
-        return len(self._opened()[0].tokenize(text))
+        return len(self._opened().model.tokenize(text))
 
     def chunks(self, text: str, at_most: int | None = None) -> list[Chunk]:
         """Cuts a text into chunks of n_ctx tokens as llama-perplexity does; a remainder is left out."""
-        model, _ = self._opened()
+        model = self._opened().model
         tokens = model.tokenize(text)
         n_chunks = min(len(tokens) // self.n_ctx, at_most or len(tokens))
         chunks = [tokens[i * self.n_ctx : (i + 1) * self.n_ctx] for i in range(n_chunks)]
@@ -176,7 +145,7 @@ class Evaluator:
 
         Scored are, as by llama-perplexity, the tokens of each chunk's second half. Raises HobbitError.
         """
-        model, _ = self._opened()
+        model = self._opened().model
         n_scored = self.n_ctx - 1 - self.n_ctx // 2
         kept = _large_array((len(chunks), n_scored, llama.llama_vocab_n_tokens(model.vocab)))
         self._set_thresholds(1.0, 1.0)
@@ -225,11 +194,10 @@ class Evaluator:
         )
 
     def _set_thresholds(self, t1: float, t2: float) -> None:
-        check(lib.hobbit_set_thresholds, self._cache, t1, t2)
+        self._opened().cache.set_thresholds(t1, t2)
 
     def _scored_logits(self, chunk: Chunk) -> np.ndarray:
-        _, context = self._opened()
-        logits = context.logits(chunk)
+        logits = self._opened().context.logits(chunk)
         if self._observer_error is not None:
             raise self._observer_error
         return logits[len(chunk) // 2 : -1]
@@ -237,7 +205,7 @@ class Evaluator:
     @contextlib.contextmanager
     def observing(self, observer: Callable[[LayerEvent], object]) -> Iterator[None]:
         """Within it, `observer` sees every layer. What it raises comes out of reference() or measure()."""
-        self._opened()
+        cache = self._opened().cache
 
         def keep(_kind: type, error: BaseException, _trace: TracebackType) -> None:
             self._observer_error = self._observer_error or error
@@ -246,11 +214,11 @@ class Evaluator:
         def receive(event: Any, _user_data: object) -> None:
             observer(layer_event(event))
 
-        lib.hobbit_set_observer(self._cache, receive, ffi.NULL)
+        cache.set_observer(receive)
         try:
             yield
         finally:
-            lib.hobbit_set_observer(self._cache, ffi.NULL, ffi.NULL)
+            cache.set_observer(ffi.NULL)
             self._observer_error = None
 
 

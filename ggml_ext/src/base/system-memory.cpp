@@ -44,9 +44,8 @@ static uint64_t read_limit(const std::string & path) {
     return in >> value ? value : UNLIMITED; // "max", or no such file
 }
 
-// What one cgroup leaves: its limit, less its use that cannot be reclaimed from the page cache.
-static uint64_t cgroup_room(const std::string & dir, const char * limit_file, const char * usage_file,
-                            const char * cache_key) {
+uint64_t cgroup_room(const std::string & dir, const char * limit_file, const char * usage_file,
+                     const char * cache_key) {
     const uint64_t limit = read_limit(dir + limit_file);
     const uint64_t usage = read_limit(dir + usage_file);
     if (limit == UNLIMITED || usage == UNLIMITED) {

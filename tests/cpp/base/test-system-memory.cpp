@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "base/system-memory.h"
 
+#include "fixtures/temp-dir.h"
+
 #include <cstring>
 #include <doctest/doctest.h>
 #include <memory>
@@ -28,4 +30,18 @@ TEST_CASE("what is available is something, and less than the machine has") {
     const uint64_t machine = uint64_t(sysconf(_SC_PHYS_PAGES)) * uint64_t(sysconf(_SC_PAGESIZE));
     CHECK(available_memory() > MiB);
     CHECK(available_memory() < machine);
+}
+
+TEST_CASE("a cgroup leaves its limit less what it uses, but for the page cache") {
+    const temp_dir    folder;
+    const std::string dir   = folder.path("");
+    const auto        write = [&](const char * name, const char * text) { folder.write(name, text); };
+    const auto        room  = [&] { return cgroup_room(dir, "memory.max", "memory.current", "inactive_file"); };
+    CHECK(room() == UINT64_MAX);
+    write("memory.max", "100000\n");
+    write("memory.current", "70000\n");
+    write("memory.stat", "anon 1\ninactive_file 20000\n");
+    CHECK(room() == 50000);
+    write("memory.max", "max\n");
+    CHECK(room() == UINT64_MAX);
 }

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: MIT
+// Prints the options of llama-server as JSON, for `pyhobbit serve`. CMake runs it once.
+
+#include "arg.h"
+
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+int main() {
+    common_params  params;
+    nlohmann::json options = nlohmann::json::array();
+    for (const common_arg & arg : common_params_parser_init(params, LLAMA_EXAMPLE_SERVER).options) {
+        std::vector<std::string> names(arg.args.begin(), arg.args.end());
+        names.insert(names.end(), arg.args_neg.begin(), arg.args_neg.end());
+        options.push_back({
+            { "names", names },
+            { "n_values", (arg.value_hint != nullptr) + (arg.value_hint_2 != nullptr) },
+            { "variable", arg.env ? nlohmann::json(arg.env) : nlohmann::json(nullptr) },
+        });
+    }
+    std::puts(options.dump(1).c_str());
+    return 0;
+}

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: MIT
+"""The one way to open a model: weights, expert cache and context, for Engine, Evaluator and the plan."""
+
+import contextlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from pyhobbit.engine.llama import Context, Model, SetContext, SetModel, log, opening
+from pyhobbit.engine.stats import ModelInfo
+from pyhobbit.engine.threads import computing_threads
+from pyhobbit.errors import HobbitError
+from pyhobbit.model.names import check_model_file
+from pyhobbit.native.ffi import last_error, lib
+from pyhobbit.settings.config import EngineConfig, Setting
+
+
+class Session:
+    """An open model with one context. A context manager.
+
+    settings: of llama.cpp and the expert cache, by key.  set_model, set_context: fill in llama.cpp's own
+    parameters.  keep_going: asked while the model is loaded; False raises KeyboardInterrupt.  aborted: asked
+    while a prompt is computed.  simulated: no weight is read and no buffer allocated; sizes are as they would
+    be.  Raises HobbitError.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        settings: Mapping[str, Setting],
+        set_context: SetContext,
+        *,
+        set_model: SetModel | None = None,
+        keep_going: Callable[[], bool] = lambda: True,
+        aborted: Callable[[], bool] = lambda: False,
+        simulated: bool = False,
+        verbose: bool = False,
+    ) -> None:
+        check_model_file(path)
+        with opening, contextlib.ExitStack() as stack:
+            log.start(verbose)
+            lib.hobbit_clear_last_error()
+            self.model = Model(path, settings, keep_going, set_model, simulated)
+            stack.callback(self.model.close)
+            self.cache = self.model.cache
+            self.context = Context(self.model, set_context, aborted)
+            stack.pop_all()
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(self, kind: type | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            self.close()
+        except HobbitError:
+            if value is None:  # else the first error is the one to tell
+                raise
+
+    def close(self) -> None:
+        """Frees everything. Raises HobbitError where a trace is incomplete."""
+        with opening:
+            lib.hobbit_clear_last_error()
+            self.context.close()
+            self.model.close()
+            if error := last_error():
+                raise HobbitError(error)
+
+    def info(self, memory: int | None) -> ModelInfo:
+        """What was opened.  memory: the bound on the process, in bytes."""
+        architecture = self.model.metadata("general.architecture")
+        return ModelInfo(
+            model=str(self.model.path),
+            description=self.model.description(),
+            n_ctx=self.context.n_ctx,
+            n_threads=self.context.n_threads,
+            cached=bool(self.cache),
+            has_experts=int(self.model.metadata(f"{architecture}.expert_count") or 0) > 0,
+            memory=memory,
+            **self.cache.info(),
+        )
+
+
+def one_sequence(config: EngineConfig) -> SetContext:
+    """The context in which an engine generates: the logits of one token at a time."""
+
+    def fill(params: Any, model: Model) -> None:
+        params.n_ctx = config.context_tokens(model.n_ctx_train())
+        params.n_batch = params.n_ubatch = min(config.n_batch, params.n_ctx)
+        params.n_outputs_max = 1
+        params.n_threads = params.n_threads_batch = computing_threads(config.n_threads)
+
+    return fill

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: MIT
+"""Memory and disk of this machine, as the engine measures them."""
+
+import contextlib
+import ctypes
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyhobbit.native.ffi import check, ffi, lib
+
+_LIBC = ctypes.CDLL(None)
+
+
+def resident_memory() -> int:
+    """Bytes that this process holds now."""
+    return lib.hobbit_resident_memory()
+
+
+def available_memory() -> int:
+    """Bytes that this process may still take without anything being swapped out or killed."""
+    return lib.hobbit_available_memory()
+
+
+@contextlib.contextmanager
+def trimmed_heap() -> Iterator[None]:
+    """In the end, free memory of the heap goes back to the system, where the C library can do that."""
+    try:
+        yield
+    finally:
+        if hasattr(_LIBC, "malloc_trim"):
+            _LIBC.malloc_trim(0)
+
+
+@dataclass(frozen=True)
+class Disk:
+    """bytes_per_s: of n_threads reads at a time of read_bytes each, at random places of the file.
+
+    direct: past the page cache; False where the file system refuses that.
+    """
+
+    bytes_per_s: float
+    read_bytes: int
+    n_threads: int
+    direct: bool
+
+
+def measure_disk(path: Path, read_bytes: int, n_threads: int, seconds: float = 1.0) -> Disk:
+    """Reads at random places of the file, as the loader does. Raises HobbitError."""
+    speed = ffi.new("struct hobbit_disk_speed *")
+    check(lib.hobbit_measure_disk, bytes(path), read_bytes, n_threads, seconds, speed)
+    return Disk(speed.bytes_per_s, speed.read_bytes, n_threads, speed.direct_io)
