@@ -8,14 +8,9 @@
 namespace hobbit {
 
 expert_cache::expert_cache(const expert_index & index, loader & loader, stats & stats, const pool_place & place) :
-    index_(index),
-    loader_(loader),
-    stats_(stats),
-    place_(place),
-    n_experts_(index.n_experts()),
-    sets_(index.high_is_residual()) {
+    index_(index), loader_(loader), stats_(stats), place_(place), n_experts_(index.n_experts()), sets_(index.terms()) {
     const auto memory = place.memory ? place.memory : ggml_backend_dev_buffer_type(place.device);
-    for (const term_id term : index.terms()) {
+    for (const term_id term : index.stored_terms()) {
         slots_[term].lay_out(index, term, place.device, memory, place.pack);
         loads_[term].resize(index.n_layers() * n_experts_);
     }
@@ -149,8 +144,7 @@ void expert_cache::release(expert_id id, tier_id tier) {
 //
 
 bool expert_cache::accepts(expert_id id, term_id term) const {
-    const term_id front = terms(tier_of(term)).front();
-    return n_slots(term) > 0 && (front == term || sets_.set(front).contains(id));
+    return n_slots(term) > 0 && sets_.has_base(id, term);
 }
 
 bool expert_cache::lend(expert_id id, term_id term, load_urgency urgency) {
@@ -248,7 +242,7 @@ bool expert_cache::is_worth_bringing(term_id term) {
 void expert_cache::bring(expert_id id, tier_id tier, part_set parts) {
     reap_prefetches();
     const auto & all = terms(tier);
-    if (prefetched_.empty() && is_worth_bringing(all.back())) { // a residual needs its low version
+    if (prefetched_.empty() && is_worth_bringing(all.back())) { // each term needs the one before
         (void) std::all_of(all.begin(), all.end(), [&](term_id term) { return bring_term(id, term, parts); });
     }
     for (const term_id term : terms(tier)) {

@@ -29,8 +29,7 @@ bool resident_tiers::insert(expert_id id, tier_id tier, layer_id running, std::v
 
 bool resident_tiers::insert_term(expert_id id, term_id term, layer_id running, resident_set::pressure how,
                                  std::vector<expert_term> & evicted) {
-    const term_id front = terms(tier_of(term)).front();
-    if (front != term && !sets_[front]->contains(id)) {
+    if (!has_base(id, term)) {
         return false;
     }
     const bool full = sets_[term]->n_residents() == sets_[term]->n_slots();
@@ -40,9 +39,7 @@ bool resident_tiers::insert_term(expert_id id, term_id term, layer_id running, r
     }
     if (full) {
         evicted.push_back({ victim, term });
-        if (term == term_id::low) {
-            drop_residual(victim, evicted);
-        }
+        drop_dependents(victim, term, evicted);
     }
     return true;
 }
@@ -50,40 +47,17 @@ bool resident_tiers::insert_term(expert_id id, term_id term, layer_id running, r
 void resident_tiers::erase_term(expert_id id, term_id term, std::vector<expert_term> & evicted) {
     sets_[term]->erase(id);
     evicted.push_back({ id, term });
-    if (term == term_id::low) {
-        drop_residual(id, evicted);
-    }
+    drop_dependents(id, term, evicted);
 }
 
-void resident_tiers::drop_residual(expert_id id, std::vector<expert_term> & evicted) {
-    if (high_is_residual_ && sets_[term_id::high] && sets_[term_id::high]->contains(id)) {
-        GGML_ASSERT(!sets_[term_id::high]->is_pinned(id));
-        sets_[term_id::high]->erase(id);
-        evicted.push_back({ id, term_id::high });
-    }
-}
-
-void resident_tiers::touch(expert_id id, tier_id tier) {
-    for (const term_id t : terms(tier)) {
-        sets_[t]->touch(id);
-    }
-}
-
-void resident_tiers::pin(expert_id id, tier_id tier) {
-    for (const term_id t : terms(tier)) {
-        sets_[t]->pin(id);
-    }
-}
-
-void resident_tiers::unpin(expert_id id, tier_id tier) {
-    for (const term_id t : terms(tier)) {
-        sets_[t]->unpin(id);
-    }
-}
-
-void resident_tiers::protect(expert_id id, tier_id tier) {
-    for (const term_id t : terms(tier)) {
-        sets_[t]->set_protected(id, true);
+// What is stored on a term that has left.
+void resident_tiers::drop_dependents(expert_id id, term_id term, std::vector<expert_term> & evicted) {
+    for (const term_id other : TERMS) {
+        if (other != term && base_of(other) == term && sets_[other] && sets_[other]->contains(id)) {
+            GGML_ASSERT(!sets_[other]->is_pinned(id));
+            sets_[other]->erase(id);
+            evicted.push_back({ id, other });
+        }
     }
 }
 

@@ -39,14 +39,14 @@ status device_engine::set_router(layer_id layer, const ggml_tensor * weight, con
 
 pool_demand demand_of(const expert_index & index, const expert_cache & cache, const std::vector<layer_id> & layers) {
     pool_demand d;
-    for (const term_id term : index.terms()) {
+    for (const term_id term : index.stored_terms()) {
         d.slot_size[term] = cache.slot_size(term);
     }
     for (const layer_id layer : layers) {
         d.n_experts += index.layer(layer).n_experts;
     }
-    d.n_used           = std::max(1u, std::min(index.n_experts_used(), index.n_experts()));
-    d.high_is_residual = index.high_is_residual();
+    d.n_used       = std::max(1u, std::min(index.n_experts_used(), index.n_experts()));
+    d.low_per_high = uint32_t(index.terms(tier_id::high).size()) - 1;
     return d;
 }
 
@@ -67,7 +67,7 @@ uint64_t device_engine::rows(uint32_t n_batch) const {
     n_out *= int64_t(index.terms(tier_id::high).size()); // a sum's second product has a place of its own
     const uint64_t n_rows = std::max(n_batch, uint32_t(inner_graph::enough_rows));
     uint64_t       bytes  = uint64_t(n_in + n_out) * sizeof(float) * n_rows + inner_graph::max_work_size;
-    for (const term_id term : index.terms()) {
+    for (const term_id term : index.stored_terms()) {
         bytes += cache_.overhead(term);
     }
     return bytes + (predictor_ ? predictor_->bytes() : 0);
@@ -80,7 +80,7 @@ device_memory device_engine::memory(uint64_t rows, const pool_demand & host) con
 status allocate_pools(const expert_index & index, expert_cache & cache, const std::vector<layer_id> & layers,
                       const pool_slots & slots, cache_policy & policy, const char * where) {
     const pool_demand wanted = demand_of(index, cache, layers);
-    for (const term_id term : index.terms()) {
+    for (const term_id term : index.stored_terms()) {
         if (slots[term] == 0) {
             continue;
         }
@@ -89,10 +89,9 @@ status allocate_pools(const expert_index & index, expert_cache & cache, const st
         if (!s.ok()) {
             return s;
         }
-        const bool     is_residual = term == term_id::high && index.high_is_residual();
-        const uint32_t n_slots     = cache.n_slots(term);
+        const uint32_t n_slots = cache.n_slots(term);
         GGML_LOG_INFO("hobbit: %s-precision pool of %u of %u %s, %s on %s\n", tier_name(tier_of(term)), n_slots,
-                      wanted.n_experts, is_residual ? "residuals" : "experts",
+                      wanted.n_experts, index.content(term),
                       format_size(double(n_slots) * double(wanted.slot_size[term])).c_str(), where);
     }
     return {};

@@ -151,7 +151,7 @@ status device_engines::allocate_pools(const memory_plan & plan, cache_policy & p
     const bool   is_locked = transfer_memory_ != ggml_backend_cpu_buffer_type();
     const char * where     = is_locked ? "the host, page-locked, behind it" : "the host, behind it";
     s                      = hobbit::allocate_pools(index_, *host_, all_layers(), plan.n_host_slots, policy, where);
-    for (const term_id term : s.ok() ? index_.terms() : std::vector<term_id>()) {
+    for (const term_id term : s.ok() ? index_.stored_terms() : std::vector<term_id>()) {
         uint32_t n_above = 0;
         for (const auto & place : places_) {
             n_above += place->cache().n_slots(term);
@@ -201,8 +201,8 @@ void device_engines::start(run_state & run) {
 // What was used most in calibration is read while nothing else is to be done: the first tokens find it. Host memory has
 // what the devices have no slots for.
 void device_engines::fill() {
-    std::vector<term_id> terms = index_.terms();
-    std::reverse(terms.begin(), terms.end()); // a residual has no place without its low version
+    std::vector<term_id> terms = index_.stored_terms();
+    std::reverse(terms.begin(), terms.end()); // the high one may be stored on the low one
     for (const term_id term : terms) {
         for (const auto & place : places_) {
             place->fill(term, index_.most_used());

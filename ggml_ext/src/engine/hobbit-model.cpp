@@ -130,9 +130,9 @@ void hobbit_model::build(const std::vector<ggml_backend_dev_t> & devices) {
     options.n_experts = index_.n_experts();
     options.n_used    = places_->all().front()->demand().n_used;
 
-    options.high_is_residual = index_.high_is_residual();
-    policy_                  = make_policy(options);
-    rule_                    = make_rule(settings_.scorer);
+    options.terms = index_.terms();
+    policy_       = make_policy(options);
+    rule_         = make_rule(settings_.scorer);
     const layer_step step(*rule_, *policy_, settings_.strict);
     run_.reset(new run_state{ step, sequence_thresholds(settings_.thresholds), {} });
 }
@@ -362,7 +362,7 @@ hobbit_info hobbit_model::info() const {
     i.t1                          = settings_.thresholds.t1;
     i.t2                          = settings_.thresholds.t2;
     i.direct_io                   = reader_.direct_io();
-    i.high_is_residual            = index_.high_is_residual();
+    i.high_is_residual            = index_.kind(tier_id::high) == tier_kind::residual;
     if (places_) {
         places_->describe(i);
     }

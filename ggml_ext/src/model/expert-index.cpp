@@ -289,8 +289,8 @@ status expert_index::read_residual(const gguf_file & file, tier_set & tiers) {
             format("'%s': hobbit.base_tier is '%s', with a residual tier it is 'low' or 'none': convert it again", path,
                    base.c_str()));
     }
-    tiers.high_is_residual = true;
-    tiers.base             = base == "low" ? std::optional(term_id::low) : std::nullopt;
+    tiers.high = tier_kind::residual;
+    tiers.base = base == "low" ? std::optional(term_id::low) : std::nullopt;
     return {};
 }
 
@@ -304,6 +304,7 @@ status expert_index::add_tiers(const std::vector<gguf_file> & files) {
             continue;
         }
         n_tiers_                                = TIERS.size();
+        terms_                                  = terms_of(tiers_.high);
         const std::vector<layer_locations> base = std::move(locations_[term_id::high]);
         for (const term_id term : TERMS) {
             locations_[term] = base;

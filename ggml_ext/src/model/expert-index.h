@@ -50,11 +50,14 @@ class expert_index {
     const layer_shape &  layer(layer_id i) const { return layers_[i]; }
     uint32_t             n_tiers() const { return n_tiers_; }
     std::vector<tier_id> tiers() const { return first_of(TIERS, n_tiers_); }
-    std::vector<term_id> terms() const { return first_of(TERMS, n_tiers_); }
-    bool                 high_is_residual() const { return tiers_.high_is_residual; }
-    bool                 uses_base_experts() const { return tiers_.base.has_value(); } // those under llama.cpp's names
-    uint32_t             n_experts() const;                                            // the largest of any layer
-    uint32_t             n_experts_used() const { return n_experts_used_; }            // per token, by the metadata
+    std::vector<term_id> stored_terms() const { return first_of(TERMS, n_tiers_); }
+    tier_kind    kind(tier_id tier) const { return terms(tier).size() > 1 ? tier_kind::residual : tier_kind::complete; }
+    const char * content(term_id term) const {
+        return kind(tier_of(term)) == tier_kind::residual ? "residuals" : "experts";
+    }
+    bool     uses_base_experts() const { return tiers_.base.has_value(); } // those under llama.cpp's names
+    uint32_t n_experts() const;                                            // the largest of any layer
+    uint32_t n_experts_used() const { return n_experts_used_; }            // per token, by the metadata
 
     const part_location & locate(term_id term, layer_id layer, part_id part, uint32_t expert) const {
         return locations_[term][layer][part][expert];
@@ -63,7 +66,8 @@ class expert_index {
     // Has no location if the embedding is also the output matrix.
     const embedding_table & embedding() const { return embedding_; }
 
-    const std::vector<term_id> & terms(tier_id tier) const { return terms_of(tier, high_is_residual()); }
+    const tier_terms &           terms() const { return terms_; }
+    const std::vector<term_id> & terms(tier_id tier) const { return terms_[tier]; }
 
     const std::string & architecture() const { return architecture_; }
 
@@ -94,9 +98,9 @@ class expert_index {
 
     // What a file declares.
     struct tier_set {
-        bool                   are_declared     = false;
-        bool                   high_is_residual = false;
-        std::optional<term_id> base             = term_id::high; // under llama.cpp's names
+        bool                   are_declared = false;
+        tier_kind              high         = tier_kind::complete;
+        std::optional<term_id> base         = term_id::high; // under llama.cpp's names
     };
 
     static status read_tiers(const gguf_file & file, tier_set & tiers);
@@ -115,6 +119,7 @@ class expert_index {
     std::vector<layer_shape>               layers_;
     per_term<std::vector<layer_locations>> locations_; // [term][layer]
     tier_set                               tiers_;
+    tier_terms                             terms_ = terms_of(tier_kind::complete);
     embedding_table                        embedding_;
     std::vector<std::string>               stored_keys_;
     stored_settings                        stored_;

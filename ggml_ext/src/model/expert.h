@@ -94,8 +94,8 @@ constexpr std::array<tier_id, 2> TIERS = { tier_id::high, tier_id::low };
 template <typename T>
 using per_tier = id_array<tier_id, T, TIERS.size()>;
 
-// What a file has of a tier, and what the slots of its pool hold: the tier's experts, or residuals. An expert in a tier
-// is the sum of one or more terms.
+// What a file stores of a tier, and what the slots of its pool hold: the tier's experts, or residuals. An expert in a
+// tier is the sum of one or more terms.
 enum class term_id : uint32_t { high, low };
 
 constexpr std::array<term_id, 2> TERMS = { term_id::high, term_id::low };
@@ -110,9 +110,13 @@ constexpr tier_id tier_of(term_id term) {
 
 const char * tier_name(tier_id tier); // "high"
 
-// The terms of an expert in the tier, in the order in which their products are added: that of the tier itself, or the
-// low one and then the residual.
-const std::vector<term_id> & terms_of(tier_id tier, bool high_is_residual);
+// How a tier is stored: complete, or as residuals on the low tier.
+enum class tier_kind { complete, residual };
+
+// The terms of an expert in each tier, in the order in which their products are added. The last one is the tier's own.
+using tier_terms = per_tier<std::vector<term_id>>;
+
+tier_terms terms_of(tier_kind high); // the low tier is complete
 
 // How an expert serves a selection, from worst to best.
 enum class precision { skip, low, high };

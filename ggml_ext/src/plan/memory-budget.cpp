@@ -9,7 +9,7 @@ namespace hobbit {
 static constexpr uint64_t MiB = 1024 * 1024;
 
 bool uses_low(const budget & b, const pool_demand & demand) {
-    return demand.slot_size[term_id::low] > 0 && (b.t1 < 1.0 || demand.high_is_residual);
+    return demand.slot_size[term_id::low] > 0 && (b.t1 < 1.0 || demand.low_per_high > 0);
 }
 
 // Thread stacks, the compute backend's work area and what the allocators keep: so much, and a hundredth of the budget.
@@ -116,22 +116,22 @@ static status pool_bytes(const budget & b, const pool_demand & d, const other_me
 }
 
 // Without a calibrated share the low pool gets 1 - t1 slots for each slot of the high pool: none at t1 = 1, as many as
-// the high pool at t1 = 0, where everything but a token's first expert is low. A residual takes a slot of the low pool
-// beside that.
+// the high pool at t1 = 0, where everything but a token's first expert is low. The slots that experts in high precision
+// take of the low pool come on top.
 static double low_share(const budget & b, const pool_demand & d) {
     if (b.low_share >= 0) {
         return b.low_share;
     }
-    const double n_low = (d.high_is_residual ? 1.0 : 0.0) + 1.0 - b.t1;
+    const double n_low = double(d.low_per_high) + 1.0 - b.t1;
     const double low   = n_low * double(d.slot_size[term_id::low]);
     return low / (low + double(d.slot_size[term_id::high]));
 }
 
-// Low slots within [at_least, most]; where a residual needs one, no fewer than there can be residuals.
+// Low slots within [at_least, most]; no fewer than the experts in high precision can take.
 static uint64_t low_slots(const budget & b, const pool_demand & d, uint64_t bytes, uint64_t at_least, uint64_t most) {
     const uint64_t shared  = uint64_t(double(bytes) * low_share(b, d)) / d.slot_size[term_id::low];
     const uint64_t n_pairs = bytes / (d.slot_size[term_id::low] + d.slot_size[term_id::high]);
-    const uint64_t n       = d.high_is_residual ? std::max(shared, n_pairs) : shared;
+    const uint64_t n       = std::max(shared, n_pairs * d.low_per_high);
     return std::min(std::clamp(n, at_least, most), uint64_t(d.n_experts));
 }
 
@@ -146,7 +146,7 @@ static pool_slots divide(const budget & b, const pool_demand & d, uint64_t bytes
         n_low = low_slots(b, d, bytes, at_least, most_low);
     }
     const uint64_t n_high = (bytes - n_low * d.slot_size[term_id::low]) / high;
-    return { uint32_t(std::min(n_high, d.high_is_residual ? n_low : uint64_t(d.n_experts))), uint32_t(n_low) };
+    return { uint32_t(std::min(n_high, d.low_per_high > 0 ? n_low : uint64_t(d.n_experts))), uint32_t(n_low) };
 }
 
 // Of a bound, for each device its least and its part of the rest; nothing of one that is 0.

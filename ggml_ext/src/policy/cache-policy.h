@@ -29,7 +29,7 @@ struct policy_options {
     uint32_t              n_used    = 0; // per token and layer
     uint64_t              seed      = 0; // of the random policy
 
-    bool high_is_residual = false; // then every use takes the low pool, and a use in high precision both pools
+    tier_terms terms = terms_of(tier_kind::complete); // of a use in each tier: it takes a slot for each term
 
     size_t n_all() const { return size_t(n_layers) * n_experts; }
     size_t index(expert_id id) const { return size_t(id.layer) * n_experts + id.expert; } // below n_all()

@@ -66,7 +66,7 @@ class echo_policy : public cache_policy {
     const uint32_t n_layers_;
     const uint32_t n_experts_;
     const uint32_t n_used_;
-    const bool     high_is_residual_;
+    const bool     low_serves_all_; // a use in high precision takes the low pool as well
 
     token_memory          memory_;
     std::vector<sequence> sequences_;
@@ -90,7 +90,7 @@ echo_policy::echo_policy(const policy_options & options) :
     n_layers_(options.n_layers),
     n_experts_(options.n_experts),
     n_used_(options.n_used),
-    high_is_residual_(options.high_is_residual),
+    low_serves_all_(options.terms[tier_id::high].size() > 1),
     memory_(options.n_layers, options.n_experts, options.n_used, n_remembered),
     counted_(options.n_layers, 0) {
     const size_t n = size_t(n_layers_) * n_experts_;
@@ -259,9 +259,9 @@ double echo_policy::expected_rate(size_t i) const {
     return rate;
 }
 
-// Of the uses that the tier's pool serves.
+// Of the uses, those that the pool serves.
 double echo_policy::share(size_t i, term_id term) const {
-    if (high_is_residual_) {
+    if (low_serves_all_) {
         return term == term_id::low ? 1 : 1 - low_share_[i];
     }
     return term == term_id::low ? low_share_[i] : 1 - (1 - low_worth) * low_share_[i];

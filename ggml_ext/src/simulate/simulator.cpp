@@ -141,8 +141,9 @@ class replay {
         routes_(routes),
         options_(options),
         is_bound_(options.policy == std::string(BELADY)),
-        has_low_(options.t1 < 1.0 || options.residual != 0),
-        sets_(options.residual != 0) {}
+        terms_(terms_of(options.residual ? tier_kind::residual : tier_kind::complete)),
+        has_low_(options.t1 < 1.0 || terms_[tier_id::high].size() > 1),
+        sets_(terms_) {}
 
     status run(const std::vector<route_batch> & batches, hobbit_simulation_result & result) {
         const status s = judge_.open(options_);
@@ -164,11 +165,13 @@ class replay {
                 i = end;
             }
         }
-        const double bits_both = options_.bits_high + options_.bits_low;
-        const double bits_high = options_.residual ? options_.bits_high / bits_both : 1.0;
-        const double bits_low  = options_.bits_low / (options_.residual ? bits_both : options_.bits_high);
-        result_.penalty        = double(result_.loads_high) * bits_high + double(result_.loads_low) * bits_low;
-        result                 = result_;
+        double expert = 0.0; // bits of one in high precision
+        for (const term_id term : terms_[tier_id::high]) {
+            expert += term == term_id::high ? options_.bits_high : options_.bits_low;
+        }
+        result_.penalty = double(result_.loads_high) * (options_.bits_high / expert) +
+                          double(result_.loads_low) * (options_.bits_low / expert);
+        result = result_;
         return s;
     }
 
@@ -191,8 +194,7 @@ class replay {
             of.n_experts = options_.n_experts;
             of.n_used    = options_.n_used;
             of.seed      = options_.seed;
-
-            of.high_is_residual = options_.residual != 0;
+            of.terms     = terms_;
             std::copy(std::begin(options_.weights), std::end(options_.weights), of.weights.begin());
             policy_ = make_policy(of);
         }
@@ -305,6 +307,7 @@ class replay {
     const hobbit_route *      routes_;
     const hobbit_simulation & options_;
     const bool                is_bound_;
+    const tier_terms          terms_;
     const bool                has_low_; // there are low versions
 
     const std::unique_ptr<precision_rule> rule_ = make_rule("gate");

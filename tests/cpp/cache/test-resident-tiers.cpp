@@ -18,7 +18,8 @@ struct tiers {
     resident_tiers           sets;
     std::vector<expert_term> evicted;
 
-    tiers(bool residual, uint32_t n_high, uint32_t n_low) : sets(residual) {
+    tiers(bool residual, uint32_t n_high, uint32_t n_low) :
+        sets(terms_of(residual ? tier_kind::residual : tier_kind::complete)) {
         sets.add(term_id::high, resident_set(1, N_EXPERTS, term_id::high, n_high, 0, policy));
         sets.add(term_id::low, resident_set(1, N_EXPERTS, term_id::low, n_low, 0, policy));
     }

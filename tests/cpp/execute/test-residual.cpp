@@ -34,7 +34,7 @@ static uint64_t bytes_of(const model_on_disk & m, term_id term, const std::set<i
 
 TEST_CASE("everything high is the sum of both products, whatever the batch and the pools") {
     const model_on_disk m = model_on_disk::with_residual(quantized());
-    REQUIRE(m.index.high_is_residual());
+    REQUIRE(m.index.kind(tier_id::high) == tier_kind::residual);
     for (const int64_t n_tokens : { 1, 2, 37 }) {
         const layer_input input    = random_input(m.shape, n_tokens, unsigned(n_tokens));
         const rows        expected = stock(m, input, tier_id::high);

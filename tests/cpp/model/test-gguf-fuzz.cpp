@@ -27,7 +27,7 @@ static std::string make_model(const temp_dir & dir) {
 }
 
 static bool is_sound(const expert_index & index, uint64_t file_size) {
-    for (const term_id term : index.terms()) {
+    for (const term_id term : index.stored_terms()) {
         for (layer_id layer = 0; layer < index.n_layers(); layer++) {
             const layer_shape & shape = index.layer(layer);
             for (const part_id part : shape.parts) {

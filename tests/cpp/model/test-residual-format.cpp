@@ -27,7 +27,7 @@ TEST_CASE("the low tier lies under llama.cpp's names, the residual beside it") {
     const status s = index.open(file.write(dir.path("m.gguf")), "");
     REQUIRE_MESSAGE(s.ok(), s.message());
     CHECK(index.n_tiers() == 2);
-    CHECK(index.high_is_residual());
+    CHECK(index.kind(tier_id::high) == tier_kind::residual);
     CHECK(index.terms(tier_id::high) == std::vector<term_id>{ term_id::low, term_id::high });
     CHECK(index.terms(tier_id::low) == std::vector<term_id>{ term_id::low });
     // 18 and 22 bytes for 32 weights, 2 layers x 3 parts x 4 experts x 64 x 32
@@ -52,7 +52,7 @@ TEST_CASE("complete tiers are their own terms") {
     moe_model().add_low(file);
     expert_index index;
     REQUIRE(index.open(file.write(dir.path("m.gguf")), "").ok());
-    CHECK_FALSE(index.high_is_residual());
+    CHECK(index.kind(tier_id::high) == tier_kind::complete);
     CHECK(index.terms(tier_id::high) == std::vector<term_id>{ term_id::high });
     CHECK(index.terms(tier_id::low) == std::vector<term_id>{ term_id::low });
 }

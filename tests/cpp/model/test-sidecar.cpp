@@ -261,7 +261,7 @@ TEST_CASE("with base_tier none the base's own experts are not used") {
     const expert_index & index = m.index;
     const status         s     = m.open();
     REQUIRE_MESSAGE(s.ok(), s.message());
-    CHECK(index.high_is_residual());
+    CHECK(index.kind(tier_id::high) == tier_kind::residual);
     CHECK_FALSE(index.uses_base_experts());
     CHECK(index.locate(term_id::low, 1, part_id::up, 0).file == 1);
     CHECK(index.locate(term_id::low, 1, part_id::up, 0).type == GGML_TYPE_Q4_0);
@@ -276,7 +276,7 @@ TEST_CASE("with base_tier low the base's own experts are the low tier") {
     const expert_index & index = m.index;
     const status         s     = m.open();
     REQUIRE_MESSAGE(s.ok(), s.message());
-    CHECK(index.high_is_residual());
+    CHECK(index.kind(tier_id::high) == tier_kind::residual);
     CHECK(index.uses_base_experts());
     CHECK(index.locate(term_id::low, 1, part_id::up, 0).file == 0);
     CHECK(index.locate(term_id::low, 1, part_id::up, 0).type == GGML_TYPE_F16);

@@ -27,7 +27,8 @@ struct pool {
     std::vector<expert_term> evicted;
     bypass_estimate          estimate{ sets };
 
-    explicit pool(uint32_t n_slots, bool residual = false) : sets(residual) {
+    explicit pool(uint32_t n_slots, bool residual = false) :
+        sets(terms_of(residual ? tier_kind::residual : tier_kind::complete)) {
         for (const term_id term : TERMS) {
             sets.add(term, resident_set(1, N_EXPERTS, term, n_slots, 0, policy));
         }

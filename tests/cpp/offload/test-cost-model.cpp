@@ -238,7 +238,7 @@ struct simulated_engine {
     const machine &          m;
     cost_model               model;
     cache_policy             policy;
-    resident_tiers           pools{ false };
+    resident_tiers           pools{ terms_of(tier_kind::complete) };
     bypass_estimate          bypasses{ pools };
     std::vector<expert_term> evicted    = {};
     uint32_t                 n_bypassed = 0;

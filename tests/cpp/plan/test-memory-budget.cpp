@@ -362,9 +362,9 @@ TEST_CASE("any budget that is accepted is kept to") {
 
 // 4 MiB of residual on 4 MiB.
 static pool_demand residual_tiers() {
-    pool_demand d      = two_tiers();
-    d.slot_size        = { 4 * MiB, 4 * MiB };
-    d.high_is_residual = true;
+    pool_demand d  = two_tiers();
+    d.slot_size    = { 4 * MiB, 4 * MiB };
+    d.low_per_high = 1;
     return d;
 }
 

@@ -245,12 +245,12 @@ TEST_CASE("long runs of batches, sequences and odd weights keep values finite, a
 
 TEST_CASE("with a residual tier a low version is worth all uses, a residual those in high precision") {
     policy_options options;
-    options.name             = "echo";
-    options.n_layers         = n_layers;
-    options.n_experts        = n_experts;
-    options.n_used           = 2;
-    options.high_is_residual = true;
-    auto policy              = make_policy(options);
+    options.name      = "echo";
+    options.n_layers  = n_layers;
+    options.n_experts = n_experts;
+    options.n_used    = 2;
+    options.terms     = terms_of(tier_kind::residual);
+    auto policy       = make_policy(options);
     policy->begin_sequence(0);
     for (int i = 0; i < 20; i++) {
         policy->begin_tokens(0, 1);
