@@ -22,6 +22,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -309,11 +310,15 @@ def _hobbit_structs(lib_dir: Path, session: Session) -> Iterator[tuple[str, Any]
     model = ffi.cast("hobbit_model *", find(session.model) or 0)
     if model == ffi.NULL:
         return
-    for kind, getter in {"info": lib.hobbit_get_info, "stats": lib.hobbit_get_stats}.items():
-        struct = ffi.new(f"struct hobbit_{kind} *")
-        getter(model, struct)
-        for name, _ in ffi.typeof(f"struct hobbit_{kind}").fields:
-            yield f"{kind}/{name}", getattr(struct, name)
+    info = ffi.new("struct hobbit_info *")
+    lib.hobbit_get_info(model, info)
+    for name, _ in ffi.typeof("struct hobbit_info").fields:
+        yield f"info/{name}", getattr(info, name)
+    counters = list(takewhile(bool, map(lib.hobbit_counter_at, count())))
+    values = ffi.new("double[]", len(counters))
+    lib.hobbit_get_counters(model, values, len(counters))
+    for counter, value in zip(counters, values, strict=True):
+        yield f"stats/{ffi.string(counter.name).decode()}", value
     device, n_devices = ffi.new("struct hobbit_device_info *"), 0
     while lib.hobbit_get_device(model, n_devices, device):
         for name, _ in ffi.typeof("struct hobbit_device_info").fields:

@@ -26,13 +26,13 @@ def test_device_memory_wants_a_device_that_has_any(tiny_gguf: Path, run_pyhobbit
     for command in (("chat", "-p", "x", "-n", 1), ("inspect", "--no-speed")):
         done = run_pyhobbit(command[0], tiny_gguf, *command[1:], "--device-memory", "64M")
         assert done.returncode == 1
-        assert "hobbit.device_memory bounds a device that has memory of its own" in done.stderr
+        assert "--device-memory limits GPU memory, and the experts are on the CPU" in done.stderr
 
 
 def test_a_mode_wants_a_device_that_has_memory_of_its_own(tiny_gguf: Path, run_pyhobbit: RunPyhobbit) -> None:
     done = run_pyhobbit("chat", tiny_gguf, "-p", "x", "-n", 1, "--device", "CPU", "--mode", "cooperative")
     assert done.returncode == 1
-    assert "hobbit.mode applies to a device with memory of its own" in done.stderr
+    assert "--mode divides the experts between CPU and GPU: name a GPU with --device" in done.stderr
 
 
 def test_a_bound_on_the_process_and_one_on_its_pools_are_an_error(
@@ -42,14 +42,14 @@ def test_a_bound_on_the_process_and_one_on_its_pools_are_an_error(
     for device in ((), ("--device", "CPU")):
         done = run_pyhobbit("chat", tiny_gguf, "-p", "x", "-n", 1, *sizes, *device)
         assert done.returncode == 1
-        assert "hobbit.memory bounds the whole process and hobbit.pools the expert cache alone" in done.stderr
+        assert "--memory limits the whole process and --pools the expert cache alone" in done.stderr
 
 
 @pytest.mark.parametrize(
     ("device", "why"),
     [
         ("RPC0,CPU", "CPU has no memory of its own, as each of several devices must"),
-        ("RPC0,RPC0", "hobbit.device names RPC0 twice"),
+        ("RPC0,RPC0", "--device names RPC0 twice"),
         ("RPC0,CUDA7", "there is no device 'CUDA7': choose one of CPU"),
     ],
 )

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Hobbit: what it adds to llama_cpp.Llama, and that what it inherits computes the same."""
 
+import inspect
 import os
 import pickle
 import re
@@ -21,6 +22,7 @@ from pyhobbit.errors import ContextError
 from pyhobbit.native.ffi import llama
 from pyhobbit.quality.calibration import calibration_path
 from pyhobbit.routing.trace import read_trace
+from pyhobbit.settings.table import OPTIONS
 
 THREADS = {"n_threads": 2, "n_threads_batch": 2}
 
@@ -329,3 +331,15 @@ def test_a_calibrated_model_goes_on_with_what_was_found(tiny_gguf: Path, tmp_pat
         assert model.ctx == whole  # it was not closed
         assert text_of(model)
     assert read_trace(trace).n_decoded > 0  # of the text before calibrating
+
+
+def test_every_setting_of_the_cache_is_a_keyword(tiny_gguf: Path) -> None:
+    keywords = inspect.signature(Hobbit).parameters
+    assert set(OPTIONS) <= set(keywords)
+    assert all(f"{name}: " in (Hobbit.__doc__ or "") for name in OPTIONS)
+    with open_model(tiny_gguf, device="CPU", io_threads=2) as model:
+        assert model.cache_config == CacheConfig(pools=POOLS, device="CPU", io_threads=2)
+    with pytest.raises(HobbitError, match="there is no device 'CUDA7'"):
+        open_model(tiny_gguf, device="CUDA7", mode="gpu")
+    with pytest.raises(ConfigError, match="mode is 'cpu'; choose one of gpu, cooperative, auto"):
+        open_model(tiny_gguf, mode="cpu")

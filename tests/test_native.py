@@ -6,10 +6,12 @@ import re
 import subprocess
 import sys
 from dataclasses import fields
+from itertools import count, takewhile
 from pathlib import Path
 
 import pytest
 
+from pyhobbit._tables import COUNTERS
 from pyhobbit.engine.stats import CacheStats, DeviceInfo, ModelInfo
 from pyhobbit.errors import HobbitError
 from pyhobbit.native import build, ffi
@@ -35,7 +37,9 @@ def test_declarations_drop_what_is_not_plain_c() -> None:
 
 
 def test_counters_and_information_have_the_fields_of_the_header() -> None:
-    assert _struct_fields("hobbit_stats") == [field.name for field in fields(CacheStats)]
+    counters = takewhile(bool, map(ffi.lib.hobbit_counter_at, count()))
+    names = [ffi.ffi.string(each.name).decode() for each in counters]
+    assert names == [field.name for field in fields(CacheStats)] == [each.name for each in COUNTERS]
     assert _struct_fields("hobbit_device_info") == [field.name for field in fields(DeviceInfo)]
     assert set(_struct_fields("hobbit_info")) <= {field.name for field in fields(ModelInfo)}
 

@@ -163,7 +163,7 @@ def test_a_busy_port_is_an_error_before_the_model_is_loaded(
         (("--memory", "1M", "--pools", "1M"), 1, "give one of them"),
         (("--memory", "1M"), 1, "memory budget of 1.0 MiB is too small"),
         (("--hf-repo", "a/b"), 2, "both MODEL"),
-        (("--policy", "nope"), 1, "hobbit.policy is 'nope'"),
+        (("--policy", "nope"), 2, "policy is 'nope'; choose one of "),
         (("--ctx-size", "2000000000"), 1, "use a smaller --ctx-size"),
         (("--host", "a..b"), 1, "a..b is not an address"),
     ],

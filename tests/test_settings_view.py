@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from models import ROOT
 
 from pyhobbit.cli.main import main
 from pyhobbit.engine.engine import Engine
-from pyhobbit.model.stored_settings import ENGINE_DEFAULTS
 from pyhobbit.quality.calibration import Calibration
 from pyhobbit.settings.config import CacheConfig, EngineConfig, SamplingConfig
+from pyhobbit.settings.table import OPTIONS
 
 
 def _config(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, tuple[Any, str]]:
@@ -23,23 +22,29 @@ def _config(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str,
     return {row["name"]: (row["value"], row["source"]) for row in rows}
 
 
-def test_the_defaults_are_the_engines() -> None:
-    code = (ROOT / "ggml_ext/src/engine/settings.h").read_text()
-    policies = (ROOT / "ggml_ext/src/policy/cache-policy.h").read_text()
-    rule = (ROOT / "ggml_ext/src/plan/precision-rule.h").read_text()
-
-    def default(text: str, pattern: str) -> str:
-        match = re.search(pattern + r"\s*=\s*([^;]+);", text)
-        assert match is not None, pattern
-        return match[1].strip()
-
-    assert default(code, r"policy") == f'"{ENGINE_DEFAULTS["policy"]}"'
-    assert int(default(code, r"prefetch")) == ENGINE_DEFAULTS["prefetch"]
-    assert int(default(code, r"io_threads")) == ENGINE_DEFAULTS["io_threads"]
-    weights = tuple(map(float, re.findall(r"[\d.]+", default(policies, r"weights"))))
-    assert weights == ENGINE_DEFAULTS["weights"]
-    for name in ("t1", "t2"):
-        assert float(default(rule, rf"double\s+{name}")) == ENGINE_DEFAULTS[name]
+def test_every_option_of_the_cache_is_shown_as_it_is_given(capsys: pytest.CaptureFixture[str]) -> None:
+    given = {
+        "memory": "1G",
+        "t1": 0.5,
+        "low_share": 0.1,
+        "policy": "hobbit",
+        "weights": "1,0,0,0",
+        "predictor": "repeat",
+        "mode": "gpu",
+    }
+    given |= {
+        "t2": 0.75,
+        "prefetch": 1,
+        "io_threads": 2,
+        "sidecar": "s.gguf",
+        "trace": "t.csv",
+        "device": "GPU0",
+    }
+    given |= {"device_memory": "2G"}
+    assert {*given, "pools"} == set(OPTIONS)
+    rows = _config(capsys, *(f"--{name.replace('_', '-')}={value}" for name, value in given.items()))
+    shown = {**given, "memory": 1 << 30, "device_memory": 2 << 30, "weights": [1.0, 0.0, 0.0, 0.0]}
+    assert {name: rows[name] for name in shown} == {name: (value, "flag") for name, value in shown.items()}
 
 
 def test_without_a_model_defaults_and_flags_are_shown(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,9 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pyhobbit.cli.options import add_setting_arguments
 from pyhobbit.errors import ConfigError, HobbitError
+from pyhobbit.settings.config import InspectConfig
 
 if TYPE_CHECKING:
     from pyhobbit.bench.arms import Arm, Tiers
@@ -29,10 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options of the verb."""
     from pyhobbit.bench.arms import BY_NAME
 
-    limits = (
-        "memory limits as shares of the model file; an empty list measures only arms without a limit "
-        "(default: 0.15 0.25 0.4 0.6)"
-    )
+    limits = "limits as shares of the model, or nothing (default: 0.15 0.25 0.4 0.6)"
     add_options(parser, BY_NAME, limits)
 
 
@@ -65,8 +64,6 @@ def add_options(parser: argparse.ArgumentParser, arms: "Mapping[str, Arm]", limi
     )
     add("--arms", nargs="+", metavar="NAME", help="arms to run (default: all that the files allow)")
     add("--limits", type=float, nargs="*", metavar="F", help=limits)
-    add("--t1", type=float, metavar="F", help="threshold of the arms with two tiers (default: 0.6)")
-    add("--t2", type=float, metavar="F", help="threshold of the arms with two tiers (default: 0.9)")
     add("--reps", type=int, metavar="N", help="repetitions (default: 5)")
     prompts = "lengths of the prompts in tokens (default: 16 128 512; with --trace: 16)"
     add("--prompts", type=int, nargs="+", metavar="N", help=prompts)
@@ -89,6 +86,8 @@ def add_options(parser: argparse.ArgumentParser, arms: "Mapping[str, Arm]", limi
         metavar="DIR",
         help="folder of the results (default: a new one in bench-results)",
     )
+    thresholds = {"t1": str(InspectConfig.paper_t1), "t2": str(InspectConfig.paper_t2)}
+    add_setting_arguments(parser, thresholds, thresholds, is_group=False)  # of the arms with two tiers
 
 
 def run(args: argparse.Namespace) -> int:

@@ -5,13 +5,11 @@ import argparse
 import json
 from pathlib import Path
 
-from pyhobbit.settings.config import (
-    CacheConfig,
-    CalibrationConfig,
-    EngineConfig,
-    EvaluationConfig,
-    parse_size,
-)
+from pyhobbit.cli.options import add_setting_arguments, add_thread_arguments, engine_config
+from pyhobbit.settings.config import CalibrationConfig, EvaluationConfig
+
+# The others are what calibration finds, or do not change what is measured.
+_SETTINGS = ("memory", "pools", "io_threads", "sidecar")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,30 +42,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"tokens per part (default: {EvaluationConfig.default_n_ctx})",
     )
-    size = parser.add_mutually_exclusive_group()
-    size.add_argument(
-        "--memory", metavar="SIZE", help="bound on the model, like 8G (default: by what is free)"
-    )
-    size.add_argument("--pools", metavar="SIZE", help="memory of the expert cache alone, like 512M")
-    add("--sidecar", type=Path, metavar="FILE", help="file with the low tier (default: MODEL.hobbit.gguf)")
-    add("--threads", type=int, metavar="N", help="for computing (default: one per processor core)")
     add("--json", action="store_true", help="print all results as JSON")
-    add("--verbose", action="store_true", help="show llama.cpp's log on standard error")
+    add_thread_arguments(parser)
+    add_setting_arguments(parser, _SETTINGS)
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the verb with parsed options; returns the exit status. Raises HobbitError."""
     config = CalibrationConfig(
-        engine=EngineConfig(
-            cache=CacheConfig(
-                memory=None if args.memory is None else parse_size(args.memory),
-                pools=None if args.pools is None else parse_size(args.pools),
-                sidecar=args.sidecar,
-            ),
-            n_ctx=args.ctx,
-            n_threads=args.threads,
-            verbose=args.verbose,
-        ),
+        engine=engine_config(args, args.ctx),
         max_ppl_increase=None if args.max_ppl_increase is None else args.max_ppl_increase / 100,
         max_kl=args.max_kl,
         max_chunks=args.chunks,

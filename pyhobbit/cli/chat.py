@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING
 
 from pyhobbit.chat.screen import note
 from pyhobbit.cli.options import (
-    add_cache_arguments,
-    add_device_arguments,
+    add_engine_arguments,
     add_rpc_argument,
     add_rpc_devices,
-    cache_config,
+    add_sampling_arguments,
+    add_setting_arguments,
+    engine_config,
+    sampling_config,
 )
 from pyhobbit.cli.status import INTERRUPTED
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.model_path import add_model_arguments, check_model_arguments, model_path
-from pyhobbit.settings.config import CacheConfig, ChatConfig, EngineConfig, SamplingConfig
+from pyhobbit.settings.config import CacheConfig, ChatConfig
 
 if TYPE_CHECKING:
     from pyhobbit.chat.conversation import Conversation
@@ -32,10 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options of the verb."""
     add_model_arguments(parser)
     _add_prompt(parser)
-    _add_sampling(parser)
-    _add_engine(parser)
-    add_cache_arguments(parser)
-    add_device_arguments(parser)
+    add_sampling_arguments(parser)
+    add_engine_arguments(parser)
+    add_setting_arguments(parser)
     add_rpc_argument(parser)
 
 
@@ -46,26 +47,7 @@ def _add_prompt(parser: argparse.ArgumentParser) -> None:
     add("--system", metavar="TEXT", help="system instructions, for a model with a chat template")
     limit = "maximum tokens per answer, -1: no limit (default without template: 512)"
     add("-n", dest="max_tokens", type=int, metavar="N", help=limit)
-
-
-def _add_sampling(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    default = SamplingConfig()
-    add("--temp", type=float, default=default.temp, metavar="F", help="0: greedy (default: %(default)s)")
-    add("--top-k", type=int, default=default.top_k, metavar="N", help="0: all tokens (default: %(default)s)")
-    add("--top-p", type=float, default=default.top_p, metavar="F", help="1: off (default: %(default)s)")
-    add("--min-p", type=float, default=default.min_p, metavar="F", help="0: off (default: %(default)s)")
-    penalty = "penalty for the last 64 tokens; 1: off (default: %(default)s)"
-    add("--repeat-penalty", type=float, default=default.repeat_penalty, metavar="F", help=penalty)
-    add("--seed", type=int, metavar="N", help="random seed (default: a new one each time)")
-
-
-def _add_engine(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--ctx", type=int, metavar="N", help="tokens of context (default: the model's, at most 4096)")
-    add("--threads", type=int, metavar="N", help="for computing (default: one per processor core)")
     add("--stats-json", type=Path, metavar="FILE", help="write counters and times to this file")
-    add("--verbose", action="store_true", help="show llama.cpp's log on standard error")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -81,15 +63,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _config(args: argparse.Namespace) -> ChatConfig:
     return ChatConfig(
-        engine=EngineConfig(
-            cache=cache_config(args),
-            n_ctx=args.ctx,
-            n_threads=args.threads,
-            verbose=args.verbose,
-        ),
-        sampling=SamplingConfig(
-            args.temp, args.top_k, args.top_p, args.min_p, args.repeat_penalty, seed=args.seed
-        ),
+        engine=engine_config(args, args.ctx),
+        sampling=sampling_config(args),
         max_tokens=args.max_tokens,
         system=args.system,
         stats_json=args.stats_json,

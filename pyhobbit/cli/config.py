@@ -3,26 +3,33 @@
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pyhobbit.cli.options import add_rpc_argument, add_rpc_devices
-from pyhobbit.model.model_path import add_model_arguments, model_path
-from pyhobbit.model.stored_settings import ENGINE_DEFAULTS, Stored, effective_policy, stored_settings
-from pyhobbit.settings.config import (
-    CacheConfig,
-    EngineConfig,
-    SamplingConfig,
-    format_size,
-    parse_size,
+from pyhobbit.cli.options import (
+    add_engine_arguments,
+    add_rpc_argument,
+    add_rpc_devices,
+    add_sampling_arguments,
+    add_setting_arguments,
+    engine_config,
+    sampling_config,
 )
+from pyhobbit.model.model_path import add_model_arguments, model_path
+from pyhobbit.model.stored_settings import Stored, effective_policy, stored_settings
+from pyhobbit.settings.config import CacheConfig, EngineConfig, SamplingConfig, format_size
+from pyhobbit.settings.table import OPTIONS, default, default_text
 
 if TYPE_CHECKING:
     from pyhobbit.engine.plan import MemoryPlan
 
-_SIZES = ("memory", "pools", "device_memory", "high_pool", "low_pool", "host_cache")
+_POOLS = ("high_pool", "low_pool", "host_cache")
+_SIZES = (*_POOLS, *(name for name, specs in OPTIONS.items() if specs[0].kind == "size"))
+_FILES = ("sidecar", "trace")
+# Apart from sizes and files, and from what says where experts are computed.
+_BEHAVIOUR = tuple(name for name in OPTIONS if name not in (*_SIZES, *_FILES, "device", "mode"))
 
 
 @dataclass(frozen=True)
@@ -42,58 +49,17 @@ class Row:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options of the verb."""
     add_model_arguments(parser)
-    add = parser.add_argument
-    cache = parser.add_argument_group("as for chat")
-    for name, what in (
-        ("memory", "bound on the whole process, like 8G (default: by what is free)"),
-        ("pools", "memory of the expert cache alone, like 512M"),
-        ("device-memory", "of --device, for experts (default: what is free)"),
-    ):
-        cache.add_argument(f"--{name}", metavar="SIZE", help=what)
-    defaults = SamplingConfig()
-    for name, kind, what in (
-        (
-            "device",
-            str,
-            "that compute the experts, like Vulkan0, or several (default: where the other layers are)",
-        ),
-        ("mode", str, f"of --device: {', '.join(CacheConfig.modes)} (default: auto)"),
-        ("t1", float, "high precision up to this sum of gate weights (default: calibrated, or 1)"),
-        ("t2", float, "low precision from t1 to here, above it none (default: calibrated, or 1)"),
-        ("low_share", float, "of the pools, for the low tier (default: calibrated, or by t1)"),
-        ("policy", str, "which expert leaves a full cache (default: calibrated, or echo)"),
-        ("prefetch", int, "layers to look ahead, 0 to 4 (default: 2)"),
-        ("sidecar", Path, "file with further precisions (default: MODEL.hobbit.gguf)"),
-        ("ctx", int, f"tokens of context (default: the model's, at most {EngineConfig.max_default_ctx})"),
-        ("threads", int, "for computing (default: one per processor core)"),
-        *(
-            (name, kind, f"of the sampling (default: {_or_random(getattr(defaults, name))})")
-            for name, kind in _sampling_options()
-        ),
-    ):
-        metavar = {float: "F", int: "N", str: "NAME", Path: "FILE"}[kind]
-        cache.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=metavar, help=what)
+    add_sampling_arguments(parser)
+    add_engine_arguments(parser)
+    add_setting_arguments(parser)
     add_rpc_argument(parser)
-    add("--json", action="store_true", help="print JSON in place of a table")
-
-
-def _or_random(default: float | None) -> str:
-    return "random" if default is None else str(default)
-
-
-def _sampling_options() -> list[tuple[str, type]]:
-    return [(each.name, int if each.name in ("top_k", "seed") else float) for each in fields(SamplingConfig)]
+    parser.add_argument("--json", action="store_true", help="print JSON in place of a table")
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the verb with parsed options; returns the exit status. Raises HobbitError."""
-    given = {name: value for name, value in vars(args).items() if value is not None}
-    for name in ("memory", "pools", "device_memory"):
-        if name in given:
-            given[name] = parse_size(given[name])
-    cache = CacheConfig(**_only(given, CacheConfig))
-    engine = EngineConfig(cache=cache, n_ctx=args.ctx, n_threads=args.threads)
-    sampling = SamplingConfig(**_only(given, SamplingConfig))
+    engine, sampling = engine_config(args, args.ctx), sampling_config(args)
+    given = {name for name, value in vars(args).items() if value is not None}
     path = model_path(args) if args.model or args.hf_repo else None
     add_rpc_devices(args)
     rows = settings(path, engine, sampling, given)
@@ -104,13 +70,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _only(given: Mapping[str, Any], dataclass_type: type) -> dict[str, Any]:
-    names = {each.name for each in fields(dataclass_type)}
-    return {name: value for name, value in given.items() if name in names}
-
-
 def settings(
-    path: Path | None, engine: EngineConfig, sampling: SamplingConfig, given: Mapping[str, Any]
+    path: Path | None, engine: EngineConfig, sampling: SamplingConfig, given: Collection[str]
 ) -> list[Row]:
     """What applies to a model, or without one what would. given: names of flags that were given.
 
@@ -170,13 +131,13 @@ def _device_rows(cache: CacheConfig, plan: "MemoryPlan | None") -> Iterator[Row]
     if cache.device is not None:
         yield Row("cache", "device", cache.device, "flag")
     elif plan is None:
-        yield Row("cache", "device", None, "computed", "where the other layers are")
+        yield Row("cache", "device", None, "computed", default_text("device"))
     else:
-        yield Row("cache", "device", plan.device or "CPU", "computed", "where the other layers are")
+        yield Row("cache", "device", plan.device or "CPU", "computed", default_text("device"))
     is_given = (cache.device, cache.device_memory, cache.mode) != (None,) * 3
     if not is_given and (plan is None or plan.device is None):
         return
-    yield Row("cache", "mode", cache.mode or "auto", "flag" if cache.mode else "default")
+    yield Row("cache", "mode", cache.mode or default("mode"), "flag" if cache.mode else "default")
     if cache.device_memory is not None:
         yield Row("cache", "device_memory", cache.device_memory, "flag")
     elif cache.pools is None:
@@ -190,7 +151,7 @@ def _behaviour_rows(cache: CacheConfig, stored: Mapping[str, Stored], residual: 
     if cache.policy is not None:
         ignored.add("weights")
     policy = effective_policy(cache, stored)
-    for name in ("t1", "t2", "low_share", "policy", "weights", "prefetch", "io_threads"):
+    for name in _BEHAVIOUR:
         value = getattr(cache, name)
         if name == "weights" and policy != "hobbit":
             continue  # of no other policy
@@ -205,10 +166,10 @@ def _behaviour_rows(cache: CacheConfig, stored: Mapping[str, Stored], residual: 
             n_low = "2 - t1" if residual else "1 - t1"
             yield Row("cache", name, None, "computed", f"{n_low} slots for each of the high pool")
         else:
-            yield Row("cache", name, ENGINE_DEFAULTS[name], "default")
-    for name in ("sidecar", "calibration"):
-        if name == "sidecar" and cache.sidecar is not None:
-            yield Row("cache", name, str(cache.sidecar), "flag")
+            yield Row("cache", name, default(name), "default")
+    for name in (*_FILES, "calibration"):
+        if value := getattr(cache, name, None):
+            yield Row("cache", name, str(value), "flag")
         elif name in stored:
             yield Row("cache", name, stored[name].value, "file", "lies beside the model")
 
@@ -217,7 +178,7 @@ def _engine_rows(engine: EngineConfig, plan: "MemoryPlan | None") -> Iterator[Ro
     if engine.n_ctx is not None:
         yield Row("engine", "ctx", engine.n_ctx, "flag")
     elif plan is not None:
-        note = f"the model knows {plan.n_ctx_train}, at most {engine.max_default_ctx} by itself"
+        note = f"model maximum {plan.n_ctx_train}; default limit {engine.max_default_ctx}"
         yield Row("engine", "ctx", plan.info.n_ctx, "computed", note)
     else:
         yield Row("engine", "ctx", None, "computed", f"the model's, at most {engine.max_default_ctx}")
@@ -229,9 +190,8 @@ def _engine_rows(engine: EngineConfig, plan: "MemoryPlan | None") -> Iterator[Ro
         yield Row("engine", "threads", value, "computed", "one per processor core")
 
 
-def _sampling_rows(sampling: SamplingConfig, given: Mapping[str, Any]) -> Iterator[Row]:
-    for name, _ in _sampling_options():
-        value = getattr(sampling, name)
+def _sampling_rows(sampling: SamplingConfig, given: Collection[str]) -> Iterator[Row]:
+    for name, value in asdict(sampling).items():
         random = "random" if name == "seed" and value is None else ""
         yield Row("sampling", name, value, "flag" if name in given else "default", random)
 

@@ -13,18 +13,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tqdm import tqdm
 
-from pyhobbit.cli.options import add_device_arguments, add_rpc_argument, add_rpc_devices, optional_size
+from pyhobbit.cli.options import (
+    add_engine_arguments,
+    add_rpc_argument,
+    add_rpc_devices,
+    add_setting_arguments,
+    engine_config,
+)
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.model_path import add_model_arguments, model_path
 from pyhobbit.model.names import check_model_file
 from pyhobbit.native.files import read_text
-from pyhobbit.settings.config import (
-    CacheConfig,
-    EngineConfig,
-    EvaluationConfig,
-    InspectConfig,
-    format_size,
-)
+from pyhobbit.settings.config import EvaluationConfig, InspectConfig, format_size
+from pyhobbit.settings.table import OPTIONS
 
 # What takes the native libraries is imported when it is needed.
 if TYPE_CHECKING:
@@ -53,39 +54,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--trace", type=Path, metavar="FILE", help="estimate the speed for this trace of chat --trace")
     add("--no-speed", action="store_true", help="skip the speed estimate, which loads the model")
-    add("--t1", type=float, metavar="F", help="threshold of high precision (default: the model's, or 0.6)")
-    add("--t2", type=float, metavar="F", help="threshold of low precision (default: the model's, or 0.9)")
-    add("--ctx", type=int, metavar="N", help="tokens of context (default: the model's, at most 4096)")
-    add("--memory", metavar="SIZE", help="bound on this process, like 8G (default: by what is free)")
-    add("--pools", metavar="SIZE", help="memory of the expert cache alone, like 512M")
-    add_device_arguments(parser)
-    add_rpc_argument(parser)
-    add(
-        "--sidecar",
-        type=Path,
-        metavar="FILE",
-        help="file with further precisions (default: MODEL.hobbit.gguf)",
-    )
-    add("--threads", type=int, metavar="N", help="for computing (default: one per processor core)")
+    add_engine_arguments(parser)
     add("--json", action="store_true", help="print everything as one JSON document")
-    add("--verbose", action="store_true", help="show llama.cpp's log on standard error")
+    paper = {"t1": InspectConfig.paper_t1, "t2": InspectConfig.paper_t2}
+    thresholds = {name: f"the model's, or {value}" for name, value in paper.items()}
+    add_setting_arguments(parser, [name for name in OPTIONS if name != "trace"], thresholds)
+    add_rpc_argument(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the verb with parsed options; returns the exit status. Raises HobbitError."""
     config = InspectConfig(
-        engine=EngineConfig(
-            cache=CacheConfig(
-                memory=optional_size(args.memory),
-                pools=optional_size(args.pools),
-                device=args.device,
-                device_memory=optional_size(args.device_memory),
-                mode=args.mode,
-                sidecar=args.sidecar,
-            ),
-            n_threads=args.threads,
-            verbose=args.verbose,
-        ),
+        engine=engine_config(args, None, without=("t1", "t2", "trace")),
         t1=args.t1,
         t2=args.t2,
         max_chunks=args.chunks,

@@ -20,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _run(arguments)
     except HobbitError as e:
-        complain(str(e))
+        complain(_with_options(str(e)))
         return 2 if isinstance(e, ConfigError) else 1
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -32,6 +32,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         flush_or_discard(sys.stdout)
         complain(f"{e.filename or 'standard input or output'} cannot be used: {e.strerror or e}")
         return 1
+
+
+def _with_options(message: str) -> str:
+    """The engine's error with its keys as they are on the command line: hobbit.io_threads is --io-threads."""
+    import re
+
+    from pyhobbit.settings.table import OPTIONS
+
+    def option(key: re.Match[str]) -> str:
+        return f"--{key[1].replace('_', '-')}" if key[1] in OPTIONS else key[0]
+
+    return re.sub(r"\bhobbit\.(\w+)", option, message)
 
 
 def _run(arguments: Sequence[str] | None) -> int:

@@ -1,43 +1,123 @@
 # SPDX-License-Identifier: MIT
-"""The expert cache's options on the command line."""
+"""Options that several verbs share. Those of the expert cache come from the engine's table of settings."""
 
 import argparse
+from collections.abc import Collection, Mapping
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
-from pyhobbit.settings.config import CacheConfig, parse_size
+from pyhobbit.errors import ConfigError
+from pyhobbit.settings.config import CacheConfig, EngineConfig, SamplingConfig, parse_size
+from pyhobbit.settings.table import OPTIONS, default_text
+
+_KINDS: Mapping[str, Mapping[str, Any]] = {
+    "number": {"type": float, "metavar": "F"},
+    "count": {"type": int, "metavar": "N"},
+    "size": {"metavar": "SIZE"},
+    "flag": {"action": argparse.BooleanOptionalAction},
+    "choice": {"metavar": "NAME"},
+    "text": {"metavar": "NAME"},
+    "path": {"type": Path, "metavar": "FILE"},
+}
+_LIST = {"metavar": "F,..."}
+_CACHE = "expert cache (a calibrated model has defaults of its own)"
+_NO_DEFAULTS: Mapping[str, str] = {}
 
 
-def add_cache_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the options of the expert cache; cache_config() takes the parsed arguments."""
-    group = parser.add_argument_group("expert cache")
-    add = group.add_argument
-    add("--memory", metavar="SIZE", help="of the process, like 8G (default: what is free)")
-    add("--pools", metavar="SIZE", help="of the expert pools alone, like 512M")
-    add("--t1", type=float, metavar="F", help="high precision up to this sum of gate weights, 0 to 1")
-    add("--t2", type=float, metavar="F", help="low precision from t1 to here, skipped above it")
-    add("--low-share", type=float, metavar="F", help="of the pools, for the low tier (default: by t1)")
-    add("--policy", metavar="NAME", help="of eviction (default: calibrated, or echo)")
-    add("--prefetch", type=int, metavar="N", help="layers ahead, 0 to 4 (default: 2)")
-    add("--sidecar", type=Path, metavar="FILE", help="with the low tier (default: MODEL.hobbit.gguf)")
-    add("--trace", type=Path, metavar="FILE", help="write the routing here, for pyhobbit simulate")
+def add_setting_arguments(
+    parser: argparse.ArgumentParser,
+    names: Collection[str] = tuple(OPTIONS),
+    defaults: Mapping[str, str] = _NO_DEFAULTS,
+    is_group: bool = True,
+) -> None:
+    """Declares options of the expert cache; cache_config() takes the parsed arguments.
+
+    defaults: texts for defaults that are the verb's own, by name.  is_group: under a title.
+    """
+    group = parser.add_argument_group(_CACHE) if is_group else parser
+    for name in names:
+        specs = OPTIONS[name]
+        kind = _LIST if len(specs) > 1 else _KINDS[specs[0].kind]
+        group.add_argument(f"--{name.replace('_', '-')}", help=setting_help(name, defaults.get(name)), **kind)
 
 
-def add_device_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the options of the devices that compute the experts; cache_config() takes them too."""
-    add = parser.add_argument_group("device").add_argument
-    add(
-        "--device",
-        metavar="NAME,...",
-        help="that compute the experts, like Vulkan0 (default: where the other layers are)",
-    )
-    add("--device-memory", metavar="SIZE", help="of those devices, for experts (default: what is free)")
-    what = "what the CPU computes of experts that are not there: none, all, what is faster (default: auto)"
-    add("--mode", metavar="|".join(CacheConfig.modes), help=what)
+def setting_help(name: str, default: str | None = None) -> str:
+    """The help of one setting's option, as argparse takes it. default: in place of the engine's."""
+    text = OPTIONS[name][0].help.removesuffix(".")
+    note = default_text(name) if default is None else default
+    start = text[0].lower() + text[1:] if text[1:2].islower() else text
+    return (f"{start} (default: {note})" if note else start).replace("%", "%%")
+
+
+def cache_config(args: argparse.Namespace, without: Collection[str] = ()) -> CacheConfig:
+    """What the options say; without: names of options that are not the cache's. Raises ConfigError."""
+    given = {name: getattr(args, name, None) for name in OPTIONS if name not in without}
+    return CacheConfig(**{name: _value(name, each) for name, each in given.items() if each is not None})
+
+
+def _value(name: str, given: Any) -> Any:
+    specs = OPTIONS[name]
+    if len(specs) > 1:
+        return numbers(given, ",", f"--{name}")
+    return parse_size(given) if specs[0].kind == "size" else given
+
+
+def numbers(text: str, separator: str, option: str, kind: type = float) -> tuple[Any, ...]:
+    """The numbers of a list like 1,2. Raises ConfigError."""
+    try:
+        return tuple(kind(part) for part in text.split(separator))
+    except ValueError:
+        raise ConfigError(f"{option} takes numbers with '{separator}' between them, not '{text}'") from None
+
+
+def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares context, threads and log."""
+    add = parser.add_argument
+    context = f"tokens of context (default: the model's, at most {EngineConfig.max_default_ctx})"
+    add("--ctx", type=int, metavar="N", help=context)
+    add_thread_arguments(parser)
+
+
+def add_thread_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares --threads and --verbose."""
+    add = parser.add_argument
+    add("--threads", type=int, metavar="N", help="computing threads (default: one per processor core)")
+    add("--verbose", action="store_true", help="show llama.cpp's log on standard error")
+
+
+def engine_config(args: argparse.Namespace, n_ctx: int | None, without: Collection[str] = ()) -> EngineConfig:
+    """What the options say; without: as for cache_config(). Raises ConfigError."""
+    cache = cache_config(args, without)
+    return EngineConfig(cache=cache, n_ctx=n_ctx, n_threads=args.threads, verbose=args.verbose)
+
+
+def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares how the next token is drawn; sampling_config() takes the parsed arguments."""
+    n = SamplingConfig.repeat_last_n
+    for name, kind, text in (
+        ("temp", float, "temperature; 0: greedy"),
+        ("top_k", int, "draw from the K most probable tokens; 0: from all"),
+        ("top_p", float, "draw from the most probable tokens that sum to this; 1: off"),
+        ("min_p", float, "least probability relative to the best token; 0: off"),
+        ("repeat_penalty", float, f"penalty on the last {n} tokens; 1: off"),
+        ("seed", int, "random seed"),
+    ):
+        own = getattr(SamplingConfig, name)
+        text = f"{text} (default: {'random' if own is None else own})"
+        metavar = "N" if kind is int else "F"
+        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=metavar, help=text)
+
+
+def sampling_config(args: argparse.Namespace) -> SamplingConfig:
+    """What the options say. Raises ConfigError."""
+    given = {each.name: getattr(args, each.name) for each in fields(SamplingConfig)}
+    return SamplingConfig(**{name: value for name, value in given.items() if value is not None})
 
 
 def add_rpc_argument(parser: argparse.ArgumentParser) -> None:
     """Declares the servers of further devices, which add_rpc_devices() adds."""
-    what = "further devices, RPC0 and so on: those of ggml-rpc-server there"
+    what = "add GPUs of other machines running ggml-rpc-server; they are named RPC0, RPC1 ..."
     parser.add_argument("--rpc", metavar="HOST:PORT,...", help=what)
 
 
@@ -51,29 +131,6 @@ def add_rpc_devices(args: argparse.Namespace) -> None:
         add_rpc_servers(args.rpc)
 
 
-def cache_config(args: argparse.Namespace) -> CacheConfig:
-    """What the options say. Raises ConfigError."""
-    return CacheConfig(
-        memory=optional_size(args.memory),
-        pools=optional_size(args.pools),
-        device=args.device,
-        device_memory=optional_size(args.device_memory),
-        mode=args.mode,
-        low_share=args.low_share,
-        t1=args.t1,
-        t2=args.t2,
-        sidecar=args.sidecar,
-        policy=args.policy,
-        prefetch=args.prefetch,
-        trace=args.trace,
-    )
-
-
 def declared_options(parser: argparse.ArgumentParser) -> dict[str, int]:
     """By each name of each option, how many values it takes: 0 or 1. argparse has no public way to ask."""
     return {name: int(action.nargs != 0) for action in parser._actions for name in action.option_strings}
-
-
-def optional_size(text: str | None) -> int | None:
-    """Bytes, where a size is given. Raises ConfigError."""
-    return None if text is None else parse_size(text)

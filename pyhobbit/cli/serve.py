@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from pyhobbit.cli import server_flags
-from pyhobbit.cli.options import add_cache_arguments, add_device_arguments, cache_config, declared_options
+from pyhobbit.cli.options import add_setting_arguments, cache_config, declared_options
 from pyhobbit.cli.server_flags import SERVER, Flag, known
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.model_path import add_model_arguments, check_model_arguments, model_path
@@ -75,8 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options of the verb; parse() takes llama-server's as well."""
     parser.allow_abbrev = False
     add_model_arguments(parser)
-    add_cache_arguments(parser)
-    add_device_arguments(parser)  # llama-server's own --device is -dev
+    add_setting_arguments(parser)  # llama-server's own --device is -dev
     group = parser.add_argument_group("llama-server, among others")
     for flag, (metavar, what) in _PASSED_ON.items():
         group.add_argument(flag, metavar=metavar, help=what)

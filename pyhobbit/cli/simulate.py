@@ -5,13 +5,14 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pyhobbit.cli.options import add_setting_arguments, cache_config, numbers
 from pyhobbit.errors import ConfigError
-from pyhobbit.settings.config import CacheConfig
+from pyhobbit.settings.table import default
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from pyhobbit.routing.trace import Simulation, SimulationResult, Trace
 
 _LRU = "lru"
+_SETTINGS = ("t1", "t2", "low_share", "weights")
 _BITS_HIGH, _BITS_LOW = 16.0, 4.5  # of f16 and q4_0
 
 
@@ -60,8 +62,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="eviction policies; belady is the limit that none can beat (default: all)",
     )
-    add("--t1", type=float, metavar="F", help="high precision up to this sum of higher ranked gate weights")
-    add("--t2", type=float, metavar="F", help="low precision from t1 to here, above it experts are skipped")
     add(
         "--bits-high",
         type=float,
@@ -80,12 +80,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="high precision is the low version and a residual of --bits-high (default: 4.5)",
     )
-    add("--low-share", type=float, metavar="F", help="share of the cache for low precision (default: by t1)")
-    add(
-        "--weights",
-        metavar="A,B,C,D",
-        help="weights of LRU, LFU, LHU, FLD in the policy hobbit; their sum is 1 (default: 0.6,0.25,0.15,0)",
-    )
     add("--floors", action="store_true", help="a layer keeps its even share of a pool, as when a model runs")
     add("--seed", type=int, default=0, metavar="N", help="seed of the policy random (default: %(default)s)")
     add(
@@ -100,6 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "precision: share of the missing experts that it names which are then used",
     )
     add("--json", action="store_true", help="print JSON instead of a table")
+    add_setting_arguments(parser, _SETTINGS, is_group=False)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -147,14 +142,13 @@ def _base(trace: "Trace", args: argparse.Namespace) -> "Simulation":
 
     t2 = 1.0 if args.t2 is None else args.t2
     t1 = t2 if args.t1 is None else args.t1
-    weights = None if args.weights is None else _numbers(args.weights, ",", "--weights")
-    CacheConfig(t1=t1, t2=t2, weights=weights, low_share=args.low_share)  # checks them
+    config = replace(cache_config(args, without=("policy", "trace")), t1=t1, t2=t2)  # checks them
     return Simulation(
         n_layers=trace.n_layers,
         n_experts=trace.n_experts,
         n_used=trace.n_used,
         slots_high=0,
-        weights=weights or Simulation.weights,
+        weights=config.weights or default("weights"),
         floors=args.floors,
         residual=args.residual,
         t1=t1,
@@ -205,15 +199,8 @@ def _run_policies(
         yield Run(name, capacity, high, low, result, result.penalty / lru if lru else None)
 
 
-def _numbers(text: str, separator: str, option: str, kind: Callable[[str], Any] = float) -> tuple[Any, ...]:
-    try:
-        return tuple(kind(number) for number in text.split(separator))
-    except ValueError:
-        raise ConfigError(f"{option} takes numbers with '{separator}' between them, not '{text}'") from None
-
-
 def _parse_split(text: str) -> tuple[int, int]:
-    steps = _numbers(text, ":", "--split", int)
+    steps = numbers(text, ":", "--split", int)
     if len(steps) != 2:
         raise ConfigError(f"--split takes two decode steps like 0:64, not '{text}'")
     return steps[0], steps[1]

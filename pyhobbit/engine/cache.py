@@ -4,6 +4,7 @@
 from dataclasses import fields
 from typing import Any
 
+from pyhobbit._tables import COUNTERS
 from pyhobbit.engine.stats import CacheStats, DeviceInfo, ModelInfo
 from pyhobbit.errors import HobbitError
 from pyhobbit.native.ffi import check, expert_cache, ffi, lib
@@ -58,9 +59,10 @@ class Cache:
         """Counters since opening, all 0 without a cache."""
         if not self:
             return CacheStats()
-        values = ffi.new("struct hobbit_stats *")
-        lib.hobbit_get_stats(self._pointer, values)
-        return CacheStats(**{field.name: getattr(values, field.name) for field in fields(CacheStats)})
+        values = ffi.new("double[]", len(COUNTERS))
+        lib.hobbit_get_counters(self._pointer, values, len(values))
+        numbers = zip(COUNTERS, values, strict=True)
+        return CacheStats(**{each.name: n if each.kind == "seconds" else int(n) for each, n in numbers})
 
     def failure(self) -> str | None:
         """Why nothing can be computed any more, None where it can."""

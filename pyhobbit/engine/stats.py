@@ -5,9 +5,10 @@ import json
 import resource
 import sys
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from pyhobbit._tables import COUNTERS, CacheCounters
 from pyhobbit.errors import HobbitError
 from pyhobbit.native.files import write_text
 from pyhobbit.settings.config import format_size
@@ -79,61 +80,20 @@ class DeviceInfo:
 
 
 @dataclass(frozen=True)
-class CacheStats:
-    """Counters since opening, as hobbit.h defines them.
+class CacheStats(CacheCounters):
+    """Counters since opening, and times in seconds.
 
-    Selections are (token, expert) pairs chosen by a router; hits and misses count the experts that a layer
-    needed for one batch, once each.  host_hits_*: of the misses of a device with memory of its own, those
-    found in host memory; the others were read.  bytes_transferred: to that device.  selections_cpu: of the
-    selections, computed by the CPU beside it; selections_split: of those, all but the last product, which is
-    the device's.  layers_predicted: layers beside it, sampled of those that read nothing from disk.
-    predicted, prefetched: experts named, and asked for, ahead of their layer; *_right, *_used: of those,
-    chosen when the layer ran.  prefetch_pauses: times that prefetch did not pay and was switched off.
-    Seconds: stall_s computing waited for the disk, or for experts on their way to the device, disk_demand_s
-    something that computing needed was read, or copied to the device, compute_s layers with experts ran,
-    stalls included, transfer_s bytes were on their way to the device, cpu_s the CPU computed its share;
-    predicted_s what the cost model expected of the layers predicted, measured_s what they took.
+    A selection is one (token, expert) pair chosen by a router. Hits and misses count the experts that a layer
+    needed for one batch, once each.
     """
-
-    selections_high: int = 0
-    selections_low: int = 0
-    selections_skipped: int = 0
-    hits_high: int = 0
-    misses_high: int = 0
-    hits_low: int = 0
-    misses_low: int = 0
-    host_hits_high: int = 0
-    host_hits_low: int = 0
-    evictions: int = 0
-    bytes_read: int = 0
-    bytes_transferred: int = 0
-    layers_computed: int = 0
-    waves: int = 0
-    predicted: int = 0
-    predicted_right: int = 0
-    prefetched: int = 0
-    prefetched_used: int = 0
-    bytes_prefetched: int = 0
-    prefetch_pauses: int = 0
-    prefetch_active: int = 0
-    stall_s: float = 0.0
-    disk_demand_s: float = 0.0
-    compute_s: float = 0.0
-    transfer_s: float = 0.0
-    selections_cpu: int = 0
-    selections_split: int = 0
-    cpu_s: float = 0.0
-    layers_predicted: int = 0
-    predicted_s: float = 0.0
-    measured_s: float = 0.0
 
     @property
     def selections(self) -> int:
         return self.selections_high + self.selections_low + self.selections_skipped
 
     def since(self, earlier: "CacheStats") -> "CacheStats":
-        """What was counted after `earlier` was taken; prefetch_active, a state, is the present one."""
-        counters = [field.name for field in fields(self) if field.name != "prefetch_active"]
+        """What was counted after `earlier` was taken; a state, like prefetch_active, is the present one."""
+        counters = [counter.name for counter in COUNTERS if counter.kind != "state"]
         return replace(self, **_differences(self, earlier, counters))
 
 

@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: MIT
 """llama-cpp-python's Llama on the expert cache."""
 
-import inspect
 import os
 import time
 import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -18,6 +16,7 @@ from pyhobbit.engine.plan import fitting_settings
 from pyhobbit.engine.stats import ModelInfo, Stats, peak_rss_bytes
 from pyhobbit.engine.threads import computing_threads
 from pyhobbit.errors import ConfigError, HobbitError
+from pyhobbit.hobbit import keywords
 from pyhobbit.hobbit.llama_errors import (
     ComputeError,
     LoadError,
@@ -29,7 +28,8 @@ from pyhobbit.hobbit.params import set_context, set_model, set_own
 from pyhobbit.model.names import check_model_file
 from pyhobbit.native import ffi
 from pyhobbit.native.files import read_text
-from pyhobbit.settings.config import CacheConfig, CalibrationConfig, EngineConfig, Setting, parse_size
+from pyhobbit.settings.config import CacheConfig, CalibrationConfig, EngineConfig, Setting
+from pyhobbit.settings.table import OPTIONS
 
 if TYPE_CHECKING:
     from llama_cpp import Llama, LlamaState
@@ -68,17 +68,9 @@ class Hobbit(Llama):
 
     model_path: GGUF file; of a split model its first file.
 
-    memory: bytes that the whole process may hold, other models included, as a number or as text like
-    "8G".  pools: size of the cache alone, instead of memory.  low_share: share of the pools for the low
-    tier, 0 to 1.
+    SETTINGS
 
-    t1, t2: thresholds on the sum of the normalised gate weights of the experts ranked higher (HOBBIT,
-    Eq. 2): up to t1 high precision, up to t2 low, above t2 skipped.  sidecar: file with the low
-    tier, by default MODEL.hobbit.gguf.
-
-    policy: which expert is evicted, by a name that `pyhobbit simulate --help` lists.  weights: of LRU,
-    LFU, LHU and FLD in Eq. 3, for the policy "hobbit".  prefetch: layers that the predictor looks ahead,
-    0 to 4.  io_threads: that read experts.  trace: file that the routing is written to.
+    Sizes are bytes, or text like "8G".
 
     cache: the same settings as one CacheConfig; what is given by name comes before it.
 
@@ -96,17 +88,6 @@ class Hobbit(Llama):
         self,
         model_path: str | os.PathLike[str],
         *,
-        memory: int | str | None = None,
-        pools: int | str | None = None,
-        low_share: float | None = None,
-        t1: float | None = None,
-        t2: float | None = None,
-        io_threads: int | None = None,
-        sidecar: str | os.PathLike[str] | None = None,
-        policy: str | None = None,
-        weights: tuple[float, float, float, float] | None = None,
-        prefetch: int | None = None,
-        trace: str | os.PathLike[str] | None = None,
         cache: CacheConfig | None = None,
         flash_attn: bool | None = None,
         **llama: Any,
@@ -116,21 +97,8 @@ class Hobbit(Llama):
         Raises ConfigError for a setting that cannot be and HobbitError for a model that cannot be opened,
         both also ValueErrors, and TypeError for a keyword that neither Hobbit nor Llama knows.
         """
-        _check_keywords(llama)
-        self.cache_config = _cache_config(
-            cache,
-            memory=memory,
-            pools=pools,
-            low_share=low_share,
-            t1=t1,
-            t2=t2,
-            io_threads=io_threads,
-            sidecar=sidecar,
-            policy=policy,
-            weights=weights,
-            prefetch=prefetch,
-            trace=trace,
-        )
+        keywords.check(llama, Hobbit.__init__, Llama.__init__)
+        self.cache_config = keywords.cache_config(cache, {name: llama.pop(name, None) for name in OPTIONS})
         own = {"model_path": os.fspath(model_path), "cache": self.cache_config, "flash_attn": flash_attn}
         self._arguments = {**llama, **own}
         self._counters = _Counters()
@@ -416,7 +384,7 @@ class Hobbit(Llama):
             report = calibrate(Path(self.model_path), Path(text_file), config)
             report.calibration.write(Path(self.model_path))
         finally:
-            again = {**self.__getstate__(), "cache": replace(own, trace=None), "trace": None}
+            again = {**self.__getstate__(), "cache": replace(own, trace=None)}
             self.__init__(**again)  # a second trace would be written over the first
             self.set_cache(prompt_cache)
         return report
@@ -457,30 +425,6 @@ class Hobbit(Llama):
         return cls(path, **arguments)
 
 
-def _check_keywords(given: Mapping[str, object]) -> None:
-    """Llama ignores keywords that it does not know."""
-    known = (
-        inspect.signature(Llama.__init__).parameters.keys()
-        | inspect.signature(Hobbit.__init__).parameters.keys()
-    )
-    for name in given:
-        if name not in known:
-            near = get_close_matches(name, known, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise TypeError(f"Hobbit() has no keyword {name}{hint}")
-
-
-def _cache_config(cache: CacheConfig | None, **settings: Any) -> CacheConfig:
-    """settings: as the constructor takes them, None where it was not given one."""
-    if cache is not None and not isinstance(cache, CacheConfig):
-        raise ConfigError(
-            f"cache is a {type(cache).__name__}; it takes a CacheConfig, and set_cache() a cache of prompts"
-        )
-    given = {name: value for name, value in settings.items() if value is not None}
-    for name in ("memory", "pools"):
-        if isinstance(given.get(name), str):
-            given[name] = parse_size(given[name])
-    for name in ("sidecar", "trace"):
-        if name in given:
-            given[name] = Path(given[name])
-    return replace(cache or CacheConfig(), **given)
+if Hobbit.__doc__:  # not with python -OO
+    Hobbit.__doc__ = Hobbit.__doc__.replace("SETTINGS", keywords.text())
+Hobbit.__init__.__signature__ = keywords.signature(Hobbit.__init__)  # type: ignore[attr-defined]

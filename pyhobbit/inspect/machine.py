@@ -10,9 +10,10 @@ from pyhobbit.errors import HobbitError
 from pyhobbit.inspect import advice
 from pyhobbit.inspect.speed import Speed, estimate, measure_sample, replay
 from pyhobbit.model.model_file import ModelFile
-from pyhobbit.model.stored_settings import ENGINE_DEFAULTS, effective_policy, stored_settings
+from pyhobbit.model.stored_settings import effective_policy, stored_settings
 from pyhobbit.native.machine import measure_disk
 from pyhobbit.settings.config import CacheConfig, EngineConfig, InspectConfig
+from pyhobbit.settings.table import default
 
 if TYPE_CHECKING:
     from pyhobbit.routing.observe import Observations
@@ -61,7 +62,7 @@ class Fit:
         disk = None
         if plan.info.cached:
             best = model.tiers[0]
-            disk = measure_disk(best.path, best.part_bytes, ENGINE_DEFAULTS["io_threads"])
+            disk = measure_disk(best.path, best.part_bytes, self.cache.io_threads or default("io_threads"))
         sample = measure_sample(model.path, self._config)
         self._speed = estimate(plan, sample, disk, replayed)
         return {**asdict(self._speed), "tokens_per_second": self._speed.tokens_per_second}

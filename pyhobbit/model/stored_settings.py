@@ -1,23 +1,13 @@
 # SPDX-License-Identifier: MIT
-"""The settings that a model's files bring along, and what applies where nobody says anything."""
+"""The settings that a model's files bring along."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pyhobbit.settings.config import WEIGHT_KEYS, CacheConfig
-
-# What the engine takes where nobody says anything: struct settings in ggml_ext/src/engine/settings.h.
-ENGINE_DEFAULTS: Mapping[str, Any] = {
-    "t1": 1.0,
-    "t2": 1.0,
-    "policy": "echo",
-    "weights": (0.6, 0.25, 0.15, 0.0),
-    "prefetch": 2,
-    "io_threads": 4,
-}
-_STORED = ("t1", "t2", "low_share", "policy", "prefetch")
+from pyhobbit.settings.config import CacheConfig
+from pyhobbit.settings.table import KEYS, OPTIONS, default
 
 
 @dataclass(frozen=True)
@@ -44,11 +34,10 @@ def stored_settings(path: Path, sidecar: Path | None) -> dict[str, Stored]:
         if not file.exists():
             continue
         keys = read_gguf(file).metadata
-        for name in _STORED:
-            if f"hobbit.{name}" in keys:
-                found[name] = Stored(keys[f"hobbit.{name}"].value(), source, file)
-        if all(key in keys for key in WEIGHT_KEYS):
-            found["weights"] = Stored(tuple(keys[key].value() for key in WEIGHT_KEYS), source, file)
+        for name, specs in OPTIONS.items():
+            if specs[0].is_stored and all(key in keys for key in KEYS[name]):
+                values = tuple(keys[key].value() for key in KEYS[name])
+                found[name] = Stored(values if len(values) > 1 else values[0], source, file)
         if source != "file":
             found[source] = Stored(str(file), "file", path)
     return found
@@ -58,4 +47,4 @@ def effective_policy(cache: CacheConfig, stored: Mapping[str, Stored]) -> str:
     """The policy that the engine takes."""
     if cache.policy is None and cache.weights is not None:
         return "hobbit"
-    return cache.policy or (stored["policy"].value if "policy" in stored else ENGINE_DEFAULTS["policy"])
+    return cache.policy or (stored["policy"].value if "policy" in stored else default("policy"))

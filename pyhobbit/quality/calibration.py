@@ -24,7 +24,8 @@ from pyhobbit.quality.fit import CAPACITIES, CacheFit, CacheFitter, CacheModel, 
 from pyhobbit.routing.analysis import decide, own_routing_agreement, prediction, shares, unimportance
 from pyhobbit.routing.observe import Observations, Recorder
 from pyhobbit.routing.trace import ROUTE
-from pyhobbit.settings.config import WEIGHT_KEYS, CalibrationConfig, EvaluationConfig, format_size
+from pyhobbit.settings.config import CalibrationConfig, EvaluationConfig, format_size
+from pyhobbit.settings.table import KEYS
 
 _ALIGNMENT = 32  # GGUF's default
 _ARCHITECTURE = "hobbit-calibration"
@@ -82,7 +83,7 @@ class Calibration:
 
     def _metadata(self) -> list[KeyValue]:
         floats = {"hobbit.t1": self.t1, "hobbit.t2": self.t2, "hobbit.low_share": self.low_share}
-        floats.update(zip(WEIGHT_KEYS, self.weights, strict=True))
+        floats.update(zip(KEYS["weights"], self.weights, strict=True))
         sizes = {"hobbit.model_bytes": self.model_bytes, "hobbit.low_bytes": self.low_bytes}
         if self.residual_bytes:
             sizes["hobbit.high_bytes"] = self.residual_bytes

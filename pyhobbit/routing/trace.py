@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.native.ffi import check, ffi, lib
+from pyhobbit.settings.table import default
 
 ROUTE = np.dtype(
     [
@@ -90,7 +91,7 @@ class Simulation:
     slots_high: int
     slots_low: int = 0
     policy: str = "lru"
-    weights: tuple[float, float, float, float] = (0.6, 0.25, 0.15, 0.0)
+    weights: tuple[float, float, float, float] = default("weights")
     floors: bool = False
     residual: bool = False
     t1: float = 1.0

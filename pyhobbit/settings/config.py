@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: MIT
-"""Settings: the only home of defaults. Making a dataclass checks its values and raises ConfigError."""
+"""What a user may set. Making a dataclass checks its values and raises ConfigError."""
 
 import math
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from pyhobbit._tables import CacheSettings
+from pyhobbit._tables import Setting as Spec
 from pyhobbit.errors import ConfigError, HobbitError
+from pyhobbit.settings.table import KEYS, OPTIONS
 
 Setting = bool | int | float | str
 
@@ -20,9 +24,6 @@ _SIZE = re.compile(r"([0-9]*\.?[0-9]+)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 _MAX_TEXT_BYTES = 127
 _MAX_SEED = 2**32 - 2
 _MAX_INT32 = 2**31 - 1
-
-WEIGHT_KEYS = ("hobbit.w_lru", "hobbit.w_lfu", "hobbit.w_lhu", "hobbit.w_fld")
-"""Settings of the weights of Eq. 3, in the order of CacheConfig.weights."""
 
 _WEIGHT_TOLERANCE = 1e-6
 
@@ -51,99 +52,75 @@ def _require(ok: bool, message: str) -> None:
 
 
 @dataclass(frozen=True)
-class CacheConfig:
+class CacheConfig(CacheSettings):
     """The expert cache. None leaves a setting to the model file or to what the engine computes.
 
-    memory: bytes that the whole process may hold.  pools: bytes of the expert pools alone, instead of memory.
-    device: that holds the pools and computes the experts, as ggml names it: "CPU", "CUDA0", "Vulkan0";
-    of several with memory of their own ("CUDA0,CUDA1") each does for some of the layers.
-    device_memory: bytes of its, or all of theirs, that the experts may take; memory is then that of the host.
-    mode: what the CPU computes of the experts that a device does not hold: "gpu" none, "cooperative" all,
-    "auto" (None) what takes the least time.
-    low_share: share of the pools for the low tier, 0 to 1.  io_threads: loader threads.
-    t1, t2: thresholds on the sum of the normalised gate weights of the experts ranked higher (HOBBIT, Eq. 2):
-    up to t1 high precision, up to t2 low, above t2 skipped.  sidecar: file with the further tiers.
-    policy: which expert is evicted, by a name of hobbit_policy_name.  weights: of LRU, LFU, LHU and FLD in
-    Eq. 3, which sum to 1, for the policy "hobbit".  prefetch: layers that the predictor looks ahead, 0 to 4;
-    0: no prefetch.  trace: file that the routing is written to.
+    Sizes are bytes. docs/quality.md explains t1 and t2, docs/gpu.md what concerns GPUs.
     """
 
-    memory: int | None = None
-    pools: int | None = None
-    low_share: float | None = None
-    t1: float | None = None
-    t2: float | None = None
-    io_threads: int | None = None
-    sidecar: Path | None = None
-    policy: str | None = None
-    weights: tuple[float, float, float, float] | None = None
-    prefetch: int | None = None
-    trace: Path | None = None
-    device: str | None = None
-    device_memory: int | None = None
-    mode: str | None = None
-
-    modes: ClassVar[tuple[str, ...]] = ("gpu", "cooperative", "auto")
-    max_prefetch: ClassVar[int] = 4
-
     def __post_init__(self) -> None:
-        for name in ("t1", "t2", "low_share"):
-            value = getattr(self, name)
-            _require_number(name, value, "number")
-            _require(value is None or 0 <= value <= 1, f"{name} is {value}; it must lie between 0 and 1")
+        for name, specs in OPTIONS.items():
+            if (value := getattr(self, name)) is not None:
+                for spec, each in zip(specs, _elements(name, value), strict=True):
+                    _check(name, spec, each)
         _require(
             self.t1 is None or self.t2 is None or self.t1 <= self.t2,
             f"t1 ({self.t1}) is above t2 ({self.t2}); between t1 and t2 lies low precision, so make t1 <= t2",
         )
         _require(
-            self.device is None or 0 < len(os.fsencode(self.device)) <= _MAX_TEXT_BYTES,
-            f"'{self.device}' is not the name of a device; give one as ggml lists it, like Vulkan0",
-        )
-        _require(
             self.device_memory is None or self.pools is None,
-            "--device-memory bounds all that the experts take on the device and --pools the pools alone; "
-            "give one of them",
-        )
-        _require(
-            self.mode is None or self.mode in self.modes,
-            f"there is no mode '{self.mode}': give one of {', '.join(self.modes)}",
-        )
-        for name in ("memory", "pools", "device_memory", "io_threads", "prefetch"):
-            _require_number(name, getattr(self, name), "whole number")
-        for name in ("memory", "pools", "device_memory", "io_threads"):
-            value = getattr(self, name)
-            _require(value is None or value > 0, f"{name} is {value}; it must be positive")
-        _require(
-            self.prefetch is None or 0 <= self.prefetch <= self.max_prefetch,
-            f"prefetch is {self.prefetch}; it must lie between 0 (none) and {self.max_prefetch} layers ahead",
+            "device_memory limits all that experts take on a GPU, pools the cache alone; give one of them",
         )
         if self.weights is not None:
-            _check_weights(self.weights)
-        for path in (self.sidecar, self.trace):
-            if path is not None:
-                _path_text(path)
+            total = sum(self.weights)
+            text = ", ".join(f"{weight:g}" for weight in self.weights)
+            _require(abs(total - 1) <= _WEIGHT_TOLERANCE, f"the weights {text} sum to {total:g}, not to 1")
 
     def settings(self) -> dict[str, Setting]:
         """What hobbit_open is told (hobbit.h), by key."""
-        values: dict[str, Setting | None] = {
-            "hobbit.memory": self.memory,
-            "hobbit.pools": self.pools,
-            "hobbit.device": self.device,
-            "hobbit.device_memory": self.device_memory,
-            "hobbit.mode": self.mode,
-            "hobbit.low_share": _float(self.low_share),
-            "hobbit.t1": _float(self.t1),
-            "hobbit.t2": _float(self.t2),
-            "hobbit.io_threads": self.io_threads,
-            "hobbit.sidecar": None if self.sidecar is None else _path_text(self.sidecar),
-            "hobbit.policy": self.policy,
-            **dict(zip(WEIGHT_KEYS, map(float, self.weights or ()), strict=False)),
-            "hobbit.prefetch": self.prefetch,
-            "hobbit.trace": None if self.trace is None else _path_text(self.trace),
+        given = {
+            spec.key: _native(spec, each)
+            for name, specs in OPTIONS.items()
+            if (value := getattr(self, name)) is not None
+            for spec, each in zip(specs, _elements(name, value), strict=True)
         }
-        given = {key: value for key, value in values.items() if value is not None}
         # Whoever sets up the cache wants it, even for a file that fits into memory.
         return {"hobbit.enable": True, **given} if given else {}
+
+
+def _elements(name: str, value: Any) -> Sequence[Any]:
+    """The values of an option's settings."""
+    keys = KEYS[name]
+    if len(keys) == 1:
+        return (value,)
+    names = ", ".join(key.removeprefix("hobbit.") for key in keys)
+    _require(len(value) == len(keys), f"{name} has {len(value)} numbers; give {len(keys)}: {names}")
+    return value
+
+
+def _check(name: str, spec: Spec, value: Any) -> None:
+    """Raises ConfigError where the setting cannot have this value."""
+    if spec.kind in ("number", "count", "size"):
+        _require_number(name, value, "number" if spec.kind == "number" else "whole number")
+        if spec.kind == "size":
+            _require(value > 0, f"{name} is {value}; it must be positive")
+        is_within = spec.min <= value <= spec.max
+        _require(is_within, f"{name} is {value}; it must lie between {spec.min:g} and {spec.max:g}")
+    elif spec.kind == "flag":
+        _require(isinstance(value, bool), f"{name} is {value!r}; it must be True or False")
+    elif spec.kind == "choice":
+        _require(value in spec.choices, f"{name} is '{value}'; choose one of {', '.join(spec.choices)}")
+    elif spec.kind == "path":
+        _path_text(value)
+    else:
+        is_text = 0 < len(os.fsencode(value)) <= _MAX_TEXT_BYTES
+        _require(is_text, f"{name} is '{value}'; it takes 1 to {_MAX_TEXT_BYTES} bytes")
+
+
+def _native(spec: Spec, value: Any) -> Setting:
+    if spec.kind == "path":
+        return _path_text(value)
+    return float(value) if spec.kind == "number" else value  # llama.cpp passes settings on by their type
 
 
 def _require_number(name: str, value: object, kind: str) -> None:
@@ -152,25 +129,6 @@ def _require_number(name: str, value: object, kind: str) -> None:
         isinstance(value, int if kind == "whole number" else Real) and not isinstance(value, bool)
     )
     _require(ok, f"{name} is {value!r}; it must be a {kind}")
-
-
-def _float(value: float | None) -> float | None:
-    # llama.cpp passes settings on by their type
-    return None if value is None else float(value)
-
-
-def _check_weights(weights: tuple[float, ...]) -> None:
-    for weight in weights:
-        _require_number("a weight", weight, "number")
-    text = ", ".join(f"{weight:g}" for weight in weights)
-    _require(
-        len(weights) == len(WEIGHT_KEYS), f"the weights are {text}; Eq. 3 takes four: LRU, LFU, LHU and FLD"
-    )
-    _require(all(weight >= 0 for weight in weights), f"the weights are {text}; none may be negative")
-    total = sum(weights)
-    _require(
-        abs(total - 1) <= _WEIGHT_TOLERANCE, f"the weights {text} sum to {total:g}; the four must sum to 1"
-    )
 
 
 def _path_text(path: Path) -> str:
@@ -302,7 +260,7 @@ class EvaluationConfig:
             "hobbit.calibrated": False,
             "hobbit.t1": 1.0,
             "hobbit.t2": 1.0,
-            "hobbit.policy": "lru",
+            "hobbit.policy": "lru" if self.engine.cache.weights is None else "hobbit",
             "hobbit.prefetch": 0,
             "hobbit.device": "CPU",
             **self.engine.cache.settings(),

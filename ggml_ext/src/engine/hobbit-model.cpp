@@ -181,15 +181,14 @@ uint64_t hobbit_model::staging_bytes() const {
 status hobbit_model::check_device_settings() const {
     if (settings_.device_memory > 0 && !places_->are_apart()) {
         return status::error(
-            "hobbit.device_memory bounds a device that has memory of its own: name one with hobbit.device");
+            "hobbit.device_memory limits GPU memory, and the experts are on the CPU: name a GPU with hobbit.device");
     }
     if (settings_.names_mode() && !places_->are_apart()) {
-        return status::error("hobbit.mode applies to a device with memory of its own: name one with "
-                             "hobbit.device");
+        return status::error("hobbit.mode divides the experts between CPU and GPU: name a GPU with hobbit.device");
     }
     if (settings_.memory > 0 && settings_.pools > 0 && !places_->are_apart()) {
-        return status::error("hobbit.memory bounds the whole process and hobbit.pools the expert cache alone, which is "
-                             "in the same memory: give one of them");
+        return status::error("hobbit.memory limits the whole process and hobbit.pools the expert cache alone, in the "
+                             "same memory: give one of them");
     }
     return {};
 }

@@ -73,7 +73,7 @@ static status device_pool_bytes(const budget & b, const pool_demand & d, const o
                ? status()
                : status::error(format("%s has too little free memory for expert pools: %s are left, the smallest that "
                                       "work are %s; free some of it, use a smaller context, or leave the "
-                                      "experts in host memory with hobbit.device=CPU (--device CPU)",
+                                      "experts in host memory with hobbit.device CPU",
                                       device.name, format_size(double(bytes)).c_str(),
                                       format_size(double(smallest)).c_str()));
 }

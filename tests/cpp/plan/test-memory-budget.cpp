@@ -207,8 +207,7 @@ TEST_CASE("device memory below the smallest is refused, and the smallest named w
     full.device.free  = 270 * MiB;
     CHECK(refused({}, two_tiers(), full) ==
           "GPU0 has too little free memory for expert pools: 4.0 MiB are left, the smallest that work are 16.0 MiB; "
-          "free some of it, use a smaller context, or leave the experts in host memory with hobbit.device=CPU "
-          "(--device CPU)");
+          "free some of it, use a smaller context, or leave the experts in host memory with hobbit.device CPU");
 }
 
 TEST_CASE("with a device a memory budget is for everything but the pools") {

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: MIT
+"""The constructor's keywords for the expert cache, from the engine's table of settings."""
+
+import inspect
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from difflib import get_close_matches
+from pathlib import Path
+from textwrap import fill, indent
+from typing import Any
+
+from pyhobbit.errors import ConfigError
+from pyhobbit.settings.config import CacheConfig, parse_size
+from pyhobbit.settings.table import OPTIONS, default_text
+
+# What a keyword takes beside a CacheConfig's own type.
+_ALSO = {"size": str, "path": str | os.PathLike[str]}
+_WIDTH = 104
+
+
+def text() -> str:
+    """What the keywords mean, a paragraph each."""
+    paragraphs = (f"{name}: {specs[0].help} {_default(name)}".strip() for name, specs in OPTIONS.items())
+    return "\n\n".join(indent(fill(each, _WIDTH), "    ") for each in paragraphs).strip()
+
+
+def _default(name: str) -> str:
+    found = default_text(name)
+    return f"Default: {found}." if found else ""
+
+
+def signature(constructor: Callable[..., None]) -> inspect.Signature:
+    """The constructor's, with a keyword for each setting before its **keywords."""
+    written = inspect.signature(constructor)
+    *own, others = written.parameters.values()
+    settings = (
+        inspect.Parameter(
+            each.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=each.type | _ALSO.get(OPTIONS[each.name][0].kind),
+        )
+        for each in fields(CacheConfig)
+    )
+    return written.replace(parameters=[*own, *settings, others])
+
+
+def check(given: Mapping[str, object], *constructors: Callable[..., None]) -> None:
+    """Raises TypeError for a keyword that none of them knows: Llama would ignore it."""
+    known = {name for each in constructors for name in inspect.signature(each).parameters}
+    for name in given:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise TypeError(f"Hobbit() has no keyword {name}{hint}")
+
+
+def cache_config(cache: CacheConfig | None, settings: Mapping[str, Any]) -> CacheConfig:
+    """settings: as the constructor takes them, None where it was not given one. Raises ConfigError."""
+    if cache is not None and not isinstance(cache, CacheConfig):
+        raise ConfigError(
+            f"cache is a {type(cache).__name__}; it takes a CacheConfig, and set_cache() a cache of prompts"
+        )
+    given = {name: value for name, value in settings.items() if value is not None}
+    for name, value in given.items():
+        kind = OPTIONS[name][0].kind
+        if kind == "size" and isinstance(value, str):
+            given[name] = parse_size(value)
+        elif kind == "path":
+            given[name] = Path(value)
+    return replace(cache or CacheConfig(), **given)

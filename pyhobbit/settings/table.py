@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: MIT
+"""The engine's settings as users give them. Several settings of one option are the elements of a list."""
+
+from collections.abc import Mapping
+from itertools import groupby
+from typing import Any
+
+from pyhobbit._tables import SETTINGS, Setting
+
+OPTIONS: Mapping[str, tuple[Setting, ...]] = {
+    name: tuple(group) for name, group in groupby(SETTINGS, lambda each: each.option) if name is not None
+}
+
+KEYS: Mapping[str, tuple[str, ...]] = {name: tuple(each.key for each in OPTIONS[name]) for name in OPTIONS}
+
+
+def default(option: str) -> Any:
+    """What the engine takes where nobody says anything; None where it is computed."""
+    values = tuple(each.default for each in OPTIONS[option])
+    return values if len(values) > 1 else values[0]
+
+
+def default_text(option: str) -> str:
+    """The default for people, "" for none."""
+    settings = OPTIONS[option]
+    if settings[0].note or settings[0].default is None:
+        return settings[0].note or ""
+    return ",".join(f"{each.default:g}" if each.kind == "number" else str(each.default) for each in settings)
