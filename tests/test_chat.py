@@ -334,12 +334,12 @@ def test_derived_statistics_follow_from_the_counters() -> None:
 def test_a_devices_misses_are_hits_of_host_memory_or_reads() -> None:
     hits = {"hits_high": 6, "host_hits_high": 3, "host_hits_low": 1}
     summary = _stats(**hits, misses_high=4, misses_low=4, bytes_transferred=99).summary()
-    assert "60% hits; host memory 0 B, 50% of the rest, 99 B to the device; 0 B read" in summary
+    assert "60% hits; host memory 0 B, 50% of the misses hit there, 99 B uploaded; 0 B read" in summary
 
 
 def test_the_cpus_share_beside_a_device_is_in_the_summary() -> None:
     summary = _stats(selections_high=8, selections_cpu=2, predicted_s=2, measured_s=3).summary()
-    assert "25% of the selections on the CPU, layers 1.50 times as long as predicted; " in summary
+    assert "25% of the experts computed by the CPU, layers 1.50 times as long as predicted; " in summary
 
 
 def test_statistics_that_cannot_be_written_leave_nothing(tmp_path: Path) -> None:

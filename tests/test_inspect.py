@@ -239,7 +239,7 @@ def test_errors_are_one_sentence(tiny_gguf: Path, tmp_path: Path, capsys: pytest
     assert "cannot be read" in _error(capsys, tiny_gguf, "--text", tmp_path / "none.txt")
     assert "fewer than 512 tokens" in _error(capsys, tiny_gguf, "--text", short)
     assert "give one with --text" in _error(capsys, tiny_gguf, "--plots", tmp_path)
-    assert "--no-speed leaves out" in _error(capsys, tiny_gguf, "--trace", short, "--no-speed")
+    assert "--no-speed skips" in _error(capsys, tiny_gguf, "--trace", short, "--no-speed")
     assert "cannot be used as a trace" in _error(capsys, tiny_gguf, "--trace", short, "--pools", "6M")
     assert "--chunks is 0" in _error(capsys, tiny_gguf, "--text", short, "--chunks", 0)
     assert "t1 <= t2" in _error(capsys, tiny_gguf, "--t1", 0.9, "--t2", 0.5)

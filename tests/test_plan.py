@@ -87,7 +87,7 @@ def test_what_does_not_fit_is_said_before_it_is_loaded(
 ) -> None:
     with pytest.raises(HobbitError, match=r"the smallest that works is \d+ MiB .* for a context of 512 tok"):
         lay_out(tiny_gguf, EngineConfig(cache=CacheConfig(memory=20 * _MIB)))
-    with pytest.raises(HobbitError, match="more than the model knows; use --ctx 512"):
+    with pytest.raises(HobbitError, match="trained for 512 tokens at most"):
         lay_out(tiny_gguf, EngineConfig(n_ctx=513))
     monkeypatch.setattr(plan, "available_memory", lambda: 5 * _MIB)
     for path in (tiny_gguf, random_model("qwen3moe")):

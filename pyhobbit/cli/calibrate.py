@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Fits thresholds and cache to a model, on a text; chat and llama-server then use what was found."""
+"""Fits thresholds and cache to a model, on a text; chat and llama-server then apply the result."""
 
 import argparse
 import json

@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_engine_arguments(parser)
     add_setting_arguments(parser)
     add_rpc_argument(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON in place of a table")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
 def run(args: argparse.Namespace) -> int:

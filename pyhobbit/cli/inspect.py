@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=InspectConfig.max_chunks,
         metavar="N",
-        help=f"parts of {EvaluationConfig.default_n_ctx} tokens that are used at most, evenly spaced "
+        help=f"parts of {EvaluationConfig.default_n_ctx} tokens to use at most, evenly spaced "
         "(default: %(default)s)",
     )
     add("--trace", type=Path, metavar="FILE", help="estimate the speed for this trace of chat --trace")

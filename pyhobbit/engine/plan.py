@@ -177,7 +177,7 @@ def _too_much(plan: MemoryPlan) -> str:
 
 
 def _needs(plan: MemoryPlan) -> str:
-    weights = f"{format_size(plan.weights)} of weights beside its experts, " if plan.info.cached else ""
+    weights = f"{format_size(plan.weights)} of weights other than experts, " if plan.info.cached else ""
     return (
         f"{weights}{format_size(plan.context)} for a context of {plan.info.n_ctx} tokens, "
         f"{format_size(plan.compute)} to compute"

@@ -187,7 +187,7 @@ class Stats:
         """One or two lines for people."""
         lines = [f"{self.prompt_tokens} prompt + {self.generated_tokens} generated tokens"]
         if self.time_to_first_token_s is not None:
-            lines[0] += f", first after {self.time_to_first_token_s:.2f} s"
+            lines[0] += f", first token after {self.time_to_first_token_s:.2f} s"
         if self.decode_tokens_per_second is not None:
             lines[0] += f", then {self.decode_tokens_per_second:.2f} tokens/s"
         lines[0] += f", peak memory {format_size(self.peak_rss_bytes)}"
@@ -218,7 +218,7 @@ class Stats:
         rate = _share(hits, cache.misses_high + cache.misses_low - hits) or 0
         held, moved = info.host_bytes_high + info.host_bytes_low, cache.bytes_transferred
         return [
-            f"host memory {format_size(held)}, {rate:.0%} of the rest, {format_size(moved)} to the device",
+            f"host memory {format_size(held)}, {rate:.0%} of the misses hit there, {format_size(moved)} uploaded",
             *self._cpu_summary(),
         ]
 
@@ -228,15 +228,15 @@ class Stats:
             return []
         share = cache.selections_cpu / cache.selections
         predicted = f", layers {cache.measured_s / cache.predicted_s:.2f} times as long as predicted"
-        return [f"{share:.0%} of the selections on the CPU" + (predicted if cache.predicted_s else "")]
+        return [f"{share:.0%} of the experts computed by the CPU" + (predicted if cache.predicted_s else "")]
 
     def _prefetch_summary(self) -> list[str]:
         cache = self.cache
         if not cache.prefetched:
             return []
         state = "on" if cache.prefetch_active else "paused"
-        used = cache.prefetched_used / cache.prefetched
-        return [f"prefetch {state}, {used:.0%} of {cache.prefetched} experts used"]
+        used = f"{cache.prefetched_used} of {cache.prefetched} prefetched experts were used"
+        return [f"prefetch {state} ({used})"]
 
 
 def _share(hits: int, misses: int) -> float | None:

@@ -227,7 +227,7 @@ class Hobbit(Llama):
         if len(tokens) > n_free:
             raise ComputeError(
                 f"{len(tokens)} more tokens do not fit: the context has room for {len(self.input_ids)} "
-                f"and holds {self.n_tokens}; open the model with a larger n_ctx, or begin anew with reset()"
+                f"and holds {self.n_tokens}; open the model with a larger n_ctx, or start over with reset()"
             )
         if 2 * self.n_tokens < self._n_kept:
             self._experts.begin_sequence()  # another text, though it may begin alike

@@ -205,7 +205,8 @@ class EngineConfig:
     def context_tokens(self, trained: int) -> int:
         """Tokens of context for a model that was trained for so many. Raises HobbitError."""
         if self.n_ctx is not None and self.n_ctx > trained:
-            raise HobbitError(f"a context of {self.n_ctx} is more than the model knows; use --ctx {trained}")
+            largest = f"the model was trained for {trained} tokens at most"
+            raise HobbitError(f"a context of {self.n_ctx} is too large: {largest}; use --ctx {trained}")
         return min(trained, self.max_default_ctx) if self.n_ctx is None else self.n_ctx
 
 
@@ -326,5 +327,5 @@ class InspectConfig:
         _require(self.max_chunks > 0, f"--chunks is {self.max_chunks}; it must be positive")
         _require(
             self.speed or self.trace is None,
-            "--trace is for the estimate of speed, which --no-speed leaves out; give one of them",
+            "--trace is for the speed estimate, which --no-speed skips; give one of them",
         )
