@@ -334,7 +334,7 @@ def test_derived_statistics_follow_from_the_counters() -> None:
 def test_a_devices_misses_are_hits_of_host_memory_or_reads() -> None:
     hits = {"hits_high": 6, "host_hits_high": 3, "host_hits_low": 1}
     summary = _stats(**hits, misses_high=4, misses_low=4, bytes_transferred=99).summary()
-    assert "60% hits; host memory 0 B, 50% of the misses hit there, 99 B uploaded; 0 B read" in summary
+    assert "60% hits; host memory 0 B, 50% of the misses hit, 99 B uploaded; 0 B read" in summary
 
 
 def test_the_cpus_share_beside_a_device_is_in_the_summary() -> None:

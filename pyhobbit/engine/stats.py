@@ -218,7 +218,7 @@ class Stats:
         rate = _share(hits, cache.misses_high + cache.misses_low - hits) or 0
         held, moved = info.host_bytes_high + info.host_bytes_low, cache.bytes_transferred
         return [
-            f"host memory {format_size(held)}, {rate:.0%} of the misses hit there, {format_size(moved)} uploaded",
+            f"host memory {format_size(held)}, {rate:.0%} of the misses hit, {format_size(moved)} uploaded",
             *self._cpu_summary(),
         ]
 
