@@ -240,47 +240,6 @@ HOBBIT_API const struct hobbit_counter * hobbit_counter_at(size_t i);
 // The first n_values counters since opening, in the order of hobbit_counter_at; times in seconds.
 HOBBIT_API void hobbit_get_counters(const hobbit_model * model, double * values, size_t n_values);
 
-// Counters since opening. A selection is one (token, expert) pair chosen by a router; hits and misses count the experts
-// that a layer needed for one batch, once each. With a device, hits are those found in its memory, host_hits those of
-// the misses that host memory had, or was reading already: the others were read from disk. Where the high tier is
-// residual, a hit in high precision found both the low version and the residual, and a miss may have read one of the
-// two: bytes_read tells.
-struct hobbit_stats {
-    uint64_t selections_high;
-    uint64_t selections_low;
-    uint64_t selections_skipped;
-    uint64_t hits_high;
-    uint64_t misses_high;
-    uint64_t hits_low;
-    uint64_t misses_low;
-    uint64_t host_hits_high; // of misses_high: on a device with memory of its own, found in host memory
-    uint64_t host_hits_low;
-    uint64_t evictions;         // slots taken from an expert; a low version takes its residual with it
-    uint64_t bytes_read;        // from disk
-    uint64_t bytes_transferred; // to a device with memory of its own
-    uint64_t layers_computed;
-    uint64_t waves;            // more than layers_computed when a layer needed more experts than fit
-    uint64_t predicted;        // experts that the predictor named for a layer ahead
-    uint64_t predicted_right;  // of those, chosen when the layer ran
-    uint64_t prefetched;       // experts asked for ahead of their layer
-    uint64_t prefetched_used;  // of those, chosen when the layer ran
-    uint64_t bytes_prefetched; // in bytes_read
-    uint64_t prefetch_pauses;  // times that prefetch did not pay and was switched off for a while
-    uint32_t prefetch_active;  // whether it is on now
-    double   stall_s;          // compute waiting for the disk, or for a transfer to the device
-    double   disk_demand_s;    // with a demanded read, or transfer, under way
-    double   compute_s;        // in layers with routed experts, stalls included
-    double   transfer_s;       // with bytes on their way to a device with memory of its own
-    uint64_t selections_cpu;   // of the selections, computed by the CPU beside such a device
-    uint64_t selections_split; // of those, all but the last product, which is the device's
-    double   cpu_s;            // that the CPU took for them, with copying rows there and back
-    uint64_t layers_predicted; // sampled of those, beside such a device, that read nothing from disk
-    double   predicted_s;      // for these, what the cost model said before
-    double   measured_s;       // and what they took
-};
-
-HOBBIT_API void hobbit_get_stats(const hobbit_model * model, struct hobbit_stats * stats);
-
 // One layer's experts for one batch, when they have been computed. Pointers are valid during the call.
 struct hobbit_layer_event {
     uint32_t        layer; // among the layers with routed experts
@@ -299,7 +258,7 @@ struct hobbit_layer_event {
 typedef void (*hobbit_observer)(const struct hobbit_layer_event * event, void * user_data);
 
 // Calls `observer` after every layer, on the thread that computes; NULL ends it. user_data must live until then.
-// It must call no function of this model but hobbit_get_stats: they wait for the layer to end.
+// It must call no function of this model but hobbit_get_counters: they wait for the layer to end.
 HOBBIT_API void hobbit_set_observer(hobbit_model * model, hobbit_observer observer, void * user_data);
 
 //

@@ -84,8 +84,20 @@ static struct {
     hobbit_model * model  = nullptr; // holds a reference
     bool           cached = false;
     hobbit_info    info   = {};
-    hobbit_stats   stats  = {};
+
+    std::vector<double> counters; // in the order of hobbit_counter_at
 } g_cache;
+
+// REQUIRES: the mutex is held, and there is a model
+static void read_counters() {
+    size_t n = 0;
+    while (hobbit_counter_at(n)) {
+        n++;
+    }
+    g_cache.counters.resize(n);
+    hobbit_get_counters(g_cache.model, g_cache.counters.data(), n);
+    hobbit_get_info(g_cache.model, &g_cache.info);
+}
 
 static std::mutex  g_failure_mutex;
 static std::string g_failure; // guarded by g_failure_mutex
@@ -97,8 +109,7 @@ void server_hobbit_use(const llama_context * ctx) {
     }
     std::lock_guard<std::mutex> lock(g_cache.mutex);
     if (g_cache.model) {
-        hobbit_get_info(g_cache.model, &g_cache.info);
-        hobbit_get_stats(g_cache.model, &g_cache.stats);
+        read_counters();
         hobbit_unref(g_cache.model);
     }
     g_cache.model = model;
@@ -107,121 +118,85 @@ void server_hobbit_use(const llama_context * ctx) {
     }
 }
 
-// One value; those of one metric follow each other.
+// One value; those of one metric are neighbours.
 struct hobbit_value {
-    const char * key; // in JSON
-    const char * metric;
-    const char * label; // of the metric, or ""
-    const char * help;  // of the metric
+    const char * key;    // in JSON
+    const char * metric; // null: none
+    const char * label;  // of the metric, or null
+    const char * help;   // of the metric
     json         value;
+    const char * type = "gauge";
 };
 
 // clang-format off
-static std::vector<hobbit_value> hobbit_counters(const hobbit_stats & s) {
-    return {
-        { "selections_high",    "selections_total", "precision=\"high\"",    "Experts chosen by a router for a token, by the precision that served them", s.selections_high },
-        { "selections_low",     "selections_total", "precision=\"low\"",     "", s.selections_low },
-        { "selections_skipped", "selections_total", "precision=\"skipped\"", "", s.selections_skipped },
-        { "hits_high",          "hits_total",       "precision=\"high\"",    "Experts needed by a layer for a batch that were there", s.hits_high },
-        { "hits_low",           "hits_total",       "precision=\"low\"",     "", s.hits_low },
-        { "misses_high",        "misses_total",     "precision=\"high\"",    "Experts needed by a layer for a batch that were not", s.misses_high },
-        { "misses_low",         "misses_total",     "precision=\"low\"",     "", s.misses_low },
-        { "host_hits_high",     "host_hits_total",  "precision=\"high\"",    "Of the misses of a device's pools, experts that were in host memory", s.host_hits_high },
-        { "host_hits_low",      "host_hits_total",  "precision=\"low\"",     "", s.host_hits_low },
-        { "evictions",          "evictions_total",           "", "Experts that made room for others", s.evictions },
-        { "bytes_read",         "read_bytes_total",          "", "Bytes of experts read from disk", s.bytes_read },
-        { "bytes_transferred",  "transferred_bytes_total",   "", "Bytes of experts that went to a device with memory of its own", s.bytes_transferred },
-        { "layers_computed",    "layers_computed_total",     "", "Layers with routed experts that were computed", s.layers_computed },
-        { "waves",              "waves_total",               "", "Parts in which they were computed; more than layers where one needed more experts than fit", s.waves },
-        { "predicted",          "predicted_experts_total",   "", "Experts that the predictor named for a layer ahead", s.predicted },
-        { "predicted_right",    "predicted_right_total",     "", "Of those, chosen when the layer ran", s.predicted_right },
-        { "prefetched",         "prefetched_experts_total",  "", "Experts asked for ahead of their layer", s.prefetched },
-        { "prefetched_used",    "prefetched_used_total",     "", "Of those, chosen when the layer ran", s.prefetched_used },
-        { "bytes_prefetched",   "prefetched_bytes_total",    "", "Bytes read ahead, part of hobbit_read_bytes_total", s.bytes_prefetched },
-        { "prefetch_pauses",    "prefetch_pauses_total",     "", "Times that prefetch did not pay and was switched off for a while", s.prefetch_pauses },
-        { "stall_s",            "stall_seconds_total",       "", "Time that computing waited for the disk", s.stall_s },
-        { "disk_demand_s",      "disk_demand_seconds_total", "", "Time with a read under way that computing needs", s.disk_demand_s },
-        { "compute_s",          "compute_seconds_total",     "", "Time in layers with routed experts, waiting included", s.compute_s },
-        { "transfer_s",         "transfer_seconds_total",    "", "Time with experts on their way to a device with memory of its own", s.transfer_s },
-        { "selections_cpu",     "cpu_selections_total",      "", "Of the selections, computed by the CPU beside such a device", s.selections_cpu },
-        { "selections_split",   "split_selections_total",    "", "Of those, all but the last product, which is the device's", s.selections_split },
-        { "cpu_s",              "cpu_seconds_total",         "", "Time that this took, with copying rows there and back", s.cpu_s },
-        { "layers_predicted",   "predicted_layers_total",    "", "Layers beside such a device that were timed, reading nothing from disk", s.layers_predicted },
-        { "predicted_s",        "predicted_seconds_total",   "", "Time of these as the cost model said it before", s.predicted_s },
-        { "measured_s",         "measured_seconds_total",    "", "Time that they took", s.measured_s },
-    };
-}
+static std::vector<hobbit_value> hobbit_values(const hobbit_info & i, const std::vector<double> & counters) {
+    const char * const high = "precision=\"high\"";
+    const char * const low  = "precision=\"low\"";
 
-static std::vector<hobbit_value> hobbit_gauges(const hobbit_info & i, const hobbit_stats & s) {
-    return {
-        { "n_layers",        "layers",             "", "Layers with routed experts", i.n_layers },
-        { "n_experts",       "experts",            "", "Experts of such a layer", i.n_experts },
-        { "n_experts_used",  "experts_used",       "", "Of those, used for a token", i.n_experts_used },
-        { "n_tiers",         "tiers",              "", "Precisions in the model's files", i.n_tiers },
-        { "tier_bytes_high", "tier_bytes",         "precision=\"high\"", "Size of all routed experts on disk", i.tier_bytes_high },
-        { "tier_bytes_low",  "tier_bytes",         "precision=\"low\"",  "", i.tier_bytes_low },
-        { "pool_bytes_high", "pool_bytes",         "precision=\"high\"", "Size of the expert cache", i.pool_bytes_high },
-        { "pool_bytes_low",  "pool_bytes",         "precision=\"low\"",  "", i.pool_bytes_low },
-        { "pool_slots_high", "pool_slots",         "precision=\"high\"", "Experts that fit into the cache", i.pool_slots_high },
-        { "pool_slots_low",  "pool_slots",         "precision=\"low\"",  "", i.pool_slots_low },
-        { "host_bytes_high", "host_bytes",         "precision=\"high\"", "Size of the expert cache in host memory, behind a device's", i.host_bytes_high },
-        { "host_bytes_low",  "host_bytes",         "precision=\"low\"",  "", i.host_bytes_low },
-        { "host_slots_high", "host_slots",         "precision=\"high\"", "Experts that fit into it", i.host_slots_high },
-        { "host_slots_low",  "host_slots",         "precision=\"low\"",  "", i.host_slots_low },
-        { "t1",              "threshold",          "name=\"t1\"", "Thresholds of requests that bring none", i.t1 },
-        { "t2",              "threshold",          "name=\"t2\"", "", i.t2 },
-        { "prefetch_active", "prefetch_active",    "", "1 while experts are prefetched", s.prefetch_active },
+    std::vector<hobbit_value> values = {
+        { "n_layers",        "layers",       nullptr,       "Layers with routed experts",                    i.n_layers },
+        { "n_experts",       "experts",      nullptr,       "Experts per layer",                             i.n_experts },
+        { "n_experts_used",  "experts_used", nullptr,       "Experts per layer used for a token",            i.n_experts_used },
+        { "n_tiers",         "tiers",        nullptr,       "Precisions in the model's files",               i.n_tiers },
+        { "tier_bytes_high", "tier_bytes",   high,          "Size of all routed experts on disk",            i.tier_bytes_high },
+        { "tier_bytes_low",  "tier_bytes",   low,           "",                                              i.tier_bytes_low },
+        { "pool_bytes_high", "pool_bytes",   high,          "Size of the expert cache",                      i.pool_bytes_high },
+        { "pool_bytes_low",  "pool_bytes",   low,           "",                                              i.pool_bytes_low },
+        { "pool_slots_high", "pool_slots",   high,          "Experts that fit in the cache",                 i.pool_slots_high },
+        { "pool_slots_low",  "pool_slots",   low,           "",                                              i.pool_slots_low },
+        { "host_bytes_high", "host_bytes",   high,          "Size of the expert cache in host memory, behind the cache of a GPU", i.host_bytes_high },
+        { "host_bytes_low",  "host_bytes",   low,           "",                                              i.host_bytes_low },
+        { "host_slots_high", "host_slots",   high,          "Experts that fit in the cache in host memory",  i.host_slots_high },
+        { "host_slots_low",  "host_slots",   low,           "",                                              i.host_slots_low },
+        { "t1",              "threshold",    "name=\"t1\"", "Thresholds of requests without their own",      i.t1 },
+        { "t2",              "threshold",    "name=\"t2\"", "",                                              i.t2 },
+        { "direct_io",       nullptr,        nullptr,       "",                                              i.direct_io },
     };
+    for (size_t n = 0; n < counters.size(); n++) {
+        const hobbit_counter * c       = hobbit_counter_at(n);
+        const bool             seconds = c->kind == HOBBIT_SECONDS;
+        values.push_back({ c->name, c->metric, c->label, c->help, seconds ? json(counters[n]) : json(uint64_t(counters[n])),
+                           c->kind == HOBBIT_STATE ? "gauge" : "counter" });
+    }
+    return values;
 }
 // clang-format on
 
-// Calls use(info, stats) with the counters as they are now, or as they were when the model was last unloaded. False
-// without an expert cache.
-template <typename Use>
-static bool with_counters(Use use) {
+// The values as they are now, or as they were when the model was last unloaded; none without an expert cache.
+static std::vector<hobbit_value> current_values() {
     std::lock_guard<std::mutex> lock(g_cache.mutex);
     if (g_cache.model) {
-        hobbit_get_info(g_cache.model, &g_cache.info);
-        hobbit_get_stats(g_cache.model, &g_cache.stats);
+        read_counters();
     }
-    if (g_cache.cached) {
-        use(g_cache.info, g_cache.stats);
-    }
-    return g_cache.cached;
+    return g_cache.cached ? hobbit_values(g_cache.info, g_cache.counters) : std::vector<hobbit_value>();
 }
 
 std::unique_ptr<server_http_res> server_hobbit_get(const server_http_req &) {
-    json data      = json::object();
-    data["cached"] = with_counters([&](const hobbit_info & info, const hobbit_stats & stats) {
-        data["direct_io"] = info.direct_io;
-        for (const auto & values : { hobbit_gauges(info, stats), hobbit_counters(stats) }) {
-            for (const hobbit_value & v : values) {
-                data[v.key] = v.value;
-            }
-        }
-    });
-    auto res       = std::make_unique<server_http_res>();
-    res->data      = safe_json_to_str(data);
-    return res;
-}
-
-static std::string hobbit_metrics(const char * type, const std::vector<hobbit_value> & values) {
-    std::string text;
+    json       data   = json::object();
+    const auto values = current_values();
+    data["cached"]    = !values.empty();
     for (const hobbit_value & v : values) {
-        const std::string name = std::string("hobbit_") + v.metric;
-        if (v.help[0]) {
-            text += "# HELP " + name + " " + v.help + "\n# TYPE " + name + " " + type + "\n";
-        }
-        text += name + (v.label[0] ? std::string("{") + v.label + "}" : "") + " " + v.value.dump() + "\n";
+        data[v.key] = v.value;
     }
-    return text;
+    auto res  = std::make_unique<server_http_res>();
+    res->data = safe_json_to_str(data);
+    return res;
 }
 
 std::string server_hobbit_metrics() {
     std::string text;
-    with_counters([&](const hobbit_info & info, const hobbit_stats & stats) {
-        text = hobbit_metrics("counter", hobbit_counters(stats)) + hobbit_metrics("gauge", hobbit_gauges(info, stats));
-    });
+    std::string previous;
+    for (const hobbit_value & v : current_values()) {
+        if (!v.metric) {
+            continue;
+        }
+        const std::string name = std::string("hobbit_") + v.metric;
+        if (name != previous) {
+            text += "# HELP " + name + " " + v.help + "\n# TYPE " + name + " " + v.type + "\n";
+        }
+        text     += name + (v.label ? std::string("{") + v.label + "}" : "") + " " + v.value.dump() + "\n";
+        previous  = name;
+    }
     return text;
 }
 

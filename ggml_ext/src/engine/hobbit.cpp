@@ -149,38 +149,3 @@ void hobbit_get_counters(const hobbit_model * model, double * values, size_t n_v
         values[i] = model->counters().value(i);
     }
 }
-
-void hobbit_get_stats(const hobbit_model * model, struct hobbit_stats * out) {
-    const hobbit::stats & s = model->counters();
-    out->selections_high    = s.selections[tier_id::high];
-    out->selections_low     = s.selections[tier_id::low];
-    out->selections_skipped = s.selections_skipped;
-    out->hits_high          = s.hits[tier_id::high];
-    out->misses_high        = s.misses[tier_id::high];
-    out->hits_low           = s.hits[tier_id::low];
-    out->misses_low         = s.misses[tier_id::low];
-    out->host_hits_high     = s.host_hits[tier_id::high];
-    out->host_hits_low      = s.host_hits[tier_id::low];
-    out->evictions          = s.evictions;
-    out->bytes_read         = s.bytes_read;
-    out->bytes_transferred  = s.bytes_transferred;
-    out->layers_computed    = s.layers_computed;
-    out->waves              = s.waves;
-    out->predicted          = s.predicted;
-    out->predicted_right    = s.predicted_right;
-    out->prefetched         = s.prefetched;
-    out->prefetched_used    = s.prefetched_used;
-    out->bytes_prefetched   = s.bytes_prefetched;
-    out->prefetch_pauses    = s.prefetch_pauses;
-    out->prefetch_active    = s.prefetch_active;
-    out->stall_s            = double(s.stall_ns) * 1e-9;
-    out->disk_demand_s      = double(s.disk_demand_ns) * 1e-9;
-    out->compute_s          = double(s.compute_ns) * 1e-9;
-    out->transfer_s         = double(s.transfer_ns) * 1e-9;
-    out->selections_cpu     = s.selections_cpu;
-    out->selections_split   = s.selections_split;
-    out->cpu_s              = double(s.cpu_ns) * 1e-9;
-    out->layers_predicted   = s.layers_predicted;
-    out->predicted_s        = double(s.predicted_ns) * 1e-9;
-    out->measured_s         = double(s.measured_ns) * 1e-9;
-}
