@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cstdint>
+#include <type_traits>
 #include <vector>
 
 // The nouns of the code base: an expert, its matrices (parts), its versions (tiers), and where a matrix lies in a file.
@@ -13,20 +14,24 @@
 
 namespace hobbit {
 
-// A layer with routed experts; layers are numbered from 0 without gaps. A literal is a layer, and a layer is an index
-// of arrays; any other number has to be made one.
+// A layer with routed experts; layers are numbered from 0 without gaps. An int (a literal) converts to a layer, and a
+// layer to an index of arrays. An unsigned number, such as an expert's, does not convert to a layer.
 class layer_id {
   public:
-    constexpr layer_id(int number = 0) : number_(uint32_t(number)) {}
-    constexpr explicit layer_id(uint32_t number) : number_(number) {}
-    constexpr explicit layer_id(size_t number) : number_(uint32_t(number)) {}
+    constexpr layer_id() = default;
+
+    template <typename T, std::enable_if_t<std::is_same_v<T, int>, int> = 0>
+    constexpr layer_id(T number) : number_(uint32_t(number)) {}
+
+    template <typename T, std::enable_if_t<std::is_unsigned_v<T>, int> = 0>
+    constexpr explicit layer_id(T number) : number_(uint32_t(number)) {}
 
     constexpr operator uint32_t() const { return number_; }
 
     layer_id operator++(int) { return layer_id(number_++); }
 
   private:
-    uint32_t number_;
+    uint32_t number_ = 0;
 };
 
 struct expert_id {

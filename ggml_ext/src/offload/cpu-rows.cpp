@@ -327,10 +327,10 @@ status cpu_rows::copy_back(inner_graph & device) {
 uint64_t cpu_rows::size(const expert_index & index, uint64_t n_rows, uint64_t n_at_once) {
     uint64_t kept     = 0;
     uint64_t computed = 0;
-    for (size_t i = 0; i < index.n_layers(); i++) {
+    for (layer_id layer = 0; layer < index.n_layers(); layer++) {
         uint64_t widest = 0;
         uint64_t all    = 0;
-        for (const matrix_shape & shape : index.layer(i).shapes) {
+        for (const matrix_shape & shape : index.layer(layer).shapes) {
             widest  = std::max(widest, uint64_t(shape.n_out));
             all    += uint64_t(shape.n_in) + 2 * uint64_t(shape.n_out); // the product, and what is made of it
         }

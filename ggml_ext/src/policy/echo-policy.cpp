@@ -241,7 +241,8 @@ void echo_policy::count(const expert_usage & use) {
         rates[use.id.expert] += float((1 - kept) * counts);
     }
     if (counted_[use.id.layer] != n_batches_) {
-        for (size_t i = index({ use.id.layer, 0 }); i < index({ use.id.layer + 1, 0 }); i++) {
+        const size_t first = index({ use.id.layer, 0 });
+        for (size_t i = first; i < first + n_experts_; i++) {
             expected_[i] = expected_rate(i);
         }
     }

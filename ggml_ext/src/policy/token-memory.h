@@ -44,8 +44,9 @@ class token_memory {
 
     // Calls visit(expert index: layer * n_experts + expert) for every expert that the token uses from this layer on.
     template <typename Visit>
-    void visit_uses(uint64_t token, uint32_t first_layer, Visit visit) const {
-        for (size_t i = row(token, first_layer), layer = first_layer; layer < n_layers_; i++, layer++) {
+    void visit_uses(uint64_t token, layer_id first, Visit visit) const {
+        for (layer_id layer = first; layer < n_layers_; layer++) {
+            const size_t i = row(token, layer);
             for (uint32_t rank = 0; rank < n_routes_[i]; rank++) {
                 visit(layer * n_experts_ + routes_[i * n_used_ + rank]);
             }

@@ -446,7 +446,7 @@ TEST_CASE("a random workload leaves the cache as a model of it says") {
     size_t       wrong = 0;
     for (int step = 0; step < 3000; step++) {
         const int       number = int(random() % 8);
-        const expert_id id     = { uint32_t(number / 4), uint32_t(number % 4) };
+        const expert_id id     = { layer_id(number / 4), uint32_t(number % 4) };
         if (random() % 4 && model.pins[number] > 0) {
             c.cache.release(id, tier_id::low);
             model.pins[number]--;
@@ -462,7 +462,7 @@ TEST_CASE("a random workload leaves the cache as a model of it says") {
         }
         for (int n = 0; n < 8; n++) {
             const bool resident  = std::count(model.residents.begin(), model.residents.end(), n) > 0;
-            wrong               += c.cache.holds({ uint32_t(n / 4), uint32_t(n % 4) }, tier_id::low, {}) != resident;
+            wrong               += c.cache.holds({ layer_id(n / 4), uint32_t(n % 4) }, tier_id::low, {}) != resident;
         }
         REQUIRE(wrong == 0);
     }

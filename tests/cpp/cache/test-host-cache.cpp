@@ -97,7 +97,7 @@ TEST_CASE("device hits, host hits and reads from disk add up to the uses, and in
     uint64_t            uses  = 0;
     const auto          bytes = expert_bytes(m, { 0, 0 }, term_id::high);
     for (unsigned seed = 0; seed < 40; seed++) {
-        e.compute(m, random_input(m.shape, 1, seed), seed % 2);
+        e.compute(m, random_input(m.shape, 1, seed), layer_id(seed % 2));
         uses += m.shape.n_used;
     }
     const uint64_t device = e.counters.hits[tier_id::high];

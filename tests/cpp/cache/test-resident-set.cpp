@@ -26,7 +26,7 @@ class fixed_policy : public cache_policy {
         return found == values.end() ? 0.0 : found->second;
     }
 
-    std::map<std::pair<uint32_t, uint32_t>, double> values;
+    std::map<std::pair<layer_id, uint32_t>, double> values;
 };
 
 // A set of 3 layers with 4 experts each.
@@ -36,7 +36,7 @@ static resident_set make_set(uint32_t n_slots, cache_policy & policy, uint32_t q
 
 // Whom the insertion evicts; nothing where it cannot be had or needs nobody's slot.
 static std::optional<expert_id> insert(resident_set & set, expert_id id, pressure how = pressure::urgent) {
-    expert_id evicted{ UINT32_MAX, UINT32_MAX };
+    expert_id evicted{ layer_id(UINT32_MAX), UINT32_MAX };
     if (!set.insert(id, id.layer, how, &evicted) || evicted.layer == UINT32_MAX) {
         return std::nullopt;
     }
@@ -60,7 +60,7 @@ TEST_CASE("free slots are handed out from the first on, and no expert leaves") {
     fixed_policy policy;
     resident_set set = make_set(3, policy);
     CHECK(set.n_slots() == 3);
-    for (uint32_t i = 0; i < 3; i++) {
+    for (layer_id i = 0; i < 3; i++) {
         CHECK(insert(set, { i, i }) == std::nullopt);
         CHECK(set.slot({ i, i }) == i);
         CHECK(set.n_residents() == i + 1);
@@ -402,9 +402,9 @@ TEST_CASE("random operations: as the contract reads, and no pinned expert ever l
         resident_set set(n_layers, n_experts, term_id::low, n_slots, quota, policy);
         naive_set    naive(n_slots, quota, policy);
 
-        std::map<std::pair<uint32_t, uint32_t>, uint32_t> pinned; // slots
+        std::map<std::pair<layer_id, uint32_t>, uint32_t> pinned; // slots
         for (int step = 0; step < 300; step++) {
-            const expert_id id{ uint32_t(random() % n_layers), uint32_t(random() % n_experts) };
+            const expert_id id{ layer_id(random() % n_layers), uint32_t(random() % n_experts) };
             policy.values[{ id.layer, id.expert }] = double(random() % 4);
             operate(set, naive, id, random);
             check_same(set, naive);

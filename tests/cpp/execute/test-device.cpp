@@ -197,7 +197,7 @@ TEST_CASE("a pool larger than a buffer of the device has several banks, and take
         CHECK(e.compute(m, input) == stock(m, input, tier_id::high));
     }
     for (uint32_t i = 0; i < 16; i++) {
-        const expert_id id = { i / 8, i % 8 };
+        const expert_id id = { layer_id(i / 8), i % 8 };
         REQUIRE(e.cache.acquire(id, tier_id::high));
         if (banks.insert(e.cache.buffer(id, term_id::high, part_id::up)).second) {
             bytes += ggml_backend_buffer_get_size(e.cache.buffer(id, term_id::high, part_id::up));

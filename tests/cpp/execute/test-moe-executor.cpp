@@ -102,7 +102,7 @@ TEST_CASE("no policy changes the output") {
         how.policy = name;
         engine e(m, 3, 0, how);
         for (unsigned token = 0; token < 40; token++) {
-            const layer_id    layer = token % 2;
+            const layer_id    layer(token % 2);
             const layer_input input = random_input(m.shape, token % 8 == 7 ? 9 : 1, token);
             CHECK(e.compute(m, input, layer) == stock(m, input, tier_id::high, layer));
         }

@@ -252,7 +252,8 @@ struct simulated_engine {
     double run(text & t, uint32_t n_tokens) {
         double took = 0.0;
         for (uint32_t i = 0; i < n_tokens * text::n_layers; i++) {
-            took += run_layer(i % text::n_layers, t.next(i % text::n_layers));
+            const layer_id layer(i % text::n_layers);
+            took += run_layer(layer, t.next(layer));
         }
         return took;
     }

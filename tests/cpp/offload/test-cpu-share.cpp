@@ -58,7 +58,7 @@ TEST_CASE("modes: the CPU has nothing, what is missing, or what the cost model g
     engine some = cooperative(m, 3, 0, {}, compute_mode::automatic);
     for (unsigned i = 0; i < 40; i++) {
         const layer_input other = random_input(m.shape, 1 + i % 5, i);
-        CHECK(some.compute(m, other, i % 2) == stock(m, other, tier_id::high, i % 2));
+        CHECK(some.compute(m, other, layer_id(i % 2)) == stock(m, other, tier_id::high, layer_id(i % 2)));
     }
     CHECK(some.counters.selections_cpu > 0);
     CHECK(some.counters.selections_cpu < n_selections(some));
@@ -185,7 +185,7 @@ TEST_CASE("experts that host memory has no slot for are computed by the device")
     engine              e = cooperative(m, 4, 0, {}, compute_mode::cooperative, 2);
     for (unsigned i = 0; i < 10; i++) {
         const layer_input input = random_input(m.shape, 7, i);
-        CHECK(e.compute(m, input, i % 2) == stock(m, input, tier_id::high, i % 2));
+        CHECK(e.compute(m, input, layer_id(i % 2)) == stock(m, input, tier_id::high, layer_id(i % 2)));
     }
     CHECK(e.counters.selections_cpu > 0);
     CHECK(e.counters.selections_cpu < n_selections(e));

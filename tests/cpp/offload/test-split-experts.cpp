@@ -56,7 +56,7 @@ TEST_CASE("an expert that CPU and device compute together is what the device wou
             CHECK(e.counters.selections_split <= e.counters.selections_cpu);
             for (unsigned i = 0; i < 10; i++) { // what was split may be there in part
                 const layer_input other = random_input(m.shape, n_tokens, i);
-                CHECK(e.compute(m, other, i % 2) == stock(m, other, tier_id::high, i % 2));
+                CHECK(e.compute(m, other, layer_id(i % 2)) == stock(m, other, tier_id::high, layer_id(i % 2)));
             }
         }
     }
@@ -74,7 +74,7 @@ TEST_CASE("an expert may be split in low precision, and beside one that is skipp
     engine less_on_cpu(m, 8, 3, score_thresholds{ 0.3, 0.6 });
     for (unsigned i = 0; i < 10; i++) {
         const layer_input other = random_input(m.shape, 1 + i % 3, i);
-        CHECK(less.compute(m, other, i % 2, true) == less_on_cpu.compute(m, other, i % 2, true));
+        CHECK(less.compute(m, other, layer_id(i % 2), true) == less_on_cpu.compute(m, other, layer_id(i % 2), true));
     }
     CHECK(less.counters.selections_skipped > 0);
 }

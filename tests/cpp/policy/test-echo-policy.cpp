@@ -30,7 +30,7 @@ static void use(cache_policy & policy, expert_id id, uint32_t sequence = 0, doub
 }
 
 // The layers from first on of a token of the kind: in every layer experts 2 kind and 2 kind + 1.
-static void run_layers(cache_policy & policy, uint32_t kind, uint32_t first, uint32_t past_last,
+static void run_layers(cache_policy & policy, uint32_t kind, layer_id first, uint32_t past_last,
                        uint32_t sequence = 0) {
     for (layer_id layer = first; layer < past_last; layer++) {
         use(policy, { layer, 2 * kind }, sequence);

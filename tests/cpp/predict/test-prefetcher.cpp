@@ -343,7 +343,7 @@ TEST_CASE("whatever is predicted, each layer is given the experts that it chose"
         engine e(beliefs, n_slots);
         e.reader.open_gate();
         for (uint32_t i = 0; i < 60 * N_LAYERS; i++) {
-            const layer_id layer  = i % N_LAYERS;
+            const layer_id layer(i % N_LAYERS);
             const int32_t  first  = int32_t(random() % 8);
             const auto     chosen = { first, (first + 1 + int32_t(random() % 7)) % 8 };
             e.choose(layer, chosen);

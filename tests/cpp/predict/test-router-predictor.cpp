@@ -215,7 +215,7 @@ TEST_CASE("layers ahead come in order, each by its own router, up to the last or
     const cpu_backend        cpu;
     router_predictor         p(m);
     std::vector<test_router> routers;
-    for (unsigned layer = 0; layer < 6; layer++) {
+    for (layer_id layer = 0; layer < 6; layer++) {
         routers.emplace_back(layer == 2 ? 4 : 8, 20 + layer);
         if (layer != 4) {
             REQUIRE(routers[layer].set(p, layer).ok());
