@@ -23,6 +23,7 @@
     TIERS(misses, "Experts that a layer needed for a batch and did not find in the cache")                             \
     TIERS(host_hits, "Misses of a GPU's cache that were found in host memory; the others were read from disk")         \
     COUNT(evictions, "evictions_total", nullptr, "Experts evicted; a low version takes its residual with it")          \
+    COUNT(reads, "reads_total", nullptr, "Reads of expert data from disk; bytes_read / reads is their mean size")      \
     COUNT(bytes_read, "read_bytes_total", nullptr, "Bytes of experts read from disk")                                  \
     COUNT(bytes_transferred, "transferred_bytes_total", nullptr, "Bytes of experts uploaded to GPUs")                  \
     COUNT(layers_computed, "layers_computed_total", nullptr, "Layers with routed experts computed, once per batch")    \

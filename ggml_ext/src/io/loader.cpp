@@ -191,6 +191,7 @@ void loader::finish(const chunk & done, const status & result) {
     count_demands();
     const bool was_prefetch = lane_of(done).queue.end(done);
     if (result.ok()) {
+        stats_.reads            += size > 0;
         stats_.bytes_read       += size;
         stats_.bytes_prefetched += was_prefetch ? size : 0;
     }

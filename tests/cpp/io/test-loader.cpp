@@ -59,6 +59,7 @@ TEST_CASE("a part that begins within a block is read with the blocks around it")
     CHECK(memory[1][100 + 3] == 2);
     CHECK(memory[2][0] == 0); // nothing beyond
     CHECK(counters.bytes_read == 2 * BLOCK);
+    CHECK(counters.reads == 1);
 }
 
 TEST_CASE("the span has room for a part wherever it begins") {
