@@ -338,7 +338,7 @@ def test_ours_gets_the_limit_less_a_margin(small: Path, tmp_path: Path) -> None:
         (["--seconds", "0"], "--seconds takes a positive number"),
         (["--layers", "0"], "--layers is 0"),
         (["--t1", "0.9", "--t2", "0.5"], "t1 <= t2"),
-        (["--arms", "theirs"], "unknown arm 'theirs'; there are stock-mmap"),
+        (["--arms", "theirs"], "unknown arm 'theirs'; choose one of stock-mmap"),
         (["--type", "q9"], "unknown type 'q9'"),
         (["--residual", "q4_0"], "--residual is added to a low tier; name its type with --low"),
         (["--arms", "ours-mixed"], "the arm ours-mixed needs a low tier; give --low TYPE"),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pyhobbit._tables import COUNTERS
+from pyhobbit._tables import COUNTERS, SETTINGS
 from pyhobbit.engine.stats import CacheStats, DeviceInfo, ModelInfo
 from pyhobbit.errors import HobbitError
 from pyhobbit.native import build, ffi
@@ -36,9 +36,11 @@ def test_declarations_drop_what_is_not_plain_c() -> None:
     assert build.declarations(header).split() == ["int", "f(void);"]
 
 
-def test_counters_and_information_have_the_fields_of_the_header() -> None:
+def test_settings_counters_and_information_are_those_of_the_library() -> None:
     counters = takewhile(bool, map(ffi.lib.hobbit_counter_at, count()))
     names = [ffi.ffi.string(each.name).decode() for each in counters]
+    specs = takewhile(bool, map(ffi.lib.hobbit_setting_spec_at, count()))
+    assert [ffi.ffi.string(each.key).decode() for each in specs] == [each.key for each in SETTINGS]
     assert names == [field.name for field in fields(CacheStats)] == [each.name for each in COUNTERS]
     assert _struct_fields("hobbit_device_info") == [field.name for field in fields(DeviceInfo)]
     assert set(_struct_fields("hobbit_info")) <= {field.name for field in fields(ModelInfo)}

@@ -155,26 +155,21 @@ class Counters:
     """The cache's counters; empty dictionaries for a model without a cache."""
 
     def __init__(self, libraries: Libraries, model: Any) -> None:
-        self._native = libraries.native
-        self._model = self._native.expert_cache(model) if self._native else None
+        self._cache = None
+        if libraries.native:
+            from pyhobbit.engine.cache import Cache  # with our libraries
+
+            self._cache = Cache(model)
 
     def info(self) -> dict[str, float]:
-        return self._read("info")
+        return self._cache.info() if self._cache else {}
 
     def stats(self) -> dict[str, float]:
-        return self._read("stats")
-
-    def _read(self, kind: str) -> dict[str, float]:
-        if not self._model:
-            return {}
-        values = self._native.ffi.new(f"struct hobbit_{kind} *")
-        getattr(self._native.lib, f"hobbit_get_{kind}")(self._model, values)
-        fields = self._native.ffi.typeof(f"struct hobbit_{kind}").fields
-        return {name: getattr(values, name) for name, _ in fields}
+        return asdict(self._cache.stats()) if self._cache else {}
 
     def close(self) -> None:
-        if self._model:
-            self._native.lib.hobbit_unref(self._model)
+        if self._cache:
+            self._cache.close()
 
 
 def decode(session: Session, counters: Counters, n_tokens: int, seconds: float) -> np.ndarray:
