@@ -343,7 +343,7 @@ def test_ours_gets_the_limit_less_a_margin(small: Path, tmp_path: Path) -> None:
         (["--residual", "q4_0"], "--residual is added to a low tier; name its type with --low"),
         (["--arms", "ours-mixed"], "the arm ours-mixed needs a low tier; give --low TYPE"),
         (["--arms", "stock-ram", "--stock", "/none"], "build stock llama.cpp with 'make stock'"),
-        (["--arms", "ours", "--trace", "/none.csv"], "/none.csv does not exist"),
+        (["--arms", "ours", "--trace", "/none.csv"], "/none.csv is not a file"),
     ],
 )
 def test_a_wrong_value_is_found_before_a_model_is_made(
@@ -373,7 +373,7 @@ def test_a_run_that_would_replay_a_token_twice_is_refused_before_a_model_is_made
         (["--arms", "ours-mixed"], "the arm ours-mixed needs a low tier; give --low TYPE"),
         (["--arms", "ours-residual"], "needs a residual; give --low TYPE --residual TYPE"),
         (["--arms", "stock-ram", "--stock", "/none"], "build stock llama.cpp with 'make stock'"),
-        (["--arms", "ours-resident", "--trace", "/none.csv"], "/none.csv does not exist"),
+        (["--arms", "ours-resident", "--trace", "/none.csv"], "/none.csv is not a file"),
         (["--low", "q4_0"], "are for a --shape"),
     ],
 )
@@ -400,7 +400,7 @@ def test_a_models_own_sidecar_decides_which_arms_run(small: Path, tmp_path: Path
     lossless = [arm.name for arm in config.arms if arm.build == "ours" and arm.tiers == "high"]
     assert bool(lossless) != residual
     if residual:
-        with pytest.raises(ConfigError, match="also in ours; leave it"):
+        with pytest.raises(ConfigError, match="also in ours; leave this arm out"):
             bench.configured(parser.parse_args(["--model", str(model), "--arms", "ours"]), BY_NAME)
 
 
