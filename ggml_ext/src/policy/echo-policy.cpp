@@ -126,8 +126,8 @@ void echo_policy::begin_batch() {
     in_layers_    = false;
     batch_tokens_ = 0;
     n_batches_++;
-    const auto is_noop = [&](const sequence & s) { return n_batches_ - s.last_batch > n_idle_max; };
-    sequences_.erase(std::remove_if(sequences_.begin(), sequences_.end(), is_noop), sequences_.end());
+    const auto is_idle = [&](const sequence & s) { return n_batches_ - s.last_batch > n_idle_max; };
+    sequences_.erase(std::remove_if(sequences_.begin(), sequences_.end(), is_idle), sequences_.end());
     std::fill(now_.begin(), now_.end(), 0.0f);
     std::fill(later_.begin(), later_.end(), 0.0f);
     now_weight_   = 0.0;

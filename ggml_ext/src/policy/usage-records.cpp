@@ -19,8 +19,8 @@ void usage_records::begin_tokens(uint32_t number, uint32_t n) {
     sequence & s        = find(number);
     s.n_tokens         += n;
     s.last_run          = n_runs_;
-    const auto is_noop  = [&](const sequence & other) { return n_runs_ - other.last_run > n_idle_max; };
-    sequences_.erase(std::remove_if(sequences_.begin(), sequences_.end(), is_noop), sequences_.end());
+    const auto is_idle  = [&](const sequence & other) { return n_runs_ - other.last_run > n_idle_max; };
+    sequences_.erase(std::remove_if(sequences_.begin(), sequences_.end(), is_idle), sequences_.end());
 }
 
 void usage_records::on_use(const expert_usage & use) {
