@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "plan/precision-rule.h"
 
+#include "base/name-table.h"
+
 namespace hobbit {
 
 // Each in a file of its own.
@@ -22,22 +24,11 @@ const named_rule rules[] = {
 } // namespace
 
 std::unique_ptr<precision_rule> make_rule(const std::string & name) {
-    for (const named_rule & rule : rules) {
-        if (name == rule.name) {
-            return rule.make();
-        }
-    }
-    return nullptr;
+    return make_named(rules, name);
 }
 
 const std::vector<std::string> & rule_names() {
-    static const std::vector<std::string> names = [] {
-        std::vector<std::string> all;
-        for (const named_rule & rule : rules) {
-            all.push_back(rule.name);
-        }
-        return all;
-    }();
+    static const std::vector<std::string> names = names_of(rules);
     return names;
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "predict/predictor.h"
 
+#include "base/name-table.h"
 #include "predict/repeat-predictor.h"
 #include "predict/router-predictor.h"
 
@@ -26,22 +27,11 @@ const named_predictor predictors[] = {
 } // namespace
 
 std::unique_ptr<predictor> make_predictor(const predictor_options & options) {
-    for (const named_predictor & known : predictors) {
-        if (options.name == known.name) {
-            return known.make(options);
-        }
-    }
-    return nullptr;
+    return make_named(predictors, options.name, options);
 }
 
 const std::vector<std::string> & predictor_names() {
-    static const std::vector<std::string> names = [] {
-        std::vector<std::string> all;
-        for (const named_predictor & known : predictors) {
-            all.push_back(known.name);
-        }
-        return all;
-    }();
+    static const std::vector<std::string> names = names_of(predictors);
     return names;
 }
 
