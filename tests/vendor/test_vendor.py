@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-UNPACK = Path(__file__).parents[1] / "vendor" / "unpack.py"
+UNPACK = Path(__file__).parents[2] / "vendor" / "unpack.py"
 
 FILES = {"CMakeLists.txt": "project(fake)\n", "src/a.cpp": "int a = 1;\n", "src/b.cpp": "int b = 1;\n"}
 CHANGE_A = """Makes a two.

@@ -35,7 +35,7 @@ from pyhobbit.routing.observe import Observations
 from pyhobbit.routing.trace import ROUTE, policy_names
 from pyhobbit.settings.config import CalibrationConfig
 
-TESTS = Path(__file__).resolve().parent
+TESTS = Path(__file__).resolve().parents[1]
 TEXT = TESTS / "tiny_moe/heldout.txt"
 STORED = Calibration(123, 45, 0.6, 0.9, 0.25, "lru", (0.5, 0.25, 0.125, 0.125), expert_uses=(3, 0, 1, 4))
 LOW_COST = 0.25

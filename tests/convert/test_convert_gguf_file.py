@@ -82,7 +82,7 @@ def test_key_of_another_type_is_reported(model: Path) -> None:
 
 
 def test_type_count_is_that_of_the_header() -> None:
-    root = Path(__file__).resolve().parent.parent
+    root = Path(__file__).resolve().parents[2]
     header = root / "vendor/llama.cpp/ggml/include/ggml.h"
     assert f"GGML_TYPE_COUNT   = {TYPE_COUNT}," in header.read_text()
 

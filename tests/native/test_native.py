@@ -17,7 +17,7 @@ from pyhobbit.errors import HobbitError
 from pyhobbit.native import build, ffi
 from pyhobbit.native.paths import BIN_DIR, LIB_DIR, VENDOR_DIR
 
-HEADER = Path(__file__).resolve().parent.parent / "ggml_ext" / "include" / "hobbit.h"
+HEADER = Path(__file__).resolve().parents[2] / "ggml_ext" / "include" / "hobbit.h"
 
 
 def _struct_fields(name: str) -> list[str]:

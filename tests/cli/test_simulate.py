@@ -11,7 +11,7 @@ from pyhobbit import CacheConfig, Engine, EngineConfig, SamplingConfig
 from pyhobbit.cli.main import main
 from pyhobbit.routing.trace import BELADY, Simulation, policy_names, pool_slots, read_trace, simulate
 
-TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
+TRACES = Path(__file__).resolve().parents[3] / "shared" / "traces"
 
 
 @pytest.fixture

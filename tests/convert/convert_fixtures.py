@@ -14,7 +14,7 @@ from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
 
 from pyhobbit.model.quantize import quantize, type_by_name
 
-MAKE_GGUF = Path(__file__).resolve().parent.parent / "convert" / "make_gguf.py"
+MAKE_GGUF = Path(__file__).resolve().parents[2] / "convert" / "make_gguf.py"
 N_LAYER, N_EMBD, N_FF, N_EXPERT = 2, 256, 512, 4
 PARTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
 ROUTED = [f"blk.{layer}.{part}" for layer in range(N_LAYER) for part in PARTS]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).resolve().parent / "server_suite" / "run.py"
+SCRIPT = Path(__file__).resolve().parents[1] / "server_suite" / "run.py"
 
 
 @pytest.mark.slow
