@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What low precision costs, on the tiny model: perplexity, KL divergence from all high, bytes per token.
+"""What low precision costs, on the tiny model: bytes per token, perplexity, divergence from all high.
 
 Mixes of high, low and skipped experts under several bounds, beside a random choice and skipping alone.
 
@@ -27,7 +27,10 @@ ROOT = Path(__file__).resolve().parent.parent
 TINY = ROOT / "tests/tiny_moe"
 FOLDER = ROOT / "build/bench"
 PAIRS = ("f16+q4_0", "q8_0+q2_k", "f16+iq1_m")
-HEAD = "| experts | t1 | t2 | high | low | skipped | KiB per token | perplexity | KL divergence |"
+HEAD = (
+    "| experts | t1 | t2 | high | low | skipped | KiB per token "
+    "| perplexity | ratio | mean KL | 99 % KL | same top-1 |"
+)
 
 
 def convert(high: str, low: str) -> Path:
@@ -79,7 +82,8 @@ def row(name: str, quality: Quality) -> str:
     return (
         f"| {name} | {q.t1:.3f} | {q.t2:.3f} "
         f"| {q.share_high:.1%} | {q.share_low:.1%} | {q.share_skipped:.1%} "
-        f"| {q.bytes_per_token / 1024:.0f} | {q.perplexity:.3f} | {q.mean_kl:.2e} |"
+        f"| {q.bytes_per_token / 1024:.0f} | {q.perplexity:.3f} | {q.perplexity_ratio:.4f} "
+        f"| {q.mean_kl:.2e} | {q.p99_kl:.2e} | {q.same_top1:.1%} |"
     )
 
 

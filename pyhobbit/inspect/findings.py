@@ -274,16 +274,20 @@ def _by_layer(found: Findings, columns: Sequence[np.ndarray]) -> list[list[str]]
 
 def _cost_table(found: Findings) -> str:
     has_low = found.cost[0].replaced is not None
-    header = ["share", "threshold", *(["low precision", "KL"] if has_low else []), "skipped", "KL"]
+    figures = ["mean KL", "99 % KL", "same top-1"]
+    header = ["share", "threshold", *(["low precision", *figures] if has_low else []), "skipped", *figures]
     rows = []
     for cost in found.cost:
         measured = ([cost.replaced] if cost.replaced is not None else []) + [cost.skipped]
-        cells = [
-            cell for quality in measured for cell in (f"{quality.perplexity:.3f}", f"{quality.mean_kl:.2g}")
-        ]
+        cells = [cell for quality in measured for cell in _quality_cells(quality)]
         rows.append([f"{cost.share:.0%}", f"{cost.threshold:.3f}", *cells])
     title = "Perplexity when the least important selections are replaced or skipped (Fig. 3b)"
     return f"{title}\n{format_table(header, rows)}"
+
+
+def _quality_cells(quality: "Quality") -> tuple[str, ...]:
+    q = quality
+    return f"{q.perplexity:.3f}", f"{q.mean_kl:.2g}", f"{q.p99_kl:.2g}", f"{q.same_top1:.1%}"
 
 
 def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -37,8 +37,10 @@ _BOTH_POOLS = (0.5, 1.0)  # thresholds that need both
 class Quality:
     """One setting on one text.
 
-    perplexity: as llama-perplexity counts it.  mean_kl: Kullback-Leibler divergence of the predictions from
-    those in high precision, in nats per token.  share_*: of the (token, expert) selections.
+    perplexity: as llama-perplexity counts it.  perplexity_ratio: to that in high precision.
+    mean_kl, p99_kl: mean and 99th percentile of the Kullback-Leibler divergence of the predictions from those
+    in high precision, in nats per token.  same_top1: share of the tokens whose most probable successor is
+    that in high precision.  share_*: of the (token, expert) selections.
     bytes_per_token: of the experts that a token asks for, as if none were resident.
     bytes_read_per_token: what was read, which depends on pools and batch.
     """
@@ -46,7 +48,10 @@ class Quality:
     t1: float
     t2: float
     perplexity: float
+    perplexity_ratio: float
     mean_kl: float
+    p99_kl: float
+    same_top1: float
     share_high: float
     share_low: float
     share_skipped: float
@@ -166,13 +171,12 @@ class Evaluator:
         """These thresholds on the chunks that the reference was made of. Raises HobbitError."""
         self._set_thresholds(t1, t2)
         before = self.stats
-        surprises, divergences = [], []
+        compared = []
         for chunk, wanted in zip(chunks, reference, strict=True):
-            logits = self._scored_logits(chunk)
-            surprises.append(surprise(logits, scored_targets(chunk)))
-            divergences.append(divergence(wanted, logits))
+            compared.append(compare(wanted, self._scored_logits(chunk), scored_targets(chunk)))
             if progress is not None:
                 progress(len(chunk))
+        tokens = Comparison(*map(np.concatenate, zip(*compared, strict=True)))
         after = self.stats
         n = {
             name: getattr(after, f"selections_{name}") - getattr(before, f"selections_{name}")
@@ -184,8 +188,11 @@ class Evaluator:
         return Quality(
             t1=t1,
             t2=t2,
-            perplexity=float(np.exp(np.mean(surprises))),
-            mean_kl=float(np.mean(divergences)),
+            perplexity=float(np.exp(np.mean(tokens.surprise))),
+            perplexity_ratio=float(np.exp(np.mean(tokens.surprise) - np.mean(tokens.reference_surprise))),
+            mean_kl=float(np.mean(tokens.divergence)),
+            p99_kl=float(np.percentile(tokens.divergence, 99)),
+            same_top1=float(np.mean(tokens.same_top1)),
             share_high=n["high"] / n_chosen,
             share_low=n["low"] / n_chosen,
             share_skipped=n["skipped"] / n_chosen,
@@ -263,13 +270,29 @@ def surprise(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
     )
 
 
-def divergence(reference: np.ndarray, logits: np.ndarray) -> np.ndarray:
-    """Kullback-Leibler divergence of P(logits) from P(reference), both [n, n_vocab], in nats: float64 [n]."""
+class Comparison(NamedTuple):
+    """Predictions beside those of a reference, one value for each token.
+
+    surprise, reference_surprise: -ln P(target).  divergence: Kullback-Leibler, from the reference, in nats.
+    same_top1: whether both find the same token most probable.
+    """
+
+    surprise: np.ndarray
+    reference_surprise: np.ndarray
+    divergence: np.ndarray
+    same_top1: np.ndarray
+
+
+def compare(reference: np.ndarray, logits: np.ndarray, targets: np.ndarray) -> Comparison:
+    """Of logits [n, n_vocab] with those of the reference, for targets [n]."""
     blocks = []
     for rows in _row_blocks(logits):
-        wanted = log_softmax(reference[rows])
-        blocks.append((np.exp(wanted) * (wanted - log_softmax(logits[rows]))).sum(axis=-1))
-    return np.concatenate(blocks)
+        wanted, found = log_softmax(reference[rows]), log_softmax(logits[rows])
+        at_target = (np.arange(len(found)), targets[rows])
+        divergence = (np.exp(wanted) * (wanted - found)).sum(axis=-1)
+        same_top1 = wanted.argmax(axis=-1) == found.argmax(axis=-1)
+        blocks.append((-found[at_target], -wanted[at_target], divergence, same_top1))
+    return Comparison(*map(np.concatenate, zip(*blocks, strict=True)))
 
 
 def perplexity(reference: np.ndarray, chunks: Sequence[Chunk]) -> float:

@@ -34,14 +34,18 @@ N_LAYERS, N_EXPERTS, N_USED = 6, 8, 2
 #
 
 
-def test_surprise_and_divergence_are_those_worked_by_hand() -> None:
+def test_the_figures_of_a_token_are_those_worked_by_hand() -> None:
     even = np.log(np.array([[0.5, 0.5], [0.25, 0.75]], np.float32))
     skew = np.log(np.array([[0.25, 0.75], [0.25, 0.75]], np.float32)) + 7  # a constant changes nothing
     assert evaluate.surprise(skew, np.array([0, 1])) == pytest.approx(
         [math.log(4), math.log(4 / 3)], abs=1e-6
     )
+    found = evaluate.compare(even, skew, np.array([0, 1]))
+    assert found.surprise == pytest.approx([math.log(4), math.log(4 / 3)], abs=1e-6)
+    assert found.reference_surprise == pytest.approx([math.log(2), math.log(4 / 3)], abs=1e-6)
     expected = [0.5 * math.log(2) + 0.5 * math.log(2 / 3), 0.0]
-    assert evaluate.divergence(even, skew) == pytest.approx(expected, abs=1e-6)
+    assert found.divergence == pytest.approx(expected, abs=1e-6)
+    assert found.same_top1.tolist() == [False, True]
 
 
 def test_large_logits_neither_overflow_nor_lose_the_small_probabilities() -> None:
@@ -53,11 +57,13 @@ def test_blocks_do_not_change_the_figures(monkeypatch: pytest.MonkeyPatch) -> No
     rng = np.random.default_rng(1)
     a, b = rng.normal(size=(2, 7, 5)).astype(np.float32)
     targets = rng.integers(0, 5, 7)
-    whole = evaluate.divergence(a, b), evaluate.surprise(a, targets)
+    whole, surprise = evaluate.compare(a, b, targets), evaluate.surprise(a, targets)
     monkeypatch.setattr(evaluate, "_BLOCK_FLOATS", 12)  # two rows
-    np.testing.assert_array_equal(evaluate.divergence(a, b), whole[0])
-    np.testing.assert_array_equal(evaluate.surprise(a, targets), whole[1])
-    assert (whole[0] > 0).all()
+    for found, wanted in zip(evaluate.compare(a, b, targets), whole, strict=True):
+        np.testing.assert_array_equal(found, wanted)
+    np.testing.assert_array_equal(evaluate.surprise(a, targets), surprise)
+    np.testing.assert_array_equal(whole.reference_surprise, surprise)
+    assert (whole.divergence > 0).all()
 
 
 def test_perplexity_of_an_even_guess_is_the_size_of_the_vocabulary() -> None:
@@ -122,7 +128,7 @@ def test_high_precision_differs_in_nothing_from_itself(
     opened: Evaluator, chunks: list[Chunk], reference: np.ndarray
 ) -> None:
     quality = opened.measure(chunks, 1.0, 1.0, reference)
-    assert quality.mean_kl == 0
+    assert (quality.mean_kl, quality.p99_kl, quality.same_top1, quality.perplexity_ratio) == (0, 0, 1, 1)
     assert quality.perplexity == evaluate.perplexity(reference, chunks)
     assert (quality.share_high, quality.share_low, quality.share_skipped) == (1, 0, 0)
     high_bytes = models.routed_expert_bytes(models.tiny_experts("f16")) / (N_LAYERS * N_EXPERTS)
@@ -145,6 +151,24 @@ def test_shares_and_bytes_are_those_of_the_decisions(
     high_bytes, low_bytes = opened.expert_bytes
     assert low_bytes < high_bytes / 5
     assert quality.bytes_per_token == pytest.approx(N_LAYERS * N_USED * (high * high_bytes + low * low_bytes))
+
+
+def test_the_figures_of_a_text_are_those_of_its_tokens(
+    monkeypatch: pytest.MonkeyPatch, opened: Evaluator, chunks: list[Chunk], reference: np.ndarray
+) -> None:
+    computed = opened._scored_logits
+    # An even guess in place of what was computed: the first token counts as the most probable one.
+    monkeypatch.setattr(opened, "_scored_logits", lambda chunk: np.zeros_like(computed(chunk)))
+    quality = opened.measure(chunks, 1.0, 1.0, reference)
+    n_vocab = reference.shape[-1]
+    chance = evaluate.log_softmax(reference)
+    divergences = np.log(n_vocab) + (np.exp(chance) * chance).sum(axis=-1).ravel()
+    assert quality.perplexity == pytest.approx(n_vocab)
+    assert quality.perplexity_ratio == pytest.approx(n_vocab / evaluate.perplexity(reference, chunks))
+    assert quality.mean_kl == pytest.approx(divergences.mean())
+    n_above = int((divergences > quality.p99_kl).sum())
+    assert n_above == math.ceil(0.01 * (divergences.size - 1))
+    assert quality.same_top1 == np.mean(reference.argmax(axis=-1) == 0)
 
 
 def test_every_token_gets_the_precision_of_its_own_weights(
