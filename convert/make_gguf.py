@@ -32,6 +32,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     option("--low", metavar="TYPE", help=f"type of the low tier (default: {Options.default_low})")
     option(
+        "--low-from",
+        type=Path,
+        metavar="OTHER",
+        help="take the experts of OTHER, a smaller GGUF of the same model, as the low tier, as they are",
+    )
+    option(
         "--high",
         metavar="TYPE",
         help="type of the high tier, keep for the model's own, or residual:TYPE: the difference to the low "

@@ -17,13 +17,15 @@ def usable_cores() -> int:
 class Options:
     """`high` is the name of a type, "keep", "residual:TYPE", or None: keep, but read a checkpoint as f16.
 
-    `low` None means default_low; a residual wants it named. `output` None means beside the model.
+    `low` None means default_low; a residual wants it named. `low_from`: a second GGUF of the same model,
+    whose experts are the low tier as they are. `output` None means beside the model.
     """
 
     default_low: ClassVar[str] = "q4_0"
 
     model: Path
     low: str | None = None
+    low_from: Path | None = None
     high: str | None = None
     output: Path | None = None
     imatrix: Path | None = None

@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from pyhobbit.convert import checkpoint
 from pyhobbit.convert.imatrix import Imatrix, read_imatrix
+from pyhobbit.convert.low_from import read_low_experts
 from pyhobbit.convert.options import Options
 from pyhobbit.convert.plan import RESIDENT, Plan, Recipe, make_plan
 from pyhobbit.convert.read import Model, check_routed, read_model
@@ -43,12 +44,12 @@ def convert(options: Options) -> Path | None:
 
     Raises HobbitError with one sentence for the user; no output file is left behind then.
     """
-    recipe = _recipe(options)
+    _check_options(options)
     output = _output_path(options)
     try:
         if options.model.is_dir():
-            return _convert_checkpoint(options, recipe, output)
-        return _convert_gguf(options, recipe, output, read_model(options.model))
+            return _convert_checkpoint(options, output)
+        return _convert_gguf(options, output, read_model(options.model))
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise HobbitError(
@@ -57,8 +58,16 @@ def convert(options: Options) -> Path | None:
         raise HobbitError(f"converting {options.model} to {output} failed: {error.strerror}") from error
 
 
-def _recipe(options: Options) -> Recipe:
-    low, (high, residual) = type_by_name(options.low or options.default_low), high_tier(options.high)
+def _check_options(options: Options) -> None:
+    """Raises HobbitError for what is wrong whatever the model is."""
+    if options.low is not None:
+        type_by_name(options.low)
+    high, residual = high_tier(options.high)
+    if options.low_from is not None:
+        if options.low is not None or options.imatrix is not None:
+            raise HobbitError("--low-from takes the low tier as it is: drop --low and --imatrix")
+        if options.model.is_dir():
+            raise HobbitError("--low-from adds to a GGUF, but MODEL is a folder: convert it to a GGUF first")
     if residual and options.low is None:
         raise HobbitError(f"--high {options.high} is added to a low tier: name its type with --low TYPE")
     if options.threads < 1:
@@ -69,6 +78,14 @@ def _recipe(options: Options) -> Recipe:
         )
     if options.sidecar and high and not residual:
         raise HobbitError("--sidecar leaves the model's own experts as they are: drop --high")
+
+
+def _recipe(options: Options, model: Model | None = None) -> Recipe:
+    """`model`: None while a checkpoint's tensors are only listed."""
+    high, residual = high_tier(options.high)
+    low: GgmlType | dict[str, TensorInfo] = type_by_name(options.low or options.default_low)
+    if options.low_from is not None and model is not None:
+        low = read_low_experts(options.low_from, model)
     return Recipe(low, high, options.sidecar, residual)
 
 
@@ -109,12 +126,12 @@ def _default_output(model: Path, sidecar: bool) -> Path:
     return model.with_name(model_stem(model) + "-hobbit.gguf")
 
 
-def _convert_checkpoint(options: Options, recipe: Recipe, output: Path) -> Path | None:
+def _convert_checkpoint(options: Options, output: Path) -> Path | None:
     out_type = checkpoint.out_type(options.high)
     print(f"listing the tensors of {options.model}", file=sys.stderr)
     tensors = checkpoint.list_tensors(options.model, out_type)
     check_routed(options.model, tensors)
-    plan = make_plan(tensors, recipe, _imatrix(options, tensors))
+    plan = make_plan(tensors, _recipe(options), _imatrix(options, tensors))
     intermediate_bytes = sum(tensor.nbytes for tensor in tensors) + _METADATA_BYTES
     needed = intermediate_bytes + plan.data_bytes + _METADATA_BYTES
     if options.dry_run:
@@ -125,10 +142,11 @@ def _convert_checkpoint(options: Options, recipe: Recipe, output: Path) -> Path 
     with temporary_file(output.with_name(f"{output.name}.checkpoint")) as intermediate:
         with _progress("reading", sum(tensor.nbytes for tensor in tensors)) as progress:
             checkpoint.write_gguf(options.model, out_type, intermediate, progress)
-        return _convert_gguf(options, recipe, output, read_model(intermediate))
+        return _convert_gguf(options, output, read_model(intermediate))
 
 
-def _convert_gguf(options: Options, recipe: Recipe, output: Path, model: Model) -> Path | None:
+def _convert_gguf(options: Options, output: Path, model: Model) -> Path | None:
+    recipe = _recipe(options, model)
     imatrix = _imatrix(options, model.tensors)
     plan = make_plan(model.tensors, recipe, imatrix)
     metadata = _metadata(model, recipe)
@@ -136,8 +154,9 @@ def _convert_gguf(options: Options, recipe: Recipe, output: Path, model: Model) 
     if options.dry_run:
         _print_plan(plan, output, needed)
         return None
-    if output.exists() and any(output.samefile(tensor.path) for tensor in model.tensors):
-        raise HobbitError(f"the output {output} is a split of the model itself: choose another name")
+    read = {tensor.path for tensor in (*model.tensors, *plan.sources())}
+    if output.exists() and any(output.samefile(path) for path in read):
+        raise HobbitError(f"the output {output} is one of the files to convert: choose another name")
     _warn_if_useless(plan)
     _check_disk(output, needed)
     with atomic_output(output) as temporary:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pyhobbit.convert.residual import check_residual_types
@@ -19,10 +19,11 @@ RESIDENT = "resident"
 class Recipe:
     """Types of the tiers; `high` None keeps what the source has. `sidecar` plans what the source lacks only.
 
-    `residual`: the high tier is what the low one lacks, in the type `high`.
+    `residual`: the high tier is what the low one lacks, in the type `high`.  `low`: a type, or the tensors of
+    another file to copy, by the names of the source's routed tensors.
     """
 
-    low: GgmlType
+    low: GgmlType | Mapping[str, TensorInfo]
     high: GgmlType | None = None
     sidecar: bool = False
     residual: bool = False
@@ -65,7 +66,7 @@ class Plan:
         return [Placement(tensor.name, tensor.type, tensor.ne, tensor.offset) for tensor in self.tensors]
 
     def sources(self) -> list[TensorInfo]:
-        return list({tensor.source.name: tensor.source for tensor in self.tensors}.values())
+        return list(dict.fromkeys(tensor.source for tensor in self.tensors))
 
     def tier(self, tier: str) -> list[PlannedTensor]:
         return [tensor for tensor in self.tensors if tensor.tier == tier]
@@ -83,15 +84,14 @@ def make_plan(tensors: Sequence[TensorInfo], recipe: Recipe, imatrix: Collection
     residents = [tensor for tensor in tensors if routed_part(tensor.name) is None]
     routed = [(part, tensor) for tensor in tensors if (part := routed_part(tensor.name))]
     routed.sort(key=lambda item: item[0].layer)  # within a layer, the parts stay in the source's order
-    wanted: list[tuple[str, GgmlType, str, TensorInfo]] = []
+    wanted: list[_Wanted] = []
     if not recipe.sidecar:
-        wanted += [(tensor.name, tensor.type, RESIDENT, tensor) for tensor in residents]
+        wanted += [(tensor.name, tensor.type, RESIDENT, tensor, None) for tensor in residents]
     wanted += _residual_tiers(recipe, routed) if recipe.residual else _complete_tiers(recipe, routed)
 
     planned: list[PlannedTensor] = []
     offset = 0
-    for name, ggml_type, tier, source in wanted:
-        residual_on = recipe.low if recipe.residual and tier == HIGH else None
+    for name, ggml_type, tier, source, residual_on in wanted:
         tensor = PlannedTensor(name, ggml_type, source.ne, tier, source, offset, residual_on)
         _check_type(tensor, imatrix)
         planned.append(tensor)
@@ -100,22 +100,31 @@ def make_plan(tensors: Sequence[TensorInfo], recipe: Recipe, imatrix: Collection
 
 
 _Routed = Sequence[tuple[Part, TensorInfo]]
-_Wanted = Iterator[tuple[str, GgmlType, str, TensorInfo]]
+_Wanted = tuple[str, GgmlType, str, TensorInfo, GgmlType | None]  # fields of PlannedTensor
 
 
-def _complete_tiers(recipe: Recipe, routed: _Routed) -> _Wanted:
+def _complete_tiers(recipe: Recipe, routed: _Routed) -> Iterator[_Wanted]:
     if not recipe.sidecar:
-        yield from ((tensor.name, recipe.high or tensor.type, HIGH, tensor) for _, tensor in routed)
-    yield from ((tier_tensor_name(part, LOW, 0), recipe.low, LOW, tensor) for part, tensor in routed)
-
-
-def _residual_tiers(recipe: Recipe, routed: _Routed) -> _Wanted:
-    assert recipe.high is not None
-    check_residual_types([tensor for _, tensor in routed], recipe.low, recipe.high)
+        for _, tensor in routed:
+            yield tensor.name, recipe.high or tensor.type, HIGH, tensor, None
     for part, tensor in routed:
-        name = tier_tensor_name(part, LOW, 0) if recipe.sidecar else tensor.name
-        yield name, recipe.low, LOW, tensor
-    yield from ((tier_tensor_name(part, HIGH, 0), recipe.high, HIGH, tensor) for part, tensor in routed)
+        name, low = tier_tensor_name(part, LOW, 0), recipe.low
+        if isinstance(low, GgmlType):
+            yield name, low, LOW, tensor, None
+        else:
+            source = low[tensor.name]
+            yield name, source.type, LOW, source, None
+
+
+def _residual_tiers(recipe: Recipe, routed: _Routed) -> Iterator[_Wanted]:
+    low, residual = recipe.low, recipe.high
+    assert isinstance(low, GgmlType)
+    assert residual is not None
+    check_residual_types([tensor for _, tensor in routed], low, residual)
+    for part, tensor in routed:
+        yield tier_tensor_name(part, LOW, 0) if recipe.sidecar else tensor.name, low, LOW, tensor, None
+    for part, tensor in routed:
+        yield tier_tensor_name(part, HIGH, 0), residual, HIGH, tensor, low
 
 
 def _check_type(tensor: PlannedTensor, imatrix: Collection[str]) -> None:

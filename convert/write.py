@@ -93,12 +93,11 @@ def _sync(path: Path) -> None:
 
 def pieces(plan: Plan, threads: int) -> Iterator[Piece]:
     """Every source tensor of the plan, cut into pieces in the order of the file."""
-    by_source: dict[str, list[PlannedTensor]] = {}
+    by_source: dict[TensorInfo, list[PlannedTensor]] = {}
     for tensor in plan.tensors:
-        by_source.setdefault(tensor.source.name, []).append(tensor)
+        by_source.setdefault(tensor.source, []).append(tensor)
     piece_bytes = min(_MAX_PIECE_BYTES, _FLOAT_BYTES // threads)
-    for targets in by_source.values():
-        source = targets[0].source
+    for source, targets in by_source.items():
         if all(target.is_copy for target in targets):
             n_slices, slice_bytes, step = 1, source.nbytes, piece_bytes
         else:

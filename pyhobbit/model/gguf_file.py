@@ -15,10 +15,11 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from gguf.constants import GGUF_DEFAULT_ALIGNMENT, GGUF_MAGIC, GGUF_VERSION, GGUFValueType
 
 from pyhobbit.errors import HobbitError
-from pyhobbit.model.quantize import GgmlType, type_by_id
+from pyhobbit.model.quantize import GgmlType, dequantize, type_by_id
 
 _MAX_NAME = 63  # GGML_MAX_NAME less the terminating zero
 _MAX_DIMS = 4
@@ -255,6 +256,12 @@ def _place_tensors(
         tensors[name] = tensor
         expected = align(offset + tensor.nbytes, alignment)
     return tuple(tensors.values())
+
+
+def read_floats(tensor: TensorInfo) -> np.ndarray:
+    """The values of a tensor, float32, in numpy's order of dimensions."""
+    data = np.fromfile(tensor.path, np.uint8, tensor.nbytes, offset=tensor.offset)
+    return dequantize(tensor.type, data, tensor.ne[0]).reshape(tensor.ne[::-1])
 
 
 def scalar_entry(key: str, value_type: GGUFValueType, value: int | float | bool) -> KeyValue:

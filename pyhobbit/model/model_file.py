@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from pyhobbit.errors import HobbitError
-from pyhobbit.model.gguf_file import GgufFile, KeyValue, TensorInfo, read_gguf
-from pyhobbit.model.quantize import dequantize
+from pyhobbit.model.gguf_file import GgufFile, KeyValue, TensorInfo, read_floats, read_gguf
 from pyhobbit.model.router import Gating, Router
 from pyhobbit.model.tiers import (
     Tiers,
@@ -144,12 +143,7 @@ class ModelFile:
 
     def _floats(self, name: str) -> np.ndarray | None:
         tensor = self.tensors.get(name)
-        if tensor is None:
-            return None
-        with tensor.path.open("rb") as file:
-            file.seek(tensor.offset)
-            data = np.fromfile(file, np.uint8, tensor.nbytes)
-        return dequantize(tensor.type, data, tensor.ne[0]).reshape(tensor.ne[::-1])
+        return None if tensor is None else read_floats(tensor)
 
 
 def read_model_file(path: Path, sidecar: Path | None = None) -> ModelFile:

@@ -28,20 +28,24 @@ def write_moe(
     n_ff: int = N_FF,
     split_max_tensors: int = 0,
     expert_scale: float = 0.05,
+    architecture: str = "llama",
+    n_head: int = 4,
+    tokens: Sequence[str] = ("<unk>", "é", "x" * 100),
+    seed: int = 7,
 ) -> Path:
     """A random model with biases, in the shape that llama.cpp gives to mixtral; `parts` () makes it dense."""
-    random = np.random.default_rng(7)
-    writer = GGUFWriter(path, "llama", split_max_tensors=split_max_tensors)
+    random = np.random.default_rng(seed)
+    writer = GGUFWriter(path, architecture, split_max_tensors=split_max_tensors)
     writer.add_block_count(N_LAYER)
     writer.add_context_length(64)
     writer.add_embedding_length(N_EMBD)
     writer.add_feed_forward_length(n_ff)
-    writer.add_head_count(4)
+    writer.add_head_count(n_head)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_expert_count(N_EXPERT)
     writer.add_expert_used_count(2)
     writer.add_float32("llama.rope.scale", 0.1)
-    writer.add_token_list(["<unk>", "é", "x" * 100])
+    writer.add_token_list(tokens)
     writer.add_array("test.flags", [True, False])
 
     def add(name: str, *shape: int, type_name: str = "f32", scale: float = 0.05) -> None:

@@ -68,7 +68,7 @@ def test_output_that_is_the_model(model: Path) -> None:
 def test_output_that_is_a_split_of_the_model(tmp_path: Path) -> None:
     write_moe(tmp_path / "model.gguf", split_max_tensors=5)
     first, second, *_ = sorted(tmp_path.glob("model-*.gguf"))
-    assert_refused(first, "-o", second, "--force", says=["is a split of the model"])
+    assert_refused(first, "-o", second, "--force", says=["is one of the files to convert"])
 
 
 def test_output_in_a_missing_folder(model: Path) -> None:

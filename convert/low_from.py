@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: MIT
+"""The experts of a second file of the same model, as they are; refuses a file of another model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pyhobbit.convert.read import Model, read_model
+from pyhobbit.errors import HobbitError
+from pyhobbit.model.gguf_file import TensorInfo, read_floats
+from pyhobbit.model.tiers import routed_part
+
+# What one publisher adds to a model or changes in it without touching its experts.
+_CONTEXT = ("context_length", "rope.")
+_TOKENS = "tokenizer.ggml.tokens"
+_MOST_RENAMED = 0.01  # of the tokens
+
+# Both tiers share these: the routers, and what is added to an expert's products or multiplied with them.
+_SHARED = re.compile(r"blk\.\d+\.(ffn_gate_inp\.\w+|exp_probs_b\.bias|ffn_\w+_exps\.(bias|scale))")
+_ROUNDING = 0.002  # of their values, to 16 bits
+_COARSE_ROUNDING = 0.02  # to 8 bits
+_FLOATS = ("f32", "f16", "bf16")
+
+
+def read_low_experts(path: Path, model: Model) -> dict[str, TensorInfo]:
+    """The routed expert tensors of a GGUF, single or split, by name.
+
+    Raises HobbitError unless the file holds `model` in other types. A fine-tune that left all routers as they
+    were is not found out.
+    """
+    other = read_model(path)
+    if other.path.samefile(model.path):
+        raise HobbitError(f"--low-from {path} is the model itself: name a smaller file of the same model")
+    own, found = ({entry.key: entry.value() for entry in file.metadata} for file in (model, other))
+    difference = (
+        _other_hyper_parameter(own, found) or _other_vocabulary(own, found) or _other_tensor(model, other)
+    )
+    if difference:
+        raise HobbitError(f"--low-from {path} is a file of another model than {model.path}: {difference}")
+    return {tensor.name: tensor for tensor in other.tensors if routed_part(tensor.name)}
+
+
+def _other_hyper_parameter(own: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+    architecture = own.get("general.architecture")
+    ignored = tuple(f"{architecture}.{name}" for name in _CONTEXT)
+    keys = [key for key in own if key.startswith(f"{architecture}.") and not key.startswith(ignored)]
+    for key in ("general.architecture", *keys):
+        if key in found and found[key] != own[key]:
+            return f"its {key} is {found[key]}, not {own[key]}"
+    return ""
+
+
+def _other_vocabulary(own: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+    tokens, others = own.get(_TOKENS, []), found.get(_TOKENS, [])
+    if len(tokens) != len(others):
+        return f"its vocabulary has {len(others)} tokens, not {len(tokens)}"
+    n_different = sum(token != other for token, other in zip(tokens, others, strict=True))
+    if n_different > _MOST_RENAMED * len(tokens):
+        return f"{n_different} of the {len(tokens)} tokens of its vocabulary differ"
+    return ""
+
+
+def _other_tensor(model: Model, other: Model) -> str:
+    own, found = (
+        {tensor.name: tensor for tensor in file.tensors if _must_match(tensor.name)}
+        for file in (model, other)
+    )
+    for name in sorted(own.keys() | found.keys()):
+        if name not in found:
+            return f"it has no tensor {name!r}"
+        if name not in own:
+            return f"it has a tensor {name!r}, which the model lacks"
+        if own[name].ne != found[name].ne:
+            return f"its tensor {name!r} has shape {found[name].ne}, not {own[name].ne}"
+    for name, tensor in own.items():
+        if not routed_part(name) and not _same_values(tensor, found[name]):
+            return f"the values of its tensor {name!r} differ"
+    return ""
+
+
+def _must_match(name: str) -> bool:
+    return bool(routed_part(name) or _SHARED.fullmatch(name))
+
+
+def _same_values(own: TensorInfo, found: TensorInfo) -> bool:
+    """Whether both are roundings of the same values: by the root mean square of their difference."""
+    is_coarse = {own.type.name, found.type.name} - set(_FLOATS)
+    values, others = read_floats(own), read_floats(found)
+    most = _COARSE_ROUNDING if is_coarse else _ROUNDING
+    return bool(np.linalg.norm(values - others) <= most * np.linalg.norm(values))
