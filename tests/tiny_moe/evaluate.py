@@ -131,8 +131,9 @@ def build_report(state: dict, folder: Path) -> dict[str, object]:
     held_out_ids = tokenizer.encode(held_out_text)
     stream = corpus.encode_modules(modules, tokenizer).tolist()
 
-    exported = load_hf(ModelConfig(), folder)
-    unrounded = TinyMixtral(ModelConfig())
+    shape = ModelConfig(**state["model_config"])
+    exported = load_hf(shape, folder)
+    unrounded = TinyMixtral(shape)
     unrounded.load_state_dict(state["model"])
     context = exported.cfg.context
     spacing = len(stream) // TRAIN_SAMPLE_WINDOWS

@@ -121,6 +121,7 @@ def save_checkpoint(
         "optimizer": optimizer.state_dict(),
         "progress": asdict(progress),
         "train_config": asdict(cfg),
+        "model_config": asdict(model.cfg),
     }
     partial = path.with_suffix(".partial")
     torch.save(state, partial)
@@ -133,13 +134,13 @@ def load_checkpoint(path: Path) -> dict:
     return torch.load(path, weights_only=True)
 
 
-def train(cfg: TrainConfig, checkpoint: Path, out: Path) -> None:
+def train(cfg: TrainConfig, shape: ModelConfig, checkpoint: Path, out: Path) -> None:
     """Train from scratch, or from the checkpoint where there is one, until the budget is used."""
     torch.set_num_threads(cfg.threads)
     torch.manual_seed(cfg.seed)
     modules, held_out = corpus.read_modules()
     tokenizer = prepare_tokenizer(modules, out)
-    model = TinyMixtral(ModelConfig())
+    model = TinyMixtral(shape)
     optimizer = make_optimizer(model, cfg)
     progress = Progress()
     if checkpoint.is_file():
@@ -189,8 +190,9 @@ def export(checkpoint: Path, out: Path) -> None:
     """Write the Hugging Face folder and the held-out text beside it."""
     modules, held_out = corpus.read_modules()
     prepare_tokenizer(modules, out)
-    model = TinyMixtral(ModelConfig())
-    model.load_state_dict(load_checkpoint(checkpoint)["model"])
+    state = load_checkpoint(checkpoint)
+    model = TinyMixtral(ModelConfig(**state["model_config"]))
+    model.load_state_dict(state["model"])
     corpus.write_fast_tokenizer(out)
     export_hf(model, out)
     (out.parent / "heldout.txt").write_text("".join(held_out.values()), encoding="utf-8")
@@ -215,6 +217,11 @@ def main() -> int:
     parser.add_argument(
         "--out", type=Path, default=HERE / "model", help="model folder (default: %(default)s)"
     )
+    parser.add_argument("--layers", type=int, default=ModelConfig.layers, help="default: %(default)s")
+    parser.add_argument("--experts", type=int, default=ModelConfig.experts, help="default: %(default)s")
+    parser.add_argument(
+        "--top-k", type=int, default=ModelConfig.top_k, help="experts per token (default: %(default)s)"
+    )
     parser.add_argument("--threads", type=int, default=2, help="CPU threads (default: %(default)s)")
     args = parser.parse_args()
     try:
@@ -223,7 +230,8 @@ def main() -> int:
         elif args.report:
             report(args.checkpoint, args.out)
         else:
-            train(TrainConfig(args.steps, args.minutes, args.threads), args.checkpoint, args.out)
+            shape = ModelConfig(layers=args.layers, experts=args.experts, top_k=args.top_k)
+            train(TrainConfig(args.steps, args.minutes, args.threads), shape, args.checkpoint, args.out)
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
