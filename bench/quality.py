@@ -39,7 +39,7 @@ def convert(high: str, low: str) -> Path:
     if not path.exists():
         FOLDER.mkdir(parents=True, exist_ok=True)
         importance = ["--imatrix", imatrix()] if low.startswith("iq") else []
-        command = [sys.executable, "-P", "-m", "pyhobbit", "convert", "--high", high, "--low", low]
+        command = [sys.executable, "-P", "-m", "pyhobbit", "convert", "--force", "--high", high, "--low", low]
         subprocess.run([*command, *importance, TINY / "model", "-o", path], check=True, stdout=sys.stderr)
     return path
 

@@ -59,7 +59,7 @@ def with_residual(source: Path, low: str, residual: str) -> Path:
     path = FOLDER / f"{source.stem}-{low}+{residual}.gguf"
     if not path.exists():
         command = [sys.executable, "-P", "-m", "pyhobbit", "convert", source, "-o", path]
-        command += ["--low", low, "--high", f"residual:{residual}"]
+        command += ["--low", low, "--high", f"residual:{residual}", "--imatrix", "none"]
         subprocess.run(command, check=True, stdout=sys.stderr)
     return path
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,17 +12,39 @@ import numpy as np
 
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.gguf_file import GgufFile, TensorInfo, read_gguf
+from pyhobbit.model.tiers import model_stem, routed_part
 
+_FILE_NAME = re.compile(r"(.*?)[-_.]?imatrix(?:_unsloth)?(?:\.gguf|\.dat)?", re.IGNORECASE)
 _SUMS, _COUNTS = ".in_sum2", ".counts"
 
 Imatrix = Mapping[str, np.ndarray]
 """Tensor name -> float32 [n_expert, n_per_row]; n_expert is 1 for tensors that are no expert tensors."""
 
 
+def find_imatrix(model: Path) -> Path | None:
+    """The importance matrix beside a GGUF, or in a checkpoint's folder; None without one.
+
+    Its name is NAME.imatrix.gguf, NAME-imatrix.dat, NAME.imatrix or the like, where the model's name begins
+    with NAME, or NAME is missing. Raises HobbitError if several fit equally well.
+    """
+    folder, stem = (model, model.resolve().name) if model.is_dir() else (model.parent, model_stem(model))
+    found: dict[int, list[Path]] = {}
+    for path in sorted(folder.iterdir()):
+        name = _FILE_NAME.fullmatch(path.name)
+        if name and path.is_file() and stem.lower().startswith(name[1].lower()):
+            found.setdefault(len(name[1]), []).append(path)
+    if not found:
+        return None
+    best = found[max(found)]
+    if len(best) > 1:
+        raise HobbitError(f"{' and '.join(map(str, best))} are importance matrices: name one with --imatrix")
+    return best[0]
+
+
 def read_imatrix(path: Path, tensors: Sequence[TensorInfo]) -> dict[str, np.ndarray]:
     """The importance of every input of those `tensors` that the file knows.
 
-    Raises HobbitError if the file is damaged, or belongs to a model of other shapes.
+    Raises HobbitError if the file is damaged, or belongs to a model of other shapes or names.
     """
     is_gguf = _is_gguf(path)
     try:
@@ -40,6 +63,8 @@ def read_imatrix(path: Path, tensors: Sequence[TensorInfo]) -> dict[str, np.ndar
             known[name] = np.ascontiguousarray(entries[name].reshape(shape), np.float32)
             if not np.isfinite(known[name]).all():
                 raise HobbitError(f"{path} has values that are not finite for tensor {name!r}: make it again")
+    if not any(map(routed_part, known)):
+        raise HobbitError(f"{path} has no values for the experts: it was made from another model")
     return known
 
 

@@ -30,7 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="OUT",
         help="output file (default: MODEL-hobbit.gguf beside MODEL; with --hf-repo in this folder)",
     )
-    option("--low", metavar="TYPE", help=f"type of the low tier (default: {Options.default_low})")
+    option(
+        "--low", metavar="TYPE", help="type of the low tier (default: about half the bits of the high tier)"
+    )
     option(
         "--low-from",
         type=Path,
@@ -43,10 +45,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="type of the high tier, keep for the model's own, or residual:TYPE: the difference to the low "
         "tier (default: keep; f16 for a checkpoint)",
     )
-    option("--imatrix", type=Path, metavar="FILE", help="importance matrix made by llama-imatrix")
+    option(
+        "--imatrix",
+        type=Path,
+        metavar="FILE",
+        help="importance matrix made by llama-imatrix (default: the one beside MODEL, such as "
+        f"MODEL.imatrix.gguf; {Options.no_imatrix}: convert without)",
+    )
     option("--sidecar", action="store_true", help="write only the further tier, to MODEL.hobbit.gguf")
     option("--dry-run", action="store_true", help="print the plan with sizes and write nothing")
-    option("--force", action="store_true", help="replace an existing output")
+    option(
+        "--force",
+        action="store_true",
+        help="replace an existing output, and allow a low tier that is hardly smaller than the high one",
+    )
     option("--threads", type=int, metavar="N", default=usable_cores(), help="default: all cores, %(default)s")
 
 

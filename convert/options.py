@@ -17,11 +17,12 @@ def usable_cores() -> int:
 class Options:
     """`high` is the name of a type, "keep", "residual:TYPE", or None: keep, but read a checkpoint as f16.
 
-    `low` None means default_low; a residual wants it named. `low_from`: a second GGUF of the same model,
-    whose experts are the low tier as they are. `output` None means beside the model.
+    `low` None means about half of the high tier's bits; a residual wants it named. `low_from`: a second GGUF
+    of the same model, whose experts are the low tier as they are. `output` None means beside the model.
+    `imatrix` None means the one beside the model if there is one, no_imatrix means none.
     """
 
-    default_low: ClassVar[str] = "q4_0"
+    no_imatrix: ClassVar[Path] = Path("none")
 
     model: Path
     low: str | None = None

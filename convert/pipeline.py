@@ -14,7 +14,7 @@ from gguf.constants import GGUFValueType
 from tqdm import tqdm
 
 from pyhobbit.convert import checkpoint
-from pyhobbit.convert.imatrix import Imatrix, read_imatrix
+from pyhobbit.convert.imatrix import Imatrix, find_imatrix, read_imatrix
 from pyhobbit.convert.low_from import read_low_experts
 from pyhobbit.convert.options import Options
 from pyhobbit.convert.plan import RESIDENT, Plan, Recipe, make_plan
@@ -29,13 +29,16 @@ from pyhobbit.model.tiers import (
     HIGH,
     LOW,
     SIDECAR_ARCHITECTURE,
+    default_low_type,
     model_stem,
+    routed_part,
     sidecar_metadata,
     sidecar_path,
     tier_metadata,
 )
 
 _KEEP, _RESIDUAL = "keep", "residual"
+_MOST_LOW = 0.75  # of the high tier's bytes
 _METADATA_BYTES = 32 << 20  # allowed for while the metadata of a checkpoint are not known yet
 
 
@@ -64,7 +67,7 @@ def _check_options(options: Options) -> None:
         type_by_name(options.low)
     high, residual = high_tier(options.high)
     if options.low_from is not None:
-        if options.low is not None or options.imatrix is not None:
+        if options.low is not None or options.imatrix not in (None, options.no_imatrix):
             raise HobbitError("--low-from takes the low tier as it is: drop --low and --imatrix")
         if options.model.is_dir():
             raise HobbitError("--low-from adds to a GGUF, but MODEL is a folder: convert it to a GGUF first")
@@ -80,13 +83,28 @@ def _check_options(options: Options) -> None:
         raise HobbitError("--sidecar leaves the model's own experts as they are: drop --high")
 
 
-def _recipe(options: Options, model: Model | None = None) -> Recipe:
+def _recipe(options: Options, tensors: Sequence[TensorInfo], model: Model | None = None) -> Recipe:
     """`model`: None while a checkpoint's tensors are only listed."""
     high, residual = high_tier(options.high)
-    low: GgmlType | dict[str, TensorInfo] = type_by_name(options.low or options.default_low)
     if options.low_from is not None and model is not None:
-        low = read_low_experts(options.low_from, model)
+        return Recipe(read_low_experts(options.low_from, model), high, options.sidecar)
+    low = type_by_name(options.low) if options.low else _default_low(high, tensors)
     return Recipe(low, high, options.sidecar, residual)
+
+
+def _default_low(high: GgmlType | None, tensors: Sequence[TensorInfo]) -> GgmlType:
+    """high: None where the high tier keeps the types of the tensors."""
+    routed = [tensor for tensor in tensors if routed_part(tensor.name)]
+    bits = 8 * sum(tensor.nbytes for tensor in routed) / sum(tensor.n_values for tensor in routed)
+    if high:
+        bits = high.bits_per_weight
+    name = default_low_type(bits)
+    if name is None:
+        raise HobbitError(
+            f"the experts have {bits:.3g} bits per weight already, and no usual type has half of them: "
+            "name one with --low TYPE, or convert a model in finer types"
+        )
+    return type_by_name(name)
 
 
 def high_tier(wanted: str | None) -> tuple[GgmlType | None, bool]:
@@ -131,11 +149,14 @@ def _convert_checkpoint(options: Options, output: Path) -> Path | None:
     print(f"listing the tensors of {options.model}", file=sys.stderr)
     tensors = checkpoint.list_tensors(options.model, out_type)
     check_routed(options.model, tensors)
-    plan = make_plan(tensors, _recipe(options), _imatrix(options, tensors))
+    source, imatrix = _imatrix(options, tensors)
+    plan = make_plan(tensors, _recipe(options, tensors), imatrix)
     intermediate_bytes = sum(tensor.nbytes for tensor in tensors) + _METADATA_BYTES
     needed = intermediate_bytes + plan.data_bytes + _METADATA_BYTES
     if options.dry_run:
-        _print_plan(plan, output, needed)
+        _print_plan(plan, output, needed, source)
+    _check_saving(plan, tensors, options.force)
+    if options.dry_run:
         return None
     _check_disk(output, needed)
     # Never renamed: the intermediate file always vanishes again.
@@ -146,24 +167,27 @@ def _convert_checkpoint(options: Options, output: Path) -> Path | None:
 
 
 def _convert_gguf(options: Options, output: Path, model: Model) -> Path | None:
-    recipe = _recipe(options, model)
-    imatrix = _imatrix(options, model.tensors)
+    recipe = _recipe(options, model.tensors, model)
+    source, imatrix = _imatrix(options, model.tensors)
     plan = make_plan(model.tensors, recipe, imatrix)
     metadata = _metadata(model, recipe)
     needed = len(pack_header(metadata, plan.placements(), ALIGNMENT)) + plan.data_bytes
     if options.dry_run:
-        _print_plan(plan, output, needed)
+        _print_plan(plan, output, needed, source)
+    _check_saving(plan, model.tensors, options.force)
+    if options.dry_run:
         return None
     read = {tensor.path for tensor in (*model.tensors, *plan.sources())}
     if output.exists() and any(output.samefile(path) for path in read):
         raise HobbitError(f"the output {output} is one of the files to convert: choose another name")
-    _warn_if_useless(plan)
     _check_disk(output, needed)
     with atomic_output(output) as temporary:
         with _progress("converting", sum(tensor.nbytes for tensor in plan.sources())) as progress:
             written = write_output(temporary, plan, metadata, imatrix, options.threads, progress)
         errors = _verify(temporary, plan, metadata, written, bool(imatrix), options.threads)
     print(f"wrote {output}: {_size(output.stat().st_size)}, {_tier_summary(plan, errors)}", file=sys.stderr)
+    if source:
+        print(f"importance matrix {source}", file=sys.stderr)
     return output
 
 
@@ -184,8 +208,19 @@ def _verify(
         return verify_residuals(path, plan, weighted, threads, progress)
 
 
-def _imatrix(options: Options, tensors: Sequence[TensorInfo]) -> Imatrix:
-    return read_imatrix(options.imatrix, tensors) if options.imatrix else {}
+def _imatrix(options: Options, tensors: Sequence[TensorInfo]) -> tuple[Path | None, Imatrix]:
+    """The file, and what it says. Raises HobbitError."""
+    if options.imatrix == options.no_imatrix or options.low_from is not None:
+        return None, {}
+    if options.imatrix is not None:
+        return options.imatrix, read_imatrix(options.imatrix, tensors)
+    found = find_imatrix(options.model)
+    if found is None:
+        return None, {}
+    try:
+        return found, read_imatrix(found, tensors)
+    except HobbitError as error:
+        raise HobbitError(f"{error}; --imatrix {options.no_imatrix} converts without one") from error
 
 
 def _metadata(model: Model, recipe: Recipe) -> list[KeyValue]:
@@ -219,7 +254,7 @@ def _progress(what: str, total: int) -> Iterator[Progress]:
         yield lambda n: bar.update(min(n, total - bar.n))  # a checkpoint's metadata are not in the total
 
 
-def _print_plan(plan: Plan, output: Path, needed: int) -> None:
+def _print_plan(plan: Plan, output: Path, needed: int, imatrix: Path | None) -> None:
     print(f"{'tier':<10}{'type':<20}{'tensors':>8}{'size':>14}")
     for tier in (RESIDENT, HIGH, LOW):
         tensors = plan.tier(tier)
@@ -231,15 +266,20 @@ def _print_plan(plan: Plan, output: Path, needed: int) -> None:
     free = shutil.disk_usage(output.parent).free
     enough = "" if free >= needed else ": not enough"
     print(f"output {output}; disk space {_size(needed)} needed, {_size(free)} free{enough}")
-    _warn_if_useless(plan)
+    print(f"importance matrix {imatrix or 'none'}")
 
 
-def _warn_if_useless(plan: Plan) -> None:
+def _check_saving(plan: Plan, tensors: Sequence[TensorInfo], force: bool) -> None:
+    """Raises HobbitError for a low tier that saves too little, unless forced. `tensors`: of the model."""
     if any(tensor.residual_on for tensor in plan.tensors):
         return  # checked when it was planned
-    sources = sum(tensor.source.nbytes for tensor in plan.tier(LOW))
-    if plan.tier_bytes(LOW) >= (plan.tier_bytes(HIGH) or sources):
-        print("warning: the low tier is no smaller than the high tier, so it saves nothing", file=sys.stderr)
+    own = sum(tensor.nbytes for tensor in tensors if routed_part(tensor.name))
+    share = plan.tier_bytes(LOW) / (plan.tier_bytes(HIGH) or own)
+    if share > _MOST_LOW and not force:
+        raise HobbitError(
+            f"the low tier would have {share:.0%} of the high tier's bytes and save little: choose one of at "
+            f"most {_MOST_LOW:.0%}, or insist with --force"
+        )
 
 
 def _tier_summary(plan: Plan, errors: Errors | None) -> str:

@@ -95,7 +95,7 @@ def tiny_experts(kind: str) -> Path:
 
 
 def _convert(*arguments: str | Path) -> None:
-    _call(sys.executable, ROOT / "convert/make_gguf.py", *arguments)
+    _call(sys.executable, ROOT / "convert/make_gguf.py", "--force", *arguments)  # whatever the sizes are
 
 
 @functools.cache

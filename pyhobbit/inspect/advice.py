@@ -7,11 +7,10 @@ from pyhobbit.engine.plan import MemoryPlan
 from pyhobbit.engine.stats import DeviceInfo, ModelInfo
 from pyhobbit.engine.threads import processor_cores
 from pyhobbit.inspect.speed import Speed
+from pyhobbit.model.tiers import default_low_type
 from pyhobbit.settings.config import CacheConfig, format_size
 
 _MUCH = 0.2  # of a token's time, or of the memory
-_LOW_TYPES = (("q4_0", 4.5), ("q2_k", 2.625))  # bits per weight
-_WORTHWHILE = 0.7  # of the high tier's
 _SOURCES = {
     "all": "all experts fit; each is read once",
     "trace": "of the trace, replayed through the cache without prefetch",
@@ -165,7 +164,7 @@ def _about_disk(
     best = f", for {1 / speed.compute_s:.3g} token/s" if speed is not None else ""
     missing = format_size(plan.missing)
     yield f"{missing} more memory would hold every expert{best}; any part of it raises the hits"
-    low = next((low for low, bits in _LOW_TYPES if bits <= _WORTHWHILE * bits_high), None)
+    low = default_low_type(bits_high)
     if info.n_tiers < 2 and low is not None:
         yield f"add a low tier, so that less is read: pyhobbit convert --low {low} --sidecar {model}"
     elif info.n_tiers > 1 and info.t1 >= 1:

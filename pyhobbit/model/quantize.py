@@ -68,6 +68,10 @@ class GgmlType:
     quantizable: bool
     wants_imatrix: bool
 
+    @property
+    def bits_per_weight(self) -> float:
+        return 8 * self.size / self.block
+
     def nbytes(self, n_values: int) -> int:
         return n_values // self.block * self.size
 

@@ -33,6 +33,8 @@ _ROUTED = re.compile(_PART + r"\.weight")
 _TIERED = re.compile(_PART + r"\.([a-z][a-z0-9_]*)\.(\d+)\.weight")
 _SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 _FINGERPRINT_BYTES = 64
+_LOW_TYPES = (("q4_0", 4.5), ("q3_k", 3.4375), ("q2_k", 2.625))  # bits per weight
+_ABOUT_HALF = 0.65
 
 
 @dataclass(frozen=True, order=True)
@@ -73,6 +75,11 @@ def sidecar_path(base: Path) -> Path:
 def calibration_path(base: Path) -> Path:
     """Where the engine looks for the calibration of a model."""
     return base.with_name(model_stem(base) + ".calibration.gguf")
+
+
+def default_low_type(bits_high: float) -> str | None:
+    """A type with about half as many bits per weight as the high tier; None where none is that small."""
+    return next((name for name, bits in _LOW_TYPES if bits <= _ABOUT_HALF * bits_high), None)
 
 
 def tier_metadata(residual: bool = False, sidecar: bool = False) -> list[KeyValue]:

@@ -108,7 +108,7 @@ def test_high_type_applies_to_the_routed_experts_only(model: Path, high: str) ->
 
 def test_quantised_source_is_requantised_from_its_values(tmp_path: Path) -> None:
     model = write_moe(tmp_path / "model.gguf", "q8_0")
-    output = tensor_bytes(convert(Options(model, low="q4_0", high="q5_0")))
+    output = tensor_bytes(convert(Options(model, low="q4_0", high="q5_0", force=True)))
     for name, values in tensor_values(model).items():
         if name.removesuffix(".weight") in ROUTED:
             for target, ggml_type in ((name, "Q5_0"), (low_of(name.removesuffix(".weight")), "Q4_0")):
@@ -131,7 +131,8 @@ def test_every_type_can_be_a_low_tier(tmp_path: Path, ggml_type: GgmlType) -> No
     if ggml_type.wants_imatrix:
         ones = np.ones((N_EXPERT, 256))
         imatrix = write_imatrix(tmp_path / "imatrix.gguf", dict.fromkeys(names, ones), [1] * N_EXPERT)
-    output = convert(Options(model, low=ggml_type.name, high="f32", imatrix=imatrix, threads=1))
+    options = Options(model, low=ggml_type.name, high="f32", imatrix=imatrix, force=True, threads=1)
+    output = convert(options)
     source, written = tensor_values(model), read_tensors(output)
     for name in names:
         rows = source[name].reshape(-1, source[name].shape[-1])
@@ -246,11 +247,26 @@ def test_the_command_reports_on_stderr_only(model: Path) -> None:
     assert "high tier f16 6.0 MiB, low tier q4_0 1.7 MiB" in done.stderr
 
 
-def test_low_tier_that_saves_nothing_is_mentioned(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    convert(Options(model, low="f16"))
-    assert "saves nothing" in capsys.readouterr().err
-    convert(Options(model, low="q8_0", force=True))
-    assert "saves nothing" not in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("kind", "high", "low"),
+    [
+        ("f16", None, "q4_0"),
+        ("q8_0", None, "q4_0"),
+        ("q6_K", None, "q3_K"),
+        ("q5_0", None, "q3_K"),
+        ("q4_K", None, "q2_K"),
+        ("mxfp4", None, "q2_K"),
+        ("f16", "q4_k", "q2_K"),  # the high tier counts, not its source
+        ("q4_0", "q8_0", "q4_0"),
+    ],
+)
+def test_the_default_low_type_has_about_half_the_bits(
+    tmp_path: Path, kind: str, high: str | None, low: str
+) -> None:
+    model = write_moe(tmp_path / "model.gguf", kind.lower())
+    output = convert(Options(model, high=high))
+    types = {tensor.name: tensor.type.name for tensor in read_gguf(output).tensors}
+    assert {types[low_of(name)] for name in ROUTED} == {low}
 
 
 def test_force_replaces_the_output(model: Path) -> None:

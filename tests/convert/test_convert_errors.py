@@ -75,6 +75,31 @@ def test_output_in_a_missing_folder(model: Path) -> None:
     assert_refused(model, "-o", model.parent / "no" / "out.gguf", says=["in an existing folder"])
 
 
+@pytest.mark.parametrize("sidecar", [False, True])
+@pytest.mark.parametrize(("kind", "low", "share"), [("q4_0", "q3_k", "76%"), ("q8_0", "f16", "188%")])
+def test_low_tier_that_saves_little_is_for_those_who_insist(
+    tmp_path: Path, kind: str, low: str, share: str, sidecar: bool
+) -> None:
+    model = write_moe(tmp_path / "model.gguf", kind)
+    for dry_run in (False, True):
+        with pytest.raises(HobbitError, match=f"{share} of the high tier's bytes.*, or insist with --force"):
+            convert(Options(model, low=low, sidecar=sidecar, dry_run=dry_run))
+    assert list(tmp_path.iterdir()) == [model]
+    assert convert(Options(model, low=low, sidecar=sidecar, force=True)).exists()
+
+
+def test_low_tier_of_at_most_three_quarters_is_taken(tmp_path: Path) -> None:
+    model = write_moe(tmp_path / "model.gguf", "f32")
+    assert convert(Options(model, high="q8_0", low="q5_1")).exists()  # 6 of 8.5 bits
+    with pytest.raises(HobbitError, match="77% of the high tier's bytes"):
+        convert(Options(model, high="q8_0", low="q6_k", force=False, output=tmp_path / "out.gguf"))
+
+
+def test_experts_that_no_usual_type_halves(tmp_path: Path) -> None:
+    model = write_moe(tmp_path / "model.gguf", "q3_k")
+    assert_refused(model, says=["the experts have 3.44 bits per weight already", "--low TYPE"])
+
+
 def test_sidecar_with_another_high_type(model: Path) -> None:
     assert_refused(model, "--sidecar", "--high", "q8_0", says=["drop --high"])
 

@@ -186,6 +186,13 @@ def test_a_file_with_tiers_and_the_model_itself_are_refused(model: Path, other: 
     assert "is the model itself" in refusal(model, link)
 
 
+@pytest.mark.parametrize(("kind", "share"), [("q8_0", "100%"), ("f16", "188%"), ("q6_k", "77%")])
+def test_experts_that_are_hardly_smaller_are_refused(model: Path, kind: str, share: str) -> None:
+    other = write_moe(model.with_name("other.gguf"), kind)
+    for sidecar in (False, True):
+        assert f"{share} of the high tier's bytes" in refusal(model, other, sidecar=sidecar)
+
+
 def test_the_output_may_not_be_the_other_file(model: Path, other: Path) -> None:
     before = other.read_bytes()
     assert "is one of the files to convert" in refusal(model, other, output=other, force=True)
