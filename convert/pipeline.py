@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import errno
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -36,6 +37,7 @@ from pyhobbit.model.tiers import (
     sidecar_path,
     tier_metadata,
 )
+from pyhobbit.settings.config import InspectConfig
 
 _KEEP, _RESIDUAL = "keep", "residual"
 _MOST_LOW = 0.75  # of the high tier's bytes
@@ -188,6 +190,7 @@ def _convert_gguf(options: Options, output: Path, model: Model) -> Path | None:
     print(f"wrote {output}: {_size(output.stat().st_size)}, {_tier_summary(plan, errors)}", file=sys.stderr)
     if source:
         print(f"importance matrix {source}", file=sys.stderr)
+    print(_next_command(options, output), file=sys.stderr)
     return output
 
 
@@ -292,6 +295,16 @@ def _tier_summary(plan: Plan, errors: Errors | None) -> str:
     if errors is not None:
         parts.append(f"relative error {errors.both:.2g} of the sum, {errors.low:.2g} of the low tier alone")
     return ", ".join(parts)
+
+
+def _next_command(options: Options, output: Path) -> str:
+    model = shlex.quote(str(options.model if options.sidecar else output))
+    if options.sidecar and output != sidecar_path(options.model):
+        model += f" --sidecar {shlex.quote(str(output))}"
+    return (
+        f"next: pyhobbit calibrate {model} --text FILE\n"
+        f"  or: pyhobbit chat {model} --t1 {InspectConfig.paper_t1} --t2 {InspectConfig.paper_t2}"
+    )
 
 
 def _size(n: float) -> str:

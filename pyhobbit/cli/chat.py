@@ -106,7 +106,7 @@ def chat(model: Path, config: ChatConfig, prompt: str | None = None) -> int:
     with contextlib.ExitStack() as stack:
         with interrupting(engine):
             stack.enter_context(engine)
-        _report_opening(engine.info(), config.engine.cache)
+        _report_opening(model, engine.info(), config.engine.cache)
         conversation = Conversation(engine, config)
         if not conversation.has_template:
             _say("the model has no chat template: it continues the text that you type")
@@ -135,8 +135,12 @@ def _talk(conversation: "Conversation") -> int:
     return 0
 
 
-def _report_opening(info: "ModelInfo", cache: CacheConfig) -> None:
+def _report_opening(model: Path, info: "ModelInfo", cache: CacheConfig) -> None:
+    from pyhobbit.inspect.advice import unused_low_tier
+
     if info.cached:
+        if unused := unused_low_tier(model, info, cache):
+            _say(unused)
         return
     bound = "--memory" if cache.memory is not None else "--pools" if cache.pools is not None else None
     if info.has_experts:

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from pyhobbit.cli import server_flags
 from pyhobbit.cli.options import add_setting_arguments, cache_config, declared_options
@@ -24,6 +24,9 @@ from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.model_path import add_model_arguments, check_model_arguments, model_path
 from pyhobbit.model.names import check_model_file
 from pyhobbit.settings.config import CacheConfig, EngineConfig, Setting
+
+if TYPE_CHECKING:
+    from pyhobbit.engine.stats import ModelInfo
 
 _HOST, _PORT = "127.0.0.1", "8080"
 _MAX_PORT = 65535
@@ -134,7 +137,11 @@ def run(args: argparse.Namespace) -> int:
         _become([str(SERVER), *arguments])
     model = model_path(args)
     check_model_file(model)
-    _check_memory(model, cache, args.passed_on, flags)
+    info = _check_memory(model, cache, args.passed_on, flags)
+    from pyhobbit.inspect.advice import unused_low_tier  # loads the libraries
+
+    if info is not None and (unused := unused_low_tier(model, info, cache)):
+        print(f"pyhobbit: {unused}", file=sys.stderr)
     _become([str(SERVER), "-m", str(model), *arguments])
 
 
@@ -204,30 +211,32 @@ class _ServerConfig(EngineConfig):
 
 def _check_memory(
     model: Path, cache: CacheConfig, passed_on: Sequence[str], flags: Mapping[str, Flag]
-) -> None:
-    """Raises HobbitError where the model will not fit, or the cache cannot be set up."""
+) -> "ModelInfo | None":
+    """What will be opened; None where other flags decide about its memory.
+
+    Raises HobbitError where the model will not fit, or the cache cannot be set up.
+    """
     from pyhobbit.engine.plan import lay_out  # loads the libraries, as machine does
     from pyhobbit.native.machine import available_memory, resident_memory
 
     context = str(_value(flags["--ctx-size"], passed_on, str(_CONTEXT)))
     unknown = any(_value(flags[name], passed_on) is not None for name in _MEMORY_FLAGS)
     if unknown or not context.isdecimal():
-        return
+        return None
     # with 0 llama-server takes what fits
     n_ctx = max(int(context), _LEAST_CONTEXT)
     # simulating it would take memory for each token, too
     if n_ctx * _TOKEN_BYTES > available_memory():
         raise HobbitError(f"a context of {n_ctx} tokens does not fit into memory; use a smaller --ctx-size")
     try:
-        lay_out(model, _ServerConfig(cache, n_ctx))
+        return lay_out(model, _ServerConfig(cache, n_ctx)).info
     except HobbitError:
         if cache.memory is None:
             raise
         # llama-server's process is smaller than this one
         larger = replace(cache, memory=cache.memory + resident_memory())
         with contextlib.suppress(HobbitError):
-            lay_out(model, _ServerConfig(larger, n_ctx))
-            return
+            return lay_out(model, _ServerConfig(larger, n_ctx)).info
         raise
 
 

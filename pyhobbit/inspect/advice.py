@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: MIT
 """Tells people what a plan and an estimate of speed say, and what would make the model faster."""
 
+import shlex
 from collections.abc import Iterator
+from pathlib import Path
 
 from pyhobbit.engine.plan import MemoryPlan
 from pyhobbit.engine.stats import DeviceInfo, ModelInfo
 from pyhobbit.engine.threads import processor_cores
 from pyhobbit.inspect.speed import Speed
-from pyhobbit.model.tiers import default_low_type
-from pyhobbit.settings.config import CacheConfig, format_size
+from pyhobbit.model.tiers import calibration_path, default_low_type
+from pyhobbit.settings.config import CacheConfig, InspectConfig, format_size
 
 _MUCH = 0.2  # of a token's time, or of the memory
 _SOURCES = {
@@ -133,6 +135,20 @@ def _hidden(speed: Speed) -> str:
     return f", {hidden:.0%} of it while computing" if hidden > 0 else ""
 
 
+def unused_low_tier(model: Path, info: ModelInfo, cache: CacheConfig) -> str | None:
+    """What to do about a low tier that lies idle because nothing says how to use it; None without one.
+
+    info: of the model as opened with `cache`; all experts in memory need no low tier.
+    """
+    if info.n_tiers < 2 or info.t1 < 1 or info.pool_bytes_high >= info.tier_bytes_high:
+        return None
+    if cache.t1 is not None or calibration_path(model).exists():
+        return None
+    unused = "everything is in high precision" if info.high_is_residual else "the low tier is not used"
+    paper = f"--t1 {InspectConfig.paper_t1} --t2 {InspectConfig.paper_t2}"
+    return f"{unused}: run pyhobbit calibrate {shlex.quote(str(model))} --text FILE, or start with {paper}"
+
+
 def advice(
     plan: MemoryPlan, speed: Speed | None, cache: CacheConfig, calibrated: bool, bits_high: float
 ) -> list[str]:
@@ -141,7 +157,10 @@ def advice(
     bits_high: per weight of the experts in high precision.
     """
     waits = speed is not None and speed.wait_s > _MUCH * (speed.compute_s + speed.wait_s)
-    found = list(_about_disk(plan, speed, cache, calibrated, bits_high)) if waits or speed is None else []
+    unused = unused_low_tier(Path(plan.info.model), plan.info, cache)
+    found = [unused] if unused else []
+    if waits or speed is None:
+        found += _about_disk(plan, speed, cache, calibrated, bits_high)
     if speed is not None and not waits:
         found.append(
             "computing takes nearly all the time: more or faster processor cores help, memory and disk do not"
@@ -167,10 +186,7 @@ def _about_disk(
     low = default_low_type(bits_high)
     if info.n_tiers < 2 and low is not None:
         yield f"add a low tier, so that less is read: pyhobbit convert --low {low} --sidecar {model}"
-    elif info.n_tiers > 1 and info.t1 >= 1:
-        unused = "everything is in high precision" if info.high_is_residual else "the low tier is not used"
-        yield f"{unused}: --t1 0.6 --t2 0.9 are the thresholds of the paper"
-    if not calibrated:
+    if not calibrated and not unused_low_tier(Path(model), info, cache):
         what = "thresholds and cache" if info.n_tiers > 1 else "the cache"
         yield f"fit {what} to your text: pyhobbit calibrate {model} --text FILE"
     if speed is not None and speed.disk is not None:

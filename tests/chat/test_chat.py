@@ -116,6 +116,15 @@ def test_a_model_without_a_template_says_so_and_ends(run_pyhobbit: RunPyhobbit, 
     assert "the context is full; use a larger --ctx" in done.stderr
 
 
+def test_a_low_tier_that_lies_idle_is_mentioned(run_pyhobbit: RunPyhobbit, tiny_gguf: Path) -> None:
+    idle = f"the low tier is not used: run pyhobbit calibrate {tiny_gguf} --text FILE"
+    for pools, thresholds, is_said in (("8M", (), 1), ("8M", ("--t1", "0.6"), 0), ("60M", (), 0)):
+        options = ("-p", PROMPT, "-n", 1, "--pools", pools, *thresholds, *GREEDY)
+        done = run_pyhobbit("chat", tiny_gguf, *options)
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.count(idle) == is_said
+
+
 def test_ctrl_c_keeps_the_text_and_exits_with_130(tiny_gguf: Path, tmp_path: Path) -> None:
     command = [
         sys.executable,

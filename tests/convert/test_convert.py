@@ -269,6 +269,28 @@ def test_the_default_low_type_has_about_half_the_bits(
     assert {types[low_of(name)] for name in ROUTED} == {low}
 
 
+@pytest.mark.parametrize(
+    ("options", "model_argument"),
+    [
+        ({}, "'{0}/my model-hobbit.gguf'"),
+        ({"sidecar": True}, "'{0}/my model.gguf'"),
+        ({"sidecar": True, "output": "other.gguf"}, "'{0}/my model.gguf' --sidecar {0}/other.gguf"),
+    ],
+)
+def test_the_next_command_is_said_last(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: dict[str, object], model_argument: str
+) -> None:
+    model = write_moe(tmp_path / "my model.gguf")
+    if "output" in options:
+        options = {**options, "output": tmp_path / str(options["output"])}
+    convert(Options(model, **options))
+    named = model_argument.format(tmp_path)
+    assert capsys.readouterr().err.splitlines()[-2:] == [
+        f"next: pyhobbit calibrate {named} --text FILE",
+        f"  or: pyhobbit chat {named} --t1 0.6 --t2 0.9",
+    ]
+
+
 def test_force_replaces_the_output(model: Path) -> None:
     first = convert(Options(model, low="q4_0")).read_bytes()
     second = convert(Options(model, low="q8_0", force=True)).read_bytes()

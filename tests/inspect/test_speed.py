@@ -9,9 +9,10 @@ from traces import letters, write_trace
 from pyhobbit.engine.plan import MemoryPlan
 from pyhobbit.engine.stats import ModelInfo
 from pyhobbit.errors import HobbitError
-from pyhobbit.inspect.advice import advice, memory_rows, speed_rows
+from pyhobbit.inspect.advice import advice, memory_rows, speed_rows, unused_low_tier
 from pyhobbit.inspect.machine import _own_trace
 from pyhobbit.inspect.speed import Sample, Speed, Warm, estimate, measure_sample, replay
+from pyhobbit.model.tiers import calibration_path
 from pyhobbit.native.machine import Disk, measure_disk
 from pyhobbit.routing.trace import ROUTE
 from pyhobbit.settings.config import CacheConfig, EngineConfig
@@ -144,7 +145,6 @@ def test_advice_is_about_what_takes_the_time() -> None:
     assert "pyhobbit calibrate m.gguf --text FILE" in _advice(PLAN, slow)
     assert "raise --memory" in _advice(PLAN, slow, CacheConfig(memory=2 * _GIB))
     assert "raise --memory" not in _advice(PLAN, slow)
-    assert "the low tier is not used: --t1 0.6 --t2 0.9" in _advice(_plan(t1=1.0, t2=1.0), slow)
     assert "pyhobbit convert --low q4_0 --sidecar m.gguf" in _advice(_plan(n_tiers=1), slow)
     assert "convert --low q2_k --sidecar m.gguf" in _advice(_plan(n_tiers=1), slow, bits=4.25)
     assert "low tier" not in _advice(_plan(n_tiers=1), slow, bits=3.4)
@@ -152,6 +152,23 @@ def test_advice_is_about_what_takes_the_time() -> None:
     fast = _advice(PLAN, _speed(wait_s=0.001))
     assert "computing takes nearly all the time" in fast
     assert "memory would hold" not in fast
+
+
+def test_a_low_tier_that_lies_idle_is_mentioned_once(tmp_path: Path) -> None:
+    model = tmp_path / "my model.gguf"
+    idle, cache = _plan(t1=1.0, t2=1.0, model=str(model)), CacheConfig()
+    command = f"run pyhobbit calibrate '{model}' --text FILE, or start with --t1 0.6 --t2 0.9"
+    for speed in (_speed(wait_s=0.2), _speed(wait_s=0.001), None):
+        assert _advice(idle, speed).count("pyhobbit calibrate") == 1
+        assert f"the low tier is not used: {command}" in _advice(idle, speed)
+    residual = replace(idle.info, high_is_residual=True)
+    assert unused_low_tier(model, residual, cache) == f"everything is in high precision: {command}"
+    assert unused_low_tier(model, replace(idle.info, t1=0.99), cache) is None
+    assert unused_low_tier(model, replace(idle.info, n_tiers=1), cache) is None
+    assert unused_low_tier(model, replace(idle.info, pool_bytes_high=1000 << 20), cache) is None  # all fits
+    assert unused_low_tier(model, idle.info, CacheConfig(t1=1.0)) is None  # asked for
+    calibration_path(model).touch()
+    assert unused_low_tier(model, idle.info, cache) is None
 
 
 def test_a_trace_of_another_model_is_refused(tmp_path: Path) -> None:

@@ -223,6 +223,14 @@ def test_a_missing_model_is_named(tiny_gguf: Path, run_pyhobbit: RunPyhobbit) ->
     assert f"did you mean {tiny_gguf}?" in done.stderr
 
 
+def test_a_low_tier_that_lies_idle_is_mentioned(tiny_gguf: Path, run_pyhobbit: RunPyhobbit) -> None:
+    ends_early = ("--port", free_port(), "--ctx-size", 512, "--chat-template-file", "/nowhere")
+    done = run_pyhobbit("serve", tiny_gguf, "--pools", "4M", *ends_early)
+    assert f"pyhobbit: the low tier is not used: run pyhobbit calibrate {tiny_gguf} --text" in done.stderr
+    for used in (("--pools", "4M", "--t1", "0.6"), ("--pools", "60M")):
+        assert "low tier" not in run_pyhobbit("serve", tiny_gguf, *used, *ends_early).stderr
+
+
 def test_the_exit_status_is_llama_servers(tiny_gguf: Path, run_pyhobbit: RunPyhobbit) -> None:
     done = run_pyhobbit("serve", tiny_gguf, "--port", free_port(), "--chat-template-file", "/nowhere")
     assert done.returncode == 1
