@@ -11,28 +11,16 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
-from huggingface_hub import (
-    HfApi,
-    constants,
-    get_hf_file_metadata,
-    hf_hub_download,
-    hf_hub_url,
-    try_to_load_from_cache,
-)
+from huggingface_hub import HfApi, constants, hf_hub_download, scan_cache_dir, try_to_load_from_cache
 from huggingface_hub.errors import (
+    CacheNotFound,
     GatedRepoError,
     HfHubHTTPError,
     HFValidationError,
     HTTPError,
+    LocalEntryNotFoundError,
     RepositoryNotFoundError,
 )
-
-try:  # what huggingface_hub does not promise to keep
-    from huggingface_hub.constants import MAX_HTTP_DOWNLOAD_SIZE as _LARGEST
-    from huggingface_hub.file_download import http_get
-    from huggingface_hub.utils import WeakFileLock, build_hf_headers
-except ImportError:
-    _LARGEST = -1  # hf_hub_download does it alone
 
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.names import COMPANIONS, parse_repository
@@ -60,17 +48,15 @@ class _Repo:
     def host(self) -> str:
         return self.endpoint or constants.ENDPOINT
 
-    @property
-    def folder(self) -> Path:
-        """Where the cache keeps it."""
-        cache = self.cache or Path(constants.HF_HUB_CACHE)
-        return cache / ("models--" + self.name.replace("/", "--"))
+    def cached(self, file: str) -> bool:
+        """Whether the cache has the newest version that it knows of."""
+        return isinstance(try_to_load_from_cache(self.name, file, cache_dir=self.cache), str)
 
 
 def fetch(
     name: str, checkpoint: bool = False, *, endpoint: str | None = None, cache: Path | None = None
 ) -> Path:
-    """Downloads a model unless it is there; what was interrupted goes on. Progress is on standard error.
+    """Downloads a model unless the cache has it, file by file. Progress is on standard error.
 
     name: USER/NAME[:QUANT]; QUANT picks the GGUF file as in llama.cpp. All parts of a split model come, and
     the sidecar and calibration that lie beside it.
@@ -124,33 +110,23 @@ def _fetch(repo: _Repo, choose: Callable[[Collection[str]], list[str]], local_di
     """Downloads the files that are chosen; returns the first."""
     with _explained(repo):
         try:
-            sizes = _sizes(repo)
+            info = HfApi(endpoint=repo.endpoint).model_info(repo.name, files_metadata=True)
         except (HTTPError, ConnectionError) as e:
             if isinstance(e, HfHubHTTPError):
                 raise
             return _from_cache(repo, choose, e)
+        sizes = {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or ()}
         files = choose(sizes)
-        _check_space(repo, {file: sizes[file] for file in files})
-        paths = [_download(repo, file, local_dir) for file in files]
+        _check_space(repo, {file: sizes[file] for file in files if not repo.cached(file)})
+        paths = [_download(repo, file, sizes[file], local_dir) for file in files]
         return paths[0]
 
 
-def _sizes(repo: _Repo) -> dict[str, int]:
-    """Bytes by file, as the repository has them now."""
-    info = HfApi(endpoint=repo.endpoint).model_info(repo.name, files_metadata=True)
-    return {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or ()}
-
-
-def _download(repo: _Repo, file: str, local_dir: Path | None) -> Path:
-    url = hf_hub_url(repo.name, file, endpoint=repo.endpoint)
-    found = get_hf_file_metadata(url, endpoint=repo.endpoint)
-    # Larger ones come by another protocol, which is huggingface_hub's affair.
-    if found.etag and found.size is not None and found.size <= _LARGEST:
-        _download_blob(repo, url, found.etag, found.size, file)
+def _download(repo: _Repo, file: str, size: int, local_dir: Path | None) -> Path:
+    if not repo.cached(file):  # the library's progress bar shows on terminals only
+        print(f"pyhobbit: downloading {file} of {repo.name}, {format_size(size)}", file=sys.stderr)
     path = Path(hf_hub_download(repo.name, file, endpoint=repo.endpoint, cache_dir=repo.cache))
-    if local_dir is None:
-        return path
-    return _link(path, local_dir / file)
+    return path if local_dir is None else _link(path, local_dir / file)
 
 
 def _link(path: Path, link: Path) -> Path:
@@ -165,37 +141,6 @@ def _link(path: Path, link: Path) -> Path:
     link.unlink(missing_ok=True)
     link.symlink_to(path.absolute())
     return link
-
-
-def _download_blob(repo: _Repo, url: str, etag: str, size: int, file: str) -> None:
-    """Puts a file's content where hf_hub_download finds it, which by itself would begin again every time."""
-    blob = repo.folder / "blobs" / etag
-    partial = blob.with_name(f"{etag}.incomplete")
-    lock = repo.folder.parent / ".locks" / repo.folder.name / f"{etag}.lock"
-    for folder in (blob.parent, lock.parent):
-        folder.mkdir(parents=True, exist_ok=True)
-    with WeakFileLock(lock):
-        if blob.exists():
-            return
-        if partial.exists() and partial.stat().st_size > size:
-            partial.unlink()
-        with partial.open("ab") as out:
-            _say(repo, file, size, out.tell())
-            http_get(
-                url,
-                out,
-                resume_size=out.tell(),
-                headers=build_hf_headers(),
-                expected_size=size,
-                displayed_filename=file,
-            )
-        partial.rename(blob)
-
-
-def _say(repo: _Repo, file: str, size: int, done: int) -> None:
-    # The progress bar shows on terminals only.
-    rest = f", {format_size(done)} already downloaded" if done else ""
-    print(f"pyhobbit: downloading {file} of {repo.name}, {format_size(size)}{rest}", file=sys.stderr)
 
 
 #
@@ -271,41 +216,26 @@ def _whole(repo: _Repo, first: str, files: Collection[str]) -> list[str]:
 
 def _from_cache(repo: _Repo, choose: Callable[[Collection[str]], list[str]], error: Exception) -> Path:
     """What an earlier download left there."""
-    with contextlib.suppress(OSError, HobbitError):
-        commit = (repo.folder / "refs" / constants.DEFAULT_REVISION).read_text().strip()
-        snapshot = repo.folder / "snapshots" / commit
-        there = [str(path.relative_to(snapshot)) for path in snapshot.rglob("*") if path.is_file()]
-        files = choose(there)
-        if _is_gguf(files[0]) or _is_whole_checkpoint(snapshot, files):
-            return snapshot / files[0]
+    with contextlib.suppress(CacheNotFound, HobbitError):
+        repos = (each for each in scan_cache_dir(repo.cache).repos if each.repo_id == repo.name)
+        for revision in (each for found in repos for each in found.revisions):
+            if constants.DEFAULT_REVISION in revision.refs:
+                snapshot = revision.snapshot_path
+                return snapshot / choose([str(f.file_path.relative_to(snapshot)) for f in revision.files])[0]
     raise HobbitError(
         f"{repo.host} cannot be reached, and {repo.name} has not been downloaded before; "
         f"check the network ({_first_line(error)})"
     ) from error
 
 
-def _is_whole_checkpoint(snapshot: Path, files: list[str]) -> bool:
-    if not (snapshot / "config.json").exists():
-        return False
-    index = next((file for file in files if file.endswith(".index.json")), None)
-    if index is None:
-        return True
-    named = set(re.findall(r'"([^"]+\.(?:safetensors|bin))"', (snapshot / index).read_text()))
-    return named <= set(files)
-
-
-def _check_space(repo: _Repo, sizes: Mapping[str, int]) -> None:
-    missing = sum(
-        size
-        for file, size in sizes.items()
-        if not isinstance(try_to_load_from_cache(repo.name, file, cache_dir=repo.cache), str)
-    )
-    begun = sum(path.stat().st_blocks * 512 for path in repo.folder.glob("blobs/*.incomplete"))
-    place = next(folder for folder in (repo.folder, *repo.folder.parents) if folder.exists())
-    free = shutil.disk_usage(place).free
-    if missing - begun > free:
+def _check_space(repo: _Repo, missing: Mapping[str, int]) -> None:
+    """missing: bytes by file."""
+    cache = repo.cache or Path(constants.HF_HUB_CACHE)
+    place = next(folder for folder in (cache, *cache.parents) if folder.exists())
+    needed, free = sum(missing.values()), shutil.disk_usage(place).free
+    if needed > free:
         raise HobbitError(
-            f"{repo.name} needs {format_size(missing - begun)} on the disk and {place} has "
+            f"{repo.name} needs {format_size(needed)} on the disk and {place} has "
             f"{format_size(free)} left; make room, or set HF_HOME to a folder on another disk"
         )
 
@@ -333,9 +263,9 @@ def _explained(repo: _Repo) -> Iterator[None]:
         ) from e
     except HfHubHTTPError as e:
         raise HobbitError(f"{page} cannot be downloaded: {_first_line(e)}; try again later") from e
-    except (HTTPError, ConnectionError) as e:
+    except (HTTPError, ConnectionError, LocalEntryNotFoundError) as e:
         raise HobbitError(
-            f"the download of {repo.name} broke off: {_first_line(e)}; the same command goes on with it"
+            f"the download of {repo.name} was interrupted: {_first_line(e)}; run the command again"
         ) from e
     except OSError as e:
         raise HobbitError(f"{repo.name} cannot be stored: {_reason(e)}") from e
@@ -343,7 +273,7 @@ def _explained(repo: _Repo) -> Iterator[None]:
 
 def _reason(error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "the disk is full; make room, and the same command goes on with the download"
+        return "the disk is full; make room, and run the command again"
     return f"{error.filename or constants.HF_HUB_CACHE}: {error.strerror or _first_line(error)}"
 
 

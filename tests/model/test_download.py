@@ -6,10 +6,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import TINY_MODEL
 from fake_hub import Hub, serving
+from huggingface_hub import hf_hub_download
 
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model import download
@@ -106,43 +108,22 @@ def test_a_download_that_broke_off_goes_on(hub: Hub, tmp_path: Path) -> None:
     assert again > 0
 
 
-def test_without_what_the_hub_does_not_promise_downloads_still_work(hub: Hub, tmp_path: Path) -> None:
-    program = "import sys\n"
-    program += "from huggingface_hub import file_download\n"
-    program += "from pathlib import Path\n"
-    program += "whole = file_download.http_get\n"
-    program += "del file_download.http_get\n"
-    program += "from pyhobbit.model import download\n"
-    program += "file_download.http_get = whole\n"
-    program += "print(hasattr(download, 'http_get'))\n"
-    program += "print(download.fetch(sys.argv[1], endpoint=sys.argv[2], cache=Path(sys.argv[3])))\n"
-    command = [sys.executable, "-c", program, "user/many", hub.endpoint, tmp_path]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    has_own, path = done.stdout.split()
-    assert has_own == "False"
-    assert path == str(_fetch(hub, tmp_path, "user/many"))
+def test_files_that_an_interrupted_download_has_finished_are_kept(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(repo: str, file: str, **keys: Any) -> str:
+        if "00003-of" in file:
+            raise KeyboardInterrupt
+        return hf_hub_download(repo, file, **keys)
 
-
-def test_an_interrupted_download_goes_on_in_the_next_run(hub: Hub, tmp_path: Path) -> None:
-    program = "import os, signal, sys\nfrom pathlib import Path\nfrom pyhobbit.model import download\n"
-    program += "class Torn:\n"
-    program += "    def __init__(self, file): self.file = file\n"
-    program += "    def __getattr__(self, name): return getattr(self.file, name)\n"
-    program += "    def write(self, data):\n"
-    program += "        self.file.write(data)\n"
-    program += "        os.kill(os.getpid(), signal.SIGINT)\n"
-    program += "http_get = download.http_get\n"
-    program += "download.http_get = lambda url, file, **keys: http_get(url, Torn(file), **keys)\n"
-    program += "download.fetch('user/big', endpoint=sys.argv[1], cache=Path(sys.argv[2]))\n"
-    command = [sys.executable, "-c", program, hub.endpoint, tmp_path / "cache"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert "KeyboardInterrupt" in done.stderr
+    with monkeypatch.context() as patch:
+        patch.setattr(download, "hf_hub_download", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            _fetch(hub, tmp_path, "user/split")
     hub.served.clear()
-    assert _fetch(hub, tmp_path / "cache", "user/big").read_bytes() == BIG
-    (((name, first)),) = hub.served
-    assert name == "Big.gguf"
-    assert 0 < first < len(BIG)
+    path = _fetch(hub, tmp_path, "user/split")
+    assert hub.served == [("Q6_K/Model-Q6_K-00003-of-00003.gguf", 0)]
+    assert len(list(path.parent.iterdir())) == 3
 
 
 def test_without_a_network_what_is_there_is_taken(hub: Hub, tmp_path: Path) -> None:
@@ -202,7 +183,7 @@ def test_a_disk_that_becomes_full_is_one_sentence(
     def full(*_args: object, **_keys: object) -> str:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(download, "http_get", full)
+    monkeypatch.setattr(download, "hf_hub_download", full)
     assert "the disk is full" in _error(hub, tmp_path, "user/big")
 
 
