@@ -36,6 +36,15 @@ class status {
     bool        aborted_ = false;
 };
 
+// Leaves the function with the error of an expression that is a status, if it is one.
+#define HOBBIT_TRY(expression)                                                                                         \
+    do {                                                                                                               \
+        const hobbit::status tried_ = (expression);                                                                    \
+        if (!tried_.ok()) {                                                                                            \
+            return tried_;                                                                                             \
+        }                                                                                                              \
+    } while (false)
+
 // printf into a string
 std::string format(const char * fmt, ...) __attribute__((format(printf, 1, 2)));
 

@@ -17,12 +17,9 @@ expert_cache::expert_cache(const expert_index & index, loader & loader, stats & 
 }
 
 status expert_cache::allocate(term_id term, uint32_t n_slots, uint32_t quota, cache_policy & policy) {
-    const status s = slots_[term].allocate(n_slots);
-    if (s.ok()) {
-        sets_.add(term,
-                  resident_set(uint32_t(index_.n_layers()), n_experts_, term, slots_[term].n_slots(), quota, policy));
-    }
-    return s;
+    HOBBIT_TRY(slots_[term].allocate(n_slots));
+    sets_.add(term, resident_set(uint32_t(index_.n_layers()), n_experts_, term, slots_[term].n_slots(), quota, policy));
+    return {};
 }
 
 //
@@ -113,11 +110,10 @@ bool expert_cache::arrived(expert_id id, tier_id tier, part_set parts) const {
 }
 
 status expert_cache::wait(expert_id id, tier_id tier, part_set parts) {
-    status s;
     for (const term_id term : terms(tier)) {
-        s = s.ok() ? loader_.wait(load(id, term), parts) : s;
+        HOBBIT_TRY(loader_.wait(load(id, term), parts));
     }
-    return s;
+    return {};
 }
 
 loader::transfers expert_cache::transferred() const {

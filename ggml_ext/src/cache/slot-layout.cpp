@@ -166,10 +166,7 @@ status slot_layout::plan_banks(uint32_t n_slots, bank_plan & plan) {
         plan.bank_size      = slot_size_ * plan.slots_per_bank;
         return {};
     }
-    const status s = fit_bank(most);
-    if (!s.ok()) {
-        return s;
-    }
+    HOBBIT_TRY(fit_bank(most));
     const size_t bound = slot_size_ * n_slots + overhead();
     for (;; n_slots--) { // one slot is always within the bound
         const uint32_t slots_per_bank = (n_slots + n_banks() - 1) / n_banks();

@@ -44,10 +44,7 @@ ggml_backend_buffer_type_t slot_memory::choose_packed() {
 
 status slot_memory::allocate(uint32_t n_slots) {
     slot_layout::bank_plan banks;
-    const status           s = layout_.plan_banks(n_slots, banks);
-    if (!s.ok()) {
-        return s;
-    }
+    HOBBIT_TRY(layout_.plan_banks(n_slots, banks));
     const char * options = in_host_ ? "--pools or --memory" : "--pools or --device-memory, or check the device";
     return pool_.allocate(memory_, choose_packed(), banks.bank_size, banks.slots_per_bank, banks.n_slots, options);
 }

@@ -72,10 +72,7 @@ status find_compute_devices(const std::string & names, std::vector<ggml_backend_
     for (size_t start = 0; start <= names.size();) {
         const size_t       end    = std::min(names.find(',', start), names.size());
         ggml_backend_dev_t device = nullptr;
-        const status       s      = find_device(names.substr(start, end - start), device);
-        if (!s.ok()) {
-            return s;
-        }
+        HOBBIT_TRY(find_device(names.substr(start, end - start), device));
         devices.push_back(device);
         start = end + 1;
     }

@@ -85,10 +85,7 @@ status allocate_pools(const expert_index & index, expert_cache & cache, const st
             continue;
         }
         const uint32_t quota = even_quota(slots[term], uint32_t(layers.size()), wanted.n_used);
-        const status   s     = cache.allocate(term, slots[term], quota, policy);
-        if (!s.ok()) {
-            return s;
-        }
+        HOBBIT_TRY(cache.allocate(term, slots[term], quota, policy));
         const uint32_t n_slots = cache.n_slots(term);
         GGML_LOG_INFO("hobbit: %s-precision pool of %u of %u %s, %s on %s\n", tier_name(tier_of(term)), n_slots,
                       wanted.n_experts, index.content(term),

@@ -78,11 +78,10 @@ device_engine & device_engines::of_block(int64_t block) const {
 status device_engines::set_router(uint32_t block, const ggml_tensor * weight, const ggml_tensor * bias,
                                   const ggml_tensor * selection_bias, hobbit_gating gating) {
     const auto layer = find_layer(block);
-    status     s;
-    for (size_t i = 0; i < places_.size() && s.ok() && layer; i++) {
-        s = places_[i]->set_router(*layer, weight, bias, selection_bias, gating);
+    for (size_t i = 0; i < places_.size() && layer; i++) {
+        HOBBIT_TRY(places_[i]->set_router(*layer, weight, bias, selection_bias, gating));
     }
-    return s;
+    return {};
 }
 
 //
@@ -92,10 +91,10 @@ status device_engines::set_router(uint32_t block, const ggml_tensor * weight, co
 status device_engines::plan_host(other_memory other, uint32_t n_batch, memory_plan & plan) const {
     const device_engine & place = *places_.front();
     pool_plan             here;
-    other.scratch  += place.rows(n_batch);
-    const status s  = plan_pools(config_.bounds(), place.demand(), other, here);
-    plan.n_slots    = { here.n_slots };
-    return s;
+    other.scratch += place.rows(n_batch);
+    HOBBIT_TRY(plan_pools(config_.bounds(), place.demand(), other, here));
+    plan.n_slots = { here.n_slots };
+    return {};
 }
 
 status device_engines::plan_devices(other_memory other, uint32_t n_batch, memory_plan & plan) const {
@@ -109,17 +108,17 @@ status device_engines::plan_devices(other_memory other, uint32_t n_batch, memory
         }
     }
     std::vector<budget> shared;
-    status              s = share_bounds(config_.bounds(), devices, shared);
-    for (size_t i = 0; i < places_.size() && s.ok(); i++) {
+    HOBBIT_TRY(share_bounds(config_.bounds(), devices, shared));
+    for (size_t i = 0; i < places_.size(); i++) {
         pool_plan here;
         if (places_[i]->n_layers() > 0) {
-            other.device      = places_[i]->memory(devices[i].rows, host);
-            s                 = plan_pools(shared[i], devices[i].demand, other, here);
+            other.device = places_[i]->memory(devices[i].rows, host);
+            HOBBIT_TRY(plan_pools(shared[i], devices[i].demand, other, here));
             plan.n_host_slots = here.n_host_slots; // the same for each
         }
         plan.n_slots.push_back(here.n_slots);
     }
-    return s;
+    return {};
 }
 
 status device_engines::start_sharing(const pool_slots & host_slots) {
@@ -138,20 +137,19 @@ status device_engines::start_sharing(const pool_slots & host_slots) {
 }
 
 status device_engines::allocate_pools(const memory_plan & plan, cache_policy & policy) {
-    status s;
-    for (size_t i = 0; i < places_.size() && s.ok(); i++) {
-        s = places_[i]->allocate(plan.n_slots[i], policy);
+    for (size_t i = 0; i < places_.size(); i++) {
+        HOBBIT_TRY(places_[i]->allocate(plan.n_slots[i], policy));
         if (places_[i]->n_layers() == 0) {
             GGML_LOG_WARN("hobbit: %s computes no layer with experts\n", ggml_backend_dev_name(places_[i]->device()));
         }
     }
-    if (!host_ || !s.ok()) {
-        return s;
+    if (!host_) {
+        return {};
     }
     const bool   is_locked = transfer_memory_ != ggml_backend_cpu_buffer_type();
     const char * where     = is_locked ? "the host, page-locked, behind it" : "the host, behind it";
-    s                      = hobbit::allocate_pools(index_, *host_, all_layers(), plan.n_host_slots, policy, where);
-    for (const term_id term : s.ok() ? index_.stored_terms() : std::vector<term_id>()) {
+    HOBBIT_TRY(hobbit::allocate_pools(index_, *host_, all_layers(), plan.n_host_slots, policy, where));
+    for (const term_id term : index_.stored_terms()) {
         uint32_t n_above = 0;
         for (const auto & place : places_) {
             n_above += place->cache().n_slots(term);
@@ -160,21 +158,20 @@ status device_engines::allocate_pools(const memory_plan & plan, cache_policy & p
             host_->make_exclusive(term);
         }
     }
-    if (s.ok() && host_->n_slots(term_id::high) == 0) {
+    if (host_->n_slots(term_id::high) == 0) {
         GGML_LOG_WARN("hobbit: host memory has no room to cache experts: each miss on %s reads from disk; "
                       "give a larger --memory\n",
                       config_.device.c_str());
     }
-    return s;
+    return {};
 }
 
 status device_engines::allocate(other_memory other, uint32_t n_batch, cache_policy & policy) {
     memory_plan plan;
-    status      s = host_ ? plan_devices(other, n_batch, plan) : plan_host(other, n_batch, plan);
-    if (s.ok() && host_) { // measures with memory that the pools take then
-        s = start_sharing(plan.n_host_slots);
-    }
-    return s.ok() ? allocate_pools(plan, policy) : s;
+    HOBBIT_TRY(host_ ? plan_devices(other, n_batch, plan) : plan_host(other, n_batch, plan));
+    // measures with memory that the pools take then
+    HOBBIT_TRY(host_ ? start_sharing(plan.n_host_slots) : status());
+    return allocate_pools(plan, policy);
 }
 
 //

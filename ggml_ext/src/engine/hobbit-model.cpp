@@ -18,13 +18,8 @@ status hobbit_model::open(const std::string & path, const hobbit_setting * given
     std::unique_ptr<hobbit_model> opened(new hobbit_model);
     opened->resident_before_ = resident_memory();
 
-    status s = opened->settings_.apply(given, n_given);
-    if (s.ok()) {
-        s = opened->index_.open(path, opened->settings_.sidecar);
-    }
-    if (!s.ok()) {
-        return s;
-    }
+    HOBBIT_TRY(opened->settings_.apply(given, n_given));
+    HOBBIT_TRY(opened->index_.open(path, opened->settings_.sidecar));
 
     const expert_index & index = opened->index_;
     const bool           asked = opened->settings_.asked();
@@ -42,24 +37,19 @@ status hobbit_model::open(const std::string & path, const hobbit_setting * given
                       path.c_str());
     }
     if (opened->settings_.calibrated) {
-        s = opened->index_.read_calibration(path);
+        HOBBIT_TRY(opened->index_.read_calibration(path));
     }
-    if (!s.ok()) {
-        return s;
-    }
-    s = opened->settings_.apply_stored(index.stored());
+    const status s = opened->settings_.apply_stored(index.stored());
     if (!s.ok()) {
         return status::error(format("the settings stored in '%s' or the calibration beside it cannot be used: %s",
                                     path.c_str(), s.message().c_str()));
     }
     std::vector<ggml_backend_dev_t> named;
-    s = opened->check_thresholds(opened->settings_.thresholds);
-    s = s.ok() ? find_compute_devices(opened->settings_.device, named) : s;
-    s = s.ok() ? opened->open_files() : s;
-    if (s.ok()) {
-        model = std::move(opened);
-    }
-    return s;
+    HOBBIT_TRY(opened->check_thresholds(opened->settings_.thresholds));
+    HOBBIT_TRY(find_compute_devices(opened->settings_.device, named));
+    HOBBIT_TRY(opened->open_files());
+    model = std::move(opened);
+    return {};
 }
 
 status hobbit_model::check_thresholds(const score_thresholds & t) const {
@@ -94,12 +84,8 @@ bool hobbit_model::owns(const std::string & tensor) const {
 }
 
 status hobbit_model::open_files() {
-    status s;
-    for (size_t i = 0; i < index_.files().size() && s.ok(); i++) {
-        s = reader_.open(index_.files()[i]);
-    }
-    if (!s.ok()) {
-        return s;
+    for (const std::string & file : index_.files()) {
+        HOBBIT_TRY(reader_.open(file));
     }
     if (!reader_.direct_io()) {
         GGML_LOG_WARN("hobbit: the file system of '%s' has no direct I/O: reads go through the page cache\n",
@@ -157,12 +143,10 @@ status hobbit_model::place_layers(const ggml_backend_dev_t * devices, size_t n_d
         settings_.device = usable_devices(of_layers);
     }
     std::vector<ggml_backend_dev_t> own;
-    const status                    s = find_compute_devices(settings_.device, own);
-    if (s.ok()) {
-        build(own);
-        places_->place_layers(devices, n_devices);
-    }
-    return s;
+    HOBBIT_TRY(find_compute_devices(settings_.device, own));
+    build(own);
+    places_->place_layers(devices, n_devices);
+    return {};
 }
 
 status hobbit_model::set_router(uint32_t block, const ggml_tensor * weight, const ggml_tensor * bias,
@@ -198,18 +182,12 @@ status hobbit_model::prepare(uint64_t model_bytes, uint32_t n_batch) {
     if (prepared_) {
         return {};
     }
-    const status fits = check_device_settings();
-    if (!fits.ok()) {
-        return fits;
-    }
+    HOBBIT_TRY(check_device_settings());
     const other_memory other = { resident_before_,  model_bytes,        staging_bytes(),
                                  resident_memory(), available_memory(), {} };
-    status             s     = places_->allocate(other, n_batch, *policy_);
-    if (s.ok() && !settings_.trace.empty()) { // not before: a model that cannot run leaves an older trace alone
-        s = recorder_.open_trace(settings_.trace, index_);
-    }
-    if (!s.ok()) {
-        return s;
+    HOBBIT_TRY(places_->allocate(other, n_batch, *policy_));
+    if (!settings_.trace.empty()) { // not before: a model that cannot run leaves an older trace alone
+        HOBBIT_TRY(recorder_.open_trace(settings_.trace, index_));
     }
     places_->start(*run_);
     start_sequence(0); // where llama.cpp does not say which sequences it computes
@@ -290,10 +268,7 @@ status hobbit_model::change_thresholds(double t1, double t2, settings & changed)
         { "hobbit.t1", HOBBIT_SETTING_FLOAT, 0, t1, nullptr },
         { "hobbit.t2", HOBBIT_SETTING_FLOAT, 0, t2, nullptr },
     };
-    status s = changed.apply(given, 2);
-    if (!s.ok()) {
-        return s;
-    }
+    HOBBIT_TRY(changed.apply(given, 2));
     if (prepared_ && t1 < 1.0 && t2 > t1 && !places_->has_low_pool()) {
         return status::error(
             format("t1 = %g asks for low-precision experts, and the model was opened without a pool for "
@@ -306,10 +281,7 @@ status hobbit_model::change_thresholds(double t1, double t2, settings & changed)
 status hobbit_model::set_thresholds(double t1, double t2) {
     std::lock_guard<std::mutex> lock(mutex_);
     settings                    changed;
-    const status                s = change_thresholds(t1, t2, changed);
-    if (!s.ok()) {
-        return s;
-    }
+    HOBBIT_TRY(change_thresholds(t1, t2, changed));
     settings_ = changed;
     if (run_) {
         run_->thresholds.set(settings_.thresholds);
@@ -320,12 +292,10 @@ status hobbit_model::set_thresholds(double t1, double t2) {
 status hobbit_model::set_sequence_thresholds(int32_t sequence, double t1, double t2) {
     std::lock_guard<std::mutex> lock(mutex_);
     GGML_ASSERT(prepared_);
-    settings     changed;
-    const status s = change_thresholds(t1, t2, changed);
-    if (s.ok()) {
-        run_->thresholds.set(sequence, changed.thresholds);
-    }
-    return s;
+    settings changed;
+    HOBBIT_TRY(change_thresholds(t1, t2, changed));
+    run_->thresholds.set(sequence, changed.thresholds);
+    return {};
 }
 
 status hobbit_model::check() const {

@@ -256,10 +256,7 @@ status settings::apply_one(const hobbit_setting & setting) {
 
 status settings::apply(const hobbit_setting * given, size_t n_given) {
     for (size_t i = 0; i < n_given; i++) {
-        const status s = apply_one(given[i]);
-        if (!s.ok()) {
-            return s;
-        }
+        HOBBIT_TRY(apply_one(given[i]));
         given_.insert(given[i].key);
     }
     if (is_given("hobbit.t2") && !is_given("hobbit.t1")) {

@@ -18,10 +18,7 @@ status clear_skipped(const ggml_tensor * tensor, const running_layer & layer, in
         return {};
     }
     GGML_ASSERT(ggml_nrows(tensor) == layer.routing.n_tokens * layer.routing.n_used);
-    const status s = inner.compute();
-    if (!s.ok()) {
-        return s;
-    }
+    HOBBIT_TRY(inner.compute());
     for (const int32_t row : layer.plan.skipped) {
         ggml_backend_tensor_memset(const_cast<ggml_tensor *>(tensor), 0, row * tensor->nb[1],
                                    tensor->ne[0] * sizeof(float));

@@ -28,22 +28,21 @@ status expert_matmuls::reserve(const layer_routing & routing, inner_graph & inne
     if (sizes.fits(inner.scratch())) {
         return {};
     }
-    const status s = inner.compute();
-    if (s.ok() && !inner.reserve(sizes)) {
+    HOBBIT_TRY(inner.compute());
+    if (!inner.reserve(sizes)) {
         return status::error(
             format("%s has no memory left for the rows of %lld tokens: use a smaller batch (--ubatch-size)",
                    ggml_backend_name(inner.backend()), (long long) routing.n_tokens));
     }
-    return s;
+    return {};
 }
 
 status expert_matmuls::add(const ggml_tensor * matmul, const layer_routing & routing,
                            const std::vector<const planned_use *> & uses, inner_graph & inner) const {
-    status s;
-    for (size_t i = 0; i < index_.terms(tier_id::high).size() && s.ok(); i++) {
-        s = add_term(matmul, routing, uses, i, inner);
+    for (size_t i = 0; i < index_.terms(tier_id::high).size(); i++) {
+        HOBBIT_TRY(add_term(matmul, routing, uses, i, inner));
     }
-    return s;
+    return {};
 }
 
 // Adds the given term of those uses that have one.
@@ -71,24 +70,20 @@ status expert_matmuls::add_term(const ggml_tensor * matmul, const layer_routing 
     for (auto & [stack, group] : places) {
         const auto & [buffer, first, stride, type] = stack;
         const matrices weights                     = { type, shape.n_in, shape.n_out, first, stride, buffer };
-        const status   s =
-            add_alike({ matmul, routing, weights, group.first, number > 0, std::move(group.second) }, inner);
-        if (!s.ok()) {
-            return s;
-        }
+        HOBBIT_TRY(add_alike({ matmul, routing, weights, group.first, number > 0, std::move(group.second) }, inner));
     }
     return {};
 }
 
 static status add_rows(const ggml_tensor * matmul, const matrices & weights, const std::vector<served_row> & rows,
                        bool adds, inner_graph & inner) {
-    const status s = inner.full() ? inner.compute() : status();
-    if (s.ok() && adds) {
+    HOBBIT_TRY(inner.full() ? inner.compute() : status());
+    if (adds) {
         inner.add_to_matmul(matmul, weights, rows);
-    } else if (s.ok()) {
+    } else {
         inner.add_matmul(matmul, weights, rows);
     }
-    return s;
+    return {};
 }
 
 // The operations of a large pool may need more, which fits into the hundredth of the budget that is left free.
@@ -120,10 +115,7 @@ status expert_matmuls::add_alike(alike_rows alike, inner_graph & inner) const {
         const bool   fits =
             at_once || rows.empty() || (n <= n_at_once && is_work(slot(use) - rows.front().matrix + 1, n));
         if (!fits) {
-            const status s = add_rows(alike.matmul, alike.weights, rows, alike.adds, inner);
-            if (!s.ok()) {
-                return s;
-            }
+            HOBBIT_TRY(add_rows(alike.matmul, alike.weights, rows, alike.adds, inner));
             rows.clear();
         }
         for (const int32_t row : use->selections) {

@@ -18,10 +18,7 @@ using clock = std::chrono::steady_clock;
 status measure_disk(const std::string & path, uint64_t read_bytes, uint32_t n_threads, double seconds,
                     hobbit_disk_speed & speed) {
     posix_file_reader reader;
-    const status      opened = reader.open(path);
-    if (!opened.ok()) {
-        return opened;
-    }
+    HOBBIT_TRY(reader.open(path));
     constexpr uint64_t A     = file_reader::alignment;
     const uint64_t     whole = std::filesystem::file_size(path) / A * A;
     const uint64_t     size  = std::min((read_bytes + A - 1) / A * A, whole);

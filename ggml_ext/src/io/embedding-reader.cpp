@@ -18,17 +18,14 @@ status embedding_reader::read(int32_t row, float * out) {
     if (!staging_.reserve(span)) {
         return status::error(format("no memory is left for %zu bytes of the token embedding", span));
     }
-    const status s = reader_.read_at(place.file, place.offset - offset, span, offset + row_size, staging_.data());
-    if (!s.ok()) {
-        return s;
-    }
+    HOBBIT_TRY(reader_.read_at(place.file, place.offset - offset, span, offset + row_size, staging_.data()));
     const char * data = staging_.data() + offset;
     if (table_.type == GGML_TYPE_F32) {
         std::memcpy(out, data, row_size);
     } else {
         ggml_get_type_traits(table_.type)->to_float(data, out, shape_.n_in);
     }
-    return s;
+    return {};
 }
 
 status embedding_reader::compute(ggml_tensor * lookup) {
@@ -40,10 +37,7 @@ status embedding_reader::compute(ggml_tensor * lookup) {
     ggml_backend_tensor_get(rows, numbers.data(), 0, ggml_nbytes(rows));
     converted_.resize(shape_.n_in);
     for (size_t i = 0; i < numbers.size(); i++) {
-        const status s = read(numbers[i], converted_.data());
-        if (!s.ok()) {
-            return s;
-        }
+        HOBBIT_TRY(read(numbers[i], converted_.data()));
         ggml_backend_tensor_set(lookup, converted_.data(), i * lookup->nb[1], shape_.n_in * sizeof(float));
     }
     return {};

@@ -73,11 +73,7 @@ status posix_file_reader::check_unchanged(const open_file & file) {
 status posix_file_reader::read_at(uint32_t index, uint64_t offset, size_t size, size_t needed, void * buf) {
     open_file & file = *files_[index];
 
-    status s = check_unchanged(file);
-    if (!s.ok()) {
-        return s;
-    }
-
+    HOBBIT_TRY(check_unchanged(file));
     size_t done = 0;
     while (done < needed) {
         const bool    direct = file.direct;

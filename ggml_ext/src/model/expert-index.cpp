@@ -31,33 +31,25 @@ const expert_tensor * expert_index::find_tensor(const std::string & name) const 
 
 status expert_index::open(const std::string & path, const std::string & sidecar) {
     std::vector<gguf_file> files;
-    status                 s = open_gguf_model(path, files);
-    if (!s.ok()) {
-        return s;
-    }
+    HOBBIT_TRY(open_gguf_model(path, files));
     if (is_sidecar(files[0])) {
         return status::error(format("'%s' holds only further tiers of '%s': give that file as the model", path.c_str(),
                                     sidecar_base_name(files[0]).c_str()));
     }
     for (const gguf_file & file : files) {
         model_bytes_ += file.size();
-        s             = s.ok() ? read_metadata(file) : s;
+        HOBBIT_TRY(read_metadata(file));
     }
-    s = s.ok() ? add_base(files) : s;
-    if (!s.ok() || layers_.empty()) {
-        return s;
+    HOBBIT_TRY(add_base(files));
+    if (layers_.empty()) {
+        return {};
     }
-
     find_embedding(files);
-
-    s = open_sidecar(path, sidecar, files);
-    if (s.ok()) {
-        s = add_tiers(files);
-    }
+    HOBBIT_TRY(open_sidecar(path, sidecar, files));
     for (const gguf_file & file : files) {
         files_.push_back(file.path());
     }
-    return s;
+    return add_tiers(files);
 }
 
 status expert_index::open_sidecar(const std::string & path, const std::string & sidecar,
@@ -72,17 +64,15 @@ status expert_index::open_sidecar(const std::string & path, const std::string & 
         return status::error(format("'%s' has tiers of its own: do not give it a sidecar", path.c_str()));
     }
 
-    gguf_file file;
-    status    s = file.open(name);
+    gguf_file    file;
+    const status s = file.open(name);
     if (!s.ok()) {
         return status::error(format("%s; it should be the sidecar of '%s': make one with pyhobbit convert --sidecar",
                                     s.message().c_str(), path.c_str()));
     }
-    s = check_sidecar(file, files);
-    if (s.ok()) {
-        files.push_back(std::move(file));
-    }
-    return s;
+    HOBBIT_TRY(check_sidecar(file, files));
+    files.push_back(std::move(file));
+    return {};
 }
 
 status expert_index::read_metadata(const gguf_file & file) {
@@ -296,10 +286,7 @@ status expert_index::read_residual(const gguf_file & file, tier_set & tiers) {
 
 status expert_index::add_tiers(const std::vector<gguf_file> & files) {
     for (uint32_t i = 0; i < files.size(); i++) {
-        status s = read_tiers(files[i], tiers_);
-        if (!s.ok()) {
-            return s;
-        }
+        HOBBIT_TRY(read_tiers(files[i], tiers_));
         if (!tiers_.are_declared) {
             continue;
         }
@@ -315,13 +302,10 @@ status expert_index::add_tiers(const std::vector<gguf_file> & files) {
             }
         }
         for (const gguf_file::tensor & t : files[i].tensors()) {
-            s = is_tier_tensor(t.name) ? add_group(files[i], i, t) : status();
-            if (!s.ok()) {
-                return s;
-            }
+            HOBBIT_TRY(is_tier_tensor(t.name) ? add_group(files[i], i, t) : status());
         }
-        s = check_term(files[i].path(), term_id::high);
-        return s.ok() ? check_term(files[i].path(), term_id::low) : s;
+        HOBBIT_TRY(check_term(files[i].path(), term_id::high));
+        return check_term(files[i].path(), term_id::low);
     }
     return {};
 }

@@ -152,10 +152,7 @@ static bool split_path(const std::string & first, uint32_t number, uint32_t coun
 
 status open_gguf_model(const std::string & path, std::vector<gguf_file> & files) {
     files.resize(1);
-    status s = files[0].open(path);
-    if (!s.ok()) {
-        return s;
-    }
+    HOBBIT_TRY(files[0].open(path));
 
     double count = 0;
     double index = 0;
@@ -176,10 +173,7 @@ status open_gguf_model(const std::string & path, std::vector<gguf_file> & files)
                                         path.c_str(), uint32_t(count)));
         }
         files.emplace_back();
-        s = files.back().open(part);
-        if (!s.ok()) {
-            return s;
-        }
+        HOBBIT_TRY(files.back().open(part));
     }
     return {};
 }

@@ -82,10 +82,7 @@ static status fingerprint(const std::vector<gguf_file> & model, uint64_t & hash)
 
     hash = 0xcbf29ce484222325ull;
     for (const auto & [file, tensor] : tensors) {
-        const status s = hash_tensor(*file, *tensor, hash);
-        if (!s.ok()) {
-            return s;
-        }
+        HOBBIT_TRY(hash_tensor(*file, *tensor, hash));
     }
     return {};
 }
@@ -103,11 +100,8 @@ status check_sidecar(const gguf_file & sidecar, const std::vector<gguf_file> & m
     for (const gguf_file & file : model) {
         size += file.size();
     }
-    uint64_t     hash = 0;
-    const status s    = fingerprint(model, hash);
-    if (!s.ok()) {
-        return s;
-    }
+    uint64_t hash = 0;
+    HOBBIT_TRY(fingerprint(model, hash));
     if (size != expected_size || hash != expected_hash) {
         return status::error(
             format("the sidecar '%s' was made for another version of '%s': make it again with pyhobbit convert "

@@ -93,10 +93,7 @@ static uint64_t host_room(const budget & b, const other_memory & other) {
 
 static status pool_bytes(const budget & b, const pool_demand & d, const other_memory & other, uint64_t & bytes) {
     const uint64_t smallest = smallest_pools(b, d);
-    const status   fits     = other.device.name ? check_others(b, other) : status();
-    if (!fits.ok()) {
-        return fits;
-    }
+    HOBBIT_TRY(other.device.name ? check_others(b, other) : status());
     if (b.pools > 0) {
         bytes = b.pools;
         return check_pools(bytes, smallest);
@@ -177,10 +174,7 @@ status share_bounds(const budget & b, const std::vector<device_share> & devices,
     }
     const uint64_t least_pools  = std::accumulate(pools.begin(), pools.end(), uint64_t(0));
     const uint64_t least_memory = std::accumulate(memory.begin(), memory.end(), uint64_t(0));
-    const status   fits         = b.pools > 0 ? check_pools(b.pools, least_pools) : status();
-    if (!fits.ok()) {
-        return fits;
-    }
+    HOBBIT_TRY(b.pools > 0 ? check_pools(b.pools, least_pools) : status());
     if (b.device_memory > 0 && b.pools == 0 && b.device_memory < least_memory) {
         return device_memory_too_small(b.device_memory, least_memory);
     }
@@ -190,11 +184,8 @@ status share_bounds(const budget & b, const std::vector<device_share> & devices,
 }
 
 status plan_pools(const budget & b, const pool_demand & d, const other_memory & other, pool_plan & plan) {
-    uint64_t     bytes  = 0;
-    const status result = pool_bytes(b, d, other, bytes);
-    if (!result.ok()) {
-        return result;
-    }
+    uint64_t bytes = 0;
+    HOBBIT_TRY(pool_bytes(b, d, other, bytes));
     plan.n_slots = divide(b, d, bytes);
     if (other.device.name) {
         const pool_demand & in_host = other.device.host;

@@ -118,10 +118,7 @@ status prefetcher::look_ahead(const layer_routing & running, const ggml_tensor *
         return {};
     }
     const uint32_t n_ahead = std::min(n_ahead_, end - 1 - running.layer);
-    const status   s       = ahead.predict(running, n_ahead, router_input, backend, predictions_);
-    if (!s.ok()) {
-        return s;
-    }
+    HOBBIT_TRY(ahead.predict(running, n_ahead, router_input, backend, predictions_));
 
     for (const layer_routing & prediction : predictions_) {
         if (!prefetch(prediction)) {

@@ -246,10 +246,7 @@ status router_predictor::predict(const layer_routing & running, uint32_t n_ahead
 
     for (int64_t first = 0; n_layers > 0 && first < n_tokens; first += MAX_TOKENS) {
         const int64_t n = std::min(MAX_TOKENS, n_tokens - first);
-        const status  s = multiply(backend, router_input, first, n, layer_id(running.layer + 1), uint32_t(n_layers));
-        if (!s.ok()) {
-            return s;
-        }
+        HOBBIT_TRY(multiply(backend, router_input, first, n, layer_id(running.layer + 1), uint32_t(n_layers)));
         for (size_t i = 0; i < size_t(n) * n_layers; i++) {
             layer_routing & to = predictions[i % n_layers];
             choose(routers_[to.layer], &outputs_[i * n_experts_], to);

@@ -15,19 +15,13 @@ class batch_finder {
 
     status find(std::vector<route_batch> & batches) {
         for (size_t i = 0; i < n_routes_; i += options_.n_used) {
-            status s = check_experts(i);
-            if (!s.ok()) {
-                return s;
-            }
+            HOBBIT_TRY(check_experts(i));
             if (i == 0 || ends_batch(i)) {
                 end_batch();
                 batches.emplace_back();
                 batches.back().first = i;
             }
-            s = add_token(i, batches.back());
-            if (!s.ok()) {
-                return s;
-            }
+            HOBBIT_TRY(add_token(i, batches.back()));
         }
         return {};
     }
@@ -152,11 +146,9 @@ void number_sequences(std::vector<route_batch> & batches) {
 status find_batches(const hobbit_route * routes, size_t n_routes, const hobbit_simulation & options,
                     std::vector<route_batch> & batches) {
     batches.clear();
-    const status s = batch_finder(routes, n_routes, options).find(batches);
-    if (s.ok()) {
-        number_sequences(batches);
-    }
-    return s;
+    HOBBIT_TRY(batch_finder(routes, n_routes, options).find(batches));
+    number_sequences(batches);
+    return {};
 }
 
 } // namespace hobbit

@@ -146,10 +146,7 @@ class replay {
         sets_(terms_) {}
 
     status run(const std::vector<route_batch> & batches, hobbit_simulation_result & result) {
-        const status s = judge_.open(options_);
-        if (!s.ok()) {
-            return s;
-        }
+        HOBBIT_TRY(judge_.open(options_));
         make_parts(batches);
         for (const route_batch & batch : batches) {
             for (const int32_t sequence : batch.begins) {
@@ -172,7 +169,7 @@ class replay {
         result_.penalty = double(result_.loads_high) * (options_.bits_high / expert) +
                           double(result_.loads_low) * (options_.bits_low / expert);
         result = result_;
-        return s;
+        return {};
     }
 
   private:
@@ -325,17 +322,11 @@ class replay {
 
 status simulate(const hobbit_route * routes, size_t n_routes, const hobbit_simulation & options,
                 hobbit_simulation_result & result) {
-    result   = {};
-    status s = check_options(options);
-    if (!s.ok()) {
-        return s;
-    }
+    result = {};
     std::vector<route_batch> batches;
-    s = find_batches(routes, n_routes, options, batches);
-    if (s.ok()) {
-        s = replay(routes, options).run(batches, result);
-    }
-    return s;
+    HOBBIT_TRY(check_options(options));
+    HOBBIT_TRY(find_batches(routes, n_routes, options, batches));
+    return replay(routes, options).run(batches, result);
 }
 
 } // namespace hobbit
