@@ -4,8 +4,8 @@
 from dataclasses import fields
 from typing import Any
 
-from pyhobbit._tables import COUNTERS
-from pyhobbit.engine.stats import CacheStats, DeviceInfo, ModelInfo
+from pyhobbit._tables import COUNTERS, CacheInfo, DeviceInfo
+from pyhobbit.engine.stats import CacheStats
 from pyhobbit.errors import HobbitError
 from pyhobbit.native.ffi import check, expert_cache, ffi, lib
 from pyhobbit.settings.config import CacheConfig
@@ -32,11 +32,7 @@ class Cache:
             return {}
         values = ffi.new("struct hobbit_info *")
         lib.hobbit_get_info(self._pointer, values)
-        return {
-            field.name: getattr(values, field.name)
-            for field in fields(ModelInfo)
-            if hasattr(values, field.name)
-        }
+        return {field.name: getattr(values, field.name) for field in fields(CacheInfo)}
 
     def devices(self) -> tuple[DeviceInfo, ...]:
         """Those that hold the pools, the CPU among them; none without a cache."""

@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pyhobbit._tables import DeviceInfo
 from pyhobbit.engine.llama import Model, SetContext, SetModel
 from pyhobbit.engine.session import Session, one_sequence
-from pyhobbit.engine.stats import DeviceInfo, ModelInfo
+from pyhobbit.engine.stats import ModelInfo
 from pyhobbit.errors import HobbitError
 from pyhobbit.native.ffi import host_memory
 from pyhobbit.native.machine import available_memory, resident_memory, trimmed_heap

@@ -8,22 +8,15 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from pyhobbit._tables import COUNTERS, CacheCounters
+from pyhobbit._tables import COUNTERS, CacheCounters, CacheInfo
 from pyhobbit.errors import HobbitError
 from pyhobbit.native.files import write_text
 from pyhobbit.settings.config import format_size
 
 
-@dataclass(frozen=True)
-class ModelInfo:
-    """The opened model. Sizes in bytes; the cache's fields are 0 where the model runs as stock llama.cpp.
-
-    memory: the bound on the process, None where none was given.  tier_bytes_*: all routed experts of a tier.
-    pool_slots_*: experts that fit.  host_bytes_*, host_slots_*: of the cache in host memory behind a device
-    with memory of its own.  direct_io: False where the file system refused O_DIRECT.
-    high_is_residual: an expert in high precision is its low version and a residual, and the high tier and its
-    pool hold residuals.  on_device: the pools are on a device with memory of its own.
-    """
+@dataclass(frozen=True, kw_only=True)
+class ModelInfo(CacheInfo):
+    """The opened model. Sizes in bytes; the cache's fields are 0 where the model runs as stock llama.cpp."""
 
     model: str
     description: str
@@ -32,25 +25,9 @@ class ModelInfo:
     cached: bool
     has_experts: bool
     memory: int | None = None
-    n_layers: int = 0
-    n_experts: int = 0
-    n_experts_used: int = 0
-    n_tiers: int = 0
-    tier_bytes_high: int = 0
-    tier_bytes_low: int = 0
-    pool_bytes_high: int = 0
-    pool_bytes_low: int = 0
-    pool_slots_high: int = 0
-    pool_slots_low: int = 0
-    host_bytes_high: int = 0
-    host_bytes_low: int = 0
-    host_slots_high: int = 0
-    host_slots_low: int = 0
+    """The bound on the process, None where none was given."""
     t1: float = 1.0
     t2: float = 1.0
-    direct_io: bool = False
-    high_is_residual: bool = False
-    on_device: bool = False
 
     @property
     def expert_bytes(self) -> int:
@@ -61,22 +38,6 @@ class ModelInfo:
     def high_pool_name(self) -> str:
         """For people."""
         return "residual" if self.high_is_residual else "high"
-
-
-@dataclass(frozen=True)
-class DeviceInfo:
-    """One of the devices that hold pools and compute experts: its part of ModelInfo and CacheStats.
-
-    name: as ggml has it.  n_layers: with routed experts, that it computes.
-    """
-
-    name: str
-    n_layers: int
-    pool_slots_high: int
-    pool_slots_low: int
-    pool_bytes_high: int
-    pool_bytes_low: int
-    bytes_transferred: int
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,9 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
+from pyhobbit._tables import DeviceInfo
 from pyhobbit.engine.plan import MemoryPlan
-from pyhobbit.engine.stats import DeviceInfo, ModelInfo
+from pyhobbit.engine.stats import ModelInfo
 from pyhobbit.engine.threads import processor_cores
 from pyhobbit.inspect.speed import Speed
 from pyhobbit.model.tiers import calibration_path, default_low_type

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from pyhobbit._tables import SimulationCounts
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.native.ffi import check, ffi, lib
 from pyhobbit.settings.table import default
@@ -103,29 +104,8 @@ class Simulation:
 
 
 @dataclass(frozen=True)
-class SimulationResult:
-    """Selections of counted tokens by what became of them, as struct hobbit_simulation_result of hobbit.h.
-
-    loads_*: of what a tier holds; with a residual one, high counts residuals, low serves both precisions.
-    penalty: the paper's miss penalty, bits loaded by those of an expert in high precision; with complete
-    tiers 1 for a load in high precision, bits_low / bits_high for one in low.
-    predictable: experts that layers after the first chose.  predicted_right: of these, predicted.
-    predicted_missing: experts predicted while not resident.  predicted_missing_right: of these, chosen.
-    """
-
-    hits_high: int
-    misses_high: int
-    hits_low: int
-    misses_low: int
-    skipped: int
-    n_tokens: int
-    loads_high: int
-    loads_low: int
-    penalty: float
-    predictable: int = 0
-    predicted_right: int = 0
-    predicted_missing: int = 0
-    predicted_missing_right: int = 0
+class SimulationResult(SimulationCounts):
+    """Selections of counted tokens by what became of them."""
 
     @property
     def n_selections(self) -> int:

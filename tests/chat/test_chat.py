@@ -295,8 +295,9 @@ def test_a_template_shapes_the_prompt_and_the_first_token_comes_once(chat_gguf: 
 
 def _stats(**cache: int) -> Stats:
     info = ModelInfo(
-        "m.gguf", "llama", 512, 2, cached=True, has_experts=True, pool_bytes_high=1, tier_bytes_high=4
-    )
+        model="m.gguf", description="llama", n_ctx=512, n_threads=2, cached=True, has_experts=True,
+        pool_bytes_high=1, tier_bytes_high=4,
+    )  # fmt: skip
     return Stats(info, CacheStats(**cache), 0.1, 1 << 20, prompt_tokens=4, prompt_tokens_evaluated=4)
 
 

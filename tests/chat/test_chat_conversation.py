@@ -20,6 +20,7 @@ from pyhobbit.engine.engine import Piece
 from pyhobbit.settings.config import CacheConfig, ChatConfig
 
 TEMPLATE = "{{ messages }}"
+MODEL = ModelInfo(model="m.gguf", description="llama", n_ctx=512, n_threads=2, cached=True, has_experts=True)
 
 
 class _FakeEngine:
@@ -46,7 +47,7 @@ class _FakeEngine:
 
     def info(self) -> ModelInfo:
         t1, t2 = self.thresholds
-        return ModelInfo("/models/m.gguf", "llama", 512, 2, cached=True, has_experts=True, t1=t1, t2=t2)
+        return replace(MODEL, model="/models/m.gguf", t1=t1, t2=t2)
 
     def stats(self) -> Stats:
         return Stats(self.info(), CacheStats(), 0.1, 1 << 20)
@@ -341,7 +342,7 @@ def test_a_full_disk_leaves_the_saved_conversation(tmp_path: Path, monkeypatch: 
 
 
 def _figures(finish: Any = "stop", info: dict[str, Any] | None = None, **cache: int) -> str:
-    model = ModelInfo("m.gguf", "llama", 512, 2, cached=True, has_experts=True, **(info or {}))
+    model = replace(MODEL, **(info or {}))
     stats = Stats(
         model,
         CacheStats(**cache),
@@ -374,7 +375,7 @@ def test_the_figures_of_an_answer_are_its_own() -> None:
 
 def test_figures_that_were_not_measured_are_left_out() -> None:
     assert _figures("length").startswith("16 tokens (max_tokens) | ")
-    model = ModelInfo("m.gguf", "llama", 512, 2, cached=False, has_experts=False)
+    model = replace(MODEL, cached=False, has_experts=False)
     nothing = Stats(model, CacheStats(), 0.1, 1 << 20)
     assert answer_figures(nothing, "interrupted") == ["0 tokens (interrupted)", "memory 1.0 MiB"]
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from pyhobbit._tables import COUNTERS, SETTINGS
-from pyhobbit.engine.stats import CacheStats, DeviceInfo, ModelInfo
+from pyhobbit._tables import COUNTERS, SETTINGS, CacheInfo, DeviceInfo
+from pyhobbit.engine.stats import CacheStats
 from pyhobbit.errors import HobbitError
 from pyhobbit.native import build, ffi
 from pyhobbit.native.paths import BIN_DIR, LIB_DIR, VENDOR_DIR
@@ -43,7 +43,7 @@ def test_settings_counters_and_information_are_those_of_the_library() -> None:
     assert [ffi.ffi.string(each.key).decode() for each in specs] == [each.key for each in SETTINGS]
     assert names == [field.name for field in fields(CacheStats)] == [each.name for each in COUNTERS]
     assert _struct_fields("hobbit_device_info") == [field.name for field in fields(DeviceInfo)]
-    assert set(_struct_fields("hobbit_info")) <= {field.name for field in fields(ModelInfo)}
+    assert _struct_fields("hobbit_info") == [field.name for field in fields(CacheInfo)]
 
 
 def test_the_installed_package_has_its_libraries_programs_and_converter() -> None:
