@@ -17,8 +17,9 @@ from pathlib import Path
 import numpy as np
 from quality import TINY, convert, halves
 
-from pyhobbit.quality.calibration import Calibration, calibrate
+from pyhobbit.quality.calibration import calibrate
 from pyhobbit.quality.evaluate import Chunk, Evaluator
+from pyhobbit.quality.stored import Calibration
 from pyhobbit.settings.config import CacheConfig, CalibrationConfig, EngineConfig, EvaluationConfig
 
 N_CTX = EvaluationConfig.default_n_ctx

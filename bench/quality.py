@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: MIT
 """What low precision costs, on the tiny model: bytes per token, perplexity, divergence from all high.
 
-Mixes of high, low and skipped experts under several bounds, beside a random choice and skipping alone.
+The precision rules under several bounds, beside a random choice and skipping alone.
 
     python bench/quality.py
 
-Thresholds are calibrated on the first half of the held-out text and measured on the second.
+Numbers and costs are fitted on the first half of the held-out text and measured on the second.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import subprocess
 import sys
@@ -18,8 +19,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pyhobbit.native.paths import BIN_DIR, VENDOR_DIR
-from pyhobbit.quality.calibration import ThresholdSearch, profile
-from pyhobbit.quality.evaluate import Chunk, Evaluator, Quality
+from pyhobbit.quality.calibration import profile
+from pyhobbit.quality.costs import CostRuns, static_costs
+from pyhobbit.quality.evaluate import Chunk, Evaluator, Quality, perplexity
+from pyhobbit.quality.search import Bound, Trials, cheapest_by_gate, cheapest_by_price
 from pyhobbit.routing.analysis import threshold_for_share, unimportance
 from pyhobbit.settings.config import CacheConfig, CalibrationConfig, EngineConfig, EvaluationConfig
 
@@ -27,8 +30,10 @@ ROOT = Path(__file__).resolve().parent.parent
 TINY = ROOT / "tests/tiny_moe"
 FOLDER = ROOT / "build/bench"
 PAIRS = ("f16+q4_0", "q8_0+q2_k", "f16+iq1_m")
+NAMES = {"gate": "gate (Eq. 2)", "price": "price", "edgemoe": "static widths (EdgeMoE)"}
+RULES = tuple(NAMES)
 HEAD = (
-    "| experts | t1 | t2 | high | low | skipped | KiB per token "
+    "| experts | t1 | t2 | price | high | low | skipped | KiB per token "
     "| perplexity | ratio | mean KL | 99 % KL | same top-1 |"
 )
 
@@ -80,7 +85,7 @@ def halves(evaluator: Evaluator, n_chunks: int) -> tuple[list[Chunk], list[Chunk
 def row(name: str, quality: Quality) -> str:
     q = quality
     return (
-        f"| {name} | {q.t1:.3f} | {q.t2:.3f} "
+        f"| {name} | {q.t1:.3f} | {q.t2:.3f} | {q.price:.2g} "
         f"| {q.share_high:.1%} | {q.share_low:.1%} | {q.share_skipped:.1%} "
         f"| {q.bytes_per_token / 1024:.0f} | {q.perplexity:.3f} | {q.perplexity_ratio:.4f} "
         f"| {q.mean_kl:.2e} | {q.p99_kl:.2e} | {q.same_top1:.1%} |"
@@ -93,34 +98,65 @@ def equal_bytes_share(cost: float, expert_bytes: tuple[float, float]) -> float:
     return max(0.0, (cost - low_cost) / (1 - low_cost))
 
 
+@contextlib.contextmanager
+def evaluators(path: Path, engine: EngineConfig) -> Iterator[dict[str, Evaluator]]:
+    """The model once for each rule."""
+    with contextlib.ExitStack() as stack:
+        rules = ("gate", "price", "edgemoe", "random")
+        yield {
+            rule: stack.enter_context(Evaluator(path, EvaluationConfig(engine, rule=rule))) for rule in rules
+        }
+
+
+class Fitted:
+    """The searches of each rule on one text, each setting measured once."""
+
+    def __init__(self, opened: dict[str, Evaluator], chunks: list[Chunk], engine: EngineConfig) -> None:
+        self.reference, self.seen = profile(opened["gate"], chunks)
+        self._chunks, self._engine = chunks, engine
+        self.trials = {rule: Trials(opened[rule], chunks, self.reference) for rule in RULES}
+        runs = {rule: CostRuns(opened[rule], chunks, self.reference, self.seen) for rule in RULES}
+        self.costs = {
+            "price": runs["price"].by_layer(),
+            "edgemoe": static_costs(runs["edgemoe"].by_expert()),
+        }
+
+    def cheapest(self, rule: str, max_kl: float) -> Quality:
+        config = CalibrationConfig(self._engine, max_kl=max_kl)
+        bound = Bound.of(config, perplexity(self.reference, self._chunks))
+        if rule == "gate":
+            return cheapest_by_gate(self.trials[rule], bound, unimportance(self.seen.weights))
+        return cheapest_by_price(self.trials[rule], bound, self.costs[rule], self.seen)
+
+
 def arms(
     path: Path, engine: EngineConfig, n_chunks: int, bounds: list[float]
 ) -> Iterator[tuple[str, Quality]]:
     """All settings of one pair of types."""
-    with (
-        Evaluator(path, EvaluationConfig(engine)) as gate,
-        Evaluator(path, EvaluationConfig(engine, scorer="random")) as random,
-    ):
-        fitted, measured = halves(gate, n_chunks)
+    with evaluators(path, engine) as opened:
+        gate, random = opened["gate"], opened["random"]
+        chunks, measured = halves(gate, n_chunks)
         reference, seen = profile(gate, measured)
         scores = unimportance(seen.weights)
         high = gate.measure(measured, 1.0, 1.0, reference)
         yield "all high", high
         yield "all low", random.measure(measured, 0.0, 1.0, reference)
-        fitted_reference, fitted_seen = profile(gate, fitted)
-        tried: dict[tuple[float, float], Quality] = {}
+        fitted = Fitted(opened, chunks, engine)
         for bound in bounds:
-            search = ThresholdSearch(gate, fitted, fitted_reference, CalibrationConfig(engine, max_kl=bound))
-            search.measured = tried
-            found = search.cheapest(unimportance(fitted_seen.weights))
-            mix = gate.measure(measured, found.t1, found.t2, reference)
-            yield f"calibrated, KL at most {bound:g}", mix
+            found = {}
+            for rule in RULES:
+                q = fitted.cheapest(rule, bound)
+                if rule != "gate":
+                    opened[rule].set_costs(fitted.costs[rule])
+                found[rule] = opened[rule].measure(measured, q.t1, q.t2, reference, price=q.price)
+                yield f"{NAMES[rule]}, KL at most {bound:g}", found[rule]
+            mix = found["gate"]
             by_chance = (mix.share_high, mix.share_high + mix.share_low)
-            yield "- random choice of the same mix", random.measure(measured, *by_chance, reference)
+            yield "- random choice of gate's mix", random.measure(measured, *by_chance, reference)
             share = equal_bytes_share(mix.bytes_per_token / high.bytes_per_token, gate.expert_bytes)
-            yield "- random, none skipped, at equal bytes", random.measure(measured, share, 1.0, reference)
+            yield "- random, none skipped, at gate's bytes", random.measure(measured, share, 1.0, reference)
             threshold = threshold_for_share(scores, 1 - mix.bytes_per_token / high.bytes_per_token)
-            yield "- skipping, at equal bytes", gate.measure(measured, threshold, threshold, reference)
+            yield "- skipping, at gate's bytes", gate.measure(measured, threshold, threshold, reference)
 
 
 def compare_mixes(args: argparse.Namespace, engine: EngineConfig) -> None:
@@ -136,7 +172,7 @@ def main() -> None:
     )
     parser.add_argument("--chunks", type=int, default=16, help="of 512 tokens, to calibrate and to measure")
     parser.add_argument("--pairs", nargs="+", default=PAIRS, metavar="HIGH+LOW")
-    parser.add_argument("--max-kl", type=float, nargs="+", default=[1e-3, 1e-2], metavar="NATS")
+    parser.add_argument("--max-kl", type=float, nargs="+", default=[1e-3, 3e-3, 1e-2], metavar="NATS")
     args = parser.parse_args()
     # All experts fit: precision is measured, not the cache. A second thread would wait more than compute.
     engine = EngineConfig(CacheConfig(pools=64_000_000), EvaluationConfig.default_n_ctx, n_threads=1)

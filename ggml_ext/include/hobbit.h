@@ -165,14 +165,29 @@ HOBBIT_API void hobbit_begin_sequence(hobbit_model * model, int32_t sequence);
 // Changing
 //
 
-// Replaces t1 and t2 from the next layer on. Fails where they ask for a low pool that was not allocated.
-HOBBIT_API bool hobbit_set_thresholds(hobbit_model * model, double t1, double t2, char * err, size_t err_size);
+// The numbers of the precision rule: t1 and t2 of the rules gate and random, price of price and edgemoe. Numbers of
+// another rule than the model's keep their defaults 1, 1 and 0.
+struct hobbit_thresholds {
+    double t1;
+    double t2;
+    double price;
+};
+
+// Replaces the model's numbers from the next layer on. Fails where they ask for a low pool that was not allocated.
+HOBBIT_API bool hobbit_set_thresholds(hobbit_model * model, const struct hobbit_thresholds * thresholds, char * err,
+                                      size_t err_size);
 
 // Thresholds of one sequence, until hobbit_begin_sequence, in place of the model's. Of several sequences in one batch
 // each gets at least the precision that its own thresholds ask for. Fails as hobbit_set_thresholds does.
 // REQUIRES: after hobbit_prepare.
-HOBBIT_API bool hobbit_set_sequence_thresholds(hobbit_model * model, int32_t sequence, double t1, double t2, char * err,
+HOBBIT_API bool hobbit_set_sequence_thresholds(hobbit_model * model, int32_t sequence,
+                                               const struct hobbit_thresholds * thresholds, char * err,
                                                size_t err_size);
+
+// Replaces what low precision and skipping cost in the rule price: nats of divergence of a use whose weight is 1, one
+// number per layer, or one per layer and expert; INFINITY: never. n: of each array.
+HOBBIT_API bool hobbit_set_costs(hobbit_model * model, const float * low, const float * skip, size_t n, char * err,
+                                 size_t err_size);
 
 //
 // Observing
@@ -198,6 +213,7 @@ struct hobbit_info {
     uint32_t host_slots_low;
     double   t1;
     double   t2;
+    double   price;
     bool     direct_io;        // false: the file system refused O_DIRECT
     bool     high_is_residual; // an expert in high precision is its low version and its residual, a slot in each pool
     bool     on_device;        // the pools are on a device with memory of its own; false before hobbit_place_layers
@@ -301,20 +317,25 @@ struct hobbit_route {
 };
 
 struct hobbit_simulation {
-    const char * policy;     // a name of hobbit_policy_name, or "belady": the bound, for one pool of equal experts
-    double       weights[4]; // of Eq. 3: LRU, LFU, LHU, FLD
-    uint32_t     n_layers;
-    uint32_t     n_experts;
-    uint32_t     n_used;
-    uint32_t     slots_high;
-    uint32_t     slots_low;
-    uint32_t     floors;   // 1: a layer keeps its even share of a pool, as in the engine
-    uint32_t     residual; // 1: the high tier holds what the low one lacks; slots_high and bits_high are of residuals
-    double       t1;
-    double       t2;
-    double       bits_high; // per weight
-    double       bits_low;
-    uint64_t     seed; // of the policy "random"
+    const char *  policy;     // a name of hobbit_policy_name, or "belady": the bound, for one pool of equal experts
+    double        weights[4]; // of Eq. 3: LRU, LFU, LHU, FLD
+    uint32_t      n_layers;
+    uint32_t      n_experts;
+    uint32_t      n_used;
+    uint32_t      slots_high;
+    uint32_t      slots_low;
+    uint32_t      floors;   // 1: a layer keeps its even share of a pool, as in the engine
+    uint32_t      residual; // 1: the high tier holds what the low one lacks; slots_high and bits_high are of residuals
+    const char *  rule;     // a choice of hobbit.rule
+    double        t1;
+    double        t2;
+    double        price;
+    const float * low_costs; // of rules that take a price, see hobbit_set_costs; NULL: none
+    const float * skip_costs;
+    uint64_t      n_costs;
+    double        bits_high; // per weight
+    double        bits_low;
+    uint64_t      seed; // of the policy "random"
 
     // A choice of hobbit.predictor that needs routes alone, to be judged one layer ahead; NULL: none. The experts that
     // it predicts are not loaded.

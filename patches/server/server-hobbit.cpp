@@ -16,13 +16,17 @@
 
 server_hobbit_thresholds server_hobbit_parse(const json & data) {
     if (!data.is_object()) {
-        throw std::invalid_argument("must be an object like {\"t1\": 0.6, \"t2\": 0.9}");
+        throw std::invalid_argument("must be an object like {\"t1\": 0.6, \"t2\": 0.9} or {\"price\": 0.01}");
     }
     server_hobbit_thresholds thresholds;
     for (const auto & item : data.items()) {
-        double * value = item.key() == "t1" ? &thresholds.t1 : item.key() == "t2" ? &thresholds.t2 : nullptr;
+        const bool is_price = item.key() == "price";
+        double *   value    = item.key() == "t1"   ? &thresholds.t1
+                              : item.key() == "t2" ? &thresholds.t2
+                              : is_price           ? &thresholds.price
+                                                   : nullptr;
         if (!value) {
-            throw std::invalid_argument(string_format("has no '%s', only t1 and t2", item.key().c_str()));
+            throw std::invalid_argument(string_format("has no '%s', only t1, t2 and price", item.key().c_str()));
         }
         if (item.value().is_null()) {
             continue;
@@ -31,8 +35,9 @@ server_hobbit_thresholds server_hobbit_parse(const json & data) {
             throw std::invalid_argument(string_format("%s must be a number", item.key().c_str()));
         }
         *value = item.value().get<double>();
-        if (!(*value >= 0.0 && *value <= 1.0)) {
-            throw std::invalid_argument(string_format("%s must lie between 0 and 1", item.key().c_str()));
+        if (!(*value >= 0.0 && (is_price || *value <= 1.0))) {
+            throw std::invalid_argument(
+                string_format(is_price ? "%s must be 0 or more" : "%s must lie between 0 and 1", item.key().c_str()));
         }
     }
     if (thresholds.t1 > thresholds.t2) {
@@ -49,13 +54,16 @@ server_hobbit_thresholds server_hobbit_effective(const llama_context * ctx, serv
     hobbit_info info;
     hobbit_get_info(model, &info);
     if (!thresholds.given()) {
-        return { info.t1, info.t2 };
+        return { info.t1, info.t2, info.price };
     }
     if (std::isnan(thresholds.t1)) {
-        thresholds.t1 = std::min(info.t1, thresholds.t2);
+        thresholds.t1 = std::fmin(info.t1, thresholds.t2);
     }
     if (std::isnan(thresholds.t2)) {
-        thresholds.t2 = std::max(info.t2, thresholds.t1);
+        thresholds.t2 = std::fmax(info.t2, thresholds.t1);
+    }
+    if (std::isnan(thresholds.price)) {
+        thresholds.price = info.price;
     }
     return thresholds;
 }
@@ -67,8 +75,9 @@ std::string server_hobbit_begin(llama_context * ctx, llama_seq_id seq_id, server
         return given ? "Field 'hobbit': this model runs without an expert cache, so it has no thresholds" : "";
     }
     hobbit_begin_sequence(model, seq_id);
-    char err[1024];
-    if (given && !hobbit_set_sequence_thresholds(model, seq_id, effective.t1, effective.t2, err, sizeof(err))) {
+    char                    err[1024];
+    const hobbit_thresholds own = { effective.t1, effective.t2, effective.price };
+    if (given && !hobbit_set_sequence_thresholds(model, seq_id, &own, err, sizeof(err))) {
         return std::string("Field 'hobbit': ") + err;
     }
     return "";
@@ -150,6 +159,7 @@ static std::vector<hobbit_value> hobbit_values(const hobbit_info & i, const std:
         { "host_slots_low",  "host_slots",   low,           "",                                              i.host_slots_low },
         { "t1",              "threshold",    "name=\"t1\"", "Thresholds of requests without their own",      i.t1 },
         { "t2",              "threshold",    "name=\"t2\"", "",                                              i.t2 },
+        { "price",           "price",        nullptr,       "Price of requests without their own",           i.price },
         { "direct_io",       nullptr,        nullptr,       "",                                              i.direct_io },
     };
     for (size_t n = 0; n < counters.size(); n++) {

@@ -40,24 +40,28 @@ std::string server_hobbit_failure();
 
 // Of a request, NAN stands for the server's own; of a computed prompt, for a prompt without tokens.
 struct server_hobbit_thresholds {
-    double t1 = NAN;
-    double t2 = NAN;
+    double t1    = NAN;
+    double t2    = NAN;
+    double price = NAN;
 
-    bool given() const { return !std::isnan(t1) || !std::isnan(t2); }
+    bool given() const { return !std::isnan(t1) || !std::isnan(t2) || !std::isnan(price); }
 
     // Whether tokens computed with these thresholds have the precision that `others` ask for, or better.
-    bool cover(const server_hobbit_thresholds & others) const { return !(t1 < others.t1) && !(t2 < others.t2); }
+    bool cover(const server_hobbit_thresholds & others) const {
+        return !(t1 < others.t1) && !(t2 < others.t2) && !(price > others.price);
+    }
 
     void lower(const server_hobbit_thresholds & others) {
-        t1 = std::fmin(t1, others.t1);
-        t2 = std::fmin(t2, others.t2);
+        t1    = std::fmin(t1, others.t1);
+        t2    = std::fmin(t2, others.t2);
+        price = std::fmax(price, others.price);
     }
 };
 
-// Reads {"t1": ..., "t2": ...}; throws std::invalid_argument.
+// Reads {"t1": ..., "t2": ...} or {"price": ...}; throws std::invalid_argument.
 server_hobbit_thresholds server_hobbit_parse(const common_json & data);
 
-// Replaces NAN by the server's own threshold, moved where t1 would be above t2. Unchanged without an expert cache.
+// Replaces NAN by the server's own number, moved where t1 would be above t2. Unchanged without an expert cache.
 server_hobbit_thresholds server_hobbit_effective(const llama_context * ctx, server_hobbit_thresholds thresholds);
 
 // Begins a sequence of the cache for a request; `given` tells whether the request has thresholds. Returns what is wrong

@@ -29,6 +29,7 @@ _MAX_TOKENS = "max_tokens"
 _THRESHOLDS = {
     "t1": "high precision until the experts' weights sum to this",
     "t2": "low precision from t1 up to this sum; later experts are skipped",
+    "price": "quality loss accepted to save loading one expert; 0: high precision",
 }
 _ALL = (*_SAMPLING, _MAX_TOKENS, *_THRESHOLDS)
 _OTHER_NAMES = {"temperature": "temp", "num_predict": _MAX_TOKENS}
@@ -59,7 +60,9 @@ def change(conversation: Conversation, text: str) -> None:
         raise ConfigError(
             f"max_tokens is {max_tokens}; it must be positive, or {ChatConfig.no_limit} for no limit"
         )
-    if any(name in given for name in _THRESHOLDS):
+    if "price" in given:
+        conversation.engine.set_price(given["price"])
+    if "t1" in given or "t2" in given:
         info = conversation.engine.info()
         t2 = given.get("t2", info.t2)
         # t2 alone takes t1 along where everything was in high precision, as the command line does
@@ -72,7 +75,7 @@ def _values(conversation: Conversation) -> dict[str, Number]:
     values = {name: getattr(conversation.sampling, name) for name in _SAMPLING}
     values[_MAX_TOKENS] = conversation.max_tokens
     info = conversation.engine.info()
-    return {**values, "t1": info.t1, "t2": info.t2} if info.cached else values
+    return {**values, **{name: getattr(info, name) for name in _THRESHOLDS}} if info.cached else values
 
 
 def _text(value: Number) -> str:

@@ -36,7 +36,10 @@ def model_figures(info: ModelInfo) -> list[str]:
         pools = [f"{size} of {whole} {info.high_pool_name}"]
         if info.pool_bytes_low:
             pools.append(f"{format_size(info.pool_bytes_low)} of {format_size(info.tier_bytes_low)} low")
-        parts += [f"experts in memory: {', '.join(pools)}", f"t1 {info.t1:g}, t2 {info.t2:g}"]
+        parts += [
+            f"experts in memory: {', '.join(pools)}",
+            f"price {info.price:g}" if info.price > 0 else f"t1 {info.t1:g}, t2 {info.t2:g}",
+        ]
     return parts
 
 

@@ -37,6 +37,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="maximum number of parts of the text to use (default: %(default)s)",
     )
     add(
+        "--rule",
+        choices=("gate", "price"),
+        help="precision rule to fit (default: both; the one that reads less is stored)",
+    )
+    add(
+        "--cost-chunks",
+        type=int,
+        default=CalibrationConfig.cost_chunks,
+        metavar="N",
+        help="parts of the text to measure the costs of rule price on (default: %(default)s)",
+    )
+    add("--per-expert", action="store_true", help="measure these costs for each expert, one run per expert")
+    add(
         "--ctx",
         type=int,
         metavar="N",
@@ -54,6 +67,9 @@ def run(args: argparse.Namespace) -> int:
         max_ppl_increase=None if args.max_ppl_increase is None else args.max_ppl_increase / 100,
         max_kl=args.max_kl,
         max_chunks=args.chunks,
+        rule=args.rule,
+        cost_chunks=args.cost_chunks,
+        per_expert=args.per_expert,
     )
     from pyhobbit.model.tiers import calibration_path  # both take some time to import
     from pyhobbit.quality.calibration import calibrate

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The expert cache of an opened model, seen from Python."""
 
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -74,12 +75,24 @@ class Cache:
         if self:
             lib.hobbit_begin_sequence(self._pointer, sequence)
 
-    def set_thresholds(self, t1: float, t2: float) -> None:
-        """Replaces CacheConfig's t1 and t2 from the next layer on. Raises ConfigError, HobbitError."""
-        CacheConfig(t1=t1, t2=t2)
+    def set_thresholds(self, t1: float = 1.0, t2: float = 1.0, price: float = 0.0) -> None:
+        """Replaces t1 and t2, or price, from the next layer on. Raises ConfigError, HobbitError."""
+        CacheConfig(t1=t1, t2=t2, price=price)
         if not self:
             raise HobbitError(
-                "the model runs without an expert cache, where t1 and t2 decide nothing; "
+                "the model runs without an expert cache, where t1, t2 and price decide nothing; "
                 "open a MoE model with a memory or pools setting"
             )
-        check(lib.hobbit_set_thresholds, self._pointer, t1, t2)
+        check(
+            lib.hobbit_set_thresholds, self._pointer, ffi.new("struct hobbit_thresholds *", (t1, t2, price))
+        )
+
+    def set_costs(self, low: Sequence[float], skip: Sequence[float]) -> None:
+        """Replaces the costs of the rule price, one per layer or per layer and expert. Raises HobbitError.
+
+        low, skip: nats of divergence that a use with weight 1 in low precision, or skipped, adds; inf: never.
+        """
+        if len(low) != len(skip):
+            raise HobbitError(f"there are {len(low)} costs of low precision and {len(skip)} of skipping")
+        costs = (ffi.new("float[]", list(values)) for values in (low, skip))
+        check(lib.hobbit_set_costs, self._pointer, *costs, len(low))

@@ -151,6 +151,10 @@ class Engine:
         """Replaces CacheConfig's t1 and t2 from the next layer on. Raises ConfigError, HobbitError."""
         self._opened().cache.set_thresholds(t1, t2)
 
+    def set_price(self, price: float) -> None:
+        """Replaces CacheConfig's price from the next layer on. Raises ConfigError, HobbitError."""
+        self._opened().cache.set_thresholds(price=price)
+
     def generate(
         self,
         prompt: str | Sequence[Message],

@@ -34,7 +34,7 @@ from pyhobbit.settings.table import OPTIONS
 if TYPE_CHECKING:
     from llama_cpp import Llama, LlamaState
 
-    from pyhobbit.quality.calibration import CalibrationReport
+    from pyhobbit.quality.report import CalibrationReport
 else:
     Llama = ffi.llama.Llama
 
@@ -344,6 +344,14 @@ class Hobbit(Llama):
         for experts below t2.
         """
         self._experts.set_thresholds(t1, t2)
+
+    def set_price(self, price: float) -> None:
+        """Replaces the price of the rule price from the next token on; 0: everything in high precision.
+
+        Raises ConfigError for values that cannot be, HobbitError where the model has no cache, or no
+        calibration with costs.
+        """
+        self._experts.set_thresholds(price=price)
 
     def calibrate(
         self,

@@ -1,39 +1,39 @@
 # SPDX-License-Identifier: MIT
-"""Calibration: what a model does on a text, the settings that follow, and the file that keeps them."""
+"""Calibration: what a model does on a text, and the settings that follow."""
 
 import contextlib
-import os
+import math
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf.constants import GGUFValueType
 from tqdm import tqdm
 
-from pyhobbit.convert.write import atomic_output
+from pyhobbit.engine.stats import ModelInfo
 from pyhobbit.errors import HobbitError
-from pyhobbit.model.gguf_file import KeyValue, ints_entry, pack_header, scalar_entry, string_entry
 from pyhobbit.model.model_file import model_parts, read_model_file
-from pyhobbit.model.tiers import calibration_path
 from pyhobbit.native.files import read_text
-from pyhobbit.quality.evaluate import Chunk, Evaluator, Quality, perplexity
-from pyhobbit.quality.fit import CAPACITIES, CacheFit, CacheFitter, CacheModel, Weights, cheapest_thresholds
-from pyhobbit.routing.analysis import decide, own_routing_agreement, prediction, shares, unimportance
+from pyhobbit.quality.costs import CostRuns, expert_costs
+from pyhobbit.quality.evaluate import Chunk, Costs, Evaluator, Quality, perplexity
+from pyhobbit.quality.fit import CacheFit, CacheFitter, CacheModel
+from pyhobbit.quality.report import CalibrationReport, LayerProfile
+from pyhobbit.quality.search import TYPICAL_TRIALS, Bound, Trials, cheapest_by_gate, cheapest_by_price
+from pyhobbit.quality.stored import Calibration
+from pyhobbit.routing.analysis import (
+    decide,
+    decide_by_price,
+    own_routing_agreement,
+    prediction,
+    shares,
+    unimportance,
+)
 from pyhobbit.routing.observe import Observations, Recorder
 from pyhobbit.routing.trace import ROUTE
-from pyhobbit.settings.config import CalibrationConfig, EvaluationConfig, format_size
-from pyhobbit.settings.table import KEYS
+from pyhobbit.settings.config import CalibrationConfig, EvaluationConfig
 
-_ALIGNMENT = 32  # GGUF's default
-_ARCHITECTURE = "hobbit-calibration"
-
-_T1_STEPS = 64  # quantiles of the scores
-_T2_HALVINGS = 7  # of the share that is skipped, each in two steps
-_DECIMALS = 4  # of thresholds
-_TYPICAL_TRIALS = 20
 _MAX_ROUTES = 200_000  # replayed at once
 _MAX_INPUT_BYTES = 32 << 20  # of routers' inputs
 _KNOWN_ROUTING = 0.98  # of the choices, or the routers are not what they seem
@@ -41,179 +41,38 @@ _QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 
 
 @dataclass(frozen=True)
-class Calibration:
-    """Settings that fit a model and its low tier; see CacheConfig.
+class _Known:
+    """A model and a text, with everything in high precision."""
 
-    model_bytes: size of the model's files.  low_bytes: of all experts in the low tier, 0 without one.
-    residual_bytes: of a residual tier, 0 without one. They tell a calibration that belongs to something else.
-    expert_uses: how often each expert was chosen, [n_layers * n_experts], layer by layer; empty: not known.
-    """
+    info: ModelInfo
+    expert_bytes: tuple[float, float]
+    chunks: list[Chunk]
+    reference: np.ndarray
+    seen: Observations
+    bound: Bound
 
-    model_bytes: int
-    low_bytes: int
-    t1: float
-    t2: float
-    low_share: float
-    policy: str
-    weights: Weights
-    residual_bytes: int = 0
-    expert_uses: tuple[int, ...] = ()
+    @property
+    def n_tokens(self) -> int:
+        return sum(map(len, self.chunks))
 
-    @staticmethod
-    def check_place(model: Path) -> None:
-        """Raises HobbitError where nothing can be stored beside the model."""
-        folder = calibration_path(model).parent
-        if folder.is_dir() and not os.access(folder, os.W_OK | os.X_OK):
-            raise HobbitError(
-                f"the calibration cannot be stored beside the model: {folder} is read-only; calibrate a copy "
-                "of the model, or a link to it, in another folder"
-            )
-
-    def write(self, model: Path) -> Path:
-        """Stores it beside the model, all or nothing; returns the file. Raises HobbitError."""
-        path = calibration_path(model)
-        try:
-            with atomic_output(path) as temporary:
-                temporary.write_bytes(pack_header(self._metadata(), [], _ALIGNMENT))
-        except OSError as e:
-            raise HobbitError(
-                f"the calibration cannot be stored in {path}: {e.strerror}; it must lie beside the model"
-            ) from e
-        return path
-
-    def _metadata(self) -> list[KeyValue]:
-        floats = {"hobbit.t1": self.t1, "hobbit.t2": self.t2, "hobbit.low_share": self.low_share}
-        floats.update(zip(KEYS["weights"], self.weights, strict=True))
-        sizes = {"hobbit.model_bytes": self.model_bytes, "hobbit.low_bytes": self.low_bytes}
-        if self.residual_bytes:
-            sizes["hobbit.high_bytes"] = self.residual_bytes
-        return [
-            string_entry("general.architecture", _ARCHITECTURE),
-            *(scalar_entry(key, GGUFValueType.UINT64, size) for key, size in sizes.items()),
-            string_entry("hobbit.policy", self.policy),
-            *(scalar_entry(key, GGUFValueType.FLOAT64, value) for key, value in floats.items()),
-            *([ints_entry("hobbit.expert_uses", self.expert_uses)] if self.expert_uses else []),
-        ]
+    @property
+    def has_low(self) -> bool:
+        return self.info.n_tiers > 1
 
 
-@dataclass(frozen=True)
-class LayerProfile:
-    """One layer, everything in high precision. expert_use: share of the selections, by expert.
+@dataclass
+class _Found:
+    """The best of each rule that was tried; the costs of the rule price; everything in low precision."""
 
-    share_*: of the selections, at the chosen thresholds.  top_weight: mean normalised weight of the best one.
-    """
-
-    layer: int
-    expert_use: tuple[float, ...]
-    share_high: float
-    share_low: float
-    share_skipped: float
-    top_weight: float
-
-
-@dataclass(frozen=True)
-class CalibrationReport:
-    """What was found, and from what. score_quantiles: of Eq. 2, without each token's best expert.
-
-    quality: at the chosen thresholds, on the text they were chosen on.  high_bytes_per_token: with everything
-    in high precision.  prediction_*: share of the experts one layer ahead that are predicted right, the best
-    one and all; None where the routers are not known.  low_alone: everything in low precision; whether that
-    holds the bound.
-    """
-
-    calibration: Calibration
-    n_tokens: int
-    n_chunks: int
-    n_trials: int
-    has_low_tier: bool
-    bound: str
-    reference_perplexity: float
-    quality: Quality
-    high_bytes_per_token: float
-    score_quantiles: dict[float, float]
-    layers: tuple[LayerProfile, ...]
-    cache: CacheFit
-    prediction_top1: float | None
-    prediction_top_k: float | None
+    by_rule: dict[str, Quality] = field(default_factory=dict)
+    n_trials: int = 0
+    costs: Costs | None = None
     low_alone: Quality | None = None
-    low_alone_holds: bool = False
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
-
-    def summary(self) -> str:
-        """For people."""
-        sections = [self._text_lines(), self._layer_lines(), self._threshold_lines(), self._cache_lines()]
-        return "\n".join(line for section in sections for line in section)
-
-    def _text_lines(self) -> list[str]:
-        lines = [f"text         {self.n_tokens} tokens in {self.n_chunks} parts"]
-        if self.score_quantiles:
-            values = ", ".join(f"{q:.0%} {value:.3f}" for q, value in self.score_quantiles.items())
-            lines.append(f"scores       quantiles, without each token's best expert: {values}")
-        if self.prediction_top1 is not None:
-            lines.append(
-                f"prediction   one layer ahead: best expert {self.prediction_top1:.1%}, "
-                f"all experts {self.prediction_top_k:.1%}"
-            )
-        return lines
-
-    def _layer_lines(self) -> list[str]:
-        lines = ["", "layer   busiest expert   best one's weight     high      low  skipped"]
-        for layer in self.layers:
-            busiest = int(np.argmax(layer.expert_use))
-            lines.append(
-                f"{layer.layer:5}   {busiest:5} {layer.expert_use[busiest]:8.1%}   "
-                f"{layer.top_weight:17.3f}   "
-                f"{layer.share_high:6.1%}   {layer.share_low:6.1%}   {layer.share_skipped:6.1%}"
-            )
-        return [*lines, ""]
-
-    def _threshold_lines(self) -> list[str]:
-        if not self.has_low_tier:
-            return [
-                "thresholds   none: the file has no low tier, so everything stays in high precision; "
-                "pyhobbit convert --low TYPE --sidecar MODEL adds one"
-            ]
-        quality = self.quality
-        increase = quality.perplexity / self.reference_perplexity - 1
-        lines = [
-            f"thresholds   t1 = {quality.t1:g}, t2 = {quality.t2:g}, of {self.n_trials} tried ({self.bound})",
-            f"quality      perplexity {quality.perplexity:.3f} ({increase:+.2%} on "
-            f"{self.reference_perplexity:.3f}), KL divergence {quality.mean_kl:.2g}",
-            f"experts      {quality.share_high:.1%} high, {quality.share_low:.1%} low, "
-            f"{quality.share_skipped:.1%} skipped; {format_size(quality.bytes_per_token)} per token, "
-            f"{quality.bytes_per_token / self.high_bytes_per_token:.0%} of what all-high reads",
-        ]
-        if quality.t1 == 1:
-            lines.append("             no cheaper setting meets the limit: everything stays high")
-        if self.low_alone is not None:
-            lines.append(
-                f"low alone    perplexity {self.low_alone.perplexity:.3f}, KL divergence "
-                f"{self.low_alone.mean_kl:.2g}, {format_size(self.low_alone.bytes_per_token)} per token"
-            )
-        if self.low_alone_holds:
-            lines.append("             a plain model in the low tier's type would already meet the limit")
-        return lines
-
-    def _cache_lines(self) -> list[str]:
-        fit = self.cache
-        names = zip(("LRU", "LFU", "LHU", "FLD"), fit.weights, strict=True)
-        weights = ", ".join(f"{name} {weight:g}" for name, weight in names)
-        lines = [f"cache        policy {fit.policy}; weights of Eq. 3: {weights}"]
-        if self.has_low_tier:
-            lines.append(f"             {fit.low_share:.0%} of the pools for the low tier")
-        head = "".join(f"{capacity:>9.0%}" for capacity in CAPACITIES)
-        lines.append(f"             miss cost relative to LRU, pools of{head}  of all experts")
-        for name, ratios in sorted(fit.penalties.items(), key=lambda item: np.mean(item[1])):
-            lines.append(f"             {name:<24}{'':4}" + "".join(f"{ratio:9.3f}" for ratio in ratios))
-        return lines
-
-
-#
-# calibrating
-#
+    @property
+    def rule(self) -> str:
+        """The one that asks for the fewest bytes."""
+        return min(self.by_rule, key=lambda rule: self.by_rule[rule].bytes_per_token)
 
 
 def calibrate(model: Path, text: Path, config: CalibrationConfig) -> CalibrationReport:
@@ -224,74 +83,151 @@ def calibrate(model: Path, text: Path, config: CalibrationConfig) -> Calibration
     """
     content = read_text(text)
     Calibration.check_place(model)
+    found = _Found()
     with Evaluator(model, EvaluationConfig(engine=config.engine)) as evaluator:
-        bounded = config.max_kl is not None or config.max_ppl_increase is not None
-        if bounded and not evaluator.has_low_tier:
-            raise HobbitError(
-                f"{model} has no low tier whose cost could be bounded; add one with: "
-                f"pyhobbit convert --low TYPE --sidecar {model}"
-            )
-        chunks = evaluator.chunks(content, config.max_chunks)
-        if len(chunks) < config.min_chunks:
-            raise HobbitError(
-                f"{text} is too short: it has {evaluator.count_tokens(content)} tokens and calibration needs "
-                f"{config.min_chunks * evaluator.n_ctx}; give a longer text, or smaller parts with --ctx"
-            )
-        report, search = _calibrate(evaluator, model, chunks, config)
-    if not report.has_low_tier:
-        return report
-    with Evaluator(model, EvaluationConfig(engine=config.engine, scorer="random")) as evaluator:
-        low = search.measure_all_low(evaluator)
-    return replace(report, low_alone=low, low_alone_holds=search.holds(low))
+        known = _know(evaluator, _chunks(evaluator, model, text, content, config), config)
+        if config.rule != "price" or not known.has_low:
+            _try_gate(evaluator, known, found)
+    if known.has_low:
+        with Evaluator(model, EvaluationConfig(engine=config.engine, rule="price")) as evaluator:
+            _try_low_alone(evaluator, known, found)
+            if config.rule != "gate":
+                _try_price(evaluator, known, found, config)
+    return _report(model, config, known, found)
 
 
-def _calibrate(
-    evaluator: Evaluator, model: Path, chunks: list[Chunk], config: CalibrationConfig
-) -> tuple[CalibrationReport, "ThresholdSearch"]:
-    info = evaluator.info
-    high_bytes, low_bytes = evaluator.expert_bytes
+def _chunks(
+    evaluator: Evaluator, model: Path, text: Path, content: str, config: CalibrationConfig
+) -> list[Chunk]:
+    bounded = config.max_kl is not None or config.max_ppl_increase is not None
+    if (bounded or config.rule) and not evaluator.has_low_tier:
+        raise HobbitError(
+            f"{model} has no low tier whose cost could be bounded; add one with: "
+            f"pyhobbit convert --low TYPE --sidecar {model}"
+        )
+    chunks = evaluator.chunks(content, config.max_chunks)
+    if len(chunks) < config.min_chunks:
+        raise HobbitError(
+            f"{text} is too short: it has {evaluator.count_tokens(content)} tokens and calibration needs "
+            f"{config.min_chunks * evaluator.n_ctx}; give a longer text, or smaller parts with --ctx"
+        )
+    return chunks
+
+
+def _know(evaluator: Evaluator, chunks: list[Chunk], config: CalibrationConfig) -> _Known:
     reference, seen = profile(evaluator, chunks)
-    scores = unimportance(seen.weights)
-    search = ThresholdSearch(evaluator, chunks, reference, config)
-    quality = search.cheapest(scores)
-    cache_model = CacheModel(
-        n_layers=info.n_layers,
-        n_experts=info.n_experts,
-        n_used=info.n_experts_used,
-        low_cost=low_bytes / high_bytes,
-        t1=quality.t1,
-        t2=quality.t2,
-        residual=info.high_is_residual,
+    bound = Bound.of(config, perplexity(reference, chunks))
+    return _Known(evaluator.info, evaluator.expert_bytes, chunks, reference, seen, bound)
+
+
+@contextlib.contextmanager
+def _trials(evaluator: Evaluator, known: _Known, found: _Found) -> Iterator[Trials]:
+    rule = evaluator.rule
+    with _bar(f"rule {rule}", TYPICAL_TRIALS[rule] * known.n_tokens, "tokens") as bar:
+
+        def told(q: Quality) -> None:
+            numbers = f"t1 {q.t1:g} t2 {q.t2:g}" if rule == "gate" else f"price {q.price:g}"
+            bar.set_postfix_str(f"{numbers} KL {q.mean_kl:.2g}")
+
+        trials = Trials(evaluator, known.chunks, known.reference, bar.update, told)
+        yield trials
+        found.n_trials += len(trials.measured)
+        bar.total = bar.n
+
+
+def _try_gate(evaluator: Evaluator, known: _Known, found: _Found) -> None:
+    with _trials(evaluator, known, found) as trials:
+        found.by_rule["gate"] = cheapest_by_gate(trials, known.bound, unimportance(known.seen.weights))
+
+
+def _try_price(evaluator: Evaluator, known: _Known, found: _Found, config: CalibrationConfig) -> None:
+    seen = known.seen
+    n = min(config.cost_chunks, len(known.chunks))
+    chunks = known.chunks[:n]
+    part = seen.first(sum(map(len, chunks)))
+    n_runs = 2 * len(seen.layers) + (_n_experts_used(part) if config.per_expert else 0)
+    with _bar("costs", n_runs * sum(map(len, chunks)), "tokens") as bar:
+        runs = CostRuns(evaluator, chunks, known.reference[:n], part, bar.update)
+        found.costs = runs.by_layer()
+        if config.per_expert:
+            found.costs = expert_costs(found.costs, runs.by_expert(), part)
+    with _trials(evaluator, known, found) as trials:
+        found.by_rule["price"] = cheapest_by_price(trials, known.bound, found.costs, seen)
+
+
+def _n_experts_used(seen: Observations) -> int:
+    return sum(np.unique(seen.experts[:, i]).size for i in range(len(seen.layers)))
+
+
+def _try_low_alone(evaluator: Evaluator, known: _Known, found: _Found) -> None:
+    """Everything in low precision, which Eq. 2 cannot ask for."""
+    n_layers = known.info.n_layers
+    evaluator.set_costs(Costs((0.0,) * n_layers, (math.inf,) * n_layers))
+    with _bar("low tier", known.n_tokens, "tokens") as bar:
+        found.low_alone = Trials(evaluator, known.chunks, known.reference, bar.update)(price=1.0)
+
+
+def _report(model: Path, config: CalibrationConfig, known: _Known, found: _Found) -> CalibrationReport:
+    info, seen = known.info, known.seen
+    high_bytes, low_bytes = known.expert_bytes
+    gate = found.by_rule.get("gate", found.low_alone)
+    best = found.by_rule[found.rule]
+    fit = _fit_cache(
+        CacheModel(
+            n_layers=info.n_layers,
+            n_experts=info.n_experts,
+            n_used=info.n_experts_used,
+            low_cost=low_bytes / high_bytes,
+            t1=best.t1,
+            t2=best.t2,
+            price=best.price,
+            costs=found.costs,
+            residual=info.high_is_residual,
+        ),
+        seen,
     )
-    fit = _fit_cache(cache_model, seen)
     top1, top_k = _prediction(model, config.engine.cache.sidecar, seen)
-    report = CalibrationReport(
+    scores = unimportance(seen.weights)
+    return CalibrationReport(
         calibration=Calibration(
             model_bytes=sum(part.size for part in model_parts(model)),
             low_bytes=info.tier_bytes_low,
-            t1=quality.t1,
-            t2=quality.t2,
+            t1=gate.t1,
+            t2=gate.t2,
             low_share=fit.low_share,
             policy=fit.policy,
             weights=fit.weights,
             residual_bytes=info.tier_bytes_high if info.high_is_residual else 0,
+            rule=found.rule,
+            price=found.by_rule["price"].price if found.costs else 0.0,
+            costs=found.costs,
             expert_uses=_expert_uses(seen, info.n_layers, info.n_experts),
         ),
-        n_tokens=sum(map(len, chunks)),
-        n_chunks=len(chunks),
-        n_trials=len(search.measured),
-        has_low_tier=evaluator.has_low_tier,
-        bound=search.bound,
-        reference_perplexity=search.reference_perplexity,
-        quality=quality,
+        n_tokens=known.n_tokens,
+        n_chunks=len(known.chunks),
+        n_trials=found.n_trials,
+        has_low_tier=known.has_low,
+        bound=str(known.bound),
+        reference_perplexity=known.bound.reference_perplexity,
+        by_rule=found.by_rule,
         high_bytes_per_token=info.n_layers * info.n_experts_used * high_bytes,
         score_quantiles=_quantiles(scores),
-        layers=_layer_profiles(seen, scores, quality, info.n_experts),
+        layers=_layer_profiles(known, found),
         cache=fit,
         prediction_top1=top1,
         prediction_top_k=top_k,
+        low_alone=found.low_alone,
+        low_alone_holds=found.low_alone is not None and known.bound.holds(found.low_alone),
     )
-    return report, search
+
+
+def _decisions(known: _Known, found: _Found) -> np.ndarray:
+    """What the chosen rule decides for each selection: [T, L, K]."""
+    weights, best = known.seen.weights, found.by_rule[found.rule]
+    if found.rule == "gate":
+        return decide(unimportance(weights), best.t1, best.t2)
+    costs = found.costs.of(known.seen.layers, known.seen.experts, known.info.n_layers)
+    return decide_by_price(weights, *costs, best.price, known.expert_bytes[1] / known.expert_bytes[0])
 
 
 def profile(evaluator: Evaluator, chunks: list[Chunk]) -> tuple[np.ndarray, Observations]:
@@ -305,121 +241,14 @@ def profile(evaluator: Evaluator, chunks: list[Chunk]) -> tuple[np.ndarray, Obse
     return reference, seen
 
 
-class ThresholdSearch:
-    """Finds thresholds by measuring some."""
-
-    def __init__(
-        self, evaluator: Evaluator, chunks: list[Chunk], reference: np.ndarray, config: CalibrationConfig
-    ) -> None:
-        self._evaluator = evaluator
-        self._chunks = chunks
-        self._reference = reference
-        self._max_kl = config.max_kl
-        self._max_increase = config.max_ppl_increase
-        if self._max_kl is None and self._max_increase is None:
-            self._max_increase = config.default_ppl_increase
-        self.reference_perplexity = perplexity(reference, chunks)
-        self.measured: dict[tuple[float, float], Quality] = {}
-
-    @property
-    def bound(self) -> str:
-        """What they must keep, for people."""
-        bounds = []
-        if self._max_increase is not None:
-            bounds.append(f"perplexity at most {self._max_increase:+.3%}")
-        if self._max_kl is not None:
-            bounds.append(f"KL divergence at most {self._max_kl:g}")
-        return ", ".join(bounds)
-
-    def cheapest(self, scores: np.ndarray) -> Quality:
-        """The thresholds that ask for the fewest bytes within the bound; scores: of the chunks, [T, L, K]."""
-        n_tokens = sum(map(len, self._chunks))
-        high_bytes, low_bytes = self._evaluator.expert_bytes
-        low_cost = low_bytes / high_bytes
-        with _bar("thresholds", _TYPICAL_TRIALS * n_tokens, "tokens") as bar:
-            if low_cost > 0:
-                ranked = np.sort(scores, axis=None)
-                t1s, t2s = threshold_candidates(scores)
-                ask = (
-                    lambda t1, t2: expected_cost(ranked, low_cost, t1, t2),
-                    lambda t1, t2: self.holds(self._measure(t1, t2, bar)),
-                )
-                coarse = cheapest_thresholds(t1s, [1.0, *t2s], *ask)
-                t1, t2 = cheapest_thresholds(t1s, closer_candidates(scores, coarse[1]), *ask, best=coarse)
-            else:
-                t1, t2 = 1.0, 1.0
-            quality = self._measure(t1, t2, bar)
-            bar.total = bar.n
-        return quality
-
-    def _measure(self, t1: float, t2: float, bar: "tqdm[Any]") -> Quality:
-        if (t1, t2) not in self.measured:
-            quality = self._evaluator.measure(self._chunks, t1, t2, self._reference, bar.update)
-            bar.set_postfix_str(f"t1 {t1:g} t2 {t2:g} KL {quality.mean_kl:.2g}")
-            self.measured[t1, t2] = quality
-        return self.measured[t1, t2]
-
-    def measure_all_low(self, by_chance: Evaluator) -> Quality:
-        """Everything in low precision, which Eq. 2 cannot ask for; by_chance: with the scorer "random"."""
-        with _bar("low tier", sum(map(len, self._chunks)), "tokens") as bar:
-            return by_chance.measure(self._chunks, 0.0, 1.0, self._reference, bar.update)
-
-    def holds(self, quality: Quality) -> bool:
-        """Whether it is within the bound."""
-        increase = quality.perplexity / self.reference_perplexity - 1
-        return (self._max_increase is None or increase <= self._max_increase) and (
-            self._max_kl is None or quality.mean_kl <= self._max_kl
-        )
-
-
-def threshold_candidates(scores: np.ndarray) -> tuple[list[float], list[float]]:
-    """Candidates below 1 for t1 and for t2, by quantiles of the scores of all but each token's best expert.
-
-    t1: evenly spaced, and 0, at which all but the best experts are low.  t2: by the share that is skipped,
-    closer where little is.
-    """
-    ranked = scores[scores > 0]
-    if not ranked.size:
-        return [], []
-    skipped = 2.0 ** -np.arange(0, _T2_HALVINGS + 0.25, 0.5)
-    t1s = np.quantile(ranked, np.arange(1, _T1_STEPS) / _T1_STEPS)
-    t2s = np.quantile(ranked, 1 - skipped[1:])
-    return [0.0, *_below_one(t1s)], [0.0, *_below_one(t2s)]
-
-
-def closer_candidates(scores: np.ndarray, t2: float) -> list[float]:
-    """Candidates for t2 on both sides of one of threshold_candidates, up to its neighbours."""
-    ranked = scores[scores > 0]
-    skipped = float(np.mean(ranked > t2)) if ranked.size and t2 < 1 else 0.0
-    shares_ = skipped * 2.0 ** np.array([-0.375, -0.25, -0.125, 0.125, 0.25, 0.375])
-    return _below_one(np.quantile(ranked, 1 - np.minimum(shares_, 1))) if skipped > 0 else []
-
-
-def _below_one(values: np.ndarray) -> list[float]:
-    return sorted({value for value in np.round(values, _DECIMALS).tolist() if value < 1})
-
-
-def expected_cost(ranked: np.ndarray, low_cost: float, t1: float, t2: float) -> float:
-    """Bytes of a selection by those of an expert in high precision, from ascending scores of Eq. 2.
-
-    low_cost: bytes of an expert in low precision by those of one in high.
-    """
-    high, kept = (
-        1.0 if threshold >= 1 else float(np.searchsorted(ranked, threshold, "right")) / ranked.size
-        for threshold in (t1, t2)
-    )
-    return high + low_cost * (kept - high)
-
-
 def _quantiles(scores: np.ndarray) -> dict[float, float]:
     ranked = scores[scores > 0]
     return {q: float(np.quantile(ranked, q)) for q in _QUANTILES} if ranked.size else {}
 
 
-def _layer_profiles(
-    seen: Observations, scores: np.ndarray, quality: Quality, n_experts: int
-) -> tuple[LayerProfile, ...]:
-    precisions = decide(scores, quality.t1, quality.t2)
+def _layer_profiles(known: _Known, found: _Found) -> tuple[LayerProfile, ...]:
+    seen, n_experts, precisions = known.seen, known.info.n_experts, _decisions(known, found)
+    costs = (None, None) if found.costs is None else found.costs.by_layer(known.info.n_layers)
     profiles = []
     for i, layer in enumerate(seen.layers):
         use = _uses(seen, i, n_experts) / seen.experts[:, i].size
@@ -433,6 +262,7 @@ def _layer_profiles(
                 share_low=low,
                 share_skipped=skipped,
                 top_weight=float(np.mean(weights.max(axis=1) / weights.sum(axis=1))),
+                **dict(zip(("low_cost", "skip_cost"), (c and c[layer] for c in costs), strict=True)),
             )
         )
     return tuple(profiles)

@@ -30,7 +30,12 @@ Progress = Callable[[int], object]
 
 _BLOCK_FLOATS = 1 << 20  # worked on at once
 _MEMORY_FLOATS = 16 << 20  # larger arrays lie in a temporary file
-_BOTH_POOLS = (0.5, 1.0)  # thresholds that need both
+_BOTH_POOLS = {
+    "gate": {"t1": 0.5},
+    "random": {"t1": 0.5},
+    "price": {"price": 1.0},
+    "edgemoe": {"price": 1.0},
+}  # numbers that need both, by rule
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,7 @@ class Quality:
 
     t1: float
     t2: float
+    price: float
     perplexity: float
     perplexity_ratio: float
     mean_kl: float
@@ -57,6 +63,30 @@ class Quality:
     share_skipped: float
     bytes_per_token: float
     bytes_read_per_token: float
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Nats of divergence that a use of weight 1 adds, in low precision and skipped. inf: never.
+
+    By layer, or by layer and expert (layer * n_experts + expert). With the rule price a use of normalised
+    weight w adds about w**2 times as much.
+    """
+
+    low: tuple[float, ...]
+    skip: tuple[float, ...]
+
+    def by_layer(self, n_layers: int) -> tuple[list[float], list[float]]:
+        """Means of each layer."""
+        low, skip = (np.reshape(values, (n_layers, -1)).mean(axis=1) for values in (self.low, self.skip))
+        return low.tolist(), skip.tolist()
+
+    def of(self, layers: Sequence[int], experts: np.ndarray, n_layers: int) -> tuple[np.ndarray, np.ndarray]:
+        """Of selections in low precision, and skipped; experts, and both results: [T, L, K] of L layers."""
+        per_layer = len(self.low) // n_layers
+        place = np.asarray(layers)[:, None] * per_layer + (experts if per_layer > 1 else 0)
+        place = np.broadcast_to(place, experts.shape)
+        return np.asarray(self.low)[place], np.asarray(self.skip)[place]
 
 
 class Evaluator:
@@ -86,7 +116,10 @@ class Evaluator:
         if not model.cache:
             raise HobbitError(f"{self._path} is a dense model: it has no experts to choose a precision for")
         if self._config.strict and model.cache.info()["n_tiers"] > 1:
-            model.cache.set_thresholds(*_BOTH_POOLS)  # the context makes the pools
+            if "price" in _BOTH_POOLS[self._config.rule]:
+                n_layers = model.cache.info()["n_layers"]
+                model.cache.set_costs([0.0] * n_layers, [0.0] * n_layers)
+            model.cache.set_thresholds(**_BOTH_POOLS[self._config.rule])  # the context makes the pools
         engine = self._config.engine
         self.n_ctx = min(engine.n_ctx or EvaluationConfig.default_n_ctx, model.n_ctx_train())
         params.n_ctx = params.n_batch = params.n_outputs_max = self.n_ctx
@@ -111,6 +144,15 @@ class Evaluator:
     def stats(self) -> CacheStats:
         """Counters since opening."""
         return self._opened().cache.stats()
+
+    @property
+    def rule(self) -> str:
+        """The precision rule (hobbit.rule)."""
+        return self._config.rule
+
+    def set_costs(self, costs: Costs) -> None:
+        """Of the rule price. Raises HobbitError."""
+        self._opened().cache.set_costs(costs.low, costs.skip)
 
     @property
     def has_low_tier(self) -> bool:
@@ -153,7 +195,7 @@ class Evaluator:
         model = self._opened().model
         n_scored = self.n_ctx - 1 - self.n_ctx // 2
         kept = _large_array((len(chunks), n_scored, llama.llama_vocab_n_tokens(model.vocab)))
-        self._set_thresholds(1.0, 1.0)
+        self._opened().cache.set_thresholds()
         for i, chunk in enumerate(chunks):
             kept[i] = self._scored_logits(chunk)
             if progress is not None:
@@ -167,9 +209,11 @@ class Evaluator:
         t2: float,
         reference: np.ndarray,
         progress: Progress | None = None,
+        *,
+        price: float = 0.0,
     ) -> Quality:
-        """These thresholds on the chunks that the reference was made of. Raises HobbitError."""
-        self._set_thresholds(t1, t2)
+        """These numbers of the rule on the chunks that the reference was made of. Raises HobbitError."""
+        self._opened().cache.set_thresholds(t1, t2, price)
         before = self.stats
         compared = []
         for chunk, wanted in zip(chunks, reference, strict=True):
@@ -188,6 +232,7 @@ class Evaluator:
         return Quality(
             t1=t1,
             t2=t2,
+            price=price,
             perplexity=float(np.exp(np.mean(tokens.surprise))),
             perplexity_ratio=float(np.exp(np.mean(tokens.surprise) - np.mean(tokens.reference_surprise))),
             mean_kl=float(np.mean(tokens.divergence)),
@@ -199,9 +244,6 @@ class Evaluator:
             bytes_per_token=n_per_token * (n["high"] * high_bytes + n["low"] * low_bytes) / n_chosen,
             bytes_read_per_token=(after.bytes_read - before.bytes_read) / sum(map(len, chunks)),
         )
-
-    def _set_thresholds(self, t1: float, t2: float) -> None:
-        self._opened().cache.set_thresholds(t1, t2)
 
     def _scored_logits(self, chunk: Chunk) -> np.ndarray:
         logits = self._opened().context.logits(chunk)

@@ -1,61 +1,23 @@
 # SPDX-License-Identifier: MIT
-"""The searches of calibration: thresholds by what the caller measures, the cache by replay of a run."""
+"""Fits the cache's policy and the sizes of its pools, by replay of a run."""
 
-from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import permutations
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 
+from pyhobbit.quality.evaluate import Costs
 from pyhobbit.routing.trace import Simulation, policy_names, simulate
-
-T = TypeVar("T")
 
 Weights = tuple[float, float, float, float]
 """Of LRU, LFU, LHU and FLD in Eq. 3 of HOBBIT."""
 
-_PATIENCE = 3  # steps of t2 that bring nothing: the steps of t1 may be too wide for the first
 _COARSE = 4  # steps between 0 and 1
 _FINE_STEPS = (1 / 8, 1 / 16)
 _LRU: Weights = (1.0, 0.0, 0.0, 0.0)
-
-
-def cheapest_thresholds(
-    t1s: Sequence[float],
-    t2s: Sequence[float],
-    cost: Callable[[float, float], float],
-    holds: Callable[[float, float], bool],
-    best: tuple[float, float] = (1.0, 1.0),
-) -> tuple[float, float]:
-    """The cheapest (t1, t2) that was found to hold; `best` is known to.
-
-    t1s, t2s: candidates, in any order.  cost: is asked often.  holds: is asked seldom; quality is taken to
-    fall with either threshold, so that t1 is found by bisection. t2 goes down until that does not pay.
-    """
-    n_in_vain = 0
-    for t2 in sorted(t2s, reverse=True):
-        pairs = [(t1, t2) for t1 in sorted({*t1s, t2}) if t1 <= t2]
-        cheaper = [pair for pair in pairs if cost(*pair) < cost(*best)]
-        if cheaper and holds(*cheaper[-1]):
-            best = _first(cheaper, lambda pair: holds(*pair))
-            n_in_vain = 0
-        else:
-            n_in_vain += 1
-        if n_in_vain == _PATIENCE:
-            break
-    return best
-
-
-def _first(items: Sequence[T], holds: Callable[[T], bool]) -> T:
-    """The first that holds, where all after it do too; it is looked for near the last, which is known to."""
-    known, step = len(items) - 1, 1
-    while known >= step and holds(items[known - step]):
-        known -= step
-        step *= 2
-    return items[bisect_left(items, True, lo=max(0, known - step), hi=known, key=holds)]
 
 
 def fit_weights(penalty: Callable[[Weights], float]) -> Weights:
@@ -104,6 +66,7 @@ class CacheModel:
     """Experts as a cache sees them.
 
     low_cost: bytes of one in low precision by those of one in high, 0 without a low tier.
+    costs: of the rule price, which decides where price is above 0; otherwise the rule is gate.
     residual: what is high takes its low version and the rest, a slot in each pool.
     """
 
@@ -113,11 +76,13 @@ class CacheModel:
     low_cost: float
     t1: float
     t2: float
+    price: float = 0.0
+    costs: Costs | None = None
     residual: bool = False
 
     @property
     def uses_low(self) -> bool:
-        return self.low_cost > 0 and (self.t1 < 1 or self.residual)
+        return self.low_cost > 0 and (self.t1 < 1 or self.price > 0 or self.residual)
 
     @property
     def high_cost(self) -> float:
@@ -201,14 +166,22 @@ class CacheFitter:
                 weights=weights,
                 floors=True,
                 residual=model.residual,
-                t1=model.t1 if model.uses_low else 1.0,
-                t2=model.t2 if model.uses_low else 1.0,
+                **self._rule(),
                 bits_high=model.high_cost,
                 bits_low=model.low_cost if model.uses_low else 1.0,
             )
             penalties.append(simulate(routes, simulation).penalty_per_token)
             self._progress()
         return np.array(penalties)
+
+    def _rule(self) -> dict[str, Any]:
+        model = self._model
+        if not model.uses_low:
+            return {}
+        if model.costs is None or model.price == 0:
+            return {"t1": model.t1, "t2": model.t2}
+        costs = {"low_costs": model.costs.low, "skip_costs": model.costs.skip}
+        return {"rule": "price", "price": model.price, **costs}
 
 
 def _mean_ratio(penalties: np.ndarray, base: np.ndarray) -> float:

@@ -49,6 +49,30 @@ def decide(scores: np.ndarray, t1: float, t2: float) -> np.ndarray:
     return np.where((scores <= t1) | (t1 >= 1), HIGH, low).astype(np.uint8)
 
 
+def squared_weights(weights: np.ndarray) -> np.ndarray:
+    """Squares of the normalised weights [..., K]; NaN where weights do not rank experts."""
+    total = weights.sum(axis=-1, keepdims=True, dtype=FLOAT)
+    usable = np.isfinite(total) & (total > 0)
+    return np.divide(weights, total, out=np.full(weights.shape, np.nan), where=usable) ** 2
+
+
+def decide_by_price(
+    weights: np.ndarray, low_cost: np.ndarray, skip_cost: np.ndarray, price: float, low_bytes: float
+) -> np.ndarray:
+    """SKIPPED, LOW or HIGH by the rule price, as if nothing were resident: uint8 of the shape of weights.
+
+    weights, low_cost, skip_cost: [T, L, K].  low_bytes: of an expert in low precision by those of one in
+    high.
+    """
+    squared = squared_weights(weights)
+    is_first = np.arange(weights.shape[-1]) == weights.argmax(axis=-1)[..., None]
+    with np.errstate(invalid="ignore"):  # 0 * inf
+        low = squared * low_cost + price * low_bytes
+        skip = np.where(is_first, np.inf, squared * skip_cost)
+    low, skip = (np.nan_to_num(total, nan=np.inf, posinf=np.inf) for total in (low, skip))
+    return np.where(np.minimum(low, skip) < price, np.where(skip < low, SKIPPED, LOW), HIGH).astype(np.uint8)
+
+
 def shares(precisions: np.ndarray) -> tuple[float, float, float]:
     """Shares of selections in high precision, in low precision and skipped."""
     high, low, skipped = (float(np.mean(precisions == wanted)) for wanted in (HIGH, LOW, SKIPPED))

@@ -66,6 +66,19 @@ class Observations:
     inputs: np.ndarray | None
     input_tokens: np.ndarray
 
+    def first(self, n_tokens: int) -> "Observations":
+        """Of the first tokens of the run alone."""
+        kept = self.input_tokens < n_tokens
+        return Observations(
+            layers=self.layers,
+            sequences=self.sequences[:n_tokens],
+            experts=self.experts[:n_tokens],
+            weights=None if self.weights is None else self.weights[:n_tokens],
+            output_norms=None if self.output_norms is None else self.output_norms[:n_tokens],
+            inputs=None if self.inputs is None else self.inputs[kept],
+            input_tokens=self.input_tokens[kept],
+        )
+
 
 class Recorder:
     """An observer for runs of whole sequences, all of `sequence_length` tokens.

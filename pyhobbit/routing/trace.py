@@ -82,7 +82,8 @@ class Simulation:
     policy: a name of policy_names(), or BELADY.  slots_high, slots_low: experts that the pools hold.
     weights: of LRU, LFU, LHU and FLD in Eq. 3 of HOBBIT.  floors: a layer keeps its even share of a pool, as
     in the engine.  residual: the high tier holds what the low one lacks, slots_high and bits_high are of
-    residuals.  t1, t2: thresholds of Eq. 2.  bits_high, bits_low: per weight.  seed: of the policy "random".
+    residuals.  rule, t1, t2, price: as the settings of these names.  low_costs, skip_costs: of the rule
+    price, as Cache.set_costs takes them.  bits_high, bits_low: per weight.  seed: of the policy "random".
     predictor: judged one layer ahead, without loading what it predicts; None: none.
     """
 
@@ -95,8 +96,12 @@ class Simulation:
     weights: tuple[float, float, float, float] = default("weights")
     floors: bool = False
     residual: bool = False
+    rule: str = "gate"
     t1: float = 1.0
     t2: float = 1.0
+    price: float = 0.0
+    low_costs: tuple[float, ...] = ()
+    skip_costs: tuple[float, ...] = ()
     bits_high: float = 16.0
     bits_low: float = 4.5
     seed: int = 0
@@ -154,9 +159,16 @@ def simulate(routes: NDArray[Any], simulation: Simulation) -> SimulationResult:
         raise HobbitError("there are no counted routes to simulate")
     texts = {
         name: ffi.new("char[]", text.encode()) if text is not None else ffi.NULL
-        for name, text in (("policy", simulation.policy), ("predictor", simulation.predictor))
+        for name in ("policy", "predictor", "rule")
+        for text in [getattr(simulation, name)]
     }
-    options = ffi.new("struct hobbit_simulation *", asdict(simulation) | texts)
+    costs = {
+        name: ffi.new("float[]", values) if values else ffi.NULL
+        for name in ("low_costs", "skip_costs")
+        for values in [getattr(simulation, name)]
+    }
+    given = {**asdict(simulation), **texts, **costs, "n_costs": len(simulation.low_costs)}
+    options = ffi.new("struct hobbit_simulation *", given)
     result = ffi.new("struct hobbit_simulation_result *")
     buffer = ffi.from_buffer("struct hobbit_route[]", np.ascontiguousarray(routes))
     check(lib.hobbit_simulate, buffer, routes.size, options, result)

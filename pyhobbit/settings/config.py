@@ -67,6 +67,11 @@ class CacheConfig(CacheSettings):
             self.t1 is None or self.t2 is None or self.t1 <= self.t2,
             f"t1 ({self.t1}) is above t2 ({self.t2}); between t1 and t2 lies low precision, so make t1 <= t2",
         )
+        is_gated = any(value is not None and value < 1 for value in (self.t1, self.t2))
+        _require(
+            not (self.price and is_gated),
+            "price belongs to the rule price, t1 and t2 belong to the rule gate; give one of them",
+        )
         _require(
             self.device_memory is None or self.pools is None,
             "device_memory limits all that experts take on a GPU, pools the cache alone; give one of them",
@@ -242,14 +247,13 @@ class ChatConfig:
 class EvaluationConfig:
     """A model opened for measuring what low precision costs. engine.n_ctx: tokens of a chunk of text.
 
-    strict: each token gets the precision that Eq. 2 decides for it, whatever is resident and whatever other
-    tokens of its batch ask for.  scorer: "gate" for Eq. 2, "random" to compare with (hobbit.scorer in
-    hobbit.h).  one_by_one: one token per pass, as in decoding.
+    strict: each token gets the precision that the rule decides for it, whatever is resident and whatever
+    other tokens of its batch ask for.  rule: hobbit.rule.  one_by_one: one token per pass, as in decoding.
     """
 
     engine: EngineConfig = field(default_factory=EngineConfig)
     strict: bool = True
-    scorer: str = "gate"
+    rule: str = "gate"
     one_by_one: bool = False
 
     default_n_ctx: ClassVar[int] = 512
@@ -266,7 +270,7 @@ class EvaluationConfig:
             "hobbit.device": "CPU",
             **self.engine.cache.settings(),
             "hobbit.strict": self.strict,
-            "hobbit.scorer": self.scorer,
+            "hobbit.rule": self.rule,
         }
 
 
@@ -276,12 +280,17 @@ class CalibrationConfig:
 
     max_ppl_increase: bound on the relative increase of perplexity, 0.01 for 1 %.  max_kl: bound on the mean
     Kullback-Leibler divergence, in nats. With both, both hold; with neither, `default_ppl_increase`.
+    rule: "gate" or "price"; None tries both and keeps the one that reads less.  cost_chunks: chunks on which
+    the costs of the rule price are measured.  per_expert: expert by expert, not layer by layer.
     """
 
     engine: EngineConfig = field(default_factory=EngineConfig)
     max_ppl_increase: float | None = None
     max_kl: float | None = None
     max_chunks: int = 32
+    rule: str | None = None
+    cost_chunks: int = 4
+    per_expert: bool = False
 
     default_ppl_increase: ClassVar[float] = 0.01
     min_chunks: ClassVar[int] = 4
@@ -298,6 +307,10 @@ class CalibrationConfig:
         _require(
             self.max_chunks >= self.min_chunks,
             f"--chunks is {self.max_chunks}; it must be at least {self.min_chunks}",
+        )
+        _require(self.cost_chunks > 0, f"--cost-chunks is {self.cost_chunks}; it must be positive")
+        _require(
+            self.rule in (None, "gate", "price"), f"the rule is '{self.rule}'; choose one of gate, price"
         )
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from pyhobbit.cli.main import main
 from pyhobbit.engine.engine import Engine
-from pyhobbit.quality.calibration import Calibration
+from pyhobbit.quality.stored import Calibration
 from pyhobbit.settings.config import CacheConfig, EngineConfig, SamplingConfig
 from pyhobbit.settings.table import OPTIONS
 

@@ -18,7 +18,7 @@ from pyhobbit import CacheConfig, Engine, EngineConfig, SamplingConfig
 from pyhobbit.cli.main import main
 from pyhobbit.convert.options import Options
 from pyhobbit.convert.pipeline import convert
-from pyhobbit.quality.calibration import calibration_path
+from pyhobbit.model.tiers import calibration_path
 from pyhobbit.quality.evaluate import Evaluator, compare
 from pyhobbit.quality.fit import CacheModel
 from pyhobbit.routing.trace import Simulation, read_trace, simulate
@@ -108,7 +108,7 @@ def test_types_may_differ(low: str, residual: str) -> None:
 
 def test_going_up_reads_the_residuals_alone(parts: Path) -> None:
     engine = EngineConfig(CacheConfig(pools=EVERYTHING, prefetch=0), n_ctx=N_CTX, n_threads=1)
-    with Evaluator(parts, EvaluationConfig(engine, scorer="random")) as evaluator:
+    with Evaluator(parts, EvaluationConfig(engine, rule="random")) as evaluator:
         chunks = evaluator.chunks(HELD_OUT.read_text(encoding="utf-8"), 2)
         shape = (len(chunks), N_CTX - 1 - N_CTX // 2, evaluator.reference(chunks[:0]).shape[-1])
         low = evaluator.measure(chunks, 0.0, 1.0, np.zeros(shape, np.float32))

@@ -19,8 +19,8 @@ from test_sequences import _turn_lengths as turn_lengths
 
 from pyhobbit import CacheConfig, ConfigError, Hobbit, HobbitError
 from pyhobbit.errors import ContextError
+from pyhobbit.model.tiers import calibration_path
 from pyhobbit.native.ffi import llama
-from pyhobbit.quality.calibration import calibration_path
 from pyhobbit.routing.trace import read_trace
 from pyhobbit.settings.table import OPTIONS
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import time
 from collections.abc import Callable
@@ -21,15 +22,13 @@ from models import write_dense_llama
 
 from pyhobbit import CacheConfig, Engine, EngineConfig
 from pyhobbit.errors import ConfigError, HobbitError
-from pyhobbit.quality import calibration, fit
-from pyhobbit.quality.calibration import (
-    Calibration,
-    calibration_path,
-    expected_cost,
-    routes,
-    threshold_candidates,
-)
-from pyhobbit.quality.fit import CacheFitter, CacheModel, cheapest_thresholds, fit_weights
+from pyhobbit.model.tiers import calibration_path
+from pyhobbit.quality import calibration, fit, search
+from pyhobbit.quality.calibration import routes
+from pyhobbit.quality.evaluate import Costs
+from pyhobbit.quality.fit import CacheFitter, CacheModel, fit_weights
+from pyhobbit.quality.search import cheapest_thresholds, expected_cost, threshold_candidates
+from pyhobbit.quality.stored import Calibration
 from pyhobbit.routing.analysis import decide, shares, unimportance
 from pyhobbit.routing.observe import Observations
 from pyhobbit.routing.trace import ROUTE, policy_names
@@ -37,7 +36,19 @@ from pyhobbit.settings.config import CalibrationConfig
 
 TESTS = Path(__file__).resolve().parents[1]
 TEXT = TESTS / "tiny_moe/heldout.txt"
-STORED = Calibration(123, 45, 0.6, 0.9, 0.25, "lru", (0.5, 0.25, 0.125, 0.125), expert_uses=(3, 0, 1, 4))
+STORED = Calibration(
+    model_bytes=123,
+    low_bytes=45,
+    t1=0.6,
+    t2=0.9,
+    low_share=0.25,
+    policy="lru",
+    weights=(0.5, 0.25, 0.125, 0.125),
+    rule="price",
+    price=0.125,
+    costs=Costs((0.5, 2.0), (4.0, math.inf)),
+    expert_uses=(3, 0, 1, 4),
+)
 LOW_COST = 0.25
 
 #
@@ -116,11 +127,11 @@ def test_candidates_cover_all_mixes(scores: np.ndarray) -> None:
 def test_closer_candidates_lie_between_the_neighbours(scores: np.ndarray) -> None:
     t2s = sorted(threshold_candidates(scores)[1])
     below, chosen, above = t2s[3:6]
-    closer = calibration.closer_candidates(scores, chosen)
+    closer = search.closer_candidates(scores, chosen)
     assert len(closer) > 3
     assert all(below < t2 < above for t2 in closer)
-    assert calibration.closer_candidates(scores, 1.0) == []
-    assert calibration.closer_candidates(np.zeros((5, 2, 1)), 0.5) == []
+    assert search.closer_candidates(scores, 1.0) == []
+    assert search.closer_candidates(np.zeros((5, 2, 1)), 0.5) == []
 
 
 def test_a_model_with_one_expert_per_token_has_no_candidates() -> None:
@@ -215,12 +226,16 @@ def test_the_file_keeps_settings_under_their_keys(tmp_path: Path) -> None:
         "hobbit.t1": 0.6,
         "hobbit.t2": 0.9,
         "hobbit.low_share": 0.25,
+        "hobbit.price": 0.125,
         "hobbit.policy": "lru",
+        "hobbit.rule": "price",
         "hobbit.w_lru": 0.5,
         "hobbit.w_lfu": 0.25,
         "hobbit.w_lhu": 0.125,
         "hobbit.w_fld": 0.125,
         "hobbit.expert_uses": [3, 0, 1, 4],
+        "hobbit.low_costs": [0.5, 2.0],
+        "hobbit.skip_costs": [4.0, math.inf],
     }
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
 
@@ -242,6 +257,8 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         ({"max_ppl_increase": -0.01}, "--max-ppl-increase is -0.01; it must be 0 or more"),
         ({"max_kl": float("nan")}, "--max-kl is nan"),
         ({"max_chunks": 3}, "--chunks is 3; it must be at least 4"),
+        ({"cost_chunks": 0}, "--cost-chunks is 0; it must be positive"),
+        ({"rule": "random"}, "the rule is 'random'; choose one of gate, price"),
     ],
 )
 def test_a_calibration_that_cannot_be_is_refused(settings: dict[str, float], message: str) -> None:
@@ -277,6 +294,10 @@ def test_the_bound_is_kept_and_bytes_are_saved(calibrated: tuple[Path, dict[str,
     assert found["low_alone"]["share_low"] == 1
     assert found["low_alone"]["mean_kl"] > quality["mean_kl"]
     assert found["low_alone_holds"] is False
+    assert set(found["by_rule"]) == {"gate", "price"}
+    assert all(0 < of["mean_kl"] <= 0.02 for of in found["by_rule"].values())
+    assert found["calibration"]["rule"] == "price"
+    assert found["by_rule"]["price"]["bytes_per_token"] < found["by_rule"]["gate"]["bytes_per_token"]
     assert found["n_tokens"] == 4 * 64
     assert 0.3 < found["prediction_top1"] <= 1
     assert 0.3 < found["prediction_top_k"] <= 1
@@ -290,6 +311,11 @@ def test_the_profile_counts_every_choice(calibrated: tuple[Path, dict[str, Any]]
         assert sum(layer["expert_use"]) == pytest.approx(1)
         assert layer["share_high"] + layer["share_low"] + layer["share_skipped"] == pytest.approx(1)
         assert 0.5 <= layer["top_weight"] <= 1
+        assert 0 < layer["low_cost"] < math.inf
+        assert 0 < layer["skip_cost"] < math.inf
+    mix = [sum(layer[f"share_{name}"] for layer in layers) / 6 for name in ("high", "low", "skipped")]
+    quality = calibrated[1]["quality"]
+    assert mix == pytest.approx([quality[f"share_{name}"] for name in ("high", "low", "skipped")], abs=1e-3)
 
 
 def test_the_engine_uses_the_calibration_unless_told_otherwise(
@@ -298,9 +324,19 @@ def test_the_engine_uses_the_calibration_unless_told_otherwise(
     model, found = calibrated
     with Engine(model, EngineConfig(cache=CacheConfig(pools=5_000_000))) as engine:
         info = engine.info()
-        assert (info.t1, info.t2) == (found["quality"]["t1"], found["quality"]["t2"])
+        assert (info.t1, info.t2, info.price) == (1, 1, found["quality"]["price"])
+        engine.set_price(0)
+        assert engine.info().price == 0
+        with pytest.raises(HobbitError, match=r"the rule here is price: give hobbit\.price in their place"):
+            engine.set_thresholds(0.5, 0.9)
+    with Engine(model, EngineConfig(cache=CacheConfig(pools=5_000_000, rule="gate"))) as engine:
+        info, gate = engine.info(), found["by_rule"]["gate"]
+        assert (info.t1, info.t2, info.price) == (gate["t1"], gate["t2"], 0)
+        with pytest.raises(HobbitError, match=r"the rule here is gate: give hobbit\.t1"):
+            engine.set_price(0.5)
     with Engine(model, EngineConfig(cache=CacheConfig(pools=5_000_000, t1=1.0, t2=1.0))) as engine:
-        assert (engine.info().t1, engine.info().t2) == (1, 1)
+        info = engine.info()
+        assert (info.t1, info.t2, info.price) == (1, 1, 0)
 
 
 def test_what_was_used_most_is_read_before_anything_is_computed(
@@ -334,8 +370,69 @@ def test_calibrating_again_finds_the_same(
     done = run_pyhobbit("calibrate", model, *QUICK, "--max-kl", 0.02)
     assert done.returncode == 0, done.stderr
     assert calibration_path(model).read_bytes() == stored
-    assert f"t1 = {found['quality']['t1']:g}, t2 = {found['quality']['t2']:g}" in done.stdout
+    assert f"rule price   price = {found['quality']['price']:g}   <- stored" in done.stdout
+    assert f"t1 = {found['by_rule']['gate']['t1']:g}, t2 = {found['by_rule']['gate']['t2']:g}" in done.stdout
     assert "stored in" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("costs", "message"),
+    [
+        (Costs((0.5,) * 5, (4.0,) * 5), "there are 5 costs of low precision and 5 of skipping"),
+        (Costs((math.nan,) * 6, (4.0,) * 6), "a cost of low precision or of skipping is negative or NaN"),
+    ],
+)
+def test_stored_costs_that_cannot_be_are_refused(
+    calibrated: tuple[Path, dict[str, Any]], tmp_path: Path, costs: Costs, message: str
+) -> None:
+    with (
+        pytest.raises(HobbitError, match=f"{message}.*; calibrate it again"),
+        Engine(_stored(calibrated, tmp_path, costs), EngineConfig(cache=CacheConfig(pools=5_000_000))),
+    ):
+        pass
+
+
+def test_a_price_needs_stored_costs(calibrated: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    model = _stored(calibrated, tmp_path, None)
+    with Engine(model, EngineConfig(cache=CacheConfig(pools=5_000_000))) as engine:
+        assert engine.info().price == 0
+    with (
+        pytest.raises(HobbitError, match="the rule price needs the costs that a calibration measures"),
+        Engine(model, EngineConfig(cache=CacheConfig(pools=5_000_000, price=0.5))),
+    ):
+        pass
+
+
+def _stored(calibrated: tuple[Path, dict[str, Any]], folder: Path, costs: Costs | None) -> Path:
+    """The calibrated model with a calibration of these costs."""
+    model = folder / "m.gguf"
+    model.symlink_to(calibrated[0])
+    sizes = {name: calibrated[1]["calibration"][name] for name in ("model_bytes", "low_bytes")}
+    replace(STORED, **sizes, costs=costs, expert_uses=()).write(model)
+    return model
+
+
+def test_one_rule_alone_can_be_fitted(run_pyhobbit: RunPyhobbit, tmp_path: Path) -> None:
+    model = tmp_path / "m.gguf"
+    model.symlink_to(models.tiny_tiers("f16", "tq2_0"))
+    for rule in ("gate", "price"):
+        done = run_pyhobbit("calibrate", model, *QUICK, "--max-kl", 0.02, "--rule", rule, "--json")
+        assert done.returncode == 0, done.stderr
+        found = json.loads(done.stdout)
+        assert set(found["by_rule"]) == {rule}
+        assert found["calibration"]["rule"] == rule
+        assert found["low_alone"]["share_low"] == 1
+    done = run_pyhobbit(
+        "calibrate", model, *QUICK, "--max-kl", 0.02, "--rule", "price", "--per-expert", "--cost-chunks", 1
+    )
+    assert done.returncode == 0, done.stderr
+    fields = GGUFReader(calibration_path(model)).fields
+    low = np.reshape(fields["hobbit.low_costs"].contents(), (6, 8))
+    skip = np.reshape(fields["hobbit.skip_costs"].contents(), (6, 8))
+    assert np.all(skip == skip[:, :1])
+    assert len(np.unique(low)) > 6
+    with Engine(model, EngineConfig(cache=CacheConfig(pools=5_000_000))) as engine:
+        assert engine.info().price > 0
 
 
 def test_a_stale_calibration_is_replaced(

@@ -214,7 +214,7 @@ def test_a_random_choice_of_the_same_mix_has_its_shares_and_costs_more(
     opened: Evaluator, chunks: list[Chunk], reference: np.ndarray
 ) -> None:
     chosen = opened.measure(chunks, 0.7, 1.0, reference)
-    config = EvaluationConfig(engine=ENGINE, scorer="random")
+    config = EvaluationConfig(engine=ENGINE, rule="random")
     with Evaluator(models.tiny_tiers("f16", "tq2_0"), config) as evaluator:
         by_chance = evaluator.measure(chunks, chosen.share_high, 1.0, reference)
         all_low = evaluator.measure(chunks, 0.0, 1.0, reference)

@@ -11,6 +11,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from servers import PROMPT, Server, serving
 
+from pyhobbit.quality.calibration import calibrate
+from pyhobbit.settings.config import CalibrationConfig, EngineConfig
+
+TESTS = Path(__file__).resolve().parent.parent
 SAME = 5e-3  # of log probabilities, whatever batch they are computed in
 
 
@@ -152,7 +156,9 @@ def test_what_lower_thresholds_computed_is_not_reused(tiny_gguf: Path, tmp_path:
         ({"t2": 1.5}, "between 0 and 1"),
         ({"t1": 0.9, "t2": 0.5}, "t1 must not be above t2"),
         ({"t1": "high"}, "t1 must be a number"),
-        ({"t3": 0.5}, "has no 't3'"),
+        ({"t3": 0.5}, "has no 't3', only t1, t2 and price"),
+        ({"price": -0.1}, "price must be 0 or more"),
+        ({"price": 0.5}, "the rule here is gate: give hobbit.t1 and hobbit.t2 in its place"),
         (0.5, "must be an object"),
     ],
 )
@@ -171,6 +177,36 @@ def test_thresholds_need_a_low_pool(tiny_gguf: Path, tmp_path: Path) -> None:
         assert answer.status == 400
         assert "opened without a pool" in answer.error
         assert server.complete(hobbit={"t1": 1}) == server.complete()
+
+
+def test_a_request_brings_its_own_price(tmp_path: Path) -> None:
+    """On a model whose calibration has costs."""
+    model = tmp_path / "m.gguf"
+    model.symlink_to(models.tiny_tiers("f16", "tq2_0"))
+    text = TESTS / "tiny_moe/heldout.txt"
+    config = CalibrationConfig(EngineConfig(n_ctx=64, n_threads=1), max_kl=0.05, max_chunks=4, rule="price")
+    calibrate(model, text, config).calibration.write(model)
+    with serving(model, tmp_path / "log", "--pools", "12M") as server:
+
+        def shares(**options: object) -> dict[str, int]:
+            before = server.cache()
+            server.complete(cache_prompt=False, **options)
+            after = server.cache()
+            return {
+                k: after[f"selections_{k}"] - before[f"selections_{k}"] for k in ("high", "low", "skipped")
+            }
+
+        assert server.cache()["price"] > 0
+        assert "\nhobbit_price " in server.request("/metrics").text
+        high = shares(hobbit={"price": 0})
+        assert (high["low"], high["skipped"]) == (0, 0)
+        cheap = shares(hobbit={"price": 1e6})
+        assert cheap["skipped"] > 0
+        assert shares()["high"] > cheap["high"]
+        body = {"prompt": PROMPT, "max_tokens": 4, "hobbit": {"t1": 0.5}}
+        answer = server.request("/v1/completions", body)
+        assert answer.status == 400
+        assert "the rule here is price: give hobbit.price in their place" in answer.error
 
 
 def test_a_model_without_cache_says_so(tmp_path: Path) -> None:

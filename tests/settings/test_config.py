@@ -99,13 +99,13 @@ def test_settings_of_the_device_carry_their_keys() -> None:
 
 
 def test_an_evaluation_leaves_nothing_to_a_calibration() -> None:
-    config = EvaluationConfig(engine=EngineConfig(cache=CacheConfig(policy="lfu")), scorer="random")
+    config = EvaluationConfig(engine=EngineConfig(cache=CacheConfig(policy="lfu")), rule="random")
     settings = config.settings()
     assert settings["hobbit.calibrated"] is False
     assert (settings["hobbit.t1"], settings["hobbit.t2"], settings["hobbit.prefetch"]) == (1.0, 1.0, 0)
     assert settings["hobbit.policy"] == "lfu"
     assert settings["hobbit.strict"] is True
-    assert settings["hobbit.scorer"] == "random"
+    assert settings["hobbit.rule"] == "random"
 
 
 def test_an_integer_threshold_becomes_a_float() -> None:

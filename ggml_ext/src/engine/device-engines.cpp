@@ -178,15 +178,16 @@ status device_engines::allocate(other_memory other, uint32_t n_batch, cache_poli
 // computing
 //
 
-void device_engines::start(run_state & run) {
+void device_engines::start(run_state & run, rule_options rule) {
     if (config_.prefetch > 0) {
         std::vector<prefetcher::layer_place> ahead;
         for (const uint32_t i : layer_places_) {
             ahead.push_back(places_[i]->ahead());
         }
-        // what is drawn at random cannot be predicted: Eq. 2 stands for it
-        auto rule   = make_rule(config_.scorer == "random" ? "gate" : config_.scorer);
-        prefetcher_ = std::make_unique<prefetcher>(index_, ahead, config_.prefetch, std::move(rule), run.thresholds,
+        if (rule.name == "random") {
+            rule.name = "gate"; // a draw cannot be predicted
+        }
+        prefetcher_ = std::make_unique<prefetcher>(index_, ahead, config_.prefetch, make_rule(rule), run.thresholds,
                                                    run.batch, stats_);
     }
     for (const auto & place : places_) {

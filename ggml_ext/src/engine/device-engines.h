@@ -48,7 +48,7 @@ class device_engines {
     status allocate(other_memory other, uint32_t n_batch, cache_policy & policy);
 
     // Begins to fill the pools. REQUIRES: allocated. What the executors share must outlive the object.
-    void start(run_state & run);
+    void start(run_state & run, rule_options rule);
 
     // Runs a split of this device of the backend's; see moe_executor. REQUIRES: started
     status compute(ggml_cgraph * graph, ggml_backend_dev_t device, inner_graph & inner, inner_graph * cpu);

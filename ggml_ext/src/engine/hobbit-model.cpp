@@ -39,10 +39,15 @@ status hobbit_model::open(const std::string & path, const hobbit_setting * given
     if (opened->settings_.calibrated) {
         HOBBIT_TRY(opened->index_.read_calibration(path));
     }
-    const status s = opened->settings_.apply_stored(index.stored());
+    status s = opened->settings_.apply_stored(index.stored());
     if (!s.ok()) {
         return status::error(format("the settings stored in '%s' or the calibration beside it cannot be used: %s",
                                     path.c_str(), s.message().c_str()));
+    }
+    s = index.low_costs().empty() ? s : opened->set_costs(index.low_costs(), index.skip_costs());
+    if (!s.ok()) {
+        return status::error(format("the calibration of '%s' cannot be used: %s; calibrate it again", path.c_str(),
+                                    s.message().c_str()));
     }
     std::vector<ggml_backend_dev_t> named;
     HOBBIT_TRY(opened->check_thresholds(opened->settings_.thresholds));
@@ -59,7 +64,20 @@ status hobbit_model::check_thresholds(const score_thresholds & t) const {
                    "or leave t1 at 1",
                    t.t1, index_.files()[0].c_str()));
     }
+    if (t.price > 0.0 && costs_.empty()) {
+        return status::error(
+            format("the rule %s needs the costs that a calibration measures, and '%s' has none: run pyhobbit "
+                   "calibrate, or give t1 and t2",
+                   settings_.rule.c_str(), index_.files()[0].c_str()));
+    }
     return {};
+}
+
+rule_options hobbit_model::rule() const {
+    const uint64_t high = index_.term_bytes(term_id::high);
+    const uint64_t low  = index_.term_bytes(term_id::low);
+    const auto     kind = index_.kind(tier_id::high);
+    return { settings_.rule, &costs_, double(low) / double(kind == tier_kind::residual ? high + low : high), kind };
 }
 
 // An embedding that is not worth a read for every token.
@@ -118,7 +136,7 @@ void hobbit_model::build(const std::vector<ggml_backend_dev_t> & devices) {
 
     options.terms = index_.terms();
     policy_       = make_policy(options);
-    rule_         = make_rule(settings_.scorer);
+    rule_         = make_rule(rule());
     const layer_step step(*rule_, *policy_, settings_.strict);
     run_.reset(new run_state{ step, sequence_thresholds(settings_.thresholds), {} });
 }
@@ -189,7 +207,7 @@ status hobbit_model::prepare(uint64_t model_bytes, uint32_t n_batch) {
     if (!settings_.trace.empty()) { // not before: a model that cannot run leaves an older trace alone
         HOBBIT_TRY(recorder_.open_trace(settings_.trace, index_));
     }
-    places_->start(*run_);
+    places_->start(*run_, rule());
     start_sequence(0); // where llama.cpp does not say which sequences it computes
     set_reporting();
     prepared_ = true;
@@ -262,26 +280,28 @@ void hobbit_model::begin_batch(uint32_t n_tokens, const int32_t * sequences, con
 //
 
 // `changed`: the settings with these thresholds, where they can be.
-status hobbit_model::change_thresholds(double t1, double t2, settings & changed) const {
-    changed                      = settings_;
-    const hobbit_setting given[] = {
-        { "hobbit.t1", HOBBIT_SETTING_FLOAT, 0, t1, nullptr },
-        { "hobbit.t2", HOBBIT_SETTING_FLOAT, 0, t2, nullptr },
-    };
-    HOBBIT_TRY(changed.apply(given, 2));
-    if (prepared_ && t1 < 1.0 && t2 > t1 && !places_->has_low_pool()) {
-        return status::error(
-            format("t1 = %g asks for low-precision experts, and the model was opened without a pool for "
-                   "them: open it with t1 below 1",
-                   t1));
+status hobbit_model::change_thresholds(const score_thresholds & t, settings & changed) const {
+    changed = settings_;
+    HOBBIT_TRY(changed.set_thresholds(t));
+    const bool asks_for_low = t.price > 0.0 || (t.t1 < 1.0 && t.t2 > t.t1);
+    if (prepared_ && asks_for_low && index_.n_tiers() > 1 && !places_->has_low_pool()) {
+        const std::string asked = t.price > 0.0 ? format("price = %g", t.price) : format("t1 = %g", t.t1);
+        return status::error(format("%s asks for low-precision experts, and the model was opened without a pool for "
+                                    "them: open it with %s",
+                                    asked.c_str(), t.price > 0.0 ? "a price above 0" : "t1 below 1"));
     }
     return check_thresholds(changed.thresholds);
 }
 
-status hobbit_model::set_thresholds(double t1, double t2) {
+status hobbit_model::set_costs(std::vector<float> low, std::vector<float> skip) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return costs_.set(std::move(low), std::move(skip), uint32_t(index_.n_layers()), index_.n_experts());
+}
+
+status hobbit_model::set_thresholds(const score_thresholds & t) {
     std::lock_guard<std::mutex> lock(mutex_);
     settings                    changed;
-    HOBBIT_TRY(change_thresholds(t1, t2, changed));
+    HOBBIT_TRY(change_thresholds(t, changed));
     settings_ = changed;
     if (run_) {
         run_->thresholds.set(settings_.thresholds);
@@ -289,11 +309,11 @@ status hobbit_model::set_thresholds(double t1, double t2) {
     return {};
 }
 
-status hobbit_model::set_sequence_thresholds(int32_t sequence, double t1, double t2) {
+status hobbit_model::set_sequence_thresholds(int32_t sequence, const score_thresholds & t) {
     std::lock_guard<std::mutex> lock(mutex_);
     GGML_ASSERT(prepared_);
     settings changed;
-    HOBBIT_TRY(change_thresholds(t1, t2, changed));
+    HOBBIT_TRY(change_thresholds(t, changed));
     run_->thresholds.set(sequence, changed.thresholds);
     return {};
 }
@@ -330,6 +350,7 @@ hobbit_info hobbit_model::info() const {
     i.tier_bytes_low              = index_.term_bytes(term_id::low);
     i.t1                          = settings_.thresholds.t1;
     i.t2                          = settings_.thresholds.t2;
+    i.price                       = settings_.thresholds.price;
     i.direct_io                   = reader_.direct_io();
     i.high_is_residual            = index_.kind(tier_id::high) == tier_kind::residual;
     if (places_) {

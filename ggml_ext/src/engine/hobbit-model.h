@@ -46,8 +46,9 @@ struct hobbit_model final : public hobbit::split_runner {
     hobbit::status prepare(uint64_t model_bytes, uint32_t n_batch);
     void begin_batch(uint32_t n_tokens, const int32_t * sequences, const int32_t * positions, const int8_t * outputs);
     void begin_sequence(int32_t sequence);
-    hobbit::status set_thresholds(double t1, double t2);
-    hobbit::status set_sequence_thresholds(int32_t sequence, double t1, double t2);
+    hobbit::status set_thresholds(const hobbit::score_thresholds & t);
+    hobbit::status set_sequence_thresholds(int32_t sequence, const hobbit::score_thresholds & t);
+    hobbit::status set_costs(std::vector<float> low, std::vector<float> skip);
     hobbit::status check() const;
     void           set_observer(hobbit_observer observer, void * user_data);
 
@@ -74,16 +75,17 @@ struct hobbit_model final : public hobbit::split_runner {
 
     std::atomic<uint32_t> n_references_{ 1 };
 
-    hobbit::status open_files();
-    void           build(const std::vector<ggml_backend_dev_t> & devices);
-    hobbit::status check_device_settings() const;
-    bool           memory_is_short(bool in_host) const;
-    uint64_t       staging_bytes() const;
-    hobbit::status check_thresholds(const hobbit::score_thresholds & t) const;
-    hobbit::status change_thresholds(double t1, double t2, hobbit::settings & changed) const;
-    void           start_sequence(int32_t sequence);
-    void           set_reporting();
-    void           keep_error(const hobbit::status & s);
+    hobbit::status       open_files();
+    void                 build(const std::vector<ggml_backend_dev_t> & devices);
+    hobbit::status       check_device_settings() const;
+    bool                 memory_is_short(bool in_host) const;
+    uint64_t             staging_bytes() const;
+    hobbit::status       check_thresholds(const hobbit::score_thresholds & t) const;
+    hobbit::status       change_thresholds(const hobbit::score_thresholds & t, hobbit::settings & changed) const;
+    hobbit::rule_options rule() const;
+    void                 start_sequence(int32_t sequence);
+    void                 set_reporting();
+    void                 keep_error(const hobbit::status & s);
 
     hobbit::settings                        settings_;
     hobbit::expert_index                    index_{ hobbit::settings::stored_keys() };
@@ -91,6 +93,7 @@ struct hobbit_model final : public hobbit::split_runner {
     hobbit::stats                           stats_;
     hobbit::posix_file_reader               reader_;
     std::optional<hobbit::embedding_reader> rows_; // of the token embedding, where it stays on disk
+    hobbit::precision_costs                 costs_;
     std::unique_ptr<hobbit::precision_rule> rule_;
     std::unique_ptr<hobbit::cache_policy>   policy_;
     std::unique_ptr<hobbit::run_state>      run_;

@@ -119,13 +119,23 @@ void hobbit_begin_sequence(hobbit_model * model, int32_t sequence) {
 // changing and observing
 //
 
-bool hobbit_set_thresholds(hobbit_model * model, double t1, double t2, char * err, size_t err_size) {
-    return report(model->set_thresholds(t1, t2), err, err_size);
+static hobbit::score_thresholds thresholds_of(const struct hobbit_thresholds * t) {
+    return { t->t1, t->t2, t->price };
 }
 
-bool hobbit_set_sequence_thresholds(hobbit_model * model, int32_t sequence, double t1, double t2, char * err,
-                                    size_t err_size) {
-    return report(model->set_sequence_thresholds(sequence, t1, t2), err, err_size);
+bool hobbit_set_thresholds(hobbit_model * model, const struct hobbit_thresholds * thresholds, char * err,
+                           size_t err_size) {
+    return report(model->set_thresholds(thresholds_of(thresholds)), err, err_size);
+}
+
+bool hobbit_set_sequence_thresholds(hobbit_model * model, int32_t sequence, const struct hobbit_thresholds * thresholds,
+                                    char * err, size_t err_size) {
+    return report(model->set_sequence_thresholds(sequence, thresholds_of(thresholds)), err, err_size);
+}
+
+bool hobbit_set_costs(hobbit_model * model, const float * low, const float * skip, size_t n, char * err,
+                      size_t err_size) {
+    return report(model->set_costs({ low, low + n }, { skip, skip + n }), err, err_size);
 }
 
 bool hobbit_check(const hobbit_model * model, char * err, size_t err_size) {

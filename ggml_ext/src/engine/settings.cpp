@@ -66,6 +66,14 @@ const std::vector<row> & table() {
         { { "hobbit.pools", "pools", SIZE, 0, MAX_BYTES, NONE, NONE, NONE, "bytes", false,
             "Size of the expert cache only, instead of a limit for the process." },
           FIELD(uint64_t, pools) },
+        { { "hobbit.rule", "rule", CHOICE, 0, 0, "gate", "the calibration's", joined<rule_names>(), NONE, true,
+            "What decides the precision of an expert: gate (t1 and t2), price, edgemoe (price, the same for all "
+            "tokens), or "
+            "random for comparison." },
+          FIELD(std::string, rule) },
+        { { "hobbit.price", "price", NUMBER, 0, 1e9, "0", "the calibration's", NONE, "nats", true,
+            "Quality loss accepted to save loading one expert, by the rule price. 0: everything in high precision." },
+          FIELD(double, thresholds.price) },
         { { "hobbit.t1", "t1", NUMBER, 0, 1, "1", NONE, NONE, NONE, true,
             "Experts count as important until their weights sum to t1; less important ones use the low tier. "
             "1: everything in high precision." },
@@ -124,11 +132,8 @@ const std::vector<row> & table() {
             "Use MODEL.calibration.gguf where it exists." },
           FIELD(bool, calibrated) },
         { { "hobbit.strict", NONE, FLAG, 0, 1, "0", NONE, NONE, NONE, false,
-            "Give each token exactly the precision that Eq. 2 decides, whatever is resident: to measure quality." },
+            "Give each token exactly the precision that the rule decides, whatever is resident: to measure quality." },
           FIELD(bool, strict) },
-        { { "hobbit.scorer", NONE, CHOICE, 0, 0, "gate", NONE, joined<rule_names>(), NONE, false,
-            "gate: Eq. 2; random: t1 and t2 are shares of experts drawn at random, for comparison." },
-          FIELD(std::string, scorer) },
         { { "hobbit.pack", NONE, FLAG, 0, 1, "1", NONE, NONE, NONE, false,
             "Keep experts in the layout that the CPU multiplies fastest, as llama.cpp does with other weights." },
           FIELD(bool, pack) },
@@ -233,8 +238,8 @@ std::vector<std::string> settings::stored_keys() {
 }
 
 bool settings::asked() const {
-    static const char * const keys[] = { "hobbit.memory", "hobbit.pools",         "hobbit.t1",
-                                         "hobbit.t2",     "hobbit.device_memory", "hobbit.mode" };
+    static const char * const keys[] = { "hobbit.memory", "hobbit.pools",         "hobbit.t1",  "hobbit.t2",
+                                         "hobbit.price",  "hobbit.device_memory", "hobbit.mode" };
     return enable || !device.empty() || !sidecar.empty() || !trace.empty() ||
            std::any_of(std::begin(keys), std::end(keys), [&](const char * key) { return is_given(key); });
 }
@@ -262,6 +267,9 @@ status settings::apply(const hobbit_setting * given, size_t n_given) {
     if (is_given("hobbit.t2") && !is_given("hobbit.t1")) {
         thresholds.t1 = std::min(1.0, thresholds.t2);
     }
+    if (!is_given("hobbit.rule")) {
+        rule = is_given("hobbit.price") ? "price" : thresholds_given() ? "gate" : rule;
+    }
     if (weights_given() && !is_given("hobbit.policy")) {
         policy = "hobbit";
     } else if (weights_given() && policy != "hobbit") {
@@ -276,13 +284,26 @@ bool settings::weights_given() const {
     return std::any_of(std::begin(WEIGHT_KEYS), std::end(WEIGHT_KEYS), [&](const char * k) { return is_given(k); });
 }
 
+bool settings::thresholds_given() const {
+    return is_given("hobbit.t1") || is_given("hobbit.t2");
+}
+
+// A stored rule and its numbers do not apply if the caller gave a rule or numbers of another one.
 status settings::apply_stored(const stored_settings & stored) {
-    const bool given_thresholds = is_given("hobbit.t1") || is_given("hobbit.t2");
-    const bool given_policy     = is_given("hobbit.policy") || weights_given();
+    const bool given_rule   = is_given("hobbit.rule") || is_given("hobbit.price") || thresholds_given();
+    const bool given_policy = is_given("hobbit.policy") || weights_given();
+    for (const auto & [key, value] : stored) {
+        if (key == "hobbit.rule" && !given_rule && std::holds_alternative<std::string>(value)) {
+            rule = std::get<std::string>(value);
+        }
+    }
     for (const auto & [key, value] : stored) {
         const bool is_threshold = key == "hobbit.t1" || key == "hobbit.t2";
-        const bool is_policy    = key == "hobbit.policy" || is_weight(key);
-        if (is_given(key) || (is_threshold && given_thresholds) || (is_policy && given_policy)) {
+        const bool is_left_out  = (key == "hobbit.rule" && given_rule) ||
+                                 (key == "hobbit.price" && !takes_price(rule)) ||
+                                 (is_threshold && (thresholds_given() || takes_price(rule))) ||
+                                 ((key == "hobbit.policy" || is_weight(key)) && given_policy);
+        if (is_given(key) || is_left_out) {
             continue;
         }
         const row * to = find_row(key);
@@ -297,7 +318,32 @@ status settings::apply_stored(const stored_settings & stored) {
     return check();
 }
 
+status settings::set_thresholds(const score_thresholds & t) {
+    const std::pair<const char *, double> numbers[] = { { "hobbit.t1", t.t1 },
+                                                        { "hobbit.t2", t.t2 },
+                                                        { "hobbit.price", t.price } };
+    status                                s;
+    for (const auto & [key, value] : numbers) {
+        s = s.ok() ? set(*this, *find_row(key), value) : s;
+    }
+    return s.ok() ? check() : s;
+}
+
+double settings::low_demand() const {
+    return takes_price(rule) ? (thresholds.price > 0.0 ? 1.0 : 0.0) : 1.0 - thresholds.t1;
+}
+
 status settings::check() const {
+    if (takes_price(rule) && thresholds.t1 < 1.0) {
+        return status::error(format("hobbit.t1 and hobbit.t2 belong to the rule gate, and the rule here is %s: give "
+                                    "hobbit.price in their place, or hobbit.rule gate",
+                                    rule.c_str()));
+    }
+    if (!takes_price(rule) && thresholds.price > 0.0) {
+        return status::error(format("hobbit.price belongs to the rule price, and the rule here is %s: give hobbit.t1 "
+                                    "and hobbit.t2 in its place, or hobbit.rule price",
+                                    rule.c_str()));
+    }
     if (thresholds.t1 > thresholds.t2) {
         return status::error(format("hobbit.t1 (%g) must not be above hobbit.t2 (%g): between the two, experts are "
                                     "used in low precision",

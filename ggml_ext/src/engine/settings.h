@@ -26,7 +26,7 @@ struct settings {
     bool             calibrated;
     score_thresholds thresholds;
     bool             strict;
-    std::string      scorer; // a name of rule_names()
+    std::string      rule; // a name of rule_names()
     std::string      sidecar;
     std::string      trace;
     std::string      device; // empty: the CPU
@@ -47,13 +47,16 @@ struct settings {
     // Applies the caller's settings; an unknown key or a value out of range is an error.
     status apply(const hobbit_setting * given, size_t n_given);
 
+    // Replaces the numbers of the rule. An error leaves the settings unusable.
+    status set_thresholds(const score_thresholds & t);
+
     // Fills in what is stored, where the caller gave nothing.
     status apply_stored(const stored_settings & stored);
 
     // Keys that a model file or its calibration may hold.
     static std::vector<std::string> stored_keys();
 
-    budget bounds() const { return { memory, pools, device_memory, low_share, thresholds.t1 }; }
+    budget bounds() const { return { memory, pools, device_memory, low_share, low_demand() }; }
 
     // Whether the caller asked for the cache: expressly, by a size, threshold, mode, device or file.
     bool asked() const;
@@ -61,8 +64,10 @@ struct settings {
     bool names_mode() const { return is_given("hobbit.mode"); }
 
   private:
+    double low_demand() const;
     bool   is_given(const std::string & key) const { return given_.count(key) > 0; }
     bool   weights_given() const;
+    bool   thresholds_given() const;
     status apply_one(const hobbit_setting & setting);
     status check() const;
 

@@ -133,6 +133,8 @@ status expert_index::read_calibration(const std::string & path) {
     if (!read_uses(file)) {
         return damaged(": it does not count the uses of this model's experts");
     }
+    file.find_floats("hobbit.low_costs", low_costs_);
+    file.find_floats("hobbit.skip_costs", skip_costs_);
     return read_metadata(file);
 }
 

@@ -88,6 +88,10 @@ class expert_index {
     // The experts that were used in calibration, the most used ones first. Empty without one.
     const std::vector<expert_id> & most_used() const { return most_used_; }
 
+    // What calibration measured for the rule "price" (precision_costs); as stored, not checked. Empty without it.
+    const std::vector<float> & low_costs() const { return low_costs_; }
+    const std::vector<float> & skip_costs() const { return skip_costs_; }
+
   private:
     template <typename Ids>
     static std::vector<typename Ids::value_type> first_of(const Ids & all, size_t n) {
@@ -124,6 +128,8 @@ class expert_index {
     std::vector<std::string>               stored_keys_;
     stored_settings                        stored_;
     std::vector<expert_id>                 most_used_;
+    std::vector<float>                     low_costs_;
+    std::vector<float>                     skip_costs_;
     std::string                            architecture_;
     uint32_t                               n_experts_used_ = 0;
     uint32_t                               n_tiers_        = 0;

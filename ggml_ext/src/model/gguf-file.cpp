@@ -129,15 +129,23 @@ bool gguf_file::find_strings(const std::string & key, std::vector<std::string> &
     return true;
 }
 
-bool gguf_file::find_ints(const std::string & key, std::vector<int32_t> & values) const {
+template <typename T>
+bool gguf_file::find_array(const std::string & key, int type, std::vector<T> & values) const {
     const int64_t id = gguf_find_key(gguf_.get(), key.c_str());
-    if (id < 0 || gguf_get_kv_type(gguf_.get(), id) != GGUF_TYPE_ARRAY ||
-        gguf_get_arr_type(gguf_.get(), id) != GGUF_TYPE_INT32) {
+    if (id < 0 || gguf_get_kv_type(gguf_.get(), id) != GGUF_TYPE_ARRAY || gguf_get_arr_type(gguf_.get(), id) != type) {
         return false;
     }
-    const int32_t * data = static_cast<const int32_t *>(gguf_get_arr_data(gguf_.get(), id));
+    const T * data = static_cast<const T *>(gguf_get_arr_data(gguf_.get(), id));
     values.assign(data, data + gguf_get_arr_n(gguf_.get(), id));
     return true;
+}
+
+bool gguf_file::find_ints(const std::string & key, std::vector<int32_t> & values) const {
+    return find_array(key, GGUF_TYPE_INT32, values);
+}
+
+bool gguf_file::find_floats(const std::string & key, std::vector<float> & values) const {
+    return find_array(key, GGUF_TYPE_FLOAT32, values);
 }
 
 // Replaces the number in PREFIX-00001-of-0000N.gguf.

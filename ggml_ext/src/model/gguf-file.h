@@ -39,8 +39,12 @@ class gguf_file {
     bool find_string(const std::string & key, std::string & value) const;
     bool find_strings(const std::string & key, std::vector<std::string> & values) const;
     bool find_ints(const std::string & key, std::vector<int32_t> & values) const;
+    bool find_floats(const std::string & key, std::vector<float> & values) const;
 
   private:
+    template <typename T>
+    bool find_array(const std::string & key, int type, std::vector<T> & values) const;
+
     struct free_gguf {
         void operator()(gguf_context * gguf) const;
     };

@@ -2,7 +2,6 @@
 #include "plan/precision-rule.h"
 
 #include <algorithm>
-#include <cmath>
 #include <numeric>
 
 namespace hobbit {
@@ -16,11 +15,11 @@ static precision decide_one(double score, const score_thresholds & thresholds) {
 }
 
 void score_experts(const float * weights, size_t n, const score_thresholds & thresholds, precision * out) {
-    const double sum = std::accumulate(weights, weights + n, 0.0);
-    if (thresholds.all_high() || !(sum > 0.0) || !std::isfinite(sum)) {
+    if (thresholds.all_high() || !ranks_experts(weights, n)) {
         std::fill(out, out + n, precision::high);
         return;
     }
+    const double sum = std::accumulate(weights, weights + n, 0.0);
 
     std::vector<size_t> order(n);
     std::iota(order.begin(), order.end(), 0);
@@ -51,7 +50,7 @@ class gate_rule : public precision_rule {
 
 } // namespace
 
-std::unique_ptr<precision_rule> make_gate_rule() {
+std::unique_ptr<precision_rule> make_gate_rule(const rule_options &) {
     return std::make_unique<gate_rule>();
 }
 

@@ -2,7 +2,6 @@
 #include "plan/layer-plan.h"
 
 #include <algorithm>
-#include <cmath>
 #include <map>
 #include <numeric>
 #include <utility>
@@ -35,8 +34,9 @@ static void unite(const rule_input & in, std::vector<precision> & precisions) {
 
 layer_plan plan_layer(precision_rule & rule, const rule_input & in, bool strict) {
     const layer_routing & routing = in.routing;
+    const residency       none    = [](expert_id, tier_id) { return false; };
     layer_plan            plan;
-    plan.precisions = rule.decide(in);
+    plan.precisions = rule.decide({ routing, in.thresholds, strict ? none : in.is_resident, in.has_low });
     if (!in.has_low) {
         std::replace(plan.precisions.begin(), plan.precisions.end(), precision::low, precision::high);
     }
@@ -64,7 +64,7 @@ layer_plan plan_layer(precision_rule & rule, const rule_input & in, bool strict)
 
 void normalize_weights(const float * weights, size_t n, double * out) {
     const double sum    = std::accumulate(weights, weights + n, 0.0);
-    const bool   usable = sum > 0.0 && std::isfinite(sum);
+    const bool   usable = ranks_experts(weights, n);
     for (size_t i = 0; i < n; i++) {
         out[i] = usable ? weights[i] / sum : 1.0 / double(n);
     }

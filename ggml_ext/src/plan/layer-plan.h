@@ -24,8 +24,8 @@ struct layer_plan {
 };
 
 // Plans what serves each selection. An expert serves all tokens of the batch in the best precision that the rule gives
-// any of them, or in a better one that is resident. With `strict` each token gets exactly what the rule gives it, which
-// is how quality is measured.
+// any of them, or in a better one that is resident. With `strict` each token gets exactly what the rule gives it as if
+// nothing were resident, which is how quality is measured.
 layer_plan plan_layer(precision_rule & rule, const rule_input & in, bool strict = false);
 
 // The weights of one token's experts, made to sum to 1; equal ones where they cannot be.

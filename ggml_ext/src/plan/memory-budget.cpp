@@ -9,7 +9,7 @@ namespace hobbit {
 static constexpr uint64_t MiB = 1024 * 1024;
 
 bool uses_low(const budget & b, const pool_demand & demand) {
-    return demand.slot_size[term_id::low] > 0 && (b.t1 < 1.0 || demand.low_per_high > 0);
+    return demand.slot_size[term_id::low] > 0 && (b.low_demand > 0.0 || demand.low_per_high > 0);
 }
 
 // Thread stacks, the compute backend's work area and what the allocators keep: so much, and a hundredth of the budget.
@@ -112,14 +112,13 @@ static status pool_bytes(const budget & b, const pool_demand & d, const other_me
                                      format_size(double(bytes)).c_str(), format_size(double(smallest)).c_str()));
 }
 
-// Without a calibrated share the low pool gets 1 - t1 slots for each slot of the high pool: none at t1 = 1, as many as
-// the high pool at t1 = 0, where everything but a token's first expert is low. The slots that experts in high precision
-// take of the low pool come on top.
+// Without a calibrated share the demand divides the pools. The slots that experts in high precision take of the low
+// pool come on top.
 static double low_share(const budget & b, const pool_demand & d) {
     if (b.low_share >= 0) {
         return b.low_share;
     }
-    const double n_low = double(d.low_per_high) + 1.0 - b.t1;
+    const double n_low = double(d.low_per_high) + b.low_demand;
     const double low   = n_low * double(d.slot_size[term_id::low]);
     return low / (low + double(d.slot_size[term_id::high]));
 }

@@ -17,8 +17,8 @@ struct budget {
     uint64_t memory        = 0;    // bytes of the whole process; 0: computed
     uint64_t pools         = 0;    // bytes of the pools alone; 0: computed from the other bounds
     uint64_t device_memory = 0;    // bytes on a device with its own memory; 0: computed
-    double   low_share     = -1.0; // of the pools' bytes, for the low tier; negative: computed from t1
-    double   t1            = 1.0;  // see score_thresholds
+    double   low_share     = -1.0; // of the pools' bytes, for the low tier; negative: computed from low_demand
+    double   low_demand    = 0.0;  // slots of the low pool wanted for each slot of the high one; 0: nothing is low
 };
 
 // The demand that the pools are planned from.

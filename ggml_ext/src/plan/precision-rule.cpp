@@ -3,28 +3,48 @@
 
 #include "base/name-table.h"
 
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+#include <numeric>
+
 namespace hobbit {
 
 // Each in a file of its own.
-std::unique_ptr<precision_rule> make_gate_rule();
-std::unique_ptr<precision_rule> make_random_rule();
+std::unique_ptr<precision_rule> make_edgemoe_rule(const rule_options & options);
+std::unique_ptr<precision_rule> make_gate_rule(const rule_options & options);
+std::unique_ptr<precision_rule> make_price_rule(const rule_options & options);
+std::unique_ptr<precision_rule> make_random_rule(const rule_options & options);
 
 namespace {
 
 struct named_rule {
     const char * name;
-    std::unique_ptr<precision_rule> (*make)();
+    std::unique_ptr<precision_rule> (*make)(const rule_options & options);
+    bool takes_price;
 };
 
 const named_rule rules[] = {
-    { "gate", make_gate_rule },
-    { "random", make_random_rule },
+    { "gate", make_gate_rule, false },
+    { "price", make_price_rule, true },
+    { "edgemoe", make_edgemoe_rule, true },
+    { "random", make_random_rule, false },
 };
 
 } // namespace
 
-std::unique_ptr<precision_rule> make_rule(const std::string & name) {
-    return make_named(rules, name);
+std::unique_ptr<precision_rule> make_rule(const rule_options & options) {
+    return make_named(rules, options.name, options);
+}
+
+bool ranks_experts(const float * weights, size_t n) {
+    const double sum = std::accumulate(weights, weights + n, 0.0);
+    return sum > 0.0 && std::isfinite(sum);
+}
+
+bool takes_price(const std::string & name) {
+    return std::any_of(std::begin(rules), std::end(rules),
+                       [&](const named_rule & rule) { return name == rule.name && rule.takes_price; });
 }
 
 const std::vector<std::string> & rule_names() {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "model/expert.h"
+#include "plan/precision-costs.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -12,12 +13,14 @@
 
 namespace hobbit {
 
-// What a token asks of the rule, which says what the numbers mean. With t1 = 1 every rule gives high precision.
+// What a token asks of the rule. Each rule uses its own numbers, and the others keep their defaults, with which every
+// rule gives high precision.
 struct score_thresholds {
-    double t1 = 1.0;
-    double t2 = 1.0;
+    double t1    = 1.0; // of the rules gate and random
+    double t2    = 1.0;
+    double price = 0.0; // of the others: nats of divergence that loading one expert in high precision is worth
 
-    bool all_high() const { return t1 >= 1.0; }
+    bool all_high() const { return t1 >= 1.0 && price <= 0.0; }
 };
 
 // What a layer's router chose for a batch. A selection is one expert of one token; its number is token * n_used + rank.
@@ -53,15 +56,28 @@ class precision_rule {
     virtual std::vector<precision> decide(const rule_input & in) = 0;
 };
 
-// The rule of that name, or null if none has it. The setting hobbit.scorer takes these names.
-std::unique_ptr<precision_rule> make_rule(const std::string & name);
+struct rule_options {
+    std::string             name;
+    const precision_costs * costs     = nullptr; // of rules that take a price; must outlive the rule
+    double                  low_bytes = 1.0;     // of an expert in low precision, by those of one in high precision
+    tier_kind               high      = tier_kind::complete;
+};
+
+// The rule of that name, or null if none has it. The setting hobbit.rule takes these names.
+std::unique_ptr<precision_rule> make_rule(const rule_options & options);
 
 const std::vector<std::string> & rule_names();
 
+// Whether the rule's number is the price; otherwise its numbers are t1 and t2.
+bool takes_price(const std::string & rule);
+
+// Whether weights say which expert is more important: their sum is positive and finite. Weights may come from any
+// router (softmax or sigmoid, normalised or not).
+bool ranks_experts(const float * weights, size_t n);
+
 // Eq. 2 of HOBBIT for one token, the rule "gate". Experts are ranked by weight. An expert's score is the sum of the
 // normalised weights ranked before it: up to t1 the expert is high, up to t2 low, and above t2 it is skipped. The first
-// expert is always high. All are high if the weights do not rank them: their sum is not positive or not finite.
-// Weights may come from any router (softmax or sigmoid, normalised or not). out[i] belongs to weights[i]. Pure.
+// expert is always high. All are high if the weights do not rank them. out[i] belongs to weights[i]. Pure.
 void score_experts(const float * weights, size_t n, const score_thresholds & thresholds, precision * out);
 
 } // namespace hobbit

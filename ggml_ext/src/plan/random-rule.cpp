@@ -27,7 +27,7 @@ class random_rule : public precision_rule {
 
 } // namespace
 
-std::unique_ptr<precision_rule> make_random_rule() {
+std::unique_ptr<precision_rule> make_random_rule(const rule_options &) {
     return std::make_unique<random_rule>();
 }
 

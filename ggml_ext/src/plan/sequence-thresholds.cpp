@@ -2,6 +2,7 @@
 #include "plan/sequence-thresholds.h"
 
 #include <algorithm>
+#include <limits>
 
 namespace hobbit {
 
@@ -17,10 +18,10 @@ score_thresholds sequence_thresholds::highest(const batch_info & batch) const {
     if (batch.sequences().empty()) {
         return common_;
     }
-    score_thresholds most = { 0.0, 0.0 };
+    score_thresholds most = { 0.0, 0.0, std::numeric_limits<double>::infinity() };
     for (const auto & entry : batch.sequences()) {
         const score_thresholds & own = of(entry.first);
-        most                         = { std::max(most.t1, own.t1), std::max(most.t2, own.t2) };
+        most = { std::max(most.t1, own.t1), std::max(most.t2, own.t2), std::min(most.price, own.price) };
     }
     return most;
 }

@@ -30,6 +30,29 @@ static bool is_share(double x) {
     return x >= 0.0 && x <= 1.0; // not for NaN
 }
 
+static bool is_mixed(const hobbit_simulation & options) {
+    return options.t1 < 1.0 || options.price > 0.0;
+}
+
+static status check_rule(const hobbit_simulation & options, precision_costs & costs) {
+    const std::string name  = options.rule ? options.rule : "";
+    const auto &      names = rule_names();
+    if (std::find(names.begin(), names.end(), name) == names.end()) {
+        return status::error(format("there is no precision rule '%s'", name.c_str()));
+    }
+    if (!(options.price >= 0.0)) { // also NaN
+        return status::error(format("the price is %g: make it 0 or more", options.price));
+    }
+    if (options.price > 0.0 && (!takes_price(name) || !options.low_costs || !options.skip_costs)) {
+        return status::error("a price belongs to the rules price and edgemoe, which need the costs of a calibration");
+    }
+    const size_t n = size_t(options.n_costs);
+    return options.price > 0.0
+               ? costs.set({ options.low_costs, options.low_costs + n }, { options.skip_costs, options.skip_costs + n },
+                           options.n_layers, options.n_experts)
+               : status();
+}
+
 static status check_policy(const hobbit_simulation & options) {
     const std::string name  = options.policy ? options.policy : "";
     const auto &      names = policy_names();
@@ -40,7 +63,7 @@ static status check_policy(const hobbit_simulation & options) {
         }
         return status::error(format("unknown policy '%s'; choose one of %s%s", name.c_str(), list.c_str(), BELADY));
     }
-    if (name == BELADY && (options.t1 < 1.0 || options.slots_low > 0 || options.residual != 0)) {
+    if (name == BELADY && (is_mixed(options) || options.slots_low > 0 || options.residual != 0)) {
         return status::error("belady is the bound for one pool of equal experts: simulate it with t1 = 1 and no low "
                              "pool");
     }
@@ -137,12 +160,13 @@ class belady_policy : public cache_policy {
 
 class replay {
   public:
-    replay(const hobbit_route * routes, const hobbit_simulation & options) :
+    replay(const hobbit_route * routes, const hobbit_simulation & options, const precision_costs & costs) :
         routes_(routes),
         options_(options),
+        costs_(costs),
         is_bound_(options.policy == std::string(BELADY)),
         terms_(terms_of(options.residual ? tier_kind::residual : tier_kind::complete)),
-        has_low_(options.t1 < 1.0 || terms_[tier_id::high].size() > 1),
+        has_low_(is_mixed(options) || terms_[tier_id::high].size() > 1),
         sets_(terms_) {}
 
     status run(const std::vector<route_batch> & batches, hobbit_simulation_result & result) {
@@ -162,17 +186,20 @@ class replay {
                 i = end;
             }
         }
-        double expert = 0.0; // bits of one in high precision
-        for (const term_id term : terms_[tier_id::high]) {
-            expert += term == term_id::high ? options_.bits_high : options_.bits_low;
-        }
-        result_.penalty = double(result_.loads_high) * (options_.bits_high / expert) +
+        const double expert = expert_bits();
+        result_.penalty     = double(result_.loads_high) * (options_.bits_high / expert) +
                           double(result_.loads_low) * (options_.bits_low / expert);
         result = result_;
         return {};
     }
 
   private:
+    // Of one expert in high precision.
+    double expert_bits() const {
+        const bool is_sum = terms_[tier_id::high].size() > 1;
+        return options_.bits_high + (is_sum ? options_.bits_low : 0.0);
+    }
+
     void make_parts(const std::vector<route_batch> & batches) {
         if (is_bound_) {
             auto bound = std::make_unique<belady_policy>(options_);
@@ -195,6 +222,8 @@ class replay {
             std::copy(std::begin(options_.weights), std::end(options_.weights), of.weights.begin());
             policy_ = make_policy(of);
         }
+        rule_ = make_rule({ options_.rule, &costs_, options_.bits_low / expert_bits(),
+                            options_.residual ? tier_kind::residual : tier_kind::complete });
         step_.emplace(*rule_, *policy_);
         add_set(term_id::high, options_.slots_high);
         add_set(term_id::low, options_.slots_low);
@@ -232,7 +261,8 @@ class replay {
                           result_);
         const residency is_resident = [&](expert_id id, tier_id tier) { return sets_.contains(id, tier); };
 
-        const std::vector<score_thresholds> thresholds(size_t(routing.n_tokens), { options_.t1, options_.t2 });
+        const std::vector<score_thresholds> thresholds(size_t(routing.n_tokens),
+                                                       { options_.t1, options_.t2, options_.price });
         std::vector<uint32_t>               sequences; // [token]
         for (size_t i = first; i < last; i += options_.n_used) {
             sequences.push_back(batch.numbers.at(routes_[i].sequence));
@@ -303,19 +333,19 @@ class replay {
 
     const hobbit_route *      routes_;
     const hobbit_simulation & options_;
+    const precision_costs &   costs_;
     const bool                is_bound_;
     const tier_terms          terms_;
     const bool                has_low_; // there are low versions
 
-    const std::unique_ptr<precision_rule> rule_ = make_rule("gate");
-
-    std::unique_ptr<cache_policy> policy_;
-    std::optional<layer_step>     step_;
-    prediction_judge              judge_;
-    resident_tiers                sets_;
-    std::vector<expert_term>      evicted_;    // not used
-    uint32_t                      n_kept_ = 0; // of the high tier
-    hobbit_simulation_result      result_ = {};
+    std::unique_ptr<precision_rule> rule_;
+    std::unique_ptr<cache_policy>   policy_;
+    std::optional<layer_step>       step_;
+    prediction_judge                judge_;
+    resident_tiers                  sets_;
+    std::vector<expert_term>        evicted_;    // not used
+    uint32_t                        n_kept_ = 0; // of the high tier
+    hobbit_simulation_result        result_ = {};
 };
 
 } // namespace
@@ -324,9 +354,11 @@ status simulate(const hobbit_route * routes, size_t n_routes, const hobbit_simul
                 hobbit_simulation_result & result) {
     result = {};
     std::vector<route_batch> batches;
+    precision_costs          costs;
     HOBBIT_TRY(check_options(options));
+    HOBBIT_TRY(check_rule(options, costs));
     HOBBIT_TRY(find_batches(routes, n_routes, options, batches));
-    return replay(routes, options).run(batches, result);
+    return replay(routes, options, costs).run(batches, result);
 }
 
 } // namespace hobbit

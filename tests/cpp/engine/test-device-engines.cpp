@@ -27,6 +27,11 @@ static void prepare(const model_ptr & model) {
     REQUIRE_MESSAGE(hobbit_prepare(model.get(), 0, 3, err, sizeof(err)), err);
 }
 
+static bool set_thresholds(hobbit_model * model, double t1, double t2) {
+    const hobbit_thresholds thresholds = { t1, t2, 0.0 };
+    return hobbit_set_thresholds(model, &thresholds, nullptr, 0);
+}
+
 static hobbit_device_info device_of(const model_ptr & model, size_t i) {
     hobbit_device_info info;
     REQUIRE(hobbit_get_device(model.get(), i, &info));
@@ -207,7 +212,7 @@ TEST_CASE("before the layers are placed no device is known, and what is told is 
     CHECK_FALSE(info.on_device);
     hobbit_device_info none;
     CHECK_FALSE(hobbit_get_device(model.get(), 0, &none));
-    CHECK(hobbit_set_thresholds(model.get(), 0.0, 1.0, nullptr, 0));
+    CHECK(set_thresholds(model.get(), 0.0, 1.0));
     CHECK(hobbit_place_layers(model.get(), nullptr, 0, nullptr, 0));
     prepare(model);
     compute(model, random_input(moe_model(), 3, 59), 0);
@@ -279,12 +284,13 @@ TEST_CASE("thresholds reach all devices") {
         CHECK(counter_of(model, "selections_low") > n_low);
         n_low = counter_of(model, "selections_low");
     }
-    CHECK(hobbit_set_thresholds(model.get(), 1.0, 1.0, nullptr, 0));
+    CHECK(set_thresholds(model.get(), 1.0, 1.0));
     for (const int32_t block : { 0, 1 }) {
         compute(model, input, block);
         CHECK(counter_of(model, "selections_low") == n_low);
     }
-    CHECK(hobbit_set_sequence_thresholds(model.get(), 0, 0.0, 0.0, nullptr, 0));
+    const hobbit_thresholds none = { 0.0, 0.0, 0.0 };
+    CHECK(hobbit_set_sequence_thresholds(model.get(), 0, &none, nullptr, 0));
     for (const int32_t block : { 0, 1 }) {
         const uint64_t before = counter_of(model, "selections_skipped");
         compute(model, input, block);

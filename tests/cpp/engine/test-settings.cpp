@@ -10,6 +10,7 @@
 #include <limits>
 #include <set>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -104,6 +105,50 @@ TEST_CASE("whole numbers may be given for fractions, as the command line does fo
     CHECK(s.thresholds.t2 == 1.0);
 }
 
+TEST_CASE("the numbers that are given choose the rule") {
+    CHECK(applied({}).rule == "gate");
+    CHECK(applied({ number("hobbit.price", 0.5) }).rule == "price");
+    CHECK(applied({ number("hobbit.price", 0.5) }).thresholds.price == 0.5);
+    CHECK(applied({ number("hobbit.price", 0.5) }).asked());
+    CHECK(applied({ number("hobbit.t1", 0.5) }).rule == "gate");
+    CHECK(applied({ text("hobbit.rule", "price"), number("hobbit.t1", 1), number("hobbit.t2", 1) }).rule == "price");
+    CHECK(refused({ text("hobbit.rule", "gate"), number("hobbit.price", 0.5) }).find("belongs to the rule price") !=
+          std::string::npos);
+    CHECK(refused({ number("hobbit.price", 0.5), number("hobbit.t1", 0.5) }).find("belong to the rule gate") !=
+          std::string::npos);
+    CHECK(refused({ number("hobbit.price", -1) }).find("hobbit.price is -1: it must lie") == 0);
+    CHECK(refused({ number("hobbit.price", NAN) }).find("hobbit.price is nan: it must lie") == 0);
+}
+
+TEST_CASE("a stored rule applies with its numbers, unless the caller gives a rule or numbers") {
+    const stored_settings stored = {
+        { "hobbit.t1", 0.4 }, { "hobbit.t2", 0.9 }, { "hobbit.price", 0.25 }, { "hobbit.rule", std::string("price") }
+    };
+    const auto with = [&](const std::vector<hobbit_setting> & given) {
+        settings     s      = applied(given);
+        const status result = s.apply_stored(stored);
+        CHECK_MESSAGE(result.ok(), result.message());
+        return std::make_tuple(s.rule, s.thresholds.t1, s.thresholds.t2, s.thresholds.price);
+    };
+    CHECK(with({}) == std::make_tuple("price", 1.0, 1.0, 0.25));
+    CHECK(with({ text("hobbit.rule", "gate") }) == std::make_tuple("gate", 0.4, 0.9, 0.0));
+    CHECK(with({ text("hobbit.rule", "price") }) == std::make_tuple("price", 1.0, 1.0, 0.25));
+    CHECK(with({ number("hobbit.price", 0.5) }) == std::make_tuple("price", 1.0, 1.0, 0.5));
+    CHECK(with({ number("hobbit.t1", 0.7) }) == std::make_tuple("gate", 0.7, 1.0, 0.0));
+}
+
+TEST_CASE("numbers replaced later obey the rule") {
+    settings s = applied({ number("hobbit.price", 0.5) });
+    CHECK(s.set_thresholds({ 1.0, 1.0, 0.25 }).ok());
+    CHECK(s.thresholds.price == 0.25);
+    CHECK(s.bounds().low_demand == 1.0);
+    CHECK(s.set_thresholds({}).ok());
+    CHECK(s.bounds().low_demand == 0.0);
+    CHECK(applied({ number("hobbit.t1", 0.75) }).bounds().low_demand == 0.25);
+    CHECK_FALSE(settings(s).set_thresholds({ 0.5, 1.0, 0.0 }).ok());
+    CHECK_FALSE(settings(s).set_thresholds({ 1.0, 1.0, -1.0 }).ok());
+}
+
 TEST_CASE("the table: keys are unique, every setting has help and takes its own default") {
     std::set<std::string> keys;
     for (size_t i = 0; const hobbit_setting_spec * spec = hobbit_setting_spec_at(i); i++) {
@@ -126,7 +171,7 @@ TEST_CASE("the table: keys are unique, every setting has help and takes its own 
 TEST_CASE("every choice is taken, in the order of what it stands for") {
     CHECK(applied({ text("hobbit.mode", "gpu") }).mode == compute_mode::gpu);
     CHECK(applied({ text("hobbit.mode", "cooperative") }).mode == compute_mode::cooperative);
-    CHECK(applied({ text("hobbit.scorer", "random") }).scorer == "random");
+    CHECK(applied({ text("hobbit.rule", "random") }).rule == "random");
     for (const std::string & name : policy_names()) {
         CHECK(applied({ text("hobbit.policy", name.c_str()) }).policy == name);
     }
@@ -278,7 +323,7 @@ TEST_CASE("policies and weights that make no sense are refused") {
               .find("hobbit.w_lru is 1.5: it must lie") == 0);
     CHECK(refused({ text("hobbit.policy", "lru"), number("hobbit.w_lru", 1) }).find("belong to the policy 'hobbit'") !=
           std::string::npos);
-    CHECK(refused({ text("hobbit.scorer", "best") }) == "hobbit.scorer is 'best': choose one of gate random");
+    CHECK(refused({ text("hobbit.rule", "best") }) == "hobbit.rule is 'best': choose one of gate price edgemoe random");
     CHECK(refused({ number("hobbit.prefetch", 5) }).find("hobbit.prefetch is 5: it must lie between 0 and 4") == 0);
     CHECK(refused({ number("hobbit.policy", 1) }) == "hobbit.policy takes a text");
 }

@@ -25,7 +25,7 @@ struct step_of_two_tokens {
     bool                            has_low    = true;
     bool                            strict     = false;
     residency                       resident   = [](expert_id, tier_id) { return false; };
-    std::unique_ptr<precision_rule> rule       = make_rule("gate");
+    std::unique_ptr<precision_rule> rule       = make_rule({ "gate" });
     listening_policy                policy;
     step_counts                     counts;
 
@@ -104,6 +104,21 @@ TEST_CASE("selections, uses and misses are counted, or those that a filter accep
     CHECK(s.counts.skipped == 1);
 }
 
+TEST_CASE("strict: the rule decides as if nothing were resident") {
+    precision_costs costs;
+    REQUIRE(costs.set({ 0, 0, 0, 1.0f }, { 0, 0, 0, 1.0f }, 4, 8).ok());
+    step_of_two_tokens s;
+    s.rule       = make_rule({ "price", &costs, 0.25 });
+    s.thresholds = { { 1, 1, 1.0 }, { 1, 1, 1.0 } }; // 9/16 + 1/4 for low is less than 1; the others are skipped
+    CHECK(s.letters() == "LLL-");
+    s.strict = true;
+    CHECK(s.letters() == "L-L-");
+    s.resident = [](expert_id, tier_id) { return true; };
+    CHECK(s.letters() == "L-L-");
+    s.strict = false;
+    CHECK(s.letters() == "HHHH");
+}
+
 TEST_CASE("the highest thresholds of a batch satisfy all of its sequences") {
     sequence_thresholds thresholds({ 0.5, 0.6 });
     thresholds.set(7, { 0.2, 0.9 });
@@ -118,4 +133,8 @@ TEST_CASE("the highest thresholds of a batch satisfy all of its sequences") {
     CHECK(thresholds.of(batch.tokens())[0].t1 == 0.2);
     thresholds.clear(7);
     CHECK(thresholds.highest(batch).t2 == 0.6);
+    thresholds.set({ 1.0, 1.0, 0.3 });
+    thresholds.set(7, { 1.0, 1.0, 0.2 });
+    CHECK(thresholds.highest(batch).price == 0.2);
+    CHECK(thresholds.highest({}).price == 0.3);
 }

@@ -29,15 +29,15 @@ static pool_demand one_tier() {
 
 static budget with_pools(uint64_t bytes, double t1 = 1.0) {
     budget s;
-    s.pools = bytes;
-    s.t1    = t1;
+    s.pools      = bytes;
+    s.low_demand = 1.0 - t1;
     return s;
 }
 
 static budget with_memory(uint64_t bytes, double t1 = 1.0) {
     budget s;
-    s.memory = bytes;
-    s.t1     = t1;
+    s.memory     = bytes;
+    s.low_demand = 1.0 - t1;
     return s;
 }
 

@@ -86,14 +86,15 @@ TEST_CASE("no experts, no scores") {
 
 TEST_CASE("a rule is made by its name") {
     for (const std::string & name : rule_names()) {
-        CHECK(make_rule(name));
+        CHECK(make_rule({ name }));
     }
-    CHECK_FALSE(make_rule("best"));
+    CHECK_FALSE(make_rule({ "best" }));
 }
 
 TEST_CASE("without the router's weights the rule \"gate\" gives high precision") {
     const layer_routing                 routing    = { 0, 2, 2, { 1, 2, 3, 4 }, {} };
     const std::vector<score_thresholds> thresholds = { { 0.0, 0.0 }, { 0.0, 0.0 } };
     const residency                     none       = [](expert_id, tier_id) { return false; };
-    CHECK(make_rule("gate")->decide({ routing, thresholds, none, true }) == std::vector<precision>(4, precision::high));
+    CHECK(make_rule({ "gate" })->decide({ routing, thresholds, none, true }) ==
+          std::vector<precision>(4, precision::high));
 }

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: MIT
+"""What calibration found, for people and as JSON."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from pyhobbit.quality.evaluate import Quality
+from pyhobbit.quality.fit import CAPACITIES, CacheFit
+from pyhobbit.quality.stored import Calibration
+from pyhobbit.settings.config import format_size
+
+
+@dataclass(frozen=True)
+class LayerProfile:
+    """One layer, everything in high precision. expert_use: share of the selections, by expert.
+
+    share_*: of the selections, as the chosen rule decides.  top_weight: mean normalised weight of the best.
+    *_cost: of the rule price, None where it was not tried; of several experts the mean.
+    """
+
+    layer: int
+    expert_use: tuple[float, ...]
+    share_high: float
+    share_low: float
+    share_skipped: float
+    top_weight: float
+    low_cost: float | None = None
+    skip_cost: float | None = None
+
+
+@dataclass(frozen=True)
+class CalibrationReport:
+    """What was found, and from what. score_quantiles: of Eq. 2, without each token's best expert.
+
+    by_rule: the best of each rule that was tried, on the text its numbers were chosen on.
+    high_bytes_per_token: with everything in high precision.  prediction_*: share of the experts one layer
+    ahead that are predicted right, the best one and all; None where the routers are not known.
+    low_alone: everything in low precision; whether that holds the bound.
+    """
+
+    calibration: Calibration
+    n_tokens: int
+    n_chunks: int
+    n_trials: int
+    has_low_tier: bool
+    bound: str
+    reference_perplexity: float
+    by_rule: dict[str, Quality]
+    high_bytes_per_token: float
+    score_quantiles: dict[float, float]
+    layers: tuple[LayerProfile, ...]
+    cache: CacheFit
+    prediction_top1: float | None
+    prediction_top_k: float | None
+    low_alone: Quality | None = None
+    low_alone_holds: bool = False
+
+    @property
+    def quality(self) -> Quality:
+        """Of the chosen rule."""
+        return self.by_rule[self.calibration.rule]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {**asdict(self), "quality": asdict(self.quality)}
+
+    def summary(self) -> str:
+        """For people."""
+        sections = [self._text_lines(), self._layer_lines(), self._quality_lines(), self._cache_lines()]
+        return "\n".join(line for section in sections for line in section)
+
+    def _text_lines(self) -> list[str]:
+        lines = [f"text         {self.n_tokens} tokens in {self.n_chunks} parts"]
+        if self.score_quantiles:
+            values = ", ".join(f"{q:.0%} {value:.3f}" for q, value in self.score_quantiles.items())
+            lines.append(f"scores       quantiles, without each token's best expert: {values}")
+        if self.prediction_top1 is not None:
+            lines.append(
+                f"prediction   one layer ahead: best expert {self.prediction_top1:.1%}, "
+                f"all experts {self.prediction_top_k:.1%}"
+            )
+        return lines
+
+    def _layer_lines(self) -> list[str]:
+        head = "layer   busiest expert   best one's weight     high      low  skipped"
+        lines = ["", head + ("   cost of low   of skipping" if self.layers[0].low_cost is not None else "")]
+        for layer in self.layers:
+            busiest = int(np.argmax(layer.expert_use))
+            line = (
+                f"{layer.layer:5}   {busiest:5} {layer.expert_use[busiest]:8.1%}   "
+                f"{layer.top_weight:17.3f}   "
+                f"{layer.share_high:6.1%}   {layer.share_low:6.1%}   {layer.share_skipped:6.1%}"
+            )
+            if layer.low_cost is not None:
+                line += f"   {layer.low_cost:11.2g}   {layer.skip_cost:11.2g}"
+            lines.append(line)
+        return [*lines, ""]
+
+    def _quality_lines(self) -> list[str]:
+        if not self.has_low_tier:
+            return [
+                "thresholds   none: the file has no low tier, so everything stays in high precision; "
+                "pyhobbit convert --low TYPE --sidecar MODEL adds one"
+            ]
+        lines = [f"limit        {self.bound}; {self.n_trials} settings were tried"]
+        for rule, quality in self.by_rule.items():
+            mark = "   <- stored" if rule == self.calibration.rule and len(self.by_rule) > 1 else ""
+            lines += [f"{_numbers(rule, quality)}{mark}", *self._result_lines(quality)]
+        if self.low_alone is not None:
+            lines.append(
+                f"low alone    perplexity {self.low_alone.perplexity:.3f}, KL divergence "
+                f"{self.low_alone.mean_kl:.2g}, {format_size(self.low_alone.bytes_per_token)} per token"
+            )
+        if self.low_alone_holds:
+            lines.append("             a plain model in the low tier's type would already meet the limit")
+        return lines
+
+    def _result_lines(self, quality: Quality) -> list[str]:
+        lines = [
+            f"  quality    perplexity {quality.perplexity:.3f} ({quality.perplexity_ratio - 1:+.2%} on "
+            f"{self.reference_perplexity:.3f}), KL divergence {quality.mean_kl:.2g} "
+            f"(99th percentile {quality.p99_kl:.2g}), same top-1 {quality.same_top1:.1%}",
+            f"  experts    {quality.share_high:.1%} high, {quality.share_low:.1%} low, "
+            f"{quality.share_skipped:.1%} skipped; {format_size(quality.bytes_per_token)} per token, "
+            f"{quality.bytes_per_token / self.high_bytes_per_token:.0%} of what all-high reads",
+        ]
+        if quality.t1 == 1 and quality.price == 0:
+            lines.append("             no cheaper setting meets the limit: everything stays high")
+        return lines
+
+    def _cache_lines(self) -> list[str]:
+        fit = self.cache
+        names = zip(("LRU", "LFU", "LHU", "FLD"), fit.weights, strict=True)
+        weights = ", ".join(f"{name} {weight:g}" for name, weight in names)
+        lines = [f"cache        policy {fit.policy}; weights of Eq. 3: {weights}"]
+        if self.has_low_tier:
+            lines.append(f"             {fit.low_share:.0%} of the pools for the low tier")
+        head = "".join(f"{capacity:>9.0%}" for capacity in CAPACITIES)
+        lines.append(f"             miss cost relative to LRU, pools of{head}  of all experts")
+        for name, ratios in sorted(fit.penalties.items(), key=lambda item: np.mean(item[1])):
+            lines.append(f"             {name:<24}{'':4}" + "".join(f"{ratio:9.3f}" for ratio in ratios))
+        return lines
+
+
+def _numbers(rule: str, quality: Quality) -> str:
+    numbers = f"price = {quality.price:g}" if rule == "price" else f"t1 = {quality.t1:g}, t2 = {quality.t2:g}"
+    return f"rule {rule:7} {numbers}"

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: MIT
+"""Finds the numbers of a precision rule that ask for the fewest bytes within a bound, by measuring some."""
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from pyhobbit.quality.evaluate import Chunk, Costs, Evaluator, Progress, Quality
+from pyhobbit.routing.analysis import squared_weights
+from pyhobbit.routing.observe import Observations
+from pyhobbit.settings.config import CalibrationConfig
+
+T = TypeVar("T")
+
+TYPICAL_TRIALS = {"gate": 20, "price": 12, "edgemoe": 12}
+"""Settings that a search measures, by rule."""
+
+_T1_STEPS = 64  # quantiles of the scores
+_T2_HALVINGS = 7  # of the share that is skipped, each in two steps
+_PATIENCE = 3  # steps of t2 that bring nothing: the steps of t1 may be too wide for the first
+_DECIMALS = 4  # of thresholds
+_PRICE_STEPS = 256  # quantiles of the prices at which some use changes its precision
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What low precision may cost: relative increase of perplexity, mean KL divergence in nats; None: any."""
+
+    max_increase: float | None
+    max_kl: float | None
+    reference_perplexity: float
+
+    @staticmethod
+    def of(config: CalibrationConfig, reference_perplexity: float) -> "Bound":
+        is_given = config.max_kl is not None or config.max_ppl_increase is not None
+        increase = config.max_ppl_increase if is_given else config.default_ppl_increase
+        return Bound(increase, config.max_kl, reference_perplexity)
+
+    def __str__(self) -> str:
+        bounds = []
+        if self.max_increase is not None:
+            bounds.append(f"perplexity at most {self.max_increase:+.3%}")
+        if self.max_kl is not None:
+            bounds.append(f"KL divergence at most {self.max_kl:g}")
+        return ", ".join(bounds)
+
+    def holds(self, quality: Quality) -> bool:
+        """Whether a measured setting is within the bound."""
+        increase = quality.perplexity / self.reference_perplexity - 1
+        return (self.max_increase is None or increase <= self.max_increase) and (
+            self.max_kl is None or quality.mean_kl <= self.max_kl
+        )
+
+
+class Trials:
+    """Measures settings on some chunks, each setting once. `told`: is told of each measured setting."""
+
+    def __init__(
+        self,
+        evaluator: Evaluator,
+        chunks: Sequence[Chunk],
+        reference: np.ndarray,
+        progress: Progress | None = None,
+        told: Callable[[Quality], object] | None = None,
+    ) -> None:
+        self.evaluator = evaluator
+        self._chunks = chunks
+        self._reference = reference
+        self._progress = progress
+        self._told = told
+        self.measured: dict[tuple[float, float, float], Quality] = {}
+
+    def __call__(self, t1: float = 1.0, t2: float = 1.0, price: float = 0.0) -> Quality:
+        key = (t1, t2, price)
+        if key not in self.measured:
+            self.measured[key] = self.evaluator.measure(
+                self._chunks, t1, t2, self._reference, self._progress, price=price
+            )
+            if self._told is not None:
+                self._told(self.measured[key])
+        return self.measured[key]
+
+
+#
+# the rule gate
+#
+
+
+def cheapest_by_gate(trials: Trials, bound: Bound, scores: np.ndarray) -> Quality:
+    """The thresholds of Eq. 2 with the fewest bytes within the bound; scores: of the chunks, [T, L, K]."""
+    high_bytes, low_bytes = trials.evaluator.expert_bytes
+    low_cost = low_bytes / high_bytes
+    if low_cost == 0:
+        return trials()
+    ranked = np.sort(scores, axis=None)
+    t1s, t2s = threshold_candidates(scores)
+    ask = (
+        lambda t1, t2: expected_cost(ranked, low_cost, t1, t2),
+        lambda t1, t2: bound.holds(trials(t1, t2)),
+    )
+    coarse = cheapest_thresholds(t1s, [1.0, *t2s], *ask)
+    return trials(*cheapest_thresholds(t1s, closer_candidates(scores, coarse[1]), *ask, best=coarse))
+
+
+def cheapest_thresholds(
+    t1s: Sequence[float],
+    t2s: Sequence[float],
+    cost: Callable[[float, float], float],
+    holds: Callable[[float, float], bool],
+    best: tuple[float, float] = (1.0, 1.0),
+) -> tuple[float, float]:
+    """The cheapest (t1, t2) that was found to hold; `best` is known to.
+
+    t1s, t2s: candidates, in any order.  cost: is asked often.  holds: is asked seldom; quality is taken to
+    fall with either threshold, so that t1 is found by bisection. t2 goes down until that does not pay.
+    """
+    n_in_vain = 0
+    for t2 in sorted(t2s, reverse=True):
+        pairs = [(t1, t2) for t1 in sorted({*t1s, t2}) if t1 <= t2]
+        cheaper = [pair for pair in pairs if cost(*pair) < cost(*best)]
+        if cheaper and holds(*cheaper[-1]):
+            best = _first(cheaper, lambda pair: holds(*pair))
+            n_in_vain = 0
+        else:
+            n_in_vain += 1
+        if n_in_vain == _PATIENCE:
+            break
+    return best
+
+
+def _first(items: Sequence[T], holds: Callable[[T], bool]) -> T:
+    """The first that holds, where all after it do too; it is looked for near the last, which is known to."""
+    known, step = len(items) - 1, 1
+    while known >= step and holds(items[known - step]):
+        known -= step
+        step *= 2
+    return items[bisect_left(items, True, lo=max(0, known - step), hi=known, key=holds)]
+
+
+def threshold_candidates(scores: np.ndarray) -> tuple[list[float], list[float]]:
+    """Candidates below 1 for t1 and for t2, by quantiles of the scores of all but each token's best expert.
+
+    t1: evenly spaced, and 0, at which all but the best experts are low.  t2: by the share that is skipped,
+    closer where little is.
+    """
+    ranked = scores[scores > 0]
+    if not ranked.size:
+        return [], []
+    skipped = 2.0 ** -np.arange(0, _T2_HALVINGS + 0.25, 0.5)
+    t1s = np.quantile(ranked, np.arange(1, _T1_STEPS) / _T1_STEPS)
+    t2s = np.quantile(ranked, 1 - skipped[1:])
+    return [0.0, *_below_one(t1s)], [0.0, *_below_one(t2s)]
+
+
+def closer_candidates(scores: np.ndarray, t2: float) -> list[float]:
+    """Candidates for t2 on both sides of one of threshold_candidates, up to its neighbours."""
+    ranked = scores[scores > 0]
+    skipped = float(np.mean(ranked > t2)) if ranked.size and t2 < 1 else 0.0
+    shares_ = skipped * 2.0 ** np.array([-0.375, -0.25, -0.125, 0.125, 0.25, 0.375])
+    return _below_one(np.quantile(ranked, 1 - np.minimum(shares_, 1))) if skipped > 0 else []
+
+
+def _below_one(values: np.ndarray) -> list[float]:
+    return sorted({value for value in np.round(values, _DECIMALS).tolist() if value < 1})
+
+
+def expected_cost(ranked: np.ndarray, low_cost: float, t1: float, t2: float) -> float:
+    """Bytes of a selection by those of an expert in high precision, from ascending scores of Eq. 2.
+
+    low_cost: bytes of an expert in low precision by those of one in high.
+    """
+    high, kept = (
+        1.0 if threshold >= 1 else float(np.searchsorted(ranked, threshold, "right")) / ranked.size
+        for threshold in (t1, t2)
+    )
+    return high + low_cost * (kept - high)
+
+
+#
+# the rule price
+#
+
+
+def cheapest_by_price(trials: Trials, bound: Bound, costs: Costs, seen: Observations) -> Quality:
+    """The highest price within the bound, with these costs set; seen: the routing of the chunks.
+
+    The evaluator's rule is price or edgemoe.
+    """
+    info = trials.evaluator.info
+    high_bytes, low_bytes = trials.evaluator.expert_bytes
+    squared = (
+        squared_weights(seen.weights) if trials.evaluator.rule == "price" else np.ones(seen.weights.shape)
+    )
+    prices = price_candidates(
+        squared, *costs.of(seen.layers, seen.experts, info.n_layers), low_bytes / high_bytes
+    )
+    trials.evaluator.set_costs(costs)
+    return trials(price=_first([*reversed(prices), 0.0], lambda price: bound.holds(trials(price=price))))
+
+
+def price_candidates(
+    squared: np.ndarray, low_cost: np.ndarray, skip_cost: np.ndarray, low_bytes: float
+) -> list[float]:
+    """Prices in ascending order, by quantiles of those at which a use leaves high precision.
+
+    squared: squares of the normalised weights, [T, L, K], as the costs are.  low_bytes: of an expert in low
+    precision by those of one in high, 0 without a low tier.
+    """
+    with np.errstate(invalid="ignore"):  # 0 * inf
+        changes = squared * skip_cost
+        if low_bytes > 0:
+            changes = np.fmin(changes, squared * low_cost / (1 - low_bytes))
+    changes = changes[np.isfinite(changes) & (changes > 0)]
+    if not changes.size:
+        return []
+    found = np.quantile(changes, np.arange(1, _PRICE_STEPS + 1) / _PRICE_STEPS)
+    # beyond, ever more uses are skipped
+    return sorted({float(f"{price:.4g}") for price in [*found, *found[-1] * 2.0 ** np.arange(1, 9)]})

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: MIT
+"""The file beside a model that keeps its calibration."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from gguf.constants import GGUFValueType
+
+from pyhobbit.convert.write import atomic_output
+from pyhobbit.errors import HobbitError
+from pyhobbit.model.gguf_file import (
+    KeyValue,
+    floats_entry,
+    ints_entry,
+    pack_header,
+    scalar_entry,
+    string_entry,
+)
+from pyhobbit.model.tiers import calibration_path
+from pyhobbit.quality.evaluate import Costs
+from pyhobbit.quality.fit import Weights
+from pyhobbit.settings.table import KEYS
+
+_ALIGNMENT = 32  # GGUF's default
+_ARCHITECTURE = "hobbit-calibration"
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Settings that fit a model and its low tier; see CacheConfig.
+
+    model_bytes: size of the model's files.  low_bytes: of all experts in the low tier, 0 without one.
+    residual_bytes: of a residual tier, 0 without one. They tell a calibration that belongs to something else.
+    rule, t1, t2, price: the numbers of both rules and which one applies.  costs: of the rule price.
+    expert_uses: how often each expert was chosen, [n_layers * n_experts], layer by layer; empty: not known.
+    """
+
+    model_bytes: int
+    low_bytes: int
+    t1: float
+    t2: float
+    low_share: float
+    policy: str
+    weights: Weights
+    residual_bytes: int = 0
+    rule: str = "gate"
+    price: float = 0.0
+    costs: Costs | None = None
+    expert_uses: tuple[int, ...] = ()
+
+    @staticmethod
+    def check_place(model: Path) -> None:
+        """Raises HobbitError where nothing can be stored beside the model."""
+        folder = calibration_path(model).parent
+        if folder.is_dir() and not os.access(folder, os.W_OK | os.X_OK):
+            raise HobbitError(
+                f"the calibration cannot be stored beside the model: {folder} is read-only; calibrate a copy "
+                "of the model, or a link to it, in another folder"
+            )
+
+    def write(self, model: Path) -> Path:
+        """Stores it beside the model, all or nothing; returns the file. Raises HobbitError."""
+        path = calibration_path(model)
+        try:
+            with atomic_output(path) as temporary:
+                temporary.write_bytes(pack_header(self._metadata(), [], _ALIGNMENT))
+        except OSError as e:
+            raise HobbitError(
+                f"the calibration cannot be stored in {path}: {e.strerror}; it must lie beside the model"
+            ) from e
+        return path
+
+    def _metadata(self) -> list[KeyValue]:
+        floats = {name: getattr(self, name) for name in ("t1", "t2", "low_share")}
+        if self.costs is not None:
+            floats["price"] = self.price
+        floats = {f"hobbit.{name}": value for name, value in floats.items()}
+        floats.update(zip(KEYS["weights"], self.weights, strict=True))
+        sizes = {"hobbit.model_bytes": self.model_bytes, "hobbit.low_bytes": self.low_bytes}
+        if self.residual_bytes:
+            sizes["hobbit.high_bytes"] = self.residual_bytes
+        return [
+            string_entry("general.architecture", _ARCHITECTURE),
+            *(scalar_entry(key, GGUFValueType.UINT64, size) for key, size in sizes.items()),
+            string_entry("hobbit.policy", self.policy),
+            string_entry("hobbit.rule", self.rule),
+            *(scalar_entry(key, GGUFValueType.FLOAT64, value) for key, value in floats.items()),
+            *([ints_entry("hobbit.expert_uses", self.expert_uses)] if self.expert_uses else []),
+            *(floats_entry(key, values) for key, values in self._costs().items()),
+        ]
+
+    def _costs(self) -> dict[str, tuple[float, ...]]:
+        if self.costs is None:
+            return {}
+        return {"hobbit.low_costs": self.costs.low, "hobbit.skip_costs": self.costs.skip}
