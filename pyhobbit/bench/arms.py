@@ -8,7 +8,7 @@ from typing import Literal
 from pyhobbit.settings.config import Setting
 
 Build = Literal["stock", "ours"]
-Tiers = Literal["high", "low", "residual"]
+Tiers = Literal["high", "low", "priced", "residual"]
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Arm:
     mmap: the model is mapped (stock).  repack: weights may be kept in ggml's repacked layouts.
     readahead_kb: of the model's disk, while the arm runs; None leaves it alone.
     tiers: opened with "high" precision alone, or by the thresholds of the run with a "low" tier beside it, or
-    as a low tier and a "residual".  settings: of hobbit.h.
+    "priced" by the model's calibration, or as a low tier and a "residual".  settings: of hobbit.h.
     """
 
     name: str
@@ -53,6 +53,7 @@ ARMS = (
     ours("ours-resident-residual", "as ours-resident, as residuals", "residual", fits=True, t1=1.0, t2=1.0),
     ours("ours", "expert cache, everything in high precision"),
     ours("ours-mixed", "expert cache, high and low precision by Eq. 2", "low"),
+    ours("ours-price", "as ours-mixed, by the rule price and --calibration", "priced"),
     ours("ours-residual", "as ours-mixed, high precision is the sum of low and residual", "residual"),
     ours("ours-noprefetch", "as ours, without prefetch", prefetch=0),
     ours("ours-mixed-noprefetch", "as ours-mixed, without prefetch", "low", prefetch=0),

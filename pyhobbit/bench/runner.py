@@ -38,9 +38,9 @@ class BenchConfig:
     """One run. limits: shares of the model file, which the process may hold, or of what else is bounded.
 
     low: file with the low tier.  residual: file with a low tier and a residual.  t1, t2: thresholds of the
-    arms that use either.  stock: folder with the unpatched libllama.so.  trace: routing that every arm
-    replays; None leaves it to the model.  reps: repetitions.  n_tokens, n_warm_up, seconds: decoding ends
-    with whichever comes first, tokens or time.
+    arms that use either.  has_costs: a calibration with costs lies beside the model.  stock: folder with the
+    unpatched libllama.so.  trace: routing that every arm replays; None leaves it to the model.  reps:
+    repetitions.  n_tokens, n_warm_up, seconds: decoding ends with whichever comes first, tokens or time.
     """
 
     model: Path
@@ -50,6 +50,7 @@ class BenchConfig:
     residual: Path | None = None
     t1: float = 0.6  # the paper's, for Mixtral-8x7B
     t2: float = 0.9
+    has_costs: bool = False
     stock: Path = _CHECKOUT / "build/stock/bin"
     trace: Path | None = None
     reps: int = 5
@@ -78,6 +79,8 @@ class BenchConfig:
         for arm in self.arms:
             if arm.tiers == "low" and self.low is None:
                 raise ConfigError(f"the arm {arm.name} needs a low tier; give --low TYPE, or leave it out")
+            if arm.tiers == "priced" and not self.has_costs:
+                raise ConfigError(f"the arm {arm.name} needs --low TYPE --calibration FILE; or leave it out")
             if arm.tiers == "residual" and self.residual is None:
                 raise ConfigError(
                     f"the arm {arm.name} needs a residual; give --low TYPE --residual TYPE, or leave it out"
@@ -90,7 +93,7 @@ class BenchConfig:
 
     def sidecar(self, arm: Arm) -> Path | None:
         """The file with the further tiers of an arm."""
-        return {"high": None, "low": self.low, "residual": self.residual}[arm.tiers]
+        return {"high": None, "low": self.low, "priced": self.low, "residual": self.residual}[arm.tiers]
 
     @cached_property
     def parts(self) -> list[Path]:
@@ -259,7 +262,9 @@ def settings(config: BenchConfig, arm: Arm, bound: Mapping[str, Setting]) -> dic
     tiers = {"hobbit.t1": 1.0, "hobbit.t2": 1.0}  # whatever the file says
     if (sidecar := config.sidecar(arm)) is not None:
         tiers = {"hobbit.sidecar": sidecar.name, "hobbit.t1": config.t1, "hobbit.t2": config.t2}
-    own = {"hobbit.enable": True, "hobbit.calibrated": False, "hobbit.device": "CPU"}
+    if by_price := arm.tiers == "priced":
+        tiers = {"hobbit.sidecar": sidecar.name, "hobbit.rule": "price"}
+    own = {"hobbit.enable": True, "hobbit.calibrated": by_price, "hobbit.device": "CPU"}
     return {**own, **bound, **tiers, **arm.settings}
 
 

@@ -62,6 +62,12 @@ def add_options(parser: argparse.ArgumentParser, arms: "Mapping[str, Arm]", limi
         metavar="FILE",
         help="replay this routing in every arm (default: the model's own)",
     )
+    add(
+        "--calibration",
+        type=Path,
+        metavar="FILE",
+        help="carry over t1, t2, price and costs of this calibration of another model to the shape's",
+    )
     add("--arms", nargs="+", metavar="NAME", help="arms to run (default: all that the files allow)")
     add("--limits", type=float, nargs="*", metavar="F", help=limits)
     add("--reps", type=int, metavar="N", help="repetitions (default: 5)")
@@ -152,10 +158,17 @@ def configured(args: argparse.Namespace, arms: "Mapping[str, Arm]") -> "BenchCon
     if args.model is not None:
         model, tiers = _own_files(args)
     else:  # nothing is made for a run that cannot be
-        chosen = runner.choose_arms(args.arms, ("high", *wanted), arms)
-        runner.BenchConfig(model=Path(), arms=chosen, **given, **wanted)
+        priced = _check_calibration(args)
+        chosen = runner.choose_arms(args.arms, ("high", *wanted, *priced), arms)
+        runner.BenchConfig(model=Path(), arms=chosen, has_costs=bool(priced), **given, **wanted)
         model, tiers = _made_files(args)
-    chosen = runner.choose_arms(args.arms, ("high", *tiers), arms)
+    if has_costs := args.calibration is not None:
+        from pyhobbit.bench.carry import carry_over
+
+        t1, t2 = carry_over(args.calibration, model, tiers["low"])
+        given = {"t1": t1, "t2": t2, **given}
+    given["has_costs"] = has_costs
+    chosen = runner.choose_arms(args.arms, ("high", *tiers, *(["priced"] if has_costs else [])), arms)
     if args.model is not None and "residual" in tiers:
         chosen = _beside_residual(chosen, tiers["residual"], named=args.arms is not None)
     return runner.resolved(runner.BenchConfig(model=model, arms=chosen, **given, **tiers))
@@ -172,15 +185,25 @@ def _beside_residual(chosen: "tuple[Arm, ...]", sidecar: Path, *, named: bool) -
     return tuple(arm for arm in chosen if arm not in wrong)
 
 
+def _check_calibration(args: argparse.Namespace) -> "tuple[Tiers, ...]":
+    """The kind of arms that a calibration allows. Raises ConfigError."""
+    if args.calibration is None:
+        return ()
+    if not args.low:
+        raise ConfigError("--calibration decides between two tiers; add the low one with --low TYPE")
+    return ("priced",)
+
+
 def _own_files(args: argparse.Namespace) -> "tuple[Path, dict[Tiers, Path]]":
     """The user's model, and the file with its further tiers by their kind."""
     from pyhobbit.bench import runner
     from pyhobbit.model.gguf_file import read_gguf
     from pyhobbit.model.tiers import read_tiers, sidecar_path
 
-    if args.low or args.residual or args.layers:
+    if args.low or args.residual or args.layers or args.calibration:
         raise ConfigError(
-            "--low, --residual and --layers are for a --shape; pyhobbit convert --sidecar adds tiers"
+            "--low, --residual, --layers and --calibration are for a --shape; pyhobbit convert --sidecar "
+            "adds tiers"
         )
     runner.require_file(args.model)
     file = read_gguf(args.model)

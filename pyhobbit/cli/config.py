@@ -18,7 +18,7 @@ from pyhobbit.cli.options import (
     sampling_config,
 )
 from pyhobbit.model.model_path import add_model_arguments, model_path
-from pyhobbit.model.stored_settings import Stored, effective_policy, stored_settings
+from pyhobbit.model.stored_settings import Stored, effective_policy, effective_rule, stored_settings
 from pyhobbit.settings.config import CacheConfig, EngineConfig, SamplingConfig, format_size
 from pyhobbit.settings.table import OPTIONS, default, default_text
 
@@ -144,12 +144,21 @@ def _device_rows(cache: CacheConfig, plan: "MemoryPlan | None") -> Iterator[Row]
         yield Row("cache", "device_memory", None, "computed", "from what it has free when a model is opened")
 
 
-def _behaviour_rows(cache: CacheConfig, stored: Mapping[str, Stored], residual: bool) -> Iterator[Row]:
-    ignored = set()
+def _ignored(cache: CacheConfig, stored: Mapping[str, Stored]) -> set[str]:
+    """Stored settings that do not apply beside what is given."""
+    rule = effective_rule(cache, stored)
+    ignored = {"t1", "t2"} if rule == "price" else {"price"}
     if cache.t1 is not None or cache.t2 is not None:
         ignored |= {"t1", "t2"}
+    if "rule" in stored and rule != stored["rule"].value:
+        ignored.add("rule")
     if cache.policy is not None:
         ignored.add("weights")
+    return ignored
+
+
+def _behaviour_rows(cache: CacheConfig, stored: Mapping[str, Stored], residual: bool) -> Iterator[Row]:
+    ignored, rule = _ignored(cache, stored), effective_rule(cache, stored)
     policy = effective_policy(cache, stored)
     for name in _BEHAVIOUR:
         value = getattr(cache, name)
@@ -162,6 +171,8 @@ def _behaviour_rows(cache: CacheConfig, stored: Mapping[str, Stored], residual: 
             yield Row("cache", name, own.value, own.source, own.path.name)
         elif name == "t1" and cache.t2 is not None:
             yield Row("cache", name, min(1.0, cache.t2), "computed", "as t2 is given")
+        elif name == "rule" and rule != default("rule"):
+            yield Row("cache", name, rule, "computed", "as price is given")
         elif name == "low_share":
             n_low = "2 - t1" if residual else "1 - t1"
             yield Row("cache", name, None, "computed", f"{n_low} slots for each of the high pool")

@@ -29,6 +29,7 @@ from pyhobbit.settings.table import OPTIONS
 
 # What takes the native libraries is imported when it is needed.
 if TYPE_CHECKING:
+    from pyhobbit.engine.stats import ModelInfo
     from pyhobbit.inspect.findings import Cost, Findings
     from pyhobbit.model.model_file import ModelFile, Tier
     from pyhobbit.quality.evaluate import Chunk, Evaluator, Progress
@@ -97,11 +98,11 @@ def _inspect(path: Path, text: str | None, config: InspectConfig, as_json: bool)
     fit = Fit(model, config)
     applied = opened_info(path, {"hobbit.enable": True, **fit.cache.settings()})
     document: dict[str, Any] = {
-        "model": {**model.as_dict(), "t1": applied.t1, "t2": applied.t2},
+        "model": {**model.as_dict(), "t1": applied.t1, "t2": applied.t2, "price": applied.price},
         "memory": fit.memory_dict(),
     }
     show = _nothing if as_json else print
-    show(_rows_text(_description(model, applied.t1, applied.t2)))
+    show(_rows_text(_description(model, applied)))
     cache = config.engine.cache
     asked = (config.n_ctx, cache.memory, cache.pools, cache.device, cache.device_memory, cache.mode)
     if fit.error and any(value is not None for value in asked):
@@ -129,6 +130,14 @@ def _inspect(path: Path, text: str | None, config: InspectConfig, as_json: bool)
         print(json.dumps(document, indent=2))
 
 
+def _precision_text(applied: "ModelInfo") -> str:
+    if applied.price > 0:
+        return f"rule price, price = {applied.price:g}"
+    if applied.t1 < 1:
+        return f"rule gate, t1 = {applied.t1:g}, t2 = {applied.t2:g}"
+    return "everything in high precision"
+
+
 def _nothing(_text: str, flush: bool = False) -> None:
     pass
 
@@ -142,7 +151,7 @@ def choose_thresholds(config: InspectConfig, t1: float, t2: float) -> tuple[floa
     return (t1, t2) if config.t2 is None else (min(t1, config.t2), config.t2)
 
 
-def _description(model: "ModelFile", t1: float, t2: float) -> dict[str, str]:
+def _description(model: "ModelFile", applied: "ModelInfo") -> dict[str, str]:
     n_layers = model.key("block_count", len(model.blocks))
     with_experts = "all" if n_layers == len(model.blocks) else str(len(model.blocks))
     n_shared = model.key("expert_shared_count", 0)
@@ -155,7 +164,7 @@ def _description(model: "ModelFile", t1: float, t2: float) -> dict[str, str]:
         "resident": f"{format_size(model.resident_bytes)}: all weights but the routed experts",
         **{f"tier {tier.name}": _tier_text(tier, model) for tier in model.tiers},
         **({"unused": _unused_text(model)} if model.unused_bytes else {}),
-        "thresholds": f"t1 = {t1:g}, t2 = {t2:g}" if t1 < 1 else "none, everything in high precision",
+        "precision": _precision_text(applied),
     }
     if model.calibration is not None:
         rows["calibration"] = str(model.calibration)

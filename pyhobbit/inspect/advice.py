@@ -141,9 +141,9 @@ def unused_low_tier(model: Path, info: ModelInfo, cache: CacheConfig) -> str | N
 
     info: of the model as opened with `cache`; all experts in memory need no low tier.
     """
-    if info.n_tiers < 2 or info.t1 < 1 or info.pool_bytes_high >= info.tier_bytes_high:
+    if info.n_tiers < 2 or info.t1 < 1 or info.price > 0 or info.pool_bytes_high >= info.tier_bytes_high:
         return None
-    if cache.t1 is not None or calibration_path(model).exists():
+    if cache.t1 is not None or cache.price is not None or calibration_path(model).exists():
         return None
     unused = "everything is in high precision" if info.high_is_residual else "the low tier is not used"
     paper = f"--t1 {InspectConfig.paper_t1} --t2 {InspectConfig.paper_t2}"

@@ -12,8 +12,9 @@ import numpy as np
 
 from pyhobbit.engine.engine import Engine, Piece
 from pyhobbit.engine.plan import MemoryPlan
-from pyhobbit.engine.stats import CacheStats, Stats
+from pyhobbit.engine.stats import CacheStats, ModelInfo, Stats
 from pyhobbit.native.machine import Disk
+from pyhobbit.quality.stored import stored_costs
 from pyhobbit.routing.trace import Simulation, simulate
 from pyhobbit.settings.config import EngineConfig, SamplingConfig
 
@@ -162,6 +163,14 @@ def estimate(
     return Speed(sample.compute_s, wait_s, read_bytes, hits, source, disk, sample)
 
 
+def _rule(info: ModelInfo) -> dict[str, Any]:
+    """Of a Simulation."""
+    if info.price == 0:
+        return {"t1": info.t1, "t2": info.t2}
+    costs = stored_costs(Path(info.model))
+    return {"rule": "price", "price": info.price, "low_costs": costs.low, "skip_costs": costs.skip}
+
+
 def replay(plan: MemoryPlan, routes: "np.ndarray[Any, Any]", policy: str) -> tuple[float, float]:
     """Hits of both pools, as in Speed, when these routes (trace.ROUTE) meet the pools of the plan."""
     info = plan.info
@@ -175,8 +184,7 @@ def replay(plan: MemoryPlan, routes: "np.ndarray[Any, Any]", policy: str) -> tup
         policy=policy,
         floors=True,
         residual=info.high_is_residual,
-        t1=info.t1,
-        t2=info.t2,
+        **_rule(info),
         bits_high=float(info.tier_bytes_high),
         bits_low=float(info.tier_bytes_low or info.tier_bytes_high),
     )

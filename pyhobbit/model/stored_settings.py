@@ -43,6 +43,16 @@ def stored_settings(path: Path, sidecar: Path | None) -> dict[str, Stored]:
     return found
 
 
+def effective_rule(cache: CacheConfig, stored: Mapping[str, Stored]) -> str:
+    """The precision rule that the engine takes."""
+    if cache.rule is not None:
+        return cache.rule
+    if cache.price is not None:
+        return "price"
+    is_gate = cache.t1 is not None or cache.t2 is not None or "rule" not in stored
+    return default("rule") if is_gate else stored["rule"].value
+
+
 def effective_policy(cache: CacheConfig, stored: Mapping[str, Stored]) -> str:
     """The policy that the engine takes."""
     if cache.policy is None and cache.weights is not None:

@@ -115,8 +115,9 @@ class Evaluator:
     def _set_context(self, params: Any, model: Model) -> None:
         if not model.cache:
             raise HobbitError(f"{self._path} is a dense model: it has no experts to choose a precision for")
-        if self._config.strict and model.cache.info()["n_tiers"] > 1:
-            if "price" in _BOTH_POOLS[self._config.rule]:
+        by_price = "price" in _BOTH_POOLS[self._config.rule]
+        if (self._config.strict or by_price) and model.cache.info()["n_tiers"] > 1:
+            if by_price:
                 n_layers = model.cache.info()["n_layers"]
                 model.cache.set_costs([0.0] * n_layers, [0.0] * n_layers)
             model.cache.set_thresholds(**_BOTH_POOLS[self._config.rule])  # the context makes the pools

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Fits the cache's policy and the sizes of its pools, by replay of a run."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import permutations
@@ -124,13 +124,19 @@ class CacheFit:
 class CacheFitter:
     """Fits policy, weights and the split of the pools by replay. `progress` is called after each replay."""
 
-    def __init__(self, model: CacheModel, progress: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        model: CacheModel,
+        progress: Callable[[], object],
+        capacities: Sequence[float] = CAPACITIES,
+    ) -> None:
         self._model = model
         self._progress = progress
+        self._capacities = capacities
 
     def fit(self, fitting: np.ndarray, choosing: np.ndarray) -> CacheFit:
         """fitting, choosing: arrays of trace.ROUTE; the second decides between policies."""
-        low_share = self._best_share(fitting, "lru", _LRU)
+        low_share = self.best_share(fitting, "lru")
         lru = self._penalties(fitting, "lru", _LRU, low_share)
         weights = fit_weights(
             lambda weights: _mean_ratio(self._penalties(fitting, _PAPER_POLICY, weights, low_share), lru)
@@ -140,9 +146,10 @@ class CacheFitter:
             name: tuple(self._penalties(choosing, name, weights, low_share) / lru) for name in policy_names()
         }
         policy = min(penalties, key=lambda name: np.mean(penalties[name]))
-        return CacheFit(policy, weights, self._best_share(fitting, policy, weights), penalties)
+        return CacheFit(policy, weights, self.best_share(fitting, policy, weights), penalties)
 
-    def _best_share(self, routes: np.ndarray, policy: str, weights: Weights) -> float:
+    def best_share(self, routes: np.ndarray, policy: str, weights: Weights = _LRU) -> float:
+        """Of the pools for the low tier, with this policy; weights: of policy hobbit."""
         if not self._model.uses_low:
             return 0.0
         shares = self._model.low_shares
@@ -154,7 +161,7 @@ class CacheFitter:
         """Per token, at each of CAPACITIES."""
         model = self._model
         penalties = []
-        for capacity in CAPACITIES:
+        for capacity in self._capacities:
             slots_high, slots_low = model.slots(capacity, low_share)
             simulation = Simulation(
                 n_layers=model.n_layers,

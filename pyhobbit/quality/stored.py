@@ -14,6 +14,7 @@ from pyhobbit.model.gguf_file import (
     floats_entry,
     ints_entry,
     pack_header,
+    read_gguf,
     scalar_entry,
     string_entry,
 )
@@ -40,7 +41,7 @@ class Calibration:
     low_bytes: int
     t1: float
     t2: float
-    low_share: float
+    low_share: float | None
     policy: str
     weights: Weights
     residual_bytes: int = 0
@@ -72,10 +73,10 @@ class Calibration:
         return path
 
     def _metadata(self) -> list[KeyValue]:
-        floats = {name: getattr(self, name) for name in ("t1", "t2", "low_share")}
+        numbers = {"t1": self.t1, "t2": self.t2, "low_share": self.low_share}
         if self.costs is not None:
-            floats["price"] = self.price
-        floats = {f"hobbit.{name}": value for name, value in floats.items()}
+            numbers["price"] = self.price
+        floats = {f"hobbit.{name}": value for name, value in numbers.items() if value is not None}
         floats.update(zip(KEYS["weights"], self.weights, strict=True))
         sizes = {"hobbit.model_bytes": self.model_bytes, "hobbit.low_bytes": self.low_bytes}
         if self.residual_bytes:
@@ -94,3 +95,15 @@ class Calibration:
         if self.costs is None:
             return {}
         return {"hobbit.low_costs": self.costs.low, "hobbit.skip_costs": self.costs.skip}
+
+
+def stored_costs(model: Path) -> Costs:
+    """Of the rule price, from the calibration of a model. Raises HobbitError where there are none."""
+    path = calibration_path(model)
+    keys = read_gguf(path).metadata if path.exists() else {}
+    values = [keys[key].value() for key in ("hobbit.low_costs", "hobbit.skip_costs") if key in keys]
+    if len(values) != 2:
+        raise HobbitError(
+            f"{path} holds no costs of the rule price; run pyhobbit calibrate {model} --text FILE"
+        )
+    return Costs(*map(tuple, values))

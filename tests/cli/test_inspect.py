@@ -159,7 +159,7 @@ def test_the_thresholds_that_are_given_are_shown(tiny_gguf: Path, capsys: pytest
     arguments = ["inspect", str(tiny_gguf), "--no-speed", "--t1", "0.6", "--t2", "0.9"]
     assert main(arguments) == 0
     text = capsys.readouterr().out
-    assert "thresholds    t1 = 0.6, t2 = 0.9" in text
+    assert "precision     rule gate, t1 = 0.6, t2 = 0.9" in text
     assert "low pool" in text
     assert main([*arguments, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)

@@ -49,7 +49,7 @@ def test_the_structs_are_those_of_the_header() -> None:
         (name, ROUTE.fields[name][1]) for name in ROUTE.names
     ]
     assert {field.name for field in fields(Simulation)} == {
-        name for name, _ in ffi.typeof("struct hobbit_simulation").fields
+        name for name, _ in ffi.typeof("struct hobbit_simulation").fields if name != "n_costs"
     }
     assert [field.name for field in fields(SimulationResult)] == [
         name for name, _ in ffi.typeof("struct hobbit_simulation_result").fields

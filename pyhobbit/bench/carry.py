@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: MIT
+"""A calibration of one model carried over to a model of random weights, which has no quality to measure."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+
+from pyhobbit.errors import HobbitError
+from pyhobbit.model.gguf_file import read_gguf
+from pyhobbit.model.model_file import model_parts, read_model_file
+from pyhobbit.quality.evaluate import Costs
+from pyhobbit.quality.stored import Calibration
+from pyhobbit.settings.table import default
+
+
+def carry_over(source: Path, model: Path, sidecar: Path) -> tuple[float, float]:
+    """Writes a calibration beside `model` with the price and the costs of `source`; returns its t1 and t2.
+
+    The costs are those at the same relative depth, on a line between neighbouring layers. Raises HobbitError.
+    """
+    if not source.exists():
+        raise HobbitError(f"{source} does not exist; pyhobbit calibrate makes such a file beside a model")
+    keys = {key: entry.value() for key, entry in read_gguf(source).metadata.items()}
+    wanted = ("hobbit.t1", "hobbit.t2", "hobbit.price", "hobbit.low_costs", "hobbit.skip_costs")
+    if missing := [key for key in wanted if key not in keys]:
+        raise HobbitError(f"{source} has no {missing[0]}; calibrate that model with both rules")
+    t1, t2, price, low, skip = (keys[key] for key in wanted)
+    file = read_model_file(model, sidecar)
+    n_layers = len(file.blocks)
+    Calibration(
+        model_bytes=sum(part.size for part in model_parts(model)),
+        low_bytes=next(tier.n_bytes for tier in file.tiers if tier.name == "low"),
+        t1=t1,
+        t2=t2,
+        low_share=None,
+        policy=default("policy"),
+        weights=default("weights"),
+        rule="price",
+        price=price,
+        costs=Costs(stretched(low, n_layers), stretched(skip, n_layers)),
+    ).write(model)
+    return t1, t2
+
+
+def stretched(costs: list[float], n_layers: int) -> tuple[float, ...]:
+    """Costs of layers for another number of layers."""
+    if any(math.isinf(cost) for cost in costs):
+        raise HobbitError("a calibration with infinite costs cannot be carried over")
+    places = np.linspace(0, len(costs) - 1, n_layers)
+    return tuple(np.interp(places, np.arange(len(costs)), costs).tolist())
