@@ -46,7 +46,7 @@ class Bench:
 
     def __init__(self, path: Path, engine: EngineConfig, n_chunks: int) -> None:
         self._path, self._engine = path, engine
-        with evaluators(path, engine) as opened:
+        with evaluators(path, engine, RULES) as opened:
             chunks, self.measured = halves(opened["gate"], n_chunks)
             self.fitted = Fitted(opened, chunks, engine)
             self.tried = {rule: list(settings(self.fitted, rule)) for rule in RULES}

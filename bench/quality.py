@@ -15,7 +15,7 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pyhobbit.native.paths import BIN_DIR, VENDOR_DIR
@@ -99,27 +99,27 @@ def equal_bytes_share(cost: float, expert_bytes: tuple[float, float]) -> float:
 
 
 @contextlib.contextmanager
-def evaluators(path: Path, engine: EngineConfig) -> Iterator[dict[str, Evaluator]]:
+def evaluators(
+    path: Path, engine: EngineConfig, rules: Sequence[str] = RULES
+) -> Iterator[dict[str, Evaluator]]:
     """The model once for each rule."""
     with contextlib.ExitStack() as stack:
-        rules = ("gate", "price", "edgemoe", "random")
         yield {
             rule: stack.enter_context(Evaluator(path, EvaluationConfig(engine, rule=rule))) for rule in rules
         }
 
 
 class Fitted:
-    """The searches of each rule on one text, each setting measured once."""
+    """The searches of the opened rules on one text, each setting measured once."""
 
     def __init__(self, opened: dict[str, Evaluator], chunks: list[Chunk], engine: EngineConfig) -> None:
         self.reference, self.seen = profile(opened["gate"], chunks)
         self._chunks, self._engine = chunks, engine
-        self.trials = {rule: Trials(opened[rule], chunks, self.reference) for rule in RULES}
-        runs = {rule: CostRuns(opened[rule], chunks, self.reference, self.seen) for rule in RULES}
-        self.costs = {
-            "price": runs["price"].by_layer(),
-            "edgemoe": static_costs(runs["edgemoe"].by_expert()),
-        }
+        self.trials = {rule: Trials(opened[rule], chunks, self.reference) for rule in opened}
+        runs = {rule: CostRuns(opened[rule], chunks, self.reference, self.seen) for rule in opened}
+        self.costs = {"price": runs["price"].by_layer()}
+        if "edgemoe" in opened:
+            self.costs["edgemoe"] = static_costs(runs["edgemoe"].by_expert())
 
     def cheapest(self, rule: str, max_kl: float) -> Quality:
         config = CalibrationConfig(self._engine, max_kl=max_kl)
@@ -133,8 +133,11 @@ def arms(
     path: Path, engine: EngineConfig, n_chunks: int, bounds: list[float]
 ) -> Iterator[tuple[str, Quality]]:
     """All settings of one pair of types."""
-    with evaluators(path, engine) as opened:
-        gate, random = opened["gate"], opened["random"]
+    with (
+        evaluators(path, engine) as opened,
+        Evaluator(path, EvaluationConfig(engine, rule="random")) as random,
+    ):
+        gate = opened["gate"]
         chunks, measured = halves(gate, n_chunks)
         reference, seen = profile(gate, measured)
         scores = unimportance(seen.weights)

@@ -3,6 +3,7 @@
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
 from pyhobbit.cli.options import add_setting_arguments, add_thread_arguments, engine_config
@@ -73,8 +74,16 @@ def run(args: argparse.Namespace) -> int:
     )
     from pyhobbit.model.tiers import calibration_path  # both take some time to import
     from pyhobbit.quality.calibration import calibrate
+    from pyhobbit.quality.progress import Measurements
 
-    report = calibrate(args.model, args.text, config)
+    try:
+        report = calibrate(args.model, args.text, config)
+    except KeyboardInterrupt:
+        if (kept := Measurements.path_of(args.model)).exists():
+            print(
+                f"\npyhobbit: stopped; {kept} keeps what was measured, start again to go on", file=sys.stderr
+            )
+        raise
     if args.json:
         print(json.dumps({**report.as_dict(), "file": str(calibration_path(args.model))}, indent=2))
     else:

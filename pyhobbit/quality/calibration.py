@@ -2,8 +2,10 @@
 """Calibration: what a model does on a text, and the settings that follow."""
 
 import contextlib
+import hashlib
 import math
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +21,7 @@ from pyhobbit.native.files import read_text
 from pyhobbit.quality.costs import CostRuns, expert_costs
 from pyhobbit.quality.evaluate import Chunk, Costs, Evaluator, Quality, perplexity
 from pyhobbit.quality.fit import CacheFit, CacheFitter, CacheModel
+from pyhobbit.quality.progress import Measurements
 from pyhobbit.quality.report import CalibrationReport, LayerProfile
 from pyhobbit.quality.search import TYPICAL_TRIALS, Bound, Trials, cheapest_by_gate, cheapest_by_price
 from pyhobbit.quality.stored import Calibration
@@ -50,6 +53,7 @@ class _Known:
     reference: np.ndarray
     seen: Observations
     bound: Bound
+    memo: Measurements
 
     @property
     def n_tokens(self) -> int:
@@ -85,7 +89,9 @@ def calibrate(model: Path, text: Path, config: CalibrationConfig) -> Calibration
     Calibration.check_place(model)
     found = _Found()
     with Evaluator(model, EvaluationConfig(engine=config.engine)) as evaluator:
-        known = _know(evaluator, _chunks(evaluator, model, text, content, config), config)
+        chunks = _chunks(evaluator, model, text, content, config)
+        memo = _measurements(evaluator, model, content, chunks)
+        known = _know(evaluator, chunks, memo, config)
         if config.rule != "price" or not known.has_low:
             _try_gate(evaluator, known, found)
     if known.has_low:
@@ -93,7 +99,9 @@ def calibrate(model: Path, text: Path, config: CalibrationConfig) -> Calibration
             _try_low_alone(evaluator, known, found)
             if config.rule != "gate":
                 _try_price(evaluator, known, found, config)
-    return _report(model, config, known, found)
+    report = _report(model, config, known, found)
+    memo.finish()
+    return report
 
 
 def _chunks(
@@ -114,10 +122,56 @@ def _chunks(
     return chunks
 
 
-def _know(evaluator: Evaluator, chunks: list[Chunk], config: CalibrationConfig) -> _Known:
+def _measurements(evaluator: Evaluator, model: Path, content: str, chunks: list[Chunk]) -> Measurements:
+    info = evaluator.info
+    key = {
+        "model_bytes": sum(part.size for part in model_parts(model)),
+        "tier_bytes": [info.tier_bytes_high, info.tier_bytes_low],
+        "text": hashlib.sha256(content.encode()).hexdigest(),
+        "n_ctx": evaluator.n_ctx,
+        "n_chunks": len(chunks),
+    }
+    memo = Measurements(Measurements.path_of(model), key)
+    if memo:
+        _say(f"{len(memo)} measurements of a stopped calibration are taken from {memo.path}")
+    return memo
+
+
+def _know(evaluator: Evaluator, chunks: list[Chunk], memo: Measurements, config: CalibrationConfig) -> _Known:
+    start = time.perf_counter()
+    evaluator.reference(chunks[:1])
+    _say(_estimate(time.perf_counter() - start, evaluator, len(chunks), config))
     reference, seen = profile(evaluator, chunks)
     bound = Bound.of(config, perplexity(reference, chunks))
-    return _Known(evaluator.info, evaluator.expert_bytes, chunks, reference, seen, bound)
+    return _Known(evaluator.info, evaluator.expert_bytes, chunks, reference, seen, bound, memo)
+
+
+def _estimate(chunk_s: float, evaluator: Evaluator, n_chunks: int, config: CalibrationConfig) -> str:
+    """How long it takes, from the time of one chunk, and what fewer chunks would take."""
+
+    def seconds(n: int) -> float:
+        rules = [config.rule] if config.rule else list(TYPICAL_TRIALS)
+        n_trials = 1 + sum(TYPICAL_TRIALS[rule] for rule in rules) + 1 if evaluator.has_low_tier else 1
+        info = evaluator.info
+        n_costs = info.n_layers * (2 + info.n_experts * config.per_expert) if "price" in rules else 0
+        return chunk_s * (n * n_trials + min(n, config.cost_chunks) * n_costs * evaluator.has_low_tier)
+
+    text = f"this takes about {duration(seconds(n_chunks))} for {n_chunks} chunks of {evaluator.n_ctx} tokens"
+    fewer = max(config.min_chunks, n_chunks // 4)
+    if fewer < n_chunks:
+        text += f"; --chunks {fewer} would take {duration(seconds(fewer))}"
+    return f"{text}. Ctrl-C keeps what is measured."
+
+
+def duration(seconds: float) -> str:
+    """For people."""
+    if seconds < 90:
+        return f"{seconds:.0f} seconds"
+    return f"{seconds / 60:.0f} minutes" if seconds < 90 * 60 else f"{seconds / 3600:.1f} hours"
+
+
+def _say(text: str) -> None:
+    print(f"calibrate: {text}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
@@ -129,7 +183,7 @@ def _trials(evaluator: Evaluator, known: _Known, found: _Found) -> Iterator[Tria
             numbers = f"t1 {q.t1:g} t2 {q.t2:g}" if rule == "gate" else f"price {q.price:g}"
             bar.set_postfix_str(f"{numbers} KL {q.mean_kl:.2g}")
 
-        trials = Trials(evaluator, known.chunks, known.reference, bar.update, told)
+        trials = Trials(evaluator, known.chunks, known.reference, bar.update, told, known.memo.measured)
         yield trials
         found.n_trials += len(trials.measured)
         bar.total = bar.n
@@ -147,7 +201,7 @@ def _try_price(evaluator: Evaluator, known: _Known, found: _Found, config: Calib
     part = seen.first(sum(map(len, chunks)))
     n_runs = 2 * len(seen.layers) + (_n_experts_used(part) if config.per_expert else 0)
     with _bar("costs", n_runs * sum(map(len, chunks)), "tokens") as bar:
-        runs = CostRuns(evaluator, chunks, known.reference[:n], part, bar.update)
+        runs = CostRuns(evaluator, chunks, known.reference[:n], part, bar.update, known.memo.measured)
         found.costs = runs.by_layer()
         if config.per_expert:
             found.costs = expert_costs(found.costs, runs.by_expert(), part)
@@ -164,7 +218,10 @@ def _try_low_alone(evaluator: Evaluator, known: _Known, found: _Found) -> None:
     n_layers = known.info.n_layers
     evaluator.set_costs(Costs((0.0,) * n_layers, (math.inf,) * n_layers))
     with _bar("low tier", known.n_tokens, "tokens") as bar:
-        found.low_alone = Trials(evaluator, known.chunks, known.reference, bar.update)(price=1.0)
+        found.low_alone = known.memo.measured(
+            "low alone",
+            lambda: evaluator.measure(known.chunks, 1.0, 1.0, known.reference, bar.update, price=1.0),
+        )
 
 
 def _report(model: Path, config: CalibrationConfig, known: _Known, found: _Found) -> CalibrationReport:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pyhobbit.quality.evaluate import Chunk, Costs, Evaluator, Progress
+from pyhobbit.quality.evaluate import Chunk, Costs, Evaluator, Memo, Progress, Quality, measure_now
 from pyhobbit.routing.analysis import squared_weights
 from pyhobbit.routing.observe import Observations
 
@@ -18,7 +18,7 @@ _ANY_PRICE = 1.0  # with costs of 0 and infinity all prices give the same decisi
 class CostRuns:
     """Measures what changes in one place cost. evaluator: strict, with a rule that takes a price.
 
-    chunks: of a text.  reference: their logits in high precision.  seen: their routing.
+    chunks: of a text.  reference: their logits in high precision.  seen: their routing.  memo: keeps runs.
     """
 
     evaluator: Evaluator
@@ -26,6 +26,7 @@ class CostRuns:
     reference: np.ndarray
     seen: Observations
     progress: Progress | None = None
+    memo: Memo = measure_now
 
     @property
     def n_tokens(self) -> int:
@@ -42,12 +43,14 @@ class CostRuns:
         for i, layer in enumerate(self.seen.layers):
             square = squared_weights(self.seen.weights[:, i])
             if self.evaluator.has_low_tier:
-                low[layer] = self._low(np.arange(n_layers) == layer) / np.nanmean(square.sum(axis=-1))
+                low[layer] = self._low(f"layer {layer}", np.arange(n_layers) == layer) / np.nanmean(
+                    square.sum(axis=-1)
+                )
             threshold, lost = less_important_half(square)
             if threshold > 0:
                 costs = np.where(np.arange(n_layers) == layer, 1.0, math.inf)
                 never = np.full(n_layers, math.inf)
-                skip[layer] = self._divergence(never, costs, threshold) / lost
+                skip[layer] = self._divergence(f"skip layer {layer}", never, costs, threshold) / lost
         return Costs(tuple(low.tolist()), tuple(skip.tolist()))
 
     def by_expert(self) -> np.ndarray:
@@ -61,19 +64,20 @@ class CostRuns:
             for expert in np.unique(self.seen.experts[:, i]):
                 only = np.zeros(found.shape, bool)
                 only[layer, expert] = True
-                found[layer, expert] = self._low(only.ravel())
+                found[layer, expert] = self._low(f"expert {layer} {expert}", only.ravel())
         return found
 
-    def _low(self, where: np.ndarray) -> float:
+    def _low(self, name: str, where: np.ndarray) -> float:
         """where: layers, or experts of all layers, in low precision."""
         never = np.full(where.shape, math.inf)
-        return self._divergence(np.where(where, 0.0, math.inf), never, _ANY_PRICE)
+        return self._divergence(f"low {name}", np.where(where, 0.0, math.inf), never, _ANY_PRICE)
 
-    def _divergence(self, low: np.ndarray, skip: np.ndarray, price: float) -> float:
-        self.evaluator.set_costs(Costs(tuple(low.tolist()), tuple(skip.tolist())))
-        return self.evaluator.measure(
-            self.chunks, 1.0, 1.0, self.reference, self.progress, price=price
-        ).mean_kl
+    def _divergence(self, name: str, low: np.ndarray, skip: np.ndarray, price: float) -> float:
+        def measure() -> Quality:
+            self.evaluator.set_costs(Costs(tuple(low.tolist()), tuple(skip.tolist())))
+            return self.evaluator.measure(self.chunks, 1.0, 1.0, self.reference, self.progress, price=price)
+
+        return self.memo(f"{name}, {len(self.chunks)} chunks", measure).mean_kl
 
 
 def less_important_half(square: np.ndarray) -> tuple[float, float]:

@@ -8,14 +8,14 @@ from typing import TypeVar
 
 import numpy as np
 
-from pyhobbit.quality.evaluate import Chunk, Costs, Evaluator, Progress, Quality
+from pyhobbit.quality.evaluate import Chunk, Costs, Evaluator, Memo, Progress, Quality, measure_now
 from pyhobbit.routing.analysis import squared_weights
 from pyhobbit.routing.observe import Observations
 from pyhobbit.settings.config import CalibrationConfig
 
 T = TypeVar("T")
 
-TYPICAL_TRIALS = {"gate": 20, "price": 12, "edgemoe": 12}
+TYPICAL_TRIALS = {"gate": 28, "price": 15}
 """Settings that a search measures, by rule."""
 
 _T1_STEPS = 64  # quantiles of the scores
@@ -56,7 +56,7 @@ class Bound:
 
 
 class Trials:
-    """Measures settings on some chunks, each setting once. `told`: is told of each measured setting."""
+    """Measures settings on some chunks, each once. told: of each measured setting.  memo: keeps them."""
 
     def __init__(
         self,
@@ -65,19 +65,24 @@ class Trials:
         reference: np.ndarray,
         progress: Progress | None = None,
         told: Callable[[Quality], object] | None = None,
+        memo: Memo = measure_now,
     ) -> None:
         self.evaluator = evaluator
         self._chunks = chunks
         self._reference = reference
         self._progress = progress
         self._told = told
+        self._memo = memo
         self.measured: dict[tuple[float, float, float], Quality] = {}
 
     def __call__(self, t1: float = 1.0, t2: float = 1.0, price: float = 0.0) -> Quality:
         key = (t1, t2, price)
         if key not in self.measured:
-            self.measured[key] = self.evaluator.measure(
-                self._chunks, t1, t2, self._reference, self._progress, price=price
+            self.measured[key] = self._memo(
+                f"{self.evaluator.rule} {t1!r} {t2!r} {price!r}",
+                lambda: self.evaluator.measure(
+                    self._chunks, t1, t2, self._reference, self._progress, price=price
+                ),
             )
             if self._told is not None:
                 self._told(self.measured[key])

@@ -3,6 +3,7 @@
 
 import argparse
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from conftest import RunPyhobbit
 
 from pyhobbit.bench import generate, job, routing, runner, system
 from pyhobbit.bench.arms import ARMS, BY_NAME
+from pyhobbit.bench.carry import carry_over
 from pyhobbit.bench.shapes import SHAPES
 from pyhobbit.cli import bench
 from pyhobbit.cli.main import main
@@ -30,6 +32,9 @@ from pyhobbit.convert.options import Options
 from pyhobbit.convert.pipeline import convert
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.gguf_file import read_gguf
+from pyhobbit.model.tiers import calibration_path
+from pyhobbit.quality.evaluate import Costs
+from pyhobbit.quality.stored import Calibration, stored_costs
 from pyhobbit.routing.trace import read_trace
 
 SMALL = replace(
@@ -433,6 +438,34 @@ def test_a_model_without_experts_is_an_error(tmp_path: Path, capsys: pytest.Capt
     assert not (tmp_path / "out").exists()
 
 
+def _calibration(folder: Path) -> Path:
+    """Of another model, of three layers."""
+    costs = Costs((0.05, 0.05, 0.1), (0.1, 0.2, 0.2))
+    numbers = {"t1": 0.4, "t2": 0.9, "low_share": 0.3, "price": 2e-3}
+    stored = Calibration(1, 1, policy="lru", weights=(1, 0, 0, 0), rule="price", costs=costs, **numbers)
+    return stored.write(folder / "other.gguf")
+
+
+def test_a_calibration_is_carried_over(tmp_path: Path) -> None:
+    model = generate.write_model(tmp_path, "tiny", SHAPES["tiny"].scaled(5), "q8_0")
+    low = generate.write_low_tier(model, SHAPES["tiny"].scaled(5), "q2_k")
+    assert carry_over(_calibration(tmp_path), model, low) == (0.4, 0.9)
+    carried = stored_costs(model)
+    assert carried.low == pytest.approx((0.05, 0.05, 0.05, 0.075, 0.1))
+    assert carried.skip == pytest.approx((0.1, 0.15, 0.2, 0.2, 0.2))
+    assert read_gguf(calibration_path(model)).metadata["hobbit.price"].value() == 2e-3
+    for keys, message in (
+        ({"costs": None}, "has no hobbit.price"),
+        ({"costs": Costs((1, math.inf), (1, 1))}, "infinite"),
+    ):
+        numbers = {"t1": 1.0, "t2": 1.0, "low_share": 0.3, "policy": "lru", "weights": (1, 0, 0, 0), **keys}
+        other = Calibration(1, 1, **numbers).write(tmp_path / "none.gguf")
+        with pytest.raises(HobbitError, match=message):
+            carry_over(other, model, low)
+    with pytest.raises(HobbitError, match=r"missing\.gguf does not exist"):
+        carry_over(tmp_path / "missing.gguf", model, low)
+
+
 def test_a_small_bench_runs_every_arm(run_pyhobbit: RunPyhobbit, tmp_path: Path) -> None:
     """As a user would run it. Where no cgroup can be made, only what holds everything in memory."""
     try:
@@ -444,6 +477,7 @@ def test_a_small_bench_runs_every_arm(run_pyhobbit: RunPyhobbit, tmp_path: Path)
         "--shape": "tiny", "--layers": 8, "--type": "q8_0", "--low": "q2_k", "--residual": "q3_k",
         "--folder": tmp_path / "m", "--trace": _trace(tmp_path, 40, 6, 32, 4), "--reps": 1, "--tokens": 4,
         "--warm-up": 2, "--seconds": 5, "--stock": models.stock_dir(), "--output": tmp_path / "out",
+        "--calibration": _calibration(tmp_path),
     }  # fmt: skip
     given = [part for option in options.items() for part in option]
     done = run_pyhobbit("bench", *given, "--prompts", 4, 12, "--limits", *limits)
@@ -454,6 +488,10 @@ def test_a_small_bench_runs_every_arm(run_pyhobbit: RunPyhobbit, tmp_path: Path)
     assert "replayed" in run["routing"]
     expected = [arm.name for arm in ARMS if arm.fits] + [arm.name for arm in ARMS if limits and not arm.fits]
     assert [result["arm"] for result in results] == expected
+    priced = next((r["counters"] for r in results if r["arm"] == "ours-price"), None)
+    assert (
+        priced is None or priced["selections_high"] * priced["selections_low"] * priced["selections_skipped"]
+    )
     for result in results:
         assert result["n_decoded"] == 4
         assert set(result["ttft_s"]) == {"4", "12"}

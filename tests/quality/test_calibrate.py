@@ -25,8 +25,9 @@ from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.tiers import calibration_path
 from pyhobbit.quality import calibration, fit, search
 from pyhobbit.quality.calibration import routes
-from pyhobbit.quality.evaluate import Costs
+from pyhobbit.quality.evaluate import Costs, Evaluator, Quality
 from pyhobbit.quality.fit import CacheFitter, CacheModel, fit_weights
+from pyhobbit.quality.progress import Measurements
 from pyhobbit.quality.search import cheapest_thresholds, expected_cost, threshold_candidates
 from pyhobbit.quality.stored import Calibration
 from pyhobbit.routing.analysis import decide, shares, unimportance
@@ -410,6 +411,59 @@ def _stored(calibrated: tuple[Path, dict[str, Any]], folder: Path, costs: Costs 
     sizes = {name: calibrated[1]["calibration"][name] for name in ("model_bytes", "low_bytes")}
     replace(STORED, **sizes, costs=costs, expert_uses=()).write(model)
     return model
+
+
+def test_a_stopped_calibration_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    model = tmp_path / "m.gguf"
+    model.symlink_to(models.tiny_tiers("f16", "tq2_0"))
+    config = CalibrationConfig(EngineConfig(n_ctx=64, n_threads=1), max_kl=0.05, max_chunks=4, rule="price")
+    measure, n_measured = Evaluator.measure, 0
+
+    def counted(self: Evaluator, *args: Any, **kwargs: Any) -> Quality:
+        nonlocal n_measured
+        if n_measured == n_until:
+            raise KeyboardInterrupt
+        n_measured += 1
+        return measure(self, *args, **kwargs)
+
+    monkeypatch.setattr(Evaluator, "measure", counted)
+    n_until = -1
+    whole = calibration.calibrate(model, TEXT, config)
+    n_whole = n_measured
+    partial = Measurements.path_of(model)
+    assert not partial.exists()
+
+    n_measured, n_until = 0, 5
+    with pytest.raises(KeyboardInterrupt):
+        calibration.calibrate(model, TEXT, config)
+    assert partial.exists()
+    n_measured, n_until = 0, -1
+    assert calibration.calibrate(model, TEXT, config) == whole
+    assert n_measured == n_whole - 5
+    assert not partial.exists()
+
+
+def test_measurements_of_something_else_or_damaged_ones_are_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "m.partial.json"
+    good = Quality(*range(13))
+    assert Measurements(path, {"text": "a"}).measured("x", lambda: good) == good
+    assert len(Measurements(path, {"text": "a"})) == 1
+    assert Measurements(path, {"text": "a"}).measured("x", pytest.fail) == good
+    assert len(Measurements(path, {"text": "b"})) == 0
+    for damaged in ("", "{", "[]", '{"key": {"version": 1, "text": "a"}, "found": {"x": {"t1": 1}}}', "\xff"):
+        path.write_text(damaged, encoding="latin-1")
+        assert len(Measurements(path, {"text": "a"})) == 0
+    Measurements(path, {}).finish()
+    Measurements(path, {}).finish()
+    with pytest.raises(HobbitError, match=r"cannot be kept in .*none/m\.json: No such file"):
+        Measurements(tmp_path / "none/m.json", {}).measured("x", lambda: good)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(12, "12 seconds"), (89.4, "89 seconds"), (600, "10 minutes"), (9000, "2.5 hours")]
+)
+def test_durations_are_for_people(seconds: float, text: str) -> None:
+    assert calibration.duration(seconds) == text
 
 
 def test_one_rule_alone_can_be_fitted(run_pyhobbit: RunPyhobbit, tmp_path: Path) -> None:

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: MIT
+"""Keeps what a calibration has measured, so that one that was stopped goes on where it was."""
+
+import contextlib
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pyhobbit.convert.write import atomic_output
+from pyhobbit.errors import HobbitError
+from pyhobbit.model.tiers import calibration_path
+from pyhobbit.quality.evaluate import Quality
+
+_VERSION = 1
+
+
+class Measurements:
+    """Measured settings by name, in a file beside the model until finish().
+
+    key: what the measurements belong to; those of another model, text or split into chunks are dropped.
+    """
+
+    def __init__(self, path: Path, key: dict[str, Any]) -> None:
+        self.path = path
+        self._key = {"version": _VERSION, **key}
+        self._found: dict[str, dict[str, float]] = {}
+        with contextlib.suppress(
+            OSError, ValueError, KeyError, TypeError
+        ):  # a damaged file is measured again
+            stored = json.loads(path.read_text(encoding="utf-8"))
+            if stored["key"] == self._key:
+                self._found = {name: asdict(Quality(**values)) for name, values in stored["found"].items()}
+
+    @staticmethod
+    def path_of(model: Path) -> Path:
+        """Where those of a model lie."""
+        return calibration_path(model).with_suffix(".partial.json")
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def measured(self, name: str, measure: Callable[[], Quality]) -> Quality:
+        """What an earlier run measured under this name, or what is measured now, which is stored at once."""
+        if name not in self._found:
+            self._keep(name, measure())
+        return Quality(**self._found[name])
+
+    def _keep(self, name: str, quality: Quality) -> None:
+        self._found[name] = asdict(quality)
+        try:
+            with atomic_output(self.path) as temporary:
+                temporary.write_text(json.dumps({"key": self._key, "found": self._found}), encoding="utf-8")
+        except OSError as e:
+            raise HobbitError(f"what was measured cannot be kept in {self.path}: {e.strerror}") from e
+
+    def finish(self) -> None:
+        """Removes the file: the calibration that follows from it is stored."""
+        self.path.unlink(missing_ok=True)
