@@ -188,8 +188,7 @@ class Stats:
         if not cache.selections_cpu:
             return []
         share = cache.selections_cpu / cache.selections
-        predicted = f", layers {cache.measured_s / cache.predicted_s:.2f} times as long as predicted"
-        return [f"{share:.0%} of the experts computed by the CPU" + (predicted if cache.predicted_s else "")]
+        return [f"{share:.0%} of the experts computed by the CPU"]
 
     def _prefetch_summary(self) -> list[str]:
         cache = self.cache

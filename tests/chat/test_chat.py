@@ -348,8 +348,8 @@ def test_a_devices_misses_are_hits_of_host_memory_or_reads() -> None:
 
 
 def test_the_cpus_share_beside_a_device_is_in_the_summary() -> None:
-    summary = _stats(selections_high=8, selections_cpu=2, predicted_s=2, measured_s=3).summary()
-    assert "25% of the experts computed by the CPU, layers 1.50 times as long as predicted; " in summary
+    summary = _stats(selections_high=8, selections_cpu=2).summary()
+    assert "25% of the experts computed by the CPU; " in summary
 
 
 def test_statistics_that_cannot_be_written_leave_nothing(tmp_path: Path) -> None:

@@ -73,10 +73,7 @@ def test_the_logits_are_the_same_whoever_computes_what_is_missing(
     assert stats["misses_high"] > stats["hits_high"]
     assert (stats["selections_cpu"] > 0) == (stats["cpu_s"] > 0) == (mode != "gpu")
     if mode == "cooperative":
-        assert stats["selections_cpu"] > stats["selections_high"] / 2
-    assert 0 < stats["layers_predicted"] <= stats["layers_computed"]
-    assert stats["predicted_s"] > 0
-    assert stats["measured_s"] > 0
+        assert stats["selections_cpu"] > stats["selections_high"] / 4  # the prompt is left to the device
     assert stats["transfer_s"] > 0
 
 
@@ -202,16 +199,12 @@ def test_the_server_counts_what_was_found_where(tiny_gguf: Path, rpc: str, tmp_p
         "bytes_transferred": "transferred_bytes",
         "transfer_s": "transfer_seconds",
         "selections_cpu": "cpu_selections",
-        "selections_split": "split_selections",
         "cpu_s": "cpu_seconds",
-        "layers_predicted": "predicted_layers",
-        "predicted_s": "predicted_seconds",
-        "measured_s": "measured_seconds",
     }.items():
         value = re.search(f"^hobbit_{metric}_total (.*)$", metrics, re.MULTILINE)
         assert value, metric
         assert float(value[1]) == pytest.approx(cache[key]), metric
-    assert min(cache[key] for key in ("transfer_s", "layers_predicted", "predicted_s", "measured_s")) > 0
+    assert cache["transfer_s"] > 0
 
 
 _OPEN = """

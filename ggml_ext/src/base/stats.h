@@ -41,12 +41,7 @@
     SECONDS(compute, "compute_seconds_total", "Time in layers with routed experts, stalls included")                   \
     SECONDS(transfer, "transfer_seconds_total", "Time with uploads to GPUs in flight")                                 \
     COUNT(selections_cpu, "cpu_selections_total", nullptr, "Expert selections that the CPU computed beside a GPU")     \
-    COUNT(selections_split, "split_selections_total", nullptr,                                                         \
-          "Expert selections split between CPU (gate, up) and GPU (down), part of selections_cpu")                     \
-    SECONDS(cpu, "cpu_seconds_total", "Time that the CPU took for its selections, copies included")                    \
-    COUNT(layers_predicted, "predicted_layers_total", nullptr, "Layers beside a GPU whose time was compared")          \
-    SECONDS(predicted, "predicted_seconds_total", "Time that the cost model predicted for these layers")               \
-    SECONDS(measured, "measured_seconds_total", "Time that these layers took")
+    SECONDS(cpu, "cpu_seconds_total", "Time that the CPU took for its selections, copies included")
 
 namespace hobbit {
 

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "cache/expert-cache.h"
 
-#include "device/device-traits.h"
-
 #include <algorithm>
 
 namespace hobbit {
@@ -49,9 +47,16 @@ void expert_cache::forget_evicted() {
     evicted_.clear();
 }
 
+void expert_cache::report_evicted(const expert_term & newcomer) const {
+    for (size_t i = 0; i < evicted_.size() && on_replacement_; i++) {
+        on_replacement_(newcomer, evicted_[i]);
+    }
+}
+
 bool expert_cache::make_resident(expert_id id, tier_id tier) {
-    const bool is_resident  = sets_.insert(id, tier, running_, evicted_);
-    stats_.evictions       += evicted_.size();
+    const bool is_resident = sets_.insert(id, tier, running_, evicted_);
+    report_evicted({ id, terms(tier).back() });
+    stats_.evictions += evicted_.size();
     forget_evicted();
     return is_resident;
 }
@@ -131,7 +136,6 @@ void expert_cache::release(expert_id id, tier_id tier) {
         loader_.abandon(load(id, term));
     }
     sets_.unpin(id, tier);
-    note_whole(id, tier);
     unpin_below();
 }
 
@@ -189,10 +193,13 @@ void expert_cache::cancel_below(expert_id id, term_id term) {
 //
 
 // Pins the term if it is resident, or becomes so by a polite insert; see resident_set.
-bool expert_cache::insert_ahead(expert_id id, term_id term) {
+bool expert_cache::insert_ahead(expert_id id, term_id term, bool is_reported) {
     if (!sets_.set(term).contains(id) &&
         !sets_.insert_term(id, term, running_, resident_set::pressure::polite, evicted_)) {
         return false;
+    }
+    if (is_reported) {
+        report_evicted({ id, term });
     }
     stats_.evictions += evicted_.size();
     forget_evicted();
@@ -210,8 +217,8 @@ bool expert_cache::read_term(expert_id id, term_id term, part_set parts) {
     return true;
 }
 
-bool expert_cache::bring_term(expert_id id, term_id term, part_set parts) {
-    if (!insert_ahead(id, term)) {
+bool expert_cache::copy_term(expert_id id, term_id term, part_set parts, bool is_reported) {
+    if (!insert_ahead(id, term, is_reported)) {
         return false;
     }
     prefetched_.push_back({ id, term });
@@ -221,42 +228,20 @@ bool expert_cache::bring_term(expert_id id, term_id term, part_set parts) {
 
 bool expert_cache::prefetch(expert_id id, term_id term, part_set parts) {
     reap_prefetches();
-    if (!bring_term(id, term, parts)) {
+    if (!copy_term(id, term, parts)) {
         return false;
     }
     protect(id, tier_of(term));
-    if (on_prefetch_) {
-        on_prefetch_({ id, term }, running_);
-    }
     return true;
 }
 
-bool expert_cache::is_worth_bringing(term_id term) {
-    return sets_.set(term).has_free_slot() || ++n_left_out_ % traits_of(place_.device).upload_interval == 0;
-}
-
-void expert_cache::bring(expert_id id, tier_id tier, part_set parts) {
+bool expert_cache::upload(expert_id id, tier_id tier, part_set parts) {
     reap_prefetches();
-    const auto & all = terms(tier);
-    if (prefetched_.empty() && is_worth_bringing(all.back())) { // each term needs the one before
-        (void) std::all_of(all.begin(), all.end(), [&](term_id term) { return bring_term(id, term, parts); });
+    if (!prefetched_.empty()) {
+        return false;
     }
-    for (const term_id term : terms(tier)) {
-        sets_.set_term_in_part(id, term, !is_whole(id, term));
-    }
-}
-
-// Whether all parts of the term are loaded.
-bool expert_cache::is_whole(expert_id id, term_id term) const {
-    return loader_.arrived(load(id, term), index_.layer(id.layer).parts);
-}
-
-void expert_cache::note_whole(expert_id id, tier_id tier) {
-    for (const term_id term : terms(tier)) {
-        if (is_whole(id, term)) {
-            sets_.set_term_in_part(id, term, false);
-        }
-    }
+    const auto & all = terms(tier); // each needs the one before
+    return std::all_of(all.begin(), all.end(), [&](term_id term) { return copy_term(id, term, parts, true); });
 }
 
 void expert_cache::fill(term_id term, const std::vector<expert_id> & experts) {
@@ -266,7 +251,7 @@ void expert_cache::fill(term_id term, const std::vector<expert_id> & experts) {
     for (size_t i = 0; i < experts.size() && has_room(); i++) {
         const expert_id id    = experts[i];
         const part_set  parts = index_.layer(id.layer).parts;
-        if (is_through ? bring_term(id, term, parts) : read_term(id, term, parts)) {
+        if (is_through ? copy_term(id, term, parts) : read_term(id, term, parts)) {
             brought.push_back(id);
         }
     }
@@ -299,7 +284,6 @@ void expert_cache::reap_prefetches() {
 void expert_cache::unpin(const expert_term & e) {
     const auto & all = terms(tier_of(e.term));
     sets_.unpin(e.id, tier_of(e.term));
-    note_whole(e.id, tier_of(e.term));
     std::for_each(all.rbegin(), all.rend(), [&](term_id term) { drop_if_empty(e.id, term); });
 }
 

@@ -106,10 +106,9 @@ class expert_cache {
     // residual's low version is absent.
     bool prefetch(expert_id id, term_id term, part_set parts);
 
-    // Requests an expert for later use, after all demands and without protection. A no-op while another prefetch or
-    // bring is unfinished. If it would evict an expert, only one call in device_traits::upload_interval has an effect.
-    // An expert of which only some parts are loaded is evicted first.
-    void bring(expert_id id, tier_id tier, part_set parts);
+    // Requests an expert for later use, after all demands and without protection. Returns false and changes nothing
+    // while another prefetch or upload is unfinished, or if the policy refuses the expert.
+    bool upload(expert_id id, tier_id tier, part_set parts);
 
     // Requests experts in this order, after all demands, while slots are free. Until they are used, the first ones are
     // evicted last. REQUIRES: for a residual term, the low one was filled before.
@@ -122,13 +121,13 @@ class expert_cache {
     // begun.
     void end_prefetch(layer_id layer);
 
-    // The residency of all experts, as the policies see it.
-    const resident_tiers & residents() const { return sets_; }
+    // REQUIRES: the term has a pool
+    bool has_free_slot(term_id term) const { return sets_.set(term).has_free_slot(); }
 
-    // The listener hears of each prefetched term and of the running layer. An empty function removes it.
-    void set_prefetch_listener(std::function<void(const expert_term & term, layer_id running)> listener) {
-        on_prefetch_ = std::move(listener);
-    }
+    // The listener hears of each term that a demand or upload() evicts for another one. An empty function removes it.
+    using replacement_listener = std::function<void(const expert_term & newcomer, const expert_term & victim)>;
+
+    void set_replacement_listener(replacement_listener listener) { on_replacement_ = std::move(listener); }
 
     //
     // for the cache above, whose next-level cache this is
@@ -172,13 +171,11 @@ class expert_cache {
     bool     pin_below(expert_id id, term_id term, load_urgency urgency);
     void     unpin_below();
     void     cancel_below(expert_id id, term_id term);
-    bool     insert_ahead(expert_id id, term_id term);
-    bool     bring_term(expert_id id, term_id term, part_set parts);
-    bool     is_worth_bringing(term_id term);
+    void     report_evicted(const expert_term & newcomer) const;
+    bool     insert_ahead(expert_id id, term_id term, bool is_reported = false);
+    bool     copy_term(expert_id id, term_id term, part_set parts, bool is_reported = false);
     bool     read_term(expert_id id, term_id term, part_set parts);
     void     drop_if_empty(expert_id id, term_id term);
-    bool     is_whole(expert_id id, term_id term) const;
-    void     note_whole(expert_id id, tier_id tier);
     void     reap_prefetches();
     void     drop_prefetches();
 
@@ -195,10 +192,9 @@ class expert_cache {
     resident_tiers                    sets_;
     per_term<std::vector<load_state>> loads_;          // [term][layer * n_experts + expert], fixed size
     std::vector<expert_term>          prefetched_;     // terms; pinned once each, until loaded or cancelled
-    uint64_t                          n_left_out_ = 0; // calls of bring without effect
     std::vector<expert_term>          staged_;         // terms lent by the cache below, until copied
-    std::function<void(const expert_term &, layer_id)> on_prefetch_; // see set_prefetch_listener
-    std::vector<expert_term>                           evicted_;     // whose load states are to be reset
+    replacement_listener              on_replacement_; // see set_replacement_listener
+    std::vector<expert_term>          evicted_;        // whose load states are to be reset
 };
 
 } // namespace hobbit

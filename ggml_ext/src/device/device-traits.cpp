@@ -14,12 +14,12 @@ namespace hobbit {
 static const device_traits table[] = {
     // a server behind RPC may compute with any of the others, so it gets their bounds
     // backend copies_in   synchronizes spins_on upload_   reads_    load_  counts_in
-    //         _streams    _early       _copies  interval  past_end  width  _32_bits
-    { "CPU",    false,      false,       false,   1,        false,    1,     false },
-    { "CUDA",   true,       false,       true,    1,        true,     8,     true  },
-    { "ROCm",   true,       false,       true,    1,        true,     8,     true  }, // the same sources
-    { "Vulkan", false,      false,       true,    1,        false,    8,     true  },
-    { "RPC",    false,      true,        false,   32,       true,     8,     true  },
+    //         _streams    _early       _copies  share     past_end  width  _32_bits
+    { "CPU",    false,      false,       false,   0.0,      false,    1,     false },
+    { "CUDA",   true,       false,       true,    0.25,     true,     8,     true  },
+    { "ROCm",   true,       false,       true,    0.25,     true,     8,     true  }, // the same sources
+    { "Vulkan", false,      false,       true,    0.25,     false,    8,     true  },
+    { "RPC",    false,      true,        false,   0.05,     true,     8,     true  },
 };
 // clang-format on
 

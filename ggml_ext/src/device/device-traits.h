@@ -23,9 +23,9 @@ struct device_traits {
     // The driver's copying thread spins, so the CPU's threads leave it one core: they would wait for each other.
     bool spins_on_copies;
 
-    // Background uploads wait in the same line as requests to compute. Once the pool is full only one in this many
-    // is made, which is enough for the pool to follow the text.
-    uint32_t upload_interval;
+    // The share of the time that background uploads may take once the pool is full. It is small where they wait in the
+    // same line as requests to compute.
+    double upload_share;
 
     // Kernels read past the end of a matrix and multiply by zero what they find there, which must not be NaN.
     bool reads_past_end;

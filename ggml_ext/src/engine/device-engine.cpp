@@ -4,7 +4,6 @@
 #include "backend/ggml-hobbit.h"
 #include "device/device-traits.h"
 #include "ggml-impl.h"
-#include "offload/latency-probe.h"
 
 #include <algorithm>
 #include <iterator>
@@ -109,14 +108,9 @@ void device_engine::fill(term_id term, const std::vector<expert_id> & most_used)
 // computing
 //
 
-status device_engine::start_sharing(const expert_shapes & kinds) {
-    measured_latencies seeds;
-    const status       s = measure_latencies(kinds, device_, shared_.transfer_memory, seeds);
-    if (s.ok()) {
-        const cost_model costs(seeds.kinds, seeds.transfer_per_byte, shared_.config.mode);
-        share_ = std::make_unique<cpu_share>(shared_.index, cache_, *shared_.host, kinds, costs, shared_.counters);
-    }
-    return s;
+void device_engine::start_sharing(const expert_shapes & kinds) {
+    share_ = std::make_unique<cpu_share>(shared_.index, cache_, *shared_.host, kinds, traits_of(device_).upload_share,
+                                         shared_.config.mode, shared_.counters);
 }
 
 void device_engine::start(prefetcher * prefetcher, run_state & run) {

@@ -31,8 +31,6 @@ struct shared_parts {
     loader &             reads;
     stats &              counters;
     expert_cache *       host; // below all of them; null: the one place is in host memory itself
-
-    ggml_backend_buffer_type_t transfer_memory; // see find_pinned_memory
 };
 
 // One of the devices that compute a model's experts, with what is there: the pools of the layers that it is given, and
@@ -73,9 +71,8 @@ class device_engine {
     // REQUIRES: the device has memory of its own
     device_memory memory(uint64_t rows, const pool_demand & host) const;
 
-    // Measures what the CPU's share of the layers is decided by. The kinds must outlive the place.
-    // REQUIRES: before allocate; there is a host cache
-    status start_sharing(const expert_shapes & kinds);
+    // Gives the CPU a share of the layers. The kinds must outlive the place. REQUIRES: there is a host cache
+    void start_sharing(const expert_shapes & kinds);
 
     status allocate(const pool_slots & slots, cache_policy & policy);
 

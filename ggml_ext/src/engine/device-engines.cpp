@@ -22,7 +22,7 @@ device_engines::device_engines(split_runner * runner, const std::vector<ggml_bac
         host_          = std::make_unique<expert_cache>(index, loader, host_stats_, in_host);
     }
     for (ggml_backend_dev_t device : devices) {
-        const shared_parts shared = { index, config, loader, stats, host_.get(), transfer_memory };
+        const shared_parts shared = { index, config, loader, stats, host_.get() };
         places_.push_back(std::make_unique<device_engine>(runner, device, shared));
     }
 }
@@ -128,12 +128,16 @@ status device_engines::start_sharing(const pool_slots & host_slots) {
                    : status::error("hobbit.mode=cooperative computes experts in host memory, which has no room for "
                                    "them: give a larger --memory");
     }
-    kinds_.emplace(index_);
-    status s;
-    for (size_t i = 0; i < places_.size() && s.ok(); i++) {
-        s = places_[i]->n_layers() > 0 ? places_[i]->start_sharing(*kinds_) : status();
+    if (config_.mode == compute_mode::gpu) {
+        return {};
     }
-    return s;
+    kinds_.emplace(index_);
+    for (const auto & place : places_) {
+        if (place->n_layers() > 0) {
+            place->start_sharing(*kinds_);
+        }
+    }
+    return {};
 }
 
 status device_engines::allocate_pools(const memory_plan & plan, cache_policy & policy) {
@@ -169,7 +173,6 @@ status device_engines::allocate_pools(const memory_plan & plan, cache_policy & p
 status device_engines::allocate(other_memory other, uint32_t n_batch, cache_policy & policy) {
     memory_plan plan;
     HOBBIT_TRY(host_ ? plan_devices(other, n_batch, plan) : plan_host(other, n_batch, plan));
-    // measures with memory that the pools take then
     HOBBIT_TRY(host_ ? start_sharing(plan.n_host_slots) : status());
     return allocate_pools(plan, policy);
 }

@@ -43,8 +43,8 @@ class device_engines {
     status set_router(uint32_t block, const ggml_tensor * weight, const ggml_tensor * bias,
                       const ggml_tensor * selection_bias, hobbit_gating gating);
 
-    // Plans and allocates all pools, and measures what the CPU's share of the layers is decided by. `other` is what the
-    // host holds beside what the places take.
+    // Plans and allocates all pools, and gives the CPU its share of the layers. `other` is what the host holds beside
+    // what the places take.
     status allocate(other_memory other, uint32_t n_batch, cache_policy & policy);
 
     // Begins to fill the pools. REQUIRES: allocated. What the executors share must outlive the object.

@@ -42,8 +42,8 @@ status expert_stream::clear_share(const stage & st, inner_graph & inner) {
 // the CPU's share
 //
 
-bool expert_stream::is_on_cpu(const planned_use & use, const stage & st) const {
-    return share_ && share_->computes(use, st.parts);
+bool expert_stream::is_on_cpu(const planned_use & use) const {
+    return share_ && share_->computes(use);
 }
 
 // The device runs what was added while the CPU computes some of its rows.
@@ -92,7 +92,7 @@ expert_stream::work expert_stream::begin(const stage & st, const running_layer &
         return std::find(w.todo.begin(), end, use) != end;
     };
     for (const planned_use & use : layer.plan.uses) {
-        if (!is_on_cpu(use, st) && !is_pinned(&use)) {
+        if (!is_on_cpu(use) && !is_pinned(&use)) {
             w.todo.push_back(&use);
         }
     }
@@ -137,7 +137,7 @@ status expert_stream::begin_rest(const work & w) {
     const layer_id layer = w.layer.routing.layer;
     const part_set rest  = index_.layer(layer).parts - w.layer.done;
     const auto &   uses  = w.layer.plan.uses;
-    const auto     here  = [&](const planned_use & use) { return !is_on_cpu(use, w.st); };
+    const auto     here  = [&](const planned_use & use) { return !is_on_cpu(use); };
     const bool     all =
         w.layer.done == w.st.parts && ptrdiff_t(w.todo.size()) == std::count_if(uses.begin(), uses.end(), here);
     for (const part_id part : rest) {
@@ -150,17 +150,14 @@ status expert_stream::begin_rest(const work & w) {
                               : status();
 }
 
-// Waits until at least one of the pinned experts has arrived, computes all that have, with the rows that the CPU hands
-// over, and takes them out of the work. They stay pinned for later stages, or are released if slots are short.
+// Waits until at least one of the pinned experts has arrived, computes all that have, and takes them out of the work.
+// They stay pinned for later stages, or are released if slots are short.
 status expert_stream::run_arrived(work & w, bool slots_are_short) {
     inner_graph & inner       = w.on.device;
-    const auto    is_begun    = [&](const planned_use * use) { return share_ && share_->is_split(*use); };
-    const auto    has_arrived = [&](const planned_use * use) {
-        return cache_.arrived(use->id, use->tier, w.st.parts) && !(is_begun(use) && share_->is_due_to_hand_over());
-    };
-    const auto end      = w.todo.begin() + ptrdiff_t(w.n_pinned);
-    const auto none_has = [&] { return std::none_of(w.todo.begin(), end, has_arrived); };
-    status     s;
+    const auto    has_arrived = [&](const planned_use * use) { return cache_.arrived(use->id, use->tier, w.st.parts); };
+    const auto    end         = w.todo.begin() + ptrdiff_t(w.n_pinned);
+    const auto    none_has    = [&] { return std::none_of(w.todo.begin(), end, has_arrived); };
+    status        s;
     while (s.ok() && is_share_due() && none_has()) {
         s = compute_share(w.on);
     }
@@ -177,11 +174,7 @@ status expert_stream::run_arrived(work & w, bool slots_are_short) {
     w.todo.erase(w.todo.begin(), first_missing);
     w.n_pinned -= arrived.size();
     held_.insert(held_.end(), arrived.begin(), arrived.end());
-    if (std::any_of(arrived.begin(), arrived.end(), is_begun) && share_->has_rows_to_hand_over()) {
-        s = inner.compute();
-        s = s.ok() ? share_->hand_over(inner) : s;
-    }
-    s = s.ok() ? add_products(w, arrived) : s;
+    s = add_products(w, arrived);
     if (s.ok() && slots_are_short) {
         stats_.waves++;
         s = inner.compute();

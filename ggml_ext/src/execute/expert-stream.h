@@ -73,7 +73,7 @@ class expert_stream {
     };
 
     bool   is_share_due() const { return share_ && share_->is_due(); }
-    bool   is_on_cpu(const planned_use & use, const stage & st) const;
+    bool   is_on_cpu(const planned_use & use) const;
     status compute_share(const inner_graphs & on);
     status clear_share(const stage & st, inner_graph & inner);
     work   begin(const stage & st, const running_layer & layer, const inner_graphs & on);

@@ -209,7 +209,7 @@ status moe_executor::end_layer(const ggml_tensor * output, const inner_graphs & 
         prefetcher_->end_layer(layer_.routing.layer);
     }
     if (share_) {
-        share_->end_layer(output, on.device, *on.cpu);
+        share_->end_layer(on.device);
     }
     return s;
 }

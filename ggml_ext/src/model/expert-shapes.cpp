@@ -27,14 +27,6 @@ size_t expert_shape::bytes() const {
                            [](size_t sum, const expert_matrix & m) { return sum + m.bytes(); });
 }
 
-double expert_shape::down() const {
-    const size_t of_down =
-        std::accumulate(matrices.begin(), matrices.end(), size_t(0), [](size_t sum, const expert_matrix & m) {
-            return sum + (m.part == part_id::down ? m.bytes() : 0);
-        });
-    return double(of_down) / double(bytes());
-}
-
 expert_shape expert_shapes::describe(const expert_index & index, expert_id id, tier_id tier) {
     const layer_shape & layer = index.layer(id.layer);
     expert_shape        kind;

@@ -31,7 +31,6 @@ struct expert_shape {
     std::vector<expert_matrix> matrices;
 
     size_t bytes() const;
-    double down() const; // the last product's share of the bytes
 };
 
 // The kinds of a model's experts, numbered. Constant.

@@ -91,54 +91,51 @@ bool cpu_rows::can_share(const layer_section & section, const layer_routing & ro
 // copies of what the section reads
 //
 
-void section_inputs::fetch(const ggml_tensor * tensor) {
-    if (!has(tensor)) {
-        std::vector<char> & copy = copies_[tensor];
-        copy.resize(ggml_nbytes(tensor));
-        ggml_backend_tensor_get(tensor, copy.data(), 0, copy.size());
+void cpu_rows::fetch(const ggml_tensor * input) {
+    if (inputs_.count(input) == 0) {
+        std::vector<char> & copy = inputs_[input];
+        copy.resize(ggml_nbytes(input));
+        ggml_backend_tensor_get(input, copy.data(), 0, copy.size());
     }
 }
 
-void cpu_rows::begin(const layer_section & section, int end, const layer_routing & routing,
+void cpu_rows::begin(const layer_section & section, const layer_routing & routing,
                      const std::vector<const planned_use *> & uses) {
-    section_ = section;
+    nodes_   = nodes_of(section);
     routing_ = &routing;
     uses_.clear();
     rows_.clear();
+    inputs_.clear();
     next_use_ = 0;
     next_row_ = 0;
     for (const planned_use * use : uses) {
         uses_.push_back(*use);
         rows_.insert(rows_.end(), use->selections.begin(), use->selections.end());
     }
-    find_results(end);
-    section_.end                                 = end;
-    const std::vector<const ggml_tensor *> nodes = nodes_of(section_);
-    for (const ggml_tensor * node : nodes) {
+    find_results();
+    for (const ggml_tensor * node : nodes_) {
         for (size_t i = 0; i < n_row_sources(node); i++) {
             const ggml_tensor * source = row_source(node, i);
-            if (std::find(nodes.begin(), nodes.end(), root_of(source)) == nodes.end()) {
-                inputs_.fetch(source);
+            if (std::find(nodes_.begin(), nodes_.end(), root_of(source)) == nodes_.end()) {
+                fetch(source);
             }
         }
         if (node->op == GGML_OP_ADD_ID) {
-            inputs_.fetch(node->src[1]);
+            fetch(node->src[1]);
         }
     }
 }
 
-void cpu_rows::find_results(int end) {
+// What no later operation of the section reads.
+void cpu_rows::find_results() {
     results_.clear();
-    const std::vector<const ggml_tensor *> all    = nodes_of(section_);
-    const size_t                           n_made = nodes_of({ section_.graph, section_.first, end }).size();
-    for (size_t made = 0; made < n_made; made++) {
-        const auto is_it = [&](const ggml_tensor * source) { return source && root_of(source) == root_of(all[made]); };
-        size_t     last  = made; // that reads it
-        for (size_t n = made + 1; n < all.size(); n++) {
-            last = std::any_of(all[n]->src, all[n]->src + GGML_MAX_SRC, is_it) ? n : last;
-        }
-        if (last == made || last >= n_made) {
-            results_.push_back({ all[made], std::vector<float>(rows_.size() * size_t(all[made]->ne[0])) });
+    for (auto made = nodes_.begin(); made != nodes_.end(); made++) {
+        const auto is_it = [&](const ggml_tensor * source) { return source && root_of(source) == root_of(*made); };
+        const auto reads = [&](const ggml_tensor * node) {
+            return std::any_of(node->src, node->src + GGML_MAX_SRC, is_it);
+        };
+        if (std::none_of(made + 1, nodes_.end(), reads)) {
+            results_.push_back({ *made, std::vector<float>(rows_.size() * size_t((*made)->ne[0])) });
         }
     }
 }
@@ -170,13 +167,12 @@ status cpu_rows::compute_next(inner_graph & cpu) {
 }
 
 status cpu_rows::compute(const piece & p, inner_graph & cpu) {
-    const std::vector<const ggml_tensor *> nodes = nodes_of(section_);
-    const size_t                           size  = (TENSORS_PER_NODE * nodes.size() + 1) * ggml_tensor_overhead();
+    const size_t size = (TENSORS_PER_NODE * nodes_.size() + 1) * ggml_tensor_overhead();
     copies_.clear();
     ctx_.reset(ggml_init({ size, nullptr, /* .no_alloc = */ true }));
     experts_ = ggml_new_tensor_2d(ctx_.get(), GGML_TYPE_I32, 1, int64_t(p.n_rows));
     std::vector<ggml_tensor *> repeated;
-    for (const ggml_tensor * node : nodes) {
+    for (const ggml_tensor * node : nodes_) {
         repeated.push_back(repeat(node, p));
     }
     const ggml_backend_buffer_ptr memory(
@@ -191,7 +187,7 @@ status cpu_rows::compute(const piece & p, inner_graph & cpu) {
         experts[i] = routing_->experts[size_t(rows_[p.first_row + i])];
     }
     for (const auto & [outer, copy] : copies_) {
-        if (inputs_.has(outer) && !copy->view_src && copy->data != inputs_.at(outer).data()) {
+        if (inputs_.count(outer) > 0 && !copy->view_src && copy->data != inputs_.at(outer).data()) {
             fill(outer, copy, p);
         }
     }

@@ -22,43 +22,22 @@ struct layer_section {
     int           end;
 };
 
-// Host copies of the outer graph's tensors that a section reads.
-//
-// Thread-safety: none.
-class section_inputs {
-  public:
-    // Copies the tensor, unless a copy exists. REQUIRES: the device has computed it.
-    void fetch(const ggml_tensor * tensor);
-
-    bool has(const ggml_tensor * tensor) const { return copies_.count(tensor) > 0; }
-
-    // REQUIRES: has(tensor)
-    std::vector<char> & at(const ggml_tensor * tensor) { return copies_.at(tensor); }
-
-    void clear() { copies_.clear(); }
-
-  private:
-    std::map<const ggml_tensor *, std::vector<char>> copies_;
-};
-
 // The rows of a layer that the CPU computes from experts in host memory. The outer graph's operations are repeated on
 // these rows alone, which are contiguous in host memory. Inputs are copied to host memory. Of the results, only tensors
-// that are read later are copied back.
+// that nothing in the section reads are copied back.
 //
 // Thread-safety: none.
 class cpu_rows {
   public:
-    // All must outlive the object; the cache is in host memory. `inputs` are cleared between sections.
-    cpu_rows(const expert_index & index, const expert_cache & cache, section_inputs & inputs) :
-        index_(index), products_(index, cache), inputs_(inputs) {}
+    // Both must outlive the object; the cache is in host memory.
+    cpu_rows(const expert_index & index, const expert_cache & cache) : index_(index), products_(index, cache) {}
 
     // Whether the rows of every tensor that the section computes are independent of each other.
     static bool can_share(const layer_section & section, const layer_routing & routing);
 
-    // Selects the section's nodes before number `end` of the graph, and copies their inputs. REQUIRES: can_share, and
-    // the device has computed the section's inputs. The uses belong to the layer. Uses and routing must live until
-    // copy_back.
-    void begin(const layer_section & section, int end, const layer_routing & routing,
+    // Copies the section's inputs. REQUIRES: can_share, and the device has computed these inputs. The uses belong to
+    // the layer. Routing must live until copy_back.
+    void begin(const layer_section & section, const layer_routing & routing,
                const std::vector<const planned_use *> & uses);
 
     // Experts that are computed together: the uses [first, end) of begin(), and their rows.
@@ -91,7 +70,8 @@ class cpu_rows {
         std::vector<float>  values; // [row][ne0], in the order of rows_
     };
 
-    void                     find_results(int end);
+    void                     fetch(const ggml_tensor * input);
+    void                     find_results();
     status                   compute(const piece & p, inner_graph & cpu);
     ggml_tensor *            repeat(const ggml_tensor * node, const piece & p);
     ggml_tensor *            rows_of(const ggml_tensor * outer, const piece & p);
@@ -104,14 +84,15 @@ class cpu_rows {
     const expert_index & index_;
     const expert_matmuls products_;
 
-    layer_section            section_ = {}; // only the nodes to compute
-    const layer_routing *    routing_ = nullptr;
-    std::vector<planned_use> uses_;
-    size_t                   next_use_ = 0;
-    size_t                   next_row_ = 0;
-    std::vector<int32_t>     rows_; // of the outer tensors, in the order of uses_
-    std::vector<result>      results_;
-    section_inputs &         inputs_;
+    std::vector<const ggml_tensor *> nodes_; // of the section, without no-ops
+    const layer_routing *            routing_ = nullptr;
+    std::vector<planned_use>         uses_;
+    size_t                           next_use_ = 0;
+    size_t                           next_row_ = 0;
+    std::vector<int32_t>             rows_; // of the outer tensors, in the order of uses_
+    std::vector<result>              results_;
+
+    std::map<const ggml_tensor *, std::vector<char>> inputs_; // host copies
 
     // the tensors of the current piece
     ggml_context_ptr                             ctx_;

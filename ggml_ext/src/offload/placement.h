@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include "offload/latency-means.h"
+#include "offload/upload-gain.h"
+
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -9,69 +13,73 @@ namespace hobbit {
 // What happens on a miss of the device's cache.
 enum class compute_mode {
     gpu,         // the expert is uploaded
-    cooperative, // the CPU computes the expert
-    automatic,   // the faster one, for this layer and later ones
-};
-
-// Who computes an expert of a layer.
-enum class computed_by : uint8_t {
-    device,
-    cpu,   // from weights in host memory
-    split, // the CPU computes gate and up, the device computes down from the CPU's rows
-};
-
-// Who computes which expert of a layer: Twiddler's Algorithm 1, extended to a CPU and a device that work in parallel.
-//
-// The cost model. For one layer and batch each expert runs once, for all of its tokens:
-//   on the CPU     it takes cpu_start + cpu_per_token * n_tokens;
-//   on the device  it takes `device`, the same for all experts of a kind. A miss takes `transfer` on the link before.
-// The CPU, the device and the link each work on one expert at a time. Of a split expert the device and the link have
-// the share `down` and the CPU has the rest. All three work in parallel, and the device still has to compute the last
-// expert that was uploaded or handed over. A layer takes
-//   max(sum on the CPU + the longest `device` of a split expert,
-//       sum on the device,
-//       sum on the link + the longest `device` of an uploaded expert)
-// The first term is slightly too long: the CPU starts with split experts. Reads from disk are the same in all cases and
-// are left out. Example: cpu 0.8 ms, device 0.2 ms, transfer 0.5 ms, three misses. With one expert on the CPU the layer
-// takes max(0.8, 0.4, 1.2) = 1.2 ms; without, 1.7 ms.
-//
-// An expert that the CPU computes bypasses the device's cache. Later tokens may miss it there, which costs `bypass`.
-
-// Seconds for an expert of one kind: of one type and shape. None is negative.
-struct expert_costs {
-    double cpu_start;
-    double cpu_per_token;
-    double device;
-    double transfer;
-    double down   = 0.0; // the last product's share of work and bytes; 0: the expert cannot be split
-    double bypass = 0.0; // expected later cost of not uploading the expert
-
-    double cpu(uint32_t n_tokens) const { return cpu_start + cpu_per_token * n_tokens; }
-
-    bool can_split() const { return down > 0.0 && down < 1.0; }
+    cooperative, // the CPU computes the expert; in a prompt it is uploaded
+    automatic,   // the faster one
 };
 
 // An expert that a layer needs.
 struct expert_work {
     uint32_t kind;
-    uint32_t n_tokens;
+    uint32_t n_rows;
     bool     is_present; // on the device
 };
 
-using placed_experts = std::vector<computed_by>;
+using cpu_experts = std::vector<bool>; // [expert] whether the CPU computes it
 
-// The time of the layer under this placement.
-double layer_seconds(const std::vector<expert_costs> & costs, const std::vector<expert_work> & work,
-                     const placed_experts & placed);
+// Decides who computes the missing experts of a layer, and when experts are uploaded in the background. In automatic
+// mode the CPU computes a missing expert at once, unless it takes longer than uploading it and computing it on the
+// device:
+//   cpu + saved > upload + device, where saved = half of the further hits of an upload * (cpu - device)
+// An expert that is uploaded serves later tokens too. Half of that counts, because the background brings some of these
+// experts in any case. Example: cpu 1.2 ms, device 0.1 ms, upload 2 ms. The CPU computes the expert if an upload serves
+// 1 further use (1.2 + 0.55 < 2.1), and it is uploaded if an upload serves 2 (1.2 + 1.1 > 2.1).
+//
+// Times are running means of what was measured, 0 before the first sample. A mean of the CPU that grew old is measured
+// again with one expert. The device's time is measured now and then, because the CPU waits for it then.
+//
+// Background uploads take at most `upload_share` of the time, so that tokens do not wait for them.
+//
+// Thread-safety: none. Pure: no clock.
+class placement {
+  public:
+    // kind_bytes: [kind] of an upload
+    placement(const std::vector<size_t> & kind_bytes, double upload_share, compute_mode mode);
 
-// The expected later time that this placement causes.
-double bypass_seconds(const std::vector<expert_costs> & costs, const std::vector<expert_work> & work,
-                      const placed_experts & placed);
+    // Places the experts of a layer that computes so many tokens. Experts present on the device stay there, and in
+    // cooperative mode all experts of a prompt.
+    cpu_experts place(const std::vector<expert_work> & work, int64_t n_tokens);
 
-// The placement that minimises layer_seconds + bypass_seconds. Experts present on the device stay there. With may_split
-// at most one expert is split, to balance what whole experts leave uneven. Within a kind the CPU gets the experts with
-// the fewest tokens, then comes the split one. So only one number per kind is searched, which is exact and fast.
-placed_experts place_experts(const std::vector<expert_costs> & costs, const std::vector<expert_work> & work,
-                             bool may_split);
+    // Whether the layer that was placed last should be measured; see device_took.
+    bool measures_device() const { return measures_device_; }
+
+    // Samples: the time of the CPU's experts, of the device's without uploads, and of an upload of so many bytes.
+    void cpu_took(const std::vector<expert_work> & work, const cpu_experts & on_cpu, double seconds);
+    void device_took(const std::vector<expert_work> & work, const cpu_experts & on_cpu, double seconds);
+    void link_took(double bytes, double seconds);
+
+    upload_gain & gain() { return gain_; }
+
+    // So much time has passed. Time that no upload used is not saved up.
+    void pass(double seconds);
+
+    // Whether an upload may begin in the background; it has begun.
+    bool may_upload() const { return credit_ >= 0.0; }
+    void begin_upload(uint32_t kind) { credit_ -= upload_seconds(kind); }
+
+  private:
+    double upload_seconds(uint32_t kind) const { return seconds_per_byte_ * double(kind_bytes_[kind]); }
+    bool   is_faster_on_cpu(const expert_work & w) const;
+
+    const std::vector<size_t> kind_bytes_;
+    const double              upload_share_;
+    const compute_mode        mode_;
+    latency_means             cpu_;
+    latency_means             device_;
+    double                    seconds_per_byte_ = 0.0; // of the link
+    upload_gain               gain_;
+    double                    credit_          = 0.0; // seconds of the link; negative: not yet earned
+    uint32_t                  n_placed_        = 0;
+    bool                      measures_device_ = false;
+};
 
 } // namespace hobbit

@@ -12,6 +12,9 @@ namespace hobbit {
 // at position -1.
 class batch_info {
   public:
+    // A batch of more tokens counts as part of a prompt.
+    static constexpr int64_t max_generated = 16;
+
     void begin(uint32_t n_tokens, const int32_t * sequences, const int32_t * positions, const int8_t * outputs);
 
     // A token's place.

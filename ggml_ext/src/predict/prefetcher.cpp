@@ -10,9 +10,6 @@
 
 namespace hobbit {
 
-// A batch of more tokens counts as part of a prompt.
-static constexpr int64_t MAX_GENERATED = 16;
-
 prefetcher::prefetcher(const expert_index & index, const std::vector<layer_place> & places, uint32_t n_ahead,
                        std::unique_ptr<precision_rule> rule, const sequence_thresholds & thresholds,
                        const batch_info & batch, stats & stats) :
@@ -59,7 +56,7 @@ void prefetcher::on_routing(const layer_routing & routing) {
 
 void prefetcher::begin_pass(const layer_routing & routing) {
     in_pass_       = true;
-    is_prompt_     = routing.n_tokens > MAX_GENERATED;
+    is_prompt_     = routing.n_tokens > batch_info::max_generated;
     pass_          = {};
     begun_         = clock::now();
     demand_before_ = stats_.disk_demand_ns;

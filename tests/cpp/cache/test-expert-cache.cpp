@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "fixtures/cache-fixture.h"
 #include "fixtures/fake-reader.h"
-#include "offload/bypass-estimate.h"
 
 #include <algorithm>
 #include <list>
@@ -181,46 +180,38 @@ TEST_CASE("an error of reading reaches wait, and everything may be released") {
     c.cache.release({ 0, 0 }, tier_id::high);
 }
 
-// Of an expert that is there in part the rest is asked for: it stays behind, comes, or is dropped before it is read.
-TEST_CASE("an expert of which only a part is there goes first, until the rest has come") {
-    enum class rest { stays, comes, is_dropped };
-    for (const rest how : { rest::stays, rest::comes, rest::is_dropped }) {
-        CAPTURE(int(how));
-        opened_model          m;
-        cache_of<fake_reader> c(m);
-        c.allocate(term_id::high, 3);
-        const expert_id whole   = { 0, 0 };
-        const expert_id in_part = { 0, 1 };
-        const expert_id other   = { 1, 0 };
-        c.reader.let(4);
-        c.load(whole, tier_id::high);
-        REQUIRE(c.cache.acquire(in_part, tier_id::high));
-        c.cache.request(in_part, tier_id::high, DOWN);
-        REQUIRE(c.cache.wait(in_part, tier_id::high, DOWN).ok());
-        c.cache.release(in_part, tier_id::high);
-        if (how != rest::comes) { // something is on its way
-            REQUIRE(c.cache.prefetch(other, term_id::high, ALL));
-            c.reader.wait_begun(5);
-        }
-        if (how == rest::is_dropped) {
-            REQUIRE(c.cache.prefetch(in_part, term_id::high, ALL));
-        }
-        c.cache.bring(in_part, tier_id::high, ALL);
-        CHECK(c.cache.holds(in_part, tier_id::high, ALL) == (how != rest::stays));
-        if (how == rest::is_dropped) {
-            c.cache.end_prefetch(in_part.layer);
-        }
-        c.reader.open_gate();
-        if (how == rest::comes) {
-            c.load(other, tier_id::high);
-            REQUIRE(c.cache.acquire(in_part, tier_id::high));
-            REQUIRE(c.cache.wait(in_part, tier_id::high, ALL).ok());
-            c.cache.release(in_part, tier_id::high);
-        }
-        c.load({ 1, 1 }, tier_id::high);
-        CHECK(c.cache.holds(whole, tier_id::high, ALL) == (how != rest::comes));
-        CHECK(c.cache.holds(in_part, tier_id::high, ALL) == (how == rest::comes));
-    }
+TEST_CASE("one expert at a time is uploaded for later, and who loses a slot to it or to a demand is reported") {
+    opened_model          m;
+    cache_of<fake_reader> c(m);
+    c.allocate(term_id::high, 2);
+    std::vector<std::pair<expert_id, expert_id>> replaced;
+    c.cache.set_replacement_listener([&](const expert_term & newcomer, const expert_term & victim) {
+        replaced.push_back({ newcomer.id, victim.id });
+    });
+    const expert_id a = { 0, 0 };
+    const expert_id b = { 0, 1 };
+    const expert_id d = { 1, 0 };
+    const expert_id e = { 1, 1 };
+    c.reader.let(6);
+    c.load(a, tier_id::high);
+    c.load(b, tier_id::high);
+    CHECK(replaced.empty()); // slots were free
+    CHECK_FALSE(c.cache.has_free_slot(term_id::high));
+    REQUIRE(c.cache.upload(d, tier_id::high, ALL));
+    CHECK_FALSE(c.cache.upload(e, tier_id::high, ALL)); // the first one is on its way
+    CHECK(replaced == std::vector<std::pair<expert_id, expert_id>>{ { d, a } });
+    c.reader.open_gate();
+    REQUIRE(c.cache.acquire(d, tier_id::high));
+    REQUIRE(c.cache.wait(d, tier_id::high, ALL).ok());
+    c.cache.release(d, tier_id::high);
+    REQUIRE(c.cache.prefetch(e, term_id::high, ALL)); // for b
+    CHECK(replaced.size() == 1);
+    REQUIRE(c.cache.acquire(e, tier_id::high));
+    REQUIRE(c.cache.wait(e, tier_id::high, ALL).ok());
+    c.cache.release(e, tier_id::high);
+    c.load(a, tier_id::high);
+    CHECK(replaced == std::vector<std::pair<expert_id, expert_id>>{ { d, a }, { a, d } });
+    c.cache.set_replacement_listener(nullptr);
 }
 
 //
@@ -328,27 +319,6 @@ TEST_CASE("what was not read of a prefetch when its layer has run never is, and 
     c.load({ 0, 0 }, tier_id::high);
     CHECK(c.reader.begun().size() == 4);
     CHECK(c.counters.evictions == 0);
-}
-
-TEST_CASE("what was prefetched does not speak for bypassing the pool") {
-    opened_model          m;
-    cache_of<fake_reader> c(m);
-    c.reader.open_gate();
-    c.allocate(term_id::high, 8);
-    bypass_estimate bypasses(c.cache.residents());
-    c.cache.set_prefetch_listener(
-        [&](const expert_term & term, layer_id running) { bypasses.prefetched(term, running); });
-    const tier_expert again = { { 0, 0 }, tier_id::high };
-    for (int i = 0; i < 20; i++) {
-        bypasses.begin_layer(0, { { again, true } });
-        bypasses.bypassed(again);
-    }
-    CHECK(bypasses.further_misses() > 0.9);
-    for (uint32_t expert = 1; expert < 4; expert++) {
-        REQUIRE(c.cache.prefetch({ 0, expert }, term_id::high, ALL));
-        bypasses.begin_layer(0, { { { { 0, expert }, tier_id::high }, false } });
-    }
-    CHECK(bypasses.further_misses() > 0.9);
 }
 
 TEST_CASE("free slots are filled in order, and the first ones stay longest") {

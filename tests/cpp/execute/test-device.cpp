@@ -8,7 +8,6 @@
 #include "fixtures/rpc-device.h"
 #include "ggml-backend-impl.h"
 #include "graph/lazy-backend.h"
-#include "offload/latency-probe.h"
 
 #include <set>
 #include <string>
@@ -162,15 +161,16 @@ TEST_CASE("a type that the device does not know is an error before anything is c
     made.iface.supports_op          = [](ggml_backend_dev_t, const ggml_tensor * op) {
         return op->op != GGML_OP_MUL_MAT_ID || op->src[0]->type != GGML_TYPE_Q4_0;
     };
-    made.iface.init_backend = [](ggml_backend_dev_t, const char * params) {
-        return ggml_backend_dev_init(device(), params);
-    };
-    const model_on_disk m; // high F16, low Q4_0
-    const expert_shapes kinds(m.index);
-    measured_latencies  found;
-    CHECK(measure_latencies(kinds, &made, ggml_backend_cpu_buffer_type(), found).message() ==
-          std::string(ggml_backend_dev_name(&made)) + " cannot multiply by experts in q4_0: choose another device");
-    CHECK(measure_latencies(kinds, device(), ggml_backend_cpu_buffer_type(), found).ok());
+    const model_on_disk    m; // high F16, low Q4_0
+    slot_layout::bank_plan plan;
+    for (const term_id term : TERMS) {
+        slot_layout  layout(m.index, term, &made, ggml_backend_dev_buffer_type(device()));
+        const status s = layout.plan_banks(4, plan);
+        CHECK(s.ok() == (term == term_id::high));
+        CHECK((s.ok() || s.message() == ggml_backend_dev_name(&made) +
+                                            std::string(" cannot multiply by the low-precision experts (q4_0): choose "
+                                                        "another device")));
+    }
 }
 
 static ggml_backend_buffer_type small_buffers;

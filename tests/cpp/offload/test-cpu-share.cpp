@@ -28,14 +28,16 @@ TEST_CASE("what the CPU computes of a layer is what the device would, whatever t
     const model_on_disk m;
     for (const uint32_t n_slots : { 16u, 3u, 1u }) {
         engine e = cooperative(m, n_slots);
-        for (const int64_t n_tokens : { 1, 2, 37, 100 }) {
+        for (const int64_t n_tokens : { 1, 2, 16, 17, 100 }) {
             for (layer_id layer = 0; layer < 2; layer++) {
                 CAPTURE(n_slots);
                 CAPTURE(n_tokens);
                 const layer_input input  = random_input(m.shape, n_tokens, unsigned(n_tokens));
                 const uint64_t    before = e.counters.selections_cpu;
                 CHECK(e.compute(m, input, layer) == stock(m, input, tier_id::high, layer));
-                CHECK((e.counters.selections_cpu > before || n_slots == 16));
+                if (n_slots < 16) { // a prompt is left to the device
+                    CHECK((e.counters.selections_cpu > before) == (n_tokens <= 16));
+                }
             }
         }
         CHECK(e.counters.selections_cpu > 0);
@@ -43,7 +45,7 @@ TEST_CASE("what the CPU computes of a layer is what the device would, whatever t
     }
 }
 
-TEST_CASE("modes: the CPU has nothing, what is missing, or what the cost model gives it") {
+TEST_CASE("modes: the CPU has nothing, what is missing, or what the placement gives it") {
     const model_on_disk m;
     const layer_input   input = random_input(m.shape, 5, 3);
     engine              none  = cooperative(m, 8, 0, {}, compute_mode::gpu);
@@ -56,15 +58,12 @@ TEST_CASE("modes: the CPU has nothing, what is missing, or what the cost model g
     CHECK(all.counters.hits[tier_id::high] == 0);
 
     engine some = cooperative(m, 3, 0, {}, compute_mode::automatic);
-    for (unsigned i = 0; i < 40; i++) {
+    for (unsigned i = 0; i < 100; i++) {
         const layer_input other = random_input(m.shape, 1 + i % 5, i);
         CHECK(some.compute(m, other, layer_id(i % 2)) == stock(m, other, tier_id::high, layer_id(i % 2)));
     }
     CHECK(some.counters.selections_cpu > 0);
     CHECK(some.counters.selections_cpu < n_selections(some));
-    CHECK(some.counters.layers_predicted > 0);
-    CHECK(some.counters.predicted_ns > 0);
-    CHECK(some.counters.measured_ns > 0);
 }
 
 TEST_CASE("what the CPU has computed comes to the device, one expert at a time, and then stays with it") {
@@ -81,38 +80,6 @@ TEST_CASE("what the CPU has computed comes to the device, one expert at a time, 
     }
     CHECK(e.counters.selections_cpu == before);
     CHECK(e.counters.bytes_transferred > 0);
-}
-
-TEST_CASE("behind a connection few of those come that another expert would have to go for") {
-    const model_on_disk m;
-    engine              e = cooperative(m, 2); // of the layer's experts
-    for (int i = 0; i < 200; i++) {
-        e.compute(m, random_input(m.shape, 1, i));
-        std::this_thread::sleep_for(std::chrono::milliseconds(1)); // until what was brought is there
-    }
-    CHECK(e.cache.n_slots(term_id::high) == 2);
-    CHECK(e.counters.evictions > 0);
-    CHECK(e.counters.evictions * 10 < e.counters.selections_cpu);
-}
-
-// Experts come twice each, two at a time. They are so large that the link takes longer for two than the CPU for one.
-TEST_CASE("what is missed again, since the CPU has computed it, is noticed where there is a choice") {
-    moe_model shape = model_on_disk::small();
-    shape.n_layers  = 1;
-    shape.n_embd    = 1024;
-    shape.n_ff      = 512;
-    const model_on_disk m(shape);
-    layer_input         input = random_input(m.shape, 1, 9);
-    for (const compute_mode mode : { compute_mode::automatic, compute_mode::cooperative }) {
-        engine e    = cooperative(m, 2, 0, {}, mode);
-        double most = 0.0;
-        for (int i = 0; i < 100; i++) {
-            input.ids = { i / 2 % 4 * 2, i / 2 % 4 * 2 + 1 };
-            e.compute(m, input);
-            most = std::max(most, e.share->further_misses());
-        }
-        CHECK((most > 0.2) == (mode == compute_mode::automatic));
-    }
 }
 
 TEST_CASE("low precision is computed in low precision, a residual is added") {
@@ -139,7 +106,7 @@ TEST_CASE("experts of one tier may have types of their own") {
     const model_on_disk m = model_on_disk::with_mixed_types();
     engine              on_cpu(m, 8, 2, score_thresholds{ 0.0, 1.0 });
     engine              e = cooperative(m, 8, 2, { 0.0, 1.0 });
-    for (const int64_t n_tokens : { 1, 21 }) {
+    for (const int64_t n_tokens : { 1, 11 }) {
         CAPTURE(n_tokens);
         const layer_input input = random_input(m.shape, n_tokens, 17);
         CHECK(e.compute(m, input) == on_cpu.compute(m, input));

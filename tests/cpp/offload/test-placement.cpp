@@ -1,5 +1,9 @@
 // SPDX-License-Identifier: MIT
+//
+// The rule's decisions, by hand, and simulated runs: durations are those of a machine that is known, no clock is read.
 #include "offload/placement.h"
+
+#include "policy/cache-policy.h"
 
 #include <algorithm>
 #include <doctest/doctest.h>
@@ -7,151 +11,345 @@
 
 using namespace hobbit;
 
-static constexpr computed_by DEVICE = computed_by::device;
-static constexpr computed_by CPU    = computed_by::cpu;
-static constexpr computed_by SPLIT  = computed_by::split;
+static const cpu_experts NONE = { false };
+static const cpu_experts CPU  = { true };
 
-static size_t count(const placed_experts & placed, computed_by by) {
-    return size_t(std::count(placed.begin(), placed.end(), by));
+static const std::vector<expert_work> ONE     = { { 0, 1, false } };
+static const std::vector<expert_work> PRESENT = { { 0, 1, true } };
+
+// An expert takes so long on the CPU, on the device and on the link.
+static placement with(double cpu, double device, double upload, compute_mode mode = compute_mode::automatic) {
+    placement p({ 1000 }, 0.25, mode);
+    p.cpu_took(ONE, CPU, cpu);
+    p.device_took(PRESENT, NONE, device);
+    p.link_took(2000, 2.0 * upload);
+    return p;
 }
 
-// Now and later.
-static double seconds_of(const std::vector<expert_costs> & costs, const std::vector<expert_work> & work,
-                         const placed_experts & placed) {
-    return layer_seconds(costs, work, placed) + bypass_seconds(costs, work, placed);
-}
-
-// Of all ways to share what is missing, with at most so many experts split.
-static double brute_force(const std::vector<expert_costs> & costs, const std::vector<expert_work> & work,
-                          size_t most_split) {
-    double         best = -1.0;
-    placed_experts placed(work.size(), DEVICE);
-    const auto     try_from = [&](size_t i, const auto & self) -> void {
-        if (i == work.size()) {
-            const double seconds = seconds_of(costs, work, placed);
-            best                 = best < 0.0 || seconds < best ? seconds : best;
-            return;
+// Uploads that serve so many further uses each.
+static void add_uploads(placement & p, uint32_t further_uses) {
+    for (uint32_t i = 0; i < 300; i++) {
+        p.gain().replaced({ { 0, i }, term_id::high }, { { 1, i }, term_id::high });
+        for (uint32_t n = 0; n < further_uses; n++) {
+            p.gain().used({ { 0, i }, term_id::high });
         }
-        for (const computed_by by : { DEVICE, CPU, SPLIT }) {
-            const bool can_split = costs[work[i].kind].can_split() && count(placed, SPLIT) < most_split;
-            if (by == DEVICE || (!work[i].is_present && (by == CPU || can_split))) {
-                placed[i] = by;
-                self(i + 1, self);
+    }
+}
+
+TEST_CASE("the CPU computes a missing expert where it takes no longer than upload and device") {
+    CHECK(with(1.0, 0.25, 1.0).place(ONE, 1) == CPU);
+    CHECK(with(1.25, 0.25, 1.0).place(ONE, 1) == CPU);
+    CHECK(with(1.5, 0.25, 1.0).place(ONE, 1) == NONE);
+    CHECK(with(1.0, 0.25, 1.0).place(PRESENT, 1) == NONE);
+}
+
+TEST_CASE("half of an upload's further hits count, as the CPU's time less the device's") {
+    for (const uint32_t uses : { 1u, 2u }) { // 1.2 + 0.55 and 1.2 + 1.1 beside 2.1
+        placement p = with(1.2, 0.1, 2.0);
+        add_uploads(p, uses);
+        CHECK(p.place(ONE, 1) == (uses == 1 ? CPU : NONE));
+    }
+    placement slow_device = with(1.2, 1.2, 2.0);
+    add_uploads(slow_device, 100);
+    CHECK(slow_device.place(ONE, 1) == CPU);
+}
+
+TEST_CASE("each expert is placed by its own kind and rows, all of a layer by the same rule") {
+    placement p({ 1000, 4000 }, 0.25, compute_mode::automatic);
+    p.cpu_took({ { 0, 1, false } }, CPU, 2.0);
+    p.cpu_took({ { 0, 8, false } }, CPU, 4.0);
+    p.cpu_took({ { 1, 1, false } }, CPU, 2.0);
+    p.link_took(1000, 3.0);
+    const std::vector<expert_work> work = { { 0, 1, false }, { 0, 8, false }, { 0, 1, true },
+                                            { 1, 4, false }, { 1, 8, false }, { 0, 1, false } };
+    CHECK(p.place(work, 1) == cpu_experts{ true, false, false, true, false, true }); // 2, 4 by 3; 8, 16 by 12
+}
+
+TEST_CASE("without samples the CPU computes, and its first sample counts") {
+    placement p({ 1000 }, 0.25, compute_mode::automatic);
+    CHECK(p.place(ONE, 1) == CPU);
+    p.cpu_took(ONE, CPU, 1.0);
+    p.link_took(1000, 0.5);
+    CHECK(p.place(ONE, 1) == NONE);
+}
+
+TEST_CASE("gpu leaves everything to the device, cooperative what is there and prompts") {
+    const std::vector<expert_work> work        = { { 0, 1, true }, { 0, 90, false } };
+    placement                      gpu         = with(0.0, 1.0, 1.0, compute_mode::gpu);
+    placement                      cooperative = with(9.0, 0.0, 0.0, compute_mode::cooperative);
+    CHECK(gpu.place(work, 1) == cpu_experts{ false, false });
+    CHECK(cooperative.place(work, 1) == cpu_experts{ false, true });
+    CHECK(cooperative.place(work, 16) == cpu_experts{ false, true });
+    CHECK(cooperative.place(work, 17) == cpu_experts{ false, false });
+    CHECK(with(1.0, 0.25, 1.0).place(ONE, 17) == CPU); // the rule places a prompt's experts too
+}
+
+TEST_CASE("a CPU that is not used is measured again with one expert, after 1024 others") {
+    placement                      p = with(9.0, 0.0, 1.0);
+    const std::vector<expert_work> two(2, { 0, 1, false });
+    for (int i = 0; i < 511; i++) {
+        CHECK(p.place(two, 1) == cpu_experts{ false, false });
+    }
+    CHECK(p.place(two, 1) == cpu_experts{ false, true });
+    p.cpu_took(two, { false, true }, 0.5); // it has become faster
+    CHECK(p.place(two, 1) == cpu_experts{ true, true });
+}
+
+TEST_CASE("the device is measured once in 64 layers without uploads that it has a part of") {
+    placement                      p    = with(1.0, 0.0, 2.0);
+    const std::vector<expert_work> both = { { 0, 1, true }, { 0, 1, false } };
+    int                            n    = 0;
+    for (int i = 0; i < 128; i++) {
+        p.place(ONE, 1);
+        CHECK_FALSE(p.measures_device());
+        p.place(both, 1);
+        n += p.measures_device();
+    }
+    CHECK(n == 2);
+    placement uploads = with(9.0, 0.0, 1.0);
+    uploads.place(both, 1);
+    CHECK_FALSE(uploads.measures_device());
+}
+
+TEST_CASE("background uploads take a quarter of the time") {
+    placement p = with(1.0, 0.0, 2.0);
+    CHECK(p.may_upload());
+    p.begin_upload(0);
+    p.pass(7.9);
+    CHECK_FALSE(p.may_upload());
+    p.pass(0.1);
+    CHECK(p.may_upload());
+    p.pass(1000.0); // is not saved up
+    p.begin_upload(0);
+    CHECK_FALSE(p.may_upload());
+}
+
+//
+// simulated runs
+//
+
+// What an expert of 8 MiB, and one of 4 MiB, really takes.
+struct machine {
+    double cpu;              // milliseconds for a token of the larger one
+    double device   = 0.0;   // of a further token, by the CPU's
+    bool   one_core = false; // CPU, device and link take turns
+
+    static constexpr double per_byte = 1.0 / 4e9;
+    static constexpr size_t bytes[2] = { 8 << 20, 4 << 20 };
+
+    placement rule(compute_mode mode) const { return { { bytes[0], bytes[1] }, 0.25, mode }; }
+
+    double on_cpu(const expert_work & w) const { return cpu * (0.1e-3 + (w.kind ? 0.6e-3 : 1e-3) * w.n_rows); }
+
+    double on_device(const expert_work & w) const {
+        return w.kind ? 0.04e-3 + 0.6e-3 * cpu * device * w.n_rows : 0.05e-3 + 1e-3 * cpu * device * w.n_rows;
+    }
+
+    // Computes a layer as it was placed, and tells the rule what it took.
+    double run(placement & rule, const std::vector<expert_work> & work, const cpu_experts & by) const {
+        double here  = 0.0;
+        double there = 0.0;
+        double link  = 0.0;
+        double last  = 0.0; // uploaded, and then to be computed
+        for (size_t i = 0; i < work.size(); i++) {
+            const expert_work & w  = work[i];
+            here                  += by[i] ? on_cpu(w) : 0.0;
+            there                 += by[i] ? 0.0 : on_device(w);
+            if (!by[i] && !w.is_present) {
+                link += double(bytes[w.kind]) * per_byte;
+                last  = std::max(last, on_device(w));
             }
-            placed[i] = DEVICE;
         }
-    };
-    try_from(0, try_from);
-    return best;
+        if (here > 0.0) {
+            rule.cpu_took(work, by, here);
+        }
+        if (rule.measures_device()) {
+            rule.device_took(work, by, there);
+        }
+        if (link > 0.0) {
+            rule.link_took(link / per_byte, link);
+        }
+        const double took = one_core ? here + there + link : std::max({ here, there, link + last });
+        rule.pass(took);
+        return took;
+    }
+};
+
+static constexpr compute_mode MODES[] = { compute_mode::gpu, compute_mode::cooperative, compute_mode::automatic };
+
+TEST_CASE("automatic is within 10 percent of the better of the other two where hits are given") {
+    for (const double cpu : { 0.1, 0.5, 2.0, 40.0 }) {
+        for (const double device : { 0.0, 0.5 }) {
+            for (const bool one_core : { false, true }) {
+                CAPTURE(cpu);
+                CAPTURE(device);
+                CAPTURE(one_core);
+                const machine m = { cpu, device, one_core };
+                double        took[3];
+                for (const compute_mode mode : MODES) {
+                    std::mt19937 random(5);
+                    placement    rule = m.rule(mode);
+                    rule.link_took(1e9, 1e9 * machine::per_byte); // by background uploads
+                    took[int(mode)] = 0.0;
+                    for (int i = 0; i < 20000; i++) {
+                        std::vector<expert_work> work;
+                        for (int e = 0; e < 8; e++) {
+                            work.push_back({ uint32_t(random() % 2), 1 + uint32_t(random() % 3), random() % 2 == 0 });
+                        }
+                        took[int(mode)] += m.run(rule, work, rule.place(work, 3));
+                    }
+                }
+                const double best = std::min(took[int(compute_mode::gpu)], took[int(compute_mode::cooperative)]);
+                CHECK(took[int(compute_mode::automatic)] < 1.1 * best);
+            }
+        }
+    }
 }
 
-TEST_CASE("the placement is the best of all") {
-    std::mt19937 random(1);
-    const auto   uniform = [&](double least, double most) {
-        return least + (most - least) * double(random() % 1000) / 1000.0;
-    };
-    size_t n_shared = 0;
-    size_t n_split  = 0;
-    for (int i = 0; i < 4500; i++) {
-        CAPTURE(i);
-        std::vector<expert_costs> costs;
-        const size_t              n_kinds = 1 + random() % 4;
-        for (size_t k = 0; k < n_kinds; k++) {
-            const double device = random() % 3 == 0 ? uniform(0, 20) : uniform(0, 1); // may be the slowest of all
-            const double down   = random() % 4 == 0 ? 0.0 : uniform(0, 1);
-            const double bypass = i % 3 == 0 ? uniform(0, 5) : 0.0;
-            costs.push_back({ uniform(0, 5), uniform(0, 2), device, uniform(0, 10), down, bypass });
+// A text uses of each layer's experts a few for a while.
+struct text {
+    static constexpr uint32_t n_layers  = 8;
+    static constexpr uint32_t n_experts = 64;
+    static constexpr uint32_t n_used    = 4;
+
+    size_t       n_in_use; // of each layer
+    double       new_ones; // per layer and token
+    std::mt19937 random{ 11 };
+
+    std::vector<std::vector<uint32_t>> in_use{ n_layers }; // [layer]
+
+    std::vector<uint32_t> next(layer_id layer) {
+        std::vector<uint32_t> & experts = in_use[layer];
+        for (uint32_t e = 0; experts.size() < n_in_use; e++) {
+            experts.push_back(e);
         }
+        experts.resize(n_in_use);
+        std::shuffle(experts.begin(), experts.end(), random);
+        const uint32_t other = uint32_t(random() % n_experts);
+        if (double(random() % 1000) < 1000.0 * new_ones &&
+            std::find(experts.begin(), experts.end(), other) == experts.end()) {
+            experts.back() = other;
+        }
+        return { experts.begin(), experts.begin() + n_used };
+    }
+};
+
+// The device's pool, and what places experts there or elsewhere.
+struct simulated_engine {
+    const machine &          m;
+    placement                rule;
+    const bool               counts_hits;
+    cache_policy             policy;
+    resident_tiers           pools{ terms_of(tier_kind::complete) };
+    std::vector<expert_term> evicted = {};
+
+    simulated_engine(const machine & hardware, compute_mode mode, uint32_t n_slots, bool counts_further_hits = true) :
+        m(hardware), rule(m.rule(mode)), counts_hits(counts_further_hits) {
+        pools.add(term_id::high, resident_set(text::n_layers, text::n_experts, term_id::high, n_slots, 0, policy));
+    }
+
+    // Seconds that so many tokens take.
+    double run(text & t, uint32_t n_tokens) {
+        double took = 0.0;
+        for (uint32_t i = 0; i < n_tokens * text::n_layers; i++) {
+            const layer_id layer(i % text::n_layers);
+            took += run_layer(layer, t.next(layer));
+        }
+        return took;
+    }
+
+    void insert(const expert_id & id) {
+        evicted.clear();
+        pools.insert(id, tier_id::high, id.layer, evicted);
+        for (size_t i = 0; i < evicted.size() && counts_hits; i++) {
+            rule.gain().replaced({ id, term_id::high }, evicted[i]);
+        }
+    }
+
+    double run_layer(layer_id layer, const std::vector<uint32_t> & experts) {
         std::vector<expert_work> work;
-        const size_t             n_experts = random() % 9;
-        for (size_t e = 0; e < n_experts; e++) {
-            const uint32_t n_tokens = 1 + (i % 2 ? 0 : uint32_t(random() % 20));
-            work.push_back({ uint32_t(random() % n_kinds), n_tokens, random() % 4 == 0 });
+        for (const uint32_t e : experts) {
+            work.push_back({ 0, 1, pools.contains({ layer, e }, tier_id::high) });
+            rule.gain().used({ { layer, e }, term_id::high });
         }
-        for (const size_t most_split : { 0, 1 }) {
-            const placed_experts placed = place_experts(costs, work, most_split > 0);
-            REQUIRE(placed.size() == work.size());
-            for (size_t e = 0; e < work.size(); e++) {
-                CHECK((placed[e] == DEVICE || !work[e].is_present));
+        const cpu_experts by   = rule.place(work, 1);
+        const double      took = m.run(rule, work, by);
+        for (size_t i = 0; i < experts.size(); i++) {
+            if (!by[i] && !work[i].is_present) {
+                insert({ layer, experts[i] });
             }
-            CHECK(count(placed, SPLIT) <= most_split);
-            CHECK(seconds_of(costs, work, placed) == doctest::Approx(brute_force(costs, work, most_split)));
-            n_shared += count(placed, CPU) > 0 && count(placed, CPU) < work.size();
-            n_split  += count(placed, SPLIT);
+        }
+        for (size_t i = 0; i < experts.size(); i++) {
+            if (by[i]) {
+                upload({ layer, experts[i] });
+            } else if (pools.contains({ layer, experts[i] }, tier_id::high)) {
+                pools.touch({ layer, experts[i] }, tier_id::high);
+            }
+        }
+        return took;
+    }
+
+    // In the background.
+    void upload(const expert_id & id) {
+        const bool is_free = pools.set(term_id::high).has_free_slot();
+        if (is_free || rule.may_upload()) {
+            insert(id);
+            if (!is_free) {
+                rule.begin_upload(0);
+            }
+            rule.link_took(double(machine::bytes[0]), double(machine::bytes[0]) * machine::per_byte);
         }
     }
-    CHECK(n_shared > 2000); // both ends are not all there is
-    CHECK(n_split > 500);
+};
+
+TEST_CASE("automatic is within 10 percent of the better of the other two where uploads serve later tokens") {
+    int n_better_gpu = 0;
+    for (const double cpu : { 0.5, 0.9, 1.2, 1.7, 3.0 }) { // milliseconds; the link takes 2.1
+        for (const uint32_t n_slots : { 32u, 64u, 160u }) {
+            for (const text & t : { text{ 12, 0.05 }, text{ 12, 0.5 }, text{ 32, 0.2 } }) {
+                CAPTURE(cpu);
+                CAPTURE(n_slots);
+                CAPTURE(t.n_in_use);
+                CAPTURE(t.new_ones);
+                const machine m = { cpu };
+                double        took[3];
+                for (const compute_mode mode : MODES) {
+                    text own        = t;
+                    took[int(mode)] = simulated_engine(m, mode, n_slots).run(own, 1500);
+                }
+                const double gpu         = took[int(compute_mode::gpu)];
+                const double cooperative = took[int(compute_mode::cooperative)];
+                CHECK(took[int(compute_mode::automatic)] < 1.1 * std::min(gpu, cooperative));
+                n_better_gpu += gpu < cooperative;
+            }
+        }
+    }
+    CHECK(n_better_gpu > 10);
+    CHECK(n_better_gpu < 35);
 }
 
-TEST_CASE("a layer takes what the slowest of CPU, device and link takes") {
-    const std::vector<expert_costs> costs = { { 1.0, 0.5, 0.25, 4.0 }, { 2.0, 1.0, 0.5, 8.0 } };
-    const std::vector<expert_work>  work  = { { 0, 3, true }, { 0, 2, false }, { 1, 4, false }, { 1, 1, false } };
-    CHECK(layer_seconds(costs, work, { DEVICE, CPU, CPU, CPU }) == 2.0 + 6.0 + 3.0);
-    CHECK(layer_seconds(costs, work, { DEVICE, CPU, DEVICE, DEVICE }) == 16.0 + 0.5);
-    CHECK(layer_seconds(costs, work, { DEVICE, DEVICE, CPU, DEVICE }) == 12.0 + 0.5);
-    CHECK(layer_seconds({ { 0.0, 0.0, 5.0, 1.0 } }, { { 0, 1, true }, { 0, 1, false } }, { DEVICE, DEVICE }) == 10.0);
-}
-
-TEST_CASE("of an expert that is split the CPU has all but the last product") {
-    const std::vector<expert_costs> fast_link = { { 1.0, 2.0, 0.5, 4.0, 0.25 } };
-    const std::vector<expert_costs> slow_link = { { 1.0, 2.0, 0.5, 40.0, 0.25 } };
-    const std::vector<expert_work>  work      = { { 0, 1, false }, { 0, 1, false } };
-    CHECK(layer_seconds(fast_link, work, { SPLIT, CPU }) == 0.75 * 3.0 + 3.0 + 0.125);
-    CHECK(layer_seconds(slow_link, work, { SPLIT, CPU }) == 10.0 + 0.125);
-    CHECK(layer_seconds(slow_link, work, { SPLIT, DEVICE }) == 50.0 + 0.5);
-}
-
-TEST_CASE("an expert that is missing alone is split where CPU and link are about as fast") {
-    const auto placed = [](double cpu, double transfer) {
-        return place_experts({ { 0.0, cpu, 0.1, transfer, 1.0 / 3.0 } }, { { 0, 1, true }, { 0, 1, false } }, true);
+TEST_CASE("without the further hits automatic would take twice as long as gpu where a text stays with its experts") {
+    const machine m     = { 1.7 };
+    const auto    after = [&](compute_mode mode, bool counts_hits) {
+        text t = { 12, 0.5 };
+        return simulated_engine(m, mode, 160, counts_hits).run(t, 1500);
     };
-    CHECK(placed(3.0, 4.0) == placed_experts{ DEVICE, SPLIT });
-    CHECK(placed(3.0, 10.0) == placed_experts{ DEVICE, CPU });
-    CHECK(placed(10.0, 4.0) == placed_experts{ DEVICE, DEVICE });
+    const double gpu = after(compute_mode::gpu, true);
+    CHECK(after(compute_mode::automatic, false) > 2.0 * gpu);
+    CHECK(after(compute_mode::automatic, true) < 1.1 * gpu);
 }
 
-TEST_CASE("what bypasses the device costs something later, for each expert") {
-    const std::vector<expert_costs> costs = { { 0.0, 2.0, 0.0, 3.0, 0.5, 1.5 } };
-    const std::vector<expert_work>  work  = { { 0, 1, true }, { 0, 1, false }, { 0, 1, false } };
-    CHECK(bypass_seconds(costs, work, { DEVICE, DEVICE, DEVICE }) == 0.0);
-    CHECK(bypass_seconds(costs, work, { DEVICE, CPU, SPLIT }) == 3.0);
-    CHECK(place_experts(costs, { { 0, 1, false } }, false) == placed_experts{ DEVICE }); // 3 rather than 2 and 1.5
-    CHECK(place_experts(costs, work, false) == placed_experts{ DEVICE, CPU, DEVICE });   // 3 + 1.5 rather than 6
-}
-
-TEST_CASE("experts with few tokens go to the CPU, those with many to the device") {
-    const std::vector<expert_costs> costs = { { 0.5, 1.0, 0.1, 4.0 } };
-    const std::vector<expert_work>  work  = { { 0, 50, false }, { 0, 1, false }, { 0, 2, false }, { 0, 40, false } };
-    CHECK(place_experts(costs, work, true) == placed_experts{ DEVICE, CPU, CPU, DEVICE });
-}
-
-TEST_CASE("half of what is missing is computed while the other half is on its way") {
-    const std::vector<expert_costs> costs = { { 0.0, 2.0, 0.0, 2.0 } };
-    const std::vector<expert_work>  work(8, { 0, 1, false });
-    CHECK(count(place_experts(costs, work, true), CPU) == 4);
-}
-
-TEST_CASE("what is present stays with the device, nothing is placed for nothing") {
-    const std::vector<expert_costs> costs = { { 0.0, 0.001, 10.0, 10.0 } };
-    CHECK(place_experts(costs, std::vector<expert_work>(3, { 0, 1, true }), true) == placed_experts(3, DEVICE));
-    CHECK(place_experts(costs, {}, true).empty());
-}
-
-TEST_CASE("a prompt's 128 experts of three kinds are placed") {
-    const std::vector<expert_costs> costs = { { 0.2, 0.10, 0.01, 1.0, 0.3 },
-                                              { 0.1, 0.05, 0.01, 0.5, 0.3 },
-                                              { 0.1, 0.07, 0.01, 0.7, 0.3 } };
-    std::mt19937                    random(2);
-    std::vector<expert_work>        work;
-    for (uint32_t e = 0; e < 128; e++) {
-        work.push_back({ e % 3, 1 + uint32_t(random() % 64), false });
-    }
-    const placed_experts placed  = place_experts(costs, work, true);
-    const double         seconds = layer_seconds(costs, work, placed);
-    for (size_t e = 0; e < work.size(); e++) { // no single change is better
-        placed_experts other = placed;
-        other[e]             = other[e] == CPU ? DEVICE : CPU;
-        CHECK(layer_seconds(costs, work, other) >= doctest::Approx(seconds));
-    }
+TEST_CASE("what an upload gains is learnt anew when the text becomes another one") {
+    const machine m     = { 1.2 };
+    const text    few   = { 12, 0.05 };
+    const text    many  = { 48, 1.0 };
+    const auto    after = [&](const text & first, const text & second) {
+        simulated_engine e(m, compute_mode::automatic, 120);
+        text             before = first;
+        text             then   = second;
+        e.run(before, 1000);
+        return e.run(then, 1000);
+    };
+    CHECK(after(few, many) < 1.1 * after(many, many));
+    CHECK(after(many, few) < 1.15 * after(few, few)); // of which the first uploads take 0.09
 }
