@@ -12,7 +12,7 @@ resident_set::resident_set(uint32_t n_layers, uint32_t n_experts, term_id term, 
     n_experts_(n_experts),
     n_slots_(n_slots),
     quota_(quota),
-    order_(policy.make_pool(term, n_slots)),
+    policy_(policy.make_pool(term, n_slots)),
     entries_(size_t(n_layers) * n_experts),
     held_(n_layers, 0) {
     for (uint32_t slot = n_slots; slot > 0; slot--) {
@@ -24,8 +24,7 @@ bool resident_set::insert(expert_id id, layer_id running, pressure how, expert_i
     GGML_ASSERT(!contains(id));
     if (free_.empty()) {
         expert_id victim;
-        if (!pick_victim(id.layer, running, how, victim) ||
-            (how == pressure::polite && !order_.policy->admits(id, victim))) {
+        if (!pick_victim(id.layer, running, how, victim) || (how == pressure::polite && !policy_->admits(id, victim))) {
             return false;
         }
         erase(victim);
@@ -39,7 +38,7 @@ bool resident_set::insert(expert_id id, layer_id running, pressure how, expert_i
     free_.pop_back();
     residents_.push_back(id);
     held_[id.layer]++;
-    order_.policy->on_insert(id);
+    policy_->on_insert(id);
     return true;
 }
 
@@ -49,7 +48,7 @@ static constexpr uint32_t PROTECTED = 8;
 // When the expert may be evicted for one of `layer`: a lower number earlier.
 uint32_t resident_set::order_of(expert_id id, const entry & e, layer_id layer) const {
     const bool keeps_quota = id.layer != layer && held_[id.layer] <= quota_;
-    return (e.is_protected ? PROTECTED : 0) + (e.is_duplicate ? DUPLICATE : 1 + 2 * !e.is_in_part + keeps_quota);
+    return (e.is_protected ? PROTECTED : 0) + (e.is_duplicate ? DUPLICATE : 1 + keeps_quota);
 }
 
 bool resident_set::pick_victim(layer_id layer, layer_id running, pressure how, expert_id & victim) {
@@ -73,8 +72,7 @@ bool resident_set::pick_victim(layer_id layer, layer_id running, pressure how, e
         return false;
     }
     const bool are_duplicates = first % PROTECTED == DUPLICATE;
-    victim                    = are_duplicates ? order_.policy->most_valuable(candidates_, running)
-                                               : order_.policy->victim(candidates_, running);
+    victim = are_duplicates ? policy_->most_valuable(candidates_, running) : policy_->victim(candidates_, running);
     return true;
 }
 
@@ -87,14 +85,14 @@ void resident_set::erase(expert_id id) {
     free_.push_back(e.slot);
     held_[id.layer]--;
     e = {};
-    order_.policy->on_evict(id);
+    policy_->on_evict(id);
 }
 
 void resident_set::touch(expert_id id) {
     entry & e = find(id);
     e.touched = ++clock_;
     if (e.is_used) {
-        order_.policy->on_hit(id);
+        policy_->on_hit(id);
     }
     e.is_used = true;
 }
@@ -103,17 +101,6 @@ void resident_set::unpin(expert_id id) {
     entry & e = find(id);
     GGML_ASSERT(e.pins > 0);
     n_pinned_ -= --e.pins == 0;
-}
-
-void resident_set::drop_marks() {
-    for (const expert_id & id : residents_) {
-        entry & e      = find(id);
-        e.pins         = 0;
-        e.is_protected = false;
-        e.is_duplicate = false;
-        e.is_in_part   = false;
-    }
-    n_pinned_ = 0;
 }
 
 uint32_t even_quota(uint32_t n_slots, uint32_t n_layers, uint32_t n_used) {

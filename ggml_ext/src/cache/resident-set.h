@@ -17,13 +17,10 @@ namespace hobbit {
 //   pinned     any number of times: it is never evicted;
 //   protected  a prediction says that it will be used: it is evicted only if no other expert can be;
 //   duplicate  the pool is exclusive and a cache above holds the expert too: it is evicted before others, and the most
-//              valuable duplicate first, because that one stays in the cache above longest;
-//   partial    only some of its matrices are loaded: it is evicted before complete experts.
+//              valuable duplicate first, because that one stays in the cache above longest.
 // In addition each layer has a quota: while it holds no more experts than that, other layers evict from layers above
 // their quota first. Without quotas, a pool smaller than one token's cycle through all layers never hits. The policy
 // chooses among the experts that are equal in all of this.
-//
-// A copy has a state of its own, its policy's included.
 //
 // Thread-safety: none.
 class resident_set {
@@ -46,7 +43,6 @@ class resident_set {
     uint32_t slot(expert_id id) const { return find(id).slot; }
     bool     is_pinned(expert_id id) const { return find(id).pins > 0; }
     bool     is_protected(expert_id id) const { return find(id).is_protected; }
-    bool     is_in_part(expert_id id) const { return find(id).is_in_part; }
 
     // Which experts an insert may evict.
     enum class pressure {
@@ -70,10 +66,6 @@ class resident_set {
     void unpin(expert_id id);
     void set_protected(expert_id id, bool on) { find(id).is_protected = on; }
     void set_duplicate(expert_id id, bool on) { find(id).is_duplicate = on; }
-    void set_in_part(expert_id id, bool on) { find(id).is_in_part = on; }
-
-    // Removes all pins, protection and marks, for a copy that is used on its own.
-    void drop_marks();
 
     const std::vector<expert_id> & residents() const { return residents_; } // in no order
 
@@ -84,19 +76,8 @@ class resident_set {
         uint32_t pins         = 0;
         bool     is_protected = false;
         bool     is_duplicate = false;
-        bool     is_in_part   = false;
         bool     is_used      = false; // since the insert
         uint64_t touched      = 0;
-    };
-
-    struct owned_policy {
-        explicit owned_policy(std::unique_ptr<pool_policy> p) : policy(std::move(p)) {}
-
-        owned_policy(const owned_policy & other) : policy(other.policy->clone()) {}
-
-        owned_policy(owned_policy &&) = default;
-
-        std::unique_ptr<pool_policy> policy;
     };
 
     const entry & find(expert_id id) const { return entries_[size_t(id.layer) * n_experts_ + id.expert]; }
@@ -105,10 +86,10 @@ class resident_set {
     uint32_t order_of(expert_id id, const entry & e, layer_id layer) const;
     bool     pick_victim(layer_id layer, layer_id running, pressure how, expert_id & victim);
 
-    const uint32_t n_experts_;
-    const uint32_t n_slots_;
-    const uint32_t quota_;
-    owned_policy   order_;
+    const uint32_t               n_experts_;
+    const uint32_t               n_slots_;
+    const uint32_t               quota_;
+    std::unique_ptr<pool_policy> policy_;
 
     std::vector<entry>     entries_; // [layer * n_experts + expert]
     std::vector<expert_id> residents_;

@@ -69,20 +69,6 @@ void resident_tiers::set_duplicate(expert_id id, tier_id tier, bool on) {
     }
 }
 
-void resident_tiers::set_term_in_part(expert_id id, term_id term, bool on) {
-    if (sets_[term]->contains(id)) {
-        sets_[term]->set_in_part(id, on);
-    }
-}
-
-void resident_tiers::drop_marks() {
-    for (std::optional<resident_set> & set : sets_) {
-        if (set) {
-            set->drop_marks();
-        }
-    }
-}
-
 void resident_tiers::end_protection(layer_id layer, uint32_t n_experts) {
     for (std::optional<resident_set> & set : sets_) {
         for (uint32_t e = 0; set && e < n_experts; e++) {

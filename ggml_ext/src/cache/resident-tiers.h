@@ -10,12 +10,6 @@
 
 namespace hobbit {
 
-// An expert in a tier.
-struct tier_expert {
-    expert_id id;
-    tier_id   tier;
-};
-
 // A term of an expert, in its pool.
 struct expert_term {
     expert_id id;
@@ -74,12 +68,6 @@ class resident_tiers {
 
     // For those of the expert's terms that are resident.
     void set_duplicate(expert_id id, tier_id tier, bool on);
-
-    // Of a term, if it is resident.
-    void set_term_in_part(expert_id id, term_id term, bool on);
-
-    // For a copy that goes its own way; see resident_set.
-    void drop_marks();
 
     // Of a whole layer.
     void end_protection(layer_id layer, uint32_t n_experts);

@@ -13,8 +13,6 @@ class scored_pool : public pool_policy {
   public:
     scored_pool(cache_policy & policy, term_id term) : policy_(policy), term_(term) {}
 
-    std::unique_ptr<pool_policy> clone() const override { return std::make_unique<scored_pool>(*this); }
-
     double value(expert_id id, layer_id running) override { return policy_.value(id, term_, running); }
 
   private:

@@ -50,9 +50,6 @@ class pool_policy {
   public:
     virtual ~pool_policy() = default;
 
-    // For a copy of the pool, which then changes independently.
-    virtual std::unique_ptr<pool_policy> clone() const = 0;
-
     virtual void on_insert(expert_id) {}
 
     virtual void on_hit(expert_id) {}

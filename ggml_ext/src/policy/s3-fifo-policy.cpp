@@ -19,8 +19,6 @@ class s3_fifo_pool : public pool_policy {
         n_ghosts_(n_slots - n_small_),
         experts_(options.n_all()) {}
 
-    std::unique_ptr<pool_policy> clone() const override { return std::make_unique<s3_fifo_pool>(*this); }
-
     void on_insert(expert_id id) override {
         expert &   e        = find(id);
         const bool is_ghost = e.ghost > 0 && e.ghost + n_ghosts_ > n_evicted_;

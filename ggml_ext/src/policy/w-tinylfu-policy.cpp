@@ -24,8 +24,6 @@ class w_tinylfu_pool : public pool_policy {
         n_protected_((n_slots - n_window_) * 4 / 5),
         experts_(options.n_all()) {}
 
-    std::unique_ptr<pool_policy> clone() const override { return std::make_unique<w_tinylfu_pool>(*this); }
-
     void on_insert(expert_id id) override {
         count_use(id);
         move(id, WINDOW);

@@ -11,6 +11,11 @@
 
 using namespace hobbit;
 
+struct tier_expert {
+    expert_id id;
+    tier_id   tier;
+};
+
 static constexpr uint32_t N_EXPERTS = 8;
 
 struct tiers {

@@ -67,8 +67,6 @@ class recording_pool : public pool_policy {
   public:
     explicit recording_pool(std::string & calls) : calls_(calls) {}
 
-    std::unique_ptr<pool_policy> clone() const override { return std::make_unique<recording_pool>(*this); }
-
     void on_insert(expert_id id) override { add('+', id); }
     void on_hit(expert_id id) override { add('=', id); }
     void on_evict(expert_id id) override { add('-', id); }
@@ -119,17 +117,6 @@ TEST_CASE("a pool reports inserts, hits and evictions, and asks before a prefetc
     p.set.erase(expert('Z'));
     CHECK(p.prefetch('Y'));
     CHECK(calls == "-Z+Y"); // a free slot is taken without asking
-}
-
-TEST_CASE("a copy of a pool has an order of its own") {
-    pool p(make("s3-fifo"), 2);
-    p.use_all("AB");
-    resident_set copy = p.set;
-    p.use_all("AA"); // A moves on to the main queue
-    expert_id evicted = expert('.');
-    REQUIRE(copy.insert(expert('C'), 0, pressure::urgent, &evicted));
-    CHECK(evicted == expert('A'));
-    CHECK(p.use('C') == 'B');
 }
 
 //
