@@ -91,10 +91,7 @@ void cpu_share::begin_section(const layer_section & section, part_set parts) {
 status cpu_share::compute_next(inner_graph & cpu) {
     const cpu_rows::piece next = rows_.next();
     for (size_t i = next.first; i < next.end; i++) {
-        const status s = host_.wait(pinned_[i]->id, pinned_[i]->tier, parts_);
-        if (!s.ok()) {
-            return s;
-        }
+        HOBBIT_TRY(host_.wait(pinned_[i]->id, pinned_[i]->tier, parts_));
     }
     const auto   start  = clock::now();
     const status s      = rows_.compute_next(cpu);
