@@ -40,9 +40,9 @@ TASKS = ("hellaswag", "winogrande", "multiple-choice", "gsm8k")
 # The line of each task: how many were done, and the share of right answers so far in %.
 _TASK_LINE = re.compile(r"^(\d+)\t *([\d.]+)%?(?:\t.*)?$", re.MULTILINE)
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
-# On a busy machine llama-perplexity may end before its last lines are written.
-_N_ATTEMPTS = 3
-_LAST_WORDS = "memory breakdown"
+# On a busy machine llama-perplexity may end before its last lines are written: one task of many does not matter.
+_N_ATTEMPTS, _ENOUGH = 3, 100
+_LAST_WORDS = "total time ="
 _TYPES = {bool: "bool", int: "int", float: "float"}
 _START_S = 600
 
@@ -71,7 +71,7 @@ def arms(model: Path) -> tuple[dict[str, dict[str, Setting]], list[str]]:
         missing.append(f"{model} has no calibration: make one with pyhobbit calibrate {model} --text FILE")
     else:
         found["calibrated"] = common
-    low = {"hobbit.t1": 0.0, "hobbit.t2": 1.0, "hobbit.scorer": "random"}
+    low = {"hobbit.t1": 0.0, "hobbit.t2": 1.0, "hobbit.rule": "random"}
     return {**found, "low alone": {**common, **low}}, missing
 
 
@@ -95,8 +95,8 @@ def choices_score(task: str, model: Path, data: Path, settings: Mapping[str, Set
         done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
         if done.returncode:
             raise HobbitError(f"llama-perplexity failed on {data}: {_last_line(done.stderr)}")
-        if _LAST_WORDS in done.stderr and (lines := _TASK_LINE.findall(done.stdout)):
-            n, percent = lines[-1]
+        n, percent = (_TASK_LINE.findall(done.stdout) or [("0", "0")])[-1]
+        if int(n) >= _ENOUGH or (int(n) and _LAST_WORDS in done.stderr):
             return Score(int(n), round(int(n) * float(percent) / 100))
     raise HobbitError(f"llama-perplexity found no {task} tasks in {data}: is it such a file?")
 

@@ -4,8 +4,7 @@
     python bench/loops.py                                              # the tiny model, q8_0 + q2_k
     python bench/loops.py --model MODEL.gguf --text my.txt --thresholds 0.6:0.9
 
-Every token gets exactly the precision decided for it, whatever is resident. A full context goes on with its
-last half.
+A calibration beside the model is a setting, too. A full context goes on with its last half.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from pathlib import Path
 from quality import TINY, convert
 
 from pyhobbit.engine.engine import Engine
+from pyhobbit.model.tiers import calibration_path
 from pyhobbit.native.files import read_text
 from pyhobbit.quality.loops import longest_loop, repeated_share
 from pyhobbit.settings.config import (
     CacheConfig,
     EngineConfig,
-    EvaluationConfig,
     SamplingConfig,
     Setting,
     parse_size,
@@ -35,18 +34,17 @@ PROMPT_CHARACTERS = 400
 
 @dataclass(frozen=True)
 class Strict(CacheConfig):
-    """The cache as an Evaluator opens it."""
-
-    rule: str = "gate"
+    """Each token gets exactly the precision decided for it, whatever is resident."""
 
     def settings(self) -> dict[str, Setting]:
-        plain = CacheConfig(pools=self.pools, t1=self.t1, t2=self.t2)
-        return EvaluationConfig(EngineConfig(plain), scorer=self.rule).settings()
+        return {**super().settings(), "hobbit.strict": True}
 
 
-def arms(thresholds: Sequence[str], pools: int | None) -> dict[str, Strict]:
+def arms(model: Path, thresholds: Sequence[str], pools: int | None) -> dict[str, Strict]:
     """By what they are called."""
     found = {"all high": Strict(pools=pools, t1=1.0, t2=1.0)}
+    if calibration_path(model).exists():
+        found["calibrated"] = Strict(pools=pools)
     for pair in thresholds:
         t1, t2 = map(float, pair.split(":"))
         found[f"t1 = {t1:g}, t2 = {t2:g}"] = Strict(pools=pools, t1=t1, t2=t2)
@@ -106,7 +104,7 @@ def main() -> None:
     starts = prompts(read_text(args.text), args.texts)
     print(f"{model.name}, {args.texts} texts of {args.tokens} tokens\n")
     print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
-    for name, cache in arms(args.thresholds, pools).items():
+    for name, cache in arms(model, args.thresholds, pools).items():
         with Engine(model, EngineConfig(cache, n_threads=args.threads)) as engine:
             for temperature in args.temperatures:
                 texts = [
