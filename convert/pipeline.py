@@ -299,7 +299,7 @@ def _tier_summary(plan: Plan, errors: Errors | None) -> str:
 
 def _next_command(options: Options, output: Path) -> str:
     model = shlex.quote(str(options.model if options.sidecar else output))
-    if options.sidecar and output != sidecar_path(options.model):
+    if options.sidecar and output.absolute() != _default_output(options.model, sidecar=True):
         model += f" --sidecar {shlex.quote(str(output))}"
     return (
         f"next: pyhobbit calibrate {model} --text FILE\n"

@@ -291,6 +291,15 @@ def test_the_next_command_is_said_last(
     ]
 
 
+def test_the_next_command_is_short_in_the_models_folder(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(model.parent)
+    for output in (None, Path("model.hobbit.gguf")):
+        convert(Options(Path("model.gguf"), sidecar=True, output=output, force=True))
+        assert "\nnext: pyhobbit calibrate model.gguf --text FILE\n" in capsys.readouterr().err
+
+
 def test_force_replaces_the_output(model: Path) -> None:
     first = convert(Options(model, low="q4_0")).read_bytes()
     second = convert(Options(model, low="q8_0", force=True)).read_bytes()
