@@ -40,7 +40,7 @@ TASKS = ("hellaswag", "winogrande", "multiple-choice", "gsm8k")
 # The line of each task: how many were done, and the share of right answers so far in %.
 _TASK_LINE = re.compile(r"^(\d+)\t *([\d.]+)%?(?:\t.*)?$", re.MULTILINE)
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
-# On a busy machine llama-perplexity may end before its last lines are written: one task of many does not matter.
+# On a busy machine llama-perplexity may end before its last lines are written; one task of many is no loss.
 _N_ATTEMPTS, _ENOUGH = 3, 100
 _LAST_WORDS = "total time ="
 _TYPES = {bool: "bool", int: "int", float: "float"}
