@@ -80,11 +80,14 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_types(args: argparse.Namespace) -> None:
     from pyhobbit.convert.pipeline import high_tier
+    from pyhobbit.convert.read import read_model
     from pyhobbit.model.quantize import type_by_name
 
     high_tier(args.high)
     if args.low is not None:
         type_by_name(args.low)
+    if args.low_from is not None:
+        read_model(args.low_from)
 
 
 def _output_here(args: argparse.Namespace) -> Path:

@@ -264,6 +264,8 @@ def test_from_a_repository_to_text(tmp_path: Path) -> None:
 
 
 def test_errors_come_before_the_download(hub: Hub, tmp_path: Path) -> None:
+    other = _run(hub, tmp_path, "convert", "--low-from", "none.gguf", "--hf-repo", "user/checkpoint")
+    assert "cannot read none.gguf" in other.stderr
     done = _run(hub, tmp_path, "convert", "--low", "q4_9", "--hf-repo", "user/checkpoint")
     assert done.returncode == 1
     assert "q4_9" in done.stderr
