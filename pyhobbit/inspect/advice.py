@@ -147,7 +147,10 @@ def unused_low_tier(model: Path, info: ModelInfo, cache: CacheConfig) -> str | N
         return None
     unused = "everything is in high precision" if info.high_is_residual else "the low tier is not used"
     paper = f"--t1 {InspectConfig.paper_t1} --t2 {InspectConfig.paper_t2}"
-    return f"{unused}: run pyhobbit calibrate {shlex.quote(str(model))} --text FILE, or start with {paper}"
+    files = shlex.quote(str(model))
+    if cache.sidecar is not None:
+        files += f" --sidecar {shlex.quote(str(cache.sidecar))}"
+    return f"{unused}: run pyhobbit calibrate {files} --text FILE, or start with {paper}"
 
 
 def advice(
