@@ -7,10 +7,11 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 from convert_fixtures import ROUTED, run_converter, tensor_bytes, write_imatrix, write_moe
-from gguf import GGUFWriter
+from gguf import GGMLQuantizationType, GGUFWriter
 
 from pyhobbit.convert.options import Options
 from pyhobbit.convert.pipeline import convert
@@ -126,10 +127,15 @@ def test_another_model_is_refused(model: Path, change: dict[str, object], says: 
 
 
 def write_tensors(path: Path, tensors: dict[str, np.ndarray]) -> Path:
-    """A GGUF of floats, in f16 where the name ends with a star."""
+    """A GGUF of floats, in f16 where the name ends with a star, in q8_0 where it ends with two."""
     writer = GGUFWriter(path, "llama")
     for name, values in tensors.items():
-        writer.add_tensor(name.rstrip("*"), values.astype(np.float16 if name.endswith("*") else np.float32))
+        if name.endswith("**"):
+            data = gguf.quants.quantize(values.astype(np.float32), GGMLQuantizationType.Q8_0)
+            writer.add_tensor(name.rstrip("*"), data, raw_dtype=GGMLQuantizationType.Q8_0)
+        else:
+            kind = np.float16 if name.endswith("*") else np.float32
+            writer.add_tensor(name.rstrip("*"), values.astype(kind))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -146,6 +152,8 @@ def test_routers_and_scales_must_be_the_same_up_to_rounding(tmp_path: Path) -> N
     model = write_tensors(tmp_path / "model.gguf", {EXPERTS: experts, ROUTER: router})
     for name, tensors, says in (
         ("rounded", {f"{EXPERTS}*": experts, f"{ROUTER}*": router}, None),
+        ("coarse", {f"{EXPERTS}*": experts, f"{ROUTER}**": router}, None),
+        ("coarse tuned", {f"{EXPERTS}*": experts, f"{ROUTER}**": 1.05 * router}, f"'{ROUTER}' differ"),
         (
             "tuned",
             {f"{EXPERTS}*": experts, ROUTER: 1.003 * router},
@@ -162,7 +170,7 @@ def test_routers_and_scales_must_be_the_same_up_to_rounding(tmp_path: Path) -> N
     ):
         other = write_tensors(tmp_path / f"{name}.gguf", tensors)
         if says is None:
-            assert convert(Options(model, low_from=other, output=tmp_path / "out.gguf")).exists()
+            assert convert(Options(model, low_from=other, output=tmp_path / f"{name} out.gguf")).exists()
         else:
             assert says in refusal(model, other)
 
