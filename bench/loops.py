@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Whether lossy settings make a model repeat itself: loops in long generated texts, beside all high.
 
-    python bench/loops.py                                              # the tiny model, q8_0 + q2_k
+    python bench/loops.py                          # the tiny model, q8_0 + q2_k, calibrated with KL <= 0.01
     python bench/loops.py --model MODEL.gguf --text my.txt --thresholds 0.6:0.9
 
 A calibration beside the model is a setting, too. A full context goes on with its last half.
@@ -10,10 +10,12 @@ A calibration beside the model is a setting, too. A full context goes on with it
 from __future__ import annotations
 
 import argparse
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ablation import fit
 from quality import TINY, convert
 
 from pyhobbit.engine.engine import Engine
@@ -30,6 +32,7 @@ from pyhobbit.settings.config import (
 
 COLUMNS = ("setting", "temperature", "repeated 8-grams", "texts with a loop", "longest loop")
 PROMPT_CHARACTERS = 400
+MAX_KL = 0.01  # of the tiny model's calibration
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,17 @@ class Strict(CacheConfig):
 
     def settings(self) -> dict[str, Setting]:
         return {**super().settings(), "hobbit.strict": True}
+
+
+def calibrated_tiny() -> Path:
+    """The tiny model with a calibration beside it, in a folder of its own: others measure without."""
+    source = convert("q8_0", "q2_k")
+    model = source.parent / "loops" / source.name
+    if not calibration_path(model).exists():
+        model.parent.mkdir(exist_ok=True)
+        shutil.copyfile(source, model)
+        fit(model, n_chunks=8, max_kl=MAX_KL).write(model)
+    return model
 
 
 def arms(model: Path, thresholds: Sequence[str], pools: int | None) -> dict[str, Strict]:
@@ -98,7 +112,7 @@ def main() -> None:
     add("--pools", type=parse_size, help="size of the expert cache (default: all that is free)")
     add("--threads", type=int)
     args = parser.parse_args()
-    model, pools = args.model or convert("q8_0", "q2_k"), args.pools
+    model, pools = args.model or calibrated_tiny(), args.pools
     if args.model is None:
         pools = pools or 64_000_000  # all experts fit
     starts = prompts(read_text(args.text), args.texts)
