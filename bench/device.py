@@ -217,6 +217,9 @@ def _cells(results: report.Results, row: report.Row, link: float) -> Iterator[tu
     for name, column in {
         "host hits": Column(("host_hits_high", "host_hits_low"), MISSES, ".1%"),
         "by the CPU": Column(("selections_cpu",), SELECTIONS, ".0%"),
+        "launches/layer": Column(("device_launches",), ("layers_computed",), ".1f"),
+        "waits/layer": Column(("device_waits",), ("layers_computed",), ".1f"),
+        "copies/layer": Column(("device_copies",), ("layers_computed",), ".1f"),
         "MB/token moved": Column(("bytes_transferred",), ("n_decoded",), ".1f", 1e-6),
         "GB/s": moved,
         "of the link": replace(moved, how=".0%", scale=1 / link),

@@ -22,6 +22,7 @@ status clear_skipped(const ggml_tensor * tensor, const running_layer & layer, in
     for (const int32_t row : layer.plan.skipped) {
         ggml_backend_tensor_memset(const_cast<ggml_tensor *>(tensor), 0, row * tensor->nb[1],
                                    tensor->ne[0] * sizeof(float));
+        inner.count_copy(tensor->ne[0] * sizeof(float));
     }
     return {};
 }
@@ -34,6 +35,7 @@ status expert_stream::clear_share(const stage & st, inner_graph & inner) {
     const status s = inner.compute(); // its operations may read these rows
     for (size_t i = 0; i < st.matmuls.size() && s.ok(); i++) {
         ggml_backend_tensor_memset(const_cast<ggml_tensor *>(st.matmuls[i]), 0, 0, ggml_nbytes(st.matmuls[i]));
+        inner.count_copy(ggml_nbytes(st.matmuls[i]));
     }
     return s;
 }

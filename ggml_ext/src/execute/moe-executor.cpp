@@ -34,6 +34,11 @@ status moe_executor::compute(ggml_cgraph * graph, inner_graph & inner, inner_gra
             cpu->reset();
         }
     }
+    const device_traffic traffic  = inner.take_traffic();
+    stats_.device_launches       += traffic.launches;
+    stats_.device_waits          += traffic.waits;
+    stats_.device_copies         += traffic.copies;
+    stats_.device_copied_bytes   += traffic.copied_bytes;
     if (!s.is_aborted()) {
         error_ = s;
     }
@@ -90,7 +95,7 @@ status moe_executor::begin_layer(const stage & st, const ggml_tensor * last, con
         }
     }
     layer_   = {};
-    status s = read_routing(matmul, expert_of(matmul).layer, layer_.routing);
+    status s = read_routing(matmul, expert_of(matmul).layer, layer_.routing, on.device);
     if (s.ok()) {
         layer_.rows = run_.batch.rows(layer_.routing.n_tokens);
         s           = check_weights(matmul);
@@ -117,7 +122,7 @@ status moe_executor::begin_section(ggml_cgraph * graph, int first, inner_graph &
     layer_.in_section = true;
     const status s    = inner.compute();
     if (s.ok()) {
-        share_->begin_section({ graph, first, end }, parts);
+        share_->begin_section({ graph, first, end }, parts, inner);
     }
     return s;
 }

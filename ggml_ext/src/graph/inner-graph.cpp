@@ -50,12 +50,18 @@ void inner_graph::begin_graph() {
 void inner_graph::reset() {
     if (is_running_) {
         ggml_backend_synchronize(backend_);
+        traffic_.waits++;
     }
     begin_graph();
     is_running_ = false;
     n_row_sets_ = 0;
     row_numbers_.clear();
     n_set_ = 0;
+}
+
+void inner_graph::count_copy(size_t n_bytes) {
+    traffic_.copies++;
+    traffic_.copied_bytes += n_bytes;
 }
 
 bool inner_graph::reserve(const scratch_sizes & sizes) {
@@ -137,6 +143,7 @@ void inner_graph::set_row_numbers() {
     ggml_tensor *          t = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I8, int64_t(size));
     place(t, rows_offset() + n_set_);
     ggml_backend_tensor_set(t, &row_numbers_[n_set_], 0, size);
+    count_copy(size);
     n_set_ += size;
 }
 
@@ -289,6 +296,7 @@ void inner_graph::add_rows(const ggml_tensor * tensor, const float * values, con
     place(copy, product_offset());
     GGML_ASSERT(ggml_nbytes(copy) <= sizes_.product);
     ggml_backend_tensor_set(copy, values, 0, ggml_nbytes(copy));
+    count_copy(ggml_nbytes(copy));
     n_leaves_++;
     scatter(tensor, copy, row_numbers(rows));
 }
@@ -321,6 +329,7 @@ status inner_graph::launch() {
         result = ggml_backend_graph_compute_async(backend_, graph_);
     }
     is_running_ = true;
+    traffic_.launches++;
     ggml_graph_clear(graph_);
     return check(result);
 }

@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 namespace hobbit {
@@ -32,6 +33,14 @@ struct matrices {
 struct served_row {
     int32_t row;
     int32_t matrix;
+};
+
+// What computing on a device costs beside the operations themselves.
+struct device_traffic {
+    uint64_t launches     = 0; // of graphs
+    uint64_t waits        = 0; // for graphs
+    uint64_t copies       = 0; // and clears
+    uint64_t copied_bytes = 0;
 };
 
 // Collects operations on tensors of an outer graph and runs them, in the order given, as a separate graph on the
@@ -109,6 +118,10 @@ class inner_graph {
     // Drops the added operations, and waits for those that are running.
     void reset();
 
+    // The traffic since the last call. count_copy adds a copy or a clear that the caller made.
+    device_traffic take_traffic() { return std::exchange(traffic_, {}); }
+    void           count_copy(size_t n_bytes);
+
     // While measuring is on, launch() waits for the end and adds its duration to measured().
     void                     measure(bool on) { is_measured_ = on; }
     std::chrono::nanoseconds measured() const { return measured_; }
@@ -157,6 +170,7 @@ class inner_graph {
     std::vector<char>        row_numbers_; // image of the scratch memory
     size_t                   n_set_ = 0;   // bytes of it that were copied to the device
     std::chrono::nanoseconds measured_{ 0 };
+    device_traffic           traffic_;
 };
 
 } // namespace hobbit

@@ -15,13 +15,14 @@ static std::vector<char> fetch(const ggml_tensor * tensor) {
     return bytes;
 }
 
-status read_routing(const ggml_tensor * matmul, layer_id layer, layer_routing & routing) {
+status read_routing(const ggml_tensor * matmul, layer_id layer, layer_routing & routing, inner_graph & inner) {
     const ggml_tensor *     ids       = matmul->src[2];
     const std::vector<char> raw       = fetch(ids);
     const int32_t           n_experts = int32_t(matmul->src[0]->ne[2]);
-    routing.layer                     = layer;
-    routing.n_used                    = ids->ne[0];
-    routing.n_tokens                  = ids->ne[1];
+    inner.count_copy(raw.size());
+    routing.layer    = layer;
+    routing.n_used   = ids->ne[0];
+    routing.n_tokens = ids->ne[1];
     for (int64_t t = 0; t < routing.n_tokens; t++) {
         for (int64_t k = 0; k < routing.n_used; k++) {
             int32_t id;
@@ -39,6 +40,7 @@ status read_routing(const ggml_tensor * matmul, layer_id layer, layer_routing & 
     if (weights && ggml_is_contiguous(weights) && size_t(ggml_nelements(weights)) == routing.experts.size()) {
         routing.weights.resize(routing.experts.size());
         ggml_backend_tensor_get(weights, routing.weights.data(), 0, routing.weights.size() * sizeof(float));
+        inner.count_copy(routing.weights.size() * sizeof(float));
     }
     return {};
 }

@@ -3,6 +3,7 @@
 
 #include "base/status.h"
 #include "ggml.h"
+#include "graph/inner-graph.h"
 #include "plan/layer-plan.h"
 
 #include <cstdint>
@@ -11,7 +12,7 @@ namespace hobbit {
 
 // Reads which experts the router chose for a MUL_MAT_ID over experts, and their weights from src[3]. The weights stay
 // empty if src[3] is missing or has another shape. Fails if an id is not an expert.
-// Thread-safety: different graphs may be read at once.
-status read_routing(const ggml_tensor * matmul, layer_id layer, layer_routing & routing);
+// `inner` counts the copies. Thread-safety: different graphs may be read at once.
+status read_routing(const ggml_tensor * matmul, layer_id layer, layer_routing & routing, inner_graph & inner);
 
 } // namespace hobbit

@@ -91,16 +91,17 @@ bool cpu_rows::can_share(const layer_section & section, const layer_routing & ro
 // copies of what the section reads
 //
 
-void cpu_rows::fetch(const ggml_tensor * input) {
+void cpu_rows::fetch(const ggml_tensor * input, inner_graph & device) {
     if (inputs_.count(input) == 0) {
         std::vector<char> & copy = inputs_[input];
         copy.resize(ggml_nbytes(input));
         ggml_backend_tensor_get(input, copy.data(), 0, copy.size());
+        device.count_copy(copy.size());
     }
 }
 
 void cpu_rows::begin(const layer_section & section, const layer_routing & routing,
-                     const std::vector<const planned_use *> & uses) {
+                     const std::vector<const planned_use *> & uses, inner_graph & device) {
     nodes_   = nodes_of(section);
     routing_ = &routing;
     uses_.clear();
@@ -117,11 +118,11 @@ void cpu_rows::begin(const layer_section & section, const layer_routing & routin
         for (size_t i = 0; i < n_row_sources(node); i++) {
             const ggml_tensor * source = row_source(node, i);
             if (std::find(nodes_.begin(), nodes_.end(), root_of(source)) == nodes_.end()) {
-                fetch(source);
+                fetch(source, device);
             }
         }
         if (node->op == GGML_OP_ADD_ID) {
-            fetch(node->src[1]);
+            fetch(node->src[1], device);
         }
     }
 }

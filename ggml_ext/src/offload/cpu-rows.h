@@ -38,7 +38,7 @@ class cpu_rows {
     // Copies the section's inputs. REQUIRES: can_share, and the device has computed these inputs. The uses belong to
     // the layer. Routing must live until copy_back.
     void begin(const layer_section & section, const layer_routing & routing,
-               const std::vector<const planned_use *> & uses);
+               const std::vector<const planned_use *> & uses, inner_graph & device);
 
     // Experts that are computed together: the uses [first, end) of begin(), and their rows.
     struct piece {
@@ -70,7 +70,7 @@ class cpu_rows {
         std::vector<float>  values; // [row][ne0], in the order of rows_
     };
 
-    void                     fetch(const ggml_tensor * input);
+    void                     fetch(const ggml_tensor * input, inner_graph & device);
     void                     find_results();
     status                   compute(const piece & p, inner_graph & cpu);
     ggml_tensor *            repeat(const ggml_tensor * node, const piece & p);

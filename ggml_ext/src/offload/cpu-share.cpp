@@ -57,7 +57,7 @@ bool cpu_share::pin(const planned_use & use) {
            host_.acquire(use.id, use.tier);
 }
 
-void cpu_share::begin_section(const layer_section & section, part_set parts) {
+void cpu_share::begin_section(const layer_section & section, part_set parts, inner_graph & device) {
     const bool can_share = cpu_rows::can_share(section, *routing_);
     for (const planned_use & use : plan_->uses) {
         if (!computes(use)) {
@@ -83,7 +83,7 @@ void cpu_share::begin_section(const layer_section & section, part_set parts) {
         for (const planned_use * use : pinned_) {
             host_.request(use->id, use->tier, parts);
         }
-        rows_.begin(section, *routing_, pinned_);
+        rows_.begin(section, *routing_, pinned_, device);
         cpu_time_ += clock::now() - start;
     }
 }

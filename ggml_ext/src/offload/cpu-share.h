@@ -40,7 +40,7 @@ class cpu_share {
 
     // Pins the CPU's experts in host memory, requests their missing `parts`, and copies the section's inputs. REQUIRES:
     // the device has computed these inputs.
-    void begin_section(const layer_section & section, part_set parts);
+    void begin_section(const layer_section & section, part_set parts, inner_graph & device);
 
     // Whether the CPU computes rows of the section.
     bool has_rows() const { return !pinned_.empty(); }

@@ -82,6 +82,18 @@ TEST_CASE("what the CPU has computed comes to the device, one expert at a time, 
     CHECK(e.counters.bytes_transferred > 0);
 }
 
+// Launches: the operations between the products, and the rows that come back; one wait for each. Copies: ids, weights
+// and the input are read, gate and up cleared, the rows and their numbers written.
+TEST_CASE("a layer that the CPU computes alone is two launches, two waits and seven copies") {
+    const model_on_disk m;
+    engine              e = cooperative(m, 8);
+    e.compute(m, random_input(m.shape, 1, 9));
+    CHECK(e.counters.selections_cpu == 2);
+    CHECK(e.counters.device_launches == 2);
+    CHECK(e.counters.device_waits == 2);
+    CHECK(e.counters.device_copies == 7);
+}
+
 TEST_CASE("low precision is computed in low precision, a residual is added") {
     const layer_input   input = random_input(model_on_disk::small(), 5, 7);
     const model_on_disk m;
