@@ -3,6 +3,7 @@
 
 import json
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -188,7 +189,9 @@ def test_the_server_counts_what_was_found_where(tiny_gguf: Path, rpc: str, tmp_p
     device = ("--rpc", rpc, "--device", "RPC0", "--pools", "8M")
     with servers.serving(tiny_gguf, tmp_path / "device.log", *device) as on_device:
         text = on_device.complete()
-        cache = on_device.cache()
+        cache = None
+        while cache != (cache := on_device.cache()):  # until the last upload in the background is counted
+            time.sleep(0.2)
         metrics = on_device.request("/metrics").text
     with servers.serving(tiny_gguf, tmp_path / "cpu.log", "--pools", "8M") as on_cpu:
         assert text == on_cpu.complete()
