@@ -39,7 +39,7 @@ _PASSED_ON = {
     "--port": ("PORT", f"port to listen on (default: {_PORT})"),
     "--api-key": ("KEY", "key that clients must send (default: none)"),
     "--parallel": ("N", "requests computed at the same time; they share cache and context (default: 4)"),
-    "--ctx-size": ("N", f"tokens of context, for all requests together (default: {_CONTEXT})"),
+    "--ctx": ("N", f"tokens of context, for all requests together (default: {_CONTEXT})"),
     "--cache-ram": ("MIB", "memory for old prompts, in addition to --memory (default: 0)"),
     "--threads": ("N", "for computing (default: one per core)"),
 }
@@ -227,7 +227,7 @@ def _check_memory(
     n_ctx = max(int(context), _LEAST_CONTEXT)
     # simulating it would take memory for each token, too
     if n_ctx * _TOKEN_BYTES > available_memory():
-        raise HobbitError(f"a context of {n_ctx} tokens does not fit into memory; use a smaller --ctx-size")
+        raise HobbitError(f"a context of {n_ctx} tokens does not fit into memory; use a smaller --ctx")
     try:
         return lay_out(model, _ServerConfig(cache, n_ctx)).info
     except HobbitError:

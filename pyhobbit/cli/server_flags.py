@@ -10,6 +10,7 @@ from pyhobbit.errors import HobbitError
 from pyhobbit.native.paths import BIN_DIR, LIB_DIR
 
 SERVER = BIN_DIR / "llama-server"
+_OUR_NAMES = {"--ctx": "--ctx-size"}  # as the other verbs call it
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ def normal(argument: str, flags: Mapping[str, Flag]) -> list[str]:
     """An argument as llama-server takes it: --flag=VALUE in two, and with dashes for underscores."""
     name, equals, value = argument.partition("=")
     if name.startswith("--"):
-        name = name.replace("_", "-")
+        name = _OUR_NAMES.get(name, name.replace("_", "-"))
     if name in flags and equals and flags[name].n_values == 1:
         return [name, value]
     return [argument] if equals else [name]

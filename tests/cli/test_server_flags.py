@@ -39,6 +39,8 @@ def test_our_llama_server_lists_its_options() -> None:
         ("m.gguf", "-c", "100", "--no-perf", "--t1", "0.5"),
         ("-c", "100", "--no-perf", "m.gguf", "--t1", "0.5"),
         ("--ctx-size=100", "--t1=0.5", "--no_perf", "m.gguf"),
+        ("--ctx", "100", "--t1=0.5", "--no_perf", "m.gguf"),
+        ("m.gguf", "--ctx=100", "--no-perf", "--t1", "0.5"),
         ("-c", "100", "--no-perf", "-m", "m.gguf", "--t1", "0.5"),
         ("-c", "100", "--no-perf", "--model=m.gguf", "--t1", "0.5"),
     ],

@@ -65,7 +65,7 @@ def test_it_listens_here_alone_and_is_ready_when_healthy(tiny_gguf: Path, tmp_pa
 
 
 def test_a_client_that_leaves_frees_its_slot(tiny_gguf: Path, tmp_path: Path) -> None:
-    with serving(tiny_gguf, tmp_path / "log", "--parallel", 1, "--ctx-size", 512, "--pools", "3M") as server:
+    with serving(tiny_gguf, tmp_path / "log", "--parallel", 1, "--ctx", 512, "--pools", "3M") as server:
         for _ in range(3):
             with _stream(server, n=450):
                 assert server.busy_slots() == 1
@@ -158,13 +158,13 @@ def test_a_busy_port_is_an_error_before_the_model_is_loaded(
         (("--host", "203.0.113.1"), 1, "cannot listen on 203.0.113.1"),
         (("--port", "70000"), 2, "'70000' is not a port"),
         (("--prot", "8080"), 2, "no option --prot; did you mean --port?"),
-        (("--ctxsize", "8080"), 2, "no option --ctxsize; did you mean --ctx-size?"),
+        (("--ctxsize", "8080"), 2, "no option --ctxsize; did you mean --ctx?"),
         (("--t1", "0.9", "--t2", "0.5"), 2, "t1 (0.9) is above t2 (0.5)"),
         (("--memory", "1M", "--pools", "1M"), 1, "give one of them"),
         (("--memory", "1M"), 1, "memory budget of 1.0 MiB is too small"),
         (("--hf-repo", "a/b"), 2, "both MODEL"),
         (("--policy", "nope"), 2, "policy is 'nope'; choose one of "),
-        (("--ctx-size", "2000000000"), 1, "use a smaller --ctx-size"),
+        (("--ctx-size", "2000000000"), 1, "use a smaller --ctx"),
         (("--host", "a..b"), 1, "a..b is not an address"),
     ],
 )
