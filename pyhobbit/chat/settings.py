@@ -1,37 +1,26 @@
 # SPDX-License-Identifier: MIT
 """Settings that can be changed between two answers."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any
 
 from pyhobbit.chat.conversation import Conversation
 from pyhobbit.errors import ConfigError
-from pyhobbit.settings.config import ChatConfig
+from pyhobbit.settings.config import SAMPLING_HELP, ChatConfig
+from pyhobbit.settings.table import OPTIONS
 
 Number = int | float | None
 
-
-def _seed(text: str) -> int | None:
-    return None if text in ("random", "-1") else int(text)
-
-
-_SAMPLING: dict[str, tuple[Callable[[str], Number], str]] = {
-    "temp": (float, "0: greedy"),
-    "top_k": (int, "0: all tokens"),
-    "top_p": (float, "1: off"),
-    "min_p": (float, "0: off"),
-    "repeat_penalty": (float, "1: off"),
-    "seed": (_seed, "random: a new seed for each answer"),
-}
 _MAX_TOKENS = "max_tokens"
-_THRESHOLDS = {
-    "t1": "high precision until the experts' weights sum to this",
-    "t2": "low precision from t1 up to this sum; later experts are skipped",
-    "price": "quality loss accepted to save loading one expert; 0: high precision",
+_THRESHOLDS = ("t1", "t2", "price")
+_HELP = {
+    **SAMPLING_HELP,
+    _MAX_TOKENS: "maximum tokens per answer; -1: no limit",
+    **{name: OPTIONS[name][0].help for name in _THRESHOLDS},
 }
-_ALL = (*_SAMPLING, _MAX_TOKENS, *_THRESHOLDS)
+_WHOLE_NUMBERS = ("top_k", "seed", _MAX_TOKENS)
+_RANDOM = ("random", "-1")  # seeds
 _OTHER_NAMES = {"temperature": "temp", "num_predict": _MAX_TOKENS}
 
 
@@ -42,18 +31,16 @@ def names(conversation: Conversation) -> list[str]:
 
 def table(conversation: Conversation) -> str:
     """Names, values and what they mean, for people."""
-    notes = {name: text for name, (_, text) in _SAMPLING.items()}
-    notes |= {_MAX_TOKENS: "maximum tokens per answer; -1: no limit", **_THRESHOLDS}
     values = {name: _text(value) for name, value in _values(conversation).items()}
     name_width, width = max(map(len, values)), max(map(len, values.values()))
-    lines = (f"{name:{name_width}}  {value:{width}}  {notes[name]}" for name, value in values.items())
+    lines = (f"{name:{name_width}}  {value:{width}}  {_HELP[name]}" for name, value in values.items())
     return "\n".join(lines)
 
 
 def change(conversation: Conversation, text: str) -> None:
     """Sets what a text like "temp 0.5 t1 0.6" says, all or nothing. Raises HobbitError."""
     given = _parse(text)
-    sampling = {name: value for name, value in given.items() if name in _SAMPLING}
+    sampling = {name: value for name, value in given.items() if name in SAMPLING_HELP}
     changed = replace(conversation.sampling, **sampling)
     max_tokens = given.get(_MAX_TOKENS, conversation.max_tokens)
     if max_tokens <= 0 and max_tokens != ChatConfig.no_limit:
@@ -72,7 +59,7 @@ def change(conversation: Conversation, text: str) -> None:
 
 
 def _values(conversation: Conversation) -> dict[str, Number]:
-    values = {name: getattr(conversation.sampling, name) for name in _SAMPLING}
+    values = {name: getattr(conversation.sampling, name) for name in SAMPLING_HELP}
     values[_MAX_TOKENS] = conversation.max_tokens
     info = conversation.engine.info()
     return {**values, **{name: getattr(info, name) for name in _THRESHOLDS}} if info.cached else values
@@ -89,7 +76,7 @@ def _parse(text: str) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for word, value in zip(words[::2], [*words[1::2], None], strict=False):
         name = _OTHER_NAMES.get(word, word)
-        if name not in _ALL:
+        if name not in _HELP:
             raise ConfigError(f"there is no setting {word}; {_nearest(name)}")
         if value is None:
             raise ConfigError(f"{name} needs a value: /set {name} VALUE")
@@ -98,14 +85,16 @@ def _parse(text: str) -> dict[str, Any]:
 
 
 def _number(name: str, text: str) -> Number:
-    parse = _SAMPLING[name][0] if name in _SAMPLING else float if name in _THRESHOLDS else int
+    if name == "seed" and text in _RANDOM:
+        return None
+    is_whole = name in _WHOLE_NUMBERS
     try:
-        return parse(text)
+        return int(text) if is_whole else float(text)
     except ValueError:
-        kind = "number" if parse is float else "whole number"
+        kind = "whole number" if is_whole else "number"
         raise ConfigError(f"{name} cannot be {text}; give a {kind}") from None
 
 
 def _nearest(name: str) -> str:
-    near = get_close_matches(name, _ALL, n=1)
-    return f"did you mean {near[0]}?" if near else f"choose one of {', '.join(_ALL)}"
+    near = get_close_matches(name, _HELP, n=1)
+    return f"did you mean {near[0]}?" if near else f"choose one of {', '.join(_HELP)}"

@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING
 from pyhobbit.chat.screen import note
 from pyhobbit.cli.options import (
     add_engine_arguments,
-    add_rpc_argument,
     add_rpc_devices,
     add_sampling_arguments,
-    add_setting_arguments,
     engine_config,
     sampling_config,
 )
@@ -36,8 +34,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_prompt(parser)
     add_sampling_arguments(parser)
     add_engine_arguments(parser)
-    add_setting_arguments(parser)
-    add_rpc_argument(parser)
 
 
 def _add_prompt(parser: argparse.ArgumentParser) -> None:

@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from pyhobbit.cli.options import (
     add_engine_arguments,
-    add_rpc_argument,
     add_rpc_devices,
     add_sampling_arguments,
-    add_setting_arguments,
     engine_config,
     sampling_config,
 )
@@ -51,8 +49,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     add_sampling_arguments(parser)
     add_engine_arguments(parser)
-    add_setting_arguments(parser)
-    add_rpc_argument(parser)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 

@@ -13,13 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tqdm import tqdm
 
-from pyhobbit.cli.options import (
-    add_engine_arguments,
-    add_rpc_argument,
-    add_rpc_devices,
-    add_setting_arguments,
-    engine_config,
-)
+from pyhobbit.cli.options import add_engine_arguments, add_rpc_devices, engine_config
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.model_path import add_model_arguments, model_path
 from pyhobbit.model.names import check_model_file
@@ -55,12 +49,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--trace", type=Path, metavar="FILE", help="estimate the speed for this trace of chat --trace")
     add("--no-speed", action="store_true", help="skip the speed estimate, which loads the model")
-    add_engine_arguments(parser)
     add("--json", action="store_true", help="print everything as one JSON document")
     paper = {"t1": InspectConfig.paper_t1, "t2": InspectConfig.paper_t2}
     thresholds = {name: f"the model's, or {value}" for name, value in paper.items()}
-    add_setting_arguments(parser, [name for name in OPTIONS if name != "trace"], thresholds)
-    add_rpc_argument(parser)
+    add_engine_arguments(parser, [name for name in OPTIONS if name != "trace"], thresholds)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pyhobbit.errors import ConfigError
-from pyhobbit.settings.config import CacheConfig, EngineConfig, SamplingConfig, parse_size
+from pyhobbit.settings.config import SAMPLING_HELP, CacheConfig, EngineConfig, SamplingConfig, parse_size
 from pyhobbit.settings.table import OPTIONS, default_text
 
 _KINDS: Mapping[str, Mapping[str, Any]] = {
@@ -71,12 +71,22 @@ def numbers(text: str, separator: str, option: str, kind: type = float) -> tuple
         raise ConfigError(f"{option} takes numbers with '{separator}' between them, not '{text}'") from None
 
 
-def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares context, threads and log."""
-    add = parser.add_argument
+def add_engine_arguments(
+    parser: argparse.ArgumentParser,
+    names: Collection[str] = tuple(OPTIONS),
+    defaults: Mapping[str, str] = _NO_DEFAULTS,
+) -> None:
+    """Declares how a model is opened: context, threads, log, settings of the expert cache, further devices.
+
+    engine_config() and add_rpc_devices() take the parsed arguments.  names, defaults: as for
+    add_setting_arguments().
+    """
     context = f"tokens of context (default: the model's, at most {EngineConfig.max_default_ctx})"
-    add("--ctx", type=int, metavar="N", help=context)
+    parser.add_argument("--ctx", type=int, metavar="N", help=context)
     add_thread_arguments(parser)
+    what = "add GPUs of other machines running ggml-rpc-server; they are named RPC0, RPC1 ..."
+    parser.add_argument("--rpc", metavar="HOST:PORT,...", help=what)
+    add_setting_arguments(parser, names, defaults)
 
 
 def add_thread_arguments(parser: argparse.ArgumentParser) -> None:
@@ -94,35 +104,23 @@ def engine_config(args: argparse.Namespace, n_ctx: int | None, without: Collecti
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares how the next token is drawn; sampling_config() takes the parsed arguments."""
-    n = SamplingConfig.repeat_last_n
-    for name, kind, text in (
-        ("temp", float, "temperature; 0: greedy"),
-        ("top_k", int, "draw from the K most probable tokens; 0: from all"),
-        ("top_p", float, "draw from the most probable tokens that sum to this; 1: off"),
-        ("min_p", float, "least probability relative to the best token; 0: off"),
-        ("repeat_penalty", float, f"penalty on the last {n} tokens; 1: off"),
-        ("seed", int, "random seed"),
-    ):
-        own = getattr(SamplingConfig, name)
-        text = f"{text} (default: {'random' if own is None else own})"
-        metavar = "N" if kind is int else "F"
-        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=metavar, help=text)
+    for field in fields(SamplingConfig):
+        default = "random" if field.default is None else field.default
+        parser.add_argument(
+            f"--{field.name.replace('_', '-')}",
+            help=f"{SAMPLING_HELP[field.name]} (default: {default})",
+            **_KINDS["number" if field.type is float else "count"],
+        )
 
 
 def sampling_config(args: argparse.Namespace) -> SamplingConfig:
     """What the options say. Raises ConfigError."""
-    given = {each.name: getattr(args, each.name) for each in fields(SamplingConfig)}
+    given = {name: getattr(args, name) for name in SAMPLING_HELP}
     return SamplingConfig(**{name: value for name, value in given.items() if value is not None})
 
 
-def add_rpc_argument(parser: argparse.ArgumentParser) -> None:
-    """Declares the servers of further devices, which add_rpc_devices() adds."""
-    what = "add GPUs of other machines running ggml-rpc-server; they are named RPC0, RPC1 ..."
-    parser.add_argument("--rpc", metavar="HOST:PORT,...", help=what)
-
-
 def add_rpc_devices(args: argparse.Namespace) -> None:
-    """Before anything is opened. Raises ConfigError, HobbitError."""
+    """Adds the devices of --rpc; to be called before anything is opened. Raises ConfigError, HobbitError."""
     if args.rpc is not None:
         from pyhobbit.native.ffi import llama  # loads the native libraries
         from pyhobbit.native.rpc_servers import add_rpc_servers

@@ -4,7 +4,7 @@
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 from pathlib import Path
@@ -177,6 +177,17 @@ class SamplingConfig:
             f"repeat_penalty is {self.repeat_penalty}; it must be above 0, and 1 for none",
         )
         _require(self.seed is None or 0 <= self.seed <= _MAX_SEED, f"seed must lie between 0 and {_MAX_SEED}")
+
+
+SAMPLING_HELP: Mapping[str, str] = {
+    "temp": "temperature; 0: greedy",
+    "top_k": "draw from the K most probable tokens; 0: from all",
+    "top_p": "draw from the most probable tokens that sum to this; 1: off",
+    "min_p": "least probability relative to the best token; 0: off",
+    "repeat_penalty": f"penalty on the last {SamplingConfig.repeat_last_n} tokens; 1: off",
+    "seed": "random seed",
+}
+"""What the fields of SamplingConfig are, for users."""
 
 
 @dataclass(frozen=True)
