@@ -182,20 +182,18 @@ def opened_info(path: Path, settings: Mapping[str, Setting]) -> Any:
     """struct hobbit_info of the model with these settings, no weight read. Raises HobbitError."""
     from pyhobbit.native.ffi import check, ffi, lib  # takes the native libraries
 
-    array = ffi.new("struct hobbit_setting[]", len(settings))
-    kept = []  # the array only points to them
-    for entry, (key, value) in zip(array, settings.items(), strict=True):
-        texts = [ffi.new("char[]", text.encode()) for text in (key, str(value))]
-        kept.append(texts)
-        entry.key = texts[0]
-        if isinstance(value, str):
-            entry.kind, entry.s = lib.HOBBIT_SETTING_STRING, texts[1]
-        elif isinstance(value, float):
-            entry.kind, entry.f = lib.HOBBIT_SETTING_FLOAT, value
-        else:
-            is_bool = isinstance(value, bool)
-            entry.kind = lib.HOBBIT_SETTING_BOOL if is_bool else lib.HOBBIT_SETTING_INT
-            entry.i = value
+    kinds = {
+        bool: (lib.HOBBIT_SETTING_BOOL, "i"),
+        int: (lib.HOBBIT_SETTING_INT, "i"),
+        float: (lib.HOBBIT_SETTING_FLOAT, "f"),
+        str: (lib.HOBBIT_SETTING_STRING, "s"),
+    }
+    entries = []  # the array only points to their texts
+    for key, value in settings.items():
+        kind, field = kinds[type(value)]
+        content = ffi.new("char[]", value.encode()) if isinstance(value, str) else value
+        entries.append({"key": ffi.new("char[]", key.encode()), "kind": kind, field: content})
+    array = ffi.new("struct hobbit_setting[]", entries)
     model = ffi.new("hobbit_model **")
     check(lib.hobbit_open, bytes(path), array, len(settings), model)
     info = ffi.new("struct hobbit_info *")
