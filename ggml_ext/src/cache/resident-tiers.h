@@ -17,9 +17,8 @@ struct expert_term {
 };
 
 // The resident sets of all tiers as one. A function with a tier applies to all terms of the expert, a function with a
-// term to that one alone. A term that is stored on another one (a residual on its low version)
-//   is resident only beside that one, and leaves with it;
-//   is pinned at most as often.
+// term to that one alone. A residual is resident only beside its low version, is evicted with it, and is pinned at most
+// as often.
 //
 // Thread-safety: none.
 class resident_tiers {
@@ -37,19 +36,18 @@ class resident_tiers {
 
     bool contains(expert_id id, tier_id tier) const;
 
-    // Gives every term that is not resident a slot while layer `running` runs, as urgent as can be. False, and nothing
-    // changes, when one of the pools has none left to give. Who loses a slot is added to `evicted`.
+    // Makes all terms of the expert resident while layer `running` runs, by urgent inserts. Returns false and changes
+    // nothing if all slots of a pool are pinned. Evicted terms are added to `evicted`.
     bool insert(expert_id id, tier_id tier, layer_id running, std::vector<expert_term> & evicted);
 
-    // Whether the term that this one is stored on, if any, is resident. REQUIRES: has(that one)
+    // Whether the term's base, the low version of a residual, is resident; true without a base. REQUIRES: has(base)
     bool has_base(expert_id id, term_id term) const { return base_of(term) == term || set(base_of(term)).contains(id); }
 
-    // The same as insert, for a term that is not resident. False also without has_base.
+    // Inserts one term, which is not resident; see resident_set. Returns false also if has_base is false.
     bool insert_term(expert_id id, term_id term, layer_id running, resident_set::pressure how,
                      std::vector<expert_term> & evicted);
 
-    // Frees the slots of a term and of what is stored on it; all of these are added to `evicted`.
-    // REQUIRES: resident and not pinned.
+    // Evicts a term, and its residual if it has one; both are added to `evicted`. REQUIRES: resident and not pinned.
     void erase_term(expert_id id, term_id term, std::vector<expert_term> & evicted);
 
     // REQUIRES: contains(id, tier)
@@ -66,10 +64,10 @@ class resident_tiers {
         each(tier, [&](resident_set & set) { set.set_protected(id, true); });
     }
 
-    // For those of the expert's terms that are resident.
+    // Marks the expert's resident terms.
     void set_duplicate(expert_id id, tier_id tier, bool on);
 
-    // Of a whole layer.
+    // Ends the protection of all experts of a layer.
     void end_protection(layer_id layer, uint32_t n_experts);
 
   private:

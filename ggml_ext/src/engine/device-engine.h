@@ -24,17 +24,16 @@
 
 namespace hobbit {
 
-// What the places of one model share. All must outlive them.
+// What the device engines of one model share. All must outlive them.
 struct shared_parts {
     const expert_index & index;
     const settings &     config;
     loader &             reads;
     stats &              counters;
-    expert_cache *       host; // below all of them; null: the one place is in host memory itself
+    expert_cache *       host; // the next-level cache of all; null: the only engine computes in host memory
 };
 
-// One of the devices that compute a model's experts, with what is there: the pools of the layers that it is given, and
-// what runs these layers.
+// One device that computes experts: its layers, the pools with their experts, and the executor that runs them.
 //
 // Thread-safety: none; see expert_cache.
 class device_engine {
@@ -46,29 +45,29 @@ class device_engine {
 
     ggml_backend_dev_t device() const { return device_; }
 
-    // Of the model's tensors whose experts are computed here; its device is the backend's own.
+    // The buffer type of the expert tensors that this engine computes. Its device is the backend's own.
     ggml_backend_buffer_type_t buffer_type() { return &buffer_type_; }
 
     const expert_cache & cache() const { return cache_; }
 
-    // Of layers that this place runs. REQUIRES: there is a predictor
+    // Cache and predictor, for prefetching experts of this engine's layers. REQUIRES: there is a predictor
     prefetcher::layer_place ahead() { return { &cache_, predictor_.get() }; }
 
-    // In ascending order. REQUIRES: before allocate.
+    // Sets the layers to compute, in ascending order. REQUIRES: before allocate.
     void set_layers(std::vector<layer_id> layers) { layers_ = std::move(layers); }
 
     uint32_t n_layers() const { return uint32_t(layers_.size()); }
 
-    // Keeps a copy of a layer's router, of any place's: this one looks ahead over the border.
+    // Keeps a copy of a layer's router. It gets all layers' routers, since prefetch crosses from device to device.
     status set_router(layer_id layer, const ggml_tensor * weight, const ggml_tensor * bias,
                       const ggml_tensor * selection_bias, hobbit_gating gating);
 
     pool_demand demand() const;
 
-    // Of the device's memory beside the pools.
+    // Bytes of the device's memory that computing takes beside the pools.
     uint64_t rows(uint32_t n_batch) const;
 
-    // REQUIRES: the device has memory of its own
+    // What the device's pools are planned from. REQUIRES: the device has memory of its own
     device_memory memory(uint64_t rows, const pool_demand & host) const;
 
     // Gives the CPU a share of the layers. The kinds must outlive the place. REQUIRES: there is a host cache
@@ -76,10 +75,10 @@ class device_engine {
 
     status allocate(const pool_slots & slots, cache_policy & policy);
 
-    // Of the experts of its layers, in this order.
+    // Fills free slots with experts of its layers, in this order.
     void fill(term_id term, const std::vector<expert_id> & most_used);
 
-    // REQUIRES: allocated. The others must outlive the place; prefetcher may be null.
+    // REQUIRES: allocated. The arguments must outlive the engine; prefetcher may be null.
     void start(prefetcher * prefetcher, run_state & run);
 
     // REQUIRES: started
@@ -98,8 +97,7 @@ class device_engine {
     std::vector<layer_id>         layers_;
 };
 
-// What pools of this cache are planned from, and pools of so many slots, for these layers alone. `where` is told to
-// people.
+// What a cache's pools for these layers are planned from, and their allocation. `where` names the memory in the log.
 pool_demand demand_of(const expert_index & index, const expert_cache & cache, const std::vector<layer_id> & layers);
 status      allocate_pools(const expert_index & index, expert_cache & cache, const std::vector<layer_id> & layers,
                            const pool_slots & slots, cache_policy & policy, const char * where);

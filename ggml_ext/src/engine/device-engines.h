@@ -19,24 +19,23 @@
 
 namespace hobbit {
 
-// The places of all devices that compute a model's experts, and the cache in host memory behind them. Decides which
-// layer is whose and what each has of the bounds on memory; what is told to it reaches all places.
+// The engines of all devices that compute a model's experts, and their next-level cache in host memory. Assigns the
+// layers to the devices and divides the limits on memory between them.
 //
 // Thread-safety: none; see expert_cache.
 class device_engines {
   public:
-    // All must outlive the object; the loader may end before. REQUIRES: devices is not empty, several of them have
-    // memory of their own
+    // All but the loader must outlive the object. REQUIRES: at least one device; several must have memory of their own
     device_engines(split_runner * runner, const std::vector<ggml_backend_dev_t> & devices, const expert_index & index,
                    const settings & config, loader & loader, stats & stats, ggml_backend_buffer_type_t transfer_memory);
 
     // Whether the pools are on devices with memory of their own.
     bool are_apart() const { return host_ != nullptr; }
 
-    // See hobbit_place_layers. REQUIRES: once, before anything of a layer
+    // See hobbit_place_layers. REQUIRES: called once, before the functions below
     void place_layers(const ggml_backend_dev_t * devices, size_t n_devices);
 
-    // That has the block's experts; any one for a block without experts.
+    // The engine that computes the block's experts; any engine for a block without experts.
     device_engine & of_block(int64_t block) const;
 
     // REQUIRES: the layers are placed
@@ -47,15 +46,15 @@ class device_engines {
     // what the places take.
     status allocate(other_memory other, uint32_t n_batch, cache_policy & policy);
 
-    // Begins to fill the pools. REQUIRES: allocated. What the executors share must outlive the object.
+    // Creates the executors and begins to fill the pools. REQUIRES: allocated; `run` outlives the object.
     void start(run_state & run, rule_options rule);
 
-    // Runs a split of this device of the backend's; see moe_executor. REQUIRES: started
+    // Computes a graph split on one of the backend's devices; see moe_executor. REQUIRES: started
     status compute(ggml_cgraph * graph, ggml_backend_dev_t device, inner_graph & inner, inner_graph * cpu);
 
     bool has_low_pool() const;
 
-    // Fills in what is known of the pools.
+    // Sets the fields that concern pools and devices.
     void describe(hobbit_info & info) const;
 
     const std::vector<std::unique_ptr<device_engine>> & all() const { return places_; }
@@ -77,10 +76,10 @@ class device_engines {
     const expert_index &                        index_;
     const settings &                            config_;
     stats &                                     stats_;
-    stats                                       host_stats_; // of host_ alone
+    stats                                       host_stats_; // counters of host_
     const ggml_backend_buffer_type_t            transfer_memory_;
-    std::unique_ptr<expert_cache>               host_;         // null: the pools are in host memory themselves
-    std::optional<expert_shapes>                kinds_;        // where the CPU has a share
+    std::unique_ptr<expert_cache>               host_;         // null: the pools themselves are in host memory
+    std::optional<expert_shapes>                kinds_;        // if the CPU computes some experts
     std::unique_ptr<prefetcher>                 prefetcher_;   // null: no prefetch
     std::vector<std::unique_ptr<device_engine>> places_;       // one for each device
     std::vector<uint32_t>                       layer_places_; // [layer], index of places_

@@ -23,13 +23,13 @@
 #include <string>
 #include <vector>
 
-// One opened model: the parts of the cache and how they hang together. Each device that computes has a place with pools
-// of its own, for some of the layers; everything else is there once.
+// One opened model. It owns the index, the loader, the policy and the counters, of which a model has one each, and the
+// engines of all devices.
 //
 // Thread-safety: prepare and compute take turns; everything else is constant after open and place_layers, or atomic.
 struct hobbit_model final : public hobbit::split_runner {
   public:
-    // model stays null, without an error, where llama.cpp is to load the file as it always does.
+    // Leaves the model null, without an error, if llama.cpp should load the file as usual.
     static hobbit::status open(const std::string & path, const hobbit_setting * given, size_t n_given,
                                std::unique_ptr<hobbit_model> & model);
 
@@ -67,7 +67,7 @@ struct hobbit_model final : public hobbit::split_runner {
     const hobbit::stats &        counters() const { return stats_; }
     hobbit_info                  info() const;
 
-    // False past the last one.
+    // The i-th device; false if there are fewer.
     bool device_info(size_t i, hobbit_device_info & info) const;
 
   private:
@@ -92,12 +92,12 @@ struct hobbit_model final : public hobbit::split_runner {
     uint64_t                                resident_before_ = 0;
     hobbit::stats                           stats_;
     hobbit::posix_file_reader               reader_;
-    std::optional<hobbit::embedding_reader> rows_; // of the token embedding, where it stays on disk
+    std::optional<hobbit::embedding_reader> rows_; // of the token embedding; none if it is in memory
     hobbit::precision_costs                 costs_;
     std::unique_ptr<hobbit::precision_rule> rule_;
     std::unique_ptr<hobbit::cache_policy>   policy_;
     std::unique_ptr<hobbit::run_state>      run_;
-    std::unique_ptr<hobbit::device_engines> places_; // null until the layers are placed, as are all around it
+    std::unique_ptr<hobbit::device_engines> places_; // null until place_layers, as are rule, policy, run and loader
     std::unique_ptr<hobbit::loader>         loader_; // destroyed first: its threads write into the caches
     hobbit::run_recorder                    recorder_;
 
