@@ -6,18 +6,30 @@
 
 namespace hobbit {
 
-std::string format(const char * fmt, ...) {
-    va_list args;
-    va_start(args, fmt);
+static std::string format_list(const char * fmt, va_list args) {
     va_list again;
     va_copy(again, args);
-    const int size = vsnprintf(nullptr, 0, fmt, args);
-    va_end(args);
-
+    const int   size = vsnprintf(nullptr, 0, fmt, args);
     std::string text(size > 0 ? size : 0, '\0');
     vsnprintf(text.data(), text.size() + 1, fmt, again);
     va_end(again);
     return text;
+}
+
+std::string format(const char * fmt, ...) {
+    va_list args;
+    va_start(args, fmt);
+    const std::string text = format_list(fmt, args);
+    va_end(args);
+    return text;
+}
+
+status status::error(const char * fmt, ...) {
+    va_list args;
+    va_start(args, fmt);
+    const status s = error(format_list(fmt, args));
+    va_end(args);
+    return s;
 }
 
 std::string format_size(double bytes) {

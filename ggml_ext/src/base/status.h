@@ -18,6 +18,8 @@ class status {
         return s;
     }
 
+    static status error(const char * fmt, ...) __attribute__((format(printf, 1, 2)));
+
     // The caller asked to stop. Nothing is wrong, and the next try may succeed.
     static status aborted() {
         status s   = error("aborted");

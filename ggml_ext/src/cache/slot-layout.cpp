@@ -147,9 +147,9 @@ status slot_layout::fit_bank(uint32_t & slots_per_bank) {
             return {};
         }
         if (slots_per_bank == 1) {
-            return status::error(format("%s cannot multiply by the %s-precision experts (%s): choose another device",
-                                        ggml_backend_dev_name(device_), tier_name(tier_of(term_)),
-                                        bad == matrices_.end() ? "too large" : ggml_type_name(bad->type)));
+            return status::error("%s cannot multiply by the %s-precision experts (%s): choose another device",
+                                 ggml_backend_dev_name(device_), tier_name(tier_of(term_)),
+                                 bad == matrices_.end() ? "too large" : ggml_type_name(bad->type));
         }
         slots_per_bank = (slots_per_bank + 1) / 2;
     }

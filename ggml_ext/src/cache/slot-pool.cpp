@@ -59,9 +59,9 @@ status slot_pool::allocate(ggml_backend_buffer_type_t buft, ggml_backend_buffer_
         banks_.emplace_back();
         if (!allocate_bank(buft, packed, bank_size, banks_.back())) {
             free();
-            return status::error(format("cannot allocate %s for expert pools on %s%s: give a smaller %s",
-                                        format_size(double(bank_size) * n_banks).c_str(), ggml_backend_buft_name(buft),
-                                        say_free(buft).c_str(), options));
+            return status::error("cannot allocate %s for expert pools on %s%s: give a smaller %s",
+                                 format_size(double(bank_size) * n_banks).c_str(), ggml_backend_buft_name(buft),
+                                 say_free(buft).c_str(), options);
         }
     }
     const auto is_other = [&](const memory_bank & bank) { return ggml_backend_buffer_get_type(bank.buffer) != buft; };

@@ -28,8 +28,8 @@ static const char * missing_operation(ggml_backend_dev_t device) {
 
 static status check(ggml_backend_dev_t device) {
     const char * missing = missing_operation(device);
-    return missing ? status::error(format("%s cannot compute experts, which takes %s: choose another device",
-                                          ggml_backend_dev_name(device), missing))
+    return missing ? status::error("%s cannot compute experts, which takes %s: choose another device",
+                                   ggml_backend_dev_name(device), missing)
                    : status();
 }
 
@@ -45,19 +45,19 @@ static status find_device(const std::string & name, ggml_backend_dev_t & device)
         }
         all += (all.empty() ? "" : ", ") + std::string(ggml_backend_dev_name(device));
     }
-    return status::error(format("there is no device '%s': choose one of %s", name.c_str(), all.c_str()));
+    return status::error("there is no device '%s': choose one of %s", name.c_str(), all.c_str());
 }
 
 static status check_together(const std::vector<ggml_backend_dev_t> & devices) {
     for (size_t i = 0; i < devices.size() && devices.size() > 1; i++) {
         const char * name = ggml_backend_dev_name(devices[i]);
         if (is_host_device(devices[i])) {
-            return status::error(format("%s has no memory of its own, as each of several devices must: leave it out of "
-                                        "hobbit.device",
-                                        name));
+            return status::error("%s has no memory of its own, as each of several devices must: leave it out of "
+                                 "hobbit.device",
+                                 name);
         }
         if (std::count(devices.begin(), devices.end(), devices[i]) > 1) {
-            return status::error(format("hobbit.device names %s twice: leave one of them out", name));
+            return status::error("hobbit.device names %s twice: leave one of them out", name);
         }
     }
     return {};

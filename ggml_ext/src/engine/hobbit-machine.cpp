@@ -23,7 +23,7 @@ bool hobbit_measure_disk(const char * path, uint64_t read_bytes, uint32_t n_thre
     try {
         s = hobbit::measure_disk(path, read_bytes, n_threads, seconds, *speed);
     } catch (const std::exception & e) {
-        s = status::error(hobbit::format("cannot measure the disk: %s", e.what()));
+        s = status::error("cannot measure the disk: %s", e.what());
     }
     return hobbit::report(s, err, err_size);
 }

@@ -41,13 +41,13 @@ status hobbit_model::open(const std::string & path, const hobbit_setting * given
     }
     status s = opened->settings_.apply_stored(index.stored());
     if (!s.ok()) {
-        return status::error(format("the settings stored in '%s' or the calibration beside it cannot be used: %s",
-                                    path.c_str(), s.message().c_str()));
+        return status::error("the settings stored in '%s' or the calibration beside it cannot be used: %s",
+                             path.c_str(), s.message().c_str());
     }
     s = index.low_costs().empty() ? s : opened->set_costs(index.low_costs(), index.skip_costs());
     if (!s.ok()) {
-        return status::error(format("the calibration of '%s' cannot be used: %s; calibrate it again", path.c_str(),
-                                    s.message().c_str()));
+        return status::error("the calibration of '%s' cannot be used: %s; calibrate it again", path.c_str(),
+                             s.message().c_str());
     }
     std::vector<ggml_backend_dev_t> named;
     HOBBIT_TRY(opened->check_thresholds(opened->settings_.thresholds));
@@ -59,16 +59,15 @@ status hobbit_model::open(const std::string & path, const hobbit_setting * given
 
 status hobbit_model::check_thresholds(const score_thresholds & t) const {
     if (t.t1 < 1.0 && t.t2 > t.t1 && index_.n_tiers() == 1) {
-        return status::error(
-            format("t1 = %g asks for low-precision experts, and '%s' has none: add them with pyhobbit convert, "
-                   "or leave t1 at 1",
-                   t.t1, index_.files()[0].c_str()));
+        return status::
+            error("t1 = %g asks for low-precision experts, and '%s' has none: add them with pyhobbit convert, "
+                  "or leave t1 at 1",
+                  t.t1, index_.files()[0].c_str());
     }
     if (t.price > 0.0 && costs_.empty()) {
-        return status::error(
-            format("the rule %s needs the costs that a calibration measures, and '%s' has none: run pyhobbit "
-                   "calibrate, or give t1 and t2",
-                   settings_.rule.c_str(), index_.files()[0].c_str()));
+        return status::error("the rule %s needs the costs that a calibration measures, and '%s' has none: run pyhobbit "
+                             "calibrate, or give t1 and t2",
+                             settings_.rule.c_str(), index_.files()[0].c_str());
     }
     return {};
 }
@@ -286,9 +285,9 @@ status hobbit_model::change_thresholds(const score_thresholds & t, settings & ch
     const bool asks_for_low = t.price > 0.0 || (t.t1 < 1.0 && t.t2 > t.t1);
     if (prepared_ && asks_for_low && index_.n_tiers() > 1 && !places_->has_low_pool()) {
         const std::string asked = t.price > 0.0 ? format("price = %g", t.price) : format("t1 = %g", t.t1);
-        return status::error(format("%s asks for low-precision experts, and the model was opened without a pool for "
-                                    "them: open it with %s",
-                                    asked.c_str(), t.price > 0.0 ? "a price above 0" : "t1 below 1"));
+        return status::error("%s asks for low-precision experts, and the model was opened without a pool for "
+                             "them: open it with %s",
+                             asked.c_str(), t.price > 0.0 ? "a price above 0" : "t1 below 1");
     }
     return check_thresholds(changed.thresholds);
 }

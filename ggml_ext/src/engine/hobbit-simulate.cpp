@@ -20,7 +20,7 @@ bool hobbit_simulate(const struct hobbit_route * routes, size_t n_routes, const 
         s = hobbit::simulate(routes, n_routes, *options, *result);
     } catch (const std::exception & e) {
         *result = {};
-        s       = status::error(hobbit::format("cannot simulate: %s", e.what()));
+        s       = status::error("cannot simulate: %s", e.what());
     }
     return hobbit::report(s, err, err_size);
 }

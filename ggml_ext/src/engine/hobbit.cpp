@@ -23,7 +23,7 @@ bool hobbit_open(const char * path, const struct hobbit_setting * settings, size
     try {
         s = hobbit_model::open(path, settings, n_settings, opened);
     } catch (const std::exception & e) {
-        s = status::error(hobbit::format("cannot open '%s': %s", path, e.what()));
+        s = status::error("cannot open '%s': %s", path, e.what());
     }
     *model = opened.release();
     return report(s, err, err_size);
@@ -67,7 +67,7 @@ bool hobbit_place_layers(hobbit_model * model, struct ggml_backend_device * cons
     try {
         s = model->place_layers(devices, n_devices);
     } catch (const std::exception & e) {
-        s = status::error(e.what());
+        s = status::error(std::string(e.what()));
     }
     return report(s, err, err_size);
 }
@@ -87,7 +87,7 @@ bool hobbit_set_router(hobbit_model * model, uint32_t block, const struct ggml_t
     try {
         s = model->set_router(block, weight, bias, selection_bias, gating);
     } catch (const std::exception & e) {
-        s = status::error(hobbit::format("cannot keep the routers for prefetch: %s", e.what()));
+        s = status::error("cannot keep the routers for prefetch: %s", e.what());
     }
     return report(s, err, err_size);
 }
@@ -97,7 +97,7 @@ bool hobbit_prepare(hobbit_model * model, uint64_t model_bytes, uint32_t n_batch
     try {
         s = model->prepare(model_bytes, n_batch);
     } catch (const std::exception & e) {
-        s = status::error(hobbit::format("cannot allocate expert pools: %s", e.what()));
+        s = status::error("cannot allocate expert pools: %s", e.what());
     }
     return report(s, err, err_size);
 }

@@ -157,11 +157,11 @@ bool takes_text(const hobbit_setting_spec & spec) {
 status set(settings & s, const row & to, double value) {
     const hobbit_setting_spec & spec = to.spec;
     if (takes_text(spec)) {
-        return status::error(format("%s takes a text", spec.key));
+        return status::error("%s takes a text", spec.key);
     }
     const bool is_flag = spec.type == HOBBIT_TYPE_FLAG;
     if (!std::isfinite(value) || (!is_flag && (value < spec.min || value > spec.max))) {
-        return status::error(format("%s is %g: it must lie between %g and %g", spec.key, value, spec.min, spec.max));
+        return status::error("%s is %g: it must lie between %g and %g", spec.key, value, spec.min, spec.max);
     }
     std::visit(
         [&](auto in) {
@@ -186,11 +186,11 @@ int find_choice(const char * choices, const std::string & value) {
 status set(settings & s, const row & to, const std::string & value) {
     const hobbit_setting_spec & spec = to.spec;
     if (!takes_text(spec)) {
-        return status::error(format("%s takes a number, not the text '%s'", spec.key, value.c_str()));
+        return status::error("%s takes a number, not the text '%s'", spec.key, value.c_str());
     }
     const int chosen = spec.choices ? find_choice(spec.choices, value) : 0;
     if (chosen < 0) {
-        return status::error(format("%s is '%s': choose one of %s", spec.key, value.c_str(), spec.choices));
+        return status::error("%s is '%s': choose one of %s", spec.key, value.c_str(), spec.choices);
     }
     std::visit(
         [&](auto in) {
@@ -248,7 +248,7 @@ status settings::apply_one(const hobbit_setting & setting) {
     const std::string key = setting.key;
     const row *       to  = find_row(key);
     if (!to) {
-        return status::error(format("unknown setting %s", key.c_str()));
+        return status::error("unknown setting %s", key.c_str());
     }
     if (setting.kind == HOBBIT_SETTING_STRING) {
         return set(*this, *to, std::string(setting.s));
@@ -273,9 +273,9 @@ status settings::apply(const hobbit_setting * given, size_t n_given) {
     if (weights_given() && !is_given("hobbit.policy")) {
         policy = "hobbit";
     } else if (weights_given() && policy != "hobbit") {
-        return status::error(format("the weights w_lru, w_lfu, w_lhu and w_fld belong to the policy 'hobbit', but "
-                                    "hobbit.policy is '%s'",
-                                    policy.c_str()));
+        return status::error("the weights w_lru, w_lfu, w_lhu and w_fld belong to the policy 'hobbit', but "
+                             "hobbit.policy is '%s'",
+                             policy.c_str());
     }
     return check();
 }
@@ -308,7 +308,7 @@ status settings::apply_stored(const stored_settings & stored) {
         }
         const row * to = find_row(key);
         if (!to || !to->spec.is_stored) {
-            return status::error(format("%s is not a setting that a file may store", key.c_str()));
+            return status::error("%s is not a setting that a file may store", key.c_str());
         }
         const status s = std::visit([&](const auto & v) { return set(*this, *to, v); }, value);
         if (!s.ok()) {
@@ -335,23 +335,23 @@ double settings::low_demand() const {
 
 status settings::check() const {
     if (takes_price(rule) && thresholds.t1 < 1.0) {
-        return status::error(format("hobbit.t1 and hobbit.t2 belong to the rule gate, and the rule here is %s: give "
-                                    "hobbit.price in their place, or hobbit.rule gate",
-                                    rule.c_str()));
+        return status::error("hobbit.t1 and hobbit.t2 belong to the rule gate, and the rule here is %s: give "
+                             "hobbit.price in their place, or hobbit.rule gate",
+                             rule.c_str());
     }
     if (!takes_price(rule) && thresholds.price > 0.0) {
-        return status::error(format("hobbit.price belongs to the rule price, and the rule here is %s: give hobbit.t1 "
-                                    "and hobbit.t2 in its place, or hobbit.rule price",
-                                    rule.c_str()));
+        return status::error("hobbit.price belongs to the rule price, and the rule here is %s: give hobbit.t1 "
+                             "and hobbit.t2 in its place, or hobbit.rule price",
+                             rule.c_str());
     }
     if (thresholds.t1 > thresholds.t2) {
-        return status::error(format("hobbit.t1 (%g) must not be above hobbit.t2 (%g): between the two, experts are "
-                                    "used in low precision",
-                                    thresholds.t1, thresholds.t2));
+        return status::error("hobbit.t1 (%g) must not be above hobbit.t2 (%g): between the two, experts are "
+                             "used in low precision",
+                             thresholds.t1, thresholds.t2);
     }
     const double sum = weights[0] + weights[1] + weights[2] + weights[3];
     if (!(std::fabs(sum - 1.0) < 1e-6)) {
-        return status::error(format("the weights w_lru, w_lfu, w_lhu and w_fld sum to %g: they must sum to 1", sum));
+        return status::error("the weights w_lru, w_lfu, w_lhu and w_fld sum to %g: they must sum to 1", sum);
     }
     return {};
 }

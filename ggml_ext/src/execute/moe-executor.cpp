@@ -131,8 +131,8 @@ status moe_executor::begin_section(ggml_cgraph * graph, int first, inner_graph &
 status moe_executor::check_weights(const ggml_tensor * matmul) const {
     const auto all_high = [&](const batch_info::row & row) { return run_.thresholds.of(row.sequence).all_high(); };
     if (layer_.routing.weights.empty() && !std::all_of(layer_.rows.begin(), layer_.rows.end(), all_high)) {
-        return status::error(
-            format("the router weights of '%s' are not known: run this model with t1 = 1", matmul->src[0]->name));
+        return status::error("the router weights of '%s' are not known: run this model with t1 = 1",
+                             matmul->src[0]->name);
     }
     return {};
 }

@@ -30,9 +30,8 @@ status expert_matmuls::reserve(const layer_routing & routing, inner_graph & inne
     }
     HOBBIT_TRY(inner.compute());
     if (!inner.reserve(sizes)) {
-        return status::error(
-            format("%s has no memory left for the rows of %lld tokens: use a smaller batch (--ubatch-size)",
-                   ggml_backend_name(inner.backend()), (long long) routing.n_tokens));
+        return status::error("%s has no memory left for the rows of %lld tokens: use a smaller batch (--ubatch-size)",
+                             ggml_backend_name(inner.backend()), (long long) routing.n_tokens);
     }
     return {};
 }

@@ -306,8 +306,8 @@ status inner_graph::check(ggml_status result) const {
         return status::aborted();
     }
     if (result != GGML_STATUS_SUCCESS) {
-        return status::error(format("%s failed to compute experts (%s): check that the device still works",
-                                    ggml_backend_name(backend_), ggml_status_to_string(result)));
+        return status::error("%s failed to compute experts (%s): check that the device still works",
+                             ggml_backend_name(backend_), ggml_status_to_string(result));
     }
     return {};
 }

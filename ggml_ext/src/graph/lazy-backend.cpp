@@ -9,7 +9,7 @@ status lazy_backend::open() {
     }
     backend_.reset(ggml_backend_dev_init(device_, nullptr));
     if (!backend_) {
-        return status::error(format("%s cannot be opened: choose another device", ggml_backend_dev_name(device_)));
+        return status::error("%s cannot be opened: choose another device", ggml_backend_dev_name(device_));
     }
     inner_.emplace(backend_.get());
     configure();

@@ -23,7 +23,7 @@ status measure_disk(const std::string & path, uint64_t read_bytes, uint32_t n_th
     const uint64_t     whole = std::filesystem::file_size(path) / A * A;
     const uint64_t     size  = std::min((read_bytes + A - 1) / A * A, whole);
     if (size == 0) {
-        return status::error(format("'%s' is too small to measure the disk with", path.c_str()));
+        return status::error("'%s' is too small to measure the disk with", path.c_str());
     }
 
     const auto            start = clock::now();

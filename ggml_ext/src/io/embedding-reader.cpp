@@ -9,14 +9,14 @@ namespace hobbit {
 
 status embedding_reader::read(int32_t row, float * out) {
     if (row < 0 || row >= shape_.n_out) {
-        return status::error(format("token %d is not in the vocabulary of %lld tokens", row, (long long) shape_.n_out));
+        return status::error("token %d is not in the vocabulary of %lld tokens", row, (long long) shape_.n_out);
     }
     const size_t        row_size = ggml_row_size(table_.type, shape_.n_in);
     const part_location place    = { table_.file, table_.offset + size_t(row) * row_size, row_size, table_.type };
     const size_t        offset   = data_offset(place);
     const size_t        span     = aligned_span(place);
     if (!staging_.reserve(span)) {
-        return status::error(format("no memory is left for %zu bytes of the token embedding", span));
+        return status::error("no memory is left for %zu bytes of the token embedding", span);
     }
     HOBBIT_TRY(reader_.read_at(place.file, place.offset - offset, span, offset + row_size, staging_.data()));
     const char * data = staging_.data() + offset;

@@ -22,7 +22,7 @@ static int64_t modified_ns(const struct stat & st) {
 }
 
 static status posix_error(const std::string & path, const char * what) {
-    return status::error(format("cannot %s '%s': %s", what, path.c_str(), strerror(errno)));
+    return status::error("cannot %s '%s': %s", what, path.c_str(), strerror(errno));
 }
 
 posix_file_reader::~posix_file_reader() {
@@ -65,7 +65,7 @@ status posix_file_reader::check_unchanged(const open_file & file) {
         return posix_error(file.path, "examine");
     }
     if (st.st_size != file.size || modified_ns(st) != file.modified_ns) {
-        return status::error(format("'%s' changed while it was in use: load the model again", file.path.c_str()));
+        return status::error("'%s' changed while it was in use: load the model again", file.path.c_str());
     }
     return {};
 }
@@ -83,8 +83,8 @@ status posix_file_reader::read_at(uint32_t index, uint64_t offset, size_t size, 
             continue;
         }
         if (n == 0) {
-            return status::error(format("'%s' ends at byte %llu where weights were expected: it is truncated",
-                                        file.path.c_str(), (unsigned long long) (offset + done)));
+            return status::error("'%s' ends at byte %llu where weights were expected: it is truncated",
+                                 file.path.c_str(), (unsigned long long) (offset + done));
         }
         if (errno == EINVAL && direct) {
             // accepted at open, refused at read: the file system has no direct I/O after all; the flag goes last, so

@@ -142,7 +142,7 @@ status loader::read(const chunk & next, staging_buffer & staging) {
     char *              dst    = next.dst;
     if (next.buffer) {
         if (!staging.reserve(span)) {
-            return status::error(format("no memory left to read experts (%zu bytes)", span));
+            return status::error("no memory left to read experts (%zu bytes)", span);
         }
         dst = staging.data();
     }

@@ -33,8 +33,8 @@ status expert_index::open(const std::string & path, const std::string & sidecar)
     std::vector<gguf_file> files;
     HOBBIT_TRY(open_gguf_model(path, files));
     if (is_sidecar(files[0])) {
-        return status::error(format("'%s' holds only further tiers of '%s': give that file as the model", path.c_str(),
-                                    sidecar_base_name(files[0]).c_str()));
+        return status::error("'%s' holds only further tiers of '%s': give that file as the model", path.c_str(),
+                             sidecar_base_name(files[0]).c_str());
     }
     for (const gguf_file & file : files) {
         model_bytes_ += file.size();
@@ -61,14 +61,14 @@ status expert_index::open_sidecar(const std::string & path, const std::string & 
             return {};
         }
     } else if (files[0].has("hobbit.tiers")) {
-        return status::error(format("'%s' has tiers of its own: do not give it a sidecar", path.c_str()));
+        return status::error("'%s' has tiers of its own: do not give it a sidecar", path.c_str());
     }
 
     gguf_file    file;
     const status s = file.open(name);
     if (!s.ok()) {
-        return status::error(format("%s; it should be the sidecar of '%s': make one with pyhobbit convert --sidecar",
-                                    s.message().c_str(), path.c_str()));
+        return status::error("%s; it should be the sidecar of '%s': make one with pyhobbit convert --sidecar",
+                             s.message().c_str(), path.c_str());
     }
     HOBBIT_TRY(check_sidecar(file, files));
     files.push_back(std::move(file));
@@ -78,9 +78,9 @@ status expert_index::open_sidecar(const std::string & path, const std::string & 
 status expert_index::read_metadata(const gguf_file & file) {
     double value = 0;
     if (file.find_number("hobbit.renormalize", value) && value != 0) {
-        return status::error(format("'%s' stores hobbit.renormalize, which no longer exists: the weight of skipped "
-                                    "experts is dropped; remove the key from the file",
-                                    file.path().c_str()));
+        return status::error("'%s' stores hobbit.renormalize, which no longer exists: the weight of skipped "
+                             "experts is dropped; remove the key from the file",
+                             file.path().c_str());
     }
     std::string arch;
     if (file.find_string("general.architecture", arch) && file.find_number(arch + ".expert_used_count", value)) {
@@ -108,26 +108,24 @@ status expert_index::read_calibration(const std::string & path) {
     const status s       = file.open(name);
     uint64_t     size    = 0;
     const auto   damaged = [&](const std::string & why) {
-        return status::error(format("'%s' cannot be used%s: calibrate '%s' again, or remove it", name.c_str(),
-                                      why.c_str(), path.c_str()));
+        return status::error("'%s' cannot be used%s: calibrate '%s' again, or remove it", name.c_str(), why.c_str(),
+                               path.c_str());
     };
     if (!s.ok() || !file.find_u64("hobbit.model_bytes", size)) {
         return damaged(s.ok() ? "" : ": " + s.message());
     }
     if (size != model_bytes_) {
-        return status::error(
-            format("the calibration '%s' was made for another version of '%s': calibrate it again with "
-                   "pyhobbit calibrate, or remove the file",
-                   name.c_str(), path.c_str()));
+        return status::error("the calibration '%s' was made for another version of '%s': calibrate it again with "
+                             "pyhobbit calibrate, or remove the file",
+                             name.c_str(), path.c_str());
     }
     for (const term_id term : TERMS) {
         const char * tier      = tier_name(tier_of(term));
         uint64_t     tier_size = 0;
         if (file.find_u64(format("hobbit.%s_bytes", tier), tier_size) && tier_size != term_bytes(term)) {
-            return status::error(
-                format("the calibration '%s' was made for another %s tier of '%s': calibrate it again with "
-                       "pyhobbit calibrate, or remove the file",
-                       name.c_str(), tier, path.c_str()));
+            return status::error("the calibration '%s' was made for another %s tier of '%s': calibrate it again with "
+                                 "pyhobbit calibrate, or remove the file",
+                                 name.c_str(), tier, path.c_str());
         }
     }
     if (!read_uses(file)) {
@@ -176,18 +174,17 @@ status expert_index::add_base(const std::vector<gguf_file> & files) {
                 continue;
             }
             if (!is_expert_stack(t)) {
-                return status::error(format("'%s': tensor '%s' is not a stack of expert matrices",
-                                            files[i].path().c_str(), t.name.c_str()));
+                return status::error("'%s': tensor '%s' is not a stack of expert matrices", files[i].path().c_str(),
+                                     t.name.c_str());
             }
             auto & [shape, locations] = blocks[name.block];
             if (shape.parts & name.part) {
-                return status::error(
-                    format("'%s': tensor '%s' is in the model twice", files[i].path().c_str(), t.name.c_str()));
+                return status::error("'%s': tensor '%s' is in the model twice", files[i].path().c_str(),
+                                     t.name.c_str());
             }
             if (shape.n_experts != 0 && shape.n_experts != t.ne[2]) {
-                return status::error(format("'%s': tensor '%s' has %lld experts, the others of its layer %u",
-                                            files[i].path().c_str(), t.name.c_str(), (long long) t.ne[2],
-                                            shape.n_experts));
+                return status::error("'%s': tensor '%s' has %lld experts, the others of its layer %u",
+                                     files[i].path().c_str(), t.name.c_str(), (long long) t.ne[2], shape.n_experts);
             }
             shape.block              = name.block;
             shape.n_experts          = t.ne[2];
@@ -201,8 +198,7 @@ status expert_index::add_base(const std::vector<gguf_file> & files) {
     }
     for (auto & [block, layer] : blocks) {
         if (!(layer.first.parts & part_id::down) || !(layer.first.parts - part_id::down)) {
-            return status::error(
-                format("'%s': layer %u lacks some of its expert tensors", files[0].path().c_str(), block));
+            return status::error("'%s': layer %u lacks some of its expert tensors", files[0].path().c_str(), block);
         }
         for (const part_id p : part_set::all()) {
             layer.first.tensors[p] = { layer_id(layers_.size()), p };
@@ -243,16 +239,14 @@ status expert_index::read_tiers(const gguf_file & file, tier_set & tiers) {
     tiers.are_declared = true;
     double version     = 0;
     if (!file.find_number("hobbit.version", version) || (version != 1 && version != 2)) {
-        return status::error(
-            format("'%s' is of hobbit format version %g, this program reads versions 1 and 2", path, version));
+        return status::error("'%s' is of hobbit format version %g, this program reads versions 1 and 2", path, version);
     }
     if (names != std::vector<std::string>{ "high", "low" }) {
-        return status::error(format("'%s' declares other tiers than high and low: convert it again", path));
+        return status::error("'%s' declares other tiers than high and low: convert it again", path);
     }
     std::string low;
     if (!file.find_string("hobbit.tier.low.kind", low) || low != "complete") {
-        return status::error(
-            format("'%s': the low tier is of kind '%s', this program reads 'complete'", path, low.c_str()));
+        return status::error("'%s': the low tier is of kind '%s', this program reads 'complete'", path, low.c_str());
     }
     std::string high = "complete";
     file.find_string("hobbit.tier.high.kind", high);
@@ -260,9 +254,9 @@ status expert_index::read_tiers(const gguf_file & file, tier_set & tiers) {
         return read_residual(file, tiers);
     }
     if (version == 2 || high != "complete") {
-        return status::error(format("'%s': the high tier is of kind '%s', which format version %g does not have: "
-                                    "convert it again",
-                                    path, high.c_str(), version));
+        return status::error("'%s': the high tier is of kind '%s', which format version %g does not have: "
+                             "convert it again",
+                             path, high.c_str(), version);
     }
     return {};
 }
@@ -271,15 +265,15 @@ status expert_index::read_residual(const gguf_file & file, tier_set & tiers) {
     const char * path = file.path().c_str();
     std::string  of;
     if (!file.find_string("hobbit.tier.high.of", of) || of != "low") {
-        return status::error(format("'%s': the high tier is the residual of '%s', which is no complete tier of the "
-                                    "file: convert it again",
-                                    path, of.c_str()));
+        return status::error("'%s': the high tier is the residual of '%s', which is no complete tier of the "
+                             "file: convert it again",
+                             path, of.c_str());
     }
     std::string base;
     if (!file.find_string("hobbit.base_tier", base) || (base != "low" && base != "none")) {
-        return status::error(
-            format("'%s': hobbit.base_tier is '%s', with a residual tier it is 'low' or 'none': convert it again", path,
-                   base.c_str()));
+        return status::
+            error("'%s': hobbit.base_tier is '%s', with a residual tier it is 'low' or 'none': convert it again", path,
+                  base.c_str());
     }
     tiers.high = tier_kind::residual;
     tiers.base = base == "low" ? std::optional(term_id::low) : std::nullopt;
@@ -319,8 +313,8 @@ status expert_index::add_group(const gguf_file & file, uint32_t file_number, con
     const expert_tensor * of   = find_tensor(stem + ".weight");
     const term_id         term = name.tier == tier_name(tier_id::low) ? term_id::low : term_id::high;
     if (name.tier != tier_name(tier_of(term)) || term == tiers_.base || !of) {
-        return status::error(format("'%s': tensor '%s' belongs to no expert tensor of the model, or to no further tier",
-                                    file.path().c_str(), tensor.name.c_str()));
+        return status::error("'%s': tensor '%s' belongs to no expert tensor of the model, or to no further tier",
+                             file.path().c_str(), tensor.name.c_str());
     }
 
     const layer_shape &  shape = layers_[of->layer];
@@ -332,27 +326,27 @@ status expert_index::add_group(const gguf_file & file, uint32_t file_number, con
             experts.push_back(e);
         }
     } else if (!file.find_ints(key, experts)) {
-        return status::error(format("'%s': %s must be an array of 32-bit integers", file.path().c_str(), key.c_str()));
+        return status::error("'%s': %s must be an array of 32-bit integers", file.path().c_str(), key.c_str());
     }
     if (!is_expert_stack(tensor) || tensor.ne[0] != base.n_in || tensor.ne[1] != base.n_out ||
         tensor.ne[2] != int64_t(experts.size())) {
-        return status::error(format("'%s': tensor '%s' has shape %lld x %lld x %lld, the model asks for "
-                                    "%lld x %lld x %zu: convert the model again",
-                                    file.path().c_str(), tensor.name.c_str(), (long long) tensor.ne[0],
-                                    (long long) tensor.ne[1], (long long) tensor.ne[2], (long long) base.n_in,
-                                    (long long) base.n_out, experts.size()));
+        return status::error("'%s': tensor '%s' has shape %lld x %lld x %lld, the model asks for "
+                             "%lld x %lld x %zu: convert the model again",
+                             file.path().c_str(), tensor.name.c_str(), (long long) tensor.ne[0],
+                             (long long) tensor.ne[1], (long long) tensor.ne[2], (long long) base.n_in,
+                             (long long) base.n_out, experts.size());
     }
 
     const uint64_t stride = tensor.size / experts.size();
     for (size_t i = 0; i < experts.size(); i++) {
         if (experts[i] < 0 || uint32_t(experts[i]) >= shape.n_experts) {
-            return status::error(format("'%s': tensor '%s' names expert %d of %u", file.path().c_str(),
-                                        tensor.name.c_str(), experts[i], shape.n_experts));
+            return status::error("'%s': tensor '%s' names expert %d of %u", file.path().c_str(), tensor.name.c_str(),
+                                 experts[i], shape.n_experts);
         }
         part_location & location = locations_[term][of->layer][of->part][experts[i]];
         if (location.size != 0) {
-            return status::error(
-                format("'%s': tensor '%s' repeats expert %d", file.path().c_str(), tensor.name.c_str(), experts[i]));
+            return status::error("'%s': tensor '%s' repeats expert %d", file.path().c_str(), tensor.name.c_str(),
+                                 experts[i]);
         }
         location = { file_number, tensor.offset + i * stride, stride, tensor.type };
     }
@@ -364,9 +358,8 @@ status expert_index::check_term(const std::string & path, term_id term) const {
         for (const part_id p : part_set::all()) {
             for (size_t e = 0; e < locations_[term][l][p].size(); e++) {
                 if (locations_[term][l][p][e].size == 0) {
-                    return status::error(
-                        format("'%s': the %s tier lacks expert %zu of blk.%u.%s: convert the model again", path.c_str(),
-                               tier_name(tier_of(term)), e, layers_[l].block, part_name(p)));
+                    return status::error("'%s': the %s tier lacks expert %zu of blk.%u.%s: convert the model again",
+                                         path.c_str(), tier_name(tier_of(term)), e, layers_[l].block, part_name(p));
                 }
             }
         }

@@ -19,7 +19,7 @@ status gguf_file::open(const std::string & path) {
 
     struct stat st;
     if (stat(path.c_str(), &st) != 0) {
-        return status::error(format("cannot open '%s': %s", path.c_str(), strerror(errno)));
+        return status::error("cannot open '%s': %s", path.c_str(), strerror(errno));
     }
     size_ = st.st_size;
 
@@ -27,8 +27,7 @@ status gguf_file::open(const std::string & path) {
     gguf_init_params params = { /* .no_alloc = */ true, /* .ctx = */ &meta };
     gguf_.reset(gguf_init_from_file(path.c_str(), params));
     if (!gguf_) {
-        return status::error(
-            format("'%s' is not a readable GGUF file: its header is damaged or cut short", path.c_str()));
+        return status::error("'%s' is not a readable GGUF file: its header is damaged or cut short", path.c_str());
     }
 
     const uint64_t data = gguf_get_data_offset(gguf_.get());
@@ -44,10 +43,10 @@ status gguf_file::open(const std::string & path) {
 
     for (const tensor & t : tensors_) {
         if (t.offset > size_ || t.size > size_ - t.offset) {
-            return status::error(
-                format("'%s' is truncated: tensor '%s' ends at byte %llu of %llu; download or convert it again",
-                       path.c_str(), t.name.c_str(), (unsigned long long) (t.offset + t.size),
-                       (unsigned long long) size_));
+            return status::
+                error("'%s' is truncated: tensor '%s' ends at byte %llu of %llu; download or convert it again",
+                      path.c_str(), t.name.c_str(), (unsigned long long) (t.offset + t.size),
+                      (unsigned long long) size_);
         }
     }
     return {};
@@ -167,18 +166,16 @@ status open_gguf_model(const std::string & path, std::vector<gguf_file> & files)
     files[0].find_number("split.count", count);
     files[0].find_number("split.no", index);
     if (index != 0) {
-        return status::error(
-            format("'%s' is part %.0f of a split model: give its first part", path.c_str(), index + 1));
+        return status::error("'%s' is part %.0f of a split model: give its first part", path.c_str(), index + 1);
     }
     if (!(count >= 0 && count <= UINT16_MAX)) { // what split.count can hold
-        return status::error(
-            format("'%s' claims to be split into %g parts: its header is damaged", path.c_str(), count));
+        return status::error("'%s' claims to be split into %g parts: its header is damaged", path.c_str(), count);
     }
     for (uint32_t i = 1; i < uint32_t(count); i++) {
         std::string part;
         if (!split_path(path, i, uint32_t(count), part)) {
-            return status::error(format("'%s' is a split model but is not named like one (NAME-00001-of-%05u.gguf)",
-                                        path.c_str(), uint32_t(count)));
+            return status::error("'%s' is a split model but is not named like one (NAME-00001-of-%05u.gguf)",
+                                 path.c_str(), uint32_t(count));
         }
         files.emplace_back();
         HOBBIT_TRY(files.back().open(part));

@@ -62,7 +62,7 @@ static status hash_tensor(const gguf_file & file, const gguf_file::tensor & t, u
     char                                   sample[64];
     const size_t                           size = std::min(sizeof(sample), size_t(t.size));
     if (!in || fseeko(in.get(), t.offset, SEEK_SET) != 0 || fread(sample, 1, size, in.get()) != size) {
-        return status::error(format("cannot read tensor '%s' of '%s'", t.name.c_str(), file.path().c_str()));
+        return status::error("cannot read tensor '%s' of '%s'", t.name.c_str(), file.path().c_str());
     }
     hash = hash_bytes(hash, sample, size);
     return {};
@@ -92,8 +92,7 @@ status check_sidecar(const gguf_file & sidecar, const std::vector<gguf_file> & m
     uint64_t expected_hash = 0;
     if (!is_sidecar(sidecar) || !sidecar.find_u64("hobbit.sidecar.base_size", expected_size) ||
         !sidecar.find_u64("hobbit.sidecar.base_fingerprint", expected_hash)) {
-        return status::error(
-            format("'%s' is not a sidecar: make one with pyhobbit convert --sidecar", sidecar.path().c_str()));
+        return status::error("'%s' is not a sidecar: make one with pyhobbit convert --sidecar", sidecar.path().c_str());
     }
 
     uint64_t size = 0;
@@ -103,10 +102,10 @@ status check_sidecar(const gguf_file & sidecar, const std::vector<gguf_file> & m
     uint64_t hash = 0;
     HOBBIT_TRY(fingerprint(model, hash));
     if (size != expected_size || hash != expected_hash) {
-        return status::error(
-            format("the sidecar '%s' was made for another version of '%s': make it again with pyhobbit convert "
-                   "--sidecar, or remove it",
-                   sidecar.path().c_str(), model[0].path().c_str()));
+        return status::
+            error("the sidecar '%s' was made for another version of '%s': make it again with pyhobbit convert "
+                  "--sidecar, or remove it",
+                  sidecar.path().c_str(), model[0].path().c_str());
     }
     return {};
 }

@@ -22,8 +22,8 @@ static uint64_t smallest_pools(const budget & b, const pool_demand & d) {
 
 static status budget_too_small(const budget & b, uint64_t needed) {
     const uint64_t works = needed / 99 * 100 + MiB; // what was held before varies from run to run
-    return status::error(format("a memory budget of %s is too small: the smallest that works is %llu MiB",
-                                format_size(double(b.memory)).c_str(), (unsigned long long) (works / MiB + 1)));
+    return status::error("a memory budget of %s is too small: the smallest that works is %llu MiB",
+                         format_size(double(b.memory)).c_str(), (unsigned long long) (works / MiB + 1));
 }
 
 // Of a device's memory: what a large pool's operations may take (expert_matmuls).
@@ -43,10 +43,9 @@ static status check_others(const budget & b, const other_memory & other) {
 static status check_pools(uint64_t bytes, uint64_t smallest) {
     return bytes >= smallest
                ? status()
-               : status::error(
-                     format("expert pools of %llu bytes are too small: the smallest that work are %llu bytes (%s)",
-                            (unsigned long long) bytes, (unsigned long long) smallest,
-                            format_size(double(smallest)).c_str()));
+               : status::error("expert pools of %llu bytes are too small: the smallest that work are %llu bytes (%s)",
+                               (unsigned long long) bytes, (unsigned long long) smallest,
+                               format_size(double(smallest)).c_str());
 }
 
 static uint64_t least_device_memory(uint64_t rows, uint64_t smallest) {
@@ -54,8 +53,8 @@ static uint64_t least_device_memory(uint64_t rows, uint64_t smallest) {
 }
 
 static status device_memory_too_small(uint64_t bytes, uint64_t least) {
-    return status::error(format("device memory of %s is too small: the smallest that works is %llu MiB",
-                                format_size(double(bytes)).c_str(), (unsigned long long) (least / MiB)));
+    return status::error("device memory of %s is too small: the smallest that works is %llu MiB",
+                         format_size(double(bytes)).c_str(), (unsigned long long) (least / MiB));
 }
 
 static status device_pool_bytes(const budget & b, const pool_demand & d, const other_memory & other, uint64_t & bytes) {
@@ -71,11 +70,10 @@ static status device_pool_bytes(const budget & b, const pool_demand & d, const o
     bytes                = device.free - std::min(device.free, taken);
     return bytes >= smallest
                ? status()
-               : status::error(format("%s has too little free memory for expert pools: %s are left, the smallest that "
-                                      "work are %s; free some of it, use a smaller context, or leave the "
-                                      "experts in host memory with hobbit.device CPU",
-                                      device.name, format_size(double(bytes)).c_str(),
-                                      format_size(double(smallest)).c_str()));
+               : status::error("%s has too little free memory for expert pools: %s are left, the smallest that "
+                               "work are %s; free some of it, use a smaller context, or leave the "
+                               "experts in host memory with hobbit.device CPU",
+                               device.name, format_size(double(bytes)).c_str(), format_size(double(smallest)).c_str());
 }
 
 // What host memory has room for beside everything else.
@@ -105,11 +103,11 @@ static status pool_bytes(const budget & b, const pool_demand & d, const other_me
     if (bytes >= smallest) {
         return {};
     }
-    return b.memory > 0 ? budget_too_small(b, beside_pools(other) + smallest)
-                        : status::error(
-                              format("not enough free memory for expert pools: %s are left, the smallest that work are "
-                                     "%s; free some memory or use a smaller context",
-                                     format_size(double(bytes)).c_str(), format_size(double(smallest)).c_str()));
+    return b.memory > 0
+               ? budget_too_small(b, beside_pools(other) + smallest)
+               : status::error("not enough free memory for expert pools: %s are left, the smallest that work are "
+                               "%s; free some memory or use a smaller context",
+                               format_size(double(bytes)).c_str(), format_size(double(smallest)).c_str());
 }
 
 // Without a calibrated share the demand divides the pools. The slots that experts in high precision take of the low

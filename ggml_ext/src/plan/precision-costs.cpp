@@ -9,9 +9,9 @@ namespace hobbit {
 status precision_costs::set(std::vector<float> low, std::vector<float> skip, uint32_t n_layers, uint32_t n_experts) {
     const size_t n_all = size_t(n_layers) * n_experts;
     if (low.size() != skip.size() || (low.size() != n_layers && low.size() != n_all)) {
-        return status::error(format("there are %zu costs of low precision and %zu of skipping: give one of each for "
-                                    "every layer (%u) or for every expert (%zu)",
-                                    low.size(), skip.size(), n_layers, n_all));
+        return status::error("there are %zu costs of low precision and %zu of skipping: give one of each for "
+                             "every layer (%u) or for every expert (%zu)",
+                             low.size(), skip.size(), n_layers, n_all);
     }
     const auto is_wrong = [](float cost) { return !(cost >= 0.0f); }; // also NaN
     if (std::any_of(low.begin(), low.end(), is_wrong) || std::any_of(skip.begin(), skip.end(), is_wrong)) {

@@ -92,8 +92,8 @@ status router_predictor::set_router(layer_id layer, const ggml_tensor * weight, 
     }
     if (!stack_ && !allocate_stack(weight->ne[0])) {
         const double size = double(weight->ne[0]) * n_experts_ * double(routers_.size()) * sizeof(ggml_fp16_t);
-        return status::error(format("no memory for a copy of the routers (%s): switch prefetch off (hobbit.prefetch 0)",
-                                    format_size(size).c_str()));
+        return status::error("no memory for a copy of the routers (%s): switch prefetch off (hobbit.prefetch 0)",
+                             format_size(size).c_str());
     }
 
     std::vector<ggml_fp16_t> halves(floats.size());
@@ -155,8 +155,8 @@ status router_predictor::multiply(ggml_backend_t backend, const ggml_tensor * ro
                                router_input->view_src ? router_input->view_src->buffer : router_input->buffer);
     ggml_tensor * product = ggml_mul_mat(graph_ctx_, weights, input);
     if (!reserve(backend, ggml_nbytes(product))) {
-        return status::error(format("%s has no memory to predict experts: switch prefetch off (hobbit.prefetch 0)",
-                                    ggml_backend_name(backend)));
+        return status::error("%s has no memory to predict experts: switch prefetch off (hobbit.prefetch 0)",
+                             ggml_backend_name(backend));
     }
     product->data   = ggml_backend_buffer_get_base(scratch_);
     product->buffer = scratch_;
@@ -168,8 +168,8 @@ status router_predictor::multiply(ggml_backend_t backend, const ggml_tensor * ro
         return status::aborted();
     }
     if (result != GGML_STATUS_SUCCESS) {
-        return status::error(
-            format("%s failed to predict experts (%s)", ggml_backend_name(backend), ggml_status_to_string(result)));
+        return status::error("%s failed to predict experts (%s)", ggml_backend_name(backend),
+                             ggml_status_to_string(result));
     }
     outputs_.resize(size_t(ggml_nelements(product)));
     ggml_backend_tensor_get(product, outputs_.data(), 0, ggml_nbytes(product));

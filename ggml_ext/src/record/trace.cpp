@@ -46,13 +46,13 @@ status trace_writer::open(const std::string & path, const trace_header & header)
     batch_.clear();
     n_turns_ = 0;
     if (is_other_file(path)) {
-        return status::error(
-            format("'%s' exists and is not a trace: choose another file for the trace, or remove it", path.c_str()));
+        return status::error("'%s' exists and is not a trace: choose another file for the trace, or remove it",
+                             path.c_str());
     }
     file_ = fopen(path.c_str(), "w");
     if (!file_) {
-        return status::error(
-            format("the trace '%s' cannot be written: %s; choose another file", path.c_str(), strerror(errno)));
+        return status::error("the trace '%s' cannot be written: %s; choose another file", path.c_str(),
+                             strerror(errno));
     }
     buffer_  = MAGIC;
     buffer_ += format("# model=%s arch=%s n_layer=%u n_expert=%u n_expert_used=%u\n", one_line(header.model).c_str(),
@@ -94,10 +94,9 @@ status trace_writer::add(const trace_layer & layer) {
             at++;
         }
         if (at == batch_.size()) {
-            error_ =
-                status::error(format("the trace '%s' cannot go on: token %u of layer %u (sequence %d, position %d) "
-                                     "is not in the batch that was announced",
-                                     path_.c_str(), row, layer.layer, layer.sequences[row], layer.positions[row]));
+            error_ = status::error("the trace '%s' cannot go on: token %u of layer %u (sequence %d, position %d) "
+                                   "is not in the batch that was announced",
+                                   path_.c_str(), row, layer.layer, layer.sequences[row], layer.positions[row]);
             break;
         }
         add_token(layer, row, batch_[at]);
@@ -131,8 +130,8 @@ status trace_writer::write_buffer() {
 
 status trace_writer::fail(int error) {
     if (error_.ok()) {
-        error_ = status::error(format("the trace '%s' cannot be written: %s; free some space or choose another file",
-                                      path_.c_str(), strerror(error ? error : EIO)));
+        error_ = status::error("the trace '%s' cannot be written: %s; free some space or choose another file",
+                               path_.c_str(), strerror(error ? error : EIO));
     }
     return error_;
 }

@@ -26,9 +26,9 @@ status prediction_judge::open(const hobbit_simulation & options) {
     }
     return judged_ || !options.predictor
                ? status()
-               : status::error(format("no predictor '%s' runs on routes alone, which is all that a trace holds: choose "
-                                      "one of %s",
-                                      options.predictor, all.c_str()));
+               : status::error("no predictor '%s' runs on routes alone, which is all that a trace holds: choose "
+                               "one of %s",
+                               options.predictor, all.c_str());
 }
 
 void prediction_judge::on_routing(const layer_routing & routing, bool is_counted, hobbit_simulation_result & result) {

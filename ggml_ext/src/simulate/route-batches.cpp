@@ -37,8 +37,8 @@ class batch_finder {
 
     status wrong(size_t i, const std::string & what) const {
         const hobbit_route & r = routes_[i];
-        return status::error(
-            format("route %zu (sequence %d, token %d, layer %d): %s", i, r.sequence, r.token, r.layer, what.c_str()));
+        return status::error("route %zu (sequence %d, token %d, layer %d): %s", i, r.sequence, r.token, r.layer,
+                             what.c_str());
     }
 
     // The experts of one token and layer.

@@ -38,10 +38,10 @@ static status check_rule(const hobbit_simulation & options, precision_costs & co
     const std::string name  = options.rule ? options.rule : "";
     const auto &      names = rule_names();
     if (std::find(names.begin(), names.end(), name) == names.end()) {
-        return status::error(format("there is no precision rule '%s'", name.c_str()));
+        return status::error("there is no precision rule '%s'", name.c_str());
     }
     if (!(options.price >= 0.0)) { // also NaN
-        return status::error(format("the price is %g: make it 0 or more", options.price));
+        return status::error("the price is %g: make it 0 or more", options.price);
     }
     if (options.price > 0.0 && (!takes_price(name) || !options.low_costs || !options.skip_costs)) {
         return status::error("a price belongs to the rules price and edgemoe, which need the costs of a calibration");
@@ -61,7 +61,7 @@ static status check_policy(const hobbit_simulation & options) {
         for (const std::string & known : names) {
             list += known + ", ";
         }
-        return status::error(format("unknown policy '%s'; choose one of %s%s", name.c_str(), list.c_str(), BELADY));
+        return status::error("unknown policy '%s'; choose one of %s%s", name.c_str(), list.c_str(), BELADY);
     }
     if (name == BELADY && (is_mixed(options) || options.slots_low > 0 || options.residual != 0)) {
         return status::error("belady is the bound for one pool of equal experts: simulate it with t1 = 1 and no low "
@@ -70,12 +70,12 @@ static status check_policy(const hobbit_simulation & options) {
     double sum = 0.0;
     for (const double w : options.weights) {
         if (!is_share(w)) {
-            return status::error(format("a weight of Eq. 3 is %g; weights lie between 0 and 1 and sum to 1", w));
+            return status::error("a weight of Eq. 3 is %g; weights lie between 0 and 1 and sum to 1", w);
         }
         sum += w;
     }
     if (std::abs(sum - 1.0) > 1e-6) {
-        return status::error(format("the weights of Eq. 3 sum to %g; make them sum to 1", sum));
+        return status::error("the weights of Eq. 3 sum to %g; make them sum to 1", sum);
     }
     return {};
 }
@@ -85,17 +85,16 @@ static status check_options(const hobbit_simulation & options) {
         return status::error("a simulation needs at least one layer, one expert and one expert per token");
     }
     if (options.n_used > options.n_experts) {
-        return status::error(
-            format("%u experts per token are more than the %u of a layer", options.n_used, options.n_experts));
+        return status::error("%u experts per token are more than the %u of a layer", options.n_used, options.n_experts);
     }
     if (!is_share(options.t1) || !is_share(options.t2) || options.t1 > options.t2) {
-        return status::error(format("t1 = %g and t2 = %g: make 0 <= t1 <= t2 <= 1", options.t1, options.t2));
+        return status::error("t1 = %g and t2 = %g: make 0 <= t1 <= t2 <= 1", options.t1, options.t2);
     }
     const bool is_ordered = options.residual ? options.bits_high > 0.0 : options.bits_low <= options.bits_high;
     if (!(options.bits_low > 0.0 && is_ordered && std::isfinite(options.bits_low) &&
           std::isfinite(options.bits_high))) {
-        return status::error(format("%g bits in low and %g in high precision: make %s", options.bits_low,
-                                    options.bits_high, options.residual ? "both positive" : "0 < low <= high"));
+        return status::error("%g bits in low and %g in high precision: make %s", options.bits_low, options.bits_high,
+                             options.residual ? "both positive" : "0 < low <= high");
     }
     return check_policy(options);
 }
