@@ -10,7 +10,7 @@ expert_cache::expert_cache(const expert_index & index, loader & loader, stats & 
     const auto memory = place.memory ? place.memory : ggml_backend_dev_buffer_type(place.device);
     for (const term_id term : index.stored_terms()) {
         slots_[term].lay_out(index, term, place.device, memory, place.pack);
-        loads_[term].resize(index.n_layers() * n_experts_);
+        loads_[term] = { index.n_layers(), n_experts_ };
     }
 }
 

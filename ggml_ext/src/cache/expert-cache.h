@@ -154,12 +154,10 @@ class expert_cache {
     void note_copy(const expert_term & e, bool is_above) { sets_.set_duplicate(e.id, tier_of(e.term), is_above); }
 
     // How far the term's reads are; see loader.
-    const load_state & load(expert_id id, term_id term) const { return loads_[term][index_of(id)]; }
-    load_state &       load(expert_id id, term_id term) { return loads_[term][index_of(id)]; }
+    const load_state & load(expert_id id, term_id term) const { return loads_[term][id]; }
+    load_state &       load(expert_id id, term_id term) { return loads_[term][id]; }
 
   private:
-    size_t index_of(expert_id id) const { return size_t(id.layer) * n_experts_ + id.expert; }
-
     const std::vector<term_id> & terms(tier_id tier) const { return sets_.terms(tier); }
 
     uint32_t slot(expert_id id, term_id term) const { return sets_.set(term).slot(id); }
@@ -188,13 +186,13 @@ class expert_cache {
     layer_id       running_; // the layer of the last demand
     per_term<bool> is_exclusive_ = {};
 
-    per_term<slot_memory>             slots_;
-    resident_tiers                    sets_;
-    per_term<std::vector<load_state>> loads_;          // [term][layer * n_experts + expert], fixed size
-    std::vector<expert_term>          prefetched_;     // terms; pinned once each, until loaded or cancelled
-    std::vector<expert_term>          staged_;         // terms lent by the cache below, until copied
-    replacement_listener              on_replacement_; // see set_replacement_listener
-    std::vector<expert_term>          evicted_;        // whose load states are to be reset
+    per_term<slot_memory>              slots_;
+    resident_tiers                     sets_;
+    per_term<expert_table<load_state>> loads_;          // of fixed size
+    std::vector<expert_term>           prefetched_;     // terms; pinned once each, until loaded or cancelled
+    std::vector<expert_term>           staged_;         // terms lent by the cache below, until copied
+    replacement_listener               on_replacement_; // see set_replacement_listener
+    std::vector<expert_term>           evicted_;        // whose load states are to be reset
 };
 
 } // namespace hobbit

@@ -9,11 +9,10 @@ namespace hobbit {
 
 resident_set::resident_set(uint32_t n_layers, uint32_t n_experts, term_id term, uint32_t n_slots, uint32_t quota,
                            cache_policy & policy) :
-    n_experts_(n_experts),
     n_slots_(n_slots),
     quota_(quota),
     policy_(policy.make_pool(term, n_slots)),
-    entries_(size_t(n_layers) * n_experts),
+    entries_(n_layers, n_experts),
     held_(n_layers, 0) {
     for (uint32_t slot = n_slots; slot > 0; slot--) {
         free_.push_back(slot - 1);
@@ -30,7 +29,7 @@ bool resident_set::insert(expert_id id, layer_id running, pressure how, expert_i
         erase(victim);
         *evicted = victim;
     }
-    entry & e  = find(id);
+    entry & e  = entries_[id];
     e          = {};
     e.slot     = free_.back();
     e.position = n_residents();
@@ -55,7 +54,7 @@ bool resident_set::pick_victim(layer_id layer, layer_id running, pressure how, e
     candidates_.clear();
     uint32_t first = UINT32_MAX;
     for (const expert_id & id : residents_) {
-        const entry & e = find(id);
+        const entry & e = entries_[id];
         if (e.pins > 0 || (e.is_protected && how == pressure::polite)) {
             continue;
         }
@@ -77,10 +76,10 @@ bool resident_set::pick_victim(layer_id layer, layer_id running, pressure how, e
 }
 
 void resident_set::erase(expert_id id) {
-    entry &         e      = find(id);
-    const expert_id last   = residents_.back();
-    residents_[e.position] = last;
-    find(last).position    = e.position;
+    entry &         e       = entries_[id];
+    const expert_id last    = residents_.back();
+    residents_[e.position]  = last;
+    entries_[last].position = e.position;
     residents_.pop_back();
     free_.push_back(e.slot);
     held_[id.layer]--;
@@ -89,7 +88,7 @@ void resident_set::erase(expert_id id) {
 }
 
 void resident_set::touch(expert_id id) {
-    entry & e = find(id);
+    entry & e = entries_[id];
     e.touched = ++clock_;
     if (e.is_used) {
         policy_->on_hit(id);
@@ -98,7 +97,7 @@ void resident_set::touch(expert_id id) {
 }
 
 void resident_set::unpin(expert_id id) {
-    entry & e = find(id);
+    entry & e = entries_[id];
     GGML_ASSERT(e.pins > 0);
     n_pinned_ -= --e.pins == 0;
 }

@@ -39,10 +39,10 @@ class resident_set {
     // Whether an urgent insert succeeds.
     bool has_room() const { return n_pinned_ < n_slots_; }
 
-    bool     contains(expert_id id) const { return find(id).slot != none; }
-    uint32_t slot(expert_id id) const { return find(id).slot; }
-    bool     is_pinned(expert_id id) const { return find(id).pins > 0; }
-    bool     is_protected(expert_id id) const { return find(id).is_protected; }
+    bool     contains(expert_id id) const { return entries_[id].slot != none; }
+    uint32_t slot(expert_id id) const { return entries_[id].slot; }
+    bool     is_pinned(expert_id id) const { return entries_[id].pins > 0; }
+    bool     is_protected(expert_id id) const { return entries_[id].is_protected; }
 
     // Which experts an insert may evict.
     enum class pressure {
@@ -62,10 +62,10 @@ class resident_set {
     void touch(expert_id id);
 
     // REQUIRES: resident; unpin undoes one pin.
-    void pin(expert_id id) { n_pinned_ += find(id).pins++ == 0; }
+    void pin(expert_id id) { n_pinned_ += entries_[id].pins++ == 0; }
     void unpin(expert_id id);
-    void set_protected(expert_id id, bool on) { find(id).is_protected = on; }
-    void set_duplicate(expert_id id, bool on) { find(id).is_duplicate = on; }
+    void set_protected(expert_id id, bool on) { entries_[id].is_protected = on; }
+    void set_duplicate(expert_id id, bool on) { entries_[id].is_duplicate = on; }
 
     const std::vector<expert_id> & residents() const { return residents_; } // in no order
 
@@ -80,18 +80,14 @@ class resident_set {
         uint64_t touched      = 0;
     };
 
-    const entry & find(expert_id id) const { return entries_[size_t(id.layer) * n_experts_ + id.expert]; }
-    entry &       find(expert_id id) { return entries_[size_t(id.layer) * n_experts_ + id.expert]; }
-
     uint32_t order_of(expert_id id, const entry & e, layer_id layer) const;
     bool     pick_victim(layer_id layer, layer_id running, pressure how, expert_id & victim);
 
-    const uint32_t               n_experts_;
     const uint32_t               n_slots_;
     const uint32_t               quota_;
     std::unique_ptr<pool_policy> policy_;
 
-    std::vector<entry>     entries_; // [layer * n_experts + expert]
+    expert_table<entry>    entries_;
     std::vector<expert_id> residents_;
     std::vector<uint32_t>  free_;         // slots
     std::vector<uint32_t>  held_;         // [layer]

@@ -23,7 +23,7 @@ void slot_memory::lay_out(const expert_index & index, term_id term, ggml_backend
 // All packed parts have the same layout: the first one that the device has for any part.
 ggml_backend_buffer_type_t slot_memory::choose_packed() {
     ggml_backend_buffer_type_t chosen = nullptr;
-    packed_parts_.assign(index_->n_layers() * index_->n_experts(), {});
+    packed_parts_                     = { index_->n_layers(), index_->n_experts() };
     for (layer_id layer = 0; pack_ && layer < index_->n_layers(); layer++) {
         const layer_shape & shape = index_->layer(layer);
         for (const part_id part : shape.parts) {
@@ -35,7 +35,7 @@ ggml_backend_buffer_type_t slot_memory::choose_packed() {
                     chosen            = chosen ? chosen : layout;
                     is_packed[type]   = layout && layout == chosen;
                 }
-                packed_parts_[index_of({ layer, e })] |= is_packed[type] ? part_set(part) : part_set();
+                packed_parts_[{ layer, e }] |= is_packed[type] ? part_set(part) : part_set();
             }
         }
     }

@@ -45,9 +45,7 @@ class slot_memory {
     part_target target(uint32_t slot, expert_id id, part_id part) const;
 
   private:
-    size_t index_of(expert_id id) const { return size_t(id.layer) * index_->n_experts() + id.expert; }
-
-    bool is_packed(expert_id id, part_id part) const { return packed_parts_[index_of(id)].has(part); }
+    bool is_packed(expert_id id, part_id part) const { return packed_parts_[id].has(part); }
 
     // Whether the loader writes the matrix by ggml's functions instead of reading into the slot.
     bool is_set(expert_id id, part_id part) const { return !in_host_ || is_packed(id, part); }
@@ -63,7 +61,7 @@ class slot_memory {
     bool                       pack_    = false;
     slot_layout                layout_;
     slot_pool                  pool_;
-    std::vector<part_set>      packed_parts_; // [layer * n_experts + expert]
+    expert_table<part_set>     packed_parts_;
 };
 
 } // namespace hobbit

@@ -59,10 +59,9 @@ status hobbit_model::open(const std::string & path, const hobbit_setting * given
 
 status hobbit_model::check_thresholds(const score_thresholds & t) const {
     if (t.t1 < 1.0 && t.t2 > t.t1 && index_.n_tiers() == 1) {
-        return status::
-            error("t1 = %g asks for low-precision experts, and '%s' has none: add them with pyhobbit convert, "
-                  "or leave t1 at 1",
-                  t.t1, index_.files()[0].c_str());
+        return status::error("t1 = %g asks for low-precision experts, and '%s' has none: add them with "
+                             "pyhobbit convert, or leave t1 at 1",
+                             t.t1, index_.files()[0].c_str());
     }
     if (t.price > 0.0 && costs_.empty()) {
         return status::error("the rule %s needs the costs that a calibration measures, and '%s' has none: run pyhobbit "

@@ -28,9 +28,9 @@ status read_routing(const ggml_tensor * matmul, layer_id layer, layer_routing & 
             int32_t id;
             std::memcpy(&id, raw.data() + t * ids->nb[1] + k * ids->nb[0], sizeof(id));
             if (id < 0 || id >= n_experts) {
-                return status::
-                    error("the router chose expert %d of %d in '%s': the device that computed it is lost or broken", id,
-                          n_experts, matmul->src[0]->name);
+                return status::error("the router chose expert %d of %d in '%s': the device that computed it "
+                                     "is lost or broken",
+                                     id, n_experts, matmul->src[0]->name);
             }
             routing.experts.push_back(id);
         }

@@ -271,9 +271,9 @@ status expert_index::read_residual(const gguf_file & file, tier_set & tiers) {
     }
     std::string base;
     if (!file.find_string("hobbit.base_tier", base) || (base != "low" && base != "none")) {
-        return status::
-            error("'%s': hobbit.base_tier is '%s', with a residual tier it is 'low' or 'none': convert it again", path,
-                  base.c_str());
+        return status::error("'%s': hobbit.base_tier is '%s', with a residual tier it is 'low' or 'none': "
+                             "convert it again",
+                             path, base.c_str());
     }
     tiers.high = tier_kind::residual;
     tiers.base = base == "low" ? std::optional(term_id::low) : std::nullopt;

@@ -39,15 +39,15 @@ expert_shape expert_shapes::describe(const expert_index & index, expert_id id, t
     return kind;
 }
 
-expert_shapes::expert_shapes(const expert_index & index) : n_experts_(index.n_experts()) {
+expert_shapes::expert_shapes(const expert_index & index) {
     for (const tier_id tier : index.tiers()) {
-        numbers_[tier].resize(index.n_layers() * n_experts_);
+        numbers_[tier] = { index.n_layers(), index.n_experts() };
         for (layer_id layer = 0; layer < index.n_layers(); layer++) {
             for (uint32_t e = 0; e < index.layer(layer).n_experts; e++) {
-                const expert_shape kind    = describe(index, { layer, e }, tier);
-                const auto         is_same = [&](const expert_shape & k) { return k.matrices == kind.matrices; };
-                const auto         known   = std::find_if(kinds_.begin(), kinds_.end(), is_same);
-                numbers_[tier][size_t(layer) * n_experts_ + e] = uint32_t(known - kinds_.begin());
+                const expert_shape kind      = describe(index, { layer, e }, tier);
+                const auto         is_same   = [&](const expert_shape & k) { return k.matrices == kind.matrices; };
+                const auto         known     = std::find_if(kinds_.begin(), kinds_.end(), is_same);
+                numbers_[tier][{ layer, e }] = uint32_t(known - kinds_.begin());
                 if (known == kinds_.end()) {
                     kinds_.push_back(kind);
                 }

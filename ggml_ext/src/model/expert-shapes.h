@@ -40,14 +40,13 @@ class expert_shapes {
 
     const std::vector<expert_shape> & all() const { return kinds_; }
 
-    uint32_t of(expert_id id, tier_id tier) const { return numbers_[tier][size_t(id.layer) * n_experts_ + id.expert]; }
+    uint32_t of(expert_id id, tier_id tier) const { return numbers_[tier][id]; }
 
   private:
     static expert_shape describe(const expert_index & index, expert_id id, tier_id tier);
 
-    const uint32_t                  n_experts_;
-    std::vector<expert_shape>       kinds_;
-    per_tier<std::vector<uint32_t>> numbers_; // [tier][layer * n_experts + expert]
+    std::vector<expert_shape>        kinds_;
+    per_tier<expert_table<uint32_t>> numbers_;
 };
 
 } // namespace hobbit

@@ -7,6 +7,7 @@
 #include <array>
 #include <cstdint>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 // The nouns of the code base: an expert, its matrices (parts), its versions (tiers), and where a matrix lies in a file.
@@ -39,6 +40,25 @@ struct expert_id {
     uint32_t expert;
 
     bool operator==(const expert_id & other) const { return layer == other.layer && expert == other.expert; }
+};
+
+// A value for each expert of all layers.
+template <typename T>
+class expert_table {
+  public:
+    expert_table() = default;
+    expert_table(size_t n_layers, uint32_t n_experts, T value = {}) :
+        n_experts_(n_experts), values_(n_layers * n_experts, std::move(value)) {}
+
+    T &       operator[](expert_id id) { return values_[size_t(id.layer) * n_experts_ + id.expert]; }
+    const T & operator[](expert_id id) const { return values_[size_t(id.layer) * n_experts_ + id.expert]; }
+
+    auto begin() { return values_.begin(); }
+    auto end() { return values_.end(); }
+
+  private:
+    uint32_t       n_experts_ = 0; // per layer
+    std::vector<T> values_;
 };
 
 // The weight matrices of one expert. A layer has either gate (optional) and up, or both fused in gate_up; and down.

@@ -43,10 +43,10 @@ status gguf_file::open(const std::string & path) {
 
     for (const tensor & t : tensors_) {
         if (t.offset > size_ || t.size > size_ - t.offset) {
-            return status::
-                error("'%s' is truncated: tensor '%s' ends at byte %llu of %llu; download or convert it again",
-                      path.c_str(), t.name.c_str(), (unsigned long long) (t.offset + t.size),
-                      (unsigned long long) size_);
+            return status::error("'%s' is truncated: tensor '%s' ends at byte %llu of %llu; "
+                                 "download or convert it again",
+                                 path.c_str(), t.name.c_str(), (unsigned long long) (t.offset + t.size),
+                                 (unsigned long long) size_);
         }
     }
     return {};

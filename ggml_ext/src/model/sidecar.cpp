@@ -102,10 +102,9 @@ status check_sidecar(const gguf_file & sidecar, const std::vector<gguf_file> & m
     uint64_t hash = 0;
     HOBBIT_TRY(fingerprint(model, hash));
     if (size != expected_size || hash != expected_hash) {
-        return status::
-            error("the sidecar '%s' was made for another version of '%s': make it again with pyhobbit convert "
-                  "--sidecar, or remove it",
-                  sidecar.path().c_str(), model[0].path().c_str());
+        return status::error("the sidecar '%s' was made for another version of '%s': make it again with "
+                             "pyhobbit convert --sidecar, or remove it",
+                             sidecar.path().c_str(), model[0].path().c_str());
     }
     return {};
 }

@@ -31,8 +31,11 @@ struct policy_options {
 
     tier_terms terms = terms_of(tier_kind::complete); // of a use in each tier: it takes a slot for each term
 
-    size_t n_all() const { return size_t(n_layers) * n_experts; }
-    size_t index(expert_id id) const { return size_t(id.layer) * n_experts + id.expert; } // below n_all()
+    // A value of the policy's own for each expert.
+    template <typename T>
+    expert_table<T> table() const {
+        return { n_layers, n_experts };
+    }
 };
 
 // A resident expert that may be evicted.

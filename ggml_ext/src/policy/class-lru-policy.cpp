@@ -19,17 +19,17 @@ constexpr int    N_CLASSES = 8;
 // count of 185 and thus the highest class.
 class class_lru_policy : public cache_policy {
   public:
-    explicit class_lru_policy(const policy_options & options) : options_(options), experts_(options.n_all()) {}
+    explicit class_lru_policy(const policy_options & options) : experts_(options.table<expert>()) {}
 
     void begin_tokens(uint32_t, uint32_t n) override { n_tokens_ += n; }
 
     void on_use(const expert_usage & use) override {
-        expert & e = experts_[options_.index(use.id)];
+        expert & e = experts_[use.id];
         e          = { count(e) + use.n_tokens, n_tokens_, ++n_uses_ };
     }
 
     double value(expert_id id, term_id, layer_id) override {
-        const expert & e        = experts_[options_.index(id)];
+        const expert & e        = experts_[id];
         const int      of_count = int(std::floor(std::log2(std::max(count(e), 1.0))));
         return -std::ldexp(double(n_uses_ - e.used), -std::min(of_count, N_CLASSES - 1));
     }
@@ -43,8 +43,7 @@ class class_lru_policy : public cache_policy {
 
     double count(const expert & e) const { return e.count * std::exp2(-double(n_tokens_ - e.counted) / HALF_LIFE); }
 
-    const policy_options options_;
-    std::vector<expert>  experts_;
+    expert_table<expert> experts_;
     uint64_t             n_tokens_ = 0;
     uint64_t             n_uses_   = 0; // of any expert
 };

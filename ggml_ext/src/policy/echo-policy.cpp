@@ -4,6 +4,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
+#include <map>
+#include <numeric>
 
 namespace hobbit {
 
@@ -40,8 +43,17 @@ class echo_policy : public cache_policy {
     double value(expert_id id, term_id term, layer_id layer) override;
 
   private:
+    struct estimate {
+        float  rates[n_rates] = {};   // uses per token
+        double expected       = 0.0;  // their weighted sum: every eviction asks for it
+        float  low_share      = 0.0f; // of the uses
+        float  later          = 0.0f; // discounted uses after this token, by what followed similar ones
+        float  now            = 0.0f; // uses in this token, by those of similar ones
+
+        void add_up();
+    };
+
     struct sequence {
-        uint32_t           number;
         uint64_t           last_batch = 0;
         uint64_t           token      = token_memory::none; // that runs, or ran last; none: several at once
         std::vector<float> similar; // [slot] similarity to the running token, summed over the layers so far
@@ -50,16 +62,14 @@ class echo_policy : public cache_policy {
 
     using neighbour = std::pair<double, uint64_t>; // weight, token; the rest of the weights' sum to 1 goes to the rates
 
-    size_t index(expert_id id) const { return size_t(id.layer) * n_experts_ + id.expert; }
-    bool   runs(const sequence & s) const { return s.last_batch == n_batches_ && s.token != token_memory::none; }
+    bool runs(const sequence & s) const { return s.last_batch == n_batches_ && s.token != token_memory::none; }
 
     sequence & find(uint32_t number);
     void       begin_batch();
     void       begin_token(sequence & s);
     void       count(const expert_usage & use);
     void       look_ahead(const sequence & s);
-    double     expected_rate(size_t i) const;
-    double     share(size_t i, term_id term) const;
+    double     share(const estimate & e, term_id term) const;
 
     std::vector<neighbour> find_similar(const std::vector<float> & scores, uint64_t except) const;
 
@@ -68,14 +78,9 @@ class echo_policy : public cache_policy {
     const uint32_t n_used_;
     const bool     low_serves_all_; // a use in high precision takes the low pool as well
 
-    token_memory          memory_;
-    std::vector<sequence> sequences_;
-
-    std::vector<float>  rates_[n_rates]; // [expert index] uses per token
-    std::vector<double> expected_;       // [expert index] their weighted sum: every eviction asks for it
-    std::vector<float>  low_share_;      // [expert index] of the uses
-    std::vector<float>  later_; // [expert index] discounted uses after this token, by what followed similar ones
-    std::vector<float>  now_;   // [expert index] uses in this token, by those of similar ones
+    token_memory                 memory_;
+    std::map<uint32_t, sequence> sequences_; // by number
+    expert_table<estimate>       experts_;
 
     std::vector<uint64_t> counted_; // [layer] number of the last batch that is in the rates
     uint64_t              n_batches_    = 0;
@@ -92,17 +97,11 @@ echo_policy::echo_policy(const policy_options & options) :
     n_used_(options.n_used),
     low_serves_all_(options.terms[tier_id::high].size() > 1),
     memory_(options.n_layers, options.n_experts, options.n_used, n_remembered),
-    counted_(options.n_layers, 0) {
-    const size_t n = size_t(n_layers_) * n_experts_;
-    expected_.assign(n, 0.0);
-    for (auto * values : { &rates_[0], &rates_[1], &rates_[2], &low_share_, &later_, &now_ }) {
-        values->assign(n, 0.0f);
-    }
-}
+    experts_(options.table<estimate>()),
+    counted_(options.n_layers, 0) {}
 
 void echo_policy::begin_sequence(uint32_t number) {
-    sequence & s = find(number);
-    s.token      = token_memory::none;
+    find(number).token = token_memory::none;
 }
 
 void echo_policy::begin_tokens(uint32_t number, uint32_t n) {
@@ -126,29 +125,24 @@ void echo_policy::begin_batch() {
     in_layers_    = false;
     batch_tokens_ = 0;
     n_batches_++;
-    const auto is_idle = [&](const sequence & s) { return n_batches_ - s.last_batch > n_idle_max; };
-    sequences_.erase(std::remove_if(sequences_.begin(), sequences_.end(), is_idle), sequences_.end());
-    std::fill(now_.begin(), now_.end(), 0.0f);
-    std::fill(later_.begin(), later_.end(), 0.0f);
+    for (auto s = sequences_.begin(); s != sequences_.end();) {
+        s = n_batches_ - s->second.last_batch > n_idle_max ? sequences_.erase(s) : std::next(s);
+    }
+    for (estimate & e : experts_) {
+        e.now = e.later = 0.0f;
+    }
     now_weight_   = 0.0;
     later_weight_ = 0.0;
     batch_first_  = memory_.last();
 }
 
 echo_policy::sequence & echo_policy::find(uint32_t number) {
-    const auto found =
-        std::find_if(sequences_.begin(), sequences_.end(), [&](const sequence & s) { return s.number == number; });
-    if (found != sequences_.end()) {
-        return *found;
+    const auto [at, is_new] = sequences_.try_emplace(number);
+    if (is_new) {
+        const std::vector<float> none(n_remembered, 0.0f);
+        at->second = { n_batches_, token_memory::none, none, none };
     }
-    sequence s;
-    s.number     = number;
-    s.last_batch = n_batches_;
-    for (auto * scores : { &s.similar, &s.past }) {
-        scores->assign(n_remembered, 0.0f);
-    }
-    sequences_.push_back(std::move(s));
-    return sequences_.back();
+    return at->second;
 }
 
 // The token before is complete: its similarities become the past of the next one.
@@ -165,7 +159,7 @@ void echo_policy::begin_token(sequence & s) {
     s.past           = past;
     s.token          = memory_.add(follows ? s.token : token_memory::none);
     const uint32_t n = memory_.slot(s.token);
-    for (sequence & other : sequences_) {
+    for (auto & [number, other] : sequences_) {
         other.similar[n] = other.past[n] = 0.0f; // the slot's old token is forgotten
     }
     std::fill(s.similar.begin(), s.similar.end(), 0.0f);
@@ -208,10 +202,10 @@ void echo_policy::look_ahead(const sequence & s) {
         uint64_t token = memory_.after(other.second);
         double   trust = other.first;
         for (int ahead = 0; ahead <= n_ahead && token < batch_first_; ahead++) {
-            auto & uses    = ahead == 0 ? now_ : later_;
-            auto & weight  = ahead == 0 ? now_weight_ : later_weight_;
-            weight        -= trust;
-            memory_.visit_uses(token, 0, [&](size_t i) { uses[i] += float(trust); });
+            const auto uses    = ahead == 0 ? &estimate::now : &estimate::later;
+            auto &     weight  = ahead == 0 ? now_weight_ : later_weight_;
+            weight            -= trust;
+            memory_.visit_uses(token, 0, [&](expert_id id) { experts_[id].*uses += float(trust); });
             token  = memory_.after(token);
             trust *= discount * trust_retention;
         }
@@ -232,50 +226,45 @@ void echo_policy::count(const expert_usage & use) {
     const uint32_t n        = std::max(batch_tokens_, 1u);
     const double   relative = use.weight / use.n_tokens * n_used_;
     const double   counts   = use.n_tokens * std::pow(std::max(relative, 0.0), weight_power) / n;
+    double         kept[n_rates];
     for (uint32_t r = 0; r < n_rates; r++) {
-        const double kept  = std::pow(retention[r], n);
-        float *      rates = &rates_[r][size_t(use.id.layer) * n_experts_];
-        if (counted_[use.id.layer] != n_batches_) {
-            std::for_each(rates, rates + n_experts_, [&](float & rate) { rate *= float(kept); });
-        }
-        rates[use.id.expert] += float((1 - kept) * counts);
+        kept[r] = std::pow(retention[r], n);
     }
-    if (counted_[use.id.layer] != n_batches_) {
-        const size_t first = index({ use.id.layer, 0 });
-        for (size_t i = first; i < first + n_experts_; i++) {
-            expected_[i] = expected_rate(i);
+    for (uint32_t i = 0; i < n_experts_ && counted_[use.id.layer] != n_batches_; i++) {
+        estimate & e = experts_[{ use.id.layer, i }];
+        for (uint32_t r = 0; r < n_rates; r++) {
+            e.rates[r] *= float(kept[r]);
         }
+        e.add_up();
     }
-    expected_[index(use.id)]  = expected_rate(index(use.id));
-    counted_[use.id.layer]    = n_batches_;
-    float & low               = low_share_[index(use.id)];
-    low                      += float(low_learning) * ((use.tier == tier_id::low ? 1.0f : 0.0f) - low);
+    counted_[use.id.layer] = n_batches_;
+    estimate & used        = experts_[use.id];
+    for (uint32_t r = 0; r < n_rates; r++) {
+        used.rates[r] += float((1 - kept[r]) * counts);
+    }
+    used.add_up();
+    used.low_share += float(low_learning) * ((use.tier == tier_id::low ? 1.0f : 0.0f) - used.low_share);
 }
 
-double echo_policy::expected_rate(size_t i) const {
-    double rate = 0.0;
-    for (uint32_t r = 0; r < n_rates; r++) {
-        rate += rate_weight[r] * rates_[r][i];
-    }
-    return rate;
+void echo_policy::estimate::add_up() {
+    expected = std::inner_product(rates, rates + n_rates, rate_weight, 0.0);
 }
 
 // Of the uses, those that the pool serves.
-double echo_policy::share(size_t i, term_id term) const {
+double echo_policy::share(const estimate & e, term_id term) const {
     if (low_serves_all_) {
-        return term == term_id::low ? 1 : 1 - low_share_[i];
+        return term == term_id::low ? 1 : 1 - e.low_share;
     }
-    return term == term_id::low ? low_share_[i] : 1 - (1 - low_worth) * low_share_[i];
+    return term == term_id::low ? e.low_share : 1 - (1 - low_worth) * e.low_share;
 }
 
 double echo_policy::value(expert_id id, term_id term, layer_id layer) {
-    const size_t i    = index(id);
-    const double rate = expected_[i];
-    double       uses = later_weight_ * rate + later_[i];
+    const estimate & e    = experts_[id];
+    double           uses = later_weight_ * e.expected + e.later;
     if (id.layer > layer) {
-        uses += now_weight_ * rate + now_[i];
+        uses += now_weight_ * e.expected + e.now;
     }
-    return uses * share(i, term);
+    return uses * share(e, term);
 }
 
 const auto registered = registered_policy::of<echo_policy>("echo");

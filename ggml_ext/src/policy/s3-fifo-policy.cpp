@@ -14,23 +14,23 @@ namespace {
 class s3_fifo_pool : public pool_policy {
   public:
     s3_fifo_pool(const policy_options & options, uint32_t n_slots) :
-        options_(options),
         n_small_(std::max(n_slots / 10, 1u)),
         n_ghosts_(n_slots - n_small_),
-        experts_(options.n_all()) {}
+        experts_(options.table<expert>()),
+        n_in_{ size_t(options.n_layers) * options.n_experts } {}
 
     void on_insert(expert_id id) override {
-        expert &   e        = find(id);
+        expert &   e        = experts_[id];
         const bool is_ghost = e.ghost > 0 && e.ghost + n_ghosts_ > n_evicted_;
         e.ghost             = 0;
         enter(e, is_ghost ? MAIN : SMALL);
         e.n_hits = 0;
     }
 
-    void on_hit(expert_id id) override { find(id).n_hits = uint8_t(std::min(find(id).n_hits + 1, 3)); }
+    void on_hit(expert_id id) override { experts_[id].n_hits = uint8_t(std::min(experts_[id].n_hits + 1, 3)); }
 
     void on_evict(expert_id id) override {
-        expert & e = find(id);
+        expert & e = experts_[id];
         e.ghost    = e.in == SMALL ? ++n_evicted_ : 0;
         enter(e, NONE);
     }
@@ -41,7 +41,7 @@ class s3_fifo_pool : public pool_policy {
             const auto small   = oldest(candidates, SMALL);
             const auto main    = oldest(candidates, MAIN);
             const auto id      = small && (is_full || !main) ? small->id : main->id;
-            expert &   e       = find(id);
+            expert &   e       = experts_[id];
             if (e.in == SMALL && e.n_hits > 1) {
                 e.n_hits = 0;
             } else if (e.in == MAIN && e.n_hits > 0) {
@@ -63,8 +63,6 @@ class s3_fifo_pool : public pool_policy {
         uint64_t ghost   = 0; // number of its eviction from the small queue; 0: no ghost
     };
 
-    expert & find(expert_id id) { return experts_[options_.index(id)]; }
-
     void enter(expert & e, queue to) {
         n_in_[e.in]--;
         n_in_[to]++;
@@ -75,19 +73,18 @@ class s3_fifo_pool : public pool_policy {
     const candidate * oldest(const std::vector<candidate> & candidates, queue in) {
         const candidate * found = nullptr;
         for (const candidate & c : candidates) {
-            found = find(c.id).in == in && (!found || find(c.id).entered < find(found->id).entered) ? &c : found;
+            found = experts_[c.id].in == in && (!found || experts_[c.id].entered < experts_[found->id].entered) ? &c
+                                                                                                                : found;
         }
         return found;
     }
 
-    const policy_options options_;
     const uint32_t       n_small_;
     const uint32_t       n_ghosts_;
-
-    std::vector<expert> experts_;
-    size_t              n_in_[N_QUEUES] = { options_.n_all() };
-    uint64_t            clock_          = 0;
-    uint64_t            n_evicted_      = 0; // from the small queue
+    expert_table<expert> experts_;
+    size_t               n_in_[N_QUEUES]; // experts
+    uint64_t             clock_     = 0;
+    uint64_t             n_evicted_ = 0; // from the small queue
 };
 
 const auto registered = registered_policy::of<per_pool_policy<s3_fifo_pool>>("s3-fifo");

@@ -17,17 +17,14 @@ namespace {
 
 class counting_policy : public cache_policy {
   public:
-    explicit counting_policy(const policy_options & options) : options_(options), counts_(options.n_all(), 0) {}
+    explicit counting_policy(const policy_options & options) :
+        n_layers_(options.n_layers), counts_(options.table<uint64_t>()) {}
 
-    double value(expert_id id, term_id, layer_id) override { return double(counts_[options_.index(id)]); }
+    double value(expert_id id, term_id, layer_id) override { return double(counts_[id]); }
 
   protected:
-    uint64_t & count(expert_id id) { return counts_[options_.index(id)]; }
-
-    const policy_options options_;
-
-  private:
-    std::vector<uint64_t> counts_; // [layer * n_experts + expert]
+    const uint32_t         n_layers_;
+    expert_table<uint64_t> counts_;
 };
 
 // Least recently used.
@@ -35,7 +32,7 @@ class lru_policy : public counting_policy {
   public:
     using counting_policy::counting_policy;
 
-    void on_use(const expert_usage & use) override { count(use.id) = ++n_uses_; }
+    void on_use(const expert_usage & use) override { counts_[use.id] = ++n_uses_; }
 
   private:
     uint64_t n_uses_ = 0;
@@ -46,7 +43,7 @@ class lfu_policy : public counting_policy {
   public:
     using counting_policy::counting_policy;
 
-    void on_use(const expert_usage & use) override { count(use.id) += use.n_tokens; }
+    void on_use(const expert_usage & use) override { counts_[use.id] += use.n_tokens; }
 };
 
 // Least frequently used in high precision (section 3.4 of HOBBIT, arXiv 2411.01433).
@@ -54,7 +51,7 @@ class lhu_policy : public counting_policy {
   public:
     using counting_policy::counting_policy;
 
-    void on_use(const expert_usage & use) override { count(use.id) += use.tier == tier_id::high ? use.n_tokens : 0; }
+    void on_use(const expert_usage & use) override { counts_[use.id] += use.tier == tier_id::high ? use.n_tokens : 0; }
 };
 
 // 1 for the running layer; every layer that runs before the next turn of `layer` takes off 1/n.
@@ -146,8 +143,7 @@ class edgemoe_policy : public lfu_policy {
     using lfu_policy::lfu_policy;
 
     double value(expert_id id, term_id term, layer_id layer) override {
-        const uint32_t n     = options_.n_layers;
-        const uint32_t ahead = 1 + (id.layer + 2 * n - layer - 1) % n;
+        const uint32_t ahead = 1 + (id.layer + 2 * n_layers_ - layer - 1) % n_layers_;
         return lfu_policy::value(id, term, layer) / ahead;
     }
 };

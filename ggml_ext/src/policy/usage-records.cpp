@@ -8,24 +8,24 @@
 namespace hobbit {
 
 void usage_records::begin_sequence(uint32_t number) {
-    sequence & s = find(number);
-    s.n_tokens   = 0;
-    std::fill(s.records.begin(), s.records.end(), usage_record{});
-    std::fill(s.layer_uses.begin(), s.layer_uses.end(), 0);
+    sequences_.erase(number);
+    find(number);
 }
 
 void usage_records::begin_tokens(uint32_t number, uint32_t n) {
     n_runs_++;
-    sequence & s        = find(number);
-    s.n_tokens         += n;
-    s.last_run          = n_runs_;
-    const auto is_idle  = [&](const sequence & other) { return n_runs_ - other.last_run > n_idle_max; };
-    sequences_.erase(std::remove_if(sequences_.begin(), sequences_.end(), is_idle), sequences_.end());
+    sequence & s  = find(number);
+    s.n_tokens   += n;
+    s.last_run    = n_runs_;
+    for (auto other = sequences_.begin(); other != sequences_.end();) {
+        const bool is_idle = n_runs_ - other->second.last_run > n_idle_max;
+        other              = is_idle ? sequences_.erase(other) : std::next(other);
+    }
 }
 
 void usage_records::on_use(const expert_usage & use) {
     sequence &     s            = find(use.sequence);
-    usage_record & r            = s.records[index(use.id)];
+    usage_record & r            = s.records[use.id];
     r.last_token                = s.n_tokens;
     r.n_uses                   += use.n_tokens;
     r.n_high_uses              += use.tier == tier_id::high ? use.n_tokens : 0;
@@ -33,18 +33,11 @@ void usage_records::on_use(const expert_usage & use) {
 }
 
 usage_records::sequence & usage_records::find(uint32_t number) {
-    const auto found =
-        std::find_if(sequences_.begin(), sequences_.end(), [&](const sequence & s) { return s.number == number; });
-    if (found != sequences_.end()) {
-        return *found;
+    const auto [at, is_new] = sequences_.try_emplace(number);
+    if (is_new) {
+        at->second = { 0, n_runs_, { n_layers_, n_experts_ }, std::vector<uint64_t>(n_layers_) };
     }
-    sequence s;
-    s.number   = number;
-    s.last_run = n_runs_;
-    s.records.resize(size_t(n_layers_) * n_experts_);
-    s.layer_uses.resize(n_layers_);
-    sequences_.push_back(std::move(s));
-    return sequences_.back();
+    return at->second;
 }
 
 } // namespace hobbit

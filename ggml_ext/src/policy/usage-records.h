@@ -4,6 +4,7 @@
 #include "policy/cache-policy.h"
 
 #include <cstdint>
+#include <map>
 #include <vector>
 
 namespace hobbit {
@@ -33,8 +34,8 @@ class usage_records {
     template <typename Score>
     double largest(expert_id id, Score score) const {
         double most = 0.0;
-        for (const sequence & s : sequences_) {
-            const double value = score(s.records[index(id)], s.n_tokens, s.layer_uses[id.layer]);
+        for (const auto & [number, s] : sequences_) {
+            const double value = score(s.records[id], s.n_tokens, s.layer_uses[id.layer]);
             most               = value > most ? value : most;
         }
         return most;
@@ -44,21 +45,18 @@ class usage_records {
 
   private:
     struct sequence {
-        uint32_t                  number;
-        uint32_t                  n_tokens = 0;
-        uint64_t                  last_run = 0;
-        std::vector<usage_record> records;    // [layer * n_experts + expert]
-        std::vector<uint64_t>     layer_uses; // [layer] sum of n_uses
+        uint32_t                   n_tokens = 0;
+        uint64_t                   last_run = 0;
+        expert_table<usage_record> records;
+        std::vector<uint64_t>      layer_uses; // [layer] sum of n_uses
     };
-
-    size_t index(expert_id id) const { return size_t(id.layer) * n_experts_ + id.expert; }
 
     sequence & find(uint32_t number);
 
-    const uint32_t        n_layers_;
-    const uint32_t        n_experts_;
-    std::vector<sequence> sequences_;
-    uint64_t              n_runs_ = 0; // calls of begin_tokens
+    const uint32_t               n_layers_;
+    const uint32_t               n_experts_;
+    std::map<uint32_t, sequence> sequences_;  // by number
+    uint64_t                     n_runs_ = 0; // calls of begin_tokens
 };
 
 } // namespace hobbit

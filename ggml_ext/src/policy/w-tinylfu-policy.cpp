@@ -18,11 +18,10 @@ namespace {
 class w_tinylfu_pool : public pool_policy {
   public:
     w_tinylfu_pool(const policy_options & options, uint32_t n_slots) :
-        options_(options),
         n_slots_(n_slots),
         n_window_(std::max(n_slots / 100, std::min(n_slots, options.n_used))),
         n_protected_((n_slots - n_window_) * 4 / 5),
-        experts_(options.n_all()) {}
+        experts_(options.table<expert>()) {}
 
     void on_insert(expert_id id) override {
         count_use(id);
@@ -32,20 +31,22 @@ class w_tinylfu_pool : public pool_policy {
 
     void on_hit(expert_id id) override {
         count_use(id);
-        const segment from = find(id).in;
+        const segment from = experts_[id].in;
         move(id, from == PROBATION ? PROTECTED : from);
         demote(PROTECTED, n_protected_);
     }
 
     void on_evict(expert_id id) override { leave(id); }
 
-    bool admits(expert_id newcomer, expert_id victim) override { return find(newcomer).n_uses >= find(victim).n_uses; }
+    bool admits(expert_id newcomer, expert_id victim) override {
+        return experts_[newcomer].n_uses >= experts_[victim].n_uses;
+    }
 
     expert_id victim(const std::vector<candidate> & candidates, layer_id) override {
         const candidate * first[N_SEGMENTS] = {}; // the least recent one of each segment
         for (const candidate & c : candidates) {
-            const candidate *& f = first[find(c.id).in];
-            f                    = !f || find(c.id).moved < find(f->id).moved ? &c : f;
+            const candidate *& f = first[experts_[c.id].in];
+            f                    = !f || experts_[c.id].moved < experts_[f->id].moved ? &c : f;
         }
         const candidate * main   = first[PROBATION] ? first[PROBATION] : first[PROTECTED];
         const candidate * window = first[WINDOW];
@@ -53,7 +54,7 @@ class w_tinylfu_pool : public pool_policy {
             return main ? main->id : window->id;
         }
         const bool leaves_window = order_[WINDOW].size() >= n_window_;
-        return leaves_window && find(window->id).n_uses <= find(main->id).n_uses ? window->id : main->id;
+        return leaves_window && experts_[window->id].n_uses <= experts_[main->id].n_uses ? window->id : main->id;
     }
 
   private:
@@ -65,10 +66,8 @@ class w_tinylfu_pool : public pool_policy {
         uint64_t moved  = 0;          // its place in the order of the segment
     };
 
-    expert & find(expert_id id) { return experts_[options_.index(id)]; }
-
     void count_use(expert_id id) {
-        uint8_t & n = find(id).n_uses;
+        uint8_t & n = experts_[id].n_uses;
         n           = uint8_t(std::min(n + 1, 15));
         if (++n_counted_ >= 10 * uint64_t(n_slots_)) {
             std::for_each(experts_.begin(), experts_.end(), [](expert & e) { e.n_uses /= 2; });
@@ -77,7 +76,7 @@ class w_tinylfu_pool : public pool_policy {
     }
 
     void leave(expert_id id) {
-        expert & e = find(id);
+        expert & e = experts_[id];
         if (e.in != N_SEGMENTS) {
             order_[e.in].erase(e.moved);
         }
@@ -86,8 +85,8 @@ class w_tinylfu_pool : public pool_policy {
 
     void move(expert_id id, segment to) {
         leave(id);
-        find(id).in        = to;
-        find(id).moved     = ++clock_;
+        experts_[id].in    = to;
+        experts_[id].moved = ++clock_;
         order_[to][clock_] = id;
     }
 
@@ -97,12 +96,11 @@ class w_tinylfu_pool : public pool_policy {
         }
     }
 
-    const policy_options options_;
-    const uint32_t       n_slots_;
-    const uint32_t       n_window_;
-    const uint32_t       n_protected_;
+    const uint32_t n_slots_;
+    const uint32_t n_window_;
+    const uint32_t n_protected_;
 
-    std::vector<expert>           experts_;
+    expert_table<expert>          experts_;
     std::map<uint64_t, expert_id> order_[N_SEGMENTS]; // least recently used first
     uint64_t                      clock_     = 0;
     uint64_t                      n_counted_ = 0; // uses since the counts were halved

@@ -111,8 +111,7 @@ namespace {
 // slots may overlap, and the one that ends last is in conflict with most others.
 class belady_policy : public cache_policy {
   public:
-    explicit belady_policy(const hobbit_simulation & options) :
-        n_experts_(options.n_experts), futures_(size_t(options.n_layers) * options.n_experts) {}
+    explicit belady_policy(const hobbit_simulation & options) : futures_(options.n_layers, options.n_experts) {}
 
     // Announces the uses of one layer and batch, in the order of the run.
     void will_use(const hobbit_route * first, const hobbit_route * last) {
@@ -126,15 +125,15 @@ class belady_policy : public cache_policy {
             }
         }
         for (const auto & [expert, sequences] : users) {
-            future & f = find({ layer_id(first->layer), uint32_t(expert) });
+            future & f = futures_[{ layer_id(first->layer), uint32_t(expert) }];
             f.values.insert(f.values.end(), sequences.size(), counted.count(expert) > 0 ? -double(time_) : nothing);
         }
     }
 
-    void on_use(const expert_usage & use) override { find(use.id).n_past++; }
+    void on_use(const expert_usage & use) override { futures_[use.id].n_past++; }
 
     double value(expert_id id, term_id, layer_id) override {
-        const future & f = find(id);
+        const future & f = futures_[id];
         return f.n_past < f.values.size() ? f.values[f.n_past] : nothing;
     }
 
@@ -146,11 +145,8 @@ class belady_policy : public cache_policy {
         size_t              n_past = 0;
     };
 
-    future & find(expert_id id) { return futures_[size_t(id.layer) * n_experts_ + id.expert]; }
-
-    const uint32_t      n_experts_;
-    std::vector<future> futures_; // [layer * n_experts + expert]
-    uint64_t            time_ = 0;
+    expert_table<future> futures_;
+    uint64_t             time_ = 0;
 };
 
 //

@@ -7,9 +7,9 @@
 
 using namespace hobbit;
 
-static std::vector<uint32_t> uses_from(const token_memory & memory, uint64_t token, layer_id layer) {
-    std::vector<uint32_t> found;
-    memory.visit_uses(token, layer, [&](size_t i) { found.push_back(uint32_t(i)); });
+static std::vector<expert_id> uses_from(const token_memory & memory, uint64_t token, layer_id layer) {
+    std::vector<expert_id> found;
+    memory.visit_uses(token, layer, [&](expert_id id) { found.push_back(id); });
     return found;
 }
 
@@ -53,8 +53,8 @@ TEST_CASE("the uses of a token, from a layer on") {
     memory.use(token, { 0, 3 }, 1.0);
     memory.use(token, { 2, 1 }, 0.5);
     memory.use(token, { 2, 0 }, 0.5);
-    CHECK(uses_from(memory, token, 0) == std::vector<uint32_t>{ 3, 9, 8 });
-    CHECK(uses_from(memory, token, 1) == std::vector<uint32_t>{ 9, 8 });
+    CHECK(uses_from(memory, token, 0) == std::vector<expert_id>{ { 0, 3 }, { 2, 1 }, { 2, 0 } });
+    CHECK(uses_from(memory, token, 1) == std::vector<expert_id>{ { 2, 1 }, { 2, 0 } });
     CHECK(uses_from(memory, token, 3).empty());
     memory.add(token_memory::none);
     const uint64_t same_slot = memory.add(token_memory::none);
