@@ -5,10 +5,8 @@
 #include "engine/hobbit-model.h"
 #include "model/tensor-names.h"
 
-#include <exception>
-
 using hobbit::report;
-using hobbit::status;
+using hobbit::report_call;
 using hobbit::tier_id;
 
 //
@@ -19,14 +17,10 @@ bool hobbit_open(const char * path, const struct hobbit_setting * settings, size
                  char * err, size_t err_size) {
     *model = nullptr;
     std::unique_ptr<hobbit_model> opened;
-    status                        s;
-    try {
-        s = hobbit_model::open(path, settings, n_settings, opened);
-    } catch (const std::exception & e) {
-        s = status::error("cannot open '%s': %s", path, e.what());
-    }
-    *model = opened.release();
-    return report(s, err, err_size);
+    const bool                    ok = report_call(hobbit::format("cannot open '%s'", path), err, err_size,
+                                                   [&] { return hobbit_model::open(path, settings, n_settings, opened); });
+    *model                           = opened.release();
+    return ok;
 }
 
 void hobbit_model::ref() {
@@ -63,13 +57,8 @@ bool hobbit_is_tier_tensor(const char * name) {
 
 bool hobbit_place_layers(hobbit_model * model, struct ggml_backend_device * const * devices, size_t n_devices,
                          char * err, size_t err_size) {
-    status s;
-    try {
-        s = model->place_layers(devices, n_devices);
-    } catch (const std::exception & e) {
-        s = status::error(std::string(e.what()));
-    }
-    return report(s, err, err_size);
+    return report_call("cannot place the layers", err, err_size,
+                       [&] { return model->place_layers(devices, n_devices); });
 }
 
 struct ggml_backend_buffer_type * hobbit_buffer_type(hobbit_model * model, int32_t block) {
@@ -83,23 +72,13 @@ struct ggml_backend_buffer_type * hobbit_device_buffer_type(hobbit_model * model
 bool hobbit_set_router(hobbit_model * model, uint32_t block, const struct ggml_tensor * weight,
                        const struct ggml_tensor * bias, const struct ggml_tensor * selection_bias,
                        enum hobbit_gating gating, char * err, size_t err_size) {
-    status s;
-    try {
-        s = model->set_router(block, weight, bias, selection_bias, gating);
-    } catch (const std::exception & e) {
-        s = status::error("cannot keep the routers for prefetch: %s", e.what());
-    }
-    return report(s, err, err_size);
+    return report_call("cannot keep the routers for prefetch", err, err_size,
+                       [&] { return model->set_router(block, weight, bias, selection_bias, gating); });
 }
 
 bool hobbit_prepare(hobbit_model * model, uint64_t model_bytes, uint32_t n_batch, char * err, size_t err_size) {
-    status s;
-    try {
-        s = model->prepare(model_bytes, n_batch);
-    } catch (const std::exception & e) {
-        s = status::error("cannot allocate expert pools: %s", e.what());
-    }
-    return report(s, err, err_size);
+    return report_call("cannot allocate expert pools", err, err_size,
+                       [&] { return model->prepare(model_bytes, n_batch); });
 }
 
 //
