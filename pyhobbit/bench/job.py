@@ -57,7 +57,7 @@ class Measured:
     ttft_s: first token by prompt length, the shortest prompt first, before decoding.
     prefill_tokens_per_second: of the longest prompt.  disk_bytes_per_token: read while decoding.
     Counters of the cache are those of decoding: stall_share of the time, hit rates of 0 to 1.
-    first_and_last_quarter: of decoding.  rss_growth_bytes: while decoding.
+    first_and_last_quarter: of decoding.
     logits_crc: of the logits after the first prompt, to tell whether two arms compute the same.
     device_bytes: of the device's memory that were taken; None where it does not say.
     """
@@ -67,12 +67,10 @@ class Measured:
     prefill_tokens_per_second: float
     n_decoded: int
     decode_s: float
-    slowest_token_s: float
     tokens_per_second: float
     first_and_last_quarter: tuple[Quarter, Quarter]
     disk_bytes_per_token: float
     peak_rss_bytes: int
-    rss_growth_bytes: int
     logits_crc: int
     hit_rate: float | None = None
     hit_rate_high: float | None = None

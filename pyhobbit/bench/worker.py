@@ -207,10 +207,10 @@ def measure(job: Job) -> Measured:
         session.restart()
         ttft_s[str(n_tokens)] = session.append(n_tokens)
     decode(session, counters, job.n_warm_up, job.seconds / 2)
-    before, read_before, rss_before = counters.stats(), _bytes_from_disk(), _rss_bytes()
+    before, read_before = counters.stats(), _bytes_from_disk()
     tokens = decode(session, counters, job.n_tokens, job.seconds)
     times = tokens[:, 0].tolist()
-    read_bytes, rss_growth = _bytes_from_disk() - read_before, _rss_bytes() - rss_before
+    read_bytes = _bytes_from_disk() - read_before
     stats = _difference(counters.stats(), before)
     result = Measured(
         load_s=load_s,
@@ -218,12 +218,10 @@ def measure(job: Job) -> Measured:
         prefill_tokens_per_second=longest / ttft_s[str(longest)],
         n_decoded=len(times),
         decode_s=sum(times),
-        slowest_token_s=max(times),
         tokens_per_second=len(times) / sum(times),
         first_and_last_quarter=_quarters(tokens),
         disk_bytes_per_token=read_bytes / len(times),
         peak_rss_bytes=peak_rss_bytes(),
-        rss_growth_bytes=rss_growth,
         logits_crc=logits_crc,
         device_bytes=session.device_bytes(),
         **_rates(stats, sum(times)),
@@ -288,11 +286,6 @@ def _bytes_from_disk() -> int:
         if name == "read_bytes":
             return int(value)
     raise RunError("/proc/self/io does not count read_bytes")
-
-
-def _rss_bytes() -> int:
-    n_pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return n_pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def main() -> int:

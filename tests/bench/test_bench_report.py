@@ -15,9 +15,8 @@ from pyhobbit.errors import HobbitError
 def _record(arm: str, limit: float | None, repetition: int, speed: float, **figures: Any) -> dict[str, Any]:
     measured = job.Measured(
         load_s=1, ttft_s={"16": 10 / speed}, prefill_tokens_per_second=speed, n_decoded=8,
-        decode_s=8 / speed, slowest_token_s=1, tokens_per_second=speed, disk_bytes_per_token=0,
+        decode_s=8 / speed, tokens_per_second=speed, disk_bytes_per_token=0,
         peak_rss_bytes=1, logits_crc=1, first_and_last_quarter=(job.Quarter(1, 0, 0),) * 2,
-        rss_growth_bytes=0,
     )  # fmt: skip
     place = {"kind": "result", "arm": arm, "limit": limit, "repetition": repetition, "peak_bytes": 5}
     return {**asdict(measured), **place, "disk_bytes_per_second": 1e9, **figures}
