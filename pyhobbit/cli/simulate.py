@@ -256,20 +256,13 @@ def _run_document(run: Run, bits_high: float, bits_low: float) -> dict[str, Any]
     """bits_per_token: that were loaded, of one weight in each expert."""
     result = run.result
     high, low, skipped = result.shares
+    derived = ("hit_rate", "misses_per_token", "penalty_per_token", "recall", "precision_on_misses")
+    values = {**asdict(run), **asdict(result), **{name: getattr(result, name) for name in derived}}
+    del values["result"]
     return {
-        "policy": run.policy,
-        "capacity": run.capacity,
-        "slots_high": run.slots_high,
-        "slots_low": run.slots_low,
-        **asdict(result),
-        "hit_rate": result.hit_rate,
+        **values,
         "share_high": high,
         "share_low": low,
         "share_skipped": skipped,
-        "misses_per_token": result.misses_per_token,
-        "penalty_per_token": result.penalty_per_token,
         "bits_per_token": (result.loads_high * bits_high + result.loads_low * bits_low) / result.n_tokens,
-        "relative_to_lru": run.relative_to_lru,
-        "recall": result.recall,
-        "precision_on_misses": result.precision_on_misses,
     }
