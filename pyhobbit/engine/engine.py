@@ -4,15 +4,16 @@
 import codecs
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import count, takewhile
 from pathlib import Path
-from types import TracebackType
 from typing import Literal
 
 import jinja2
 
+from pyhobbit.engine.closing import Closing
 from pyhobbit.engine.llama import Sampler, opening
 from pyhobbit.engine.plan import fitting_settings
 from pyhobbit.engine.session import Session, one_sequence
@@ -41,29 +42,7 @@ class Piece:
     finish: Finish | None = None
 
 
-@dataclass
-class _Counters:
-    """Those of Stats."""
-
-    answers: int = 0
-    prompt_tokens: int = 0
-    prompt_tokens_evaluated: int = 0
-    generated_tokens: int = 0
-    decoded_tokens: int = 0
-    first_tokens_s: float = 0.0
-    decode_s: float = 0.0
-
-    def add(self, piece_s: float, previous_s: float | None) -> None:
-        self.generated_tokens += 1
-        if previous_s is None:
-            self.answers += 1
-            self.first_tokens_s += piece_s
-        else:
-            self.decoded_tokens += 1
-            self.decode_s += piece_s - previous_s
-
-
-class Engine:
+class Engine(Closing):
     """A GGUF model, its expert cache and one sequence. A context manager: entering loads the model.
 
     Not thread-safe, but for interrupt(). The only routed experts in memory are those in the cache's pools.
@@ -74,20 +53,13 @@ class Engine:
         self._config = config or EngineConfig()
         self._interrupted = False
         self._answer: object | None = None  # of the generator that the KV cache belongs to
-        self._counters = _Counters()
+        self._counters: Counter[str] = Counter()  # fields of Stats
         self._session: Session | None = None
         self._load_s = 0.0
 
     def __enter__(self) -> "Engine":
         self.open()
         return self
-
-    def __exit__(self, kind: type | None, value: BaseException | None, trace: TracebackType | None) -> None:
-        try:
-            self.close()
-        except HobbitError:
-            if value is None:  # else the first error is the one to tell
-                raise
 
     def open(self) -> ModelInfo:
         """Loads what stays resident and allocates the pools. Raises HobbitError, KeyboardInterrupt."""
@@ -140,7 +112,7 @@ class Engine:
     def stats(self) -> Stats:
         """Counters and times since opening; Stats.since() gives those between two moments."""
         cache = self._opened().cache.stats()
-        return Stats(self.info(), cache, self._load_s, peak_rss_bytes(), **asdict(self._counters))
+        return Stats(self.info(), cache, self._load_s, peak_rss_bytes(), **self._counters)
 
     @property
     def n_context_tokens(self) -> int:
@@ -187,7 +159,7 @@ class Engine:
                 if model.ends_answer(token):
                     yield Piece(decoder.decode(b"", True), None, now_s, "stop")
                     return
-                self._counters.add(now_s, previous_s)
+                self._count(now_s, previous_s)
                 finish: Finish | None = None if n < limit else "length" if n == max_tokens else "context"
                 yield Piece(decoder.decode(model.piece(token), finish is not None), token, now_s, finish)
                 if finish:
@@ -198,6 +170,13 @@ class Engine:
             if self._answer is answer:
                 self._interrupted = False
             sampler.close()
+
+    def _count(self, piece_s: float, previous_s: float | None) -> None:
+        """A token that was there piece_s seconds after its prompt, its predecessor after previous_s."""
+        if previous_s is None:
+            self._counters.update(generated_tokens=1, answers=1, first_tokens_s=piece_s)
+        else:
+            self._counters.update(generated_tokens=1, decoded_tokens=1, decode_s=piece_s - previous_s)
 
     def _check_current(self, answer: object) -> None:
         if self._answer is None:
@@ -222,8 +201,7 @@ class Engine:
         if 2 * len(context.tokens) < n_before:
             self._opened().cache.begin_sequence()  # another text, though it may begin alike
         pending = tokens[len(context.tokens) :]
-        self._counters.prompt_tokens += len(tokens)
-        self._counters.prompt_tokens_evaluated += len(pending)
+        self._counters.update(prompt_tokens=len(tokens), prompt_tokens_evaluated=len(pending))
         return pending
 
     @staticmethod

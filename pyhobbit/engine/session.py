@@ -4,9 +4,9 @@
 import contextlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
+from pyhobbit.engine.closing import Closing
 from pyhobbit.engine.llama import Context, Model, SetContext, SetModel, log, opening
 from pyhobbit.engine.stats import ModelInfo
 from pyhobbit.engine.threads import computing_threads
@@ -16,7 +16,7 @@ from pyhobbit.native.ffi import last_error, lib
 from pyhobbit.settings.config import EngineConfig, Setting
 
 
-class Session:
+class Session(Closing):
     """An open model with one context. A context manager.
 
     settings: of llama.cpp and the expert cache, by key.  set_model, set_context: fill in llama.cpp's own
@@ -46,16 +46,6 @@ class Session:
             self.cache = self.model.cache
             self.context = Context(self.model, set_context, aborted)
             stack.pop_all()
-
-    def __enter__(self) -> "Session":
-        return self
-
-    def __exit__(self, kind: type | None, value: BaseException | None, trace: TracebackType | None) -> None:
-        try:
-            self.close()
-        except HobbitError:
-            if value is None:  # else the first error is the one to tell
-                raise
 
     def close(self) -> None:
         """Frees everything. Raises HobbitError where a trace is incomplete."""

@@ -5,7 +5,7 @@ import json
 import resource
 import sys
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from pyhobbit._tables import COUNTERS, CacheCounters, CacheInfo
@@ -58,17 +58,6 @@ class CacheStats(CacheCounters):
         return replace(self, **_differences(self, earlier, counters))
 
 
-_TOKEN_COUNTERS = (
-    "answers",
-    "prompt_tokens",
-    "prompt_tokens_evaluated",
-    "generated_tokens",
-    "decoded_tokens",
-    "first_tokens_s",
-    "decode_s",
-)
-
-
 @dataclass(frozen=True)
 class Stats:
     """A run so far, or with since() a part of it. Counters are sums over its answers; times in seconds.
@@ -92,7 +81,8 @@ class Stats:
 
     def since(self, earlier: "Stats") -> "Stats":
         """What was done after `earlier` was taken of the same engine; sizes and load_s are those of now."""
-        counters = _differences(self, earlier, _TOKEN_COUNTERS)
+        counted = [each.name for each in fields(self) if each.default == 0]
+        counters = _differences(self, earlier, counted)
         return replace(self, cache=self.cache.since(earlier.cache), **counters)
 
     @property

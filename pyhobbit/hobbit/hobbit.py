@@ -7,10 +7,10 @@ import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from pyhobbit.engine.cache import Cache
+from pyhobbit.engine.closing import Closing
 from pyhobbit.engine.llama import DAMAGED, load_failure, log, opening
 from pyhobbit.engine.plan import fitting_settings
 from pyhobbit.engine.stats import ModelInfo, Stats, peak_rss_bytes
@@ -58,7 +58,7 @@ class _Counters:
     decode_s: float = 0.0
 
 
-class Hobbit(Llama):
+class Hobbit(Closing, Llama):
     """A GGUF model that may be larger than memory, with the interface of llama_cpp.Llama.
 
     Everything that Llama offers is inherited. The routed experts stay on disk; those in use lie in a cache.
@@ -184,13 +184,6 @@ class Hobbit(Llama):
     def __enter__(self) -> "Hobbit":
         _ = self._model
         return self
-
-    def __exit__(self, kind: type | None, value: BaseException | None, trace: TracebackType | None) -> None:
-        try:
-            self.close()
-        except HobbitError:
-            if value is None:  # else the first error is the one to tell
-                raise
 
     def close(self) -> None:
         """Frees everything; the second call does nothing. Raises HobbitError where a trace is incomplete."""
