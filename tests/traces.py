@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
+from pyhobbit.routing.trace import Trace
+
 COLUMNS = "turn,phase,step,layer,slot,expert,weight,residency,expert_bytes"
 
 Row = tuple[int, int, int, int, int, int, float]
@@ -61,3 +63,10 @@ def write_random_trace(path: Path, n_tokens: int, n_layers: int, n_experts: int,
                 for rank in range(n_used)
             ]
     return write_trace(path, rows, n_layers, n_experts, n_used)
+
+
+def turn_lengths(trace: Trace) -> list[int]:
+    """Tokens of each turn, in the order of the run."""
+    first = trace.routes[trace.routes["layer"] == 0][:: trace.n_used]
+    _, counts = np.unique(first["sequence"], return_counts=True)
+    return counts.tolist()

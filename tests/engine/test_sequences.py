@@ -6,21 +6,14 @@ from pathlib import Path
 
 import logits
 import models
-import numpy as np
-from test_server import complete, serving
+from servers import serving
+from traces import turn_lengths
 
 from pyhobbit.engine.engine import Engine
-from pyhobbit.routing.trace import Simulation, Trace, read_trace, simulate
+from pyhobbit.routing.trace import Simulation, read_trace, simulate
 from pyhobbit.settings.config import CacheConfig, EngineConfig, SamplingConfig
 
 PROMPTS = ("def read_file(path):", "class Node:\n    def __init__(self, value):")
-
-
-def _turn_lengths(trace: Trace) -> list[int]:
-    """Tokens of each turn, in the order of the run."""
-    first = trace.routes[trace.routes["layer"] == 0][:: trace.n_used]
-    _, counts = np.unique(first["sequence"], return_counts=True)
-    return counts.tolist()
 
 
 def test_a_second_prompt_does_not_inherit_the_records_of_the_first(tiny_gguf: Path, tmp_path: Path) -> None:
@@ -36,7 +29,7 @@ def test_a_second_prompt_does_not_inherit_the_records_of_the_first(tiny_gguf: Pa
             decode_misses += engine.stats().cache.misses_high
         info = engine.info()
     trace = read_trace(trace_file)
-    assert len(_turn_lengths(trace)) == 2
+    assert len(turn_lengths(trace)) == 2
     shape = (info.n_layers, info.n_experts, info.n_experts_used)
     replay = Simulation(*shape, info.pool_slots_high, policy="hobbit", floors=True)
     assert simulate(trace.routes, replay).misses_high == decode_misses
@@ -53,7 +46,7 @@ def test_a_prompt_that_continues_the_last_one_keeps_its_sequence(tiny_gguf: Path
     with Engine(tiny_gguf, EngineConfig(cache=cache)) as engine:
         answer = "".join(p.text for p in engine.generate(PROMPTS[0], 8, SamplingConfig(temp=0)))
         list(engine.generate(PROMPTS[0] + answer + "\n    return x\n", 8, SamplingConfig(temp=0)))
-    assert len(_turn_lengths(read_trace(trace_file))) == 1
+    assert len(turn_lengths(read_trace(trace_file))) == 1
 
 
 def test_sequences_decoded_side_by_side_are_recorded_apart(tmp_path: Path) -> None:
@@ -63,18 +56,18 @@ def test_sequences_decoded_side_by_side_are_recorded_apart(tmp_path: Path) -> No
     settings: dict[str, logits.Override] = {"hobbit.pools": 4 << 20, "hobbit.trace": str(trace_file)}
     logits.run(models.lib_dir(), models.tiny(), {"side by side": logits.Plan([*prompts, *steps])}, settings)
     trace = read_trace(trace_file)
-    assert _turn_lengths(trace) == [12, 13, 14]
+    assert turn_lengths(trace) == [12, 13, 14]
     assert trace.n_decoded == 21
 
 
 def test_every_request_of_the_server_is_a_sequence_of_its_own(tiny_gguf: Path, tmp_path: Path) -> None:
     trace_file = tmp_path / "t.csv"
     settings = f"hobbit.pools=int:4000000,hobbit.trace=str:{trace_file}"
-    with serving(tiny_gguf, tmp_path / "log", "--override-kv", settings, "-np", "2") as url:
+    with serving(tiny_gguf, tmp_path / "log", "--override-kv", settings, "-np", "2") as server:
         with ThreadPoolExecutor(2) as pool:
-            together = list(pool.map(lambda prompt: complete(url, prompt, cache_prompt=True), PROMPTS))
-        again = complete(url, PROMPTS[0], cache_prompt=True)  # its prompt is still in a slot's KV cache
+            together = list(pool.map(lambda prompt: server.complete(prompt, cache_prompt=True), PROMPTS))
+        again = server.complete(PROMPTS[0], cache_prompt=True)  # its prompt is still in a slot's KV cache
     assert all(together)
     assert again
     n_warm_up = 2  # tokens of what the server computes before it is ready
-    assert sum(n > n_warm_up for n in _turn_lengths(read_trace(trace_file))) == 3
+    assert sum(n > n_warm_up for n in turn_lengths(read_trace(trace_file))) == 3

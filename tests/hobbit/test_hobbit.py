@@ -15,7 +15,7 @@ import models
 import numpy as np
 import pytest
 from hobbits import GREEDY, POOLS, PROMPT, open_model, text_of
-from test_sequences import _turn_lengths as turn_lengths
+from traces import turn_lengths
 
 from pyhobbit import CacheConfig, ConfigError, Hobbit, HobbitError
 from pyhobbit.errors import ContextError

@@ -21,16 +21,12 @@ def serving(model: Path, log: Path, *options: str) -> Iterator[Server]:
         yield server
 
 
-def complete(server: Server, prompt: str = PROMPT, cache_prompt: bool = False) -> str:
-    return server.complete(prompt, cache_prompt=cache_prompt)
-
-
 def test_file_with_tiers_uses_the_cache_without_a_flag(
     tiny_gguf: Path, tmp_path: Path, run_pyhobbit: RunPyhobbit
 ) -> None:
     log = tmp_path / "server.log"
     with serving(tiny_gguf, log, "-np", "1") as server:
-        text = complete(server)
+        text = server.complete()
     assert re.search(r"hobbit: high-precision pool of \d+ of 48 experts", log.read_text(errors="replace"))
 
     chat = run_pyhobbit("chat", tiny_gguf, "-p", PROMPT, "-n", 32, "--temp", 0)
@@ -41,9 +37,9 @@ def test_file_with_tiers_uses_the_cache_without_a_flag(
 def test_pools_can_be_set_as_key_value_overrides(tiny_gguf: Path, tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     with serving(tiny_gguf, tmp_path / "default.log", "-np", "1") as server:
-        expected = complete(server)
+        expected = server.complete()
     with serving(tiny_gguf, log, "-np", "1", "--override-kv", "hobbit.pools=int:2000000") as server:
-        assert complete(server) == expected
+        assert server.complete() == expected
     slots = re.search(r"hobbit: high-precision pool of (\d+) of 48 experts", log.read_text(errors="replace"))
     assert slots
     assert int(slots[1]) < 48
