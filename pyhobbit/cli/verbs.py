@@ -51,6 +51,18 @@ _OTHER_OPTIONS = {
     "--ram": "--memory",
 }
 _MODEL_OPTIONS = ("-m", "--model")
+# llama.cpp's, and what to type in their place
+_ALL_LAYERS = "a GPU build puts all layers on the GPU; --device-memory SIZE limits the experts there"
+_AS_MANY = "give --device-memory SIZE, and as many experts as fit are on the GPU"
+_GPU_OPTIONS = {
+    "-ngl": _ALL_LAYERS,
+    "--gpu-layers": _ALL_LAYERS,
+    "--n-gpu-layers": _ALL_LAYERS,
+    "-cmoe": "give --device CPU",
+    "--cpu-moe": "give --device CPU",
+    "-ncmoe": _AS_MANY,
+    "--n-cpu-moe": _AS_MANY,
+}
 
 _MAX_WIDTH = 100
 
@@ -123,6 +135,7 @@ def run(arguments: Sequence[str] | None) -> int:
     module = _VERBS[arguments[0]][0] if arguments and arguments[0] in _VERBS else None
     if module is not None and hasattr(module, "parse"):
         return module.run(module.parse(parsers[arguments[0]], arguments[1:]))
+    _check_gpu_options(arguments)
     args, unknown = parser.parse_known_args(arguments)
     if unknown:
         raise ConfigError(_unknown(args.verb, unknown[0], parsers[args.verb]))
@@ -139,6 +152,13 @@ def _check_verb(arguments: Sequence[str]) -> None:
     meant = next((each for each in near if each in _VERBS), None)
     hint = f"did you mean {meant}?" if meant else f"there are {', '.join(_VERBS)}"
     raise ConfigError(f"there is no command '{verb}'; {hint}")
+
+
+def _check_gpu_options(arguments: Sequence[str]) -> None:
+    # before argparse, to which -ngl is -n
+    for option in (each.partition("=")[0] for each in arguments):
+        if option in _GPU_OPTIONS:
+            raise ConfigError(f"{arguments[0]} has no option {option}; {_GPU_OPTIONS[option]}")
 
 
 def _unknown(verb: str, argument: str, parser: argparse.ArgumentParser) -> str:

@@ -113,6 +113,16 @@ def test_wrong_usage_is_one_sentence_and_status_2(
         (["chat", "-m", "m.gguf"], "chat takes the model without -m: pyhobbit chat FILE"),
         (["chat", "m.gguf", "--xyzzy"], "chat has no option --xyzzy; see: pyhobbit chat --help"),
         (["chat", "m.gguf", "n.gguf"], "'n.gguf' is one argument too many"),
+        (
+            ["chat", "m.gguf", "-ngl", "99"],
+            "chat has no option -ngl; a GPU build puts all layers",
+        ),
+        (
+            ["config", "m.gguf", "--gpu-layers=9"],
+            "no option --gpu-layers; a GPU build puts all layers",
+        ),
+        (["inspect", "m.gguf", "--cpu-moe"], "inspect has no option --cpu-moe; give --device CPU"),
+        (["chat", "m.gguf", "--n-cpu-moe", "9"], "chat has no option --n-cpu-moe; give --device-memory SIZE"),
     ],
 )
 def test_what_is_not_known_gets_the_nearest_that_is(
