@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import zlib
 from collections import deque
@@ -64,7 +65,11 @@ class Written:
 
 @contextmanager
 def temporary_file(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path`; what is there at the end vanishes."""
+    """A temporary path beside `path`; the file is removed at the end, as are those of killed conversions."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        pid = left.name.split(".")[-2]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            left.unlink(missing_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary

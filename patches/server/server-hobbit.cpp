@@ -7,8 +7,13 @@
 #include "llama-expert-cache.h"
 
 #include <algorithm>
+#include <cinttypes>
+#include <cstdlib>
+#include <cstring>
 #include <mutex>
 #include <vector>
+
+static bool server_hobbit_is_cached();
 
 //
 // requests
@@ -44,6 +49,30 @@ server_hobbit_thresholds server_hobbit_parse(const json & data) {
         throw std::invalid_argument("t1 must not be above t2: between them lies low precision");
     }
     return thresholds;
+}
+
+static size_t longest_token(const llama_vocab * vocab) {
+    size_t longest = 1;
+    for (llama_token token = 0; token < llama_vocab_n_tokens(vocab); token++) {
+        longest = std::max(longest, std::strlen(llama_vocab_get_text(vocab, token)));
+    }
+    return longest;
+}
+
+void server_hobbit_check_prompt(const llama_vocab * vocab, const json & prompt, int32_t n_ctx) {
+    if (prompt.is_array()) {
+        for (const json & each : prompt) {
+            server_hobbit_check_prompt(vocab, each, n_ctx);
+        }
+        return;
+    }
+    const size_t size = prompt.is_string() ? prompt.get<std::string>().size() : 0;
+    if (size <= size_t(n_ctx) || !server_hobbit_is_cached() || size <= size_t(n_ctx) * longest_token(vocab)) {
+        return;
+    }
+    throw std::invalid_argument(
+        string_format("the prompt has %zu bytes, more than the context of %d tokens can hold; shorten it", size,
+                      n_ctx));
 }
 
 server_hobbit_thresholds server_hobbit_effective(const llama_context * ctx, server_hobbit_thresholds thresholds) {
@@ -87,12 +116,19 @@ std::string server_hobbit_begin(llama_context * ctx, llama_seq_id seq_id, server
 // counters
 //
 
+// Of a request: what every body may have, and what it may have for each token of the context. Reading JSON takes some
+// 25 bytes of memory for each.
+static constexpr uint64_t BODY_BYTES  = 1 << 20;
+static constexpr uint64_t TOKEN_BYTES = 512;
+
 // The cache of the model that the server has loaded, and its last known counters. Guarded by the mutex.
 static struct {
     std::mutex     mutex;
     hobbit_model * model  = nullptr; // holds a reference
     bool           cached = false;
     hobbit_info    info   = {};
+
+    uint64_t body_limit = UINT64_MAX;
 
     std::vector<double> counters; // in the order of hobbit_counter_at
 } g_cache;
@@ -108,10 +144,26 @@ static void read_counters() {
     hobbit_get_info(g_cache.model, &g_cache.info);
 }
 
+std::string server_hobbit_check_body(const std::string & content_length) {
+    const uint64_t              size = std::strtoull(content_length.c_str(), nullptr, 10);
+    std::lock_guard<std::mutex> lock(g_cache.mutex);
+    if (size <= g_cache.body_limit) {
+        return "";
+    }
+    const std::string why =
+        string_format("the request has %" PRIu64 " bytes, more than the context can hold; shorten it", size);
+    return safe_json_to_str({ { "error", format_error_response(why, ERROR_TYPE_INVALID_REQUEST) } });
+}
+
+static bool server_hobbit_is_cached() {
+    std::lock_guard<std::mutex> lock(g_cache.mutex);
+    return g_cache.cached;
+}
+
 static std::mutex  g_failure_mutex;
 static std::string g_failure; // guarded by g_failure_mutex
 
-void server_hobbit_use(const llama_context * ctx) {
+void server_hobbit_use(const llama_context * ctx, bool has_media) {
     hobbit_model * model = ctx ? llama_model_expert_cache(llama_get_model(ctx)) : nullptr;
     if (model) {
         hobbit_ref(model);
@@ -123,7 +175,8 @@ void server_hobbit_use(const llama_context * ctx) {
     }
     g_cache.model = model;
     if (ctx) {
-        g_cache.cached = model;
+        g_cache.cached     = model;
+        g_cache.body_limit = model && !has_media ? BODY_BYTES + uint64_t(llama_n_ctx(ctx)) * TOKEN_BYTES : UINT64_MAX;
     }
 }
 

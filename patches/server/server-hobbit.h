@@ -21,7 +21,8 @@ struct server_http_res;
 
 // Reports on the cache of this context's model from now on. With null the model can be freed: its last counters are
 // kept until another one is loaded.
-void server_hobbit_use(const llama_context * ctx);
+// has_media: the model takes images or sound, whose bodies may have any size.
+void server_hobbit_use(const llama_context * ctx, bool has_media = false);
 
 // Answers GET /hobbit: sizes and counters as JSON, named as in hobbit.h.
 std::unique_ptr<server_http_res> server_hobbit_get(const server_http_req & req);
@@ -60,6 +61,14 @@ struct server_hobbit_thresholds {
 
 // Reads {"t1": ..., "t2": ...} or {"price": ...}; throws std::invalid_argument.
 server_hobbit_thresholds server_hobbit_parse(const common_json & data);
+
+// The error for a request whose body is too long for any text that fits into the context, as JSON; "" for others, and
+// without an expert cache, which bounds the memory of the process.
+std::string server_hobbit_check_body(const std::string & content_length);
+
+// Throws std::invalid_argument for a prompt, or one of several, that has more bytes than n_ctx tokens can spell:
+// tokenizing it would take many times its size. Without an expert cache nothing is refused.
+void server_hobbit_check_prompt(const llama_vocab * vocab, const common_json & prompt, int32_t n_ctx);
 
 // Replaces NAN by the server's own number, moved where t1 would be above t2. Unchanged without an expert cache.
 server_hobbit_thresholds server_hobbit_effective(const llama_context * ctx, server_hobbit_thresholds thresholds);

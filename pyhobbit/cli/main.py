@@ -24,6 +24,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2 if isinstance(e, ConfigError) else 1
     except KeyboardInterrupt:
         return INTERRUPTED
+    except MemoryError:
+        complain("there is not enough memory; free some, or use a smaller --memory or --ctx")
+        return 1
     except BrokenPipeError:
         # Who read our output has gone.
         discard(sys.stdout)

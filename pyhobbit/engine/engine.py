@@ -11,10 +11,8 @@ from itertools import count, takewhile
 from pathlib import Path
 from typing import Literal
 
-import jinja2
-
 from pyhobbit.engine.closing import Closing
-from pyhobbit.engine.llama import Sampler, opening
+from pyhobbit.engine.llama import Sampler, can_fit, opening
 from pyhobbit.engine.plan import fitting_settings
 from pyhobbit.engine.session import Session, one_sequence
 from pyhobbit.engine.stats import ModelInfo, Stats, peak_rss_bytes
@@ -191,7 +189,14 @@ class Engine(Closing):
         """What the KV cache lacks of the prompt, at least its last token; the cache forgets what differs."""
         session = self._opened()
         model, context = session.model, session.context
-        tokens = model.tokenize(prompt if isinstance(prompt, str) else self._render(prompt))
+        text = prompt if isinstance(prompt, str) else self._render(prompt)
+        n_bytes = len(text.encode("utf-8", "surrogateescape"))
+        if not can_fit(model.vocab, n_bytes, context.n_ctx):
+            raise ContextError(
+                f"the prompt has {n_bytes} bytes, more than the context of {context.n_ctx} tokens can hold; "
+                "shorten it"
+            )
+        tokens = model.tokenize(text)
         if not tokens:
             raise HobbitError("the prompt is empty; give some text to continue")
         self._check_length(len(tokens), session)
@@ -223,7 +228,7 @@ class Engine(Closing):
         try:
             formatter = llama.llama_chat_format.Jinja2ChatFormatter(template, eos_token=eos, bos_token=bos)
             text = formatter(messages=list(messages)).prompt
-        except (jinja2.TemplateError, ValueError, TypeError) as e:
+        except Exception as e:  # a template is somebody's program
             raise HobbitError(f"the model's chat template refuses this conversation: {e}") from e
         # The tokenizer puts the first special token in front by itself.
         return text.removeprefix(bos) if bos and llama.llama_vocab_get_add_bos(model.vocab) else text

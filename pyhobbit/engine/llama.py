@@ -166,6 +166,17 @@ class Model:
         return llama.llama_vocab_is_eog(self.vocab, token)
 
 
+def can_fit(vocab: Any, n_bytes: int, n_tokens: int) -> bool:
+    """Whether a text of so many bytes may have so few tokens.
+
+    Tokenizing takes some 75 bytes of memory per byte, so a text that is far too long is not even tokenized.
+    """
+    if n_bytes <= n_tokens:
+        return True
+    all_tokens = range(llama.llama_vocab_n_tokens(vocab))
+    return n_bytes <= n_tokens * max(len(llama.llama_vocab_get_text(vocab, token)) for token in all_tokens)
+
+
 class Context:
     """One sequence and its KV cache. Holds the model, which must outlive it. Raises HobbitError."""
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyhobbit.engine.cache import Cache
 from pyhobbit.engine.closing import Closing
-from pyhobbit.engine.llama import DAMAGED, load_failure, log, opening
+from pyhobbit.engine.llama import DAMAGED, can_fit, load_failure, log, opening
 from pyhobbit.engine.plan import fitting_settings
 from pyhobbit.engine.stats import ModelInfo, Stats, peak_rss_bytes
 from pyhobbit.engine.threads import computing_threads
@@ -23,6 +23,7 @@ from pyhobbit.hobbit.llama_errors import (
     closed_error,
     explained,
     prompt_error,
+    size_error,
 )
 from pyhobbit.hobbit.params import set_context, set_model, set_own
 from pyhobbit.model.names import check_model_file
@@ -229,10 +230,12 @@ class Hobbit(Closing, Llama):
         self._n_kept = self.n_tokens
 
     def _create_completion(self, prompt: str | list[int], *args: Any, **kwargs: Any) -> Iterator[Any]:
+        is_text = isinstance(prompt, str)
+        if is_text and not can_fit(self._model.vocab, len(prompt.encode()), self.n_ctx()):
+            raise size_error(len(prompt.encode()), self.n_ctx())
         try:
             yield from super()._create_completion(prompt, *args, **kwargs)
         except ValueError as e:
-            is_text = isinstance(prompt, str)
             n_tokens = len(self.tokenize(prompt.encode(), special=True) if is_text else prompt)
             if n_tokens < self.n_ctx():
                 raise

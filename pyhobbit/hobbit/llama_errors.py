@@ -43,5 +43,12 @@ def prompt_error(n_tokens: int, n_ctx: int, trained: int) -> PromptError:
     )
 
 
+def size_error(n_bytes: int, n_ctx: int) -> PromptError:
+    """A text that is not even tokenized."""
+    return PromptError(
+        f"the prompt has {n_bytes} bytes, more than the context window of {n_ctx} tokens can hold; shorten it"
+    )
+
+
 def closed_error() -> HobbitError:
     return HobbitError("the model is closed; open it again with Hobbit(...)")

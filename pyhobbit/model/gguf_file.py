@@ -128,10 +128,10 @@ class _Cursor:
     def scalar(self, code: str) -> Any:
         return struct.unpack_from("<" + code, self._buffer, self.skip(struct.calcsize("<" + code)))[0]
 
-    def string(self) -> str:
+    def string(self, errors: str = "strict") -> str:
         start = self.skip(self.scalar("Q"))
         try:
-            return self._buffer[start : self.position].decode()
+            return self._buffer[start : self.position].decode(errors=errors)
         except UnicodeDecodeError as error:
             raise _DamagedError("a text in its header is not UTF-8") from error
 
@@ -146,7 +146,7 @@ class _Cursor:
         if value_type in _SCALARS:
             return self.scalar(_SCALARS[value_type])
         if value_type == GGUFValueType.STRING:
-            return self.string()
+            return self.string("replace")  # old converters wrote other encodings
         item_type, n = self.value_type(), self.scalar("Q")
         return [self.value(item_type) for _ in range(n)]
 

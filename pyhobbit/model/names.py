@@ -25,6 +25,8 @@ def check_model_file(path: Path) -> None:
     """Raises HobbitError for what a user can get wrong about the name of a GGUF file."""
     if path.is_dir():
         raise HobbitError(f"{path} is a folder; give a GGUF file{_suggestion(path)}")
+    if path.exists() and not path.is_file():
+        raise HobbitError(f"{path} is not a regular file; give a GGUF file")
     try:
         with path.open("rb") as file:
             magic = file.read(4)

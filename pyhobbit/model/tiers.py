@@ -128,6 +128,8 @@ class Tiers:
 def read_tiers(file: GgufFile) -> Tiers:
     """Of a model's first file or of its sidecar. Raises HobbitError for a file that is damaged."""
     names = file.get("hobbit.tiers", [HIGH])
+    if names not in ([HIGH], [HIGH, LOW]):
+        raise HobbitError(f"{file.path} declares the tiers {names}, not high and low: convert it again")
     residual_on = {
         name: file.get(f"hobbit.tier.{name}.of", LOW)
         for name in names

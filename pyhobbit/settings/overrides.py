@@ -2,6 +2,7 @@
 """Settings as llama.cpp carries them. Loads no library: the caller chooses the build of llama.cpp."""
 
 import ctypes
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,5 +21,5 @@ def kv_overrides(llama: Any, settings: Mapping[str, Setting]) -> "ctypes.Array[A
         elif isinstance(setting, float):
             override.tag, override.value.val_f64 = llama.LLAMA_KV_OVERRIDE_TYPE_FLOAT, setting
         else:
-            override.tag, override.value.val_str = llama.LLAMA_KV_OVERRIDE_TYPE_STR, setting.encode()
+            override.tag, override.value.val_str = llama.LLAMA_KV_OVERRIDE_TYPE_STR, os.fsencode(setting)
     return overrides

@@ -54,6 +54,7 @@ static std::string write_experts(const temp_dir & dir, const ggml_tensor * exper
 
     const gguf_context_ptr file(gguf_init_empty());
     gguf_set_val_str(file.get(), "general.architecture", "test");
+    gguf_set_val_u32(file.get(), "test.expert_count", uint32_t(experts->ne[2]));
     gguf_set_val_u32(file.get(), "test.expert_used_count", n_used);
     gguf_add_tensor(file.get(), copy);
     gguf_add_tensor(file.get(), others);

@@ -199,6 +199,7 @@ status hobbit_model::prepare(uint64_t model_bytes, uint32_t n_batch) {
         return {};
     }
     HOBBIT_TRY(check_device_settings());
+    HOBBIT_TRY(reader_.check_in_place()); // llama.cpp has read the other weights since
     const other_memory other = { resident_before_,  model_bytes,        staging_bytes(),
                                  resident_memory(), available_memory(), {} };
     HOBBIT_TRY(places_->allocate(other, n_batch, *policy_));

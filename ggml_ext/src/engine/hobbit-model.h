@@ -21,6 +21,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <unistd.h>
 #include <vector>
 
 // One opened model. It owns the index, the loader, the policy and the counters, of which a model has one each, and the
@@ -74,6 +75,7 @@ struct hobbit_model final : public hobbit::split_runner {
     hobbit_model() = default;
 
     std::atomic<uint32_t> n_references_{ 1 };
+    const pid_t           opened_by_ = getpid();
 
     hobbit::status       open_files();
     void                 build(const std::vector<ggml_backend_dev_t> & devices);

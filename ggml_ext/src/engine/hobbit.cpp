@@ -28,7 +28,8 @@ void hobbit_model::ref() {
 }
 
 void hobbit_model::unref() {
-    if (--n_references_ == 0) {
+    // a child of fork() has no loader threads to join
+    if (--n_references_ == 0 && opened_by_ == getpid()) {
         delete this;
     }
 }

@@ -103,6 +103,19 @@ status posix_file_reader::read_at(uint32_t index, uint64_t offset, size_t size, 
         posix_fadvise(file.fd, offset, size, POSIX_FADV_DONTNEED); // the pools are the cache
     }
 #endif
+    return check_unchanged(file); // it may have changed during the read
+}
+
+status posix_file_reader::check_in_place() const {
+    for (const auto & file : files_) {
+        struct stat opened;
+        struct stat now;
+        if (fstat(file->fd, &opened) == 0 && stat(file->path.c_str(), &now) == 0 &&
+            (opened.st_dev != now.st_dev || opened.st_ino != now.st_ino)) {
+            return status::error(
+                format("'%s' was replaced while it was opened: load the model again", file->path.c_str()));
+        }
+    }
     return {};
 }
 

@@ -29,7 +29,7 @@ class file_reader {
 };
 
 // Bypasses the page cache where the file system allows it; elsewhere, drops from it what was read.
-// If the size or modification time of an open file changes, the next read fails.
+// If the size or modification time of an open file changes, the read during which it happens and all later ones fail.
 class posix_file_reader final : public file_reader {
   public:
     posix_file_reader() = default;
@@ -42,6 +42,9 @@ class posix_file_reader final : public file_reader {
     status open(const std::string & path);
 
     status read_at(uint32_t file, uint64_t offset, size_t size, size_t needed, void * buf) override;
+
+    // Fails if another file has taken the place of an open one. A file that was removed is no error.
+    status check_in_place() const;
 
     // Whether reads of every file bypass the page cache.
     bool direct_io() const;

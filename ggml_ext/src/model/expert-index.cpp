@@ -75,6 +75,25 @@ status expert_index::open_sidecar(const std::string & path, const std::string & 
     return {};
 }
 
+// What llama.cpp takes for granted: it ends the process if a count is out of range.
+static status check_counts(const gguf_file & file, const std::string & arch) {
+    static constexpr double MOST = 512; // layers, and experts of a layer
+    const auto              read = [&](const char * key, double missing) {
+        double value = 0;
+        return file.find_number(arch + key, value) ? value : missing;
+    };
+    const double n_layers  = read(".block_count", 1);
+    const double n_experts = read(".expert_count", 0);
+    const double n_used    = read(".expert_used_count", 0);
+    const double epsilon   = read(".attention.layer_norm_rms_epsilon", 0);
+    const bool   is_sound  = n_layers >= 0 && n_layers <= MOST && n_experts >= 0 && n_experts <= MOST && n_used >= 0 &&
+                          n_used <= n_experts && (n_experts == 0 || n_used >= 1) && epsilon >= 0;
+    return is_sound ? status()
+                    : status::error(format("'%s' is damaged: its header has %g layers, %g experts, %g of them used per "
+                                           "token, and an epsilon of %g; download or convert it again",
+                                           file.path().c_str(), n_layers, n_experts, n_used, epsilon));
+}
+
 status expert_index::read_metadata(const gguf_file & file) {
     double value = 0;
     if (file.find_number("hobbit.renormalize", value) && value != 0) {
@@ -83,9 +102,12 @@ status expert_index::read_metadata(const gguf_file & file) {
                              file.path().c_str());
     }
     std::string arch;
-    if (file.find_string("general.architecture", arch) && file.find_number(arch + ".expert_used_count", value)) {
-        architecture_   = arch;
-        n_experts_used_ = value >= 1 && value <= INT32_MAX ? uint32_t(value) : 0;
+    if (file.find_string("general.architecture", arch)) {
+        HOBBIT_TRY(check_counts(file, arch));
+        if (file.find_number(arch + ".expert_used_count", value)) {
+            architecture_   = arch;
+            n_experts_used_ = uint32_t(value);
+        }
     }
     std::string text;
     for (const std::string & key : stored_keys_) {
@@ -234,7 +256,12 @@ status expert_index::read_tiers(const gguf_file & file, tier_set & tiers) {
     const char *             path = file.path().c_str();
     std::vector<std::string> names;
     if (!file.find_strings("hobbit.tiers", names)) {
-        return {};
+        const auto is_of_tier = [](const gguf_file::tensor & t) { return is_tier_tensor(t.name); };
+        return file.has("hobbit.version") || std::any_of(file.tensors().begin(), file.tensors().end(), is_of_tier)
+                   ? status::error(format("'%s' has tiers but does not declare them in hobbit.tiers: it is damaged, "
+                                          "convert it again",
+                                          path))
+                   : status();
     }
     tiers.are_declared = true;
     double version     = 0;

@@ -113,6 +113,19 @@ TEST_CASE("a file that changes while open is an error of the next read") {
     CHECK(contains(s, "changed while it was in use"));
 }
 
+TEST_CASE("a file in the place of an open one is noticed, a removed one is not an error") {
+    temp_dir          dir;
+    posix_file_reader reader;
+    const std::string path = dir.write("model", pattern(BLOCK));
+    REQUIRE(reader.open(path).ok());
+    CHECK(reader.check_in_place().ok());
+    dir.write("other", pattern(BLOCK));
+    REQUIRE(rename(dir.path("other").c_str(), path.c_str()) == 0);
+    CHECK(contains(reader.check_in_place(), "was replaced while it was opened"));
+    REQUIRE(unlink(path.c_str()) == 0);
+    CHECK(reader.check_in_place().ok());
+}
+
 TEST_CASE("a file that is replaced by another of the same name is still read") {
     temp_dir          dir;
     const std::string bytes = pattern(BLOCK);

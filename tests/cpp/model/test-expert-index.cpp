@@ -5,6 +5,7 @@
 #include "fixtures/gguf-builder.h"
 #include "fixtures/temp-dir.h"
 
+#include <cmath>
 #include <doctest/doctest.h>
 #include <string>
 #include <utility>
@@ -497,4 +498,45 @@ TEST_CASE("a format that this version does not know is refused") {
         expected = "the low tier is of kind 'residual', this program reads 'complete'";
     }
     CHECK_CONTAINS(error_of(file.write(dir.path("m.gguf"))), expected);
+}
+
+TEST_CASE("counts that end llama.cpp's process are an error") {
+    temp_dir     dir;
+    gguf_builder file;
+    moe_model().add_high(file);
+    SUBCASE("more experts used than there are") {
+        gguf_set_val_u32(file.keys(), "test.expert_used_count", 5);
+    }
+    SUBCASE("no expert is used") {
+        gguf_set_val_u32(file.keys(), "test.expert_used_count", 0);
+    }
+    SUBCASE("no number of used experts") {
+        gguf_remove_key(file.keys(), "test.expert_used_count");
+    }
+    SUBCASE("no experts") {
+        gguf_remove_key(file.keys(), "test.expert_count");
+    }
+    SUBCASE("too many experts") {
+        gguf_set_val_u32(file.keys(), "test.expert_count", 513);
+    }
+    SUBCASE("too many layers") {
+        gguf_set_val_u32(file.keys(), "test.block_count", 513);
+    }
+    SUBCASE("an epsilon that is NaN") {
+        gguf_set_val_f32(file.keys(), "test.attention.layer_norm_rms_epsilon", NAN);
+    }
+    CHECK_CONTAINS(error_of(file.write(dir.path("m.gguf"))), "is damaged: its header has");
+}
+
+TEST_CASE("tiers that are not declared are an error, not a plain model") {
+    temp_dir     dir;
+    gguf_builder file;
+    moe_model().add_high(file);
+    moe_model().add_low(file);
+    gguf_remove_key(file.keys(), "hobbit.tiers");
+    SUBCASE("with a version") {}
+    SUBCASE("with tensors alone") {
+        gguf_remove_key(file.keys(), "hobbit.version");
+    }
+    CHECK_CONTAINS(error_of(file.write(dir.path("m.gguf"))), "has tiers but does not declare them in hobbit.tiers");
 }

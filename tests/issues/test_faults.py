@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: MIT
+"""Faults that once ended the process, broke a bound or gave another text: each is now a sentence."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import re
+import shutil
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import models
+import pytest
+from conftest import RunPyhobbit
+from servers import Server, serving
+
+from pyhobbit import CacheConfig, Engine, EngineConfig, Hobbit
+from pyhobbit.convert.write import temporary_file
+from pyhobbit.errors import ContextError, HobbitError
+from pyhobbit.hobbit.llama_errors import PromptError
+
+POOLS = 5_000_000
+
+
+def changed(model: Path, folder: Path, key: str, value: bytes, n_skipped: int = 4) -> Path:
+    """A copy whose header has other bytes behind the key's type."""
+    copy = folder / "damaged.gguf"
+    shutil.copyfile(model, copy)
+    data = bytearray(copy.read_bytes())
+    at = data.index(struct.pack("<Q", len(key)) + key.encode()) + 8 + len(key) + n_skipped
+    data[at : at + len(value)] = value
+    copy.write_bytes(data)
+    return copy
+
+
+#
+# prompts
+#
+
+
+def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenized(
+    tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = "x" * (4 << 20)
+    with Engine(tiny_gguf, EngineConfig(cache=CacheConfig(pools=POOLS), n_ctx=128)) as engine:
+        monkeypatch.setattr(type(engine._opened().model), "tokenize", pytest.fail)
+        with pytest.raises(ContextError, match=r"bytes, more than the context of 128 tokens can hold"):
+            next(engine.generate(long))
+    with Hobbit(str(tiny_gguf), pools=POOLS, n_ctx=256, verbose=False) as model:
+        monkeypatch.setattr(Hobbit, "tokenize", pytest.fail)
+        with pytest.raises(PromptError, match="bytes, more than the context window of 256 tokens can hold"):
+            model(long)
+
+
+def test_a_prompt_that_may_fit_is_counted(tiny_gguf: Path) -> None:
+    with (
+        Engine(tiny_gguf, EngineConfig(cache=CacheConfig(pools=POOLS), n_ctx=128)) as engine,
+        pytest.raises(ContextError, match=r"the prompt has \d+ tokens"),
+    ):
+        next(engine.generate("x = 1\n" * 128))
+
+
+def peak_rss(server: Server) -> int:
+    status = Path(f"/proc/{server.process.pid}/status").read_text()
+    return 1024 * int(re.search(r"VmHWM:\s*(\d+) kB", status)[1])
+
+
+def test_a_server_keeps_its_memory_under_long_prompts(tiny_gguf: Path, tmp_path: Path) -> None:
+    with serving(tiny_gguf, tmp_path / "log", "--pools", "6M", "--ctx-size", 512) as server:
+        server.complete()
+        before = peak_rss(server)
+        text = "x" * (1 << 20)
+        for path, body in (
+            ("/completion", {"prompt": text}),
+            ("/v1/completions", {"prompt": [text, "x"]}),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": text}]}),
+        ):
+            answer = server.request(path, body)
+            assert answer.status == 400
+            assert "more than the context of 512 tokens can hold; shorten it" in answer.error
+            assert announced(server, path, 64 << 20) == 413
+        assert peak_rss(server) - before < 64 << 20
+        assert server.complete()
+
+
+def announced(server: Server, path: str, n_bytes: int) -> int:
+    """The status for a body of this size, before any of it is sent."""
+    connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=60)
+    with contextlib.closing(connection):
+        connection.putrequest("POST", path)
+        connection.putheader("Content-Length", str(n_bytes))
+        connection.endheaders()
+        return connection.getresponse().status
+
+
+#
+# headers
+#
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("llama.expert_used_count", struct.pack("<I", 0)),
+        ("llama.expert_used_count", struct.pack("<I", 9)),
+        ("llama.expert_count", struct.pack("<I", 0)),
+        ("llama.expert_count", struct.pack("<I", 100_000)),
+        ("llama.block_count", struct.pack("<I", 100_000)),
+        ("llama.attention.layer_norm_rms_epsilon", struct.pack("<f", float("nan"))),
+    ],
+)
+def test_counts_out_of_range_are_an_error(
+    tiny_gguf: Path, tmp_path: Path, run_pyhobbit: RunPyhobbit, key: str, value: bytes
+) -> None:
+    model = changed(tiny_gguf, tmp_path, key, value)
+    for verb in (("chat", model, "-p", "x", "-n", 1), ("inspect", model, "--no-speed")):
+        done = run_pyhobbit(*verb)
+        assert done.returncode == 1, done.stderr
+        assert "is damaged: its header has" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_a_lost_key_of_the_tiers_is_an_error(tmp_path: Path, run_pyhobbit: RunPyhobbit) -> None:
+    """A residual file would answer in low precision."""
+    copy = tmp_path / "lost.gguf"
+    copy.write_bytes(
+        models.tiny_residual("q4_0", "q4_0").read_bytes().replace(b"hobbit.tiers", b"hobbit.tierz")
+    )
+    done = run_pyhobbit("chat", copy, "-p", "x", "-n", 1, "--pools", "5M")
+    assert done.returncode == 1
+    assert "has tiers but does not declare them in hobbit.tiers" in done.stderr
+
+
+def test_texts_that_are_not_utf_8_are_shown(
+    tiny_gguf: Path, tmp_path: Path, run_pyhobbit: RunPyhobbit
+) -> None:
+    model = changed(tiny_gguf, tmp_path, "general.name", b"\xe9", n_skipped=12)
+    done = run_pyhobbit("inspect", model, "--no-speed")
+    assert done.returncode == 0, done.stderr
+    assert "�" in done.stdout
+
+
+def test_tiers_of_another_kind_are_an_error(
+    tiny_gguf: Path, tmp_path: Path, run_pyhobbit: RunPyhobbit
+) -> None:
+    model = tmp_path / "m.gguf"
+    high = struct.pack("<Q", 4) + b"high" + struct.pack("<Q", 3) + b"low"
+    data = tiny_gguf.read_bytes()
+    model.write_bytes(data.replace(high, struct.pack("<Q", 4) + b"hagh" + struct.pack("<Q", 3) + b"low"))
+    for verb in (("config", "--model", model), ("inspect", model, "--no-speed")):
+        done = run_pyhobbit(*verb)
+        assert done.returncode in (1, 2)
+        assert "Traceback" not in done.stderr
+
+
+#
+# files and processes
+#
+
+
+def test_a_fifo_is_no_model(tmp_path: Path, run_pyhobbit: RunPyhobbit) -> None:
+    os.mkfifo(tmp_path / "m.gguf")
+    done = run_pyhobbit("chat", tmp_path / "m.gguf", "-p", "x", timeout=60)
+    assert done.returncode == 1
+    assert "is not a regular file" in done.stderr
+
+
+def test_a_killed_conversions_file_is_removed_by_the_next(tmp_path: Path) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    left = tmp_path / f".m.gguf.{gone.pid}.tmp"
+    running = tmp_path / f".m.gguf.{os.getpid()}1.tmp"
+    other = tmp_path / f".n.gguf.{gone.pid}.tmp"
+    for path in (left, other):
+        path.touch()
+    with temporary_file(tmp_path / "m.gguf") as temporary:
+        temporary.touch()
+    assert not left.exists()
+    assert other.exists()
+    assert not running.exists()
+
+
+def test_a_template_that_fails_in_any_way_is_a_sentence(
+    tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Engine(tiny_gguf, EngineConfig(cache=CacheConfig(pools=POOLS))) as engine:
+        for template in ("{{ 1 // 0 }}", "{{ messages[9]['role'] + 1 }}", "{{ ''.zzz() }}"):
+            monkeypatch.setattr(Engine, "chat_template", template)
+            with pytest.raises(HobbitError, match="the model's chat template refuses this conversation"):
+                next(engine.generate([{"role": "user", "content": "x"}]))
+
+
+FORK = """
+import os, sys
+from pyhobbit import Hobbit
+model = Hobbit(sys.argv[1], pools=5_000_000, verbose=False)
+model("import", max_tokens=2)
+child = os.fork()
+if child == 0:
+    if sys.argv[2] == "close":
+        model.close()
+    sys.exit(7)
+_, status = os.waitpid(child, 0)
+print(os.waitstatus_to_exitcode(status))
+print(len(model("import", max_tokens=2)["choices"]))
+"""
+
+
+@pytest.mark.parametrize("action", ["exit", "close"])
+def test_a_forked_child_ends(tiny_gguf: Path, action: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORK, tiny_gguf, action], capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.split() == ["7", "1"], done.stderr
