@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """pyhobbit bench: speed and memory of stock llama.cpp and of the expert cache, side by side.
-
-Each arm runs in a process of its own, under a memory limit, with an empty page cache; all in turn.
-The model has random weights in a real one's shape, or is yours; a recorded routing can be replayed.
+Arms take turns, each in a process of its own under a memory limit, with an empty page cache.
 """
 
 import argparse
@@ -66,7 +64,7 @@ def add_options(parser: argparse.ArgumentParser, arms: "Mapping[str, Arm]", limi
         "--calibration",
         type=Path,
         metavar="FILE",
-        help="carry over t1, t2, price and costs of this calibration of another model to the shape's",
+        help="apply another model's calibration to the shape",
     )
     add("--arms", nargs="+", metavar="NAME", help="arms to run (default: all that the files allow)")
     add("--limits", type=float, nargs="*", metavar="F", help=limits)

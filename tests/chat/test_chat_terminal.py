@@ -227,7 +227,7 @@ def test_a_session_from_the_first_message_to_the_last(
     chat.tell("/hlep")
     chat.expect("did you mean /help?")
     chat.tell("/set t1 0.4 t2 0.8")
-    chat.expect("low precision from t1 up to this sum")
+    chat.expect("Low tier from t1 to t2")
     chat.tell("/set t1 3")
     chat.expect("between 0 and 1")
     chat.tell("/save chat.json")

@@ -67,16 +67,13 @@ const std::vector<row> & table() {
             "Size of the expert cache only, instead of a limit for the process." },
           FIELD(uint64_t, pools) },
         { { "hobbit.rule", "rule", CHOICE, 0, 0, "gate", "the calibration's", joined<rule_names>(), NONE, true,
-            "What decides the precision of an expert: gate (t1 and t2), price, edgemoe (price, the same for all "
-            "tokens), or "
-            "random for comparison." },
+            "Decides the precision of experts: gate (t1 and t2), price, edgemoe or random." },
           FIELD(std::string, rule) },
         { { "hobbit.price", "price", NUMBER, 0, 1e9, "0", "the calibration's", NONE, "nats", true,
-            "Quality loss accepted to save loading one expert, by the rule price. 0: everything in high precision." },
+            "Rule price: quality loss accepted to save loading an expert." },
           FIELD(double, thresholds.price) },
         { { "hobbit.t1", "t1", NUMBER, 0, 1, "1", NONE, NONE, NONE, true,
-            "Experts count as important until their weights sum to t1; less important ones use the low tier. "
-            "1: everything in high precision." },
+            "High precision until the weights sum to t1, then the low tier; 1: all high." },
           FIELD(double, thresholds.t1) },
         { { "hobbit.t2", "t2", NUMBER, 0, 1, "1", NONE, NONE, NONE, true,
             "Low tier from t1 to t2; experts beyond t2 are skipped." },
