@@ -15,17 +15,18 @@ from pyhobbit.settings.table import default
 
 
 def carry_over(source: Path, model: Path, sidecar: Path) -> tuple[float, float]:
-    """Writes a calibration beside `model` with the price and the costs of `source`; returns its t1 and t2.
+    """Writes a calibration beside `model` with price, costs and low share of `source`; returns its t1 and t2.
 
     The costs are those at the same relative depth, on a line between neighbouring layers. Raises HobbitError.
     """
     if not source.exists():
         raise HobbitError(f"{source} does not exist; pyhobbit calibrate makes such a file beside a model")
     keys = {key: entry.value() for key, entry in read_gguf(source).metadata.items()}
-    wanted = ("hobbit.t1", "hobbit.t2", "hobbit.price", "hobbit.low_costs", "hobbit.skip_costs")
+    names = ("t1", "t2", "price", "low_share", "low_costs", "skip_costs")
+    wanted = tuple(f"hobbit.{name}" for name in names)
     if missing := [key for key in wanted if key not in keys]:
         raise HobbitError(f"{source} has no {missing[0]}; calibrate that model with both rules")
-    t1, t2, price, low, skip = (keys[key] for key in wanted)
+    t1, t2, price, low_share, low, skip = (keys[key] for key in wanted)
     file = read_model_file(model, sidecar)
     n_layers = len(file.blocks)
     Calibration(
@@ -33,7 +34,7 @@ def carry_over(source: Path, model: Path, sidecar: Path) -> tuple[float, float]:
         low_bytes=next(tier.n_bytes for tier in file.tiers if tier.name == "low"),
         t1=t1,
         t2=t2,
-        low_share=None,
+        low_share=low_share,
         policy=default("policy"),
         weights=default("weights"),
         rule="price",

@@ -41,7 +41,7 @@ class Calibration:
     low_bytes: int
     t1: float
     t2: float
-    low_share: float | None
+    low_share: float
     policy: str
     weights: Weights
     residual_bytes: int = 0
@@ -76,7 +76,7 @@ class Calibration:
         numbers = {"t1": self.t1, "t2": self.t2, "low_share": self.low_share}
         if self.costs is not None:
             numbers["price"] = self.price
-        floats = {f"hobbit.{name}": value for name, value in numbers.items() if value is not None}
+        floats = {f"hobbit.{name}": value for name, value in numbers.items()}
         floats.update(zip(KEYS["weights"], self.weights, strict=True))
         sizes = {"hobbit.model_bytes": self.model_bytes, "hobbit.low_bytes": self.low_bytes}
         if self.residual_bytes:
