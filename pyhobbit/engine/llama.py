@@ -25,6 +25,7 @@ DAMAGED = "if the file is incomplete or damaged, download or convert it again"
 _LOG_LEVEL_ERROR = 4
 _LOG_LEVEL_CONTINUED = 5
 _RANDOM_SEED = 0xFFFFFFFF
+_USUAL_TOKEN_BYTES = 16  # more than a text has on average
 _STATUS_FAILED = -3  # of llama_decode: a backend, and thus perhaps the expert cache, gave up
 
 
@@ -171,7 +172,7 @@ def can_fit(vocab: Any, n_bytes: int, n_tokens: int) -> bool:
 
     Tokenizing takes some 75 bytes of memory per byte, so a text that is far too long is not even tokenized.
     """
-    if n_bytes <= n_tokens:
+    if n_bytes <= _USUAL_TOKEN_BYTES * n_tokens:  # spares each turn of a chat a look at the whole vocabulary
         return True
     all_tokens = range(llama.llama_vocab_n_tokens(vocab))
     return n_bytes <= n_tokens * max(len(llama.llama_vocab_get_text(vocab, token)) for token in all_tokens)

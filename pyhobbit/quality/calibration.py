@@ -227,7 +227,7 @@ def _try_low_alone(evaluator: Evaluator, known: _Known, found: _Found) -> None:
 def _report(model: Path, config: CalibrationConfig, known: _Known, found: _Found) -> CalibrationReport:
     info, seen = known.info, known.seen
     high_bytes, low_bytes = known.expert_bytes
-    gate = found.by_rule.get("gate", found.low_alone)
+    gate, price = found.by_rule.get("gate"), found.by_rule.get("price")
     best = found.by_rule[found.rule]
     fit = _fit_cache(
         CacheModel(
@@ -249,14 +249,14 @@ def _report(model: Path, config: CalibrationConfig, known: _Known, found: _Found
         calibration=Calibration(
             model_bytes=sum(part.size for part in model_parts(model)),
             low_bytes=info.tier_bytes_low,
-            t1=gate.t1,
-            t2=gate.t2,
+            t1=gate.t1 if gate else 1.0,
+            t2=gate.t2 if gate else 1.0,
             low_share=fit.low_share,
             policy=fit.policy,
             weights=fit.weights,
             residual_bytes=info.tier_bytes_high if info.high_is_residual else 0,
             rule=found.rule,
-            price=found.by_rule["price"].price if found.costs else 0.0,
+            price=price.price if price else 0.0,
             costs=found.costs,
             expert_uses=_expert_uses(seen, info.n_layers, info.n_experts),
         ),
