@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Calibration: its searches on invented models, the stored file, and the verb on the tiny model."""
+"""Calibration: the cache's fit, the stored file, and the verb on the tiny model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -23,14 +22,12 @@ from models import write_dense_llama
 from pyhobbit import CacheConfig, Engine, EngineConfig
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.tiers import calibration_path
-from pyhobbit.quality import calibration, fit, search
+from pyhobbit.quality import calibration, fit
 from pyhobbit.quality.calibration import routes
 from pyhobbit.quality.evaluate import Costs, Evaluator, Quality
 from pyhobbit.quality.fit import CacheFitter, CacheModel, fit_weights
 from pyhobbit.quality.progress import Measurements
-from pyhobbit.quality.search import cheapest_thresholds, expected_cost, threshold_candidates
 from pyhobbit.quality.stored import Calibration
-from pyhobbit.routing.analysis import decide, shares, unimportance
 from pyhobbit.routing.observe import Observations
 from pyhobbit.routing.trace import ROUTE, policy_names
 from pyhobbit.settings.config import CalibrationConfig
@@ -51,93 +48,6 @@ STORED = Calibration(
     expert_uses=(3, 0, 1, 4),
 )
 LOW_COST = 0.25
-
-#
-# thresholds
-#
-
-T1S = [i / 20 for i in range(20)]
-T2S = [i / 10 for i in range(11)]
-
-
-def _cost(t1: float, t2: float) -> float:
-    return t1 + LOW_COST * (t2 - t1)
-
-
-def _loss(skip_cost: float) -> Callable[[float, float], float]:
-    """Grows with rank; of skipping it is skip_cost times that of low precision."""
-    return lambda t1, t2: ((1 - t1) ** 2 - (1 - t2) ** 2) + skip_cost * (1 - t2) ** 2
-
-
-@pytest.mark.parametrize(("skip_cost", "bound"), [*product((1.5, 5, 40), (0.01, 0.1, 0.3, 0.8))])
-def test_thresholds_are_the_cheapest_of_all_that_hold(skip_cost: float, bound: float) -> None:
-    loss = _loss(skip_cost)
-    found = cheapest_thresholds(T1S, T2S, _cost, lambda t1, t2: loss(t1, t2) <= bound)
-    candidates = [(t1, t2) for t1, t2 in product([*T1S, 1.0], T2S) if t1 <= t2]
-    best = min((pair for pair in candidates if loss(*pair) <= bound), key=lambda pair: _cost(*pair))
-    assert loss(*found) <= bound
-    assert _cost(*found) == pytest.approx(_cost(*best))
-
-
-def test_thresholds_take_few_measurements() -> None:
-    asked = []
-
-    def holds(t1: float, t2: float) -> bool:
-        asked.append((t1, t2))
-        return _loss(5)(t1, t2) <= 0.3
-
-    cheapest_thresholds([i / 64 for i in range(64)], T2S, _cost, holds)
-    assert len(set(asked)) < 30
-
-
-def test_nothing_holds_means_everything_high() -> None:
-    assert cheapest_thresholds(T1S, T2S, _cost, lambda _t1, _t2: False) == (1.0, 1.0)
-    assert cheapest_thresholds([], [1.0], _cost, lambda _t1, _t2: True) == (1.0, 1.0)
-    assert cheapest_thresholds(T1S, T2S, _cost, lambda _t1, _t2: False, best=(0.5, 0.9)) == (0.5, 0.9)
-
-
-def test_everything_holds_means_the_best_experts_only() -> None:
-    assert cheapest_thresholds(T1S, T2S, _cost, lambda _t1, _t2: True) == (0.0, 0.0)
-
-
-@pytest.fixture
-def scores() -> np.ndarray:
-    weights = np.random.default_rng(2).dirichlet(np.ones(4), size=(50, 3)).astype(np.float32)
-    return unimportance(weights)
-
-
-@pytest.mark.parametrize(("t1", "t2"), [(0, 0), (0, 1), (0.4, 0.8), (0.8, 0.8), (1, 1), (0.5, 1)])
-def test_expected_cost_is_that_of_the_decisions(scores: np.ndarray, t1: float, t2: float) -> None:
-    high, low, _ = shares(decide(scores, t1, t2))
-    cost = expected_cost(np.sort(scores, axis=None), LOW_COST, t1, t2)
-    assert cost == pytest.approx(high + LOW_COST * low)
-
-
-def test_candidates_cover_all_mixes(scores: np.ndarray) -> None:
-    t1s, t2s = threshold_candidates(scores)
-    assert all(0 <= value < 1 for value in t1s + t2s)
-    assert sorted(t1s) == t1s
-    highs = [shares(decide(scores, t1, 1.0))[0] for t1 in t1s]
-    assert highs[0] == 0.25  # each token's best
-    assert np.diff([*highs, 1.0]).max() < 0.03
-    skipped = sorted(shares(decide(scores, t2, t2))[2] for t2 in t2s)
-    assert skipped[0] < 0.01
-    assert skipped[-1] == 0.75
-
-
-def test_closer_candidates_lie_between_the_neighbours(scores: np.ndarray) -> None:
-    t2s = sorted(threshold_candidates(scores)[1])
-    below, chosen, above = t2s[3:6]
-    closer = search.closer_candidates(scores, chosen)
-    assert len(closer) > 3
-    assert all(below < t2 < above for t2 in closer)
-    assert search.closer_candidates(scores, 1.0) == []
-    assert search.closer_candidates(np.zeros((5, 2, 1)), 0.5) == []
-
-
-def test_a_model_with_one_expert_per_token_has_no_candidates() -> None:
-    assert threshold_candidates(np.zeros((5, 2, 1))) == ([], [])
-
 
 #
 # the cache
