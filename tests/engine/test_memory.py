@@ -2,7 +2,10 @@
 """A model of several GB, at least four times its memory budget, stays within it."""
 
 import json
+import os
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -59,6 +62,43 @@ def test_runs_in_a_memory_cgroup_of_the_budget(big_model: Path, tmp_path: Path) 
         pytest.skip(str(e))
     assert inside.returncode == 0, inside.stderr
     assert inside.stdout == outside.stdout
+
+
+def test_a_second_program_sees_the_memory_of_the_first(big_model: Path, tmp_path: Path) -> None:
+    """Pools take their memory when they are made, so that a budget planned later leaves it to them."""
+    limit = 2000 * MiB
+    first = [sys.executable, "-P", "-c", _WAITING, big_model]
+    try:
+        with memory_cgroup(limit) as cgroup:
+            joined = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', *map(str, [cgroup.procs, *first])]
+            pipe = subprocess.PIPE
+            with subprocess.Popen(joined, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as waiting:
+                deadline = time.monotonic() + 120
+                while _held(waiting.pid) < 0.8 * limit:
+                    assert time.monotonic() < deadline, "the pools did not take their memory"
+                    time.sleep(0.1)
+                second = limits.run(chat(big_model, tmp_path / "second.json"), cgroup.procs)
+                _, errors = waiting.communicate("go on")
+    except NoCgroupError as e:
+        pytest.skip(str(e))
+    assert waiting.returncode == 0, errors
+    if second.returncode != 0:
+        assert second.returncode == 1
+        assert "not enough free memory for expert pools" in second.stderr
+
+
+_WAITING = """
+import sys
+from pyhobbit import Engine, EngineConfig
+with Engine(sys.argv[1], EngineConfig(n_ctx=1024)) as engine:
+    sys.stdin.read()
+    assert len(list(engine.generate("Hello", 4))) == 4
+"""
+
+
+def _held(pid: int) -> int:
+    """Bytes of memory that the process holds."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
 def test_a_cache_behind_a_device_stays_within_the_budget(big_model: Path, tmp_path: Path) -> None:

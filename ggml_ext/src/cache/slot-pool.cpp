@@ -16,6 +16,7 @@ slot_pool::~slot_pool() {
 }
 
 void slot_pool::free() {
+    commit_.end();
     for (const memory_bank & bank : banks_) {
         ggml_backend_buffer_free(bank.buffer);
         ggml_backend_buffer_free(bank.packed);
@@ -70,6 +71,13 @@ status slot_pool::allocate(ggml_backend_buffer_type_t buft, ggml_backend_buffer_
                       "to "
                       "copy from; give a smaller %s\n",
                       ggml_backend_buft_name(buft), options);
+    }
+    if (ggml_backend_buft_is_host(buft)) {
+        std::vector<page_commit::range> pages;
+        for (const memory_bank & bank : banks_) {
+            pages.push_back({ bank.base, bank_size });
+        }
+        commit_.start(std::move(pages));
     }
     slots_per_bank_ = slots_per_bank;
     n_slots_        = n_slots;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include "base/page-commit.h"
 #include "base/status.h"
 #include "ggml-backend.h"
 
@@ -11,7 +12,8 @@
 namespace hobbit {
 
 // The memory of one tier's slots on one device. It consists of banks with equal numbers of slots; a bank is one buffer
-// of the device. The pool knows neither experts nor the layout of a bank.
+// of the device. The pool knows neither experts nor the layout of a bank. Pages in host memory are taken in the
+// background.
 //
 // Thread-safety: none, but different slots' memory may be used at once.
 class slot_pool {
@@ -54,6 +56,7 @@ class slot_pool {
     std::vector<memory_bank> banks_;
     uint32_t                 slots_per_bank_ = 1;
     uint32_t                 n_slots_        = 0;
+    page_commit              commit_; // of banks_ in host memory
 };
 
 } // namespace hobbit

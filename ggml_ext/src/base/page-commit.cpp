@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: MIT
+#include "base/page-commit.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+namespace hobbit {
+
+static constexpr size_t STEP           = 8u << 20; // end() waits for one step at most
+static constexpr int    LOWEST         = 19;       // of nice(2)
+static constexpr int    POPULATE_WRITE = 23;       // MADV_POPULATE_WRITE, which older headers lack
+
+page_commit::~page_commit() {
+    end();
+}
+
+void page_commit::start(std::vector<range> ranges) {
+    stop_   = false;
+    thread_ = std::thread([this, ranges = std::move(ranges)] { run(ranges); });
+}
+
+void page_commit::end() {
+    stop_ = true;
+    wait();
+}
+
+void page_commit::wait() {
+    if (thread_.joinable()) {
+        thread_.join();
+    }
+}
+
+void page_commit::run(const std::vector<range> & ranges) const {
+    setpriority(PRIO_PROCESS, 0, LOWEST); // on Linux, of the calling thread alone
+    for (const range & r : ranges) {
+        for (size_t done = 0; done < r.size; done += STEP) {
+            if (stop_ || madvise(r.begin + done, std::min(STEP, r.size - done), POPULATE_WRITE) != 0) {
+                return;
+            }
+        }
+    }
+}
+
+} // namespace hobbit
