@@ -201,6 +201,7 @@ struct hobbit_info {
     uint32_t n_experts;      // per layer, the largest
     uint32_t n_experts_used; // per token
     uint32_t n_tiers;
+    uint32_t n_absent_high;   // experts of all layers that have a low version alone
     uint64_t tier_bytes_high; // all routed experts of the tier; of a residual tier, the residuals alone
     uint64_t tier_bytes_low;
     uint64_t pool_bytes_high; // 0 before hobbit_prepare

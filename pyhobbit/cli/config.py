@@ -112,11 +112,11 @@ def _size_rows(cache: CacheConfig, plan: "MemoryPlan | None") -> Iterator[Row]:
         info = plan.info
         what = "residuals of " if info.high_is_residual else ""
         where = f" on {plan.device}" if plan.device else ""
-        for name, slots, size in (
-            ("high_pool", f"{what}{info.pool_slots_high}", info.pool_bytes_high),
-            ("low_pool", str(info.pool_slots_low), info.pool_bytes_low),
+        for name, slots, n_all, size in (
+            ("high_pool", f"{what}{info.pool_slots_high}", info.n_high_experts, info.pool_bytes_high),
+            ("low_pool", str(info.pool_slots_low), info.n_all_experts, info.pool_bytes_low),
         ):
-            note = f"room for {slots} of {plan.n_all_experts} experts{where}"
+            note = f"room for {slots} of {n_all} experts{where}"
             yield Row("cache", name, size, "computed", note)
         if plan.device:
             note = f"room for {info.host_slots_high} high and {info.host_slots_low} low ones in host memory"

@@ -177,7 +177,10 @@ def _tier_text(tier: "Tier", model: "ModelFile") -> str:
     size, expert_size = format_size(tier.n_bytes), format_size(tier.expert_bytes)
     types, bits = ", ".join(tier.types), tier.bits_per_weight
     if tier.residual_on is None:
-        return f"{size} in {types}, {bits:.2f} bits per weight, {expert_size} per expert{where}"
+        lacking = f"; {tier.n_absent} of {tier.n_experts} experts have no {tier.name} version"
+        return f"{size} in {types}, {bits:.2f} bits per weight, {expert_size} per expert{where}" + (
+            lacking if tier.n_absent else ""
+        )
     lower = next(each for each in model.tiers if each.name == tier.residual_on)
     both = format_size(lower.expert_bytes + tier.expert_bytes)
     return (

@@ -46,7 +46,7 @@ class MemoryPlan:
     @property
     def n_all_experts(self) -> int:
         """Routed experts of all layers; 0 where the model runs without a cache."""
-        return self.info.n_layers * self.info.n_experts
+        return self.info.n_all_experts
 
     @property
     def beside_pools(self) -> int:
@@ -64,18 +64,18 @@ class MemoryPlan:
 
     @property
     def missing(self) -> int:
-        """What is missing to hold every expert in high precision, on the device or in host memory."""
+        """What is missing to hold every expert in its best precision, on the device or in host memory."""
         info = self.info
         held = max(info.pool_bytes_high, info.host_bytes_high)
-        if info.high_is_residual:
+        if info.high_is_residual or info.n_absent_high:
             held = max(self.pools, info.host_bytes_high + info.host_bytes_low)
         return max(0, info.expert_bytes - held)
 
     @property
     def share_high(self) -> float:
-        """Share of the experts that need not be read again in high precision."""
+        """Share of the high versions that need not be read again."""
         held = max(self.info.pool_slots_high, self.info.host_slots_high)
-        return held / self.n_all_experts if self.info.cached else 1.0
+        return held / self.info.n_high_experts if self.info.cached else 1.0
 
     @property
     def share_low(self) -> float:

@@ -31,8 +31,25 @@ class ModelInfo(CacheInfo):
 
     @property
     def expert_bytes(self) -> int:
-        """Of all routed experts in high precision."""
-        return self.tier_bytes_high + (self.tier_bytes_low if self.high_is_residual else 0)
+        """Of all routed experts in the best precision that each of them has."""
+        n_low = self.n_all_experts if self.high_is_residual else self.n_absent_high
+        return self.tier_bytes_high + (self.tier_bytes_low * n_low // self.n_all_experts if n_low else 0)
+
+    @property
+    def n_all_experts(self) -> int:
+        """Of all layers."""
+        return self.n_layers * self.n_experts
+
+    @property
+    def n_high_experts(self) -> int:
+        """Those of them that have a high version."""
+        return self.n_all_experts - self.n_absent_high
+
+    @property
+    def mean_expert_bytes(self) -> tuple[float, float]:
+        """Of an expert in high and in low precision; in high with its low version if that is a part of it."""
+        low = self.tier_bytes_low / self.n_all_experts
+        return self.tier_bytes_high / self.n_high_experts + (low if self.high_is_residual else 0), low
 
     @property
     def high_pool_name(self) -> str:

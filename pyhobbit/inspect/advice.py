@@ -89,7 +89,7 @@ def _pool_rows(plan: MemoryPlan) -> dict[str, str]:
             "low pool": _pool_text(*low, n_all, "the low version of each expert"),
             "residual pool": _pool_text(*high, n_all, "added to the low version for high precision"),
         }
-    rows = {"high pool": _pool_text(*high, n_all, "experts in high precision")}
+    rows = {"high pool": _pool_text(*high, info.n_high_experts, "experts in high precision")}
     if info.pool_slots_low:
         rows["low pool"] = _pool_text(*low, n_all, "less important experts, in low precision")
     return rows
@@ -146,6 +146,8 @@ def unused_low_tier(model: Path, info: ModelInfo, cache: CacheConfig) -> str | N
     if cache.t1 is not None or cache.price is not None or calibration_path(model).exists():
         return None
     unused = "everything is in high precision" if info.high_is_residual else "the low tier is not used"
+    if info.n_absent_high:
+        unused = "every expert is in the best precision that it has"
     paper = f"--t1 {InspectConfig.paper_t1} --t2 {InspectConfig.paper_t2}"
     files = shlex.quote(str(model))
     if cache.sidecar is not None:

@@ -153,11 +153,12 @@ def estimate(
     high, low, _ = sample.mix
     if info.high_is_residual:
         low += high  # both begin with the low version
+    own_bytes = info.tier_bytes_high / info.n_high_experts  # of a high version, or a residual
+    low_bytes = info.tier_bytes_low / info.n_all_experts
     read_bytes = (
         info.n_layers
         * info.n_experts_used
-        * (high * (1 - hits[0]) * info.tier_bytes_high + low * (1 - hits[1]) * info.tier_bytes_low)
-        / plan.n_all_experts
+        * (high * (1 - hits[0]) * own_bytes + low * (1 - hits[1]) * low_bytes)
     )
     wait_s = read_bytes * sample.wait_s_per_byte
     return Speed(sample.compute_s, wait_s, read_bytes, hits, source, disk, sample)
@@ -185,8 +186,8 @@ def replay(plan: MemoryPlan, routes: "np.ndarray[Any, Any]", policy: str) -> tup
         floors=True,
         residual=info.high_is_residual,
         **_rule(info),
-        bits_high=float(info.tier_bytes_high),
-        bits_low=float(info.tier_bytes_low or info.tier_bytes_high),
+        bits_high=info.tier_bytes_high / info.n_high_experts,
+        bits_low=(info.tier_bytes_low or info.tier_bytes_high) / info.n_all_experts,
     )
     result = simulate(routes, simulation)
     high, low = result.hits_high + result.misses_high, result.hits_low + result.misses_low

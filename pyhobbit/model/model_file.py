@@ -14,12 +14,14 @@ from pyhobbit.errors import HobbitError
 from pyhobbit.model.gguf_file import GgufFile, KeyValue, TensorInfo, read_floats, read_gguf
 from pyhobbit.model.router import Gating, Router
 from pyhobbit.model.tiers import (
+    Part,
     Tiers,
     calibration_path,
     read_tiers,
     routed_part,
     sidecar_path,
     split_name,
+    tiered_part,
 )
 from pyhobbit.settings.config import Setting
 
@@ -34,6 +36,7 @@ class Tier:
     types: bytes by ggml type, the most first.  bits_per_weight: mean.  expert_bytes: of one expert, mean.
     part_bytes: of the largest matrix of an expert.
     residual_on: the tier that this one is added to; None for a version that is complete.
+    n_absent: experts of all layers that the tier lacks, of n_experts.
     """
 
     name: str
@@ -44,6 +47,8 @@ class Tier:
     expert_bytes: float
     part_bytes: int
     residual_on: str | None = None
+    n_absent: int = 0
+    n_experts: int = 0
 
 
 @dataclass(frozen=True)
@@ -225,13 +230,20 @@ def _describe(name: str, tiers: Tiers, tensors: list[TensorInfo]) -> Tier:
         types[tensor.type.name] += tensor.nbytes
     n_bytes = sum(types.values())
     n_experts = {part.layer: tensor.ne[2] for tensor in tensors if (part := routed_part(tensor.name))}
+    held: Counter[Part] = Counter()
+    for tensor in own:
+        held[tiered_part(tensor.name)] += tensor.ne[2]
+    n_held = sum({part.layer: n for part, n in held.items()}.values())
+    n_all = sum(n_experts.values())
     return Tier(
         name=name,
         path=own[0].path,
         n_bytes=n_bytes,
         types=dict(types.most_common()),
         bits_per_weight=8 * n_bytes / sum(prod(tensor.ne) for tensor in own),
-        expert_bytes=n_bytes / sum(n_experts.values()),
+        expert_bytes=n_bytes / n_held,
         part_bytes=max(tensor.nbytes // tensor.ne[2] for tensor in own),
         residual_on=tiers.residual_on.get(name),
+        n_absent=n_all - n_held,
+        n_experts=n_all,
     )

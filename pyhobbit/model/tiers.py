@@ -23,9 +23,12 @@ from pyhobbit.model.gguf_file import (
 
 FORMAT_VERSION = 1
 RESIDUAL_VERSION = 2  # of a file with a residual tier
+PARTIAL_VERSION = 3  # of a file whose high tier lacks experts
 ALIGNMENT = 4096
+LOW_DIVERGENCES = "hobbit.low_divergences"  # of a calibration
 HIGH, LOW = "high", "low"
 _NO_TIER = "none"
+_PARTIAL = "partial"
 SIDECAR_ARCHITECTURE = "hobbit-sidecar"
 
 _PART = r"blk\.(\d+)\.(ffn_(?:gate|up|down|gate_up)_exps)"
@@ -48,6 +51,12 @@ class Part:
 def routed_part(tensor_name: str) -> Part | None:
     """The part of a routed expert tensor; None for every other tensor."""
     match = _ROUTED.fullmatch(tensor_name)
+    return Part(int(match[1]), match[2]) if match else None
+
+
+def tiered_part(tensor_name: str) -> Part | None:
+    """The part of an expert tensor of any tier; None for every other tensor."""
+    match = _ROUTED.fullmatch(tensor_name) or _TIERED.fullmatch(tensor_name)
     return Part(int(match[1]), match[2]) if match else None
 
 
@@ -82,6 +91,22 @@ def default_low_type(bits_high: float) -> str | None:
     return next((name for name, bits in _LOW_TYPES if bits <= _ABOUT_HALF * bits_high), None)
 
 
+def group_key(part: Part, tier: str, group: int) -> str:
+    """The key that lists a group's experts."""
+    return f"hobbit.tier.{tier}.blk.{part.layer}.{part.name}.{group}.experts"
+
+
+def partial_metadata() -> list[KeyValue]:
+    """Of a file whose high tier lacks experts; the groups' keys come on top."""
+    return [
+        scalar_entry("hobbit.version", GGUFValueType.UINT32, PARTIAL_VERSION),
+        strings_entry("hobbit.tiers", [HIGH, LOW]),
+        string_entry("hobbit.base_tier", LOW),
+        string_entry(f"hobbit.tier.{HIGH}.kind", _PARTIAL),
+        string_entry(f"hobbit.tier.{LOW}.kind", "complete"),
+    ]
+
+
 def tier_metadata(residual: bool = False, sidecar: bool = False) -> list[KeyValue]:
     """residual: the high tier is added to the low one."""
     version = RESIDUAL_VERSION if residual else FORMAT_VERSION
@@ -106,11 +131,13 @@ class Tiers:
 
     residual_on: by the name of a residual tier, the tier that it is added to.  plain: the tier whose tensors
     have llama.cpp's own names; None where those belong to no tier (beside a sidecar with a residual one).
+    partial: the tiers that lack experts.
     """
 
     names: tuple[str, ...]
     residual_on: Mapping[str, str]
     plain: str | None
+    partial: tuple[str, ...] = ()
 
     def of(self, tensor_name: str) -> str | None:
         """The tier that a tensor belongs to; None for resident ones, and for experts that no tier uses."""
@@ -130,13 +157,13 @@ def read_tiers(file: GgufFile) -> Tiers:
     names = file.get("hobbit.tiers", [HIGH])
     if names not in ([HIGH], [HIGH, LOW]):
         raise HobbitError(f"{file.path} declares the tiers {names}, not high and low: convert it again")
+    kinds = {name: file.get(f"hobbit.tier.{name}.kind", "complete") for name in names}
     residual_on = {
-        name: file.get(f"hobbit.tier.{name}.of", LOW)
-        for name in names
-        if file.get(f"hobbit.tier.{name}.kind", "complete") == "residual"
+        name: file.get(f"hobbit.tier.{name}.of", LOW) for name in names if kinds[name] == "residual"
     }
+    partial = tuple(name for name in names if kinds[name] == _PARTIAL)
     plain = file.get("hobbit.base_tier", names[0])
-    return Tiers(tuple(names), residual_on, None if plain == _NO_TIER else plain)
+    return Tiers(tuple(names), residual_on, None if plain == _NO_TIER else plain, partial)
 
 
 def sidecar_metadata(base: Path, base_size: int, tensors: Iterable[TensorInfo]) -> list[KeyValue]:
@@ -167,6 +194,8 @@ def _first_bytes(tensor: TensorInfo) -> bytes:
 def check_tiers(file: GgufFile, base: Mapping[Part, TensorInfo]) -> None:
     """Checks that every tier with names of its own covers the routed expert tensors `base`, shapes alike.
 
+    A partial tier may lack experts.
+
     Raises HobbitError that names the first tensor or group at fault.
     """
     tiers = read_tiers(file)
@@ -179,19 +208,25 @@ def check_tiers(file: GgufFile, base: Mapping[Part, TensorInfo]) -> None:
             groups.setdefault((match[3], part), {})[int(match[4])] = tensor
     for tier in tiers.named:
         for part, tensor in base.items():
-            _check_groups(file, tier, part, tensor, groups.get((tier, part), {}))
+            experts = _check_groups(file, tier, part, tensor, groups.get((tier, part), {}))
+            wanted = set(experts) if tier in tiers.partial else set(range(tensor.ne[2]))
+            if sorted(experts) != sorted(wanted) or not wanted <= set(range(tensor.ne[2])):
+                raise HobbitError(
+                    f"{file.path}: the {tier} tier of {tensor.name!r} does not hold every expert once"
+                )
 
 
 def _check_groups(
     file: GgufFile, tier: str, part: Part, base: TensorInfo, groups: Mapping[int, TensorInfo]
-) -> None:
+) -> list[int]:
+    """The experts of all groups."""
     experts: list[int] = []
     for group, tensor in sorted(groups.items()):
-        key = f"hobbit.tier.{tier}.blk.{part.layer}.{part.name}.{group}.experts"
-        ids = file.get(key, list(range(base.ne[2])))
+        ids = file.get(group_key(part, tier, group), list(range(base.ne[2])))
         shape = (*base.ne[:2], len(ids))
         if tensor.ne != shape:
             raise HobbitError(f"{file.path}: tensor {tensor.name!r} has shape {tensor.ne}, not {shape}")
         experts += ids
-    if sorted(groups) != list(range(len(groups))) or sorted(experts) != list(range(base.ne[2])):
-        raise HobbitError(f"{file.path}: the {tier} tier of {base.name!r} does not hold every expert once")
+    if sorted(groups) != list(range(len(groups))):
+        raise HobbitError(f"{file.path}: the {tier} tier of {base.name!r} has gaps between its groups")
+    return experts

@@ -174,9 +174,7 @@ class Evaluator:
 
         In high precision with its low version, where that is a part of it.
         """
-        info = self.info
-        n_experts = info.n_layers * info.n_experts
-        return info.expert_bytes / n_experts, info.tier_bytes_low / n_experts
+        return self.info.mean_expert_bytes
 
     def count_tokens(self, text: str) -> int:
         return len(self._opened().model.tokenize(text))

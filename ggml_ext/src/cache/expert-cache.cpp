@@ -251,7 +251,7 @@ void expert_cache::fill(term_id term, const std::vector<expert_id> & experts) {
     for (size_t i = 0; i < experts.size() && has_room(); i++) {
         const expert_id id    = experts[i];
         const part_set  parts = index_.layer(id.layer).parts;
-        if (is_through ? copy_term(id, term, parts) : read_term(id, term, parts)) {
+        if (index_.has(term, id) && (is_through ? copy_term(id, term, parts) : read_term(id, term, parts))) {
             brought.push_back(id);
         }
     }

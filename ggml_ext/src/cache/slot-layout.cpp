@@ -38,7 +38,8 @@ void slot_layout::lay_out_slots(const expert_index & index) {
             places_[layer][part].offset = end;
             size_t span                 = 0;
             for (uint32_t e = 0; (shape.parts & part) && e < shape.n_experts; e++) {
-                span = std::max(span, aligned_span(index.locate(term_, layer, part, e)));
+                const bool is_there = index.has(term_, { layer, e });
+                span                = std::max(span, is_there ? aligned_span(index.locate(term_, layer, part, e)) : 0);
             }
             end += span;
         }

@@ -29,6 +29,9 @@ ggml_backend_buffer_type_t slot_memory::choose_packed() {
         for (const part_id part : shape.parts) {
             std::map<ggml_type, bool> is_packed;
             for (uint32_t e = 0; e < shape.n_experts; e++) {
+                if (!index_->has(term_, { layer, e })) {
+                    continue;
+                }
                 const ggml_type type = index_->locate(term_, layer, part, e).type;
                 if (is_packed.count(type) == 0) {
                     const auto layout = packed_layout(device_, type, shape.shapes[part], shape.n_experts);

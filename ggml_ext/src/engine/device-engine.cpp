@@ -43,6 +43,7 @@ pool_demand demand_of(const expert_index & index, const expert_cache & cache, co
     }
     for (const layer_id layer : layers) {
         d.n_experts += index.layer(layer).n_experts;
+        d.n_absent  += index.n_absent_high(layer);
     }
     d.n_used       = std::max(1u, std::min(index.n_experts_used(), index.n_experts()));
     d.low_per_high = uint32_t(index.terms(tier_id::high).size()) - 1;
@@ -86,9 +87,10 @@ status allocate_pools(const expert_index & index, expert_cache & cache, const st
         const uint32_t quota = even_quota(slots[term], uint32_t(layers.size()), wanted.n_used);
         HOBBIT_TRY(cache.allocate(term, slots[term], quota, policy));
         const uint32_t n_slots = cache.n_slots(term);
-        GGML_LOG_INFO("hobbit: %s-precision pool of %u of %u %s, %s on %s\n", tier_name(tier_of(term)), n_slots,
-                      wanted.n_experts, index.content(term),
-                      format_size(double(n_slots) * double(wanted.slot_size[term])).c_str(), where);
+        const uint32_t n_all   = wanted.n_experts - (term == term_id::high ? wanted.n_absent : 0);
+        GGML_LOG_INFO("hobbit: %s-precision pool of %u of %u %s, %s on %s\n", tier_name(tier_of(term)), n_slots, n_all,
+                      index.content(term), format_size(double(n_slots) * double(wanted.slot_size[term])).c_str(),
+                      where);
     }
     return {};
 }

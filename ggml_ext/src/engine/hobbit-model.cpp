@@ -72,10 +72,15 @@ status hobbit_model::check_thresholds(const score_thresholds & t) const {
 }
 
 rule_options hobbit_model::rule() const {
-    const uint64_t high = index_.term_bytes(term_id::high);
-    const uint64_t low  = index_.term_bytes(term_id::low);
-    const auto     kind = index_.kind(tier_id::high);
-    return { settings_.rule, &costs_, double(low) / double(kind == tier_kind::residual ? high + low : high), kind };
+    const auto kind  = index_.kind(tier_id::high);
+    uint64_t   n_all = 0;
+    for (layer_id layer = 0; layer < index_.n_layers(); layer++) {
+        n_all += index_.layer(layer).n_experts;
+    }
+    // means of an expert
+    const double low  = double(index_.term_bytes(term_id::low)) / double(n_all);
+    const double high = double(index_.term_bytes(term_id::high)) / double(n_all - index_.n_absent_high());
+    return { settings_.rule, &costs_, low / (kind == tier_kind::residual ? high + low : high), kind };
 }
 
 // An embedding that is not worth a read for every token.
@@ -352,6 +357,7 @@ hobbit_info hobbit_model::info() const {
     i.price                       = settings_.thresholds.price;
     i.direct_io                   = reader_.direct_io();
     i.high_is_residual            = index_.kind(tier_id::high) == tier_kind::residual;
+    i.n_absent_high               = index_.n_absent_high();
     if (places_) {
         places_->describe(i);
     }

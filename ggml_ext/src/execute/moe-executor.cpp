@@ -173,7 +173,7 @@ void moe_executor::plan() {
     const auto  thresholds = run_.thresholds.of(layer_.rows);
     const bool  has_low    = cache_.n_slots(term_id::low) > 0;
     step_counts counts;
-    layer_.plan = run_.step.run({ routing, thresholds, holds, has_low }, sequences, counts);
+    layer_.plan = run_.step.run({ routing, thresholds, holds, has_low, index_.high_presence() }, sequences, counts);
     count(counts);
 
     // Hits come first, and then misses that the next-level cache holds: making room for others must not evict them.

@@ -265,8 +265,8 @@ status expert_index::read_tiers(const gguf_file & file, tier_set & tiers) {
     }
     tiers.are_declared = true;
     double version     = 0;
-    if (!file.find_number("hobbit.version", version) || (version != 1 && version != 2)) {
-        return status::error("'%s' is of hobbit format version %g, this program reads versions 1 and 2", path, version);
+    if (!file.find_number("hobbit.version", version) || (version != 1 && version != 2 && version != 3)) {
+        return status::error("'%s' is of hobbit format version %g, this program reads versions 1 to 3", path, version);
     }
     if (names != std::vector<std::string>{ "high", "low" }) {
         return status::error("'%s' declares other tiers than high and low: convert it again", path);
@@ -280,7 +280,10 @@ status expert_index::read_tiers(const gguf_file & file, tier_set & tiers) {
     if (version == 2 && high == "residual") {
         return read_residual(file, tiers);
     }
-    if (version == 2 || high != "complete") {
+    if (version == 3 && high == "partial") {
+        return read_partial(file, tiers);
+    }
+    if (version != 1 || high != "complete") {
         return status::error("'%s': the high tier is of kind '%s', which format version %g does not have: "
                              "convert it again",
                              path, high.c_str(), version);
@@ -307,6 +310,17 @@ status expert_index::read_residual(const gguf_file & file, tier_set & tiers) {
     return {};
 }
 
+status expert_index::read_partial(const gguf_file & file, tier_set & tiers) {
+    std::string base;
+    if (!file.find_string("hobbit.base_tier", base) || base != "low") {
+        return status::error("'%s': hobbit.base_tier is '%s', with a partial tier it is 'low': convert it again",
+                             file.path().c_str(), base.c_str());
+    }
+    tiers.high = tier_kind::partial;
+    tiers.base = term_id::low;
+    return {};
+}
+
 status expert_index::add_tiers(const std::vector<gguf_file> & files) {
     for (uint32_t i = 0; i < files.size(); i++) {
         HOBBIT_TRY(read_tiers(files[i], tiers_));
@@ -327,7 +341,8 @@ status expert_index::add_tiers(const std::vector<gguf_file> & files) {
         for (const gguf_file::tensor & t : files[i].tensors()) {
             HOBBIT_TRY(is_tier_tensor(t.name) ? add_group(files[i], i, t) : status());
         }
-        HOBBIT_TRY(check_term(files[i].path(), term_id::high));
+        HOBBIT_TRY(tiers_.high == tier_kind::partial ? check_partial(files[i].path())
+                                                     : check_term(files[i].path(), term_id::high));
         return check_term(files[i].path(), term_id::low);
     }
     return {};
@@ -394,9 +409,48 @@ status expert_index::check_term(const std::string & path, term_id term) const {
     return {};
 }
 
+// Of an expert all parts are there, or none; and some expert is.
+status expert_index::check_partial(const std::string & path) const {
+    bool is_empty = true;
+    for (layer_id l = 0; l < layers_.size(); l++) {
+        for (uint32_t e = 0; e < layers_[l].n_experts; e++) {
+            for (const part_id p : layers_[l].parts) {
+                if ((locations_[term_id::high][l][p][e].size > 0) != has(term_id::high, { l, e })) {
+                    return status::error("'%s': the high tier has some of the tensors of expert %u of blk.%u and lacks "
+                                         "others: convert the model again",
+                                         path.c_str(), e, layers_[l].block);
+                }
+            }
+            is_empty = is_empty && !has(term_id::high, { l, e });
+        }
+    }
+    return is_empty ? status::error("'%s': the high tier has no expert at all: convert the model again", path.c_str())
+                    : status();
+}
+
 //
 // sums
 //
+
+presence expert_index::high_presence() const {
+    return tiers_.high == tier_kind::partial ? [this](expert_id id) { return has(term_id::high, id); } : presence();
+}
+
+uint32_t expert_index::n_absent_high(layer_id layer) const {
+    uint32_t n = 0;
+    for (uint32_t e = 0; e < layers_[layer].n_experts; e++) {
+        n += !has(term_id::high, { layer, e });
+    }
+    return n;
+}
+
+uint32_t expert_index::n_absent_high() const {
+    uint32_t n = 0;
+    for (layer_id layer = 0; layer < layers_.size(); layer++) {
+        n += n_absent_high(layer);
+    }
+    return n;
+}
 
 uint32_t expert_index::n_experts() const {
     uint32_t n = 0;

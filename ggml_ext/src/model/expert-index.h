@@ -39,7 +39,8 @@ class expert_index {
     explicit expert_index(std::vector<std::string> stored_keys = {}) : stored_keys_(std::move(stored_keys)) {}
 
     // A model without routed experts opens with n_layers() == 0. Otherwise every range is within its file, and every
-    // tier has exactly the experts and the shapes of the tensors under llama.cpp's names.
+    // tier has exactly the experts and the shapes of the tensors under llama.cpp's names. A partial tier lacks some of
+    // these experts, and has at least one.
     // `sidecar` may be empty: a file of the default name is then used if it exists.
     status open(const std::string & path, const std::string & sidecar);
 
@@ -51,14 +52,21 @@ class expert_index {
     uint32_t             n_tiers() const { return n_tiers_; }
     std::vector<tier_id> tiers() const { return first_of(TIERS, n_tiers_); }
     std::vector<term_id> stored_terms() const { return first_of(TERMS, n_tiers_); }
-    tier_kind    kind(tier_id tier) const { return terms(tier).size() > 1 ? tier_kind::residual : tier_kind::complete; }
-    const char * content(term_id term) const {
+    tier_kind            kind(tier_id tier) const { return tier == tier_id::high ? tiers_.high : tier_kind::complete; }
+    const char *         content(term_id term) const {
         return kind(tier_of(term)) == tier_kind::residual ? "residuals" : "experts";
     }
     bool     uses_base_experts() const { return tiers_.base.has_value(); } // those under llama.cpp's names
     uint32_t n_experts() const;                                            // the largest of any layer
     uint32_t n_experts_used() const { return n_experts_used_; }            // per token, by the metadata
 
+    // Whether the file has the expert's term; false for some of a partial tier. REQUIRES: a stored term
+    bool has(term_id term, expert_id id) const { return locations_[term][id.layer][part_id::down][id.expert].size > 0; }
+    presence high_presence() const; // valid as long as the index
+    uint32_t n_absent_high(layer_id layer) const;
+    uint32_t n_absent_high() const; // of all layers
+
+    // REQUIRES: has(term, expert)
     const part_location & locate(term_id term, layer_id layer, part_id part, uint32_t expert) const {
         return locations_[term][layer][part][expert];
     }
@@ -109,12 +117,14 @@ class expert_index {
 
     static status read_tiers(const gguf_file & file, tier_set & tiers);
     static status read_residual(const gguf_file & file, tier_set & tiers);
+    static status read_partial(const gguf_file & file, tier_set & tiers);
 
     status add_base(const std::vector<gguf_file> & files);
     void   find_embedding(const std::vector<gguf_file> & files);
     status add_tiers(const std::vector<gguf_file> & files);
     status add_group(const gguf_file & file, uint32_t file_number, const gguf_file::tensor & tensor);
     status check_term(const std::string & path, term_id term) const;
+    status check_partial(const std::string & path) const;
     status open_sidecar(const std::string & path, const std::string & sidecar, std::vector<gguf_file> & files) const;
     status read_metadata(const gguf_file & file);
     bool   read_uses(const gguf_file & file);

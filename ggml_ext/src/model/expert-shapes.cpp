@@ -12,6 +12,9 @@ std::vector<expert_matrix> distinct_matrices(const expert_index & index, term_id
         const layer_shape & shape = index.layer(layer);
         for (const part_id part : shape.parts) {
             for (uint32_t e = 0; e < shape.n_experts; e++) {
+                if (!index.has(term, { layer, e })) {
+                    continue;
+                }
                 const expert_matrix matrix = { part, index.locate(term, layer, part, e).type, shape.shapes[part] };
                 if (std::find(found.begin(), found.end(), matrix) == found.end()) {
                     found.push_back(matrix);
@@ -44,6 +47,9 @@ expert_shapes::expert_shapes(const expert_index & index) {
         numbers_[tier] = { index.n_layers(), index.n_experts() };
         for (layer_id layer = 0; layer < index.n_layers(); layer++) {
             for (uint32_t e = 0; e < index.layer(layer).n_experts; e++) {
+                if (!index.has(index.terms(tier).back(), { layer, e })) {
+                    continue;
+                }
                 const expert_shape kind      = describe(index, { layer, e }, tier);
                 const auto         is_same   = [&](const expert_shape & k) { return k.matrices == kind.matrices; };
                 const auto         known     = std::find_if(kinds_.begin(), kinds_.end(), is_same);

@@ -40,6 +40,7 @@ class expert_shapes {
 
     const std::vector<expert_shape> & all() const { return kinds_; }
 
+    // REQUIRES: the tier has the expert
     uint32_t of(expert_id id, tier_id tier) const { return numbers_[tier][id]; }
 
   private:

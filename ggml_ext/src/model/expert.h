@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -41,6 +42,9 @@ struct expert_id {
 
     bool operator==(const expert_id & other) const { return layer == other.layer && expert == other.expert; }
 };
+
+// Whether an expert has a high version. Empty: all have.
+using presence = std::function<bool(expert_id id)>;
 
 // A value for each expert of all layers.
 template <typename T>
@@ -135,8 +139,8 @@ constexpr tier_id tier_of(term_id term) {
 
 const char * tier_name(tier_id tier); // "high"
 
-// How a tier is stored: complete, or as residuals on the low tier.
-enum class tier_kind { complete, residual };
+// How a tier is stored: complete, as residuals on the low tier, or with some of the experts alone.
+enum class tier_kind { complete, residual, partial };
 
 // The terms of an expert in each tier, in the order in which their products are added. The last one is the tier's own.
 using tier_terms = per_tier<std::vector<term_id>>;

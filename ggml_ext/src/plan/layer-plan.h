@@ -24,7 +24,8 @@ struct layer_plan {
 };
 
 // Plans what serves each selection. An expert serves all tokens of the batch in the best precision that the rule gives
-// any of them, or in a better one that is resident. With `strict` each token gets exactly what the rule gives it as if
+// any of them, or in a better one that is resident. An expert without a high version is low where the rule gives high,
+// which REQUIRES a low pool. With `strict` each token gets exactly what the rule gives it as if
 // nothing were resident, which is how quality is measured.
 layer_plan plan_layer(precision_rule & rule, const rule_input & in, bool strict = false);
 

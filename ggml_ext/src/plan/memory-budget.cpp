@@ -9,15 +9,24 @@ namespace hobbit {
 static constexpr uint64_t MiB = 1024 * 1024;
 
 bool uses_low(const budget & b, const pool_demand & demand) {
-    return demand.slot_size[term_id::low] > 0 && (b.low_demand > 0.0 || demand.low_per_high > 0);
+    return demand.slot_size[term_id::low] > 0 && (b.low_demand > 0.0 || demand.low_per_high > 0 || demand.n_absent > 0);
+}
+
+static uint64_t n_high_experts(const pool_demand & d) {
+    return d.n_experts - d.n_absent;
+}
+
+// Of the high pool, and of the low pool where it is used.
+static uint64_t least_slots(const pool_demand & d, term_id term) {
+    return std::min(uint64_t(d.n_used), term == term_id::high ? n_high_experts(d) : d.n_experts);
 }
 
 // Thread stacks, the compute backend's work area and what the allocators keep: so much, and a hundredth of the budget.
 static constexpr uint64_t SLACK = 32 * MiB;
 
 static uint64_t smallest_pools(const budget & b, const pool_demand & d) {
-    const uint64_t n = std::min(d.n_used, d.n_experts);
-    return n * d.slot_size[term_id::high] + (uses_low(b, d) ? n * d.slot_size[term_id::low] : 0);
+    return least_slots(d, term_id::high) * d.slot_size[term_id::high] +
+           (uses_low(b, d) ? least_slots(d, term_id::low) * d.slot_size[term_id::low] : 0);
 }
 
 static status budget_too_small(const budget & b, uint64_t needed) {
@@ -116,9 +125,10 @@ static double low_share(const budget & b, const pool_demand & d) {
     if (b.low_share >= 0) {
         return b.low_share;
     }
-    const double n_low = double(d.low_per_high) + b.low_demand;
-    const double low   = n_low * double(d.slot_size[term_id::low]);
-    return low / (low + double(d.slot_size[term_id::high]));
+    const double absent = double(d.n_absent) / double(std::max(d.n_experts, 1u)); // whose high uses are low
+    const double n_low  = double(d.low_per_high) + b.low_demand + absent;
+    const double low    = n_low * double(d.slot_size[term_id::low]);
+    return low / (low + (1.0 - absent) * double(d.slot_size[term_id::high]));
 }
 
 // Low slots within [at_least, most]; no fewer than the experts in high precision can take.
@@ -131,16 +141,18 @@ static uint64_t low_slots(const budget & b, const pool_demand & d, uint64_t byte
 
 // REQUIRES: the smallest pools fit.
 static pool_slots divide(const budget & b, const pool_demand & d, uint64_t bytes) {
-    const uint64_t at_least = std::min(d.n_used, d.n_experts);
-    const uint64_t high     = d.slot_size[term_id::high];
-    uint64_t       n_low    = 0;
+    const uint64_t high  = d.slot_size[term_id::high];
+    const uint64_t low   = d.slot_size[term_id::low];
+    uint64_t       n_low = 0;
     if (uses_low(b, d)) {
-        const uint64_t most_low =
-            (bytes - at_least * high) / d.slot_size[term_id::low]; // leaves the high pool its smallest
-        n_low = low_slots(b, d, bytes, at_least, most_low);
+        // leaves the high pool its smallest
+        const uint64_t most_low = (bytes - least_slots(d, term_id::high) * high) / low;
+        const uint64_t left     = (bytes - std::min(bytes, n_high_experts(d) * high)) / low; // by all high versions
+        const uint64_t at_least = std::max(least_slots(d, term_id::low), d.n_absent > 0 ? left : 0);
+        n_low                   = low_slots(b, d, bytes, std::min(at_least, most_low), most_low);
     }
-    const uint64_t n_high = (bytes - n_low * d.slot_size[term_id::low]) / high;
-    return { uint32_t(std::min(n_high, d.low_per_high > 0 ? n_low : uint64_t(d.n_experts))), uint32_t(n_low) };
+    const uint64_t n_high = (bytes - n_low * low) / high;
+    return { uint32_t(std::min(n_high, d.low_per_high > 0 ? n_low : n_high_experts(d))), uint32_t(n_low) };
 }
 
 // Of a bound, for each device its least and its part of the rest; nothing of one that is 0.
@@ -167,7 +179,7 @@ status share_bounds(const budget & b, const std::vector<device_share> & devices,
         const uint64_t      expert   = d.slot_size[term_id::high] + (uses_low(b, d) ? d.slot_size[term_id::low] : 0);
         pools.push_back(smallest);
         memory.push_back(d.n_experts > 0 ? least_device_memory(device.rows, smallest) : 0);
-        weights.push_back(double(d.n_experts * expert - smallest));
+        weights.push_back(double(d.n_experts * expert - d.n_absent * d.slot_size[term_id::high] - smallest));
     }
     const uint64_t least_pools  = std::accumulate(pools.begin(), pools.end(), uint64_t(0));
     const uint64_t least_memory = std::accumulate(memory.begin(), memory.end(), uint64_t(0));

@@ -28,6 +28,7 @@ struct pool_demand {
     uint32_t   n_used    = 0; // per token and layer
 
     uint32_t low_per_high = 0; // slots of the low pool that an expert in high precision takes beside its own, 0 or 1
+    uint32_t n_absent     = 0; // experts without a high version
 };
 
 // A compute device with its own memory.
@@ -55,7 +56,8 @@ struct pool_plan {
     pool_slots n_host_slots = {}; // of the next-level cache
 };
 
-// Whether the low pool is used: by experts in low precision, or beside those in high precision.
+// Whether the low pool is used: by experts in low precision, or beside those in high precision, or in place of absent
+// ones.
 bool uses_low(const budget & b, const pool_demand & demand);
 
 // One of several devices that share the bounds.
@@ -70,9 +72,9 @@ struct device_share {
 status share_bounds(const budget & b, const std::vector<device_share> & devices, std::vector<budget> & shared);
 
 // Divides the budget between the pools. The experts that one token uses in a layer must fit; if they do not, the error
-// names the smallest budget that works. A pool has at most one slot per expert. Where experts in high precision take
-// slots of the low pool, the low pool has at least as many as the high one. The next-level cache gets no slots if host
-// memory cannot hold that minimum. Pure.
+// names the smallest budget that works. A pool has at most one slot per expert that its tier has. Where experts in high
+// precision take slots of the low pool, the low pool has at least as many as the high one. The next-level cache gets no
+// slots if host memory cannot hold that minimum. Pure.
 status plan_pools(const budget & b, const pool_demand & demand, const other_memory & other, pool_plan & plan);
 
 } // namespace hobbit

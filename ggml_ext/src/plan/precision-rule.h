@@ -41,11 +41,12 @@ struct rule_input {
     const std::vector<score_thresholds> & thresholds; // [token]
     const residency &                     is_resident;
     bool                                  has_low; // there is a pool for low precision
+    presence                              has_high = {};
 };
 
 // Decides for each selection of one layer and batch: high precision, low precision or skip. A rule decides for each
-// token alone. plan_layer then raises a decision where another token of the batch needs the expert in a better
-// precision, or where a better version is resident.
+// token alone, and as if all experts had a high version. plan_layer then raises a decision where another token of the
+// batch needs the expert in a better precision, or where a better version is resident.
 //
 // A new rule is a file of its own and a line in precision-rule.cpp. Thread-safety: none; a rule may keep state.
 class precision_rule {

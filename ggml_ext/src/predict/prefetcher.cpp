@@ -133,8 +133,8 @@ bool prefetcher::prefetch(const layer_routing & prediction) {
     const residency holds = [&](expert_id id, tier_id tier) { return cache.holds(id, tier, parts); };
     // a prefetched expert serves the most demanding sequence
     const std::vector<score_thresholds> thresholds(size_t(prediction.n_tokens), thresholds_.highest(batch_));
-    const layer_plan                    plan = plan_layer(*rule_, { prediction, thresholds, holds, has_low_ });
-    expectation &                       e    = expected_[prediction.layer];
+    const layer_plan plan = plan_layer(*rule_, { prediction, thresholds, holds, has_low_, index_.high_presence() });
+    expectation &    e    = expected_[prediction.layer];
     e.predicted.insert(prediction.experts.begin(), prediction.experts.end());
 
     std::multimap<double, const planned_use *, std::greater<double>> missing; // [weight]

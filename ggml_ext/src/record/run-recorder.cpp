@@ -14,6 +14,20 @@ static uint64_t expert_bytes(const expert_index & index, term_id term, expert_id
     return bytes;
 }
 
+// Of one expert in high precision; in low, where the layer has no other.
+static uint64_t best_expert_bytes(const expert_index & index, layer_id layer) {
+    const uint32_t n_experts = index.layer(layer).n_experts;
+    uint32_t       expert    = 0;
+    while (expert < n_experts && !index.has(term_id::high, { layer, expert })) {
+        expert++;
+    }
+    uint64_t bytes = 0;
+    for (const term_id term : index.terms(expert < n_experts ? tier_id::high : tier_id::low)) {
+        bytes += expert_bytes(index, term, { layer, expert % n_experts });
+    }
+    return bytes;
+}
+
 status run_recorder::open_trace(const std::string & path, const expert_index & index) {
     index_ = &index;
     trace_header header;
@@ -23,10 +37,7 @@ status run_recorder::open_trace(const std::string & path, const expert_index & i
     header.n_experts    = index.n_experts();
     header.n_used       = index.n_experts_used();
     for (layer_id layer = 0; layer < header.n_layers; layer++) {
-        header.expert_bytes.push_back(0);
-        for (const term_id term : index.terms(tier_id::high)) {
-            header.expert_bytes.back() += expert_bytes(index, term, { layer, 0 });
-        }
+        header.expert_bytes.push_back(best_expert_bytes(index, layer));
     }
     return trace_.open(path, header);
 }

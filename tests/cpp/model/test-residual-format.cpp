@@ -82,7 +82,9 @@ TEST_CASE("a residual tier that cannot be is refused") {
     CHECK_CONTAINS(refused([](auto & f) { gguf_set_val_u32(f.keys(), "hobbit.version", 1); }),
                    "the high tier is of kind 'residual', which format version 1 does not have");
     CHECK_CONTAINS(refused([](auto & f) { gguf_set_val_u32(f.keys(), "hobbit.version", 3); }),
-                   "is of hobbit format version 3, this program reads versions 1 and 2");
+                   "the high tier is of kind 'residual', which format version 3 does not have");
+    CHECK_CONTAINS(refused([](auto & f) { gguf_set_val_u32(f.keys(), "hobbit.version", 4); }),
+                   "is of hobbit format version 4, this program reads versions 1 to 3");
 }
 
 TEST_CASE("tensors that do not fit together are refused") {

@@ -25,13 +25,14 @@ struct step_of_two_tokens {
     bool                            has_low    = true;
     bool                            strict     = false;
     residency                       resident   = [](expert_id, tier_id) { return false; };
+    presence                        has_high   = {};
     std::unique_ptr<precision_rule> rule       = make_rule({ "gate" });
     listening_policy                policy;
     step_counts                     counts;
 
     layer_plan run(const layer_step::filter & is_counted = nullptr) {
         layer_step step(*rule, policy, strict);
-        return step.run({ ROUTING, thresholds, resident, has_low }, { 8, 9 }, counts, is_counted);
+        return step.run({ ROUTING, thresholds, resident, has_low, has_high }, { 8, 9 }, counts, is_counted);
     }
 
     // One letter per selection: H, L or - for skipped.
@@ -51,6 +52,17 @@ TEST_CASE("an expert serves all tokens in the best precision that any of them ne
     CHECK(s.letters() == "HHHL"); // expert 2 is skipped by the first token and high for the second
     s.strict = true;
     CHECK(s.letters() == "H-HL");
+}
+
+TEST_CASE("an expert without a high version is low where it would be high, and else what it was") {
+    step_of_two_tokens s;
+    s.has_high = [](expert_id id) { return id.layer == 3 && id.expert != 2; };
+    CHECK(s.letters() == "HLLL");
+    s.strict = true;
+    CHECK(s.letters() == "H-LL");
+    s.thresholds = { {}, {} }; // all high
+    CHECK(s.letters() == "HLLH");
+    CHECK(s.counts.selections[tier_id::low] == 2);
 }
 
 TEST_CASE("a better version that is resident is used") {

@@ -416,3 +416,49 @@ TEST_CASE("any budget that is accepted is kept to, with residuals of any size") 
         }
     }
 }
+
+//
+// a high tier that lacks experts
+//
+
+static pool_demand partial_tiers(uint32_t n_absent) {
+    pool_demand d = two_tiers();
+    d.n_absent    = n_absent;
+    return d;
+}
+
+TEST_CASE("absent high versions take no slots, and their experts need the low pool") {
+    const pool_demand half = partial_tiers(32);
+    CHECK(uses_low(with_pools(1), half));
+    // 32 uses of 4 MiB for 32 of 1 MiB: a fifth of the bytes are low
+    CHECK(planned(with_pools(100 * MiB), half).n_slots == pool_slots{ 20, 20 });
+    CHECK(planned(with_pools(128 * MiB), half).n_slots == pool_slots{ 25, 25 });
+    // as if a use in two were low, of those with a high version
+    CHECK(planned(with_pools(100 * MiB, 0.5), half).n_slots == pool_slots{ 16, 33 });
+    // what the high versions leave is for low ones
+    CHECK(planned(with_pools(180 * MiB), half).n_slots == pool_slots{ 32, 52 });
+    CHECK(planned(with_pools(1000 * MiB), half).n_slots == pool_slots{ 32, 64 });
+}
+
+TEST_CASE("the smallest pools hold what a token can use of each tier") {
+    CHECK(refused(with_pools(20 * MiB - 1), partial_tiers(32)).find("the smallest that work are 20971520 bytes") !=
+          std::string::npos);
+    CHECK(planned(with_pools(20 * MiB), partial_tiers(32)).n_slots == pool_slots{ 4, 4 });
+    CHECK(planned(with_pools(12 * MiB), partial_tiers(62)).n_slots == pool_slots{ 2, 4 });
+    CHECK(planned(with_pools(4 * MiB), partial_tiers(64)).n_slots == pool_slots{ 0, 4 }); // of one of several devices
+    for (uint64_t mib = 20; mib < 400; mib++) {
+        for (const uint32_t n_absent : { 1u, 32u, 60u, 63u }) {
+            const pool_plan plan = planned(with_pools(mib * MiB), partial_tiers(n_absent));
+            CHECK(bytes_of(plan, two_tiers()) <= mib * MiB);
+            CHECK(plan.n_slots[term_id::high] <= 64 - n_absent);
+            CHECK(plan.n_slots[term_id::low] >= 4);
+        }
+    }
+}
+
+TEST_CASE("a calibrated share of the low pool is raised where the high versions leave room") {
+    budget b    = with_pools(180 * MiB);
+    b.low_share = 0.1;
+    CHECK(planned(b, partial_tiers(32)).n_slots == pool_slots{ 32, 52 });
+    CHECK(planned(b, two_tiers()).n_slots == pool_slots{ 45, 0 });
+}

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: MIT
+//
+// Files whose high tier lacks experts.
+#include "fixtures/gguf-builder.h"
+#include "fixtures/temp-dir.h"
+#include "model/expert-index.h"
+#include "model/expert-shapes.h"
+
+#include <doctest/doctest.h>
+#include <functional>
+#include <string>
+
+using namespace hobbit;
+
+#define CHECK_CONTAINS(text, part) CHECK_MESSAGE((text).find(part) != std::string::npos, (text))
+
+static const std::vector<std::vector<int32_t>> PRESENT = { { 0, 3 }, {} };
+
+TEST_CASE("the experts that are listed have a high version, all have a low one") {
+    temp_dir     dir;
+    gguf_builder file;
+    moe_model().add_low_and_partial(file, PRESENT);
+    expert_index index;
+    const status s = index.open(file.write(dir.path("m.gguf")), "");
+    REQUIRE_MESSAGE(s.ok(), s.message());
+    CHECK(index.n_tiers() == 2);
+    CHECK(index.kind(tier_id::high) == tier_kind::partial);
+    CHECK(index.kind(tier_id::low) == tier_kind::complete);
+    CHECK(index.terms(tier_id::high) == std::vector<term_id>{ term_id::high });
+    CHECK(index.n_absent_high(0) == 2);
+    CHECK(index.n_absent_high(1) == 4);
+    CHECK(index.n_absent_high() == 6);
+    CHECK(index.term_bytes(term_id::high) == 2 * 3 * 64 * 32 * 2);
+    CHECK(index.term_bytes(term_id::low) == 27648);
+    for (layer_id layer = 0; layer < 2; layer++) {
+        for (uint32_t e = 0; e < 4; e++) {
+            CHECK(index.has(term_id::low, { layer, e }));
+            CHECK(index.has(term_id::high, { layer, e }) == (layer == 0 && (e == 0 || e == 3)));
+            CHECK(index.high_presence()({ layer, e }) == index.has(term_id::high, { layer, e }));
+        }
+    }
+    const part_location & at    = index.locate(term_id::high, 0, part_id::down, 3);
+    const std::string &   bytes = file.data("blk.0.ffn_down_exps.high.0.weight");
+    CHECK(temp_dir::read(index.files()[0]).substr(at.offset, at.size) == bytes.substr(bytes.size() / 2));
+
+    CHECK(distinct_matrices(index, term_id::high).size() == 3);
+    CHECK(expert_shapes(index).all().size() == 2);
+}
+
+TEST_CASE("a tier that lacks nothing knows of no absent expert") {
+    temp_dir     dir;
+    gguf_builder file;
+    moe_model().add_high(file);
+    moe_model().add_low(file);
+    expert_index index;
+    REQUIRE(index.open(file.write(dir.path("m.gguf")), "").ok());
+    CHECK(index.kind(tier_id::high) == tier_kind::complete);
+    CHECK(index.n_absent_high() == 0);
+    CHECK_FALSE(index.high_presence());
+}
+
+static std::string refused(const std::function<void(gguf_builder &)> & change,
+                           const std::vector<std::vector<int32_t>> &   present = PRESENT) {
+    temp_dir     dir;
+    gguf_builder file;
+    moe_model().add_low_and_partial(file, present);
+    change(file);
+    expert_index index;
+    return index.open(file.write(dir.path("m.gguf")), "").message();
+}
+
+TEST_CASE("lists that cannot be are refused") {
+    const std::string key       = "hobbit.tier.high.blk.0.ffn_up_exps.0.experts";
+    const auto        with_list = [&](const std::vector<int32_t> & experts) {
+        return refused([&](gguf_builder & file) { file.set_ints(key, experts); });
+    };
+    CHECK_CONTAINS(with_list({ 0 }), "has shape 64 x 32 x 2, the model asks for 64 x 32 x 1");
+    CHECK_CONTAINS(with_list({ 0, 1, 3 }), "has shape 64 x 32 x 2, the model asks for 64 x 32 x 3");
+    CHECK_CONTAINS(with_list({}), "has shape 64 x 32 x 2, the model asks for 64 x 32 x 0");
+    CHECK_CONTAINS(with_list({ 0, 4 }), "names expert 4 of 4");
+    CHECK_CONTAINS(with_list({ -1, 3 }), "names expert -1 of 4");
+    CHECK_CONTAINS(with_list({ 3, 3 }), "repeats expert 3");
+    CHECK_CONTAINS(with_list({ 0, 2 }), "has some of the tensors of expert 2 of blk.0 and lacks others");
+    CHECK_CONTAINS(refused([&](auto & f) { gguf_set_val_u32(f.keys(), key.c_str(), 0); }),
+                   "must be an array of 32-bit integers");
+    CHECK_CONTAINS(refused([&](auto & f) { gguf_remove_key(f.keys(), key.c_str()); }),
+                   "has shape 64 x 32 x 2, the model asks for 64 x 32 x 4");
+    CHECK_CONTAINS(refused([](auto &) {}, { {}, {} }), "the high tier has no expert at all");
+    CHECK_CONTAINS(refused([](auto & f) { f.add("blk.1.ffn_up_exps.high.0.weight", GGML_TYPE_F16, 64, 32, 4); }),
+                   "has some of the tensors of expert 0 of blk.1 and lacks others");
+}
+
+TEST_CASE("what the keys say must fit together") {
+    const auto with = [](const char * key, const char * value) {
+        return refused([&](gguf_builder & file) { gguf_set_val_str(file.keys(), key, value); });
+    };
+    CHECK_CONTAINS(with("hobbit.base_tier", "high"), "hobbit.base_tier is 'high', with a partial tier it is 'low'");
+    CHECK_CONTAINS(with("hobbit.base_tier", "none"), "hobbit.base_tier is 'none', with a partial tier it is 'low'");
+    CHECK_CONTAINS(refused([](auto & f) { gguf_remove_key(f.keys(), "hobbit.base_tier"); }), "base_tier is ''");
+    CHECK_CONTAINS(with("hobbit.tier.low.kind", "partial"), "the low tier is of kind 'partial'");
+    CHECK_CONTAINS(with("hobbit.tier.high.kind", "complete"), "of kind 'complete', which format version 3 does not");
+    for (const uint32_t version : { 1u, 2u }) {
+        CHECK_CONTAINS(refused([&](auto & f) { gguf_set_val_u32(f.keys(), "hobbit.version", version); }),
+                       "the high tier is of kind 'partial', which format version " + std::to_string(version));
+    }
+}
