@@ -66,11 +66,15 @@ class _Known:
 
 @dataclass
 class _Found:
-    """The best of each rule that was tried; the costs of the rule price; everything in low precision."""
+    """The best of each rule that was tried; the costs of the rule price; everything in low precision.
+
+    divergences: CostRuns.by_expert, where it was asked for.
+    """
 
     by_rule: dict[str, Quality] = field(default_factory=dict)
     n_trials: int = 0
     costs: Costs | None = None
+    divergences: np.ndarray | None = None
     low_alone: Quality | None = None
 
     @property
@@ -204,7 +208,8 @@ def _try_price(evaluator: Evaluator, known: _Known, found: _Found, config: Calib
         runs = CostRuns(evaluator, chunks, known.reference[:n], part, bar.update, known.memo.measured)
         found.costs = runs.by_layer()
         if config.per_expert:
-            found.costs = expert_costs(found.costs, runs.by_expert(), part)
+            found.divergences = runs.by_expert()
+            found.costs = expert_costs(found.costs, found.divergences, part)
     with _trials(evaluator, known, found) as trials:
         found.by_rule["price"] = cheapest_by_price(trials, known.bound, found.costs, seen)
 
@@ -259,6 +264,9 @@ def _report(model: Path, config: CalibrationConfig, known: _Known, found: _Found
             price=price.price if price else 0.0,
             costs=found.costs,
             expert_uses=_expert_uses(seen, info.n_layers, info.n_experts),
+            divergences=()
+            if found.divergences is None
+            else tuple(np.nan_to_num(found.divergences).ravel().tolist()),
         ),
         n_tokens=known.n_tokens,
         n_chunks=len(known.chunks),

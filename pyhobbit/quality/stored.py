@@ -18,7 +18,7 @@ from pyhobbit.model.gguf_file import (
     scalar_entry,
     string_entry,
 )
-from pyhobbit.model.tiers import calibration_path
+from pyhobbit.model.tiers import LOW_DIVERGENCES, calibration_path
 from pyhobbit.quality.evaluate import Costs
 from pyhobbit.quality.fit import Weights
 from pyhobbit.settings.table import KEYS
@@ -34,6 +34,8 @@ class Calibration:
     model_bytes: size of the model's files.  low_bytes: of all experts in the low tier, 0 without one.
     residual_bytes: of a residual tier, 0 without one. They tell a calibration that belongs to something else.
     rule, t1, t2, price: the numbers of both rules and which one applies.  costs: of the rule price.
+    divergences: mean KL divergence with one expert alone in low precision, laid out as expert_uses, 0 where
+    the text does not use it; empty: not measured by expert.
     expert_uses: how often each expert was chosen, [n_layers * n_experts], layer by layer; empty: not known.
     """
 
@@ -49,6 +51,7 @@ class Calibration:
     price: float = 0.0
     costs: Costs | None = None
     expert_uses: tuple[int, ...] = ()
+    divergences: tuple[float, ...] = ()
 
     @staticmethod
     def check_place(model: Path) -> None:
@@ -94,7 +97,10 @@ class Calibration:
     def _costs(self) -> dict[str, tuple[float, ...]]:
         if self.costs is None:
             return {}
-        return {"hobbit.low_costs": self.costs.low, "hobbit.skip_costs": self.costs.skip}
+        arrays = {"hobbit.low_costs": self.costs.low, "hobbit.skip_costs": self.costs.skip}
+        if self.divergences:
+            arrays[LOW_DIVERGENCES] = self.divergences
+        return arrays
 
 
 def stored_costs(model: Path) -> Costs:
