@@ -53,6 +53,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"MODEL.imatrix.gguf; {Options.no_imatrix}: convert without)",
     )
     option("--sidecar", action="store_true", help="write only the further tier, to MODEL.hobbit.gguf")
+    option(
+        "--drop-high",
+        type=float,
+        metavar="SHARE",
+        help="of MODEL, a file with two tiers, leave out this share of the high versions, such as 0.5: those "
+        "that its calibration with --per-expert found least sensitive (default output: MODEL-partial.gguf)",
+    )
     option("--dry-run", action="store_true", help="print the plan with sizes and write nothing")
     option(
         "--force",

@@ -15,6 +15,7 @@ from gguf.constants import GGUFValueType
 from tqdm import tqdm
 
 from pyhobbit.convert import checkpoint
+from pyhobbit.convert.drop_high import drop_high
 from pyhobbit.convert.imatrix import Imatrix, find_imatrix, read_imatrix
 from pyhobbit.convert.low_from import read_low_experts
 from pyhobbit.convert.options import Options
@@ -52,6 +53,8 @@ def convert(options: Options) -> Path | None:
     _check_options(options)
     output = _output_path(options)
     try:
+        if options.drop_high is not None:
+            return _convert_partial(options, output)
         if options.model.is_dir():
             return _convert_checkpoint(options, output)
         return _convert_gguf(options, output, read_model(options.model))
@@ -75,6 +78,7 @@ def _check_options(options: Options) -> None:
             raise HobbitError("--low-from adds to a GGUF, but MODEL is a folder: convert it to a GGUF first")
     if residual and options.low is None:
         raise HobbitError(f"--high {options.high} is added to a low tier: name its type with --low TYPE")
+    _check_drop_high(options)
     if options.threads < 1:
         raise HobbitError(f"--threads {options.threads}: at least 1 is needed")
     if options.sidecar and options.model.is_dir():
@@ -83,6 +87,20 @@ def _check_options(options: Options) -> None:
         )
     if options.sidecar and high and not residual:
         raise HobbitError("--sidecar leaves the model's own experts as they are: drop --high")
+
+
+def _check_drop_high(options: Options) -> None:
+    """Raises HobbitError for what it cannot be combined with."""
+    if options.drop_high is None:
+        return
+    given = {"--low": options.low, "--low-from": options.low_from, "--high": options.high}
+    given |= {"--imatrix": options.imatrix, "--sidecar": options.sidecar}
+    if names := [name for name, value in given.items() if value]:
+        raise HobbitError(f"--drop-high leaves the types of both tiers as they are: drop {names[0]}")
+    if not 0 < options.drop_high < 1:
+        raise HobbitError(f"--drop-high {options.drop_high:g}: give a share above 0 and below 1")
+    if options.model.is_dir():
+        raise HobbitError("--drop-high needs a file with two tiers, but MODEL is a folder: convert it first")
 
 
 def _recipe(options: Options, tensors: Sequence[TensorInfo], model: Model | None = None) -> Recipe:
@@ -128,7 +146,7 @@ def _output_path(options: Options) -> Path:
     model = options.model
     if not model.exists():
         raise HobbitError(f"{model} does not exist")
-    output = options.output or _default_output(model, options.sidecar)
+    output = options.output or _default_output(model, options)
     if output.is_dir() or not output.parent.is_dir():
         raise HobbitError(f"the output {output} must be a file name in an existing folder")
     if output.exists() and output.samefile(model):
@@ -138,12 +156,13 @@ def _output_path(options: Options) -> Path:
     return output
 
 
-def _default_output(model: Path, sidecar: bool) -> Path:
+def _default_output(model: Path, options: Options) -> Path:
     # A file may be a link into a cache of downloads: stay beside the link.
     model = model.resolve() if model.is_dir() else model.absolute()
-    if sidecar:
+    if options.sidecar:
         return sidecar_path(model)
-    return model.with_name(model_stem(model) + "-hobbit.gguf")
+    suffix = "hobbit" if options.drop_high is None else "partial"
+    return model.with_name(f"{model_stem(model)}-{suffix}.gguf")
 
 
 def _convert_checkpoint(options: Options, output: Path) -> Path | None:
@@ -190,6 +209,33 @@ def _convert_gguf(options: Options, output: Path, model: Model) -> Path | None:
     print(f"wrote {output}: {_size(output.stat().st_size)}, {_tier_summary(plan, errors)}", file=sys.stderr)
     if source:
         print(f"importance matrix {source}", file=sys.stderr)
+    print(_next_command(options, output), file=sys.stderr)
+    return output
+
+
+def _convert_partial(options: Options, output: Path) -> Path | None:
+    """All is copied: the calibration beside the model says what is left out."""
+    dropped = drop_high(options.model, options.drop_high or 0.0)
+    plan, metadata = dropped.plan, dropped.metadata
+    needed = len(pack_header(metadata, plan.placements(), ALIGNMENT)) + plan.data_bytes
+    what_is_lost = (
+        f"{dropped.n_kept} of {dropped.n_experts} experts have a high version; the divergences of the others "
+        f"add up to {dropped.divergence:.2g} nats"
+    )
+    if options.dry_run:
+        _print_plan(plan, output, needed, None)
+        print(what_is_lost)
+        return None
+    _check_disk(output, needed)
+    with atomic_output(output) as temporary:
+        with _progress("copying", sum(tensor.nbytes for tensor in plan.tensors)) as progress:
+            written = write_output(temporary, plan, metadata, {}, options.threads, progress)
+        _verify(temporary, plan, metadata, written, False, options.threads)
+    size, before = output.stat().st_size, options.model.stat().st_size
+    print(
+        f"wrote {output}: {_size(size)}, {size / before:.0%} of {options.model}\n{what_is_lost}",
+        file=sys.stderr,
+    )
     print(_next_command(options, output), file=sys.stderr)
     return output
 
@@ -299,7 +345,7 @@ def _tier_summary(plan: Plan, errors: Errors | None) -> str:
 
 def _next_command(options: Options, output: Path) -> str:
     model = shlex.quote(str(options.model if options.sidecar else output))
-    if options.sidecar and output.absolute() != _default_output(options.model, sidecar=True):
+    if options.sidecar and output.absolute() != _default_output(options.model, options):
         model += f" --sidecar {shlex.quote(str(output))}"
     return (
         f"next: pyhobbit calibrate {model} --text FILE\n"

@@ -34,6 +34,7 @@ class PlannedTensor:
     """A tensor of the output; `offset` from the start of its data.
 
     residual_on: the type that the source is missing something in; None for a tensor that stands alone.
+    experts: those of the source's that the tensor has, ascending; None for all.
     """
 
     name: str
@@ -43,6 +44,7 @@ class PlannedTensor:
     source: TensorInfo
     offset: int
     residual_on: GgmlType | None = None
+    experts: tuple[int, ...] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -50,6 +52,7 @@ class PlannedTensor:
 
     @property
     def is_copy(self) -> bool:
+        """Byte for byte of the source, or of some of its experts."""
         return self.type == self.source.type and self.residual_on is None
 
 

@@ -37,7 +37,8 @@ R = TypeVar("R")
 class Piece:
     """Some bytes of a source tensor, and the output tensors that are made of them.
 
-    If any of these is not a copy, the piece is whole rows of one expert.
+    If any of these is not a copy, or has some of the experts alone, the piece is of one expert; of the former
+    it is whole rows.
     """
 
     source: TensorInfo
@@ -49,6 +50,10 @@ class Piece:
     def place(self, target: PlannedTensor) -> tuple[int, int]:
         """Where in the output's data what becomes of the piece in one of its targets lies: start and size."""
         # A piece that is not only copied is whole rows, so this is exact.
+        if target.experts is not None:
+            n_before = self.expert - target.experts.index(self.expert)  # that the target lacks
+            slice_bytes = self.source.nbytes // self.source.ne[2]
+            return target.offset + self.start - n_before * slice_bytes, self.size
         start, end = (n * target.nbytes // self.source.nbytes for n in (self.start, self.start + self.size))
         return target.offset + start, end - start
 
@@ -103,13 +108,15 @@ def pieces(plan: Plan, threads: int) -> Iterator[Piece]:
         by_source.setdefault(tensor.source, []).append(tensor)
     piece_bytes = min(_MAX_PIECE_BYTES, _FLOAT_BYTES // threads)
     for source, targets in by_source.items():
-        if all(target.is_copy for target in targets):
-            n_slices, slice_bytes, step = 1, source.nbytes, piece_bytes
-        else:
-            n_slices = source.ne[2]
-            slice_bytes = source.nbytes // n_slices
+        slices: Sequence[int] = range(1)
+        slice_bytes, step = source.nbytes, piece_bytes
+        if targets[0].experts is not None:
+            slices, slice_bytes = targets[0].experts, source.nbytes // source.ne[2]
+        elif not all(target.is_copy for target in targets):
+            slices = range(source.ne[2])
+            slice_bytes = source.nbytes // len(slices)
             step = max(1, piece_bytes // (4 * source.ne[0])) * source.type.nbytes(source.ne[0])
-        for expert in range(n_slices):
+        for expert in slices:
             for start in range(0, slice_bytes, step):
                 size = min(step, slice_bytes - start)
                 yield Piece(source, expert * slice_bytes + start, size, expert, tuple(targets))
