@@ -23,6 +23,7 @@ from pyhobbit.cli.server_flags import SERVER, Flag, known
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.model_path import add_model_arguments, check_model_arguments, model_path
 from pyhobbit.model.names import check_model_file
+from pyhobbit.native.threads import short_spins
 from pyhobbit.settings.config import CacheConfig, EngineConfig, Setting
 
 if TYPE_CHECKING:
@@ -280,6 +281,6 @@ def _become(command: list[str]) -> NoReturn:
         if stream is not None:
             stream.flush()
     try:
-        os.execv(command[0], command)
+        os.execve(command[0], command, {**os.environ, **short_spins()})
     except OSError as e:
         raise HobbitError(f"{command[0]} cannot be run: {e.strerror}; install pyhobbit again") from e

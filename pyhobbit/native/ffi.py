@@ -13,6 +13,7 @@ from typing import Any
 
 from pyhobbit.errors import HobbitError
 from pyhobbit.native.paths import LIB_DIR
+from pyhobbit.native.threads import short_spins
 
 _ERR_SIZE = 4096
 _REINSTALL = "reinstall pyhobbit with: pip install ."
@@ -26,17 +27,17 @@ except ImportError as e:
 def _import_llama() -> ModuleType:
     if not (LIB_DIR / "libllama.so").exists():
         raise HobbitError(f"{LIB_DIR} holds no libllama.so; {_REINSTALL}")
-    previous = os.environ.get("LLAMA_CPP_LIB_PATH")
-    os.environ["LLAMA_CPP_LIB_PATH"] = str(LIB_DIR)
+    wanted = {"LLAMA_CPP_LIB_PATH": str(LIB_DIR), **short_spins()}
+    previous = {name: value for name in wanted if (value := os.environ.get(name)) not in (None, wanted[name])}
+    os.environ.update(wanted)
     try:
         import llama_cpp
         import llama_cpp.llama_chat_format
     finally:
         # Read only while llama_cpp is imported; programs that we start need not see it.
-        if previous in (None, str(LIB_DIR)):
-            del os.environ["LLAMA_CPP_LIB_PATH"]
-        else:
-            os.environ["LLAMA_CPP_LIB_PATH"] = previous
+        for name in wanted:
+            del os.environ[name]
+        os.environ.update(previous)
     loaded = Path(llama_cpp.llama_cpp._lib._name)
     if loaded.parent.resolve() != LIB_DIR.resolve():
         raise HobbitError(f"llama_cpp was imported before pyhobbit, with {loaded}; import pyhobbit first")

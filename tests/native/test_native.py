@@ -99,6 +99,42 @@ def test_the_library_path_is_set_for_llama_cpp_alone(before: str | None, tmp_pat
     assert json.loads(done.stdout) == before
 
 
+@pytest.mark.parametrize(
+    ("n_cores", "given", "spins"),
+    [
+        (2, {}, "300"),
+        (2, {"GOMP_SPINCOUNT": "7"}, "7"),
+        (2, {"OMP_WAIT_POLICY": "active"}, None),
+        (5, {}, None),
+    ],
+)
+def test_compute_threads_spin_briefly_on_few_cores(
+    n_cores: int,
+    given: dict[str, str],
+    spins: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    program = (
+        "import json, os\n"
+        f"os.sched_getaffinity = lambda pid: set(range({n_cores}))\n"
+        "import builtins\n"
+        "real, seen = builtins.__import__, []\n"
+        "def watched(name, *args, **named):\n"
+        "    if name == 'llama_cpp':\n"
+        "        seen.append(os.environ.get('GOMP_SPINCOUNT'))\n"
+        "    return real(name, *args, **named)\n"
+        "builtins.__import__ = watched\n"
+        "import pyhobbit.native.ffi\n"
+        "print(json.dumps([seen[0], os.environ.get('GOMP_SPINCOUNT')]))\n"
+    )
+    done = _python(program, tmp_path, **given)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [spins, given.get("GOMP_SPINCOUNT")]
+
+
 def test_llama_cpp_imported_after_the_package_has_our_libraries(tmp_path: Path) -> None:
     program = (
         "import pyhobbit, sys\n"
