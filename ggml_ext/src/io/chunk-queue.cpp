@@ -19,7 +19,7 @@ void chunk_queue::push(const std::vector<chunk> & chunks, load_urgency urgency) 
 bool chunk_queue::take(size_t max_bytes, std::vector<chunk> & taken) {
     taken.clear();
     const bool is_demand = !demand_.empty();
-    if (!is_demand && (prefetch_.empty() || !prefetching_.empty() || n_demands_ > 0)) {
+    if (!is_demand && (prefetch_.empty() || prefetching_.size() >= max_prefetches_)) {
         return false;
     }
     std::deque<chunk> & queue = is_demand ? demand_ : prefetch_;
@@ -32,27 +32,27 @@ bool chunk_queue::take(size_t max_bytes, std::vector<chunk> & taken) {
     } while (!queue.empty() && bytes + queue.front().size <= max_bytes &&
              (is_demand || are_of_one_part(queue.front(), taken.front())));
     if (!is_demand) {
-        prefetching_ = taken;
+        prefetching_.insert(prefetching_.end(), taken.begin(), taken.end());
     }
     return true;
 }
 
 bool chunk_queue::end(const chunk & done) {
-    const bool was_prefetch = !prefetching_.empty() && are_of_one_part(prefetching_.front(), done);
-    if (was_prefetch) {
-        prefetching_.pop_back(); // which one does not matter
-    } else {
+    const auto is_alike = [&](const chunk & c) { return are_of_one_part(c, done); };
+    const auto found    = std::find_if(prefetching_.begin(), prefetching_.end(), is_alike); // which one is all the same
+    if (found == prefetching_.end()) {
         n_demands_--;
+        return false;
     }
-    return was_prefetch;
+    prefetching_.erase(found);
+    return true;
 }
 
 size_t chunk_queue::promote(const load_state & state, part_id part) {
-    size_t n = 0;
-    if (!prefetching_.empty() && prefetching_.front().is_of(state, part)) {
-        n = prefetching_.size();
-        prefetching_.clear();
-    }
+    const auto is_kept = [&](const chunk & c) { return !c.is_of(state, part); };
+    const auto first   = std::stable_partition(prefetching_.begin(), prefetching_.end(), is_kept);
+    auto       n       = size_t(prefetching_.end() - first);
+    prefetching_.erase(first, prefetching_.end());
     const std::vector<chunk> queued = drop_prefetches(state, part);
     demand_.insert(demand_.end(), queued.begin(), queued.end());
     n          += queued.size();

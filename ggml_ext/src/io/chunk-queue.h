@@ -46,11 +46,13 @@ struct chunk {
 };
 
 // The chunks that wait for the disk, or for the link to one device. Demands come first. A prefetch is taken only while
-// no demand and no other prefetch is queued ahead of it or in flight.
+// no demand is queued and fewer than max_prefetches chunks of prefetches are in flight.
 //
 // Thread-safety: none.
 class chunk_queue {
   public:
+    explicit chunk_queue(size_t max_prefetches = 1) : max_prefetches_(max_prefetches) {}
+
     void push(const std::vector<chunk> & chunks, load_urgency urgency);
 
     // Takes the next chunk that may begin, and further ones up to max_bytes in all (prefetches of one part only).
@@ -73,9 +75,10 @@ class chunk_queue {
     size_t n_demands() const { return n_demands_; }
 
   private:
+    const size_t       max_prefetches_;
     std::deque<chunk>  demand_;
     std::deque<chunk>  prefetch_;
-    std::vector<chunk> prefetching_;   // in flight, of one part, until they arrive or become demands
+    std::vector<chunk> prefetching_;   // in flight, until they arrive or become demands
     size_t             n_demands_ = 0; // queued or in flight
 };
 

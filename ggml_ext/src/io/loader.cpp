@@ -26,7 +26,8 @@ loader::loader(file_reader & reader, stats & stats, uint32_t n_threads, const st
                ggml_backend_buffer_type_t staging) :
     reader_(reader),
     stats_(stats),
-    staging_memory_(ggml_backend_buft_alloc_buffer(staging, staging_size(n_threads) + HUGE_PAGE)) {
+    staging_memory_(ggml_backend_buft_alloc_buffer(staging, staging_size(n_threads) + HUGE_PAGE)),
+    disk_(std::max(n_threads, 2u) - 1) {
     if (staging_memory_) {
         ask_for_huge_pages(aligned_base(staging_memory_.get(), HUGE_PAGE), staging_size(n_threads));
     }

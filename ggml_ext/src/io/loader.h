@@ -51,9 +51,8 @@ class staging_buffer {
 
 // Reads parts of experts from their files into slots, in chunks, so that several loader threads share a part. One more
 // thread per device copies parts from slots in host memory to the device's slots. Demands on the disk may use all
-// threads. A prefetch begins only while its disk or device has no other prefetch and no demand queued or in flight, so
-// that a demand waits only briefly. The first error is kept: every later wait returns it, queued chunks are
-// dropped and nothing more is read.
+// threads, prefetches all but one, so that a demand begins at once. The first error is kept: every later wait returns
+// it, queued chunks are dropped and nothing more is read.
 //
 // Thread-safety: all methods may be called from any thread. The destructor finishes the reads in flight, drops the
 // others and joins the threads.
@@ -127,6 +126,8 @@ class loader {
 
     // The queue of the disk or of one link.
     struct lane {
+        explicit lane(size_t max_prefetches = 1) : queue(max_prefetches) {}
+
         chunk_queue             queue;
         std::condition_variable work; // a chunk may begin, or stop_
     };

@@ -57,7 +57,7 @@ TEST_CASE("between the chunks of a prefetch a demand comes first; a prefetch beg
     stats       counters;
     blocks      memory(2 * CHUNK + 1);
     load_state  states[2];
-    loader      l(reader, counters, 3);
+    loader      l(reader, counters, 2);
     l.submit(states[0], part_id::up, block_at(0, 2 * CHUNK), { memory[0] }, load_urgency::prefetch);
     reader.wait_begun(1);
     l.submit(states[1], part_id::up, block_at(2 * CHUNK), { memory[2 * CHUNK] }, load_urgency::demand);
@@ -97,14 +97,14 @@ TEST_CASE("a prefetch of several chunks becomes a demand as a whole") {
     stats       counters;
     blocks      memory(4 * CHUNK);
     load_state  states[2];
-    loader      l(reader, counters, 4);
+    loader      l(reader, counters, 2);
     l.submit(states[1], part_id::up, block_at(3 * CHUNK, CHUNK), { memory[3 * CHUNK] }, load_urgency::prefetch);
     l.submit(states[0], part_id::up, block_at(0, 3 * CHUNK), { memory[0] }, load_urgency::prefetch);
     reader.let(1);
     l.settle(states[1]);
     reader.wait_begun(2); // the first chunk of the other
     l.submit(states[0], part_id::up, block_at(0, 3 * CHUNK), { memory[0] }, load_urgency::demand);
-    reader.wait_begun(4); // and now all of them at once
+    reader.wait_begun(3); // and now the next one beside it
     reader.open_gate();
     CHECK(l.wait(states[0], part_id::up).ok());
     CHECK(counters.bytes_prefetched == CHUNK * BLOCK);
