@@ -2,40 +2,61 @@
 #include "predict/prefetch-governor.h"
 
 #include <algorithm>
+#include <cmath>
+#include <numeric>
 
 namespace hobbit {
 
-bool prefetch_governor::pays() const {
-    pass sum;
-    for (const pass & p : passes_) {
-        sum.prefetched += p.prefetched;
-        sum.used       += p.used;
-        sum.demand     += p.demand;
-        sum.wall       += p.wall;
+// Standard errors between the mean and no difference: chance alone seldom ends a trial early.
+static constexpr double CLEAR = 2.5;
+
+prefetch_governor::verdict prefetch_governor::judge() const {
+    const bool is_last = n_pairs_ == max_pairs;
+    if (is_last && prefetched_ < min_experts) {
+        return verdict::gain;
     }
-    if (sum.prefetched < min_experts || !(sum.wall > 0.0)) {
-        return true;
+    if (ratios_.size() < min_pairs) {
+        return is_last ? verdict::gain : verdict::open;
     }
-    const double precision = double(sum.used) / double(sum.prefetched);
-    const double idle      = 1.0 - sum.demand / sum.wall;
-    return precision + idle > 1.0;
+    const auto   n        = double(ratios_.size());
+    const double mean     = std::accumulate(ratios_.begin(), ratios_.end(), 0.0) / n;
+    const double sum      = std::accumulate(ratios_.begin(), ratios_.end(), 0.0,
+                                            [&](double s, double r) { return s + (r - mean) * (r - mean); });
+    const bool   is_clear = prefetched_ >= min_experts && std::fabs(mean) > CLEAR * std::sqrt(sum / (n - 1) / n);
+    if (!is_clear && !is_last) {
+        return verdict::open;
+    }
+    return mean < 0 ? verdict::gain : verdict::loss;
+}
+
+void prefetch_governor::end_trial(bool is_gain) {
+    is_on_       = is_gain;
+    left_        = is_gain ? hold : next_pause_;
+    next_pause_  = is_gain ? min_pause : std::min(2 * next_pause_, max_pause);
+    n_pauses_   += !is_gain;
+    n_pairs_     = 0;
+    prefetched_  = 0;
+    ratios_.clear();
 }
 
 void prefetch_governor::end_pass(const pass & p) {
-    if (!active()) {
-        pause_left_--;
+    if (!is_trial()) {
+        left_--;
         return;
     }
-    passes_.push_back(p);
-    if (passes_.size() > window) {
-        passes_.pop_front();
-        next_pause_ = min_pause; // the trial succeeded
+    is_first_of_pair_ = !is_first_of_pair_;
+    if (!is_first_of_pair_) {
+        first_ = p;
+        return;
     }
-    if (passes_.size() >= min_passes && !pays()) {
-        pause_left_ = next_pause_;
-        next_pause_ = std::min(2 * next_pause_, max_pause);
-        n_pauses_++;
-        passes_.clear();
+    n_pairs_++;
+    prefetched_ += first_.prefetched;
+    if (first_.wall > 0 && p.wall > 0) {
+        ratios_.push_back(std::log(first_.wall / p.wall));
+    }
+    const verdict v = judge();
+    if (v != verdict::open) {
+        end_trial(v == verdict::gain);
     }
 }
 

@@ -1,44 +1,58 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
-#include <deque>
+#include <vector>
 
 namespace hobbit {
 
-// Decides whether prefetch pays. q is the share of prefetched experts that are used, u the share of time in which no
-// layer waits for the disk. A correct prefetch gains if the disk would have been idle (q u), and a wrong one costs if
-// the disk would have been busy ((1 - q) (1 - u)), so prefetch pays while q + u > 1. Otherwise it pauses for a number
-// of passes and is tried again; the pause doubles after each failed trial. Pure: no clock.
+// Decides by measured time whether prefetch pays while tokens are generated. A trial runs passes in pairs, one with
+// prefetch and one without, and compares their times. It ends as soon as the mean ratio is clearly below or above 1,
+// and otherwise after max_pairs. Prefetch then stays on for `hold` passes, or pauses; the pause doubles after each
+// trial that prefetch loses. A new trial follows. Pure: no clock.
 class prefetch_governor {
   public:
     // One pass of a batch through the layers.
     struct pass {
         uint64_t prefetched = 0; // experts
-        uint64_t used       = 0; // of the prefetched
-        double   demand     = 0; // time with a demanded read or copy in flight, in the unit of `wall`
-        double   wall       = 0;
+        double   wall       = 0; // in any unit; passes of 0 are not compared
     };
 
-    static constexpr size_t   window      = 64; // passes that are judged together
-    static constexpr size_t   min_passes  = 16; // before the first decision
-    static constexpr uint64_t min_experts = 32; // prefetched in the window; prefetch goes on with fewer
+    static constexpr uint32_t warm_up     = 16; // passes with prefetch before the first trial
+    static constexpr uint32_t min_pairs   = 8;
+    static constexpr uint32_t max_pairs   = 48;
+    static constexpr uint64_t min_experts = 32; // prefetched in a trial; with fewer prefetch cannot lose and stays on
+    static constexpr uint32_t hold        = 1024;
     static constexpr uint32_t min_pause   = 256;
     static constexpr uint32_t max_pause   = 4096;
 
-    bool     active() const { return pause_left_ == 0; }
+    // Whether the next pass prefetches.
+    bool active() const { return is_trial() ? is_first_of_pair_ : is_on_; }
+
+    // The verdict of the last trial; true before the first.
+    bool     is_on() const { return is_on_; }
     uint64_t n_pauses() const { return n_pauses_; }
 
     void end_pass(const pass & p);
 
   private:
-    bool pays() const;
+    enum class verdict { open, gain, loss };
 
-    std::deque<pass> passes_; // at most window
-    uint32_t         pause_left_ = 0;
-    uint32_t         next_pause_ = min_pause;
-    uint64_t         n_pauses_   = 0;
+    bool    is_trial() const { return left_ == 0; }
+    verdict judge() const;
+    void    end_trial(bool is_gain);
+
+    bool     is_on_      = true;
+    uint32_t left_       = warm_up; // passes until the next trial; 0: a trial runs
+    uint32_t next_pause_ = min_pause;
+    uint64_t n_pauses_   = 0;
+
+    // the trial
+    bool                is_first_of_pair_ = true;
+    pass                first_; // of the pair, with prefetch
+    uint32_t            n_pairs_    = 0;
+    uint64_t            prefetched_ = 0;
+    std::vector<double> ratios_; // logarithms of the time with prefetch by that without
 };
 
 } // namespace hobbit

@@ -12,7 +12,7 @@ namespace hobbit {
 
 prefetcher::prefetcher(const expert_index & index, const std::vector<layer_place> & places, uint32_t n_ahead,
                        std::unique_ptr<precision_rule> rule, const sequence_thresholds & thresholds,
-                       const batch_info & batch, stats & stats) :
+                       const batch_info & batch, stats & stats, clock now) :
     index_(index),
     n_ahead_(n_ahead),
     stats_(stats),
@@ -22,7 +22,8 @@ prefetcher::prefetcher(const expert_index & index, const std::vector<layer_place
     has_low_(places.front().cache->n_slots(term_id::low) > 0),
     places_(places),
     expected_(index.n_layers()),
-    n_layers_run_(0) {
+    n_layers_run_(0),
+    now_(std::move(now)) {
     stats_.prefetch_active = true;
 
     bool any = false;
@@ -55,11 +56,10 @@ void prefetcher::on_routing(const layer_routing & routing) {
 }
 
 void prefetcher::begin_pass(const layer_routing & routing) {
-    in_pass_       = true;
-    is_prompt_     = routing.n_tokens > batch_info::max_generated;
-    pass_          = {};
-    begun_         = clock::now();
-    demand_before_ = stats_.disk_demand_ns;
+    in_pass_   = true;
+    is_prompt_ = routing.n_tokens > batch_info::max_generated;
+    pass_      = {};
+    begun_     = now_();
 }
 
 void prefetcher::end_pass() {
@@ -70,15 +70,16 @@ void prefetcher::end_pass() {
         judge(layer, {}); // did not run
     }
     n_layers_run_ = std::max(n_layers_run_, layer_ + 1);
-    governor().end_pass(pass_);
-    stats_.prefetch_pauses = governors_[0].n_pauses() + governors_[1].n_pauses();
-    stats_.prefetch_active = !declined_ && governor().active();
+    if (!is_prompt_) {
+        governor_.end_pass(pass_);
+    }
+    stats_.prefetch_pauses = governor_.n_pauses();
+    stats_.prefetch_active = !declined_ && governor_.is_on();
     in_pass_               = false;
 }
 
 void prefetcher::end_layer(layer_id) {
-    pass_.wall   = double(std::chrono::nanoseconds(clock::now() - begun_).count());
-    pass_.demand = double(stats_.disk_demand_ns - demand_before_);
+    pass_.wall = double(std::chrono::nanoseconds(now_() - begun_).count());
 }
 
 // Compares a layer's expectation with its router's choice.
@@ -96,13 +97,12 @@ void prefetcher::judge(layer_id layer, const std::set<uint32_t> & chosen) {
     stats_.prefetched      += e.prefetched.size();
     stats_.prefetched_used += n_used;
     pass_.prefetched       += e.prefetched.size();
-    pass_.used             += n_used;
     e                       = {};
     places_[layer].cache->end_prefetch(layer);
 }
 
 status prefetcher::look_ahead(const layer_routing & running, const ggml_tensor * router_input, ggml_backend_t backend) {
-    if (declined_ || !governor().active()) {
+    if (declined_ || (!is_prompt_ && !governor_.active())) {
         return {};
     }
     predictor & ahead = *places_[running.layer].ahead;

@@ -11,9 +11,9 @@
 #include "predict/predictor.h"
 #include "predict/prefetch-governor.h"
 
-#include <array>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <set>
 #include <string>
@@ -26,7 +26,8 @@ namespace hobbit {
 // of their layer. Predicted experts are protected until their layer's router has chosen; reads that have not begun by
 // then are dropped. The experts of the next token's first layer are not predicted, since the token is not known yet.
 //
-// Switches itself off, with a warning, where the predictor lacks what it needs of the model.
+// While tokens are generated, a governor pauses it if it does not pay. It switches itself off, with a warning, where
+// the predictor lacks what it needs of the model.
 //
 // Thread-safety: none; called by the thread that computes, with the layers of a batch in their order.
 class prefetcher {
@@ -37,11 +38,13 @@ class prefetcher {
         predictor *    ahead;
     };
 
-    // `places` has one entry per layer. All that they point to, index and stats must outlive the prefetcher.
-    // REQUIRES: the pools are allocated, the routers set.
+    using clock = std::function<std::chrono::steady_clock::time_point()>;
+
+    // `places` has one entry per layer. All that they point to, index and stats must outlive the prefetcher. `now` is
+    // what passes are timed by. REQUIRES: the pools are allocated, the routers set.
     prefetcher(const expert_index & index, const std::vector<layer_place> & places, uint32_t n_ahead,
                std::unique_ptr<precision_rule> rule, const sequence_thresholds & thresholds, const batch_info & batch,
-               stats & stats);
+               stats & stats, clock now = std::chrono::steady_clock::now);
 
     // The layer's router has chosen; nothing is decided or loaded for the layer yet.
     void on_routing(const layer_routing & routing);
@@ -54,21 +57,18 @@ class prefetcher {
     void end_layer(layer_id layer);
 
   private:
-    using clock = std::chrono::steady_clock;
-
     // What a later layer is expected to choose.
     struct expectation {
         std::set<uint32_t> predicted;
         std::set<uint32_t> prefetched;
     };
 
-    void                decline(const std::string & why);
-    prefetch_governor & governor() { return governors_[is_prompt_]; }
-    void                begin_pass(const layer_routing & routing);
-    void                end_pass();
-    void                judge(layer_id layer, const std::set<uint32_t> & chosen);
-    bool                prefetch(const layer_routing & prediction);
-    bool                prefetch_term(const planned_use & use, size_t number, part_set parts);
+    void decline(const std::string & why);
+    void begin_pass(const layer_routing & routing);
+    void end_pass();
+    void judge(layer_id layer, const std::set<uint32_t> & chosen);
+    bool prefetch(const layer_routing & prediction);
+    bool prefetch_term(const planned_use & use, size_t number, part_set parts);
 
     const expert_index & index_;
     const uint32_t       n_ahead_;
@@ -86,16 +86,15 @@ class prefetcher {
     std::vector<layer_routing> predictions_;  // scratch of look_ahead
     uint32_t                   n_layers_run_; // the last layers of a model may never run
 
-    // Prefetch may pay while tokens are generated and not in prompts, or the other way round.
-    std::array<prefetch_governor, 2> governors_;
-    bool                             is_prompt_ = false;
+    const clock       now_;
+    prefetch_governor governor_; // while tokens are generated; a prompt uses nearly all that is predicted
 
     // the current pass
-    bool                    in_pass_ = false;
-    layer_id                layer_; // the last one whose router has chosen
-    prefetch_governor::pass pass_;
-    clock::time_point       begun_;
-    uint64_t                demand_before_ = 0; // stats_.disk_demand_ns
+    bool                                  in_pass_   = false;
+    bool                                  is_prompt_ = false;
+    layer_id                              layer_; // the last one whose router has chosen
+    prefetch_governor::pass               pass_;
+    std::chrono::steady_clock::time_point begun_;
 };
 
 } // namespace hobbit

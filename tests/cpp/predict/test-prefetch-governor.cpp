@@ -2,79 +2,103 @@
 #include "predict/prefetch-governor.h"
 
 #include <doctest/doctest.h>
+#include <random>
 
 using namespace hobbit;
 
-using pass = prefetch_governor::pass;
+using governor = prefetch_governor;
 
-// Ends up to `n` passes, until one brings a pause or ends it; returns their number.
-static size_t run(prefetch_governor & g, const pass & p, size_t n) {
-    const bool active = g.active();
-    for (size_t i = 1; i <= n; i++) {
-        g.end_pass(p);
-        if (g.active() != active) {
-            return i;
+// A pass with or without prefetch, as the governor wants it. Times in any unit.
+struct machine {
+    governor g;
+    double   with;
+    double   without;
+    uint64_t n_experts = 8;
+
+    bool pass(double noise = 1.0) {
+        const bool on = g.active();
+        g.end_pass({ on ? n_experts : 0, (on ? with : without) * noise });
+        return on;
+    }
+
+    // Returns how many of them prefetched.
+    size_t passes(size_t n) {
+        size_t n_on = 0;
+        for (size_t i = 0; i < n; i++) {
+            n_on += pass();
         }
+        return n_on;
     }
-    return n;
+};
+
+TEST_CASE("a trial alternates, ends at a clear difference, and decides by it") {
+    machine faster = { {}, 9.0, 10.0 };
+    CHECK(faster.passes(governor::warm_up) == governor::warm_up);
+    CHECK(faster.passes(2 * governor::min_pairs) == governor::min_pairs);
+    CHECK(faster.passes(governor::hold) == governor::hold);
+    CHECK(faster.passes(2 * governor::min_pairs) == governor::min_pairs); // the next trial
+    CHECK(faster.g.n_pauses() == 0);
+
+    machine slower = { {}, 10.0, 9.0 };
+    slower.passes(governor::warm_up + 2 * governor::min_pairs);
+    CHECK_FALSE(slower.g.is_on());
+    CHECK(slower.g.n_pauses() == 1);
+    CHECK(slower.passes(governor::min_pause) == 0);
 }
 
-TEST_CASE("prefetch pays while precision and idle share sum to more than 1") {
-    struct example {
-        pass p;
-        bool pays;
-    };
-    const example examples[] = {
-        { { 10, 6, 5.0, 10.0 }, true },    // 0.6 + 0.5
-        { { 10, 5, 5.0, 10.0 }, false },   // 0.5 + 0.5
-        { { 10, 10, 9.9, 10.0 }, true },   // always right
-        { { 10, 9, 10.0, 10.0 }, false },  // the disk is never idle
-        { { 10, 1, 0.5, 10.0 }, true },    // the disk has nothing to do
-        { { 10, 0, 0.0, 10.0 }, false },   // always wrong
-        { { 10, 7, 600.0, 2000.0 }, true } // 0.7 + 0.7
-    };
-    for (const example & e : examples) {
-        CAPTURE(e.p.used);
-        CAPTURE(e.p.demand);
-        prefetch_governor g;
-        CHECK(g.active());
-        run(g, e.p, 1000);
-        CHECK(g.active() == e.pays);
-        CHECK(g.n_pauses() == (e.pays ? 0 : 1));
-    }
-}
-
-TEST_CASE("a verdict takes passes and experts, trials follow pauses that grow") {
-    const pass        bad = { 10, 5, 8.0, 10.0 };
-    prefetch_governor g;
-    CHECK(run(g, bad, 100) == prefetch_governor::min_passes);
+TEST_CASE("pauses double while prefetch loses, and a gain forgets them") {
+    machine m = { {}, 10.0, 9.0 };
+    m.passes(governor::warm_up);
     for (const size_t pause : { 256, 512, 1024, 2048, 4096, 4096 }) {
-        CHECK_FALSE(g.active());
-        CHECK(run(g, {}, 10000) == pause);
-        CHECK(g.active());
-        CHECK(run(g, bad, 100) == prefetch_governor::min_passes); // what was before the pause is forgotten
+        CHECK(m.passes(2 * governor::min_pairs) == governor::min_pairs);
+        CHECK(m.passes(pause) == 0);
     }
-    CHECK(g.n_pauses() == 7);
-
-    prefetch_governor few; // 31 experts in any 64 passes
-    for (int i = 0; i < 1000; i++) {
-        few.end_pass({ i % 64 < 31 ? 1u : 0u, 0, 8.0, 10.0 });
-    }
-    CHECK(few.active());
+    m.with = 8.0;
+    m.passes(2 * governor::min_pairs);
+    CHECK(m.g.is_on());
+    CHECK(m.passes(governor::hold) == governor::hold);
+    m.with = 10.0;
+    m.passes(2 * governor::min_pairs);
+    CHECK(m.passes(governor::min_pause) == 0);
+    CHECK(m.g.active());
 }
 
-TEST_CASE("a trial that does not fail makes the next pause short again") {
-    const pass        bad = { 10, 5, 8.0, 10.0 };
-    prefetch_governor g;
-    run(g, bad, 100);
-    run(g, {}, 1000);
-    CHECK(run(g, { 10, 10, 5.0, 10.0 }, 100) == 100);
-    run(g, bad, 100);
-    CHECK(run(g, {}, 1000) == prefetch_governor::min_pause);
+TEST_CASE("a difference within the noise takes the longest trial and is decided by the mean") {
+    machine m = { {}, 9.9, 10.0 };
+    m.passes(governor::warm_up);
+    std::mt19937                     random(1);
+    std::uniform_real_distribution<> noise(0.5, 1.5);
+    size_t                           n_on = 0;
+    for (size_t i = 0; i < 2 * governor::max_pairs; i++) {
+        n_on += m.pass(noise(random));
+    }
+    CHECK(n_on == governor::max_pairs); // they alternated to the end
+    const bool was_on = m.g.is_on();
+    CHECK(m.passes(governor::min_pause) == (was_on ? governor::min_pause : 0));
 }
 
-TEST_CASE("the verdict is about the last passes alone") {
-    prefetch_governor g;
-    run(g, { 10, 10, 5.0, 10.0 }, 1000);
-    CHECK(run(g, { 10, 0, 5.0, 10.0 }, 1000) == 32); // of 64: precision 0.5, idle 0.5
+TEST_CASE("a gain is found in noise of a third of it") {
+    size_t n_right = 0;
+    for (unsigned seed = 0; seed < 100; seed++) {
+        machine m = { {}, 9.0, 10.0 };
+        m.passes(governor::warm_up);
+        std::mt19937                     random(seed);
+        std::uniform_real_distribution<> noise(0.9, 1.1);
+        for (size_t i = 0; i < 2 * governor::max_pairs; i++) {
+            m.pass(noise(random));
+        }
+        n_right += m.g.is_on();
+    }
+    CHECK(n_right == 100);
+}
+
+TEST_CASE("prefetch with nothing to fetch, or without times, stays on") {
+    machine idle = { {}, 10.0, 9.0, 0 };
+    idle.passes(governor::warm_up + 2 * governor::max_pairs);
+    CHECK(idle.g.is_on());
+    CHECK(idle.passes(governor::hold) == governor::hold);
+    machine untimed = { {}, 0.0, 0.0 };
+    untimed.passes(governor::warm_up + 2 * governor::max_pairs);
+    CHECK(untimed.passes(governor::hold) == governor::hold);
+    CHECK(untimed.g.n_pauses() == 0);
 }
