@@ -161,6 +161,12 @@ HOBBIT_API void hobbit_begin_batch(hobbit_model * model, uint32_t n_tokens, cons
 // What follows in this sequence has nothing to do with what was before, though its first tokens may be kept.
 HOBBIT_API void hobbit_begin_sequence(hobbit_model * model, int32_t sequence);
 
+// What the caller expects the routers to choose for the next n_tokens, which the predictor "given" then predicts, until
+// the next call: [n_ahead][n_tokens][layers with routed experts][experts used]. The first block is predicted one layer
+// ahead, the next one two layers ahead, and so on. For measurements. Fails for an expert that does not exist.
+HOBBIT_API bool hobbit_set_prediction(hobbit_model * model, uint32_t n_tokens, uint32_t n_ahead,
+                                      const int32_t * experts, const float * weights, char * err, size_t err_size);
+
 //
 // Changing
 //

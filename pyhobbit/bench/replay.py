@@ -68,10 +68,14 @@ class Replay:
         """Leaves the next choices to the model."""
         self._state.experts = None
 
-    def begin(self, n_tokens: int) -> None:
-        """Announces tokens that are computed at once, of which only the last one's logits are wanted."""
+    def begin(self, n_tokens: int) -> int:
+        """Announces tokens that are computed at once, of which only the last one's logits are wanted.
+
+        Returns the row of the first one.
+        """
         self._state.first_row += self._state.n_tokens
         self._state.n_tokens = n_tokens
+        return int(self._state.first_row)
 
     @property
     def error(self) -> str | None:

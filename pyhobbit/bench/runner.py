@@ -30,6 +30,7 @@ _CHECKOUT = Path(__file__).resolve().parents[2]
 _JOIN = 'echo $$ > "$0" && exec "$@"'
 _TIMEOUT_S = 3600
 _BANDWIDTH_S = 1.0
+_MAX_AHEAD = 4  # layers that the engine can look ahead
 _TRACE_PROMPTS, _TRACE_WARM_UP, _TRACE_TOKENS = (16,), 16, 96  # recorded traces are short
 
 
@@ -39,8 +40,10 @@ class BenchConfig:
 
     low: file with the low tier.  residual: file with a low tier and a residual.  t1, t2: thresholds of the
     arms that use either.  has_costs: a calibration with costs lies beside the model.  stock: folder with the
-    unpatched libllama.so.  trace: routing that every arm replays; None leaves it to the model.  reps:
-    repetitions.  n_tokens, n_warm_up, seconds: decoding ends with whichever comes first, tokens or time.
+    unpatched libllama.so.  trace: routing that every arm replays; None leaves it to the model.  predict:
+    accuracy of the predictor that the replay brings along, one layer ahead; None: the model's routers, which
+    know nothing of a replay.  reps: repetitions.  n_tokens, n_warm_up, seconds: decoding ends with whichever
+    comes first, tokens or time.
     """
 
     model: Path
@@ -53,6 +56,7 @@ class BenchConfig:
     has_costs: bool = False
     stock: Path = _CHECKOUT / "build/stock/bin"
     trace: Path | None = None
+    predict: float | None = None
     reps: int = 5
     prompts: tuple[int, ...] = (16, 128, 512)
     n_tokens: int = 64
@@ -72,6 +76,8 @@ class BenchConfig:
             ("--tokens", self.n_tokens > 0, "a positive number"),
             ("--warm-up", self.n_warm_up > 0, "a positive number"),
             ("--seconds", self.seconds > 0, "a positive number"),
+            ("--predict", self.predict is None or 0 <= self.predict <= 1, "a share, 0 to 1"),
+            ("--predict", self.predict is None or self.trace, "a routing to predict: give --trace too"),
             ("--threads", self.n_threads is None or self.n_threads > 0, "a positive number"),
         ):
             if not ok:
@@ -181,6 +187,9 @@ def _routing_file(config: BenchConfig) -> Iterator[Path]:
     if config.trace is not None:
         laid = routing.lay_over(read_trace(config.trace), shape)
         arrays |= {"experts": laid.experts, "weights": laid.weights}
+        if config.predict is not None:
+            told = routing.predicted(laid, config.predict, _MAX_AHEAD)
+            arrays |= {"predicted_experts": told.experts, "predicted_weights": told.weights}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "routing.npz"
         np.savez(path, **arrays)
@@ -265,6 +274,8 @@ def settings(config: BenchConfig, arm: Arm, bound: Mapping[str, Setting]) -> dic
     if by_price := arm.tiers == "priced":
         tiers = {"hobbit.sidecar": sidecar.name, "hobbit.rule": "price"}
     own = {"hobbit.enable": True, "hobbit.calibrated": by_price, "hobbit.device": "CPU"}
+    if config.predict is not None:
+        own["hobbit.predictor"] = "given"
     return {**own, **bound, **tiers, **arm.settings}
 
 
@@ -311,18 +322,23 @@ def description(config: BenchConfig) -> dict[str, Any]:
         "model_bytes": config.model_bytes,
         "moe": asdict(routing.moe_shape(config.model)),
         "readahead_kb": int(setting.read_text()) if setting else None,
-        "routing": "the model's own" if config.trace is None else f"replayed from {config.trace.name}",
+        "routing": _routing_text(config),
         "options": {
             "arms": {arm.name: arm.summary for arm in config.arms},
             "low": config.low.name if config.low else None,
             "residual": config.residual.name if config.residual else None,
-            **{
-                name: getattr(config, name)
-                for name in ("limits", "t1", "t2", "reps", "prompts", "n_tokens", "n_warm_up", "seconds")
-            },
+            **{name: getattr(config, name) for name in ("limits", "t1", "t2", "predict", "reps", "prompts")},
+            **{name: getattr(config, name) for name in ("n_tokens", "n_warm_up", "seconds")},
             "n_threads": config.n_threads or len(os.sched_getaffinity(0)),
         },
     }
+
+
+def _routing_text(config: BenchConfig) -> str:
+    if config.trace is None:
+        return "the model's own"
+    told = "" if config.predict is None else f", predicted with an accuracy of {config.predict:.1%}"
+    return f"replayed from {config.trace.name}{told}"
 
 
 def _commit() -> str | None:

@@ -11,8 +11,9 @@ import random
 import sys
 import time
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,7 @@ class Session:
         self._overrides = kv_overrides(self.llama, job.settings)
         self.model = self._load(job)
         self.context = self._open(job, n_ctx)
+        self.foretell: Callable[[int, int], None] | None = None  # first row and number of tokens
         self.n_vocab = self.llama.llama_vocab_n_tokens(self.llama.llama_model_get_vocab(self.model))
         self.restart()
         self.redraw()
@@ -128,7 +130,9 @@ class Session:
         return time.perf_counter() - start
 
     def _decode(self, tokens: Sequence[int]) -> None:
-        self.replay.begin(len(tokens))
+        first = self.replay.begin(len(tokens))
+        if self.foretell is not None:
+            self.foretell(first, len(tokens))
         array = (self.llama.llama_token * len(tokens))(*tokens)
         status = self.llama.llama_decode(self.context, self.llama.llama_batch_get_one(array, len(tokens)))
         if status or self.replay.error:
@@ -167,6 +171,12 @@ class Counters:
     def stats(self) -> dict[str, float]:
         return asdict(self._cache.stats()) if self._cache else {}
 
+    def foretell(self, experts: np.ndarray, weights: np.ndarray, first: int, n_tokens: int) -> None:
+        """Tells the predictor of these rows, of arrays [n_ahead, rows, layers, used]."""
+        if self._cache:
+            rows = slice(first, first + n_tokens)
+            self._cache.set_prediction(experts[:, rows], weights[:, rows])
+
     def close(self) -> None:
         if self._cache:
             self._cache.close()
@@ -199,6 +209,9 @@ def measure(job: Job) -> Measured:
         _bring_in(session, routing["sweep"], job)
     if "experts" in routing:
         session.replay.use(routing["experts"], routing["weights"])
+    if "predicted_experts" in routing:
+        told = routing["predicted_experts"], routing["predicted_weights"]
+        session.foretell = partial(counters.foretell, *told)
 
     shortest, *further = sorted(job.prompts)
     ttft_s = {str(shortest): session.append(shortest)}

@@ -61,6 +61,13 @@ def add_options(parser: argparse.ArgumentParser, arms: "Mapping[str, Arm]", limi
         help="replay this routing in every arm (default: the model's own)",
     )
     add(
+        "--predict",
+        type=float,
+        metavar="F",
+        help="with --trace: predict this share of the next layer's experts (default: the model's routers, "
+        "which know nothing of a replay)",
+    )
+    add(
         "--calibration",
         type=Path,
         metavar="FILE",

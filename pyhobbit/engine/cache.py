@@ -5,6 +5,9 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pyhobbit._tables import COUNTERS, CacheInfo, DeviceInfo
 from pyhobbit.engine.stats import CacheStats
 from pyhobbit.errors import HobbitError
@@ -74,6 +77,24 @@ class Cache:
         """What follows in this sequence is another text, though its first tokens may be kept."""
         if self:
             lib.hobbit_begin_sequence(self._pointer, sequence)
+
+    def set_prediction(self, experts: NDArray[np.int32], weights: NDArray[np.float32]) -> None:
+        """Says what the routers will choose for the next tokens, to the predictor "given": for measurements.
+
+        experts, weights: [n_ahead, n_tokens, layers with routed experts, experts used]. Raises HobbitError.
+        """
+        info = self.info()
+        n_ahead, n_tokens, *per_token = experts.shape
+        if per_token != [info["n_layers"], info["n_experts_used"]]:
+            raise HobbitError(
+                f"the model has routed experts in {info['n_layers']} layers, of which a token uses "
+                f"{info['n_experts_used']}; the prediction has {per_token}"
+            )
+        arrays = np.ascontiguousarray(experts, np.int32), np.ascontiguousarray(weights, np.float32)
+        pointers = (
+            ffi.from_buffer(f"{kind}[]", a) for kind, a in zip(("int32_t", "float"), arrays, strict=True)
+        )
+        check(lib.hobbit_set_prediction, self._pointer, n_tokens, n_ahead, *pointers)
 
     def set_thresholds(self, t1: float = 1.0, t2: float = 1.0, price: float = 0.0) -> None:
         """Replaces t1 and t2, or price, from the next layer on. Raises ConfigError, HobbitError."""

@@ -13,12 +13,15 @@ from pyhobbit.routing.trace import read_trace
 PROMPTS = (4, 12)
 
 
-def routes(folder: Path, shape: routing.MoeShape, trace: Path | None) -> Path:
-    """What a Job's routing is: that of the trace, or the model's own."""
+def routes(folder: Path, shape: routing.MoeShape, trace: Path | None, accuracy: float | None = None) -> Path:
+    """What a Job's routing is: that of the trace, perhaps predicted, or the model's own."""
     arrays = {"sweep": routing.sweep(shape).experts}
     if trace is not None:
         laid = routing.lay_over(read_trace(trace), shape)
         arrays |= {"experts": laid.experts, "weights": laid.weights}
+        if accuracy is not None:
+            told = routing.predicted(laid, accuracy, 4)
+            arrays |= {"predicted_experts": told.experts, "predicted_weights": told.weights}
     np.savez(folder / "routing.npz", **arrays)
     return folder / "routing.npz"
 

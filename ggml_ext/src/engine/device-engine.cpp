@@ -19,6 +19,7 @@ device_engine::device_engine(split_runner * runner, ggml_backend_dev_t device, c
         predictor_options options;
         options.name   = shared.config.predictor;
         options.memory = ggml_backend_dev_buffer_type(device);
+        options.given  = &shared.given;
         for (layer_id layer = 0; layer < shared.index.n_layers(); layer++) {
             options.n_experts.push_back(shared.index.layer(layer).n_experts);
         }

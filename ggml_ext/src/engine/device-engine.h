@@ -26,11 +26,12 @@ namespace hobbit {
 
 // What the device engines of one model share. All must outlive them.
 struct shared_parts {
-    const expert_index & index;
-    const settings &     config;
-    loader &             reads;
-    stats &              counters;
-    expert_cache *       host; // the next-level cache of all; null: the only engine computes in host memory
+    const expert_index &  index;
+    const settings &      config;
+    loader &              reads;
+    stats &               counters;
+    expert_cache *        host; // the next-level cache of all; null: the only engine computes in host memory
+    const given_routing & given;
 };
 
 // One device that computes experts: its layers, the pools with their experts, and the executor that runs them.

@@ -22,7 +22,7 @@ device_engines::device_engines(split_runner * runner, const std::vector<ggml_bac
         host_          = std::make_unique<expert_cache>(index, loader, host_stats_, in_host);
     }
     for (ggml_backend_dev_t device : devices) {
-        const shared_parts shared = { index, config, loader, stats, host_.get() };
+        const shared_parts shared = { index, config, loader, stats, host_.get(), given_ };
         places_.push_back(std::make_unique<device_engine>(runner, device, shared));
     }
 }

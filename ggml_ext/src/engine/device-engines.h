@@ -10,11 +10,13 @@
 #include "hobbit.h"
 #include "model/expert-shapes.h"
 #include "plan/memory-budget.h"
+#include "predict/given-predictor.h"
 #include "predict/prefetcher.h"
 
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 namespace hobbit {
@@ -52,6 +54,9 @@ class device_engines {
     // Computes a graph split on one of the backend's devices; see moe_executor. REQUIRES: started
     status compute(ggml_cgraph * graph, ggml_backend_dev_t device, inner_graph & inner, inner_graph * cpu);
 
+    // See hobbit_set_prediction.
+    void set_prediction(given_routing given) { given_ = std::move(given); }
+
     bool has_low_pool() const;
 
     // Sets the fields that concern pools and devices.
@@ -77,6 +82,7 @@ class device_engines {
     const settings &                            config_;
     stats &                                     stats_;
     stats                                       host_stats_; // counters of host_
+    given_routing                               given_;      // of the next batch, for the predictor of that name
     const ggml_backend_buffer_type_t            transfer_memory_;
     std::unique_ptr<expert_cache>               host_;         // null: the pools themselves are in host memory
     std::optional<expert_shapes>                kinds_;        // if the CPU computes some experts

@@ -279,6 +279,17 @@ void hobbit_model::begin_batch(uint32_t n_tokens, const int32_t * sequences, con
     recorder_.begin_batch(batch);
 }
 
+status hobbit_model::set_prediction(given_routing given) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto                  is_unknown = [&](int32_t e) { return e < 0 || uint32_t(e) >= index_.n_experts(); };
+    if (std::any_of(given.experts.begin(), given.experts.end(), is_unknown)) {
+        return status::error("a prediction names an expert that the model does not have");
+    }
+    GGML_ASSERT(places_);
+    places_->set_prediction(std::move(given));
+    return {};
+}
+
 //
 // changing and observing
 //

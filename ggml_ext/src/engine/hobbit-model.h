@@ -47,6 +47,7 @@ struct hobbit_model final : public hobbit::split_runner {
     hobbit::status prepare(uint64_t model_bytes, uint32_t n_batch);
     void begin_batch(uint32_t n_tokens, const int32_t * sequences, const int32_t * positions, const int8_t * outputs);
     void begin_sequence(int32_t sequence);
+    hobbit::status set_prediction(hobbit::given_routing given);
     hobbit::status set_thresholds(const hobbit::score_thresholds & t);
     hobbit::status set_sequence_thresholds(int32_t sequence, const hobbit::score_thresholds & t);
     hobbit::status set_costs(std::vector<float> low, std::vector<float> skip);

@@ -95,6 +95,17 @@ void hobbit_begin_sequence(hobbit_model * model, int32_t sequence) {
     model->begin_sequence(sequence);
 }
 
+bool hobbit_set_prediction(hobbit_model * model, uint32_t n_tokens, uint32_t n_ahead, const int32_t * experts,
+                           const float * weights, char * err, size_t err_size) {
+    const hobbit::expert_index & index  = model->index();
+    const size_t                 n_used = index.n_experts_used();
+    const size_t                 n      = size_t(n_ahead) * n_tokens * size_t(index.n_layers()) * n_used;
+    return report_call("cannot keep the prediction", err, err_size, [&] {
+        return model->set_prediction(
+            { n_tokens, int64_t(n_used), n_ahead, { experts, experts + n }, { weights, weights + n } });
+    });
+}
+
 //
 // changing and observing
 //

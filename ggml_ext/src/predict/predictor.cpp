@@ -2,6 +2,7 @@
 #include "predict/predictor.h"
 
 #include "base/name-table.h"
+#include "predict/given-predictor.h"
 #include "predict/repeat-predictor.h"
 #include "predict/router-predictor.h"
 
@@ -22,6 +23,7 @@ struct named_predictor {
 const named_predictor predictors[] = {
     { "router", make<router_predictor> },
     { "repeat", make<repeat_predictor> },
+    { "given", make<given_predictor> },
 };
 
 } // namespace

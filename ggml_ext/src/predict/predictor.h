@@ -14,11 +14,14 @@
 
 namespace hobbit {
 
+struct given_routing;
+
 // What a predictor may be made of; see make_predictor.
 struct predictor_options {
     std::string                name = "router";
     std::vector<uint32_t>      n_experts;                               // [layer]
     ggml_backend_buffer_type_t memory = ggml_backend_cpu_buffer_type(); // of the device that computes
+    const given_routing *      given  = nullptr;                        // see given_predictor
 };
 
 // Names the experts that the layers after the running one will choose. To add a predictor, write one file and add a
