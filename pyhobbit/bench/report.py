@@ -230,10 +230,15 @@ def preface(results: Results, transport: str) -> list[str]:
         f"{run['model']}, {run['model_bytes'] / 1e9:.2f} GB, {moe['n_layers']} layers, "
         f"{moe['n_used']} of {moe['n_experts']} experts; routing: {run['routing']}",
         f"{machine['cpu']}, {machine['cores']} cores, {options['n_threads']} threads, "
-        f"{machine['memory_bytes'] / 1e9:.0f} GB; {transport}",
+        f"{machine['memory_bytes'] / 1e9:.0f} GB{_busy_text(options)}; {transport}",
         f"commit {run['commit'] or '-'}, pyhobbit {run['pyhobbit']}, {run['time']}, "
         f"medians of {options['reps']}; {_tiers_text(options)}",
     ]
+
+
+def _busy_text(options: dict[str, Any]) -> str:
+    n = options.get("n_busy", 0)
+    return f", beside {n} busy process{'es' if n > 1 else ''}" if n else ""
 
 
 def _tiers_text(options: dict[str, Any]) -> str:

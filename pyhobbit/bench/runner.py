@@ -43,7 +43,7 @@ class BenchConfig:
     unpatched libllama.so.  trace: routing that every arm replays; None leaves it to the model.  predict:
     accuracy of the predictor that the replay brings along, one layer ahead; None: the model's routers, which
     know nothing of a replay.  reps: repetitions.  n_tokens, n_warm_up, seconds: decoding ends with whichever
-    comes first, tokens or time.
+    comes first, tokens or time.  n_busy: other processes that each keep a core busy meanwhile.
     """
 
     model: Path
@@ -63,6 +63,7 @@ class BenchConfig:
     n_warm_up: int = 32
     seconds: float = 60.0
     n_threads: int | None = None
+    n_busy: int = 0
 
     min_margin: ClassVar[int] = 32 << 20  # of a limit: page tables, pages of libraries and other files
     margin: ClassVar[float] = 0.01
@@ -76,6 +77,7 @@ class BenchConfig:
             ("--tokens", self.n_tokens > 0, "a positive number"),
             ("--warm-up", self.n_warm_up > 0, "a positive number"),
             ("--seconds", self.seconds > 0, "a positive number"),
+            ("--busy", self.n_busy >= 0, "a number of processes"),
             ("--predict", self.predict is None or 0 <= self.predict <= 1, "a share, 0 to 1"),
             ("--predict", self.predict is None or self.trace, "a routing to predict: give --trace too"),
             ("--threads", self.n_threads is None or self.n_threads > 0, "a positive number"),
@@ -175,7 +177,8 @@ def take_turns(
         file = stack.enter_context(results.open("x", encoding="utf-8"))
         print(json.dumps(head), file=file, flush=True)
         for turn in tqdm(turns(config), desc="bench", unit="run", disable=None):
-            records.append(run_turn(config, turn, routes))
+            with system.busy_processes(config.n_busy):
+                records.append(run_turn(config, turn, routes))
             print(json.dumps(records[-1]), file=file, flush=True)
     return records
 
@@ -328,7 +331,7 @@ def description(config: BenchConfig) -> dict[str, Any]:
             "low": config.low.name if config.low else None,
             "residual": config.residual.name if config.residual else None,
             **{name: getattr(config, name) for name in ("limits", "t1", "t2", "predict", "reps", "prompts")},
-            **{name: getattr(config, name) for name in ("n_tokens", "n_warm_up", "seconds")},
+            **{name: getattr(config, name) for name in ("n_tokens", "n_warm_up", "seconds", "n_busy")},
             "n_threads": config.n_threads or len(os.sched_getaffinity(0)),
         },
     }

@@ -4,6 +4,8 @@
 import fcntl
 import os
 import platform
+import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Iterable, Iterator
@@ -156,3 +158,15 @@ def _line(path: str, key: str) -> str | None:
         if name.strip() == key:
             return value.strip()
     return None
+
+
+@contextmanager
+def busy_processes(n: int) -> Iterator[None]:
+    """n processes that compute without end, as on a machine in use."""
+    others = [subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range(n)]
+    try:
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()

@@ -84,6 +84,7 @@ def add_options(parser: argparse.ArgumentParser, arms: "Mapping[str, Arm]", limi
     add("--warm-up", dest="n_warm_up", type=int, metavar="N", help=warm_up)
     add("--seconds", type=float, metavar="S", help="time limit of decoding (default: 60)")
     add("--threads", dest="n_threads", type=int, metavar="N", help="compute threads (default: one per core)")
+    add("--busy", dest="n_busy", type=int, metavar="N", help="measure beside N busy processes (default: 0)")
     add(
         "--stock",
         type=Path,
