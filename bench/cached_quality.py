@@ -55,26 +55,17 @@ class Bench:
             self.fitted = Fitted(opened, chunks, engine)
             self.tried = {rule: list(settings(self.fitted, rule)) for rule in RULES}
             self.reference, _ = profile(opened["gate"], self.measured)
-            self.info, (high, low) = opened["gate"].info, opened["gate"].expert_bytes
-        self.low_cost, self.all_bytes = low / high, self.info.expert_bytes
+            self.info = opened["gate"].info
 
     def low_share(self, rule: str, quality: Quality, share: float) -> float:
         """The best one for pools of this size, by replay of the fitted text."""
-        model = CacheModel(
-            n_layers=self.info.n_layers,
-            n_experts=self.info.n_experts,
-            n_used=self.info.n_experts_used,
-            low_cost=self.low_cost,
-            t1=quality.t1,
-            t2=quality.t2,
-            price=quality.price,
-            costs=self.fitted.costs["price"] if rule == "price" else None,
-        )
+        model = CacheModel.of(self.info, rule, quality, self.fitted.costs["price"])
         fitter = CacheFitter(model, lambda: None, capacities=(share,))
         return fitter.best_share(routes(self.fitted.seen, slice(None)), POLICY)
 
     def measure(self, rule: str, quality: Quality, share: float, low_share: float) -> Quality:
-        cache = CacheConfig(pools=int(share * self.all_bytes), policy=POLICY, low_share=low_share, prefetch=0)
+        pools = int(share * self.info.expert_bytes)
+        cache = CacheConfig(pools=pools, policy=POLICY, low_share=low_share, prefetch=0)
         if rule == "gate":
             cache = replace(cache, t1=quality.t1, t2=quality.t2)
         engine = replace(self._engine, cache=cache)

@@ -9,8 +9,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-SKIP, LOW, HIGH = 0, 1, 2
-
+from pyhobbit.routing.analysis import (
+    HIGH,
+    LOW,
+    SKIPPED,
+    decide,
+    decide_by_price,
+    squared_weights,
+    unimportance,
+)
 
 #
 # rules
@@ -35,12 +42,11 @@ Rule = Callable[[Uses], np.ndarray]
 def gate(t1: float, t2: float) -> Rule:
     """Eq. 2; resident versions that are better serve instead."""
 
-    def decide(uses: Uses) -> np.ndarray:
-        before = uses.weights.cumsum(-1) - uses.weights
-        wanted = np.where(before <= t1, HIGH, np.where(before <= t2, LOW, SKIP))
+    def choose(uses: Uses) -> np.ndarray:
+        wanted = decide(unimportance(uses.weights), t1, t2)
         return np.where(uses.high, HIGH, np.where(uses.low, np.maximum(wanted, LOW), wanted))
 
-    return decide
+    return choose
 
 
 ALL_HIGH = gate(1, 1)
@@ -48,7 +54,7 @@ ALL_HIGH = gate(1, 1)
 
 @dataclass(frozen=True)
 class Costs:
-    """Nats of divergence of a use with weight 1: [layers], or [layers, experts]."""
+    """Nats of divergence of a use with weight 1: [layers]."""
 
     low: np.ndarray
     skip: np.ndarray
@@ -57,30 +63,24 @@ class Costs:
 def price(price: float, costs: Costs, low_bytes: float) -> Rule:
     """The smallest w^2 * cost + price * bytes to load, in high experts; the first one is never skipped."""
 
-    def decide(uses: Uses) -> np.ndarray:
-        low, skip = (
-            cost[uses.layer] if cost.ndim == 1 else cost[uses.layer][uses.experts]
-            for cost in (costs.low, costs.skip)
-        )
-        loss = uses.weights**2
-        skipping = loss * skip
-        skipping[..., 0] = np.inf
-        totals = [price * ~uses.high, loss * low + price * low_bytes * ~uses.low, skipping]
-        return HIGH - np.argmin(totals, axis=0)
+    def choose(uses: Uses) -> np.ndarray:
+        low, skip = costs.low[uses.layer], costs.skip[uses.layer]
+        squared = squared_weights(uses.weights)
+        return decide_by_price(squared, low, skip, price, low_bytes, uses.high, uses.low)
 
-    return decide
+    return choose
 
 
 def only(layer: int, ranks: slice, precision: int) -> Rule:
     """These ranks of one layer in another precision, all else high: what costs are measured with."""
 
-    def decide(uses: Uses) -> np.ndarray:
+    def choose(uses: Uses) -> np.ndarray:
         wanted = np.full(uses.weights.shape, HIGH)
         if uses.layer == layer:
             wanted[:, ranks] = precision
         return wanted
 
-    return decide
+    return choose
 
 
 #
@@ -99,7 +99,7 @@ class LayerCache:
         self._used = 0.0
 
     def use(self, expert: int, precision: int) -> None:
-        if precision == SKIP:
+        if precision == SKIPPED:
             return
         key = (precision, expert)
         if not self.resident[key]:

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 import sentencepiece as spm
 import torch
-from cached_rules import ALL_HIGH, LOW, SKIP, Costs, Policy, gate, only, price
+from cached_rules import ALL_HIGH, LOW, SKIPPED, Costs, Policy, gate, only, price
 from torch import Tensor, nn
 
 from pyhobbit.model.quantize import dequantize, quantize, type_by_name
@@ -59,7 +59,7 @@ class TwoTierMoe(nn.Module):
         ids, weights, precisions = self.policy.decide(self.layer, *given, self.low_bytes)
         self.weights = weights
         version = torch.from_numpy(ids + self.n_experts * (precisions == LOW))
-        scale = torch.from_numpy(weights * (precisions != SKIP)).float()
+        scale = torch.from_numpy(weights * (precisions != SKIPPED)).float()
         return Mixture.apply(flat, version, scale, self.up, self.down).view_as(x), routing
 
 
@@ -123,12 +123,12 @@ def measure(copy: Copy, chunks: Tensor, reference: Tensor, policy: Policy) -> Re
 def measure_costs(copy: Copy, chunks: Tensor) -> Costs:
     """Two runs per layer: all of it in low precision; the lower half of the ranks skipped."""
     reference = copy.logits(chunks, Policy(ALL_HIGH))
-    found: dict[int, list[float]] = {LOW: [], SKIP: []}
+    found: dict[int, list[float]] = {LOW: [], SKIPPED: []}
     for moe in copy.moes:
-        for precision, ranks in ((LOW, slice(None)), (SKIP, slice(copy.shape.top_k // 2, None))):
+        for precision, ranks in ((LOW, slice(None)), (SKIPPED, slice(copy.shape.top_k // 2, None))):
             kl = measure(copy, chunks, reference, Policy(only(moe.layer, ranks, precision))).kl
             found[precision].append(kl / (moe.weights[:, ranks] ** 2).sum(-1).mean())
-    return Costs(np.array(found[LOW]), np.array(found[SKIP]))
+    return Costs(np.array(found[LOW]), np.array(found[SKIPPED]))
 
 
 def halves(copy: Copy, folder: Path, n_chunks: int) -> tuple[Tensor, Tensor]:

@@ -39,15 +39,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--rule",
-        choices=("gate", "price"),
-        help="precision rule to fit (default: both; the one that reads less is stored)",
+        choices=CalibrationConfig.all_rules,
+        help="precision rule to fit (default: gate and price; the one that reads less is stored)",
     )
     add(
         "--cost-chunks",
         type=int,
         default=CalibrationConfig.cost_chunks,
         metavar="N",
-        help="parts of the text to measure the costs of rule price on (default: %(default)s)",
+        help="parts of the text to measure the costs of low precision on (default: %(default)s)",
     )
     add("--per-expert", action="store_true", help="measure these costs for each expert, one run per expert")
     add(
@@ -79,10 +79,11 @@ def run(args: argparse.Namespace) -> int:
     try:
         report = calibrate(args.model, args.text, config)
     except KeyboardInterrupt:
-        if (kept := Measurements.path_of(args.model)).exists():
-            print(
-                f"\npyhobbit: stopped; {kept} keeps what was measured, start again to go on", file=sys.stderr
-            )
+        kept = Measurements.path_of(args.model)
+        state = f"{kept} keeps what was measured, start again to go on"
+        if not kept.exists():
+            state = "nothing was measured yet"
+        print(f"\npyhobbit: stopped; {state}", file=sys.stderr)
         raise
     if args.json:
         print(json.dumps({**report.as_dict(), "file": str(calibration_path(args.model))}, indent=2))

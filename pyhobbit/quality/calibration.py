@@ -6,7 +6,7 @@ import hashlib
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,8 @@ from pyhobbit.engine.stats import ModelInfo
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.model_file import model_parts, read_model_file
 from pyhobbit.native.files import read_text
-from pyhobbit.quality.costs import CostRuns, expert_costs
-from pyhobbit.quality.evaluate import Chunk, Costs, Evaluator, Quality, perplexity
+from pyhobbit.quality.costs import CostRuns, expert_costs, static_costs
+from pyhobbit.quality.evaluate import Chunk, Costs, Evaluator, Progress, Quality, perplexity
 from pyhobbit.quality.fit import CacheFit, CacheFitter, CacheModel
 from pyhobbit.quality.progress import Measurements
 from pyhobbit.quality.report import CalibrationReport, LayerProfile
@@ -28,6 +28,7 @@ from pyhobbit.quality.stored import Calibration
 from pyhobbit.routing.analysis import (
     decide,
     decide_by_price,
+    losses,
     own_routing_agreement,
     prediction,
     shares,
@@ -39,6 +40,7 @@ from pyhobbit.settings.config import CalibrationConfig, EvaluationConfig
 
 _MAX_ROUTES = 200_000  # replayed at once
 _MAX_INPUT_BYTES = 32 << 20  # of routers' inputs
+_ENOUGH_S = 5.0  # of chunks, for an estimate of the whole time
 _KNOWN_ROUTING = 0.98  # of the choices, or the routers are not what they seem
 _QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 
@@ -96,12 +98,14 @@ def calibrate(model: Path, text: Path, config: CalibrationConfig) -> Calibration
         chunks = _chunks(evaluator, model, text, content, config)
         memo = _measurements(evaluator, model, content, chunks)
         known = _know(evaluator, chunks, memo, config)
-        if config.rule != "price" or not known.has_low:
+        if "gate" in config.rules or not known.has_low:
             _try_gate(evaluator, known, found)
     if known.has_low:
-        with Evaluator(model, EvaluationConfig(engine=config.engine, rule="price")) as evaluator:
+        by_price = [rule for rule in config.rules if rule != "gate"]
+        rule = by_price[0] if by_price else "price"
+        with Evaluator(model, EvaluationConfig(engine=config.engine, rule=rule)) as evaluator:
             _try_low_alone(evaluator, known, found)
-            if config.rule != "gate":
+            if by_price:
                 _try_price(evaluator, known, found, config)
     report = _report(model, config, known, found)
     memo.finish()
@@ -142,23 +146,37 @@ def _measurements(evaluator: Evaluator, model: Path, content: str, chunks: list[
 
 
 def _know(evaluator: Evaluator, chunks: list[Chunk], memo: Measurements, config: CalibrationConfig) -> _Known:
-    start = time.perf_counter()
-    evaluator.reference(chunks[:1])
-    _say(_estimate(time.perf_counter() - start, evaluator, len(chunks), config))
-    reference, seen = profile(evaluator, chunks)
+    told = _told_once(lambda chunk_s: _say(_estimate(chunk_s, evaluator, len(chunks), config)), len(chunks))
+    reference, seen = profile(evaluator, chunks, told)
     bound = Bound.of(config, perplexity(reference, chunks))
     return _Known(evaluator.info, evaluator.expert_bytes, chunks, reference, seen, bound, memo)
 
 
+def _told_once(say: Callable[[float], None], n_chunks: int) -> Progress:
+    """Calls `say` with the seconds of a chunk, when enough of n_chunks are done. The first one is left out:
+    its experts are read into an empty cache.
+    """
+    ends: list[float] = []
+
+    def told(_n_tokens: int) -> None:
+        ends.append(time.perf_counter())
+        was, now = (end - ends[0] for end in (ends[-2:][0], ends[-1]))
+        if was < _ENOUGH_S and (now >= _ENOUGH_S or len(ends) == n_chunks):
+            say(now / (len(ends) - 1))
+
+    return told
+
+
 def _estimate(chunk_s: float, evaluator: Evaluator, n_chunks: int, config: CalibrationConfig) -> str:
     """How long it takes, from the time of one chunk, and what fewer chunks would take."""
+    info = evaluator.info
+    n_costs = _n_cost_runs(config, info.n_layers, info.n_all_experts)
 
     def seconds(n: int) -> float:
-        rules = [config.rule] if config.rule else list(TYPICAL_TRIALS)
-        n_trials = 1 + sum(TYPICAL_TRIALS[rule] for rule in rules) + 1 if evaluator.has_low_tier else 1
-        info = evaluator.info
-        n_costs = info.n_layers * (2 + info.n_experts * config.per_expert) if "price" in rules else 0
-        return chunk_s * (n * n_trials + min(n, config.cost_chunks) * n_costs * evaluator.has_low_tier)
+        if not evaluator.has_low_tier:
+            return chunk_s * n
+        n_runs = 2 + sum(TYPICAL_TRIALS[rule] for rule in config.rules)
+        return chunk_s * (n * n_runs + min(n, config.cost_chunks) * n_costs)
 
     text = f"this takes about {duration(seconds(n_chunks))} for {n_chunks} chunks of {evaluator.n_ctx} tokens"
     fewer = max(config.min_chunks, n_chunks // 4)
@@ -175,7 +193,7 @@ def duration(seconds: float) -> str:
 
 
 def _say(text: str) -> None:
-    print(f"calibrate: {text}", file=sys.stderr, flush=True)
+    tqdm.write(f"calibrate: {text}", file=sys.stderr)
 
 
 @contextlib.contextmanager
@@ -199,19 +217,29 @@ def _try_gate(evaluator: Evaluator, known: _Known, found: _Found) -> None:
 
 
 def _try_price(evaluator: Evaluator, known: _Known, found: _Found, config: CalibrationConfig) -> None:
-    seen = known.seen
+    """The evaluator's rule, which is price or edgemoe."""
+    rule, seen = evaluator.rule, known.seen
     n = min(config.cost_chunks, len(known.chunks))
     chunks = known.chunks[:n]
     part = seen.first(sum(map(len, chunks)))
-    n_runs = 2 * len(seen.layers) + (_n_experts_used(part) if config.per_expert else 0)
+    n_runs = _n_cost_runs(config, len(seen.layers), _n_experts_used(part))
     with _bar("costs", n_runs * sum(map(len, chunks)), "tokens") as bar:
         runs = CostRuns(evaluator, chunks, known.reference[:n], part, bar.update, known.memo.measured)
-        found.costs = runs.by_layer()
-        if config.per_expert:
+        if config.by_expert:
             found.divergences = runs.by_expert()
-            found.costs = expert_costs(found.costs, found.divergences, part)
+        if rule == "edgemoe":
+            found.costs = static_costs(found.divergences)
+        else:
+            found.costs = runs.by_layer()
+            if config.by_expert:
+                found.costs = expert_costs(found.costs, found.divergences, part)
     with _trials(evaluator, known, found) as trials:
-        found.by_rule["price"] = cheapest_by_price(trials, known.bound, found.costs, seen)
+        found.by_rule[rule] = cheapest_by_price(trials, known.bound, found.costs, seen)
+
+
+def _n_cost_runs(config: CalibrationConfig, n_layers: int, n_experts: int) -> int:
+    """n_experts: of all layers."""
+    return 2 * n_layers * ("price" in config.rules) + n_experts * config.by_expert
 
 
 def _n_experts_used(seen: Observations) -> int:
@@ -231,23 +259,8 @@ def _try_low_alone(evaluator: Evaluator, known: _Known, found: _Found) -> None:
 
 def _report(model: Path, config: CalibrationConfig, known: _Known, found: _Found) -> CalibrationReport:
     info, seen = known.info, known.seen
-    high_bytes, low_bytes = known.expert_bytes
-    gate, price = found.by_rule.get("gate"), found.by_rule.get("price")
-    best = found.by_rule[found.rule]
-    fit = _fit_cache(
-        CacheModel(
-            n_layers=info.n_layers,
-            n_experts=info.n_experts,
-            n_used=info.n_experts_used,
-            low_cost=low_bytes / high_bytes,
-            t1=best.t1,
-            t2=best.t2,
-            price=best.price,
-            costs=found.costs,
-            residual=info.high_is_residual,
-        ),
-        seen,
-    )
+    gate, best = found.by_rule.get("gate"), found.by_rule[found.rule]
+    fit = _fit_cache(CacheModel.of(info, found.rule, best, found.costs), seen)
     top1, top_k = _prediction(model, config.engine.cache.sidecar, seen)
     scores = unimportance(seen.weights)
     return CalibrationReport(
@@ -261,7 +274,7 @@ def _report(model: Path, config: CalibrationConfig, known: _Known, found: _Found
             weights=fit.weights,
             residual_bytes=info.tier_bytes_high if info.high_is_residual else 0,
             rule=found.rule,
-            price=price.price if price else 0.0,
+            price=max(quality.price for quality in found.by_rule.values()),
             costs=found.costs,
             expert_uses=_expert_uses(seen, info.n_layers, info.n_experts),
             divergences=()
@@ -275,7 +288,7 @@ def _report(model: Path, config: CalibrationConfig, known: _Known, found: _Found
         bound=str(known.bound),
         reference_perplexity=known.bound.reference_perplexity,
         by_rule=found.by_rule,
-        high_bytes_per_token=info.n_layers * info.n_experts_used * high_bytes,
+        high_bytes_per_token=info.n_layers * info.n_experts_used * known.expert_bytes[0],
         score_quantiles=_quantiles(scores),
         layers=_layer_profiles(known, found),
         cache=fit,
@@ -283,7 +296,15 @@ def _report(model: Path, config: CalibrationConfig, known: _Known, found: _Found
         prediction_top_k=top_k,
         low_alone=found.low_alone,
         low_alone_holds=found.low_alone is not None and known.bound.holds(found.low_alone),
+        static_low=_static_low(known, found),
     )
+
+
+def _static_low(known: _Known, found: _Found) -> float | None:
+    if found.rule != "edgemoe":
+        return None
+    saved = 1 - known.expert_bytes[1] / known.expert_bytes[0]
+    return float(np.mean(np.array(found.costs.low) < found.by_rule[found.rule].price * saved))
 
 
 def _decisions(known: _Known, found: _Found) -> np.ndarray:
@@ -292,14 +313,22 @@ def _decisions(known: _Known, found: _Found) -> np.ndarray:
     if found.rule == "gate":
         return decide(unimportance(weights), best.t1, best.t2)
     costs = found.costs.of(known.seen.layers, known.seen.experts, known.info.n_layers)
-    return decide_by_price(weights, *costs, best.price, known.expert_bytes[1] / known.expert_bytes[0])
+    low_bytes = known.expert_bytes[1] / known.expert_bytes[0]
+    return decide_by_price(losses(weights, found.rule), *costs, best.price, low_bytes)
 
 
-def profile(evaluator: Evaluator, chunks: list[Chunk]) -> tuple[np.ndarray, Observations]:
-    """The reference, and what the routers did in it. Raises HobbitError."""
+def profile(
+    evaluator: Evaluator, chunks: list[Chunk], told: Progress = lambda _n_tokens: None
+) -> tuple[np.ndarray, Observations]:
+    """The reference, and what the routers did in it.  told: of each chunk. Raises HobbitError."""
     recorder = Recorder(len(chunks), evaluator.n_ctx, evaluator.info.n_layers, _MAX_INPUT_BYTES)
     with _bar("profile", sum(map(len, chunks)), "tokens") as bar, evaluator.observing(recorder):
-        reference = evaluator.reference(chunks, bar.update)
+
+        def progress(n_tokens: int) -> None:
+            bar.update(n_tokens)
+            told(n_tokens)
+
+        reference = evaluator.reference(chunks, progress)
     seen = recorder.observations()
     if seen.weights is None:
         raise HobbitError("this architecture's router weights are unknown, so it cannot be calibrated")

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from pyhobbit.quality.evaluate import Costs
+from pyhobbit.engine.stats import ModelInfo
+from pyhobbit.quality.evaluate import Costs, Quality
 from pyhobbit.routing.trace import Simulation, policy_names, simulate
 
 Weights = tuple[float, float, float, float]
@@ -66,7 +67,7 @@ class CacheModel:
     """Experts as a cache sees them.
 
     low_cost: bytes of one in low precision by those of one in high, 0 without a low tier.
-    costs: of the rule price, which decides where price is above 0; otherwise the rule is gate.
+    rule, costs: what decides where price is above 0; otherwise the rule is gate.
     residual: what is high takes its low version and the rest, a slot in each pool.
     """
 
@@ -76,9 +77,27 @@ class CacheModel:
     low_cost: float
     t1: float
     t2: float
+    rule: str = "gate"
     price: float = 0.0
     costs: Costs | None = None
     residual: bool = False
+
+    @classmethod
+    def of(cls, info: ModelInfo, rule: str, quality: Quality, costs: Costs | None) -> "CacheModel":
+        """An opened model with the numbers of a measured setting."""
+        high_bytes, low_bytes = info.mean_expert_bytes
+        return cls(
+            n_layers=info.n_layers,
+            n_experts=info.n_experts,
+            n_used=info.n_experts_used,
+            low_cost=low_bytes / high_bytes,
+            t1=quality.t1,
+            t2=quality.t2,
+            rule=rule,
+            price=quality.price,
+            costs=costs,
+            residual=info.high_is_residual,
+        )
 
     @property
     def uses_low(self) -> bool:
@@ -188,7 +207,7 @@ class CacheFitter:
         if model.costs is None or model.price == 0:
             return {"t1": model.t1, "t2": model.t2}
         costs = {"low_costs": model.costs.low, "skip_costs": model.costs.skip}
-        return {"rule": "price", "price": model.price, **costs}
+        return {"rule": model.rule, "price": model.price, **costs}
 
 
 def _mean_ratio(penalties: np.ndarray, base: np.ndarray) -> float:

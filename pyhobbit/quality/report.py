@@ -38,6 +38,7 @@ class CalibrationReport:
     high_bytes_per_token: with everything in high precision.  prediction_*: share of the experts one layer
     ahead that are predicted right, the best one and all; None where the routers are not known.
     low_alone: everything in low precision; whether that holds the bound.
+    static_low: with the rule edgemoe, share of the experts that are low for all tokens.
     """
 
     calibration: Calibration
@@ -56,6 +57,7 @@ class CalibrationReport:
     prediction_top_k: float | None
     low_alone: Quality | None = None
     low_alone_holds: bool = False
+    static_low: float | None = None
 
     @property
     def quality(self) -> Quality:
@@ -126,6 +128,11 @@ class CalibrationReport:
             f"{quality.share_skipped:.1%} skipped; {format_size(quality.bytes_per_token)} per token, "
             f"{quality.bytes_per_token / self.high_bytes_per_token:.0%} of what all-high reads",
         ]
+        if self.static_low:
+            lines.append(
+                f"  widths     {self.static_low:.1%} of the experts are low for all tokens; "
+                f"pyhobbit convert --drop-high {self.static_low:.4g} leaves out their high versions"
+            )
         if quality.t1 == 1 and quality.price == 0:
             lines.append("             no cheaper setting meets the limit: everything stays high")
         return lines

@@ -9,13 +9,13 @@ from typing import TypeVar
 import numpy as np
 
 from pyhobbit.quality.evaluate import Chunk, Costs, Evaluator, Memo, Progress, Quality, measure_now
-from pyhobbit.routing.analysis import squared_weights
+from pyhobbit.routing.analysis import losses
 from pyhobbit.routing.observe import Observations
 from pyhobbit.settings.config import CalibrationConfig
 
 T = TypeVar("T")
 
-TYPICAL_TRIALS = {"gate": 28, "price": 15}
+TYPICAL_TRIALS = {"gate": 28, "price": 15, "edgemoe": 15}
 """Settings that a search measures, by rule."""
 
 _T1_STEPS = 64  # quantiles of the scores
@@ -196,28 +196,27 @@ def cheapest_by_price(trials: Trials, bound: Bound, costs: Costs, seen: Observat
     """
     info = trials.evaluator.info
     high_bytes, low_bytes = trials.evaluator.expert_bytes
-    squared = (
-        squared_weights(seen.weights) if trials.evaluator.rule == "price" else np.ones(seen.weights.shape)
-    )
     prices = price_candidates(
-        squared, *costs.of(seen.layers, seen.experts, info.n_layers), low_bytes / high_bytes
+        losses(seen.weights, trials.evaluator.rule),
+        *costs.of(seen.layers, seen.experts, info.n_layers),
+        low_bytes / high_bytes,
     )
     trials.evaluator.set_costs(costs)
     return trials(price=_first([*reversed(prices), 0.0], lambda price: bound.holds(trials(price=price))))
 
 
 def price_candidates(
-    squared: np.ndarray, low_cost: np.ndarray, skip_cost: np.ndarray, low_bytes: float
+    loss: np.ndarray, low_cost: np.ndarray, skip_cost: np.ndarray, low_bytes: float
 ) -> list[float]:
     """Prices in ascending order, by quantiles of those at which a use leaves high precision.
 
-    squared: squares of the normalised weights, [T, L, K], as the costs are.  low_bytes: of an expert in low
-    precision by those of one in high, 0 without a low tier.
+    loss: see analysis.losses(), [T, L, K], as the costs are.  low_bytes: of an expert in low precision by
+    those of one in high, 0 without a low tier.
     """
     with np.errstate(invalid="ignore"):  # 0 * inf
-        changes = squared * skip_cost
+        changes = loss * skip_cost
         if low_bytes > 0:
-            changes = np.fmin(changes, squared * low_cost / (1 - low_bytes))
+            changes = np.fmin(changes, loss * low_cost / (1 - low_bytes))
     changes = changes[np.isfinite(changes) & (changes > 0)]
     if not changes.size:
         return []

@@ -56,21 +56,33 @@ def squared_weights(weights: np.ndarray) -> np.ndarray:
     return np.divide(weights, total, out=np.full(weights.shape, np.nan), where=usable) ** 2
 
 
-def decide_by_price(
-    weights: np.ndarray, low_cost: np.ndarray, skip_cost: np.ndarray, price: float, low_bytes: float
-) -> np.ndarray:
-    """SKIPPED, LOW or HIGH by the rule price, as if nothing were resident: uint8 of the shape of weights.
-
-    weights, low_cost, skip_cost: [T, L, K].  low_bytes: of an expert in low precision by those of one in
-    high.
-    """
+def losses(weights: np.ndarray, rule: str) -> np.ndarray:
+    """What the rule price or edgemoe multiplies its costs with: [..., K], NaN as of squared_weights()."""
     squared = squared_weights(weights)
-    is_first = np.arange(weights.shape[-1]) == weights.argmax(axis=-1)[..., None]
+    return squared if rule == "price" else np.where(np.isnan(squared), np.nan, 1.0)
+
+
+def decide_by_price(
+    loss: np.ndarray,
+    low_cost: np.ndarray | float,
+    skip_cost: np.ndarray | float,
+    price: float,
+    low_bytes: float,
+    has_high: np.ndarray | bool = False,
+    has_low: np.ndarray | bool = False,
+) -> np.ndarray:
+    """SKIPPED, LOW or HIGH by the rule price or edgemoe: uint8 of the shape of `loss`, see losses().
+
+    low_cost, skip_cost: [..., K].  low_bytes: of an expert in low precision by those of one in high.
+    has_high, has_low: whether that version is resident, and so without a price; [..., K].
+    """
+    is_first = np.arange(loss.shape[-1]) == loss.argmax(axis=-1)[..., None]
+    high = price * np.logical_not(has_high)
     with np.errstate(invalid="ignore"):  # 0 * inf
-        low = squared * low_cost + price * low_bytes
-        skip = np.where(is_first, np.inf, squared * skip_cost)
+        low = loss * low_cost + price * low_bytes * np.logical_not(has_low)
+        skip = np.where(is_first, np.inf, loss * skip_cost)
     low, skip = (np.nan_to_num(total, nan=np.inf, posinf=np.inf) for total in (low, skip))
-    return np.where(np.minimum(low, skip) < price, np.where(skip < low, SKIPPED, LOW), HIGH).astype(np.uint8)
+    return np.where(np.minimum(low, skip) < high, np.where(skip < low, SKIPPED, LOW), HIGH).astype(np.uint8)
 
 
 def shares(precisions: np.ndarray) -> tuple[float, float, float]:

@@ -291,8 +291,8 @@ class CalibrationConfig:
 
     max_ppl_increase: bound on the relative increase of perplexity, 0.01 for 1 %.  max_kl: bound on the mean
     Kullback-Leibler divergence, in nats. With both, both hold; with neither, `default_ppl_increase`.
-    rule: "gate" or "price"; None tries both and keeps the one that reads less.  cost_chunks: chunks on which
-    the costs of the rule price are measured.  per_expert: expert by expert, not layer by layer.
+    rule: "gate", "price" or "edgemoe"; None tries the first two and keeps the one that reads less.
+    cost_chunks: chunks on which costs are measured.  per_expert: expert by expert, not layer by layer alone.
     """
 
     engine: EngineConfig = field(default_factory=EngineConfig)
@@ -306,6 +306,7 @@ class CalibrationConfig:
     default_ppl_increase: ClassVar[float] = 0.01
     min_chunks: ClassVar[int] = 4
     min_n_ctx: ClassVar[int] = 3  # the last token is scored
+    all_rules: ClassVar[tuple[str, ...]] = ("gate", "price", "edgemoe")
 
     def __post_init__(self) -> None:
         n_ctx = self.engine.n_ctx
@@ -320,9 +321,18 @@ class CalibrationConfig:
             f"--chunks is {self.max_chunks}; it must be at least {self.min_chunks}",
         )
         _require(self.cost_chunks > 0, f"--cost-chunks is {self.cost_chunks}; it must be positive")
-        _require(
-            self.rule in (None, "gate", "price"), f"the rule is '{self.rule}'; choose one of gate, price"
-        )
+        names = ", ".join(self.all_rules)
+        _require(self.rule in (None, *self.all_rules), f"the rule is '{self.rule}'; choose one of {names}")
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """To try."""
+        return (self.rule,) if self.rule else ("gate", "price")
+
+    @property
+    def by_expert(self) -> bool:
+        """Whether each expert is measured alone."""
+        return self.rule == "edgemoe" or (self.per_expert and "price" in self.rules)
 
 
 @dataclass(frozen=True)

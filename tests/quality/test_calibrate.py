@@ -169,7 +169,7 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         ({"max_kl": float("nan")}, "--max-kl is nan"),
         ({"max_chunks": 3}, "--chunks is 3; it must be at least 4"),
         ({"cost_chunks": 0}, "--cost-chunks is 0; it must be positive"),
-        ({"rule": "random"}, "the rule is 'random'; choose one of gate, price"),
+        ({"rule": "random"}, "the rule is 'random'; choose one of gate, price, edgemoe"),
     ],
 )
 def test_a_calibration_that_cannot_be_is_refused(settings: dict[str, float], message: str) -> None:
@@ -369,6 +369,16 @@ def test_measurements_of_something_else_or_damaged_ones_are_dropped(tmp_path: Pa
         Measurements(tmp_path / "none/m.json", {}).measured("x", lambda: good)
 
 
+def test_the_time_of_a_chunk_leaves_out_the_first_and_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    for ends, wanted in (((9, 10, 11, 12), [1]), ((9, 12, 15, 30), [3]), ((9, 18, 20, 22), [9])):
+        clock, told = iter(ends), []
+        monkeypatch.setattr(calibration.time, "perf_counter", lambda clock=clock: next(clock))
+        tell = calibration._told_once(told.append, 4)
+        for _ in ends:
+            tell(512)
+        assert told == wanted
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"), [(12, "12 seconds"), (89.4, "89 seconds"), (600, "10 minutes"), (9000, "2.5 hours")]
 )
@@ -379,13 +389,24 @@ def test_durations_are_for_people(seconds: float, text: str) -> None:
 def test_one_rule_alone_can_be_fitted(run_pyhobbit: RunPyhobbit, tmp_path: Path) -> None:
     model = tmp_path / "m.gguf"
     model.symlink_to(models.tiny_tiers("f16", "tq2_0"))
-    for rule in ("gate", "price"):
+    for rule in ("gate", "price", "edgemoe"):
         done = run_pyhobbit("calibrate", model, *QUICK, "--max-kl", 0.02, "--rule", rule, "--json")
         assert done.returncode == 0, done.stderr
         found = json.loads(done.stdout)
         assert set(found["by_rule"]) == {rule}
         assert found["calibration"]["rule"] == rule
         assert found["low_alone"]["share_low"] == 1
+    quality, costs = found["by_rule"]["edgemoe"], found["calibration"]["costs"]
+    assert len(costs["low"]) == 6 * 8
+    assert found["calibration"]["divergences"] == costs["low"]
+    assert 0 < quality["mean_kl"] <= 0.02
+    assert 0 < found["static_low"] < 1
+    decided = sum(layer["share_low"] for layer in found["layers"]) / 6
+    assert quality["share_skipped"] == 0
+    # low precision changes some later choices
+    assert decided == pytest.approx(quality["share_low"], abs=0.01)
+    with Engine(model, EngineConfig(cache=CacheConfig(pools=5_000_000))) as engine:
+        assert engine.info().price == found["calibration"]["price"] > 0
     done = run_pyhobbit(
         "calibrate", model, *QUICK, "--max-kl", 0.02, "--rule", "price", "--per-expert", "--cost-chunks", 1
     )

@@ -16,7 +16,7 @@ from pyhobbit.errors import HobbitError
 from pyhobbit.quality.costs import expert_costs, less_important_half, static_costs
 from pyhobbit.quality.evaluate import Costs, Evaluator, Quality
 from pyhobbit.quality.search import Bound, Trials, cheapest_by_price, price_candidates
-from pyhobbit.routing.analysis import HIGH, LOW, SKIPPED, decide_by_price, squared_weights
+from pyhobbit.routing.analysis import HIGH, LOW, SKIPPED, decide_by_price, losses, squared_weights
 from pyhobbit.routing.observe import Observations
 from pyhobbit.routing.trace import ROUTE, Simulation, simulate
 from pyhobbit.settings.config import CacheConfig, EngineConfig, EvaluationConfig
@@ -58,14 +58,14 @@ def observations(weights: np.ndarray, n_experts: int) -> Observations:
 def test_decisions_by_hand(price: float, wanted: tuple[int, ...]) -> None:
     """Squares 0.25, 0.09, 0.04; low costs w^2 and 0.25 bytes, skipping 4 w^2."""
     weights = np.array([[[5.0, 3.0, 2.0]]])
-    found = decide_by_price(weights, np.ones(weights.shape), np.full(weights.shape, 4.0), price, 0.25)
+    found = decide_by_price(losses(weights, "price"), 1.0, 4.0, price, 0.25)
     assert tuple(found[0, 0]) == wanted
 
 
 def test_weights_that_rank_nothing_are_high() -> None:
     weights = np.array([[[0.0, 0.0], [np.nan, 1.0]]])
-    ones = np.ones(weights.shape)
-    assert np.all(decide_by_price(weights, ones, ones, 1e9, 0.25) == HIGH)
+    for rule in ("price", "edgemoe"):
+        assert np.all(decide_by_price(losses(weights, rule), 1.0, 1.0, 1e9, 0.25) == HIGH)
 
 
 @pytest.mark.parametrize("rule", ["price", "edgemoe"])
@@ -81,9 +81,8 @@ def test_the_engine_decides_likewise(rule: str, per_expert: bool) -> None:
     routes["layer"] = np.arange(n_layers)[:, None]
     routes["expert"], routes["weight"], routes["counted"] = seen.experts, seen.weights, 1
     low, skip = (values.astype(np.float32) for values in costs.of(seen.layers, seen.experts, n_layers))
-    weights = seen.weights
     if rule == "edgemoe":
-        weights, skip = np.ones(weights.shape) * n_used, np.full(skip.shape, np.inf)
+        skip = np.full(skip.shape, np.inf)
     for price in (0.01, 0.1, 0.6, 2.0):
         simulation = Simulation(
             n_layers=n_layers,
@@ -98,10 +97,7 @@ def test_the_engine_decides_likewise(rule: str, per_expert: bool) -> None:
             bits_low=4,
         )
         result = simulate(routes.ravel(), simulation)
-        if rule == "edgemoe":
-            decided = np.where(low + price / 4 < price, LOW, HIGH)
-        else:
-            decided = decide_by_price(weights, low, skip, price, 0.25)
+        decided = decide_by_price(losses(seen.weights, rule), low, skip, price, 0.25)
         counts = [int(np.sum(decided == precision)) for precision in (HIGH, LOW, SKIPPED)]
         assert [result.loads_high, result.loads_low, result.skipped] == counts
         assert result.loads_high > 0 or price > 0.5
@@ -180,7 +176,7 @@ class Invented:
     ) -> Quality:
         self.prices.append(price)
         low, skip = self.costs.of([0], self.seen.experts, 1)
-        decided = decide_by_price(self.seen.weights, low, skip, price, 0.25)
+        decided = decide_by_price(losses(self.seen.weights, "price"), low, skip, price, 0.25)
         loss = squared_weights(self.seen.weights) * np.select(
             [decided == LOW, decided == SKIPPED], [low, skip], 0.0
         )
