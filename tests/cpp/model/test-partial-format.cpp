@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 //
 // Files whose high tier lacks experts.
+#include "fixtures/check-contains.h"
 #include "fixtures/gguf-builder.h"
 #include "fixtures/temp-dir.h"
 #include "model/expert-index.h"
@@ -11,8 +12,6 @@
 #include <string>
 
 using namespace hobbit;
-
-#define CHECK_CONTAINS(text, part) CHECK_MESSAGE((text).find(part) != std::string::npos, (text))
 
 static const std::vector<std::vector<int32_t>> PRESENT = { { 0, 3 }, {} };
 

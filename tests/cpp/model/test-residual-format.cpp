@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 //
 // Files whose high tier is a residual; sidecars are in test-sidecar.cpp.
+#include "fixtures/check-contains.h"
 #include "fixtures/gguf-builder.h"
 #include "fixtures/temp-dir.h"
 #include "model/expert-index.h"
@@ -10,8 +11,6 @@
 #include <string>
 
 using namespace hobbit;
-
-#define CHECK_CONTAINS(text, part) CHECK_MESSAGE((text).find(part) != std::string::npos, (text))
 
 static moe_model quantized() {
     moe_model m;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "model/sidecar.h"
 
+#include "fixtures/check-contains.h"
 #include "fixtures/gguf-builder.h"
 #include "fixtures/temp-dir.h"
 #include "model/expert-index.h"
@@ -12,8 +13,6 @@
 #include <vector>
 
 using namespace hobbit;
-
-#define CHECK_CONTAINS(text, part) CHECK_MESSAGE((text).find(part) != std::string::npos, (text))
 
 // The fingerprint as docs/format.md defines it, of builders instead of files.
 struct fingerprint_tensor {
