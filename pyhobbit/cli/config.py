@@ -143,7 +143,7 @@ def _device_rows(cache: CacheConfig, plan: "MemoryPlan | None") -> Iterator[Row]
 def _ignored(cache: CacheConfig, stored: Mapping[str, Stored]) -> set[str]:
     """Stored settings that do not apply beside what is given."""
     rule = effective_rule(cache, stored)
-    ignored = {"t1", "t2"} if rule == "price" else {"price"}
+    ignored = {"price"} if rule in ("gate", "random") else {"t1", "t2"}
     if cache.t1 is not None or cache.t2 is not None:
         ignored |= {"t1", "t2"}
     if "rule" in stored and rule != stored["rule"].value:

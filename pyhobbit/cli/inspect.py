@@ -17,6 +17,7 @@ from pyhobbit.cli.options import add_engine_arguments, add_rpc_devices, engine_c
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.model_path import add_model_arguments, model_path
 from pyhobbit.model.names import check_model_file
+from pyhobbit.model.stored_settings import effective_rule, stored_settings
 from pyhobbit.native.files import read_text
 from pyhobbit.settings.config import EvaluationConfig, InspectConfig, format_size
 from pyhobbit.settings.table import OPTIONS
@@ -94,7 +95,8 @@ def _inspect(path: Path, text: str | None, config: InspectConfig, as_json: bool)
         "memory": fit.memory_dict(),
     }
     show = _nothing if as_json else print
-    show(_rows_text(_description(model, applied)))
+    rule = effective_rule(fit.cache, stored_settings(path, fit.cache.sidecar))
+    show(_rows_text({**_description(model), "precision": _precision_text(applied, rule)}))
     cache = config.engine.cache
     asked = (config.n_ctx, cache.memory, cache.pools, cache.device, cache.device_memory, cache.mode)
     if fit.error and any(value is not None for value in asked):
@@ -122,9 +124,9 @@ def _inspect(path: Path, text: str | None, config: InspectConfig, as_json: bool)
         print(json.dumps(document, indent=2))
 
 
-def _precision_text(applied: "ModelInfo") -> str:
+def _precision_text(applied: "ModelInfo", rule: str) -> str:
     if applied.price > 0:
-        return f"rule price, price = {applied.price:g}"
+        return f"rule {rule}, price = {applied.price:g}"
     if applied.t1 < 1:
         return f"rule gate, t1 = {applied.t1:g}, t2 = {applied.t2:g}"
     return "everything in high precision"
@@ -143,7 +145,7 @@ def choose_thresholds(config: InspectConfig, t1: float, t2: float) -> tuple[floa
     return (t1, t2) if config.t2 is None else (min(t1, config.t2), config.t2)
 
 
-def _description(model: "ModelFile", applied: "ModelInfo") -> dict[str, str]:
+def _description(model: "ModelFile") -> dict[str, str]:
     n_layers = model.key("block_count", len(model.blocks))
     with_experts = "all" if n_layers == len(model.blocks) else str(len(model.blocks))
     n_shared = model.key("expert_shared_count", 0)
@@ -156,7 +158,6 @@ def _description(model: "ModelFile", applied: "ModelInfo") -> dict[str, str]:
         "resident": f"{format_size(model.resident_bytes)}: all weights but the routed experts",
         **{f"tier {tier.name}": _tier_text(tier, model) for tier in model.tiers},
         **({"unused": _unused_text(model)} if model.unused_bytes else {}),
-        "precision": _precision_text(applied),
     }
     if model.calibration is not None:
         rows["calibration"] = str(model.calibration)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
 import json
+import math
 import re
 import shutil
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 
 from pyhobbit.cli.main import main
 from pyhobbit.engine.engine import Engine
+from pyhobbit.quality.evaluate import Costs
 from pyhobbit.quality.stored import Calibration
 from pyhobbit.settings.config import CacheConfig, EngineConfig, SamplingConfig
 from pyhobbit.settings.table import OPTIONS
@@ -97,6 +99,18 @@ def test_a_calibration_stands_behind_flags(calibrated: Path, capsys: pytest.Capt
     assert rows["prefetch"] == (0, "flag")
     with Engine(calibrated, EngineConfig(cache=CacheConfig(t1=0.6))) as engine:
         assert (engine.info().t1, engine.info().t2) == (0.6, 1.0)
+
+
+def test_static_widths_bring_their_price(calibrated: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    size, low_bytes = calibrated.stat().st_size, 6 * 8 * 3 * 256 * 256 * 9 // 16
+    costs = Costs((0.5,) * 48, (math.inf,) * 48)
+    numbers = (1.0, 1.0, 0.25, "lru", (1.0, 0.0, 0.0, 0.0))
+    Calibration(size, low_bytes, *numbers, rule="edgemoe", price=0.125, costs=costs).write(calibrated)
+    rows = _config(capsys, calibrated)
+    assert (rows["rule"], rows["price"]) == (("edgemoe", "calibration"), (0.125, "calibration"))
+    assert rows["t1"] == (1.0, "default")
+    assert main(["inspect", str(calibrated), "--no-speed"]) == 0
+    assert "rule edgemoe, price = 0.125" in capsys.readouterr().out
 
 
 def test_the_table(tiny_gguf: Path, capsys: pytest.CaptureFixture[str]) -> None:
