@@ -323,6 +323,12 @@ struct hobbit_route {
     int32_t counted; // 0: warms the cache and is left out of the results (prefill)
 };
 
+// How many of the experts that a layer chose were predicted.
+struct hobbit_layer_recall {
+    uint64_t predictable;
+    uint64_t predicted_right;
+};
+
 struct hobbit_simulation {
     const char *  policy;     // a name of hobbit_policy_name, or "belady": the bound, for one pool of equal experts
     double        weights[4]; // of Eq. 3: LRU, LFU, LHU, FLD
@@ -346,7 +352,8 @@ struct hobbit_simulation {
 
     // A choice of hobbit.predictor that needs routes alone, to be judged one layer ahead; NULL: none. The experts that
     // it predicts are not loaded.
-    const char * predictor;
+    const char *                 predictor;
+    struct hobbit_layer_recall * recall_by_layer; // [n_layers], added to; NULL: not wanted
 };
 
 // Counts selections of counted tokens.

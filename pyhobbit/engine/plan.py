@@ -157,7 +157,8 @@ def _with_pools(plan: MemoryPlan, session: Session, config: EngineConfig) -> Mem
     if plan.beside_pools > plan.available:
         raise HobbitError(_too_much(plan))
     needed = plan.beside_pools
-    if not plan.info.on_device and config.cache.prefetch != 0:
+    stacks_routers = config.cache.prefetch != 0 and config.cache.predictor in (None, "router")
+    if not plan.info.on_device and stacks_routers:
         needed += plan.n_all_experts * session.model.n_embd() * _PREDICTOR_BYTES
     try:
         session.cache.prepare(needed, session.context.n_ubatch)

@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pyhobbit.model.router import Router
+from pyhobbit.quality.calibration import routes
 from pyhobbit.routing import analysis
 from pyhobbit.routing.observe import Observations
+from pyhobbit.routing.trace import Simulation, recall_by_layer
 
 if TYPE_CHECKING:
     from pyhobbit.quality.evaluate import Quality
 
 _OWN_ROUTING = 0.99  # below, a layer's router is not understood
+_ROUTE_PREDICTORS = ("repeat", "paths", "paths-exact")  # which need no routers
+_MAX_SHOWN_AHEAD = 2  # layers
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,7 @@ class Findings:
 
     blocks: numbers of the L layers in the file.  t1, t2: thresholds of gates.mix and gates.high_use.
     importance: without the first token of each sequence, whose outputs can be a hundred times as large.
+    recall: by predictor, the share of each layer's experts that it names in advance, [L]; NaN where it cannot.
     notes: what is missing, and why.  n_in_text: sequences that the text has, of which n_sequences were run.
     perplexity, cost: measured beside it; None and [] where they were not.
     """
@@ -72,6 +77,7 @@ class Findings:
     importance: analysis.Importance | None
     gates: GateFindings | None
     ahead: AheadFindings | None
+    recall: dict[str, np.ndarray]
     reuse: analysis.Reuse
     preference: analysis.Preference
     notes: list[str]
@@ -107,6 +113,7 @@ def find(seen: Observations, routers: list[Router] | None, n_experts: int, t1: f
     """Everything that follows from the routing alone. routers: of the layers seen, None where not known."""
     notes: list[str] = []
     magnitudes = important(seen)
+    ahead = _ahead_findings(seen, routers, notes)
     return Findings(
         blocks=seen.layers,
         n_tokens=len(seen.sequences),
@@ -117,7 +124,8 @@ def find(seen: Observations, routers: list[Router] | None, n_experts: int, t1: f
         t2=t2,
         importance=None if magnitudes is None else analysis.importance(*magnitudes),
         gates=_gate_findings(seen, n_experts, t1, t2, notes),
-        ahead=_ahead_findings(seen, routers, notes),
+        ahead=ahead,
+        recall=_recall(seen, ahead, n_experts),
         reuse=analysis.reuse(seen.experts, seen.sequences, n_experts),
         preference=analysis.preference(seen.experts, seen.sequences, n_experts),
         notes=notes,
@@ -174,6 +182,29 @@ def _ahead_findings(
     )
 
 
+def _recall(seen: Observations, ahead: AheadFindings | None, n_experts: int) -> dict[str, np.ndarray]:
+    """Of each predictor, by layer. Those that need no routers learn while the text runs, token by token."""
+    n_layers = len(seen.layers)
+    if n_layers < 2:
+        return {}
+    recall = {}
+    if ahead is not None and ahead.prediction is not None:
+        for distance in range(1, min(_MAX_SHOWN_AHEAD, n_layers - 1) + 1):
+            of_source = ahead.prediction.top_k[distance - 1, : n_layers - distance]
+            name = "router" if distance == 1 else f"router, {distance} ahead"
+            recall[name] = np.concatenate([np.full(distance, np.nan), of_source])
+    for name in _ROUTE_PREDICTORS:
+        simulation = Simulation(
+            n_layers=seen.layers[-1] + 1,
+            n_experts=n_experts,
+            n_used=seen.experts.shape[2],
+            slots_high=0,
+            predictor=name,
+        )
+        recall[name] = recall_by_layer(routes(seen, slice(None)), simulation)[seen.layers]
+    return recall
+
+
 #
 # tables
 #
@@ -193,6 +224,8 @@ def tables(found: Findings) -> str:
         parts.append(_scores_text(found, found.gates))
     if found.ahead is not None:
         parts.append(_ahead_table(found, found.ahead))
+    if found.recall:
+        parts.append(_recall_table(found))
     parts.append(_use_table(found))
     if found.gates is not None:
         parts.append(_high_use_table(found, found.gates.high_use))
@@ -243,6 +276,14 @@ def _ahead_table(found: Findings, ahead: AheadFindings) -> str:
     rows += [chance] if ahead.prediction is not None else []
     title = f"Router inputs of later layers and prediction of their experts (Fig. 7), {ahead.n_tokens} tokens"
     return f"{title}\n{format_table(header, rows)}"
+
+
+def _recall_table(found: Findings) -> str:
+    header = ["layer", *found.recall]
+    rows = [[name if name != "nan%" else "-" for name in row] for row in _by_layer(found, [*found.recall.values()])]
+    means = ["mean", *_percents(np.array([np.nanmean(values) for values in found.recall.values()]))]
+    title = "Share of a layer's experts that each predictor names in advance"
+    return f"{title}\n{format_table(header, [*rows[1:], means])}"
 
 
 def _use_table(found: Findings) -> str:

@@ -387,13 +387,16 @@ def _fit_cache(model: CacheModel, seen: Observations) -> CacheFit:
 
 
 def routes(seen: Observations, tokens: slice) -> np.ndarray:
-    """Some of the tokens as an array of trace.ROUTE, all counted, as if decoded one by one."""
+    """Some of the tokens as an array of trace.ROUTE, all counted, as if decoded one by one.
+
+    Their weights are equal where the engine does not see them.
+    """
     chosen = np.empty(seen.experts[tokens].shape, ROUTE)
     chosen["sequence"] = seen.sequences[tokens, None, None]
     chosen["token"] = np.arange(len(seen.sequences))[tokens, None, None]
     chosen["layer"] = np.array(seen.layers)[None, :, None]
     chosen["expert"] = seen.experts[tokens]
-    chosen["weight"] = seen.weights[tokens]
+    chosen["weight"] = 1.0 if seen.weights is None else seen.weights[tokens]
     chosen["counted"] = 1
     return chosen.ravel()
 

@@ -155,6 +155,20 @@ def policy_names() -> list[str]:
 
 def simulate(routes: NDArray[Any], simulation: Simulation) -> SimulationResult:
     """Replays an array of ROUTE, of which at least one is counted. Raises HobbitError for what cannot be."""
+    return _simulate(routes, simulation, ffi.NULL)
+
+
+def recall_by_layer(routes: NDArray[Any], simulation: Simulation) -> NDArray[Any]:
+    """Share of each layer's chosen experts that the simulation's predictor names one layer ahead: [n_layers].
+
+    NaN for the first layer, and for a layer that does not run. Raises HobbitError as simulate does.
+    """
+    recall = ffi.new("struct hobbit_layer_recall[]", simulation.n_layers)
+    _simulate(routes, simulation, recall)
+    return np.array([of.predicted_right / of.predictable if of.predictable else np.nan for of in recall])
+
+
+def _simulate(routes: NDArray[Any], simulation: Simulation, recall: Any) -> SimulationResult:
     if routes.dtype != ROUTE or not np.any(routes["counted"]):
         raise HobbitError("there are no counted routes to simulate")
     texts = {
@@ -167,7 +181,8 @@ def simulate(routes: NDArray[Any], simulation: Simulation) -> SimulationResult:
         for name in ("low_costs", "skip_costs")
         for values in [getattr(simulation, name)]
     }
-    given = {**asdict(simulation), **texts, **costs, "n_costs": len(simulation.low_costs)}
+    given = {**asdict(simulation), **texts, **costs, "recall_by_layer": recall}
+    given["n_costs"] = len(simulation.low_costs)
     options = ffi.new("struct hobbit_simulation *", given)
     result = ffi.new("struct hobbit_simulation_result *")
     buffer = ffi.from_buffer("struct hobbit_route[]", np.ascontiguousarray(routes))

@@ -289,6 +289,34 @@ def test_every_shape_has_tables_and_json(n_layers: int, n_experts: int, n_used: 
     assert len(parsed["reuse"]["any"]) == n_layers
 
 
+def test_the_recall_of_each_predictor_by_layer() -> None:
+    # three sequences of one route each: repeat names all but the first token's experts, and paths as many
+    experts = np.array([[[0, 1], [2, 3], [4, 5]]] * 5 + [[[1, 2], [3, 4], [5, 6]]] * 5)
+    sequences = np.repeat([0, 1], 5)
+    seen = Observations([0, 1, 3], sequences, experts, None, None, None, np.arange(10))
+    found = findings.find(seen, None, 8, 0.6, 0.9)
+    assert list(found.recall) == ["repeat", "paths", "paths-exact"]
+    for values in found.recall.values():
+        assert np.isnan(values[0])
+        assert values[2] == 0  # layer 2 did not run
+    # the first token is not predicted, and half of the sixth
+    assert found.recall["repeat"][1] == pytest.approx((0 + 8 + 1 + 8) / 20)
+    text = findings.tables(found)
+    rows = text[text.index("names in advance") :].splitlines()[1:5]
+    assert rows[0].split() == ["layer", "repeat", "paths", "paths-exact"]
+    assert rows[1].split()[:2] == ["1", "85.0%"]
+
+
+def test_the_router_is_judged_where_it_is_known() -> None:
+    found, _ = _found(3, 8, 2)
+    assert found.ahead is not None
+    assert found.ahead.prediction is not None
+    assert list(found.recall)[:2] == ["router", "router, 2 ahead"]
+    assert found.recall["router"][1:] == pytest.approx(found.ahead.prediction.top_k[0, :2])
+    assert np.isnan(found.recall["router, 2 ahead"][:2]).all()
+    assert found.recall["router, 2 ahead"][2] == pytest.approx(found.ahead.prediction.top_k[1, 0])
+
+
 def test_plots_are_pngs_and_the_same_each_time(tmp_path: Path) -> None:
     found, seen = _found(3, 8, 2)
     low, skipped = SimpleNamespace(perplexity=18.0), SimpleNamespace(perplexity=19.0)

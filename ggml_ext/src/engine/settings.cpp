@@ -101,7 +101,8 @@ const std::vector<row> & table() {
           FIELD(uint32_t, prefetch) },
         { { "hobbit.predictor", "predictor", CHOICE, 0, 0, "router", NONE, joined<predictor_names>(), NONE, false,
             "Which experts are loaded in advance: router asks the next layers' routers, repeat names the previous "
-            "token's experts, given those of hobbit_set_prediction." },
+            "token's experts, paths learns which experts follow which, paths-exact by two layers, given those of "
+            "hobbit_set_prediction." },
           FIELD(std::string, predictor) },
         { { "hobbit.io_threads", "io_threads", COUNT, 1, 256, "4", NONE, NONE, "threads", false,
             "Threads that read experts from disk." },

@@ -42,7 +42,8 @@ class predictor {
         return {};
     }
 
-    // Bytes that the predictor keeps in the device's memory.
+    // Bytes that the predictor keeps: in the device's memory, or in tables of its own in host memory, which then count
+    // as if they were in the device's.
     virtual size_t bytes() const { return 0; }
 
     // Whether the layer can be predicted, now that all known routers are set.
@@ -62,6 +63,9 @@ class predictor {
     virtual status predict(const layer_routing & running, uint32_t n_ahead, const ggml_tensor * router_input,
                            ggml_backend_t backend, std::vector<layer_routing> & predictions) = 0;
 };
+
+// Makes each token's weights sum to 1; they are equal where they are not known.
+void normalize(layer_routing & routing);
 
 // The predictor of that name, or null where there is none: predictor_names lists them.
 std::unique_ptr<predictor> make_predictor(const predictor_options & options);

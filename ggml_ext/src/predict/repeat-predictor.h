@@ -17,15 +17,8 @@ class repeat_predictor final : public predictor {
     explicit repeat_predictor(const predictor_options & options) : last_(options.n_experts.size()) {}
 
     void on_routing(const layer_routing & routing) override {
-        layer_routing & last = last_[routing.layer];
-        last                 = routing;
-        last.weights.resize(last.experts.size(), 1.0f); // equal ones where they are not known
-        const size_t        n_used = size_t(last.n_used);
-        std::vector<double> normalized(n_used);
-        for (size_t i = 0; i < last.weights.size(); i += n_used) {
-            normalize_weights(&last.weights[i], n_used, normalized.data());
-            std::copy(normalized.begin(), normalized.end(), last.weights.begin() + ptrdiff_t(i));
-        }
+        last_[routing.layer] = routing;
+        normalize(last_[routing.layer]);
     }
 
     status predict(const layer_routing & running, uint32_t n_ahead, const ggml_tensor *, ggml_backend_t,

@@ -2,6 +2,7 @@
 #include "predict/router-predictor.h"
 
 #include "ggml-impl.h"
+#include "predict/top-k.h"
 
 #include <algorithm>
 #include <cmath>
@@ -206,18 +207,6 @@ static std::vector<float> sum(const float * x, size_t n, const std::vector<float
         out[i] += y[i];
     }
     return out;
-}
-
-// The k largest, the first of equal ones first and NaN last.
-static std::vector<int32_t> top_k(std::vector<float> keys, size_t k) {
-    std::replace_if(keys.begin(), keys.end(), [](float v) { return std::isnan(v); }, -INFINITY);
-    std::vector<int32_t> order(keys.size());
-    std::iota(order.begin(), order.end(), 0);
-    std::partial_sort(order.begin(), order.begin() + ptrdiff_t(k), order.end(), [&](int32_t a, int32_t b) {
-        return keys[size_t(a)] != keys[size_t(b)] ? keys[size_t(a)] > keys[size_t(b)] : a < b;
-    });
-    order.resize(k);
-    return order;
 }
 
 // One token's choice of experts by a router with these outputs.

@@ -14,6 +14,7 @@ static bool runs_on_routes(const predictor & p) {
 status prediction_judge::open(const hobbit_simulation & options) {
     predictor_options of;
     of.n_experts.assign(options.n_layers, options.n_experts);
+    recall_ = options.recall_by_layer;
     std::string all;
     for (const std::string & name : predictor_names()) {
         of.name              = name;
@@ -46,10 +47,15 @@ void prediction_judge::on_routing(const layer_routing & routing, bool is_counted
         const auto               n_chosen  = [&](const std::set<uint32_t> & experts) {
             return uint64_t(std::count_if(experts.begin(), experts.end(), is_chosen));
         };
+        const uint64_t n_right          = n_chosen(predicted_);
         result.predictable             += chosen.size();
-        result.predicted_right         += n_chosen(predicted_);
+        result.predicted_right         += n_right;
         result.predicted_missing       += missing_.size();
         result.predicted_missing_right += n_chosen(missing_);
+        if (recall_) {
+            recall_[routing.layer].predictable     += chosen.size();
+            recall_[routing.layer].predicted_right += n_right;
+        }
     }
 }
 

@@ -19,7 +19,7 @@ class prediction_judge {
     // Fails for an unknown predictor and for one that needs more than routes.
     status open(const hobbit_simulation & options);
 
-    // The layer's router has chosen; the counts go to `result` if the layer is counted.
+    // The layer's router has chosen; the counts go to `result`, and by layer to the options', if the layer is counted.
     void on_routing(const layer_routing & routing, bool is_counted, hobbit_simulation_result & result);
 
     // The layer's experts are loaded; the next layer is predicted.
@@ -27,6 +27,7 @@ class prediction_judge {
 
   private:
     std::unique_ptr<predictor> judged_; // null: none
+    hobbit_layer_recall *      recall_ = nullptr; // [layer]; null: not wanted
     layer_id                   layer_;  // that is predicted
     std::set<uint32_t>         predicted_;
     std::set<uint32_t>         missing_; // of these

@@ -51,6 +51,35 @@ TEST_CASE("tokens that are not counted teach the predictor and are not judged") 
     CHECK(r.predicted_missing_right == 2);
 }
 
+TEST_CASE("recall by layer") {
+    // layer 1 as above, layer 2 is predicted -, A, B, B and chooses A, B, B, B
+    route_list routes;
+    for (int32_t token = 0; token < 4; token++) {
+        for (const int32_t layer : { 0, 1, 2 }) {
+            const int32_t expert = layer == 0 ? 5 : (layer == 1 ? "AABA" : "ABBB")[token] - 'A';
+            routes.push_back({ 0, token, layer, expert, 1.0f, true });
+        }
+    }
+    hobbit_layer_recall recall[3] = {};
+    hobbit_simulation   options   = judged("repeat", 0);
+    options.n_layers              = 3;
+    options.recall_by_layer       = recall;
+    const hobbit_simulation_result r = run(routes, options);
+    CHECK(recall[0].predictable == 0);
+    CHECK(recall[1].predictable == 4);
+    CHECK(recall[1].predicted_right == 1);
+    CHECK(recall[2].predictable == 4);
+    CHECK(recall[2].predicted_right == 2);
+    CHECK(r.predicted_right == 3);
+}
+
+TEST_CASE("paths learn what follows what") {
+    // layer 1 chooses what layer 0 chose: each of three experts is new once
+    const hobbit_simulation_result r = run(two_layers("ABCABCABC", "ABCABCABC"), judged("paths", 0));
+    CHECK(r.predictable == 9);
+    CHECK(r.predicted_right == 6);
+}
+
 TEST_CASE("without a predictor nothing is judged") {
     const hobbit_simulation_result r = run(two_layers("XX", "AA"), judged(nullptr, 2));
     CHECK(r.predictable + r.predicted_right + r.predicted_missing == 0);
@@ -62,7 +91,8 @@ TEST_CASE("a predictor that a trace cannot feed is refused") {
         const route_list         routes = two_layers("X", "A");
         const status             s      = simulate(routes.data(), routes.size(), judged(name, 1), result);
         CHECK(s.message() == "no predictor '" + std::string(name) +
-                                 "' runs on routes alone, which is all that a trace holds: choose one of repeat");
+                                 "' runs on routes alone, which is all that a trace holds: choose one of repeat, "
+                                 "paths, paths-exact");
         CHECK(result.hits_high + result.misses_high == 0);
     }
 }

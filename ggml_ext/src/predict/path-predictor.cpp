@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: MIT
+#include "predict/path-predictor.h"
+
+#include "predict/top-k.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace hobbit {
+
+static constexpr float  n_prior        = 0.5f; // tokens; from 0.25 to 1 the recall on real traces changes little
+static constexpr size_t entry_overhead = 128;  // bytes of an entry of the dictionary beside its key and counts
+
+void use_counts::add(const int32_t * experts, size_t n) {
+    if (n_tokens_ == std::numeric_limits<uint8_t>::max()) {
+        n_tokens_ /= 2;
+        std::transform(uses_.begin(), uses_.end(), uses_.begin(), [](uint8_t count) { return uint8_t(count / 2); });
+    }
+    n_tokens_++;
+    for (size_t i = 0; i < n; i++) {
+        uses_[size_t(experts[i])]++; // not above n_tokens_, since a token's experts are distinct
+    }
+}
+
+path_predictor::path_predictor(const predictor_options & options, size_t dictionary_size) :
+    n_experts_(options.n_experts),
+    dictionary_size_(dictionary_size),
+    after_(n_experts_.size(), *std::max_element(n_experts_.begin(), n_experts_.end())) {
+    for (layer_id layer; layer < n_experts_.size(); layer++) {
+        any_.emplace_back(n_experts_[layer]);
+        for (uint32_t e = 0; layer + 1 < n_experts_.size() && e < n_experts_[layer]; e++) {
+            after_[{ layer, e }] = use_counts(n_experts_[layer + 1]);
+        }
+    }
+}
+
+size_t path_predictor::bytes() const {
+    size_t bytes = dictionary_size_;
+    for (size_t layer = 0; layer + 1 < n_experts_.size(); layer++) {
+        bytes += n_experts_[layer] * (n_experts_[layer + 1] + sizeof(use_counts));
+    }
+    return bytes;
+}
+
+path_predictor::path path_predictor::path_of(const layer_routing & now, const layer_routing & before, int64_t token) {
+    const bool   follows  = before.n_tokens == now.n_tokens;
+    const size_t n        = size_t(now.n_used);
+    const size_t n_before = follows ? size_t(before.n_used) : 0;
+    const size_t first    = size_t(token) * n;
+    return { &now.experts[first], &now.weights[first], n,
+             follows ? &before.experts[size_t(token) * n_before] : nullptr, n_before };
+}
+
+//
+// learning
+//
+
+// What the dictionary finds the path under: everything chosen, in the order of experts. `layer` chose last.
+std::string path_predictor::key(layer_id layer, const path & p) {
+    std::vector<uint32_t> words(p.experts, p.experts + p.n);
+    words.insert(words.end(), p.before, p.before + p.n_before);
+    std::sort(words.begin(), words.begin() + ptrdiff_t(p.n));
+    std::sort(words.begin() + ptrdiff_t(p.n), words.end());
+    words.push_back(layer);
+    return { reinterpret_cast<const char *>(words.data()), words.size() * sizeof(words[0]) };
+}
+
+void path_predictor::learn_exactly(layer_id layer, const path & p, const int32_t * next, size_t n_next) {
+    const std::string name      = key(layer, p);
+    const size_t      n_experts = n_experts_[layer + 1];
+    const size_t      size      = name.size() + n_experts + entry_overhead;
+    const auto        it        = dictionary_.find(name);
+    if (it != dictionary_.end()) {
+        it->second.add(next, n_next);
+    } else if (n_taken_ + size <= dictionary_size_) {
+        n_taken_ += size;
+        dictionary_.emplace(name, n_experts).first->second.add(next, n_next);
+    }
+}
+
+void path_predictor::on_routing(const layer_routing & routing) {
+    const bool   follows = routing.layer == now_.layer + 1 && routing.n_tokens == now_.n_tokens;
+    const size_t n_used  = size_t(routing.n_used);
+    for (int64_t token = 0; token < routing.n_tokens; token++) {
+        const int32_t * chosen = &routing.experts[size_t(token) * n_used];
+        any_[routing.layer].add(chosen, n_used);
+        if (!follows) {
+            continue;
+        }
+        const path p = path_of(now_, before_, token);
+        for (size_t i = 0; i < p.n; i++) {
+            after_[{ now_.layer, uint32_t(p.experts[i]) }].add(chosen, n_used);
+        }
+        if (dictionary_size_ > 0 && p.n_before > 0) {
+            learn_exactly(now_.layer, p, chosen, n_used);
+        }
+    }
+    before_ = follows ? std::move(now_) : layer_routing();
+    now_    = routing;
+    normalize(now_);
+}
+
+//
+// prediction
+//
+
+// Of the experts of the layer after `layer`, which chose last.
+std::vector<float> path_predictor::probabilities(layer_id layer, const path & p) const {
+    std::vector<float> of(n_experts_[layer + 1]);
+    for (size_t e = 0; e < of.size(); e++) {
+        const float frequency = any_[layer + 1].share(e, 0.0f, 0.0f);
+        for (size_t i = 0; i < p.n; i++) {
+            of[e] += p.weights[i] * after_[{ layer, uint32_t(p.experts[i]) }].share(e, frequency, n_prior);
+        }
+    }
+    if (dictionary_size_ > 0 && p.n_before > 0) {
+        const auto it = dictionary_.find(key(layer, p));
+        for (size_t e = 0; it != dictionary_.end() && e < of.size(); e++) {
+            of[e] = it->second.share(e, of[e], n_prior);
+        }
+    }
+    return of;
+}
+
+status path_predictor::predict(const layer_routing & running, uint32_t n_ahead, const ggml_tensor *, ggml_backend_t,
+                               std::vector<layer_routing> & predictions) {
+    GGML_ASSERT(running.layer == now_.layer && running.n_tokens == now_.n_tokens);
+    predictions.clear();
+    predictions.reserve(n_ahead); // `now` and `before` point into it
+    const layer_routing * now    = &now_;
+    const layer_routing * before = &before_;
+    for (layer_id l(running.layer + 1); l < any_.size() && predictions.size() < n_ahead && !any_[l].empty(); l++) {
+        layer_routing next = { l, now->n_tokens, std::min<int64_t>(running.n_used, n_experts_[l]), {}, {} };
+        for (int64_t token = 0; token < now->n_tokens; token++) {
+            const std::vector<float> p = probabilities(now->layer, path_of(*now, *before, token));
+            for (const int32_t e : top_k(p, size_t(next.n_used))) {
+                next.experts.push_back(e);
+                next.weights.push_back(p[size_t(e)]);
+            }
+        }
+        normalize(next);
+        predictions.push_back(std::move(next));
+        before = now;
+        now    = &predictions.back();
+    }
+    return {};
+}
+
+} // namespace hobbit

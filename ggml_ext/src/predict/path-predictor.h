@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include "model/expert.h"
+#include "predict/predictor.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace hobbit {
+
+// How often each expert of a layer was chosen in some situation. Old choices count less: at 255 all counts are halved.
+class use_counts {
+  public:
+    use_counts() = default;
+
+    explicit use_counts(size_t n_experts) : uses_(n_experts) {}
+
+    bool empty() const { return n_tokens_ == 0; }
+
+    // One token's choice.
+    void add(const int32_t * experts, size_t n);
+
+    // The share of tokens that chose the expert, as if n_prior further tokens had chosen it with this probability.
+    float share(size_t expert, float prior, float n_prior) const {
+        return (float(uses_[expert]) + n_prior * prior) / (float(n_tokens_) + n_prior);
+    }
+
+  private:
+    std::vector<uint8_t> uses_; // [expert]
+    uint8_t              n_tokens_ = 0;
+};
+
+// EdgeMoE's activation paths (arXiv 2308.14352, section III-C1), learnt while the model runs. The next layer's experts
+// follow from those chosen in this one:
+//
+//     P(e) = sum over the chosen experts i of w_i n(i, e) / n(i)
+//
+// w_i is the gate weight, n(i, e) the number of tokens that chose i and then e, and n(i) that of tokens that chose i.
+// Where n(i) is small, the frequency of e in its layer stands in. The layers after the next follow from the predicted
+// ones. It needs routes alone, so that the simulator can run it.
+//
+// The paper's dictionary is keyed by everything chosen in the two last layers. Where there is one it comes first, and
+// pairs stand in where its counts are small. With many experts a key rarely comes again, so that the dictionary takes
+// no further keys when it has reached its size.
+class path_predictor final : public predictor {
+  public:
+    // dictionary_size: in bytes; 0: none.
+    path_predictor(const predictor_options & options, size_t dictionary_size);
+
+    size_t bytes() const override;
+
+    void on_routing(const layer_routing & routing) override;
+
+    status predict(const layer_routing & running, uint32_t n_ahead, const ggml_tensor * router_input,
+                   ggml_backend_t backend, std::vector<layer_routing> & predictions) override;
+
+  private:
+    // What one token chose in a layer and in the one before it; no experts where that did not run.
+    struct path {
+        const int32_t * experts;
+        const float *   weights; // of sum 1
+        size_t          n;
+        const int32_t * before;
+        size_t          n_before;
+    };
+
+    static path        path_of(const layer_routing & now, const layer_routing & before, int64_t token);
+    static std::string key(layer_id layer, const path & p);
+
+    void               learn_exactly(layer_id layer, const path & p, const int32_t * next, size_t n_next);
+    std::vector<float> probabilities(layer_id layer, const path & p) const;
+
+    const std::vector<uint32_t> n_experts_; // [layer]
+    const size_t                dictionary_size_;
+    std::vector<use_counts>     any_;    // [layer] whatever was chosen before
+    expert_table<use_counts>    after_;  // [expert] what the next layer chose
+    layer_routing               now_;    // of the layer that ran last; weights of sum 1
+    layer_routing               before_; // of the layer before it, with the same tokens; else no tokens
+
+    std::unordered_map<std::string, use_counts> dictionary_;
+    size_t                                      n_taken_ = 0; // bytes of dictionary_size_
+};
+
+} // namespace hobbit

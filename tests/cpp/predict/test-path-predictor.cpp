@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: MIT
+#include "predict/path-predictor.h"
+
+#include <algorithm>
+#include <doctest/doctest.h>
+#include <memory>
+#include <vector>
+
+using namespace hobbit;
+
+using experts = std::vector<int32_t>;
+
+namespace {
+
+// One expert per token and layer where not said otherwise.
+class paths {
+  public:
+    explicit paths(const std::vector<uint32_t> & n_experts, const char * name = "paths") :
+        predictor_(make_predictor(options(n_experts, name))) {}
+
+    paths(const std::vector<uint32_t> & n_experts, size_t dictionary_size) :
+        predictor_(std::make_unique<path_predictor>(options(n_experts), dictionary_size)) {}
+
+    void chose(layer_id layer, const experts & chosen, const std::vector<float> & weights = {}, int64_t n_tokens = 1) {
+        running_ = { layer, n_tokens, int64_t(chosen.size()) / n_tokens, chosen, weights };
+        predictor_->on_routing(running_);
+    }
+
+    // A token's choice in the layers from the first one on, n times.
+    void ran(const std::vector<experts> & choices, int n = 1) {
+        for (int i = 0; i < n; i++) {
+            for (size_t layer = 0; layer < choices.size(); layer++) {
+                chose(layer_id(layer), choices[layer]);
+            }
+        }
+    }
+
+    std::vector<layer_routing> predict(uint32_t n_ahead = 1) {
+        std::vector<layer_routing> predictions;
+        REQUIRE(predictor_->predict(running_, n_ahead, nullptr, nullptr, predictions).ok());
+        return predictions;
+    }
+
+    experts predicted(uint32_t n_ahead = 1) { return predict(n_ahead).back().experts; }
+
+    size_t bytes() const { return predictor_->bytes(); }
+
+  private:
+    static predictor_options options(const std::vector<uint32_t> & n_experts, const char * name = "paths") {
+        predictor_options options;
+        options.name      = name;
+        options.n_experts = n_experts;
+        return options;
+    }
+
+    std::unique_ptr<predictor> predictor_;
+    layer_routing              running_;
+};
+
+} // namespace
+
+TEST_CASE("the counts of a pair of layers, worked by hand") {
+    paths p({ 4, 4 });
+    p.ran({ { 0 }, { 1 } }, 3);
+    p.ran({ { 0 }, { 2 } });
+    p.ran({ { 3 }, { 3 } }, 4);
+
+    // Of 8 tokens 3, 1 and 4 chose the experts 1, 2 and 3, and of the 4 tokens after expert 0 3, 1 and none. Half a
+    // token with the frequencies joins these. So 1 and 2 lead, not the more frequent 3.
+    p.chose(0, { 0, 1 }, { 6, 2 });
+    const layer_routing next = p.predict()[0];
+    CHECK(next.layer == 1);
+    CHECK(next.n_tokens == 1);
+    CHECK(next.experts == experts{ 1, 2 });
+    const double after_0[] = { (3 + 0.5 * 3 / 8) / 4.5, (1 + 0.5 * 1 / 8) / 4.5 };
+    const double after_1[] = { 3.0 / 8, 1.0 / 8 }; // it was never chosen, so that the frequencies stand in
+    const double first     = 0.75 * after_0[0] + 0.25 * after_1[0];
+    const double second    = 0.75 * after_0[1] + 0.25 * after_1[1];
+    CHECK(next.weights[0] == doctest::Approx(first / (first + second)));
+    CHECK(next.weights[1] == doctest::Approx(second / (first + second)));
+}
+
+TEST_CASE("a layer that has not run is not predicted") {
+    paths p({ 4, 4, 4 });
+    p.chose(0, { 0 });
+    CHECK(p.predict(2).empty());
+    p.chose(1, { 1 });
+    p.chose(0, { 2 });
+    CHECK(p.predict(2).size() == 1);
+    CHECK(p.predicted() == experts{ 1 }); // whatever ran before
+}
+
+TEST_CASE("a cycle of routes is predicted any number of layers ahead") {
+    for (const char * name : { "paths", "paths-exact" }) {
+        paths      p({ 16, 16, 16, 16 }, name);
+        const auto choice = [](int token, size_t layer) {
+            const auto e = int32_t((size_t(token) * 2 + layer * 5) % 16);
+            return experts{ e, (e + 1) % 16 };
+        };
+        for (int round = 0; round < 2; round++) {
+            for (int token = 0; token < 8; token++) {
+                for (size_t layer = 0; layer < 4; layer++) {
+                    p.chose(layer_id(layer), choice(token, layer));
+                    for (size_t ahead = 1; round > 0 && layer + ahead < 4; ahead++) {
+                        const experts named = p.predicted(uint32_t(ahead));
+                        for (const int32_t e : choice(token, layer + ahead)) {
+                            CHECK(std::count(named.begin(), named.end(), e) == 1);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+TEST_CASE("the dictionary tells apart what pairs cannot") {
+    const auto run = [](size_t dictionary_size) {
+        paths p({ 2, 2, 2 }, dictionary_size);
+        int   right = 0;
+        for (int token = 0; token < 80; token++) {
+            const int32_t a = token / 2 % 2;
+            const int32_t b = token % 2;
+            p.chose(0, { a });
+            p.chose(1, { b });
+            right += token >= 40 && p.predicted() == experts{ a ^ b };
+            p.chose(2, { a ^ b });
+        }
+        return right;
+    };
+    CHECK(run(8192) == 40);
+    CHECK(run(0) == 10);
+    CHECK(run(100) == 10); // no room for a key
+    CHECK(run(300) == 20); // room for two of four
+}
+
+TEST_CASE("old counts give way to new ones") {
+    paths p({ 2, 4 });
+    p.ran({ { 0 }, { 1 } }, 2000);
+    p.ran({ { 0 }, { 2 } }, 260);
+    p.chose(0, { 0 });
+    CHECK(p.predicted() == experts{ 2 });
+}
+
+TEST_CASE("each token of a batch is learnt and predicted alone") {
+    paths p({ 4, 4, 4 });
+    p.chose(0, { 0, 1, 2 }, {}, 3);
+    p.chose(1, { 3, 2, 1 }, {}, 3);
+    p.chose(2, { 0 }, {}, 1); // whose token it is of the three is not known
+    p.chose(0, { 2, 0 }, {}, 2);
+    CHECK(p.predict()[0].n_tokens == 2);
+    CHECK(p.predicted() == experts{ 1, 3 });
+
+    p.chose(1, { 3, 2 }, {}, 2);
+    CHECK(p.predicted() == experts{ 0, 0 }); // by its frequency
+    p.chose(2, { 1, 1 }, {}, 2);
+    p.chose(0, { 0 });
+    p.chose(1, { 3 });
+    CHECK(p.predicted() == experts{ 1 });
+}
+
+TEST_CASE("layers may differ in their number of experts") {
+    paths p({ 8, 2, 4 });
+    p.ran({ { 7, 6, 5 }, { 1, 0 }, { 3, 2, 1 } });
+    p.chose(0, { 7, 6, 5 });
+    const auto predictions = p.predict(2);
+    REQUIRE(predictions.size() == 2);
+    CHECK(predictions[0].experts == experts{ 0, 1 });
+    CHECK(predictions[1].experts == experts{ 1, 2, 3 });
+    CHECK(p.bytes() == 8 * (2 + sizeof(use_counts)) + 2 * (4 + sizeof(use_counts)));
+}
