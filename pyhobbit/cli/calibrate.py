@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps({**report.as_dict(), "file": str(calibration_path(args.model))}, indent=2))
     else:
         print(report.summary())
-    path = report.calibration.write(args.model)
+    path = report.calibration.write(args.model, report.lookahead)
     if not args.json:
         print(f"stored in {path}; it applies automatically from now on")
     return 0

@@ -14,6 +14,7 @@ from pyhobbit.engine.llama import Model, SetContext, SetModel
 from pyhobbit.engine.session import Session, one_sequence
 from pyhobbit.engine.stats import ModelInfo
 from pyhobbit.errors import HobbitError
+from pyhobbit.model.stored_settings import lookahead_bytes
 from pyhobbit.native.ffi import host_memory
 from pyhobbit.native.machine import available_memory, resident_memory, trimmed_heap
 from pyhobbit.settings.config import EngineConfig, Setting, format_size
@@ -159,7 +160,8 @@ def _with_pools(plan: MemoryPlan, session: Session, config: EngineConfig) -> Mem
     needed = plan.beside_pools
     stacks_routers = config.cache.prefetch != 0 and config.cache.predictor in (None, "router")
     if not plan.info.on_device and stacks_routers:
-        needed += plan.n_all_experts * session.model.n_embd() * _PREDICTOR_BYTES
+        routers = plan.n_all_experts * session.model.n_embd() * _PREDICTOR_BYTES
+        needed += max(routers, lookahead_bytes(Path(plan.info.model)))  # maps stand in their place
     try:
         session.cache.prepare(needed, session.context.n_ubatch)
     except HobbitError as e:

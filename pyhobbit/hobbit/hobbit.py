@@ -386,7 +386,7 @@ class Hobbit(Closing, Llama):
         self.close()
         try:
             report = calibrate(Path(self.model_path), Path(text_file), config)
-            report.calibration.write(Path(self.model_path))
+            report.calibration.write(Path(self.model_path), report.lookahead)
         finally:
             again = {**self.__getstate__(), "cache": replace(own, trace=None)}
             self.__init__(**again)  # a second trace would be written over the first

@@ -62,7 +62,7 @@ class Findings:
 
     blocks: numbers of the L layers in the file.  t1, t2: thresholds of gates.mix and gates.high_use.
     importance: without the first token of each sequence, whose outputs can be a hundred times as large.
-    recall: by predictor, the share of each layer's experts that it names in advance, [L]; NaN where it cannot.
+    recall: by predictor, share of each layer's experts that it names in advance: [L], NaN where it cannot.
     notes: what is missing, and why.  n_in_text: sequences that the text has, of which n_sequences were run.
     perplexity, cost: measured beside it; None and [] where they were not.
     """
@@ -280,7 +280,10 @@ def _ahead_table(found: Findings, ahead: AheadFindings) -> str:
 
 def _recall_table(found: Findings) -> str:
     header = ["layer", *found.recall]
-    rows = [[name if name != "nan%" else "-" for name in row] for row in _by_layer(found, [*found.recall.values()])]
+    rows = [
+        [name if name != "nan%" else "-" for name in row]
+        for row in _by_layer(found, [*found.recall.values()])
+    ]
     means = ["mean", *_percents(np.array([np.nanmean(values) for values in found.recall.values()]))]
     title = "Share of a layer's experts that each predictor names in advance"
     return f"{title}\n{format_table(header, [*rows[1:], means])}"

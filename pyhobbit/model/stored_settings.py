@@ -43,6 +43,16 @@ def stored_settings(path: Path, sidecar: Path | None) -> dict[str, Stored]:
     return found
 
 
+def lookahead_bytes(model: Path) -> int:
+    """Of the maps that a calibration has fitted for predicting experts; 0 without them."""
+    from pyhobbit.model.gguf_file import read_gguf
+    from pyhobbit.model.tiers import LOOKAHEAD_MAPS, calibration_path
+
+    path = calibration_path(model)
+    tensors = read_gguf(path).tensors if path.exists() else ()
+    return sum(tensor.nbytes for tensor in tensors if tensor.name == LOOKAHEAD_MAPS)
+
+
 def effective_rule(cache: CacheConfig, stored: Mapping[str, Stored]) -> str:
     """The precision rule that the engine takes."""
     if cache.rule is not None:

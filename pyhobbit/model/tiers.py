@@ -26,6 +26,7 @@ RESIDUAL_VERSION = 2  # of a file with a residual tier
 PARTIAL_VERSION = 3  # of a file whose high tier lacks experts
 ALIGNMENT = 4096
 LOW_DIVERGENCES = "hobbit.low_divergences"  # of a calibration
+LOOKAHEAD_MAPS = "hobbit.ahead"  # a tensor of a calibration
 HIGH, LOW = "high", "low"
 _NO_TIER = "none"
 _PARTIAL = "partial"

@@ -21,6 +21,7 @@ from pyhobbit.native.files import read_text
 from pyhobbit.quality.costs import CostRuns, expert_costs, static_costs
 from pyhobbit.quality.evaluate import Chunk, Costs, Evaluator, Progress, Quality, perplexity
 from pyhobbit.quality.fit import CacheFit, CacheFitter, CacheModel
+from pyhobbit.quality.lookahead import MAX_BYTES, Lookahead, LookaheadFit, sum_bytes
 from pyhobbit.quality.progress import Measurements
 from pyhobbit.quality.report import CalibrationReport, LayerProfile
 from pyhobbit.quality.search import TYPICAL_TRIALS, Bound, Trials, cheapest_by_gate, cheapest_by_price
@@ -34,9 +35,10 @@ from pyhobbit.routing.analysis import (
     shares,
     unimportance,
 )
-from pyhobbit.routing.observe import Observations, Recorder
+from pyhobbit.routing.observe import LayerEvent, Observations, Recorder
 from pyhobbit.routing.trace import ROUTE
-from pyhobbit.settings.config import CalibrationConfig, EvaluationConfig
+from pyhobbit.settings.config import CalibrationConfig, EvaluationConfig, format_size
+from pyhobbit.settings.table import default
 
 _MAX_ROUTES = 200_000  # replayed at once
 _MAX_INPUT_BYTES = 32 << 20  # of routers' inputs
@@ -56,6 +58,7 @@ class _Known:
     seen: Observations
     bound: Bound
     memo: Measurements
+    lookahead: Lookahead | None
 
     @property
     def n_tokens(self) -> int:
@@ -94,10 +97,11 @@ def calibrate(model: Path, text: Path, config: CalibrationConfig) -> Calibration
     content = read_text(text)
     Calibration.check_place(model)
     found = _Found()
+    fit = _lookahead_fit(model, config)  # before the cache takes the memory
     with Evaluator(model, EvaluationConfig(engine=config.engine)) as evaluator:
         chunks = _chunks(evaluator, model, text, content, config)
         memo = _measurements(evaluator, model, content, chunks)
-        known = _know(evaluator, chunks, memo, config)
+        known = _know(evaluator, chunks, memo, config, fit)
         if "gate" in config.rules or not known.has_low:
             _try_gate(evaluator, known, found)
     if known.has_low:
@@ -145,11 +149,38 @@ def _measurements(evaluator: Evaluator, model: Path, content: str, chunks: list[
     return memo
 
 
-def _know(evaluator: Evaluator, chunks: list[Chunk], memo: Measurements, config: CalibrationConfig) -> _Known:
+def _know(
+    evaluator: Evaluator,
+    chunks: list[Chunk],
+    memo: Measurements,
+    config: CalibrationConfig,
+    fit: LookaheadFit | None,
+) -> _Known:
     told = _told_once(lambda chunk_s: _say(_estimate(chunk_s, evaluator, len(chunks), config)), len(chunks))
-    reference, seen = profile(evaluator, chunks, told)
+    if fit is not None:
+        fit.begin(sum(map(len, chunks)))
+    reference, seen = profile(evaluator, chunks, told, fit)
     bound = Bound.of(config, perplexity(reference, chunks))
-    return _Known(evaluator.info, evaluator.expert_bytes, chunks, reference, seen, bound, memo)
+    lookahead = fit.result() if fit is not None else None
+    return _Known(evaluator.info, evaluator.expert_bytes, chunks, reference, seen, bound, memo, lookahead)
+
+
+def _lookahead_fit(model: Path, config: CalibrationConfig) -> LookaheadFit | None:
+    """Fits the maps that predict experts; None where there is nothing to fit, or no memory for it."""
+    cache = config.engine.cache
+    file = read_model_file(model, cache.sidecar)
+    n_ahead = default("prefetch") if cache.prefetch is None else cache.prefetch
+    routers = file.routers(file.blocks)
+    if routers is None or len(routers) < 2 or n_ahead == 0:
+        return None
+    n_bytes = sum_bytes(len(routers), routers[0].weight.shape[1])
+    if n_bytes > MAX_BYTES:
+        _say(
+            f"maps for prediction are not fitted: that takes {format_size(n_bytes)} of memory, and the "
+            f"limit is {format_size(MAX_BYTES)}; the routers themselves predict"
+        )
+        return None
+    return LookaheadFit(routers, n_ahead)
 
 
 def _told_once(say: Callable[[float], None], n_chunks: int) -> Progress:
@@ -294,6 +325,7 @@ def _report(model: Path, config: CalibrationConfig, known: _Known, found: _Found
         cache=fit,
         prediction_top1=top1,
         prediction_top_k=top_k,
+        lookahead=known.lookahead,
         low_alone=found.low_alone,
         low_alone_holds=found.low_alone is not None and known.bound.holds(found.low_alone),
         static_low=_static_low(known, found),
@@ -318,11 +350,23 @@ def _decisions(known: _Known, found: _Found) -> np.ndarray:
 
 
 def profile(
-    evaluator: Evaluator, chunks: list[Chunk], told: Progress = lambda _n_tokens: None
+    evaluator: Evaluator,
+    chunks: list[Chunk],
+    told: Progress = lambda _n_tokens: None,
+    fit: LookaheadFit | None = None,
 ) -> tuple[np.ndarray, Observations]:
-    """The reference, and what the routers did in it.  told: of each chunk. Raises HobbitError."""
+    """The reference, and what the routers did in it.  told: of each chunk.  fit: observes too.
+
+    Raises HobbitError.
+    """
     recorder = Recorder(len(chunks), evaluator.n_ctx, evaluator.info.n_layers, _MAX_INPUT_BYTES)
-    with _bar("profile", sum(map(len, chunks)), "tokens") as bar, evaluator.observing(recorder):
+
+    def observe(event: LayerEvent) -> None:
+        recorder(event)
+        if fit is not None:
+            fit(event)
+
+    with _bar("profile", sum(map(len, chunks)), "tokens") as bar, evaluator.observing(observe):
 
         def progress(n_tokens: int) -> None:
             bar.update(n_tokens)

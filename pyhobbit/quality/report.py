@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: MIT
 """What calibration found, for people and as JSON."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from pyhobbit.quality.evaluate import Quality
 from pyhobbit.quality.fit import CAPACITIES, CacheFit
+from pyhobbit.quality.lookahead import Lookahead
 from pyhobbit.quality.stored import Calibration
 from pyhobbit.settings.config import format_size
 
@@ -37,6 +38,7 @@ class CalibrationReport:
     by_rule: the best of each rule that was tried, on the text its numbers were chosen on.
     high_bytes_per_token: with everything in high precision.  prediction_*: share of the experts one layer
     ahead that are predicted right, the best one and all; None where the routers are not known.
+    lookahead: what predicts better, None where nothing does.
     low_alone: everything in low precision; whether that holds the bound.
     static_low: with the rule edgemoe, share of the experts that are low for all tokens.
     """
@@ -55,6 +57,7 @@ class CalibrationReport:
     cache: CacheFit
     prediction_top1: float | None
     prediction_top_k: float | None
+    lookahead: Lookahead | None = None
     low_alone: Quality | None = None
     low_alone_holds: bool = False
     static_low: float | None = None
@@ -65,8 +68,12 @@ class CalibrationReport:
         return self.by_rule[self.calibration.rule]
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return {**asdict(self), "quality": asdict(self.quality)}
+        """Plain values, without the maps of the prediction."""
+        values = {**asdict(replace(self, lookahead=None)), "quality": asdict(self.quality)}
+        if self.lookahead is not None:
+            names = ("recall", "router_recall")
+            values["lookahead"] = {name: list(getattr(self.lookahead, name)) for name in names}
+        return values
 
     def summary(self) -> str:
         """For people."""
@@ -83,6 +90,10 @@ class CalibrationReport:
                 f"prediction   one layer ahead: best expert {self.prediction_top1:.1%}, "
                 f"all experts {self.prediction_top_k:.1%}"
             )
+        if self.lookahead is not None:
+            pairs = zip(self.lookahead.recall, self.lookahead.router_recall, strict=True)
+            shares = ", ".join(f"{fitted:.1%} instead of {router:.1%}" for fitted, router in pairs)
+            lines.append(f"             fitted maps name, 1 layer ahead and further: {shares}")
         return lines
 
     def _layer_lines(self) -> list[str]:

@@ -11,6 +11,8 @@ from pyhobbit.convert.write import atomic_output
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.gguf_file import (
     KeyValue,
+    Placement,
+    align,
     floats_entry,
     ints_entry,
     pack_header,
@@ -18,9 +20,11 @@ from pyhobbit.model.gguf_file import (
     scalar_entry,
     string_entry,
 )
-from pyhobbit.model.tiers import LOW_DIVERGENCES, calibration_path
+from pyhobbit.model.quantize import type_by_name
+from pyhobbit.model.tiers import LOOKAHEAD_MAPS, LOW_DIVERGENCES, calibration_path
 from pyhobbit.quality.evaluate import Costs
 from pyhobbit.quality.fit import Weights
+from pyhobbit.quality.lookahead import Lookahead
 from pyhobbit.settings.table import KEYS
 
 _ALIGNMENT = 32  # GGUF's default
@@ -63,12 +67,20 @@ class Calibration:
                 "of the model, or a link to it, in another folder"
             )
 
-    def write(self, model: Path) -> Path:
+    def write(self, model: Path, lookahead: Lookahead | None = None) -> Path:
         """Stores it beside the model, all or nothing; returns the file. Raises HobbitError."""
         path = calibration_path(model)
+        placements: list[Placement] = []
+        data = b""
+        if lookahead is not None:
+            n_layers, n_ahead, n_experts, width = lookahead.maps.shape
+            shape = (width, n_ahead * n_experts, n_layers)
+            placements = [Placement(LOOKAHEAD_MAPS, type_by_name("f16"), shape, 0)]
+            data = lookahead.maps.tobytes()
+            data = data.ljust(align(len(data), _ALIGNMENT), b"\0")
         try:
             with atomic_output(path) as temporary:
-                temporary.write_bytes(pack_header(self._metadata(), [], _ALIGNMENT))
+                temporary.write_bytes(pack_header(self._metadata(), placements, _ALIGNMENT) + data)
         except OSError as e:
             raise HobbitError(
                 f"the calibration cannot be stored in {path}: {e.strerror}; it must lie beside the model"

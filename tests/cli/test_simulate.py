@@ -131,11 +131,7 @@ def test_a_predictor_is_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize("name", ["paths", "paths-exact"])
 def test_paths_are_learnt_from_a_trace(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # four experts in turn: layer 1 chooses the one after layer 0's, and is right from the fifth token on
-    rows = [
-        (0, 1, step, layer, 0, (step + layer) % 4, 1.0)
-        for step in range(12)
-        for layer in range(2)
-    ]
+    rows = [(0, 1, step, layer, 0, (step + layer) % 4, 1.0) for step in range(12) for layer in range(2)]
     path = write_trace(tmp_path / "t.csv", rows, n_layers=2, n_experts=4, n_used=1)
     judged = ("--trace", path, "--policy", "lru", "--capacity", 0, "--predictor")
     (run,) = _json(capsys, *judged, name)["runs"]

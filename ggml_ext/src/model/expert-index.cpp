@@ -153,6 +153,9 @@ status expert_index::read_calibration(const std::string & path) {
     if (!read_uses(file)) {
         return damaged(": it does not count the uses of this model's experts");
     }
+    if (!ahead_.find(file, n_layers(), n_experts())) {
+        return damaged(": its maps for prediction are not of this model's routers");
+    }
     file.find_floats("hobbit.low_costs", low_costs_);
     file.find_floats("hobbit.skip_costs", skip_costs_);
     return read_metadata(file);

@@ -5,6 +5,7 @@
 #include "ggml.h"
 #include "model/expert.h"
 #include "model/gguf-file.h"
+#include "model/lookahead-maps.h"
 #include "model/stored-settings.h"
 
 #include <array>
@@ -100,6 +101,9 @@ class expert_index {
     const std::vector<float> & low_costs() const { return low_costs_; }
     const std::vector<float> & skip_costs() const { return skip_costs_; }
 
+    // What calibration fitted for predicting experts.
+    const lookahead_maps & ahead() const { return ahead_; }
+
   private:
     template <typename Ids>
     static std::vector<typename Ids::value_type> first_of(const Ids & all, size_t n) {
@@ -140,6 +144,7 @@ class expert_index {
     std::vector<expert_id>                 most_used_;
     std::vector<float>                     low_costs_;
     std::vector<float>                     skip_costs_;
+    lookahead_maps                         ahead_;
     std::string                            architecture_;
     uint32_t                               n_experts_used_ = 0;
     uint32_t                               n_tiers_        = 0;

@@ -4,7 +4,6 @@
 #include "predict/top-k.h"
 
 #include <algorithm>
-#include <limits>
 
 namespace hobbit {
 
@@ -12,7 +11,7 @@ static constexpr float  n_prior        = 0.5f; // tokens; from 0.25 to 1 the rec
 static constexpr size_t entry_overhead = 128;  // bytes of an entry of the dictionary beside its key and counts
 
 void use_counts::add(const int32_t * experts, size_t n) {
-    if (n_tokens_ == std::numeric_limits<uint8_t>::max()) {
+    if (n_tokens_ == max_tokens) {
         n_tokens_ /= 2;
         std::transform(uses_.begin(), uses_.end(), uses_.begin(), [](uint8_t count) { return uint8_t(count / 2); });
     }
@@ -47,8 +46,8 @@ path_predictor::path path_predictor::path_of(const layer_routing & now, const la
     const size_t n        = size_t(now.n_used);
     const size_t n_before = follows ? size_t(before.n_used) : 0;
     const size_t first    = size_t(token) * n;
-    return { &now.experts[first], &now.weights[first], n,
-             follows ? &before.experts[size_t(token) * n_before] : nullptr, n_before };
+    return { &now.experts[first], &now.weights[first], n, follows ? &before.experts[size_t(token) * n_before] : nullptr,
+             n_before };
 }
 
 //

@@ -12,9 +12,12 @@
 
 namespace hobbit {
 
-// How often each expert of a layer was chosen in some situation. Old choices count less: at 255 all counts are halved.
+// How often each expert of a layer was chosen in some situation. Old choices count less: all counts are halved when
+// they are of max_tokens.
 class use_counts {
   public:
+    static constexpr uint8_t max_tokens = 32; // larger ones only lower the recall
+
     use_counts() = default;
 
     explicit use_counts(size_t n_experts) : uses_(n_experts) {}

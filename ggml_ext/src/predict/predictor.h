@@ -4,6 +4,7 @@
 #include "base/status.h"
 #include "ggml-backend.h"
 #include "hobbit.h"
+#include "model/lookahead-maps.h"
 #include "plan/layer-plan.h"
 
 #include <cstddef>
@@ -22,6 +23,7 @@ struct predictor_options {
     std::vector<uint32_t>      n_experts;                               // [layer]
     ggml_backend_buffer_type_t memory = ggml_backend_cpu_buffer_type(); // of the device that computes
     const given_routing *      given  = nullptr;                        // see given_predictor
+    lookahead_maps             maps;                                    // that a calibration fitted
 };
 
 // Names the experts that the layers after the running one will choose. To add a predictor, write one file and add a

@@ -44,7 +44,8 @@ size_t router_predictor::bytes() const {
 //
 
 bool router_predictor::allocate_stack(int64_t width) {
-    stack_        = ggml_new_tensor_2d(stack_ctx_, GGML_TYPE_F16, width, int64_t(routers_.size()) * n_experts_);
+    const int64_t n_each = has_maps() ? options_.maps.n_ahead : 1; // of a layer
+    stack_ = ggml_new_tensor_2d(stack_ctx_, GGML_TYPE_F16, width, int64_t(routers_.size()) * n_each * n_experts_);
     stack_buffer_ = ggml_backend_alloc_ctx_tensors_from_buft(stack_ctx_, options_.memory);
     if (!stack_buffer_) {
         stack_ = nullptr;
@@ -53,6 +54,21 @@ bool router_predictor::allocate_stack(int64_t width) {
     }
     ggml_backend_buffer_clear(stack_buffer_, 0);
     return true;
+}
+
+status router_predictor::make_stack(int64_t width) {
+    if (!allocate_stack(width)) {
+        const size_t size =
+            size_t(width) * sizeof(ggml_fp16_t) * n_experts_ * routers_.size() * std::max(1u, options_.maps.n_ahead);
+        return status::error("no memory for a copy of the routers (%s): switch prefetch off (hobbit.prefetch 0)",
+                             format_size(double(size)).c_str());
+    }
+    if (has_maps()) {
+        std::vector<ggml_fp16_t> maps;
+        HOBBIT_TRY(options_.maps.read(maps));
+        ggml_backend_tensor_set(stack_, maps.data(), 0, ggml_nbytes(stack_));
+    }
+    return {};
 }
 
 // The tensor's numbers, from any device; false where its type cannot be converted.
@@ -83,7 +99,8 @@ status router_predictor::set_router(layer_id layer, const ggml_tensor * weight, 
     router             r         = { n_experts, gating, {}, {} };
     std::vector<float> floats;
     const bool         fits = ggml_n_dims(weight) <= 2 && weight->ne[1] == n_experts &&
-                      (!stack_ || weight->ne[0] == stack_->ne[0]) && read_floats(weight, floats) &&
+                      (!stack_ || weight->ne[0] == stack_->ne[0]) &&
+                      (!has_maps() || weight->ne[0] == options_.maps.width) && read_floats(weight, floats) &&
                       read_bias(bias, n_experts, r.bias) && read_bias(selection_bias, n_experts, r.selection_bias);
     if (!fits) {
         GGML_LOG_WARN("hobbit: the router '%s' (%lld x %lld, %s) cannot be used to predict: no prefetch for its "
@@ -91,16 +108,15 @@ status router_predictor::set_router(layer_id layer, const ggml_tensor * weight, 
                       weight->name, (long long) weight->ne[0], (long long) weight->ne[1], ggml_type_name(weight->type));
         return {};
     }
-    if (!stack_ && !allocate_stack(weight->ne[0])) {
-        const double size = double(weight->ne[0]) * n_experts_ * double(routers_.size()) * sizeof(ggml_fp16_t);
-        return status::error("no memory for a copy of the routers (%s): switch prefetch off (hobbit.prefetch 0)",
-                             format_size(size).c_str());
+    if (!stack_) {
+        HOBBIT_TRY(make_stack(weight->ne[0]));
     }
-
-    std::vector<ggml_fp16_t> halves(floats.size());
-    ggml_fp32_to_fp16_row(floats.data(), halves.data(), int64_t(floats.size()));
-    ggml_backend_tensor_set(stack_, halves.data(), size_t(layer) * n_experts_ * stack_->nb[1],
-                            halves.size() * sizeof(ggml_fp16_t));
+    if (!has_maps()) {
+        std::vector<ggml_fp16_t> halves(floats.size());
+        ggml_fp32_to_fp16_row(floats.data(), halves.data(), int64_t(floats.size()));
+        ggml_backend_tensor_set(stack_, halves.data(), size_t(layer) * n_experts_ * stack_->nb[1],
+                                halves.size() * sizeof(ggml_fp16_t));
+    }
     routers_[layer] = std::move(r);
     return {};
 }
@@ -144,13 +160,17 @@ bool router_predictor::reserve(ggml_backend_t backend, size_t size) {
     return scratch_ != nullptr;
 }
 
+// Of what predicts the layer after the running one.
+size_t router_predictor::first_row(layer_id running) const {
+    return (has_maps() ? size_t(running) * options_.maps.n_ahead : size_t(running) + 1) * n_experts_;
+}
+
 status router_predictor::multiply(ggml_backend_t backend, const ggml_tensor * router_input, int64_t first,
-                                  int64_t n_tokens, layer_id layer, uint32_t n_layers) {
+                                  int64_t n_tokens, layer_id running, uint32_t n_layers) {
     ggml_reset(graph_ctx_);
-    const size_t  stride = row_stride(router_input);
-    ggml_tensor * weights =
-        leaf(graph_ctx_, stack_->type, stack_->ne[0], int64_t(n_layers) * n_experts_, stack_->nb[1],
-             static_cast<char *>(stack_->data) + size_t(layer) * n_experts_ * stack_->nb[1], stack_buffer_);
+    const size_t  stride  = row_stride(router_input);
+    ggml_tensor * weights = leaf(graph_ctx_, stack_->type, stack_->ne[0], int64_t(n_layers) * n_experts_, stack_->nb[1],
+                                 static_cast<char *>(stack_->data) + first_row(running) * stack_->nb[1], stack_buffer_);
     ggml_tensor * input   = leaf(graph_ctx_, GGML_TYPE_F32, router_input->ne[0], n_tokens, stride,
                                  static_cast<char *>(router_input->data) + size_t(first) * stride,
                                router_input->view_src ? router_input->view_src->buffer : router_input->buffer);
@@ -227,6 +247,7 @@ status router_predictor::predict(const layer_routing & running, uint32_t n_ahead
                                  ggml_backend_t backend, std::vector<layer_routing> & predictions) {
     GGML_ASSERT(accepts(router_input));
     const int64_t n_tokens = ggml_nrows(router_input);
+    n_ahead                = has_maps() ? std::min(n_ahead, options_.maps.n_ahead) : n_ahead;
     predictions.clear();
     for (layer_id l(running.layer + 1); l < routers_.size() && predictions.size() < n_ahead && knows(l); l++) {
         predictions.push_back({ l, n_tokens, std::min<int64_t>(running.n_used, routers_[l].n_experts), {}, {} });
@@ -235,7 +256,7 @@ status router_predictor::predict(const layer_routing & running, uint32_t n_ahead
 
     for (int64_t first = 0; n_layers > 0 && first < n_tokens; first += MAX_TOKENS) {
         const int64_t n = std::min(MAX_TOKENS, n_tokens - first);
-        HOBBIT_TRY(multiply(backend, router_input, first, n, layer_id(running.layer + 1), uint32_t(n_layers)));
+        HOBBIT_TRY(multiply(backend, router_input, first, n, running.layer, uint32_t(n_layers)));
         for (size_t i = 0; i < size_t(n) * n_layers; i++) {
             layer_routing & to = predictions[i % n_layers];
             choose(routers_[to.layer], &outputs_[i * n_experts_], to);

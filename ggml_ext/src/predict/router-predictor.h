@@ -16,6 +16,10 @@ namespace hobbit {
 // The stacked copy takes 2 bytes x width x experts of all layers, in half precision. It is read once per layer and
 // token, and half precision has more digits than the bfloat16 that most routers were trained in. The product takes some
 // further MiB at most.
+//
+// Where a calibration has fitted linear maps from a layer's router input to the outputs of the routers after it, these
+// stand in the place of the routers' weights, for as many layers ahead as it has fitted. They take as much for each of
+// these layers.
 class router_predictor final : public predictor {
   public:
     explicit router_predictor(const predictor_options & options);
@@ -48,17 +52,21 @@ class router_predictor final : public predictor {
 
     static void choose(const router & r, const float * outputs, layer_routing & to);
 
+    bool   has_maps() const { return options_.maps.n_ahead > 0; }
+    status make_stack(int64_t width);
     bool   allocate_stack(int64_t width);
     bool   reserve(ggml_backend_t backend, size_t size);
+    size_t first_row(layer_id running) const;
     status multiply(ggml_backend_t backend, const ggml_tensor * router_input, int64_t first, int64_t n_tokens,
-                    layer_id layer, uint32_t n_layers);
+                    layer_id running, uint32_t n_layers);
 
     const predictor_options options_;
-    const uint32_t          n_experts_; // rows of each layer in the stack
+    const uint32_t          n_experts_; // rows of each router in the stack
     std::vector<router>     routers_;   // [layer]
 
-    ggml_context *        stack_ctx_    = nullptr; // owned
-    ggml_tensor *         stack_        = nullptr; // [width, n_layers * n_experts], null before the first router
+    ggml_context * stack_ctx_ = nullptr;           // owned
+    ggml_tensor *  stack_     = nullptr;           // [width, n_layers * n_experts], or the maps; null before the
+                                                   // first router
     ggml_backend_buffer_t stack_buffer_ = nullptr; // owned
     ggml_context *        graph_ctx_    = nullptr; // owned
     ggml_backend_buffer_t scratch_      = nullptr; // owned, of the product

@@ -26,9 +26,9 @@ class prediction_judge {
     void look_ahead(const layer_routing & running, const std::function<bool(expert_id)> & is_resident);
 
   private:
-    std::unique_ptr<predictor> judged_; // null: none
+    std::unique_ptr<predictor> judged_;           // null: none
     hobbit_layer_recall *      recall_ = nullptr; // [layer]; null: not wanted
-    layer_id                   layer_;  // that is predicted
+    layer_id                   layer_;            // that is predicted
     std::set<uint32_t>         predicted_;
     std::set<uint32_t>         missing_; // of these
 };

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <doctest/doctest.h>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -304,6 +305,39 @@ TEST_CASE("a calibration tells which experts were used, the most used first") {
     CHECK(index.most_used() == expected);
     write({ 1, 2, 3 });
     CHECK(index.read_calibration(path).message().find("calibrate '" + path + "' again") != std::string::npos);
+}
+
+TEST_CASE("a calibration's maps for prediction are found, and refused where they are not of this model") {
+    temp_dir     dir;
+    gguf_builder file;
+    moe_model().add_high(file); // 2 layers of 4 experts
+    const std::string path = file.write(dir.path("m.gguf"));
+    const auto        read = [&](ggml_type type, int64_t rows, int64_t n_layers, expert_index & index) {
+        gguf_builder calibration;
+        gguf_set_val_u64(calibration.keys(), "hobbit.model_bytes", std::filesystem::file_size(path));
+        calibration.add("hobbit.ahead", type, 64, rows, n_layers);
+        calibration.write(dir.path("m.calibration.gguf"));
+        REQUIRE(index.open(path, "").ok());
+        const status s = index.read_calibration(path);
+        if (s.ok()) {
+            std::vector<ggml_fp16_t> numbers;
+            REQUIRE(index.ahead().read(numbers).ok());
+            const std::string & bytes = calibration.data("hobbit.ahead");
+            CHECK(bytes == std::string(reinterpret_cast<char *>(numbers.data()), numbers.size() * sizeof(ggml_fp16_t)));
+        }
+        return s;
+    };
+    expert_index index;
+    CHECK(index.ahead().n_ahead == 0);
+    REQUIRE(read(GGML_TYPE_F16, 3 * 4, 2, index).ok());
+    CHECK(index.ahead().n_ahead == 3);
+    CHECK(index.ahead().width == 64);
+    for (const auto & [type, rows, n_layers] :
+         { std::tuple(GGML_TYPE_F32, 12, 2), std::tuple(GGML_TYPE_F16, 10, 2), std::tuple(GGML_TYPE_F16, 12, 3) }) {
+        expert_index other;
+        CHECK(read(type, rows, n_layers, other).message().find("calibrate '" + path + "' again") != std::string::npos);
+        CHECK(other.ahead().n_ahead == 0);
+    }
 }
 
 TEST_CASE("a calibration of another model or a damaged one is an error that says what to do") {

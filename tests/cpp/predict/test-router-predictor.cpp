@@ -2,15 +2,18 @@
 #include "predict/router-predictor.h"
 
 #include "fixtures/layer-graph.h"
+#include "fixtures/temp-dir.h"
 #include "ggml-cpu.h"
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <doctest/doctest.h>
 #include <limits>
 #include <numeric>
 #include <random>
 #include <set>
+#include <string>
 #include <vector>
 
 using namespace hobbit;
@@ -191,6 +194,59 @@ TEST_CASE("worked by hand: the selection bias chooses, the weights are those wit
     CHECK(predictions[0].experts == std::vector<int32_t>{ 3, 2 });
     CHECK(predictions[0].weights[0] == doctest::Approx(0.7311 / (0.7311 + 0.1192)).epsilon(1e-3));
     CHECK(predictions[0].weights[1] == doctest::Approx(0.1192 / (0.7311 + 0.1192)).epsilon(1e-3));
+}
+
+TEST_CASE("maps of a calibration stand in the place of the routers' weights") {
+    constexpr uint32_t n_layers = 4;
+    constexpr uint32_t n_ahead  = 2;
+    constexpr uint32_t n_max    = 16; // the second layer has 8 experts
+    predictor_options  m        = experts({ n_max, 8, n_max, n_max });
+    const temp_dir     dir;
+    const auto         numbers = grid(size_t(n_layers) * n_ahead * n_max * WIDTH, 1 / 64.0f, 0.5f, 5);
+    std::string        bytes(16 + numbers.size() * sizeof(ggml_fp16_t), 'x'); // 16 before them
+    for (size_t i = 0; i < numbers.size(); i++) {
+        const ggml_fp16_t half = ggml_fp32_to_fp16(numbers[i]);
+        std::memcpy(&bytes[16 + i * sizeof(half)], &half, sizeof(half));
+    }
+    m.maps = { dir.write("maps", bytes), 16, n_layers, n_ahead, n_max, WIDTH };
+
+    const cpu_backend        cpu;
+    router_predictor         p(m);
+    std::vector<test_router> routers;
+    for (uint32_t layer = 0; layer < n_layers; layer++) {
+        routers.emplace_back(m.n_experts[layer], layer + 1);
+        routers[layer].bias   = grid(m.n_experts[layer], 1 / 32.0f, 1.0f, layer + 20);
+        routers[layer].gating = layer % 2 ? HOBBIT_GATING_SIGMOID : HOBBIT_GATING_SOFTMAX;
+        REQUIRE(routers[layer].set(p, layer_id(layer)).ok());
+    }
+    CHECK(p.bytes() >= numbers.size() * sizeof(ggml_fp16_t));
+
+    const std::vector<float> x = grid(WIDTH, 1 / 8.0f, 1.0f, 11);
+    const host_tensor        input(x, WIDTH);
+    for (uint32_t running = 0; running < n_layers; running++) {
+        std::vector<layer_routing> predictions;
+        REQUIRE(predict(p, cpu, input.tensor, layer_id(running), 4, 3, predictions).ok());
+        CHECK(predictions.size() == std::min(n_ahead, n_layers - 1 - running)); // as many as there are maps
+        for (size_t i = 0; i < predictions.size(); i++) {
+            test_router mapped = routers[predictions[i].layer];
+            CHECK(predictions[i].layer == running + 1 + i);
+            const auto first = numbers.begin() + ptrdiff_t((running * n_ahead + i) * n_max * WIDTH);
+            mapped.weight.assign(first, first + ptrdiff_t(mapped.weight.size()));
+            check_token(predictions[i], 0, reference(mapped, x.data(), 3));
+        }
+    }
+}
+
+TEST_CASE("maps that cannot be read are an error, and those of another width predict nothing") {
+    predictor_options m = experts({ 8, 8 });
+    const temp_dir    dir;
+    m.maps = { dir.write("maps", "short"), 0, 2, 1, 8, WIDTH };
+    router_predictor p(m);
+    CHECK(test_router(8).set(p, 1).message().find("calibrate again") != std::string::npos);
+    m.maps.width = WIDTH * 2;
+    router_predictor other(m);
+    CHECK(test_router(8).set(other, 1).ok());
+    CHECK_FALSE(other.knows(1));
 }
 
 TEST_CASE("of equal experts the first are taken, whatever the gating") {

@@ -60,10 +60,10 @@ TEST_CASE("recall by layer") {
             routes.push_back({ 0, token, layer, expert, 1.0f, true });
         }
     }
-    hobbit_layer_recall recall[3] = {};
-    hobbit_simulation   options   = judged("repeat", 0);
-    options.n_layers              = 3;
-    options.recall_by_layer       = recall;
+    hobbit_layer_recall recall[3]    = {};
+    hobbit_simulation   options      = judged("repeat", 0);
+    options.n_layers                 = 3;
+    options.recall_by_layer          = recall;
     const hobbit_simulation_result r = run(routes, options);
     CHECK(recall[0].predictable == 0);
     CHECK(recall[1].predictable == 4);
