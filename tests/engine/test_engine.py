@@ -11,6 +11,7 @@ from pyhobbit.chat.answer import interrupting
 from pyhobbit.engine.engine import Piece
 from pyhobbit.errors import ContextError
 from pyhobbit.native.ffi import llama
+from pyhobbit.settings.table import OPTIONS
 
 PROMPT = "def read_file(path):\n"
 
@@ -90,6 +91,18 @@ def test_thresholds_change_between_two_answers(tiny_gguf: Path) -> None:
             with pytest.raises(ConfigError):
                 opened.set_thresholds(t1, t2)
         assert (opened.info().t1, opened.info().t2) == (0, 0)
+
+
+def test_every_predictor_gives_the_same_text(tiny_gguf: Path) -> None:
+    texts = {}
+    for name in set(OPTIONS["predictor"][0].choices) - {"given"}:  # nothing is given
+        cache = CacheConfig(pools=10 << 20, t1=1.0, predictor=name)
+        with Engine(tiny_gguf, EngineConfig(cache=cache, n_threads=1)) as engine:
+            pieces = engine.generate("def f(x):\n", 32, SamplingConfig(temp=0))
+            texts[name] = "".join(piece.text for piece in pieces)
+            assert engine.stats().cache.predicted > 0, name
+    assert {"router", "paths"} <= set(texts)
+    assert len(set(texts.values())) == 1
 
 
 def test_thresholds_need_a_low_pool_and_a_cache(tiny_gguf: Path, tmp_path: Path) -> None:
