@@ -151,6 +151,8 @@ def _write(
     alignment: int,
 ) -> None:
     types = {**types, "f32": type_by_name("f32")}
+    # a file of other weights is not taken for this one
+    entries = [*entries, string_entry("general.version", f"{zlib.crc32(repr(wanted).encode()):08x}")]
     placements, offset = [], 0
     for t in wanted:
         kind = types[t.kind]

@@ -7,6 +7,13 @@ from typing import Literal
 
 Kind = Literal["expert", "residual", "matrix", "f32"]
 
+# These give random weights the routing of a real model: docs/measurements.md says how, and what was reached.
+_COMMON = 0.7  # mean of the embeddings by their standard deviation: some experts are preferred
+_FIRST_ATTENTION = 2.4  # the first layer adds much of the tokens just before, so that choices last
+_ATTENTION, _EXPERTS = 0.35, 0.6  # further layers add little, so that the next choice can be predicted
+_COMMON_QUERY, _OWN_QUERY = 1.1, 0.55  # what all queries and keys share looks at the nearest tokens
+_SHARPER = 1.5  # where norms take the size from queries and keys
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -79,26 +86,28 @@ def metadata(shape: Shape) -> dict[str, int | float]:
 
 
 def tensors(shape: Shape) -> list[RandomTensor]:
-    """All tensors in file order. Activations keep their size from layer to layer, routers choose freely."""
+    """All tensors in file order."""
     s = shape
     all_tensors = [
-        RandomTensor("token_embd.weight", (s.n_embd, s.n_vocab), "matrix", 1.0),
+        RandomTensor("token_embd.weight", (s.n_embd, s.n_vocab), "matrix", 1.0, _COMMON),
         *_norm("output_norm", s.n_embd, s.norm_biases),
         _matrix("output", s.n_embd, s.n_vocab),
         *_biases(s.norm_biases, output=s.n_vocab),
     ]
     for i in range(s.n_layer):
-        parts = (*_attention(s), *_experts(s))
+        parts = (*_attention(s, _ATTENTION if i else _FIRST_ATTENTION), *_experts(s))
         all_tensors += [replace(part, name=f"blk.{i}.{part.name}") for part in parts]
     return all_tensors
 
 
-def _matrix(name: str, n_in: int, *n_out: int, kind: Kind = "matrix", gain: float = 1.0) -> RandomTensor:
-    return RandomTensor(f"{name}.weight", (n_in, *n_out), kind, gain * n_in**-0.5)
+def _matrix(
+    name: str, n_in: int, *n_out: int, kind: Kind = "matrix", gain: float = 1.0, mean: float = 0.0
+) -> RandomTensor:
+    return RandomTensor(f"{name}.weight", (n_in, *n_out), kind, gain * n_in**-0.5, mean)
 
 
-def _norm(name: str, n: int, bias: bool) -> Iterator[RandomTensor]:
-    yield RandomTensor(f"{name}.weight", (n,), "f32", 0.1, 1.0)
+def _norm(name: str, n: int, bias: bool, gain: float = 1.0) -> Iterator[RandomTensor]:
+    yield RandomTensor(f"{name}.weight", (n,), "f32", 0.02, gain)
     yield from _biases(bias, **{name: n})
 
 
@@ -107,15 +116,18 @@ def _biases(wanted: bool, **sizes: int) -> Iterator[RandomTensor]:
         yield RandomTensor(f"{name}.bias", (n,), "f32", 0.02)
 
 
-def _attention(s: Shape) -> Iterator[RandomTensor]:
+def _attention(s: Shape, gain: float) -> Iterator[RandomTensor]:
     n_q, n_kv = s.n_head * s.head_dim, s.n_head_kv * s.head_dim
+    common_input = s.n_embd * _COMMON * (1 + _COMMON**2) ** -0.5  # of a matrix whose elements are all 1
     yield from _norm("attn_norm", s.n_embd, s.norm_biases)
-    for part, n_out in (("q", n_q), ("k", n_kv), ("v", n_kv)):
-        yield _matrix(f"attn_{part}", s.n_embd, n_out)
-    yield _matrix("attn_output", n_q, s.n_embd)
+    for part, n_out in (("q", n_q), ("k", n_kv)):
+        common = _COMMON_QUERY / common_input
+        yield _matrix(f"attn_{part}", s.n_embd, n_out, gain=_OWN_QUERY, mean=common)
+    yield _matrix("attn_v", s.n_embd, n_kv)
+    yield _matrix("attn_output", n_q, s.n_embd, gain=gain)
     yield from _biases(s.biases, attn_q=n_q, attn_k=n_kv, attn_v=n_kv, attn_output=s.n_embd)
     if s.qk_norm != "none":
-        yield from _norm("attn_q_norm", s.head_dim if s.qk_norm == "head" else n_q, False)
+        yield from _norm("attn_q_norm", s.head_dim if s.qk_norm == "head" else n_q, False, _SHARPER)
         yield from _norm("attn_k_norm", s.head_dim if s.qk_norm == "head" else n_kv, False)
     if s.sinks:
         yield RandomTensor("attn_sinks.weight", (s.n_head,), "f32", 0.1)
@@ -123,13 +135,13 @@ def _attention(s: Shape) -> Iterator[RandomTensor]:
 
 def _experts(s: Shape) -> Iterator[RandomTensor]:
     yield from _norm("post_attention_norm" if s.sinks else "ffn_norm", s.n_embd, s.norm_biases)
-    yield _matrix("ffn_gate_inp", s.n_embd, s.n_expert, kind="f32", gain=1.5)
+    yield _matrix("ffn_gate_inp", s.n_embd, s.n_expert, kind="f32", gain=1.1)
     yield from _biases(s.sinks, ffn_gate_inp=s.n_expert)
-    for part, n_in, n_out in (
-        ("gate", s.n_embd, s.n_ff),
-        ("up", s.n_embd, s.n_ff),
-        ("down", s.n_ff, s.n_embd),
+    for part, n_in, n_out, gain in (
+        ("gate", s.n_embd, s.n_ff, 1.0),
+        ("up", s.n_embd, s.n_ff, 1.0),
+        ("down", s.n_ff, s.n_embd, _EXPERTS),
     ):
-        yield _matrix(f"ffn_{part}_exps", n_in, n_out, s.n_expert, kind="expert")
+        yield _matrix(f"ffn_{part}_exps", n_in, n_out, s.n_expert, kind="expert", gain=gain)
         if s.sinks:
             yield RandomTensor(f"ffn_{part}_exps.bias", (n_out, s.n_expert), "f32", 0.02)

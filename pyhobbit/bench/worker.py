@@ -7,13 +7,13 @@ Reads a Job as JSON from standard input and writes what was Measured to standard
 import ctypes
 import json
 import os
-import random
 import sys
 import time
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ import numpy as np
 from pyhobbit.bench.ggml_device import GgmlDevice
 from pyhobbit.bench.job import Job, Measured, Quarter
 from pyhobbit.bench.replay import Replay
+from pyhobbit.bench.tokens import random_tokens
 from pyhobbit.engine.stats import peak_rss_bytes
 from pyhobbit.errors import HobbitError
 from pyhobbit.settings.overrides import kv_overrides
@@ -30,7 +31,6 @@ _N_BATCH = 512
 _MAX_CONTEXT = 1024  # of a long decode, which begins anew: its quarters have contexts alike
 _QUARTER_COUNTERS = ("compute_s", "stall_s")
 _STATE = "prefetch_active"  # the one among the counters that counts nothing
-_FIRST_PLAIN_TOKEN = 300  # after control tokens and bytes
 
 
 class RunError(HobbitError):
@@ -110,7 +110,7 @@ class Session:
 
     def redraw(self) -> None:
         """Draws the next tokens as if none had been drawn before, so that all arms compute the same."""
-        self._draw = random.Random(1)
+        self._draw = random_tokens(self.n_vocab)
 
     def append(self, n_tokens: int) -> float:
         """Computes n_tokens more, the logits after the last included; returns the seconds.
@@ -119,10 +119,7 @@ class Session:
         """
         if self._n_past + n_tokens > self.n_ctx:
             self.restart()
-        tokens = [
-            self._draw.randrange(min(_FIRST_PLAIN_TOKEN, self.n_vocab // 2), self.n_vocab)
-            for _ in range(n_tokens)
-        ]
+        tokens = list(islice(self._draw, n_tokens))
         start = time.perf_counter()
         for first in range(0, n_tokens, self.n_batch):
             self._decode(tokens[first : first + self.n_batch])

@@ -290,14 +290,16 @@ def _recall_table(found: Findings) -> str:
 
 
 def _use_table(found: Findings) -> str:
-    header = ["layer", "best reused", "any reused", "sequences differ by", "by chance"]
+    header = ["layer", "reused", "best reused", "any reused", "sequences differ by", "by chance"]
     columns = [
+        found.reuse.share,
         found.reuse.top1,
         found.reuse.any_,
         found.preference.distance,
         found.preference.chance_distance,
     ]
-    chance = ["by chance", *_percents(np.array([found.reuse.chance_top1, found.reuse.chance_any])), "", ""]
+    chances = [found.reuse.chance_top1, found.reuse.chance_top1, found.reuse.chance_any]
+    chance = ["by chance", *_percents(np.array(chances)), "", ""]
     rows = [*_by_layer(found, columns), chance]
     title = "Expert reuse by the next token and preferences of sequences (Fig. 10)"
     return f"{title}\n{format_table(header, rows)}"

@@ -228,14 +228,16 @@ def _overlap(chosen: np.ndarray, predicted: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Reuse:
-    """Use of a token's experts by the next token of its sequence (Fig. 10a), shares of such pairs: [L].
+    """Use of a token's experts by the next token of its sequence (Fig. 10a): [L].
 
-    top1: its best expert is used again.  any_: at least one of its experts is.  chance_*: were all experts
-    equally likely.
+    top1, any_: shares of such pairs in which its best expert is used again, and at least one of its experts.
+    share: of its experts that are used again.  chance_*: were all experts equally likely; that of share is
+    chance_top1.
     """
 
     top1: np.ndarray
     any_: np.ndarray
+    share: np.ndarray
     chance_top1: float
     chance_any: float
 
@@ -249,6 +251,7 @@ def reuse(experts: np.ndarray, sequences: np.ndarray, n_experts: int) -> Reuse:
     return Reuse(
         top1=again[:, :, 0].mean(axis=0),
         any_=again.any(axis=2).mean(axis=0),
+        share=again.mean(axis=(0, 2)),
         chance_top1=n_used / n_experts,
         chance_any=1 - comb(n_experts - n_used, n_used) / comb(n_experts, n_used),
     )

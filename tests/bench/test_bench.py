@@ -22,7 +22,7 @@ import traces
 from bench_jobs import PROMPTS
 from conftest import RunPyhobbit
 
-from pyhobbit.bench import generate, job, routing, runner, system
+from pyhobbit.bench import generate, job, routing, runner, shapes, system
 from pyhobbit.bench.arms import ARMS, BY_NAME
 from pyhobbit.bench.carry import carry_over
 from pyhobbit.bench.shapes import SHAPES
@@ -167,6 +167,15 @@ def test_a_model_is_made_once_and_again_where_it_is_another(tmp_path: Path) -> N
     generate.write_model(tmp_path, "small", SMALL, "q4_0")
     assert path.stat().st_size == first.st_size
     assert generate.write_model(tmp_path, "small", SMALL, "q8_0") != path
+
+
+def test_a_model_of_other_weights_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = generate.write_model(tmp_path, "small", SMALL, "q4_0")
+    first = path.read_bytes()
+    monkeypatch.setattr(shapes, "_COMMON", 0.1)
+    assert generate.write_model(tmp_path, "small", SMALL, "q4_0") == path
+    assert path.stat().st_size == len(first)
+    assert path.read_bytes() != first
 
 
 def test_experts_differ(small: Path) -> None:

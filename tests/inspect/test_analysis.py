@@ -183,6 +183,7 @@ def test_reuse_is_counted_within_sequences() -> None:
     # pairs: {0, 1} {1, 2}; {1, 2} {0, 3}; {3, 0} {3, 1}
     assert found.top1.tolist() == [1 / 3]
     assert found.any_.tolist() == [2 / 3]
+    assert found.share.tolist() == [2 / 6]
     assert found.chance_top1 == 0.5
     assert found.chance_any == pytest.approx(5 / 6)
 
