@@ -86,6 +86,8 @@ function(hobbit_add_our_files)
     target_include_directories(llama PUBLIC ${ours}/llama)
     target_link_libraries(llama PRIVATE ggml-hobbit)
 
+    target_sources(llama-common PRIVATE ${ours}/common/hobbit-chat.cpp)
+
     target_sources(server-context PRIVATE ${ours}/server/server-hobbit.cpp)
     target_include_directories(server-context PUBLIC ${ours}/server)
     target_link_libraries(server-context PUBLIC ggml-hobbit)

@@ -1,34 +1,41 @@
 # SPDX-License-Identifier: MIT
-"""Answers on standard output while they are made."""
+"""Answers on standard output while they are made, and what the model thinks before on standard error."""
 
 import contextlib
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Iterator
 
-from pyhobbit.chat.screen import has_style
+from pyhobbit.chat.conversation import Conversation
+from pyhobbit.chat.progress import Progress
+from pyhobbit.chat.screen import dim, note
 from pyhobbit.engine.engine import Engine, Finish, Piece
 
 # A model must not move the terminal's cursor or send it commands.
 _CONTROLS = {code: None for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
 
 
-def print_answer(pieces: Iterable[Piece]) -> Finish | None:
-    """Streams to standard output, ended by one newline; returns why the answer ended."""
+def print_answer(
+    conversation: Conversation, question: str, replaces_last: bool = False, quiet: bool = False
+) -> Finish | None:
+    """Asks and streams the answer to standard output, ended by one newline; returns why it ended.
+
+    replaces_last: as of Conversation.ask().  quiet: nothing says that the model has thought.
+    """
     finish = None
-    last = ""
-    on_terminal = sys.stdout.isatty()
-    with _waiting_mark() as remove_mark:
-        for piece in pieces:
-            text = piece.text.translate(_CONTROLS) if on_terminal else piece.text
-            if text:
-                remove_mark()
-            sys.stdout.write(text)
-            sys.stdout.flush()
-            last = text or last
-            finish = piece.finish
-    if not last.endswith("\n"):
-        print(flush=True)
+    with Progress() as progress:
+        progress.show("…")
+        thoughts = _Thoughts(progress, conversation.think != "hide", quiet)
+        text = _Text(progress)
+        try:
+            for piece in conversation.ask(question, progress.reading, replaces_last):
+                thoughts.add(piece)
+                text.add(piece)
+                finish = piece.finish
+        finally:
+            thoughts.end()
+        text.end()
     return finish
 
 
@@ -49,22 +56,71 @@ def interrupting(engine: Engine) -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-@contextlib.contextmanager
-def _waiting_mark() -> Iterator[Callable[[], None]]:
-    """Shows that the prompt is being read, until the returned function or the end takes the mark away."""
-    shown = has_style(sys.stdout)
+class _Text:
+    """The answer itself."""
 
-    def remove() -> None:
-        nonlocal shown
-        if shown:
-            sys.stdout.write("\r\033[K")
-            sys.stdout.flush()
-        shown = False
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._on_terminal = sys.stdout.isatty()
+        self._last = ""
 
-    if shown:
-        sys.stdout.write("\033[2m…\033[0m")
+    def add(self, piece: Piece) -> None:
+        text = piece.text.translate(_CONTROLS) if self._on_terminal else piece.text
+        if text:
+            self._progress.remove()
+        sys.stdout.write(text)
         sys.stdout.flush()
-    try:
-        yield remove
-    finally:
-        remove()
+        self._last = text or self._last
+
+    def end(self) -> None:
+        self._progress.remove()
+        if not self._last.endswith("\n"):
+            print(flush=True)
+
+
+class _Thoughts:
+    """What the model thinks before it answers, dimmed, or one line that says how much."""
+
+    def __init__(self, progress: Progress, is_shown: bool, quiet: bool) -> None:
+        self._progress = progress
+        self._is_shown = is_shown
+        self._quiet = quiet
+        self._n_tokens = 0
+        self._start_s = time.monotonic()
+        self._is_open = False
+        self._last = ""
+
+    def add(self, piece: Piece) -> None:
+        if piece.thinking:
+            if self._is_open:
+                self._n_tokens += 1
+            else:
+                self._begin()
+            self._show(piece.thinking.translate(_CONTROLS) if sys.stderr.isatty() else piece.thinking)
+        if piece.text:
+            self.end()
+
+    def end(self) -> None:
+        if not self._is_open:
+            return
+        self._is_open = False
+        if self._is_shown:
+            sys.stderr.write(dim()[1] + "\n" * (2 - self._last.endswith("\n")))
+            sys.stderr.flush()
+        self._progress.remove()
+        if not self._is_shown and not self._quiet:
+            note(f"thought for {time.monotonic() - self._start_s:.0f} s ({self._n_tokens} tokens)")
+
+    def _begin(self) -> None:
+        self._is_open, self._n_tokens, self._start_s = True, 1, time.monotonic()
+        if self._is_shown:
+            self._progress.remove()
+            sys.stderr.write(dim()[0])
+
+    def _show(self, text: str) -> None:
+        if self._is_shown:
+            sys.stderr.write(text)
+            sys.stderr.flush()
+            self._last = text
+        else:
+            self._progress.thinking(self._n_tokens)

@@ -3,6 +3,7 @@
 
 import os
 import re
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -13,8 +14,10 @@ from pyhobbit.chat.conversation import Conversation
 from pyhobbit.chat.saved import read_chat
 from pyhobbit.chat.screen import note
 from pyhobbit.errors import HobbitError
+from pyhobbit.settings.config import ChatConfig
 
 _NO_TEXT = '""'
+_SHORT = 60  # characters of a question
 _ALIASES = {"/": "/help", "/?": "/help", "/clear": "/reset", "/bye": "/exit", "/quit": "/exit"}
 _KEYS = """\
 Enter sends. For a new line press Alt-Enter, end the line with \\, or put the
@@ -29,7 +32,19 @@ class _Command:
 
     takes: str
     summary: str
-    run: Callable[[str], None]
+    run: Callable[[str], "Next | None"]
+
+
+@dataclass(frozen=True)
+class Next:
+    """What follows a command. leave: the program ends.  ask: a question, in place of the last one.
+
+    draft: what the next message begins with, which then is in place of the last one, too.
+    """
+
+    leave: bool = False
+    ask: str | None = None
+    draft: str = ""
 
 
 class Commands:
@@ -39,8 +54,12 @@ class Commands:
         self._conversation = conversation
         self._commands = {
             "/help": _Command("", "show this list", self._help),
+            "/retry": _Command("", "answer the last question anew", self._retry),
+            "/edit": _Command("", "change the last question and ask it anew", self._edit),
+            "/undo": _Command("", "forget the last question and its answer", self._undo),
             "/reset": _Command("", "forget the conversation, keep the instructions", self._reset),
             "/system": _Command("[TEXT]", 'show or replace the instructions; "" for none', self._system),
+            "/think": _Command("[on|off|hide]", "show or change whether the model thinks first", self._think),
             "/save": _Command("FILE", "write the conversation and its settings as JSON", self._save),
             "/load": _Command("FILE", "continue a saved conversation", self._load),
             "/stats": _Command("", "show the figures since the start", self._stats),
@@ -55,20 +74,21 @@ class Commands:
         """For Terminal."""
         if command in ("/save", "/load"):
             return None
-        return settings.names(self._conversation) if command == "/set" else []
+        choices = {"/set": settings.names(self._conversation), "/think": ChatConfig.thinks}
+        return choices.get(command, [])
 
     @staticmethod
     def is_command(text: str) -> bool:
         """Whether the text is one and no message; a message may begin with a path."""
         return re.match(r"/([a-z]*|\?)(\s|$)", text, re.IGNORECASE) is not None
 
-    def run(self, text: str) -> bool:
-        """Runs it; False when it was to leave. Raises HobbitError."""
+    def run(self, text: str) -> Next:
+        """Runs it. Raises HobbitError."""
         name, *following = text.split(maxsplit=1)
         rest = following[0].strip() if following else ""
         name = _ALIASES.get(name.lower(), name.lower())
         if name == "/exit":
-            return False
+            return Next(leave=True)
         command = self._commands.get(name)
         if command is None:
             raise HobbitError(f"there is no command {name}; {self._nearest(name)}")
@@ -76,8 +96,7 @@ class Commands:
             raise HobbitError(f"{name} takes no argument")
         if not rest and command.takes and not command.takes.startswith("["):
             raise HobbitError(f"{name} needs an argument: {name} {command.takes}")
-        command.run(rest)
-        return True
+        return command.run(rest) or Next()
 
     def _nearest(self, name: str) -> str:
         near = get_close_matches(name, [*self.names, *_ALIASES], n=1)
@@ -90,6 +109,22 @@ class Commands:
         usages["/exit"] = "exit"
         width = max(map(len, usages))
         note("\n".join([*(f"{usage:{width}}  {summary}" for usage, summary in usages.items()), _KEYS]))
+
+    def _retry(self, _rest: str) -> Next:
+        return Next(ask=self._conversation.last_question())
+
+    def _edit(self, _rest: str) -> Next:
+        return Next(draft=self._conversation.last_question())
+
+    def _undo(self, _rest: str) -> None:
+        question = textwrap.shorten(self._conversation.last_question(), _SHORT, placeholder=" ...")
+        self._conversation.undo()
+        note(f"forgotten: {question}")
+
+    def _think(self, how: str) -> None:
+        if how:
+            self._conversation.think = how
+        note(f"thinking: {self._conversation.think}")
 
     def _reset(self, _rest: str) -> None:
         self._conversation.reset()
@@ -115,7 +150,9 @@ class Commands:
         engine = self._conversation.engine
         stats = engine.stats()
         context = f"context: {engine.n_context_tokens} of {stats.info.n_ctx} tokens"
-        note("\n".join([stats.summary(), f"{context}, {_count(self._conversation)}"]))
+        n_dropped = self._conversation.n_dropped
+        dropped = f", the oldest {n_dropped} no longer in the context" if n_dropped else ""
+        note("\n".join([stats.summary(), f"{context}, {_count(self._conversation)}{dropped}"]))
 
     def _set(self, text: str) -> None:
         if text:

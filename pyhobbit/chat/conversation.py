@@ -1,19 +1,23 @@
 # SPDX-License-Identifier: MIT
 """What was said, and how the next answer is drawn."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from pyhobbit.chat.saved import SavedChat
-from pyhobbit.engine.engine import Engine, Message, Piece
-from pyhobbit.errors import HobbitError
+from pyhobbit.engine.chat_format import Message
+from pyhobbit.engine.engine import Engine, Piece, Prompt
+from pyhobbit.errors import ContextError, HobbitError
 from pyhobbit.settings.config import ChatConfig
+
+_LEAST_ROOM = 4  # one part of so many of the context is for the answer
 
 
 class Conversation:
     """Questions and answers so far; it goes on after each answer, an interrupted one too.
 
-    Without a chat template they are one text, which the model continues.  sampling, max_tokens: for the
-    next answer; ChatConfig.no_limit lets it end by itself.
+    Without a chat template they are one text, which the model continues. Where the context is full, the model
+    no longer sees the oldest.  sampling, max_tokens: for the next answer; ChatConfig.no_limit lets it end by
+    itself.
     """
 
     def __init__(self, engine: Engine, config: ChatConfig) -> None:
@@ -22,8 +26,11 @@ class Conversation:
         self.sampling = config.sampling
         self.max_tokens = config.max_tokens if config.max_tokens is not None else self._default_max_tokens()
         self.turns: list[Message] = []
+        self._n_dropped = 0  # turns that the model no longer sees
         self._system: str | None = None
         self.system = config.system
+        self._think = ChatConfig.think
+        self.think = config.think
 
     @property
     def system(self) -> str | None:
@@ -38,21 +45,63 @@ class Conversation:
             )
         self._system = text
 
+    @property
+    def think(self) -> str:
+        """One of ChatConfig.thinks. Setting off raises HobbitError where the model always thinks."""
+        return self._think
+
+    @think.setter
+    def think(self, how: str) -> None:
+        if how not in ChatConfig.thinks:
+            raise HobbitError(f"thinking cannot be '{how}'; choose one of {', '.join(ChatConfig.thinks)}")
+        engine = self.engine
+        if how == "off" and self.has_template and engine.thinks() and not engine.can_skip_thinking():
+            raise HobbitError(
+                "this model always thinks, its chat template has no switch; /think hide hides its thoughts"
+            )
+        self._think = how
+
+    @property
+    def n_dropped(self) -> int:
+        """Answers that the model no longer sees, because the context was full."""
+        return self._n_dropped // 2
+
     def reset(self) -> None:
         """Begins anew, with the same instructions."""
-        self.turns = []
+        self.turns, self._n_dropped = [], 0
 
-    def ask(self, text: str) -> Iterator[Piece]:
-        """Yields the answer. A question that fails, or is interrupted before its answer, is forgotten."""
-        turns = [*self.turns, {"role": "user", "content": text}]
-        answer = ""
-        finish = None
+    def last_question(self) -> str:
+        """Raises HobbitError where nothing was asked yet."""
+        if not self.turns:
+            raise HobbitError("there is no question yet; type one")
+        return self.turns[-2]["content"]
+
+    def undo(self) -> None:
+        """Forgets the last question and its answer."""
+        self.turns = self.turns[:-2]
+        self._n_dropped = min(self._n_dropped, len(self.turns))
+
+    def ask(
+        self, text: str, on_prompt: Callable[[int, int], None] | None = None, replaces_last: bool = False
+    ) -> Iterator[Piece]:
+        """Yields the answer.  on_prompt: see Engine.generate().  replaces_last: the last question and answer.
+
+        A question is forgotten if it fails, or has no answer because it was interrupted or the model only
+        thought. Raises HobbitError.
+        """
+        turns = [*(self.turns[:-2] if replaces_last else self.turns), {"role": "user", "content": text}]
         limit = None if self.max_tokens == ChatConfig.no_limit else self.max_tokens
-        for piece in self.engine.generate(self._prompt(turns), limit, self.sampling):
+        think = self._think != "off"
+        self._make_room(turns, limit, think)
+        answer = thoughts = ""
+        finish = None
+        prompt = self._prompt(turns[self._n_dropped :])
+        for piece in self.engine.generate(prompt, limit, self.sampling, think, on_prompt):
             answer += piece.text
+            thoughts += piece.thinking
             finish = piece.finish
             yield piece
-        if answer or finish != "interrupted":
+        if answer or not (thoughts or finish == "interrupted"):
             self.turns = [*turns, {"role": "assistant", "content": answer}]
 
     def saved(self, model: str) -> SavedChat:
@@ -62,10 +111,28 @@ class Conversation:
     def restore(self, saved: SavedChat) -> None:
         """Goes on where it was saved. Raises HobbitError, and then changes nothing."""
         self.system = saved.system
-        self.turns = list(saved.turns)
+        self.turns, self._n_dropped = list(saved.turns), 0
         self.sampling, self.max_tokens = saved.sampling, saved.max_tokens
 
-    def _prompt(self, turns: Sequence[Message]) -> str | list[Message]:
+    def _make_room(self, turns: Sequence[Message], limit: int | None, think: bool) -> None:
+        """Drops the oldest answers where the prompt leaves an answer no room.
+
+        They go until half of the context is free: each time, what remains is read anew.
+        """
+        n_ctx = self.engine.info().n_ctx
+        room = n_ctx // _LEAST_ROOM if limit is None else min(limit, n_ctx // _LEAST_ROOM)
+        n_most = n_ctx - room
+        while self._n_dropped < len(turns) - 1 and self._n_tokens(turns, think) > n_most:
+            self._n_dropped += 2
+            n_most = n_ctx // 2
+
+    def _n_tokens(self, turns: Sequence[Message], think: bool) -> float:
+        try:
+            return self.engine.n_prompt_tokens(self._prompt(turns[self._n_dropped :]), think)
+        except ContextError:  # too long even to be counted
+            return float("inf")
+
+    def _prompt(self, turns: Sequence[Message]) -> Prompt:
         if not self.has_template:
             return "".join(turn["content"] for turn in turns)
         system = [] if self._system is None else [{"role": "system", "content": self._system}]

@@ -17,20 +17,31 @@ def has_style(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb" and not os.environ.get("NO_COLOR")
 
 
+def dim() -> tuple[str, str]:
+    """What begins and ends dimmed text on standard error; empty where it is not welcome."""
+    return ("\033[2m", "\033[0m") if has_style(sys.stderr) else ("", "")
+
+
 def note(text: str) -> None:
     """Writes lines to standard error, dimmed on a terminal: answers alone go to standard output."""
-    if width := _width():
+    if width := terminal_width():
         text = "\n".join(textwrap.fill(line, width, subsequent_indent="  ") for line in text.split("\n"))
-    print(f"\033[2m{text}\033[0m" if has_style(sys.stderr) else text, file=sys.stderr, flush=True)
+    print(dimmed(text), file=sys.stderr, flush=True)
+
+
+def dimmed(text: str) -> str:
+    """The text for standard error."""
+    begin, end = dim()
+    return begin + text + end
 
 
 def note_parts(parts: Iterable[str]) -> None:
     """Writes parts in one line, or where the terminal is narrow in several that break between parts."""
     text = _SEPARATOR.join(part.replace(" ", _GLUE) for part in parts)
-    lines = textwrap.wrap(text, width) if (width := _width()) else [text]
+    lines = textwrap.wrap(text, width) if (width := terminal_width()) else [text]
     note("\n".join(line.removesuffix(_SEPARATOR.rstrip()) for line in lines).replace(_GLUE, " "))
 
 
-def _width() -> int:
+def terminal_width() -> int:
     """Columns of the terminal; 0 where standard error is none."""
     return max(shutil.get_terminal_size().columns - 1, 20) if sys.stderr.isatty() else 0

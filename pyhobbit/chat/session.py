@@ -8,49 +8,61 @@ from prompt_toolkit.application import create_app_session
 from prompt_toolkit.output import create_output
 
 from pyhobbit.chat.answer import interrupting, print_answer
-from pyhobbit.chat.commands import Commands
+from pyhobbit.chat.commands import Commands, Next
 from pyhobbit.chat.conversation import Conversation
 from pyhobbit.chat.screen import note, note_parts
 from pyhobbit.chat.status import answer_figures, model_figures
-from pyhobbit.chat.terminal import Terminal
+from pyhobbit.chat.terminal import Terminal, without_echo
 from pyhobbit.errors import ContextError, HobbitError
 
 
-def talk(conversation: Conversation) -> None:
-    """Reads messages and commands and answers them."""
-    note_parts(model_figures(conversation.engine.info()))
+def talk(conversation: Conversation, quiet: bool = False) -> None:
+    """Reads messages and commands and answers them.  quiet: without figures."""
+    if not quiet:
+        note_parts(model_figures(conversation.engine.info()))
     commands = Commands(conversation)
     # The prompt goes to standard error where the answers do not go to the terminal.
     with create_app_session(output=create_output(always_prefer_tty=True)):
         terminal = Terminal(_history_path(), commands.names, commands.candidates)
-        while (text := terminal.read()) is not None and _handle(text, conversation, commands):
-            pass
+        following = Next()
+        while not following.leave and (text := terminal.read(following.draft)) is not None:
+            following = _handle(text, following.draft != "", conversation, commands, quiet)
 
 
-def _handle(text: str, conversation: Conversation, commands: Commands) -> bool:
-    """Answers a message or runs a command; False when that was to leave."""
+def _handle(text: str, is_edited: bool, conversation: Conversation, commands: Commands, quiet: bool) -> Next:
+    """Answers a message or runs a command.  is_edited: the message is in place of the last one."""
+    following = Next()
     try:
         if commands.is_command(text):
-            return commands.run(text)
-        if text.strip():
-            _answer(text, conversation)
+            following = commands.run(text)
+            if following.ask is not None:
+                _answer(conversation, following.ask, True, quiet)
+        elif text.strip():
+            _answer(conversation, text, is_edited, quiet)
     except ContextError as e:
         note(f"{e}, or start over with /reset")
     except HobbitError as e:
         note(str(e))
     except KeyboardInterrupt:  # while a command ran
         note("interrupted")
-    return True
+    return following
 
 
-def _answer(text: str, conversation: Conversation) -> None:
+def _answer(conversation: Conversation, question: str, replaces_last: bool, quiet: bool) -> None:
     engine = conversation.engine
-    before = engine.stats()
-    with interrupting(engine):
-        finish = print_answer(conversation.ask(text))
-    note_parts(answer_figures(engine.stats().since(before), finish))
-    if finish == "context":
-        note("the context is full: start over with /reset, or restart with a larger --ctx")
+    before, n_dropped, turns = engine.stats(), conversation.n_dropped, conversation.turns
+    with without_echo(), interrupting(engine):
+        finish = print_answer(conversation, question, replaces_last, quiet)
+    if not quiet:
+        figures = answer_figures(engine.stats().since(before), finish, engine.n_context_tokens)
+        note_parts(figures)
+    if (n := conversation.n_dropped) > n_dropped:
+        which = "first answer" if n == 1 else f"first {n} answers"
+        note(f"the context is full: the model no longer sees the {which}")
+    if conversation.turns is turns and finish in ("context", "length"):
+        note("the model only thought, so the question is forgotten: use /think off, or allow more tokens")
+    elif finish == "context":
+        note("the context is full: the answer ends here; restart with a larger --ctx for longer ones")
     note("")
 
 

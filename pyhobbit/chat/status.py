@@ -14,9 +14,13 @@ _ENDS: dict[Finish | None, str] = {
 }
 
 
-def answer_figures(stats: Stats, finish: Finish | None) -> list[str]:
-    """Parts of the line. stats: of this answer alone (Stats.since); the memory is the process's peak."""
-    parts = [f"{stats.generated_tokens} tokens{_ENDS.get(finish, '')}"]
+def answer_figures(stats: Stats, finish: Finish | None, n_context: int) -> list[str]:
+    """Parts of the line. stats: of this answer alone (Stats.since); the memory is the process's peak.
+
+    n_context: tokens in the context.
+    """
+    n = stats.generated_tokens
+    parts = [f"{n} token{'' if n == 1 else 's'}{_ENDS.get(finish, '')}"]
     if (rate := stats.decode_tokens_per_second) is not None:
         parts.append(f"{rate:.1f} token/s")
     if (first_s := stats.time_to_first_token_s) is not None:
@@ -25,7 +29,8 @@ def answer_figures(stats: Stats, finish: Finish | None) -> list[str]:
         parts += _cache_figures(stats)
     memory = format_size(stats.peak_rss_bytes)
     bound = "" if stats.info.memory is None else f" of {format_size(stats.info.memory)}"
-    return [*parts, f"memory {memory}{bound}"]
+    context = f"context {n_context} of {stats.info.n_ctx}"
+    return [*parts, context, f"memory {memory}{bound}"]
 
 
 def model_figures(info: ModelInfo) -> list[str]:

@@ -2,7 +2,9 @@
 """Reads what a user types: several lines if need be, with editing, completion and a history."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+import sys
+import termios
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from prompt_toolkit.shortcuts import CompleteStyle
 from pyhobbit.chat.screen import note
 from pyhobbit.settings.config import ChatConfig
 
+_LOCAL_FLAGS = 3  # of what tcgetattr returns
 _BLOCK = '"""'
 _PLACEHOLDER = [("fg:ansibrightblack", "Send a message (/help shows the commands)")]
 
@@ -43,10 +46,13 @@ class Terminal:
             enable_suspend=True,
         )
 
-    def read(self) -> str | None:
-        """One message, "" for none, None when the user leaves: Ctrl-D, or Ctrl-C twice without a text."""
+    def read(self, draft: str = "") -> str | None:
+        """One message, "" for none, None when the user leaves: Ctrl-D, or Ctrl-C twice without a text.
+
+        draft: what the message begins with, to be changed.
+        """
         try:
-            text = self._session.prompt()
+            text = self._session.prompt(default=draft)
         except EOFError:
             return None
         except KeyboardInterrupt:
@@ -61,6 +67,23 @@ class Terminal:
         if self._warned:
             note("press Ctrl-C again or Ctrl-D to exit")
         return ""
+
+
+@contextlib.contextmanager
+def without_echo() -> Iterator[None]:
+    """Within it, what is typed does not show; the next message begins with it."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    terminal = sys.stdin.fileno()
+    before = termios.tcgetattr(terminal)
+    silent = [*before]
+    silent[_LOCAL_FLAGS] &= ~termios.ECHO
+    termios.tcsetattr(terminal, termios.TCSANOW, silent)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(terminal, termios.TCSANOW, before)
 
 
 def _key_bindings() -> KeyBindings:

@@ -5,6 +5,7 @@ import argparse
 import contextlib
 import io
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,6 +44,9 @@ def _add_prompt(parser: argparse.ArgumentParser) -> None:
     add("--system", metavar="TEXT", help="system instructions, for a model with a chat template")
     limit = "maximum tokens per answer, -1: no limit (default without template: 512)"
     add("-n", dest="max_tokens", type=int, metavar="N", help=limit)
+    how = "whether the model thinks first; hide: show only that it does (default: on)"
+    add("--think", metavar="on|off|hide", help=how)
+    add("-q", "--quiet", action="store_true", help="show the answers, no figures and no thinking")
     add("--stats-json", type=Path, metavar="FILE", help="write counters and times to this file")
 
 
@@ -64,6 +68,8 @@ def _config(args: argparse.Namespace) -> ChatConfig:
         max_tokens=args.max_tokens,
         system=args.system,
         stats_json=args.stats_json,
+        think=args.think or ("hide" if args.quiet else ChatConfig.think),
+        quiet=args.quiet,
     )
 
 
@@ -94,50 +100,59 @@ def chat(model: Path, config: ChatConfig, prompt: str | None = None) -> int:
     """Answers `prompt`, or what is typed on the terminal. Returns the exit status. Raises HobbitError."""
     from pyhobbit.chat.answer import interrupting  # the engine takes the native libraries and some time
     from pyhobbit.chat.conversation import Conversation
+    from pyhobbit.chat.progress import Progress
     from pyhobbit.engine.engine import Engine
 
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a model writes what a Latin-1 terminal cannot show
-    engine = Engine(model, config.engine)
+    progress = Progress()
+    engine = Engine(model, config.engine, partial(progress.loading, model.name))
     with contextlib.ExitStack() as stack:
-        with interrupting(engine):
+        with progress, interrupting(engine):
             stack.enter_context(engine)
-        _report_opening(model, engine.info(), config.engine.cache)
         conversation = Conversation(engine, config)
-        if not conversation.has_template:
-            _say("the model has no chat template: it continues the text that you type")
-        status = _talk(conversation) if prompt is None else _answer_once(conversation, prompt)
+        if not config.quiet:
+            _report_opening(model, conversation, config.engine.cache)
+        talk = _talk if prompt is None else partial(_answer_once, prompt)
+        status = talk(conversation, config.quiet)
         stats = engine.stats()
-        note(stats.summary())
+        if not config.quiet:
+            note(stats.summary())
         if config.stats_json is not None:
             stats.write_json(config.stats_json)
     return status
 
 
-def _answer_once(conversation: "Conversation", prompt: str) -> int:
+def _answer_once(prompt: str, conversation: "Conversation", quiet: bool) -> int:
     from pyhobbit.chat.answer import interrupting, print_answer
 
     with interrupting(conversation.engine):
-        finish = print_answer(conversation.ask(prompt))
+        finish = print_answer(conversation, prompt, quiet=quiet)
     if finish == "context":
         _say("the context is full; use a larger --ctx")
     return INTERRUPTED if finish == "interrupted" else 0
 
 
-def _talk(conversation: "Conversation") -> int:
+def _talk(conversation: "Conversation", quiet: bool) -> int:
     from pyhobbit.chat.session import talk  # prompt_toolkit takes some time too
 
-    talk(conversation)
+    talk(conversation, quiet)
     return 0
 
 
-def _report_opening(model: Path, info: "ModelInfo", cache: CacheConfig) -> None:
+def _report_opening(model: Path, conversation: "Conversation", cache: CacheConfig) -> None:
     from pyhobbit.inspect.advice import unused_low_tier
 
-    if info.cached:
-        if unused := unused_low_tier(model, info, cache):
-            _say(unused)
-        return
+    info = conversation.engine.info()
+    if not info.cached:
+        _report_no_cache(info, cache)
+    elif unused := unused_low_tier(model, info, cache):
+        _say(unused)
+    if not conversation.has_template:
+        _say("the model has no chat template: it continues the text that you type")
+
+
+def _report_no_cache(info: "ModelInfo", cache: CacheConfig) -> None:
     bound = "--memory" if cache.memory is not None else "--pools" if cache.pools is not None else None
     if info.has_experts:
         _say("the model fits in memory, so the expert cache is off; --memory or --pools turns it on")

@@ -1,34 +1,39 @@
 # SPDX-License-Identifier: MIT
 """A model opened for generating text."""
 
-import codecs
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, takewhile
 from pathlib import Path
 from typing import Literal
 
+from pyhobbit.engine.chat_format import ChatFormat, ChatPrompt, Message
 from pyhobbit.engine.closing import Closing
-from pyhobbit.engine.llama import Sampler, can_fit, opening
+from pyhobbit.engine.llama import Sampler, Watch, can_fit, opening
 from pyhobbit.engine.plan import fitting_settings
+from pyhobbit.engine.reader import ChatReader, Said, TextReader
 from pyhobbit.engine.session import Session, one_sequence
 from pyhobbit.engine.stats import ModelInfo, Stats, peak_rss_bytes
 from pyhobbit.errors import ContextError, HobbitError
-from pyhobbit.native.ffi import llama
 from pyhobbit.settings.config import EngineConfig, SamplingConfig
 
-Message = Mapping[str, str]
-"""One turn of a conversation: {"role": "system" | "user" | "assistant", "content": text}."""
+Prompt = str | Sequence[Message]
+"""A text to continue, or the turns of a conversation."""
 
 Finish = Literal["stop", "length", "context", "interrupted"]
+
+
+_ANY_QUESTION = ({"role": "user", "content": "Hello"},)
 
 
 @dataclass(frozen=True)
 class Piece:
     """One generated token. text: what it adds, "" within a character.  time_s: seconds since generate began.
+
+    thinking: what it adds to the model's thoughts before an answer in a conversation.
 
     finish is None but for the last piece: the model ended its answer (stop), max_tokens are there (length),
     the context is full (context) or interrupt() was called (interrupted); stop and interrupted have no token.
@@ -38,17 +43,26 @@ class Piece:
     token: int | None
     time_s: float
     finish: Finish | None = None
+    thinking: str = ""
 
 
 class Engine(Closing):
     """A GGUF model, its expert cache and one sequence. A context manager: entering loads the model.
 
     Not thread-safe, but for interrupt(). The only routed experts in memory are those in the cache's pools.
+    on_loading: called while it is opened, with the share of the model that is loaded.
     """
 
-    def __init__(self, path: str | os.PathLike[str], config: EngineConfig | None = None) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        config: EngineConfig | None = None,
+        on_loading: Callable[[float], None] | None = None,
+    ) -> None:
         self._path = Path(path)
         self._config = config or EngineConfig()
+        self._on_loading = on_loading
+        self._format: ChatFormat | None = None
         self._interrupted = False
         self._answer: object | None = None  # of the generator that the KV cache belongs to
         self._counters: Counter[str] = Counter()  # fields of Stats
@@ -72,7 +86,7 @@ class Engine(Closing):
                     self._path,
                     settings,
                     one_sequence(self._config),
-                    keep_going=lambda: not self._interrupted,
+                    keep_going=self._keep_going,
                     aborted=lambda: self._interrupted,
                     verbose=self._config.verbose,
                 )
@@ -82,10 +96,18 @@ class Engine(Closing):
         self._load_s = time.perf_counter() - start
         return self.info()
 
+    def _keep_going(self, share: float) -> bool:
+        if self._on_loading is not None:
+            self._on_loading(share)
+        return not self._interrupted
+
     def close(self) -> None:
         """Frees everything; the second call does nothing. Raises HobbitError where a trace is incomplete."""
         session, self._session = self._session, None
+        form, self._format = self._format, None
         self._answer, self._interrupted = None, False
+        if form is not None:
+            form.close()
         if session is not None:
             session.close()
 
@@ -125,41 +147,67 @@ class Engine(Closing):
         """Replaces CacheConfig's price from the next layer on. Raises ConfigError, HobbitError."""
         self._opened().cache.set_thresholds(price=price)
 
+    def thinks(self) -> bool:
+        """Whether the chat template knows of thinking before an answer. Raises HobbitError."""
+        return self._chat_format().render(_ANY_QUESTION).thinks
+
+    def can_skip_thinking(self) -> bool:
+        """Whether the chat template leaves the choice. Raises HobbitError."""
+        form = self._chat_format()
+        return form.render(_ANY_QUESTION, think=True).text != form.render(_ANY_QUESTION, think=False).text
+
+    def n_prompt_tokens(self, prompt: Prompt, think: bool = True) -> int:
+        """Tokens of a prompt as generate() would read it. Raises HobbitError, ContextError for a huge one."""
+        return len(self._tokens(self._rendered(prompt, think)))
+
     def generate(
         self,
-        prompt: str | Sequence[Message],
+        prompt: Prompt,
         max_tokens: int | None = None,
         sampling: SamplingConfig | None = None,
+        think: bool = True,
+        on_prompt: Callable[[int, int], None] | None = None,
     ) -> Iterator[Piece]:
         """Yields the continuation of a text, or the answer to messages put into the model's chat template.
 
         max_tokens: None goes on until the model ends its answer or the context is full. Tokens that a prompt
         shares with the last one are not evaluated again. A later prompt or close() takes the sequence away.
+        think: whether the model may think before it answers, where its template leaves the choice.
+        on_prompt: called now and then with the tokens of the prompt that are read, and that are to be read.
         Raises HobbitError: empty or long prompt, bad disk, sequence taken away.
         """
         session = self._opened()
         model, context = session.model, session.context
         start = time.perf_counter()
-        pending = self._tokens_to_evaluate(prompt)
+        rendered = self._rendered(prompt, think)
+        pending = self._tokens_to_evaluate(self._tokens(rendered))
+        reader = TextReader(model) if isinstance(rendered, str) else self._chat_reader(rendered)
+        watch = None if on_prompt is None else self._watch(len(pending), on_prompt)
         answer = self._answer = object()
         n_free = context.n_ctx - len(context.tokens) - len(pending) + 1
         limit = n_free if max_tokens is None else min(max_tokens, n_free)
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
         sampler = Sampler(sampling or SamplingConfig(), model.n_vocab())
         previous_s = None
+
+        def piece(said: Said, token: int | None, time_s: float, finish: Finish | None) -> Piece:
+            return Piece(said.text, token, time_s, finish, said.thinking)
+
         try:
             for n in count(1):
-                if not context.evaluate(pending) or self._interrupted:
-                    yield Piece(decoder.decode(b"", True), None, time.perf_counter() - start, "interrupted")
+                if not context.evaluate(pending, watch) or self._interrupted:
+                    yield piece(reader.end(False), None, time.perf_counter() - start, "interrupted")
                     return
                 token = sampler.sample(context)
                 now_s = time.perf_counter() - start
                 if model.ends_answer(token):
-                    yield Piece(decoder.decode(b"", True), None, now_s, "stop")
+                    yield piece(reader.end(True), None, now_s, "stop")
                     return
                 self._count(now_s, previous_s)
                 finish: Finish | None = None if n < limit else "length" if n == max_tokens else "context"
-                yield Piece(decoder.decode(model.piece(token), finish is not None), token, now_s, finish)
+                said = reader.add(token, finish is not None)
+                if reader.has_ended:
+                    finish = "stop"
+                yield piece(said, token, now_s, finish)
                 if finish:
                     return
                 self._check_current(answer)
@@ -168,6 +216,17 @@ class Engine(Closing):
             if self._answer is answer:
                 self._interrupted = False
             sampler.close()
+
+    def _watch(self, n_tokens: int, on_prompt: Callable[[int, int], None]) -> Watch:
+        """Counts the layers of the pass under way, too: a pass may take a minute."""
+        cache, n_layers = self._opened().cache, self.info().n_layers
+        n_before = cache.stats().layers_computed
+
+        def watch(n_done: int, n_batch: int) -> None:
+            n_layers_done = (cache.stats().layers_computed - n_before) % n_layers if n_layers else 0
+            on_prompt(n_done + (n_batch * n_layers_done // n_layers if n_layers else 0), n_tokens)
+
+        return watch
 
     def _count(self, piece_s: float, previous_s: float | None) -> None:
         """A token that was there piece_s seconds after its prompt, its predecessor after previous_s."""
@@ -185,18 +244,25 @@ class Engine(Closing):
                 "finish an answer before the next, or open a second engine"
             )
 
-    def _tokens_to_evaluate(self, prompt: str | Sequence[Message]) -> list[int]:
-        """What the KV cache lacks of the prompt, at least its last token; the cache forgets what differs."""
+    def _rendered(self, prompt: Prompt, think: bool) -> str | ChatPrompt:
+        return prompt if isinstance(prompt, str) else self._chat_format().render(prompt, think)
+
+    def _tokens(self, prompt: str | ChatPrompt) -> list[int]:
         session = self._opened()
         model, context = session.model, session.context
-        text = prompt if isinstance(prompt, str) else self._render(prompt)
+        text = prompt if isinstance(prompt, str) else prompt.text
         n_bytes = len(text.encode("utf-8", "surrogateescape"))
         if not can_fit(model.vocab, n_bytes, context.n_ctx):
             raise ContextError(
                 f"the prompt has {n_bytes} bytes, more than the context of {context.n_ctx} tokens can hold; "
                 "shorten it"
             )
-        tokens = model.tokenize(text)
+        return model.tokenize(text)
+
+    def _tokens_to_evaluate(self, tokens: list[int]) -> list[int]:
+        """What the KV cache lacks of the prompt, at least its last token; the cache forgets what differs."""
+        session = self._opened()
+        context = session.context
         if not tokens:
             raise HobbitError("the prompt is empty; give some text to continue")
         self._check_length(len(tokens), session)
@@ -204,7 +270,7 @@ class Engine(Closing):
         n_before = len(context.tokens)
         context.truncate(sum(1 for _ in shared))
         if 2 * len(context.tokens) < n_before:
-            self._opened().cache.begin_sequence()  # another text, though it may begin alike
+            session.cache.begin_sequence()  # another text, though it may begin alike
         pending = tokens[len(context.tokens) :]
         self._counters.update(prompt_tokens=len(tokens), prompt_tokens_evaluated=len(pending))
         return pending
@@ -218,20 +284,16 @@ class Engine(Closing):
                 f"the prompt has {n_tokens} tokens, more than the context of {n_ctx}; shorten it{larger}"
             )
 
-    def _render(self, messages: Sequence[Message]) -> str:
-        model = self._opened().model
-        template = self.chat_template
+    def _chat_format(self) -> ChatFormat:
+        session, template = self._opened(), self.chat_template
         if template is None:
             raise HobbitError("the model has no chat template; give it text to continue instead of messages")
-        bos = model.special_text(llama.llama_vocab_bos(model.vocab))
-        eos = model.special_text(llama.llama_vocab_eos(model.vocab))
-        try:
-            formatter = llama.llama_chat_format.Jinja2ChatFormatter(template, eos_token=eos, bos_token=bos)
-            text = formatter(messages=list(messages)).prompt
-        except Exception as e:  # a template is somebody's program
-            raise HobbitError(f"the model's chat template refuses this conversation: {e}") from e
-        # The tokenizer puts the first special token in front by itself.
-        return text.removeprefix(bos) if bos and llama.llama_vocab_get_add_bos(model.vocab) else text
+        if self._format is None:
+            self._format = ChatFormat(session.model.pointer, template)
+        return self._format
+
+    def _chat_reader(self, prompt: ChatPrompt) -> ChatReader:
+        return ChatReader(self._opened().model, self._chat_format(), prompt)
 
     def _opened(self) -> Session:
         if self._session is None:

@@ -9,7 +9,9 @@ import ctypes
 import re
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ _LOG_LEVEL_ERROR = 4
 _LOG_LEVEL_CONTINUED = 5
 _RANDOM_SEED = 0xFFFFFFFF
 _USUAL_TOKEN_BYTES = 16  # more than a text has on average
+_WATCH_S = 0.1
 _STATUS_FAILED = -3  # of llama_decode: a backend, and thus perhaps the expert cache, gave up
 
 
@@ -77,6 +80,13 @@ SetContext = Callable[[Any, "Model"], None]
 """Fills in llama_context_params, given the model. Raises HobbitError."""
 
 
+KeepGoing = Callable[[float], bool]
+"""Asked while a model is loaded, with the share that is there; False gives it up."""
+
+Watch = Callable[[int, int], None]
+"""Called while a prompt is computed, with the tokens that are done and those of the pass under way."""
+
+
 class Model:
     """The loaded weights, their expert cache and the vocabulary. Parameters as of Session.
 
@@ -87,7 +97,7 @@ class Model:
         self,
         path: Path,
         settings: Mapping[str, Setting],
-        keep_going: Callable[[], bool],
+        keep_going: KeepGoing,
         set_model: SetModel | None = None,
         simulated: bool = False,
     ) -> None:
@@ -100,10 +110,17 @@ class Model:
             params.no_alloc = True
             params.load_mode = llama.LLAMA_LOAD_MODE_NONE  # a mapping cannot be simulated
         params.kv_overrides = overrides
-        params.progress_callback = llama.llama_progress_callback(lambda _progress, _user_data: keep_going())
+        stopped = False
+
+        def on_progress(share: float, _user_data: object) -> bool:
+            nonlocal stopped
+            stopped = not keep_going(share)
+            return not stopped
+
+        params.progress_callback = llama.llama_progress_callback(on_progress)
         self.pointer = llama.llama_model_load_from_file(bytes(path), params)
         if not self.pointer:
-            if not keep_going():
+            if stopped:
                 raise KeyboardInterrupt
             raise HobbitError(load_failure(path, DAMAGED))
         self.cache = Cache(self.pointer)
@@ -142,26 +159,28 @@ class Model:
     def n_ctx_train(self) -> int:
         return llama.llama_model_n_ctx_train(self.pointer)
 
-    def tokenize(self, text: str) -> list[int]:
-        """Tokens of a whole prompt: special tokens in the text count, the model's own are put in front."""
+    def tokenize(self, text: str, begins_text: bool = True) -> list[int]:
+        """Tokens of a text, in which special tokens count.
+
+        begins_text: it is a whole prompt, and the model's own special tokens are put in front.
+        """
         data = text.encode("utf-8", "surrogateescape")
         n_tokens = -(len(data) + 16)  # more, where the vocabulary spells a space or a character in bytes
         while n_tokens < 0:
             tokens = (llama.llama_token * -n_tokens)()
-            n_tokens = llama.llama_tokenize(self.vocab, data, len(data), tokens, len(tokens), True, True)
+            n_tokens = llama.llama_tokenize(
+                self.vocab, data, len(data), tokens, len(tokens), begins_text, True
+            )
         return tokens[:n_tokens]
 
-    def piece(self, token: int) -> bytes:
-        """The bytes a token writes: a character may take several tokens. Control tokens write nothing."""
-        size = llama.llama_token_to_piece(self.vocab, token, self._piece, len(self._piece), 0, False)
+    def piece(self, token: int, is_control_shown: bool = False) -> bytes:
+        """The bytes a token writes: a character may take several tokens. Control tokens may write nothing."""
+        buffer = self._piece
+        size = llama.llama_token_to_piece(self.vocab, token, buffer, len(buffer), 0, is_control_shown)
         if size < 0:
             self._piece = ctypes.create_string_buffer(-size)
-            return self.piece(token)
+            return self.piece(token, is_control_shown)
         return self._piece.raw[:size]
-
-    def special_text(self, token: int) -> str:
-        """How a special token is spelled; empty where the model has none."""
-        return llama.llama_vocab_get_text(self.vocab, token).decode("utf-8", "replace") if token >= 0 else ""
 
     def ends_answer(self, token: int) -> bool:
         return llama.llama_vocab_is_eog(self.vocab, token)
@@ -187,7 +206,10 @@ class Context:
         set_context(params, model)
         self.n_ctx, self.n_threads = params.n_ctx, params.n_threads
         self.n_ubatch, self._n_batch = params.n_ubatch, params.n_batch
-        self._abort = llama.ggml_abort_callback(lambda _user_data: aborted())
+        self._aborted = aborted
+        self._watch: Callable[[], None] | None = None
+        self._watched_s = 0.0
+        self._abort = llama.ggml_abort_callback(lambda _user_data: self._is_aborted())
         self._no_abort = llama.ggml_abort_callback()
         self.pointer = llama.llama_init_from_model(model.pointer, params)
         if not self.pointer:
@@ -197,16 +219,26 @@ class Context:
     def close(self) -> None:
         llama.llama_free(self.pointer)
 
-    def evaluate(self, tokens: Sequence[int]) -> bool:
+    def evaluate(self, tokens: Sequence[int], watch: Watch | None = None) -> bool:
         """Appends tokens to the KV cache and computes the logits after the last; False when aborted.
 
-        Only passes of several tokens can be aborted: asking costs too much beside a single one.
+        watch: is told now and then.  Only passes of several tokens can be watched and aborted: asking costs
+        too much beside a single one.
         """
         llama.llama_set_abort_callback(self.pointer, self._abort if len(tokens) > 1 else self._no_abort, None)
         for start in range(0, len(tokens), self._n_batch):
-            if not self._decode(tokens[start : start + self._n_batch]):
+            batch = tokens[start : start + self._n_batch]
+            self._watch = None if watch is None else partial(watch, start, len(batch))
+            if not self._decode(batch):
                 return False
         return True
+
+    def _is_aborted(self) -> bool:
+        now = time.monotonic()
+        if self._watch is not None and now - self._watched_s > _WATCH_S:
+            self._watched_s = now
+            self._watch()
+        return self._aborted()
 
     def logits(self, tokens: Sequence[int]) -> np.ndarray:
         """Forgets what was and computes tokens, at most n_batch and n_outputs; returns the logits after each.

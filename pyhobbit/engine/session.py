@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pyhobbit.engine.closing import Closing
-from pyhobbit.engine.llama import Context, Model, SetContext, SetModel, log, opening
+from pyhobbit.engine.llama import Context, KeepGoing, Model, SetContext, SetModel, log, opening
 from pyhobbit.engine.stats import ModelInfo
 from pyhobbit.engine.threads import computing_threads
 from pyhobbit.errors import HobbitError
@@ -20,9 +20,8 @@ class Session(Closing):
     """An open model with one context. A context manager.
 
     settings: of llama.cpp and the expert cache, by key.  set_model, set_context: fill in llama.cpp's own
-    parameters.  keep_going: asked while the model is loaded; False raises KeyboardInterrupt.  aborted: asked
-    while a prompt is computed.  simulated: no weight is read and no buffer allocated; sizes are as they would
-    be.  Raises HobbitError.
+    parameters.  keep_going: False raises KeyboardInterrupt.  aborted: asked while a prompt is computed.
+    simulated: no weight is read and no buffer allocated; sizes are as they would be.  Raises HobbitError.
     """
 
     def __init__(
@@ -32,7 +31,7 @@ class Session(Closing):
         set_context: SetContext,
         *,
         set_model: SetModel | None = None,
-        keep_going: Callable[[], bool] = lambda: True,
+        keep_going: KeepGoing = lambda _share: True,
         aborted: Callable[[], bool] = lambda: False,
         simulated: bool = False,
         verbose: bool = False,

@@ -7,6 +7,7 @@ Both must end up in the same patched libraries, so llama_cpp is imported here an
 import ctypes
 import os
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -57,6 +58,23 @@ _expert_cache = llama.llama_cpp._lib.llama_model_expert_cache
 _expert_cache.argtypes, _expert_cache.restype = [ctypes.c_void_p], ctypes.c_void_p
 _host_memory = llama.llama_cpp._lib.llama_get_host_memory
 _host_memory.argtypes, _host_memory.restype = [ctypes.c_void_p], HostMemory
+
+
+@cache
+def chat_library() -> ctypes.CDLL:
+    """libllama-common with the functions of hobbit-chat.h; what opens no conversation does without it."""
+    library = ctypes.CDLL(str(LIB_DIR / "libllama-common.so"))
+    text, pointer, flag = ctypes.c_char_p, ctypes.c_void_p, ctypes.c_bool
+    for name, result, *arguments in (
+        ("new", pointer, pointer, text),
+        ("free", None, pointer),
+        ("error", text, pointer),
+        ("render", text, pointer, text, flag),
+        ("parse", text, pointer, text, flag),
+    ):
+        function = getattr(library, f"hobbit_chat_{name}")
+        function.restype, function.argtypes = result, arguments
+    return library
 
 
 def expert_cache(model: Any) -> Any:

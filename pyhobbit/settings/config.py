@@ -232,6 +232,8 @@ class ChatConfig:
 
     None takes no_limit, and `completion_tokens` for a model without chat template: it seldom ends by itself.
     system: instructions for a model with a chat template.  stats_json: where the statistics go.
+    think: whether the model thinks before it answers: on, off, or hide to show only that it does.
+    quiet: show the answers and nothing else.
     """
 
     engine: EngineConfig = field(default_factory=EngineConfig)
@@ -239,7 +241,10 @@ class ChatConfig:
     max_tokens: int | None = None
     system: str | None = None
     stats_json: Path | None = None
+    think: str = "on"
+    quiet: bool = False
 
+    thinks: ClassVar[tuple[str, ...]] = ("on", "off", "hide")
     no_limit: ClassVar[int] = -1
     completion_tokens: ClassVar[int] = 512
     history_lines: ClassVar[int] = 1000
@@ -248,6 +253,9 @@ class ChatConfig:
         n_ok = self.max_tokens in (None, self.no_limit) or self.max_tokens > 0
         _require(
             n_ok, f"-n is {self.max_tokens}; it must be positive, or -1 for as much as the context allows"
+        )
+        _require(
+            self.think in self.thinks, f"--think is '{self.think}'; choose one of {', '.join(self.thinks)}"
         )
         if self.stats_json is not None:
             folder = self.stats_json.absolute().parent

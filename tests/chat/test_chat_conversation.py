@@ -12,14 +12,17 @@ import pytest
 
 from pyhobbit import CacheStats, ConfigError, HobbitError, ModelInfo, SamplingConfig, Stats
 from pyhobbit.chat import settings
-from pyhobbit.chat.commands import Commands
+from pyhobbit.chat.commands import Commands, Next
 from pyhobbit.chat.conversation import Conversation
 from pyhobbit.chat.saved import SavedChat, read_chat
 from pyhobbit.chat.status import answer_figures
 from pyhobbit.engine.engine import Piece
+from pyhobbit.errors import ContextError
 from pyhobbit.settings.config import CacheConfig, ChatConfig
 
 TEMPLATE = "{{ messages }}"
+THINKS = "{{ enable_thinking }}"
+ALWAYS_THINKS = "<think>"
 MODEL = ModelInfo(model="m.gguf", description="llama", n_ctx=512, n_threads=2, cached=True, has_experts=True)
 
 
@@ -32,16 +35,43 @@ class _FakeEngine:
         self.chat_template = template
         self.prompts: list[object] = []
         self.asked: list[tuple[int | None, SamplingConfig]] = []
+        self.thought: list[bool] = []
         self.thresholds = (1.0, 1.0)
 
-    def generate(self, prompt: object, max_tokens: int | None, sampling: SamplingConfig) -> Iterator[Piece]:
+    def thinks(self) -> bool:
+        return self.chat_template in (THINKS, ALWAYS_THINKS)
+
+    def can_skip_thinking(self) -> bool:
+        return self.chat_template == THINKS
+
+    def n_prompt_tokens(self, prompt: object, think: bool = True) -> int:
+        """A token for each character."""
+        n = len(prompt) if isinstance(prompt, str) else sum(len(turn["content"]) for turn in prompt)  # type: ignore[attr-defined]
+        if n > 1000:
+            raise ContextError("too long")
+        return n
+
+    def generate(
+        self,
+        prompt: object,
+        max_tokens: int | None,
+        sampling: SamplingConfig,
+        think: bool,
+        _on_prompt: object,
+    ) -> Iterator[Piece]:
         self.prompts.append(prompt)
         self.asked.append((max_tokens, sampling))
+        self.thought.append(think)
         if "bad" in str(prompt):
             raise HobbitError("too long")
         if "stopped" in str(prompt):
             yield Piece("", None, 0.1, "interrupted")
             return
+        if self.thinks() and think:
+            only = "endless" in str(prompt)
+            yield Piece("", 1, 0.1, "length" if only else None, "hm")
+            if only:
+                return
         yield Piece(f"[{len(self.prompts)}", 1, 0.1)
         yield Piece("]", 2, 0.2, "stop")
 
@@ -104,11 +134,68 @@ def test_only_a_model_without_a_template_has_a_limit_by_itself(
     assert conversation.engine.asked[0][0] == limit
 
 
+def _contents(conversation: Conversation) -> list[str]:
+    return [turn["content"] for turn in conversation.turns]
+
+
+def test_a_question_can_be_asked_anew_in_place_of_the_last() -> None:
+    conversation, prompts = _converse(TEMPLATE, "one", "two")
+    list(conversation.ask("too", replaces_last=True))
+    assert [turn["content"] for turn in prompts[-1]] == ["one", "[1]", "too"]  # type: ignore[attr-defined]
+    assert _contents(conversation) == ["one", "[1]", "too", "[3]"]
+    list(conversation.ask("stopped", replaces_last=True))
+    assert _contents(conversation) == ["one", "[1]", "too", "[3]"]
+
+
+def test_a_full_context_drops_the_oldest_answers_until_half_of_it_is_free() -> None:
+    """The fake's context holds 512 characters, a quarter of them for the answer."""
+    conversation, prompts = _converse(TEMPLATE, "a" * 120, "b" * 120, "c" * 120, system="be kind")
+    assert conversation.n_dropped == 0
+    list(conversation.ask("d" * 60))
+    assert conversation.n_dropped == 2
+    seen = [turn["content"][0] for turn in prompts[-1]]  # type: ignore[attr-defined]
+    assert seen == ["b", "c", "[", "d"]  # the instructions, then the third answer
+    assert len(conversation.turns) == 8
+    conversation.undo()
+    conversation.undo()
+    conversation.undo()
+    assert (conversation.n_dropped, len(conversation.turns)) == (1, 2)
+
+
+def test_a_question_that_is_too_long_by_itself_is_not_answered() -> None:
+    conversation, _ = _converse(TEMPLATE, "one")
+    with pytest.raises(HobbitError, match="too long"):
+        list(conversation.ask("bad" * 500))
+    assert _contents(conversation) == ["one", "[1]"]
+
+
+def test_what_the_model_thinks_is_no_part_of_the_conversation() -> None:
+    conversation, prompts = _converse(THINKS, "one")
+    pieces = list(conversation.ask("two"))
+    assert pieces[0].thinking == "hm"
+    assert "hm" not in str(prompts)
+    list(conversation.ask("endless"))
+    assert _contents(conversation) == ["one", "[1]", "two", "[2]"]
+
+
+def test_thinking_can_be_switched_off_where_the_template_has_a_switch() -> None:
+    conversation, _ = _converse(THINKS, "one", think="off")
+    conversation.think = "hide"
+    list(conversation.ask("two"))
+    assert conversation.engine.thought == [False, True]
+    _converse(TEMPLATE, think="off")
+    _converse(None, think="off")
+    with pytest.raises(HobbitError, match="this model always thinks"):
+        _converse(ALWAYS_THINKS, think="off")
+    with pytest.raises(ConfigError, match="choose one of on, off, hide"):
+        ChatConfig(think="maybe")
+
+
 # commands
 
 
 def _run(conversation: Conversation, line: str, capsys: pytest.CaptureFixture[str]) -> str:
-    assert Commands(conversation).run(line)
+    assert Commands(conversation).run(line) == Next()
     captured = capsys.readouterr()
     assert captured.out == ""
     return captured.err
@@ -127,7 +214,29 @@ def test_help_names_every_command_and_fits_a_screen(capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize("line", ["/exit", "/bye", "/quit", "/EXIT "])
 def test_some_commands_leave(line: str) -> None:
     assert Commands.is_command(line)
-    assert not Commands(_converse(TEMPLATE)[0]).run(line)
+    assert Commands(_converse(TEMPLATE)[0]).run(line).leave
+
+
+def test_the_last_question_can_be_taken_back_retried_or_edited(capsys: pytest.CaptureFixture[str]) -> None:
+    conversation, _ = _converse(TEMPLATE, "one", "two\nlines")
+    assert Commands(conversation).run("/retry") == Next(ask="two\nlines")
+    assert Commands(conversation).run("/edit") == Next(draft="two\nlines")
+    assert len(conversation.turns) == 4
+    assert _run(conversation, "/undo", capsys) == "forgotten: two lines\n"
+    assert _contents(conversation) == ["one", "[1]"]
+    _run(conversation, "/undo", capsys)
+    for line in ("/undo", "/retry", "/edit"):
+        with pytest.raises(HobbitError, match="there is no question yet"):
+            Commands(conversation).run(line)
+
+
+def test_thinking_is_shown_and_changed(capsys: pytest.CaptureFixture[str]) -> None:
+    conversation, _ = _converse(THINKS)
+    assert _run(conversation, "/think", capsys) == "thinking: on\n"
+    assert _run(conversation, "/think off", capsys) == "thinking: off\n"
+    with pytest.raises(HobbitError, match="choose one of on, off, hide"):
+        Commands(conversation).run("/think maybe")
+    assert conversation.think == "off"
 
 
 @pytest.mark.parametrize(
@@ -355,7 +464,7 @@ def _figures(finish: Any = "stop", info: dict[str, Any] | None = None, **cache: 
         first_tokens_s=0.5,
         decode_s=3.0,
     )
-    return " | ".join(answer_figures(stats, finish))
+    return " | ".join(answer_figures(stats, finish, 20))
 
 
 def test_the_figures_of_an_answer_are_its_own() -> None:
@@ -369,7 +478,7 @@ def test_the_figures_of_an_answer_are_its_own() -> None:
         bytes_read=20 << 20,
     ) == (
         "16 tokens | 5.0 token/s | first token after 0.50 s | experts 60 % high, 30 % low, 10 % skipped | "
-        "hits high/low 75/- % | disk 1.0 MiB/token | memory 3.0 GiB of 8.0 GiB"
+        "hits high/low 75/- % | disk 1.0 MiB/token | context 20 of 512 | memory 3.0 GiB of 8.0 GiB"
     )
 
 
@@ -377,7 +486,10 @@ def test_figures_that_were_not_measured_are_left_out() -> None:
     assert _figures("length").startswith("16 tokens (max_tokens) | ")
     model = replace(MODEL, cached=False, has_experts=False)
     nothing = Stats(model, CacheStats(), 0.1, 1 << 20)
-    assert answer_figures(nothing, "interrupted") == ["0 tokens (interrupted)", "memory 1.0 MiB"]
+    figures = ["0 tokens (interrupted)", "context 20 of 512", "memory 1.0 MiB"]
+    assert answer_figures(nothing, "interrupted", 20) == figures
+    one = replace(nothing, generated_tokens=1)
+    assert answer_figures(one, "stop", 20)[0] == "1 token"
 
 
 def test_sampling_settings_are_checked() -> None:

@@ -128,7 +128,13 @@ os.execv(sys.argv[1], sys.argv[1:])
 class _Session:
     """pyhobbit chat on a pseudo-terminal."""
 
-    def __init__(self, arguments: Sequence[object], folder: Path, term: str = "xterm") -> None:
+    def __init__(
+        self,
+        arguments: Sequence[object],
+        folder: Path,
+        term: str = "xterm",
+        program: Sequence[object] = ("-m", "pyhobbit"),
+    ) -> None:
         self._main, side = pty.openpty()
         fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 200, 0, 0))
         environment = {
@@ -138,7 +144,7 @@ class _Session:
             "TERM": term,
             "PROMPT_TOOLKIT_NO_CPR": "1",  # nobody answers where the cursor is
         }
-        command = [sys.executable, "-S", "-c", _OWN_TERMINAL, sys.executable, "-m", "pyhobbit", "chat"]
+        command = [sys.executable, "-S", "-c", _OWN_TERMINAL, sys.executable, *map(str, program), "chat"]
         self.process = subprocess.Popen(
             [*command, *map(str, arguments)],
             stdin=side,
@@ -197,8 +203,10 @@ def chat_gguf(tiny_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 def session(tmp_path: Path) -> Iterator[Callable[..., _Session]]:
     opened = []
 
-    def start(*arguments: object, term: str = "xterm") -> _Session:
-        opened.append(_Session([*arguments, "--temp", "0", "--threads", "1"], tmp_path, term))
+    def start(*arguments: object, term: str = "xterm", says: Sequence[str] = ()) -> _Session:
+        """says: what the model answers, in place of what it would."""
+        program = (Path(__file__).with_name("scripted.py"), json.dumps(says)) if says else ("-m", "pyhobbit")
+        opened.append(_Session([*arguments, "--temp", "0", "--threads", "1"], tmp_path, term, program))
         return opened[-1]
 
     yield start
@@ -270,6 +278,102 @@ def test_ctrl_c_stops_the_answer_and_twice_at_the_prompt_leaves(
     chat.type(CTRL_C)
     chat.expect("generated tokens")
     assert chat.process.wait(timeout=60) == 0
+
+
+def test_the_last_question_is_retried_edited_and_undone(
+    session: Callable[..., _Session], chat_gguf: Path, tmp_path: Path
+) -> None:
+    chat = session(chat_gguf, "--pools", "8M", says=["first", "second", "third", "fourth"])
+    chat.tell("one")
+    chat.expect("first")
+    chat.tell("two")
+    chat.expect("second")
+    chat.tell("/retry")
+    chat.expect("third")
+    chat.tell("/edit")
+    chat.expect("> ")
+    chat.expect("two")  # what the next message begins with
+    chat.type(" more\r")
+    chat.expect("fourth")
+    chat.tell("/save edited.json")
+    chat.expect("2 answers saved")
+    chat.tell("/undo")
+    chat.expect("forgotten: two more")
+    chat.tell("/save undone.json")
+    chat.expect("1 answer saved")
+    for name, contents in (("edited", ["one", "first", "two more", "fourth"]), ("undone", ["one", "first"])):
+        messages = json.loads((tmp_path / f"{name}.json").read_text())["messages"]
+        assert [message["content"] for message in messages] == contents
+
+
+def test_what_is_typed_while_an_answer_comes_shows_afterwards(
+    session: Callable[..., _Session], chat_gguf: Path
+) -> None:
+    chat = session(chat_gguf, "--pools", "8M", says=["x = 1\n" * 60])
+    chat.tell("count")
+    chat.expect("x = 1")
+    chat.type("/undo")
+    assert "/undo" not in chat.expect("context ")
+    chat.expect("/undo")
+    chat.type("\r")
+    chat.expect("forgotten: count")
+
+
+QWEN3 = models.ROOT / "vendor/llama.cpp/models/templates/Qwen-Qwen3-0.6B.jinja"
+THOUGHT = "<think>\nIt wants a loop.\n</think>\n\nfor x in y:"
+
+
+@pytest.fixture(scope="module")
+def thinking_gguf(tiny_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("thinking") / "qwen3.gguf"
+    write_with_template(tiny_gguf, path, QWEN3.read_text(encoding="utf-8"))
+    return path
+
+
+def test_thoughts_are_dimmed_hidden_or_off(session: Callable[..., _Session], thinking_gguf: Path) -> None:
+    chat = session(thinking_gguf, "--pools", "8M", says=[THOUGHT, THOUGHT, "pass"])
+    chat.tell("write")
+    chat.expect("\x1b[2m")
+    shown = chat.expect("for x in y:")
+    assert "It wants a loop." in shown
+    assert shown.endswith("loop.\r\n\x1b[0m\r\n")
+    assert "think>" not in shown
+    chat.tell("/think hide")
+    chat.tell("write")
+    chat.expect("thinking: ")
+    hidden = chat.expect("for x in y:")
+    assert "It wants" not in hidden
+    assert "thought for " in hidden
+    chat.tell("/think off")
+    chat.tell("write")
+    assert "thought" not in chat.expect("pass")
+    chat.tell("/stats")
+    chat.expect("3 answers")
+
+
+def test_thoughts_do_not_go_where_the_answer_goes(thinking_gguf: Path, tmp_path: Path) -> None:
+    def run(*options: str) -> "subprocess.CompletedProcess[str]":
+        script = [sys.executable, Path(__file__).with_name("scripted.py"), json.dumps([THOUGHT])]
+        command = [*script, "chat", thinking_gguf, "--pools", "8M", "-p", "write", *options]
+        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
+
+    shown, quiet = run(), run("-q")
+    assert shown.stdout == quiet.stdout == "for x in y:\n"
+    assert "It wants a loop." in shown.stderr
+    assert "peak memory" in shown.stderr
+    assert quiet.stderr == ""
+    assert run("-q", "--think", "on").stderr.strip() == "It wants a loop."
+
+
+def test_a_long_prompt_and_a_full_context_are_told(session: Callable[..., _Session], chat_gguf: Path) -> None:
+    chat = session(chat_gguf, "--pools", "8M", says=["one", "two", "three"])
+    for answer in ("one", "two"):
+        chat.tell("word " * 150)
+        chat.expect(answer)
+    chat.expect("the context is full: the model no longer sees the first answer")
+    chat.tell("hello")
+    chat.expect("three")
+    assert "full" not in chat.expect(READY)
 
 
 def test_ctrl_d_leaves(session: Callable[..., _Session], tiny_gguf: Path) -> None:

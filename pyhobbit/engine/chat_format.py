@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: MIT
+"""A model's chat template and the form of its answers, by llama.cpp's own renderer and parser."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pyhobbit.errors import HobbitError
+from pyhobbit.native.ffi import chat_library
+
+Message = Mapping[str, str]
+"""One turn of a conversation: {"role": "system" | "user" | "assistant", "content": text}."""
+
+
+@dataclass(frozen=True)
+class ChatPrompt:
+    """A conversation as the model reads it.
+
+    text: the prompt.  preserved: control tokens that the parser needs as text.  stops: texts that end the
+    answer.  thinks: whether the template knows of thinking.
+    """
+
+    text: str
+    preserved: tuple[str, ...]
+    stops: tuple[str, ...]
+    thinks: bool
+
+
+class ChatFormat:
+    """Of one model. Not thread-safe.
+
+    model: its llama_model, which must outlive this.  template: in Jinja.
+    """
+
+    def __init__(self, model: Any, template: str) -> None:
+        self._library = chat_library()
+        self._chat = self._library.hobbit_chat_new(model, template.encode())
+
+    def close(self) -> None:
+        """Frees it; the second call does nothing."""
+        chat, self._chat = self._chat, None
+        if chat is not None:
+            self._library.hobbit_chat_free(chat)
+
+    def render(self, messages: Sequence[Message], think: bool = True) -> ChatPrompt:
+        """The prompt of a conversation; parse() then reads answers to it.
+
+        think: whether the model may think, where its template leaves the choice. Raises HobbitError.
+        """
+        text = json.dumps([{key: _utf8(value) for key, value in each.items()} for each in messages])
+        rendered = self._library.hobbit_chat_render(self._chat, text.encode(), think)
+        if rendered is None:
+            raise HobbitError(f"the model's chat template refuses this conversation: {self._error()}")
+        values = json.loads(rendered)
+        return ChatPrompt(
+            values["prompt"], tuple(values["preserved_tokens"]), tuple(values["stops"]), values["thinks"]
+        )
+
+    def parse(self, answer: str, is_partial: bool) -> tuple[str, str] | None:
+        """Content and thinking of an answer; of a partial one what is certain so far.
+
+        None where the answer does not have the form that the template asks for.
+        """
+        parsed = self._library.hobbit_chat_parse(self._chat, answer.encode(), is_partial)
+        if parsed is None:
+            return None
+        values = json.loads(parsed)
+        return values["content"], values["thinking"]
+
+    def _error(self) -> str:
+        text = self._library.hobbit_chat_error(self._chat).decode("utf-8", "replace")
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        reason = lines[-1] if lines else "it gives no reason"  # above stands where in the template it is
+        return reason.removeprefix("Error: ").removeprefix("Jinja Exception: ")
+
+
+def _utf8(text: str) -> str:
+    """The text without bytes that are not UTF-8, which JSON cannot carry."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: MIT
+"""What the tokens of an answer say, while they come."""
+
+import codecs
+from typing import NamedTuple
+
+from pyhobbit.engine.chat_format import ChatFormat, ChatPrompt
+from pyhobbit.engine.llama import Model
+
+
+class Said(NamedTuple):
+    """What a token adds to the answer and to the thinking before it."""
+
+    text: str = ""
+    thinking: str = ""
+
+
+class TextReader:
+    """A continued text: all of it is the answer, but for control tokens. Starts with no token."""
+
+    has_ended = False
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def add(self, token: int, is_last: bool) -> Said:
+        """is_last: no further token follows, though the model has not ended its answer."""
+        return Said(self._decoder.decode(self._model.piece(token), is_last))
+
+    def end(self, is_complete: bool) -> Said:
+        """is_complete: the model has ended its answer."""
+        return Said(self._decoder.decode(b"", True))
+
+
+class ChatReader:
+    """An answer in a conversation, which llama.cpp's parser splits. has_ended: a stop text has come.
+
+    What does not have the form that the template asks for is text as it came.
+    """
+
+    def __init__(self, model: Model, form: ChatFormat, prompt: ChatPrompt) -> None:
+        self.has_ended = False
+        self._model = model
+        self._form = form
+        self._stops = prompt.stops
+        found = (model.tokenize(text, begins_text=False) for text in prompt.preserved)
+        self._preserved = {tokens[0] for tokens in found if len(tokens) == 1}
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._answer = ""
+        self._said = Said()
+
+    def add(self, token: int, is_last: bool) -> Said:
+        """is_last: no further token follows, though the model has not ended its answer."""
+        piece = self._model.piece(token, is_control_shown=token in self._preserved)
+        self._answer += self._decoder.decode(piece, is_last)
+        ends = [end for stop in self._stops if (end := self._answer.find(stop)) >= 0]
+        if ends:
+            self.has_ended = True
+            self._answer = self._answer[: min(ends)]
+        if self.has_ended or is_last:
+            return self.end(self.has_ended)
+        return self._new(self._form.parse(self._answer[: self._n_certain()], True))
+
+    def end(self, is_complete: bool) -> Said:
+        """is_complete: the model has ended its answer."""
+        self._answer += self._decoder.decode(b"", True)
+        parsed = self._form.parse(self._answer, not is_complete)
+        if not self._said.text and (parsed is None or not any(parsed)):
+            parsed = self._answer, self._said.thinking
+        return self._new(parsed)
+
+    def _n_certain(self) -> int:
+        """How many characters do not begin a stop text."""
+        begun = (n for stop in self._stops for n in range(1, len(stop)) if self._answer.endswith(stop[:n]))
+        return len(self._answer) - max(begun, default=0)
+
+    def _new(self, parsed: tuple[str, str] | None) -> Said:
+        """What was not said yet. A parser that changes its mind adds nothing."""
+        before, now = self._said, self._said if parsed is None else Said(*parsed)
+        if now.thinking:  # some templates leave empty lines behind it
+            now = now._replace(text=now.text.lstrip("\n"))
+        if not all(map(str.startswith, now, before)):
+            return Said()
+        self._said = now
+        return Said(now.text[len(before.text) :], now.thinking[len(before.thinking) :])
