@@ -73,9 +73,10 @@ def run(args: argparse.Namespace) -> int:
     """Converts as the arguments say. Raises pyhobbit.errors.HobbitError with one sentence for the user."""
     from pyhobbit.convert.options import Options
     from pyhobbit.convert.pipeline import convert
-    from pyhobbit.model.model_path import model_path
+    from pyhobbit.model.model_path import check_model_arguments, model_path
 
     with _cleaning_up():
+        check_model_arguments(args)
         if args.hf_repo is not None:
             _check_types(args)  # before a long download
         args.model = model_path(args, checkpoint=not args.sidecar)

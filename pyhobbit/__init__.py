@@ -57,8 +57,10 @@ _share_libraries()
 def __getattr__(name: str) -> object:
     # The engine brings the native libraries, which the converter does without, and the command line
     # answers to Ctrl-C only once it has started.
-    from importlib import import_module
+    from importlib import import_module, metadata
 
+    if name == "__version__":
+        return metadata.version("pyhobbit")
     for module, names in _MODULES.items():
         if name in names:
             return getattr(import_module(f"pyhobbit.{module}"), name)

@@ -2,15 +2,16 @@
 """The sub-commands, one per verb; the verbs declare their own options."""
 
 import argparse
-import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib.metadata import version
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from pyhobbit import convert
-from pyhobbit.cli import bench, calibrate, chat, config, inspect, serve, simulate
+from pyhobbit.cli import bench, calibrate, chat, config, inspect, ps, pull, rm, serve, simulate
+from pyhobbit.cli import list as listing
+from pyhobbit.cli.help import HelpFormatter, add_help
 from pyhobbit.cli.options import declared_options
 from pyhobbit.cli.status import complain
 from pyhobbit.errors import ConfigError
@@ -22,19 +23,23 @@ _VERBS = {
     "chat": (chat, "talk to a model, or have it continue a text"),
     "config": (config, "show the settings that apply, and where each comes from"),
     "convert": (convert, "make a multi-precision GGUF"),
-    "inspect": (inspect, "show a model, how it fits this machine and how a text uses its experts"),
+    "inspect": (inspect, "show how a model fits this machine and how it uses its experts"),
+    "list": (listing, "show the models that have been downloaded"),
+    "ps": (ps, "show the running commands"),
+    "pull": (pull, "download a model"),
+    "rm": (rm, "delete a downloaded model"),
     "serve": (serve, "answer over HTTP, like OpenAI's API"),
     "simulate": (simulate, "replay a route trace through cache policies"),
 }
 
-# What users of other programs type.
-_OTHER_VERBS = {
-    "run": "chat",
+# What users of other programs type, and what it is here.
+_OTHER_VERBS = {"run": "chat", "ls": "list", "show": "inspect", "info": "inspect"}
+_NEAR_VERBS = {
     "server": "serve",
-    "show": "inspect",
-    "info": "inspect",
     "quantize": "convert",
     "settings": "config",
+    "delete": "rm",
+    "download": "pull",
 }
 _OTHER_OPTIONS = {
     "-c": "--ctx",
@@ -42,6 +47,7 @@ _OTHER_OPTIONS = {
     "--num-ctx": "--ctx",
     "-t": "--threads",
     "-s": "--seed",
+    "--temperature": "--temp",
     "--predict": "-n",
     "--n-predict": "-n",
     "--max-tokens": "-n",
@@ -64,46 +70,7 @@ _GPU_OPTIONS = {
     "--n-cpu-moe": _AS_MANY,
 }
 
-_MAX_WIDTH = 100
-
-
-class HelpFormatter(argparse.HelpFormatter):
-    """Help that fits a screen: a usage of one line, options in one column, texts with line ends kept."""
-
-    def __init__(self, prog: str) -> None:
-        width = min(shutil.get_terminal_size().columns, _MAX_WIDTH)
-        super().__init__(prog, max_help_position=27, width=width)
-
-    def add_usage(
-        self,
-        usage: str | None,
-        actions: Iterable[argparse.Action],
-        groups: Iterable[Any],
-        prefix: str | None = None,
-    ) -> None:
-        if usage is None:
-            words = [_usage_word(action) for action in actions]
-            usage = " ".join(["%(prog)s", *filter(None, words), "[options]"])
-        super().add_usage(usage, actions, groups, prefix)
-
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        lines = text.strip().splitlines()
-        return "\n".join(
-            super(HelpFormatter, self)._fill_text(line, width, indent) if len(line) > width else line
-            for line in lines
-        )
-
-    def _format_action_invocation(self, action: argparse.Action) -> str:
-        if not action.option_strings or action.nargs == 0:
-            return super()._format_action_invocation(action)
-        values = self._format_args(action, self._get_default_metavar_for_optional(action))
-        return f"{', '.join(action.option_strings)} {values}"
-
-
-def _usage_word(action: argparse.Action) -> str:
-    if not action.option_strings:
-        return f"[{action.metavar}]" if action.nargs == "?" else str(action.metavar)
-    return f"{action.option_strings[0]} {action.metavar}" if action.required else ""
+_LEAST_LIKENESS = 0.7  # of what is suggested
 
 
 class _Parser(argparse.ArgumentParser):
@@ -114,13 +81,15 @@ class _Parser(argparse.ArgumentParser):
 
 def _parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
     description = "Mixture-of-Experts models larger than memory, on llama.cpp."
-    parser = _Parser(prog="pyhobbit", description=description, formatter_class=HelpFormatter)
+    first = "First steps: pyhobbit chat MODEL.gguf --memory 8G"
+    parser = _Parser(prog="pyhobbit", description=description, epilog=first, formatter_class=HelpFormatter)
     parser.add_argument("--version", action="version", version=f"pyhobbit {version('pyhobbit')}")
     verbs = parser.add_subparsers(title="commands", metavar="COMMAND ...", required=True, prog="pyhobbit")
     parsers = {}
     for name, (module, summary) in _VERBS.items():
-        verb = verbs.add_parser(name, help=summary, description=module.__doc__)
+        verb = verbs.add_parser(name, help=summary, description=module.__doc__, add_help=False)
         module.add_arguments(verb)
+        add_help(verb, name)
         verb.formatter_class = HelpFormatter
         verb.set_defaults(run=module.run, verb=name)
         parsers[name] = verb
@@ -129,26 +98,56 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
 
 def run(arguments: Sequence[str] | None) -> int:
     """Runs the verb that the arguments name; returns the exit status. Raises HobbitError, SystemExit."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+    arguments = _with_our_verb(list(sys.argv[1:] if arguments is None else arguments))
     parser, parsers = _parser()
     _check_verb(arguments)
     module = _VERBS[arguments[0]][0] if arguments and arguments[0] in _VERBS else None
     if module is not None and hasattr(module, "parse"):
         return module.run(module.parse(parsers[arguments[0]], arguments[1:]))
     _check_gpu_options(arguments)
+    if module is not None:
+        arguments = [arguments[0], *_with_our_options(arguments[1:], parsers[arguments[0]])]
     args, unknown = parser.parse_known_args(arguments)
     if unknown:
         raise ConfigError(_unknown(args.verb, unknown[0], parsers[args.verb]))
     return args.run(args)
 
 
+def _with_our_verb(arguments: list[str]) -> list[str]:
+    """The arguments with the verb as we call it; `help VERB` as `VERB --help`."""
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:2], "--help"]
+    verb, rest = arguments[:1], arguments[1:]
+    return [*(_OTHER_VERBS.get(each, each) for each in verb), *rest]
+
+
+def _with_our_options(arguments: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
+    """The arguments with our names of a verb's options, and the model without one."""
+    known = declared_options(parser)
+    ours: list[str] = []
+    models: list[str] = []
+    rest = list(arguments)
+    while rest:
+        argument = rest.pop(0)
+        name, equals, value = argument.partition("=")
+        if argument == "--":
+            return [*models, *ours, argument, *rest]
+        if name in _MODEL_OPTIONS and name not in known and (equals or rest):
+            models.append(value if equals else rest.pop(0))
+        elif name not in known and _OTHER_OPTIONS.get(name) in known:
+            ours += [_OTHER_OPTIONS[name], *([value] if equals else ())]
+        else:
+            ours.append(argument)
+    return [*models, *ours]
+
+
 def _check_verb(arguments: Sequence[str]) -> None:
     verb = next((each for each in arguments if not each.startswith("-")), None)
     if verb is None or verb in _VERBS:
         return
-    if verb.endswith(".gguf"):
+    if verb.endswith(".gguf") or "/" in verb:
         raise ConfigError(f"a command is missing before '{verb}'; to talk to the model: pyhobbit chat {verb}")
-    near = [_OTHER_VERBS.get(verb), *get_close_matches(verb, _VERBS, n=1, cutoff=0.5)]
+    near = [_NEAR_VERBS.get(verb), *get_close_matches(verb, _VERBS, n=1, cutoff=_LEAST_LIKENESS)]
     meant = next((each for each in near if each in _VERBS), None)
     hint = f"did you mean {meant}?" if meant else f"there are {', '.join(_VERBS)}"
     raise ConfigError(f"there is no command '{verb}'; {hint}")
@@ -166,10 +165,7 @@ def _unknown(verb: str, argument: str, parser: argparse.ArgumentParser) -> str:
     if not argument.startswith("-"):
         return f"'{argument}' is one argument too many; see: pyhobbit {verb} --help"
     option = argument.partition("=")[0]
-    known = list(declared_options(parser))
-    if option in _MODEL_OPTIONS:
-        return f"{verb} takes the model without {option}: pyhobbit {verb} FILE"
-    near = [_OTHER_OPTIONS.get(option), *get_close_matches(option, known, n=1)]
-    meant = next((each for each in near if each in known), None)
-    hint = f"did you mean {meant}?" if meant else f"see: pyhobbit {verb} --help"
+    known = () if option in _OTHER_OPTIONS else declared_options(parser)
+    near = get_close_matches(option, known, n=1, cutoff=_LEAST_LIKENESS)
+    hint = f"did you mean {near[0]}?" if near else f"see: pyhobbit {verb} --help"
     return f"{verb} has no option {option}; {hint}"

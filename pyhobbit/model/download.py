@@ -58,8 +58,8 @@ def fetch(
 ) -> Path:
     """Downloads a model unless the cache has it, file by file. Progress is on standard error.
 
-    name: USER/NAME[:QUANT]; QUANT picks the GGUF file as in llama.cpp. All parts of a split model come, and
-    the sidecar and calibration that lie beside it.
+    name: USER/NAME[:QUANT]; QUANT picks the GGUF file as in llama.cpp, or is its path. All parts of a
+    split model come, and the sidecar and calibration that lie beside it.
     checkpoint: without a QUANT, take the safetensors, configuration and tokenizer where there are any.
     endpoint, cache: default as huggingface_hub's, which HF_ENDPOINT and HF_HOME change.
     Returns the GGUF, of a split one its first file, or the checkpoint's folder. Without a network what is in
@@ -101,7 +101,7 @@ def fetch_file(
             known = ", ".join(filter(_is_first, sorted(files))) or "no GGUF file"
             raise HobbitError(f"{repo.name} has {what}" + ("" if found else f"; it has {known}"))
         others = [file for file in files if any(fnmatch(file, each) for each in additional)]
-        return list(dict.fromkeys([*_whole(repo, found[0], files), *others]))
+        return list(dict.fromkeys([*whole(repo.name, found[0], files), *others]))
 
     return _fetch(repo, choose, local_dir)
 
@@ -153,7 +153,7 @@ def _choose(repo: _Repo, files: Collection[str], quant: str | None, checkpoint: 
     weights = _weights(files)
     if checkpoint and quant is None and weights:
         return [*weights, *(file for file in sorted(files) if _CHECKPOINT.fullmatch(file))]
-    models = [file for file in sorted(files) if _is_model(file)]
+    models = [file for file in sorted(files) if is_model(file)]
     if not models:
         what = (
             "has no GGUF file; convert its checkpoint first with: pyhobbit convert --hf-repo " + repo.name
@@ -161,7 +161,7 @@ def _choose(repo: _Repo, files: Collection[str], quant: str | None, checkpoint: 
             else "holds no model: neither a GGUF file nor safetensors"
         )
         raise HobbitError(f"{repo.name} {what}")
-    return _whole(repo, _pick(repo, models, quant), files)
+    return whole(repo.name, _pick(repo, models, quant), files)
 
 
 def _weights(files: Collection[str]) -> list[str]:
@@ -179,11 +179,14 @@ def _is_first(file: str) -> bool:
     return _is_gguf(file) and (not split or split[1] == 1)
 
 
-def _is_model(file: str) -> bool:
+def is_model(file: str) -> bool:
+    """Whether a path names the first or only file of a model."""
     return _is_first(file) and not any(mark in file.rpartition("/")[2] for mark in _NO_MODELS)
 
 
 def _pick(repo: _Repo, models: list[str], quant: str | None) -> str:
+    if quant in models:  # the file itself
+        return quant
     for wanted in _DEFAULT_QUANTS if quant is None else (quant,):
         pattern = re.compile(re.escape(wanted) + "[.-]", re.IGNORECASE)
         found = next((file for file in models if pattern.search(file)), None)
@@ -191,12 +194,21 @@ def _pick(repo: _Repo, models: list[str], quant: str | None) -> str:
             return found
     if quant is None:
         return models[0]
-    known = list(dict.fromkeys(match[0] for file in models if (match := _QUANT.search(file))))
+    known = list(dict.fromkeys(filter(None, map(quant_of, models))))
     raise HobbitError(f"{repo.name} has no {quant}; it has {', '.join(known or models)}")
 
 
-def _whole(repo: _Repo, first: str, files: Collection[str]) -> list[str]:
-    """A GGUF with its other parts, its sidecar and its calibration."""
+def quant_of(file: str) -> str | None:
+    """The QUANT that a file's name holds, None for none."""
+    match = _QUANT.search(file)
+    return match[0] if match else None
+
+
+def whole(repo: str, first: str, files: Collection[str]) -> list[str]:
+    """A GGUF of a repository with its other parts, its sidecar and its calibration.
+
+    first: its first part.  Raises HobbitError where a part is not among the files.
+    """
     split = split_name(Path(first))
     folder = first.removesuffix(first.rpartition("/")[2])
     parts = [first]
@@ -204,7 +216,7 @@ def _whole(repo: _Repo, first: str, files: Collection[str]) -> list[str]:
         parts = [f"{folder}{split[0]}-{i:05d}-of-{split[2]:05d}.gguf" for i in range(1, split[2] + 1)]
     missing = [part for part in parts if part not in files]
     if missing:
-        raise HobbitError(f"{repo.name} lacks {missing[0]}, a part of {first}; choose another QUANT")
+        raise HobbitError(f"{repo} lacks {missing[0]}, a part of {first}; choose another QUANT")
     stem = folder + model_stem(Path(first))
     return [*parts, *(stem + ending for ending in COMPANIONS if stem + ending in files)]
 

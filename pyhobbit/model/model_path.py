@@ -5,20 +5,16 @@ import argparse
 from pathlib import Path
 
 from pyhobbit.errors import ConfigError
-from pyhobbit.model.names import parse_repository
+from pyhobbit.model.names import parse_repository, repository_in
 
 
 def add_model_arguments(
     parser: argparse.ArgumentParser, what: str = "GGUF file; of a split model its first file"
 ) -> None:
     """Declares MODEL and --hf-repo, one of which is needed; model_path() takes the parsed arguments."""
-    parser.add_argument("model", type=Path, nargs="?", metavar="MODEL", help=what)
-    parser.add_argument(
-        "-hf",
-        "--hf-repo",
-        metavar="REPO",
-        help="instead of MODEL: USER/NAME[:QUANT] on Hugging Face (default: Q4_K_M)",
-    )
+    where = "USER/NAME[:QUANT] or an address on Hugging Face"
+    parser.add_argument("model", nargs="?", metavar="MODEL", help=f"{what}; or {where}")
+    parser.add_argument("-hf", "--hf-repo", metavar="REPO", help=f"instead of MODEL: {where}")
 
 
 def model_path(args: argparse.Namespace, checkpoint: bool = False) -> Path:
@@ -35,10 +31,18 @@ def model_path(args: argparse.Namespace, checkpoint: bool = False) -> Path:
 
 
 def check_model_arguments(args: argparse.Namespace) -> None:
-    """Raises ConfigError unless exactly one of MODEL and --hf-repo is given, and is no nonsense."""
+    """Raises ConfigError unless exactly one of MODEL and --hf-repo is given, and is no nonsense.
+
+    Makes MODEL a path, or moves it to --hf-repo, which becomes USER/NAME[:QUANT].
+    """
     if args.model is None and args.hf_repo is None:
-        raise ConfigError("give a MODEL, such as a GGUF file, or --hf-repo USER/NAME[:QUANT]")
+        raise ConfigError("give a MODEL: a GGUF file, or USER/NAME[:QUANT] on Hugging Face")
     if args.model is not None and args.hf_repo is not None:
         raise ConfigError(f"both MODEL ({args.model}) and --hf-repo ({args.hf_repo}) are given; give one")
+    if args.hf_repo is not None:
+        args.hf_repo = repository_in(args.hf_repo) or args.hf_repo
+    elif isinstance(args.model, str):
+        args.hf_repo = repository_in(args.model)
+        args.model = None if args.hf_repo is not None else Path(args.model)
     if args.hf_repo is not None:
         parse_repository(args.hf_repo)

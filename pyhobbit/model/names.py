@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: MIT
 """How a user names a model: a GGUF file, or a repository on Hugging Face."""
 
+import re
 from difflib import get_close_matches
 from pathlib import Path
+from urllib.parse import unquote
 
 from pyhobbit.errors import ConfigError, HobbitError
 
@@ -10,6 +12,9 @@ COMPANIONS = (".hobbit.gguf", ".calibration.gguf")
 """Endings of the files beside a model: its sidecar and its calibration."""
 
 _MAX_NAMES = 5
+_REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w.-]+(:[^:/]+)?")
+_PAGE = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(.+)", re.IGNORECASE)
+_ADDRESS = re.compile(r"\w+://")
 
 
 def parse_repository(name: str) -> tuple[str, str | None]:
@@ -19,6 +24,34 @@ def parse_repository(name: str) -> tuple[str, str | None]:
     if len(pieces) != 2 or not all(pieces) or ":" in quant:
         raise ConfigError(f"'{name}' is not a repository; write USER/NAME or USER/NAME:QUANT")
     return repo, quant or None
+
+
+def repository_in(model: str) -> str | None:
+    """USER/NAME[:QUANT] if that is what a user means by MODEL, in place of a file; also of a page's address.
+
+    The address of a file gives the file as QUANT. Raises ConfigError.
+    """
+    if (page := _PAGE.fullmatch(model)) is not None:
+        return _repository_of_page(page[1], model)
+    if _ADDRESS.match(model):
+        raise ConfigError(f"{model} is not an address on Hugging Face; download the file and give its path")
+    is_name = _REPOSITORY.fullmatch(model) and not model.endswith(".gguf")
+    folder = Path(model).parent
+    return model if is_name and not Path(model).exists() and not folder.is_dir() else None
+
+
+def _repository_of_page(path: str, address: str) -> str:
+    """path: of the address, behind the host."""
+    path = re.sub(r"[?#].*", "", unquote(path)).strip("/")
+    if _REPOSITORY.fullmatch(path):
+        return path
+    page = re.fullmatch(r"([^/]+/[^/]+)/(?:tree/main(?:/.*)?|(?:blob|resolve)/main/(.+\.gguf))", path)
+    if page is None:
+        raise ConfigError(
+            f"{address} is neither the page of a model nor that of a GGUF file in its newest version; "
+            "write USER/NAME[:QUANT]"
+        )
+    return f"{page[1]}:{page[2]}" if page[2] else page[1]
 
 
 def check_model_file(path: Path) -> None:
@@ -43,10 +76,7 @@ def check_model_file(path: Path) -> None:
 def _suggestion(folder: Path, name: str = "") -> str:
     """What to take instead of `name`, in words that follow a sentence."""
     if not folder.is_dir():
-        repository = f"{folder.name}/{name}"
-        is_repository = len(folder.parts) == 1 and name and not name.endswith(".gguf")
-        hint = f"; if it is on Hugging Face: --hf-repo {repository}" if is_repository else ""
-        return f", nor does the folder {folder}{hint}"
+        return f", nor does the folder {folder}"
     try:
         names = sorted(entry.name for entry in folder.iterdir() if _is_model(entry))
     except OSError:

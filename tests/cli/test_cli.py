@@ -4,11 +4,14 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
+import pyhobbit
 from pyhobbit import convert
 from pyhobbit.cli import chat, verbs
+from pyhobbit.cli.help import COMMON
 from pyhobbit.cli.main import main
 from pyhobbit.errors import ConfigError, HobbitError
 
@@ -29,9 +32,9 @@ def test_version_is_the_installed_one(capsys: pytest.CaptureFixture[str]) -> Non
     assert capsys.readouterr().out == f"pyhobbit {importlib.metadata.version('pyhobbit')}\n"
 
 
-def _help(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
+def _help(*arguments: str, capsys: pytest.CaptureFixture[str], option: str = "--help") -> str:
     with pytest.raises(SystemExit) as end:
-        main([*arguments, "--help"])
+        main([*arguments, option])
     assert end.value.code == 0
     return capsys.readouterr().out
 
@@ -42,16 +45,30 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         assert f"    {verb} " in text
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_the_help_of_a_command_fits_a_screen(
-    verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def _all_options(verb: str, capsys: pytest.CaptureFixture[str]) -> str:
+    return _help(verb, capsys=capsys, option="--help-all" if verb in COMMON else "--help")
+
+
+@pytest.mark.parametrize("arguments", [[], *([verb] for verb in VERBS)])
+def test_the_help_fits_a_small_screen(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "100")
-    lines = _help(verb, capsys=capsys).splitlines()
-    assert len(lines) <= 50
-    assert max(map(len, lines)) <= 100
-    assert lines[0].startswith(f"usage: pyhobbit {verb} ")
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = _help(*arguments, capsys=capsys).splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80
+    assert lines[0].startswith(" ".join(["usage: pyhobbit", *arguments]))
     assert lines[0].endswith("[options]")
+
+
+@pytest.mark.parametrize("verb", COMMON)
+def test_the_common_options_are_some_of_all(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    common, whole = _help(verb, capsys=capsys), _all_options(verb, capsys)
+    assert f"pyhobbit {verb} --help-all" in common
+    (n_all,) = re.findall(r"All (\d+) options", common)
+    assert len(re.findall(r"^  (?:-|MODEL)", common, re.MULTILINE)) == len(COMMON[verb]) < int(n_all)
+    for name in COMMON[verb]:
+        assert f"  {name if name.startswith('-') else name.upper()}" in whole
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -59,7 +76,7 @@ def test_every_option_says_what_it_does(
     verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")
-    text = _help(verb, capsys=capsys)
+    text = _all_options(verb, capsys)
     options = re.findall(r"^  (-[^\n]*)\n(\s*)", text, re.MULTILINE)
     assert options
     for option, follows in options:
@@ -72,7 +89,7 @@ def test_a_flag_with_a_number_or_size_says_its_default(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "400")
     for verb in ("chat", "config", "serve", "inspect", "calibrate", "convert"):
-        text = _help(verb, capsys=capsys)
+        text = _all_options(verb, capsys)
         for flag in ("--memory", "--threads", "--ctx", "--low-share"):
             line = next((line for line in text.splitlines() if line.startswith(f"  {flag} ")), "default")
             assert "default" in line, (verb, line)
@@ -102,15 +119,22 @@ def test_wrong_usage_is_one_sentence_and_status_2(
     [
         (["frob"], "there is no command 'frob'; there are bench, "),
         (["inspcet", "m.gguf"], "did you mean inspect?"),
-        (["run", "m.gguf"], "did you mean chat?"),
+        (["server", "m.gguf"], "did you mean serve?"),
+        (
+            ["user/name:Q4_0"],
+            "a command is missing before 'user/name:Q4_0'; to talk to the model: pyhobbit chat user/",
+        ),
         (["m.gguf"], "a command is missing before 'm.gguf'; to talk to the model: pyhobbit chat m.gguf"),
-        (["chat"], "give a MODEL, such as a GGUF file, or --hf-repo USER/NAME[:QUANT]"),
+        (["chat"], "give a MODEL: a GGUF file, or USER/NAME[:QUANT] on Hugging Face"),
         (["chat", "m.gguf", "--hf-repo", "a/b"], "give one"),
         (["chat", "--hf-repo", "b"], "'b' is not a repository; write USER/NAME"),
         (["chat", "m.gguf", "--memmory", "1G"], "chat has no option --memmory; did you mean --memory?"),
-        (["chat", "m.gguf", "--ctx-size=5"], "did you mean --ctx?"),
-        (["chat", "m.gguf", "--max-tokens", "5"], "did you mean -n?"),
-        (["chat", "-m", "m.gguf"], "chat takes the model without -m: pyhobbit chat FILE"),
+        (["inspect", "m.gguf", "--foo"], "inspect has no option --foo; see: pyhobbit inspect --help"),
+        (["serve", "m.gguf", "--foo"], "serve has no option --foo; see: pyhobbit serve --help"),
+        (["inspect", "m.gguf", "--n-predict", "5"], "inspect has no option --n-predict; see"),
+        (["chat", "https://example.com/m.gguf"], "is not an address on Hugging Face; download the file"),
+        (["pull", "m.gguf"], "m.gguf is not on Hugging Face; write USER/NAME[:QUANT]"),
+        (["rm", "m.gguf"], "m.gguf is a file, and rm deletes downloads only"),
         (["chat", "m.gguf", "--xyzzy"], "chat has no option --xyzzy; see: pyhobbit chat --help"),
         (["chat", "m.gguf", "n.gguf"], "'n.gguf' is one argument too many"),
         (
@@ -132,6 +156,54 @@ def test_what_is_not_known_gets_the_nearest_that_is(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert message in _error_line(captured.err)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "same"),
+    [
+        ("run m.gguf -c 5 -t 2 -s 3", "chat m.gguf --ctx 5 --threads 2 --seed 3"),
+        ("chat --ctx-size=5 -m m.gguf --temperature 0.5", "chat m.gguf --ctx 5 --temp 0.5"),
+        ("chat --model=m.gguf --n-predict 4 --max-tokens=5", "chat m.gguf -n 4 -n 5"),
+        ("config -p x -m m.gguf --num-ctx 5", "config -p x m.gguf --ctx 5"),
+        ("show m.gguf -c 5 -t 1", "inspect m.gguf --ctx 5 --threads 1"),
+        (
+            "calibrate -m m.gguf --text a.txt -c 128 -t 1",
+            "calibrate m.gguf --text a.txt --ctx 128 --threads 1",
+        ),
+        ("bench -m m.gguf -t 1", "bench m.gguf --threads 1"),
+        ("convert -m m.gguf -t 1", "convert m.gguf --threads 1"),
+        ("ls", "list"),
+    ],
+)
+def test_the_words_of_other_programs_are_understood(
+    arguments: str, same: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen = []
+
+    def parse_known_args(self: object, args: list[str]) -> NoReturn:
+        seen.append(args)
+        raise HobbitError("seen")
+
+    monkeypatch.setattr(verbs._Parser, "parse_known_args", parse_known_args)
+    for each in (arguments, same):
+        assert main(each.split()) == 1
+    capsys.readouterr()
+    assert [sorted(each) for each in seen] == [sorted(same.split())] * 2
+    assert seen[0][0] == same.split()[0]
+
+
+@pytest.mark.parametrize("arguments", [["help"], ["help", "chat"], ["help", "run"]])
+def test_help_is_a_word_too(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    assert end.value.code == 0
+    assert capsys.readouterr().out == _help(
+        *{"run": ["chat"]}.get(arguments[-1], arguments[1:]), capsys=capsys
+    )
+
+
+def test_the_package_says_its_version() -> None:
+    assert pyhobbit.__version__ == importlib.metadata.version("pyhobbit")
 
 
 def test_a_verb_may_read_its_arguments_itself(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -254,7 +254,7 @@ def test_from_a_repository_to_text(tmp_path: Path) -> None:
     output = tmp_path / "Tiny-hobbit.gguf"
     with serving(Hub({"user/Tiny-GGUF": {"Tiny-F16.gguf": output.read_bytes()}})) as hub:
         answer = ("-p", "def f(x):", "-n", 4, "--temp", 0)
-        done = _run(hub, tmp_path, "chat", "--hf-repo", "user/Tiny-GGUF:f16", *answer)
+        done = _run(hub, tmp_path, "chat", "user/Tiny-GGUF:f16", *answer)
         assert done.returncode == 0, done.stderr
         assert done.stdout == _run(hub, tmp_path, "chat", output, *answer).stdout != ""
         sidecar = _run(hub, tmp_path, "convert", "--low", "q2_k", "--sidecar", "-hf", "user/Tiny-GGUF")

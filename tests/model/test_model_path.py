@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from pyhobbit.errors import ConfigError, HobbitError
-from pyhobbit.model.model_path import add_model_arguments, model_path
-from pyhobbit.model.names import check_model_file
+from pyhobbit.model.model_path import add_model_arguments, check_model_arguments, model_path
+from pyhobbit.model.names import check_model_file, repository_in
 
 
 def _parse(*arguments: str) -> argparse.Namespace:
@@ -57,7 +57,59 @@ def test_a_checkpoint_is_to_be_converted(tmp_path: Path) -> None:
     assert f"pyhobbit convert {tmp_path}" in _error(tmp_path)
 
 
-def test_a_repository_without_its_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert _error(Path("user/Model-GGUF:Q8_0")).endswith("on Hugging Face: --hf-repo user/Model-GGUF:Q8_0")
+def test_a_folder_that_is_not_there_is_named() -> None:
     assert _error(Path("none/m.gguf")) == "none/m.gguf does not exist, nor does the folder none"
+
+
+@pytest.mark.parametrize(
+    ("model", "repository"),
+    [
+        ("user/Model-GGUF", "user/Model-GGUF"),
+        ("user/Model-GGUF:Q8_0", "user/Model-GGUF:Q8_0"),
+        ("hf.co/user/Model-GGUF:Q8_0", "user/Model-GGUF:Q8_0"),
+        ("huggingface.co/user/Model", "user/Model"),
+        ("https://huggingface.co/user/Model-GGUF/", "user/Model-GGUF"),
+        ("https://huggingface.co/user/Model-GGUF?library=transformers#files", "user/Model-GGUF"),
+        ("https://huggingface.co/user/M/tree/main/Q4_K_M", "user/M"),
+        ("https://huggingface.co/user/M/blob/main/Q4/M-Q4%5F0.gguf", "user/M:Q4/M-Q4_0.gguf"),
+        ("https://hf.co/user/M/resolve/main/M-Q4_0.gguf?download=true", "user/M:M-Q4_0.gguf"),
+        ("m.gguf", None),
+        ("folder/m.gguf", None),
+        ("/models/m", None),
+        ("./user/m", None),
+        ("../m", None),
+        ("~/m", None),
+        ("a/b/c", None),
+        ("here/m", None),
+    ],
+)
+def test_a_repository_is_told_from_a_file(
+    model: str, repository: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").mkdir()
+    assert repository_in(model) == repository
+    args = _parse(model)
+    check_model_arguments(args)
+    expected = (None, repository) if repository else (Path(model), None)
+    assert (args.model, args.hf_repo) == expected
+    check_model_arguments(args)
+    assert (args.model, args.hf_repo) == expected
+    if repository is not None:
+        args = _parse("-hf", model)
+        check_model_arguments(args)
+        assert args.hf_repo == repository
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("https://example.com/m.gguf", "is not an address on Hugging Face"),
+        ("https://huggingface.co/user", "neither the page of a model nor that of a GGUF file"),
+        ("https://huggingface.co/user/M/blob/main/README.md", "neither the page of a model"),
+        ("https://huggingface.co/user/M/blob/dev/M.gguf", "neither the page of a model"),
+    ],
+)
+def test_an_address_that_names_no_model_is_refused(model: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        repository_in(model)

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: MIT
+"""Lists the models that have been downloaded, and those in folders."""
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyhobbit.settings.config import format_size
+
+if TYPE_CHECKING:
+    from pyhobbit.model.downloaded import LocalModel
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of the verb."""
+    parser.add_argument(
+        "folders", type=Path, nargs="*", metavar="FOLDER", help="also list the GGUF files in it"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the verb with parsed options; returns the exit status. Raises HobbitError."""
+    from pyhobbit.model.downloaded import downloaded_models, models_in  # huggingface_hub takes a while
+
+    models = [*downloaded_models(), *(model for folder in args.folders for model in models_in(folder))]
+    if args.json:
+        print(json.dumps([{**asdict(model), "path": str(model.path)} for model in models], indent=2))
+    else:
+        print(
+            _table(models)
+            if models
+            else "no model has been downloaded; get one with: pyhobbit pull USER/NAME"
+        )
+    return 0
+
+
+def _table(models: Sequence["LocalModel"]) -> str:
+    rows = [
+        ("MODEL", "SIZE", "LAST USED"),
+        *(
+            (model.name, format_size(model.size), time.strftime("%Y-%m-%d", time.localtime(model.last_used)))
+            for model in models
+        ),
+    ]
+    width, size = (max(len(row[column]) for row in rows) for column in (0, 1))
+    return "\n".join(f"{row[0]:{width}}  {row[1]:>{size}}  {row[2]}" for row in rows)

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: MIT
+"""Lists the running commands of pyhobbit with their model and memory."""
+
+import argparse
+import json
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from pyhobbit.cli.server_flags import SERVER
+from pyhobbit.settings.config import format_size
+
+_VERBS = ("bench", "calibrate", "chat", "convert", "inspect", "run", "serve", "show")
+
+
+@dataclass(frozen=True)
+class Running:
+    """A process. memory: bytes of its resident set.  model: as it was given, "" for none."""
+
+    pid: int
+    command: str
+    model: str
+    memory: int
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of the verb."""
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the verb with parsed options; returns the exit status. Raises HobbitError."""
+    found = running()
+    if args.json:
+        print(json.dumps([asdict(each) for each in found], indent=2))
+    elif found:
+        rows = [("PID", "COMMAND", "MEMORY", "MODEL")]
+        rows += [(str(each.pid), each.command, format_size(each.memory), each.model) for each in found]
+        print(
+            "\n".join(f"{pid:>7}  {command:9}  {memory:>9}  {model}" for pid, command, memory, model in rows)
+        )
+    else:
+        print("no command of pyhobbit is running")
+    return 0
+
+
+def running() -> list[Running]:
+    """All of this machine that this user may see."""
+    found = (_process(folder) for folder in Path("/proc").iterdir() if folder.name.isdecimal())
+    return sorted(filter(None, found), key=lambda each: each.pid)
+
+
+def _process(folder: Path) -> Running | None:
+    try:
+        words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
+        status = (folder / "status").read_text(errors="replace")
+    except OSError:  # it has ended, or is somebody else's
+        return None
+    if "VmRSS:" not in status:  # a thread of the kernel, or a process that ends
+        return None
+    command, arguments = _command(words)
+    if command is None:
+        return None
+    memory = int(status.split("VmRSS:")[1].split()[0]) * 1024
+    return Running(int(folder.name), command, _model(arguments), memory)
+
+
+def _command(words: list[str]) -> tuple[str | None, list[str]]:
+    """The verb and what follows it; serve has become llama-server."""
+    if words[:1] == [str(SERVER)]:
+        return "serve", words[1:]
+    for n, word in enumerate(words[:-1]):
+        is_program = Path(word).name == "pyhobbit" or words[max(n - 1, 0) : n + 1] == ["-m", "pyhobbit"]
+        if is_program and words[n + 1] in _VERBS:
+            return words[n + 1], words[n + 2 :]
+    return None, []
+
+
+def _model(arguments: list[str]) -> str:
+    named = [after for before, after in pairwise(arguments) if before in ("-m", "-hf")]
+    files = [each for each in arguments if each.endswith(".gguf")]
+    first = [each for each in arguments[:1] if not each.startswith("-")]
+    return next(iter([*named, *files, *first]), "")

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: MIT
+"""Deletes downloaded models: all that USER/NAME has, or the one of USER/NAME:QUANT."""
+
+import argparse
+
+from pyhobbit.errors import ConfigError
+from pyhobbit.model.model_path import add_model_arguments, check_model_arguments
+from pyhobbit.settings.config import format_size
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of the verb."""
+    add_model_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the verb with parsed options; returns the exit status. Raises HobbitError."""
+    from pyhobbit.model.downloaded import remove  # huggingface_hub takes a while
+
+    check_model_arguments(args)
+    if args.model is not None:
+        raise ConfigError(
+            f"{args.model} is a file, and rm deletes downloads only; pyhobbit list shows their names"
+        )
+    files, size = remove(args.hf_repo)
+    print(f"deleted {', '.join(files)} ({format_size(size)})")
+    return 0

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: MIT
+"""The list of running commands."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from conftest import RunPyhobbit
+
+from pyhobbit.cli.ps import _command, _model
+from pyhobbit.cli.server_flags import SERVER
+
+
+def test_a_running_command_is_listed(tmp_path: Path, run_pyhobbit: RunPyhobbit) -> None:
+    """A chat that waits for its prompt on standard input."""
+    model = tmp_path / "some.gguf"
+    command = [sys.executable, "-m", "pyhobbit", "chat", str(model), "--file", "-"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        listed = json.loads(run_pyhobbit("ps", "--json").stdout)
+        (found,) = [each for each in listed if each["pid"] == process.pid]
+        assert (found["command"], found["model"]) == ("chat", str(model))
+        assert found["memory"] > 1 << 20
+        process.kill()
+    listed = json.loads(run_pyhobbit("ps", "--json").stdout)
+    assert process.pid not in [each["pid"] for each in listed]
+
+
+def test_commands_are_known_by_their_arguments() -> None:
+    assert _command(["python", "/bin/pyhobbit", "run", "a/b:Q4_0"]) == ("run", ["a/b:Q4_0"])
+    assert _command(["python", "-m", "pyhobbit", "--help"])[0] is None
+    assert _command(["vim", "pyhobbit"])[0] is None
+    assert _command([str(SERVER), "-m", "x.gguf"]) == ("serve", ["-m", "x.gguf"])
+    assert _model(["-m", "x.gguf", "--port", "1"]) == "x.gguf"
+    assert _model(["--memory", "8G", "x.gguf"]) == "x.gguf"
+    assert _model(["a/b:Q4_0", "-p", "x"]) == "a/b:Q4_0"
+    assert _model(["--t1", "1"]) == ""
