@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Prints the options of llama-server as JSON, for `pyhobbit serve`. CMake runs it once.
+// Prints the options of llama-server as JSON, and whether it has its web page, for `pyhobbit serve`. CMake runs it
+// once.
 
 #include "arg.h"
 
@@ -18,6 +19,7 @@ int main() {
             { "variable", arg.env ? nlohmann::json(arg.env) : nlohmann::json(nullptr) },
         });
     }
-    std::puts(options.dump(1).c_str());
+    const nlohmann::json server = { { "has_web_page", bool(HOBBIT_HAS_WEB_PAGE) }, { "options", options } };
+    std::puts(server.dump(1).c_str());
     return 0;
 }

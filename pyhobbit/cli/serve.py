@@ -23,11 +23,12 @@ from pyhobbit.cli.server_flags import SERVER, Flag, known
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.model_path import add_model_arguments, check_model_arguments, model_path
 from pyhobbit.model.names import check_model_file
+from pyhobbit.model.tiers import model_stem
 from pyhobbit.native.threads import short_spins
 from pyhobbit.settings.config import CacheConfig, EngineConfig, Setting
 
 if TYPE_CHECKING:
-    from pyhobbit.engine.stats import ModelInfo
+    from pyhobbit.engine.plan import MemoryPlan
 
 _HOST, _PORT = "127.0.0.1", "8080"
 _MAX_PORT = 65535
@@ -49,7 +50,8 @@ _MODEL_FLAGS = ("-m", "--model")
 # With one of these llama-server needs no model ...
 _ANSWERS = ("--version", "--usage", "--cache-list", "--completion-bash", "--list-devices")
 # ... or gets it by itself, as with a flag for a model of its choice: --...-default
-_MODEL_SOURCES = ("--model", "--model-url", "--docker-repo", "--models-dir", "--models-preset")
+_MODEL_FOLDERS = ("--models-dir", "--models-preset")
+_MODEL_SOURCES = ("--model", "--model-url", "--docker-repo", *_MODEL_FOLDERS)
 # Make it hold another amount of memory than the plan knows of.
 _MEMORY_FLAGS = (
     "--batch-size",
@@ -133,17 +135,59 @@ def run(args: argparse.Namespace) -> int:
     if not without_model:
         check_model_arguments(args)
     _check_address(args.passed_on, flags)
-    arguments = server_arguments(cache.settings(), args.passed_on, flags)
     if without_model:
-        _become([str(SERVER), *arguments])
+        cache, passed_on = _of_several(cache, args.passed_on, flags)
+        _become([str(SERVER), *server_arguments(cache.settings(), passed_on, flags)])
+    arguments = server_arguments(cache.settings(), args.passed_on, flags)
     model = model_path(args)
     check_model_file(model)
-    info = _check_memory(model, cache, args.passed_on, flags)
-    from pyhobbit.inspect.advice import unused_low_tier  # loads the libraries
+    plan = _check_memory(model, cache, args.passed_on, flags)
+    _report(model, plan, cache, _address(args.passed_on, flags))
+    alias = () if _value(flags["--alias"], args.passed_on) is not None else ("--alias", model_stem(model))
+    _become([str(SERVER), "-m", str(model), *alias, *arguments])
 
-    if info is not None and (unused := unused_low_tier(model, info, cache)):
+
+def _report(model: Path, plan: "MemoryPlan | None", cache: CacheConfig, address: str) -> None:
+    """What will be served, before llama-server's log."""
+    from pyhobbit.inspect.advice import serving_rows, unused_low_tier  # loads the libraries
+
+    rows = {"model": model.name} if plan is None else serving_rows(plan)
+    for name, text in {**rows, "address": address}.items():
+        print(f"pyhobbit: {name:10}{text}", file=sys.stderr)
+    if plan is not None and (unused := unused_low_tier(model, plan.info, cache)):
         print(f"pyhobbit: {unused}", file=sys.stderr)
-    _become([str(SERVER), "-m", str(model), *arguments])
+
+
+def _address(passed_on: Sequence[str], flags: Mapping[str, Flag]) -> str:
+    host = str(_value(flags["--host"], passed_on, _HOST)).split(",")[0]
+    if host.endswith(".sock"):
+        return f"the socket {host}"
+    port = str(_value(flags["--port"], passed_on, _PORT))
+    if port == "0":
+        return f"{host}, a free port that the log names"
+    scheme = "http" if _value(flags["--ssl-cert-file"], passed_on) is None else "https"
+    url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+    has_page = server_flags.has_web_page() and not {"--no-ui", "--no-webui"}.intersection(passed_on)
+    return f"{url}{' with the web page' if has_page else ''}, OpenAI's API at {url}/v1"
+
+
+def _of_several(
+    cache: CacheConfig, passed_on: Sequence[str], flags: Mapping[str, Flag]
+) -> tuple[CacheConfig, Sequence[str]]:
+    """The settings of each model of a folder, and the arguments: all that are loaded share --memory.
+
+    Unless --models-max says so, one is loaded at a time. Raises ConfigError.
+    """
+    if all(_value(flags[name], passed_on) is None for name in _MODEL_FOLDERS):
+        return cache, passed_on
+    most = _value(flags["--models-max"], passed_on)
+    if most is None:
+        return cache, [*passed_on, "--models-max", "1"]
+    if cache.memory is None:
+        return cache, passed_on
+    if not most.isdecimal() or int(most) == 0:
+        raise ConfigError("the loaded models share --memory; give --models-max a number of at least 1")
+    return replace(cache, memory=cache.memory // int(most)), passed_on
 
 
 def _names_model(passed_on: Sequence[str], flags: Mapping[str, Flag]) -> bool:
@@ -212,7 +256,7 @@ class _ServerConfig(EngineConfig):
 
 def _check_memory(
     model: Path, cache: CacheConfig, passed_on: Sequence[str], flags: Mapping[str, Flag]
-) -> "ModelInfo | None":
+) -> "MemoryPlan | None":
     """What will be opened; None where other flags decide about its memory.
 
     Raises HobbitError where the model will not fit, or the cache cannot be set up.
@@ -230,14 +274,14 @@ def _check_memory(
     if n_ctx * _TOKEN_BYTES > available_memory():
         raise HobbitError(f"a context of {n_ctx} tokens does not fit into memory; use a smaller --ctx")
     try:
-        return lay_out(model, _ServerConfig(cache, n_ctx)).info
+        return lay_out(model, _ServerConfig(cache, n_ctx))
     except HobbitError:
         if cache.memory is None:
             raise
         # llama-server's process is smaller than this one
         larger = replace(cache, memory=cache.memory + resident_memory())
         with contextlib.suppress(HobbitError):
-            return lay_out(model, _ServerConfig(larger, n_ctx)).info
+            return lay_out(model, _ServerConfig(larger, n_ctx))
         raise
 
 

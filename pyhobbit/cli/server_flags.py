@@ -5,11 +5,13 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import Any
 
 from pyhobbit.errors import HobbitError
 from pyhobbit.native.paths import BIN_DIR, LIB_DIR
 
 SERVER = BIN_DIR / "llama-server"
+_LEAST_LIKENESS = 0.7  # of what is suggested
 _OUR_NAMES = {"--ctx": "--ctx-size"}  # as the other verbs call it
 
 
@@ -32,19 +34,32 @@ class Flag:
 
 def known() -> dict[str, Flag]:
     """All options by each of their names. Raises HobbitError."""
-    path = LIB_DIR / "server-options.json"
-    try:
-        options = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as e:
-        raise HobbitError(f"{path} cannot be read: {e.strerror}; install pyhobbit again") from e
+    options = _listed()["options"]
     flags = [Flag(tuple(each["names"]), each["n_values"], each["variable"]) for each in options]
     return {name: flag for flag in flags for name in flag.names}
+
+
+def has_web_page() -> bool:
+    """Whether the server was built with it. Raises HobbitError."""
+    return _listed()["has_web_page"]
+
+
+def _listed() -> dict[str, Any]:
+    path = LIB_DIR / "server-options.json"
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as e:
+        raise HobbitError(f"{path} cannot be read: {e.strerror}; install pyhobbit again") from e
 
 
 def unknown(argument: str, usual: Iterable[str], others: Iterable[str]) -> str:
     """What to say of an option that nobody knows: one of the usual ones that is near, or of the others."""
     name = argument.partition("=")[0]
-    near = [each for names in (usual, others) for each in get_close_matches(name, list(names), n=1)]
+    near = [
+        each
+        for names in (usual, others)
+        for each in get_close_matches(name, list(names), n=1, cutoff=_LEAST_LIKENESS)
+    ]
     hint = f"did you mean {near[0]}?" if near else "see: pyhobbit serve --help"
     return f"serve has no option {argument}; {hint}"
 

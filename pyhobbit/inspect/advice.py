@@ -50,6 +50,27 @@ def memory_rows(plan: MemoryPlan) -> dict[str, str]:
     return rows
 
 
+def serving_rows(plan: MemoryPlan) -> dict[str, str]:
+    """What is going to be served, in short, by names for people."""
+    info = plan.info
+    rows = {"model": f"{Path(info.model).name}, {info.description}, context {info.n_ctx} tokens"}
+    if not info.cached:
+        why = "the whole model fits" if info.has_experts else "a dense model has no experts to cache"
+        return {**rows, "memory": f"{why}, so it runs as in stock llama.cpp"}
+    total = info.memory or plan.process + plan.beside_pools + plan.host_pools
+    pools = [(info.high_pool_name, info.pool_slots_high, info.n_high_experts, info.pool_bytes_high)]
+    if info.pool_slots_low:
+        pools.append(("low", info.pool_slots_low, plan.n_all_experts, info.pool_bytes_low))
+    fitting = (f"{n} of {n_all} in {name} precision ({format_size(size)})" for name, n, n_all, size in pools)
+    precision = "all high" if info.t1 >= 1 else f"t1 {info.t1:g}, t2 {info.t2:g}"
+    return {
+        **rows,
+        "memory": f"up to {format_size(total)}{'' if info.memory is None else ' by --memory'}",
+        "experts": f"{', '.join(fitting)}, on {plan.device or 'the CPU'}",
+        "precision": f"rule price, price {info.price:g}" if info.price > 0 else precision,
+    }
+
+
 def _device_rows(plan: MemoryPlan) -> dict[str, str]:
     if plan.device is None:
         return {}
@@ -109,7 +130,7 @@ def _pool_text(size: int, slots: int, n_all: int, why: str) -> str:
 def speed_rows(plan: MemoryPlan, speed: Speed) -> dict[str, str]:
     """The estimate and what it is made of."""
     rows = {
-        "speed": f"about {speed.tokens_per_second:.3g} token/s, estimated with a warm cache: per token "
+        "speed": f"about {_rate(speed.tokens_per_second)} token/s, estimated with a warm cache: per token "
         f"{1000 * speed.compute_s:.3g} ms computing and {1000 * speed.wait_s:.3g} ms waiting for the disk",
         "computing": f"measured over {speed.sample.n_tokens} tokens with {plan.info.n_threads} threads",
     }
@@ -126,6 +147,10 @@ def speed_rows(plan: MemoryPlan, speed: Speed) -> dict[str, str]:
             f"{format_size(speed.read_bytes)} to read per token{_hidden(speed)}"
         )
     return rows
+
+
+def _rate(tokens_per_s: float) -> str:
+    return f"{tokens_per_s:.0f}" if tokens_per_s >= 100 else f"{tokens_per_s:.3g}"
 
 
 def _hidden(speed: Speed) -> str:
@@ -186,7 +211,7 @@ def _about_disk(
     much = _MUCH * (plan.host_pools or plan.available)  # no experts in host memory: all are on a device
     if (cache.memory is not None or cache.pools is not None) and spare > much:
         yield f"{format_size(spare)} of free memory are not used: raise {bound}, or leave it out"
-    best = f", for {1 / speed.compute_s:.3g} token/s" if speed is not None else ""
+    best = f", for {_rate(1 / speed.compute_s)} token/s" if speed is not None else ""
     missing = format_size(plan.missing)
     yield f"{missing} more memory would hold every expert{best}; any part of it raises the hits"
     low = default_low_type(bits_high)
@@ -197,7 +222,7 @@ def _about_disk(
         yield f"fit {what} to your text: pyhobbit calibrate {model} --text FILE"
     if speed is not None and speed.disk is not None:
         twice = 1 / (speed.compute_s + speed.wait_s / 2)
-        yield f"a disk twice as fast would give {twice:.3g} token/s"
+        yield f"a disk twice as fast would give {_rate(twice)} token/s"
     if cache.pools is None and plan.context > much:
         size = format_size(plan.context)
         yield f"the context takes {size}: a --ctx below {info.n_ctx} leaves more to the experts"

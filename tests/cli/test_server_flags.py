@@ -47,7 +47,7 @@ def test_our_llama_server_lists_its_options() -> None:
 )
 def test_the_model_may_stand_anywhere(arguments: tuple[str, ...]) -> None:
     args = _parse(*arguments)
-    assert args.model == Path("m.gguf")
+    assert args.model == "m.gguf"
     assert args.t1 == 0.5
     assert args.passed_on in (["-c", "100", "--no-perf"], ["--ctx-size", "100", "--no-perf"])
 
@@ -69,7 +69,7 @@ def test_the_experts_device_is_ours_and_that_of_the_other_layers_llama_servers()
 
 def test_an_option_with_two_values_takes_both() -> None:
     args = _parse("--control-vector-layer-range", "1", "2", "m.gguf")
-    assert args.model == Path("m.gguf")
+    assert args.model == "m.gguf"
     assert args.passed_on == ["--control-vector-layer-range", "1", "2"]
 
 
@@ -92,6 +92,31 @@ def test_defaults_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
     assert serve.server_arguments({}, given, flags) == given
     monkeypatch.setenv("LLAMA_ARG_CTX_SIZE", "2048")
     assert "--ctx-size" not in serve.server_arguments({}, [], flags)
+
+
+def test_the_models_of_a_folder_share_the_memory() -> None:
+    cache, flags, folder = CacheConfig(memory=8 << 30), known(), ["--models-dir", "d"]
+    assert serve._of_several(cache, [], flags) == (cache, [])
+    assert serve._of_several(cache, folder, flags) == (cache, [*folder, "--models-max", "1"])
+    two = [*folder, "--models-max", "2"]
+    assert serve._of_several(cache, two, flags) == (CacheConfig(memory=4 << 30), two)
+    assert serve._of_several(CacheConfig(), two, flags) == (CacheConfig(), two)
+    with pytest.raises(ConfigError, match="give --models-max a number of at least 1"):
+        serve._of_several(cache, [*folder, "--models-max", "0"], flags)
+
+
+def test_the_address_is_one_to_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = known()
+    monkeypatch.setattr(serve.server_flags, "has_web_page", lambda: True)
+    assert serve._address([], flags) == (
+        "http://127.0.0.1:8080 with the web page, OpenAI's API at http://127.0.0.1:8080/v1"
+    )
+    given = ["--host", "::1", "--port", "9000", "--no-ui"]
+    assert serve._address(given, flags) == "http://[::1]:9000, OpenAI's API at http://[::1]:9000/v1"
+    assert serve._address(["--host", "a.sock"], flags) == "the socket a.sock"
+    assert "a free port" in serve._address(["--port", "0"], flags)
+    monkeypatch.setattr(serve.server_flags, "has_web_page", lambda: False)
+    assert "web page" not in serve._address([], flags)
 
 
 def test_settings_become_overrides() -> None:

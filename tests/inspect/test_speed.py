@@ -142,6 +142,8 @@ def test_advice_is_about_what_takes_the_time() -> None:
     slow = _speed(wait_s=0.2)
     assert "600.0 MiB more memory would hold every expert, for 20 token/s" in _advice(PLAN, slow)
     assert "a disk twice as fast would give 6.67 token/s" in _advice(PLAN, slow)
+    fast = replace(slow, compute_s=slow.compute_s / 1e4, wait_s=slow.wait_s / 1e4)
+    assert "a disk twice as fast would give 66667 token/s" in _advice(PLAN, fast)
     assert "pyhobbit calibrate m.gguf --text FILE" in _advice(PLAN, slow)
     assert "raise --memory" in _advice(PLAN, slow, CacheConfig(memory=2 * _GIB))
     assert "raise --memory" not in _advice(PLAN, slow)

@@ -231,6 +231,30 @@ def test_a_low_tier_that_lies_idle_is_mentioned(tiny_gguf: Path, run_pyhobbit: R
         assert "low tier" not in run_pyhobbit("serve", tiny_gguf, *used, *ends_early).stderr
 
 
+def test_what_is_served_is_said_first(tiny_gguf: Path, run_pyhobbit: RunPyhobbit) -> None:
+    port = free_port()
+    ends_early = ("--port", port, "--ctx-size", 512, "--chat-template-file", "/nowhere")
+    lines = run_pyhobbit("serve", tiny_gguf, "--memory", "1G", "--t1", "0.6", *ends_early).stderr.splitlines()
+    said = dict(re.fullmatch(r"pyhobbit: (\w+) +(.*)", line).groups() for line in lines[:5])  # type: ignore[union-attr]
+    assert said["model"].startswith("tiny.gguf, ")
+    assert said["model"].endswith(", context 512 tokens")
+    assert said["memory"] == "up to 1.0 GiB by --memory"
+    assert re.match(
+        r"48 of 48 in high precision .*, 48 of 48 in low precision .*, on the CPU", said["experts"]
+    )
+    assert said["precision"] == "t1 0.6, t2 1"
+    assert f"http://127.0.0.1:{port}/v1" in said["address"]
+    other = run_pyhobbit("serve", tiny_gguf, "--cache-type-k", "q8_0", *ends_early).stderr.splitlines()
+    assert other[0] == "pyhobbit: model     tiny.gguf"
+    assert other[1].startswith("pyhobbit: address   http")
+
+
+def test_a_model_is_called_by_its_file(tiny_gguf: Path, tmp_path: Path) -> None:
+    for options, name in (((), "tiny"), (("--alias", "mine"), "mine")):
+        with serving(tiny_gguf, tmp_path / "log", "--pools", "6M", *options) as server:
+            assert [each["id"] for each in server.request("/v1/models").json["data"]] == [name]
+
+
 def test_the_exit_status_is_llama_servers(tiny_gguf: Path, run_pyhobbit: RunPyhobbit) -> None:
     done = run_pyhobbit("serve", tiny_gguf, "--port", free_port(), "--chat-template-file", "/nowhere")
     assert done.returncode == 1
