@@ -16,7 +16,7 @@ from pyhobbit.engine.stats import ModelInfo
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.stored_settings import lookahead_bytes
 from pyhobbit.native.ffi import host_memory
-from pyhobbit.native.machine import available_memory, resident_memory, trimmed_heap
+from pyhobbit.native.machine import available_memory, physical_memory, resident_memory, trimmed_heap
 from pyhobbit.settings.config import EngineConfig, Setting, format_size
 
 _CELL_BYTES = 64  # that llama.cpp keeps for a token of context beside the KV cache, even when it simulates
@@ -117,6 +117,7 @@ def lay_out(
     context: None takes the context from config.  model: None takes llama.cpp's defaults.
     overrides: further settings of llama.cpp, by key.
     """
+    _check_limit(config.cache.memory)
     settings = {**overrides, **replace(config.cache, trace=None).settings()}  # a trace would be emptied
     if config.cache.trace is not None:
         settings["hobbit.enable"] = True
@@ -134,6 +135,12 @@ def lay_out(
             n_ctx_train=session.model.n_ctx_train(),
         )
         return _with_pools(plan, session, config) if plan.info.cached else _checked(plan)
+
+
+def _check_limit(memory: int | None) -> None:
+    if memory is not None and memory > physical_memory():
+        limit, machine = format_size(memory), format_size(physical_memory())
+        raise HobbitError(f"a memory limit of {limit} is above the {machine} of this machine; lower it")
 
 
 def _bounded(set_context: SetContext) -> SetContext:

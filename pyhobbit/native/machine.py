@@ -3,6 +3,7 @@
 
 import contextlib
 import ctypes
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,11 @@ _LIBC = ctypes.CDLL(None)
 def resident_memory() -> int:
     """Bytes that this process holds now."""
     return lib.hobbit_resident_memory()
+
+
+def physical_memory() -> int:
+    """Bytes that this machine has."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def available_memory() -> int:

@@ -95,6 +95,14 @@ def test_what_does_not_fit_is_said_before_it_is_loaded(
             lay_out(path, EngineConfig())
 
 
+def test_a_limit_above_the_machines_memory_is_refused(tiny_gguf: Path) -> None:
+    config = EngineConfig(cache=CacheConfig(memory=1 << 50))
+    with pytest.raises(
+        HobbitError, match=r"a memory limit of .* is above the .* GiB of this machine; lower it"
+    ):
+        lay_out(tiny_gguf, config)
+
+
 def test_a_trace_is_left_alone(tiny_gguf: Path, tmp_path: Path) -> None:
     trace = tmp_path / "run.csv"
     trace.write_text("an older one")
