@@ -37,8 +37,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
 
 
+# Keywords of Python, and the options that set them.
+_KEYWORDS = {"n_ctx": "--ctx", "n_threads": "--threads"}
+
+
 def _with_options(message: str) -> str:
-    """The engine's error with its keys as they are on the command line: hobbit.io_threads is --io-threads."""
+    """An error with the names that a setting has on the command line: hobbit.io_threads is --io-threads."""
     import re
 
     from pyhobbit.settings.table import OPTIONS
@@ -46,7 +50,10 @@ def _with_options(message: str) -> str:
     def option(key: re.Match[str]) -> str:
         return f"--{key[1].replace('_', '-')}" if key[1] in OPTIONS else key[0]
 
-    return re.sub(r"\bhobbit\.(\w+)", option, message)
+    first, space, rest = message.partition(" ")
+    if "_" in first and first in OPTIONS:
+        first = f"--{first.replace('_', '-')}"
+    return re.sub(r"\bhobbit\.(\w+)", option, _KEYWORDS.get(first, first) + space + rest)
 
 
 def _run(arguments: Sequence[str] | None) -> int:

@@ -18,6 +18,7 @@ from pyhobbit.engine.reader import ChatReader, Said, TextReader
 from pyhobbit.engine.session import Session, one_sequence
 from pyhobbit.engine.stats import ModelInfo, Stats, peak_rss_bytes
 from pyhobbit.errors import ContextError, HobbitError
+from pyhobbit.native.ffi import chat_library
 from pyhobbit.settings.config import EngineConfig, SamplingConfig
 
 Prompt = str | Sequence[Message]
@@ -79,6 +80,7 @@ class Engine(Closing):
             raise HobbitError("the engine is open already; close it first")
         start = time.perf_counter()
         try:
+            chat_library()  # its 20 MiB count where the memory is planned
             with opening:
                 # What does not fit is said before anything is loaded.
                 settings = fitting_settings(self._path, self._config)

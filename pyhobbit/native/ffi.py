@@ -62,7 +62,7 @@ _host_memory.argtypes, _host_memory.restype = [ctypes.c_void_p], HostMemory
 
 @cache
 def chat_library() -> ctypes.CDLL:
-    """libllama-common with the functions of hobbit-chat.h; what opens no conversation does without it."""
+    """libllama-common with the functions of hobbit-chat.h; takes 20 MiB, so only what may chat loads it."""
     library = ctypes.CDLL(str(LIB_DIR / "libllama-common.so"))
     text, pointer, flag = ctypes.c_char_p, ctypes.c_void_p, ctypes.c_bool
     for name, result, *arguments in (

@@ -8,6 +8,7 @@ import pytest
 
 from pyhobbit import CacheConfig, ConfigError, Engine, EngineConfig, HobbitError, SamplingConfig
 from pyhobbit.chat.answer import interrupting
+from pyhobbit.engine import llama as binding
 from pyhobbit.engine.engine import Piece
 from pyhobbit.errors import ContextError
 from pyhobbit.native.ffi import llama
@@ -233,3 +234,23 @@ def test_a_ctrl_c_that_interrupts_nothing_does_not_end_the_next(tiny_gguf: Path)
         with interrupting(engine):
             pieces = list(engine.generate("import os", max_tokens=2))
         assert pieces[-1].finish == "length"
+
+
+def test_loading_and_reading_a_prompt_say_how_far_they_are(
+    tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(binding, "_WATCH_S", -1.0)  # at every operation
+    loaded: list[float] = []
+    read: list[tuple[int, int]] = []
+    config = EngineConfig(cache=CacheConfig(pools=8 << 20), n_batch=64)
+    with Engine(tiny_gguf, config, loaded.append) as engine:
+        list(engine.generate("other " * 150, 2, on_prompt=lambda *each: read.append(each)))
+        n_tokens = engine.stats().prompt_tokens
+        n_layers = engine.info().n_layers
+    assert loaded == sorted(loaded)
+    assert loaded[-1] == 1.0
+    done = [n for n, _ in read]
+    assert done == sorted(done)
+    assert {n for _, n in read} == {n_tokens}
+    assert {0, 64, 64 + 64 // n_layers} < set(done)
+    assert max(done) < n_tokens
