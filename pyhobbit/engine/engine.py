@@ -27,6 +27,8 @@ Prompt = str | Sequence[Message]
 Finish = Literal["stop", "length", "context", "interrupted"]
 
 
+chat_library()  # takes 20 MiB, which a plan of the memory has to find in this process
+
 _ANY_QUESTION = ({"role": "user", "content": "Hello"},)
 
 
@@ -80,7 +82,6 @@ class Engine(Closing):
             raise HobbitError("the engine is open already; close it first")
         start = time.perf_counter()
         try:
-            chat_library()  # its 20 MiB count where the memory is planned
             with opening:
                 # What does not fit is said before anything is loaded.
                 settings = fitting_settings(self._path, self._config)

@@ -8,7 +8,8 @@ from urllib.parse import unquote
 
 from pyhobbit.errors import ConfigError, HobbitError
 
-COMPANIONS = (".hobbit.gguf", ".calibration.gguf")
+_CALIBRATION = ".calibration.gguf"
+COMPANIONS = (".hobbit.gguf", _CALIBRATION)
 """Endings of the files beside a model: its sidecar and its calibration."""
 
 _MAX_NAMES = 5
@@ -71,6 +72,9 @@ def check_model_file(path: Path) -> None:
         raise HobbitError(
             f"{path} is not a GGUF file; make one from a checkpoint with: pyhobbit convert FOLDER"
         )
+    if path.name.endswith(_CALIBRATION):
+        model = path.name.removesuffix(_CALIBRATION) + ".gguf"
+        raise HobbitError(f"{path} holds only settings of {model}; give that file")
 
 
 def _suggestion(folder: Path, name: str = "") -> str:

@@ -25,8 +25,8 @@ class _Clock:
         return self.now_s
 
 
-@pytest.fixture
-def terminal(monkeypatch: pytest.MonkeyPatch) -> _Terminal:
+def _terminal(monkeypatch: pytest.MonkeyPatch) -> _Terminal:
+    """Takes the place of standard error; no fixture, since pytest captures it anew for the test itself."""
     opened = _Terminal()
     monkeypatch.setattr(sys, "stderr", opened)
     monkeypatch.setenv("TERM", "xterm")
@@ -47,7 +47,10 @@ def _line(terminal: _Terminal) -> str:
     return terminal.getvalue().split("\r")[-1].removeprefix("\033[2m").removesuffix("\033[0m\033[K")
 
 
-def test_what_takes_long_says_how_far_it_is_and_how_long_it_takes(terminal: _Terminal, clock: _Clock) -> None:
+def test_what_takes_long_says_how_far_it_is_and_how_long_it_takes(
+    monkeypatch: pytest.MonkeyPatch, clock: _Clock
+) -> None:
+    terminal = _terminal(monkeypatch)
     with Progress() as line:
         line.reading(10, 400)
         assert terminal.getvalue() == ""
@@ -66,7 +69,8 @@ def test_what_takes_long_says_how_far_it_is_and_how_long_it_takes(terminal: _Ter
     assert terminal.getvalue().endswith(REMOVED)
 
 
-def test_a_long_line_does_not_wrap(terminal: _Terminal, clock: _Clock) -> None:
+def test_a_long_line_does_not_wrap(monkeypatch: pytest.MonkeyPatch, clock: _Clock) -> None:
+    terminal = _terminal(monkeypatch)
     line = Progress()
     clock.now_s += 2
     line.loading("x" * 200, 0.5)

@@ -57,6 +57,11 @@ def test_a_checkpoint_is_to_be_converted(tmp_path: Path) -> None:
     assert f"pyhobbit convert {tmp_path}" in _error(tmp_path)
 
 
+def test_a_calibration_names_its_model(tmp_path: Path) -> None:
+    (tmp_path / "m.calibration.gguf").write_bytes(b"GGUF")
+    assert _error(tmp_path / "m.calibration.gguf").endswith("holds only settings of m.gguf; give that file")
+
+
 def test_a_folder_that_is_not_there_is_named() -> None:
     assert _error(Path("none/m.gguf")) == "none/m.gguf does not exist, nor does the folder none"
 
