@@ -222,12 +222,15 @@ class Engine(Closing):
 
     def _watch(self, n_tokens: int, on_prompt: Callable[[int, int], None]) -> Watch:
         """Counts the layers of the pass under way, too: a pass may take a minute."""
-        cache, n_layers = self._opened().cache, self.info().n_layers
-        n_before = cache.stats().layers_computed
+        session, n_layers = self._opened(), self.info().n_layers
+        n_before = session.cache.stats().layers_computed
 
         def watch(n_done: int, n_batch: int) -> None:
-            n_layers_done = (cache.stats().layers_computed - n_before) % n_layers if n_layers else 0
-            on_prompt(n_done + (n_batch * n_layers_done // n_layers if n_layers else 0), n_tokens)
+            if n_layers:
+                n_passes = n_done // session.context.n_ubatch
+                n_computed = session.cache.stats().layers_computed - n_before - n_passes * n_layers
+                n_done += n_batch * n_computed // n_layers
+            on_prompt(n_done, n_tokens)
 
         return watch
 

@@ -253,4 +253,4 @@ def test_loading_and_reading_a_prompt_say_how_far_they_are(
     assert done == sorted(done)
     assert {n for _, n in read} == {n_tokens}
     assert {0, 64, 64 + 64 // n_layers} < set(done)
-    assert max(done) < n_tokens
+    assert max(done) <= n_tokens
