@@ -135,6 +135,17 @@ HOBBIT_API struct ggml_backend_buffer_type * hobbit_device_buffer_type(hobbit_mo
 HOBBIT_API bool hobbit_prepare(hobbit_model * model, uint64_t model_bytes, uint32_t n_batch, char * err,
                                size_t err_size);
 
+// What hobbit_prepare would allocate.
+struct hobbit_pool_plan {
+    uint64_t pool_bytes;  // of all devices, or of host memory if they are there
+    uint64_t batch_bytes; // that computing takes beside the pools and llama.cpp's buffers
+    bool     holds_all;   // the pools have room for every expert in its best precision
+};
+
+// Plans the pools and allocates nothing. Arguments and errors as of hobbit_prepare. REQUIRES: before it
+HOBBIT_API bool hobbit_plan_pools(hobbit_model * model, uint64_t model_bytes, uint32_t n_batch,
+                                  struct hobbit_pool_plan * plan, char * err, size_t err_size);
+
 // How a router's outputs become probabilities.
 enum hobbit_gating {
     HOBBIT_GATING_SOFTMAX       = 1,

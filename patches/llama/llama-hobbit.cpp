@@ -172,6 +172,8 @@ llama_host_memory llama_get_host_memory(const llama_context * ctx) {
             sum.model   += size.model;
             sum.context += size.context;
             sum.compute += size.compute / llama_hobbit_times_counted(*ctx, buft);
+        } else {
+            sum.device_compute += size.compute / llama_hobbit_times_counted(*ctx, buft);
         }
     }
     return sum;

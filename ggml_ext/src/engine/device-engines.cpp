@@ -88,24 +88,32 @@ status device_engines::set_router(uint32_t block, const ggml_tensor * weight, co
 // memory
 //
 
-status device_engines::plan_host(other_memory other, uint32_t n_batch, memory_plan & plan) const {
-    const device_engine & place = *places_.front();
-    pool_plan             here;
-    other.scratch += place.rows(n_batch);
-    HOBBIT_TRY(plan_pools(config_.bounds(), place.demand(), other, here));
+// Rows of one batch, and copies of routers, in host memory: the pools' own, or those of the CPU's share.
+uint64_t device_engines::host_rows(uint32_t n_batch) const {
+    if (!host_) {
+        return places_.front()->rows(n_batch);
+    }
+    const uint64_t n_used     = demand_of(index_, *host_, all_layers()).n_used;
+    const uint32_t n_together = std::max(n_batch, uint32_t(inner_graph::enough_rows));
+    uint64_t       bytes      = 0;
+    for (const auto & place : places_) {
+        bytes += place->n_layers() > 0 ? cpu_rows::size(index_, n_batch * n_used, n_together) : 0;
+    }
+    return bytes;
+}
+
+status device_engines::plan_host(const other_memory & other, memory_plan & plan) const {
+    pool_plan here;
+    HOBBIT_TRY(plan_pools(config_.bounds(), places_.front()->demand(), other, here));
     plan.n_slots = { here.n_slots };
     return {};
 }
 
 status device_engines::plan_devices(other_memory other, uint32_t n_batch, memory_plan & plan) const {
-    const pool_demand         host       = demand_of(index_, *host_, all_layers());
-    const uint32_t            n_together = std::max(n_batch, uint32_t(inner_graph::enough_rows));
+    const pool_demand         host = demand_of(index_, *host_, all_layers());
     std::vector<device_share> devices;
     for (const auto & place : places_) {
         devices.push_back({ place->demand(), place->rows(n_batch) });
-        if (place->n_layers() > 0) { // the rows of the CPU's share
-            other.scratch += cpu_rows::size(index_, uint64_t(n_batch) * host.n_used, n_together);
-        }
     }
     std::vector<budget> shared;
     HOBBIT_TRY(share_bounds(config_.bounds(), devices, shared));
@@ -118,6 +126,45 @@ status device_engines::plan_devices(other_memory other, uint32_t n_batch, memory
         }
         plan.n_slots.push_back(here.n_slots);
     }
+    return {};
+}
+
+status device_engines::plan_all(other_memory other, uint32_t n_batch, memory_plan & plan) const {
+    other.scratch += host_rows(n_batch);
+    return host_ ? plan_devices(other, n_batch, plan) : plan_host(other, plan);
+}
+
+uint64_t device_engines::pool_bytes(const memory_plan & plan) const {
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < places_.size(); i++) {
+        for (const term_id term : index_.stored_terms()) {
+            bytes += plan.n_slots[i][term] * places_[i]->cache().slot_size(term);
+        }
+    }
+    return bytes;
+}
+
+bool device_engines::holds_all(const memory_plan & plan) const {
+    bool all = true;
+    for (size_t i = 0; i < places_.size(); i++) {
+        const pool_demand d = places_[i]->demand();
+        all                 = all && plan.n_slots[i][term_id::high] >= d.n_experts - d.n_absent;
+        if (d.low_per_high > 0 || d.n_absent > 0) { // an expert's best precision takes its low version
+            all = all && plan.n_slots[i][term_id::low] >= (d.low_per_high > 0 ? d.n_experts : d.n_absent);
+        }
+    }
+    return all;
+}
+
+status device_engines::plan(const other_memory & other, uint32_t n_batch, hobbit_pool_plan & plan) const {
+    memory_plan all;
+    HOBBIT_TRY(plan_all(other, n_batch, all));
+    plan.pool_bytes  = pool_bytes(all);
+    plan.batch_bytes = host_rows(n_batch);
+    for (size_t i = 0; host_ && i < places_.size(); i++) {
+        plan.batch_bytes += places_[i]->n_layers() > 0 ? places_[i]->rows(n_batch) : 0;
+    }
+    plan.holds_all = holds_all(all);
     return {};
 }
 
@@ -170,9 +217,9 @@ status device_engines::allocate_pools(const memory_plan & plan, cache_policy & p
     return {};
 }
 
-status device_engines::allocate(other_memory other, uint32_t n_batch, cache_policy & policy) {
+status device_engines::allocate(const other_memory & other, uint32_t n_batch, cache_policy & policy) {
     memory_plan plan;
-    HOBBIT_TRY(host_ ? plan_devices(other, n_batch, plan) : plan_host(other, n_batch, plan));
+    HOBBIT_TRY(plan_all(other, n_batch, plan));
     HOBBIT_TRY(host_ ? start_sharing(plan.n_host_slots) : status());
     return allocate_pools(plan, policy);
 }

@@ -44,9 +44,11 @@ class device_engines {
     status set_router(uint32_t block, const ggml_tensor * weight, const ggml_tensor * bias,
                       const ggml_tensor * selection_bias, hobbit_gating gating);
 
-    // Plans and allocates all pools, and gives the CPU its share of the layers. `other` is what the host holds beside
-    // what the places take.
-    status allocate(other_memory other, uint32_t n_batch, cache_policy & policy);
+    // What allocate() would do. `other` is what the host holds beside what the places take.
+    status plan(const other_memory & other, uint32_t n_batch, hobbit_pool_plan & plan) const;
+
+    // Plans and allocates all pools, and gives the CPU its share of the layers. `other` as above.
+    status allocate(const other_memory & other, uint32_t n_batch, cache_policy & policy);
 
     // Creates the executors and begins to fill the pools. REQUIRES: allocated; `run` outlives the object.
     void start(run_state & run, rule_options rule);
@@ -72,7 +74,11 @@ class device_engines {
 
     std::optional<layer_id> find_layer(int64_t block) const;
     std::vector<layer_id>   all_layers() const;
-    status                  plan_host(other_memory other, uint32_t n_batch, memory_plan & plan) const;
+    uint64_t                host_rows(uint32_t n_batch) const;
+    uint64_t                pool_bytes(const memory_plan & plan) const;
+    bool                    holds_all(const memory_plan & plan) const;
+    status                  plan_all(other_memory other, uint32_t n_batch, memory_plan & plan) const;
+    status                  plan_host(const other_memory & other, memory_plan & plan) const;
     status                  plan_devices(other_memory other, uint32_t n_batch, memory_plan & plan) const;
     status                  start_sharing(const pool_slots & host_slots);
     status                  allocate_pools(const memory_plan & plan, cache_policy & policy);

@@ -198,6 +198,17 @@ status hobbit_model::check_device_settings() const {
     return {};
 }
 
+other_memory hobbit_model::memory_beside(uint64_t model_bytes) const {
+    return { resident_before_, model_bytes, staging_bytes(), resident_memory(), available_memory(), {} };
+}
+
+status hobbit_model::plan(uint64_t model_bytes, uint32_t n_batch, hobbit_pool_plan & plan) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    GGML_ASSERT(!prepared_);
+    HOBBIT_TRY(check_device_settings());
+    return places_->plan(memory_beside(model_bytes), n_batch, plan);
+}
+
 status hobbit_model::prepare(uint64_t model_bytes, uint32_t n_batch) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (prepared_) {
@@ -205,9 +216,7 @@ status hobbit_model::prepare(uint64_t model_bytes, uint32_t n_batch) {
     }
     HOBBIT_TRY(check_device_settings());
     HOBBIT_TRY(reader_.check_in_place()); // llama.cpp has read the other weights since
-    const other_memory other = { resident_before_,  model_bytes,        staging_bytes(),
-                                 resident_memory(), available_memory(), {} };
-    HOBBIT_TRY(places_->allocate(other, n_batch, *policy_));
+    HOBBIT_TRY(places_->allocate(memory_beside(model_bytes), n_batch, *policy_));
     if (!settings_.trace.empty()) { // not before: a model that cannot run leaves an older trace alone
         HOBBIT_TRY(recorder_.open_trace(settings_.trace, index_));
     }

@@ -44,6 +44,7 @@ struct hobbit_model final : public hobbit::split_runner {
 
     hobbit::status set_router(uint32_t block, const ggml_tensor * weight, const ggml_tensor * bias,
                               const ggml_tensor * selection_bias, hobbit_gating gating);
+    hobbit::status plan(uint64_t model_bytes, uint32_t n_batch, hobbit_pool_plan & plan);
     hobbit::status prepare(uint64_t model_bytes, uint32_t n_batch);
     void begin_batch(uint32_t n_tokens, const int32_t * sequences, const int32_t * positions, const int8_t * outputs);
     void begin_sequence(int32_t sequence);
@@ -83,6 +84,7 @@ struct hobbit_model final : public hobbit::split_runner {
     hobbit::status       check_device_settings() const;
     bool                 memory_is_short(bool in_host) const;
     uint64_t             staging_bytes() const;
+    hobbit::other_memory memory_beside(uint64_t model_bytes) const;
     hobbit::status       check_thresholds(const hobbit::score_thresholds & t) const;
     hobbit::status       change_thresholds(const hobbit::score_thresholds & t, hobbit::settings & changed) const;
     hobbit::rule_options rule() const;

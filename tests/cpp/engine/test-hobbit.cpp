@@ -170,6 +170,43 @@ TEST_CASE("what is known before and after the pools are allocated") {
     CHECK(stats.at("stall_s") == 0.0);
 }
 
+static hobbit_pool_plan planned(const model_ptr & model, uint32_t n_batch) {
+    char             err[512] = "";
+    hobbit_pool_plan plan     = {};
+    REQUIRE_MESSAGE(hobbit_plan_pools(model.get(), 0, n_batch, &plan, err, sizeof(err)), err);
+    return plan;
+}
+
+TEST_CASE("a plan names the pools that are then allocated, and what a larger batch takes of them") {
+    const files f;
+    for (const bool is_residual : { false, true }) {
+        CAPTURE(is_residual);
+        gguf_builder residual;
+        moe_model().add_low_and_residual(residual);
+        const std::string path = is_residual ? residual.write(f.dir.path("residual.gguf")) : f.tiers_path;
+        for (const int64_t pools : { 100 << 10, 1 << 20 }) {
+            const model_ptr        model = opened(path, { integer("hobbit.pools", pools) });
+            const hobbit_pool_plan plan  = planned(model, 64);
+            // rows of 64 inputs and 64 outputs, of both terms of a residual
+            CHECK(planned(model, 1064).batch_bytes - plan.batch_bytes == 1000 * (64 + 64 * (1 + is_residual)) * 4);
+            CHECK(planned(model, 1064).pool_bytes == plan.pool_bytes); // their size is given
+
+            char err[512] = "";
+            REQUIRE_MESSAGE(hobbit_prepare(model.get(), 0, 64, err, sizeof(err)), err);
+            hobbit_info info;
+            hobbit_get_info(model.get(), &info);
+            CHECK(plan.pool_bytes == info.pool_bytes_high + info.pool_bytes_low);
+            CHECK(plan.holds_all == (pools == 1 << 20));
+        }
+    }
+    const model_ptr  model    = opened(f.tiers_path, { integer("hobbit.memory", 200 << 20) });
+    char             err[512] = "";
+    hobbit_pool_plan unused   = {};
+    CHECK(planned(model, 64).holds_all);
+    CHECK_FALSE(hobbit_plan_pools(model.get(), 0, 1 << 20, &unused, err, sizeof(err)));
+    CHECK(std::string(err).find("a memory budget of 200.0 MiB is too small") == 0);
+}
+
 TEST_CASE("counters are listed by name, those of one metric side by side, and are read in that order") {
     const files         f;
     const model_ptr     model = opened(f.tiers_path, { integer("hobbit.pools", 400 << 10) });
