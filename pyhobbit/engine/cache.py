@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pyhobbit._tables import COUNTERS, CacheInfo, DeviceInfo
+from pyhobbit._tables import COUNTERS, CacheInfo, DeviceInfo, PoolPlan
 from pyhobbit.engine.stats import CacheStats
 from pyhobbit.errors import HobbitError
 from pyhobbit.native.ffi import check, expert_cache, ffi, lib
@@ -50,6 +50,12 @@ class Cache:
     def prepare(self, model_bytes: int, n_batch: int) -> None:
         """hobbit_prepare: divides the memory between the pools. Raises HobbitError."""
         check(lib.hobbit_prepare, self._pointer, model_bytes, n_batch)
+
+    def plan_pools(self, model_bytes: int, n_batch: int) -> PoolPlan:
+        """hobbit_plan_pools: what prepare() would allocate. Raises HobbitError."""
+        values = ffi.new("struct hobbit_pool_plan *")
+        check(lib.hobbit_plan_pools, self._pointer, model_bytes, n_batch, values)
+        return PoolPlan(**{field.name: getattr(values, field.name) for field in fields(PoolPlan)})
 
     def set_observer(self, observer: Any) -> None:
         """observer: a cffi callback of type hobbit_observer, or NULL."""

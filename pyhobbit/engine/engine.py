@@ -4,8 +4,8 @@
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import count, takewhile
 from pathlib import Path
 from typing import Literal
@@ -13,7 +13,7 @@ from typing import Literal
 from pyhobbit.engine.chat_format import ChatFormat, ChatPrompt, Message
 from pyhobbit.engine.closing import Closing
 from pyhobbit.engine.llama import Sampler, Watch, can_fit, opening
-from pyhobbit.engine.plan import fitting_settings
+from pyhobbit.engine.plan import fit
 from pyhobbit.engine.reader import ChatReader, Said, TextReader
 from pyhobbit.engine.session import Session, one_sequence
 from pyhobbit.engine.stats import ModelInfo, Stats, peak_rss_bytes
@@ -84,11 +84,11 @@ class Engine(Closing):
         try:
             with opening:
                 # What does not fit is said before anything is loaded.
-                settings = fitting_settings(self._path, self._config)
+                how = fit(self._path, self._config)
                 self._session = Session(
                     self._path,
-                    settings,
-                    one_sequence(self._config),
+                    how.settings,
+                    one_sequence(replace(self._config, n_batch=how.n_batch)),
                     keep_going=self._keep_going,
                     aborted=lambda: self._interrupted,
                     verbose=self._config.verbose,

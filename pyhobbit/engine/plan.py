@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from pyhobbit._tables import DeviceInfo
+from pyhobbit.engine.batch import best_batch
 from pyhobbit.engine.llama import Model, SetContext, SetModel
 from pyhobbit.engine.session import Session, one_sequence
 from pyhobbit.engine.stats import ModelInfo
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.stored_settings import lookahead_bytes
-from pyhobbit.native.ffi import host_memory
+from pyhobbit.native.ffi import HostMemory, host_memory
 from pyhobbit.native.machine import available_memory, physical_memory, resident_memory, trimmed_heap
 from pyhobbit.settings.config import EngineConfig, Setting, format_size
 
@@ -29,7 +30,7 @@ class MemoryPlan:
 
     available: that this process may take.  process: held before the model is opened.
     weights: of all but what stays on disk; of everything where the model runs without a cache.
-    context: KV cache and the like.  compute: buffers of llama.cpp's graphs.
+    context: KV cache and the like.  compute: buffers of llama.cpp's graphs.  n_batch: prompt tokens per pass.
     n_ctx_train: tokens that the model was trained for.  device: that computes the experts, where it has
     memory of its own, or several; available and the rest are then the host's.  devices: what each has.
     """
@@ -40,6 +41,7 @@ class MemoryPlan:
     weights: int
     context: int
     compute: int
+    n_batch: int
     n_ctx_train: int
     device: str | None = None
     devices: tuple[DeviceInfo, ...] = ()
@@ -85,24 +87,32 @@ class MemoryPlan:
         return held / self.n_all_experts if self.info.cached else 0.0
 
 
-def fitting_settings(
+@dataclass(frozen=True)
+class Fit:
+    """How a model is opened. settings: what hobbit_open is told.  n_batch: prompt tokens per pass."""
+
+    settings: dict[str, Setting]
+    n_batch: int
+
+
+def fit(
     path: Path,
     config: EngineConfig,
     context: SetContext | None = None,
     model: SetModel | None = None,
     **overrides: Setting,
-) -> dict[str, Setting]:
-    """What hobbit_open is told of config.cache, once it is known that the model fits. As lay_out().
+) -> Fit:
+    """How a model is opened, once it is known that it fits. As lay_out().
 
     A bound on memory counts from what the process holds when the model is opened: what laying out left behind
     is added to it.
     """
     held = resident_memory()
-    lay_out(path, config, context, model, **overrides)
+    plan = lay_out(path, config, context, model, **overrides)
     settings = config.cache.settings()
     if config.cache.memory is not None:
         settings["hobbit.memory"] = config.cache.memory + max(0, resident_memory() - held)
-    return settings
+    return Fit(settings, plan.n_batch)
 
 
 def lay_out(
@@ -114,7 +124,8 @@ def lay_out(
 ) -> MemoryPlan:
     """The plan for a model with these settings. Raises HobbitError: it does not fit, or cannot be opened.
 
-    context: None takes the context from config.  model: None takes llama.cpp's defaults.
+    context: None takes the context from config, and its batch is chosen only where config.n_batch is None.
+    model: None takes llama.cpp's defaults.
     overrides: further settings of llama.cpp, by key.
     """
     _check_limit(config.cache.memory)
@@ -124,7 +135,11 @@ def lay_out(
     process, available = resident_memory(), available_memory()
     fill = _bounded(context or one_sequence(config))
     with trimmed_heap(), Session(path, settings, fill, set_model=model, simulated=True) as session:
-        memory = host_memory(session.context.pointer)
+        memory, n_batch = host_memory(session.context.pointer), session.context.n_ubatch
+        if session.cache and config.n_batch is None:
+            best = best_batch(session, fill, lambda held: _beside_pools(held, session, config))
+            if best is not None:
+                memory, n_batch = best.memory, best.n_tokens
         plan = MemoryPlan(
             info=session.info(config.cache.memory),
             available=available,
@@ -132,9 +147,23 @@ def lay_out(
             weights=memory.model,
             context=memory.context,
             compute=memory.compute,
+            n_batch=n_batch,
             n_ctx_train=session.model.n_ctx_train(),
         )
-        return _with_pools(plan, session, config) if plan.info.cached else _checked(plan)
+        if not plan.info.cached:
+            return _checked(plan)
+        return _with_pools(plan, session, _beside_pools(memory, session, config))
+
+
+def _beside_pools(memory: HostMemory, session: Session, config: EngineConfig) -> int:
+    """What the engine is told that the model holds beside its pools."""
+    held = memory.model + memory.context + memory.compute
+    info = session.info(config.cache.memory)
+    stacks_routers = config.cache.prefetch != 0 and config.cache.predictor in (None, "router")
+    if not info.on_device and stacks_routers:
+        routers = info.n_all_experts * session.model.n_embd() * _PREDICTOR_BYTES
+        held += max(routers, lookahead_bytes(Path(info.model)))  # maps stand in their place
+    return held
 
 
 def _check_limit(memory: int | None) -> None:
@@ -161,16 +190,11 @@ def _checked(plan: MemoryPlan) -> MemoryPlan:
     return plan
 
 
-def _with_pools(plan: MemoryPlan, session: Session, config: EngineConfig) -> MemoryPlan:
+def _with_pools(plan: MemoryPlan, session: Session, beside: int) -> MemoryPlan:
     if plan.beside_pools > plan.available:
         raise HobbitError(_too_much(plan))
-    needed = plan.beside_pools
-    stacks_routers = config.cache.prefetch != 0 and config.cache.predictor in (None, "router")
-    if not plan.info.on_device and stacks_routers:
-        routers = plan.n_all_experts * session.model.n_embd() * _PREDICTOR_BYTES
-        needed += max(routers, lookahead_bytes(Path(plan.info.model)))  # maps stand in their place
     try:
-        session.cache.prepare(needed, session.context.n_ubatch)
+        session.cache.prepare(beside, plan.n_batch)
     except HobbitError as e:
         raise HobbitError(f"{e} ({plan.info.model} takes {_needs(plan)})") from e
     plan = replace(plan, info=replace(plan.info, **session.cache.info()))

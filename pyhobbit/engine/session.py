@@ -75,7 +75,7 @@ def one_sequence(config: EngineConfig) -> SetContext:
 
     def fill(params: Any, model: Model) -> None:
         params.n_ctx = config.context_tokens(model.n_ctx_train())
-        params.n_batch = params.n_ubatch = min(config.n_batch, params.n_ctx)
+        params.n_batch = params.n_ubatch = min(config.n_batch or config.batches[0], params.n_ctx)
         params.n_outputs_max = 1
         params.n_threads = params.n_threads_batch = computing_threads(config.n_threads)
 

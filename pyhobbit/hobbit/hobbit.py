@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pyhobbit.engine.cache import Cache
 from pyhobbit.engine.closing import Closing
 from pyhobbit.engine.llama import DAMAGED, can_fit, load_failure, log, opening
-from pyhobbit.engine.plan import fitting_settings
+from pyhobbit.engine.plan import Fit, fit
 from pyhobbit.engine.stats import ModelInfo, Stats, peak_rss_bytes
 from pyhobbit.engine.threads import computing_threads
 from pyhobbit.errors import ConfigError, HobbitError
@@ -25,11 +25,11 @@ from pyhobbit.hobbit.llama_errors import (
     prompt_error,
     size_error,
 )
-from pyhobbit.hobbit.params import set_context, set_model, set_own
+from pyhobbit.hobbit.params import N_BATCH, given_batch, set_context, set_model, set_own
 from pyhobbit.model.names import check_model_file
 from pyhobbit.native import ffi
 from pyhobbit.native.files import read_text
-from pyhobbit.settings.config import CacheConfig, CalibrationConfig, EngineConfig, Setting
+from pyhobbit.settings.config import CacheConfig, CalibrationConfig, EngineConfig
 from pyhobbit.settings.table import OPTIONS
 
 if TYPE_CHECKING:
@@ -75,7 +75,8 @@ class Hobbit(Closing, Llama):
 
     cache: the same settings as one CacheConfig; what is given by name comes before it.
 
-    flash_attn: None leaves it to llama.cpp, as its own programs do.  llama: every other keyword of
+    flash_attn: None leaves it to llama.cpp, as its own programs do.  n_batch, n_ubatch: if neither is given,
+    the tokens of a prompt per pass are chosen by memory, from 512 to 4096.  llama: every other keyword of
     llama_cpp.Llama; n_threads and n_threads_batch are one per processor core where they are not given.
 
     A context manager. Any number of models may be open, each with a cache of its own. One thread at a time
@@ -123,25 +124,28 @@ class Hobbit(Closing, Llama):
         with opening:
             self._load(path, llama)
 
-    def _settings(self, path: str, llama: Mapping[str, Any]) -> dict[str, Setting]:
-        """What the engine is told, once it is known that weights and context fit."""
+    def _fit(self, path: str, llama: Mapping[str, Any]) -> Fit:
+        """How the model is opened, once it is known that weights and context fit."""
         if llama.get("vocab_only"):
-            return self.cache_config.settings()
-        config = EngineConfig(cache=self.cache_config)
+            return Fit(self.cache_config.settings(), N_BATCH)
+        config = EngineConfig(cache=self.cache_config, n_batch=given_batch(self._arguments))
         overrides = llama.get("kv_overrides") or {}
         try:
             fill = set_context(self._arguments), set_model(self._arguments)
-            return fitting_settings(Path(path), config, *fill, **overrides)
+            return fit(Path(path), config, *fill, **overrides)
         except HobbitError as e:
             raise LoadError(str(e)) from e
 
     def _load(self, path: str, llama: Mapping[str, Any]) -> None:
-        settings = self._settings(path, llama)
+        how = self._fit(path, llama)
+        is_chosen = given_batch(self._arguments) is None
+        batch = {"n_batch": how.n_batch, "n_ubatch": how.n_batch} if is_chosen else {}
         own = {
+            **batch,
             "n_threads": computing_threads(llama.get("n_threads")),
             "n_threads_batch": computing_threads(llama.get("n_threads_batch")),
             "flash_attn": bool(self._arguments["flash_attn"]),
-            "kv_overrides": {**(llama.get("kv_overrides") or {}), **settings},
+            "kv_overrides": {**(llama.get("kv_overrides") or {}), **how.settings},
         }
         log.start(llama.get("verbose", True))
         ffi.lib.hobbit_clear_last_error()

@@ -10,10 +10,18 @@ from pyhobbit.native.ffi import llama
 if TYPE_CHECKING:
     from pyhobbit.engine.llama import Model, SetContext, SetModel
 
-_N_CTX = _N_BATCH = 512  # Llama's defaults
+_N_CTX = N_BATCH = 512  # Llama's defaults
 _ALL_LAYERS = 0x7FFFFFFF
 # Handed on as they are where they are given.
 _KEYWORDS = ("offload_kqv", "op_offload", "swa_full", "type_k", "type_v")
+
+
+def given_batch(arguments: Mapping[str, Any]) -> int | None:
+    """Tokens per pass; None where they are chosen. arguments: of Hobbit."""
+    given = [arguments.get(name) for name in ("n_batch", "n_ubatch")]
+    if given == [None, None] and _reads_one_token(arguments):
+        return None
+    return min(each or N_BATCH for each in given)
 
 
 def set_context(arguments: Mapping[str, Any]) -> "SetContext":
@@ -22,8 +30,8 @@ def set_context(arguments: Mapping[str, Any]) -> "SetContext":
     def fill(params: Any, model: "Model") -> None:
         n_ctx = arguments.get("n_ctx", _N_CTX) or model.n_ctx_train()
         params.n_ctx = n_ctx
-        params.n_batch = min(n_ctx, arguments.get("n_batch", _N_BATCH))
-        params.n_ubatch = min(params.n_batch, arguments.get("n_ubatch", _N_BATCH))
+        params.n_batch = min(n_ctx, arguments.get("n_batch", N_BATCH))
+        params.n_ubatch = min(params.n_batch, arguments.get("n_ubatch", N_BATCH))
         params.embeddings = bool(arguments.get("embedding"))
         if params.embeddings:
             params.n_seq_max = min(params.n_batch, llama.llama_max_parallel_sequences())
@@ -56,8 +64,13 @@ def set_model(arguments: Mapping[str, Any]) -> "SetModel":
 
 def set_own(params: Any, arguments: Mapping[str, Any]) -> None:
     """Where a Hobbit's context differs from that of a Llama with the same keywords."""
-    if not any(arguments.get(name) for name in ("logits_all", "embedding", "draft_model")):
+    if _reads_one_token(arguments):
         # The logits of one token are read, but those of n_batch would take memory from the experts.
         params.n_outputs_max = 1
     if arguments["flash_attn"] is None:
         params.flash_attn_type = llama.LLAMA_FLASH_ATTN_TYPE_AUTO
+
+
+def _reads_one_token(arguments: Mapping[str, Any]) -> bool:
+    """Whether the logits after a prompt are all that is read of it."""
+    return not any(arguments.get(name) for name in ("logits_all", "embedding", "draft_model"))

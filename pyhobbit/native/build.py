@@ -27,6 +27,7 @@ _COUNTERS = (("count", "int", 0), ("seconds", "float", 0.0), ("state", "int", 0)
 _STRUCTS = {
     "hobbit_info": "CacheInfo",
     "hobbit_device_info": "DeviceInfo",
+    "hobbit_pool_plan": "PoolPlan",
     "hobbit_simulation_result": "SimulationCounts",
 }
 _TYPES = {"uint32_t": ("int", 0), "uint64_t": ("int", 0), "double": ("float", 0.0), "_Bool": ("bool", False)}

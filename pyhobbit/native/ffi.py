@@ -49,9 +49,9 @@ llama: Any = _import_llama()
 
 
 class HostMemory(ctypes.Structure):
-    """Bytes in host memory: struct llama_host_memory (llama-expert-cache.h)."""
+    """struct llama_host_memory (llama-expert-cache.h): bytes in host memory, compute buffers of devices."""
 
-    _fields_ = (("model", ctypes.c_uint64), ("context", ctypes.c_uint64), ("compute", ctypes.c_uint64))
+    _fields_ = tuple((name, ctypes.c_uint64) for name in ("model", "context", "compute", "device_compute"))
 
 
 _expert_cache = llama.llama_cpp._lib.llama_model_expert_cache

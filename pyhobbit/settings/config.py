@@ -195,15 +195,20 @@ class EngineConfig:
     """One opened model.
 
     n_ctx: tokens of context; None takes what the model was trained for, at most `max_default_ctx`.
-    n_batch: prompt tokens per pass.  n_threads: at most `max_threads`; None takes one per processor core.
+    n_batch: prompt tokens per pass, at most `max_batch`; None takes the best of `batches` that memory allows
+    (pyhobbit.engine.batch).
+    n_threads: at most `max_threads`; None takes one per processor core.
     verbose: show llama.cpp's log on standard error.
     """
 
     cache: CacheConfig = field(default_factory=CacheConfig)
     n_ctx: int | None = None
-    n_batch: int = 512
+    n_batch: int | None = None
     n_threads: int | None = None
     verbose: bool = False
+
+    batches: ClassVar[tuple[int, ...]] = (512, 1024, 2048, 4096)
+    max_batch: ClassVar[int] = 1 << 16
 
     max_default_ctx: ClassVar[int] = 4096
     max_threads: ClassVar[int] = 512  # GGML_MAX_N_THREADS
@@ -213,6 +218,10 @@ class EngineConfig:
             value = getattr(self, name)
             _require_number(name, value, "whole number")
             _require(value is None or value > 0, f"{name} is {value}; it must be positive")
+        _require(
+            self.n_batch is None or self.n_batch <= self.max_batch,
+            f"n_batch is {self.n_batch}; a pass has at most {self.max_batch} tokens",
+        )
         _require(
             self.n_threads is None or self.n_threads <= self.max_threads,
             f"n_threads is {self.n_threads}; ggml computes with at most {self.max_threads} threads",

@@ -101,6 +101,20 @@ def test_prefill_and_the_text_after_it_are_bit_identical(name: str, pools: str) 
     assert_same_bits(_ours(name, pools).logits["prefill"], _stock(name).logits["prefill"])
 
 
+@pytest.mark.parametrize("n_tokens", [513, 1000])
+@pytest.mark.parametrize("name", ["qwen3moe", "tiny-q4_0-repacked"])
+def test_a_long_prompt_in_one_pass_is_bit_identical(name: str, n_tokens: int) -> None:
+    """Where both compute it in one pass: other passes take other kernels in stock, too."""
+    case = CASES[name]
+    plans = {"long": logits.prefill((case.tokens() * 20)[:n_tokens])}
+    settings = {"hobbit.enable": True, "hobbit.pools": _pool_bytes(name, "half")}
+    ours = logits.run(models.lib_dir(), case.served(), plans, settings, repack=case.repack)
+    stock = logits.run(models.stock_dir(), case.plain(), plans, repack=case.repack)
+    assert len(ours.logits["long"]) == n_tokens
+    assert ours.stats["layers_computed"] == ours.info["n_layers"]
+    assert_same_bits(ours.logits["long"], stock.logits["long"])
+
+
 @pytest.mark.parametrize("pools", POOLS)
 @pytest.mark.parametrize("name", CASES)
 def test_pools_stay_within_their_budget_and_were_used(name: str, pools: str) -> None:

@@ -201,6 +201,11 @@ def test_an_engine_that_cannot_be_is_refused(settings: dict[str, int]) -> None:
         EngineConfig(**settings)
 
 
+def test_a_pass_has_a_largest_size() -> None:
+    with pytest.raises(ConfigError, match="n_batch is 100000; a pass has at most 65536 tokens"):
+        EngineConfig(n_batch=100_000)
+
+
 def test_a_chat_needs_tokens_and_a_folder_for_its_statistics(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="-n is 0"):
         ChatConfig(max_tokens=0)
