@@ -189,7 +189,12 @@ def _engine_rows(engine: EngineConfig, plan: "MemoryPlan | None") -> Iterator[Ro
         yield Row("engine", "ctx", plan.info.n_ctx, "computed", note)
     else:
         yield Row("engine", "ctx", None, "computed", f"the model's, at most {engine.max_default_ctx}")
-    yield Row("engine", "batch", engine.n_batch, "default")
+    if engine.n_batch is not None:
+        yield Row("engine", "batch", engine.n_batch, "flag")
+    else:
+        value = None if plan is None else plan.n_batch
+        least, *_, most = engine.batches
+        yield Row("engine", "batch", value, "computed", f"{least} to {most}, by memory")
     if engine.n_threads is not None:
         yield Row("engine", "threads", engine.n_threads, "flag")
     else:

@@ -83,10 +83,18 @@ def add_engine_arguments(
     """
     context = f"tokens of context (default: the model's, at most {EngineConfig.max_default_ctx})"
     parser.add_argument("--ctx", type=int, metavar="N", help=context)
+    add_batch_argument(parser)
     add_thread_arguments(parser)
     what = "add GPUs of other machines running ggml-rpc-server; they are named RPC0, RPC1 ..."
     parser.add_argument("--rpc", metavar="HOST:PORT,...", help=what)
     add_setting_arguments(parser, names, defaults)
+
+
+def add_batch_argument(parser: argparse._ActionsContainer) -> None:
+    """Declares --batch."""
+    least, *_, most = EngineConfig.batches
+    what = f"tokens of a prompt per pass (default: {least} to {most}, by memory)"
+    parser.add_argument("--batch", type=int, metavar="N", help=what)
 
 
 def add_thread_arguments(parser: argparse.ArgumentParser) -> None:
@@ -99,7 +107,8 @@ def add_thread_arguments(parser: argparse.ArgumentParser) -> None:
 def engine_config(args: argparse.Namespace, n_ctx: int | None, without: Collection[str] = ()) -> EngineConfig:
     """What the options say; without: as for cache_config(). Raises ConfigError."""
     cache = cache_config(args, without)
-    return EngineConfig(cache=cache, n_ctx=n_ctx, n_threads=args.threads, verbose=args.verbose)
+    n_batch = getattr(args, "batch", None)
+    return EngineConfig(cache, n_ctx, n_batch, n_threads=args.threads, verbose=args.verbose)
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from pyhobbit.cli import server_flags
-from pyhobbit.cli.options import add_setting_arguments, cache_config, declared_options
+from pyhobbit.cli.options import add_batch_argument, add_setting_arguments, cache_config, declared_options
 from pyhobbit.cli.server_flags import SERVER, Flag, known
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.model_path import add_model_arguments, check_model_arguments, model_path
@@ -73,6 +73,8 @@ _MEMORY_FLAGS = (
     "--tensor-split",
     "--ubatch-size",
 )
+_BATCH = 2048  # llama-server's own --batch-size, which several passes compute
+_BATCH_FLAGS = ("--batch-size", "--ubatch-size")
 _LEAST_CONTEXT = 256
 _TOKEN_BYTES = 1024  # of context, and more with any model
 
@@ -81,6 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options of the verb; parse() takes llama-server's as well."""
     parser.allow_abbrev = False
     add_model_arguments(parser)
+    add_batch_argument(parser)
     add_setting_arguments(parser)  # llama-server's own --device is -dev
     group = parser.add_argument_group("llama-server, among others")
     for flag, (metavar, what) in _PASSED_ON.items():
@@ -135,14 +138,16 @@ def run(args: argparse.Namespace) -> int:
     if not without_model:
         check_model_arguments(args)
     _check_address(args.passed_on, flags)
+    _check_batch(args.batch, args.passed_on, flags)
     if without_model:
         cache, passed_on = _of_several(cache, args.passed_on, flags)
-        _become([str(SERVER), *server_arguments(cache.settings(), passed_on, flags)])
-    arguments = server_arguments(cache.settings(), args.passed_on, flags)
+        _become([str(SERVER), *server_arguments(cache.settings(), args.batch, passed_on, flags)])
     model = model_path(args)
     check_model_file(model)
-    plan = _check_memory(model, cache, args.passed_on, flags)
+    plan = _check_memory(model, cache, args.batch, args.passed_on, flags)
     _report(model, plan, cache, _address(args.passed_on, flags))
+    n_batch = plan.n_batch if plan is not None and plan.info.cached else args.batch
+    arguments = server_arguments(cache.settings(), n_batch, args.passed_on, flags)
     alias = () if _value(flags["--alias"], args.passed_on) is not None else ("--alias", model_stem(model))
     _become([str(SERVER), "-m", str(model), *alias, *arguments])
 
@@ -190,21 +195,33 @@ def _of_several(
     return replace(cache, memory=cache.memory // int(most)), passed_on
 
 
+def _check_batch(n_batch: int | None, passed_on: Sequence[str], flags: Mapping[str, Flag]) -> None:
+    EngineConfig(n_batch=n_batch)
+    for name in _BATCH_FLAGS:
+        if n_batch is not None and _value(flags[name], passed_on) is not None:
+            raise ConfigError(f"--batch sets {' and '.join(_BATCH_FLAGS)}; give it, or these")
+
+
 def _names_model(passed_on: Sequence[str], flags: Mapping[str, Flag]) -> bool:
     sources = {*_MODEL_SOURCES, *(name for name in flags if name.endswith("-default"))} - {"--spec-default"}
     return any(_value(flags[name], passed_on) is not None for name in sources)
 
 
 def server_arguments(
-    settings: Mapping[str, Setting], passed_on: Sequence[str], flags: Mapping[str, Flag]
+    settings: Mapping[str, Setting], n_batch: int | None, passed_on: Sequence[str], flags: Mapping[str, Flag]
 ) -> list[str]:
-    """What llama-server is told beside the model: our settings, our defaults and what was passed on."""
+    """What llama-server is told beside the model: our settings, our defaults and what was passed on.
+
+    n_batch: tokens of a prompt per pass; None leaves them to what was passed on.
+    """
     passed_on, given = _without(flags["--override-kv"], passed_on)
     overrides = [*_overrides(settings, given), *given]
     arguments = ["--override-kv", ",".join(overrides)] if overrides else []
     for name, value in _DEFAULTS.items():
         if _value(flags[name], passed_on) is None:
             arguments += [name] if value is None else [name, value]
+    if n_batch is not None:
+        arguments += ["--batch-size", str(max(n_batch, _BATCH)), "--ubatch-size", str(n_batch)]
     return [*arguments, *passed_on]
 
 
@@ -255,9 +272,13 @@ class _ServerConfig(EngineConfig):
 
 
 def _check_memory(
-    model: Path, cache: CacheConfig, passed_on: Sequence[str], flags: Mapping[str, Flag]
+    model: Path,
+    cache: CacheConfig,
+    n_batch: int | None,
+    passed_on: Sequence[str],
+    flags: Mapping[str, Flag],
 ) -> "MemoryPlan | None":
-    """What will be opened; None where other flags decide about its memory.
+    """How it will be opened; None where other flags decide about its memory.
 
     Raises HobbitError where the model will not fit, or the cache cannot be set up.
     """
@@ -274,14 +295,14 @@ def _check_memory(
     if n_ctx * _TOKEN_BYTES > available_memory():
         raise HobbitError(f"a context of {n_ctx} tokens does not fit into memory; use a smaller --ctx")
     try:
-        return lay_out(model, _ServerConfig(cache, n_ctx))
+        return lay_out(model, _ServerConfig(cache, n_ctx, n_batch))
     except HobbitError:
         if cache.memory is None:
             raise
         # llama-server's process is smaller than this one
         larger = replace(cache, memory=cache.memory + resident_memory())
         with contextlib.suppress(HobbitError):
-            return lay_out(model, _ServerConfig(larger, n_ctx))
+            return lay_out(model, _ServerConfig(larger, n_ctx, n_batch))
         raise
 
 

@@ -119,7 +119,7 @@ def _pool_rows(plan: MemoryPlan) -> dict[str, str]:
 def _context_rows(plan: MemoryPlan) -> dict[str, str]:
     return {
         "context": f"{format_size(plan.context)} for {plan.info.n_ctx} tokens, and "
-        f"{format_size(plan.compute)} to compute"
+        f"{format_size(plan.compute)} to compute prompts in passes of {plan.n_batch} tokens"
     }
 
 

@@ -62,7 +62,7 @@ def test_the_experts_device_is_ours_and_that_of_the_other_layers_llama_servers()
     args = _parse("m.gguf", "--device", "RPC0", "--device-memory=1G", "-dev", "none", "--rpc", "h:1")
     assert (args.device, args.device_memory) == ("RPC0", "1G")
     assert args.passed_on == ["-dev", "none", "--rpc", "h:1"]
-    _, overrides, *_ = serve.server_arguments(cache_config(args).settings(), args.passed_on, known())
+    _, overrides, *_ = serve.server_arguments(cache_config(args).settings(), None, args.passed_on, known())
     assert "hobbit.device=str:RPC0" in overrides.split(",")
     assert f"hobbit.device_memory=int:{1 << 30}" in overrides.split(",")
 
@@ -86,12 +86,28 @@ def test_defaults_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
     flags = known()
     for flag in ("--ctx-size", "--cache-ram", "--metrics"):
         monkeypatch.delenv(str(flags[flag].variable), raising=False)
-    defaults = serve.server_arguments({}, [], flags)
+    defaults = serve.server_arguments({}, None, [], flags)
     assert defaults == ["--ctx-size", "8192", "--cache-ram", "0", "--metrics"]
     given = ["-c", "1024", "-cram", "64", "--metrics"]
-    assert serve.server_arguments({}, given, flags) == given
+    assert serve.server_arguments({}, None, given, flags) == given
     monkeypatch.setenv("LLAMA_ARG_CTX_SIZE", "2048")
-    assert "--ctx-size" not in serve.server_arguments({}, [], flags)
+    assert "--ctx-size" not in serve.server_arguments({}, None, [], flags)
+
+
+def test_the_batch_is_that_of_llama_server() -> None:
+    def batch_of(n_batch: int | None) -> list[str]:
+        return serve.server_arguments({}, n_batch, ["-c", "9", "-cram", "0", "--metrics"], known())[:-5]
+
+    assert batch_of(None) == []
+    assert batch_of(512) == ["--batch-size", "2048", "--ubatch-size", "512"]
+    assert batch_of(4096) == ["--batch-size", "4096", "--ubatch-size", "4096"]
+    assert _parse("m.gguf", "--batch", "1024", "-c", "9").batch == 1024
+    serve._check_batch(1024, ["-c", "9"], known())
+    serve._check_batch(None, ["-ub", "64"], known())
+    with pytest.raises(ConfigError, match="--batch sets --batch-size and --ubatch-size"):
+        serve._check_batch(1024, ["-ub", "64"], known())
+    with pytest.raises(ConfigError, match="n_batch is 0"):
+        serve._check_batch(0, [], known())
 
 
 def test_the_models_of_a_folder_share_the_memory() -> None:
@@ -121,7 +137,7 @@ def test_the_address_is_one_to_open(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_settings_become_overrides() -> None:
     cache = CacheConfig(pools=1000, t1=0.5, policy="lru", sidecar=Path("a,b.gguf"))
-    first, overrides, *_ = serve.server_arguments(cache.settings(), [], known())
+    first, overrides, *_ = serve.server_arguments(cache.settings(), None, [], known())
     assert first == "--override-kv"
     assert overrides.split(",", 1)[0] == "hobbit.enable=bool:true"
     for part in ("hobbit.pools=int:1000", "hobbit.t1=float:0.5", "hobbit.policy=str:lru"):
@@ -131,7 +147,7 @@ def test_settings_become_overrides() -> None:
 
 def test_a_context_that_does_not_fit_is_refused(tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flags = known()
-    check = functools.partial(serve._check_memory, tiny_gguf, CacheConfig(), flags=flags)
+    check = functools.partial(serve._check_memory, tiny_gguf, CacheConfig(), None, flags=flags)
     check([])
     monkeypatch.setattr(plan, "available_memory", lambda: 20 << 20)
     check(["-c", "512"])
@@ -143,13 +159,13 @@ def test_a_context_that_does_not_fit_is_refused(tiny_gguf: Path, monkeypatch: py
 
 def test_a_budget_that_is_too_small_is_refused(tiny_gguf: Path) -> None:
     with pytest.raises(HobbitError, match=r"memory budget of 1\.0 MiB is too small"):
-        serve._check_memory(tiny_gguf, CacheConfig(memory=1 << 20), [], known())
+        serve._check_memory(tiny_gguf, CacheConfig(memory=1 << 20), None, [], known())
 
 
 def test_overrides_of_the_user_join_ours() -> None:
     settings = CacheConfig(pools=1000, t1=0.5).settings()
     given = ["--override-kv", "hobbit.t1=float:0.7,a.b=int:1", "-c", "9", "--override-kv", "c=bool:true"]
-    first, overrides, *others = serve.server_arguments(settings, given, known())
+    first, overrides, *others = serve.server_arguments(settings, None, given, known())
     assert first == "--override-kv"
     assert sorted(overrides.split(",")) == [
         "a.b=int:1",
@@ -159,4 +175,4 @@ def test_overrides_of_the_user_join_ours() -> None:
         "hobbit.t1=float:0.7",
     ]
     assert "--override-kv" not in others
-    assert serve.server_arguments({}, given[:2], known())[:2] == given[:2]
+    assert serve.server_arguments({}, None, given[:2], known())[:2] == given[:2]

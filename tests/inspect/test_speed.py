@@ -47,6 +47,7 @@ PLAN = MemoryPlan(
     weights=1 * _GIB,
     context=64 << 20,
     compute=32 << 20,
+    n_batch=512,
     n_ctx_train=4096,
 )
 SAMPLE = Sample(n_tokens=20, compute_s=0.05, wait_s_per_byte=1e-9, mix=(0.5, 0.3, 0.2), warm=None)
