@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """What is compared. An arm is data: another one is another line here."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from pyhobbit.settings.config import Setting
@@ -20,6 +20,7 @@ class Arm:
     readahead_kb: of the model's disk, while the arm runs; None leaves it alone.
     tiers: opened with "high" precision alone, or by the thresholds of the run with a "low" tier beside it, or
     "priced" by the model's calibration, or as a low tier and a "residual".  settings: of hobbit.h.
+    n_batch: tokens of a prompt per pass; None leaves them to the arm's process (Job).
     """
 
     name: str
@@ -31,6 +32,7 @@ class Arm:
     readahead_kb: int | None = None
     tiers: Tiers = "high"
     settings: Mapping[str, Setting] = field(default_factory=dict)
+    n_batch: int | None = None
 
     def __post_init__(self) -> None:
         if self.build == "stock" and (self.settings or self.tiers != "high"):
@@ -63,5 +65,23 @@ ARMS = (
     ours("moe-infinity", "the policy of MoE-Infinity, without prefetch", policy="moe-infinity", prefetch=0),
     ours("edgemoe", "the policy of EdgeMoE, without prefetch", policy="edgemoe", prefetch=0),
 )
+
+
+def with_batches(arms: Sequence[Arm], batches: Sequence[int]) -> tuple[Arm, ...]:
+    """Each arm with each number of prompt tokens per pass; several make arms of their own, as ours@2048."""
+    if not batches:
+        return tuple(arms)
+    names = ("{}@{}" if len(batches) > 1 else "{}",) * len(batches)
+    return tuple(
+        replace(arm, name=name.format(arm.name, n), n_batch=n)
+        for arm in arms
+        for name, n in zip(names, batches, strict=True)
+    )
+
+
+def kind(name: str) -> str:
+    """The arm that a name of with_batches() was made of."""
+    return name.partition("@")[0]
+
 
 BY_NAME = {arm.name: arm for arm in ARMS}

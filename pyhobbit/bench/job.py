@@ -13,7 +13,8 @@ class Job:
     lib_dir: of stock llama.cpp; None for this package's.  routing: .npz with the arrays sweep, which chooses
     every expert once, and experts and weights where a trace is replayed, each [tokens, layers, used]. Each of
     their tokens is replayed once: prompts, n_warm_up and n_tokens need one each.
-    fits: every expert is brought into memory first.  prompts: their lengths.
+    fits: every expert is brought into memory first.  prompts: their lengths.  n_batch: their tokens per pass;
+    None takes what chat would take, and 512 for stock llama.cpp and on a device.
     n_tokens, seconds: decoding ends with whichever comes first; so does its warm-up, of n_warm_up tokens.
     device: of ggml's, that has all layers; None leaves them where llama.cpp puts them.  rpc: server that
     offers it, HOST:PORT.  n_cpu_moe: the experts of the first so many layers stay with the CPU, as by
@@ -29,6 +30,7 @@ class Job:
     fits: bool = False
     n_threads: int = 1
     prompts: tuple[int, ...] = (16, 128, 512)
+    n_batch: int | None = None
     n_warm_up: int = 32
     n_tokens: int = 64
     seconds: float = 60.0
@@ -54,7 +56,8 @@ class Quarter:
 class Measured:
     """One repetition of one arm. Seconds and bytes; None where the arm has no such figure.
 
-    ttft_s: first token by prompt length, the shortest prompt first, before decoding.
+    ttft_s: first token by prompt length, the shortest prompt first, before decoding.  ttft_bytes: read from
+    disk meanwhile.  n_batch: tokens of a prompt per pass.
     prefill_tokens_per_second: of the longest prompt.  disk_bytes_per_token: read while decoding.
     Counters of the cache are those of decoding: stall_share of the time, hit rates of 0 to 1.
     first_and_last_quarter: of decoding.
@@ -64,6 +67,8 @@ class Measured:
 
     load_s: float
     ttft_s: dict[str, float]
+    ttft_bytes: dict[str, int]
+    n_batch: int
     prefill_tokens_per_second: float
     n_decoded: int
     decode_s: float

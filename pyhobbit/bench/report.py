@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pyhobbit.bench.arms import kind
 from pyhobbit.errors import HobbitError
 
 if TYPE_CHECKING:
@@ -32,7 +33,8 @@ class Row:
 
     least, most: of the tokens per second.  kept: share of the decode speed of stock llama.cpp with everything
     in memory, in plain layouts.  to_stock: the decode speed by that of stock under the same limit.
-    ttft_s: by prompt length; ttft_to_stock: by stock's under the same limit, below 1 where this is sooner.
+    ttft_s: by prompt length; ttft_bytes: read meanwhile; ttft_to_stock: by stock's under the same limit,
+    below 1 where this is sooner.
     of_roof: share of what compute or the disk allow, whichever allows less.  disk_use: bandwidth while there
     is a demanded read under way, as share of the disk's.
     """
@@ -47,6 +49,7 @@ class Row:
     kept: float | None = None
     to_stock: float | None = None
     ttft_s: Mapping[str, float] | None = None
+    ttft_bytes: Mapping[str, float] | None = None
     ttft_to_stock: Mapping[str, float] | None = None
     prefill_tokens_per_second: float | None = None
     hit_rate: float | None = None
@@ -123,7 +126,8 @@ class Results:
         self, limit: float | None, better: Callable[..., float], figure: Callable[[Record], float | None]
     ) -> float | None:
         names = (_ALL_IN_MEMORY,) if limit is None else self._stock
-        values = [value for name in names if (value := self.median((limit, name), figure)) is not None]
+        keys = [key for key in self._all if key[0] == limit and kind(key[1]) in names]
+        values = [value for key in keys if (value := self.median(key, figure)) is not None]
         return better(values) if values else None
 
     def _row(self, key: Key) -> Row:
@@ -157,6 +161,7 @@ class Results:
             kept=_ratio(median(speeds), self.median((None, _ALL_IN_MEMORY), _get("tokens_per_second"))),
             to_stock=_ratio(median(speeds), self._of_stock(limit, max, _get("tokens_per_second"))),
             ttft_s=ttft,
+            ttft_bytes={n: median(r["ttft_bytes"][n] for r in good) for n in ttft},
             ttft_to_stock={n: ratio for n, ratio in to_stock.items() if ratio is not None},
             of_roof=self.median(key, self._of_roof),
             disk_use=self.median(key, _disk_use),
@@ -273,7 +278,8 @@ def _first_token(row: Row, prompt: str) -> str:
     if not row.ttft_s:
         return "-"
     ratio = (row.ttft_to_stock or {}).get(prompt)
-    return f"{row.ttft_s[prompt]:.2f} s" + (f" ({ratio:.2f})" if ratio is not None else "")
+    read = "" if row.ttft_bytes is None else f", {row.ttft_bytes[prompt] / 1e9:.2f} GB"
+    return f"{row.ttft_s[prompt]:.2f} s{read}" + (f" ({ratio:.2f})" if ratio is not None else "")
 
 
 def number(value: float | None, how: str, scale: float = 1.0) -> str:

@@ -256,6 +256,7 @@ def job(config: BenchConfig, arm: Arm, limit: int | None, routes: Path) -> Job:
         fits=arm.fits,
         n_threads=config.n_threads or len(os.sched_getaffinity(0)),
         prompts=config.prompts,
+        n_batch=arm.n_batch,
         n_warm_up=config.n_warm_up,
         n_tokens=config.n_tokens,
         seconds=config.seconds,
@@ -282,9 +283,11 @@ def settings(config: BenchConfig, arm: Arm, bound: Mapping[str, Setting]) -> dic
     return {**own, **bound, **tiers, **arm.settings}
 
 
-def start(what: Job, cgroup: system.Cgroup | None) -> "subprocess.CompletedProcess[str]":
-    """Runs the measuring process to its end, in the cgroup if there is one."""
-    command = [sys.executable, "-m", "pyhobbit.bench.worker"]
+def start(
+    what: Job, cgroup: system.Cgroup | None, program: Sequence[str] = ("-m", "pyhobbit.bench.worker")
+) -> "subprocess.CompletedProcess[str]":
+    """Runs the measuring process to its end, in the cgroup if there is one. program: for the interpreter."""
+    command = [sys.executable, *program]
     if cgroup is not None:  # joined before the interpreter starts, so that all its memory counts
         command = ["sh", "-c", _JOIN, str(cgroup.procs), *command]
     try:
@@ -328,6 +331,7 @@ def description(config: BenchConfig) -> dict[str, Any]:
         "routing": _routing_text(config),
         "options": {
             "arms": {arm.name: arm.summary for arm in config.arms},
+            "batches": {arm.name: arm.n_batch for arm in config.arms if arm.n_batch is not None},
             "low": config.low.name if config.low else None,
             "residual": config.residual.name if config.residual else None,
             **{name: getattr(config, name) for name in ("limits", "t1", "t2", "predict", "reps", "prompts")},

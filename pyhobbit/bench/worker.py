@@ -25,9 +25,9 @@ from pyhobbit.bench.replay import Replay
 from pyhobbit.bench.tokens import random_tokens
 from pyhobbit.engine.stats import peak_rss_bytes
 from pyhobbit.errors import HobbitError
+from pyhobbit.settings.config import EngineConfig
 from pyhobbit.settings.overrides import kv_overrides
 
-_N_BATCH = 512
 _MAX_CONTEXT = 1024  # of a long decode, which begins anew: its quarters have contexts alike
 _QUARTER_COUNTERS = ("compute_s", "stall_s")
 _STATE = "prefetch_active"  # the one among the counters that counts nothing
@@ -58,7 +58,7 @@ class Libraries:
 class Session:
     """The model and one sequence, whose tokens are drawn at random, the same in every arm."""
 
-    def __init__(self, libraries: Libraries, job: Job, n_ctx: int) -> None:
+    def __init__(self, libraries: Libraries, job: Job, n_ctx: int, n_batch: int) -> None:
         self.llama = libraries.llama
         self.replay = Replay(libraries.folder)
         self.llama.llama_backend_init()
@@ -66,7 +66,7 @@ class Session:
         self._free_before = self.device.memory()[0] if self.device else 0
         self._overrides = kv_overrides(self.llama, job.settings)
         self.model = self._load(job)
-        self.context = self._open(job, n_ctx)
+        self.context = self._open(job, n_ctx, n_batch)
         self.foretell: Callable[[int, int], None] | None = None  # first row and number of tokens
         self.n_vocab = self.llama.llama_vocab_n_tokens(self.llama.llama_model_get_vocab(self.model))
         self.restart()
@@ -90,12 +90,9 @@ class Session:
             raise RunError(f"llama.cpp cannot load {job.model}")
         return model
 
-    def _open(self, job: Job, n_ctx: int) -> Any:
+    def _open(self, job: Job, n_ctx: int, n_batch: int) -> Any:
         params = self.llama.llama_context_default_params()
-        params.n_ctx = n_ctx
-        params.n_batch = params.n_ubatch = min(_N_BATCH, params.n_ctx)
-        params.n_outputs_max = 1
-        params.n_threads = params.n_threads_batch = job.n_threads
+        fill(params, job, n_ctx, n_batch)
         self.replay.install(self.llama, params)
         self.n_batch, self.n_ctx = params.n_batch, params.n_ctx
         context = self.llama.llama_init_from_model(self.model, params)
@@ -136,9 +133,13 @@ class Session:
             raise RunError(self.replay.error or f"llama_decode failed with status {status}")
         self._n_past += len(tokens)
 
+    def logits(self, n: int = 1) -> np.ndarray:
+        """Of the last computation, which computed n: float32 [n, n_vocab], valid until the next one."""
+        return np.ctypeslib.as_array(self.llama.llama_get_logits(self.context), (n, self.n_vocab))
+
     def logits_crc(self) -> int:
         """Raises RunError where the activations have run away."""
-        values = np.ctypeslib.as_array(self.llama.llama_get_logits(self.context), (self.n_vocab,))
+        values = self.logits()
         if not np.isfinite(values).all():
             raise RunError("the logits are not finite: use another model")
         return zlib.crc32(values.tobytes())
@@ -150,6 +151,27 @@ class Session:
     def close(self) -> None:
         self.llama.llama_free(self.context)
         self.llama.llama_model_free(self.model)
+
+
+def fill(params: Any, job: Job, n_ctx: int, n_batch: int) -> None:
+    """Sets llama_context_params."""
+    params.n_ctx = n_ctx
+    params.n_batch = params.n_ubatch = min(n_batch, n_ctx)
+    params.n_outputs_max = 1
+    params.n_threads = params.n_threads_batch = job.n_threads
+
+
+def chosen_batch(job: Job, n_ctx: int) -> int:
+    """Tokens of a prompt per pass, as this package's engine chooses them."""
+    least = EngineConfig.batches[0]
+    if job.n_batch is not None or job.lib_dir is not None or job.device is not None:
+        return job.n_batch or least
+    from pyhobbit.engine.plan import lay_out  # with our libraries
+
+    set_context = partial(fill, job=job, n_ctx=n_ctx, n_batch=least)
+    return lay_out(
+        Path(job.model), EngineConfig(), lambda params, _model: set_context(params), **job.settings
+    ).n_batch
 
 
 class Counters:
@@ -197,9 +219,11 @@ def measure(job: Job) -> Measured:
         routing = {name: arrays[name] for name in arrays.files}
     longest = max(job.prompts)
     n_ctx = max(longest, min(_MAX_CONTEXT, longest + job.n_warm_up + job.n_tokens))
+    n_ctx = max(n_ctx, len(routing["sweep"]))
     libraries = Libraries(job.lib_dir)
+    n_batch = chosen_batch(job, n_ctx)
     start = time.perf_counter()
-    session = Session(libraries, job, max(n_ctx, len(routing["sweep"])))
+    session = Session(libraries, job, n_ctx, n_batch)
     load_s = time.perf_counter() - start
     counters = Counters(libraries, session.model)
     if job.fits:
@@ -210,21 +234,18 @@ def measure(job: Job) -> Measured:
         told = routing["predicted_experts"], routing["predicted_weights"]
         session.foretell = partial(counters.foretell, *told)
 
-    shortest, *further = sorted(job.prompts)
-    ttft_s = {str(shortest): session.append(shortest)}
-    logits_crc = session.logits_crc()
-    for n_tokens in further:
-        session.restart()
-        ttft_s[str(n_tokens)] = session.append(n_tokens)
+    ttft_s, ttft_bytes, logits_crc = _first_tokens(session, sorted(job.prompts))
     decode(session, counters, job.n_warm_up, job.seconds / 2)
-    before, read_before = counters.stats(), _bytes_from_disk()
+    before, read_before = counters.stats(), bytes_from_disk()
     tokens = decode(session, counters, job.n_tokens, job.seconds)
     times = tokens[:, 0].tolist()
-    read_bytes = _bytes_from_disk() - read_before
+    read_bytes = bytes_from_disk() - read_before
     stats = _difference(counters.stats(), before)
     result = Measured(
         load_s=load_s,
         ttft_s=ttft_s,
+        ttft_bytes=ttft_bytes,
+        n_batch=session.n_batch,
         prefill_tokens_per_second=longest / ttft_s[str(longest)],
         n_decoded=len(times),
         decode_s=sum(times),
@@ -241,6 +262,18 @@ def measure(job: Job) -> Measured:
     counters.close()
     session.close()
     return result
+
+
+def _first_tokens(session: Session, lengths: Sequence[int]) -> tuple[dict[str, float], dict[str, int], int]:
+    """Seconds and bytes read by the length of each prompt, and the checksum of the first one's logits."""
+    seconds, read, crcs = {}, {}, []
+    for n_tokens in lengths:
+        session.restart()
+        before = bytes_from_disk()
+        seconds[str(n_tokens)] = session.append(n_tokens)
+        read[str(n_tokens)] = bytes_from_disk() - before
+        crcs.append(session.logits_crc())
+    return seconds, read, crcs[0]
 
 
 def _bring_in(session: Session, experts: np.ndarray, job: Job) -> None:
@@ -289,7 +322,7 @@ def _rate(stats: dict[str, float], tiers: Iterable[str]) -> float | None:
     return hits / (hits + misses) if hits + misses else None
 
 
-def _bytes_from_disk() -> int:
+def bytes_from_disk() -> int:
     """What this process had the disk read: direct reads, and pages for mappings with their readahead."""
     for line in Path("/proc/self/io").read_text().splitlines():
         name, value = line.split(":")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from pyhobbit.cli.options import add_setting_arguments
 from pyhobbit.errors import ConfigError, HobbitError
-from pyhobbit.settings.config import InspectConfig
+from pyhobbit.settings.config import EngineConfig, InspectConfig
 
 if TYPE_CHECKING:
     from pyhobbit.bench.arms import Arm, Tiers
@@ -78,6 +78,8 @@ def add_options(parser: argparse.ArgumentParser, arms: "Mapping[str, Arm]", limi
     add("--reps", type=int, metavar="N", help="repetitions (default: 5)")
     prompts = "lengths of the prompts in tokens (default: 16 128 512; with --trace: 16)"
     add("--prompts", type=int, nargs="+", metavar="N", help=prompts)
+    batch = "tokens of a prompt per pass; several: each arm with each (default: stock 512, ours as chat)"
+    add("--batch", type=int, nargs="+", default=(), metavar="N", help=batch)
     tokens = "most tokens to decode (default: 64; with --trace: up to 96)"
     add("--tokens", dest="n_tokens", type=int, metavar="N", help=tokens)
     warm_up = "most tokens to decode before (default: 32; with --trace: 16)"
@@ -152,7 +154,10 @@ def terminable() -> Iterator[None]:
 def configured(args: argparse.Namespace, arms: "Mapping[str, Arm]") -> "BenchConfig":
     """What the options say; a model that is wanted is made. Raises HobbitError."""
     from pyhobbit.bench import runner
+    from pyhobbit.bench.arms import with_batches
 
+    for n_batch in args.batch:
+        EngineConfig(n_batch=n_batch)
     given = {
         field.name: tuple(value) if isinstance(value, list) else value
         for field in fields(runner.BenchConfig)
@@ -177,6 +182,7 @@ def configured(args: argparse.Namespace, arms: "Mapping[str, Arm]") -> "BenchCon
     chosen = runner.choose_arms(args.arms, ("high", *tiers, *(["priced"] if has_costs else [])), arms)
     if args.model is not None and "residual" in tiers:
         chosen = _beside_residual(chosen, tiers["residual"], named=args.arms is not None)
+    chosen = with_batches(chosen, args.batch)
     return runner.resolved(runner.BenchConfig(model=model, arms=chosen, **given, **tiers))
 
 

@@ -14,7 +14,8 @@ from pyhobbit.errors import HobbitError
 
 def _record(arm: str, limit: float | None, repetition: int, speed: float, **figures: Any) -> dict[str, Any]:
     measured = job.Measured(
-        load_s=1, ttft_s={"16": 10 / speed}, prefill_tokens_per_second=speed, n_decoded=8,
+        load_s=1, ttft_s={"16": 10 / speed}, ttft_bytes={"16": 2_000_000_000}, n_batch=512,
+        prefill_tokens_per_second=speed, n_decoded=8,
         decode_s=8 / speed, tokens_per_second=speed, disk_bytes_per_token=0,
         peak_rss_bytes=1, logits_crc=1, first_and_last_quarter=(job.Quarter(1, 0, 0),) * 2,
     )  # fmt: skip
@@ -42,7 +43,8 @@ def test_the_report_is_medians_ratios_and_the_roof() -> None:
         *(_record("stock-ram", None, i, speed) for i, speed in enumerate((19, 20, 26))),
         _record("ours-resident", None, 0, 16),
         _record("stock-mmap", 0.25, 0, 2),
-        _record("stock-mmap-128k", 0.25, 0, 4),
+        _record("stock-mmap-128k@512", 0.25, 0, 3),
+        _record("stock-mmap-128k@2048", 0.25, 0, 4),
         *(_record("ours", 0.25, i, speed, **ours) for i, speed in enumerate((9, 8, 5))),
         {
             "kind": "result",
@@ -64,7 +66,8 @@ def test_the_report_is_medians_ratios_and_the_roof() -> None:
     assert row.disk_use == pytest.approx(0.7)  # without what was prefetched
     assert results.errors() == ["ours at 25%: gone"]
     text = report.table(results)
-    assert "| 25%    | ours (1 failed) | 8.00    | 5.00 - 9.00" in text
+    assert "| 25%    | ours (1 failed)      | 8.00    | 5.00 - 9.00" in text
+    assert "| 1.25 s, 2.00 GB (0.50) |" in text
     assert len({line.count("|") for line in text.splitlines() if line.startswith("|")}) == 1
 
 
