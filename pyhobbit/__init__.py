@@ -12,13 +12,14 @@ with Hobbit("model.gguf", memory="8G") as model:
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from pyhobbit.engine.engine import Engine, Piece
+    from pyhobbit.engine.engine import Beam, Engine, Piece
     from pyhobbit.engine.stats import CacheStats, ModelInfo, Stats
     from pyhobbit.errors import ConfigError, HobbitError
     from pyhobbit.hobbit.hobbit import Hobbit
     from pyhobbit.settings.config import CacheConfig, EngineConfig, SamplingConfig, parse_size
 
 __all__ = [
+    "Beam",
     "CacheConfig",
     "CacheStats",
     "ConfigError",
@@ -35,7 +36,7 @@ __all__ = [
 
 _MODULES = {
     "settings.config": ("CacheConfig", "EngineConfig", "SamplingConfig", "parse_size"),
-    "engine.engine": ("Engine", "Piece"),
+    "engine.engine": ("Beam", "Engine", "Piece"),
     "errors": ("ConfigError", "HobbitError"),
     "hobbit.hobbit": ("Hobbit",),
     "engine.stats": ("CacheStats", "ModelInfo", "Stats"),

@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from pyhobbit.engine.beams import Fork, assign, search
 from pyhobbit.settings.overrides import kv_overrides
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -47,20 +48,23 @@ Batch = list[tuple[int, int, int]]  # (token, position, sequence)
 class Plan:
     """What one fresh context decodes: `batches`, then `greedy` tokens, one at a time, in sequence 0.
 
-    With more `beams`, at most 4, so many continuations of sequence 0 side by side.
+    With more `beams`, at most 8, so many continuations of sequence 0 side by side. ends: they may end before.
     """
 
     batches: list[Batch]
     greedy: int = 0
     beams: int = 1
+    ends: bool = False
 
 
 @dataclass(frozen=True)
 class Result:
-    """logits: float32 [tokens, vocabulary] by plan. routing: int32 [layers, tokens, used] by plan, if asked.
+    """logits: float32 [tokens, vocabulary] by plan. texts: the beams' tokens by plan, the likeliest first.
+    routing: int32 [layers, tokens, used] by plan, if asked.
     info, stats, devices: hobbit.h's structs by field; empty where llama.cpp loaded it as it always does."""
 
     logits: dict[str, np.ndarray]
+    texts: dict[str, list[list[int]]] = field(default_factory=dict)
     routing: dict[str, np.ndarray] = field(default_factory=dict)
     info: dict[str, float] = field(default_factory=dict)
     stats: dict[str, float] = field(default_factory=dict)
@@ -77,20 +81,6 @@ def one_at_a_time(tokens: list[int]) -> Plan:
 
 def prefill(tokens: list[int], greedy: int = 0) -> Plan:
     return Plan([[(token, i, 0) for i, token in enumerate(tokens)]], greedy)
-
-
-def best_continuations(
-    scores: np.ndarray, last: np.ndarray, n: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The n likeliest: which text each continues, with which token, and its score.
-
-    scores: log probabilities of the texts, [texts].  last: their logits, [texts, vocabulary].
-    """
-    last = last.astype(np.float64)
-    totals = (scores[:, None] + last - np.logaddexp.reduce(last, axis=1, keepdims=True)).ravel()
-    best = np.argsort(-totals, kind="stable")[:n]
-    parents, tokens = np.divmod(best, last.shape[1])
-    return parents, tokens, totals[best]
 
 
 def run(
@@ -127,12 +117,15 @@ def run(
         if done.returncode:
             raise RunError(f"{model.name}, {lib_dir}, exit {done.returncode}: {done.stderr[-4000:]}")
         with np.load(out) as arrays:
-            kinds: dict[str, dict[str, Any]] = {"logits": {}, "routing": {}, "info": {}, "stats": {}}
+            kinds: dict[str, dict[str, Any]] = {
+                name: {} for name in ("logits", "texts", "routing", "info", "stats")
+            }
             devices: dict[str, dict[str, Any]] = {}
             for key in arrays.files:
                 kind, name = key.rsplit("/", 1)
                 fields = kinds[kind] if kind in kinds else devices.setdefault(kind, {})
                 fields[name] = arrays[key] if arrays[key].ndim else arrays[key].item()
+            kinds["texts"] = {name: json.loads(text) for name, text in kinds["texts"].items()}
         return Result(**kinds, devices=list(devices.values()))
 
 
@@ -202,6 +195,7 @@ class Session:
         self.model = llama.llama_model_load_from_file(os.fsencode(path), params)
         if not self.model:
             raise RunError(f"the model could not be loaded: {path}")
+        self.texts: list[list[int]] = []  # of the last plan with beams
         self.n_vocab = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(self.model))
 
     def _context(self) -> Any:
@@ -250,26 +244,31 @@ class Session:
     def _search(self, context: Any, last: np.ndarray, position: int, plan: Plan) -> list[np.ndarray]:
         """The logits of each step, float32 [beams, vocabulary]. last: [1, vocabulary]"""
         steps: list[np.ndarray] = []
-        scores = np.zeros(1)  # log probabilities of the continuations, which are sequences 0, 1, ...
-        for i in range(1, plan.greedy + 1):
-            parents, tokens, scores = best_continuations(scores, last, plan.beams)
-            self._fork(context, parents.tolist())
-            last = self._decode(context, [(int(token), position + i, s) for s, token in enumerate(tokens)])
-            steps.append(last)
+        places = [0]
+
+        def extend(fork: Fork) -> np.ndarray:
+            nonlocal places
+            places, copies = assign([parent for parent, _ in fork], places, plan.beams)
+            for source, target in copies:
+                self._copy(context, source, target)
+            at = position + 1 + len(steps)
+            steps.append(self._decode(context, [(t, at, s) for (_, t), s in zip(fork, places, strict=True)]))
+            return steps[-1]
+
+        if plan.greedy:
+            found = search(
+                last, extend, self._ends if plan.ends else lambda _: False, plan.beams, plan.greedy + 1
+            )
+            self.texts = [list(each.tokens) for each in found]
         return steps
 
-    def _fork(self, context: Any, parents: list[int]) -> None:
-        """Sequence i becomes what sequence parents[i] was."""
-        llama, n = self.llama, len(parents)
-        if parents == list(range(n)):
-            return
-        memory = llama.llama_get_memory(context)
-        for i, parent in enumerate(parents):
-            llama.llama_memory_seq_cp(memory, parent, n + i, -1, -1)
-        for i in range(n):
-            llama.llama_memory_seq_rm(memory, i, -1, -1)
-            llama.llama_memory_seq_cp(memory, n + i, i, -1, -1)
-            llama.llama_memory_seq_rm(memory, n + i, -1, -1)
+    def _ends(self, token: int) -> bool:
+        return self.llama.llama_vocab_is_eog(self.llama.llama_model_get_vocab(self.model), token)
+
+    def _copy(self, context: Any, source: int, target: int) -> None:
+        memory = self.llama.llama_get_memory(context)
+        self.llama.llama_memory_seq_rm(memory, target, -1, -1)
+        self.llama.llama_memory_seq_cp(memory, source, target, -1, -1)
 
     def close(self) -> None:
         self.llama.llama_model_free(self.model)
@@ -352,6 +351,7 @@ def main(argv: list[str] | None = None) -> int:
         session = Session(args.lib_dir, args.model, args.overrides, **flags, **devices)
         for name, plan in args.plans.items():
             arrays[f"logits/{name}"] = session.decode(Plan(**plan))
+            arrays[f"texts/{name}"] = np.array(json.dumps(session.texts))
             if session.recorder:
                 arrays[f"routing/{name}"] = session.recorder.take()
         if patched:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """What was said, and how the next answer is drawn."""
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 from pyhobbit.chat.saved import SavedChat
@@ -29,6 +30,7 @@ class Conversation:
         self._n_dropped = 0  # turns that the model no longer sees
         self._system: str | None = None
         self.system = config.system
+        self._n_beams = config.beams
         self._think = ChatConfig.think
         self.think = config.think
 
@@ -90,19 +92,36 @@ class Conversation:
         thought. Raises HobbitError.
         """
         turns = [*(self.turns[:-2] if replaces_last else self.turns), {"role": "user", "content": text}]
-        limit = None if self.max_tokens == ChatConfig.no_limit else self.max_tokens
         think = self._think != "off"
-        self._make_room(turns, limit, think)
+        self._make_room(turns, self._limit, think)
         answer = thoughts = ""
         finish = None
         prompt = self._prompt(turns[self._n_dropped :])
-        for piece in self.engine.generate(prompt, limit, self.sampling, think, on_prompt):
+        for piece in self._pieces(prompt, think, on_prompt):
             answer += piece.text
             thoughts += piece.thinking
             finish = piece.finish
             yield piece
         if answer or not (thoughts or finish == "interrupted"):
             self.turns = [*turns, {"role": "assistant", "content": answer}]
+
+    def _pieces(
+        self, prompt: Prompt, think: bool, on_prompt: Callable[[int, int], None] | None
+    ) -> Iterator[Piece]:
+        if self._n_beams is None:
+            yield from self.engine.generate(prompt, self._limit, self.sampling, think, on_prompt)
+            return
+        start = time.perf_counter()
+        found = self.engine.beam_search(prompt, self._n_beams, self._limit, think)
+        time_s = time.perf_counter() - start
+        if found:
+            yield Piece(found[0].text, None, time_s, found[0].finish, found[0].thinking)
+        else:
+            yield Piece("", None, time_s, "interrupted")
+
+    @property
+    def _limit(self) -> int | None:
+        return None if self.max_tokens == ChatConfig.no_limit else self.max_tokens
 
     def saved(self, model: str) -> SavedChat:
         """What a file holds of it."""

@@ -5,6 +5,7 @@ import argparse
 import contextlib
 import io
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,9 +19,9 @@ from pyhobbit.cli.options import (
     sampling_config,
 )
 from pyhobbit.cli.status import INTERRUPTED
-from pyhobbit.errors import HobbitError
+from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.model_path import add_model_arguments, check_model_arguments, model_path
-from pyhobbit.settings.config import CacheConfig, ChatConfig
+from pyhobbit.settings.config import SAMPLING_HELP, CacheConfig, ChatConfig
 
 if TYPE_CHECKING:
     from pyhobbit.chat.conversation import Conversation
@@ -47,6 +48,8 @@ def _add_prompt(parser: argparse.ArgumentParser) -> None:
     how = "whether the model thinks first; hide: show only that it does (default: on)"
     add("--think", metavar="on|off|hide", help=how)
     add("-q", "--quiet", action="store_true", help="show the answers, no figures and no thinking")
+    beams = "search N texts at a time and print the likeliest; for -p or --file, in place of sampling"
+    add("--beams", type=int, metavar="N", help=beams)
     add("--stats-json", type=Path, metavar="FILE", help="write counters and times to this file")
 
 
@@ -57,15 +60,24 @@ def run(args: argparse.Namespace) -> int:
     if sys.stdout is None:
         raise HobbitError("standard output is closed; open or redirect it")
     prompt = _prompt(args)
+    if prompt is None and args.beams is not None:
+        raise ConfigError("--beams answers one prompt; give it with -p or --file")
     add_rpc_devices(args)
     return chat(model_path(args), config, prompt)
 
 
 def _config(args: argparse.Namespace) -> ChatConfig:
+    engine = engine_config(args, args.ctx)
+    if args.beams is not None:
+        engine = replace(engine, n_beams=args.beams)
+        if drawn := [name for name in SAMPLING_HELP if getattr(args, name) is not None]:
+            option = f"--{drawn[0].replace('_', '-')}"
+            raise ConfigError(f"{option} draws tokens at random, and --beams does not; leave one of them out")
     return ChatConfig(
-        engine=engine_config(args, args.ctx),
+        engine=engine,
         sampling=sampling_config(args),
         max_tokens=args.max_tokens,
+        beams=args.beams,
         system=args.system,
         stats_json=args.stats_json,
         think=args.think or ("hide" if args.quiet else ChatConfig.think),

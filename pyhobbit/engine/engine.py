@@ -10,6 +10,8 @@ from itertools import count, takewhile
 from pathlib import Path
 from typing import Literal
 
+from pyhobbit.engine.beams import Hypothesis, search
+from pyhobbit.engine.branches import Branches
 from pyhobbit.engine.chat_format import ChatFormat, ChatPrompt, Message
 from pyhobbit.engine.closing import Closing
 from pyhobbit.engine.llama import Sampler, Watch, can_fit, opening
@@ -17,7 +19,7 @@ from pyhobbit.engine.plan import fit
 from pyhobbit.engine.reader import ChatReader, Said, TextReader
 from pyhobbit.engine.session import Session, one_sequence
 from pyhobbit.engine.stats import ModelInfo, Stats, peak_rss_bytes
-from pyhobbit.errors import ContextError, HobbitError
+from pyhobbit.errors import ConfigError, ContextError, HobbitError
 from pyhobbit.native.ffi import chat_library
 from pyhobbit.settings.config import EngineConfig, SamplingConfig
 
@@ -46,6 +48,20 @@ class Piece:
     token: int | None
     time_s: float
     finish: Finish | None = None
+    thinking: str = ""
+
+
+@dataclass(frozen=True)
+class Beam:
+    """A continuation that a search found. score: sum of the log probabilities of its tokens.
+
+    finish: as Piece's; the end of the model's answer (stop) counts in the score, and is no token.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    score: float
+    finish: Finish
     thinking: str = ""
 
 
@@ -184,7 +200,7 @@ class Engine(Closing):
         start = time.perf_counter()
         rendered = self._rendered(prompt, think)
         pending = self._tokens_to_evaluate(self._tokens(rendered))
-        reader = TextReader(model) if isinstance(rendered, str) else self._chat_reader(rendered)
+        reader = self._reader(rendered)
         watch = None if on_prompt is None else self._watch(len(pending), on_prompt)
         answer = self._answer = object()
         n_free = context.n_ctx - len(context.tokens) - len(pending) + 1
@@ -233,6 +249,54 @@ class Engine(Closing):
             on_prompt(n_done, n_tokens)
 
         return watch
+
+    def beam_search(
+        self, prompt: Prompt, n_beams: int, max_tokens: int | None = None, think: bool = True
+    ) -> list[Beam]:
+        """The n_beams likeliest continuations that a beam search finds, the likeliest first.
+
+        n_beams: at most EngineConfig.n_beams.  max_tokens: None lets the context decide, which all beams
+        share.  think: as of generate().  interrupt() ends the search with what was found so far; within the
+        prompt that is nothing. Stats count a step of all beams as one token. Raises ConfigError, and
+        HobbitError as generate() does.
+        """
+        if not 0 < n_beams <= self._config.n_beams:
+            raise ConfigError(
+                f"the engine was opened for 1 to {self._config.n_beams} beams, not for {n_beams}; open it "
+                "with EngineConfig(n_beams=...)"
+            )
+        session, start = self._opened(), time.perf_counter()
+        model, context = session.model, session.context
+        rendered = self._rendered(prompt, think)
+        pending = self._tokens_to_evaluate(self._tokens(rendered))
+        self._answer = object()
+        n_steps = (context.n_ctx - len(context.tokens) - len(pending)) // n_beams + 1
+        limit = n_steps if max_tokens is None else min(max_tokens, n_steps)
+        times: list[float] = []
+
+        def goes_on() -> bool:
+            times.append(time.perf_counter() - start)
+            self._count(times[-1], times[-2] if len(times) > 1 else None)
+            return not self._interrupted
+
+        try:
+            if not context.evaluate(pending) or not goes_on():
+                return []
+            with Branches(context, session.cache, n_beams, goes_on) as branches:
+                logits = context.last_logits().copy()
+                found = search(logits, branches.extend, model.ends_answer, n_beams, limit)
+            cut: Finish = (
+                "interrupted" if self._interrupted else "length" if limit == max_tokens else "context"
+            )
+            return [self._beam(rendered, each, "stop" if each.ended else cut) for each in found]
+        finally:
+            self._interrupted = False
+
+    def _beam(self, prompt: str | ChatPrompt, found: Hypothesis, finish: Finish) -> Beam:
+        reader = self._reader(prompt)
+        said = [*(reader.add(token, False) for token in found.tokens), reader.end(found.ended)]
+        text, thinking = ("".join(parts) for parts in zip(*said, strict=True))
+        return Beam(text, found.tokens, found.score, finish, thinking)
 
     def _count(self, piece_s: float, previous_s: float | None) -> None:
         """A token that was there piece_s seconds after its prompt, its predecessor after previous_s."""
@@ -298,8 +362,11 @@ class Engine(Closing):
             self._format = ChatFormat(session.model.pointer, template)
         return self._format
 
-    def _chat_reader(self, prompt: ChatPrompt) -> ChatReader:
-        return ChatReader(self._opened().model, self._chat_format(), prompt)
+    def _reader(self, prompt: str | ChatPrompt) -> TextReader | ChatReader:
+        model = self._opened().model
+        if isinstance(prompt, str):
+            return TextReader(model)
+        return ChatReader(model, self._chat_format(), prompt)
 
     def _opened(self) -> Session:
         if self._session is None:

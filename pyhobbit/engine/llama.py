@@ -248,8 +248,7 @@ class Context:
         self.truncate(0)
         llama.llama_set_abort_callback(self.pointer, self._no_abort, None)
         self._decode(tokens, all_logits=True)
-        shape = (len(tokens), self.model.n_vocab())
-        return np.ctypeslib.as_array(llama.llama_get_logits(self.pointer), shape)
+        return self.last_logits(len(tokens))
 
     def _decode(self, tokens: Sequence[int], all_logits: bool = False) -> bool:
         """Appends at most n_batch tokens; computes the logits after the last, or all. False when aborted."""
@@ -262,11 +261,46 @@ class Context:
             self.truncate(len(self.tokens))
         if status == 2:
             return False
+        self._check(status)
+        self.tokens.extend(tokens)
+        return True
+
+    def _check(self, status: int) -> None:
         if status != 0:
             reason = self.model.cache.failure() if status == _STATUS_FAILED else None
             raise HobbitError(reason or f"llama.cpp cannot compute the next token: {log.reason()}")
-        self.tokens.extend(tokens)
-        return True
+
+    def last_logits(self, n: int = 1) -> np.ndarray:
+        """Those of the last computation, which computed n: float32 [n, n_vocab], valid until the next one."""
+        return np.ctypeslib.as_array(llama.llama_get_logits(self.pointer), (n, self.model.n_vocab()))
+
+    def extend(self, tokens: Sequence[int], position: int, sequences: Sequence[int]) -> np.ndarray:
+        """Appends a token to each of these sequences, all at one position; returns last_logits().
+
+        They are no part of `tokens`, and the context must have been made for so many. Cannot be aborted.
+        """
+        llama.llama_set_abort_callback(self.pointer, self._no_abort, None)
+        batch = llama.llama_batch_init(len(tokens), 0, 1)
+        try:
+            batch.n_tokens = len(tokens)
+            for i, (token, sequence) in enumerate(zip(tokens, sequences, strict=True)):
+                batch.token[i], batch.pos[i], batch.logits[i] = token, position, True
+                batch.n_seq_id[i], batch.seq_id[i][0] = 1, sequence
+            self._check(llama.llama_decode(self.pointer, batch))
+        finally:
+            llama.llama_batch_free(batch)
+        return self.last_logits(len(tokens))
+
+    def copy_sequence(self, source: int, target: int) -> None:
+        """The target then has the source's tokens, and what it had before is forgotten."""
+        memory = llama.llama_get_memory(self.pointer)
+        llama.llama_memory_seq_rm(memory, target, -1, -1)
+        llama.llama_memory_seq_cp(memory, source, target, -1, -1)
+
+    def clear(self) -> None:
+        """Forgets all sequences."""
+        llama.llama_memory_clear(llama.llama_get_memory(self.pointer), True)
+        self.tokens.clear()
 
     def truncate(self, n_tokens: int) -> None:
         """Forgets all but the first n_tokens, or everything where the architecture cannot keep a part."""
@@ -274,8 +308,7 @@ class Context:
         if llama.llama_memory_seq_rm(memory, 0, n_tokens, -1):
             del self.tokens[n_tokens:]
         else:
-            llama.llama_memory_clear(memory, True)
-            self.tokens.clear()
+            self.clear()
 
 
 class Sampler:

@@ -71,12 +71,14 @@ class Session(Closing):
 
 
 def one_sequence(config: EngineConfig) -> SetContext:
-    """The context in which an engine generates: the logits of one token at a time."""
+    """The context in which an engine generates: the logits of one token of each sequence at a time."""
 
     def fill(params: Any, model: Model) -> None:
         params.n_ctx = config.context_tokens(model.n_ctx_train())
-        params.n_batch = params.n_ubatch = min(config.n_batch or config.batches[0], params.n_ctx)
-        params.n_outputs_max = 1
+        n_batch = min(config.n_batch or config.batches[0], params.n_ctx)
+        params.n_batch = params.n_ubatch = max(n_batch, config.n_beams)
+        params.n_outputs_max = params.n_seq_max = config.n_beams
+        params.kv_unified = config.n_beams > 1
         params.n_threads = params.n_threads_batch = computing_threads(config.n_threads)
 
     return fill

@@ -196,7 +196,7 @@ class EngineConfig:
 
     n_ctx: tokens of context; None takes what the model was trained for, at most `max_default_ctx`.
     n_batch: prompt tokens per pass, at most `max_batch`; None takes the best of `batches` that memory allows
-    (pyhobbit.engine.batch).
+    (pyhobbit.engine.batch).  n_beams: that a search may keep, at most `max_beams`.
     n_threads: at most `max_threads`; None takes one per processor core.
     verbose: show llama.cpp's log on standard error.
     """
@@ -204,23 +204,29 @@ class EngineConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     n_ctx: int | None = None
     n_batch: int | None = None
+    n_beams: int = 1
     n_threads: int | None = None
     verbose: bool = False
 
     batches: ClassVar[tuple[int, ...]] = (512, 1024, 2048, 4096)
     max_batch: ClassVar[int] = 1 << 16
+    max_beams: ClassVar[int] = 64
 
     max_default_ctx: ClassVar[int] = 4096
     max_threads: ClassVar[int] = 512  # GGML_MAX_N_THREADS
 
     def __post_init__(self) -> None:
-        for name in ("n_ctx", "n_batch", "n_threads"):
+        for name in ("n_ctx", "n_batch", "n_beams", "n_threads"):
             value = getattr(self, name)
             _require_number(name, value, "whole number")
             _require(value is None or value > 0, f"{name} is {value}; it must be positive")
         _require(
             self.n_batch is None or self.n_batch <= self.max_batch,
             f"n_batch is {self.n_batch}; a pass has at most {self.max_batch} tokens",
+        )
+        _require(
+            self.n_beams <= self.max_beams,
+            f"n_beams is {self.n_beams}; a search keeps at most {self.max_beams}",
         )
         _require(
             self.n_threads is None or self.n_threads <= self.max_threads,
@@ -240,6 +246,7 @@ class ChatConfig:
     """`pyhobbit chat`. max_tokens: of an answer, which with `no_limit` ends by itself or with the context.
 
     None takes no_limit, and `completion_tokens` for a model without chat template: it seldom ends by itself.
+    beams: texts that a search keeps, in place of sampling; as engine.n_beams.
     system: instructions for a model with a chat template.  stats_json: where the statistics go.
     think: whether the model thinks before it answers: on, off, or hide to show only that it does.
     quiet: show the answers and nothing else.
@@ -248,6 +255,7 @@ class ChatConfig:
     engine: EngineConfig = field(default_factory=EngineConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     max_tokens: int | None = None
+    beams: int | None = None
     system: str | None = None
     stats_json: Path | None = None
     think: str = "on"

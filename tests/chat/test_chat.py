@@ -51,6 +51,33 @@ def test_one_shot_prints_the_text_and_nothing_else(run_pyhobbit: RunPyhobbit, ti
     assert "hits" in done.stderr
 
 
+def test_beams_print_the_likeliest_text(run_pyhobbit: RunPyhobbit, tiny_gguf: Path) -> None:
+    with Engine(tiny_gguf, EngineConfig(cache=CacheConfig(pools=8 << 20), n_beams=4)) as engine:
+        best = engine.beam_search(PROMPT, 4, 12)[0].text
+    done = run_pyhobbit("chat", tiny_gguf, "-p", PROMPT, "-n", 12, "--pools", "8M", "--beams", 4)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == best.removesuffix("\n") + "\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--beams", 0), "n_beams is 0; it must be positive"),
+        (
+            ("--beams", 2, "--seed", 1),
+            "--seed draws tokens at random, and --beams does not; leave one of them out",
+        ),
+    ],
+)
+def test_beams_that_cannot_be_are_refused(
+    options: tuple[object, ...], message: str, run_pyhobbit: RunPyhobbit, tiny_gguf: Path
+) -> None:
+    done = run_pyhobbit("chat", tiny_gguf, "-p", PROMPT, *options)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert message in done.stderr
+
+
 def test_a_prompt_from_standard_input_gives_the_same(run_pyhobbit: RunPyhobbit, tiny_gguf: Path) -> None:
     arguments = ("chat", tiny_gguf, "-n", 8, "--pools", "8M", *GREEDY)
     piped = run_pyhobbit(*arguments, stdin=PROMPT + "\n")

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: MIT
+"""Beam search: the likeliest texts, several at a time. Knows no model: what computes is handed in."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """A continuation. score: sum of its tokens' log probabilities.  ended: the model ended its answer."""
+
+    tokens: tuple[int, ...] = ()
+    score: float = 0.0
+    ended: bool = False
+
+
+Fork = Sequence[tuple[int, int]]
+"""The hypotheses of the next step: which of the last step's each continues, and with which token."""
+
+Extend = Callable[[Fork], np.ndarray | None]
+"""Computes the logits after each hypothesis, float32 [hypotheses, vocabulary]; None to stop."""
+
+
+def search(
+    logits: np.ndarray, extend: Extend, ends: Callable[[int], bool], n_beams: int, max_tokens: int
+) -> list[Hypothesis]:
+    """The n_beams likeliest continuations that were found, the likeliest first.
+
+    logits: after the prompt, float32 [1, vocabulary].  ends: whether a token ends the answer; it is no part
+    of it.  The search goes on until no unfinished hypothesis can be among them, or has max_tokens.
+    """
+    open_, ended = [Hypothesis()], list[Hypothesis]()
+    for n_tokens in range(1, max_tokens + 1):
+        fork: list[tuple[int, int]] = []
+        new: list[Hypothesis] = []
+        best = best_continuations([each.score for each in open_], logits, 2 * n_beams)
+        for rank, (parent, token, score) in enumerate(best):
+            tokens = open_[parent].tokens
+            if ends(token):
+                # One that an open text beats within this step would only win by being short.
+                ended += [Hypothesis(tokens, score, ended=True)] * (rank < n_beams)
+            elif len(new) < n_beams:
+                fork.append((parent, token))
+                new.append(Hypothesis((*tokens, token), score))
+        open_, ended = new, _best(ended, n_beams)
+        if n_tokens == max_tokens or not open_ or _is_decided(open_, ended, n_beams):
+            break
+        extended = extend(fork)
+        if extended is None:
+            break
+        logits = extended
+    return _best([*ended, *open_], n_beams)
+
+
+def best_continuations(scores: Sequence[float], logits: np.ndarray, n: int) -> list[tuple[int, int, float]]:
+    """The n likeliest: which text each continues, with which token, and its score.
+
+    scores: log probabilities of the texts.  logits: after them, [texts, vocabulary].
+    """
+    found = []
+    for parent, (score, row) in enumerate(zip(scores, logits, strict=True)):
+        wide = row.astype(np.float64)
+        best = np.argpartition(-wide, min(n, len(wide)) - 1)[:n]
+        totals = score + wide[best] - np.logaddexp.reduce(wide)
+        found += [(parent, int(token), float(total)) for token, total in zip(best, totals, strict=True)]
+    return sorted(found, key=lambda each: (-each[2], each[0], each[1]))[:n]
+
+
+def _best(hypotheses: Sequence[Hypothesis], n: int) -> list[Hypothesis]:
+    return sorted(hypotheses, key=lambda each: -each.score)[:n]
+
+
+def _is_decided(open_: Sequence[Hypothesis], ended: Sequence[Hypothesis], n_beams: int) -> bool:
+    """A score never grows, so what has ended above all that is open stays above it."""
+    return len(ended) >= n_beams and ended[-1].score >= open_[0].score
+
+
+def assign(
+    parents: Sequence[int], places: Sequence[int], n_places: int
+) -> tuple[list[int], list[tuple[int, int]]]:
+    """Where the state of each hypothesis goes, and what has to be copied from which place to which.
+
+    parents: of each hypothesis.  places: of the parents.  The first hypothesis of a parent takes its place,
+    others take places of parents that have none.
+    """
+    free = iter(sorted(set(range(n_places)) - {places[parent] for parent in parents}))
+    taken: list[int] = []
+    copies: list[tuple[int, int]] = []
+    for place in (places[parent] for parent in parents):
+        if place in taken:
+            copies.append((place, next(free)))
+        taken.append(copies[-1][1] if place in taken else place)
+    return taken, copies
