@@ -14,7 +14,8 @@ class Job:
     every expert once, and experts and weights where a trace is replayed, each [tokens, layers, used]. Each of
     their tokens is replayed once: prompts, n_warm_up and n_tokens need one each.
     fits: every expert is brought into memory first.  prompts: their lengths.  n_batch: their tokens per pass;
-    None takes what chat would take, and 512 for stock llama.cpp and on a device.
+    None takes what chat would take, and 512 for stock llama.cpp and on a device.  n_beams: sequences that the
+    context has room for.
     n_tokens, seconds: decoding ends with whichever comes first; so does its warm-up, of n_warm_up tokens.
     device: of ggml's, that has all layers; None leaves them where llama.cpp puts them.  rpc: server that
     offers it, HOST:PORT.  n_cpu_moe: the experts of the first so many layers stay with the CPU, as by
@@ -31,6 +32,7 @@ class Job:
     n_threads: int = 1
     prompts: tuple[int, ...] = (16, 128, 512)
     n_batch: int | None = None
+    n_beams: int = 1
     n_warm_up: int = 32
     n_tokens: int = 64
     seconds: float = 60.0

@@ -157,7 +157,8 @@ def fill(params: Any, job: Job, n_ctx: int, n_batch: int) -> None:
     """Sets llama_context_params."""
     params.n_ctx = n_ctx
     params.n_batch = params.n_ubatch = min(n_batch, n_ctx)
-    params.n_outputs_max = 1
+    params.n_outputs_max = params.n_seq_max = job.n_beams
+    params.kv_unified = job.n_beams > 1
     params.n_threads = params.n_threads_batch = job.n_threads
 
 
