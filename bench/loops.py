@@ -19,7 +19,7 @@ from ablation import fit
 from quality import TINY, convert
 
 from pyhobbit.engine.engine import Engine
-from pyhobbit.model.tiers import calibration_path
+from pyhobbit.model.file_names import calibration_path
 from pyhobbit.native.files import read_text
 from pyhobbit.quality.loops import longest_loop, repeated_share
 from pyhobbit.settings.config import (

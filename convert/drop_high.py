@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pyhobbit.convert.plan import RESIDENT, Plan, PlannedTensor
 from pyhobbit.errors import HobbitError
+from pyhobbit.model.file_names import calibration_path
 from pyhobbit.model.gguf_file import GgufFile, KeyValue, TensorInfo, align, ints_entry, read_gguf
 from pyhobbit.model.tiers import (
     ALIGNMENT,
@@ -16,7 +17,6 @@ from pyhobbit.model.tiers import (
     LOW,
     LOW_DIVERGENCES,
     Part,
-    calibration_path,
     check_tiers,
     group_key,
     partial_metadata,

@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from pyhobbit.errors import HobbitError
+from pyhobbit.model.file_names import model_stem
 from pyhobbit.model.gguf_file import GgufFile, TensorInfo, read_gguf
-from pyhobbit.model.tiers import model_stem, routed_part
+from pyhobbit.model.tiers import routed_part
 
 _FILE_NAME = re.compile(r"(.*?)[-_.]?imatrix(?:_unsloth)?(?:\.gguf|\.dat)?", re.IGNORECASE)
 _SUMS, _COUNTS = ".in_sum2", ".counts"

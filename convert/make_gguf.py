@@ -100,7 +100,7 @@ def _check_types(args: argparse.Namespace) -> None:
 
 def _output_here(args: argparse.Namespace) -> Path:
     """A downloaded model lies in a cache, where nobody would look for the output."""
-    from pyhobbit.model.tiers import model_stem
+    from pyhobbit.model.file_names import model_stem
 
     is_folder = args.model.is_dir()
     stem = args.hf_repo.partition(":")[0].rpartition("/")[2] if is_folder else model_stem(args.model)

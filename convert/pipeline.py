@@ -24,6 +24,7 @@ from pyhobbit.convert.read import Model, check_routed, read_model
 from pyhobbit.convert.verify import Errors, verify_output, verify_residuals
 from pyhobbit.convert.write import Progress, Written, atomic_output, temporary_file, write_output
 from pyhobbit.errors import HobbitError
+from pyhobbit.model.file_names import model_stem, sidecar_path
 from pyhobbit.model.gguf_file import KeyValue, TensorInfo, pack_header, scalar_entry, string_entry
 from pyhobbit.model.quantize import GgmlType, type_by_name
 from pyhobbit.model.tiers import (
@@ -32,10 +33,8 @@ from pyhobbit.model.tiers import (
     LOW,
     SIDECAR_ARCHITECTURE,
     default_low_type,
-    model_stem,
     routed_part,
     sidecar_metadata,
-    sidecar_path,
     tier_metadata,
 )
 from pyhobbit.settings.config import InspectConfig

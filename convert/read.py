@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pyhobbit.errors import HobbitError
+from pyhobbit.model.file_names import split_name
 from pyhobbit.model.gguf_file import GgufFile, KeyValue, TensorInfo, read_gguf
-from pyhobbit.model.tiers import routed_part, split_name
+from pyhobbit.model.tiers import routed_part
 
 _SEPARATE_EXPERT = re.compile(r"blk\.\d+\.ffn_(gate|up|down)\.\d+\.weight")
 

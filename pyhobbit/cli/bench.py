@@ -209,8 +209,9 @@ def _check_calibration(args: argparse.Namespace) -> "tuple[Tiers, ...]":
 def _own_files(args: argparse.Namespace) -> "tuple[Path, dict[Tiers, Path]]":
     """The user's model, and the file with its further tiers by their kind."""
     from pyhobbit.bench import runner
+    from pyhobbit.model.file_names import sidecar_path
     from pyhobbit.model.gguf_file import read_gguf
-    from pyhobbit.model.tiers import read_tiers, sidecar_path
+    from pyhobbit.model.tiers import read_tiers
 
     if args.low or args.residual or args.layers or args.calibration:
         raise ConfigError(

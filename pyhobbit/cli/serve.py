@@ -21,9 +21,9 @@ from pyhobbit.cli import server_flags
 from pyhobbit.cli.options import add_batch_argument, add_setting_arguments, cache_config, declared_options
 from pyhobbit.cli.server_flags import SERVER, Flag, known
 from pyhobbit.errors import ConfigError, HobbitError
+from pyhobbit.model.file_names import model_stem
 from pyhobbit.model.model_path import add_model_arguments, check_model_arguments, model_path
 from pyhobbit.model.names import check_model_file
-from pyhobbit.model.tiers import model_stem
 from pyhobbit.native.threads import short_spins
 from pyhobbit.settings.config import CacheConfig, EngineConfig, Setting
 

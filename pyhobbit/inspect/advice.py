@@ -10,7 +10,8 @@ from pyhobbit.engine.plan import MemoryPlan
 from pyhobbit.engine.stats import ModelInfo
 from pyhobbit.engine.threads import processor_cores
 from pyhobbit.inspect.speed import Speed
-from pyhobbit.model.tiers import calibration_path, default_low_type
+from pyhobbit.model.file_names import calibration_path
+from pyhobbit.model.tiers import default_low_type
 from pyhobbit.settings.config import CacheConfig, InspectConfig, format_size
 
 _MUCH = 0.2  # of a token's time, or of the memory

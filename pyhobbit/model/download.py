@@ -23,8 +23,8 @@ from huggingface_hub.errors import (
 )
 
 from pyhobbit.errors import ConfigError, HobbitError
+from pyhobbit.model.file_names import model_stem, split_name
 from pyhobbit.model.names import COMPANIONS, parse_repository
-from pyhobbit.model.tiers import model_stem, split_name
 from pyhobbit.settings.config import format_size
 
 # As in llama.cpp: the first of these that a repository has is taken where no QUANT is named.

@@ -11,18 +11,10 @@ from typing import Any
 import numpy as np
 
 from pyhobbit.errors import HobbitError
+from pyhobbit.model.file_names import calibration_path, sidecar_path, split_name
 from pyhobbit.model.gguf_file import GgufFile, KeyValue, TensorInfo, read_floats, read_gguf
 from pyhobbit.model.router import Gating, Router
-from pyhobbit.model.tiers import (
-    Part,
-    Tiers,
-    calibration_path,
-    read_tiers,
-    routed_part,
-    sidecar_path,
-    split_name,
-    tiered_part,
-)
+from pyhobbit.model.tiers import Part, Tiers, read_tiers, routed_part, tiered_part
 from pyhobbit.settings.config import Setting
 
 # The norm that makes the router's input: the second where llama.cpp has no ffn_norm.

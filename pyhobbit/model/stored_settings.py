@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pyhobbit.model.file_names import calibration_path, sidecar_path
 from pyhobbit.settings.config import CacheConfig
 from pyhobbit.settings.table import KEYS, OPTIONS, default
 
@@ -23,7 +24,6 @@ def stored_settings(path: Path, sidecar: Path | None) -> dict[str, Stored]:
     """What the model's files say, by name of the setting; later files win, as in the engine."""
     # gguf takes some time to import, which the help does without
     from pyhobbit.model.gguf_file import read_gguf
-    from pyhobbit.model.tiers import calibration_path, sidecar_path
 
     found = {}
     for source, file in (
@@ -45,12 +45,14 @@ def stored_settings(path: Path, sidecar: Path | None) -> dict[str, Stored]:
 
 def lookahead_bytes(model: Path) -> int:
     """Of the maps that a calibration has fitted for predicting experts; 0 without them."""
-    from pyhobbit.model.gguf_file import read_gguf
-    from pyhobbit.model.tiers import LOOKAHEAD_MAPS, calibration_path
-
     path = calibration_path(model)
-    tensors = read_gguf(path).tensors if path.exists() else ()
-    return sum(tensor.nbytes for tensor in tensors if tensor.name == LOOKAHEAD_MAPS)
+    if not path.exists():
+        return 0
+    # gguf takes memory, which a plan without a calibration does without
+    from pyhobbit.model.gguf_file import read_gguf
+    from pyhobbit.model.tiers import LOOKAHEAD_MAPS
+
+    return sum(tensor.nbytes for tensor in read_gguf(path).tensors if tensor.name == LOOKAHEAD_MAPS)
 
 
 def effective_rule(cache: CacheConfig, stored: Mapping[str, Stored]) -> str:

@@ -35,7 +35,6 @@ SIDECAR_ARCHITECTURE = "hobbit-sidecar"
 _PART = r"blk\.(\d+)\.(ffn_(?:gate|up|down|gate_up)_exps)"
 _ROUTED = re.compile(_PART + r"\.weight")
 _TIERED = re.compile(_PART + r"\.([a-z][a-z0-9_]*)\.(\d+)\.weight")
-_SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 _FINGERPRINT_BYTES = 64
 _LOW_TYPES = (("q4_0", 4.5), ("q3_k", 3.4375), ("q2_k", 2.625))  # bits per weight
 _ABOUT_HALF = 0.65
@@ -63,28 +62,6 @@ def tiered_part(tensor_name: str) -> Part | None:
 
 def tier_tensor_name(part: Part, tier: str, group: int) -> str:
     return f"blk.{part.layer}.{part.name}.{tier}.{group}.weight"
-
-
-def split_name(path: Path) -> tuple[str, int, int] | None:
-    """Prefix, number (from 1) and count of a file named like a split of a model; None for other names."""
-    match = _SPLIT.fullmatch(path.name)
-    return (match[1], int(match[2]), int(match[3])) if match else None
-
-
-def model_stem(model: Path) -> str:
-    """The name of a model's file without .gguf and without the number of a split."""
-    split = split_name(model)
-    return split[0] if split else model.name.removesuffix(".gguf")
-
-
-def sidecar_path(base: Path) -> Path:
-    """Where the engine looks for the sidecar of a model."""
-    return base.with_name(model_stem(base) + ".hobbit.gguf")
-
-
-def calibration_path(base: Path) -> Path:
-    """Where the engine looks for the calibration of a model."""
-    return base.with_name(model_stem(base) + ".calibration.gguf")
 
 
 def default_low_type(bits_high: float) -> str | None:

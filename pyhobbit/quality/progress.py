@@ -10,7 +10,7 @@ from typing import Any
 
 from pyhobbit.convert.write import atomic_output
 from pyhobbit.errors import HobbitError
-from pyhobbit.model.tiers import calibration_path
+from pyhobbit.model.file_names import calibration_path
 from pyhobbit.quality.evaluate import Quality
 
 _VERSION = 1

@@ -9,6 +9,7 @@ from gguf.constants import GGUFValueType
 
 from pyhobbit.convert.write import atomic_output
 from pyhobbit.errors import HobbitError
+from pyhobbit.model.file_names import calibration_path
 from pyhobbit.model.gguf_file import (
     KeyValue,
     Placement,
@@ -21,7 +22,7 @@ from pyhobbit.model.gguf_file import (
     string_entry,
 )
 from pyhobbit.model.quantize import type_by_name
-from pyhobbit.model.tiers import LOOKAHEAD_MAPS, LOW_DIVERGENCES, calibration_path
+from pyhobbit.model.tiers import LOOKAHEAD_MAPS, LOW_DIVERGENCES
 from pyhobbit.quality.evaluate import Costs
 from pyhobbit.quality.fit import Weights
 from pyhobbit.quality.lookahead import Lookahead

@@ -31,8 +31,8 @@ from pyhobbit.cli.main import main
 from pyhobbit.convert.options import Options
 from pyhobbit.convert.pipeline import convert
 from pyhobbit.errors import ConfigError, HobbitError
+from pyhobbit.model.file_names import calibration_path
 from pyhobbit.model.gguf_file import read_gguf
-from pyhobbit.model.tiers import calibration_path
 from pyhobbit.quality.evaluate import Costs
 from pyhobbit.quality.stored import Calibration, stored_costs
 from pyhobbit.routing.trace import read_trace

@@ -17,9 +17,10 @@ from pyhobbit.convert.options import Options
 from pyhobbit.convert.pipeline import convert
 from pyhobbit.convert.plan import Plan
 from pyhobbit.errors import HobbitError
+from pyhobbit.model.file_names import calibration_path
 from pyhobbit.model.gguf_file import floats_entry, pack_header, read_gguf, scalar_entry
 from pyhobbit.model.model_file import read_model_file
-from pyhobbit.model.tiers import calibration_path, check_tiers, read_tiers, routed_part
+from pyhobbit.model.tiers import check_tiers, read_tiers, routed_part
 
 KEPT = {0: (1, 2, 3), 1: (0,)}
 DIVERGENCES = [0.0, 0.4, 0.6, 0.5, 0.7, 0.2, 0.1, 0.3]  # [layer][expert]; the four largest stay

@@ -10,9 +10,10 @@ from gguf import GGUFValueType
 
 from pyhobbit.convert.plan import HIGH, LOW, RESIDENT, Recipe, make_plan
 from pyhobbit.errors import HobbitError
+from pyhobbit.model.file_names import model_stem, sidecar_path
 from pyhobbit.model.gguf_file import GgufFile, KeyValue, TensorInfo, align, scalar_entry, strings_entry
 from pyhobbit.model.quantize import GgmlType
-from pyhobbit.model.tiers import Part, check_tiers, model_stem, routed_part, sidecar_path
+from pyhobbit.model.tiers import Part, check_tiers, routed_part
 
 F32 = GgmlType(0, "f32", 1, 4, True, False)
 Q4_0 = GgmlType(2, "q4_0", 32, 18, True, False)

@@ -18,7 +18,7 @@ from pyhobbit import CacheConfig, Engine, EngineConfig, SamplingConfig
 from pyhobbit.cli.main import main
 from pyhobbit.convert.options import Options
 from pyhobbit.convert.pipeline import convert
-from pyhobbit.model.tiers import calibration_path
+from pyhobbit.model.file_names import calibration_path
 from pyhobbit.quality.evaluate import Evaluator, compare
 from pyhobbit.quality.fit import CacheModel
 from pyhobbit.routing.trace import Simulation, read_trace, simulate

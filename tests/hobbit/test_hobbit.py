@@ -19,7 +19,7 @@ from traces import turn_lengths
 
 from pyhobbit import CacheConfig, ConfigError, Hobbit, HobbitError
 from pyhobbit.errors import ContextError
-from pyhobbit.model.tiers import calibration_path
+from pyhobbit.model.file_names import calibration_path
 from pyhobbit.native.ffi import llama
 from pyhobbit.routing.trace import read_trace
 from pyhobbit.settings.table import OPTIONS

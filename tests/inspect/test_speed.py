@@ -12,7 +12,7 @@ from pyhobbit.errors import HobbitError
 from pyhobbit.inspect.advice import advice, memory_rows, speed_rows, unused_low_tier
 from pyhobbit.inspect.machine import _own_trace
 from pyhobbit.inspect.speed import Sample, Speed, Warm, estimate, measure_sample, replay
-from pyhobbit.model.tiers import calibration_path
+from pyhobbit.model.file_names import calibration_path
 from pyhobbit.native.machine import Disk, measure_disk
 from pyhobbit.routing.trace import ROUTE
 from pyhobbit.settings.config import CacheConfig, EngineConfig

@@ -21,7 +21,7 @@ from models import write_dense_llama
 
 from pyhobbit import CacheConfig, Engine, EngineConfig
 from pyhobbit.errors import ConfigError, HobbitError
-from pyhobbit.model.tiers import calibration_path
+from pyhobbit.model.file_names import calibration_path
 from pyhobbit.quality import calibration, fit
 from pyhobbit.quality.calibration import routes
 from pyhobbit.quality.evaluate import Costs, Evaluator, Quality

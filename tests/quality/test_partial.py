@@ -14,8 +14,8 @@ import pytest
 from conftest import RunPyhobbit
 
 from pyhobbit.engine.engine import Engine
+from pyhobbit.model.file_names import calibration_path
 from pyhobbit.model.gguf_file import read_gguf
-from pyhobbit.model.tiers import calibration_path
 from pyhobbit.quality.evaluate import Costs, Evaluator
 from pyhobbit.settings.config import CacheConfig, EngineConfig, EvaluationConfig, SamplingConfig
 
