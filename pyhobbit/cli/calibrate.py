@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         cost_chunks=args.cost_chunks,
         per_expert=args.per_expert,
     )
-    from pyhobbit.model.tiers import calibration_path  # both take some time to import
+    from pyhobbit.model.file_names import calibration_path  # takes some time to import
     from pyhobbit.quality.calibration import calibrate
     from pyhobbit.quality.progress import Measurements
 

@@ -226,7 +226,7 @@ def test_the_seed_is_that_of_the_random_policy(tmp_path: Path, capsys: pytest.Ca
         (("--policy", "belady", "--t1", "0.5"), 1, "belady is the bound for one pool"),
         (("--t1", "0.9", "--t2", "0.5"), 2, "t1 (0.9) is above t2 (0.5)"),
         (("--t1", "1.5"), 2, "t1 is 1.5; it must lie between 0 and 1"),
-        (("--low-share", "2"), 2, "low_share is 2.0; it must lie between 0 and 1"),
+        (("--low-share", "2"), 2, "--low-share is 2.0; it must lie between 0 and 1"),
         (("--weights", "0.5,0.5,0.5,0"), 2, "sum to 1"),
         (("--weights", "1,0,0"), 2, "give 4: w_lru, w_lfu, w_lhu, w_fld"),
         (("--weights", "1.5,-0.5,0,0"), 2, "weights is 1.5; it must lie between 0 and 1"),

@@ -10,13 +10,14 @@ from pathlib import Path
 import hobbits
 import logits
 import models
-import numpy as np
 import on_rpc
 import pytest
 import servers
 from conftest import RunPyhobbit
 from exactness import SHORT_PLANS
 from logits import Override, Result, RunError
+
+from pyhobbit.engine.beams import best_continuations
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.0])
@@ -86,12 +87,12 @@ def test_beam_search_finds_the_same(tiny_gguf: Path, rpc: str, mode: str) -> Non
     on_rpc.assert_same(result, logits.run(models.stock_dir(), models.tiny(), beams))
     rows = result.logits["beams"]
     assert len(rows) == 4 + 16 * 4
-    _, _, scores = logits.best_continuations(np.zeros(1), rows[3:4], 4)
+    best = best_continuations([0.0], rows[3:4], 4)
     forks = 0
     for step in range(15):
         last = rows[4 + 4 * step :][:4]
-        parents, _, scores = logits.best_continuations(scores, last, 4)
-        forks += parents.tolist() != [0, 1, 2, 3]
+        best = best_continuations([score for _, _, score in best], last, 4)
+        forks += [parent for parent, _, _ in best] != [0, 1, 2, 3]
     assert forks > 0
     stats = result.stats
     assert stats["selections_high"] > stats["hits_high"] + stats["misses_high"]  # tokens share experts

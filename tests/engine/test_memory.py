@@ -90,7 +90,7 @@ def test_a_second_program_sees_the_memory_of_the_first(big_model: Path, tmp_path
 _WAITING = """
 import sys
 from pyhobbit import Engine, EngineConfig
-with Engine(sys.argv[1], EngineConfig(n_ctx=1024)) as engine:
+with Engine(sys.argv[1], EngineConfig(n_ctx=1024, n_batch=512)) as engine:
     sys.stdin.read()
     assert len(list(engine.generate("Hello", 4))) == 4
 """
