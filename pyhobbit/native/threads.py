@@ -3,7 +3,7 @@
 
 import os
 
-_SPINS = "300"  # microseconds; by default libgomp spins for milliseconds
+_SPINS = "300"  # turns of a loop, some microseconds; by default libgomp spins for milliseconds
 _FEW_CORES = 4  # more cores were not measured
 _CHOSEN_BY = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 
