@@ -7,23 +7,37 @@
 
 namespace hobbit {
 
-// Standard errors between the mean and no difference: chance alone seldom ends a trial early.
-static constexpr double CLEAR = 2.5;
+// Standard errors between the mean and no difference. Chance alone seldom shows a gain, but may well show a loss.
+static constexpr double CLEAR_GAIN = 2.5;
+static constexpr double CLEAR_LOSS = 1.0;
 
 prefetch_governor::verdict prefetch_governor::judge() const {
     const bool is_last = n_pairs_ == max_pairs;
-    if (is_last && prefetched_ < min_experts) {
-        return verdict::gain;
+    if (prefetched_ < min_experts) {
+        return is_last ? verdict::gain : verdict::open;
+    }
+    if (n_pairs_ >= stall_pairs && stall_ < min_stall * wall_) {
+        return verdict::loss;
     }
     if (ratios_.size() < min_pairs) {
         return is_last ? verdict::gain : verdict::open;
     }
-    const auto   n        = double(ratios_.size());
-    const double mean     = std::accumulate(ratios_.begin(), ratios_.end(), 0.0) / n;
-    const double sum      = std::accumulate(ratios_.begin(), ratios_.end(), 0.0,
-                                            [&](double s, double r) { return s + (r - mean) * (r - mean); });
-    const bool   is_clear = prefetched_ >= min_experts && std::fabs(mean) > CLEAR * std::sqrt(sum / (n - 1) / n);
-    if (!is_clear && !is_last) {
+    return compare_times();
+}
+
+prefetch_governor::verdict prefetch_governor::compare_times() const {
+    const auto   n     = double(ratios_.size());
+    const double mean  = std::accumulate(ratios_.begin(), ratios_.end(), 0.0) / n;
+    const double sum   = std::accumulate(ratios_.begin(), ratios_.end(), 0.0,
+                                         [&](double s, double r) { return s + (r - mean) * (r - mean); });
+    const double error = std::sqrt(sum / (n - 1) / n);
+    if (mean < -CLEAR_GAIN * error) {
+        return verdict::gain;
+    }
+    if (mean > CLEAR_LOSS * error) {
+        return verdict::loss;
+    }
+    if (n_pairs_ < max_pairs) {
         return verdict::open;
     }
     return mean < 0 ? verdict::gain : verdict::loss;
@@ -36,6 +50,8 @@ void prefetch_governor::end_trial(bool is_gain) {
     n_pauses_   += !is_gain;
     n_pairs_     = 0;
     prefetched_  = 0;
+    wall_        = 0;
+    stall_       = 0;
     ratios_.clear();
 }
 
@@ -51,6 +67,8 @@ void prefetch_governor::end_pass(const pass & p) {
     }
     n_pairs_++;
     prefetched_ += first_.prefetched;
+    wall_       += p.wall;
+    stall_      += p.stall;
     if (first_.wall > 0 && p.wall > 0) {
         ratios_.push_back(std::log(first_.wall / p.wall));
     }

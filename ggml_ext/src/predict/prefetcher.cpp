@@ -60,6 +60,8 @@ void prefetcher::begin_pass(const layer_routing & routing) {
     is_prompt_ = routing.n_tokens > batch_info::max_generated;
     pass_      = {};
     begun_     = now_();
+
+    stall_before_ = stats_.stall_ns;
 }
 
 void prefetcher::end_pass() {
@@ -79,7 +81,8 @@ void prefetcher::end_pass() {
 }
 
 void prefetcher::end_layer(layer_id) {
-    pass_.wall = double(std::chrono::nanoseconds(now_() - begun_).count());
+    pass_.wall  = double(std::chrono::nanoseconds(now_() - begun_).count());
+    pass_.stall = double(stats_.stall_ns - stall_before_);
 }
 
 // Compares a layer's expectation with its router's choice.

@@ -95,6 +95,7 @@ class prefetcher {
     layer_id                              layer_; // the last one whose router has chosen
     prefetch_governor::pass               pass_;
     std::chrono::steady_clock::time_point begun_;
+    uint64_t                              stall_before_ = 0; // stats.stall_ns when it began
 };
 
 } // namespace hobbit

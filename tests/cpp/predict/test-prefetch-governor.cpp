@@ -14,10 +14,12 @@ struct machine {
     double   with;
     double   without;
     uint64_t n_experts = 8;
+    double   stall     = 0.5; // share of the time
 
     bool pass(double noise = 1.0) {
-        const bool on = g.active();
-        g.end_pass({ on ? n_experts : 0, (on ? with : without) * noise });
+        const bool   on   = g.active();
+        const double wall = (on ? with : without) * noise;
+        g.end_pass({ on ? n_experts : 0, wall, stall * wall });
         return on;
     }
 
@@ -63,18 +65,42 @@ TEST_CASE("pauses double while prefetch loses, and a gain forgets them") {
     CHECK(m.g.active());
 }
 
-TEST_CASE("a difference within the noise takes the longest trial and is decided by the mean") {
+TEST_CASE("a small gain within the noise takes the longest trial and is decided by the mean") {
     machine m = { {}, 9.9, 10.0 };
     m.passes(governor::warm_up);
-    std::mt19937                     random(1);
-    std::uniform_real_distribution<> noise(0.5, 1.5);
-    size_t                           n_on = 0;
-    for (size_t i = 0; i < 2 * governor::max_pairs; i++) {
-        n_on += m.pass(noise(random));
+    size_t n_on = 0;
+    for (size_t i = 0; i < governor::max_pairs; i++) { // +6 % and -8 % by turns
+        n_on += m.pass(i % 2 ? 1.08 : 1.0) + m.pass(i % 2 ? 1.0 : 1.06);
     }
     CHECK(n_on == governor::max_pairs); // they alternated to the end
-    const bool was_on = m.g.is_on();
-    CHECK(m.passes(governor::min_pause) == (was_on ? governor::min_pause : 0));
+    CHECK(m.passes(governor::hold) == governor::hold);
+}
+
+TEST_CASE("a loss needs less evidence than a gain") {
+    const auto after = [](double with, size_t n_pairs) {
+        machine m = { {}, with, 10.0 };
+        m.passes(governor::warm_up);
+        for (size_t i = 0; i < n_pairs; i++) { // +-10 % by turns
+            m.pass(i % 2 ? 1.1 : 0.9);
+            m.pass();
+        }
+        return m.g;
+    };
+    CHECK(after(10.6, governor::min_pairs).n_pauses() == 1);
+    CHECK(after(9.4, governor::min_pairs).active()); // of the next pair: the trial goes on
+    CHECK(after(9.4, governor::min_pairs).n_pauses() == 0);
+}
+
+TEST_CASE("a trial is lost early if there is hardly a wait that prefetch could save") {
+    machine m = { {}, 9.0, 10.0 };
+    m.stall   = 0.9 * governor::min_stall;
+    m.passes(governor::warm_up);
+    CHECK(m.passes(2 * governor::stall_pairs) == governor::stall_pairs);
+    CHECK(m.g.n_pauses() == 1);
+    CHECK(m.passes(governor::min_pause) == 0);
+    m.stall = 1.1 * governor::min_stall;
+    m.passes(2 * governor::min_pairs);
+    CHECK(m.g.is_on());
 }
 
 TEST_CASE("a gain is found in noise of a third of it") {

@@ -233,7 +233,8 @@ TEST_CASE("prefetch that costs time while tokens are generated pauses, and is tr
         const uint64_t before = e.counters.predicted;
         e.run_layer(0, { 0, 1 });
         e.choose(1, { 0, 1 });
-        e.now += std::chrono::milliseconds(e.counters.predicted > before ? 11 : 10);
+        e.now               += std::chrono::milliseconds(e.counters.predicted > before ? 11 : 10);
+        e.counters.stall_ns += 5000000;
         e.finish(1, { 0, 1 });
         return e.counters.predicted > before;
     };
@@ -260,7 +261,8 @@ TEST_CASE("prefetch that saves time stays on") {
         const uint64_t before = e.counters.predicted;
         e.run_layer(0, { 0, 1 });
         e.choose(1, { 3, 5 });
-        e.now += std::chrono::milliseconds(e.counters.predicted > before ? 9 : 10);
+        e.now               += std::chrono::milliseconds(e.counters.predicted > before ? 9 : 10);
+        e.counters.stall_ns += 5000000;
         e.finish(1, { 3, 5 });
         e.load({ 2, uint32_t(i % 8) }); // what was used must be fetched again
         e.load({ 2, uint32_t((i + 1) % 8) });
