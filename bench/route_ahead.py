@@ -68,9 +68,7 @@ def main() -> None:
     copy = Copy(args.model, args.high, args.low)
     fitted, chunks = halves(copy, args.model, args.chunks)
     reference = copy.logits(chunks, Policy(ALL_HIGH))
-    print(
-        "| rule | experts as its router chooses | bytes of all high | KL | same top-1 |\n|---|---|---|---|---|"
-    )
+    print("| rule | the router agrees | bytes of all high | KL | same top-1 |\n|---|---|---|---|---|")
     for ahead in args.ahead:
         routes = RouteAhead(copy.moes, ahead)
         result = measure(copy, chunks, reference, Policy(ALL_HIGH))
