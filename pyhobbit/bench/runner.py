@@ -23,6 +23,7 @@ from pyhobbit.bench.arms import BY_NAME, Arm, Tiers
 from pyhobbit.bench.job import Job
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.model_file import model_parts
+from pyhobbit.routing.analysis import MAX_AHEAD
 from pyhobbit.routing.trace import read_trace
 from pyhobbit.settings.config import CacheConfig, Setting, format_size
 
@@ -30,7 +31,6 @@ _CHECKOUT = Path(__file__).resolve().parents[2]
 _JOIN = 'echo $$ > "$0" && exec "$@"'
 _TIMEOUT_S = 3600
 _BANDWIDTH_S = 1.0
-_MAX_AHEAD = 4  # layers that the engine can look ahead
 _TRACE_PROMPTS, _TRACE_WARM_UP, _TRACE_TOKENS = (16,), 16, 96  # recorded traces are short
 
 
@@ -191,7 +191,7 @@ def _routing_file(config: BenchConfig) -> Iterator[Path]:
         laid = routing.lay_over(read_trace(config.trace), shape)
         arrays |= {"experts": laid.experts, "weights": laid.weights}
         if config.predict is not None:
-            told = routing.predicted(laid, config.predict, _MAX_AHEAD)
+            told = routing.predicted(laid, config.predict, MAX_AHEAD)
             arrays |= {"predicted_experts": told.experts, "predicted_weights": told.weights}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "routing.npz"

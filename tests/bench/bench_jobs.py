@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from pyhobbit.bench import job, routing, runner
+from pyhobbit.routing.analysis import MAX_AHEAD
 from pyhobbit.routing.trace import read_trace
 
 PROMPTS = (4, 12)
@@ -20,7 +21,7 @@ def routes(folder: Path, shape: routing.MoeShape, trace: Path | None, accuracy: 
         laid = routing.lay_over(read_trace(trace), shape)
         arrays |= {"experts": laid.experts, "weights": laid.weights}
         if accuracy is not None:
-            told = routing.predicted(laid, accuracy, 4)
+            told = routing.predicted(laid, accuracy, MAX_AHEAD)
             arrays |= {"predicted_experts": told.experts, "predicted_weights": told.weights}
     np.savez(folder / "routing.npz", **arrays)
     return folder / "routing.npz"
