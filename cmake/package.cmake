@@ -55,6 +55,12 @@ function(hobbit_install_binaries package module)
     install(TARGETS ${module} LIBRARY DESTINATION ${package})
 endfunction()
 
+# Lets llama-cpp-python find our libraries, whichever of the two packages is imported first.
+function(hobbit_install_llama_cpp_hook)
+    set(files ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/site-packages)
+    install(FILES ${files}/pyhobbit-llama-cpp.pth ${files}/_pyhobbit_llama_cpp.py DESTINATION .)
+endfunction()
+
 # Installs llama.cpp's converter, which `pyhobbit convert` runs on Hugging Face checkpoints, and the licences of what
 # the libraries contain (NOTICE names them all).
 function(hobbit_install_vendored package tree)

@@ -5,15 +5,14 @@ Both must end up in the same patched libraries, so llama_cpp is imported here an
 """
 
 import ctypes
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from pyhobbit.errors import HobbitError
+from pyhobbit.native.environment import environment
 from pyhobbit.native.paths import LIB_DIR
 from pyhobbit.native.threads import short_spins
 
@@ -21,32 +20,22 @@ _ERR_SIZE = 4096
 _REINSTALL = "reinstall pyhobbit with: pip install ."
 
 
-@contextmanager
-def _environment(wanted: dict[str, str]) -> Iterator[None]:
-    """For libraries that read it while they are loaded; programs that we start need not see it."""
-    previous = {name: value for name in wanted if (value := os.environ.get(name)) not in (None, wanted[name])}
-    os.environ.update(wanted)
-    try:
-        yield
-    finally:
-        for name in wanted:
-            del os.environ[name]
-        os.environ.update(previous)
-
-
 def _import_llama() -> ModuleType:
     if not (LIB_DIR / "libllama.so").exists():
         raise HobbitError(f"{LIB_DIR} holds no libllama.so; {_REINSTALL}")
-    with _environment({"LLAMA_CPP_LIB_PATH": str(LIB_DIR)}):
+    with environment({"LLAMA_CPP_LIB_PATH": str(LIB_DIR)}):
         import llama_cpp
         import llama_cpp.llama_chat_format
     loaded = Path(llama_cpp.llama_cpp._lib._name)
     if loaded.parent.resolve() != LIB_DIR.resolve():
-        raise HobbitError(f"llama_cpp was imported before pyhobbit, with {loaded}; import pyhobbit first")
+        raise HobbitError(
+            f"llama_cpp was imported before pyhobbit, with {loaded}; import pyhobbit first, or set "
+            f"LLAMA_CPP_LIB_PATH={LIB_DIR}"
+        )
     return llama_cpp
 
 
-with _environment(short_spins()):  # the first of both loads libgomp
+with environment(short_spins()):  # the first of both loads libgomp
     try:
         from pyhobbit._hobbit_c import ffi, lib
     except ImportError as e:

@@ -171,3 +171,44 @@ def test_the_low_level_bindings_match_the_library() -> None:
     assert context_params.n_batch >= context_params.n_ubatch > 0
     assert context_params.n_samplers == 0
     assert ctypes.sizeof(llama.llama_model_kv_override_value) == 128
+
+
+def _llama_cpp_first(tmp_path: Path, *, own: bool) -> str:
+    """The path of libraries that a llama_cpp sees which is imported first; own: it has some itself."""
+    package = tmp_path / "llama_cpp"
+    (package / "lib").mkdir(parents=True)
+    if own:
+        (package / "lib" / "libllama.so").touch()
+    (package / "__init__.py").write_text("import os\nseen = os.environ.get('LLAMA_CPP_LIB_PATH')\n")
+    program = "import os, llama_cpp; assert 'LLAMA_CPP_LIB_PATH' not in os.environ; print(llama_cpp.seen)"
+    done = _python(program, tmp_path, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_a_llama_cpp_with_libraries_of_its_own_keeps_them(tmp_path: Path) -> None:
+    assert _llama_cpp_first(tmp_path, own=True) == "None"
+
+
+def test_a_llama_cpp_without_libraries_gets_ours(tmp_path: Path) -> None:
+    assert Path(_llama_cpp_first(tmp_path, own=False)).resolve() == LIB_DIR.resolve()
+
+
+def test_llama_cpp_may_be_imported_first(tmp_path: Path) -> None:
+    program = (
+        "from llama_cpp import Llama, LlamaGrammar\n"
+        "from pyhobbit import Hobbit\n"
+        "import llama_cpp\n"
+        "print(llama_cpp.llama_cpp._lib._name, issubclass(Hobbit, Llama))\n"
+    )
+    done = _python(program, tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    library, is_llama = done.stdout.split()
+    assert Path(library).parent.resolve() == LIB_DIR.resolve()
+    assert is_llama == "True"
+
+
+def test_an_interpreter_that_uses_neither_starts_without_them(tmp_path: Path) -> None:
+    program = "import sys; print(*{'pyhobbit', 'llama_cpp', 'numpy'}.intersection(sys.modules))"
+    done = _python(program, tmp_path)
+    assert (done.stdout, done.stderr) == ("\n", "")
