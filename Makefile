@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-# make demo, make test: from a fresh checkout to a result. Every target builds what is missing and can be repeated.
+# make install, make demo: for use; make build, make test: for work on it. Every target builds what is missing and can be
+# repeated.
 
 PYTHON ?= python3
 JOBS   ?= $(shell nproc)
@@ -37,9 +38,16 @@ CUDA_ARCHITECTURES ?= 90-real
 CMAKE_FILES    := CMakeLists.txt $(wildcard cmake/*.cmake) vendor/unpack.py vendor/llama.cpp.lock
 NATIVE_SOURCES := $(shell find ggml_ext patches tests/cpp -type f) pyhobbit/native/build.py
 CXX_SOURCES    := $(filter %.cpp %.h,$(NATIVE_SOURCES))
+PYTHON_SOURCES := $(shell find pyhobbit convert cmake/site-packages -type f -not -name '*.pyc')
 
-.PHONY: build test demo stock vulkan cuda sanitize ctest lint format deps clean server-suite reference
+# Either the developer's installation, which has what the user's has, or the user's.
+INSTALLED := $(if $(wildcard build/.installed),build/.installed,.venv/.pyhobbit)
+
+.PHONY: install build test demo package stock vulkan cuda sanitize ctest lint format deps clean server-suite reference
 .DELETE_ON_ERROR:
+
+install: $(INSTALLED)
+	@echo 'pyhobbit is installed: . .venv/bin/activate, and then: pyhobbit --help'
 
 build: build/.installed
 
@@ -49,6 +57,18 @@ test: lint sanitize ctest stock
 # System packages, where they are missing.
 deps:
 	.ci/deps
+
+#
+# for use
+#
+
+# Neither torch nor what tests need; llama-cpp-python without a native build of its own.
+.venv/.pyhobbit: $(CMAKE_FILES) $(NATIVE_SOURCES) $(PYTHON_SOURCES) pyproject.toml
+	@echo '== pyhobbit: this takes @MINUTES@ minutes on two cores, @BUILD@ of disk for the build and @DISK@ in .venv'
+	.ci/deps install
+	$(PYTHON) -m venv .venv
+	CMAKE_ARGS=-DLLAMA_BUILD=OFF python -m pip install . --config-settings=cmake.define.HOBBIT_WEB_PAGE=$(WEB_PAGE)
+	touch $@
 
 #
 # environment
@@ -159,6 +179,17 @@ build/%/.passed: .venv/.tools $(CMAKE_FILES) $(NATIVE_SOURCES)
 	setarch --addr-no-randomize ctest --test-dir build/$* $(CTEST_OPTIONS)
 	touch $@
 
+# The wheel, from a source distribution, in an environment without anything else. Minutes, so not part of `test`.
+package: PACKAGE := build/package
+package: .venv/.tools
+	@echo '== source distribution, wheel, and an installation of it'
+	rm -rf $(PACKAGE)
+	$(PIP) build
+	python -m build --outdir $(PACKAGE) --config-setting=cmake.define.HOBBIT_WEB_PAGE=$(WEB_PAGE)
+	python -m venv $(PACKAGE)/venv
+	CMAKE_ARGS=-DLLAMA_BUILD=OFF $(PACKAGE)/venv/bin/python -m pip install --quiet $(PACKAGE)/pyhobbit-*.whl
+	python tests/package/try_wheel.py $(PACKAGE)/venv
+
 # llama.cpp's own tests of its server, on upstream's and on ours; minutes, so not part of `test`
 server-suite: build stock
 	python tests/server_suite/run.py
@@ -184,10 +215,11 @@ demo: build/demo/tiny.gguf
 
 DEMO_POOLS := 6M
 
-build/demo/tiny.gguf: build/.installed $(wildcard $(MODEL)/*) $(wildcard convert/*.py)
+build/demo/tiny.gguf: $(INSTALLED) $(wildcard $(MODEL)/*) $(MODEL)/../to_gguf.py $(wildcard convert/*.py)
 	@echo '== conversion'
 	mkdir -p $(@D)
-	pyhobbit convert --low q4_0 --high f16 $(MODEL) -o $@ --force
+	python $(MODEL)/../to_gguf.py $(@D)/tiny-f16.gguf
+	pyhobbit convert --low q4_0 $(@D)/tiny-f16.gguf -o $@ --force
 
 clean:
 	rm -rf build .venv $(filter-out %.lock,$(wildcard vendor/llama.cpp*))

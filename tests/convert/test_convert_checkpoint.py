@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import gguf
+import models
 import numpy as np
 import pytest
 from conftest import TINY_MODEL
@@ -128,3 +131,23 @@ def test_missing_packages_are_named(folder: Path, monkeypatch: pytest.MonkeyPatc
 def test_sidecar_of_a_checkpoint_is_refused() -> None:
     with pytest.raises(HobbitError, match="MODEL is a folder"):
         convert(Options(TINY_MODEL, sidecar=True))
+
+
+def test_the_tiny_model_without_torch_is_what_the_converter_makes(tmp_path: Path) -> None:
+    arguments = (TINY_MODEL.with_name("to_gguf.py"), tmp_path / "tiny.gguf")
+    code = (
+        "import runpy, sys; sys.argv = sys.argv[1:]\n"
+        "sys.modules.update(dict.fromkeys(['torch', 'safetensors', 'sentencepiece', 'transformers']))\n"
+        "runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    subprocess.run([sys.executable, "-c", code, *arguments], check=True)
+    ours, theirs = GGUFReader(tmp_path / "tiny.gguf"), GGUFReader(models.tiny())
+    for key, field in ours.fields.items():
+        assert key.startswith("GGUF.") or field.contents() == theirs.fields[key].contents(), key
+    descriptive = {"general.type", "general.size_label", "general.quantization_version"}
+    assert set(theirs.fields) - set(ours.fields) == {*descriptive, "tokenizer.ggml.add_sep_token"}
+    assert {each.name for each in ours.tensors} == {each.name for each in theirs.tensors}
+    values = {each.name: each for each in theirs.tensors}
+    for tensor in ours.tensors:
+        assert tensor.tensor_type == values[tensor.name].tensor_type
+        assert np.array_equal(tensor.data, values[tensor.name].data)
