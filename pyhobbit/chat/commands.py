@@ -14,6 +14,7 @@ from pyhobbit.chat.conversation import Conversation
 from pyhobbit.chat.saved import read_chat
 from pyhobbit.chat.screen import note
 from pyhobbit.errors import HobbitError
+from pyhobbit.model.options_file import write_options
 from pyhobbit.settings.config import ChatConfig
 
 _NO_TEXT = '""'
@@ -52,6 +53,7 @@ class Commands:
 
     def __init__(self, conversation: Conversation) -> None:
         self._conversation = conversation
+        self._kept = settings.current(conversation)
         self._commands = {
             "/help": _Command("", "show this list", self._help),
             "/retry": _Command("", "answer the last question anew", self._retry),
@@ -60,7 +62,7 @@ class Commands:
             "/reset": _Command("", "forget the conversation, keep the instructions", self._reset),
             "/system": _Command("[TEXT]", 'show or replace the instructions; "" for none', self._system),
             "/think": _Command("[on|off|hide]", "show or change whether the model thinks first", self._think),
-            "/save": _Command("FILE", "write the conversation and its settings as JSON", self._save),
+            "/save": _Command("[FILE]", "keep changed settings for this model; FILE: the chat", self._save),
             "/load": _Command("FILE", "continue a saved conversation", self._load),
             "/stats": _Command("", "show the figures since the start", self._stats),
             "/set": _Command("[NAME VALUE ...]", "show or change settings, like /set temp 0.5", self._set),
@@ -136,10 +138,22 @@ class Commands:
         note(f"instructions: {self._conversation.system or 'none'}")
 
     def _save(self, file: str) -> None:
-        path = _path(file)
         model = self._conversation.engine.info().model
+        if not file:
+            self._keep(Path(model))
+            return
+        path = _path(file)
         self._conversation.saved(model).write(path)
         note(f"{_count(self._conversation)} saved to {path}")
+
+    def _keep(self, model: Path) -> None:
+        now = settings.current(self._conversation)
+        changed = {name: value for name, value in now.items() if value != self._kept[name]}
+        if not changed:
+            raise HobbitError("no setting was changed; /set changes some, /save FILE writes the conversation")
+        path = write_options(model, changed)
+        self._kept = now
+        note(f"{path} keeps {', '.join(changed)} for this model")
 
     def _load(self, file: str) -> None:
         saved = read_chat(_path(file))

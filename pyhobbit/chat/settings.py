@@ -58,6 +58,11 @@ def change(conversation: Conversation, text: str) -> None:
     conversation.sampling, conversation.max_tokens = changed, max_tokens
 
 
+def current(conversation: Conversation) -> dict[str, Any]:
+    """All that can be kept for the model (pyhobbit.model.options_file), by name."""
+    return {**_values(conversation), "system": conversation.system, "think": conversation.think}
+
+
 def _values(conversation: Conversation) -> dict[str, Number]:
     values = {name: getattr(conversation.sampling, name) for name in SAMPLING_HELP}
     values[_MAX_TOKENS] = conversation.max_tokens

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 
 from pyhobbit.chat.screen import note
 from pyhobbit.cli.options import (
+    add_answer_arguments,
     add_engine_arguments,
+    add_model_options,
     add_rpc_devices,
     add_sampling_arguments,
     engine_config,
@@ -20,6 +22,7 @@ from pyhobbit.cli.options import (
 )
 from pyhobbit.cli.status import INTERRUPTED
 from pyhobbit.errors import ConfigError, HobbitError
+from pyhobbit.model.file_names import options_path
 from pyhobbit.model.model_path import add_model_arguments, check_model_arguments, model_path
 from pyhobbit.settings.config import SAMPLING_HELP, CacheConfig, ChatConfig
 
@@ -42,11 +45,7 @@ def _add_prompt(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("-p", dest="prompt", metavar="TEXT", help="answer TEXT and exit (default: read standard input)")
     add("--file", type=Path, metavar="FILE", help="answer the text of FILE, after -p's, and exit; -: stdin")
-    add("--system", metavar="TEXT", help="system instructions, for a model with a chat template")
-    limit = "maximum tokens per answer, -1: no limit (default without template: 512)"
-    add("-n", dest="max_tokens", type=int, metavar="N", help=limit)
-    how = "whether the model thinks first; hide: show only that it does (default: on)"
-    add("--think", metavar="on|off|hide", help=how)
+    add_answer_arguments(parser)
     add("-q", "--quiet", action="store_true", help="show the answers, no figures and no thinking")
     beams = "search N texts at a time and print the likeliest; for -p or --file, in place of sampling"
     add("--beams", type=int, metavar="N", help=beams)
@@ -62,8 +61,15 @@ def run(args: argparse.Namespace) -> int:
     prompt = _prompt(args)
     if prompt is None and args.beams is not None:
         raise ConfigError("--beams answers one prompt; give it with -p or --file")
+    if args.trace is not None and args.trace.is_file() and args.trace.stat().st_size > 0:
+        raise ConfigError(f"--trace would replace {args.trace}; give another file, or remove that one")
     add_rpc_devices(args)
-    return chat(model_path(args), config, prompt)
+    model = model_path(args)
+    if options := add_model_options(args, model):
+        config = _config(args)
+        if not config.quiet:
+            _say(f"{options_path(model).name} sets {', '.join(options)}")
+    return chat(model, config, prompt)
 
 
 def _config(args: argparse.Namespace) -> ChatConfig:
@@ -105,7 +111,10 @@ def _file_text(path: Path) -> str:
 def _piped_text() -> str:
     if sys.stdin is None:
         raise HobbitError("standard input is closed; give the prompt with -p")
-    return sys.stdin.buffer.read().decode("utf-8", "surrogateescape").removesuffix("\n")
+    text = sys.stdin.buffer.read().decode("utf-8", "surrogateescape").removesuffix("\n")
+    if not text:
+        raise HobbitError("standard input is empty; give the prompt there, or with -p")
+    return text
 
 
 def chat(model: Path, config: ChatConfig, prompt: str | None = None) -> int:

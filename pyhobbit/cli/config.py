@@ -3,21 +3,27 @@
 
 import argparse
 import json
+import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyhobbit.cli.options import (
+    add_answer_arguments,
     add_engine_arguments,
+    add_model_options,
     add_rpc_devices,
     add_sampling_arguments,
     engine_config,
     sampling_config,
+    setting_value,
 )
+from pyhobbit.errors import ConfigError
+from pyhobbit.model.file_names import options_path
 from pyhobbit.model.model_path import add_model_arguments, model_path
 from pyhobbit.model.stored_settings import Stored, effective_policy, effective_rule, stored_settings
-from pyhobbit.settings.config import CacheConfig, EngineConfig, SamplingConfig, format_size
+from pyhobbit.settings.config import CacheConfig, ChatConfig, EngineConfig, SamplingConfig, format_size
 from pyhobbit.settings.table import OPTIONS, default, default_text
 
 if TYPE_CHECKING:
@@ -26,15 +32,16 @@ if TYPE_CHECKING:
 _POOLS = ("high_pool", "low_pool", "host_cache")
 _SIZES = (*_POOLS, *(name for name, specs in OPTIONS.items() if specs[0].kind == "size"))
 _FILES = ("sidecar", "trace")
+_ANSWERS = ("max_tokens", "system", "think")
 # Apart from sizes and files, and from what says where experts are computed.
 _BEHAVIOUR = tuple(name for name in OPTIONS if name not in (*_SIZES, *_FILES, "device", "mode"))
 
 
 @dataclass(frozen=True)
 class Row:
-    """One setting. source: "flag", "calibration", "sidecar", "file", "computed" or "default".
+    """One setting. source: "flag", "options", "calibration", "sidecar", "file", "computed" or "default".
 
-    note: how it was computed, or which file it was read from.
+    note: how it was computed, or which file it was read from; "options" is the model's own file of options.
     """
 
     group: str
@@ -47,23 +54,52 @@ class Row:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options of the verb."""
     add_model_arguments(parser)
+    parser.add_argument("--write", action="store_true", help="keep the given options in MODEL.toml")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    add_answer_arguments(parser)
     add_sampling_arguments(parser)
     add_engine_arguments(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the verb with parsed options; returns the exit status. Raises HobbitError."""
-    engine, sampling = engine_config(args, args.ctx), sampling_config(args)
-    given = {name for name, value in vars(args).items() if value is not None}
+    _chat_config(args)  # before a long download
     path = model_path(args) if args.model or args.hf_repo else None
+    if args.write:
+        _write(args, path)
+    own = {} if path is None else add_model_options(args, path)
+    given = {name for name, value in vars(args).items() if value is not None}
     add_rpc_devices(args)
-    rows = settings(path, engine, sampling, given)
+    config = _chat_config(args)
+    rows = settings(path, config.engine, config.sampling, given)
+    rows += [Row("answers", name, vars(args)[name], "flag") for name in _ANSWERS if name in given]
+    if path is not None:
+        note = options_path(path).name
+        rows = [replace(row, source="options", note=note) if row.name in own else row for row in rows]
     if args.json:
         print(json.dumps({"model": path and str(path), "settings": [asdict(row) for row in rows]}, indent=2))
     else:
         print(_table(path, rows))
     return 0
+
+
+def _chat_config(args: argparse.Namespace) -> ChatConfig:
+    given = {name: vars(args)[name] for name in _ANSWERS if vars(args)[name] is not None}
+    return ChatConfig(engine_config(args, args.ctx), sampling_config(args), **given)
+
+
+def _write(args: argparse.Namespace, model: Path | None) -> None:
+    """Keeps the options that were given in the file beside the model."""
+    from pyhobbit.model.options_file import KINDS, write_options
+
+    if model is None:
+        raise ConfigError("--write keeps options for a model; name it")
+    given = {name: value for name, value in vars(args).items() if name in KINDS and value is not None}
+    if not given:
+        raise ConfigError("--write keeps the options that are given with it, such as --memory 8G; give one")
+    lists = {name: setting_value(name, given[name]) for name in given if len(OPTIONS.get(name, ())) > 1}
+    path = write_options(model, {**given, **lists})
+    print(f"pyhobbit: {path} keeps {', '.join(given)}", file=sys.stderr)
 
 
 def settings(

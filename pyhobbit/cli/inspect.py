@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tqdm import tqdm
 
-from pyhobbit.cli.options import add_engine_arguments, add_rpc_devices, engine_config
+from pyhobbit.cli.options import add_engine_arguments, add_model_options, add_rpc_devices, engine_config
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.model_path import add_model_arguments, model_path
 from pyhobbit.model.names import check_model_file
@@ -58,7 +58,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the verb with parsed options; returns the exit status. Raises HobbitError."""
-    config = InspectConfig(
+    config = _config(args)
+    if args.text is None and args.plots is not None:
+        raise ConfigError("--plots needs a text; give one with --text FILE")
+    text = None if args.text is None else read_text(args.text)
+    if config.plots is not None:
+        from pyhobbit.inspect import plots
+
+        plots.check_folder(config.plots)
+    add_rpc_devices(args)
+    model = model_path(args)
+    if add_model_options(args, model):
+        config = _config(args)
+    _inspect(model, text, config, args.json)
+    return 0
+
+
+def _config(args: argparse.Namespace) -> InspectConfig:
+    return InspectConfig(
         engine=engine_config(args, None, without=("t1", "t2", "trace")),
         t1=args.t1,
         t2=args.t2,
@@ -68,16 +85,6 @@ def run(args: argparse.Namespace) -> int:
         trace=args.trace,
         speed=not args.no_speed,
     )
-    if args.text is None and args.plots is not None:
-        raise ConfigError("--plots needs a text; give one with --text FILE")
-    text = None if args.text is None else read_text(args.text)
-    if config.plots is not None:
-        from pyhobbit.inspect import plots
-
-        plots.check_folder(config.plots)
-    add_rpc_devices(args)
-    _inspect(model_path(args), text, config, args.json)
-    return 0
 
 
 def _inspect(path: Path, text: str | None, config: InspectConfig, as_json: bool) -> None:
@@ -155,7 +162,6 @@ def _description(model: "ModelFile") -> dict[str, str]:
         "layers": f"{n_layers}, {with_experts} with routed experts",
         "experts": f"{model.n_experts} per layer, {model.key('expert_used_count')} used per token"
         + (f", {n_shared} shared" if n_shared else ""),
-        "resident": f"{format_size(model.resident_bytes)}: all weights but the routed experts",
         **{f"tier {tier.name}": _tier_text(tier, model) for tier in model.tiers},
         **({"unused": _unused_text(model)} if model.unused_bytes else {}),
     }

@@ -53,14 +53,30 @@ def setting_help(name: str, default: str | None = None) -> str:
 def cache_config(args: argparse.Namespace, without: Collection[str] = ()) -> CacheConfig:
     """What the options say; without: names of options that are not the cache's. Raises ConfigError."""
     given = {name: getattr(args, name, None) for name in OPTIONS if name not in without}
-    return CacheConfig(**{name: _value(name, each) for name, each in given.items() if each is not None})
+    return CacheConfig(
+        **{name: setting_value(name, each) for name, each in given.items() if each is not None}
+    )
 
 
-def _value(name: str, given: Any) -> Any:
+def setting_value(name: str, given: Any) -> Any:
+    """An option of the cache as it is set; given: as on the command line, or a value. Raises ConfigError."""
     specs = OPTIONS[name]
-    if len(specs) > 1:
+    if len(specs) > 1 and isinstance(given, str):
         return numbers(given, ",", f"--{name}")
-    return parse_size(given) if specs[0].kind == "size" else given
+    return parse_size(given) if specs[0].kind == "size" and isinstance(given, str) else given
+
+
+def add_model_options(args: argparse.Namespace, model: Path) -> dict[str, Any]:
+    """Sets options that were not given to what the file beside the model says; returns these by name.
+
+    Raises ConfigError, HobbitError.
+    """
+    from pyhobbit.model.options_file import read_options  # tomlkit takes a while
+
+    given = {name for name, value in vars(args).items() if value is not None}
+    found = {name: value for name, value in read_options(model, given).items() if name in vars(args)}
+    vars(args).update(found)
+    return found
 
 
 def numbers(text: str, separator: str, option: str, kind: type = float) -> tuple[Any, ...]:
@@ -109,6 +125,16 @@ def engine_config(args: argparse.Namespace, n_ctx: int | None, without: Collecti
     cache = cache_config(args, without)
     n_batch = getattr(args, "batch", None)
     return EngineConfig(cache, n_ctx, n_batch, n_threads=args.threads, verbose=args.verbose)
+
+
+def add_answer_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares --system, -n and --think."""
+    add = parser.add_argument
+    add("--system", metavar="TEXT", help="system instructions, for a model with a chat template")
+    limit = "maximum tokens per answer, -1: no limit (default without template: 512)"
+    add("-n", dest="max_tokens", type=int, metavar="N", help=limit)
+    how = "whether the model thinks first; hide: show only that it does (default: on)"
+    add("--think", metavar="on|off|hide", help=how)
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:

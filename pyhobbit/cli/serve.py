@@ -15,17 +15,23 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from pyhobbit.cli import server_flags
-from pyhobbit.cli.options import add_batch_argument, add_setting_arguments, cache_config, declared_options
+from pyhobbit.cli.options import (
+    add_batch_argument,
+    add_model_options,
+    add_setting_arguments,
+    cache_config,
+    declared_options,
+)
 from pyhobbit.cli.server_flags import SERVER, Flag, known
 from pyhobbit.errors import ConfigError, HobbitError
-from pyhobbit.model.file_names import model_stem
+from pyhobbit.model.file_names import model_stem, options_path
 from pyhobbit.model.model_path import add_model_arguments, check_model_arguments, model_path
 from pyhobbit.model.names import check_model_file
-from pyhobbit.native.threads import short_spins
-from pyhobbit.settings.config import CacheConfig, EngineConfig, Setting
+from pyhobbit.native.programs import become
+from pyhobbit.settings.config import SAMPLING_HELP, CacheConfig, EngineConfig, Setting
 
 if TYPE_CHECKING:
     from pyhobbit.engine.plan import MemoryPlan
@@ -73,6 +79,13 @@ _MEMORY_FLAGS = (
     "--tensor-split",
     "--ubatch-size",
 )
+# Of a model's own options, those of llama-server.
+_SERVER_NAMES = {
+    "ctx": "--ctx-size",
+    "threads": "--threads",
+    "max_tokens": "--n-predict",
+    **{name: f"--{name.replace('_', '-')}" for name in SAMPLING_HELP},
+}
 _BATCH = 2048  # llama-server's own --batch-size, which several passes compute
 _BATCH_FLAGS = ("--batch-size", "--ubatch-size")
 _LEAST_CONTEXT = 256
@@ -130,10 +143,10 @@ def run(args: argparse.Namespace) -> int:
     """Becomes llama-server, which gets all signals and whose exit status is ours. Raises HobbitError."""
     cache = cache_config(args)
     if args.llama_help:
-        _become([str(SERVER), "--help"])
+        become([str(SERVER), "--help"])
     flags = known()
     if any(_value(flags[name], args.passed_on) is not None for name in _ANSWERS):
-        _become([str(SERVER), *args.passed_on])
+        become([str(SERVER), *args.passed_on])
     without_model = args.model is None and args.hf_repo is None and _names_model(args.passed_on, flags)
     if not without_model:
         check_model_arguments(args)
@@ -141,22 +154,44 @@ def run(args: argparse.Namespace) -> int:
     _check_batch(args.batch, args.passed_on, flags)
     if without_model:
         cache, passed_on = _of_several(cache, args.passed_on, flags)
-        _become([str(SERVER), *server_arguments(cache.settings(), args.batch, passed_on, flags)])
+        become([str(SERVER), *server_arguments(cache.settings(), args.batch, passed_on, flags)])
     model = model_path(args)
     check_model_file(model)
+    own = _add_model_options(args, model, flags)
+    cache = cache_config(args)
     plan = _check_memory(model, cache, args.batch, args.passed_on, flags)
-    _report(model, plan, cache, _address(args.passed_on, flags))
+    _report(model, plan, cache, own, _address(args.passed_on, flags))
     n_batch = plan.n_batch if plan is not None and plan.info.cached else args.batch
     arguments = server_arguments(cache.settings(), n_batch, args.passed_on, flags)
     alias = () if _value(flags["--alias"], args.passed_on) is not None else ("--alias", model_stem(model))
-    _become([str(SERVER), "-m", str(model), *alias, *arguments])
+    become([str(SERVER), "-m", str(model), *alias, *arguments])
 
 
-def _report(model: Path, plan: "MemoryPlan | None", cache: CacheConfig, address: str) -> None:
+def _add_model_options(args: argparse.Namespace, model: Path, flags: Mapping[str, Flag]) -> list[str]:
+    """Takes what was not given from the file beside the model; returns the names of these options.
+
+    Instructions and thinking are for the clients to choose.
+    """
+    from pyhobbit.model.options_file import read_options
+
+    own = [name for name in add_model_options(args, model) if name not in _SERVER_NAMES]
+    for name, value in read_options(model).items():
+        flag = _SERVER_NAMES.get(name)
+        if flag is not None and _value(flags[flag], args.passed_on) is None:
+            args.passed_on += [flag, str(value)]
+            own.append(name)
+    return own
+
+
+def _report(
+    model: Path, plan: "MemoryPlan | None", cache: CacheConfig, own: Sequence[str], address: str
+) -> None:
     """What will be served, before llama-server's log."""
     from pyhobbit.inspect.advice import serving_rows, unused_low_tier  # loads the libraries
 
     rows = {"model": model.name} if plan is None else serving_rows(plan)
+    if own:
+        rows["options"] = f"{options_path(model).name} sets {', '.join(own)}"
     for name, text in {**rows, "address": address}.items():
         print(f"pyhobbit: {name:10}{text}", file=sys.stderr)
     if plan is not None and (unused := unused_low_tier(model, plan.info, cache)):
@@ -339,13 +374,3 @@ def _check_listening(host: str, port: int, shared: bool) -> None:
         else:
             problem = f"this machine cannot listen on {host} ({e.strerror}); --host takes an address of it"
         raise HobbitError(problem) from e
-
-
-def _become(command: list[str]) -> NoReturn:
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
-            stream.flush()
-    try:
-        os.execve(command[0], command, {**os.environ, **short_spins()})
-    except OSError as e:
-        raise HobbitError(f"{command[0]} cannot be run: {e.strerror}; install pyhobbit again") from e

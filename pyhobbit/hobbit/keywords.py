@@ -8,15 +8,18 @@ from dataclasses import fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from textwrap import fill, indent
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyhobbit.errors import ConfigError
+from pyhobbit.model.options_file import read_options
 from pyhobbit.settings.config import CacheConfig, parse_size
 from pyhobbit.settings.table import OPTIONS, default_text
 
 # What a keyword takes beside a CacheConfig's own type.
 _ALSO = {"size": str, "path": str | os.PathLike[str]}
 _WIDTH = 104
+# Llama's keywords for options of the file beside a model.
+_LLAMA = {"ctx": ("n_ctx",), "batch": ("n_batch", "n_ubatch"), "threads": ("n_threads", "n_threads_batch")}
 
 
 def text() -> str:
@@ -54,6 +57,26 @@ def check(given: Mapping[str, object], *constructors: Callable[..., None]) -> No
             near = get_close_matches(name, known, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise TypeError(f"Hobbit() has no keyword {name}{hint}")
+
+
+class Options(NamedTuple):
+    """Keywords of the expert cache, and of Llama."""
+
+    cache: dict[str, Any]
+    llama: dict[str, Any]
+
+
+def of_model(
+    model: Path, cache: CacheConfig | None, settings: Mapping[str, Any], llama: Mapping[str, Any]
+) -> Options:
+    """What the file beside the model says where no keyword does. Raises ConfigError, HobbitError."""
+    given = {*settings, *(name for name in OPTIONS if getattr(cache, name, None) is not None)}
+    given |= {name for name, keys in _LLAMA.items() if not llama.keys().isdisjoint(keys)}
+    found = read_options(model, given)
+    return Options(
+        {name: found[name] for name in OPTIONS if name in found},
+        {key: found[name] for name, keys in _LLAMA.items() if name in found for key in keys},
+    )
 
 
 def cache_config(cache: CacheConfig | None, settings: Mapping[str, Any]) -> CacheConfig:

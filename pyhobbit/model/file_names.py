@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How the files of a model are named: splits, sidecar and calibration. Imports nothing large."""
+"""How the files of a model are named: splits, sidecar, calibration, options. Imports nothing large."""
 
 import re
 from pathlib import Path
@@ -27,3 +27,8 @@ def sidecar_path(base: Path) -> Path:
 def calibration_path(base: Path) -> Path:
     """Where the engine looks for the calibration of a model."""
     return base.with_name(model_stem(base) + ".calibration.gguf")
+
+
+def options_path(base: Path) -> Path:
+    """Where a model's own options lie (pyhobbit.model.options_file)."""
+    return base.with_name(model_stem(base) + ".toml")

@@ -18,6 +18,7 @@ from pyhobbit.chat.saved import SavedChat, read_chat
 from pyhobbit.chat.status import answer_figures
 from pyhobbit.engine.engine import Piece
 from pyhobbit.errors import ContextError
+from pyhobbit.model.options_file import read_options
 from pyhobbit.settings.config import CacheConfig, ChatConfig
 
 TEMPLATE = "{{ messages }}"
@@ -245,7 +246,8 @@ def test_thinking_is_shown_and_changed(capsys: pytest.CaptureFixture[str]) -> No
         ("/hlep", "did you mean /help?"),
         ("/cler", "did you mean /clear?"),
         ("/xyzzy", "/help shows them all"),
-        ("/save", "needs an argument: /save FILE"),
+        ("/load", "needs an argument: /load FILE"),
+        ("/save", "no setting was changed; /set changes some"),
         ("/reset all", "takes no argument"),
         ("/load nowhere.json", "nowhere.json cannot be read: No such file or directory"),
         ("/save /nowhere/at/all.json", "cannot be written to /nowhere/at/all.json: No such file"),
@@ -333,6 +335,26 @@ def test_statistics_tell_how_full_the_context_is(capsys: pytest.CaptureFixture[s
 
 
 # files
+
+
+def test_settings_that_were_changed_are_kept_for_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tmp_path / "m.gguf"
+    monkeypatch.setattr(_FakeEngine, "info", lambda self: replace(MODEL, model=str(model), t1=0.5, t2=0.9))
+    conversation, _ = _converse(THINKS, sampling=SamplingConfig(top_k=7))
+    commands = Commands(conversation)
+    commands.run("/set temp 0.5 max_tokens 9")
+    commands.run("/think hide")
+    commands.run("/system be kind")
+    commands.run("/save")
+    assert f"{tmp_path / 'm.toml'} keeps temp, max_tokens, system, think for this" in capsys.readouterr().err
+    assert read_options(model) == {"temp": 0.5, "max_tokens": 9, "system": "be kind", "think": "hide"}
+    with pytest.raises(HobbitError, match="no setting was changed"):
+        commands.run("/save")
+    commands.run('/system ""')
+    commands.run("/save")
+    assert read_options(model) == {"temp": 0.5, "max_tokens": 9, "think": "hide"}
 
 
 def test_a_saved_conversation_goes_on_where_it_was(

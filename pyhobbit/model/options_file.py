@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: MIT
+"""A model's own options, in a TOML file beside it; the command line and keywords come before it."""
+
+from collections.abc import Collection, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import tomlkit
+from tomlkit.exceptions import TOMLKitError
+
+from pyhobbit.errors import ConfigError, HobbitError
+from pyhobbit.model.file_names import options_path
+from pyhobbit.native.files import write_text
+from pyhobbit.settings.config import (
+    SAMPLING_HELP,
+    CacheConfig,
+    ChatConfig,
+    EngineConfig,
+    SamplingConfig,
+    parse_size,
+)
+from pyhobbit.settings.table import OPTIONS
+
+_CACHE = {
+    name: "list" if len(specs) > 1 else specs[0].kind
+    for name, specs in OPTIONS.items()
+    if specs[0].kind != "path"
+}
+_COUNTS = ("top_k", "seed")
+_SAMPLING = {name: "count" if name in _COUNTS else "number" for name in SAMPLING_HELP}
+_ENGINE = {"ctx": "count", "batch": "count", "threads": "count"}
+_CHAT = {"max_tokens": "count", "system": "text", "think": "text"}
+KINDS: Mapping[str, str] = {**_CACHE, **_ENGINE, **_SAMPLING, **_CHAT}
+"""What the file may set, with the kind of each value; names are those of the options, with underscores."""
+
+_TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
+    "number": ((int, float), "a number"),
+    "count": ((int,), "a whole number"),
+    "size": ((int, str), 'a size like "8G"'),
+    "flag": ((bool,), "true or false"),
+    "list": ((list,), "a list of numbers"),
+}
+_TEXT: tuple[tuple[type, ...], str] = ((str,), "a text in quotation marks")
+# Given beside one of these, the file's do not apply.
+_REPLACED_BY = {
+    "memory": {"pools"},
+    "device_memory": {"pools"},
+    "pools": {"memory", "device_memory"},
+    **{name: {"rule", "price", "t1", "t2"} for name in ("rule", "price", "t1", "t2")},
+    **{name: {"policy", "weights"} for name in ("policy", "weights")},
+}
+
+
+def read_options(model: Path, given: Collection[str] = ()) -> dict[str, Any]:
+    """The options of the file beside the model that apply beside those that are given, by name.
+
+    Sizes are bytes, lists tuples. Without a file there are none. Raises ConfigError, HobbitError.
+    """
+    path = options_path(model)
+    options = _checked(path, _document(path).unwrap())
+    return {
+        name: value
+        for name, value in options.items()
+        if not {name, *_REPLACED_BY.get(name, ())}.intersection(given)
+    }
+
+
+def write_options(model: Path, options: Mapping[str, Any]) -> Path:
+    """Sets these options in the file beside the model and keeps the others; None removes one.
+
+    Returns its path. Raises ConfigError, HobbitError.
+    """
+    path = options_path(model)
+    document = _document(path)
+    for name, value in options.items():
+        for each in {name, *_REPLACED_BY.get(name, ())} - {*options}:
+            document.pop(each, None)
+        if value is None:
+            document.pop(name, None)
+        else:
+            document[name] = list(value) if isinstance(value, tuple) else value
+    _checked(path, document.unwrap())
+    try:
+        write_text(path, tomlkit.dumps(document))
+    except OSError as e:
+        raise HobbitError(f"{path} cannot be written: {e.strerror}") from e
+    return path
+
+
+def _document(path: Path) -> tomlkit.TOMLDocument:
+    try:
+        return tomlkit.parse(path.read_text("utf-8"))
+    except FileNotFoundError:
+        return tomlkit.document()
+    except OSError as e:
+        raise HobbitError(f"{path} cannot be read: {e.strerror}") from e
+    except (TOMLKitError, UnicodeDecodeError) as e:
+        raise ConfigError(f'{path} is not TOML ({e}); write lines like: memory = "8G"') from e
+
+
+def _checked(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
+    options = {name.replace("-", "_"): value for name, value in values.items()}
+    try:
+        options = {name: _value(name, value) for name, value in options.items()}
+        _check_together(options)
+    except ConfigError as e:
+        raise ConfigError(f"{path}: {e}") from e
+    return options
+
+
+def _value(name: str, value: Any) -> Any:
+    if name not in KINDS:
+        near = get_close_matches(name, KINDS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(KINDS)}"
+        raise ConfigError(f"there is no option {name}; {hint}")
+    kind = KINDS[name]
+    types, what = _TYPES.get(kind, _TEXT)
+    if not isinstance(value, types) or (isinstance(value, bool) and kind != "flag"):
+        raise ConfigError(f"{name} is {value!r}; it must be {what}")
+    if kind == "list":
+        return tuple(value)
+    return parse_size(str(value)) if kind == "size" else value
+
+
+def _check_together(options: Mapping[str, Any]) -> None:
+    """Raises ConfigError where an option cannot have its value, or not beside the others."""
+    cache, sampling, chat = (
+        {k: v for k, v in options.items() if k in some} for some in (_CACHE, _SAMPLING, _CHAT)
+    )
+    names = {"ctx": "n_ctx", "batch": "n_batch", "threads": "n_threads"}
+    engine = {names[name]: value for name, value in options.items() if name in names}
+    ChatConfig(EngineConfig(CacheConfig(**cache), **engine), SamplingConfig(**sampling), **chat)

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: MIT
+"""llama.cpp's programs, which the package brings."""
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from pyhobbit.errors import HobbitError
+from pyhobbit.native.paths import BIN_DIR
+from pyhobbit.native.threads import short_spins
+
+
+def names() -> list[str]:
+    """Of the files in BIN_DIR."""
+    return sorted(path.name for path in BIN_DIR.glob("*"))
+
+
+def become(command: Sequence[str]) -> NoReturn:
+    """Replaces this process by a program, which gets all signals. Raises HobbitError."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+    try:
+        os.execve(command[0], command, {**os.environ, **short_spins()})
+    except OSError as e:
+        raise HobbitError(f"{command[0]} cannot be run: {e.strerror}; install pyhobbit again") from e
