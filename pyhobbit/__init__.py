@@ -16,12 +16,14 @@ if TYPE_CHECKING:
     from pyhobbit.engine.stats import CacheStats, ModelInfo, Stats
     from pyhobbit.errors import ConfigError, HobbitError
     from pyhobbit.hobbit.hobbit import Hobbit
+    from pyhobbit.quality.report import CalibrationReport
     from pyhobbit.settings.config import CacheConfig, EngineConfig, SamplingConfig, parse_size
 
 __all__ = [
     "Beam",
     "CacheConfig",
     "CacheStats",
+    "CalibrationReport",
     "ConfigError",
     "Engine",
     "EngineConfig",
@@ -39,6 +41,7 @@ _MODULES = {
     "engine.engine": ("Beam", "Engine", "Piece"),
     "errors": ("ConfigError", "HobbitError"),
     "hobbit.hobbit": ("Hobbit",),
+    "quality.report": ("CalibrationReport",),
     "engine.stats": ("CacheStats", "ModelInfo", "Stats"),
 }
 

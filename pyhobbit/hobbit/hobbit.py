@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyhobbit.engine.cache import Cache
 from pyhobbit.engine.closing import Closing
-from pyhobbit.engine.llama import DAMAGED, can_fit, load_failure, log, opening
+from pyhobbit.engine.llama import DAMAGED, can_fit, description, load_failure, log, opening
 from pyhobbit.engine.plan import Fit, fit
 from pyhobbit.engine.stats import ModelInfo, Stats, peak_rss_bytes
 from pyhobbit.engine.threads import computing_threads
@@ -26,6 +26,7 @@ from pyhobbit.hobbit.llama_errors import (
     size_error,
 )
 from pyhobbit.hobbit.params import N_BATCH, given_batch, set_context, set_model, set_own
+from pyhobbit.hobbit.typed import TypedLlama
 from pyhobbit.model.names import check_model_file
 from pyhobbit.native import ffi
 from pyhobbit.native.files import read_text
@@ -33,11 +34,9 @@ from pyhobbit.settings.config import CacheConfig, CalibrationConfig, EngineConfi
 from pyhobbit.settings.table import OPTIONS
 
 if TYPE_CHECKING:
-    from llama_cpp import Llama, LlamaState
+    from llama_cpp import LlamaState
 
     from pyhobbit.quality.report import CalibrationReport
-else:
-    Llama = ffi.llama.Llama
 
 # Attributes of Llama that hold native memory: a closed model has none.
 _NATIVE = ("_model", "_ctx", "_batch", "_experts", "tokenizer_")
@@ -59,13 +58,14 @@ class _Counters:
     decode_s: float = 0.0
 
 
-class Hobbit(Closing, Llama):
+class Hobbit(Closing, TypedLlama):
     """A GGUF model that may be larger than memory, with the interface of llama_cpp.Llama.
 
     Everything that Llama offers is inherited. The routed experts stay on disk; those in use lie in a cache.
     A model without experts runs as in Llama.
 
-    All settings have defaults, and a model that has been calibrated brings its own:
+    All settings have defaults, and a model that has been calibrated brings its own. A file of options beside
+    the model (MODEL.toml) sets memory, context, threads and the cache where no keyword does:
 
     model_path: GGUF file; of a split model its first file.
 
@@ -99,8 +99,11 @@ class Hobbit(Closing, Llama):
         Raises ConfigError for a setting that cannot be and HobbitError for a model that cannot be opened,
         both also ValueErrors, and TypeError for a keyword that neither Hobbit nor Llama knows.
         """
-        keywords.check(llama, Hobbit.__init__, Llama.__init__)
-        self.cache_config = keywords.cache_config(cache, {name: llama.pop(name, None) for name in OPTIONS})
+        keywords.check(llama, Hobbit.__init__, TypedLlama.__init__)
+        given = {name: llama.pop(name) for name in OPTIONS if llama.get(name) is not None}
+        own = keywords.of_model(Path(model_path), cache, given, llama)
+        llama = {**own.llama, **llama}
+        self.cache_config = keywords.cache_config(cache, {**own.cache, **given})
         own = {"model_path": os.fspath(model_path), "cache": self.cache_config, "flash_attn": flash_attn}
         self._arguments = {**llama, **own}
         self._counters = _Counters()
@@ -185,6 +188,10 @@ class Hobbit(Closing, Llama):
     #
     # the end
     #
+
+    def __repr__(self) -> str:
+        state = f"n_ctx={self.n_ctx()}" if "_model" in self.__dict__ else "closed"
+        return f"<Hobbit {self._arguments['model_path']}, {state}>"
 
     def __enter__(self) -> "Hobbit":
         _ = self._model
@@ -310,7 +317,7 @@ class Hobbit(Closing, Llama):
         architecture = self.metadata.get("general.architecture")
         return ModelInfo(
             model=self.model_path,
-            description=self._model.desc(),
+            description=description(self._model.model),
             n_ctx=self.n_ctx(),
             n_threads=self.n_threads,
             cached=bool(self._experts),
