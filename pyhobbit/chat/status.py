@@ -37,10 +37,9 @@ def model_figures(info: ModelInfo) -> list[str]:
     """What was opened."""
     parts = [Path(info.model).name, info.description, f"context {info.n_ctx} tokens"]
     if info.cached:
-        size, whole = format_size(info.pool_bytes_high), format_size(info.tier_bytes_high)
-        pools = [f"{size} of {whole} {info.high_pool_name}"]
+        pools = [f"{info.high_pool_name} {info.pool_text(high=True)}"]
         if info.pool_bytes_low:
-            pools.append(f"{format_size(info.pool_bytes_low)} of {format_size(info.tier_bytes_low)} low")
+            pools.append(f"low {info.pool_text(high=False)}")
         parts += [
             f"experts in memory: {', '.join(pools)}",
             f"price {info.price:g}" if info.price > 0 else f"t1 {info.t1:g}, t2 {info.t2:g}",

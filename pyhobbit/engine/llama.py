@@ -73,6 +73,15 @@ def load_failure(path: str | Path, hint: str) -> str:
     return last_error() or f"{path} cannot be loaded: {log.reason() or 'llama.cpp gave no reason'}; {hint}"
 
 
+def description(model: Any) -> str:
+    """Architecture, size and type of a llama_model; llama.cpp names the size of well-known ones alone."""
+    buffer = ctypes.create_string_buffer(256)
+    llama.llama_model_desc(model, buffer, len(buffer))
+    n = llama.llama_model_n_params(model)
+    size = f"{n / 1e9:.1f}B" if n >= 1e9 else f"{n / 1e6:.1f}M"
+    return buffer.value.decode("utf-8", "replace").replace(" ?B ", f" {size} ")
+
+
 SetModel = Callable[[Any], None]
 """Fills in llama_model_params, where they are not llama.cpp's own."""
 
@@ -135,11 +144,6 @@ class Model:
     def close(self) -> None:
         self.cache.close()
         llama.llama_model_free(self.pointer)
-
-    def description(self) -> str:
-        buffer = ctypes.create_string_buffer(256)
-        llama.llama_model_desc(self.pointer, buffer, len(buffer))
-        return buffer.value.decode("utf-8", "replace")
 
     def metadata(self, key: str) -> str | None:
         """A value of the GGUF's metadata as text, None where it has no such key."""

@@ -18,7 +18,7 @@ from pyhobbit.errors import HobbitError
 from pyhobbit.model.stored_settings import lookahead_bytes
 from pyhobbit.native.ffi import HostMemory, host_memory
 from pyhobbit.native.machine import available_memory, physical_memory, resident_memory, trimmed_heap
-from pyhobbit.settings.config import EngineConfig, Setting, format_size
+from pyhobbit.settings.config import CacheConfig, EngineConfig, Setting, format_size
 
 _CELL_BYTES = 64  # that llama.cpp keeps for a token of context beside the KV cache, even when it simulates
 _PREDICTOR_BYTES = 2  # of a router's weight in the predictor's copy
@@ -152,7 +152,7 @@ def lay_out(
         )
         if not plan.info.cached:
             return _checked(plan)
-        return _with_pools(plan, session, _beside_pools(memory, session, config))
+        return _with_pools(plan, session, _beside_pools(memory, session, config), config.cache)
 
 
 def _beside_pools(memory: HostMemory, session: Session, config: EngineConfig) -> int:
@@ -190,13 +190,22 @@ def _checked(plan: MemoryPlan) -> MemoryPlan:
     return plan
 
 
-def _with_pools(plan: MemoryPlan, session: Session, beside: int) -> MemoryPlan:
+def _with_pools(plan: MemoryPlan, session: Session, beside: int, cache: CacheConfig) -> MemoryPlan:
     if plan.beside_pools > plan.available:
         raise HobbitError(_too_much(plan))
     try:
         session.cache.prepare(beside, plan.n_batch)
     except HobbitError as e:
-        raise HobbitError(f"{e} ({plan.info.model} takes {_needs(plan)})") from e
+        asks_device = (cache.device_memory, cache.mode) != (None, None)
+        if cache.pools is not None or (asks_device and not plan.info.on_device):
+            raise  # it is not about what a model takes beside its pools
+        prefetch = beside - plan.weights - plan.context - plan.compute
+        others = [f"{format_size(prefetch)} to prefetch"] if prefetch > 0 else []
+        others.append(f"{format_size(plan.process)} for Python and libraries")
+        needs = ", ".join([_needs(plan), *others])
+        raise HobbitError(
+            f"{e} ({plan.info.model} takes {needs}; the rest is for work buffers and the smallest pools)"
+        ) from e
     plan = replace(plan, info=replace(plan.info, **session.cache.info()))
     if not plan.info.on_device:
         return plan

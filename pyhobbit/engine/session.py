@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pyhobbit.engine.closing import Closing
-from pyhobbit.engine.llama import Context, KeepGoing, Model, SetContext, SetModel, log, opening
+from pyhobbit.engine.llama import Context, KeepGoing, Model, SetContext, SetModel, description, log, opening
 from pyhobbit.engine.stats import ModelInfo
 from pyhobbit.engine.threads import computing_threads
 from pyhobbit.errors import HobbitError
@@ -60,7 +60,7 @@ class Session(Closing):
         architecture = self.model.metadata("general.architecture")
         return ModelInfo(
             model=str(self.model.path),
-            description=self.model.description(),
+            description=description(self.model.pointer),
             n_ctx=self.context.n_ctx,
             n_threads=self.context.n_threads,
             cached=bool(self.cache),

@@ -56,6 +56,17 @@ class ModelInfo(CacheInfo):
         """For people."""
         return "residual" if self.high_is_residual else "high"
 
+    def pool_text(self, high: bool) -> str:
+        """How much of its tier a pool holds, for people. Slots are padded, so a full pool may be larger."""
+        size, tier = self.pool_bytes_low, self.tier_bytes_low
+        n_slots, n_experts = self.pool_slots_low, self.n_all_experts
+        if high:
+            size, tier = self.pool_bytes_high, self.tier_bytes_high
+            n_slots, n_experts = self.pool_slots_high, self.n_high_experts
+        if n_slots >= n_experts:
+            return f"all {n_experts} experts ({format_size(size)})"
+        return f"{format_size(size)} of {format_size(tier)}"
+
 
 @dataclass(frozen=True)
 class CacheStats(CacheCounters):
@@ -166,14 +177,10 @@ class Stats:
         return "\n".join(lines)
 
     def _cache_summary(self) -> str:
-        name = self.info.high_pool_name
-        pools = [(name, self.info.pool_bytes_high, self.info.tier_bytes_high, self.hit_rate_high)]
+        pools = [(self.info.high_pool_name, self.info.pool_text(high=True), self.hit_rate_high)]
         if self.info.pool_bytes_low:
-            pools.append(("low", self.info.pool_bytes_low, self.info.tier_bytes_low, self.hit_rate_low))
-        parts = [
-            f"{name} pool {format_size(pool)} of {format_size(tier)}, {rate or 0:.0%} hits"
-            for name, pool, tier, rate in pools
-        ]
+            pools.append(("low", self.info.pool_text(high=False), self.hit_rate_low))
+        parts = [f"{name} pool {held}, {rate or 0:.0%} hits" for name, held, rate in pools]
         read = f"{format_size(self.cache.bytes_read)} read, {self.cache.stall_s:.2f} s waiting for the disk"
         return "experts: " + "; ".join([*parts, *self._host_summary(), read, *self._prefetch_summary()])
 
