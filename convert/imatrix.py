@@ -51,7 +51,9 @@ def read_imatrix(path: Path, tensors: Sequence[TensorInfo]) -> dict[str, np.ndar
     try:
         entries = _read_gguf_entries(read_gguf(path)) if is_gguf else _read_legacy_entries(path.read_bytes())
     except (struct.error, UnicodeDecodeError, MemoryError, ValueError) as error:
-        raise HobbitError(f"{path} is no readable importance matrix: make one with llama-imatrix") from error
+        raise HobbitError(
+            f"{path} is no readable importance matrix: make one with pyhobbit llama imatrix"
+        ) from error
     shapes = {tensor.name: (tensor.ne[2] if len(tensor.ne) > 2 else 1, tensor.ne[0]) for tensor in tensors}
     known: dict[str, np.ndarray] = {}
     for name, shape in shapes.items():

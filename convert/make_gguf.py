@@ -49,8 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--imatrix",
         type=Path,
         metavar="FILE",
-        help="importance matrix made by llama-imatrix (default: the one beside MODEL, such as "
-        f"MODEL.imatrix.gguf; {Options.no_imatrix}: convert without)",
+        help="importance matrix of pyhobbit llama imatrix (default: the one beside MODEL, such as "
+        f"MODEL.imatrix.gguf; {Options.no_imatrix}: without)",
     )
     option("--sidecar", action="store_true", help="write only the further tier, to MODEL.hobbit.gguf")
     option(

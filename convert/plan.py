@@ -144,6 +144,8 @@ def _check_type(tensor: PlannedTensor, imatrix: Collection[str]) -> None:
         )
     if target.wants_imatrix and source.name not in imatrix:
         remedy = (
-            "the --imatrix file has none" if imatrix else "make one with llama-imatrix, pass --imatrix FILE"
+            "the --imatrix file has none"
+            if imatrix
+            else "make one with pyhobbit llama imatrix, pass --imatrix FILE"
         )
         raise HobbitError(f"{target.name} needs an importance matrix for tensor {source.name!r}: {remedy}")

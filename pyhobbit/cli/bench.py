@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """pyhobbit bench: speed and memory of stock llama.cpp and of the expert cache, side by side.
 Arms take turns, each in a process of its own under a memory limit, with an empty page cache.
+
+The arm stock-mmap-128k sets the readahead of the disk for all programs while it runs.
 """
 
 import argparse
@@ -29,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options of the verb."""
     from pyhobbit.bench.arms import BY_NAME
 
-    limits = "limits as shares of the model, or nothing (default: 0.15 0.25 0.4 0.6)"
+    limits = "limits as shares of the model, or none (default: 0.15 0.25 0.4 0.6)"
     add_options(parser, BY_NAME, limits)
 
 
@@ -74,7 +76,7 @@ def add_options(parser: argparse.ArgumentParser, arms: "Mapping[str, Arm]", limi
         help="apply another model's calibration to the shape",
     )
     add("--arms", nargs="+", metavar="NAME", help="arms to run (default: all that the files allow)")
-    add("--limits", type=float, nargs="*", metavar="F", help=limits)
+    add("--limits", type=_limit, nargs="*", metavar="F", help=limits)
     add("--reps", type=int, metavar="N", help="repetitions (default: 5)")
     prompts = "lengths of the prompts in tokens (default: 16 128 512; with --trace: 16)"
     add("--prompts", type=int, nargs="+", metavar="N", help=prompts)
@@ -104,6 +106,10 @@ def add_options(parser: argparse.ArgumentParser, arms: "Mapping[str, Arm]", limi
     add_setting_arguments(parser, thresholds, thresholds, is_group=False)  # of the arms with two tiers
 
 
+def _limit(text: str) -> float | None:
+    return None if text == "none" else float(text)
+
+
 def run(args: argparse.Namespace) -> int:
     """Runs the verb with parsed options; returns the exit status. Raises HobbitError."""
     from pyhobbit.bench import report, runner
@@ -127,16 +133,21 @@ def results_path(args: argparse.Namespace, config: "BenchConfig") -> Path:
 
 
 def publish(results: "Results", folder: Path, text: str) -> None:
-    """Writes the table `text` and a plot beside the lines of JSON.
+    """Writes the table `text` beside the lines of JSON, and with matplotlib a plot.
 
     Raises HobbitError, also where runs failed.
     """
     from pyhobbit.bench import report
 
     (folder / "table.md").write_text(text + "\n", encoding="utf-8")
-    report.plot(results, folder / "speed.png")
     print(text)
-    print(f"\n{folder / 'results.jsonl'}, table.md and speed.png contain this run", file=sys.stderr)
+    files = "results.jsonl and table.md"
+    try:
+        report.plot(results, folder / "speed.png")
+        files = "results.jsonl, table.md and speed.png"
+    except HobbitError as e:
+        print(f"\npyhobbit: {e}", file=sys.stderr)
+    print(f"\n{folder} contains this run: {files}", file=sys.stderr)
     if errors := results.errors():
         raise HobbitError("some runs failed: " + "; ".join(errors))
 
@@ -159,7 +170,7 @@ def configured(args: argparse.Namespace, arms: "Mapping[str, Arm]") -> "BenchCon
     for n_batch in args.batch:
         EngineConfig(n_batch=n_batch)
     given = {
-        field.name: tuple(value) if isinstance(value, list) else value
+        field.name: tuple(each for each in value if each is not None) if isinstance(value, list) else value
         for field in fields(runner.BenchConfig)
         if field.default is not MISSING and (value := getattr(args, field.name, None)) is not None
     }

@@ -10,13 +10,25 @@ COMMON: Mapping[str, Collection[str]] = {
     "bench": ("--model", "--shape", "--low", "--arms", "--limits", "--reps", "--prompts", "--tokens"),
     "calibrate": ("model", "--text", "--max-ppl-increase", "--max-kl", "--chunks", "--memory"),
     "chat": ("model", "-p", "--file", "--system", "-n", "--temp", "--think", "-q", "--memory", "--ctx"),
-    "config": ("model", "--memory", "--ctx", "--t1", "--t2", "--json"),
+    "config": ("model", "--write", "--memory", "--ctx", "--t1", "--t2", "--json"),
     "convert": ("model", "-o", "--low", "--low-from", "--high", "--imatrix", "--sidecar", "--dry-run"),
     "inspect": ("model", "--text", "--plots", "--json", "--memory", "--ctx", "--t1", "--t2"),
     "serve": ("model", "--memory", "--ctx", "--host", "--port", "--api-key", "--parallel", "--llama-help"),
     "simulate": ("--trace", "--capacity", "--policy", "--t1", "--t2", "--predictor", "--json"),
 }
 """By verb, the options that --help shows, where that is not all of them."""
+
+EXAMPLES: Mapping[str, str] = {
+    "bench": "--shape tiny --low q2_k",
+    "calibrate": "m.gguf --text my.txt --max-kl 0.01",
+    "chat": "m.gguf --memory 8G",
+    "config": "m.gguf --memory 8G --write",
+    "convert": "--sidecar m.gguf",
+    "inspect": "m.gguf --memory 8G",
+    "serve": "m.gguf --memory 8G --port 8000",
+    "simulate": "--trace run.csv --capacity 0.2",
+}
+"""By verb, arguments that --help shows, of those in COMMON."""
 
 _MAX_WIDTH = 100
 _COLUMN, _COMMON_COLUMN = 27, 24  # where explanations begin
@@ -91,5 +103,7 @@ def _common_help(parser: argparse.ArgumentParser, names: Collection[str]) -> str
     formatter.start_section("common options")
     formatter.add_arguments(shown)
     formatter.end_section()
-    formatter.add_text(f"All {len(actions)} options: {parser.prog} --help-all")
+    verb = parser.prog.split()[-1]
+    example = f"Example: {parser.prog} {EXAMPLES[verb]}"
+    formatter.add_text(f"{example}\nAll {len(actions)} options: {parser.prog} --help-all")
     return formatter.format_help()

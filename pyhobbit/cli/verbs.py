@@ -2,6 +2,7 @@
 """The sub-commands, one per verb; the verbs declare their own options."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -9,7 +10,21 @@ from importlib.metadata import version
 from typing import NoReturn
 
 from pyhobbit import convert
-from pyhobbit.cli import bench, calibrate, chat, config, inspect, ps, pull, rm, serve, simulate
+from pyhobbit.cli import (
+    bench,
+    calibrate,
+    chat,
+    completion,
+    config,
+    inspect,
+    llama,
+    ps,
+    pull,
+    rm,
+    serve,
+    simulate,
+    top,
+)
 from pyhobbit.cli import list as listing
 from pyhobbit.cli.help import HelpFormatter, add_help
 from pyhobbit.cli.options import declared_options
@@ -21,25 +36,28 @@ _VERBS = {
     "bench": (bench, "measure against stock llama.cpp"),
     "calibrate": (calibrate, "fit thresholds and cache to a model"),
     "chat": (chat, "talk to a model, or have it continue a text"),
+    "completion": (completion, "print what a shell needs to complete commands"),
     "config": (config, "show the settings that apply, and where each comes from"),
     "convert": (convert, "make a multi-precision GGUF"),
     "inspect": (inspect, "show how a model fits this machine and how it uses its experts"),
     "list": (listing, "show the models that have been downloaded"),
+    "llama": (llama, "run another program of llama.cpp"),
     "ps": (ps, "show the running commands"),
     "pull": (pull, "download a model"),
     "rm": (rm, "delete a downloaded model"),
     "serve": (serve, "answer over HTTP, like OpenAI's API"),
     "simulate": (simulate, "replay a route trace through cache policies"),
+    "top": (top, "watch a running server"),
 }
 
 # What users of other programs type, and what it is here.
 _OTHER_VERBS = {"run": "chat", "ls": "list", "show": "inspect", "info": "inspect"}
 _NEAR_VERBS = {
     "server": "serve",
-    "quantize": "convert",
     "settings": "config",
     "delete": "rm",
     "download": "pull",
+    **{name: f"llama {name}" for name in ("quantize", "imatrix", "perplexity")},
 }
 _OTHER_OPTIONS = {
     "-c": "--ctx",
@@ -81,10 +99,21 @@ class _Parser(argparse.ArgumentParser):
 
 def _parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
     description = "Mixture-of-Experts models larger than memory, on llama.cpp."
-    first = "First steps: pyhobbit chat MODEL.gguf --memory 8G"
-    parser = _Parser(prog="pyhobbit", description=description, epilog=first, formatter_class=HelpFormatter)
-    parser.add_argument("--version", action="version", version=f"pyhobbit {version('pyhobbit')}")
-    verbs = parser.add_subparsers(title="commands", metavar="COMMAND ...", required=True, prog="pyhobbit")
+    first = (
+        "First steps: pyhobbit chat MODEL.gguf --memory 8G\n"
+        "Help for a command: pyhobbit COMMAND --help. The version: pyhobbit --version"
+    )
+    parser = _Parser(
+        prog="pyhobbit",
+        description=description,
+        epilog=first,
+        formatter_class=HelpFormatter,
+        add_help=False,
+    )
+    for name, action in (("--help", "help"), ("-h", "help"), ("--version", "version")):
+        parser.add_argument(name, action=action, help=argparse.SUPPRESS)
+    parser.version = f"pyhobbit {version('pyhobbit')}"
+    verbs = parser.add_subparsers(title="commands", metavar="COMMAND [...]", required=True, prog="pyhobbit")
     parsers = {}
     for name, (module, summary) in _VERBS.items():
         verb = verbs.add_parser(name, help=summary, description=module.__doc__, add_help=False)
@@ -100,6 +129,10 @@ def run(arguments: Sequence[str] | None) -> int:
     """Runs the verb that the arguments name; returns the exit status. Raises HobbitError, SystemExit."""
     arguments = _with_our_verb(list(sys.argv[1:] if arguments is None else arguments))
     parser, parsers = _parser()
+    if "_ARGCOMPLETE" in os.environ:
+        import argcomplete
+
+        argcomplete.autocomplete(parser)
     _check_verb(arguments)
     module = _VERBS[arguments[0]][0] if arguments and arguments[0] in _VERBS else None
     if module is not None and hasattr(module, "parse"):
@@ -147,8 +180,8 @@ def _check_verb(arguments: Sequence[str]) -> None:
         return
     if verb.endswith(".gguf") or "/" in verb:
         raise ConfigError(f"a command is missing before '{verb}'; to talk to the model: pyhobbit chat {verb}")
-    near = [_NEAR_VERBS.get(verb), *get_close_matches(verb, _VERBS, n=1, cutoff=_LEAST_LIKENESS)]
-    meant = next((each for each in near if each in _VERBS), None)
+    near = get_close_matches(verb, _VERBS, n=1, cutoff=_LEAST_LIKENESS)
+    meant = _NEAR_VERBS.get(verb) or next(iter(near), None)
     hint = f"did you mean {meant}?" if meant else f"there are {', '.join(_VERBS)}"
     raise ConfigError(f"there is no command '{verb}'; {hint}")
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import os
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from pyhobbit.native.paths import LIB_DIR
 
 TYPE_COUNT = 43
 """GGML_TYPE_COUNT of the ggml.h that libggml-base was built from."""
+
+_LEAST_LIKENESS = 0.7  # of what is suggested
 
 # llama-quantize refuses these without an importance matrix, because the result would be garbage.
 _WANTS_IMATRIX = frozenset({"iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs"})
@@ -128,7 +131,9 @@ def type_by_name(name: str) -> GgmlType:
     """
     types = {ggml_type.name.lower(): ggml_type for ggml_type in quantizable_types()}
     if name.lower() not in types:
-        raise HobbitError(f"unknown type {name!r}: choose one of {', '.join(types)}")
+        near = get_close_matches(name.lower(), types, n=1, cutoff=_LEAST_LIKENESS)
+        hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(types)}"
+        raise HobbitError(f"unknown type {name!r}: {hint}")
     return types[name.lower()]
 
 

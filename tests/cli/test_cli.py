@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
 import importlib.metadata
+import os
 import re
 import subprocess
 import sys
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from conftest import RunPyhobbit
 
 import pyhobbit
 from pyhobbit import convert
@@ -120,6 +122,9 @@ def test_wrong_usage_is_one_sentence_and_status_2(
         (["frob"], "there is no command 'frob'; there are bench, "),
         (["inspcet", "m.gguf"], "did you mean inspect?"),
         (["server", "m.gguf"], "did you mean serve?"),
+        (["quantize", "m.gguf"], "did you mean llama quantize?"),
+        (["llama", "quantise"], "there is no program 'quantise' of llama.cpp; did you mean quantize?"),
+        (["llama", "xyzzy"], "there is no program 'xyzzy' of llama.cpp; there are"),
         (
             ["user/name:Q4_0"],
             "a command is missing before 'user/name:Q4_0'; to talk to the model: pyhobbit chat user/",
@@ -323,3 +328,36 @@ def test_ctrl_c_while_the_program_starts_is_quiet(tmp_path: Path) -> None:
     program += "sys.meta_path.insert(0, Finder())\nsys.exit(main.main(['--version']))\n"
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+@pytest.mark.parametrize("name", ["quantize", "llama-quantize"])
+def test_llama_becomes_the_program(name: str, run_pyhobbit: RunPyhobbit) -> None:
+    done = run_pyhobbit("llama", name, "--help")
+    assert (done.returncode, done.stderr) == (1, "")  # as of llama-quantize itself
+    assert re.match(r"usage: \S+/llama-quantize \[--help\]", done.stdout)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_gets_a_script_that_asks_pyhobbit(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert "_ARGCOMPLETE" in script
+    assert "pyhobbit" in script
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("pyhobbit cali", "calibrate "),
+        ("pyhobbit chat m.gguf --device-m", "--device-memory "),
+        ("pyhobbit completion z", "zsh "),
+        ("pyhobbit serve m.gguf --para", "--parallel "),
+    ],
+)
+def test_words_are_completed(line: str, expected: str, tmp_path: Path) -> None:
+    output = tmp_path / "completions"
+    asks = {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_STDOUT_FILENAME": str(output), "_ARGCOMPLETE_IFS": "\n"}
+    environment = {**os.environ, **asks, "COMP_LINE": line, "COMP_POINT": str(len(line))}
+    program = "import sys; from pyhobbit.cli.main import main; sys.argv = ['pyhobbit']; main()"
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True)
+    assert output.read_text() == expected

@@ -50,8 +50,8 @@ def test_missing_model(tmp_path: Path) -> None:
 
 
 def test_unknown_type_lists_the_types(model: Path) -> None:
-    assert_refused(model, "--low", "q4_k_m", says=["unknown type 'q4_k_m'", " q4_0, ", " q4_k, ", " mxfp4, "])
-    assert_refused(model, "--high", "int8", says=["unknown type 'int8'"])
+    assert_refused(model, "--low", "q4_k_m", says=["unknown type 'q4_k_m': did you mean q4_k?"])
+    assert_refused(model, "--high", "int8", says=["unknown type 'int8'", " q4_0, ", " q4_k, ", " mxfp4, "])
 
 
 def test_existing_output(model: Path) -> None:

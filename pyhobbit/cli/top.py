@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: MIT
+"""Shows a running server: token/s, where the time goes, hits, disk and memory.
+
+It asks pyhobbit serve for its counters, once per interval; Ctrl-C ends it.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pyhobbit.cli.ps import running
+from pyhobbit.errors import ConfigError, HobbitError
+from pyhobbit.settings.config import format_size
+
+_URL = "http://127.0.0.1:8080"
+_TIMEOUT_S = 5
+_BARS = " ▁▂▃▄▅▆▇█"
+_BAR_WIDTH = 30
+_HISTORY = 60  # intervals
+_CLEAR = "\x1b[H\x1b[2J"
+
+Sample = Mapping[str, Any]
+"""What /hobbit answers, and the time as `at`, in seconds."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of the verb."""
+    add = parser.add_argument
+    add("url", nargs="?", default=_URL, metavar="URL", help="address of the server (default: %(default)s)")
+    add("--api-key", metavar="KEY", help="key of the server, if it wants one")
+    add("--interval", type=float, default=1.0, metavar="S", help="seconds (default: %(default)g)")
+    add("--once", action="store_true", help="print one interval and exit")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the verb with parsed options; returns the exit status. Raises HobbitError, KeyboardInterrupt."""
+    if not 0.1 <= args.interval <= 3600:
+        raise ConfigError(f"--interval is {args.interval:g}; give seconds from 0.1 to 3600")
+    url = args.url.rstrip("/").removesuffix("/v1")
+    before = _ask(url, args.api_key)
+    rates: deque[float] = deque(maxlen=_HISTORY)
+    while True:
+        time.sleep(args.interval)
+        now = _ask(url, args.api_key)
+        rates.append(_per_second(before, now, "layers_computed") / now["n_layers"])
+        text = "\n".join([f"pyhobbit serve at {url}", "", *lines(before, now, rates, _memory())])
+        if args.once or not sys.stdout.isatty():
+            print(text, flush=True)
+        else:
+            width, height = shutil.get_terminal_size()
+            print(_CLEAR + "\n".join(line[:width] for line in text.splitlines()[: height - 1]), flush=True)
+        if args.once:
+            return 0
+        before = now
+
+
+def _ask(url: str, key: str | None) -> Sample:
+    request = urllib.request.Request(
+        f"{url}/hobbit", headers={"Authorization": f"Bearer {key}"} if key else {}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
+            sample = json.load(answer)
+    except urllib.error.HTTPError as e:
+        reason = "it wants --api-key" if e.code == 401 else f"it answers with status {e.code}"
+        raise HobbitError(f"{url} gives no counters: {reason}") from e
+    except (OSError, ValueError) as e:
+        raise HobbitError(
+            f"no pyhobbit serve answers at {url} ({getattr(e, 'reason', e)}); give its address"
+        ) from e
+    if not sample.get("cached"):
+        raise HobbitError(f"the model at {url} runs without an expert cache, so there is nothing to show")
+    return {**sample, "at": time.monotonic()}
+
+
+def _memory() -> int | None:
+    """Of the servers of this machine, where there is one only."""
+    servers = [each.memory for each in running() if each.command == "serve"]
+    return servers[0] if len(servers) == 1 else None
+
+
+def lines(before: Sample, now: Sample, rates: Sequence[float], memory: int | None) -> Iterator[str]:
+    """The screen. rates: passes per second of the intervals so far.  memory: bytes of the process."""
+    passes = rates[-1]
+    peak = max(rates) or 1.0
+    history = "".join(_BARS[round(rate / peak * (len(_BARS) - 1))] for rate in rates)
+    yield f"token/s   {passes:7.1f}  {history}"
+    yield "          (passes over all layers: a pass is one token of each request, or part of a prompt)"
+    waiting = _per_second(before, now, "stall_s")
+    experts = max(0.0, _per_second(before, now, "compute_s") - waiting)
+    yield ""
+    for name, share in (
+        ("experts", experts),
+        ("waiting for the disk", waiting),
+        ("other layers, or idle", max(0.0, 1 - experts - waiting)),
+    ):
+        yield f"time      {100 * share:5.1f} %  {'█' * round(_BAR_WIDTH * share):{_BAR_WIDTH}}  {name}"
+    yield ""
+    for tier in ("high", "low"):
+        if now[f"pool_slots_{tier}"]:
+            yield _pool_line(before, now, tier)
+    yield f"precision {_shares(before, now)}"
+    read = _per_second(before, now, "bytes_read")
+    per_token = f", {format_size(read / passes)} per pass" if passes else ""
+    yield f"disk      {format_size(read)}/s{per_token}"
+    n, used = (_change(before, now, name) for name in ("prefetched", "prefetched_used"))
+    state = "on" if now["prefetch_active"] else "off or paused"
+    yield f"prefetch  {state}" + (f", {used / n:.0%} of {n:.0f} experts used" if n else "")
+    if memory is not None:
+        yield f"memory    {format_size(memory)} in the process"
+
+
+def _pool_line(before: Sample, now: Sample, tier: str) -> str:
+    hits, misses = (_change(before, now, f"{name}_{tier}") for name in ("hits", "misses"))
+    rate = f"{hits / (hits + misses):.1%} hits" if hits + misses else "not used"
+    size, n_slots = format_size(now[f"pool_bytes_{tier}"]), now[f"pool_slots_{tier}"]
+    return f"{tier:<9} {rate}, room for {n_slots} of {now['n_layers'] * now['n_experts']} experts in {size}"
+
+
+def _shares(before: Sample, now: Sample) -> str:
+    names = ("selections_high", "selections_low", "selections_skipped")
+    counts = [_change(before, now, name) for name in names]
+    total = sum(counts)
+    if not total:
+        return "no expert was used"
+    high, low, skipped = (f"{count / total:.0%}" for count in counts)
+    return f"{high} high, {low} low, {skipped} skipped"
+
+
+def _change(before: Sample, now: Sample, name: str) -> float:
+    return max(0, now[name] - before[name])  # a server that slept counts from 0 again
+
+
+def _per_second(before: Sample, now: Sample, name: str) -> float:
+    return _change(before, now, name) / (now["at"] - before["at"])

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: MIT
+"""The view of a running server."""
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import pytest
+
+from pyhobbit._tables import COUNTERS
+from pyhobbit.cli.main import main
+from pyhobbit.cli.top import lines
+
+INFO = {
+    "cached": True,
+    "n_layers": 4,
+    "n_experts": 8,
+    "pool_bytes_high": 3 << 20,
+    "pool_slots_high": 16,
+    "pool_bytes_low": 0,
+    "pool_slots_low": 0,
+}
+BEFORE = {**INFO, **{each.name: 0 for each in COUNTERS}, "at": 10.0}
+NOW = {
+    **BEFORE,
+    "at": 12.0,
+    "layers_computed": 80,
+    "compute_s": 1.5,
+    "stall_s": 0.5,
+    "bytes_read": 20 << 20,
+    "hits_high": 150,
+    "misses_high": 10,
+    "selections_high": 120,
+    "selections_low": 30,
+    "selections_skipped": 10,
+    "prefetched": 40,
+    "prefetched_used": 10,
+    "prefetch_active": 1,
+}
+
+
+def _screen(before: dict[str, Any], now: dict[str, Any], *rates: float) -> dict[str, str]:
+    shown = [line for line in lines(before, now, rates, 5 << 20) if line and not line.startswith(" ")]
+    return {line.split()[0] + line[40:] * line.startswith("time"): line for line in shown}
+
+
+def test_the_screen_has_the_rates_of_the_interval() -> None:
+    screen = _screen(BEFORE, NOW, 5.0, 10.0)
+    assert screen["token/s"] == "token/s      10.0  ▄█"
+    text = "\n".join(screen.values())
+    for each in (
+        "93.8% hits, room for 16 of 32 experts in 3.0 MiB",
+        "75% high, 19% low, 6% skipped",
+        "disk      10.0 MiB/s, 1.0 MiB per pass",
+        "prefetch  on, 25% of 40 experts used",
+        "memory    5.0 MiB in the process",
+    ):
+        assert each in text
+    shares = [line.split()[1] for line in text.splitlines() if line.startswith("time")]
+    assert shares == ["50.0", "25.0", "25.0"]
+    assert "low  " not in text
+
+
+def test_an_idle_server_or_one_that_began_anew_shows_nothing_strange() -> None:
+    for before, now in ((BEFORE, {**BEFORE, "at": 11.0}), (NOW, {**BEFORE, "at": 13.0})):
+        text = "\n".join(lines(before, now, [0.0], None))
+        assert "token/s       0.0" in text
+        assert "no expert was used" in text
+        assert "nan" not in text
+        assert "-" not in text.replace("llama-", "")
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    """A server whose counters grow with each question; /plain is one without a cache."""
+    answers = iter([BEFORE, NOW])
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            known = self.headers["Authorization"] == "Bearer k"
+            self.send_response(200 if known else 401)
+            self.end_headers()
+            if known:
+                is_plain = self.path.startswith("/plain")
+                self.wfile.write(json.dumps({"cached": False} if is_plain else next(answers)).encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_one_interval_can_be_printed(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["top", f"{address}/v1", "--api-key", "k", "--interval", "0.1", "--once"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith(f"pyhobbit serve at {address}\n")
+    assert "93.8% hits" in text
+    assert "\x1b" not in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "gives no counters: it wants --api-key"),
+        (["--api-key", "k"], "runs without an expert cache"),
+        (["--interval", "0"], "give seconds from 0.1"),
+    ],
+)
+def test_what_cannot_be_shown_is_one_sentence(
+    arguments: list[str], message: str, address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["top", f"{address}/plain", "--once", *arguments]) in (1, 2)
+    assert message in capsys.readouterr().err
+
+
+def test_no_server_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["top", "http://127.0.0.1:9", "--once"]) == 1
+    assert "no pyhobbit serve answers at http://127.0.0.1:9" in capsys.readouterr().err
