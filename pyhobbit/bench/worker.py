@@ -59,7 +59,7 @@ class Session:
     """The model and one sequence, whose tokens are drawn at random, the same in every arm."""
 
     def __init__(self, libraries: Libraries, job: Job, n_ctx: int, n_batch: int) -> None:
-        self.llama = libraries.llama
+        self.llama, self._native = libraries.llama, libraries.native
         self.replay = Replay(libraries.folder)
         self.llama.llama_backend_init()
         self.device = GgmlDevice(libraries.folder, job.device, job.rpc) if job.device else None
@@ -87,7 +87,7 @@ class Session:
         params.kv_overrides = self._overrides
         model = self.llama.llama_model_load_from_file(os.fsencode(job.model), params)
         if not model:
-            raise RunError(f"llama.cpp cannot load {job.model}")
+            raise self._failure(f"llama.cpp cannot load {job.model}")
         return model
 
     def _open(self, job: Job, n_ctx: int, n_batch: int) -> Any:
@@ -97,8 +97,12 @@ class Session:
         self.n_batch, self.n_ctx = params.n_batch, params.n_ctx
         context = self.llama.llama_init_from_model(self.model, params)
         if not context:
-            raise RunError(f"llama.cpp cannot make a context for {job.model}")
+            raise self._failure(f"llama.cpp cannot make a context for {job.model}")
         return context
+
+    def _failure(self, what: str) -> RunError:
+        reason = self._native.last_error() if self._native is not None else None
+        return RunError(f"{what}: {reason}" if reason else what)
 
     def restart(self) -> None:
         """Empties the KV cache."""

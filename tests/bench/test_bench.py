@@ -80,6 +80,14 @@ def test_what_is_replayed_is_what_the_engine_computes(small: Path, tmp_path: Pat
         np.testing.assert_allclose(row["weight"], weights[place], 1e-5)
 
 
+def test_a_model_that_cannot_be_opened_says_why(small: Path, tmp_path: Path) -> None:
+    routes = bench_jobs.routes(tmp_path, routing.moe_shape(small), None)
+    with pytest.raises(
+        AssertionError, match=r"bench: llama.cpp cannot .*: expert pools of 1000 bytes are too"
+    ):
+        bench_jobs.measure(small, routes, **_ours(small, pools=1000))
+
+
 @pytest.mark.parametrize("arch", ["qwen3moe", "gpt-oss", "olmoe", "phimoe", "llama", "deepseek2"])
 def test_a_replay_gives_the_same_logits_in_stock_and_in_ours(arch: str, tmp_path: Path) -> None:
     model = models.random_model(arch)
@@ -437,7 +445,7 @@ def test_a_small_bench_runs_every_arm(run_pyhobbit: RunPyhobbit, tmp_path: Path)
         "--calibration": _calibration(tmp_path),
     }  # fmt: skip
     given = [part for option in options.items() for part in option]
-    done = run_pyhobbit("bench", *given, "--prompts", 4, 12, "--limits", *limits)
+    done = run_pyhobbit("bench", *given, "--prompts", 4, 12, "--limits", *(limits or ["none"]))
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in (tmp_path / "out/results.jsonl").read_text().splitlines()]
     run, results = lines[0], lines[1:]
