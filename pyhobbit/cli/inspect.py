@@ -124,6 +124,10 @@ def _inspect(path: Path, text: str | None, config: InspectConfig, as_json: bool)
     if config.speed and fit.plan is not None:
         document["speed"] = fit.measure(seen)
         show(f"\n{_rows_text(fit.speed_rows())}")
+        if config.plots is not None and (curve := fit.curve(seen)) is not None:
+            from pyhobbit.inspect import plots
+
+            document["plots"] += map(str, plots.write_speed(curve, config.plots))
     document["advice"] = fit.advice()
     for i, sentence in enumerate(document["advice"]):
         show(f"{'' if i else 'advice':<13} - {sentence}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pyhobbit.engine.plan import MemoryPlan, lay_out
 from pyhobbit.errors import HobbitError
 from pyhobbit.inspect import advice
-from pyhobbit.inspect.speed import Speed, estimate, measure_sample, replay
+from pyhobbit.inspect.speed import Curve, Speed, curve, estimate, measure_sample, replay
 from pyhobbit.model.model_file import ModelFile
 from pyhobbit.model.stored_settings import effective_policy, stored_settings
 from pyhobbit.native.machine import measure_disk
@@ -67,18 +67,34 @@ class Fit:
         self._speed = estimate(plan, sample, disk, replayed)
         return {**asdict(self._speed), "tokens_per_second": self._speed.tokens_per_second}
 
+    def curve(self, seen: "Observations | None") -> Curve | None:
+        """Speed by memory, after measure(); None without a cache in host memory, or without routes."""
+        assert self.plan is not None
+        assert self._speed is not None
+        source, routes = self._routes(self.plan, seen)
+        if source is None or not self.plan.info.cached or self.plan.info.on_device:
+            return None
+        return curve(self.plan, self._speed, routes, self._policy())
+
+    def _policy(self) -> str:
+        cache = self._config.cache
+        return effective_policy(cache, stored_settings(self._model.path, cache.sidecar))
+
     def _replayed(
         self, plan: MemoryPlan, seen: "Observations | None"
     ) -> tuple[str, tuple[float, float]] | None:
-        cache = self._config.cache
-        policy = effective_policy(cache, stored_settings(self._model.path, cache.sidecar))
+        source, routes = self._routes(plan, seen)
+        return None if source is None else (source, replay(plan, routes, self._policy()))
+
+    def _routes(self, plan: MemoryPlan, seen: "Observations | None") -> tuple[str | None, Any]:
+        """Their source, None where there are none."""
         if self._trace is not None:
-            return "trace", replay(plan, _own_trace(self._trace, plan).routes, policy)
+            return "trace", _own_trace(self._trace, plan).routes
         if seen is not None and seen.weights is not None:
             from pyhobbit.quality.calibration import routes
 
-            return "text", replay(plan, routes(seen, slice(None)), policy)
-        return None
+            return "text", routes(seen, slice(None))
+        return None, None
 
     def speed_rows(self) -> dict[str, str]:
         """What was measured, for people."""

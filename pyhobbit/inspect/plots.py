@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
 
     from pyhobbit.inspect.findings import Findings
+    from pyhobbit.inspect.speed import Curve
     from pyhobbit.routing.observe import Observations
 
 # Okabe and Ito's colours
@@ -44,6 +45,7 @@ _STYLE = {
 }
 _MANY_BARS = 40
 _ALL_TICKS = 16
+_MIB = 1 << 20
 
 
 def check_folder(folder: Path) -> None:
@@ -59,13 +61,22 @@ def check_folder(folder: Path) -> None:
 
 def write(found: "Findings", seen: "Observations", folder: Path) -> list[Path]:
     """Writes a PNG for each analysis, or none; the same findings give the same files. Raises HobbitError."""
+    return _write(_figures(found, seen), folder)
+
+
+def write_speed(curve: "Curve", folder: Path) -> list[Path]:
+    """Writes the plot of speed by memory. Raises HobbitError."""
+    return _write(iter([("speed-by-memory", speed_by_memory(curve))]), folder)
+
+
+def _write(figures: "Iterator[tuple[str, Figure]]", folder: Path) -> list[Path]:
     paths: list[Path] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with mpl.rc_context():
             mpl.rcdefaults()
             mpl.rcParams.update(_STYLE)
-            for name, figure in _figures(found, seen):
+            for name, figure in figures:
                 paths.append(folder / f"{name}.png")
                 figure.savefig(paths[-1], metadata={"Software": None})
     except OSError as e:
@@ -259,6 +270,22 @@ def high_use(layer: int, uses: np.ndarray, high: np.ndarray, t1: float) -> Figur
     ax.set_xlabel("expert")
     ax.set_ylabel("selections")
     ax.set_title(f"Expert use in layer {layer}, t1 = {t1:g}")
+    _legend_below(figure, ax, 2)
+    return figure
+
+
+def speed_by_memory(curve: "Curve") -> Figure:
+    """Token/s by the memory of the process."""
+    figure, (ax,) = _panels(1, 6.5)
+    sizes, rates = zip(*curve.forecast, strict=True)
+    label = "forecast: a replay with other sizes of the cache"
+    ax.plot([size / _MIB for size in sizes], rates, color=_BLUE, marker="o", label=label)
+    size, rate = curve.measured
+    ax.plot([size / _MIB], [rate], color=_RED, marker="s", markersize=8, linestyle="", label="measured now")
+    ax.set_ylim(bottom=0)
+    ax.set_xlabel("memory of the process in MiB")
+    ax.set_ylabel("token/s with a warm cache")
+    ax.set_title("Speed by memory, for this model on this machine")
     _legend_below(figure, ax, 2)
     return figure
 

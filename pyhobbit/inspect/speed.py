@@ -3,7 +3,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle, pairwise
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from pyhobbit.settings.config import EngineConfig, SamplingConfig
 
 _SAMPLE_SECONDS = 4.0
 _MIN_TOKENS = 4
+_CURVE = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # shares of all experts
 _TEXT_TOKENS = 48  # a longer text may run in circles
 _PROMPTS = ("The ", "In the year 1969 ", "def main(", "Dear ", "1, 2, 3, ")
 
@@ -162,6 +163,45 @@ def estimate(
     )
     wait_s = read_bytes * sample.wait_s_per_byte
     return Speed(sample.compute_s, wait_s, read_bytes, hits, source, disk, sample)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Speed by memory: bytes of the whole process, and token/s.
+
+    forecast: by replaying a text or a trace with other sizes of the pools.  measured: of the sample, with the
+    pools of the plan.
+    """
+
+    forecast: tuple[tuple[int, float], ...]
+    measured: tuple[int, float]
+
+
+def curve(plan: MemoryPlan, speed: Speed, routes: "np.ndarray[Any, Any]", policy: str) -> Curve:
+    """Of a plan with a cache in host memory. A sample that waited for nothing does not tell how much of a
+    read is hidden; then none is assumed to be.
+    """
+    sample, info = speed.sample, plan.info
+    if not sample.wait_s_per_byte and speed.disk is not None:
+        sample = replace(sample, wait_s_per_byte=1 / speed.disk.bytes_per_s)
+    beside = plan.process + plan.beside_pools
+    all_bytes = info.pool_bytes_high / info.pool_slots_high * info.n_high_experts
+    if info.pool_slots_low:
+        all_bytes += info.pool_bytes_low / info.pool_slots_low * info.n_all_experts
+    least = max(_CURVE[0], info.n_experts_used / info.n_experts)
+    points = []
+    for share in (share for share in _CURVE if share >= least):
+        other = replace(plan, info=_with_share(info, share))
+        found = estimate(other, sample, speed.disk, ("text", replay(other, routes, policy)))
+        points.append((round(beside + share * all_bytes), found.tokens_per_second))
+    wait_s = speed.sample.warm.wait_s if speed.sample.warm is not None else 0.0
+    return Curve(tuple(points), (beside + plan.pools, 1 / (speed.sample.compute_s + wait_s)))
+
+
+def _with_share(info: ModelInfo, share: float) -> ModelInfo:
+    """The same with pools for this share of all experts."""
+    low = round(share * info.n_all_experts) if info.pool_slots_low else 0
+    return replace(info, pool_slots_high=round(share * info.n_high_experts), pool_slots_low=low)
 
 
 def _rule(info: ModelInfo) -> dict[str, Any]:

@@ -129,7 +129,8 @@ def test_the_engine_decides_as_the_scores_say(inspected: tuple[dict[str, Any], P
 def test_every_analysis_has_its_plot(inspected: tuple[dict[str, Any], Path]) -> None:
     document, folder = inspected
     files = sorted(str(path) for path in folder.iterdir())
-    assert len(files) == 8
+    assert len(files) == 9
+    assert str(folder / "speed-by-memory.png") in files
     assert sorted(document["plots"]) == files
 
 

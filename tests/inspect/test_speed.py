@@ -4,17 +4,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from traces import letters, write_trace
+from traces import letters, write_random_trace, write_trace
 
 from pyhobbit.engine.plan import MemoryPlan
 from pyhobbit.engine.stats import ModelInfo
 from pyhobbit.errors import HobbitError
 from pyhobbit.inspect.advice import advice, memory_rows, speed_rows, unused_low_tier
 from pyhobbit.inspect.machine import _own_trace
-from pyhobbit.inspect.speed import Sample, Speed, Warm, estimate, measure_sample, replay
+from pyhobbit.inspect.speed import Sample, Speed, Warm, curve, estimate, measure_sample, replay
 from pyhobbit.model.file_names import calibration_path
 from pyhobbit.native.machine import Disk, measure_disk
-from pyhobbit.routing.trace import ROUTE
+from pyhobbit.routing.trace import ROUTE, read_trace
 from pyhobbit.settings.config import CacheConfig, EngineConfig
 
 _GIB = 1 << 30
@@ -180,3 +180,19 @@ def test_a_trace_of_another_model_is_refused(tmp_path: Path) -> None:
     path = write_trace(tmp_path / "run.csv", letters("aAB"), 1, 2, 1)
     with pytest.raises(HobbitError, match="is a trace of another model"):
         _own_trace(path, PLAN)
+
+
+@pytest.mark.parametrize("wait_s_per_byte", [1e-9, 0.0])
+def test_the_speed_by_memory_ends_where_every_expert_is_held(wait_s_per_byte: float, tmp_path: Path) -> None:
+    routes = read_trace(write_random_trace(tmp_path / "t.csv", 60, 10, 100, 4)).routes
+    speed = estimate(PLAN, replace(SAMPLE, wait_s_per_byte=wait_s_per_byte), DISK, None)
+    found = curve(PLAN, speed, routes, "lru")
+    sizes, rates = zip(*found.forecast, strict=True)
+    beside = PLAN.process + PLAN.beside_pools
+    assert (sizes[0], sizes[-1]) == (beside + 75 * (1 << 20), beside + 1500 * (1 << 20))
+    assert list(sizes) == sorted(sizes)
+    assert list(rates) == sorted(rates)
+    assert rates[0] < rates[-2] < rates[-1] == pytest.approx(20)
+    assert found.measured == (beside + PLAN.pools, pytest.approx(20))
+    warm = replace(speed, sample=replace(SAMPLE, warm=Warm((0.7, 0.6), 0.05, 9e6)))
+    assert curve(PLAN, warm, routes, "lru").measured[1] == pytest.approx(10)
