@@ -274,6 +274,9 @@ HOBBIT_API const struct hobbit_counter * hobbit_counter_at(size_t i);
 // The first n_values counters since opening, in the order of hobbit_counter_at; times in seconds.
 HOBBIT_API void hobbit_get_counters(const hobbit_model * model, double * values, size_t n_values);
 
+// Hits and misses of each layer with routed experts since opening, both precisions together. n_layers: of each array.
+HOBBIT_API void hobbit_get_layer_uses(const hobbit_model * model, uint64_t * hits, uint64_t * misses, size_t n_layers);
+
 // One layer's experts for one batch, when they have been computed. Pointers are valid during the call.
 struct hobbit_layer_event {
     uint32_t        layer; // among the layers with routed experts

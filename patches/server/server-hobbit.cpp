@@ -131,6 +131,8 @@ static struct {
     uint64_t body_limit = UINT64_MAX;
 
     std::vector<double> counters; // in the order of hobbit_counter_at
+
+    std::vector<uint64_t> layer_hits, layer_misses; // [layer]
 } g_cache;
 
 // REQUIRES: the mutex is held, and there is a model
@@ -142,6 +144,9 @@ static void read_counters() {
     g_cache.counters.resize(n);
     hobbit_get_counters(g_cache.model, g_cache.counters.data(), n);
     hobbit_get_info(g_cache.model, &g_cache.info);
+    g_cache.layer_hits.resize(g_cache.info.n_layers);
+    g_cache.layer_misses.resize(g_cache.info.n_layers);
+    hobbit_get_layer_uses(g_cache.model, g_cache.layer_hits.data(), g_cache.layer_misses.data(), g_cache.info.n_layers);
 }
 
 std::string server_hobbit_check_body(const std::string & content_length) {
@@ -240,6 +245,11 @@ std::unique_ptr<server_http_res> server_hobbit_get(const server_http_req &) {
     data["cached"]    = !values.empty();
     for (const hobbit_value & v : values) {
         data[v.key] = v.value;
+    }
+    if (!values.empty()) {
+        std::lock_guard<std::mutex> lock(g_cache.mutex);
+        data["hits_by_layer"]   = g_cache.layer_hits;
+        data["misses_by_layer"] = g_cache.layer_misses;
     }
     auto res  = std::make_unique<server_http_res>();
     res->data = safe_json_to_str(data);

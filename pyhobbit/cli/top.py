@@ -77,6 +77,8 @@ def _ask(url: str, key: str | None) -> Sample:
         ) from e
     if not sample.get("cached"):
         raise HobbitError(f"the model at {url} runs without an expert cache, so there is nothing to show")
+    if "hits_by_layer" not in sample:
+        raise HobbitError(f"the server at {url} is of another version of pyhobbit; start it with this one")
     return {**sample, "at": time.monotonic()}
 
 
@@ -106,6 +108,7 @@ def lines(before: Sample, now: Sample, rates: Sequence[float], memory: int | Non
     for tier in ("high", "low"):
         if now[f"pool_slots_{tier}"]:
             yield _pool_line(before, now, tier)
+    yield f"layers    {_strip(before, now)}  hits of each layer, from 0 % (blank) to 100 % (full)"
     yield f"precision {_shares(before, now)}"
     read = _per_second(before, now, "bytes_read")
     per_token = f", {format_size(read / passes)} per pass" if passes else ""
@@ -122,6 +125,16 @@ def _pool_line(before: Sample, now: Sample, tier: str) -> str:
     rate = f"{hits / (hits + misses):.1%} hits" if hits + misses else "not used"
     size, n_slots = format_size(now[f"pool_bytes_{tier}"]), now[f"pool_slots_{tier}"]
     return f"{tier:<9} {rate}, room for {n_slots} of {now['n_layers'] * now['n_experts']} experts in {size}"
+
+
+def _strip(before: Sample, now: Sample) -> str:
+    """A bar for each layer; a layer without work has a dot."""
+    pairs = (zip(before[name], now[name], strict=True) for name in ("hits_by_layer", "misses_by_layer"))
+    changes = ([max(0, new - old) for old, new in pair] for pair in pairs)
+    return "".join(
+        _BARS[round(hits / (hits + misses) * (len(_BARS) - 1))] if hits + misses else "·"
+        for hits, misses in zip(*changes, strict=True)
+    )
 
 
 def _shares(before: Sample, now: Sample) -> str:

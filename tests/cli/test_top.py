@@ -22,7 +22,13 @@ INFO = {
     "pool_bytes_low": 0,
     "pool_slots_low": 0,
 }
-BEFORE = {**INFO, **{each.name: 0 for each in COUNTERS}, "at": 10.0}
+BEFORE = {
+    **INFO,
+    **{each.name: 0 for each in COUNTERS},
+    "hits_by_layer": [0] * 4,
+    "misses_by_layer": [0] * 4,
+    "at": 10.0,
+}
 NOW = {
     **BEFORE,
     "at": 12.0,
@@ -32,6 +38,8 @@ NOW = {
     "bytes_read": 20 << 20,
     "hits_high": 150,
     "misses_high": 10,
+    "hits_by_layer": [100, 0, 50, 0],
+    "misses_by_layer": [0, 5, 50, 0],
     "selections_high": 120,
     "selections_low": 30,
     "selections_skipped": 10,
@@ -52,6 +60,7 @@ def test_the_screen_has_the_rates_of_the_interval() -> None:
     text = "\n".join(screen.values())
     for each in (
         "93.8% hits, room for 16 of 32 experts in 3.0 MiB",
+        "layers    █ ▄·  hits of each layer, from 0 %",
         "75% high, 19% low, 6% skipped",
         "disk      10.0 MiB/s, 1.0 MiB per pass",
         "prefetch  on, 25% of 40 experts used",

@@ -59,6 +59,10 @@ def test_json_and_prometheus_agree(server: Server) -> None:
     }.items():
         assert cache[key] > 0
         assert math.isclose(values[name], cache[key]), key
+    for key in ("hits", "misses"):
+        assert len(cache[f"{key}_by_layer"]) == cache["n_layers"]
+        assert all(cache[f"{key}_by_layer"])
+        assert sum(cache[f"{key}_by_layer"]) == cache[f"{key}_high"] + cache[f"{key}_low"]
 
 
 def test_a_request_brings_its_own_thresholds(server: Server) -> None:

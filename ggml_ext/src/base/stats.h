@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 // Every counter, once: its field, its metric and its help. A new one needs a line here, and one where it is counted.
 //   TIERS(field, help)          one counter for each precision: FIELD_high and FIELD_low
@@ -65,6 +66,14 @@ struct stats {
 #undef HOBBIT_COUNT_
 #undef HOBBIT_SECONDS_
 #undef HOBBIT_STATE_
+
+    // Experts that a layer needed for a batch, once each, in both precisions together.
+    struct layer_uses {
+        counter hits{ 0 };
+        counter misses{ 0 };
+    };
+
+    std::vector<layer_uses> layers; // sized before anything is computed, and not after; empty: not counted
 
     // The value of the i-th counter of hobbit_counter_at; REQUIRES: there is one
     double value(size_t i) const;

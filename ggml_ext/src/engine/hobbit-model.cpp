@@ -127,6 +127,7 @@ void hobbit_model::build(const std::vector<ggml_backend_dev_t> & devices) {
         rows_.emplace(reader_, embedding);
     }
     const auto memory = find_pinned_memory(devices, reader_);
+    stats_.layers     = std::vector<hobbit::stats::layer_uses>(index_.n_layers());
     loader_           = std::make_unique<loader>(reader_, stats_, settings_.io_threads, devices, memory);
     places_           = std::make_unique<device_engines>(this, devices, index_, settings_, *loader_, stats_, memory);
 

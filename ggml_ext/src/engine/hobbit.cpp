@@ -156,3 +156,11 @@ void hobbit_get_counters(const hobbit_model * model, double * values, size_t n_v
         values[i] = model->counters().value(i);
     }
 }
+
+void hobbit_get_layer_uses(const hobbit_model * model, uint64_t * hits, uint64_t * misses, size_t n_layers) {
+    const auto & layers = model->counters().layers;
+    for (size_t i = 0; i < n_layers; i++) {
+        hits[i]   = i < layers.size() ? layers[i].hits.load() : 0;
+        misses[i] = i < layers.size() ? layers[i].misses.load() : 0;
+    }
+}

@@ -187,11 +187,16 @@ void moe_executor::plan() {
 }
 
 void moe_executor::count(const step_counts & counts) {
+    const size_t layer         = layer_.routing.layer;
     stats_.selections_skipped += counts.skipped;
     for (const tier_id tier : TIERS) {
         stats_.selections[tier] += counts.selections[tier];
         stats_.hits[tier]       += counts.uses[tier] - counts.misses[tier];
         stats_.misses[tier]     += counts.misses[tier];
+        if (layer < stats_.layers.size()) {
+            stats_.layers[layer].hits   += counts.uses[tier] - counts.misses[tier];
+            stats_.layers[layer].misses += counts.misses[tier];
+        }
     }
 }
 
