@@ -67,5 +67,12 @@ def __getattr__(name: str) -> object:
         return metadata.version("pyhobbit")
     for module, names in _MODULES.items():
         if name in names:
-            return getattr(import_module(f"pyhobbit.{module}"), name)
+            try:
+                return getattr(import_module(f"pyhobbit.{module}"), name)
+            except ModuleNotFoundError as e:
+                if e.name != "pyhobbit._tables":  # which the build makes
+                    raise
+                raise ImportError(
+                    f"{__path__[0]} holds sources of pyhobbit, no libraries; start Python in another folder"
+                ) from None
     raise AttributeError(f"module 'pyhobbit' has no attribute '{name}'")

@@ -212,3 +212,15 @@ def test_an_interpreter_that_uses_neither_starts_without_them(tmp_path: Path) ->
     program = "import sys; print(*{'pyhobbit', 'llama_cpp', 'numpy'}.intersection(sys.modules))"
     done = _python(program, tmp_path)
     assert (done.stdout, done.stderr) == ("\n", "")
+
+
+def test_a_folder_with_sources_alone_is_one_sentence(tmp_path: Path) -> None:
+    program = (
+        "import sys\n"
+        "sys.meta_path = [each for each in sys.meta_path if isinstance(each, type)]  # no editable package\n"
+        f"sys.path.insert(0, {str(HEADER.parents[2])!r})\n"
+        "from pyhobbit import Hobbit\n"
+    )
+    done = _python(program, tmp_path)
+    assert done.returncode == 1
+    assert "/pyhobbit holds sources of pyhobbit, no libraries; start Python in another" in done.stderr
