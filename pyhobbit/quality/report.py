@@ -127,7 +127,10 @@ class CalibrationReport:
                 f"{self.low_alone.mean_kl:.2g}, {format_size(self.low_alone.bytes_per_token)} per token"
             )
         if self.low_alone_holds:
-            lines.append("             a plain model in the low tier's type would already meet the limit")
+            lines += [
+                "             a plain model in the low tier's type would already meet the limit;",
+                "             pyhobbit llama quantize makes one of the original model",
+            ]
         return lines
 
     def _result_lines(self, quality: Quality) -> list[str]:
