@@ -5,7 +5,7 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Real
 from pathlib import Path
 from typing import Any, ClassVar
@@ -76,6 +76,10 @@ class CacheConfig(CacheSettings):
             self.device_memory is None or self.pools is None,
             "device_memory limits all that experts take on a GPU, pools the cache alone; give one of them",
         )
+        _require(
+            self.predictor != "given",
+            "the predictor given knows only what pyhobbit bench --predict tells it; choose another predictor",
+        )
         if self.weights is not None:
             total = sum(self.weights)
             text = ", ".join(f"{weight:g}" for weight in self.weights)
@@ -90,7 +94,12 @@ class CacheConfig(CacheSettings):
             for spec, each in zip(specs, _elements(name, value), strict=True)
         }
         # Whoever sets up the cache wants it, even for a file that fits into memory.
-        return {"hobbit.enable": True, **given} if given else {}
+        is_set_up = any(key not in KEYS["remember"] for key in given)
+        return {"hobbit.enable": True, **given} if is_set_up else given
+
+    def remembering(self) -> "CacheConfig":
+        """Keeps the counts of uses, unless somebody decided otherwise: for programs that answer people."""
+        return replace(self, remember=True) if self.remember is None else self
 
 
 def _elements(name: str, value: Any) -> Sequence[Any]:
