@@ -364,6 +364,10 @@ struct hobbit_simulation {
     double        bits_low;
     uint64_t      seed; // of the policy "random"
 
+    // Uses per token in earlier runs, [n_layers][n_experts], with which the pools are filled and the policy begins.
+    // NULL: the pools are empty at first.
+    const float * prior;
+
     // A choice of hobbit.predictor that needs routes alone, to be judged one layer ahead; NULL: none. The experts that
     // it predicts are not loaded.
     const char *                 predictor;

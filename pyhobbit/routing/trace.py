@@ -84,6 +84,7 @@ class Simulation:
     in the engine.  residual: the high tier holds what the low one lacks, slots_high and bits_high are of
     residuals.  rule, t1, t2, price: as the settings of these names.  low_costs, skip_costs: of the rule
     price, as Cache.set_costs takes them.  bits_high, bits_low: per weight.  seed: of the policy "random".
+    prior: uses per token in earlier runs, layer by layer, with which pools and policy begin; (): none.
     predictor: judged one layer ahead, without loading what it predicts; None: none.
     """
 
@@ -105,6 +106,7 @@ class Simulation:
     bits_high: float = 16.0
     bits_low: float = 4.5
     seed: int = 0
+    prior: tuple[float, ...] = ()
     predictor: str | None = None
 
 
@@ -178,7 +180,7 @@ def _simulate(routes: NDArray[Any], simulation: Simulation, recall: Any) -> Simu
     }
     costs = {
         name: ffi.new("float[]", values) if values else ffi.NULL
-        for name in ("low_costs", "skip_costs")
+        for name in ("low_costs", "skip_costs", "prior")
         for values in [getattr(simulation, name)]
     }
     given = {**asdict(simulation), **texts, **costs, "recall_by_layer": recall}

@@ -228,7 +228,7 @@ status device_engines::allocate(const other_memory & other, uint32_t n_batch, ca
 // computing
 //
 
-void device_engines::start(run_state & run, rule_options rule) {
+void device_engines::start(run_state & run, rule_options rule, const std::vector<expert_id> & most_used) {
     if (config_.prefetch > 0) {
         std::vector<prefetcher::layer_place> ahead;
         for (const uint32_t i : layer_places_) {
@@ -243,23 +243,23 @@ void device_engines::start(run_state & run, rule_options rule) {
     for (const auto & place : places_) {
         place->start(prefetcher_.get(), run);
     }
-    fill();
+    fill(most_used);
 }
 
-// What was used most in calibration is read while nothing else is to be done: the first tokens find it. Host memory has
-// what the devices have no slots for.
-void device_engines::fill() {
+// What earlier runs used most is read while nothing else is to be done: the first tokens find it. Host memory has what
+// the devices have no slots for.
+void device_engines::fill(const std::vector<expert_id> & most_used) {
     std::vector<term_id> terms = index_.stored_terms();
     std::reverse(terms.begin(), terms.end()); // the high one may be stored on the low one
     for (const term_id term : terms) {
         for (const auto & place : places_) {
-            place->fill(term, index_.most_used());
+            place->fill(term, most_used);
         }
     }
     for (size_t i = 0; host_ && i < terms.size(); i++) {
         const tier_id tier = tier_of(terms[i]);
 
-        std::vector<expert_id> rest     = index_.most_used();
+        std::vector<expert_id> rest     = most_used;
         const auto             is_there = [&](expert_id id) { // on a device alone
             return !host_->holds(id, tier, {}) && std::any_of(places_.begin(), places_.end(), [&](const auto & place) {
                 return place->cache().holds(id, tier, {});

@@ -50,8 +50,9 @@ class device_engines {
     // Plans and allocates all pools, and gives the CPU its share of the layers. `other` as above.
     status allocate(const other_memory & other, uint32_t n_batch, cache_policy & policy);
 
-    // Creates the executors and begins to fill the pools. REQUIRES: allocated; `run` outlives the object.
-    void start(run_state & run, rule_options rule);
+    // Creates the executors and begins to fill the pools, in this order. REQUIRES: allocated; `run` outlives the
+    // object.
+    void start(run_state & run, rule_options rule, const std::vector<expert_id> & most_used);
 
     // Computes a graph split on one of the backend's devices; see moe_executor. REQUIRES: started
     status compute(ggml_cgraph * graph, ggml_backend_dev_t device, inner_graph & inner, inner_graph * cpu);
@@ -82,7 +83,7 @@ class device_engines {
     status                  plan_devices(other_memory other, uint32_t n_batch, memory_plan & plan) const;
     status                  start_sharing(const pool_slots & host_slots);
     status                  allocate_pools(const memory_plan & plan, cache_policy & policy);
-    void                    fill();
+    void                    fill(const std::vector<expert_id> & most_used);
 
     const expert_index &                        index_;
     const settings &                            config_;

@@ -7,6 +7,7 @@
 #include "device/device-traits.h"
 #include "ggml-impl.h"
 #include "io/pinned-memory.h"
+#include "model/sidecar.h"
 
 #include <algorithm>
 #include <chrono>
@@ -53,8 +54,47 @@ status hobbit_model::open(const std::string & path, const hobbit_setting * given
     HOBBIT_TRY(opened->check_thresholds(opened->settings_.thresholds));
     HOBBIT_TRY(find_compute_devices(opened->settings_.device, named));
     HOBBIT_TRY(opened->open_files());
+    opened->recall(path);
     model = std::move(opened);
     return {};
+}
+
+//
+// between runs
+//
+
+use_counts hobbit_model::no_uses() const {
+    return { index_.n_layers(), index_.n_experts(), std::max(1u, index_.n_experts_used()) };
+}
+
+// What calibration and earlier runs used.
+void hobbit_model::recall(const std::string & path) {
+    use_counts uses = no_uses();
+    if (!index_.uses().empty()) {
+        uses.add(index_.uses());
+    }
+    if (settings_.remember) {
+        uses_path_     = beside_model(path, use_counts::suffix);
+        const status s = uses.read(uses_path_, index_.model_bytes());
+        if (!s.ok()) {
+            GGML_LOG_WARN("hobbit: %s: it is ignored, and replaced when the model is closed\n", s.message().c_str());
+        }
+    }
+    prior_ = uses.rates();
+}
+
+// Another process may have written since the start.
+void hobbit_model::remember() const {
+    use_counts uses = no_uses();
+    if (uses_path_.empty() || !run_ || run_->uses.rates().empty()) {
+        return;
+    }
+    status s = uses.read(uses_path_, index_.model_bytes()); // if it cannot be read, recall() has told
+    uses.add(run_->uses.counts());
+    s = uses.write(uses_path_, index_.model_bytes());
+    if (!s.ok()) {
+        GGML_LOG_WARN("hobbit: %s: the next start will not know which experts were used\n", s.message().c_str());
+    }
 }
 
 status hobbit_model::check_thresholds(const score_thresholds & t) const {
@@ -138,14 +178,16 @@ void hobbit_model::build(const std::vector<ggml_backend_dev_t> & devices) {
     options.n_experts = index_.n_experts();
     options.n_used    = places_->all().front()->demand().n_used;
 
+    options.prior = prior_;
     options.terms = index_.terms();
     policy_       = make_policy(options);
     rule_         = make_rule(rule());
     const layer_step step(*rule_, *policy_, settings_.strict);
-    run_.reset(new run_state{ step, sequence_thresholds(settings_.thresholds), {} });
+    run_.reset(new run_state{ step, sequence_thresholds(settings_.thresholds), {}, no_uses() });
 }
 
 hobbit_model::~hobbit_model() {
+    remember();
     const status s = recorder_.close();
     if (!s.ok()) {
         set_last_error(s.message());
@@ -221,7 +263,7 @@ status hobbit_model::prepare(uint64_t model_bytes, uint32_t n_batch) {
     if (!settings_.trace.empty()) { // not before: a model that cannot run leaves an older trace alone
         HOBBIT_TRY(recorder_.open_trace(settings_.trace, index_));
     }
-    places_->start(*run_, rule());
+    places_->start(*run_, rule(), most_used(prior_));
     start_sequence(0); // where llama.cpp does not say which sequences it computes
     set_reporting();
     prepared_ = true;

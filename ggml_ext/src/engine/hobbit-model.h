@@ -13,6 +13,7 @@
 #include "io/file-reader.h"
 #include "io/loader.h"
 #include "model/expert-index.h"
+#include "model/use-counts.h"
 #include "policy/cache-policy.h"
 #include "record/run-recorder.h"
 
@@ -89,6 +90,9 @@ struct hobbit_model final : public hobbit::split_runner {
     hobbit::status       change_thresholds(const hobbit::score_thresholds & t, hobbit::settings & changed) const;
     hobbit::rule_options rule() const;
     void                 start_sequence(int32_t sequence);
+    hobbit::use_counts   no_uses() const;
+    void                 recall(const std::string & path);
+    void                 remember() const;
     void                 set_reporting();
     void                 keep_error(const hobbit::status & s);
 
@@ -99,6 +103,8 @@ struct hobbit_model final : public hobbit::split_runner {
     hobbit::posix_file_reader               reader_;
     std::optional<hobbit::embedding_reader> rows_; // of the token embedding; none if it is in memory
     hobbit::precision_costs                 costs_;
+    std::string                             uses_path_; // empty: no counts are kept
+    hobbit::expert_table<float>             prior_;     // uses per token before this run; empty if unknown
     std::unique_ptr<hobbit::precision_rule> rule_;
     std::unique_ptr<hobbit::cache_policy>   policy_;
     std::unique_ptr<hobbit::run_state>      run_;

@@ -24,6 +24,7 @@ struct settings {
     // behaviour
     bool             enable;
     bool             calibrated;
+    bool             remember;
     score_thresholds thresholds;
     bool             strict;
     std::string      rule; // a name of rule_names()

@@ -160,6 +160,7 @@ void moe_executor::plan() {
     const part_set        parts   = index_.layer(routing.layer).parts;
     const residency       holds   = [&](expert_id id, tier_id tier) { return cache_.holds(id, tier, parts); };
 
+    run_.uses.add(routing.layer, routing.experts);
     if (prefetcher_) {
         prefetcher_->on_routing(routing);
     }

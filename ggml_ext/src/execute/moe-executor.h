@@ -8,6 +8,7 @@
 #include "graph/inner-graph.h"
 #include "graph/stage.h"
 #include "model/expert-index.h"
+#include "model/use-counts.h"
 #include "offload/cpu-share.h"
 #include "plan/batch-info.h"
 #include "plan/layer-step.h"
@@ -35,6 +36,7 @@ struct run_state {
     layer_step          step;
     sequence_thresholds thresholds;
     batch_info          batch; // the current one
+    use_counts          uses;  // of this run
 
     std::function<void(const layer_report &)> observer = nullptr; // called for every layer computed; may be null
 };

@@ -163,25 +163,9 @@ status expert_index::read_calibration(const std::string & path) {
 
 // False where there are counts, but not of this model's experts.
 bool expert_index::read_uses(const gguf_file & file) {
-    std::vector<int32_t> uses; // [layer][expert]
-    if (!file.find_ints("hobbit.expert_uses", uses)) {
-        return true;
-    }
-    const uint32_t width = n_experts();
-    if (uses.size() != n_layers() * width) {
-        return false;
-    }
-    const auto count = [&](expert_id id) { return uses[size_t(id.layer) * width + id.expert]; };
-    for (layer_id layer = 0; layer < n_layers(); layer++) {
-        for (uint32_t e = 0; e < layers_[layer].n_experts; e++) {
-            if (count({ layer, e }) > 0) {
-                most_used_.push_back({ layer, e });
-            }
-        }
-    }
-    std::stable_sort(most_used_.begin(), most_used_.end(),
-                     [&](expert_id a, expert_id b) { return count(a) > count(b); });
-    return true;
+    const bool are_there = file.find_ints("hobbit.expert_uses", uses_);
+    return !are_there || (uses_.size() == n_layers() * n_experts() &&
+                          std::all_of(uses_.begin(), uses_.end(), [](int32_t n) { return n >= 0; }));
 }
 
 // Three dimensions, none of them empty. Also keeps the number of experts below what 32 bits hold.

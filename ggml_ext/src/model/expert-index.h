@@ -94,8 +94,8 @@ class expert_index {
     // Settings stored in the metadata, then in a calibration beside the model.
     const stored_settings & stored() const { return stored_; }
 
-    // The experts that were used in calibration, the most used ones first. Empty without one.
-    const std::vector<expert_id> & most_used() const { return most_used_; }
+    // How often calibration's text used each expert, [layer][expert]. Empty without one.
+    const std::vector<int32_t> & uses() const { return uses_; }
 
     // What calibration measured for the rule "price" (precision_costs); as stored, not checked. Empty without it.
     const std::vector<float> & low_costs() const { return low_costs_; }
@@ -141,7 +141,7 @@ class expert_index {
     embedding_table                        embedding_;
     std::vector<std::string>               stored_keys_;
     stored_settings                        stored_;
-    std::vector<expert_id>                 most_used_;
+    std::vector<int32_t>                   uses_;
     std::vector<float>                     low_costs_;
     std::vector<float>                     skip_costs_;
     lookahead_maps                         ahead_;

@@ -59,6 +59,14 @@ class expert_table {
 
     auto begin() { return values_.begin(); }
     auto end() { return values_.end(); }
+    auto begin() const { return values_.begin(); }
+    auto end() const { return values_.end(); }
+
+    size_t size() const { return values_.size(); }
+    bool   empty() const { return values_.empty(); }
+
+    // Of the i-th value.
+    expert_id id(size_t i) const { return { layer_id(uint32_t(i / n_experts_)), uint32_t(i % n_experts_) }; }
 
   private:
     uint32_t       n_experts_ = 0; // per layer

@@ -31,6 +31,9 @@ struct policy_options {
 
     tier_terms terms = terms_of(tier_kind::complete); // of a use in each tier: it takes a slot for each term
 
+    // Uses per token in earlier runs; empty where nothing is known.
+    expert_table<float> prior = {};
+
     // A value of the policy's own for each expert.
     template <typename T>
     expert_table<T> table() const {

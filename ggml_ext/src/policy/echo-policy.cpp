@@ -98,7 +98,15 @@ echo_policy::echo_policy(const policy_options & options) :
     low_serves_all_(options.terms[tier_id::high].size() > 1),
     memory_(options.n_layers, options.n_experts, options.n_used, n_remembered),
     experts_(options.table<estimate>()),
-    counted_(options.n_layers, 0) {}
+    counted_(options.n_layers, 0) {
+    for (layer_id layer = 0; layer < n_layers_ && !options.prior.empty(); layer++) {
+        for (uint32_t i = 0; i < n_experts_; i++) {
+            estimate & e = experts_[{ layer, i }];
+            std::fill(e.rates, e.rates + n_rates, options.prior[{ layer, i }]);
+            e.add_up();
+        }
+    }
+}
 
 void echo_policy::begin_sequence(uint32_t number) {
     find(number).token = token_memory::none;

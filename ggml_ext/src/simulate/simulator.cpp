@@ -3,6 +3,7 @@
 
 #include "cache/resident-tiers.h"
 #include "model/expert-index.h"
+#include "model/use-counts.h"
 #include "plan/layer-step.h"
 #include "policy/cache-policy.h"
 #include "simulate/prediction-judge.h"
@@ -66,6 +67,9 @@ static status check_policy(const hobbit_simulation & options) {
     if (name == BELADY && (is_mixed(options) || options.slots_low > 0 || options.residual != 0)) {
         return status::error("belady is the bound for one pool of equal experts: simulate it with t1 = 1 and no low "
                              "pool");
+    }
+    if (name == BELADY && options.prior) {
+        return status::error("belady knows all uses and begins with empty pools: simulate it without a prior");
     }
     double sum = 0.0;
     for (const double w : options.weights) {
@@ -196,6 +200,10 @@ class replay {
     }
 
     void make_parts(const std::vector<route_batch> & batches) {
+        if (options_.prior) {
+            prior_ = { options_.n_layers, options_.n_experts };
+            std::copy_n(options_.prior, prior_.size(), prior_.begin());
+        }
         if (is_bound_) {
             auto bound = std::make_unique<belady_policy>(options_);
             for (const route_batch & batch : batches) {
@@ -215,13 +223,28 @@ class replay {
             of.seed      = options_.seed;
             of.terms     = terms_;
             std::copy(std::begin(options_.weights), std::end(options_.weights), of.weights.begin());
-            policy_ = make_policy(of);
+            of.prior = prior_;
+            policy_  = make_policy(of);
         }
         rule_ = make_rule({ options_.rule, &costs_, options_.bits_low / expert_bits(),
                             options_.residual ? tier_kind::residual : tier_kind::complete });
         step_.emplace(*rule_, *policy_);
         add_set(term_id::high, options_.slots_high);
         add_set(term_id::low, options_.slots_low);
+        fill(term_id::low);
+        fill(term_id::high);
+    }
+
+    // As expert_cache::fill.
+    void fill(term_id term) {
+        std::vector<expert_id> brought;
+        for (const expert_id id : most_used(prior_)) {
+            if (sets_.set(term).has_free_slot() &&
+                sets_.insert_term(id, term, 0, resident_set::pressure::polite, evicted_)) {
+                brought.push_back(id);
+            }
+        }
+        std::for_each(brought.rbegin(), brought.rend(), [&](expert_id id) { sets_.touch(id, tier_of(term)); });
     }
 
     void add_set(term_id term, uint32_t n_slots) {
@@ -332,6 +355,8 @@ class replay {
     const bool                is_bound_;
     const tier_terms          terms_;
     const bool                has_low_; // there are low versions
+
+    expert_table<float> prior_; // empty: none
 
     std::unique_ptr<precision_rule> rule_;
     std::unique_ptr<cache_policy>   policy_;

@@ -12,14 +12,14 @@
 
 using namespace hobbit;
 
-static constexpr uint32_t n_layers  = 4;
-static constexpr uint32_t n_experts = 16;
+static constexpr uint32_t N_LAYERS  = 4;
+static constexpr uint32_t N_EXPERTS = 16;
 
 static std::unique_ptr<cache_policy> make(const std::string & name = "echo") {
     policy_options options;
     options.name      = name;
-    options.n_layers  = n_layers;
-    options.n_experts = n_experts;
+    options.n_layers  = N_LAYERS;
+    options.n_experts = N_EXPERTS;
     options.n_used    = 2;
     return make_policy(options);
 }
@@ -40,11 +40,34 @@ static void run_layers(cache_policy & policy, uint32_t kind, layer_id first, uin
 
 static void run_token(cache_policy & policy, uint32_t kind, uint32_t sequence = 0) {
     policy.begin_tokens(sequence, 1);
-    run_layers(policy, kind, 0, n_layers, sequence);
+    run_layers(policy, kind, 0, N_LAYERS, sequence);
 }
 
 static double value_of(cache_policy & policy, uint32_t kind, layer_id layer, layer_id running) {
     return policy.value({ layer, 2 * kind }, term_id::high, running);
+}
+
+TEST_CASE("uses in earlier runs count until newer ones are known") {
+    policy_options options;
+    options.name      = "echo";
+    options.n_layers  = N_LAYERS;
+    options.n_experts = N_EXPERTS;
+    options.n_used    = 2;
+    options.prior     = options.table<float>();
+
+    options.prior[{ 0, 0 }] = 0.2f; // of kind 0
+    options.prior[{ 0, 2 }] = 0.4f; // of kind 1
+    auto policy             = make_policy(options);
+    policy->begin_sequence(0);
+    CHECK(value_of(*policy, 2, 0, 3) == 0.0);
+    run_token(*policy, 2);
+    CHECK(value_of(*policy, 0, 0, 3) > 0.0);
+    CHECK(value_of(*policy, 1, 0, 3) > value_of(*policy, 0, 0, 3));
+    CHECK(value_of(*policy, 2, 0, 3) > value_of(*policy, 1, 0, 3));
+    for (int i = 0; i < 5; i++) {
+        run_token(*policy, 0);
+    }
+    CHECK(value_of(*policy, 0, 0, 3) > value_of(*policy, 1, 0, 3));
 }
 
 TEST_CASE(
@@ -74,7 +97,7 @@ TEST_CASE("what followed on tokens like this one is worth more than what was use
     }
     // the last token was of kind 7; now kind 0 comes, then kind 1, whose last use is the longest ago
     policy->begin_tokens(0, 1);
-    run_layers(*policy, 0, 0, n_layers);
+    run_layers(*policy, 0, 0, N_LAYERS);
     CHECK(value_of(*policy, 1, 0, 3) > value_of(*policy, 3, 0, 3));
     CHECK(value_of(*policy, 1, 0, 3) > value_of(*policy, 5, 0, 3));
 }
@@ -97,7 +120,7 @@ TEST_CASE("in the layers to come the token that is expected counts most") {
             CAPTURE(other);
             CHECK((other == kind || worth_now(*policy, kind) > worth_now(*policy, other)));
         }
-        run_layers(*policy, kind, 0, n_layers);
+        run_layers(*policy, kind, 0, N_LAYERS);
     }
 }
 
@@ -111,7 +134,7 @@ TEST_CASE("nothing is expected of the first token of a sequence, nor of one that
         }
         if (several) {
             policy->begin_tokens(0, 2);
-            run_layers(*policy, 3, 0, n_layers);
+            run_layers(*policy, 3, 0, N_LAYERS);
         } else {
             policy->begin_sequence(0);
         }
@@ -122,12 +145,12 @@ TEST_CASE("nothing is expected of the first token of a sequence, nor of one that
 
 // Hits of a pool that replays tokens of these kinds.
 static int count_hits(cache_policy & policy, uint32_t n_slots, const std::vector<uint32_t> & kinds) {
-    resident_set set(n_layers, n_experts, term_id::high, n_slots, 0, policy);
+    resident_set set(N_LAYERS, N_EXPERTS, term_id::high, n_slots, 0, policy);
     int          hits = 0;
     policy.begin_sequence(0);
     for (uint32_t kind : kinds) {
         policy.begin_tokens(0, 1);
-        for (layer_id layer = 0; layer < n_layers; layer++) {
+        for (layer_id layer = 0; layer < N_LAYERS; layer++) {
             const expert_id ids[] = { { layer, 2 * kind }, { layer, 2 * kind + 1 } };
             for (const expert_id & id : ids) {
                 use(policy, id);
@@ -190,7 +213,7 @@ TEST_CASE("what one sequence taught serves another") {
 static void run_two(cache_policy & policy, uint32_t i) {
     policy.begin_tokens(0, 1);
     policy.begin_tokens(1, 1);
-    for (layer_id layer = 0; layer < n_layers; layer++) {
+    for (layer_id layer = 0; layer < N_LAYERS; layer++) {
         run_layers(policy, 2 * (i % 4), layer, layer + 1, 0);
         run_layers(policy, 2 * (i % 4) + 1, layer, layer + 1, 1);
     }
@@ -223,22 +246,22 @@ TEST_CASE("long runs of batches, sequences and odd weights keep values finite, a
             for (uint32_t s = 0; s < n_sequences; s++) {
                 policy->begin_tokens(first + s, n_tokens);
             }
-            const uint32_t end = random() % 5 == 0 ? n_layers - 1 : n_layers;
+            const uint32_t end = random() % 5 == 0 ? N_LAYERS - 1 : N_LAYERS;
             for (layer_id layer = 0; layer < end; layer++) {
                 for (uint32_t s = 0; s < n_sequences; s++) {
-                    const uint32_t expert = random() % (n_experts - 1);
+                    const uint32_t expert = random() % (N_EXPERTS - 1);
                     const double   weight = random() % 10 == 0 ? 0.0 : 1.0;
                     policy->on_use({ { layer, expert }, first + s, tier_id(random() % 2), n_tokens, weight });
                     policy->on_use({ { layer, expert + 1 }, first + s, tier_id::high, 1, 1.0 - weight });
                 }
-                const double value = policy->value({ layer_id(random() % n_layers), uint32_t(random() % n_experts) },
+                const double value = policy->value({ layer_id(random() % N_LAYERS), uint32_t(random() % N_EXPERTS) },
                                                    term_id::high, layer);
                 CHECK(std::isfinite(value));
                 CHECK(value >= 0.0);
             }
         }
     }
-    for (uint32_t expert = 0; expert < n_experts; expert++) {
+    for (uint32_t expert = 0; expert < N_EXPERTS; expert++) {
         CHECK(a->value({ 1, expert }, term_id::high, 0) == b->value({ 1, expert }, term_id::high, 0));
     }
 }
@@ -246,15 +269,15 @@ TEST_CASE("long runs of batches, sequences and odd weights keep values finite, a
 TEST_CASE("with a residual tier a low version is worth all uses, a residual those in high precision") {
     policy_options options;
     options.name      = "echo";
-    options.n_layers  = n_layers;
-    options.n_experts = n_experts;
+    options.n_layers  = N_LAYERS;
+    options.n_experts = N_EXPERTS;
     options.n_used    = 2;
     options.terms     = terms_of(tier_kind::residual);
     auto policy       = make_policy(options);
     policy->begin_sequence(0);
     for (int i = 0; i < 20; i++) {
         policy->begin_tokens(0, 1);
-        for (layer_id layer = 0; layer < n_layers; layer++) {
+        for (layer_id layer = 0; layer < N_LAYERS; layer++) {
             use(*policy, { layer, 0 }, 0, 0.5, tier_id::high);
             use(*policy, { layer, 1 }, 0, 0.5, tier_id::low);
         }

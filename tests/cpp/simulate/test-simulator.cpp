@@ -64,6 +64,20 @@ TEST_CASE("without slots everything is a miss, with a slot for each expert only 
     CHECK(hits("ABABAB", "belady", 26) == 4);
 }
 
+TEST_CASE("what earlier runs used fills the pools, the most used experts first") {
+    std::vector<float> prior(26, 0.0f); // of A, B and C
+    prior[0]            = 0.2f;
+    prior[1]            = 0.5f;
+    prior[2]            = 0.3f;
+    hobbit_simulation o = options("lru", 1, 26, 1, 2);
+    o.prior             = prior.data();
+    CHECK(run(letters("BC"), o).hits_high == 2);
+    CHECK(run(letters("A"), o).hits_high == 0);
+    CHECK(run(letters("ABC"), o).hits_high == 1); // A takes the place of C
+    o.policy = "belady";
+    CHECK(contains(error(letters("A"), o), "belady"));
+}
+
 TEST_CASE("uncounted tokens warm the cache") {
     const hobbit_simulation_result r = run(letters("abABC"), options("lru", 1, 26, 1, 2));
     CHECK(r.hits_high == 2);
