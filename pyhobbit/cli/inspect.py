@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print everything as one JSON document")
     paper = {"t1": InspectConfig.paper_t1, "t2": InspectConfig.paper_t2}
     thresholds = {name: f"the model's, or {value}" for name, value in paper.items()}
-    add_engine_arguments(parser, [name for name in OPTIONS if name != "trace"], thresholds)
+    add_engine_arguments(parser, [name for name in OPTIONS if name not in ("trace", "remember")], thresholds)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -141,7 +141,7 @@ def _take(arguments: list[str], n: int) -> list[str]:
 
 def run(args: argparse.Namespace) -> int:
     """Becomes llama-server, which gets all signals and whose exit status is ours. Raises HobbitError."""
-    cache = cache_config(args)
+    cache = cache_config(args).remembering()
     if args.llama_help:
         become([str(SERVER), "--help"])
     flags = known()
@@ -154,17 +154,29 @@ def run(args: argparse.Namespace) -> int:
     _check_batch(args.batch, args.passed_on, flags)
     if without_model:
         cache, passed_on = _of_several(cache, args.passed_on, flags)
-        become([str(SERVER), *server_arguments(cache.settings(), args.batch, passed_on, flags)])
+        become(
+            [
+                str(SERVER),
+                *_no_warmup(passed_on, flags),
+                *server_arguments(cache.settings(), args.batch, passed_on, flags),
+            ]
+        )
     model = model_path(args)
     check_model_file(model)
     own = _add_model_options(args, model, flags)
-    cache = cache_config(args)
+    cache = cache_config(args).remembering()
     plan = _check_memory(model, cache, args.batch, args.passed_on, flags)
     _report(model, plan, cache, own, _address(args.passed_on, flags))
     n_batch = plan.n_batch if plan is not None and plan.info.cached else args.batch
     arguments = server_arguments(cache.settings(), n_batch, args.passed_on, flags)
     alias = () if _value(flags["--alias"], args.passed_on) is not None else ("--alias", model_stem(model))
-    become([str(SERVER), "-m", str(model), *alias, *arguments])
+    no_warmup = () if plan is not None and not plan.info.cached else _no_warmup(args.passed_on, flags)
+    become([str(SERVER), "-m", str(model), *alias, *no_warmup, *arguments])
+
+
+def _no_warmup(passed_on: Sequence[str], flags: Mapping[str, Flag]) -> tuple[str, ...]:
+    """llama-server would begin with an empty run of all experts, which reads more than the cache holds."""
+    return ("--no-warmup",) if _value(flags["--warmup"], passed_on) is None else ()
 
 
 def _add_model_options(args: argparse.Namespace, model: Path, flags: Mapping[str, Flag]) -> list[str]:

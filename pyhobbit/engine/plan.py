@@ -129,7 +129,8 @@ def lay_out(
     overrides: further settings of llama.cpp, by key.
     """
     _check_limit(config.cache.memory)
-    settings = {**overrides, **replace(config.cache, trace=None).settings()}  # a trace would be emptied
+    # a trace would be emptied, and what is known of earlier uses would be read into the pools
+    settings = {**overrides, **replace(config.cache, trace=None, remember=None).settings()}
     if config.cache.trace is not None:
         settings["hobbit.enable"] = True
     process, available = resident_memory(), available_memory()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How the files of a model are named: splits, sidecar, calibration, options. Imports nothing large."""
+"""How the files of a model are named: splits, sidecar, calibration, options and counts. Imports nothing large."""
 
 import re
 from pathlib import Path
@@ -32,3 +32,8 @@ def calibration_path(base: Path) -> Path:
 def options_path(base: Path) -> Path:
     """Where a model's own options lie (pyhobbit.model.options_file)."""
     return base.with_name(model_stem(base) + ".toml")
+
+
+def uses_path(base: Path) -> Path:
+    """Where the engine keeps how often a model's experts were used."""
+    return base.with_name(model_stem(base) + ".hobbit-uses")

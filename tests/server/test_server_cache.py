@@ -2,6 +2,7 @@
 """The expert cache as a server's clients see it: counters, thresholds of a request, a failing disk."""
 
 import math
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from servers import PROMPT, Server, serving
 
+from pyhobbit.model.file_names import uses_path
 from pyhobbit.quality.calibration import calibrate
 from pyhobbit.settings.config import CalibrationConfig, EngineConfig
 
@@ -238,3 +240,24 @@ def test_a_failed_disk_fails_requests_and_health(tmp_path: Path) -> None:
         assert health.status == 503
         assert health.error == answer.error
         assert server.request("/completion", {"prompt": PROMPT, "n_predict": 1}).status == 500
+
+
+def test_a_start_reads_nothing_at_first_and_later_what_earlier_runs_used(
+    tiny_gguf: Path, tmp_path: Path
+) -> None:
+    model = tmp_path / "tiny.gguf"
+    model.symlink_to(tiny_gguf)
+    with serving(model, tmp_path / "off", "--pools", "6M", "--no-remember") as server:
+        assert server.cache()["layers_computed"] == 0  # llama-server's warm-up would compute all experts
+        text = server.complete()
+    assert not uses_path(model).exists()
+    with serving(model, tmp_path / "first", "--pools", "6M") as server:
+        assert server.complete() == text
+        assert server.cache()["layers_computed"] > 0
+    assert uses_path(model).exists()
+    with serving(model, tmp_path / "second", "--pools", "6M") as server:
+        deadline = time.monotonic() + 60
+        while server.cache()["bytes_read"] == 0 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert 0 < server.cache()["bytes_read"] <= 6 << 20
+        assert server.complete() == text
