@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How the files of a model are named: splits, sidecar, calibration, options and counts. Imports nothing large."""
+"""How a model's files are named: splits, sidecar, calibration, options, counts. Imports nothing large."""
 
 import re
 from pathlib import Path
