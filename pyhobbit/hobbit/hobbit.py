@@ -20,12 +20,14 @@ from pyhobbit.hobbit import keywords
 from pyhobbit.hobbit.llama_errors import (
     ComputeError,
     LoadError,
+    TokenError,
     closed_error,
     explained,
     prompt_error,
     size_error,
 )
 from pyhobbit.hobbit.params import N_BATCH, given_batch, set_context, set_model, set_own
+from pyhobbit.hobbit.turns import Turns
 from pyhobbit.hobbit.typed import TypedLlama
 from pyhobbit.model.names import check_model_file
 from pyhobbit.native import ffi
@@ -80,7 +82,7 @@ class Hobbit(Closing, TypedLlama):
     llama_cpp.Llama; n_threads and n_threads_batch are one per processor core where they are not given.
 
     A context manager. Any number of models may be open, each with a cache of its own. One thread at a time
-    may use a model. Closed, all but close() raises HobbitError.
+    may use a model, for one answer; a second one gets HobbitError. So does all but close() of a closed model.
 
     Where the engine cannot compute (an error of the disk, a model file that has changed), methods raise
     HobbitError with its reason, a RuntimeError too. Close such a model.
@@ -99,6 +101,7 @@ class Hobbit(Closing, TypedLlama):
         Raises ConfigError for a setting that cannot be and HobbitError for a model that cannot be opened,
         both also ValueErrors, and TypeError for a keyword that neither Hobbit nor Llama knows.
         """
+        self._turns = Turns()
         keywords.check(llama, Hobbit.__init__, TypedLlama.__init__)
         given = {name: llama.pop(name) for name in OPTIONS if llama.get(name) is not None}
         own = keywords.of_model(Path(model_path), cache, given, llama)
@@ -198,7 +201,14 @@ class Hobbit(Closing, TypedLlama):
         return self
 
     def close(self) -> None:
-        """Frees everything; the second call does nothing. Raises HobbitError where a trace is incomplete."""
+        """Frees everything; the second call does nothing.
+
+        Raises HobbitError where a trace is incomplete, or another thread computes.
+        """
+        with (self.__dict__.get("_turns") or Turns()).alone():  # the constructor may not have begun
+            self._close()
+
+    def _close(self) -> None:
         is_traced = "_experts" in self.__dict__ and self.cache_config.trace is not None
         if not is_traced:
             self._free()
@@ -228,6 +238,7 @@ class Hobbit(Closing, TypedLlama):
 
     def eval(self, tokens: Sequence[int]) -> None:
         """Computes tokens behind those in the KV cache. Raises HobbitError: no room, or the engine failed."""
+        self._check_ids(tokens)
         n_free = len(self.input_ids) - self.n_tokens
         if len(tokens) > n_free:
             raise ComputeError(
@@ -236,7 +247,8 @@ class Hobbit(Closing, TypedLlama):
             )
         if 2 * self.n_tokens < self._n_kept:
             self._experts.begin_sequence()  # another text, though it may begin alike
-        super().eval(tokens)
+        with self._turns.alone():
+            super().eval(tokens)
         self._counters.evaluated += len(tokens)
         self._n_kept = self.n_tokens
 
@@ -252,6 +264,21 @@ class Hobbit(Closing, TypedLlama):
                 raise
             raise prompt_error(n_tokens, self.n_ctx(), self._model.n_ctx_train()) from e
 
+    def _check_ids(self, *texts: Sequence[int]) -> None:
+        """llama.cpp ends the process for an id that its vocabulary does not have."""
+        last = self.n_vocab() - 1
+        for tokens in texts:
+            if len(tokens) and not 0 <= min(tokens) <= max(tokens) <= last:
+                wrong = min(tokens) if min(tokens) < 0 else max(tokens)
+                raise TokenError(f"there is no token {wrong}: this model's lie between 0 and {last}")
+
+    def detokenize(
+        self, tokens: Sequence[int], prev_tokens: Sequence[int] | None = None, special: bool = False
+    ) -> bytes:
+        """As in Llama. Raises HobbitError, also a ValueError, for an id that the vocabulary does not have."""
+        self._check_ids(tokens, prev_tokens or ())
+        return super().detokenize(tokens, prev_tokens=prev_tokens, special=special)
+
     def embed(
         self,
         input: str | list[str],  # noqa: A002
@@ -260,7 +287,8 @@ class Hobbit(Closing, TypedLlama):
         return_count: bool = False,
     ) -> Any:
         """As in Llama, which says what comes back. Raises HobbitError where the engine failed."""
-        output, n_tokens = super().embed(input, normalize, truncate, return_count=True)
+        with self._turns.alone():
+            output, n_tokens = super().embed(input, normalize, truncate, return_count=True)
         self._counters.evaluated += n_tokens
         self._n_kept = 0
         return (output, n_tokens) if return_count else output
@@ -274,15 +302,22 @@ class Hobbit(Closing, TypedLlama):
     def generate(
         self, tokens: Sequence[int], *args: Any, **kwargs: Any
     ) -> Generator[int, Sequence[int] | None, None]:
-        """As in Llama: yields token after token of the continuation. Raises HobbitError."""
+        """As in Llama: yields token after token of the continuation.
+
+        Raises HobbitError: the engine failed, or another answer was begun before this one had ended.
+        """
         n_prompt: int | None = len(tokens)
+        with self._turns.alone():
+            answer = self._turns.begin_answer()
         stream = super().generate(tokens, *args, **kwargs)
         sent = None
         try:
             while True:
+                self._turns.check(answer)
                 start, before = time.perf_counter(), self._counters.evaluated
                 try:
-                    token = stream.send(sent)
+                    with self._turns.alone():
+                        token = stream.send(sent)
                 except StopIteration:
                     return
                 n_evaluated = self._counters.evaluated - before

@@ -21,6 +21,10 @@ class PromptError(ContextError, ValueError):
     """A prompt that is too long. A ValueError too, which llama_cpp.Llama raises then."""
 
 
+class TokenError(HobbitError, ValueError):
+    """A token that the vocabulary does not have."""
+
+
 def explained(decode: Callable[[Any], None], experts: Cache) -> Callable[[Any], None]:
     """decode() of a llama_cpp context, whose failures become ComputeErrors.  experts: of its model."""
 

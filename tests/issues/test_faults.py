@@ -11,7 +11,9 @@ import shutil
 import struct
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import models
 import pytest
@@ -20,7 +22,7 @@ from servers import Server, serving
 
 from pyhobbit import CacheConfig, Engine, EngineConfig, Hobbit
 from pyhobbit.convert.write import temporary_file
-from pyhobbit.errors import ContextError
+from pyhobbit.errors import ContextError, HobbitError
 from pyhobbit.hobbit.llama_errors import PromptError
 
 POOLS = 5_000_000
@@ -206,3 +208,45 @@ def test_a_forked_child_ends(tiny_gguf: Path, action: str) -> None:
         [sys.executable, "-c", FORK, tiny_gguf, action], capture_output=True, text=True, timeout=120
     )
     assert done.stdout.split() == ["7", "1"], done.stderr
+
+
+def test_a_second_thread_gets_a_sentence(tiny_gguf: Path) -> None:
+    """Once a dead process: two threads in one context."""
+    inside, go_on = threading.Event(), threading.Event()
+    with Hobbit(str(tiny_gguf), pools=POOLS, n_ctx=512, verbose=False) as model:
+        decode = model._ctx.decode
+
+        def wait_inside(batch: Any) -> None:
+            inside.set()
+            assert go_on.wait(60)
+            decode(batch)
+
+        model._ctx.decode = wait_inside
+        thread = threading.Thread(target=lambda: model("def read_file(path):", max_tokens=4))
+        thread.start()
+        assert inside.wait(60)
+        for attempt in (lambda: model("x", max_tokens=1), model.close):
+            with pytest.raises(HobbitError, match="another thread computes with this model"):
+                attempt()
+        go_on.set()
+        thread.join()
+        assert model("x", max_tokens=1)["choices"]
+
+
+def test_an_answer_that_is_overtaken_ends_with_a_sentence(tiny_gguf: Path) -> None:
+    with Hobbit(str(tiny_gguf), pools=POOLS, n_ctx=512, verbose=False) as model:
+        stream = model("def read_file(path):", max_tokens=40, stream=True, temperature=0.0)
+        next(stream)
+        expected = model("import", max_tokens=8, temperature=0.0)["choices"]
+        with pytest.raises(HobbitError, match="another answer was begun"):
+            list(stream)
+        assert model("import", max_tokens=8, temperature=0.0)["choices"] == expected
+
+
+@pytest.mark.parametrize("token", [-1, 10**6])
+def test_unknown_tokens_are_refused(tiny_gguf: Path, token: int) -> None:
+    with Hobbit(str(tiny_gguf), pools=POOLS, n_ctx=128, verbose=False) as model:
+        for call in (model.detokenize, model.eval, lambda tokens: list(model.generate(tokens))):
+            with pytest.raises(HobbitError, match="this model's lie between 0 and"):
+                call([1, token])
+        assert model("x", max_tokens=1)["choices"]
