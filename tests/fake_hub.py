@@ -20,13 +20,14 @@ class Hub:
     """What it serves: files by name, by repository. errors: an X-Error-Code, by repository.
 
     break_after: bytes of a file after which its first download breaks off.  served: (file, first byte).
-    sizes: that are announced in place of the true ones.
+    sizes: that are announced in place of the true ones.  answers: in place of what a repository holds.
     """
 
     repos: Mapping[str, Mapping[str, bytes]]
     errors: Mapping[str, str] = field(default_factory=dict)
     break_after: dict[str, int] = field(default_factory=dict)
     sizes: Mapping[str, int] = field(default_factory=dict)
+    answers: Mapping[str, bytes] = field(default_factory=dict)
     served: list[tuple[str, int]] = field(default_factory=list)
     endpoint: str = ""
 
@@ -66,7 +67,9 @@ class _Handler(BaseHTTPRequestHandler):
         if repo in self.hub.errors or repo not in self.hub.repos:
             self._send(401, b"", {"X-Error-Code": self.hub.errors.get(repo, "RepoNotFound")})
         elif file is None:
-            self._send(200, self._info(repo), {"Content-Type": "application/json"})
+            self._send(
+                200, self.hub.answers.get(repo) or self._info(repo), {"Content-Type": "application/json"}
+            )
         elif file[2] not in self.hub.repos[repo]:
             self._send(404, b"", {"X-Error-Code": "EntryNotFound"})
         else:

@@ -50,7 +50,8 @@ class _Repo:
 
     def cached(self, file: str) -> bool:
         """Whether the cache has the newest version that it knows of."""
-        return isinstance(try_to_load_from_cache(self.name, file, cache_dir=self.cache), str)
+        with _understood(self):
+            return isinstance(try_to_load_from_cache(self.name, file, cache_dir=self.cache), str)
 
 
 def fetch(
@@ -110,7 +111,8 @@ def _fetch(repo: _Repo, choose: Callable[[Collection[str]], list[str]], local_di
     """Downloads the files that are chosen; returns the first."""
     with _explained(repo):
         try:
-            info = HfApi(endpoint=repo.endpoint).model_info(repo.name, files_metadata=True)
+            with _understood(repo):
+                info = HfApi(endpoint=repo.endpoint).model_info(repo.name, files_metadata=True)
         except (HTTPError, ConnectionError) as e:
             if isinstance(e, HfHubHTTPError):
                 raise
@@ -125,7 +127,8 @@ def _fetch(repo: _Repo, choose: Callable[[Collection[str]], list[str]], local_di
 def _download(repo: _Repo, file: str, size: int, local_dir: Path | None) -> Path:
     if not repo.cached(file):  # the library's progress bar shows on terminals only
         print(f"pyhobbit: downloading {file} of {repo.name}, {format_size(size)}", file=sys.stderr)
-    path = Path(hf_hub_download(repo.name, file, endpoint=repo.endpoint, cache_dir=repo.cache))
+    with _understood(repo):
+        path = Path(hf_hub_download(repo.name, file, endpoint=repo.endpoint, cache_dir=repo.cache))
     return path if local_dir is None else _link(path, local_dir / file)
 
 
@@ -281,6 +284,19 @@ def _explained(repo: _Repo) -> Iterator[None]:
         ) from e
     except OSError as e:
         raise HobbitError(f"{repo.name} cannot be stored: {_reason(e)}") from e
+
+
+@contextlib.contextmanager
+def _understood(repo: _Repo) -> Iterator[None]:
+    """For huggingface_hub's calls alone: what they raise where an answer is none of the hub's."""
+    try:
+        yield
+    except HFValidationError:
+        raise
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as e:
+        raise HobbitError(
+            f"{repo.host} does not answer as Hugging Face does; check the network, which may ask for a login"
+        ) from e
 
 
 def _reason(error: OSError) -> str:

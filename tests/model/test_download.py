@@ -164,6 +164,24 @@ def test_what_is_not_there_is_said(hub: Hub, tmp_path: Path) -> None:
     assert "is gated: accept its conditions on" in _error(hub, tmp_path, "user/gated")
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"<html>log in first</html>",
+        b"[]",
+        b"null",
+        b'{"id": "user/many", "siblings": 3}',
+        b'{"id": "user/many", "siblings": [{}]}',
+        b'{"id": "user/many", "siblings": [{"rfilename": "../Model-Q8_0.gguf"}]}',
+        b"[" * 100_000,
+    ],
+)
+def test_a_network_that_answers_in_the_hubs_place_is_said(tmp_path: Path, answer: bytes) -> None:
+    with serving(Hub(REPOS, answers={"user/many": answer})) as hub, pytest.raises(HobbitError) as error:
+        fetch("user/many:q8_0", endpoint=hub.endpoint, cache=tmp_path / "cache")
+    assert "does not answer as Hugging Face does" in str(error.value) or "has no" in str(error.value)
+
+
 @pytest.mark.parametrize("name", ["model", "a/b/c", "/x", "a/", "a/b:c:d", "a b/c"])
 def test_a_wrong_name_is_wrong_usage(hub: Hub, tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match="is not a repository"):
