@@ -295,7 +295,7 @@ def _add_devices(lib_dir: Path, endpoints: str) -> None:
         ggml.ggml_backend_register(ctypes.c_void_p(rpc.ggml_backend_rpc_add_server(endpoint.encode())))
 
 
-def _hobbit_structs(lib_dir: Path, session: Session) -> Iterator[tuple[str, Any]]:
+def hobbit_structs(lib_dir: Path, session: Any) -> Iterator[tuple[str, Any]]:
     """info/FIELD, stats/FIELD and devices/NUMBER/FIELD of a model with an expert cache."""
     from cffi import FFI
 
@@ -355,7 +355,7 @@ def main(argv: list[str] | None = None) -> int:
             if session.recorder:
                 arrays[f"routing/{name}"] = session.recorder.take()
         if patched:
-            arrays.update(_hobbit_structs(args.lib_dir, session))
+            arrays.update(hobbit_structs(args.lib_dir, session))
         session.close()
     except RunError as error:
         print(f"logits: {error}", file=sys.stderr)

@@ -394,7 +394,7 @@ def _tensor_data(t: Tensor, seed: int, quantizer: Quantizer) -> np.ndarray:
     return data.reshape(*reversed(t.ne[1:]), t.row_bytes)
 
 
-def _add_tokenizer(writer: GGUFWriter, n_vocab: int) -> None:
+def add_tokenizer(writer: GGUFWriter, n_vocab: int) -> None:
     """A SentencePiece vocabulary of all bytes and two-letter pieces: any text tokenises."""
     if n_vocab < FIRST_PIECE:
         raise ValueError(f"a vocabulary of {n_vocab} is below the {FIRST_PIECE} byte and control tokens")
@@ -454,7 +454,7 @@ def _write_header(model: Model, path: Path) -> GGUFWriter:
     add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}
     for name, value in model.keys.items():
         add[type(value)](name, value)
-    _add_tokenizer(writer, model.shape.n_vocab)
+    add_tokenizer(writer, model.shape.n_vocab)
     for t in model.tensors:
         byte_shape = (*reversed(t.ne[1:]), t.row_bytes)
         writer.add_tensor_info(t.name, byte_shape, np.dtype(np.uint8), t.n_rows * t.row_bytes, t.type)
