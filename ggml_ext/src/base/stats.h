@@ -43,9 +43,10 @@
     SECONDS(transfer, "transfer_seconds_total", "Time with uploads to GPUs in flight")                                 \
     COUNT(device_launches, "device_launches_total", nullptr, "Graphs started on the devices that compute experts")     \
     COUNT(device_waits, "device_waits_total", nullptr, "Times that the CPU waited for such graphs")                    \
+    COUNT(device_reads, "device_reads_total", nullptr, "Times that the CPU waited for bytes from these devices")       \
     COUNT(device_copies, "device_copies_total", nullptr,                                                               \
-          "Copies and clears of rows and indices on these devices, without experts and prefetch")                      \
-    COUNT(device_copied_bytes, "device_copied_bytes_total", nullptr, "Bytes of these copies and clears")               \
+          "Copies of rows and indices to and from these devices, without experts and prefetch")                        \
+    COUNT(device_copied_bytes, "device_copied_bytes_total", nullptr, "Bytes of these copies")                          \
     COUNT(selections_cpu, "cpu_selections_total", nullptr, "Expert selections that the CPU computed beside a GPU")     \
     SECONDS(cpu, "cpu_seconds_total", "Time that the CPU took for its selections, copies included")
 

@@ -60,17 +60,24 @@ uint64_t device_engine::rows(uint32_t n_batch) const {
     const expert_index & index = shared_.index;
     int64_t              n_in  = 0;
     int64_t              n_out = 0;
+    int64_t              n_all = 0; // of all parts of a layer
     for (const layer_id layer : layers_) {
+        int64_t n_here = 0;
         for (const matrix_shape & shape : index.layer(layer).shapes) {
-            n_in  = std::max(n_in, shape.n_in);
-            n_out = std::max(n_out, shape.n_out);
+            n_in    = std::max(n_in, shape.n_in);
+            n_out   = std::max(n_out, shape.n_out);
+            n_here += shape.n_out;
         }
+        n_all = std::max(n_all, n_here);
     }
     n_out *= int64_t(index.terms(tier_id::high).size()); // a sum's second product has a place of its own
     const uint64_t n_rows = std::max(n_batch, uint32_t(inner_graph::enough_rows));
     uint64_t       bytes  = uint64_t(n_in + n_out) * sizeof(float) * n_rows + inner_graph::max_work_size;
     for (const term_id term : index.stored_terms()) {
         bytes += cache_.overhead(term);
+    }
+    if (shared_.host) { // rows that come from host memory
+        bytes += uint64_t(n_all) * sizeof(float) * uint64_t(inner_graph::enough_rows);
     }
     return bytes + (predictor_ ? predictor_->bytes() : 0);
 }

@@ -2,6 +2,7 @@
 #include "execute/expert-stream.h"
 
 #include <algorithm>
+#include <cstring>
 
 namespace hobbit {
 
@@ -13,31 +14,25 @@ expert_stream::expert_stream(const expert_index & index, expert_cache & cache, p
 // rows that no expert computes
 //
 
-status clear_skipped(const ggml_tensor * tensor, const running_layer & layer, inner_graph & inner) {
-    if (layer.plan.skipped.empty()) {
+// Behind what was added.
+static status clear_rows(const ggml_tensor * tensor, const std::vector<int32_t> & rows, inner_graph & inner) {
+    if (rows.empty()) {
         return {};
     }
-    GGML_ASSERT(ggml_nrows(tensor) == layer.routing.n_tokens * layer.routing.n_used);
-    HOBBIT_TRY(inner.compute());
-    for (const int32_t row : layer.plan.skipped) {
-        ggml_backend_tensor_memset(const_cast<ggml_tensor *>(tensor), 0, row * tensor->nb[1],
-                                   tensor->ne[0] * sizeof(float));
-        inner.count_copy(tensor->ne[0] * sizeof(float));
+    if (!ggml_backend_buffer_is_host(tensor->view_src ? tensor->view_src->buffer : tensor->buffer)) {
+        return inner.add_rows(tensor, nullptr, rows);
+    }
+    HOBBIT_TRY(inner.compute()); // its operations may read these rows
+    for (const int32_t row : rows) {
+        std::memset(static_cast<char *>(tensor->data) + size_t(row) * tensor->nb[1], 0,
+                    size_t(tensor->ne[0]) * sizeof(float));
     }
     return {};
 }
 
-// Operations between the products also read the CPU's rows, which must hold finite numbers.
-status expert_stream::clear_share(const stage & st, inner_graph & inner) {
-    if (!share_ || !share_->has_rows() || (st.parts & part_id::down)) {
-        return {};
-    }
-    const status s = inner.compute(); // its operations may read these rows
-    for (size_t i = 0; i < st.matmuls.size() && s.ok(); i++) {
-        ggml_backend_tensor_memset(const_cast<ggml_tensor *>(st.matmuls[i]), 0, 0, ggml_nbytes(st.matmuls[i]));
-        inner.count_copy(ggml_nbytes(st.matmuls[i]));
-    }
-    return s;
+status clear_skipped(const ggml_tensor * tensor, const running_layer & layer, inner_graph & inner) {
+    GGML_ASSERT(layer.plan.skipped.empty() || ggml_nrows(tensor) == layer.routing.n_tokens * layer.routing.n_used);
+    return clear_rows(tensor, layer.plan.skipped, inner);
 }
 
 //
@@ -55,12 +50,11 @@ status expert_stream::compute_share(const inner_graphs & on) {
 }
 
 status expert_stream::finish(const inner_graphs & on) {
-    status s;
-    while (s.ok() && is_share_due()) {
-        s = compute_share(on);
+    while (is_share_due()) {
+        HOBBIT_TRY(compute_share(on));
     }
-    s = s.ok() ? on.device.compute() : s;
-    return s.ok() && share_ ? share_->end_section(on.device) : s;
+    HOBBIT_TRY(share_ ? share_->end_section(on.device) : status());
+    return on.device.compute();
 }
 
 //
@@ -68,16 +62,15 @@ status expert_stream::finish(const inner_graphs & on) {
 //
 
 status expert_stream::run(const stage & st, const running_layer & layer, const inner_graphs & on) {
-    status s;
-    for (size_t i = 0; i < st.matmuls.size() && s.ok(); i++) {
-        s = clear_skipped(st.matmuls[i], layer, on.device);
+    for (const ggml_tensor * matmul : st.matmuls) {
+        HOBBIT_TRY(clear_skipped(matmul, layer, on.device));
+        if (share_ && share_->has_rows() && !share_->has_all() && !(st.parts & part_id::down)) {
+            // operations between the products also read the CPU's rows, which must hold finite numbers
+            HOBBIT_TRY(clear_rows(matmul, share_->rows(), on.device));
+        }
     }
-    s = s.ok() ? clear_share(st, on.device) : s;
-    if (!s.ok()) {
-        return s;
-    }
-    work w = begin(st, layer, on);
-    s      = run_todo(w);
+    work         w = begin(st, layer, on);
+    const status s = run_todo(w);
     for (size_t i = 0; i < w.n_pinned; i++) { // after an error
         cache_.release(w.todo[i]->id, w.todo[i]->tier);
     }

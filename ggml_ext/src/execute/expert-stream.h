@@ -31,8 +31,8 @@ struct inner_graphs {
     inner_graph * cpu; // of the CPU's share; null: the CPU has no share
 };
 
-// Writes zeros to the rows of skipped selections: a skipped expert adds nothing to its token. Runs the graph first,
-// whose operations may read these rows.
+// Writes zeros to the rows of skipped selections, behind what was added to the graph: a skipped expert adds nothing to
+// its token.
 status clear_skipped(const ggml_tensor * tensor, const running_layer & layer, inner_graph & inner);
 
 // Computes the matmuls of a layer, stage by stage, from the experts in the cache: pins as many experts as the pools
@@ -75,7 +75,6 @@ class expert_stream {
     bool   is_share_due() const { return share_ && share_->is_due(); }
     bool   is_on_cpu(const planned_use & use) const;
     status compute_share(const inner_graphs & on);
-    status clear_share(const stage & st, inner_graph & inner);
     work   begin(const stage & st, const running_layer & layer, const inner_graphs & on);
     status run_todo(work & w);
     void   pin(work & w);

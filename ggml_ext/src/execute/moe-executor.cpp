@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "execute/moe-executor.h"
 
-#include "graph/routing.h"
-
 #include <algorithm>
 
 namespace hobbit {
@@ -37,6 +35,7 @@ status moe_executor::compute(ggml_cgraph * graph, inner_graph & inner, inner_gra
     const device_traffic traffic  = inner.take_traffic();
     stats_.device_launches       += traffic.launches;
     stats_.device_waits          += traffic.waits;
+    stats_.device_reads          += traffic.reads;
     stats_.device_copies         += traffic.copies;
     stats_.device_copied_bytes   += traffic.copied_bytes;
     if (!s.is_aborted()) {
@@ -55,11 +54,14 @@ status moe_executor::run(ggml_cgraph * graph, const inner_graphs & on) {
             continue;
         }
         if (node->op != GGML_OP_MUL_MAT_ID) {
+            last = node;
+            if (layer_.in_section && share_->has_all()) { // the CPU repeats it
+                continue;
+            }
             if (inner.full()) {
                 s = inner.compute();
             }
             inner.add_copy(node);
-            last = node;
             continue;
         }
         int         end = 0;
@@ -94,8 +96,11 @@ status moe_executor::begin_layer(const stage & st, const ggml_tensor * last, con
             return s;
         }
     }
-    layer_   = {};
-    status s = read_routing(matmul, expert_of(matmul).layer, layer_.routing, on.device);
+    layer_ = {};
+    // a batch of a prompt has a large input, which the CPU seldom needs
+    const bool for_cpu = share_ && on.device.idle() && matmul->src[2]->ne[1] <= batch_info::max_generated;
+    status     s       = read_routing(matmul, expert_of(matmul).layer, layer_.routing, on.device,
+                            for_cpu ? &layer_.matmul_input : nullptr);
     if (s.ok()) {
         layer_.rows = run_.batch.rows(layer_.routing.n_tokens);
         s           = check_weights(matmul);
@@ -122,7 +127,7 @@ status moe_executor::begin_section(ggml_cgraph * graph, int first, inner_graph &
     layer_.in_section = true;
     const status s    = inner.compute();
     if (s.ok()) {
-        share_->begin_section({ graph, first, end }, parts, inner);
+        share_->begin_section({ graph, first, end }, parts, layer_.matmul_input, inner);
     }
     return s;
 }
@@ -203,13 +208,13 @@ void moe_executor::count(const step_counts & counts) {
 
 // `output` is the last tensor that the graph computed: the experts' outputs once the last part is computed.
 status moe_executor::end_layer(const ggml_tensor * output, const inner_graphs & on) {
-    status s = stream_.finish(on);
-    if (!s.ok() || !layer_.ids || !output || !(layer_.done & part_id::down)) {
-        return s;
+    const bool is_complete = layer_.ids && output && (layer_.done & part_id::down);
+    if (is_complete) {
+        HOBBIT_TRY(clear_skipped(output, layer_, on.device)); // a bias was added to these rows
     }
-    s = clear_skipped(output, layer_, on.device); // a bias was added to these rows
-    if (layer_.is_ended) {
-        return s;
+    HOBBIT_TRY(stream_.finish(on));
+    if (!is_complete || layer_.is_ended) {
+        return {};
     }
     layer_.is_ended = true;
     stream_.release();
@@ -222,7 +227,7 @@ status moe_executor::end_layer(const ggml_tensor * output, const inner_graphs & 
     if (share_) {
         share_->end_layer(on.device);
     }
-    return s;
+    return {};
 }
 
 } // namespace hobbit

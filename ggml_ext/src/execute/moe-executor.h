@@ -6,6 +6,7 @@
 #include "cache/expert-cache.h"
 #include "execute/expert-stream.h"
 #include "graph/inner-graph.h"
+#include "graph/routing.h"
 #include "graph/stage.h"
 #include "model/expert-index.h"
 #include "model/use-counts.h"
@@ -68,6 +69,7 @@ class moe_executor {
         std::vector<batch_info::row> rows;
         std::vector<per_tier<bool>>  was_resident; // see layer_report
         std::vector<float>           input;        // its router_input
+        host_copy                    matmul_input; // of the first matmul, for the CPU's share
     };
 
     status run(ggml_cgraph * graph, const inner_graphs & on);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "graph/expert-matmul.h"
 
+#include "device/device-traits.h"
+
 #include <algorithm>
 #include <map>
 #include <numeric>
@@ -15,15 +17,20 @@ static size_t rows_at_once(const layer_routing & routing) {
 }
 
 status expert_matmuls::reserve(const layer_routing & routing, inner_graph & inner) const {
-    const layer_shape &        layer   = index_.layer(routing.layer);
-    const size_t               n_rows  = rows_at_once(routing);
-    const size_t               n_terms = index_.terms(tier_id::high).size();
+    const layer_shape &        layer       = index_.layer(routing.layer);
+    const size_t               n_rows      = rows_at_once(routing);
+    const size_t               n_terms     = index_.terms(tier_id::high).size();
+    const size_t               n_from_host = std::min(routing.experts.size(), size_t(inner_graph::enough_rows));
+    const bool                 is_host     = is_host_device(ggml_backend_get_device(inner.backend()));
     inner_graph::scratch_sizes sizes;
     for (const part_id part : layer.parts) {
         const matrix_shape & shape  = layer.shapes[part];
         sizes.gathered              = std::max(sizes.gathered, n_rows * size_t(shape.n_in) * sizeof(float));
         sizes.product               = std::max(sizes.product, n_terms * n_rows * size_t(shape.n_out) * sizeof(float));
         sizes.rows                 += n_terms * inner_graph::row_numbers_per_row * routing.experts.size();
+        if (!is_host) { // rows that the CPU computes, or zeros
+            sizes.values += n_from_host * (size_t(shape.n_out) + 1) * sizeof(float);
+        }
     }
     if (sizes.fits(inner.scratch())) {
         return {};

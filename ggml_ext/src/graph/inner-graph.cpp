@@ -3,7 +3,6 @@
 
 #include "device/device-traits.h"
 #include "device/repacked-layout.h"
-#include "ggml-cpp.h"
 
 #include <algorithm>
 #include <cstring>
@@ -20,6 +19,16 @@ void wait_until_computed(ggml_backend_t backend, const ggml_tensor * tensor) {
         float one;
         ggml_backend_tensor_get(tensor, &one, 0, sizeof(one));
     }
+}
+
+// For copies to and from the backend's device: page-locked if its driver provides that.
+static ggml_backend_buffer_t alloc_host_buffer(ggml_backend_t backend, size_t size) {
+    ggml_backend_buffer_type_t locked = ggml_backend_dev_host_buffer_type(ggml_backend_get_device(backend));
+    return ggml_backend_buft_alloc_buffer(locked ? locked : ggml_backend_cpu_buffer_type(), size);
+}
+
+static char * base_of(const ggml_backend_buffer_ptr & buffer) {
+    return static_cast<char *>(ggml_backend_buffer_get_base(buffer.get()));
 }
 
 bool is_noop(const ggml_tensor * node) {
@@ -54,14 +63,20 @@ void inner_graph::reset() {
     }
     begin_graph();
     is_running_ = false;
-    n_row_sets_ = 0;
-    row_numbers_.clear();
-    n_set_ = 0;
+    n_sets_     = 0;
+    n_values_   = 0;
+    n_staged_   = 0;
+    n_copied_   = 0;
 }
 
 void inner_graph::count_copy(size_t n_bytes) {
     traffic_.copies++;
     traffic_.copied_bytes += n_bytes;
+}
+
+// Each set of numbers or values is aligned.
+size_t inner_graph::staged_room(const scratch_sizes & sizes) const {
+    return sizes.rows * sizeof(int32_t) + sizes.values + GRAPH_SIZE * alignment_;
 }
 
 bool inner_graph::reserve(const scratch_sizes & sizes) {
@@ -70,19 +85,19 @@ bool inner_graph::reserve(const scratch_sizes & sizes) {
     }
     GGML_ASSERT(empty());
     const scratch_sizes grown = { std::max(sizes.gathered, sizes_.gathered), std::max(sizes.product, sizes_.product),
-                                  std::max(sizes.rows, sizes_.rows) };
+                                  std::max(sizes.rows, sizes_.rows), std::max(sizes.values, sizes_.values) };
     ggml_backend_buffer_free(scratch_);
-    sizes_                   = grown;
-    const size_t row_numbers = grown.rows * sizeof(int32_t) + GRAPH_SIZE * alignment_; // each set of them aligned
-    scratch_                 = ggml_backend_alloc_buffer(backend_, rows_offset() + row_numbers);
-    if (!scratch_) {
+    sizes_   = grown;
+    scratch_ = ggml_backend_alloc_buffer(backend_, staged_offset() + staged_room(grown));
+    staging_.reset(alloc_host_buffer(backend_, staged_room(grown)));
+    if (!scratch_ || !staging_) {
         sizes_ = {};
     }
-    return scratch_ != nullptr;
+    return scratch_ && staging_;
 }
 
 bool inner_graph::full() const {
-    return n_nodes_ + RESERVE > GRAPH_SIZE || n_leaves_ + RESERVE > GRAPH_SIZE || n_row_sets_ + RESERVE > GRAPH_SIZE;
+    return n_nodes_ + RESERVE > GRAPH_SIZE || n_leaves_ + RESERVE > GRAPH_SIZE || n_sets_ + RESERVE > GRAPH_SIZE;
 }
 
 //
@@ -121,30 +136,34 @@ ggml_tensor * inner_graph::rows_leaf(const ggml_tensor * tensor) {
 }
 
 ggml_tensor * inner_graph::row_numbers(const std::vector<int32_t> & rows) {
-    ggml_tensor * t      = ggml_new_tensor_1d(ctx_, GGML_TYPE_I32, rows.size());
-    const size_t  before = row_numbers_.size();
-    const size_t  offset = rows_offset() + before;
-    GGML_ASSERT(offset + ggml_nbytes(t) <= ggml_backend_buffer_get_size(scratch_));
-    place(t, offset);
-    row_numbers_.resize(before + padded(ggml_nbytes(t)));
-    std::memcpy(&row_numbers_[before], rows.data(), ggml_nbytes(t));
-    n_row_sets_++;
-    n_leaves_++;
+    ggml_tensor * t = ggml_new_tensor_1d(ctx_, GGML_TYPE_I32, rows.size());
+    std::memcpy(stage(t), rows.data(), ggml_nbytes(t));
     return t;
 }
 
-// Copies the row numbers of the whole graph at once: each copy to a device has a latency, and queues behind uploads.
-void inner_graph::set_row_numbers() {
-    const size_t size = row_numbers_.size() - n_set_;
+// Gives a leaf its place on the device, and returns the one in host memory where its bytes are to be written.
+char * inner_graph::stage(ggml_tensor * tensor) {
+    char * bytes = base_of(staging_) + n_staged_;
+    place(tensor, staged_offset() + n_staged_);
+    n_staged_ += padded(ggml_nbytes(tensor));
+    GGML_ASSERT(n_staged_ <= ggml_backend_buffer_get_size(staging_.get()));
+    n_sets_++;
+    n_leaves_++;
+    return bytes;
+}
+
+// At once for the whole graph: each copy to a device has a latency, and queues behind uploads.
+void inner_graph::copy_staged() {
+    const size_t size = n_staged_ - n_copied_;
     if (size == 0) {
         return;
     }
     const ggml_context_ptr ctx(ggml_init({ ggml_tensor_overhead(), nullptr, /* .no_alloc = */ true }));
     ggml_tensor *          t = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I8, int64_t(size));
-    place(t, rows_offset() + n_set_);
-    ggml_backend_tensor_set(t, &row_numbers_[n_set_], 0, size);
+    place(t, staged_offset() + n_copied_);
+    ggml_backend_tensor_set_async(backend_, t, base_of(staging_) + n_copied_, 0, size);
     count_copy(size);
-    n_set_ += size;
+    n_copied_ += size;
 }
 
 ggml_tensor * inner_graph::reshape(ggml_tensor * tensor, int64_t ne0, int64_t ne1, int64_t ne2) {
@@ -290,15 +309,59 @@ void inner_graph::add_to_matmul(const ggml_tensor * matmul, const matrices & wei
     scatter(matmul, sum, to);
 }
 
-void inner_graph::add_rows(const ggml_tensor * tensor, const float * values, const std::vector<int32_t> & rows) {
-    GGML_ASSERT(empty() && !is_running_);
-    ggml_tensor * copy = ggml_new_tensor_2d(ctx_, GGML_TYPE_F32, tensor->ne[0], int64_t(rows.size()));
-    place(copy, product_offset());
-    GGML_ASSERT(ggml_nbytes(copy) <= sizes_.product);
-    ggml_backend_tensor_set(copy, values, 0, ggml_nbytes(copy));
-    count_copy(ggml_nbytes(copy));
-    n_leaves_++;
-    scatter(tensor, copy, row_numbers(rows));
+status inner_graph::add_rows(const ggml_tensor * tensor, const float * values, const std::vector<int32_t> & rows) {
+    const size_t row_size = size_t(tensor->ne[0]) * sizeof(float);
+    const size_t taken    = row_size + sizeof(int32_t); // with its number
+    GGML_ASSERT(taken <= sizes_.values);
+    for (size_t first = 0; first < rows.size();) {
+        const size_t room = full() ? 0 : (sizes_.values - n_values_) / taken;
+        if (room == 0) {
+            HOBBIT_TRY(compute());
+            continue;
+        }
+        const size_t               n    = std::min(room, rows.size() - first);
+        const auto                 from = rows.begin() + ptrdiff_t(first);
+        const std::vector<int32_t> some(from, from + ptrdiff_t(n));
+        ggml_tensor *              staged = ggml_new_tensor_2d(ctx_, GGML_TYPE_F32, tensor->ne[0], int64_t(n));
+        char *                     bytes  = stage(staged);
+        if (values) {
+            std::memcpy(bytes, values + first * size_t(tensor->ne[0]), n * row_size);
+        } else {
+            std::memset(bytes, 0, n * row_size);
+        }
+        scatter(tensor, staged, row_numbers(some));
+        n_values_ += n * taken;
+        first     += n;
+    }
+    return {};
+}
+
+std::vector<const char *> inner_graph::read(const std::vector<const ggml_tensor *> & tensors) {
+    size_t size = 0;
+    for (const ggml_tensor * tensor : tensors) {
+        size += padded(ggml_nbytes(tensor));
+    }
+    if (!inbox_ || ggml_backend_buffer_get_size(inbox_.get()) < size) {
+        inbox_.reset(alloc_host_buffer(backend_, size));
+        GGML_ASSERT(inbox_);
+    }
+    const ggml_backend_buffer_type_t own = ggml_backend_get_default_buffer_type(backend_);
+    std::vector<const char *>        copies;
+    char *                           to = base_of(inbox_);
+    for (const ggml_tensor * tensor : tensors) {
+        ggml_backend_buffer_t buffer = tensor->view_src ? tensor->view_src->buffer : tensor->buffer;
+        if (ggml_backend_buffer_get_type(buffer) == own) {
+            ggml_backend_tensor_get_async(backend_, tensor, to, 0, ggml_nbytes(tensor));
+        } else {
+            ggml_backend_tensor_get(tensor, to, 0, ggml_nbytes(tensor));
+        }
+        count_copy(ggml_nbytes(tensor));
+        copies.push_back(to);
+        to += padded(ggml_nbytes(tensor));
+    }
+    ggml_backend_synchronize(backend_);
+    traffic_.reads++;
+    return copies;
 }
 
 status inner_graph::check(ggml_status result) const {
@@ -316,7 +379,7 @@ status inner_graph::launch() {
     if (empty()) {
         return {};
     }
-    set_row_numbers();
+    copy_staged();
     ggml_status result;
     if (is_measured_) {
         const auto start = std::chrono::steady_clock::now();

@@ -3,6 +3,7 @@
 
 #include "base/status.h"
 #include "ggml-backend.h"
+#include "ggml-cpp.h"
 #include "ggml.h"
 
 #include <chrono>
@@ -39,13 +40,17 @@ struct served_row {
 struct device_traffic {
     uint64_t launches     = 0; // of graphs
     uint64_t waits        = 0; // for graphs
-    uint64_t copies       = 0; // and clears
+    uint64_t reads        = 0; // waits for copies to host memory
+    uint64_t copies       = 0;
     uint64_t copied_bytes = 0;
 };
 
 // Collects operations on tensors of an outer graph and runs them, in the order given, as a separate graph on the
 // compute device. Outer tensors take part as leaf copies (same memory and shape, no sources), since the originals would
 // pull in the whole model's graph.
+//
+// Numbers and values that the operations need from host memory are staged in page-locked memory, if the driver has any.
+// They go to the device in one asynchronous copy for each launch, to places that no running operation uses.
 //
 // Thread-safety: none.
 class inner_graph {
@@ -60,14 +65,15 @@ class inner_graph {
     ggml_backend_t backend() const { return backend_; }
 
     // Sizes of the scratch memory on the compute device. Operations run one after the other, so each may use all of it.
-    // Only row numbers have a place of their own until the graph has run.
+    // Only row numbers and values have a place of their own until the graph has run.
     struct scratch_sizes {
         size_t gathered = 0; // bytes of input rows
         size_t product  = 0; // bytes of output rows, twice that where products are added to them
         size_t rows     = 0; // row numbers in one graph
+        size_t values   = 0; // bytes of rows from host memory, with their numbers, in one graph
 
         bool fits(const scratch_sizes & room) const {
-            return gathered <= room.gathered && product <= room.product && rows <= room.rows;
+            return gathered <= room.gathered && product <= room.product && rows <= room.rows && values <= room.values;
         }
     };
 
@@ -77,6 +83,9 @@ class inner_graph {
     bool reserve(const scratch_sizes & sizes);
 
     bool empty() const { return ggml_graph_n_nodes(graph_) == 0; }
+
+    // Whether nothing was added and nothing is running.
+    bool idle() const { return empty() && !is_running_; }
 
     // Whether the graph must be computed before anything is added.
     bool full() const;
@@ -104,9 +113,13 @@ class inner_graph {
     static constexpr size_t max_work_size = 8u << 20;
     static size_t           work_size(size_t n_matrices, size_t n_places) { return n_matrices * (n_places + 1) * 8; }
 
-    // Copies adjacent rows of host memory to the given rows of an outer tensor. REQUIRES: nothing was added, nothing is
-    // running, and the scratch memory has room for the rows as a product.
-    void add_rows(const ggml_tensor * tensor, const float * values, const std::vector<int32_t> & rows);
+    // Writes adjacent rows of host memory, or zeros without `values`, to the given rows of an outer tensor. Runs what
+    // was added if the scratch memory has no room for more. REQUIRES: it has room for one row of values.
+    status add_rows(const ggml_tensor * tensor, const float * values, const std::vector<int32_t> & rows);
+
+    // Copies outer tensors to host memory, with one wait for all. REQUIRES: they are computed. The bytes are valid
+    // until the next call.
+    std::vector<const char *> read(const std::vector<const ggml_tensor *> & tensors);
 
     // Starts the added operations behind those that are running, and empties the graph. The caller leaves their
     // operands and results alone until compute().
@@ -138,7 +151,8 @@ class inner_graph {
     ggml_tensor * matrices_leaf(const matrices & weights, const matrix_span & span);
     ggml_tensor * rows_leaf(const ggml_tensor * tensor);
     ggml_tensor * row_numbers(const std::vector<int32_t> & rows);
-    void          set_row_numbers();
+    char *        stage(ggml_tensor * tensor);
+    void          copy_staged();
     ggml_tensor * multiply(const ggml_tensor * matmul, ggml_tensor * weights, ggml_tensor * src, ggml_tensor * ids);
     ggml_tensor * multiply_all(const ggml_tensor * matmul, const matrices & weights,
                                const std::vector<served_row> & rows);
@@ -148,7 +162,8 @@ class inner_graph {
     ggml_tensor * reshape(ggml_tensor * tensor, int64_t ne0, int64_t ne1, int64_t ne2);
     size_t        padded(size_t size) const { return (size + alignment_ - 1) / alignment_ * alignment_; }
     size_t        product_offset() const { return padded(sizes_.gathered); }
-    size_t        rows_offset() const { return product_offset() + padded(sizes_.product) + alignment_; }
+    size_t        staged_offset() const { return product_offset() + padded(sizes_.product) + alignment_; }
+    size_t        staged_room(const scratch_sizes & sizes) const;
     void          place(ggml_tensor * tensor, size_t scratch_offset);
     void          add_node(ggml_tensor * node);
     void          begin_graph();
@@ -163,12 +178,15 @@ class inner_graph {
     // including operations that are running: a backend may look at their tensors until it is synchronized
     size_t n_nodes_     = 0;
     size_t n_leaves_    = 0;
-    size_t n_row_sets_  = 0; // in the scratch memory
+    size_t n_sets_      = 0; // of numbers or values that are staged
+    size_t n_values_    = 0; // bytes of rows from host memory, with their numbers
     bool   is_running_  = false;
     bool   is_measured_ = false;
 
-    std::vector<char>        row_numbers_; // image of the scratch memory
-    size_t                   n_set_ = 0;   // bytes of it that were copied to the device
+    ggml_backend_buffer_ptr  staging_;      // host memory, an image of the end of the scratch memory
+    size_t                   n_staged_ = 0; // bytes of it that are in use
+    size_t                   n_copied_ = 0; // bytes of it that were copied to the device
+    ggml_backend_buffer_ptr  inbox_;        // host memory of read()
     std::chrono::nanoseconds measured_{ 0 };
     device_traffic           traffic_;
 };

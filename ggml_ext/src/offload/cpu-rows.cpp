@@ -91,17 +91,38 @@ bool cpu_rows::can_share(const layer_section & section, const layer_routing & ro
 // copies of what the section reads
 //
 
-void cpu_rows::fetch(const ggml_tensor * input, inner_graph & device) {
-    if (inputs_.count(input) == 0) {
-        std::vector<char> & copy = inputs_[input];
-        copy.resize(ggml_nbytes(input));
-        ggml_backend_tensor_get(input, copy.data(), 0, copy.size());
-        device.count_copy(copy.size());
+void cpu_rows::fetch(const host_copy & known, inner_graph & device) {
+    std::vector<const ggml_tensor *> wanted;
+    const auto                       want = [&](const ggml_tensor * input) {
+        const bool is_new = inputs_.try_emplace(input).second;
+        if (input == known.tensor) {
+            inputs_[input] = known.bytes;
+        } else if (is_new) {
+            wanted.push_back(input);
+        }
+    };
+    for (const ggml_tensor * node : nodes_) {
+        for (size_t i = 0; i < n_row_sources(node); i++) {
+            const ggml_tensor * source = row_source(node, i);
+            if (std::find(nodes_.begin(), nodes_.end(), root_of(source)) == nodes_.end()) {
+                want(source);
+            }
+        }
+        if (node->op == GGML_OP_ADD_ID) {
+            want(node->src[1]);
+        }
+    }
+    if (wanted.empty()) {
+        return;
+    }
+    const std::vector<const char *> bytes = device.read(wanted);
+    for (size_t i = 0; i < wanted.size(); i++) {
+        inputs_[wanted[i]].assign(bytes[i], bytes[i] + ggml_nbytes(wanted[i]));
     }
 }
 
 void cpu_rows::begin(const layer_section & section, const layer_routing & routing,
-                     const std::vector<const planned_use *> & uses, inner_graph & device) {
+                     const std::vector<const planned_use *> & uses, const host_copy & known, inner_graph & device) {
     nodes_   = nodes_of(section);
     routing_ = &routing;
     uses_.clear();
@@ -114,17 +135,7 @@ void cpu_rows::begin(const layer_section & section, const layer_routing & routin
         rows_.insert(rows_.end(), use->selections.begin(), use->selections.end());
     }
     find_results();
-    for (const ggml_tensor * node : nodes_) {
-        for (size_t i = 0; i < n_row_sources(node); i++) {
-            const ggml_tensor * source = row_source(node, i);
-            if (std::find(nodes_.begin(), nodes_.end(), root_of(source)) == nodes_.end()) {
-                fetch(source, device);
-            }
-        }
-        if (node->op == GGML_OP_ADD_ID) {
-            fetch(node->src[1], device);
-        }
-    }
+    fetch(known, device);
 }
 
 // What no later operation of the section reads.
@@ -305,36 +316,30 @@ void cpu_rows::keep_results(const piece & p) {
 }
 
 status cpu_rows::copy_back(inner_graph & device) {
-    status s;
     for (const result & r : results_) {
-        const size_t n_out = size_t(r.outer->ne[0]);
-        const size_t most  = device.scratch().product / (n_out * sizeof(float));
-        for (size_t first = 0; first < rows_.size() && s.ok(); first += most) {
-            const auto                 from = rows_.begin() + ptrdiff_t(first);
-            const std::vector<int32_t> some(from, from + ptrdiff_t(std::min(most, rows_.size() - first)));
-            s = device.compute();
-            if (s.ok()) {
-                device.add_rows(r.outer, &r.values[first * n_out], some);
-            }
-        }
+        HOBBIT_TRY(device.add_rows(r.outer, r.values.data(), rows_));
     }
-    return s.ok() ? device.launch() : s;
+    return device.launch();
 }
 
 uint64_t cpu_rows::size(const expert_index & index, uint64_t n_rows, uint64_t n_at_once) {
     uint64_t kept     = 0;
     uint64_t computed = 0;
+    uint64_t staged   = 0;
     for (layer_id layer = 0; layer < index.n_layers(); layer++) {
         uint64_t widest = 0;
         uint64_t all    = 0;
+        uint64_t out    = 0;
         for (const matrix_shape & shape : index.layer(layer).shapes) {
             widest  = std::max(widest, uint64_t(shape.n_out));
             all    += uint64_t(shape.n_in) + 2 * uint64_t(shape.n_out); // the product, and what is made of it
+            out    += uint64_t(shape.n_out);
         }
         kept     = std::max(kept, 2 * widest);  // gate and up, where a section ends with them
         computed = std::max(computed, 2 * all); // and the scratch memory
+        staged   = std::max(staged, out);
     }
-    return (n_rows * kept + n_at_once * computed) * sizeof(float);
+    return (n_rows * kept + n_at_once * computed + uint64_t(inner_graph::enough_rows) * staged) * sizeof(float);
 }
 
 } // namespace hobbit

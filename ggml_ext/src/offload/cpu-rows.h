@@ -6,6 +6,7 @@
 #include "ggml-cpp.h"
 #include "graph/expert-matmul.h"
 #include "graph/inner-graph.h"
+#include "graph/routing.h"
 #include "model/expert-index.h"
 #include "plan/layer-plan.h"
 
@@ -35,10 +36,13 @@ class cpu_rows {
     // Whether the rows of every tensor that the section computes are independent of each other.
     static bool can_share(const layer_section & section, const layer_routing & routing);
 
-    // Copies the section's inputs. REQUIRES: can_share, and the device has computed these inputs. The uses belong to
-    // the layer. Routing must live until copy_back.
+    // Copies the section's inputs but for `known`. REQUIRES: can_share, and the device has computed these inputs. The
+    // uses belong to the layer. Routing must live until copy_back.
     void begin(const layer_section & section, const layer_routing & routing,
-               const std::vector<const planned_use *> & uses, inner_graph & device);
+               const std::vector<const planned_use *> & uses, const host_copy & known, inner_graph & device);
+
+    // The rows of the outer tensors. REQUIRES: begin
+    const std::vector<int32_t> & all() const { return rows_; }
 
     // Experts that are computed together: the uses [first, end) of begin(), and their rows.
     struct piece {
@@ -56,8 +60,8 @@ class cpu_rows {
     // REQUIRES: begin, and not is_done(); the experts of next() are pinned and resident.
     status compute_next(inner_graph & cpu);
 
-    // Queues copies of the rows to the outer graph's tensors, before all later work of the device. REQUIRES: is_done(),
-    // and the device has computed the section.
+    // Starts copies of the rows to the outer graph's tensors, behind what the device was given before. REQUIRES:
+    // is_done()
     status copy_back(inner_graph & device);
 
     // Bytes of host memory for n_rows rows of any layer, of which at most n_at_once are computed together.
@@ -70,7 +74,7 @@ class cpu_rows {
         std::vector<float>  values; // [row][ne0], in the order of rows_
     };
 
-    void                     fetch(const ggml_tensor * input, inner_graph & device);
+    void                     fetch(const host_copy & known, inner_graph & device);
     void                     find_results();
     status                   compute(const piece & p, inner_graph & cpu);
     ggml_tensor *            repeat(const ggml_tensor * node, const piece & p);

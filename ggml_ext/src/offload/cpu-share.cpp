@@ -57,7 +57,8 @@ bool cpu_share::pin(const planned_use & use) {
            host_.acquire(use.id, use.tier);
 }
 
-void cpu_share::begin_section(const layer_section & section, part_set parts, inner_graph & device) {
+void cpu_share::begin_section(const layer_section & section, part_set parts, const host_copy & known,
+                              inner_graph & device) {
     const bool can_share = cpu_rows::can_share(section, *routing_);
     for (const planned_use & use : plan_->uses) {
         if (!computes(use)) {
@@ -83,7 +84,7 @@ void cpu_share::begin_section(const layer_section & section, part_set parts, inn
         for (const planned_use * use : pinned_) {
             host_.request(use->id, use->tier, parts);
         }
-        rows_.begin(section, *routing_, pinned_, device);
+        rows_.begin(section, *routing_, pinned_, known, device);
         cpu_time_ += clock::now() - start;
     }
 }
@@ -103,13 +104,14 @@ status cpu_share::end_section(inner_graph & device) {
     if (!has_rows()) {
         return {};
     }
+    HOBBIT_TRY(device.launch());
     device.measure(false); // what follows is the CPU's
     const auto   start  = clock::now();
     const status s      = rows_.copy_back(device);
     cpu_time_          += clock::now() - start;
     release();
     device.measure(is_as_placed_ && placement_.measures_device());
-    return s.ok() ? device.compute() : s;
+    return s;
 }
 
 void cpu_share::release() {

@@ -38,12 +38,16 @@ class cpu_share {
     // Whether the CPU computes a use of the plan.
     bool computes(const planned_use & use) const { return on_cpu_[index_of(use)]; }
 
-    // Pins the CPU's experts in host memory, requests their missing `parts`, and copies the section's inputs. REQUIRES:
-    // the device has computed these inputs.
-    void begin_section(const layer_section & section, part_set parts, inner_graph & device);
+    // Pins the CPU's experts in host memory, requests their missing `parts`, and copies the section's inputs but for
+    // `known`. REQUIRES: the device has computed these inputs.
+    void begin_section(const layer_section & section, part_set parts, const host_copy & known, inner_graph & device);
 
-    // Whether the CPU computes rows of the section.
+    // Whether the CPU computes rows of the section, or all of them: then the device has nothing to compute.
     bool has_rows() const { return !pinned_.empty(); }
+    bool has_all() const { return has_rows() && pinned_.size() == plan_->uses.size() && plan_->skipped.empty(); }
+
+    // The CPU's rows of the section. REQUIRES: has_rows
+    const std::vector<int32_t> & rows() const { return rows_.all(); }
 
     // Whether some of these rows are not computed yet.
     bool is_due() const { return has_rows() && !rows_.is_done(); }
@@ -51,7 +55,8 @@ class cpu_share {
     // Computes the next piece while the device runs launched work. REQUIRES: is_due()
     status compute_next(inner_graph & cpu);
 
-    // Uploads the CPU's rows. REQUIRES: they are not due; the device has computed the section.
+    // Starts what the device has still to compute of the section, and the upload of the CPU's rows behind it. REQUIRES:
+    // the rows are not due
     status end_section(inner_graph & device);
 
     // REQUIRES: the layer is completely computed

@@ -45,18 +45,20 @@ TEST_CASE("the same experts give the same output, whether they were there or not
     CHECK(e.counters.bytes_read == read);
 }
 
-TEST_CASE("a layer of hits is one launch, one wait and three copies: ids, weights, and numbers of slots") {
+TEST_CASE("a layer of hits is one launch, one wait, one read and three copies: ids, weights, and numbers of slots") {
     const model_on_disk m;
     engine              e(m, 8, 0, with({}), { device() });
     const layer_input   input = random_input(m.shape, 1, 5);
     e.compute(m, input);
     const uint64_t launches = e.counters.device_launches;
     const uint64_t waits    = e.counters.device_waits;
+    const uint64_t reads    = e.counters.device_reads;
     const uint64_t copies   = e.counters.device_copies;
     const uint64_t bytes    = e.counters.device_copied_bytes;
     e.compute(m, input);
     CHECK(e.counters.device_launches - launches == 1);
     CHECK(e.counters.device_waits - waits == 1);
+    CHECK(e.counters.device_reads - reads == 1);
     CHECK(e.counters.device_copies - copies == 3);
     CHECK(e.counters.device_copied_bytes > bytes);
 }

@@ -6,6 +6,7 @@
 #include "fixtures/rpc-device.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <thread>
 
@@ -82,16 +83,57 @@ TEST_CASE("what the CPU has computed comes to the device, one expert at a time, 
     CHECK(e.counters.bytes_transferred > 0);
 }
 
-// Launches: the operations between the products, and the rows that come back; one wait for each. Copies: ids, weights
-// and the input are read, gate and up cleared, the rows and their numbers written.
-TEST_CASE("a layer that the CPU computes alone is two launches, two waits and seven copies") {
+// Copies: ids, weights and the input are read together, the rows and their numbers are written together.
+TEST_CASE("a layer that the CPU computes alone is one launch, one wait, one read and four copies") {
     const model_on_disk m;
     engine              e = cooperative(m, 8);
     e.compute(m, random_input(m.shape, 1, 9));
     CHECK(e.counters.selections_cpu == 2);
-    CHECK(e.counters.device_launches == 2);
-    CHECK(e.counters.device_waits == 2);
-    CHECK(e.counters.device_copies == 7);
+    CHECK(e.counters.device_launches == 1);
+    CHECK(e.counters.device_waits == 1);
+    CHECK(e.counters.device_reads == 1);
+    CHECK(e.counters.device_copies == 4);
+}
+
+// The counters of what a layer costs: launches, waits, reads, copies.
+static std::array<uint64_t, 4> costs(const engine & e) {
+    return { e.counters.device_launches, e.counters.device_waits, e.counters.device_reads, e.counters.device_copies };
+}
+
+// The device's row is launched before the CPU begins, and the CPU's follows without a wait.
+TEST_CASE("a layer of a hit and a miss is two launches, one wait, one read and five copies") {
+    const model_on_disk m;
+    engine              e       = cooperative(m, 1);
+    uint64_t            n_mixed = 0;
+    for (unsigned i = 0; i < 100; i++) {
+        const layer_input input  = random_input(m.shape, 1, i);
+        const uint64_t    on_cpu = e.counters.selections_cpu;
+        const auto        before = costs(e);
+        CHECK(e.compute(m, input) == stock(m, input, tier_id::high));
+        const auto after = costs(e);
+        if (e.counters.selections_cpu - on_cpu == 1) {
+            CHECK(after[0] - before[0] == 2);
+            CHECK(after[1] - before[1] == 1);
+            CHECK(after[2] - before[2] == 1);
+            CHECK(after[3] - before[3] == 5);
+            n_mixed++;
+        }
+    }
+    CHECK(n_mixed > 0);
+}
+
+TEST_CASE("rows that the scratch memory has no room for at once are copied one part after the other") {
+    moe_model shape = model_on_disk::small();
+    shape.n_used    = 8;
+    const model_on_disk m(shape);
+    for (const compute_mode mode : { compute_mode::cooperative, compute_mode::automatic }) {
+        engine e = cooperative(m, 4, 0, {}, mode);
+        for (const int64_t n_tokens : { 16, 40 }) { // of 8 rows each, and there is room for 64
+            const layer_input input = random_input(shape, n_tokens, 3);
+            CHECK(e.compute(m, input, 0, true) == stock(m, input, tier_id::high, 0, true));
+        }
+        CHECK(e.counters.selections_cpu > 64);
+    }
 }
 
 TEST_CASE("low precision is computed in low precision, a residual is added") {
