@@ -163,9 +163,10 @@ def _talk(conversation: "Conversation", quiet: bool) -> int:
 
 
 def _report_opening(model: Path, conversation: "Conversation", cache: CacheConfig) -> None:
-    from pyhobbit.inspect.advice import unused_low_tier
+    from pyhobbit.inspect.advice import gpu_text, unused_low_tier
 
     info = conversation.engine.info()
+    _say(f"GPU: {gpu_text(conversation.engine.devices() if info.cached else None)}")
     if not info.cached:
         _report_no_cache(info, cache)
     elif unused := unused_low_tier(model, info, cache):

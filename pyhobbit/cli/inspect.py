@@ -108,7 +108,7 @@ def _inspect(path: Path, text: str | None, config: InspectConfig, as_json: bool)
     asked = (config.n_ctx, cache.memory, cache.pools, cache.device, cache.device_memory, cache.mode)
     if fit.error and any(value is not None for value in asked):
         raise HobbitError(fit.error)  # what was asked for cannot be
-    show(f"\n{_rows_text(fit.memory_rows())}", flush=True)
+    show(f"\n{_rows_text({**fit.gpu_rows(), **fit.memory_rows()})}", flush=True)
     seen = None
     if text is not None:
         thresholds = choose_thresholds(config, info.t1, info.t2)

@@ -148,6 +148,10 @@ class Engine(Closing):
         """What was opened."""
         return self._opened().info(self._config.cache.memory)
 
+    def devices(self) -> tuple[str, ...]:
+        """Names of the devices that compute the experts, the CPU among them; none without a cache."""
+        return tuple(each.name for each in self._opened().cache.devices())
+
     def stats(self) -> Stats:
         """Counters and times since opening; Stats.since() gives those between two moments."""
         cache = self._opened().cache.stats()

@@ -2,7 +2,7 @@
 """Tells people what a plan and an estimate of speed say, and what would make the model faster."""
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from pyhobbit._tables import DeviceInfo
@@ -12,6 +12,7 @@ from pyhobbit.engine.threads import processor_cores
 from pyhobbit.inspect.speed import Speed
 from pyhobbit.model.file_names import calibration_path
 from pyhobbit.model.tiers import default_low_type
+from pyhobbit.native.devices import gpu_backends, gpus
 from pyhobbit.settings.config import CacheConfig, InspectConfig, format_size
 
 _MUCH = 0.2  # of a token's time, or of the memory
@@ -54,7 +55,10 @@ def memory_rows(plan: MemoryPlan) -> dict[str, str]:
 def serving_rows(plan: MemoryPlan) -> dict[str, str]:
     """What is going to be served, in short, by names for people."""
     info = plan.info
-    rows = {"model": f"{Path(info.model).name}, {info.description}, context {info.n_ctx} tokens"}
+    rows = {
+        "model": f"{Path(info.model).name}, {info.description}, context {info.n_ctx} tokens",
+        "GPU": planned_gpu_text(plan),
+    }
     if not info.cached:
         why = "the whole model fits" if info.has_experts else "a dense model has no experts to cache"
         return {**rows, "memory": f"{why}, so it runs as in stock llama.cpp"}
@@ -70,6 +74,25 @@ def serving_rows(plan: MemoryPlan) -> dict[str, str]:
         "experts": f"{', '.join(fitting)}, on {plan.device or 'the CPU'}",
         "precision": f"rule price, price {info.price:g}" if info.price > 0 else precision,
     }
+
+
+def gpu_text(devices: Collection[str] | None) -> str:
+    """The GPUs in use, or why there is none. devices: names of those that compute experts; None: no cache."""
+    found = gpus()
+    if not found:
+        if backends := " and ".join(gpu_backends()):
+            return f"none that {backends} can use; check the driver"
+        return "none; this build is for the CPU alone, rebuild with make demo GPU=cuda or GPU=vulkan"
+    own = [each for each in found if devices and each.name in devices]
+    names = ", ".join(f"{each.name} ({each.description})" for each in own or found)
+    if devices is None:
+        return names
+    return f"{names}, with the experts" if own else f"{names}; the CPU computes the experts"
+
+
+def planned_gpu_text(plan: MemoryPlan) -> str:
+    """The same of a plan."""
+    return gpu_text([each.name for each in plan.devices] if plan.info.cached else None)
 
 
 def _device_rows(plan: MemoryPlan) -> dict[str, str]:

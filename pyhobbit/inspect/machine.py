@@ -43,6 +43,10 @@ class Fit:
         """The settings of the expert cache, with the thresholds that are given."""
         return self._config.cache
 
+    def gpu_rows(self) -> dict[str, str]:
+        """The GPUs in use, for people."""
+        return {} if self.plan is None else {"GPU": advice.planned_gpu_text(self.plan)}
+
     def memory_rows(self) -> dict[str, str]:
         """What lies where, for people."""
         return {"memory": self.error} if self.plan is None else advice.memory_rows(self.plan)

@@ -48,6 +48,7 @@ def test_one_shot_prints_the_text_and_nothing_else(run_pyhobbit: RunPyhobbit, ti
     assert done.returncode == 0, done.stderr
     assert done.stdout == text.removesuffix("\n") + "\n"
     assert "20 generated tokens" in done.stderr
+    assert done.stderr.startswith("pyhobbit: GPU: ")
     assert "hits" in done.stderr
 
 

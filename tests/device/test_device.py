@@ -184,6 +184,7 @@ def test_chat_with_the_device_of_a_server_writes_the_same(
     assert stats["host_slots_high"] > 0
     assert stats["bytes_transferred"] > 0
     assert "uploaded" in done.stderr
+    assert re.search(r"^pyhobbit: GPU: RPC0 \(.+\), with the experts$", done.stderr, re.MULTILINE)
 
 
 def test_the_server_counts_what_was_found_where(tiny_gguf: Path, rpc: str, tmp_path: Path) -> None:
@@ -242,6 +243,7 @@ def test_inspect_and_config_say_what_lies_where(
     options = ("--rpc", rpc, *device, "--pools", "8M", "--ctx", 256)
     text = run_pyhobbit("inspect", tiny_gguf, *options, "--no-speed").stdout
     assert "RPC0 has the pools in its memory and computes the experts" in text
+    assert re.search(r"^GPU +RPC0 \(.+\), with the experts$", text, re.MULTILINE)
     memory = json.loads(run_pyhobbit("inspect", tiny_gguf, *options, "--no-speed", "--json").stdout)["memory"]
     assert memory["device"] == "RPC0"
     info = memory["info"]

@@ -235,9 +235,10 @@ def test_what_is_served_is_said_first(tiny_gguf: Path, run_pyhobbit: RunPyhobbit
     port = free_port()
     ends_early = ("--port", port, "--ctx-size", 512, "--chat-template-file", "/nowhere")
     lines = run_pyhobbit("serve", tiny_gguf, "--memory", "1G", "--t1", "0.6", *ends_early).stderr.splitlines()
-    said = dict(re.fullmatch(r"pyhobbit: (\w+) +(.*)", line).groups() for line in lines[:5])  # type: ignore[union-attr]
+    said = dict(re.fullmatch(r"pyhobbit: (\w+) +(.*)", line).groups() for line in lines[:6])  # type: ignore[union-attr]
     assert said["model"].startswith("tiny.gguf, ")
     assert said["model"].endswith(", context 512 tokens")
+    assert said["GPU"]
     assert said["memory"] == "up to 1.0 GiB by --memory"
     assert re.match(
         r"48 of 48 in high precision .*, 48 of 48 in low precision .*, on the CPU", said["experts"]
