@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from pyhobbit.bench import report, routing, runner
-from pyhobbit.bench.arms import Arm, ours
+from pyhobbit.bench.arms import Arm, kind, ours
 from pyhobbit.bench.job import Job
 from pyhobbit.cli import bench
 from pyhobbit.errors import ConfigError, HobbitError
@@ -34,6 +34,7 @@ from pyhobbit.settings.config import Setting, format_size, parse_size
 
 STOCK = ("stock", "stock-repacked")
 DEMAND = "demand"
+NEWER_CACHE = "newer-cache"
 ARMS = (
     Arm("stock", "llama.cpp, --n-cpu-moe: as many layers' experts on the device as fit", "stock"),
     Arm(
@@ -42,12 +43,15 @@ ARMS = (
         "stock",
         repack=True,
     ),
+    Arm("newer", "as stock, with the newer llama.cpp of --newer", "newer"),
+    Arm(NEWER_CACHE, "newer llama.cpp's own cache of experts (--moe-cache-mib)", "newer"),
     ours(DEMAND, "no cache: room for a token's experts of one layer", fits=True, mode="gpu", prefetch=0),
     ours("ours-gpu", "expert cache; missing experts are uploaded", mode="gpu"),
     ours("ours-cooperative", "expert cache; the CPU computes missing experts", mode="cooperative"),
     ours("ours-auto", "expert cache; missing experts take the faster of both ways", mode="auto"),
     ours("ours-auto-noprefetch", "as ours-auto, without prefetch", mode="auto", prefetch=0),
     ours("ours-mixed", "as ours-auto, high and low precision by Eq. 2", "low", mode="auto"),
+    ours("ours-price", "as ours-mixed, by the rule price and --calibration", "priced", mode="auto"),
     ours(
         "ours-residual",
         "as ours-mixed, high precision is the sum of low and residual",
@@ -111,11 +115,15 @@ def experts_of(model: Path) -> Experts:
 
 @dataclass(frozen=True)
 class Target:
-    """The device, the server that offers it, and the bytes of host memory that the cache's arms may take."""
+    """The device, and the server that offers it.
+
+    memory: bytes of host memory that the cache's arms may take.  newer: folder with a newer libllama.so.
+    """
 
     device: str
     rpc: str | None
     memory: int | None = None
+    newer: Path | None = None
 
     def describe(self, lib_dir: Path, copies: Sequence[int] = ()) -> dict[str, Any]:
         """What pyhobbit.bench.ggml_device tells, in a process of its own. Raises HobbitError."""
@@ -127,10 +135,22 @@ class Target:
             raise HobbitError(runner.reason(done))
         return json.loads(done.stdout)
 
+    def check_newer(self) -> None:
+        """Raises HobbitError where there is no newer llama.cpp for the device."""
+        if self.newer is None:
+            raise ConfigError(
+                "the arms newer and newer-cache need a newer llama.cpp; give its folder with --newer"
+            )
+        self.describe(self.newer)
+
     def job(self, config: runner.BenchConfig, experts: Experts, turn: runner.Turn, routes: Path) -> Job:
         """What the process of a turn is told."""
         job = replace(runner.job(config, turn.arm, None, routes), device=self.device, rpc=self.rpc)
-        if turn.arm.build == "stock":
+        if turn.arm.build == "newer":
+            job = replace(job, lib_dir=str(self.newer.resolve()))
+        if kind(turn.arm.name) == NEWER_CACHE:
+            return replace(job, n_cpu_moe=len(experts.layers), moe_cache=experts.budget(turn.limit))
+        if turn.arm.build != "ours":
             return replace(job, n_cpu_moe=experts.n_cpu_moe(turn.limit))
         bound: dict[str, Setting] = {"hobbit.device": self.device}
         if self.memory is not None:
@@ -219,6 +239,7 @@ def _cells(results: report.Results, row: report.Row, link: float) -> Iterator[tu
         "by the CPU": Column(("selections_cpu",), SELECTIONS, ".0%"),
         "launches/layer": Column(("device_launches",), ("layers_computed",), ".1f"),
         "waits/layer": Column(("device_waits",), ("layers_computed",), ".1f"),
+        "reads/layer": Column(("device_reads",), ("layers_computed",), ".1f"),
         "copies/layer": Column(("device_copies",), ("layers_computed",), ".1f"),
         "MB/token moved": Column(("bytes_transferred",), ("n_decoded",), ".1f", 1e-6),
         "GB/s": moved,
@@ -238,13 +259,20 @@ def main() -> None:
     parser.set_defaults(limits=list(LIMITS))
     parser.add_argument("--device", required=True, metavar="NAME", help="as ggml names it, like CUDA0")
     parser.add_argument("--rpc", metavar="HOST:PORT", help="ggml-rpc-server that offers it")
+    newer = "libraries of newer llama.cpp for the device, which the arms newer and newer-cache need"
+    parser.add_argument("--newer", type=Path, metavar="DIR", help=newer)
     parser.add_argument("--memory", metavar="SIZE", help="host memory of our arms (default: all experts fit)")
     args = parser.parse_args()
     try:
         memory = None if args.memory is None else parse_size(args.memory)
-        target = Target(args.device, args.rpc, memory)
+        target = Target(args.device, args.rpc, memory, args.newer)
         target.describe(LIB_DIR)  # before a model is made
-        config = bench.configured(args, BY_NAME)
+        known = {
+            name: arm for name, arm in BY_NAME.items() if arm.build != "newer" or args.newer or args.arms
+        }
+        config = bench.configured(args, known)
+        if any(arm.build == "newer" for arm in config.arms):
+            target.check_newer()
         experts = experts_of(config.model)
         for share in config.limits:
             experts.budget(share)

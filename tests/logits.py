@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from pyhobbit.bench.newer_llama import know_newer_fields
 from pyhobbit.engine.beams import Fork, assign, search
 from pyhobbit.settings.overrides import kv_overrides
 
@@ -181,7 +182,7 @@ class Session:
         import llama_cpp.llama_cpp as llama
 
         self.llama = llama
-        _know_newer_fields(llama, lib_dir)
+        know_newer_fields(llama, lib_dir)
         self.kv_f32 = kv_f32
         self.recorder = RoutingRecorder(llama, lib_dir) if routing else None
         llama.llama_backend_init()
@@ -272,19 +273,6 @@ class Session:
 
     def close(self) -> None:
         self.llama.llama_model_free(self.model)
-
-
-def _know_newer_fields(llama: Any, lib_dir: Path) -> None:
-    """llama.cpp b11549 has a field of llama_context_params that llama-cpp-python 0.3.36 does not know."""
-    ggml = ctypes.CDLL(str(lib_dir / "libggml-base.so"))
-    if not hasattr(ggml, "ggml_backend_sched_set_copy_callback"):
-        return
-    fields = list(llama.llama_context_params._fields_)
-    after = [name for name, _ in fields].index("type_v") + 1
-    fields.insert(after, ("moe_cache_size", ctypes.c_size_t))
-    newer = type("llama_context_params", (ctypes.Structure,), {"_fields_": fields})
-    llama.llama_context_default_params.restype = newer
-    llama.llama_init_from_model.argtypes = [llama.llama_model_p_ctypes, newer]
 
 
 def _add_devices(lib_dir: Path, endpoints: str) -> None:

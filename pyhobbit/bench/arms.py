@@ -7,7 +7,7 @@ from typing import Literal
 
 from pyhobbit.settings.config import Setting
 
-Build = Literal["stock", "ours"]
+Build = Literal["stock", "newer", "ours"]
 Tiers = Literal["high", "low", "priced", "residual"]
 
 
@@ -15,7 +15,7 @@ Tiers = Literal["high", "low", "priced", "residual"]
 class Arm:
     """One way to run the model.
 
-    build: unpatched llama.cpp or this package's.  fits: everything in memory, without a limit.
+    build: unpatched llama.cpp, a newer one, or this package's.  fits: everything in memory, without a limit.
     mmap: the model is mapped (stock).  repack: weights may be kept in ggml's repacked layouts.
     readahead_kb: of the model's disk, while the arm runs; None leaves it alone.
     tiers: opened with "high" precision alone, or by the thresholds of the run with a "low" tier beside it, or
@@ -35,7 +35,7 @@ class Arm:
     n_batch: int | None = None
 
     def __post_init__(self) -> None:
-        if self.build == "stock" and (self.settings or self.tiers != "high"):
+        if self.build != "ours" and (self.settings or self.tiers != "high"):
             raise ValueError(f"{self.name}: stock llama.cpp knows no settings of the expert cache")
 
 

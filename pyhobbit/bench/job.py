@@ -19,7 +19,7 @@ class Job:
     n_tokens, seconds: decoding ends with whichever comes first; so does its warm-up, of n_warm_up tokens.
     device: of ggml's, that has all layers; None leaves them where llama.cpp puts them.  rpc: server that
     offers it, HOST:PORT.  n_cpu_moe: the experts of the first so many layers stay with the CPU, as by
-    llama.cpp's option of that name (stock).
+    llama.cpp's option of that name (stock).  moe_cache: bytes of newer llama.cpp's own cache of experts.
     """
 
     model: str
@@ -39,6 +39,7 @@ class Job:
     device: str | None = None
     rpc: str | None = None
     n_cpu_moe: int = 0
+    moe_cache: int = 0
 
 
 @dataclass(frozen=True)

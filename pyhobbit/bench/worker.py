@@ -21,6 +21,7 @@ import numpy as np
 
 from pyhobbit.bench.ggml_device import GgmlDevice
 from pyhobbit.bench.job import Job, Measured, Quarter
+from pyhobbit.bench.newer_llama import know_newer_fields
 from pyhobbit.bench.replay import Replay
 from pyhobbit.bench.tokens import random_tokens
 from pyhobbit.engine.stats import peak_rss_bytes
@@ -48,11 +49,13 @@ class Libraries:
             self.llama: Any = ffi.llama.llama_cpp
             self.native: Any = ffi
             self.folder = LIB_DIR
+            self.has_moe_cache = False
             return
         os.environ["LLAMA_CPP_LIB_PATH"] = lib_dir
         import llama_cpp.llama_cpp
 
         self.llama, self.native, self.folder = llama_cpp.llama_cpp, None, Path(lib_dir)
+        self.has_moe_cache = know_newer_fields(self.llama, self.folder)
 
 
 class Session:
@@ -164,6 +167,8 @@ def fill(params: Any, job: Job, n_ctx: int, n_batch: int) -> None:
     params.n_outputs_max = params.n_seq_max = job.n_beams
     params.kv_unified = job.n_beams > 1
     params.n_threads = params.n_threads_batch = job.n_threads
+    if job.moe_cache:
+        params.moe_cache_size = job.moe_cache
 
 
 def chosen_batch(job: Job, n_ctx: int) -> int:
@@ -226,6 +231,8 @@ def measure(job: Job) -> Measured:
     n_ctx = max(longest, min(_MAX_CONTEXT, longest + job.n_warm_up + job.n_tokens))
     n_ctx = max(n_ctx, len(routing["sweep"]))
     libraries = Libraries(job.lib_dir)
+    if job.moe_cache and not libraries.has_moe_cache:
+        raise RunError(f"llama.cpp in {job.lib_dir} has no cache of experts; give a newer one with --newer")
     n_batch = chosen_batch(job, n_ctx)
     start = time.perf_counter()
     session = Session(libraries, job, n_ctx, n_batch)
