@@ -25,22 +25,45 @@ PIP := python -m pip install --quiet
 # Which llama.cpp `stock` builds: vendor/llama.cpp-NAME.lock goes to build/stock-NAME.
 LOCK ?= vendor/llama.cpp.lock
 
-# The build tree, fixed so that ctest finds the C++ tests; `stock` is upstream's llama.cpp, for comparisons. `vulkan` and
-# `cuda` are libllama with these, not part of `test`: `vulkan` asks for more system packages, `cuda` takes longer than all else.
-BUILD  := build/release
-STOCK  := build/stock$(patsubst llama.cpp%,%,$(basename $(notdir $(LOCK))))
-VULKAN := build/vulkan
-CUDA   := build/cuda
+# What the package is built for beside the CPU: cuda, vulkan or nothing. `vulkan` and `cuda` are libllama alone, for tests,
+# in the same trees; not part of `test`: `vulkan` asks for more system packages, `cuda` takes longer than all else.
+GPU ?=
+ifneq ($(filter-out cuda vulkan,$(GPU)),)
+$(error GPU=$(GPU) is not known: choose cuda or vulkan)
+endif
 
-# of the GPU that `cuda` is for, as CMake names it; 90: Hopper
-CUDA_ARCHITECTURES ?= 90-real
+# The build tree, fixed so that ctest finds the C++ tests; `stock` is upstream's llama.cpp, for comparisons.
+BUILD     := build/$(or $(GPU),release)
+STOCK     := build/stock$(patsubst llama.cpp%,%,$(basename $(notdir $(LOCK))))$(GPU:%=-%)
+
+# Either the developer's installation, which has what the user's has, or the user's.
+DEVELOPED := build/.installed$(GPU:%=-%)
+INSTALLED := $(if $(wildcard build/.installed*),$(DEVELOPED),.venv/.pyhobbit$(GPU:%=-%))
+
+# of the GPU that CUDA is for, as CMake names it: this machine's, or without one 90, Hopper
+CUDA_ARCHITECTURES ?= $(if $(shell nvidia-smi -L 2>/dev/null),native,90-real)
+# flash attention, whose kernels are a third of all
+CUDA_FA ?= ON
+# without nvcc the toolkit comes from PyPI
+TOOLKIT := $(if $(shell command -v nvcc),,$(CURDIR)/build/cuda/toolkit/nvidia/cu13)
+
+# The options are also without what asks for a driver while building.
+OPTIONS_vulkan := GGML_VULKAN=ON
+OPTIONS_cuda   := GGML_CUDA=ON GGML_CUDA_FA=$(CUDA_FA) GGML_CUDA_NO_VMM=ON GGML_CUDA_NCCL=OFF \
+    CMAKE_CUDA_ARCHITECTURES=$(CUDA_ARCHITECTURES) CMAKE_INSTALL_RPATH_USE_LINK_PATH=ON \
+    $(if $(TOOLKIT),CMAKE_CUDA_COMPILER=$(TOOLKIT)/bin/nvcc CUDAToolkit_ROOT=$(TOOLKIT))
+
+TIME_vulkan := 10 to 20 minutes on two cores
+TIME_cuda   := one to two hours on two cores, ten minutes on 16
+ifneq ($(GPU),)
+ifeq ($(wildcard $(INSTALLED)),)
+$(info == pyhobbit for $(GPU): the build takes about $(TIME_$(GPU)))
+endif
+endif
 
 CMAKE_FILES    := CMakeLists.txt $(wildcard cmake/*.cmake cmake/site-packages/*) vendor/unpack.py vendor/llama.cpp.lock
 NATIVE_SOURCES := $(shell find ggml_ext patches tests/cpp -type f) pyhobbit/native/build.py
 CXX_SOURCES    := $(filter %.cpp %.h,$(NATIVE_SOURCES))
-
-# Either the developer's installation, which has what the user's has, or the user's.
-INSTALLED := $(if $(wildcard build/.installed),build/.installed,.venv/.pyhobbit)
 
 .PHONY: install build test demo package stock vulkan cuda sanitize ctest lint format deps clean server-suite reference
 .DELETE_ON_ERROR:
@@ -48,7 +71,7 @@ INSTALLED := $(if $(wildcard build/.installed),build/.installed,.venv/.pyhobbit)
 install: $(INSTALLED)
 	@echo 'pyhobbit is installed: . .venv/bin/activate, and then: pyhobbit --help'
 
-build: build/.installed
+build: $(DEVELOPED)
 
 test: lint sanitize ctest stock
 	pytest --numprocesses=$(JOBS) --maxprocesses=4 --dist=loadfile
@@ -63,12 +86,14 @@ deps:
 
 # Neither torch nor what tests need; llama-cpp-python without a native build of its own. Editable, so that Python finds
 # it in this folder too, whose pyhobbit/ has no libraries.
-.venv/.pyhobbit: $(CMAKE_FILES) $(NATIVE_SOURCES) pyproject.toml
-	@echo '== pyhobbit: this takes some 10 minutes on two cores and 0.5 GB of disk, 0.2 GB of it in .venv'
+.venv/.pyhobbit$(GPU:%=-%): $(CMAKE_FILES) $(NATIVE_SOURCES) pyproject.toml $(GPU:%=build/%/.tools)
+	@echo '== pyhobbit: this takes $(or $(TIME_$(GPU)),some 10 minutes on two cores) and 0.5 GB of disk, 0.2 GB of it in .venv'
 	.ci/deps install
 	$(PYTHON) -m venv .venv
 	CMAKE_ARGS=-DLLAMA_BUILD=OFF python -m pip install --editable . \
-	    --config-settings=cmake.define.HOBBIT_WEB_PAGE=$(WEB_PAGE)
+	    --config-settings=cmake.define.HOBBIT_WEB_PAGE=$(WEB_PAGE) \
+	    $(GPU:%=--config-settings=build-dir=build/%) $(OPTIONS_$(GPU):%=--config-settings=cmake.define.%)
+	rm -f .venv/.pyhobbit*
 	touch $@
 
 #
@@ -93,48 +118,52 @@ deps:
 # builds
 #
 
-build/.installed: .venv/.dependencies $(CMAKE_FILES) $(NATIVE_SOURCES) pyproject.toml
-	@echo '== pyhobbit: libraries and programs'
+# .venv has one build at a time, so the file of any other one goes.
+$(DEVELOPED): .venv/.dependencies $(CMAKE_FILES) $(NATIVE_SOURCES) pyproject.toml $(GPU:%=build/%/.tools)
+	@echo '== pyhobbit: libraries and programs$(GPU:%=, for %)'
 	python -m pip install --verbose --no-build-isolation --no-deps --editable . \
-	    --config-settings=build-dir=$(BUILD) --config-settings=cmake.define.HOBBIT_BUILD_TESTS=ON \
-	    --config-settings=cmake.define.HOBBIT_WEB_PAGE=$(WEB_PAGE)
+	    --config-settings=build-dir=$(BUILD) --config-settings=cmake.define.HOBBIT_BUILD_TESTS=$(if $(GPU),OFF,ON) \
+	    --config-settings=cmake.define.HOBBIT_WEB_PAGE=$(WEB_PAGE) \
+	    $(OPTIONS_$(GPU):%=--config-settings=cmake.define.%)
 	$(PIP) 'pyhobbit[test]'
+	rm -f build/.installed*
 	touch $@
 
 stock: $(STOCK)/.built
 
-$(STOCK)/.built: .venv/.tools vendor/unpack.py $(LOCK) cmake/llama-options.cmake cmake/stock/CMakeLists.txt
+$(STOCK)/.built: .venv/.tools vendor/unpack.py $(LOCK) cmake/llama-options.cmake cmake/stock/CMakeLists.txt \
+    $(GPU:%=build/%/.tools)
 	@echo '== llama.cpp without our patches'
 	python vendor/unpack.py --lock $(LOCK) --stock $(STOCK)/vendor/llama.cpp
-	cmake -S cmake/stock -B $(STOCK)/build/release -DHOBBIT_LOCK=$(abspath $(LOCK))
-	cmake --build $(STOCK)/build/release
+	cmake -S cmake/stock -B $(STOCK)/build/release -DHOBBIT_LOCK=$(abspath $(LOCK)) $(OPTIONS_$(GPU):%=-D%)
+	cmake --build $(STOCK)/build/release $(if $(GPU),--target llama)
 	ln -sfn build/release/bin $(STOCK)/bin
 	touch $@
 
-vulkan: $(VULKAN)/.built
+vulkan cuda: %: build/%/.built
 
-$(VULKAN)/.built: .venv/.dependencies $(CMAKE_FILES) $(NATIVE_SOURCES)
-	@echo '== libllama with Vulkan'
-	.ci/deps vulkan
-	cmake -S . -B $(VULKAN) -DGGML_VULKAN=ON -DHOBBIT_WEB_PAGE=OFF
-	cmake --build $(VULKAN) --target llama
+build/vulkan/.built build/cuda/.built: build/%/.built: build/%/.tools .venv/.dependencies $(CMAKE_FILES) $(NATIVE_SOURCES)
+	@echo '== libllama for $*'
+	cmake -S . -B build/$* $(OPTIONS_$*:%=-D%) -DHOBBIT_WEB_PAGE=OFF
+	cmake --build build/$* --target llama
 	touch $@
 
-cuda: $(CUDA)/.built
+build/vulkan/.tools: .ci/deps
+	.ci/deps install vulkan
+	mkdir -p $(@D)
+	touch $@
 
-# Without flash attention, whose kernels are a third of all, and without what asks for a driver while building. The links
-# are those that NVIDIA's own packages have.
-$(CUDA)/.built: TOOLKIT := $(CURDIR)/$(CUDA)/toolkit/nvidia/cu13
-$(CUDA)/.built: .venv/.dependencies $(CMAKE_FILES) $(NATIVE_SOURCES) cmake/cuda-toolkit.txt
-	@echo '== libllama with CUDA'
-	$(PIP) --upgrade --no-deps --target $(CUDA)/toolkit --requirement cmake/cuda-toolkit.txt
+# The links are those that NVIDIA's own packages have.
+build/cuda/.tools: cmake/cuda-toolkit.txt
+	.ci/deps install
+	mkdir -p $(@D)
+ifneq ($(TOOLKIT),)
+	$(PYTHON) -m venv .venv
+	$(PIP) --upgrade --no-deps --target $(@D)/toolkit --requirement cmake/cuda-toolkit.txt
 	ln -sfn lib $(TOOLKIT)/lib64
 	ln -sf libcudart.so.13 $(TOOLKIT)/lib/libcudart.so
 	ln -sf libcublas.so.13 $(TOOLKIT)/lib/libcublas.so
-	cmake -S . -B $(CUDA) -DGGML_CUDA=ON -DGGML_CUDA_FA=OFF -DGGML_CUDA_NO_VMM=ON -DGGML_CUDA_NCCL=OFF \
-	    -DCMAKE_CUDA_ARCHITECTURES=$(CUDA_ARCHITECTURES) -DCMAKE_CUDA_COMPILER=$(TOOLKIT)/bin/nvcc \
-	    -DCUDAToolkit_ROOT=$(TOOLKIT) -DCMAKE_BUILD_RPATH=$(TOOLKIT)/lib -DHOBBIT_WEB_PAGE=OFF
-	cmake --build $(CUDA) --target llama
+endif
 	touch $@
 
 #
@@ -157,7 +186,7 @@ format: .venv/.tools
 CTEST_OPTIONS := --parallel $(JOBS) --output-on-failure --no-tests=error
 
 ctest: export OMP_WAIT_POLICY := passive
-ctest: build/.installed
+ctest: $(DEVELOPED)
 	@echo '== C++ tests'
 	ctest --test-dir $(BUILD) $(CTEST_OPTIONS)
 
@@ -200,7 +229,7 @@ server-suite: build stock
 #
 
 # The reference of the Python interface, as HTML.
-reference: build/.installed
+reference: $(DEVELOPED)
 	python -P docs/reference.py build/reference
 
 #
