@@ -123,7 +123,7 @@ def test_stock_keeps_the_experts_of_as_many_layers_in_host_memory_as_told(
         ({"device": "CUDA7"}, "has no device 'CUDA7': choose one of CPU, RPC0"),
         ({"device": "CPU"}, "the device 'CPU' computes in host memory; name one with memory of its own"),
         ({"limits": [0.5, 0.2]}, "those of one layer take 25.5 MiB; give at least 0.25"),
-        ({"arms": "ours"}, "unknown arm 'ours'; choose one of stock, stock-repacked, demand"),
+        ({"arms": "ours"}, "unknown arm 'ours'; choose one of stock, stock-repacked, newer"),
     ],
 )
 def test_what_cannot_be_is_one_sentence_before_anything_runs(
