@@ -82,7 +82,7 @@ def gpu_text(devices: Collection[str] | None) -> str:
     if not found:
         if backends := " and ".join(gpu_backends()):
             return f"none that {backends} can use; check the driver"
-        return "none; this build is for the CPU alone, rebuild with make demo GPU=cuda or GPU=vulkan"
+        return "none; this build is for the CPU alone, rebuild with make install GPU=cuda or GPU=vulkan"
     own = [each for each in found if devices and each.name in devices]
     names = ", ".join(f"{each.name} ({each.description})" for each in own or found)
     if devices is None:

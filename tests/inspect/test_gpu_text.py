@@ -16,7 +16,7 @@ TWO = (Gpu("CUDA0", "NVIDIA A"), Gpu("CUDA1", "NVIDIA B"))
             (),
             (),
             ["CPU"],
-            "none; this build is for the CPU alone, rebuild with make demo GPU=cuda or GPU=vulkan",
+            "none; this build is for the CPU alone, rebuild with make install GPU=cuda or GPU=vulkan",
         ),
         ((), ("CUDA", "Vulkan"), None, "none that CUDA and Vulkan can use; check the driver"),
         (TWO, ("CUDA",), ["CUDA1"], "CUDA1 (NVIDIA B), with the experts"),
