@@ -10,6 +10,7 @@ from huggingface_hub.errors import CacheNotFound
 
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.download import is_model, quant_of, whole
+from pyhobbit.model.file_names import uses_path
 from pyhobbit.model.names import parse_repository
 
 _WEIGHTS = (".gguf", ".safetensors", ".bin", ".pt", ".pth")
@@ -75,6 +76,8 @@ def remove(name: str, cache: Path | None = None) -> tuple[list[str], int]:
         raise HobbitError(f"{name} has not been downloaded; pyhobbit list shows what has been")
     doomed = list(dict.fromkeys(part for first in chosen for part in whole(repo.repo_id, first, files)))
     size = sum(each.size_on_disk for part in doomed for each in _distinct(files[part]))
+    for each in (version for first in chosen for version in files[first]):
+        uses_path(each.file_path).unlink(missing_ok=True)
     if any(file.endswith(_WEIGHTS) and file not in doomed for file in files):
         _delete([each for part in doomed for each in files[part]])
     else:
