@@ -74,7 +74,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _config(args: argparse.Namespace) -> ChatConfig:
     engine = engine_config(args, args.ctx)
-    engine = replace(engine, cache=engine.cache.remembering())
     if args.beams is not None:
         engine = replace(engine, n_beams=args.beams)
         if drawn := [name for name in SAMPLING_HELP if getattr(args, name) is not None]:

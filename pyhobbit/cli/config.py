@@ -205,8 +205,6 @@ def _behaviour_rows(cache: CacheConfig, stored: Mapping[str, Stored], residual: 
             yield Row("cache", name, min(1.0, cache.t2), "computed", "as t2 is given")
         elif name == "rule" and rule != default("rule"):
             yield Row("cache", name, rule, "computed", "as price is given")
-        elif name == "remember":
-            yield Row("cache", name, True, "default", default_text(name))
         elif name == "low_share":
             n_low = "2 - t1" if residual else "1 - t1"
             yield Row("cache", name, None, "computed", f"{n_low} slots for each of the high pool")

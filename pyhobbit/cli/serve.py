@@ -141,7 +141,7 @@ def _take(arguments: list[str], n: int) -> list[str]:
 
 def run(args: argparse.Namespace) -> int:
     """Becomes llama-server, which gets all signals and whose exit status is ours. Raises HobbitError."""
-    cache = cache_config(args).remembering()
+    cache = cache_config(args)
     if args.llama_help:
         become([str(SERVER), "--help"])
     flags = known()
@@ -164,7 +164,7 @@ def run(args: argparse.Namespace) -> int:
     model = model_path(args)
     check_model_file(model)
     own = _add_model_options(args, model, flags)
-    cache = cache_config(args).remembering()
+    cache = cache_config(args)
     plan = _check_memory(model, cache, args.batch, args.passed_on, flags)
     _report(model, plan, cache, own, _address(args.passed_on, flags))
     n_batch = plan.n_batch if plan is not None and plan.info.cached else args.batch

@@ -134,7 +134,7 @@ class Hobbit(Closing, TypedLlama):
         """How the model is opened, once it is known that weights and context fit."""
         if llama.get("vocab_only"):
             return Fit(self.cache_config.settings(), N_BATCH)
-        config = EngineConfig(cache=self.cache_config.remembering(), n_batch=given_batch(self._arguments))
+        config = EngineConfig(cache=self.cache_config, n_batch=given_batch(self._arguments))
         overrides = llama.get("kv_overrides") or {}
         try:
             fill = set_context(self._arguments), set_model(self._arguments)

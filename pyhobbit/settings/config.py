@@ -5,7 +5,7 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from numbers import Real
 from pathlib import Path
 from typing import Any, ClassVar
@@ -96,10 +96,6 @@ class CacheConfig(CacheSettings):
         # Whoever sets up the cache wants it, even for a file that fits into memory.
         is_set_up = any(key not in KEYS["remember"] for key in given)
         return {"hobbit.enable": True, **given} if is_set_up else given
-
-    def remembering(self) -> "CacheConfig":
-        """Keeps the counts of uses, unless somebody decided otherwise: for programs that answer people."""
-        return replace(self, remember=True) if self.remember is None else self
 
 
 def _elements(name: str, value: Any) -> Sequence[Any]:

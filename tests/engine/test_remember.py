@@ -106,7 +106,7 @@ def test_counts_of_another_model_are_replaced(model: Path) -> None:
 
 def test_counts_that_cannot_be_written_are_no_error(model: Path, run_pyhobbit: RunPyhobbit) -> None:
     uses_path(model).mkdir()
-    arguments = ("-p", PROMPT, "-n", N_TOKENS, "--temp", 0, "--pools", "6M", "--verbose")
+    arguments = ("-p", PROMPT, "-n", N_TOKENS, "--temp", 0, "--pools", "6M", "--remember", "--verbose")
     done = run_pyhobbit("chat", model, *arguments)
     assert done.returncode == 0
     for part in ("it is ignored, and replaced when the model is closed", "the next start will not know"):
@@ -114,27 +114,26 @@ def test_counts_that_cannot_be_written_are_no_error(model: Path, run_pyhobbit: R
     assert uses_path(model).is_dir()
 
 
-def test_chat_keeps_counts_and_can_do_without(model: Path, run_pyhobbit: RunPyhobbit) -> None:
+def test_chat_keeps_counts_where_asked(model: Path, run_pyhobbit: RunPyhobbit) -> None:
     chat = ("chat", model, "-p", PROMPT, "-n", 4, "--pools", "6M", "--quiet")
-    assert run_pyhobbit(*chat, "--no-remember").returncode == 0
-    assert not uses_path(model).exists()
     assert run_pyhobbit(*chat).returncode == 0
+    assert not uses_path(model).exists()
+    assert run_pyhobbit(*chat, "--remember").returncode == 0
     assert sum(_uses(model)) > 0
 
 
-def test_hobbit_keeps_counts_and_can_do_without(model: Path) -> None:
-    with open_model(model, remember=False) as hobbit:
+def test_hobbit_keeps_counts_where_asked(model: Path) -> None:
+    with open_model(model) as hobbit:
         text = text_of(hobbit)
     assert not uses_path(model).exists()
-    with open_model(model) as hobbit:
+    with open_model(model, remember=True) as hobbit:
         assert text_of(hobbit) == text
     assert sum(_uses(model)) > 0
 
 
 def test_remembering_alone_asks_for_no_cache() -> None:
-    assert CacheConfig().remembering().settings() == {"hobbit.remember": True}
-    assert CacheConfig(remember=False).remembering().settings() == {"hobbit.remember": False}
-    assert CacheConfig(pools=5).remembering().settings() == {
+    assert CacheConfig(remember=True).settings() == {"hobbit.remember": True}
+    assert CacheConfig(pools=5, remember=True).settings() == {
         "hobbit.enable": True,
         "hobbit.pools": 5,
         "hobbit.remember": True,

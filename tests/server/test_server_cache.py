@@ -247,15 +247,15 @@ def test_a_start_reads_nothing_at_first_and_later_what_earlier_runs_used(
 ) -> None:
     model = tmp_path / "tiny.gguf"
     model.symlink_to(tiny_gguf)
-    with serving(model, tmp_path / "off", "--pools", "6M", "--no-remember") as server:
+    with serving(model, tmp_path / "off", "--pools", "6M") as server:
         assert server.cache()["layers_computed"] == 0  # llama-server's warm-up would compute all experts
         text = server.complete()
     assert not uses_path(model).exists()
-    with serving(model, tmp_path / "first", "--pools", "6M") as server:
+    with serving(model, tmp_path / "first", "--pools", "6M", "--remember") as server:
         assert server.complete() == text
         assert server.cache()["layers_computed"] > 0
     assert uses_path(model).exists()
-    with serving(model, tmp_path / "second", "--pools", "6M") as server:
+    with serving(model, tmp_path / "second", "--pools", "6M", "--remember") as server:
         deadline = time.monotonic() + 60
         while server.cache()["bytes_read"] == 0 and time.monotonic() < deadline:
             time.sleep(0.05)

@@ -110,7 +110,7 @@ const std::vector<row> & table() {
         { { "hobbit.sidecar", "sidecar", PATH, 0, 0, NONE, "MODEL.hobbit.gguf", NONE, NONE, false,
             "File with the low tier." },
           FIELD(std::string, sidecar) },
-        { { "hobbit.remember", "remember", FLAG, 0, 1, "0", "on in chat, serve and Hobbit", NONE, NONE, false,
+        { { "hobbit.remember", "remember", FLAG, 0, 1, "0", "off", NONE, NONE, false,
             "Keep how often experts are used in MODEL.hobbit-uses, for the next start." },
           FIELD(bool, remember) },
         { { "hobbit.trace", "trace", PATH, 0, 0, NONE, NONE, NONE, NONE, false,
