@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from pyhobbit.model.tiers import (
     tier_tensor_name,
 )
 
+_Expert = tuple[int, int]  # layer, number
 _OWN_KEYS = ("hobbit.version", "hobbit.tiers", "hobbit.base_tier", "hobbit.tier.")
 
 
@@ -42,28 +43,30 @@ class Dropped:
     divergence: float
 
 
-def drop_high(path: Path, share: float) -> Dropped:
+def drop_high(path: Path, share: float | None) -> Dropped:
     """Plans the two-tier file `path` without `share` of its high versions, those with the least divergence
-    per byte in its calibration. Raises HobbitError.
+    per byte in its calibration. None: those that static widths keep low within the calibration's limit.
+
+    Raises HobbitError.
     """
     file = read_gguf(path)
     routed = _routed(file)
-    divergences = _divergences(file, routed)
-    kept = _kept(routed, divergences, share)
+    keys = _calibration(file, routed)
+    divergences = keys[LOW_DIVERGENCES].value()
+    if share is None:
+        dropped = _within_limit(file, routed, keys)
+    else:
+        dropped = _least_sensitive(file, routed, divergences, share)
+    kept = _kept(routed, dropped)
     plan = _plan(file, routed, kept)
     own = [entry for key, entry in file.metadata.items() if not key.startswith(_OWN_KEYS)]
     groups = [
         ints_entry(group_key(part, HIGH, 0), kept[part.layer]) for part in routed if kept.get(part.layer)
     ]
-    n_kept = sum(map(len, kept.values()))
-    n_experts, width = _experts_by_layer(routed), max(_experts_by_layer(routed).values())
-    divergence = sum(
-        divergences[i * width + expert]
-        for i, layer in enumerate(n_experts)
-        for expert in set(range(n_experts[layer])) - set(kept.get(layer, ()))
-    )
+    places = _places(routed)
+    divergence = sum(divergences[places[expert]] for expert in dropped)
     metadata = [*own, *partial_metadata(), *groups]
-    return Dropped(plan, metadata, n_kept, sum(n_experts.values()), divergence)
+    return Dropped(plan, metadata, len(places) - len(dropped), len(places), divergence)
 
 
 def _routed(file: GgufFile) -> dict[Part, TensorInfo]:
@@ -94,41 +97,85 @@ def _experts_by_layer(routed: Mapping[Part, TensorInfo]) -> dict[int, int]:
     return {part.layer: tensor.ne[2] for part, tensor in routed.items()}
 
 
-def _divergences(file: GgufFile, routed: Mapping[Part, TensorInfo]) -> Sequence[float]:
-    """[n_layers * n_experts], layer by layer, as the calibration has them. Raises HobbitError."""
+def _places(routed: Mapping[Part, TensorInfo]) -> dict[_Expert, int]:
+    """All experts, and where a calibration's arrays [n_layers * n_experts] have them."""
+    n_experts = _experts_by_layer(routed)
+    width = max(n_experts.values())
+    return {
+        (layer, expert): i * width + expert
+        for i, layer in enumerate(n_experts)
+        for expert in range(n_experts[layer])
+    }
+
+
+def _calibration(file: GgufFile, routed: Mapping[Part, TensorInfo]) -> Mapping[str, KeyValue]:
+    """What was measured expert by expert. Raises HobbitError."""
     path, n_experts = calibration_path(file.path), _experts_by_layer(routed)
     keys = read_gguf(path).metadata if path.exists() else {}
     command = f"pyhobbit calibrate {file.path} --text FILE --per-expert"
     if LOW_DIVERGENCES not in keys:
         raise HobbitError(f"--drop-high takes the experts' sensitivities from a calibration: run {command}")
-    values = keys[LOW_DIVERGENCES].value()
+    n_values = len(keys[LOW_DIVERGENCES].value())
     size = keys["hobbit.model_bytes"].value() if "hobbit.model_bytes" in keys else None
-    if size != file.size or len(values) != len(n_experts) * max(n_experts.values()):
+    if size != file.size or n_values != len(n_experts) * max(n_experts.values()):
         raise HobbitError(f"{path} was made for another model than {file.path}: run {command}")
-    return values
+    return keys
 
 
-def _kept(
-    routed: Mapping[Part, TensorInfo], divergences: Sequence[float], share: float
-) -> dict[int, tuple[int, ...]]:
-    """By layer the experts that keep their high version, ascending."""
-    n_experts = _experts_by_layer(routed)
-    width = max(n_experts.values())
-    n_bytes = dict.fromkeys(n_experts, 0)  # of an expert
-    for part, tensor in routed.items():
+def _expert_bytes(file: GgufFile, routed: Mapping[Part, TensorInfo], tier: str) -> dict[int, int]:
+    """Of one expert, by layer."""
+    tensors = {tensor.name: tensor for tensor in file.tensors}
+    n_bytes = dict.fromkeys(_experts_by_layer(routed), 0)
+    for part, high in routed.items():
+        tensor = high if tier == HIGH else tensors[tier_tensor_name(part, LOW, 0)]
         n_bytes[part.layer] += tensor.nbytes // tensor.ne[2]
-    ranked = sorted(
-        (divergences[i * width + expert] / n_bytes[layer], layer, expert)
-        for i, layer in enumerate(n_experts)
-        for expert in range(n_experts[layer])
-    )
+    return n_bytes
+
+
+def _least_sensitive(
+    file: GgufFile, routed: Mapping[Part, TensorInfo], divergences: Sequence[float], share: float
+) -> list[_Expert]:
+    """This share of the experts, by divergence per byte. Raises HobbitError where that is none or all."""
+    n_bytes, places = _expert_bytes(file, routed, HIGH), _places(routed)
+    ranked = sorted(places, key=lambda expert: (divergences[places[expert]] / n_bytes[expert[0]], expert))
     n_dropped = round(share * len(ranked))
     if not 0 < n_dropped < len(ranked):
         raise HobbitError(
             f"--drop-high {share:g} drops {n_dropped} of {len(ranked)} experts: some must go, and some stay"
         )
+    return ranked[:n_dropped]
+
+
+def _within_limit(
+    file: GgufFile, routed: Mapping[Part, TensorInfo], keys: Mapping[str, KeyValue]
+) -> list[_Expert]:
+    """Those that the calibrated static widths keep low, as the rule edgemoe decides. Raises HobbitError."""
+    path = calibration_path(file.path)
+    if "hobbit.rule" not in keys or keys["hobbit.rule"].value() != "edgemoe":
+        raise HobbitError(
+            f"{path} has no static widths that a limit was kept with: run pyhobbit calibrate {file.path} "
+            "--text FILE --rule edgemoe, or give --drop-high a share"
+        )
+    places, costs = _places(routed), keys["hobbit.low_costs"].value()
+    n_experts = _experts_by_layer(routed)
+    low, high = (
+        sum(n_experts[layer] * size for layer, size in _expert_bytes(file, routed, tier).items())
+        for tier in (LOW, HIGH)
+    )
+    most = keys["hobbit.price"].value() * (1 - low / high)
+    dropped = [expert for expert, place in places.items() if costs[place] < most]
+    if not 0 < len(dropped) < len(places):
+        raise HobbitError(
+            f"within its limit, {path} keeps {len(dropped)} of {len(places)} experts low: some must go, and "
+            "some stay; calibrate with another limit, or give --drop-high a share"
+        )
+    return dropped
+
+
+def _kept(routed: Mapping[Part, TensorInfo], dropped: Iterable[_Expert]) -> dict[int, tuple[int, ...]]:
+    """By layer the experts that keep their high version, ascending."""
     kept: dict[int, tuple[int, ...]] = {}
-    for _, layer, expert in sorted(ranked[n_dropped:], key=lambda item: item[1:]):
+    for layer, expert in sorted(_places(routed).keys() - set(dropped)):
         kept[layer] = (*kept.get(layer, ()), expert)
     return kept
 

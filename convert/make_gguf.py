@@ -55,10 +55,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("--sidecar", action="store_true", help="write only the further tier, to MODEL.hobbit.gguf")
     option(
         "--drop-high",
-        type=float,
+        type=_share,
         metavar="SHARE",
         help="of MODEL, a file with two tiers, leave out this share of the high versions, such as 0.5: those "
-        "that its calibration with --per-expert found least sensitive (default output: MODEL-partial.gguf)",
+        "that its calibration with --per-expert found least sensitive; "
+        f"{Options.within_limit}: as many as calibrate --rule edgemoe found within your limit "
+        "(default output: MODEL-partial.gguf)",
     )
     option("--dry-run", action="store_true", help="print the plan with sizes and write nothing")
     option(
@@ -84,6 +86,16 @@ def run(args: argparse.Namespace) -> int:
             args.output = _output_here(args)
         convert(Options(**{field.name: getattr(args, field.name) for field in fields(Options)}))
     return 0
+
+
+def _share(text: str) -> float | str:
+    from pyhobbit.convert.options import Options
+
+    try:
+        return text if text == Options.within_limit else float(text)
+    except ValueError as e:
+        what = f"'{text}' is neither a share, such as 0.5, nor {Options.within_limit}"
+        raise argparse.ArgumentTypeError(what) from e
 
 
 def _check_types(args: argparse.Namespace) -> None:

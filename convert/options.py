@@ -20,10 +20,12 @@ class Options:
     `low` None means about half of the high tier's bits; a residual wants it named. `low_from`: a second GGUF
     of the same model, whose experts are the low tier as they are. `output` None means beside the model.
     `imatrix` None means the one beside the model if there is one, no_imatrix means none.
-    `drop_high`: the share of the high versions of a two-tier model to leave out; all other types stay.
+    `drop_high`: the share of the high versions of a two-tier model to leave out, or within_limit, as many as
+    its calibration with static widths allows; all other types stay.
     """
 
     no_imatrix: ClassVar[Path] = Path("none")
+    within_limit: ClassVar[str] = "limit"
 
     model: Path
     low: str | None = None
@@ -32,7 +34,7 @@ class Options:
     output: Path | None = None
     imatrix: Path | None = None
     sidecar: bool = False
-    drop_high: float | None = None
+    drop_high: float | str | None = None
     dry_run: bool = False
     force: bool = False
     threads: int = field(default_factory=usable_cores)

@@ -96,7 +96,7 @@ def _check_drop_high(options: Options) -> None:
     given |= {"--imatrix": options.imatrix, "--sidecar": options.sidecar}
     if names := [name for name, value in given.items() if value]:
         raise HobbitError(f"--drop-high leaves the types of both tiers as they are: drop {names[0]}")
-    if not 0 < options.drop_high < 1:
+    if isinstance(options.drop_high, float) and not 0 < options.drop_high < 1:
         raise HobbitError(f"--drop-high {options.drop_high:g}: give a share above 0 and below 1")
     if options.model.is_dir():
         raise HobbitError("--drop-high needs a file with two tiers, but MODEL is a folder: convert it first")
@@ -214,7 +214,8 @@ def _convert_gguf(options: Options, output: Path, model: Model) -> Path | None:
 
 def _convert_partial(options: Options, output: Path) -> Path | None:
     """All is copied: the calibration beside the model says what is left out."""
-    dropped = drop_high(options.model, options.drop_high or 0.0)
+    share = options.drop_high if isinstance(options.drop_high, float) else None
+    dropped = drop_high(options.model, share)
     plan, metadata = dropped.plan, dropped.metadata
     needed = len(pack_header(metadata, plan.placements(), ALIGNMENT)) + plan.data_bytes
     what_is_lost = (

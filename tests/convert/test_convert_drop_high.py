@@ -18,7 +18,7 @@ from pyhobbit.convert.pipeline import convert
 from pyhobbit.convert.plan import Plan
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.file_names import calibration_path
-from pyhobbit.model.gguf_file import floats_entry, pack_header, read_gguf, scalar_entry
+from pyhobbit.model.gguf_file import floats_entry, pack_header, read_gguf, scalar_entry, string_entry
 from pyhobbit.model.model_file import read_model_file
 from pyhobbit.model.tiers import check_tiers, read_tiers, routed_part
 
@@ -26,11 +26,21 @@ KEPT = {0: (1, 2, 3), 1: (0,)}
 DIVERGENCES = [0.0, 0.4, 0.6, 0.5, 0.7, 0.2, 0.1, 0.3]  # [layer][expert]; the four largest stay
 
 
-def calibrated(model: Path, divergences: list[float] | None = None, size: int | None = None) -> Path:
+def calibrated(
+    model: Path,
+    divergences: list[float] | None = None,
+    size: int | None = None,
+    rule: str = "price",
+    price: float = 0.0,
+) -> Path:
     """The model, with a calibration beside it."""
+    values = DIVERGENCES if divergences is None else divergences
     entries = [
         scalar_entry("hobbit.model_bytes", GGUFValueType.UINT64, size or model.stat().st_size),
-        floats_entry("hobbit.low_divergences", DIVERGENCES if divergences is None else divergences),
+        string_entry("hobbit.rule", rule),
+        scalar_entry("hobbit.price", GGUFValueType.FLOAT64, price),
+        floats_entry("hobbit.low_costs", values),
+        floats_entry("hobbit.low_divergences", values),
     ]
     calibration_path(model).write_bytes(pack_header(entries, [], 32))
     return model
@@ -88,6 +98,29 @@ def test_the_smaller_file_is_described(two_tiers: Path) -> None:
     assert (after["low"].n_absent, before["high"].n_absent) == (0, 0)
     saved = two_tiers.stat().st_size - output.stat().st_size
     assert saved >= before["high"].n_bytes // 2
+
+
+def test_the_limit_of_static_widths_says_how_many(two_tiers: Path) -> None:
+    tiers = {tier.name: tier for tier in read_model_file(two_tiers).tiers}
+    saved = 1 - tiers["low"].expert_bytes / tiers["high"].expert_bytes
+    calibrated(two_tiers, rule="edgemoe", price=0.35 / saved)
+    output = read_gguf(convert(Options(two_tiers, drop_high="limit")))
+    found = [
+        list(output.metadata[f"hobbit.tier.high.blk.{layer}.ffn_up_exps.0.experts"].value())
+        for layer in range(2)
+    ]
+    assert found == [[1, 2, 3], [0]]  # of DIVERGENCES those of 0.4 and more
+
+
+def test_a_limit_that_says_nothing_is_refused(two_tiers: Path) -> None:
+    for rule, price, message in (
+        ("price", 1.0, r"has no static widths .* --rule edgemoe, or give --drop-high a share"),
+        ("edgemoe", 0.0, "keeps 0 of 8 experts low: some must go, and some stay; calibrate with another"),
+        ("edgemoe", 9.0, "keeps 8 of 8 experts low"),
+    ):
+        calibrated(two_tiers, rule=rule, price=price)
+        with pytest.raises(HobbitError, match=message):
+            convert(Options(two_tiers, drop_high="limit"))
 
 
 def test_a_layer_may_lose_all(two_tiers: Path) -> None:
@@ -191,7 +224,7 @@ def test_files_that_nothing_can_be_dropped_of_are_refused(two_tiers: Path, tmp_p
         (["--drop-high", "0.5", "--low", "q4_0"], "leaves the types of both tiers as they are: drop --low"),
         (["--drop-high", "0.5", "--high", "keep"], "drop --high"),
         (["--drop-high", "0.5", "--sidecar"], "drop --sidecar"),
-        (["--drop-high", "half"], "invalid float value"),
+        (["--drop-high", "half"], "'half' is neither a share, such as 0.5, nor limit"),
     ],
 )
 def test_options_that_cannot_be(two_tiers: Path, options: list[str], message: str) -> None:
