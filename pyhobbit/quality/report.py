@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """What calibration found, for people and as JSON."""
 
+import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -68,12 +69,12 @@ class CalibrationReport:
         return self.by_rule[self.calibration.rule]
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, without the maps of the prediction."""
+        """Plain values for JSON, without the maps of the prediction. None: infinite, or not known."""
         values = {**asdict(replace(self, lookahead=None)), "quality": asdict(self.quality)}
         if self.lookahead is not None:
             names = ("recall", "router_recall")
             values["lookahead"] = {name: list(getattr(self.lookahead, name)) for name in names}
-        return values
+        return {name: _for_json(value) for name, value in values.items()}
 
     def summary(self) -> str:
         """For people."""
@@ -145,7 +146,7 @@ class CalibrationReport:
         if self.static_low:
             lines.append(
                 f"  widths     {self.static_low:.1%} of the experts are low for all tokens; "
-                f"pyhobbit convert --drop-high {self.static_low:.4g} leaves out their high versions"
+                "pyhobbit convert --drop-high limit MODEL leaves out their high versions"
             )
         if quality.t1 == 1 and quality.price == 0:
             lines.append("             no cheaper setting meets the limit: everything stays high")
@@ -163,6 +164,15 @@ class CalibrationReport:
         for name, ratios in sorted(fit.penalties.items(), key=lambda item: np.mean(item[1])):
             lines.append(f"             {name:<24}{'':4}" + "".join(f"{ratio:9.3f}" for ratio in ratios))
         return lines
+
+
+def _for_json(value: Any) -> Any:
+    """JSON has no numbers that are not finite, such as the cost of what a rule never does."""
+    if isinstance(value, dict):
+        return {key: _for_json(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_for_json(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _numbers(rule: str, quality: Quality) -> str:

@@ -392,12 +392,13 @@ def test_one_rule_alone_can_be_fitted(run_pyhobbit: RunPyhobbit, tmp_path: Path)
     for rule in ("gate", "price", "edgemoe"):
         done = run_pyhobbit("calibrate", model, *QUICK, "--max-kl", 0.02, "--rule", rule, "--json")
         assert done.returncode == 0, done.stderr
-        found = json.loads(done.stdout)
+        found = json.loads(done.stdout, parse_constant=pytest.fail)  # Infinity is not JSON
         assert set(found["by_rule"]) == {rule}
         assert found["calibration"]["rule"] == rule
         assert found["low_alone"]["share_low"] == 1
     quality, costs = found["by_rule"]["edgemoe"], found["calibration"]["costs"]
     assert len(costs["low"]) == 6 * 8
+    assert costs["skip"] == [None] * 6 * 8
     assert found["calibration"]["divergences"] == costs["low"]
     assert 0 < quality["mean_kl"] <= 0.02
     assert 0 < found["static_low"] < 1
