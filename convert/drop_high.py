@@ -51,7 +51,7 @@ def drop_high(path: Path, share: float | None) -> Dropped:
     """
     file = read_gguf(path)
     routed = _routed(file)
-    keys = _calibration(file, routed)
+    keys = _calibration(file, routed, "--rule edgemoe" if share is None else "--per-expert")
     divergences = keys[LOW_DIVERGENCES].value()
     if share is None:
         dropped = _within_limit(file, routed, keys)
@@ -108,11 +108,11 @@ def _places(routed: Mapping[Part, TensorInfo]) -> dict[_Expert, int]:
     }
 
 
-def _calibration(file: GgufFile, routed: Mapping[Part, TensorInfo]) -> Mapping[str, KeyValue]:
-    """What was measured expert by expert. Raises HobbitError."""
+def _calibration(file: GgufFile, routed: Mapping[Part, TensorInfo], how: str) -> Mapping[str, KeyValue]:
+    """What was measured expert by expert; how: to measure that with `calibrate`. Raises HobbitError."""
     path, n_experts = calibration_path(file.path), _experts_by_layer(routed)
     keys = read_gguf(path).metadata if path.exists() else {}
-    command = f"pyhobbit calibrate {file.path} --text FILE --per-expert"
+    command = f"pyhobbit calibrate {file.path} --text FILE {how}"
     if LOW_DIVERGENCES not in keys:
         raise HobbitError(f"--drop-high takes the experts' sensitivities from a calibration: run {command}")
     n_values = len(keys[LOW_DIVERGENCES].value())

@@ -113,6 +113,9 @@ def test_the_limit_of_static_widths_says_how_many(two_tiers: Path) -> None:
 
 
 def test_a_limit_that_says_nothing_is_refused(two_tiers: Path) -> None:
+    calibration_path(two_tiers).unlink()
+    with pytest.raises(HobbitError, match=r"from a calibration: run .* --text FILE --rule edgemoe"):
+        convert(Options(two_tiers, drop_high="limit"))
     for rule, price, message in (
         ("price", 1.0, r"has no static widths .* --rule edgemoe, or give --drop-high a share"),
         ("edgemoe", 0.0, "keeps 0 of 8 experts low: some must go, and some stay; calibrate with another"),
