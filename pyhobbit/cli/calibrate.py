@@ -33,9 +33,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--chunks",
         type=int,
-        default=CalibrationConfig.max_chunks,
         metavar="N",
-        help="maximum number of parts of the text to use (default: %(default)s)",
+        help="maximum number of parts of the text to use "
+        f"(default: {CalibrationConfig.default_chunks}; with --minutes {CalibrationConfig.min_chunks})",
+    )
+    add(
+        "--minutes",
+        type=float,
+        metavar="M",
+        help="fit the rule price in about M minutes: costs come from one run, from more while time is left",
     )
     add(
         "--rule",
@@ -45,9 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--cost-chunks",
         type=int,
-        default=CalibrationConfig.cost_chunks,
         metavar="N",
-        help="parts of the text to measure the costs of low precision on (default: %(default)s)",
+        help="parts of the text to measure the costs of low precision on "
+        f"(default: {CalibrationConfig.default_cost_chunks}; with --minutes 1)",
     )
     add("--per-expert", action="store_true", help="measure these costs for each expert, one run per expert")
     add(
@@ -71,6 +77,7 @@ def run(args: argparse.Namespace) -> int:
         rule=args.rule,
         cost_chunks=args.cost_chunks,
         per_expert=args.per_expert,
+        minutes=args.minutes,
     )
     from pyhobbit.model.file_names import calibration_path  # takes some time to import
     from pyhobbit.quality.calibration import calibrate

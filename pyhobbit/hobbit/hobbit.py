@@ -401,7 +401,7 @@ class Hobbit(Closing, TypedLlama):
         *,
         max_ppl_increase: float | None = None,
         max_kl: float | None = None,
-        max_chunks: int = CalibrationConfig.max_chunks,
+        max_chunks: int = CalibrationConfig.default_chunks,
         n_ctx: int | None = None,
     ) -> "CalibrationReport":
         """Fits thresholds and cache to a text, stores them beside the model and goes on with them.

@@ -6,7 +6,7 @@ import hashlib
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,15 @@ from tqdm import tqdm
 
 from pyhobbit.engine.stats import ModelInfo
 from pyhobbit.errors import HobbitError
+from pyhobbit.model.expert_weights import ExpertWeights
 from pyhobbit.model.model_file import model_parts, read_model_file
 from pyhobbit.native.files import read_text
-from pyhobbit.quality.costs import CostRuns, expert_costs, static_costs
+from pyhobbit.quality.costs import CostRuns, expert_costs, output_errors, static_costs
+from pyhobbit.quality.estimate import RUNS_PER_LAYER, estimate, n_cost_runs, told_once
 from pyhobbit.quality.evaluate import Chunk, Costs, Evaluator, Progress, Quality, perplexity
 from pyhobbit.quality.fit import CacheFit, CacheFitter, CacheModel
 from pyhobbit.quality.lookahead import MAX_BYTES, Lookahead, LookaheadFit, sum_bytes
+from pyhobbit.quality.output_error import OutputErrors
 from pyhobbit.quality.progress import Measurements
 from pyhobbit.quality.report import CalibrationReport, LayerProfile
 from pyhobbit.quality.search import TYPICAL_TRIALS, Bound, Trials, cheapest_by_gate, cheapest_by_price
@@ -42,14 +45,16 @@ from pyhobbit.settings.table import default
 
 _MAX_ROUTES = 200_000  # replayed at once
 _MAX_INPUT_BYTES = 32 << 20  # of routers' inputs
-_ENOUGH_S = 5.0  # of chunks, for an estimate of the whole time
 _KNOWN_ROUTING = 0.98  # of the choices, or the routers are not what they seem
 _QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 
 
 @dataclass(frozen=True)
 class _Known:
-    """A model and a text, with everything in high precision."""
+    """A model and a text, with everything in high precision.
+
+    chunk_s: seconds of a chunk.  deadline: of calibrating in little time, on the clock of time.monotonic().
+    """
 
     info: ModelInfo
     expert_bytes: tuple[float, float]
@@ -59,6 +64,8 @@ class _Known:
     bound: Bound
     memo: Measurements
     lookahead: Lookahead | None
+    chunk_s: float
+    deadline: float
 
     @property
     def n_tokens(self) -> int:
@@ -94,6 +101,7 @@ def calibrate(model: Path, text: Path, config: CalibrationConfig) -> Calibration
     The same text gives the same result. Raises HobbitError: a dense model, a text that is too short, a bound
     on what low precision costs for a file without a low tier, no place to store what is found.
     """
+    deadline = time.monotonic() + 60 * (config.minutes or 0.0)
     content = read_text(text)
     Calibration.check_place(model)
     found = _Found()
@@ -101,7 +109,7 @@ def calibrate(model: Path, text: Path, config: CalibrationConfig) -> Calibration
     with Evaluator(model, EvaluationConfig(engine=config.engine)) as evaluator:
         chunks = _chunks(evaluator, model, text, content, config)
         memo = _measurements(evaluator, model, content, chunks)
-        known = _know(evaluator, chunks, memo, config, fit)
+        known = _know(evaluator, chunks, memo, config, fit, deadline)
         if "gate" in config.rules or not known.has_low:
             _try_gate(evaluator, known, found)
     if known.has_low:
@@ -110,7 +118,7 @@ def calibrate(model: Path, text: Path, config: CalibrationConfig) -> Calibration
         with Evaluator(model, EvaluationConfig(engine=config.engine, rule=rule)) as evaluator:
             _try_low_alone(evaluator, known, found)
             if by_price:
-                _try_price(evaluator, known, found, config)
+                _try_price(evaluator, known, found, config, model)
     report = _report(model, config, known, found)
     memo.finish()
     return report
@@ -125,7 +133,7 @@ def _chunks(
             f"{model} has no low tier whose cost could be bounded; add one with: "
             f"pyhobbit convert --low TYPE --sidecar {model}"
         )
-    chunks = evaluator.chunks(content, config.max_chunks)
+    chunks = evaluator.chunks(content, config.n_chunks)
     if len(chunks) < config.min_chunks:
         raise HobbitError(
             f"{text} is too short: it has {evaluator.count_tokens(content)} tokens and calibration needs "
@@ -155,14 +163,28 @@ def _know(
     memo: Measurements,
     config: CalibrationConfig,
     fit: LookaheadFit | None,
+    deadline: float,
 ) -> _Known:
-    told = _told_once(lambda chunk_s: _say(_estimate(chunk_s, evaluator, len(chunks), config)), len(chunks))
+    told = told_once(lambda chunk_s: _say(estimate(chunk_s, evaluator, len(chunks), config)), len(chunks))
     if fit is not None:
         fit.begin(sum(map(len, chunks)))
+    started = time.monotonic()
     reference, seen = profile(evaluator, chunks, told, fit)
+    chunk_s = (time.monotonic() - started) / len(chunks)
     bound = Bound.of(config, perplexity(reference, chunks))
     lookahead = fit.result() if fit is not None else None
-    return _Known(evaluator.info, evaluator.expert_bytes, chunks, reference, seen, bound, memo, lookahead)
+    return _Known(
+        info=evaluator.info,
+        expert_bytes=evaluator.expert_bytes,
+        chunks=chunks,
+        reference=reference,
+        seen=seen,
+        bound=bound,
+        memo=memo,
+        lookahead=lookahead,
+        chunk_s=chunk_s,
+        deadline=deadline,
+    )
 
 
 def _lookahead_fit(model: Path, config: CalibrationConfig) -> LookaheadFit | None:
@@ -181,46 +203,6 @@ def _lookahead_fit(model: Path, config: CalibrationConfig) -> LookaheadFit | Non
         )
         return None
     return LookaheadFit(routers, n_ahead)
-
-
-def _told_once(say: Callable[[float], None], n_chunks: int) -> Progress:
-    """Calls `say` with the seconds of a chunk, when enough of n_chunks are done. The first one is left out:
-    its experts are read into an empty cache.
-    """
-    ends: list[float] = []
-
-    def told(_n_tokens: int) -> None:
-        ends.append(time.perf_counter())
-        was, now = (end - ends[0] for end in (ends[-2:][0], ends[-1]))
-        if was < _ENOUGH_S and (now >= _ENOUGH_S or len(ends) == n_chunks):
-            say(now / (len(ends) - 1))
-
-    return told
-
-
-def _estimate(chunk_s: float, evaluator: Evaluator, n_chunks: int, config: CalibrationConfig) -> str:
-    """How long it takes, from the time of one chunk, and what fewer chunks would take."""
-    info = evaluator.info
-    n_costs = _n_cost_runs(config, info.n_layers, info.n_all_experts)
-
-    def seconds(n: int) -> float:
-        if not evaluator.has_low_tier:
-            return chunk_s * n
-        n_runs = 2 + sum(TYPICAL_TRIALS[rule] for rule in config.rules)
-        return chunk_s * (n * n_runs + min(n, config.cost_chunks) * n_costs)
-
-    text = f"this takes about {duration(seconds(n_chunks))} for {n_chunks} chunks of {evaluator.n_ctx} tokens"
-    fewer = max(config.min_chunks, n_chunks // 4)
-    if fewer < n_chunks:
-        text += f"; --chunks {fewer} would take {duration(seconds(fewer))}"
-    return f"{text}. Ctrl-C keeps what is measured."
-
-
-def duration(seconds: float) -> str:
-    """For people."""
-    if seconds < 90:
-        return f"{seconds:.0f} seconds"
-    return f"{seconds / 60:.0f} minutes" if seconds < 90 * 60 else f"{seconds / 3600:.1f} hours"
 
 
 def _say(text: str) -> None:
@@ -247,30 +229,55 @@ def _try_gate(evaluator: Evaluator, known: _Known, found: _Found) -> None:
         found.by_rule["gate"] = cheapest_by_gate(trials, known.bound, unimportance(known.seen.weights))
 
 
-def _try_price(evaluator: Evaluator, known: _Known, found: _Found, config: CalibrationConfig) -> None:
+def _try_price(
+    evaluator: Evaluator, known: _Known, found: _Found, config: CalibrationConfig, model: Path
+) -> None:
     """The evaluator's rule, which is price or edgemoe."""
     rule, seen = evaluator.rule, known.seen
-    n = min(config.cost_chunks, len(known.chunks))
+    n = min(config.n_cost_chunks, len(known.chunks))
     chunks = known.chunks[:n]
     part = seen.first(sum(map(len, chunks)))
-    n_runs = _n_cost_runs(config, len(seen.layers), _n_experts_used(part))
+    errors = None if config.minutes is None else _output_errors(model, config, seen, known.info.n_experts)
+    n_runs = n_cost_runs(config, len(seen.layers), _n_experts_used(part))
     with _bar("costs", n_runs * sum(map(len, chunks)), "tokens") as bar:
         runs = CostRuns(evaluator, chunks, known.reference[:n], part, bar.update, known.memo.measured)
         if config.by_expert:
             found.divergences = runs.by_expert()
         if rule == "edgemoe":
             found.costs = static_costs(found.divergences)
+        elif errors is not None:
+            found.costs = _costs_in_time(runs, known, errors)
         else:
             found.costs = runs.by_layer()
             if config.by_expert:
                 found.costs = expert_costs(found.costs, found.divergences, part)
+        bar.total = bar.n
     with _trials(evaluator, known, found) as trials:
         found.by_rule[rule] = cheapest_by_price(trials, known.bound, found.costs, seen)
 
 
-def _n_cost_runs(config: CalibrationConfig, n_layers: int, n_experts: int) -> int:
-    """n_experts: of all layers."""
-    return 2 * n_layers * ("price" in config.rules) + n_experts * config.by_expert
+def _output_errors(
+    model: Path, config: CalibrationConfig, seen: Observations, n_experts: int
+) -> np.ndarray | None:
+    """See costs.output_errors(); None where an expert's output is not known here."""
+    sidecar = config.engine.cache.sidecar
+    blocks = read_model_file(model, sidecar).blocks
+    with _bar("output errors", len(seen.layers), "layers") as bar:
+        sums = OutputErrors(ExpertWeights(model, sidecar), blocks, seen).sums(n_experts, bar.update)
+    if sums is None:
+        _say("the experts of this architecture cannot be computed here, so all costs are measured")
+        return None
+    return output_errors(sums, seen)
+
+
+def _costs_in_time(runs: CostRuns, known: _Known, errors: np.ndarray) -> Costs:
+    """Leaves the time that the search for the price takes."""
+    search_s = known.chunk_s * len(known.chunks) * TYPICAL_TRIALS["price"]
+    run_s = known.chunk_s * len(runs.chunks)
+    last = known.deadline - search_s - RUNS_PER_LAYER * run_s
+    costs, n_measured = runs.refined(errors, lambda: time.monotonic() < last)
+    _say(f"the costs of {n_measured} of {len(errors)} layers are measured, the others come from one run")
+    return costs
 
 
 def _n_experts_used(seen: Observations) -> int:

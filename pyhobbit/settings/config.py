@@ -317,23 +317,29 @@ class EvaluationConfig:
 
 @dataclass(frozen=True)
 class CalibrationConfig:
-    """`pyhobbit calibrate`. engine.n_ctx: tokens of a chunk of text.  max_chunks: that are used.
+    """`pyhobbit calibrate`. engine.n_ctx: tokens of a chunk of text.  max_chunks: that are used; None: 32, or
+    with `minutes` the fewest.
 
     max_ppl_increase: bound on the relative increase of perplexity, 0.01 for 1 %.  max_kl: bound on the mean
     Kullback-Leibler divergence, in nats. With both, both hold; with neither, `default_ppl_increase`.
     rule: "gate", "price" or "edgemoe"; None tries the first two and keeps the one that reads less.
-    cost_chunks: chunks on which costs are measured.  per_expert: expert by expert, not layer by layer alone.
+    cost_chunks: chunks on which costs are measured; None: 4, or 1 with `minutes`.  per_expert: expert by
+    expert, not layer by layer alone.  minutes: a short calibration of the rule price; its costs come from one
+    run, and are measured only as far as that time allows.
     """
 
     engine: EngineConfig = field(default_factory=EngineConfig)
     max_ppl_increase: float | None = None
     max_kl: float | None = None
-    max_chunks: int = 32
+    max_chunks: int | None = None
     rule: str | None = None
-    cost_chunks: int = 4
+    cost_chunks: int | None = None
     per_expert: bool = False
+    minutes: float | None = None
 
     default_ppl_increase: ClassVar[float] = 0.01
+    default_chunks: ClassVar[int] = 32
+    default_cost_chunks: ClassVar[int] = 4
     min_chunks: ClassVar[int] = 4
     min_n_ctx: ClassVar[int] = 3  # the last token is scored
     all_rules: ClassVar[tuple[str, ...]] = ("gate", "price", "edgemoe")
@@ -347,17 +353,42 @@ class CalibrationConfig:
         for name, value in (("--max-ppl-increase", self.max_ppl_increase), ("--max-kl", self.max_kl)):
             _require(value is None or value >= 0, f"{name} is {value}; it must be 0 or more")
         _require(
-            self.max_chunks >= self.min_chunks,
-            f"--chunks is {self.max_chunks}; it must be at least {self.min_chunks}",
+            self.n_chunks >= self.min_chunks,
+            f"--chunks is {self.n_chunks}; it must be at least {self.min_chunks}",
         )
-        _require(self.cost_chunks > 0, f"--cost-chunks is {self.cost_chunks}; it must be positive")
+        _require(self.n_cost_chunks > 0, f"--cost-chunks is {self.n_cost_chunks}; it must be positive")
+        self._check_minutes()
         names = ", ".join(self.all_rules)
         _require(self.rule in (None, *self.all_rules), f"the rule is '{self.rule}'; choose one of {names}")
+
+    def _check_minutes(self) -> None:
+        if self.minutes is None:
+            return
+        _require(0 < self.minutes < math.inf, f"--minutes is {self.minutes:g}; it must be positive")
+        _require(
+            self.rule in (None, "price") and not self.per_expert,
+            "--minutes calibrates the rule price layer by layer: drop "
+            + ("--per-expert" if self.per_expert else f"--rule {self.rule}"),
+        )
+
+    @property
+    def n_chunks(self) -> int:
+        """Of the text, at most."""
+        default = self.default_chunks if self.minutes is None else self.min_chunks
+        return default if self.max_chunks is None else self.max_chunks
+
+    @property
+    def n_cost_chunks(self) -> int:
+        """Of the text, for the costs."""
+        default = self.default_cost_chunks if self.minutes is None else 1
+        return default if self.cost_chunks is None else self.cost_chunks
 
     @property
     def rules(self) -> tuple[str, ...]:
         """To try."""
-        return (self.rule,) if self.rule else ("gate", "price")
+        if self.rule:
+            return (self.rule,)
+        return ("gate", "price") if self.minutes is None else ("price",)
 
     @property
     def by_expert(self) -> bool:

@@ -22,7 +22,7 @@ from models import write_dense_llama
 from pyhobbit import CacheConfig, Engine, EngineConfig
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.file_names import calibration_path
-from pyhobbit.quality import calibration, fit
+from pyhobbit.quality import calibration, estimate, fit
 from pyhobbit.quality.calibration import routes
 from pyhobbit.quality.evaluate import Costs, Evaluator, Quality
 from pyhobbit.quality.fit import CacheFitter, CacheModel, fit_weights
@@ -372,8 +372,8 @@ def test_measurements_of_something_else_or_damaged_ones_are_dropped(tmp_path: Pa
 def test_the_time_of_a_chunk_leaves_out_the_first_and_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for ends, wanted in (((9, 10, 11, 12), [1]), ((9, 12, 15, 30), [3]), ((9, 18, 20, 22), [9])):
         clock, told = iter(ends), []
-        monkeypatch.setattr(calibration.time, "perf_counter", lambda clock=clock: next(clock))
-        tell = calibration._told_once(told.append, 4)
+        monkeypatch.setattr(estimate.time, "perf_counter", lambda clock=clock: next(clock))
+        tell = estimate.told_once(told.append, 4)
         for _ in ends:
             tell(512)
         assert told == wanted
@@ -383,7 +383,7 @@ def test_the_time_of_a_chunk_leaves_out_the_first_and_is_told_once(monkeypatch: 
     ("seconds", "text"), [(12, "12 seconds"), (89.4, "89 seconds"), (600, "10 minutes"), (9000, "2.5 hours")]
 )
 def test_durations_are_for_people(seconds: float, text: str) -> None:
-    assert calibration.duration(seconds) == text
+    assert estimate.duration(seconds) == text
 
 
 def test_one_rule_alone_can_be_fitted(run_pyhobbit: RunPyhobbit, tmp_path: Path) -> None:

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: MIT
+"""How long a calibration takes."""
+
+import time
+from collections.abc import Callable
+
+from pyhobbit.quality.evaluate import Evaluator, Progress
+from pyhobbit.quality.search import TYPICAL_TRIALS
+from pyhobbit.settings.config import CalibrationConfig
+
+RUNS_PER_LAYER = 2
+"""That measure its costs."""
+
+_LEAST_LAYERS = 2  # whose costs are measured, the first and the last one
+_ENOUGH_S = 5.0  # of chunks, for an estimate of the whole time
+
+
+def told_once(say: Callable[[float], None], n_chunks: int) -> Progress:
+    """Calls `say` with the seconds of a chunk, when enough of n_chunks are done. The first one is left out:
+    its experts are read into an empty cache.
+    """
+    ends: list[float] = []
+
+    def told(_n_tokens: int) -> None:
+        ends.append(time.perf_counter())
+        was, now = (end - ends[0] for end in (ends[-2:][0], ends[-1]))
+        if was < _ENOUGH_S and (now >= _ENOUGH_S or len(ends) == n_chunks):
+            say(now / (len(ends) - 1))
+
+    return told
+
+
+def estimate(chunk_s: float, evaluator: Evaluator, n_chunks: int, config: CalibrationConfig) -> str:
+    """How long it takes, from the time of one chunk, and what fewer chunks would take."""
+    info = evaluator.info
+    n_costs = n_cost_runs(config, info.n_layers, info.n_all_experts)
+
+    def seconds(n: int) -> float:
+        if not evaluator.has_low_tier:
+            return chunk_s * n
+        n_runs = 2 + sum(TYPICAL_TRIALS[rule] for rule in config.rules)
+        return chunk_s * (n * n_runs + min(n, config.n_cost_chunks) * n_costs)
+
+    text = f"this takes about {duration(seconds(n_chunks))} for {n_chunks} chunks of {evaluator.n_ctx} tokens"
+    fewer = max(config.min_chunks, n_chunks // 4)
+    if config.minutes is not None:
+        text += f" with the least costs; more of them are measured while {config.minutes:g} minutes last"
+    elif fewer < n_chunks:
+        text += f"; --chunks {fewer} would take {duration(seconds(fewer))}"
+    return f"{text}. Ctrl-C keeps what is measured."
+
+
+def duration(seconds: float) -> str:
+    """For people."""
+    if seconds < 90:
+        return f"{seconds:.0f} seconds"
+    return f"{seconds / 60:.0f} minutes" if seconds < 90 * 60 else f"{seconds / 3600:.1f} hours"
+
+
+def n_cost_runs(config: CalibrationConfig, n_layers: int, n_experts: int) -> int:
+    """n_experts: of all layers."""
+    n_measured = n_layers if config.minutes is None else min(n_layers, _LEAST_LAYERS)
+    return RUNS_PER_LAYER * n_measured * ("price" in config.rules) + n_experts * config.by_expert
