@@ -77,11 +77,11 @@ class Model:
     shape: Shape
     expert_types: list[GGMLQuantizationType]
     dense_type: GGMLQuantizationType
-    keys: dict[str, bool | int | float] = field(default_factory=dict)
+    keys: dict[str, bool | int | float | list[int]] = field(default_factory=dict)
     tensors: list[Tensor] = field(default_factory=list)
     n_expert_tensors: int = 0
 
-    def key(self, name: str, value: bool | int | float) -> None:
+    def key(self, name: str, value: bool | int | float | list[int]) -> None:
         self.keys[f"{self.arch}.{name}"] = value
 
     def vector(self, name: str, n: int, mean: float = 0.0, std: float = 0.1) -> None:
@@ -430,6 +430,34 @@ def declare(arch: str, shape: Shape | None = None, experts: str = "f16", dense: 
     return model
 
 
+def hybrid() -> Model:
+    """One layer with a recurrent state, the others with attention: LFM2's experts, short convolutions."""
+    m = Model("lfm2moe", Shape(), [_type("q8_0")], _type("f16"))
+    _frame(m)
+    s = m.shape
+    m.tensors = [t for t in m.tensors if t.name != "output_norm.weight"]
+    m.norm("token_embd_norm.weight", s.n_embd)
+    for name, value in {
+        "attention.head_count_kv": [0, *[s.n_head_kv] * (s.n_layer - 1)], "shortconv.l_cache": 3,
+        "expert_feed_forward_length": s.n_ff, "expert_gating_func": GATING_SIGMOID,
+    }.items():  # fmt: skip
+        m.key(name, value)
+    for i in range(s.n_layer):
+        if i == 0:
+            m.norm(f"blk.{i}.attn_norm.weight", s.n_embd)
+            m.tensors.append(Tensor(f"blk.{i}.shortconv.conv.weight", (3, s.n_embd), _type("f32"), 0.5))
+            m.matrix(f"blk.{i}.shortconv.in_proj.weight", s.n_embd, 3 * s.n_embd)
+            m.matrix(f"blk.{i}.shortconv.out_proj.weight", s.n_embd, s.n_embd)
+        else:
+            _attention(m, i)
+            for part in ("q", "k"):
+                m.norm(f"blk.{i}.attn_{part}_norm.weight", s.n_embd // s.n_head)
+        m.norm(f"blk.{i}.ffn_norm.weight", s.n_embd)
+        _moe(m, i)
+        m.vector(f"blk.{i}.exp_probs_b.bias", s.n_expert, std=0.05)
+    return m
+
+
 def write_model(model: Model, path: Path, lib_dir: Path, seed: int = 1, progress: bool = False) -> None:
     """Writes `model` to `path` through a temporary name. Memory needed: one tensor."""
     quantizer = Quantizer(lib_dir)
@@ -451,7 +479,7 @@ def _write_header(model: Model, path: Path) -> GGUFWriter:
     """A writer that expects the tensors' data next, in their order."""
     writer = GGUFWriter(path, model.arch)
     writer.add_name(f"random {model.arch}")
-    add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}
+    add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, list: writer.add_array}
     for name, value in model.keys.items():
         add[type(value)](name, value)
     add_tokenizer(writer, model.shape.n_vocab)

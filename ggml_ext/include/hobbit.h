@@ -165,9 +165,20 @@ HOBBIT_API bool hobbit_set_router(hobbit_model * model, uint32_t block, const st
 //
 
 // The tokens of the batch that is about to be computed: each one's sequence and position, and whether its logits are
-// wanted (the last layer may compute those alone). A token at position 0 begins its sequence anew.
+// wanted (the last layer may compute those alone). A token at position 0 begins its sequence anew. can_repeat: the
+// caller asks hobbit_repeats_batch when the batch is computed, and can compute it again.
 HOBBIT_API void hobbit_begin_batch(hobbit_model * model, uint32_t n_tokens, const int32_t * sequences,
-                                   const int32_t * positions, const int8_t * outputs);
+                                   const int32_t * positions, const int8_t * outputs, bool can_repeat);
+
+// Whether the batch is a draft: a sequence of it has a confidence.
+HOBBIT_API bool hobbit_is_draft(const hobbit_model * model);
+
+// Whether the draft that was just computed is to be computed again, because it is unsure of a token. What is computed
+// next is then the second pass over the batch. logits: [n_tokens][n_vocab]; NULL, where they are not known, repeats.
+HOBBIT_API bool hobbit_repeats_batch(hobbit_model * model, const float * logits, uint32_t n_vocab);
+
+// Refuses every confidence: what the model keeps of a token cannot be written a second time. Fails if one was given.
+HOBBIT_API bool hobbit_refuse_confidence(hobbit_model * model, char * err, size_t err_size);
 
 // What follows in this sequence has nothing to do with what was before, though its first tokens may be kept.
 HOBBIT_API void hobbit_begin_sequence(hobbit_model * model, int32_t sequence);
@@ -182,12 +193,13 @@ HOBBIT_API bool hobbit_set_prediction(hobbit_model * model, uint32_t n_tokens, u
 // Changing
 //
 
-// The numbers of the precision rule: t1 and t2 of the rules gate and random, price of price and edgemoe. Numbers of
-// another rule than the model's keep their defaults 1, 1 and 0.
+// The numbers of the precision rule: t1 and t2 of the rules gate, rank and random, price of price and edgemoe. Numbers
+// of another rule than the model's keep their defaults 1, 1 and 0. With a confidence above 0 they are those of a draft.
 struct hobbit_thresholds {
     double t1;
     double t2;
     double price;
+    double confidence;
 };
 
 // Replaces the model's numbers from the next layer on. Fails where they ask for a low pool that was not allocated.
@@ -232,6 +244,7 @@ struct hobbit_info {
     double   t1;
     double   t2;
     double   price;
+    double   confidence;
     bool     direct_io;        // false: the file system refused O_DIRECT
     bool     high_is_residual; // an expert in high precision is its low version and its residual, a slot in each pool
     bool     on_device;        // the pools are on a device with memory of its own; false before hobbit_place_layers
@@ -294,8 +307,8 @@ struct hobbit_layer_event {
 
 typedef void (*hobbit_observer)(const struct hobbit_layer_event * event, void * user_data);
 
-// Calls `observer` after every layer, on the thread that computes; NULL ends it. user_data must live until then.
-// It must call no function of this model but hobbit_get_counters: they wait for the layer to end.
+// Calls `observer` after every layer, on the thread that computes, but not in a second pass; NULL ends it. user_data
+// must live until then. It must call no function of this model but hobbit_get_counters: they wait for the layer to end.
 HOBBIT_API void hobbit_set_observer(hobbit_model * model, hobbit_observer observer, void * user_data);
 
 //

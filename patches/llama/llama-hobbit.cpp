@@ -85,7 +85,11 @@ void llama_hobbit_place_layers(const llama_model & lm) {
     for (size_t il = 0; il < devs.size(); ++il) {
         devs[il] = lm.dev_layer(il);
     }
-    char err[1024];
+    char       err[1024];
+    const bool has_state = llama_model_is_recurrent(&lm) || llama_model_is_hybrid(&lm);
+    if (has_state && !hobbit_refuse_confidence(lm.hobbit.get(), err, sizeof(err))) {
+        throw std::runtime_error(err);
+    }
     if (!hobbit_place_layers(lm.hobbit.get(), devs.data(), devs.size(), err, sizeof(err))) {
         throw std::runtime_error(err);
     }
@@ -125,7 +129,7 @@ void llama_hobbit_attach_router(ggml_context * ctx, ggml_tensor * weights, ggml_
     }
 }
 
-void llama_hobbit_begin_batch(const llama_model & lm, const llama_ubatch & ubatch) {
+void llama_hobbit_begin_batch(const llama_model & lm, const llama_ubatch & ubatch, bool is_decoded) {
     if (!lm.hobbit) {
         return;
     }
@@ -133,7 +137,19 @@ void llama_hobbit_begin_batch(const llama_model & lm, const llama_ubatch & ubatc
     for (uint32_t i = 0; i < ubatch.n_tokens; ++i) {
         seqs[i] = ubatch.seq_id[i][0];
     }
-    hobbit_begin_batch(lm.hobbit.get(), ubatch.n_tokens, seqs.data(), ubatch.pos, ubatch.output);
+    hobbit_begin_batch(lm.hobbit.get(), ubatch.n_tokens, seqs.data(), ubatch.pos, ubatch.output, is_decoded);
+}
+
+bool llama_hobbit_repeats_batch(const llama_model & lm, ggml_backend_sched_t sched, const ggml_tensor * logits) {
+    if (!lm.hobbit || !hobbit_is_draft(lm.hobbit.get())) {
+        return false;
+    }
+    std::vector<float> values(logits ? ggml_nelements(logits) : 0);
+    ggml_backend_sched_synchronize(sched); // the second pass writes what the first one may still be reading
+    if (logits) {
+        ggml_backend_tensor_get(logits, values.data(), 0, ggml_nbytes(logits));
+    }
+    return hobbit_repeats_batch(lm.hobbit.get(), logits ? values.data() : nullptr, logits ? logits->ne[0] : 0);
 }
 
 hobbit_model * llama_model_expert_cache(const llama_model * model) {

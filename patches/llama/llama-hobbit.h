@@ -62,5 +62,9 @@ void llama_hobbit_attach_router(ggml_context * ctx, ggml_tensor * weights, ggml_
 // Hands over the routers, then sizes the pools. REQUIRES: weights, KV cache and compute buffers are allocated.
 void llama_hobbit_prepare(const llama_context & lctx);
 
-// Announces the tokens that are about to be computed: records of use are kept by sequence.
-void llama_hobbit_begin_batch(const llama_model & lm, const llama_ubatch & ubatch);
+// Announces the tokens that are about to be computed: records of use are kept by sequence. `is_decoded`: decode()
+// computes them, which repeats a draft.
+void llama_hobbit_begin_batch(const llama_model & lm, const llama_ubatch & ubatch, bool is_decoded);
+
+// Whether the tokens that were just computed are a draft whose logits ask for a second pass. The logits may be null.
+bool llama_hobbit_repeats_batch(const llama_model & lm, ggml_backend_sched_t sched, const ggml_tensor * logits);

@@ -26,12 +26,14 @@ server_hobbit_thresholds server_hobbit_parse(const json & data) {
     server_hobbit_thresholds thresholds;
     for (const auto & item : data.items()) {
         const bool is_price = item.key() == "price";
-        double *   value    = item.key() == "t1"   ? &thresholds.t1
-                              : item.key() == "t2" ? &thresholds.t2
-                              : is_price           ? &thresholds.price
-                                                   : nullptr;
+        double *   value    = item.key() == "t1"           ? &thresholds.t1
+                              : item.key() == "t2"         ? &thresholds.t2
+                              : item.key() == "confidence" ? &thresholds.confidence
+                              : is_price                   ? &thresholds.price
+                                                           : nullptr;
         if (!value) {
-            throw std::invalid_argument(string_format("has no '%s', only t1, t2 and price", item.key().c_str()));
+            throw std::invalid_argument(
+                string_format("has no '%s', only t1, t2, price and confidence", item.key().c_str()));
         }
         if (item.value().is_null()) {
             continue;
@@ -83,7 +85,7 @@ server_hobbit_thresholds server_hobbit_effective(const llama_context * ctx, serv
     hobbit_info info;
     hobbit_get_info(model, &info);
     if (!thresholds.given()) {
-        return { info.t1, info.t2, info.price };
+        return { info.t1, info.t2, info.price, info.confidence };
     }
     if (std::isnan(thresholds.t1)) {
         thresholds.t1 = std::fmin(info.t1, thresholds.t2);
@@ -93,6 +95,9 @@ server_hobbit_thresholds server_hobbit_effective(const llama_context * ctx, serv
     }
     if (std::isnan(thresholds.price)) {
         thresholds.price = info.price;
+    }
+    if (std::isnan(thresholds.confidence)) {
+        thresholds.confidence = info.confidence;
     }
     return thresholds;
 }
@@ -105,7 +110,7 @@ std::string server_hobbit_begin(llama_context * ctx, llama_seq_id seq_id, server
     }
     hobbit_begin_sequence(model, seq_id);
     char                    err[1024];
-    const hobbit_thresholds own = { effective.t1, effective.t2, effective.price };
+    const hobbit_thresholds own = { effective.t1, effective.t2, effective.price, effective.confidence };
     if (given && !hobbit_set_sequence_thresholds(model, seq_id, &own, err, sizeof(err))) {
         return std::string("Field 'hobbit': ") + err;
     }
@@ -218,6 +223,7 @@ static std::vector<hobbit_value> hobbit_values(const hobbit_info & i, const std:
         { "t1",              "threshold",    "name=\"t1\"", "Thresholds of requests without their own",      i.t1 },
         { "t2",              "threshold",    "name=\"t2\"", "",                                              i.t2 },
         { "price",           "price",        nullptr,       "Price of requests without their own",           i.price },
+        { "confidence",      "confidence",   nullptr,       "Confidence of requests without their own",      i.confidence },
         { "direct_io",       nullptr,        nullptr,       "",                                              i.direct_io },
     };
     for (size_t n = 0; n < counters.size(); n++) {

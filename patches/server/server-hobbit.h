@@ -41,11 +41,12 @@ std::string server_hobbit_failure();
 
 // Of a request, NAN stands for the server's own; of a computed prompt, for a prompt without tokens.
 struct server_hobbit_thresholds {
-    double t1    = NAN;
-    double t2    = NAN;
-    double price = NAN;
+    double t1         = NAN;
+    double t2         = NAN;
+    double price      = NAN;
+    double confidence = NAN; // of an answer; it does not count for what is computed, since kept tokens are drafts
 
-    bool given() const { return !std::isnan(t1) || !std::isnan(t2) || !std::isnan(price); }
+    bool given() const { return !std::isnan(t1) || !std::isnan(t2) || !std::isnan(price) || !std::isnan(confidence); }
 
     // Whether tokens computed with these thresholds have the precision that `others` ask for, or better.
     bool cover(const server_hobbit_thresholds & others) const {
@@ -59,7 +60,7 @@ struct server_hobbit_thresholds {
     }
 };
 
-// Reads {"t1": ..., "t2": ...} or {"price": ...}; throws std::invalid_argument.
+// Reads {"t1": ..., "t2": ..., "confidence": ...} or the like; throws std::invalid_argument.
 server_hobbit_thresholds server_hobbit_parse(const common_json & data);
 
 // The error for a request whose body is too long for any text that fits into the context, as JSON; "" for others, and

@@ -105,14 +105,21 @@ class Cache:
     def set_thresholds(self, t1: float = 1.0, t2: float = 1.0, price: float = 0.0) -> None:
         """Replaces t1 and t2, or price, from the next layer on. Raises ConfigError, HobbitError."""
         CacheConfig(t1=t1, t2=t2, price=price)
+        self._set_thresholds(t1, t2, price, self.info()["confidence"] if self else 0.0)
+
+    def set_confidence(self, confidence: float) -> None:
+        """Replaces the confidence from the next token on. Raises ConfigError, HobbitError."""
+        CacheConfig(confidence=confidence)
+        info = self.info() if self else {"t1": 1.0, "t2": 1.0, "price": 0.0}
+        self._set_thresholds(info["t1"], info["t2"], info["price"], confidence)
+
+    def _set_thresholds(self, *numbers: float) -> None:
         if not self:
             raise HobbitError(
-                "the model runs without an expert cache, where t1, t2 and price decide nothing; "
+                "the model runs without an expert cache, where t1, t2, price and confidence decide nothing; "
                 "open a MoE model with a memory or pools setting"
             )
-        check(
-            lib.hobbit_set_thresholds, self._pointer, ffi.new("struct hobbit_thresholds *", (t1, t2, price))
-        )
+        check(lib.hobbit_set_thresholds, self._pointer, ffi.new("struct hobbit_thresholds *", numbers))
 
     def set_costs(self, low: Sequence[float], skip: Sequence[float]) -> None:
         """Replaces the costs of the rule price, one per layer or per layer and expert. Raises HobbitError.

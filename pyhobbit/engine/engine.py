@@ -170,6 +170,10 @@ class Engine(Closing):
         """Replaces CacheConfig's price from the next layer on. Raises ConfigError, HobbitError."""
         self._opened().cache.set_thresholds(price=price)
 
+    def set_confidence(self, confidence: float) -> None:
+        """Replaces CacheConfig's confidence from the next token on. Raises ConfigError, HobbitError."""
+        self._opened().cache.set_confidence(confidence)
+
     def thinks(self) -> bool:
         """Whether the chat template knows of thinking before an answer. Raises HobbitError."""
         return self._chat_format().render(_ANY_QUESTION).thinks

@@ -395,6 +395,14 @@ class Hobbit(Closing, TypedLlama):
         """
         self._experts.set_thresholds(price=price)
 
+    def set_confidence(self, confidence: float) -> None:
+        """Replaces the confidence from the next token on; 0: no token is computed twice.
+
+        Raises ConfigError for values that cannot be, HobbitError where the model has no cache, or has layers
+        with a recurrent state.
+        """
+        self._experts.set_confidence(confidence)
+
     def calibrate(
         self,
         text_file: str | os.PathLike[str],

@@ -35,6 +35,7 @@ _BLOCK_FLOATS = 1 << 20  # worked on at once
 _MEMORY_FLOATS = 16 << 20  # larger arrays lie in a temporary file
 _BOTH_POOLS = {
     "gate": {"t1": 0.5},
+    "rank": {"t1": 0.5},
     "random": {"t1": 0.5},
     "price": {"price": 1.0},
     "edgemoe": {"price": 1.0},

@@ -316,7 +316,7 @@ void hobbit_model::begin_sequence(int32_t sequence) {
 }
 
 void hobbit_model::begin_batch(uint32_t n_tokens, const int32_t * sequences, const int32_t * positions,
-                               const int8_t * outputs) {
+                               const int8_t * outputs, bool can_repeat) {
     std::lock_guard<std::mutex> lock(mutex_);
     for (uint32_t i = 0; i < n_tokens; i++) {
         if (positions[i] == 0) {
@@ -328,7 +328,38 @@ void hobbit_model::begin_batch(uint32_t n_tokens, const int32_t * sequences, con
     for (const auto & [sequence, n] : batch.sequences()) {
         policy_->begin_tokens(uint32_t(sequence), n);
     }
+    run_->passes.begin(batch, run_->thresholds, can_repeat);
     recorder_.begin_batch(batch);
+}
+
+bool hobbit_model::is_draft() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return run_ && run_->batch.pass() == batch_pass::draft;
+}
+
+bool hobbit_model::repeats_batch(const float * logits, uint32_t n_vocab) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const uint64_t              n_unsure  = run_->passes.judge(run_->batch, run_->thresholds, logits, n_vocab);
+    stats_.tokens_repeated               += n_unsure;
+    if (n_unsure == 0) {
+        count_selections(run_->passes.counts(), stats_);
+    }
+    return n_unsure > 0;
+}
+
+status hobbit_model::refuse_confidence() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    can_repeat_ = false;
+    return check_confidence(settings_.thresholds);
+}
+
+status hobbit_model::check_confidence(const score_thresholds & t) const {
+    if (t.confidence > 0.0 && !can_repeat_) {
+        return status::error("a confidence computes tokens a second time, and layers of '%s' keep a state that only "
+                             "one pass may change: run this model with confidence = 0",
+                             index_.files()[0].c_str());
+    }
+    return {};
 }
 
 status hobbit_model::set_prediction(given_routing given) {
@@ -357,6 +388,7 @@ status hobbit_model::change_thresholds(const score_thresholds & t, settings & ch
                              "them: open it with %s",
                              asked.c_str(), t.price > 0.0 ? "a price above 0" : "t1 below 1");
     }
+    HOBBIT_TRY(check_confidence(changed.thresholds));
     return check_thresholds(changed.thresholds);
 }
 
@@ -418,6 +450,7 @@ hobbit_info hobbit_model::info() const {
     i.t1                          = settings_.thresholds.t1;
     i.t2                          = settings_.thresholds.t2;
     i.price                       = settings_.thresholds.price;
+    i.confidence                  = settings_.thresholds.confidence;
     i.direct_io                   = reader_.direct_io();
     i.high_is_residual            = index_.kind(tier_id::high) == tier_kind::residual;
     i.n_absent_high               = index_.n_absent_high();

@@ -47,8 +47,12 @@ struct hobbit_model final : public hobbit::split_runner {
                               const ggml_tensor * selection_bias, hobbit_gating gating);
     hobbit::status plan(uint64_t model_bytes, uint32_t n_batch, hobbit_pool_plan & plan);
     hobbit::status prepare(uint64_t model_bytes, uint32_t n_batch);
-    void begin_batch(uint32_t n_tokens, const int32_t * sequences, const int32_t * positions, const int8_t * outputs);
-    void begin_sequence(int32_t sequence);
+    void begin_batch(uint32_t n_tokens, const int32_t * sequences, const int32_t * positions, const int8_t * outputs,
+                     bool can_repeat);
+    bool is_draft() const;
+    bool repeats_batch(const float * logits, uint32_t n_vocab);
+    hobbit::status refuse_confidence();
+    void           begin_sequence(int32_t sequence);
     hobbit::status set_prediction(hobbit::given_routing given);
     hobbit::status set_thresholds(const hobbit::score_thresholds & t);
     hobbit::status set_sequence_thresholds(int32_t sequence, const hobbit::score_thresholds & t);
@@ -87,6 +91,7 @@ struct hobbit_model final : public hobbit::split_runner {
     uint64_t             staging_bytes() const;
     hobbit::other_memory memory_beside(uint64_t model_bytes) const;
     hobbit::status       check_thresholds(const hobbit::score_thresholds & t) const;
+    hobbit::status       check_confidence(const hobbit::score_thresholds & t) const;
     hobbit::status       change_thresholds(const hobbit::score_thresholds & t, hobbit::settings & changed) const;
     hobbit::rule_options rule() const;
     void                 start_sequence(int32_t sequence);
@@ -113,6 +118,7 @@ struct hobbit_model final : public hobbit::split_runner {
     hobbit::run_recorder                    recorder_;
 
     mutable std::mutex mutex_;
-    bool               prepared_ = false; // guarded by mutex_
-    hobbit::status     error_;            // of a computation, repeated for ever; guarded by mutex_
+    bool               prepared_   = false; // guarded by mutex_
+    bool               can_repeat_ = true;  // see hobbit_refuse_confidence; guarded by mutex_
+    hobbit::status     error_;              // of a computation, repeated for ever; guarded by mutex_
 };

@@ -93,8 +93,20 @@ bool hobbit_plan_pools(hobbit_model * model, uint64_t model_bytes, uint32_t n_ba
 //
 
 void hobbit_begin_batch(hobbit_model * model, uint32_t n_tokens, const int32_t * sequences, const int32_t * positions,
-                        const int8_t * outputs) {
-    model->begin_batch(n_tokens, sequences, positions, outputs);
+                        const int8_t * outputs, bool can_repeat) {
+    model->begin_batch(n_tokens, sequences, positions, outputs, can_repeat);
+}
+
+bool hobbit_is_draft(const hobbit_model * model) {
+    return model->is_draft();
+}
+
+bool hobbit_repeats_batch(hobbit_model * model, const float * logits, uint32_t n_vocab) {
+    return model->repeats_batch(logits, n_vocab);
+}
+
+bool hobbit_refuse_confidence(hobbit_model * model, char * err, size_t err_size) {
+    return report(model->refuse_confidence(), err, err_size);
 }
 
 void hobbit_begin_sequence(hobbit_model * model, int32_t sequence) {
@@ -117,7 +129,7 @@ bool hobbit_set_prediction(hobbit_model * model, uint32_t n_tokens, uint32_t n_a
 //
 
 static hobbit::score_thresholds thresholds_of(const struct hobbit_thresholds * t) {
-    return { t->t1, t->t2, t->price };
+    return { t->t1, t->t2, t->price, t->confidence };
 }
 
 bool hobbit_set_thresholds(hobbit_model * model, const struct hobbit_thresholds * thresholds, char * err,

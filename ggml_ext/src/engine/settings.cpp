@@ -67,7 +67,8 @@ const std::vector<row> & table() {
             "Size of the expert cache only, instead of a limit for the process." },
           FIELD(uint64_t, pools) },
         { { "hobbit.rule", "rule", CHOICE, 0, 0, "gate", "the calibration's", joined<rule_names>(), NONE, true,
-            "Decides the precision of experts: gate (t1 and t2), price, edgemoe or random." },
+            "Decides the precision of experts: gate (t1 and t2), price, edgemoe, rank (a token's best half) or "
+            "random." },
           FIELD(std::string, rule) },
         { { "hobbit.price", "price", NUMBER, 0, 1e9, "0", "the calibration's", NONE, "nats", true,
             "Rule price: quality loss accepted to save loading an expert." },
@@ -78,6 +79,9 @@ const std::vector<row> & table() {
         { { "hobbit.t2", "t2", NUMBER, 0, 1, "1", NONE, NONE, NONE, true,
             "Low tier from t1 to t2; experts beyond t2 are skipped." },
           FIELD(double, thresholds.t2) },
+        { { "hobbit.confidence", "confidence", NUMBER, 0, 1, "0", NONE, NONE, NONE, false,
+            "Tokens whose best probability is not above this are computed again, all high; 0: none are." },
+          FIELD(double, thresholds.confidence) },
         { { "hobbit.low_share", "low_share", NUMBER, 0, 1, NONE, "by t1", NONE, NONE, true,
             "Share of the cache reserved for low-precision experts." },
           FIELD(double, low_share) },
@@ -271,6 +275,11 @@ status settings::apply(const hobbit_setting * given, size_t n_given) {
     if (!is_given("hobbit.rule")) {
         rule = is_given("hobbit.price") ? "price" : thresholds_given() ? "gate" : rule;
     }
+    if (names_rank() && !thresholds_given()) {
+        // MoBiLE's little model, in which no expert is low
+        thresholds.t1 = thresholds.t2 = 0.5;
+        low_share                     = is_given("hobbit.low_share") ? low_share : 0.0;
+    }
     if (weights_given() && !is_given("hobbit.policy")) {
         policy = "hobbit";
     } else if (weights_given() && policy != "hobbit") {
@@ -300,9 +309,9 @@ status settings::apply_stored(const stored_settings & stored) {
     }
     for (const auto & [key, value] : stored) {
         const bool is_threshold = key == "hobbit.t1" || key == "hobbit.t2";
-        const bool is_left_out  = (key == "hobbit.rule" && given_rule) ||
+        const bool is_left_out  = (key == "hobbit.rule" && given_rule) || (key == "hobbit.low_share" && names_rank()) ||
                                  (key == "hobbit.price" && !takes_price(rule)) ||
-                                 (is_threshold && (thresholds_given() || takes_price(rule))) ||
+                                 (is_threshold && (thresholds_given() || names_rank() || takes_price(rule))) ||
                                  ((key == "hobbit.policy" || is_weight(key)) && given_policy);
         if (is_given(key) || is_left_out) {
             continue;
@@ -320,10 +329,10 @@ status settings::apply_stored(const stored_settings & stored) {
 }
 
 status settings::set_thresholds(const score_thresholds & t) {
-    const std::pair<const char *, double> numbers[] = { { "hobbit.t1", t.t1 },
-                                                        { "hobbit.t2", t.t2 },
-                                                        { "hobbit.price", t.price } };
-    status                                s;
+    const std::pair<const char *, double> numbers[] = {
+        { "hobbit.t1", t.t1 }, { "hobbit.t2", t.t2 }, { "hobbit.price", t.price }, { "hobbit.confidence", t.confidence }
+    };
+    status s;
     for (const auto & [key, value] : numbers) {
         s = s.ok() ? set(*this, *find_row(key), value) : s;
     }

@@ -69,6 +69,7 @@ struct settings {
     bool   is_given(const std::string & key) const { return given_.count(key) > 0; }
     bool   weights_given() const;
     bool   thresholds_given() const;
+    bool   names_rank() const { return is_given("hobbit.rule") && rule == "rank"; }
     status apply_one(const hobbit_setting & setting);
     status check() const;
 

@@ -5,6 +5,13 @@
 
 namespace hobbit {
 
+void count_selections(const step_counts & counts, stats & stats) {
+    stats.selections_skipped += counts.skipped;
+    for (const tier_id tier : TIERS) {
+        stats.selections[tier] += counts.selections[tier];
+    }
+}
+
 moe_executor::moe_executor(const expert_index & index, expert_cache & cache, prefetcher * prefetcher, cpu_share * share,
                            run_state & run, stats & stats) :
     index_(index),
@@ -169,7 +176,7 @@ void moe_executor::plan() {
     if (prefetcher_) {
         prefetcher_->on_routing(routing);
     }
-    if (run_.observer) {
+    if (run_.observer && !is_second()) {
         observe();
     }
     std::vector<uint32_t> sequences; // [token]
@@ -179,30 +186,38 @@ void moe_executor::plan() {
     const auto  thresholds = run_.thresholds.of(layer_.rows);
     const bool  has_low    = cache_.n_slots(term_id::low) > 0;
     step_counts counts;
-    layer_.plan = run_.step.run({ routing, thresholds, holds, has_low, index_.high_presence() }, sequences, counts);
+    const auto  is_new = [&](int32_t i, precision served) { return run_.passes.is_new(routing, i, served); };
+    layer_.plan = run_.step.run({ routing, thresholds, holds, has_low, index_.high_presence() }, sequences, counts,
+                                nullptr, is_second() ? layer_step::novelty(is_new) : nullptr);
     count(counts);
 
     // Hits come first, and then misses that the next-level cache holds: making room for others must not evict them.
     const auto is_near = [&](const planned_use & use) { return cache_.holds_below(use.id, use.tier, parts); };
     const auto is_hit  = [&](const planned_use & use) { return holds(use.id, use.tier); };
     for (const planned_use & use : layer_.plan.uses) {
-        stats_.host_hits[use.tier] += !is_hit(use) && is_near(use);
+        const auto is_first = [&](int32_t i) { return !is_second() || is_new(i, layer_.plan.precisions[size_t(i)]); };
+        stats_.host_hits[use.tier] +=
+            !is_hit(use) && is_near(use) && std::any_of(use.selections.begin(), use.selections.end(), is_first);
     }
     std::stable_partition(layer_.plan.uses.begin(), layer_.plan.uses.end(), is_near);
     std::stable_partition(layer_.plan.uses.begin(), layer_.plan.uses.end(), is_hit);
 }
 
 void moe_executor::count(const step_counts & counts) {
-    const size_t layer         = layer_.routing.layer;
-    stats_.selections_skipped += counts.skipped;
+    const size_t layer = layer_.routing.layer;
     for (const tier_id tier : TIERS) {
-        stats_.selections[tier] += counts.selections[tier];
-        stats_.hits[tier]       += counts.uses[tier] - counts.misses[tier];
-        stats_.misses[tier]     += counts.misses[tier];
+        const uint64_t hits  = counts.uses[tier] - counts.misses[tier];
+        stats_.hits[tier]   += hits;
+        stats_.misses[tier] += counts.misses[tier];
         if (layer < stats_.layers.size()) {
-            stats_.layers[layer].hits   += counts.uses[tier] - counts.misses[tier];
+            stats_.layers[layer].hits   += hits;
             stats_.layers[layer].misses += counts.misses[tier];
         }
+    }
+    if (run_.batch.pass() == batch_pass::draft) {
+        run_.passes.keep(layer_.routing, layer_.plan, counts);
+    } else {
+        count_selections(counts, stats_);
     }
 }
 
@@ -218,7 +233,7 @@ status moe_executor::end_layer(const ggml_tensor * output, const inner_graphs & 
     }
     layer_.is_ended = true;
     stream_.release();
-    if (run_.observer) {
+    if (run_.observer && !is_second()) {
         run_.observer({ layer_.routing, layer_.plan, layer_.rows, layer_.was_resident, layer_.input, output });
     }
     if (prefetcher_) {

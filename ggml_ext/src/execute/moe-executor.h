@@ -13,6 +13,7 @@
 #include "offload/cpu-share.h"
 #include "plan/batch-info.h"
 #include "plan/layer-step.h"
+#include "plan/second-pass.h"
 #include "plan/sequence-thresholds.h"
 #include "predict/prefetcher.h"
 
@@ -39,8 +40,12 @@ struct run_state {
     batch_info          batch; // the current one
     use_counts          uses;  // of this run
 
-    std::function<void(const layer_report &)> observer = nullptr; // called for every layer computed; may be null
+    std::function<void(const layer_report &)> observer = nullptr; // hears of each layer and batch once; may be null
+    second_pass                               passes   = {};      // over the current batch
 };
+
+// Adds a pass that is kept.
+void count_selections(const step_counts & counts, stats & stats);
 
 // Computes the part of an outer graph that belongs to the experts of a layer. It plans the layer's uses (layer_step),
 // requests the missing experts, and multiplies what is resident while the rest arrives (expert_stream).
@@ -80,6 +85,7 @@ class moe_executor {
     void   plan();
     void   count(const step_counts & counts);
     void   observe();
+    bool   is_second() const { return run_.batch.pass() == batch_pass::second; }
 
     const expert_index & index_;
     expert_cache &       cache_;

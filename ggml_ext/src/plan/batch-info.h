@@ -8,6 +8,9 @@
 
 namespace hobbit {
 
+// A batch is computed once, or as a draft that a second pass may follow; see second_pass.
+enum class batch_pass { only, draft, second };
+
 // The tokens of the current batch, as llama.cpp announced them. If it announced none, every token belongs to sequence 0
 // at position -1.
 class batch_info {
@@ -25,6 +28,12 @@ class batch_info {
 
     const std::vector<row> & tokens() const { return tokens_; }
 
+    bool has_all_outputs() const { return outputs_.size() == tokens_.size(); }
+
+    // The one that runs, or ran last.
+    batch_pass pass() const { return pass_; }
+    void       set_pass(batch_pass pass) { pass_ = pass; }
+
     // The sequences of the batch and their numbers of tokens.
     const std::map<int32_t, uint32_t> & sequences() const { return n_tokens_; }
 
@@ -35,6 +44,7 @@ class batch_info {
     std::vector<row>            tokens_;
     std::vector<row>            outputs_; // the tokens that have an output
     std::map<int32_t, uint32_t> n_tokens_;
+    batch_pass                  pass_ = batch_pass::only;
 };
 
 } // namespace hobbit

@@ -6,14 +6,6 @@
 
 namespace hobbit {
 
-static precision decide_one(double score, const score_thresholds & thresholds) {
-    if (score <= thresholds.t1) {
-        return precision::high;
-    }
-    // the sum may be rounded to a score above 1
-    return thresholds.t2 >= 1.0 || score <= thresholds.t2 ? precision::low : precision::skip;
-}
-
 void score_experts(const float * weights, size_t n, const score_thresholds & thresholds, precision * out) {
     if (thresholds.all_high() || !ranks_experts(weights, n)) {
         std::fill(out, out + n, precision::high);
@@ -21,15 +13,12 @@ void score_experts(const float * weights, size_t n, const score_thresholds & thr
     }
     const double sum = std::accumulate(weights, weights + n, 0.0);
 
-    std::vector<size_t> order(n);
-    std::iota(order.begin(), order.end(), 0);
-    std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return weights[a] > weights[b]; });
-
     double score = 0.0;
-    for (size_t rank = 0; rank < n; rank++) {
-        const size_t i  = order[rank];
-        out[i]          = rank == 0 ? precision::high : decide_one(score, thresholds);
-        score          += weights[i] / sum;
+    bool   first = true;
+    for (const size_t i : by_weight(weights, n)) {
+        out[i]  = first ? precision::high : of_score(score, thresholds);
+        score  += weights[i] / sum;
+        first   = false;
     }
 }
 

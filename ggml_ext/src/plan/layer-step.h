@@ -29,13 +29,18 @@ class layer_step {
     // Whether a selection is counted.
     using filter = std::function<bool(int32_t selection)>;
 
+    // Whether a selection's expert was not yet used for the token in this precision, or in a better one.
+    using novelty = std::function<bool(int32_t selection, precision served)>;
+
     // `sequences` [token] are as the policy numbers them. `counts` is overwritten; without a filter every selection
-    // counts. The uses come in the order of experts.
+    // counts. Uses and misses count what is new in its precision, and the policy hears of what is new in any; without
+    // `is_new` everything is. The uses come in the order of experts.
     layer_plan run(const rule_input & in, const std::vector<uint32_t> & sequences, step_counts & counts,
-                   const filter & is_counted = nullptr);
+                   const filter & is_counted = nullptr, const novelty & is_new = nullptr);
 
   private:
-    void record(const layer_plan & plan, const layer_routing & routing, const std::vector<uint32_t> & sequences);
+    void record(const layer_plan & plan, const layer_routing & routing, const std::vector<uint32_t> & sequences,
+                const novelty & is_new);
 
     precision_rule & rule_;
     cache_policy &   policy_;

@@ -14,6 +14,7 @@ namespace hobbit {
 std::unique_ptr<precision_rule> make_edgemoe_rule(const rule_options & options);
 std::unique_ptr<precision_rule> make_gate_rule(const rule_options & options);
 std::unique_ptr<precision_rule> make_price_rule(const rule_options & options);
+std::unique_ptr<precision_rule> make_rank_rule(const rule_options & options);
 std::unique_ptr<precision_rule> make_random_rule(const rule_options & options);
 
 namespace {
@@ -25,10 +26,8 @@ struct named_rule {
 };
 
 const named_rule rules[] = {
-    { "gate", make_gate_rule, false },
-    { "price", make_price_rule, true },
-    { "edgemoe", make_edgemoe_rule, true },
-    { "random", make_random_rule, false },
+    { "gate", make_gate_rule, false }, { "price", make_price_rule, true },    { "edgemoe", make_edgemoe_rule, true },
+    { "rank", make_rank_rule, false }, { "random", make_random_rule, false },
 };
 
 } // namespace
@@ -40,6 +39,21 @@ std::unique_ptr<precision_rule> make_rule(const rule_options & options) {
 bool ranks_experts(const float * weights, size_t n) {
     const double sum = std::accumulate(weights, weights + n, 0.0);
     return sum > 0.0 && std::isfinite(sum);
+}
+
+std::vector<size_t> by_weight(const float * weights, size_t n) {
+    std::vector<size_t> order(n);
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return weights[a] > weights[b]; });
+    return order;
+}
+
+precision of_score(double score, const score_thresholds & thresholds) {
+    if (score <= thresholds.t1) {
+        return precision::high;
+    }
+    // the sum may be rounded to a score above 1
+    return thresholds.t2 >= 1.0 || score <= thresholds.t2 ? precision::low : precision::skip;
 }
 
 bool takes_price(const std::string & name) {

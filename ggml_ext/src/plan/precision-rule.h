@@ -16,9 +16,11 @@ namespace hobbit {
 // What a token asks of the rule. Each rule uses its own numbers, and the others keep their defaults, with which every
 // rule gives high precision.
 struct score_thresholds {
-    double t1    = 1.0; // of the rules gate and random
+    double t1    = 1.0; // of the rules gate, rank and random
     double t2    = 1.0;
     double price = 0.0; // of the others: nats of divergence that loading one expert in high precision is worth
+
+    double confidence = 0.0; // see second_pass; 0: none
 
     bool all_high() const { return t1 >= 1.0 && price <= 0.0; }
 };
@@ -75,6 +77,12 @@ bool takes_price(const std::string & rule);
 // Whether weights say which expert is more important: their sum is positive and finite. Weights may come from any
 // router (softmax or sigmoid, normalised or not).
 bool ranks_experts(const float * weights, size_t n);
+
+// The experts of one token by falling weight: places in `weights`. Of equal ones the first comes first.
+std::vector<size_t> by_weight(const float * weights, size_t n);
+
+// The precision of an expert that is not its token's first: high up to t1, low up to t2, and above t2 it is skipped.
+precision of_score(double score, const score_thresholds & thresholds);
 
 // Eq. 2 of HOBBIT for one token, the rule "gate". Experts are ranked by weight. An expert's score is the sum of the
 // normalised weights ranked before it: up to t1 the expert is high, up to t2 low, and above t2 it is skipped. The first

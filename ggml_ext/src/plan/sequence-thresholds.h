@@ -6,11 +6,13 @@
 
 #include <cstdint>
 #include <map>
+#include <set>
+#include <utility>
 #include <vector>
 
 namespace hobbit {
 
-// The thresholds in force: a sequence's own, or else the common ones. Thread-safety: none.
+// The thresholds in force: a sequence's own, or else the common ones, unless it is raised. Thread-safety: none.
 class sequence_thresholds {
   public:
     explicit sequence_thresholds(const score_thresholds & common = {}) : common_(common) {}
@@ -21,9 +23,18 @@ class sequence_thresholds {
 
     void clear(int32_t sequence) { own_.erase(sequence); }
 
-    const score_thresholds & of(int32_t sequence) const {
+    // These sequences are in high precision until the next call.
+    void raise(std::set<int32_t> sequences) { raised_ = std::move(sequences); }
+
+    // Whether it is raised or not.
+    const score_thresholds & own(int32_t sequence) const {
         const auto found = own_.find(sequence);
         return found == own_.end() ? common_ : found->second;
+    }
+
+    const score_thresholds & of(int32_t sequence) const {
+        static const score_thresholds all_high;
+        return raised_.count(sequence) > 0 ? all_high : own(sequence);
     }
 
     // [row]
@@ -35,6 +46,7 @@ class sequence_thresholds {
   private:
     score_thresholds                    common_;
     std::map<int32_t, score_thresholds> own_; // [sequence]
+    std::set<int32_t>                   raised_;
 };
 
 } // namespace hobbit

@@ -22,6 +22,7 @@ prefetcher::prefetcher(const expert_index & index, const std::vector<layer_place
     has_low_(places.front().cache->n_slots(term_id::low) > 0),
     places_(places),
     expected_(index.n_layers()),
+    draft_(index.n_layers()),
     n_layers_run_(0),
     now_(std::move(now)) {
     stats_.prefetch_active = true;
@@ -50,14 +51,22 @@ void prefetcher::on_routing(const layer_routing & routing) {
     const std::set<uint32_t> chosen(routing.experts.begin(), routing.experts.end());
     layer_ = routing.layer;
     judge(routing.layer, chosen);
+    if (is_second_) {
+        return; // the predictors have heard of this batch
+    }
     for (predictor * p : predictors_) {
         p->on_routing(routing);
+    }
+    if (batch_.pass() == batch_pass::draft) {
+        draft_.on_routing(routing);
     }
 }
 
 void prefetcher::begin_pass(const layer_routing & routing) {
     in_pass_   = true;
     is_prompt_ = routing.n_tokens > batch_info::max_generated;
+    is_second_ = batch_.pass() == batch_pass::second;
+    asked_     = 0;
     pass_      = {};
     begun_     = now_();
 
@@ -72,7 +81,7 @@ void prefetcher::end_pass() {
         judge(layer, {}); // did not run
     }
     n_layers_run_ = std::max(n_layers_run_, layer_ + 1);
-    if (!is_prompt_) {
+    if (!is_prompt_ && !is_second_) {
         governor_.end_pass(pass_);
     }
     stats_.prefetch_pauses = governor_.n_pauses();
@@ -104,7 +113,25 @@ void prefetcher::judge(layer_id layer, const std::set<uint32_t> & chosen) {
     places_[layer].cache->end_prefetch(layer);
 }
 
+// What it could not ask for yet comes first: earlier layers need it sooner.
+status prefetcher::replay(const layer_routing & running, ggml_backend_t backend) {
+    HOBBIT_TRY(draft_.predict(running, uint32_t(expected_.size()), nullptr, backend, predictions_));
+    for (const layer_routing & prediction : predictions_) {
+        if (prediction.layer < asked_) {
+            continue;
+        }
+        if (prefetch(prediction) == outcome::no_room) {
+            break;
+        }
+        asked_ = prediction.layer + 1;
+    }
+    return {};
+}
+
 status prefetcher::look_ahead(const layer_routing & running, const ggml_tensor * router_input, ggml_backend_t backend) {
+    if (is_second_) {
+        return replay(running, backend);
+    }
     if (declined_ || (!is_prompt_ && !governor_.active())) {
         return {};
     }
@@ -121,7 +148,7 @@ status prefetcher::look_ahead(const layer_routing & running, const ggml_tensor *
     HOBBIT_TRY(ahead.predict(running, n_ahead, router_input, backend, predictions_));
 
     for (const layer_routing & prediction : predictions_) {
-        if (!prefetch(prediction)) {
+        if (prefetch(prediction) != outcome::all_resident) {
             break;
         }
     }
@@ -129,8 +156,7 @@ status prefetcher::look_ahead(const layer_routing & running, const ggml_tensor *
 }
 
 // Protects the experts predicted for a layer, then prefetches the missing ones while there is room, by falling weight.
-// Returns whether none was missing.
-bool prefetcher::prefetch(const layer_routing & prediction) {
+prefetcher::outcome prefetcher::prefetch(const layer_routing & prediction) {
     const part_set  parts = index_.layer(prediction.layer).parts;
     expert_cache &  cache = *places_[prediction.layer].cache;
     const residency holds = [&](expert_id id, tier_id tier) { return cache.holds(id, tier, parts); };
@@ -157,7 +183,9 @@ bool prefetcher::prefetch(const layer_routing & prediction) {
             }
         }
     }
-    return missing.empty();
+    const bool have_all = std::all_of(missing.begin(), missing.end(),
+                                      [&](const auto & each) { return holds(each.second->id, each.second->tier); });
+    return missing.empty() ? outcome::all_resident : have_all ? outcome::all_requested : outcome::no_room;
 }
 
 // Returns whether anything was requested.

@@ -10,6 +10,7 @@
 #include "plan/sequence-thresholds.h"
 #include "predict/predictor.h"
 #include "predict/prefetch-governor.h"
+#include "predict/repeat-predictor.h"
 
 #include <chrono>
 #include <cstdint>
@@ -25,6 +26,9 @@ namespace hobbit {
 // ask for. It looks ahead up to the first layer with a predicted miss. Residuals are requested after all low versions
 // of their layer. Predicted experts are protected until their layer's router has chosen; reads that have not begun by
 // then are dropped. The experts of the next token's first layer are not predicted, since the token is not known yet.
+//
+// In the second pass over a batch it asks for what the first one chose in all later layers, as far as there is room
+// (MoBiLE, III-B).
 //
 // While tokens are generated, a governor pauses it if it does not pay. It switches itself off, with a warning, where
 // the predictor lacks what it needs of the model.
@@ -63,12 +67,15 @@ class prefetcher {
         std::set<uint32_t> prefetched;
     };
 
-    void decline(const std::string & why);
-    void begin_pass(const layer_routing & routing);
-    void end_pass();
-    void judge(layer_id layer, const std::set<uint32_t> & chosen);
-    bool prefetch(const layer_routing & prediction);
-    bool prefetch_term(const planned_use & use, size_t number, part_set parts);
+    enum class outcome { all_resident, all_requested, no_room };
+
+    void    decline(const std::string & why);
+    void    begin_pass(const layer_routing & routing);
+    void    end_pass();
+    void    judge(layer_id layer, const std::set<uint32_t> & chosen);
+    status  replay(const layer_routing & running, ggml_backend_t backend);
+    outcome prefetch(const layer_routing & prediction);
+    bool    prefetch_term(const planned_use & use, size_t number, part_set parts);
 
     const expert_index & index_;
     const uint32_t       n_ahead_;
@@ -83,6 +90,7 @@ class prefetcher {
     std::vector<layer_place>   places_;       // [layer]
     std::set<predictor *>      predictors_;   // of all places
     std::vector<expectation>   expected_;     // [layer]
+    repeat_predictor           draft_;        // predicts in the second pass
     std::vector<layer_routing> predictions_;  // scratch of look_ahead
     uint32_t                   n_layers_run_; // the last layers of a model may never run
 
@@ -92,7 +100,9 @@ class prefetcher {
     // the current pass
     bool                                  in_pass_   = false;
     bool                                  is_prompt_ = false;
-    layer_id                              layer_; // the last one whose router has chosen
+    bool                                  is_second_ = false;
+    uint32_t                              asked_     = 0; // layers for which the second pass has asked
+    layer_id                              layer_;         // the last one whose router has chosen
     prefetch_governor::pass               pass_;
     std::chrono::steady_clock::time_point begun_;
     uint64_t                              stall_before_ = 0; // stats.stall_ns when it began

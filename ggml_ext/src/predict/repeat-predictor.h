@@ -4,6 +4,7 @@
 #include "predict/predictor.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -14,7 +15,9 @@ namespace hobbit {
 // can run it, and is the baseline that other predictors are compared with.
 class repeat_predictor final : public predictor {
   public:
-    explicit repeat_predictor(const predictor_options & options) : last_(options.n_experts.size()) {}
+    explicit repeat_predictor(size_t n_layers) : last_(n_layers) {}
+
+    explicit repeat_predictor(const predictor_options & options) : repeat_predictor(options.n_experts.size()) {}
 
     void on_routing(const layer_routing & routing) override {
         last_[routing.layer] = routing;

@@ -28,7 +28,7 @@ static void prepare(const model_ptr & model) {
 }
 
 static bool set_thresholds(hobbit_model * model, double t1, double t2) {
-    const hobbit_thresholds thresholds = { t1, t2, 0.0 };
+    const hobbit_thresholds thresholds = { t1, t2, 0.0, 0.0 };
     return hobbit_set_thresholds(model, &thresholds, nullptr, 0);
 }
 
@@ -298,7 +298,7 @@ TEST_CASE("thresholds reach all devices") {
         compute(model, input, block);
         CHECK(counter_of(model, "selections_low") == n_low);
     }
-    const hobbit_thresholds none = { 0.0, 0.0, 0.0 };
+    const hobbit_thresholds none = { 0.0, 0.0, 0.0, 0.0 };
     CHECK(hobbit_set_sequence_thresholds(model.get(), 0, &none, nullptr, 0));
     for (const int32_t block : { 0, 1 }) {
         const uint64_t before = counter_of(model, "selections_skipped");

@@ -242,7 +242,7 @@ TEST_CASE("a residual tier always has both pools, and is told") {
     CHECK(info.pool_slots_high >= 2);
     CHECK(info.pool_slots_low >= info.pool_slots_high);
     CHECK(info.pool_bytes_high + info.pool_bytes_low <= 400 << 10);
-    const hobbit_thresholds half = { 0.5, 1.0, 0.0 };
+    const hobbit_thresholds half = { 0.5, 1.0, 0.0, 0.0 };
     CHECK(hobbit_set_thresholds(model.get(), &half, err, sizeof(err))); // the low pool is there
     hobbit_get_info(opened(f.tiers_path, {}).get(), &info);
     CHECK_FALSE(info.high_is_residual);

@@ -137,6 +137,27 @@ TEST_CASE("a stored rule applies with its numbers, unless the caller gives a rul
     CHECK(with({ number("hobbit.t1", 0.7) }) == std::make_tuple("gate", 0.7, 1.0, 0.0));
 }
 
+TEST_CASE("the rule \"rank\" is MoBiLE's little model unless the caller gives thresholds") {
+    CHECK(applied({ text("hobbit.rule", "rank") }).thresholds.t1 == 0.5);
+    CHECK(applied({ text("hobbit.rule", "rank") }).thresholds.t2 == 0.5);
+    CHECK(applied({ text("hobbit.rule", "rank"), number("hobbit.t1", 0.5) }).thresholds.t2 == 1.0);
+    settings s = applied({ text("hobbit.rule", "rank") });
+    CHECK(s.apply_stored({ { "hobbit.t1", 0.4 }, { "hobbit.t2", 0.9 }, { "hobbit.low_share", 0.7 } }).ok());
+    CHECK(s.thresholds.t1 == 0.5);
+    CHECK(s.thresholds.t2 == 0.5);
+    CHECK(s.low_share == 0.0); // no expert is low
+}
+
+TEST_CASE("a confidence lies between 0 and 1, is off by default, and is replaced with the other numbers") {
+    CHECK(applied({}).thresholds.confidence == 0.0);
+    CHECK(refused({ number("hobbit.confidence", 1.5) }).find("hobbit.confidence is 1.5: it must lie") == 0);
+    settings s = applied({ number("hobbit.confidence", 0.7) });
+    CHECK(s.thresholds.confidence == 0.7);
+    CHECK(s.set_thresholds({ 0.5, 0.5, 0.0, 0.3 }).ok());
+    CHECK(s.thresholds.confidence == 0.3);
+    CHECK_FALSE(s.set_thresholds({ 0.5, 0.5, 0.0, -0.1 }).ok());
+}
+
 TEST_CASE("numbers replaced later obey the rule") {
     settings s = applied({ number("hobbit.price", 0.5) });
     CHECK(s.set_thresholds({ 1.0, 1.0, 0.25 }).ok());
@@ -323,7 +344,7 @@ TEST_CASE("policies and weights that make no sense are refused") {
               .find("hobbit.w_lru is 1.5: it must lie") == 0);
     CHECK(refused({ text("hobbit.policy", "lru"), number("hobbit.w_lru", 1) }).find("belong to the policy 'hobbit'") !=
           std::string::npos);
-    CHECK(refused({ text("hobbit.rule", "best") }) == "hobbit.rule is 'best': choose one of gate price edgemoe random");
+    CHECK(refused({ text("hobbit.rule", "best") }) == "hobbit.rule is 'best': choose one of gate price edgemoe rank random");
     CHECK(refused({ number("hobbit.prefetch", 5) }).find("hobbit.prefetch is 5: it must lie between 0 and 4") == 0);
     CHECK(refused({ number("hobbit.policy", 1) }) == "hobbit.policy takes a text");
 }

@@ -28,11 +28,12 @@ struct step_of_two_tokens {
     presence                        has_high   = {};
     std::unique_ptr<precision_rule> rule       = make_rule({ "gate" });
     listening_policy                policy;
+    layer_step::novelty             is_new = nullptr;
     step_counts                     counts;
 
     layer_plan run(const layer_step::filter & is_counted = nullptr) {
         layer_step step(*rule, policy, strict);
-        return step.run({ ROUTING, thresholds, resident, has_low, has_high }, { 8, 9 }, counts, is_counted);
+        return step.run({ ROUTING, thresholds, resident, has_low, has_high }, { 8, 9 }, counts, is_counted, is_new);
     }
 
     // One letter per selection: H, L or - for skipped.
@@ -114,6 +115,22 @@ TEST_CASE("selections, uses and misses are counted, or those that a filter accep
     CHECK(s.counts.uses == std::array<uint64_t, 2>{ 1, 0 });
     CHECK(s.counts.misses == std::array<uint64_t, 2>{ 1, 0 });
     CHECK(s.counts.skipped == 1);
+}
+
+TEST_CASE("what is new in its precision is counted, and the policy hears of what is new in any") {
+    step_of_two_tokens s;
+    s.is_new = [](int32_t selection, precision served) {
+        const precision before[] = { precision::low, precision::high, precision::skip, precision::skip };
+        return before[selection] < served;
+    };
+    s.run();
+    CHECK(s.counts.selections == std::array<uint64_t, 2>{ 3, 1 });
+    CHECK(s.counts.uses == std::array<uint64_t, 2>{ 2, 1 });
+    CHECK(s.counts.misses == std::array<uint64_t, 2>{ 2, 1 });
+    REQUIRE(s.policy.uses.size() == 2);
+    CHECK(s.policy.uses[0].id == expert_id{ 3, 2 });
+    CHECK(s.policy.uses[0].sequence == 9);
+    CHECK(s.policy.uses[1].id == expert_id{ 3, 7 });
 }
 
 TEST_CASE("strict: the rule decides as if nothing were resident") {

@@ -432,3 +432,63 @@ TEST_CASE("a wrong prefetch of residuals leaves nothing behind that was not read
     CHECK_FALSE(e.cache().holds({ 1, 5 }, tier_id::high, {}));
     e.finish(0, { 0, 1 });
 }
+
+TEST_CASE("the second pass asks for what the first one chose in all layers, and is no part of a trial") {
+    engine e({}, 8, 0, {}, 1, false, N_LAYERS, "repeat");
+    e.reader.open_gate();
+    e.batch.set_pass(batch_pass::draft);
+    for (const layer_id layer : { 0, 1, 2, 3 }) {
+        e.run_layer(layer, { 2 * int32_t(layer), 2 * int32_t(layer) + 1 });
+    }
+    for (const uint32_t other : { 2, 3, 4, 5, 6, 7 }) {
+        e.load({ 0, other });
+    }
+    e.load({ 1, 0 });
+    e.load({ 1, 1 });
+    CHECK_FALSE(e.cache().holds({ 3, 7 }, tier_id::high, {}));
+    e.batch.set_pass(batch_pass::second);
+    e.run_layer(0, { 0, 1 });
+    for (const layer_id layer : { 1, 2, 3 }) {
+        CHECK(e.cache().holds({ layer, 2 * uint32_t(layer) }, tier_id::high, ALL));
+        CHECK(e.cache().holds({ layer, 2 * uint32_t(layer) + 1 }, tier_id::high, ALL));
+    }
+    e.run_layer(1, { 2, 7 });
+    e.run_layer(2, { 4, 5 });
+    e.run_layer(3, { 6, 7 });
+    CHECK(e.counters.predicted == 6);
+    CHECK(e.counters.predicted_right == 5);
+    CHECK(e.counters.prefetched == 6);
+    CHECK(e.counters.prefetched_used == 5);
+
+    e.batch.set_pass(batch_pass::draft); // predicted from the last draft, not from the second pass
+    e.run_layer(0, { 0, 1 });
+    e.run_layer(1, { 2, 3 });
+    CHECK(e.counters.predicted_right == 5 + 2);
+}
+
+TEST_CASE("the second pass asks as far as there is room, and later for the rest") {
+    engine e({}, 4, 0, {}, 1, false, N_LAYERS, "repeat");
+    e.reader.open_gate();
+    e.batch.set_pass(batch_pass::draft);
+    for (const layer_id layer : { 0, 1, 2, 3 }) {
+        e.run_layer(layer, { 2 * int32_t(layer), 2 * int32_t(layer) + 1 });
+    }
+    e.load({ 0, 4 });
+    e.load({ 0, 5 });
+    e.load({ 0, 0 });
+    e.load({ 0, 1 });
+    e.batch.set_pass(batch_pass::second);
+    e.run_layer(0, { 0, 1 });
+    CHECK(e.cache().holds({ 1, 2 }, tier_id::high, ALL));
+    CHECK(e.cache().holds({ 1, 3 }, tier_id::high, ALL));
+    CHECK_FALSE(e.cache().holds({ 3, 6 }, tier_id::high, {}));
+    e.wait({ 1, 2 });
+    e.wait({ 1, 3 });
+    e.run_layer(1, { 2, 3 });
+    CHECK(e.cache().holds({ 2, 4 }, tier_id::high, ALL));
+    CHECK(e.cache().holds({ 2, 5 }, tier_id::high, ALL));
+    e.wait({ 2, 4 });
+    e.wait({ 2, 5 });
+    e.run_layer(2, { 4, 5 });
+    CHECK(e.cache().holds({ 3, 6 }, tier_id::high, ALL));
+}

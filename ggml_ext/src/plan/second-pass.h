@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include "plan/batch-info.h"
+#include "plan/layer-step.h"
+#include "plan/sequence-thresholds.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <set>
+#include <vector>
+
+namespace hobbit {
+
+// MoBiLE's confidence (III-A). A token is first computed as its sequence's thresholds say: the draft. If its best
+// probability is not above the confidence, a second pass computes it with all experts in high precision. To policies,
+// records and counters both passes are one batch, so this class knows what the draft has told them.
+//
+// Drafts are batches of one token per sequence whose logits are wanted. Everything else of a sequence with a confidence
+// is in high precision: prompts, and the tokens that speculative decoding proposes.
+//
+// Thread-safety: none.
+class second_pass {
+  public:
+    // A batch begins: sets its pass and raises sequences. `can_repeat`: the caller asks judge() after the draft, and
+    // can compute the batch again.
+    void begin(batch_info & batch, sequence_thresholds & thresholds, bool can_repeat);
+
+    // What the draft did for one layer. Its selections are counted if it is kept.
+    void keep(const layer_routing & routing, const layer_plan & plan, const step_counts & counts);
+
+    // Whether the draft did not use the selection's expert for the same token, or in less than this precision.
+    bool is_new(const layer_routing & routing, int32_t selection, precision served) const;
+
+    // After the draft. Begins the second pass if a token is unsure, and returns the number of such tokens.
+    // logits: [token][n_vocab]; null: all tokens are unsure.
+    uint64_t judge(batch_info & batch, sequence_thresholds & thresholds, const float * logits, size_t n_vocab) const;
+
+    // The draft's selections.
+    const step_counts & counts() const { return counts_; }
+
+  private:
+    struct drafted_layer {
+        std::vector<int32_t>   experts;    // [selection]
+        std::vector<precision> precisions; // likewise
+    };
+
+    std::set<int32_t>          drafts_; // sequences with a draft
+    std::vector<drafted_layer> layers_; // [layer]
+    step_counts                counts_;
+};
+
+} // namespace hobbit
