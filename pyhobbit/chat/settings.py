@@ -13,7 +13,7 @@ from pyhobbit.settings.table import OPTIONS
 Number = int | float | None
 
 _MAX_TOKENS = "max_tokens"
-_THRESHOLDS = ("t1", "t2", "price")
+_THRESHOLDS = ("t1", "t2", "price", "confidence")
 _HELP = {
     **SAMPLING_HELP,
     _MAX_TOKENS: "maximum tokens per answer; -1: no limit",
@@ -55,6 +55,8 @@ def change(conversation: Conversation, text: str) -> None:
         # t2 alone takes t1 along where everything was in high precision, as the command line does
         t1 = given.get("t1", min(info.t1, t2) if info.t1 >= 1 else info.t1)
         conversation.engine.set_thresholds(t1, t2)
+    if "confidence" in given:
+        conversation.engine.set_confidence(given["confidence"])
     conversation.sampling, conversation.max_tokens = changed, max_tokens
 
 

@@ -54,6 +54,8 @@ def _cache_figures(stats: Stats) -> list[str]:
         shares = (cache.selections_high / n, cache.selections_low / n, cache.selections_skipped / n)
         high, low, skipped = (f"{100 * share:.0f} %" for share in shares)
         parts.append(f"experts {high} high, {low} low, {skipped} skipped")
+    if cache.tokens_repeated:
+        parts.append(f"{cache.tokens_repeated} tokens computed twice")
     if stats.info.pool_bytes_low:
         parts.append(f"hits high/low {_percent(stats.hit_rate_high, stats.hit_rate_low)}")
     else:

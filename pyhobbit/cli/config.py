@@ -179,8 +179,8 @@ def _device_rows(cache: CacheConfig, plan: "MemoryPlan | None") -> Iterator[Row]
 def _ignored(cache: CacheConfig, stored: Mapping[str, Stored]) -> set[str]:
     """Stored settings that do not apply beside what is given."""
     rule = effective_rule(cache, stored)
-    ignored = {"price"} if rule in ("gate", "random") else {"t1", "t2"}
-    if cache.t1 is not None or cache.t2 is not None:
+    ignored = {"price"} if rule in ("gate", "rank", "random") else {"t1", "t2"}
+    if cache.t1 is not None or cache.t2 is not None or cache.rule == "rank":
         ignored |= {"t1", "t2"}
     if "rule" in stored and rule != stored["rule"].value:
         ignored.add("rule")
@@ -203,6 +203,8 @@ def _behaviour_rows(cache: CacheConfig, stored: Mapping[str, Stored], residual: 
             yield Row("cache", name, own.value, own.source, own.path.name)
         elif name == "t1" and cache.t2 is not None:
             yield Row("cache", name, min(1.0, cache.t2), "computed", "as t2 is given")
+        elif name in ("t1", "t2") and cache.rule == "rank" and cache.t1 is cache.t2:
+            yield Row("cache", name, 0.5, "computed", "a token's best half")
         elif name == "rule" and rule != default("rule"):
             yield Row("cache", name, rule, "computed", "as price is given")
         elif name == "low_share":

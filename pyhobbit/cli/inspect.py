@@ -139,7 +139,7 @@ def _precision_text(applied: "ModelInfo", rule: str) -> str:
     if applied.price > 0:
         return f"rule {rule}, price = {applied.price:g}"
     if applied.t1 < 1:
-        return f"rule gate, t1 = {applied.t1:g}, t2 = {applied.t2:g}"
+        return f"rule {rule}, t1 = {applied.t1:g}, t2 = {applied.t2:g}"
     return "everything in high precision"
 
 

@@ -38,6 +38,7 @@ class _FakeEngine:
         self.asked: list[tuple[int | None, SamplingConfig]] = []
         self.thought: list[bool] = []
         self.thresholds = (1.0, 1.0)
+        self.confidence = 0.0
 
     def thinks(self) -> bool:
         return self.chat_template in (THINKS, ALWAYS_THINKS)
@@ -78,10 +79,14 @@ class _FakeEngine:
 
     def info(self) -> ModelInfo:
         t1, t2 = self.thresholds
-        return replace(MODEL, model="/models/m.gguf", t1=t1, t2=t2)
+        return replace(MODEL, model="/models/m.gguf", t1=t1, t2=t2, confidence=self.confidence)
 
     def stats(self) -> Stats:
         return Stats(self.info(), CacheStats(), 0.1, 1 << 20)
+
+    def set_confidence(self, confidence: float) -> None:
+        CacheConfig(confidence=confidence)
+        self.confidence = confidence
 
     def set_thresholds(self, t1: float, t2: float) -> None:
         CacheConfig(t1=t1, t2=t2)
@@ -289,13 +294,16 @@ def test_a_message_may_hold_a_slash(text: str) -> None:
 
 def test_settings_are_set_together_or_not_at_all(capsys: pytest.CaptureFixture[str]) -> None:
     conversation, _ = _converse(TEMPLATE)
-    table = _run(conversation, "/set temp 0.5 top_k=3 max_tokens 9 seed 5 t1 0.5 t2 0.9", capsys)
+    table = _run(
+        conversation, "/set temp 0.5 top_k=3 max_tokens 9 seed 5 t1 0.5 t2 0.9 confidence 0.7", capsys
+    )
     assert conversation.sampling == SamplingConfig(temp=0.5, top_k=3, seed=5)
     assert conversation.max_tokens == 9
     assert conversation.engine.thresholds == (0.5, 0.9)
     rows = {line.split()[0]: line.split()[1] for line in table.splitlines()}
     assert rows["temp"] == "0.5"
     assert (rows["max_tokens"], rows["t1"], rows["t2"]) == ("9", "0.5", "0.9")
+    assert rows["confidence"] == "0.7"
     with pytest.raises(HobbitError, match="no low pool"):
         settings.change(conversation, "temp 1 t1 0.05")
     assert conversation.sampling.temp == 0.5
@@ -502,6 +510,11 @@ def test_the_figures_of_an_answer_are_its_own() -> None:
         "16 tokens | 5.0 token/s | first token after 0.50 s | experts 60 % high, 30 % low, 10 % skipped | "
         "hits high/low 75/- % | disk 1.0 MiB/token | context 20 of 512 | memory 3.0 GiB of 8.0 GiB"
     )
+
+
+def test_second_passes_are_told() -> None:
+    assert "4 tokens computed twice" in _figures(selections_high=6, tokens_repeated=4)
+    assert "twice" not in _figures(selections_high=6)
 
 
 def test_figures_that_were_not_measured_are_left_out() -> None:
