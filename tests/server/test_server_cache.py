@@ -162,7 +162,8 @@ def test_what_lower_thresholds_computed_is_not_reused(tiny_gguf: Path, tmp_path:
         ({"t2": 1.5}, "between 0 and 1"),
         ({"t1": 0.9, "t2": 0.5}, "t1 must not be above t2"),
         ({"t1": "high"}, "t1 must be a number"),
-        ({"t3": 0.5}, "has no 't3', only t1, t2 and price"),
+        ({"confidence": 1.5}, "confidence must lie between 0 and 1"),
+        ({"t3": 0.5}, "has no 't3', only t1, t2, price and confidence"),
         ({"price": -0.1}, "price must be 0 or more"),
         ({"price": 0.5}, "the rule here is gate: give hobbit.t1 and hobbit.t2 in its place"),
         (0.5, "must be an object"),
@@ -213,6 +214,32 @@ def test_a_request_brings_its_own_price(tmp_path: Path) -> None:
         answer = server.request("/v1/completions", body)
         assert answer.status == 400
         assert "the rule here is price: give hobbit.price in their place" in answer.error
+
+
+def test_a_request_brings_its_own_confidence(tiny_gguf: Path, tmp_path: Path) -> None:
+    options = ("--pools", "6M", "--rule", "rank", "--prefetch", 0, "--parallel", 2, "--ctx-size", 1024)
+    with serving(tiny_gguf, tmp_path / "log", *options) as server:
+
+        def repeated(**options: object) -> tuple[str, int]:
+            before = server.cache()["tokens_repeated"]
+            text = server.complete(ignore_eos=True, **options)
+            return text, server.cache()["tokens_repeated"] - before
+
+        assert server.cache()["confidence"] == 0
+        high, _ = repeated(hobbit={"t1": 1})
+        assert repeated(hobbit={"confidence": 1}) == (high, 31)  # the first token is the prompt's
+        draft, n = repeated()
+        assert n == 0
+        assert draft != high
+        assert 0 < repeated(hobbit={"confidence": 0.5})[1] < 31
+
+        # beside a request without a confidence; what is computed with its prompt is high at once
+        before = server.cache()["tokens_repeated"]
+        with ThreadPoolExecutor(2) as pool:
+            doubted = pool.submit(server.complete, PROMPT, 64, hobbit={"confidence": 1}, ignore_eos=True)
+            server.complete("class Node:\n", 64, ignore_eos=True)
+        assert doubted.result()
+        assert 60 <= server.cache()["tokens_repeated"] - before <= 63
 
 
 def test_a_model_without_cache_says_so(tmp_path: Path) -> None:
