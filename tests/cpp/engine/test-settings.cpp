@@ -344,7 +344,8 @@ TEST_CASE("policies and weights that make no sense are refused") {
               .find("hobbit.w_lru is 1.5: it must lie") == 0);
     CHECK(refused({ text("hobbit.policy", "lru"), number("hobbit.w_lru", 1) }).find("belong to the policy 'hobbit'") !=
           std::string::npos);
-    CHECK(refused({ text("hobbit.rule", "best") }) == "hobbit.rule is 'best': choose one of gate price edgemoe rank random");
+    CHECK(refused({ text("hobbit.rule", "best") }) ==
+          "hobbit.rule is 'best': choose one of gate price edgemoe rank random");
     CHECK(refused({ number("hobbit.prefetch", 5) }).find("hobbit.prefetch is 5: it must lie between 0 and 4") == 0);
     CHECK(refused({ number("hobbit.policy", 1) }) == "hobbit.policy takes a text");
 }
