@@ -180,8 +180,10 @@ def _ignored(cache: CacheConfig, stored: Mapping[str, Stored]) -> set[str]:
     """Stored settings that do not apply beside what is given."""
     rule = effective_rule(cache, stored)
     ignored = {"price"} if rule in ("gate", "rank", "random") else {"t1", "t2"}
-    if cache.t1 is not None or cache.t2 is not None or cache.rule == "rank":
+    if cache.t1 is not None or cache.t2 is not None:
         ignored |= {"t1", "t2"}
+    if cache.rule == "rank":
+        ignored |= {"t1", "t2", "low_share"}
     if "rule" in stored and rule != stored["rule"].value:
         ignored.add("rule")
     if cache.policy is not None:
@@ -201,22 +203,29 @@ def _behaviour_rows(cache: CacheConfig, stored: Mapping[str, Stored], residual: 
         elif name in stored and name not in ignored:
             own = stored[name]
             yield Row("cache", name, own.value, own.source, own.path.name)
-        elif name == "t1" and cache.t2 is not None:
-            yield Row("cache", name, min(1.0, cache.t2), "computed", "as t2 is given")
-        elif name in ("t1", "t2") and cache.rule == "rank" and cache.t1 is cache.t2:
-            yield Row("cache", name, 0.5, "computed", "a token's best half")
-        elif name == "rule" and rule != default("rule"):
-            yield Row("cache", name, rule, "computed", "as price is given")
-        elif name == "low_share":
-            n_low = "2 - t1" if residual else "1 - t1"
-            yield Row("cache", name, None, "computed", f"{n_low} slots for each of the high pool")
         else:
-            yield Row("cache", name, default(name), "default")
+            yield _computed_row(name, cache, rule, residual)
     for name in (*_FILES, "calibration"):
         if value := getattr(cache, name, None):
             yield Row("cache", name, str(value), "flag")
         elif name in stored:
             yield Row("cache", name, stored[name].value, "file", "lies beside the model")
+
+
+def _computed_row(name: str, cache: CacheConfig, rule: str, residual: bool) -> Row:
+    """Of a setting that neither the user nor a file gives."""
+    is_half = cache.rule == "rank" and cache.t1 is None and cache.t2 is None
+    if is_half and name in ("t1", "t2", "low_share"):
+        value = 0.0 if name == "low_share" else 0.5
+        return Row("cache", name, value, "computed", "the better half of a token's experts")
+    if name == "t1" and cache.t2 is not None:
+        return Row("cache", name, min(1.0, cache.t2), "computed", "as t2 is given")
+    if name == "rule" and rule != default("rule"):
+        return Row("cache", name, rule, "computed", "as price is given")
+    if name == "low_share":
+        n_low = "2 - t1" if residual else "1 - t1"
+        return Row("cache", name, None, "computed", f"{n_low} slots for each of the high pool")
+    return Row("cache", name, default(name), "default")
 
 
 def _engine_rows(engine: EngineConfig, plan: "MemoryPlan | None") -> Iterator[Row]:
