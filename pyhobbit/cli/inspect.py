@@ -228,8 +228,11 @@ def analyse(
         cost = []
         if found.gates is not None:
             cost = _measure_cost(evaluator, chunks, reference, found.gates.scores)
-        perplexity = evaluate.perplexity(reference, chunks)
-    return replace(found, blocks=blocks, n_in_text=n_in_text, perplexity=perplexity, cost=cost), seen
+        measured = {
+            "perplexity": evaluate.perplexity(reference, chunks),
+            "confident": evaluate.confident_share(reference, findings.CONFIDENT),
+        }
+    return replace(found, blocks=blocks, n_in_text=n_in_text, cost=cost, **measured), seen
 
 
 def _chunks(evaluator: "Evaluator", text: str, at_most: int) -> "tuple[list[Chunk], int]":

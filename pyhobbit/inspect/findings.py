@@ -20,6 +20,11 @@ _OWN_ROUTING = 0.99  # below, a layer's router is not understood
 _ROUTE_PREDICTORS = ("repeat", "paths", "paths-exact")  # which need no routers
 _MAX_SHOWN_AHEAD = 2  # layers
 
+CONFIDENT = 0.7
+"""Probability above which MoBiLE (section III-A) keeps the token of its small model."""
+
+_CARRY_OVER_OF_MIXTRAL = 0.907  # DAOP, Table II, between prompt and answer
+
 
 @dataclass(frozen=True)
 class GateFindings:
@@ -64,7 +69,9 @@ class Findings:
     importance: without the first token of each sequence, whose outputs can be a hundred times as large.
     recall: by predictor, share of each layer's experts that it names in advance: [L], NaN where it cannot.
     notes: what is missing, and why.  n_in_text: sequences that the text has, of which n_sequences were run.
-    perplexity, cost: measured beside it; None and [] where they were not.
+    carry_over: [L], see analysis.carry_over().
+    perplexity, confident, cost: measured beside it; None, None and [] where they were not.
+    confident: share of tokens whose most probable successor has a probability above CONFIDENT.
     """
 
     blocks: list[int]
@@ -80,9 +87,11 @@ class Findings:
     recall: dict[str, np.ndarray]
     reuse: analysis.Reuse
     preference: analysis.Preference
+    carry_over: np.ndarray
     notes: list[str]
     n_in_text: int | None = None
     perplexity: float | None = None
+    confident: float | None = None
     cost: list[Cost] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
@@ -128,6 +137,7 @@ def find(seen: Observations, routers: list[Router] | None, n_experts: int, t1: f
         recall=_recall(seen, ahead, n_experts),
         reuse=analysis.reuse(seen.experts, seen.sequences, n_experts),
         preference=analysis.preference(seen.experts, seen.sequences, n_experts),
+        carry_over=analysis.carry_over(seen.experts, seen.sequences, n_experts),
         notes=notes,
     )
 
@@ -218,6 +228,11 @@ def tables(found: Findings) -> str:
     parts = [size]
     if found.perplexity is not None:
         parts[0] += f"; perplexity {found.perplexity:.3f} in high precision"
+    if found.confident is not None:
+        parts[0] += (
+            f"\nthe most probable token has a probability above {CONFIDENT:g} (MoBiLE's criterion) "
+            f"in {found.confident:.1%} of the cases"
+        )
     if found.importance is not None:
         parts.append(_importance_text(found.importance))
     if found.gates is not None:
@@ -290,19 +305,32 @@ def _recall_table(found: Findings) -> str:
 
 
 def _use_table(found: Findings) -> str:
-    header = ["layer", "reused", "best reused", "any reused", "sequences differ by", "by chance"]
+    header = [
+        "layer",
+        "reused",
+        "best reused",
+        "any reused",
+        "sequences differ by",
+        "by chance",
+        "halves alike",
+    ]
     columns = [
         found.reuse.share,
         found.reuse.top1,
         found.reuse.any_,
         found.preference.distance,
         found.preference.chance_distance,
+        found.carry_over,
     ]
     chances = [found.reuse.chance_top1, found.reuse.chance_top1, found.reuse.chance_any]
-    chance = ["by chance", *_percents(np.array(chances)), "", ""]
+    chance = ["by chance", *_percents(np.array(chances)), "", "", ""]
     rows = [*_by_layer(found, columns), chance]
     title = "Expert reuse by the next token and preferences of sequences (Fig. 10)"
-    return f"{title}\n{format_table(header, rows)}"
+    alike = (
+        f"  halves alike: cosine of a sequence's uses in its first and second half, mean "
+        f"{np.mean(found.carry_over):.3f}; DAOP's Eq. 1 has {_CARRY_OVER_OF_MIXTRAL} for Mixtral 8x7B"
+    )
+    return f"{title}\n{format_table(header, rows)}\n{alike}"
 
 
 def _high_use_table(found: Findings, use: analysis.HighUse) -> str:

@@ -353,6 +353,12 @@ def perplexity(reference: np.ndarray, chunks: Sequence[Chunk]) -> float:
     return float(np.exp(np.mean(surprises)))
 
 
+def confident_share(logits: np.ndarray, above: float) -> float:
+    """Share of tokens with a successor more probable than `above`; logits [n_chunks, n_scored, n_vocab]."""
+    best = [log_softmax(of[rows]).max(axis=-1) for of in logits for rows in _row_blocks(of)]
+    return float(np.mean(np.concatenate(best) > math.log(above)))
+
+
 def _row_blocks(logits: np.ndarray) -> Iterator[slice]:
     n_rows, n_vocab = logits.shape
     step = max(1, _BLOCK_FLOATS // n_vocab)

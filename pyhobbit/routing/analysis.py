@@ -280,6 +280,22 @@ def preference(experts: np.ndarray, sequences: np.ndarray, n_experts: int) -> Pr
     return Preference(frequency, _distance(frequency, overall), _distance(by_chance, overall))
 
 
+def carry_over(experts: np.ndarray, sequences: np.ndarray, n_experts: int) -> np.ndarray:
+    """How alike the two halves of a sequence use the experts: [L], mean over sequences of the cosine of their
+    uses. 1: the first half says all about the second. Eq. 1 of DAOP compares a prompt with its answer so.
+
+    experts: [T, L, K]; sequences: [T]. Some sequence must have two tokens.
+    """
+    cosines = []
+    for number in np.unique(sequences):
+        tokens = np.flatnonzero(sequences == number)
+        if len(tokens) > 1:
+            first, second = (_uses(experts[half], n_experts) for half in np.array_split(tokens, 2))
+            norms = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
+            cosines.append((first * second).sum(axis=1) / norms)
+    return np.mean(cosines, axis=0)
+
+
 def _frequency(experts: np.ndarray, sequences: np.ndarray, n_experts: int) -> np.ndarray:
     _, first, number = np.unique(sequences, return_index=True, return_inverse=True)
     rank = np.argsort(np.argsort(first))[number]

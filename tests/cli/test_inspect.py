@@ -104,6 +104,8 @@ def test_analyses_of_the_tiny_model(inspected: tuple[dict[str, Any], Path]) -> N
     assert (found["n_tokens"], found["blocks"], found["notes"]) == (512, list(range(6)), [])
     assert (found["t1"], found["t2"]) == (InspectConfig.paper_t1, InspectConfig.paper_t2)
     assert 10 < found["perplexity"] < 30
+    assert 0.1 < found["confident"] < 0.4
+    assert all(0.5 < alike < 1 for alike in found["carry_over"])
     gates, ahead = found["gates"], found["ahead"]
     assert 0.5 < found["importance"]["overall"] <= 1
     high, low, skipped = gates["mix"]

@@ -203,6 +203,16 @@ def test_sequences_that_share_no_expert_are_far_from_the_average() -> None:
     assert found.chance_distance[0] < 0.15
 
 
+def test_halves_are_alike_where_they_use_the_same_experts() -> None:
+    experts = np.array([[0, 0], [1, 1], [1, 2], [0, 3], [5, 5], [2, 2], [2, 3]])[..., None]  # [T, L, K]
+    sequences = np.array([0, 0, 0, 0, 1, 2, 2])
+    found = analysis.carry_over(experts, sequences, 6)
+    # layer 0: 0 1 and 1 0, then 2 and 2; layer 1: 0 1 and 2 3, then 2 and 3; a lone token has no halves
+    np.testing.assert_allclose(found, [1.0, 0.0])
+    half = analysis.carry_over(np.array([0, 0, 0, 1])[:, None, None], np.zeros(4), 2)
+    np.testing.assert_allclose(half, [2 / np.sqrt(4 * 2)])
+
+
 def test_high_precision_use_by_expert() -> None:
     experts = np.array([[0, 1], [0, 1], [1, 0], [1, 2], [1, 2]])[:, None]
     precisions = np.array([[2, 1], [2, 1], [2, 2], [1, 1], [1, 0]], np.uint8)[:, None]
