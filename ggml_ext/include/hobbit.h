@@ -266,6 +266,20 @@ struct hobbit_device_info {
 // The i-th device, as hobbit.device has them; false past the last one, and before hobbit_place_layers.
 HOBBIT_API bool hobbit_get_device(const hobbit_model * model, size_t i, struct hobbit_device_info * info);
 
+// What one expert takes beside a device with memory of its own: running means of what was measured, 0 for none.
+struct hobbit_latency {
+    uint64_t expert_bytes; // that an upload copies
+    uint32_t n_tokens;     // that the expert computes: so many, or up to the next power of two
+    double   cpu_s;
+    double   device_s; // of an expert that is there
+    double   upload_s;
+};
+
+// The i-th kind of experts and number of tokens that a device, or the CPU beside it, computed; false past the last one.
+// None in the mode gpu, which measures nothing.
+HOBBIT_API bool hobbit_get_latency(const hobbit_model * model, size_t device, size_t i,
+                                   struct hobbit_latency * latency);
+
 enum hobbit_counter_kind {
     HOBBIT_COUNT   = 0, // a whole number that grows
     HOBBIT_SECONDS = 1, // grows

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pyhobbit._tables import COUNTERS, CacheInfo, DeviceInfo, PoolPlan
+from pyhobbit._tables import COUNTERS, CacheInfo, DeviceInfo, Latency, PoolPlan
 from pyhobbit.engine.stats import CacheStats
 from pyhobbit.errors import HobbitError
 from pyhobbit.native.ffi import check, expert_cache, ffi, lib
@@ -45,6 +45,14 @@ class Cache:
         while self and lib.hobbit_get_device(self._pointer, len(found), values):
             numbers = {field.name: getattr(values, field.name) for field in fields(DeviceInfo)}
             found.append(DeviceInfo(**{**numbers, "name": ffi.string(values.name).decode()}))
+        return tuple(found)
+
+    def latencies(self) -> tuple[Latency, ...]:
+        """What experts take on the first device with memory of its own, and on the CPU beside it."""
+        found: list[Latency] = []
+        values = ffi.new("struct hobbit_latency *")
+        while self and lib.hobbit_get_latency(self._pointer, 0, len(found), values):
+            found.append(Latency(**{field.name: getattr(values, field.name) for field in fields(Latency)}))
         return tuple(found)
 
     def prepare(self, model_bytes: int, n_batch: int) -> None:

@@ -10,6 +10,7 @@ from itertools import count, takewhile
 from pathlib import Path
 from typing import Literal
 
+from pyhobbit._tables import Latency
 from pyhobbit.engine.beams import Hypothesis, search
 from pyhobbit.engine.branches import Branches
 from pyhobbit.engine.chat_format import ChatFormat, ChatPrompt, Message
@@ -156,6 +157,10 @@ class Engine(Closing):
         """Counters and times since opening; Stats.since() gives those between two moments."""
         cache = self._opened().cache.stats()
         return Stats(self.info(), cache, self._load_s, peak_rss_bytes(), **self._counters)
+
+    def latencies(self) -> tuple[Latency, ...]:
+        """What one expert takes on the first GPU, on the CPU beside it, and to upload, by tokens."""
+        return self._opened().cache.latencies()
 
     @property
     def n_context_tokens(self) -> int:

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from pyhobbit._tables import DeviceInfo
+from pyhobbit._tables import DeviceInfo, Latency
 from pyhobbit.engine.plan import MemoryPlan
 from pyhobbit.engine.stats import ModelInfo
 from pyhobbit.engine.threads import processor_cores
@@ -170,7 +170,16 @@ def speed_rows(plan: MemoryPlan, speed: Speed) -> dict[str, str]:
             f"{format_size(disk.bytes_per_s)}/s by {how} of {format_size(disk.read_bytes)}; "
             f"{format_size(speed.read_bytes)} to read per token{_hidden(speed)}"
         )
+    for number, latency in enumerate(speed.sample.latencies):
+        rows["one expert" if number == 0 else " " * (1 + number)] = _latency_text(latency)
     return rows
+
+
+def _latency_text(of: Latency) -> str:
+    times = {"CPU": of.cpu_s, "GPU": of.device_s, "upload": of.upload_s}
+    measured = ", ".join(f"{name} {1000 * time:.3g} ms" for name, time in times.items() if time)
+    tokens = "1 token" if of.n_tokens == 1 else f"{of.n_tokens} tokens"
+    return f"of {format_size(of.expert_bytes)} for {tokens}: {measured}"
 
 
 def _rate(tokens_per_s: float) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from pyhobbit._tables import Latency
 from pyhobbit.engine.engine import Engine, Piece
 from pyhobbit.engine.plan import MemoryPlan
 from pyhobbit.engine.stats import CacheStats, ModelInfo, Stats
@@ -40,6 +41,7 @@ class Sample:
 
     wait_s_per_byte: that computing waited, by bytes read; 0 where nothing was.  mix: shares of the selections
     in high precision, in low, and skipped.  warm: the second half; None where pools were not full by then.
+    latencies: see Engine.latencies(); of runs on a GPU.
     """
 
     n_tokens: int
@@ -47,6 +49,7 @@ class Sample:
     wait_s_per_byte: float
     mix: tuple[float, float, float]
     warm: Warm | None
+    latencies: tuple[Latency, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -86,11 +89,12 @@ def measure_sample(path: Path, config: EngineConfig, seconds: float = _SAMPLE_SE
             marks.append(engine.stats())
             if time.perf_counter() - start >= seconds and len(marks) > _MIN_TOKENS:
                 break
+        latencies = engine.latencies()
     if not cached:
         # The first tokens map the weights; the later ones show how fast it is when they are there.
         compute_s = _compute_s(marks[len(marks) // 2 :])
         return Sample(len(marks) - 1, compute_s, 0.0, (1.0, 0.0, 0.0), None)
-    return _cached_sample(marks)
+    return replace(_cached_sample(marks), latencies=latencies)
 
 
 def _decode(engine: Engine) -> Iterator[Piece]:

@@ -27,6 +27,7 @@ _COUNTERS = (("count", "int", 0), ("seconds", "float", 0.0), ("state", "int", 0)
 _STRUCTS = {
     "hobbit_info": "CacheInfo",
     "hobbit_device_info": "DeviceInfo",
+    "hobbit_latency": "Latency",
     "hobbit_pool_plan": "PoolPlan",
     "hobbit_simulation_result": "SimulationCounts",
 }

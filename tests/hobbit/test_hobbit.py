@@ -341,5 +341,5 @@ def test_every_setting_of_the_cache_is_a_keyword(tiny_gguf: Path) -> None:
         assert model.cache_config == CacheConfig(pools=POOLS, device="CPU", io_threads=2)
     with pytest.raises(HobbitError, match="there is no device 'CUDA7'"):
         open_model(tiny_gguf, device="CUDA7", mode="gpu")
-    with pytest.raises(ConfigError, match="mode is 'cpu'; choose one of gpu, cooperative, auto"):
+    with pytest.raises(ConfigError, match="mode is 'cpu'; choose one of gpu, cooperative, auto, twiddler"):
         open_model(tiny_gguf, mode="cpu")

@@ -118,7 +118,7 @@ def test_an_integer_threshold_becomes_a_float() -> None:
         ({"memory": 0}, "memory is 0; it must be positive"),
         ({"device_memory": 1, "pools": 1}, "device_memory limits all that experts take"),
         ({"device_memory": 0}, "device_memory is 0; it must be positive"),
-        ({"mode": "cpu", "device": "CUDA0"}, "mode is 'cpu'; choose one of gpu, cooperative, auto"),
+        ({"mode": "cpu", "device": "CUDA0"}, "mode is 'cpu'; choose one of gpu, cooperative, auto, twiddler"),
         ({"device": ""}, "device is ''; it takes 1 to 127 bytes"),
         ({"device": "x" * 128}, "it takes 1 to 127 bytes"),
         ({"pools": -1}, "pools is -1"),

@@ -87,6 +87,11 @@ class device_engine {
 
     hobbit_device_info info() const;
 
+    // What experts take beside the CPU; none where it has no share.
+    std::vector<placement::latency> latencies() const {
+        return share_ ? share_->latencies() : std::vector<placement::latency>();
+    }
+
   private:
     const shared_parts            shared_;
     const ggml_backend_dev_t      device_;

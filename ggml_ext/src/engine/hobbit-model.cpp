@@ -468,3 +468,14 @@ bool hobbit_model::device_info(size_t i, hobbit_device_info & info) const {
     info = places_->all()[i]->info();
     return true;
 }
+
+bool hobbit_model::latency(size_t device, size_t i, hobbit_latency & found) const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto                  all = places_ && device < places_->all().size() ? places_->all()[device]->latencies()
+                                                                                : std::vector<placement::latency>();
+    if (i >= all.size()) {
+        return false;
+    }
+    found = { all[i].bytes, all[i].n_rows, all[i].cpu, all[i].device, all[i].upload };
+    return true;
+}

@@ -78,6 +78,9 @@ struct hobbit_model final : public hobbit::split_runner {
     // The i-th device; false if there are fewer.
     bool device_info(size_t i, hobbit_device_info & info) const;
 
+    // See hobbit_get_latency.
+    bool latency(size_t device, size_t i, hobbit_latency & found) const;
+
   private:
     hobbit_model() = default;
 

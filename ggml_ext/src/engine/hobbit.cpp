@@ -163,6 +163,10 @@ bool hobbit_get_device(const hobbit_model * model, size_t i, struct hobbit_devic
     return model->device_info(i, *info);
 }
 
+bool hobbit_get_latency(const hobbit_model * model, size_t device, size_t i, struct hobbit_latency * latency) {
+    return model->latency(device, i, *latency);
+}
+
 void hobbit_get_counters(const hobbit_model * model, double * values, size_t n_values) {
     for (size_t i = 0; i < n_values && hobbit_counter_at(i); i++) {
         values[i] = model->counters().value(i);

@@ -126,9 +126,9 @@ const std::vector<row> & table() {
         { { "hobbit.device_memory", "device_memory", SIZE, 0, MAX_BYTES, NONE, "free memory of the GPU", NONE, "bytes",
             false, "Limit for experts in GPU memory." },
           FIELD(uint64_t, device_memory) },
-        { { "hobbit.mode", "mode", CHOICE, 0, 0, "auto", NONE, "gpu cooperative auto", NONE, false,
+        { { "hobbit.mode", "mode", CHOICE, 0, 0, "auto", NONE, "gpu cooperative auto twiddler", NONE, false,
             "Experts not in GPU memory: copy them there (gpu), compute on the CPU (cooperative), or whichever is "
-            "faster (auto)." },
+            "faster: over later tokens too (auto), or for this one alone (twiddler)." },
           FIELD(compute_mode, mode) }, // choices in the order of compute_mode
         { { "hobbit.enable", NONE, FLAG, 0, 1, "0", NONE, NONE, NONE, false,
             "Use the cache even for a model without a low tier that fits in memory." },

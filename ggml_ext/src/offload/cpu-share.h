@@ -73,6 +73,9 @@ class cpu_share {
 
     expert_term own_term(const planned_use & use) const { return { use.id, index_.terms(use.tier).back() }; }
 
+    // See placement.
+    std::vector<placement::latency> latencies() const { return placement_.latencies(); }
+
     bool pin(const planned_use & use);
     void release();
     void learn_link();

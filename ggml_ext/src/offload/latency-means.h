@@ -24,6 +24,11 @@ class latency_means {
     // or else takes as long as the next larger one. 0: the kind has no sample.
     double seconds(const job & j) const;
 
+    // The mean of a kind for 2^cell rows, or more up to the next cell; 0: it has no sample.
+    double mean_seconds(uint32_t kind, size_t cell) const { return kinds_[kind][cell].seconds; }
+
+    static constexpr size_t n_cells = 16;
+
     // A sample: these experts took so long, one after the other. Each mean gets its share by what was expected.
     // REQUIRES: at least one expert
     void took(const std::vector<job> & jobs, double seconds);
@@ -46,8 +51,6 @@ class latency_means {
     static size_t cell_of(uint32_t n_rows);
 
     mean & at(const job & j) { return kinds_[j.kind][cell_of(j.n_rows)]; }
-
-    static constexpr size_t n_cells = 16;
 
     std::vector<std::array<mean, n_cells>> kinds_;
 };

@@ -18,12 +18,17 @@ placement::placement(const std::vector<size_t> & kind_bytes, double upload_share
     cpu_(kind_bytes.size()),
     device_(kind_bytes.size()) {}
 
+// By an upload, for later tokens.
+double placement::saved_seconds(const expert_work & w) const {
+    const latency_means::job one = { w.kind, 1 };
+    return mode_ == compute_mode::twiddler
+               ? 0.0
+               : COUNTED_HITS * gain_.further_hits() * std::max(0.0, cpu_.seconds(one) - device_.seconds(one));
+}
+
 bool placement::is_faster_on_cpu(const expert_work & w) const {
-    const latency_means::job one   = { w.kind, 1 };
-    const latency_means::job all   = { w.kind, w.n_rows };
-    const double             saved = std::max(0.0, cpu_.seconds(one) - device_.seconds(one));
-    return cpu_.seconds(all) + COUNTED_HITS * gain_.further_hits() * saved <=
-           upload_seconds(w.kind) + device_.seconds(all);
+    const latency_means::job all = { w.kind, w.n_rows };
+    return cpu_.seconds(all) + saved_seconds(w) <= upload_seconds(w.kind) + device_.seconds(all);
 }
 
 cpu_experts placement::place(const std::vector<expert_work> & work, int64_t n_tokens) {
@@ -33,7 +38,7 @@ cpu_experts placement::place(const std::vector<expert_work> & work, int64_t n_to
     cpu_experts on_cpu;
     for (const expert_work & w : work) {
         bool is_cpus = !w.is_present && cpu_has_all;
-        if (!w.is_present && mode_ == compute_mode::automatic) {
+        if (!w.is_present && compares()) {
             is_cpus = is_faster_on_cpu(w);
             if (!is_cpus && cpu_.pass_over({ w.kind, w.n_rows }) && !is_trying) {
                 is_cpus = is_trying = true;
@@ -43,7 +48,7 @@ cpu_experts placement::place(const std::vector<expert_work> & work, int64_t n_to
         on_cpu.push_back(is_cpus);
     }
     const bool has_present = std::any_of(work.begin(), work.end(), [](const expert_work & w) { return w.is_present; });
-    measures_device_       = mode_ == compute_mode::automatic && has_present && !is_uploading;
+    measures_device_       = compares() && has_present && !is_uploading;
     measures_device_       = measures_device_ && n_placed_++ % DEVICE_LAYERS == 0;
     return on_cpu;
 }
@@ -70,6 +75,20 @@ void placement::device_took(const std::vector<expert_work> & work, const cpu_exp
 void placement::link_took(double bytes, double seconds) {
     const double sample  = seconds / bytes;
     seconds_per_byte_   += seconds_per_byte_ > 0.0 ? (sample - seconds_per_byte_) / LINK_MEAN : sample;
+}
+
+std::vector<placement::latency> placement::latencies() const {
+    std::vector<latency> found;
+    for (uint32_t kind = 0; kind < kind_bytes_.size(); kind++) {
+        for (size_t cell = 0; cell < latency_means::n_cells; cell++) {
+            const double cpu    = cpu_.mean_seconds(kind, cell);
+            const double device = device_.mean_seconds(kind, cell);
+            if (cpu > 0.0 || device > 0.0) {
+                found.push_back({ kind_bytes_[kind], 1u << cell, cpu, device, upload_seconds(kind) });
+            }
+        }
+    }
+    return found;
 }
 
 void placement::pass(double seconds) {

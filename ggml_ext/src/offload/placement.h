@@ -14,7 +14,8 @@ namespace hobbit {
 enum class compute_mode {
     gpu,         // the expert is uploaded
     cooperative, // the CPU computes the expert; in a prompt it is uploaded
-    automatic,   // the faster one
+    automatic,   // the faster one, further uses counted
+    twiddler,    // the faster one for this layer
 };
 
 // An expert that a layer needs.
@@ -33,6 +34,9 @@ using cpu_experts = std::vector<bool>; // [expert] whether the CPU computes it
 // An expert that is uploaded serves later tokens too. Half of that counts, because the background brings some of these
 // experts in any case. Example: cpu 1.2 ms, device 0.1 ms, upload 2 ms. The CPU computes the expert if an upload serves
 // 1 further use (1.2 + 0.55 < 2.1), and it is uploaded if an upload serves 2 (1.2 + 1.1 > 2.1).
+//
+// Mode twiddler is Algorithm 1 of the paper of that name, for experts that stay where they were put at the start: the
+// saved time does not count, and the background uploads into free slots alone.
 //
 // Times are running means of what was measured, 0 before the first sample. A mean of the CPU that grew old is measured
 // again with one expert. The device's time is measured now and then, because the CPU waits for it then.
@@ -63,11 +67,25 @@ class placement {
     void pass(double seconds);
 
     // Whether an upload may begin in the background; it has begun.
-    bool may_upload() const { return credit_ >= 0.0; }
+    bool may_upload() const { return mode_ != compute_mode::twiddler && credit_ >= 0.0; }
     void begin_upload(uint32_t kind) { credit_ -= upload_seconds(kind); }
+
+    // What one expert takes, in seconds; 0: not measured.
+    struct latency {
+        size_t   bytes; // of an upload
+        uint32_t n_rows;
+        double   cpu;
+        double   device;
+        double   upload;
+    };
+
+    // Of each kind and number of rows that was measured.
+    std::vector<latency> latencies() const;
 
   private:
     double upload_seconds(uint32_t kind) const { return seconds_per_byte_ * double(kind_bytes_[kind]); }
+    bool   compares() const { return mode_ == compute_mode::automatic || mode_ == compute_mode::twiddler; }
+    double saved_seconds(const expert_work & w) const;
     bool   is_faster_on_cpu(const expert_work & w) const;
 
     const std::vector<size_t> kind_bytes_;

@@ -84,6 +84,29 @@ TEST_CASE("gpu leaves everything to the device, cooperative what is there and pr
     CHECK(with(1.0, 0.25, 1.0).place(ONE, 17) == CPU); // the rule places a prompt's experts too
 }
 
+TEST_CASE("twiddler compares an expert's own times alone, and uploads nothing in the background") {
+    placement p = with(1.2, 0.1, 2.0, compute_mode::twiddler);
+    add_uploads(p, 100);
+    CHECK(p.place(ONE, 1) == CPU); // auto uploads it for 2 further uses
+    CHECK(p.place(PRESENT, 1) == NONE);
+    CHECK(p.place({ { 0, 2, false } }, 1) == NONE); // 2.4 beside 2.2
+    CHECK_FALSE(p.may_upload());
+}
+
+TEST_CASE("latencies are listed for what was measured") {
+    placement p({ 1000, 4000 }, 0.25, compute_mode::twiddler);
+    CHECK(p.latencies().empty());
+    p.cpu_took({ { 1, 5, false } }, CPU, 2.0);
+    p.device_took(PRESENT, NONE, 0.5);
+    p.link_took(1000, 3.0);
+    const auto found = p.latencies();
+    REQUIRE(found.size() == 2);
+    CHECK((found[0].bytes == 1000 && found[0].n_rows == 1));
+    CHECK((found[0].cpu == 0.0 && found[0].device == 0.5 && found[0].upload == doctest::Approx(3.0)));
+    CHECK((found[1].bytes == 4000 && found[1].n_rows == 4));
+    CHECK((found[1].cpu == 2.0 && found[1].device == 0.0 && found[1].upload == doctest::Approx(12.0)));
+}
+
 TEST_CASE("a CPU that is not used is measured again with one expert, after 1024 others") {
     placement                      p = with(9.0, 0.0, 1.0);
     const std::vector<expert_work> two(2, { 0, 1, false });
