@@ -37,7 +37,7 @@ def print_starts(seen: Observations, base: Simulation, capacities: list[float], 
     firsts = [int(np.flatnonzero(seen.sequences == chunk)[0]) for chunk in chunks]
     half = firsts[len(firsts) // 2]
     known = prior(seen, slice(0, half), base.n_experts)
-    for policy in policy_names():
+    for policy in policy_names(has_prior=False):
         cells = []
         for capacity in capacities:
             slots = pool_slots(base.n_layers * base.n_experts, capacity, 0.0, 1.0)[0]
@@ -79,7 +79,7 @@ def main() -> None:
         print_starts(seen, base, args.capacity, args.start)
         return
     lru: list[float] = []
-    names = [*policy_names(), BELADY]
+    names = [*policy_names(has_prior=False), BELADY]
     for policy in sorted(names, key="lru".__ne__):
         penalties = []
         for capacity in args.capacity:

@@ -81,6 +81,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="high precision is the low version and a residual of --bits-high (default: 4.5)",
     )
     add("--floors", action="store_true", help="a layer keeps its even share of a pool, as when a model runs")
+    add(
+        "--prior",
+        type=Path,
+        metavar="FILE",
+        help="trace of an earlier run, whose decoding says which experts are used: pools and policies begin "
+        "with it, and the policy static needs it",
+    )
     add("--seed", type=int, default=0, metavar="N", help="seed of the policy random (default: %(default)s)")
     add(
         "--split",
@@ -105,8 +112,9 @@ def run(args: argparse.Namespace) -> int:
     from pyhobbit.routing.trace import read_trace  # takes the native libraries and some time
 
     trace = read_trace(args.trace)
+    prior = () if args.prior is None else _prior(args.prior, trace)
     routes = trace.routes if args.split is None else trace.split(*_parse_split(args.split))
-    base = _base(trace, args)
+    base = _base(trace, args, prior)
     low_share = _low_share(args, base) if base.t1 < 1 or base.residual else 0.0
     policies = _policies(args, base)
     runs = [
@@ -136,7 +144,18 @@ def _check(args: argparse.Namespace) -> None:
         raise ConfigError(f"the seed is {args.seed}; it must lie between 0 and 2^64 - 1")
 
 
-def _base(trace: "Trace", args: argparse.Namespace) -> "Simulation":
+def _prior(path: Path, of: "Trace") -> tuple[float, ...]:
+    from pyhobbit.routing.trace import read_trace
+
+    trace = read_trace(path)
+    if (trace.n_layers, trace.n_experts) != (of.n_layers, of.n_experts):
+        raise ConfigError(
+            f"--prior: {path} is a trace of another model than {of.path}; record one of this model"
+        )
+    return trace.prior()
+
+
+def _base(trace: "Trace", args: argparse.Namespace, prior: tuple[float, ...]) -> "Simulation":
     """What all runs have in common."""
     from pyhobbit.routing.trace import Simulation
 
@@ -156,6 +175,7 @@ def _base(trace: "Trace", args: argparse.Namespace) -> "Simulation":
         bits_high=args.bits_high,
         bits_low=args.bits_low,
         seed=args.seed,
+        prior=prior,
         predictor=args.predictor,
     )
 
@@ -172,12 +192,17 @@ def _low_share(args: argparse.Namespace, base: "Simulation") -> float:
 
 
 def _policies(args: argparse.Namespace, base: "Simulation") -> list[str]:
-    from pyhobbit.routing.trace import BELADY, policy_names
+    from pyhobbit.routing.trace import BELADY, NEED_PRIOR, policy_names
 
     known = [*policy_names(), BELADY]
     for name in args.policy or []:
         if name not in known:
             raise ConfigError(f"unknown policy '{name}'; choose one of {', '.join(known)}")
+        if name in NEED_PRIOR and not base.prior:
+            raise ConfigError(
+                f"the policy {name} needs the uses of an earlier run: give its trace with --prior"
+            )
+    known = [*policy_names(bool(base.prior)), BELADY]
     return args.policy or (known if base.t1 == 1 and not base.residual else known[:-1])
 
 
@@ -240,8 +265,8 @@ def _document(
     trace: "Trace", split: str | None, base: "Simulation", low_share: float, runs: Sequence[Run]
 ) -> dict[str, Any]:
     common = asdict(base)
-    for of_one_run in ("policy", "slots_high", "slots_low"):
-        del common[of_one_run]
+    for left_out in ("policy", "slots_high", "slots_low", "prior"):  # of one run each, and long
+        del common[left_out]
     return {
         "trace": str(trace.path),
         "model": trace.model,

@@ -33,6 +33,9 @@ ROUTE = np.dtype(
 BELADY = "belady"
 """The policy name of the offline bound, which no policy can beat: for one pool, t1 = 1."""
 
+NEED_PRIOR = ("static",)
+"""Policies that decide by the prior of a simulation alone."""
+
 _MAGIC = "# route_trace v1"
 _COLUMNS = ("turn", "phase", "step", "layer", "slot", "expert", "weight", "residency", "expert_bytes")
 _MODEL = re.compile(r"# model=(.*) arch=(\S*) n_layer=(\d+) n_expert=(\d+) n_expert_used=(\d+)")
@@ -56,6 +59,13 @@ class Trace:
     expert_bytes: NDArray[np.int64]
     routes: NDArray[Any]
     n_decoded: int
+
+    def prior(self) -> tuple[float, ...]:
+        """Uses per decoded token of each expert, layer by layer: Simulation.prior of another trace."""
+        counted = self.routes[self.routes["counted"] != 0]
+        numbers = counted["layer"] * self.n_experts + counted["expert"]
+        uses = np.bincount(numbers, minlength=self.n_layers * self.n_experts)
+        return tuple((uses / self.n_decoded).tolist())
 
     def split(self, first: int, last: int) -> NDArray[Any]:
         """The routes before the decoded token `last`; those from the decoded token `first` on are counted.
@@ -149,10 +159,11 @@ class SimulationResult(SimulationCounts):
         return high / self.n_selections, low / self.n_selections, self.skipped / self.n_selections
 
 
-def policy_names() -> list[str]:
-    """The engine's eviction policies."""
+def policy_names(has_prior: bool = True) -> list[str]:
+    """The engine's eviction policies; without a prior those of NEED_PRIOR are left out."""
     names = (lib.hobbit_policy_name(i) for i in count())
-    return [ffi.string(name).decode() for name in takewhile(bool, names)]
+    known = (ffi.string(name).decode() for name in takewhile(bool, names))
+    return [name for name in known if has_prior or name not in NEED_PRIOR]
 
 
 def simulate(routes: NDArray[Any], simulation: Simulation) -> SimulationResult:

@@ -102,6 +102,21 @@ def test_json_has_what_was_counted(path: Path, capsys: pytest.CaptureFixture[str
     }
 
 
+def test_static_keeps_what_the_earlier_run_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shape = {"n_layers": 1, "n_experts": 4, "n_used": 1}
+    path = write_trace(tmp_path / "t.csv", letters("ABCCAB"), **shape)
+    before = write_trace(tmp_path / "before.csv", letters("cccAABBD"), **shape)
+    given = ("--trace", path, "--capacity", 0.5, "--policy", "static", "lru")
+    assert "give its trace with --prior" in _error(capsys, *given)[1]
+    static, lru = _json(capsys, *given, "--prior", before)["runs"]
+    # the pool begins with A and B, the most used in decoding; C passes through in A's place
+    assert (static["misses_high"], lru["misses_high"]) == (2, 3)
+    everything = _json(capsys, "--trace", path, "--capacity", 0.5)["runs"]
+    assert "static" not in [run["policy"] for run in everything]
+    other = write_trace(tmp_path / "other.csv", letters("AB"), n_layers=1, n_experts=8, n_used=1)
+    assert "is a trace of another model" in _error(capsys, *given, "--prior", other)[1]
+
+
 def test_a_predictor_is_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [
         (0, 1, step, layer, 0, expert, 1.0)
@@ -178,12 +193,12 @@ def test_without_names_every_policy_runs(
     path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs = _json(capsys, "--trace", path, "--capacity", 0.5)["runs"]
-    assert [run["policy"] for run in runs] == [*policy_names(), BELADY]
+    assert [run["policy"] for run in runs] == [*policy_names(has_prior=False), BELADY]
     assert all(run["penalty"] >= runs[-1]["penalty"] for run in runs)
     # the bound is for one pool
     two = write_trace(tmp_path / "two.csv", ranked((0, 1, 2)), n_layers=1, n_experts=8, n_used=3)
     runs = _json(capsys, "--trace", two, "--capacity", 0.5, "--t1", 0.4)["runs"]
-    assert [run["policy"] for run in runs] == policy_names()
+    assert [run["policy"] for run in runs] == policy_names(has_prior=False)
 
 
 def test_split_counts_what_lies_in_its_range(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -309,7 +324,7 @@ def test_recorded_traces_give_the_reference_hit_rates_and_nothing_beats_the_boun
     base = Simulation(trace.n_layers, trace.n_experts, trace.n_used, slots)
     rates = {
         policy: simulate(trace.routes, replace(base, policy=policy)).hit_rate
-        for policy in [*policy_names(), BELADY]
+        for policy in [*policy_names(has_prior=False), BELADY]
     }
     assert [rates[BELADY], rates["lru"], rates["lfu"]] == pytest.approx(expected, abs=0.005)
     assert rates[BELADY] == max(rates.values())

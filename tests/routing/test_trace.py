@@ -240,6 +240,7 @@ def test_policies_are_those_of_the_engine() -> None:
     names = policy_names()
     assert {"lru", "lfu", "lhu", "fld", "random", "hobbit"} <= set(names)
     assert BELADY not in names
+    assert set(names) - set(policy_names(has_prior=False)) == {"static"}
 
 
 def test_what_cannot_be_simulated_is_an_error(path: Path) -> None:
@@ -247,6 +248,8 @@ def test_what_cannot_be_simulated_is_an_error(path: Path) -> None:
     options = Simulation(2, 4, 2, slots_high=2)
     with pytest.raises(HobbitError, match=r"unknown policy 'best'; choose one of .*, lru, .*, belady"):
         simulate(routes, replace(options, policy="best"))
+    with pytest.raises(HobbitError, match="the policy static needs the uses of an earlier run"):
+        simulate(routes, replace(options, policy="static"))
     with pytest.raises(HobbitError, match="make 0 <= t1 <= t2 <= 1"):
         simulate(routes, replace(options, t1=0.9, t2=0.5))
     with pytest.raises(HobbitError, match="one pool of equal experts"):

@@ -55,6 +55,11 @@ status hobbit_model::open(const std::string & path, const hobbit_setting * given
     HOBBIT_TRY(find_compute_devices(opened->settings_.device, named));
     HOBBIT_TRY(opened->open_files());
     opened->recall(path);
+    if (needs_prior(opened->settings_.policy) && opened->prior_.empty()) {
+        return status::error("hobbit.policy=%s keeps the experts that were used most before, and nothing is known of "
+                             "'%s': run pyhobbit calibrate, or choose another policy",
+                             opened->settings_.policy.c_str(), path.c_str());
+    }
     model = std::move(opened);
     return {};
 }

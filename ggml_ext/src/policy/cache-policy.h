@@ -136,6 +136,9 @@ class registered_policy {
 // The policy with the name in the options, or null: policy_names lists the names that exist.
 std::unique_ptr<cache_policy> make_policy(const policy_options & options);
 
+// Whether the policy decides by the prior alone, and so must have one.
+bool needs_prior(const std::string & policy);
+
 // In alphabetical order.
 const std::vector<std::string> & policy_names();
 

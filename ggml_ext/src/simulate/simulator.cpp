@@ -64,6 +64,9 @@ static status check_policy(const hobbit_simulation & options) {
         }
         return status::error("unknown policy '%s'; choose one of %s%s", name.c_str(), list.c_str(), BELADY);
     }
+    if (needs_prior(name) && !options.prior) {
+        return status::error("the policy %s needs the uses of an earlier run: give a prior", name.c_str());
+    }
     if (name == BELADY && (is_mixed(options) || options.slots_low > 0 || options.residual != 0)) {
         return status::error("belady is the bound for one pool of equal experts: simulate it with t1 = 1 and no low "
                              "pool");

@@ -3,9 +3,12 @@
 #include "cache/resident-set.h"
 #include "policy/cache-policy.h"
 
+#include <algorithm>
 #include <doctest/doctest.h>
+#include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 using namespace hobbit;
 
@@ -15,12 +18,17 @@ static expert_id expert(char letter) {
     return { 0, uint32_t(letter - 'A') };
 }
 
-static std::unique_ptr<cache_policy> make(const char * name) {
+// `prior`: uses per token of A, B and so on; the others have none.
+static std::unique_ptr<cache_policy> make(const char * name, const std::vector<float> & prior = {}) {
     policy_options options;
     options.name      = name;
     options.n_layers  = 1;
     options.n_experts = 26;
     options.n_used    = 1;
+    if (!prior.empty()) {
+        options.prior = options.table<float>();
+        std::copy(prior.begin(), prior.end(), options.prior.begin());
+    }
     return make_policy(options);
 }
 
@@ -42,6 +50,28 @@ struct pool {
         }
         set.touch(expert(letter));
         return char('A' + evicted.expert);
+    }
+
+    // A batch of tokens that use these experts, which are then inserted in their order.
+    std::string prompt(const std::string & letters) {
+        std::map<char, uint32_t> counts;
+        std::string              evicted;
+        for (const char letter : letters) {
+            counts[letter]++;
+        }
+        policy->begin_tokens(0, uint32_t(letters.size()));
+        for (const auto & [letter, n] : counts) {
+            policy->on_use({ expert(letter), 0, tier_id::high, n, double(n) });
+        }
+        for (const auto & [letter, n] : counts) {
+            expert_id victim = expert('.');
+            if (!set.contains(expert(letter))) {
+                REQUIRE(set.insert(expert(letter), 0, pressure::urgent, &victim));
+            }
+            set.touch(expert(letter));
+            evicted += char('A' + victim.expert);
+        }
+        return evicted;
     }
 
     std::string use_all(const std::string & letters) {
@@ -202,4 +232,55 @@ TEST_CASE("class-lru: a count outlives an eviction") {
     CHECK(p.use_all("AAAAABC") == "......B");
     CHECK(p.use_all("DE") == "CA");
     CHECK(p.use_all("AFG") == "DEF");
+}
+
+//
+// static
+//
+
+TEST_CASE("static: experts that earlier runs used less pass through") {
+    pool p(make("static", { 0.5f, 0.4f, 0.1f }), 2);
+    CHECK(p.use_all("ABCABDB") == "..B.CBD");
+    CHECK_FALSE(p.prefetch('C'));
+    CHECK(p.use_all("CCCC") == "B...");
+    CHECK(p.prefetch('B'));
+}
+
+//
+// prompt
+//
+
+TEST_CASE("prompt: what generated tokens need passes through in one place") {
+    pool p(make("prompt"), 3);
+    p.policy->begin_sequence(0);
+    CHECK(p.prompt("AAABBC") == "...");
+    CHECK(p.use_all("DDDDEAC") == "C...D.E");
+    CHECK_FALSE(p.prefetch('F'));
+    CHECK(p.use_all("ABDAB") == "..C..");
+}
+
+TEST_CASE("prompt: the next prompt counts anew, and its experts replace those with fewer tokens") {
+    pool p(make("prompt"), 2);
+    CHECK(p.prompt("AAAB") == "..");
+    CHECK(p.use('C') == 'B');
+    p.policy->begin_sequence(0);
+    CHECK(p.prompt("CCDE") == ".AD"); // A has no tokens now
+    CHECK(p.use_all("FG") == "EF");
+}
+
+TEST_CASE("prompt: an expert keeps its place unless a newcomer has more than 1.05 times its tokens") {
+    for (const size_t n : { 105u, 106u }) {
+        CAPTURE(n);
+        pool p(make("prompt"), 2);
+        p.prompt(std::string(100, 'A') + "B");
+        CHECK(p.prompt(std::string(n, 'C')) == "B"); // a demand always gets a slot
+        CHECK(p.prompt("DD") == (n == 105 ? "C" : "A"));
+        CHECK_FALSE(p.prefetch('B'));
+        CHECK(p.prefetch(n == 105 ? 'C' : 'A'));
+    }
+}
+
+TEST_CASE("prompt: before a prompt, experts that earlier runs used more stay") {
+    pool p(make("prompt", { 0.5f, 0.4f, 0.1f }), 2);
+    CHECK(p.use_all("ABCABD") == "..B.CB");
 }

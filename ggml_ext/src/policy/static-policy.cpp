@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: MIT
+#include "policy/cache-policy.h"
+
+namespace hobbit {
+
+namespace {
+
+// How often earlier runs used the expert, which never changes: the popularity by which Twiddler (section
+// 3.4) places experts, and DAOP (DATE 2025, section IV-A) at the start. A demanded expert of less value than all others
+// is the next victim, so that it only passes through.
+class static_policy : public cache_policy {
+  public:
+    explicit static_policy(const policy_options & options) :
+        uses_(options.prior.empty() ? options.table<float>() : options.prior) {}
+
+    double value(expert_id id, term_id, layer_id) override { return uses_[id]; }
+
+    std::unique_ptr<pool_policy> make_pool(term_id, uint32_t) override { return std::make_unique<pool>(uses_); }
+
+  private:
+    class pool : public pool_policy {
+      public:
+        explicit pool(const expert_table<float> & uses) : uses_(uses) {}
+
+        bool   admits(expert_id newcomer, expert_id victim) override { return uses_[newcomer] > uses_[victim]; }
+        double value(expert_id id, layer_id) override { return uses_[id]; }
+
+      private:
+        const expert_table<float> & uses_;
+    };
+
+    const expert_table<float> uses_;
+};
+
+const auto registered = registered_policy::of<static_policy>("static");
+
+} // namespace
+
+bool needs_prior(const std::string & policy) {
+    return policy == "static";
+}
+
+} // namespace hobbit
