@@ -189,6 +189,7 @@ void hobbit_model::build(const std::vector<ggml_backend_dev_t> & devices) {
     rule_         = make_rule(rule());
     const layer_step step(*rule_, *policy_, settings_.strict);
     run_.reset(new run_state{ step, sequence_thresholds(settings_.thresholds), {}, no_uses() });
+    run_->degrade = settings_.degrade;
 }
 
 hobbit_model::~hobbit_model() {

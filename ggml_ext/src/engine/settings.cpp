@@ -130,6 +130,12 @@ const std::vector<row> & table() {
             "Experts not in GPU memory: copy them there (gpu), compute on the CPU (cooperative), or whichever is "
             "faster: over later tokens too (auto), or for this one alone (twiddler)." },
           FIELD(compute_mode, mode) }, // choices in the order of compute_mode
+        { { "hobbit.degrade", "degrade", FLAG, 0, 1, "0", NONE, NONE, NONE, false,
+            "Load only the best of a token's missing experts; resident ones replace the others (DAOP). Approximate." },
+          FIELD(bool, degrade) },
+        { { "hobbit.early", "early", FLAG, 0, 1, "0", NONE, NONE, NONE, false,
+            "Let the CPU compute predicted experts that the GPU lacks one layer early (DAOP). Approximate." },
+          FIELD(bool, early) },
         { { "hobbit.enable", NONE, FLAG, 0, 1, "0", NONE, NONE, NONE, false,
             "Use the cache even for a model without a low tier that fits in memory." },
           FIELD(bool, enable) },

@@ -27,6 +27,8 @@ struct settings {
     bool             remember;
     score_thresholds thresholds;
     bool             strict;
+    bool             degrade;
+    bool             early;
     std::string      rule; // a name of rule_names()
     std::string      sidecar;
     std::string      trace;

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: MIT
 #include "execute/moe-executor.h"
 
+#include "ggml-impl.h"
+#include "graph/routing.h"
+
 #include <algorithm>
 
 namespace hobbit {
@@ -73,6 +76,7 @@ status moe_executor::run(ggml_cgraph * graph, const inner_graphs & on) {
         }
         int         end = 0;
         const stage st  = next_stage(graph, i, end);
+        can_replace_    = run_.degrade && can_replace(graph, i);
         s               = begin_layer(st, last, on);
         if (s.ok() && share_ && !layer_.in_section) {
             s = begin_section(graph, i, inner);
@@ -120,7 +124,7 @@ status moe_executor::begin_layer(const stage & st, const ggml_tensor * last, con
     layer_.done         = st.parts;
     stats_.layers_computed++;
     stats_.waves++;
-    plan();
+    plan(matmul, on.device);
     if (share_) {
         share_->begin_layer(layer_.routing, layer_.plan, on.device);
     }
@@ -167,12 +171,44 @@ void moe_executor::observe() {
     }
 }
 
-void moe_executor::plan() {
+// Whether the matmuls alone depend on which expert serves a row: not its bias, nor its scale.
+bool moe_executor::can_replace(ggml_cgraph * graph, int first) const {
+    const ggml_tensor * matmul = ggml_graph_node(graph, first);
+    const ggml_tensor * ids    = matmul->src[2];
+    part_set            parts;
+    const int           end = section_end(graph, first, parts);
+    for (int i = first; i < end; i++) {
+        const ggml_tensor * node  = ggml_graph_node(graph, i);
+        const auto          reads = [&](const ggml_tensor * source) { return source && source == ids; };
+        if (node->op != GGML_OP_MUL_MAT_ID && std::any_of(node->src, node->src + GGML_MAX_SRC, reads)) {
+            return false;
+        }
+    }
+    return parts == index_.layer(expert_of(matmul).layer).parts;
+}
+
+// By the router, where missing experts are to be replaced; empty otherwise.
+std::vector<int32_t> moe_executor::ranking(const ggml_tensor * matmul, inner_graph & inner) {
+    if (!run_.degrade || is_second() || layer_.routing.n_tokens > batch_info::max_generated) {
+        return {};
+    }
+    auto all = can_replace_ ? read_ranking(matmul, layer_.routing, inner) : std::vector<int32_t>();
+    if (all.empty() && !is_declined_) {
+        GGML_LOG_WARN("hobbit: no missing expert is replaced (hobbit.degrade): the router's ranking is not at hand on "
+                      "this device, or experts have biases or scales of their own\n");
+        is_declined_ = true;
+    }
+    return all;
+}
+
+void moe_executor::plan(const ggml_tensor * matmul, inner_graph & inner) {
     const layer_routing & routing = layer_.routing;
     const part_set        parts   = index_.layer(routing.layer).parts;
     const residency       holds   = [&](expert_id id, tier_id tier) { return cache_.holds(id, tier, parts); };
 
-    run_.uses.add(routing.layer, routing.experts);
+    if (!is_second()) {
+        run_.uses.add(routing.layer, routing.experts);
+    }
     if (prefetcher_) {
         prefetcher_->on_routing(routing);
     }
@@ -186,11 +222,14 @@ void moe_executor::plan() {
     const auto  thresholds = run_.thresholds.of(layer_.rows);
     const bool  has_low    = cache_.n_slots(term_id::low) > 0;
     step_counts counts;
+    const auto  ranked = ranking(matmul, inner);
     const auto  is_new = [&](int32_t i, precision served) { return run_.passes.is_new(routing, i, served); };
-    layer_.plan = run_.step.run({ routing, thresholds, holds, has_low, index_.high_presence() }, sequences, counts,
-                                nullptr, is_second() ? layer_step::novelty(is_new) : nullptr);
+    layer_.plan        = run_.step.run({ routing, thresholds, holds, has_low, index_.high_presence(),
+                                  ranked.empty() ? nullptr : &ranked },
+                                       sequences, counts, nullptr, is_second() ? layer_step::novelty(is_new) : nullptr);
     count(counts);
 
+    stats_.selections_replaced += layer_.plan.n_replaced;
     // Hits come first, and then misses that the next-level cache holds: making room for others must not evict them.
     const auto is_near = [&](const planned_use & use) { return cache_.holds_below(use.id, use.tier, parts); };
     const auto is_hit  = [&](const planned_use & use) { return holds(use.id, use.tier); };

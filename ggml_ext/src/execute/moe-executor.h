@@ -42,6 +42,8 @@ struct run_state {
 
     std::function<void(const layer_report &)> observer = nullptr; // hears of each layer and batch once; may be null
     second_pass                               passes   = {};      // over the current batch
+
+    bool degrade = false; // see replace_missing
 };
 
 // Adds a pass that is kept.
@@ -82,10 +84,14 @@ class moe_executor {
     status begin_section(ggml_cgraph * graph, int first, inner_graph & inner);
     status end_layer(const ggml_tensor * output, const inner_graphs & on);
     status check_weights(const ggml_tensor * matmul) const;
-    void   plan();
-    void   count(const step_counts & counts);
-    void   observe();
-    bool   is_second() const { return run_.batch.pass() == batch_pass::second; }
+    bool   can_replace(ggml_cgraph * graph, int first) const;
+    void   plan(const ggml_tensor * matmul, inner_graph & inner);
+
+    std::vector<int32_t> ranking(const ggml_tensor * matmul, inner_graph & inner);
+
+    void count(const step_counts & counts);
+    void observe();
+    bool is_second() const { return run_.batch.pass() == batch_pass::second; }
 
     const expert_index & index_;
     expert_cache &       cache_;
@@ -95,6 +101,8 @@ class moe_executor {
     stats &              stats_;
     expert_stream        stream_;
     layer_state          layer_;
+    bool                 can_replace_ = true;  // experts of the layer that begins
+    bool                 is_declined_ = false; // a warning has said that it cannot
     status               error_;
 };
 

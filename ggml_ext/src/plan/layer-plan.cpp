@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "plan/layer-plan.h"
 
+#include "plan/replacement.h"
+
 #include <algorithm>
 #include <map>
 #include <numeric>
@@ -44,8 +46,12 @@ layer_plan plan_layer(precision_rule & rule, const rule_input & in, bool strict)
         const bool is_absent = !in.has_high({ routing.layer, uint32_t(routing.experts[i]) });
         plan.precisions[i]   = is_absent ? std::min(plan.precisions[i], precision::low) : plan.precisions[i];
     }
+    std::vector<int32_t> served = routing.experts; // [selection]
     if (!strict) {
         unite(in, plan.precisions);
+    }
+    if (!strict && in.ranking) {
+        served = replace_missing(in, plan.precisions);
     }
 
     std::map<std::pair<int32_t, tier_id>, planned_use> uses;
@@ -55,10 +61,11 @@ layer_plan plan_layer(precision_rule & rule, const rule_input & in, bool strict)
             continue;
         }
         const tier_id tier = tier_of(plan.precisions[i]);
-        planned_use & use  = uses[{ routing.experts[i], tier }];
-        use.id             = { routing.layer, uint32_t(routing.experts[i]) };
+        planned_use & use  = uses[{ served[i], tier }];
+        use.id             = { routing.layer, uint32_t(served[i]) };
         use.tier           = tier;
         use.selections.push_back(int32_t(i));
+        plan.n_replaced += served[i] != routing.experts[i];
     }
     for (auto & entry : uses) {
         plan.uses.push_back(std::move(entry.second));

@@ -44,6 +44,9 @@ struct rule_input {
     const residency &                     is_resident;
     bool                                  has_low; // there is a pool for low precision
     presence                              has_high = {};
+
+    // All experts as the router ranked them, [token][expert]; null: nothing is replaced. See replace_missing.
+    const std::vector<int32_t> * ranking = nullptr;
 };
 
 // Decides for each selection of one layer and batch: high precision, low precision or skip. A rule decides for each
