@@ -10,7 +10,6 @@ from pathlib import Path
 import hobbits
 import logits
 import models
-import numpy as np
 import on_rpc
 import pytest
 import servers
@@ -256,11 +255,11 @@ def test_inspect_and_config_say_what_lies_where(
     assert (rows["device"]["value"], rows["device"]["source"]) == ("RPC0", source)
     assert rows["high_pool"]["note"].endswith("on RPC0")
     assert rows["host_cache"]["value"] == info["host_bytes_high"] + info["host_bytes_low"]
+
+
 def test_inspect_shows_what_an_expert_takes(tiny_gguf: Path, rpc: str, run_pyhobbit: RunPyhobbit) -> None:
     options = ("--rpc", rpc, "--device", "RPC0", "--mode", "twiddler", "--pools", "8M", "--ctx", 256)
     done = run_pyhobbit("inspect", tiny_gguf, *options)
     assert done.returncode == 0, done.stderr
     times = r"CPU [0-9.]+ ms, GPU [0-9.]+ ms, upload [0-9.]+ ms"
     assert re.search(rf"one expert +of [0-9.]+ [KM]iB for 1 token: {times}", done.stdout), done.stdout
-
-

@@ -65,6 +65,9 @@ class cpu_share {
     // After an error.
     void abandon() { release(); }
 
+    // See placement.
+    std::vector<placement::latency> latencies() const { return placement_.latencies(); }
+
   private:
     using clock   = std::chrono::steady_clock;
     using seconds = std::chrono::duration<double>;
@@ -72,9 +75,6 @@ class cpu_share {
     size_t index_of(const planned_use & use) const { return size_t(&use - plan_->uses.data()); }
 
     expert_term own_term(const planned_use & use) const { return { use.id, index_.terms(use.tier).back() }; }
-
-    // See placement.
-    std::vector<placement::latency> latencies() const { return placement_.latencies(); }
 
     bool pin(const planned_use & use);
     void release();
