@@ -42,10 +42,15 @@ def test_every_option_of_the_cache_is_shown_as_it_is_given(capsys: pytest.Captur
         "trace": "t.csv",
         "device": "GPU0",
     }
-    given |= {"device_memory": "2G", "rule": "gate"}
-    assert {*given, "pools", "price"} == set(OPTIONS)  # which exclude memory, and t1 and t2
-    rows = _config(capsys, *(f"--{name.replace('_', '-')}={value}" for name, value in given.items()))
-    shown = {**given, "memory": 1 << 30, "device_memory": 2 << 30, "weights": [1.0, 0.0, 0.0, 0.0]}
+    given |= {"device_memory": "2G", "rule": "gate", "confidence": 0.3}
+    flags = {"remember": True, "degrade": True, "early": True}
+    assert {*given, *flags, "pools", "price"} == set(OPTIONS)  # which exclude memory, and t1 and t2
+    rows = _config(
+        capsys,
+        *(f"--{name.replace('_', '-')}={value}" for name, value in given.items()),
+        *(f"--{name}" for name in flags),
+    )
+    shown = {**given, **flags, "memory": 1 << 30, "device_memory": 2 << 30, "weights": [1.0, 0.0, 0.0, 0.0]}
     assert {name: rows[name] for name in shown} == {name: (value, "flag") for name, value in shown.items()}
 
 

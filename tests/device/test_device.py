@@ -10,6 +10,7 @@ from pathlib import Path
 import hobbits
 import logits
 import models
+import numpy as np
 import on_rpc
 import pytest
 import servers
@@ -77,6 +78,35 @@ def test_the_logits_are_the_same_whoever_computes_what_is_missing(
     if mode == "cooperative":
         assert stats["selections_cpu"] > stats["selections_high"] / 4  # the prompt is left to the device
     assert stats["transfer_s"] > 0
+
+
+@pytest.mark.parametrize(("mode", "policy"), [("cooperative", "prompt"), ("twiddler", "lfu")])
+def test_the_papers_placements_change_no_logits(
+    tiny_gguf: Path, rpc: str, on_cpu: Result, mode: str, policy: str
+) -> None:
+    settings: dict[str, Override] = {"hobbit.mode": mode, "hobbit.policy": policy}
+    result = on_rpc.run(tiny_gguf, rpc, {"hobbit.pools": on_cpu.info["tier_bytes_high"] // 2, **settings})
+    on_rpc.assert_same(result, on_cpu)
+    assert result.stats["selections_cpu"] > 0
+
+
+def test_early_rows_are_approximate_and_nothing_else_is(tiny_gguf: Path, rpc: str, on_cpu: Result) -> None:
+    slot = on_cpu.info["pool_bytes_high"] // on_cpu.info["pool_slots_high"]
+    settings: dict[str, Override] = {"hobbit.mode": "cooperative", "hobbit.pools": 8 * slot}
+    tokens = [1, 38, 75, 112, 9, 200, 41, 7] * 4
+    plans = {"decode": logits.one_at_a_time(tokens), "prompt": logits.prefill(tokens)}
+    exact, early = (
+        logits.run(models.lib_dir(), tiny_gguf, plans, {"hobbit.device": "RPC0", **settings, **more}, rpc=rpc)
+        for more in ({}, {"hobbit.early": True})
+    )
+    assert exact.stats["selections_early"] == 0
+    assert 0 < early.stats["selections_early"] < early.stats["selections_cpu"]
+    np.testing.assert_array_equal(early.logits["prompt"], exact.logits["prompt"])
+    np.testing.assert_array_equal(
+        early.logits["decode"][0], exact.logits["decode"][0]
+    )  # layers are not known yet
+    difference = np.abs(early.logits["decode"] - exact.logits["decode"]).max(axis=1)
+    assert 0 < difference.max() < 0.5 * np.abs(exact.logits["decode"]).max()
 
 
 @pytest.mark.parametrize("mode", ["gpu", "cooperative", "auto"])
@@ -236,6 +266,14 @@ def test_config_names_the_cpu_where_it_has_all_layers(tiny_gguf: Path, run_pyhob
     assert (row["value"], row["source"]) == ("CPU", "computed")
 
 
+def test_inspect_shows_what_an_expert_takes(tiny_gguf: Path, rpc: str, run_pyhobbit: RunPyhobbit) -> None:
+    options = ("--rpc", rpc, "--device", "RPC0", "--mode", "twiddler", "--pools", "8M", "--ctx", 256)
+    done = run_pyhobbit("inspect", tiny_gguf, *options)
+    assert done.returncode == 0, done.stderr
+    times = r"CPU [0-9.]+ ms, GPU [0-9.]+ ms, upload [0-9.]+ ms"
+    assert re.search(rf"one expert +of [0-9.]+ [KM]iB for 1 token: {times}", done.stdout), done.stdout
+
+
 @pytest.mark.parametrize(("device", "source"), [(("--device", "RPC0"), "flag"), ((), "computed")])
 def test_inspect_and_config_say_what_lies_where(
     tiny_gguf: Path, rpc: str, run_pyhobbit: RunPyhobbit, device: tuple[str, ...], source: str
@@ -255,11 +293,3 @@ def test_inspect_and_config_say_what_lies_where(
     assert (rows["device"]["value"], rows["device"]["source"]) == ("RPC0", source)
     assert rows["high_pool"]["note"].endswith("on RPC0")
     assert rows["host_cache"]["value"] == info["host_bytes_high"] + info["host_bytes_low"]
-
-
-def test_inspect_shows_what_an_expert_takes(tiny_gguf: Path, rpc: str, run_pyhobbit: RunPyhobbit) -> None:
-    options = ("--rpc", rpc, "--device", "RPC0", "--mode", "twiddler", "--pools", "8M", "--ctx", 256)
-    done = run_pyhobbit("inspect", tiny_gguf, *options)
-    assert done.returncode == 0, done.stderr
-    times = r"CPU [0-9.]+ ms, GPU [0-9.]+ ms, upload [0-9.]+ ms"
-    assert re.search(rf"one expert +of [0-9.]+ [KM]iB for 1 token: {times}", done.stdout), done.stdout

@@ -51,6 +51,8 @@
     COUNT(device_copies, "device_copies_total", nullptr,                                                               \
           "Copies of rows and indices to and from these devices, without experts and prefetch")                        \
     COUNT(device_copied_bytes, "device_copied_bytes_total", nullptr, "Bytes of these copies")                          \
+    COUNT(selections_early, "early_selections_total", nullptr,                                                         \
+          "Expert selections that the CPU computed a layer early, on that layer's input (approximate)")                \
     COUNT(selections_cpu, "cpu_selections_total", nullptr, "Expert selections that the CPU computed beside a GPU")     \
     SECONDS(cpu, "cpu_seconds_total", "Time that the CPU took for its selections, copies included")
 

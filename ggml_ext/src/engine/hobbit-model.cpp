@@ -240,6 +240,10 @@ status hobbit_model::check_device_settings() const {
     if (settings_.names_mode() && !places_->are_apart()) {
         return status::error("hobbit.mode divides the experts between CPU and GPU: name a GPU with hobbit.device");
     }
+    if (settings_.early && (!places_->are_apart() || settings_.mode == compute_mode::gpu || settings_.prefetch == 0)) {
+        return status::error("hobbit.early lets the CPU compute experts that are predicted: name a GPU with "
+                             "hobbit.device, and leave hobbit.mode and hobbit.prefetch at their defaults");
+    }
     if (settings_.memory > 0 && settings_.pools > 0 && !places_->are_apart()) {
         return status::error("hobbit.memory limits the whole process and hobbit.pools the expert cache alone, in the "
                              "same memory: give one of them");

@@ -126,7 +126,7 @@ status moe_executor::begin_layer(const stage & st, const ggml_tensor * last, con
     stats_.waves++;
     plan(matmul, on.device);
     if (share_) {
-        share_->begin_layer(layer_.routing, layer_.plan, on.device);
+        HOBBIT_TRY(share_->begin_layer(layer_.routing, layer_.plan, on.device));
     }
     return stream_.reserve(layer_, on.device);
 }
@@ -139,6 +139,7 @@ status moe_executor::begin_section(ggml_cgraph * graph, int first, inner_graph &
     const status s    = inner.compute();
     if (s.ok()) {
         share_->begin_section({ graph, first, end }, parts, layer_.matmul_input, inner);
+        return share_->look_ahead(layer_.router_input, inner);
     }
     return s;
 }

@@ -171,14 +171,24 @@ cpu_rows::piece cpu_rows::next() const {
 }
 
 status cpu_rows::compute_next(inner_graph & cpu) {
-    const piece  p = next();
-    const status s = compute(p, cpu);
-    next_use_      = p.end;
-    next_row_      = p.first_row + p.n_rows;
-    return s;
+    HOBBIT_TRY(begin_next(cpu));
+    HOBBIT_TRY(cpu.compute());
+    end_next();
+    return {};
 }
 
-status cpu_rows::compute(const piece & p, inner_graph & cpu) {
+status cpu_rows::begin_next(inner_graph & cpu) {
+    return add(next(), cpu);
+}
+
+void cpu_rows::end_next() {
+    const piece p = next();
+    keep_results(p);
+    next_use_ = p.end;
+    next_row_ = p.first_row + p.n_rows;
+}
+
+status cpu_rows::add(const piece & p, inner_graph & cpu) {
     const size_t size = (TENSORS_PER_NODE * nodes_.size() + 1) * ggml_tensor_overhead();
     copies_.clear();
     ctx_.reset(ggml_init({ size, nullptr, /* .no_alloc = */ true }));
@@ -187,9 +197,8 @@ status cpu_rows::compute(const piece & p, inner_graph & cpu) {
     for (const ggml_tensor * node : nodes_) {
         repeated.push_back(repeat(node, p));
     }
-    const ggml_backend_buffer_ptr memory(
-        ggml_backend_alloc_ctx_tensors_from_buft(ctx_.get(), ggml_backend_cpu_buffer_type()));
-    if (!memory) {
+    memory_.reset(ggml_backend_alloc_ctx_tensors_from_buft(ctx_.get(), ggml_backend_cpu_buffer_type()));
+    if (!memory_) {
         return status::error(format("no memory left for %zu rows of experts on the CPU: use a smaller batch "
                                     "(--ubatch-size)",
                                     p.n_rows));
@@ -203,11 +212,7 @@ status cpu_rows::compute(const piece & p, inner_graph & cpu) {
             fill(outer, copy, p);
         }
     }
-    const status s = run(repeated, p, cpu);
-    if (s.ok()) {
-        keep_results(p);
-    }
-    return s;
+    return add_nodes(repeated, p, cpu);
 }
 
 ggml_tensor * cpu_rows::repeat(const ggml_tensor * node, const piece & p) {
@@ -279,7 +284,7 @@ std::vector<planned_use> cpu_rows::uses_in(const piece & p) const {
     return some;
 }
 
-status cpu_rows::run(const std::vector<ggml_tensor *> & nodes, const piece & p, inner_graph & cpu) {
+status cpu_rows::add_nodes(const std::vector<ggml_tensor *> & nodes, const piece & p, inner_graph & cpu) {
     layer_routing routing;
     routing.layer    = routing_->layer;
     routing.n_tokens = int64_t(p.n_rows);
@@ -301,7 +306,7 @@ status cpu_rows::run(const std::vector<ggml_tensor *> & nodes, const piece & p, 
             cpu.add_copy(nodes[i]);
         }
     }
-    return s.ok() ? cpu.compute() : s;
+    return s;
 }
 
 //
@@ -313,6 +318,22 @@ void cpu_rows::keep_results(const piece & p) {
         const size_t n = size_t(r.outer->ne[0]);
         std::memcpy(&r.values[p.first_row * n], copies_.at(r.outer)->data, p.n_rows * n * sizeof(float));
     }
+}
+
+size_t cpu_rows::find(const planned_use & use) const {
+    const auto is_it = [&](const planned_use & own) { return own.id == use.id && own.tier == use.tier; };
+    return size_t(std::find_if(uses_.begin(), uses_.end(), is_it) - uses_.begin());
+}
+
+size_t cpu_rows::adopt(const cpu_rows & other) {
+    for (; next_use_ < uses_.size() && other.has(uses_[next_use_]); next_use_++, next_row_++) {
+        const size_t row = other.find(uses_[next_use_]); // a use has one
+        for (size_t i = 0; i < results_.size(); i++) {
+            const size_t n = size_t(results_[i].outer->ne[0]);
+            std::copy_n(&other.results_[i].values[row * n], n, &results_[i].values[next_row_ * n]);
+        }
+    }
+    return next_use_;
 }
 
 status cpu_rows::copy_back(inner_graph & device) {

@@ -60,6 +60,17 @@ class cpu_rows {
     // REQUIRES: begin, and not is_done(); the experts of next() are pinned and resident.
     status compute_next(inner_graph & cpu);
 
+    // The same in two steps: adds the operations to the graph, and keeps their rows once the caller has computed it.
+    status begin_next(inner_graph & cpu);
+    void   end_next();
+
+    // Takes the rows of the first uses from `other` as far as it has them, instead of computing them. Returns of how
+    // many uses. REQUIRES: begin; both are of sections alike for one token, and other.is_done()
+    size_t adopt(const cpu_rows & other);
+
+    // Whether the use is one of begin()'s.
+    bool has(const planned_use & use) const { return find(use) < uses_.size(); }
+
     // Starts copies of the rows to the outer graph's tensors, behind what the device was given before. REQUIRES:
     // is_done()
     status copy_back(inner_graph & device);
@@ -76,13 +87,14 @@ class cpu_rows {
 
     void                     fetch(const host_copy & known, inner_graph & device);
     void                     find_results();
-    status                   compute(const piece & p, inner_graph & cpu);
+    size_t                   find(const planned_use & use) const;
+    status                   add(const piece & p, inner_graph & cpu);
     ggml_tensor *            repeat(const ggml_tensor * node, const piece & p);
     ggml_tensor *            rows_of(const ggml_tensor * outer, const piece & p);
     ggml_tensor *            constant(const ggml_tensor * outer);
     void                     fill(const ggml_tensor * outer, ggml_tensor * copy, const piece & p);
     std::vector<planned_use> uses_in(const piece & p) const;
-    status                   run(const std::vector<ggml_tensor *> & nodes, const piece & p, inner_graph & cpu);
+    status                   add_nodes(const std::vector<ggml_tensor *> & nodes, const piece & p, inner_graph & cpu);
     void                     keep_results(const piece & p);
 
     const expert_index & index_;
@@ -100,6 +112,7 @@ class cpu_rows {
 
     // the tensors of the current piece
     ggml_context_ptr                             ctx_;
+    ggml_backend_buffer_ptr                      memory_;
     std::map<const ggml_tensor *, ggml_tensor *> copies_; // [outer]
     ggml_tensor *                                experts_ = nullptr;
 };

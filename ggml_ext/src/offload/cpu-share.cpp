@@ -34,7 +34,8 @@ cpu_share::~cpu_share() {
     cache_.set_replacement_listener(nullptr);
 }
 
-void cpu_share::begin_layer(const layer_routing & routing, const layer_plan & plan, inner_graph & device) {
+status cpu_share::begin_layer(const layer_routing & routing, const layer_plan & plan, inner_graph & device) {
+    HOBBIT_TRY(early_ ? early_->finish() : status());
     const part_set parts = index_.layer(routing.layer).parts;
     routing_             = &routing;
     plan_                = &plan;
@@ -46,9 +47,16 @@ void cpu_share::begin_layer(const layer_routing & routing, const layer_plan & pl
     }
     is_as_placed_ = unshared_.count(routing.layer) == 0;
     on_cpu_       = is_as_placed_ ? placement_.place(work_, routing.n_tokens) : cpu_experts(work_.size(), false);
+    for (size_t i = 0; i < work_.size() && unshared_.count(routing.layer) == 0; i++) {
+        if (!work_[i].is_present && is_early(plan.uses[i])) {
+            on_cpu_[i]    = true;
+            is_as_placed_ = false; // no sample: these rows take no time
+        }
+    }
     device.measure(is_as_placed_ && placement_.measures_device());
     device_before_ = device.measured();
     cpu_time_      = seconds(0);
+    return {};
 }
 
 bool cpu_share::pin(const planned_use & use) {
@@ -79,13 +87,19 @@ void cpu_share::begin_section(const layer_section & section, part_set parts, con
         unshared_.insert(routing_->layer);
     }
     parts_ = parts;
+    if (early_ && can_share && routing_->n_tokens == 1 && parts == index_.layer(routing_->layer).parts) {
+        early_->learn(section, routing_->layer);
+    }
     if (has_rows()) {
-        const auto start = clock::now();
+        const auto start    = clock::now();
+        const bool is_whole = parts == index_.layer(routing_->layer).parts;
+        std::stable_partition(pinned_.begin(), pinned_.end(), [&](const planned_use * use) { return is_early(*use); });
         for (const planned_use * use : pinned_) {
             host_.request(use->id, use->tier, parts);
         }
         rows_.begin(section, *routing_, pinned_, known, device);
-        cpu_time_ += clock::now() - start;
+        stats_.selections_early += is_whole && is_early(*pinned_.front()) ? rows_.adopt(early_->rows()) : 0;
+        cpu_time_               += clock::now() - start;
     }
 }
 
@@ -112,6 +126,13 @@ status cpu_share::end_section(inner_graph & device) {
     release();
     device.measure(is_as_placed_ && placement_.measures_device());
     return s;
+}
+
+void cpu_share::abandon() {
+    release();
+    if (early_) {
+        early_->finish(); // its error, if any, is of no use now
+    }
 }
 
 void cpu_share::release() {

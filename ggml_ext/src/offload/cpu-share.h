@@ -7,11 +7,13 @@
 #include "graph/inner-graph.h"
 #include "model/expert-shapes.h"
 #include "offload/cpu-rows.h"
+#include "offload/early-rows.h"
 #include "offload/placement.h"
 #include "plan/layer-plan.h"
 
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <set>
 #include <vector>
 
@@ -32,8 +34,12 @@ class cpu_share {
     cpu_share(const cpu_share &)             = delete;
     cpu_share & operator=(const cpu_share &) = delete;
 
+    // Also computes predicted experts a layer early, from the next layer on; see early_rows. The predictor must outlive
+    // the object.
+    void compute_early(predictor & ahead) { early_ = std::make_unique<early_rows>(index_, cache_, host_, ahead); }
+
     // Decides who computes which use of the plan. Plan and routing must live until end_layer.
-    void begin_layer(const layer_routing & routing, const layer_plan & plan, inner_graph & device);
+    status begin_layer(const layer_routing & routing, const layer_plan & plan, inner_graph & device);
 
     // Whether the CPU computes a use of the plan.
     bool computes(const planned_use & use) const { return on_cpu_[index_of(use)]; }
@@ -41,6 +47,11 @@ class cpu_share {
     // Pins the CPU's experts in host memory, requests their missing `parts`, and copies the section's inputs but for
     // `known`. REQUIRES: the device has computed these inputs.
     void begin_section(const layer_section & section, part_set parts, const host_copy & known, inner_graph & device);
+
+    // Begins to compute what the next layer is predicted to use; the router's input may be null. REQUIRES: begin_layer
+    status look_ahead(const ggml_tensor * router_input, inner_graph & device) {
+        return early_ ? early_->start(*routing_, router_input, device) : status();
+    }
 
     // Whether the CPU computes rows of the section, or all of them: then the device has nothing to compute.
     bool has_rows() const { return !pinned_.empty(); }
@@ -63,7 +74,7 @@ class cpu_share {
     void end_layer(inner_graph & device);
 
     // After an error.
-    void abandon() { release(); }
+    void abandon();
 
     // See placement.
     std::vector<placement::latency> latencies() const { return placement_.latencies(); }
@@ -76,6 +87,8 @@ class cpu_share {
 
     expert_term own_term(const planned_use & use) const { return { use.id, index_.terms(use.tier).back() }; }
 
+    bool is_early(const planned_use & use) const { return early_ && routing_->n_tokens == 1 && early_->has(use); }
+
     bool pin(const planned_use & use);
     void release();
     void learn_link();
@@ -87,10 +100,13 @@ class cpu_share {
     const expert_shapes & kinds_;
     stats &               stats_;
     placement             placement_;
-    cpu_rows              rows_;     // of the current section
-    std::set<uint32_t>    unshared_; // layers that the CPU cannot share
-    loader::transfers     link_;     // already counted by the placement
-    clock::time_point     passed_;   // already counted by the placement
+    cpu_rows              rows_; // of the current section
+
+    std::unique_ptr<early_rows> early_; // null: nothing is computed early
+
+    std::set<uint32_t> unshared_; // layers that the CPU cannot share
+    loader::transfers  link_;     // already counted by the placement
+    clock::time_point  passed_;   // already counted by the placement
 
     // the current layer
     const layer_routing *            routing_ = nullptr;

@@ -236,3 +236,69 @@ TEST_CASE("an error of reading ends the computation") {
         }
     }
 }
+
+//
+// a layer early
+//
+
+namespace {
+
+// Predicts the same experts for every layer.
+struct fixed_predictor : predictor {
+    std::vector<int32_t> experts;
+
+    explicit fixed_predictor(std::vector<int32_t> e) : experts(std::move(e)) {}
+
+    status predict(const layer_routing &        running, uint32_t, const ggml_tensor *, ggml_backend_t,
+                   std::vector<layer_routing> & predictions) override {
+        predictions = { { layer_id(running.layer + 1), 1, 2, experts, { 0.5f, 0.5f } } };
+        return {};
+    }
+};
+
+// What an engine does for one token of two layers, the second with its own input.
+rows compute_both(engine & e, const model_on_disk & m, const layer_input & first, const layer_input & second) {
+    e.compute(m, first, 0);
+    return e.compute(m, second, 1);
+}
+
+} // namespace
+
+TEST_CASE("predicted experts that host memory alone has are computed on the layer before's input") {
+    for (const bool is_residual : { false, true }) {
+        CAPTURE(is_residual);
+        const model_on_disk m      = is_residual ? model_on_disk::with_residual() : model_on_disk();
+        const layer_input   first  = random_input(m.shape, 1, 1);
+        const layer_input   second = random_input(m.shape, 1, 2);
+        fixed_predictor     ahead({ second.ids[0], second.ids[0] == 7 ? 6 : 7 });
+        rules               config;
+        config.policy = "prompt"; // uploads nothing once the pool is full
+        engine e{ m, 1, is_residual ? 1u : 0u, config, { rpc_device() }, 16, compute_mode::cooperative };
+        e.compute(m, random_input(m.shape, 1, 3), 0); // fills it
+        e.share->compute_early(ahead);
+        e.knows_router_input = true;
+        const rows exact     = compute_both(e, m, first, second); // the layers are not known yet
+        CHECK(exact == stock(m, second, tier_id::high, 1));
+        CHECK(e.counters.selections_early == 0);
+        const rows found = compute_both(e, m, first, second);
+        CHECK(e.counters.selections_early == 1);
+        layer_input stale = second;
+        stale.x           = first.x;
+        CHECK(found[0] == stock(m, stale, tier_id::high, 1)[0]);
+        CHECK(found[1] == exact[1]);
+    }
+}
+
+TEST_CASE("batches of several tokens are exact, and nothing is computed early for them") {
+    const model_on_disk m;
+    const layer_input   first  = random_input(m.shape, 2, 1);
+    const layer_input   second = random_input(m.shape, 2, 2);
+    fixed_predictor     ahead({ 0, 1 });
+    engine              e = cooperative(m, 3);
+    e.share->compute_early(ahead);
+    e.knows_router_input = true;
+    for (int i = 0; i < 3; i++) {
+        CHECK(compute_both(e, m, first, second) == stock(m, second, tier_id::high, 1));
+    }
+    CHECK(e.counters.selections_early == 0);
+}
