@@ -50,6 +50,15 @@ ARMS = (
     ours("ours-cooperative", "expert cache; the CPU computes missing experts", mode="cooperative"),
     ours("ours-auto", "expert cache; missing experts take the faster of both ways", mode="auto"),
     ours("ours-auto-noprefetch", "as ours-auto, without prefetch", mode="auto", prefetch=0),
+    ours("ours-twiddler", "as ours-auto, without regard to later tokens (Twiddler)", mode="twiddler"),
+    ours(
+        "ours-daop",
+        "placed by the prompt, the CPU computes a layer early, missing experts are replaced (DAOP)",
+        mode="cooperative",
+        policy="prompt",
+        early=True,
+        degrade=True,
+    ),
     ours("ours-mixed", "as ours-auto, high and low precision by Eq. 2", "low", mode="auto"),
     ours("ours-price", "as ours-mixed, by the rule price and --calibration", "priced", mode="auto"),
     ours(

@@ -57,6 +57,9 @@ ARMS = (
     ours("ours-mixed", "expert cache, high and low precision by Eq. 2", "low"),
     ours("ours-price", "as ours-mixed, by the rule price and --calibration", "priced"),
     ours("ours-residual", "as ours-mixed, high precision is the sum of low and residual", "residual"),
+    ours(
+        "ours-paths", "as ours, prefetch by what followed which experts so far (EdgeMoE)", predictor="paths"
+    ),
     ours("ours-noprefetch", "as ours, without prefetch", prefetch=0),
     ours("ours-mixed-noprefetch", "as ours-mixed, without prefetch", "low", prefetch=0),
     ours("ours-residual-noprefetch", "as ours-residual, without prefetch", "residual", prefetch=0),

@@ -22,8 +22,17 @@ from pyhobbit.bench.shapes import SHAPES
 SCRIPT = models.ROOT / "bench/device.py"
 N_LAYERS = 4
 TINY = SHAPES["tiny"].scaled(N_LAYERS)
-LOSSLESS = ["stock", "demand", "ours-gpu", "ours-cooperative", "ours-auto", "ours-auto-noprefetch"]
-ARMS = ["demand", "stock", "stock-repacked", *LOSSLESS[2:], "ours-mixed", "ours-residual"]  # in their order
+OURS = ["ours-gpu", "ours-cooperative", "ours-auto", "ours-auto-noprefetch", "ours-twiddler"]
+LOSSLESS = ["stock", "demand", *OURS]
+ARMS = [
+    "demand",
+    "stock",
+    "stock-repacked",
+    *OURS,
+    "ours-daop",
+    "ours-mixed",
+    "ours-residual",
+]  # in their order
 
 
 @pytest.fixture(scope="module")
