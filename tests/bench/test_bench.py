@@ -82,9 +82,7 @@ def test_what_is_replayed_is_what_the_engine_computes(small: Path, tmp_path: Pat
 
 def test_a_model_that_cannot_be_opened_says_why(small: Path, tmp_path: Path) -> None:
     routes = bench_jobs.routes(tmp_path, routing.moe_shape(small), None)
-    with pytest.raises(
-        AssertionError, match=r"bench: llama.cpp cannot .*: expert pools of 1000 bytes are too"
-    ):
+    with pytest.raises(AssertionError, match=r"bench: expert pools of 1000 bytes are too small"):
         bench_jobs.measure(small, routes, **_ours(small, pools=1000))
 
 

@@ -269,13 +269,12 @@ def test_a_failed_disk_fails_requests_and_health(tmp_path: Path) -> None:
         assert server.request("/completion", {"prompt": PROMPT, "n_predict": 1}).status == 500
 
 
-def test_a_start_reads_nothing_at_first_and_later_what_earlier_runs_used(
-    tiny_gguf: Path, tmp_path: Path
-) -> None:
+def test_a_start_runs_no_warm_up_and_counts_are_kept_if_asked_for(tiny_gguf: Path, tmp_path: Path) -> None:
     model = tmp_path / "tiny.gguf"
     model.symlink_to(tiny_gguf)
     with serving(model, tmp_path / "off", "--pools", "6M") as server:
-        assert server.cache()["layers_computed"] == 0  # llama-server's warm-up would compute all experts
+        # llama-server computes two tokens, to see what its memory can do; a warm-up would select all experts
+        assert server.cache()["selections_high"] <= 2 * 6 * 2
         text = server.complete()
     assert not uses_path(model).exists()
     with serving(model, tmp_path / "first", "--pools", "6M", "--remember") as server:
@@ -283,8 +282,4 @@ def test_a_start_reads_nothing_at_first_and_later_what_earlier_runs_used(
         assert server.cache()["layers_computed"] > 0
     assert uses_path(model).exists()
     with serving(model, tmp_path / "second", "--pools", "6M", "--remember") as server:
-        deadline = time.monotonic() + 60
-        while server.cache()["bytes_read"] == 0 and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert 0 < server.cache()["bytes_read"] <= 6 << 20
         assert server.complete() == text
