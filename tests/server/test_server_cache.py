@@ -2,7 +2,6 @@
 """The expert cache as a server's clients see it: counters, thresholds of a request, a failing disk."""
 
 import math
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
