@@ -197,7 +197,7 @@ def _with_pools(plan: MemoryPlan, session: Session, beside: int, cache: CacheCon
     try:
         session.cache.prepare(beside, plan.n_batch)
     except HobbitError as e:
-        asks_device = (cache.device_memory, cache.mode) != (None, None)
+        asks_device = (cache.device_memory, cache.mode, cache.early) != (None, None, None)
         if cache.pools is not None or (asks_device and not plan.info.on_device):
             raise  # it is not about what a model takes beside its pools
         prefetch = beside - plan.weights - plan.context - plan.compute

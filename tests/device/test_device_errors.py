@@ -44,6 +44,7 @@ def test_computing_early_wants_a_device_and_predictions(
         done = run_pyhobbit("chat", tiny_gguf, "-p", "x", "-n", 1, "--early", *options)
         assert done.returncode == 1
         assert "--early lets the CPU compute experts that are predicted: name a GPU" in done.stderr
+        assert "weights other than experts" not in done.stderr
 
 
 def test_a_bound_on_the_process_and_one_on_its_pools_are_an_error(
