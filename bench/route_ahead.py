@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 from cached_rules import ALL_HIGH, Policy, price
-from many_experts import Copy, Result, TwoTierMoe, halves, measure, measure_costs
+from many_experts import Copy, Result, Routing, TwoTierMoe, halves, measure, measure_costs
 from torch import Tensor
 
 PRICES = (1e-4, 3e-4, 1e-3)
@@ -35,7 +35,7 @@ class RouteAhead:
         for moe, route in zip(self.moes, self.routes, strict=True):
             moe.moe.route = route
 
-    def route(self, layer: int, x: Tensor):
+    def route(self, layer: int, x: Tensor) -> Routing:
         if layer == 0:
             self.inputs.clear()
         self.inputs.append(x)
@@ -46,7 +46,7 @@ class RouteAhead:
         weights = own.probs.gather(-1, ids)
         self.n_right += (ids[:, :, None] == own.ids[:, None, :]).sum().item()
         self.n_uses += ids.numel()
-        return type(own)(own.probs, ids, weights / weights.sum(-1, keepdim=True))
+        return Routing(own.probs, ids, weights / weights.sum(-1, keepdim=True))
 
 
 def row(name: str, right: float | None, result: Result) -> str:

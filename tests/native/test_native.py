@@ -131,6 +131,14 @@ def test_compute_threads_spin_briefly_on_few_cores(
     assert json.loads(done.stdout) == given.get("GOMP_SPINCOUNT")
 
 
+def _assert_ours(done: subprocess.CompletedProcess[str]) -> None:
+    """The program has printed the library that llama_cpp uses, and whether Hobbit is one of its models."""
+    assert (done.returncode, done.stderr) == (0, "")
+    library, is_llama = done.stdout.split()
+    assert Path(library).parent.resolve() == LIB_DIR.resolve()
+    assert is_llama == "True"
+
+
 def test_llama_cpp_imported_after_the_package_has_our_libraries(tmp_path: Path) -> None:
     program = (
         "import pyhobbit, sys\n"
@@ -138,11 +146,7 @@ def test_llama_cpp_imported_after_the_package_has_our_libraries(tmp_path: Path) 
         "import llama_cpp\n"
         "print(llama_cpp.llama_cpp._lib._name, issubclass(pyhobbit.Hobbit, llama_cpp.Llama))\n"
     )
-    done = _python(program, tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-    library, is_llama = done.stdout.split()
-    assert Path(library).parent.resolve() == LIB_DIR.resolve()
-    assert is_llama == "True"
+    _assert_ours(_python(program, tmp_path))
 
 
 def test_another_llama_cpp_imported_before_is_an_error(tmp_path: Path) -> None:
@@ -201,11 +205,7 @@ def test_llama_cpp_may_be_imported_first(tmp_path: Path) -> None:
         "import llama_cpp\n"
         "print(llama_cpp.llama_cpp._lib._name, issubclass(Hobbit, Llama))\n"
     )
-    done = _python(program, tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-    library, is_llama = done.stdout.split()
-    assert Path(library).parent.resolve() == LIB_DIR.resolve()
-    assert is_llama == "True"
+    _assert_ours(_python(program, tmp_path))
 
 
 def test_an_interpreter_that_uses_neither_starts_without_them(tmp_path: Path) -> None:
