@@ -31,6 +31,7 @@ class TrainConfig:
     steps: int | None
     minutes: float | None
     threads: int
+    bfloat16: bool = True
     batch: int = 8
     peak_lr: float = 2e-3
     final_lr: float = 5e-5
@@ -101,7 +102,7 @@ def train_step(
 ) -> float:
     """One update; returns the language-model loss in nats per token."""
     inputs, targets = batch
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=cfg.bfloat16):
         logits, routings = model(inputs)
     loss = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
     balance = torch.stack([routing.balance_loss() for routing in routings]).sum()
@@ -223,6 +224,9 @@ def main() -> int:
         "--top-k", type=int, default=ModelConfig.top_k, help="experts per token (default: %(default)s)"
     )
     parser.add_argument("--threads", type=int, default=2, help="CPU threads (default: %(default)s)")
+    parser.add_argument(
+        "--float32", action="store_true", help="far faster on processors without bfloat16 instructions"
+    )
     args = parser.parse_args()
     try:
         if args.export:
@@ -231,7 +235,8 @@ def main() -> int:
             report(args.checkpoint, args.out)
         else:
             shape = ModelConfig(layers=args.layers, experts=args.experts, top_k=args.top_k)
-            train(TrainConfig(args.steps, args.minutes, args.threads), shape, args.checkpoint, args.out)
+            cfg = TrainConfig(args.steps, args.minutes, args.threads, not args.float32)
+            train(cfg, shape, args.checkpoint, args.out)
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
