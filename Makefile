@@ -21,6 +21,8 @@ export CC CXX
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP := python -m pip install --quiet
+# Versions and hashes of all packages but torch: requirements/ has one list per purpose, written by `make requirements`.
+PINNED := $(PIP) --require-hashes --no-build-isolation
 
 # Which llama.cpp `stock` builds: vendor/llama.cpp-NAME.lock goes to build/stock-NAME.
 LOCK ?= vendor/llama.cpp.lock
@@ -65,7 +67,7 @@ CMAKE_FILES    := CMakeLists.txt $(wildcard cmake/*.cmake cmake/site-packages/*)
 NATIVE_SOURCES := $(shell find ggml_ext patches tests/cpp -type f) pyhobbit/native/build.py
 CXX_SOURCES    := $(filter %.cpp %.h,$(NATIVE_SOURCES))
 
-.PHONY: install build test demo package stock vulkan cuda sanitize ctest lint format deps clean server-suite reference
+.PHONY: install build test demo package stock vulkan cuda sanitize ctest lint format deps clean server-suite reference requirements sbom
 .DELETE_ON_ERROR:
 
 install: $(INSTALLED)
@@ -74,7 +76,7 @@ install: $(INSTALLED)
 build: $(DEVELOPED)
 
 test: lint sanitize ctest stock
-	pytest --numprocesses=$(JOBS) --maxprocesses=4 --dist=loadfile
+	pytest --numprocesses=$(JOBS) --maxprocesses=4 --dist=loadfile --durations=20 --durations-min=5
 
 # System packages, where they are missing.
 deps:
@@ -90,7 +92,9 @@ deps:
 	@echo '== pyhobbit: this takes $(or $(TIME_$(GPU)),some 10 minutes on two cores) and 0.5 GB of disk, 0.2 GB of it in .venv'
 	.ci/deps install
 	$(PYTHON) -m venv .venv
-	CMAKE_ARGS=-DLLAMA_BUILD=OFF python -m pip install --editable . \
+	$(PINNED) --requirement requirements/build.txt
+	CMAKE_ARGS=-DLLAMA_BUILD=OFF $(PINNED) --requirement requirements/use.txt
+	python -m pip install --no-build-isolation --no-deps --editable . \
 	    --config-settings=cmake.define.HOBBIT_WEB_PAGE=$(WEB_PAGE) \
 	    $(GPU:%=--config-settings=build-dir=build/%) $(OPTIONS_$(GPU):%=--config-settings=cmake.define.%)
 	rm -f .venv/.pyhobbit*
@@ -100,17 +104,18 @@ deps:
 # environment
 #
 
-.venv/.tools: .ci/deps
+.venv/.tools: .ci/deps requirements/build.txt requirements/tools.txt
 	.ci/deps
 	$(PYTHON) -m venv .venv
-	$(PIP) cmake ninja 'scikit-build-core>=0.11' 'cffi>=1.17' 'clang-format==19.1.7' 'ruff>=0.15'
+	$(PINNED) --requirement requirements/build.txt --requirement requirements/tools.txt
 	touch $@
 
-# llama-cpp-python comes from the file that vendor/unpack.py has verified, without a native build of its own. The
-# version of torch is pinned because an index with a CPU build of that version saves gigabytes of CUDA libraries.
-.venv/.dependencies: .venv/.tools vendor/llama.cpp.lock
+# llama-cpp-python comes from the file that vendor/unpack.py has verified, without a native build of its own. Torch has a
+# version but no hash: an index with a CPU build of that version saves gigabytes of CUDA libraries.
+.venv/.dependencies: .venv/.tools vendor/llama.cpp.lock requirements/test.txt
 	@echo '== Python dependencies'
-	CMAKE_ARGS=-DLLAMA_BUILD=OFF $(PIP) "$$(python vendor/unpack.py --print-sdist)"
+	CMAKE_ARGS=-DLLAMA_BUILD=OFF $(PIP) --no-build-isolation --no-deps "$$(python vendor/unpack.py --print-sdist)"
+	$(PINNED) --requirement requirements/test.txt
 	$(PIP) torch==2.13.0
 	touch $@
 
@@ -125,7 +130,6 @@ $(DEVELOPED): .venv/.dependencies $(CMAKE_FILES) $(NATIVE_SOURCES) pyproject.tom
 	    --config-settings=build-dir=$(BUILD) --config-settings=cmake.define.HOBBIT_BUILD_TESTS=$(if $(GPU),OFF,ON) \
 	    --config-settings=cmake.define.HOBBIT_WEB_PAGE=$(WEB_PAGE) \
 	    $(OPTIONS_$(GPU):%=--config-settings=cmake.define.%)
-	$(PIP) 'pyhobbit[test]'
 	rm -f build/.installed*
 	touch $@
 
@@ -214,15 +218,33 @@ package: PACKAGE := build/package
 package: .venv/.tools
 	@echo '== source distribution, wheel, and an installation of it'
 	rm -rf $(PACKAGE)
-	$(PIP) build
-	python -m build --outdir $(PACKAGE) --config-setting=cmake.define.HOBBIT_WEB_PAGE=$(WEB_PAGE)
+	python -m build --no-isolation --outdir $(PACKAGE) --config-setting=cmake.define.HOBBIT_WEB_PAGE=$(WEB_PAGE)
 	python -m venv $(PACKAGE)/venv
-	CMAKE_ARGS=-DLLAMA_BUILD=OFF $(PACKAGE)/venv/bin/python -m pip install --quiet $(PACKAGE)/pyhobbit-*.whl
+	$(PACKAGE)/venv/bin/$(PINNED) --requirement requirements/build.txt
+	CMAKE_ARGS=-DLLAMA_BUILD=OFF $(PACKAGE)/venv/bin/$(PINNED) --requirement requirements/use.txt
+	$(PACKAGE)/venv/bin/$(PIP) --no-index $(PACKAGE)/pyhobbit-*.whl
 	python tests/package/try_wheel.py $(PACKAGE)/venv
 
 # llama.cpp's own tests of its server, on upstream's and on ours; minutes, so not part of `test`
 server-suite: build stock
 	python tests/server_suite/run.py
+
+#
+# supply chain
+#
+
+# Writes the lists anew. Versions that they have stay where they can: remove a list to move to the newest.
+RESOLVE := uv pip compile pyproject.toml --quiet --universal --python-version 3.10 --generate-hashes --no-header
+requirements: .venv/.tools
+	$(RESOLVE) --extra test --group build --group tools --group beside-torch --output-file requirements/test.txt
+	for list in build tools; do \
+	    $(RESOLVE:pyproject.toml=) --group $$list --constraint requirements/test.txt --output-file requirements/$$list.txt; done
+	$(RESOLVE) --constraint requirements/test.txt --output-file requirements/use.txt
+
+# What a user's installation has, in CycloneDX's form; NOTICE lists the parts of the built package.
+sbom: .venv/.tools
+	mkdir -p build
+	cyclonedx-py requirements --pyproject pyproject.toml --mc-type library requirements/use.txt --output-file build/sbom.json
 
 #
 # documentation

@@ -25,6 +25,7 @@ os.environ["OMP_WAIT_POLICY"] = "passive"
 
 TESTS = Path(__file__).resolve().parent
 TINY_MODEL = TESTS / "tiny_moe" / "model"
+PERMITTED_SKIPS = TESTS / "permitted_skips.txt"
 
 RunPyhobbit = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -69,3 +70,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if "kernels" not in config.option.markexpr:
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("kernels")])
         items[:] = [item for item in items if not item.get_closest_marker("kernels")]
+
+
+def _unexpected_skips(config: pytest.Config) -> list[str]:
+    """The skips of this run that permitted_skips.txt does not have, as `file: reason`."""
+    lines = PERMITTED_SKIPS.read_text("utf-8").splitlines()
+    permitted = tuple(line for line in lines if line and not line.startswith("#"))
+    skips = []
+    for report in config.pluginmanager.getplugin("terminalreporter").stats.get("skipped", []):
+        reason = report.longrepr[2].removeprefix("Skipped: ")
+        file = Path(report.nodeid.split("::")[0])
+        skips.append(f"{file.relative_to('tests') if file.parts[0] == 'tests' else file}: {reason}")
+    return [skip for skip in skips if not skip.startswith(permitted)]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if not hasattr(session.config, "workerinput") and _unexpected_skips(session.config):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for skip in _unexpected_skips(terminalreporter.config):
+        terminalreporter.write_line(f"ERROR: {PERMITTED_SKIPS.name} has no line for this skip: {skip}")
