@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import random_moe
+import random_weights
 from gguf import GGMLQuantizationType, GGUFWriter
 
 N_LAYER = 4
@@ -90,7 +90,7 @@ def _writer(name: str, architecture: Architecture, path: Path) -> GGUFWriter:
     writer = GGUFWriter(path, name)
     for key, value in (COMMON | architecture.keys).items():
         _add(writer, key if key.startswith("tokenizer.") else f"{name}.{key}", value)
-    random_moe.add_tokenizer(writer, N_VOCAB)
+    random_weights.add_tokenizer(writer, N_VOCAB)
     return writer
 
 
@@ -175,7 +175,7 @@ def write_model(llama: Any, lib_dir: Path, name: str, architecture: Architecture
     ]
     writer = _writer(name, architecture, path)
     types = {tensor.name: kind for tensor, kind in _experts(tensors)}
-    quantizer = random_moe.Quantizer(lib_dir)
+    quantizer = random_weights.Quantizer(lib_dir)
     rng = np.random.default_rng(7)
     for tensor in tensors:
         values = _values(tensor, rng)
