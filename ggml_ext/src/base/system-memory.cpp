@@ -14,6 +14,15 @@ namespace hobbit {
 
 static constexpr uint64_t UNLIMITED = std::numeric_limits<uint64_t>::max();
 
+static std::string & system_root() {
+    static std::string folder;
+    return folder;
+}
+
+void set_system_root(const std::string & folder) {
+    system_root() = folder;
+}
+
 uint64_t resident_memory() {
     std::ifstream in("/proc/self/statm");
     uint64_t      total    = 0;
@@ -44,8 +53,10 @@ static uint64_t read_limit(const std::string & path) {
     return in >> value ? value : UNLIMITED; // "max", or no such file
 }
 
-uint64_t cgroup_room(const std::string & dir, const char * limit_file, const char * usage_file,
-                     const char * cache_key) {
+// What one memory cgroup leaves: the limit in its folder `dir`, less its use that cannot be reclaimed from the page
+// cache, which memory.stat has under `cache_key`.
+static uint64_t cgroup_room(const std::string & dir, const char * limit_file, const char * usage_file,
+                            const char * cache_key) {
     const uint64_t limit = read_limit(dir + limit_file);
     const uint64_t usage = read_limit(dir + usage_file);
     if (limit == UNLIMITED || usage == UNLIMITED) {
@@ -59,7 +70,7 @@ uint64_t cgroup_room(const std::string & dir, const char * limit_file, const cha
 
 // /proc/self/cgroup: "0::/path" for v2, "7:memory:/path" for v1. The limits of all ancestors hold.
 static uint64_t cgroups_room() {
-    std::ifstream in("/proc/self/cgroup");
+    std::ifstream in(system_root() + "/proc/self/cgroup");
     std::string   line;
     uint64_t      room = UNLIMITED;
     while (std::getline(in, line)) {
@@ -75,7 +86,7 @@ static uint64_t cgroups_room() {
         }
         std::string path = line.substr(second + 1);
         while (true) {
-            const std::string dir = (v2 ? "/sys/fs/cgroup" : "/sys/fs/cgroup/memory") + path + "/";
+            const std::string dir = system_root() + (v2 ? "/sys/fs/cgroup" : "/sys/fs/cgroup/memory") + path + "/";
             room = std::min(room, v2 ? cgroup_room(dir, "memory.max", "memory.current", "inactive_file")
                                      : cgroup_room(dir, "memory.limit_in_bytes", "memory.usage_in_bytes",
                                                    "total_inactive_file"));
@@ -90,7 +101,7 @@ static uint64_t cgroups_room() {
 
 uint64_t available_memory() {
     uint64_t kilobytes = 0;
-    if (!read_field("/proc/meminfo", "MemAvailable:", kilobytes)) {
+    if (!read_field(system_root() + "/proc/meminfo", "MemAvailable:", kilobytes)) {
         kilobytes = uint64_t(sysconf(_SC_PHYS_PAGES)) * uint64_t(sysconf(_SC_PAGESIZE)) / 1024;
     }
     return std::min(kilobytes * 1024, cgroups_room());

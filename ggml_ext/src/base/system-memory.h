@@ -9,16 +9,15 @@
 
 namespace hobbit {
 
+// Where /proc and /sys are found, "" at first: for tests, which make a machine of their own. Not thread-safe.
+void set_system_root(const std::string & folder);
+
 // Bytes of memory that this process holds now.
 uint64_t resident_memory();
 
 // Bytes that this process may still take without swapping or being killed: the minimum of the machine's available
 // memory and the free rest of its memory cgroups (v1 or v2).
 uint64_t available_memory();
-
-// What one memory cgroup leaves: the limit in its folder `dir`, less its use that cannot be reclaimed from the page
-// cache, which memory.stat has under `cache_key`. UINT64_MAX without a limit.
-uint64_t cgroup_room(const std::string & dir, const char * limit_file, const char * usage_file, const char * cache_key);
 
 constexpr size_t HUGE_PAGE = 2u << 20;
 

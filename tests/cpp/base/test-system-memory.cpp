@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "base/system-memory.h"
 
-#include "fixtures/temp-dir.h"
+#include "fixtures/fake-machine.h"
 
 #include <cstring>
 #include <doctest/doctest.h>
@@ -32,16 +32,62 @@ TEST_CASE("what is available is something, and less than the machine has") {
     CHECK(available_memory() < machine);
 }
 
+TEST_CASE("without a limit the machine's available memory counts") {
+    const fake_machine machine(1000 * MiB);
+    CHECK(available_memory() == 1000 * MiB); // no cgroups at all
+    machine.write("proc/self/cgroup", "0::/user.slice\n");
+    machine.write("sys/fs/cgroup/user.slice/memory.max", "max\n");
+    machine.write("sys/fs/cgroup/user.slice/memory.current", "70000\n");
+    CHECK(available_memory() == 1000 * MiB);
+}
+
 TEST_CASE("a cgroup leaves its limit less what it uses, but for the page cache") {
-    const temp_dir    folder;
-    const std::string dir   = folder.path("");
-    const auto        write = [&](const char * name, const char * text) { folder.write(name, text); };
-    const auto        room  = [&] { return cgroup_room(dir, "memory.max", "memory.current", "inactive_file"); };
-    CHECK(room() == UINT64_MAX);
-    write("memory.max", "100000\n");
-    write("memory.current", "70000\n");
-    write("memory.stat", "anon 1\ninactive_file 20000\n");
-    CHECK(room() == 50000);
-    write("memory.max", "max\n");
-    CHECK(room() == UINT64_MAX);
+    const fake_machine machine(1000 * MiB);
+    machine.write("proc/self/cgroup", "0::/a\n");
+    machine.write("sys/fs/cgroup/a/memory.max", "100000\n");
+    CHECK(available_memory() == 1000 * MiB); // whose use is not known
+    machine.write("sys/fs/cgroup/a/memory.current", "70000\n");
+    CHECK(available_memory() == 30000); // without memory.stat
+    machine.write("sys/fs/cgroup/a/memory.stat", "anon 1\ninactive_file 20000\n");
+    CHECK(available_memory() == 50000);
+    machine.write("sys/fs/cgroup/a/memory.stat", "inactive_file 80000\n"); // more than is in use
+    CHECK(available_memory() == 100000);
+    machine.write("sys/fs/cgroup/a/memory.stat", "inactive_file 0\n");
+    machine.write("sys/fs/cgroup/a/memory.current", "200000\n"); // above the limit, which was lowered
+    CHECK(available_memory() == 0);
+}
+
+TEST_CASE("the tightest of a cgroup and its ancestors holds") {
+    const fake_machine machine(1000 * MiB);
+    machine.write("proc/self/cgroup", "0::/a/b/c\n");
+    const auto limit = [&](const std::string & folder, const char * bytes) {
+        machine.write("sys/fs/cgroup" + folder + "/memory.max", bytes);
+        machine.write("sys/fs/cgroup" + folder + "/memory.current", "1000\n");
+    };
+    limit("/a/b/c", "max\n");
+    limit("/a/b", "50000\n");
+    limit("/a", "90000\n");
+    CHECK(available_memory() == 49000);
+    limit("", "40000\n"); // a container sees its own cgroup as the root
+    CHECK(available_memory() == 39000);
+    limit("/a/b/c", "30000\n");
+    CHECK(available_memory() == 29000);
+}
+
+TEST_CASE("version 1 has the memory of all descendants in a hierarchy of its own") {
+    const fake_machine machine(1000 * MiB);
+    machine.write("proc/self/cgroup", "9:cpu,cpuacct:/x\n7:memory:/docker/1\n0::/y\nnonsense\n");
+    machine.write("sys/fs/cgroup/memory/docker/1/memory.limit_in_bytes", "100000\n");
+    machine.write("sys/fs/cgroup/memory/docker/1/memory.usage_in_bytes", "70000\n");
+    machine.write("sys/fs/cgroup/memory/docker/1/memory.stat", "inactive_file 5\ntotal_inactive_file 20000\n");
+    CHECK(available_memory() == 50000);
+    machine.write("sys/fs/cgroup/memory/docker/memory.limit_in_bytes", "80000\n");
+    machine.write("sys/fs/cgroup/memory/docker/memory.usage_in_bytes", "75000\n");
+    CHECK(available_memory() == 5000);
+    machine.write("sys/fs/cgroup/x/memory.max", "1\n"); // of another controller
+    machine.write("sys/fs/cgroup/x/memory.current", "0\n");
+    CHECK(available_memory() == 5000);
+    machine.write("sys/fs/cgroup/memory/docker/1/memory.limit_in_bytes", "9223372036854771712\n"); // none
+    machine.write("sys/fs/cgroup/memory/docker/memory.limit_in_bytes", "9223372036854771712\n");
+    CHECK(available_memory() == 1000 * MiB);
 }

@@ -249,6 +249,29 @@ TEST_CASE("a prefetch counts as a demand from the moment it is demanded") {
     CHECK(counters.disk_demand_ns >= uint64_t(slept.count()));
 }
 
+TEST_CASE("the time in which computation waits for a read counts once") {
+    fake_reader reader;
+    stats       counters;
+    blocks      memory(1);
+    load_state  state;
+    loader      l(reader, counters, 1);
+    l.submit(state, part_id::up, block_at(0), { memory[0] }, load_urgency::demand);
+    reader.wait_begun(1);
+    std::thread opener([&] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        reader.open_gate();
+    });
+    const auto  start = std::chrono::steady_clock::now();
+    CHECK(l.wait(state, part_id::up).ok());
+    const auto took = std::chrono::nanoseconds(std::chrono::steady_clock::now() - start);
+    opener.join();
+    const uint64_t stalled = counters.stall_ns;
+    CHECK(stalled <= uint64_t(took.count()));
+    CHECK(stalled >= uint64_t(took.count()) / 2);
+    CHECK(l.wait(state, part_id::up).ok()); // it is there
+    CHECK(counters.stall_ns == stalled);
+}
+
 TEST_CASE("after an error nothing is on the way, and states can be given up") {
     fake_reader reader;
     stats       counters;

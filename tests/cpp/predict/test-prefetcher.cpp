@@ -137,6 +137,16 @@ TEST_CASE("predicted weights choose the precision, and a better resident one ser
     CHECK(skipped.counters.predicted_right == 2); // also named
     CHECK(skipped.counters.prefetched == 1);
 
+    engine        own(beliefs, 8, 8, thresholds); // a sequence that asks for everything in high precision
+    const int32_t sequence = 7;
+    const int32_t position = 1;
+    const int8_t  output   = 1;
+    own.thresholds.set(sequence, {});
+    own.batch.begin(1, &sequence, &position, &output);
+    own.reader.open_gate();
+    own.run_layer(0, { 0, 1 });
+    CHECK(own.cache().holds({ 1, 5 }, tier_id::high, ALL));
+
     engine no_low(beliefs, 8, 0, thresholds);
     no_low.reader.open_gate();
     no_low.run_layer(0, { 0, 1 });
