@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: MIT
+"""Prefetch predicts what numpy computes from the model's routers, applied a layer early."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import models
+import numpy as np
+import pytest
+import random_moe
+from architecture_models import write_model
+from architectures import ARCHITECTURES
+
+from pyhobbit.model.model_file import read_model_file
+from pyhobbit.model.router import Gating, Router
+from pyhobbit.native.ffi import llama
+from pyhobbit.quality.evaluate import Evaluator
+from pyhobbit.routing.observe import LayerEvent, Recorder
+from pyhobbit.settings.config import CacheConfig, EngineConfig, EvaluationConfig
+
+N_TOKENS = 192
+MIN_PREDICTED = 60  # tokens; trials leave others out
+SAME = 0.99  # of the tokens: products in half precision decide a few
+OTHER = 0.95  # what a wrong formula stays below
+
+
+@dataclass(frozen=True)
+class Run:
+    """T tokens one by one. predicted, right: [T], by the engine's counters.
+
+    inputs: float32 [T, L, D], of the routers.  experts: [T, L, K].
+    """
+
+    routers: list[Router]
+    predicted: np.ndarray
+    right: np.ndarray
+    inputs: np.ndarray
+    experts: np.ndarray
+
+
+def _computed(path: Path) -> Run:
+    cache = CacheConfig(pools=64 << 20, prefetch=1)
+    config = EvaluationConfig(engine=EngineConfig(cache=cache, n_ctx=N_TOKENS, n_threads=1), one_by_one=True)
+    counts: list[tuple[int, int]] = []
+    with Evaluator(path, config) as evaluator:
+        recorder = Recorder(1, N_TOKENS, evaluator.info.n_layers, 1 << 30)
+
+        def observe(event: LayerEvent) -> None:
+            if event.layer == 0:
+                counts.append((evaluator.stats.predicted, evaluator.stats.predicted_right))
+            recorder(event)
+
+        text = (models.TINY / "heldout.txt").read_text(encoding="utf-8")
+        with evaluator.observing(observe):
+            evaluator.reference(evaluator.chunks(text[:4000])[:1])
+        counts.append((evaluator.stats.predicted, evaluator.stats.predicted_right))
+    seen = recorder.observations()
+    assert seen.inputs is not None
+    model = read_model_file(path)
+    routers = model.routers([model.blocks[layer] for layer in seen.layers])
+    assert routers is not None
+    predicted, right = np.diff(counts, axis=0).T
+    return Run(routers, predicted, right, seen.inputs, seen.experts)
+
+
+def _agreement(run: Run, **changes: object) -> float:
+    """Share of the tokens with predictions for which numpy finds as many right ones as the engine."""
+    right = np.zeros(len(run.right), int)
+    for layer, router in enumerate(run.routers[1:], 1):
+        half = router.weight.astype(np.float16).astype(np.float32)
+        early = replace(router, weight=half, n_groups=1, **changes)
+        guess = early.choose(run.inputs[:, layer - 1], run.experts.shape[2])
+        right += (guess[:, :, None] == run.experts[:, layer, None, :]).any(axis=2).sum(axis=1)
+    told = run.predicted > 0
+    return float((right == run.right)[told].mean())
+
+
+def _random_model(arch: str, folder: Path) -> Path:
+    path = folder / f"{arch}.gguf"
+    shape = replace(random_moe.ARCHS[arch].shape, n_layer=6, n_expert=8, n_used=4)
+    random_moe.write_model(random_moe.declare(arch, shape, "q8_0"), path, models.lib_dir())
+    return path
+
+
+def _listed_model(arch: str, folder: Path) -> Path:
+    path = folder / f"{arch}.gguf"
+    write_model(llama.llama_cpp, models.lib_dir(), arch, ARCHITECTURES[arch], path)
+    return path
+
+
+# With what else numpy must not agree.
+WRONG: dict[str, list[dict[str, object]]] = {
+    "qwen3moe": [],
+    "gpt-oss": [{"bias": None}],
+    "glm4moe": [{"gating": Gating.SOFTMAX}, {"selection_bias": None}],
+    "deepseek2": [{"gating": Gating.SOFTMAX}, {"selection_bias": None}],
+    "deepseek4": [{"gating": Gating.SOFTMAX}, {"selection_bias": None}],
+}
+
+
+@pytest.mark.parametrize("arch", WRONG)
+def test_predictions_are_those_of_the_routers(arch: str, tmp_path: Path) -> None:
+    path = (_random_model if arch in random_moe.ARCHS else _listed_model)(arch, tmp_path)
+    run = _computed(path)
+    told = run.predicted > 0
+    assert told.sum() >= MIN_PREDICTED
+    assert set(run.predicted[told].tolist()) == {(len(run.routers) - 1) * run.experts.shape[2]}
+    assert _agreement(run) >= SAME
+    for changes in WRONG[arch]:
+        assert _agreement(run, **changes) < OTHER, changes
