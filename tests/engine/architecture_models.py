@@ -114,6 +114,8 @@ def expected_tensors(llama: Any, lib_dir: Path, metadata: Path) -> list[Tensor]:
     base.gguf_init_from_file.restype = ctypes.c_void_p
     base.gguf_init_from_file.argtypes = [ctypes.c_char_p, _GgufParams]
     base.gguf_free.argtypes = [ctypes.c_void_p]
+    params = llama.llama_model_default_params()
+    params.load_mtp = True  # a model without draft layers has none then
     found: dict[str, Tensor] = {}
 
     def note(tensor: int, _: int) -> None:
@@ -128,7 +130,7 @@ def expected_tensors(llama: Any, lib_dir: Path, metadata: Path) -> list[Tensor]:
     make.restype = ctypes.c_void_p
     make.argtypes = [ctypes.c_void_p, callback, ctypes.c_void_p, llama.llama_model_params]
     context = base.gguf_init_from_file(bytes(metadata), _GgufParams(True, None))
-    model = make(context, callback(note), None, llama.llama_model_default_params())
+    model = make(context, callback(note), None, params)
     base.gguf_free(context)
     if not model:
         raise ValueError(f"llama.cpp makes no model from {metadata.name}")

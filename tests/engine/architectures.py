@@ -125,7 +125,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         kept=r"ffn_down_exps\.scale$|ffn_gate_inp\.scale$|rope_freqs",
     ),
     "glm-dsa": _of(_MLA, _INDEXER, _NORMED),
-    "glm4moe": _of(_NORMED),
+    "glm4moe": _of(_NORMED, block_count=5, nextn_predict_layers=1),
     "glm5-next": _of(
         _MLA,
         _KDA,
