@@ -65,10 +65,10 @@ def arms(model: Path, thresholds: Sequence[str], pools: int | None) -> dict[str,
     return {**found, "all low": Strict(pools=pools, t1=0.0, t2=1.0, rule="random")}
 
 
-def prompts(text: str, n: int) -> list[str]:
+def prompts(text: str, n: int, n_characters: int = PROMPT_CHARACTERS) -> list[str]:
     """Pieces of a text, evenly spaced, from the begin of a line on."""
     starts = [text.find("\n", i * len(text) // n) + 1 for i in range(n)]
-    return [text[start : start + PROMPT_CHARACTERS] for start in starts]
+    return [text[start : start + n_characters] for start in starts]
 
 
 def generate(engine: Engine, prompt: str, n_tokens: int, sampling: SamplingConfig) -> list[int]:

@@ -103,7 +103,7 @@ def main() -> None:
         model.symlink_to(source)
         counts, kept = uses_path(model), Path(folder) / "kept"
         cache = CacheConfig(pools=int(args.share * expert_bytes(model)), remember=True)
-        config = EngineConfig(cache, n_ctx=1024)
+        config = EngineConfig(cache, n_ctx=512)
         with Engine(model, config) as engine:
             for prompt in earlier:
                 answer(engine, prompt, args.tokens)

@@ -25,6 +25,8 @@ def answer_figures(stats: Stats, finish: Finish | None, n_context: int) -> list[
         parts.append(f"{rate:.1f} token/s")
     if (first_s := stats.time_to_first_token_s) is not None:
         parts.append(f"first token after {first_s:.2f} s")
+    if stats.drafted_tokens:
+        parts.append(f"{stats.accepted_tokens} of {stats.drafted_tokens} drafts right")
     if stats.info.cached:
         parts += _cache_figures(stats)
     memory = format_size(stats.peak_rss_bytes)

@@ -49,6 +49,8 @@ def _add_prompt(parser: argparse.ArgumentParser) -> None:
     add("-q", "--quiet", action="store_true", help="show the answers, no figures and no thinking")
     beams = "search N texts at a time and print the likeliest; for -p or --file, in place of sampling"
     add("--beams", type=int, metavar="N", help=beams)
+    drafts = "compute up to N tokens that the text suggests in one pass, while that pays (default: 0)"
+    add("--drafts", type=int, default=0, metavar="N", help=drafts)
     add("--stats-json", type=Path, metavar="FILE", help="write counters and times to this file")
 
 
@@ -73,8 +75,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _config(args: argparse.Namespace) -> ChatConfig:
-    engine = engine_config(args, args.ctx)
+    engine = replace(engine_config(args, args.ctx), n_drafts=args.drafts)
+    if args.drafts and args.trace is not None:
+        raise ConfigError("--trace records each token once, and wrong drafts are tokens too; leave --drafts out")
     if args.beams is not None:
+        if args.drafts:
+            raise ConfigError("--drafts follows one text, and --beams several; leave one of them out")
         engine = replace(engine, n_beams=args.beams)
         if drawn := [name for name in SAMPLING_HELP if getattr(args, name) is not None]:
             option = f"--{drawn[0].replace('_', '-')}"

@@ -15,6 +15,7 @@ from pyhobbit.engine.beams import Hypothesis, search
 from pyhobbit.engine.branches import Branches
 from pyhobbit.engine.chat_format import ChatFormat, ChatPrompt, Message
 from pyhobbit.engine.closing import Closing
+from pyhobbit.engine.drafts import Decoder, Governor
 from pyhobbit.engine.llama import Sampler, Watch, can_fit, opening
 from pyhobbit.engine.plan import fit
 from pyhobbit.engine.reader import ChatReader, Said, TextReader
@@ -87,6 +88,7 @@ class Engine(Closing):
         self._answer: object | None = None  # of the generator that the KV cache belongs to
         self._counters: Counter[str] = Counter()  # fields of Stats
         self._session: Session | None = None
+        self._governor = Governor(self._config.n_drafts) if self._config.n_drafts else None
         self._load_s = 0.0
 
     def __enter__(self) -> "Engine":
@@ -219,6 +221,7 @@ class Engine(Closing):
         n_free = context.n_ctx - len(context.tokens) - len(pending) + 1
         limit = n_free if max_tokens is None else min(max_tokens, n_free)
         sampler = Sampler(sampling or SamplingConfig(), model.n_vocab())
+        decoder = Decoder(context, sampler, self._governor)
         previous_s = None
 
         def piece(said: Said, token: int | None, time_s: float, finish: Finish | None) -> Piece:
@@ -226,10 +229,10 @@ class Engine(Closing):
 
         try:
             for n in count(1):
-                if not context.evaluate(pending, watch) or self._interrupted:
+                token = decoder.next(pending, limit - n + 1, watch)
+                if token is None or self._interrupted:
                     yield piece(reader.end(False), None, time.perf_counter() - start, "interrupted")
                     return
-                token = sampler.sample(context)
                 now_s = time.perf_counter() - start
                 if model.ends_answer(token):
                     yield piece(reader.end(True), None, now_s, "stop")
@@ -247,6 +250,7 @@ class Engine(Closing):
         finally:
             if self._answer is answer:
                 self._interrupted = False
+            self._counters.update(drafted_tokens=decoder.n_drafted, accepted_tokens=decoder.n_accepted)
             sampler.close()
 
     def _watch(self, n_tokens: int, on_prompt: Callable[[int, int], None]) -> Watch:

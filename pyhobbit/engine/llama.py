@@ -160,6 +160,11 @@ class Model:
     def n_embd(self) -> int:
         return llama.llama_model_n_embd(self.pointer)
 
+    def has_state(self) -> bool:
+        """Whether a sequence has a state that cannot go back to an earlier token."""
+        is_recurrent = llama.llama_model_is_recurrent(self.pointer)
+        return is_recurrent or llama.llama_model_is_hybrid(self.pointer)
+
     def n_ctx_train(self) -> int:
         return llama.llama_model_n_ctx_train(self.pointer)
 
@@ -236,6 +241,11 @@ class Context:
             if not self._decode(batch):
                 return False
         return True
+
+    def verify(self, tokens: Sequence[int]) -> bool:
+        """As evaluate(), with the logits after each token; the context must have been made for so many."""
+        llama.llama_set_abort_callback(self.pointer, self._abort, None)
+        return self._decode(tokens, all_logits=True)
 
     def _is_aborted(self) -> bool:
         now = time.monotonic()
@@ -340,8 +350,9 @@ class Sampler:
             llama.llama_sampler_init_dist(_RANDOM_SEED if config.seed is None else config.seed),
         ]
 
-    def sample(self, context: Context) -> int:
-        return llama.llama_sampler_sample(self.pointer, context.pointer, -1)
+    def sample(self, context: Context, i: int = -1) -> int:
+        """From the logits after token i of the last computation."""
+        return llama.llama_sampler_sample(self.pointer, context.pointer, i)
 
     def close(self) -> None:
         llama.llama_sampler_free(self.pointer)

@@ -71,13 +71,18 @@ class Session(Closing):
 
 
 def one_sequence(config: EngineConfig) -> SetContext:
-    """The context in which an engine generates: the logits of one token of each sequence at a time."""
+    """The context in which an engine generates: the logits of one token of each sequence, or of drafts."""
 
     def fill(params: Any, model: Model) -> None:
+        if config.n_drafts and model.has_state():
+            raise HobbitError(
+                f"{model.path.name} has layers whose state cannot go back, as drafts need; leave drafts out"
+            )
         params.n_ctx = config.context_tokens(model.n_ctx_train())
         n_batch = min(config.n_batch or config.batches[0], params.n_ctx)
         params.n_batch = params.n_ubatch = max(n_batch, config.n_beams)
-        params.n_outputs_max = params.n_seq_max = config.n_beams
+        params.n_outputs_max = max(config.n_beams, 1 + config.n_drafts)
+        params.n_seq_max = config.n_beams
         params.kv_unified = config.n_beams > 1
         params.n_threads = params.n_threads_batch = computing_threads(config.n_threads)
 

@@ -92,7 +92,8 @@ class Stats:
 
     answers: those with at least one token.  prompt_tokens: all tokens of the prompts; prompt_tokens_evaluated
     leaves out those still in the KV cache.  decoded_tokens: generated, but for the first of each answer;
-    decode_s: the time they took.  first_tokens_s: the time to the first tokens.
+    decode_s: the time they took.  first_tokens_s: the time to the first tokens.  drafted_tokens: that were
+    computed ahead; accepted_tokens: those of them that were right.
     """
 
     info: ModelInfo
@@ -106,6 +107,8 @@ class Stats:
     decoded_tokens: int = 0
     first_tokens_s: float = 0.0
     decode_s: float = 0.0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
     def since(self, earlier: "Stats") -> "Stats":
         """What was done after `earlier` was taken of the same engine; sizes and load_s are those of now."""
@@ -169,6 +172,8 @@ class Stats:
             lines[0] += f", first token after {self.time_to_first_token_s:.2f} s"
         if self.decode_tokens_per_second is not None:
             lines[0] += f", then {self.decode_tokens_per_second:.2f} tokens/s"
+        if self.drafted_tokens:
+            lines[0] += f", {self.accepted_tokens} of {self.drafted_tokens} drafts right"
         lines[0] += f", peak memory {format_size(self.peak_rss_bytes)}"
         if self.info.memory is not None:
             lines[0] += f" of {format_size(self.info.memory)}"

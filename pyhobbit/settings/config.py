@@ -202,6 +202,8 @@ class EngineConfig:
     n_ctx: tokens of context; None takes what the model was trained for, at most `max_default_ctx`.
     n_batch: prompt tokens per pass, at most `max_batch`; None takes the best of `batches` that memory allows
     (pyhobbit.engine.batch).  n_beams: that a search may keep, at most `max_beams`.
+    n_drafts: tokens that the text suggests and a pass computes with the last one, at most `max_drafts`, and
+    fewer where measured time says so (pyhobbit.engine.drafts).
     n_threads: at most `max_threads`; None takes one per processor core.
     verbose: show llama.cpp's log on standard error.
     """
@@ -210,12 +212,14 @@ class EngineConfig:
     n_ctx: int | None = None
     n_batch: int | None = None
     n_beams: int = 1
+    n_drafts: int = 0
     n_threads: int | None = None
     verbose: bool = False
 
     batches: ClassVar[tuple[int, ...]] = (512, 1024, 2048, 4096)
     max_batch: ClassVar[int] = 1 << 16
     max_beams: ClassVar[int] = 64
+    max_drafts: ClassVar[int] = 15
 
     max_default_ctx: ClassVar[int] = 4096
     max_threads: ClassVar[int] = 512  # GGML_MAX_N_THREADS
@@ -232,6 +236,11 @@ class EngineConfig:
         _require(
             self.n_beams <= self.max_beams,
             f"n_beams is {self.n_beams}; a search keeps at most {self.max_beams}",
+        )
+        _require_number("n_drafts", self.n_drafts, "whole number")
+        _require(
+            0 <= self.n_drafts <= self.max_drafts,
+            f"n_drafts is {self.n_drafts}; it must lie between 0 and {self.max_drafts}",
         )
         _require(
             self.n_threads is None or self.n_threads <= self.max_threads,

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -60,17 +61,41 @@ def test_beams_print_the_likeliest_text(run_pyhobbit: RunPyhobbit, tiny_gguf: Pa
     assert done.stdout == best.removesuffix("\n") + "\n"
 
 
+def test_drafts_print_the_same_text_and_how_many_were_right(
+    run_pyhobbit: RunPyhobbit, tiny_gguf: Path
+) -> None:
+    arguments = (
+        "chat",
+        tiny_gguf,
+        "-p",
+        "for i in range(10):\n    print(i)\n" * 4,
+        "-n",
+        48,
+        "--pools",
+        "8M",
+    )
+    none = run_pyhobbit(*arguments, *GREEDY)
+    drafted = run_pyhobbit(*arguments, *GREEDY, "--drafts", 7)
+    assert drafted.returncode == 0, drafted.stderr
+    assert drafted.stdout == none.stdout
+    assert re.search(r"[1-9]\d* of \d+ drafts right", drafted.stderr)
+    assert "drafts" not in none.stderr
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (("--beams", 0), "n_beams is 0; it must be positive"),
+        (("--drafts", 16), "n_drafts is 16; it must lie between 0 and 15"),
+        (("--beams", 2, "--drafts", 3), "--drafts follows one text, and --beams several"),
+        (("--drafts", 3, "--trace", "t.csv"), "--trace records each token once"),
         (
             ("--beams", 2, "--seed", 1),
             "--seed draws tokens at random, and --beams does not; leave one of them out",
         ),
     ],
 )
-def test_beams_that_cannot_be_are_refused(
+def test_beams_and_drafts_that_cannot_be_are_refused(
     options: tuple[object, ...], message: str, run_pyhobbit: RunPyhobbit, tiny_gguf: Path
 ) -> None:
     done = run_pyhobbit("chat", tiny_gguf, "-p", PROMPT, *options)

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: MIT
+"""Speculative decoding: tokens that the text itself suggests are computed in one pass with the last token.
+
+The model's own choice after each of them decides how many count (Leviathan et al., arXiv 2211.17192, with a
+lookup in the text in place of a draft model).
+"""
+
+import time
+from collections.abc import Iterable
+
+from pyhobbit.engine.llama import Context, Sampler, Watch
+from pyhobbit.errors import HobbitError
+
+_N_GRAM = 3  # shorter ones suggest wrong tokens more often than right ones: bench/speculation.py
+
+
+class Lookup:
+    """What followed the last tokens of a text when they came before, the last time."""
+
+    def __init__(self, tokens: Iterable[int] = ()) -> None:
+        self._tokens: list[int] = []
+        self._after: dict[tuple[int, ...], int] = {}
+        self.extend(tokens)
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        """Appends tokens to the text."""
+        for token in tokens:
+            if len(self._tokens) >= _N_GRAM:
+                self._after[tuple(self._tokens[-_N_GRAM:])] = len(self._tokens)
+            self._tokens.append(token)
+
+    def draft(self, n: int) -> list[int]:
+        """At most n tokens; none where the last ones are new."""
+        place = self._after.get(tuple(self._tokens[-_N_GRAM:]))
+        return [] if place is None else self._tokens[place : place + n]
+
+
+class Governor:
+    """How many tokens to draft, at most `most`: as many as pay by measured time.
+
+    A pass with drafts earns its tokens and costs its time, in passes of one token. Drafts pause when they
+    have cost more than they earned, each time for longer; what they earned lets them lose a little again.
+    """
+
+    _LEAST_PLAIN = 4  # passes of one token before the first draft: the first ones read more
+    _CREDIT, _DEBT = 4.0, 1.0  # passes
+    _PAUSES = 32, 1024  # passes: the first one and the longest
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._width = 1
+        self._n_plain, self._plain_s = 0, 0.0
+        self._balance = 0.0
+        self._n_paused, self._pause = 0, self._PAUSES[0]
+
+    @property
+    def width(self) -> int:
+        """Tokens to draft for the next pass."""
+        return 0 if self._n_paused or self._n_plain < self._LEAST_PLAIN else self._width
+
+    def note(self, n_drafted: int, n_accepted: int, seconds: float) -> None:
+        """What a pass took, and how many of its drafts were right."""
+        if n_drafted == 0:
+            self._n_plain += 1
+            self._plain_s += (seconds - self._plain_s) / min(self._n_plain, 16)
+            self._n_paused = max(0, self._n_paused - 1)
+            return
+        self._balance = min(self._CREDIT, self._balance + n_accepted + 1 - seconds / self._plain_s)
+        if self._balance < -self._DEBT:
+            self._n_paused, self._pause = self._pause, min(2 * self._pause, self._PAUSES[1])
+            self._balance, self._width = 0.0, 1
+            return
+        if self._balance == self._CREDIT:
+            self._pause = self._PAUSES[0]
+        if n_accepted == n_drafted:
+            self._width = min(self._most, 2 * self._width + 1)
+        elif 2 * n_accepted < n_drafted:
+            self._width = max(1, self._width // 2)
+
+
+class Decoder:
+    """The tokens of one answer, one by one, while a pass may compute several.
+
+    The text before is what the context holds.  governor: None computes each token in a pass of its own.
+    """
+
+    def __init__(self, context: Context, sampler: Sampler, governor: Governor | None) -> None:
+        self.n_drafted = self.n_accepted = 0
+        self._context, self._sampler, self._governor = context, sampler, governor
+        self._lookup = Lookup(context.tokens if governor else ())
+        self._computed: list[int] = []  # those after the last one that was given out
+
+    def next(self, pending: list[int], n_wanted: int, watch: Watch | None = None) -> int | None:
+        """The token after these, or None when aborted; all before it are in the KV cache then.
+
+        n_wanted: tokens that are still asked for, and for which the context has room.
+        """
+        if self._computed:
+            return self._computed.pop(0)
+        if self._governor is not None:
+            self._lookup.extend(pending)
+            if len(pending) == 1:
+                drafted = self._lookup.draft(min(self._governor.width, n_wanted - 1))
+                return self._pass(self._governor, pending, drafted)
+        return self._sampler.sample(self._context) if self._context.evaluate(pending, watch) else None
+
+    def _pass(self, governor: Governor, pending: list[int], drafted: list[int]) -> int | None:
+        """Computes them; what the drafts foretold goes to _computed."""
+        context, start = self._context, time.perf_counter()
+        if not (context.verify([*pending, *drafted]) if drafted else context.evaluate(pending)):
+            return None
+        seconds = time.perf_counter() - start
+        found = [self._sampler.sample(context, 0 if drafted else -1)]
+        while len(found) <= len(drafted) and found[-1] == drafted[len(found) - 1]:
+            found.append(self._sampler.sample(context, len(found)))
+        n_accepted = len(found) - 1
+        governor.note(len(drafted), n_accepted, seconds)
+        self.n_drafted, self.n_accepted = self.n_drafted + len(drafted), self.n_accepted + n_accepted
+        if n_accepted < len(drafted):
+            self._take_back(len(drafted) - n_accepted)
+        self._lookup.extend(found[:-1])
+        self._computed = found[1:]
+        return found[0]
+
+    def _take_back(self, n: int) -> None:
+        n_kept = len(self._context.tokens) - n
+        self._context.truncate(n_kept)
+        if len(self._context.tokens) < n_kept:
+            raise HobbitError("this model cannot take tokens back, as drafts need it; open it without drafts")
