@@ -77,7 +77,9 @@ def run(args: argparse.Namespace) -> int:
 def _config(args: argparse.Namespace) -> ChatConfig:
     engine = replace(engine_config(args, args.ctx), n_drafts=args.drafts)
     if args.drafts and args.trace is not None:
-        raise ConfigError("--trace records each token once, and wrong drafts are tokens too; leave --drafts out")
+        raise ConfigError(
+            "--trace records each token once, and wrong drafts are tokens too; leave --drafts out"
+        )
     if args.beams is not None:
         if args.drafts:
             raise ConfigError("--drafts follows one text, and --beams several; leave one of them out")
