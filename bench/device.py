@@ -127,12 +127,14 @@ class Target:
     """The device, and the server that offers it.
 
     memory: bytes of host memory that the cache's arms may take.  newer: folder with a newer libllama.so.
+    newer_rpc: a server of that one, where it speaks another version of the protocol.
     """
 
     device: str
     rpc: str | None
     memory: int | None = None
     newer: Path | None = None
+    newer_rpc: str | None = None
 
     def describe(self, lib_dir: Path, copies: Sequence[int] = ()) -> dict[str, Any]:
         """What pyhobbit.bench.ggml_device tells, in a process of its own. Raises HobbitError."""
@@ -150,13 +152,17 @@ class Target:
             raise ConfigError(
                 "the arms newer and newer-cache need a newer llama.cpp; give its folder with --newer"
             )
-        self.describe(self.newer)
+        self.for_newer().describe(self.newer)
+
+    def for_newer(self) -> Target:
+        """The same device for the newer llama.cpp."""
+        return replace(self, rpc=self.newer_rpc or self.rpc)
 
     def job(self, config: runner.BenchConfig, experts: Experts, turn: runner.Turn, routes: Path) -> Job:
         """What the process of a turn is told."""
         job = replace(runner.job(config, turn.arm, None, routes), device=self.device, rpc=self.rpc)
         if turn.arm.build == "newer":
-            job = replace(job, lib_dir=str(self.newer.resolve()))
+            job = replace(job, lib_dir=str(self.newer.resolve()), rpc=self.for_newer().rpc)
         if kind(turn.arm.name) == NEWER_CACHE:
             return replace(job, n_cpu_moe=len(experts.layers), moe_cache=experts.budget(turn.limit))
         if turn.arm.build != "ours":
@@ -270,11 +276,13 @@ def main() -> None:
     parser.add_argument("--rpc", metavar="HOST:PORT", help="ggml-rpc-server that offers it")
     newer = "libraries of newer llama.cpp for the device, which the arms newer and newer-cache need"
     parser.add_argument("--newer", type=Path, metavar="DIR", help=newer)
+    newer_rpc = "ggml-rpc-server of --newer (default: that of --rpc)"
+    parser.add_argument("--newer-rpc", metavar="HOST:PORT", help=newer_rpc)
     parser.add_argument("--memory", metavar="SIZE", help="host memory of our arms (default: all experts fit)")
     args = parser.parse_args()
     try:
         memory = None if args.memory is None else parse_size(args.memory)
-        target = Target(args.device, args.rpc, memory, args.newer)
+        target = Target(args.device, args.rpc, memory, args.newer, args.newer_rpc)
         target.describe(LIB_DIR)  # before a model is made
         known = {
             name: arm for name, arm in BY_NAME.items() if arm.build != "newer" or args.newer or args.arms

@@ -74,6 +74,7 @@ def command(run: Run, args: argparse.Namespace) -> list[str]:
     words += ["--rpc", args.rpc] if args.rpc else []
     for name in run.needs:
         words += [f"--{name}", str(getattr(args, name))]
+    words += ["--newer-rpc", args.newer_rpc] if args.newer_rpc and "newer" in run.needs else []
     return [*words, "--output", str(args.output / run.name.replace(" ", "-"))]
 
 
@@ -107,6 +108,7 @@ def main() -> int:
     add("--rpc", metavar="HOST:PORT", help="ggml-rpc-server that offers it")
     add("--stock", type=Path, required=True, metavar="DIR", help="unpatched llama.cpp for the device")
     add("--newer", type=Path, metavar="DIR", help="newer llama.cpp for the device")
+    add("--newer-rpc", metavar="HOST:PORT", help="its ggml-rpc-server (default: that of --rpc)")
     add("--calibration", type=Path, metavar="FILE", help="for the arm by price")
     add("--folder", type=Path, default=Path("/dev/shm/bench"), metavar="DIR", help="of generated models")
     add("--reps", type=int, default=1, metavar="N", help="repetitions (default: 1)")

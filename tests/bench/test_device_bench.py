@@ -133,6 +133,14 @@ def test_stock_keeps_the_experts_of_as_many_layers_in_host_memory_as_told(
         ({"device": "CPU"}, "the device 'CPU' computes in host memory; name one with memory of its own"),
         ({"limits": [0.5, 0.2]}, "those of one layer take 25.5 MiB; give at least 0.25"),
         ({"arms": "ours"}, "unknown arm 'ours'; choose one of stock, stock-repacked, newer"),
+        (
+            {"arms": "newer"},
+            "the arms newer and newer-cache need a newer llama.cpp; give its",
+        ),
+        (
+            {"arms": "newer", "newer": models.stock_dir(), "newer_rpc": "127.0.0.1:1"},
+            "no RPC server answers at 127.0.0.1:1",
+        ),
     ],
 )
 def test_what_cannot_be_is_one_sentence_before_anything_runs(
