@@ -8,32 +8,28 @@ namespace hobbit {
 static constexpr double MOST_COUNTED = 256.0; // uploads that the mean goes back
 static constexpr double FEW          = 16.0;  // uploads, which prove nothing
 
-using pairs = std::map<std::tuple<layer_id, uint32_t, term_id>, std::tuple<layer_id, uint32_t, term_id>>;
-
-// Ends the pair that `one` is in, with `others` the same pairs by their other expert.
-static void end_pair(pairs & ones, pairs & others, const pairs::key_type & one) {
-    const auto found = ones.find(one);
-    if (found != ones.end()) {
-        others.erase(found->second);
-        ones.erase(found);
+void upload_gain::end_pair(const key & one) {
+    const auto found = pairs_.find(one);
+    if (found != pairs_.end()) {
+        pairs_.erase(found->second.other);
+        pairs_.erase(found);
     }
 }
 
 void upload_gain::replaced(const expert_term & newcomer, const expert_term & victim) {
     const key in  = key_of(newcomer);
     const key out = key_of(victim);
-    end_pair(victims_, newcomers_, in);
-    end_pair(victims_, newcomers_, out);
-    end_pair(newcomers_, victims_, in);
-    end_pair(newcomers_, victims_, out);
-    victims_[in]     = out;
-    newcomers_[out]  = in;
-    sum_            -= sum_ / MOST_COUNTED;
-    n_uploads_      += 1.0 - n_uploads_ / MOST_COUNTED;
+    end_pair(in);
+    end_pair(out);
+    pairs_[in]   = { out, 1.0 };
+    pairs_[out]  = { in, -1.0 };
+    sum_        -= sum_ / MOST_COUNTED;
+    n_uploads_  += 1.0 - n_uploads_ / MOST_COUNTED;
 }
 
 void upload_gain::used(const expert_term & e) {
-    sum_ += double(victims_.count(key_of(e))) - double(newcomers_.count(key_of(e)));
+    const auto found  = pairs_.find(key_of(e));
+    sum_             += found == pairs_.end() ? 0.0 : found->second.gain;
 }
 
 double upload_gain::further_hits() const {

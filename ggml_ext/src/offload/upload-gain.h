@@ -29,10 +29,16 @@ class upload_gain {
 
     static key key_of(const expert_term & e) { return { e.id.layer, e.id.expert, e.term }; }
 
-    std::map<key, key> victims_;   // [newcomer]
-    std::map<key, key> newcomers_; // [victim]
-    double             sum_       = 0.0;
-    double             n_uploads_ = 0.0;
+    struct half {
+        key    other; // of the pair
+        double gain;  // of a use: 1 of the newcomer's, -1 of the victim's
+    };
+
+    void end_pair(const key & one);
+
+    std::map<key, half> pairs_; // [newcomer] and [victim]; an expert is in one pair
+    double              sum_       = 0.0;
+    double              n_uploads_ = 0.0;
 };
 
 } // namespace hobbit
