@@ -10,6 +10,10 @@ from pyhobbit.routing.trace import Trace
 
 COLUMNS = "turn,phase,step,layer,slot,expert,weight,residency,expert_bytes"
 
+RECORDED = Path(__file__).resolve().parent / "recorded"
+SHAPES = {"qwen3-30b-a3b": (48, 128, 6), "gpt-oss-120b": (36, 128, 2)}
+"""Of the recorded traces: layers, experts, experts used."""
+
 Row = tuple[int, int, int, int, int, int, float]
 """turn, phase, step, layer, slot, expert, weight"""
 
@@ -30,6 +34,16 @@ def write_trace(path: Path, rows: Iterable[Row], n_layers: int, n_experts: int, 
     lines += [",".join(map(str, row)) + ",0,1000" for row in rows]
     path.write_text("\n".join(lines) + "\n")
     return path
+
+
+def write_recorded(name: str, folder: Path) -> Path:
+    """A recorded trace of SHAPES as a file."""
+    with np.load(RECORDED / f"{name}.npz") as columns:
+        rows = zip(*(columns[each].tolist() for each in _RECORDED_COLUMNS), strict=True)
+        return write_trace(folder / f"{name}.csv", ((0, *row) for row in rows), *SHAPES[name])
+
+
+_RECORDED_COLUMNS = ("phase", "step", "layer", "slot", "expert", "weight")
 
 
 def letters(text: str) -> list[Row]:

@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: MIT
+import functools
 import json
+import re
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from traces import letters, ranked, write_trace
+from models import ROOT
+from traces import letters, ranked, write_recorded, write_trace
 
 from pyhobbit import CacheConfig, Engine, EngineConfig, SamplingConfig
 from pyhobbit.cli.main import main
-from pyhobbit.routing.trace import BELADY, Simulation, policy_names, pool_slots, read_trace, simulate
-
-TRACES = Path(__file__).resolve().parents[3] / "shared" / "traces"
+from pyhobbit.routing.trace import BELADY, Simulation, Trace, policy_names, pool_slots, read_trace, simulate
 
 
 @pytest.fixture
@@ -301,7 +303,8 @@ def test_a_replay_counts_what_the_engine_counted(
     assert result.hits_high > 0
 
 
-# Decode hit rates of the README beside the traces: Belady, LRU, LFU.
+TABLE = (ROOT / "docs/policies.md").read_text("utf-8").split("## Results")[1].split("With two pools")[0]
+# Decode hit rates of other simulators: Belady, LRU, LFU.
 REFERENCE = [
     ("qwen3-30b-a3b", 0.10, (0.756, 0.500, 0.510)),
     ("qwen3-30b-a3b", 0.20, (0.900, 0.741, 0.726)),
@@ -312,19 +315,38 @@ REFERENCE = [
 ]
 
 
+@functools.cache
+def _recorded(name: str) -> Trace:
+    with tempfile.TemporaryDirectory() as folder:
+        return read_trace(write_recorded(name, Path(folder)))
+
+
+def _simulation(trace: Trace, capacity: float, **settings: Any) -> Simulation:
+    slots, _ = pool_slots(trace.n_layers * trace.n_experts, capacity, 0.0, 1.0)
+    return Simulation(trace.n_layers, trace.n_experts, trace.n_used, slots, **settings)
+
+
 @pytest.mark.parametrize(("name", "capacity", "expected"), REFERENCE)
 def test_recorded_traces_give_the_reference_hit_rates_and_nothing_beats_the_bound(
     name: str, capacity: float, expected: tuple[float, float, float]
 ) -> None:
-    path = TRACES / f"{name}.route.csv"
-    if not path.exists():
-        pytest.skip("the recorded traces, shared/traces beside the checkout, are not there")
-    trace = read_trace(path)
-    slots, _ = pool_slots(trace.n_layers * trace.n_experts, capacity, 0.0, 1.0)
-    base = Simulation(trace.n_layers, trace.n_experts, trace.n_used, slots)
+    trace = _recorded(name)
+    base = _simulation(trace, capacity)
     rates = {
         policy: simulate(trace.routes, replace(base, policy=policy)).hit_rate
         for policy in [*policy_names(has_prior=False), BELADY]
     }
     assert [rates[BELADY], rates["lru"], rates["lfu"]] == pytest.approx(expected, abs=0.005)
     assert rates[BELADY] == max(rates.values())
+
+
+@pytest.mark.parametrize("policy", ["lru", "lfu", "hobbit", "echo"])
+def test_loads_per_token_are_those_of_the_page(policy: str) -> None:
+    """The first table of docs/policies.md, to 1 %."""
+    (row,) = re.findall(rf"^\| `{policy}`.*?\| (.*) \|$", TABLE, re.MULTILINE)
+    told = [float(cell.split()[0]) for cell in row.split(" | ")]
+    assert len(told) == len(REFERENCE)
+    for (name, capacity, _), loads in zip(REFERENCE, told, strict=True):
+        trace = _recorded(name)
+        result = simulate(trace.routes, _simulation(trace, capacity, policy=policy, floors=True))
+        assert result.misses_high / trace.n_decoded == pytest.approx(loads, rel=0.01)
