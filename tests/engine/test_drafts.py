@@ -69,7 +69,7 @@ def _texts(model: Path, n_drafts: int, n_ctx: int) -> tuple[list[list[int | None
             for prompt in (REPEATED, "def read_file(path):\n"):
                 pieces = list(engine.generate(prompt, N_TOKENS, sampling))
                 found.append([piece.token for piece in pieces])
-                assert engine.n_context_tokens < n_ctx
+                assert engine.n_context_tokens <= n_ctx
         stats = engine.stats()
     assert stats.generated_tokens == sum(token is not None for tokens in found for token in tokens)
     return found, stats.drafted_tokens, stats.accepted_tokens
@@ -84,17 +84,21 @@ def test_drafts_change_no_token(n_ctx: int) -> None:
     assert 0 < n_accepted <= n_drafted
 
 
-def test_an_answer_that_is_left_early_leaves_a_context_to_go_on_with() -> None:
-    config = EngineConfig(CacheConfig(pools=6 << 20, prefetch=0), n_ctx=256, n_drafts=7)
-    greedy = SamplingConfig(temp=0)
+def _left_early(n_drafts: int) -> list[str]:
+    """Answers to a text that ends within another answer, which was left there."""
+    config = EngineConfig(CacheConfig(pools=6 << 20, prefetch=0), n_ctx=256, n_drafts=n_drafts)
+    greedy, found = SamplingConfig(temp=0), []
     with Engine(models.tiny(), config) as engine:
-        whole = "".join(piece.text for piece in engine.generate(REPEATED, 48, greedy))
-        for n in range(8, 24):
-            answer = engine.generate(REPEATED, 48, greedy)
+        for n in range(8, 23, 2):
+            answer = engine.generate(REPEATED, 32, greedy)
             begin = "".join(next(answer).text for _ in range(n))
             answer.close()
-            rest = "".join(piece.text for piece in engine.generate(REPEATED + begin, 48, greedy))
-            assert (begin + rest).startswith(whole)
+            found.append("".join(piece.text for piece in engine.generate(REPEATED + begin, 16, greedy)))
+    return found
+
+
+def test_an_answer_that_is_left_early_leaves_a_context_to_go_on_with() -> None:
+    assert _left_early(7) == _left_early(0)
 
 
 def test_what_cannot_go_back_is_refused(tmp_path: Path) -> None:
