@@ -58,6 +58,20 @@ def test_host_memory_stands_between_the_device_and_the_disk(
     assert stats["bytes_transferred"] > stats["bytes_read"] > 0
 
 
+def test_a_second_start_finds_on_the_device_what_the_first_one_used(
+    tiny_gguf: Path, rpc: str, on_cpu: Result, tmp_path: Path
+) -> None:
+    model = tmp_path / "tiny.gguf"
+    model.symlink_to(tiny_gguf)
+    settings: dict[str, Override] = {"hobbit.pools": 64 << 20, "hobbit.remember": True}
+    first, second = (on_rpc.run(model, rpc, settings) for _ in range(2))
+    assert first.stats["misses_high"] > 0
+    assert second.stats["misses_high"] == 0  # though the first token came at once
+    assert second.stats["bytes_transferred"] > 0
+    for result in (first, second):
+        on_rpc.assert_same(result, on_cpu)
+
+
 def _least_budget(model: Path, rpc: str) -> int:
     with pytest.raises(RunError, match=r"memory budget of 1\.0 MiB is too small") as refused:
         on_rpc.run(model, rpc, {"hobbit.memory": 1 << 20})

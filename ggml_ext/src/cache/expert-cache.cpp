@@ -258,6 +258,13 @@ void expert_cache::fill(term_id term, const std::vector<expert_id> & experts) {
     std::for_each(brought.rbegin(), brought.rend(), [&](expert_id id) { sets_.touch(id, tier_of(term)); });
 }
 
+void expert_cache::await_fill() {
+    for (const expert_term & p : prefetched_) {
+        loader_.settle(load(p.id, p.term));
+    }
+    reap_prefetches();
+}
+
 void expert_cache::end_prefetch(layer_id layer) {
     sets_.end_protection(layer, n_experts_);
     for (const expert_term & p : prefetched_) {

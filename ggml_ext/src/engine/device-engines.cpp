@@ -247,7 +247,7 @@ void device_engines::start(run_state & run, rule_options rule, const std::vector
 }
 
 // What earlier runs used most is read while nothing else is to be done: the first tokens find it. Host memory has what
-// the devices have no slots for.
+// the devices have no slots for. The first computation waits for the devices' part; see compute().
 void device_engines::fill(const std::vector<expert_id> & most_used) {
     std::vector<term_id> terms = index_.stored_terms();
     std::reverse(terms.begin(), terms.end()); // the high one may be stored on the low one
@@ -256,6 +256,7 @@ void device_engines::fill(const std::vector<expert_id> & most_used) {
             place->fill(term, most_used);
         }
     }
+    is_filling_ = host_ != nullptr;
     for (size_t i = 0; host_ && i < terms.size(); i++) {
         const tier_id tier = tier_of(terms[i]);
 
@@ -274,6 +275,10 @@ status device_engines::compute(ggml_cgraph * graph, ggml_backend_dev_t device, i
     const auto is_there = [&](const auto & place) { return place->buffer_type()->device == device; };
     const auto place    = std::find_if(places_.begin(), places_.end(), is_there);
     GGML_ASSERT(place != places_.end());
+    for (size_t i = 0; is_filling_ && i < places_.size(); i++) {
+        places_[i]->await_fill();
+    }
+    is_filling_ = false;
     return (*place)->executor().compute(graph, inner, cpu);
 }
 

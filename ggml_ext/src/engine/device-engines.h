@@ -91,11 +91,12 @@ class device_engines {
     stats                                       host_stats_; // counters of host_
     given_routing                               given_;      // of the next batch, for the predictor of that name
     const ggml_backend_buffer_type_t            transfer_memory_;
-    std::unique_ptr<expert_cache>               host_;         // null: the pools themselves are in host memory
-    std::optional<expert_shapes>                kinds_;        // if the CPU computes some experts
-    std::unique_ptr<prefetcher>                 prefetcher_;   // null: no prefetch
-    std::vector<std::unique_ptr<device_engine>> places_;       // one for each device
-    std::vector<uint32_t>                       layer_places_; // [layer], index of places_
+    std::unique_ptr<expert_cache>               host_;               // null: the pools themselves are in host memory
+    std::optional<expert_shapes>                kinds_;              // if the CPU computes some experts
+    std::unique_ptr<prefetcher>                 prefetcher_;         // null: no prefetch
+    std::vector<std::unique_ptr<device_engine>> places_;             // one for each device
+    std::vector<uint32_t>                       layer_places_;       // [layer], index of places_
+    bool                                        is_filling_ = false; // the devices' pools
 };
 
 } // namespace hobbit
