@@ -48,7 +48,7 @@ _PASSED_ON = {
     "--api-key": ("KEY", "key that clients must send (default: none)"),
     "--parallel": ("N", "requests computed at the same time; they share cache and context (default: 4)"),
     "--ctx": ("N", f"tokens of context, for all requests together (default: {_CONTEXT})"),
-    "--cache-ram": ("MIB", "memory for old prompts, in addition to --memory (default: 0)"),
+    "--cache-ram": ("MIB", "memory for old prompts, a part of --memory (default: 0)"),
     "--threads": ("N", "for computing (default: one per core)"),
 }
 _TYPES = {bool: "bool", int: "int", float: "float", str: "str"}
@@ -79,6 +79,8 @@ _MEMORY_FLAGS = (
     "--tensor-split",
     "--ubatch-size",
 )
+# Load further models, of which nobody knows before what memory they take.
+_FURTHER_MODELS = ("--mmproj", "--mmproj-url", "--model-draft", "--hf-repo-draft")
 # Of a model's own options, those of llama-server.
 _SERVER_NAMES = {
     "ctx": "--ctx-size",
@@ -86,6 +88,7 @@ _SERVER_NAMES = {
     "max_tokens": "--n-predict",
     **{name: f"--{name.replace('_', '-')}" for name in SAMPLING_HELP},
 }
+_MIB = 1 << 20
 _BATCH = 2048  # llama-server's own --batch-size, which several passes compute
 _BATCH_FLAGS = ("--batch-size", "--ubatch-size")
 _LEAST_CONTEXT = 256
@@ -158,17 +161,20 @@ def run(args: argparse.Namespace) -> int:
             [
                 str(SERVER),
                 *_no_warmup(passed_on, flags),
-                *server_arguments(cache.settings(), args.batch, passed_on, flags),
+                *server_arguments(
+                    _of_model(cache, passed_on, flags).settings(), args.batch, passed_on, flags
+                ),
             ]
         )
     model = model_path(args)
     check_model_file(model)
     own = _add_model_options(args, model, flags)
     cache = cache_config(args)
-    plan = _check_memory(model, cache, args.batch, args.passed_on, flags)
+    of_model = _of_model(cache, args.passed_on, flags)
+    plan = _check_memory(model, of_model, args.batch, args.passed_on, flags)
     _report(model, plan, cache, own, _address(args.passed_on, flags))
     n_batch = plan.n_batch if plan is not None and plan.info.cached else args.batch
-    arguments = server_arguments(cache.settings(), n_batch, args.passed_on, flags)
+    arguments = server_arguments(of_model.settings(), n_batch, args.passed_on, flags)
     alias = () if _value(flags["--alias"], args.passed_on) is not None else ("--alias", model_stem(model))
     no_warmup = () if plan is not None and not plan.info.cached else _no_warmup(args.passed_on, flags)
     become([str(SERVER), "-m", str(model), *alias, *no_warmup, *arguments])
@@ -240,6 +246,31 @@ def _of_several(
     if not most.isdecimal() or int(most) == 0:
         raise ConfigError("the loaded models share --memory; give --models-max a number of at least 1")
     return replace(cache, memory=cache.memory // int(most)), passed_on
+
+
+def _of_model(cache: CacheConfig, passed_on: Sequence[str], flags: Mapping[str, Flag]) -> CacheConfig:
+    """The settings that the model gets of a process that --memory limits: old prompts are a part of it.
+
+    Raises ConfigError.
+    """
+    if cache.memory is None:
+        return cache
+    for name in _FURTHER_MODELS:
+        if _value(flags[name], passed_on) is not None:
+            raise ConfigError(
+                f"--memory limits the whole process, and what {name} takes is not known before; "
+                "give --pools in place of --memory"
+            )
+    prompts = str(_value(flags["--cache-ram"], passed_on, "0"))
+    if not prompts.isdecimal():
+        raise ConfigError(
+            f"--cache-ram {prompts} sets no limit, and --memory limits the whole process; "
+            "give a number of MiB"
+        )
+    left = cache.memory - int(prompts) * _MIB
+    if left <= 0:
+        raise ConfigError(f"--cache-ram {prompts} leaves nothing of --memory for the model; lower it")
+    return replace(cache, memory=left)
 
 
 def _check_batch(n_batch: int | None, passed_on: Sequence[str], flags: Mapping[str, Flag]) -> None:

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: MIT
 """The expert cache as a server's clients see it: counters, thresholds of a request, a failing disk."""
 
+import http.client
+import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import models
@@ -98,24 +101,23 @@ def test_thresholds_of_parallel_requests_do_not_mix(server: Server) -> None:
     alone, _ = server.logprobs(n=24, cache_prompt=False, hobbit=high)
     assert _distance(alone, server.logprobs(n=24, cache_prompt=False, hobbit=low)[0]) > 20 * SAME
 
-    beside = []
-    with ThreadPoolExecutor(2) as pool:
-        for _ in range(20):
-            if len(beside) == 3:
-                break
-            frugal = pool.submit(server.complete, "class Node:\n", 400, hobbit=low, ignore_eos=True)
-            while server.busy_slots() < 1:
-                assert not frugal.done()
-            asked = pool.submit(server.logprobs, n=24, cache_prompt=False, hobbit=high)
-            n_busy = 0
-            while not asked.done():
-                n_busy = max(n_busy, server.busy_slots())
-            if n_busy == 2 and not frugal.done():
-                beside.append(asked.result()[0])
-            frugal.result()
-    assert len(beside) == 3, "the requests were never computed together"
-    for each in beside:
-        assert _distance(each, alone) < SAME
+    with _beside(server, hobbit=low) as is_beside:
+        for _ in range(3):
+            each, _ = server.logprobs(n=24, cache_prompt=False, hobbit=high)
+            assert _distance(each, alone) < SAME
+        assert is_beside(), "the other answer ended before"
+
+
+@contextmanager
+def _beside(server: Server, **options: object) -> Iterator[Callable[[], bool]]:
+    """Within it, a long answer is computed; the function tells whether it still is. Leaving ends it."""
+    connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=60)
+    body = {"prompt": "class Node:\n", "n_predict": 480, "stream": True, "ignore_eos": True, **options}
+    with closing(connection):
+        connection.request("POST", "/completion", json.dumps(body), {"Content-Type": "application/json"})
+        with connection.getresponse() as answer:
+            assert b"data:" in answer.readline()  # the first token
+            yield lambda: server.busy_slots() == 1
 
 
 def _distance(ours: list[float], others: list[float]) -> float:
@@ -151,6 +153,27 @@ def test_what_lower_thresholds_computed_is_not_reused(tiny_gguf: Path, tmp_path:
         assert server.logprobs(prompt, hobbit={"t1": 1})[1] < n_prompt
         assert server.logprobs(prompt)[1] < n_prompt  # asks for less than there is
         assert server.logprobs(prompt, hobbit={"t1": 1})[1] == n_prompt
+
+
+def test_a_restored_slot_has_the_servers_thresholds(tiny_gguf: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "slots"
+    folder.mkdir()
+    options = ("--pools", "6M", "--t1", 0.6, "--t2", 0.95, "--prefetch", 0, "--parallel", 1)
+    prompt = PROMPT * 8
+    with serving(tiny_gguf, tmp_path / "log", *options, "--slot-save-path", f"{folder}/") as server:
+        _, n_prompt = server.logprobs(prompt)
+        assert server.request("/slots/0?action=save", {"filename": "slot"}).status == 200
+
+        def restore() -> None:
+            server.logprobs("class Node:\n" * 20, hobbit={"t2": 0}, cache_prompt=False)
+            assert server.request("/slots/0?action=restore", {"filename": "slot"}).status == 200
+
+        restore()
+        assert server.logprobs(prompt)[1] < n_prompt  # reused, whatever was computed in between
+        restore()
+        high, n_computed = server.logprobs(prompt, hobbit={"t1": 1})
+        assert n_computed == n_prompt
+        assert _distance(high, server.logprobs(prompt, hobbit={"t1": 1}, cache_prompt=False)[0]) < SAME
 
 
 @pytest.mark.parametrize("path", ["/completion", "/v1/completions", "/v1/chat/completions", "/v1/messages"])

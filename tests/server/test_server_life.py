@@ -70,9 +70,11 @@ def test_a_client_that_leaves_frees_its_slot(tiny_gguf: Path, tmp_path: Path) ->
             with _stream(server, n=450):
                 assert server.busy_slots() == 1
         _wait_until(lambda: server.busy_slots() == 0)
-        log = server.log.read_text(errors="replace")
-        assert "n_tokens = 45" not in log, "an answer was generated to its end"
         assert server.complete(n=4)
+        (computed,) = re.findall(
+            r"^llamacpp:tokens_predicted_total (\d+)", server.request("/metrics").text, re.M
+        )
+        assert int(computed) < 450, "an answer was generated to its end"
 
 
 @pytest.mark.parametrize("interrupt", [signal.SIGTERM, signal.SIGINT])
@@ -94,9 +96,9 @@ def test_a_signal_ends_it_while_it_reads_a_long_prompt(tiny_gguf: Path, tmp_path
         serving(tiny_gguf, tmp_path / "log", "--pools", "3M", *batch, *longer) as server,
         ThreadPoolExecutor(1) as pool,
     ):
+        before = server.cache()["layers_computed"]
         asked = pool.submit(server.request, "/completion", {"prompt": [65] * (n - 100), "n_predict": 1})
-        _wait_until(lambda: server.busy_slots() == 1)
-        time.sleep(1)
+        _wait_until(lambda: server.cache()["layers_computed"] > before)  # it computes
         assert not asked.done()
         server.process.terminate()
         assert server.process.wait(timeout=60) == 0
@@ -116,6 +118,23 @@ def test_a_wrong_key_is_refused(shared: Server, key: str) -> None:
     for path, body in (("/hobbit", None), ("/metrics", None), ("/completion", {"prompt": "a"})):
         assert shared.request(path, body, key).status == 401
     assert shared.request("/hobbit").status == 200
+
+
+def test_without_a_key_nothing_but_health_is_told(shared: Server) -> None:
+    for path, status in {"/hobbit": 401, "/metrics": 401, "/slots": 401, "/health": 200}.items():
+        with closing(http.client.HTTPConnection("127.0.0.1", _port(shared), timeout=60)) as connection:
+            connection.request("GET", path)
+            assert connection.getresponse().status == status, path
+
+
+def test_a_sleeping_server_keeps_its_figures_and_wakes(tiny_gguf: Path, tmp_path: Path) -> None:
+    options = ("--parallel", 1, "--pools", "3M", "--prefetch", 0, "--sleep-idle-seconds", 1)
+    with serving(tiny_gguf, tmp_path / "log", *options) as server:
+        text, awake = server.complete(n=8), server.cache()
+        _wait_until(lambda: server.request("/props").json["is_sleeping"])
+        assert server.cache() == awake
+        assert server.complete(n=8) == text
+        assert server.cache()["selections_high"] < 2 * awake["selections_high"]  # counted anew
 
 
 def test_an_over_long_prompt_is_a_clear_bad_request(shared: Server) -> None:
@@ -162,6 +181,11 @@ def test_a_busy_port_is_an_error_before_the_model_is_loaded(
         (("--t1", "0.9", "--t2", "0.5"), 2, "t1 (0.9) is above t2 (0.5)"),
         (("--memory", "1M", "--pools", "1M"), 1, "give one of them"),
         (("--memory", "1M"), 1, "memory budget of 1.0 MiB is too small"),
+        (("--memory", "1G", "--cache-ram", "1023"), 1, "memory budget of 1.0 MiB is too small"),
+        (("--memory", "1G", "--cache-ram", "1024"), 2, "leaves nothing of --memory"),
+        (("--memory", "1G", "--cache-ram", "-1"), 2, "--cache-ram -1 sets no limit"),
+        (("--memory", "1G", "--mmproj", "m.gguf"), 2, "what --mmproj takes is not known"),
+        (("--memory", "1G", "-md", "m.gguf"), 2, "what --model-draft takes is not known"),
         (("--hf-repo", "a/b"), 2, "both MODEL"),
         (("--policy", "nope"), 2, "policy is 'nope'; choose one of "),
         (("--ctx-size", "2000000000"), 1, "use a smaller --ctx"),
