@@ -49,10 +49,11 @@ def _checked(folder: Path, file: str, command: str) -> Path:
 
 
 @functools.cache
-def _folder() -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="pyhobbit-models-"))
-    atexit.register(shutil.rmtree, folder)
-    return folder
+def folder() -> Path:
+    """Of all these files."""
+    made = Path(tempfile.mkdtemp(prefix="pyhobbit-models-"))
+    atexit.register(shutil.rmtree, made)
+    return made
 
 
 def _call(*command: str | Path, **environment: str) -> None:
@@ -73,7 +74,7 @@ def _call(*command: str | Path, **environment: str) -> None:
 @functools.cache
 def tiny(float_type: str = "f16") -> Path:
     """The tiny trained model as llama.cpp's own converter writes it, in f32 or f16."""
-    path = _folder() / f"tiny-{float_type}.gguf"
+    path = folder() / f"tiny-{float_type}.gguf"
     search = os.pathsep.join([str(paths.VENDOR_DIR), str(paths.VENDOR_DIR / "gguf-py")])
     script = paths.VENDOR_DIR / "convert_hf_to_gguf.py"
     _call(
@@ -87,57 +88,57 @@ def tiny_experts(kind: str) -> Path:
     """The tiny model with its experts in `kind` and everything else as in tiny("f16"): a plain stock GGUF."""
     if kind == "f16":
         return tiny()
-    path = _folder() / f"tiny-{kind}.gguf"
+    path = folder() / f"tiny-{kind}.gguf"
     keep = ("--tensor-type", "attn=f16", "--token-embedding-type", "f16", "--output-tensor-type", "f16")
     # q8_0 stands for "quantise at all"; every matrix is named
     _call(stock_dir() / "llama-quantize", "--tensor-type", f"exps={kind}", *keep, tiny(), path, "q8_0", "2")
     return path
 
 
-def _convert(*arguments: str | Path) -> None:
+def convert(*arguments: str | Path) -> None:
     _call(sys.executable, ROOT / "convert/make_gguf.py", "--force", *arguments)  # whatever the sizes are
 
 
 @functools.cache
 def tiny_tiers(high: str, low: str) -> Path:
     """The tiny model with two tiers, from our converter."""
-    path = _folder() / f"tiny-{high}-{low}.gguf"
-    _convert("--low", low, "--high", high, TINY / "model", "-o", path)
+    path = folder() / f"tiny-{high}-{low}.gguf"
+    convert("--low", low, "--high", high, TINY / "model", "-o", path)
     return path
 
 
 @functools.cache
 def tiny_sidecar(kind: str, low: str) -> Path:
     """tiny_experts(kind) with a low tier in a file beside it."""
-    path = _folder() / "sidecar" / f"tiny-{kind}.gguf"
+    path = folder() / "sidecar" / f"tiny-{kind}.gguf"
     path.parent.mkdir(exist_ok=True)
     shutil.copyfile(tiny_experts(kind), path)
-    _convert("--low", low, "--sidecar", path)
+    convert("--low", low, "--sidecar", path)
     return path
 
 
 @functools.cache
 def tiny_residual(low: str, residual: str) -> Path:
     """The tiny model with experts of two parts, in one file."""
-    path = _folder() / f"tiny-{low}+{residual}.gguf"
-    _convert("--low", low, "--high", f"residual:{residual}", TINY / "model", "-o", path)
+    path = folder() / f"tiny-{low}+{residual}.gguf"
+    convert("--low", low, "--high", f"residual:{residual}", TINY / "model", "-o", path)
     return path
 
 
 @functools.cache
 def tiny_residual_sidecar(kind: str, low: str, residual: str) -> Path:
     """tiny_experts(kind) with two parts of its experts in a file beside it."""
-    path = _folder() / f"sidecar-{low}+{residual}" / f"tiny-{kind}.gguf"
+    path = folder() / f"sidecar-{low}+{residual}" / f"tiny-{kind}.gguf"
     path.parent.mkdir()
     shutil.copyfile(tiny_experts(kind), path)
-    _convert("--low", low, "--high", f"residual:{residual}", "--sidecar", path)
+    convert("--low", low, "--high", f"residual:{residual}", "--sidecar", path)
     return path
 
 
 @functools.cache
 def tiny_f32_experts(kind: str) -> Path:
     """tiny_experts(kind) with the same values in f32."""
-    path = _folder() / f"tiny-{kind}-f32.gguf"
+    path = folder() / f"tiny-{kind}-f32.gguf"
     keep = ("--tensor-type", "attn=f16", "--token-embedding-type", "f16", "--output-tensor-type", "f16")
     options = ("--allow-requantize", "--tensor-type", "exps=f32", *keep)
     _call(stock_dir() / "llama-quantize", *options, tiny_experts(kind), path, "q8_0", "2")
@@ -160,13 +161,13 @@ def split(model: Callable[[], Path]) -> Path:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return next(_folder().glob(f"split-{source.stem}-00001-of-*.gguf"))
+    return next(folder().glob(f"split-{source.stem}-00001-of-*.gguf"))
 
 
 @functools.cache
 def random_model(arch: str, experts: str = MIXED) -> Path:
     """A small random-weight model; see random_moe.ARCHS."""
-    path = _folder() / f"{arch}-{experts.replace(',', '-')}.gguf"
+    path = folder() / f"{arch}-{experts.replace(',', '-')}.gguf"
     random_moe.write_model(random_moe.declare(arch, experts=experts), path, stock_dir())
     return path
 

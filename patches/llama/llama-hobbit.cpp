@@ -8,6 +8,7 @@
 #include "llama-model-loader.h"
 #include "llama-model.h"
 
+#include <algorithm>
 #include <cstring>
 #include <stdexcept>
 #include <vector>
@@ -181,6 +182,15 @@ static size_t llama_hobbit_times_counted(const llama_context & lctx, ggml_backen
     return lctx.get_model().hparams.no_alloc && times > 0 ? times : 1;
 }
 
+// The CPU converts a batch's activations for each matrix product: two bytes for each at most.
+static size_t llama_hobbit_work_bytes(const llama_context & lctx) {
+    int64_t widest = 0;
+    for (const auto & [name, tensor] : lctx.get_model().tensors_by_name) {
+        widest = std::max(widest, tensor->ne[0]);
+    }
+    return size_t(widest) * lctx.get_cparams().n_ubatch * sizeof(ggml_fp16_t);
+}
+
 llama_host_memory llama_get_host_memory(const llama_context * ctx) {
     llama_host_memory sum = {};
     for (const auto & [buft, size] : ctx->memory_breakdown()) {
@@ -192,6 +202,7 @@ llama_host_memory llama_get_host_memory(const llama_context * ctx) {
             sum.device_compute += size.compute / llama_hobbit_times_counted(*ctx, buft);
         }
     }
+    sum.compute += llama_hobbit_work_bytes(*ctx);
     return sum;
 }
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A model of several GB, at least four times its memory budget, stays within it."""
+"""--memory bounds a process, and little of it lies idle. memory_modes.py measures more ways."""
 
 import json
 import os
@@ -10,16 +10,23 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import limits
+import memory_modes
 import models
 import pytest
 import random_moe
 import rpc_server
+from memory_modes import Peak
 
 from pyhobbit.bench.system import NoCgroupError, memory_cgroup
 
 MiB = 1 << 20
 BUDGET = 640 * MiB
-TOLERANCE = 1.05  # of the budget, for what the allocators and the interpreter add
+
+
+@pytest.mark.parametrize("mode", ["chat, large vocabulary", "serve, 1 slot", "serve, 4 slots"])
+def test_the_peak_is_the_budget(mode: str) -> None:
+    found = memory_modes.measure(mode, 320 * MiB)
+    assert found.is_right, f"{found.peak / MiB:.1f} of {found.budget / MiB:.0f} MiB"
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +52,7 @@ def chat(model: Path, stats: Path, *options: object) -> list[object]:
 def test_peak_memory_stays_within_the_budget(big_model: Path, tmp_path: Path) -> None:
     done = limits.run(chat(big_model, tmp_path / "stats.json", "--memory", BUDGET))
     assert done.returncode == 0, done.stderr
-    assert done.peak_rss <= BUDGET * TOLERANCE
+    assert Peak(BUDGET, done.peak_rss).is_right
     stats = json.loads((tmp_path / "stats.json").read_text())
     assert stats["generated_tokens"] == 24
     assert stats["misses_high"] > 0
@@ -73,7 +80,7 @@ def test_a_second_program_sees_the_memory_of_the_first(big_model: Path, tmp_path
             joined = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', *map(str, [cgroup.procs, *first])]
             pipe = subprocess.PIPE
             with subprocess.Popen(joined, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as waiting:
-                deadline = time.monotonic() + 120
+                deadline = time.monotonic() + 300
                 while _held(waiting.pid) < 0.8 * limit:
                     assert time.monotonic() < deadline, "the pools did not take their memory"
                     time.sleep(0.1)
@@ -106,7 +113,7 @@ def test_a_cache_behind_a_device_stays_within_the_budget(big_model: Path, tmp_pa
         device = ("--rpc", endpoint, "--device", "RPC0", "--device-memory", 256 * MiB)
         done = limits.run(chat(big_model, tmp_path / "stats.json", "--memory", BUDGET, *device))
     assert done.returncode == 0, done.stderr
-    assert done.peak_rss <= BUDGET * TOLERANCE
+    assert done.peak_rss <= BUDGET + memory_modes.ABOVE
     stats = json.loads((tmp_path / "stats.json").read_text())
     assert stats["generated_tokens"] == 24
     assert stats["pool_bytes_high"] <= 256 * MiB
@@ -124,4 +131,4 @@ def test_budget_below_the_smallest_names_one_that_works(big_model: Path, tmp_pat
     smallest = done.stderr.split("the smallest that works is ")[1].split(" MiB")[0]
     again = limits.run(chat(big_model, tmp_path / "stats.json", "--memory", int(smallest) * MiB))
     assert again.returncode == 0, again.stderr
-    assert again.peak_rss <= int(smallest) * MiB * TOLERANCE
+    assert again.peak_rss <= int(smallest) * MiB + memory_modes.ABOVE

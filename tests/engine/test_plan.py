@@ -52,7 +52,7 @@ def test_the_plan_is_what_the_engine_does(arch: str) -> None:
 
 
 def test_pools_that_hold_a_part_are_planned_to_the_megabyte(tiny_gguf: Path) -> None:
-    expected, found, share = _plan_and_engine(tiny_gguf, 68)
+    expected, found, share = _plan_and_engine(tiny_gguf, 45)
     assert 0 < found["pool_slots_high"] < 48
     # what the first plan leaves in the process is part of it
     assert abs(expected["pool_bytes_high"] - found["pool_bytes_high"]) < 3 * _MIB

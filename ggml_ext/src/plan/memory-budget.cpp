@@ -21,8 +21,8 @@ static uint64_t least_slots(const pool_demand & d, term_id term) {
     return std::min(uint64_t(d.n_used), term == term_id::high ? n_high_experts(d) : d.n_experts);
 }
 
-// Thread stacks, the compute backend's work area and what the allocators keep: so much, and a hundredth of the budget.
-static constexpr uint64_t SLACK = 32 * MiB;
+// Thread stacks and what the allocators keep: so much, and a hundredth of the budget.
+static constexpr uint64_t SLACK = 8 * MiB;
 
 static uint64_t smallest_pools(const budget & b, const pool_demand & d) {
     return least_slots(d, term_id::high) * d.slot_size[term_id::high] +

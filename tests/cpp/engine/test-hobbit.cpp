@@ -1,17 +1,20 @@
 // SPDX-License-Identifier: MIT
 #include "hobbit.h"
 
+#include "fixtures/fake-machine.h"
 #include "fixtures/layer-graph.h"
 #include "fixtures/model-fixture.h"
 #include "ggml-cpp.h"
 
 #include <doctest/doctest.h>
+#include <filesystem>
 #include <memory>
 #include <set>
 #include <string>
 #include <vector>
 
-static const hobbit_setting ENABLE = { "hobbit.enable", HOBBIT_SETTING_BOOL, 1, 0.0, nullptr };
+static const hobbit_setting ENABLE   = { "hobbit.enable", HOBBIT_SETTING_BOOL, 1, 0.0, nullptr };
+static const hobbit_setting UNPACKED = { "hobbit.pack", HOBBIT_SETTING_BOOL, 0, 0.0, nullptr }; // no staging memory
 
 static std::string last_error() {
     char         err[512];
@@ -37,6 +40,42 @@ TEST_CASE("a plain model that fits into memory is ours only where asked for") {
     CHECK(opened(f.plain_path, { integer("hobbit.pools", 1 << 20) }));
     const std::string trace = f.dir.path("t.csv");
     CHECK(opened(f.plain_path, { text("hobbit.trace", trace) }));
+}
+
+TEST_CASE("a plain model is ours by itself where it does not fit into memory, with a tenth to spare") {
+    const files    f;
+    const uint64_t size = std::filesystem::file_size(f.plain_path);
+    {
+        const fake_machine small(size);
+        CHECK(opened(f.plain_path, {}));
+        CHECK_FALSE(opened(f.dense_path, {}));
+    }
+    {
+        const fake_machine large(size + size / 10 + 2048);
+        CHECK_FALSE(opened(f.plain_path, {}));
+        large.write("proc/self/cgroup", "0::/a\n");
+        large.write("sys/fs/cgroup/a/memory.max", std::to_string(size));
+        large.write("sys/fs/cgroup/a/memory.current", "0\n");
+        CHECK(opened(f.plain_path, {}));
+    }
+}
+
+TEST_CASE("without a bound the pools take what is free, less a tenth or 256 MiB") {
+    const files      f;
+    char             err[512] = "";
+    hobbit_pool_plan plan;
+    const model_ptr  any = opened(f.plain_path, { integer("hobbit.pools", 1 << 20) });
+    REQUIRE_MESSAGE(hobbit_plan_pools(any.get(), 0, 32, &plan, err, sizeof(err)), err);
+
+    const uint64_t     room = 60 << 10; // of 96 KiB of experts
+    const fake_machine machine((256 << 20) + plan.batch_bytes + room + 1023);
+    const model_ptr    model = opened(f.plain_path, { ENABLE, UNPACKED });
+    REQUIRE_MESSAGE(hobbit_prepare(model.get(), 0, 32, err, sizeof(err)), err);
+    hobbit_info info;
+    hobbit_get_info(model.get(), &info);
+    const uint64_t slot = info.pool_bytes_high / info.pool_slots_high;
+    CHECK(info.pool_bytes_high <= room + 1024);
+    CHECK(info.pool_bytes_high + slot > room);
 }
 
 TEST_CASE("a model with tiers is always ours") {

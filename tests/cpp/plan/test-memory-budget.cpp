@@ -118,10 +118,10 @@ TEST_CASE("pools below the smallest are refused, and the smallest named works") 
 
 TEST_CASE("a memory budget leaves room for everything else") {
     const other_memory other = { 100 * MiB, 300 * MiB, 10 * MiB, 0, 0 };
-    // 1000 MiB: less 410 MiB, less slack of 32 + 10 MiB, leaves 548 MiB: 137 slots, but there are 64 experts
+    // 1000 MiB: less 410 MiB, less slack of 8 + 10 MiB, leaves 572 MiB: 143 slots, but there are 64 experts
     CHECK(planned(with_memory(1000 * MiB), one_tier(), other).n_slots[term_id::high] == 64);
-    // 600 MiB: less 410 MiB, less slack of 32 + 6 MiB, leaves 152 MiB
-    CHECK(planned(with_memory(600 * MiB), one_tier(), other).n_slots[term_id::high] == 38);
+    // 600 MiB: less 410 MiB, less slack of 8 + 6 MiB, leaves 176 MiB
+    CHECK(planned(with_memory(600 * MiB), one_tier(), other).n_slots[term_id::high] == 44);
 }
 
 TEST_CASE("a memory budget below the smallest is refused, and the smallest named works") {
@@ -211,26 +211,26 @@ TEST_CASE("device memory below the smallest is refused, and the smallest named w
 }
 
 TEST_CASE("with a device a memory budget is for everything but the pools") {
-    const uint64_t others = 200 + 700 + 10 + 32;
+    const uint64_t others = 200 + 700 + 10 + 8;
     CHECK(planned(with_memory(1000 * MiB), one_tier(), with_device()).n_slots[term_id::high] == 64);
     const std::string message = refused(with_memory(others * MiB), one_tier(), with_device());
-    CHECK(message.find("a memory budget of 942.0 MiB is too small") != std::string::npos);
+    CHECK(message.find("a memory budget of 918.0 MiB is too small") != std::string::npos);
     budget with_pools = with_memory(others * MiB);
     with_pools.pools  = 100 * MiB;
     CHECK(refused(with_pools, one_tier(), with_device()) == message);
 }
 
 TEST_CASE("host memory behind a device caches experts in what its budget leaves") {
-    // of 1100 MiB: less 11 MiB, less 942 MiB for everything else, 147 MiB
-    CHECK(planned(with_memory(1100 * MiB), one_tier(), with_device()).n_host_slots == pool_slots{ 29, 0 });
+    // of 1100 MiB: less 11 MiB, less 918 MiB for everything else, 171 MiB
+    CHECK(planned(with_memory(1100 * MiB), one_tier(), with_device()).n_host_slots == pool_slots{ 34, 0 });
     CHECK(planned(with_memory(9000 * MiB), one_tier(), with_device()).n_host_slots == pool_slots{ 64, 0 });
-    CHECK(planned(with_memory(1100 * MiB, 0.0), two_tiers(), with_device()).n_host_slots == pool_slots{ 21, 21 });
+    CHECK(planned(with_memory(1100 * MiB, 0.0), two_tiers(), with_device()).n_host_slots == pool_slots{ 24, 24 });
 
     budget s        = with_memory(1100 * MiB);
     s.pools         = 100 * MiB; // of the device
     const auto plan = planned(s, one_tier(), with_device());
     CHECK(plan.n_slots[term_id::high] == 25);
-    CHECK(plan.n_host_slots[term_id::high] == 29);
+    CHECK(plan.n_host_slots[term_id::high] == 34);
 }
 
 TEST_CASE("without a budget host memory behind a device caches experts in what is free") {
@@ -242,7 +242,7 @@ TEST_CASE("without a budget host memory behind a device caches experts in what i
 }
 
 TEST_CASE("host memory with less room than a token's experts of a layer caches none") {
-    const uint64_t others = 200 + 700 + 10 + 32;
+    const uint64_t others = 200 + 700 + 10 + 8;
     for (const uint64_t room : { 19, 21 }) {
         const uint64_t budget = (others + room) * MiB * 100 / 99 + 1;
         CHECK(planned(with_memory(budget), one_tier(), with_device()).n_host_slots[term_id::high] ==
