@@ -139,7 +139,7 @@ def test_statistics_hold_what_was_promised(
         assert stats[f"hit_rate_{tier}"] == pytest.approx(rate)
         assert stats[f"misses_{tier}"] > 0
     assert stats["bytes_read"] > 0
-    assert stats["stall_s"] >= 0
+    assert 0 < stats["stall_s"] < stats["compute_s"]  # some reads had to be waited for
     assert stats["peak_rss_bytes"] > 10 << 20
     assert stats["cached"]
 
