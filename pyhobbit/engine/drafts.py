@@ -40,16 +40,20 @@ class Governor:
 
     A pass with drafts earns its tokens and costs its time, in passes of one token. Drafts pause when they
     have cost more than they earned, each time for longer; what they earned lets them lose a little again.
+    Right drafts become more as long as more of them take less time per token.
     """
 
     _LEAST_PLAIN = 4  # passes of one token before the first draft: the first ones read more
     _CREDIT, _DEBT = 4.0, 1.0  # passes
     _PAUSES = 32, 1024  # passes: the first one and the longest
+    _RETRY = 32  # passes with drafts, after which all widths are tried again
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._width = 1
         self._n_plain, self._plain_s = 0, 0.0
+        self._seconds: dict[int, float] = {}  # of the last pass, by drafts
+        self._n_drafted_passes = 0
         self._balance = 0.0
         self._n_paused, self._pause = 0, self._PAUSES[0]
 
@@ -65,17 +69,32 @@ class Governor:
             self._plain_s += (seconds - self._plain_s) / min(self._n_plain, 16)
             self._n_paused = max(0, self._n_paused - 1)
             return
-        self._balance = min(self._CREDIT, self._balance + n_accepted + 1 - seconds / self._plain_s)
+        gain = n_accepted + 1 - seconds / self._plain_s
+        self._n_drafted_passes += 1
+        if self._n_drafted_passes % self._RETRY == 0:
+            self._seconds.clear()
+        self._seconds[n_drafted] = seconds
+        if n_accepted < n_drafted or gain > 0 or n_drafted == 1:  # else they were right and too many
+            self._balance = min(self._CREDIT, self._balance + gain)
         if self._balance < -self._DEBT:
             self._n_paused, self._pause = self._pause, min(2 * self._pause, self._PAUSES[1])
             self._balance, self._width = 0.0, 1
+            self._seconds.clear()
             return
         if self._balance == self._CREDIT:
             self._pause = self._PAUSES[0]
-        if n_accepted == n_drafted:
-            self._width = min(self._most, 2 * self._width + 1)
-        elif 2 * n_accepted < n_drafted:
-            self._width = max(1, self._width // 2)
+        if n_accepted == n_drafted and gain > 0:
+            self._width = self._best(n_drafted)
+        elif gain < 0 or 2 * n_accepted < n_drafted:
+            self._width = max(1, n_drafted // 2)
+
+    def _best(self, width: int) -> int:
+        """Beside this width, whose drafts were right: a wider one to try, or what takes least per token."""
+        wider = min(self._most, 2 * width + 1)
+        if wider not in self._seconds:
+            return wider
+        known = [each for each in (width // 2, width, wider) if each in self._seconds]
+        return max(known, key=lambda each: (each + 1) / self._seconds[each])
 
 
 class Decoder:

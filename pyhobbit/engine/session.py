@@ -80,8 +80,8 @@ def one_sequence(config: EngineConfig) -> SetContext:
             )
         params.n_ctx = config.context_tokens(model.n_ctx_train())
         n_batch = min(config.n_batch or config.batches[0], params.n_ctx)
-        params.n_batch = params.n_ubatch = max(n_batch, config.n_beams)
         params.n_outputs_max = max(config.n_beams, 1 + config.n_drafts)
+        params.n_batch = params.n_ubatch = max(n_batch, params.n_outputs_max)
         params.n_seq_max = config.n_beams
         params.kv_unified = config.n_beams > 1
         params.n_threads = params.n_threads_batch = computing_threads(config.n_threads)
