@@ -46,7 +46,7 @@ class Governor:
     _LEAST_PLAIN = 4  # passes of one token before the first draft: the first ones read more
     _CREDIT, _DEBT = 4.0, 1.0  # passes
     _PAUSES = 32, 1024  # passes: the first one and the longest
-    _RETRY = 32  # passes with drafts, after which all widths are tried again
+    _RETRY = 128  # passes with drafts, after which all widths are tried again
 
     def __init__(self, most: int) -> None:
         self._most = most
