@@ -46,8 +46,11 @@ INSTALLED := $(if $(wildcard build/.installed*),$(DEVELOPED),.venv/.pyhobbit$(GP
 CUDA_ARCHITECTURES ?= $(if $(shell nvidia-smi -L 2>/dev/null),native,90-real)
 # flash attention, whose kernels are a third of all
 CUDA_FA ?= ON
-# without nvcc the toolkit comes from PyPI
-TOOLKIT := $(if $(shell command -v nvcc),,$(CURDIR)/build/cuda/toolkit/nvidia/cu13)
+# without nvcc, or with one that has no cuBLAS, the toolkit comes from PyPI
+ifneq ($(filter cuda,$(GPU) $(MAKECMDGOALS)),)
+HAS_TOOLKIT := $(shell nvcc -include cublas_v2.h -x cu -E /dev/null >/dev/null 2>&1 && echo yes)
+TOOLKIT     := $(if $(HAS_TOOLKIT),,$(CURDIR)/build/cuda/toolkit/nvidia/cu13)
+endif
 
 # The options are also without what asks for a driver while building.
 OPTIONS_vulkan := GGML_VULKAN=ON
