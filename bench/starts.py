@@ -3,6 +3,7 @@
 
     python bench/starts.py                                  # the tiny model
     python bench/starts.py --model MODEL.gguf --share 0.25
+    python bench/starts.py --rpc 127.0.0.1:50052 --device RPC0
 
 Texts of the first half leave the counts. Each prompt of the second half gets an answer from a start without
 counts, and from one with them; the answers are equal. --wait: what a person needs to type.
@@ -21,6 +22,7 @@ from statistics import median
 from loops import prompts
 from quality import TINY, convert
 
+from pyhobbit.cli.options import add_rpc_devices
 from pyhobbit.engine.engine import Engine
 from pyhobbit.engine.session import Session, one_sequence
 from pyhobbit.model.file_names import uses_path
@@ -93,8 +95,11 @@ def main() -> None:
     add("--prompts", type=int, default=10, help="half of them leave the counts (default: %(default)s)")
     add("--characters", type=int, default=100, help="of each prompt (default: %(default)s)")
     add("--tokens", type=int, default=32, help="of each answer (default: %(default)s)")
+    add("--device", help="GPU that holds the pools (default: the CPU)")
+    add("--rpc", metavar="HOST:PORT", help="ggml-rpc-server that offers it")
     add("--waits", type=float, nargs="+", default=[0.0, 3.0], help="seconds before the prompt")
     args = parser.parse_args()
+    add_rpc_devices(args)
     source = (args.model or convert("f16", "q4_0")).absolute()
     starts = [each[: args.characters] for each in prompts(read_text(args.text), args.prompts)]
     earlier, later = starts[: args.prompts // 2], starts[args.prompts // 2 :]
@@ -102,7 +107,8 @@ def main() -> None:
         model = Path(folder) / "model.gguf"
         model.symlink_to(source)
         counts, kept = uses_path(model), Path(folder) / "kept"
-        cache = CacheConfig(pools=int(args.share * expert_bytes(model)), remember=True)
+        pools = int(args.share * expert_bytes(model))
+        cache = CacheConfig(pools=pools, remember=True, device=args.device)
         config = EngineConfig(cache, n_ctx=512)
         with Engine(model, config) as engine:
             for prompt in earlier:
