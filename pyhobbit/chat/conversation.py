@@ -24,6 +24,7 @@ class Conversation:
     def __init__(self, engine: Engine, config: ChatConfig) -> None:
         self.engine = engine
         self.has_template = engine.chat_template is not None
+        self.chose_context = config.engine.n_ctx is None
         self.sampling = config.sampling
         self.max_tokens = config.max_tokens if config.max_tokens is not None else self._default_max_tokens()
         self.turns: list[Message] = []

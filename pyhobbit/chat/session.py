@@ -19,7 +19,7 @@ from pyhobbit.errors import ContextError, HobbitError
 def talk(conversation: Conversation, quiet: bool = False) -> None:
     """Reads messages and commands and answers them.  quiet: without figures."""
     if not quiet:
-        note_parts(model_figures(conversation.engine.info()))
+        note_parts(model_figures(conversation.engine.info(), conversation.chose_context))
     commands = Commands(conversation)
     # The prompt goes to standard error where the answers do not go to the terminal.
     with create_app_session(output=create_output(always_prefer_tty=True)):

@@ -35,9 +35,10 @@ def answer_figures(stats: Stats, finish: Finish | None, n_context: int) -> list[
     return [*parts, context, f"memory {memory}{bound}"]
 
 
-def model_figures(info: ModelInfo) -> list[str]:
-    """What was opened."""
-    parts = [Path(info.model).name, info.description, f"context {info.n_ctx} tokens"]
+def model_figures(info: ModelInfo, chose_context: bool) -> list[str]:
+    """What was opened.  chose_context: nobody said how large it is."""
+    context = f"context {info.n_ctx} tokens{' (by memory)' if chose_context else ''}"
+    parts = [Path(info.model).name, info.description, context]
     if info.cached:
         pools = [f"{info.high_pool_name} {info.pool_text(high=True)}"]
         if info.pool_bytes_low:

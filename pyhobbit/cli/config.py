@@ -229,13 +229,14 @@ def _computed_row(name: str, cache: CacheConfig, rule: str, residual: bool) -> R
 
 
 def _engine_rows(engine: EngineConfig, plan: "MemoryPlan | None") -> Iterator[Row]:
+    least, *_, most = engine.contexts
     if engine.n_ctx is not None:
         yield Row("engine", "ctx", engine.n_ctx, "flag")
     elif plan is not None:
-        note = f"model maximum {plan.n_ctx_train}; default limit {engine.max_default_ctx}"
+        note = f"{least} to {most}, by memory; the model was trained for {plan.n_ctx_train}"
         yield Row("engine", "ctx", plan.info.n_ctx, "computed", note)
     else:
-        yield Row("engine", "ctx", None, "computed", f"the model's, at most {engine.max_default_ctx}")
+        yield Row("engine", "ctx", None, "computed", f"{least} to {most}, by memory")
     if engine.n_batch is not None:
         yield Row("engine", "batch", engine.n_batch, "flag")
     else:

@@ -97,7 +97,8 @@ def add_engine_arguments(
     engine_config() and add_rpc_devices() take the parsed arguments.  names, defaults: as for
     add_setting_arguments().
     """
-    context = f"tokens of context (default: the model's, at most {EngineConfig.max_default_ctx})"
+    least, *_, most = EngineConfig.contexts
+    context = f"tokens of context (default: {least} to {most}, by memory; at most the model's)"
     parser.add_argument("--ctx", type=int, metavar="N", help=context)
     add_batch_argument(parser)
     add_thread_arguments(parser)

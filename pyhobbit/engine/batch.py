@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""How many tokens of a prompt one pass computes.
+"""How many tokens the context has and one pass over a prompt computes, where nobody says so.
 
-Every pass reads the experts of its tokens, nearly all of them in a long prompt, so fewer passes read less.
-But the buffers of a larger one take memory from the experts.
+A longer context remembers more. Every pass reads the experts of its tokens, nearly all of them in a long
+prompt, so fewer passes read less. But both take memory from the experts.
 """
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import takewhile
@@ -15,9 +16,11 @@ from pyhobbit.engine.llama import Context, Model, SetContext
 from pyhobbit.engine.session import Session
 from pyhobbit.errors import HobbitError
 from pyhobbit.native.ffi import HostMemory, host_memory
+from pyhobbit.native.machine import available_memory
 from pyhobbit.settings.config import EngineConfig
 
-_MOST_OF_POOLS = 0.1  # that a larger pass may take
+_MOST_OF_POOLS = 0.1  # that a larger context may take, and a larger pass
+_MOST_OF_FREE = 0.5  # that a larger context may take of what a model without a cache leaves
 
 
 @dataclass(frozen=True)
@@ -29,9 +32,9 @@ class Batch:
     pools: PoolPlan
 
     @property
-    def computing(self) -> int:
-        """Bytes that computing takes."""
-        return self.memory.compute + self.memory.device_compute + self.pools.batch_bytes
+    def taken(self) -> int:
+        """Bytes that the context and computing take."""
+        return _taken(self.memory) + self.pools.batch_bytes
 
 
 Beside = Callable[[HostMemory], int]
@@ -48,8 +51,42 @@ def best_batch(session: Session, set_context: SetContext, beside: Beside) -> Bat
     first = next(batches, None)
     if first is None or first.pools.holds_all:
         return first
-    most = first.computing + _MOST_OF_POOLS * first.pools.pool_bytes
-    return [first, *takewhile(lambda batch: batch.computing <= most, batches)][-1]
+    most = first.taken + _MOST_OF_POOLS * first.pools.pool_bytes
+    return [first, *takewhile(lambda batch: batch.taken <= most, batches)][-1]
+
+
+def best_context(session: Session, set_context: SetContext, beside: Beside, config: EngineConfig) -> int:
+    """The largest of EngineConfig.contexts that leaves the experts 90 % of what the session's own leaves.
+
+    Where all experts fit, they still do, and a model without a cache leaves half of the free memory free. The
+    session's own where no larger one is that good. session, set_context: as of best_batch().
+    """
+    own = session.context
+    is_good = _judge(session, beside, config)
+    for n_ctx in sorted(config.larger_contexts(session.model.n_ctx_train()), reverse=True):
+        with contextlib.suppress(HobbitError):  # llama.cpp has no memory to simulate it
+            if is_good(_memory(session, set_context, n_ctx, own.n_ubatch)):
+                return n_ctx
+    return own.n_ctx
+
+
+def _judge(session: Session, beside: Beside, config: EngineConfig) -> Callable[[HostMemory], bool]:
+    """Whether the model can spare what a larger context takes."""
+    memory, n_batch = host_memory(session.context.pointer), session.context.n_ubatch
+    if not session.cache:
+        free = available_memory() - memory.model
+        return lambda larger: _taken(larger) <= _MOST_OF_FREE * free
+    first = _planned(session, n_batch, memory, beside)
+    if first is None:
+        return lambda _larger: False
+    keeps_all = first.pools.holds_all and config.cache.pools is None
+    most = first.taken + _MOST_OF_POOLS * first.pools.pool_bytes
+
+    def is_good(larger: HostMemory) -> bool:
+        batch = _planned(session, n_batch, larger, beside)
+        return batch is not None and (batch.pools.holds_all if keeps_all else batch.taken <= most)
+
+    return is_good
 
 
 def _batches(session: Session, set_context: SetContext, beside: Beside) -> Iterator[Batch]:
@@ -57,22 +94,36 @@ def _batches(session: Session, set_context: SetContext, beside: Beside) -> Itera
     own = session.context
     sizes = sorted({own.n_ubatch, *(min(n, own.n_ctx) for n in EngineConfig.batches)})
     for n_tokens in sizes[sizes.index(own.n_ubatch) :]:
-        memory = _memory(session, set_context, n_tokens)
-        try:
-            yield Batch(n_tokens, memory, session.cache.plan_pools(beside(memory), n_tokens))
-        except HobbitError:
+        memory = _memory(session, set_context, own.n_ctx, n_tokens)
+        batch = _planned(session, n_tokens, memory, beside)
+        if batch is None:
             return
+        yield batch
 
 
-def _memory(session: Session, set_context: SetContext, n_tokens: int) -> HostMemory:
+def _planned(session: Session, n_tokens: int, memory: HostMemory, beside: Beside) -> Batch | None:
+    """None where nothing is left for the experts."""
+    try:
+        return Batch(n_tokens, memory, session.cache.plan_pools(beside(memory), n_tokens))
+    except HobbitError:
+        return None
+
+
+def _memory(session: Session, set_context: SetContext, n_ctx: int, n_batch: int) -> HostMemory:
+    """Raises HobbitError where llama.cpp cannot make such a context."""
+
     def fill(params: Any, model: Model) -> None:
         set_context(params, model)
-        params.n_batch = params.n_ubatch = n_tokens
+        params.n_ctx, params.n_batch, params.n_ubatch = n_ctx, n_batch, n_batch
 
-    if n_tokens == session.context.n_ubatch:
+    if (n_ctx, n_batch) == (session.context.n_ctx, session.context.n_ubatch):
         return host_memory(session.context.pointer)
     context = Context(session.model, fill, lambda: False)
     try:
         return host_memory(context.pointer)
     finally:
         context.close()
+
+
+def _taken(memory: HostMemory) -> int:
+    return memory.context + memory.compute + memory.device_compute

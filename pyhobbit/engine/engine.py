@@ -38,33 +38,35 @@ _ANY_QUESTION = ({"role": "user", "content": "Hello"},)
 
 @dataclass(frozen=True)
 class Piece:
-    """One generated token. text: what it adds, "" within a character.  time_s: seconds since generate began.
-
-    thinking: what it adds to the model's thoughts before an answer in a conversation.
-
-    finish is None but for the last piece: the model ended its answer (stop), max_tokens are there (length),
-    the context is full (context) or interrupt() was called (interrupted); stop and interrupted have no token.
-    """
+    """One generated token, or the end of the answer."""
 
     text: str
+    """What the token adds to the answer; "" within a character."""
     token: int | None
+    """Its number in the vocabulary; None where the model ended its answer, or interrupt() was called."""
     time_s: float
+    """Seconds since generate() began."""
     finish: Finish | None = None
+    """None but for the last piece: the model ended its answer (stop), max_tokens are there (length), the
+    context is full (context), or interrupt() was called (interrupted)."""
     thinking: str = ""
+    """What the token adds to the model's thoughts before an answer in a conversation."""
 
 
 @dataclass(frozen=True)
 class Beam:
-    """A continuation that a search found. score: sum of the log probabilities of its tokens.
-
-    finish: as Piece's; the end of the model's answer (stop) counts in the score, and is no token.
-    """
+    """A continuation that a search found."""
 
     text: str
+    """The continuation, without thoughts."""
     tokens: tuple[int, ...]
+    """Numbers in the vocabulary, thoughts included."""
     score: float
+    """Sum of the log probabilities of the tokens, and of the end of the model's answer if it came."""
     finish: Finish
+    """Why it ends, as Piece.finish; the end of the model's answer (stop) is no token."""
     thinking: str = ""
+    """The model's thoughts before an answer in a conversation."""
 
 
 class Engine(Closing):
@@ -107,7 +109,7 @@ class Engine(Closing):
                 self._session = Session(
                     self._path,
                     how.settings,
-                    one_sequence(replace(self._config, n_batch=how.n_batch)),
+                    one_sequence(replace(self._config, n_ctx=how.n_ctx, n_batch=how.n_batch)),
                     keep_going=self._keep_going,
                     aborted=lambda: self._interrupted,
                     verbose=self._config.verbose,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pyhobbit._tables import DeviceInfo
-from pyhobbit.engine.batch import best_batch
+from pyhobbit.engine.batch import best_batch, best_context
 from pyhobbit.engine.llama import Model, SetContext, SetModel
 from pyhobbit.engine.session import Session, one_sequence
 from pyhobbit.engine.stats import ModelInfo
@@ -31,8 +31,9 @@ class MemoryPlan:
     available: that this process may take.  process: held before the model is opened.
     weights: of all but what stays on disk; of everything where the model runs without a cache.
     context: KV cache and the like.  compute: buffers of llama.cpp's graphs.  n_batch: prompt tokens per pass.
-    n_ctx_train: tokens that the model was trained for.  device: that computes the experts, where it has
-    memory of its own, or several; available and the rest are then the host's.  devices: what each has.
+    n_ctx_train: tokens that the model was trained for.  chose_context: nobody said how large it is.
+    device: that computes the experts, where it has memory of its own, or several; available and the rest are
+    then the host's.  devices: what each has.
     """
 
     info: ModelInfo
@@ -43,6 +44,7 @@ class MemoryPlan:
     compute: int
     n_batch: int
     n_ctx_train: int
+    chose_context: bool = False
     device: str | None = None
     devices: tuple[DeviceInfo, ...] = ()
 
@@ -89,9 +91,13 @@ class MemoryPlan:
 
 @dataclass(frozen=True)
 class Fit:
-    """How a model is opened. settings: what hobbit_open is told.  n_batch: prompt tokens per pass."""
+    """How a model is opened. settings: what hobbit_open is told.  n_ctx: tokens of context.
+
+    n_batch: prompt tokens per pass.
+    """
 
     settings: dict[str, Setting]
+    n_ctx: int
     n_batch: int
 
 
@@ -112,7 +118,7 @@ def fit(
     settings = config.cache.settings()
     if config.cache.memory is not None:
         settings["hobbit.memory"] = config.cache.memory + max(0, resident_memory() - held)
-    return Fit(settings, plan.n_batch)
+    return Fit(settings, plan.info.n_ctx, plan.n_batch)
 
 
 def lay_out(
@@ -124,7 +130,8 @@ def lay_out(
 ) -> MemoryPlan:
     """The plan for a model with these settings. Raises HobbitError: it does not fit, or cannot be opened.
 
-    context: None takes the context from config, and its batch is chosen only where config.n_batch is None.
+    context: None takes the context from config, and chooses its size by memory where config.n_ctx is None.
+    The batch is chosen only where config.n_batch is None.
     model: None takes llama.cpp's defaults.
     overrides: further settings of llama.cpp, by key.
     """
@@ -136,9 +143,17 @@ def lay_out(
     process, available = resident_memory(), available_memory()
     fill = _bounded(context or one_sequence(config))
     with trimmed_heap(), Session(path, settings, fill, set_model=model, simulated=True) as session:
+
+        def beside(held: HostMemory) -> int:
+            return _beside_pools(held, session, config)
+
+        chooses = context is None and config.n_ctx is None
+        if chooses:
+            fill = _with_context(fill, best_context(session, fill, beside, config))
+            session.replace_context(fill)
         memory, n_batch = host_memory(session.context.pointer), session.context.n_ubatch
         if session.cache and config.n_batch is None:
-            best = best_batch(session, fill, lambda held: _beside_pools(held, session, config))
+            best = best_batch(session, fill, beside)
             if best is not None:
                 memory, n_batch = best.memory, best.n_tokens
         plan = MemoryPlan(
@@ -150,10 +165,11 @@ def lay_out(
             compute=memory.compute,
             n_batch=n_batch,
             n_ctx_train=session.model.n_ctx_train(),
+            chose_context=chooses,
         )
         if not plan.info.cached:
             return _checked(plan)
-        return _with_pools(plan, session, _beside_pools(memory, session, config), config.cache)
+        return _with_pools(plan, session, beside(memory), config.cache)
 
 
 def _beside_pools(memory: HostMemory, session: Session, config: EngineConfig) -> int:
@@ -180,6 +196,14 @@ def _bounded(set_context: SetContext) -> SetContext:
             raise HobbitError(
                 f"a context of {params.n_ctx} tokens does not fit into memory; use a smaller one"
             )
+
+    return fill
+
+
+def _with_context(set_context: SetContext, n_ctx: int) -> SetContext:
+    def fill(params: Any, model: Model) -> None:
+        set_context(params, model)
+        params.n_ctx = n_ctx
 
     return fill
 

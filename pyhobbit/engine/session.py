@@ -46,6 +46,13 @@ class Session(Closing):
             self.context = Context(self.model, set_context, aborted)
             stack.pop_all()
 
+    def replace_context(self, set_context: SetContext) -> None:
+        """With another one, of a simulated session. Raises HobbitError."""
+        with opening:
+            context = Context(self.model, set_context, lambda: False)
+            self.context.close()
+            self.context = context
+
     def close(self) -> None:
         """Frees everything. Raises HobbitError where a trace is incomplete."""
         with opening:

@@ -26,7 +26,7 @@ from pyhobbit.hobbit.llama_errors import (
     prompt_error,
     size_error,
 )
-from pyhobbit.hobbit.params import N_BATCH, given_batch, set_context, set_model, set_own
+from pyhobbit.hobbit.params import N_BATCH, N_CTX, given_batch, set_context, set_model, set_own
 from pyhobbit.hobbit.turns import Turns
 from pyhobbit.hobbit.typed import TypedLlama
 from pyhobbit.model.names import check_model_file
@@ -83,6 +83,7 @@ class Hobbit(Closing, TypedLlama):
 
     A context manager. Any number of models may be open, each with a cache of its own. One thread at a time
     may use a model, for one answer; a second one gets HobbitError. So does all but close() of a closed model.
+    As in llama_cpp.Llama there is no async interface; a program with an event loop uses a thread.
 
     Where the engine cannot compute (an error of the disk, a model file that has changed), methods raise
     HobbitError with its reason, a RuntimeError too. Close such a model.
@@ -133,7 +134,7 @@ class Hobbit(Closing, TypedLlama):
     def _fit(self, path: str, llama: Mapping[str, Any]) -> Fit:
         """How the model is opened, once it is known that weights and context fit."""
         if llama.get("vocab_only"):
-            return Fit(self.cache_config.settings(), N_BATCH)
+            return Fit(self.cache_config.settings(), N_CTX, N_BATCH)
         config = EngineConfig(cache=self.cache_config, n_batch=given_batch(self._arguments))
         overrides = llama.get("kv_overrides") or {}
         try:

@@ -10,7 +10,7 @@ from pyhobbit.native.ffi import llama
 if TYPE_CHECKING:
     from pyhobbit.engine.llama import Model, SetContext, SetModel
 
-_N_CTX = N_BATCH = 512  # Llama's defaults
+N_CTX = N_BATCH = 512  # Llama's defaults
 _ALL_LAYERS = 0x7FFFFFFF
 # Handed on as they are where they are given.
 _KEYWORDS = ("offload_kqv", "op_offload", "swa_full", "type_k", "type_v")
@@ -28,7 +28,7 @@ def set_context(arguments: Mapping[str, Any]) -> "SetContext":
     """As Llama does it, for what decides how much memory a context takes. arguments: of Hobbit."""
 
     def fill(params: Any, model: "Model") -> None:
-        n_ctx = arguments.get("n_ctx", _N_CTX) or model.n_ctx_train()
+        n_ctx = arguments.get("n_ctx", N_CTX) or model.n_ctx_train()
         params.n_ctx = n_ctx
         params.n_batch = min(n_ctx, arguments.get("n_batch", N_BATCH))
         params.n_ubatch = min(params.n_batch, arguments.get("n_ubatch", N_BATCH))

@@ -152,18 +152,20 @@ def _path_text(path: Path) -> str:
 
 @dataclass(frozen=True)
 class SamplingConfig:
-    """How the next token is drawn; llama.cpp's defaults. temp 0 takes the most probable token.
-
-    top_k: 0 takes all tokens.  repeat_penalty: above 1 makes the answer's last `repeat_last_n` tokens less
-    probable.  seed: 0 to 2**32 - 2; None draws one at random.
-    """
+    """How the next token is drawn; llama.cpp's defaults."""
 
     temp: float = 0.8
+    """Temperature, 0 or more; 0 takes the most probable token."""
     top_k: int = 40
+    """Tokens are drawn from so many, the most probable ones; 0 takes all."""
     top_p: float = 0.95
+    """Tokens are drawn from the most probable ones that sum to this probability; 1 takes all."""
     min_p: float = 0.05
+    """Least probability, relative to the most probable token's; 0 takes all."""
     repeat_penalty: float = 1.0
+    """Above 1 it makes the answer's last `repeat_last_n` tokens less probable."""
     seed: int | None = None
+    """0 to 2**32 - 2; None draws one at random."""
 
     repeat_last_n: ClassVar[int] = 64
 
@@ -197,31 +199,30 @@ SAMPLING_HELP: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """One opened model.
-
-    n_ctx: tokens of context; None takes what the model was trained for, at most `max_default_ctx`.
-    n_batch: prompt tokens per pass, at most `max_batch`; None takes the best of `batches` that memory allows
-    (pyhobbit.engine.batch).  n_beams: that a search may keep, at most `max_beams`.
-    n_drafts: tokens that the text suggests and a pass computes with the last one, at most `max_drafts`, and
-    fewer where measured time says so (pyhobbit.engine.drafts).
-    n_threads: at most `max_threads`; None takes one per processor core.
-    verbose: show llama.cpp's log on standard error.
-    """
+    """How one model is opened."""
 
     cache: CacheConfig = field(default_factory=CacheConfig)
+    """The expert cache."""
     n_ctx: int | None = None
+    """Tokens of context; None takes the best of `contexts` that memory allows, at most the model's own."""
     n_batch: int | None = None
+    """Prompt tokens per pass, at most `max_batch`; None takes the best of `batches` that memory allows."""
     n_beams: int = 1
+    """Texts that a beam search may keep, at most `max_beams`."""
     n_drafts: int = 0
-    n_threads: int | None = None
-    verbose: bool = False
+    """Tokens that the text suggests and that a pass computes with the last one, at most `max_drafts`.
 
+    Fewer where measured time says so (pyhobbit.engine.drafts)."""
+    n_threads: int | None = None
+    """Computing threads, at most `max_threads`; None takes one per processor core."""
+    verbose: bool = False
+    """llama.cpp's log is shown on standard error."""
+
+    contexts: ClassVar[tuple[int, ...]] = (4096, 8192, 16384, 32768)
     batches: ClassVar[tuple[int, ...]] = (512, 1024, 2048, 4096)
     max_batch: ClassVar[int] = 1 << 16
     max_beams: ClassVar[int] = 64
     max_drafts: ClassVar[int] = 15
-
-    max_default_ctx: ClassVar[int] = 4096
     max_threads: ClassVar[int] = 512  # GGML_MAX_N_THREADS
 
     def __post_init__(self) -> None:
@@ -248,11 +249,15 @@ class EngineConfig:
         )
 
     def context_tokens(self, trained: int) -> int:
-        """Tokens of context for a model that was trained for so many. Raises HobbitError."""
+        """Tokens of context for a model that was trained for so many, the least. Raises HobbitError."""
         if self.n_ctx is not None and self.n_ctx > trained:
             largest = f"the model was trained for {trained} tokens at most"
             raise HobbitError(f"a context of {self.n_ctx} is too large: {largest}; use --ctx {trained}")
-        return min(trained, self.max_default_ctx) if self.n_ctx is None else self.n_ctx
+        return min(trained, self.contexts[0]) if self.n_ctx is None else self.n_ctx
+
+    def larger_contexts(self, trained: int) -> set[int]:
+        """What may be chosen in place of context_tokens()."""
+        return {min(n, trained) for n in self.contexts if min(n, trained) > self.contexts[0]}
 
 
 @dataclass(frozen=True)

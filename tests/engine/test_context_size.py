@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: MIT
+"""How many tokens the context has where nobody says so."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import random_moe
+from models import stock_dir
+
+from pyhobbit.engine import batch
+from pyhobbit.engine.engine import Engine
+from pyhobbit.engine.plan import lay_out
+from pyhobbit.settings.config import CacheConfig, EngineConfig
+
+_TRAINED = 20000
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Trained for more tokens than one takes by default."""
+    path = tmp_path_factory.mktemp("long") / "long.gguf"
+    shape = replace(random_moe.ARCHS["qwen3moe"].shape, n_ctx=_TRAINED, n_expert=64)
+    random_moe.write_model(random_moe.declare("qwen3moe", shape), path, stock_dir())
+    return path
+
+
+def _config(pools: int | None = None, memory: int | None = None, n_ctx: int | None = None) -> EngineConfig:
+    return EngineConfig(CacheConfig(pools=pools, memory=memory), n_ctx=n_ctx, n_threads=1)
+
+
+def test_it_is_the_largest_that_leaves_the_experts_nine_tenths(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = EngineConfig.contexts
+    plans = {n: lay_out(model, _config(pools=8 << 20, n_ctx=n)) for n in (*sizes[:3], _TRAINED)}
+    costs = {n: each.context + each.compute for n, each in plans.items()}
+    assert costs == dict(sorted(costs.items(), key=lambda each: each[1]))
+    assert not any(each.chose_context for each in plans.values())
+
+    def chosen(n_free: int) -> int:
+        """Where the share of the pools is little more than what n_free tokens take beyond the least."""
+        share = (costs[n_free] - costs[sizes[0]]) / (8 << 20)
+        monkeypatch.setattr(batch, "_MOST_OF_POOLS", 1.1 * share)
+        plan = lay_out(model, _config(pools=8 << 20))
+        assert plan.chose_context
+        assert plan.context == plans[plan.info.n_ctx].context
+        return plan.info.n_ctx
+
+    assert [chosen(n) for n in costs] == [*sizes[:3], _TRAINED]
+
+
+def test_experts_that_fit_stay_where_the_limit_is_on_the_process(model: Path) -> None:
+    least = lay_out(model, _config(memory=4 << 30, n_ctx=EngineConfig.contexts[0]))
+    assert least.share_high >= 1
+    plan = lay_out(model, _config(memory=4 << 30))
+    assert (plan.info.n_ctx, plan.share_high >= 1) == (_TRAINED, True)
+    used = least.process + least.beside_pools + least.host_pools
+    chosen = []
+    for spare in (60 << 20, 80 << 20, 120 << 20):
+        tight = lay_out(model, _config(memory=used + spare))
+        assert tight.share_high >= 1
+        chosen.append(tight.info.n_ctx)
+    assert chosen == sorted(chosen)
+    assert chosen[0] < chosen[-1] == _TRAINED
+
+
+def test_without_a_cache_half_of_the_free_memory_stays_free(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = lay_out(model, _config())
+    assert (large.info.cached, large.info.n_ctx) == (False, _TRAINED)
+    free = large.weights + large.context + large.compute
+    monkeypatch.setattr(batch, "available_memory", lambda: free)
+    assert lay_out(model, _config()).info.n_ctx < _TRAINED
+
+
+def test_the_engine_opens_what_was_planned(model: Path) -> None:
+    config = _config(memory=4 << 30)
+    with Engine(model, config) as engine:
+        assert engine.info().n_ctx == lay_out(model, config).info.n_ctx > EngineConfig.contexts[0]
+    with Engine(model, replace(config, n_ctx=100)) as engine:
+        assert engine.info().n_ctx == 100
