@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: MIT
+"""Conversations without a model."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pyhobbit import CacheStats, HobbitError, ModelInfo, SamplingConfig, Stats
+from pyhobbit.chat.commands import Commands, Next
+from pyhobbit.chat.conversation import Conversation
+from pyhobbit.engine.engine import Piece
+from pyhobbit.errors import ContextError
+from pyhobbit.settings.config import CacheConfig, ChatConfig
+
+TEMPLATE = "{{ messages }}"
+THINKS = "{{ enable_thinking }}"
+ALWAYS_THINKS = "<think>"
+MODEL = ModelInfo(model="m.gguf", description="llama", n_ctx=512, n_threads=2, cached=True, has_experts=True)
+
+
+class FakeEngine:
+    """Answers with a number and keeps the prompts."""
+
+    n_context_tokens = 7
+
+    def __init__(self, template: str | None) -> None:
+        self.chat_template = template
+        self.prompts: list[object] = []
+        self.asked: list[tuple[int | None, SamplingConfig]] = []
+        self.thought: list[bool] = []
+        self.thresholds = (1.0, 1.0)
+        self.confidence = 0.0
+
+    def thinks(self) -> bool:
+        return self.chat_template in (THINKS, ALWAYS_THINKS)
+
+    def can_skip_thinking(self) -> bool:
+        return self.chat_template == THINKS
+
+    def n_prompt_tokens(self, prompt: object, think: bool = True) -> int:
+        """A token for each character."""
+        n = len(prompt) if isinstance(prompt, str) else sum(len(turn["content"]) for turn in prompt)  # type: ignore[attr-defined]
+        if n > 1000:
+            raise ContextError("too long")
+        return n
+
+    def generate(
+        self,
+        prompt: object,
+        max_tokens: int | None,
+        sampling: SamplingConfig,
+        think: bool,
+        _on_prompt: object,
+    ) -> Iterator[Piece]:
+        self.prompts.append(prompt)
+        self.asked.append((max_tokens, sampling))
+        self.thought.append(think)
+        if "bad" in str(prompt):
+            raise HobbitError("too long")
+        if "stopped" in str(prompt):
+            yield Piece("", None, 0.1, "interrupted")
+            return
+        if self.thinks() and think:
+            only = "endless" in str(prompt)
+            yield Piece("", 1, 0.1, "length" if only else None, "hm")
+            if only:
+                return
+        yield Piece(f"[{len(self.prompts)}", 1, 0.1)
+        yield Piece("]", 2, 0.2, "stop")
+
+    def info(self) -> ModelInfo:
+        t1, t2 = self.thresholds
+        return replace(MODEL, model="/models/m.gguf", t1=t1, t2=t2, confidence=self.confidence)
+
+    def stats(self) -> Stats:
+        return Stats(self.info(), CacheStats(), 0.1, 1 << 20)
+
+    def set_confidence(self, confidence: float) -> None:
+        CacheConfig(confidence=confidence)
+        self.confidence = confidence
+
+    def set_thresholds(self, t1: float, t2: float) -> None:
+        CacheConfig(t1=t1, t2=t2)
+        if t1 < 0.1:
+            raise HobbitError("no low pool")
+        self.thresholds = (t1, t2)
+
+
+def converse(template: str | None, *questions: str, **config: Any) -> tuple[Conversation, list[object]]:
+    """After these questions; the prompts that the model got."""
+    fake = FakeEngine(template)
+    conversation = Conversation(fake, ChatConfig(**config))  # type: ignore[arg-type]
+    for question in questions:
+        list(conversation.ask(question))
+    return conversation, fake.prompts
+
+
+def run(conversation: Conversation, line: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """Standard error of a command."""
+    assert Commands(conversation).run(line) == Next()
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    return captured.err

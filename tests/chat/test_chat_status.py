@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: MIT
+"""The lines of figures: of the model, and below an answer."""
+
+from dataclasses import replace
+from typing import Any
+
+from fake_engine import MODEL
+
+from pyhobbit import CacheStats, Stats
+from pyhobbit.chat.status import answer_figures, model_figures
+
+
+def _figures(finish: Any = "stop", info: dict[str, Any] | None = None, **cache: int) -> str:
+    model = replace(MODEL, **(info or {}))
+    stats = Stats(
+        model,
+        CacheStats(**cache),
+        0.1,
+        3 << 30,
+        answers=1,
+        prompt_tokens_evaluated=4,
+        generated_tokens=16,
+        decoded_tokens=15,
+        first_tokens_s=0.5,
+        decode_s=3.0,
+    )
+    return " | ".join(answer_figures(stats, finish, 20))
+
+
+def test_the_figures_of_an_answer_are_its_own() -> None:
+    assert _figures(
+        info={"memory": 8 << 30, "pool_bytes_low": 1},
+        selections_high=6,
+        selections_low=3,
+        selections_skipped=1,
+        hits_high=3,
+        misses_high=1,
+        bytes_read=20 << 20,
+    ) == (
+        "16 tokens | 5.0 token/s | first token after 0.50 s | experts 60 % high, 30 % low, 10 % skipped | "
+        "hits high/low 75/- % | disk 1.0 MiB/token | context 20 of 512 | memory 3.0 GiB of 8.0 GiB"
+    )
+
+
+def test_second_passes_are_told() -> None:
+    assert "4 tokens computed twice" in _figures(selections_high=6, tokens_repeated=4)
+    assert "twice" not in _figures(selections_high=6)
+
+
+def test_figures_that_were_not_measured_are_left_out() -> None:
+    assert _figures("length").startswith("16 tokens (max_tokens) | ")
+    model = replace(MODEL, cached=False, has_experts=False)
+    nothing = Stats(model, CacheStats(), 0.1, 1 << 20)
+    figures = ["0 tokens (interrupted)", "context 20 of 512", "memory 1.0 MiB"]
+    assert answer_figures(nothing, "interrupted", 20) == figures
+    one = replace(nothing, generated_tokens=1)
+    assert answer_figures(one, "stop", 20)[0] == "1 token"
+
+
+def test_a_context_that_was_chosen_is_told() -> None:
+    assert "context 512 tokens (by memory)" in model_figures(MODEL, True)
+    assert "context 512 tokens" in model_figures(MODEL, False)
