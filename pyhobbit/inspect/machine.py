@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pyhobbit.engine.plan import MemoryPlan, lay_out
 from pyhobbit.errors import HobbitError
 from pyhobbit.inspect import advice
-from pyhobbit.inspect.speed import Curve, Speed, curve, estimate, measure_sample, replay
+from pyhobbit.inspect.speed import READAHEAD, Curve, Speed, curve, estimate, measure_sample, replay
 from pyhobbit.model.model_file import ModelFile
 from pyhobbit.model.stored_settings import effective_policy, stored_settings
 from pyhobbit.native.machine import measure_disk
@@ -78,7 +78,8 @@ class Fit:
         source, routes = self._routes(self.plan, seen)
         if source is None or not self.plan.info.cached or self.plan.info.on_device:
             return None
-        return curve(self.plan, self._speed, routes, self._policy())
+        mapped = measure_disk(self._model.tiers[0].path, READAHEAD, self.plan.info.n_threads)
+        return curve(self.plan, self._speed, routes, self._policy(), mapped)
 
     def _policy(self) -> str:
         cache = self._config.cache

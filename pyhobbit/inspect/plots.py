@@ -275,18 +275,22 @@ def high_use(layer: int, uses: np.ndarray, high: np.ndarray, t1: float) -> Figur
 
 
 def speed_by_memory(curve: "Curve") -> Figure:
-    """Token/s by the memory of the process."""
+    """Token/s by the memory of the process, beside stock llama.cpp."""
     figure, (ax,) = _panels(1, 6.5)
-    sizes, rates = zip(*curve.forecast, strict=True)
-    label = "forecast: a replay with other sizes of the cache"
-    ax.plot([size / _MIB for size in sizes], rates, color=_BLUE, marker="o", label=label)
+    for points, color, marker, label in (
+        (curve.forecast, _BLUE, "o", "pyhobbit, forecast"),
+        (curve.stock, _GREY, "^", "stock llama.cpp with mmap, forecast"),
+    ):
+        sizes, rates = zip(*points, strict=True)
+        ax.plot([size / _MIB for size in sizes], rates, color=color, marker=marker, label=label)
     size, rate = curve.measured
-    ax.plot([size / _MIB], [rate], color=_RED, marker="s", markersize=8, linestyle="", label="measured now")
+    label = "pyhobbit, measured now"
+    ax.plot([size / _MIB], [rate], color=_RED, marker="s", markersize=8, linestyle="", label=label)
     ax.set_ylim(bottom=0)
     ax.set_xlabel("memory of the process in MiB")
     ax.set_ylabel("token/s with a warm cache")
     ax.set_title("Speed by memory, for this model on this machine")
-    _legend_below(figure, ax, 2)
+    _legend_below(figure, ax, 3)
     return figure
 
 

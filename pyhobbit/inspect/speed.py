@@ -22,6 +22,7 @@ from pyhobbit.settings.config import EngineConfig, SamplingConfig
 _SAMPLE_SECONDS = 4.0
 _MIN_TOKENS = 4
 _CURVE = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # shares of all experts
+READAHEAD = 128 << 10  # Linux's default
 _TEXT_TOKENS = 48  # a longer text may run in circles
 _PROMPTS = ("The ", "In the year 1969 ", "def main(", "Dear ", "1, 2, 3, ")
 
@@ -173,17 +174,22 @@ def estimate(
 class Curve:
     """Speed by memory: bytes of the whole process, and token/s.
 
-    forecast: by replaying a text or a trace with other sizes of the pools.  measured: of the sample, with the
-    pools of the plan.
+    forecast: by replaying a text or a trace with other sizes of the pools.  stock: the same for llama.cpp
+    with its mapped file.  measured: of the sample, with the pools of the plan.
     """
 
     forecast: tuple[tuple[int, float], ...]
+    stock: tuple[tuple[int, float], ...]
     measured: tuple[int, float]
 
 
-def curve(plan: MemoryPlan, speed: Speed, routes: "np.ndarray[Any, Any]", policy: str) -> Curve:
+def curve(plan: MemoryPlan, speed: Speed, routes: "np.ndarray[Any, Any]", policy: str, mapped: Disk) -> Curve:
     """Of a plan with a cache in host memory. A sample that waited for nothing does not tell how much of a
     read is hidden; then none is assumed to be.
+
+    mapped: the disk, when as many threads read as compute, READAHEAD bytes at a time. So stock llama.cpp
+    reads a mapped file: a thread waits for the page that it needs, and nothing is hidden. What stays in
+    memory is up to the system, whose page cache comes close to LRU. All is in high precision.
     """
     sample, info = speed.sample, plan.info
     if not sample.wait_s_per_byte and speed.disk is not None:
@@ -193,13 +199,33 @@ def curve(plan: MemoryPlan, speed: Speed, routes: "np.ndarray[Any, Any]", policy
     if info.pool_slots_low:
         all_bytes += info.pool_bytes_low / info.pool_slots_low * info.n_all_experts
     least = max(_CURVE[0], info.n_experts_used / info.n_experts)
-    points = []
+    faulting = replace(sample, mix=(1.0, 0.0, 0.0), wait_s_per_byte=1 / mapped.bytes_per_s)
+    points, stock = [], []
     for share in (share for share in _CURVE if share >= least):
         other = replace(plan, info=_with_share(info, share))
         found = estimate(other, sample, speed.disk, ("text", replay(other, routes, policy)))
         points.append((round(beside + share * all_bytes), found.tokens_per_second))
+        other = replace(plan, info=_with_share(_high_alone(info), share))
+        found = estimate(other, faulting, mapped, ("text", replay(other, routes, "lru")))
+        stock.append((round(beside + share * info.expert_bytes), found.tokens_per_second))
     wait_s = speed.sample.warm.wait_s if speed.sample.warm is not None else 0.0
-    return Curve(tuple(points), (beside + plan.pools, 1 / (speed.sample.compute_s + wait_s)))
+    measured = beside + plan.pools, 1 / (speed.sample.compute_s + wait_s)
+    return Curve(tuple(points), tuple(stock), measured)
+
+
+def _high_alone(info: ModelInfo) -> ModelInfo:
+    """The model as stock llama.cpp has it: every expert whole, in its best precision."""
+    return replace(
+        info,
+        tier_bytes_high=info.expert_bytes,
+        tier_bytes_low=0,
+        pool_slots_low=0,
+        high_is_residual=False,
+        n_absent_high=0,
+        t1=1.0,
+        t2=1.0,
+        price=0.0,
+    )
 
 
 def _with_share(info: ModelInfo, share: float) -> ModelInfo:

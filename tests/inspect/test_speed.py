@@ -53,6 +53,7 @@ PLAN = MemoryPlan(
 )
 SAMPLE = Sample(n_tokens=20, compute_s=0.05, wait_s_per_byte=1e-9, mix=(0.5, 0.3, 0.2), warm=None)
 DISK = Disk(0.8e9, 1 << 20, 4, direct=True)
+MAPPED = Disk(5e8, 128 << 10, 2, True)
 
 
 def _plan(**info: object) -> MemoryPlan:
@@ -188,7 +189,7 @@ def test_a_trace_of_another_model_is_refused(tmp_path: Path) -> None:
 def test_the_speed_by_memory_ends_where_every_expert_is_held(wait_s_per_byte: float, tmp_path: Path) -> None:
     routes = read_trace(write_random_trace(tmp_path / "t.csv", 60, 10, 100, 4)).routes
     speed = estimate(PLAN, replace(SAMPLE, wait_s_per_byte=wait_s_per_byte), DISK, None)
-    found = curve(PLAN, speed, routes, "lru")
+    found = curve(PLAN, speed, routes, "lru", MAPPED)
     sizes, rates = zip(*found.forecast, strict=True)
     beside = PLAN.process + PLAN.beside_pools
     assert (sizes[0], sizes[-1]) == (beside + 75 * (1 << 20), beside + 1500 * (1 << 20))
@@ -197,4 +198,25 @@ def test_the_speed_by_memory_ends_where_every_expert_is_held(wait_s_per_byte: fl
     assert rates[0] < rates[-2] < rates[-1] == pytest.approx(20)
     assert found.measured == (beside + PLAN.pools, pytest.approx(20))
     warm = replace(speed, sample=replace(SAMPLE, warm=Warm((0.7, 0.6), 0.05, 9e6)))
-    assert curve(PLAN, warm, routes, "lru").measured[1] == pytest.approx(10)
+    assert curve(PLAN, warm, routes, "lru", MAPPED).measured[1] == pytest.approx(10)
+
+
+def test_stock_waits_for_every_miss_of_lru_in_high_precision(tmp_path: Path) -> None:
+    routes = read_trace(write_random_trace(tmp_path / "t.csv", 60, 10, 100, 4)).routes
+    speed = estimate(PLAN, SAMPLE, DISK, None)
+    found = curve(PLAN, speed, routes, "lru", MAPPED)
+    sizes, rates = zip(*found.stock, strict=True)
+    high = PLAN.info.expert_bytes
+    beside = PLAN.process + PLAN.beside_pools
+    assert (sizes[0], sizes[-1]) == (beside + round(0.05 * high), beside + high)
+    assert list(rates) == sorted(rates)
+    assert rates[-1] == pytest.approx(20)  # all in memory: it computes as we do
+    n_slots = round(0.5 * PLAN.n_all_experts)
+    plan = replace(PLAN, info=replace(PLAN.info, pool_slots_high=n_slots, pool_slots_low=0, t1=1.0, t2=1.0))
+    missed = 1 - replay(plan, routes, "lru")[0]
+    read = PLAN.info.n_layers * PLAN.info.n_experts_used * missed * high / PLAN.n_all_experts
+    by_size = dict(found.stock)
+    expected = 1 / (SAMPLE.compute_s + read / MAPPED.bytes_per_s)
+    assert by_size[beside + round(0.5 * high)] == pytest.approx(expected)
+    policies = (curve(PLAN, speed, routes, name, MAPPED).stock for name in ("lru", "echo"))
+    assert len(set(policies)) == 1
