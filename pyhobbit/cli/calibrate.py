@@ -6,11 +6,19 @@ import json
 import sys
 from pathlib import Path
 
-from pyhobbit.cli.options import add_setting_arguments, add_thread_arguments, engine_config
+from pyhobbit.cli.options import (
+    add_model_options,
+    add_setting_arguments,
+    add_thread_arguments,
+    engine_config,
+)
+from pyhobbit.model.file_names import calibration_path, options_path
 from pyhobbit.settings.config import CalibrationConfig, EvaluationConfig
 
 # The others are what calibration finds, or do not change what is measured.
 _SETTINGS = ("memory", "pools", "io_threads", "sidecar")
+# Of the model's own options; its context is that of a conversation.
+_OWN = ("memory", "pools", "io_threads", "threads")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -69,6 +77,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the verb with parsed options; returns the exit status. Raises HobbitError."""
+    if options := add_model_options(args, args.model, _OWN):
+        print(f"pyhobbit: {options_path(args.model).name} sets {', '.join(options)}", file=sys.stderr)
     config = CalibrationConfig(
         engine=engine_config(args, args.ctx),
         max_ppl_increase=None if args.max_ppl_increase is None else args.max_ppl_increase / 100,
@@ -79,8 +89,7 @@ def run(args: argparse.Namespace) -> int:
         per_expert=args.per_expert,
         minutes=args.minutes,
     )
-    from pyhobbit.model.file_names import calibration_path  # takes some time to import
-    from pyhobbit.quality.calibration import calibrate
+    from pyhobbit.quality.calibration import calibrate  # takes some time to import
     from pyhobbit.quality.progress import Measurements
 
     try:

@@ -66,15 +66,18 @@ def setting_value(name: str, given: Any) -> Any:
     return parse_size(given) if specs[0].kind == "size" and isinstance(given, str) else given
 
 
-def add_model_options(args: argparse.Namespace, model: Path) -> dict[str, Any]:
+def add_model_options(
+    args: argparse.Namespace, model: Path, names: Collection[str] | None = None
+) -> dict[str, Any]:
     """Sets options that were not given to what the file beside the model says; returns these by name.
 
-    Raises ConfigError, HobbitError.
+    names: of the options that mean the same to this verb; None for all. Raises ConfigError, HobbitError.
     """
     from pyhobbit.model.options_file import read_options  # tomlkit takes a while
 
     given = {name for name, value in vars(args).items() if value is not None}
-    found = {name: value for name, value in read_options(model, given).items() if name in vars(args)}
+    ours = vars(args) if names is None else names
+    found = {name: value for name, value in read_options(model, given).items() if name in ours}
     vars(args).update(found)
     return found
 

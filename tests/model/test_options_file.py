@@ -14,7 +14,8 @@ from pyhobbit.cli.main import main
 from pyhobbit.cli.server_flags import known
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.options_file import KINDS, read_options, write_options
-from pyhobbit.settings.config import SAMPLING_HELP
+from pyhobbit.quality import calibration
+from pyhobbit.settings.config import SAMPLING_HELP, CalibrationConfig
 from pyhobbit.settings.table import OPTIONS
 
 
@@ -161,3 +162,23 @@ def test_serve_passes_on_what_is_llama_servers(tiny: Path) -> None:
     assert own == ["memory", "ctx", "top_k"]
     assert serve.cache_config(args).memory == 1 << 30
     assert args.passed_on == ["--seed", "7", "--ctx-size", "300", "--top-k", "3"]
+
+
+def test_calibrate_takes_what_means_the_same_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not the context, which is that of a conversation, nor a rule, which calibration finds."""
+    path = tmp_path / "m.gguf"
+    _write(path, 'memory = "2G"\nthreads = 3\nctx = 4000\nrule = "gate"\ntemp = 0.5\n')
+    seen: list[CalibrationConfig] = []
+
+    def calibrate(_model: Path, _text: Path, config: CalibrationConfig) -> None:
+        seen.append(config)
+        raise HobbitError("enough")
+
+    monkeypatch.setattr(calibration, "calibrate", calibrate)
+    for given in ((), ("--memory", "1G")):
+        assert main(["calibrate", str(path), "--text", "a.txt", *given]) == 1
+    assert "m.toml sets memory, threads" in capsys.readouterr().err
+    assert [each.engine.cache.memory for each in seen] == [2 << 30, 1 << 30]
+    assert {(each.engine.n_threads, each.engine.n_ctx, each.rule) for each in seen} == {(3, None, None)}
