@@ -19,15 +19,23 @@ class ModelInfo(CacheInfo):
     """The opened model. Sizes in bytes; the cache's fields are 0 where the model runs as stock llama.cpp."""
 
     model: str
+    """Path of the file."""
     description: str
+    """Architecture, size and type, for people."""
     n_ctx: int
+    """Tokens of context."""
     n_threads: int
+    """Computing threads."""
     cached: bool
+    """Whether the experts are in a cache."""
     has_experts: bool
+    """Whether the model has routed experts at all."""
     memory: int | None = None
     """The bound on the process, None where none was given."""
     t1: float = 1.0
+    """Rule gate: high precision up to this sum of weights (docs/quality.md)."""
     t2: float = 1.0
+    """Rule gate: low precision up to this sum of weights, nothing beyond."""
 
     @property
     def expert_bytes(self) -> int:
@@ -88,27 +96,34 @@ class CacheStats(CacheCounters):
 
 @dataclass(frozen=True)
 class Stats:
-    """A run so far, or with since() a part of it. Counters are sums over its answers; times in seconds.
-
-    answers: those with at least one token.  prompt_tokens: all tokens of the prompts; prompt_tokens_evaluated
-    leaves out those still in the KV cache.  decoded_tokens: generated, but for the first of each answer;
-    decode_s: the time they took.  first_tokens_s: the time to the first tokens.  drafted_tokens: that were
-    computed ahead; accepted_tokens: those of them that were right.
-    """
+    """A run so far, or with since() a part of it. Counters are sums over its answers."""
 
     info: ModelInfo
+    """The opened model."""
     cache: CacheStats
+    """Counters of the expert cache."""
     load_s: float
+    """Seconds that opening the model took."""
     peak_rss_bytes: int
+    """The most memory that the process has had resident."""
     answers: int = 0
+    """Those with at least one token."""
     prompt_tokens: int = 0
+    """All tokens of the prompts."""
     prompt_tokens_evaluated: int = 0
+    """Those of them that were computed, because they were not in the KV cache."""
     generated_tokens: int = 0
+    """Tokens of the answers."""
     decoded_tokens: int = 0
+    """The same without the first token of each answer."""
     first_tokens_s: float = 0.0
+    """Seconds from the prompts to the first tokens."""
     decode_s: float = 0.0
+    """Seconds that the decoded tokens took."""
     drafted_tokens: int = 0
+    """Tokens that were computed ahead."""
     accepted_tokens: int = 0
+    """Those of them that were right."""
 
     def since(self, earlier: "Stats") -> "Stats":
         """What was done after `earlier` was taken of the same engine; sizes and load_s are those of now."""

@@ -34,34 +34,44 @@ class LayerProfile:
 
 @dataclass(frozen=True)
 class CalibrationReport:
-    """What was found, and from what. score_quantiles: of Eq. 2, without each token's best expert.
-
-    by_rule: the best of each rule that was tried, on the text its numbers were chosen on.
-    high_bytes_per_token: with everything in high precision.  prediction_*: share of the experts one layer
-    ahead that are predicted right, the best one and all; None where the routers are not known.
-    lookahead: what predicts better, None where nothing does.
-    low_alone: everything in low precision; whether that holds the bound.
-    static_low: with the rule edgemoe, share of the experts that are low for all tokens.
-    """
+    """What was found, and from what."""
 
     calibration: Calibration
+    """What is stored beside the model."""
     n_tokens: int
+    """Tokens of the text that were used."""
     n_chunks: int
+    """The parts that they make."""
     n_trials: int
+    """Settings that were tried."""
     has_low_tier: bool
+    """Whether the model has one; without it only the cache is fitted."""
     bound: str
+    """The limit on the loss of quality, for people."""
     reference_perplexity: float
+    """With everything in high precision."""
     by_rule: dict[str, Quality]
+    """The best of each rule that was tried, on the text its numbers were chosen on."""
     high_bytes_per_token: float
+    """Read with everything in high precision."""
     score_quantiles: dict[float, float]
+    """Of Eq. 2's scores, without each token's best expert."""
     layers: tuple[LayerProfile, ...]
+    """How each layer uses its experts."""
     cache: CacheFit
+    """Policy and pools."""
     prediction_top1: float | None
+    """Share of the best experts one layer ahead that are predicted; None where the routers are not known."""
     prediction_top_k: float | None
+    """The same of all chosen experts."""
     lookahead: Lookahead | None = None
+    """What predicts better; None where nothing does."""
     low_alone: Quality | None = None
+    """With everything in low precision."""
     low_alone_holds: bool = False
+    """Whether that keeps the bound."""
     static_low: float | None = None
+    """With the rule edgemoe, share of the experts that are low for all tokens."""
 
     @property
     def quality(self) -> Quality:
