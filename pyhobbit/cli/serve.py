@@ -15,12 +15,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from pyhobbit.cli import server_flags
 from pyhobbit.cli.options import (
     add_batch_argument,
-    add_model_options,
     add_setting_arguments,
     cache_config,
     declared_options,
@@ -31,14 +30,15 @@ from pyhobbit.model.file_names import model_stem, options_path
 from pyhobbit.model.model_path import add_model_arguments, check_model_arguments, model_path
 from pyhobbit.model.names import check_model_file
 from pyhobbit.native.programs import become
-from pyhobbit.settings.config import SAMPLING_HELP, CacheConfig, EngineConfig, Setting
+from pyhobbit.settings.config import SAMPLING_HELP, CacheConfig, EngineConfig, Setting, format_size
 
 if TYPE_CHECKING:
     from pyhobbit.engine.plan import MemoryPlan
 
 _HOST, _PORT = "127.0.0.1", "8080"
 _MAX_PORT = 65535
-_CONTEXT = 8192
+_CONTEXTS = (8192, 16384, 32768)
+_CONTEXT = _CONTEXTS[0]
 # What we change of its defaults: the largest context and 8 GiB of old prompts leave the experts no room.
 _DEFAULTS = {"--ctx-size": str(_CONTEXT), "--cache-ram": "0", "--metrics": None}
 # Shown in our help; all others are passed on as well.
@@ -47,9 +47,13 @@ _PASSED_ON = {
     "--port": ("PORT", f"port to listen on (default: {_PORT})"),
     "--api-key": ("KEY", "key that clients must send (default: none)"),
     "--parallel": ("N", "requests computed at the same time; they share cache and context (default: 4)"),
-    "--ctx": ("N", f"tokens of context, for all requests together (default: {_CONTEXT})"),
+    "--ctx": (
+        "N",
+        f"tokens of context, for all requests (default: {_CONTEXT} to {_CONTEXTS[-1]}, by memory)",
+    ),
     "--cache-ram": ("MIB", "memory for old prompts, a part of --memory (default: 0)"),
     "--threads": ("N", "for computing (default: one per core)"),
+    "--mmproj": ("FILE", "the model's projector, for images; its memory counts in --memory"),
 }
 _TYPES = {bool: "bool", int: "int", float: "float", str: "str"}
 _MODEL_FLAGS = ("-m", "--model")
@@ -80,7 +84,7 @@ _MEMORY_FLAGS = (
     "--ubatch-size",
 )
 # Load further models, of which nobody knows before what memory they take.
-_FURTHER_MODELS = ("--mmproj", "--mmproj-url", "--model-draft", "--hf-repo-draft")
+_FURTHER_MODELS = ("--mmproj-url", "--model-draft", "--hf-repo-draft")
 # Of a model's own options, those of llama-server.
 _SERVER_NAMES = {
     "ctx": "--ctx-size",
@@ -144,7 +148,7 @@ def _take(arguments: list[str], n: int) -> list[str]:
 
 def run(args: argparse.Namespace) -> int:
     """Becomes llama-server, which gets all signals and whose exit status is ours. Raises HobbitError."""
-    cache = cache_config(args)
+    cache = cache_config(args)  # what cannot be is said before a model is downloaded
     if args.llama_help:
         become([str(SERVER), "--help"])
     flags = known()
@@ -170,9 +174,12 @@ def run(args: argparse.Namespace) -> int:
     check_model_file(model)
     own = _add_model_options(args, model, flags)
     cache = cache_config(args)
-    of_model = _of_model(cache, args.passed_on, flags)
+    images, of_model = _beside_images(model, _of_model(cache, args.passed_on, flags), args, flags)
     plan = _check_memory(model, of_model, args.batch, args.passed_on, flags)
-    _report(model, plan, cache, own, _address(args.passed_on, flags))
+    if plan is not None and plan.chose_context:
+        args.passed_on += ["--ctx-size", str(plan.info.n_ctx)]
+    rows = {**images, **_own_rows(model, own), "address": _address(args.passed_on, flags)}
+    _report(model, plan, cache, rows)
     n_batch = plan.n_batch if plan is not None and plan.info.cached else args.batch
     arguments = server_arguments(of_model.settings(), n_batch, args.passed_on, flags)
     alias = () if _value(flags["--alias"], args.passed_on) is not None else ("--alias", model_stem(model))
@@ -192,25 +199,28 @@ def _add_model_options(args: argparse.Namespace, model: Path, flags: Mapping[str
     """
     from pyhobbit.model.options_file import read_options
 
-    own = [name for name in add_model_options(args, model) if name not in _SERVER_NAMES]
-    for name, value in read_options(model).items():
-        flag = _SERVER_NAMES.get(name)
-        if flag is not None and _value(flags[flag], args.passed_on) is None:
-            args.passed_on += [flag, str(value)]
-            own.append(name)
-    return own
+    ours = set(vars(args)) - set(_SERVER_NAMES)
+    given = {name for name in ours if getattr(args, name) is not None}
+    given |= {name for name, flag in _SERVER_NAMES.items() if _value(flags[flag], args.passed_on) is not None}
+    found = read_options(model, given)
+    for name, value in found.items():
+        if name in _SERVER_NAMES:
+            args.passed_on += [_SERVER_NAMES[name], str(value)]
+        elif name in ours:
+            setattr(args, name, value)
+    return [name for name in found if name in ours or name in _SERVER_NAMES]
 
 
-def _report(
-    model: Path, plan: "MemoryPlan | None", cache: CacheConfig, own: Sequence[str], address: str
-) -> None:
+def _own_rows(model: Path, own: Sequence[str]) -> dict[str, str]:
+    return {"options": f"{options_path(model).name} sets {', '.join(own)}"} if own else {}
+
+
+def _report(model: Path, plan: "MemoryPlan | None", cache: CacheConfig, others: Mapping[str, str]) -> None:
     """What will be served, before llama-server's log."""
     from pyhobbit.inspect.advice import serving_rows, unused_low_tier  # loads the libraries
 
     rows = {"model": model.name} if plan is None else serving_rows(plan)
-    if own:
-        rows["options"] = f"{options_path(model).name} sets {', '.join(own)}"
-    for name, text in {**rows, "address": address}.items():
+    for name, text in {**rows, **others}.items():
         print(f"pyhobbit: {name:10}{text}", file=sys.stderr)
     if plan is not None and (unused := unused_low_tier(model, plan.info, cache)):
         print(f"pyhobbit: {unused}", file=sys.stderr)
@@ -345,8 +355,34 @@ def _value(flag: Flag, arguments: Sequence[str], default: str | None = None) -> 
 class _ServerConfig(EngineConfig):
     """Slots share the context, so all of it may be more than the model was trained for."""
 
+    contexts: ClassVar[tuple[int, ...]] = _CONTEXTS
+
     def context_tokens(self, trained: int) -> int:
-        return self.n_ctx or trained
+        return self.n_ctx or self.contexts[0]
+
+
+def _beside_images(
+    model: Path, cache: CacheConfig, args: argparse.Namespace, flags: Mapping[str, Flag]
+) -> tuple[dict[str, str], CacheConfig]:
+    """What to say of --mmproj, and settings of the cache that leave its memory free. Raises HobbitError."""
+    given = _value(flags["--mmproj"], args.passed_on)
+    if given is None:
+        return {}, cache
+    from pyhobbit.engine.projector import projector_bytes  # loads the libraries
+
+    path, memory = Path(given), cache.memory
+    taken = projector_bytes(model, path)
+    if memory is None and cache.pools is None:
+        # the engine would take what is free before the projector is there
+        plan = _check_memory(model, cache, args.batch, args.passed_on, flags)
+        if plan is not None and plan.info.cached:
+            memory = plan.process + plan.beside_pools + plan.host_pools
+    if memory is not None:
+        if memory <= taken:
+            sizes = f"{format_size(taken)} of memory, and {format_size(memory)} are allowed"
+            raise HobbitError(f"{path} takes {sizes}; raise --memory")
+        cache = replace(cache, memory=memory - taken)
+    return {"images": f"{path.name}, {format_size(taken)} more"}, cache
 
 
 def _check_memory(
@@ -363,14 +399,14 @@ def _check_memory(
     from pyhobbit.engine.plan import lay_out  # loads the libraries, as machine does
     from pyhobbit.native.machine import available_memory, resident_memory
 
-    context = str(_value(flags["--ctx-size"], passed_on, str(_CONTEXT)))
+    context = _value(flags["--ctx-size"], passed_on)
     unknown = any(_value(flags[name], passed_on) is not None for name in _MEMORY_FLAGS)
-    if unknown or not context.isdecimal():
+    if unknown or not (context is None or context.isdecimal()):
         return None
     # with 0 llama-server takes what fits
-    n_ctx = max(int(context), _LEAST_CONTEXT)
+    n_ctx = None if context is None else max(int(context), _LEAST_CONTEXT)
     # simulating it would take memory for each token, too
-    if n_ctx * _TOKEN_BYTES > available_memory():
+    if n_ctx is not None and n_ctx * _TOKEN_BYTES > available_memory():
         raise HobbitError(f"a context of {n_ctx} tokens does not fit into memory; use a smaller --ctx")
     try:
         return lay_out(model, _ServerConfig(cache, n_ctx, n_batch))

@@ -39,8 +39,8 @@ class Log:
         self.verbose = False
         self.errors: list[str] = []
         self._level = 0
-        self._callback = llama.llama_log_callback(self._on_text)
-        llama.llama_log_set(self._callback, None)
+        self.callback = llama.llama_log_callback(self._on_text)
+        llama.llama_log_set(self.callback, None)
 
     def start(self, verbose: bool) -> None:
         """Forgets the errors so far."""

@@ -72,6 +72,14 @@ def chat_library() -> ctypes.CDLL:
     return library
 
 
+@cache
+def multimodal() -> Any:
+    """llama-cpp-python's bindings to libmtmd."""
+    with environment({"MTMD_CPP_LIB": str(LIB_DIR)}):
+        from llama_cpp import mtmd_cpp
+    return mtmd_cpp
+
+
 def expert_cache(model: Any) -> Any:
     """The hobbit_model of a llama_model, with a new reference; NULL where it runs without an expert cache."""
     cache = ffi.cast("hobbit_model *", _expert_cache(model) or 0)

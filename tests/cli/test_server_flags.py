@@ -6,6 +6,7 @@ import functools
 from pathlib import Path
 
 import pytest
+from models import random_model
 
 from pyhobbit.cli import serve
 from pyhobbit.cli.options import cache_config
@@ -176,3 +177,14 @@ def test_overrides_of_the_user_join_ours() -> None:
     ]
     assert "--override-kv" not in others
     assert serve.server_arguments({}, None, given[:2], known())[:2] == given[:2]
+
+
+def test_the_context_of_a_server_is_chosen_by_memory() -> None:
+    path = random_model("qwen3moe")  # trained for less than the least, which its slots share
+    found = serve._check_memory(path, CacheConfig(), None, [], known())
+    assert found is not None
+    assert (found.chose_context, found.info.n_ctx) == (True, serve._CONTEXT)
+    given = serve._check_memory(path, CacheConfig(), None, ["-c", "600"], known())
+    assert given is not None
+    assert (given.chose_context, given.info.n_ctx) == (False, 600)
+    assert serve._check_memory(path, CacheConfig(), None, ["--no-kv-offload"], known()) is None

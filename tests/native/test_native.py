@@ -224,3 +224,14 @@ def test_a_folder_with_sources_alone_is_one_sentence(tmp_path: Path) -> None:
     done = _python(program, tmp_path)
     assert done.returncode == 1
     assert "/pyhobbit holds sources of pyhobbit, no libraries; start Python in another" in done.stderr
+
+
+def test_the_images_of_a_llama_cpp_are_ours_too(tmp_path: Path) -> None:
+    program = (
+        "import os\n"
+        "from llama_cpp import mtmd_cpp\n"
+        "print(mtmd_cpp._libmtmd._name, 'MTMD_CPP_LIB' in os.environ)\n"
+    )
+    done = _python(program, tmp_path)
+    library, is_set = done.stdout.split()
+    assert (Path(library).parent.resolve(), is_set) == (LIB_DIR.resolve(), "False")

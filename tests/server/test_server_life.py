@@ -184,7 +184,7 @@ def test_a_busy_port_is_an_error_before_the_model_is_loaded(
         (("--memory", "1G", "--cache-ram", "1023"), 1, "memory budget of 1.0 MiB is too small"),
         (("--memory", "1G", "--cache-ram", "1024"), 2, "leaves nothing of --memory"),
         (("--memory", "1G", "--cache-ram", "-1"), 2, "--cache-ram -1 sets no limit"),
-        (("--memory", "1G", "--mmproj", "m.gguf"), 2, "what --mmproj takes is not known"),
+        (("--memory", "1G", "--mmproj-url", "http://h/m.gguf"), 2, "what --mmproj-url takes is not known"),
         (("--memory", "1G", "-md", "m.gguf"), 2, "what --model-draft takes is not known"),
         (("--hf-repo", "a/b"), 2, "both MODEL"),
         (("--policy", "nope"), 2, "policy is 'nope'; choose one of "),

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: MIT
+"""A model that sees: its projector's memory, and images behind the server and in Hobbit."""
+
+import argparse
+import base64
+from pathlib import Path
+from typing import Any
+
+import pytest
+import random_moe
+from llama_cpp.llama_chat_format import Llava15ChatHandler
+from models import stock_dir
+from projector import N_TOKENS, picture, write_projector
+from servers import Server, running, serving
+
+from pyhobbit import HobbitError
+from pyhobbit.cli import serve
+from pyhobbit.cli.server_flags import known
+from pyhobbit.engine.projector import projector_bytes
+from pyhobbit.hobbit.hobbit import Hobbit
+from pyhobbit.settings.config import CacheConfig
+
+POOLS = 2 << 20
+N_FF = 100_000
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A model and its projector, which is large beside a context."""
+    folder = tmp_path_factory.mktemp("images")
+    random_moe.write_model(random_moe.declare("qwen3moe"), folder / "m.gguf", stock_dir())
+    write_projector(folder / "mmproj.gguf", random_moe.Shape().n_embd, N_FF)
+    return folder / "m.gguf", folder / "mmproj.gguf"
+
+
+def _messages(red: int) -> list[Any]:
+    url = "data:image/png;base64," + base64.b64encode(picture(red)).decode()
+    content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What is it?"}]
+    return [{"role": "user", "content": content}]
+
+
+def _answers(server: Server) -> list[tuple[str, int]]:
+    """Texts for two pictures, and the tokens of their prompts."""
+    answers = []
+    for red in (0, 255):
+        body = {"messages": _messages(red), "max_tokens": 16, "temperature": 0, "seed": 1}
+        answer = server.request("/v1/chat/completions", body)
+        assert answer.status == 200, answer.text
+        answers.append(
+            (answer.json["choices"][0]["message"]["content"], answer.json["usage"]["prompt_tokens"])
+        )
+    return answers
+
+
+def test_a_model_sees_what_it_sees_with_stock(files: tuple[Path, Path], tmp_path: Path) -> None:
+    model, projector = files
+    log = tmp_path / "log"
+    with serving(model, log, "--pools", POOLS, "--mmproj", projector) as server:
+        found = _answers(server)
+        assert server.request("/hobbit").json["cached"]
+    assert "images    mmproj.gguf, " in log.read_text(errors="replace")
+    stock = [stock_dir() / "llama-server", "-m", model, "--mmproj", projector, "-c", 512]
+    with running(stock, tmp_path / "stock") as server:
+        assert _answers(server) == found
+    assert found[0][0] != found[1][0]
+    assert min(n for _, n in found) > N_TOKENS
+
+
+def test_what_a_projector_takes_is_left_free(files: tuple[Path, Path]) -> None:
+    model, projector = files
+    taken = projector_bytes(model, projector)
+    assert projector.stat().st_size <= taken < 2 * projector.stat().st_size
+    args = argparse.Namespace(batch=None, passed_on=["--mmproj", str(projector)])
+    rows, cache = serve._beside_images(model, CacheConfig(memory=1 << 30), args, known())
+    assert rows["images"].startswith("mmproj.gguf, ")
+    assert cache.memory == pytest.approx((1 << 30) - taken, abs=16 << 20)  # measured again
+    assert serve._beside_images(model, CacheConfig(pools=POOLS), args, known())[1] == CacheConfig(pools=POOLS)
+    with pytest.raises(HobbitError, match=r"of memory, and 40\.0 MiB are allowed; raise --memory"):
+        serve._beside_images(model, CacheConfig(memory=40 << 20), args, known())
+
+
+def test_what_is_no_projector_is_said_before_the_server_starts(files: tuple[Path, Path]) -> None:
+    model, projector = files
+    with pytest.raises(
+        HobbitError, match=r"m\.gguf cannot be loaded: .*; give the projector that comes with"
+    ):
+        projector_bytes(model, model)
+    with pytest.raises(HobbitError, match="there is no file"):
+        projector_bytes(model, projector.with_name("none.gguf"))
+
+
+def test_a_projector_of_another_model_is_refused(files: tuple[Path, Path], tmp_path: Path) -> None:
+    write_projector(tmp_path / "other.gguf", 2 * random_moe.Shape().n_embd)
+    with pytest.raises(HobbitError, match="cannot be loaded"):
+        projector_bytes(files[0], tmp_path / "other.gguf")
+
+
+def test_handlers_of_llama_cpp_python_see(files: tuple[Path, Path]) -> None:
+    model, projector = files
+    texts = {}
+    for settings in ({}, {"pools": POOLS}):
+        handler = Llava15ChatHandler(clip_model_path=str(projector), verbose=False)
+        with Hobbit(model, n_ctx=512, chat_handler=handler, verbose=False, **settings) as llm:
+            texts[len(settings)] = [
+                llm.create_chat_completion(_messages(red), max_tokens=16, temperature=0)["choices"][0][
+                    "message"
+                ]
+                for red in (0, 255)
+            ]
+    assert texts[0] == texts[1]
+    assert texts[0][0] != texts[0][1]
