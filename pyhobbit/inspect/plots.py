@@ -290,7 +290,7 @@ def speed_by_memory(curve: "Curve") -> Figure:
     ax.set_xlabel("memory of the process in MiB")
     ax.set_ylabel("token/s with a warm cache")
     ax.set_title("Speed by memory, for this model on this machine")
-    _legend_below(figure, ax, 3)
+    _legend_below(figure, ax, 2)
     return figure
 
 
