@@ -3,8 +3,8 @@
 // hobbit: bounded expert caches for Mixture-of-Experts models on any ggml device (HOBBIT, arXiv 2411.01433).
 //
 // Conventions
-//   - C, opaque handles, sized integers. No exception crosses this interface; where a function has no `err`, running
-//     out of memory ends the process.
+//   - C, opaque handles, sized integers. No exception crosses this interface. Where a function of a model has no `err`,
+//     memory that ran out is the error of its next computation.
 //   - A function that can fail returns false or NULL and writes one sentence, with what to do about it, to `err`
 //     (truncated to `err_size`, always terminated). The most recent such sentence of the process is also kept for
 //     hobbit_last_error.
@@ -224,6 +224,10 @@ HOBBIT_API bool hobbit_set_costs(hobbit_model * model, const float * low, const 
 
 // Whether experts can be computed. False, with the reason, after a computation has failed: all later ones fail as well.
 HOBBIT_API bool hobbit_check(const hobbit_model * model, char * err, size_t err_size);
+
+// Seconds that the oldest read in flight has taken; 0 without one. Never waits for a computation. A read that takes
+// longer than hobbit.read_timeout fails the computation that needs it.
+HOBBIT_API double hobbit_oldest_read(const hobbit_model * model);
 
 struct hobbit_info {
     uint32_t n_layers;       // layers with routed experts

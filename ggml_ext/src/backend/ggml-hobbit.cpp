@@ -195,7 +195,7 @@ static hobbit::status compute_split(split_runner * runner, ggml_cgraph * graph, 
     return s;
 }
 
-static enum ggml_status ggml_backend_hobbit_graph_compute(ggml_backend_t backend, ggml_cgraph * graph) {
+static enum ggml_status compute_graph(ggml_backend_t backend, ggml_cgraph * graph) {
     ggml_backend_hobbit_context & ctx    = backend_context(backend);
     split_runner *                runner = find_runner(graph);
     hobbit::status                s      = ctx.compute.open();
@@ -217,6 +217,16 @@ static enum ggml_status ggml_backend_hobbit_graph_compute(ggml_backend_t backend
         return GGML_STATUS_FAILED;
     }
     return GGML_STATUS_SUCCESS;
+}
+
+// ggml's callers know no exceptions.
+static enum ggml_status ggml_backend_hobbit_graph_compute(ggml_backend_t backend, ggml_cgraph * graph) {
+    try {
+        return compute_graph(backend, graph);
+    } catch (const std::exception & e) {
+        GGML_LOG_ERROR("hobbit: no memory is left to compute experts: %s\n", e.what());
+        return GGML_STATUS_ALLOC_FAILED;
+    }
 }
 
 static const struct ggml_backend_i ggml_backend_hobbit_i = {

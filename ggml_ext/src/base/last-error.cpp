@@ -14,12 +14,28 @@ void hobbit::set_last_error(const std::string & message) {
     g_error = message;
 }
 
-bool hobbit::report(const status & s, char * err, size_t err_size) {
+static void keep(const char * err) noexcept {
+    try {
+        hobbit::set_last_error(err);
+    } catch (const std::exception &) {
+        // the caller has it
+    }
+}
+
+bool hobbit::report(const status & s, char * err, size_t err_size) noexcept {
     if (!s.ok()) {
-        set_last_error(s.message());
+        keep(s.message().c_str());
         snprintf(err, err_size, "%s", s.message().c_str());
     }
     return s.ok();
+}
+
+bool hobbit::report_exception(const char * what, const std::exception & e, char * err, size_t err_size) noexcept {
+    char message[256];
+    snprintf(message, sizeof(message), "%s: %s", what, e.what());
+    keep(message);
+    snprintf(err, err_size, "%s", message);
+    return false;
 }
 
 size_t hobbit_last_error(char * err, size_t err_size) {

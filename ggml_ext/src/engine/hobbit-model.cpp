@@ -90,11 +90,11 @@ void hobbit_model::recall(const std::string & path) {
 
 // Another process may have written since the start.
 void hobbit_model::remember() const {
-    use_counts uses = no_uses();
     if (uses_path_.empty() || !run_ || run_->uses.rates().empty()) {
         return;
     }
-    status s = uses.read(uses_path_, index_.model_bytes()); // if it cannot be read, recall() has told
+    use_counts uses = no_uses();
+    status     s    = uses.read(uses_path_, index_.model_bytes()); // if it cannot be read, recall() has told
     uses.add(run_->uses.counts());
     s = uses.write(uses_path_, index_.model_bytes());
     if (!s.ok()) {
@@ -168,13 +168,14 @@ status hobbit_model::open_files() {
 void hobbit_model::build(const std::vector<ggml_backend_dev_t> & devices) {
     const bool              are_apart = !is_host_device(devices.front());
     const embedding_table & embedding = index_.embedding();
+    const auto              patience  = std::chrono::seconds(settings_.read_timeout);
+    const auto              memory    = find_pinned_memory(devices, reader_);
+    stats_.layers                     = std::vector<hobbit::stats::layer_uses>(index_.n_layers());
+    loader_ = std::make_unique<loader>(reader_, stats_, settings_.io_threads, devices, memory, patience);
     if (embedding.location.size >= SMALL_EMBEDDING && memory_is_short(!are_apart)) {
-        rows_.emplace(reader_, embedding);
+        rows_.emplace(reader_, embedding, patience);
     }
-    const auto memory = find_pinned_memory(devices, reader_);
-    stats_.layers     = std::vector<hobbit::stats::layer_uses>(index_.n_layers());
-    loader_           = std::make_unique<loader>(reader_, stats_, settings_.io_threads, devices, memory);
-    places_           = std::make_unique<device_engines>(this, devices, index_, settings_, *loader_, stats_, memory);
+    places_ = std::make_unique<device_engines>(this, devices, index_, settings_, *loader_, stats_, memory);
 
     policy_options options;
     options.name      = settings_.policy;
@@ -193,11 +194,10 @@ void hobbit_model::build(const std::vector<ggml_backend_dev_t> & devices) {
 }
 
 hobbit_model::~hobbit_model() {
-    remember();
-    const status s = recorder_.close();
-    if (!s.ok()) {
-        set_last_error(s.message());
-        GGML_LOG_ERROR("hobbit: %s\n", s.message().c_str());
+    char err[1024];
+    guard([&] { remember(); });
+    if (!report_call("cannot complete the trace", err, sizeof(err), [&] { return recorder_.close(); })) {
+        GGML_LOG_ERROR("hobbit: %s\n", err);
     }
 }
 
@@ -280,34 +280,58 @@ status hobbit_model::prepare(uint64_t model_bytes, uint32_t n_batch) {
     return {};
 }
 
+bool hobbit_model::end_reads() {
+    const bool rows_end = !rows_ || rows_->end();
+    return (!loader_ || loader_->end()) && rows_end;
+}
+
+double hobbit_model::oldest_read() const {
+    const auto no_time = std::chrono::milliseconds(0);
+    const auto oldest  = std::max(loader_ ? loader_->oldest_read() : no_time, rows_ ? rows_->oldest_read() : no_time);
+    return std::chrono::duration<double>(oldest).count();
+}
+
+// Keeps the error of a computation. REQUIRES: the mutex is held
+template <typename F>
+status hobbit_model::run(F computation) {
+    status s;
+    try {
+        s = computation();
+        if (!s.is_aborted()) {
+            error_ = s;
+        }
+    } catch (const std::exception &) { // no part of the engine is in a state to go on
+        keep_no_memory();
+        return error_;
+    }
+    return s;
+}
+
+// Allocates nothing. REQUIRES: the mutex is held
+void hobbit_model::keep_no_memory() {
+    if (error_.ok()) {
+        error_ = std::move(no_memory_);
+    }
+}
+
 status hobbit_model::compute(ggml_cgraph * graph, ggml_backend_dev_t device, inner_graph & inner, inner_graph * cpu) {
     std::lock_guard<std::mutex> lock(mutex_);
     GGML_ASSERT(prepared_);
     if (!error_.ok()) {
         return error_;
     }
-    const auto start   = std::chrono::steady_clock::now();
-    status     s       = places_->compute(graph, device, inner, cpu);
-    stats_.compute_ns += std::chrono::nanoseconds(std::chrono::steady_clock::now() - start).count();
-    if (s.ok()) {
-        s = recorder_.error();
-    }
-    keep_error(s);
+    const auto   start  = std::chrono::steady_clock::now();
+    const status s      = run([&] {
+        const status computed = places_->compute(graph, device, inner, cpu);
+        return computed.ok() ? recorder_.error() : computed;
+    });
+    stats_.compute_ns  += std::chrono::nanoseconds(std::chrono::steady_clock::now() - start).count();
     return s;
 }
 
 status hobbit_model::look_up(ggml_tensor * lookup) {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (error_.ok()) {
-        error_ = rows_->compute(lookup);
-    }
-    return error_;
-}
-
-void hobbit_model::keep_error(const status & s) {
-    if (!s.is_aborted()) {
-        error_ = s;
-    }
+    return error_.ok() ? run([&] { return rows_->compute(lookup); }) : error_;
 }
 
 //

@@ -29,6 +29,7 @@
 // engines of all devices.
 //
 // Thread-safety: prepare and compute take turns; everything else is constant after open and place_layers, or atomic.
+// An exception, which is memory that ran out, ends in an error of the next computation.
 struct hobbit_model final : public hobbit::split_runner {
   public:
     // Leaves the model null, without an error, if llama.cpp should load the file as usual.
@@ -60,6 +61,9 @@ struct hobbit_model final : public hobbit::split_runner {
     hobbit::status check() const;
     void           set_observer(hobbit_observer observer, void * user_data);
 
+    // See hobbit_oldest_read.
+    double oldest_read() const;
+
     void                          ref() override;
     void                          unref() override;
     bool                          owns(const std::string & tensor) const override;
@@ -69,6 +73,17 @@ struct hobbit_model final : public hobbit::split_runner {
     hobbit::status compute(ggml_cgraph * graph, ggml_backend_dev_t device, hobbit::inner_graph & inner,
                            hobbit::inner_graph * cpu) override;
     hobbit::status look_up(ggml_tensor * lookup) override;
+
+    // Calls a function that has no error of its own; that memory ran out is an error of the model.
+    template <typename F>
+    void guard(F function) noexcept {
+        try {
+            function();
+        } catch (const std::exception &) {
+            std::lock_guard<std::mutex> lock(mutex_);
+            keep_no_memory();
+        }
+    }
 
     const hobbit::expert_index & index() const { return index_; }
     const hobbit::settings &     config() const { return settings_; }
@@ -87,6 +102,7 @@ struct hobbit_model final : public hobbit::split_runner {
     std::atomic<uint32_t> n_references_{ 1 };
     const pid_t           opened_by_ = getpid();
 
+    bool                 end_reads(); // see loader::end
     hobbit::status       open_files();
     void                 build(const std::vector<ggml_backend_dev_t> & devices);
     hobbit::status       check_device_settings() const;
@@ -102,14 +118,16 @@ struct hobbit_model final : public hobbit::split_runner {
     void                 recall(const std::string & path);
     void                 remember() const;
     void                 set_reporting();
-    void                 keep_error(const hobbit::status & s);
+    void                 keep_no_memory();
+
+    template <typename F>
+    hobbit::status run(F computation);
 
     hobbit::settings                        settings_;
     hobbit::expert_index                    index_{ hobbit::settings::stored_keys() };
     uint64_t                                resident_before_ = 0;
     hobbit::stats                           stats_;
     hobbit::posix_file_reader               reader_;
-    std::optional<hobbit::embedding_reader> rows_; // of the token embedding; none if it is in memory
     hobbit::precision_costs                 costs_;
     std::string                             uses_path_; // empty: no counts are kept
     hobbit::expert_table<float>             prior_;     // uses per token before this run; empty if unknown
@@ -118,10 +136,15 @@ struct hobbit_model final : public hobbit::split_runner {
     std::unique_ptr<hobbit::run_state>      run_;
     std::unique_ptr<hobbit::device_engines> places_; // null until place_layers, as are rule, policy, run and loader
     std::unique_ptr<hobbit::loader>         loader_; // destroyed first: its threads write into the caches
+    std::optional<hobbit::embedding_reader> rows_;   // of the token embedding; none if it is in memory
     hobbit::run_recorder                    recorder_;
 
     mutable std::mutex mutex_;
     bool               prepared_   = false; // guarded by mutex_
     bool               can_repeat_ = true;  // see hobbit_refuse_confidence; guarded by mutex_
     hobbit::status     error_;              // of a computation, repeated for ever; guarded by mutex_
+
+    // made in time; guarded by mutex_
+    hobbit::status no_memory_ = hobbit::status::error("no memory is left to compute experts: free some, and open the "
+                                                      "model again");
 };

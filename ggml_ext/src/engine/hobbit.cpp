@@ -17,7 +17,7 @@ bool hobbit_open(const char * path, const struct hobbit_setting * settings, size
                  char * err, size_t err_size) {
     *model = nullptr;
     std::unique_ptr<hobbit_model> opened;
-    const bool                    ok = report_call(hobbit::format("cannot open '%s'", path), err, err_size,
+    const bool                    ok = report_call("cannot open the model", err, err_size,
                                                    [&] { return hobbit_model::open(path, settings, n_settings, opened); });
     *model                           = opened.release();
     return ok;
@@ -28,8 +28,8 @@ void hobbit_model::ref() {
 }
 
 void hobbit_model::unref() {
-    // a child of fork() has no loader threads to join
-    if (--n_references_ == 0 && opened_by_ == getpid()) {
+    // a child of fork() has no loader threads to join, and a read that hangs must not end in freed memory
+    if (--n_references_ == 0 && opened_by_ == getpid() && end_reads()) {
         delete this;
     }
 }
@@ -94,7 +94,7 @@ bool hobbit_plan_pools(hobbit_model * model, uint64_t model_bytes, uint32_t n_ba
 
 void hobbit_begin_batch(hobbit_model * model, uint32_t n_tokens, const int32_t * sequences, const int32_t * positions,
                         const int8_t * outputs, bool can_repeat) {
-    model->begin_batch(n_tokens, sequences, positions, outputs, can_repeat);
+    model->guard([&] { model->begin_batch(n_tokens, sequences, positions, outputs, can_repeat); });
 }
 
 bool hobbit_is_draft(const hobbit_model * model) {
@@ -102,15 +102,17 @@ bool hobbit_is_draft(const hobbit_model * model) {
 }
 
 bool hobbit_repeats_batch(hobbit_model * model, const float * logits, uint32_t n_vocab) {
-    return model->repeats_batch(logits, n_vocab);
+    bool repeats = false;
+    model->guard([&] { repeats = model->repeats_batch(logits, n_vocab); });
+    return repeats;
 }
 
 bool hobbit_refuse_confidence(hobbit_model * model, char * err, size_t err_size) {
-    return report(model->refuse_confidence(), err, err_size);
+    return report_call("cannot compute tokens twice", err, err_size, [&] { return model->refuse_confidence(); });
 }
 
 void hobbit_begin_sequence(hobbit_model * model, int32_t sequence) {
-    model->begin_sequence(sequence);
+    model->guard([&] { model->begin_sequence(sequence); });
 }
 
 bool hobbit_set_prediction(hobbit_model * model, uint32_t n_tokens, uint32_t n_ahead, const int32_t * experts,
@@ -134,25 +136,32 @@ static hobbit::score_thresholds thresholds_of(const struct hobbit_thresholds * t
 
 bool hobbit_set_thresholds(hobbit_model * model, const struct hobbit_thresholds * thresholds, char * err,
                            size_t err_size) {
-    return report(model->set_thresholds(thresholds_of(thresholds)), err, err_size);
+    return report_call("cannot change the thresholds", err, err_size,
+                       [&] { return model->set_thresholds(thresholds_of(thresholds)); });
 }
 
 bool hobbit_set_sequence_thresholds(hobbit_model * model, int32_t sequence, const struct hobbit_thresholds * thresholds,
                                     char * err, size_t err_size) {
-    return report(model->set_sequence_thresholds(sequence, thresholds_of(thresholds)), err, err_size);
+    return report_call("cannot change the thresholds", err, err_size,
+                       [&] { return model->set_sequence_thresholds(sequence, thresholds_of(thresholds)); });
 }
 
 bool hobbit_set_costs(hobbit_model * model, const float * low, const float * skip, size_t n, char * err,
                       size_t err_size) {
-    return report(model->set_costs({ low, low + n }, { skip, skip + n }), err, err_size);
+    return report_call("cannot keep the costs", err, err_size,
+                       [&] { return model->set_costs({ low, low + n }, { skip, skip + n }); });
 }
 
 bool hobbit_check(const hobbit_model * model, char * err, size_t err_size) {
-    return report(model->check(), err, err_size);
+    return report_call("cannot compute experts", err, err_size, [&] { return model->check(); });
 }
 
 void hobbit_set_observer(hobbit_model * model, hobbit_observer observer, void * user_data) {
-    model->set_observer(observer, user_data);
+    model->guard([&] { model->set_observer(observer, user_data); });
+}
+
+double hobbit_oldest_read(const hobbit_model * model) {
+    return model->oldest_read();
 }
 
 void hobbit_get_info(const hobbit_model * model, struct hobbit_info * info) {

@@ -46,6 +46,7 @@ struct settings {
     double                low_share = -1.0; // negative: follows from the thresholds
     bool                  pack;
     uint32_t              io_threads;
+    uint32_t              read_timeout; // seconds
 
     // Applies the caller's settings; an unknown key or a value out of range is an error.
     status apply(const hobbit_setting * given, size_t n_given);
@@ -60,6 +61,10 @@ struct settings {
     static std::vector<std::string> stored_keys();
 
     budget bounds() const { return { memory, pools, device_memory, low_share, low_demand() }; }
+
+    // Of the system's memory, where the pools' size is computed: other programs may have computed theirs at the same
+    // time.
+    uint64_t spare_memory() const { return memory == 0 && pools == 0 ? 128u << 20 : 0; }
 
     // Whether the caller asked for the cache: expressly, by a size, threshold, mode, device or file.
     bool asked() const;

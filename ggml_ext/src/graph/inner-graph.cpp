@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 #include <numeric>
 
 namespace hobbit {
@@ -37,21 +38,22 @@ bool is_noop(const ggml_tensor * node) {
 }
 
 inner_graph::inner_graph(ggml_backend_t backend) : backend_(backend), alignment_(ggml_backend_get_alignment(backend)) {
-    const size_t     size   = 2 * GRAPH_SIZE * ggml_tensor_overhead() + ggml_graph_overhead_custom(GRAPH_SIZE, false);
-    ggml_init_params params = { size, nullptr, /* .no_alloc = */ true };
-    ctx_                    = ggml_init(params);
+    const size_t size = 2 * GRAPH_SIZE * ggml_tensor_overhead() + ggml_graph_overhead_custom(GRAPH_SIZE, false);
+    memory_.resize(size);
+    ctx_.reset(ggml_init({ size, memory_.data(), /* .no_alloc = */ true }));
+    staged_memory_.resize(ggml_tensor_overhead());
+    staged_ctx_.reset(ggml_init({ staged_memory_.size(), staged_memory_.data(), /* .no_alloc = */ true }));
     begin_graph();
 }
 
 inner_graph::~inner_graph() {
     reset();
     ggml_backend_buffer_free(scratch_);
-    ggml_free(ctx_);
 }
 
 void inner_graph::begin_graph() {
-    ggml_reset(ctx_);
-    graph_    = ggml_new_graph_custom(ctx_, GRAPH_SIZE, false);
+    ggml_reset(ctx_.get());
+    graph_    = ggml_new_graph_custom(ctx_.get(), GRAPH_SIZE, false);
     n_nodes_  = 0;
     n_leaves_ = 0;
 }
@@ -105,7 +107,7 @@ bool inner_graph::full() const {
 //
 
 ggml_tensor * inner_graph::leaf(const ggml_tensor * tensor) {
-    ggml_tensor * copy = ggml_new_tensor(ctx_, tensor->type, GGML_MAX_DIMS, tensor->ne);
+    ggml_tensor * copy = ggml_new_tensor(ctx_.get(), tensor->type, GGML_MAX_DIMS, tensor->ne);
     std::copy(tensor->nb, tensor->nb + GGML_MAX_DIMS, copy->nb);
     copy->data   = tensor->data;
     copy->buffer = tensor->view_src ? tensor->view_src->buffer : tensor->buffer;
@@ -114,10 +116,11 @@ ggml_tensor * inner_graph::leaf(const ggml_tensor * tensor) {
 }
 
 ggml_tensor * inner_graph::matrices_leaf(const matrices & weights, const matrix_span & span) {
-    ggml_tensor * t = ggml_new_tensor_3d(ctx_, weights.type, weights.n_in, weights.n_out, span.last - span.first + 1);
-    t->nb[2]        = weights.stride;
-    t->nb[3]        = weights.stride * size_t(t->ne[2]);
-    t->data         = weights.data + size_t(span.first) * weights.stride;
+    ggml_tensor * t =
+        ggml_new_tensor_3d(ctx_.get(), weights.type, weights.n_in, weights.n_out, span.last - span.first + 1);
+    t->nb[2] = weights.stride;
+    t->nb[3] = weights.stride * size_t(t->ne[2]);
+    t->data  = weights.data + size_t(span.first) * weights.stride;
     init_weights(weights.buffer, t);
     n_leaves_++;
     return t;
@@ -126,7 +129,7 @@ ggml_tensor * inner_graph::matrices_leaf(const matrices & weights, const matrix_
 // All rows of a float tensor.
 ggml_tensor * inner_graph::rows_leaf(const ggml_tensor * tensor) {
     const int64_t n = ggml_nrows(tensor);
-    ggml_tensor * t = ggml_new_tensor_2d(ctx_, tensor->type, tensor->ne[0], n);
+    ggml_tensor * t = ggml_new_tensor_2d(ctx_.get(), tensor->type, tensor->ne[0], n);
     t->nb[1]        = tensor->nb[1];
     t->nb[2] = t->nb[3] = t->nb[1] * n;
     t->data             = tensor->data;
@@ -136,7 +139,7 @@ ggml_tensor * inner_graph::rows_leaf(const ggml_tensor * tensor) {
 }
 
 ggml_tensor * inner_graph::row_numbers(const std::vector<int32_t> & rows) {
-    ggml_tensor * t = ggml_new_tensor_1d(ctx_, GGML_TYPE_I32, rows.size());
+    ggml_tensor * t = ggml_new_tensor_1d(ctx_.get(), GGML_TYPE_I32, rows.size());
     std::memcpy(stage(t), rows.data(), ggml_nbytes(t));
     return t;
 }
@@ -158,8 +161,8 @@ void inner_graph::copy_staged() {
     if (size == 0) {
         return;
     }
-    const ggml_context_ptr ctx(ggml_init({ ggml_tensor_overhead(), nullptr, /* .no_alloc = */ true }));
-    ggml_tensor *          t = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I8, int64_t(size));
+    ggml_reset(staged_ctx_.get());
+    ggml_tensor * t = ggml_new_tensor_1d(staged_ctx_.get(), GGML_TYPE_I8, int64_t(size));
     place(t, staged_offset() + n_copied_);
     ggml_backend_tensor_set_async(backend_, t, base_of(staging_) + n_copied_, 0, size);
     count_copy(size);
@@ -167,7 +170,7 @@ void inner_graph::copy_staged() {
 }
 
 ggml_tensor * inner_graph::reshape(ggml_tensor * tensor, int64_t ne0, int64_t ne1, int64_t ne2) {
-    ggml_tensor * t = ggml_reshape_3d(ctx_, tensor, ne0, ne1, ne2);
+    ggml_tensor * t = ggml_reshape_3d(ctx_.get(), tensor, ne0, ne1, ne2);
     t->buffer       = tensor->buffer;
     return t;
 }
@@ -221,7 +224,7 @@ inner_graph::matrix_span inner_graph::span_of(const matrices & weights, const st
 
 ggml_tensor * inner_graph::multiply(const ggml_tensor * matmul, ggml_tensor * weights, ggml_tensor * src,
                                     ggml_tensor * ids) {
-    ggml_tensor * product = ggml_mul_mat_id(ctx_, weights, src, ids);
+    ggml_tensor * product = ggml_mul_mat_id(ctx_.get(), weights, src, ids);
     std::memcpy(product->op_params, matmul->op_params, sizeof(product->op_params));
     return product;
 }
@@ -254,7 +257,7 @@ ggml_tensor * inner_graph::multiply_some(const ggml_tensor * matmul, const matri
         from.push_back(int32_t(r.row / n_used * src->ne[1] + r.row % n_used % src->ne[1]));
         row.push_back(r.row);
     }
-    ggml_tensor * gathered = ggml_get_rows(ctx_, rows_leaf(src), row_numbers(from));
+    ggml_tensor * gathered = ggml_get_rows(ctx_.get(), rows_leaf(src), row_numbers(from));
     place(gathered, 0);
     ggml_tensor * w       = matrices_leaf(weights, span);
     ggml_tensor * ids     = reshape(row_numbers(matrix), 1, n, 1);
@@ -266,7 +269,7 @@ ggml_tensor * inner_graph::multiply_some(const ggml_tensor * matmul, const matri
 }
 
 void inner_graph::scatter(const ggml_tensor * matmul, ggml_tensor * rows, ggml_tensor * to) {
-    ggml_tensor * scattered = ggml_set_rows(ctx_, rows_leaf(matmul), rows, to);
+    ggml_tensor * scattered = ggml_set_rows(ctx_.get(), rows_leaf(matmul), rows, to);
     scattered->buffer       = matmul->buffer;
     add_node(scattered);
 }
@@ -294,17 +297,17 @@ void inner_graph::add_to_matmul(const ggml_tensor * matmul, const matrices & wei
         ggml_tensor * product = multiply_all(matmul, weights, rows);
         place(product, product_offset());
         GGML_ASSERT(ggml_nbytes(product) <= sizes_.product);
-        ggml_tensor * sum = ggml_add_inplace(ctx_, leaf(matmul), product);
+        ggml_tensor * sum = ggml_add_inplace(ctx_.get(), leaf(matmul), product);
         sum->buffer       = matmul->buffer;
         add_node(sum);
         return;
     }
     ggml_tensor * to      = nullptr;
     ggml_tensor * product = multiply_some(matmul, weights, rows, to);
-    ggml_tensor * before  = ggml_get_rows(ctx_, rows_leaf(matmul), to);
+    ggml_tensor * before  = ggml_get_rows(ctx_.get(), rows_leaf(matmul), to);
     place(before, product_offset() + padded(ggml_nbytes(product)));
     GGML_ASSERT(2 * ggml_nbytes(product) <= sizes_.product);
-    ggml_tensor * sum = ggml_add_inplace(ctx_, before, product);
+    ggml_tensor * sum = ggml_add_inplace(ctx_.get(), before, product);
     sum->buffer       = scratch_;
     scatter(matmul, sum, to);
 }
@@ -322,7 +325,7 @@ status inner_graph::add_rows(const ggml_tensor * tensor, const float * values, c
         const size_t               n    = std::min(room, rows.size() - first);
         const auto                 from = rows.begin() + ptrdiff_t(first);
         const std::vector<int32_t> some(from, from + ptrdiff_t(n));
-        ggml_tensor *              staged = ggml_new_tensor_2d(ctx_, GGML_TYPE_F32, tensor->ne[0], int64_t(n));
+        ggml_tensor *              staged = ggml_new_tensor_2d(ctx_.get(), GGML_TYPE_F32, tensor->ne[0], int64_t(n));
         char *                     bytes  = stage(staged);
         if (values) {
             std::memcpy(bytes, values + first * size_t(tensor->ne[0]), n * row_size);
@@ -343,7 +346,9 @@ std::vector<const char *> inner_graph::read(const std::vector<const ggml_tensor 
     }
     if (!inbox_ || ggml_backend_buffer_get_size(inbox_.get()) < size) {
         inbox_.reset(alloc_host_buffer(backend_, size));
-        GGML_ASSERT(inbox_);
+        if (!inbox_) {
+            throw std::bad_alloc();
+        }
     }
     const ggml_backend_buffer_type_t own = ggml_backend_get_default_buffer_type(backend_);
     std::vector<const char *>        copies;

@@ -170,8 +170,11 @@ class inner_graph {
     status        check(ggml_status result) const;
 
     ggml_backend_t        backend_;
-    const size_t          alignment_;         // of tensors on the device
-    ggml_context *        ctx_     = nullptr; // owned
+    const size_t          alignment_; // of tensors on the device
+    std::vector<char>     memory_;    // of ctx_: ggml_init aborts where it gets none
+    ggml_context_ptr      ctx_;
+    std::vector<char>     staged_memory_;     // of staged_ctx_
+    ggml_context_ptr      staged_ctx_;        // of one tensor
     ggml_cgraph *         graph_   = nullptr; // in ctx_
     ggml_backend_buffer_t scratch_ = nullptr; // owned
     scratch_sizes         sizes_;

@@ -4,7 +4,7 @@
 namespace hobbit {
 
 status lazy_backend::open() {
-    if (backend_) {
+    if (inner_) {
         return {};
     }
     backend_.reset(ggml_backend_dev_init(device_, nullptr));

@@ -18,7 +18,9 @@ status embedding_reader::read(int32_t row, float * out) {
     if (!staging_.reserve(span)) {
         return status::error("no memory is left for %zu bytes of the token embedding", span);
     }
-    HOBBIT_TRY(reader_.read_at(place.file, place.offset - offset, span, offset + row_size, staging_.data()));
+    reads_.submit(state_, part_id::up, place, { staging_.data() }, load_urgency::demand);
+    HOBBIT_TRY(reads_.wait(state_, part_id::up));
+    reads_.reset(state_);
     const char * data = staging_.data() + offset;
     if (table_.type == GGML_TYPE_F32) {
         std::memcpy(out, data, row_size);

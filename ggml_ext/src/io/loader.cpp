@@ -23,11 +23,13 @@ char * staging_buffer::data() const {
 }
 
 loader::loader(file_reader & reader, stats & stats, uint32_t n_threads, const std::vector<ggml_backend_dev_t> & devices,
-               ggml_backend_buffer_type_t staging) :
+               ggml_backend_buffer_type_t staging, std::chrono::milliseconds patience) :
     reader_(reader),
     stats_(stats),
     staging_memory_(ggml_backend_buft_alloc_buffer(staging, staging_size(n_threads) + HUGE_PAGE)),
-    disk_(std::max(n_threads, 2u) - 1) {
+    patience_(patience),
+    disk_(std::max(n_threads, 2u) - 1),
+    reading_since_(n_threads, clock::time_point::max()) {
     if (staging_memory_) {
         ask_for_huge_pages(aligned_base(staging_memory_.get(), HUGE_PAGE), staging_size(n_threads));
     }
@@ -36,24 +38,40 @@ loader::loader(file_reader & reader, stats & stats, uint32_t n_threads, const st
             links_.try_emplace(device, device);
         }
     }
-    for (uint32_t i = 0; i < n_threads; i++) {
-        threads_.emplace_back([this, i] { run(i); });
-    }
-    for (auto & entry : links_) {
-        threads_.emplace_back([this, device = entry.first] { run_link(device); });
+    try {
+        for (uint32_t i = 0; i < n_threads; i++) {
+            threads_.emplace_back([this, i] { run(i); });
+        }
+        for (auto & entry : links_) {
+            threads_.emplace_back([this, device = entry.first] { run_link(device); });
+        }
+    } catch (const std::exception &) { // the system has no more threads
+        join();
+        throw;
     }
 }
 
 loader::~loader() {
+    join();
+}
+
+// Allocates nothing, as stop().
+void loader::join() {
     {
         std::lock_guard<std::mutex> lock(mutex_);
-        stop_ = true;
-    }
-    for (lane * l : lanes()) {
-        l->work.notify_all();
+        stop();
     }
     for (std::thread & thread : threads_) {
         thread.join();
+    }
+}
+
+// REQUIRES: mutex_ held
+void loader::stop() {
+    stop_ = true;
+    disk_.work.notify_all();
+    for (auto & entry : links_) {
+        entry.second.copies.work.notify_all();
     }
 }
 
@@ -79,19 +97,43 @@ std::vector<loader::lane *> loader::lanes() {
 }
 
 void loader::run(size_t thread) {
-    char * lent = staging_memory_ ? aligned_base(staging_memory_.get(), HUGE_PAGE) + thread * chunk_size : nullptr;
-    staging_buffer               staging(lent, lent ? chunk_size : 0);
-    std::vector<chunk>           next;
     std::unique_lock<std::mutex> lock(mutex_);
+    try {
+        run_reads(thread, lock);
+    } catch (const std::exception &) {
+        give_up(lock);
+        reading_since_[thread] = clock::time_point::max();
+    }
+}
+
+// A chunk may be lost. Allocates nothing.
+void loader::give_up(std::unique_lock<std::mutex> & lock) {
+    if (!lock.owns_lock()) {
+        lock.lock();
+    }
+    if (error_.ok()) {
+        error_ = std::move(no_memory_);
+    }
+    is_broken_ = true;
+    progress_.notify_all();
+}
+
+void loader::run_reads(size_t thread, std::unique_lock<std::mutex> & lock) {
+    char * lent = staging_memory_ ? aligned_base(staging_memory_.get(), HUGE_PAGE) + thread * chunk_size : nullptr;
+    staging_buffer     staging(lent, lent ? chunk_size : 0);
+    std::vector<chunk> next;
     while (true) {
-        disk_.work.wait(lock, [&] { return stop_ || disk_.queue.take(0, next); });
+        disk_.work.wait(lock, [&] { return stop_ || (error_.ok() && disk_.queue.take(0, next)); });
         if (stop_) {
+            progress_.notify_all(); // of end()
             return;
         }
 
+        reading_since_[thread] = clock::now();
         lock.unlock();
         const status result = read(next.front(), staging);
         lock.lock();
+        reading_since_[thread] = clock::time_point::max();
         finish(next.front(), result);
     }
 }
@@ -107,8 +149,16 @@ static constexpr double BATCH_TIME = 5e-4;
 
 void loader::run_link(ggml_backend_dev_t device) {
     std::unique_lock<std::mutex> lock(mutex_);
-    link &                       own = links_.at(device);
-    std::vector<chunk>           next;
+    try {
+        run_copies(device, lock);
+    } catch (const std::exception &) {
+        give_up(lock);
+    }
+}
+
+void loader::run_copies(ggml_backend_dev_t device, std::unique_lock<std::mutex> & lock) {
+    link &             own = links_.at(device);
+    std::vector<chunk> next;
     while (true) {
         own.copies.work.wait(lock, [&] { return stop_ || own.copies.queue.take(own.bytes_in(BATCH_TIME), next); });
         if (stop_) {
@@ -393,7 +443,7 @@ void loader::abandon(load_state & state) {
     std::unique_lock<std::mutex> lock(mutex_);
     drop_prefetches(state, part_set::all());
     if (state.arrived != state.requested) {
-        stall(lock, [&] { return state.arrived == state.requested; });
+        stall(lock, [&] { return state.arrived == state.requested || is_broken_; });
     }
 }
 
@@ -424,9 +474,46 @@ status loader::wait(const load_state & state, part_set parts) {
 }
 
 void loader::stall(std::unique_lock<std::mutex> & lock, const std::function<bool()> & is_over) {
-    const auto start = std::chrono::steady_clock::now();
-    progress_.wait(lock, is_over);
-    stats_.stall_ns += std::chrono::nanoseconds(std::chrono::steady_clock::now() - start).count();
+    const auto start = clock::now();
+    wait_until(lock, is_over);
+    stats_.stall_ns += std::chrono::nanoseconds(clock::now() - start).count();
+}
+
+// REQUIRES: mutex_ held
+bool loader::hangs() const {
+    const auto oldest = std::min_element(reading_since_.begin(), reading_since_.end());
+    return oldest != reading_since_.end() && *oldest != clock::time_point::max() && clock::now() - *oldest >= patience_;
+}
+
+// Also ends if a read hangs, which is then the error.
+void loader::wait_until(std::unique_lock<std::mutex> & lock, const std::function<bool()> & is_over) {
+    while (!progress_.wait_for(lock, std::min<clock::duration>(patience_, std::chrono::seconds(1)), is_over)) {
+        if (hangs()) {
+            const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(patience_).count();
+            fail(status::error("the disk has not answered a read for %lld s: check it, or the network behind it, and "
+                               "open the model again",
+                               (long long) seconds));
+            return;
+        }
+    }
+}
+
+std::chrono::milliseconds loader::oldest_read() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto                  oldest     = std::min_element(reading_since_.begin(), reading_since_.end());
+    const bool                  is_reading = oldest != reading_since_.end() && *oldest != clock::time_point::max();
+    return std::chrono::duration_cast<std::chrono::milliseconds>(is_reading ? clock::now() - *oldest
+                                                                            : clock::duration());
+}
+
+bool loader::end() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    stop();
+    wait_until(lock, [&] {
+        return std::all_of(reading_since_.begin(), reading_since_.end(),
+                           [](clock::time_point since) { return since == clock::time_point::max(); });
+    });
+    return !hangs();
 }
 
 bool loader::settled(const load_state & state) const {
@@ -436,7 +523,7 @@ bool loader::settled(const load_state & state) const {
 
 void loader::settle(const load_state & state) {
     std::unique_lock<std::mutex> lock(mutex_);
-    progress_.wait(lock, [&] { return state.arrived == state.requested; });
+    wait_until(lock, [&] { return state.arrived == state.requested; });
 }
 
 status loader::error() const {

@@ -52,17 +52,20 @@ class staging_buffer {
 // Reads parts of experts from their files into slots, in chunks, so that several loader threads share a part. One more
 // thread per device copies parts from slots in host memory to the device's slots. Demands on the disk may use all
 // threads, prefetches all but one, so that a demand begins at once. The first error is kept: every later wait returns
-// it, queued chunks are dropped and nothing more is read.
+// it, queued chunks are dropped and nothing more is read. A read that does not return in time is such an error: waits
+// end, though the disk may still write into the slot.
 //
 // Thread-safety: all methods may be called from any thread. The destructor finishes the reads in flight, drops the
-// others and joins the threads.
+// others and joins the threads; see end().
 class loader {
   public:
     // reader and stats must outlive the loader. It copies to those of `devices` that have memory of their own.
-    // `staging` is the type of the host memory for rows that are not read in place.
+    // `staging` is the type of the host memory for rows that are not read in place. `patience` is the time in which a
+    // read must return.
     loader(file_reader & reader, stats & stats, uint32_t n_threads,
-           const std::vector<ggml_backend_dev_t> & devices = {},
-           ggml_backend_buffer_type_t              staging = ggml_backend_cpu_buffer_type());
+           const std::vector<ggml_backend_dev_t> & devices  = {},
+           ggml_backend_buffer_type_t              staging  = ggml_backend_cpu_buffer_type(),
+           std::chrono::milliseconds               patience = std::chrono::minutes(1));
     ~loader();
 
     loader(const loader &)             = delete;
@@ -101,6 +104,13 @@ class loader {
 
     // The first error, if there was one.
     status error() const;
+
+    // The time that the oldest read in flight has taken; 0 without one.
+    std::chrono::milliseconds oldest_read() const;
+
+    // Drops all that is queued, and waits until no read is in flight. False if one hangs: the loader and the memory
+    // that it reads into must then live as long as the process.
+    bool end();
 
     // Copies to one device with memory of its own: their bytes, and the time with any in flight.
     struct transfers {
@@ -149,8 +159,13 @@ class loader {
     // Splits a part into pieces of about `piece` bytes if there is a buffer.
     static std::vector<chunk> split(const chunk & whole, const part_target & target, size_t piece);
 
+    void   join();
+    void   stop();
     void   run(size_t thread);
+    void   run_reads(size_t thread, std::unique_lock<std::mutex> & lock);
     void   run_link(ggml_backend_dev_t device);
+    void   run_copies(ggml_backend_dev_t device, std::unique_lock<std::mutex> & lock);
+    void   give_up(std::unique_lock<std::mutex> & lock);
     status read(const chunk & next, staging_buffer & staging);
     void   copy(ggml_backend_dev_t device, const std::vector<chunk> & chunks);
     void   set(const chunk & next, const char * rows);
@@ -167,6 +182,11 @@ class loader {
 
     std::vector<parked_chunk> take_parked(const std::function<bool(const parked_chunk &)> & is_taken);
 
+    using clock = std::chrono::steady_clock;
+
+    bool hangs() const;
+    void wait_until(std::unique_lock<std::mutex> & lock, const std::function<bool()> & is_over);
+
     void promote(const load_state & state, part_id part);
     void drop_prefetches(load_state & state, part_set parts);
     void stall(std::unique_lock<std::mutex> & lock, const std::function<bool()> & is_over);
@@ -179,6 +199,7 @@ class loader {
     file_reader &                 reader_;
     stats &                       stats_;
     const ggml_backend_buffer_ptr staging_memory_; // chunk_size for each thread, in huge pages; null: no memory left
+    const clock::duration         patience_;
 
     mutable std::mutex      mutex_;
     std::condition_variable progress_; // a part arrived or never will, or error_ was set
@@ -187,8 +208,11 @@ class loader {
     std::map<ggml_backend_dev_t, link>    links_; // its keys are constant
     std::vector<parked_chunk>             parked_;
     std::chrono::steady_clock::time_point counted_until_; // by disk_demand_ns, while there are demands
+    std::vector<clock::time_point>        reading_since_; // [thread]; max() while it does not read
     status                                error_;
-    bool                                  stop_ = false;
+    status                                no_memory_ = status::error("no memory is left to read experts");
+    bool                                  is_broken_ = false; // a part may never arrive
+    bool                                  stop_      = false;
 
     std::vector<std::thread> threads_; // constant after construction
 };

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <sys/stat.h>
 
@@ -14,33 +15,41 @@ void gguf_file::free_gguf::operator()(gguf_context * gguf) const {
     gguf_free(gguf);
 }
 
-status gguf_file::open(const std::string & path) {
-    path_ = path;
-
-    struct stat st;
-    if (stat(path.c_str(), &st) != 0) {
-        return status::error("cannot open '%s': %s", path.c_str(), strerror(errno));
+// Without ggml's tensors, which it would make before their dimensions are checked.
+status gguf_file::read_header() {
+    const std::unique_ptr<FILE, int (*)(FILE *)> file(ggml_fopen(path_.c_str(), "rb"), fclose);
+    struct stat                                  st;
+    if (!file || fstat(fileno(file.get()), &st) != 0) {
+        return status::error("cannot open '%s': %s", path_.c_str(), strerror(errno));
     }
     size_ = st.st_size;
-
-    ggml_context *   meta   = nullptr;
-    gguf_init_params params = { /* .no_alloc = */ true, /* .ctx = */ &meta };
-    gguf_.reset(gguf_init_from_file(path.c_str(), params));
-    if (!gguf_) {
-        return status::error("'%s' is not a readable GGUF file: its header is damaged or cut short", path.c_str());
+    errno = 0;
+    gguf_.reset(gguf_init_from_file_ptr(file.get(), { /* .no_alloc = */ true, /* .ctx = */ nullptr }));
+    if (!gguf_ && (ferror(file.get()) || errno == ENOMEM)) {
+        return status::error("cannot read '%s': %s", path_.c_str(), strerror(errno ? errno : EIO));
     }
+    return gguf_ ? status()
+                 : status::error("'%s' is not a readable GGUF file: its header is damaged or cut short", path_.c_str());
+}
 
-    const uint64_t data = gguf_get_data_offset(gguf_.get());
-    for (ggml_tensor * t = ggml_get_first_tensor(meta); t; t = ggml_get_next_tensor(meta, t)) {
-        const int64_t id = gguf_find_tensor(gguf_.get(), t->name);
-        tensors_.push_back({ t->name,
-                             t->type,
-                             { t->ne[0], t->ne[1], t->ne[2] },
-                             data + gguf_get_tensor_offset(gguf_.get(), id),
-                             ggml_nbytes(t) });
+status gguf_file::open(const std::string & path) {
+    path_ = path;
+    HOBBIT_TRY(read_header());
+    const gguf_context * gguf = gguf_.get();
+    const uint64_t       data = gguf_get_data_offset(gguf);
+    for (int64_t id = 0; id < gguf_get_n_tensors(gguf); id++) {
+        const int64_t * ne   = gguf_get_tensor_ne(gguf, id);
+        const char *    name = gguf_get_tensor_name(gguf, id);
+        if (std::any_of(ne, ne + GGML_MAX_DIMS, [](int64_t n) { return n < 1; })) { // ggml aborts on some of these
+            return status::error("'%s' is damaged: tensor '%s' has a dimension of 0; download or convert it again",
+                                 path.c_str(), name);
+        }
+        tensors_.push_back({ name,
+                             gguf_get_tensor_type(gguf, id),
+                             { ne[0], ne[1], ne[2] },
+                             data + gguf_get_tensor_offset(gguf, id),
+                             gguf_get_tensor_size(gguf, id) });
     }
-    ggml_free(meta);
-
     for (const tensor & t : tensors_) {
         if (t.offset > size_ || t.size > size_ - t.offset) {
             return status::error("'%s' is truncated: tensor '%s' ends at byte %llu of %llu; "
@@ -179,6 +188,10 @@ status open_gguf_model(const std::string & path, std::vector<gguf_file> & files)
         }
         files.emplace_back();
         HOBBIT_TRY(files.back().open(part));
+        double number = 0;
+        if (!files.back().find_number("split.no", number) || number != i) {
+            return status::error("'%s' is not part %u of the model: download it again", part.c_str(), i + 1);
+        }
     }
     return {};
 }

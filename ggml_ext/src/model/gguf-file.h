@@ -42,6 +42,8 @@ class gguf_file {
     bool find_floats(const std::string & key, std::vector<float> & values) const;
 
   private:
+    status read_header();
+
     template <typename T>
     bool find_array(const std::string & key, int type, std::vector<T> & values) const;
 

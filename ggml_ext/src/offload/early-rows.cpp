@@ -34,7 +34,12 @@ void early_rows::work() {
             return;
         }
         lock.unlock();
-        const status s = cpu_.inner().compute();
+        status s;
+        try {
+            s = cpu_.inner().compute();
+        } catch (const std::exception & e) {
+            s = status::error("no memory is left to compute experts: %s", e.what());
+        }
         lock.lock();
         result_ = s;
         is_due_ = false;

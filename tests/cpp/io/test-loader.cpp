@@ -497,3 +497,44 @@ TEST_CASE("many requests from many threads all arrive") {
     CHECK(wrong == std::vector<size_t>(N_THREADS, 0));
     CHECK(counters.bytes_read == N_THREADS * N_REQUESTS * BLOCK);
 }
+
+TEST_CASE("a read that does not return is an error after a while, of every wait") {
+    using namespace std::chrono_literals;
+    fake_reader reader;
+    stats       counters;
+    blocks      memory(2);
+    load_state  states[2];
+    {
+        loader l(reader, counters, 1, {}, ggml_backend_cpu_buffer_type(), 50ms);
+        CHECK(l.oldest_read() == 0ms);
+        l.submit(states[0], part_id::up, block_at(7), { memory[0] }, load_urgency::demand);
+        l.submit(states[1], part_id::up, block_at(8), { memory[1] }, load_urgency::prefetch);
+        CHECK(l.wait(states[0], part_id::up).message().find("the disk has not answered a read") == 0);
+        CHECK(l.oldest_read() >= 50ms);
+        CHECK(l.wait(states[1], part_id::up).message() == l.error().message());
+        l.abandon(states[0]);
+        CHECK_FALSE(l.end());
+        reader.open_gate();
+        while (l.oldest_read() > 0ms) {
+            std::this_thread::yield();
+        }
+        CHECK(l.end());
+    }
+    CHECK(reader.begun() == std::vector<uint64_t>{ 7 * BLOCK }); // nothing more
+}
+
+TEST_CASE("a slow read that returns in time is no error") {
+    fake_reader reader;
+    stats       counters;
+    blocks      memory(1);
+    load_state  state;
+    loader      l(reader, counters, 1, {}, ggml_backend_cpu_buffer_type(), std::chrono::minutes(1));
+    std::thread later([&] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(100));
+        reader.open_gate();
+    });
+    l.submit(state, part_id::up, block_at(7), { memory[0] }, load_urgency::demand);
+    CHECK(l.wait(state, part_id::up).ok());
+    later.join();
+    CHECK(l.oldest_read().count() == 0);
+}

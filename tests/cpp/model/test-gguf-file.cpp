@@ -5,6 +5,7 @@
 #include "fixtures/temp-dir.h"
 
 #include <doctest/doctest.h>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -156,6 +157,60 @@ TEST_CASE("a file that is missing, no GGUF, or cut short is an error") {
 }
 
 //
+// tensors that cannot be
+//
+
+static std::string number(uint64_t value, size_t width) {
+    return { reinterpret_cast<const char *>(&value), width };
+}
+
+static std::string described(const std::string & name, const std::vector<uint64_t> & ne, uint64_t offset) {
+    std::string bytes = number(name.size(), 8) + name + number(ne.size(), 4);
+    for (const uint64_t n : ne) {
+        bytes += number(n, 8);
+    }
+    return bytes + number(GGML_TYPE_F32, 4) + number(offset, 8);
+}
+
+// The error of a file with these descriptions and a kilobyte of data.
+static std::string error_of(const std::vector<std::string> & tensors) {
+    temp_dir    dir;
+    std::string bytes = "GGUF" + number(3, 4) + number(tensors.size(), 8) + number(0, 8);
+    for (const std::string & tensor : tensors) {
+        bytes += tensor;
+    }
+    gguf_file file;
+    return file.open(dir.write("m.gguf", bytes + std::string(1024, 0))).message();
+}
+
+TEST_CASE("dimensions of 0 and huge ones are an error, also side by side") {
+    const uint64_t huge   = uint64_t(1) << 62;
+    const auto     is_bad = [](const std::vector<uint64_t> & ne) {
+        return error_of({ described("t", ne, 0) }).find("GGUF") != std::string::npos ||
+               error_of({ described("t", ne, 0) }).find("damaged") != std::string::npos;
+    };
+    CHECK(error_of({ described("t", { 32, 2 }, 0) }).empty());
+    CHECK(error_of({ described("t", { 32, 0 }, 0) }).find("tensor 't' has a dimension of 0") != std::string::npos);
+    CHECK(is_bad({ 0, huge }));
+    CHECK(is_bad({ huge, 0, huge }));
+    CHECK(is_bad({ huge, huge }));
+    CHECK(is_bad({ 32, uint64_t(1) << 63 }));
+    CHECK(is_bad({ uint64_t(1) << 32, uint64_t(1) << 32, 1 }));
+}
+
+TEST_CASE("tensors that overlap, leave a gap or end behind the file are an error") {
+    const auto two = [](uint64_t first, uint64_t second) {
+        return error_of({ described("a", { 32 }, first), described("b", { 32 }, second) });
+    };
+    CHECK(two(0, 128).empty());
+    for (const auto & [first, second] : { std::pair(0, 0), std::pair(0, 64), std::pair(128, 0), std::pair(0, 256) }) {
+        CHECK(two(uint64_t(first), uint64_t(second)) != "");
+    }
+    CHECK(two(0, ~uint64_t(0) - 31) != "");
+    CHECK(error_of({ described("a", { 32, 1024 }, 0) }).find("is truncated") != std::string::npos);
+}
+
+//
 // split models
 //
 
@@ -199,6 +254,15 @@ TEST_CASE("a split model that cannot be complete is an error") {
         const status s = open_gguf_model(write_part(dir, 0, 2, "m-00001-of-00002.gguf"), files);
         CHECK(contains(s, "cannot open"));
         CHECK(contains(s, "m-00002-of-00002.gguf"));
+    }
+    SUBCASE("a part is a link to the first") {
+        const std::string first = write_part(dir, 0, 2, "m-00001-of-00002.gguf");
+        std::filesystem::create_symlink(first, dir.path("m-00002-of-00002.gguf"));
+        CHECK(contains(open_gguf_model(first, files), "is not part 2 of the model"));
+    }
+    SUBCASE("more parts than there are files") {
+        const status s = open_gguf_model(write_part(dir, 0, 65535, "m-00001-of-65535.gguf"), files);
+        CHECK(contains(s, "cannot open"));
     }
     SUBCASE("renamed") {
         const status s = open_gguf_model(write_part(dir, 0, 2, "renamed.gguf"), files);

@@ -65,6 +65,7 @@ TEST_CASE("the same tensor in two parts of a split model is refused") {
     const moe_model model;
     gguf_set_val_u16(first.keys(), "split.count", 2);
     model.add_high(first);
+    gguf_set_val_u16(second.keys(), "split.no", 1);
     second.add("blk.0.ffn_up_exps.weight", GGML_TYPE_F32, 64, 32, 4);
     second.write(dir.path("m-00002-of-00002.gguf"));
     CHECK_CONTAINS(error_of(first.write(dir.path("m-00001-of-00002.gguf"))),

@@ -2,47 +2,17 @@
 #include "model/sidecar.h"
 
 #include "fixtures/check-contains.h"
+#include "fixtures/fingerprint.h"
 #include "fixtures/gguf-builder.h"
 #include "fixtures/temp-dir.h"
 #include "model/expert-index.h"
 
-#include <algorithm>
 #include <doctest/doctest.h>
 #include <functional>
 #include <string>
 #include <vector>
 
 using namespace hobbit;
-
-// The fingerprint as docs/format.md defines it, of builders instead of files.
-struct fingerprint_tensor {
-    std::string name;
-    std::string line; // type and shape
-    std::string data;
-};
-
-static uint64_t fingerprint(std::vector<fingerprint_tensor> tensors) {
-    std::sort(tensors.begin(), tensors.end(), [](const auto & a, const auto & b) { return a.name < b.name; });
-    uint64_t hash = 0xcbf29ce484222325;
-    for (const fingerprint_tensor & t : tensors) {
-        for (const char c : t.name + "|" + t.line + "\n" + t.data.substr(0, 64)) {
-            hash ^= uint8_t(c);
-            hash *= 0x100000001b3;
-        }
-    }
-    return hash;
-}
-
-static std::vector<fingerprint_tensor> tensors_of(const gguf_builder & file, uint32_t n_layers) {
-    std::vector<fingerprint_tensor> tensors;
-    for (uint32_t block = 0; block < n_layers; block++) {
-        for (const std::string part : { "gate", "up", "down" }) {
-            const std::string name = moe_model::name(block, part);
-            tensors.push_back({ name, part == "down" ? "f16|32,64,4" : "f16|64,32,4", file.data(name) });
-        }
-    }
-    return tensors;
-}
 
 // A model of two layers in m.gguf, and the sidecar that belongs to it, not yet written.
 struct model_and_sidecar {
@@ -117,6 +87,7 @@ TEST_CASE("a split model has one sidecar, which knows the size of all parts") {
     gguf_builder      second;
     moe_model         model;
     gguf_set_val_u16(first.keys(), "split.count", 2);
+    gguf_set_val_u16(second.keys(), "split.no", 1);
     model.n_layers = 1;
     model.add_high(first);
     model.first_block = 1;
