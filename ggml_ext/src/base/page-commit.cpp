@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "base/page-commit.h"
 
+#include "base/system-memory.h"
+
 #include <algorithm>
 #include <cstdint>
 #include <sys/mman.h>
@@ -17,9 +19,16 @@ page_commit::~page_commit() {
     end();
 }
 
-void page_commit::start(std::vector<range> ranges) {
-    stop_   = false;
-    thread_ = std::thread([this, ranges = std::move(ranges)] { run(ranges); });
+void page_commit::start(std::vector<range> ranges, uint64_t spare) {
+    stop_      = false;
+    committed_ = 0;
+    thread_    = std::thread([this, ranges = std::move(ranges), spare] {
+        try {
+            run(ranges, spare);
+        } catch (const std::exception &) {
+            // no memory even to look: pages are taken at their first use
+        }
+    });
 }
 
 void page_commit::end() {
@@ -33,13 +42,16 @@ void page_commit::wait() {
     }
 }
 
-void page_commit::run(const std::vector<range> & ranges) const {
+void page_commit::run(const std::vector<range> & ranges, uint64_t spare) {
     setpriority(PRIO_PROCESS, 0, LOWEST); // on Linux, of the calling thread alone
     for (const range & r : ranges) {
         for (size_t done = 0; done < r.size; done += STEP) {
-            if (stop_ || madvise(r.begin + done, std::min(STEP, r.size - done), POPULATE_WRITE) != 0) {
+            const size_t step = std::min(STEP, r.size - done);
+            if (stop_ || (spare > 0 && available_memory() < spare + step) ||
+                madvise(r.begin + done, step, POPULATE_WRITE) != 0) {
                 return;
             }
+            committed_ += step;
         }
     }
 }

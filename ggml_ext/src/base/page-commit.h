@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <thread>
 #include <vector>
 
@@ -27,17 +28,22 @@ class page_commit {
     page_commit & operator=(const page_commit &) = delete;
 
     // REQUIRES: not started, or ended since. The memory must stay mapped until end() or wait() returns.
-    void start(std::vector<range> ranges);
+    // `spare`: it stops where the system has fewer bytes left than this; 0: it does not look.
+    void start(std::vector<range> ranges, uint64_t spare = 0);
+
+    // Bytes whose pages were taken, of all ranges in their order.
+    uint64_t committed() const { return committed_; }
 
     // Blocks until the thread has ended: end() leaves the rest of the pages, wait() takes all.
     void end();
     void wait();
 
   private:
-    void run(const std::vector<range> & ranges) const;
+    void run(const std::vector<range> & ranges, uint64_t spare);
 
-    std::atomic<bool> stop_{ false };
-    std::thread       thread_;
+    std::atomic<bool>     stop_{ false };
+    std::atomic<uint64_t> committed_{ 0 };
+    std::thread           thread_;
 };
 
 } // namespace hobbit

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "cache/expert-cache.h"
 
+#include "ggml-impl.h"
+
 #include <algorithm>
 
 namespace hobbit {
@@ -15,7 +17,7 @@ expert_cache::expert_cache(const expert_index & index, loader & loader, stats & 
 }
 
 status expert_cache::allocate(term_id term, uint32_t n_slots, uint32_t quota, cache_policy & policy) {
-    HOBBIT_TRY(slots_[term].allocate(n_slots));
+    HOBBIT_TRY(slots_[term].allocate(n_slots, place_.spare));
     sets_.add(term, resident_set(uint32_t(index_.n_layers()), n_experts_, term, slots_[term].n_slots(), quota, policy));
     return {};
 }
@@ -53,7 +55,21 @@ void expert_cache::report_evicted(const expert_term & newcomer) const {
     }
 }
 
+// Other programs may have taken the memory for which the pool was planned: then it stays as large as it is.
+void expert_cache::look_for_memory(term_id term) {
+    const uint32_t fresh = sets_.set(term).fresh_slot();
+    if (fresh == resident_set::none || fresh < index_.n_experts_used() || slots_[term].has_memory(fresh)) {
+        return;
+    }
+    GGML_LOG_WARN("hobbit: memory is short: the pool of %s precision stays at %u experts\n", tier_name(tier_of(term)),
+                  fresh);
+    sets_.forget_fresh_slots(term);
+}
+
 bool expert_cache::make_resident(expert_id id, tier_id tier) {
+    for (const term_id term : terms(tier)) {
+        look_for_memory(term);
+    }
     const bool is_resident = sets_.insert(id, tier, running_, evicted_);
     report_evicted({ id, terms(tier).back() });
     stats_.evictions += evicted_.size();
@@ -194,6 +210,7 @@ void expert_cache::cancel_below(expert_id id, term_id term) {
 
 // Pins the term if it is resident, or becomes so by a polite insert; see resident_set.
 bool expert_cache::insert_ahead(expert_id id, term_id term, bool is_reported) {
+    look_for_memory(term);
     if (!sets_.set(term).contains(id) &&
         !sets_.insert_term(id, term, running_, resident_set::pressure::polite, evicted_)) {
         return false;

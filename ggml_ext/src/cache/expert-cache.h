@@ -39,6 +39,7 @@ class expert_cache {
         expert_cache *     below  = nullptr; // the next-level cache, with the file's layouts; null: misses are read
 
         ggml_backend_buffer_type_t memory = nullptr; // the memory that the device computes in; null: its own
+        uint64_t spare = 0; // of the system's memory: pools in host memory end where less is left; 0: they do not look
     };
 
     // All must outlive the cache.
@@ -166,6 +167,7 @@ class expert_cache {
     uint32_t slot(expert_id id, term_id term) const { return sets_.set(term).slot(id); }
 
     bool     make_resident(expert_id id, tier_id tier);
+    void     look_for_memory(term_id term);
     void     forget_evicted();
     part_set submit_below(expert_id id, term_id term, part_set parts, load_urgency urgency);
     void     submit_from(part_set from_below, expert_id id, term_id term, part_set parts, load_urgency urgency);

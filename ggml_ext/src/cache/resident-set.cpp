@@ -34,6 +34,7 @@ bool resident_set::insert(expert_id id, layer_id running, pressure how, expert_i
     e.slot     = free_.back();
     e.position = n_residents();
     e.touched  = ++clock_;
+    n_begun_   = std::max(n_begun_, e.slot + 1);
     free_.pop_back();
     residents_.push_back(id);
     held_[id.layer]++;
@@ -73,6 +74,12 @@ bool resident_set::pick_victim(layer_id layer, layer_id running, pressure how, e
     const bool are_duplicates = first % PROTECTED == DUPLICATE;
     victim = are_duplicates ? policy_->most_valuable(candidates_, running) : policy_->victim(candidates_, running);
     return true;
+}
+
+void resident_set::forget_fresh_slots() {
+    free_.erase(std::remove_if(free_.begin(), free_.end(), [&](uint32_t slot) { return slot >= n_begun_; }),
+                free_.end());
+    n_slots_ = n_begun_;
 }
 
 void resident_set::erase(expert_id id) {

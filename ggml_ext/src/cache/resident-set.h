@@ -36,6 +36,12 @@ class resident_set {
 
     bool has_free_slot() const { return !free_.empty(); }
 
+    // The slot that the next insert takes, if no expert has had it yet; otherwise none.
+    uint32_t fresh_slot() const { return free_.empty() || free_.back() < n_begun_ ? none : free_.back(); }
+
+    // From now on the set has the slots alone that some expert has had.
+    void forget_fresh_slots();
+
     // Whether an urgent insert succeeds.
     bool has_room() const { return n_pinned_ < n_slots_; }
 
@@ -83,13 +89,14 @@ class resident_set {
     uint32_t order_of(expert_id id, const entry & e, layer_id layer) const;
     bool     pick_victim(layer_id layer, layer_id running, pressure how, expert_id & victim);
 
-    const uint32_t               n_slots_;
+    uint32_t                     n_slots_;
     const uint32_t               quota_;
     std::unique_ptr<pool_policy> policy_;
 
     expert_table<entry>    entries_;
     std::vector<expert_id> residents_;
     std::vector<uint32_t>  free_;         // slots
+    uint32_t               n_begun_ = 0;  // slots that an expert has had
     std::vector<uint32_t>  held_;         // [layer]
     uint32_t               n_pinned_ = 0; // residents
     uint64_t               clock_    = 0; // of touches

@@ -64,6 +64,8 @@ class resident_tiers {
         each(tier, [&](resident_set & set) { set.set_protected(id, true); });
     }
 
+    void forget_fresh_slots(term_id term) { sets_[term]->forget_fresh_slots(); }
+
     // Marks the expert's resident terms.
     void set_duplicate(expert_id id, tier_id tier, bool on);
 

@@ -45,11 +45,12 @@ ggml_backend_buffer_type_t slot_memory::choose_packed() {
     return chosen;
 }
 
-status slot_memory::allocate(uint32_t n_slots) {
+status slot_memory::allocate(uint32_t n_slots, uint64_t spare) {
     slot_layout::bank_plan banks;
     HOBBIT_TRY(layout_.plan_banks(n_slots, banks));
     const char * options = in_host_ ? "--pools or --memory" : "--pools or --device-memory, or check the device";
-    return pool_.allocate(memory_, choose_packed(), banks.bank_size, banks.slots_per_bank, banks.n_slots, options);
+    return pool_.allocate(memory_, choose_packed(), banks.bank_size, banks.slots_per_bank, banks.n_slots, options,
+                          in_host_ ? spare : 0);
 }
 
 char * slot_memory::address(uint32_t slot, layer_id layer, part_id part) const {

@@ -30,7 +30,10 @@ class slot_memory {
     size_t overhead() const { return layout_.overhead(); }
 
     // Allocates n_slots slots, or fewer if that many would exceed n_slots * slot_size() + overhead() on a device.
-    status allocate(uint32_t n_slots);
+    status allocate(uint32_t n_slots, uint64_t spare = 0);
+
+    // See slot_pool.
+    bool has_memory(uint32_t slot) { return pool_.has_memory(slot); }
 
     uint32_t n_slots() const { return pool_.n_slots(); }
 

@@ -52,7 +52,7 @@ static std::string say_free(ggml_backend_buffer_type_t buft) {
 }
 
 status slot_pool::allocate(ggml_backend_buffer_type_t buft, ggml_backend_buffer_type_t packed, size_t bank_size,
-                           uint32_t slots_per_bank, uint32_t n_slots, const char * options) {
+                           uint32_t slots_per_bank, uint32_t n_slots, const char * options, uint64_t spare) {
     GGML_ASSERT(n_slots > 0 && slots_per_bank > 0);
     free();
     const uint32_t n_banks = (n_slots + slots_per_bank - 1) / slots_per_bank;
@@ -77,11 +77,29 @@ status slot_pool::allocate(ggml_backend_buffer_type_t buft, ggml_backend_buffer_
         for (const memory_bank & bank : banks_) {
             pages.push_back({ bank.base, bank_size });
         }
-        commit_.start(std::move(pages));
+        commit_.start(std::move(pages), spare);
     }
     slots_per_bank_ = slots_per_bank;
     n_slots_        = n_slots;
+    slot_size_      = bank_size / slots_per_bank;
+    spare_          = spare;
+    n_unseen_       = 0;
     return {};
+}
+
+// How much may be used between two looks, which take some 100 microseconds each.
+static constexpr uint64_t UNSEEN = 16u << 20;
+
+bool slot_pool::has_memory(uint32_t slot) {
+    if (spare_ == 0 || commit_.committed() >= (slot + 1) * uint64_t(slot_size_)) {
+        return true;
+    }
+    n_unseen_ += slot_size_;
+    if (n_unseen_ < UNSEEN) {
+        return true;
+    }
+    n_unseen_ = 0;
+    return available_memory() >= spare_ + UNSEEN;
 }
 
 } // namespace hobbit

@@ -27,8 +27,12 @@ class slot_pool {
     // Every bank starts at a multiple of file_reader::alignment. `packed` may be null; it is a host layout for a part
     // of the weights (repacked-layout.h). If memory is short, the error asks the user to lower one of `options`.
     // REQUIRES: n_slots > 0, and nobody uses memory of an earlier call.
+    // `spare`: of the system's memory, for has_memory; 0: the pool takes all of its size.
     status allocate(ggml_backend_buffer_type_t buft, ggml_backend_buffer_type_t packed, size_t bank_size,
-                    uint32_t slots_per_bank, uint32_t n_slots, const char * options);
+                    uint32_t slots_per_bank, uint32_t n_slots, const char * options, uint64_t spare = 0);
+
+    // Whether a slot that nobody has used yet may be used: its pages are taken, or the system has them and spare ones.
+    bool has_memory(uint32_t slot);
 
     uint32_t n_slots() const { return n_slots_; }
     uint32_t slots_per_bank() const { return slots_per_bank_; }
@@ -56,7 +60,10 @@ class slot_pool {
     std::vector<memory_bank> banks_;
     uint32_t                 slots_per_bank_ = 1;
     uint32_t                 n_slots_        = 0;
-    page_commit              commit_; // of banks_ in host memory
+    size_t                   slot_size_      = 0;
+    uint64_t                 spare_          = 0;
+    uint64_t                 n_unseen_       = 0; // bytes of slots used since has_memory looked
+    page_commit              commit_;             // of banks_ in host memory
 };
 
 } // namespace hobbit

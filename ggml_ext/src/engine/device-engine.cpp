@@ -14,7 +14,8 @@ device_engine::device_engine(split_runner * runner, ggml_backend_dev_t device, c
     shared_(shared),
     device_(device),
     buffer_type_(ggml_backend_hobbit_make_buffer_type(runner, ggml_backend_hobbit_register(device))),
-    cache_(shared.index, shared.reads, shared.counters, { device, shared.config.pack && !shared.host, shared.host }) {
+    cache_(shared.index, shared.reads, shared.counters,
+           { device, shared.config.pack && !shared.host, shared.host, nullptr, shared.config.spare_memory() }) {
     if (shared.config.prefetch > 0) {
         predictor_options options;
         options.name   = shared.config.predictor;

@@ -81,3 +81,15 @@ TEST_CASE("memory that cannot be taken ends the thread quietly") {
         CHECK(gone.n_resident() == 0);
     }
 }
+
+TEST_CASE("it stops where the system has too little left") {
+    const untouched_memory memory(5000);
+    page_commit            commit;
+    commit.start({ memory.range(0, 5000) }, uint64_t(1) << 60);
+    commit.wait();
+    CHECK(commit.committed() == 0);
+    CHECK(memory.n_resident() == 0);
+    commit.start({ memory.range(0, 5000) }, 1);
+    commit.wait();
+    CHECK(commit.committed() == (kernel_can() ? 5000 * PAGE : 0));
+}

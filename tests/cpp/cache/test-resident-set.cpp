@@ -420,3 +420,20 @@ TEST_CASE("random operations: as the contract reads, and no pinned expert ever l
         }
     }
 }
+
+TEST_CASE("slots that no expert has had can be given up") {
+    fixed_policy policy;
+    resident_set set = make_set(6, policy);
+    CHECK(set.fresh_slot() == 0);
+    insert(set, { 0, 0 });
+    insert(set, { 0, 1 });
+    CHECK(set.fresh_slot() == 2);
+    set.erase({ 0, 0 });
+    CHECK(set.fresh_slot() == resident_set::none); // its slot comes first
+    set.forget_fresh_slots();
+    CHECK(set.n_slots() == 2);
+    insert(set, { 1, 0 });
+    CHECK_FALSE(set.has_free_slot());
+    CHECK(insert(set, { 1, 1 }).has_value()); // somebody has to leave
+    CHECK(set.n_residents() == 2);
+}

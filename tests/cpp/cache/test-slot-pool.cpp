@@ -78,3 +78,18 @@ TEST_CASE("a pool never allocated has no slots") {
     slot_pool pool;
     CHECK(pool.n_slots() == 0);
 }
+
+TEST_CASE("a pool asks for no more memory where the system has none to spare") {
+    constexpr size_t   SLOT = 4u << 20;
+    constexpr uint64_t ALL  = uint64_t(1) << 60;
+    for (const uint64_t spare : { uint64_t(0), uint64_t(1), ALL }) {
+        CAPTURE(spare);
+        slot_pool pool;
+        REQUIRE(pool.allocate(ggml_backend_cpu_buffer_type(), nullptr, 16 * SLOT, 16, 16, "", spare).ok());
+        uint32_t n_used = 0;
+        while (n_used < 16 && pool.has_memory(n_used)) {
+            n_used++;
+        }
+        CHECK(n_used == (spare == ALL ? 3 : 16)); // it looks after 16 MiB
+    }
+}
