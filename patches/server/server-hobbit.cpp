@@ -148,7 +148,6 @@ static void read_counters() {
     }
     g_cache.counters.resize(n);
     hobbit_get_counters(g_cache.model, g_cache.counters.data(), n);
-    hobbit_get_info(g_cache.model, &g_cache.info);
     g_cache.layer_hits.resize(g_cache.info.n_layers);
     g_cache.layer_misses.resize(g_cache.info.n_layers);
     hobbit_get_layer_uses(g_cache.model, g_cache.layer_hits.data(), g_cache.layer_misses.data(), g_cache.info.n_layers);
@@ -175,8 +174,10 @@ static std::string g_failure; // guarded by g_failure_mutex
 
 void server_hobbit_use(const llama_context * ctx, bool has_media) {
     hobbit_model * model = ctx ? llama_model_expert_cache(llama_get_model(ctx)) : nullptr;
+    hobbit_info    info  = {};
     if (model) {
         hobbit_ref(model);
+        hobbit_get_info(model, &info); // it stays, and later it would wait for a computation
     }
     std::lock_guard<std::mutex> lock(g_cache.mutex);
     if (g_cache.model) {
@@ -186,6 +187,7 @@ void server_hobbit_use(const llama_context * ctx, bool has_media) {
     g_cache.model = model;
     if (ctx) {
         g_cache.cached     = model;
+        g_cache.info       = info;
         g_cache.body_limit = model && !has_media ? BODY_BYTES + uint64_t(llama_n_ctx(ctx)) * TOKEN_BYTES : UINT64_MAX;
     }
 }
@@ -283,6 +285,43 @@ std::string server_hobbit_metrics() {
 // failure
 //
 
+// A disk that answers takes milliseconds.
+static constexpr double LONG_READ_S = 3.0;
+
+// "" unless a read takes that long.
+static std::string waiting_for_disk() {
+    std::lock_guard<std::mutex> lock(g_cache.mutex);
+    const double                seconds = g_cache.model ? hobbit_oldest_read(g_cache.model) : 0.0;
+    return seconds < LONG_READ_S ? "" : string_format("the disk has not answered a read for %.0f s", seconds);
+}
+
+std::function<std::unique_ptr<server_http_res>(const server_http_req &)>
+server_hobbit_while_waiting(std::function<std::unique_ptr<server_http_res>(const server_http_req &)> get) {
+    return [get = std::move(get)](const server_http_req & req) {
+        if (waiting_for_disk().empty()) {
+            return get(req);
+        }
+        auto res          = std::make_unique<server_http_res>();
+        res->content_type = "text/plain; version=0.0.4";
+        res->data         = server_hobbit_metrics();
+        return res;
+    };
+}
+
+// '/folder/model.gguf' becomes 'model.gguf'.
+static std::string without_folders(std::string text) {
+    for (size_t at = text.find("'/"); at != std::string::npos; at = text.find("'/", at + 1)) {
+        const size_t end = text.find('\'', at + 1);
+        if (end == std::string::npos) {
+            return text;
+        }
+        const size_t name = text.rfind('/', end) + 1;
+        text.erase(at + 1, name - at - 1);
+        at = text.find('\'', at + 1);
+    }
+    return text;
+}
+
 std::string server_hobbit_check(const llama_context * ctx) {
     char                 err[1024];
     const hobbit_model * model   = llama_model_expert_cache(llama_get_model(ctx));
@@ -294,6 +333,11 @@ std::string server_hobbit_check(const llama_context * ctx) {
 }
 
 std::string server_hobbit_failure() {
-    std::lock_guard<std::mutex> lock(g_failure_mutex);
-    return g_failure;
+    {
+        std::lock_guard<std::mutex> lock(g_failure_mutex);
+        if (!g_failure.empty()) {
+            return without_folders(g_failure);
+        }
+    }
+    return waiting_for_disk();
 }

@@ -8,6 +8,7 @@
 #include "llama.h"
 
 #include <cmath>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -30,9 +31,15 @@ std::unique_ptr<server_http_res> server_hobbit_get(const server_http_req & req);
 // The same as Prometheus text; "" without an expert cache.
 std::string server_hobbit_metrics();
 
-// Asks the cache why it computes nothing any more; "" where it computes. server_hobbit_failure repeats the last answer
-// without waiting for a computation.
+// Answers GET /metrics by `get`, which waits for the computation; while the disk does not answer, by the cache alone.
+std::function<std::unique_ptr<server_http_res>(const server_http_req &)>
+server_hobbit_while_waiting(std::function<std::unique_ptr<server_http_res>(const server_http_req &)> get);
+
+// Asks the cache why it computes nothing any more; "" where it computes.
 std::string server_hobbit_check(const llama_context * ctx);
+
+// The last answer without the folders of files, as everybody may read it, or that the disk does not answer. Waits for
+// no computation.
 std::string server_hobbit_failure();
 
 //

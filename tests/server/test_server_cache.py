@@ -287,7 +287,7 @@ def test_a_failed_disk_fails_requests_and_health(tmp_path: Path) -> None:
         assert str(model) in answer.error
         health = server.request("/health")
         assert health.status == 503
-        assert health.error == answer.error
+        assert health.error == answer.error.replace(f"{tmp_path}/", "")  # everybody may read it
         assert server.request("/completion", {"prompt": PROMPT, "n_predict": 1}).status == 500
 
 

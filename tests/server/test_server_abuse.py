@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: MIT
+"""A server with careless or hostile clients: it answers others, and stays as it was."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import models
+import pytest
+from servers import Server, serving
+
+KEY = "secret"
+DEEP = 20_000
+
+# Of llama.cpp and ours; each needs the key.
+GETS = ("/hobbit", "/metrics", "/props", "/slots", "/models", "/v1/models", "/lora-adapters", "/api/tags")
+POSTS = (
+    *("/completion", "/completions", "/v1/completions", "/chat/completions", "/v1/chat/completions"),
+    *("/v1/messages", "/v1/messages/count_tokens", "/v1/responses", "/infill", "/embedding", "/embeddings"),
+    *("/v1/embeddings", "/rerank", "/v1/rerank", "/tokenize", "/detokenize", "/apply-template"),
+    *("/lora-adapters", "/slots/0?action=erase", "/props", "/api/show", "/api/chat"),
+)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    model, log = models.tiny_tiers("q8_0", "q4_0"), tmp_path_factory.mktemp("server") / "log"
+    with serving(model, log, "--pools", "6M", "--parallel", 2, key=KEY) as running:
+        yield running
+
+
+@pytest.mark.parametrize("key", ["", "wrong", KEY[:-1], f"{KEY}x"])
+def test_nothing_but_the_health_is_told_without_the_key(server: Server, key: str) -> None:
+    assert server.request("/health", key=key or " ").status == 200
+    for path in GETS:
+        assert server.request(path, key=key or " ").status == 401, path
+    for path in POSTS:
+        assert server.request(path, {"prompt": "x"}, key=key or " ").status == 401, path
+
+
+def test_a_request_without_any_key_is_refused(server: Server) -> None:
+    for path in (*GETS, "/v1/completions"):
+        with _connection(server) as client:
+            client.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+            assert b" 401 " in client.makefile("rb").readline(), path
+
+
+def _connection(server: Server) -> socket.socket:
+    host, port = server.url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=60)
+
+
+def nested(n: int) -> dict[str, Any]:
+    """A schema of n arrays within each other."""
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(n):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+CHAIN = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(DEEP)} | {f"d{DEEP}": {"type": "null"}}
+RULES = "root ::= r0\n" + "\n".join(f"r{i} ::= r{i + 1}" for i in range(2 * DEEP)) + f'\nr{2 * DEEP} ::= "x"'
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param({"grammar": "root ::= " + "(" * DEEP + '"x"' + ")" * DEEP}, id="groups"),
+        pytest.param({"grammar": RULES}, id="rules"),
+        pytest.param({"json_schema": nested(400)}, id="schema"),
+        pytest.param({"json_schema": {"$ref": "#/$defs/d0", "$defs": CHAIN}}, id="references"),
+        pytest.param(
+            {"json_schema": {"type": "string", "pattern": "^" + "(" * DEEP + "x" + ")" * DEEP + "$"}},
+            id="pattern",
+        ),
+    ],
+)
+def test_what_nests_too_deep_is_a_bad_request(server: Server, body: dict[str, Any]) -> None:
+    answer = server.request("/completion", {"prompt": "x", "n_predict": 1, **body})
+    assert answer.status == 400, answer.text[:500]
+    assert server.complete(n=1)
+
+
+@pytest.mark.parametrize("body", [b"[" * 200_000, b'{"prompt":' * 50_000, b"\xff" * 1000, b"{}" * 1000])
+def test_bodies_that_are_no_request_are_refused(server: Server, body: bytes) -> None:
+    assert server.request("/completion", body).status == 400
+    assert server.complete(n=1)
+
+
+def test_grammars_and_schemas_of_a_common_size_are_taken(server: Server) -> None:
+    grammar = {"grammar": "root ::= " + "(" * 50 + '"x"' + ")" * 50}
+    assert server.complete(n=4, **grammar) == "x"
+    assert (
+        server.request("/completion", {"prompt": "x", "n_predict": 4, "json_schema": nested(50)})
+        .json["content"]
+        .startswith("[")
+    )
+
+
+def test_clients_that_send_half_a_body_keep_nobody_waiting(server: Server) -> None:
+    lines = ("POST /completion HTTP/1.1", "Host: x", f"Authorization: Bearer {KEY}", "Content-Length: 1000")
+    head = "\r\n".join((*lines, "", "{"))
+    with contextlib.ExitStack() as stack:
+        for _ in range(64):
+            stack.enter_context(_connection(server)).sendall(head.encode())
+        for _ in range(20):
+            assert server.request("/health").status == 200
+        assert server.complete(n=1)
+
+
+def test_200_connections_get_the_same_text(server: Server) -> None:
+    expected = server.complete(n=2)
+    begin = threading.Barrier(200)
+
+    def ask(_number: int) -> str:
+        begin.wait(60)
+        return server.complete(n=2)
+
+    with ThreadPoolExecutor(200) as pool:
+        assert set(pool.map(ask, range(200))) == {expected}
+    assert server.busy_slots() == 0
