@@ -410,14 +410,17 @@ def _check_memory(
         raise HobbitError(f"a context of {n_ctx} tokens does not fit into memory; use a smaller --ctx")
     try:
         return lay_out(model, _ServerConfig(cache, n_ctx, n_batch))
-    except HobbitError:
+    except HobbitError as e:
         if cache.memory is None:
             raise
         # llama-server's process is smaller than this one
-        larger = replace(cache, memory=cache.memory + resident_memory())
+        of_python = resident_memory()
+        larger = replace(cache, memory=cache.memory + of_python)
         with contextlib.suppress(HobbitError):
             return lay_out(model, _ServerConfig(larger, n_ctx, n_batch))
-        raise
+        raise HobbitError(
+            f"{e}; the server has no Python in it, so up to {format_size(of_python)} less may work"
+        ) from e
 
 
 def _check_address(passed_on: Sequence[str], flags: Mapping[str, Flag]) -> None:

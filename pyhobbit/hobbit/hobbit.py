@@ -20,6 +20,7 @@ from pyhobbit.hobbit import keywords
 from pyhobbit.hobbit.llama_errors import (
     ComputeError,
     LoadError,
+    Processors,
     TokenError,
     closed_error,
     explained,
@@ -264,6 +265,16 @@ class Hobbit(Closing, TypedLlama):
             if n_tokens < self.n_ctx():
                 raise
             raise prompt_error(n_tokens, self.n_ctx(), self._model.n_ctx_train()) from e
+
+    def _init_sampler(self, *args: Any, logits_processor: Sequence[Any] | None = None, **kwargs: Any) -> Any:
+        self._processors = Processors(logits_processor or ())
+        return super()._init_sampler(*args, logits_processor=self._processors.guarded() or None, **kwargs)
+
+    def sample(self, *args: Any, **kwargs: Any) -> int:
+        """As in Llama. Raises what a logits processor raises."""
+        token = super().sample(*args, **kwargs)
+        self._processors.check()
+        return token
 
     def _check_ids(self, *texts: Sequence[int]) -> None:
         """llama.cpp ends the process for an id that its vocabulary does not have."""

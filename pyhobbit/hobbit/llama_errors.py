@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: MIT
 """Failures of llama_cpp.Llama, with the reason that the native code gave. Its own sentences are not read."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from pyhobbit.engine.cache import Cache
 from pyhobbit.engine.llama import log
 from pyhobbit.errors import ContextError, HobbitError
+
+# From token ids and scores to new scores.
+Processor = Callable[[Any, Any], Any]
 
 
 class LoadError(HobbitError, ValueError):
@@ -36,6 +40,34 @@ def explained(decode: Callable[[Any], None], experts: Cache) -> Callable[[Any], 
             raise ComputeError(experts.failure() or unknown) from e
 
     return explain
+
+
+class Processors:
+    """Logits processors whose first exception is kept.
+
+    llama.cpp calls them from C, where Python would print an exception, and the text would go on without them.
+    """
+
+    def __init__(self, processors: Sequence[Processor]) -> None:
+        self._processors = processors
+        self._error: BaseException | None = None
+
+    def guarded(self) -> list[Processor]:
+        return [partial(self._call, processor) for processor in self._processors]
+
+    def _call(self, processor: Processor, ids: Any, scores: Any) -> Any:
+        if self._error is None:
+            try:
+                return processor(ids, scores)
+            except BaseException as e:
+                self._error = e
+        return scores
+
+    def check(self) -> None:
+        """Raises what one of them raised."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
 
 
 def prompt_error(n_tokens: int, n_ctx: int, trained: int) -> PromptError:

@@ -250,3 +250,14 @@ def test_unknown_tokens_are_refused(tiny_gguf: Path, token: int) -> None:
             with pytest.raises(HobbitError, match="this model's lie between 0 and"):
                 call([1, token])
         assert model("x", max_tokens=1)["choices"]
+
+
+def test_an_exception_in_a_logits_processor_ends_the_answer(tiny_gguf: Path) -> None:
+    def fail(_ids: Any, _scores: Any) -> Any:
+        raise KeyError("of the user")
+
+    with Hobbit(str(tiny_gguf), pools=POOLS, n_ctx=128, verbose=False) as model:
+        with pytest.raises(KeyError, match="of the user"):
+            model("x", max_tokens=4, logits_processor=[fail])
+        given = model("x", max_tokens=4, temperature=0.0, logits_processor=[lambda _ids, scores: scores])
+        assert given["choices"] == model("x", max_tokens=4, temperature=0.0)["choices"]
