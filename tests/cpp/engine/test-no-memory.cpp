@@ -85,7 +85,7 @@ struct computation {
     const layer_input & input;
 
     computation(const std::string & path, const moe_model & shape, const layer_input & in) :
-        model(opened(path, { integer("hobbit.pools", 90 << 10), number("hobbit.t1", 0.6) })),
+        model(opened(path, { integer("hobbit.pools", 100 << 10), number("hobbit.t1", 0.6) })),
         graph(shape, in),
         input(in) {
         char err[512] = "";
