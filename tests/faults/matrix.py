@@ -173,7 +173,7 @@ class Matrix:
                     "--text",
                     str(text),
                     "--chunks",
-                    "1",
+                    "4",
                     "--ctx",
                     "64",
                     "--rule",
