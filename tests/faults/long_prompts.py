@@ -27,9 +27,9 @@ PROGRAM = """
 import re, sys
 from pyhobbit import Hobbit
 from pyhobbit.errors import HobbitError
-text = "x = 1\\n" * (int(sys.argv[2]) * 10**6 // 6)
 said = "answered"
 with Hobbit(sys.argv[1], memory=sys.argv[3], n_ctx=2048, verbose=False) as model:
+    text = "x = 1\\n" * (int(sys.argv[2]) * 10**6 // 6)
     try:
         model(text or "x", max_tokens=4)
     except HobbitError as e:
