@@ -100,9 +100,8 @@ class Runners:
 
     def close(self) -> None:
         while not self._free.empty():
-            runner = self._free.get()
-            runner.stdin.close()
-            runner.wait()
+            with self._free.get():  # closes its pipes and waits
+                pass
 
 
 class Matrix:

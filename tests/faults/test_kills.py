@@ -24,15 +24,17 @@ def kill_when(command: list[object], folder: Path, n_files: int) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "pyhobbit", *map(str, command)],
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     while process.poll() is None and len(list(folder.iterdir())) < n_files:
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
-    assert process.wait(60) in (0, -signal.SIGKILL)
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode in (0, -signal.SIGKILL), said
 
 
-@pytest.mark.parametrize("delay", [0.0, 0.1, 0.4])
+@pytest.mark.parametrize("delay", [0.0, 0.2])
 def test_a_killed_conversion_leaves_no_model(tmp_path: Path, run_pyhobbit: RunPyhobbit, delay: float) -> None:
     right = models.tiny_tiers("q8_0", "q4_0")
     made = tmp_path / "made.gguf"
