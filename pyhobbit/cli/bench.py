@@ -107,7 +107,10 @@ def add_options(parser: argparse.ArgumentParser, arms: "Mapping[str, Arm]", limi
 
 
 def _limit(text: str) -> float | None:
-    return None if text == "none" else float(text)
+    try:
+        return None if text == "none" else float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text} is no share; give numbers such as 0.25, or none") from None
 
 
 def run(args: argparse.Namespace) -> int:

@@ -16,7 +16,7 @@ from pyhobbit.engine.plan import MemoryPlan
 from pyhobbit.engine.stats import CacheStats, ModelInfo, Stats
 from pyhobbit.native.machine import Disk
 from pyhobbit.quality.stored import stored_costs
-from pyhobbit.routing.trace import Simulation, simulate
+from pyhobbit.routing.trace import NEED_PRIOR, Simulation, simulate, use_rates
 from pyhobbit.settings.config import EngineConfig, SamplingConfig
 
 _SAMPLE_SECONDS = 4.0
@@ -243,9 +243,14 @@ def _rule(info: ModelInfo) -> dict[str, Any]:
 
 
 def replay(plan: MemoryPlan, routes: "np.ndarray[Any, Any]", policy: str) -> tuple[float, float]:
-    """Hits of both pools, as in Speed, when these routes (trace.ROUTE) meet the pools of the plan."""
+    """Hits of both pools, as in Speed, when these routes (trace.ROUTE) meet the pools of the plan.
+
+    A policy that decides by earlier uses takes those of the routes themselves.
+    """
     info = plan.info
     layers = len(np.unique(routes["layer"]))
+    n_tokens = len(np.unique(routes["token"]))
+    prior = use_rates(routes, layers, info.n_experts, n_tokens) if policy in NEED_PRIOR else ()
     simulation = Simulation(
         n_layers=layers,
         n_experts=info.n_experts,
@@ -253,6 +258,7 @@ def replay(plan: MemoryPlan, routes: "np.ndarray[Any, Any]", policy: str) -> tup
         slots_high=info.pool_slots_high,
         slots_low=info.pool_slots_low,
         policy=policy,
+        prior=prior,
         floors=True,
         residual=info.high_is_residual,
         **_rule(info),

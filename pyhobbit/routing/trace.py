@@ -63,9 +63,7 @@ class Trace:
     def prior(self) -> tuple[float, ...]:
         """Uses per decoded token of each expert, layer by layer: Simulation.prior of another trace."""
         counted = self.routes[self.routes["counted"] != 0]
-        numbers = counted["layer"] * self.n_experts + counted["expert"]
-        uses = np.bincount(numbers, minlength=self.n_layers * self.n_experts)
-        return tuple((uses / self.n_decoded).tolist())
+        return use_rates(counted, self.n_layers, self.n_experts, self.n_decoded)
 
     def split(self, first: int, last: int) -> NDArray[Any]:
         """The routes before the decoded token `last`; those from the decoded token `first` on are counted.
@@ -157,6 +155,12 @@ class SimulationResult(SimulationCounts):
         """Shares of the selections served in high precision, served in low, and skipped; they sum to 1."""
         high, low = self.hits_high + self.misses_high, self.hits_low + self.misses_low
         return high / self.n_selections, low / self.n_selections, self.skipped / self.n_selections
+
+
+def use_rates(routes: NDArray[Any], n_layers: int, n_experts: int, n_tokens: int) -> tuple[float, ...]:
+    """Uses per token of each expert, layer by layer, of the routes (ROUTE) of so many tokens."""
+    uses = np.bincount(routes["layer"] * n_experts + routes["expert"], minlength=n_layers * n_experts)
+    return tuple((uses / n_tokens).tolist())
 
 
 def policy_names(has_prior: bool = True) -> list[str]:

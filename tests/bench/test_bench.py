@@ -300,6 +300,7 @@ def test_ours_gets_the_limit_less_a_margin(small: Path, tmp_path: Path) -> None:
     [
         (["--limits", "2"], "--limits takes shares, above 0 to 1"),
         (["--limits", "0"], "--limits takes shares, above 0 to 1"),
+        (["--limits", "nope"], "nope is no share"),
         (["--reps", "0"], "--reps takes a positive number"),
         (["--prompts", "0"], "--prompts takes numbers of tokens"),
         (["--tokens", "0"], "--tokens takes a positive number"),

@@ -89,6 +89,7 @@ def test_routes_meet_the_pools_of_the_plan() -> None:
     routes["counted"] = 1
     everything = _plan(t1=1.0, t2=1.0, pool_slots_low=0)
     assert replay(everything, routes, "lru") == (0.5, 1.0)  # the second token finds what the first has loaded
+    assert replay(everything, routes, "static") == (1.0, 1.0)  # begins with what they use
     assert replay(replace(PLAN, info=replace(PLAN.info, t1=0.0, t2=1.0)), routes, "lru") == (0.5, 0.5)
 
 
