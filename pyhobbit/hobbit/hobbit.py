@@ -421,15 +421,16 @@ class Hobbit(Closing, TypedLlama):
         *,
         max_ppl_increase: float | None = None,
         max_kl: float | None = None,
-        max_chunks: int = CalibrationConfig.default_chunks,
+        max_chunks: int | None = None,
         n_ctx: int | None = None,
+        minutes: float | None = None,
     ) -> "CalibrationReport":
         """Fits thresholds and cache to a text, stores them beside the model and goes on with them.
 
         text_file: text like that which the model will meet.  max_ppl_increase: bound on the relative increase
         of perplexity, 0.01 for 1 %.  max_kl: bound on the mean Kullback-Leibler divergence, in nats. With
-        neither, 1 % of perplexity.  max_chunks: parts of the text that are used.  n_ctx: tokens of a part,
-        512 by default.
+        neither, 1 % of perplexity.  max_chunks: parts of the text that are used, 32 by default.  n_ctx:
+        tokens of a part, 512 by default.  minutes: a short calibration of the rule price, of 4 parts.
 
         Settings given when the model was opened come before those that were found. Meanwhile the model is
         closed, for the memory, and then opened anew: the KV cache and the counters are empty, a trace has
@@ -447,6 +448,7 @@ class Hobbit(Closing, TypedLlama):
             max_ppl_increase=max_ppl_increase,
             max_kl=max_kl,
             max_chunks=max_chunks,
+            minutes=minutes,
         )
         prompt_cache = self.cache
         self.close()

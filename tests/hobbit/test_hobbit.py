@@ -321,6 +321,8 @@ def test_a_calibrated_model_goes_on_with_what_was_found(tiny_gguf: Path, tmp_pat
         model.set_cache(None)
         assert text_of(model)
         assert model.stats().cache.selections_low > 0
+        report = model.calibrate(models.TINY / "heldout.txt", max_kl=0.05, minutes=0.01, n_ctx=128)
+        assert model.info().price == report.calibration.price > 0
         short = tmp_path / "short.txt"
         short.write_text("too little")
         with pytest.raises(HobbitError, match="too short"):
