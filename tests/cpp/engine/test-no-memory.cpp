@@ -50,6 +50,12 @@ void * operator new(size_t size, std::align_val_t alignment) {
     return allocate(size, size_t(alignment));
 }
 
+// as the standard library's, but for the sanitizers, which have their own
+void * operator new(size_t size, const std::nothrow_t &) noexcept {
+    void * p = nullptr;
+    return fails() || posix_memalign(&p, alignof(std::max_align_t), size) != 0 ? nullptr : p;
+}
+
 void operator delete(void * p) noexcept {
     free(p);
 }
