@@ -20,15 +20,14 @@ static std::atomic<bool>    g_lasts{ false }; // all later ones fail as well
 static std::atomic<int64_t> g_n_failed{ 0 };
 
 static bool fails() {
-    if (g_left < 0) {
-        return false;
-    }
-    const int64_t left = g_left.fetch_sub(1);
+    int64_t left = g_left;
+    do {
+        if (left < 0) {
+            return false;
+        }
+    } while (!g_left.compare_exchange_weak(left, left > 0 || !g_lasts ? left - 1 : 0));
     if (left > 0) {
         return false;
-    }
-    if (g_lasts) {
-        g_left = 0;
     }
     g_n_failed++;
     return true;
