@@ -134,6 +134,8 @@ TEST_CASE("prefetches leave one thread free, so that a demand begins at once") {
     l.submit(states[3], part_id::up, block_at(3), { memory[3] }, load_urgency::demand);
     CHECK(reader.wait_begun(3).back() == 3 * BLOCK); // beside the reads in flight
     l.submit(states[4], part_id::up, block_at(4), { memory[4] }, load_urgency::demand);
+    reader.let(1); // of one read, so that one thread alone takes what is next
+    CHECK(reader.wait_begun(4).back() == 4 * BLOCK);
     reader.open_gate();
     for (load_state & state : states) {
         CHECK(l.wait(state, part_id::up).ok());
