@@ -300,7 +300,6 @@ def test_ours_gets_the_limit_less_a_margin(small: Path, tmp_path: Path) -> None:
     [
         (["--limits", "2"], "--limits takes shares, above 0 to 1"),
         (["--limits", "0"], "--limits takes shares, above 0 to 1"),
-        (["--limits", "nope"], "nope is no share"),
         (["--reps", "0"], "--reps takes a positive number"),
         (["--prompts", "0"], "--prompts takes numbers of tokens"),
         (["--tokens", "0"], "--tokens takes a positive number"),
@@ -322,6 +321,13 @@ def test_a_wrong_value_is_found_before_a_model_is_made(
     assert main(["bench", "--shape", "tiny", *folder, *options]) != 0
     assert message in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_limit_that_is_no_number_is_a_wrong_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", "--shape", "tiny", "--limits", "nope"])
+    assert ended.value.code == 2
+    assert "nope is no share" in capsys.readouterr().err
 
 
 def test_a_run_that_would_replay_a_token_twice_is_refused_before_a_model_is_made(
