@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pyhobbit.engine.stats import CacheStats, ModelInfo, Stats
     from pyhobbit.errors import ConfigError, HobbitError
     from pyhobbit.hobbit.hobbit import Hobbit
+    from pyhobbit.hobbit.text_drafts import TextDrafts
     from pyhobbit.quality.report import CalibrationReport
     from pyhobbit.settings.config import CacheConfig, EngineConfig, SamplingConfig, parse_size
 
@@ -33,6 +34,7 @@ __all__ = [
     "Piece",
     "SamplingConfig",
     "Stats",
+    "TextDrafts",
     "parse_size",
 ]
 
@@ -41,6 +43,7 @@ _MODULES = {
     "engine.engine": ("Beam", "Engine", "Piece"),
     "errors": ("ConfigError", "HobbitError"),
     "hobbit.hobbit": ("Hobbit",),
+    "hobbit.text_drafts": ("TextDrafts",),
     "quality.report": ("CalibrationReport",),
     "engine.stats": ("CacheStats", "ModelInfo", "Stats"),
 }

@@ -28,6 +28,7 @@ from pyhobbit.hobbit.llama_errors import (
     size_error,
 )
 from pyhobbit.hobbit.params import N_BATCH, N_CTX, given_batch, set_context, set_model, set_own
+from pyhobbit.hobbit.text_drafts import TextDrafts
 from pyhobbit.hobbit.turns import Turns
 from pyhobbit.hobbit.typed import TypedLlama
 from pyhobbit.model.names import check_model_file
@@ -81,6 +82,7 @@ class Hobbit(Closing, TypedLlama):
     flash_attn: None leaves it to llama.cpp, as its own programs do.  n_batch, n_ubatch: if neither is given,
     the tokens of a prompt per pass are chosen by memory, from 512 to 4096.  llama: every other keyword of
     llama_cpp.Llama; n_threads and n_threads_batch are one per processor core where they are not given.
+    draft_model also takes a TextDrafts, whose drafts are as many as pay.
 
     A context manager. Any number of models may be open, each with a cache of its own. One thread at a time
     may use a model, for one answer; a second one gets HobbitError. So does all but close() of a closed model.
@@ -171,6 +173,9 @@ class Hobbit(Closing, TypedLlama):
             raise LoadError(load_failure(self.lora_path if has_context else path, hint)) from e
         self._experts = Cache(self._model.model)
         self._ctx.decode = explained(self._ctx.decode, self._experts)
+        if isinstance(self.draft_model, TextDrafts):
+            self._logits_all = bool(self._arguments.get("logits_all"))  # Llama sets it for any draft model
+            self._batch.set_batch = self.draft_model.with_logits(self._batch.set_batch)
         self.kv_overrides = llama.get("kv_overrides")
 
     @property
@@ -250,7 +255,10 @@ class Hobbit(Closing, TypedLlama):
         if 2 * self.n_tokens < self._n_kept:
             self._experts.begin_sequence()  # another text, though it may begin alike
         with self._turns.alone():
+            start = time.perf_counter()
             super().eval(tokens)
+            if isinstance(self.draft_model, TextDrafts):
+                self.draft_model.note_pass(len(tokens), time.perf_counter() - start)
         self._counters.evaluated += len(tokens)
         self._n_kept = self.n_tokens
 

@@ -5,6 +5,8 @@ import ctypes
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from pyhobbit.errors import HobbitError
+from pyhobbit.hobbit.text_drafts import TextDrafts
 from pyhobbit.native.ffi import llama
 
 if TYPE_CHECKING:
@@ -19,7 +21,7 @@ _KEYWORDS = ("offload_kqv", "op_offload", "swa_full", "type_k", "type_v")
 def given_batch(arguments: Mapping[str, Any]) -> int | None:
     """Tokens per pass; None where they are chosen. arguments: of Hobbit."""
     given = [arguments.get(name) for name in ("n_batch", "n_ubatch")]
-    if given == [None, None] and _reads_one_token(arguments):
+    if given == [None, None] and _logits_read(arguments) is not None:
         return None
     return min(each or N_BATCH for each in given)
 
@@ -28,6 +30,11 @@ def set_context(arguments: Mapping[str, Any]) -> "SetContext":
     """As Llama does it, for what decides how much memory a context takes. arguments: of Hobbit."""
 
     def fill(params: Any, model: "Model") -> None:
+        if isinstance(arguments.get("draft_model"), TextDrafts) and model.has_state():
+            raise HobbitError(
+                f"{model.path.name} has layers whose state cannot go back, as drafts need; "
+                "leave draft_model out"
+            )
         n_ctx = arguments.get("n_ctx", N_CTX) or model.n_ctx_train()
         params.n_ctx = n_ctx
         params.n_batch = min(n_ctx, arguments.get("n_batch", N_BATCH))
@@ -64,13 +71,19 @@ def set_model(arguments: Mapping[str, Any]) -> "SetModel":
 
 def set_own(params: Any, arguments: Mapping[str, Any]) -> None:
     """Where a Hobbit's context differs from that of a Llama with the same keywords."""
-    if _reads_one_token(arguments):
-        # The logits of one token are read, but those of n_batch would take memory from the experts.
-        params.n_outputs_max = 1
+    n_read = _logits_read(arguments)
+    if n_read is not None:
+        # Those of n_batch would take memory from the experts.
+        params.n_outputs_max = n_read
     if arguments["flash_attn"] is None:
         params.flash_attn_type = llama.LLAMA_FLASH_ATTN_TYPE_AUTO
 
 
-def _reads_one_token(arguments: Mapping[str, Any]) -> bool:
-    """Whether the logits after a prompt are all that is read of it."""
-    return not any(arguments.get(name) for name in ("logits_all", "embedding", "draft_model"))
+def _logits_read(arguments: Mapping[str, Any]) -> int | None:
+    """Tokens of a pass whose logits may be read; None: all."""
+    drafts = arguments.get("draft_model")
+    if any(arguments.get(name) for name in ("logits_all", "embedding")):
+        return None
+    if isinstance(drafts, TextDrafts):
+        return 1 + drafts.num_pred_tokens
+    return None if drafts else 1

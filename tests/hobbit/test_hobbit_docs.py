@@ -28,7 +28,7 @@ def test_the_examples_run_one_after_the_other(tiny_gguf: Path, tmp_path: Path) -
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    assert len(EXAMPLES) == 6
+    assert len(EXAMPLES) == 7
     assert "the smallest that works is" in done.stdout
     assert (tmp_path / "model.calibration.gguf").exists()
 
