@@ -129,11 +129,15 @@ HOBBIT_API struct ggml_backend_buffer_type * hobbit_buffer_type(hobbit_model * m
 // Of the device that computes the block's experts: for biases, which are added there. Valid for ever.
 HOBBIT_API struct ggml_backend_buffer_type * hobbit_device_buffer_type(hobbit_model * model, int32_t block);
 
-// Allocates the pools; a second call changes nothing. `model_bytes` is what the model holds in host memory beside them:
-// non-expert weights, KV cache and compute buffers. `n_batch` is the largest number of tokens computed at once.
-// Fails when the budget is below the smallest that works, which the message states.
+// Once per context. The first one allocates the pools. `model_bytes` is what the model holds in host memory beside
+// them: non-expert weights, KV cache and compute buffers. `n_batch` is the largest number of tokens computed at once.
+// Fails when the budget is below the smallest that works, which the message states, and when hobbit.memory, which the
+// first context divides, has no room for a further one.
 HOBBIT_API bool hobbit_prepare(hobbit_model * model, uint64_t model_bytes, uint32_t n_batch, char * err,
                                size_t err_size);
+
+// A context that was prepared has ended. The next one may take its memory.
+HOBBIT_API void hobbit_end_context(hobbit_model * model);
 
 // What hobbit_prepare would allocate.
 struct hobbit_pool_plan {

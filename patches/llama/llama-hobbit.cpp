@@ -206,10 +206,20 @@ llama_host_memory llama_get_host_memory(const llama_context * ctx) {
     return sum;
 }
 
+static bool llama_hobbit_is_computed(const llama_model & lm) {
+    return lm.hobbit && !lm.hparams.no_alloc && !lm.hparams.vocab_only;
+}
+
+void llama_hobbit_end_context(const llama_model & lm) {
+    if (llama_hobbit_is_computed(lm)) {
+        hobbit_end_context(lm.hobbit.get());
+    }
+}
+
 void llama_hobbit_prepare(const llama_context & lctx) {
     const llama_model & lm    = lctx.get_model();
     hobbit_model *      model = lm.hobbit.get();
-    if (!model || lm.hparams.no_alloc || lm.hparams.vocab_only) {
+    if (!llama_hobbit_is_computed(lm)) {
         return;
     }
 

@@ -62,6 +62,9 @@ void llama_hobbit_attach_router(ggml_context * ctx, ggml_tensor * weights, ggml_
 // Hands over the routers, then sizes the pools. REQUIRES: weights, KV cache and compute buffers are allocated.
 void llama_hobbit_prepare(const llama_context & lctx);
 
+// The context ends; its memory is free for the next one.
+void llama_hobbit_end_context(const llama_model & lm);
+
 // Announces the tokens that are about to be computed: records of use are kept by sequence. `is_decoded`: decode()
 // computes them, which repeats a draft.
 void llama_hobbit_begin_batch(const llama_model & lm, const llama_ubatch & ubatch, bool is_decoded);

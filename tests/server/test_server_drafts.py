@@ -8,6 +8,7 @@ from typing import Any
 
 import models
 import pytest
+from conftest import RunPyhobbit
 from servers import PROMPT, Server, running, serving
 
 N_TOKENS = 48
@@ -74,3 +75,11 @@ def test_the_experts_of_a_draft_head_are_in_the_cache(with_head: Path, tmp_path:
     assert all(n_drafted > N_TOKENS for _, n_drafted, _ in found)
     # not the text without drafts: random weights like several tokens alike, and kernels round by the batch
     assert found == _without_cache(with_head, tmp_path / "uncached", *HEAD)
+
+
+def test_a_draft_head_has_no_part_of_a_limit_of_the_process(
+    with_head: Path, run_pyhobbit: RunPyhobbit
+) -> None:
+    done = run_pyhobbit("serve", with_head, "--memory", "400M", *PLAIN, *HEAD, "--port", 0, timeout=120)
+    assert done.returncode == 1
+    assert "has no room for a second one: give hobbit.pools in its place" in done.stderr

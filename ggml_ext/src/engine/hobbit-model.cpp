@@ -265,6 +265,8 @@ status hobbit_model::plan(uint64_t model_bytes, uint32_t n_batch, hobbit_pool_pl
 status hobbit_model::prepare(uint64_t model_bytes, uint32_t n_batch) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (prepared_) {
+        HOBBIT_TRY(check_further_context(model_bytes));
+        n_contexts_++;
         return {};
     }
     HOBBIT_TRY(check_device_settings());
@@ -276,8 +278,25 @@ status hobbit_model::prepare(uint64_t model_bytes, uint32_t n_batch) {
     places_->start(*run_, rule(), most_used(prior_));
     start_sequence(0); // where llama.cpp does not say which sequences it computes
     set_reporting();
-    prepared_ = true;
+    prepared_    = true;
+    model_bytes_ = model_bytes;
+    n_contexts_  = 1;
     return {};
+}
+
+// The pools have taken what the first context left of the memory.
+status hobbit_model::check_further_context(uint64_t model_bytes) const {
+    if (settings_.memory == 0 || (n_contexts_ == 0 && model_bytes <= model_bytes_)) {
+        return {};
+    }
+    return status::error("hobbit.memory was divided when '%s' got its first context, and has no room for %s: give "
+                         "hobbit.pools in its place, which limits the expert cache alone",
+                         index_.files()[0].c_str(), n_contexts_ > 0 ? "a second one" : "a larger one");
+}
+
+void hobbit_model::end_context() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    n_contexts_ -= n_contexts_ > 0;
 }
 
 bool hobbit_model::end_reads() {

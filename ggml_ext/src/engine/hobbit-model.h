@@ -48,6 +48,7 @@ struct hobbit_model final : public hobbit::split_runner {
                               const ggml_tensor * selection_bias, hobbit_gating gating);
     hobbit::status plan(uint64_t model_bytes, uint32_t n_batch, hobbit_pool_plan & plan);
     hobbit::status prepare(uint64_t model_bytes, uint32_t n_batch);
+    void           end_context();
     void begin_batch(uint32_t n_tokens, const int32_t * sequences, const int32_t * positions, const int8_t * outputs,
                      bool can_repeat);
     bool is_draft() const;
@@ -106,6 +107,7 @@ struct hobbit_model final : public hobbit::split_runner {
     hobbit::status       open_files();
     void                 build(const std::vector<ggml_backend_dev_t> & devices);
     hobbit::status       check_device_settings() const;
+    hobbit::status       check_further_context(uint64_t model_bytes) const;
     bool                 memory_is_short(bool in_host) const;
     uint64_t             staging_bytes() const;
     hobbit::other_memory memory_beside(uint64_t model_bytes) const;
@@ -140,9 +142,11 @@ struct hobbit_model final : public hobbit::split_runner {
     hobbit::run_recorder                    recorder_;
 
     mutable std::mutex mutex_;
-    bool               prepared_   = false; // guarded by mutex_
-    bool               can_repeat_ = true;  // see hobbit_refuse_confidence; guarded by mutex_
-    hobbit::status     error_;              // of a computation, repeated for ever; guarded by mutex_
+    bool               prepared_    = false; // guarded by mutex_
+    uint64_t           model_bytes_ = 0;     // that the memory was divided with; guarded by mutex_
+    uint32_t           n_contexts_  = 0;     // that live; guarded by mutex_
+    bool               can_repeat_  = true;  // see hobbit_refuse_confidence; guarded by mutex_
+    hobbit::status     error_;               // of a computation, repeated for ever; guarded by mutex_
 
     // made in time; guarded by mutex_
     hobbit::status no_memory_ = hobbit::status::error("no memory is left to compute experts: free some, and open the "

@@ -82,6 +82,10 @@ bool hobbit_prepare(hobbit_model * model, uint64_t model_bytes, uint32_t n_batch
                        [&] { return model->prepare(model_bytes, n_batch); });
 }
 
+void hobbit_end_context(hobbit_model * model) {
+    model->end_context();
+}
+
 bool hobbit_plan_pools(hobbit_model * model, uint64_t model_bytes, uint32_t n_batch, struct hobbit_pool_plan * plan,
                        char * err, size_t err_size) {
     return report_call("cannot plan expert pools", err, err_size,

@@ -109,6 +109,28 @@ TEST_CASE("a device that is not there is refused, with what to do") {
     CHECK(opened(f.tiers_path, { text("hobbit.device", "cpu") }));
 }
 
+TEST_CASE("a bound on memory has room for one context at a time") {
+    const files    f;
+    const uint64_t beside = 1 << 20;
+    char           err[512];
+    const auto     prepare = [&](const model_ptr & model, uint64_t bytes) {
+        return hobbit_prepare(model.get(), bytes, 32, err, sizeof(err));
+    };
+    const model_ptr bounded = opened(f.tiers_path, { integer("hobbit.memory", int64_t(1) << 30) });
+    REQUIRE_MESSAGE(prepare(bounded, beside), err);
+    CHECK_FALSE(prepare(bounded, beside));
+    CHECK(std::string(err).find("has no room for a second one: give hobbit.pools in its place") != std::string::npos);
+    hobbit_end_context(bounded.get());
+    CHECK_FALSE(prepare(bounded, beside + 1));
+    CHECK(std::string(err).find("no room for a larger one") != std::string::npos);
+    CHECK_MESSAGE(prepare(bounded, beside), err);
+    CHECK_FALSE(prepare(bounded, beside));
+
+    const model_ptr pools = opened(f.tiers_path, { integer("hobbit.pools", 1 << 20) });
+    REQUIRE_MESSAGE(prepare(pools, beside), err);
+    CHECK_MESSAGE(prepare(pools, 2 * beside), err);
+}
+
 TEST_CASE("messages are cut to the room given") {
     const files          f;
     char                 err[12] = "xxxxxxxxxxx";
