@@ -158,6 +158,8 @@ def _output_path(options: Options) -> Path:
 def _default_output(model: Path, options: Options) -> Path:
     # A file may be a link into a cache of downloads: stay beside the link.
     model = model.resolve() if model.is_dir() else model.absolute()
+    if not model.name:
+        raise HobbitError(f"{model} is no model: name a GGUF file or the folder of a checkpoint")
     if options.sidecar:
         return sidecar_path(model)
     suffix = "hobbit" if options.drop_high is None else "partial"

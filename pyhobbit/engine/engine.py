@@ -16,7 +16,7 @@ from pyhobbit.engine.branches import Branches
 from pyhobbit.engine.chat_format import ChatFormat, ChatPrompt, Message
 from pyhobbit.engine.closing import Closing
 from pyhobbit.engine.drafts import Decoder, Governor
-from pyhobbit.engine.llama import Sampler, Watch, can_fit, opening
+from pyhobbit.engine.llama import Sampler, Watch, can_fit, opening, utf8_size
 from pyhobbit.engine.plan import fit
 from pyhobbit.engine.reader import ChatReader, Said, TextReader
 from pyhobbit.engine.session import Session, one_sequence
@@ -340,7 +340,7 @@ class Engine(Closing):
         session = self._opened()
         model, context = session.model, session.context
         text = prompt if isinstance(prompt, str) else prompt.text
-        n_bytes = len(text.encode("utf-8", "surrogateescape"))
+        n_bytes = utf8_size(text)
         if not can_fit(model.vocab, n_bytes, context.n_ctx):
             raise ContextError(
                 f"the prompt has {n_bytes} bytes, more than the context of {context.n_ctx} tokens can hold; "

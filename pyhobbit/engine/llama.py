@@ -29,6 +29,7 @@ _LOG_LEVEL_CONTINUED = 5
 _RANDOM_SEED = 0xFFFFFFFF
 _USUAL_TOKEN_BYTES = 16  # more than a text has on average
 _WATCH_S = 0.1
+_PIECE = 1 << 20  # characters
 _STATUS_FAILED = -3  # of llama_decode: a backend, and thus perhaps the expert cache, gave up
 
 
@@ -193,6 +194,12 @@ class Model:
 
     def ends_answer(self, token: int) -> bool:
         return llama.llama_vocab_is_eog(self.vocab, token)
+
+
+def utf8_size(text: str) -> int:
+    """Bytes of a text, without a copy of it: it may be as large as memory."""
+    pieces = range(0, len(text), _PIECE)
+    return sum(len(text[i : i + _PIECE].encode("utf-8", "surrogateescape")) for i in pieces)
 
 
 def can_fit(vocab: Any, n_bytes: int, n_tokens: int) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyhobbit.engine.cache import Cache
 from pyhobbit.engine.closing import Closing
-from pyhobbit.engine.llama import DAMAGED, can_fit, description, load_failure, log, opening
+from pyhobbit.engine.llama import DAMAGED, can_fit, description, load_failure, log, opening, utf8_size
 from pyhobbit.engine.plan import Fit, fit
 from pyhobbit.engine.stats import ModelInfo, Stats, peak_rss_bytes
 from pyhobbit.engine.threads import computing_threads
@@ -264,8 +264,9 @@ class Hobbit(Closing, TypedLlama):
 
     def _create_completion(self, prompt: str | list[int], *args: Any, **kwargs: Any) -> Iterator[Any]:
         is_text = isinstance(prompt, str)
-        if is_text and not can_fit(self._model.vocab, len(prompt.encode()), self.n_ctx()):
-            raise size_error(len(prompt.encode()), self.n_ctx())
+        n_bytes = utf8_size(prompt) if is_text else 0
+        if not can_fit(self._model.vocab, n_bytes, self.n_ctx()):
+            raise size_error(n_bytes, self.n_ctx())
         try:
             yield from super()._create_completion(prompt, *args, **kwargs)
         except ValueError as e:

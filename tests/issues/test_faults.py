@@ -171,6 +171,23 @@ def test_a_fifo_is_no_model(tmp_path: Path, run_pyhobbit: RunPyhobbit) -> None:
     assert "is not a regular file" in done.stderr
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("chat", "MODEL", "-p", "x", "--pools", "5M", "--sidecar", os.fsdecode(b"no\xff.gguf")),
+        ("chat", "MODEL", "-p", "x", "--pools", "5M", "--trace", os.fsdecode(b"/no/\xff.csv")),
+        ("convert", "--low", "q4_0", "/"),
+    ],
+)
+def test_odd_paths_are_a_sentence(
+    tiny_gguf: Path, run_pyhobbit: RunPyhobbit, arguments: tuple[str, ...]
+) -> None:
+    done = run_pyhobbit(*(str(tiny_gguf) if word == "MODEL" else word for word in arguments))
+    assert done.returncode in (1, 2)
+    assert done.stderr.startswith("pyhobbit: ")
+    assert "Traceback" not in done.stderr
+
+
 def test_a_killed_conversions_file_is_removed_by_the_next(tmp_path: Path) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
