@@ -148,17 +148,17 @@ def _wait_until_healthy(server: Server) -> None:
 
 
 def growth(server: Server, n: int) -> int:
-    """Bytes by which n requests of all kinds (_ask) let the server's resident set grow, after some others."""
+    """Bytes by which n requests of all kinds (ask) let the server's resident set grow, after some others."""
     numbers = random.Random(1)
     for _ in range(_WARM_UP):
-        _ask(server, numbers)
+        ask(server, numbers)
     before = server.memory()
     for _ in range(n):
-        _ask(server, numbers)
+        ask(server, numbers)
     return server.memory() - before
 
 
-def _ask(server: Server, numbers: random.Random) -> None:
+def ask(server: Server, numbers: random.Random) -> None:
     """A completion, chat, answer by a JSON schema, or malformed body; streamed and with thresholds or not."""
     text = f"# {numbers.random()}\n" + "def f(x):\n" * numbers.randrange(1, 20)
     options = {

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The fault matrix: what a failing, short, slow or hanging file call does, wherever it happens.
 
-    python tests/faults/matrix.py [--small] [--place PLACE ...] [--jobs N]
+    python tests/faults/matrix.py [--small] [--place PLACE ...] [--model MODEL ...] [--jobs N]
 
 Each case runs in a process of its own with one fault. Its outcome is the right text or file, a clear error,
 or one of those that must not be: crash (a traceback counts), hang, wrong. Prints kind x place x count x
@@ -309,9 +309,14 @@ def main() -> int:
     )
     parser.add_argument("--small", action="store_true", help="the subset that the tests run")
     parser.add_argument("--place", nargs="+", help="load, prompt, decode, convert, calibrate, serve")
+    parser.add_argument("--model", nargs="+", help=", ".join(MODELS))
     parser.add_argument("--jobs", type=int, default=2)
     args = parser.parse_args()
-    chosen = [case for case in cases(args.small) if not args.place or case.place in args.place]
+    chosen = [
+        case
+        for case in cases(args.small)
+        if case.place in (args.place or [case.place]) and case.model in (args.model or [case.model])
+    ]
     with tempfile.TemporaryDirectory(prefix="hobbit-faults-") as folder:
         results = run_all(chosen, Path(folder), args.jobs)
     table: dict[tuple[str, str, str], Counter[str]] = {}

@@ -69,6 +69,22 @@ def test_json_and_prometheus_agree(server: Server) -> None:
         assert sum(cache[f"{key}_by_layer"]) == cache[f"{key}_high"] + cache[f"{key}_low"]
 
 
+def test_counters_of_a_server_add_up(tiny_gguf: Path, tmp_path: Path) -> None:
+    """By their names: both formats of the server come from one list."""
+    options = ("--pools", "3M", "--prefetch", 0, "--parallel", 1)
+    with serving(tiny_gguf, tmp_path / "log", *options) as server:
+        server.complete()
+        cache = server.cache()
+    misses = cache["misses_high"]
+    assert cache["evictions"] == misses - cache["pool_slots_high"] > 0
+    assert cache["reads"] >= misses
+    assert cache["bytes_read"] >= misses * cache["tier_bytes_high"] / (cache["n_layers"] * cache["n_experts"])
+    assert cache["selections_high"] >= cache["hits_high"] + misses
+    assert cache["predicted"] == cache["prefetched"] == cache["selections_low"] == 0
+    assert 0 < cache["stall_s"] <= cache["compute_s"]
+    assert cache["disk_demand_s"] > 0
+
+
 def test_a_request_brings_its_own_thresholds(server: Server) -> None:
     def shares(**options: object) -> tuple[str, dict[str, int]]:
         before = server.cache()

@@ -13,12 +13,10 @@ void score_experts(const float * weights, size_t n, const score_thresholds & thr
     }
     const double sum = std::accumulate(weights, weights + n, 0.0);
 
-    double score = 0.0;
-    bool   first = true;
+    double score = 0.0; // of the first one, which is always high
     for (const size_t i : by_weight(weights, n)) {
-        out[i]  = first ? precision::high : of_score(score, thresholds);
+        out[i]  = of_score(score, thresholds);
         score  += weights[i] / sum;
-        first   = false;
     }
 }
 

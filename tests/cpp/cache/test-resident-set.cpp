@@ -99,6 +99,22 @@ TEST_CASE("of equal values the least recently touched leaves") {
     CHECK(insert(set, { 1, 3 }) == expert_id{ 1, 0 }); // insertion touches
 }
 
+TEST_CASE("whom the policy refuses a slot gets one where it is urgent") {
+    policy_options options;
+    options.name            = "static"; // admits what was used more
+    options.n_layers        = 3;
+    options.n_experts       = 4;
+    options.prior           = expert_table<float>(3, 4);
+    options.prior[{ 1, 1 }] = 5.0f;
+    options.prior[{ 0, 0 }] = 2.0f;
+    const auto   policy     = make_policy(options);
+    resident_set set        = make_set(1, *policy);
+    CHECK(insert(set, { 1, 1 }) == std::nullopt);
+    CHECK(refuses(set, { 0, 0 }, pressure::polite));
+    CHECK(insert(set, { 0, 0 }) == expert_id{ 1, 1 });
+    CHECK(insert(set, { 1, 1 }, pressure::polite) == expert_id{ 0, 0 });
+}
+
 TEST_CASE("a pinned expert keeps its slot until each pin is undone") {
     fixed_policy policy;
     resident_set set = make_set(2, policy);

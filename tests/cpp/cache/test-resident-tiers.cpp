@@ -126,6 +126,32 @@ TEST_CASE("protection holds for both terms") {
     CHECK(t.content() == "2hl 3hl ");
 }
 
+TEST_CASE("protection ends for all experts of the layer") {
+    tiers t(false, 1, 1);
+    CHECK(t.insert(N_EXPERTS - 1, tier_id::high));
+    t.sets.protect({ 0, N_EXPERTS - 1 }, tier_id::high);
+    const auto polite = [&] {
+        return t.sets.insert_term({ 0, 0 }, term_id::high, 0, resident_set::pressure::polite, t.evicted);
+    };
+    CHECK_FALSE(polite());
+    t.sets.end_protection(0, N_EXPERTS);
+    CHECK(polite());
+}
+
+TEST_CASE("a duplicate leaves before what was used longer ago") {
+    tiers t(false, 1, 2);
+    CHECK(t.insert(0, tier_id::low));
+    CHECK(t.insert(1, tier_id::low));
+    t.sets.set_duplicate({ 0, 1 }, tier_id::low, true);
+    CHECK(t.insert(2, tier_id::low));
+    CHECK(t.content() == "0l 2l ");
+
+    resident_tiers high_alone(terms_of(tier_kind::complete));
+    high_alone.add(term_id::high, resident_set(1, N_EXPERTS, term_id::high, 1, 0, t.policy));
+    high_alone.set_duplicate({ 0, 0 }, tier_id::low, true);
+    CHECK_FALSE(high_alone.contains({ 0, 0 }, tier_id::low));
+}
+
 TEST_CASE("whatever is done, no residual is without its low version, nor pinned more often") {
     std::mt19937 random(5);
     for (int run = 0; run < 40; run++) {

@@ -116,6 +116,10 @@ TEST_CASE("pools below the smallest are refused, and the smallest named works") 
     }
 }
 
+TEST_CASE("a byte is a budget, too") {
+    CHECK(refused(with_pools(1), one_tier()).find("expert pools of 1 bytes are too small") == 0);
+}
+
 TEST_CASE("a memory budget leaves room for everything else") {
     const other_memory other = { 100 * MiB, 300 * MiB, 10 * MiB, 0, 0 };
     // 1000 MiB: less 410 MiB, less slack of 8 + 10 MiB, leaves 572 MiB: 143 slots, but there are 64 experts
@@ -330,6 +334,11 @@ TEST_CASE("a device without layers gets nothing, and one device has the bounds a
     CHECK(shared(with_pools(1), { device_with(1) })[0].pools == 1); // plan_pools refuses it
     CHECK(shared({}, { device_with(1), device_with(1) })[0].pools == 0);
     CHECK(shared({}, { device_with(1), device_with(1) })[1].device_memory == 0);
+
+    // all of their experts are in the smallest pools
+    device_share small     = device_with(1);
+    small.demand.n_experts = small.demand.n_used;
+    CHECK(shared(with_pools(100 * MiB), { small, small })[1].pools == 16 * MiB);
 }
 
 TEST_CASE("too little free memory is an error that says so") {
@@ -461,4 +470,7 @@ TEST_CASE("a calibrated share of the low pool is raised where the high versions 
     b.low_share = 0.1;
     CHECK(planned(b, partial_tiers(32)).n_slots == pool_slots{ 32, 52 });
     CHECK(planned(b, two_tiers()).n_slots == pool_slots{ 45, 0 });
+    b           = with_pools(300 * MiB, 0.5); // all high versions take 256 of them
+    b.low_share = 0.1;
+    CHECK(planned(b, two_tiers()).n_slots == pool_slots{ 64, 30 });
 }

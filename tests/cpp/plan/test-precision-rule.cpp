@@ -84,6 +84,19 @@ TEST_CASE("no experts, no scores") {
     CHECK(score({}, 0.5, 0.5) == "");
 }
 
+TEST_CASE("a threshold t2 of 1 skips no score above 1") {
+    CHECK(of_score(1.0 + 1e-9, { 0.5, 1.0 }) == precision::low);
+    CHECK(of_score(1.0 + 1e-9, { 0.5, 0.999 }) == precision::skip);
+}
+
+TEST_CASE("some rules take a price, and the others two thresholds") {
+    for (const std::string & name : rule_names()) {
+        CAPTURE(name);
+        CHECK(takes_price(name) == (name == "price" || name == "edgemoe"));
+    }
+    CHECK_FALSE(takes_price("none"));
+}
+
 TEST_CASE("a rule is made by its name") {
     for (const std::string & name : rule_names()) {
         CHECK(make_rule({ name }));

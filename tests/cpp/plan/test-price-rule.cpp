@@ -15,7 +15,7 @@ static constexpr float NAN_F = std::numeric_limits<float>::quiet_NaN();
 
 namespace {
 
-// One token of layer 1, whose experts are numbered from 0, and nothing is resident.
+// Tokens of layer 1, whose experts are numbered from 0, and nothing is resident.
 struct priced {
     std::vector<float> low       = { 0.0f, 1.0f };
     std::vector<float> skip      = { 0.0f, 4.0f };
@@ -26,16 +26,17 @@ struct priced {
     const char *       name      = "price";
 
     // One letter per expert: H, L or - for skipped.
-    std::string letters(const std::vector<float> & weights, double price) const {
+    std::string letters(const std::vector<float> & weights, double price, size_t n_tokens = 1) const {
+        const size_t    n_used = weights.size() / n_tokens;
         precision_costs costs;
-        const status    s = costs.set(low, skip, 2, uint32_t(weights.size()));
+        const status    s = costs.set(low, skip, 2, uint32_t(n_used));
         CHECK_MESSAGE(s.ok(), s.message());
-        layer_routing routing = { 1, 1, int64_t(weights.size()), {}, weights };
+        layer_routing routing = { 1, int64_t(n_tokens), int64_t(n_used), {}, weights };
         for (size_t i = 0; i < weights.size(); i++) {
-            routing.experts.push_back(int32_t(i));
+            routing.experts.push_back(int32_t(i % n_used));
         }
-        const std::vector<score_thresholds> thresholds = { { 1.0, 1.0, price } };
-        const auto                          rule       = make_rule({ name, &costs, low_bytes, high });
+        const std::vector<score_thresholds> thresholds(n_tokens, { 1.0, 1.0, price });
+        const auto                          rule = make_rule({ name, &costs, low_bytes, high });
         std::string                         letters;
         for (const precision p : rule->decide({ routing, thresholds, resident, has_low })) {
             letters += p == precision::high ? 'H' : p == precision::low ? 'L' : '-';
@@ -63,6 +64,10 @@ TEST_CASE("each use gets the precision with the smallest loss and price") {
     CHECK(p.letters(weights, 0.49) == "LL-");
     CHECK(p.letters(weights, 1.1) == "L--");
     CHECK(p.letters(weights, 1e9) == "L--"); // the first expert is never skipped
+}
+
+TEST_CASE("each token is decided by its own weights") {
+    CHECK(priced().letters({ 0.5f, 0.3f, 0.2f, 0.2f, 0.3f, 0.5f }, 0.06, 2) == "HHLLHH");
 }
 
 TEST_CASE("weights are normalised, and the first expert is the one with the largest weight") {

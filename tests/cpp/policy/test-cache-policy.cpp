@@ -16,11 +16,11 @@ using namespace hobbit;
 using weights = std::array<double, 4>;
 
 static std::unique_ptr<cache_policy> make(const std::string & name, const weights & w = { 0.25, 0.25, 0.25, 0.25 },
-                                          uint64_t seed = 0) {
+                                          uint64_t seed = 0, uint32_t n_layers = 4) {
     policy_options options;
     options.name      = name;
     options.weights   = w;
-    options.n_layers  = 4;
+    options.n_layers  = n_layers;
     options.n_experts = 8;
     options.n_used    = 2;
     options.seed      = seed;
@@ -280,4 +280,28 @@ TEST_CASE("edgemoe: uses over the distance ahead") {
     CHECK(value(*policy, 0, 1, 1) == doctest::Approx(2.0 / 3));
     CHECK(value(*policy, 1, 1, 1) == 0.5);
     CHECK(value(*policy, 2, 2, 1) == 1.0);
+}
+
+TEST_CASE("distances go around whatever the number of layers") {
+    auto fld     = make("fld", {}, 0, 3);
+    auto edgemoe = make("edgemoe", {}, 0, 3);
+    for (layer_id layer = 0; layer < 3; layer++) {
+        run_token(*edgemoe, { use(layer, 1) });
+    }
+    for (layer_id running = 0; running < 3; running++) {
+        for (uint32_t ahead = 1; ahead <= 3; ahead++) {
+            CAPTURE(running);
+            CAPTURE(ahead);
+            const layer_id layer((running + ahead) % 3);
+            CHECK(value(*edgemoe, layer, 1, running) == 1.0 / ahead);
+            CHECK(value(*fld, layer, 1, running) == doctest::Approx(1.0 - (ahead % 3) / 3.0));
+        }
+    }
+}
+
+TEST_CASE("moe-infinity: an expert that had the layer's only use has all of its share") {
+    auto policy = make("moe-infinity");
+    policy->begin_sequence(0);
+    run_token(*policy, { use(0, 1) });
+    CHECK(value(*policy, 0, 1) == doctest::Approx(1.0001));
 }
