@@ -7,8 +7,8 @@ ORDER = "the orders 0, 1 and 2 become 0, 2 and 3"
 UNIT = "a slot, and what several experts take, is never one byte"
 
 EQUIVALENT: dict[str, str] = {
-    "return t.size > 0 && t.ne[<0] > 0 && t.ne[1] > 0 && t.ne[2] > 0 && t.ne[2] <= INT32_MAX && -> 1": "a dimension "
-    "of 0 is refused before",
+    "return t.size > 0 && t.ne[<0] > 0 && t.ne[1] > 0 && t.ne[2] > 0 && t.ne[2] <= INT32_MAX && -> 1": "a "
+    "dimension of 0 is refused before",
     "return (e.is_protected ? PROTECTED : 0) + (e.is_duplicate ? DUPLICATE : <1 + keeps_quota); -> 2": ORDER,
     "return demand.slot_size[term_id::low] > <0 && (b.low_demand > 0.0 || demand.low_per_high > 0 || "
     "demand.n_absent > 0); -> 1": UNIT,
