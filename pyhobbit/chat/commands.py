@@ -59,6 +59,7 @@ class Commands:
             "/retry": _Command("", "answer the last question anew", self._retry),
             "/edit": _Command("", "change the last question and ask it anew", self._edit),
             "/undo": _Command("", "forget the last question and its answer", self._undo),
+            "/image": _Command("FILE", "show the model an image with the next message", self._image),
             "/reset": _Command("", "forget the conversation, keep the instructions", self._reset),
             "/system": _Command("[TEXT]", 'show or replace the instructions; "" for none', self._system),
             "/think": _Command("[on|off|hide]", "show or change whether the model thinks first", self._think),
@@ -74,7 +75,7 @@ class Commands:
 
     def candidates(self, command: str) -> Sequence[str] | None:
         """For Terminal."""
-        if command in ("/save", "/load"):
+        if command in ("/save", "/load", "/image"):
             return None
         choices = {"/set": settings.names(self._conversation), "/think": ChatConfig.thinks}
         return choices.get(command, [])
@@ -122,6 +123,11 @@ class Commands:
         question = textwrap.shorten(self._conversation.last_question(), _SHORT, placeholder=" ...")
         self._conversation.undo()
         note(f"forgotten: {question}")
+
+    def _image(self, file: str) -> None:
+        path = _path(file)
+        self._conversation.attach(path)
+        note(f"{path} goes with the next message")
 
     def _think(self, how: str) -> None:
         if how:

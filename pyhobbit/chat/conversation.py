@@ -3,6 +3,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 from pyhobbit.chat.saved import SavedChat
 from pyhobbit.engine.chat_format import Message
@@ -28,6 +29,7 @@ class Conversation:
         self.sampling = config.sampling
         self.max_tokens = config.max_tokens if config.max_tokens is not None else self._default_max_tokens()
         self.turns: list[Message] = []
+        self._images: list[str] = []  # of the next question
         self._n_dropped = 0  # turns that the model no longer sees
         self._system: str | None = None
         self.system = config.system
@@ -71,7 +73,15 @@ class Conversation:
 
     def reset(self) -> None:
         """Begins anew, with the same instructions."""
-        self.turns, self._n_dropped = [], 0
+        self.turns, self._n_dropped, self._images = [], 0, []
+
+    def attach(self, image: Path) -> None:
+        """Shows the model an image before the next question. Raises HobbitError."""
+        path = str(image.absolute())
+        self.engine.check_image(path)
+        if not self.has_template:
+            raise HobbitError("the model has no chat template, which images need; use one that has")
+        self._images.append(path)
 
     def last_question(self) -> str:
         """Raises HobbitError where nothing was asked yet."""
@@ -89,10 +99,14 @@ class Conversation:
     ) -> Iterator[Piece]:
         """Yields the answer.  on_prompt: see Engine.generate().  replaces_last: the last question and answer.
 
+        The question has the images that were attached, or those of the question that it replaces.
+
         A question is forgotten if it fails, or has no answer because it was interrupted or the model only
         thought. Raises HobbitError.
         """
-        turns = [*(self.turns[:-2] if replaces_last else self.turns), {"role": "user", "content": text}]
+        before = self.turns[:-2] if replaces_last else self.turns
+        replaced = self.turns[-2].get("images", ()) if replaces_last else ()
+        turns = [*before, _question(text, self._images or replaced)]
         think = self._think != "off"
         self._make_room(turns, self._limit, think)
         answer = thoughts = ""
@@ -104,7 +118,7 @@ class Conversation:
             finish = piece.finish
             yield piece
         if answer or not (thoughts or finish == "interrupted"):
-            self.turns = [*turns, {"role": "assistant", "content": answer}]
+            self.turns, self._images = [*turns, {"role": "assistant", "content": answer}], []
 
     def _pieces(
         self, prompt: Prompt, think: bool, on_prompt: Callable[[int, int], None] | None
@@ -160,3 +174,8 @@ class Conversation:
 
     def _default_max_tokens(self) -> int:
         return ChatConfig.no_limit if self.has_template else ChatConfig.completion_tokens
+
+
+def _question(text: str, images: Sequence[str]) -> Message:
+    question = {"role": "user", "content": text}
+    return {**question, "images": list(images)} if images else question

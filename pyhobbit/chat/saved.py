@@ -27,7 +27,7 @@ class SavedChat:
 
     model: str
     system: str | None
-    turns: tuple[Mapping[str, str], ...]
+    turns: tuple[Mapping[str, Any], ...]
     sampling: SamplingConfig
     max_tokens: int
 
@@ -122,9 +122,13 @@ def _checked(values: dict[str, Any], key: str, kind: type | tuple[type, ...]) ->
     return value
 
 
-def _message(value: Any) -> dict[str, str]:
+def _message(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise TypeError("a message is not an object")
     message = {key: _checked(value, key, str) for key in ("role", "content")}
     message["content"].encode("utf-8", "surrogateescape")  # as the tokenizer will have it
+    if images := value.get("images"):
+        if not (isinstance(images, list) and all(isinstance(image, str) for image in images)):
+            raise TypeError("'images' has the wrong type")
+        message["images"] = images
     return message

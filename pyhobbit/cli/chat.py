@@ -5,6 +5,7 @@ import argparse
 import contextlib
 import io
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -46,6 +47,8 @@ def _add_prompt(parser: argparse.ArgumentParser) -> None:
     add("-p", dest="prompt", metavar="TEXT", help="answer TEXT and exit (default: read standard input)")
     add("--file", type=Path, metavar="FILE", help="answer the text of FILE, after -p's, and exit; -: stdin")
     add_answer_arguments(parser)
+    add("--mmproj", type=Path, metavar="FILE", help="the model's projector, for images; counts in --memory")
+    add("--image", type=Path, action="append", metavar="FILE", help="goes with the first message; repeatable")
     add("-q", "--quiet", action="store_true", help="show the answers, no figures and no thinking")
     beams = "search N texts at a time and print the likeliest; for -p or --file, in place of sampling"
     add("--beams", type=int, metavar="N", help=beams)
@@ -71,11 +74,13 @@ def run(args: argparse.Namespace) -> int:
         config = _config(args)
         if not config.quiet:
             _say(f"{options_path(model).name} sets {', '.join(options)}")
-    return chat(model, config, prompt)
+    return chat(model, config, prompt, args.image or ())
 
 
 def _config(args: argparse.Namespace) -> ChatConfig:
-    engine = replace(engine_config(args, args.ctx), n_drafts=args.drafts)
+    engine = replace(engine_config(args, args.ctx), n_drafts=args.drafts, projector=args.mmproj)
+    if args.image and args.mmproj is None:
+        raise ConfigError("--image needs the projector that comes with the model; give it with --mmproj FILE")
     if args.drafts and args.trace is not None:
         raise ConfigError(
             "--trace records each token once, and wrong drafts are tokens too; leave --drafts out"
@@ -125,8 +130,11 @@ def _piped_text() -> str:
     return text
 
 
-def chat(model: Path, config: ChatConfig, prompt: str | None = None) -> int:
-    """Answers `prompt`, or what is typed on the terminal. Returns the exit status. Raises HobbitError."""
+def chat(model: Path, config: ChatConfig, prompt: str | None = None, images: Sequence[Path] = ()) -> int:
+    """Answers `prompt`, or what is typed on the terminal. Returns the exit status. Raises HobbitError.
+
+    images: go with the first message.
+    """
     from pyhobbit.chat.answer import interrupting  # the engine takes the native libraries and some time
     from pyhobbit.chat.conversation import Conversation
     from pyhobbit.chat.progress import Progress
@@ -142,6 +150,8 @@ def chat(model: Path, config: ChatConfig, prompt: str | None = None) -> int:
         conversation = Conversation(engine, config)
         if not config.quiet:
             _report_opening(model, conversation, config.engine.cache)
+        for image in images:
+            conversation.attach(image)
         talk = _talk if prompt is None else partial(_answer_once, prompt)
         status = talk(conversation, config.quiet)
         stats = engine.stats()

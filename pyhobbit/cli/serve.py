@@ -368,20 +368,15 @@ def _beside_images(
     given = _value(flags["--mmproj"], args.passed_on)
     if given is None:
         return {}, cache
-    from pyhobbit.engine.projector import projector_bytes  # loads the libraries
+    from pyhobbit.engine.projector import leave_free, projector_bytes  # loads the libraries
 
-    path, memory = Path(given), cache.memory
-    taken = projector_bytes(model, path)
-    if memory is None and cache.pools is None:
-        # the engine would take what is free before the projector is there
+    def without() -> int | None:
         plan = _check_memory(model, cache, args.batch, args.passed_on, flags)
-        if plan is not None and plan.info.cached:
-            memory = plan.process + plan.beside_pools + plan.host_pools
-    if memory is not None:
-        if memory <= taken:
-            sizes = f"{format_size(taken)} of memory, and {format_size(memory)} are allowed"
-            raise HobbitError(f"{path} takes {sizes}; raise --memory")
-        cache = replace(cache, memory=memory - taken)
+        return plan.most if plan is not None and plan.info.cached else None
+
+    path = Path(given)
+    taken = projector_bytes(model, path)
+    cache = leave_free(cache, path, taken, without)
     return {"images": f"{path.name}, {format_size(taken)} more"}, cache
 
 

@@ -21,7 +21,7 @@ class Branches:
         self._n = n
         self._on_step = on_step
         self._sequences = [0]
-        self._position = len(context.tokens)
+        self._position = context.position
         for sequence in range(1, n):
             cache.begin_sequence(sequence)
 

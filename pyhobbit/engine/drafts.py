@@ -7,6 +7,7 @@ lookup in the text in place of a draft model).
 
 import time
 from collections.abc import Iterable
+from itertools import takewhile
 
 from pyhobbit.engine.llama import Context, Sampler, Watch
 from pyhobbit.errors import HobbitError
@@ -30,9 +31,10 @@ class Lookup:
             self._tokens.append(token)
 
     def draft(self, n: int) -> list[int]:
-        """At most n tokens; none where the last ones are new."""
+        """At most n tokens, none of them a picture's; none where the last ones are new."""
         place = self._after.get(tuple(self._tokens[-_N_GRAM:]))
-        return [] if place is None else self._tokens[place : place + n]
+        found = [] if place is None else self._tokens[place : place + n]
+        return list(takewhile(lambda token: token >= 0, found))
 
 
 class Governor:

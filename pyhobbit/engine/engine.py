@@ -18,6 +18,7 @@ from pyhobbit.engine.closing import Closing
 from pyhobbit.engine.drafts import Decoder, Governor
 from pyhobbit.engine.llama import Sampler, Watch, can_fit, opening, utf8_size
 from pyhobbit.engine.plan import fit
+from pyhobbit.engine.projector import Projector, open_projector
 from pyhobbit.engine.reader import ChatReader, Said, TextReader
 from pyhobbit.engine.session import Session, one_sequence
 from pyhobbit.engine.stats import ModelInfo, Stats, peak_rss_bytes
@@ -86,6 +87,7 @@ class Engine(Closing):
         self._config = config or EngineConfig()
         self._on_loading = on_loading
         self._format: ChatFormat | None = None
+        self._projector: Projector | None = None
         self._interrupted = False
         self._answer: object | None = None  # of the generator that the KV cache belongs to
         self._counters: Counter[str] = Counter()  # fields of Stats
@@ -114,8 +116,11 @@ class Engine(Closing):
                     aborted=lambda: self._interrupted,
                     verbose=self._config.verbose,
                 )
+                self._projector = open_projector(self._config, self._session.model)
+                self._session.context.images = self._projector
         except BaseException:
             self._interrupted = False
+            self.close()
             raise
         self._load_s = time.perf_counter() - start
         return self.info()
@@ -129,9 +134,12 @@ class Engine(Closing):
         """Frees everything; the second call does nothing. Raises HobbitError where a trace is incomplete."""
         session, self._session = self._session, None
         form, self._format = self._format, None
+        projector, self._projector = self._projector, None
         self._answer, self._interrupted = None, False
         if form is not None:
             form.close()
+        if projector is not None:
+            projector.close()
         if session is not None:
             session.close()
 
@@ -191,6 +199,10 @@ class Engine(Closing):
         """Whether the chat template leaves the choice. Raises HobbitError."""
         form = self._chat_format()
         return form.render(_ANY_QUESTION, think=True).text != form.render(_ANY_QUESTION, think=False).text
+
+    def check_image(self, image: str) -> None:
+        """Raises HobbitError where the file is no image, or the model was opened without a projector."""
+        self._seeing().check(image)
 
     def n_prompt_tokens(self, prompt: Prompt, think: bool = True) -> int:
         """Tokens of a prompt as generate() would read it. Raises HobbitError, ContextError for a huge one."""
@@ -264,7 +276,7 @@ class Engine(Closing):
             if n_layers:
                 n_passes = n_done // session.context.n_ubatch
                 n_computed = session.cache.stats().layers_computed - n_before - n_passes * n_layers
-                n_done += n_batch * n_computed // n_layers
+                n_done += n_batch * min(max(n_computed, 0), n_layers) // n_layers  # an image is a pass, too
             on_prompt(n_done, n_tokens)
 
         return watch
@@ -346,6 +358,8 @@ class Engine(Closing):
                 f"the prompt has {n_bytes} bytes, more than the context of {context.n_ctx} tokens can hold; "
                 "shorten it"
             )
+        if isinstance(prompt, ChatPrompt) and prompt.images:
+            return self._seeing().tokenize(text, prompt.images)
         return model.tokenize(text)
 
     def _tokens_to_evaluate(self, tokens: list[int]) -> list[int]:
@@ -357,7 +371,10 @@ class Engine(Closing):
         self._check_length(len(tokens), session)
         shared = takewhile(lambda pair: pair[0] == pair[1], zip(tokens[:-1], context.tokens, strict=False))
         n_before = len(context.tokens)
-        context.truncate(sum(1 for _ in shared))
+        n_shared = sum(1 for _ in shared)
+        while n_shared and tokens[n_shared] < 0 and tokens[n_shared] == tokens[n_shared - 1]:
+            n_shared -= 1  # a picture is computed as a whole
+        context.truncate(n_shared)
         if 2 * len(context.tokens) < n_before:
             session.cache.begin_sequence()  # another text, though it may begin alike
         pending = tokens[len(context.tokens) :]
@@ -372,6 +389,12 @@ class Engine(Closing):
             raise ContextError(
                 f"the prompt has {n_tokens} tokens, more than the context of {n_ctx}; shorten it{larger}"
             )
+
+    def _seeing(self) -> Projector:
+        self._opened()
+        if self._projector is None:
+            raise HobbitError("images need the model's projector; open the model with --mmproj FILE")
+        return self._projector
 
     def _chat_format(self) -> ChatFormat:
         session, template = self._opened(), self.chat_template

@@ -10,10 +10,11 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -213,8 +214,18 @@ def can_fit(vocab: Any, n_bytes: int, n_tokens: int) -> bool:
     return n_bytes <= n_tokens * max(len(llama.llama_vocab_get_text(vocab, token)) for token in all_tokens)
 
 
+class Images(Protocol):
+    """The pictures of a prompt, by negative numbers that stand for each of their tokens."""
+
+    def compute(self, number: int, context: "Context") -> tuple[int, int]:
+        """Appends one at the context's position: llama.cpp's status, and the positions that it takes."""
+
+
 class Context:
-    """One sequence and its KV cache. Holds the model, which must outlive it. Raises HobbitError."""
+    """One sequence and its KV cache. Holds the model, which must outlive it. Raises HobbitError.
+
+    images: of the tokens below 0.
+    """
 
     def __init__(self, model: Model, set_context: SetContext, aborted: Callable[[], bool]) -> None:
         self.model = model
@@ -231,22 +242,32 @@ class Context:
         if not self.pointer:
             raise HobbitError(load_failure(model.path, "a smaller context needs less memory"))
         self.tokens: list[int] = []  # in the KV cache
+        self.images: Images | None = None
+        self._positions: list[int] = []  # of the tokens
 
     def close(self) -> None:
         llama.llama_free(self.pointer)
 
+    @property
+    def position(self) -> int:
+        """Of the next token. A picture may take fewer positions than tokens."""
+        return self._positions[-1] + 1 if self._positions else 0
+
     def evaluate(self, tokens: Sequence[int], watch: Watch | None = None) -> bool:
         """Appends tokens to the KV cache and computes the logits after the last; False when aborted.
+
+        Pictures must be complete, and the last token must be text.
 
         watch: is told now and then.  Only passes of several tokens can be watched and aborted: asking costs
         too much beside a single one.
         """
         llama.llama_set_abort_callback(self.pointer, self._abort if len(tokens) > 1 else self._no_abort, None)
-        for start in range(0, len(tokens), self._n_batch):
-            batch = tokens[start : start + self._n_batch]
-            self._watch = None if watch is None else partial(watch, start, len(batch))
-            if not self._decode(batch):
+        n_done = 0
+        for batch in _passes(tokens, self._n_batch):
+            self._watch = None if watch is None else partial(watch, n_done, len(batch))
+            if not (self._decode(batch) if batch[0] >= 0 else self._compute_image(batch)):
                 return False
+            n_done += len(batch)
         return True
 
     def verify(self, tokens: Sequence[int]) -> bool:
@@ -275,15 +296,31 @@ class Context:
         """Appends at most n_batch tokens; computes the logits after the last, or all. False when aborted."""
         array = (llama.llama_token * len(tokens))(*tokens)  # the batch only points to it
         batch = llama.llama_batch_get_one(array, len(tokens))
+        positions = range(self.position, self.position + len(tokens))
+        batch.pos = (llama.llama_pos * len(tokens))(*positions)
         if all_logits:
             batch.logits = (ctypes.c_int8 * len(tokens))(*[1] * len(tokens))
-        status = llama.llama_decode(self.pointer, batch)
+        return self._appended(tokens, positions, llama.llama_decode(self.pointer, batch))
+
+    def _compute_image(self, cells: Sequence[int]) -> bool:
+        if self.images is None:
+            raise HobbitError("the prompt has images, and the context was made without a projector")
+        if self._aborted():
+            return False
+        start = self.position
+        status, n_positions = self.images.compute(cells[0], self)
+        last = start + n_positions - 1
+        return self._appended(cells, [min(start + i, last) for i in range(len(cells))], status)
+
+    def _appended(self, tokens: Sequence[int], positions: Sequence[int], status: int) -> bool:
+        """Notes tokens that llama.cpp computed with this status; False when it was aborted."""
         if status != 0:
             self.truncate(len(self.tokens))
         if status == 2:
             return False
         self._check(status)
         self.tokens.extend(tokens)
+        self._positions.extend(positions)
         return True
 
     def _check(self, status: int) -> None:
@@ -322,14 +359,25 @@ class Context:
         """Forgets all sequences."""
         llama.llama_memory_clear(llama.llama_get_memory(self.pointer), True)
         self.tokens.clear()
+        self._positions.clear()
 
     def truncate(self, n_tokens: int) -> None:
         """Forgets all but the first n_tokens, or everything where the architecture cannot keep a part."""
         memory = llama.llama_get_memory(self.pointer)
-        if llama.llama_memory_seq_rm(memory, 0, n_tokens, -1):
+        position = self._positions[n_tokens] if n_tokens < len(self._positions) else self.position
+        if llama.llama_memory_seq_rm(memory, 0, position, -1):
             del self.tokens[n_tokens:]
+            del self._positions[n_tokens:]
         else:
             self.clear()
+
+
+def _passes(tokens: Sequence[int], n_batch: int) -> Iterator[list[int]]:
+    """Texts of at most n_batch tokens, and each picture as a whole."""
+    for number, run in groupby(tokens, lambda token: min(token, 0)):
+        part = list(run)
+        step = n_batch if number == 0 else len(part)
+        yield from (part[i : i + step] for i in range(0, len(part), step))
 
 
 class Sampler:

@@ -12,6 +12,7 @@ from typing import Any
 from pyhobbit._tables import DeviceInfo
 from pyhobbit.engine.batch import best_batch, best_context
 from pyhobbit.engine.llama import Model, SetContext, SetModel
+from pyhobbit.engine.projector import leave_free, projector_bytes
 from pyhobbit.engine.session import Session, one_sequence
 from pyhobbit.engine.stats import ModelInfo
 from pyhobbit.errors import HobbitError
@@ -68,6 +69,11 @@ class MemoryPlan:
         return self.info.host_bytes_high + self.info.host_bytes_low if self.info.on_device else self.pools
 
     @property
+    def most(self) -> int:
+        """What this process will hold."""
+        return self.process + self.beside_pools + self.host_pools
+
+    @property
     def missing(self) -> int:
         """What is missing to hold every expert in its best precision, on the device or in host memory."""
         info = self.info
@@ -114,11 +120,24 @@ def fit(
     is added to it.
     """
     held = resident_memory()
+    if config.projector is not None:
+        config = _beside_projector(path, config, config.projector)
     plan = lay_out(path, config, context, model, **overrides)
     settings = config.cache.settings()
     if config.cache.memory is not None:
         settings["hobbit.memory"] = config.cache.memory + max(0, resident_memory() - held)
     return Fit(settings, plan.info.n_ctx, plan.n_batch)
+
+
+def _beside_projector(path: Path, config: EngineConfig, projector: Path) -> EngineConfig:
+    """The config with room for its projector. Raises HobbitError."""
+
+    def without() -> int | None:
+        plan = lay_out(path, config)
+        return plan.most if plan.info.cached else None
+
+    taken = projector_bytes(path, projector)
+    return replace(config, cache=leave_free(config.cache, projector, taken, without))
 
 
 def lay_out(

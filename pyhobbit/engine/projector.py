@@ -1,14 +1,23 @@
 # SPDX-License-Identifier: MIT
-"""The projector (mmproj) of a model that sees or hears: what it takes of memory."""
+"""The projector (mmproj) of a model that sees: what it takes of memory, and images in a prompt."""
 
+import ctypes
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from pyhobbit.engine.llama import log, opening
+from pyhobbit.engine.chat_format import IMAGE_MARKER
+from pyhobbit.engine.closing import Closing
+from pyhobbit.engine.llama import Context, Model, log, opening
 from pyhobbit.engine.session import Session, one_sequence
+from pyhobbit.engine.threads import computing_threads
 from pyhobbit.errors import HobbitError
 from pyhobbit.native.ffi import multimodal
 from pyhobbit.native.machine import resident_memory, trimmed_heap
-from pyhobbit.settings.config import EngineConfig
+from pyhobbit.settings.config import CacheConfig, EngineConfig, format_size
 
 _SIMULATED = EngineConfig(n_ctx=32)
 
@@ -18,20 +27,166 @@ def projector_bytes(model: Path, projector: Path) -> int:
 
     A larger image may take more. Raises HobbitError where the model cannot have it.
     """
-    if not projector.is_file():
-        raise HobbitError(f"there is no file {projector}; --mmproj takes the model's projector, a GGUF file")
-    mtmd = multimodal()
-    mtmd.mtmd_helper_log_set(log.callback, None)
     with opening, trimmed_heap(), Session(model, {}, one_sequence(_SIMULATED), simulated=True) as session:
         before = resident_memory()
-        params = mtmd.mtmd_context_params_default()
-        params.warmup, params.print_timings = True, False
-        loaded = mtmd.mtmd_init_from_file(bytes(projector), session.model.pointer, params)
-        if not loaded:
-            raise HobbitError(
-                f"{projector} cannot be loaded: {log.reason() or 'llama.cpp gave no reason'}; "
-                f"give the projector that comes with {model.name}"
-            )
+        loaded = _load(projector, session.model, 4, has_warm_up=True)
         taken = resident_memory() - before
-        mtmd.mtmd_free(loaded)
+        multimodal().mtmd_free(loaded)
     return max(taken, projector.stat().st_size)
+
+
+def leave_free(
+    cache: CacheConfig, projector: Path, n_bytes: int, without: Callable[[], int | None]
+) -> CacheConfig:
+    """Settings of the cache that leave a projector of n_bytes room. Raises HobbitError where there is none.
+
+    without: what the process would hold at most without it; None where the model has no cache.
+    """
+    memory = cache.memory
+    if memory is None and cache.pools is None:
+        memory = without()  # the engine would take what is free before the projector is there
+    if memory is None:
+        return cache
+    if memory <= n_bytes:
+        sizes = f"{format_size(n_bytes)} of memory, and {format_size(memory)} are allowed"
+        raise HobbitError(f"{projector} takes {sizes}; raise --memory")
+    return replace(cache, memory=memory - n_bytes)
+
+
+class Projector(Closing):
+    """An open one. Not thread-safe.  model: must outlive it.  Raises HobbitError.
+
+    Each token of a picture has the same number below 0, so that the same picture at the same place of the
+    prompt's pictures is known again. It is a pyhobbit.engine.llama.Images.
+    """
+
+    def __init__(self, path: Path, model: Model, n_threads: int) -> None:
+        self._mtmd = multimodal()
+        self._path = path
+        self._model = model
+        self._pointer = _load(path, model, n_threads)
+        self._numbers: dict[tuple[bytes, int], int] = {}  # by picture, and by its part among the prompt's
+        self._chunks: Any = None  # of the last prompt
+        self._media: dict[int, Any] = {}  # of these the pictures, by number
+        if not self._mtmd.mtmd_support_vision(self._pointer):
+            self.close()
+            raise HobbitError(f"{path} does not see images; give the projector that does")
+
+    def close(self) -> None:
+        """Frees it; the second call does nothing."""
+        pointer, self._pointer = self._pointer, None
+        if pointer is not None:
+            self._forget()
+            self._mtmd.mtmd_free(pointer)
+
+    def check(self, image: str) -> None:
+        """Raises HobbitError where the file is no image."""
+        with self._bitmap(image):
+            pass
+
+    def tokenize(self, text: str, images: Sequence[str]) -> list[int]:
+        """Tokens of a prompt with an IMAGE_MARKER for each of these files. Raises HobbitError.
+
+        compute() then takes the numbers of its pictures, until the next call.
+        """
+        mtmd = self._mtmd
+        data = text.encode("utf-8", "surrogateescape")
+        given = mtmd.mtmd_input_text(text=data, text_len=len(data), add_special=True, parse_special=True)
+        with ExitStack() as stack:
+            bitmaps = [stack.enter_context(self._bitmap(image)) for image in images]
+            array = (mtmd.mtmd_bitmap_p_ctypes * len(bitmaps))(*bitmaps)
+            self._forget()
+            self._chunks = mtmd.mtmd_input_chunks_init()
+            log.start(log.verbose)
+            status = mtmd.mtmd_tokenize(self._pointer, self._chunks, ctypes.byref(given), array, len(bitmaps))
+        if status == 1:
+            raise HobbitError("the model's chat template has no place for images; ask without one")
+        if status != 0:
+            raise HobbitError(f"the images cannot be prepared: {log.reason() or 'llama.cpp gave no reason'}")
+        tokens = list(self._tokens())
+        if tokens and tokens[-1] < 0:
+            raise HobbitError("the prompt ends with an image; add a question behind it")
+        return tokens
+
+    def compute(self, number: int, context: Context) -> tuple[int, int]:
+        """As Images.compute()."""
+        mtmd, chunk = self._mtmd, self._media[number]
+        n_tokens = mtmd.mtmd_input_chunk_get_n_tokens(chunk)
+        if mtmd.mtmd_decode_use_non_causal(self._pointer, chunk) and n_tokens > context.n_ubatch:
+            raise HobbitError(
+                f"the image has {n_tokens} tokens, which this model reads in one pass, and a pass has "
+                f"{context.n_ubatch}; use --batch {n_tokens}"
+            )
+        end = ctypes.c_int32(0)
+        status = mtmd.mtmd_helper_eval_chunk_single(
+            self._pointer, context.pointer, chunk, context.position, 0, context.n_ubatch, False,
+            ctypes.byref(end),
+        )  # fmt: skip
+        return status, mtmd.mtmd_input_chunk_get_n_pos(chunk)
+
+    def _tokens(self) -> Iterator[int]:
+        mtmd, parts = self._mtmd, Counter[bytes]()
+        for i in range(mtmd.mtmd_input_chunks_size(self._chunks)):
+            chunk = mtmd.mtmd_input_chunks_get(self._chunks, i)
+            n_tokens = ctypes.c_size_t(mtmd.mtmd_input_chunk_get_n_tokens(chunk))
+            if mtmd.mtmd_input_chunk_get_type(chunk) == mtmd.MTMD_INPUT_CHUNK_TYPE_TEXT:
+                tokens = mtmd.mtmd_input_chunk_get_tokens_text(chunk, ctypes.byref(n_tokens))
+                yield from tokens[: n_tokens.value]
+                continue
+            picture = mtmd.mtmd_input_chunk_get_id(chunk) or b""
+            number = self._numbers.setdefault((picture, parts[picture]), -1 - len(self._numbers))
+            parts[picture] += 1
+            self._media[number] = chunk
+            yield from [number] * n_tokens.value
+
+    def _forget(self) -> None:
+        self._media.clear()
+        if self._chunks is not None:
+            self._mtmd.mtmd_input_chunks_free(self._chunks)
+            self._chunks = None
+
+    @contextmanager
+    def _bitmap(self, image: str) -> Iterator[Any]:
+        path, mtmd = Path(image), self._mtmd
+        try:
+            data = path.read_bytes()
+        except OSError as e:
+            raise HobbitError(f"{image} cannot be read: {e.strerror}") from e
+        buffer = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
+        made = mtmd.mtmd_helper_bitmap_init_from_buf_wrapper(
+            self._pointer, buffer, len(data), False, mtmd.mtmd_helper_init_opt_default()
+        )
+        try:
+            if not made.bitmap or made.video_ctx or mtmd.mtmd_bitmap_is_audio(made.bitmap):
+                raise HobbitError(f"{image} is not an image that llama.cpp can read; give a JPEG or PNG file")
+            yield made.bitmap
+        finally:
+            if made.bitmap:
+                mtmd.mtmd_bitmap_free(made.bitmap)
+            if made.video_ctx:
+                mtmd.mtmd_helper_video_free(made.video_ctx)
+
+
+def open_projector(config: EngineConfig, model: Model) -> Projector | None:
+    """The one of the config, None where it names none. Raises HobbitError."""
+    if config.projector is None:
+        return None
+    return Projector(config.projector, model, computing_threads(config.n_threads))
+
+
+def _load(path: Path, model: Model, n_threads: int, has_warm_up: bool = False) -> Any:
+    """The mtmd_context. Raises HobbitError."""
+    if not path.is_file():
+        raise HobbitError(f"there is no file {path}; --mmproj takes the model's projector, a GGUF file")
+    mtmd = multimodal()
+    mtmd.mtmd_helper_log_set(log.callback, None)
+    params = mtmd.mtmd_context_params_default()
+    params.warmup, params.print_timings, params.n_threads = has_warm_up, False, n_threads
+    params.media_marker = IMAGE_MARKER.encode()
+    loaded = mtmd.mtmd_init_from_file(bytes(path), model.pointer, params)
+    if not loaded:
+        raise HobbitError(
+            f"{path} cannot be loaded: {log.reason() or 'llama.cpp gave no reason'}; "
+            f"give the projector that comes with {model.path.name}"
+        )
+    return loaded

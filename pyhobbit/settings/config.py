@@ -217,6 +217,8 @@ class EngineConfig:
     """Computing threads, at most `max_threads`; None takes one per processor core."""
     verbose: bool = False
     """llama.cpp's log is shown on standard error."""
+    projector: Path | None = None
+    """GGUF file that comes with a model that sees images (mmproj)."""
 
     contexts: ClassVar[tuple[int, ...]] = (4096, 8192, 16384, 32768)
     batches: ClassVar[tuple[int, ...]] = (512, 1024, 2048, 4096)
