@@ -122,6 +122,8 @@ def test_wrong_usage_is_one_sentence_and_status_2(
         (["frob"], "there is no command 'frob'; there are bench, "),
         (["inspcet", "m.gguf"], "did you mean inspect?"),
         (["server", "m.gguf"], "did you mean serve?"),
+        (["ru", "m.gguf"], "did you mean run?"),
+        (["cal", "m.gguf"], "did you mean calibrate?"),
         (["quantize", "m.gguf"], "did you mean llama quantize?"),
         (["llama", "quantise"], "there is no program 'quantise' of llama.cpp; did you mean quantize?"),
         (["llama", "xyzzy"], "there is no program 'xyzzy' of llama.cpp; there are"),
