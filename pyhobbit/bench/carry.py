@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from pyhobbit.bench.routing import moe_shape
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.gguf_file import read_gguf
 from pyhobbit.model.model_file import model_parts, read_model_file
@@ -17,7 +18,9 @@ from pyhobbit.settings.table import default
 def carry_over(source: Path, model: Path, sidecar: Path) -> tuple[float, float]:
     """Writes a calibration beside `model` with price, costs and low share of `source`; returns its t1 and t2.
 
-    The costs are those at the same relative depth, on a line between neighbouring layers. Raises HobbitError.
+    The costs are those at the same relative depth, on a line between neighbouring layers. The price falls
+    with the square of how many experts a token uses: their weights sum to one, and the rule squares
+    them. `source` must lie beside its model, which knows how many it uses. Raises HobbitError.
     """
     if not source.exists():
         raise HobbitError(f"{source} does not exist; pyhobbit calibrate makes such a file beside a model")
@@ -28,7 +31,8 @@ def carry_over(source: Path, model: Path, sidecar: Path) -> tuple[float, float]:
         raise HobbitError(f"{source} has no {missing[0]}; calibrate that model with both rules")
     t1, t2, price, low_share, low, skip = (keys[key] for key in wanted)
     file = read_model_file(model, sidecar)
-    n_layers = len(file.blocks)
+    costs = Costs(stretched(low, len(file.blocks)), stretched(skip, len(file.blocks)))
+    n_times = moe_shape(model).n_used / moe_shape(_model_of(source)).n_used
     Calibration(
         model_bytes=sum(part.size for part in model_parts(model)),
         low_bytes=next(tier.n_bytes for tier in file.tiers if tier.name == "low"),
@@ -38,10 +42,19 @@ def carry_over(source: Path, model: Path, sidecar: Path) -> tuple[float, float]:
         policy=default("policy"),
         weights=default("weights"),
         rule="price",
-        price=price,
-        costs=Costs(stretched(low, n_layers), stretched(skip, n_layers)),
+        price=price / n_times**2,
+        costs=costs,
     ).write(model)
     return t1, t2
+
+
+def _model_of(calibration: Path) -> Path:
+    model = calibration.with_name(calibration.name.replace(".calibration.", "."))
+    if not model.exists() or model == calibration:
+        raise HobbitError(
+            f"{calibration} is not beside its model; leave it where pyhobbit calibrate wrote it"
+        )
+    return model
 
 
 def stretched(costs: list[float], n_layers: int) -> tuple[float, ...]:

@@ -413,17 +413,21 @@ def _calibration(folder: Path) -> Path:
     costs = Costs((0.05, 0.05, 0.1), (0.1, 0.2, 0.2))
     numbers = {"t1": 0.4, "t2": 0.9, "low_share": 0.3, "price": 2e-3}
     stored = Calibration(1, 1, policy="lru", weights=(1, 0, 0, 0), rule="price", costs=costs, **numbers)
-    return stored.write(folder / "other.gguf")
+    return stored.write(
+        generate.write_model(folder, "other", replace(SHAPES["tiny"].scaled(3), n_used=2), "q8_0")
+    )
 
 
 def test_a_calibration_is_carried_over(tmp_path: Path) -> None:
     model = generate.write_model(tmp_path, "tiny", SHAPES["tiny"].scaled(5), "q8_0")
     low = generate.write_low_tier(model, SHAPES["tiny"].scaled(5), "q2_k")
-    assert carry_over(_calibration(tmp_path), model, low) == (0.4, 0.9)
+    calibration = _calibration(tmp_path)
+    assert carry_over(calibration, model, low) == (0.4, 0.9)
     carried = stored_costs(model)
     assert carried.low == pytest.approx((0.05, 0.05, 0.05, 0.075, 0.1))
     assert carried.skip == pytest.approx((0.1, 0.15, 0.2, 0.2, 0.2))
-    assert read_gguf(calibration_path(model)).metadata["hobbit.price"].value() == 2e-3
+    price = read_gguf(calibration_path(model)).metadata["hobbit.price"].value()
+    assert price == pytest.approx(2e-3 / 4)  # twice as many experts: weights half as large
     for keys, message in (
         ({"costs": None}, "has no hobbit.price"),
         ({"costs": Costs((1, math.inf), (1, 1))}, "infinite"),
@@ -434,6 +438,9 @@ def test_a_calibration_is_carried_over(tmp_path: Path) -> None:
             carry_over(other, model, low)
     with pytest.raises(HobbitError, match=r"missing\.gguf does not exist"):
         carry_over(tmp_path / "missing.gguf", model, low)
+    alone = calibration.rename(tmp_path / "alone.calibration.gguf")
+    with pytest.raises(HobbitError, match="is not beside its model"):
+        carry_over(alone, model, low)
 
 
 def test_a_small_bench_runs_every_arm(run_pyhobbit: RunPyhobbit, tmp_path: Path) -> None:
