@@ -18,9 +18,9 @@ from pyhobbit.settings.table import default
 def carry_over(source: Path, model: Path, sidecar: Path) -> tuple[float, float]:
     """Writes a calibration beside `model` with price, costs and low share of `source`; returns its t1 and t2.
 
-    The costs are those at the same relative depth, on a line between neighbouring layers. The price falls
-    with the square of how many experts a token uses: their weights sum to one, and the rule squares
-    them. `source` must lie beside its model, which knows how many it uses. Raises HobbitError.
+    The costs are those at the same relative depth, on a line between neighbouring layers. The price, which is
+    per expert, is divided by how many times more experts a token uses, so that it stays the same per token.
+    `source` must lie beside its model, which knows how many it uses. Raises HobbitError.
     """
     if not source.exists():
         raise HobbitError(f"{source} does not exist; pyhobbit calibrate makes such a file beside a model")
@@ -42,7 +42,7 @@ def carry_over(source: Path, model: Path, sidecar: Path) -> tuple[float, float]:
         policy=default("policy"),
         weights=default("weights"),
         rule="price",
-        price=price / n_times**2,
+        price=price / n_times,
         costs=costs,
     ).write(model)
     return t1, t2
