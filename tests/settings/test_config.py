@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from pyhobbit.errors import ConfigError
+from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.settings.config import (
     CacheConfig,
+    CalibrationConfig,
     ChatConfig,
     EngineConfig,
     EvaluationConfig,
+    InspectConfig,
     SamplingConfig,
     format_size,
     parse_size,
@@ -45,7 +47,7 @@ def test_a_size_that_cannot_be_is_refused_with_an_example(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("n_bytes", "text"),
-    [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (5 << 20, "5.0 MiB"), (3 << 40, "3072.0 GiB")],
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1536, "1.5 KiB"), (5 << 20, "5.0 MiB"), (3 << 40, "3072.0 GiB")],
 )
 def test_sizes_are_written_for_people(n_bytes: int, text: str) -> None:
     assert format_size(n_bytes) == text
@@ -213,3 +215,123 @@ def test_a_chat_needs_tokens_and_a_folder_for_its_statistics(tmp_path: Path) -> 
     with pytest.raises(ConfigError, match="create it first"):
         ChatConfig(stats_json=tmp_path / "no" / "stats.json")
     ChatConfig(max_tokens=1, stats_json=tmp_path / "stats.json")
+
+
+def test_an_answer_ends_by_itself_where_nobody_limits_it() -> None:
+    ChatConfig(max_tokens=ChatConfig.no_limit)
+    with pytest.raises(ConfigError, match="-n is -2"):
+        ChatConfig(max_tokens=-2)
+    with pytest.raises(ConfigError, match="--think is 'maybe'; choose one of on, off, hide"):
+        ChatConfig(think="maybe")
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        (SamplingConfig, {"temp": 0, "top_k": 0, "top_p": 0, "min_p": 0, "repeat_penalty": 0.1, "seed": 0}),
+        (SamplingConfig, {"top_k": 2**31 - 1, "top_p": 1, "min_p": 1, "seed": 2**32 - 2}),
+        (EngineConfig, {"n_ctx": 1, "n_batch": 1, "n_beams": 1, "n_drafts": 0, "n_threads": 1}),
+        (EngineConfig, {"n_batch": 65536, "n_beams": 64, "n_drafts": 15, "n_threads": 512}),
+        (CacheConfig, {"price": 0.5, "t1": 1.0, "t2": 1.0}),
+        (CacheConfig, {"price": 0.0, "t1": 0.5}),
+        (CacheConfig, {"weights": (0.5, 0.25, 0.25 + 5e-7, 0)}),
+        (CacheConfig, {"memory": 1, "pools": 1}),
+        (CacheConfig, {"device": "x" * 127, "device_memory": 1}),
+        (CalibrationConfig, {"max_ppl_increase": 0, "max_kl": 0, "max_chunks": 4, "cost_chunks": 1}),
+        (CalibrationConfig, {"engine": EngineConfig(n_ctx=3), "rule": "edgemoe", "per_expert": True}),
+        (CalibrationConfig, {"minutes": 0.5, "rule": "price"}),
+        (InspectConfig, {"max_chunks": 1, "speed": False}),
+        (InspectConfig, {"trace": Path("t.csv")}),
+    ],
+)
+def test_values_at_their_bounds_are_taken(kind: Callable[..., object], settings: dict[str, object]) -> None:
+    kind(**settings)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "message"),
+    [
+        (SamplingConfig, {"temp": float("inf")}, "temp is inf; it must be 0 (greedy) or more"),
+        (SamplingConfig, {"top_k": -1}, "top_k is -1; it must be 0 (all tokens) or more"),
+        (SamplingConfig, {"top_k": 2**31}, "top_k is 2147483648"),
+        (SamplingConfig, {"top_p": 1.1}, "top_p is 1.1; it must lie between 0 and 1"),
+        (SamplingConfig, {"min_p": -0.1}, "min_p is -0.1; it must lie between 0 and 1"),
+        (SamplingConfig, {"repeat_penalty": 0}, "repeat_penalty is 0; it must be above 0"),
+        (SamplingConfig, {"repeat_penalty": float("inf")}, "repeat_penalty is inf"),
+        (SamplingConfig, {"seed": -1}, "seed must lie between 0 and 4294967294"),
+        (EngineConfig, {"n_batch": 65537}, "n_batch is 65537; a pass has at most 65536 tokens"),
+        (EngineConfig, {"n_beams": 65}, "n_beams is 65; a search keeps at most 64"),
+        (EngineConfig, {"n_beams": 0}, "n_beams is 0; it must be positive"),
+        (EngineConfig, {"n_drafts": -1}, "n_drafts is -1; it must lie between 0 and 15"),
+        (EngineConfig, {"n_drafts": 16}, "n_drafts is 16; it must lie between 0 and 15"),
+        (EngineConfig, {"n_drafts": 1.0}, "n_drafts is 1.0; it must be a whole number"),
+        (EngineConfig, {"n_threads": 513}, "n_threads is 513; ggml computes with at most 512 threads"),
+        (CacheConfig, {"price": 0.5, "t1": 0.5}, "price belongs to the rule price"),
+        (CacheConfig, {"price": 0.5, "t2": 0.5}, "price belongs to the rule price"),
+        (CacheConfig, {"price": 0.5, "t1": 0.5, "t2": 1.0}, "price belongs to the rule price"),
+        (CacheConfig, {"weights": (0.5, 0.25, 0.25 + 5e-6, 0)}, "not to 1"),
+        (CacheConfig, {"degrade": 1}, "degrade is 1; it must be True or False"),
+        (CalibrationConfig, {"engine": EngineConfig(n_ctx=2)}, "--ctx is 2; it must be at least 3"),
+        (CalibrationConfig, {"max_ppl_increase": -0.1}, "--max-ppl-increase is -0.1; it must be 0 or more"),
+        (CalibrationConfig, {"max_kl": -0.1}, "--max-kl is -0.1; it must be 0 or more"),
+        (CalibrationConfig, {"max_chunks": 3}, "--chunks is 3; it must be at least 4"),
+        (CalibrationConfig, {"cost_chunks": 0}, "--cost-chunks is 0; it must be positive"),
+        (CalibrationConfig, {"rule": "rank"}, "the rule is 'rank'; choose one of gate, price, edgemoe"),
+        (CalibrationConfig, {"minutes": 0}, "--minutes is 0; it must be positive"),
+        (CalibrationConfig, {"minutes": float("inf")}, "--minutes is inf; it must be positive"),
+        (CalibrationConfig, {"minutes": 5, "rule": "gate"}, "layer by layer: drop --rule gate"),
+        (CalibrationConfig, {"minutes": 5, "per_expert": True}, "layer by layer: drop --per-expert"),
+        (InspectConfig, {"max_chunks": 0}, "--chunks is 0; it must be positive"),
+        (InspectConfig, {"t1": 2.0}, "t1 is 2.0; it must lie between 0 and 1"),
+        (InspectConfig, {"n_ctx": 0}, "n_ctx is 0; it must be positive"),
+        (InspectConfig, {"speed": False, "trace": Path("t.csv")}, "--trace is for the speed estimate"),
+    ],
+)
+def test_values_beyond_their_bounds_are_refused(
+    kind: Callable[..., object], settings: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        kind(**settings)
+
+
+def test_what_is_remembered_sets_up_no_cache() -> None:
+    assert CacheConfig(remember=True).settings() == {"hobbit.remember": True}
+    assert CacheConfig(remember=True, prefetch=1).settings()["hobbit.enable"] is True
+
+
+def test_an_evaluation_is_strict_by_the_rule_gate_on_the_processor_unless_it_is_told_otherwise() -> None:
+    settings = EvaluationConfig().settings()
+    assert (settings["hobbit.enable"], settings["hobbit.device"]) == (True, "CPU")
+    assert (settings["hobbit.policy"], settings["hobbit.rule"]) == ("lru", "gate")
+    assert settings["hobbit.strict"] is True
+    weighted = EngineConfig(cache=CacheConfig(weights=(1, 0, 0, 0)))
+    assert EvaluationConfig(engine=weighted, strict=False).settings()["hobbit.policy"] == "hobbit"
+    assert EvaluationConfig(engine=weighted, strict=False).settings()["hobbit.strict"] is False
+
+
+def test_a_context_is_as_large_as_asked_or_the_least_and_never_above_the_models() -> None:
+    assert EngineConfig().context_tokens(trained=40960) == 4096
+    assert EngineConfig().context_tokens(trained=512) == 512
+    assert EngineConfig().larger_contexts(trained=512) == set()
+    assert EngineConfig().larger_contexts(trained=4096) == set()
+    assert EngineConfig().larger_contexts(trained=10000) == {8192, 10000}
+    assert EngineConfig(n_ctx=512).context_tokens(trained=512) == 512
+    with pytest.raises(HobbitError, match="a context of 513 is too large: .* 512 tokens at most; use --ctx 512"):
+        EngineConfig(n_ctx=513).context_tokens(trained=512)
+
+
+def test_a_short_calibration_tries_the_rule_price_on_the_least_text() -> None:
+    long, short = CalibrationConfig(), CalibrationConfig(minutes=5)
+    assert (long.n_chunks, long.n_cost_chunks, long.rules) == (32, 4, ("gate", "price"))
+    assert (short.n_chunks, short.n_cost_chunks, short.rules) == (4, 1, ("price",))
+    given = CalibrationConfig(minutes=5, max_chunks=9, cost_chunks=7)
+    assert (given.n_chunks, given.n_cost_chunks) == (9, 7)
+
+
+def test_experts_are_measured_alone_for_edgemoe_or_where_price_is_asked_for_it() -> None:
+    assert not CalibrationConfig().by_expert
+    assert not CalibrationConfig(rule="price").by_expert
+    assert not CalibrationConfig(rule="gate", per_expert=True).by_expert
+    assert CalibrationConfig(rule="edgemoe").by_expert
+    assert CalibrationConfig(rule="price", per_expert=True).by_expert
+    assert CalibrationConfig(per_expert=True).by_expert

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <doctest/doctest.h>
 #include <limits>
+#include <map>
 #include <set>
 #include <string>
 #include <tuple>
@@ -93,6 +94,9 @@ TEST_CASE("a size, a threshold, a sidecar or the switch asks for the cache; the 
     CHECK(applied({ number("hobbit.t2", 0.9) }).asked());
     CHECK(applied({ text("hobbit.sidecar", "x") }).asked());
     CHECK(applied({ text("hobbit.device", "CPU") }).asked());
+    CHECK(applied({ text("hobbit.trace", "x") }).asked());
+    CHECK(applied({ text("hobbit.mode", "auto") }).asked());
+    CHECK(applied({ integer("hobbit.device_memory", 0) }).asked());
 
     CHECK_FALSE(applied({ boolean("hobbit.enable", false) }).asked());
     CHECK_FALSE(applied({ number("hobbit.low_share", 0.5) }).asked());
@@ -187,6 +191,61 @@ TEST_CASE("the table: keys are unique, every setting has help and takes its own 
     CHECK(s.mode == compute_mode::automatic);
     CHECK(s.policy == "echo");
     CHECK(s.weights == policy_options().weights);
+}
+
+TEST_CASE("the ranges of numbers, and what a model file may store") {
+    struct range {
+        double min, max;
+        bool   is_stored;
+    };
+    const std::map<std::string, range> ranges = {
+        { "hobbit.memory",        { 0, 1e18, false }  },
+        { "hobbit.pools",         { 0, 1e18, false }  },
+        { "hobbit.price",         { 0, 1e9, true }    },
+        { "hobbit.t1",            { 0, 1, true }      },
+        { "hobbit.t2",            { 0, 1, true }      },
+        { "hobbit.confidence",    { 0, 1, false }     },
+        { "hobbit.low_share",     { 0, 1, true }      },
+        { "hobbit.w_lru",         { 0, 1, true }      },
+        { "hobbit.w_lfu",         { 0, 1, true }      },
+        { "hobbit.w_lhu",         { 0, 1, true }      },
+        { "hobbit.w_fld",         { 0, 1, true }      },
+        { "hobbit.prefetch",      { 0, 4, true }      },
+        { "hobbit.io_threads",    { 1, 256, false }   },
+        { "hobbit.read_timeout",  { 1, 86400, false } },
+        { "hobbit.device_memory", { 0, 1e18, false }  },
+    };
+    size_t n_numbers = 0;
+    for (size_t i = 0; const hobbit_setting_spec * spec = hobbit_setting_spec_at(i); i++) {
+        CAPTURE(spec->key);
+        const auto found = ranges.find(spec->key);
+        if (found == ranges.end()) { // flags are 0 or 1, and texts have no range
+            CHECK(spec->min == 0);
+            CHECK(spec->max == (spec->type == HOBBIT_TYPE_FLAG));
+            const std::string key = spec->key;
+            CHECK(spec->is_stored == (key == "hobbit.rule" || key == "hobbit.policy"));
+            continue;
+        }
+        n_numbers++;
+        CHECK(spec->min == found->second.min);
+        CHECK(spec->max == found->second.max);
+        CHECK(spec->is_stored == found->second.is_stored);
+    }
+    CHECK(n_numbers == ranges.size());
+}
+
+TEST_CASE("the switches and their defaults") {
+    const settings s = applied({});
+    CHECK_FALSE(s.remember);
+    CHECK_FALSE(s.degrade);
+    CHECK_FALSE(s.early);
+    CHECK_FALSE(s.strict);
+    CHECK(s.calibrated);
+    CHECK(s.pack);
+    CHECK(s.prefetch == 2);
+    CHECK(s.read_timeout == 60);
+    CHECK(applied({ integer("hobbit.remember", 2) }).remember); // whatever is not 0
+    CHECK_FALSE(applied({ boolean("hobbit.pack", false) }).pack);
 }
 
 TEST_CASE("every choice is taken, in the order of what it stands for") {
