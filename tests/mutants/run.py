@@ -5,7 +5,8 @@
     python tests/mutants/run.py sampled [FILE...] [--count N] [--seed SEED]
 
 listed: the mutants of listed.py, each with the one test that must fail; NAME is how theirs begin. sampled: N
-small changes of each file below, with the tests of its own. Prints a table and each mutant that survives.
+small changes of each file below, with the tests of its own, which must pass without one. Prints a table and
+each mutant that survives.
 Exits with 1 where one does that is not known as equivalent.
 """
 
@@ -78,6 +79,14 @@ def mutants(file: str, seed: int) -> Sequence[Mutant]:
     ]
 
 
+def check_unchanged(file: str) -> None:
+    """Raises ValueError where a test fails without a change, so that all mutants would seem to be killed."""
+    with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
+        test = fails(Mutant("unchanged", file, "", "", MODULES[file], offset=0), Path(folder))
+    if test:
+        raise ValueError(f"{test} fails without any change of {file}; run make build, or see the test")
+
+
 def _place(text: str, offset: int) -> str:
     """The line with the change, which says more than its number."""
     begin = text.rfind("\n", 0, offset) + 1
@@ -91,6 +100,7 @@ def run_sampled(files: Sequence[str], count: int, seed: int) -> int:
     print("| file | mutants | killed | equivalent | survive |\n|---|---|---|---|---|")
     for file in files:
         killed, equivalent, survivors = 0, 0, []
+        check_unchanged(file)
         for mutant in mutants(file, seed):
             if killed + equivalent + len(survivors) == count:
                 break
@@ -134,5 +144,7 @@ def main() -> int:
 if __name__ == "__main__":
     try:
         sys.exit(main())
+    except ValueError as e:
+        sys.exit(str(e))
     except subprocess.CalledProcessError as e:
         sys.exit(f"{e}\n{e.stderr}")
