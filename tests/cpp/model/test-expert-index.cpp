@@ -154,6 +154,18 @@ TEST_CASE("the largest layer counts where layers differ in their number of exper
     CHECK(index.layer(0).n_experts == 4);
 }
 
+TEST_CASE("experts may be one wide") {
+    temp_dir     dir;
+    gguf_builder file(32);
+    moe_model    model;
+    model.n_ff = 1;
+    model.add_high(file);
+    expert_index index;
+    REQUIRE(index.open(file.write(dir.path("m.gguf")), "").ok());
+    CHECK(index.layer(0).shapes[part_id::down].n_in == 1);
+    CHECK(index.layer(0).shapes[part_id::up].n_out == 1);
+}
+
 TEST_CASE("only llama.cpp's expert weights are experts") {
     temp_dir     dir;
     gguf_builder file;
