@@ -5,8 +5,8 @@
     python tests/mutants/run.py sampled [FILE...] [--count N] [--seed SEED]
 
 listed: the mutants of listed.py, each with the one test that must fail; NAME is how theirs begin. sampled: N
-small changes of each file below, with the tests of its own, which must pass without one. Prints a table and
-each mutant that survives.
+small changes of each file below, with the tests of its own, which must pass without one. Prints a table
+and each mutant that survives.
 Exits with 1 where one does that is not known as equivalent.
 """
 

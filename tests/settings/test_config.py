@@ -47,7 +47,14 @@ def test_a_size_that_cannot_be_is_refused_with_an_example(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("n_bytes", "text"),
-    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1536, "1.5 KiB"), (5 << 20, "5.0 MiB"), (3 << 40, "3072.0 GiB")],
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (1536, "1.5 KiB"),
+        (5 << 20, "5.0 MiB"),
+        (3 << 40, "3072.0 GiB"),
+    ],
 )
 def test_sizes_are_written_for_people(n_bytes: int, text: str) -> None:
     assert format_size(n_bytes) == text
@@ -316,7 +323,9 @@ def test_a_context_is_as_large_as_asked_or_the_least_and_never_above_the_models(
     assert EngineConfig().larger_contexts(trained=4096) == set()
     assert EngineConfig().larger_contexts(trained=10000) == {8192, 10000}
     assert EngineConfig(n_ctx=512).context_tokens(trained=512) == 512
-    with pytest.raises(HobbitError, match="a context of 513 is too large: .* 512 tokens at most; use --ctx 512"):
+    with pytest.raises(
+        HobbitError, match="a context of 513 is too large: .* 512 tokens at most; use --ctx 512"
+    ):
         EngineConfig(n_ctx=513).context_tokens(trained=512)
 
 

@@ -199,21 +199,21 @@ TEST_CASE("the ranges of numbers, and what a model file may store") {
         bool   is_stored;
     };
     const std::map<std::string, range> ranges = {
-        { "hobbit.memory",        { 0, 1e18, false }  },
-        { "hobbit.pools",         { 0, 1e18, false }  },
-        { "hobbit.price",         { 0, 1e9, true }    },
-        { "hobbit.t1",            { 0, 1, true }      },
-        { "hobbit.t2",            { 0, 1, true }      },
-        { "hobbit.confidence",    { 0, 1, false }     },
-        { "hobbit.low_share",     { 0, 1, true }      },
-        { "hobbit.w_lru",         { 0, 1, true }      },
-        { "hobbit.w_lfu",         { 0, 1, true }      },
-        { "hobbit.w_lhu",         { 0, 1, true }      },
-        { "hobbit.w_fld",         { 0, 1, true }      },
-        { "hobbit.prefetch",      { 0, 4, true }      },
-        { "hobbit.io_threads",    { 1, 256, false }   },
-        { "hobbit.read_timeout",  { 1, 86400, false } },
-        { "hobbit.device_memory", { 0, 1e18, false }  },
+        { "hobbit.memory", { 0, 1e18, false } },
+        { "hobbit.pools", { 0, 1e18, false } },
+        { "hobbit.price", { 0, 1e9, true } },
+        { "hobbit.t1", { 0, 1, true } },
+        { "hobbit.t2", { 0, 1, true } },
+        { "hobbit.confidence", { 0, 1, false } },
+        { "hobbit.low_share", { 0, 1, true } },
+        { "hobbit.w_lru", { 0, 1, true } },
+        { "hobbit.w_lfu", { 0, 1, true } },
+        { "hobbit.w_lhu", { 0, 1, true } },
+        { "hobbit.w_fld", { 0, 1, true } },
+        { "hobbit.prefetch", { 0, 4, true } },
+        { "hobbit.io_threads", { 1, 256, false } },
+        { "hobbit.read_timeout", { 1, 86400, false } },
+        { "hobbit.device_memory", { 0, 1e18, false } },
     };
     size_t n_numbers = 0;
     for (size_t i = 0; const hobbit_setting_spec * spec = hobbit_setting_spec_at(i); i++) {
