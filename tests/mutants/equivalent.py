@@ -16,6 +16,6 @@ EQUIVALENT: dict[str, str] = {
     "for (size_t i = 0; i < least.size() && bound > <0; i++) { -> 1": "a bound of one byte is refused before",
     "memory.push_back(d.n_experts > <0 ? least_device_memory(device.rows, smallest) : 0); -> 1": "a layer "
     "with routed experts has two or more",
-    '_require(abs(total - 1) <<= _WEIGHT_TOLERANCE, f"the weights {text} sum to {total:g}, not to 1") -> <': "no "
-    "sum differs from 1 by just that double",
+    '_require(abs(total - 1) <<= _WEIGHT_TOLERANCE, f"the weights {text} sum to {total:g}, '
+    'not to 1") -> <': "no sum differs from 1 by just that double",
 }

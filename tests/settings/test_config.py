@@ -324,7 +324,7 @@ def test_a_context_is_as_large_as_asked_or_the_least_and_never_above_the_models(
     assert EngineConfig().larger_contexts(trained=10000) == {8192, 10000}
     assert EngineConfig(n_ctx=512).context_tokens(trained=512) == 512
     with pytest.raises(
-        HobbitError, match="a context of 513 is too large: .* 512 tokens at most; use --ctx 512"
+        HobbitError, match=r"a context of 513 is too large: .* 512 tokens at most; use --ctx 512"
     ):
         EngineConfig(n_ctx=513).context_tokens(trained=512)
 
