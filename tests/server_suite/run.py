@@ -116,6 +116,28 @@ def summary(results: dict[str, Result]) -> str:
     return f"{ran} ran, {counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped"
 
 
+def compare(stock: dict[str, Result], patched: dict[str, Result], *, verbose: bool) -> int:
+    """Prints what differs. Returns 1 where a test fails with ours and passes with stock."""
+    print(f"stock: {summary(stock)}")
+    print(f"ours:  {summary(patched)}")
+    reasons = Counter(result.why for result in patched.values() if result.outcome == "skipped")
+    for reason, n in reasons.most_common():
+        print(f"skipped: {n:3d}  {reason}")
+    both = [test for test in patched if patched[test].outcome == stock[test].outcome == "failed"]
+    for file, n in Counter(test.partition("::")[0] for test in both).most_common():
+        print(f"fails with both: {n:3d}  {file}")
+    for test in both if verbose else ():
+        print(f"  {test}: {patched[test].why}")
+    worse = [t for t, r in patched.items() if r.outcome != "passed" and stock[t].outcome == "passed"]
+    for test in worse:
+        print(f"FAILS WITH OURS ALONE: {test}: {patched[test].why}")
+    for test in stock:
+        if stock[test].outcome == "failed" and patched[test].outcome == "passed":
+            print(f"fails with stock alone: {test}: {stock[test].why}")
+    print(f"fails with ours and passes with stock: {len(worse)}")
+    return 1 if worse else 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("selection", nargs="*", help="for pytest, such as unit/test_basic.py (default: all)")
@@ -126,25 +148,7 @@ def main() -> int:
         prepare(folder)
         stock = run_suite(models.stock_dir() / "llama-server", folder, args.selection)
         patched = run_suite(ours(folder), folder, args.selection)
-    print(f"stock: {summary(stock)}")
-    print(f"ours:  {summary(patched)}")
-
-    reasons = Counter(result.why for result in patched.values() if result.outcome == "skipped")
-    for reason, n in reasons.most_common():
-        print(f"skipped: {n:3d}  {reason}")
-    both = [test for test in patched if patched[test].outcome == stock[test].outcome == "failed"]
-    for file, n in Counter(test.partition("::")[0] for test in both).most_common():
-        print(f"fails with both: {n:3d}  {file}")
-    for test in both if args.verbose else ():
-        print(f"  {test}: {patched[test].why}")
-    worse = [t for t, r in patched.items() if r.outcome != "passed" and stock[t].outcome == "passed"]
-    for test in worse:
-        print(f"FAILS WITH OURS ALONE: {test}: {patched[test].why}")
-    for test in stock:
-        if stock[test].outcome == "failed" and patched[test].outcome == "passed":
-            print(f"fails with stock alone: {test}: {stock[test].why}")
-    print(f"fails with ours and passes with stock: {len(worse)}")
-    return 1 if worse else 0
+    return compare(stock, patched, verbose=args.verbose)
 
 
 if __name__ == "__main__":
