@@ -94,7 +94,7 @@ def lines(before: Sample, now: Sample, rates: Sequence[float], memory: int | Non
     peak = max(rates) or 1.0
     history = "".join(_BARS[round(rate / peak * (len(_BARS) - 1))] for rate in rates)
     yield f"token/s   {passes:7.1f}  {history}"
-    yield "          (passes over all layers: a pass is one token of each request, or part of a prompt)"
+    yield "          (passes over all layers: one token per request, or part of a prompt)"
     waiting = _per_second(before, now, "stall_s")
     experts = max(0.0, _per_second(before, now, "compute_s") - waiting)
     yield ""

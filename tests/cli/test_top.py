@@ -67,6 +67,7 @@ def test_the_screen_has_the_rates_of_the_interval() -> None:
         "memory    5.0 MiB in the process",
     ):
         assert each in text
+    assert max(map(len, lines(BEFORE, NOW, [5.0, 10.0], None))) < 80
     shares = [line.split()[1] for line in text.splitlines() if line.startswith("time")]
     assert shares == ["50.0", "25.0", "25.0"]
     assert "low  " not in text
