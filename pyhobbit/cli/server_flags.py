@@ -55,9 +55,10 @@ def _listed() -> dict[str, Any]:
 def unknown(argument: str, usual: Iterable[str], others: Iterable[str]) -> str:
     """What to say of an option that nobody knows: one of the usual ones that is near, or of the others."""
     name = argument.partition("=")[0]
+    is_word = len(name.lstrip("-")) > 1  # a letter is near to all short names
     near = [
         each
-        for names in (usual, others)
+        for names in ((usual, others) if is_word else ())
         for each in get_close_matches(name, list(names), n=1, cutoff=_LEAST_LIKENESS)
     ]
     hint = f"did you mean {near[0]}?" if near else "see: pyhobbit serve --help"

@@ -77,6 +77,8 @@ def test_an_option_with_two_values_takes_both() -> None:
 def test_an_unknown_option_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"no option --paralel; did you mean --parallel\?"):
         _parse("m.gguf", "--paralel", "2")
+    with pytest.raises(ConfigError, match="no option --t; see: pyhobbit serve --help"):
+        _parse("m.gguf", "--t", "2")
     with pytest.raises(ConfigError, match=r"did you mean --flash-attn\?"):
         _parse("m.gguf", "--flash-atn", "on")
     with pytest.raises(ConfigError, match="see: pyhobbit serve --help"):
