@@ -91,16 +91,16 @@ class _Thoughts:
         self._last = ""
 
     def add(self, piece: Piece) -> None:
+        self._n_tokens += piece.token is not None  # also those whose text the parser holds back
         if piece.thinking:
-            if self._is_open:
-                self._n_tokens += 1
-            else:
+            if not self._is_open:
                 self._begin()
             self._show(piece.thinking.translate(_CONTROLS) if sys.stderr.isatty() else piece.thinking)
         if piece.text:
             self.end()
 
     def end(self) -> None:
+        n_tokens, self._n_tokens = self._n_tokens, 0
         if not self._is_open:
             return
         self._is_open = False
@@ -109,10 +109,10 @@ class _Thoughts:
             sys.stderr.flush()
         self._progress.remove()
         if not self._is_shown and not self._quiet:
-            note(f"thought for {time.monotonic() - self._start_s:.0f} s ({self._n_tokens} tokens)")
+            note(f"thought for {time.monotonic() - self._start_s:.0f} s ({n_tokens} tokens)")
 
     def _begin(self) -> None:
-        self._is_open, self._n_tokens, self._start_s = True, 1, time.monotonic()
+        self._is_open, self._start_s = True, time.monotonic()
         if self._is_shown:
             self._progress.remove()
             sys.stderr.write(dim()[0])
