@@ -13,7 +13,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from run import TIMEOUT_S, Result, compare, models, read_report  # puts tests/ on the path
+from run import Result, compare, models, run_pytest  # puts tests/ on the path
 
 import random_moe  # isort: skip
 
@@ -45,37 +45,13 @@ def unpack(folder: Path) -> None:
 
 
 def run_tests(libraries: Path, folder: Path) -> dict[str, Result]:
-    report = folder / "report.xml"
-    report.unlink(missing_ok=True)
-    log = folder / "pytest.log"
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "downloads",
-        "-p",
-        "no:cacheprovider",
-        "--rootdir",
-        folder,
-    ]
-    subprocess.run(
-        [*command, f"--junitxml={report}", folder / "tests"],
-        cwd=models.ROOT,  # they read vocabularies of vendor/llama.cpp
-        env={
-            **os.environ,
-            "LLAMA_CPP_LIB_PATH": str(libraries),
-            "PYTHONPATH": f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
-        },
-        timeout=TIMEOUT_S,
-        check=False,
-        stdout=log.open("w"),
-        stderr=subprocess.STDOUT,
-    )
-    if not report.exists() or "collection failure" in report.read_text():
-        raise SystemExit(f"the tests did not run:\n{log.read_text()[-4000:]}")
-    return read_report(report)
+    environment = {
+        **os.environ,
+        "LLAMA_CPP_LIB_PATH": str(libraries),
+        "PYTHONPATH": f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+    }
+    options = ["-p", "downloads", "--rootdir", folder, folder / "tests"]
+    return run_pytest(options, folder, cwd=models.ROOT, environment=environment)  # reads vendor/llama.cpp
 
 
 def main() -> int:

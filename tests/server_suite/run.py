@@ -14,6 +14,7 @@ import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,6 +52,23 @@ def read_report(path: Path) -> dict[str, Result]:
     return results
 
 
+def run_pytest(
+    options: Sequence[str | Path], folder: Path, *, cwd: Path, environment: Mapping[str, str]
+) -> dict[str, Result]:
+    """Runs pytest, which writes its report and log into a folder."""
+    report, log = folder / "report.xml", folder / "pytest.log"
+    report.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
+    with log.open("w") as output:
+        subprocess.run(
+            [*command, *options], cwd=cwd, env=environment, timeout=TIMEOUT_S, check=False, stdout=output,
+            stderr=subprocess.STDOUT,
+        )  # fmt: skip
+    if not report.exists() or "collection failure" in report.read_text():
+        raise SystemExit(f"the tests did not run:\n{log.read_text()[-4000:]}")
+    return read_report(report)
+
+
 def run_suite(server: Path, folder: Path, selection: list[str]) -> dict[str, Result]:
     """Runs the suite in a folder that prepare() has made, with a build of llama-server."""
     with socket.socket() as listener:
@@ -62,33 +80,8 @@ def run_suite(server: Path, folder: Path, selection: list[str]) -> dict[str, Res
         "PYTHONPATH": str(Path(__file__).parent),
         "PORT": str(port),
     }
-    report = folder / "report.xml"
-    report.unlink(missing_ok=True)
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "offline",
-        f"{offline.OPTION}={folder / MODEL}",
-        "-m",
-        "not slow",
-        "-p",
-        "no:cacheprovider",
-    ]
-    subprocess.run(
-        [*command, f"--junitxml={report}", *selection],
-        cwd=folder / SUITE,
-        env=environment,
-        timeout=TIMEOUT_S,
-        check=False,
-        stdout=(folder / "pytest.log").open("w"),
-        stderr=subprocess.STDOUT,
-    )
-    if not report.exists() or "collection failure" in report.read_text():
-        raise SystemExit(f"the suite did not run:\n{(folder / 'pytest.log').read_text()[-4000:]}")
-    return read_report(report)
+    options = ["-p", "offline", f"{offline.OPTION}={folder / MODEL}", "-m", "not slow", *selection]
+    return run_pytest(options, folder, cwd=folder / SUITE, environment=environment)
 
 
 def prepare(folder: Path) -> None:
