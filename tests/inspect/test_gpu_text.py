@@ -42,8 +42,7 @@ def test_without_a_gpu_the_way_to_a_software_device_is_said_once(monkeypatch: py
     monkeypatch.setattr(advice, "gpus", tuple)
     monkeypatch.setattr(advice, "gpu_backends", lambda: ("CUDA", "Vulkan"))
     monkeypatch.delenv("GGML_VK_VISIBLE_DEVICES", raising=False)
-    assert advice.gpu_text(None) == (
-        "none that CUDA and Vulkan can use; check the driver, or set GGML_VK_VISIBLE_DEVICES=0 to try a software device"
-    )
+    driver = "none that CUDA and Vulkan can use; check the driver"
+    assert advice.gpu_text(None) == f"{driver}, or set GGML_VK_VISIBLE_DEVICES=0 to try a software device"
     monkeypatch.setenv("GGML_VK_VISIBLE_DEVICES", "0")
-    assert advice.gpu_text(None) == "none that CUDA and Vulkan can use; check the driver"
+    assert advice.gpu_text(None) == driver
