@@ -277,10 +277,11 @@ void expert_cache::fill(term_id term, const std::vector<expert_id> & experts) {
 
 status expert_cache::await_fill(const std::function<bool()> & is_aborted) {
     for (const expert_term & p : prefetched_) {
-        if (is_aborted()) {
-            return status::aborted();
-        }
-        loader_.settle(load(p.id, p.term));
+        do {
+            if (is_aborted()) {
+                return status::aborted();
+            }
+        } while (!loader_.settle(load(p.id, p.term)));
     }
     reap_prefetches();
     return {};
