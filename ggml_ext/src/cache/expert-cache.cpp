@@ -275,11 +275,16 @@ void expert_cache::fill(term_id term, const std::vector<expert_id> & experts) {
     std::for_each(brought.rbegin(), brought.rend(), [&](expert_id id) { sets_.touch(id, tier_of(term)); });
 }
 
-void expert_cache::await_fill() {
+status expert_cache::await_fill(const std::function<bool()> & is_aborted) {
     for (const expert_term & p : prefetched_) {
-        loader_.settle(load(p.id, p.term));
+        do {
+            if (is_aborted()) {
+                return status::aborted();
+            }
+        } while (!loader_.settle(load(p.id, p.term)));
     }
     reap_prefetches();
+    return {};
 }
 
 void expert_cache::end_prefetch(layer_id layer) {

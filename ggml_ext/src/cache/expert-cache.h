@@ -115,8 +115,9 @@ class expert_cache {
     // evicted last. REQUIRES: for a residual term, the low one was filled before.
     void fill(term_id term, const std::vector<expert_id> & experts);
 
-    // Blocks until what fill() requested is there, or never will be. REQUIRES: nothing else was requested ahead
-    void await_fill();
+    // Blocks until what fill() requested is there, or never will be. Ends early, within a second or so, if it
+    // is aborted. REQUIRES: nothing else was requested ahead
+    status await_fill(const std::function<bool()> & is_aborted);
 
     // A resident expert is evicted last, until end_prefetch.
     void protect(expert_id id, tier_id tier) { sets_.protect(id, tier); }

@@ -50,7 +50,7 @@ class device_engine {
     ggml_backend_buffer_type_t buffer_type() { return &buffer_type_; }
 
     const expert_cache & cache() const { return cache_; }
-    void                 await_fill() { cache_.await_fill(); }
+    expert_cache &       cache() { return cache_; }
 
     // Cache and predictor, for prefetching experts of this engine's layers. REQUIRES: there is a predictor
     prefetcher::layer_place ahead() { return { &cache_, predictor_.get() }; }

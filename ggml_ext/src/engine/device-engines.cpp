@@ -276,7 +276,7 @@ status device_engines::compute(ggml_cgraph * graph, ggml_backend_dev_t device, i
     const auto place    = std::find_if(places_.begin(), places_.end(), is_there);
     GGML_ASSERT(place != places_.end());
     for (size_t i = 0; is_filling_ && i < places_.size(); i++) {
-        places_[i]->await_fill();
+        HOBBIT_TRY(places_[i]->cache().await_fill([&] { return inner.is_aborted(); }));
     }
     is_filling_ = false;
     return (*place)->executor().compute(graph, inner, cpu);

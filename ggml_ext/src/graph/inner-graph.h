@@ -64,6 +64,13 @@ class inner_graph {
 
     ggml_backend_t backend() const { return backend_; }
 
+    // Whether the caller of the outer graph wants it to end; devices do not ask by themselves.
+    bool is_aborted() const { return abort_ && abort_(abort_data_); }
+    void set_abort_callback(ggml_abort_callback callback, void * data) {
+        abort_      = callback;
+        abort_data_ = data;
+    }
+
     // Sizes of the scratch memory on the compute device. Operations run one after the other, so each may use all of it.
     // Only row numbers and values have a place of their own until the graph has run.
     struct scratch_sizes {
@@ -170,6 +177,8 @@ class inner_graph {
     status        check(ggml_status result) const;
 
     ggml_backend_t        backend_;
+    ggml_abort_callback   abort_      = nullptr; // null: it never ends early
+    void *                abort_data_ = nullptr;
     const size_t          alignment_; // of tensors on the device
     std::vector<char>     memory_;    // of ctx_: ggml_init aborts where it gets none
     ggml_context_ptr      ctx_;

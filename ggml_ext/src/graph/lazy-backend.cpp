@@ -29,6 +29,9 @@ void lazy_backend::configure() {
     if (backend_ && set_abort) {
         set_abort(backend_.get(), abort_, abort_data_);
     }
+    if (inner_) {
+        inner_->set_abort_callback(abort_, abort_data_);
+    }
 }
 
 void lazy_backend::set_n_threads(int n_threads) {

@@ -521,9 +521,12 @@ bool loader::settled(const load_state & state) const {
     return state.arrived == state.requested;
 }
 
-void loader::settle(const load_state & state) {
+bool loader::settle(const load_state & state) {
     std::unique_lock<std::mutex> lock(mutex_);
-    wait_until(lock, [&] { return state.arrived == state.requested; });
+    const auto                   end  = clock::now() + std::chrono::seconds(1);
+    const auto                   done = [&] { return state.arrived == state.requested; };
+    wait_until(lock, [&] { return done() || clock::now() >= end; });
+    return done() || hangs();
 }
 
 status loader::error() const {

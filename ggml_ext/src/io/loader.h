@@ -98,9 +98,10 @@ class loader {
     // Blocks until all of `parts` have arrived. REQUIRES: they are requested, and not cancelled since.
     status wait(const load_state & state, part_set parts);
 
-    // Whether nothing is in flight: each requested part has arrived or never will. settle() blocks until then.
+    // Whether nothing is in flight: each requested part has arrived or never will. settle() blocks until then, but not
+    // much longer than a second, and says whether it is so; true also where a read hangs.
     bool settled(const load_state & state) const;
-    void settle(const load_state & state);
+    bool settle(const load_state & state);
 
     // The first error, if there was one.
     status error() const;

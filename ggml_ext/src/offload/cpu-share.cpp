@@ -25,29 +25,23 @@ cpu_share::cpu_share(const expert_index & index, expert_cache & cache, expert_ca
     placement_(bytes_of(kinds), upload_share, mode),
     rows_(index, host),
     passed_(clock::now()) {
-    cache_.set_replacement_listener([this](const expert_term & newcomer, const expert_term & victim) {
-        placement_.gain().replaced(newcomer, victim);
-    });
-}
-
-cpu_share::~cpu_share() {
-    cache_.set_replacement_listener(nullptr);
+    cache_.set_replacement_listener([this](const auto & in, const auto & out) { placement_.gain().replaced(in, out); });
 }
 
 status cpu_share::begin_layer(const layer_routing & routing, const layer_plan & plan, inner_graph & device) {
     HOBBIT_TRY(early_ ? early_->finish() : status());
-    const part_set parts = index_.layer(routing.layer).parts;
-    routing_             = &routing;
-    plan_                = &plan;
+    routing_ = &routing;
+    plan_    = &plan;
     work_.clear();
     for (const planned_use & use : plan.uses) {
-        const bool is_present = cache_.holds(use.id, use.tier, parts) && cache_.arrived(use.id, use.tier, parts);
+        const bool is_present =
+            cache_.holds(use.id, use.tier, all_parts()) && cache_.arrived(use.id, use.tier, all_parts());
         work_.push_back({ kinds_.of(use.id, use.tier), uint32_t(use.selections.size()), is_present });
         placement_.gain().used(own_term(use));
     }
-    is_as_placed_ = unshared_.count(routing.layer) == 0;
-    on_cpu_       = is_as_placed_ ? placement_.place(work_, routing.n_tokens) : cpu_experts(work_.size(), false);
-    for (size_t i = 0; i < work_.size() && unshared_.count(routing.layer) == 0; i++) {
+    on_cpu_       = placement_.place(work_, routing.n_tokens);
+    is_as_placed_ = true;
+    for (size_t i = 0; i < work_.size(); i++) {
         if (!work_[i].is_present && is_early(plan.uses[i])) {
             on_cpu_[i]    = true;
             is_as_placed_ = false; // no sample: these rows take no time
@@ -59,40 +53,35 @@ status cpu_share::begin_layer(const layer_routing & routing, const layer_plan & 
     return {};
 }
 
+// In host memory.
 bool cpu_share::pin(const planned_use & use) {
-    const auto & terms = index_.terms(use.tier);
-    return std::all_of(terms.begin(), terms.end(), [&](term_id term) { return host_.n_slots(term) > 0; }) &&
-           host_.acquire(use.id, use.tier);
+    const auto & terms   = index_.terms(use.tier);
+    const auto   has_any = [&](term_id term) { return host_.n_slots(term) > 0; };
+    return std::all_of(terms.begin(), terms.end(), has_any) && host_.acquire(use.id, use.tier);
 }
 
 void cpu_share::begin_section(const layer_section & section, part_set parts, const host_copy & known,
                               inner_graph & device) {
     const bool can_share = cpu_rows::can_share(section, *routing_);
     for (const planned_use & use : plan_->uses) {
-        if (!computes(use)) {
-            continue;
-        }
-        if (can_share && pin(use)) {
+        if (computes(use) && can_share && pin(use)) {
             pinned_.push_back(&use);
-        } else {
-            on_cpu_[index_of(use)] = false;
-            is_as_placed_          = false;
+        } else if (computes(use)) {
+            on_cpu_[index_of(use)] = is_as_placed_ = false;
         }
     }
-    if (!can_share && !is_as_placed_) {
-        if (unshared_.empty()) {
-            GGML_LOG_WARN("hobbit: the device computes some experts alone: this model has operations between their "
-                          "products that the CPU cannot share\n");
-        }
-        unshared_.insert(routing_->layer);
+    if (!can_share && !is_as_placed_ && !has_warned_) {
+        GGML_LOG_WARN("hobbit: the device computes some experts alone: this model has operations between their "
+                      "products that the CPU cannot share\n");
+        has_warned_ = true;
     }
-    parts_ = parts;
-    if (early_ && can_share && routing_->n_tokens == 1 && parts == index_.layer(routing_->layer).parts) {
+    parts_              = parts;
+    const bool is_whole = parts == all_parts();
+    if (early_ && can_share && routing_->n_tokens == 1 && is_whole) {
         early_->learn(section, routing_->layer);
     }
     if (has_rows()) {
-        const auto start    = clock::now();
-        const bool is_whole = parts == index_.layer(routing_->layer).parts;
+        const auto start = clock::now();
         std::stable_partition(pinned_.begin(), pinned_.end(), [&](const planned_use * use) { return is_early(*use); });
         for (const planned_use * use : pinned_) {
             host_.request(use->id, use->tier, parts);
@@ -119,12 +108,10 @@ status cpu_share::end_section(inner_graph & device) {
         return {};
     }
     HOBBIT_TRY(device.launch());
-    device.measure(false); // what follows is the CPU's
     const auto   start  = clock::now();
     const status s      = rows_.copy_back(device);
     cpu_time_          += clock::now() - start;
     release();
-    device.measure(is_as_placed_ && placement_.measures_device());
     return s;
 }
 
@@ -145,40 +132,27 @@ void cpu_share::release() {
 // Samples are taken of layers that went as they were placed.
 void cpu_share::end_layer(inner_graph & device) {
     device.measure(false);
-    if (std::find(on_cpu_.begin(), on_cpu_.end(), true) != on_cpu_.end()) {
-        stats_.cpu_ns += uint64_t(cpu_time_.count() * 1e9);
-        if (is_as_placed_) {
-            placement_.cpu_took(work_, on_cpu_, cpu_time_.count());
-        }
+    stats_.cpu_ns += uint64_t(cpu_time_.count() * 1e9);
+    if (is_as_placed_) {
+        placement_.cpu_took(work_, on_cpu_, cpu_time_.count());
     }
     if (is_as_placed_ && placement_.measures_device()) {
         placement_.device_took(work_, on_cpu_, seconds(device.measured() - device_before_).count());
     }
-    learn_link();
-    upload();
-}
-
-void cpu_share::learn_link() {
-    const loader::transfers now = cache_.transferred();
-    if (now.bytes > link_.bytes && now.ns > link_.ns) {
-        placement_.link_took(double(now.bytes - link_.bytes), double(now.ns - link_.ns) * 1e-9);
-        link_ = now;
+    const loader::transfers link = cache_.transferred();
+    if (link.bytes > link_.bytes && link.ns > link_.ns) {
+        placement_.link_took(double(link.bytes - link_.bytes), double(link.ns - link_.ns) * 1e-9);
+        link_ = link;
     }
-}
-
-// What the CPU has computed may be needed again: one expert at a time is uploaded, while nothing else is.
-void cpu_share::upload() {
-    const auto now = clock::now();
-    placement_.pass(seconds(now - passed_).count());
-    passed_ = now;
+    const auto time = clock::now();
+    placement_.pass(seconds(time - passed_).count());
+    passed_ = time;
+    // what the CPU has computed may be needed again: one expert at a time is uploaded, while nothing else is
     for (const planned_use & use : plan_->uses) {
-        if (!computes(use)) {
-            continue;
-        }
-        stats_.selections_cpu += use.selections.size();
         const bool is_free     = cache_.has_free_slot(own_term(use).term);
-        if ((is_free || placement_.may_upload()) && cache_.upload(use.id, use.tier, index_.layer(use.id.layer).parts) &&
-            !is_free) {
+        const bool may_upload  = computes(use) && (is_free || placement_.may_upload());
+        stats_.selections_cpu += computes(use) ? use.selections.size() : 0;
+        if (may_upload && cache_.upload(use.id, use.tier, all_parts()) && !is_free) {
             placement_.begin_upload(kinds_.of(use.id, use.tier));
         }
     }

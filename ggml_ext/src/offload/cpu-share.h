@@ -14,7 +14,6 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
-#include <set>
 #include <vector>
 
 namespace hobbit {
@@ -29,10 +28,7 @@ class cpu_share {
     // All must outlive the object. `cache` is the device's, `host` its next-level cache.
     cpu_share(const expert_index & index, expert_cache & cache, expert_cache & host, const expert_shapes & kinds,
               double upload_share, compute_mode mode, stats & stats);
-    ~cpu_share();
-
-    cpu_share(const cpu_share &)             = delete;
-    cpu_share & operator=(const cpu_share &) = delete;
+    ~cpu_share() { cache_.set_replacement_listener(nullptr); }
 
     // Also computes predicted experts a layer early, from the next layer on; see early_rows. The predictor must outlive
     // the object.
@@ -57,11 +53,9 @@ class cpu_share {
     bool has_rows() const { return !pinned_.empty(); }
     bool has_all() const { return has_rows() && pinned_.size() == plan_->uses.size() && plan_->skipped.empty(); }
 
-    // The CPU's rows of the section. REQUIRES: has_rows
+    // The CPU's rows of the section, and whether some of them are not computed yet.
     const std::vector<int32_t> & rows() const { return rows_.all(); }
-
-    // Whether some of these rows are not computed yet.
-    bool is_due() const { return has_rows() && !rows_.is_done(); }
+    bool                         is_due() const { return has_rows() && !rows_.is_done(); }
 
     // Computes the next piece while the device runs launched work. REQUIRES: is_due()
     status compute_next(inner_graph & cpu);
@@ -83,30 +77,26 @@ class cpu_share {
     using clock   = std::chrono::steady_clock;
     using seconds = std::chrono::duration<double>;
 
-    size_t index_of(const planned_use & use) const { return size_t(&use - plan_->uses.data()); }
-
+    size_t      index_of(const planned_use & use) const { return size_t(&use - plan_->uses.data()); }
     expert_term own_term(const planned_use & use) const { return { use.id, index_.terms(use.tier).back() }; }
+    part_set    all_parts() const { return index_.layer(routing_->layer).parts; }
 
     bool is_early(const planned_use & use) const { return early_ && routing_->n_tokens == 1 && early_->has(use); }
 
     bool pin(const planned_use & use);
     void release();
-    void learn_link();
-    void upload();
 
-    const expert_index &  index_;
-    expert_cache &        cache_;
-    expert_cache &        host_;
-    const expert_shapes & kinds_;
-    stats &               stats_;
-    placement             placement_;
-    cpu_rows              rows_; // of the current section
-
-    std::unique_ptr<early_rows> early_; // null: nothing is computed early
-
-    std::set<uint32_t> unshared_; // layers that the CPU cannot share
-    loader::transfers  link_;     // already counted by the placement
-    clock::time_point  passed_;   // already counted by the placement
+    const expert_index &        index_;
+    expert_cache &              cache_;
+    expert_cache &              host_;
+    const expert_shapes &       kinds_;
+    stats &                     stats_;
+    placement                   placement_;
+    cpu_rows                    rows_;   // of the current section
+    std::unique_ptr<early_rows> early_;  // null: nothing is computed early
+    loader::transfers           link_;   // already counted by the placement
+    clock::time_point           passed_; // already counted by the placement
+    bool                        has_warned_ = false;
 
     // the current layer
     const layer_routing *            routing_ = nullptr;

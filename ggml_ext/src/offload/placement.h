@@ -4,6 +4,7 @@
 #include "offload/latency-means.h"
 #include "offload/upload-gain.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -18,53 +19,44 @@ enum class compute_mode {
     twiddler,    // the faster one for this layer
 };
 
-// An expert that a layer needs.
-struct expert_work {
-    uint32_t kind;
-    uint32_t n_rows;
-    bool     is_present; // on the device
-};
-
-using cpu_experts = std::vector<bool>; // [expert] whether the CPU computes it
-
 // Decides who computes the missing experts of a layer, and when experts are uploaded in the background. In automatic
 // mode the CPU computes a missing expert at once, unless it takes longer than uploading it and computing it on the
 // device:
 //   cpu + saved > upload + device, where saved = half of the further hits of an upload * (cpu - device)
-// An expert that is uploaded serves later tokens too. Half of that counts, because the background brings some of these
-// experts in any case. Example: cpu 1.2 ms, device 0.1 ms, upload 2 ms. The CPU computes the expert if an upload serves
-// 1 further use (1.2 + 0.55 < 2.1), and it is uploaded if an upload serves 2 (1.2 + 1.1 > 2.1).
+// In mode twiddler the saved time does not count, and the background uploads into free slots alone.
 //
-// Mode twiddler is Algorithm 1 of the paper of that name, for experts that stay where they were put at the start: the
-// saved time does not count, and the background uploads into free slots alone.
-//
-// Times are running means of what was measured, 0 before the first sample. A mean of the CPU that grew old is measured
-// again with one expert. The device's time is measured now and then, because the CPU waits for it then.
-//
-// Background uploads take at most `upload_share` of the time, so that tokens do not wait for them.
+// Times are running means of what was measured, 0 before the first sample. The device's time is measured now and then,
+// because the CPU waits for it then.
 //
 // Thread-safety: none. Pure: no clock.
 class placement {
   public:
-    // kind_bytes: [kind] of an upload
+    // kind_bytes: [kind] of an upload. Background uploads take at most upload_share of the time.
     placement(const std::vector<size_t> & kind_bytes, double upload_share, compute_mode mode);
 
     // Places the experts of a layer that computes so many tokens. Experts present on the device stay there, and in
-    // cooperative mode all experts of a prompt.
+    // cooperative mode all experts of a prompt. Of the experts that the CPU would take longer for, it gets one in 1024,
+    // to measure it again.
     cpu_experts place(const std::vector<expert_work> & work, int64_t n_tokens);
 
     // Whether the layer that was placed last should be measured; see device_took.
     bool measures_device() const { return measures_device_; }
 
     // Samples: the time of the CPU's experts, of the device's without uploads, and of an upload of so many bytes.
-    void cpu_took(const std::vector<expert_work> & work, const cpu_experts & on_cpu, double seconds);
-    void device_took(const std::vector<expert_work> & work, const cpu_experts & on_cpu, double seconds);
+    void cpu_took(const std::vector<expert_work> & work, const cpu_experts & on_cpu, double seconds) {
+        cpu_.took(work, on_cpu, true, seconds);
+    }
+
+    void device_took(const std::vector<expert_work> & work, const cpu_experts & on_cpu, double seconds) {
+        device_.took(work, on_cpu, false, seconds);
+    }
+
     void link_took(double bytes, double seconds);
 
     upload_gain & gain() { return gain_; }
 
     // So much time has passed. Time that no upload used is not saved up.
-    void pass(double seconds);
+    void pass(double seconds) { credit_ = std::min(0.0, credit_ + upload_share_ * seconds); }
 
     // Whether an upload may begin in the background; it has begun.
     bool may_upload() const { return mode_ != compute_mode::twiddler && credit_ >= 0.0; }
@@ -84,8 +76,6 @@ class placement {
 
   private:
     double upload_seconds(uint32_t kind) const { return seconds_per_byte_ * double(kind_bytes_[kind]); }
-    bool   compares() const { return mode_ == compute_mode::automatic || mode_ == compute_mode::twiddler; }
-    double saved_seconds(const expert_work & w) const;
     bool   is_faster_on_cpu(const expert_work & w) const;
 
     const std::vector<size_t> kind_bytes_;
@@ -96,7 +86,8 @@ class placement {
     double                    seconds_per_byte_ = 0.0; // of the link
     upload_gain               gain_;
     double                    credit_          = 0.0; // seconds of the link; negative: not yet earned
-    uint32_t                  n_placed_        = 0;
+    uint32_t                  n_left_          = 0;   // experts that the CPU would take longer for
+    uint32_t                  n_measurable_    = 0;   // layers
     bool                      measures_device_ = false;
 };
 

@@ -3,6 +3,7 @@
 
 #include "cache/resident-tiers.h"
 
+#include <algorithm>
 #include <map>
 #include <tuple>
 
@@ -16,25 +17,46 @@ namespace hobbit {
 class upload_gain {
   public:
     // A newcomer was uploaded into the victim's slot.
-    void replaced(const expert_term & newcomer, const expert_term & victim);
+    void replaced(const expert_term & newcomer, const expert_term & victim) {
+        const key in  = key_of(newcomer);
+        const key out = key_of(victim);
+        end_pair(in);
+        end_pair(out);
+        pairs_[in]   = { out, 1.0 };
+        pairs_[out]  = { in, -1.0 };
+        sum_        -= sum_ / most_counted;
+        n_uploads_  += 1.0 - n_uploads_ / most_counted;
+    }
 
     // A layer uses the expert. REQUIRES: told before the layer's uploads
-    void used(const expert_term & e);
+    void used(const expert_term & e) {
+        const auto found  = pairs_.find(key_of(e));
+        sum_             += found == pairs_.end() ? 0.0 : found->second.gain;
+    }
 
     // Not negative; 0 with few samples.
-    double further_hits() const;
+    double further_hits() const { return n_uploads_ < few ? 0.0 : std::max(0.0, sum_ / n_uploads_); }
 
   private:
     using key = std::tuple<layer_id, uint32_t, term_id>;
-
-    static key key_of(const expert_term & e) { return { e.id.layer, e.id.expert, e.term }; }
 
     struct half {
         key    other; // of the pair
         double gain;  // of a use: 1 of the newcomer's, -1 of the victim's
     };
 
-    void end_pair(const key & one);
+    static constexpr double most_counted = 256.0; // uploads that the mean goes back
+    static constexpr double few          = 16.0;  // uploads, which prove nothing
+
+    static key key_of(const expert_term & e) { return { e.id.layer, e.id.expert, e.term }; }
+
+    void end_pair(const key & one) {
+        const auto found = pairs_.find(one);
+        if (found != pairs_.end()) {
+            pairs_.erase(found->second.other);
+            pairs_.erase(found);
+        }
+    }
 
     std::map<key, half> pairs_; // [newcomer] and [victim]; an expert is in one pair
     double              sum_       = 0.0;

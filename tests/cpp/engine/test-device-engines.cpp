@@ -255,12 +255,17 @@ TEST_CASE("pools are of all devices together: too small ones are an error that n
     }
 }
 
-TEST_CASE("each device is filled with the most used experts of its own layers") {
-    const files  f;
+// Of four experts for each of the two layers; layer 1's are the more used ones.
+static void calibrate(const files & f) {
     gguf_builder calibration;
     gguf_set_val_u64(calibration.keys(), "hobbit.model_bytes", std::filesystem::file_size(f.plain_path));
-    calibration.set_ints("hobbit.expert_uses", { 0, 5, 2, 1, 8, 7, 6, 9 }); // layer 1's are the more used ones
+    calibration.set_ints("hobbit.expert_uses", { 0, 5, 2, 1, 8, 7, 6, 9 });
     calibration.write(f.dir.path("plain.calibration.gguf"));
+}
+
+TEST_CASE("each device is filled with the most used experts of its own layers") {
+    const files f;
+    calibrate(f);
     const int64_t   slot  = 3 * 64 * 32 * 2;
     const model_ptr model = opened(f.plain_path, { integer("hobbit.pools", 4 * slot), text("hobbit.device", both()) });
     prepare(model);
@@ -278,6 +283,33 @@ TEST_CASE("each device is filled with the most used experts of its own layers") 
     }
     CHECK(counter_of(model, "hits_high") == 4);
     CHECK(counter_of(model, "misses_high") == 0);
+}
+
+// Asked before each expert that the first computation waits for; the next one waits for the others.
+TEST_CASE("an abort ends the wait for the filling, and nothing is lost") {
+    const files f;
+    calibrate(f);
+    const int64_t   slot  = 3 * 64 * 32 * 2;
+    const model_ptr model = opened(f.plain_path, { integer("hobbit.pools", 4 * slot), text("hobbit.device", both()) });
+    prepare(model);
+    const layer_input          input   = random_input(moe_model(), 1, 53);
+    ggml_backend_buffer_type_t experts = hobbit_buffer_type(model.get(), 0);
+    ggml_backend_dev_t         device  = ggml_backend_buft_get_device(experts);
+    const compute_backend      backend(device);
+    layer_graph                graph(moe_model(), input, false, 1, hobbit_device_buffer_type(model.get(), 0));
+    graph.set_in_buffer(experts, 0);
+    const auto set_abort =
+        (ggml_backend_set_abort_callback_t) ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(device),
+                                                                              "ggml_backend_set_abort_callback");
+    int n_asked = 0;
+    set_abort(backend.backend, [](void * n) { return ++*static_cast<int *>(n) == 2; }, &n_asked);
+    CHECK(ggml_backend_graph_compute(backend.backend, graph.graph) == GGML_STATUS_ABORTED);
+    CHECK(n_asked == 2);
+    CHECK(counter_of(model, "layers_computed") == 0);
+    CHECK(compute(model, input, 0) == stock(f, input, 0)); // by a backend that nobody aborts
+    for (size_t i = 0; i < 2; i++) {
+        CHECK(device_of(model, i).bytes_transferred >= uint64_t(2 * slot));
+    }
 }
 
 TEST_CASE("thresholds reach all devices") {

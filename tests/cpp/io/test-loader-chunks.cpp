@@ -47,7 +47,8 @@ TEST_CASE("an error in one chunk is an error of its part, given up when its othe
     reader.wait_begun(2);
     reader.open_gate();
     CHECK(l.wait(state, part_id::up).message() == "the disk is gone");
-    l.settle(state);
+    while (!l.settle(state)) {
+    }
     CHECK(l.requested(state) == part_set());
     CHECK_FALSE(l.arrived(state, part_id::up));
 }
@@ -65,7 +66,8 @@ TEST_CASE("between the chunks of a prefetch a demand comes first; a prefetch beg
     l.cancel(states[0]);
     CHECK(l.requested(states[0]) == part_id::up);
     reader.open_gate();
-    l.settle(states[0]);
+    while (!l.settle(states[0])) {
+    }
     CHECK(l.arrived(states[0], part_id::up));
     CHECK(l.wait(states[1], part_id::up).ok());
     CHECK(reader.begun() == std::vector<uint64_t>{ 0, 2 * CHUNK * BLOCK, CHUNK * BLOCK });
@@ -101,7 +103,8 @@ TEST_CASE("a prefetch of several chunks becomes a demand as a whole") {
     l.submit(states[1], part_id::up, block_at(3 * CHUNK, CHUNK), { memory[3 * CHUNK] }, load_urgency::prefetch);
     l.submit(states[0], part_id::up, block_at(0, 3 * CHUNK), { memory[0] }, load_urgency::prefetch);
     reader.let(1);
-    l.settle(states[1]);
+    while (!l.settle(states[1])) {
+    }
     reader.wait_begun(2); // the first chunk of the other
     l.submit(states[0], part_id::up, block_at(0, 3 * CHUNK), { memory[0] }, load_urgency::demand);
     reader.wait_begun(3); // and now the next one beside it

@@ -164,7 +164,8 @@ TEST_CASE("cancel drops the prefetches not begun, which may be asked for again")
     CHECK_FALSE(l.settled(states[0]));
     CHECK_FALSE(l.settled(states[1]));
     reader.let(1);
-    l.settle(states[0]);
+    while (!l.settle(states[0])) {
+    }
     CHECK(l.arrived(states[0], part_id::gate));
 
     submit(0, part_id::down, 2, load_urgency::demand);
@@ -206,14 +207,18 @@ TEST_CASE("a state that was cancelled wholly is settled at once") {
     loader      l(reader, counters, 1);
     l.submit(states[0], part_id::up, block_at(0), { memory[0] }, load_urgency::demand);
     l.submit(states[1], part_id::up, block_at(1), { memory[1] }, load_urgency::prefetch);
-    std::thread waiter([&] { l.settle(states[1]); });
+    std::thread waiter([&] {
+        while (!l.settle(states[1])) {
+        }
+    });
     l.cancel(states[1]);
     waiter.join(); // while the gate is closed
     CHECK(l.requested(states[1]) == part_set());
     CHECK(l.settled(states[1]));
     l.reset(states[1]);
     reader.open_gate();
-    l.settle(states[0]);
+    while (!l.settle(states[0])) {
+    }
     CHECK(reader.begun() == std::vector<uint64_t>{ 0 });
 }
 
@@ -227,7 +232,8 @@ TEST_CASE("a prefetch counts as a demand from the moment it is demanded") {
     // read ahead: no demand at all
     l.submit(states[0], part_id::up, block_at(0), { memory[0] }, load_urgency::prefetch);
     reader.let(1);
-    l.settle(states[0]);
+    while (!l.settle(states[0])) {
+    }
     CHECK(counters.bytes_prefetched == BLOCK);
     CHECK(counters.disk_demand_ns == 0);
 
@@ -289,7 +295,8 @@ TEST_CASE("after an error nothing is on the way, and states can be given up") {
     CHECK(l.wait(states[2], part_id::up).message() == "the disk is gone");
     l.submit(states[3], part_id::up, block_at(3), { memory[3] }, load_urgency::prefetch);
     for (load_state & state : states) {
-        l.settle(state);
+        while (!l.settle(state)) {
+        }
         CHECK(l.settled(state));
         l.cancel(state);
         l.reset(state);

@@ -5,55 +5,74 @@
 
 using namespace hobbit;
 
-TEST_CASE("a mean goes back 16 samples") {
+// Of experts that one place computes.
+static void took(latency_means & means, const std::vector<expert_work> & work, double seconds) {
+    means.took(work, cpu_experts(work.size(), true), true, seconds);
+}
+
+static expert_work job(uint32_t kind, uint32_t n_rows = 1) {
+    return { kind, n_rows, false };
+}
+
+TEST_CASE("a mean goes back 64 samples") {
     latency_means means(2);
-    CHECK(means.seconds({ 0, 1 }) == 0.0);
-    means.took({ { 0, 1 } }, 1.0);
-    CHECK(means.seconds({ 0, 1 }) == 1.0);
-    means.took({ { 0, 1 } }, 3.0);
-    CHECK(means.seconds({ 0, 1 }) == 2.0);
-    for (int i = 0; i < 100; i++) {
-        means.took({ { 0, 1 } }, 2.0);
+    CHECK(means.seconds(job(0)) == 0.0);
+    took(means, { job(0) }, 1.0);
+    CHECK(means.seconds(job(0)) == 1.0);
+    took(means, { job(0) }, 3.0);
+    CHECK(means.seconds(job(0)) == 2.0);
+    for (int i = 0; i < 1000; i++) {
+        took(means, { job(0) }, 2.0);
     }
-    means.took({ { 0, 1 } }, 18.0);
-    CHECK(means.seconds({ 0, 1 }) == doctest::Approx(3.0));
-    CHECK(means.seconds({ 1, 1 }) == 0.0);
+    took(means, { job(0) }, 66.0);
+    CHECK(means.seconds(job(0)) == doctest::Approx(3.0));
+    CHECK(means.seconds(job(1)) == 0.0);
 }
 
 TEST_CASE("numbers of rows have means of their own, by powers of two") {
     latency_means means(1);
-    means.took({ { 0, 2 } }, 1.0);
-    CHECK(means.seconds({ 0, 3 }) == 1.0);
-    CHECK(means.seconds({ 0, 1 }) == 1.0); // of the next larger
-    CHECK(means.seconds({ 0, 4 }) == 2.0); // in proportion to the next smaller
-    CHECK(means.seconds({ 0, 31 }) == 8.0);
-    means.took({ { 0, 16 } }, 3.0);
-    CHECK(means.seconds({ 0, 31 }) == 3.0);
-    CHECK(means.seconds({ 0, 15 }) == 4.0);
-    CHECK(means.seconds({ 0, UINT32_MAX }) > 3.0);
+    took(means, { job(0, 2) }, 1.0);
+    CHECK(means.seconds(job(0, 3)) == 1.0);
+    CHECK(means.seconds(job(0, 1)) == 0.0); // no smaller one is known
+    CHECK(means.seconds(job(0, 4)) == 2.0); // in proportion to the next smaller
+    CHECK(means.seconds(job(0, 31)) == 8.0);
+    took(means, { job(0, 16) }, 3.0);
+    CHECK(means.seconds(job(0, 31)) == 3.0);
+    CHECK(means.seconds(job(0, 15)) == 4.0);
+    CHECK(means.seconds(job(0, 1u << 15)) == means.seconds(job(0, UINT32_MAX))); // the last one
 }
 
 TEST_CASE("a sample of several experts is shared by what was expected") {
     latency_means means(3);
-    means.took({ { 0, 1 } }, 1.0);
-    means.took({ { 1, 1 } }, 3.0);
-    means.took({ { 0, 1 }, { 0, 1 }, { 1, 1 } }, 10.0); // twice as long as expected
-    CHECK(means.seconds({ 0, 1 }) == doctest::Approx(1.5));
-    CHECK(means.seconds({ 1, 1 }) == doctest::Approx(4.5));
-    means.took({ { 0, 1 }, { 1, 1 }, { 2, 1 } }, 9.0); // the third counts as the mean of the others
-    CHECK(means.seconds({ 2, 1 }) == doctest::Approx(3.0));
-    means.took({ { 2, 1 }, { 2, 1 } }, 6.0);
-    CHECK(means.seconds({ 2, 1 }) == doctest::Approx(3.0));
+    took(means, { job(0) }, 1.0);
+    took(means, { job(1) }, 3.0);
+    took(means, { job(0), job(1) }, 8.0); // twice as long as expected: 2 and 6
+    CHECK(means.seconds(job(0)) == doctest::Approx(1.5));
+    CHECK(means.seconds(job(1)) == doctest::Approx(4.5));
+    took(means, { job(1), job(2) }, 9.0); // alike, since the latter is new
+    CHECK(means.seconds(job(1)) == doctest::Approx(4.5));
+    CHECK(means.seconds(job(2)) == doctest::Approx(4.5));
 }
 
-TEST_CASE("a mean that grew old is replaced") {
+TEST_CASE("a sample is of the experts that the place computed") {
+    latency_means means(2);
+    means.took({ job(0), job(1), job(0) }, { true, false, true }, true, 4.0);
+    CHECK(means.seconds(job(0)) == 2.0);
+    CHECK(means.seconds(job(1)) == 0.0);
+    means.took({ job(0), job(1), job(0) }, { true, false, true }, false, 4.0);
+    CHECK(means.seconds(job(0)) == 2.0);
+    CHECK(means.seconds(job(1)) == 4.0);
+    means.took({ job(0) }, { true }, false, 9.0); // of nothing
+    CHECK(means.seconds(job(0)) == 2.0);
+}
+
+TEST_CASE("a mean that is forgotten is replaced by the next sample") {
     latency_means means(1);
-    means.took({ { 0, 1 } }, 100.0);
-    for (uint32_t i = 1; i < latency_means::max_age; i++) {
-        CHECK_FALSE(means.pass_over({ 0, 1 }));
-    }
-    CHECK(means.pass_over({ 0, 1 }));
-    means.took({ { 0, 1 } }, 1.0);
-    CHECK(means.seconds({ 0, 1 }) == 1.0);
-    CHECK_FALSE(means.pass_over({ 0, 1 }));
+    took(means, { job(0) }, 100.0);
+    took(means, { job(0, 2) }, 7.0);
+    means.forget(job(0));
+    CHECK(means.seconds(job(0)) == 0.0);
+    CHECK(means.seconds(job(0, 2)) == 7.0);
+    took(means, { job(0) }, 1.0);
+    CHECK(means.seconds(job(0)) == 1.0);
 }
