@@ -9,11 +9,8 @@ The prompt's tokens are drawn at random, so that any model will do. A step compu
 
 import argparse
 import json
-import os
 import signal
-import sys
 import tempfile
-import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -21,81 +18,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pyhobbit.bench import routing, runner, system, worker
+from pyhobbit.bench import routing, runner, system
 from pyhobbit.bench.arms import BY_NAME
-from pyhobbit.bench.job import Job
-from pyhobbit.engine.beams import Fork, assign, search
 from pyhobbit.errors import HobbitError
 
 _STOCK = BY_NAME["stock-mmap-128k"]
 _PLAIN = replace(BY_NAME["ours"], name="ours, plain layouts", repack=False)  # whose bits are stock's
 _ARMS = {arm.name: arm for arm in (_STOCK, _PLAIN, BY_NAME["ours"])}
-_PROGRAM = (str(Path(__file__).resolve()), "--child")
+_PROGRAM = (str(Path(__file__).resolve().with_name("beam_worker.py")),)
 _COLUMNS = ("memory", "beams", "arm", "runs", "step/s", "token/s", "least - most", "MB/step")
 _COLUMNS += ("first token", "texts of stock")
-
-#
-# one process
-#
-
-
-class Beams(worker.Session):
-    """The sequences of one search."""
-
-    def search(self, n_beams: int, n_tokens: int) -> dict[str, Any]:
-        """What it found, seconds for each of its steps and bytes read from disk; after append(prompt)."""
-        times, places, position = [time.perf_counter()], [0], self._n_past
-        read_before = worker.bytes_from_disk()
-
-        def extend(fork: Fork) -> np.ndarray:
-            nonlocal places
-            places, copies = assign([parent for parent, _ in fork], places, n_beams)
-            for source, target in copies:
-                self._copy(source, target)
-            logits = self._step([token for _, token in fork], position + len(times) - 1, places)
-            times.append(time.perf_counter())
-            return logits
-
-        found = search(self.logits().copy(), extend, lambda _: False, n_beams, n_tokens)
-        return {
-            "step_s": (times[-1] - times[0]) / (len(times) - 1),
-            "step_bytes": (worker.bytes_from_disk() - read_before) / (len(times) - 1),
-            "texts": [each.tokens for each in found],
-        }
-
-    def _copy(self, source: int, target: int) -> None:
-        memory = self.llama.llama_get_memory(self.context)
-        self.llama.llama_memory_seq_rm(memory, target, -1, -1)
-        self.llama.llama_memory_seq_cp(memory, source, target, -1, -1)
-
-    def _step(self, tokens: list[int], position: int, sequences: list[int]) -> np.ndarray:
-        batch = self.llama.llama_batch_init(len(tokens), 0, 1)
-        batch.n_tokens = len(tokens)
-        for i, (token, sequence) in enumerate(zip(tokens, sequences, strict=True)):
-            batch.token[i], batch.pos[i], batch.logits[i] = token, position, True
-            batch.n_seq_id[i], batch.seq_id[i][0] = 1, sequence
-        status = self.llama.llama_decode(self.context, batch)
-        self.llama.llama_batch_free(batch)
-        if status:
-            raise worker.RunError(f"llama_decode failed with status {status}")
-        return self.logits(len(tokens))
-
-
-def child(job: Job) -> dict[str, Any]:
-    """Loads the model, reads a prompt and searches."""
-    os.chdir(Path(job.model).parent)
-    libraries = worker.Libraries(job.lib_dir)
-    n_ctx = max(256, job.prompts[0] + job.n_beams * job.n_tokens)
-    session = Beams(libraries, job, n_ctx, worker.chosen_batch(job, n_ctx))
-    first_s = session.append(job.prompts[0])
-    result = {"first_s": first_s, **session.search(job.n_beams, job.n_tokens)}
-    session.close()
-    return result
-
-
-#
-# all processes
-#
 
 
 class Case(NamedTuple):
@@ -230,7 +162,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["--child"]:
-        json.dump(child(Job(**json.load(sys.stdin))), sys.stdout)
-    else:
-        main()
+    main()

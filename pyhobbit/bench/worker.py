@@ -51,6 +51,8 @@ class Libraries:
             self.folder = LIB_DIR
             self.has_moe_cache = False
             return
+        if "llama_cpp" in sys.modules:
+            raise RunError(f"another llama.cpp than that of {lib_dir} is loaded: the arm would measure it")
         os.environ["LLAMA_CPP_LIB_PATH"] = lib_dir
         import llama_cpp.llama_cpp
 
