@@ -25,7 +25,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -155,14 +155,16 @@ def asking(url: str, examples: list[tuple[str, str]], n_tokens: int) -> Callable
 
 
 @contextlib.contextmanager
-def serving(model: Path, settings: Mapping[str, Setting], n_ctx: int) -> Iterator[str]:
-    """The address of `pyhobbit serve` with these settings."""
+def serving(
+    model: Path, settings: Mapping[str, Setting], n_ctx: int, options: Sequence[object] = ()
+) -> Iterator[str]:
+    """The address of `pyhobbit serve` with these settings and options."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-P", "-m", "pyhobbit", "serve", model, "--override-kv", overrides(settings)]
-    command += ["--port", port, "--ctx-size", n_ctx, "--parallel", 1]
+    command += ["--port", port, "--ctx-size", n_ctx, "--parallel", 1, *options]
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(list(map(str, command)), stdout=log, stderr=log)
         try:

@@ -3,13 +3,10 @@
 
     python bench/policies.py
     python bench/policies.py --start 32    # the first tokens after a start, with and without what is known
-    python bench/policies.py --turn 16     # the first tokens after a pause, without and with a refill
 
 Loads per token, all in high precision, and their difference from LRU. Every chunk is a sequence of its own.
 With --start the second half of the chunks counts, each from its own start. The first half is what earlier
-runs used: it fills the pools and is the policies' prior. The difference is that from empty pools. With --turn
-each chunk pauses in its middle. A refill fills the pools with what its first half used most, which is the
-policies' prior then; without it they are as the first half left them.
+runs used: it fills the pools and is the policies' prior. The difference is that from empty pools.
 """
 
 from __future__ import annotations
@@ -60,27 +57,6 @@ def print_starts(seen: Observations, base: Simulation, capacities: list[float], 
         print(f"| {policy} | {' | '.join(cells)} |", flush=True)
 
 
-def print_turns(seen: Observations, base: Simulation, capacities: list[float], n_tokens: int) -> None:
-    """A row per policy: loads per token after the middle of each chunk, as it is and from refilled pools."""
-    chunks = [np.flatnonzero(seen.sequences == chunk) for chunk in np.unique(seen.sequences)]
-    turns = [(int(tokens[0]), int(tokens[len(tokens) // 2])) for tokens in chunks]
-    for policy in policy_names(has_prior=False):
-        cells = []
-        for capacity in capacities:
-            slots = pool_slots(base.n_layers * base.n_experts, capacity, 0.0, 1.0)[0]
-            case = replace(base, policy=policy, slots_high=slots)
-            left = refilled = 0.0
-            for first, middle in turns:
-                both = simulate(routes(seen, slice(first, middle + n_tokens)), case).penalty
-                left += both - simulate(routes(seen, slice(first, middle)), case).penalty
-                used = prior(seen, slice(first, middle), base.n_experts)
-                after = routes(seen, slice(middle, middle + n_tokens))
-                refilled += simulate(after, replace(case, prior=used)).penalty
-            n_counted = n_tokens * len(turns)
-            cells.append(f"{left / n_counted:.2f} -> {refilled / n_counted:.2f} ({refilled / left - 1:+.0%})")
-        print(f"| {policy} | {' | '.join(cells)} |", flush=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -88,7 +64,6 @@ def main() -> None:
     parser.add_argument("--capacity", type=float, nargs="+", default=[0.34, 0.5, 0.75])
     parser.add_argument("--chunks", type=int, default=8, help="of 512 tokens (default: %(default)s)")
     parser.add_argument("--start", type=int, metavar="N", help="the first N tokens after a start")
-    parser.add_argument("--turn", type=int, metavar="N", help="the first N tokens after a pause")
     args = parser.parse_args()
     engine = EngineConfig(n_ctx=EvaluationConfig.default_n_ctx, n_threads=1)
     with Evaluator(convert("f16", "q4_0"), EvaluationConfig(engine)) as evaluator:
@@ -102,9 +77,6 @@ def main() -> None:
     base = Simulation(info.n_layers, info.n_experts, info.n_experts_used, slots_high=0, floors=True)
     if args.start is not None:
         print_starts(seen, base, args.capacity, args.start)
-        return
-    if args.turn is not None:
-        print_turns(seen, base, args.capacity, args.turn)
         return
     lru: list[float] = []
     names = [*policy_names(has_prior=False), BELADY]

@@ -51,6 +51,8 @@ class Libraries:
             self.folder = LIB_DIR
             self.has_moe_cache = False
             return
+        if "llama_cpp" in sys.modules:
+            raise RunError(f"another llama.cpp than that of {lib_dir} is loaded: the arm would measure it")
         os.environ["LLAMA_CPP_LIB_PATH"] = lib_dir
         import llama_cpp.llama_cpp
 
@@ -136,8 +138,10 @@ class Session:
             self.foretell(first, len(tokens))
         array = (self.llama.llama_token * len(tokens))(*tokens)
         status = self.llama.llama_decode(self.context, self.llama.llama_batch_get_one(array, len(tokens)))
-        if status or self.replay.error:
-            raise RunError(self.replay.error or f"llama_decode failed with status {status}")
+        if self.replay.error:
+            raise RunError(self.replay.error)
+        if status:
+            raise self._failure(f"llama_decode failed with status {status}")
         self._n_past += len(tokens)
 
     def logits(self, n: int = 1) -> np.ndarray:
