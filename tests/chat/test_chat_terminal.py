@@ -25,7 +25,7 @@ from prompt_toolkit.output import DummyOutput
 from pyhobbit.chat import screen
 from pyhobbit.chat.terminal import Terminal
 
-READY = "Send a message"
+READY = "(/help shows the commands)"
 ALT_ENTER = "\x1b\r"
 CTRL_C = "\x03"
 CTRL_D = "\x04"
@@ -379,7 +379,7 @@ def test_a_long_prompt_and_a_full_context_are_told(session: Callable[..., _Sessi
 def test_ctrl_d_leaves(session: Callable[..., _Session], tiny_gguf: Path) -> None:
     chat = session(tiny_gguf, "--pools", "8M")
     chat.expect("no chat template: it continues the text that you type")
-    chat.expect(READY)
+    assert "Type a text to continue" in chat.expect(READY)
     chat.type(CTRL_D)
     chat.expect("generated tokens")
     assert chat.process.wait(timeout=60) == 0
