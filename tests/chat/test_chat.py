@@ -202,7 +202,7 @@ def test_ctrl_c_keeps_the_text_and_exits_with_130(tiny_gguf: Path, tmp_path: Pat
     assert process.returncode == 130, errors
     assert (first + rest).endswith("\n")
     assert "Traceback" not in errors
-    assert "generated tokens" in errors
+    assert "generated token" in errors
 
 
 @pytest.mark.parametrize(
