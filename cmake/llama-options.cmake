@@ -87,6 +87,9 @@ function(hobbit_add_our_files)
     target_link_libraries(llama PRIVATE ggml-hobbit)
 
     target_sources(llama-common PRIVATE ${ours}/common/hobbit-chat.cpp)
+    target_sources(mtmd PRIVATE ${ours}/mtmd/hobbit-projector.cpp)
+    set_source_files_properties(${ours}/mtmd/hobbit-projector.cpp TARGET_DIRECTORY mtmd
+        PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 
     target_sources(server-context PRIVATE ${ours}/server/server-hobbit.cpp)
     target_include_directories(server-context PUBLIC ${ours}/server)

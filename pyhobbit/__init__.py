@@ -61,6 +61,10 @@ def _share_libraries() -> None:
 _share_libraries()
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "__version__"})
+
+
 def __getattr__(name: str) -> object:
     # The engine brings the native libraries, which the converter does without, and the command line
     # answers to Ctrl-C only once it has started.

@@ -11,6 +11,7 @@ from pyhobbit.chat.conversation import Conversation
 from pyhobbit.chat.progress import Progress
 from pyhobbit.chat.screen import dim, note
 from pyhobbit.engine.engine import Engine, Finish, Piece
+from pyhobbit.settings.config import counted_tokens
 
 # A model must not move the terminal's cursor or send it commands.
 _CONTROLS = {code: None for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
@@ -109,7 +110,7 @@ class _Thoughts:
             sys.stderr.flush()
         self._progress.remove()
         if not self._is_shown and not self._quiet:
-            note(f"thought for {time.monotonic() - self._start_s:.0f} s ({n_tokens} tokens)")
+            note(f"thought for {time.monotonic() - self._start_s:.0f} s ({counted_tokens(n_tokens)})")
 
     def _begin(self) -> None:
         self._is_open, self._start_s = True, time.monotonic()

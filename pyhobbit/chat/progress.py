@@ -6,6 +6,7 @@ import time
 from types import TracebackType
 
 from pyhobbit.chat.screen import dimmed, has_style, terminal_width
+from pyhobbit.settings.config import counted_tokens
 
 _PATIENCE_S = 1.0  # before which nobody asks
 _MINUTE_S, _HOUR_S = 60, 3600
@@ -38,7 +39,7 @@ class Progress:
 
     def thinking(self, n_tokens: int) -> None:
         """n_tokens: that the model has thought."""
-        self.show(f"thinking: {n_tokens} tokens")
+        self.show(f"thinking: {counted_tokens(n_tokens)}")
 
     def show(self, text: str) -> None:
         """Replaces the line."""

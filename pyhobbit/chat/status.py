@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pyhobbit.engine.engine import Finish
 from pyhobbit.engine.stats import ModelInfo, Stats
-from pyhobbit.settings.config import format_size
+from pyhobbit.settings.config import counted_tokens, format_size
 
 _ENDS: dict[Finish | None, str] = {
     "length": " (max_tokens)",
@@ -19,8 +19,7 @@ def answer_figures(stats: Stats, finish: Finish | None, n_context: int) -> list[
 
     n_context: tokens in the context.
     """
-    n = stats.generated_tokens
-    parts = [f"{n} token{'' if n == 1 else 's'}{_ENDS.get(finish, '')}"]
+    parts = [counted_tokens(stats.generated_tokens) + _ENDS.get(finish, "")]
     if (rate := stats.decode_tokens_per_second) is not None:
         parts.append(f"{rate:.1f} token/s")
     if (first_s := stats.time_to_first_token_s) is not None:
@@ -37,12 +36,11 @@ def answer_figures(stats: Stats, finish: Finish | None, n_context: int) -> list[
 
 def model_figures(info: ModelInfo, chose_context: bool) -> list[str]:
     """What was opened.  chose_context: nobody said how large it is."""
-    context = f"context {info.n_ctx} tokens{' (by memory)' if chose_context else ''}"
-    parts = [Path(info.model).name, info.description, context]
+    parts = [Path(info.model).name, info.description, f"context {info.context_text(chose_context)}"]
     if info.cached:
-        pools = [f"{info.high_pool_name} {info.pool_text(high=True)}"]
+        pools = [info.pool_text(high=True)]
         if info.pool_bytes_low:
-            pools.append(f"low {info.pool_text(high=False)}")
+            pools = [f"{info.high_pool_name} {pools[0]}", f"low {info.pool_text(high=False)}"]
         parts += [
             f"experts in memory: {', '.join(pools)}",
             f"price {info.price:g}" if info.price > 0 else f"t1 {info.t1:g}, t2 {info.t2:g}",

@@ -22,22 +22,28 @@ from pyhobbit.settings.config import ChatConfig
 
 _LOCAL_FLAGS = 3  # of what tcgetattr returns
 _BLOCK = '"""'
-_PLACEHOLDER = [("fg:ansibrightblack", "Send a message (/help shows the commands)")]
+_HINT = "Send a message"
 
 Candidates = Callable[[str], Sequence[str] | None]
 """What a command's last word may be, by the command; None: a path."""
 
 
 class Terminal:
-    """The prompt. Takes the input and output of prompt_toolkit's current session."""
+    """The prompt. Takes the input and output of prompt_toolkit's current session.
 
-    def __init__(self, history: Path, commands: Sequence[str], candidates: Candidates) -> None:
+    hint: what to type, shown until something is.
+    """
+
+    def __init__(
+        self, history: Path, commands: Sequence[str], candidates: Candidates, hint: str = _HINT
+    ) -> None:
         self._warned = False
+        placeholder = [("fg:ansibrightblack", f"{hint} (/help shows the commands)")]
         self._session: PromptSession[str] = PromptSession(
             "> ",
             multiline=True,
             prompt_continuation="  ",
-            placeholder=lambda: "" if get_app().is_done else _PLACEHOLDER,
+            placeholder=lambda: "" if get_app().is_done else placeholder,
             history=_History(history),
             completer=_CommandCompleter(commands, candidates),
             complete_while_typing=False,

@@ -16,6 +16,7 @@ from pyhobbit.cli.options import (
     add_answer_arguments,
     add_engine_arguments,
     add_model_options,
+    add_projector_argument,
     add_rpc_devices,
     add_sampling_arguments,
     engine_config,
@@ -47,7 +48,7 @@ def _add_prompt(parser: argparse.ArgumentParser) -> None:
     add("-p", dest="prompt", metavar="TEXT", help="answer TEXT and exit (default: read standard input)")
     add("--file", type=Path, metavar="FILE", help="answer the text of FILE, after -p's, and exit; -: stdin")
     add_answer_arguments(parser)
-    add("--mmproj", type=Path, metavar="FILE", help="the model's projector, for images; counts in --memory")
+    add_projector_argument(parser)
     add("--image", type=Path, action="append", metavar="FILE", help="goes with the first message; repeatable")
     add("-q", "--quiet", action="store_true", help="show the answers, no figures and no thinking")
     beams = "search N texts at a time and print the likeliest; for -p or --file, in place of sampling"
@@ -78,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _config(args: argparse.Namespace) -> ChatConfig:
-    engine = replace(engine_config(args, args.ctx), n_drafts=args.drafts, projector=args.mmproj)
+    engine = replace(engine_config(args, args.ctx), n_drafts=args.drafts)
     if args.image and args.mmproj is None:
         raise ConfigError("--image needs the projector that comes with the model; give it with --mmproj FILE")
     if args.drafts and args.trace is not None:

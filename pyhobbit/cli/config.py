@@ -13,6 +13,7 @@ from pyhobbit.cli.options import (
     add_answer_arguments,
     add_engine_arguments,
     add_model_options,
+    add_projector_argument,
     add_rpc_devices,
     add_sampling_arguments,
     engine_config,
@@ -58,6 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     add_answer_arguments(parser)
     add_sampling_arguments(parser)
+    add_projector_argument(parser)
     add_engine_arguments(parser)
 
 
@@ -233,7 +235,7 @@ def _engine_rows(engine: EngineConfig, plan: "MemoryPlan | None") -> Iterator[Ro
     if engine.n_ctx is not None:
         yield Row("engine", "ctx", engine.n_ctx, "flag")
     elif plan is not None:
-        note = f"{least} to {most}, by memory; the model was trained for {plan.n_ctx_train}"
+        note = f"{least} to {most}, by memory; the model was trained for {plan.info.n_ctx_train}"
         yield Row("engine", "ctx", plan.info.n_ctx, "computed", note)
     else:
         yield Row("engine", "ctx", None, "computed", f"{least} to {most}, by memory")
@@ -248,6 +250,9 @@ def _engine_rows(engine: EngineConfig, plan: "MemoryPlan | None") -> Iterator[Ro
     else:
         value = None if plan is None else plan.info.n_threads
         yield Row("engine", "threads", value, "computed", "one per processor core")
+    if engine.projector is not None:
+        note = "" if plan is None else f"{format_size(plan.projector)} of the memory"
+        yield Row("engine", "mmproj", str(engine.projector), "flag", note)
 
 
 def _sampling_rows(sampling: SamplingConfig, given: Collection[str]) -> Iterator[Row]:

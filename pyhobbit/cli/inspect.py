@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tqdm import tqdm
 
-from pyhobbit.cli.options import add_engine_arguments, add_model_options, add_rpc_devices, engine_config
+from pyhobbit.cli.options import (
+    add_engine_arguments,
+    add_model_options,
+    add_projector_argument,
+    add_rpc_devices,
+    engine_config,
+)
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.model_path import add_model_arguments, model_path
 from pyhobbit.model.names import check_model_file
@@ -51,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--trace", type=Path, metavar="FILE", help="estimate the speed for this trace of chat --trace")
     add("--no-speed", action="store_true", help="skip the speed estimate, which loads the model")
     add("--json", action="store_true", help="print everything as one JSON document")
+    add_projector_argument(parser)
     paper = {"t1": InspectConfig.paper_t1, "t2": InspectConfig.paper_t2}
     thresholds = {name: f"the model's, or {value}" for name, value in paper.items()}
     add_engine_arguments(parser, [name for name in OPTIONS if name not in ("trace", "remember")], thresholds)
@@ -105,8 +112,8 @@ def _inspect(path: Path, text: str | None, config: InspectConfig, as_json: bool)
     rule = effective_rule(fit.cache, stored_settings(path, fit.cache.sidecar))
     show(_rows_text({**_description(model), "precision": _precision_text(applied, rule)}))
     cache = config.engine.cache
-    asked = (config.n_ctx, cache.memory, cache.pools, cache.device, cache.device_memory, cache.mode)
-    if fit.error and any(value is not None for value in asked):
+    asked = (cache.memory, cache.pools, cache.device, cache.device_memory, cache.mode)
+    if fit.error and any(each is not None for each in (config.n_ctx, config.engine.projector, *asked)):
         raise HobbitError(fit.error)  # what was asked for cannot be
     show(f"\n{_rows_text({**fit.gpu_rows(), **fit.memory_rows()})}", flush=True)
     seen = None
@@ -120,7 +127,6 @@ def _inspect(path: Path, text: str | None, config: InspectConfig, as_json: bool)
 
             paths = plots.write(found, seen, config.plots)
             document["plots"] = [str(path) for path in paths]
-            print(f"{len(paths)} plots in {config.plots}", file=sys.stderr)
     if config.speed and fit.plan is not None:
         document["speed"] = fit.measure(seen)
         show(f"\n{_rows_text(fit.speed_rows())}")
@@ -128,6 +134,8 @@ def _inspect(path: Path, text: str | None, config: InspectConfig, as_json: bool)
             from pyhobbit.inspect import plots
 
             document["plots"] += map(str, plots.write_speed(curve, config.plots))
+    if config.plots is not None:
+        print(f"{len(document['plots'])} plots in {config.plots}", file=sys.stderr)
     document["advice"] = fit.advice()
     for i, sentence in enumerate(document["advice"]):
         show(f"{'' if i else 'advice':<13} - {sentence}")

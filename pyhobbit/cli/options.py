@@ -110,6 +110,12 @@ def add_engine_arguments(
     add_setting_arguments(parser, names, defaults)
 
 
+def add_projector_argument(parser: argparse.ArgumentParser) -> None:
+    """Declares --mmproj, which engine_config() takes."""
+    what = "the model's projector, for images; its memory counts in --memory"
+    parser.add_argument("--mmproj", type=Path, metavar="FILE", help=what)
+
+
 def add_batch_argument(parser: argparse._ActionsContainer) -> None:
     """Declares --batch."""
     least, *_, most = EngineConfig.batches
@@ -128,7 +134,10 @@ def engine_config(args: argparse.Namespace, n_ctx: int | None, without: Collecti
     """What the options say; without: as for cache_config(). Raises ConfigError."""
     cache = cache_config(args, without)
     n_batch = getattr(args, "batch", None)
-    return EngineConfig(cache, n_ctx, n_batch, n_threads=args.threads, verbose=args.verbose)
+    projector = getattr(args, "mmproj", None)
+    return EngineConfig(
+        cache, n_ctx, n_batch, n_threads=args.threads, projector=projector, verbose=args.verbose
+    )
 
 
 def add_answer_arguments(parser: argparse.ArgumentParser) -> None:

@@ -160,7 +160,9 @@ def run(args: argparse.Namespace) -> int:
     _check_address(args.passed_on, flags)
     _check_batch(args.batch, args.passed_on, flags)
     if without_model:
+        total = cache.memory
         cache, passed_on = _of_several(cache, args.passed_on, flags)
+        _print_rows(_several_rows(total, cache.memory, passed_on, flags))
         become(
             [
                 str(SERVER),
@@ -220,10 +222,29 @@ def _report(model: Path, plan: "MemoryPlan | None", cache: CacheConfig, others: 
     from pyhobbit.inspect.advice import serving_rows, unused_low_tier  # loads the libraries
 
     rows = {"model": model.name} if plan is None else serving_rows(plan)
-    for name, text in {**rows, **others}.items():
-        print(f"pyhobbit: {name:10}{text}", file=sys.stderr)
+    _print_rows({**rows, **others})
     if plan is not None and (unused := unused_low_tier(model, plan.info, cache)):
         print(f"pyhobbit: {unused}", file=sys.stderr)
+
+
+def _print_rows(rows: Mapping[str, str]) -> None:
+    for name, text in rows.items():
+        print(f"pyhobbit: {name:10}{text}", file=sys.stderr)
+
+
+def _several_rows(
+    total: int | None, each: int | None, passed_on: Sequence[str], flags: Mapping[str, Flag]
+) -> dict[str, str]:
+    """What will be served of a folder; no rows where there is none.  total, each: bounds on memory."""
+    folder = next(filter(None, (_value(flags[name], passed_on) for name in _MODEL_FOLDERS)), None)
+    if folder is None:
+        return {}
+    most = _value(flags["--models-max"], passed_on)
+    rows = {"models": f"those of {folder}, {'one' if most == '1' else f'at most {most}'} at a time"}
+    if total is not None and each is not None:
+        share = "" if each == total else f", {format_size(each)} for each model"
+        rows["memory"] = f"up to {format_size(total)} by --memory{share}"
+    return {**rows, "address": _address(passed_on, flags)}
 
 
 def _address(passed_on: Sequence[str], flags: Mapping[str, Flag]) -> str:

@@ -89,10 +89,17 @@ _GPU_OPTIONS = {
 }
 
 _LEAST_LIKENESS = 0.7  # of what is suggested
+_MOST_NAMES = 3  # of options that one may have meant
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
+        # argparse names all options that an abbreviation may stand for
+        problem, matches, names = message.partition(" could match ")
+        options = names.split(", ")
+        if len(options) > _MOST_NAMES + 1:
+            shown = ", ".join(options[:_MOST_NAMES])
+            message = f"{problem}{matches}{shown} and {len(options) - _MOST_NAMES} others"
         complain(f"{message}; see: {self.prog} --help")
         sys.exit(2)
 

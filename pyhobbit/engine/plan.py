@@ -5,6 +5,7 @@ llama.cpp simulates the loading (no_alloc), which reads nothing but headers and 
 then divides what is left between its pools. Both say what does not fit before anything is loaded.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ class MemoryPlan:
     available: that this process may take.  process: held before the model is opened.
     weights: of all but what stays on disk; of everything where the model runs without a cache.
     context: KV cache and the like.  compute: buffers of llama.cpp's graphs.  n_batch: prompt tokens per pass.
-    n_ctx_train: tokens that the model was trained for.  chose_context: nobody said how large it is.
+    chose_context: nobody said how large it is.  projector: of what sees images.
     device: that computes the experts, where it has memory of its own, or several; available and the rest are
     then the host's.  devices: what each has.
     """
@@ -44,8 +45,8 @@ class MemoryPlan:
     context: int
     compute: int
     n_batch: int
-    n_ctx_train: int
     chose_context: bool = False
+    projector: int = 0
     device: str | None = None
     devices: tuple[DeviceInfo, ...] = ()
 
@@ -57,7 +58,7 @@ class MemoryPlan:
     @property
     def beside_pools(self) -> int:
         """What opening the model takes, pools left out."""
-        return self.weights + self.context + self.compute
+        return self.weights + self.context + self.compute + self.projector
 
     @property
     def pools(self) -> int:
@@ -120,24 +121,11 @@ def fit(
     is added to it.
     """
     held = resident_memory()
-    if config.projector is not None:
-        config = _beside_projector(path, config, config.projector)
-    plan = lay_out(path, config, context, model, **overrides)
+    config, plan = _beside_projector(path, config, context, model, overrides)
     settings = config.cache.settings()
     if config.cache.memory is not None:
         settings["hobbit.memory"] = config.cache.memory + max(0, resident_memory() - held)
     return Fit(settings, plan.info.n_ctx, plan.n_batch)
-
-
-def _beside_projector(path: Path, config: EngineConfig, projector: Path) -> EngineConfig:
-    """The config with room for its projector. Raises HobbitError."""
-
-    def without() -> int | None:
-        plan = lay_out(path, config)
-        return plan.most if plan.info.cached else None
-
-    taken = projector_bytes(path, projector)
-    return replace(config, cache=leave_free(config.cache, projector, taken, without))
 
 
 def lay_out(
@@ -154,6 +142,41 @@ def lay_out(
     model: None takes llama.cpp's defaults.
     overrides: further settings of llama.cpp, by key.
     """
+    return _beside_projector(path, config, context, model, overrides)[1]
+
+
+def _beside_projector(
+    path: Path,
+    config: EngineConfig,
+    context: SetContext | None,
+    model: SetModel | None,
+    overrides: Mapping[str, Setting],
+) -> tuple[EngineConfig, MemoryPlan]:
+    """The config with room for its projector, and the plan with both. Raises HobbitError."""
+    taken, projector = 0, config.projector
+
+    def without() -> int | None:
+        plan = _lay_out(path, config, context, model, overrides)
+        return plan.most if plan.info.cached else None
+
+    if projector is not None:
+        _check_limit(config.cache.memory)
+        taken = projector_bytes(path, projector)
+        beside = replace(config, cache=leave_free(config.cache, projector, taken, without))
+    else:
+        beside = config
+    plan = _lay_out(path, beside, context, model, overrides)
+    info = replace(plan.info, memory=config.cache.memory)
+    return beside, replace(plan, info=info, projector=taken)
+
+
+def _lay_out(
+    path: Path,
+    config: EngineConfig,
+    context: SetContext | None,
+    model: SetModel | None,
+    overrides: Mapping[str, Setting],
+) -> MemoryPlan:
     _check_limit(config.cache.memory)
     # a trace would be emptied, and what is known of earlier uses would be read into the pools
     settings = {**overrides, **replace(config.cache, trace=None, remember=None).settings()}
@@ -183,7 +206,6 @@ def lay_out(
             context=memory.context,
             compute=memory.compute,
             n_batch=n_batch,
-            n_ctx_train=session.model.n_ctx_train(),
             chose_context=chooses,
         )
         if not plan.info.cached:

@@ -15,24 +15,30 @@ from pyhobbit.engine.llama import Context, Model, log, opening
 from pyhobbit.engine.session import Session, one_sequence
 from pyhobbit.engine.threads import computing_threads
 from pyhobbit.errors import HobbitError
-from pyhobbit.native.ffi import multimodal
-from pyhobbit.native.machine import resident_memory, trimmed_heap
+from pyhobbit.native.ffi import multimodal, projector_sizes
+from pyhobbit.native.machine import trimmed_heap
 from pyhobbit.settings.config import CacheConfig, EngineConfig, format_size
 
 _SIMULATED = EngineConfig(n_ctx=32)
+_LIBRARY_BYTES = 12 << 20  # libmtmd, its threads and a prepared picture, beside any projector
 
 
 def projector_bytes(model: Path, projector: Path) -> int:
-    """What it holds of this process's memory, measured by loading it and giving it an image.
+    """What it will hold of this process's memory, with an image of the usual size; nothing is loaded.
 
     A larger image may take more. Raises HobbitError where the model cannot have it.
     """
+    _check_file(projector)
     with opening, trimmed_heap(), Session(model, {}, one_sequence(_SIMULATED), simulated=True) as session:
-        before = resident_memory()
-        loaded = _load(projector, session.model, 4, has_warm_up=True)
-        taken = resident_memory() - before
-        multimodal().mtmd_free(loaded)
-    return max(taken, projector.stat().st_size)
+        multimodal().mtmd_helper_log_set(log.callback, None)
+        log.start(False)
+        n_bytes, n_embd = projector_sizes(bytes(projector))
+        if not n_bytes:
+            raise _unfit(projector, model, log.reason() or "it holds no projector")
+        if n_embd != session.model.n_embd_inputs():
+            reason = f"it makes {n_embd} numbers of a part of an image, the model takes another number"
+            raise _unfit(projector, model, reason)
+    return n_bytes + _LIBRARY_BYTES
 
 
 def leave_free(
@@ -174,19 +180,25 @@ def open_projector(config: EngineConfig, model: Model) -> Projector | None:
     return Projector(config.projector, model, computing_threads(config.n_threads))
 
 
-def _load(path: Path, model: Model, n_threads: int, has_warm_up: bool = False) -> Any:
-    """The mtmd_context. Raises HobbitError."""
+def _check_file(path: Path) -> None:
     if not path.is_file():
         raise HobbitError(f"there is no file {path}; --mmproj takes the model's projector, a GGUF file")
+
+
+def _unfit(path: Path, model: Path, reason: str | None) -> HobbitError:
+    why = reason or "llama.cpp gave no reason"
+    return HobbitError(f"{path} cannot be loaded: {why}; give the projector that comes with {model.name}")
+
+
+def _load(path: Path, model: Model, n_threads: int) -> Any:
+    """The mtmd_context. Raises HobbitError."""
+    _check_file(path)
     mtmd = multimodal()
     mtmd.mtmd_helper_log_set(log.callback, None)
     params = mtmd.mtmd_context_params_default()
-    params.warmup, params.print_timings, params.n_threads = has_warm_up, False, n_threads
+    params.warmup, params.print_timings, params.n_threads = False, False, n_threads
     params.media_marker = IMAGE_MARKER.encode()
     loaded = mtmd.mtmd_init_from_file(bytes(path), model.pointer, params)
     if not loaded:
-        raise HobbitError(
-            f"{path} cannot be loaded: {log.reason() or 'llama.cpp gave no reason'}; "
-            f"give the projector that comes with {model.path.name}"
-        )
+        raise _unfit(path, model.path, log.reason())
     return loaded

@@ -69,6 +69,7 @@ class Session(Closing):
             model=str(self.model.path),
             description=description(self.model.pointer),
             n_ctx=self.context.n_ctx,
+            n_ctx_train=self.model.n_ctx_train(),
             n_threads=self.context.n_threads,
             cached=bool(self.cache),
             has_experts=int(self.model.metadata(f"{architecture}.expert_count") or 0) > 0,

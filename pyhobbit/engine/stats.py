@@ -11,7 +11,7 @@ from pathlib import Path
 from pyhobbit._tables import COUNTERS, CacheCounters, CacheInfo
 from pyhobbit.errors import HobbitError
 from pyhobbit.native.files import write_text
-from pyhobbit.settings.config import format_size
+from pyhobbit.settings.config import counted_tokens, format_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +30,8 @@ class ModelInfo(CacheInfo):
     """Whether the experts are in a cache."""
     has_experts: bool
     """Whether the model has routed experts at all."""
+    n_ctx_train: int = 0
+    """Tokens of context that the model was trained for; 0 where nobody asked."""
     memory: int | None = None
     """The bound on the process, None where none was given."""
     t1: float = 1.0
@@ -65,15 +67,17 @@ class ModelInfo(CacheInfo):
         return "residual" if self.high_is_residual else "high"
 
     def pool_text(self, high: bool) -> str:
-        """How much of its tier a pool holds, for people. Slots are padded, so a full pool may be larger."""
-        size, tier = self.pool_bytes_low, self.tier_bytes_low
-        n_slots, n_experts = self.pool_slots_low, self.n_all_experts
+        """How many experts a pool has room for, for people."""
+        size, n_slots, n_experts = self.pool_bytes_low, self.pool_slots_low, self.n_all_experts
         if high:
-            size, tier = self.pool_bytes_high, self.tier_bytes_high
-            n_slots, n_experts = self.pool_slots_high, self.n_high_experts
-        if n_slots >= n_experts:
-            return f"all {n_experts} experts ({format_size(size)})"
-        return f"{format_size(size)} of {format_size(tier)}"
+            size, n_slots, n_experts = self.pool_bytes_high, self.pool_slots_high, self.n_high_experts
+        room = f"all {n_experts}" if n_slots >= n_experts else f"{n_slots} of {n_experts}"
+        return f"{room} ({format_size(size)})"
+
+    def context_text(self, was_chosen: bool) -> str:
+        """The size of the context, for people.  was_chosen: nobody said how large it is."""
+        why = "what the model was trained for" if self.n_ctx == self.n_ctx_train else "by memory"
+        return f"{self.n_ctx} tokens{f' ({why})' if was_chosen else ''}"
 
 
 @dataclass(frozen=True)
@@ -182,7 +186,8 @@ class Stats:
 
     def summary(self) -> str:
         """One or two lines for people."""
-        lines = [f"{self.prompt_tokens} prompt + {self.generated_tokens} generated tokens"]
+        generated = counted_tokens(self.generated_tokens, "generated")
+        lines = [f"{self.prompt_tokens} prompt + {generated}"]
         if self.time_to_first_token_s is not None:
             lines[0] += f", first token after {self.time_to_first_token_s:.2f} s"
         if self.decode_tokens_per_second is not None:
@@ -197,12 +202,15 @@ class Stats:
         return "\n".join(lines)
 
     def _cache_summary(self) -> str:
-        pools = [(self.info.high_pool_name, self.info.pool_text(high=True), self.hit_rate_high)]
-        if self.info.pool_bytes_low:
-            pools.append(("low", self.info.pool_text(high=False), self.hit_rate_low))
-        parts = [f"{name} pool {held}, {rate or 0:.0%} hits" for name, held, rate in pools]
+        info = self.info
+        pools = [("", info.pool_text(high=True), self.hit_rate_high)]
+        if info.pool_bytes_low:
+            pools[0] = (f"{info.high_pool_name} ", *pools[0][1:])
+            pools.append(("low ", info.pool_text(high=False), self.hit_rate_low))
+        parts = [f"{name}{held}, {rate or 0:.0%} hits" for name, held, rate in pools]
         read = f"{format_size(self.cache.bytes_read)} read, {self.cache.stall_s:.2f} s waiting for the disk"
-        return "experts: " + "; ".join([*parts, *self._host_summary(), read, *self._prefetch_summary()])
+        where = "experts on the GPU: " if info.on_device else "experts in memory: "
+        return where + "; ".join([*parts, *self._host_summary(), read, *self._prefetch_summary()])
 
     def _host_summary(self) -> list[str]:
         """Of a device's misses."""

@@ -58,7 +58,8 @@ def serving_rows(plan: MemoryPlan) -> dict[str, str]:
     """What is going to be served, in short, by names for people."""
     info = plan.info
     rows = {
-        "model": f"{Path(info.model).name}, {info.description}, context {info.n_ctx} tokens{_chosen(plan)}",
+        "model": f"{Path(info.model).name}, {info.description}, "
+        f"context {info.context_text(plan.chose_context)}",
         "GPU": planned_gpu_text(plan),
     }
     if not info.cached:
@@ -151,13 +152,10 @@ def _pool_rows(plan: MemoryPlan) -> dict[str, str]:
 
 def _context_rows(plan: MemoryPlan) -> dict[str, str]:
     return {
-        "context": f"{format_size(plan.context)} for {plan.info.n_ctx} tokens{_chosen(plan)}, and "
-        f"{format_size(plan.compute)} to compute prompts in passes of {plan.n_batch} tokens"
+        "context": f"{format_size(plan.context)} for {plan.info.context_text(plan.chose_context)}, and "
+        f"{format_size(plan.compute)} to compute prompts in passes of {plan.n_batch} tokens",
+        **({"images": f"{format_size(plan.projector)} for the projector"} if plan.projector else {}),
     }
-
-
-def _chosen(plan: MemoryPlan) -> str:
-    return " (by memory)" if plan.chose_context else ""
 
 
 def _pool_text(size: int, slots: int, n_all: int, why: str) -> str:

@@ -46,6 +46,7 @@ _STYLE = {
 _MANY_BARS = 40
 _ALL_TICKS = 16
 _MIB = 1 << 20
+_GIB = 1024 * _MIB
 
 
 def check_folder(folder: Path) -> None:
@@ -277,17 +278,19 @@ def high_use(layer: int, uses: np.ndarray, high: np.ndarray, t1: float) -> Figur
 def speed_by_memory(curve: "Curve") -> Figure:
     """Token/s by the memory of the process, beside stock llama.cpp."""
     figure, (ax,) = _panels(1, 6.5)
+    largest = max(size for size, _ in (*curve.forecast, *curve.stock))
+    unit, unit_name = (_GIB, "GiB") if largest > _GIB else (_MIB, "MiB")
     for points, color, marker, label in (
         (curve.forecast, _BLUE, "o", "pyhobbit, forecast"),
         (curve.stock, _GREY, "^", "stock llama.cpp with mmap, forecast"),
     ):
         sizes, rates = zip(*points, strict=True)
-        ax.plot([size / _MIB for size in sizes], rates, color=color, marker=marker, label=label)
+        ax.plot([size / unit for size in sizes], rates, color=color, marker=marker, label=label)
     size, rate = curve.measured
     label = "pyhobbit, measured now"
-    ax.plot([size / _MIB], [rate], color=_RED, marker="s", markersize=8, linestyle="", label=label)
+    ax.plot([size / unit], [rate], color=_RED, marker="s", markersize=8, linestyle="", label=label)
     ax.set_ylim(bottom=0)
-    ax.set_xlabel("memory of the process in MiB")
+    ax.set_xlabel(f"memory of the process in {unit_name}")
     ax.set_ylabel("token/s with a warm cache")
     ax.set_title("Speed by memory, for this model on this machine")
     _legend_below(figure, ax, 2)

@@ -46,6 +46,11 @@ def format_size(n_bytes: float) -> str:
     return f"{n_bytes:.1f} GiB"
 
 
+def counted_tokens(n: int, kind: str = "") -> str:
+    """A number of tokens for people, e.g. "1 token".  kind: a word before the noun."""
+    return f"{n} {kind}{' ' if kind else ''}token{'' if n == 1 else 's'}"
+
+
 def _require(ok: bool, message: str) -> None:
     if not ok:
         raise ConfigError(message)

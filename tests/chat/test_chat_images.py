@@ -2,6 +2,7 @@
 """Images in a conversation."""
 
 import base64
+import json
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from pyhobbit.chat.conversation import Conversation
 from pyhobbit.chat.saved import read_chat
 from pyhobbit.engine.plan import fit
 from pyhobbit.engine.projector import leave_free, projector_bytes
-from pyhobbit.settings.config import ChatConfig
+from pyhobbit.settings.config import ChatConfig, format_size
 
 POOLS = 2 << 20
 QUESTION = "What is it?"
@@ -153,12 +154,31 @@ def test_images_need_a_projector_and_a_template(folder: Path) -> None:
         Conversation(engine, config).attach(folder / "a.png")
 
 
+def test_a_projector_is_a_part_of_the_forecast(folder: Path, run_pyhobbit: RunPyhobbit) -> None:
+    model, projector = folder / "m.gguf", ("--mmproj", folder / "mmproj.gguf")
+    taken = projector_bytes(model, projector[1])
+    asked = (model, "--memory", "300M", *projector, "--json")
+    found = run_pyhobbit("inspect", *asked, "--no-speed")
+    assert found.returncode == 0, found.stderr
+    plan = json.loads(found.stdout)["memory"]
+    assert (plan["projector"], plan["info"]["memory"]) == (taken, 300 << 20)
+    rows = json.loads(run_pyhobbit("config", *asked).stdout)["settings"]
+    row = next(each for each in rows if each["name"] == "mmproj")
+    assert (row["value"], row["note"]) == (str(projector[1]), f"{format_size(taken)} of the memory")
+    shown = run_pyhobbit("inspect", model, *projector, "--no-speed")
+    assert f"images        {format_size(taken)} for the projector" in shown.stdout
+    wrong = run_pyhobbit("inspect", model, "--mmproj", model, "--no-speed")
+    assert (wrong.returncode, "it holds no projector" in wrong.stderr) == (1, True)
+    refused = run_pyhobbit("inspect", model, "--memory", "5M", *projector, "--no-speed")
+    assert f"takes {format_size(taken)} of memory, and 5.0 MiB are allowed" in refused.stderr
+
+
 def test_a_projector_is_a_part_of_the_memory(folder: Path) -> None:
     cache = CacheConfig(memory=2 << 30)  # the tests before may have left much in this process
     taken = projector_bytes(folder / "m.gguf", folder / "mmproj.gguf")
     config = EngineConfig(cache, n_ctx=512, projector=folder / "mmproj.gguf")
     bound = fit(folder / "m.gguf", config).settings["hobbit.memory"]
-    assert bound == pytest.approx((2 << 30) - taken, abs=16 << 20)  # measured again
+    assert bound == pytest.approx((2 << 30) - taken, abs=16 << 20)  # and what laying out has left behind
     assert leave_free(CacheConfig(pools=POOLS), folder, 1, lambda: 10) == CacheConfig(pools=POOLS)
     assert leave_free(CacheConfig(), folder, 4, lambda: 10) == CacheConfig(memory=6)
     assert leave_free(CacheConfig(), folder, 4, lambda: None) == CacheConfig()

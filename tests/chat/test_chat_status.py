@@ -60,3 +60,5 @@ def test_figures_that_were_not_measured_are_left_out() -> None:
 def test_a_context_that_was_chosen_is_told() -> None:
     assert "context 512 tokens (by memory)" in model_figures(MODEL, True)
     assert "context 512 tokens" in model_figures(MODEL, False)
+    limited = replace(MODEL, n_ctx_train=512)
+    assert "context 512 tokens (what the model was trained for)" in model_figures(limited, True)

@@ -25,7 +25,7 @@ from prompt_toolkit.output import DummyOutput
 from pyhobbit.chat import screen
 from pyhobbit.chat.terminal import Terminal
 
-READY = "Send a message"
+READY = "(/help shows the commands)"
 ALT_ENTER = "\x1b\r"
 CTRL_C = "\x03"
 CTRL_D = "\x04"
@@ -276,7 +276,7 @@ def test_ctrl_c_stops_the_answer_and_twice_at_the_prompt_leaves(
     chat.expect("press Ctrl-C again")
     chat.expect(READY)
     chat.type(CTRL_C)
-    chat.expect("generated tokens")
+    chat.expect("generated token")
     assert chat.process.wait(timeout=60) == 0
 
 
@@ -379,9 +379,9 @@ def test_a_long_prompt_and_a_full_context_are_told(session: Callable[..., _Sessi
 def test_ctrl_d_leaves(session: Callable[..., _Session], tiny_gguf: Path) -> None:
     chat = session(tiny_gguf, "--pools", "8M")
     chat.expect("no chat template: it continues the text that you type")
-    chat.expect(READY)
+    assert "Type a text to continue" in chat.expect(READY)
     chat.type(CTRL_D)
-    chat.expect("generated tokens")
+    chat.expect("generated token")
     assert chat.process.wait(timeout=60) == 0
 
 
@@ -392,7 +392,7 @@ def test_a_dumb_terminal_gets_plain_text(session: Callable[..., _Session], tiny_
     text += chat.expect("4 tokens (max_tokens)")
     text += chat.expect("> ")
     chat.type("/exit\r")
-    text += chat.expect("generated tokens")
+    text += chat.expect("generated token")
     assert chat.process.wait(timeout=60) == 0
     assert "\x1b[2m" not in text
     assert "…" not in text
@@ -436,7 +436,7 @@ def test_what_is_no_terminal_gets_the_answers_alone(chat_gguf: Path, tmp_path: P
         time.sleep(0.1)
         os.write(main, b"/stats\r/exit\r")
         seen = b""
-        while b"generated tokens" not in seen:
+        while b"generated token" not in seen:
             seen += os.read(main, 4096)
         assert process.stdout is not None
         text = process.stdout.read().decode()

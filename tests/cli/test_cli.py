@@ -213,6 +213,17 @@ def test_the_package_says_its_version() -> None:
     assert pyhobbit.__version__ == importlib.metadata.version("pyhobbit")
 
 
+def test_the_package_names_what_it_has() -> None:
+    assert {*pyhobbit.__all__, "__version__"} <= {*dir(pyhobbit)}
+
+
+def test_an_abbreviation_of_many_options_names_a_few(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["chat", "m.gguf", "--t", "1"])
+    error = capsys.readouterr().err
+    assert re.search(r"--t could match (--[\w-]+, ){2}--[\w-]+ and \d+ others; see: ", error)
+
+
 def test_a_verb_may_read_its_arguments_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(convert, "parse", lambda parser, rest: (parser.prog, rest), raising=False)
     monkeypatch.setattr(convert, "run", lambda args: 7 if args == ("pyhobbit convert", ["-x", "4"]) else 1)

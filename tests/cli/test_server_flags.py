@@ -120,6 +120,12 @@ def test_the_models_of_a_folder_share_the_memory() -> None:
     two = [*folder, "--models-max", "2"]
     assert serve._of_several(cache, two, flags) == (CacheConfig(memory=4 << 30), two)
     assert serve._of_several(CacheConfig(), two, flags) == (CacheConfig(), two)
+    rows = serve._several_rows(8 << 30, 4 << 30, two, flags)
+    assert rows["models"] == "those of d, at most 2 at a time"
+    assert rows["memory"] == "up to 8.0 GiB by --memory, 4.0 GiB for each model"
+    one = serve._several_rows(8 << 30, 8 << 30, [*folder, "--models-max", "1"], flags)
+    assert (one["models"], one["memory"]) == ("those of d, one at a time", "up to 8.0 GiB by --memory")
+    assert serve._several_rows(8 << 30, 8 << 30, [], flags) == {}
     with pytest.raises(ConfigError, match="give --models-max a number of at least 1"):
         serve._of_several(cache, [*folder, "--models-max", "0"], flags)
 

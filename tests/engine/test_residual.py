@@ -230,8 +230,8 @@ def test_statistics_name_the_parts(parts: Path) -> None:
         "".join(piece.text for piece in engine.generate("def f(", max_tokens=4))
         stats = engine.stats()
     assert stats.as_dict()["high_is_residual"] is True
-    assert "residual pool 2.1 MiB of 5.1 MiB" in stats.summary()
-    assert "low pool 2.1 MiB of 5.1 MiB" in stats.summary()
+    assert "residual 20 of 48 (2.1 MiB), " in stats.summary()
+    assert "low 20 of 48 (2.1 MiB), " in stats.summary()
     assert stats.info.expert_bytes == 2 * N_EXPERTS * PART_BYTES
 
 

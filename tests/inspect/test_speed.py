@@ -12,6 +12,7 @@ from pyhobbit.engine.stats import ModelInfo
 from pyhobbit.errors import HobbitError
 from pyhobbit.inspect.advice import advice, memory_rows, speed_rows, unused_low_tier
 from pyhobbit.inspect.machine import _own_trace
+from pyhobbit.inspect.plots import speed_by_memory
 from pyhobbit.inspect.speed import Sample, Speed, Warm, curve, estimate, measure_sample, replay
 from pyhobbit.model.file_names import calibration_path
 from pyhobbit.native.machine import Disk, measure_disk
@@ -49,7 +50,6 @@ PLAN = MemoryPlan(
     context=64 << 20,
     compute=32 << 20,
     n_batch=512,
-    n_ctx_train=4096,
 )
 SAMPLE = Sample(n_tokens=20, compute_s=0.05, wait_s_per_byte=1e-9, mix=(0.5, 0.3, 0.2), warm=None)
 DISK = Disk(0.8e9, 1 << 20, 4, direct=True)
@@ -198,6 +198,9 @@ def test_the_speed_by_memory_ends_where_every_expert_is_held(wait_s_per_byte: fl
     assert list(rates) == sorted(rates)
     assert rates[0] < rates[-2] < rates[-1] == pytest.approx(20)
     assert found.measured == (beside + PLAN.pools, pytest.approx(20))
+    (axes,) = speed_by_memory(found).axes
+    assert axes.get_xlabel() == "memory of the process in GiB"
+    assert axes.lines[0].get_xdata()[0] == pytest.approx(sizes[0] / (1 << 30))
     warm = replace(speed, sample=replace(SAMPLE, warm=Warm((0.7, 0.6), 0.05, 9e6)))
     assert curve(PLAN, warm, routes, "lru", MAPPED).measured[1] == pytest.approx(10)
 

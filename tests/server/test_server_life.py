@@ -219,6 +219,24 @@ def test_a_folder_of_models_needs_no_model(tiny_gguf: Path, tmp_path: Path) -> N
         assert [each["id"] for each in server.request("/v1/models").json["data"]] == ["tiny"]
 
 
+def test_the_loaded_models_of_a_folder_keep_one_bound(tiny_gguf: Path, tmp_path: Path) -> None:
+    bound, folder = 256 << 20, tmp_path / "models"
+    folder.mkdir()
+    for name in ("a", "b"):
+        (folder / f"{name}.gguf").symlink_to(tiny_gguf)
+    options = ("--memory", bound, "--models-max", 2, "--ctx-size", 512)
+    command = [sys.executable, "-m", "pyhobbit", "serve", "--models-dir", folder, *options]
+    with running(command, tmp_path / "log") as server:
+        texts = [server.complete(n=8, model=name) for name in ("a", "b")]
+        assert texts[0] == texts[1]
+        held = server.children()
+        assert len(held) == 2
+        assert all(f"hobbit.memory=int:{bound // 2}" in command for command in held)
+        assert sum(held.values()) < bound
+    said = (tmp_path / "log").read_text(errors="replace")
+    assert "memory    up to 256.0 MiB by --memory, 128.0 MiB for each model" in said
+
+
 def test_port_0_takes_a_free_one(tiny_gguf: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
     command = [sys.executable, "-m", "pyhobbit", "serve", str(tiny_gguf), "--port", "0", "--ctx-size", "512"]

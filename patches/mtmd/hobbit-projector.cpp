@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: MIT
+#include "hobbit-projector.h"
+
+#include "clip.h"
+#include "ggml-backend.h"
+
+static uint64_t host_bytes(const clip_ctx * clip) {
+    uint64_t n_bytes = 0;
+    if (clip != nullptr) {
+        for (const auto & [device, size] : clip_get_mem_usage(clip)) {
+            n_bytes += ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU ? size : 0;
+        }
+    }
+    return n_bytes;
+}
+
+uint64_t hobbit_projector_bytes(const char * path, int32_t * n_embd) {
+    // as mtmd_init_from_file() with its defaults
+    clip_context_params params = {};
+    params.use_gpu             = true;
+    params.flash_attn_type     = CLIP_FLASH_ATTN_TYPE_AUTO;
+    params.image_min_tokens    = -1;
+    params.image_max_tokens    = -1;
+    params.warmup              = true;
+    params.no_alloc            = true;
+
+    const clip_init_result found     = clip_init(path, params);
+    clip_ctx * const       parts[]   = { found.ctx_v, found.ctx_a, found.ctx_gen_a };
+    const clip_ctx * const projector = found.ctx_v != nullptr ? found.ctx_v : found.ctx_a;
+    uint64_t               n_bytes   = 0;
+    if (projector != nullptr) {
+        *n_embd = clip_n_mmproj_embd(projector);
+    }
+    for (clip_ctx * part : parts) {
+        n_bytes += host_bytes(part);
+        clip_free(part);
+    }
+    return n_bytes;
+}
