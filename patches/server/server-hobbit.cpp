@@ -239,8 +239,8 @@ static std::vector<hobbit_value> hobbit_values(const hobbit_info & i, const std:
 // clang-format on
 
 // The values as they are now, or as they were when the model was last unloaded; none without an expert cache.
+// REQUIRES: the mutex is held
 static std::vector<hobbit_value> current_values() {
-    std::lock_guard<std::mutex> lock(g_cache.mutex);
     if (g_cache.model) {
         read_counters();
     }
@@ -248,16 +248,18 @@ static std::vector<hobbit_value> current_values() {
 }
 
 std::unique_ptr<server_http_res> server_hobbit_get(const server_http_req &) {
-    json       data   = json::object();
-    const auto values = current_values();
-    data["cached"]    = !values.empty();
-    for (const hobbit_value & v : values) {
-        data[v.key] = v.value;
-    }
-    if (!values.empty()) {
-        std::lock_guard<std::mutex> lock(g_cache.mutex);
-        data["hits_by_layer"]   = g_cache.layer_hits;
-        data["misses_by_layer"] = g_cache.layer_misses;
+    json data = json::object();
+    {
+        std::lock_guard<std::mutex> lock(g_cache.mutex); // once: what is told is of one moment
+        const auto                  values = current_values();
+        data["cached"]                     = !values.empty();
+        for (const hobbit_value & v : values) {
+            data[v.key] = v.value;
+        }
+        if (!values.empty()) {
+            data["hits_by_layer"]   = g_cache.layer_hits;
+            data["misses_by_layer"] = g_cache.layer_misses;
+        }
     }
     auto res  = std::make_unique<server_http_res>();
     res->data = safe_json_to_str(data);
@@ -265,9 +267,14 @@ std::unique_ptr<server_http_res> server_hobbit_get(const server_http_req &) {
 }
 
 std::string server_hobbit_metrics() {
-    std::string text;
-    std::string previous;
-    for (const hobbit_value & v : current_values()) {
+    std::string               text;
+    std::string               previous;
+    std::vector<hobbit_value> values;
+    {
+        std::lock_guard<std::mutex> lock(g_cache.mutex);
+        values = current_values();
+    }
+    for (const hobbit_value & v : values) {
         if (!v.metric) {
             continue;
         }

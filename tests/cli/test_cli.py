@@ -273,6 +273,15 @@ def test_each_kind_of_error_has_its_status(
     assert captured.err == ("" if status == 130 else "pyhobbit: error: it is so\n")
 
 
+def test_no_memory_is_a_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(*_args: object) -> int:
+        raise MemoryError
+
+    monkeypatch.setattr(chat, "chat", fail)
+    assert main(["chat", "m.gguf", "-p", "x"]) == 1
+    assert "there is not enough memory" in _error_line(capsys.readouterr().err)
+
+
 def test_an_error_of_ours_is_no_traceback_but_a_bug_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_args: object) -> int:
         raise AssertionError

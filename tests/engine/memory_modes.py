@@ -30,8 +30,8 @@ from pyhobbit.settings.config import parse_size
 MiB = 1 << 20
 ABOVE = 8 * MiB  # the budget
 BELOW = 0.92  # of the budget
-# most experts of a layer at once, then tokens one by one
-PROMPT = "A long prompt, so that a batch of it asks for most experts of every layer at once. " * 4
+# more than a whole micro-batch, so that its buffers are used to their end; then tokens one by one
+PROMPT = "A long prompt, so that a batch of it asks for most experts of every layer at once. " * 6
 N_TOKENS = 12
 SHAPE = random_moe.Shape(n_layer=4, n_embd=1024, n_ff=512, n_expert=64, n_used=8)
 LARGE_VOCABULARY = random_moe.Shape(n_layer=4, n_embd=512, n_ff=512, n_expert=128, n_used=8, n_vocab=150_000)

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: MIT
 """Damaged files for the readers in Python, and for llama.cpp's loader with our cache.
 
-    python tests/faults/fuzz.py [--readers N] [--loads N] [--seed SEED]
+    python tests/faults/fuzz.py [--readers N] [--loads N] [--crafted N] [--seed SEED]
 
 --readers: N mutants of each format that Python reads: anything but our own errors is a defect.
---loads: N mutants of the headers of three models, each loaded and computed with, in a process of its own: an
-abort is what is looked for. What is accepted must compute what stock's path of the same libraries computes.
+--loads: N mutants of the headers of each of three models, loaded and computed with, each in a process of its
+own (some 50 ms): an abort is what is looked for. What is accepted must compute what stock's path of the same
+libraries computes.
+--crafted: the same with N headers of each model in which one number is replaced by an odd one.
 tests/cpp/fuzz/fuzz-files.cpp has the readers in C++.
 """
 
@@ -16,11 +18,14 @@ import ctypes
 import hashlib
 import os
 import random
+import resource
+import shutil
 import struct
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +36,12 @@ import convert_fixtures  # noqa: E402
 import models  # noqa: E402
 import numpy as np  # noqa: E402
 import traces  # noqa: E402
+from gguf import GGUFReader  # noqa: E402
 
 from pyhobbit.chat.saved import SavedChat, read_chat  # noqa: E402
 from pyhobbit.convert.imatrix import read_imatrix  # noqa: E402
 from pyhobbit.errors import HobbitError  # noqa: E402
+from pyhobbit.model.file_names import options_path  # noqa: E402
 from pyhobbit.model.gguf_file import read_gguf  # noqa: E402
 from pyhobbit.model.model_file import read_model_file  # noqa: E402
 from pyhobbit.model.options_file import read_options  # noqa: E402
@@ -59,8 +66,9 @@ _NUMBERS = (
     1 << 63,
     (1 << 64) - 1,
 )
+_ODD = (*_NUMBERS, 0x7FC00000, 0xFF800000)  # and floats: not a number, minus infinity
 _TOKENS = (1, 5, 9, 2)
-_TIMEOUT_S = 30
+_TIMEOUT_S = 30  # of CPU time; a machine may be busy
 
 
 def header_size(good: Path) -> int:
@@ -90,6 +98,22 @@ def mutated(good: bytes, header: int, numbers: random.Random) -> bytes:
     return bytes(data)
 
 
+def crafted(good: Path, data: bytes, numbers: random.Random) -> Iterator[bytes]:
+    """Headers in which one number of a key or a tensor's entry is another, without end."""
+    reader, places = GGUFReader(good), list[tuple[int, int]]()
+    for field in (*reader.fields.values(), *(tensor.field for tensor in reader.tensors)):
+        at = field.offset
+        for part in field.parts[:8]:  # the first elements of an array are enough
+            if part.dtype != np.uint8 or part.size == 1:  # others are texts
+                places += [(at + i, part.itemsize) for i in range(0, part.nbytes, part.itemsize)]
+            at += part.nbytes
+    while True:
+        at, width = numbers.choice(places)
+        value = struct.pack("<Q", numbers.choice(_ODD))[:width]
+        if value != data[at : at + width]:
+            yield data[:at] + value + data[at + width :]
+
+
 #
 # readers
 #
@@ -110,15 +134,17 @@ def readers(folder: Path) -> dict[str, tuple[Path, Callable[[Path], Any]]]:
     )
     trace = traces.write_trace(folder / "t.csv", traces.letters("abcABCabAB"), 1, 4, 1)
     chat = folder / "chat.json"
-    SavedChat("m", "be short", ({"role": "user", "content": "a"},), SamplingConfig(), 5).write(chat)
+    turns = ({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"})
+    SavedChat("m", "be short", turns, SamplingConfig(), 5).write(chat)
     options = folder / "o.toml"
     options.write_text('memory = "8G"\nt1 = 0.6\nt2 = 0.9\npolicy = "lru"\n')
     beside = folder / "beside"
     beside.mkdir()
 
     def of_options(path: Path) -> Any:
-        path.rename(beside / "m.pyhobbit.toml")
-        return read_options(beside / "m.gguf")
+        model = beside / "m.gguf"
+        path.rename(options_path(model))
+        return read_options(model)
 
     return {
         "GGUF": (small, read_model_file),
@@ -140,6 +166,7 @@ def fuzz_readers(n: int, seed: int) -> int:
         for kind, (good, read) in readers(folder).items():
             numbers, counts = random.Random(seed), Counter[str]()
             data, header = good.read_bytes(), header_size(good)
+            read(Path(shutil.copy(good, folder / f"copy{good.suffix}")))  # or its mutants test nothing
             for _ in range(n):
                 path = folder / f"mutant{good.suffix}"
                 path.write_bytes(mutated(data, header, numbers))
@@ -188,7 +215,8 @@ def in_child(model: Path, cached: bool) -> str | None:
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, 1)
             os.dup2(null, 2)
-            ctypes.CDLL(None).alarm(_TIMEOUT_S)
+            resource.setrlimit(resource.RLIMIT_CPU, (_TIMEOUT_S, _TIMEOUT_S))
+            ctypes.CDLL(None).alarm(20 * _TIMEOUT_S)
             os.write(write, (digest(model, cached) or "").encode())
             status = 0
         finally:
@@ -200,7 +228,16 @@ def in_child(model: Path, cached: bool) -> str | None:
     return (found or None) if status == 0 else f"ended by {status}"
 
 
-def fuzz_loads(n: int, seed: int) -> int:
+def outcome_of(path: Path, kind: str) -> str:
+    found = in_child(path, cached=True)
+    if found is None or found.startswith("ended"):
+        return found or "refused"
+    if kind != "plain":  # stock cannot read tiers
+        return "computed"
+    return "stock's text" if in_child(path, cached=False) == found else "another text"
+
+
+def fuzz_loads(n: int, n_crafted: int, seed: int) -> int:
     """Prints the counts by model; returns the number of defects."""
     import pyhobbit.hobbit  # noqa: F401  (once, not in each child)
 
@@ -211,26 +248,25 @@ def fuzz_loads(n: int, seed: int) -> int:
     }
     n_bad = 0
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        path = Path(folder, "mutant.gguf")
         for kind, good in seeds.items():
-            data, header = good.read_bytes(), header_size(good)
-            numbers, counts = random.Random(seed), Counter[str]()
-            for i in range(n):
-                path = Path(folder, "mutant.gguf")
-                path.write_bytes(mutated(data, header, numbers))
-                found = in_child(path, cached=True)
-                outcome = (
-                    "refused" if found is None else "crashed" if found.startswith("ended") else "computed"
-                )
-                if outcome == "computed" and kind == "plain":
-                    stock = in_child(path, cached=False)
-                    outcome = "stock's text" if stock == found else "another text"
-                counts[outcome] += 1
-                if outcome in ("crashed", "another text"):
-                    n_bad += 1
-                    kept = Path(tempfile.gettempdir(), f"fuzz-{kind}-{seed}-{i}.gguf")
-                    kept.write_bytes(path.read_bytes())
-                    print(f"{kind}: {outcome}, {found}: {kept}", flush=True)
-            print(f"{kind:14} {n:8} loads: {dict(counts)}", flush=True)
+            data, header, numbers = good.read_bytes(), header_size(good), random.Random(seed)
+            changed = {
+                "mutated": islice(iter(lambda: mutated(data, header, numbers), None), n),  # noqa: B023 (used at once)
+                "crafted": islice(crafted(good, data, numbers), n_crafted),
+            }
+            for how, files in changed.items():
+                counts = Counter[str]()
+                for i, file in enumerate(files):
+                    path.write_bytes(file)
+                    outcome = outcome_of(path, kind)
+                    counts[outcome] += 1
+                    if outcome not in ("refused", "computed", "stock's text"):
+                        n_bad += 1
+                        kept = Path(tempfile.gettempdir(), f"fuzz-{kind}-{how}-{seed}-{i}.gguf")
+                        kept.write_bytes(file)
+                        print(f"{kind}: {outcome}: {kept}", flush=True)
+                print(f"{kind:14} {counts.total():8} {how}: {dict(counts)}", flush=True)
     return n_bad
 
 
@@ -240,10 +276,12 @@ def main() -> int:
     )
     parser.add_argument("--readers", type=int, default=0, metavar="N")
     parser.add_argument("--loads", type=int, default=0, metavar="N")
+    parser.add_argument("--crafted", type=int, default=0, metavar="N")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     n_bad = fuzz_readers(args.readers, args.seed) if args.readers else 0
-    n_bad += fuzz_loads(args.loads, args.seed) if args.loads else 0
+    if args.loads or args.crafted:
+        n_bad += fuzz_loads(args.loads, args.crafted, args.seed)
     return 1 if n_bad else 0
 
 

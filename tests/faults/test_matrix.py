@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections import Counter
@@ -11,6 +12,7 @@ from pathlib import Path
 import matrix
 import models
 import pytest
+from conftest import RunPyhobbit
 from servers import PROMPT, serving
 
 HUNG_S = 6  # the server's health is told after 3
@@ -23,6 +25,31 @@ def test_faults_end_in_the_right_text_or_a_clear_error(tmp_path: Path) -> None:
     counts = Counter(outcome for _, outcome, _ in results)
     assert counts["right"] > 3
     assert counts["clear"] > 10
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "says"),
+    [("read", "EIO", "Input/output error"), ("open", "EMFILE", "Too many open files")],
+)
+@pytest.mark.parametrize("file", ["m.gguf", "m.calibration.gguf"])
+def test_a_header_that_cannot_be_read_is_not_called_damaged(
+    tmp_path: Path,
+    run_pyhobbit: RunPyhobbit,
+    monkeypatch: pytest.MonkeyPatch,
+    call: str,
+    kind: str,
+    says: str,
+    file: str,
+) -> None:
+    for name in ("m.gguf", "m.calibration.gguf"):
+        shutil.copyfile(models.tiny(), tmp_path / name)  # what the calibration holds is never seen
+    monkeypatch.setenv("LD_PRELOAD", str(matrix.build_shim(tmp_path)))
+    monkeypatch.setenv("FAULT", f"{call}:{kind}:0:1000000:{tmp_path / file}:")
+    done = run_pyhobbit("chat", tmp_path / "m.gguf", "-p", "x", "-n", 1, "--pools", "3M")
+    assert done.returncode == 1
+    assert says in done.stderr
+    for word in ("damaged", "calibrate", "Traceback"):
+        assert word not in done.stderr.replace(str(tmp_path), "")
 
 
 def test_a_server_whose_disk_hangs_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

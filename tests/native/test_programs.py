@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: MIT
 """llama.cpp's programs and adapters on models of the cache: what would go wrong in silence is refused."""
 
+import functools
+import json
+import re
+import resource
 import subprocess
 from pathlib import Path
 
@@ -9,6 +13,7 @@ import numpy as np
 import pytest
 from gguf import GGUFReader, GGUFWriter
 from hobbits import open_model
+from servers import serving
 
 from pyhobbit.errors import HobbitError
 
@@ -50,3 +55,79 @@ def test_an_adapter_for_other_weights_is_taken(tiny_gguf: Path, tmp_path: Path) 
     write_adapter(tiny_gguf, "blk.0.attn_q.weight", tmp_path / "attention.gguf")
     with open_model(tiny_gguf, lora_path=str(tmp_path / "attention.gguf")) as model:
         assert model("x", max_tokens=1)["choices"]
+
+
+#
+# llama.cpp's own options and programs
+#
+
+
+@functools.cache
+def _tiers() -> Path:
+    return models.tiny_tiers("q8_0", "q4_0")
+
+
+@functools.cache
+def _served(folder: Path, *options: str) -> tuple[str, dict[str, float], int]:
+    """The text, the cache's counters, and the bytes of memory that the server has locked."""
+    with serving(
+        _tiers(), folder / "log", "--pools", "3M", "--prefetch", "0", "--parallel", "1", *options
+    ) as server:
+        text, cache = server.complete(), server.cache()
+        status = Path(f"/proc/{server.process.pid}/status").read_text()
+        return text, cache, 1024 * int(re.search(r"VmLck:\s*(\d+) kB", status)[1])
+
+
+COUNTERS = ("hits_high", "misses_high", "evictions", "bytes_read")
+
+
+@pytest.fixture(scope="module")
+def plain_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, float], int]:
+    return _served(tmp_path_factory.mktemp("plain"))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [("--cpu-moe",), ("--n-cpu-moe", "2"), ("--override-tensor", "exps=CPU"), ("--load-mode", "mlock")],
+    ids=lambda options: options[0].strip("-"),
+)
+def test_options_for_experts_leave_them_in_the_cache(
+    plain_run: tuple[str, dict[str, float], int], tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    text, cache, locked = _served(tmp_path, *options)
+    assert text == plain_run[0]
+    assert {name: cache[name] for name in COUNTERS} == {name: plain_run[1][name] for name in COUNTERS}
+    assert cache["misses_high"] > 0
+    assert locked < _tiers().stat().st_size // 2  # of it, the experts are most
+    if (
+        options[0] == "--load-mode"
+        and resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] == resource.RLIM_INFINITY
+    ):
+        assert locked > 0
+
+
+def test_llama_bench_runs_a_file_with_tiers() -> None:
+    command = [models.bin_dir() / "llama-bench", "-m", _tiers(), "-p", "16", "-n", "8", "-r", "2", "-t", "2"]
+    done = subprocess.run([*command, "-o", "json"], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)
+    assert [(row["n_prompt"], row["n_gen"]) for row in rows] == [(16, 0), (0, 8)]
+    assert all(len(row["samples_ts"]) == 2 and min(row["samples_ts"]) > 0 for row in rows)
+
+
+def _importance(folder: Path, model: Path, out: Path, *options: str) -> dict[str, np.ndarray]:
+    command = [folder / "llama-imatrix", "-m", model, "-f", models.TINY / "heldout.txt", "-o", out, "-t", "2"]
+    command += ["-c", "64", "--chunks", "2", "--no-ppl", *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return {tensor.name: np.array(tensor.data) for tensor in GGUFReader(out).tensors}
+
+
+def test_llama_imatrix_counts_as_stock(tmp_path: Path) -> None:
+    cache = ("--override-kv", "hobbit.enable=bool:true,hobbit.pools=int:3000000")
+    ours = _importance(models.bin_dir(), models.tiny(), tmp_path / "ours.gguf", "--no-repack", *cache)
+    stock = _importance(models.stock_dir(), models.tiny(), tmp_path / "stock.gguf", "--no-repack")
+    assert sum("exps" in name for name in stock) > 0
+    assert ours.keys() == stock.keys()
+    for name, values in stock.items():
+        np.testing.assert_array_equal(ours[name], values, err_msg=name)

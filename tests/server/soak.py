@@ -20,6 +20,7 @@ import tempfile
 import threading
 import time
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -32,6 +33,7 @@ N_CLIENTS = 5  # one more than slots
 MAX_GROWTH = 6 << 20  # bytes from the second quarter to the last
 MAX_SLOWER = 1.5  # median latency of the last quarter by that of the second
 PERIOD_S = 2.0
+TIMEOUT_S = 1800  # of a request, longer than a machine may be suspended
 
 
 class Load:
@@ -78,7 +80,7 @@ class Load:
     def _leave(self, numbers: random.Random) -> None:
         body = {"prompt": f"# {numbers.random()}", "n_predict": 200, "stream": True, "ignore_eos": True}
         with closing(
-            http.client.HTTPConnection(self._server.url.removeprefix("http://"), timeout=60)
+            http.client.HTTPConnection(self._server.url.removeprefix("http://"), timeout=TIMEOUT_S)
         ) as connection:
             connection.request("POST", "/completion", json.dumps(body), {"Content-Type": "application/json"})
             answer = connection.getresponse()
@@ -107,26 +109,30 @@ def soak(server: Server, seconds: float) -> list[str]:
     """Prints a line for each quarter; returns what failed."""
     problems: list[str] = []
     memory: list[list[int]] = []
-    load, begun = Load(server), time.monotonic()
+    load, ends = Load(server), list[float]()
     for quarter in range(4):
         memory.append([])
-        while time.monotonic() < begun + (quarter + 1) * seconds / 4:
+        for _ in range(max(1, round(seconds / 4 / PERIOD_S))):  # not by the clock: a machine may be suspended
             time.sleep(PERIOD_S)
             memory[-1].append(server.memory())
+            if load.failures:
+                break
+        ends.append(time.monotonic())
+        if load.failures:
+            break
         problems += sums(server.cache())
         print(f"quarter {quarter + 1}: {max(memory[-1]) >> 20} MiB, {load.counts}", flush=True)
     load.stop()
-    problems += load.failures
+    if load.failures:
+        return problems + load.failures
     time.sleep(1)
     if server.busy_slots():
         problems.append("a slot is busy after the last request")
     if max(memory[3]) - max(memory[1]) > MAX_GROWTH:
         problems.append(f"memory grew by {(max(memory[3]) - max(memory[1])) >> 10} KiB")
     medians = [
-        statistics.median(
-            s for when, s in load.latencies if n * seconds / 4 <= when - begun < (n + 1) * seconds / 4
-        )
-        for n in range(4)
+        statistics.median(s for when, s in load.latencies if begin <= when < end)
+        for begin, end in pairwise([0.0, *ends])
     ]
     print("median latency of 8 tokens by quarter, s: " + " ".join(f"{s:.2f}" for s in medians))
     if medians[3] > MAX_SLOWER * medians[1]:
@@ -140,6 +146,7 @@ def main() -> int:
     )
     parser.add_argument("--minutes", type=float, default=10)
     args = parser.parse_args()
+    servers.REQUEST_TIMEOUT_S = TIMEOUT_S
     options = ("--pools", "5M", "--t1", 0.6, "--t2", 0.95, "--parallel", 4, "--ctx-size", 4096)
     with (
         tempfile.TemporaryDirectory() as folder,

@@ -133,6 +133,9 @@ status expert_index::read_calibration(const std::string & path) {
         return status::error("'%s' cannot be used%s: calibrate '%s' again, or remove it", name.c_str(), why.c_str(),
                                path.c_str());
     };
+    if (!s.ok() && !file.was_read()) {
+        return s;
+    }
     if (!s.ok() || !file.find_u64("hobbit.model_bytes", size)) {
         return damaged(s.ok() ? "" : ": " + s.message());
     }

@@ -25,7 +25,8 @@ status gguf_file::read_header() {
     size_ = st.st_size;
     errno = 0;
     gguf_.reset(gguf_init_from_file_ptr(file.get(), { /* .no_alloc = */ true, /* .ctx = */ nullptr }));
-    if (!gguf_ && (ferror(file.get()) || errno == ENOMEM)) {
+    was_read_ = gguf_ || !(ferror(file.get()) || errno == ENOMEM);
+    if (!was_read_) {
         return status::error("cannot read '%s': %s", path_.c_str(), strerror(errno ? errno : EIO));
     }
     return gguf_ ? status()

@@ -27,6 +27,9 @@ class gguf_file {
     // Fails unless every tensor lies within the file.
     status open(const std::string & path);
 
+    // False after an error of the system's, which says nothing of what the file holds.
+    bool was_read() const { return was_read_; }
+
     const std::string &         path() const { return path_; }
     uint64_t                    size() const { return size_; }
     const std::vector<tensor> & tensors() const { return tensors_; }
@@ -52,7 +55,8 @@ class gguf_file {
     };
 
     std::string                              path_;
-    uint64_t                                 size_ = 0;
+    uint64_t                                 size_     = 0;
+    bool                                     was_read_ = false;
     std::vector<tensor>                      tensors_;
     std::unique_ptr<gguf_context, free_gguf> gguf_;
 };

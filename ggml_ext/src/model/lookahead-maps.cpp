@@ -2,6 +2,8 @@
 #include "model/lookahead-maps.h"
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <fstream>
 
 namespace hobbit {
@@ -22,10 +24,13 @@ bool lookahead_maps::find(const gguf_file & file, size_t n_layers_of, uint32_t n
 
 status lookahead_maps::read(std::vector<ggml_fp16_t> & numbers) const {
     numbers.resize(size_t(width) * n_experts * n_ahead * n_layers);
+    errno = 0;
     std::ifstream file(path, std::ios::binary);
     file.seekg(std::streamoff(offset));
     file.read(reinterpret_cast<char *>(numbers.data()), std::streamsize(numbers.size() * sizeof(numbers[0])));
-    return file ? status() : status::error("the calibration '%s' cannot be read: calibrate again", path.c_str());
+    return file ? status()
+                : status::error("cannot read the calibration '%s': %s", path.c_str(),
+                                errno ? strerror(errno) : "it has become shorter; calibrate again");
 }
 
 } // namespace hobbit

@@ -49,6 +49,20 @@ void * operator new(size_t size, std::align_val_t alignment) {
     return allocate(size, size_t(alignment));
 }
 
+// ggml's work memory alone is an array of bytes: it would be freed twice where it cannot be had
+void * operator new[](size_t size) {
+    void * p = malloc(size);
+    return p ? p : throw std::bad_alloc();
+}
+
+void operator delete[](void * p) noexcept {
+    free(p);
+}
+
+void operator delete[](void * p, size_t) noexcept {
+    free(p);
+}
+
 // as the standard library's, but for the sanitizers, which have their own
 void * operator new(size_t size, const std::nothrow_t &) noexcept {
     void * p = nullptr;

@@ -8,10 +8,13 @@
 #include <deque>
 #include <doctest/doctest.h>
 #include <fcntl.h>
+#include <filesystem>
+#include <functional>
 #include <memory>
 #include <string>
 #include <sys/syscall.h>
 #include <unistd.h>
+#include <utility>
 #include <vector>
 
 // This program's own pread and posix_fadvise stand in for the C library's.
@@ -19,6 +22,8 @@
 static std::deque<int>     g_outcomes; // of the next reads: an error number, or 0 and a read of one block
 static std::vector<size_t> g_sizes;    // that were asked for
 static int                 g_n_dropped;
+
+static std::function<void()> g_after_read; // once
 
 extern "C" ssize_t pread(int fd, void * buf, size_t size, off_t offset) {
     g_sizes.push_back(size);
@@ -31,7 +36,11 @@ extern "C" ssize_t pread(int fd, void * buf, size_t size, off_t offset) {
         }
         size = hobbit::file_reader::alignment;
     }
-    return syscall(SYS_pread64, fd, buf, size, offset);
+    const ssize_t n = syscall(SYS_pread64, fd, buf, size, offset);
+    if (g_after_read) {
+        std::exchange(g_after_read, nullptr)();
+    }
+    return n;
 }
 
 extern "C" int posix_fadvise(int, off_t, off_t, int advice) {
@@ -100,6 +109,13 @@ TEST_CASE("an error of the disk names the file") {
     REQUIRE_FALSE(s.ok());
     CHECK(s.message() == "cannot read '" + f.dir.path("file") + "': Input/output error");
     CHECK(f.read({}).ok());
+}
+
+TEST_CASE("a file that changes during a read is an error of that read") {
+    opened_file f;
+    g_after_read   = [&] { std::filesystem::resize_file(f.dir.path("file"), 8 * BLOCK); };
+    const status s = f.read({});
+    CHECK(s.message().find("changed while it was in use") != std::string::npos);
 }
 
 TEST_CASE("a file system that refuses direct I/O late is read through the page cache, which is emptied") {
