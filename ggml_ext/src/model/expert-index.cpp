@@ -94,7 +94,20 @@ static status check_counts(const gguf_file & file, const std::string & arch) {
                                            file.path().c_str(), n_layers, n_experts, n_used, epsilon));
 }
 
+// llama.cpp ends the process where two tokens have one text. hybriddna's may: it tells them apart by itself.
+static status check_vocabulary(const gguf_file & file) {
+    std::string kind;
+    std::string text;
+    if ((file.find_string("tokenizer.ggml.model", kind) && kind == "hybriddna") ||
+        !file.find_repeated("tokenizer.ggml.tokens", text)) {
+        return {};
+    }
+    return status::error("'%s' is damaged: its vocabulary has the token '%s' twice; download or convert it again",
+                         file.path().c_str(), text.c_str());
+}
+
 status expert_index::read_metadata(const gguf_file & file) {
+    HOBBIT_TRY(check_vocabulary(file));
     double value = 0;
     if (file.find_number("hobbit.renormalize", value) && value != 0) {
         return status::error("'%s' stores hobbit.renormalize, which no longer exists: the weight of skipped "

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <string_view>
 #include <sys/stat.h>
 
 namespace hobbit {
@@ -126,16 +127,43 @@ bool gguf_file::find_string(const std::string & key, std::string & value) const 
     return true;
 }
 
-bool gguf_file::find_strings(const std::string & key, std::vector<std::string> & values) const {
+static std::vector<std::string_view> strings_of(const gguf_context * gguf, int64_t id) {
+    std::vector<std::string_view> values;
+    for (size_t i = 0; i < gguf_get_arr_n(gguf, id); i++) {
+        values.emplace_back(gguf_get_arr_str(gguf, id, i));
+    }
+    return values;
+}
+
+int64_t gguf_file::find_string_array(const std::string & key) const {
     const int64_t id = gguf_find_key(gguf_.get(), key.c_str());
-    if (id < 0 || gguf_get_kv_type(gguf_.get(), id) != GGUF_TYPE_ARRAY ||
-        gguf_get_arr_type(gguf_.get(), id) != GGUF_TYPE_STRING) {
+    return id >= 0 && gguf_get_kv_type(gguf_.get(), id) == GGUF_TYPE_ARRAY &&
+                   gguf_get_arr_type(gguf_.get(), id) == GGUF_TYPE_STRING
+               ? id
+               : -1;
+}
+
+bool gguf_file::find_strings(const std::string & key, std::vector<std::string> & values) const {
+    const int64_t id = find_string_array(key);
+    if (id < 0) {
         return false;
     }
-    for (size_t i = 0; i < gguf_get_arr_n(gguf_.get(), id); i++) {
-        values.push_back(gguf_get_arr_str(gguf_.get(), id, i));
-    }
+    const auto found = strings_of(gguf_.get(), id);
+    values.insert(values.end(), found.begin(), found.end());
     return true;
+}
+
+bool gguf_file::find_repeated(const std::string & key, std::string & value) const {
+    const int64_t id = find_string_array(key);
+    if (id < 0) {
+        return false;
+    }
+    auto found = strings_of(gguf_.get(), id);
+    found.erase(std::remove(found.begin(), found.end(), std::string_view()), found.end());
+    std::sort(found.begin(), found.end());
+    const auto twice = std::adjacent_find(found.begin(), found.end());
+    value            = twice == found.end() ? "" : *twice;
+    return twice != found.end();
 }
 
 template <typename T>

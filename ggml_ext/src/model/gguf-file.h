@@ -41,11 +41,15 @@ class gguf_file {
     bool find_u64(const std::string & key, uint64_t & value) const;
     bool find_string(const std::string & key, std::string & value) const;
     bool find_strings(const std::string & key, std::vector<std::string> & values) const;
+    // A text that the array of texts has twice; empty ones do not count.
+    bool find_repeated(const std::string & key, std::string & value) const;
     bool find_ints(const std::string & key, std::vector<int32_t> & values) const;
     bool find_floats(const std::string & key, std::vector<float> & values) const;
 
   private:
     status read_header();
+
+    int64_t find_string_array(const std::string & key) const; // -1: there is none
 
     template <typename T>
     bool find_array(const std::string & key, int type, std::vector<T> & values) const;
