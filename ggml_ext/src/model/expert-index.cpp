@@ -86,7 +86,7 @@ static status check_counts(const gguf_file & file, const std::string & arch) {
     const double n_experts = read(".expert_count", 0);
     const double n_used    = read(".expert_used_count", 0);
     const double epsilon   = read(".attention.layer_norm_rms_epsilon", 0);
-    const bool   is_sound  = n_layers >= 0 && n_layers <= MOST && n_experts >= 0 && n_experts <= MOST && n_used >= 0 &&
+    const bool   is_sound  = n_layers >= 1 && n_layers <= MOST && n_experts >= 0 && n_experts <= MOST && n_used >= 0 &&
                           n_used <= n_experts && (n_experts == 0 || n_used >= 1) && epsilon >= 0;
     return is_sound ? status()
                     : status::error(format("'%s' is damaged: its header has %g layers, %g experts, %g of them used per "

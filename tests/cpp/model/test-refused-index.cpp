@@ -220,6 +220,9 @@ TEST_CASE("counts that end llama.cpp's process are an error") {
     SUBCASE("too many experts") {
         gguf_set_val_u32(file.keys(), "test.expert_count", 513);
     }
+    SUBCASE("no layers") {
+        gguf_set_val_u32(file.keys(), "test.block_count", 0);
+    }
     SUBCASE("too many layers") {
         gguf_set_val_u32(file.keys(), "test.block_count", 513);
     }
