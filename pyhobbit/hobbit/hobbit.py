@@ -285,19 +285,18 @@ class Hobbit(Closing, TypedLlama):
         self._processors.check()
         return token
 
-    def _check_ids(self, *texts: Sequence[int]) -> None:
+    def _check_ids(self, tokens: Sequence[int]) -> None:
         """llama.cpp ends the process for an id that its vocabulary does not have."""
         last = self.n_vocab() - 1
-        for tokens in texts:
-            if len(tokens) and not 0 <= min(tokens) <= max(tokens) <= last:
-                wrong = min(tokens) if min(tokens) < 0 else max(tokens)
-                raise TokenError(f"there is no token {wrong}: this model's lie between 0 and {last}")
+        if len(tokens) and not 0 <= min(tokens) <= max(tokens) <= last:
+            wrong = min(tokens) if min(tokens) < 0 else max(tokens)
+            raise TokenError(f"there is no token {wrong}: this model's lie between 0 and {last}")
 
     def detokenize(
         self, tokens: Sequence[int], prev_tokens: Sequence[int] | None = None, special: bool = False
     ) -> bytes:
         """As in Llama. Raises HobbitError, also a ValueError, for an id that the vocabulary does not have."""
-        self._check_ids(tokens, prev_tokens or ())
+        self._check_ids(tokens)  # prev_tokens may hold places of an image, which have no ids
         return super().detokenize(tokens, prev_tokens=prev_tokens, special=special)
 
     def embed(
