@@ -108,10 +108,12 @@ status cpu_share::end_section(inner_graph & device) {
         return {};
     }
     HOBBIT_TRY(device.launch());
+    device.measure(false); // what follows is the CPU's
     const auto   start  = clock::now();
     const status s      = rows_.copy_back(device);
     cpu_time_          += clock::now() - start;
     release();
+    device.measure(is_as_placed_ && placement_.measures_device());
     return s;
 }
 

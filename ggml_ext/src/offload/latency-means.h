@@ -35,7 +35,7 @@ class latency_means {
     static constexpr size_t n_cells = 16;
 
     // A sample: the layer's experts that were computed here took so long, one after the other. Each mean gets its share
-    // by what was expected, or all alike if one has no sample. REQUIRES: at least one expert
+    // by what was expected, or all alike if one has no sample.
     void took(const std::vector<expert_work> & work, const cpu_experts & on_cpu, bool is_cpu, double seconds);
 
     // The next sample replaces the mean.

@@ -3,8 +3,6 @@
 
 #include "plan/batch-info.h"
 
-#include <algorithm>
-
 namespace hobbit {
 
 static constexpr double   COUNTED_HITS  = 0.5;  // of an upload's further hits: the background brings others anyway

@@ -23,7 +23,7 @@ enum class compute_mode {
 // mode the CPU computes a missing expert at once, unless it takes longer than uploading it and computing it on the
 // device:
 //   cpu + saved > upload + device, where saved = half of the further hits of an upload * (cpu - device)
-// In mode twiddler the saved time does not count, and the background uploads into free slots alone.
+// In mode twiddler (Algorithm 1 of that paper) no time is saved, and the background uploads into free slots alone.
 //
 // Times are running means of what was measured, 0 before the first sample. The device's time is measured now and then,
 // because the CPU waits for it then.
