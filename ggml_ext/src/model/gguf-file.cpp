@@ -135,16 +135,15 @@ static std::vector<std::string_view> strings_of(const gguf_context * gguf, int64
     return values;
 }
 
-int64_t gguf_file::find_string_array(const std::string & key) const {
+int64_t gguf_file::find_array_of(const std::string & key, int type) const {
     const int64_t id = gguf_find_key(gguf_.get(), key.c_str());
-    return id >= 0 && gguf_get_kv_type(gguf_.get(), id) == GGUF_TYPE_ARRAY &&
-                   gguf_get_arr_type(gguf_.get(), id) == GGUF_TYPE_STRING
-               ? id
-               : -1;
+    const bool    is =
+        id >= 0 && gguf_get_kv_type(gguf_.get(), id) == GGUF_TYPE_ARRAY && gguf_get_arr_type(gguf_.get(), id) == type;
+    return is ? id : -1;
 }
 
 bool gguf_file::find_strings(const std::string & key, std::vector<std::string> & values) const {
-    const int64_t id = find_string_array(key);
+    const int64_t id = find_array_of(key, GGUF_TYPE_STRING);
     if (id < 0) {
         return false;
     }
@@ -154,7 +153,7 @@ bool gguf_file::find_strings(const std::string & key, std::vector<std::string> &
 }
 
 bool gguf_file::find_repeated(const std::string & key, std::string & value) const {
-    const int64_t id = find_string_array(key);
+    const int64_t id = find_array_of(key, GGUF_TYPE_STRING);
     if (id < 0) {
         return false;
     }
@@ -168,8 +167,8 @@ bool gguf_file::find_repeated(const std::string & key, std::string & value) cons
 
 template <typename T>
 bool gguf_file::find_array(const std::string & key, int type, std::vector<T> & values) const {
-    const int64_t id = gguf_find_key(gguf_.get(), key.c_str());
-    if (id < 0 || gguf_get_kv_type(gguf_.get(), id) != GGUF_TYPE_ARRAY || gguf_get_arr_type(gguf_.get(), id) != type) {
+    const int64_t id = find_array_of(key, type);
+    if (id < 0) {
         return false;
     }
     const T * data = static_cast<const T *>(gguf_get_arr_data(gguf_.get(), id));

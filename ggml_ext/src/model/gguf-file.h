@@ -49,7 +49,7 @@ class gguf_file {
   private:
     status read_header();
 
-    int64_t find_string_array(const std::string & key) const; // -1: there is none
+    int64_t find_array_of(const std::string & key, int type) const; // -1: there is none
 
     template <typename T>
     bool find_array(const std::string & key, int type, std::vector<T> & values) const;
