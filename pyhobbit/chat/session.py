@@ -23,8 +23,8 @@ def talk(conversation: Conversation, quiet: bool = False) -> None:
     commands = Commands(conversation)
     # The prompt goes to standard error where the answers do not go to the terminal.
     with create_app_session(output=create_output(always_prefer_tty=True)):
-        hint = () if conversation.has_template else ("Type a text to continue",)
-        terminal = Terminal(_history_path(), commands.names, commands.candidates, *hint)
+        hint = "Send a message" if conversation.has_template else "Type a text to continue"
+        terminal = Terminal(_history_path(), commands.names, commands.candidates, hint)
         following = Next()
         while not following.leave and (text := terminal.read(following.draft)) is not None:
             following = _handle(text, following.draft != "", conversation, commands, quiet)

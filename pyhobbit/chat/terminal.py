@@ -22,7 +22,6 @@ from pyhobbit.settings.config import ChatConfig
 
 _LOCAL_FLAGS = 3  # of what tcgetattr returns
 _BLOCK = '"""'
-_HINT = "Send a message"
 
 Candidates = Callable[[str], Sequence[str] | None]
 """What a command's last word may be, by the command; None: a path."""
@@ -34,9 +33,7 @@ class Terminal:
     hint: what to type, shown until something is.
     """
 
-    def __init__(
-        self, history: Path, commands: Sequence[str], candidates: Candidates, hint: str = _HINT
-    ) -> None:
+    def __init__(self, history: Path, commands: Sequence[str], candidates: Candidates, hint: str) -> None:
         self._warned = False
         placeholder = [("fg:ansibrightblack", f"{hint} (/help shows the commands)")]
         self._session: PromptSession[str] = PromptSession(

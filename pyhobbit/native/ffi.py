@@ -77,16 +77,15 @@ def multimodal() -> Any:
     """llama-cpp-python's bindings to libmtmd."""
     with environment({"MTMD_CPP_LIB": str(LIB_DIR)}):
         from llama_cpp import mtmd_cpp
-    measure = mtmd_cpp._libmtmd.hobbit_projector_bytes
-    measure.argtypes, measure.restype = [ctypes.c_char_p, ctypes.POINTER(ctypes.c_int32)], ctypes.c_uint64
     return mtmd_cpp
 
 
 def projector_sizes(path: bytes) -> tuple[int, int]:
     """Bytes in host memory and n_embd of a projector, by hobbit-projector.h; 0 bytes where it is none."""
     n_embd = ctypes.c_int32(0)
-    n_bytes = multimodal()._libmtmd.hobbit_projector_bytes(path, ctypes.byref(n_embd))
-    return n_bytes, n_embd.value
+    measure = multimodal()._libmtmd.hobbit_projector_bytes
+    measure.argtypes, measure.restype = [ctypes.c_char_p, ctypes.POINTER(ctypes.c_int32)], ctypes.c_uint64
+    return measure(path, ctypes.byref(n_embd)), n_embd.value
 
 
 def expert_cache(model: Any) -> Any:

@@ -44,7 +44,7 @@ def _read(keys: str, history: Path, times: int = 1) -> list[str | None]:
 
 def _terminal(history: Path) -> Terminal:
     candidates = {"/set": ["temp", "t1"], "/load": None}
-    return Terminal(history, ["/set", "/stats", "/load"], lambda command: candidates.get(command, []))
+    return Terminal(history, ["/set", "/stats", "/load"], lambda command: candidates.get(command, []), "Send")
 
 
 @pytest.mark.parametrize(
