@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
 import struct
@@ -12,6 +11,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import bench_scripts
 import models
 import pytest
 from gguf import GGUFValueType, GGUFWriter
@@ -22,13 +22,7 @@ GOOD, BAD = "self.name = name", ("&& zz qx@@", "@@ zq && x", "qq ## @@ z")
 
 @pytest.fixture(scope="module")
 def accuracy() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("accuracy", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["accuracy"] = module  # dataclass looks there
-    spec.loader.exec_module(module)
-    return module
+    return bench_scripts.load("accuracy")
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:

@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import models
+import bench_scripts
 import pytest
 
 from pyhobbit.errors import HobbitError
@@ -20,13 +19,7 @@ STOCK, OURS = "stock-mmap-128k", "ours"
 
 @pytest.fixture(scope="module")
 def beams() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("bench_beams", models.ROOT / "bench/beams.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["bench_beams"] = module  # dataclass looks there
-    spec.loader.exec_module(module)
-    return module
+    return bench_scripts.load("beams")
 
 
 def _found(beams: ModuleType, step_s: float, *text: int) -> Any:

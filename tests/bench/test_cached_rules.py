@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from types import ModuleType
 
-import models
+import bench_scripts
 import numpy as np
 import pytest
 
@@ -18,13 +16,7 @@ NONE = np.zeros((1, 3), bool)
 
 @pytest.fixture(scope="module")
 def rules() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("cached_rules", models.ROOT / "bench/cached_rules.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["cached_rules"] = module  # dataclass looks there
-    spec.loader.exec_module(module)
-    return module
+    return bench_scripts.load("cached_rules")
 
 
 def test_gate_is_eq_2_and_better_resident_versions_serve(rules: ModuleType) -> None:
