@@ -343,6 +343,17 @@ HOBBIT_API uint64_t hobbit_resident_memory(void);
 // Bytes that the process may still take without anything being swapped out or killed, by memory cgroups too.
 HOBBIT_API uint64_t hobbit_available_memory(void);
 
+// The right to measure the free memory and to take a part of it, which programs have one after the other. Without a
+// bound on memory hobbit_prepare has it, until the pools have their pages; whoever plans and loads before takes it
+// first. One for a process, however often it is taken.
+typedef struct hobbit_memory_turn hobbit_memory_turn;
+
+// Waits while another program has it; NULL: it still has it after so many milliseconds.
+HOBBIT_API hobbit_memory_turn * hobbit_take_turn(uint32_t milliseconds);
+
+// NULL is ignored.
+HOBBIT_API void hobbit_end_turn(hobbit_memory_turn * turn);
+
 struct hobbit_disk_speed {
     double   bytes_per_s;
     uint64_t read_bytes; // of each read: as asked for, aligned, and not more than the file holds

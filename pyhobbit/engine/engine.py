@@ -17,7 +17,7 @@ from pyhobbit.engine.chat_format import ChatFormat, ChatPrompt, Message
 from pyhobbit.engine.closing import Closing
 from pyhobbit.engine.drafts import Decoder, Governor
 from pyhobbit.engine.llama import Sampler, Watch, can_fit, opening, utf8_size
-from pyhobbit.engine.plan import fit
+from pyhobbit.engine.plan import fit, turn
 from pyhobbit.engine.projector import Projector, open_projector
 from pyhobbit.engine.reader import ChatReader, Said, TextReader
 from pyhobbit.engine.session import Session, one_sequence
@@ -105,7 +105,7 @@ class Engine(Closing):
             raise HobbitError("the engine is open already; close it first")
         start = time.perf_counter()
         try:
-            with opening:
+            with opening, turn(self._config.cache):
                 # What does not fit is said before anything is loaded.
                 how = fit(self._path, self._config)
                 self._session = Session(

@@ -6,6 +6,7 @@ then divides what is left between its pools. Both say what does not fit before a
 """
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,13 @@ from pyhobbit.engine.stats import ModelInfo
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.stored_settings import lookahead_bytes
 from pyhobbit.native.ffi import HostMemory, host_memory
-from pyhobbit.native.machine import available_memory, physical_memory, resident_memory, trimmed_heap
+from pyhobbit.native.machine import (
+    available_memory,
+    memory_turn,
+    physical_memory,
+    resident_memory,
+    trimmed_heap,
+)
 from pyhobbit.settings.config import CacheConfig, EngineConfig, Setting, format_size
 
 _CELL_BYTES = 64  # that llama.cpp keeps for a token of context beside the KV cache, even when it simulates
@@ -106,6 +113,12 @@ class Fit:
     settings: dict[str, Setting]
     n_ctx: int
     n_batch: int
+
+
+def turn(cache: CacheConfig) -> AbstractContextManager[None]:
+    """Held from fit() until the model is open: programs that take what is free do so one after the other."""
+    is_bounded = cache.memory is not None or cache.pools is not None
+    return nullcontext() if is_bounded else memory_turn()
 
 
 def fit(

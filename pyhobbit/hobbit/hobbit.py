@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pyhobbit.engine.cache import Cache
 from pyhobbit.engine.closing import Closing
 from pyhobbit.engine.llama import DAMAGED, can_fit, description, load_failure, log, opening, utf8_size
-from pyhobbit.engine.plan import Fit, fit
+from pyhobbit.engine.plan import Fit, fit, turn
 from pyhobbit.engine.stats import ModelInfo, Stats, peak_rss_bytes
 from pyhobbit.engine.threads import computing_threads
 from pyhobbit.errors import ConfigError, HobbitError
@@ -131,7 +131,7 @@ class Hobbit(Closing, TypedLlama):
             check_model_file(Path(path))
         except HobbitError as e:
             raise LoadError(str(e)) from None
-        with opening:
+        with opening, turn(self.cache_config):
             self._load(path, llama)
 
     def _fit(self, path: str, llama: Mapping[str, Any]) -> Fit:

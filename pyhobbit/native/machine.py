@@ -4,6 +4,8 @@
 import contextlib
 import ctypes
 import os
+import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +13,9 @@ from pathlib import Path
 from pyhobbit.native.ffi import check, ffi, lib
 
 _LIBC = ctypes.CDLL(None)
+_PATIENCE_S = 60.0  # how long another program may load a model
+_TOLD_AFTER_S = 2.0
+_PERIOD_S = 0.05
 
 
 def resident_memory() -> int:
@@ -26,6 +31,24 @@ def physical_memory() -> int:
 def available_memory() -> int:
     """Bytes that this process may still take without anything being swapped out or killed."""
     return lib.hobbit_available_memory()
+
+
+@contextlib.contextmanager
+def memory_turn() -> Iterator[None]:
+    """Programs that plan with what is free, and take it, do so one after the other: see hobbit_take_turn.
+
+    After a minute this one goes on beside the other.
+    """
+    start, told = time.monotonic(), False
+    while not (turn := lib.hobbit_take_turn(0)) and time.monotonic() - start < _PATIENCE_S:
+        if not told and time.monotonic() - start > _TOLD_AFTER_S:
+            print("pyhobbit waits for another program that takes memory for a model", file=sys.stderr)
+            told = True
+        time.sleep(_PERIOD_S)
+    try:
+        yield
+    finally:
+        lib.hobbit_end_turn(turn)
 
 
 @contextlib.contextmanager

@@ -1,23 +1,24 @@
 # SPDX-License-Identifier: MIT
 """Programs that start at the same time in one memory cgroup, without --memory: none is killed.
 
-    python tests/faults/several_programs.py [--programs 1 2 3] [--limit 700M]      # as root
+    python tests/faults/several_programs.py [--programs 1 2 3] [--limit 700M] [--repeat N]      # as root
 
-Each reads a prompt that uses most experts of a model that is larger than what is left for it. Prints the exit
-status, peak and text of each.
+Each reads a prompt that uses most experts of a model that is larger than what is left for it. Prints the text
+and peak of each, or the sentence with which it is refused. Exits with 1 if one ends in another way, or with
+another text.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import os
-import re
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -29,6 +30,7 @@ import random_moe  # noqa: E402
 from pyhobbit.settings.config import parse_size  # noqa: E402
 
 SHAPE = random_moe.Shape(n_layer=4, n_embd=512, n_ff=512, n_expert=192, n_used=8)
+CLEAR = ("not enough free memory", "does not fit into memory")
 PROGRAM = """
 import random, sys
 from pyhobbit import Hobbit
@@ -46,7 +48,7 @@ with Hobbit(sys.argv[1], n_ctx=512, n_batch=128, verbose=False, kv_overrides=opt
 """
 
 
-@contextmanager
+@contextlib.contextmanager
 def cgroup(limit: int) -> Iterator[Path]:
     """A memory cgroup of v1 or v2; its file of processes."""
     v1 = Path("/sys/fs/cgroup/memory")
@@ -59,52 +61,58 @@ def cgroup(limit: int) -> Iterator[Path]:
         folder.rmdir()
 
 
+def start(model: Path, processes: Path) -> subprocess.Popen[str]:
+    """In the cgroup whose file of processes this is."""
+    command = ["sh", "-c", f'echo $$ > {processes} && exec "$@"', "sh", sys.executable, "-P", "-c", PROGRAM]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen([*command, str(model)], **pipes, text=True)
+
+
+def outcome(process: subprocess.Popen[str]) -> str:
+    """What became of a program that was told to compute: its text, or the sentence that it ended with."""
+    said, failed = process.communicate()
+    if process.returncode == 0:
+        text = hashlib.sha256(said.partition("]")[0].encode()).hexdigest()[:8]
+        return f"text {text}, peak {said.split()[-1]} MiB"
+    if process.returncode == 1 and any(clear in failed for clear in CLEAR):
+        return "refused: " + failed.strip().splitlines()[-1].partition(": ")[2]
+    return f"BAD, status {process.returncode}: {failed[-300:]}"
+
+
+def together(model: Path, n: int, limit: int) -> list[str]:
+    """What became of n programs: all are open, or refused, before one computes."""
+    with cgroup(limit) as processes:
+        running = [start(model, processes) for _ in range(n)]
+        for process in running:
+            process.stdout.readline()
+        for process in running:
+            with contextlib.suppress(BrokenPipeError):  # one that was refused
+                process.stdin.write("\n")
+                process.stdin.flush()
+        return [outcome(process) for process in running]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--programs", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--limit", type=parse_size, default=parse_size("700M"))
+    parser.add_argument("--repeat", type=int, default=1)
     args = parser.parse_args()
-    n_killed = 0
+    outcomes = []
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder, "random.gguf")
         random_moe.write_model(random_moe.declare("qwen3moe", SHAPE, "q8_0"), model, models.stock_dir())
         print(f"a model of {model.stat().st_size >> 20} MiB, a limit of {args.limit >> 20} MiB for all")
-        for n in args.programs:
-            with cgroup(args.limit) as processes:
-                command = [
-                    "sh",
-                    "-c",
-                    f'echo $$ > {processes} && exec "$@"',
-                    "sh",
-                    sys.executable,
-                    "-P",
-                    "-c",
-                ]
-                running = [
-                    subprocess.Popen(
-                        [*command, PROGRAM, str(model)],
-                        stdin=subprocess.PIPE,
-                        stdout=subprocess.PIPE,
-                        stderr=subprocess.PIPE,
-                        text=True,
-                    )
-                    for _ in range(n)
-                ]
-                for process in running:  # all are open before one computes
-                    process.stdout.readline()
-                for process in running:
-                    process.stdin.write("\n")
-                    process.stdin.close()
-                for process in running:
-                    said, failed = process.stdout.read(), process.stderr.read()
-                    n_killed += process.wait() < 0
-                    text = hashlib.sha256(said.partition("]")[0].encode()).hexdigest()[:8]
-                    peak = re.findall(r"(\d+)$", said.strip())
-                    line = f"{n} at once: status {process.returncode}, peak {peak} MiB, text {text}"
-                    print(line, failed[-300:])
-    return 1 if n_killed else 0
+        for n in [n for n in args.programs for _ in range(args.repeat)]:
+            ended = together(model, n, args.limit)
+            print(*(f"{n} at once: {each}" for each in ended), sep="\n", flush=True)
+            outcomes += ended
+    kinds = Counter(each.partition(" ")[0].strip(",:") for each in outcomes)
+    print(f"{len(outcomes)} programs: " + ", ".join(f"{n} {kind}" for kind, n in kinds.items()))
+    texts = {each.split()[1] for each in outcomes if each.startswith("text")}
+    return 1 if kinds["BAD"] or len(texts) != 1 else 0
 
 
 if __name__ == "__main__":

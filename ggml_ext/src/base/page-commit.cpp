@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "base/page-commit.h"
 
+#include "base/memory-turn.h"
 #include "base/system-memory.h"
 
 #include <algorithm>
@@ -22,12 +23,13 @@ page_commit::~page_commit() {
 void page_commit::start(std::vector<range> ranges, uint64_t spare) {
     stop_      = false;
     committed_ = 0;
-    thread_    = std::thread([this, ranges = std::move(ranges), spare] {
+    thread_    = std::thread([this, ranges = std::move(ranges), spare, turn = memory_turn::current()]() mutable {
         try {
             run(ranges, spare);
         } catch (const std::exception &) {
             // no memory even to look: pages are taken at their first use
         }
+        turn.reset();
     });
 }
 

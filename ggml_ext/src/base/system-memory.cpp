@@ -23,6 +23,10 @@ void set_system_root(const std::string & folder) {
     system_root() = folder;
 }
 
+std::string meminfo_path() {
+    return system_root() + "/proc/meminfo";
+}
+
 uint64_t resident_memory() {
     std::ifstream in("/proc/self/statm");
     uint64_t      total    = 0;
@@ -101,7 +105,7 @@ static uint64_t cgroups_room() {
 
 uint64_t available_memory() {
     uint64_t kilobytes = 0;
-    if (!read_field(system_root() + "/proc/meminfo", "MemAvailable:", kilobytes)) {
+    if (!read_field(meminfo_path(), "MemAvailable:", kilobytes)) {
         kilobytes = uint64_t(sysconf(_SC_PHYS_PAGES)) * uint64_t(sysconf(_SC_PAGESIZE)) / 1024;
     }
     return std::min(kilobytes * 1024, cgroups_room());

@@ -12,6 +12,9 @@ namespace hobbit {
 // Where /proc and /sys are found, "" at first: for tests, which make a machine of their own. Not thread-safe.
 void set_system_root(const std::string & folder);
 
+// /proc/meminfo of the machine that this process sees.
+std::string meminfo_path();
+
 // Bytes of memory that this process holds now.
 uint64_t resident_memory();
 

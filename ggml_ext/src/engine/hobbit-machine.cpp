@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "base/last-error.h"
+#include "base/memory-turn.h"
 #include "base/system-memory.h"
 #include "hobbit.h"
 #include "io/disk-speed.h"
@@ -10,6 +11,23 @@ uint64_t hobbit_resident_memory(void) {
 
 uint64_t hobbit_available_memory(void) {
     return hobbit::available_memory();
+}
+
+struct hobbit_memory_turn {
+    std::shared_ptr<hobbit::memory_turn> turn;
+};
+
+hobbit_memory_turn * hobbit_take_turn(uint32_t milliseconds) {
+    try {
+        auto turn = hobbit::memory_turn::take(std::chrono::milliseconds(milliseconds));
+        return turn ? new hobbit_memory_turn{ std::move(turn) } : nullptr;
+    } catch (const std::exception &) { // no memory for it
+        return nullptr;
+    }
+}
+
+void hobbit_end_turn(hobbit_memory_turn * turn) {
+    delete turn;
 }
 
 bool hobbit_measure_disk(const char * path, uint64_t read_bytes, uint32_t n_threads, double seconds,

@@ -2,6 +2,7 @@
 #include "engine/hobbit-model.h"
 
 #include "base/last-error.h"
+#include "base/memory-turn.h"
 #include "base/system-memory.h"
 #include "device/compute-device.h"
 #include "device/device-traits.h"
@@ -262,6 +263,9 @@ status hobbit_model::plan(uint64_t model_bytes, uint32_t n_batch, hobbit_pool_pl
     return places_->plan(memory_beside(model_bytes), n_batch, plan);
 }
 
+// How long another program may take to fill its memory.
+static constexpr auto TURN_PATIENCE = std::chrono::seconds(60);
+
 status hobbit_model::prepare(uint64_t model_bytes, uint32_t n_batch) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (prepared_) {
@@ -271,6 +275,8 @@ status hobbit_model::prepare(uint64_t model_bytes, uint32_t n_batch) {
     }
     HOBBIT_TRY(check_device_settings());
     HOBBIT_TRY(reader_.check_in_place()); // llama.cpp has read the other weights since
+    const bool takes_free = settings_.spare_memory() > 0;
+    const auto turn       = takes_free ? memory_turn::take(TURN_PATIENCE) : nullptr; // page_commit goes on with it
     HOBBIT_TRY(places_->allocate(memory_beside(model_bytes), n_batch, *policy_));
     if (!settings_.trace.empty()) { // not before: a model that cannot run leaves an older trace alone
         HOBBIT_TRY(recorder_.open_trace(settings_.trace, index_));

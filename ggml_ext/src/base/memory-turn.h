@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <sys/types.h>
+
+namespace hobbit {
+
+// The right to measure the system's free memory and to take a part of it. Processes have it one after the other:
+// programs that start at the same time would otherwise all plan with the same free bytes. A process has one turn at a
+// time, however many of its models share it; it ends with the last reference.
+//
+// Processes exclude each other by a lock on /proc/meminfo, so only where they see the same one. Where that file cannot
+// be locked, a turn excludes nobody.
+//
+// Thread-safety: all functions may be called from any thread.
+class memory_turn {
+  public:
+    // Waits while another process has its turn. Null: that process still has it after `patience`.
+    static std::shared_ptr<memory_turn> take(std::chrono::milliseconds patience);
+
+    // This process's turn; null: it has none.
+    static std::shared_ptr<memory_turn> current();
+
+    ~memory_turn();
+
+    memory_turn(const memory_turn &)             = delete;
+    memory_turn & operator=(const memory_turn &) = delete;
+
+  private:
+    explicit memory_turn(int file);
+
+    const int   file_; // locked; -1: none
+    const pid_t process_;
+};
+
+} // namespace hobbit

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: MIT
+"""Programs that take what is free open their models one after the other."""
+
+import fcntl
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import models
+import pytest
+
+from pyhobbit import CacheConfig, Engine, EngineConfig, Hobbit
+from pyhobbit.engine.plan import turn
+from pyhobbit.native import machine
+from pyhobbit.native.ffi import ffi, lib
+
+MEMINFO = Path("/proc/meminfo")
+
+
+@pytest.fixture
+def other() -> Iterator[IO[str]]:
+    """Another program that has its turn: a second open file excludes even its own process."""
+    with MEMINFO.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield file
+
+
+def has_turn() -> bool:
+    """Whether this process, and no other, has it."""
+    with MEMINFO.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            ours = lib.hobbit_take_turn(0)
+            lib.hobbit_end_turn(ours)
+            return ours != ffi.NULL
+        return False
+
+
+@pytest.mark.usefixtures("other")
+def test_a_program_with_a_bound_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine.time, "sleep", lambda _s: pytest.fail("it waits"))
+    for cache in (CacheConfig(memory=1 << 30), CacheConfig(pools=1 << 20)):
+        with turn(cache):
+            assert not has_turn()
+
+
+def test_one_without_a_bound_waits_for_the_other(other: IO[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = []
+
+    def end_other(seconds: float) -> None:
+        waits.append(seconds)
+        fcntl.flock(other, fcntl.LOCK_UN)
+
+    monkeypatch.setattr(machine.time, "sleep", end_other)
+    with turn(CacheConfig()):
+        assert has_turn()
+    assert waits
+
+
+@pytest.mark.usefixtures("other")
+def test_it_goes_on_when_the_other_does_not_end(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(machine.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(machine.time, "sleep", lambda _s: now.append(now.pop() + 10))
+    with turn(CacheConfig()):
+        assert not has_turn()
+    assert now == [60]
+    assert capsys.readouterr().err.count("waits for another program") == 1
+
+
+def test_an_engine_loads_within_its_turn() -> None:
+    seen = []
+    config = EngineConfig(n_ctx=64, cache=CacheConfig(prefetch=0))
+    with Engine(models.tiny(), config, on_loading=lambda _share: seen.append(has_turn())):
+        pass
+    assert seen
+    assert all(seen)
+
+
+def test_a_hobbit_loads_within_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    load: Any = Hobbit._load
+    monkeypatch.setattr(Hobbit, "_load", lambda *args: (seen.append(has_turn()), load(*args))[1])
+    with Hobbit(models.tiny(), n_ctx=64, verbose=False, prefetch=0):
+        pass
+    assert seen == [True]
