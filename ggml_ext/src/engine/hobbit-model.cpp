@@ -8,7 +8,6 @@
 #include "device/device-traits.h"
 #include "ggml-impl.h"
 #include "io/pinned-memory.h"
-#include "model/sidecar.h"
 
 #include <algorithm>
 #include <chrono>
@@ -55,52 +54,14 @@ status hobbit_model::open(const std::string & path, const hobbit_setting * given
     HOBBIT_TRY(opened->check_thresholds(opened->settings_.thresholds));
     HOBBIT_TRY(find_compute_devices(opened->settings_.device, named));
     HOBBIT_TRY(opened->open_files());
-    opened->recall(path);
-    if (needs_prior(opened->settings_.policy) && opened->prior_.empty()) {
+    opened->history_.recall(path, opened->settings_.remember);
+    if (needs_prior(opened->settings_.policy) && opened->history_.rates().empty()) {
         return status::error("hobbit.policy=%s keeps the experts that were used most before, and nothing is known of "
                              "'%s': run pyhobbit calibrate, or choose another policy",
                              opened->settings_.policy.c_str(), path.c_str());
     }
     model = std::move(opened);
     return {};
-}
-
-//
-// between runs
-//
-
-use_counts hobbit_model::no_uses() const {
-    return { index_.n_layers(), index_.n_experts(), std::max(1u, index_.n_experts_used()) };
-}
-
-// What calibration and earlier runs used.
-void hobbit_model::recall(const std::string & path) {
-    use_counts uses = no_uses();
-    if (!index_.uses().empty()) {
-        uses.add(index_.uses());
-    }
-    if (settings_.remember) {
-        uses_path_     = beside_model(path, use_counts::suffix);
-        const status s = uses.read(uses_path_, index_.model_bytes());
-        if (!s.ok()) {
-            GGML_LOG_WARN("hobbit: %s: it is ignored, and replaced when the model is closed\n", s.message().c_str());
-        }
-    }
-    prior_ = uses.rates();
-}
-
-// Another process may have written since the start.
-void hobbit_model::remember() const {
-    if (uses_path_.empty() || !run_ || run_->uses.rates().empty()) {
-        return;
-    }
-    use_counts uses = no_uses();
-    status     s    = uses.read(uses_path_, index_.model_bytes()); // if it cannot be read, recall() has told
-    uses.add(run_->uses.counts());
-    s = uses.write(uses_path_, index_.model_bytes());
-    if (!s.ok()) {
-        GGML_LOG_WARN("hobbit: %s: the next start will not know which experts were used\n", s.message().c_str());
-    }
 }
 
 status hobbit_model::check_thresholds(const score_thresholds & t) const {
@@ -185,18 +146,20 @@ void hobbit_model::build(const std::vector<ggml_backend_dev_t> & devices) {
     options.n_experts = index_.n_experts();
     options.n_used    = places_->all().front()->demand().n_used;
 
-    options.prior = prior_;
+    options.prior = history_.rates();
     options.terms = index_.terms();
     policy_       = make_policy(options);
     rule_         = make_rule(rule());
     const layer_step step(*rule_, *policy_, settings_.strict);
-    run_.reset(new run_state{ step, sequence_thresholds(settings_.thresholds), {}, no_uses() });
+    run_.reset(new run_state{ step, sequence_thresholds(settings_.thresholds), {}, history_.none() });
     run_->degrade = settings_.degrade;
 }
 
 hobbit_model::~hobbit_model() {
     char err[1024];
-    guard([&] { remember(); });
+    if (run_) {
+        guard([&] { history_.remember(run_->uses); });
+    }
     if (!report_call("cannot complete the trace", err, sizeof(err), [&] { return recorder_.close(); })) {
         GGML_LOG_ERROR("hobbit: %s\n", err);
     }
@@ -281,7 +244,7 @@ status hobbit_model::prepare(uint64_t model_bytes, uint32_t n_batch) {
     if (!settings_.trace.empty()) { // not before: a model that cannot run leaves an older trace alone
         HOBBIT_TRY(recorder_.open_trace(settings_.trace, index_));
     }
-    places_->start(*run_, rule(), most_used(prior_));
+    places_->start(*run_, rule(), most_used(history_.rates()));
     start_sequence(0); // where llama.cpp does not say which sequences it computes
     set_reporting();
     prepared_    = true;

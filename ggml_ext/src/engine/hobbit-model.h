@@ -13,9 +13,9 @@
 #include "io/file-reader.h"
 #include "io/loader.h"
 #include "model/expert-index.h"
-#include "model/use-counts.h"
 #include "policy/cache-policy.h"
 #include "record/run-recorder.h"
+#include "record/use-history.h"
 
 #include <atomic>
 #include <memory>
@@ -116,9 +116,6 @@ struct hobbit_model final : public hobbit::split_runner {
     hobbit::status       change_thresholds(const hobbit::score_thresholds & t, hobbit::settings & changed) const;
     hobbit::rule_options rule() const;
     void                 start_sequence(int32_t sequence);
-    hobbit::use_counts   no_uses() const;
-    void                 recall(const std::string & path);
-    void                 remember() const;
     void                 set_reporting();
     void                 keep_no_memory();
 
@@ -131,8 +128,7 @@ struct hobbit_model final : public hobbit::split_runner {
     hobbit::stats                           stats_;
     hobbit::posix_file_reader               reader_;
     hobbit::precision_costs                 costs_;
-    std::string                             uses_path_; // empty: no counts are kept
-    hobbit::expert_table<float>             prior_;     // uses per token before this run; empty if unknown
+    hobbit::use_history                     history_{ index_ };
     std::unique_ptr<hobbit::precision_rule> rule_;
     std::unique_ptr<hobbit::cache_policy>   policy_;
     std::unique_ptr<hobbit::run_state>      run_;
