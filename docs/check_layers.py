@@ -2,7 +2,8 @@
 """Checks the order of the folders that docs/design.md lists: part of `make lint`.
 
 A file includes or imports only from its own folder and from those above it in the list, and files form no
-circle. Imports inside functions and under TYPE_CHECKING count like all others.
+circle. Imports inside functions and under TYPE_CHECKING count like all others. No two headers define a class
+of one name.
 """
 
 import ast
@@ -67,6 +68,15 @@ def problems(tree: str) -> Iterator[str]:
         yield f"{tree}: a circle: {' -> '.join(e.args[1])}"
 
 
+def doubles() -> Iterator[str]:
+    """Classes that two headers define: the linker takes one's functions for both, without a word."""
+    first = dict[str, str]()
+    for path in sorted((ROOT / "ggml_ext" / "src").rglob("*.h")):
+        for name in re.findall(r"^(?:class|struct) (\w+)[^;]*\{", path.read_text("utf-8"), re.MULTILINE):
+            if (other := first.setdefault(name, path.name)) != path.name:
+                yield f"{path.name} and {other} both define {name}"
+
+
 if __name__ == "__main__":
-    found = [f"{problem}" for tree in TREES for problem in problems(tree)]
-    sys.exit("\n".join(found) or 0)
+    found = [problem for tree in TREES for problem in problems(tree)]
+    sys.exit("\n".join([*found, *doubles()]) or 0)

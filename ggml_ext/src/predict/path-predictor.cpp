@@ -10,7 +10,7 @@ namespace hobbit {
 static constexpr float  n_prior        = 0.5f; // tokens; from 0.25 to 1 the recall on real traces changes little
 static constexpr size_t entry_overhead = 128;  // bytes of an entry of the dictionary beside its key and counts
 
-void use_counts::add(const int32_t * experts, size_t n) {
+void choice_counts::add(const int32_t * experts, size_t n) {
     if (n_tokens_ == max_tokens) {
         n_tokens_ /= 2;
         std::transform(uses_.begin(), uses_.end(), uses_.begin(), [](uint8_t count) { return uint8_t(count / 2); });
@@ -28,7 +28,7 @@ path_predictor::path_predictor(const predictor_options & options, size_t diction
     for (layer_id layer; layer < n_experts_.size(); layer++) {
         any_.emplace_back(n_experts_[layer]);
         for (uint32_t e = 0; layer + 1 < n_experts_.size() && e < n_experts_[layer]; e++) {
-            after_[{ layer, e }] = use_counts(n_experts_[layer + 1]);
+            after_[{ layer, e }] = choice_counts(n_experts_[layer + 1]);
         }
     }
 }
@@ -36,7 +36,7 @@ path_predictor::path_predictor(const predictor_options & options, size_t diction
 size_t path_predictor::bytes() const {
     size_t bytes = dictionary_size_;
     for (size_t layer = 0; layer + 1 < n_experts_.size(); layer++) {
-        bytes += n_experts_[layer] * (n_experts_[layer + 1] + sizeof(use_counts));
+        bytes += n_experts_[layer] * (n_experts_[layer + 1] + sizeof(choice_counts));
     }
     return bytes;
 }

@@ -14,13 +14,13 @@ namespace hobbit {
 
 // How often each expert of a layer was chosen in some situation. Old choices count less: all counts are halved when
 // they are of max_tokens.
-class use_counts {
+class choice_counts {
   public:
     static constexpr uint8_t max_tokens = 32; // larger ones only lower the recall
 
-    use_counts() = default;
+    choice_counts() = default;
 
-    explicit use_counts(size_t n_experts) : uses_(n_experts) {}
+    explicit choice_counts(size_t n_experts) : uses_(n_experts) {}
 
     bool empty() const { return n_tokens_ == 0; }
 
@@ -79,13 +79,13 @@ class path_predictor final : public predictor {
 
     const std::vector<uint32_t> n_experts_; // [layer]
     const size_t                dictionary_size_;
-    std::vector<use_counts>     any_;    // [layer] whatever was chosen before
-    expert_table<use_counts>    after_;  // [expert] what the next layer chose
+    std::vector<choice_counts>  any_;    // [layer] whatever was chosen before
+    expert_table<choice_counts> after_;  // [expert] what the next layer chose
     layer_routing               now_;    // of the layer that ran last; weights of sum 1
     layer_routing               before_; // of the layer before it, with the same tokens; else no tokens
 
-    std::unordered_map<std::string, use_counts> dictionary_;
-    size_t                                      n_taken_ = 0; // bytes of dictionary_size_
+    std::unordered_map<std::string, choice_counts> dictionary_;
+    size_t                                         n_taken_ = 0; // bytes of dictionary_size_
 };
 
 } // namespace hobbit

@@ -166,5 +166,5 @@ TEST_CASE("layers may differ in their number of experts") {
     REQUIRE(predictions.size() == 2);
     CHECK(predictions[0].experts == experts{ 0, 1 });
     CHECK(predictions[1].experts == experts{ 1, 2, 3 });
-    CHECK(p.bytes() == 8 * (2 + sizeof(use_counts)) + 2 * (4 + sizeof(use_counts)));
+    CHECK(p.bytes() == 8 * (2 + sizeof(choice_counts)) + 2 * (4 + sizeof(choice_counts)));
 }
