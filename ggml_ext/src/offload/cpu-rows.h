@@ -31,7 +31,7 @@ struct layer_section {
 class cpu_rows {
   public:
     // Both must outlive the object; the cache is in host memory.
-    cpu_rows(const expert_index & index, const expert_cache & cache) : index_(index), products_(index, cache) {}
+    cpu_rows(const expert_index & index, const expert_cache & cache) : products_(index, cache) {}
 
     // Whether the rows of every tensor that the section computes are independent of each other.
     static bool can_share(const layer_section & section, const layer_routing & routing);
@@ -97,7 +97,6 @@ class cpu_rows {
     status                   add_nodes(const std::vector<ggml_tensor *> & nodes, const piece & p, inner_graph & cpu);
     void                     keep_results(const piece & p);
 
-    const expert_index & index_;
     const expert_matmuls products_;
 
     std::vector<const ggml_tensor *> nodes_; // of the section, without no-ops
