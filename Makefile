@@ -70,7 +70,7 @@ CMAKE_FILES    := CMakeLists.txt $(wildcard cmake/*.cmake cmake/site-packages/*)
 NATIVE_SOURCES := $(shell find ggml_ext patches tests/cpp -type f) pyhobbit/native/build.py
 CXX_SOURCES    := $(filter %.cpp %.h,$(NATIVE_SOURCES))
 
-.PHONY: install build test demo package stock vulkan cuda sanitize ctest lint format deps clean server-suite reference requirements sbom
+.PHONY: install build test demo package stock vulkan cuda sanitize fuzz ctest lint format deps clean server-suite reference requirements sbom
 .DELETE_ON_ERROR:
 
 install: $(INSTALLED)
@@ -217,6 +217,16 @@ build/%/.passed: .venv/.tools $(CMAKE_FILES) $(NATIVE_SOURCES)
 	cmake --build build/$*
 	setarch --addr-no-randomize ctest --test-dir build/$* $(CTEST_OPTIONS)
 	touch $@
+
+# Damaged files that reach new code, by libFuzzer: needs clang and its run-time library. Inputs are kept in build/fuzz/inputs.
+FUZZ_SECONDS := 600
+fuzz: .venv/.tools
+	CC=clang CXX=clang++ cmake -S . -B build/fuzz -DCMAKE_BUILD_TYPE=RelWithDebInfo -DHOBBIT_BUILD_TESTS=ON \
+	    -DHOBBIT_SANITIZE=fuzzer-no-link,address,undefined -DGGML_OPENMP=OFF -DGGML_LLAMAFILE=OFF -DGGML_CPU_REPACK=OFF
+	cmake --build build/fuzz --target fuzz-files
+	mkdir -p build/fuzz/inputs
+	build/fuzz/bin/fuzz-files -max_total_time=$(FUZZ_SECONDS) -max_len=65536 -timeout=20 -print_final_stats=1 \
+	    -artifact_prefix=build/fuzz/ build/fuzz/inputs
 
 # The wheel, from a source distribution, in an environment without anything else. Minutes, so not part of `test`.
 package: PACKAGE := build/package

@@ -5,8 +5,7 @@
 //
 //   fuzz-files N [SEED]   opens N mutants of each format and prints how many were opened and refused
 //
-// With clang and libFuzzer in place of main(); the first byte of an input is the number of its format:
-//   -fsanitize=fuzzer,address -DHOBBIT_LIBFUZZER
+// `make fuzz` builds it with libFuzzer's main(); the first byte of an input is then the number of its format.
 #include "fixtures/fingerprint.h"
 #include "fixtures/gguf-builder.h"
 #include "fixtures/temp-dir.h"
