@@ -14,6 +14,10 @@ EQUIVALENT: dict[str, str] = {
     "demand.n_absent > 0); -> 1": UNIT,
     "shared[i].*setting = least[i] + (sum > <0 ? uint64_t(rest * weights[i] / sum) : 0); -> 1": UNIT,
     "for (size_t i = 0; i < least.size() && bound > <0; i++) { -> 1": "a bound of one byte is refused before",
+    "uint64_t n_uses_ = <0; -> 1": "the order of the counts decides, and the first is above 0 all the same",
+    "const uint64_t at_least = std::max(least_slots(d, term_id::low), d.n_absent > 0 ? left : <0); -> 1": (
+        "the least is 1 or more"
+    ),
     "memory.push_back(d.n_experts > <0 ? least_device_memory(device.rows, smallest) : 0); -> 1": "a layer "
     "with routed experts has two or more",
     '_require(abs(total - 1) <<= _WEIGHT_TOLERANCE, f"the weights {text} sum to {total:g}, '

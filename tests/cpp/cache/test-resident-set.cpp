@@ -131,6 +131,25 @@ TEST_CASE("a pinned expert keeps its slot until each pin is undone") {
     CHECK(insert(set, { 1, 2 }) == expert_id{ 0, 0 });
 }
 
+TEST_CASE("there is room while some slot is not pinned, however often the others are") {
+    fixed_policy policy;
+    resident_set set = make_set(2, policy);
+    insert(set, { 0, 0 });
+    insert(set, { 0, 1 });
+    for (int round = 0; round < 3; round++) {
+        set.pin({ 0, 0 });
+        set.pin({ 0, 0 });
+        CHECK(set.has_room());
+        set.pin({ 0, 1 });
+        CHECK_FALSE(set.has_room());
+        set.unpin({ 0, 0 });
+        CHECK_FALSE(set.has_room());
+        set.unpin({ 0, 0 });
+        CHECK(set.has_room());
+        set.unpin({ 0, 1 });
+    }
+}
+
 TEST_CASE("where everything is pinned nothing can be inserted, and nothing changes") {
     fixed_policy policy;
     resident_set set = make_set(2, policy);

@@ -243,6 +243,10 @@ TEST_CASE("without a budget host memory behind a device caches experts in what i
     CHECK(planned({}, one_tier(), other).n_host_slots == pool_slots{ (600 - 100 - 10 - 256) / 5, 0 });
     other.available = 100 * MiB;
     CHECK(planned({}, one_tier(), other).n_host_slots == pool_slots{ 0, 0 });
+    other.available = (366 + 4 * 5) * MiB; // just a token's experts of a layer
+    CHECK(planned({}, one_tier(), other).n_host_slots == pool_slots{ 4, 0 });
+    other.available--;
+    CHECK(planned({}, one_tier(), other).n_host_slots == pool_slots{ 0, 0 });
 }
 
 TEST_CASE("host memory with less room than a token's experts of a layer caches none") {
