@@ -9,7 +9,6 @@ The second is computed token by token, as in decoding, where what is resident se
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from quality import TINY, convert, halves
 
+from pyhobbit.bench.script import option_parser, table_head, table_row
 from pyhobbit.quality.calibration import calibrate
 from pyhobbit.quality.evaluate import Chunk, Evaluator
 from pyhobbit.quality.stored import Calibration
@@ -79,7 +79,7 @@ def row(
         f"{quality.perplexity:.3f}",
         f"{quality.mean_kl:.1e}",
     )
-    return f"| {' | '.join(values)} |"
+    return table_row(values)
 
 
 def one_by_one(path: Path, cache: CacheConfig) -> Evaluator:
@@ -89,9 +89,7 @@ def one_by_one(path: Path, cache: CacheConfig) -> Evaluator:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = option_parser(__doc__)
     parser.add_argument("--high", default="f16")
     parser.add_argument("--low", default="q4_0")
     parser.add_argument(
@@ -112,7 +110,7 @@ def main() -> None:
         pools = int(args.pool * evaluator.info.tier_bytes_high)
     print(f"{args.high}+{args.low}, pools of {args.pool:.0%}, {args.chunks} x {N_CTX} tokens")
     print(f"t1 = {found.t1:g}, t2 = {found.t2:g}, {found.low_share:.0%} of the pools low\n")
-    print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
+    print(table_head(COLUMNS))
     for name, cache in settings(found, pools).items():
         with one_by_one(path, cache) as evaluator:
             print(row(name, evaluator, chunks, cache, reference), flush=True)

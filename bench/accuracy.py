@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pyhobbit.bench.script import option_parser, table_head, table_row
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.model_file import read_model_file
 from pyhobbit.model.names import check_model_file
@@ -216,16 +217,14 @@ def run(args: argparse.Namespace) -> None:
     for sentence in missing:
         print(f"accuracy.py: left out: {sentence}", file=sys.stderr)
     bound = {} if args.memory is None else {"hobbit.memory": args.memory}
-    print(f"| setting | {' | '.join(asked)} |\n|{'---|' * (len(asked) + 1)}")
+    print(table_head(("setting", *asked)))
     for name, own in settings.items():
         cells = [str(score(task, {**own, **bound}, args)) for task in asked]
-        print(f"| {name} | {' | '.join(cells)} |", flush=True)
+        print(table_row((name, *cells)), flush=True)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main() -> None:
+    parser = option_parser(__doc__)
     add = parser.add_argument
     add("model", type=Path, metavar="MODEL", help="GGUF file with a low tier, in it or beside it")
     for task in TASKS:
@@ -243,10 +242,8 @@ def main() -> int:
     try:
         run(parser.parse_args())
     except HobbitError as error:
-        print(f"accuracy.py: error: {error}", file=sys.stderr)
-        return 1
-    return 0
+        sys.exit(f"accuracy.py: error: {error}")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 
 from pyhobbit.bench import worker
-from pyhobbit.bench.job import Job
+from pyhobbit.bench.job import Job, tell
 from pyhobbit.engine.beams import Fork, assign, search
-from pyhobbit.errors import HobbitError
 
 
 class Beams(worker.Session):
@@ -61,8 +60,9 @@ class Beams(worker.Session):
         return self.logits(len(tokens))
 
 
-def measure(job: Job) -> dict[str, Any]:
-    """Loads the model, reads a prompt and searches."""
+def measure() -> dict[str, Any]:
+    """The job comes from standard input. Loads the model, reads a prompt and searches."""
+    job = Job(**json.load(sys.stdin))
     os.chdir(Path(job.model).parent)
     libraries = worker.Libraries(job.lib_dir)
     n_ctx = max(256, job.prompts[0] + job.n_beams * job.n_tokens)
@@ -73,16 +73,5 @@ def measure(job: Job) -> dict[str, Any]:
     return result
 
 
-def main() -> int:
-    """Returns the exit status: 1, with a sentence on standard error, where nothing can be measured."""
-    try:
-        found = measure(Job(**json.load(sys.stdin)))
-    except HobbitError as e:
-        print(f"bench: {e}", file=sys.stderr)
-        return 1
-    json.dump(found, sys.stdout)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(tell(measure))

@@ -7,7 +7,6 @@ The prompt's tokens are drawn at random, so that any model will do. A step compu
 --results keeps each search as soon as it ends: the same command goes on after an interruption.
 """
 
-import argparse
 import json
 import signal
 import tempfile
@@ -20,6 +19,7 @@ import numpy as np
 
 from pyhobbit.bench import routing, runner, system
 from pyhobbit.bench.arms import BY_NAME
+from pyhobbit.bench.script import option_parser, table_head, table_row
 from pyhobbit.errors import HobbitError
 
 _STOCK = BY_NAME["stock-mmap-128k"]
@@ -91,7 +91,7 @@ class Results:
             f"{median(found.first_s for found in runs.values()):.2f} s",
             "" if not same else "yes" if all(same) else "no",
         )
-        return f"| {' | '.join(cells)} |"
+        return table_row(cells)
 
 
 def measure(config: runner.BenchConfig, case: Case) -> Found:
@@ -114,7 +114,7 @@ def measure(config: runner.BenchConfig, case: Case) -> Found:
 
 def run(config: runner.BenchConfig, all_beams: list[int], results: Results) -> None:
     """Prints the rows of the arms when their last repetition ends, or when the user ends it."""
-    print(f"| {' | '.join(_COLUMNS)} |\n|{'---|' * len(_COLUMNS)}", flush=True)
+    print(table_head(_COLUMNS), flush=True)
     for limit in config.limits:
         for n_beams in all_beams:
             cases = [Case(limit, n_beams, arm.name, i) for i in range(config.reps) for arm in config.arms]
@@ -129,9 +129,7 @@ def run(config: runner.BenchConfig, all_beams: list[int], results: Results) -> N
 
 def main() -> None:
     """Prints a table; medians over the repetitions."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = option_parser(__doc__)
     add = parser.add_argument
     add("model", type=Path)
     add("--limits", type=float, nargs="+", default=[0.25, 0.4], help="shares of the model")

@@ -7,7 +7,6 @@ In Qwen3-30B-A3B's shape in q4_0 a matrix of an expert is read in two chunks of 
 misses two or three experts reads 12 to 18 of them, and then none until the next layer's router has chosen.
 """
 
-import argparse
 import mmap
 import os
 import random
@@ -21,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from pyhobbit.bench.script import option_parser, table_head, table_row
 from pyhobbit.native.machine import measure_disk
 
 READ_BYTES = 432 << 10  # a multiple of what direct reads need
@@ -71,19 +71,16 @@ def in_bursts(path: Path, n_reads: int, n_threads: int) -> float:
 
 def main() -> None:
     """Prints a table: threads by reads in a burst."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = option_parser(__doc__)
     parser.add_argument("file", type=Path)
     parser.add_argument("--reads", type=int, nargs="+", default=[6, 12, 18, 36], help="in one burst")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2, 4, 8])
     options = parser.parse_args()
-    print(f"| threads | {' | '.join(f'{n} reads' for n in options.reads)} | without a pause |")
-    print("|---" * (len(options.reads) + 2) + "|")
+    print(table_head(("threads", *(f"{n} reads" for n in options.reads), "without a pause")))
     for n_threads in options.threads:
         figures = [in_bursts(options.file, n, n_threads) for n in options.reads]
         figures.append(measure_disk(options.file, READ_BYTES, n_threads).bytes_per_s)
-        print(f"| {n_threads} | {' | '.join(f'{f / 1e9:.2f} GB/s' for f in figures)} |")
+        print(table_row((str(n_threads), *(f"{f / 1e9:.2f} GB/s" for f in figures))))
 
 
 if __name__ == "__main__":

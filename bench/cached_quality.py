@@ -11,15 +11,15 @@ divergence lie between two measured settings, on a line over the logarithms of t
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from quality import Fitted, convert, evaluators, halves
+from quality import ENGINE, Fitted, convert, evaluators, halves
 
+from pyhobbit.bench.script import option_parser, table_head
 from pyhobbit.quality.calibration import profile, routes
 from pyhobbit.quality.evaluate import Evaluator, Quality
 from pyhobbit.quality.fit import CacheFitter, CacheModel
@@ -28,10 +28,8 @@ from pyhobbit.settings.config import CacheConfig, EngineConfig, EvaluationConfig
 LIMITS = (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2, 6.4e-2)
 RULES = ("gate", "price")
 POLICY = "echo"
-HEAD = (
-    "| pools | rule | t1 | t2 | price | low share | KiB read per token "
-    "| mean KL | without cache | 99 % KL | same top-1 |"
-)
+HEAD = ("pools", "rule", "t1", "t2", "price", "low share", "KiB read per token", "mean KL")
+HEAD += ("without cache", "99 % KL", "same top-1")
 
 
 def settings(fitted: Fitted, rule: str) -> Iterator[Quality]:
@@ -84,17 +82,14 @@ def bytes_at(qualities: list[Quality], divergence: float) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = option_parser(__doc__)
     parser.add_argument("--chunks", type=int, default=8, help="of 512 tokens, to fit and to measure")
     parser.add_argument("--pair", default="q8_0+q2_k", metavar="HIGH+LOW")
     parser.add_argument("--pools", type=float, nargs="+", default=[0.2, 0.3, 0.4], metavar="SHARE")
     parser.add_argument("--kl", type=float, nargs="+", default=[3e-3, 1e-2], metavar="NATS")
     args = parser.parse_args()
-    engine = EngineConfig(CacheConfig(pools=64_000_000), EvaluationConfig.default_n_ctx, n_threads=1)
-    bench = Bench(convert(*args.pair.split("+")), engine, args.chunks)
-    print(f"{args.pair}, {args.chunks} x {engine.n_ctx} tokens\n\n{HEAD}\n|{'---|' * (HEAD.count('|') - 1)}")
+    bench = Bench(convert(*args.pair.split("+")), ENGINE, args.chunks)
+    print(f"{args.pair}, {args.chunks} x {ENGINE.n_ctx} tokens\n\n{table_head(HEAD)}")
     found: dict[tuple[float, str], list[Quality]] = {}
     for share in args.pools:
         for rule in RULES:
@@ -109,7 +104,7 @@ def main() -> None:
                     f"| {q.same_top1:.1%} |",
                     flush=True,
                 )
-    print("\n| pools | KL | gate, KiB | price, KiB | ratio |\n|---|---|---|---|---|")
+    print(f"\n{table_head(('pools', 'KL', 'gate, KiB', 'price, KiB', 'ratio'))}")
     for share in args.pools:
         for divergence in args.kl:
             gate, price = (bytes_at(found[share, rule], divergence) / 1024 for rule in RULES)

@@ -15,7 +15,6 @@ measured settings, on a line over the logarithms of the divergences.
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -24,8 +23,9 @@ from pathlib import Path
 import numpy as np
 from cached_quality import POLICY
 from cached_quality import Bench as FittedBench
-from quality import convert
+from quality import ENGINE, convert
 
+from pyhobbit.bench.script import option_parser, table_head, table_row
 from pyhobbit.quality.evaluate import Evaluator, Quality
 from pyhobbit.settings.config import CacheConfig, EngineConfig, EvaluationConfig
 
@@ -127,25 +127,22 @@ def share_at(runs: list[Run], divergence: float, name: str, whole: float) -> str
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = option_parser(__doc__)
     parser.add_argument("--chunks", type=int, default=8, help="of 512 tokens, to fit and to measure")
     parser.add_argument("--pair", default="q8_0+q2_k", metavar="HIGH+LOW")
     parser.add_argument("--pools", type=float, default=0.3, metavar="SHARE")
     parser.add_argument("--confidence", type=float, nargs="+", default=[0.3, 0.5, 0.7], metavar="P")
     args = parser.parse_args()
-    engine = EngineConfig(CacheConfig(pools=64_000_000), EvaluationConfig.default_n_ctx, n_threads=1)
-    bench = Bench(convert(*args.pair.split("+")), engine, args.chunks, args.pools)
+    bench = Bench(convert(*args.pair.split("+")), ENGINE, args.chunks, args.pools)
     high = bench.all_high()
     others = {name: list(bench.rule(name)) for name in ("skipping", *RULES)}
     whole, share = high.asked_bytes, high.read_bytes / high.asked_bytes
-    print(f"{args.pair}, {args.chunks} x {engine.n_ctx} tokens, pools of {args.pools:.0%}:")
+    print(f"{args.pair}, {args.chunks} x {ENGINE.n_ctx} tokens, pools of {args.pools:.0%}:")
     print(f"all high asks for {whole / 1024:.0f} KiB per token and reads {share:.2f} of it\n")
     head = ["other half", "confidence", "computed twice"]
     for name in ("asked", "read"):
         head += [f"KL, {name}", "changed top-1", name, *(f"{rule}, {name}" for rule in others)]
-    print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}")
+    print(table_head(head))
     for half, confidence, run in bench.drafts(args.confidence):
         row = [half, f"{confidence:g}", f"{run.repeated:.0%}"]
         for name, n_bytes in (("asked", run.asked_bytes), ("read", run.read_bytes)):
@@ -156,7 +153,7 @@ def main() -> None:
                 f"{n_bytes / whole:.2f}",
             ]
             row += [share_at(runs, quality.mean_kl, name, whole) for runs in others.values()]
-        print(f"| {' | '.join(row)} |", flush=True)
+        print(table_row(row), flush=True)
 
 
 if __name__ == "__main__":

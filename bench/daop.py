@@ -11,20 +11,18 @@ device, whose missing experts the CPU computes (mode cooperative). Divergence is
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass, replace
 
-from quality import TINY, convert
+from quality import ENGINE, TINY, convert
 
+from pyhobbit.bench.script import option_parser, table_head
 from pyhobbit.engine.stats import CacheStats
 from pyhobbit.native.rpc_servers import add_rpc_servers
 from pyhobbit.quality.evaluate import Evaluator, Quality
-from pyhobbit.settings.config import CacheConfig, EngineConfig, EvaluationConfig
+from pyhobbit.settings.config import CacheConfig, EvaluationConfig
 
-HEAD = (
-    "| experts in the cache | option | selections replaced | computed early | missing experts per token "
-    "| mean KL | 99 % KL | same top-1 | perplexity |"
-)
+HEAD = ("experts in the cache", "option", "selections replaced", "computed early")
+HEAD += ("missing experts per token", "mean KL", "99 % KL", "same top-1", "perplexity")
 
 
 @dataclass(frozen=True)
@@ -50,31 +48,26 @@ def print_row(share: float, arm: Arm, quality: Quality, stats: CacheStats, n_tok
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = option_parser(__doc__)
     parser.add_argument("--chunks", type=int, default=8, help="of 512 tokens (default: %(default)s)")
     parser.add_argument("--pools", type=float, nargs="+", default=[0.25, 0.5, 0.75], metavar="SHARE")
     parser.add_argument("--rpc", metavar="HOST:PORT", help="of an RPC server, for --early")
     args = parser.parse_args()
-    engine = EngineConfig(CacheConfig(pools=64_000_000), EvaluationConfig.default_n_ctx, n_threads=1)
     path = convert("f16", "q4_0")
-    with Evaluator(path, EvaluationConfig(engine)) as evaluator:
+    with Evaluator(path, EvaluationConfig(ENGINE)) as evaluator:
         chunks = evaluator.chunks((TINY / "heldout.txt").read_text(encoding="utf-8"))[: args.chunks]
         reference, info = evaluator.reference(chunks), evaluator.info
-    print(
-        f"{len(chunks)} x {engine.n_ctx} tokens of held-out text\n\n{HEAD}\n|{'---|' * (HEAD.count('|') - 1)}"
-    )
+    print(f"{len(chunks)} x {ENGINE.n_ctx} tokens of held-out text\n\n{table_head(HEAD)}")
     for arms in ON_CPU, ON_DEVICE if args.rpc is not None else ():
         if arms is ON_DEVICE:  # llama.cpp puts layers on a device that there is
             add_rpc_servers(args.rpc)
         for share in args.pools:
             for arm in arms:
                 cache = replace(arm.cache, pools=int(share * info.tier_bytes_high))
-                config = EvaluationConfig(replace(engine, cache=cache), strict=False, one_by_one=True)
+                config = EvaluationConfig(replace(ENGINE, cache=cache), strict=False, one_by_one=True)
                 with Evaluator(path, config) as one:
                     quality = one.measure(chunks, 1, 1, reference)
-                    print_row(share, arm, quality, one.stats, len(chunks) * engine.n_ctx)
+                    print_row(share, arm, quality, one.stats, len(chunks) * ENGINE.n_ctx)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ n-grams remember earlier answers. bench/speculation.py has given texts and fixed
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 import urllib.request
@@ -24,11 +23,12 @@ from statistics import median
 from typing import Any
 
 from accuracy import serving
-from loops import prompts
-from quality import TINY, convert
-from starts import expert_bytes
+from loops import add_model_and_text, prompts
+from quality import convert
+from starts import pools_for
 
 from pyhobbit import Hobbit, TextDrafts
+from pyhobbit.bench.script import option_parser, table_head, table_row
 from pyhobbit.engine.engine import Engine
 from pyhobbit.native.files import read_text
 from pyhobbit.settings.config import CacheConfig, EngineConfig, SamplingConfig
@@ -38,7 +38,6 @@ COLUMNS += ("token/s", "to none", "least - most", "same text")
 KINDS = ("plain", "repetitive")
 MOST = 7  # drafts that the governor may choose
 N_CTX = 512
-ROOM = 1.02  # for what slots round up
 N_GRAM = ("--spec-type", "ngram-mod", "--spec-ngram-mod-n-match", 3)  # as docs/server.md has it
 N_GRAM += ("--spec-ngram-mod-n-min", 1, "--spec-ngram-mod-n-max", 3)
 
@@ -170,16 +169,13 @@ def row(way: str, share: float, kind: str, runs: list[tuple[list[Answer], list[A
         f"{min(ratios):.2f} - {max(ratios):.2f}",
         f"{sum(a.text == b.text for a, b in pairs)} of {len(pairs)}",
     )
-    return f"| {' | '.join(cells)} |"
+    return table_row(cells)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = option_parser(__doc__)
     add = parser.add_argument
-    add("--model", type=Path, help="(default: the tiny model)")
-    add("--text", type=Path, default=TINY / "heldout.txt", help="for prompts (default: the held-out text)")
+    add_model_and_text(parser)
     add("--through", nargs="+", choices=WAYS, default=list(WAYS))
     add("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     add("--shares", type=float, nargs="+", default=[0.25, 1.0], help="of the experts that the pools hold")
@@ -190,12 +186,11 @@ def main() -> None:
     add("--reps", type=int, default=5, help="repetitions (default: %(default)s)")
     args = parser.parse_args()
     model, source = (args.model or convert("f16", "q4_0")).absolute(), read_text(args.text)
-    all_experts = expert_bytes(model)
-    print(f"{model.name}\n\n| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}", flush=True)
+    print(f"{model.name}\n\n{table_head(COLUMNS)}", flush=True)
     for way in args.through:
         for share in args.shares:
             with ExitStack() as stack:
-                pools = int(share * all_experts * ROOM)
+                pools = pools_for(share, model)
                 asks = [stack.enter_context(WAYS[way](model, pools, drafts)) for drafts in (False, True)]
                 for kind in args.kinds:
                     starts = texts(source, kind, args.texts * args.reps, args.characters)

@@ -9,25 +9,25 @@ divergence is from the full file in high precision, and beside it stands that of
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from quality import FOLDER, convert, evaluators, halves
+from quality import ENGINE, FOLDER, convert, evaluators, halves
 
+from pyhobbit.bench.script import option_parser, table_head
 from pyhobbit.model.model_file import read_model_file
 from pyhobbit.quality.calibration import profile
 from pyhobbit.quality.costs import CostRuns
 from pyhobbit.quality.evaluate import Chunk, Costs, Evaluator, Quality
 from pyhobbit.quality.stored import Calibration
-from pyhobbit.settings.config import CacheConfig, EngineConfig, EvaluationConfig
+from pyhobbit.settings.config import EngineConfig
 
 PRICES = (0.0, *np.geomspace(1e-5, 0.3, 24))
 LEAST_KL = 5e-4  # about the noise floor: a ratio of less says nothing
-HEAD = "| high / low / skipped, % | KiB/token | mean KL | full file at equal bytes | ratio |"
+HEAD = ("high / low / skipped, %", "KiB/token", "mean KL", "full file at equal bytes", "ratio")
 
 
 def calibrated(path: Path, evaluator: Evaluator, chunks: list[Chunk]) -> Costs:
@@ -93,23 +93,19 @@ def compare(path: Path, shares: list[float], n_chunks: int, engine: EngineConfig
         size = smaller.stat().st_size / path.stat().st_size
         experts = expert_bytes(smaller) / expert_bytes(path)
         print(f"\n{path.stem}, {share:.0%} dropped: {size:.3f} of the file, {experts:.3f} of its experts\n")
-        print(f"{HEAD}\n|{'---|' * (HEAD.count('|') - 1)}")
+        print(table_head(HEAD))
         for q in points:
             print(row(q, at_bytes(full, q.bytes_per_token)), flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = option_parser(__doc__)
     parser.add_argument("--chunks", type=int, default=8, help="of 512 tokens, to calibrate and to measure")
     parser.add_argument("--pairs", nargs="+", default=["q8_0+q2_k", "f16+q4_0"], metavar="HIGH+LOW")
     parser.add_argument("--share", type=float, nargs="+", default=[0.5], help="of the high versions to drop")
     args = parser.parse_args()
-    # All experts fit: precision is measured, not the cache.
-    engine = EngineConfig(CacheConfig(pools=64_000_000), EvaluationConfig.default_n_ctx, n_threads=1)
     for pair in args.pairs:
-        compare(convert(*pair.split("+")), args.share, args.chunks, engine)
+        compare(convert(*pair.split("+")), args.share, args.chunks, ENGINE)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from quality import convert, halves, plain_f16
 from residual import with_residual
 
+from pyhobbit.bench.script import option_parser, table_head, table_row
 from pyhobbit.quality.calibration import profile, routes
 from pyhobbit.quality.evaluate import Evaluator
 from pyhobbit.routing.analysis import unimportance
@@ -215,9 +216,9 @@ def _percents(mix: tuple[float, float, float]) -> str:
 
 
 def table(title: str, lines: Iterator[tuple[str, ...]]) -> None:
-    print(f"\n{title}\n\n| {' | '.join(HEAD)} |\n|{'---|' * len(HEAD)}")
+    print(f"\n{title}\n\n{table_head(HEAD)}")
     for line in lines:
-        print(f"| {' | '.join(line)} |", flush=True)
+        print(table_row(line), flush=True)
 
 
 def _pair(text: str) -> tuple[float, float]:
@@ -226,9 +227,7 @@ def _pair(text: str) -> tuple[float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = option_parser(__doc__)
     add = parser.add_argument
     add("--trace", type=Path, nargs="+", default=[], metavar="FILE", help="recorded routes")
     add("--residual", default="q4_0", metavar="TYPE", help="of the parts (default: %(default)s)")

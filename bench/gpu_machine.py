@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pyhobbit.bench.script import option_parser
+
 SCRIPT = Path(__file__).with_name("device.py")
 MODES = ("ours-gpu", "ours-cooperative", "ours-auto")
 TOKENS = ("--tokens", "64", "--warm-up", "32", "--seconds", "8")
@@ -100,9 +102,7 @@ def measure(run: Run, args: argparse.Namespace, left_s: float) -> str:
 
 def main() -> int:
     """Returns the exit status: 1 where a run failed."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = option_parser(__doc__)
     add = parser.add_argument
     add("--device", required=True, metavar="NAME", help="as ggml names it, like CUDA0")
     add("--rpc", metavar="HOST:PORT", help="ggml-rpc-server that offers it")

@@ -18,6 +18,7 @@ from pathlib import Path
 from ablation import fit
 from quality import TINY, convert
 
+from pyhobbit.bench.script import option_parser, table_head, table_row
 from pyhobbit.engine.engine import Engine
 from pyhobbit.model.file_names import calibration_path
 from pyhobbit.native.files import read_text
@@ -71,6 +72,13 @@ def prompts(text: str, n: int, n_characters: int = PROMPT_CHARACTERS) -> list[st
     return [text[start : start + n_characters] for start in starts]
 
 
+def add_model_and_text(parser: argparse.ArgumentParser) -> None:
+    """What is generated with, and from."""
+    parser.add_argument("--model", type=Path, help="(default: the tiny model)")
+    text = TINY / "heldout.txt"
+    parser.add_argument("--text", type=Path, default=text, help="for prompts (default: the held-out text)")
+
+
 def generate(engine: Engine, prompt: str, n_tokens: int, sampling: SamplingConfig) -> list[int]:
     """Fewer tokens if the model ends its text."""
     tokens: list[int] = []
@@ -95,16 +103,13 @@ def row(name: str, temperature: float, texts: Sequence[Sequence[int]]) -> str:
         f"{len(loops)} of {len(texts)}",
         f"{longest.length} tokens, period {longest.period}" if longest else "none",
     )
-    return f"| {' | '.join(cells)} |"
+    return table_row(cells)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = option_parser(__doc__)
     add = parser.add_argument
-    add("--model", type=Path, help="with a low tier (default: the tiny model)")
-    add("--text", type=Path, default=TINY / "heldout.txt", help="for prompts (default: the held-out text)")
+    add_model_and_text(parser)
     add("--thresholds", nargs="+", default=["0.638:0.968", "0:0.749"], metavar="T1:T2")
     add("--temperatures", type=float, nargs="+", default=[0.8, 0.0])
     add("--texts", type=int, default=8, help="of each setting (default: %(default)s)")
@@ -117,7 +122,7 @@ def main() -> None:
         pools = pools or 64_000_000  # all experts fit
     starts = prompts(read_text(args.text), args.texts)
     print(f"{model.name}, {args.texts} texts of {args.tokens} tokens\n")
-    print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
+    print(table_head(COLUMNS))
     for name, cache in arms(model, args.thresholds, pools).items():
         with Engine(model, EngineConfig(cache, n_threads=args.threads)) as engine:
             for temperature in args.temperatures:

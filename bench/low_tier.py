@@ -9,24 +9,22 @@ The importance matrix is of the first half of the held-out text, the figures are
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from quality import FOLDER, halves, imatrix, plain_f16
+from quality import ENGINE, FOLDER, halves, imatrix, plain_f16
 
+from pyhobbit.bench.script import option_parser, table_head, table_row
 from pyhobbit.model.model_file import read_model_file
 from pyhobbit.native.paths import BIN_DIR
 from pyhobbit.quality.evaluate import Evaluator, Quality
-from pyhobbit.settings.config import CacheConfig, EngineConfig, EvaluationConfig
+from pyhobbit.settings.config import EvaluationConfig
 
 CONVERTED = ("q3_k", "q2_k", "iq2_xxs", "iq1_m")
 PUBLISHED = ("Q3_K_M", "Q2_K", "IQ2_XXS", "IQ1_M")
 HEAD = ("low tier", "bits per weight", "low are", "perplexity", "ratio", "mean KL", "99 % KL", "same top-1")
-# All experts fit: precision is measured, not the cache. A second thread would wait more than compute.
-ENGINE = EngineConfig(CacheConfig(pools=64_000_000), EvaluationConfig.default_n_ctx, n_threads=1)
 
 
 def published(kind: str) -> Path:
@@ -63,18 +61,16 @@ def tiers() -> dict[str, Path]:
 def row(name: str, bits: float, which: str, quality: Quality) -> str:
     q = quality
     cells = (name, f"{bits:.2f}", which, f"{q.perplexity:.3f}", f"{q.perplexity_ratio:.4f}")
-    return f"| {' | '.join([*cells, f'{q.mean_kl:.1e}', f'{q.p99_kl:.1e}', f'{q.same_top1:.1%}'])} |"
+    return table_row([*cells, f"{q.mean_kl:.1e}", f"{q.p99_kl:.1e}", f"{q.same_top1:.1%}"])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = option_parser(__doc__)
     parser.add_argument("--chunks", type=int, default=16, help="of 512 tokens (default: %(default)s)")
     args = parser.parse_args()
     FOLDER.mkdir(parents=True, exist_ok=True)
     print(f"high q8_0, {args.chunks} x {ENGINE.n_ctx} tokens\n")
-    print(f"| {' | '.join(HEAD)} |\n|{'---|' * len(HEAD)}")
+    print(table_head(HEAD))
     for name, path in tiers().items():
         bits = read_model_file(path).tiers[1].bits_per_weight
         with Evaluator(path, EvaluationConfig(ENGINE)) as gate:

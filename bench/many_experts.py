@@ -26,6 +26,7 @@ import torch
 from cached_rules import ALL_HIGH, LOW, SKIPPED, Costs, Policy, gate, only, price
 from torch import Tensor, nn
 
+from pyhobbit.bench.script import option_parser, table_head, table_row
 from pyhobbit.model.quantize import dequantize, quantize, type_by_name
 
 TINY = Path(__file__).resolve().parent.parent / "tests/tiny_moe"
@@ -197,30 +198,33 @@ def compare_rules(copy: Copy, costs: Costs, chunks: Tensor, args: argparse.Names
     for share in args.shares:
         whole = measure(copy, chunks, reference, Policy(ALL_HIGH, share)).share
         print(f"\ncache of {share:.0%}: all high loads {whole:.3f} of all uses\n")
-        print(f"| rule | {' | '.join(f'KL {kl:g}' for kl in args.kl)} |\n|{'---|' * (1 + len(args.kl))}")
+        print(table_head(("rule", *(f"KL {kl:g}" for kl in args.kl))))
         for name, policies in curves(costs, copy.low_bytes, share).items():
             results = [measure(copy, chunks, reference, policy) for policy in policies]
-            print(f"| {name} | {' | '.join(at(results, kl) for kl in args.kl)} |", flush=True)
+            print(table_row((name, *(at(results, kl) for kl in args.kl))), flush=True)
 
 
 def compare_tokens(copy: Copy, fitted: Tensor, chunks: Tensor, args: argparse.Namespace) -> None:
     """The price rule without a cache, by how many tokens its costs were measured on."""
     reference = copy.logits(chunks, Policy(ALL_HIGH))
-    print(f"\n| tokens | {' | '.join(f'KL {kl:g}' for kl in args.kl)} |\n|{'---|' * (1 + len(args.kl))}")
+    print("\n" + table_head(("tokens", *(f"KL {kl:g}" for kl in args.kl))))
     for n_tokens in args.cost_tokens:
         part = fitted[: -(-n_tokens // copy.shape.context), :n_tokens]
         costs = measure_costs(copy, part)
         results = [measure(copy, chunks, reference, Policy(price(p, costs, copy.low_bytes))) for p in PRICES]
-        print(f"| {n_tokens} | {' | '.join(at(results, kl) for kl in args.kl)} |", flush=True)
+        print(table_row((str(n_tokens), *(at(results, kl) for kl in args.kl))), flush=True)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def add_copy_options(parser: argparse.ArgumentParser) -> None:
+    """What a Copy is made of."""
     parser.add_argument("model", type=Path, help="folder that train.py --export wrote")
     parser.add_argument("--high", default="q8_0")
     parser.add_argument("--low", default="q2_k")
+
+
+def main() -> None:
+    parser = option_parser(__doc__)
+    add_copy_options(parser)
     parser.add_argument("--chunks", type=int, default=6, help="of 512 tokens, for costs and to measure")
     parser.add_argument("--shares", type=float, nargs="+", default=[0, 0.2, 0.3, 0.4], help="0: no cache")
     parser.add_argument("--kl", type=float, nargs="+", default=[0.001, 0.003, 0.01], metavar="NATS")

@@ -8,12 +8,12 @@ The tiny model, by the type of its experts. Stock llama.cpp has the same bits as
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass, replace
 
 from quality import halves
 from residual import ENGINE, original
 
+from pyhobbit.bench.script import option_parser, table_head, table_row
 from pyhobbit.quality.evaluate import Evaluator
 from pyhobbit.settings.config import EvaluationConfig, Setting
 
@@ -38,13 +38,11 @@ OTHERS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = option_parser(__doc__)
     parser.add_argument("--chunks", type=int, default=16, help="of 512 tokens (default: %(default)s)")
     args = parser.parse_args()
     print(f"{args.chunks} x {ENGINE.n_ctx} tokens\n")
-    print(f"| {' | '.join(HEAD)} |\n|{'---|' * len(HEAD)}")
+    print(table_head(HEAD))
     for kind in KINDS:
         path = original(kind)
         with Evaluator(path, AT_ONCE) as evaluator:
@@ -54,7 +52,7 @@ def main() -> None:
             with Evaluator(path, config) as evaluator:
                 q = evaluator.measure(chunks, 1.0, 1.0, reference)
             cells = (kind, name, f"{q.perplexity_ratio:.5f}", f"{q.mean_kl:.1e}", f"{q.p99_kl:.1e}")
-            print(f"| {' | '.join([*cells, f'{q.same_top1:.2%}'])} |", flush=True)
+            print(table_row([*cells, f"{q.same_top1:.2%}"]), flush=True)
 
 
 if __name__ == "__main__":

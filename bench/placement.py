@@ -11,7 +11,6 @@ There static places by the uses of as many other chunks.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from quality import TINY, convert
 
+from pyhobbit.bench.script import option_parser, table_head, table_row
 from pyhobbit.quality.calibration import profile, routes
 from pyhobbit.quality.evaluate import Evaluator
 from pyhobbit.routing.observe import Observations
@@ -76,8 +76,7 @@ def of_tiny(n_chunks: int) -> Case:
 
 
 def print_case(case: Case, capacities: list[float]) -> None:
-    print(f"\n| {case.name} | {' | '.join(f'{capacity:.0%}' for capacity in capacities)} |")
-    print(f"|{'---|' * (len(capacities) + 1)}")
+    print("\n" + table_head((case.name, *(f"{capacity:.0%}" for capacity in capacities))))
     rows = {
         "lru": replace(case.base, policy="lru"),
         "echo": replace(case.base, policy="echo"),
@@ -96,13 +95,11 @@ def print_case(case: Case, capacities: list[float]) -> None:
             found.append(simulate(case.routes, replace(simulation, slots_high=slots)).penalty_per_token)
         lru = lru or found
         cells = [f"{loads:.2f} ({loads / most - 1:+.0%})" for loads, most in zip(found, lru, strict=True)]
-        print(f"| {name} | {' | '.join(cells)} |", flush=True)
+        print(table_row((name, *cells)), flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = option_parser(__doc__)
     parser.add_argument("traces", type=Path, nargs="*", help="of chat --trace")
     parser.add_argument("--capacity", type=float, nargs="+", default=[0.1, 0.2, 0.4], help="of traces")
     parser.add_argument("--tiny-capacity", type=float, nargs="+", default=[0.34, 0.5, 0.75])

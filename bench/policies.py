@@ -11,12 +11,12 @@ runs used: it fills the pools and is the policies' prior. The difference is that
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import replace
 
 import numpy as np
 from quality import TINY, convert
 
+from pyhobbit.bench.script import option_parser, table_head, table_row
 from pyhobbit.quality.calibration import profile, routes
 from pyhobbit.quality.evaluate import Evaluator
 from pyhobbit.routing.observe import Observations
@@ -54,13 +54,11 @@ def print_starts(seen: Observations, base: Simulation, capacities: list[float], 
             cells.append(
                 f"{loads[0] / n_counted:.2f} -> {loads[1] / n_counted:.2f} ({loads[1] / loads[0] - 1:+.0%})"
             )
-        print(f"| {policy} | {' | '.join(cells)} |", flush=True)
+        print(table_row((policy, *cells)), flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = option_parser(__doc__)
     parser.add_argument("--capacity", type=float, nargs="+", default=[0.34, 0.5, 0.75])
     parser.add_argument("--chunks", type=int, default=8, help="of 512 tokens (default: %(default)s)")
     parser.add_argument("--start", type=int, metavar="N", help="the first N tokens after a start")
@@ -72,8 +70,7 @@ def main() -> None:
         info = evaluator.info
     n_all = info.n_layers * info.n_experts
     print(f"{len(chunks)} x {engine.n_ctx} tokens of held-out text\n")
-    print(f"| | {' | '.join(f'{capacity:.0%}' for capacity in args.capacity)} |")
-    print(f"|{'---|' * (len(args.capacity) + 1)}")
+    print(table_head(("", *(f"{capacity:.0%}" for capacity in args.capacity))))
     base = Simulation(info.n_layers, info.n_experts, info.n_experts_used, slots_high=0, floors=True)
     if args.start is not None:
         print_starts(seen, base, args.capacity, args.start)
@@ -88,7 +85,7 @@ def main() -> None:
             penalties.append(simulate(routes(seen, slice(None)), case).penalty_per_token)
         lru = lru or penalties  # the first one
         cells = [f"{p:.2f} ({p / reference - 1:+.0%})" for p, reference in zip(penalties, lru, strict=True)]
-        print(f"| {policy} | {' | '.join(cells)} |", flush=True)
+        print(table_row((policy, *cells)), flush=True)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from pyhobbit.bench.script import option_parser, table_head
 from pyhobbit.native.paths import BIN_DIR, VENDOR_DIR
 from pyhobbit.quality.calibration import profile
 from pyhobbit.quality.costs import CostRuns, static_costs
@@ -32,10 +33,10 @@ FOLDER = ROOT / "build/bench"
 PAIRS = ("f16+q4_0", "q8_0+q2_k", "f16+iq1_m")
 NAMES = {"gate": "gate (Eq. 2)", "price": "price", "edgemoe": "static widths (EdgeMoE)"}
 RULES = tuple(NAMES)
-HEAD = (
-    "| experts | t1 | t2 | price | high | low | skipped | KiB per token "
-    "| perplexity | ratio | mean KL | 99 % KL | same top-1 |"
-)
+HEAD = ("experts", "t1", "t2", "price", "high", "low", "skipped", "KiB per token", "perplexity")
+HEAD += ("ratio", "mean KL", "99 % KL", "same top-1")
+# All experts fit: precision is measured, not the cache. A second thread would wait more than compute.
+ENGINE = EngineConfig(CacheConfig(pools=64_000_000), EvaluationConfig.default_n_ctx, n_threads=1)
 
 
 def convert(high: str, low: str) -> Path:
@@ -164,22 +165,18 @@ def arms(
 
 def compare_mixes(args: argparse.Namespace, engine: EngineConfig) -> None:
     for pair in args.pairs:
-        print(f"\n{pair}, {args.chunks} x {engine.n_ctx} tokens\n\n{HEAD}\n|{'---|' * (HEAD.count('|') - 1)}")
+        print(f"\n{pair}, {args.chunks} x {engine.n_ctx} tokens\n\n{table_head(HEAD)}")
         for name, quality in arms(convert(*pair.split("+")), engine, args.chunks, args.max_kl):
             print(row(name, quality), flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = option_parser(__doc__)
     parser.add_argument("--chunks", type=int, default=16, help="of 512 tokens, to calibrate and to measure")
     parser.add_argument("--pairs", nargs="+", default=PAIRS, metavar="HIGH+LOW")
     parser.add_argument("--max-kl", type=float, nargs="+", default=[1e-3, 3e-3, 1e-2], metavar="NATS")
     args = parser.parse_args()
-    # All experts fit: precision is measured, not the cache. A second thread would wait more than compute.
-    engine = EngineConfig(CacheConfig(pools=64_000_000), EvaluationConfig.default_n_ctx, n_threads=1)
-    compare_mixes(args, engine)
+    compare_mixes(args, ENGINE)
 
 
 if __name__ == "__main__":

@@ -15,20 +15,19 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from quality import FOLDER, halves, plain_f16
+from quality import ENGINE, FOLDER, halves, plain_f16
 
+from pyhobbit.bench.script import option_parser, table_head, table_row
 from pyhobbit.model.model_file import read_model_file
 from pyhobbit.native.paths import BIN_DIR
 from pyhobbit.quality.evaluate import Evaluator
-from pyhobbit.settings.config import CacheConfig, EngineConfig, EvaluationConfig
+from pyhobbit.settings.config import EvaluationConfig
 
 ORIGINALS = ("f16", "q8_0", "q6_k")
 LOW = ("q2_k", "iq3_s", "q3_k", "q4_0", "q4_k")
 RESIDUAL = ("q2_k", "q3_k", "q4_0", "q5_0", "q8_0")
 ALONE = ("q8_0", "q6_k", "q5_k", "q5_0", *reversed(LOW))
 HEAD = ("low", "residual", "bits, low", "bits, both", "perplexity", "KL divergence")
-# All experts fit: precision is measured, not the cache. A second thread would wait more than compute.
-ENGINE = EngineConfig(CacheConfig(pools=64_000_000), EvaluationConfig.default_n_ctx, n_threads=1)
 
 
 def original(kind: str) -> Path:
@@ -100,9 +99,7 @@ def row(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = option_parser(__doc__)
     parser.add_argument("--chunks", type=int, default=16, help="of 512 tokens (default: %(default)s)")
     parser.add_argument("--originals", nargs="+", default=ORIGINALS, metavar="TYPE")
     parser.add_argument("--low", nargs="+", default=LOW, metavar="TYPE")
@@ -110,9 +107,9 @@ def main() -> None:
     args = parser.parse_args()
     for kind in args.originals:
         print(f"\noriginal {kind}, {args.chunks} x {ENGINE.n_ctx} tokens\n")
-        print(f"| {' | '.join(HEAD)} |\n|{'---|' * len(HEAD)}")
+        print(table_head(HEAD))
         for cells in rows(kind, args):
-            print(f"| {' | '.join(cells)} |", flush=True)
+            print(table_row(cells), flush=True)
 
 
 if __name__ == "__main__":

@@ -9,13 +9,12 @@ measured on a torch copy of a trained model, beside that of the price rule, whic
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
-
 import torch
 from cached_rules import ALL_HIGH, Policy, price
-from many_experts import Copy, Result, Routing, TwoTierMoe, halves, measure, measure_costs
+from many_experts import Copy, Result, Routing, TwoTierMoe, add_copy_options, halves, measure, measure_costs
 from torch import Tensor
+
+from pyhobbit.bench.script import option_parser, table_head
 
 PRICES = (1e-4, 3e-4, 1e-3)
 
@@ -55,12 +54,8 @@ def row(name: str, right: float | None, result: Result) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("model", type=Path, help="folder that train.py --export wrote")
-    parser.add_argument("--high", default="q8_0")
-    parser.add_argument("--low", default="q2_k")
+    parser = option_parser(__doc__)
+    add_copy_options(parser)
     parser.add_argument("--chunks", type=int, default=6, help="of 512 tokens")
     parser.add_argument("--ahead", type=int, nargs="+", default=[1, 2, 3], metavar="N")
     args = parser.parse_args()
@@ -68,7 +63,7 @@ def main() -> None:
     copy = Copy(args.model, args.high, args.low)
     fitted, chunks = halves(copy, args.model, args.chunks)
     reference = copy.logits(chunks, Policy(ALL_HIGH))
-    print("| rule | the router agrees | bytes of all high | KL | same top-1 |\n|---|---|---|---|---|")
+    print(table_head(("rule", "the router agrees", "bytes of all high", "KL", "same top-1")))
     for ahead in args.ahead:
         routes = RouteAhead(copy.moes, ahead)
         result = measure(copy, chunks, reference, Policy(ALL_HIGH))

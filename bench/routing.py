@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pyhobbit.bench.script import option_parser, table_head, table_row
 from pyhobbit.bench.tokens import random_tokens
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.model_file import read_model_file
@@ -102,7 +103,7 @@ def run(args: argparse.Namespace) -> None:
     """Raises HobbitError."""
     if args.sequences < 1:
         raise HobbitError(f"--sequences is {args.sequences}; it must be positive")
-    print(f"| | {' | '.join(COLUMNS)} |\n|{'---|' * (len(COLUMNS) + 1)}")
+    print(table_head(("", *COLUMNS)))
     for path in args.files:
         is_trace = path.suffix == ".csv"
         routed = recorded(path) if is_trace else computed(path, args.sequences, args.memory)
@@ -111,13 +112,11 @@ def run(args: argparse.Namespace) -> None:
             raise HobbitError(f"--used is {n_used}; {path.name} uses {routed.n_used} experts for each token")
         values = figures(routed, n_used)
         cells = ["-" if np.isnan(value) else f"{value:.3f}" for value in values]
-        print(f"| {path.stem} | {' | '.join(cells)} |", flush=True)
+        print(table_row((path.stem, *cells)), flush=True)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main() -> None:
+    parser = option_parser(__doc__)
     add = parser.add_argument
     add("files", type=Path, nargs="+", metavar="FILE", help="traces (.csv) and models (.gguf)")
     add("--used", type=int, metavar="N", help="best experts of a token that count (default: all)")
@@ -126,10 +125,8 @@ def main() -> int:
     try:
         run(parser.parse_args())
     except HobbitError as error:
-        print(f"routing.py: error: {error}", file=sys.stderr)
-        return 1
-    return 0
+        sys.exit(f"routing.py: error: {error}")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

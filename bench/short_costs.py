@@ -10,21 +10,21 @@ of the costs. The rank correlation is with the divergence of each expert measure
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from quality import Fitted, convert, evaluators, halves
+from quality import ENGINE, Fitted, convert, evaluators, halves
 
+from pyhobbit.bench.script import option_parser
 from pyhobbit.model.expert_weights import ExpertWeights
 from pyhobbit.model.model_file import read_model_file
 from pyhobbit.quality.costs import CostRuns, output_errors
 from pyhobbit.quality.evaluate import Chunk, Costs, Evaluator, Quality
 from pyhobbit.quality.output_error import OutputErrors
-from pyhobbit.settings.config import CacheConfig, EngineConfig, EvaluationConfig
+from pyhobbit.settings.config import EngineConfig
 
 PRICES = tuple(np.geomspace(1e-5, 0.1, 15))
 LIMITS = (2e-4, 5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2)  # of gate's settings
@@ -88,16 +88,13 @@ def compare(path: Path, n_chunks: int, kls: list[float], engine: EngineConfig) -
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = option_parser(__doc__)
     parser.add_argument("--chunks", type=int, default=4, help="of 512 tokens, for costs and to measure")
     parser.add_argument("--pairs", nargs="+", default=["q8_0+q2_k", "f16+q4_0"], metavar="HIGH+LOW")
     parser.add_argument("--kl", type=float, nargs="+", default=[1e-3, 3e-3, 1e-2], metavar="NATS")
     args = parser.parse_args()
-    engine = EngineConfig(CacheConfig(pools=64_000_000), EvaluationConfig.default_n_ctx, n_threads=1)
     for pair in args.pairs:
-        compare(convert(*pair.split("+")), args.chunks, args.kl, engine)
+        compare(convert(*pair.split("+")), args.chunks, args.kl, ENGINE)
 
 
 if __name__ == "__main__":

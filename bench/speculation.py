@@ -13,7 +13,6 @@ width, since kernels for several rows round in another order.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,10 +24,11 @@ from typing import Any
 
 import numpy as np
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
-from loops import prompts
-from quality import TINY, convert
-from starts import expert_bytes
+from loops import add_model_and_text, prompts
+from quality import convert
+from starts import pools_for
 
+from pyhobbit.bench.script import option_parser, table_head, table_row
 from pyhobbit.bench.tokens import random_tokens
 from pyhobbit.engine.drafts import Governor, Lookup
 from pyhobbit.engine.llama import Context, Model
@@ -40,7 +40,6 @@ COLUMNS = ("experts in memory", "text", "drafts", "accepted", "tokens per pass",
 COLUMNS += ("MB per token", "token/s", "to none", "same text")
 KINDS = ("plain", "copy", "perfect", "own")
 MOST = 7  # drafts that the governor may choose
-ROOM = 1.02  # for what slots round up
 
 Draft = Callable[[Sequence[int], int], list[int]]
 """The next tokens, given those since the last call, and how many are wanted."""
@@ -198,16 +197,13 @@ def row(share: float, kind: str, width: int | None, runs: list[list[Run]], none:
         f"{base / seconds:.2f}",
         f"{n_same} of {len(runs)}",
     )
-    return f"| {' | '.join(cells)} |"
+    return table_row(cells)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = option_parser(__doc__)
     add = parser.add_argument
-    add("--model", type=Path, help="(default: the tiny model)")
-    add("--text", type=Path, default=TINY / "heldout.txt", help="(default: the held-out text)")
+    add_model_and_text(parser)
     add("--random", action="store_true", help="a text of random tokens, for a model of random weights")
     add("--shares", type=float, nargs="+", default=[0.25, 1.0], help="of the experts that the pools hold")
     add("--widths", type=int, nargs="+", default=[1, 2, 3, 7], help="drafts per pass")
@@ -219,13 +215,13 @@ def main() -> None:
     add("--reps", type=int, default=3, help="repetitions (default: %(default)s)")
     args = parser.parse_args()
     path = (args.model or convert("f16", "q4_0")).absolute()
-    all_experts, source = expert_bytes(path), None if args.random else read_text(args.text)
-    print(f"{path.name}\n\n| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
+    source = None if args.random else read_text(args.text)
+    print(f"{path.name}\n\n{table_head(COLUMNS)}")
     widths = (0, *args.widths, None)
     look_up = prompt_lookup if args.prompt_lookup else lookup
     n_ctx = max(args.prompt, args.tokens + 1) + args.tokens + MOST + 1
     for share in args.shares:
-        with opened(path, int(share * all_experts * ROOM), n_ctx, max(MOST, *args.widths)) as context:
+        with opened(path, pools_for(share, path), n_ctx, max(MOST, *args.widths)) as context:
             given = documents(context.model, source, args.texts, args.prompt + args.tokens)
             for kind in args.kinds:
                 cases = [as_kind(kind, document, args.prompt) for document in given]

@@ -11,7 +11,6 @@ counts, and from one with them; the answers are equal. --wait: what a person nee
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import tempfile
 import time
@@ -19,9 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from loops import prompts
-from quality import TINY, convert
+from loops import add_model_and_text, prompts
+from quality import convert
 
+from pyhobbit.bench.script import option_parser, table_head, table_row
 from pyhobbit.cli.options import add_rpc_devices
 from pyhobbit.engine.engine import Engine
 from pyhobbit.engine.session import Session, one_sequence
@@ -74,7 +74,7 @@ def row(name: str, wait: float, answers: list[Answer]) -> str:
         f"{median(each.rest_s for each in answers):.3f} s",
         f"{sum(each.n_bytes for each in answers) / 1e6:.0f}",
     )
-    return f"| {' | '.join(cells)} |"
+    return table_row(cells)
 
 
 def expert_bytes(model: Path) -> int:
@@ -84,13 +84,15 @@ def expert_bytes(model: Path) -> int:
         return int(session.info(None).tier_bytes_high)
 
 
+def pools_for(share: float, model: Path) -> int:
+    """Bytes that hold this share of the experts, each rounded up to its slot."""
+    return int(share * expert_bytes(model) * 1.02)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = option_parser(__doc__)
     add = parser.add_argument
-    add("--model", type=Path, help="(default: the tiny model)")
-    add("--text", type=Path, default=TINY / "heldout.txt", help="for prompts (default: the held-out text)")
+    add_model_and_text(parser)
     add("--share", type=float, default=0.3, help="of the experts that the pools hold (default: %(default)s)")
     add("--prompts", type=int, default=10, help="half of them leave the counts (default: %(default)s)")
     add("--characters", type=int, default=100, help="of each prompt (default: %(default)s)")
@@ -115,7 +117,7 @@ def main() -> None:
                 answer(engine, prompt, args.tokens)
         shutil.move(counts, kept)
         print(f"{source.name}, {len(later)} prompts, answers of {args.tokens} tokens\n")
-        print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
+        print(table_head(COLUMNS))
         texts: list[list[str]] = []
         for wait in args.waits:
             arms: dict[str, list[Answer]] = {"first": [], "second": []}

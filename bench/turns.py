@@ -19,10 +19,11 @@ from pathlib import Path
 
 import numpy as np
 from quality import TINY, convert
-from starts import expert_bytes
+from starts import pools_for
 
 from pyhobbit.bench import worker
 from pyhobbit.bench.job import Job
+from pyhobbit.bench.script import option_parser, table_head, table_row
 from pyhobbit.quality.calibration import profile, routes
 from pyhobbit.quality.evaluate import Evaluator
 from pyhobbit.routing.trace import ROUTE, Simulation, policy_names, pool_slots, read_trace, simulate
@@ -94,7 +95,7 @@ def loads(text: np.ndarray, middle: int, n_prompt: int, n_tokens: int, base: Sim
 def print_simulated(args: argparse.Namespace, texts: list[np.ndarray], base: Simulation) -> None:
     """texts: ROUTE [tokens, layers, used], each with room for a second turn at all places of a pause."""
     heads = [f"{share:.0%}, prompt of {n}" for share in args.shares for n in args.prompts]
-    print(f"| policy | {' | '.join(heads)} |\n|{'---|' * (len(heads) + 1)}")
+    print(table_head(("policy", *heads)))
     n_after = max(args.prompts) + args.tokens
     for policy in policy_names(has_prior=False):
         cells = []
@@ -108,7 +109,7 @@ def print_simulated(args: argparse.Namespace, texts: list[np.ndarray], base: Sim
                     for middle in range(FIRST_PROMPT + args.answer, len(text) - n_after + 1, n_after)
                 ]
                 cells.append(cell(np.mean(both, axis=0) / args.tokens))
-        print(f"| {policy} | {' | '.join(cells)} |", flush=True)
+        print(table_row((policy, *cells)), flush=True)
 
 
 def cell(both: np.ndarray) -> str:
@@ -183,7 +184,7 @@ def print_engine(args: argparse.Namespace, model: Path, chunks: list[list[int]],
     print("|---|---|---|---|")
     for share in args.shares:
         settings = {"hobbit.enable": True, "hobbit.prefetch": 0}
-        settings["hobbit.pools"] = int(share * expert_bytes(model) * 1.02)  # what slots round up
+        settings["hobbit.pools"] = pools_for(share, model)
         job = Job(str(model), None, "", settings, repack=True, n_threads=args.threads, n_beams=128)
         session = Turns(job, N_CTX)
         n_slots, n_experts = int(session.info["pool_slots_high"]), int(session.info["n_experts"])
@@ -205,9 +206,7 @@ def print_engine(args: argparse.Namespace, model: Path, chunks: list[list[int]],
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = option_parser(__doc__)
     add = parser.add_argument
     add("--trace", type=Path, help="recorded routing in place of the tiny model's")
     add("--engine", action="store_true", help="the tiny model in the engine, instead of a simulation")

@@ -6,9 +6,7 @@
 writes as JSON what it is, and how fast copies of these sizes reach it from host memory.
 """
 
-import argparse
 import ctypes
-import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -17,6 +15,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from pyhobbit.bench.job import tell
+from pyhobbit.bench.script import option_parser
 from pyhobbit.errors import HobbitError
 from pyhobbit.native.rpc_servers import add_rpc_servers
 
@@ -160,21 +160,13 @@ def describe(device: GgmlDevice, name: str, sizes: Sequence[int]) -> dict[str, A
 
 def main() -> int:
     """Returns the exit status: 1, with a sentence on standard error, where there is no such device."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = option_parser(__doc__)
     parser.add_argument("lib_dir", type=Path)
     parser.add_argument("name")
     parser.add_argument("--rpc")
     parser.add_argument("--copies", type=int, nargs="+", default=[])
     args = parser.parse_args()
-    try:
-        described = describe(GgmlDevice(args.lib_dir, args.name, args.rpc), args.name, args.copies)
-    except HobbitError as e:
-        print(f"bench: {e}", file=sys.stderr)
-        return 1
-    json.dump(described, sys.stdout)
-    return 0
+    return tell(lambda: describe(GgmlDevice(args.lib_dir, args.name, args.rpc), args.name, args.copies))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,13 @@
 # SPDX-License-Identifier: MIT
 """What a measuring process is told, and what it tells; both travel as JSON."""
 
+import json
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
+from pyhobbit.errors import HobbitError
 from pyhobbit.settings.config import Setting
 
 
@@ -87,3 +92,17 @@ class Measured:
     device_bytes: int | None = None
     counters: dict[str, float] = field(default_factory=dict)
     info: dict[str, float] = field(default_factory=dict)
+
+
+def tell(measure: Callable[[], Mapping[str, Any]]) -> int:
+    """What main() of a measuring process does: writes what `measure` returns to standard output.
+
+    Returns the exit status: 1, with a sentence on standard error, where it raises HobbitError.
+    """
+    try:
+        found = measure()
+    except HobbitError as e:
+        print(f"bench: {e}", file=sys.stderr)
+        return 1
+    json.dump(found, sys.stdout)
+    return 0

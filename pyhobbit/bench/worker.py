@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from pyhobbit.bench.ggml_device import GgmlDevice
-from pyhobbit.bench.job import Job, Measured, Quarter
+from pyhobbit.bench.job import Job, Measured, Quarter, tell
 from pyhobbit.bench.newer_llama import know_newer_fields
 from pyhobbit.bench.replay import Replay
 from pyhobbit.bench.tokens import random_tokens
@@ -351,13 +351,7 @@ def main() -> int:
     """Returns the exit status: 1, with a sentence on standard error, where the arm cannot be measured."""
     job = Job(**json.load(sys.stdin))
     os.chdir(Path(job.model).parent)  # settings carry short paths only
-    try:
-        measured = measure(job)
-    except HobbitError as e:
-        print(f"bench: {e}", file=sys.stderr)
-        return 1
-    json.dump(asdict(measured), sys.stdout)
-    return 0
+    return tell(lambda: asdict(measure(job)))
 
 
 if __name__ == "__main__":
