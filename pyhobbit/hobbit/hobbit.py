@@ -5,7 +5,7 @@ import os
 import time
 import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +13,11 @@ from pyhobbit.engine.cache import Cache
 from pyhobbit.engine.closing import Closing
 from pyhobbit.engine.llama import DAMAGED, can_fit, description, load_failure, log, opening, utf8_size
 from pyhobbit.engine.plan import Fit, fit, turn
-from pyhobbit.engine.stats import ModelInfo, Stats, peak_rss_bytes
+from pyhobbit.engine.stats import ModelInfo, Stats
 from pyhobbit.engine.threads import computing_threads
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.hobbit import keywords
+from pyhobbit.hobbit.counters import Counters
 from pyhobbit.hobbit.llama_errors import (
     ComputeError,
     LoadError,
@@ -44,22 +45,6 @@ if TYPE_CHECKING:
 
 # Attributes of Llama that hold native memory: a closed model has none.
 _NATIVE = ("_model", "_ctx", "_batch", "_experts", "tokenizer_")
-
-
-@dataclass
-class _Counters:
-    """For Stats. evaluated: all tokens that were computed; of these, fed_back were generated before.
-
-    reused: tokens of prompts that were still in the KV cache.
-    """
-
-    answers: int = 0
-    evaluated: int = 0
-    fed_back: int = 0
-    reused: int = 0
-    generated: int = 0
-    first_tokens_s: float = 0.0
-    decode_s: float = 0.0
 
 
 class Hobbit(Closing, TypedLlama):
@@ -113,7 +98,7 @@ class Hobbit(Closing, TypedLlama):
         self.cache_config = keywords.cache_config(cache, {**own.cache, **given})
         own = {"model_path": os.fspath(model_path), "cache": self.cache_config, "flash_attn": flash_attn}
         self._arguments = {**llama, **own}
-        self._counters = _Counters()
+        self._counters = Counters()
         self._n_kept = 0  # tokens in the KV cache after the last computation
         start = time.perf_counter()
         self._open(llama)
@@ -340,28 +325,13 @@ class Hobbit(Closing, TypedLlama):
                         token = stream.send(sent)
                 except StopIteration:
                     return
-                n_evaluated = self._counters.evaluated - before
-                self._count(token, time.perf_counter() - start, n_evaluated, n_prompt)
+                seconds, n_evaluated = time.perf_counter() - start, self._counters.evaluated - before
+                ends = ffi.llama.llama_vocab_is_eog(self._model.vocab, token)
+                self._counters.count(seconds, n_evaluated, n_prompt, ends)
                 n_prompt = None
                 sent = yield token
         finally:
             stream.close()
-
-    def _count(self, token: int, seconds: float, n_evaluated: int, n_prompt: int | None) -> None:
-        """n_prompt: tokens of the prompt, for the first token of an answer."""
-        counters = self._counters
-        if n_prompt is None:
-            counters.fed_back += n_evaluated
-        else:
-            counters.reused += n_prompt - n_evaluated
-        if ffi.llama.llama_vocab_is_eog(self._model.vocab, token):
-            return
-        counters.generated += 1
-        if n_prompt is None:
-            counters.decode_s += seconds
-        else:
-            counters.answers += 1
-            counters.first_tokens_s += seconds
 
     #
     # the expert cache
@@ -383,21 +353,7 @@ class Hobbit(Closing, TypedLlama):
 
     def stats(self) -> Stats:
         """Counters and times since opening; Stats.since() gives those between two moments."""
-        n = self._counters
-        n_prompt = n.evaluated - n.fed_back
-        return Stats(
-            info=self.info(),
-            cache=self._experts.stats(),
-            load_s=self._load_s,
-            peak_rss_bytes=peak_rss_bytes(),
-            answers=n.answers,
-            prompt_tokens=n_prompt + n.reused,
-            prompt_tokens_evaluated=n_prompt,
-            generated_tokens=n.generated,
-            decoded_tokens=n.generated - n.answers,
-            first_tokens_s=n.first_tokens_s,
-            decode_s=n.decode_s,
-        )
+        return self._counters.stats(self.info(), self._experts.stats(), self._load_s)
 
     def set_thresholds(self, t1: float, t2: float) -> None:
         """Replaces t1 and t2 from the next token on.
