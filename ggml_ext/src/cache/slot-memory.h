@@ -5,7 +5,7 @@
 #include "cache/slot-layout.h"
 #include "cache/slot-pool.h"
 #include "ggml-backend.h"
-#include "io/loader.h"
+#include "io/part-chunks.h"
 #include "model/expert-index.h"
 
 #include <cstddef>

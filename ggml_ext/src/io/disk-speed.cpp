@@ -2,7 +2,7 @@
 #include "io/disk-speed.h"
 
 #include "io/file-reader.h"
-#include "io/loader.h"
+#include "io/staging-buffer.h"
 
 #include <algorithm>
 #include <chrono>

@@ -9,19 +9,6 @@
 
 namespace hobbit {
 
-bool staging_buffer::reserve(size_t size) {
-    if (size <= size_) {
-        return true;
-    }
-    memory_.reset(ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), size + file_reader::alignment));
-    size_ = memory_ ? size : 0;
-    return memory_ != nullptr;
-}
-
-char * staging_buffer::data() const {
-    return memory_ ? aligned_base(memory_.get(), file_reader::alignment) : lent_;
-}
-
 loader::loader(file_reader & reader, stats & stats, uint32_t n_threads, const std::vector<ggml_backend_dev_t> & devices,
                ggml_backend_buffer_type_t staging, std::chrono::milliseconds patience) :
     reader_(reader),
@@ -276,22 +263,13 @@ void loader::end_chunk(const chunk & ended, bool ok) {
 
 // Copies that wait for the part begin now, or are dropped.
 void loader::end_parked(const load_state & from, part_id part, bool ok) {
-    const auto waits = [&](const parked_chunk & p) { return p.from == &from && p.what.part == part; };
-    const std::vector<parked_chunk> due = take_parked(waits);
-    for (const parked_chunk & p : due) {
+    for (const parked_copies::parked & p : parked_.take(from, part)) {
         if (ok) {
             enqueue({ p.what }, p.urgency);
         } else {
             end_chunk(p.what, false);
         }
     }
-}
-
-std::vector<loader::parked_chunk> loader::take_parked(const std::function<bool(const parked_chunk &)> & is_taken) {
-    const auto first = std::stable_partition(parked_.begin(), parked_.end(), std::not_fn(is_taken));
-    const std::vector<parked_chunk> taken(first, parked_.end());
-    parked_.erase(first, parked_.end());
-    return taken;
 }
 
 void loader::fail(const status & error) {
@@ -304,7 +282,7 @@ void loader::fail(const status & error) {
             end_chunk(dropped, false);
         }
     }
-    for (const parked_chunk & p : take_parked([](const parked_chunk &) { return true; })) {
+    for (const parked_copies::parked & p : parked_.clear()) {
         end_chunk(p.what, false);
     }
     progress_.notify_all();
@@ -318,38 +296,6 @@ void loader::count_demands() {
         stats_.disk_demand_ns += uint64_t(std::chrono::nanoseconds(now - counted_until_).count());
     }
     counted_until_ = now;
-}
-
-// Chunks that are read in place begin at offsets that direct I/O accepts.
-std::vector<chunk> loader::split(const chunk & whole, const part_target & target, size_t piece) {
-    std::vector<chunk> chunks;
-    const uint64_t     end = whole.offset + whole.size;
-    if (!target.buffer) {
-        const uint64_t first = whole.offset - data_offset(whole.location());
-        for (uint64_t at = first; at < end; at += chunk_size) {
-            chunk c  = whole;
-            c.offset = std::max(at, whole.offset);
-            c.size   = size_t(std::min(at + chunk_size, end) - c.offset);
-            c.dst    = target.data + (at - first);
-            chunks.push_back(c);
-        }
-        return chunks;
-    }
-    const size_t  row_size = ggml_row_size(whole.type, target.shape.n_in);
-    const int64_t n_rows   = rows_per_chunk(piece, row_size);
-    for (int64_t row = 0; row < target.shape.n_out; row += n_rows) {
-        const size_t at = size_t(row) * row_size;
-        chunk        c  = whole;
-        c.buffer        = target.buffer;
-        c.rows          = { target.shape.n_in, std::min(n_rows, target.shape.n_out - row) };
-        c.offset        = whole.offset + at;
-        c.size          = size_t(c.rows.n_out) * row_size;
-        c.source        = whole.source ? whole.source + at : nullptr;
-        c.dst           = target.data + at;
-        chunks.push_back(c);
-    }
-    chunks.back().zeros = target.zeros;
-    return chunks;
 }
 
 // Whether the part has yet to be requested. A demand promotes an earlier prefetch of the part.
@@ -370,8 +316,9 @@ void loader::submit(load_state & state, part_id part, const part_location & loca
                     load_urgency urgency) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (is_due(state, part, urgency)) {
-        const auto chunks =
-            split(whole_part(state, part, location, nullptr), target, chunk_size - 2 * file_reader::alignment);
+        const chunk whole  = whole_part(state, part, location, nullptr);
+        const auto  chunks = target.buffer ? chunks_of_rows(whole, target, chunk_size - 2 * file_reader::alignment)
+                                           : chunks_in_place(whole, target, chunk_size);
         mark_requested(chunks);
         enqueue(chunks, urgency);
     }
@@ -385,20 +332,14 @@ void loader::transfer(load_state & state, part_id part, const load_state & from,
         return;
     }
     const link & to     = link_of(target.buffer);
-    const size_t piece  = std::max(chunk_size, to.bytes_in(COPY_TIME));
-    const auto   chunks = split(whole_part(state, part, location, source), target, piece);
+    const size_t size   = std::max(chunk_size, to.bytes_in(COPY_TIME));
+    const auto   chunks = chunks_of_rows(whole_part(state, part, location, source), target, size);
     mark_requested(chunks);
     if (from.arrived & part) {
         enqueue(chunks, urgency);
         return;
     }
-    for (const chunk & c : chunks) {
-        parked_.push_back({ c, &from, urgency });
-    }
-}
-
-chunk loader::whole_part(load_state & state, part_id part, const part_location & location, const char * source) {
-    return { &state, part, location.file, location.offset, location.size, source, nullptr, nullptr, location.type, {} };
+    parked_.park(chunks, from, urgency);
 }
 
 // All chunks of a part.
@@ -428,9 +369,7 @@ void loader::promote(const load_state & state, part_id part) {
     for (lane * l : lanes()) {
         wake(*l, l->queue.promote(state, part));
     }
-    for (parked_chunk & p : parked_) {
-        p.urgency = p.what.is_of(state, part) ? load_urgency::demand : p.urgency;
-    }
+    parked_.promote(state, part);
 }
 
 void loader::cancel(load_state & state) {
@@ -454,10 +393,7 @@ void loader::drop_prefetches(load_state & state, part_set parts) {
             end_chunk(dropped, false);
         }
     }
-    const auto is_parked = [&](const parked_chunk & p) {
-        return p.urgency == load_urgency::prefetch && p.what.is_of(state, parts);
-    };
-    for (const parked_chunk & p : take_parked(is_parked)) {
+    for (const parked_copies::parked & p : parked_.drop_prefetches(state, parts)) {
         end_chunk(p.what, false);
     }
 }

@@ -11,6 +11,9 @@
 #include "io/chunk-queue.h"
 #include "io/device-copy.h"
 #include "io/file-reader.h"
+#include "io/parked-copies.h"
+#include "io/part-chunks.h"
+#include "io/staging-buffer.h"
 #include "model/expert-index.h"
 
 #include <chrono>
@@ -23,31 +26,6 @@
 #include <vector>
 
 namespace hobbit {
-
-// The destination of a part. Without a buffer, the file is read in place: data is a multiple of file_reader::alignment
-// with room for aligned_span() bytes, and the part begins at data_offset(). With a buffer, which is a device's memory
-// or has a repacked layout, rows are read into staging memory and set as they arrive.
-struct part_target {
-    char *                data;
-    ggml_backend_buffer_t buffer = nullptr;
-    matrix_shape          shape  = {}; // if there is a buffer
-    size_t                zeros  = 0;  // bytes behind the part to set to zero, if there is a buffer
-};
-
-// Memory of one thread that direct I/O can read into. Growing it loses its content.
-class staging_buffer {
-  public:
-    // `lent`, at a multiple of file_reader::alignment, is used as long as it is large enough.
-    explicit staging_buffer(char * lent = nullptr, size_t lent_size = 0) : lent_(lent), size_(lent_size) {}
-
-    bool   reserve(size_t size); // false: no memory left
-    char * data() const;         // a multiple of file_reader::alignment
-
-  private:
-    char *                  lent_;
-    ggml_backend_buffer_ptr memory_; // null: lent_ is used
-    size_t                  size_;
-};
 
 // Reads parts of experts from their files into slots, in chunks, so that several loader threads share a part. One more
 // thread per device copies parts from slots in host memory to the device's slots. Demands on the disk may use all
@@ -128,13 +106,6 @@ class loader {
     void reset(load_state & state);
 
   private:
-    // A copy whose source is still being read.
-    struct parked_chunk {
-        chunk              what;
-        const load_state * from;
-        load_urgency       urgency;
-    };
-
     // The queue of the disk or of one link.
     struct lane {
         explicit lane(size_t max_prefetches = 1) : queue(max_prefetches) {}
@@ -154,11 +125,6 @@ class loader {
 
         size_t bytes_in(double seconds) const; // that the link moves; 0 before the first copy
     };
-
-    static chunk whole_part(load_state & state, part_id part, const part_location & location, const char * source);
-
-    // Splits a part into pieces of about `piece` bytes if there is a buffer.
-    static std::vector<chunk> split(const chunk & whole, const part_target & target, size_t piece);
 
     void   join();
     void   stop();
@@ -180,8 +146,6 @@ class loader {
     void                mark_requested(const std::vector<chunk> & chunks);
     void                enqueue(const std::vector<chunk> & chunks, load_urgency urgency);
     void                end_parked(const load_state & from, part_id part, bool ok);
-
-    std::vector<parked_chunk> take_parked(const std::function<bool(const parked_chunk &)> & is_taken);
 
     using clock = std::chrono::steady_clock;
 
@@ -207,7 +171,7 @@ class loader {
     // guarded by mutex_
     lane                                  disk_;
     std::map<ggml_backend_dev_t, link>    links_; // its keys are constant
-    std::vector<parked_chunk>             parked_;
+    parked_copies                         parked_;
     std::chrono::steady_clock::time_point counted_until_; // by disk_demand_ns, while there are demands
     std::vector<clock::time_point>        reading_since_; // [thread]; max() while it does not read
     status                                error_;
