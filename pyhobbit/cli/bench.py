@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""pyhobbit bench: speed and memory of stock llama.cpp and of the expert cache, side by side.
+"""Measures speed and memory of stock llama.cpp and of the expert cache, side by side.
+
 Arms take turns, each in a process of its own under a memory limit, with an empty page cache.
 
 The arm stock-mmap-128k sets the readahead of the disk for all programs while it runs.

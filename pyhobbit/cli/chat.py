@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""pyhobbit chat: answers on the terminal."""
+"""Answers on the terminal."""
 
 import argparse
 import contextlib

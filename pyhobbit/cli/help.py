@@ -69,7 +69,8 @@ class HelpFormatter(argparse.HelpFormatter):
 
 def _usage_word(action: argparse.Action) -> str:
     if not action.option_strings:
-        return f"[{action.metavar}]" if action.nargs == "?" else str(action.metavar)
+        word = f"{action.metavar} ..." if action.nargs == "*" else str(action.metavar)
+        return f"[{word}]" if action.nargs in ("?", "*") else word
     return f"{action.option_strings[0]} {action.metavar}" if action.required else ""
 
 

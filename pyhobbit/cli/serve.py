@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""pyhobbit serve: llama.cpp's server, with its experts in the cache.
+"""Runs llama.cpp's server, with its experts in the cache.
 
 Every option of llama-server is passed on; llama-server's own help: pyhobbit serve --llama-help
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""pyhobbit simulate: hit rates and miss penalties of cache policies, from a recorded route trace."""
+"""Computes hit rates and miss penalties of cache policies, from a recorded route trace."""
 
 import argparse
 import json
