@@ -10,13 +10,14 @@
 namespace hobbit {
 
 loader::loader(file_reader & reader, stats & stats, uint32_t n_threads, const std::vector<ggml_backend_dev_t> & devices,
-               ggml_backend_buffer_type_t staging, std::chrono::milliseconds patience) :
+               ggml_backend_buffer_type_t staging, std::chrono::milliseconds patience, awake_clock clock) :
     reader_(reader),
     stats_(stats),
     staging_memory_(ggml_backend_buft_alloc_buffer(staging, staging_size(n_threads) + HUGE_PAGE)),
     patience_(patience),
     disk_(std::max(n_threads, 2u) - 1),
-    reading_since_(n_threads, clock::time_point::max()) {
+    clock_(std::move(clock)),
+    reading_since_(n_threads, steady::time_point::max()) {
     if (staging_memory_) {
         ask_for_huge_pages(aligned_base(staging_memory_.get(), HUGE_PAGE), staging_size(n_threads));
     }
@@ -89,7 +90,7 @@ void loader::run(size_t thread) {
         run_reads(thread, lock);
     } catch (const std::exception &) {
         give_up(lock);
-        reading_since_[thread] = clock::time_point::max();
+        reading_since_[thread] = steady::time_point::max();
     }
 }
 
@@ -116,11 +117,11 @@ void loader::run_reads(size_t thread, std::unique_lock<std::mutex> & lock) {
             return;
         }
 
-        reading_since_[thread] = clock::now();
+        reading_since_[thread] = clock_.now();
         lock.unlock();
         const status result = read(next.front(), staging);
         lock.lock();
-        reading_since_[thread] = clock::time_point::max();
+        reading_since_[thread] = steady::time_point::max();
         finish(next.front(), result);
     }
 }
@@ -410,20 +411,21 @@ status loader::wait(const load_state & state, part_set parts) {
 }
 
 void loader::stall(std::unique_lock<std::mutex> & lock, const std::function<bool()> & is_over) {
-    const auto start = clock::now();
+    const auto start = steady::now();
     wait_until(lock, is_over);
-    stats_.stall_ns += std::chrono::nanoseconds(clock::now() - start).count();
+    stats_.stall_ns += std::chrono::nanoseconds(steady::now() - start).count();
 }
 
 // REQUIRES: mutex_ held
-bool loader::hangs() const {
+loader::steady::duration loader::age_of_oldest_read() const {
+    const auto now    = clock_.now();
     const auto oldest = std::min_element(reading_since_.begin(), reading_since_.end());
-    return oldest != reading_since_.end() && *oldest != clock::time_point::max() && clock::now() - *oldest >= patience_;
+    return oldest == reading_since_.end() ? steady::duration() : now - std::min(now, *oldest);
 }
 
 // Also ends if a read hangs, which is then the error.
 void loader::wait_until(std::unique_lock<std::mutex> & lock, const std::function<bool()> & is_over) {
-    while (!progress_.wait_for(lock, std::min<clock::duration>(patience_, std::chrono::seconds(1)), is_over)) {
+    while (!progress_.wait_for(lock, std::min<steady::duration>(patience_, std::chrono::seconds(1)), is_over)) {
         if (hangs()) {
             const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(patience_).count();
             fail(status::error("the disk has not answered a read for %lld s: check it, or the network behind it, and "
@@ -436,10 +438,7 @@ void loader::wait_until(std::unique_lock<std::mutex> & lock, const std::function
 
 std::chrono::milliseconds loader::oldest_read() const {
     std::lock_guard<std::mutex> lock(mutex_);
-    const auto                  oldest     = std::min_element(reading_since_.begin(), reading_since_.end());
-    const bool                  is_reading = oldest != reading_since_.end() && *oldest != clock::time_point::max();
-    return std::chrono::duration_cast<std::chrono::milliseconds>(is_reading ? clock::now() - *oldest
-                                                                            : clock::duration());
+    return std::chrono::duration_cast<std::chrono::milliseconds>(age_of_oldest_read());
 }
 
 bool loader::end() {
@@ -447,7 +446,7 @@ bool loader::end() {
     stop();
     wait_until(lock, [&] {
         return std::all_of(reading_since_.begin(), reading_since_.end(),
-                           [](clock::time_point since) { return since == clock::time_point::max(); });
+                           [](steady::time_point since) { return since == steady::time_point::max(); });
     });
     return !hangs();
 }
@@ -459,9 +458,9 @@ bool loader::settled(const load_state & state) const {
 
 bool loader::settle(const load_state & state) {
     std::unique_lock<std::mutex> lock(mutex_);
-    const auto                   end  = clock::now() + std::chrono::seconds(1);
+    const auto                   end  = steady::now() + std::chrono::seconds(1);
     const auto                   done = [&] { return state.arrived == state.requested; };
-    wait_until(lock, [&] { return done() || clock::now() >= end; });
+    wait_until(lock, [&] { return done() || steady::now() >= end; });
     return done() || hangs();
 }
 

@@ -8,6 +8,7 @@
 #include "ggml-cpp.h"
 #include "ggml-cpu.h"
 #include "io/aligned-range.h"
+#include "io/awake-clock.h"
 #include "io/chunk-queue.h"
 #include "io/device-copy.h"
 #include "io/file-reader.h"
@@ -39,11 +40,11 @@ class loader {
   public:
     // reader and stats must outlive the loader. It copies to those of `devices` that have memory of their own.
     // `staging` is the type of the host memory for rows that are not read in place. `patience` is the time in which a
-    // read must return.
+    // read must return, by `clock`.
     loader(file_reader & reader, stats & stats, uint32_t n_threads,
-           const std::vector<ggml_backend_dev_t> & devices  = {},
-           ggml_backend_buffer_type_t              staging  = ggml_backend_cpu_buffer_type(),
-           std::chrono::milliseconds               patience = std::chrono::minutes(1));
+           const std::vector<ggml_backend_dev_t> & devices = {},
+           ggml_backend_buffer_type_t              staging = ggml_backend_cpu_buffer_type(),
+           std::chrono::milliseconds patience = std::chrono::minutes(1), awake_clock clock = awake_clock());
     ~loader();
 
     loader(const loader &)             = delete;
@@ -84,7 +85,7 @@ class loader {
     // The first error, if there was one.
     status error() const;
 
-    // The time that the oldest read in flight has taken; 0 without one.
+    // The time that the oldest read in flight has taken, by `clock`; 0 without one.
     std::chrono::milliseconds oldest_read() const;
 
     // Drops all that is queued, and waits until no read is in flight. False if one hangs: the loader and the memory
@@ -147,9 +148,12 @@ class loader {
     void                enqueue(const std::vector<chunk> & chunks, load_urgency urgency);
     void                end_parked(const load_state & from, part_id part, bool ok);
 
-    using clock = std::chrono::steady_clock;
+    using steady = std::chrono::steady_clock;
 
-    bool hangs() const;
+    steady::duration age_of_oldest_read() const;
+
+    bool hangs() const { return age_of_oldest_read() >= patience_; }
+
     void wait_until(std::unique_lock<std::mutex> & lock, const std::function<bool()> & is_over);
 
     void promote(const load_state & state, part_id part);
@@ -164,7 +168,7 @@ class loader {
     file_reader &                 reader_;
     stats &                       stats_;
     const ggml_backend_buffer_ptr staging_memory_; // chunk_size for each thread, in huge pages; null: no memory left
-    const clock::duration         patience_;
+    const steady::duration        patience_;
 
     mutable std::mutex      mutex_;
     std::condition_variable progress_; // a part arrived or never will, or error_ was set
@@ -173,7 +177,8 @@ class loader {
     std::map<ggml_backend_dev_t, link>    links_; // its keys are constant
     parked_copies                         parked_;
     std::chrono::steady_clock::time_point counted_until_; // by disk_demand_ns, while there are demands
-    std::vector<clock::time_point>        reading_since_; // [thread]; max() while it does not read
+    mutable awake_clock                   clock_;         // asked in const methods too
+    std::vector<steady::time_point>       reading_since_; // [thread], by clock_; max() while it does not read
     status                                error_;
     status                                no_memory_ = status::error("no memory is left to read experts");
     bool                                  is_broken_ = false; // a part may never arrive

@@ -9,6 +9,7 @@
 #include <doctest/doctest.h>
 #include <future>
 #include <memory>
+#include <mutex>
 #include <random>
 #include <string>
 #include <thread>
@@ -365,4 +366,27 @@ TEST_CASE("a slow read that returns in time is no error") {
     CHECK(l.wait(state, part_id::up).ok());
     later.join();
     CHECK(l.oldest_read().count() == 0);
+}
+
+TEST_CASE("time in which the process was stopped is not a read's") {
+    fake_reader             reader;
+    stats                   counters;
+    blocks                  memory(1);
+    load_state              state;
+    std::mutex              mutex;
+    awake_clock::time_point real;
+    const auto              source = [&] {
+        std::lock_guard<std::mutex> lock(mutex);
+        return real;
+    };
+    loader l(reader, counters, 1, {}, ggml_backend_cpu_buffer_type(), std::chrono::minutes(1), awake_clock(source));
+    l.submit(state, part_id::up, block_at(7), { memory[0] }, load_urgency::demand);
+    reader.wait_begun(1);
+    {
+        std::lock_guard<std::mutex> lock(mutex);
+        real += std::chrono::hours(1);
+    }
+    CHECK(l.oldest_read() == std::chrono::seconds(1));
+    reader.open_gate();
+    CHECK(l.wait(state, part_id::up).ok());
 }
