@@ -232,6 +232,10 @@ def test_an_answer_ends_by_itself_where_nobody_limits_it() -> None:
         ChatConfig(think="maybe")
 
 
+def test_beams_and_drafts_are_for_whoever_asks() -> None:
+    assert (EngineConfig().n_beams, EngineConfig().n_drafts) == (1, 0)
+
+
 @pytest.mark.parametrize(
     ("kind", "settings"),
     [
@@ -244,6 +248,7 @@ def test_an_answer_ends_by_itself_where_nobody_limits_it() -> None:
         (CacheConfig, {"weights": (0.5, 0.25, 0.25 + 5e-7, 0)}),
         (CacheConfig, {"memory": 1, "pools": 1}),
         (CacheConfig, {"device": "x" * 127, "device_memory": 1}),
+        (CacheConfig, {"device": "x"}),
         (CalibrationConfig, {"max_ppl_increase": 0, "max_kl": 0, "max_chunks": 4, "cost_chunks": 1}),
         (CalibrationConfig, {"engine": EngineConfig(n_ctx=3), "rule": "edgemoe", "per_expert": True}),
         (CalibrationConfig, {"minutes": 0.5, "rule": "price"}),
