@@ -33,6 +33,7 @@ from pyhobbit.convert.pipeline import convert
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.file_names import calibration_path
 from pyhobbit.model.gguf_file import read_gguf
+from pyhobbit.native.machine import Disk
 from pyhobbit.quality.evaluate import Costs
 from pyhobbit.quality.stored import Calibration, stored_costs
 from pyhobbit.routing.trace import read_trace
@@ -254,11 +255,17 @@ def test_the_readahead_comes_back_after_an_error(tmp_path: Path, monkeypatch: py
         assert setting.read_text() == "8192\n"
 
 
-def test_the_disk_is_measured_by_direct_reads(small: Path) -> None:
-    rate = system.disk_bandwidth(small, 0.2)
-    if rate is None:
-        pytest.skip(f"the file system of {small.parent} refuses direct I/O")
-    assert rate > 1e6
+@pytest.mark.parametrize("direct", [True, False])
+def test_the_disk_is_measured_by_direct_reads(direct: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def measure(*given: object) -> Disk:
+        asked.append(given)
+        return Disk(2.5e8, 512 << 10, 4, direct)
+
+    monkeypatch.setattr(system, "measure_disk", measure)
+    assert system.disk_bandwidth(Path("m.gguf"), 0.2) == (2.5e8 if direct else None)
+    assert asked == [(Path("m.gguf"), 512 << 10, 4, 0.2)]
 
 
 #
@@ -472,7 +479,7 @@ def test_a_small_bench_runs_every_arm(run_pyhobbit: RunPyhobbit, tmp_path: Path)
     for result in results:
         assert result["n_decoded"] == 4
         assert set(result["ttft_s"]) == {"4", "12"}
-        assert result["tokens_per_second"] > 0
+        assert result["tokens_per_second"] == pytest.approx(4 / result["decode_s"])
         for quarter in result["first_and_last_quarter"]:
             assert quarter["token_s"] > quarter["experts_s"] >= quarter["stall_s"] >= 0
             assert (quarter["experts_s"] > 0) == bool(result["counters"])

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import bench_jobs
+import hobbits
 import models
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from pyhobbit.bench.shapes import SHAPES
 SCRIPT = models.ROOT / "bench/device.py"
 N_LAYERS = 4
 TINY = SHAPES["tiny"].scaled(N_LAYERS)
+TINY_EXPERT = 3 * TINY.n_embd * TINY.n_ff * 34 // 32  # bytes in q8_0
 OURS = ["ours-gpu", "ours-cooperative", "ours-auto", "ours-auto-noprefetch", "ours-twiddler"]
 LOSSLESS = ["stock", "demand", *OURS]
 ARMS = [
@@ -64,13 +66,16 @@ def test_a_small_bench_runs_every_arm(folder: Path, tmp_path: Path, rpc: str) ->
     lines = [json.loads(line) for line in (tmp_path / "out/results.jsonl").read_text().splitlines()]
     head, results = lines[0], {line["arm"]: line for line in lines[1:]}
     assert head["device"]["name"] == "RPC0"
-    assert all(rate > 0 for rate in head["device"]["copies"].values())
+    copies = {int(size): rate for size, rate in head["device"]["copies"].items()}
+    assert copies.keys() == {TINY_EXPERT, 64 << 20}
+    for size, rate in copies.items():
+        assert f"{rate / 1e9:.2f} GB/s of {size / 1e6:.0f} MB" in done.stdout
     assert head["n_cpu_moe"] == {"0.3": 3}
     assert [line["arm"] for line in lines[1:]] == ARMS
     for result in results.values():
         assert result["n_decoded"] == 4
         assert set(result["ttft_s"]) == {"4", "12"}
-        assert result["tokens_per_second"] > 0
+        assert result["tokens_per_second"] == pytest.approx(4 / result["decode_s"])
     assert len({results[arm]["logits_crc"] for arm in LOSSLESS}) == 1
     for arm in ARMS[3:]:
         info, counters = results[arm]["info"], results[arm]["counters"]
@@ -90,6 +95,24 @@ def test_a_small_bench_runs_every_arm(folder: Path, tmp_path: Path, rpc: str) ->
     assert done.stdout.rstrip("\n") == (tmp_path / "out/table.md").read_text().rstrip("\n")
     assert all(f"| {arm} " in done.stdout for arm in ARMS)
     assert (tmp_path / "out/speed.png").read_bytes().startswith(b"\x89PNG")
+
+
+_COPY_RATES = """
+import sys
+import time
+from pathlib import Path
+from pyhobbit.bench.ggml_device import GgmlDevice
+device = GgmlDevice(Path(sys.argv[1]), "RPC0", sys.argv[2])
+for n_bytes in 32 << 20, 48 << 20:
+    now = iter([0, 80, 100, 101, 200, 204, 300, 302])  # a first repetition, then three
+    time.perf_counter = lambda: next(now)
+    print(device.copy_rate(n_bytes) / (1 << 20))
+"""
+
+
+def test_the_rate_of_copies_is_the_median_after_a_first_one(rpc: str) -> None:
+    """By another clock: of two copies each, since one is shorter than what is measured at least."""
+    assert hobbits.run_script(_COPY_RATES, models.lib_dir(), rpc) == "32.0\n48.0\n"
 
 
 def _check_transfers(counters: dict[str, float]) -> None:
