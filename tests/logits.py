@@ -62,7 +62,8 @@ class Plan:
 class Result:
     """logits: float32 [tokens, vocabulary] by plan. texts: the beams' tokens by plan, the likeliest first.
     routing: int32 [layers, tokens, used] by plan, if asked.
-    info, stats, devices: hobbit.h's structs by field; empty where llama.cpp loaded it as it always does."""
+    info, stats, devices: hobbit.h's structs by field; empty where llama.cpp loaded it as it always does.
+    log: what the libraries wrote."""
 
     logits: dict[str, np.ndarray]
     texts: dict[str, list[list[int]]] = field(default_factory=dict)
@@ -70,6 +71,7 @@ class Result:
     info: dict[str, float] = field(default_factory=dict)
     stats: dict[str, float] = field(default_factory=dict)
     devices: list[dict[str, Any]] = field(default_factory=list)
+    log: str = ""
 
 
 class RunError(RuntimeError):
@@ -127,7 +129,7 @@ def run(
                 fields = kinds[kind] if kind in kinds else devices.setdefault(kind, {})
                 fields[name] = arrays[key] if arrays[key].ndim else arrays[key].item()
             kinds["texts"] = {name: json.loads(text) for name, text in kinds["texts"].items()}
-        return Result(**kinds, devices=list(devices.values()))
+        return Result(**kinds, devices=list(devices.values()), log=done.stderr)
 
 
 class RoutingRecorder:

@@ -10,6 +10,7 @@ import shutil
 import sys
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options of the verb."""
     add = parser.add_argument
     add("url", nargs="?", default=_URL, metavar="URL", help="address of the server (default: %(default)s)")
+    add("--model", metavar="NAME", help="which model, of a server of several")
     add("--api-key", metavar="KEY", help="key of the server, if it wants one")
     add("--interval", type=float, default=1.0, metavar="S", help="seconds (default: %(default)g)")
     add("--once", action="store_true", help="print one interval and exit")
@@ -44,11 +46,11 @@ def run(args: argparse.Namespace) -> int:
     if not 0.1 <= args.interval <= 3600:
         raise ConfigError(f"--interval is {args.interval:g}; give seconds from 0.1 to 3600")
     url = args.url.rstrip("/").removesuffix("/v1")
-    before = _ask(url, args.api_key)
+    before = _ask(url, args.model, args.api_key)
     rates: deque[float] = deque(maxlen=_HISTORY)
     while True:
         time.sleep(args.interval)
-        now = _ask(url, args.api_key)
+        now = _ask(url, args.model, args.api_key)
         rates.append(_per_second(before, now, "layers_computed") / now["n_layers"])
         text = "\n".join([f"pyhobbit serve at {url}", "", *lines(before, now, rates, _memory())])
         if args.once or not sys.stdout.isatty():
@@ -61,16 +63,17 @@ def run(args: argparse.Namespace) -> int:
         before = now
 
 
-def _ask(url: str, key: str | None) -> Sample:
+def _ask(url: str, model: str | None, key: str | None) -> Sample:
+    which = {"model": model, "autoload": "false"} if model else {}  # to look loads no model
     request = urllib.request.Request(
-        f"{url}/hobbit", headers={"Authorization": f"Bearer {key}"} if key else {}
+        f"{url}/hobbit?{urllib.parse.urlencode(which)}",
+        headers={"Authorization": f"Bearer {key}"} if key else {},
     )
     try:
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
             sample = json.load(answer)
     except urllib.error.HTTPError as e:
-        reason = "it wants --api-key" if e.code == 401 else f"it answers with status {e.code}"
-        raise HobbitError(f"{url} gives no counters: {reason}") from e
+        raise HobbitError(f"{url} gives no counters: {_reason(e, model)}") from e
     except (OSError, ValueError) as e:
         raise HobbitError(
             f"no pyhobbit serve answers at {url} ({getattr(e, 'reason', e)}); give its address"
@@ -80,6 +83,14 @@ def _ask(url: str, key: str | None) -> Sample:
     if "hits_by_layer" not in sample:
         raise HobbitError(f"the server at {url} is of another version of pyhobbit; start it with this one")
     return {**sample, "at": time.monotonic()}
+
+
+def _reason(error: urllib.error.HTTPError, model: str | None) -> str:
+    if error.code == 401:
+        return "it wants --api-key"
+    if error.code == 400:  # by a server of several models alone
+        return f"the model {model} is not loaded there" if model else "it has several models; give --model NAME"
+    return f"it answers with status {error.code}"
 
 
 def _memory() -> int | None:

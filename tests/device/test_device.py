@@ -3,6 +3,7 @@
 
 import json
 import re
+import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -184,6 +185,32 @@ def test_skipped_experts_add_no_bias(rpc: str, mode: str) -> None:
     result = on_rpc.run(model, rpc, overrides | {"hobbit.mode": mode})
     assert result.stats["selections_skipped"] > 0
     on_rpc.assert_same(result, cpu)
+
+
+@pytest.mark.parametrize("gpu_layers", [0, 99])
+@pytest.mark.parametrize("mode", ["gpu", "cooperative", "auto", "twiddler"])
+def test_experts_with_scales_are_the_devices_alone(rpc: str, mode: str, gpu_layers: int) -> None:
+    model = models.random_model("llama-scaled")
+    settings: dict[str, Override] = {"hobbit.pools": 4 << 20, "hobbit.mode": mode}
+    result = on_rpc.run(model, rpc, settings, gpu_layers=gpu_layers)
+    on_rpc.assert_same(result, logits.run(models.stock_dir(), model, SHORT_PLANS))
+    assert result.stats["misses_high"] > 0
+    assert result.stats["selections_cpu"] == 0
+    said = result.log.count("the device computes some experts alone: this model has operations")
+    assert said == (0 if mode == "gpu" else 1)
+
+
+def test_low_precision_of_experts_with_scales(rpc: str, tmp_path: Path) -> None:
+    """In both tiers, since the scales belong to the expert."""
+    model = tmp_path / "scaled.gguf"
+    shutil.copyfile(models.random_model("llama-scaled", "f16"), model)
+    models.convert("--low", "q8_0", "--sidecar", model)
+    settings: dict[str, Override] = {"hobbit.pools": 4 << 20, "hobbit.strict": True}
+    settings |= {"hobbit.t1": 0.5, "hobbit.t2": 0.8}
+    result = on_rpc.run(model, rpc, settings | {"hobbit.mode": "cooperative"})
+    assert result.stats["selections_low"] > 0
+    assert result.stats["selections_skipped"] > 0
+    on_rpc.assert_same(result, logits.run(models.lib_dir(), model, SHORT_PLANS, settings))
 
 
 def test_the_other_layers_may_be_on_the_device_too(tiny_gguf: Path, rpc: str, on_cpu: Result) -> None:

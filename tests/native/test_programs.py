@@ -16,6 +16,7 @@ from hobbits import open_model
 from servers import serving
 
 from pyhobbit.errors import HobbitError
+from pyhobbit.routing.trace import read_trace
 
 
 def test_a_file_with_tiers_is_not_quantized(tiny_gguf: Path, tmp_path: Path) -> None:
@@ -124,10 +125,25 @@ def _importance(folder: Path, model: Path, out: Path, *options: str) -> dict[str
 
 
 def test_llama_imatrix_counts_as_stock(tmp_path: Path) -> None:
-    cache = ("--override-kv", "hobbit.enable=bool:true,hobbit.pools=int:3000000")
-    ours = _importance(models.bin_dir(), models.tiny(), tmp_path / "ours.gguf", "--no-repack", *cache)
+    trace = tmp_path / "used.csv"
+    cache = f"hobbit.enable=bool:true,hobbit.pools=int:3000000,hobbit.trace=str:{trace}"
+    options = ("--no-repack", "--override-kv", cache)
+    ours = _importance(models.bin_dir(), models.tiny(), tmp_path / "ours.gguf", *options)
     stock = _importance(models.stock_dir(), models.tiny(), tmp_path / "stock.gguf", "--no-repack")
     assert sum("exps" in name for name in stock) > 0
     assert ours.keys() == stock.keys()
     for name, values in stock.items():
         np.testing.assert_array_equal(ours[name], values, err_msg=name)
+    counted = {name: stock[f"{name}.counts"].ravel() for name in _expert_inputs(stock)}
+    assert len(counted) == 6
+    routes = read_trace(trace).routes
+    for name, counts in counted.items():
+        layer = int(name.split(".")[1])
+        experts = routes["expert"][routes["layer"] == layer]
+        np.testing.assert_array_equal(np.bincount(experts, minlength=8), counts, err_msg=name)
+
+
+def _expert_inputs(tensors: dict[str, np.ndarray]) -> list[str]:
+    """A name for each layer with experts."""
+    ending = ".ffn_up_exps.weight.counts"
+    return [name.removesuffix(".counts") for name in tensors if name.endswith(ending)]

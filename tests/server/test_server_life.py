@@ -237,6 +237,43 @@ def test_the_loaded_models_of_a_folder_keep_one_bound(tiny_gguf: Path, tmp_path:
     assert "memory    up to 256.0 MiB by --memory, 128.0 MiB for each model" in said
 
 
+def test_each_model_of_a_folder_has_its_own_counters(
+    tiny_gguf: Path, tmp_path: Path, run_pyhobbit: RunPyhobbit
+) -> None:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    for name in ("a", "b", "c"):
+        (folder / f"{name}.gguf").symlink_to(tiny_gguf)
+    options = ("--pools", "3M", "--prefetch", 0, "--models-max", 2, "--ctx-size", 512, "--parallel", 1)
+    command = [sys.executable, "-m", "pyhobbit", "serve", "--models-dir", folder, *options]
+    with running(command, tmp_path / "log") as server:
+        for name, n in (("a", 4), ("b", 24)):
+            server.complete(n=n, model=name, ignore_eos=True)
+        caches = {name: server.request(f"/hobbit?model={name}").json for name in ("a", "b")}
+        for name, cache in caches.items():
+            assert cache["cached"]
+            metrics = server.request(f"/metrics?model={name}").text
+            misses = re.search(r'^hobbit_misses_total\{precision="high"\} (.*)$', metrics, re.MULTILINE)
+            assert misses
+            assert float(misses[1]) == cache["misses_high"]
+        a, b = caches["a"], caches["b"]
+        more = 20 * a["n_layers"] * a["n_experts_used"]  # tokens that were decoded, one by one
+        assert b["selections_high"] - a["selections_high"] == more
+        unloaded = server.request("/hobbit?model=c&autoload=false")
+        assert (unloaded.status, unloaded.error) == (400, "model is not loaded")
+        unknown = server.request("/hobbit?model=d")
+        assert (unknown.status, unknown.error) == (400, "model 'd' not found")
+        unnamed = server.request("/hobbit")
+        assert (unnamed.status, unnamed.error) == (400, "model name is missing from the request")
+        assert {each["id"]: each["status"]["value"] for each in server.request("/v1/models").json["data"]} == {
+            "a": "loaded", "b": "loaded", "c": "unloaded",
+        }  # fmt: skip
+        shown = run_pyhobbit("top", server.url, "--once", "--interval", 0.1, "--model", "b")
+        assert "no expert was used" in shown.stdout, shown.stderr  # by nobody, meanwhile
+        for which, said in {(): "it has several models", ("--model", "c"): "the model c is not loaded"}.items():
+            assert said in run_pyhobbit("top", server.url, "--once", *which).stderr
+
+
 def test_port_0_takes_a_free_one(tiny_gguf: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
     command = [sys.executable, "-m", "pyhobbit", "serve", str(tiny_gguf), "--port", "0", "--ctx-size", "512"]
