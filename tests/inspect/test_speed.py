@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,8 +8,10 @@ import numpy as np
 import pytest
 from traces import letters, write_random_trace, write_trace
 
-from pyhobbit.engine.plan import MemoryPlan
-from pyhobbit.engine.stats import ModelInfo
+from pyhobbit._tables import COUNTERS
+from pyhobbit.engine.engine import Engine
+from pyhobbit.engine.plan import MemoryPlan, lay_out
+from pyhobbit.engine.stats import CacheStats, ModelInfo, Stats
 from pyhobbit.errors import HobbitError
 from pyhobbit.inspect.advice import advice, memory_rows, speed_rows, unused_low_tier
 from pyhobbit.inspect.machine import _own_trace
@@ -17,7 +20,7 @@ from pyhobbit.inspect.speed import Sample, Speed, Warm, curve, estimate, measure
 from pyhobbit.model.file_names import calibration_path
 from pyhobbit.native.machine import Disk, measure_disk
 from pyhobbit.routing.trace import ROUTE, read_trace
-from pyhobbit.settings.config import CacheConfig, EngineConfig
+from pyhobbit.settings.config import CacheConfig, EngineConfig, SamplingConfig
 
 _GIB = 1 << 30
 
@@ -121,6 +124,94 @@ def test_a_sample_of_the_tiny_model(tiny_gguf: Path) -> None:
     assert sample.warm is not None
     assert 0 < sample.warm.hits[0] < 1
     assert sample.warm.read_bytes > 0
+
+
+class _ToldEngine:
+    """In an Engine's place: its statistics are these marks, one after each token."""
+
+    def __init__(self, marks: list[Stats]) -> None:
+        self._marks = iter(marks)
+
+    def __call__(self, *_: object) -> "_ToldEngine":
+        return self
+
+    def __enter__(self) -> "_ToldEngine":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def info(self) -> ModelInfo:
+        return PLAN.info
+
+    def stats(self) -> Stats:
+        return next(self._marks)
+
+    def generate(self, *_: object) -> Iterator[None]:
+        yield from [None] * 48
+
+    def latencies(self) -> tuple[()]:
+        return ()
+
+
+def _mark(n: int, decoded: int, decode_s: float, **counters: float) -> Stats:
+    """After n tokens."""
+    zeros = {each.name: 0 for each in COUNTERS}
+    cache = CacheStats(**{**zeros, **counters})
+    times = {"generated_tokens": n, "decoded_tokens": decoded, "decode_s": decode_s}
+    return Stats(PLAN.info, cache, load_s=1.0, peak_rss_bytes=1, **times)
+
+
+@pytest.mark.parametrize("evictions", [0, 1])
+def test_a_sample_is_computed_from_the_counters(evictions: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four tokens, of which the first follows a prompt. Pools are full where the first half evicted."""
+    marks = [
+        _mark(0, 0, 0.0),
+        _mark(1, 0, 0.0, stall_s=0.02, bytes_read=2e6),
+        _mark(2, 1, 0.3, stall_s=0.12, bytes_read=12e6, hits_high=2, misses_high=4, evictions=evictions),
+        _mark(3, 2, 0.5, stall_s=0.17, bytes_read=17e6, hits_high=3, misses_high=5, evictions=9),
+        _mark(
+            4, 3, 1.4, stall_s=0.27, bytes_read=27e6, hits_high=5, misses_high=5, hits_low=1, misses_low=3,
+            evictions=9, selections_high=12, selections_low=6, selections_skipped=2,
+        ),
+    ]  # fmt: skip
+    monkeypatch.setattr("pyhobbit.inspect.speed.Engine", _ToldEngine(marks))
+    sample = measure_sample(Path("m.gguf"), EngineConfig(), seconds=0)
+    assert sample.n_tokens == 4
+    assert sample.compute_s == pytest.approx(0.2)  # of 0.2, 0.15 and 0.8 without what was waited
+    assert sample.wait_s_per_byte == pytest.approx(0.27 / 27e6)
+    assert sample.mix == pytest.approx((0.6, 0.3, 0.1))
+    if evictions == 0:
+        assert sample.warm is None
+        return
+    assert sample.warm is not None
+    assert sample.warm.hits == pytest.approx((0.75, 0.25))
+    assert (sample.warm.wait_s, sample.warm.read_bytes) == pytest.approx((0.15 / 2, 15e6 / 2))
+
+
+def test_residuals_are_read_beside_their_low_versions() -> None:
+    found = estimate(_plan(high_is_residual=True), SAMPLE, DISK, ("trace", (0.9, 0.5)))
+    assert found.read_bytes == pytest.approx(40 * (0.5 * 0.1 * (1 << 20) + 0.8 * 0.5 * (1 << 19)))
+
+
+def test_the_estimate_reads_what_a_run_read(tiny_gguf: Path, tmp_path: Path) -> None:
+    """By the run's own trace: as many experts, and as many bytes but for the ends of direct reads."""
+    cache = CacheConfig(pools=6 << 20, prefetch=0, t1=1.0, t2=1.0)
+    config = EngineConfig(cache=cache, n_ctx=256, n_threads=1)
+    trace = tmp_path / "run.csv"
+    with Engine(tiny_gguf, replace(config, cache=replace(cache, trace=trace))) as engine:
+        answer = engine.generate("def read_file(path):", 64, SamplingConfig(temp=0))
+        next(answer)
+        before = engine.stats()
+        n_tokens = sum(1 for _ in answer)
+        run = engine.stats().since(before).cache
+    plan = lay_out(tiny_gguf, config)
+    hits = replay(plan, read_trace(trace).routes, "echo")
+    found = estimate(plan, replace(SAMPLE, mix=(1.0, 0.0, 0.0)), None, ("trace", hits))
+    expert = plan.info.tier_bytes_high / plan.info.n_all_experts
+    assert run.misses_high > 10 * n_tokens / 4
+    assert found.read_bytes == pytest.approx(run.misses_high * expert / n_tokens)
+    assert found.read_bytes == pytest.approx(run.bytes_read / n_tokens, rel=0.08)
 
 
 #
