@@ -45,6 +45,22 @@ def test_pools_can_be_set_as_key_value_overrides(tiny_gguf: Path, tmp_path: Path
     assert int(slots[1]) < 48
 
 
+def test_embeddings_are_stocks(tmp_path: Path) -> None:
+    options = ("-m", models.tiny(), "-c", 512, "-np", 1, "-t", 2, "--embeddings", "--pooling", "mean")
+    cache = ("--override-kv", "hobbit.enable=bool:true,hobbit.pools=int:3000000")
+    found = []
+    for folder, more in ((models.stock_dir(), ()), (models.bin_dir(), cache)):
+        command = [folder / "llama-server", *options, "--no-repack", *more]
+        with running(command, tmp_path / "log") as server:
+            answer = server.request("/v1/embeddings", {"input": [PROMPT, "class Node:", "import os\n" * 20]})
+            found.append([each["embedding"] for each in answer.json["data"]])
+            misses = server.cache()["misses_high"] if more else 1
+    assert misses > 0
+    assert len(found[0]) == 3
+    assert found[0][0] != found[0][1]
+    assert found[0] == found[1]
+
+
 def test_unknown_setting_is_refused(tiny_gguf: Path) -> None:
     command = [models.bin_dir() / "llama-server", "-m", tiny_gguf, "--override-kv", "hobbit.pool=int:1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=START_TIMEOUT_S)

@@ -19,6 +19,7 @@ from pyhobbit.quality.calibration import calibrate
 from pyhobbit.settings.config import CalibrationConfig, EngineConfig
 
 TESTS = Path(__file__).resolve().parent.parent
+BY_REQUEST = ("selections_high", "selections_low", "selections_skipped", "prefetched_used")
 SAME = 5e-3  # of log probabilities, whatever batch they are computed in
 
 
@@ -122,6 +123,21 @@ def test_thresholds_of_parallel_requests_do_not_mix(server: Server) -> None:
             each, _ = server.logprobs(n=24, cache_prompt=False, hobbit=high)
             assert _distance(each, alone) < SAME
         assert is_beside(), "the other answer ended before"
+
+
+def test_a_requests_thresholds_hold_for_what_is_prefetched(tiny_gguf: Path, tmp_path: Path) -> None:
+    """Low versions, as other requests take, would be of no use to one that takes high precision alone."""
+    options = ("--pools", "3M", "--t1", 0, "--t2", 1, "--prefetch", 2, "--parallel", 1)
+    with serving(tiny_gguf, tmp_path / "log", *options) as server:
+        before = server.cache()
+        text = server.complete(hobbit={"t1": 1})
+        done = {key: value - before[key] for key, value in server.cache().items() if key in BY_REQUEST}
+        assert done["selections_high"] > 0
+        assert done["selections_low"] == done["selections_skipped"] == 0
+        assert done["prefetched_used"] > 0
+        server.complete()
+        assert server.cache()["selections_low"] > before["selections_low"]
+        assert server.complete(hobbit={"t1": 1}) == text
 
 
 @contextmanager

@@ -75,6 +75,18 @@ def test_stream_is_the_same_text(client: openai.OpenAI) -> None:
     assert chunks[-1].usage.completion_tokens == 24
 
 
+def test_several_choices_are_answers_of_their_own(client: openai.OpenAI) -> None:
+    """Side by side, so that an expert serves tokens of all of them."""
+    several = client.completions.create(
+        model="", prompt=PROMPT, max_tokens=16, temperature=1, seed=1, n=3, extra_body={"cache_prompt": False}
+    )
+    texts = [choice.text for choice in several.choices]
+    assert [choice.index for choice in several.choices] == [0, 1, 2]
+    assert len(set(texts)) == 3
+    greedy = _complete(client, n=3, max_tokens=16)
+    assert {choice.text for choice in greedy.choices} == {_complete(client, max_tokens=16).choices[0].text}
+
+
 def test_stop_ends_the_text_before_it(client: openai.OpenAI) -> None:
     whole = _complete(client).choices[0].text
     word = whole[len(whole) // 2 :][:3]
