@@ -89,7 +89,8 @@ def _reason(error: urllib.error.HTTPError, model: str | None) -> str:
     if error.code == 401:
         return "it wants --api-key"
     if error.code == 400:  # by a server of several models alone
-        return f"the model {model} is not loaded there" if model else "it has several models; give --model NAME"
+        several = "it has several models; give --model NAME"
+        return f"the model {model} is not loaded there" if model else several
     return f"it answers with status {error.code}"
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -154,6 +155,19 @@ def read_tensors(path: Path) -> dict[str, tuple[GgmlType, np.ndarray]]:
         tensor.name: (tensor.type, data[tensor.offset : tensor.offset + tensor.nbytes].copy())
         for tensor in read_gguf(path).tensors
     }
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a loss of power there is the whole file or none: its bytes first, then its folder's entry."""
+    out = model.with_name("out.gguf")
+    synced: list[tuple[str, bool]] = []
+
+    def fsync(descriptor: int) -> None:
+        synced.append((Path(f"/proc/self/fd/{descriptor}").readlink().suffix, out.exists()))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    convert(Options(model, low="q4_0", output=out))
+    assert synced == [(".tmp", False), (".tmp", False), ("", True)]  # the first one to be read back
 
 
 def test_result_does_not_depend_on_pieces_or_threads(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

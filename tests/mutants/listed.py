@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: MIT
-"""Mutants that an audit of the tests named, because nothing failed with them: each has a test now."""
+"""Mutants that an audit of the tests named, because nothing failed with them: each has a test now.
+
+From 11 on they are of what the audit found untested.
+"""
 
 from __future__ import annotations
 
 from overlay import Mutant
 
+SCALES = "tests/device/test_device.py::test_experts_with_scales_are_the_devices_alone"
 ACCURACY = "tests/engine/test_prefetch_accuracy.py::test_predictions_are_those_of_the_routers"
 
 LISTED = [
@@ -113,5 +117,96 @@ LISTED = [
         "    if (!file.direct) {\n",
         "    if (false) {\n",
         ("test-file-faults",),
+    ),
+    Mutant(
+        "11: a request's own thresholds are not heard",
+        "ggml_ext/src/plan/sequence-thresholds.cpp",
+        "all.push_back(of(row.sequence));",
+        "all.push_back(common_);",
+        ("tests/server/test_server_cache.py::test_a_requests_thresholds_hold_beside_prefetch",),
+        "libggml-hobbit.so",
+    ),
+    Mutant(
+        "12: /hobbit of several models is nobody's",
+        "vendor/llama.cpp/tools/server/server.cpp",
+        "is_router_server ? models_routes->proxy_get : server_hobbit_get",
+        "server_hobbit_get",
+        ("tests/server/test_server_life.py::test_each_model_of_a_folder_has_its_own_counters",),
+        "libllama-server-impl.so",
+    ),
+    Mutant(
+        "13a: the CPU takes a share beside scales",
+        "ggml_ext/src/offload/cpu-rows.cpp",
+        "        if (!ok) {\n            return false;",
+        "        if (false) {\n            return false;",
+        (f"{SCALES}[cooperative-0]",),
+        "libggml-hobbit.so",
+    ),
+    Mutant(
+        "13b: scales are looked up elsewhere",
+        "ggml_ext/src/backend/claimed-operations.cpp",
+        "    if (is_scale_lookup(op)) {\n        return true;",
+        "    if (false) {\n        return true;",
+        (f"{SCALES}[cooperative-0]",),
+        "libggml-hobbit.so",
+    ),
+    Mutant(
+        "14: a model asked to be cached is not",
+        "ggml_ext/src/engine/hobbit-model.cpp",
+        "= opened->settings_.asked();",
+        "= false;",
+        ("tests/native/test_programs.py::test_llama_imatrix_counts_as_stock",),
+        "libggml-hobbit.so",
+    ),
+    Mutant(
+        "15: waits are not counted",
+        "ggml_ext/src/io/loader.cpp",
+        "    stats_.stall_ns += std::chrono::nanoseconds(clock::now() - start).count();\n",
+        "",
+        ("tests/faults/test_waits.py",),
+        "libggml-hobbit.so",
+    ),
+    Mutant(
+        "16a: one thread's reads are the disk's speed",
+        "ggml_ext/src/io/disk-speed.cpp",
+        "        sum += n_bytes[i];",
+        "        sum = n_bytes[i];",
+        ("tests/inspect/test_speed.py::test_the_disk_is_measured_on_the_file",),
+        "libggml-hobbit.so",
+    ),
+    Mutant(
+        "16b: the first copy is part of a link's speed",
+        "pyhobbit/bench/ggml_device.py",
+        "median(rates[1:])",
+        "median(rates)",
+        ("tests/bench/test_device_bench.py::test_the_rate_of_copies_is_the_median_after_a_first_one",),
+    ),
+    Mutant(
+        "17a: waits are part of an estimate's computing",
+        "pyhobbit/inspect/speed.py",
+        "step.decode_s - step.cache.stall_s",
+        "step.decode_s",
+        ("tests/inspect/test_speed.py::test_a_sample_is_computed_from_the_counters",),
+    ),
+    Mutant(
+        "17b: low versions beside residuals are free",
+        "pyhobbit/inspect/speed.py",
+        "    if info.high_is_residual:\n        low += high  # both",
+        "    if False:\n        low += high  # both",
+        ("tests/inspect/test_speed.py::test_residuals_are_read_beside_their_low_versions",),
+    ),
+    Mutant(
+        "18: a converted file's name may come before its bytes",
+        "convert/write.py",
+        "            os.fsync(file.fileno())\n        temporary.replace(path)",
+        "            pass\n        temporary.replace(path)",
+        ("tests/convert/test_convert.py::test_a_file_is_on_the_disk_before_it_has_its_name",),
+    ),
+    Mutant(
+        "19: pools are of small pages",
+        "ggml_ext/src/cache/slot-pool.cpp",
+        "        ask_for_huge_pages(bank.base, size);\n",
+        "",
+        ("test-slot-pool",),
     ),
 ]

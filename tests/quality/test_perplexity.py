@@ -59,7 +59,8 @@ def _table(low: str) -> dict[str, float]:
     pools = int(models.routed_expert_bytes(models.tiny()) * POOL_SHARE)
     table = {"high only, stock": _perplexity(models.stock_dir(), models.tiny())}
     for name, (t1, t2) in PRECISIONS.items():
-        settings = f"hobbit.t1=float:{t1},hobbit.t2=float:{t2},hobbit.pools=int:{pools},hobbit.strict=bool:true"
+        settings = f"hobbit.t1=float:{t1},hobbit.t2=float:{t2},hobbit.pools=int:{pools}"
+        settings += ",hobbit.strict=bool:true"
         table[name] = _perplexity(models.bin_dir(), two_tiers, settings)
     settings = f"hobbit.enable=bool:true,hobbit.pools=int:{pools}"
     table["low only, stock"] = _perplexity(models.stock_dir(), models.tiny_experts(low))

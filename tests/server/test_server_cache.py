@@ -125,8 +125,7 @@ def test_thresholds_of_parallel_requests_do_not_mix(server: Server) -> None:
         assert is_beside(), "the other answer ended before"
 
 
-def test_a_requests_thresholds_hold_for_what_is_prefetched(tiny_gguf: Path, tmp_path: Path) -> None:
-    """Low versions, as other requests take, would be of no use to one that takes high precision alone."""
+def test_a_requests_thresholds_hold_beside_prefetch(tiny_gguf: Path, tmp_path: Path) -> None:
     options = ("--pools", "3M", "--t1", 0, "--t2", 1, "--prefetch", 2, "--parallel", 1)
     with serving(tiny_gguf, tmp_path / "log", *options) as server:
         before = server.cache()

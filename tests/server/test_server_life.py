@@ -265,12 +265,11 @@ def test_each_model_of_a_folder_has_its_own_counters(
         assert (unknown.status, unknown.error) == (400, "model 'd' not found")
         unnamed = server.request("/hobbit")
         assert (unnamed.status, unnamed.error) == (400, "model name is missing from the request")
-        assert {each["id"]: each["status"]["value"] for each in server.request("/v1/models").json["data"]} == {
-            "a": "loaded", "b": "loaded", "c": "unloaded",
-        }  # fmt: skip
+        states = {each["id"]: each["status"]["value"] for each in server.request("/v1/models").json["data"]}
+        assert states == {"a": "loaded", "b": "loaded", "c": "unloaded"}
         shown = run_pyhobbit("top", server.url, "--once", "--interval", 0.1, "--model", "b")
         assert "no expert was used" in shown.stdout, shown.stderr  # by nobody, meanwhile
-        for which, said in {(): "it has several models", ("--model", "c"): "the model c is not loaded"}.items():
+        for which, said in (((), "it has several models"), (("--model", "c"), "the model c is not loaded")):
             assert said in run_pyhobbit("top", server.url, "--once", *which).stderr
 
 

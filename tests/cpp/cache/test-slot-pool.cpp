@@ -4,8 +4,11 @@
 #include "fixtures/page-locked.h"
 #include "io/file-reader.h"
 
+#include <cstdio>
 #include <cstring>
 #include <doctest/doctest.h>
+#include <filesystem>
+#include <fstream>
 #include <string>
 
 using namespace hobbit;
@@ -41,6 +44,31 @@ TEST_CASE("a bank lies in its buffer") {
     }
     CHECK(pool.buffer(0) == pool.buffer(1));
     CHECK(pool.buffer(0) != pool.buffer(2));
+}
+
+// The flags of the mapping that has this address, as the kernel names them.
+static std::string flags_at(const char * address) {
+    std::ifstream smaps("/proc/self/smaps");
+    bool          is_here = false;
+    for (std::string line; std::getline(smaps, line);) {
+        uintptr_t first = 0, end = 0;
+        if (sscanf(line.c_str(), "%zx-%zx ", &first, &end) == 2) {
+            is_here = first <= uintptr_t(address) && uintptr_t(address) < end;
+        } else if (is_here && line.rfind("VmFlags:", 0) == 0) {
+            return line + " ";
+        }
+    }
+    return "";
+}
+
+TEST_CASE("the kernel is asked for huge pages, where it has any") {
+    if (!std::filesystem::exists("/sys/kernel/mm/transparent_hugepage")) {
+        return;
+    }
+    constexpr size_t size = size_t(8) << 20;
+    slot_pool        pool;
+    REQUIRE(allocate(pool, size, 1, 1).ok());
+    CHECK(flags_at(pool.bank(0) + size / 2).find(" hg ") != std::string::npos);
 }
 
 TEST_CASE("too large a pool is an error that says what to do") {
