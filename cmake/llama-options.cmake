@@ -80,8 +80,9 @@ set(CMAKE_UNITY_BUILD_RELOCATABLE ON)
 # Adds the files of ours that the patches call. To be called when ggml-hobbit is there.
 function(hobbit_add_our_files)
     set(ours ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/../patches)
-    target_sources(llama PRIVATE ${ours}/llama/llama-hobbit.cpp)
-    set_source_files_properties(${ours}/llama/llama-hobbit.cpp TARGET_DIRECTORY llama
+    set(sources ${ours}/llama/llama-hobbit.cpp ${ours}/llama/llama-hobbit-guard.cpp)
+    target_sources(llama PRIVATE ${sources})
+    set_source_files_properties(${sources} TARGET_DIRECTORY llama
         PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
     target_include_directories(llama PUBLIC ${ours}/llama)
     target_link_libraries(llama PRIVATE ggml-hobbit)

@@ -216,9 +216,42 @@ void llama_hobbit_end_context(const llama_model & lm) {
     }
 }
 
+// Of what the CPU ends the process for when it computes, what a header can ask for: a rotation of more values than a
+// row has, of an odd number of them, and a norm or a bias that is not F32.
+static bool llama_hobbit_can_compute(const ggml_tensor * node) {
+    switch (node->op) {
+        case GGML_OP_ADD:
+        case GGML_OP_SUB:
+        case GGML_OP_MUL:
+        case GGML_OP_DIV:
+        case GGML_OP_ADD_ID: return node->src[0]->type != GGML_TYPE_F32 || node->src[1]->type == GGML_TYPE_F32;
+        case GGML_OP_ROPE:   {
+            const int64_t n_rotated = node->op_params[1];
+            const int64_t first     = node->op_params[15];
+            return n_rotated >= 0 && n_rotated % 2 == 0 && first + n_rotated <= node->ne[0];
+        }
+        default: return true;
+    }
+}
+
+// GPUs compute other types, too: where there is one, the graph is not looked at.
+static void llama_hobbit_check_graph(const llama_context & lctx) {
+    const llm_graph_result * reserved = lctx.get_gf_res_reserve();
+    ggml_cgraph *            graph    = reserved && lctx.get_model().devices.empty() ? reserved->get_gf() : nullptr;
+    for (int i = 0; graph && i < ggml_graph_n_nodes(graph); ++i) {
+        ggml_tensor * node = ggml_graph_node(graph, i);
+        if (!llama_hobbit_can_compute(node)) {
+            throw std::runtime_error(std::string("the model is damaged, or of a kind that cannot be run: the CPU "
+                                                 "cannot compute ") +
+                                     ggml_op_desc(node) + " '" + node->name + "' of it");
+        }
+    }
+}
+
 void llama_hobbit_prepare(const llama_context & lctx) {
     const llama_model & lm    = lctx.get_model();
     hobbit_model *      model = lm.hobbit.get();
+    llama_hobbit_check_graph(lctx);
     if (!llama_hobbit_is_computed(lm)) {
         return;
     }

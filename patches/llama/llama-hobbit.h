@@ -24,6 +24,18 @@ struct llama_hobbit_deleter {
 
 using llama_hobbit_ptr = std::unique_ptr<hobbit_model, llama_hobbit_deleter>;
 
+// While one exists, a check of llama.cpp's or ggml's own that fails in its thread throws std::runtime_error in place of
+// ending the process: a damaged header is an error of its model alone. For code that the caller leaves by an exception
+// anyway where a model cannot be used. Other threads end the process as ever.
+class llama_hobbit_guard {
+  public:
+    llama_hobbit_guard();
+    ~llama_hobbit_guard();
+
+    llama_hobbit_guard(const llama_hobbit_guard &)             = delete;
+    llama_hobbit_guard & operator=(const llama_hobbit_guard &) = delete;
+};
+
 //
 // Model. Functions that can fail throw std::runtime_error.
 //
@@ -59,7 +71,8 @@ void llama_hobbit_refuse_tiers(const llama_model_loader & ml);
 void llama_hobbit_attach_router(ggml_context * ctx, ggml_tensor * weights, ggml_tensor * input,
                                 const ggml_tensor * down_exps);
 
-// Hands over the routers, then sizes the pools. REQUIRES: weights, KV cache and compute buffers are allocated.
+// Refuses a graph that the CPU would end the process for. Hands over the routers, then sizes the pools. REQUIRES:
+// weights, KV cache and compute buffers are allocated.
 void llama_hobbit_prepare(const llama_context & lctx);
 
 // The context ends; its memory is free for the next one.

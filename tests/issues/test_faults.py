@@ -18,6 +18,7 @@ from typing import Any
 import models
 import pytest
 from conftest import RunPyhobbit
+from gguf import GGMLQuantizationType
 from servers import Server, serving
 
 from pyhobbit import CacheConfig, Engine, EngineConfig, Hobbit
@@ -124,6 +125,27 @@ def test_counts_out_of_range_are_an_error(
         assert done.returncode == 1, done.stderr
         assert "is damaged: its header has" in done.stderr
         assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arch", "key", "n_skipped", "value", "reason"),
+    [
+        ("qwen3moe", "qwen3moe.rope.dimension_count", 4, 8, r"GGML_ASSERT\(n_embd_head == n_rot\) failed"),
+        ("phimoe", "phimoe.rope.dimension_count", 4, 9, "the CPU cannot compute ROPE"),
+        ("phimoe", "phimoe.rope.dimension_count", 4, 128, "the CPU cannot compute ROPE"),
+        ("phimoe", "blk.1.attn_norm.weight", 12, GGMLQuantizationType.I32, "the CPU cannot compute MUL"),
+        ("phimoe", "blk.1.attn_norm.bias", 12, GGMLQuantizationType.I32, "the CPU cannot compute ADD"),
+    ],
+)
+def test_a_check_of_llamas_own_that_fails_is_an_error_of_its_model(
+    tmp_path: Path, arch: str, key: str, n_skipped: int, value: int, reason: str
+) -> None:
+    good = models.random_model(arch, "q8_0")
+    damaged = changed(good, tmp_path, key, struct.pack("<I", value), n_skipped)
+    for model in (damaged, good, damaged):
+        expected = contextlib.nullcontext() if model == good else pytest.raises(HobbitError, match=reason)
+        with expected, Hobbit(str(model), pools=POOLS, n_ctx=64, verbose=False) as opened:
+            opened.eval([1, 5])
 
 
 def test_a_lost_key_of_the_tiers_is_an_error(tmp_path: Path, run_pyhobbit: RunPyhobbit) -> None:
