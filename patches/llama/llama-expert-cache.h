@@ -15,8 +15,8 @@ struct hobbit_model;
 // is, or while the caller holds a reference of its own (hobbit_ref).
 LLAMA_API struct hobbit_model * llama_model_expert_cache(const struct llama_model * model);
 
-// Bytes in host memory: weights, KV cache and the like, compute buffers. Of devices: the compute buffers alone. Where
-// the model was opened with no_alloc: what they would be.
+// Bytes in host memory: weights with the vocabulary, KV cache and the like, compute buffers. Of devices: the compute
+// buffers alone. Where the model was opened with no_alloc: what they would be.
 struct llama_host_memory {
     uint64_t model;
     uint64_t context;

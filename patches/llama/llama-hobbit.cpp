@@ -191,6 +191,14 @@ static size_t llama_hobbit_work_bytes(const llama_context & lctx) {
     return size_t(widest) * lctx.get_cparams().n_ubatch * sizeof(ggml_fp16_t);
 }
 
+// What llama.cpp keeps of the vocabulary: the text of a token in two tables, and as it is printed; of a vocabulary of
+// merges nearly as many of these.
+static size_t llama_hobbit_vocabulary_bytes(const llama_vocab & vocab) {
+    static constexpr size_t TOKEN = 144;
+    static constexpr size_t MERGE = 120;
+    return size_t(vocab.n_tokens()) * (TOKEN + (vocab.get_type() == LLAMA_VOCAB_TYPE_BPE ? MERGE : 0));
+}
+
 llama_host_memory llama_get_host_memory(const llama_context * ctx) {
     llama_host_memory sum = {};
     for (const auto & [buft, size] : ctx->memory_breakdown()) {
@@ -202,6 +210,7 @@ llama_host_memory llama_get_host_memory(const llama_context * ctx) {
             sum.device_compute += size.compute / llama_hobbit_times_counted(*ctx, buft);
         }
     }
+    sum.model   += llama_hobbit_vocabulary_bytes(ctx->get_model().vocab);
     sum.compute += llama_hobbit_work_bytes(*ctx);
     return sum;
 }

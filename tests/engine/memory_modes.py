@@ -115,11 +115,11 @@ def _hobbit(model: Path, budget: int) -> int:
     return _peak_of([sys.executable, "-P", "-c", _HOBBIT, model, budget, PROMPT, N_TOKENS])
 
 
-def _serve(model: Path, budget: int, n_slots: int, *options: object) -> int:
+def _serve(model: Path, budget: int, n_slots: int, *options: object, n_rounds: int = 1) -> int:
     log = _folder() / "log"
     limit = ("--memory", budget, "--ctx-size", 1024 * n_slots, "--parallel", n_slots)
     with servers.serving(model, log, *limit, *options) as server, ThreadPoolExecutor(n_slots) as pool:
-        prompts = [f"{i} {PROMPT}" for i in range(n_slots)]
+        prompts = [f"{i} {PROMPT}" for i in range(n_rounds * n_slots)]  # none continues another
         list(pool.map(lambda prompt: server.complete(prompt, N_TOKENS), prompts))
         status = Path(f"/proc/{server.process.pid}/status").read_text()
         return 1024 * int(re.search(r"VmHWM:\s*(\d+) kB", status)[1])  # type: ignore[index]
@@ -142,7 +142,8 @@ MODES: dict[str, Callable[[int], int]] = {
     "Hobbit": lambda budget: _hobbit(plain(), budget),
     "serve, 1 slot": lambda budget: _serve(plain(), budget, 1),
     "serve, 4 slots": lambda budget: _serve(plain(), budget, 4),
-    "serve, 4 slots, old prompts": lambda budget: _serve(plain(), budget, 4, "--cache-ram", 16),
+    # later rounds fill the memory of old prompts
+    "serve, 4 slots, old prompts": lambda budget: _serve(plain(), budget, 4, "--cache-ram", 16, n_rounds=3),
     "serve, 4 slots, two tiers": lambda budget: _serve(_converted("tiers", "--low", "q4_0"), budget, 4, *LOW),
 }
 

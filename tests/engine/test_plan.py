@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: MIT
+import ctypes
 import json
 from pathlib import Path
 
 import pytest
 import random_moe
+from gguf import GGUFReader
 from hobbits import run_script
 from models import random_model
 
@@ -71,6 +73,40 @@ def test_a_plan_says_what_everything_takes(tiny_gguf: Path) -> None:
     assert found.info.n_ctx_train == 512
     assert found.n_all_experts == 48
     assert found.info.pool_slots_high == 48
+
+
+_VOCABULARY = """
+import ctypes, os, sys
+os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what llama.cpp logs
+import pyhobbit.hobbit, llama_cpp
+
+class Info(ctypes.Structure):
+    _fields_ = [(str(i), ctypes.c_size_t) for i in range(10)]
+
+libc = ctypes.CDLL(None)
+libc.mallinfo2.restype = Info
+
+def in_use():
+    info = libc.mallinfo2()
+    return getattr(info, "4") + getattr(info, "7")  # mapped, and in the heap
+
+params = llama_cpp.llama_model_default_params()
+params.vocab_only = True
+before = in_use()
+model = llama_cpp.llama_model_load_from_file(sys.argv[1].encode(), params)
+assert model
+print(in_use() - before)
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="the C library counts nothing")
+def test_the_vocabulary_is_part_of_the_plan() -> None:
+    models = [random_model(arch) for arch in ("qwen3moe", "qwen3moe-vocabulary")]
+    planned = [lay_out(path, EngineConfig(cache=CacheConfig(pools=8 * _MIB))).weights for path in models]
+    shared = [sum(t.n_bytes for t in GGUFReader(path).tensors if "_exps" not in t.name) for path in models]
+    counted = (planned[1] - shared[1]) - (planned[0] - shared[0])
+    taken = [int(run_script(_VOCABULARY, path)) for path in models]
+    assert counted == pytest.approx(taken[1] - taken[0], rel=0.1)
 
 
 def test_a_plain_model_that_fits_runs_whole() -> None:
