@@ -53,6 +53,19 @@ server_hobbit_thresholds server_hobbit_parse(const json & data) {
     return thresholds;
 }
 
+void server_hobbit_check_triggers(const json & triggers) {
+    static constexpr size_t MAX_SIZE = 8192;
+    for (const json & trigger : triggers) {
+        const int type = trigger.at("type").get<int>();
+        if (type < COMMON_GRAMMAR_TRIGGER_TYPE_TOKEN || type > COMMON_GRAMMAR_TRIGGER_TYPE_PATTERN_FULL) {
+            throw std::invalid_argument(string_format("there is no trigger of type %d", type));
+        }
+        if (trigger.at("value").get<std::string>().size() > MAX_SIZE) {
+            throw std::invalid_argument(string_format("a trigger may have %zu bytes", MAX_SIZE));
+        }
+    }
+}
+
 static size_t longest_token(const llama_vocab * vocab) {
     size_t longest = 1;
     for (llama_token token = 0; token < llama_vocab_n_tokens(vocab); token++) {
@@ -126,6 +139,9 @@ std::string server_hobbit_begin(llama_context * ctx, llama_seq_id seq_id, server
 static constexpr uint64_t BODY_BYTES  = 1 << 20;
 static constexpr uint64_t TOKEN_BYTES = 512;
 
+// Of any request, as in stock.
+static constexpr uint64_t LARGEST_BODY = 100 << 20;
+
 // The cache of the model that the server has loaded, and its last known counters. Guarded by the mutex.
 static struct {
     std::mutex     mutex;
@@ -133,7 +149,7 @@ static struct {
     bool           cached = false;
     hobbit_info    info   = {};
 
-    uint64_t body_limit = UINT64_MAX;
+    uint64_t body_limit = LARGEST_BODY;
 
     std::vector<double> counters; // in the order of hobbit_counter_at
 
@@ -164,6 +180,11 @@ std::string server_hobbit_check_body(const std::string & content_length) {
     return safe_json_to_str({ { "error", format_error_response(why, ERROR_TYPE_INVALID_REQUEST) } });
 }
 
+uint64_t server_hobbit_body_limit() {
+    std::lock_guard<std::mutex> lock(g_cache.mutex);
+    return g_cache.body_limit;
+}
+
 static bool server_hobbit_is_cached() {
     std::lock_guard<std::mutex> lock(g_cache.mutex);
     return g_cache.cached;
@@ -188,7 +209,10 @@ void server_hobbit_use(const llama_context * ctx, bool has_media) {
     if (ctx) {
         g_cache.cached     = model;
         g_cache.info       = info;
-        g_cache.body_limit = model && !has_media ? BODY_BYTES + uint64_t(llama_n_ctx(ctx)) * TOKEN_BYTES : UINT64_MAX;
+        g_cache.body_limit = LARGEST_BODY;
+        if (model && !has_media) {
+            g_cache.body_limit = std::min(LARGEST_BODY, BODY_BYTES + llama_n_ctx(ctx) * TOKEN_BYTES);
+        }
     }
 }
 

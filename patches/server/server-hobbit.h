@@ -70,9 +70,16 @@ struct server_hobbit_thresholds {
 // Reads {"t1": ..., "t2": ..., "confidence": ...} or the like; throws std::invalid_argument.
 server_hobbit_thresholds server_hobbit_parse(const common_json & data);
 
+// Throws std::invalid_argument for triggers of a grammar that would end the process: unknown types, and patterns so
+// long that std::regex, which calls itself for each part of one, has no stack left.
+void server_hobbit_check_triggers(const common_json & triggers);
+
 // The error for a request whose body is too long for any text that fits into the context, as JSON; "" for others, and
 // without an expert cache, which bounds the memory of the process.
 std::string server_hobbit_check_body(const std::string & content_length);
+
+// The bytes that such a body may have. REQUIRES: the model is loaded
+uint64_t server_hobbit_body_limit();
 
 // Throws std::invalid_argument for a prompt, or one of several, that has more bytes than n_ctx tokens can spell:
 // tokenizing it would take many times its size. Without an expert cache nothing is refused.

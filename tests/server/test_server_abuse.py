@@ -63,6 +63,12 @@ def nested(n: int) -> dict[str, Any]:
     return schema
 
 
+def trigger(kind: int, text: str) -> dict[str, Any]:
+    """A grammar that begins where the answer has this text, or matches it."""
+    found = {"type": kind, "value": text}
+    return {"grammar": 'root ::= "x"', "grammar_lazy": True, "grammar_triggers": [found]}
+
+
 CHAIN = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(DEEP)} | {f"d{DEEP}": {"type": "null"}}
 RULES = "root ::= r0\n" + "\n".join(f"r{i} ::= r{i + 1}" for i in range(2 * DEEP)) + f'\nr{2 * DEEP} ::= "x"'
 
@@ -78,6 +84,10 @@ RULES = "root ::= r0\n" + "\n".join(f"r{i} ::= r{i + 1}" for i in range(2 * DEEP
             {"json_schema": {"type": "string", "pattern": "^" + "(" * DEEP + "x" + ")" * DEEP + "$"}},
             id="pattern",
         ),
+        pytest.param(trigger(2, "(?:" * DEEP + ")" * DEEP), id="trigger"),
+        pytest.param(trigger(2, "x" * 10 * DEEP), id="long trigger"),
+        pytest.param(trigger(4, "x"), id="type of a trigger"),
+        pytest.param(trigger(-1, "x"), id="negative type of a trigger"),
     ],
 )
 def test_what_nests_too_deep_is_a_bad_request(server: Server, body: dict[str, Any]) -> None:
@@ -90,6 +100,31 @@ def test_what_nests_too_deep_is_a_bad_request(server: Server, body: dict[str, An
 def test_bodies_that_are_no_request_are_refused(server: Server, body: bytes) -> None:
     assert server.request("/completion", body).status == 400
     assert server.complete(n=1)
+
+
+def test_a_body_in_chunks_is_bounded(server: Server) -> None:
+    """It does not say how long it will be."""
+    chunk = b"10000\r\n" + b" " * (1 << 16) + b"\r\n"
+    lines = (
+        "POST /tokenize HTTP/1.1",
+        "Host: x",
+        f"Authorization: Bearer {KEY}",
+        "Transfer-Encoding: chunked",
+    )
+
+    def status_of(n_chunks: int) -> bytes:
+        with _connection(server) as client:
+            client.sendall("\r\n".join((*lines, "", "")).encode() + b"2\r\n{}\r\n")
+            with contextlib.suppress(ConnectionError):  # it may close before it has everything
+                for _ in range(n_chunks):
+                    client.sendall(chunk)
+                client.sendall(b"0\r\n\r\n")
+            return client.makefile("rb").readline()
+
+    assert b" 200 " in status_of(2)
+    before = server.memory()
+    assert b" 413 " in status_of(1024)
+    assert server.memory() - before < 16 << 20
 
 
 def test_grammars_and_schemas_of_a_common_size_are_taken(server: Server) -> None:
