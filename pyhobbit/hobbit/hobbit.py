@@ -265,8 +265,14 @@ class Hobbit(Closing, TypedLlama):
         return super()._init_sampler(*args, logits_processor=self._processors.guarded() or None, **kwargs)
 
     def sample(self, *args: Any, **kwargs: Any) -> int:
-        """As in Llama. Raises what a logits processor raises."""
-        token = super().sample(*args, **kwargs)
+        """As in Llama. Raises what a logits processor raises, and HobbitError where nothing was computed."""
+        with self._turns.alone():
+            idx = kwargs.get("idx")
+            row = -1 if idx is None else idx - self.n_tokens
+            # llama.cpp ends the process for a row that it does not have
+            if not (self.n_tokens and ffi.llama.llama_get_logits_ith(self.ctx, row)):
+                raise ComputeError("there is nothing to sample from: compute tokens first, with eval()")
+            token = super().sample(*args, **kwargs)
         self._processors.check()
         return token
 
@@ -298,11 +304,17 @@ class Hobbit(Closing, TypedLlama):
         self._n_kept = 0
         return (output, n_tokens) if return_count else output
 
+    def save_state(self) -> "LlamaState":
+        """As in Llama: what load_state() goes back to."""
+        with self._turns.alone():
+            return super().save_state()
+
     def load_state(self, state: "LlamaState") -> None:
         """As in Llama: goes back to what save_state() returned."""
-        super().load_state(state)
-        self._n_kept = self.n_tokens
-        self._experts.begin_sequence()
+        with self._turns.alone():
+            super().load_state(state)
+            self._n_kept = self.n_tokens
+            self._experts.begin_sequence()
 
     def generate(
         self, tokens: Sequence[int], *args: Any, **kwargs: Any

@@ -262,14 +262,31 @@ def test_a_second_thread_gets_a_sentence(tiny_gguf: Path) -> None:
 
         model._ctx.decode = wait_inside
         thread = threading.Thread(target=lambda: model("def read_file(path):", max_tokens=4))
+        state = model.save_state()
         thread.start()
         assert inside.wait(60)
-        for attempt in (lambda: model("x", max_tokens=1), model.close):
+        attempts = (
+            *(lambda: model("x", max_tokens=1), lambda: model.load_state(state), lambda: model.embed("x")),
+            *(model.save_state, model.sample, model.close),
+        )
+        for attempt in attempts:
             with pytest.raises(HobbitError, match="another thread computes with this model"):
                 attempt()
         go_on.set()
         thread.join()
         assert model("x", max_tokens=1)["choices"]
+
+
+def test_a_sample_of_nothing_is_refused(tiny_gguf: Path) -> None:
+    """llama.cpp ends the process where it has no probabilities."""
+    with Hobbit(str(tiny_gguf), pools=POOLS, n_ctx=128, embedding=True, verbose=False) as model:
+        with pytest.raises(HobbitError, match="there is nothing to sample from"):
+            model.sample()
+        model.eval([1, 2])
+        assert 0 <= model.sample() < model.n_vocab()
+        model.embed("x")
+        with pytest.raises(HobbitError, match="there is nothing to sample from"):
+            model.sample()
 
 
 def test_an_answer_that_is_overtaken_ends_with_a_sentence(tiny_gguf: Path) -> None:
