@@ -23,6 +23,7 @@ from pyhobbit.hobbit.llama_errors import (
     LoadError,
     Processors,
     TokenError,
+    check_grammar,
     closed_error,
     explained,
     prompt_error,
@@ -261,6 +262,8 @@ class Hobbit(Closing, TypedLlama):
             raise prompt_error(n_tokens, self.n_ctx(), self._model.n_ctx_train()) from e
 
     def _init_sampler(self, *args: Any, logits_processor: Sequence[Any] | None = None, **kwargs: Any) -> Any:
+        if kwargs.get("grammar") is not None:
+            check_grammar(self._model.vocab, kwargs["grammar"])
         self._processors = Processors(logits_processor or ())
         return super()._init_sampler(*args, logits_processor=self._processors.guarded() or None, **kwargs)
 

@@ -8,6 +8,7 @@ from typing import Any
 from pyhobbit.engine.cache import Cache
 from pyhobbit.engine.llama import log
 from pyhobbit.errors import ContextError, HobbitError
+from pyhobbit.native.ffi import llama
 
 # From token ids and scores to new scores.
 Processor = Callable[[Any, Any], Any]
@@ -68,6 +69,19 @@ class Processors:
         error, self._error = self._error, None
         if error is not None:
             raise error
+
+
+class GrammarError(HobbitError, ValueError):
+    """A grammar that llama.cpp cannot read."""
+
+
+def check_grammar(vocab: Any, grammar: Any) -> None:
+    """Raises GrammarError: llama_cpp.Llama would end the process.  grammar: a LlamaGrammar."""
+    text, root = grammar._grammar.encode(), grammar._root.encode()
+    sampler = llama.llama_sampler_init_grammar(vocab, text, root)
+    if not sampler:
+        raise GrammarError(f"the grammar cannot be read, or has no rule {grammar._root}")
+    llama.llama_sampler_free(sampler)
 
 
 def prompt_error(n_tokens: int, n_ctx: int, trained: int) -> PromptError:

@@ -57,6 +57,8 @@ def read_options(model: Path, given: Collection[str] = ()) -> dict[str, Any]:
 
     Sizes are bytes, lists tuples. Without a file there are none. Raises ConfigError, HobbitError.
     """
+    if not model.name:
+        return {}  # the name of a folder, which is no model: said where it is opened
     path = options_path(model)
     options = _checked(path, _document(path).unwrap())
     return {

@@ -19,6 +19,7 @@ import models
 import pytest
 from conftest import RunPyhobbit
 from gguf import GGMLQuantizationType
+from llama_cpp import LlamaGrammar
 from servers import Server, serving
 
 from pyhobbit import CacheConfig, Engine, EngineConfig, Hobbit
@@ -199,6 +200,8 @@ def test_a_fifo_is_no_model(tmp_path: Path, run_pyhobbit: RunPyhobbit) -> None:
         ("chat", "MODEL", "-p", "x", "--pools", "5M", "--sidecar", os.fsdecode(b"no\xff.gguf")),
         ("chat", "MODEL", "-p", "x", "--pools", "5M", "--trace", os.fsdecode(b"/no/\xff.csv")),
         ("convert", "--low", "q4_0", "/"),
+        ("chat", "", "-p", "x"),
+        ("inspect", "", "--no-speed"),
     ],
 )
 def test_odd_paths_are_a_sentence(
@@ -306,6 +309,15 @@ def test_unknown_tokens_are_refused(tiny_gguf: Path, token: int) -> None:
             with pytest.raises(HobbitError, match="this model's lie between 0 and"):
                 call([1, token])
         assert model("x", max_tokens=1)["choices"]
+
+
+@pytest.mark.parametrize("text", ["root ::= (", 'start ::= "x"', "root ::= root"])
+def test_a_grammar_that_cannot_be_read_is_an_error(tiny_gguf: Path, text: str) -> None:
+    with Hobbit(str(tiny_gguf), pools=POOLS, n_ctx=128, verbose=False) as model:
+        with pytest.raises(HobbitError, match="the grammar cannot be read"):
+            model("x", max_tokens=4, grammar=LlamaGrammar.from_string(text))
+        answer = model("x", max_tokens=4, grammar=LlamaGrammar.from_string('root ::= "yz"'))
+        assert answer["choices"][0]["text"] == "yz"
 
 
 def test_an_exception_in_a_logits_processor_ends_the_answer(tiny_gguf: Path) -> None:
