@@ -332,11 +332,12 @@ def _draw(axes: "Axes", arm: str, rows: Sequence[Row]) -> None:
     speeds = np.array([(row.tokens_per_second, row.least, row.most) for row in rows])
     if rows[0].limit is None:
         axes.axhline(speeds[0, 0], linestyle="--", linewidth=1, color="0.5")
-        edge = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "bottom"}
+        edge: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "bottom"}
         axes.annotate(arm, (1, speeds[0, 0]), fontsize=8, **edge)
         return
     spread = np.abs(speeds[:, 1:] - speeds[:, :1]).T
-    axes.errorbar([row.limit for row in rows], speeds[:, 0], yerr=spread, marker="o", capsize=3, label=arm)
+    limits = np.array([row.limit for row in rows])
+    axes.errorbar(limits, speeds[:, 0], yerr=spread, marker="o", capsize=3, label=arm)
 
 
 def _by_arm(rows: Sequence[Row]) -> dict[str, list[Row]]:

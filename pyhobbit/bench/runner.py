@@ -186,7 +186,7 @@ def take_turns(
 @contextmanager
 def _routing_file(config: BenchConfig) -> Iterator[Path]:
     shape = routing.moe_shape(config.model)
-    arrays = {"sweep": routing.sweep(shape).experts}
+    arrays: dict[str, Any] = {"sweep": routing.sweep(shape).experts}
     if config.trace is not None:
         laid = routing.lay_over(read_trace(config.trace), shape)
         arrays |= {"experts": laid.experts, "weights": laid.weights}
@@ -272,12 +272,16 @@ def _bound(config: BenchConfig, limit: int | None) -> dict[str, Setting]:
 
 def settings(config: BenchConfig, arm: Arm, bound: Mapping[str, Setting]) -> dict[str, Setting]:
     """Of the expert cache, under a bound on its memory."""
-    tiers = {"hobbit.t1": 1.0, "hobbit.t2": 1.0}  # whatever the file says
+    tiers: dict[str, Setting] = {"hobbit.t1": 1.0, "hobbit.t2": 1.0}  # whatever the file says
     if (sidecar := config.sidecar(arm)) is not None:
         tiers = {"hobbit.sidecar": sidecar.name, "hobbit.t1": config.t1, "hobbit.t2": config.t2}
-    if by_price := arm.tiers == "priced":
-        tiers = {"hobbit.sidecar": sidecar.name, "hobbit.rule": "price"}
-    own = {"hobbit.enable": True, "hobbit.calibrated": by_price, "hobbit.device": "CPU"}
+        if arm.tiers == "priced":
+            tiers = {"hobbit.sidecar": sidecar.name, "hobbit.rule": "price"}
+    own: dict[str, Setting] = {
+        "hobbit.enable": True,
+        "hobbit.calibrated": arm.tiers == "priced",
+        "hobbit.device": "CPU",
+    }
     if config.predict is not None:
         own["hobbit.predictor"] = "given"
     return {**own, **bound, **tiers, **arm.settings}

@@ -184,7 +184,7 @@ def chosen_batch(job: Job, n_ctx: int) -> int:
 
     set_context = partial(fill, job=job, n_ctx=n_ctx, n_batch=least)
     return lay_out(
-        Path(job.model), EngineConfig(), lambda params, _model: set_context(params), **job.settings
+        Path(job.model), EngineConfig(), lambda params, _model: set_context(params), None, **job.settings
     ).n_batch
 
 
@@ -217,7 +217,7 @@ class Counters:
 
 def decode(session: Session, counters: Counters, n_tokens: int, seconds: float) -> np.ndarray:
     """The fields of Quarter for each token, [n, 3]; at least one token."""
-    rows: list[tuple[float, float, float]] = []
+    rows: list[tuple[float, ...]] = []
     passed, before = 0.0, counters.stats()
     while len(rows) < n_tokens and (not rows or passed < seconds):
         taken = session.append(1)

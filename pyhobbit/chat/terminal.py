@@ -13,6 +13,7 @@ from prompt_toolkit.application import get_app
 from prompt_toolkit.buffer import Buffer
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
 from prompt_toolkit.document import Document
+from prompt_toolkit.formatted_text import AnyFormattedText
 from prompt_toolkit.history import FileHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.shortcuts import CompleteStyle
@@ -35,7 +36,7 @@ class Terminal:
 
     def __init__(self, history: Path, commands: Sequence[str], candidates: Candidates, hint: str) -> None:
         self._warned = False
-        placeholder = [("fg:ansibrightblack", f"{hint} (/help shows the commands)")]
+        placeholder: AnyFormattedText = [("fg:ansibrightblack", f"{hint} (/help shows the commands)")]
         self._session: PromptSession[str] = PromptSession(
             "> ",
             multiline=True,

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyhobbit.cli.options import add_setting_arguments
 from pyhobbit.errors import ConfigError, HobbitError
@@ -173,20 +173,22 @@ def configured(args: argparse.Namespace, arms: "Mapping[str, Arm]") -> "BenchCon
 
     for n_batch in args.batch:
         EngineConfig(n_batch=n_batch)
-    given = {
+    given: dict[str, Any] = {
         field.name: tuple(each for each in value if each is not None) if isinstance(value, list) else value
         for field in fields(runner.BenchConfig)
         if field.default is not MISSING and (value := getattr(args, field.name, None)) is not None
     }
     if args.trace is not None:
         given = runner.trace_windows(args.trace, given)
-    wanted = {tier: Path() for tier in ("low", "residual") if given.pop(tier, None)}  # types so far
+    kinds: tuple[Tiers, ...] = ("low", "residual")
+    wanted: dict[Tiers, Path] = {tier: Path() for tier in kinds if given.pop(tier, None)}  # types so far
     if args.model is not None:
         model, tiers = _own_files(args)
     else:  # nothing is made for a run that cannot be
         priced = _check_calibration(args)
         chosen = runner.choose_arms(args.arms, ("high", *wanted, *priced), arms)
-        runner.BenchConfig(model=Path(), arms=chosen, has_costs=bool(priced), **given, **wanted)
+        low, residual = wanted.get("low"), wanted.get("residual")
+        runner.BenchConfig(Path(), chosen, low=low, residual=residual, has_costs=bool(priced), **given)
         model, tiers = _made_files(args)
     if has_costs := args.calibration is not None:
         from pyhobbit.bench.carry import carry_over
@@ -194,11 +196,13 @@ def configured(args: argparse.Namespace, arms: "Mapping[str, Arm]") -> "BenchCon
         t1, t2 = carry_over(args.calibration, model, tiers["low"])
         given = {"t1": t1, "t2": t2, **given}
     given["has_costs"] = has_costs
-    chosen = runner.choose_arms(args.arms, ("high", *tiers, *(["priced"] if has_costs else [])), arms)
+    kinds = ("high", *tiers, "priced") if has_costs else ("high", *tiers)
+    chosen = runner.choose_arms(args.arms, kinds, arms)
     if args.model is not None and "residual" in tiers:
         chosen = _beside_residual(chosen, tiers["residual"], named=args.arms is not None)
     chosen = with_batches(chosen, args.batch)
-    return runner.resolved(runner.BenchConfig(model=model, arms=chosen, **given, **tiers))
+    low, residual = tiers.get("low"), tiers.get("residual")
+    return runner.resolved(runner.BenchConfig(model, chosen, low=low, residual=residual, **given))
 
 
 def _beside_residual(chosen: "tuple[Arm, ...]", sidecar: Path, *, named: bool) -> "tuple[Arm, ...]":

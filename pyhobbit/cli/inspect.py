@@ -236,7 +236,7 @@ def analyse(
         cost = []
         if found.gates is not None:
             cost = _measure_cost(evaluator, chunks, reference, found.gates.scores)
-        measured = {
+        measured: dict[str, Any] = {
             "perplexity": evaluate.perplexity(reference, chunks),
             "confident": evaluate.confident_share(reference, findings.CONFIDENT),
         }

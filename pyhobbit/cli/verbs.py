@@ -4,10 +4,10 @@
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from importlib.metadata import version
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from pyhobbit import convert
 from pyhobbit.cli import (
@@ -32,7 +32,7 @@ from pyhobbit.cli.status import complain
 from pyhobbit.errors import ConfigError
 
 # A module with parse(parser, arguments) reads its arguments itself.
-_VERBS = {
+_VERBS: Mapping[str, tuple[Any, str]] = {
     "bench": (bench, "measure against stock llama.cpp"),
     "calibrate": (calibrate, "fit thresholds and cache to a model"),
     "chat": (chat, "talk to a model, or have it continue a text"),
@@ -93,6 +93,8 @@ _MOST_NAMES = 3  # of options that one may have meant
 
 
 class _Parser(argparse.ArgumentParser):
+    version: str
+
     def error(self, message: str) -> NoReturn:
         # argparse names all options that an abbreviation may stand for
         problem, matches, names = message.partition(" could match ")
@@ -121,7 +123,7 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
         parser.add_argument(name, action=action, help=argparse.SUPPRESS)
     parser.version = f"pyhobbit {version('pyhobbit')}"
     verbs = parser.add_subparsers(title="commands", metavar="COMMAND [...]", required=True, prog="pyhobbit")
-    parsers = {}
+    parsers: dict[str, argparse.ArgumentParser] = {}
     for name, (module, summary) in _VERBS.items():
         verb = verbs.add_parser(name, help=summary, description=module.__doc__, add_help=False)
         module.add_arguments(verb)

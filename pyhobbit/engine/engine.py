@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, takewhile
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pyhobbit._tables import Latency
 from pyhobbit.engine.beams import Hypothesis, search
@@ -90,7 +90,7 @@ class Engine(Closing):
         self._projector: Projector | None = None
         self._interrupted = False
         self._answer: object | None = None  # of the generator that the KV cache belongs to
-        self._counters: Counter[str] = Counter()  # fields of Stats
+        self._counters: Any = Counter()  # fields of Stats, whole numbers and seconds
         self._session: Session | None = None
         self._governor = Governor(self._config.n_drafts) if self._config.n_drafts else None
         self._load_s = 0.0

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 from pyhobbit._tables import COUNTERS, CacheCounters, CacheInfo
 from pyhobbit.errors import HobbitError
@@ -245,7 +246,7 @@ def _share(hits: int, misses: int) -> float | None:
     return hits / (hits + misses) if hits + misses else None
 
 
-def _differences(later: object, earlier: object, names: Iterable[str]) -> dict[str, float]:
+def _differences(later: object, earlier: object, names: Iterable[str]) -> dict[str, Any]:
     return {name: getattr(later, name) - getattr(earlier, name) for name in names}
 
 

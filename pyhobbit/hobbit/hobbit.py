@@ -94,9 +94,9 @@ class Hobbit(Closing, TypedLlama):
         self._turns = Turns()
         keywords.check(llama, Hobbit.__init__, TypedLlama.__init__)
         given = {name: llama.pop(name) for name in OPTIONS if llama.get(name) is not None}
-        own = keywords.of_model(Path(model_path), cache, given, llama)
-        llama = {**own.llama, **llama}
-        self.cache_config = keywords.cache_config(cache, {**own.cache, **given})
+        stored = keywords.of_model(Path(model_path), cache, given, llama)
+        llama = {**stored.llama, **llama}
+        self.cache_config = keywords.cache_config(cache, {**stored.cache, **given})
         own = {"model_path": os.fspath(model_path), "cache": self.cache_config, "flash_attn": flash_attn}
         self._arguments = {**llama, **own}
         self._counters = Counters()
@@ -156,9 +156,10 @@ class Hobbit(Closing, TypedLlama):
             if not isinstance(e, ValueError | RuntimeError) or not (log.errors or ffi.last_error()):
                 raise
             hint = "a smaller n_ctx needs less memory" if has_model and not has_context else DAMAGED
-            raise LoadError(load_failure(self.lora_path if has_context else path, hint)) from e
+            lora = self.lora_path if has_context else None
+            raise LoadError(load_failure(lora or path, hint)) from e
         self._experts = Cache(self._model.model)
-        self._ctx.decode = explained(self._ctx.decode, self._experts)
+        self._ctx.decode = explained(self._ctx.decode, self._experts)  # type: ignore[assignment, method-assign]
         if isinstance(self.draft_model, TextDrafts):
             self._logits_all = bool(self._arguments.get("logits_all"))  # Llama sets it for any draft model
             self._batch.set_batch = self.draft_model.with_logits(self._batch.set_batch)
@@ -249,14 +250,14 @@ class Hobbit(Closing, TypedLlama):
         self._n_kept = self.n_tokens
 
     def _create_completion(self, prompt: str | list[int], *args: Any, **kwargs: Any) -> Iterator[Any]:
-        is_text = isinstance(prompt, str)
-        n_bytes = utf8_size(prompt) if is_text else 0
+        text = prompt if isinstance(prompt, str) else None
+        n_bytes = 0 if text is None else utf8_size(text)
         if not can_fit(self._model.vocab, n_bytes, self.n_ctx()):
             raise size_error(n_bytes, self.n_ctx())
         try:
             yield from super()._create_completion(prompt, *args, **kwargs)
         except ValueError as e:
-            n_tokens = len(self.tokenize(prompt.encode(), special=True) if is_text else prompt)
+            n_tokens = len(prompt if text is None else self.tokenize(text.encode(), special=True))
             if n_tokens < self.n_ctx():
                 raise
             raise prompt_error(n_tokens, self.n_ctx(), self._model.n_ctx_train()) from e
@@ -265,7 +266,8 @@ class Hobbit(Closing, TypedLlama):
         if kwargs.get("grammar") is not None:
             check_grammar(self._model.vocab, kwargs["grammar"])
         self._processors = Processors(logits_processor or ())
-        return super()._init_sampler(*args, logits_processor=self._processors.guarded() or None, **kwargs)
+        guarded: Any = self._processors.guarded() or None
+        return super()._init_sampler(*args, logits_processor=guarded, **kwargs)  # type: ignore[misc]
 
     def sample(self, *args: Any, **kwargs: Any) -> int:
         """As in Llama. Raises what a logits processor raises, and HobbitError where nothing was computed."""
@@ -291,7 +293,8 @@ class Hobbit(Closing, TypedLlama):
     ) -> bytes:
         """As in Llama. Raises HobbitError, also a ValueError, for an id that the vocabulary does not have."""
         self._check_ids(tokens)  # prev_tokens may hold places of an image, which have no ids
-        return super().detokenize(tokens, prev_tokens=prev_tokens, special=special)
+        given: Any = {"tokens": tokens, "prev_tokens": prev_tokens, "special": special}  # it takes sequences
+        return super().detokenize(**given)
 
     def embed(
         self,
@@ -436,7 +439,7 @@ class Hobbit(Closing, TypedLlama):
             report.calibration.write(Path(self.model_path), report.lookahead)
         finally:
             again = {**self.__getstate__(), "cache": replace(own, trace=None)}
-            self.__init__(**again)  # a second trace would be written over the first
+            self.__init__(**again)  # type: ignore[misc] # a second trace would be written over the first
             self.set_cache(prompt_cache)
         return report
 

@@ -4,7 +4,7 @@
 import inspect
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from dataclasses import Field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from textwrap import fill, indent
@@ -16,7 +16,7 @@ from pyhobbit.settings.config import CacheConfig, parse_size
 from pyhobbit.settings.table import OPTIONS, default_text
 
 # What a keyword takes beside a CacheConfig's own type.
-_ALSO = {"size": str, "path": str | os.PathLike[str]}
+_ALSO: Mapping[str, Any] = {"size": str, "path": str | os.PathLike[str]}
 _WIDTH = 104
 # Llama's keywords for options of the file beside a model.
 _LLAMA = {"ctx": ("n_ctx",), "batch": ("n_batch", "n_ubatch"), "threads": ("n_threads", "n_threads_batch")}
@@ -33,6 +33,11 @@ def _default(name: str) -> str:
     return f"Default: {found}." if found else ""
 
 
+def _type(setting: Field[Any]) -> Any:
+    own: Any = setting.type
+    return own | _ALSO.get(OPTIONS[setting.name][0].kind)
+
+
 def signature(constructor: Callable[..., None]) -> inspect.Signature:
     """The constructor's, with a keyword for each setting before its **keywords."""
     written = inspect.signature(constructor)
@@ -42,7 +47,7 @@ def signature(constructor: Callable[..., None]) -> inspect.Signature:
             each.name,
             inspect.Parameter.KEYWORD_ONLY,
             default=None,
-            annotation=each.type | _ALSO.get(OPTIONS[each.name][0].kind),
+            annotation=_type(each),
         )
         for each in fields(CacheConfig)
     )

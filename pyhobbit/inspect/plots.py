@@ -4,7 +4,7 @@
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,7 +33,7 @@ _LIGHT = "#9CCBE8"
 _SERIES = (_BLUE, _ORANGE, _GREEN, _RED)
 _MARKERS = ("o", "s", "^", "D")
 _MAP = "cividis"
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "font.size": 10,
     "axes.spines.top": False,
     "axes.spines.right": False,

@@ -224,7 +224,8 @@ def _describe(name: str, tiers: Tiers, tensors: list[TensorInfo]) -> Tier:
     n_experts = {part.layer: tensor.ne[2] for tensor in tensors if (part := routed_part(tensor.name))}
     held: Counter[Part] = Counter()
     for tensor in own:
-        held[tiered_part(tensor.name)] += tensor.ne[2]
+        if part := tiered_part(tensor.name):
+            held[part] += tensor.ne[2]
     n_held = sum({part.layer: n for part, n in held.items()}.values())
     n_all = sum(n_experts.values())
     return Tier(

@@ -120,7 +120,7 @@ def _value(name: str, value: Any) -> Any:
     types, what = _TYPES.get(kind, _TEXT)
     if not isinstance(value, types) or (isinstance(value, bool) and kind != "flag"):
         raise ConfigError(f"{name} is {value!r}; it must be {what}")
-    if kind == "list":
+    if isinstance(value, list):
         return tuple(value)
     return parse_size(str(value)) if kind == "size" else value
 

@@ -3,7 +3,7 @@
 
 import argparse
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
@@ -85,7 +85,10 @@ def tables(ffi: FFI, header: str, library: Any) -> str:
     def rows(at: Any) -> list[Any]:
         return list(takewhile(bool, map(at, count())))
 
-    settings, options, counters, fields = [], {}, [], []
+    settings: list[tuple[Any, ...]] = []
+    options: dict[str, tuple[str, str | None]] = {}
+    counters: list[tuple[Any, ...]] = []
+    fields: list[tuple[str | None, str, object, str | None]] = []
     for spec in rows(library.hobbit_setting_spec_at):
         (kind, python_type, read), default = _KINDS[spec.type], text(spec.default_value)
         option, about, choices = text(spec.option), text(spec.help), text(spec.choices) or ""
@@ -131,7 +134,7 @@ def _fields(ffi: FFI, header: str, struct: str) -> Iterator[tuple[str, str, obje
         yield name, *_TYPES.get(field.type.cname, ("str", "")), comments.get(name)
 
 
-def _dataclass(name: str, fields: Sequence[tuple[str | None, str, object, str | None]]) -> Iterator[str]:
+def _dataclass(name: str, fields: Iterable[tuple[str | None, str, object, str | None]]) -> Iterator[str]:
     yield f"\n\n@dataclass(frozen=True)\nclass {name}:"
     for field, python_type, default, about in fields:
         yield f"    {field}: {python_type} = {default!r}" + (f"\n    {about!r}" if about else "")

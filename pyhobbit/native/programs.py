@@ -3,7 +3,6 @@
 
 import os
 import sys
-from collections.abc import Sequence
 from typing import NoReturn
 
 from pyhobbit.errors import HobbitError
@@ -16,7 +15,7 @@ def names() -> list[str]:
     return sorted(path.name for path in BIN_DIR.glob("*"))
 
 
-def become(command: Sequence[str]) -> NoReturn:
+def become(command: list[str]) -> NoReturn:
     """Replaces this process by a program, which gets all signals. Raises HobbitError."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:

@@ -38,7 +38,7 @@ from pyhobbit.routing.analysis import (
     shares,
     unimportance,
 )
-from pyhobbit.routing.observe import LayerEvent, Observations, Recorder
+from pyhobbit.routing.observe import LayerEvent, Observations, Recorder, observed
 from pyhobbit.routing.trace import ROUTE
 from pyhobbit.settings.config import CalibrationConfig, EvaluationConfig, format_size
 from pyhobbit.settings.table import default
@@ -68,6 +68,11 @@ class _Known:
     deadline: float
 
     @property
+    def weights(self) -> np.ndarray:
+        """Of the routers: [T, L, K]."""
+        return observed(self.seen.weights)
+
+    @property
     def n_tokens(self) -> int:
         return sum(map(len, self.chunks))
 
@@ -88,6 +93,12 @@ class _Found:
     costs: Costs | None = None
     divergences: np.ndarray | None = None
     low_alone: Quality | None = None
+
+    @property
+    def known_costs(self) -> Costs:
+        """Of a rule that has costs."""
+        assert self.costs is not None
+        return self.costs
 
     @property
     def rule(self) -> str:
@@ -226,7 +237,7 @@ def _trials(evaluator: Evaluator, known: _Known, found: _Found) -> Iterator[Tria
 
 def _try_gate(evaluator: Evaluator, known: _Known, found: _Found) -> None:
     with _trials(evaluator, known, found) as trials:
-        found.by_rule["gate"] = cheapest_by_gate(trials, known.bound, unimportance(known.seen.weights))
+        found.by_rule["gate"] = cheapest_by_gate(trials, known.bound, unimportance(known.weights))
 
 
 def _try_price(
@@ -244,13 +255,13 @@ def _try_price(
         if config.by_expert:
             found.divergences = runs.by_expert()
         if rule == "edgemoe":
-            found.costs = static_costs(found.divergences)
+            found.costs = static_costs(observed(found.divergences))
         elif errors is not None:
             found.costs = _costs_in_time(runs, known, errors)
         else:
             found.costs = runs.by_layer()
             if config.by_expert:
-                found.costs = expert_costs(found.costs, found.divergences, part)
+                found.costs = expert_costs(found.costs, observed(found.divergences), part)
         bar.total = bar.n
     with _trials(evaluator, known, found) as trials:
         found.by_rule[rule] = cheapest_by_price(trials, known.bound, found.costs, seen)
@@ -300,7 +311,7 @@ def _report(model: Path, config: CalibrationConfig, known: _Known, found: _Found
     gate, best = found.by_rule.get("gate"), found.by_rule[found.rule]
     fit = _fit_cache(CacheModel.of(info, found.rule, best, found.costs), seen)
     top1, top_k = _prediction(model, config.engine.cache.sidecar, seen)
-    scores = unimportance(seen.weights)
+    scores = unimportance(known.weights)
     return CalibrationReport(
         calibration=Calibration(
             model_bytes=sum(part.size for part in model_parts(model)),
@@ -343,17 +354,17 @@ def _static_low(known: _Known, found: _Found) -> float | None:
     if found.rule != "edgemoe":
         return None
     saved = 1 - known.expert_bytes[1] / known.expert_bytes[0]
-    return float(np.mean(np.array(found.costs.low) < found.by_rule[found.rule].price * saved))
+    return float(np.mean(np.array(found.known_costs.low) < found.by_rule[found.rule].price * saved))
 
 
 def _decisions(known: _Known, found: _Found) -> np.ndarray:
     """What the chosen rule decides for each selection: [T, L, K]."""
-    weights, best = known.seen.weights, found.by_rule[found.rule]
+    weights, best = known.weights, found.by_rule[found.rule]
     if found.rule == "gate":
         return decide(unimportance(weights), best.t1, best.t2)
-    costs = found.costs.of(known.seen.layers, known.seen.experts, known.info.n_layers)
+    low, skip = found.known_costs.of(known.seen.layers, known.seen.experts, known.info.n_layers)
     low_bytes = known.expert_bytes[1] / known.expert_bytes[0]
-    return decide_by_price(losses(weights, found.rule), *costs, best.price, low_bytes)
+    return decide_by_price(losses(weights, found.rule), low, skip, best.price, low_bytes)
 
 
 def profile(
@@ -393,11 +404,11 @@ def _quantiles(scores: np.ndarray) -> dict[float, float]:
 
 def _layer_profiles(known: _Known, found: _Found) -> tuple[LayerProfile, ...]:
     seen, n_experts, precisions = known.seen, known.info.n_experts, _decisions(known, found)
-    costs = (None, None) if found.costs is None else found.costs.by_layer(known.info.n_layers)
+    costs = None if found.costs is None else found.costs.by_layer(known.info.n_layers)
     profiles = []
     for i, layer in enumerate(seen.layers):
         use = _uses(seen, i, n_experts) / seen.experts[:, i].size
-        weights = seen.weights[:, i]
+        weights = known.weights[:, i]
         high, low, skipped = shares(precisions[:, i])
         profiles.append(
             LayerProfile(
@@ -407,7 +418,8 @@ def _layer_profiles(known: _Known, found: _Found) -> tuple[LayerProfile, ...]:
                 share_low=low,
                 share_skipped=skipped,
                 top_weight=float(np.mean(weights.max(axis=1) / weights.sum(axis=1))),
-                **dict(zip(("low_cost", "skip_cost"), (c and c[layer] for c in costs), strict=True)),
+                low_cost=None if costs is None else costs[0][layer],
+                skip_cost=None if costs is None else costs[1][layer],
             )
         )
     return tuple(profiles)

@@ -9,7 +9,7 @@ import numpy as np
 
 from pyhobbit.quality.evaluate import Chunk, Costs, Evaluator, Memo, Progress, Quality, measure_now
 from pyhobbit.routing.analysis import squared_weights
-from pyhobbit.routing.observe import Observations
+from pyhobbit.routing.observe import Observations, observed
 
 _ANY_PRICE = 1.0  # with costs of 0 and infinity all prices give the same decisions
 
@@ -47,7 +47,7 @@ class CostRuns:
         Two runs: all of it in low precision, and its less important half skipped.
         """
         layer, where = self.seen.layers[i], np.arange(self.evaluator.info.n_layers) == self.seen.layers[i]
-        square = squared_weights(self.seen.weights[:, i])
+        square = squared_weights(observed(self.seen.weights)[:, i])
         low = skip = math.inf
         if self.evaluator.has_low_tier:
             low = self._low(f"layer {layer}", where) / float(np.nanmean(square.sum(axis=-1)))
@@ -65,7 +65,7 @@ class CostRuns:
         """
         n_seen = len(self.seen.layers)
         ends = [0, n_seen - 1] if n_seen > 1 else [0]
-        square = np.nanmean(squared_weights(self.seen.weights).sum(axis=-1), axis=0)
+        square = np.nanmean(squared_weights(observed(self.seen.weights)).sum(axis=-1), axis=0)
         measured = {i: self.of_layer(i) for i in ends}
         for _ in range(n_seen - len(ends)):
             if not is_time_left():
@@ -119,11 +119,12 @@ def output_errors(sums: np.ndarray, seen: Observations) -> np.ndarray:
     low, weight = sums.sum(axis=1).T
     found = np.stack([low / weight, np.full(low.shape, math.inf)], axis=1)
     for i in range(len(low)):
-        square = squared_weights(seen.weights[:, i])
+        square = squared_weights(observed(seen.weights)[:, i])
         threshold, lost = less_important_half(square)
         if threshold > 0:
             is_lost = (square < threshold) & (np.arange(square.shape[-1]) > 0)
-            outputs = np.where(is_lost, square * np.square(seen.output_norms[:, i], dtype=float), 0.0)
+            norms = observed(seen.output_norms)[:, i]
+            outputs = np.where(is_lost, square * np.square(norms, dtype=float), 0.0)
             found[i, 1] = np.nanmean(outputs.sum(axis=-1)) / lost
     return found
 
@@ -165,7 +166,7 @@ def expert_costs(by_layer: Costs, divergences: np.ndarray, seen: Observations) -
     n_experts = divergences.shape[1]
     low = np.repeat(by_layer.low, n_experts).reshape(divergences.shape)
     for i, layer in enumerate(seen.layers):
-        square = squared_weights(seen.weights[:, i])
+        square = squared_weights(observed(seen.weights)[:, i])
         for expert in np.flatnonzero(~np.isnan(divergences[layer])):
             used = np.where(seen.experts[:, i] == expert, square, 0.0).sum(axis=-1)
             low[layer, expert] = divergences[layer, expert] / np.nanmean(used)

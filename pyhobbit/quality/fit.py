@@ -40,13 +40,14 @@ def _grid() -> Iterator[Weights]:
 
 def _exchanges(weights: Weights, step: float) -> list[Weights]:
     """The weights with `step` moved from one to another. Never empty: one of the four is at least 1/4."""
-    moved = []
+    moved: list[Weights] = []
     for giver, taker in permutations(range(4), 2):
         if weights[giver] >= step:
             values = list(weights)
             values[giver] -= step
             values[taker] += step
-            moved.append(tuple(values))
+            a, b, c, d = values
+            moved.append((a, b, c, d))
     return moved
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from pyhobbit.model.expert_weights import ExpertWeights
 from pyhobbit.model.tiers import HIGH, LOW, Part
 from pyhobbit.routing.analysis import squared_weights
-from pyhobbit.routing.observe import Observations
+from pyhobbit.routing.observe import Observations, observed
 
 _MAX_EXPERTS = 16  # of a layer, the most used ones
 _MAX_USES = 32  # of an expert
@@ -75,12 +75,12 @@ class OutputErrors:
         rows, ranks = (places[:_MAX_USES] for places in np.nonzero(is_chosen))
         tokens = seen.input_tokens[rows]
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # of exp, and a norm of 0
-            errors = self._of_expert(
-                self._blocks[i], expert, seen.inputs[rows, i], seen.output_norms[tokens, i, ranks]
-            )
+            norms = observed(seen.output_norms)[tokens, i, ranks]
+            errors = self._of_expert(self._blocks[i], expert, observed(seen.inputs)[rows, i], norms)
         if errors is None:
             return None
-        square = np.nan_to_num(squared_weights(seen.weights[tokens, i])[np.arange(len(rows)), ranks])
+        squares = squared_weights(observed(seen.weights)[tokens, i])
+        square = np.nan_to_num(squares[np.arange(len(rows)), ranks])
         return np.array([np.mean(square * errors), np.mean(square)])
 
     def _of_expert(self, block: int, expert: int, inputs: np.ndarray, norms: np.ndarray) -> np.ndarray | None:
@@ -92,7 +92,9 @@ class OutputErrors:
             high = self._down(block, HIGH, expert, activation(*hidden))
             if np.median(np.abs(np.linalg.norm(high, axis=1) - norms) / norms) < _KNOWN_NORMS:
                 self._activation = activation
-                low = activation(*self._hidden(block, LOW, expert, inputs))
+                in_low = self._hidden(block, LOW, expert, inputs)
+                assert in_low is not None  # the low tier has all experts
+                low = activation(*in_low)
                 return np.square(high - self._down(block, LOW, expert, low)).sum(axis=1)
         return None
 
@@ -117,4 +119,6 @@ class OutputErrors:
 
     def _down(self, block: int, tier: str, expert: int, hidden: np.ndarray) -> np.ndarray:
         part = Part(block, "ffn_down_exps")
-        return hidden @ self._weights.matrix(part, tier, expert).T + self._weights.bias(part, expert)
+        matrix = self._weights.matrix(part, tier, expert)
+        assert matrix is not None  # a tier that has the first parts of an expert has the last one
+        return hidden @ matrix.T + self._weights.bias(part, expert)

@@ -10,7 +10,7 @@ import numpy as np
 
 from pyhobbit.quality.evaluate import Chunk, Costs, Evaluator, Memo, Progress, Quality, measure_now
 from pyhobbit.routing.analysis import losses
-from pyhobbit.routing.observe import Observations
+from pyhobbit.routing.observe import Observations, observed
 from pyhobbit.settings.config import CalibrationConfig
 
 T = TypeVar("T")
@@ -197,7 +197,7 @@ def cheapest_by_price(trials: Trials, bound: Bound, costs: Costs, seen: Observat
     info = trials.evaluator.info
     high_bytes, low_bytes = trials.evaluator.expert_bytes
     prices = price_candidates(
-        losses(seen.weights, trials.evaluator.rule),
+        losses(observed(seen.weights), trials.evaluator.rule),
         *costs.of(seen.layers, seen.experts, info.n_layers),
         low_bytes / high_bytes,
     )

@@ -28,6 +28,12 @@ class LayerEvent:
     output_norms: np.ndarray | None
 
 
+def observed(values: np.ndarray | None) -> np.ndarray:
+    """For those who have made sure that the engine sees it."""
+    assert values is not None
+    return values
+
+
 def layer_event(event: Any) -> LayerEvent:
     """Of a hobbit_layer_event."""
     chosen = (event.n_tokens, event.n_used)
@@ -40,10 +46,10 @@ def layer_event(event: Any) -> LayerEvent:
 
     return LayerEvent(
         layer=event.layer,
-        positions=array(event.positions, np.int32, chosen[:1]),
-        experts=array(event.experts, np.int32, chosen),
+        positions=observed(array(event.positions, np.int32, chosen[:1])),
+        experts=observed(array(event.experts, np.int32, chosen)),
         weights=array(event.weights, np.float32, chosen),
-        precisions=array(event.precisions, np.uint8, chosen),
+        precisions=observed(array(event.precisions, np.uint8, chosen)),
         router_input=array(event.router_input, np.float32, (event.n_tokens, event.n_embd)),
         output_norms=array(event.output_norms, np.float32, chosen),
     )

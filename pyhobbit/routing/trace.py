@@ -102,7 +102,7 @@ class Simulation:
     slots_high: int
     slots_low: int = 0
     policy: str = "lru"
-    weights: tuple[float, float, float, float] = default("weights")
+    weights: tuple[float, ...] = default("weights")
     floors: bool = False
     residual: bool = False
     rule: str = "gate"
