@@ -38,10 +38,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_options(parser: argparse.ArgumentParser, arms: "Mapping[str, Arm]", limits: str) -> None:
     """Declares the options of a comparison of these arms; limits: what --limits is."""
-    from pyhobbit.bench.shapes import SHAPES
-
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = "arms:\n" + "\n".join(f"  {arm.name:<24} {arm.summary}" for arm in arms.values())
+    _add_subject(parser)
+    _add_procedure(parser, limits)
+    thresholds = {"t1": str(InspectConfig.paper_t1), "t2": str(InspectConfig.paper_t2)}
+    add_setting_arguments(parser, thresholds, thresholds, is_group=False)  # of the arms with two tiers
+
+
+def _add_subject(parser: argparse.ArgumentParser) -> None:
+    """The options of what is measured: model, tiers and routing."""
+    from pyhobbit.bench.shapes import SHAPES
+
     add = parser.add_argument
     model = parser.add_mutually_exclusive_group(required=True)
     model.add_argument("--shape", choices=SHAPES, help="make a random-weight model of this shape")
@@ -76,6 +84,11 @@ def add_options(parser: argparse.ArgumentParser, arms: "Mapping[str, Arm]", limi
         metavar="FILE",
         help="apply another model's calibration to the shape",
     )
+
+
+def _add_procedure(parser: argparse.ArgumentParser, limits: str) -> None:
+    """The options of how it is measured."""
+    add = parser.add_argument
     add("--arms", nargs="+", metavar="NAME", help="arms to run (default: all that the files allow)")
     add("--limits", type=_limit, nargs="*", metavar="F", help=limits)
     add("--reps", type=int, metavar="N", help="repetitions (default: 5)")
@@ -103,8 +116,6 @@ def add_options(parser: argparse.ArgumentParser, arms: "Mapping[str, Arm]", limi
         metavar="DIR",
         help="folder of the results (default: a new one in bench-results)",
     )
-    thresholds = {"t1": str(InspectConfig.paper_t1), "t2": str(InspectConfig.paper_t2)}
-    add_setting_arguments(parser, thresholds, thresholds, is_group=False)  # of the arms with two tiers
 
 
 def _limit(text: str) -> float | None:

@@ -38,6 +38,13 @@ class Run:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options of the verb."""
+    _add_cache(parser)
+    _add_replay(parser)
+    add_setting_arguments(parser, _SETTINGS, is_group=False)
+
+
+def _add_cache(parser: argparse.ArgumentParser) -> None:
+    """The trace, and the options of the caches that it is replayed through."""
     add = parser.add_argument
     add(
         "--trace",
@@ -81,6 +88,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="high precision is the low version and a residual of --bits-high (default: 4.5)",
     )
     add("--floors", action="store_true", help="a layer keeps its even share of a pool, as when a model runs")
+
+
+def _add_replay(parser: argparse.ArgumentParser) -> None:
+    """The options of what is replayed, counted and printed."""
+    add = parser.add_argument
     add(
         "--prior",
         type=Path,
@@ -101,7 +113,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "precision: share of the missing experts that it names which are then used",
     )
     add("--json", action="store_true", help="print JSON instead of a table")
-    add_setting_arguments(parser, _SETTINGS, is_group=False)
 
 
 def run(args: argparse.Namespace) -> int:
