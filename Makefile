@@ -179,12 +179,14 @@ endif
 # checks
 #
 
-lint: .venv/.tools
+# mypy reads what a build wrote, whether or not that is up to date
+lint: .venv/.dependencies $(if $(wildcard build/.installed*),,$(DEVELOPED))
 	@echo '== lint'
 	ruff check
 	ruff format --check
 	python docs/check_layers.py
 	python docs/sentences.py --max 25
+	python -m mypy
 	clang-format --dry-run --Werror $(CXX_SOURCES)
 
 format: .venv/.tools
