@@ -145,22 +145,30 @@ def tiny_f32_experts(kind: str) -> Path:
     return path
 
 
-@functools.cache
-def split(model: Callable[[], Path]) -> Path:
-    """The first of several files that together hold `model`."""
-    source = model()
+def copy_gguf(source: Path, path: Path, template: str | None = None, split_max_tensors: int = 0) -> None:
+    """Writes a GGUF anew, with a chat template, or in several files of so many tensors at most."""
     reader = GGUFReader(source)
     name = reader.fields["general.architecture"].contents()
-    writer = GGUFWriter(source.with_stem(f"split-{source.stem}"), name, split_max_tensors=10)
+    writer = GGUFWriter(path, name, split_max_tensors=split_max_tensors)
     for key, value in reader.fields.items():
         if not key.startswith("GGUF.") and key != "general.architecture":
             writer.add_key_value(key, value.contents(), value.types[0], value.types[-1])
+    writer.data_alignment = reader.alignment
+    if template is not None:
+        writer.add_chat_template(template)
     for tensor in reader.tensors:
         writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+@functools.cache
+def split(model: Callable[[], Path]) -> Path:
+    """The first of several files that together hold `model`."""
+    source = model()
+    copy_gguf(source, source.with_stem(f"split-{source.stem}"), split_max_tensors=10)
     return next(folder().glob(f"split-{source.stem}-00001-of-*.gguf"))
 
 

@@ -3,7 +3,7 @@
 
 from pathlib import Path
 
-from gguf import GGUFReader, GGUFWriter
+from models import copy_gguf
 
 # What the tiny model was trained on is Python: turns as comments are the closest to a conversation.
 COMMENT_TEMPLATE = (
@@ -14,16 +14,4 @@ COMMENT_TEMPLATE = (
 
 def write_with_template(source: Path, path: Path, template: str = COMMENT_TEMPLATE) -> None:
     """Copies a GGUF and gives it a chat template."""
-    reader = GGUFReader(source)
-    writer = GGUFWriter(path, reader.fields["general.architecture"].contents())
-    for key, value in reader.fields.items():
-        if not key.startswith("GGUF.") and key != "general.architecture":
-            writer.add_key_value(key, value.contents(), value.types[0], value.types[-1])
-    writer.data_alignment = reader.alignment
-    writer.add_chat_template(template)
-    for tensor in reader.tensors:
-        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    copy_gguf(source, path, template)

@@ -45,14 +45,7 @@ class fuzzed_files {
         setenv("TMPDIR", "/dev/shm", 0);
         dir_ = std::make_unique<temp_dir>();
         ggml_log_set(log_nothing, nullptr);
-        make("model", "model.gguf", [](gguf_builder & file) {
-            moe_model model;
-            model.n_layers = 1;
-            model.add_high(file);
-            moe_model::declare_tiers(file);
-            gguf_set_val_f32(file.keys(), "hobbit.t1", 0.5f);
-            add_grouped_low(file);
-        });
+        make("model", "model.gguf", add_grouped_model);
         make("residual", "residual.gguf", [](gguf_builder & file) { moe_model().add_low_and_residual(file); });
         make("partial", "partial.gguf",
              [](gguf_builder & file) { moe_model().add_low_and_partial(file, { { 1, 3 }, { 0, 1, 2, 3 } }); });

@@ -17,12 +17,7 @@ using namespace hobbit;
 // A two-tier model with every kind of key: groups, thresholds, an alignment.
 static std::string make_model(const temp_dir & dir) {
     gguf_builder file(64);
-    moe_model    model;
-    model.n_layers = 1;
-    model.add_high(file);
-    moe_model::declare_tiers(file);
-    gguf_set_val_f32(file.keys(), "hobbit.t1", 0.5f);
-    add_grouped_low(file);
+    add_grouped_model(file);
     return file.write(dir.path("model.gguf"));
 }
 
