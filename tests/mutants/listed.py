@@ -161,7 +161,7 @@ LISTED = [
     Mutant(
         "15: waits are not counted",
         "ggml_ext/src/io/loader.cpp",
-        "    stats_.stall_ns += std::chrono::nanoseconds(clock::now() - start).count();\n",
+        "    stats_.stall_ns += std::chrono::nanoseconds(steady::now() - start).count();\n",
         "",
         ("tests/faults/test_waits.py",),
         "libggml-hobbit.so",
