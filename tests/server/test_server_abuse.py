@@ -18,12 +18,19 @@ KEY = "secret"
 DEEP = 20_000
 
 # Of llama.cpp and ours; each needs the key.
-GETS = ("/hobbit", "/metrics", "/props", "/slots", "/models", "/v1/models", "/lora-adapters", "/api/tags")
+GETS = (
+    *("/hobbit", "/metrics", "/props", "/slots", "/models", "/v1/models", "/lora-adapters", "/api/tags"),
+    *("/v1/stream", "/tools", "/cors-proxy", "/models/sse"),
+)
 POSTS = (
     *("/completion", "/completions", "/v1/completions", "/chat/completions", "/v1/chat/completions"),
     *("/v1/messages", "/v1/messages/count_tokens", "/v1/responses", "/infill", "/embedding", "/embeddings"),
     *("/v1/embeddings", "/rerank", "/v1/rerank", "/tokenize", "/detokenize", "/apply-template"),
     *("/lora-adapters", "/slots/0?action=erase", "/props", "/api/show", "/api/chat"),
+    *("/chat/completions/input_tokens", "/v1/chat/completions/input_tokens", "/v1/chat/completions/control"),
+    *("/responses", "/responses/input_tokens", "/v1/responses/input_tokens", "/v1/streams/lookup"),
+    *("/audio/transcriptions", "/v1/audio/transcriptions", "/reranking", "/v1/reranking"),
+    *("/models/load", "/models/unload", "/tools", "/cors-proxy"),
 )
 
 
