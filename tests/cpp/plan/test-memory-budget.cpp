@@ -308,6 +308,18 @@ TEST_CASE("a low tier counts where it is used") {
     CHECK(shared(with_pools(40 * MiB, 0.5), devices)[1].pools == 20 * MiB);
 }
 
+TEST_CASE("absent high versions are no part of what a device's layers take") {
+    std::vector<device_share> devices = { device_with(1), device_with(1) };
+    for (device_share & device : devices) {
+        device.demand.slot_size = two_tiers().slot_size; // 4 and 1 MiB
+    }
+    devices[0].demand.n_absent = 8;
+    // beyond the least, which are 20 MiB, 16 low and 8 high versions take 28 MiB, and all of the other 60 MiB
+    const auto each = shared(with_pools((40 + 88) * MiB, 0.5), devices);
+    CHECK(each[0].pools == 48 * MiB);
+    CHECK(each[1].pools == 80 * MiB);
+}
+
 TEST_CASE("device memory is shared in the same way, and each part works") {
     const std::vector<device_share> devices = { device_with(3), device_with(1) };
     budget                          s;
