@@ -7,10 +7,15 @@
 #include "llama-expert-cache.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cinttypes>
+#include <condition_variable>
 #include <cstdlib>
 #include <cstring>
+#include <list>
+#include <malloc.h>
 #include <mutex>
+#include <stdexcept>
 #include <vector>
 
 static bool server_hobbit_is_cached();
@@ -149,6 +154,7 @@ static struct {
     bool           cached = false;
     hobbit_info    info   = {};
 
+    bool     is_bounded = false; // what a request may take
     uint64_t body_limit = LARGEST_BODY;
 
     std::vector<double> counters; // in the order of hobbit_counter_at
@@ -185,6 +191,86 @@ uint64_t server_hobbit_body_limit() {
     return g_cache.body_limit;
 }
 
+// Bodies that do not count, and what the others may have together.
+static constexpr size_t   SMALL_BODY   = 16 << 10;
+static constexpr uint64_t BODIES_BYTES = 2 << 20;
+
+static bool server_hobbit_is_bounded() {
+    std::lock_guard<std::mutex> lock(g_cache.mutex);
+    return g_cache.is_bounded;
+}
+
+namespace {
+
+// While it lives, a body is being answered.
+class body_turn {
+  public:
+    body_turn(size_t size, const std::function<bool()> & should_stop) {
+        if (size <= SMALL_BODY || !server_hobbit_is_bounded()) {
+            return;
+        }
+        std::unique_lock<std::mutex> lock(all_.mutex);
+        all_.waiting.push_back(this);
+        const auto is_next = [&] {
+            return all_.waiting.front() == this && (all_.n_bytes == 0 || all_.n_bytes + size <= BODIES_BYTES);
+        };
+        bool stops = false;
+        while (!stops && !all_.changed.wait_for(lock, std::chrono::seconds(1), is_next)) {
+            stops = should_stop();
+        }
+        all_.waiting.remove(this);
+        all_.changed.notify_all();
+        if (stops) {
+            throw std::runtime_error("the request was left before its turn came");
+        }
+        counted_      = size;
+        all_.n_bytes += size;
+    }
+
+    ~body_turn() {
+        if (counted_ == 0) {
+            return;
+        }
+#ifdef __GLIBC__
+        malloc_trim(0); // what each thread's heap keeps would add up
+#endif
+        std::lock_guard<std::mutex> lock(all_.mutex);
+        all_.n_bytes -= counted_;
+        all_.changed.notify_all();
+    }
+
+    body_turn(const body_turn &)             = delete;
+    body_turn & operator=(const body_turn &) = delete;
+
+  private:
+    struct bodies {
+        std::mutex                   mutex;
+        std::condition_variable      changed;
+        uint64_t                     n_bytes = 0; // of those that are being answered
+        std::list<const body_turn *> waiting;     // in their order
+    };
+
+    static bodies all_;
+
+    size_t counted_ = 0;
+};
+
+body_turn::bodies body_turn::all_;
+
+} // namespace
+
+std::function<server_http_res_ptr(const server_http_req &)>
+server_hobbit_bounded(std::function<server_http_res_ptr(const server_http_req &)> handler) {
+    return [handler = std::move(handler)](const server_http_req & req) {
+        const body_turn turn(req.body.size(), req.should_stop);
+        try {
+            return handler(req);
+        } catch (const common_json_error & e) {
+            throw std::invalid_argument(e.what());
+        }
+    };
+}
+
 static bool server_hobbit_is_cached() {
     std::lock_guard<std::mutex> lock(g_cache.mutex);
     return g_cache.cached;
@@ -209,8 +295,9 @@ void server_hobbit_use(const llama_context * ctx, bool has_media) {
     if (ctx) {
         g_cache.cached     = model;
         g_cache.info       = info;
+        g_cache.is_bounded = model && !has_media;
         g_cache.body_limit = LARGEST_BODY;
-        if (model && !has_media) {
+        if (g_cache.is_bounded) {
             g_cache.body_limit = std::min(LARGEST_BODY, BODY_BYTES + llama_n_ctx(ctx) * TOKEN_BYTES);
         }
     }

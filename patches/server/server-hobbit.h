@@ -81,6 +81,13 @@ std::string server_hobbit_check_body(const std::string & content_length);
 // The bytes that such a body may have. REQUIRES: the model is loaded
 uint64_t server_hobbit_body_limit();
 
+// Wraps a handler. Reading a body as JSON takes many times its bytes. So with an expert cache the bodies that are being
+// answered have 2 MiB together, or are a single larger one: others wait, and come in their order. Small ones do not
+// count. A body that is no JSON throws std::invalid_argument, and a client that leaves while it waits
+// std::runtime_error.
+std::function<std::unique_ptr<server_http_res>(const server_http_req &)>
+server_hobbit_bounded(std::function<std::unique_ptr<server_http_res>(const server_http_req &)> handler);
+
 // Throws std::invalid_argument for a prompt, or one of several, that has more bytes than n_ctx tokens can spell:
 // tokenizing it would take many times its size. Without an expert cache nothing is refused.
 void server_hobbit_check_prompt(const llama_vocab * vocab, const common_json & prompt, int32_t n_ctx);
