@@ -12,6 +12,7 @@ EQUIVALENT: dict[str, str] = {
     "return (e.is_protected ? PROTECTED : 0) + (e.is_duplicate ? DUPLICATE : <1 + keeps_quota); -> 2": ORDER,
     "return demand.slot_size[term_id::low] > <0 && (b.low_demand > 0.0 || demand.low_per_high > 0 || "
     "demand.n_absent > 0); -> 1": UNIT,
+    'const double n_layers  = read(".block_count", <1); -> 2': "without the key either number is sound",
     "for spec, each in zip(specs, _elements(name, value), strict=<True): -> False": "_elements() has as many",
     "shared[i].*setting = least[i] + (sum > <0 ? uint64_t(rest * weights[i] / sum) : 0); -> 1": UNIT,
     "for (size_t i = 0; i < least.size() && bound > <0; i++) { -> 1": "a bound of one byte is refused before",

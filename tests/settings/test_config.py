@@ -22,6 +22,7 @@ from pyhobbit.settings.config import (
 @pytest.mark.parametrize(
     ("text", "n_bytes"),
     [
+        ("1", 1),
         ("1000000", 1_000_000),
         ("2G", 2 << 30),
         ("2g", 2 << 30),

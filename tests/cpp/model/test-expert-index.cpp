@@ -5,6 +5,7 @@
 #include "fixtures/gguf-builder.h"
 #include "fixtures/temp-dir.h"
 
+#include <array>
 #include <cmath>
 #include <doctest/doctest.h>
 #include <string>
@@ -267,6 +268,10 @@ static void write_calibration(const std::string & path, uint64_t model_bytes) {
     gguf_set_val_u64(file.keys(), "hobbit.model_bytes", model_bytes);
     gguf_set_val_f64(file.keys(), "hobbit.t1", 0.7);
     gguf_set_val_str(file.keys(), "hobbit.policy", "lfu");
+    const std::array<float, 2> low  = { 0.5f, 0.25f };
+    const std::array<float, 2> skip = { 4.0f, 2.0f };
+    gguf_set_arr_data(file.keys(), "hobbit.low_costs", GGUF_TYPE_FLOAT32, low.data(), low.size());
+    gguf_set_arr_data(file.keys(), "hobbit.skip_costs", GGUF_TYPE_FLOAT32, skip.data(), skip.size());
     file.write(path);
 }
 
@@ -282,6 +287,8 @@ TEST_CASE("a calibration beside the model comes last") {
     CHECK(index.stored() == stored_settings{ { "hobbit.t1", 0.5 } });
     REQUIRE(index.read_calibration(path).ok());
     CHECK(index.stored() == stored_settings{ { "hobbit.t1", 0.5 }, { "hobbit.t1", 0.7 }, { "hobbit.policy", "lfu" } });
+    CHECK(index.low_costs() == std::vector<float>{ 0.5f, 0.25f });
+    CHECK(index.skip_costs() == std::vector<float>{ 4.0f, 2.0f });
 }
 
 TEST_CASE("a stored hobbit.renormalize is ignored where it is 0, and an error otherwise") {
