@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options of the verb."""
     add = parser.add_argument
     add("model", type=Path, metavar="MODEL", help="GGUF file; of a split model its first file")
-    add("--text", type=Path, required=True, metavar="FILE", help="text like those that you use the model for")
+    add("--text", type=Path, required=True, metavar="FILE", help="a text of the kind that you ask about")
     add(
         "--max-ppl-increase",
         type=float,
