@@ -105,7 +105,7 @@ class Engine(Closing):
             raise HobbitError("the engine is open already; close it first")
         start = time.perf_counter()
         try:
-            with opening, turn(self._config.cache):
+            with opening, turn(self._config.cache, lambda: not self._interrupted):
                 # What does not fit is said before anything is loaded.
                 how = fit(self._path, self._config)
                 self._session = Session(

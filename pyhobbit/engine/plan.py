@@ -5,7 +5,7 @@ llama.cpp simulates the loading (no_alloc), which reads nothing but headers and 
 then divides what is left between its pools. Both say what does not fit before anything is loaded.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -115,10 +115,13 @@ class Fit:
     n_batch: int
 
 
-def turn(cache: CacheConfig) -> AbstractContextManager[None]:
-    """Held from fit() until the model is open: programs that take what is free do so one after the other."""
+def turn(cache: CacheConfig, keep_going: Callable[[], bool] = lambda: True) -> AbstractContextManager[None]:
+    """Held from fit() until the model is open: programs that take what is free do so one after the other.
+
+    keep_going: see memory_turn().
+    """
     is_bounded = cache.memory is not None or cache.pools is not None
-    return nullcontext() if is_bounded else memory_turn()
+    return nullcontext() if is_bounded else memory_turn(keep_going)
 
 
 def fit(

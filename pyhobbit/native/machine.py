@@ -6,7 +6,7 @@ import ctypes
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,17 +34,21 @@ def available_memory() -> int:
 
 
 @contextlib.contextmanager
-def memory_turn() -> Iterator[None]:
+def memory_turn(keep_going: Callable[[], bool] = lambda: True) -> Iterator[None]:
     """Programs that plan with what is free, and take it, do so one after the other: see hobbit_take_turn.
 
-    After a minute this one goes on beside the other.
+    After a minute this one goes on beside the other. Raises KeyboardInterrupt if keep_going() is False
+    meanwhile.
     """
-    start, told = time.monotonic(), False
-    while not (turn := lib.hobbit_take_turn(0)) and time.monotonic() - start < _PATIENCE_S:
-        if not told and time.monotonic() - start > _TOLD_AFTER_S:
+    start, told, waited_s = time.monotonic(), False, 0.0
+    while not (turn := lib.hobbit_take_turn(0, waited_s >= _PATIENCE_S)):
+        if not keep_going():
+            raise KeyboardInterrupt
+        if not told and waited_s > _TOLD_AFTER_S:
             print("pyhobbit waits for another program that takes memory for a model", file=sys.stderr)
             told = True
         time.sleep(_PERIOD_S)
+        waited_s = time.monotonic() - start
     try:
         yield
     finally:

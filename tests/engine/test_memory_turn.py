@@ -25,15 +25,20 @@ def other() -> Iterator[IO[str]]:
         yield file
 
 
+def can_take() -> bool:
+    """Whether this process has its turn, or could have it at once."""
+    taken = lib.hobbit_take_turn(0, False)
+    lib.hobbit_end_turn(taken)
+    return taken != ffi.NULL
+
+
 def has_turn() -> bool:
     """Whether this process, and no other, has it."""
     with MEMINFO.open() as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            ours = lib.hobbit_take_turn(0)
-            lib.hobbit_end_turn(ours)
-            return ours != ffi.NULL
+            return can_take()
         return False
 
 
@@ -66,9 +71,19 @@ def test_it_goes_on_when_the_other_does_not_end(
     monkeypatch.setattr(machine.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(machine.time, "sleep", lambda _s: now.append(now.pop() + 10))
     with turn(CacheConfig()):
-        assert not has_turn()
+        assert can_take()  # nor does the engine wait again
     assert now == [60]
     assert capsys.readouterr().err.count("waits for another program") == 1
+
+
+@pytest.mark.usefixtures("other")
+def test_who_waits_can_be_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = EngineConfig(n_ctx=64, cache=CacheConfig(prefetch=0))
+    engine = Engine(models.tiny(), config)
+    monkeypatch.setattr(machine.time, "sleep", lambda _s: engine.interrupt())
+    with pytest.raises(KeyboardInterrupt):
+        engine.open()
+    assert not can_take()
 
 
 def test_an_engine_loads_within_its_turn() -> None:

@@ -23,11 +23,12 @@ std::shared_ptr<memory_turn> memory_turn::current() {
     return latest.lock();
 }
 
-std::shared_ptr<memory_turn> memory_turn::take(std::chrono::milliseconds patience) {
+std::shared_ptr<memory_turn> memory_turn::take(std::chrono::milliseconds patience, bool or_beside) {
     const int  file = open(meminfo_path().c_str(), O_RDONLY | O_CLOEXEC);
     const auto end  = std::chrono::steady_clock::now() + patience;
     bool       told = patience.count() == 0;
     while (true) {
+        const bool is_over = std::chrono::steady_clock::now() >= end;
         {
             std::lock_guard<std::mutex>  lock(mutex);
             std::shared_ptr<memory_turn> turn = latest.lock();
@@ -35,14 +36,14 @@ std::shared_ptr<memory_turn> memory_turn::take(std::chrono::milliseconds patienc
                 close(file);
                 return turn;
             }
-            const bool is_locked = flock(file, LOCK_EX | LOCK_NB) == 0;
-            if (is_locked || errno != EWOULDBLOCK) {
+            const bool is_free = flock(file, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
+            if (is_free || (is_over && or_beside)) {
                 turn.reset(new memory_turn(file));
                 latest = turn;
                 return turn;
             }
         }
-        if (std::chrono::steady_clock::now() >= end) {
+        if (is_over) {
             close(file);
             return nullptr;
         }

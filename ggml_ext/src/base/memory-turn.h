@@ -17,8 +17,9 @@ namespace hobbit {
 // Thread-safety: all functions may be called from any thread.
 class memory_turn {
   public:
-    // Waits while another process has its turn. Null: that process still has it after `patience`.
-    static std::shared_ptr<memory_turn> take(std::chrono::milliseconds patience);
+    // Waits while another process has its turn. If that process still has it after `patience`: null, or a turn beside
+    // the other one, which excludes nobody.
+    static std::shared_ptr<memory_turn> take(std::chrono::milliseconds patience, bool or_beside = false);
 
     // This process's turn; null: it has none.
     static std::shared_ptr<memory_turn> current();

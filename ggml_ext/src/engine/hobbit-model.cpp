@@ -239,7 +239,7 @@ status hobbit_model::prepare(uint64_t model_bytes, uint32_t n_batch) {
     HOBBIT_TRY(check_device_settings());
     HOBBIT_TRY(reader_.check_in_place()); // llama.cpp has read the other weights since
     const bool takes_free = settings_.spare_memory() > 0;
-    const auto turn       = takes_free ? memory_turn::take(TURN_PATIENCE) : nullptr; // page_commit goes on with it
+    const auto turn = takes_free ? memory_turn::take(TURN_PATIENCE, true) : nullptr; // page_commit goes on with it
     HOBBIT_TRY(places_->allocate(memory_beside(model_bytes), n_batch, *policy_));
     if (!settings_.trace.empty()) { // not before: a model that cannot run leaves an older trace alone
         HOBBIT_TRY(recorder_.open_trace(settings_.trace, index_));

@@ -46,6 +46,18 @@ TEST_CASE("only one program has its turn") {
     CHECK(!other_turn().is_locked);
 }
 
+TEST_CASE("who does not wait any longer has a turn beside the other one's") {
+    const fake_machine machine(1 << 30);
+    other_turn         other;
+    REQUIRE(other.is_locked);
+    auto turn = memory_turn::take(NOW, true);
+    REQUIRE(turn != nullptr);
+    CHECK(memory_turn::take(NOW) == turn);
+    turn.reset();
+    CHECK(memory_turn::take(NOW) == nullptr);
+    CHECK(!other_turn().is_locked);
+}
+
 TEST_CASE("a turn begins when the other program's ends") {
     const fake_machine machine(1 << 30);
     auto               other = std::make_unique<other_turn>();
