@@ -89,22 +89,27 @@ class Server:
 
     def memory(self) -> int:
         """Bytes of its resident set."""
-        return _resident(self.process.pid)
+        return _bytes(self.process.pid, "VmRSS")
+
+    def peak(self) -> int:
+        """Bytes of its resident set when it was largest."""
+        return _bytes(self.process.pid, "VmHWM")
 
     def children(self) -> dict[str, int]:
         """Bytes of the resident sets of the processes that it has started, by command line."""
         files = Path(f"/proc/{self.process.pid}/task").glob("*/children")
         pids = [int(pid) for file in files for pid in file.read_text().split()]
-        return {Path(f"/proc/{pid}/cmdline").read_text(): _resident(pid) for pid in pids}
+        return {Path(f"/proc/{pid}/cmdline").read_text(): _bytes(pid, "VmRSS") for pid in pids}
 
     def cache(self) -> dict[str, Any]:
         """The expert cache's sizes and counters."""
         return self.request("/hobbit").json
 
 
-def _resident(pid: int) -> int:
+def _bytes(pid: int, name: str) -> int:
+    """What the kernel counts of the process under this name."""
     status = Path(f"/proc/{pid}/status").read_text()
-    return int(status.split("VmRSS:")[1].split()[0]) * 1024
+    return int(status.split(f"{name}:")[1].split()[0]) * 1024
 
 
 def free_port() -> int:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import re
 import sys
 import tempfile
 from collections.abc import Callable
@@ -121,8 +120,7 @@ def _serve(model: Path, budget: int, n_slots: int, *options: object, n_rounds: i
     with servers.serving(model, log, *limit, *options) as server, ThreadPoolExecutor(n_slots) as pool:
         prompts = [f"{i} {PROMPT}" for i in range(n_rounds * n_slots)]  # none continues another
         list(pool.map(lambda prompt: server.complete(prompt, N_TOKENS), prompts))
-        status = Path(f"/proc/{server.process.pid}/status").read_text()
-        return 1024 * int(re.search(r"VmHWM:\s*(\d+) kB", status)[1])  # type: ignore[index]
+        return server.peak()
 
 
 def _traced(budget: int) -> int:

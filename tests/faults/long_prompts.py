@@ -39,10 +39,6 @@ print(int(re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1]) >
 """
 
 
-def peak_mib(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/status").read_text().split("VmHWM:")[1].split()[0]) >> 10
-
-
 def of_server(model: Path, megabytes: int, folder: Path) -> tuple[int, str]:
     with servers.serving(model, folder / "log", "--memory", BOUND, "--ctx-size", 2048) as server:
         said = "connection closed"
@@ -52,7 +48,7 @@ def of_server(model: Path, megabytes: int, folder: Path) -> tuple[int, str]:
             )
             said = str(answer.status)
         assert server.complete(n=4)
-        return peak_mib(server.process.pid), said
+        return server.peak() >> 20, said
 
 
 def of_python(model: Path, megabytes: int) -> tuple[str, ...]:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import os
-import re
 import shutil
 import struct
 import subprocess
@@ -68,15 +67,10 @@ def test_a_prompt_that_may_fit_is_counted(tiny_gguf: Path) -> None:
         next(engine.generate("x = 1\n" * 128))
 
 
-def peak_rss(server: Server) -> int:
-    status = Path(f"/proc/{server.process.pid}/status").read_text()
-    return 1024 * int(re.search(r"VmHWM:\s*(\d+) kB", status)[1])
-
-
 def test_a_server_keeps_its_memory_under_long_prompts(tiny_gguf: Path, tmp_path: Path) -> None:
     with serving(tiny_gguf, tmp_path / "log", "--pools", "6M", "--ctx-size", 512) as server:
         server.complete()
-        before = peak_rss(server)
+        before = server.peak()
         text = "x" * (1 << 20)
         for path, body in (
             ("/completion", {"prompt": text}),
@@ -87,7 +81,7 @@ def test_a_server_keeps_its_memory_under_long_prompts(tiny_gguf: Path, tmp_path:
             assert answer.status == 400
             assert "more than the context of 512 tokens can hold; shorten it" in answer.error
             assert announced(server, path, 64 << 20) == 413
-        assert peak_rss(server) - before < 64 << 20
+        assert server.peak() - before < 64 << 20
         assert server.complete()
 
 
