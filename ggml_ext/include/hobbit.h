@@ -348,9 +348,8 @@ HOBBIT_API uint64_t hobbit_available_memory(void);
 // first. One for a process, however often it is taken.
 typedef struct hobbit_memory_turn hobbit_memory_turn;
 
-// Waits while another program has it. If it still has it after so many milliseconds: NULL, or a turn beside the other
-// one.
-HOBBIT_API hobbit_memory_turn * hobbit_take_turn(uint32_t milliseconds, bool or_beside);
+// Does not wait. While another program has it: NULL, or a turn beside the other one.
+HOBBIT_API hobbit_memory_turn * hobbit_take_turn(bool or_beside);
 
 // NULL is ignored.
 HOBBIT_API void hobbit_end_turn(hobbit_memory_turn * turn);

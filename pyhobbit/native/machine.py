@@ -41,7 +41,7 @@ def memory_turn(keep_going: Callable[[], bool] = lambda: True) -> Iterator[None]
     meanwhile.
     """
     start, told, waited_s = time.monotonic(), False, 0.0
-    while not (turn := lib.hobbit_take_turn(0, waited_s >= _PATIENCE_S)):
+    while not (turn := lib.hobbit_take_turn(waited_s >= _PATIENCE_S)):
         if not keep_going():
             raise KeyboardInterrupt
         if not told and waited_s > _TOLD_AFTER_S:

@@ -27,7 +27,7 @@ def other() -> Iterator[IO[str]]:
 
 def can_take() -> bool:
     """Whether this process has its turn, or could have it at once."""
-    taken = lib.hobbit_take_turn(0, False)
+    taken = lib.hobbit_take_turn(False)
     lib.hobbit_end_turn(taken)
     return taken != ffi.NULL
 

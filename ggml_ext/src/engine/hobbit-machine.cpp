@@ -17,9 +17,9 @@ struct hobbit_memory_turn {
     std::shared_ptr<hobbit::memory_turn> turn;
 };
 
-hobbit_memory_turn * hobbit_take_turn(uint32_t milliseconds, bool or_beside) {
+hobbit_memory_turn * hobbit_take_turn(bool or_beside) {
     try {
-        auto turn = hobbit::memory_turn::take(std::chrono::milliseconds(milliseconds), or_beside);
+        auto turn = hobbit::memory_turn::take(std::chrono::milliseconds(0), or_beside);
         return turn ? new hobbit_memory_turn{ std::move(turn) } : nullptr;
     } catch (const std::exception &) { // no memory for it
         return nullptr;
