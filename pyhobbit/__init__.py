@@ -51,11 +51,10 @@ _MODULES = {
 
 def _share_libraries() -> None:
     # llama_cpp takes its libraries from there when it is imported, and brings none of its own.
-    import os
-
+    from pyhobbit.native.environment import share
     from pyhobbit.native.paths import LIB_DIR
 
-    os.environ.setdefault("LLAMA_CPP_LIB_PATH", str(LIB_DIR))
+    share("LLAMA_CPP_LIB_PATH", str(LIB_DIR))
 
 
 _share_libraries()

@@ -5,11 +5,21 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+_shared: set[str] = set()
+
+
+def share(name: str, value: str) -> None:
+    """Sets a variable that the user has not set, until the end of the next environment() with it."""
+    if name not in os.environ:
+        os.environ[name] = value
+        _shared.add(name)
+
 
 @contextmanager
 def environment(wanted: Mapping[str, str]) -> Iterator[None]:
-    """Sets them within it alone; programs that we start need not see them."""
-    previous = {name: value for name in wanted if (value := os.environ.get(name)) not in (None, wanted[name])}
+    """Sets variables within the block; afterwards the caller's own values are back."""
+    previous = {name: os.environ[name] for name in wanted if name in os.environ and name not in _shared}
+    _shared.difference_update(wanted)
     os.environ.update(wanted)
     try:
         yield

@@ -90,7 +90,7 @@ def _python(program: str, tmp_path: Path, **environment: str) -> "subprocess.Com
     )
 
 
-@pytest.mark.parametrize("before", [None, "/elsewhere"])
+@pytest.mark.parametrize("before", [None, "/elsewhere", str(LIB_DIR)])
 def test_the_library_path_is_set_for_llama_cpp_alone(before: str | None, tmp_path: Path) -> None:
     environment = {} if before is None else {"LLAMA_CPP_LIB_PATH": before}
     program = "import json, os, pyhobbit.native.ffi; print(json.dumps(os.environ.get('LLAMA_CPP_LIB_PATH')))"
