@@ -70,7 +70,7 @@ CMAKE_FILES    := CMakeLists.txt $(wildcard cmake/*.cmake cmake/site-packages/*)
 NATIVE_SOURCES := $(shell find ggml_ext patches tests/cpp -type f) pyhobbit/native/build.py
 CXX_SOURCES    := $(filter %.cpp %.h,$(NATIVE_SOURCES))
 
-.PHONY: install build test demo package stock vulkan cuda sanitize fuzz ctest lint format deps clean server-suite reference requirements sbom
+.PHONY: install build test demo package stock vulkan cuda sanitize fuzz ctest lint thread-safety format deps clean server-suite reference requirements sbom
 .DELETE_ON_ERROR:
 
 install: $(INSTALLED)
@@ -180,7 +180,7 @@ endif
 #
 
 # mypy reads what a build wrote, whether or not that is up to date
-lint: .venv/.dependencies $(if $(wildcard build/.installed*),,$(DEVELOPED))
+lint: thread-safety .venv/.dependencies $(if $(wildcard build/.installed*),,$(DEVELOPED))
 	@echo '== lint'
 	ruff check
 	ruff format --check
@@ -188,6 +188,15 @@ lint: .venv/.dependencies $(if $(wildcard build/.installed*),,$(DEVELOPED))
 	python docs/sentences.py --max 25
 	python -m mypy
 	clang-format --dry-run --Werror $(CXX_SOURCES)
+
+# Locks of the C++ code, by clang's analysis of base/thread-annotations.h: all sources that include an annotated header.
+THREAD_SAFETY := clang++ -std=c++17 -fsyntax-only -Wthread-safety -Werror -DHOBBIT_BUILD -Iggml_ext/include -Iggml_ext/src \
+    -isystem vendor/llama.cpp/ggml/include -isystem vendor/llama.cpp/ggml/src
+thread-safety: .venv/.tools $(if $(wildcard vendor/llama.cpp),,$(DEVELOPED))
+	@echo '== thread safety'
+	@headers=$$(cd ggml_ext/src && grep -rl thread-annotations.h --include='*.h' . | sed 's|^./||' | paste -sd'|'); \
+	grep -rlE "include \"(base/thread-annotations.h|$$headers)\"" --include='*.cpp' ggml_ext/src | \
+	    xargs --max-procs=$(JOBS) --max-args=1 $(THREAD_SAFETY)
 
 format: .venv/.tools
 	ruff check --fix

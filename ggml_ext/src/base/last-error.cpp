@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: MIT
 #include "base/last-error.h"
 
+#include "base/thread-annotations.h"
 #include "hobbit.h"
 
 #include <cstdio>
-#include <mutex>
 
-static std::mutex  g_error_mutex;
-static std::string g_error; // guarded by g_error_mutex
+static hobbit::mutex       g_error_mutex;
+static std::string g_error GUARDED_BY(g_error_mutex);
 
 void hobbit::set_last_error(const std::string & message) {
-    std::lock_guard<std::mutex> lock(g_error_mutex);
+    mutex_lock lock(g_error_mutex);
     g_error = message;
 }
 
@@ -39,7 +39,7 @@ bool hobbit::report_exception(const char * what, const std::exception & e, char 
 }
 
 size_t hobbit_last_error(char * err, size_t err_size) {
-    std::lock_guard<std::mutex> lock(g_error_mutex);
+    hobbit::mutex_lock lock(g_error_mutex);
     snprintf(err, err_size, "%s", g_error.c_str());
     return g_error.size();
 }

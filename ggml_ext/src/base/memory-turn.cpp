@@ -2,11 +2,11 @@
 #include "base/memory-turn.h"
 
 #include "base/system-memory.h"
+#include "base/thread-annotations.h"
 #include "ggml-impl.h"
 
 #include <cerrno>
 #include <fcntl.h>
-#include <mutex>
 #include <sys/file.h>
 #include <thread>
 #include <unistd.h>
@@ -15,12 +15,12 @@ namespace hobbit {
 
 static constexpr auto PERIOD = std::chrono::milliseconds(20); // between two tries
 
-static std::mutex                 mutex;
-static std::weak_ptr<memory_turn> latest; // guarded by mutex
+static mutex                                  turn_mutex;
+static std::weak_ptr<memory_turn> latest_turn GUARDED_BY(turn_mutex);
 
 std::shared_ptr<memory_turn> memory_turn::current() {
-    std::lock_guard<std::mutex> lock(mutex);
-    return latest.lock();
+    mutex_lock lock(turn_mutex);
+    return latest_turn.lock();
 }
 
 std::shared_ptr<memory_turn> memory_turn::take(std::chrono::milliseconds patience, bool or_beside) {
@@ -30,8 +30,8 @@ std::shared_ptr<memory_turn> memory_turn::take(std::chrono::milliseconds patienc
     while (true) {
         const bool is_over = std::chrono::steady_clock::now() >= end;
         {
-            std::lock_guard<std::mutex>  lock(mutex);
-            std::shared_ptr<memory_turn> turn = latest.lock();
+            mutex_lock                   lock(turn_mutex);
+            std::shared_ptr<memory_turn> turn = latest_turn.lock();
             if (turn) {
                 close(file);
                 return turn;
@@ -39,7 +39,7 @@ std::shared_ptr<memory_turn> memory_turn::take(std::chrono::milliseconds patienc
             const bool is_free = flock(file, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
             if (is_free || (is_over && or_beside)) {
                 turn.reset(new memory_turn(file));
-                latest = turn;
+                latest_turn = turn;
                 return turn;
             }
         }

@@ -3,6 +3,7 @@
 
 #include <cstdarg>
 #include <cstdio>
+#include <new>
 
 namespace hobbit {
 
@@ -30,6 +31,17 @@ status status::error(const char * fmt, ...) {
     const status s = error(format_list(fmt, args));
     va_end(args);
     return s;
+}
+
+status error_of(const std::exception & e, status no_memory) noexcept {
+    if (!dynamic_cast<const std::bad_alloc *>(&e)) {
+        try {
+            return status::error("internal error: %s", e.what());
+        } catch (const std::bad_alloc &) {
+            // no memory for the text either
+        }
+    }
+    return no_memory;
 }
 
 std::string format_size(double bytes) {

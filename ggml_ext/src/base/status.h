@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <exception>
 #include <string>
 #include <utility>
 
@@ -46,6 +47,10 @@ class status {
             return tried_;                                                                                             \
         }                                                                                                              \
     } while (false)
+
+// The error of what ended with an exception. Without memory, for std::bad_alloc above all, it is `no_memory`, which the
+// caller made in time; every other exception is an internal error.
+status error_of(const std::exception & e, status no_memory) noexcept;
 
 // printf into a string
 std::string format(const char * fmt, ...) __attribute__((format(printf, 1, 2)));

@@ -4,7 +4,6 @@
 #include "device/device-traits.h"
 #include "device/repacked-layout.h"
 #include "ggml-cpp.h"
-#include "io/aligned-range.h"
 #include "io/file-reader.h"
 
 #include <algorithm>

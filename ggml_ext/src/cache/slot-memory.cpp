@@ -3,7 +3,7 @@
 
 #include "device/device-traits.h"
 #include "device/repacked-layout.h"
-#include "io/aligned-range.h"
+#include "io/file-reader.h"
 
 #include <map>
 

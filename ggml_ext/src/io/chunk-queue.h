@@ -4,16 +4,17 @@
 #include "ggml-backend.h"
 #include "model/expert-index.h"
 
-#include <array>
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <vector>
 
 namespace hobbit {
 
 // Which parts of one expert were requested for its slot, and which of these have arrived.
-// Guarded by the loader's mutex; must live until it is settled or the loader ends.
+// The loader's mutex guards it. It must live until it is settled or the loader ends.
 struct load_state {
     part_set requested;
     part_set arrived;
@@ -44,6 +45,15 @@ struct chunk {
 
     bool is_of(const load_state & s, part_set parts) const { return state == &s && (parts & part); }
 };
+
+// Removes the elements that `is_removed` selects, and returns them. Both keep their order.
+template <typename Container, typename Predicate>
+std::vector<typename Container::value_type> extract_if(Container & from, Predicate is_removed) {
+    const auto first = std::stable_partition(from.begin(), from.end(), std::not_fn(is_removed));
+    const std::vector<typename Container::value_type> removed(first, from.end());
+    from.erase(first, from.end());
+    return removed;
+}
 
 // The chunks that wait for the disk, or for the link to one device. Demands come first. A prefetch is taken only while
 // no demand is queued and fewer than max_prefetches chunks of prefetches are in flight.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "base/status.h"
+#include "model/expert.h"
 
 #include <atomic>
 #include <cstddef>
@@ -27,6 +28,18 @@ class file_reader {
     // REQUIRES: offset, size and buf are multiples of `alignment`.
     virtual status read_at(uint32_t file, uint64_t offset, size_t size, size_t needed, void * buf) = 0;
 };
+
+// Direct I/O reads whole blocks, so a part is read as the smallest aligned range of the file that contains it. This is
+// where the part begins in that range.
+inline size_t data_offset(const part_location & location) {
+    return location.offset % file_reader::alignment;
+}
+
+// Bytes of that range.
+inline size_t aligned_span(const part_location & location) {
+    constexpr size_t a = file_reader::alignment;
+    return (data_offset(location) + location.size + a - 1) / a * a;
+}
 
 // Bypasses the page cache where the file system allows it; elsewhere, drops from it what was read.
 // If the size or modification time of an open file changes, the read during which it happens and all later ones fail.

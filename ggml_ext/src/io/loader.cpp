@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <utility>
 
 namespace hobbit {
 
@@ -23,7 +24,7 @@ loader::loader(file_reader & reader, stats & stats, uint32_t n_threads, const st
     }
     for (ggml_backend_dev_t device : devices) {
         if (!is_host_device(device)) {
-            links_.try_emplace(device, device);
+            links_.try_emplace(device);
         }
     }
     try {
@@ -46,7 +47,7 @@ loader::~loader() {
 // Allocates nothing, as stop().
 void loader::join() {
     {
-        std::lock_guard<std::mutex> lock(mutex_);
+        mutex_lock lock(mutex_);
         stop();
     }
     for (std::thread & thread : threads_) {
@@ -54,7 +55,6 @@ void loader::join() {
     }
 }
 
-// REQUIRES: mutex_ held
 void loader::stop() {
     stop_ = true;
     disk_.work.notify_all();
@@ -85,42 +85,41 @@ std::vector<loader::lane *> loader::lanes() {
 }
 
 void loader::run(size_t thread) {
-    std::unique_lock<std::mutex> lock(mutex_);
+    mutex_lock lock(mutex_);
     try {
-        run_reads(thread, lock);
-    } catch (const std::exception &) {
-        give_up(lock);
+        run_reads(thread);
+    } catch (const std::exception & e) {
+        give_up(e);
         reading_since_[thread] = steady::time_point::max();
     }
 }
 
-// A chunk may be lost. Allocates nothing.
-void loader::give_up(std::unique_lock<std::mutex> & lock) {
-    if (!lock.owns_lock()) {
-        lock.lock();
-    }
+// A chunk may be lost.
+void loader::give_up(const std::exception & e) {
     if (error_.ok()) {
-        error_ = std::move(no_memory_);
+        error_ = error_of(e, std::move(no_memory_));
     }
     is_broken_ = true;
     progress_.notify_all();
 }
 
-void loader::run_reads(size_t thread, std::unique_lock<std::mutex> & lock) {
+void loader::run_reads(size_t thread) {
     char * lent = staging_memory_ ? aligned_base(staging_memory_.get(), HUGE_PAGE) + thread * chunk_size : nullptr;
     staging_buffer     staging(lent, lent ? chunk_size : 0);
     std::vector<chunk> next;
     while (true) {
-        disk_.work.wait(lock, [&] { return stop_ || (error_.ok() && disk_.queue.take(0, next)); });
+        disk_.work.wait(mutex_, [&]() REQUIRES(mutex_) { return stop_ || (error_.ok() && disk_.queue.take(0, next)); });
         if (stop_) {
             progress_.notify_all(); // of end()
             return;
         }
 
         reading_since_[thread] = clock_.now();
-        lock.unlock();
-        const status result = read(next.front(), staging);
-        lock.lock();
+        status result;
+        {
+            mutex_release released(mutex_);
+            result = read(next.front(), staging);
+        }
         reading_since_[thread] = steady::time_point::max();
         finish(next.front(), result);
     }
@@ -136,41 +135,52 @@ static constexpr double COPY_TIME  = 5e-5;
 static constexpr double BATCH_TIME = 5e-4;
 
 void loader::run_link(ggml_backend_dev_t device) {
-    std::unique_lock<std::mutex> lock(mutex_);
+    mutex_lock lock(mutex_);
     try {
-        run_copies(device, lock);
-    } catch (const std::exception &) {
-        give_up(lock);
+        run_copies(device);
+    } catch (const std::exception & e) {
+        give_up(e);
     }
 }
 
-void loader::run_copies(ggml_backend_dev_t device, std::unique_lock<std::mutex> & lock) {
+void loader::run_copies(ggml_backend_dev_t device) {
+    ggml_backend_ptr   stream; // opened for the first copy, where the device has streams
     link &             own = links_.at(device);
     std::vector<chunk> next;
     while (true) {
-        own.copies.work.wait(lock, [&] { return stop_ || own.copies.queue.take(own.bytes_in(BATCH_TIME), next); });
+        own.copies.work.wait(mutex_, [&]() REQUIRES(mutex_) {
+            return stop_ || own.copies.queue.take(own.bytes_in(BATCH_TIME), next);
+        });
         if (stop_) {
             return;
         }
 
-        lock.unlock();
-        copy(device, next);
-        lock.lock();
+        {
+            mutex_release released(mutex_);
+            copy(device, next, stream);
+        }
         for (const chunk & c : next) {
             finish(c, {}); // the next computation reports a lost device
         }
     }
 }
 
-void loader::copy(ggml_backend_dev_t device, const std::vector<chunk> & chunks) {
-    device_copy & stream = links_.at(device).stream;
-    size_t        bytes  = 0;
+// While the device computes. Several copies in a stream are in flight at once, so that the link does not idle between
+// them.
+void loader::copy(ggml_backend_dev_t device, const std::vector<chunk> & chunks, ggml_backend_ptr & stream) {
+    size_t bytes = 0;
     change_transfers(device, 1, 0);
+    if (!stream && traits_of(device).copies_in_streams) {
+        stream.reset(ggml_backend_dev_init(device, nullptr));
+    }
     for (const chunk & c : chunks) {
-        stream.begin(c.buffer, c.type, c.rows, c.source, c.dst, c.zeros);
+        set_rows(c.buffer, c.type, c.rows, c.source, c.dst, stream.get());
+        set_zeros(c.buffer, c.dst + c.size, c.zeros);
         bytes += c.size;
     }
-    stream.finish();
+    if (stream) {
+        ggml_backend_synchronize(stream.get());
+    }
     change_transfers(device, -1, bytes);
 }
 
@@ -205,9 +215,9 @@ void loader::set(const chunk & next, const char * rows) {
 }
 
 void loader::change_transfers(ggml_backend_dev_t device, int change, size_t n_bytes) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    const auto                  now = std::chrono::steady_clock::now();
-    link &                      to  = links_.at(device);
+    mutex_lock lock(mutex_);
+    const auto now = std::chrono::steady_clock::now();
+    link &     to  = links_.at(device);
     if (to.n_in_flight > 0) {
         const auto ns       = uint64_t(std::chrono::nanoseconds(now - to.counted_until).count());
         to.done.ns         += ns;
@@ -220,8 +230,8 @@ void loader::change_transfers(ggml_backend_dev_t device, int change, size_t n_by
 }
 
 loader::transfers loader::transferred(ggml_backend_dev_t device) const {
-    std::lock_guard<std::mutex> lock(mutex_);
-    const auto                  found = links_.find(device);
+    mutex_lock lock(mutex_);
+    const auto found = links_.find(device);
     return found == links_.end() ? transfers() : found->second.done;
 }
 
@@ -264,7 +274,8 @@ void loader::end_chunk(const chunk & ended, bool ok) {
 
 // Copies that wait for the part begin now, or are dropped.
 void loader::end_parked(const load_state & from, part_id part, bool ok) {
-    for (const parked_copies::parked & p : parked_.take(from, part)) {
+    const auto waits = [&](const parked_copy & p) { return p.from == &from && p.what.part == part; };
+    for (const parked_copy & p : extract_if(parked_, waits)) {
         if (ok) {
             enqueue({ p.what }, p.urgency);
         } else {
@@ -283,7 +294,7 @@ void loader::fail(const status & error) {
             end_chunk(dropped, false);
         }
     }
-    for (const parked_copies::parked & p : parked_.clear()) {
+    for (const parked_copy & p : std::exchange(parked_, {})) {
         end_chunk(p.what, false);
     }
     progress_.notify_all();
@@ -315,7 +326,7 @@ bool loader::is_due(const load_state & state, part_id part, load_urgency urgency
 
 void loader::submit(load_state & state, part_id part, const part_location & location, const part_target & target,
                     load_urgency urgency) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    mutex_lock lock(mutex_);
     if (is_due(state, part, urgency)) {
         const chunk whole  = whole_part(state, part, location, nullptr);
         const auto  chunks = target.buffer ? chunks_of_rows(whole, target, chunk_size - 2 * file_reader::alignment)
@@ -328,7 +339,7 @@ void loader::submit(load_state & state, part_id part, const part_location & loca
 void loader::transfer(load_state & state, part_id part, const load_state & from, const char * source,
                       const part_location & location, const part_target & target, load_urgency urgency) {
     GGML_ASSERT(target.buffer);
-    std::lock_guard<std::mutex> lock(mutex_);
+    mutex_lock lock(mutex_);
     if (!is_due(state, part, urgency)) {
         return;
     }
@@ -340,7 +351,9 @@ void loader::transfer(load_state & state, part_id part, const load_state & from,
         enqueue(chunks, urgency);
         return;
     }
-    parked_.park(chunks, from, urgency);
+    for (const chunk & c : chunks) {
+        parked_.push_back({ c, &from, urgency });
+    }
 }
 
 // All chunks of a part.
@@ -370,20 +383,22 @@ void loader::promote(const load_state & state, part_id part) {
     for (lane * l : lanes()) {
         wake(*l, l->queue.promote(state, part));
     }
-    parked_.promote(state, part);
+    for (parked_copy & p : parked_) {
+        p.urgency = p.what.is_of(state, part) ? load_urgency::demand : p.urgency;
+    }
 }
 
 void loader::cancel(load_state & state) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    mutex_lock lock(mutex_);
     drop_prefetches(state, part_set::all() - state.begun);
     progress_.notify_all();
 }
 
 void loader::abandon(load_state & state) {
-    std::unique_lock<std::mutex> lock(mutex_);
+    mutex_lock lock(mutex_);
     drop_prefetches(state, part_set::all());
     if (state.arrived != state.requested) {
-        stall(lock, [&] { return state.arrived == state.requested || is_broken_; });
+        stall([&]() REQUIRES(mutex_) { return state.arrived == state.requested || is_broken_; });
     }
 }
 
@@ -394,29 +409,31 @@ void loader::drop_prefetches(load_state & state, part_set parts) {
             end_chunk(dropped, false);
         }
     }
-    for (const parked_copies::parked & p : parked_.drop_prefetches(state, parts)) {
+    const auto is_dropped = [&](const parked_copy & p) {
+        return p.urgency == load_urgency::prefetch && p.what.is_of(state, parts);
+    };
+    for (const parked_copy & p : extract_if(parked_, is_dropped)) {
         end_chunk(p.what, false);
     }
 }
 
 status loader::wait(const load_state & state, part_set parts) {
-    std::unique_lock<std::mutex> lock(mutex_);
-    const auto                   done = [&] { return state.arrived.has(parts); };
+    mutex_lock lock(mutex_);
+    const auto done = [&] { return state.arrived.has(parts); };
     if (done()) {
         return error_;
     }
 
-    stall(lock, [&] { return done() || !error_.ok(); });
+    stall([&]() REQUIRES(mutex_) { return done() || !error_.ok(); });
     return error_;
 }
 
-void loader::stall(std::unique_lock<std::mutex> & lock, const std::function<bool()> & is_over) {
+void loader::stall(const std::function<bool()> & is_over) {
     const auto start = steady::now();
-    wait_until(lock, is_over);
+    wait_until(is_over);
     stats_.stall_ns += std::chrono::nanoseconds(steady::now() - start).count();
 }
 
-// REQUIRES: mutex_ held
 loader::steady::duration loader::age_of_oldest_read() const {
     const auto now    = clock_.now();
     const auto oldest = std::min_element(reading_since_.begin(), reading_since_.end());
@@ -424,8 +441,8 @@ loader::steady::duration loader::age_of_oldest_read() const {
 }
 
 // Also ends if a read hangs, which is then the error.
-void loader::wait_until(std::unique_lock<std::mutex> & lock, const std::function<bool()> & is_over) {
-    while (!progress_.wait_for(lock, std::min<steady::duration>(patience_, std::chrono::seconds(1)), is_over)) {
+void loader::wait_until(const std::function<bool()> & is_over) {
+    while (!progress_.wait_for(mutex_, std::min<steady::duration>(patience_, std::chrono::seconds(1)), is_over)) {
         if (hangs()) {
             const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(patience_).count();
             fail(status::error("the disk has not answered a read for %lld s: check it, or the network behind it, and "
@@ -437,14 +454,14 @@ void loader::wait_until(std::unique_lock<std::mutex> & lock, const std::function
 }
 
 std::chrono::milliseconds loader::oldest_read() const {
-    std::lock_guard<std::mutex> lock(mutex_);
+    mutex_lock lock(mutex_);
     return std::chrono::duration_cast<std::chrono::milliseconds>(age_of_oldest_read());
 }
 
 bool loader::end() {
-    std::unique_lock<std::mutex> lock(mutex_);
+    mutex_lock lock(mutex_);
     stop();
-    wait_until(lock, [&] {
+    wait_until([&]() REQUIRES(mutex_) {
         return std::all_of(reading_since_.begin(), reading_since_.end(),
                            [](steady::time_point since) { return since == steady::time_point::max(); });
     });
@@ -452,35 +469,35 @@ bool loader::end() {
 }
 
 bool loader::settled(const load_state & state) const {
-    std::lock_guard<std::mutex> lock(mutex_);
+    mutex_lock lock(mutex_);
     return state.arrived == state.requested;
 }
 
 bool loader::settle(const load_state & state) {
-    std::unique_lock<std::mutex> lock(mutex_);
-    const auto                   end  = steady::now() + std::chrono::seconds(1);
-    const auto                   done = [&] { return state.arrived == state.requested; };
-    wait_until(lock, [&] { return done() || steady::now() >= end; });
+    mutex_lock lock(mutex_);
+    const auto end  = steady::now() + std::chrono::seconds(1);
+    const auto done = [&] { return state.arrived == state.requested; };
+    wait_until([&] { return done() || steady::now() >= end; });
     return done() || hangs();
 }
 
 status loader::error() const {
-    std::lock_guard<std::mutex> lock(mutex_);
+    mutex_lock lock(mutex_);
     return error_;
 }
 
 bool loader::arrived(const load_state & state, part_set parts) const {
-    std::lock_guard<std::mutex> lock(mutex_);
+    mutex_lock lock(mutex_);
     return state.arrived.has(parts);
 }
 
 part_set loader::requested(const load_state & state) const {
-    std::lock_guard<std::mutex> lock(mutex_);
+    mutex_lock lock(mutex_);
     return state.requested;
 }
 
 void loader::reset(load_state & state) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    mutex_lock lock(mutex_);
     GGML_ASSERT(state.arrived == state.requested);
     state = {};
 }

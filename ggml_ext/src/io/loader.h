@@ -4,25 +4,21 @@
 #include "base/stats.h"
 #include "base/status.h"
 #include "base/system-memory.h"
+#include "base/thread-annotations.h"
 #include "ggml-backend.h"
 #include "ggml-cpp.h"
 #include "ggml-cpu.h"
-#include "io/aligned-range.h"
 #include "io/awake-clock.h"
 #include "io/chunk-queue.h"
-#include "io/device-copy.h"
 #include "io/file-reader.h"
-#include "io/parked-copies.h"
 #include "io/part-chunks.h"
 #include "io/staging-buffer.h"
 #include "model/expert-index.h"
 
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <map>
-#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -111,15 +107,12 @@ class loader {
     struct lane {
         explicit lane(size_t max_prefetches = 1) : queue(max_prefetches) {}
 
-        chunk_queue             queue;
-        std::condition_variable work; // a chunk may begin, or stop_
+        chunk_queue queue;
+        condition   work; // a chunk may begin, or stop_
     };
 
     struct link {
-        explicit link(ggml_backend_dev_t device) : stream(device) {}
-
         lane                                  copies;
-        device_copy                           stream; // used by the link's thread only
         transfers                             done;
         int                                   n_in_flight = 0;
         std::chrono::steady_clock::time_point counted_until; // by done.ns, while copies are in flight
@@ -127,62 +120,71 @@ class loader {
         size_t bytes_in(double seconds) const; // that the link moves; 0 before the first copy
     };
 
-    void   join();
-    void   stop();
-    void   run(size_t thread);
-    void   run_reads(size_t thread, std::unique_lock<std::mutex> & lock);
-    void   run_link(ggml_backend_dev_t device);
-    void   run_copies(ggml_backend_dev_t device, std::unique_lock<std::mutex> & lock);
-    void   give_up(std::unique_lock<std::mutex> & lock);
-    status read(const chunk & next, staging_buffer & staging);
-    void   copy(ggml_backend_dev_t device, const std::vector<chunk> & chunks);
-    void   set(const chunk & next, const char * rows);
-    void   change_transfers(ggml_backend_dev_t device, int change, size_t n_bytes); // counts the time until now
-
-    // REQUIRES: mutex_ held
-    lane &              lane_of(const chunk & c);
-    link &              link_of(ggml_backend_buffer_t buffer);
-    std::vector<lane *> lanes();
-    bool                is_due(const load_state & state, part_id part, load_urgency urgency);
-    void                mark_requested(const std::vector<chunk> & chunks);
-    void                enqueue(const std::vector<chunk> & chunks, load_urgency urgency);
-    void                end_parked(const load_state & from, part_id part, bool ok);
+    // A chunk for a device whose source, a part in host memory, is still being read.
+    struct parked_copy {
+        chunk              what;
+        const load_state * from; // of the source
+        load_urgency       urgency;
+    };
 
     using steady = std::chrono::steady_clock;
 
-    steady::duration age_of_oldest_read() const;
+    void   join() EXCLUDES(mutex_);
+    void   run(size_t thread) EXCLUDES(mutex_);
+    void   run_link(ggml_backend_dev_t device) EXCLUDES(mutex_);
+    status read(const chunk & next, staging_buffer & staging) EXCLUDES(mutex_);
+    void copy(ggml_backend_dev_t device, const std::vector<chunk> & chunks, ggml_backend_ptr & stream) EXCLUDES(mutex_);
+    void set(const chunk & next, const char * rows) EXCLUDES(mutex_);
 
-    bool hangs() const { return age_of_oldest_read() >= patience_; }
+    // Counts the time until now.
+    void change_transfers(ggml_backend_dev_t device, int change, size_t n_bytes) EXCLUDES(mutex_);
 
-    void wait_until(std::unique_lock<std::mutex> & lock, const std::function<bool()> & is_over);
+    void   stop() REQUIRES(mutex_);
+    void   run_reads(size_t thread) REQUIRES(mutex_);
+    void   run_copies(ggml_backend_dev_t device) REQUIRES(mutex_);
+    void   give_up(const std::exception & e) REQUIRES(mutex_);
+    lane & lane_of(const chunk & c) REQUIRES(mutex_);
+    link & link_of(ggml_backend_buffer_t buffer) REQUIRES(mutex_);
 
-    void promote(const load_state & state, part_id part);
-    void drop_prefetches(load_state & state, part_set parts);
-    void stall(std::unique_lock<std::mutex> & lock, const std::function<bool()> & is_over);
-    void wake(lane & where, size_t n_chunks);
-    void finish(const chunk & done, const status & result);
-    void end_chunk(const chunk & ended, bool ok);
-    void fail(const status & error);
-    void count_demands(); // counts the time until now; called before the number of demands changes
+    std::vector<lane *> lanes() REQUIRES(mutex_);
+    steady::duration    age_of_oldest_read() const REQUIRES(mutex_);
+
+    bool hangs() const REQUIRES(mutex_) { return age_of_oldest_read() >= patience_; }
+
+    bool is_due(const load_state & state, part_id part, load_urgency urgency) REQUIRES(mutex_);
+    void mark_requested(const std::vector<chunk> & chunks) REQUIRES(mutex_);
+    void enqueue(const std::vector<chunk> & chunks, load_urgency urgency) REQUIRES(mutex_);
+    void end_parked(const load_state & from, part_id part, bool ok) REQUIRES(mutex_);
+    void wait_until(const std::function<bool()> & is_over) REQUIRES(mutex_);
+    void stall(const std::function<bool()> & is_over) REQUIRES(mutex_);
+    void promote(const load_state & state, part_id part) REQUIRES(mutex_);
+    void drop_prefetches(load_state & state, part_set parts) REQUIRES(mutex_);
+    void wake(lane & where, size_t n_chunks) REQUIRES(mutex_);
+    void finish(const chunk & done, const status & result) REQUIRES(mutex_);
+    void end_chunk(const chunk & ended, bool ok) REQUIRES(mutex_);
+    void fail(const status & error) REQUIRES(mutex_);
+
+    // Counts the time until now. To be called before the number of demands changes.
+    void count_demands() REQUIRES(mutex_);
 
     file_reader &                 reader_;
     stats &                       stats_;
     const ggml_backend_buffer_ptr staging_memory_; // chunk_size for each thread, in huge pages; null: no memory left
     const steady::duration        patience_;
 
-    mutable std::mutex      mutex_;
-    std::condition_variable progress_; // a part arrived or never will, or error_ was set
-    // guarded by mutex_
-    lane                                  disk_;
-    std::map<ggml_backend_dev_t, link>    links_; // its keys are constant
-    parked_copies                         parked_;
-    std::chrono::steady_clock::time_point counted_until_; // by disk_demand_ns, while there are demands
-    mutable awake_clock                   clock_;         // asked in const methods too
-    std::vector<steady::time_point>       reading_since_; // [thread], by clock_; max() while it does not read
-    status                                error_;
-    status                                no_memory_ = status::error("no memory is left to read experts");
-    bool                                  is_broken_ = false; // a part may never arrive
-    bool                                  stop_      = false;
+    mutable mutex mutex_;
+    condition     progress_; // a part arrived or never will, or error_ was set
+
+    lane disk_                                     GUARDED_BY(mutex_);
+    std::map<ggml_backend_dev_t, link> links_      GUARDED_BY(mutex_); // the keys are constant
+    std::vector<parked_copy> parked_               GUARDED_BY(mutex_);
+    steady::time_point counted_until_              GUARDED_BY(mutex_); // by disk_demand_ns, while there are demands
+    mutable awake_clock clock_                     GUARDED_BY(mutex_); // asked in const methods too
+    std::vector<steady::time_point> reading_since_ GUARDED_BY(mutex_); // [thread], by clock_; max(): it does not read
+    status error_                                  GUARDED_BY(mutex_);
+    status no_memory_ GUARDED_BY(mutex_) = status::error("no memory is left to read experts");
+    bool is_broken_   GUARDED_BY(mutex_) = false; // a part may never arrive
+    bool stop_        GUARDED_BY(mutex_) = false;
 
     std::vector<std::thread> threads_; // constant after construction
 };

@@ -3,7 +3,7 @@
 
 #include "device/repacked-layout.h"
 #include "ggml.h"
-#include "io/aligned-range.h"
+#include "io/file-reader.h"
 
 #include <algorithm>
 #include <cstdint>
