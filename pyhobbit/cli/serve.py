@@ -9,7 +9,6 @@ import contextlib
 import csv
 import errno
 import io
-import os
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -24,7 +23,7 @@ from pyhobbit.cli.options import (
     cache_config,
     declared_options,
 )
-from pyhobbit.cli.server_flags import SERVER, Flag, known
+from pyhobbit.cli.server_flags import SERVER, known, value
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.file_names import model_stem, options_path
 from pyhobbit.model.model_path import add_model_arguments, check_model_arguments, model_path
@@ -123,16 +122,16 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse
     rest = list(arguments)
     while rest:
         argument = rest.pop(0)
-        name, *value = server_flags.normal(argument, flags)
+        name, *given = server_flags.normal(argument)
         if name in _MODEL_FLAGS:
-            ours += value or _take(rest, 1)
+            ours += given or server_flags.take(rest, 1)
         elif argument.partition("=")[0] in own:
             n_values = 0 if "=" in argument else own[argument.partition("=")[0]]
-            ours += [argument, *_take(rest, n_values)]
+            ours += [argument, *server_flags.take(rest, n_values)]
         elif name in flags:
-            theirs += [name, *(value or _take(rest, flags[name].n_values))]
+            theirs += [name, *(given or server_flags.take(rest, flags[name].n_values))]
         elif argument.startswith("-"):
-            raise ConfigError(server_flags.unknown(argument, [*own, *_PASSED_ON], flags))
+            raise ConfigError(server_flags.unknown(argument, [*own, *_PASSED_ON]))
         else:
             ours.append(argument)
     args = parser.parse_args(ours)
@@ -140,61 +139,58 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse
     return args
 
 
-def _take(arguments: list[str], n: int) -> list[str]:
-    taken = arguments[:n]
-    del arguments[:n]
-    return taken
-
-
 def run(args: argparse.Namespace) -> int:
     """Becomes llama-server, which gets all signals and whose exit status is ours. Raises HobbitError."""
     cache = cache_config(args)  # what cannot be is said before a model is downloaded
     if args.llama_help:
         become([str(SERVER), "--help"])
-    flags = known()
-    if any(_value(flags[name], args.passed_on) is not None for name in _ANSWERS):
+    if any(value(name, args.passed_on) is not None for name in _ANSWERS):
         become([str(SERVER), *args.passed_on])
-    without_model = args.model is None and args.hf_repo is None and _names_model(args.passed_on, flags)
+    without_model = args.model is None and args.hf_repo is None and _names_model(args.passed_on)
     if not without_model:
         check_model_arguments(args)
-    _check_address(args.passed_on, flags)
-    _check_batch(args.batch, args.passed_on, flags)
-    if without_model:
-        total = cache.memory
-        cache, passed_on = _of_several(cache, args.passed_on, flags)
-        _print_rows(_several_rows(total, cache.memory, passed_on, flags))
-        become(
-            [
-                str(SERVER),
-                *_no_warmup(passed_on, flags),
-                *server_arguments(
-                    _of_model(cache, passed_on, flags).settings(), args.batch, passed_on, flags
-                ),
-            ]
-        )
+    _check_address(args.passed_on)
+    _check_batch(args.batch, args.passed_on)
+    arguments = _arguments_without_model(args, cache) if without_model else _arguments_of_model(args)
+    become([str(SERVER), *arguments])
+
+
+def _arguments_without_model(args: argparse.Namespace, cache: CacheConfig) -> list[str]:
+    """What llama-server is told that finds its models itself. Raises ConfigError."""
+    each, passed_on = _of_several(cache, args.passed_on)
+    _print_rows(_several_rows(cache.memory, each.memory, passed_on))
+    settings = _of_model(each, passed_on).settings()
+    return [*_no_warmup(passed_on), *server_arguments(settings, args.batch, passed_on)]
+
+
+def _arguments_of_model(args: argparse.Namespace) -> list[str]:
+    """What llama-server is told of one model, which is downloaded where needed. Raises HobbitError."""
     model = model_path(args)
     check_model_file(model)
-    own = _add_model_options(args, model, flags)
+    own = _add_model_options(args, model)
     cache = cache_config(args)
-    images, of_model = _beside_images(model, _of_model(cache, args.passed_on, flags), args, flags)
-    plan = _check_memory(model, of_model, args.batch, args.passed_on, flags)
+    images, of_model = _beside_images(model, _of_model(cache, args.passed_on), args)
+    plan = _check_memory(model, of_model, args.batch, args.passed_on)
     if plan is not None and plan.chose_context:
         args.passed_on += ["--ctx-size", str(plan.info.n_ctx)]
-    rows = {**images, **_own_rows(model, own), "address": _address(args.passed_on, flags)}
-    _report(model, plan, cache, rows)
-    n_batch = plan.n_batch if plan is not None and plan.info.cached else args.batch
-    arguments = server_arguments(of_model.settings(), n_batch, args.passed_on, flags)
-    alias = () if _value(flags["--alias"], args.passed_on) is not None else ("--alias", model_stem(model))
-    no_warmup = () if plan is not None and not plan.info.cached else _no_warmup(args.passed_on, flags)
-    become([str(SERVER), "-m", str(model), *alias, *no_warmup, *arguments])
+    options = {"options": f"{options_path(model).name} sets {', '.join(own)}"} if own else {}
+    _report(model, plan, cache, {**images, **options, "address": _address(args.passed_on)})
+    cached = plan is not None and plan.info.cached
+    arguments = ["-m", str(model)]
+    if value("--alias", args.passed_on) is None:
+        arguments += ["--alias", model_stem(model)]
+    if plan is None or cached:
+        arguments += _no_warmup(args.passed_on)
+    n_batch = plan.n_batch if plan is not None and cached else args.batch
+    return [*arguments, *server_arguments(of_model.settings(), n_batch, args.passed_on)]
 
 
-def _no_warmup(passed_on: Sequence[str], flags: Mapping[str, Flag]) -> tuple[str, ...]:
+def _no_warmup(passed_on: Sequence[str]) -> list[str]:
     """llama-server would begin with an empty run of all experts, which reads more than the cache holds."""
-    return ("--no-warmup",) if _value(flags["--warmup"], passed_on) is None else ()
+    return ["--no-warmup"] if value("--warmup", passed_on) is None else []
 
 
-def _add_model_options(args: argparse.Namespace, model: Path, flags: Mapping[str, Flag]) -> list[str]:
+def _add_model_options(args: argparse.Namespace, model: Path) -> list[str]:
     """Takes what was not given from the file beside the model; returns the names of these options.
 
     Instructions and thinking are for the clients to choose.
@@ -203,18 +199,16 @@ def _add_model_options(args: argparse.Namespace, model: Path, flags: Mapping[str
 
     ours = set(vars(args)) - set(_SERVER_NAMES)
     given = {name for name in ours if getattr(args, name) is not None}
-    given |= {name for name, flag in _SERVER_NAMES.items() if _value(flags[flag], args.passed_on) is not None}
-    found = read_options(model, given)
-    for name, value in found.items():
+    given |= {name for name, flag in _SERVER_NAMES.items() if value(flag, args.passed_on) is not None}
+    found = {
+        name: each for name, each in read_options(model, given).items() if name in {*ours, *_SERVER_NAMES}
+    }
+    for name, each in found.items():
         if name in _SERVER_NAMES:
-            args.passed_on += [_SERVER_NAMES[name], str(value)]
-        elif name in ours:
-            setattr(args, name, value)
-    return [name for name in found if name in ours or name in _SERVER_NAMES]
-
-
-def _own_rows(model: Path, own: Sequence[str]) -> dict[str, str]:
-    return {"options": f"{options_path(model).name} sets {', '.join(own)}"} if own else {}
+            args.passed_on += [_SERVER_NAMES[name], str(each)]
+        else:
+            setattr(args, name, each)
+    return list(found)
 
 
 def _report(model: Path, plan: "MemoryPlan | None", cache: CacheConfig, others: Mapping[str, str]) -> None:
@@ -232,44 +226,40 @@ def _print_rows(rows: Mapping[str, str]) -> None:
         print(f"pyhobbit: {name:10}{text}", file=sys.stderr)
 
 
-def _several_rows(
-    total: int | None, each: int | None, passed_on: Sequence[str], flags: Mapping[str, Flag]
-) -> dict[str, str]:
+def _several_rows(total: int | None, each: int | None, passed_on: Sequence[str]) -> dict[str, str]:
     """What will be served of a folder; no rows where there is none.  total, each: bounds on memory."""
-    folder = next(filter(None, (_value(flags[name], passed_on) for name in _MODEL_FOLDERS)), None)
+    folder = next(filter(None, (value(name, passed_on) for name in _MODEL_FOLDERS)), None)
     if folder is None:
         return {}
-    most = _value(flags["--models-max"], passed_on)
+    most = value("--models-max", passed_on)
     rows = {"models": f"those of {folder}, {'one' if most == '1' else f'at most {most}'} at a time"}
     if total is not None and each is not None:
         share = "" if each == total else f", {format_size(each)} for each model"
         rows["memory"] = f"up to {format_size(total)} by --memory{share}"
-    return {**rows, "address": _address(passed_on, flags)}
+    return {**rows, "address": _address(passed_on)}
 
 
-def _address(passed_on: Sequence[str], flags: Mapping[str, Flag]) -> str:
-    host = str(_value(flags["--host"], passed_on, _HOST)).split(",")[0]
+def _address(passed_on: Sequence[str]) -> str:
+    host = str(value("--host", passed_on, _HOST)).split(",")[0]
     if host.endswith(".sock"):
         return f"the socket {host}"
-    port = str(_value(flags["--port"], passed_on, _PORT))
+    port = str(value("--port", passed_on, _PORT))
     if port == "0":
         return f"{host}, a free port that the log names"
-    scheme = "http" if _value(flags["--ssl-cert-file"], passed_on) is None else "https"
+    scheme = "http" if value("--ssl-cert-file", passed_on) is None else "https"
     url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
     has_page = server_flags.has_web_page() and not {"--no-ui", "--no-webui"}.intersection(passed_on)
     return f"{url}{' with the web page' if has_page else ''}, OpenAI's API at {url}/v1"
 
 
-def _of_several(
-    cache: CacheConfig, passed_on: Sequence[str], flags: Mapping[str, Flag]
-) -> tuple[CacheConfig, Sequence[str]]:
+def _of_several(cache: CacheConfig, passed_on: Sequence[str]) -> tuple[CacheConfig, Sequence[str]]:
     """The settings of each model of a folder, and the arguments: all that are loaded share --memory.
 
     Unless --models-max says so, one is loaded at a time. Raises ConfigError.
     """
-    if all(_value(flags[name], passed_on) is None for name in _MODEL_FOLDERS):
+    if all(value(name, passed_on) is None for name in _MODEL_FOLDERS):
         return cache, passed_on
-    most = _value(flags["--models-max"], passed_on)
+    most = value("--models-max", passed_on)
     if most is None:
         return cache, [*passed_on, "--models-max", "1"]
     if cache.memory is None:
@@ -279,7 +269,7 @@ def _of_several(
     return replace(cache, memory=cache.memory // int(most)), passed_on
 
 
-def _of_model(cache: CacheConfig, passed_on: Sequence[str], flags: Mapping[str, Flag]) -> CacheConfig:
+def _of_model(cache: CacheConfig, passed_on: Sequence[str]) -> CacheConfig:
     """The settings that the model gets of a process that --memory limits: old prompts are a part of it.
 
     Raises ConfigError.
@@ -287,12 +277,12 @@ def _of_model(cache: CacheConfig, passed_on: Sequence[str], flags: Mapping[str, 
     if cache.memory is None:
         return cache
     for name in _FURTHER_MODELS:
-        if _value(flags[name], passed_on) is not None:
+        if value(name, passed_on) is not None:
             raise ConfigError(
                 f"--memory limits the whole process, and what {name} takes is not known before; "
                 "give --pools in place of --memory"
             )
-    prompts = str(_value(flags["--cache-ram"], passed_on, "0"))
+    prompts = str(value("--cache-ram", passed_on, "0"))
     if not prompts.isdecimal():
         raise ConfigError(
             f"--cache-ram {prompts} sets no limit, and --memory limits the whole process; "
@@ -304,46 +294,34 @@ def _of_model(cache: CacheConfig, passed_on: Sequence[str], flags: Mapping[str, 
     return replace(cache, memory=left)
 
 
-def _check_batch(n_batch: int | None, passed_on: Sequence[str], flags: Mapping[str, Flag]) -> None:
+def _check_batch(n_batch: int | None, passed_on: Sequence[str]) -> None:
     EngineConfig(n_batch=n_batch)
     for name in _BATCH_FLAGS:
-        if n_batch is not None and _value(flags[name], passed_on) is not None:
+        if n_batch is not None and value(name, passed_on) is not None:
             raise ConfigError(f"--batch sets {' and '.join(_BATCH_FLAGS)}; give it, or these")
 
 
-def _names_model(passed_on: Sequence[str], flags: Mapping[str, Flag]) -> bool:
-    sources = {*_MODEL_SOURCES, *(name for name in flags if name.endswith("-default"))} - {"--spec-default"}
-    return any(_value(flags[name], passed_on) is not None for name in sources)
+def _names_model(passed_on: Sequence[str]) -> bool:
+    sources = {*_MODEL_SOURCES, *(name for name in known() if name.endswith("-default"))} - {"--spec-default"}
+    return any(value(name, passed_on) is not None for name in sources)
 
 
 def server_arguments(
-    settings: Mapping[str, Setting], n_batch: int | None, passed_on: Sequence[str], flags: Mapping[str, Flag]
+    settings: Mapping[str, Setting], n_batch: int | None, passed_on: Sequence[str]
 ) -> list[str]:
     """What llama-server is told beside the model: our settings, our defaults and what was passed on.
 
     n_batch: tokens of a prompt per pass; None leaves them to what was passed on.
     """
-    passed_on, given = _without(flags["--override-kv"], passed_on)
+    passed_on, given = server_flags.without("--override-kv", passed_on)
     overrides = [*_overrides(settings, given), *given]
     arguments = ["--override-kv", ",".join(overrides)] if overrides else []
-    for name, value in _DEFAULTS.items():
-        if _value(flags[name], passed_on) is None:
-            arguments += [name] if value is None else [name, value]
+    for name, default in _DEFAULTS.items():
+        if value(name, passed_on) is None:
+            arguments += [name] if default is None else [name, default]
     if n_batch is not None:
         arguments += ["--batch-size", str(max(n_batch, _BATCH)), "--ubatch-size", str(n_batch)]
     return [*arguments, *passed_on]
-
-
-def _without(flag: Flag, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The arguments but for a flag, and its values."""
-    rest, kept, values = list(arguments), [], []
-    while rest:
-        argument = rest.pop(0)
-        if argument in flag.names:
-            values += _take(rest, 1)
-        else:
-            kept.append(argument)
-    return kept, values
 
 
 def _overrides(settings: Mapping[str, Setting], given: Sequence[str]) -> list[str]:
@@ -357,14 +335,6 @@ def _overrides(settings: Mapping[str, Setting], given: Sequence[str]) -> list[st
     ]
     csv.writer(row, lineterminator="").writerow(values)
     return [row.getvalue()] if values else []
-
-
-def _value(flag: Flag, arguments: Sequence[str], default: str | None = None) -> str | None:
-    """What llama-server will take for it."""
-    given = flag.value_in(arguments)
-    if given is None and flag.variable is not None:
-        given = os.environ.get(flag.variable)
-    return default if given is None else given
 
 
 #
@@ -383,16 +353,16 @@ class _ServerConfig(EngineConfig):
 
 
 def _beside_images(
-    model: Path, cache: CacheConfig, args: argparse.Namespace, flags: Mapping[str, Flag]
+    model: Path, cache: CacheConfig, args: argparse.Namespace
 ) -> tuple[dict[str, str], CacheConfig]:
     """What to say of --mmproj, and settings of the cache that leave its memory free. Raises HobbitError."""
-    given = _value(flags["--mmproj"], args.passed_on)
+    given = value("--mmproj", args.passed_on)
     if given is None:
         return {}, cache
     from pyhobbit.engine.projector import leave_free, projector_bytes  # loads the libraries
 
     def without() -> int | None:
-        plan = _check_memory(model, cache, args.batch, args.passed_on, flags)
+        plan = _check_memory(model, cache, args.batch, args.passed_on)
         return plan.most if plan is not None and plan.info.cached else None
 
     path = Path(given)
@@ -402,11 +372,7 @@ def _beside_images(
 
 
 def _check_memory(
-    model: Path,
-    cache: CacheConfig,
-    n_batch: int | None,
-    passed_on: Sequence[str],
-    flags: Mapping[str, Flag],
+    model: Path, cache: CacheConfig, n_batch: int | None, passed_on: Sequence[str]
 ) -> "MemoryPlan | None":
     """How it will be opened; None where other flags decide about its memory.
 
@@ -415,8 +381,8 @@ def _check_memory(
     from pyhobbit.engine.plan import lay_out  # loads the libraries, as machine does
     from pyhobbit.native.machine import available_memory, resident_memory
 
-    context = _value(flags["--ctx-size"], passed_on)
-    unknown = any(_value(flags[name], passed_on) is not None for name in _MEMORY_FLAGS)
+    context = value("--ctx-size", passed_on)
+    unknown = any(value(name, passed_on) is not None for name in _MEMORY_FLAGS)
     if unknown or not (context is None or context.isdecimal()):
         return None
     # with 0 llama-server takes what fits
@@ -439,11 +405,11 @@ def _check_memory(
         ) from e
 
 
-def _check_address(passed_on: Sequence[str], flags: Mapping[str, Flag]) -> None:
+def _check_address(passed_on: Sequence[str]) -> None:
     """Raises HobbitError where nobody can listen there: the model would be loaded in vain."""
-    host = str(_value(flags["--host"], passed_on, _HOST))
-    port = str(_value(flags["--port"], passed_on, _PORT))
-    shared = _value(flags["--reuse-port"], passed_on) is not None
+    host = str(value("--host", passed_on, _HOST))
+    port = str(value("--port", passed_on, _PORT))
+    shared = value("--reuse-port", passed_on) is not None
     if host.endswith(".sock"):
         return
     if not port.isdecimal() or int(port) > _MAX_PORT:

@@ -2,10 +2,11 @@
 """The options of our llama-server, which the build has listed."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
 from pyhobbit.errors import HobbitError
 from pyhobbit.native.paths import BIN_DIR, LIB_DIR
@@ -15,28 +16,51 @@ _LEAST_LIKENESS = 0.7  # of what is suggested
 _OUR_NAMES = {"--ctx": "--ctx-size"}  # as the other verbs call it
 
 
-@dataclass(frozen=True)
-class Flag:
+class Flag(NamedTuple):
     """One option. names: all spellings.  n_values: that follow it.  variable: of the environment, or None."""
 
     names: tuple[str, ...]
     n_values: int
     variable: str | None = None
 
-    def value_in(self, arguments: Sequence[str]) -> str | None:
-        """What the arguments of llama-server give it, the last one; "" for an option without a value."""
-        found = None
-        for i, argument in enumerate(arguments):
-            if argument in self.names:
-                found = "".join(arguments[i + 1 : i + 2]) if self.n_values else ""
-        return found
 
-
-def known() -> dict[str, Flag]:
+@cache
+def known() -> Mapping[str, Flag]:
     """All options by each of their names. Raises HobbitError."""
-    options = _listed()["options"]
-    flags = [Flag(tuple(each["names"]), each["n_values"], each["variable"]) for each in options]
+    flags = [Flag(tuple(each["names"]), each["n_values"], each["variable"]) for each in _listed()["options"]]
     return {name: flag for flag in flags for name in flag.names}
+
+
+def value(name: str, arguments: Sequence[str], default: str | None = None) -> str | None:
+    """What llama-server will take for an option: the last one given, or that of its environment variable.
+
+    "" for an option without a value. Raises HobbitError.
+    """
+    flag = known()[name]
+    given = default if flag.variable is None else os.environ.get(flag.variable, default)
+    for i, argument in enumerate(arguments):
+        if argument in flag.names:
+            given = "".join(arguments[i + 1 : i + 2]) if flag.n_values else ""
+    return given
+
+
+def without(name: str, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The arguments but for an option with a value, and its values."""
+    rest, kept, values = list(arguments), [], []
+    while rest:
+        argument = rest.pop(0)
+        if argument in known()[name].names:
+            values += take(rest, 1)
+        else:
+            kept.append(argument)
+    return kept, values
+
+
+def take(arguments: list[str], n: int) -> list[str]:
+    """Removes the first n arguments and returns them."""
+    taken = arguments[:n]
+    del arguments[:n]
+    return taken
 
 
 def has_web_page() -> bool:
@@ -52,24 +76,24 @@ def _listed() -> dict[str, Any]:
         raise HobbitError(f"{path} cannot be read: {e.strerror}; install pyhobbit again") from e
 
 
-def unknown(argument: str, usual: Iterable[str], others: Iterable[str]) -> str:
-    """What to say of an option that nobody knows: one of the usual ones that is near, or of the others."""
+def unknown(argument: str, usual: Sequence[str]) -> str:
+    """What to say of an option that nobody knows: one of the usual ones that is near, or any other."""
     name = argument.partition("=")[0]
     is_word = len(name.lstrip("-")) > 1  # a letter is near to all short names
     near = [
         each
-        for names in ((usual, others) if is_word else ())
-        for each in get_close_matches(name, list(names), n=1, cutoff=_LEAST_LIKENESS)
+        for names in ((usual, list(known())) if is_word else ())
+        for each in get_close_matches(name, names, n=1, cutoff=_LEAST_LIKENESS)
     ]
     hint = f"did you mean {near[0]}?" if near else "see: pyhobbit serve --help"
     return f"serve has no option {argument}; {hint}"
 
 
-def normal(argument: str, flags: Mapping[str, Flag]) -> list[str]:
+def normal(argument: str) -> list[str]:
     """An argument as llama-server takes it: --flag=VALUE in two, and with dashes for underscores."""
-    name, equals, value = argument.partition("=")
+    name, equals, text = argument.partition("=")
     if name.startswith("--"):
         name = _OUR_NAMES.get(name, name.replace("_", "-"))
-    if name in flags and equals and flags[name].n_values == 1:
-        return [name, value]
+    if equals and name in known() and known()[name].n_values == 1:
+        return [name, text]
     return [argument] if equals else [name]

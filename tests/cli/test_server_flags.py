@@ -63,7 +63,7 @@ def test_the_experts_device_is_ours_and_that_of_the_other_layers_llama_servers()
     args = _parse("m.gguf", "--device", "RPC0", "--device-memory=1G", "-dev", "none", "--rpc", "h:1")
     assert (args.device, args.device_memory) == ("RPC0", "1G")
     assert args.passed_on == ["-dev", "none", "--rpc", "h:1"]
-    _, overrides, *_ = serve.server_arguments(cache_config(args).settings(), None, args.passed_on, known())
+    _, overrides, *_ = serve.server_arguments(cache_config(args).settings(), None, args.passed_on)
     assert "hobbit.device=str:RPC0" in overrides.split(",")
     assert f"hobbit.device_memory=int:{1 << 30}" in overrides.split(",")
 
@@ -89,64 +89,63 @@ def test_defaults_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
     flags = known()
     for flag in ("--ctx-size", "--cache-ram", "--metrics"):
         monkeypatch.delenv(str(flags[flag].variable), raising=False)
-    defaults = serve.server_arguments({}, None, [], flags)
+    defaults = serve.server_arguments({}, None, [])
     assert defaults == ["--ctx-size", "8192", "--cache-ram", "0", "--metrics"]
     given = ["-c", "1024", "-cram", "64", "--metrics"]
-    assert serve.server_arguments({}, None, given, flags) == given
+    assert serve.server_arguments({}, None, given) == given
     monkeypatch.setenv("LLAMA_ARG_CTX_SIZE", "2048")
-    assert "--ctx-size" not in serve.server_arguments({}, None, [], flags)
+    assert "--ctx-size" not in serve.server_arguments({}, None, [])
 
 
 def test_the_batch_is_that_of_llama_server() -> None:
     def batch_of(n_batch: int | None) -> list[str]:
-        return serve.server_arguments({}, n_batch, ["-c", "9", "-cram", "0", "--metrics"], known())[:-5]
+        return serve.server_arguments({}, n_batch, ["-c", "9", "-cram", "0", "--metrics"])[:-5]
 
     assert batch_of(None) == []
     assert batch_of(512) == ["--batch-size", "2048", "--ubatch-size", "512"]
     assert batch_of(4096) == ["--batch-size", "4096", "--ubatch-size", "4096"]
     assert _parse("m.gguf", "--batch", "1024", "-c", "9").batch == 1024
-    serve._check_batch(1024, ["-c", "9"], known())
-    serve._check_batch(None, ["-ub", "64"], known())
+    serve._check_batch(1024, ["-c", "9"])
+    serve._check_batch(None, ["-ub", "64"])
     with pytest.raises(ConfigError, match="--batch sets --batch-size and --ubatch-size"):
-        serve._check_batch(1024, ["-ub", "64"], known())
+        serve._check_batch(1024, ["-ub", "64"])
     with pytest.raises(ConfigError, match="n_batch is 0"):
-        serve._check_batch(0, [], known())
+        serve._check_batch(0, [])
 
 
 def test_the_models_of_a_folder_share_the_memory() -> None:
-    cache, flags, folder = CacheConfig(memory=8 << 30), known(), ["--models-dir", "d"]
-    assert serve._of_several(cache, [], flags) == (cache, [])
-    assert serve._of_several(cache, folder, flags) == (cache, [*folder, "--models-max", "1"])
+    cache, folder = CacheConfig(memory=8 << 30), ["--models-dir", "d"]
+    assert serve._of_several(cache, []) == (cache, [])
+    assert serve._of_several(cache, folder) == (cache, [*folder, "--models-max", "1"])
     two = [*folder, "--models-max", "2"]
-    assert serve._of_several(cache, two, flags) == (CacheConfig(memory=4 << 30), two)
-    assert serve._of_several(CacheConfig(), two, flags) == (CacheConfig(), two)
-    rows = serve._several_rows(8 << 30, 4 << 30, two, flags)
+    assert serve._of_several(cache, two) == (CacheConfig(memory=4 << 30), two)
+    assert serve._of_several(CacheConfig(), two) == (CacheConfig(), two)
+    rows = serve._several_rows(8 << 30, 4 << 30, two)
     assert rows["models"] == "those of d, at most 2 at a time"
     assert rows["memory"] == "up to 8.0 GiB by --memory, 4.0 GiB for each model"
-    one = serve._several_rows(8 << 30, 8 << 30, [*folder, "--models-max", "1"], flags)
+    one = serve._several_rows(8 << 30, 8 << 30, [*folder, "--models-max", "1"])
     assert (one["models"], one["memory"]) == ("those of d, one at a time", "up to 8.0 GiB by --memory")
-    assert serve._several_rows(8 << 30, 8 << 30, [], flags) == {}
+    assert serve._several_rows(8 << 30, 8 << 30, []) == {}
     with pytest.raises(ConfigError, match="give --models-max a number of at least 1"):
-        serve._of_several(cache, [*folder, "--models-max", "0"], flags)
+        serve._of_several(cache, [*folder, "--models-max", "0"])
 
 
 def test_the_address_is_one_to_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    flags = known()
     monkeypatch.setattr(serve.server_flags, "has_web_page", lambda: True)
-    assert serve._address([], flags) == (
+    assert serve._address([]) == (
         "http://127.0.0.1:8080 with the web page, OpenAI's API at http://127.0.0.1:8080/v1"
     )
     given = ["--host", "::1", "--port", "9000", "--no-ui"]
-    assert serve._address(given, flags) == "http://[::1]:9000, OpenAI's API at http://[::1]:9000/v1"
-    assert serve._address(["--host", "a.sock"], flags) == "the socket a.sock"
-    assert "a free port" in serve._address(["--port", "0"], flags)
+    assert serve._address(given) == "http://[::1]:9000, OpenAI's API at http://[::1]:9000/v1"
+    assert serve._address(["--host", "a.sock"]) == "the socket a.sock"
+    assert "a free port" in serve._address(["--port", "0"])
     monkeypatch.setattr(serve.server_flags, "has_web_page", lambda: False)
-    assert "web page" not in serve._address([], flags)
+    assert "web page" not in serve._address([])
 
 
 def test_settings_become_overrides() -> None:
     cache = CacheConfig(pools=1000, t1=0.5, policy="lru", sidecar=Path("a,b.gguf"))
-    first, overrides, *_ = serve.server_arguments(cache.settings(), None, [], known())
+    first, overrides, *_ = serve.server_arguments(cache.settings(), None, [])
     assert first == "--override-kv"
     assert overrides.split(",", 1)[0] == "hobbit.enable=bool:true"
     for part in ("hobbit.pools=int:1000", "hobbit.t1=float:0.5", "hobbit.policy=str:lru"):
@@ -155,8 +154,7 @@ def test_settings_become_overrides() -> None:
 
 
 def test_a_context_that_does_not_fit_is_refused(tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    flags = known()
-    check = functools.partial(serve._check_memory, tiny_gguf, CacheConfig(), None, flags=flags)
+    check = functools.partial(serve._check_memory, tiny_gguf, CacheConfig(), None)
     check([])
     monkeypatch.setattr(plan, "available_memory", lambda: 20 << 20)
     check(["-c", "512"])
@@ -168,13 +166,13 @@ def test_a_context_that_does_not_fit_is_refused(tiny_gguf: Path, monkeypatch: py
 
 def test_a_budget_that_is_too_small_is_refused(tiny_gguf: Path) -> None:
     with pytest.raises(HobbitError, match=r"memory budget of 1\.0 MiB is too small"):
-        serve._check_memory(tiny_gguf, CacheConfig(memory=1 << 20), None, [], known())
+        serve._check_memory(tiny_gguf, CacheConfig(memory=1 << 20), None, [])
 
 
 def test_overrides_of_the_user_join_ours() -> None:
     settings = CacheConfig(pools=1000, t1=0.5).settings()
     given = ["--override-kv", "hobbit.t1=float:0.7,a.b=int:1", "-c", "9", "--override-kv", "c=bool:true"]
-    first, overrides, *others = serve.server_arguments(settings, None, given, known())
+    first, overrides, *others = serve.server_arguments(settings, None, given)
     assert first == "--override-kv"
     assert sorted(overrides.split(",")) == [
         "a.b=int:1",
@@ -184,15 +182,15 @@ def test_overrides_of_the_user_join_ours() -> None:
         "hobbit.t1=float:0.7",
     ]
     assert "--override-kv" not in others
-    assert serve.server_arguments({}, None, given[:2], known())[:2] == given[:2]
+    assert serve.server_arguments({}, None, given[:2])[:2] == given[:2]
 
 
 def test_the_context_of_a_server_is_chosen_by_memory() -> None:
     path = random_model("qwen3moe")  # trained for less than the least, which its slots share
-    found = serve._check_memory(path, CacheConfig(), None, [], known())
+    found = serve._check_memory(path, CacheConfig(), None, [])
     assert found is not None
     assert (found.chose_context, found.info.n_ctx) == (True, serve._CONTEXT)
-    given = serve._check_memory(path, CacheConfig(), None, ["-c", "600"], known())
+    given = serve._check_memory(path, CacheConfig(), None, ["-c", "600"])
     assert given is not None
     assert (given.chose_context, given.info.n_ctx) == (False, 600)
-    assert serve._check_memory(path, CacheConfig(), None, ["--no-kv-offload"], known()) is None
+    assert serve._check_memory(path, CacheConfig(), None, ["--no-kv-offload"]) is None

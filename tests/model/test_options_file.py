@@ -11,7 +11,6 @@ from hobbits import open_model
 
 from pyhobbit.cli import serve, verbs
 from pyhobbit.cli.main import main
-from pyhobbit.cli.server_flags import known
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.options_file import KINDS, read_options, write_options
 from pyhobbit.quality import calibration
@@ -158,7 +157,7 @@ def test_serve_passes_on_what_is_llama_servers(tiny: Path) -> None:
         'memory = "1G"\nctx = 300\ntop_k = 3\nseed = 1\nsystem = "x"\n', "utf-8"
     )
     args = serve.parse(verbs._parser()[1]["serve"], [str(tiny), "--seed", "7"])
-    own = serve._add_model_options(args, tiny, known())
+    own = serve._add_model_options(args, tiny)
     assert own == ["memory", "ctx", "top_k"]
     assert serve.cache_config(args).memory == 1 << 30
     assert args.passed_on == ["--seed", "7", "--ctx-size", "300", "--top-k", "3"]

@@ -15,7 +15,6 @@ from servers import Server, running, serving
 
 from pyhobbit import HobbitError
 from pyhobbit.cli import serve
-from pyhobbit.cli.server_flags import known
 from pyhobbit.engine.projector import projector_bytes
 from pyhobbit.hobbit.hobbit import Hobbit
 from pyhobbit.native.machine import resident_memory
@@ -74,12 +73,12 @@ def test_what_a_projector_takes_is_left_free(files: tuple[Path, Path]) -> None:
     assert resident_memory() - before < projector.stat().st_size // 4  # nothing is loaded
     assert projector.stat().st_size <= taken < 2 * projector.stat().st_size
     args = argparse.Namespace(batch=None, passed_on=["--mmproj", str(projector)])
-    rows, cache = serve._beside_images(model, CacheConfig(memory=1 << 30), args, known())
+    rows, cache = serve._beside_images(model, CacheConfig(memory=1 << 30), args)
     assert rows["images"].startswith("mmproj.gguf, ")
     assert cache.memory == (1 << 30) - taken
-    assert serve._beside_images(model, CacheConfig(pools=POOLS), args, known())[1] == CacheConfig(pools=POOLS)
+    assert serve._beside_images(model, CacheConfig(pools=POOLS), args)[1] == CacheConfig(pools=POOLS)
     with pytest.raises(HobbitError, match=r"of memory, and 40\.0 MiB are allowed; raise --memory"):
-        serve._beside_images(model, CacheConfig(memory=40 << 20), args, known())
+        serve._beside_images(model, CacheConfig(memory=40 << 20), args)
 
 
 def test_what_is_no_projector_is_said_before_the_server_starts(files: tuple[Path, Path]) -> None:
