@@ -22,7 +22,7 @@ from pyhobbit.convert.options import Options
 from pyhobbit.convert.plan import RESIDENT, Plan, Recipe, make_plan
 from pyhobbit.convert.read import Model, check_routed, read_model
 from pyhobbit.convert.verify import Errors, verify_output, verify_residuals
-from pyhobbit.convert.write import Progress, Written, atomic_output, temporary_file, write_output
+from pyhobbit.convert.write import Progress, write_output
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.file_names import model_stem, sidecar_path
 from pyhobbit.model.gguf_file import KeyValue, TensorInfo, pack_header, scalar_entry, string_entry
@@ -37,7 +37,8 @@ from pyhobbit.model.tiers import (
     sidecar_metadata,
     tier_metadata,
 )
-from pyhobbit.settings.config import InspectConfig
+from pyhobbit.native.files import atomic_output, temporary_file
+from pyhobbit.settings.config import InspectConfig, format_size
 
 _KEEP, _RESIDUAL = "keep", "residual"
 _MOST_LOW = 0.75  # of the high tier's bytes
@@ -193,24 +194,17 @@ def _convert_gguf(options: Options, output: Path, model: Model) -> Path | None:
     source, imatrix = _imatrix(options, model.tensors)
     plan = make_plan(model.tensors, recipe, imatrix)
     metadata = _metadata(model, recipe)
-    needed = len(pack_header(metadata, plan.placements(), ALIGNMENT)) + plan.data_bytes
     if options.dry_run:
-        _print_plan(plan, output, needed, source)
+        _print_plan(plan, output, _output_bytes(plan, metadata), source)
     _check_saving(plan, model.tensors, options.force)
     if options.dry_run:
         return None
     read = {tensor.path for tensor in (*model.tensors, *plan.sources())}
     if output.exists() and any(output.samefile(path) for path in read):
         raise HobbitError(f"the output {output} is one of the files to convert: choose another name")
-    _check_disk(output, needed)
-    with atomic_output(output) as temporary:
-        with _progress("converting", sum(tensor.nbytes for tensor in plan.sources())) as progress:
-            written = write_output(temporary, plan, metadata, imatrix, options.threads, progress)
-        errors = _verify(temporary, plan, metadata, written, bool(imatrix), options.threads)
-    print(f"wrote {output}: {_size(output.stat().st_size)}, {_tier_summary(plan, errors)}", file=sys.stderr)
-    if source:
-        print(f"importance matrix {source}", file=sys.stderr)
-    print(_next_command(options, output), file=sys.stderr)
+    errors = _write(options, output, plan, metadata, imatrix)
+    matrix = f"\nimportance matrix {source}" if source else ""
+    _report(options, output, _tier_summary(plan, errors) + matrix)
     return output
 
 
@@ -218,45 +212,52 @@ def _convert_partial(options: Options, output: Path) -> Path | None:
     """All is copied: the calibration beside the model says what is left out."""
     share = options.drop_high if isinstance(options.drop_high, float) else None
     dropped = drop_high(options.model, share)
-    plan, metadata = dropped.plan, dropped.metadata
-    needed = len(pack_header(metadata, plan.placements(), ALIGNMENT)) + plan.data_bytes
     what_is_lost = (
         f"{dropped.n_kept} of {dropped.n_experts} experts have a high version; the divergences of the others "
         f"add up to {dropped.divergence:.2g} nats"
     )
     if options.dry_run:
-        _print_plan(plan, output, needed, None)
+        _print_plan(dropped.plan, output, _output_bytes(dropped.plan, dropped.metadata), None)
         print(what_is_lost)
         return None
-    _check_disk(output, needed)
-    with atomic_output(output) as temporary:
-        with _progress("copying", sum(tensor.nbytes for tensor in plan.tensors)) as progress:
-            written = write_output(temporary, plan, metadata, {}, options.threads, progress)
-        _verify(temporary, plan, metadata, written, False, options.threads)
-    size, before = output.stat().st_size, options.model.stat().st_size
-    print(
-        f"wrote {output}: {_size(size)}, {size / before:.0%} of {options.model}\n{what_is_lost}",
-        file=sys.stderr,
-    )
-    print(_next_command(options, output), file=sys.stderr)
+    _write(options, output, dropped.plan, dropped.metadata, {})
+    remaining = output.stat().st_size / options.model.stat().st_size
+    _report(options, output, f"{remaining:.0%} of {options.model}\n{what_is_lost}")
     return output
 
 
-def _verify(
-    path: Path,
-    plan: Plan,
-    metadata: Sequence[KeyValue],
-    written: Sequence[Written],
-    weighted: bool,
-    threads: int,
+def _output_bytes(plan: Plan, metadata: Sequence[KeyValue]) -> int:
+    return len(pack_header(metadata, plan.placements(), ALIGNMENT)) + plan.data_bytes
+
+
+def _write(
+    options: Options, output: Path, plan: Plan, metadata: Sequence[KeyValue], imatrix: Imatrix
 ) -> Errors | None:
-    with _progress("verifying", sum(piece.size for piece in written)) as progress:
-        verify_output(path, plan, metadata, written, threads, progress)
-    residuals = [tensor for tensor in plan.tensors if tensor.residual_on]
-    if not residuals:
-        return None
-    with _progress("checking the sums", sum(tensor.source.nbytes for tensor in residuals)) as progress:
-        return verify_residuals(path, plan, weighted, threads, progress)
+    """Writes the output and reads it back; returns the errors of residuals. Raises HobbitError, OSError."""
+    _check_disk(output, _output_bytes(plan, metadata))
+    with atomic_output(output) as temporary:
+        with _progress("converting", plan.read_bytes) as progress:
+            written = write_output(temporary, plan, metadata, imatrix, options.threads, progress)
+        with _progress("verifying", sum(piece.size for piece in written)) as progress:
+            verify_output(temporary, plan, metadata, written, options.threads, progress)
+        residuals = [tensor for tensor in plan.tensors if tensor.residual_on]
+        if not residuals:
+            return None
+        with _progress("checking the sums", sum(tensor.source.nbytes for tensor in residuals)) as progress:
+            return verify_residuals(temporary, plan, bool(imatrix), options.threads, progress)
+
+
+def _report(options: Options, output: Path, summary: str) -> None:
+    """Says what was written, and which commands may follow."""
+    model = shlex.quote(str(options.model if options.sidecar else output))
+    if options.sidecar and output.absolute() != _default_output(options.model, options):
+        model += f" --sidecar {shlex.quote(str(output))}"
+    print(
+        f"wrote {output}: {format_size(output.stat().st_size)}, {summary}\n"
+        f"next: pyhobbit calibrate {model} --text FILE\n"
+        f"  or: pyhobbit chat {model} --t1 {InspectConfig.paper_t1} --t2 {InspectConfig.paper_t2}",
+        file=sys.stderr,
+    )
 
 
 def _imatrix(options: Options, tensors: Sequence[TensorInfo]) -> tuple[Path | None, Imatrix]:
@@ -292,7 +293,8 @@ def _check_disk(output: Path, needed: int) -> None:
     free = shutil.disk_usage(output.parent).free
     if free < needed:
         raise HobbitError(
-            f"not enough disk space in {output.parent.resolve()}: {_size(needed)} needed, {_size(free)} free"
+            f"not enough disk space in {output.parent.resolve()}: {format_size(needed)} needed, "
+            f"{format_size(free)} free"
         )
 
 
@@ -312,11 +314,11 @@ def _print_plan(plan: Plan, output: Path, needed: int, imatrix: Path | None) -> 
         for name in dict.fromkeys(tensor.type.name for tensor in tensors):
             sizes = [tensor.nbytes for tensor in tensors if tensor.type.name == name]
             label = "residual" if tensors[0].residual_on else tier
-            print(f"{label:<10}{name:<20}{len(sizes):>8}{_size(sum(sizes)):>14}")
-    print(f"{'total':<30}{len(plan.tensors):>8}{_size(plan.data_bytes):>14}")
+            print(f"{label:<10}{name:<20}{len(sizes):>8}{format_size(sum(sizes)):>14}")
+    print(f"{'total':<30}{len(plan.tensors):>8}{format_size(plan.data_bytes):>14}")
     free = shutil.disk_usage(output.parent).free
     enough = "" if free >= needed else ": not enough"
-    print(f"output {output}; disk space {_size(needed)} needed, {_size(free)} free{enough}")
+    print(f"output {output}; disk space {format_size(needed)} needed, {format_size(free)} free{enough}")
     print(f"importance matrix {imatrix or 'none'}")
 
 
@@ -339,25 +341,7 @@ def _tier_summary(plan: Plan, errors: Errors | None) -> str:
         if tensors := plan.tier(tier):
             types = "/".join(dict.fromkeys(tensor.type.name for tensor in tensors))
             kind = "residual for the " if tensors[0].residual_on else ""
-            parts.append(f"{kind}{tier} tier {types} {_size(plan.tier_bytes(tier))}")
+            parts.append(f"{kind}{tier} tier {types} {format_size(plan.tier_bytes(tier))}")
     if errors is not None:
         parts.append(f"relative error {errors.both:.2g} of the sum, {errors.low:.2g} of the low tier alone")
     return ", ".join(parts)
-
-
-def _next_command(options: Options, output: Path) -> str:
-    model = shlex.quote(str(options.model if options.sidecar else output))
-    if options.sidecar and output.absolute() != _default_output(options.model, options):
-        model += f" --sidecar {shlex.quote(str(output))}"
-    return (
-        f"next: pyhobbit calibrate {model} --text FILE\n"
-        f"  or: pyhobbit chat {model} --t1 {InspectConfig.paper_t1} --t2 {InspectConfig.paper_t2}"
-    )
-
-
-def _size(n: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if n < 1024:
-            return f"{n:.1f} {unit}" if unit != "B" else f"{n} B"
-        n /= 1024
-    return f"{n:.1f} GiB"

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from pyhobbit.convert.residual import check_residual_types
 from pyhobbit.errors import HobbitError
@@ -39,12 +39,16 @@ class PlannedTensor:
 
     name: str
     type: GgmlType
-    ne: tuple[int, ...]
     tier: str
     source: TensorInfo
-    offset: int
     residual_on: GgmlType | None = None
     experts: tuple[int, ...] | None = None
+    offset: int = 0
+
+    @property
+    def ne(self) -> tuple[int, ...]:
+        """The shape, in ggml's order."""
+        return self.source.ne if self.experts is None else (*self.source.ne[:2], len(self.experts))
 
     @property
     def nbytes(self) -> int:
@@ -64,6 +68,12 @@ class Plan:
     def data_bytes(self) -> int:
         last = self.tensors[-1]
         return align(last.offset + last.nbytes, ALIGNMENT)
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes of the sources that go into the output; a source of several tensors counts once."""
+        parts = {t.source: t.source.nbytes if t.experts is None else t.nbytes for t in self.tensors}
+        return sum(parts.values())
 
     def placements(self) -> list[Placement]:
         return [Placement(tensor.name, tensor.type, tensor.ne, tensor.offset) for tensor in self.tensors]
@@ -87,47 +97,49 @@ def make_plan(tensors: Sequence[TensorInfo], recipe: Recipe, imatrix: Collection
     residents = [tensor for tensor in tensors if routed_part(tensor.name) is None]
     routed = [(part, tensor) for tensor in tensors if (part := routed_part(tensor.name))]
     routed.sort(key=lambda item: item[0].layer)  # within a layer, the parts stay in the source's order
-    wanted: list[_Wanted] = []
+    wanted: list[PlannedTensor] = []
     if not recipe.sidecar:
-        wanted += [(tensor.name, tensor.type, RESIDENT, tensor, None) for tensor in residents]
+        wanted += [PlannedTensor(tensor.name, tensor.type, RESIDENT, tensor) for tensor in residents]
     wanted += _residual_tiers(recipe, routed) if recipe.residual else _complete_tiers(recipe, routed)
-
-    planned: list[PlannedTensor] = []
-    offset = 0
-    for name, ggml_type, tier, source, residual_on in wanted:
-        tensor = PlannedTensor(name, ggml_type, source.ne, tier, source, offset, residual_on)
+    for tensor in wanted:
         _check_type(tensor, imatrix)
-        planned.append(tensor)
+    return placed(wanted)
+
+
+def placed(tensors: Iterable[PlannedTensor]) -> Plan:
+    """The plan of an output with these tensors one after the other."""
+    planned, offset = [], 0
+    for tensor in tensors:
+        planned.append(replace(tensor, offset=offset))
         offset = align(offset + tensor.nbytes, ALIGNMENT)
     return Plan(tuple(planned))
 
 
 _Routed = Sequence[tuple[Part, TensorInfo]]
-_Wanted = tuple[str, GgmlType, str, TensorInfo, GgmlType | None]  # fields of PlannedTensor
 
 
-def _complete_tiers(recipe: Recipe, routed: _Routed) -> Iterator[_Wanted]:
+def _complete_tiers(recipe: Recipe, routed: _Routed) -> Iterator[PlannedTensor]:
     if not recipe.sidecar:
         for _, tensor in routed:
-            yield tensor.name, recipe.high or tensor.type, HIGH, tensor, None
+            yield PlannedTensor(tensor.name, recipe.high or tensor.type, HIGH, tensor)
     for part, tensor in routed:
         name, low = tier_tensor_name(part, LOW, 0), recipe.low
         if isinstance(low, GgmlType):
-            yield name, low, LOW, tensor, None
+            yield PlannedTensor(name, low, LOW, tensor)
         else:
-            source = low[tensor.name]
-            yield name, source.type, LOW, source, None
+            yield PlannedTensor(name, low[tensor.name].type, LOW, low[tensor.name])
 
 
-def _residual_tiers(recipe: Recipe, routed: _Routed) -> Iterator[_Wanted]:
+def _residual_tiers(recipe: Recipe, routed: _Routed) -> Iterator[PlannedTensor]:
     low, residual = recipe.low, recipe.high
     assert isinstance(low, GgmlType)
     assert residual is not None
     check_residual_types([tensor for _, tensor in routed], low, residual)
     for part, tensor in routed:
-        yield tier_tensor_name(part, LOW, 0) if recipe.sidecar else tensor.name, low, LOW, tensor, None
+        name = tier_tensor_name(part, LOW, 0) if recipe.sidecar else tensor.name
+        yield PlannedTensor(name, low, LOW, tensor)
     for part, tensor in routed:
-        yield tier_tensor_name(part, HIGH, 0), residual, HIGH, tensor, low
+        yield PlannedTensor(tier_tensor_name(part, HIGH, 0), residual, HIGH, tensor, low)
 
 
 def _check_type(tensor: PlannedTensor, imatrix: Collection[str]) -> None:

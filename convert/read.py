@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pyhobbit.errors import HobbitError
-from pyhobbit.model.file_names import split_name
-from pyhobbit.model.gguf_file import GgufFile, KeyValue, TensorInfo, read_gguf
+from pyhobbit.model.gguf_file import KeyValue, TensorInfo
+from pyhobbit.model.model_file import model_parts
 from pyhobbit.model.tiers import routed_part
 
 _SEPARATE_EXPERT = re.compile(r"blk\.\d+\.ffn_(gate|up|down)\.\d+\.weight")
@@ -31,7 +31,7 @@ def read_model(path: Path) -> Model:
 
     Raises HobbitError if a file is missing or damaged, or if the model cannot be given tiers.
     """
-    files = _read_splits(path)
+    files = model_parts(path)
     tensors = tuple(tensor for file in files for tensor in file.tensors)
     names = {tensor.name for tensor in tensors}
     if len(names) != len(tensors):
@@ -55,26 +55,3 @@ def check_routed(path: Path, tensors: Sequence[TensorInfo]) -> None:
             raise HobbitError(f"{path}: tensor {tensor.name!r} has shape {tensor.ne}, not that of experts")
     if not any(routed_part(tensor.name) for tensor in tensors):
         raise HobbitError(f"{path} is a dense model, it has no routed experts: nothing to split")
-
-
-def _read_splits(path: Path) -> list[GgufFile]:
-    file = read_gguf(path)
-    count = file.get("split.count", 0)
-    if count <= 1:
-        return [file]
-    split = split_name(path)
-    if split is None or split[2] != count:
-        raise HobbitError(f"{path} is one of {count} splits, but not named NAME-00001-of-{count:05d}.gguf")
-    names = (f"{split[0]}-{number:05d}-of-{count:05d}.gguf" for number in range(1, count + 1))
-    paths = [path.with_name(name) for name in names]
-    for missing in (path for path in paths if not path.exists()):
-        raise HobbitError(f"a split of the model is missing: {missing}")
-    files = [read_gguf(path) for path in paths]
-    for number, file in enumerate(files):
-        if (file.get("split.no", -1), file.get("split.count", 0)) != (number, count):
-            raise HobbitError(f"{file.path} is not split {number + 1} of {count}: download it again")
-    n_tensors = sum(len(file.tensors) for file in files)
-    n_expected = files[0].get("split.tensors.count", n_tensors)
-    if n_tensors != n_expected:
-        raise HobbitError(f"the splits of {path} hold {n_tensors} tensors, not {n_expected}")
-    return files

@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import glob
 import os
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -66,39 +65,6 @@ class Written:
     offset: int
     size: int
     crc: int
-
-
-@contextmanager
-def temporary_file(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path`; the file is removed at the end, as are those of killed conversions."""
-    for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
-        pid = left.name.split(".")[-2]
-        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
-            left.unlink(missing_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        yield temporary
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-@contextmanager
-def atomic_output(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path`, which takes the place of `path` at the end unless there is an error."""
-    with temporary_file(path) as temporary:
-        yield temporary
-        with temporary.open("rb") as file:  # after a crash there is the old file or all of the new one
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    _sync(path.parent)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def pieces(plan: Plan, threads: int) -> Iterator[Piece]:

@@ -96,7 +96,7 @@ def tiny_experts(kind: str) -> Path:
 
 
 def convert(*arguments: str | Path) -> None:
-    _call(sys.executable, ROOT / "convert/make_gguf.py", "--force", *arguments)  # whatever the sizes are
+    _call(sys.executable, "-m", "pyhobbit", "convert", "--force", *arguments)  # whatever the sizes are
 
 
 @functools.cache

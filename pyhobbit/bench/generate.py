@@ -19,7 +19,6 @@ from tqdm import tqdm
 
 from pyhobbit.bench.shapes import Kind, RandomTensor, Shape, metadata, tensors
 from pyhobbit.convert.residual import relative_error
-from pyhobbit.convert.write import atomic_output
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.gguf_file import (
     KeyValue,
@@ -43,6 +42,7 @@ from pyhobbit.model.tiers import (
     tier_metadata,
     tier_tensor_name,
 )
+from pyhobbit.native.files import atomic_output
 
 _MODEL_ALIGNMENT = 32  # GGUF's default: what most published files have
 _POOL_ROWS, _ROW = 2039, 2048  # a prime number of rows, which no expert's size divides

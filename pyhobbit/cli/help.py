@@ -3,8 +3,12 @@
 
 import argparse
 import shutil
-from collections.abc import Collection, Iterable, Mapping
+import sys
+import textwrap
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
+
+from pyhobbit.cli.status import complain
 
 COMMON: Mapping[str, Collection[str]] = {
     "bench": ("--model", "--shape", "--low", "--arms", "--limits", "--reps", "--prompts", "--tokens"),
@@ -31,15 +35,15 @@ EXAMPLES: Mapping[str, str] = {
 """By verb, arguments that --help shows, of those in COMMON."""
 
 _MAX_WIDTH = 100
+_MOST_NAMES = 3  # of options that one may have meant
 _COLUMN, _COMMON_COLUMN = 27, 24  # where explanations begin
 
 
-class HelpFormatter(argparse.HelpFormatter):
-    """Help that fits a screen: a usage of one line, options in one column, texts with line ends kept."""
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Help that fits a screen: a usage of one line, options in one column."""
 
     def __init__(self, prog: str, column: int = _COLUMN) -> None:
-        width = min(shutil.get_terminal_size().columns, _MAX_WIDTH)
-        super().__init__(prog, max_help_position=column, width=width)
+        super().__init__(prog, max_help_position=column, width=_width())
 
     def add_usage(
         self,
@@ -53,18 +57,9 @@ class HelpFormatter(argparse.HelpFormatter):
             usage = " ".join(["%(prog)s", *filter(None, words), "[options]"])
         super().add_usage(usage, actions, groups, prefix)
 
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        lines = text.strip().splitlines()
-        return "\n".join(
-            super(HelpFormatter, self)._fill_text(line, width, indent) if len(line) > width else line
-            for line in lines
-        )
 
-    def _format_action_invocation(self, action: argparse.Action) -> str:
-        if not action.option_strings or action.nargs == 0:
-            return super()._format_action_invocation(action)
-        values = self._format_args(action, self._get_default_metavar_for_optional(action))
-        return f"{', '.join(action.option_strings)} {values}"
+def _width() -> int:
+    return min(shutil.get_terminal_size().columns, _MAX_WIDTH)
 
 
 def _usage_word(action: argparse.Action) -> str:
@@ -74,37 +69,73 @@ def _usage_word(action: argparse.Action) -> str:
     return f"{action.option_strings[0]} {action.metavar}" if action.required else ""
 
 
-def add_help(parser: argparse.ArgumentParser, verb: str) -> None:
-    """Declares --help, and --help-all where it shows more."""
-    common = COMMON.get(verb)
-    shown = common or ()
-    what = "show this help message and exit"
-    parser.add_argument("-h", "--help", action=_Help, nargs=0, const=shown, help=what)
-    if common is not None:
-        parser.add_argument("--help-all", action=_Help, nargs=0, const=(), help="show all options and exit")
+class Parser(argparse.ArgumentParser):
+    """A parser of ours. declared: its arguments and options, which argparse has no public way to list."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        self.declared: list[argparse.Action] = []
+        super().__init__(*arguments, **{"formatter_class": HelpFormatter, "add_help": False, **named})
+
+    def add_argument(self, *names: Any, **named: Any) -> argparse.Action:
+        """As argparse's."""
+        self.declared.append(super().add_argument(*names, **named))
+        return self.declared[-1]
+
+    def add_argument_group(self, *arguments: Any, **named: Any) -> Any:
+        """As argparse's."""
+        return self._recorded(super().add_argument_group(*arguments, **named))
+
+    def add_mutually_exclusive_group(self, **named: Any) -> Any:
+        """As argparse's."""
+        return self._recorded(super().add_mutually_exclusive_group(**named))
+
+    def _recorded(self, group: Any) -> Any:
+        declare = group.add_argument
+        group.add_argument = lambda *names, **named: self.declared.append(declare(*names, **named))
+        return group
+
+    def add_help_options(self, common: Collection[str]) -> None:
+        """Declares --help, which shows the common options where these are named, and then --help-all."""
+        self.add_argument("-h", "--help", action=_Help, const=common, help="show this help message and exit")
+        if common:
+            self.add_argument("--help-all", action=_Help, const=(), help="show all options and exit")
+
+    def options(self) -> dict[str, int]:
+        """By each name of each option, how many values it takes: 0 or 1."""
+        return {name: int(action.nargs != 0) for action in self.declared for name in action.option_strings}
+
+    def error(self, message: str) -> NoReturn:
+        """Ends the program with one sentence and status 2."""
+        # argparse names all options that an abbreviation may stand for
+        problem, matches, names = message.partition(" could match ")
+        options = names.split(", ")
+        if len(options) > _MOST_NAMES + 1:
+            shown = ", ".join(options[:_MOST_NAMES])
+            message = f"{problem}{matches}{shown} and {len(options) - _MOST_NAMES} others"
+        complain(f"{message}; see: {self.prog} --help")
+        sys.exit(2)
+
+    def format_common_help(self, names: Collection[str]) -> str:
+        """Help that shows the options of these names."""
+        shown = [each for each in self.declared if not {each.dest, *each.option_strings}.isdisjoint(names)]
+        formatter = HelpFormatter(self.prog, _COMMON_COLUMN)
+        formatter.add_usage(None, self.declared, ())
+        formatter.add_text(textwrap.fill((self.description or "").strip().split("\n\n")[0], _width()))
+        formatter.start_section("common options")
+        formatter.add_arguments(shown)
+        formatter.end_section()
+        example = f"Example: {self.prog} {EXAMPLES[self.prog.split()[-1]]}"
+        formatter.add_text(f"{example}\nAll {len(self.declared)} options: {self.prog} --help-all")
+        return formatter.format_help()
 
 
 class _Help(argparse.Action):
     """const: names of the options that it shows; none of them: all."""
 
-    def __init__(self, option_strings: Collection[str], dest: str, **others: Any) -> None:
-        super().__init__(list(option_strings), argparse.SUPPRESS, default=argparse.SUPPRESS, **others)
+    def __init__(self, option_strings: Sequence[str], dest: str, **others: Any) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, default=argparse.SUPPRESS, **others)
 
     def __call__(self, parser: argparse.ArgumentParser, *_others: object) -> NoReturn:
-        print(_common_help(parser, self.const) if self.const else parser.format_help(), end="")
-        parser.exit()
-
-
-def _common_help(parser: argparse.ArgumentParser, names: Collection[str]) -> str:
-    actions = parser._actions  # argparse has no public way to ask
-    shown = [each for each in actions if not {each.dest, *each.option_strings}.isdisjoint(names)]
-    formatter = HelpFormatter(parser.prog, _COMMON_COLUMN)
-    formatter.add_usage(None, actions, ())
-    formatter.add_text((parser.description or "").strip().split("\n\n")[0])
-    formatter.start_section("common options")
-    formatter.add_arguments(shown)
-    formatter.end_section()
-    verb = parser.prog.split()[-1]
-    example = f"Example: {parser.prog} {EXAMPLES[verb]}"
-    formatter.add_text(f"{example}\nAll {len(actions)} options: {parser.prog} --help-all")
-    return formatter.format_help()
+        assert isinstance(parser, Parser)
+        print(parser.format_common_help(self.const) if self.const else parser.format_help(), end="")
+        sys.exit(0)

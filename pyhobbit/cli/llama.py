@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Runs another program of llama.cpp, such as: pyhobbit llama quantize --help
 
-A file with tiers needs no option there. Settings of the cache: --override-kv hobbit.t1=float:0.6
+A file with tiers needs no option there.
+Settings of the cache: --override-kv hobbit.t1=float:0.6
 """
 
 import argparse

@@ -175,8 +175,3 @@ def add_rpc_devices(args: argparse.Namespace) -> None:
 
         llama.llama_backend_init()
         add_rpc_servers(args.rpc)
-
-
-def declared_options(parser: argparse.ArgumentParser) -> dict[str, int]:
-    """By each name of each option, how many values it takes: 0 or 1. argparse has no public way to ask."""
-    return {name: int(action.nargs != 0) for action in parser._actions for name in action.option_strings}

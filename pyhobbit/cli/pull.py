@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Downloads a model from Hugging Face, into the cache that other programs share, and prints its path."""
+"""Downloads a model from Hugging Face into the cache of huggingface_hub.
+
+Prints its path. Other programs share the cache.
+"""
 
 import argparse
 

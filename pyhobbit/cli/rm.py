@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Deletes downloaded models: all that USER/NAME has, or the one of USER/NAME:QUANT."""
+"""Deletes downloaded models: all of USER/NAME, or the one of USER/NAME:QUANT."""
 
 import argparse
 

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from pyhobbit.cli import server_flags
+from pyhobbit.cli.help import Parser
 from pyhobbit.cli.options import (
     add_batch_argument,
     add_setting_arguments,
     cache_config,
-    declared_options,
 )
 from pyhobbit.cli.server_flags import SERVER, known, value
 from pyhobbit.errors import ConfigError, HobbitError
@@ -110,13 +110,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--llama-help", action="store_true", help="show all options of llama-server and exit")
 
 
-def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
+def parse(parser: Parser, arguments: Sequence[str]) -> argparse.Namespace:
     """Parses our options; `passed_on` holds those of llama-server, in their order.
 
     Raises ConfigError, HobbitError, SystemExit.
     """
     flags = server_flags.known()
-    own = {name: n for name, n in declared_options(parser).items() if name not in _PASSED_ON}
+    own = {name: n for name, n in parser.options().items() if name not in _PASSED_ON}
     ours: list[str] = []
     theirs: list[str] = []
     rest = list(arguments)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from importlib.metadata import version
-from typing import Any, NoReturn
+from typing import Any
 
 from pyhobbit import convert
 from pyhobbit.cli import (
@@ -26,9 +26,7 @@ from pyhobbit.cli import (
     top,
 )
 from pyhobbit.cli import list as listing
-from pyhobbit.cli.help import HelpFormatter, add_help
-from pyhobbit.cli.options import declared_options
-from pyhobbit.cli.status import complain
+from pyhobbit.cli.help import COMMON, HelpFormatter, Parser
 from pyhobbit.errors import ConfigError
 
 # A module with parse(parser, arguments) reads its arguments itself.
@@ -89,48 +87,27 @@ _GPU_OPTIONS = {
 }
 
 _LEAST_LIKENESS = 0.7  # of what is suggested
-_MOST_NAMES = 3  # of options that one may have meant
 
 
-class _Parser(argparse.ArgumentParser):
-    version: str
-
-    def error(self, message: str) -> NoReturn:
-        # argparse names all options that an abbreviation may stand for
-        problem, matches, names = message.partition(" could match ")
-        options = names.split(", ")
-        if len(options) > _MOST_NAMES + 1:
-            shown = ", ".join(options[:_MOST_NAMES])
-            message = f"{problem}{matches}{shown} and {len(options) - _MOST_NAMES} others"
-        complain(f"{message}; see: {self.prog} --help")
-        sys.exit(2)
-
-
-def _parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
-    description = "Mixture-of-Experts models larger than memory, on llama.cpp."
-    first = (
-        "First steps: pyhobbit chat MODEL.gguf --memory 8G\n"
-        "Help for a command: pyhobbit COMMAND --help. The version: pyhobbit --version"
-    )
-    parser = _Parser(
+def _parser() -> tuple[Parser, dict[str, Parser]]:
+    """That of the command line, and those of the verbs by name."""
+    parser = Parser(
         prog="pyhobbit",
-        description=description,
-        epilog=first,
-        formatter_class=HelpFormatter,
-        add_help=False,
+        description="Mixture-of-Experts models larger than memory, on llama.cpp.",
+        epilog="First steps: pyhobbit chat MODEL.gguf --memory 8G\n"
+        "Help for a command: pyhobbit COMMAND --help. The version: pyhobbit --version",
     )
-    for name, action in (("--help", "help"), ("-h", "help"), ("--version", "version")):
-        parser.add_argument(name, action=action, help=argparse.SUPPRESS)
-    parser.version = f"pyhobbit {version('pyhobbit')}"
+    parser.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
+    own_version = f"pyhobbit {version('pyhobbit')}"
+    parser.add_argument("--version", action="version", version=own_version, help=argparse.SUPPRESS)
     verbs = parser.add_subparsers(title="commands", metavar="COMMAND [...]", required=True, prog="pyhobbit")
-    parsers: dict[str, argparse.ArgumentParser] = {}
+    parsers: dict[str, Parser] = {}
     for name, (module, summary) in _VERBS.items():
-        verb = verbs.add_parser(name, help=summary, description=module.__doc__, add_help=False)
-        module.add_arguments(verb)
-        add_help(verb, name)
-        verb.formatter_class = HelpFormatter
-        verb.set_defaults(run=module.run, verb=name)
-        parsers[name] = verb
+        parsers[name] = verbs.add_parser(name, help=summary, description=module.__doc__)
+        module.add_arguments(parsers[name])
+        parsers[name].add_help_options(COMMON.get(name, ()))
+        parsers[name].formatter_class = HelpFormatter
+        parsers[name].set_defaults(run=module.run, verb=name)
     return parser, parsers
 
 
@@ -163,9 +140,9 @@ def _with_our_verb(arguments: list[str]) -> list[str]:
     return [*(_OTHER_VERBS.get(each, each) for each in verb), *rest]
 
 
-def _with_our_options(arguments: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
+def _with_our_options(arguments: Sequence[str], parser: Parser) -> list[str]:
     """The arguments with our names of a verb's options, and the model without one."""
-    known = declared_options(parser)
+    known = parser.options()
     ours: list[str] = []
     models: list[str] = []
     rest = list(arguments)
@@ -204,12 +181,12 @@ def _check_gpu_options(arguments: Sequence[str]) -> None:
             raise ConfigError(f"{arguments[0]} has no option {option}; {_GPU_OPTIONS[option]}")
 
 
-def _unknown(verb: str, argument: str, parser: argparse.ArgumentParser) -> str:
+def _unknown(verb: str, argument: str, parser: Parser) -> str:
     """What to say of an argument that the verb does not know."""
     if not argument.startswith("-"):
         return f"'{argument}' is one argument too many; see: pyhobbit {verb} --help"
     option = argument.partition("=")[0]
-    known = () if option in _OTHER_OPTIONS else declared_options(parser)
+    known = () if option in _OTHER_OPTIONS else parser.options()
     near = get_close_matches(option, known, n=1, cutoff=_LEAST_LIKENESS)
     hint = f"did you mean {near[0]}?" if near else f"see: pyhobbit {verb} --help"
     return f"{verb} has no option {option}; {hint}"

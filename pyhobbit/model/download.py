@@ -12,9 +12,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import HfApi, constants, hf_hub_download, scan_cache_dir, try_to_load_from_cache
+from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import (
-    CacheNotFound,
     GatedRepoError,
     HfHubHTTPError,
     HFValidationError,
@@ -52,7 +51,7 @@ class _Repo:
 
     def cached(self, file: str) -> bool:
         """Whether the cache has the newest version that it knows of."""
-        with _understood(self):
+        with _explained(self):
             return isinstance(try_to_load_from_cache(self.name, file, cache_dir=self.cache), str)
 
 
@@ -71,10 +70,7 @@ def fetch(
     user_and_name, quant = parse_repository(name)
     repo = _Repo(user_and_name, endpoint, cache)
 
-    def choose(files: Collection[str]) -> list[str]:
-        return _choose(repo, files, quant, checkpoint)
-
-    path = _fetch(repo, choose, None)
+    path = _fetch(repo, lambda files: _choose(repo, files, quant, checkpoint), None)
     return path if _is_gguf(path.name) else path.parent
 
 
@@ -113,29 +109,26 @@ def _fetch(repo: _Repo, choose: Callable[[Collection[str]], list[str]], local_di
     """Downloads the files that are chosen; returns the first."""
     with _explained(repo):
         try:
-            with _understood(repo):
-                info = HfApi(endpoint=repo.endpoint).model_info(repo.name, files_metadata=True)
+            info = HfApi(endpoint=repo.endpoint).model_info(repo.name, files_metadata=True)
+        except HfHubHTTPError:
+            raise
         except (HTTPError, ConnectionError) as e:
-            if isinstance(e, HfHubHTTPError):
-                raise
             return _from_cache(repo, choose, e)
-        sizes = {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or ()}
-        files = choose(sizes)
-        _check_space(repo, {file: sizes[file] for file in files if not repo.cached(file)})
-        paths = [_download(repo, file, sizes[file], local_dir) for file in files]
-        return paths[0]
+    sizes = {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or ()}
+    files = choose(sizes)
+    _check_space(repo, {file: sizes[file] for file in files if not repo.cached(file)})
+    first, *_ = [_download(repo, file, sizes[file], local_dir) for file in files]
+    return first
 
 
 def _download(repo: _Repo, file: str, size: int, local_dir: Path | None) -> Path:
     if not repo.cached(file):  # the library's progress bar shows on terminals only
         print(f"pyhobbit: downloading {file} of {repo.name}, {format_size(size)}", file=sys.stderr)
-    with _understood(repo):
-        path = Path(
-            hf_hub_download(
-                repo.name, file, endpoint=repo.endpoint, cache_dir=repo.cache, tqdm_class=_bounded(file, size)
-            )
+    with _explained(repo):
+        path = hf_hub_download(
+            repo.name, file, endpoint=repo.endpoint, cache_dir=repo.cache, tqdm_class=_bounded(file, size)
         )
-    return path if local_dir is None else _link(path, local_dir / file)
+        return Path(path) if local_dir is None else _link(Path(path), local_dir / file)
 
 
 def _bounded(file: str, size: int) -> type[tqdm]:
@@ -259,13 +252,11 @@ def whole(repo: str, first: str, files: Collection[str]) -> list[str]:
 
 
 def _from_cache(repo: _Repo, choose: Callable[[Collection[str]], list[str]], error: Exception) -> Path:
-    """What an earlier download left there."""
-    with contextlib.suppress(CacheNotFound, HobbitError):
-        repos = (each for each in scan_cache_dir(repo.cache).repos if each.repo_id == repo.name)
-        for revision in (each for found in repos for each in found.revisions):
-            if constants.DEFAULT_REVISION in revision.refs:
-                snapshot = revision.snapshot_path
-                return snapshot / choose([str(f.file_path.relative_to(snapshot)) for f in revision.files])[0]
+    """What an earlier download left there. Raises HobbitError."""
+    with contextlib.suppress(LocalEntryNotFoundError, HobbitError):
+        snapshot = Path(snapshot_download(repo.name, cache_dir=repo.cache, local_files_only=True))
+        files = [str(path.relative_to(snapshot)) for path in snapshot.rglob("*") if path.is_file()]
+        return snapshot / choose(files)[0]
     raise HobbitError(
         f"{repo.host} cannot be reached, and {repo.name} has not been downloaded before; "
         f"check the network ({_first_line(error)})"
@@ -291,7 +282,7 @@ def _check_space(repo: _Repo, missing: Mapping[str, int]) -> None:
 
 @contextlib.contextmanager
 def _explained(repo: _Repo) -> Iterator[None]:
-    """Turns what huggingface_hub raises into one sentence each."""
+    """Turns what huggingface_hub's functions raise into one sentence each; for calls of them alone."""
     page = f"{repo.host}/{repo.name}"
     try:
         yield
@@ -312,26 +303,14 @@ def _explained(repo: _Repo) -> Iterator[None]:
             f"the download of {repo.name} was interrupted: {_first_line(e)}; run the command again"
         ) from e
     except OSError as e:
-        raise HobbitError(f"{repo.name} cannot be stored: {_reason(e)}") from e
-
-
-@contextlib.contextmanager
-def _understood(repo: _Repo) -> Iterator[None]:
-    """For huggingface_hub's calls alone: what they raise where an answer is none of the hub's."""
-    try:
-        yield
-    except HFValidationError:
-        raise
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as e:
+        is_full = e.errno in (errno.ENOSPC, errno.EDQUOT)
+        place = f"{e.filename or constants.HF_HUB_CACHE}: {e.strerror or _first_line(e)}"
+        reason = "the disk is full; make room, and run the command again" if is_full else place
+        raise HobbitError(f"{repo.name} cannot be stored: {reason}") from e
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as e:  # no answer of the hub
         raise HobbitError(
             f"{repo.host} does not answer as Hugging Face does; check the network, which may ask for a login"
         ) from e
-
-
-def _reason(error: OSError) -> str:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "the disk is full; make room, and run the command again"
-    return f"{error.filename or constants.HF_HUB_CACHE}: {error.strerror or _first_line(error)}"
 
 
 def _first_line(error: Exception) -> str:

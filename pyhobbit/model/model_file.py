@@ -202,12 +202,26 @@ def opened_info(path: Path, settings: Mapping[str, Setting]) -> Any:
 
 def model_parts(path: Path) -> list[GgufFile]:
     """The headers of a model's own files, in order. Raises HobbitError if one is damaged or missing."""
-    first = read_gguf(path)
+    file = read_gguf(path)
+    count = file.get("split.count", 0)
+    if count <= 1:
+        return [file]
     split = split_name(path)
-    if split is None or first.get("split.count", 0) <= 1:
-        return [first]
-    others = (path.with_name(f"{split[0]}-{i:05d}-of-{split[2]:05d}.gguf") for i in range(2, split[2] + 1))
-    return [first, *map(read_gguf, others)]
+    if split is None or split[2] != count:
+        raise HobbitError(f"{path} is one of {count} splits, but not named NAME-00001-of-{count:05d}.gguf")
+    names = (f"{split[0]}-{number:05d}-of-{count:05d}.gguf" for number in range(1, count + 1))
+    paths = [path.with_name(name) for name in names]
+    for missing in (path for path in paths if not path.exists()):
+        raise HobbitError(f"a split of the model is missing: {missing}")
+    files = [read_gguf(path) for path in paths]
+    for number, file in enumerate(files):
+        if (file.get("split.no", -1), file.get("split.count", 0)) != (number, count):
+            raise HobbitError(f"{file.path} is not split {number + 1} of {count}: download it again")
+    n_tensors = sum(len(file.tensors) for file in files)
+    n_expected = files[0].get("split.tensors.count", n_tensors)
+    if n_tensors != n_expected:
+        raise HobbitError(f"the splits of {path} hold {n_tensors} tensors, not {n_expected}")
+    return files
 
 
 def _own(tensors: list[TensorInfo], tiers: Tiers) -> list[TensorInfo]:

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: MIT
 """Texts that are read, and files that are written whole or not at all."""
 
+import glob
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from pyhobbit.errors import HobbitError
@@ -17,14 +20,38 @@ def read_text(path: Path) -> str:
 
 def write_text(path: Path, text: str) -> None:
     """Replaces `path`, or what it links to, by `text` in UTF-8. Raises OSError and leaves what was there."""
-    path = path.resolve()
+    with atomic_output(path.resolve()) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def temporary_file(path: Path) -> Iterator[Path]:
+    """A temporary path beside `path`; the file is removed at the end, as are those of killed conversions."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        pid = left.name.split(".")[-2]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            left.unlink(missing_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
+        yield temporary
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_output(path: Path) -> Iterator[Path]:
+    """A temporary path beside `path`, which takes the place of `path` at the end unless there is an error."""
+    with temporary_file(path) as temporary:
+        yield temporary
+        with temporary.open("rb") as file:  # after a crash there is the old file or all of the new one
             os.fsync(file.fileno())
         temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

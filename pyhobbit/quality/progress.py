@@ -8,9 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pyhobbit.convert.write import atomic_output
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.file_names import calibration_path
+from pyhobbit.native.files import atomic_output
 from pyhobbit.quality.evaluate import Quality
 
 _VERSION = 1

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from gguf.constants import GGUFValueType
 
-from pyhobbit.convert.write import atomic_output
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.file_names import calibration_path
 from pyhobbit.model.gguf_file import (
@@ -23,6 +22,7 @@ from pyhobbit.model.gguf_file import (
 )
 from pyhobbit.model.quantize import type_by_name
 from pyhobbit.model.tiers import LOOKAHEAD_MAPS, LOW_DIVERGENCES
+from pyhobbit.native.files import atomic_output
 from pyhobbit.quality.evaluate import Costs
 from pyhobbit.quality.fit import Weights
 from pyhobbit.quality.lookahead import Lookahead

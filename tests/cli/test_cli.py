@@ -191,7 +191,7 @@ def test_the_words_of_other_programs_are_understood(
         seen.append(args)
         raise HobbitError("seen")
 
-    monkeypatch.setattr(verbs._Parser, "parse_known_args", parse_known_args)
+    monkeypatch.setattr(verbs.Parser, "parse_known_args", parse_known_args)
     for each in (arguments, same):
         assert main(each.split()) == 1
     capsys.readouterr()

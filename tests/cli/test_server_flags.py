@@ -9,6 +9,7 @@ import pytest
 from models import random_model
 
 from pyhobbit.cli import serve
+from pyhobbit.cli.help import Parser
 from pyhobbit.cli.options import cache_config
 from pyhobbit.cli.server_flags import Flag, known
 from pyhobbit.engine import plan
@@ -17,7 +18,7 @@ from pyhobbit.settings.config import CacheConfig
 
 
 def _parse(*arguments: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(exit_on_error=False)
+    parser = Parser(exit_on_error=False)
     serve.add_arguments(parser)
     return serve.parse(parser, arguments)
 

@@ -14,7 +14,7 @@ from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
 
 from pyhobbit.model.quantize import quantize, type_by_name
 
-MAKE_GGUF = Path(__file__).resolve().parents[2] / "convert" / "make_gguf.py"
+CONVERT = (sys.executable, "-m", "pyhobbit", "convert")
 N_LAYER, N_EMBD, N_FF, N_EXPERT = 2, 256, 512, 4
 PARTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
 ROUTED = [f"blk.{layer}.{part}" for layer in range(N_LAYER) for part in PARTS]
@@ -109,5 +109,5 @@ def write_imatrix(path: Path, importance: dict[str, np.ndarray], counts: Sequenc
 
 
 def run_converter(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(MAKE_GGUF), *map(str, arguments)]
+    command = [*CONVERT, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, **options)

@@ -223,4 +223,4 @@ def test_the_command_takes_it(model: Path, other: Path) -> None:
     shutil.copy(model, other)
     done = run_converter(model, "--low-from", model.with_name("none.gguf"), "--sidecar", "--force")
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith("make_gguf.py: error: cannot read ")
+    assert done.stderr.splitlines()[-1].startswith("pyhobbit: error: cannot read ")

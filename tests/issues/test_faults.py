@@ -22,9 +22,9 @@ from llama_cpp import LlamaGrammar
 from servers import Server, serving
 
 from pyhobbit import CacheConfig, Engine, EngineConfig, Hobbit
-from pyhobbit.convert.write import temporary_file
 from pyhobbit.errors import ContextError, HobbitError
 from pyhobbit.hobbit.llama_errors import PromptError
+from pyhobbit.native.files import temporary_file
 
 POOLS = 5_000_000
 

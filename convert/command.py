@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: MIT
+"""The command `pyhobbit convert`; imports what takes long only when it runs."""
+
+import argparse
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+
+from pyhobbit.convert.options import Options, usable_cores
+from pyhobbit.model.file_names import model_stem
+from pyhobbit.model.model_path import add_model_arguments, check_model_arguments, model_path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of the verb."""
+    parser.epilog = (
+        "All tensors but the routed experts keep MODEL's type. A checkpoint is read as\n"
+        "f16, as f32 or bf16 if --high is that, in its own 16-bit type otherwise."
+    )
+    add = parser.add_argument
+    add_model_arguments(parser, "a GGUF, single or split, or a folder with a Hugging Face checkpoint")
+    what = "output file (default: MODEL-hobbit.gguf beside MODEL; with --hf-repo in this folder)"
+    add("-o", "--output", type=Path, metavar="OUT", help=what)
+    what = "type of the low tier (default: about half the bits of the high tier)"
+    add("--low", metavar="TYPE", help=what)
+    what = "take the experts of OTHER, a smaller GGUF of the same model, as the low tier, as they are"
+    add("--low-from", type=Path, metavar="OTHER", help=what)
+    what = (
+        "type of the high tier, keep for the model's own, or residual:TYPE: the difference to the low tier "
+        "(default: keep; f16 for a checkpoint)"
+    )
+    add("--high", metavar="TYPE", help=what)
+    what = f"importance matrix (default: MODEL.imatrix.gguf or the like; {Options.no_imatrix}: without)"
+    add("--imatrix", type=Path, metavar="FILE", help=what)
+    add("--sidecar", action="store_true", help="write only the further tier, to MODEL.hobbit.gguf")
+    what = (
+        "of MODEL, a file with two tiers, leave out this share of the high versions, such as 0.5: those that "
+        f"its calibration with --per-expert found least sensitive; {Options.within_limit}: as many as "
+        "calibrate --rule edgemoe found within your limit (default output: MODEL-partial.gguf)"
+    )
+    add("--drop-high", type=_share, metavar="SHARE", help=what)
+    add("--dry-run", action="store_true", help="print the plan with sizes and write nothing")
+    what = "replace an existing output, and allow a low tier that is hardly smaller than the high one"
+    add("--force", action="store_true", help=what)
+    add("--threads", type=int, metavar="N", default=usable_cores(), help="default: all cores, %(default)s")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the verb with parsed options; returns the exit status. Raises HobbitError."""
+    from pyhobbit.convert.pipeline import convert
+
+    with _cleaning_up():
+        check_model_arguments(args)
+        if args.hf_repo is not None:
+            _check_types(args)  # before a long download
+        args.model = model_path(args, checkpoint=not args.sidecar)
+        if args.hf_repo is not None and args.output is None and not args.sidecar:
+            args.output = _output_here(args)
+        convert(Options(**{field.name: getattr(args, field.name) for field in fields(Options)}))
+    return 0
+
+
+def _share(text: str) -> float | str:
+    try:
+        return text if text == Options.within_limit else float(text)
+    except ValueError as e:
+        what = f"'{text}' is neither a share, such as 0.5, nor {Options.within_limit}"
+        raise argparse.ArgumentTypeError(what) from e
+
+
+def _check_types(args: argparse.Namespace) -> None:
+    from pyhobbit.convert.pipeline import high_tier
+    from pyhobbit.convert.read import read_model
+    from pyhobbit.model.quantize import type_by_name
+
+    high_tier(args.high)
+    if args.low is not None:
+        type_by_name(args.low)
+    if args.low_from is not None:
+        read_model(args.low_from)
+
+
+def _output_here(args: argparse.Namespace) -> Path:
+    """A downloaded model lies in a cache, where nobody would look for the output."""
+    is_folder = args.model.is_dir()
+    stem = args.hf_repo.partition(":")[0].rpartition("/")[2] if is_folder else model_stem(args.model)
+    return Path.cwd() / f"{stem}-hobbit.gguf"
+
+
+@contextmanager
+def _cleaning_up() -> Iterator[None]:
+    """Within it, a termination or a lost terminal ends the program like Ctrl-C does, no file left behind."""
+    previous = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    for number, handler in previous.items():
+        if handler != signal.SIG_IGN:  # nohup
+            signal.signal(number, _terminate)
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _terminate(_number: int, _frame: object) -> None:
+    sys.exit("terminated: nothing was written")
