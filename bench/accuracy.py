@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Accuracy of your model on the usual tasks: all high, with its calibration, and with the low tier alone.
 
-    python bench/accuracy.py MODEL.gguf --hellaswag hellaswag_val_full.txt --gsm8k test.jsonl --memory 8G
+    python -m bench.accuracy MODEL.gguf --hellaswag hellaswag_val_full.txt --gsm8k test.jsonl --memory 8G
 
 Each token gets exactly the precision decided for it, whatever is resident. The data files:
 
@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pyhobbit.bench.script import option_parser, table_head, table_row
+from bench.tables import option_parser, table_head, table_row
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.model_file import read_model_file
 from pyhobbit.model.names import check_model_file
@@ -72,7 +72,7 @@ def arms(model: Path) -> tuple[dict[str, dict[str, Setting]], list[str]]:
         missing.append(f"{model} has no calibration: make one with pyhobbit calibrate {model} --text FILE")
     else:
         found["calibrated"] = common
-    low = {"hobbit.t1": 0.0, "hobbit.t2": 1.0, "hobbit.rule": "random"}
+    low: dict[str, Setting] = {"hobbit.t1": 0.0, "hobbit.t2": 1.0, "hobbit.rule": "random"}
     return {**found, "low alone": {**common, **low}}, missing
 
 
@@ -215,7 +215,7 @@ def run(args: argparse.Namespace) -> None:
             )
     settings, missing = arms(args.model)
     for sentence in missing:
-        print(f"accuracy.py: left out: {sentence}", file=sys.stderr)
+        print(f"accuracy: left out: {sentence}", file=sys.stderr)
     bound = {} if args.memory is None else {"hobbit.memory": args.memory}
     print(table_head(("setting", *asked)))
     for name, own in settings.items():
@@ -242,7 +242,7 @@ def main() -> None:
     try:
         run(parser.parse_args())
     except HobbitError as error:
-        sys.exit(f"accuracy.py: error: {error}")
+        sys.exit(f"accuracy: error: {error}")
 
 
 if __name__ == "__main__":

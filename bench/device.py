@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """llama.cpp and the expert cache on a device with memory of its own, with the same share of it for experts.
 
-    python bench/device.py --device CUDA0 --stock build/stock-cuda/bin \\
+    python -m bench.device --device CUDA0 --stock build/stock-cuda/bin \\
         --shape mixtral-8x7b --layers 8 --type q8_0 --low q2_k --trace FILE
 
 In every arm the device has all other weights and the KV cache, and host memory has all experts, but where
@@ -10,9 +10,7 @@ In every arm the device has all other weights and the KV cache, and host memory 
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import subprocess
 import sys
 from collections import Counter
@@ -22,10 +20,11 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from pyhobbit.bench import report, routing, runner
-from pyhobbit.bench.arms import Arm, kind, ours
-from pyhobbit.bench.job import Job
-from pyhobbit.cli import bench
+from bench import compare
+from bench.harness import report, routing, runner
+from bench.harness.arms import Arm, kind, ours
+from bench.harness.job import Job
+from bench.tables import ROOT, markdown, number, option_parser
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.gguf_file import read_gguf
 from pyhobbit.model.tiers import routed_part
@@ -59,14 +58,8 @@ ARMS = (
         early=True,
         degrade=True,
     ),
-    ours("ours-mixed", "as ours-auto, high and low precision by Eq. 2", "low", mode="auto"),
-    ours("ours-price", "as ours-mixed, by the rule price and --calibration", "priced", mode="auto"),
-    ours(
-        "ours-residual",
-        "as ours-mixed, high precision is the sum of low and residual",
-        "residual",
-        mode="auto",
-    ),
+    ours("ours-eq2", "as ours-auto, high and low precision by Eq. 2", "low", mode="auto"),
+    ours("ours-price", "as ours-eq2, by the rule price and --calibration", "priced", mode="auto"),
 )
 BY_NAME = {arm.name: arm for arm in ARMS}
 LIMITS = (0.2, 0.3, 0.5)
@@ -137,11 +130,11 @@ class Target:
     newer_rpc: str | None = None
 
     def describe(self, lib_dir: Path, copies: Sequence[int] = ()) -> dict[str, Any]:
-        """What pyhobbit.bench.ggml_device tells, in a process of its own. Raises HobbitError."""
-        command = [sys.executable, "-m", "pyhobbit.bench.ggml_device", lib_dir.resolve(), self.device]
-        command += ["--rpc", self.rpc] * (self.rpc is not None)
+        """What bench.harness.ggml_device tells, in a process of its own. Raises HobbitError."""
+        command = [sys.executable, "-m", "bench.harness.ggml_device", str(lib_dir.resolve()), self.device]
+        command += ["--rpc", self.rpc] if self.rpc else []
         command += ["--copies", *map(str, copies)] * bool(copies)
-        done = subprocess.run(command, capture_output=True, text=True, cwd=os.sep, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
         if done.returncode:
             raise HobbitError(runner.reason(done))
         return json.loads(done.stdout)
@@ -161,11 +154,11 @@ class Target:
     def job(self, config: runner.BenchConfig, experts: Experts, turn: runner.Turn, routes: Path) -> Job:
         """What the process of a turn is told."""
         job = replace(runner.job(config, turn.arm, None, routes), device=self.device, rpc=self.rpc)
-        if turn.arm.build == "newer":
+        if turn.arm.build == "newer" and self.newer is not None:
             job = replace(job, lib_dir=str(self.newer.resolve()), rpc=self.for_newer().rpc)
-        if kind(turn.arm.name) == NEWER_CACHE:
+        if turn.limit is not None and kind(turn.arm.name) == NEWER_CACHE:
             return replace(job, n_cpu_moe=len(experts.layers), moe_cache=experts.budget(turn.limit))
-        if turn.arm.build != "ours":
+        if turn.limit is not None and turn.arm.build != "ours":
             return replace(job, n_cpu_moe=experts.n_cpu_moe(turn.limit))
         bound: dict[str, Setting] = {"hobbit.device": self.device}
         if self.memory is not None:
@@ -210,7 +203,7 @@ class Column:
     scale: float = 1.0
 
     def cell(self, results: report.Results, row: report.Row) -> str:
-        return report.number(results.median((row.limit, row.arm), self._ratio), self.how, self.scale)
+        return number(results.median((row.limit, row.arm), self._ratio), self.how, self.scale)
 
     def _ratio(self, record: report.Record) -> float | None:
         if not record["counters"]:
@@ -234,7 +227,7 @@ def table(results: report.Results) -> str:
     stock = f"stock: --n-cpu-moe {layers}, the smallest at which the experts fit; "
     stock += f"device memory as shares of {results.run['expert_bytes'] / 1e9:.2f} GB of experts"
     rows = [dict(_cells(results, row, link)) for row in results.rows()]
-    return "\n".join([*report.preface(results, about), stock, "", *report.markdown(rows)])
+    return "\n".join([*report.preface(results, about), stock, "", *markdown(rows)])
 
 
 def _cells(results: report.Results, row: report.Row, link: float) -> Iterator[tuple[str, str]]:
@@ -246,7 +239,7 @@ def _cells(results: report.Results, row: report.Row, link: float) -> Iterator[tu
     yield "device memory", "-" if row.limit is None else shared["memory"]
     for name in ("arm", "token/s", "least - most", "to stock"):
         yield name, shared[name]
-    yield "to demand", report.number(speed / demand if speed and demand else None, ".2f")
+    yield "to demand", number(speed / demand if speed and demand else None, ".2f")
     for name in (*(f"first token, {n}" for n in prompts), "prefill token/s", "hits"):
         yield name, shared[name]
     for name, column in {
@@ -264,13 +257,13 @@ def _cells(results: report.Results, row: report.Row, link: float) -> Iterator[tu
     yield "stall", shared["stall"]
     yield "MB/token read", shared["MB/token"]
     device_bytes = results.median((row.limit, row.arm), lambda record: record["device_bytes"])
-    yield "device MB", report.number(device_bytes, ".0f", 1e-6)
+    yield "device MB", number(device_bytes, ".0f", 1e-6)
 
 
 def main() -> None:
     """Runs and reports."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    bench.add_options(parser, BY_NAME, LIMITS_HELP)
+    parser = option_parser(__doc__)
+    compare.add_options(parser, BY_NAME, LIMITS_HELP)
     parser.set_defaults(limits=list(LIMITS))
     parser.add_argument("--device", required=True, metavar="NAME", help="as ggml names it, like CUDA0")
     parser.add_argument("--rpc", metavar="HOST:PORT", help="ggml-rpc-server that offers it")
@@ -287,7 +280,7 @@ def main() -> None:
         known = {
             name: arm for name, arm in BY_NAME.items() if arm.build != "newer" or args.newer or args.arms
         }
-        config = bench.configured(args, known)
+        config = compare.configured(args, known)
         if any(arm.build == "newer" for arm in config.arms):
             target.check_newer()
         experts = experts_of(config.model)
@@ -295,13 +288,13 @@ def main() -> None:
             experts.budget(share)
         if any(arm.build == "stock" for arm in config.arms):
             target.describe(config.stock)
-        path = bench.results_path(args, config)
-        with bench.terminable():
+        path = compare.results_path(args, config)
+        with compare.terminable():
             records = run(config, target, experts, path)
         results = report.Results(records, STOCK, "device memory for experts, share of them all")
-        bench.publish(results, path.parent, table(results))
+        compare.publish(results, path.parent, table(results))
     except HobbitError as e:
-        sys.exit(f"device.py: {e}")
+        sys.exit(f"device: {e}")
 
 
 if __name__ == "__main__":

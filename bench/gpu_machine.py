@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """All measurements on a GPU, one after the other, from builds that are there: docs/gpu-measurements.md.
 
-    python bench/gpu_machine.py --device CUDA0 --stock build/stock-cuda/bin \\
+    python -m bench.gpu_machine --device CUDA0 --stock build/stock-cuda/bin \\
         --newer build/stock-b11549-cuda/bin --folder /dev/shm/bench -o gpu-results
 
 Runs bench/device.py with shapes of many small and of few large experts. What does not fit into --minutes is
@@ -19,9 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pyhobbit.bench.script import option_parser
+from bench.tables import ROOT, option_parser
 
-SCRIPT = Path(__file__).with_name("device.py")
 MODES = ("ours-gpu", "ours-cooperative", "ours-auto")
 TOKENS = ("--tokens", "64", "--warm-up", "32", "--seconds", "8")
 
@@ -69,7 +68,17 @@ def command(run: Run, args: argparse.Namespace) -> list[str]:
     shape, layers, options = run.shape, run.layers, list(run.options)
     if args.trial:
         shape, layers, options = "tiny", 4, [*options, *TRIAL]
-    words = [sys.executable, str(SCRIPT), "--device", args.device, "--shape", shape, "--type", run.type]
+    words = [
+        sys.executable,
+        "-m",
+        "bench.device",
+        "--device",
+        args.device,
+        "--shape",
+        shape,
+        "--type",
+        run.type,
+    ]
     words += ["--layers", str(layers)] if layers else []
     words += ["--folder", str(args.folder), "--stock", str(args.stock), "--reps", str(args.reps)]
     words += ["--limits", *(["0.5"] if args.trial else run.limits), "--arms", *run.arms, *options]
@@ -88,12 +97,14 @@ def measure(run: Run, args: argparse.Namespace, left_s: float) -> str:
     if left_s < 60 * run.minutes and not args.trial:
         return f"Left out: it may take {run.minutes:g} minutes, and {left_s / 60:.0f} were left."
     words = command(run, args)
-    shown = shlex.join(["python", "bench/device.py", *words[2:]])
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    shown = shlex.join(["python", *words[1:]])
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+    ) as process:
         try:
             out, err = process.communicate(timeout=left_s)
         except subprocess.TimeoutExpired:
-            process.terminate()  # device.py then ends what it has started
+            process.terminate()  # bench.device then ends what it has started
             process.communicate()
             return f"    {shown}\n\nStopped: the time was over. Its results.jsonl has what was measured."
     failed = f"\n\nFailed: {err.strip().splitlines()[-1]}" if process.returncode else ""
@@ -114,9 +125,7 @@ def main() -> int:
     add("--reps", type=int, default=1, metavar="N", help="repetitions (default: 1)")
     add("--minutes", type=float, default=25, metavar="M", help="for everything (default: 25)")
     names = [run.name for run in RUNS]
-    add(
-        "--runs", nargs="+", choices=names, default=names, metavar="NAME", help="these alone, by their titles"
-    )
+    add("--runs", nargs="+", choices=names, default=names, metavar="NAME", help="run only these measurements")
     add("--trial", action="store_true", help="a tiny model and few tokens, to try the script")
     add("-o", "--output", type=Path, required=True, metavar="DIR", help="new folder of the results")
     args = parser.parse_args()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """What eviction policies reach on real text: the tiny model's routing of held-out text, replayed as decoding.
 
-    python bench/policies.py
-    python bench/policies.py --start 32    # the first tokens after a start, with and without what is known
+    python -m bench.policies
+    python -m bench.policies --start 32    # the first tokens after a start, with and without what is known
 
 Loads per token, all in high precision, and their difference from LRU. Every chunk is a sequence of its own.
 With --start the second half of the chunks counts, each from its own start. The first half is what earlier
@@ -14,9 +14,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from quality import TINY, convert
 
-from pyhobbit.bench.script import option_parser, table_head, table_row
+from bench.quality import TINY, convert
+from bench.tables import option_parser, table_head, table_row
 from pyhobbit.quality.calibration import profile, routes
 from pyhobbit.quality.evaluate import Evaluator
 from pyhobbit.routing.observe import Observations
@@ -60,7 +60,9 @@ def print_starts(seen: Observations, base: Simulation, capacities: list[float], 
 def main() -> None:
     parser = option_parser(__doc__)
     parser.add_argument("--capacity", type=float, nargs="+", default=[0.34, 0.5, 0.75])
-    parser.add_argument("--chunks", type=int, default=8, help="of 512 tokens (default: %(default)s)")
+    parser.add_argument(
+        "--chunks", type=int, default=8, help="number of 512-token chunks to replay (default: %(default)s)"
+    )
     parser.add_argument("--start", type=int, metavar="N", help="the first N tokens after a start")
     args = parser.parse_args()
     engine = EngineConfig(n_ctx=EvaluationConfig.default_n_ctx, n_threads=1)

@@ -3,7 +3,7 @@
 
 The precision rules under several bounds, beside a random choice and skipping alone.
 
-    python bench/quality.py
+    python -m bench.quality
 
 Numbers and costs are fitted on the first half of the held-out text and measured on the second.
 """
@@ -18,35 +18,40 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from pyhobbit.bench.script import option_parser, table_head
+from bench.tables import FOLDER, ROOT, option_parser, table_head
 from pyhobbit.native.paths import BIN_DIR, VENDOR_DIR
 from pyhobbit.quality.calibration import profile
 from pyhobbit.quality.costs import CostRuns, static_costs
 from pyhobbit.quality.evaluate import Chunk, Evaluator, Quality, perplexity
 from pyhobbit.quality.search import Bound, Trials, cheapest_by_gate, cheapest_by_price
 from pyhobbit.routing.analysis import threshold_for_share, unimportance
+from pyhobbit.routing.observe import observed
 from pyhobbit.settings.config import CacheConfig, CalibrationConfig, EngineConfig, EvaluationConfig
 
-ROOT = Path(__file__).resolve().parent.parent
 TINY = ROOT / "tests/tiny_moe"
-FOLDER = ROOT / "build/bench"
 PAIRS = ("f16+q4_0", "q8_0+q2_k", "f16+iq1_m")
 NAMES = {"gate": "gate (Eq. 2)", "price": "price", "edgemoe": "static widths (EdgeMoE)"}
 RULES = tuple(NAMES)
-HEAD = ("experts", "t1", "t2", "price", "high", "low", "skipped", "KiB per token", "perplexity")
-HEAD += ("ratio", "mean KL", "99 % KL", "same top-1")
+HEAD = [
+    *("experts", "t1", "t2", "price", "high", "low", "skipped", "KiB per token", "perplexity"),
+    *("ratio", "mean KL", "99 % KL", "same top-1"),
+]
 # All experts fit: precision is measured, not the cache. A second thread would wait more than compute.
 ENGINE = EngineConfig(CacheConfig(pools=64_000_000), EvaluationConfig.default_n_ctx, n_threads=1)
+
+
+def _run(*command: str | Path, **environment: str) -> None:
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    subprocess.run(command, check=True, stdout=sys.stderr, env={**os.environ, **environment})
 
 
 def convert(high: str, low: str) -> Path:
     """The tiny model with these two tiers."""
     path = FOLDER / f"tiny-{high}-{low}.gguf"
     if not path.exists():
-        FOLDER.mkdir(parents=True, exist_ok=True)
-        importance = ["--imatrix", imatrix()] if low.startswith("iq") else []
-        command = [sys.executable, "-P", "-m", "pyhobbit", "convert", "--force", "--high", high, "--low", low]
-        subprocess.run([*command, *importance, TINY / "model", "-o", path], check=True, stdout=sys.stderr)
+        importance: list[str | Path] = ["--imatrix", imatrix()] if low.startswith("iq") else []
+        tiers: list[str | Path] = ["--force", "--high", high, "--low", low, *importance]
+        _run(sys.executable, "-P", "-m", "pyhobbit", "convert", *tiers, TINY / "model", "-o", path)
     return path
 
 
@@ -54,11 +59,16 @@ def plain_f16() -> Path:
     """The tiny model as llama.cpp's own converter writes it."""
     path = FOLDER / "tiny-f16.gguf"
     if not path.exists():
-        FOLDER.mkdir(parents=True, exist_ok=True)
-        script = [sys.executable, VENDOR_DIR / "convert_hf_to_gguf.py", TINY / "model"]
         search = os.pathsep.join([str(VENDOR_DIR), str(VENDOR_DIR / "gguf-py")])
-        environment = {**os.environ, "PYTHONPATH": search}
-        subprocess.run([*script, "--outtype", "f16", "--outfile", path], check=True, env=environment)
+        script: list[str | Path] = [
+            VENDOR_DIR / "convert_hf_to_gguf.py",
+            TINY / "model",
+            "--outtype",
+            "f16",
+            "--outfile",
+            path,
+        ]
+        _run(sys.executable, *script, PYTHONPATH=search)
     return path
 
 
@@ -66,11 +76,9 @@ def imatrix() -> Path:
     """What the coarsest types need to be of use, from the first half of the held-out text."""
     path, text = FOLDER / "tiny.imatrix.gguf", FOLDER / "first-half.txt"
     if not path.exists():
-        plain = plain_f16()
-        whole = (TINY / "heldout.txt").read_text(encoding="utf-8")
+        plain, whole = plain_f16(), (TINY / "heldout.txt").read_text(encoding="utf-8")
         text.write_text(whole[: len(whole) // 2], encoding="utf-8")
-        command = [BIN_DIR / "llama-imatrix", "-m", plain, "-f", text, "-o", path, "-c", "512", "-t", "1"]
-        subprocess.run(command, check=True, stdout=sys.stderr)
+        _run(BIN_DIR / "llama-imatrix", "-m", plain, "-f", text, "-o", path, "-c", "512", "-t", "1")
     return path
 
 
@@ -126,7 +134,7 @@ class Fitted:
         config = CalibrationConfig(self._engine, max_kl=max_kl)
         bound = Bound.of(config, perplexity(self.reference, self._chunks))
         if rule == "gate":
-            return cheapest_by_gate(self.trials[rule], bound, unimportance(self.seen.weights))
+            return cheapest_by_gate(self.trials[rule], bound, unimportance(observed(self.seen.weights)))
         return cheapest_by_price(self.trials[rule], bound, self.costs[rule], self.seen)
 
 
@@ -141,7 +149,7 @@ def arms(
         gate = opened["gate"]
         chunks, measured = halves(gate, n_chunks)
         reference, seen = profile(gate, measured)
-        scores = unimportance(seen.weights)
+        scores = unimportance(observed(seen.weights))
         high = gate.measure(measured, 1.0, 1.0, reference)
         yield "all high", high
         yield "all low", random.measure(measured, 0.0, 1.0, reference)
@@ -172,7 +180,9 @@ def compare_mixes(args: argparse.Namespace, engine: EngineConfig) -> None:
 
 def main() -> None:
     parser = option_parser(__doc__)
-    parser.add_argument("--chunks", type=int, default=16, help="of 512 tokens, to calibrate and to measure")
+    parser.add_argument(
+        "--chunks", type=int, default=16, help="number of 512-token chunks, to calibrate and to measure"
+    )
     parser.add_argument("--pairs", nargs="+", default=PAIRS, metavar="HIGH+LOW")
     parser.add_argument("--max-kl", type=float, nargs="+", default=[1e-3, 3e-3, 1e-2], metavar="NATS")
     args = parser.parse_args()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""What caches and predictors live on: the routing of recorded traces, and of the models of pyhobbit bench.
+"""What caches and predictors live on: the routing of recorded traces, and of generated models.
 
-    python bench/routing.py qwen3-30b-a3b.route.csv bench-models/qwen3-30b-a3b-24x-q4_0.gguf --used 6
+    python -m bench.routing qwen3-30b-a3b.route.csv bench-models/qwen3-30b-a3b-24x-q4_0.gguf --used 6
 
-A model computes random tokens, drawn as pyhobbit bench draws them, by its own routers. The columns:
+A model computes random tokens, drawn as bench.compare draws them, by its own routers. The columns:
 
     reused    share of a token's experts that the next token uses again in the same layer
     LRU       hits in one pool of so many of all experts; the first 28 tokens, or the prompt of a trace, fill
@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pyhobbit.bench.script import option_parser, table_head, table_row
-from pyhobbit.bench.tokens import random_tokens
+from bench.harness.tokens import random_tokens
+from bench.tables import option_parser, table_head, table_row
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.model_file import read_model_file
 from pyhobbit.quality.calibration import profile, routes
@@ -75,7 +75,7 @@ def computed(path: Path, n_sequences: int, memory: int | None) -> Routed:
         sequences.append(chosen)
     routers = file.routers([file.blocks[layer] for layer in seen.layers])
     if routers is None or seen.inputs is None:
-        raise HobbitError(f"{path} routes in a way that is not known here; give a model of pyhobbit bench")
+        raise HobbitError(f"{path} routes in a way that is not known here; give a model of bench.compare")
     counted = seen.input_tokens % n_tokens >= N_FIRST
     chosen = seen.experts[seen.input_tokens[counted]]
     ahead = prediction(seen.inputs[counted], chosen, routers, rescale=False).top_k
@@ -125,7 +125,7 @@ def main() -> None:
     try:
         run(parser.parse_args())
     except HobbitError as error:
-        sys.exit(f"routing.py: error: {error}")
+        sys.exit(f"routing: error: {error}")
 
 
 if __name__ == "__main__":

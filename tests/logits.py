@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from pyhobbit.bench.newer_llama import know_newer_fields
+from bench.harness.newer_llama import know_newer_fields
 from pyhobbit.engine.beams import Fork, assign, search
 from pyhobbit.settings.overrides import kv_overrides
 

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from pyhobbit.cli.status import complain
 
 COMMON: Mapping[str, Collection[str]] = {
-    "bench": ("--model", "--shape", "--low", "--arms", "--limits", "--reps", "--prompts", "--tokens"),
+    "bench": ("model", "--prompts", "-n", "--reps", "--json", "--memory", "--ctx", "--t1", "--t2"),
     "calibrate": ("model", "--text", "--max-ppl-increase", "--max-kl", "--chunks", "--memory"),
     "chat": ("model", "-p", "--file", "--system", "-n", "--temp", "--think", "-q", "--memory", "--ctx"),
     "config": ("model", "--write", "--memory", "--ctx", "--t1", "--t2", "--json"),
@@ -23,7 +23,7 @@ COMMON: Mapping[str, Collection[str]] = {
 """By verb, the options that --help shows, where that is not all of them."""
 
 EXAMPLES: Mapping[str, str] = {
-    "bench": "--shape tiny --low q2_k",
+    "bench": "m.gguf --memory 8G",
     "calibrate": "m.gguf --text my.txt --max-kl 0.01",
     "chat": "m.gguf --memory 8G",
     "config": "m.gguf --memory 8G --write",

@@ -31,7 +31,7 @@ from pyhobbit.errors import ConfigError
 
 # A module with parse(parser, arguments) reads its arguments itself.
 _VERBS: Mapping[str, tuple[Any, str]] = {
-    "bench": (bench, "measure against stock llama.cpp"),
+    "bench": (bench, "measure the speed of a model on this machine"),
     "calibrate": (calibrate, "fit thresholds and cache to a model"),
     "chat": (chat, "talk to a model, or have it continue a text"),
     "completion": (completion, "print what a shell needs to complete commands"),

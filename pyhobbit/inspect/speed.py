@@ -86,7 +86,7 @@ def measure_sample(path: Path, config: EngineConfig, seconds: float = _SAMPLE_SE
         cached = engine.info().cached
         marks = [engine.stats()]
         start = time.perf_counter()
-        for _ in _decode(engine):
+        for _ in decode_texts(engine):
             marks.append(engine.stats())
             if time.perf_counter() - start >= seconds and len(marks) > _MIN_TOKENS:
                 break
@@ -98,7 +98,7 @@ def measure_sample(path: Path, config: EngineConfig, seconds: float = _SAMPLE_SE
     return replace(_cached_sample(marks), latencies=latencies)
 
 
-def _decode(engine: Engine) -> Iterator[Piece]:
+def decode_texts(engine: Engine) -> Iterator[Piece]:
     """Tokens without end, of one text after the other."""
     for seed, prompt in enumerate(cycle(_PROMPTS)):
         yield from engine.generate(prompt, _TEXT_TOKENS, SamplingConfig(seed=seed))

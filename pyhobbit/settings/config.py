@@ -83,7 +83,7 @@ class CacheConfig(CacheSettings):
         )
         _require(
             self.predictor != "given",
-            "the predictor given knows only what pyhobbit bench --predict tells it; choose another predictor",
+            "the predictor given knows only what hobbit_set_prediction tells it; choose another predictor",
         )
         if self.weights is not None:
             total = sum(self.weights)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Single processes of pyhobbit bench."""
+"""Single processes of bench.compare."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pyhobbit.bench import job, routing, runner
+from bench.harness import job, routing, runner
 from pyhobbit.routing.analysis import MAX_AHEAD
 from pyhobbit.routing.trace import read_trace
 

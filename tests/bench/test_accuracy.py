@@ -9,25 +9,18 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
-import bench_scripts
 import models
-import pytest
 from gguf import GGUFValueType, GGUFWriter
 
-SCRIPT = models.ROOT / "bench/accuracy.py"
+from bench import accuracy
+
 GOOD, BAD = "self.name = name", ("&& zz qx@@", "@@ zq && x", "qq ## @@ z")
 
 
-@pytest.fixture(scope="module")
-def accuracy() -> ModuleType:
-    return bench_scripts.load("accuracy")
-
-
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, SCRIPT, *arguments]
-    return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=600, check=False)
+    command = [sys.executable, "-m", "bench.accuracy", *map(str, arguments)]
+    return subprocess.run(command, cwd=models.ROOT, capture_output=True, text=True, timeout=600, check=False)
 
 
 def write_hellaswag(path: Path) -> Path:
@@ -127,7 +120,7 @@ def test_what_is_missing_is_said_in_a_sentence(tmp_path: Path) -> None:
     assert [line.split(" | ")[0] for line in done.stdout.splitlines()[2:]] == ["| all high", "| low alone"]
 
 
-def test_the_number_of_an_answer_is_behind_the_mark_or_the_last_one(accuracy: ModuleType) -> None:
+def test_the_number_of_an_answer_is_behind_the_mark_or_the_last_one() -> None:
     number = accuracy.final_number
     assert number("48 / 2 = 24 clips.\n#### 1,024") == 1024
     assert number("#### -3.5 and 7") == -3.5
@@ -136,7 +129,7 @@ def test_the_number_of_an_answer_is_behind_the_mark_or_the_last_one(accuracy: Mo
     assert number("5 #### none") is None
 
 
-def test_gsm8k_counts_equal_numbers(accuracy: ModuleType) -> None:
+def test_gsm8k_counts_equal_numbers() -> None:
     tasks = [("a", "#### 1,000"), ("b", "#### 2"), ("c", "#### 3"), ("d", "#### 4")]
     replies = {"a": "so 1000.0", "b": "#### 3", "c": "nothing", "d": "2 + 2 = 4"}
     found = accuracy.gsm8k_score(replies.__getitem__, tasks)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""pyhobbit bench: that every arm runs and the output is complete, not how fast."""
+"""bench.compare: that every arm runs and the output is complete, not how fast."""
 
 import argparse
 import json
@@ -20,14 +20,12 @@ import numpy as np
 import pytest
 import traces
 from bench_jobs import PROMPTS
-from conftest import RunPyhobbit
 
-from pyhobbit.bench import generate, job, routing, runner, shapes, system
-from pyhobbit.bench.arms import ARMS, BY_NAME
-from pyhobbit.bench.carry import carry_over
-from pyhobbit.bench.shapes import SHAPES
-from pyhobbit.cli import bench
-from pyhobbit.cli.main import main
+from bench import compare
+from bench.harness import generate, job, routing, runner, shapes, system
+from bench.harness.arms import ARMS, BY_NAME
+from bench.harness.carry import carry_over
+from bench.harness.shapes import SHAPES
 from pyhobbit.convert.options import Options
 from pyhobbit.convert.pipeline import convert
 from pyhobbit.errors import ConfigError, HobbitError
@@ -158,11 +156,6 @@ def test_every_shape_declares_what_its_architecture_wants(name: str, tmp_path: P
     mixed = bench_jobs.measure(model, routes, **_ours(model, pools=model.stat().st_size // 4, **low_tier))
     assert stock.n_decoded == mixed.n_decoded == 5
     assert mixed.counters["selections_low"] > 0
-    low_tier["sidecar"] = generate.write_residual(model, small, "q2_k", "q2_k").name
-    residual = bench_jobs.measure(model, routes, **_ours(model, pools=model.stat().st_size // 4, **low_tier))
-    assert residual.info["high_is_residual"]
-    assert residual.counters["selections_high"] > 0
-    assert residual.counters["selections_low"] > 0
 
 
 def test_a_model_is_made_once_and_again_where_it_is_another(tmp_path: Path) -> None:
@@ -275,16 +268,25 @@ def test_the_disk_is_measured_by_direct_reads(direct: bool, monkeypatch: pytest.
 
 
 def test_arms_take_turns_within_a_repetition(small: Path) -> None:
-    arms = tuple(BY_NAME[name] for name in ("stock-mmap", "ours-resident", "ours"))
+    arms = tuple(BY_NAME[name] for name in ("stock", "stock-plain", "ours-resident", "ours"))
     order = runner.turns(runner.BenchConfig(small, arms, limits=(0.5, 0.25), reps=2, stock=models.STOCK_DIR))
     names = [(turn.repetition, turn.limit, turn.arm.name) for turn in order]
-    once = [(None, "ours-resident"), (0.5, "stock-mmap"), (0.5, "ours"), (0.25, "stock-mmap"), (0.25, "ours")]
+    free = [(None, "stock"), (None, "stock-plain"), (None, "ours-resident")]
+    once = [*free, *((limit, name) for limit in (0.5, 0.25) for name in ("stock", "ours"))]
     assert names == [(repetition, *turn) for repetition in range(2) for turn in once]
+
+
+def test_stock_is_repacked_in_memory_and_mapped_under_a_limit(small: Path, tmp_path: Path) -> None:
+    config = runner.BenchConfig(small, (), stock=models.STOCK_DIR)
+    for limit, expected in ((None, (False, True, True)), (1 << 30, (True, False, False))):
+        job = runner.job(config, BY_NAME["stock"], limit, tmp_path / "r.npz")
+        assert (job.mmap, job.repack, job.fits) == expected
+    assert runner.job(config, BY_NAME["ours"], 1 << 30, tmp_path / "r.npz").repack
 
 
 def test_ours_gets_the_limit_less_a_margin(small: Path, tmp_path: Path) -> None:
     config = runner.BenchConfig(small, (), low=tmp_path / "low.gguf", t1=0.5, t2=0.8)
-    limited = runner.job(config, BY_NAME["ours-mixed"], 10 << 30, tmp_path / "r.npz")
+    limited = runner.job(config, BY_NAME["ours-eq2"], 10 << 30, tmp_path / "r.npz")
     assert limited.settings == {
         "hobbit.enable": True, "hobbit.calibrated": False, "hobbit.device": "CPU",
         "hobbit.memory": int(0.99 * (10 << 30)) + 1,
@@ -314,11 +316,10 @@ def test_ours_gets_the_limit_less_a_margin(small: Path, tmp_path: Path) -> None:
         (["--seconds", "0"], "--seconds takes a positive number"),
         (["--layers", "0"], "--layers is 0"),
         (["--t1", "0.9", "--t2", "0.5"], "t1 <= t2"),
-        (["--arms", "theirs"], "unknown arm 'theirs'; choose one of stock-mmap"),
+        (["--arms", "theirs"], "unknown arm 'theirs'; choose one of stock, stock-128k"),
         (["--type", "q9"], "unknown type 'q9'"),
-        (["--residual", "q4_0"], "--residual is added to a low tier; name its type with --low"),
-        (["--arms", "ours-mixed"], "the arm ours-mixed needs a low tier; give --low TYPE"),
-        (["--arms", "stock-ram", "--stock", "/none"], "build stock llama.cpp with 'make stock'"),
+        (["--arms", "ours-eq2"], "the arm ours-eq2 needs a low tier; give --low TYPE"),
+        (["--arms", "stock-plain", "--stock", "/none"], "build stock llama.cpp with 'make stock'"),
         (["--arms", "ours", "--trace", "/none.csv"], "/none.csv is not a file"),
     ],
 )
@@ -326,14 +327,14 @@ def test_a_wrong_value_is_found_before_a_model_is_made(
     options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = ["--folder", str(tmp_path / "m"), "-o", str(tmp_path / "out")]
-    assert main(["bench", "--shape", "tiny", *folder, *options]) != 0
+    assert compare.main(["--shape", "tiny", *folder, *options]) != 0
     assert message in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_limit_that_is_no_number_is_a_wrong_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["bench", "--shape", "tiny", "--limits", "nope"])
+        compare.main(["--shape", "tiny", "--limits", "nope"])
     assert ended.value.code == 2
     assert "nope is no share" in capsys.readouterr().err
 
@@ -343,7 +344,7 @@ def test_a_run_that_would_replay_a_token_twice_is_refused_before_a_model_is_made
 ) -> None:
     model = ["--shape", "tiny", "--folder", str(tmp_path / "m")]
     trace = str(_trace(tmp_path, 40, 2, 8, 2))
-    assert main(["bench", *model, "--trace", trace, "--arms", "ours", "--prompts", "16", "32"]) != 0
+    assert compare.main([*model, "--trace", trace, "--arms", "ours", "--prompts", "16", "32"]) != 0
     message = capsys.readouterr().err
     assert "t.csv has 40 tokens, and the prompts, the warm-up and decoding need 65" in message
     assert len(message.splitlines()) == 1
@@ -353,9 +354,9 @@ def test_a_run_that_would_replay_a_token_twice_is_refused_before_a_model_is_made
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--arms", "ours-mixed"], "the arm ours-mixed needs a low tier; give --low TYPE"),
-        (["--arms", "ours-residual"], "needs a residual; give --low TYPE --residual TYPE"),
-        (["--arms", "stock-ram", "--stock", "/none"], "build stock llama.cpp with 'make stock'"),
+        (["--arms", "ours-eq2"], "the arm ours-eq2 needs a low tier; give --low TYPE"),
+        (["--arms", "ours-price"], "needs --low TYPE --calibration FILE"),
+        (["--arms", "stock-plain", "--stock", "/none"], "build stock llama.cpp with 'make stock'"),
         (["--arms", "ours-resident", "--trace", "/none.csv"], "/none.csv is not a file"),
         (["--low", "q4_0"], "are for a --shape"),
     ],
@@ -363,35 +364,32 @@ def test_a_run_that_would_replay_a_token_twice_is_refused_before_a_model_is_made
 def test_what_an_arm_lacks_is_told_before_anything_runs(
     options: list[str], message: str, small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["bench", "--model", str(small), "-o", str(tmp_path / "out"), *options]) != 0
+    assert compare.main(["--model", str(small), "-o", str(tmp_path / "out"), *options]) != 0
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("residual", [False, True])
-def test_a_models_own_sidecar_decides_which_arms_run(small: Path, tmp_path: Path, residual: bool) -> None:
+def _configured(*options: object) -> runner.BenchConfig:
+    parser = argparse.ArgumentParser()
+    compare.add_options(parser)
+    return compare.configured(parser.parse_args([*map(str, options)]))
+
+
+def test_a_models_own_sidecar_decides_which_arms_run(small: Path, tmp_path: Path) -> None:
     model = tmp_path / "m.gguf"
     shutil.copyfile(small, model)
-    high = "residual:q4_0" if residual else None
-    sidecar = convert(Options(model, low="q4_0", high=high, sidecar=True))
-    parser = argparse.ArgumentParser()
-    bench.add_arguments(parser)
-    args = parser.parse_args(["--model", str(model), "--stock", str(models.stock_dir())])
-    config = bench.configured(args, BY_NAME)
-    assert (config.low, config.residual) == ((None, sidecar) if residual else (sidecar, None))
-    assert {arm.tiers for arm in config.arms} == {"high", "residual" if residual else "low"}
-    lossless = [arm.name for arm in config.arms if arm.build == "ours" and arm.tiers == "high"]
-    assert bool(lossless) != residual
-    if residual:
-        with pytest.raises(ConfigError, match="also in ours; leave this arm out"):
-            bench.configured(parser.parse_args(["--model", str(model), "--arms", "ours"]), BY_NAME)
+    sidecar = convert(Options(model, low="q4_0", sidecar=True))
+    config = _configured("--model", model, "--stock", models.stock_dir())
+    assert config.low == sidecar
+    assert {arm.tiers for arm in config.arms} == {"high", "low"}
+    convert(Options(model, low="q4_0", high="residual:q4_0", sidecar=True, force=True))
+    with pytest.raises(ConfigError, match="holds a residual, which changes every arm"):
+        _configured("--model", model, "--arms", "ours")
 
 
 def test_a_model_with_two_tiers_in_itself_is_refused() -> None:
-    parser = argparse.ArgumentParser()
-    bench.add_arguments(parser)
     with pytest.raises(ConfigError, match="has two tiers in itself"):
-        bench.configured(parser.parse_args(["--model", str(models.tiny_tiers("f16", "q4_0"))]), BY_NAME)
+        _configured("--model", models.tiny_tiers("f16", "q4_0"))
 
 
 def test_a_split_model_counts_with_all_its_parts(tmp_path: Path) -> None:
@@ -399,11 +397,7 @@ def test_a_split_model_counts_with_all_its_parts(tmp_path: Path) -> None:
     parts = sorted(first.parent.glob(first.name.replace("00001-of", "*-of")))
     for part in parts:
         (tmp_path / part.name).symlink_to(part)
-    parser = argparse.ArgumentParser()
-    bench.add_arguments(parser)
-    config = bench.configured(
-        parser.parse_args(["--model", str(tmp_path / first.name), "--arms", "ours-resident"]), BY_NAME
-    )
+    config = _configured("--model", tmp_path / first.name, "--arms", "ours-resident")
     assert config.files == [tmp_path / part.name for part in parts]
     assert config.model_bytes == sum(part.stat().st_size for part in parts) > parts[0].stat().st_size
     assert runner.job(config, BY_NAME["ours-resident"], None, tmp_path).model == str(tmp_path / first.name)
@@ -411,7 +405,7 @@ def test_a_split_model_counts_with_all_its_parts(tmp_path: Path) -> None:
 
 def test_a_model_without_experts_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     low = generate.write_low_tier(generate.write_model(tmp_path, "small", SMALL, "q8_0"), SMALL, "q4_0")
-    assert main(["bench", "--model", str(low), "--arms", "ours-resident", "-o", str(tmp_path / "out")]) == 1
+    assert compare.main(["--model", str(low), "--arms", "ours-resident", "-o", str(tmp_path / "out")]) == 1
     assert "has no routed experts" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
@@ -451,7 +445,7 @@ def test_a_calibration_is_carried_over(tmp_path: Path) -> None:
         carry_over(alone, model, low)
 
 
-def test_a_small_bench_runs_every_arm(run_pyhobbit: RunPyhobbit, tmp_path: Path) -> None:
+def test_a_small_bench_runs_every_arm(tmp_path: Path) -> None:
     """As a user would run it. Where no cgroup can be made, only what holds everything in memory."""
     try:
         with system.memory_cgroup(None):
@@ -459,19 +453,24 @@ def test_a_small_bench_runs_every_arm(run_pyhobbit: RunPyhobbit, tmp_path: Path)
     except system.NoCgroupError:
         limits = []
     options = {
-        "--shape": "tiny", "--layers": 8, "--type": "q8_0", "--low": "q2_k", "--residual": "q3_k",
+        "--shape": "tiny", "--layers": 8, "--type": "q8_0", "--low": "q2_k",
         "--folder": tmp_path / "m", "--trace": _trace(tmp_path, 40, 6, 32, 4), "--reps": 1, "--tokens": 4,
         "--warm-up": 2, "--seconds": 5, "--stock": models.stock_dir(), "--output": tmp_path / "out",
         "--calibration": _calibration(tmp_path),
     }  # fmt: skip
-    given = [part for option in options.items() for part in option]
-    done = run_pyhobbit("bench", *given, "--prompts", 4, 12, "--limits", *(limits or ["none"]))
+    given = [str(part) for option in options.items() for part in option]
+    given += ["--prompts", "4", "12", "--limits", *(limits or ["none"])]
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.compare", *given],
+        cwd=models.ROOT, capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in (tmp_path / "out/results.jsonl").read_text().splitlines()]
     run, results = lines[0], lines[1:]
     assert run["options"]["prompts"] == [4, 12]
     assert "replayed" in run["routing"]
-    expected = [arm.name for arm in ARMS if arm.fits] + [arm.name for arm in ARMS if limits and not arm.fits]
+    expected = [arm.name for arm in ARMS if arm.fits in (None, True)]
+    expected += [arm.name for arm in ARMS if limits and arm.fits in (None, False)]
     assert [result["arm"] for result in results] == expected
     priced = next((r["counters"] for r in results if r["arm"] == "ours-price"), None)
     assert (
@@ -487,7 +486,7 @@ def test_a_small_bench_runs_every_arm(run_pyhobbit: RunPyhobbit, tmp_path: Path)
             assert (quarter["experts_s"] > 0) == bool(result["counters"])
         if result["limit_bytes"]:
             assert result["peak_bytes"] <= result["limit_bytes"]
-    plain = {r["logits_crc"] for r in results if r["arm"] in ("stock-mmap", "stock-mmap-128k", "stock-ram")}
+    plain = {r["logits_crc"] for r in results if r["arm"] in ("stock-128k", "stock-plain")}
     assert len(plain) == 1
     assert done.stdout.rstrip("\n") == (tmp_path / "out/table.md").read_text().rstrip("\n")
     assert all(f"| {name} " in done.stdout for name in expected)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What pyhobbit bench reports: medians, ratios, the roof."""
+"""What a comparison reports: medians, ratios, the roof."""
 
 import json
 from dataclasses import asdict
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pyhobbit.bench import job, report
+from bench.harness import job, report
 from pyhobbit.errors import HobbitError
 
 
@@ -28,7 +28,7 @@ HEAD = {
     "machine": {"cpu": "c", "cores": 2, "memory_bytes": 8e9},
     "model": "m.gguf", "model_bytes": 4e9, "moe": {"n_layers": 1, "n_experts": 8, "n_used": 2},
     "readahead_kb": 128, "routing": "the model's own",
-    "options": {"low": None, "residual": None, "t1": 1, "t2": 1, "reps": 3, "prompts": [16], "n_threads": 2},
+    "options": {"low": None, "t1": 1, "t2": 1, "reps": 3, "prompts": [16], "n_threads": 2},
 }  # fmt: skip
 
 
@@ -40,11 +40,11 @@ def test_the_report_is_medians_ratios_and_the_roof() -> None:
     ours = {"disk_bytes_per_token": 1e8, "counters": counters, "hit_rate": 0.5, "stall_share": 0.1}
     records = [
         HEAD,
-        *(_record("stock-ram", None, i, speed) for i, speed in enumerate((19, 20, 26))),
+        *(_record("stock", None, i, speed) for i, speed in enumerate((19, 20, 26))),
         _record("ours-resident", None, 0, 16),
-        _record("stock-mmap", 0.25, 0, 2),
-        _record("stock-mmap-128k@512", 0.25, 0, 3),
-        _record("stock-mmap-128k@2048", 0.25, 0, 4),
+        _record("stock", 0.25, 0, 2),
+        _record("stock-128k@512", 0.25, 0, 3),
+        _record("stock-128k@2048", 0.25, 0, 4),
         *(_record("ours", 0.25, i, speed, **ours) for i, speed in enumerate((9, 8, 5))),
         {
             "kind": "result",
@@ -66,7 +66,7 @@ def test_the_report_is_medians_ratios_and_the_roof() -> None:
     assert row.disk_use == pytest.approx(0.7)  # without what was prefetched
     assert results.errors() == ["ours at 25%: gone"]
     text = report.table(results)
-    assert "| 25%    | ours (1 failed)      | 8.00    | 5.00 - 9.00" in text
+    assert "| 25%    | ours (1 failed) | 8.00    | 5.00 - 9.00" in text
     assert "| 1.25 s, 2.00 GB (0.50) |" in text
     assert len({line.count("|") for line in text.splitlines() if line.startswith("|")}) == 1
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import traces
 
-from pyhobbit.bench import routing
+from bench.harness import routing
 from pyhobbit.routing.trace import read_trace
 
 

@@ -17,10 +17,9 @@ import numpy as np
 import pytest
 import traces
 
-from pyhobbit.bench import generate, routing
-from pyhobbit.bench.shapes import SHAPES
+from bench.harness import generate, routing
+from bench.harness.shapes import SHAPES
 
-SCRIPT = models.ROOT / "bench/device.py"
 N_LAYERS = 4
 TINY = SHAPES["tiny"].scaled(N_LAYERS)
 TINY_EXPERT = 3 * TINY.n_embd * TINY.n_ff * 34 // 32  # bytes in q8_0
@@ -32,8 +31,7 @@ ARMS = [
     "stock-repacked",
     *OURS,
     "ours-daop",
-    "ours-mixed",
-    "ours-residual",
+    "ours-eq2",
 ]  # in their order
 
 
@@ -51,8 +49,8 @@ def _bench(folder: Path, out: Path, rpc: str, **options: Any) -> "subprocess.Com
     given |= {f"--{name.replace('_', '-')}": value for name, value in options.items()}
     words = [word for name, value in given.items() for word in (name, *np.atleast_1d(value))]
     return subprocess.run(
-        [sys.executable, SCRIPT, *map(str, words)],
-        capture_output=True, text=True, timeout=300, cwd=folder,
+        [sys.executable, "-m", "bench.device", *map(str, words)],
+        capture_output=True, text=True, timeout=300, cwd=models.ROOT,
     )  # fmt: skip
 
 
@@ -90,7 +88,7 @@ def test_a_small_bench_runs_every_arm(folder: Path, tmp_path: Path, rpc: str) ->
     assert demand["counters"]["bytes_transferred"] > 0
     assert results["ours-gpu"]["counters"]["selections_cpu"] == 0
     assert results["ours-cooperative"]["counters"]["selections_cpu"] > 0
-    assert results["ours-mixed"]["counters"]["selections_low"] > 0
+    assert results["ours-eq2"]["counters"]["selections_low"] > 0
     assert "--n-cpu-moe 3 at 30%" in done.stdout
     assert done.stdout.rstrip("\n") == (tmp_path / "out/table.md").read_text().rstrip("\n")
     assert all(f"| {arm} " in done.stdout for arm in ARMS)
@@ -101,7 +99,7 @@ _COPY_RATES = """
 import sys
 import time
 from pathlib import Path
-from pyhobbit.bench.ggml_device import GgmlDevice
+from bench.harness.ggml_device import GgmlDevice
 device = GgmlDevice(Path(sys.argv[1]), "RPC0", sys.argv[2])
 for n_bytes in 32 << 20, 48 << 20:
     now = iter([0, 80, 100, 101, 200, 204, 300, 302])  # a first repetition, then three

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Models that pyhobbit bench makes route like Qwen3-30B-A3B; bench/routing.py measures it."""
+"""Generated models route like Qwen3-30B-A3B; bench/routing.py measures it."""
 
 import subprocess
 import sys
@@ -10,10 +10,9 @@ import models
 import pytest
 import traces
 
-from pyhobbit.bench import generate
-from pyhobbit.bench.shapes import SHAPES
+from bench.harness import generate
+from bench.harness.shapes import SHAPES
 
-SCRIPT = models.ROOT / "bench/routing.py"
 SMALL = replace(
     SHAPES["qwen3-30b-a3b"], n_layer=12, n_embd=512, n_ff=64, n_head=8, n_head_kv=2, n_vocab=4096
 )  # 128 experts, 8 used, as in the real model
@@ -27,8 +26,8 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _run(*args: object) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, SCRIPT, *args]
-    return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300)
+    command = [sys.executable, "-m", "bench.routing", *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=models.ROOT)
 
 
 def _figures(*args: object) -> list[float]:

@@ -1,20 +1,24 @@
 # SPDX-License-Identifier: MIT
 """bench/gpu_machine.py: what it runs, and what it says of the rest. bench/device.py has tests of its own."""
 
-import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import models
 
-SCRIPT = models.ROOT / "bench/gpu_machine.py"
+from bench import gpu_machine
 
 
 def _run(out: Path, *options: str) -> "subprocess.CompletedProcess[str]":
     given = ("--device", "CUDA7", "--stock", "nowhere", "--folder", str(out.parent), "--output", str(out))
     return subprocess.run(
-        [sys.executable, SCRIPT, *given, *options], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-m", "bench.gpu_machine", *given, *options],
+        cwd=models.ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
 
 
@@ -23,7 +27,7 @@ def test_what_the_time_does_not_suffice_for_is_named(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.rstrip() == (tmp_path / "out/tables.md").read_text().rstrip()
     parts = dict(part.split("\n\n", 1) for part in done.stdout.split("## ")[1:])
-    assert list(parts) == [run.name for run in runpy.run_path(str(SCRIPT))["RUNS"]]
+    assert list(parts) == [run.name for run in gpu_machine.RUNS]
     assert parts["many small experts"].strip() == "Left out: it may take 8 minutes, and 1 were left."
     assert parts["newer llama.cpp"].strip() == "Left out: it needs --newer."
     assert parts["by price"].strip() == "Left out: it needs --calibration."
@@ -33,6 +37,6 @@ def test_a_run_that_fails_is_told_with_its_command(tmp_path: Path) -> None:
     done = _run(tmp_path / "out", "--trial", "--runs", "prompts", "--minutes", "1")
     assert done.returncode == 1
     (part,) = done.stdout.split("## ")[1:]
-    assert part.startswith("prompts\n\n    python bench/device.py --device CUDA7 --shape tiny ")
-    assert "Failed: device.py: llama.cpp in " in part
+    assert part.startswith("prompts\n\n    python -m bench.device --device CUDA7 --shape tiny ")
+    assert "Failed: device: llama.cpp in " in part
     assert "has no device 'CUDA7': choose one of CPU" in part

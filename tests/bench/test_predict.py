@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import traces
 
-from pyhobbit.bench import generate, job, routing, system
-from pyhobbit.bench.shapes import SHAPES
-from pyhobbit.cli.main import main
+from bench import compare
+from bench.harness import generate, job, routing, system
+from bench.harness.shapes import SHAPES
 
 N_AHEAD = 4
 
@@ -77,7 +77,7 @@ def test_a_wrong_value_is_one_sentence(
     options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = ["--folder", str(tmp_path / "m"), "-o", str(tmp_path / "out")]
-    assert main(["bench", "--shape", "tiny", "--arms", "ours", *folder, *options]) != 0
+    assert compare.main(["--shape", "tiny", "--arms", "ours", *folder, *options]) != 0
     assert message in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 

@@ -12,7 +12,6 @@ tests that need those for one and two rows in two types.
 from __future__ import annotations
 
 import functools
-import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -77,8 +76,8 @@ class Gpu:
             return f"there is no build for {self.device}: run make {self.target}"
         if self.stands_in:
             return ""
-        command = [sys.executable, "-m", "pyhobbit.bench.ggml_device", self.lib_dir, self.device]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=os.sep, check=False)
+        command = [sys.executable, "-m", "bench.harness.ggml_device", self.lib_dir, self.device]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
         return done.stderr.splitlines()[-1] if done.returncode else ""
 
     def run(

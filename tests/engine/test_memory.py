@@ -17,7 +17,7 @@ import random_moe
 import rpc_server
 from memory_modes import Peak
 
-from pyhobbit.bench.system import NoCgroupError, memory_cgroup
+from bench.harness.system import NoCgroupError, memory_cgroup
 
 MiB = 1 << 20
 BUDGET = 640 * MiB

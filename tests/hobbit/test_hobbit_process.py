@@ -11,8 +11,8 @@ import pytest
 import random_moe
 from hobbits import PROMPT, open_model, run_script, text_of
 
+from bench.harness.system import NoCgroupError, memory_cgroup
 from pyhobbit import Hobbit, HobbitError
-from pyhobbit.bench.system import NoCgroupError, memory_cgroup
 
 _BUDGETS = """
 import re, sys

@@ -176,7 +176,7 @@ LISTED = [
     ),
     Mutant(
         "16b: the first copy is part of a link's speed",
-        "pyhobbit/bench/ggml_device.py",
+        "bench/harness/ggml_device.py",
         "median(rates[1:])",
         "median(rates)",
         ("tests/bench/test_device_bench.py::test_the_rate_of_copies_is_the_median_after_a_first_one",),

@@ -144,7 +144,7 @@ def test_an_integer_threshold_becomes_a_float() -> None:
         ({"weights": (1.5, -0.5, 0.0, 0.0)}, "weights is 1.5; it must lie between 0 and 1"),
         ({"weights": (0.5, 0.5)}, "weights has 2 numbers; give 4: w_lru, w_lfu, w_lhu, w_fld"),
         ({"weights": (float("nan"), 0.0, 0.0, 1.0)}, "weights is nan"),
-        ({"predictor": "given"}, "the predictor given knows only what pyhobbit bench --predict tells it"),
+        ({"predictor": "given"}, "the predictor given knows only what hobbit_set_prediction tells it"),
         ({"policy": "nope"}, "policy is 'nope'; choose one of .*, lru, "),
         ({"trace": Path("/" + "x" * 127)}, "longer than 127 bytes"),
     ],

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pyhobbit.bench.arms import kind
+from bench.harness.arms import kind
+from bench.tables import markdown, number
 from pyhobbit.errors import HobbitError
 
 if TYPE_CHECKING:
@@ -20,11 +21,11 @@ Record = Mapping[str, Any]
 Key = tuple[float | None, str]
 """Limit, None where there is none, and arm."""
 
-_ALL_IN_MEMORY = "stock-ram"
+_STOCK = "stock"
 _RESIDENT = "ours-resident"
 _OURS = "ours"
 _LIMITS = "memory of the process, share of the model file"
-_MAPPED = ("stock-mmap", "stock-mmap-128k")  # stock under a limit means the better of them
+_MAPPED = (_STOCK, "stock-128k")  # stock under a limit means the better of them
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Row:
     """One arm at one limit: medians over n repetitions. None where there is no such figure.
 
     least, most: of the tokens per second.  kept: share of the decode speed of stock llama.cpp with everything
-    in memory, in plain layouts.  to_stock: the decode speed by that of stock under the same limit.
+    in memory.  to_stock: the decode speed by that of stock under the same limit.
     ttft_s: by prompt length; ttft_bytes: read meanwhile; ttft_to_stock: by stock's under the same limit,
     below 1 where this is sooner.
     of_roof: share of what compute or the disk allow, whichever allows less.  disk_use: bandwidth while there
@@ -125,7 +126,7 @@ class Results:
     def _of_stock(
         self, limit: float | None, better: Callable[..., float], figure: Callable[[Record], float | None]
     ) -> float | None:
-        names = (_ALL_IN_MEMORY,) if limit is None else self._stock
+        names = (_STOCK,) if limit is None else self._stock
         keys = [key for key in self._all if key[0] == limit and kind(key[1]) in names]
         values = [value for key in keys if (value := self.median(key, figure)) is not None]
         return better(values) if values else None
@@ -158,7 +159,7 @@ class Results:
             tokens_per_second=median(speeds),
             least=min(speeds),
             most=max(speeds),
-            kept=_ratio(median(speeds), self.median((None, _ALL_IN_MEMORY), _get("tokens_per_second"))),
+            kept=_ratio(median(speeds), self.median((None, _STOCK), _get("tokens_per_second"))),
             to_stock=_ratio(median(speeds), self._of_stock(limit, max, _get("tokens_per_second"))),
             ttft_s=ttft,
             ttft_bytes={n: median(r["ttft_bytes"][n] for r in good) for n in ttft},
@@ -217,16 +218,6 @@ def table(results: Results) -> str:
     return "\n".join([*preface(results, disk), "", *markdown(rows)])
 
 
-def markdown(table: Sequence[Mapping[str, str]]) -> list[str]:
-    """The lines of a table, from its rows by column."""
-    if not table:
-        return []
-    head, rows = list(table[0]), [list(row.values()) for row in table]
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
-    return [_line(head, widths), rule, *(_line(row, widths) for row in rows)]
-
-
 def preface(results: Results, transport: str) -> list[str]:
     """Lines that say what was run on what. transport: on what the experts come by."""
     run = results.run
@@ -247,10 +238,9 @@ def _busy_text(options: dict[str, Any]) -> str:
 
 
 def _tiers_text(options: dict[str, Any]) -> str:
-    files = [name for kind in ("low", "residual") if (name := options[kind])]
-    if not files:
+    if options["low"] is None:
         return "low tier: none"
-    return f"low tier: {', '.join(files)}, t1 = {options['t1']:g}, t2 = {options['t2']:g}"
+    return f"low tier: {options['low']}, t1 = {options['t1']:g}, t2 = {options['t2']:g}"
 
 
 def cells(row: Row, prompts: Sequence[str]) -> dict[str, str]:
@@ -280,15 +270,6 @@ def _first_token(row: Row, prompt: str) -> str:
     ratio = (row.ttft_to_stock or {}).get(prompt)
     read = "" if row.ttft_bytes is None else f", {row.ttft_bytes[prompt] / 1e9:.2f} GB"
     return f"{row.ttft_s[prompt]:.2f} s{read}" + (f" ({ratio:.2f})" if ratio is not None else "")
-
-
-def number(value: float | None, how: str, scale: float = 1.0) -> str:
-    """As a cell; a dash where there is none."""
-    return "-" if value is None else format(value * scale, how)
-
-
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    return "| " + " | ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) + " |"
 
 
 #

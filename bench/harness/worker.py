@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from pyhobbit.bench.ggml_device import GgmlDevice
-from pyhobbit.bench.job import Job, Measured, Quarter, tell
-from pyhobbit.bench.newer_llama import know_newer_fields
-from pyhobbit.bench.replay import Replay
-from pyhobbit.bench.tokens import random_tokens
+from bench.harness.ggml_device import GgmlDevice
+from bench.harness.job import Job, Measured, Quarter, tell
+from bench.harness.newer_llama import know_newer_fields
+from bench.harness.replay import Replay
+from bench.harness.tokens import random_tokens
 from pyhobbit.engine.stats import peak_rss_bytes
 from pyhobbit.errors import HobbitError
 from pyhobbit.settings.config import EngineConfig

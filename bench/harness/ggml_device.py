@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """A device of ggml's with memory of its own, in the build of llama.cpp that the process uses.
 
-    python -m pyhobbit.bench.ggml_device LIB_DIR NAME [--rpc HOST:PORT] [--copies BYTES ...]
+    python -m bench.harness.ggml_device LIB_DIR NAME [--rpc HOST:PORT] [--copies BYTES ...]
 
 writes as JSON what it is, and how fast copies of these sizes reach it from host memory.
 """
@@ -15,8 +15,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from pyhobbit.bench.job import tell
-from pyhobbit.bench.script import option_parser
+from bench.harness.job import tell
+from bench.tables import option_parser
 from pyhobbit.errors import HobbitError
 from pyhobbit.native.rpc_servers import add_rpc_servers
 

@@ -118,9 +118,7 @@ def readahead(path: Path, kilobytes: int | None) -> Iterator[None]:
         return
     setting = readahead_setting(path)
     if setting is None:
-        raise HobbitError(
-            f"the file system of {path} has no block device; leave stock-mmap-128k out (--arms)"
-        )
+        raise HobbitError(f"the file system of {path} has no block device; leave stock-128k out (--arms)")
     with setting.open() as held:
         fcntl.flock(held, fcntl.LOCK_EX)  # another run must not take ours for the disk's own
         before = setting.read_text()
@@ -128,7 +126,7 @@ def readahead(path: Path, kilobytes: int | None) -> Iterator[None]:
             setting.write_text(str(kilobytes))
         except OSError as e:
             raise HobbitError(
-                f"{setting} cannot be set ({e.strerror}): run as root, or leave stock-mmap-128k out (--arms)"
+                f"{setting} cannot be set ({e.strerror}): run as root, or leave stock-128k out (--arms)"
             ) from e
         try:
             yield

@@ -1,22 +1,49 @@
 # SPDX-License-Identifier: MIT
 """Overwrites the routers' choices while a model computes, the same in any build of llama.cpp.
 
-The callback is native, ggml_ext/replay: it is asked about every node of the graph, which takes Python several
-milliseconds per token.
+The callback is replay.c, compiled on first use: it is asked about every node of the graph, which takes Python
+several milliseconds per token.
 """
 
 import ctypes
+import os
+import subprocess
+import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pyhobbit.native.paths import LIB_DIR
+from bench.tables import FOLDER, ROOT
+from pyhobbit.errors import HobbitError
+
+_SOURCE = Path(__file__).with_name("replay.c")
+_HEADERS = (ROOT / "vendor/llama.cpp/ggml/include", ROOT / "build/stock/vendor/llama.cpp/ggml/include")
+_FLAGS = ("-O2", "-shared", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra")
+
+
+def library() -> Path:
+    """The compiled callback. Raises HobbitError without a compiler, or without llama.cpp's sources."""
+    path = FOLDER / f"replay-{zlib.crc32(_SOURCE.read_bytes()):08x}.so"
+    if path.exists():
+        return path
+    headers = [folder for folder in _HEADERS if (folder / "ggml.h").exists()]
+    if not headers:
+        raise HobbitError(f"{_HEADERS[0]} has no ggml.h; run 'make build' or 'make stock' in {ROOT}")
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    made = path.with_suffix(f".{os.getpid()}")
+    compiler = os.environ.get("CC", "cc")
+    try:
+        subprocess.run([compiler, *_FLAGS, f"-I{headers[0]}", _SOURCE, "-o", made], check=True)
+    except (OSError, subprocess.CalledProcessError) as e:
+        raise HobbitError(f"{_SOURCE.name} cannot be compiled with {compiler} ({e}); set CC") from e
+    made.replace(path)
+    return path
 
 
 class _State(ctypes.Structure):
-    """struct hobbit_replay of hobbit-replay.h."""
+    """struct hobbit_replay of replay.c."""
 
     _fields_ = [
         ("experts", ctypes.c_void_p),
@@ -39,7 +66,7 @@ class Replay:
 
     def __init__(self, lib_dir: Path) -> None:
         """lib_dir: of the build of llama.cpp that computes."""
-        self._library = ctypes.CDLL(str(LIB_DIR / "libhobbit-replay.so"))
+        self._library = ctypes.CDLL(str(library()))
         self._base = ctypes.CDLL(str(lib_dir / "libggml-base.so"))
         self._state = _State()
         self._state.is_host, self._state.get, self._state.set = (

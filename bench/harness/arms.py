@@ -8,25 +8,26 @@ from typing import Literal
 from pyhobbit.settings.config import Setting
 
 Build = Literal["stock", "newer", "ours"]
-Tiers = Literal["high", "low", "priced", "residual"]
+Tiers = Literal["high", "low", "priced"]
 
 
 @dataclass(frozen=True)
 class Arm:
     """One way to run the model.
 
-    build: unpatched llama.cpp, a newer one, or this package's.  fits: everything in memory, without a limit.
-    mmap: the model is mapped (stock).  repack: weights may be kept in ggml's repacked layouts.
+    build: unpatched llama.cpp, a newer one, or this package's.  fits: everything in memory, without a limit;
+    None: without a limit and under each.  mmap: the model is mapped under a limit (stock).
+    repack: weights may be kept in ggml's repacked layouts, by stock without a limit alone.
     readahead_kb: of the model's disk, while the arm runs; None leaves it alone.
     tiers: opened with "high" precision alone, or by the thresholds of the run with a "low" tier beside it, or
-    "priced" by the model's calibration, or as a low tier and a "residual".  settings: of hobbit.h.
+    "priced" by the model's calibration.  settings: of hobbit.h.
     n_batch: tokens of a prompt per pass; None leaves them to the arm's process (Job).
     """
 
     name: str
     summary: str
     build: Build
-    fits: bool = False
+    fits: bool | None = False
     mmap: bool = False
     repack: bool = False
     readahead_kb: int | None = None
@@ -46,23 +47,23 @@ def ours(name: str, summary: str, tiers: Tiers = "high", *, fits: bool = False, 
 
 
 ARMS = (
-    Arm("stock-mmap", "llama.cpp, mmap, the disk's own readahead", "stock", mmap=True),
-    Arm("stock-mmap-128k", "llama.cpp, mmap, readahead 128 KiB", "stock", mmap=True, readahead_kb=128),
-    Arm("stock-ram", "llama.cpp, all in memory, plain layouts", "stock", fits=True),
-    Arm("stock-repacked", "llama.cpp, all in memory, repacked", "stock", fits=True, repack=True),
+    Arm(
+        "stock",
+        "llama.cpp with its defaults: repacked in memory, mapped under a limit",
+        "stock",
+        fits=None,
+        mmap=True,
+        repack=True,
+    ),
+    Arm("stock-128k", "llama.cpp, mapped, readahead 128 KiB", "stock", mmap=True, readahead_kb=128),
+    Arm("stock-plain", "llama.cpp, all in memory, plain layouts", "stock", fits=True),
     ours("ours-resident", "expert cache that holds every expert", fits=True),
     ours("ours-resident-plain", "as ours-resident, plain layouts", fits=True, pack=False),
-    ours("ours-resident-residual", "as ours-resident, as residuals", "residual", fits=True, t1=1.0, t2=1.0),
     ours("ours", "expert cache, everything in high precision"),
-    ours("ours-mixed", "expert cache, high and low precision by Eq. 2", "low"),
-    ours("ours-price", "as ours-mixed, by the rule price and --calibration", "priced"),
-    ours("ours-residual", "as ours-mixed, high precision is the sum of low and residual", "residual"),
-    ours(
-        "ours-paths", "as ours, prefetch by what followed which experts so far (EdgeMoE)", predictor="paths"
-    ),
+    ours("ours-eq2", "expert cache, high and low precision by Eq. 2", "low"),
+    ours("ours-price", "as ours-eq2, by the rule price and --calibration", "priced"),
     ours("ours-noprefetch", "as ours, without prefetch", prefetch=0),
-    ours("ours-mixed-noprefetch", "as ours-mixed, without prefetch", "low", prefetch=0),
-    ours("ours-residual-noprefetch", "as ours-residual, without prefetch", "residual", prefetch=0),
+    ours("ours-eq2-noprefetch", "as ours-eq2, without prefetch", "low", prefetch=0),
     ours("lru", "LRU, without prefetch, as mixtral-offloading", policy="lru", prefetch=0),
     ours("lfu", "LFU, without prefetch", policy="lfu", prefetch=0),
     ours("moe-infinity", "the policy of MoE-Infinity, without prefetch", policy="moe-infinity", prefetch=0),

@@ -18,16 +18,16 @@ from typing import Any, ClassVar
 import numpy as np
 from tqdm import tqdm
 
-from pyhobbit.bench import routing, system
-from pyhobbit.bench.arms import BY_NAME, Arm, Tiers
-from pyhobbit.bench.job import Job
+from bench.harness import replay, routing, system
+from bench.harness.arms import BY_NAME, Arm, Tiers
+from bench.harness.job import Job
+from bench.tables import ROOT
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.model_file import model_parts
 from pyhobbit.routing.analysis import MAX_AHEAD
 from pyhobbit.routing.trace import read_trace
 from pyhobbit.settings.config import CacheConfig, Setting, format_size
 
-_CHECKOUT = Path(__file__).resolve().parents[2]
 _JOIN = 'echo $$ > "$0" && exec "$@"'
 _TIMEOUT_S = 3600
 _BANDWIDTH_S = 1.0
@@ -38,23 +38,22 @@ _TRACE_PROMPTS, _TRACE_WARM_UP, _TRACE_TOKENS = (16,), 16, 96  # recorded traces
 class BenchConfig:
     """One run. limits: shares of the model file, which the process may hold, or of what else is bounded.
 
-    low: file with the low tier.  residual: file with a low tier and a residual.  t1, t2: thresholds of the
-    arms that use either.  has_costs: a calibration with costs lies beside the model.  stock: folder with the
-    unpatched libllama.so.  trace: routing that every arm replays; None leaves it to the model.  predict:
-    accuracy of the predictor that the replay brings along, one layer ahead; None: the model's routers, which
-    know nothing of a replay.  reps: repetitions.  n_tokens, n_warm_up, seconds: decoding ends with whichever
-    comes first, tokens or time.  n_busy: other processes that each keep a core busy meanwhile.
+    low: file with the low tier.  t1, t2: thresholds of the arms that use it.  has_costs: a calibration with
+    costs lies beside the model.  stock: folder with the unpatched libllama.so.  trace: routing that every arm
+    replays; None leaves it to the model.  predict: accuracy, one layer ahead, of the predictor that the
+    replay brings along; None: the model's routers, which know nothing of a replay.  reps: repetitions.
+    n_tokens, n_warm_up, seconds: decoding ends with whichever comes first, tokens or time.  n_busy: other
+    processes that each keep a core busy meanwhile.
     """
 
     model: Path
     arms: tuple[Arm, ...]
     limits: tuple[float, ...] = (0.15, 0.25, 0.4, 0.6)
     low: Path | None = None
-    residual: Path | None = None
     t1: float = 0.6  # the paper's, for Mixtral-8x7B
     t2: float = 0.9
     has_costs: bool = False
-    stock: Path = _CHECKOUT / "build/stock/bin"
+    stock: Path = ROOT / "build/stock/bin"
     trace: Path | None = None
     predict: float | None = None
     reps: int = 5
@@ -89,19 +88,11 @@ class BenchConfig:
                 raise ConfigError(f"the arm {arm.name} needs a low tier; give --low TYPE, or leave it out")
             if arm.tiers == "priced" and not self.has_costs:
                 raise ConfigError(f"the arm {arm.name} needs --low TYPE --calibration FILE; or leave it out")
-            if arm.tiers == "residual" and self.residual is None:
-                raise ConfigError(
-                    f"the arm {arm.name} needs a residual; give --low TYPE --residual TYPE, or leave it out"
-                )
             if arm.build == "stock" and not (self.stock / "libllama.so").exists():
                 raise ConfigError(
                     f"{self.stock} holds no libllama.so for the arm {arm.name}; build stock llama.cpp with "
                     "'make stock' and give its folder with --stock, or leave its arms out (--arms)"
                 )
-
-    def sidecar(self, arm: Arm) -> Path | None:
-        """The file with the further tiers of an arm."""
-        return {"high": None, "low": self.low, "priced": self.low, "residual": self.residual}[arm.tiers]
 
     @cached_property
     def parts(self) -> list[Path]:
@@ -116,7 +107,7 @@ class BenchConfig:
     @property
     def files(self) -> list[Path]:
         """All that is read from the disk."""
-        return [*self.parts, *(path for path in (self.low, self.residual) if path is not None)]
+        return [*self.parts, self.low] if self.low else self.parts
 
 
 @dataclass(frozen=True)
@@ -151,7 +142,7 @@ def turns(config: BenchConfig) -> list[Turn]:
         for repetition in range(config.reps)
         for limit in (None, *config.limits)
         for arm in config.arms
-        if arm.fits == (limit is None)
+        if arm.fits in (None, limit is None)
     ]
 
 
@@ -251,9 +242,9 @@ def job(config: BenchConfig, arm: Arm, limit: int | None, routes: Path) -> Job:
         lib_dir=str(config.stock.resolve()) if arm.build == "stock" else None,
         routing=str(routes),
         settings=settings(config, arm, _bound(config, limit)) if arm.build == "ours" else {},
-        mmap=arm.mmap,
-        repack=arm.repack,
-        fits=arm.fits,
+        mmap=arm.mmap and limit is not None,
+        repack=arm.repack and (limit is None or arm.build == "ours"),
+        fits=limit is None if arm.fits is None else arm.fits,
         n_threads=config.n_threads or len(os.sched_getaffinity(0)),
         prompts=config.prompts,
         n_batch=arm.n_batch,
@@ -273,10 +264,11 @@ def _bound(config: BenchConfig, limit: int | None) -> dict[str, Setting]:
 def settings(config: BenchConfig, arm: Arm, bound: Mapping[str, Setting]) -> dict[str, Setting]:
     """Of the expert cache, under a bound on its memory."""
     tiers: dict[str, Setting] = {"hobbit.t1": 1.0, "hobbit.t2": 1.0}  # whatever the file says
-    if (sidecar := config.sidecar(arm)) is not None:
-        tiers = {"hobbit.sidecar": sidecar.name, "hobbit.t1": config.t1, "hobbit.t2": config.t2}
-        if arm.tiers == "priced":
-            tiers = {"hobbit.sidecar": sidecar.name, "hobbit.rule": "price"}
+    if arm.tiers != "high":
+        assert config.low is not None  # BenchConfig refuses the arm without it
+        priced: dict[str, Setting] = {"hobbit.rule": "price"}
+        thresholds: dict[str, Setting] = {"hobbit.t1": config.t1, "hobbit.t2": config.t2}
+        tiers = {"hobbit.sidecar": config.low.name, **(priced if arm.tiers == "priced" else thresholds)}
     own: dict[str, Setting] = {
         "hobbit.enable": True,
         "hobbit.calibrated": arm.tiers == "priced",
@@ -288,16 +280,17 @@ def settings(config: BenchConfig, arm: Arm, bound: Mapping[str, Setting]) -> dic
 
 
 def start(
-    what: Job, cgroup: system.Cgroup | None, program: Sequence[str] = ("-m", "pyhobbit.bench.worker")
+    what: Job, cgroup: system.Cgroup | None, program: Sequence[str] = ("-m", "bench.harness.worker")
 ) -> "subprocess.CompletedProcess[str]":
     """Runs the measuring process to its end, in the cgroup if there is one. program: for the interpreter."""
+    replay.library()  # compiled before a limit on memory applies
     command = [sys.executable, *program]
     if cgroup is not None:  # joined before the interpreter starts, so that all its memory counts
         command = ["sh", "-c", _JOIN, str(cgroup.procs), *command]
     try:
         return subprocess.run(
             command, input=json.dumps(asdict(what)), capture_output=True, text=True, errors="replace",
-            timeout=_TIMEOUT_S, cwd=os.sep, check=False,
+            timeout=_TIMEOUT_S, cwd=ROOT, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return subprocess.CompletedProcess(command, 1, "", f"bench: it took more than {_TIMEOUT_S} s")
@@ -337,7 +330,6 @@ def description(config: BenchConfig) -> dict[str, Any]:
             "arms": {arm.name: arm.summary for arm in config.arms},
             "batches": {arm.name: arm.n_batch for arm in config.arms if arm.n_batch is not None},
             "low": config.low.name if config.low else None,
-            "residual": config.residual.name if config.residual else None,
             **{name: getattr(config, name) for name in ("limits", "t1", "t2", "predict", "reps", "prompts")},
             **{name: getattr(config, name) for name in ("n_tokens", "n_warm_up", "seconds", "n_busy")},
             "n_threads": config.n_threads or len(os.sched_getaffinity(0)),
@@ -354,9 +346,9 @@ def _routing_text(config: BenchConfig) -> str:
 
 def _commit() -> str | None:
     """Of the checkout this runs from, "+" for changes that are not in it; None outside of one."""
-    if not (_CHECKOUT / ".git").exists():
+    if not (ROOT / ".git").exists():
         return None
-    git = ["git", "-C", str(_CHECKOUT)]
+    git = ["git", "-C", str(ROOT)]
     done = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     changes = subprocess.run([*git, "diff", "--quiet", "HEAD"], check=False)
     return None if done.returncode else done.stdout.strip() + ("+" if changes.returncode else "")
@@ -388,11 +380,6 @@ def require_file(path: Path) -> None:
 
 def resolved(config: BenchConfig) -> BenchConfig:
     """With absolute paths. Raises HobbitError for a file that is not there."""
-    for path in filter(None, (config.model, config.low, config.residual, config.trace)):
+    for path in filter(None, (config.model, config.low, config.trace)):
         require_file(path)
-    return replace(
-        config,
-        model=config.model.absolute(),
-        low=config.low and config.low.absolute(),
-        residual=config.residual and config.residual.absolute(),
-    )
+    return replace(config, model=config.model.absolute(), low=config.low and config.low.absolute())

@@ -1,12 +1,40 @@
 // SPDX-License-Identifier: MIT
-#include "hobbit-replay.h"
+//
+// Overwrites the routers' choices while a model computes, through llama.cpp's public evaluation callback: the same for
+// stock llama.cpp and for ours. The library links against nothing, so that it works with any build of the same ggml.
+// replay.py compiles and loads it.
 
 #include "ggml.h"
 
 #include <math.h>
+#include <stdbool.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+// The caller owns everything that is pointed to. Thread-safety: none; one context.
+struct hobbit_replay {
+    // The routing to replay, [n_rows][n_layers][n_used]; NULL leaves the choice to the model. Weights are positive.
+    const int32_t * experts;
+    const float *   weights;
+    int64_t         n_rows;
+    int64_t         n_layers;
+    int64_t         n_used;
+
+    // The rows of the tokens that are being computed. Only the logits of the last token are wanted, so a layer
+    // computes either all tokens or the last one.
+    int64_t first_row;
+    int64_t n_tokens;
+
+    // Of the build in use: ggml_backend_buffer_is_host, ggml_backend_tensor_get and ggml_backend_tensor_set.
+    bool (*is_host)(struct ggml_backend_buffer * buffer);
+    void (*get)(const struct ggml_tensor * tensor, void * data, size_t offset, size_t size);
+    void (*set)(struct ggml_tensor * tensor, const void * data, size_t offset, size_t size);
+
+    struct ggml_tensor * probabilities; // of the current layer; begin with NULL
+    const char *         error;         // the first one, a sentence; begin with NULL
+};
 
 // The layer of a tensor that llama.cpp has named PREFIX-LAYER; -1 for all others, views of such a tensor included.
 static int64_t layer_of(const struct ggml_tensor * tensor, const char * prefix) {
@@ -95,6 +123,10 @@ static const char * change(const struct hobbit_replay * replay, int64_t layer, s
     free(numbers);
     return NULL;
 }
+
+// A ggml_backend_sched_eval_callback; user_data is a struct hobbit_replay. Asks to stop once per layer, where the
+// experts have been chosen and their weights have not been read yet. Both may lie in a device's memory.
+__attribute__((visibility("default"))) bool hobbit_replay_eval(struct ggml_tensor * tensor, bool ask, void * user_data);
 
 bool hobbit_replay_eval(struct ggml_tensor * tensor, bool ask, void * user_data) {
     struct hobbit_replay * replay = user_data;

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pyhobbit.bench.routing import moe_shape
+from bench.harness.routing import moe_shape
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.gguf_file import read_gguf
 from pyhobbit.model.model_file import model_parts, read_model_file

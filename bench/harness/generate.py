@@ -17,8 +17,7 @@ import numpy as np
 from gguf.constants import GGUFValueType, TokenType
 from tqdm import tqdm
 
-from pyhobbit.bench.shapes import Kind, RandomTensor, Shape, metadata, tensors
-from pyhobbit.convert.residual import relative_error
+from bench.harness.shapes import Kind, RandomTensor, Shape, metadata, tensors
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.gguf_file import (
     KeyValue,
@@ -34,7 +33,6 @@ from pyhobbit.model.gguf_file import (
 from pyhobbit.model.quantize import GgmlType, quantize, type_by_name
 from pyhobbit.model.tiers import (
     ALIGNMENT,
-    HIGH,
     LOW,
     SIDECAR_ARCHITECTURE,
     routed_part,
@@ -75,38 +73,21 @@ def write_model(folder: Path, name: str, shape: Shape, kind: str) -> Path:
 def write_low_tier(model: Path, shape: Shape, kind: str) -> Path:
     """A sidecar with the experts in type `kind`, as random as those of the model. Raises HobbitError."""
     path = model.with_name(f"{model.stem}.low-{kind}.gguf")
-    low = _tier(shape, LOW, "expert")
+    low = [
+        RandomTensor(tier_tensor_name(part, LOW, 0), t.ne, "expert", t.std)
+        for t in tensors(shape)
+        if (part := routed_part(t.name))
+    ]
     _write(path, _sidecar_entries(model), low, {"expert": type_by_name(kind)}, ALIGNMENT)
     return path
 
 
-def write_residual(model: Path, shape: Shape, low: str, residual: str) -> Path:
-    """A sidecar with the experts in type `low` and a residual on it, of a size as if it were one.
-
-    Raises HobbitError.
-    """
-    path = model.with_name(f"{model.stem}.low-{low}.residual-{residual}.gguf")
-    types: dict[Kind, GgmlType] = {"expert": type_by_name(low), "residual": type_by_name(residual)}
-    missing = relative_error(types["expert"])
-    both = [*_tier(shape, LOW, "expert"), *_tier(shape, HIGH, "residual", missing)]
-    _write(path, _sidecar_entries(model, residual=True), both, types, ALIGNMENT)
-    return path
-
-
-def _tier(shape: Shape, tier: str, kind: Kind, scale: float = 1.0) -> list[RandomTensor]:
-    return [
-        RandomTensor(tier_tensor_name(part, tier, 0), t.ne, kind, t.std * scale)
-        for t in tensors(shape)
-        if (part := routed_part(t.name))
-    ]
-
-
-def _sidecar_entries(model: Path, residual: bool = False) -> list[KeyValue]:
+def _sidecar_entries(model: Path) -> list[KeyValue]:
     base = read_gguf(model)
     return [
         string_entry("general.architecture", SIDECAR_ARCHITECTURE),
         scalar_entry("general.alignment", GGUFValueType.UINT32, ALIGNMENT),
-        *tier_metadata(residual, sidecar=True),
+        *tier_metadata(False, sidecar=True),
         *sidecar_metadata(model, base.size, base.tensors),
     ]
 

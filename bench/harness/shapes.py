@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-Kind = Literal["expert", "residual", "matrix", "f32"]
+Kind = Literal["expert", "matrix", "f32"]
 
 # These give random weights the routing of a real model: docs/measurements.md says how, and what was reached.
 _COMMON = 0.7  # mean of the embeddings by their standard deviation: some experts are preferred

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: MIT
+"""pyhobbit bench: figures of the tiny model, and how they follow from the counters."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from conftest import RunPyhobbit
+
+from pyhobbit.cli.bench import Decoding, decoding
+from pyhobbit.cli.main import main
+from pyhobbit.engine.stats import CacheStats
+from pyhobbit.native.machine import Disk
+
+OPTIONS = ("--prompts", 8, 40, "--tokens", 12, "--warm-up", 4, "--ctx", 256, "--threads", 1)
+
+
+def test_the_figures_of_a_model_are_consistent(tiny_gguf: Path, run_pyhobbit: RunPyhobbit) -> None:
+    done = run_pyhobbit("bench", tiny_gguf, *OPTIONS, "--pools", "6M", "--t1", 1, "--reps", 2, "--json")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    found = document["decoding"]
+    assert [prompt["n_tokens"] for prompt in document["prompts"]] == pytest.approx([8, 40], rel=0.3)
+    assert all(prompt["seconds"] > 0 for prompt in document["prompts"])
+    assert found["n_tokens"] == 12
+    assert found["compute_s"] > 0
+    assert 0 < found["hit_rate"] < 1
+    assert 0 < found["needed_bytes"] <= found["bytes_read"]
+    assert 0 < found["stall_share"] < 1
+    assert found["of_roof"] > 0
+    assert 0 < document["pool_bytes"] <= 6 << 20
+    assert document["peak_rss_bytes"] > document["pool_bytes"]
+
+
+def test_a_model_that_fits_has_no_figures_of_a_cache(tiny_gguf: Path, run_pyhobbit: RunPyhobbit) -> None:
+    done = run_pyhobbit("bench", tiny_gguf, *OPTIONS, "--pools", "200M")
+    assert done.returncode == 0, done.stderr
+    rows = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
+    assert "token/s over 12 tokens" in rows["decoding"]
+    assert rows["hits"].startswith("100.0% of the experts, 0.0 MB read per token")
+
+
+def _step(decode_s: float, **counters: Any) -> Any:
+    zeros = dict.fromkeys(CacheStats.__dataclass_fields__, 0)
+    return SimpleNamespace(decode_s=decode_s, cache=replace(CacheStats(**zeros), **counters))
+
+
+def test_decoding_follows_from_the_counters() -> None:
+    steps = [
+        _step(0.2, stall_s=0.1, hits_high=3, misses_high=1, bytes_read=60, bytes_prefetched=40, prefetched=2),
+        _step(0.3, stall_s=0.1, hits_low=2, misses_low=2, bytes_read=40, prefetched_used=1),
+        _step(0.5, stall_s=0.4),
+    ]
+    disk = Disk(bytes_per_s=100, read_bytes=1, n_threads=1, direct=True)
+    found = decoding(steps, disk)
+    assert found.tokens_per_second == pytest.approx(3)
+    assert found.compute_s == pytest.approx(0.1)
+    assert found.hit_rate == 5 / 8
+    assert found.bytes_read == pytest.approx(100 / 3)
+    assert found.needed_bytes == pytest.approx(80 / 3)  # half of what was prefetched was used
+    assert found.stall_share == pytest.approx(0.6)
+    assert found.of_roof == pytest.approx(3 * 0.8 / 3)  # the disk takes longer than computing
+    assert decoding(steps, None) == Decoding(3, pytest.approx(3), pytest.approx(0.1))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--prompts", "0"], "--prompts is 0; it must be at least 1"),
+        (["--tokens", "0"], "--tokens is 0; it must be at least 1"),
+        (["--reps", "0"], "--reps is 0; it must be at least 1"),
+    ],
+)
+def test_a_wrong_number_is_one_sentence(
+    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "m.gguf", *options]) == 2
+    assert message in capsys.readouterr().err
