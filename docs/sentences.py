@@ -13,12 +13,12 @@ from pathlib import Path
 
 _ROOT = Path(__file__).resolve().parent.parent
 _GROUPS = {"readme": "README.md", "docs": "docs/**/*.md", "headers": "ggml_ext/**/*.h"}
-_SENTENCE_END = re.compile(r"(?<=[.!?])[)\"*]*\s+(?=[A-Z0-9`\[\"*(])")
+SENTENCE_END = re.compile(r"(?<=[.!?])[)\"*]*\s+(?=[A-Z0-9`\[\"*(])")
 _WORD = re.compile(r"[^\W_][\w'%./-]*")
 _CELL_WORDS = 8  # a table cell with more is prose
 
 
-def _markdown(text: str) -> Iterator[str]:
+def markdown(text: str) -> Iterator[str]:
     """The paragraphs, list items and long table cells."""
     text = re.sub(r"^```.*?^```$", "\n", text, flags=re.DOTALL | re.MULTILINE)
     text = re.sub(r"^( {4}|#).*$", "\n", text, flags=re.MULTILINE)
@@ -46,8 +46,8 @@ def _comments(text: str) -> Iterator[str]:
 def sentence_lengths(path: Path) -> list[int]:
     """Words of each sentence of one file."""
     text = path.read_text(encoding="utf-8")
-    blocks = _markdown(text) if path.suffix == ".md" else _comments(text)
-    lengths = (len(_WORD.findall(part)) for block in blocks for part in _SENTENCE_END.split(block))
+    blocks = markdown(text) if path.suffix == ".md" else _comments(text)
+    lengths = (len(_WORD.findall(part)) for block in blocks for part in SENTENCE_END.split(block))
     return [length for length in lengths if length]
 
 

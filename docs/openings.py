@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: MIT
+"""Refuses sentences that begin with Of, What, Who, Whether or None and are no question: part of `make lint`.
+
+Reads comments, docstrings, help texts and documents of the files that git tracks, except those in LATER.
+Usage: python docs/openings.py [--all] [--count] [FOLDER or FILE...]
+"""
+
+import argparse
+import ast
+import io
+import re
+import subprocess
+import sys
+import tokenize
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from sentences import SENTENCE_END, markdown
+
+ROOT = Path(__file__).resolve().parent.parent
+LATER = ("bench/", "convert/", "deploy/", "ggml_ext/", "patches/", "pyhobbit/", "tests/", "pyproject.toml")
+LATER += ("docs/measurements.md", "docs/policies.md", "docs/quality.md")
+OPENING = re.compile(r"\W*(of|what|who|whether|none)\b(?![=.(:'\"|\]])", re.IGNORECASE)
+LITERAL = r'"((?:[^"\\\n]|\\.)*)"'
+WITH_HASHES = re.compile(
+    r"(Makefile|CMakeLists\.txt|Dockerfile|(^|/)\.ci/\w+|\.(cmake|lock|service|sh|toml|txt|ya?ml))$"
+)
+
+Block = tuple[int, str]  # the number of its line, or of its first one; a text of one or more sentences
+Comment = tuple[int, str, bool]  # True: code precedes it in its line
+
+
+def joined(comments: list[Comment]) -> Iterator[Block]:
+    """Joins comments of consecutive lines. One behind code, or after an empty one, starts a new block."""
+    first, text, last = 0, "", -1
+    for number, comment, follows_code in comments:
+        if follows_code or number != last + 1 or not comment:
+            yield first, text
+            first, text = number, ""
+        text, last = f"{text} {comment}", number
+    yield first, text
+
+
+def cpp(text: str) -> Iterator[Block]:
+    """Yields comments of C and C++, and string literals that start like a sentence: help texts."""
+    text = re.sub(
+        r"/\*(.*?)\*/", lambda match: match[1].replace("\n", "\n//").join(("//", "")), text, flags=re.DOTALL
+    )
+    comments = []
+    for number, line in enumerate(text.splitlines(), 1):
+        code, slashes, comment = re.sub(LITERAL, '""', line).partition("//")
+        if slashes:
+            comments.append((number, comment.strip("/!*< "), bool(code.strip())))
+    yield from joined(comments)
+    for match in re.finditer(rf"{LITERAL}(?:\s*{LITERAL})*", text):
+        yield from help_text(text.count("\n", 0, match.start()) + 1, "".join(re.findall(LITERAL, match[0])))
+
+
+def help_text(number: int, text: str) -> Iterator[Block]:
+    """Yields a string if it starts with a capital and has several words."""
+    if re.match(r"[A-Z][a-z]* ", text):
+        yield number, text
+
+
+def with_hashes(text: str) -> Iterator[Block]:
+    """Yields comments after #."""
+    matches = [
+        (number, re.match(r"(|.*?\s)#+\s(.*)", line)) for number, line in enumerate(text.splitlines(), 1)
+    ]
+    yield from joined([(number, match[2], bool(match[1].strip())) for number, match in matches if match])
+
+
+def python(text: str) -> Iterator[Block]:
+    """Yields comments, docstrings by paragraph, help= of argparse, and strings that start like a sentence."""
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    comments = [token for token in tokens if token.type == tokenize.COMMENT]
+    yield from joined(
+        [(t.start[0], t.string.lstrip("#: "), bool(t.line[: t.start[1]].strip())) for t in comments]
+    )
+    docstrings = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            if ast.get_docstring(node, clean=False) is not None:
+                docstrings.add(node.body[0].value)
+                for part in re.split(r"\n\s*\n", ast.get_docstring(node)):
+                    yield node.body[0].lineno, part
+        elif isinstance(node, ast.keyword) and node.arg == "help" and isinstance(node.value, ast.Constant):
+            yield node.value.lineno, str(node.value.value)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in docstrings:
+            yield from help_text(node.lineno, node.value)
+
+
+def document(text: str) -> Iterator[Block]:
+    """Yields paragraphs, list items and long cells of tables."""
+    for block in markdown(text):
+        yield text.count("\n", 0, max(text.find(block.strip()[:16]), 0)) + 1, block
+
+
+def patch(text: str) -> Iterator[Block]:
+    """Yields comments of the lines that a patch adds."""
+    lines = text.splitlines()
+    return cpp(
+        "\n".join(line[1:] if line.startswith("+") and not line.startswith("+++") else "" for line in lines)
+    )
+
+
+READERS = {".py": python, ".md": document, ".patch": patch} | dict.fromkeys((".c", ".cpp", ".h"), cpp)
+
+
+def problems(path: Path) -> Iterator[str]:
+    """Yields each refused sentence of a file, with its line."""
+    reader = READERS.get(path.suffix) or (with_hashes if WITH_HASHES.search(path.as_posix()) else None)
+    for number, block in dict.fromkeys(reader(path.read_text("utf-8")) if reader else ()):
+        for sentence in SENTENCE_END.split(" ".join(block.split())):
+            if OPENING.match(sentence) and not sentence.rstrip("\"')*`").endswith("?"):
+                yield f"{path.relative_to(ROOT)}:{number}: {sentence[:90]}"
+
+
+def main() -> int:
+    """Prints the refused sentences; returns 1 if there are any."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("paths", nargs="*")
+    parser.add_argument("--all", action="store_true", help="read the folders of LATER too")
+    parser.add_argument("--count", action="store_true", help="print the number per folder")
+    args = parser.parse_args()
+    command = ["git", "-C", ROOT, "ls-files", "-z", *args.paths]
+    names = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\0")[:-1]
+    read = [name for name in names if args.all or not name.startswith(LATER)]
+    found = [problem for name in read if (ROOT / name).is_file() for problem in problems(ROOT / name)]
+    if args.count:
+        counts = Counter("/".join(problem.split(":")[0].split("/")[:-1][:3]) for problem in found)
+        print("\n".join(f"{count:5} {folder or '.'}" for folder, count in sorted(counts.items())))
+    elif found:
+        print("\n".join(found), "Begin with the noun that the sentence is about.", sep="\n", file=sys.stderr)
+    return int(bool(found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
