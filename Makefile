@@ -4,7 +4,7 @@
 
 PYTHON ?= python3
 JOBS   ?= $(shell nproc)
-# of llama-server: minutes, and no test looks at it
+# llama-server's web page takes minutes to build, and only tests/server/test_server_page.py needs it
 WEB_PAGE ?= ON
 MODEL  := tests/tiny_moe/model
 
@@ -27,8 +27,8 @@ PINNED := $(PIP) --require-hashes --no-build-isolation
 # Which llama.cpp `stock` builds: vendor/llama.cpp-NAME.lock goes to build/stock-NAME.
 LOCK ?= vendor/llama.cpp.lock
 
-# What the package is built for beside the CPU: cuda, vulkan or nothing. `vulkan` and `cuda` are libllama alone, for tests,
-# in the same trees; not part of `test`: `vulkan` asks for more system packages, `cuda` takes longer than all else.
+# The package is built for the CPU and, with GPU=cuda or GPU=vulkan, for that. The targets `vulkan` and `cuda` build libllama
+# alone, for tests, in the same trees. `test` leaves them out: `vulkan` needs more system packages, `cuda` takes longest.
 GPU ?=
 ifneq ($(filter-out cuda vulkan,$(GPU)),)
 $(error GPU=$(GPU) is not known: choose cuda or vulkan)
@@ -42,7 +42,7 @@ STOCK     := build/stock$(patsubst llama.cpp%,%,$(basename $(notdir $(LOCK))))$(
 DEVELOPED := build/.installed$(GPU:%=-%)
 INSTALLED := $(if $(wildcard build/.installed*),$(DEVELOPED),.venv/.pyhobbit$(GPU:%=-%))
 
-# of the GPU that CUDA is for, as CMake names it: this machine's, or without one 90, Hopper
+# CMake's name of the GPU architecture: this machine's, or without a GPU 90 (Hopper)
 CUDA_ARCHITECTURES ?= $(if $(shell nvidia-smi -L 2>/dev/null),native,90-real)
 # flash attention, whose kernels are a third of all
 CUDA_FA ?= ON
@@ -70,7 +70,7 @@ CMAKE_FILES    := CMakeLists.txt $(wildcard cmake/*.cmake cmake/site-packages/*)
 NATIVE_SOURCES := $(shell find ggml_ext patches tests/cpp -type f) pyhobbit/native/build.py
 CXX_SOURCES    := $(filter %.cpp %.h,$(NATIVE_SOURCES))
 
-.PHONY: install build test demo package stock vulkan cuda sanitize fuzz ctest lint thread-safety format deps clean server-suite reference requirements sbom
+.PHONY: install build test demo package stock vulkan cuda sanitize fuzz ctest quick lint thread-safety format deps clean server-suite reference requirements sbom
 .DELETE_ON_ERROR:
 
 install: $(INSTALLED)
@@ -90,8 +90,8 @@ deps:
 #
 
 # Neither torch nor what tests need; llama-cpp-python without a native build of its own. Editable, so that Python finds
-# it in this folder too, whose pyhobbit/ has no libraries. What npm downloaded for the web page, 0.7 GB, goes: it is
-# downloaded again where the page changes.
+# it in this folder too, whose pyhobbit/ has no libraries. The rule deletes npm's downloads for the web page,
+# 0.7 GB; npm downloads them again when the page changes.
 .venv/.pyhobbit$(GPU:%=-%): $(CMAKE_FILES) $(NATIVE_SOURCES) pyproject.toml $(GPU:%=build/%/.tools)
 	@echo '== pyhobbit: this takes $(or $(TIME_$(GPU)),some 10 minutes on two cores) and 0.8 GB of disk, 0.3 GB of it in .venv'
 	.ci/deps install
@@ -186,6 +186,7 @@ lint: thread-safety .venv/.dependencies $(if $(wildcard build/.installed*),,$(DE
 	ruff format --check
 	python docs/check_layers.py
 	python docs/sentences.py --max 25
+	python docs/openings.py
 	python -m mypy
 	clang-format --dry-run --Werror $(CXX_SOURCES)
 
@@ -209,6 +210,21 @@ ctest: export OMP_WAIT_POLICY := passive
 ctest: $(DEVELOPED)
 	@echo '== C++ tests'
 	ctest --test-dir $(BUILD) $(CTEST_OPTIONS)
+
+# A minute on two cores after a build: lint without mypy and clang, C++ tests without devices, Python tests without models.
+# tests/cpp/CMakeLists.txt and the markers in pyproject.toml say which tests are quick. clang-format reads changed files.
+QUICK_BASE := $(shell git merge-base HEAD main 2>/dev/null || echo HEAD)
+quick: export OMP_WAIT_POLICY := passive
+quick: $(DEVELOPED)
+	ruff check --quiet
+	ruff format --quiet --check
+	python docs/check_layers.py
+	python docs/sentences.py --max 25 >/dev/null
+	python docs/openings.py
+	{ git diff --name-only --diff-filter=d $(QUICK_BASE); git ls-files --others --exclude-standard; } | sort -u | \
+	    grep -E '^(ggml_ext|patches|tests/cpp)/.*\.(cpp|h)$$' | xargs --no-run-if-empty clang-format --dry-run --Werror
+	ctest --test-dir $(BUILD) --parallel $(JOBS) --quiet --output-on-failure --no-tests=error --label-exclude slow
+	pytest --quiet -m 'not slow and not model' --numprocesses=$(JOBS) --maxprocesses=4
 
 sanitize: build/asan/.passed build/tsan/.passed
 
@@ -267,7 +283,7 @@ requirements: .venv/.tools
 	    $(RESOLVE:pyproject.toml=) --group $$list --constraint requirements/test.txt --output-file requirements/$$list.txt; done
 	$(RESOLVE) --constraint requirements/test.txt --output-file requirements/use.txt
 
-# What a user's installation has, in CycloneDX's form; NOTICE lists the parts of the built package.
+# A list of the packages in a user's installation, in CycloneDX's form. NOTICE lists the parts of the built package.
 sbom: .venv/.tools
 	mkdir -p build
 	cyclonedx-py requirements --pyproject pyproject.toml --mc-type library requirements/use.txt --output-file build/sbom.json

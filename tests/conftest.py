@@ -27,6 +27,10 @@ TESTS = Path(__file__).resolve().parent
 TINY_MODEL = TESTS / "tiny_moe" / "model"
 PERMITTED_SKIPS = TESTS / "permitted_skips.txt"
 
+# `make quick` leaves out these folders, tests with these fixtures, and what is marked model or slow.
+WHOLE_PROGRAM = {"bench", "deploy", "device", "faults", "hobbit", "issues", "server"}
+RUN_A_MODEL = {"on_cpu", "rpc", "run_pyhobbit", "tiny_gguf"}
+
 RunPyhobbit = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
@@ -66,7 +70,12 @@ def on_cpu(tiny_gguf: Path) -> logits.Result:
     return logits.run(models.lib_dir(), tiny_gguf, SHORT_PLANS, {"hobbit.pools": 64 << 20})
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        fixtures = set(getattr(item, "fixturenames", ()))
+        if item.path.parent.name in WHOLE_PROGRAM or fixtures & RUN_A_MODEL:
+            item.add_marker("model")
     if "kernels" not in config.option.markexpr:
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("kernels")])
         items[:] = [item for item in items if not item.get_closest_marker("kernels")]

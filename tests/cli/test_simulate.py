@@ -326,6 +326,7 @@ def _simulation(trace: Trace, capacity: float, **settings: Any) -> Simulation:
     return Simulation(trace.n_layers, trace.n_experts, trace.n_used, slots, **settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "capacity", "expected"), REFERENCE)
 def test_recorded_traces_give_the_reference_hit_rates_and_nothing_beats_the_bound(
     name: str, capacity: float, expected: tuple[float, float, float]

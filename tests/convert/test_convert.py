@@ -124,6 +124,7 @@ def test_tier_of_the_sources_own_type_is_a_copy(tmp_path: Path) -> None:
         np.testing.assert_array_equal(output[low_of(name)], source[f"{name}.weight"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ggml_type", quantizable_types(), ids=lambda ggml_type: ggml_type.name)
 def test_every_type_can_be_a_low_tier(tmp_path: Path, ggml_type: GgmlType) -> None:
     model = write_moe(tmp_path / "model.gguf", parts=("ffn_up_exps",), n_ff=32)

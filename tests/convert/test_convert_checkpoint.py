@@ -24,6 +24,8 @@ from pyhobbit.convert.pipeline import convert
 from pyhobbit.convert.read import read_model
 from pyhobbit.errors import HobbitError
 
+pytestmark = pytest.mark.slow
+
 PARTS = {"ffn_gate_exps": "w1", "ffn_up_exps": "w3", "ffn_down_exps": "w2"}  # GGUF's and Mixtral's names
 
 

@@ -47,6 +47,7 @@ def test_long_tensor_name_is_refused() -> None:
         pack_header([], [placement], 32)
 
 
+@pytest.mark.slow
 def test_truncation_anywhere_is_reported(model: Path) -> None:
     data = model.read_bytes()
     header = read_gguf(model).tensors[0].offset
@@ -56,6 +57,7 @@ def test_truncation_anywhere_is_reported(model: Path) -> None:
             read_gguf(model)
 
 
+@pytest.mark.slow
 def test_damage_anywhere_in_the_header_is_reported_or_harmless(model: Path) -> None:
     data = model.read_bytes()
     header = read_gguf(model).tensors[0].offset

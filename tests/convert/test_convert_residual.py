@@ -117,6 +117,7 @@ def test_sidecar_holds_both_parts_for_a_base_that_stays(tmp_path: Path, split: b
         np.testing.assert_array_equal(in_sidecar[high_of(name)], in_single[high_of(name)])
 
 
+@pytest.mark.slow
 def test_threads_and_pieces_change_nothing(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"low": "q4_k", "high": "residual:q3_k", "force": True}
     whole = convert(Options(model, threads=1, **options)).read_bytes()
@@ -124,6 +125,7 @@ def test_threads_and_pieces_change_nothing(model: Path, monkeypatch: pytest.Monk
     assert convert(Options(model, threads=3, **options)).read_bytes() == whole
 
 
+@pytest.mark.slow
 def test_both_parts_are_quantised_with_the_importance_matrix(model: Path) -> None:
     sums = np.random.default_rng(1).exponential(size=(N_EXPERT, 2 * N_EMBD)) ** 2
     shapes = {f"{name}.weight": sums if "down" in name else sums[:, :N_EMBD] for name in ROUTED}
@@ -174,6 +176,7 @@ def test_model_file_knows_the_parts(model: Path, tmp_path: Path) -> None:
 #
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

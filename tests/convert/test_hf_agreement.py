@@ -12,6 +12,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+pytestmark = pytest.mark.slow
+
 N_TOKENS = 256
 
 # Largest absolute difference of any logit, with the KV cache in f32, as this test prints it (`pytest -s`):

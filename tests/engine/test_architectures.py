@@ -26,6 +26,8 @@ from architectures import ARCHITECTURES
 from exactness import assert_same_bits
 from gguf import GGUFReader
 
+pytestmark = pytest.mark.model
+
 PAGE = models.ROOT / "docs/architectures.md"
 PLANS = ("decode", "prompt", "sequences")
 SETTINGS = ("smallest", "half", "prefetch")

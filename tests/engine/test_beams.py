@@ -13,6 +13,8 @@ import pytest
 from pyhobbit import CacheConfig, ConfigError, Engine, EngineConfig, SamplingConfig
 from pyhobbit.engine.beams import Fork, Hypothesis, assign, search
 
+pytestmark = pytest.mark.model
+
 PROMPT = "def read_file(path):\n"
 _N_TOKENS = 24
 _END = 0

@@ -10,6 +10,8 @@ from pyhobbit import Engine, EngineConfig, HobbitError
 from pyhobbit.engine.chat_format import ChatFormat
 from pyhobbit.engine.reader import ChatReader, Said
 
+pytestmark = pytest.mark.model
+
 TEMPLATES = models.ROOT / "vendor/llama.cpp/models/templates"
 QWEN3 = "Qwen-Qwen3-0.6B"
 GPT_OSS = "openai-gpt-oss-120b"

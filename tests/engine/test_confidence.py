@@ -24,6 +24,8 @@ from pyhobbit.engine.session import Session
 from pyhobbit.native.ffi import llama
 from pyhobbit.routing.trace import read_trace
 
+pytestmark = pytest.mark.model
+
 LITTLE: dict[str, logits.Override] = {"hobbit.rule": "rank", "hobbit.strict": True}
 NAMES = ("tiny-q4_0-repacked", "qwen3moe", "deepseek2", "gpt-oss")  # the last one has sliding windows
 N_TOKENS = 2000

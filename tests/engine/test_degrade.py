@@ -6,7 +6,10 @@ from pathlib import Path
 import logits
 import models
 import numpy as np
+import pytest
 from logits import Override, Result
+
+pytestmark = pytest.mark.model
 
 TOKENS = [1, 38, 75, 112, 9, 200, 41, 7] * 4
 PLANS = {"decode": logits.one_at_a_time(TOKENS), "prompt": logits.prefill(TOKENS)}

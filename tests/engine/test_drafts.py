@@ -11,6 +11,8 @@ import random_moe
 from pyhobbit import CacheConfig, ConfigError, Engine, EngineConfig, HobbitError, SamplingConfig
 from pyhobbit.engine.drafts import Governor, Lookup
 
+pytestmark = pytest.mark.model
+
 REPEATED = "for i in range(10):\n    print(i)\n" * 4
 N_TOKENS = 96
 

@@ -14,6 +14,8 @@ from pyhobbit.errors import ContextError
 from pyhobbit.native.ffi import llama
 from pyhobbit.settings.table import OPTIONS
 
+pytestmark = pytest.mark.model
+
 PROMPT = "def read_file(path):\n"
 
 

@@ -17,6 +17,8 @@ import pytest
 import random_moe
 from exactness import CASES, N_DECODE, PLAIN, assert_same_bits, plans_of
 
+pytestmark = pytest.mark.model
+
 POOLS = ("all", "half", "smallest", "half, prefetch")
 
 

@@ -19,6 +19,8 @@ from memory_modes import Peak
 
 from bench.harness.system import NoCgroupError, memory_cgroup
 
+pytestmark = pytest.mark.model
+
 MiB = 1 << 20
 BUDGET = 640 * MiB
 

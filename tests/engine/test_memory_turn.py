@@ -14,6 +14,8 @@ from pyhobbit.engine.plan import turn
 from pyhobbit.native import machine
 from pyhobbit.native.ffi import ffi, lib
 
+pytestmark = pytest.mark.model
+
 MEMINFO = Path("/proc/meminfo")
 
 

@@ -9,6 +9,8 @@ import pytest
 from pyhobbit import CacheConfig, Engine, EngineConfig, HobbitError, SamplingConfig
 from pyhobbit.quality.stored import Calibration
 
+pytestmark = pytest.mark.model
+
 N_LAYERS, N_EXPERTS = 6, 8
 LOW_BYTES = N_LAYERS * N_EXPERTS * 3 * 256 * 256 * 9 // 16
 USES = tuple(expert + 1 for _ in range(N_LAYERS) for expert in range(N_EXPERTS))

@@ -15,6 +15,8 @@ from pyhobbit.errors import HobbitError
 from pyhobbit.native.machine import resident_memory
 from pyhobbit.settings.config import CacheConfig, EngineConfig
 
+pytestmark = pytest.mark.model
+
 _MIB = 1 << 20
 
 

@@ -20,6 +20,8 @@ from pyhobbit.quality.evaluate import Evaluator
 from pyhobbit.routing.observe import LayerEvent, Recorder
 from pyhobbit.settings.config import CacheConfig, EngineConfig, EvaluationConfig
 
+pytestmark = pytest.mark.model
+
 N_TOKENS = 192
 MIN_PREDICTED = 60  # tokens; trials leave others out
 SAME = 0.99  # of the tokens: products in half precision decide a few

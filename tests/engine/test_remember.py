@@ -15,6 +15,8 @@ from pyhobbit.engine.plan import lay_out
 from pyhobbit.model.file_names import uses_path
 from pyhobbit.settings.config import CacheConfig, EngineConfig, SamplingConfig
 
+pytestmark = pytest.mark.model
+
 POOLS = 6 << 20  # of 18 MiB
 PROMPT = "def read_file(path):\n"
 N_TOKENS = 12

@@ -24,6 +24,8 @@ from pyhobbit.quality.fit import CacheModel
 from pyhobbit.routing.trace import Simulation, read_trace, simulate
 from pyhobbit.settings.config import EvaluationConfig
 
+pytestmark = pytest.mark.model
+
 HELD_OUT = models.TINY / "heldout.txt"
 N_EXPERTS = 6 * 8
 PART_BYTES = 3 * 256 * 256 * 9 // 16  # of an expert in q4_0: whole blocks of the disk

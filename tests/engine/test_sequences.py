@@ -6,12 +6,15 @@ from pathlib import Path
 
 import logits
 import models
+import pytest
 from servers import serving
 from traces import turn_lengths
 
 from pyhobbit.engine.engine import Engine
 from pyhobbit.routing.trace import Simulation, read_trace, simulate
 from pyhobbit.settings.config import CacheConfig, EngineConfig, SamplingConfig
+
+pytestmark = pytest.mark.model
 
 PROMPTS = ("def read_file(path):", "class Node:\n    def __init__(self, value):")
 

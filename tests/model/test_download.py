@@ -271,6 +271,7 @@ def _run(hub: Hub, folder: Path, *arguments: object) -> "subprocess.CompletedPro
     )
 
 
+@pytest.mark.slow
 def test_from_a_repository_to_text(tmp_path: Path) -> None:
     files = {path.name: path.read_bytes() for path in TINY_MODEL.iterdir()}
     with serving(Hub({"user/Tiny": files})) as hub:

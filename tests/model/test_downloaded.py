@@ -101,6 +101,7 @@ def test_folders_are_listed_with_what_lies_below(tmp_path: Path) -> None:
         models_in(tmp_path / "none")
 
 
+@pytest.mark.slow
 def test_the_commands(tmp_path: Path) -> None:
     def run(*arguments: str) -> str:
         environment = {**os.environ, "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path)}

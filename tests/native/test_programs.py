@@ -19,6 +19,8 @@ from servers import serving
 
 from pyhobbit.errors import HobbitError
 
+pytestmark = pytest.mark.model
+
 
 def test_a_file_with_tiers_is_not_quantized(tiny_gguf: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.gguf"

@@ -323,6 +323,7 @@ def _stored(calibrated: tuple[Path, dict[str, Any]], folder: Path, costs: Costs 
     return model
 
 
+@pytest.mark.slow
 def test_a_stopped_calibration_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     model = tmp_path / "m.gguf"
     model.symlink_to(models.tiny_tiers("f16", "tq2_0"))

@@ -12,6 +12,8 @@ import logits
 import models
 import pytest
 
+pytestmark = pytest.mark.slow
+
 N_CTX = 256
 N_CHUNKS = 4
 TIMEOUT_S = 300

@@ -45,6 +45,7 @@ def test_between_measured_layers_errors_are_scaled_evenly() -> None:
     np.testing.assert_allclose(nothing[:, 1], [math.inf, 20.0, 40.0, math.inf])
 
 
+@pytest.mark.slow
 def test_errors_follow_the_measured_costs_and_time_refines_them() -> None:
     path = models.tiny_tiers("f16", "q4_0")
     engine = EngineConfig(CacheConfig(pools=64_000_000), n_ctx=128, n_threads=1)
