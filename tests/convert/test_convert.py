@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import gguf
@@ -319,3 +320,10 @@ def test_force_replaces_the_output(model: Path) -> None:
     first = convert(Options(model, low="q4_0")).read_bytes()
     second = convert(Options(model, low="q8_0", force=True)).read_bytes()
     assert len(second) > len(first)
+
+
+def test_the_script_of_a_checkout_is_the_verb(model: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out.gguf"
+    script = Path(__file__).parents[2] / "convert" / "make_gguf.py"
+    subprocess.run([sys.executable, script, "--low", "q4_0", model, "-o", output], check=True)
+    assert low_of("blk.0.ffn_up_exps") in tensor_bytes(output)

@@ -106,3 +106,10 @@ def _cleaning_up() -> Iterator[None]:
 
 def _terminate(_number: int, _frame: object) -> None:
     sys.exit("terminated: nothing was written")
+
+
+if __name__ == "__main__":  # a checkout's script: the verb `pyhobbit convert`
+    import runpy
+
+    sys.argv[1:1] = ["convert"]
+    runpy.run_module("pyhobbit", run_name="__main__", alter_sys=True)
