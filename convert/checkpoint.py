@@ -38,18 +38,17 @@ def list_tensors(folder: Path, out_type: str) -> list[TensorInfo]:
         hint = "name a GGUF file in it" if has_gguf else "MODEL is a checkpoint folder or a GGUF file"
         raise HobbitError(f"{folder} has no config.json, so it is no Hugging Face checkpoint: {hint}")
     script = Path(__file__).with_name("list_checkpoint.py")
-    listing = _run([str(script), str(folder), out_type], folder)
-    tensors = [_tensor_info(folder, **entry) for entry in json.loads(listing)]
+    tensors = []
+    for entry in json.loads(_run([str(script), str(folder), out_type], folder)):
+        ggml_type = type_by_id(entry["type_id"])
+        if ggml_type is None:
+            raise HobbitError(
+                f"{folder}: llama.cpp's converter gives {entry['name']!r} a type that ggml does not know"
+            )
+        tensors.append(TensorInfo(entry["name"], ggml_type, tuple(entry["ne"]), folder, 0))
     if not tensors:
         raise HobbitError(f"{folder} has no weights in it, such as *.safetensors: download the rest of it")
     return tensors
-
-
-def _tensor_info(folder: Path, name: str, type_id: int, ne: list[int]) -> TensorInfo:
-    ggml_type = type_by_id(type_id)
-    if ggml_type is None:
-        raise HobbitError(f"{folder}: llama.cpp's converter gives {name!r} a type that ggml does not know")
-    return TensorInfo(name, ggml_type, tuple(ne), folder, 0)
 
 
 def write_gguf(folder: Path, out_type: str, output: Path, progress: Progress) -> None:

@@ -18,9 +18,9 @@ from pyhobbit.model.tiers import (
     LOW_DIVERGENCES,
     check_tiers,
     group_key,
-    partial_metadata,
     read_tiers,
     routed_part,
+    tier_metadata,
     tier_tensor_name,
 )
 
@@ -61,7 +61,7 @@ def drop_high(path: Path, share: float | None) -> Dropped:
     ]
     return Dropped(
         plan=_plan(model, kept),
-        metadata=[*own, *partial_metadata(), *groups],
+        metadata=[*own, *tier_metadata(partial=True), *groups],
         n_kept=len(model.places) - len(dropped),
         n_experts=len(model.places),
         divergence=sum(divergences[model.places[expert]] for expert in dropped),

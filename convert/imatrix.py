@@ -47,9 +47,12 @@ def read_imatrix(path: Path, tensors: Sequence[TensorInfo]) -> dict[str, np.ndar
 
     Raises HobbitError if the file is damaged, or belongs to a model of other shapes or names.
     """
-    is_gguf = _is_gguf(path)
     try:
+        with path.open("rb") as file:
+            is_gguf = file.read(4) == b"GGUF"
         entries = _read_gguf_entries(read_gguf(path)) if is_gguf else _read_legacy_entries(path.read_bytes())
+    except OSError as error:
+        raise HobbitError(f"cannot read the importance matrix {path}: {error.strerror}") from error
     except (struct.error, UnicodeDecodeError, MemoryError, ValueError) as error:
         raise HobbitError(
             f"{path} is no readable importance matrix: make one with pyhobbit llama imatrix"
@@ -69,14 +72,6 @@ def read_imatrix(path: Path, tensors: Sequence[TensorInfo]) -> dict[str, np.ndar
     if not any(map(routed_part, known)):
         raise HobbitError(f"{path} has no values for the experts: it was made from another model")
     return known
-
-
-def _is_gguf(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            return file.read(4) == b"GGUF"
-    except OSError as error:
-        raise HobbitError(f"cannot read the importance matrix {path}: {error.strerror}") from error
 
 
 def _read_gguf_entries(file: GgufFile) -> dict[str, np.ndarray]:

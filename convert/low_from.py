@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,55 +36,47 @@ def read_low_experts(path: Path, model: Model) -> dict[str, TensorInfo]:
     other = read_model(path)
     if other.path.samefile(model.path):
         raise HobbitError(f"--low-from {path} is the model itself: name a smaller file of the same model")
-    own, found = ({entry.key: entry.value() for entry in file.metadata} for file in (model, other))
-    difference = (
-        _other_hyper_parameter(own, found) or _other_vocabulary(own, found) or _other_tensor(model, other)
-    )
-    if difference:
+    difference = next(_differences(model, other), None)
+    if difference is not None:
         raise HobbitError(f"--low-from {path} is a file of another model than {model.path}: {difference}")
     return {tensor.name: tensor for tensor in other.tensors if routed_part(tensor.name)}
 
 
-def _other_hyper_parameter(own: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+def _differences(model: Model, other: Model) -> Iterator[str]:
+    """What shows that `other` holds another model."""
+    yield from _other_keys(
+        *({entry.key: entry.value() for entry in file.metadata} for file in (model, other))
+    )
+    own, found = (
+        {each.name: each for each in file.tensors if routed_part(each.name) or _SHARED.fullmatch(each.name)}
+        for file in (model, other)
+    )
+    for name in sorted(own.keys() | found.keys()):
+        if name not in found:
+            yield f"it has no tensor {name!r}"
+        elif name not in own:
+            yield f"it has a tensor {name!r}, which the model lacks"
+        elif own[name].ne != found[name].ne:
+            yield f"its tensor {name!r} has shape {found[name].ne}, not {own[name].ne}"
+    for name, tensor in own.items():
+        if not routed_part(name) and not _same_values(tensor, found[name]):
+            yield f"the values of its tensor {name!r} differ"
+
+
+def _other_keys(own: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[str]:
+    """Differences of the hyper-parameters and of the vocabulary."""
     architecture = own.get("general.architecture")
     ignored = tuple(f"{architecture}.{name}" for name in _CONTEXT)
     keys = [key for key in own if key.startswith(f"{architecture}.") and not key.startswith(ignored)]
     for key in ("general.architecture", *keys):
         if key in found and found[key] != own[key]:
-            return f"its {key} is {found[key]}, not {own[key]}"
-    return ""
-
-
-def _other_vocabulary(own: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+            yield f"its {key} is {found[key]}, not {own[key]}"
     tokens, others = own.get(_TOKENS, []), found.get(_TOKENS, [])
     if len(tokens) != len(others):
-        return f"its vocabulary has {len(others)} tokens, not {len(tokens)}"
-    n_different = sum(token != other for token, other in zip(tokens, others, strict=True))
+        yield f"its vocabulary has {len(others)} tokens, not {len(tokens)}"
+    n_different = sum(token != other for token, other in zip(tokens, others, strict=False))
     if n_different > _MOST_RENAMED * len(tokens):
-        return f"{n_different} of the {len(tokens)} tokens of its vocabulary differ"
-    return ""
-
-
-def _other_tensor(model: Model, other: Model) -> str:
-    own, found = (
-        {tensor.name: tensor for tensor in file.tensors if _must_match(tensor.name)}
-        for file in (model, other)
-    )
-    for name in sorted(own.keys() | found.keys()):
-        if name not in found:
-            return f"it has no tensor {name!r}"
-        if name not in own:
-            return f"it has a tensor {name!r}, which the model lacks"
-        if own[name].ne != found[name].ne:
-            return f"its tensor {name!r} has shape {found[name].ne}, not {own[name].ne}"
-    for name, tensor in own.items():
-        if not routed_part(name) and not _same_values(tensor, found[name]):
-            return f"the values of its tensor {name!r} differ"
-    return ""
-
-
-def _must_match(name: str) -> bool:
-    return bool(routed_part(name) or _SHARED.fullmatch(name))
+        yield f"{n_different} of the {len(tokens)} tokens of its vocabulary differ"
 
 
 def _same_values(own: TensorInfo, found: TensorInfo) -> bool:

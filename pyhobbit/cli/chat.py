@@ -26,6 +26,7 @@ from pyhobbit.cli.status import INTERRUPTED
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.file_names import options_path
 from pyhobbit.model.model_path import add_model_arguments, check_model_arguments, model_path
+from pyhobbit.native.files import read_text
 from pyhobbit.settings.config import SAMPLING_HELP, CacheConfig, ChatConfig
 
 if TYPE_CHECKING:
@@ -109,17 +110,10 @@ def _prompt(args: argparse.Namespace) -> str | None:
     """The text to answer, None where it is to be typed."""
     parts = [] if args.prompt is None else [args.prompt]
     if args.file is not None and args.file != _STANDARD_INPUT:
-        parts.append(_file_text(args.file))
+        parts.append(read_text(args.file).removesuffix("\n"))
     elif args.file is not None or (not parts and not (sys.stdin and sys.stdin.isatty())):
         parts.append(_piped_text())
     return "\n".join(parts) if parts else None
-
-
-def _file_text(path: Path) -> str:
-    try:
-        return path.read_text("utf-8", "surrogateescape").removesuffix("\n")
-    except OSError as e:
-        raise HobbitError(f"{path} cannot be read: {e.strerror}") from e
 
 
 def _piped_text() -> str:
@@ -153,8 +147,11 @@ def chat(model: Path, config: ChatConfig, prompt: str | None = None, images: Seq
             _report_opening(model, conversation, config.engine.cache)
         for image in images:
             conversation.attach(image)
-        talk = _talk if prompt is None else partial(_answer_once, prompt)
-        status = talk(conversation, config.quiet)
+        if prompt is None:
+            from pyhobbit.chat.session import talk  # prompt_toolkit takes some time too
+
+            talk(conversation, config.quiet)
+        status = 0 if prompt is None else _answer_once(prompt, conversation, config.quiet)
         stats = engine.stats()
         if not config.quiet:
             note(stats.summary())
@@ -171,13 +168,6 @@ def _answer_once(prompt: str, conversation: "Conversation", quiet: bool) -> int:
     if finish == "context":
         _say("the context is full; use a larger --ctx")
     return INTERRUPTED if finish == "interrupted" else 0
-
-
-def _talk(conversation: "Conversation", quiet: bool) -> int:
-    from pyhobbit.chat.session import talk  # prompt_toolkit takes some time too
-
-    talk(conversation, quiet)
-    return 0
 
 
 def _report_opening(model: Path, conversation: "Conversation", cache: CacheConfig) -> None:

@@ -74,32 +74,22 @@ def group_key(part: Part, tier: str, group: int) -> str:
     return f"hobbit.tier.{tier}.blk.{part.layer}.{part.name}.{group}.experts"
 
 
-def partial_metadata() -> list[KeyValue]:
-    """Of a file whose high tier lacks experts; the groups' keys come on top."""
-    return [
-        scalar_entry("hobbit.version", GGUFValueType.UINT32, PARTIAL_VERSION),
-        strings_entry("hobbit.tiers", [HIGH, LOW]),
-        string_entry("hobbit.base_tier", LOW),
-        string_entry(f"hobbit.tier.{HIGH}.kind", _PARTIAL),
-        string_entry(f"hobbit.tier.{LOW}.kind", "complete"),
-    ]
+def tier_metadata(residual: bool = False, sidecar: bool = False, partial: bool = False) -> list[KeyValue]:
+    """What a file with both tiers says of them, or a sidecar with the further one; groups' keys come on top.
 
-
-def tier_metadata(residual: bool = False, sidecar: bool = False) -> list[KeyValue]:
-    """residual: the high tier is added to the low one."""
-    version = RESIDUAL_VERSION if residual else FORMAT_VERSION
+    residual: the high tier is added to the low one.  partial: it lacks experts.
+    """
+    version = PARTIAL_VERSION if partial else RESIDUAL_VERSION if residual else FORMAT_VERSION
     entries = [
         scalar_entry("hobbit.version", GGUFValueType.UINT32, version),
         strings_entry("hobbit.tiers", [HIGH, LOW]),
     ]
+    if residual or partial:
+        entries.append(string_entry("hobbit.base_tier", _NO_TIER if sidecar else LOW))
+    kind = _PARTIAL if partial else "residual" if residual else "complete"
+    entries.append(string_entry(f"hobbit.tier.{HIGH}.kind", kind))
     if residual:
-        entries += [
-            string_entry("hobbit.base_tier", _NO_TIER if sidecar else LOW),
-            string_entry(f"hobbit.tier.{HIGH}.kind", "residual"),
-            string_entry(f"hobbit.tier.{HIGH}.of", LOW),
-        ]
-    else:
-        entries.append(string_entry(f"hobbit.tier.{HIGH}.kind", "complete"))
+        entries.append(string_entry(f"hobbit.tier.{HIGH}.of", LOW))
     return [*entries, string_entry(f"hobbit.tier.{LOW}.kind", "complete")]
 
 
