@@ -279,17 +279,8 @@ def strings_entry(key: str, values: Sequence[str]) -> KeyValue:
 
 def ints_entry(key: str, values: Sequence[int]) -> KeyValue:
     """An array of 32-bit whole numbers."""
-    return _array_entry(key, GGUFValueType.INT32, "i", values)
-
-
-def floats_entry(key: str, values: Sequence[float]) -> KeyValue:
-    """An array of 32-bit floating-point numbers."""
-    return _array_entry(key, GGUFValueType.FLOAT32, "f", values)
-
-
-def _array_entry(key: str, kind: GGUFValueType, letter: str, values: Sequence[float]) -> KeyValue:
-    head = struct.pack("<IQ", kind, len(values))
-    return KeyValue(key, GGUFValueType.ARRAY, head + struct.pack(f"<{len(values)}{letter}", *values))
+    head = struct.pack("<IQ", GGUFValueType.INT32, len(values))
+    return KeyValue(key, GGUFValueType.ARRAY, head + struct.pack(f"<{len(values)}i", *values))
 
 
 def _pack_string(text: str) -> bytes:

@@ -2,25 +2,15 @@
 """The file beside a model that keeps its calibration."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gguf.constants import GGUFValueType
+from gguf import GGUFWriter
 
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.file_names import calibration_path
-from pyhobbit.model.gguf_file import (
-    KeyValue,
-    Placement,
-    align,
-    floats_entry,
-    ints_entry,
-    pack_header,
-    read_gguf,
-    scalar_entry,
-    string_entry,
-)
-from pyhobbit.model.quantize import type_by_name
+from pyhobbit.model.gguf_file import read_gguf
 from pyhobbit.model.tiers import LOOKAHEAD_MAPS, LOW_DIVERGENCES
 from pyhobbit.native.files import atomic_output
 from pyhobbit.quality.evaluate import Costs
@@ -28,7 +18,6 @@ from pyhobbit.quality.fit import Weights
 from pyhobbit.quality.lookahead import Lookahead
 from pyhobbit.settings.table import KEYS
 
-_ALIGNMENT = 32  # GGUF's default
 _ARCHITECTURE = "hobbit-calibration"
 
 
@@ -71,49 +60,43 @@ class Calibration:
     def write(self, model: Path, lookahead: Lookahead | None = None) -> Path:
         """Stores it beside the model, all or nothing; returns the file. Raises HobbitError."""
         path = calibration_path(model)
-        placements: list[Placement] = []
-        data = b""
-        if lookahead is not None:
-            n_layers, n_ahead, n_experts, width = lookahead.maps.shape
-            shape = (width, n_ahead * n_experts, n_layers)
-            placements = [Placement(LOOKAHEAD_MAPS, type_by_name("f16"), shape, 0)]
-            data = lookahead.maps.tobytes()
-            data = data.ljust(align(len(data), _ALIGNMENT), b"\0")
         try:
             with atomic_output(path) as temporary:
-                temporary.write_bytes(pack_header(self._metadata(), placements, _ALIGNMENT) + data)
+                writer = GGUFWriter(temporary, _ARCHITECTURE)
+                self._add_keys(writer)
+                if lookahead is not None:
+                    n_layers, _, _, width = lookahead.maps.shape
+                    writer.add_tensor(LOOKAHEAD_MAPS, lookahead.maps.reshape(n_layers, -1, width))
+                writer.write_header_to_file()
+                writer.write_kv_data_to_file()
+                writer.write_tensors_to_file()
+                writer.close()
         except OSError as e:
             raise HobbitError(
                 f"the calibration cannot be stored in {path}: {e.strerror}; it must lie beside the model"
             ) from e
         return path
 
-    def _metadata(self) -> list[KeyValue]:
-        numbers = {"t1": self.t1, "t2": self.t2, "low_share": self.low_share}
-        if self.costs is not None:
-            numbers["price"] = self.price
-        floats = {f"hobbit.{name}": value for name, value in numbers.items()}
-        floats.update(zip(KEYS["weights"], self.weights, strict=True))
-        sizes = {"hobbit.model_bytes": self.model_bytes, "hobbit.low_bytes": self.low_bytes}
+    def _add_keys(self, writer: GGUFWriter) -> None:
+        sizes = {"model_bytes": self.model_bytes, "low_bytes": self.low_bytes}
         if self.residual_bytes:
-            sizes["hobbit.high_bytes"] = self.residual_bytes
-        return [
-            string_entry("general.architecture", _ARCHITECTURE),
-            *(scalar_entry(key, GGUFValueType.UINT64, size) for key, size in sizes.items()),
-            string_entry("hobbit.policy", self.policy),
-            string_entry("hobbit.rule", self.rule),
-            *(scalar_entry(key, GGUFValueType.FLOAT64, value) for key, value in floats.items()),
-            *([ints_entry("hobbit.expert_uses", self.expert_uses)] if self.expert_uses else []),
-            *(floats_entry(key, values) for key, values in self._costs().items()),
-        ]
-
-    def _costs(self) -> dict[str, tuple[float, ...]]:
-        if self.costs is None:
-            return {}
-        arrays = {"hobbit.low_costs": self.costs.low, "hobbit.skip_costs": self.costs.skip}
-        if self.divergences:
+            sizes["high_bytes"] = self.residual_bytes
+        for name, size in sizes.items():
+            writer.add_uint64(f"hobbit.{name}", size)
+        writer.add_string("hobbit.policy", self.policy)
+        writer.add_string("hobbit.rule", self.rule)
+        numbers = {"hobbit.t1": self.t1, "hobbit.t2": self.t2, "hobbit.low_share": self.low_share}
+        numbers.update(zip(KEYS["weights"], self.weights, strict=True))
+        arrays: dict[str, Sequence[float]] = {"hobbit.expert_uses": self.expert_uses}
+        if self.costs is not None:
+            numbers["hobbit.price"] = self.price
+            arrays |= {"hobbit.low_costs": self.costs.low, "hobbit.skip_costs": self.costs.skip}
             arrays[LOW_DIVERGENCES] = self.divergences
-        return arrays
+        for key, number in numbers.items():
+            writer.add_float64(key, number)
+        for key, values in arrays.items():
+            if values:
+                writer.add_array(key, values)
 
 
 def stored_costs(model: Path) -> Costs:
