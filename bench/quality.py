@@ -18,14 +18,15 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from bench.analysis.figures import threshold_for_share
 from bench.tables import FOLDER, ROOT, option_parser, table_head
 from pyhobbit.native.paths import BIN_DIR, VENDOR_DIR
 from pyhobbit.quality.calibration import profile
 from pyhobbit.quality.costs import CostRuns, static_costs
 from pyhobbit.quality.evaluate import Chunk, Evaluator, Quality, perplexity
 from pyhobbit.quality.search import Bound, Trials, cheapest_by_gate, cheapest_by_price
-from pyhobbit.routing.analysis import threshold_for_share, unimportance
 from pyhobbit.routing.observe import observed
+from pyhobbit.routing.rules import unimportance
 from pyhobbit.settings.config import CacheConfig, CalibrationConfig, EngineConfig, EvaluationConfig
 
 TINY = ROOT / "tests/tiny_moe"

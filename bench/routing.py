@@ -24,13 +24,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.analysis.figures import MAX_AHEAD, prediction, reuse
 from bench.harness.tokens import random_tokens
 from bench.tables import option_parser, table_head, table_row
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.model_file import read_model_file
 from pyhobbit.quality.calibration import profile, routes
 from pyhobbit.quality.evaluate import Evaluator
-from pyhobbit.routing.analysis import MAX_AHEAD, prediction, reuse
 from pyhobbit.routing.trace import Simulation, pool_slots, read_trace, simulate
 from pyhobbit.settings.config import CacheConfig, EngineConfig, EvaluationConfig, parse_size
 

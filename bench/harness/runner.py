@@ -18,13 +18,13 @@ from typing import Any, ClassVar
 import numpy as np
 from tqdm import tqdm
 
+from bench.analysis.figures import MAX_AHEAD
 from bench.harness import replay, routing, system
 from bench.harness.arms import BY_NAME, Arm, Tiers
 from bench.harness.job import Job
 from bench.tables import ROOT
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.model_file import model_parts
-from pyhobbit.routing.analysis import MAX_AHEAD
 from pyhobbit.routing.trace import read_trace
 from pyhobbit.settings.config import CacheConfig, Setting, format_size
 

@@ -16,7 +16,7 @@ COMMON: Mapping[str, Collection[str]] = {
     "chat": ("model", "-p", "--file", "--system", "-n", "--temp", "--think", "-q", "--memory", "--ctx"),
     "config": ("model", "--write", "--memory", "--ctx", "--t1", "--t2", "--json"),
     "convert": ("model", "-o", "--low", "--low-from", "--high", "--imatrix", "--sidecar", "--dry-run"),
-    "inspect": ("model", "--text", "--plots", "--json", "--memory", "--ctx", "--t1", "--t2"),
+    "inspect": ("model", "--trace", "--no-speed", "--json", "--memory", "--ctx", "--t1", "--t2"),
     "serve": ("model", "--memory", "--ctx", "--host", "--port", "--api-key", "--parallel", "--llama-help"),
     "simulate": ("--trace", "--capacity", "--policy", "--t1", "--t2", "--predictor", "--json"),
 }

@@ -37,7 +37,7 @@ _VERBS: Mapping[str, tuple[Any, str]] = {
     "completion": (completion, "print what a shell needs to complete commands"),
     "config": (config, "show the settings that apply, and where each comes from"),
     "convert": (convert, "make a multi-precision GGUF"),
-    "inspect": (inspect, "show how a model fits this machine and how it uses its experts"),
+    "inspect": (inspect, "show how a model fits this machine, and what would help"),
     "list": (listing, "show the models that have been downloaded"),
     "llama": (llama, "run another program of llama.cpp"),
     "ps": (ps, "show the running commands"),

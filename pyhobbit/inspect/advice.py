@@ -21,9 +21,8 @@ _MUCH = 0.2  # of a token's time, or of the memory
 _SOURCES = {
     "all": "all experts fit; each is read once",
     "trace": "of the trace, replayed through the cache without prefetch",
-    "text": "of the text, replayed through the cache without prefetch",
     "sample": "measured in the second half of the sample; other texts may repeat their experts less",
-    "even": "assumed: all experts are used equally, the worst case; --trace or --text give a better estimate",
+    "even": "assumed: all experts are used equally, the worst case; --trace gives a better estimate",
 }
 
 

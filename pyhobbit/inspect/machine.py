@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pyhobbit.engine.plan import MemoryPlan, lay_out
 from pyhobbit.errors import HobbitError
 from pyhobbit.inspect import advice
-from pyhobbit.inspect.speed import READAHEAD, Curve, Speed, curve, estimate, measure_sample, replay
+from pyhobbit.inspect.speed import Speed, estimate, measure_sample, replay
 from pyhobbit.model.model_file import ModelFile
 from pyhobbit.model.stored_settings import effective_policy, stored_settings
 from pyhobbit.native.machine import measure_disk
@@ -16,7 +16,6 @@ from pyhobbit.settings.config import CacheConfig, EngineConfig, InspectConfig
 from pyhobbit.settings.table import default
 
 if TYPE_CHECKING:
-    from pyhobbit.routing.observe import Observations
     from pyhobbit.routing.trace import Trace
 
 
@@ -55,51 +54,23 @@ class Fit:
         """The same as plain values, bytes."""
         return {"error": self.error} if self.plan is None else asdict(self.plan)
 
-    def measure(self, seen: "Observations | None") -> dict[str, Any]:
-        """Estimates the speed, with the hits of `seen` where it is given; plain values, seconds and bytes.
-
-        Raises HobbitError.
-        """
+    def measure(self) -> dict[str, Any]:
+        """Estimates the speed; plain values, seconds and bytes. Raises HobbitError."""
         assert self.plan is not None
         plan, model = self.plan, self._model
-        replayed = self._replayed(plan, seen) if plan.info.cached else None
         disk = None
         if plan.info.cached:
             best = model.tiers[0]
             disk = measure_disk(best.path, best.part_bytes, self.cache.io_threads or default("io_threads"))
         sample = measure_sample(model.path, self._config)
-        self._speed = estimate(plan, sample, disk, replayed)
+        self._speed = estimate(plan, sample, disk, self._replayed(plan))
         return {**asdict(self._speed), "tokens_per_second": self._speed.tokens_per_second}
 
-    def curve(self, seen: "Observations | None") -> Curve | None:
-        """Speed by memory, after measure(); None without a cache in host memory, or without routes."""
-        assert self.plan is not None
-        assert self._speed is not None
-        source, routes = self._routes(self.plan, seen)
-        if source is None or not self.plan.info.cached or self.plan.info.on_device:
+    def _replayed(self, plan: MemoryPlan) -> tuple[float, float] | None:
+        if self._trace is None or not plan.info.cached:
             return None
-        mapped = measure_disk(self._model.tiers[0].path, READAHEAD, self.plan.info.n_threads)
-        return curve(self.plan, self._speed, routes, self._policy(), mapped)
-
-    def _policy(self) -> str:
-        cache = self._config.cache
-        return effective_policy(cache, stored_settings(self._model.path, cache.sidecar))
-
-    def _replayed(
-        self, plan: MemoryPlan, seen: "Observations | None"
-    ) -> tuple[str, tuple[float, float]] | None:
-        source, routes = self._routes(plan, seen)
-        return None if source is None else (source, replay(plan, routes, self._policy()))
-
-    def _routes(self, plan: MemoryPlan, seen: "Observations | None") -> tuple[str | None, Any]:
-        """Their source, None where there are none."""
-        if self._trace is not None:
-            return "trace", _own_trace(self._trace, plan).routes
-        if seen is not None and seen.weights is not None:
-            from pyhobbit.quality.calibration import routes
-
-            return "text", routes(seen, slice(None))
-        return None, None
+        policy = effective_policy(self.cache, stored_settings(self._model.path, self.cache.sidecar))
+        return replay(plan, _own_trace(self._trace, plan).routes, policy)
 
     def speed_rows(self) -> dict[str, str]:
         """What was measured, for people."""

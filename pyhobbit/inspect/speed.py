@@ -21,8 +21,6 @@ from pyhobbit.settings.config import EngineConfig, SamplingConfig
 
 _SAMPLE_SECONDS = 4.0
 _MIN_TOKENS = 4
-_CURVE = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # shares of all experts
-READAHEAD = 128 << 10  # Linux's default
 _TEXT_TOKENS = 48  # a longer text may run in circles
 _PROMPTS = ("The ", "In the year 1969 ", "def main(", "Dear ", "1, 2, 3, ")
 
@@ -58,8 +56,8 @@ class Speed:
     """The estimate for decoding with a warm cache, per token. hits: assumed, of the high and the low pool;
     where the high tier is residual, of residuals and of low versions, except from the source "sample".
 
-    source: what the hits were taken from: "all" (the pools hold every expert), "trace", "text", "sample" or
-    "even" (as if a text used all experts alike, which is the worst case).
+    source: what the hits were taken from: "all" (the pools hold every expert), "trace", "sample" or "even"
+     (as if a text used all experts alike, which is the worst case).
     """
 
     compute_s: float
@@ -145,16 +143,17 @@ def _hits(cache: CacheStats) -> tuple[float, float]:
 
 
 def estimate(
-    plan: MemoryPlan, sample: Sample, disk: Disk | None, replayed: "tuple[str, tuple[float, float]] | None"
+    plan: MemoryPlan, sample: Sample, disk: Disk | None, replayed: tuple[float, float] | None
 ) -> Speed:
-    """replayed: source and hits of a trace or a text, by replay()."""
+    """replayed: hits of a trace, by replay()."""
     low_is_whole = plan.share_low >= 1 or plan.info.pool_slots_low == 0
     if plan.share_high >= 1 and low_is_whole:  # also without a cache
         return Speed(sample.compute_s, 0.0, 0.0, (1.0, 1.0), "all", disk, sample)
     if replayed is None and sample.warm is not None:
         warm = sample.warm
         return Speed(sample.compute_s, warm.wait_s, warm.read_bytes, warm.hits, "sample", disk, sample)
-    source, hits = replayed or ("even", (plan.share_high, plan.share_low))
+    source = "even" if replayed is None else "trace"
+    hits = replayed or (plan.share_high, plan.share_low)
     info = plan.info
     high, low, _ = sample.mix
     if info.high_is_residual:
@@ -168,70 +167,6 @@ def estimate(
     )
     wait_s = read_bytes * sample.wait_s_per_byte
     return Speed(sample.compute_s, wait_s, read_bytes, hits, source, disk, sample)
-
-
-@dataclass(frozen=True)
-class Curve:
-    """Speed by memory: bytes of the whole process, and token/s.
-
-    forecast: by replaying a text or a trace with other sizes of the pools.  stock: the same for llama.cpp
-    with its mapped file.  measured: of the sample, with the pools of the plan.
-    """
-
-    forecast: tuple[tuple[int, float], ...]
-    stock: tuple[tuple[int, float], ...]
-    measured: tuple[int, float]
-
-
-def curve(plan: MemoryPlan, speed: Speed, routes: "np.ndarray[Any, Any]", policy: str, mapped: Disk) -> Curve:
-    """Of a plan with a cache in host memory. A sample that waited for nothing does not tell how much of a
-    read is hidden; then none is assumed to be.
-
-    mapped: the disk, when as many threads read as compute, READAHEAD bytes at a time. So stock llama.cpp
-    reads a mapped file: a thread waits for the page that it needs, and nothing is hidden. What stays in
-    memory is up to the system, whose page cache comes close to LRU. All is in high precision.
-    """
-    sample, info = speed.sample, plan.info
-    if not sample.wait_s_per_byte and speed.disk is not None:
-        sample = replace(sample, wait_s_per_byte=1 / speed.disk.bytes_per_s)
-    beside = plan.process + plan.beside_pools
-    all_bytes = info.pool_bytes_high / info.pool_slots_high * info.n_high_experts
-    if info.pool_slots_low:
-        all_bytes += info.pool_bytes_low / info.pool_slots_low * info.n_all_experts
-    least = max(_CURVE[0], info.n_experts_used / info.n_experts)
-    faulting = replace(sample, mix=(1.0, 0.0, 0.0), wait_s_per_byte=1 / mapped.bytes_per_s)
-    points, stock = [], []
-    for share in (share for share in _CURVE if share >= least):
-        other = replace(plan, info=_with_share(info, share))
-        found = estimate(other, sample, speed.disk, ("text", replay(other, routes, policy)))
-        points.append((round(beside + share * all_bytes), found.tokens_per_second))
-        other = replace(plan, info=_with_share(_high_alone(info), share))
-        found = estimate(other, faulting, mapped, ("text", replay(other, routes, "lru")))
-        stock.append((round(beside + share * info.expert_bytes), found.tokens_per_second))
-    wait_s = speed.sample.warm.wait_s if speed.sample.warm is not None else 0.0
-    measured = beside + plan.pools, 1 / (speed.sample.compute_s + wait_s)
-    return Curve(tuple(points), tuple(stock), measured)
-
-
-def _high_alone(info: ModelInfo) -> ModelInfo:
-    """The model as stock llama.cpp has it: every expert whole, in its best precision."""
-    return replace(
-        info,
-        tier_bytes_high=info.expert_bytes,
-        tier_bytes_low=0,
-        pool_slots_low=0,
-        high_is_residual=False,
-        n_absent_high=0,
-        t1=1.0,
-        t2=1.0,
-        price=0.0,
-    )
-
-
-def _with_share(info: ModelInfo, share: float) -> ModelInfo:
-    """The same with pools for this share of all experts."""
-    low = round(share * info.n_all_experts) if info.pool_slots_low else 0
-    return replace(info, pool_slots_high=round(share * info.n_high_experts), pool_slots_low=low)
 
 
 def _rule(info: ModelInfo) -> dict[str, Any]:

@@ -29,23 +29,20 @@ from pyhobbit.quality.progress import Measurements
 from pyhobbit.quality.report import CalibrationReport, LayerProfile
 from pyhobbit.quality.search import TYPICAL_TRIALS, Bound, Trials, cheapest_by_gate, cheapest_by_price
 from pyhobbit.quality.stored import Calibration
-from pyhobbit.routing.analysis import (
+from pyhobbit.routing.observe import LayerEvent, Observations, Recorder, observed
+from pyhobbit.routing.rules import (
     decide,
     decide_by_price,
     losses,
-    own_routing_agreement,
-    prediction,
     shares,
     unimportance,
 )
-from pyhobbit.routing.observe import LayerEvent, Observations, Recorder, observed
 from pyhobbit.routing.trace import ROUTE
 from pyhobbit.settings.config import CalibrationConfig, EvaluationConfig, format_size
 from pyhobbit.settings.table import default
 
 _MAX_ROUTES = 200_000  # replayed at once
 _MAX_INPUT_BYTES = 32 << 20  # of routers' inputs
-_KNOWN_ROUTING = 0.98  # of the choices, or the routers are not what they seem
 _QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 
 
@@ -310,7 +307,6 @@ def _report(model: Path, config: CalibrationConfig, known: _Known, found: _Found
     info, seen = known.info, known.seen
     gate, best = found.by_rule.get("gate"), found.by_rule[found.rule]
     fit = _fit_cache(CacheModel.of(info, found.rule, best, found.costs), seen)
-    top1, top_k = _prediction(model, config.engine.cache.sidecar, seen)
     scores = unimportance(known.weights)
     return CalibrationReport(
         calibration=Calibration(
@@ -341,8 +337,6 @@ def _report(model: Path, config: CalibrationConfig, known: _Known, found: _Found
         score_quantiles=_quantiles(scores),
         layers=_layer_profiles(known, found),
         cache=fit,
-        prediction_top1=top1,
-        prediction_top_k=top_k,
         lookahead=known.lookahead,
         low_alone=found.low_alone,
         low_alone_holds=found.low_alone is not None and known.bound.holds(found.low_alone),
@@ -462,19 +456,6 @@ def routes(seen: Observations, tokens: slice) -> np.ndarray:
     chosen["weight"] = 1.0 if seen.weights is None else seen.weights[tokens]
     chosen["counted"] = 1
     return chosen.ravel()
-
-
-def _prediction(model: Path, sidecar: Path | None, seen: Observations) -> tuple[float | None, float | None]:
-    """Shares of the best and of all experts that the next layer's router predicts."""
-    file = read_model_file(model, sidecar)
-    routers = file.routers([file.blocks[layer] for layer in seen.layers])
-    if routers is None or seen.inputs is None or len(seen.layers) < 2:
-        return None, None
-    experts = seen.experts[seen.input_tokens]
-    if own_routing_agreement(seen.inputs, experts, routers) < _KNOWN_ROUTING:
-        return None, None
-    found = prediction(seen.inputs, experts, routers, rescale=False)
-    return float(np.nanmean(found.top1[0])), float(np.nanmean(found.top_k[0]))
 
 
 @contextlib.contextmanager

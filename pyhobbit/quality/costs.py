@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from pyhobbit.quality.evaluate import Chunk, Costs, Evaluator, Memo, Progress, Quality, measure_now
-from pyhobbit.routing.analysis import squared_weights
 from pyhobbit.routing.observe import Observations, observed
+from pyhobbit.routing.rules import squared_weights
 
 _ANY_PRICE = 1.0  # with costs of 0 and infinity all prices give the same decisions
 

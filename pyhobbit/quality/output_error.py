@@ -10,8 +10,8 @@ import numpy as np
 
 from pyhobbit.model.expert_weights import ExpertWeights
 from pyhobbit.model.tiers import HIGH, LOW, Part
-from pyhobbit.routing.analysis import squared_weights
 from pyhobbit.routing.observe import Observations, observed
+from pyhobbit.routing.rules import squared_weights
 
 _MAX_EXPERTS = 16  # of a layer, the most used ones
 _MAX_USES = 32  # of an expert

@@ -60,10 +60,6 @@ class CalibrationReport:
     """How each layer uses its experts."""
     cache: CacheFit
     """Policy and pools."""
-    prediction_top1: float | None
-    """Share of the best experts one layer ahead that are predicted; None where the routers are not known."""
-    prediction_top_k: float | None
-    """The same of all chosen experts."""
     lookahead: Lookahead | None = None
     """What predicts better; None where nothing does."""
     low_alone: Quality | None = None
@@ -96,15 +92,10 @@ class CalibrationReport:
         if self.score_quantiles:
             values = ", ".join(f"{q:.0%} {value:.3f}" for q, value in self.score_quantiles.items())
             lines.append(f"scores       quantiles, without each token's best expert: {values}")
-        if self.prediction_top1 is not None:
-            lines.append(
-                f"prediction   one layer ahead: best expert {self.prediction_top1:.1%}, "
-                f"all experts {self.prediction_top_k:.1%}"
-            )
         if self.lookahead is not None:
             pairs = zip(self.lookahead.recall, self.lookahead.router_recall, strict=True)
             shares = ", ".join(f"{fitted:.1%} instead of {router:.1%}" for fitted, router in pairs)
-            lines.append(f"             fitted maps name, 1 layer ahead and further: {shares}")
+            lines.append(f"prediction   fitted maps name, 1 layer ahead and further: {shares}")
         return lines
 
     def _layer_lines(self) -> list[str]:

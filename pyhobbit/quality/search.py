@@ -9,8 +9,8 @@ from typing import TypeVar
 import numpy as np
 
 from pyhobbit.quality.evaluate import Chunk, Costs, Evaluator, Memo, Progress, Quality, measure_now
-from pyhobbit.routing.analysis import losses
 from pyhobbit.routing.observe import Observations, observed
+from pyhobbit.routing.rules import losses
 from pyhobbit.settings.config import CalibrationConfig
 
 T = TypeVar("T")

@@ -419,7 +419,7 @@ class CalibrationConfig:
 
 @dataclass(frozen=True)
 class InspectConfig:
-    """`pyhobbit inspect`. max_chunks: of text that are used.  plots: folder for them.
+    """`pyhobbit inspect`.
 
     t1, t2: thresholds to show; None takes the model's, or the paper's where everything is in high precision.
     n_ctx: tokens of context to plan for.  speed: estimate it.  trace: routing that it is estimated for.
@@ -428,8 +428,6 @@ class InspectConfig:
     engine: EngineConfig = field(default_factory=EngineConfig)
     t1: float | None = None
     t2: float | None = None
-    max_chunks: int = 16
-    plots: Path | None = None
     n_ctx: int | None = None
     speed: bool = True
     trace: Path | None = None
@@ -440,7 +438,6 @@ class InspectConfig:
     def __post_init__(self) -> None:
         CacheConfig(t1=self.t1, t2=self.t2)
         EngineConfig(n_ctx=self.n_ctx)
-        _require(self.max_chunks > 0, f"--chunks is {self.max_chunks}; it must be positive")
         _require(
             self.speed or self.trace is None,
             "--trace is for the speed estimate, which --no-speed skips; give one of them",

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from bench.analysis.figures import MAX_AHEAD
 from bench.harness import job, routing, runner
-from pyhobbit.routing.analysis import MAX_AHEAD
 from pyhobbit.routing.trace import read_trace
 
 PROMPTS = (4, 12)

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 import json
-import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,12 +9,11 @@ from conftest import TESTS, RunPyhobbit
 from gguf import GGUFReader, GGUFWriter
 from models import stock_dir
 
-from pyhobbit.cli.inspect import choose_thresholds
+from bench.analysis import figures
 from pyhobbit.cli.main import main
 from pyhobbit.model.model_file import read_model_file
-from pyhobbit.routing import analysis
 from pyhobbit.routing.observe import Observations, Recorder
-from pyhobbit.settings.config import EngineConfig, EvaluationConfig, InspectConfig
+from pyhobbit.settings.config import EngineConfig, EvaluationConfig
 
 HELD_OUT = TESTS / "tiny_moe" / "heldout.txt"
 SAME_CHOICE = 0.99
@@ -71,76 +68,17 @@ def test_a_sidecar_is_part_of_the_description(
 
 
 #
-# a text
+# the machine
 #
 
 
-@pytest.fixture(scope="module")
-def inspected(
-    tiny_gguf: Path, run_pyhobbit: RunPyhobbit, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[dict[str, Any], Path]:
-    folder = tmp_path_factory.mktemp("inspect") / "plots"
-    done = run_pyhobbit(
-        "inspect",
-        tiny_gguf,
-        "--text",
-        HELD_OUT,
-        "--plots",
-        folder,
-        "--chunks",
-        1,
-        "--threads",
-        1,
-        "--pools",
-        "6M",
-        "--json",
-    )
+def test_the_machine_is_part_of_the_description(tiny_gguf: Path, run_pyhobbit: RunPyhobbit) -> None:
+    done = run_pyhobbit("inspect", tiny_gguf, "--threads", 1, "--pools", "6M", "--json")
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout), folder
-
-
-def test_analyses_of_the_tiny_model(inspected: tuple[dict[str, Any], Path]) -> None:
-    found = inspected[0]["analysis"]
-    assert (found["n_tokens"], found["blocks"], found["notes"]) == (512, list(range(6)), [])
-    assert (found["t1"], found["t2"]) == (InspectConfig.paper_t1, InspectConfig.paper_t2)
-    assert 10 < found["perplexity"] < 30
-    assert 0.1 < found["confident"] < 0.4
-    assert all(0.5 < alike < 1 for alike in found["carry_over"])
-    gates, ahead = found["gates"], found["ahead"]
-    assert 0.5 < found["importance"]["overall"] <= 1
-    high, low, skipped = gates["mix"]
-    assert high > 0.5  # the best of two
-    assert high + low + skipped == pytest.approx(1)
-    assert np.sum(gates["high_use"]["uses"]) == 512 * 6 * 2
-    assert np.sum(gates["high_use"]["high"]) == pytest.approx(high * 512 * 6 * 2)
-    top1 = [row[0] for row in ahead["prediction"]["top1"]]
-    assert all(value > ahead["prediction"]["chance_top1"] for value in top1)
-
-
-def test_the_engine_decides_as_the_scores_say(inspected: tuple[dict[str, Any], Path]) -> None:
-    cost = inspected[0]["analysis"]["cost"]
-    assert [point["share"] for point in cost] == [0.05, 0.1, 0.2, 0.3, 0.4, 0.5]
-    for point in cost:
-        # other precisions change what later layers choose, a little
-        assert point["replaced"]["share_low"] == pytest.approx(point["share"], abs=0.02)
-        assert point["skipped"]["share_skipped"] == pytest.approx(point["share"], abs=0.05)
-        assert point["replaced"]["mean_kl"] < point["skipped"]["mean_kl"]
-    assert cost[-1]["replaced"]["share_low"] == 0.5
-
-
-def test_every_analysis_has_its_plot(inspected: tuple[dict[str, Any], Path]) -> None:
-    document, folder = inspected
-    files = sorted(str(path) for path in folder.iterdir())
-    assert len(files) == 9
-    assert str(folder / "speed-by-memory.png") in files
-    assert sorted(document["plots"]) == files
-
-
-def test_the_machine_is_part_of_the_description(inspected: tuple[dict[str, Any], Path]) -> None:
-    document = inspected[0]
+    document = json.loads(done.stdout)
     memory, speed = document["memory"], document["speed"]
     assert memory["info"]["pool_slots_high"] == 16  # of 384 KiB
-    assert speed["source"] == "text"
+    assert speed["source"] == "sample"
     assert 0 < speed["hits"][0] < 1
     assert speed["tokens_per_second"] == pytest.approx(1 / (speed["compute_s"] + speed["wait_s"]))
     # all that is missing, and the tier that the thresholds leave out
@@ -212,43 +150,21 @@ def test_the_files_routers_explain_what_is_chosen(arch: str, tmp_path: Path) -> 
     model = read_model_file(path)
     routers = model.routers([model.blocks[layer] for layer in seen.layers])
     assert routers is not None
-    assert analysis.own_routing_agreement(seen.inputs, seen.experts, routers) > SAME_CHOICE
+    assert figures.own_routing_agreement(seen.inputs, seen.experts, routers) > SAME_CHOICE
 
 
 #
-# thresholds and errors
+# errors
 #
-
-
-@pytest.mark.parametrize(
-    ("given", "stored", "expected"),
-    [
-        ((None, None), (1, 1), (0.6, 0.9)),
-        ((None, None), (0.5, 0.8), (0.5, 0.8)),
-        ((0.7, None), (0.5, 0.6), (0.7, 0.7)),
-        ((0.3, None), (1, 1), (0.3, 0.9)),
-        ((None, 0.4), (1, 1), (0.4, 0.4)),
-        ((0.2, 0.3), (0.5, 0.8), (0.2, 0.3)),
-    ],
-)
-def test_thresholds_that_are_shown(
-    given: tuple[float | None, float | None], stored: tuple[float, float], expected: tuple[float, float]
-) -> None:
-    assert choose_thresholds(InspectConfig(t1=given[0], t2=given[1]), *stored) == expected
 
 
 def test_errors_are_one_sentence(tiny_gguf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     short = tmp_path / "short.txt"
     short.write_text("def f():\n    return 1\n")
     assert "does not exist" in _error(capsys, tmp_path / "none.gguf")
-    assert "cannot be read" in _error(capsys, tiny_gguf, "--text", tmp_path / "none.txt")
-    assert "fewer than 512 tokens" in _error(capsys, tiny_gguf, "--text", short)
-    assert "give one with --text" in _error(capsys, tiny_gguf, "--plots", tmp_path)
     assert "--no-speed skips" in _error(capsys, tiny_gguf, "--trace", short, "--no-speed")
     assert "cannot be used as a trace" in _error(capsys, tiny_gguf, "--trace", short, "--pools", "6M")
-    assert "--chunks is 0" in _error(capsys, tiny_gguf, "--text", short, "--chunks", 0)
     assert "t1 <= t2" in _error(capsys, tiny_gguf, "--t1", 0.9, "--t2", 0.5)
-    assert "choose another one" in _error(capsys, tiny_gguf, "--text", short, "--plots", short)
 
 
 def test_a_dense_model_has_nothing_to_inspect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -260,14 +176,3 @@ def test_a_dense_model_has_nothing_to_inspect(tmp_path: Path, capsys: pytest.Cap
     writer.write_tensors_to_file()
     writer.close()
     assert "dense model" in _error(capsys, path)
-
-
-def test_plots_without_matplotlib_are_refused_before_the_run(
-    tiny_gguf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.delitem(sys.modules, "pyhobbit.inspect.plots", raising=False)
-    monkeypatch.delattr("pyhobbit.inspect.plots", raising=False)
-    error = _error(capsys, tiny_gguf, "--text", HELD_OUT, "--plots", tmp_path / "plots")
-    assert "pip install matplotlib" in error
-    assert not (tmp_path / "plots").exists()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from traces import letters, write_random_trace, write_trace
+from traces import letters, write_trace
 
 from pyhobbit._tables import COUNTERS
 from pyhobbit.engine.engine import Engine
@@ -15,8 +15,7 @@ from pyhobbit.engine.stats import CacheStats, ModelInfo, Stats
 from pyhobbit.errors import HobbitError
 from pyhobbit.inspect.advice import advice, memory_rows, speed_rows, unused_low_tier
 from pyhobbit.inspect.machine import _own_trace
-from pyhobbit.inspect.plots import speed_by_memory
-from pyhobbit.inspect.speed import Sample, Speed, Warm, curve, estimate, measure_sample, replay
+from pyhobbit.inspect.speed import Sample, Speed, Warm, estimate, measure_sample, replay
 from pyhobbit.model.file_names import calibration_path
 from pyhobbit.native.machine import Disk, measure_disk
 from pyhobbit.routing.trace import ROUTE, read_trace
@@ -76,7 +75,7 @@ def test_hits_come_from_what_knows_best() -> None:
     sampled = replace(SAMPLE, warm=Warm((0.7, 0.6), 0.03, 9e6))
     warm = estimate(PLAN, sampled, DISK, None)
     assert (warm.hits, warm.wait_s, warm.read_bytes) == ((0.7, 0.6), 0.03, 9e6)
-    assert estimate(PLAN, sampled, DISK, ("trace", (0.8, 0.5))).source == "trace"
+    assert estimate(PLAN, sampled, DISK, (0.8, 0.5)).source == "trace"
     whole = estimate(_plan(pool_slots_high=1000, pool_slots_low=0), sampled, DISK, None)
     assert (whole.source, whole.wait_s, whole.tokens_per_second) == ("all", 0, 20)
     stock = estimate(_plan(cached=False, pool_slots_low=0), SAMPLE, None, None)
@@ -190,7 +189,7 @@ def test_a_sample_is_computed_from_the_counters(evictions: int, monkeypatch: pyt
 
 
 def test_residuals_are_read_beside_their_low_versions() -> None:
-    found = estimate(_plan(high_is_residual=True), SAMPLE, DISK, ("trace", (0.9, 0.5)))
+    found = estimate(_plan(high_is_residual=True), SAMPLE, DISK, (0.9, 0.5))
     assert found.read_bytes == pytest.approx(40 * (0.5 * 0.1 * (1 << 20) + 0.8 * 0.5 * (1 << 19)))
 
 
@@ -207,7 +206,7 @@ def test_the_estimate_reads_what_a_run_read(tiny_gguf: Path, tmp_path: Path) -> 
         run = engine.stats().since(before).cache
     plan = lay_out(tiny_gguf, config)
     hits = replay(plan, read_trace(trace).routes, "echo")
-    found = estimate(plan, replace(SAMPLE, mix=(1.0, 0.0, 0.0)), None, ("trace", hits))
+    found = estimate(plan, replace(SAMPLE, mix=(1.0, 0.0, 0.0)), None, hits)
     expert = plan.info.tier_bytes_high / plan.info.n_all_experts
     assert run.misses_high > 10 * n_tokens / 4
     assert found.read_bytes == pytest.approx(run.misses_high * expert / n_tokens)
@@ -283,43 +282,3 @@ def test_a_trace_of_another_model_is_refused(tmp_path: Path) -> None:
     path = write_trace(tmp_path / "run.csv", letters("aAB"), 1, 2, 1)
     with pytest.raises(HobbitError, match="is a trace of another model"):
         _own_trace(path, PLAN)
-
-
-@pytest.mark.parametrize("wait_s_per_byte", [1e-9, 0.0])
-def test_the_speed_by_memory_ends_where_every_expert_is_held(wait_s_per_byte: float, tmp_path: Path) -> None:
-    routes = read_trace(write_random_trace(tmp_path / "t.csv", 60, 10, 100, 4)).routes
-    speed = estimate(PLAN, replace(SAMPLE, wait_s_per_byte=wait_s_per_byte), DISK, None)
-    found = curve(PLAN, speed, routes, "lru", MAPPED)
-    sizes, rates = zip(*found.forecast, strict=True)
-    beside = PLAN.process + PLAN.beside_pools
-    assert (sizes[0], sizes[-1]) == (beside + 75 * (1 << 20), beside + 1500 * (1 << 20))
-    assert list(sizes) == sorted(sizes)
-    assert list(rates) == sorted(rates)
-    assert rates[0] < rates[-2] < rates[-1] == pytest.approx(20)
-    assert found.measured == (beside + PLAN.pools, pytest.approx(20))
-    (axes,) = speed_by_memory(found).axes
-    assert axes.get_xlabel() == "memory of the process in GiB"
-    assert axes.lines[0].get_xdata()[0] == pytest.approx(sizes[0] / (1 << 30))
-    warm = replace(speed, sample=replace(SAMPLE, warm=Warm((0.7, 0.6), 0.05, 9e6)))
-    assert curve(PLAN, warm, routes, "lru", MAPPED).measured[1] == pytest.approx(10)
-
-
-def test_stock_waits_for_every_miss_of_lru_in_high_precision(tmp_path: Path) -> None:
-    routes = read_trace(write_random_trace(tmp_path / "t.csv", 60, 10, 100, 4)).routes
-    speed = estimate(PLAN, SAMPLE, DISK, None)
-    found = curve(PLAN, speed, routes, "lru", MAPPED)
-    sizes, rates = zip(*found.stock, strict=True)
-    high = PLAN.info.expert_bytes
-    beside = PLAN.process + PLAN.beside_pools
-    assert (sizes[0], sizes[-1]) == (beside + round(0.05 * high), beside + high)
-    assert list(rates) == sorted(rates)
-    assert rates[-1] == pytest.approx(20)  # all in memory: it computes as we do
-    n_slots = round(0.5 * PLAN.n_all_experts)
-    plan = replace(PLAN, info=replace(PLAN.info, pool_slots_high=n_slots, pool_slots_low=0, t1=1.0, t2=1.0))
-    missed = 1 - replay(plan, routes, "lru")[0]
-    read = PLAN.info.n_layers * PLAN.info.n_experts_used * missed * high / PLAN.n_all_experts
-    by_size = dict(found.stock)
-    expected = 1 / (SAMPLE.compute_s + read / MAPPED.bytes_per_s)
-    assert by_size[beside + round(0.5 * high)] == pytest.approx(expected)
-    policies = (curve(PLAN, speed, routes, name, MAPPED).stock for name in ("lru", "echo"))
-    assert len(set(policies)) == 1

@@ -210,8 +210,6 @@ def test_the_bound_is_kept_and_bytes_are_saved(calibrated: tuple[Path, dict[str,
     assert found["calibration"]["rule"] == "price"
     assert found["by_rule"]["price"]["bytes_per_token"] < found["by_rule"]["gate"]["bytes_per_token"]
     assert found["n_tokens"] == 4 * 64
-    assert 0.3 < found["prediction_top1"] <= 1
-    assert 0.3 < found["prediction_top_k"] <= 1
 
 
 def test_the_profile_counts_every_choice(calibrated: tuple[Path, dict[str, Any]]) -> None:

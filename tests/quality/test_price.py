@@ -16,8 +16,8 @@ from pyhobbit.errors import HobbitError
 from pyhobbit.quality.costs import expert_costs, less_important_half, static_costs
 from pyhobbit.quality.evaluate import Costs, Evaluator, Quality
 from pyhobbit.quality.search import Bound, Trials, cheapest_by_price, price_candidates
-from pyhobbit.routing.analysis import HIGH, LOW, SKIPPED, decide_by_price, losses, squared_weights
 from pyhobbit.routing.observe import Observations
+from pyhobbit.routing.rules import HIGH, LOW, SKIPPED, decide_by_price, losses, squared_weights
 from pyhobbit.routing.trace import ROUTE, Simulation, simulate
 from pyhobbit.settings.config import CacheConfig, EngineConfig, EvaluationConfig
 

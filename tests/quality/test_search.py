@@ -11,7 +11,7 @@ import pytest
 
 from pyhobbit.quality import search
 from pyhobbit.quality.search import cheapest_thresholds, expected_cost, threshold_candidates
-from pyhobbit.routing.analysis import decide, shares, unimportance
+from pyhobbit.routing.rules import decide, shares, unimportance
 
 LOW_COST = 0.25
 

@@ -253,7 +253,7 @@ def test_beams_and_drafts_are_for_whoever_asks() -> None:
         (CalibrationConfig, {"max_ppl_increase": 0, "max_kl": 0, "max_chunks": 4, "cost_chunks": 1}),
         (CalibrationConfig, {"engine": EngineConfig(n_ctx=3), "rule": "edgemoe", "per_expert": True}),
         (CalibrationConfig, {"minutes": 0.5, "rule": "price"}),
-        (InspectConfig, {"max_chunks": 1, "speed": False}),
+        (InspectConfig, {"speed": False}),
         (InspectConfig, {"trace": Path("t.csv")}),
     ],
 )
@@ -294,7 +294,6 @@ def test_values_at_their_bounds_are_taken(kind: Callable[..., object], settings:
         (CalibrationConfig, {"minutes": float("inf")}, "--minutes is inf; it must be positive"),
         (CalibrationConfig, {"minutes": 5, "rule": "gate"}, "layer by layer: drop --rule gate"),
         (CalibrationConfig, {"minutes": 5, "per_expert": True}, "layer by layer: drop --per-expert"),
-        (InspectConfig, {"max_chunks": 0}, "--chunks is 0; it must be positive"),
         (InspectConfig, {"t1": 2.0}, "t1 is 2.0; it must lie between 0 and 1"),
         (InspectConfig, {"n_ctx": 0}, "n_ctx is 0; it must be positive"),
         (InspectConfig, {"speed": False, "trace": Path("t.csv")}, "--trace is for the speed estimate"),

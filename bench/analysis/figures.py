@@ -11,84 +11,14 @@ from math import comb
 import numpy as np
 
 from pyhobbit.model.router import Router
-
-FLOAT = np.float64
+from pyhobbit.routing.rules import FLOAT, HIGH
 
 MAX_AHEAD = 4
 """Layers that a prediction looks ahead at most."""
 
-SKIPPED, LOW, HIGH = 0, 1, 2
-"""Precisions, as in struct hobbit_layer_event (hobbit.h)."""
-
-
 #
-# importance (Eq. 2, Fig. 5)
+# importance (Fig. 5)
 #
-
-
-def unimportance(weights: np.ndarray) -> np.ndarray:
-    """Eq. 2: the sum of the normalised weights of the experts ranked before each one; the shape of weights.
-
-    All 0, as of the first expert, where the weights do not rank: their sum is not positive or not finite.
-    """
-    order = np.argsort(-weights, axis=-1, kind="stable")
-    ranked = np.take_along_axis(weights, order, axis=-1).astype(FLOAT)
-    total = ranked.sum(axis=-1, keepdims=True)
-    ranks = np.isfinite(total) & (total > 0)
-    before = np.zeros_like(ranked)
-    normalised = np.divide(ranked, total, out=before.copy(), where=ranks)
-    np.cumsum(normalised[..., :-1], axis=-1, out=before[..., 1:])
-    scores = np.empty_like(before)
-    np.put_along_axis(scores, order, before, axis=-1)
-    return scores
-
-
-def decide(scores: np.ndarray, t1: float, t2: float) -> np.ndarray:
-    """SKIPPED, LOW or HIGH by Eq. 2: uint8 of the shape of scores."""
-    low = np.where((scores <= t2) | (t2 >= 1), LOW, SKIPPED)
-    return np.where((scores <= t1) | (t1 >= 1), HIGH, low).astype(np.uint8)
-
-
-def squared_weights(weights: np.ndarray) -> np.ndarray:
-    """Squares of the normalised weights [..., K]; NaN where weights do not rank experts."""
-    total = weights.sum(axis=-1, keepdims=True, dtype=FLOAT)
-    usable = np.isfinite(total) & (total > 0)
-    return np.divide(weights, total, out=np.full(weights.shape, np.nan), where=usable) ** 2
-
-
-def losses(weights: np.ndarray, rule: str) -> np.ndarray:
-    """What the rule price or edgemoe multiplies its costs with: [..., K], NaN as of squared_weights()."""
-    squared = squared_weights(weights)
-    return squared if rule == "price" else np.where(np.isnan(squared), np.nan, 1.0)
-
-
-def decide_by_price(
-    loss: np.ndarray,
-    low_cost: np.ndarray | float,
-    skip_cost: np.ndarray | float,
-    price: float,
-    low_bytes: float,
-    has_high: np.ndarray | bool = False,
-    has_low: np.ndarray | bool = False,
-) -> np.ndarray:
-    """SKIPPED, LOW or HIGH by the rule price or edgemoe: uint8 of the shape of `loss`, see losses().
-
-    low_cost, skip_cost: [..., K].  low_bytes: of an expert in low precision by those of one in high.
-    has_high, has_low: whether that version is resident, and so without a price; [..., K].
-    """
-    is_first = np.arange(loss.shape[-1]) == loss.argmax(axis=-1)[..., None]
-    high = price * np.logical_not(has_high)
-    with np.errstate(invalid="ignore"):  # 0 * inf
-        low = loss * low_cost + price * low_bytes * np.logical_not(has_low)
-        skip = np.where(is_first, np.inf, loss * skip_cost)
-    low, skip = (np.nan_to_num(total, nan=np.inf, posinf=np.inf) for total in (low, skip))
-    return np.where(np.minimum(low, skip) < high, np.where(skip < low, SKIPPED, LOW), HIGH).astype(np.uint8)
-
-
-def shares(precisions: np.ndarray) -> tuple[float, float, float]:
-    """Shares of selections in high precision, in low precision and skipped."""
-    high, low, skipped = (float(np.mean(precisions == wanted)) for wanted in (HIGH, LOW, SKIPPED))
-    return high, low, skipped
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from bench.analysis import figures, findings, plots
+from bench.analysis.findings import Cost, Findings
 from pyhobbit.errors import HobbitError
-from pyhobbit.inspect import findings, plots
-from pyhobbit.inspect.findings import Cost, Findings
 from pyhobbit.model.router import Gating, Router
-from pyhobbit.routing import analysis
-from pyhobbit.routing.analysis import HIGH, LOW, SKIPPED
 from pyhobbit.routing.observe import Observations, Recorder
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -58,36 +56,12 @@ def _routed(
     return seen, routers
 
 
-#
-# Eq. 2
-#
-
-
-def test_scores_sum_the_normalised_weights_of_the_experts_ranked_before() -> None:
-    weights = np.array([[0.5, 0.25, 0.25], [1.0, 6.0, 3.0], [0.2, 0.2, 0.4]], np.float32)
-    expected = [[0, 0.5, 0.75], [0.9, 0, 0.6], [0.5, 0.75, 0]]
-    np.testing.assert_allclose(analysis.unimportance(weights), expected, atol=1e-7)
-
-
-@pytest.mark.parametrize("weights", [[0.0, 0.0], [-1.0, 0.5], [np.inf, 1.0], [np.nan, 1.0]])
-def test_weights_that_do_not_rank_score_nothing(weights: list[float]) -> None:
-    assert analysis.unimportance(np.array(weights, np.float32)).tolist() == [0, 0]
-
-
-def test_thresholds_belong_to_the_better_precision() -> None:
-    scores = np.array([0, 0.6, 0.61, 0.9, 0.91])
-    assert analysis.decide(scores, 0.6, 0.9).tolist() == [HIGH, HIGH, LOW, LOW, SKIPPED]
-    assert analysis.decide(scores, 1, 1).tolist() == [HIGH] * 5
-    assert analysis.decide(scores, 0, 1).tolist() == [HIGH] + [LOW] * 4
-    assert analysis.shares(analysis.decide(scores, 0.6, 0.9)) == (0.4, 0.4, 0.2)
-
-
 def test_threshold_leaves_the_wanted_share_above() -> None:
     scores = np.array([[0, 0.5, 0.8], [0, 0.6, 0.7]])
     for share, n_above in ((0, 0), (1 / 6, 1), (0.5, 3), (4 / 6, 4)):
-        threshold = analysis.threshold_for_share(scores, share)
+        threshold = figures.threshold_for_share(scores, share)
         assert (scores > threshold).sum() == n_above
-    assert analysis.threshold_for_share(scores, 0.5) == 0.5
+    assert figures.threshold_for_share(scores, 0.5) == 0.5
 
 
 #
@@ -99,21 +73,21 @@ def test_correlation_is_pearsons_and_ignores_the_scale_of_a_layer() -> None:
     random = np.random.default_rng(0)
     weights = random.uniform(size=(50, 2, 3)).astype(np.float32)
     norms = random.uniform(1, 3, size=weights.shape).astype(np.float32)
-    found = analysis.importance(weights, norms)
+    found = figures.importance(weights, norms)
     for layer in (0, 1):
         gate = weights[:, layer].ravel().astype(float)
         expected = np.corrcoef(gate, gate * norms[:, layer].ravel())[0, 1]
         assert found.per_layer[layer] == pytest.approx(expected)
-    scaled = analysis.importance(weights, norms * np.array([1, 100])[None, :, None])
+    scaled = figures.importance(weights, norms * np.array([1, 100])[None, :, None])
     assert scaled.overall == pytest.approx(found.overall)
 
 
 def test_equal_norms_correlate_fully_and_keep_the_order() -> None:
     weights = np.array([[[0.7, 0.3]], [[0.6, 0.4]]], np.float32)
-    found = analysis.importance(weights, np.full_like(weights, 3))
+    found = figures.importance(weights, np.full_like(weights, 3))
     assert found.overall == pytest.approx(1)
     assert found.same_least == 1
-    turned = analysis.importance(weights, np.array([[[1, 9]], [[1, 1]]], np.float32))
+    turned = figures.importance(weights, np.array([[[1, 9]], [[1, 1]]], np.float32))
     assert turned.same_least == 0.5
 
 
@@ -124,7 +98,7 @@ def test_equal_norms_correlate_fully_and_keep_the_order() -> None:
 
 def test_cosine_of_layers_apart() -> None:
     inputs = np.array([[[1, 0], [3, 3], [0, 2]]], np.float32)
-    rows = analysis.similarity(inputs)
+    rows = figures.similarity(inputs)
     np.testing.assert_allclose(rows[0], [np.sqrt(0.5), np.sqrt(0.5), np.nan], rtol=1e-6)
     np.testing.assert_allclose(rows[1], [0, np.nan, np.nan])
     assert np.isnan(rows[2:]).all()
@@ -134,11 +108,11 @@ def test_prediction_counts_best_and_any_of_the_chosen() -> None:
     router = Router(np.eye(3, dtype=np.float32))
     inputs = np.array([[[3, 2, 1], [2, 3, 1]], [[3, 2, 1], [1, 2, 3]]], np.float32)
     experts = np.array([[[0, 1], [1, 0]], [[0, 1], [2, 1]]])
-    found = analysis.prediction(inputs, experts, [router, router], rescale=False)
+    found = figures.prediction(inputs, experts, [router, router], rescale=False)
     assert found.top1[0, 0] == 0  # 0 predicted; 1 and 2 chosen
     assert found.top_k[0, 0] == 0.75  # 0, 1 predicted; 0, 1 and 1, 2 chosen
     assert (found.chance_top1, found.chance_top_k) == (1 / 3, 2 / 3)
-    assert analysis.own_routing_agreement(inputs, experts, [router, router]) == 1
+    assert figures.own_routing_agreement(inputs, experts, [router, router]) == 1
 
 
 def test_rescaling_replaces_the_gain_of_the_norm() -> None:
@@ -148,8 +122,8 @@ def test_rescaling_replaces_the_gain_of_the_norm() -> None:
     routers = [Router(weight, gain=gain) for gain in gains]
     inputs = hidden * gains[None]
     experts = np.stack([router.choose(inputs[:, i], 2) for i, router in enumerate(routers)], 1)
-    assert analysis.prediction(inputs, experts, routers, rescale=True).top_k[0, 0] == 1
-    assert analysis.prediction(inputs, experts, routers, rescale=False).top_k[0, 0] < 1
+    assert figures.prediction(inputs, experts, routers, rescale=True).top_k[0, 0] == 1
+    assert figures.prediction(inputs, experts, routers, rescale=False).top_k[0, 0] < 1
 
 
 def test_selection_bias_is_added_to_probabilities() -> None:
@@ -179,7 +153,7 @@ def test_experts_come_from_the_best_groups() -> None:
 
 def test_reuse_is_counted_within_sequences() -> None:
     experts = np.array([[0, 1], [1, 2], [0, 3], [3, 0], [3, 1]])[:, None]
-    found = analysis.reuse(experts, np.array([0, 0, 0, 1, 1]), 4)
+    found = figures.reuse(experts, np.array([0, 0, 0, 1, 1]), 4)
     # pairs: {0, 1} {1, 2}; {1, 2} {0, 3}; {3, 0} {3, 1}
     assert found.top1.tolist() == [1 / 3]
     assert found.any_.tolist() == [2 / 3]
@@ -189,7 +163,7 @@ def test_reuse_is_counted_within_sequences() -> None:
 
 
 def test_chances_of_reuse_are_those_of_the_paper_for_mixtral() -> None:
-    found = analysis.reuse(np.zeros((2, 1, 2), int), np.zeros(2), 8)
+    found = figures.reuse(np.zeros((2, 1, 2), int), np.zeros(2), 8)
     assert found.chance_top1 == 0.25
     assert found.chance_any == pytest.approx(0.46, abs=0.005)
 
@@ -197,7 +171,7 @@ def test_chances_of_reuse_are_those_of_the_paper_for_mixtral() -> None:
 def test_sequences_that_share_no_expert_are_far_from_the_average() -> None:
     experts = np.repeat([0, 1, 2, 3], 50)[:, None, None]
     sequences = np.repeat([7, 7, 3, 3], 50)
-    found = analysis.preference(experts, sequences, 4)
+    found = figures.preference(experts, sequences, 4)
     assert found.frequency[:, 0].tolist() == [[0.5, 0.5, 0, 0], [0, 0, 0.5, 0.5]]
     assert found.distance.tolist() == [0.5]
     assert found.chance_distance[0] < 0.15
@@ -206,17 +180,17 @@ def test_sequences_that_share_no_expert_are_far_from_the_average() -> None:
 def test_halves_are_alike_where_they_use_the_same_experts() -> None:
     experts = np.array([[0, 0], [1, 1], [1, 2], [0, 3], [5, 5], [2, 2], [2, 3]])[..., None]  # [T, L, K]
     sequences = np.array([0, 0, 0, 0, 1, 2, 2])
-    found = analysis.carry_over(experts, sequences, 6)
+    found = figures.carry_over(experts, sequences, 6)
     # layer 0: 0 1 and 1 0, then 2 and 2; layer 1: 0 1 and 2 3, then 2 and 3; a lone token has no halves
     np.testing.assert_allclose(found, [1.0, 0.0])
-    half = analysis.carry_over(np.array([0, 0, 0, 1])[:, None, None], np.zeros(4), 2)
+    half = figures.carry_over(np.array([0, 0, 0, 1])[:, None, None], np.zeros(4), 2)
     np.testing.assert_allclose(half, [2 / np.sqrt(4 * 2)])
 
 
 def test_high_precision_use_by_expert() -> None:
     experts = np.array([[0, 1], [0, 1], [1, 0], [1, 2], [1, 2]])[:, None]
     precisions = np.array([[2, 1], [2, 1], [2, 2], [1, 1], [1, 0]], np.uint8)[:, None]
-    found = analysis.high_use(experts, precisions, 3)
+    found = figures.high_use(experts, precisions, 3)
     assert found.uses.tolist() == [[3, 5, 2]]
     assert found.high.tolist() == [[3, 1, 0]]
     assert found.order_differs.tolist() == [1 / 3]  # of the pairs, 0 and 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The figures of `pyhobbit inspect`, one PNG each. Colours are told apart by the colour-blind too."""
+"""The plots of bench.analyse, one PNG each. Colours are told apart by the colour-blind too."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bench.analysis import figures
+from bench.analysis.findings import important
 from pyhobbit.errors import HobbitError
-from pyhobbit.inspect.findings import important
-from pyhobbit.routing import analysis
+from pyhobbit.routing.rules import decide, shares
 
 try:
     import matplotlib as mpl
@@ -23,8 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
 
-    from pyhobbit.inspect.findings import Findings
-    from pyhobbit.inspect.speed import Curve
+    from bench.analysis.findings import Findings
     from pyhobbit.routing.observe import Observations
 
 # Okabe and Ito's colours
@@ -45,8 +45,6 @@ _STYLE: dict[Any, Any] = {
 }
 _MANY_BARS = 40
 _ALL_TICKS = 16
-_MIB = 1 << 20
-_GIB = 1024 * _MIB
 
 
 def check_folder(folder: Path) -> None:
@@ -62,22 +60,13 @@ def check_folder(folder: Path) -> None:
 
 def write(found: "Findings", seen: "Observations", folder: Path) -> list[Path]:
     """Writes a PNG for each analysis, or none; the same findings give the same files. Raises HobbitError."""
-    return _write(_figures(found, seen), folder)
-
-
-def write_speed(curve: "Curve", folder: Path) -> list[Path]:
-    """Writes the plot of speed by memory. Raises HobbitError."""
-    return _write(iter([("speed-by-memory", speed_by_memory(curve))]), folder)
-
-
-def _write(figures: "Iterator[tuple[str, Figure]]", folder: Path) -> list[Path]:
     paths: list[Path] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with mpl.rc_context():
             mpl.rcdefaults()
             mpl.rcParams.update(_STYLE)
-            for name, figure in figures:
+            for name, figure in _figures(found, seen):
                 paths.append(folder / f"{name}.png")
                 figure.savefig(paths[-1], metadata={"Software": None})
     except OSError as e:
@@ -91,7 +80,7 @@ def _figures(found: "Findings", seen: "Observations") -> Iterator[tuple[str, Fig
     """Of a property of single layers, the layer that shows it best is drawn."""
     magnitudes = important(seen)
     if found.importance is not None and magnitudes is not None:
-        relative = analysis.relative_importance(*magnitudes)
+        relative = figures.relative_importance(*magnitudes)
         yield "importance", importance(found.blocks, *relative, found.importance)
     if found.gates is not None:
         yield "scores", scores(found.gates.scores, found.t1, found.t2)
@@ -144,7 +133,7 @@ def _legend_below(figure: Figure, ax: "Axes", n_columns: int) -> None:
 
 
 def importance(
-    layers: Sequence[int], gate: np.ndarray, contribution: np.ndarray, result: analysis.Importance
+    layers: Sequence[int], gate: np.ndarray, contribution: np.ndarray, result: figures.Importance
 ) -> Figure:
     """Fig. 5a: |G| against |G E(x)|, and their correlation by layer."""
     figure, (left, right) = _panels(2, 9)
@@ -174,7 +163,7 @@ def scores(values: np.ndarray, t1: float, t2: float) -> Figure:
     up_to = np.minimum(np.arange(1, ranked.size + 1) / (ranked.size - 1), 1)
     ax.plot(ranked, up_to, color="black", drawstyle="steps-post")
     edges = (0.0, t1, max(t1, t2), 1.0)
-    parts = analysis.shares(analysis.decide(values, t1, t2))
+    parts = shares(decide(values, t1, t2))
     for name, color, share, start, end in zip(
         ("high", "low", "skipped"), (_BLUE, _ORANGE, _GREY), parts, edges[:-1], edges[1:], strict=True
     ):
@@ -208,7 +197,7 @@ def similarity(layers: Sequence[int], rows: np.ndarray) -> Figure:
     return figure
 
 
-def prediction(layers: Sequence[int], result: analysis.Prediction, n_used: int) -> Figure:
+def prediction(layers: Sequence[int], result: figures.Prediction, n_used: int) -> Figure:
     """Fig. 7b: accuracy of predicting a later layer's choice from a layer's router input."""
     parts = [(result.top1, result.chance_top1, "Top-1: the best expert was predicted as the best")]
     if n_used > 1:
@@ -226,7 +215,7 @@ def prediction(layers: Sequence[int], result: analysis.Prediction, n_used: int) 
     return figure
 
 
-def reuse(layers: Sequence[int], result: analysis.Reuse, n_used: int) -> Figure:
+def reuse(layers: Sequence[int], result: figures.Reuse, n_used: int) -> Figure:
     """Fig. 10a: use of a token's experts by the next token."""
     figure, (ax,) = _panels(1, 6.5)
     lines = [(result.top1, result.chance_top1, _ORANGE, "s", "its best expert")]
@@ -271,28 +260,6 @@ def high_use(layer: int, uses: np.ndarray, high: np.ndarray, t1: float) -> Figur
     ax.set_xlabel("expert")
     ax.set_ylabel("selections")
     ax.set_title(f"Expert use in layer {layer}, t1 = {t1:g}")
-    _legend_below(figure, ax, 2)
-    return figure
-
-
-def speed_by_memory(curve: "Curve") -> Figure:
-    """Token/s by the memory of the process, beside stock llama.cpp."""
-    figure, (ax,) = _panels(1, 6.5)
-    largest = max(size for size, _ in (*curve.forecast, *curve.stock))
-    unit, unit_name = (_GIB, "GiB") if largest > _GIB else (_MIB, "MiB")
-    for points, color, marker, label in (
-        (curve.forecast, _BLUE, "o", "pyhobbit, forecast"),
-        (curve.stock, _GREY, "^", "stock llama.cpp with mmap, forecast"),
-    ):
-        sizes, rates = zip(*points, strict=True)
-        ax.plot([size / unit for size in sizes], rates, color=color, marker=marker, label=label)
-    size, rate = curve.measured
-    label = "pyhobbit, measured now"
-    ax.plot([size / unit], [rate], color=_RED, marker="s", markersize=8, linestyle="", label=label)
-    ax.set_ylim(bottom=0)
-    ax.set_xlabel(f"memory of the process in {unit_name}")
-    ax.set_ylabel("token/s with a warm cache")
-    ax.set_title("Speed by memory, for this model on this machine")
     _legend_below(figure, ax, 2)
     return figure
 

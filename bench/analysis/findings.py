@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bench.analysis import figures
 from pyhobbit.model.router import Router
 from pyhobbit.quality.calibration import routes
-from pyhobbit.routing import analysis
 from pyhobbit.routing.observe import Observations
+from pyhobbit.routing.rules import decide, shares, unimportance
 from pyhobbit.routing.trace import Simulation, recall_by_layer
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class GateFindings:
 
     scores: np.ndarray
     mix: tuple[float, float, float]
-    high_use: analysis.HighUse
+    high_use: figures.HighUse
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,8 @@ class AheadFindings:
 
     n_tokens: int
     similarity: np.ndarray
-    prediction: analysis.Prediction | None
-    rescaled: analysis.Prediction | None
+    prediction: figures.Prediction | None
+    rescaled: figures.Prediction | None
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Findings:
     importance: without the first token of each sequence, whose outputs can be a hundred times as large.
     recall: by predictor, share of each layer's experts that it names in advance: [L], NaN where it cannot.
     notes: what is missing, and why.  n_in_text: sequences that the text has, of which n_sequences were run.
-    carry_over: [L], see analysis.carry_over().
+    carry_over: [L], see figures.carry_over().
     perplexity, confident, cost: measured beside it; None, None and [] where they were not.
     confident: share of tokens whose most probable successor has a probability above CONFIDENT.
     """
@@ -81,12 +82,12 @@ class Findings:
     n_used: int
     t1: float
     t2: float
-    importance: analysis.Importance | None
+    importance: figures.Importance | None
     gates: GateFindings | None
     ahead: AheadFindings | None
     recall: dict[str, np.ndarray]
-    reuse: analysis.Reuse
-    preference: analysis.Preference
+    reuse: figures.Reuse
+    preference: figures.Preference
     carry_over: np.ndarray
     notes: list[str]
     n_in_text: int | None = None
@@ -131,13 +132,13 @@ def find(seen: Observations, routers: list[Router] | None, n_experts: int, t1: f
         n_used=seen.experts.shape[2],
         t1=t1,
         t2=t2,
-        importance=None if magnitudes is None else analysis.importance(*magnitudes),
+        importance=None if magnitudes is None else figures.importance(*magnitudes),
         gates=_gate_findings(seen, n_experts, t1, t2, notes),
         ahead=ahead,
         recall=_recall(seen, ahead, n_experts),
-        reuse=analysis.reuse(seen.experts, seen.sequences, n_experts),
-        preference=analysis.preference(seen.experts, seen.sequences, n_experts),
-        carry_over=analysis.carry_over(seen.experts, seen.sequences, n_experts),
+        reuse=figures.reuse(seen.experts, seen.sequences, n_experts),
+        preference=figures.preference(seen.experts, seen.sequences, n_experts),
+        carry_over=figures.carry_over(seen.experts, seen.sequences, n_experts),
         notes=notes,
     )
 
@@ -151,12 +152,12 @@ def _gate_findings(
     if seen.experts.shape[2] == 1:
         notes.append("scores: the only expert of a token always runs in high precision")
         return None
-    scores = analysis.unimportance(seen.weights)
-    precisions = analysis.decide(scores, t1, t2)
+    scores = unimportance(seen.weights)
+    precisions = decide(scores, t1, t2)
     return GateFindings(
         scores=scores,
-        mix=analysis.shares(precisions),
-        high_use=analysis.high_use(seen.experts, precisions, n_experts),
+        mix=shares(precisions),
+        high_use=figures.high_use(seen.experts, precisions, n_experts),
     )
 
 
@@ -180,15 +181,15 @@ def _ahead_findings(
         notes.append("router inputs and predictions: only one layer has routed experts")
         return None
     chosen = seen.experts[seen.input_tokens]
-    if routers is None or analysis.own_routing_agreement(seen.inputs, chosen, routers) < _OWN_ROUTING:
+    if routers is None or figures.own_routing_agreement(seen.inputs, chosen, routers) < _OWN_ROUTING:
         notes.append("predictions: the file's routers alone do not explain what this architecture chooses")
         routers = None
     has_gains = routers is not None and all(router.gain is not None for router in routers)
     return AheadFindings(
         n_tokens=len(seen.inputs),
-        similarity=analysis.similarity(seen.inputs),
-        prediction=None if routers is None else analysis.prediction(seen.inputs, chosen, routers, False),
-        rescaled=analysis.prediction(seen.inputs, chosen, routers, True) if routers and has_gains else None,
+        similarity=figures.similarity(seen.inputs),
+        prediction=None if routers is None else figures.prediction(seen.inputs, chosen, routers, False),
+        rescaled=figures.prediction(seen.inputs, chosen, routers, True) if routers and has_gains else None,
     )
 
 
@@ -250,7 +251,7 @@ def tables(found: Findings) -> str:
     return "\n\n".join(parts)
 
 
-def _importance_text(found: analysis.Importance) -> str:
+def _importance_text(found: figures.Importance) -> str:
     if not np.isfinite(found.per_layer).any():
         return "Gate weights (Fig. 5a): all are equal"
     lines = [
@@ -286,7 +287,7 @@ def _ahead_table(found: Findings, ahead: AheadFindings) -> str:
             header.append(name)
             columns.append(_percents(_row_means(values)))
             chance.append(f"{by_chance:.1%}")
-    n_rows = min(analysis.MAX_AHEAD, len(found.blocks) - 1)
+    n_rows = min(figures.MAX_AHEAD, len(found.blocks) - 1)
     rows = [[str(i + 1), *(column[i] for column in columns)] for i in range(n_rows)]
     rows += [chance] if ahead.prediction is not None else []
     title = f"Router inputs of later layers and prediction of their experts (Fig. 7), {ahead.n_tokens} tokens"
@@ -333,7 +334,7 @@ def _use_table(found: Findings) -> str:
     return f"{title}\n{format_table(header, rows)}\n{alike}"
 
 
-def _high_use_table(found: Findings, use: analysis.HighUse) -> str:
+def _high_use_table(found: Findings, use: figures.HighUse) -> str:
     share = np.divide(use.high, use.uses, out=np.full(use.uses.shape, np.nan), where=use.uses > 0)
     header = ["layer", "least", "most", "order by LFU and LHU differs"]
     rows = _by_layer(found, [np.nanmin(share, axis=1), np.nanmax(share, axis=1), use.order_differs])
