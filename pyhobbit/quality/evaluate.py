@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pyhobbit.engine.closing import Closing
 from pyhobbit.engine.llama import Model
 from pyhobbit.engine.session import Session
 from pyhobbit.engine.stats import CacheStats, ModelInfo
@@ -33,13 +34,6 @@ Memo = Callable[[str, Callable[[], "Quality"]], "Quality"]
 
 _BLOCK_FLOATS = 1 << 20  # worked on at once
 _MEMORY_FLOATS = 16 << 20  # larger arrays lie in a temporary file
-_BOTH_POOLS = {
-    "gate": {"t1": 0.5},
-    "rank": {"t1": 0.5},
-    "random": {"t1": 0.5},
-    "price": {"price": 1.0},
-    "edgemoe": {"price": 1.0},
-}  # numbers that need both, by rule
 
 
 @dataclass(frozen=True)
@@ -98,7 +92,7 @@ class Costs:
         return np.asarray(self.low)[place], np.asarray(self.skip)[place]
 
 
-class Evaluator:
+class Evaluator(Closing):
     """A model opened for computing chunks of text. A context manager. Not thread-safe.
 
     With config.strict each token gets exactly the precision that the thresholds decide for it: wide batches
@@ -116,20 +110,21 @@ class Evaluator:
         self._session = Session(self._path, settings, self._set_context, verbose=verbose)
         return self
 
-    def __exit__(self, kind: type | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def close(self) -> None:
+        """Frees everything; the second call does nothing."""
         session, self._session = self._session, None
         if session is not None:
-            session.__exit__(kind, value, trace)
+            session.close()
 
     def _set_context(self, params: Any, model: Model) -> None:
         if not model.cache:
             raise HobbitError(f"{self._path} is a dense model: it has no experts to choose a precision for")
-        by_price = "price" in _BOTH_POOLS[self._config.rule]
-        if (self._config.strict or by_price) and model.cache.info()["n_tiers"] > 1:
+        info, by_price = model.cache.info(), self._config.rule in ("price", "edgemoe")
+        if (self._config.strict or by_price) and info["n_tiers"] > 1:
+            # the context makes the pools, and these numbers need both
             if by_price:
-                n_layers = model.cache.info()["n_layers"]
-                model.cache.set_costs([0.0] * n_layers, [0.0] * n_layers)
-            model.cache.set_thresholds(**_BOTH_POOLS[self._config.rule])  # the context makes the pools
+                model.cache.set_costs(*[[0.0] * info["n_layers"]] * 2)
+            model.cache.set_thresholds(**({"price": 1.0} if by_price else {"t1": 0.5}))
         engine = self._config.engine
         self.n_ctx = min(engine.n_ctx or EvaluationConfig.default_n_ctx, model.n_ctx_train())
         params.n_ctx = params.n_batch = params.n_outputs_max = self.n_ctx
@@ -229,28 +224,24 @@ class Evaluator:
             if progress is not None:
                 progress(len(chunk))
         tokens = Comparison(*map(np.concatenate, zip(*compared, strict=True)))
-        after = self.stats
-        n = {
-            name: getattr(after, f"selections_{name}") - getattr(before, f"selections_{name}")
-            for name in ("high", "low", "skipped")
-        }
-        n_chosen = sum(n.values())
-        high_bytes, low_bytes = self.expert_bytes
-        n_per_token = self.info.n_layers * self.info.n_experts_used
+        counted, info = self.stats.since(before), self.info
+        n, surprise = counted.selections, np.mean(tokens.surprise)
+        high_bytes, low_bytes = info.mean_expert_bytes
+        asked = counted.selections_high * high_bytes + counted.selections_low * low_bytes
         return Quality(
             t1=t1,
             t2=t2,
             price=price,
-            perplexity=float(np.exp(np.mean(tokens.surprise))),
-            perplexity_ratio=float(np.exp(np.mean(tokens.surprise) - np.mean(tokens.reference_surprise))),
+            perplexity=float(np.exp(surprise)),
+            perplexity_ratio=float(np.exp(surprise - np.mean(tokens.reference_surprise))),
             mean_kl=float(np.mean(tokens.divergence)),
             p99_kl=float(np.percentile(tokens.divergence, 99)),
             same_top1=float(np.mean(tokens.same_top1)),
-            share_high=n["high"] / n_chosen,
-            share_low=n["low"] / n_chosen,
-            share_skipped=n["skipped"] / n_chosen,
-            bytes_per_token=n_per_token * (n["high"] * high_bytes + n["low"] * low_bytes) / n_chosen,
-            bytes_read_per_token=(after.bytes_read - before.bytes_read) / sum(map(len, chunks)),
+            share_high=counted.selections_high / n,
+            share_low=counted.selections_low / n,
+            share_skipped=counted.selections_skipped / n,
+            bytes_per_token=info.n_layers * info.n_experts_used * asked / n,
+            bytes_read_per_token=counted.bytes_read / sum(map(len, chunks)),
         )
 
     def _scored_logits(self, chunk: Chunk) -> np.ndarray:
@@ -313,10 +304,7 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 def surprise(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
     """-ln P(target) for logits [n, n_vocab] and targets [n]: float64 [n]."""
     return np.concatenate(
-        [
-            -log_softmax(logits[rows])[np.arange(rows.stop - rows.start), targets[rows]]
-            for rows in _row_blocks(logits)
-        ]
+        [-found[np.arange(len(found)), targets[rows]] for rows, found in _log_softmax_blocks(logits)]
     )
 
 
@@ -336,8 +324,8 @@ class Comparison(NamedTuple):
 def compare(reference: np.ndarray, logits: np.ndarray, targets: np.ndarray) -> Comparison:
     """Of logits [n, n_vocab] with those of the reference, for targets [n]."""
     blocks = []
-    for rows in _row_blocks(logits):
-        wanted, found = log_softmax(reference[rows]), log_softmax(logits[rows])
+    for rows, found in _log_softmax_blocks(logits):
+        wanted = log_softmax(reference[rows])
         at_target = (np.arange(len(found)), targets[rows])
         divergence = (np.exp(wanted) * (wanted - found)).sum(axis=-1)
         same_top1 = wanted.argmax(axis=-1) == found.argmax(axis=-1)
@@ -355,12 +343,14 @@ def perplexity(reference: np.ndarray, chunks: Sequence[Chunk]) -> float:
 
 def confident_share(logits: np.ndarray, above: float) -> float:
     """Share of tokens with a successor more probable than `above`; logits [n_chunks, n_scored, n_vocab]."""
-    best = [log_softmax(of[rows]).max(axis=-1) for of in logits for rows in _row_blocks(of)]
+    best = [found.max(axis=-1) for of in logits for _, found in _log_softmax_blocks(of)]
     return float(np.mean(np.concatenate(best) > math.log(above)))
 
 
-def _row_blocks(logits: np.ndarray) -> Iterator[slice]:
+def _log_softmax_blocks(logits: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
+    """Some rows at a time, for the memory."""
     n_rows, n_vocab = logits.shape
     step = max(1, _BLOCK_FLOATS // n_vocab)
     for start in range(0, n_rows, step):
-        yield slice(start, min(start + step, n_rows))
+        rows = slice(start, min(start + step, n_rows))
+        yield rows, log_softmax(logits[rows])
