@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from typing import TextIO
 
 from pyhobbit.chat.conversation import Conversation
 from pyhobbit.chat.progress import Progress
@@ -27,16 +28,14 @@ def print_answer(
     finish = None
     with Progress() as progress:
         progress.show("…")
-        thoughts = _Thoughts(progress, conversation.think != "hide", quiet)
-        text = _Text(progress)
+        printer = _Printer(progress, conversation.think != "hide", quiet)
         try:
             for piece in conversation.ask(question, progress.reading, replaces_last):
-                thoughts.add(piece)
-                text.add(piece)
+                printer.add(piece)
                 finish = piece.finish
         finally:
-            thoughts.end()
-        text.end()
+            printer.end_thoughts()
+        printer.end()
     return finish
 
 
@@ -57,71 +56,56 @@ def interrupting(engine: Engine) -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-class _Text:
-    """The answer itself."""
+class _Printer:
+    """Writes the answer, and before it the thoughts: dimmed, or one line that says how much they were."""
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: Progress, shows_thoughts: bool, quiet: bool) -> None:
         self._progress = progress
-        self._on_terminal = sys.stdout.isatty()
-        self._last = ""
+        self._shows_thoughts = shows_thoughts
+        self._quiet = quiet
+        self._n_thought = 0  # tokens
+        self._begun_s: float | None = None  # while thoughts come
+        self._last = {sys.stdout: "", sys.stderr: ""}
 
     def add(self, piece: Piece) -> None:
-        text = piece.text.translate(_CONTROLS) if self._on_terminal else piece.text
-        if text:
+        self._n_thought += piece.token is not None  # also those whose text the parser holds back
+        if piece.thinking:
+            self._think(piece.thinking)
+        if piece.text:
+            self.end_thoughts()
             self._progress.remove()
-        sys.stdout.write(text)
-        sys.stdout.flush()
-        self._last = text or self._last
+        self._write(piece.text, sys.stdout)
+
+    def end_thoughts(self) -> None:
+        begun_s, n_tokens = self._begun_s, self._n_thought
+        self._begun_s, self._n_thought = None, 0
+        if begun_s is None:
+            return
+        if self._shows_thoughts:
+            sys.stderr.write(dim()[1] + "\n" * (2 - self._last[sys.stderr].endswith("\n")))
+            sys.stderr.flush()
+        self._progress.remove()
+        if not self._shows_thoughts and not self._quiet:
+            note(f"thought for {time.monotonic() - begun_s:.0f} s ({counted_tokens(n_tokens)})")
 
     def end(self) -> None:
         self._progress.remove()
-        if not self._last.endswith("\n"):
+        if not self._last[sys.stdout].endswith("\n"):
             print(flush=True)
 
-
-class _Thoughts:
-    """What the model thinks before it answers, dimmed, or one line that says how much."""
-
-    def __init__(self, progress: Progress, is_shown: bool, quiet: bool) -> None:
-        self._progress = progress
-        self._is_shown = is_shown
-        self._quiet = quiet
-        self._n_tokens = 0
-        self._start_s = time.monotonic()
-        self._is_open = False
-        self._last = ""
-
-    def add(self, piece: Piece) -> None:
-        self._n_tokens += piece.token is not None  # also those whose text the parser holds back
-        if piece.thinking:
-            if not self._is_open:
-                self._begin()
-            self._show(piece.thinking.translate(_CONTROLS) if sys.stderr.isatty() else piece.thinking)
-        if piece.text:
-            self.end()
-
-    def end(self) -> None:
-        n_tokens, self._n_tokens = self._n_tokens, 0
-        if not self._is_open:
-            return
-        self._is_open = False
-        if self._is_shown:
-            sys.stderr.write(dim()[1] + "\n" * (2 - self._last.endswith("\n")))
-            sys.stderr.flush()
-        self._progress.remove()
-        if not self._is_shown and not self._quiet:
-            note(f"thought for {time.monotonic() - self._start_s:.0f} s ({counted_tokens(n_tokens)})")
-
-    def _begin(self) -> None:
-        self._is_open, self._start_s = True, time.monotonic()
-        if self._is_shown:
-            self._progress.remove()
-            sys.stderr.write(dim()[0])
-
-    def _show(self, text: str) -> None:
-        if self._is_shown:
-            sys.stderr.write(text)
-            sys.stderr.flush()
-            self._last = text
+    def _think(self, text: str) -> None:
+        if self._begun_s is None:
+            self._begun_s = time.monotonic()
+            if self._shows_thoughts:
+                self._progress.remove()
+                sys.stderr.write(dim()[0])
+        if self._shows_thoughts:
+            self._write(text, sys.stderr)
         else:
-            self._progress.thinking(self._n_tokens)
+            self._progress.thinking(self._n_thought)
+
+    def _write(self, text: str, stream: TextIO) -> None:
+        shown = text.translate(_CONTROLS) if stream.isatty() else text
+        stream.write(shown)
+        stream.flush()
+        self._last[stream] = shown or self._last[stream]

@@ -3,7 +3,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -103,19 +103,15 @@ def _parse(values: dict[str, Any]) -> SavedChat:
 
 
 def _sampling(values: dict[str, Any]) -> SamplingConfig:
-    known = asdict(SamplingConfig())
-    for name, value in values.items():
-        if name not in known:
-            raise ValueError(f"it has an unknown setting '{name}'")
-        if name == "seed" and value is None:
-            continue
-        is_float = isinstance(known[name], float)
-        _checked(values, name, (int, float) if is_float else int)
-        known[name] = float(value) if is_float else value
-    return SamplingConfig(**known)
+    known = {each.name: each.default for each in fields(SamplingConfig)}
+    if unknown := values.keys() - known:
+        raise ValueError(f"it has an unknown setting '{min(unknown)}'")
+    given = {name: value for name, value in values.items() if name != "seed" or value is not None}
+    kinds: dict[str, Any] = {name: float if isinstance(known[name], float) else int for name in given}
+    return SamplingConfig(**{name: kind(_checked(given, name, (int, kind))) for name, kind in kinds.items()})
 
 
-def _checked(values: dict[str, Any], key: str, kind: type | tuple[type, ...]) -> Any:
+def _checked(values: Mapping[str, Any], key: str, kind: type | tuple[type, ...]) -> Any:
     value = values[key]
     if not isinstance(value, kind) or isinstance(value, bool):
         raise TypeError(f"'{key}' has the wrong type")

@@ -79,15 +79,14 @@ def without_echo() -> Iterator[None]:
     if not sys.stdin.isatty():
         yield
         return
-    terminal = sys.stdin.fileno()
-    before = termios.tcgetattr(terminal)
+    before = termios.tcgetattr(sys.stdin)
     silent = [*before]
     silent[_LOCAL_FLAGS] &= ~termios.ECHO
-    termios.tcsetattr(terminal, termios.TCSANOW, silent)
+    termios.tcsetattr(sys.stdin, termios.TCSANOW, silent)
     try:
         yield
     finally:
-        termios.tcsetattr(terminal, termios.TCSANOW, before)
+        termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
 
 
 def _key_bindings() -> KeyBindings:
