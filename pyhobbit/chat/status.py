@@ -3,6 +3,7 @@
 
 from pathlib import Path
 
+from pyhobbit._tables import COUNTERS
 from pyhobbit.engine.engine import Finish
 from pyhobbit.engine.stats import ModelInfo, Stats
 from pyhobbit.settings.config import counted_tokens, format_size
@@ -38,11 +39,8 @@ def model_figures(info: ModelInfo, chose_context: bool) -> list[str]:
     """What was opened.  chose_context: nobody said how large it is."""
     parts = [Path(info.model).name, info.description, f"context {info.context_text(chose_context)}"]
     if info.cached:
-        pools = [info.pool_text(high=True)]
-        if info.pool_bytes_low:
-            pools = [f"{info.high_pool_name} {pools[0]}", f"low {info.pool_text(high=False)}"]
         parts += [
-            f"experts in memory: {', '.join(pools)}",
+            f"experts in memory: {', '.join(info.pool_texts())}",
             f"price {info.price:g}" if info.price > 0 else f"t1 {info.t1:g}, t2 {info.t2:g}",
         ]
     return parts
@@ -57,6 +55,8 @@ def _cache_figures(stats: Stats) -> list[str]:
         parts.append(f"experts {high} high, {low} low, {skipped} skipped")
     if cache.tokens_repeated:
         parts.append(f"{cache.tokens_repeated} tokens computed twice")
+    tokens = (each.name for each in COUNTERS if each.name.startswith("tokens_"))  # some mechanisms count them
+    parts += [f"{n} {name.replace('_', ' ')}" for name in tokens if (n := getattr(cache, name))]
     if stats.info.pool_bytes_low:
         parts.append(f"hits high/low {_percent(stats.hit_rate_high, stats.hit_rate_low)}")
     else:

@@ -141,8 +141,7 @@ def _size_rows(cache: CacheConfig, plan: "MemoryPlan | None") -> Iterator[Row]:
         if (value := getattr(cache, name)) is not None:
             yield Row("cache", name, value, "flag")
         elif name == "memory" and plan is not None and cache.pools is None:
-            total = plan.process + plan.beside_pools + plan.host_pools
-            yield Row("cache", name, total, "computed", f"{format_size(plan.available)} are free")
+            yield Row("cache", name, plan.most, "computed", f"{format_size(plan.available)} are free")
         elif name == "memory" and cache.pools is None:
             yield Row("cache", name, None, "computed", "from what is free when a model is opened")
     yield from _device_rows(cache, plan)

@@ -7,12 +7,26 @@ import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyhobbit._tables import COUNTERS, CacheCounters, CacheInfo
 from pyhobbit.errors import HobbitError
 from pyhobbit.native.files import write_text
 from pyhobbit.settings.config import counted_tokens, format_size
+
+
+class Pool(NamedTuple):
+    """Room for n_slots of n_experts, in n_bytes."""
+
+    name: str
+    n_slots: int
+    n_experts: int
+    n_bytes: int
+
+    def __str__(self) -> str:
+        all_fit = self.n_slots >= self.n_experts
+        room = f"all {self.n_experts}" if all_fit else f"{self.n_slots} of {self.n_experts}"
+        return f"{room} ({format_size(self.n_bytes)})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,17 +77,18 @@ class ModelInfo(CacheInfo):
         return self.tier_bytes_high / self.n_high_experts + (low if self.high_is_residual else 0), low
 
     @property
-    def high_pool_name(self) -> str:
-        """For people."""
-        return "residual" if self.high_is_residual else "high"
+    def pools(self) -> list["Pool"]:
+        """That of experts in high precision and, where there is one, that of the low tier."""
+        high = "residual" if self.high_is_residual else "high"
+        return [
+            Pool(high, self.pool_slots_high, self.n_high_experts, self.pool_bytes_high),
+            Pool("low", self.pool_slots_low, self.n_all_experts, self.pool_bytes_low),
+        ][: 2 if self.pool_bytes_low else 1]
 
-    def pool_text(self, high: bool) -> str:
-        """How many experts a pool has room for, for people."""
-        size, n_slots, n_experts = self.pool_bytes_low, self.pool_slots_low, self.n_all_experts
-        if high:
-            size, n_slots, n_experts = self.pool_bytes_high, self.pool_slots_high, self.n_high_experts
-        room = f"all {n_experts}" if n_slots >= n_experts else f"{n_slots} of {n_experts}"
-        return f"{room} ({format_size(size)})"
+    def pool_texts(self) -> list[str]:
+        """How many experts each pool has room for, for people; the only pool needs no name."""
+        pools = self.pools
+        return [str(each) for each in pools] if len(pools) == 1 else [f"{each.name} {each}" for each in pools]
 
     def context_text(self, was_chosen: bool) -> str:
         """The size of the context, for people.  was_chosen: nobody said how large it is."""
@@ -163,16 +178,8 @@ class Stats:
         """One flat dictionary of plain values, the derived ones included."""
         own = asdict(self)
         info, cache = own.pop("info"), own.pop("cache")
-        return {
-            **info,
-            **own,
-            **cache,
-            "time_to_first_token_s": self.time_to_first_token_s,
-            "decode_tokens_per_second": self.decode_tokens_per_second,
-            "hit_rate_high": self.hit_rate_high,
-            "hit_rate_low": self.hit_rate_low,
-            "bytes_read_per_token": self.bytes_read_per_token,
-        }
+        derived = (name for name, of in vars(Stats).items() if isinstance(of, property))
+        return {**info, **own, **cache, **{name: getattr(self, name) for name in derived}}
 
     def write_json(self, path: Path) -> None:
         """Writes as_dict() to `path`, all or nothing. Raises HobbitError where that cannot be done."""
@@ -203,43 +210,24 @@ class Stats:
         return "\n".join(lines)
 
     def _cache_summary(self) -> str:
-        info = self.info
-        pools = [("", info.pool_text(high=True), self.hit_rate_high)]
-        if info.pool_bytes_low:
-            pools[0] = (f"{info.high_pool_name} ", *pools[0][1:])
-            pools.append(("low ", info.pool_text(high=False), self.hit_rate_low))
-        parts = [f"{name}{held}, {rate or 0:.0%} hits" for name, held, rate in pools]
-        read = f"{format_size(self.cache.bytes_read)} read, {self.cache.stall_s:.2f} s waiting for the disk"
-        where = "experts on the GPU: " if info.on_device else "experts in memory: "
-        return where + "; ".join([*parts, *self._host_summary(), read, *self._prefetch_summary()])
-
-    def _host_summary(self) -> list[str]:
-        """Of a device's misses."""
         cache, info = self.cache, self.info
-        if not cache.bytes_transferred and not cache.selections_cpu:
-            return []
-        hits = cache.host_hits_high + cache.host_hits_low
-        rate = _share(hits, cache.misses_high + cache.misses_low - hits) or 0
-        held, moved = info.host_bytes_high + info.host_bytes_low, cache.bytes_transferred
-        return [
-            f"host memory {format_size(held)}, {rate:.0%} of the misses hit, {format_size(moved)} uploaded",
-            *self._cpu_summary(),
+        rates = (self.hit_rate_high, self.hit_rate_low)
+        parts = [
+            f"{held}, {rate or 0:.0%} hits" for held, rate in zip(info.pool_texts(), rates, strict=False)
         ]
-
-    def _cpu_summary(self) -> list[str]:
-        cache = self.cache
-        if not cache.selections_cpu:
-            return []
-        share = cache.selections_cpu / cache.selections
-        return [f"{share:.0%} of the experts computed by the CPU"]
-
-    def _prefetch_summary(self) -> list[str]:
-        cache = self.cache
-        if not cache.prefetched:
-            return []
-        state = "on" if cache.prefetch_active else "paused"
-        used = f"{cache.prefetched_used} of {cache.prefetched} prefetched experts were used"
-        return [f"prefetch {state} ({used})"]
+        if cache.bytes_transferred or cache.selections_cpu:  # a device's misses
+            hits = cache.host_hits_high + cache.host_hits_low
+            rate = _share(hits, cache.misses_high + cache.misses_low - hits) or 0
+            held, moved = info.host_bytes_high + info.host_bytes_low, cache.bytes_transferred
+            parts.append(f"host memory {format_size(held)}, {rate:.0%} of the misses hit")
+            parts[-1] += f", {format_size(moved)} uploaded"
+        if cache.selections_cpu:
+            parts.append(f"{cache.selections_cpu / cache.selections:.0%} of the experts computed by the CPU")
+        parts.append(f"{format_size(cache.bytes_read)} read, {cache.stall_s:.2f} s waiting for the disk")
+        if cache.prefetched:
+            used = f"{cache.prefetched_used} of {cache.prefetched} prefetched experts were used"
+            parts.append(f"prefetch {'on' if cache.prefetch_active else 'paused'} ({used})")
+        return f"experts {'on the GPU' if info.on_device else 'in memory'}: {'; '.join(parts)}"
 
 
 def _share(hits: int, misses: int) -> float | None:

@@ -36,7 +36,7 @@ def memory_rows(plan: MemoryPlan) -> dict[str, str]:
             "weights": f"{format_size(plan.weights)}, mapped: the system reads them when they are first used",
             **_context_rows(plan),
         }
-    total = format_size(plan.process + plan.beside_pools + plan.host_pools)
+    total = format_size(plan.most)
     bound = f"{format_size(info.memory)} by --memory" if info.memory else "the rest is kept free"
     rows = {
         "memory": f"{free} free; pyhobbit will use up to {total} ({bound})",
@@ -64,11 +64,10 @@ def serving_rows(plan: MemoryPlan) -> dict[str, str]:
     if not info.cached:
         why = "the whole model fits" if info.has_experts else "a dense model has no experts to cache"
         return {**rows, "memory": f"{why}, so it runs as in stock llama.cpp"}
-    total = info.memory or plan.process + plan.beside_pools + plan.host_pools
-    pools = [(info.high_pool_name, info.pool_slots_high, info.n_high_experts, info.pool_bytes_high)]
-    if info.pool_slots_low:
-        pools.append(("low", info.pool_slots_low, plan.n_all_experts, info.pool_bytes_low))
-    fitting = (f"{n} of {n_all} in {name} precision ({format_size(size)})" for name, n, n_all, size in pools)
+    total = info.memory or plan.most
+    fitting = (
+        f"{n} of {n_all} in {name} precision ({format_size(size)})" for name, n, n_all, size in info.pools
+    )
     precision = "all high" if info.t1 >= 1 else f"t1 {info.t1:g}, t2 {info.t2:g}"
     return {
         **rows,
@@ -136,17 +135,15 @@ def _host_rows(plan: MemoryPlan) -> dict[str, str]:
 
 
 def _pool_rows(plan: MemoryPlan) -> dict[str, str]:
-    info, n_all = plan.info, plan.n_all_experts
-    high, low = (info.pool_bytes_high, info.pool_slots_high), (info.pool_bytes_low, info.pool_slots_low)
-    if info.high_is_residual:
-        return {
-            "low pool": _pool_text(*low, n_all, "the low version of each expert"),
-            "residual pool": _pool_text(*high, n_all, "added to the low version for high precision"),
+    why = {"high": "experts in high precision", "low": "less important experts, in low precision"}
+    pools = plan.info.pools
+    if plan.info.high_is_residual:
+        why = {
+            "residual": "added to the low version for high precision",
+            "low": "the low version of each expert",
         }
-    rows = {"high pool": _pool_text(*high, info.n_high_experts, "experts in high precision")}
-    if info.pool_slots_low:
-        rows["low pool"] = _pool_text(*low, n_all, "less important experts, in low precision")
-    return rows
+        pools.reverse()
+    return {f"{name} pool": _pool_text(size, n, n_all, why[name]) for name, n, n_all, size in pools}
 
 
 def _context_rows(plan: MemoryPlan) -> dict[str, str]:
@@ -170,7 +167,7 @@ def speed_rows(plan: MemoryPlan, speed: Speed) -> dict[str, str]:
     }
     if plan.info.cached:
         high, low = speed.hits
-        name = "high" if speed.source == "sample" else plan.info.high_pool_name
+        name = "high" if speed.source == "sample" else plan.info.pools[0].name
         hits = f"{high:.0%}" + (f" {name}, {low:.0%} low" if plan.info.pool_slots_low else "")
         rows["hits"] = f"{hits}: {_SOURCES[speed.source]}"
     if speed.disk is not None:

@@ -43,8 +43,8 @@ def test_the_figures_of_an_answer_are_its_own() -> None:
 
 
 def test_second_passes_are_told() -> None:
-    assert "4 tokens computed twice" in _figures(selections_high=6, tokens_repeated=4)
-    assert "twice" not in _figures(selections_high=6)
+    assert "4 tokens repeated" in _figures(selections_high=6, tokens_repeated=4)
+    assert "repeated" not in _figures(selections_high=6)
 
 
 def test_figures_that_were_not_measured_are_left_out() -> None:
