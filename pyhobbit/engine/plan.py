@@ -8,6 +8,7 @@ then divides what is left between its pools. Both say what does not fit before a
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from pyhobbit.native.machine import (
 from pyhobbit.settings.config import CacheConfig, EngineConfig, Setting, format_size
 
 _CELL_BYTES = 64  # that llama.cpp keeps for a token of context beside the KV cache, even when it simulates
+_SHORT = "memory budget"  # of the engine's errors, those about host memory name it
 _PREDICTOR_BYTES = 2  # of a router's weight in the predictor's copy
 
 
@@ -137,7 +139,7 @@ def fit(
     is added to it.
     """
     held = resident_memory()
-    config, plan = _beside_projector(path, config, context, model, overrides)
+    config, plan = _beside_projector(path, config, partial(_lay_out, path, context, model, overrides))
     settings = config.cache.settings()
     if config.cache.memory is not None:
         settings["hobbit.memory"] = config.cache.memory + max(0, resident_memory() - held)
@@ -158,40 +160,34 @@ def lay_out(
     model: None takes llama.cpp's defaults.
     overrides: further settings of llama.cpp, by key.
     """
-    return _beside_projector(path, config, context, model, overrides)[1]
+    return _beside_projector(path, config, partial(_lay_out, path, context, model, overrides))[1]
 
 
 def _beside_projector(
-    path: Path,
-    config: EngineConfig,
-    context: SetContext | None,
-    model: SetModel | None,
-    overrides: Mapping[str, Setting],
+    path: Path, config: EngineConfig, plan_without: Callable[[EngineConfig], MemoryPlan]
 ) -> tuple[EngineConfig, MemoryPlan]:
     """The config with room for its projector, and the plan with both. Raises HobbitError."""
-    taken, projector = 0, config.projector
+    taken, beside = 0, config
 
-    def without() -> int | None:
-        plan = _lay_out(path, config, context, model, overrides)
+    def most_without() -> int | None:
+        plan = plan_without(config)
         return plan.most if plan.info.cached else None
 
-    if projector is not None:
+    if config.projector is not None:
         _check_limit(config.cache.memory)
-        taken = projector_bytes(path, projector)
-        beside = replace(config, cache=leave_free(config.cache, projector, taken, without))
-    else:
-        beside = config
-    plan = _lay_out(path, beside, context, model, overrides)
+        taken = projector_bytes(path, config.projector)
+        beside = replace(config, cache=leave_free(config.cache, config.projector, taken, most_without))
+    plan = plan_without(beside)
     info = replace(plan.info, memory=config.cache.memory)
     return beside, replace(plan, info=info, projector=taken)
 
 
 def _lay_out(
     path: Path,
-    config: EngineConfig,
     context: SetContext | None,
     model: SetModel | None,
     overrides: Mapping[str, Setting],
+    config: EngineConfig,
 ) -> MemoryPlan:
     _check_limit(config.cache.memory)
     # a trace would be emptied, and what is known of earlier uses would be read into the pools
@@ -207,7 +203,7 @@ def _lay_out(
 
         chooses = context is None and config.n_ctx is None
         if chooses:
-            fill = _with_context(fill, best_context(session, fill, beside, config))
+            fill = _bounded(fill, best_context(session, fill, beside, config))
             session.replace_context(fill)
         memory, n_batch = host_memory(session.context.pointer), session.context.n_ubatch
         if session.cache and config.n_batch is None:
@@ -224,9 +220,14 @@ def _lay_out(
             n_batch=n_batch,
             chose_context=chooses,
         )
-        if not plan.info.cached:
-            return _checked(plan)
-        return _with_pools(plan, session, beside(memory), config.cache)
+        # the weights of a model without a cache are mapped: they need not fit
+        needed = plan.beside_pools - (0 if plan.info.cached else plan.weights)
+        if needed > plan.available:
+            raise HobbitError(
+                f"{plan.info.model} does not fit into memory: {_needs(plan)}, and "
+                f"{format_size(plan.available)} are free; free some memory, or use a smaller context"
+            )
+        return _with_pools(plan, session, beside(memory), config.cache) if plan.info.cached else plan
 
 
 def _beside_pools(memory: HostMemory, session: Session, config: EngineConfig) -> int:
@@ -246,9 +247,12 @@ def _check_limit(memory: int | None) -> None:
         raise HobbitError(f"a memory limit of {limit} is above the {machine} of this machine; lower it")
 
 
-def _bounded(set_context: SetContext) -> SetContext:
+def _bounded(set_context: SetContext, n_ctx: int | None = None) -> SetContext:
+    """n_ctx: tokens of context in place of its own number."""
+
     def fill(params: Any, model: Model) -> None:
         set_context(params, model)
+        params.n_ctx = n_ctx or params.n_ctx
         if params.n_ctx * _CELL_BYTES > available_memory():
             raise HobbitError(
                 f"a context of {params.n_ctx} tokens does not fit into memory; use a smaller one"
@@ -257,29 +261,11 @@ def _bounded(set_context: SetContext) -> SetContext:
     return fill
 
 
-def _with_context(set_context: SetContext, n_ctx: int) -> SetContext:
-    def fill(params: Any, model: Model) -> None:
-        set_context(params, model)
-        params.n_ctx = n_ctx
-
-    return fill
-
-
-def _checked(plan: MemoryPlan) -> MemoryPlan:
-    # The weights are mapped: they need not fit.
-    if plan.context + plan.compute > plan.available:
-        raise HobbitError(_too_much(plan))
-    return plan
-
-
 def _with_pools(plan: MemoryPlan, session: Session, beside: int, cache: CacheConfig) -> MemoryPlan:
-    if plan.beside_pools > plan.available:
-        raise HobbitError(_too_much(plan))
     try:
         session.cache.prepare(beside, plan.n_batch)
     except HobbitError as e:
-        asks_device = (cache.device_memory, cache.mode, cache.early) != (None, None, None)
-        if cache.pools is not None or (asks_device and not plan.info.on_device):
+        if cache.pools is not None or _SHORT not in str(e):
             raise  # it is not about what a model takes beside its pools
         prefetch = beside - plan.weights - plan.context - plan.compute
         others = [f"{format_size(prefetch)} to prefetch"] if prefetch > 0 else []
@@ -293,13 +279,6 @@ def _with_pools(plan: MemoryPlan, session: Session, beside: int, cache: CacheCon
         return plan
     devices = session.cache.devices()
     return replace(plan, device=",".join(each.name for each in devices), devices=devices)
-
-
-def _too_much(plan: MemoryPlan) -> str:
-    return (
-        f"{plan.info.model} does not fit into memory: {_needs(plan)}, and {format_size(plan.available)} are "
-        "free; free some memory, or use a smaller context"
-    )
 
 
 def _needs(plan: MemoryPlan) -> str:
