@@ -10,5 +10,5 @@ class ConfigError(HobbitError, ValueError):
     """A setting that cannot be; shown as a usage error, exit status 2."""
 
 
-class ContextError(HobbitError):
-    """A prompt that is longer than the model's context."""
+class ContextError(HobbitError, ValueError):
+    """A prompt that is longer than the model's context. A ValueError too, as llama_cpp.Llama's."""

@@ -10,9 +10,12 @@ from numpy.typing import NDArray
 
 from pyhobbit._tables import COUNTERS, CacheInfo, DeviceInfo, Latency, PoolPlan
 from pyhobbit.engine.stats import CacheStats
-from pyhobbit.errors import HobbitError
+from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.native.ffi import check, expert_cache, ffi, lib
 from pyhobbit.settings.config import CacheConfig
+
+LIVE: tuple[str, ...] = tuple(name for name, _ in ffi.typeof("struct hobbit_thresholds").fields)
+"""Settings of CacheConfig that may change while a model is open."""
 
 
 class Cache:
@@ -88,9 +91,14 @@ class Cache:
         return None
 
     def begin_sequence(self, sequence: int = 0) -> None:
-        """What follows in this sequence is another text, though its first tokens may be kept."""
+        """Forgets what the sequence was about: another text follows, though its first tokens may be kept."""
         if self:
             lib.hobbit_begin_sequence(self._pointer, sequence)
+
+    def keep(self, n_kept: int, n_before: int) -> None:
+        """Begins a sequence where less than half of the previous text's tokens stay in the KV cache."""
+        if 2 * n_kept < n_before:
+            self.begin_sequence()
 
     def set_prediction(self, experts: NDArray[np.int32], weights: NDArray[np.float32]) -> None:
         """Says what the routers will choose for the next tokens, to the predictor "given": for measurements.
@@ -110,24 +118,26 @@ class Cache:
         )
         check(lib.hobbit_set_prediction, self._pointer, n_tokens, n_ahead, *pointers)
 
-    def set_thresholds(self, t1: float = 1.0, t2: float = 1.0, price: float = 0.0) -> None:
-        """Replaces t1 and t2, or price, from the next layer on. Raises ConfigError, HobbitError."""
-        CacheConfig(t1=t1, t2=t2, price=price)
-        self._set_thresholds(t1, t2, price, self.info()["confidence"] if self else 0.0)
+    def set(self, **settings: float) -> None:
+        """Replaces live settings from the next token on. Raises ConfigError, HobbitError.
 
-    def set_confidence(self, confidence: float) -> None:
-        """Replaces the confidence from the next token on. Raises ConfigError, HobbitError."""
-        CacheConfig(confidence=confidence)
-        info = self.info() if self else {"t1": 1.0, "t2": 1.0, "price": 0.0}
-        self._set_thresholds(info["t1"], info["t2"], info["price"], confidence)
-
-    def _set_thresholds(self, *numbers: float) -> None:
+        settings: some of LIVE; the others keep their values.
+        """
+        if unknown := settings.keys() - LIVE:
+            name = min(unknown)
+            raise ConfigError(f"{name} cannot change while a model is open; open the model with it")
+        CacheConfig(**settings)  # type: ignore[arg-type] # checks them
         if not self:
             raise HobbitError(
-                "the model runs without an expert cache, where t1, t2, price and confidence decide nothing; "
-                "open a MoE model with a memory or pools setting"
+                f"the model runs without an expert cache, where {', '.join(LIVE[:-1])} and {LIVE[-1]} decide "
+                "nothing; open a MoE model with a memory or pools setting"
             )
-        check(lib.hobbit_set_thresholds, self._pointer, ffi.new("struct hobbit_thresholds *", numbers))
+        values = {name: settings.get(name, value) for name, value in self.info().items() if name in LIVE}
+        check(lib.hobbit_set_thresholds, self._pointer, ffi.new("struct hobbit_thresholds *", values))
+
+    def set_thresholds(self, t1: float = 1.0, t2: float = 1.0, price: float = 0.0) -> None:
+        """As set(): all numbers of the precision rule at once, by default everything in high precision."""
+        self.set(t1=t1, t2=t2, price=price)
 
     def set_costs(self, low: Sequence[float], skip: Sequence[float]) -> None:
         """Replaces the costs of the rule price, one per layer or per layer and expert. Raises HobbitError.

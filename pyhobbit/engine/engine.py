@@ -3,26 +3,26 @@
 
 import os
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import count, takewhile
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pyhobbit._tables import Latency
 from pyhobbit.engine.beams import Hypothesis, search
 from pyhobbit.engine.branches import Branches
+from pyhobbit.engine.cached import CachedModel, Tally
 from pyhobbit.engine.chat_format import ChatFormat, ChatPrompt, Message
-from pyhobbit.engine.closing import Closing
 from pyhobbit.engine.drafts import Decoder, Governor
-from pyhobbit.engine.llama import Sampler, Watch, can_fit, opening, utf8_size
+from pyhobbit.engine.llama import LoadedModel, Sampler, Watch, opening
 from pyhobbit.engine.plan import fit, turn
-from pyhobbit.engine.projector import Projector, open_projector
+from pyhobbit.engine.projector import Projector
 from pyhobbit.engine.reader import ChatReader, Said, TextReader
 from pyhobbit.engine.session import Session, one_sequence
-from pyhobbit.engine.stats import ModelInfo, Stats, peak_rss_bytes
-from pyhobbit.errors import ConfigError, ContextError, HobbitError
+from pyhobbit.engine.stats import ModelInfo
+from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.native.ffi import chat_library
 from pyhobbit.settings.config import EngineConfig, SamplingConfig
 
@@ -70,7 +70,7 @@ class Beam:
     """The model's thoughts before an answer in a conversation."""
 
 
-class Engine(Closing):
+class Engine(CachedModel):
     """A GGUF model, its expert cache and one sequence. A context manager: entering loads the model.
 
     Not thread-safe, but for interrupt(). The only routed experts in memory are those in the cache's pools.
@@ -90,8 +90,9 @@ class Engine(Closing):
         self._projector: Projector | None = None
         self._interrupted = False
         self._answer: object | None = None  # of the generator that the KV cache belongs to
-        self._counters: Any = Counter()  # fields of Stats, whole numbers and seconds
+        self._tally = Tally()
         self._session: Session | None = None
+        self._opened_parts = ExitStack()
         self._governor = Governor(self._config.n_drafts) if self._config.n_drafts else None
         self._load_s = 0.0
 
@@ -108,16 +109,21 @@ class Engine(Closing):
             with opening, turn(self._config.cache, lambda: not self._interrupted):
                 # What does not fit is said before anything is loaded.
                 how = fit(self._path, self._config)
-                self._session = Session(
+                config = replace(self._config, n_ctx=how.n_ctx, n_batch=how.n_batch)
+                self._session = session = Session(
                     self._path,
                     how.settings,
-                    one_sequence(replace(self._config, n_ctx=how.n_ctx, n_batch=how.n_batch)),
+                    one_sequence(config),
                     keep_going=self._keep_going,
                     aborted=lambda: self._interrupted,
-                    verbose=self._config.verbose,
+                    verbose=config.verbose,
                 )
-                self._projector = open_projector(self._config, self._session.model)
-                self._session.context.images = self._projector
+                self._opened_parts.callback(session.close)
+                if config.projector is not None:
+                    n_threads = session.context.n_threads
+                    self._projector = Projector(config.projector, session.model, n_threads)
+                    self._opened_parts.callback(self._projector.close)
+                session.context.images = self._projector
         except BaseException:
             self._interrupted = False
             self.close()
@@ -132,16 +138,9 @@ class Engine(Closing):
 
     def close(self) -> None:
         """Frees everything; the second call does nothing. Raises HobbitError where a trace is incomplete."""
-        session, self._session = self._session, None
-        form, self._format = self._format, None
-        projector, self._projector = self._projector, None
-        self._answer, self._interrupted = None, False
-        if form is not None:
-            form.close()
-        if projector is not None:
-            projector.close()
-        if session is not None:
-            session.close()
+        self._session = self._format = self._projector = self._answer = None
+        self._interrupted = False
+        self._opened_parts.close()
 
     def interrupt(self) -> None:
         """Ends the loading or the answer under way; callable from a signal handler or another thread."""
@@ -165,11 +164,6 @@ class Engine(Closing):
         """Names of the devices that compute the experts, the CPU among them; none without a cache."""
         return tuple(each.name for each in self._opened().cache.devices())
 
-    def stats(self) -> Stats:
-        """Counters and times since opening; Stats.since() gives those between two moments."""
-        cache = self._opened().cache.stats()
-        return Stats(self.info(), cache, self._load_s, peak_rss_bytes(), **self._counters)
-
     def latencies(self) -> tuple[Latency, ...]:
         """What one expert takes on the first GPU, on the CPU beside it, and to upload, by tokens."""
         return self._opened().cache.latencies()
@@ -178,18 +172,6 @@ class Engine(Closing):
     def n_context_tokens(self) -> int:
         """Tokens in the KV cache, of ModelInfo.n_ctx that it holds."""
         return len(self._opened().context.tokens)
-
-    def set_thresholds(self, t1: float, t2: float) -> None:
-        """Replaces CacheConfig's t1 and t2 from the next layer on. Raises ConfigError, HobbitError."""
-        self._opened().cache.set_thresholds(t1, t2)
-
-    def set_price(self, price: float) -> None:
-        """Replaces CacheConfig's price from the next layer on. Raises ConfigError, HobbitError."""
-        self._opened().cache.set_thresholds(price=price)
-
-    def set_confidence(self, confidence: float) -> None:
-        """Replaces CacheConfig's confidence from the next token on. Raises ConfigError, HobbitError."""
-        self._opened().cache.set_confidence(confidence)
 
     def thinks(self) -> bool:
         """Whether the chat template knows of thinking before an answer. Raises HobbitError."""
@@ -236,7 +218,7 @@ class Engine(Closing):
         limit = n_free if max_tokens is None else min(max_tokens, n_free)
         sampler = Sampler(sampling or SamplingConfig(), model.n_vocab())
         decoder = Decoder(context, sampler, self._governor)
-        previous_s = None
+        previous_s = 0.0
 
         def piece(said: Said, token: int | None, time_s: float, finish: Finish | None) -> Piece:
             return Piece(said.text, token, time_s, finish, said.thinking)
@@ -251,7 +233,7 @@ class Engine(Closing):
                 if model.ends_answer(token):
                     yield piece(reader.end(True), None, now_s, "stop")
                     return
-                self._count(now_s, previous_s)
+                self._tally.add_token(now_s - previous_s, is_first=n == 1)
                 finish: Finish | None = None if n < limit else "length" if n == max_tokens else "context"
                 said = reader.add(token, finish is not None)
                 if reader.has_ended:
@@ -264,7 +246,7 @@ class Engine(Closing):
         finally:
             if self._answer is answer:
                 self._interrupted = False
-            self._counters.update(drafted_tokens=decoder.n_drafted, accepted_tokens=decoder.n_accepted)
+            self._tally.add_drafts(decoder.n_drafted, decoder.n_accepted)
             sampler.close()
 
     def _watch(self, n_tokens: int, on_prompt: Callable[[int, int], None]) -> Watch:
@@ -307,7 +289,7 @@ class Engine(Closing):
 
         def goes_on() -> bool:
             times.append(time.perf_counter() - start)
-            self._count(times[-1], times[-2] if len(times) > 1 else None)
+            self._tally.add_token(times[-1] - sum(times[-2:-1]), is_first=len(times) == 1)
             return not self._interrupted
 
         try:
@@ -329,13 +311,6 @@ class Engine(Closing):
         text, thinking = ("".join(parts) for parts in zip(*said, strict=True))
         return Beam(text, found.tokens, found.score, finish, thinking)
 
-    def _count(self, piece_s: float, previous_s: float | None) -> None:
-        """A token that was there piece_s seconds after its prompt, its predecessor after previous_s."""
-        if previous_s is None:
-            self._counters.update(generated_tokens=1, answers=1, first_tokens_s=piece_s)
-        else:
-            self._counters.update(generated_tokens=1, decoded_tokens=1, decode_s=piece_s - previous_s)
-
     def _check_current(self, answer: object) -> None:
         if self._answer is None:
             raise HobbitError("the engine was closed while it generated; open it and generate again")
@@ -350,14 +325,9 @@ class Engine(Closing):
 
     def _tokens(self, prompt: str | ChatPrompt) -> list[int]:
         session = self._opened()
-        model, context = session.model, session.context
+        model = session.model
         text = prompt if isinstance(prompt, str) else prompt.text
-        n_bytes = utf8_size(text)
-        if not can_fit(model.vocab, n_bytes, context.n_ctx):
-            raise ContextError(
-                f"the prompt has {n_bytes} bytes, more than the context of {context.n_ctx} tokens can hold; "
-                "shorten it"
-            )
+        model.check_size(text, session.context.n_ctx)
         if isinstance(prompt, ChatPrompt) and prompt.images:
             return self._seeing().tokenize(text, prompt.images)
         return model.tokenize(text)
@@ -368,27 +338,19 @@ class Engine(Closing):
         context = session.context
         if not tokens:
             raise HobbitError("the prompt is empty; give some text to continue")
-        self._check_length(len(tokens), session)
+        if (n_ctx := context.n_ctx) < len(tokens):
+            problem, larger = f"more than the context of {n_ctx}", " or use a larger --ctx"
+            raise session.model.prompt_error(len(tokens), n_ctx, problem, larger)
         shared = takewhile(lambda pair: pair[0] == pair[1], zip(tokens[:-1], context.tokens, strict=False))
         n_before = len(context.tokens)
         n_shared = sum(1 for _ in shared)
         while n_shared and tokens[n_shared] < 0 and tokens[n_shared] == tokens[n_shared - 1]:
             n_shared -= 1  # a picture is computed as a whole
         context.truncate(n_shared)
-        if 2 * len(context.tokens) < n_before:
-            session.cache.begin_sequence()  # another text, though it may begin alike
+        session.cache.keep(len(context.tokens), n_before)
         pending = tokens[len(context.tokens) :]
-        self._counters.update(prompt_tokens=len(tokens), prompt_tokens_evaluated=len(pending))
+        self._tally.add_prompt(len(tokens), len(pending))
         return pending
-
-    @staticmethod
-    def _check_length(n_tokens: int, session: Session) -> None:
-        n_ctx, trained = session.context.n_ctx, session.model.n_ctx_train()
-        if n_tokens > n_ctx:
-            larger = f" or use a larger --ctx, at most {trained}" if trained > n_ctx else ""
-            raise ContextError(
-                f"the prompt has {n_tokens} tokens, more than the context of {n_ctx}; shorten it{larger}"
-            )
 
     def _seeing(self) -> Projector:
         self._opened()
@@ -402,6 +364,7 @@ class Engine(Closing):
             raise HobbitError("the model has no chat template; give it text to continue instead of messages")
         if self._format is None:
             self._format = ChatFormat(session.model.pointer, template)
+            self._opened_parts.callback(self._format.close)
         return self._format
 
     def _reader(self, prompt: str | ChatPrompt) -> TextReader | ChatReader:
@@ -409,6 +372,10 @@ class Engine(Closing):
         if isinstance(prompt, str):
             return TextReader(model)
         return ChatReader(model, self._chat_format(), prompt)
+
+    @property
+    def _loaded(self) -> LoadedModel:
+        return self._opened().model
 
     def _opened(self) -> Session:
         if self._session is None:

@@ -19,7 +19,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from pyhobbit.engine.cache import Cache
-from pyhobbit.errors import HobbitError
+from pyhobbit.engine.stats import ModelInfo
+from pyhobbit.errors import ContextError, HobbitError
 from pyhobbit.native.ffi import last_error, llama
 from pyhobbit.settings.config import SamplingConfig, Setting
 from pyhobbit.settings.overrides import kv_overrides
@@ -75,15 +76,6 @@ def load_failure(path: str | Path, hint: str) -> str:
     return last_error() or f"{path} cannot be loaded: {log.reason() or 'llama.cpp gave no reason'}; {hint}"
 
 
-def description(model: Any) -> str:
-    """Architecture, size and type of a llama_model; llama.cpp names the size of well-known ones alone."""
-    buffer = ctypes.create_string_buffer(256)
-    llama.llama_model_desc(model, buffer, len(buffer))
-    n = llama.llama_model_n_params(model)
-    size = f"{n / 1e9:.1f}B" if n >= 1e9 else f"{n / 1e6:.1f}M"
-    return buffer.value.decode("utf-8", "replace").replace(" ?B ", f" {size} ")
-
-
 SetModel = Callable[[Any], None]
 """Fills in llama_model_params, where they are not llama.cpp's own."""
 
@@ -98,54 +90,38 @@ Watch = Callable[[int, int], None]
 """Called while a prompt is computed, with the tokens that are done and those of the pass under way."""
 
 
-class Model:
-    """The loaded weights, their expert cache and the vocabulary. Parameters as of Session.
+class LoadedModel:
+    """A llama_model that is in memory, with its expert cache and vocabulary."""
 
-    Raises HobbitError when the file cannot be loaded, KeyboardInterrupt when keep_going said False.
-    """
-
-    def __init__(
-        self,
-        path: Path,
-        settings: Mapping[str, Setting],
-        keep_going: KeepGoing,
-        set_model: SetModel | None = None,
-        simulated: bool = False,
-    ) -> None:
+    def __init__(self, path: Path, pointer: Any) -> None:
         self.path = path
-        overrides = kv_overrides(llama, settings)
-        params = llama.llama_model_default_params()
-        if set_model is not None:
-            set_model(params)
-        if simulated:
-            params.no_alloc = True
-            params.load_mode = llama.LLAMA_LOAD_MODE_NONE  # a mapping cannot be simulated
-        params.kv_overrides = overrides
-        stopped = False
-
-        def on_progress(share: float, _user_data: object) -> bool:
-            nonlocal stopped
-            stopped = not keep_going(share)
-            return not stopped
-
-        params.progress_callback = llama.llama_progress_callback(on_progress)
-        self.pointer = llama.llama_model_load_from_file(bytes(path), params)
-        if not self.pointer:
-            if stopped:
-                raise KeyboardInterrupt
-            raise HobbitError(load_failure(path, DAMAGED))
-        self.cache = Cache(self.pointer)
-        self.vocab = llama.llama_model_get_vocab(self.pointer)
-        if not simulated and llama.llama_vocab_type(self.vocab) == llama.LLAMA_VOCAB_TYPE_NONE:
-            self.close()
-            raise HobbitError(
-                f"{path} has no vocabulary, so it cannot read or write text; use a complete model"
-            )
+        self.pointer = pointer
+        self.cache = Cache(pointer)
+        self.vocab = llama.llama_model_get_vocab(pointer)
         self._piece = ctypes.create_string_buffer(256)
 
-    def close(self) -> None:
-        self.cache.close()
-        llama.llama_model_free(self.pointer)
+    def info(self, n_ctx: int, n_threads: int, memory: int | None) -> ModelInfo:
+        """memory: the bound on the process, in bytes."""
+        architecture = self.metadata("general.architecture")
+        return ModelInfo(
+            model=str(self.path),
+            description=self._description(),
+            n_ctx=n_ctx,
+            n_ctx_train=self.n_ctx_train(),
+            n_threads=n_threads,
+            cached=bool(self.cache),
+            has_experts=int(self.metadata(f"{architecture}.expert_count") or 0) > 0,
+            memory=memory,
+            **self.cache.info(),
+        )
+
+    def _description(self) -> str:
+        """Architecture, size and type; llama.cpp names the size of well-known models alone."""
+        buffer = ctypes.create_string_buffer(256)
+        llama.llama_model_desc(self.pointer, buffer, len(buffer))
+        n = llama.llama_model_n_params(self.pointer)
+        size = f"{n / 1e9:.1f}B" if n >= 1e9 else f"{n / 1e6:.1f}M"
+        return buffer.value.decode("utf-8", "replace").replace(" ?B ", f" {size} ")
 
     def metadata(self, key: str) -> str | None:
         """A value of the GGUF's metadata as text, None where it has no such key."""
@@ -200,22 +176,79 @@ class Model:
     def ends_answer(self, token: int) -> bool:
         return llama.llama_vocab_is_eog(self.vocab, token)
 
+    def check_size(self, text: str, n_ctx: int, context: str = "context") -> None:
+        """Raises ContextError for a prompt that cannot fit. Tokenizing takes some 75 bytes per byte of text.
+
+        context: how the user knows it.
+        """
+        n_bytes = utf8_size(text)
+        if n_bytes <= _USUAL_TOKEN_BYTES * n_ctx:  # spares each turn of a chat a look at the whole vocabulary
+            return
+        longest = max(len(llama.llama_vocab_get_text(self.vocab, each)) for each in range(self.n_vocab()))
+        if n_bytes > n_ctx * longest:
+            raise ContextError(
+                f"the prompt has {n_bytes} bytes, more than the {context} of {n_ctx} tokens can hold; "
+                "shorten it"
+            )
+
+    def prompt_error(self, n_tokens: int, n_ctx: int, problem: str, larger: str) -> ContextError:
+        """Of a prompt that is too long.  larger: how to get a larger context, where the model knows one."""
+        trained = self.n_ctx_train()
+        advice = f"{larger}, at most {trained}" if trained > n_ctx else ""
+        return ContextError(f"the prompt has {n_tokens} tokens, {problem}; shorten it{advice}")
+
+
+class Model(LoadedModel):
+    """A model that is loaded here. Parameters as of Session.
+
+    Raises HobbitError when the file cannot be loaded, KeyboardInterrupt when keep_going said False.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        settings: Mapping[str, Setting],
+        keep_going: KeepGoing,
+        set_model: SetModel | None = None,
+        simulated: bool = False,
+    ) -> None:
+        overrides = kv_overrides(llama, settings)
+        params = llama.llama_model_default_params()
+        if set_model is not None:
+            set_model(params)
+        if simulated:
+            params.no_alloc = True
+            params.load_mode = llama.LLAMA_LOAD_MODE_NONE  # a mapping cannot be simulated
+        params.kv_overrides = overrides
+        stopped = False
+
+        def on_progress(share: float, _user_data: object) -> bool:
+            nonlocal stopped
+            stopped = not keep_going(share)
+            return not stopped
+
+        params.progress_callback = llama.llama_progress_callback(on_progress)
+        pointer = llama.llama_model_load_from_file(bytes(path), params)
+        if not pointer:
+            if stopped:
+                raise KeyboardInterrupt
+            raise HobbitError(load_failure(path, DAMAGED))
+        super().__init__(path, pointer)
+        if not simulated and llama.llama_vocab_type(self.vocab) == llama.LLAMA_VOCAB_TYPE_NONE:
+            self.close()
+            raise HobbitError(
+                f"{path} has no vocabulary, so it cannot read or write text; use a complete model"
+            )
+
+    def close(self) -> None:
+        self.cache.close()
+        llama.llama_model_free(self.pointer)
+
 
 def utf8_size(text: str) -> int:
     """Bytes of a text, without a copy of it: it may be as large as memory."""
     pieces = range(0, len(text), _PIECE)
     return sum(len(text[i : i + _PIECE].encode("utf-8", "surrogateescape")) for i in pieces)
-
-
-def can_fit(vocab: Any, n_bytes: int, n_tokens: int) -> bool:
-    """Whether a text of so many bytes may have so few tokens.
-
-    Tokenizing takes some 75 bytes of memory per byte, so a text that is far too long is not even tokenized.
-    """
-    if n_bytes <= _USUAL_TOKEN_BYTES * n_tokens:  # spares each turn of a chat a look at the whole vocabulary
-        return True
-    all_tokens = range(llama.llama_vocab_n_tokens(vocab))
-    return n_bytes <= n_tokens * max(len(llama.llama_vocab_get_text(vocab, token)) for token in all_tokens)
 
 
 class Images(Protocol):

@@ -13,7 +13,6 @@ from pyhobbit.engine.chat_format import IMAGE_MARKER
 from pyhobbit.engine.closing import Closing
 from pyhobbit.engine.llama import Context, Model, log, opening
 from pyhobbit.engine.session import Session, one_sequence
-from pyhobbit.engine.threads import computing_threads
 from pyhobbit.errors import HobbitError
 from pyhobbit.native.ffi import multimodal, projector_sizes
 from pyhobbit.native.machine import trimmed_heap
@@ -171,13 +170,6 @@ class Projector(Closing):
                 mtmd.mtmd_bitmap_free(made.bitmap)
             if made.video_ctx:
                 mtmd.mtmd_helper_video_free(made.video_ctx)
-
-
-def open_projector(config: EngineConfig, model: Model) -> Projector | None:
-    """The one of the config, None where it names none. Raises HobbitError."""
-    if config.projector is None:
-        return None
-    return Projector(config.projector, model, computing_threads(config.n_threads))
 
 
 def _check_file(path: Path) -> None:

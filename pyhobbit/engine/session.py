@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pyhobbit.engine.closing import Closing
-from pyhobbit.engine.llama import Context, KeepGoing, Model, SetContext, SetModel, description, log, opening
+from pyhobbit.engine.llama import Context, KeepGoing, Model, SetContext, SetModel, log, opening
 from pyhobbit.engine.stats import ModelInfo
 from pyhobbit.engine.threads import computing_threads
 from pyhobbit.errors import HobbitError
@@ -64,18 +64,7 @@ class Session(Closing):
 
     def info(self, memory: int | None) -> ModelInfo:
         """What was opened.  memory: the bound on the process, in bytes."""
-        architecture = self.model.metadata("general.architecture")
-        return ModelInfo(
-            model=str(self.model.path),
-            description=description(self.model.pointer),
-            n_ctx=self.context.n_ctx,
-            n_ctx_train=self.model.n_ctx_train(),
-            n_threads=self.context.n_threads,
-            cached=bool(self.cache),
-            has_experts=int(self.model.metadata(f"{architecture}.expert_count") or 0) > 0,
-            memory=memory,
-            **self.cache.info(),
-        )
+        return self.model.info(self.context.n_ctx, self.context.n_threads, memory)
 
 
 def one_sequence(config: EngineConfig) -> SetContext:

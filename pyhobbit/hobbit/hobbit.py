@@ -5,33 +5,29 @@ import os
 import time
 import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pyhobbit.engine.cache import Cache
-from pyhobbit.engine.closing import Closing
-from pyhobbit.engine.llama import DAMAGED, can_fit, description, load_failure, log, opening, utf8_size
+from pyhobbit.engine.cached import CachedModel, Tally
+from pyhobbit.engine.llama import DAMAGED, LoadedModel, load_failure, log, opening
 from pyhobbit.engine.plan import Fit, fit, turn
-from pyhobbit.engine.stats import ModelInfo, Stats
+from pyhobbit.engine.stats import ModelInfo
 from pyhobbit.engine.threads import computing_threads
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.hobbit import keywords
-from pyhobbit.hobbit.counters import Counters
-from pyhobbit.hobbit.llama_errors import (
+from pyhobbit.hobbit.guards import (
     ComputeError,
-    LoadError,
+    InputError,
     Processors,
-    TokenError,
+    Turns,
     check_grammar,
-    closed_error,
     explained,
-    prompt_error,
-    size_error,
+    opening_errors,
 )
 from pyhobbit.hobbit.params import N_BATCH, N_CTX, given_batch, set_context, set_model, set_own
 from pyhobbit.hobbit.text_drafts import TextDrafts
-from pyhobbit.hobbit.turns import Turns
 from pyhobbit.hobbit.typed import TypedLlama
 from pyhobbit.model.names import check_model_file
 from pyhobbit.native import ffi
@@ -45,10 +41,10 @@ if TYPE_CHECKING:
     from pyhobbit.quality.report import CalibrationReport
 
 # Attributes of Llama that hold native memory: a closed model has none.
-_NATIVE = ("_model", "_ctx", "_batch", "_experts", "tokenizer_")
+_NATIVE = ("_model", "_ctx", "_batch", "_weights", "tokenizer_")
 
 
-class Hobbit(Closing, TypedLlama):
+class Hobbit(CachedModel, TypedLlama):
     """A GGUF model that may be larger than memory, with the interface of llama_cpp.Llama.
 
     Everything that Llama offers is inherited. The routed experts stay on disk; those in use lie in a cache.
@@ -99,12 +95,12 @@ class Hobbit(Closing, TypedLlama):
         self.cache_config = keywords.cache_config(cache, {**stored.cache, **given})
         own = {"model_path": os.fspath(model_path), "cache": self.cache_config, "flash_attn": flash_attn}
         self._arguments = {**llama, **own}
-        self._counters = Counters()
+        self._tally = Tally()
         self._n_kept = 0  # tokens in the KV cache after the last computation
         start = time.perf_counter()
         self._open(llama)
         self._load_s = time.perf_counter() - start
-        if self.cache_config.settings() and not self._experts:
+        if self.cache_config.settings() and not self._loaded.cache:
             warnings.warn(
                 f"{model_path} is a dense model: it runs as in llama_cpp.Llama, "
                 "and the settings of the expert cache do not apply to it",
@@ -113,10 +109,8 @@ class Hobbit(Closing, TypedLlama):
 
     def _open(self, llama: Mapping[str, Any]) -> None:
         path = self._arguments["model_path"]
-        try:
+        with opening_errors():
             check_model_file(Path(path))
-        except HobbitError as e:
-            raise LoadError(str(e)) from None
         with opening, turn(self.cache_config):
             self._load(path, llama)
 
@@ -125,12 +119,9 @@ class Hobbit(Closing, TypedLlama):
         if llama.get("vocab_only"):
             return Fit(self.cache_config.settings(), N_CTX, N_BATCH)
         config = EngineConfig(cache=self.cache_config, n_batch=given_batch(self._arguments))
-        overrides = llama.get("kv_overrides") or {}
-        try:
-            fill = set_context(self._arguments), set_model(self._arguments)
-            return fit(Path(path), config, *fill, **overrides)
-        except HobbitError as e:
-            raise LoadError(str(e)) from e
+        fill = set_context(self._arguments), set_model(self._arguments)
+        with opening_errors():
+            return fit(Path(path), config, *fill, **(llama.get("kv_overrides") or {}))
 
     def _load(self, path: str, llama: Mapping[str, Any]) -> None:
         how = self._fit(path, llama)
@@ -157,19 +148,21 @@ class Hobbit(Closing, TypedLlama):
                 raise
             hint = "a smaller n_ctx needs less memory" if has_model and not has_context else DAMAGED
             lora = self.lora_path if has_context else None
-            raise LoadError(load_failure(lora or path, hint)) from e
-        self._experts = Cache(self._model.model)
-        self._ctx.decode = explained(self._ctx.decode, self._experts)  # type: ignore[assignment, method-assign]
+            raise InputError(load_failure(lora or path, hint)) from e
+        self._weights = LoadedModel(Path(path), self._model.model)
+        self._ctx.decode = explained(self._ctx.decode, self._weights.cache)  # type: ignore[assignment, method-assign]
         if isinstance(self.draft_model, TextDrafts):
             self._logits_all = bool(self._arguments.get("logits_all"))  # Llama sets it for any draft model
             self._batch.set_batch = self.draft_model.with_logits(self._batch.set_batch)
         self.kv_overrides = llama.get("kv_overrides")
 
     @property
+    def _loaded(self) -> LoadedModel:
+        return self._weights
+
+    @property
     def _model(self) -> Any:
-        if "_model" not in self.__dict__:
-            raise closed_error()
-        return self.__dict__["_model"]
+        return self.__dict__["_model"] if "_model" in self.__dict__ else self.__getattr__("_model")
 
     @_model.setter
     def _model(self, model: Any) -> None:
@@ -179,7 +172,7 @@ class Hobbit(Closing, TypedLlama):
 
     def __getattr__(self, name: str) -> Any:
         if name in _NATIVE:
-            raise closed_error()
+            raise HobbitError("the model is closed; open it again with Hobbit(...)")
         raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
 
     #
@@ -199,25 +192,20 @@ class Hobbit(Closing, TypedLlama):
 
         Raises HobbitError where a trace is incomplete, or another thread computes.
         """
-        with (self.__dict__.get("_turns") or Turns()).alone():  # the constructor may not have begun
-            self._close()
-
-    def _close(self) -> None:
-        is_traced = "_experts" in self.__dict__ and self.cache_config.trace is not None
-        if not is_traced:
+        is_traced = "_weights" in self.__dict__ and self.cache_config.trace is not None
+        # the constructor may not have begun
+        with (self.__dict__.get("_turns") or Turns()).alone(), opening if is_traced else nullcontext():
+            if is_traced:
+                ffi.lib.hobbit_clear_last_error()
             self._free()
-            return
-        with opening:
-            ffi.lib.hobbit_clear_last_error()
-            self._free()
-            if error := ffi.last_error():
+            if is_traced and (error := ffi.last_error()):
                 raise HobbitError(error)
 
     def _free(self) -> None:
         if "_stack" in self.__dict__:
             super().close()
-        if "_experts" in self.__dict__:
-            self._experts.close()
+        if "_weights" in self.__dict__:
+            self._weights.cache.close()
         for name in _NATIVE:
             self.__dict__.pop(name, None)
         self._sampler = None
@@ -239,28 +227,28 @@ class Hobbit(Closing, TypedLlama):
                 f"{len(tokens)} more tokens do not fit: the context has room for {len(self.input_ids)} "
                 f"and holds {self.n_tokens}; open the model with a larger n_ctx, or start over with reset()"
             )
-        if 2 * self.n_tokens < self._n_kept:
-            self._experts.begin_sequence()  # another text, though it may begin alike
+        self._weights.cache.keep(self.n_tokens, self._n_kept)
         with self._turns.alone():
             start = time.perf_counter()
             super().eval(tokens)
             if isinstance(self.draft_model, TextDrafts):
                 self.draft_model.note_pass(len(tokens), time.perf_counter() - start)
-        self._counters.evaluated += len(tokens)
+        self._tally.add_prompt(len(tokens), len(tokens))
         self._n_kept = self.n_tokens
 
     def _create_completion(self, prompt: str | list[int], *args: Any, **kwargs: Any) -> Iterator[Any]:
-        text = prompt if isinstance(prompt, str) else None
-        n_bytes = 0 if text is None else utf8_size(text)
-        if not can_fit(self._model.vocab, n_bytes, self.n_ctx()):
-            raise size_error(n_bytes, self.n_ctx())
+        n_ctx, text = self.n_ctx(), prompt if isinstance(prompt, str) else None
+        if text is not None:
+            self._weights.check_size(text, n_ctx, "context window")
         try:
             yield from super()._create_completion(prompt, *args, **kwargs)
         except ValueError as e:
             n_tokens = len(prompt if text is None else self.tokenize(text.encode(), special=True))
-            if n_tokens < self.n_ctx():
+            if n_tokens < n_ctx:
                 raise
-            raise prompt_error(n_tokens, self.n_ctx(), self._model.n_ctx_train()) from e
+            problem = f"and the context window of {n_ctx} must hold an answer too"
+            larger = ", or open the model with a larger n_ctx"
+            raise self._weights.prompt_error(n_tokens, n_ctx, problem, larger) from e
 
     def _init_sampler(self, *args: Any, logits_processor: Sequence[Any] | None = None, **kwargs: Any) -> Any:
         if kwargs.get("grammar") is not None:
@@ -286,7 +274,7 @@ class Hobbit(Closing, TypedLlama):
         last = self.n_vocab() - 1
         if len(tokens) and not 0 <= min(tokens) <= max(tokens) <= last:
             wrong = min(tokens) if min(tokens) < 0 else max(tokens)
-            raise TokenError(f"there is no token {wrong}: this model's lie between 0 and {last}")
+            raise InputError(f"there is no token {wrong}: this model's lie between 0 and {last}")
 
     def detokenize(
         self, tokens: Sequence[int], prev_tokens: Sequence[int] | None = None, special: bool = False
@@ -306,7 +294,7 @@ class Hobbit(Closing, TypedLlama):
         """As in Llama, which says what comes back. Raises HobbitError where the engine failed."""
         with self._turns.alone():
             output, n_tokens = super().embed(input, normalize, truncate, return_count=True)
-        self._counters.evaluated += n_tokens
+        self._tally.add_prompt(n_tokens, n_tokens)
         self._n_kept = 0
         return (output, n_tokens) if return_count else output
 
@@ -320,7 +308,7 @@ class Hobbit(Closing, TypedLlama):
         with self._turns.alone():
             super().load_state(state)
             self._n_kept = self.n_tokens
-            self._experts.begin_sequence()
+            self._weights.cache.begin_sequence()
 
     def generate(
         self, tokens: Sequence[int], *args: Any, **kwargs: Any
@@ -329,24 +317,26 @@ class Hobbit(Closing, TypedLlama):
 
         Raises HobbitError: the engine failed, or another answer was begun before this one had ended.
         """
-        n_prompt: int | None = len(tokens)
-        with self._turns.alone():
-            answer = self._turns.begin_answer()
+        answer = self._turns.begin_answer()
         stream = super().generate(tokens, *args, **kwargs)
-        sent = None
+        sent, is_first, counts = None, True, self._tally.counts
         try:
             while True:
                 self._turns.check(answer)
-                start, before = time.perf_counter(), self._counters.evaluated
+                start, before = time.perf_counter(), counts["prompt_tokens_evaluated"]
                 try:
                     with self._turns.alone():
                         token = stream.send(sent)
                 except StopIteration:
                     return
-                seconds, n_evaluated = time.perf_counter() - start, self._counters.evaluated - before
-                ends = ffi.llama.llama_vocab_is_eog(self._model.vocab, token)
-                self._counters.count(seconds, n_evaluated, n_prompt, ends)
-                n_prompt = None
+                seconds, n_evaluated = time.perf_counter() - start, counts["prompt_tokens_evaluated"] - before
+                if is_first:
+                    self._tally.add_prompt(len(tokens) - n_evaluated, 0)  # still in the KV cache
+                else:
+                    self._tally.add_prompt(-n_evaluated, -n_evaluated)  # of the answer, no prompt's
+                if not self._weights.ends_answer(token):
+                    self._tally.add_token(seconds, is_first)
+                is_first = False
                 sent = yield token
         finally:
             stream.close()
@@ -357,45 +347,7 @@ class Hobbit(Closing, TypedLlama):
 
     def info(self) -> ModelInfo:
         """What was opened."""
-        architecture = self.metadata.get("general.architecture")
-        return ModelInfo(
-            model=self.model_path,
-            description=description(self._model.model),
-            n_ctx=self.n_ctx(),
-            n_threads=self.n_threads,
-            cached=bool(self._experts),
-            has_experts=int(self.metadata.get(f"{architecture}.expert_count", 0)) > 0,
-            memory=self.cache_config.memory,
-            **self._experts.info(),
-        )
-
-    def stats(self) -> Stats:
-        """Counters and times since opening; Stats.since() gives those between two moments."""
-        return self._counters.stats(self.info(), self._experts.stats(), self._load_s)
-
-    def set_thresholds(self, t1: float, t2: float) -> None:
-        """Replaces t1 and t2 from the next token on.
-
-        Raises ConfigError for values that cannot be, HobbitError where the model has no cache, or no low tier
-        for experts below t2.
-        """
-        self._experts.set_thresholds(t1, t2)
-
-    def set_price(self, price: float) -> None:
-        """Replaces the price of the rule price from the next token on; 0: everything in high precision.
-
-        Raises ConfigError for values that cannot be, HobbitError where the model has no cache, or no
-        calibration with costs.
-        """
-        self._experts.set_thresholds(price=price)
-
-    def set_confidence(self, confidence: float) -> None:
-        """Replaces the confidence from the next token on; 0: no token is computed twice.
-
-        Raises ConfigError for values that cannot be, HobbitError where the model has no cache, or has layers
-        with a recurrent state.
-        """
-        self._experts.set_confidence(confidence)
+        return self._loaded.info(self.n_ctx(), self.n_threads, self.cache_config.memory)
 
     def calibrate(
         self,

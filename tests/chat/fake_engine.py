@@ -31,7 +31,7 @@ class FakeEngine:
         self.asked: list[tuple[int | None, SamplingConfig]] = []
         self.thought: list[bool] = []
         self.thresholds = (1.0, 1.0)
-        self.confidence = 0.0
+        self.live: dict[str, float] = {}
 
     def thinks(self) -> bool:
         return self.chat_template in (THINKS, ALWAYS_THINKS)
@@ -72,14 +72,14 @@ class FakeEngine:
 
     def info(self) -> ModelInfo:
         t1, t2 = self.thresholds
-        return replace(MODEL, model="/models/m.gguf", t1=t1, t2=t2, confidence=self.confidence)
+        return replace(MODEL, model="/models/m.gguf", t1=t1, t2=t2, **self.live)
 
     def stats(self) -> Stats:
         return Stats(self.info(), CacheStats(), 0.1, 1 << 20)
 
-    def set_confidence(self, confidence: float) -> None:
-        CacheConfig(confidence=confidence)
-        self.confidence = confidence
+    def set(self, **settings: float) -> None:
+        CacheConfig(**settings)  # type: ignore[arg-type]
+        self.live |= settings
 
     def set_thresholds(self, t1: float, t2: float) -> None:
         CacheConfig(t1=t1, t2=t2)

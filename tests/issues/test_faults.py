@@ -23,7 +23,6 @@ from servers import Server, serving
 
 from pyhobbit import CacheConfig, Engine, EngineConfig, Hobbit
 from pyhobbit.errors import ContextError, HobbitError
-from pyhobbit.hobbit.llama_errors import PromptError
 from pyhobbit.native.files import temporary_file
 
 POOLS = 5_000_000
@@ -55,7 +54,7 @@ def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenized(
             next(engine.generate(long))
     with Hobbit(str(tiny_gguf), pools=POOLS, n_ctx=256, verbose=False) as model:
         monkeypatch.setattr(Hobbit, "tokenize", pytest.fail)
-        with pytest.raises(PromptError, match="bytes, more than the context window of 256 tokens can hold"):
+        with pytest.raises(ContextError, match="bytes, more than the context window of 256 tokens can hold"):
             model(long)
 
 

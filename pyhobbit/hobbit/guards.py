@@ -1,33 +1,36 @@
 # SPDX-License-Identifier: MIT
-"""Failures of llama_cpp.Llama, with the reason that the native code gave. Its own sentences are not read."""
+"""Errors in place of what llama.cpp does: it ends the process, or goes on without a word."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
+from threading import RLock
 from typing import Any
 
 from pyhobbit.engine.cache import Cache
 from pyhobbit.engine.llama import log
-from pyhobbit.errors import ContextError, HobbitError
+from pyhobbit.errors import HobbitError
 from pyhobbit.native.ffi import llama
 
 # From token ids and scores to new scores.
 Processor = Callable[[Any, Any], Any]
 
 
-class LoadError(HobbitError, ValueError):
-    """A model that cannot be opened. A ValueError too, which llama_cpp.Llama raises then."""
+class InputError(HobbitError, ValueError):
+    """A model, token or grammar that cannot be used. A ValueError too, which llama_cpp.Llama raises then."""
 
 
 class ComputeError(HobbitError, RuntimeError):
     """A computation that failed. A RuntimeError too, which llama_cpp.Llama raises then."""
 
 
-class PromptError(ContextError, ValueError):
-    """A prompt that is too long. A ValueError too, which llama_cpp.Llama raises then."""
-
-
-class TokenError(HobbitError, ValueError):
-    """A token that the vocabulary does not have."""
+@contextmanager
+def opening_errors() -> Iterator[None]:
+    """Within it, a HobbitError becomes an InputError."""
+    try:
+        yield
+    except HobbitError as e:
+        raise InputError(str(e)) from e
 
 
 def explained(decode: Callable[[Any], None], experts: Cache) -> Callable[[Any], None]:
@@ -71,34 +74,45 @@ class Processors:
             raise error
 
 
-class GrammarError(HobbitError, ValueError):
-    """A grammar that llama.cpp cannot read."""
-
-
 def check_grammar(vocab: Any, grammar: Any) -> None:
-    """Raises GrammarError: llama_cpp.Llama would end the process.  grammar: a LlamaGrammar."""
+    """Raises InputError: llama_cpp.Llama would end the process.  grammar: a LlamaGrammar."""
     text, root = grammar._grammar.encode(), grammar._root.encode()
     sampler = llama.llama_sampler_init_grammar(vocab, text, root)
     if not sampler:
-        raise GrammarError(f"the grammar cannot be read, or has no rule {grammar._root}")
+        raise InputError(f"the grammar cannot be read, or has no rule {grammar._root}")
     llama.llama_sampler_free(sampler)
 
 
-def prompt_error(n_tokens: int, n_ctx: int, trained: int) -> PromptError:
-    """n_ctx: tokens of context that were opened, of `trained` that the model knows."""
-    larger = f", or open the model with a larger n_ctx, at most {trained}" if trained > n_ctx else ""
-    return PromptError(
-        f"the prompt has {n_tokens} tokens, and the context window of {n_ctx} must hold an answer too; "
-        f"shorten it{larger}"
-    )
+class Turns:
+    """Admits one thread to a model; two in one context end the process. A thread may enter again."""
 
+    def __init__(self) -> None:
+        self._lock = RLock()
+        self._n_answers = 0
 
-def size_error(n_bytes: int, n_ctx: int) -> PromptError:
-    """A text that is not even tokenized."""
-    return PromptError(
-        f"the prompt has {n_bytes} bytes, more than the context window of {n_ctx} tokens can hold; shorten it"
-    )
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Raises ComputeError where another thread is inside, without waiting."""
+        if not self._lock.acquire(blocking=False):
+            raise ComputeError(
+                "another thread computes with this model: "
+                "use it from one thread at a time, or open a second Hobbit"
+            )
+        try:
+            yield
+        finally:
+            self._lock.release()
 
+    def begin_answer(self) -> int:
+        """Its number; answers that have not ended are over."""
+        with self.alone():
+            self._n_answers += 1
+            return self._n_answers
 
-def closed_error() -> HobbitError:
-    return HobbitError("the model is closed; open it again with Hobbit(...)")
+    def check(self, answer: int) -> None:
+        """Raises ComputeError where another answer was begun since."""
+        if answer != self._n_answers:
+            raise ComputeError(
+                "another answer was begun with this model before this one had ended: "
+                "take one after the other, or open a second Hobbit"
+            )

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: MIT
+"""What Engine and Hobbit share: counters of tokens, and settings that change while a model is open."""
+
+from abc import abstractmethod
+from collections import Counter
+from typing import Any
+
+from pyhobbit.engine.cache import LIVE
+from pyhobbit.engine.closing import Closing
+from pyhobbit.engine.llama import LoadedModel
+from pyhobbit.engine.stats import ModelInfo, Stats, peak_rss_bytes
+
+
+class Tally:
+    """Tokens and seconds of the answers so far, by the fields of Stats."""
+
+    def __init__(self) -> None:
+        self.counts: Any = Counter()  # whole numbers and seconds
+
+    def add_prompt(self, n_tokens: int, n_evaluated: int) -> None:
+        """n_evaluated: those that were computed, because the KV cache did not hold them."""
+        self.counts.update(prompt_tokens=n_tokens, prompt_tokens_evaluated=n_evaluated)
+
+    def add_token(self, seconds: float, is_first: bool) -> None:
+        """seconds: since the prompt for the first token of an answer, else since the previous token."""
+        if is_first:
+            self.counts.update(generated_tokens=1, answers=1, first_tokens_s=seconds)
+        else:
+            self.counts.update(generated_tokens=1, decoded_tokens=1, decode_s=seconds)
+
+    def add_drafts(self, n_drafted: int, n_accepted: int) -> None:
+        self.counts.update(drafted_tokens=n_drafted, accepted_tokens=n_accepted)
+
+
+_SHARED = ("stats", "set", "set_thresholds", "set_price")
+
+
+class CachedModel(Closing):
+    """An open model with its expert cache."""
+
+    _tally: Tally
+    _load_s: float
+
+    def __init_subclass__(cls) -> None:
+        for name in _SHARED:
+            setattr(cls, name, getattr(cls, name))  # the reference shows a class's own methods
+
+    @property
+    @abstractmethod
+    def _loaded(self) -> LoadedModel:
+        """Raises HobbitError where the model is closed."""
+
+    @abstractmethod
+    def info(self) -> ModelInfo:
+        """What was opened."""
+
+    def stats(self) -> Stats:
+        """Counters and times since opening; Stats.since() gives those between two moments."""
+        cache = self._loaded.cache.stats()
+        return Stats(self.info(), cache, self._load_s, peak_rss_bytes(), **self._tally.counts)
+
+    def set(self, **settings: float) -> None:
+        """Replaces settings of CacheConfig that may change while the model is open, from the next token on.
+
+        Those that are not named keep their values. Raises ConfigError for values that cannot be, HobbitError
+        where the model has no cache, or cannot apply them.
+        """
+        self._loaded.cache.set(**settings)
+
+    def set_thresholds(self, t1: float, t2: float) -> None:
+        """Replaces t1 and t2 from the next token on. Raises as set().
+
+        Experts below t2 need a low tier.
+        """
+        self._loaded.cache.set_thresholds(t1, t2)
+
+    def set_price(self, price: float) -> None:
+        """Replaces the price of the rule price from the next token on; 0: all high. Raises as set().
+
+        The model needs a calibration with costs.
+        """
+        self._loaded.cache.set_thresholds(price=price)
+
+
+def _setter(name: str) -> Any:
+    def set_one(self: CachedModel, value: float) -> None:
+        self.set(**{name: value})
+
+    set_one.__name__ = f"set_{name}"
+    set_one.__doc__ = f"As set({name}=value)."
+    return set_one
+
+
+for _name in LIVE:
+    if not hasattr(CachedModel, f"set_{_name}"):
+        setattr(CachedModel, f"set_{_name}", _setter(_name))
