@@ -26,50 +26,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("model", type=Path, metavar="MODEL", help="GGUF file; of a split model its first file")
     add("--text", type=Path, required=True, metavar="FILE", help="a text of the kind that you ask about")
-    add(
-        "--max-ppl-increase",
-        type=float,
-        metavar="PERCENT",
-        help="limit on the increase of perplexity (default: 1, without --max-kl)",
-    )
-    add(
-        "--max-kl",
-        type=float,
-        metavar="NATS",
-        help="limit on the mean KL divergence from the predictions in high precision",
-    )
-    add(
-        "--chunks",
-        type=int,
-        metavar="N",
-        help="maximum number of parts of the text to use "
-        f"(default: {CalibrationConfig.default_chunks}; with --minutes {CalibrationConfig.min_chunks})",
-    )
-    add(
-        "--minutes",
-        type=float,
-        metavar="M",
-        help="fit the rule price in about M minutes: costs come from one run, from more while time is left",
-    )
-    add(
-        "--rule",
-        choices=CalibrationConfig.all_rules,
-        help="precision rule to fit (default: gate and price; the one that reads less is stored)",
-    )
-    add(
-        "--cost-chunks",
-        type=int,
-        metavar="N",
-        help="parts of the text to measure the costs of low precision on "
-        f"(default: {CalibrationConfig.default_cost_chunks}; with --minutes 1)",
-    )
+    what = "limit on the increase of perplexity (default: 1, without --max-kl)"
+    add("--max-ppl-increase", type=float, metavar="PERCENT", help=what)
+    what = "limit on the mean KL divergence from the predictions in high precision"
+    add("--max-kl", type=float, metavar="NATS", help=what)
+    default, least = CalibrationConfig.default_chunks, CalibrationConfig.min_chunks
+    what = f"maximum number of parts of the text to use (default: {default}; with --minutes {least})"
+    add("--chunks", type=int, metavar="N", help=what)
+    what = "fit the rule price in about M minutes: costs come from one run, from more while time is left"
+    add("--minutes", type=float, metavar="M", help=what)
+    what = "precision rule to fit (default: gate and price; the one that reads less is stored)"
+    add("--rule", choices=CalibrationConfig.all_rules, help=what)
+    default = CalibrationConfig.default_cost_chunks
+    what = f"parts of the text for the costs of low precision (default: {default}; with --minutes 1)"
+    add("--cost-chunks", type=int, metavar="N", help=what)
     add("--per-expert", action="store_true", help="measure these costs for each expert, one run per expert")
-    add(
-        "--ctx",
-        type=int,
-        metavar="N",
-        help=f"tokens per part (default: {EvaluationConfig.default_n_ctx})",
-    )
+    what = f"tokens per part (default: {EvaluationConfig.default_n_ctx})"
+    add("--ctx", type=int, metavar="N", help=what)
     add("--json", action="store_true", help="print all results as JSON")
     add_thread_arguments(parser)
     add_setting_arguments(parser, _SETTINGS)

@@ -11,7 +11,7 @@ import numpy as np
 
 from pyhobbit.engine.stats import ModelInfo
 from pyhobbit.quality.evaluate import Costs, Quality
-from pyhobbit.routing.trace import NEED_PRIOR, Simulation, policy_names, simulate
+from pyhobbit.routing.trace import NEED_PRIOR, Simulation, policy_names, simulate, use_rates
 
 Weights = tuple[float, float, float, float]
 """Of LRU, LFU, LHU and FLD in Eq. 3 of HOBBIT."""
@@ -158,7 +158,8 @@ class CacheFitter:
     def fit(self, fitting: np.ndarray, choosing: np.ndarray) -> CacheFit:
         """fitting, choosing: arrays of trace.ROUTE; the second decides between policies."""
         low_share = self.best_share(fitting, "lru")
-        self._prior = _uses_per_token(fitting, self._model)
+        n_tokens, model = len(np.unique(fitting["token"])), self._model
+        self._prior = use_rates(fitting, model.n_layers, model.n_experts, n_tokens)
         lru = self._penalties(fitting, "lru", _LRU, low_share)
         weights = fit_weights(
             lambda weights: _mean_ratio(self._penalties(fitting, _PAPER_POLICY, weights, low_share), lru)
@@ -212,12 +213,6 @@ class CacheFitter:
             return {"t1": model.t1, "t2": model.t2}
         costs = {"low_costs": model.costs.low, "skip_costs": model.costs.skip}
         return {"rule": model.rule, "price": model.price, **costs}
-
-
-def _uses_per_token(routes: np.ndarray, model: CacheModel) -> tuple[float, ...]:
-    numbers = routes["layer"] * model.n_experts + routes["expert"]
-    uses = np.bincount(numbers.ravel(), minlength=model.n_layers * model.n_experts)
-    return tuple((uses / len(np.unique(routes["token"]))).tolist())
 
 
 def _mean_ratio(penalties: np.ndarray, base: np.ndarray) -> float:
