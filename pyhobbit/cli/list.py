@@ -30,22 +30,17 @@ def run(args: argparse.Namespace) -> int:
     models = [*downloaded_models(), *(model for folder in args.folders for model in models_in(folder))]
     if args.json:
         print(json.dumps([{**asdict(model), "path": str(model.path)} for model in models], indent=2))
+    elif models:
+        print(_table(models))
     else:
-        print(
-            _table(models)
-            if models
-            else "no model has been downloaded; get one with: pyhobbit pull USER/NAME"
-        )
+        print("no model has been downloaded; get one with: pyhobbit pull USER/NAME")
     return 0
 
 
 def _table(models: Sequence["LocalModel"]) -> str:
-    rows = [
-        ("MODEL", "SIZE", "LAST USED"),
-        *(
-            (model.name, format_size(model.size), time.strftime("%Y-%m-%d", time.localtime(model.last_used)))
-            for model in models
-        ),
-    ]
+    rows = [("MODEL", "SIZE", "LAST USED")]
+    for model in models:
+        day = time.strftime("%Y-%m-%d", time.localtime(model.last_used))
+        rows.append((model.name, format_size(model.size), day))
     width, size = (max(len(row[column]) for row in rows) for column in (0, 1))
     return "\n".join(f"{row[0]:{width}}  {row[1]:>{size}}  {row[2]}" for row in rows)

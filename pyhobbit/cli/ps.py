@@ -36,9 +36,8 @@ def run(args: argparse.Namespace) -> int:
     elif found:
         rows = [("PID", "COMMAND", "MEMORY", "MODEL")]
         rows += [(str(each.pid), each.command, format_size(each.memory), each.model) for each in found]
-        print(
-            "\n".join(f"{pid:>7}  {command:9}  {memory:>9}  {model}" for pid, command, memory, model in rows)
-        )
+        for pid, command, memory, model in rows:
+            print(f"{pid:>7}  {command:9}  {memory:>9}  {model}")
     else:
         print("no command of pyhobbit is running")
     return 0

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The GGUF models in Hugging Face's cache, which all programs on huggingface_hub share, and in folders."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,17 +74,18 @@ def remove(name: str, cache: Path | None = None) -> tuple[list[str], int]:
     chosen = [first for first in _models(files) if quant is None or _is_named(first, quant, files)]
     if repo is None or not chosen:
         raise HobbitError(f"{name} has not been downloaded; pyhobbit list shows what has been")
-    doomed = list(dict.fromkeys(part for first in chosen for part in whole(repo.repo_id, first, files)))
-    size = sum(each.size_on_disk for part in doomed for each in _distinct(files[part]))
-    for each in (version for first in chosen for version in files[first]):
-        uses_path(each.file_path).unlink(missing_ok=True)
+    doomed = {part: files[part] for first in chosen for part in whole(repo.repo_id, first, files)}
+    versions = [version for part in doomed.values() for version in part]
+    blobs = {version.blob_path: version.size_on_disk for version in versions}
+    for version in (version for first in chosen for version in files[first]):
+        uses_path(version.file_path).unlink(missing_ok=True)
     if any(file.endswith(_WEIGHTS) and file not in doomed for file in files):
-        _delete([each for part in doomed for each in files[part]])
+        for path in (*(version.file_path for version in versions), *blobs):
+            path.unlink(missing_ok=True)
     else:
-        scan_cache_dir(cache).delete_revisions(
-            *(revision.commit_hash for revision in repo.revisions)
-        ).execute()
-    return doomed, size
+        commits = (revision.commit_hash for revision in repo.revisions)
+        scan_cache_dir(cache).delete_revisions(*commits).execute()
+    return list(doomed), sum(blobs.values())
 
 
 def _repositories(cache: Path | None) -> list[CachedRepoInfo]:
@@ -123,13 +124,3 @@ def _label(first: str, files: Collection[str]) -> str:
 
 def _is_named(first: str, quant: str, files: Collection[str]) -> bool:
     return quant in (first, _label(first, files)) or (quant_of(first) or "").lower() == quant.lower()
-
-
-def _distinct(files: Sequence[CachedFileInfo]) -> list[CachedFileInfo]:
-    return list({file.blob_path: file for file in files}.values())
-
-
-def _delete(files: Sequence[CachedFileInfo]) -> None:
-    for file in files:
-        file.file_path.unlink(missing_ok=True)
-        file.blob_path.unlink(missing_ok=True)
