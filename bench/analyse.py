@@ -31,7 +31,7 @@ from pyhobbit.native.files import read_text
 from pyhobbit.quality import evaluate
 from pyhobbit.quality.evaluate import Chunk, Evaluator, Progress
 from pyhobbit.routing.observe import Observations, Recorder
-from pyhobbit.settings.config import EvaluationConfig, InspectConfig
+from pyhobbit.settings.config import CacheConfig, EvaluationConfig
 from pyhobbit.settings.table import OPTIONS
 
 _MAX_INPUT_BYTES = 256 << 20  # of routers' inputs
@@ -66,7 +66,7 @@ def choose_thresholds(
 ) -> tuple[float, float]:
     """The thresholds to show; own_t1, own_t2: the model's."""
     if own_t1 >= 1:
-        own_t1, own_t2 = InspectConfig.paper_t1, InspectConfig.paper_t2
+        own_t1, own_t2 = CacheConfig.paper_t1, CacheConfig.paper_t2
     if t1 is not None:
         return t1, max(t1, own_t2) if t2 is None else t2
     return (own_t1, own_t2) if t2 is None else (min(own_t1, t2), t2)
@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> None:
     if args.chunks < 1:
         raise HobbitError(f"--chunks is {args.chunks}; it must be positive")
     engine = engine_config(args, None, without=("t1", "t2", "trace", "remember"))
-    InspectConfig(t1=args.t1, t2=args.t2)  # checks both
+    CacheConfig(t1=args.t1, t2=args.t2)  # checks both
     text = read_text(args.text)
     if args.plots is not None:
         from bench.analysis import plots
@@ -135,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chunks = "parts of 512 tokens to use at most, evenly spaced (default: %(default)s)"
     add("--chunks", type=int, default=16, metavar="N", help=chunks)
     add("--json", action="store_true", help="print one JSON document")
-    paper = {"t1": InspectConfig.paper_t1, "t2": InspectConfig.paper_t2}
+    paper = {"t1": CacheConfig.paper_t1, "t2": CacheConfig.paper_t2}
     defaults = {name: f"the model's, or {value}" for name, value in paper.items()}
     add_engine_arguments(parser, [name for name in OPTIONS if name not in ("trace", "remember")], defaults)
     try:

@@ -29,7 +29,7 @@ from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.file_names import sidecar_path
 from pyhobbit.model.gguf_file import read_gguf
 from pyhobbit.model.tiers import read_tiers
-from pyhobbit.settings.config import EngineConfig, InspectConfig
+from pyhobbit.settings.config import CacheConfig, EngineConfig
 
 _TERMINATED = 143
 _LIMITS = "limits as shares of the model, or none (default: 0.15 0.25 0.4 0.6)"
@@ -42,7 +42,7 @@ def add_options(
     parser.epilog = "arms:\n" + "\n".join(f"  {arm.name:<24} {arm.summary}" for arm in arms.values())
     _add_subject(parser)
     _add_procedure(parser, limits)
-    thresholds = {"t1": str(InspectConfig.paper_t1), "t2": str(InspectConfig.paper_t2)}
+    thresholds = {"t1": str(CacheConfig.paper_t1), "t2": str(CacheConfig.paper_t2)}
     add_setting_arguments(parser, thresholds, thresholds, is_group=False)  # of the arms with two tiers
 
 

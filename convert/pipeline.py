@@ -38,7 +38,7 @@ from pyhobbit.model.tiers import (
     tier_metadata,
 )
 from pyhobbit.native.files import atomic_output, temporary_file
-from pyhobbit.settings.config import InspectConfig, format_size
+from pyhobbit.settings.config import CacheConfig, format_size
 
 _KEEP, _RESIDUAL = "keep", "residual"
 _MOST_LOW = 0.75  # of the high tier's bytes
@@ -255,7 +255,7 @@ def _report(options: Options, output: Path, summary: str) -> None:
     print(
         f"wrote {output}: {format_size(output.stat().st_size)}, {summary}\n"
         f"next: pyhobbit calibrate {model} --text FILE\n"
-        f"  or: pyhobbit chat {model} --t1 {InspectConfig.paper_t1} --t2 {InspectConfig.paper_t2}",
+        f"  or: pyhobbit chat {model} --t1 {CacheConfig.paper_t1} --t2 {CacheConfig.paper_t2}",
         file=sys.stderr,
     )
 

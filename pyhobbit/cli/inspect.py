@@ -4,6 +4,7 @@
 import argparse
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,15 +15,16 @@ from pyhobbit.cli.options import (
     add_rpc_devices,
     engine_config,
 )
-from pyhobbit.errors import HobbitError
+from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.model_path import add_model_arguments, model_path
 from pyhobbit.model.names import check_model_file
 from pyhobbit.model.stored_settings import effective_rule, stored_settings
-from pyhobbit.settings.config import InspectConfig, format_size
+from pyhobbit.settings.config import EngineConfig, format_size
 from pyhobbit.settings.table import OPTIONS
 
 # What takes the native libraries is imported when it is needed.
 if TYPE_CHECKING:
+    from pyhobbit.engine.plan import MemoryPlan
     from pyhobbit.engine.stats import ModelInfo
     from pyhobbit.model.model_file import ModelFile, Tier
 
@@ -35,63 +37,69 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--no-speed", action="store_true", help="skip the speed estimate, which loads the model")
     add("--json", action="store_true", help="print everything as one JSON document")
     add_projector_argument(parser)
-    paper = {"t1": InspectConfig.paper_t1, "t2": InspectConfig.paper_t2}
-    thresholds = {name: f"the model's, or {value}" for name, value in paper.items()}
-    add_engine_arguments(parser, [name for name in OPTIONS if name not in ("trace", "remember")], thresholds)
+    add_engine_arguments(parser, [name for name in OPTIONS if name not in ("trace", "remember")])
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the verb with parsed options; returns the exit status. Raises HobbitError."""
-    config = _config(args)
+    if args.trace is not None and args.no_speed:
+        raise ConfigError("--trace is for the speed estimate, which --no-speed skips; give one of them")
+    config = engine_config(args, args.ctx, without=("trace",))
     add_rpc_devices(args)
     model = model_path(args)
     if add_model_options(args, model):
-        config = _config(args)
-    _inspect(model, config, args.json)
+        config = engine_config(args, args.ctx, without=("trace",))
+    _inspect(model, config, args)
     return 0
 
 
-def _config(args: argparse.Namespace) -> InspectConfig:
-    return InspectConfig(
-        engine=engine_config(args, None, without=("t1", "t2", "trace")),
-        t1=args.t1,
-        t2=args.t2,
-        n_ctx=args.ctx,
-        trace=args.trace,
-        speed=not args.no_speed,
-    )
-
-
-def _inspect(path: Path, config: InspectConfig, as_json: bool) -> None:
-    from pyhobbit.inspect.machine import Fit
+def _inspect(path: Path, config: EngineConfig, args: argparse.Namespace) -> None:
+    from pyhobbit.inspect import advice
+    from pyhobbit.inspect.speed import measure
     from pyhobbit.model.model_file import opened_info, read_model_file
 
     check_model_file(path)
-    # refuses a dense model before anything is shown
-    opened_info(path, {"hobbit.enable": True, **config.engine.cache.settings()})
-    model = read_model_file(path, config.engine.cache.sidecar)
-    fit = Fit(model, config)
-    applied = opened_info(path, {"hobbit.enable": True, **fit.cache.settings()})
+    cache = config.cache
+    applied = opened_info(path, {"hobbit.enable": True, **cache.settings()})  # refuses a dense model
+    model = read_model_file(path, cache.sidecar)
+    plan, error = _plan(path, config)
     document: dict[str, Any] = {
         "model": {**model.as_dict(), "t1": applied.t1, "t2": applied.t2, "price": applied.price},
-        "memory": fit.memory_dict(),
+        "memory": {"error": error} if plan is None else asdict(plan),
     }
-    show = _nothing if as_json else print
-    rule = effective_rule(fit.cache, stored_settings(path, fit.cache.sidecar))
+    show = _nothing if args.json else print
+    rule = effective_rule(cache, stored_settings(path, cache.sidecar))
     show(_rows_text({**_description(model), "precision": _precision_text(applied, rule)}))
-    cache = config.engine.cache
     asked = (cache.memory, cache.pools, cache.device, cache.device_memory, cache.mode)
-    if fit.error and any(each is not None for each in (config.n_ctx, config.engine.projector, *asked)):
-        raise HobbitError(fit.error)  # what was asked for cannot be
-    show(f"\n{_rows_text({**fit.gpu_rows(), **fit.memory_rows()})}", flush=True)
-    if config.speed and fit.plan is not None:
-        document["speed"] = fit.measure()
-        show(f"\n{_rows_text(fit.speed_rows())}")
-    document["advice"] = fit.advice()
+    if plan is None and any(each is not None for each in (config.n_ctx, config.projector, *asked)):
+        raise HobbitError(error)  # what was asked for cannot be
+    rows = {"memory": error}
+    if plan is not None:
+        rows = {"GPU": advice.planned_gpu_text(plan), **advice.memory_rows(plan)}
+    show(f"\n{_rows_text(rows)}", flush=True)
+    speed = None
+    if plan is not None and not args.no_speed:
+        speed = measure(model, config, plan, args.trace)
+        document["speed"] = {**asdict(speed), "tokens_per_second": speed.tokens_per_second}
+        show(f"\n{_rows_text(advice.speed_rows(plan, speed))}")
+    document["advice"] = []
+    if plan is not None:
+        calibrated, bits_high = model.calibration is not None, model.tiers[0].bits_per_weight
+        document["advice"] = advice.advice(plan, speed, cache, calibrated, bits_high)
     for i, sentence in enumerate(document["advice"]):
         show(f"{'' if i else 'advice':<13} - {sentence}")
-    if as_json:
+    if args.json:
         print(json.dumps(document, indent=2))
+
+
+def _plan(path: Path, config: EngineConfig) -> "tuple[MemoryPlan | None, str]":
+    """How chat would open the model; None where it does not fit, and why not."""
+    from pyhobbit.engine.plan import lay_out
+
+    try:
+        return lay_out(path, config), ""
+    except HobbitError as e:
+        return None, str(e)
 
 
 def _precision_text(applied: "ModelInfo", rule: str) -> str:

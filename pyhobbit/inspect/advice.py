@@ -14,7 +14,7 @@ from pyhobbit.inspect.speed import Speed
 from pyhobbit.model.file_names import calibration_path
 from pyhobbit.model.tiers import default_low_type
 from pyhobbit.native.devices import gpu_backends, gpus
-from pyhobbit.settings.config import CacheConfig, InspectConfig, format_size
+from pyhobbit.settings.config import CacheConfig, format_size
 
 _VISIBLE = "GGML_VK_VISIBLE_DEVICES"
 _MUCH = 0.2  # of a token's time, or of the memory
@@ -213,7 +213,7 @@ def unused_low_tier(model: Path, info: ModelInfo, cache: CacheConfig) -> str | N
     unused = "everything is in high precision" if info.high_is_residual else "the low tier is not used"
     if info.n_absent_high:
         unused = "every expert is in the best precision that it has"
-    paper = f"--t1 {InspectConfig.paper_t1} --t2 {InspectConfig.paper_t2}"
+    paper = f"--t1 {CacheConfig.paper_t1} --t2 {CacheConfig.paper_t2}"
     files = shlex.quote(str(model))
     if cache.sidecar is not None:
         files += f" --sidecar {shlex.quote(str(cache.sidecar))}"

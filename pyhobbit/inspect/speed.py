@@ -14,10 +14,14 @@ from pyhobbit._tables import Latency
 from pyhobbit.engine.engine import Engine, Piece
 from pyhobbit.engine.plan import MemoryPlan
 from pyhobbit.engine.stats import CacheStats, ModelInfo, Stats
-from pyhobbit.native.machine import Disk
+from pyhobbit.errors import HobbitError
+from pyhobbit.model.model_file import ModelFile
+from pyhobbit.model.stored_settings import effective_policy, stored_settings
+from pyhobbit.native.machine import Disk, measure_disk
 from pyhobbit.quality.stored import stored_costs
-from pyhobbit.routing.trace import NEED_PRIOR, Simulation, simulate, use_rates
+from pyhobbit.routing.trace import NEED_PRIOR, Simulation, Trace, read_trace, simulate, use_rates
 from pyhobbit.settings.config import EngineConfig, SamplingConfig
+from pyhobbit.settings.table import default
 
 _SAMPLE_SECONDS = 4.0
 _MIN_TOKENS = 4
@@ -71,6 +75,21 @@ class Speed:
     @property
     def tokens_per_second(self) -> float:
         return 1 / (self.compute_s + self.wait_s)
+
+
+def measure(model: ModelFile, config: EngineConfig, plan: MemoryPlan, trace: Path | None) -> Speed:
+    """Estimates the speed of a model that lies in memory as planned, some of it by running it.
+
+    trace: routing that it is estimated for. Raises HobbitError, KeyboardInterrupt.
+    """
+    disk = replayed = None
+    if plan.info.cached:
+        best, n_threads = model.tiers[0], config.cache.io_threads or default("io_threads")
+        disk = measure_disk(best.path, best.part_bytes, n_threads)
+        if trace is not None:
+            policy = effective_policy(config.cache, stored_settings(model.path, config.cache.sidecar))
+            replayed = replay(plan, own_trace(trace, plan).routes, policy)
+    return estimate(plan, measure_sample(model.path, config), disk, replayed)
 
 
 #
@@ -208,3 +227,15 @@ def replay(plan: MemoryPlan, routes: "np.ndarray[Any, Any]", policy: str) -> tup
         (high - result.loads_high) / high if high else 1.0,
         (low - result.loads_low) / low if low else 1.0,
     )
+
+
+def own_trace(path: Path, plan: MemoryPlan) -> Trace:
+    """Reads a trace of the model of the plan. Raises HobbitError."""
+    trace = read_trace(path)
+    info = plan.info
+    shape = (trace.n_layers, trace.n_experts, trace.n_used)
+    own = (info.n_layers, info.n_experts, info.n_experts_used)
+    if shape != own:
+        theirs, ours = ("{} layers of {} experts, {} used".format(*each) for each in (shape, own))
+        raise HobbitError(f"{path} is a trace of another model: it has {theirs}, and {info.model} has {ours}")
+    return trace

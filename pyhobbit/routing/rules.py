@@ -54,21 +54,18 @@ def decide_by_price(
     skip_cost: np.ndarray | float,
     price: float,
     low_bytes: float,
-    has_high: np.ndarray | bool = False,
-    has_low: np.ndarray | bool = False,
 ) -> np.ndarray:
     """SKIPPED, LOW or HIGH by the rule price or edgemoe: uint8 of the shape of `loss`, see losses().
 
+    Computed as if no version were resident, which would have no price.
     low_cost, skip_cost: [..., K].  low_bytes: of an expert in low precision by those of one in high.
-    has_high, has_low: whether that version is resident, and so without a price; [..., K].
     """
     is_first = np.arange(loss.shape[-1]) == loss.argmax(axis=-1)[..., None]
-    high = price * np.logical_not(has_high)
     with np.errstate(invalid="ignore"):  # 0 * inf
-        low = loss * low_cost + price * low_bytes * np.logical_not(has_low)
+        low = loss * low_cost + price * low_bytes
         skip = np.where(is_first, np.inf, loss * skip_cost)
     low, skip = (np.nan_to_num(total, nan=np.inf, posinf=np.inf) for total in (low, skip))
-    return np.where(np.minimum(low, skip) < high, np.where(skip < low, SKIPPED, LOW), HIGH).astype(np.uint8)
+    return np.where(np.minimum(low, skip) < price, np.where(skip < low, SKIPPED, LOW), HIGH).astype(np.uint8)
 
 
 def shares(precisions: np.ndarray) -> tuple[float, float, float]:

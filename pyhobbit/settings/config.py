@@ -61,7 +61,11 @@ class CacheConfig(CacheSettings):
     """The expert cache. None leaves a setting to the model file or to what the engine computes.
 
     Sizes are bytes. docs/quality.md explains t1 and t2, docs/gpu.md what concerns GPUs.
+    paper_t1, paper_t2: HOBBIT's thresholds for Mixtral-8x7B.
     """
+
+    paper_t1: ClassVar[float] = 0.6
+    paper_t2: ClassVar[float] = 0.9
 
     def __post_init__(self) -> None:
         for name, specs in OPTIONS.items():
@@ -415,30 +419,3 @@ class CalibrationConfig:
     def by_expert(self) -> bool:
         """Whether each expert is measured alone."""
         return self.rule == "edgemoe" or (self.per_expert and "price" in self.rules)
-
-
-@dataclass(frozen=True)
-class InspectConfig:
-    """`pyhobbit inspect`.
-
-    t1, t2: thresholds to show; None takes the model's, or the paper's where everything is in high precision.
-    n_ctx: tokens of context to plan for.  speed: estimate it.  trace: routing that it is estimated for.
-    """
-
-    engine: EngineConfig = field(default_factory=EngineConfig)
-    t1: float | None = None
-    t2: float | None = None
-    n_ctx: int | None = None
-    speed: bool = True
-    trace: Path | None = None
-
-    paper_t1: ClassVar[float] = 0.6  # for Mixtral-8x7B
-    paper_t2: ClassVar[float] = 0.9
-
-    def __post_init__(self) -> None:
-        CacheConfig(t1=self.t1, t2=self.t2)
-        EngineConfig(n_ctx=self.n_ctx)
-        _require(
-            self.speed or self.trace is None,
-            "--trace is for the speed estimate, which --no-speed skips; give one of them",
-        )

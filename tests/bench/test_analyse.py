@@ -14,7 +14,7 @@ from conftest import TESTS
 
 from bench import analyse
 from bench.analyse import choose_thresholds
-from pyhobbit.settings.config import InspectConfig
+from pyhobbit.settings.config import CacheConfig
 
 HELD_OUT = TESTS / "tiny_moe" / "heldout.txt"
 
@@ -35,7 +35,7 @@ def analysed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], 
 def test_analyses_of_the_tiny_model(analysed: tuple[dict[str, Any], Path]) -> None:
     found = analysed[0]
     assert (found["n_tokens"], found["blocks"], found["notes"]) == (512, list(range(6)), [])
-    assert (found["t1"], found["t2"]) == (InspectConfig.paper_t1, InspectConfig.paper_t2)
+    assert (found["t1"], found["t2"]) == (CacheConfig.paper_t1, CacheConfig.paper_t2)
     assert 10 < found["perplexity"] < 30
     assert 0.1 < found["confident"] < 0.4
     assert all(0.5 < alike < 1 for alike in found["carry_over"])

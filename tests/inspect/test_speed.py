@@ -14,8 +14,7 @@ from pyhobbit.engine.plan import MemoryPlan, lay_out
 from pyhobbit.engine.stats import CacheStats, ModelInfo, Stats
 from pyhobbit.errors import HobbitError
 from pyhobbit.inspect.advice import advice, memory_rows, speed_rows, unused_low_tier
-from pyhobbit.inspect.machine import _own_trace
-from pyhobbit.inspect.speed import Sample, Speed, Warm, estimate, measure_sample, replay
+from pyhobbit.inspect.speed import Sample, Speed, Warm, estimate, measure_sample, own_trace, replay
 from pyhobbit.model.file_names import calibration_path
 from pyhobbit.native.machine import Disk, measure_disk
 from pyhobbit.routing.trace import ROUTE, read_trace
@@ -281,4 +280,4 @@ def test_a_low_tier_that_lies_idle_is_mentioned_once(tmp_path: Path) -> None:
 def test_a_trace_of_another_model_is_refused(tmp_path: Path) -> None:
     path = write_trace(tmp_path / "run.csv", letters("aAB"), 1, 2, 1)
     with pytest.raises(HobbitError, match="is a trace of another model"):
-        _own_trace(path, PLAN)
+        own_trace(path, PLAN)

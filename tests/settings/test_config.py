@@ -12,7 +12,6 @@ from pyhobbit.settings.config import (
     ChatConfig,
     EngineConfig,
     EvaluationConfig,
-    InspectConfig,
     SamplingConfig,
     format_size,
     parse_size,
@@ -253,8 +252,6 @@ def test_beams_and_drafts_are_for_whoever_asks() -> None:
         (CalibrationConfig, {"max_ppl_increase": 0, "max_kl": 0, "max_chunks": 4, "cost_chunks": 1}),
         (CalibrationConfig, {"engine": EngineConfig(n_ctx=3), "rule": "edgemoe", "per_expert": True}),
         (CalibrationConfig, {"minutes": 0.5, "rule": "price"}),
-        (InspectConfig, {"speed": False}),
-        (InspectConfig, {"trace": Path("t.csv")}),
     ],
 )
 def test_values_at_their_bounds_are_taken(kind: Callable[..., object], settings: dict[str, object]) -> None:
@@ -294,9 +291,6 @@ def test_values_at_their_bounds_are_taken(kind: Callable[..., object], settings:
         (CalibrationConfig, {"minutes": float("inf")}, "--minutes is inf; it must be positive"),
         (CalibrationConfig, {"minutes": 5, "rule": "gate"}, "layer by layer: drop --rule gate"),
         (CalibrationConfig, {"minutes": 5, "per_expert": True}, "layer by layer: drop --per-expert"),
-        (InspectConfig, {"t1": 2.0}, "t1 is 2.0; it must lie between 0 and 1"),
-        (InspectConfig, {"n_ctx": 0}, "n_ctx is 0; it must be positive"),
-        (InspectConfig, {"speed": False, "trace": Path("t.csv")}, "--trace is for the speed estimate"),
     ],
 )
 def test_values_beyond_their_bounds_are_refused(
