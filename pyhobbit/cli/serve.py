@@ -359,16 +359,13 @@ def _beside_images(
     given = value("--mmproj", args.passed_on)
     if given is None:
         return {}, cache
-    from pyhobbit.engine.projector import leave_free, projector_bytes  # loads the libraries
+    from pyhobbit.engine.plan import beside_projector  # loads the libraries
 
-    def without() -> int | None:
-        plan = _check_memory(model, cache, args.batch, args.passed_on)
-        return plan.most if plan is not None and plan.info.cached else None
+    def without(config: EngineConfig) -> "MemoryPlan | None":
+        return _check_memory(model, config.cache, args.batch, args.passed_on)
 
-    path = Path(given)
-    taken = projector_bytes(model, path)
-    cache = leave_free(cache, path, taken, without)
-    return {"images": f"{path.name}, {format_size(taken)} more"}, cache
+    config, taken = beside_projector(model, EngineConfig(cache, projector=Path(given)), without)
+    return {"images": f"{Path(given).name}, {format_size(taken)} more"}, config.cache
 
 
 def _check_memory(

@@ -73,18 +73,18 @@ def best_context(session: Session, set_context: SetContext, beside: Beside, conf
 def _judge(session: Session, beside: Beside, config: EngineConfig) -> Callable[[HostMemory], bool]:
     """Whether the model can spare what a larger context takes."""
     memory, n_batch = host_memory(session.context.pointer), session.context.n_ubatch
-    if not session.cache:
-        free = available_memory() - memory.model
-        return lambda larger: _taken(larger) <= _MOST_OF_FREE * free
-    first = _planned(session, n_batch, memory, beside)
-    if first is None:
-        return lambda _larger: False
-    keeps_all = first.pools.holds_all and config.cache.pools is None
-    most = first.taken + _MOST_OF_POOLS * first.pools.pool_bytes
+    free = available_memory() - memory.model
+    first = _planned(session, n_batch, memory, beside) if session.cache else None
 
     def is_good(larger: HostMemory) -> bool:
-        batch = _planned(session, n_batch, larger, beside)
-        return batch is not None and (batch.pools.holds_all if keeps_all else batch.taken <= most)
+        if not session.cache:
+            return _taken(larger) <= _MOST_OF_FREE * free
+        batch = _planned(session, n_batch, larger, beside) if first else None
+        if first is None or batch is None:
+            return False
+        if first.pools.holds_all and config.cache.pools is None:
+            return batch.pools.holds_all
+        return batch.taken <= first.taken + _MOST_OF_POOLS * first.pools.pool_bytes
 
     return is_good
 

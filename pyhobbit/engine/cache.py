@@ -39,23 +39,23 @@ class Cache:
             return {}
         values = ffi.new("struct hobbit_info *")
         lib.hobbit_get_info(self._pointer, values)
-        return {field.name: getattr(values, field.name) for field in fields(CacheInfo)}
+        return _fields(CacheInfo, values)
 
     def devices(self) -> tuple[DeviceInfo, ...]:
         """Those that hold the pools, the CPU among them; none without a cache."""
         found: list[DeviceInfo] = []
         values = ffi.new("struct hobbit_device_info *")
         while self and lib.hobbit_get_device(self._pointer, len(found), values):
-            numbers = {field.name: getattr(values, field.name) for field in fields(DeviceInfo)}
-            found.append(DeviceInfo(**{**numbers, "name": ffi.string(values.name).decode()}))
+            name = ffi.string(values.name).decode()
+            found.append(DeviceInfo(**{**_fields(DeviceInfo, values), "name": name}))
         return tuple(found)
 
     def latencies(self) -> tuple[Latency, ...]:
-        """What experts take on the first device with memory of its own, and on the CPU beside it."""
+        """Times of experts on the first device with memory of its own, and on the CPU beside it."""
         found: list[Latency] = []
         values = ffi.new("struct hobbit_latency *")
         while self and lib.hobbit_get_latency(self._pointer, 0, len(found), values):
-            found.append(Latency(**{field.name: getattr(values, field.name) for field in fields(Latency)}))
+            found.append(Latency(**_fields(Latency, values)))
         return tuple(found)
 
     def prepare(self, model_bytes: int, n_batch: int) -> None:
@@ -66,7 +66,7 @@ class Cache:
         """hobbit_plan_pools: what prepare() would allocate. Raises HobbitError."""
         values = ffi.new("struct hobbit_pool_plan *")
         check(lib.hobbit_plan_pools, self._pointer, model_bytes, n_batch, values)
-        return PoolPlan(**{field.name: getattr(values, field.name) for field in fields(PoolPlan)})
+        return PoolPlan(**_fields(PoolPlan, values))
 
     def set_observer(self, observer: Any) -> None:
         """observer: a cffi callback of type hobbit_observer, or NULL."""
@@ -148,3 +148,8 @@ class Cache:
             raise HobbitError(f"there are {len(low)} costs of low precision and {len(skip)} of skipping")
         costs = (ffi.new("float[]", list(values)) for values in (low, skip))
         check(lib.hobbit_set_costs, self._pointer, *costs, len(low))
+
+
+def _fields(kind: Any, struct: Any) -> dict[str, Any]:
+    """A C struct's members that the dataclass has."""
+    return {each.name: getattr(struct, each.name) for each in fields(kind)}

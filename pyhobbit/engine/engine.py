@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from pyhobbit._tables import Latency
-from pyhobbit.engine.beams import Hypothesis, search
-from pyhobbit.engine.branches import Branches
+from pyhobbit.engine.beams import Branches, Hypothesis, search
 from pyhobbit.engine.cached import CachedModel, Tally
 from pyhobbit.engine.chat_format import ChatFormat, ChatPrompt, Message
 from pyhobbit.engine.drafts import Decoder, Governor

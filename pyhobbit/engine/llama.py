@@ -181,7 +181,8 @@ class LoadedModel:
 
         context: how the user knows it.
         """
-        n_bytes = utf8_size(text)
+        pieces = range(0, len(text), _PIECE)  # a copy of the whole text may not fit into memory
+        n_bytes = sum(len(text[i : i + _PIECE].encode("utf-8", "surrogateescape")) for i in pieces)
         if n_bytes <= _USUAL_TOKEN_BYTES * n_ctx:  # spares each turn of a chat a look at the whole vocabulary
             return
         longest = max(len(llama.llama_vocab_get_text(self.vocab, each)) for each in range(self.n_vocab()))
@@ -243,12 +244,6 @@ class Model(LoadedModel):
     def close(self) -> None:
         self.cache.close()
         llama.llama_model_free(self.pointer)
-
-
-def utf8_size(text: str) -> int:
-    """Bytes of a text, without a copy of it: it may be as large as memory."""
-    pieces = range(0, len(text), _PIECE)
-    return sum(len(text[i : i + _PIECE].encode("utf-8", "surrogateescape")) for i in pieces)
 
 
 class Images(Protocol):
@@ -426,21 +421,18 @@ class Sampler:
             llama.llama_sampler_chain_add(self.pointer, stage)
 
     @staticmethod
-    def _stages(config: SamplingConfig, n_vocab: int) -> list[int]:
-        repeat = (config.repeat_last_n, config.repeat_penalty, 0.0, 0.0)
-        penalties = (
-            [llama.llama_sampler_init_penalties(n_vocab, *repeat)] if config.repeat_penalty != 1 else []
-        )
+    def _stages(config: SamplingConfig, n_vocab: int) -> Iterator[int]:
+        if config.repeat_penalty != 1:
+            repeat = (config.repeat_last_n, config.repeat_penalty, 0.0, 0.0)
+            yield llama.llama_sampler_init_penalties(n_vocab, *repeat)
         if config.temp == 0:
-            return [*penalties, llama.llama_sampler_init_greedy()]
-        return [
-            *penalties,
-            llama.llama_sampler_init_top_k(config.top_k),
-            llama.llama_sampler_init_top_p(config.top_p, 1),
-            llama.llama_sampler_init_min_p(config.min_p, 1),
-            llama.llama_sampler_init_temp(config.temp),
-            llama.llama_sampler_init_dist(_RANDOM_SEED if config.seed is None else config.seed),
-        ]
+            yield llama.llama_sampler_init_greedy()
+            return
+        yield llama.llama_sampler_init_top_k(config.top_k)
+        yield llama.llama_sampler_init_top_p(config.top_p, 1)
+        yield llama.llama_sampler_init_min_p(config.min_p, 1)
+        yield llama.llama_sampler_init_temp(config.temp)
+        yield llama.llama_sampler_init_dist(_RANDOM_SEED if config.seed is None else config.seed)
 
     def sample(self, context: Context, i: int = -1) -> int:
         """From the logits after token i of the last computation."""

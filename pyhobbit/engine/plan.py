@@ -15,7 +15,7 @@ from typing import Any
 from pyhobbit._tables import DeviceInfo
 from pyhobbit.engine.batch import best_batch, best_context
 from pyhobbit.engine.llama import Model, SetContext, SetModel
-from pyhobbit.engine.projector import leave_free, projector_bytes
+from pyhobbit.engine.projector import projector_bytes
 from pyhobbit.engine.session import Session, one_sequence
 from pyhobbit.engine.stats import ModelInfo
 from pyhobbit.errors import HobbitError
@@ -167,19 +167,32 @@ def _beside_projector(
     path: Path, config: EngineConfig, plan_without: Callable[[EngineConfig], MemoryPlan]
 ) -> tuple[EngineConfig, MemoryPlan]:
     """The config with room for its projector, and the plan with both. Raises HobbitError."""
-    taken, beside = 0, config
-
-    def most_without() -> int | None:
-        plan = plan_without(config)
-        return plan.most if plan.info.cached else None
-
-    if config.projector is not None:
-        _check_limit(config.cache.memory)
-        taken = projector_bytes(path, config.projector)
-        beside = replace(config, cache=leave_free(config.cache, config.projector, taken, most_without))
+    _check_limit(config.cache.memory)
+    beside, taken = beside_projector(path, config, plan_without)
     plan = plan_without(beside)
     info = replace(plan.info, memory=config.cache.memory)
     return beside, replace(plan, info=info, projector=taken)
+
+
+def beside_projector(
+    path: Path, config: EngineConfig, plan_without: Callable[[EngineConfig], MemoryPlan | None]
+) -> tuple[EngineConfig, int]:
+    """The config with room for its projector, if it has one, and the projector's bytes. Raises HobbitError.
+
+    plan_without: the plan without a projector; None where nobody knows it.
+    """
+    if config.projector is None:
+        return config, 0
+    memory, taken = config.cache.memory, projector_bytes(path, config.projector)
+    if memory is None and config.cache.pools is None:
+        plan = plan_without(config)  # the engine would take what is free before the projector is there
+        memory = plan.most if plan is not None and plan.info.cached else None
+    if memory is None:
+        return config, taken
+    if memory <= taken:
+        sizes = f"{format_size(taken)} of memory, and {format_size(memory)} are allowed"
+        raise HobbitError(f"{config.projector} takes {sizes}; raise --memory")
+    return replace(config, cache=replace(config.cache, memory=memory - taken)), taken
 
 
 def _lay_out(

@@ -3,9 +3,8 @@
 
 import ctypes
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from pyhobbit.engine.session import Session, one_sequence
 from pyhobbit.errors import HobbitError
 from pyhobbit.native.ffi import multimodal, projector_sizes
 from pyhobbit.native.machine import trimmed_heap
-from pyhobbit.settings.config import CacheConfig, EngineConfig, format_size
+from pyhobbit.settings.config import EngineConfig
 
 _SIMULATED = EngineConfig(n_ctx=32)
 _LIBRARY_BYTES = 12 << 20  # libmtmd, its threads and a prepared picture, beside any projector
@@ -40,24 +39,6 @@ def projector_bytes(model: Path, projector: Path) -> int:
     return n_bytes + _LIBRARY_BYTES
 
 
-def leave_free(
-    cache: CacheConfig, projector: Path, n_bytes: int, without: Callable[[], int | None]
-) -> CacheConfig:
-    """Settings of the cache that leave a projector of n_bytes room. Raises HobbitError where there is none.
-
-    without: what the process would hold at most without it; None where the model has no cache.
-    """
-    memory = cache.memory
-    if memory is None and cache.pools is None:
-        memory = without()  # the engine would take what is free before the projector is there
-    if memory is None:
-        return cache
-    if memory <= n_bytes:
-        sizes = f"{format_size(n_bytes)} of memory, and {format_size(memory)} are allowed"
-        raise HobbitError(f"{projector} takes {sizes}; raise --memory")
-    return replace(cache, memory=memory - n_bytes)
-
-
 class Projector(Closing):
     """An open one. Not thread-safe.  model: must outlive it.  Raises HobbitError.
 
@@ -67,9 +48,14 @@ class Projector(Closing):
 
     def __init__(self, path: Path, model: Model, n_threads: int) -> None:
         self._mtmd = multimodal()
-        self._path = path
-        self._model = model
-        self._pointer = _load(path, model, n_threads)
+        _check_file(path)
+        self._mtmd.mtmd_helper_log_set(log.callback, None)
+        params = self._mtmd.mtmd_context_params_default()
+        params.warmup, params.print_timings, params.n_threads = False, False, n_threads
+        params.media_marker = IMAGE_MARKER.encode()
+        self._pointer = self._mtmd.mtmd_init_from_file(bytes(path), model.pointer, params)
+        if not self._pointer:
+            raise _unfit(path, model.path, log.reason())
         self._numbers: dict[tuple[bytes, int], int] = {}  # by picture, and by its part among the prompt's
         self._chunks: Any = None  # of the last prompt
         self._media: dict[int, Any] = {}  # of these the pictures, by number
@@ -80,7 +66,7 @@ class Projector(Closing):
     def close(self) -> None:
         """Frees it; the second call does nothing."""
         pointer, self._pointer = self._pointer, None
-        if pointer is not None:
+        if pointer:
             self._forget()
             self._mtmd.mtmd_free(pointer)
 
@@ -180,17 +166,3 @@ def _check_file(path: Path) -> None:
 def _unfit(path: Path, model: Path, reason: str | None) -> HobbitError:
     why = reason or "llama.cpp gave no reason"
     return HobbitError(f"{path} cannot be loaded: {why}; give the projector that comes with {model.name}")
-
-
-def _load(path: Path, model: Model, n_threads: int) -> Any:
-    """The mtmd_context. Raises HobbitError."""
-    _check_file(path)
-    mtmd = multimodal()
-    mtmd.mtmd_helper_log_set(log.callback, None)
-    params = mtmd.mtmd_context_params_default()
-    params.warmup, params.print_timings, params.n_threads = False, False, n_threads
-    params.media_marker = IMAGE_MARKER.encode()
-    loaded = mtmd.mtmd_init_from_file(bytes(path), model.pointer, params)
-    if not loaded:
-        raise _unfit(path, model.path, log.reason())
-    return loaded

@@ -90,9 +90,9 @@ class Hobbit(CachedModel, TypedLlama):
         self._turns = Turns()
         keywords.check(llama, Hobbit.__init__, TypedLlama.__init__)
         given = {name: llama.pop(name) for name in OPTIONS if llama.get(name) is not None}
-        stored = keywords.of_model(Path(model_path), cache, given, llama)
-        llama = {**stored.llama, **llama}
-        self.cache_config = keywords.cache_config(cache, {**stored.cache, **given})
+        stored, stored_llama = keywords.of_model(Path(model_path), cache, given, llama)
+        llama = {**stored_llama, **llama}
+        self.cache_config = keywords.cache_config(cache, {**stored, **given})
         own = {"model_path": os.fspath(model_path), "cache": self.cache_config, "flash_attn": flash_attn}
         self._arguments = {**llama, **own}
         self._tally = Tally()

@@ -4,11 +4,11 @@
 import inspect
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import Field, fields, replace
+from dataclasses import fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from textwrap import fill, indent
-from typing import Any, NamedTuple
+from typing import Any
 
 from pyhobbit.errors import ConfigError
 from pyhobbit.model.options_file import read_options
@@ -24,18 +24,9 @@ _LLAMA = {"ctx": ("n_ctx",), "batch": ("n_batch", "n_ubatch"), "threads": ("n_th
 
 def text() -> str:
     """What the keywords mean, a paragraph each."""
-    paragraphs = (f"{name}: {specs[0].help} {_default(name)}".strip() for name, specs in OPTIONS.items())
+    known = ((name, specs[0].help, default_text(name)) for name, specs in OPTIONS.items())
+    paragraphs = (f"{name}: {what}{f' Default: {found}.' if found else ''}" for name, what, found in known)
     return "\n\n".join(indent(fill(each, _WIDTH), "    ") for each in paragraphs).strip()
-
-
-def _default(name: str) -> str:
-    found = default_text(name)
-    return f"Default: {found}." if found else ""
-
-
-def _type(setting: Field[Any]) -> Any:
-    own: Any = setting.type
-    return own | _ALSO.get(OPTIONS[setting.name][0].kind)
 
 
 def signature(constructor: Callable[..., None]) -> inspect.Signature:
@@ -47,7 +38,7 @@ def signature(constructor: Callable[..., None]) -> inspect.Signature:
             each.name,
             inspect.Parameter.KEYWORD_ONLY,
             default=None,
-            annotation=_type(each),
+            annotation=each.type | _ALSO.get(OPTIONS[each.name][0].kind),  # type: ignore[operator]
         )
         for each in fields(CacheConfig)
     )
@@ -64,24 +55,18 @@ def check(given: Mapping[str, object], *constructors: Callable[..., None]) -> No
             raise TypeError(f"Hobbit() has no keyword {name}{hint}")
 
 
-class Options(NamedTuple):
-    """Keywords of the expert cache, and of Llama."""
-
-    cache: dict[str, Any]
-    llama: dict[str, Any]
-
-
 def of_model(
     model: Path, cache: CacheConfig | None, settings: Mapping[str, Any], llama: Mapping[str, Any]
-) -> Options:
-    """What the file beside the model says where no keyword does. Raises ConfigError, HobbitError."""
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Keywords of the expert cache, and of Llama, from the file beside the model, where they are not given.
+
+    Raises ConfigError, HobbitError.
+    """
     given = {*settings, *(name for name in OPTIONS if getattr(cache, name, None) is not None)}
     given |= {name for name, keys in _LLAMA.items() if not llama.keys().isdisjoint(keys)}
     found = read_options(model, given)
-    return Options(
-        {name: found[name] for name in OPTIONS if name in found},
-        {key: found[name] for name, keys in _LLAMA.items() if name in found for key in keys},
-    )
+    own = {name: found[name] for name in OPTIONS if name in found}
+    return own, {key: found[name] for name, keys in _LLAMA.items() if name in found for key in keys}
 
 
 def cache_config(cache: CacheConfig | None, settings: Mapping[str, Any]) -> CacheConfig:

@@ -99,6 +99,18 @@ def test_thresholds_change_between_two_answers(tiny_gguf: Path) -> None:
         assert (opened.info().t1, opened.info().t2) == (0, 0)
 
 
+def test_a_live_setting_changes_alone_and_others_not_at_all(tiny_gguf: Path) -> None:
+    config = EngineConfig(cache=CacheConfig(pools=8 << 20, t1=0.5, t2=0.9), n_ctx=64)
+    with Engine(tiny_gguf, config) as opened:
+        opened.set(t2=0.75)
+        assert (opened.info().t1, opened.info().t2) == (0.5, 0.75)
+        with pytest.raises(ConfigError, match="policy cannot change while a model is open"):
+            opened.set(policy="lru")  # type: ignore[arg-type]
+        with pytest.raises(ConfigError):
+            opened.set(t1=2)
+        assert (opened.info().t1, opened.info().t2) == (0.5, 0.75)
+
+
 def test_every_predictor_gives_the_same_text(tiny_gguf: Path) -> None:
     texts = {}
     for name in set(OPTIONS["predictor"][0].choices) - {"given"}:  # nothing is given
