@@ -4,6 +4,7 @@
 import base64
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import random_moe
@@ -17,8 +18,8 @@ from pyhobbit import CacheConfig, Engine, EngineConfig, HobbitError, SamplingCon
 from pyhobbit.chat.commands import Commands
 from pyhobbit.chat.conversation import Conversation
 from pyhobbit.chat.saved import read_chat
-from pyhobbit.engine.plan import fit
-from pyhobbit.engine.projector import leave_free, projector_bytes
+from pyhobbit.engine.plan import beside_projector, fit
+from pyhobbit.engine.projector import projector_bytes
 from pyhobbit.settings.config import ChatConfig, format_size
 
 POOLS = 2 << 20
@@ -179,8 +180,22 @@ def test_a_projector_is_a_part_of_the_memory(folder: Path) -> None:
     config = EngineConfig(cache, n_ctx=512, projector=folder / "mmproj.gguf")
     bound = fit(folder / "m.gguf", config).settings["hobbit.memory"]
     assert bound == pytest.approx((2 << 30) - taken, abs=16 << 20)  # and what laying out has left behind
-    assert leave_free(CacheConfig(pools=POOLS), folder, 1, lambda: 10) == CacheConfig(pools=POOLS)
-    assert leave_free(CacheConfig(), folder, 4, lambda: 10) == CacheConfig(memory=6)
-    assert leave_free(CacheConfig(), folder, 4, lambda: None) == CacheConfig()
+
+
+def test_a_projector_takes_its_memory_from_the_cache(folder: Path) -> None:
+    path, taken = folder / "m.gguf", projector_bytes(folder / "m.gguf", folder / "mmproj.gguf")
+
+    def beside(cache: CacheConfig, most: int | None = 10 + taken) -> CacheConfig:
+        plan = None if most is None else SimpleNamespace(most=most, info=SimpleNamespace(cached=True))
+        config = EngineConfig(cache, projector=folder / "mmproj.gguf")
+        config, bytes_taken = beside_projector(path, config, lambda _: plan)  # type: ignore[arg-type, return-value]
+        assert bytes_taken == taken
+        return config.cache
+
+    assert beside(CacheConfig(pools=POOLS)) == CacheConfig(pools=POOLS)
+    assert beside(CacheConfig()) == CacheConfig(memory=10)
+    assert beside(CacheConfig(), None) == CacheConfig()
     with pytest.raises(HobbitError, match="raise --memory"):
-        leave_free(CacheConfig(memory=4), folder, 4, lambda: None)
+        beside(CacheConfig(memory=taken))
+    without = EngineConfig(CacheConfig(memory=4))
+    assert beside_projector(path, without, lambda _: None) == (without, 0)
