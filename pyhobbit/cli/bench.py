@@ -36,23 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     lengths = f"lengths of the prompts in tokens (default: {' '.join(map(str, _PROMPTS))})"
     add("--prompts", type=int, nargs="+", default=_PROMPTS, metavar="N", help=lengths)
-    add(
-        "-n",
-        "--tokens",
-        type=int,
-        default=_DECODED,
-        metavar="N",
-        help="tokens to decode (default: %(default)s)",
-    )
+    tokens = "tokens to decode (default: %(default)s)"
+    add("-n", "--tokens", type=int, default=_DECODED, metavar="N", help=tokens)
     warm_up = "tokens to decode before, which fill the cache (default: %(default)s)"
     add("--warm-up", type=int, default=_WARM_UP, metavar="N", help=warm_up)
-    add(
-        "--reps",
-        type=int,
-        default=1,
-        metavar="N",
-        help="repetitions, of which medians are shown (default: 1)",
-    )
+    reps = "repetitions, of which medians are shown (default: %(default)s)"
+    add("--reps", type=int, default=1, metavar="N", help=reps)
     add("--json", action="store_true", help="print one JSON document")
     add_engine_arguments(parser, [name for name in OPTIONS if name not in ("trace", "remember")])
 

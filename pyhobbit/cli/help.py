@@ -5,7 +5,7 @@ import argparse
 import shutil
 import sys
 import textwrap
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NoReturn
 
 from pyhobbit.cli.status import complain
@@ -40,22 +40,10 @@ _COLUMN, _COMMON_COLUMN = 27, 24  # where explanations begin
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Help that fits a screen: a usage of one line, options in one column."""
+    """Help that fits a screen: options in one column."""
 
     def __init__(self, prog: str, column: int = _COLUMN) -> None:
         super().__init__(prog, max_help_position=column, width=_width())
-
-    def add_usage(
-        self,
-        usage: str | None,
-        actions: Iterable[argparse.Action],
-        groups: Iterable[Any],
-        prefix: str | None = None,
-    ) -> None:
-        if usage is None:
-            words = [_usage_word(action) for action in actions]
-            usage = " ".join(["%(prog)s", *filter(None, words), "[options]"])
-        super().add_usage(usage, actions, groups, prefix)
 
 
 def _width() -> int:
@@ -83,15 +71,9 @@ class Parser(argparse.ArgumentParser):
 
     def add_argument_group(self, *arguments: Any, **named: Any) -> Any:
         """As argparse's."""
-        return self._recorded(super().add_argument_group(*arguments, **named))
-
-    def add_mutually_exclusive_group(self, **named: Any) -> Any:
-        """As argparse's."""
-        return self._recorded(super().add_mutually_exclusive_group(**named))
-
-    def _recorded(self, group: Any) -> Any:
+        group = super().add_argument_group(*arguments, **named)
         declare = group.add_argument
-        group.add_argument = lambda *names, **named: self.declared.append(declare(*names, **named))
+        group.add_argument = lambda *names, **more: self.declared.append(declare(*names, **more))  # type: ignore
         return group
 
     def add_help_options(self, common: Collection[str]) -> None:
@@ -99,6 +81,8 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("-h", "--help", action=_Help, const=common, help="show this help message and exit")
         if common:
             self.add_argument("--help-all", action=_Help, const=(), help="show all options and exit")
+        words = filter(None, map(_usage_word, self.declared))
+        self.usage = " ".join(["%(prog)s", *words, "[options]"])
 
     def options(self) -> dict[str, int]:
         """By each name of each option, how many values it takes: 0 or 1."""
@@ -119,7 +103,7 @@ class Parser(argparse.ArgumentParser):
         """Help that shows the options of these names."""
         shown = [each for each in self.declared if not {each.dest, *each.option_strings}.isdisjoint(names)]
         formatter = HelpFormatter(self.prog, _COMMON_COLUMN)
-        formatter.add_usage(None, self.declared, ())
+        formatter.add_usage(self.usage, self.declared, ())
         formatter.add_text(textwrap.fill((self.description or "").strip().split("\n\n")[0], _width()))
         formatter.start_section("common options")
         formatter.add_arguments(shown)

@@ -93,6 +93,7 @@ def _parser() -> tuple[Parser, dict[str, Parser]]:
     """That of the command line, and those of the verbs by name."""
     parser = Parser(
         prog="pyhobbit",
+        usage="%(prog)s COMMAND [...] [options]",
         description="Mixture-of-Experts models larger than memory, on llama.cpp.",
         epilog="First steps: pyhobbit chat MODEL.gguf --memory 8G\n"
         "Help for a command: pyhobbit COMMAND --help. The version: pyhobbit --version",

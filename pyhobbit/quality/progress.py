@@ -10,7 +10,7 @@ from typing import Any
 
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.file_names import calibration_path
-from pyhobbit.native.files import atomic_output
+from pyhobbit.native.files import write_text
 from pyhobbit.quality.evaluate import Quality
 
 _VERSION = 1
@@ -26,9 +26,8 @@ class Measurements:
         self.path = path
         self._key = {"version": _VERSION, **key}
         self._found: dict[str, dict[str, float]] = {}
-        with contextlib.suppress(
-            OSError, ValueError, KeyError, TypeError
-        ):  # a damaged file is measured again
+        # a damaged file is measured again
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             stored = json.loads(path.read_text(encoding="utf-8"))
             if stored["key"] == self._key:
                 self._found = {name: asdict(Quality(**values)) for name, values in stored["found"].items()}
@@ -50,8 +49,7 @@ class Measurements:
     def _keep(self, name: str, quality: Quality) -> None:
         self._found[name] = asdict(quality)
         try:
-            with atomic_output(self.path) as temporary:
-                temporary.write_text(json.dumps({"key": self._key, "found": self._found}), encoding="utf-8")
+            write_text(self.path, json.dumps({"key": self._key, "found": self._found}))
         except OSError as e:
             raise HobbitError(f"what was measured cannot be kept in {self.path}: {e.strerror}") from e
 

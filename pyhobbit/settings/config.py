@@ -241,23 +241,16 @@ class EngineConfig:
             value = getattr(self, name)
             _require_number(name, value, "whole number")
             _require(value is None or value > 0, f"{name} is {value}; it must be positive")
-        _require(
-            self.n_batch is None or self.n_batch <= self.max_batch,
-            f"n_batch is {self.n_batch}; a pass has at most {self.max_batch} tokens",
-        )
-        _require(
-            self.n_beams <= self.max_beams,
-            f"n_beams is {self.n_beams}; a search keeps at most {self.max_beams}",
-        )
+        for name, most, limit in (
+            ("n_batch", self.max_batch, "a pass has at most {} tokens"),
+            ("n_beams", self.max_beams, "a search keeps at most {}"),
+            ("n_threads", self.max_threads, "ggml computes with at most {} threads"),
+        ):
+            value = getattr(self, name)
+            _require(value is None or value <= most, f"{name} is {value}; {limit.format(most)}")
         _require_number("n_drafts", self.n_drafts, "whole number")
-        _require(
-            0 <= self.n_drafts <= self.max_drafts,
-            f"n_drafts is {self.n_drafts}; it must lie between 0 and {self.max_drafts}",
-        )
-        _require(
-            self.n_threads is None or self.n_threads <= self.max_threads,
-            f"n_threads is {self.n_threads}; ggml computes with at most {self.max_threads} threads",
-        )
+        is_within = 0 <= self.n_drafts <= self.max_drafts
+        _require(is_within, f"n_drafts is {self.n_drafts}; it must lie between 0 and {self.max_drafts}")
 
     def context_tokens(self, trained: int) -> int:
         """Tokens of context for a model that was trained for so many, the least. Raises HobbitError."""
