@@ -67,7 +67,7 @@ endif
 endif
 
 CMAKE_FILES    := CMakeLists.txt $(wildcard cmake/*.cmake cmake/site-packages/*) vendor/unpack.py vendor/llama.cpp.lock
-NATIVE_SOURCES := $(shell find ggml_ext patches tests/cpp -type f) pyhobbit/native/build.py
+NATIVE_SOURCES := $(shell find ggml_ext patches tests/cpp tests/mechanisms -type f -not -name '*.py*') pyhobbit/native/build.py
 CXX_SOURCES    := $(filter %.cpp %.h,$(NATIVE_SOURCES))
 
 .PHONY: install build test demo package stock vulkan cuda sanitize fuzz ctest quick lint thread-safety format deps clean server-suite reference requirements sbom

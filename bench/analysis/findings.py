@@ -13,12 +13,13 @@ from pyhobbit.quality.calibration import routes
 from pyhobbit.routing.observe import Observations
 from pyhobbit.routing.rules import decide, shares, unimportance
 from pyhobbit.routing.trace import Simulation, recall_by_layer
+from pyhobbit.settings.table import OPTIONS
 
 if TYPE_CHECKING:
     from pyhobbit.quality.evaluate import Quality
 
 _OWN_ROUTING = 0.99  # below, a layer's router is not understood
-_ROUTE_PREDICTORS = ("repeat", "paths", "paths-exact")  # which need no routers
+_NOT_BY_ROUTES = ("router", "given")  # predictors that need more than routes
 _MAX_SHOWN_AHEAD = 2  # layers
 
 CONFIDENT = 0.7
@@ -204,7 +205,7 @@ def _recall(seen: Observations, ahead: AheadFindings | None, n_experts: int) -> 
             of_source = ahead.prediction.top_k[distance - 1, : n_layers - distance]
             name = "router" if distance == 1 else f"router, {distance} ahead"
             recall[name] = np.concatenate([np.full(distance, np.nan), of_source])
-    for name in _ROUTE_PREDICTORS:
+    for name in (each for each in OPTIONS["predictor"][0].choices if each not in _NOT_BY_ROUTES):
         simulation = Simulation(
             n_layers=seen.layers[-1] + 1,
             n_experts=n_experts,

@@ -66,7 +66,6 @@ ARMS = (
     ours("ours-eq2-noprefetch", "as ours-eq2, without prefetch", "low", prefetch=0),
     ours("lru", "LRU, without prefetch, as mixtral-offloading", policy="lru", prefetch=0),
     ours("lfu", "LFU, without prefetch", policy="lfu", prefetch=0),
-    ours("moe-infinity", "the policy of MoE-Infinity, without prefetch", policy="moe-infinity", prefetch=0),
     ours("edgemoe", "the policy of EdgeMoE, without prefetch", policy="edgemoe", prefetch=0),
 )
 

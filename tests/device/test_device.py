@@ -11,7 +11,6 @@ from pathlib import Path
 import hobbits
 import logits
 import models
-import numpy as np
 import on_rpc
 import pytest
 import servers
@@ -93,38 +92,6 @@ def test_the_logits_are_the_same_whoever_computes_what_is_missing(
     if mode == "cooperative":
         assert stats["selections_cpu"] > stats["selections_high"] / 4  # the prompt is left to the device
     assert stats["transfer_s"] > 0
-
-
-@pytest.mark.parametrize(("mode", "policy"), [("cooperative", "prompt"), ("twiddler", "lfu")])
-def test_the_papers_placements_change_no_logits(
-    tiny_gguf: Path, rpc: str, on_cpu: Result, mode: str, policy: str
-) -> None:
-    settings: dict[str, Override] = {"hobbit.mode": mode, "hobbit.policy": policy}
-    result = on_rpc.run(tiny_gguf, rpc, {"hobbit.pools": on_cpu.info["tier_bytes_high"] // 2, **settings})
-    on_rpc.assert_same(result, on_cpu)
-    assert result.stats["selections_cpu"] > 0
-
-
-def test_early_rows_are_approximate_and_nothing_else_is(tiny_gguf: Path, rpc: str, on_cpu: Result) -> None:
-    slot = on_cpu.info["pool_bytes_high"] // on_cpu.info["pool_slots_high"]
-    settings: dict[str, Override] = {"hobbit.mode": "cooperative", "hobbit.pools": 8 * slot}
-    tokens = [1, 38, 75, 112, 9, 200, 41, 7] * 4
-    plans = {"decode": logits.one_at_a_time(tokens), "prompt": logits.prefill(tokens)}
-    exact, early = (
-        logits.run(models.lib_dir(), tiny_gguf, plans, {"hobbit.device": "RPC0", **settings, **more}, rpc=rpc)
-        for more in ({}, {"hobbit.early": True})
-    )
-    assert exact.stats["selections_early"] == 0
-    assert 0 < early.stats["selections_early"] < early.stats["selections_cpu"]
-    np.testing.assert_array_equal(early.logits["prompt"], exact.logits["prompt"])
-    np.testing.assert_array_equal(
-        early.logits["decode"][0], exact.logits["decode"][0]
-    )  # layers are not known yet
-    difference = np.abs(early.logits["decode"] - exact.logits["decode"]).max(axis=1)
-    assert difference.max() > 0
-    assert (
-        difference.mean() < 0.25 * np.abs(exact.logits["decode"]).max()
-    )  # which rows are early depends on times
 
 
 @pytest.mark.parametrize("mode", ["gpu", "cooperative", "auto"])

@@ -2,10 +2,12 @@
 #pragma once
 
 #include "base/id-array.h"
+#include "hobbit.h"
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <vector>
 
 // Every counter, once: its field, its metric and its help. A new one needs a line here, and one where it is counted.
@@ -22,8 +24,6 @@
     COUNT(selections_skipped, "selections_total", "precision=\"skipped\"", "Expert selections that were skipped")      \
     COUNT(tokens_repeated, "repeated_tokens_total", nullptr,                                                           \
           "Tokens that were computed again in high precision, because the first pass was unsure of them")              \
-    COUNT(selections_replaced, "replaced_selections_total", nullptr,                                                   \
-          "Expert selections that a resident expert served in place of a missing one")                                 \
     TIERS(hits, "Experts that a layer needed for a batch and found in the cache")                                      \
     TIERS(misses, "Experts that a layer needed for a batch and did not find in the cache")                             \
     TIERS(host_hits, "Misses of a GPU's cache that were found in host memory; the others were read from disk")         \
@@ -51,14 +51,27 @@
     COUNT(device_copies, "device_copies_total", nullptr,                                                               \
           "Copies of rows and indices to and from these devices, without experts and prefetch")                        \
     COUNT(device_copied_bytes, "device_copied_bytes_total", nullptr, "Bytes of these copies")                          \
-    COUNT(selections_early, "early_selections_total", nullptr,                                                         \
-          "Expert selections that the CPU computed a layer early, on that layer's input (approximate)")                \
     COUNT(selections_cpu, "cpu_selections_total", nullptr, "Expert selections that the CPU computed beside a GPU")     \
     SECONDS(cpu, "cpu_seconds_total", "Time that the CPU took for its selections, copies included")
 
 namespace hobbit {
 
 enum class tier_id : uint32_t;
+
+// A counter of a mechanism, a whole number that grows. An object of static storage; stats::of has its value. The table
+// lists these counters last, by name.
+class registered_counter {
+  public:
+    registered_counter(const char * name, const char * metric, const char * help);
+
+    const hobbit_counter & row() const { return row_; }
+
+    // By name.
+    static const std::vector<const registered_counter *> & all();
+
+  private:
+    const hobbit_counter row_;
+};
 
 // Counters since opening. Written by the thread that computes and by the loader's, read by any.
 struct stats {
@@ -80,10 +93,18 @@ struct stats {
         counter misses{ 0 };
     };
 
+    // REQUIRES: registered before the object was constructed
+    counter & of(const registered_counter & mechanism) { return own.at(&mechanism); }
+
+    std::map<const registered_counter *, counter> own = zeros();
+
     std::vector<layer_uses> layers; // sized before anything is computed, and not after; empty: not counted
 
     // The value of the i-th counter of hobbit_counter_at; REQUIRES: there is one
     double value(size_t i) const;
+
+  private:
+    static std::map<const registered_counter *, counter> zeros();
 };
 
 } // namespace hobbit

@@ -123,13 +123,12 @@ void device_engine::fill(term_id term, const std::vector<expert_id> & most_used)
 void device_engine::start_sharing(const expert_shapes & kinds) {
     share_ = std::make_unique<cpu_share>(shared_.index, cache_, *shared_.host, kinds, traits_of(device_).upload_share,
                                          shared_.config.mode, shared_.counters);
-    if (shared_.config.early) {
-        share_->compute_early(*predictor_);
-    }
 }
 
 void device_engine::start(prefetcher * prefetcher, run_state & run) {
     executor_ = std::make_unique<moe_executor>(shared_.index, cache_, prefetcher, share_.get(), run, shared_.counters);
+    executor_->add(make_hooks({ "", shared_.config.registered, shared_.index, shared_.counters, cache_, shared_.host,
+                                predictor_.get(), share_.get() }));
 }
 
 hobbit_device_info device_engine::info() const {

@@ -152,7 +152,6 @@ void hobbit_model::build(const std::vector<ggml_backend_dev_t> & devices) {
     rule_         = make_rule(rule());
     const layer_step step(*rule_, *policy_, settings_.strict);
     run_.reset(new run_state{ step, sequence_thresholds(settings_.thresholds), {}, history_.none() });
-    run_->degrade = settings_.degrade;
 }
 
 hobbit_model::~hobbit_model() {
@@ -204,15 +203,14 @@ status hobbit_model::check_device_settings() const {
     if (settings_.names_mode() && !places_->are_apart()) {
         return status::error("hobbit.mode divides the experts between CPU and GPU: name a GPU with hobbit.device");
     }
-    if (settings_.early && (!places_->are_apart() || settings_.mode == compute_mode::gpu || settings_.prefetch == 0)) {
-        return status::error("hobbit.early lets the CPU compute experts that are predicted: name a GPU with "
-                             "hobbit.device, and leave hobbit.mode and hobbit.prefetch at their defaults");
-    }
     if (settings_.memory > 0 && settings_.pools > 0 && !places_->are_apart()) {
         return status::error("hobbit.memory limits the whole process and hobbit.pools the expert cache alone, in the "
                              "same memory: give one of them");
     }
-    return {};
+    const bool is_on_device = places_->are_apart();
+    return registered_setting::check(settings_.registered,
+                                     { is_on_device, is_on_device && settings_.mode != compute_mode::gpu,
+                                       settings_.prefetch > 0 });
 }
 
 other_memory hobbit_model::memory_beside(uint64_t model_bytes) const {

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <optional>
 #include <variant>
 
 namespace hobbit {
@@ -23,8 +24,8 @@ using field = std::variant<bool & (*) (settings &), uint32_t & (*) (settings &),
 #define FIELD(type, member) [](settings & s) -> type & { return s.member; }
 
 struct row {
-    hobbit_setting_spec spec;
-    field               in;
+    hobbit_setting_spec  spec;
+    std::optional<field> in; // none: settings::registered
 };
 
 constexpr hobbit_setting_type NUMBER = HOBBIT_TYPE_NUMBER;
@@ -50,6 +51,20 @@ const char * joined() {
     return text.c_str();
 }
 
+// `about`, and the names with their help.
+template <typename Registered>
+const char * help(const char * about) {
+    static const std::string text = [&] {
+        std::string all = about;
+        for (const std::string & name : Registered::names()) {
+            const std::string of = Registered::traits(name).help;
+            all += (name == Registered::names().front() ? " " : ", ") + name + (of.empty() ? "" : " " + of);
+        }
+        return all + ".";
+    }();
+    return text.c_str();
+}
+
 template <size_t i>
 const char * default_weight() {
     static const std::string text = format("%g", policy_options().weights[i]);
@@ -58,8 +73,8 @@ const char * default_weight() {
 
 // Columns: key, option, type, min, max, default, note on the default, choices, unit, stored; help; field.
 // The order is that of the documents.
-const std::vector<row> & table() {
-    static const std::vector<row> rows = {
+std::vector<row> own_rows() {
+    return {
         { { "hobbit.memory", "memory", SIZE, 0, MAX_BYTES, NONE, "free memory less 10 %", NONE, "bytes", false,
             "Limit for the whole process, e.g. 8G." },
           FIELD(uint64_t, memory) },
@@ -67,8 +82,7 @@ const std::vector<row> & table() {
             "Size of the expert cache only, instead of a limit for the process." },
           FIELD(uint64_t, pools) },
         { { "hobbit.rule", "rule", CHOICE, 0, 0, "gate", "the calibration's", joined<rule_names>(), NONE, true,
-            "Decides the precision of experts: gate (t1 and t2), price, edgemoe, rank (a token's best half) or "
-            "random." },
+            help<registered_rule>("Decides the precision of experts:") },
           FIELD(std::string, rule) },
         { { "hobbit.price", "price", NUMBER, 0, 1e9, "0", "the calibration's", NONE, "nats", true,
             "Rule price: quality loss accepted to save loading an expert." },
@@ -104,9 +118,7 @@ const std::vector<row> & table() {
             "Load experts this many layers in advance, 0 to 4." },
           FIELD(uint32_t, prefetch) },
         { { "hobbit.predictor", "predictor", CHOICE, 0, 0, "router", NONE, joined<predictor_names>(), NONE, false,
-            "Which experts are loaded in advance: router asks the next layers' routers, repeat names the previous "
-            "token's experts, paths learns which experts follow which, paths-exact by two layers, given those of "
-            "hobbit_set_prediction." },
+            help<registered_predictor>("Which experts are loaded in advance:") },
           FIELD(std::string, predictor) },
         { { "hobbit.io_threads", "io_threads", COUNT, 1, 256, "4", NONE, NONE, "threads", false,
             "Threads that read experts from disk." },
@@ -133,12 +145,6 @@ const std::vector<row> & table() {
             "Experts not in GPU memory: copy them there (gpu), compute on the CPU (cooperative), or whichever is "
             "faster: over later tokens too (auto), or for this one alone (twiddler)." },
           FIELD(compute_mode, mode) }, // choices in the order of compute_mode
-        { { "hobbit.degrade", "degrade", FLAG, 0, 1, "0", NONE, NONE, NONE, false,
-            "Load only the best of a token's missing experts; resident ones replace the others (DAOP). Approximate." },
-          FIELD(bool, degrade) },
-        { { "hobbit.early", "early", FLAG, 0, 1, "0", NONE, NONE, NONE, false,
-            "Let the CPU compute predicted experts that the GPU lacks one layer early (DAOP). Approximate." },
-          FIELD(bool, early) },
         { { "hobbit.enable", NONE, FLAG, 0, 1, "0", NONE, NONE, NONE, false,
             "Use the cache even for a model without a low tier that fits in memory." },
           FIELD(bool, enable) },
@@ -152,6 +158,17 @@ const std::vector<row> & table() {
             "Keep experts in the layout that the CPU multiplies fastest, as llama.cpp does with other weights." },
           FIELD(bool, pack) },
     };
+}
+
+// Settings of mechanisms come last.
+const std::vector<row> & table() {
+    static const std::vector<row> rows = [] {
+        std::vector<row> all = own_rows();
+        for (const auto & each : registered_setting::all()) {
+            all.push_back({ each.second, {} });
+        }
+        return all;
+    }();
     return rows;
 }
 
@@ -177,6 +194,10 @@ status set(settings & s, const row & to, double value) {
     if (!std::isfinite(value) || (!is_flag && (value < spec.min || value > spec.max))) {
         return status::error("%s is %g: it must lie between %g and %g", spec.key, value, spec.min, spec.max);
     }
+    if (!to.in) {
+        s.registered[spec.key] = is_flag ? value != 0 : value;
+        return {};
+    }
     std::visit(
         [&](auto in) {
             using type = std::decay_t<decltype(in(s))>;
@@ -186,7 +207,7 @@ status set(settings & s, const row & to, double value) {
                 in(s) = type(value);
             }
         },
-        to.in);
+        *to.in);
     return {};
 }
 
@@ -215,7 +236,7 @@ status set(settings & s, const row & to, const std::string & value) {
                 in(s) = type(chosen);
             }
         },
-        to.in);
+        *to.in);
     return {};
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "base/status.h"
+#include "doors/registered-setting.h"
 #include "hobbit.h"
 #include "model/stored-settings.h"
 #include "offload/placement.h"
@@ -27,8 +28,6 @@ struct settings {
     bool             remember;
     score_thresholds thresholds;
     bool             strict;
-    bool             degrade;
-    bool             early;
     std::string      rule; // a name of rule_names()
     std::string      sidecar;
     std::string      trace;
@@ -47,6 +46,8 @@ struct settings {
     bool                  pack;
     uint32_t              io_threads;
     uint32_t              read_timeout; // seconds
+
+    registered_values registered; // of mechanisms
 
     // Applies the caller's settings; an unknown key or a value out of range is an error.
     status apply(const hobbit_setting * given, size_t n_given);

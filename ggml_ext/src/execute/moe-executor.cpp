@@ -41,6 +41,9 @@ status moe_executor::compute(ggml_cgraph * graph, inner_graph & inner, inner_gra
             share_->abandon();
             cpu->reset();
         }
+        for (const auto & each : hooks_) {
+            each->abandon();
+        }
     }
     const device_traffic traffic  = inner.take_traffic();
     stats_.device_launches       += traffic.launches;
@@ -76,10 +79,9 @@ status moe_executor::run(ggml_cgraph * graph, const inner_graphs & on) {
         }
         int         end = 0;
         const stage st  = next_stage(graph, i, end);
-        can_replace_    = run_.degrade && can_replace(graph, i);
-        s               = begin_layer(st, last, on);
+        s               = begin_layer(graph, i, st, last, on);
         if (s.ok() && share_ && !layer_.in_section) {
-            s = begin_section(graph, i, inner);
+            s = begin_section(graph, i, on);
         }
         if (s.ok()) {
             s = stream_.run(st, layer_, on);
@@ -94,7 +96,12 @@ status moe_executor::run(ggml_cgraph * graph, const inner_graphs & on) {
 // plan: which experts, in which precision
 //
 
-status moe_executor::begin_layer(const stage & st, const ggml_tensor * last, const inner_graphs & on) {
+routed_layer moe_executor::routed(ggml_cgraph * graph, int first, const inner_graphs & on) const {
+    return { layer_.routing, run_.batch, graph, first, layer_.router_input, on.device, on.cpu };
+}
+
+status moe_executor::begin_layer(ggml_cgraph * graph, int first, const stage & st, const ggml_tensor * last,
+                                 const inner_graphs & on) {
     const ggml_tensor * matmul = st.matmuls.front();
     if (layer_.ids == matmul->src[2] && layer_.routing.layer == expert_of(matmul).layer && !(layer_.done & st.parts)) {
         layer_.done |= st.parts;
@@ -124,24 +131,27 @@ status moe_executor::begin_layer(const stage & st, const ggml_tensor * last, con
     layer_.done         = st.parts;
     stats_.layers_computed++;
     stats_.waves++;
-    plan(matmul, on.device);
+    for (const auto & each : hooks_) {
+        HOBBIT_TRY(each->on_routing(routed(graph, first, on)));
+    }
+    plan();
     if (share_) {
-        HOBBIT_TRY(share_->begin_layer(layer_.routing, layer_.plan, on.device));
+        share_->begin_layer(layer_.routing, layer_.plan, on.device);
     }
     return stream_.reserve(layer_, on.device);
 }
 
 // The CPU's share is decided for a section at a time.
-status moe_executor::begin_section(ggml_cgraph * graph, int first, inner_graph & inner) {
+status moe_executor::begin_section(ggml_cgraph * graph, int first, const inner_graphs & on) {
     part_set  parts;
     const int end     = section_end(graph, first, parts);
     layer_.in_section = true;
-    const status s    = inner.compute();
-    if (s.ok()) {
-        share_->begin_section({ graph, first, end }, parts, layer_.matmul_input, inner);
-        return share_->look_ahead(layer_.router_input, inner);
+    HOBBIT_TRY(on.device.compute());
+    share_->begin_section({ graph, first, end }, parts, layer_.matmul_input, on.device);
+    for (const auto & each : hooks_) {
+        HOBBIT_TRY(each->before_rest(routed(graph, first, on)));
     }
-    return s;
+    return {};
 }
 
 // Without the router's weights every expert is equally important.
@@ -172,37 +182,7 @@ void moe_executor::observe() {
     }
 }
 
-// Whether the matmuls alone depend on which expert serves a row: not its bias, nor its scale.
-bool moe_executor::can_replace(ggml_cgraph * graph, int first) const {
-    const ggml_tensor * matmul = ggml_graph_node(graph, first);
-    const ggml_tensor * ids    = matmul->src[2];
-    part_set            parts;
-    const int           end = section_end(graph, first, parts);
-    for (int i = first; i < end; i++) {
-        const ggml_tensor * node  = ggml_graph_node(graph, i);
-        const auto          reads = [&](const ggml_tensor * source) { return source && source == ids; };
-        if (node->op != GGML_OP_MUL_MAT_ID && std::any_of(node->src, node->src + GGML_MAX_SRC, reads)) {
-            return false;
-        }
-    }
-    return parts == index_.layer(expert_of(matmul).layer).parts;
-}
-
-// By the router, where missing experts are to be replaced; empty otherwise.
-std::vector<int32_t> moe_executor::ranking(const ggml_tensor * matmul, inner_graph & inner) {
-    if (!run_.degrade || is_second() || layer_.routing.n_tokens > batch_info::max_generated) {
-        return {};
-    }
-    auto all = can_replace_ ? read_ranking(matmul, layer_.routing, inner) : std::vector<int32_t>();
-    if (all.empty() && !is_declined_) {
-        GGML_LOG_WARN("hobbit: no missing expert is replaced (hobbit.degrade): the router's ranking is not at hand on "
-                      "this device, or experts have biases or scales of their own\n");
-        is_declined_ = true;
-    }
-    return all;
-}
-
-void moe_executor::plan(const ggml_tensor * matmul, inner_graph & inner) {
+void moe_executor::plan() {
     const layer_routing & routing = layer_.routing;
     const part_set        parts   = index_.layer(routing.layer).parts;
     const residency       holds   = [&](expert_id id, tier_id tier) { return cache_.holds(id, tier, parts); };
@@ -223,14 +203,15 @@ void moe_executor::plan(const ggml_tensor * matmul, inner_graph & inner) {
     const auto  thresholds = run_.thresholds.of(layer_.rows);
     const bool  has_low    = cache_.n_slots(term_id::low) > 0;
     step_counts counts;
-    const auto  ranked = ranking(matmul, inner);
-    const auto  is_new = [&](int32_t i, precision served) { return run_.passes.is_new(routing, i, served); };
-    layer_.plan        = run_.step.run({ routing, thresholds, holds, has_low, index_.high_presence(),
-                                  ranked.empty() ? nullptr : &ranked },
-                                       sequences, counts, nullptr, is_second() ? layer_step::novelty(is_new) : nullptr);
+    const auto adjust = [&](const rule_input & in, std::vector<precision> & precisions, std::vector<int32_t> & served) {
+        for (const auto & each : hooks_) {
+            each->adjust(in, precisions, served);
+        }
+    };
+    const auto is_new = [&](int32_t i, precision served) { return run_.passes.is_new(routing, i, served); };
+    layer_.plan = run_.step.run({ routing, thresholds, holds, has_low, index_.high_presence() }, sequences, counts,
+                                nullptr, is_second() ? layer_step::novelty(is_new) : nullptr, adjust);
     count(counts);
-
-    stats_.selections_replaced += layer_.plan.n_replaced;
     // Hits come first, and then misses that the next-level cache holds: making room for others must not evict them.
     const auto is_near = [&](const planned_use & use) { return cache_.holds_below(use.id, use.tier, parts); };
     const auto is_hit  = [&](const planned_use & use) { return holds(use.id, use.tier); };
@@ -281,6 +262,9 @@ status moe_executor::end_layer(const ggml_tensor * output, const inner_graphs & 
     }
     if (share_) {
         share_->end_layer(on.device);
+    }
+    for (const auto & each : hooks_) {
+        each->end_layer(layer_.routing.layer);
     }
     return {};
 }

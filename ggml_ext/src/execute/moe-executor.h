@@ -4,6 +4,7 @@
 #include "base/stats.h"
 #include "base/status.h"
 #include "cache/expert-cache.h"
+#include "doors/layer-hooks.h"
 #include "execute/expert-stream.h"
 #include "graph/inner-graph.h"
 #include "graph/routing.h"
@@ -19,6 +20,8 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
+#include <utility>
 #include <vector>
 
 namespace hobbit {
@@ -42,8 +45,6 @@ struct run_state {
 
     std::function<void(const layer_report &)> observer = nullptr; // hears of each layer and batch once; may be null
     second_pass                               passes   = {};      // over the current batch
-
-    bool degrade = false; // see replace_missing
 };
 
 // Adds a pass that is kept.
@@ -59,6 +60,9 @@ class moe_executor {
     // All must outlive the executor; prefetcher and share may be null.
     moe_executor(const expert_index & index, expert_cache & cache, prefetcher * prefetcher, cpu_share * share,
                  run_state & run, stats & stats);
+
+    // Calls these too. REQUIRES: before compute
+    void add(std::vector<std::unique_ptr<layer_hooks>> hooks) { hooks_ = std::move(hooks); }
 
     // The error that every call returns.
     const status & error() const { return error_; }
@@ -79,19 +83,17 @@ class moe_executor {
         host_copy                    matmul_input; // of the first matmul, for the CPU's share
     };
 
-    status run(ggml_cgraph * graph, const inner_graphs & on);
-    status begin_layer(const stage & st, const ggml_tensor * last, const inner_graphs & on);
-    status begin_section(ggml_cgraph * graph, int first, inner_graph & inner);
-    status end_layer(const ggml_tensor * output, const inner_graphs & on);
-    status check_weights(const ggml_tensor * matmul) const;
-    bool   can_replace(ggml_cgraph * graph, int first) const;
-    void   plan(const ggml_tensor * matmul, inner_graph & inner);
-
-    std::vector<int32_t> ranking(const ggml_tensor * matmul, inner_graph & inner);
-
-    void count(const step_counts & counts);
-    void observe();
-    bool is_second() const { return run_.batch.pass() == batch_pass::second; }
+    status       run(ggml_cgraph * graph, const inner_graphs & on);
+    status       begin_layer(ggml_cgraph * graph, int first, const stage & st, const ggml_tensor * last,
+                             const inner_graphs & on);
+    routed_layer routed(ggml_cgraph * graph, int first, const inner_graphs & on) const;
+    status       begin_section(ggml_cgraph * graph, int first, const inner_graphs & on);
+    status       end_layer(const ggml_tensor * output, const inner_graphs & on);
+    status       check_weights(const ggml_tensor * matmul) const;
+    void         plan();
+    void         count(const step_counts & counts);
+    void         observe();
+    bool         is_second() const { return run_.batch.pass() == batch_pass::second; }
 
     const expert_index & index_;
     expert_cache &       cache_;
@@ -101,9 +103,10 @@ class moe_executor {
     stats &              stats_;
     expert_stream        stream_;
     layer_state          layer_;
-    bool                 can_replace_ = true;  // experts of the layer that begins
-    bool                 is_declined_ = false; // a warning has said that it cannot
-    status               error_;
+
+    std::vector<std::unique_ptr<layer_hooks>> hooks_;
+
+    status error_;
 };
 
 } // namespace hobbit

@@ -64,6 +64,10 @@ class inner_graph {
 
     ggml_backend_t backend() const { return backend_; }
 
+    // Threads that the backend computes with; 0: unknown.
+    int  n_threads() const { return n_threads_; }
+    void set_n_threads(int n) { n_threads_ = n; }
+
     // Whether the caller of the outer graph wants it to end; devices do not ask by themselves.
     bool is_aborted() const { return abort_ && abort_(abort_data_); }
     void set_abort_callback(ggml_abort_callback callback, void * data) {
@@ -177,6 +181,7 @@ class inner_graph {
     status        check(ggml_status result) const;
 
     ggml_backend_t        backend_;
+    int                   n_threads_  = 0;
     ggml_abort_callback   abort_      = nullptr; // null: it never ends early
     void *                abort_data_ = nullptr;
     const size_t          alignment_; // of tensors on the device

@@ -31,6 +31,7 @@ void lazy_backend::configure() {
     }
     if (inner_) {
         inner_->set_abort_callback(abort_, abort_data_);
+        inner_->set_n_threads(n_threads_);
     }
 }
 

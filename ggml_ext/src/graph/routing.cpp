@@ -49,36 +49,4 @@ status read_routing(const ggml_tensor * matmul, layer_id layer, layer_routing & 
     return {};
 }
 
-// Whether it holds each expert once, and begins with those chosen.
-static bool is_ranking(const int32_t * experts, size_t n_experts, const int32_t * chosen, size_t n_used) {
-    std::vector<bool> seen(n_experts, false);
-    for (size_t i = 0; i < n_experts; i++) {
-        const int32_t e = experts[i];
-        if (e < 0 || size_t(e) >= n_experts || seen[size_t(e)] || (i < n_used && e != chosen[i])) {
-            return false;
-        }
-        seen[size_t(e)] = true;
-    }
-    return true;
-}
-
-std::vector<int32_t> read_ranking(const ggml_tensor * matmul, const layer_routing & routing, inner_graph & inner) {
-    const ggml_tensor * all       = matmul->src[2]->view_src;
-    const auto          n_experts = size_t(matmul->src[0]->ne[2]);
-    if (!all || all->type != GGML_TYPE_I32 || !ggml_is_contiguous(all) || size_t(all->ne[0]) != n_experts ||
-        ggml_nrows(all) != routing.n_tokens) {
-        return {};
-    }
-    std::vector<int32_t> ranking(size_t(ggml_nelements(all)));
-    ggml_backend_tensor_get(all, ranking.data(), 0, ggml_nbytes(all));
-    inner.count_copy(ggml_nbytes(all));
-    for (int64_t t = 0; t < routing.n_tokens; t++) {
-        if (!is_ranking(&ranking[size_t(t) * n_experts], n_experts, &routing.experts[size_t(t * routing.n_used)],
-                        size_t(routing.n_used))) {
-            return {};
-        }
-    }
-    return ranking;
-}
-
 } // namespace hobbit

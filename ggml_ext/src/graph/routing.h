@@ -24,8 +24,4 @@ struct host_copy {
 status read_routing(const ggml_tensor * matmul, layer_id layer, layer_routing & routing, inner_graph & inner,
                     host_copy * input);
 
-// All experts as the router ranked them, best first, [token][expert]: what the chosen ones are a view of. Empty if that
-// is not at hand: the ids were copied to another device, or the device's router writes the chosen ones alone.
-std::vector<int32_t> read_ranking(const ggml_tensor * matmul, const layer_routing & routing, inner_graph & inner);
-
 } // namespace hobbit

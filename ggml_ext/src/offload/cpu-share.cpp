@@ -28,8 +28,7 @@ cpu_share::cpu_share(const expert_index & index, expert_cache & cache, expert_ca
     cache_.set_replacement_listener([this](const auto & in, const auto & out) { placement_.gain().replaced(in, out); });
 }
 
-status cpu_share::begin_layer(const layer_routing & routing, const layer_plan & plan, inner_graph & device) {
-    HOBBIT_TRY(early_ ? early_->finish() : status());
+void cpu_share::begin_layer(const layer_routing & routing, const layer_plan & plan, inner_graph & device) {
     routing_ = &routing;
     plan_    = &plan;
     work_.clear();
@@ -42,7 +41,7 @@ status cpu_share::begin_layer(const layer_routing & routing, const layer_plan & 
     on_cpu_       = placement_.place(work_, routing.n_tokens);
     is_as_placed_ = true;
     for (size_t i = 0; i < work_.size(); i++) {
-        if (!work_[i].is_present && is_early(plan.uses[i])) {
+        if (!work_[i].is_present && is_ready(plan.uses[i])) {
             on_cpu_[i]    = true;
             is_as_placed_ = false; // no sample: these rows take no time
         }
@@ -50,7 +49,6 @@ status cpu_share::begin_layer(const layer_routing & routing, const layer_plan & 
     device.measure(is_as_placed_ && placement_.measures_device());
     device_before_ = device.measured();
     cpu_time_      = seconds(0);
-    return {};
 }
 
 // In host memory.
@@ -77,18 +75,20 @@ void cpu_share::begin_section(const layer_section & section, part_set parts, con
     }
     parts_              = parts;
     const bool is_whole = parts == all_parts();
-    if (early_ && can_share && routing_->n_tokens == 1 && is_whole) {
-        early_->learn(section, routing_->layer);
+    if (source_ && can_share && routing_->n_tokens == 1 && is_whole) {
+        source_->learn(section, routing_->layer);
     }
     if (has_rows()) {
         const auto start = clock::now();
-        std::stable_partition(pinned_.begin(), pinned_.end(), [&](const planned_use * use) { return is_early(*use); });
+        std::stable_partition(pinned_.begin(), pinned_.end(), [&](const planned_use * use) { return is_ready(*use); });
         for (const planned_use * use : pinned_) {
             host_.request(use->id, use->tier, parts);
         }
         rows_.begin(section, *routing_, pinned_, known, device);
-        stats_.selections_early += is_whole && is_early(*pinned_.front()) ? rows_.adopt(early_->rows()) : 0;
-        cpu_time_               += clock::now() - start;
+        if (is_whole && is_ready(*pinned_.front())) {
+            source_->took(rows_.adopt(*ready()));
+        }
+        cpu_time_ += clock::now() - start;
     }
 }
 
@@ -115,13 +115,6 @@ status cpu_share::end_section(inner_graph & device) {
     release();
     device.measure(is_as_placed_ && placement_.measures_device());
     return s;
-}
-
-void cpu_share::abandon() {
-    release();
-    if (early_) {
-        early_->finish(); // its error, if any, is of no use now
-    }
 }
 
 void cpu_share::release() {

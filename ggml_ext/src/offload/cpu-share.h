@@ -7,13 +7,12 @@
 #include "graph/inner-graph.h"
 #include "model/expert-shapes.h"
 #include "offload/cpu-rows.h"
-#include "offload/early-rows.h"
 #include "offload/placement.h"
+#include "offload/row-source.h"
 #include "plan/layer-plan.h"
 
 #include <chrono>
 #include <cstdint>
-#include <memory>
 #include <vector>
 
 namespace hobbit {
@@ -30,12 +29,11 @@ class cpu_share {
               double upload_share, compute_mode mode, stats & stats);
     ~cpu_share() { cache_.set_replacement_listener(nullptr); }
 
-    // Also computes predicted experts a layer early, from the next layer on; see early_rows. The predictor must outlive
-    // the object.
-    void compute_early(predictor & ahead) { early_ = std::make_unique<early_rows>(index_, cache_, host_, ahead); }
+    // Takes rows from here where it has them. The source must outlive the object's last use.
+    void set_row_source(row_source * source) { source_ = source; }
 
     // Decides who computes which use of the plan. Plan and routing must live until end_layer.
-    status begin_layer(const layer_routing & routing, const layer_plan & plan, inner_graph & device);
+    void begin_layer(const layer_routing & routing, const layer_plan & plan, inner_graph & device);
 
     // Whether the CPU computes a use of the plan.
     bool computes(const planned_use & use) const { return on_cpu_[index_of(use)]; }
@@ -43,11 +41,6 @@ class cpu_share {
     // Pins the CPU's experts in host memory, requests their missing `parts`, and copies the section's inputs but for
     // `known`. REQUIRES: the device has computed these inputs.
     void begin_section(const layer_section & section, part_set parts, const host_copy & known, inner_graph & device);
-
-    // Begins to compute what the next layer is predicted to use; the router's input may be null. REQUIRES: begin_layer
-    status look_ahead(const ggml_tensor * router_input, inner_graph & device) {
-        return early_ ? early_->start(*routing_, router_input, device) : status();
-    }
 
     // Whether the CPU computes rows of the section, or all of them: then the device has nothing to compute.
     bool has_rows() const { return !pinned_.empty(); }
@@ -68,7 +61,7 @@ class cpu_share {
     void end_layer(inner_graph & device);
 
     // After an error.
-    void abandon();
+    void abandon() { release(); }
 
     // See placement.
     std::vector<placement::latency> latencies() const { return placement_.latencies(); }
@@ -81,22 +74,25 @@ class cpu_share {
     expert_term own_term(const planned_use & use) const { return { use.id, index_.terms(use.tier).back() }; }
     part_set    all_parts() const { return index_.layer(routing_->layer).parts; }
 
-    bool is_early(const planned_use & use) const { return early_ && routing_->n_tokens == 1 && early_->has(use); }
+    // Rows of this layer that exist already; null: none.
+    const cpu_rows * ready() const { return source_ && routing_->n_tokens == 1 ? source_->rows() : nullptr; }
+
+    bool is_ready(const planned_use & use) const { return ready() && ready()->has(use); }
 
     bool pin(const planned_use & use);
     void release();
 
-    const expert_index &        index_;
-    expert_cache &              cache_;
-    expert_cache &              host_;
-    const expert_shapes &       kinds_;
-    stats &                     stats_;
-    placement                   placement_;
-    cpu_rows                    rows_;   // of the current section
-    std::unique_ptr<early_rows> early_;  // null: nothing is computed early
-    loader::transfers           link_;   // already counted by the placement
-    clock::time_point           passed_; // already counted by the placement
-    bool                        has_warned_ = false;
+    const expert_index &  index_;
+    expert_cache &        cache_;
+    expert_cache &        host_;
+    const expert_shapes & kinds_;
+    stats &               stats_;
+    placement             placement_;
+    cpu_rows              rows_; // of the current section
+    row_source *          source_ = nullptr;
+    loader::transfers     link_;   // already counted by the placement
+    clock::time_point     passed_; // already counted by the placement
+    bool                  has_warned_ = false;
 
     // the current layer
     const layer_routing *            routing_ = nullptr;

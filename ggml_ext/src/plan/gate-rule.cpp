@@ -24,6 +24,8 @@ namespace {
 
 class gate_rule : public precision_rule {
   public:
+    explicit gate_rule(const rule_options &) {}
+
     std::vector<precision> decide(const rule_input & in) override {
         const layer_routing &  routing = in.routing;
         std::vector<precision> out(routing.experts.size(), precision::high);
@@ -35,10 +37,8 @@ class gate_rule : public precision_rule {
     }
 };
 
-} // namespace
+const auto maker = registered_rule::of<gate_rule>("gate", { "(t1 and t2)" });
 
-std::unique_ptr<precision_rule> make_gate_rule(const rule_options &) {
-    return std::make_unique<gate_rule>();
-}
+} // namespace
 
 } // namespace hobbit

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "plan/layer-plan.h"
 
-#include "plan/replacement.h"
-
 #include <algorithm>
 #include <map>
 #include <numeric>
@@ -34,7 +32,7 @@ static void unite(const rule_input & in, std::vector<precision> & precisions) {
     }
 }
 
-layer_plan plan_layer(precision_rule & rule, const rule_input & in, bool strict) {
+layer_plan plan_layer(precision_rule & rule, const rule_input & in, bool strict, const plan_adjustment & adjust) {
     const layer_routing & routing = in.routing;
     const residency       none    = [](expert_id, tier_id) { return false; };
     layer_plan            plan;
@@ -50,8 +48,8 @@ layer_plan plan_layer(precision_rule & rule, const rule_input & in, bool strict)
     if (!strict) {
         unite(in, plan.precisions);
     }
-    if (!strict && in.ranking) {
-        served = replace_missing(in, plan.precisions);
+    if (!strict && adjust) {
+        adjust(in, plan.precisions, served);
     }
 
     std::map<std::pair<int32_t, tier_id>, planned_use> uses;
@@ -65,7 +63,6 @@ layer_plan plan_layer(precision_rule & rule, const rule_input & in, bool strict)
         use.id             = { routing.layer, uint32_t(served[i]) };
         use.tier           = tier;
         use.selections.push_back(int32_t(i));
-        plan.n_replaced += served[i] != routing.experts[i];
     }
     for (auto & entry : uses) {
         plan.uses.push_back(std::move(entry.second));

@@ -29,8 +29,8 @@ static step_counts count(const layer_plan & plan, const residency & is_resident,
 }
 
 layer_plan layer_step::run(const rule_input & in, const std::vector<uint32_t> & sequences, step_counts & counts,
-                           const filter & is_counted, const novelty & is_new) {
-    layer_plan plan = plan_layer(rule_, in, strict_);
+                           const filter & is_counted, const novelty & is_new, const plan_adjustment & adjust) {
+    layer_plan plan = plan_layer(rule_, in, strict_, adjust);
     record(plan, in.routing, sequences, is_new);
     counts = count(plan, in.is_resident, is_counted, is_new);
     return plan;

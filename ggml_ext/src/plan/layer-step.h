@@ -36,7 +36,8 @@ class layer_step {
     // counts. Uses and misses count what is new in its precision, and the policy hears of what is new in any; without
     // `is_new` everything is. The uses come in the order of experts.
     layer_plan run(const rule_input & in, const std::vector<uint32_t> & sequences, step_counts & counts,
-                   const filter & is_counted = nullptr, const novelty & is_new = nullptr);
+                   const filter & is_counted = nullptr, const novelty & is_new = nullptr,
+                   const plan_adjustment & adjust = nullptr);
 
   private:
     void record(const layer_plan & plan, const layer_routing & routing, const std::vector<uint32_t> & sequences,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include "base/registered.h"
 #include "model/expert.h"
 #include "plan/precision-costs.h"
 
@@ -44,16 +45,13 @@ struct rule_input {
     const residency &                     is_resident;
     bool                                  has_low; // there is a pool for low precision
     presence                              has_high = {};
-
-    // All experts as the router ranked them, [token][expert]; null: nothing is replaced. See replace_missing.
-    const std::vector<int32_t> * ranking = nullptr;
 };
 
 // Decides for each selection of one layer and batch: high precision, low precision or skip. A rule decides for each
 // token alone, and as if all experts had a high version. plan_layer then raises a decision where another token of the
 // batch needs the expert in a better precision, or where a better version is resident.
 //
-// A new rule is a file of its own and a line in precision-rule.cpp. Thread-safety: none; a rule may keep state.
+// A new rule is a file of its own, which registers it. Thread-safety: none; a rule may keep state.
 class precision_rule {
   public:
     virtual ~precision_rule() = default;
@@ -69,13 +67,25 @@ struct rule_options {
     tier_kind               high      = tier_kind::complete;
 };
 
-// The rule of that name, or null if none has it. The setting hobbit.rule takes these names.
-std::unique_ptr<precision_rule> make_rule(const rule_options & options);
+struct rule_traits {
+    const char * help        = "";    // for the setting hobbit.rule, which takes the names
+    bool         takes_price = false; // the rule's number is the price; otherwise its numbers are t1 and t2
+};
 
-const std::vector<std::string> & rule_names();
+using registered_rule = registered<precision_rule, rule_options, rule_traits>;
 
-// Whether the rule's number is the price; otherwise its numbers are t1 and t2.
-bool takes_price(const std::string & rule);
+// Null if no rule has the name in the options.
+inline std::unique_ptr<precision_rule> make_rule(const rule_options & options) {
+    return registered_rule::make(options);
+}
+
+inline const std::vector<std::string> & rule_names() {
+    return registered_rule::names();
+}
+
+inline bool takes_price(const std::string & rule) {
+    return registered_rule::traits(rule).takes_price;
+}
 
 // Whether weights say which expert is more important: their sum is positive and finite. Weights may come from any
 // router (softmax or sigmoid, normalised or not).

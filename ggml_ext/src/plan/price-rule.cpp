@@ -15,7 +15,7 @@ namespace {
 // The rule "edgemoe" knows no weights: an expert is high or low for all tokens (EdgeMoE, III-B), by its cost alone.
 class price_rule : public precision_rule {
   public:
-    price_rule(const rule_options & options, bool weighs) : options_(options), weighs_(weighs) {}
+    explicit price_rule(const rule_options & options, bool weighs = true) : options_(options), weighs_(weighs) {}
 
     std::vector<precision> decide(const rule_input & in) override {
         const layer_routing &  routing = in.routing;
@@ -74,14 +74,14 @@ class price_rule : public precision_rule {
     const bool         weighs_;
 };
 
+class edgemoe_rule : public price_rule {
+  public:
+    explicit edgemoe_rule(const rule_options & options) : price_rule(options, false) {}
+};
+
+const auto price   = registered_rule::of<price_rule>("price", { "", /* .takes_price = */ true });
+const auto edgemoe = registered_rule::of<edgemoe_rule>("edgemoe", { "", /* .takes_price = */ true });
+
 } // namespace
-
-std::unique_ptr<precision_rule> make_price_rule(const rule_options & options) {
-    return std::make_unique<price_rule>(options, true);
-}
-
-std::unique_ptr<precision_rule> make_edgemoe_rule(const rule_options & options) {
-    return std::make_unique<price_rule>(options, false);
-}
 
 } // namespace hobbit

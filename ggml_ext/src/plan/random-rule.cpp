@@ -10,6 +10,8 @@ namespace {
 // The baseline that Eq. 2 is compared with: t1 is the share of high precision, t2 the share of high or low precision.
 class random_rule : public precision_rule {
   public:
+    explicit random_rule(const rule_options &) {}
+
     std::vector<precision> decide(const rule_input & in) override {
         std::uniform_real_distribution<double> uniform;
         std::vector<precision>                 out;
@@ -25,10 +27,8 @@ class random_rule : public precision_rule {
     std::mt19937_64 generator_;
 };
 
-} // namespace
+const auto maker = registered_rule::of<random_rule>("random");
 
-std::unique_ptr<precision_rule> make_random_rule(const rule_options &) {
-    return std::make_unique<random_rule>();
-}
+} // namespace
 
 } // namespace hobbit

@@ -10,6 +10,8 @@ namespace {
 // 2 the first expert is always high, and all are if the weights do not rank them.
 class rank_rule : public precision_rule {
   public:
+    explicit rank_rule(const rule_options &) {}
+
     std::vector<precision> decide(const rule_input & in) override {
         const layer_routing &  routing = in.routing;
         const auto             n_used  = size_t(routing.n_used);
@@ -29,10 +31,8 @@ class rank_rule : public precision_rule {
     }
 };
 
-} // namespace
+const auto maker = registered_rule::of<rank_rule>("rank", { "(a token's best half)" });
 
-std::unique_ptr<precision_rule> make_rank_rule(const rule_options &) {
-    return std::make_unique<rank_rule>();
-}
+} // namespace
 
 } // namespace hobbit

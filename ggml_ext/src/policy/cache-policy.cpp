@@ -2,7 +2,6 @@
 #include "policy/cache-policy.h"
 
 #include <algorithm>
-#include <map>
 #include <utility>
 
 namespace hobbit {
@@ -19,12 +18,6 @@ class scored_pool : public pool_policy {
     cache_policy & policy_;
     const term_id  term_;
 };
-
-// A function, so that it exists before the first policy registers.
-std::map<std::string, registered_policy::make_function> & registry() {
-    static std::map<std::string, registered_policy::make_function> policies;
-    return policies;
-}
 
 } // namespace
 
@@ -63,26 +56,6 @@ expert_id pool_policy::most_valuable(const std::vector<candidate> & candidates, 
 
 std::unique_ptr<pool_policy> cache_policy::make_pool(term_id term, uint32_t) {
     return std::make_unique<scored_pool>(*this, term);
-}
-
-registered_policy::registered_policy(const char * name, make_function make) {
-    registry()[name] = make;
-}
-
-std::unique_ptr<cache_policy> make_policy(const policy_options & options) {
-    const auto found = registry().find(options.name);
-    return found == registry().end() ? nullptr : found->second(options);
-}
-
-const std::vector<std::string> & policy_names() {
-    static const std::vector<std::string> names = [] {
-        std::vector<std::string> all;
-        for (const auto & [name, make] : registry()) {
-            all.push_back(name);
-        }
-        return all;
-    }();
-    return names;
 }
 
 } // namespace hobbit

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include "base/registered.h"
 #include "model/expert.h"
 
 #include <array>
@@ -118,28 +119,24 @@ class per_pool_policy : public cache_policy {
     const policy_options options_;
 };
 
-// Gives a policy its name. Each policy has one such object, of static storage, in its own file.
-class registered_policy {
-  public:
-    using make_function = std::unique_ptr<cache_policy> (*)(const policy_options &);
-
-    registered_policy(const char * name, make_function make);
-
-    template <typename Policy>
-    static registered_policy of(const char * name) {
-        return { name, [](const policy_options & options) -> std::unique_ptr<cache_policy> {
-                    return std::make_unique<Policy>(options);
-                } };
-    }
+struct policy_traits {
+    bool needs_prior = false; // the policy decides by the prior alone
 };
 
-// The policy with the name in the options, or null: policy_names lists the names that exist.
-std::unique_ptr<cache_policy> make_policy(const policy_options & options);
+// Gives a policy its name, in its own file.
+using registered_policy = registered<cache_policy, policy_options, policy_traits>;
 
-// Whether the policy decides by the prior alone, and so must have one.
-bool needs_prior(const std::string & policy);
+// Null if no policy has the name in the options.
+inline std::unique_ptr<cache_policy> make_policy(const policy_options & options) {
+    return registered_policy::make(options);
+}
 
-// In alphabetical order.
-const std::vector<std::string> & policy_names();
+inline bool needs_prior(const std::string & policy) {
+    return registered_policy::traits(policy).needs_prior;
+}
+
+inline const std::vector<std::string> & policy_names() {
+    return registered_policy::names();
+}
 
 } // namespace hobbit

@@ -118,22 +118,6 @@ class hobbit_policy : public sequence_policy {
     const std::array<double, 4> w_; // of LRU, LFU, LHU, FLD
 };
 
-// MoE-Infinity (arXiv 2401.14361), expert cache, as we read it: (A[l, e] / sum of A[l] + epsilon) (1 - l / n), where A
-// counts the tokens of the sequence that used the expert. The first layers are worth more, because prefetch serves
-// later layers better. The largest value of all sequences counts. Here l counts from 0 and epsilon is 1e-4.
-class moe_infinity_policy : public sequence_policy {
-  public:
-    using sequence_policy::sequence_policy;
-
-    double value(expert_id id, term_id, layer_id) override {
-        constexpr double epsilon = 1e-4;
-        const double     share   = records_.largest(id, [](const usage_record & r, uint32_t, uint64_t layer_uses) {
-            return double(r.n_uses) / double(std::max<uint64_t>(layer_uses, 1));
-        });
-        return (share + epsilon) * (1.0 - double(id.layer) / n_layers_);
-    }
-};
-
 // EdgeMoE (arXiv 2308.14352), section III-C2: f / d, where f is how often the expert was used and d how many layers
 // ahead it lies, from 1 (the next layer) to n (the running layer, which runs again in the next token). The paper prints
 // (n - l + i) mod n in place of d. That is 0 for the running layer and grows the nearer a layer is, against the paper's
@@ -149,13 +133,9 @@ class edgemoe_policy : public lfu_policy {
 };
 
 const registered_policy all[] = {
-    registered_policy::of<lru_policy>("lru"),
-    registered_policy::of<lfu_policy>("lfu"),
-    registered_policy::of<lhu_policy>("lhu"),
-    registered_policy::of<fld_policy>("fld"),
-    registered_policy::of<random_policy>("random"),
-    registered_policy::of<hobbit_policy>("hobbit"),
-    registered_policy::of<moe_infinity_policy>("moe-infinity"),
+    registered_policy::of<lru_policy>("lru"),         registered_policy::of<lfu_policy>("lfu"),
+    registered_policy::of<lhu_policy>("lhu"),         registered_policy::of<fld_policy>("fld"),
+    registered_policy::of<random_policy>("random"),   registered_policy::of<hobbit_policy>("hobbit"),
     registered_policy::of<edgemoe_policy>("edgemoe"),
 };
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include "base/registered.h"
 #include "base/status.h"
 #include "ggml-backend.h"
 #include "hobbit.h"
@@ -26,8 +27,8 @@ struct predictor_options {
     lookahead_maps             maps;                                    // that a calibration fitted
 };
 
-// Names the experts that the layers after the running one will choose. To add a predictor, write one file and add a
-// row to the table in predictor.cpp.
+// Names the experts that the layers after the running one will choose. A new predictor is a file of its own,
+// which registers it.
 //
 // Order of calls: set_router before the first batch; then, layer by layer in each batch, on_routing, and after it
 // predict where a prediction is wanted.
@@ -69,9 +70,19 @@ class predictor {
 // Makes each token's weights sum to 1; they are equal where they are not known.
 void normalize(layer_routing & routing);
 
-// The predictor of that name, or null where there is none: predictor_names lists them.
-std::unique_ptr<predictor> make_predictor(const predictor_options & options);
+struct predictor_traits {
+    const char * help = ""; // for the setting hobbit.predictor, behind the name
+};
 
-const std::vector<std::string> & predictor_names();
+using registered_predictor = registered<predictor, predictor_options, predictor_traits>;
+
+// Null if no predictor has the name in the options.
+inline std::unique_ptr<predictor> make_predictor(const predictor_options & options) {
+    return registered_predictor::make(options);
+}
+
+inline const std::vector<std::string> & predictor_names() {
+    return registered_predictor::names();
+}
 
 } // namespace hobbit

@@ -265,4 +265,6 @@ status router_predictor::predict(const layer_routing & running, uint32_t n_ahead
     return {};
 }
 
+static const auto maker = registered_predictor::of<router_predictor>("router", { "asks the next layers' routers" });
+
 } // namespace hobbit

@@ -237,8 +237,6 @@ TEST_CASE("the ranges of numbers, and what a model file may store") {
 TEST_CASE("the switches and their defaults") {
     const settings s = applied({});
     CHECK_FALSE(s.remember);
-    CHECK_FALSE(s.degrade);
-    CHECK_FALSE(s.early);
     CHECK_FALSE(s.strict);
     CHECK(s.calibrated);
     CHECK(s.pack);

@@ -55,7 +55,7 @@ TEST_CASE("every listed name makes a policy, and no other name does") {
         names.insert(name);
     }
     CHECK(names.size() == policy_names().size());
-    for (const char * name : { "lru", "lfu", "lhu", "fld", "random", "hobbit", "moe-infinity", "edgemoe", "echo" }) {
+    for (const char * name : { "lru", "lfu", "lhu", "fld", "random", "hobbit", "edgemoe", "echo" }) {
         CHECK(names.count(name) == 1);
     }
     policy_options unknown;
@@ -254,20 +254,6 @@ TEST_CASE("a sequence that is not run for long is forgotten") {
     CHECK(records.largest({ 0, 1 }, uses) == 0);
 }
 
-TEST_CASE("moe-infinity: the share of the layer's uses, first layers first") {
-    auto policy = make("moe-infinity");
-    policy->begin_sequence(0);
-    run_token(*policy, { use(0, 1), use(0, 2), use(2, 1), use(2, 2) });
-    run_token(*policy, { use(0, 1), use(0, 3), use(2, 1), use(2, 3) });
-    // layer 0: 4 uses, 2 of them of expert 1; layer 2 weighs 1 - 2/4
-    CHECK(value(*policy, 0, 1) == doctest::Approx(0.5 + 1e-4));
-    CHECK(value(*policy, 0, 2) == doctest::Approx(0.25 + 1e-4));
-    CHECK(value(*policy, 2, 1) == doctest::Approx((0.5 + 1e-4) * 0.5));
-    CHECK(value(*policy, 0, 7) > value(*policy, 2, 7)); // never used: the layer decides
-    policy->begin_sequence(0);
-    CHECK(value(*policy, 0, 1) == doctest::Approx(1e-4));
-}
-
 TEST_CASE("edgemoe: uses over the distance ahead") {
     auto policy = make("edgemoe");
     policy->begin_sequence(0);
@@ -297,11 +283,4 @@ TEST_CASE("distances go around whatever the number of layers") {
             CHECK(value(*fld, layer, 1, running) == doctest::Approx(1.0 - (ahead % 3) / 3.0));
         }
     }
-}
-
-TEST_CASE("moe-infinity: an expert that had the layer's only use has all of its share") {
-    auto policy = make("moe-infinity");
-    policy->begin_sequence(0);
-    run_token(*policy, { use(0, 1) });
-    CHECK(value(*policy, 0, 1) == doctest::Approx(1.0001));
 }

@@ -6,25 +6,6 @@
 
 using namespace hobbit;
 
-static hobbit_simulation judged(const char * predictor, uint32_t slots_high) {
-    hobbit_simulation o = options("lru", 2, 26, 1, slots_high);
-    o.predictor         = predictor;
-    return o;
-}
-
-// One expert per token in each of two layers; a token in capital letters is counted.
-static route_list two_layers(const std::string & first, const std::string & second) {
-    route_list routes;
-    for (size_t token = 0; token < first.size(); token++) {
-        for (const int32_t layer : { 0, 1 }) {
-            const char c       = layer == 0 ? first[token] : second[token];
-            const bool counted = c < 'a';
-            routes.push_back({ 0, int32_t(token), layer, c - (counted ? 'A' : 'a'), 1.0f, counted });
-        }
-    }
-    return routes;
-}
-
 TEST_CASE("repeat on four tokens, worked by hand") {
     // Layer 1 is predicted -, A, A, B and chooses A, A, B, A: one of four uses was predicted. What layer 1 has:
     // three slots hold A X, A X, B A X, B A X before the third and fourth choice, so no prediction was missing.
@@ -73,13 +54,6 @@ TEST_CASE("recall by layer") {
     CHECK(r.predicted_right == 3);
 }
 
-TEST_CASE("paths learn what follows what") {
-    // layer 1 chooses what layer 0 chose: each of three experts is new once
-    const hobbit_simulation_result r = run(two_layers("ABCABCABC", "ABCABCABC"), judged("paths", 0));
-    CHECK(r.predictable == 9);
-    CHECK(r.predicted_right == 6);
-}
-
 TEST_CASE("without a predictor nothing is judged") {
     const hobbit_simulation_result r = run(two_layers("XX", "AA"), judged(nullptr, 2));
     CHECK(r.predictable + r.predicted_right + r.predicted_missing == 0);
@@ -90,9 +64,9 @@ TEST_CASE("a predictor that a trace cannot feed is refused") {
         hobbit_simulation_result result;
         const route_list         routes = two_layers("X", "A");
         const status             s      = simulate(routes.data(), routes.size(), judged(name, 1), result);
-        CHECK(s.message() == "no predictor '" + std::string(name) +
-                                 "' runs on routes alone, which is all that a trace holds: choose one of repeat, "
-                                 "paths, paths-exact");
+        CHECK(s.message().find("no predictor '" + std::string(name) +
+                               "' runs on routes alone, which is all that a trace holds: choose one of ") == 0);
+        CHECK(s.message().find("repeat") != std::string::npos);
         CHECK(result.hits_high + result.misses_high == 0);
     }
 }

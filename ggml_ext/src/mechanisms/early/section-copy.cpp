@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "offload/section-copy.h"
+#include "mechanisms/early/section-copy.h"
 
 #include <cstring>
 #include <map>

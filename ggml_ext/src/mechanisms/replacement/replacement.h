@@ -14,7 +14,9 @@ namespace hobbit {
 // token's already. It stays if there is none, or if another token has the expert fetched.
 //
 // Returns the experts that serve the selections, and changes the precisions of those that are replaced. The weight
-// remains that of the expert replaced, where the paper normalises anew. Pure. REQUIRES: in.ranking
-std::vector<int32_t> replace_missing(const rule_input & in, std::vector<precision> & precisions);
+// remains that of the expert replaced, where the paper normalises anew. `ranking`: all experts as the router ranked
+// them, [token][expert]. Pure.
+std::vector<int32_t> replace_missing(const rule_input & in, const std::vector<int32_t> & ranking,
+                                     std::vector<precision> & precisions);
 
 } // namespace hobbit

@@ -1,23 +1,24 @@
 // SPDX-License-Identifier: MIT
-#include "offload/early-rows.h"
+#include "mechanisms/early/early-rows.h"
+
+#include "mechanisms/early/early-settings.h"
 
 #include <algorithm>
+#include <new>
 
 namespace hobbit {
 
-early_rows::early_rows(const expert_index & index, const expert_cache & cache, expert_cache & host, predictor & ahead) :
-    index_(index),
-    cache_(cache),
-    host_(host),
-    ahead_(ahead),
+early_rows::early_rows(const hook_parts & parts) :
+    parts_(parts),
     cpu_(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU)),
-    rows_(index, host),
-    sections_(index.n_layers()) {
-    cpu_.set_n_threads(int(std::max(1u, std::thread::hardware_concurrency() / 2))); // the others compute this layer
+    rows_(parts.index, *parts.host),
+    sections_(parts.index.n_layers()) {
     thread_ = std::thread([this] { work(); });
+    parts_.share->set_row_source(this);
 }
 
 early_rows::~early_rows() {
+    parts_.share->set_row_source(nullptr);
     {
         std::lock_guard<std::mutex> lock(mutex_);
         is_ended_ = true;
@@ -37,8 +38,10 @@ void early_rows::work() {
         status s;
         try {
             s = cpu_.inner().compute();
+        } catch (const std::bad_alloc &) {
+            s = status::error("no memory is left to compute experts a layer early: free some");
         } catch (const std::exception & e) {
-            s = status::error("no memory is left to compute experts: %s", e.what());
+            s = status::error("internal error: %s", e.what());
         }
         lock.lock();
         result_ = s;
@@ -53,40 +56,54 @@ void early_rows::learn(const layer_section & section, layer_id layer) {
     }
 }
 
+void early_rows::took(size_t n_uses) {
+    parts_.counters.of(selections_early) += n_uses;
+}
+
+// Half of the threads that compute the CPU's share: the others compute the running layer.
+void early_rows::set_n_threads(const inner_graph * cpu) {
+    if (cpu && cpu->n_threads() > 0) {
+        cpu_.set_n_threads(std::max(1, cpu->n_threads() / 2));
+    }
+}
+
 // Pins the predicted experts that host memory alone has.
-status early_rows::choose(const layer_routing & running, const ggml_tensor * router_input, inner_graph & device) {
-    HOBBIT_TRY(ahead_.predict(running, 1, router_input, device.backend(), predictions_));
+status early_rows::choose(const routed_layer & layer) {
+    HOBBIT_TRY(parts_.ahead->predict(layer.routing, 1, layer.router_input, layer.device.backend(), predictions_));
     if (predictions_.empty()) {
         return {};
     }
     const layer_routing & next  = predictions_.front();
-    const part_set        parts = index_.layer(next.layer).parts;
+    const part_set        parts = parts_.index.layer(next.layer).parts;
+    const expert_cache &  host  = *parts_.host;
     for (int32_t i = 0; i < int32_t(next.experts.size()); i++) {
         const expert_id id = { next.layer, uint32_t(next.experts[size_t(i)]) };
-        if (!cache_.holds(id, tier_id::high, parts) && host_.holds(id, tier_id::high, parts) &&
-            host_.arrived(id, tier_id::high, parts) && host_.acquire(id, tier_id::high)) {
+        if (!parts_.cache.holds(id, tier_id::high, parts) && host.holds(id, tier_id::high, parts) &&
+            host.arrived(id, tier_id::high, parts) && parts_.host->acquire(id, tier_id::high)) {
             uses_.push_back({ id, tier_id::high, { i } });
         }
     }
     return {};
 }
 
-status early_rows::start(const layer_routing & running, const ggml_tensor * router_input, inner_graph & device) {
+status early_rows::before_rest(const routed_layer & layer) {
+    const ggml_tensor * router_input = layer.router_input;
     if (is_started_) { // in another section of the layer
         return {};
     }
     is_ready_       = false;
-    const auto next = layer_id(running.layer + 1);
-    if (running.n_tokens != 1 || next >= sections_.size() || !sections_[next] || !router_input ||
-        !ahead_.accepts(router_input)) {
+    const auto next = layer_id(layer.routing.layer + 1);
+    if (layer.routing.n_tokens != 1 || next >= sections_.size() || !sections_[next] || !router_input ||
+        !parts_.ahead->accepts(router_input)) {
         return {};
     }
     const section_copy & copy = *sections_[next];
     if (ggml_nbytes(router_input) != ggml_nbytes(copy.input())) {
         return {};
     }
+    set_n_threads(layer.cpu);
     HOBBIT_TRY(cpu_.open());
-    HOBBIT_TRY(choose(running, router_input, device));
+    HOBBIT_TRY(choose(layer));
     if (uses_.empty()) {
         return {};
     }
@@ -94,9 +111,9 @@ status early_rows::start(const layer_routing & running, const ggml_tensor * rout
     for (const planned_use & use : uses_) {
         uses.push_back(&use);
     }
-    const char *    bytes = device.read({ router_input }).front();
+    const char *    bytes = layer.device.read({ router_input }).front();
     const host_copy input = { copy.input(), { bytes, bytes + ggml_nbytes(router_input) } };
-    rows_.begin(copy.section(), predictions_.front(), uses, input, device);
+    rows_.begin(copy.section(), predictions_.front(), uses, input, layer.device);
     const status s = rows_.begin_next(cpu_.inner());
     if (!s.ok()) {
         release();
@@ -132,9 +149,14 @@ status early_rows::finish() {
 
 void early_rows::release() {
     for (const planned_use & use : uses_) {
-        host_.release(use.id, use.tier);
+        parts_.host->release(use.id, use.tier);
     }
     uses_.clear();
 }
+
+static const registered_hooks maker("early", [](const hook_parts & parts) -> std::unique_ptr<layer_hooks> {
+    const bool is_on = early_setting.of(parts.settings) != 0;
+    return is_on && parts.host && parts.ahead && parts.share ? std::make_unique<early_rows>(parts) : nullptr;
+});
 
 } // namespace hobbit

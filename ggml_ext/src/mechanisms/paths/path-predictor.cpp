@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "predict/path-predictor.h"
+#include "mechanisms/paths/path-predictor.h"
 
 #include "predict/top-k.h"
 
@@ -144,5 +144,19 @@ status path_predictor::predict(const layer_routing & running, uint32_t n_ahead, 
     }
     return {};
 }
+
+//
+// names
+//
+
+template <size_t dictionary_size>
+static std::unique_ptr<predictor> make(const predictor_options & options) {
+    return std::make_unique<path_predictor>(options, dictionary_size);
+}
+
+static const registered_predictor makers[] = {
+    { "paths", make<0>, { "learns which experts follow which" } },
+    { "paths-exact", make<8u << 20>, { "by two layers" } },
+};
 
 } // namespace hobbit

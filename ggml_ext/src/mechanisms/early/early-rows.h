@@ -2,11 +2,11 @@
 #pragma once
 
 #include "base/status.h"
-#include "cache/expert-cache.h"
+#include "doors/layer-hooks.h"
 #include "graph/lazy-backend.h"
+#include "mechanisms/early/section-copy.h"
 #include "offload/cpu-rows.h"
-#include "offload/section-copy.h"
-#include "predict/predictor.h"
+#include "offload/row-source.h"
 
 #include <condition_variable>
 #include <memory>
@@ -22,42 +22,37 @@ namespace hobbit {
 // router then chooses the expert.
 //
 // Thread-safety: none; the thread only computes graphs that the caller has built.
-class early_rows {
+class early_rows final : public layer_hooks, public row_source {
   public:
-    // All must outlive the object; `cache` is the device's, `host` its next-level cache.
-    early_rows(const expert_index & index, const expert_cache & cache, expert_cache & host, predictor & ahead);
-    ~early_rows();
+    // REQUIRES: the parts have a host cache, a predictor and a share, which then takes rows from here
+    explicit early_rows(const hook_parts & parts);
+    ~early_rows() override;
 
     early_rows(const early_rows &)             = delete;
     early_rows & operator=(const early_rows &) = delete;
 
-    // Keeps how a layer's section computes a row. REQUIRES: cpu_rows::can_share; the section has all parts of the layer
-    void learn(const layer_section & section, layer_id layer);
+    void             learn(const layer_section & section, layer_id layer) override;
+    const cpu_rows * rows() override { return is_ready_ ? &rows_ : nullptr; }
+    void             took(size_t n_uses) override;
 
-    // Predicts the next layer and begins to compute, once for each running layer. router_input belongs to the outer
-    // graph; null where it is not known. REQUIRES: the device has computed it; finish() since the layer before
-    status start(const layer_routing & running, const ggml_tensor * router_input, inner_graph & device);
+    // Waits for the rows of this layer.
+    status on_routing(const routed_layer &) override { return finish(); }
 
-    // Waits for what was started.
-    status finish();
+    // Predicts the next layer and begins to compute, once for each running layer.
+    status before_rest(const routed_layer & layer) override;
 
-    // Whether rows of the use were computed. REQUIRES: finish()
-    bool has(const planned_use & use) const { return is_ready_ && rows_.has(use); }
-
-    // REQUIRES: finish()
-    const cpu_rows & rows() const { return rows_; }
+    void abandon() override { finish(); } // its error, if any, is of no use now
 
   private:
-    status choose(const layer_routing & running, const ggml_tensor * router_input, inner_graph & device);
+    status finish();
+    status choose(const routed_layer & layer);
+    void   set_n_threads(const inner_graph * cpu);
     void   release();
     void   work();
 
-    const expert_index & index_;
-    const expert_cache & cache_;
-    expert_cache &       host_;
-    predictor &          ahead_;
-    lazy_backend         cpu_;
-    cpu_rows             rows_;
+    const hook_parts parts_;
+    lazy_backend     cpu_;
+    cpu_rows         rows_;
 
     std::vector<std::unique_ptr<section_copy>> sections_; // [layer]; null: not known
     std::vector<layer_routing>                 predictions_;

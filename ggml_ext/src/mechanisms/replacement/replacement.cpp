@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "plan/replacement.h"
+#include "mechanisms/replacement/replacement.h"
 
 #include <algorithm>
 #include <optional>
@@ -11,8 +11,8 @@ namespace {
 
 class replacement {
   public:
-    replacement(const rule_input & in, std::vector<precision> & precisions) :
-        in_(in), routing_(in.routing), precisions_(precisions), served_(routing_.experts) {}
+    replacement(const rule_input & in, const std::vector<int32_t> & ranking, std::vector<precision> & precisions) :
+        in_(in), ranking_(ranking), routing_(in.routing), precisions_(precisions), served_(routing_.experts) {}
 
     std::vector<int32_t> run() {
         std::vector<size_t> others; // missing selections but the best of each token
@@ -55,11 +55,11 @@ class replacement {
     }
 
     void replace(size_t i) {
-        const size_t n_experts = in_.ranking->size() / size_t(routing_.n_tokens);
+        const size_t n_experts = ranking_.size() / size_t(routing_.n_tokens);
         const size_t token     = i / size_t(routing_.n_used);
         const auto   own       = served_.begin() + ptrdiff_t(token * size_t(routing_.n_used));
         const auto   own_end   = own + ptrdiff_t(routing_.n_used);
-        const auto   best      = in_.ranking->begin() + ptrdiff_t(token * n_experts);
+        const auto   best      = ranking_.begin() + ptrdiff_t(token * n_experts);
         for (auto e = best; e != best + ptrdiff_t(n_experts); e++) {
             const auto found = resident(*e);
             if (found && std::find(own, own_end, *e) == own_end) {
@@ -70,16 +70,18 @@ class replacement {
         }
     }
 
-    const rule_input &       in_;
-    const layer_routing &    routing_;
-    std::vector<precision> & precisions_;
-    std::vector<int32_t>     served_; // [selection]
+    const rule_input &           in_;
+    const std::vector<int32_t> & ranking_;
+    const layer_routing &        routing_;
+    std::vector<precision> &     precisions_;
+    std::vector<int32_t>         served_; // [selection]
 };
 
 } // namespace
 
-std::vector<int32_t> replace_missing(const rule_input & in, std::vector<precision> & precisions) {
-    return replacement(in, precisions).run();
+std::vector<int32_t> replace_missing(const rule_input & in, const std::vector<int32_t> & ranking,
+                                     std::vector<precision> & precisions) {
+    return replacement(in, ranking, precisions).run();
 }
 
 } // namespace hobbit

@@ -32,12 +32,8 @@ class static_policy : public cache_policy {
     const expert_table<float> uses_;
 };
 
-const auto registered = registered_policy::of<static_policy>("static");
+const auto registered = registered_policy::of<static_policy>("static", { /* .needs_prior = */ true });
 
 } // namespace
-
-bool needs_prior(const std::string & policy) {
-    return policy == "static";
-}
 
 } // namespace hobbit

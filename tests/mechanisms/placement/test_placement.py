@@ -4,7 +4,11 @@
 import shutil
 from pathlib import Path
 
+import logits
+import models
+import numpy as np
 import pytest
+from exactness import SHORT_PLANS
 
 from pyhobbit import CacheConfig, Engine, EngineConfig, HobbitError, SamplingConfig
 from pyhobbit.quality.stored import Calibration
@@ -35,3 +39,15 @@ def test_static_needs_the_uses_of_earlier_runs(tiny_gguf: Path, tmp_path: Path) 
 
 def test_the_prompts_placement_changes_no_text(tiny_gguf: Path) -> None:
     assert _text(tiny_gguf, "prompt") == _text(tiny_gguf, "lru")
+
+
+@pytest.mark.parametrize(("mode", "policy"), [("cooperative", "prompt"), ("twiddler", "lfu")])
+def test_the_papers_placements_change_no_logits(
+    tiny_gguf: Path, rpc: str, on_cpu: logits.Result, mode: str, policy: str
+) -> None:
+    settings: dict[str, logits.Override] = {"hobbit.mode": mode, "hobbit.policy": policy}
+    settings |= {"hobbit.device": "RPC0", "hobbit.pools": on_cpu.info["tier_bytes_high"] // 2}
+    result = logits.run(models.lib_dir(), tiny_gguf, SHORT_PLANS, settings, rpc=rpc)
+    for name, wanted in on_cpu.logits.items():
+        np.testing.assert_array_equal(result.logits[name], wanted, name)
+    assert result.stats["selections_cpu"] > 0

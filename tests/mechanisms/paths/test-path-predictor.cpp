@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: MIT
-#include "predict/path-predictor.h"
+#include "mechanisms/paths/path-predictor.h"
+
+#include "fixtures/routes.h"
 
 #include <algorithm>
 #include <doctest/doctest.h>
@@ -167,4 +169,11 @@ TEST_CASE("layers may differ in their number of experts") {
     CHECK(predictions[0].experts == experts{ 0, 1 });
     CHECK(predictions[1].experts == experts{ 1, 2, 3 });
     CHECK(p.bytes() == 8 * (2 + sizeof(choice_counts)) + 2 * (4 + sizeof(choice_counts)));
+}
+
+TEST_CASE("paths learn what follows what") {
+    // layer 1 chooses what layer 0 chose: each of three experts is new once
+    const hobbit_simulation_result r = run(two_layers("ABCABCABC", "ABCABCABC"), judged("paths", 0));
+    CHECK(r.predictable == 9);
+    CHECK(r.predicted_right == 6);
 }

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include "base/status.h"
+#include "hobbit.h"
+
+#include <map>
+#include <string>
+
+namespace hobbit {
+
+// The values of all registered settings by key, defaults included.
+using registered_values = std::map<std::string, double>;
+
+// The facts that a registered setting may depend on; they are known once the layers are placed.
+struct engine_facts {
+    bool is_on_device; // a device with memory of its own computes experts
+    bool cpu_shares;   // hobbit.mode lets the CPU compute some of them
+    bool predicts;     // hobbit.prefetch is above 0
+};
+
+// A number or flag of a mechanism, which takes its place in the table of settings by an object of static storage.
+//
+// Thread-safety: constant once main() runs.
+class registered_setting {
+  public:
+    // Fails with what the user can do. Called for values other than the default.
+    using check_function = status (*)(const engine_facts &);
+
+    // `spec` must not be stored in files. The check may be null.
+    explicit registered_setting(const hobbit_setting_spec & spec, check_function check = nullptr);
+
+    double of(const registered_values & values) const { return values.at(key_); }
+
+    // [key]
+    static const std::map<std::string, hobbit_setting_spec> & all();
+
+    // The first check that fails.
+    static status check(const registered_values & values, const engine_facts & facts);
+
+  private:
+    const std::string key_;
+};
+
+} // namespace hobbit

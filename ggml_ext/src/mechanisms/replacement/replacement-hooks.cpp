@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: MIT
+#include "doors/layer-hooks.h"
+#include "ggml-backend.h"
+#include "ggml-impl.h"
+#include "graph/expert-matmul.h"
+#include "graph/stage.h"
+#include "mechanisms/replacement/replacement-settings.h"
+#include "mechanisms/replacement/replacement.h"
+
+#include <algorithm>
+
+namespace hobbit {
+
+//
+// ranking
+//
+
+// Whether it holds each expert once, and begins with those chosen.
+static bool is_ranking(const int32_t * experts, size_t n_experts, const int32_t * chosen, size_t n_used) {
+    std::vector<bool> seen(n_experts, false);
+    for (size_t i = 0; i < n_experts; i++) {
+        const int32_t e = experts[i];
+        if (e < 0 || size_t(e) >= n_experts || seen[size_t(e)] || (i < n_used && e != chosen[i])) {
+            return false;
+        }
+        seen[size_t(e)] = true;
+    }
+    return true;
+}
+
+// All experts as the router ranked them, best first, [token][expert]: the chosen ones are a view of these. Empty if the
+// tensor is not at hand: the ids were copied to another device, or the device's router writes the chosen ones alone.
+static std::vector<int32_t> read_ranking(const ggml_tensor * matmul, const layer_routing & routing,
+                                         inner_graph & inner) {
+    const ggml_tensor * all       = matmul->src[2]->view_src;
+    const auto          n_experts = size_t(matmul->src[0]->ne[2]);
+    if (!all || all->type != GGML_TYPE_I32 || !ggml_is_contiguous(all) || size_t(all->ne[0]) != n_experts ||
+        ggml_nrows(all) != routing.n_tokens) {
+        return {};
+    }
+    std::vector<int32_t> ranking(size_t(ggml_nelements(all)));
+    ggml_backend_tensor_get(all, ranking.data(), 0, ggml_nbytes(all));
+    inner.count_copy(ggml_nbytes(all));
+    for (int64_t t = 0; t < routing.n_tokens; t++) {
+        if (!is_ranking(&ranking[size_t(t) * n_experts], n_experts, &routing.experts[size_t(t * routing.n_used)],
+                        size_t(routing.n_used))) {
+            return {};
+        }
+    }
+    return ranking;
+}
+
+// Whether the matmuls alone depend on which expert serves a row: not its bias, nor its scale.
+static bool can_replace(ggml_cgraph * graph, int first, part_set all) {
+    const ggml_tensor * matmul = ggml_graph_node(graph, first);
+    const ggml_tensor * ids    = matmul->src[2];
+    part_set            parts;
+    const int           end = section_end(graph, first, parts);
+    for (int i = first; i < end; i++) {
+        const ggml_tensor * node  = ggml_graph_node(graph, i);
+        const auto          reads = [&](const ggml_tensor * source) { return source && source == ids; };
+        if (node->op != GGML_OP_MUL_MAT_ID && std::any_of(node->src, node->src + GGML_MAX_SRC, reads)) {
+            return false;
+        }
+    }
+    return parts == all;
+}
+
+//
+// hooks
+//
+
+namespace {
+
+// Replaces missing experts of generated tokens.
+class replacement_hooks final : public layer_hooks {
+  public:
+    explicit replacement_hooks(const hook_parts & parts) : parts_(parts) {}
+
+    status on_routing(const routed_layer & layer) override {
+        const layer_routing & routing = layer.routing;
+        ranking_.clear();
+        if (layer.batch.pass() == batch_pass::second || routing.n_tokens > batch_info::max_generated) {
+            return {};
+        }
+        if (can_replace(layer.graph, layer.first, parts_.index.layer(routing.layer).parts)) {
+            ranking_ = read_ranking(ggml_graph_node(layer.graph, layer.first), routing, layer.device);
+        }
+        if (ranking_.empty() && !is_declined_) {
+            GGML_LOG_WARN("hobbit: no missing expert is replaced (hobbit.degrade): the router's ranking is not at hand "
+                          "on this device, or experts have biases or scales of their own\n");
+            is_declined_ = true;
+        }
+        return {};
+    }
+
+    void adjust(const rule_input & in, std::vector<precision> & precisions, std::vector<int32_t> & served) override {
+        if (ranking_.empty()) {
+            return;
+        }
+        served = replace_missing(in, ranking_, precisions);
+        for (size_t i = 0; i < served.size(); i++) {
+            parts_.counters.of(selections_replaced) += served[i] != in.routing.experts[i];
+        }
+    }
+
+  private:
+    const hook_parts     parts_;
+    std::vector<int32_t> ranking_;             // of the layer that begins; empty: nothing is replaced
+    bool                 is_declined_ = false; // a warning has said that it cannot
+};
+
+const registered_hooks maker("replacement", [](const hook_parts & parts) -> std::unique_ptr<layer_hooks> {
+    return degrade_setting.of(parts.settings) != 0 ? std::make_unique<replacement_hooks>(parts) : nullptr;
+});
+
+} // namespace
+
+} // namespace hobbit

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: MIT
+// A layer's rows that are computed before the layer runs. The device is the CPU behind ggml's RPC server.
+#include "fixtures/executor-fixture.h"
+#include "fixtures/rpc-device.h"
+#include "mechanisms/early/early-settings.h"
+
+#include <utility>
+#include <vector>
+
+namespace {
+
+// Refuses what no token demands.
+class guarded_pool : public pool_policy {
+  public:
+    explicit guarded_pool(const policy_options &, uint32_t) {}
+
+    bool admits(expert_id, expert_id) override { return false; }
+};
+
+const auto guard = registered_policy::of<per_pool_policy<guarded_pool>>("guard");
+
+} // namespace
+
+namespace {
+
+// Predicts the same experts for every layer.
+struct fixed_predictor : predictor {
+    std::vector<int32_t> experts;
+
+    explicit fixed_predictor(std::vector<int32_t> e) : experts(std::move(e)) {}
+
+    status predict(const layer_routing &        running, uint32_t, const ggml_tensor *, ggml_backend_t,
+                   std::vector<layer_routing> & predictions) override {
+        predictions = { { layer_id(running.layer + 1), 1, 2, experts, { 0.5f, 0.5f } } };
+        return {};
+    }
+};
+
+void add_early(engine & e, const model_on_disk & m, predictor & ahead) {
+    e.executor.add(make_hooks(
+        { "", { { "hobbit.early", 1.0 } }, m.index, e.counters, e.cache, e.host.get(), &ahead, e.share.get() }));
+}
+
+// What an engine does for one token of two layers, the second with its own input.
+rows compute_both(engine & e, const model_on_disk & m, const layer_input & first, const layer_input & second) {
+    e.compute(m, first, 0);
+    return e.compute(m, second, 1);
+}
+
+} // namespace
+
+TEST_CASE("predicted experts that host memory alone has are computed on the layer before's input") {
+    for (const bool is_residual : { false, true }) {
+        CAPTURE(is_residual);
+        const model_on_disk m      = is_residual ? model_on_disk::with_residual() : model_on_disk();
+        const layer_input   first  = random_input(m.shape, 1, 1);
+        const layer_input   second = random_input(m.shape, 1, 2);
+        fixed_predictor     ahead({ second.ids[0], second.ids[0] == 7 ? 6 : 7 });
+        rules               config;
+        config.policy = "guard"; // uploads nothing once the pool is full
+        engine e{ m, 1, is_residual ? 1u : 0u, config, { rpc_device() }, 16, compute_mode::cooperative };
+        e.compute(m, random_input(m.shape, 1, 3), 0); // fills it
+        add_early(e, m, ahead);
+        e.knows_router_input = true;
+        const rows exact     = compute_both(e, m, first, second); // the layers are not known yet
+        CHECK(exact == stock(m, second, tier_id::high, 1));
+        CHECK(e.counters.of(selections_early) == 0);
+        const rows found = compute_both(e, m, first, second);
+        CHECK(e.counters.of(selections_early) == 1);
+        layer_input stale = second;
+        stale.x           = first.x;
+        CHECK(found[0] == stock(m, stale, tier_id::high, 1)[0]);
+        CHECK(found[1] == exact[1]);
+    }
+}
+
+TEST_CASE("batches of several tokens are exact, and nothing is computed early for them") {
+    const model_on_disk m;
+    const layer_input   first  = random_input(m.shape, 2, 1);
+    const layer_input   second = random_input(m.shape, 2, 2);
+    fixed_predictor     ahead({ 0, 1 });
+    engine              e{ m, 3, 0, {}, { rpc_device() }, 16, compute_mode::cooperative };
+    add_early(e, m, ahead);
+    e.knows_router_input = true;
+    for (int i = 0; i < 3; i++) {
+        CHECK(compute_both(e, m, first, second) == stock(m, second, tier_id::high, 1));
+    }
+    CHECK(e.counters.of(selections_early) == 0);
+}

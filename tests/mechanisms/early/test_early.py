@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: MIT
+"""Experts that the CPU computes a layer early (hobbit.early), beside an RPC server."""
+
+from pathlib import Path
+
+import logits
+import models
+import numpy as np
+from logits import Override, Result
+
+
+def test_early_rows_are_approximate_and_nothing_else_is(tiny_gguf: Path, rpc: str, on_cpu: Result) -> None:
+    slot = on_cpu.info["pool_bytes_high"] // on_cpu.info["pool_slots_high"]
+    settings: dict[str, Override] = {"hobbit.mode": "cooperative", "hobbit.pools": 8 * slot}
+    tokens = [1, 38, 75, 112, 9, 200, 41, 7] * 4
+    plans = {"decode": logits.one_at_a_time(tokens), "prompt": logits.prefill(tokens)}
+    exact, early = (
+        logits.run(models.lib_dir(), tiny_gguf, plans, {"hobbit.device": "RPC0", **settings, **more}, rpc=rpc)
+        for more in ({}, {"hobbit.early": True})
+    )
+    assert exact.stats["selections_early"] == 0
+    assert 0 < early.stats["selections_early"] < early.stats["selections_cpu"]
+    np.testing.assert_array_equal(early.logits["prompt"], exact.logits["prompt"])
+    np.testing.assert_array_equal(
+        early.logits["decode"][0], exact.logits["decode"][0]
+    )  # layers are not known yet
+    difference = np.abs(early.logits["decode"] - exact.logits["decode"]).max(axis=1)
+    assert difference.max() > 0
+    assert (
+        difference.mean() < 0.25 * np.abs(exact.logits["decode"]).max()
+    )  # which rows are early depends on times
