@@ -132,7 +132,7 @@ deps:
 $(DEVELOPED): .venv/.dependencies $(CMAKE_FILES) $(NATIVE_SOURCES) pyproject.toml $(GPU:%=build/%/.tools)
 	@echo '== pyhobbit: libraries and programs$(GPU:%=, for %)'
 	python -m pip install --verbose --no-build-isolation --no-deps --editable . \
-	    --config-settings=build-dir=$(BUILD) --config-settings=cmake.define.HOBBIT_BUILD_TESTS=$(if $(GPU),OFF,ON) \
+	    --config-settings=build-dir=$(BUILD) --config-settings=install.strip=false --config-settings=cmake.define.HOBBIT_BUILD_TESTS=$(if $(GPU),OFF,ON) \
 	    --config-settings=cmake.define.HOBBIT_WEB_PAGE=$(WEB_PAGE) \
 	    $(OPTIONS_$(GPU):%=--config-settings=cmake.define.%)
 	rm -f build/.installed*
@@ -216,7 +216,7 @@ ctest: $(DEVELOPED)
 QUICK_BASE := $(shell git merge-base HEAD main 2>/dev/null || echo HEAD)
 quick: export OMP_WAIT_POLICY := passive
 quick: $(DEVELOPED)
-	ruff check --quiet
+	ruff check --quiet --output-format concise
 	ruff format --quiet --check
 	python docs/check_layers.py
 	python docs/sentences.py --max 25 >/dev/null

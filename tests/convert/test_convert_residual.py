@@ -222,6 +222,7 @@ def test_a_model_with_residuals_is_no_source(model: Path) -> None:
         convert(Options(output))
 
 
+@pytest.mark.slow
 def test_every_type_but_the_coarsest_can_be_a_residual() -> None:
     refused = {each.name for each in quantizable_types() if relative_error(each) > 0.5}
     assert refused == {"tq1_0", "tq2_0", "q1_0", "q2_0"}

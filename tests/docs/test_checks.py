@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: MIT
+"""The checks of documents and sizes that `make lint` runs, and the script of CONTRIBUTING.md."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import TESTS
+
+ROOT = TESTS.parent
+
+
+@pytest.fixture(autouse=True)
+def _docs_on_path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    yield
+    for name in ("openings", "check_budget", "sentences"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "lines"),
+    [
+        ("a.h", "// Reads.\n// Of two, one.\nint n; // none of them\n\n/* Whether it is. */\n", [1, 3, 5]),
+        ("a.cpp", 'help = "Sets it. "\n    "What it is.";\n// offset, or\n// of one', [1]),
+        (
+            "a.py",
+            '"""Reads.\n\nWho waits."""\nx = 1  # what it is\ny = "none"\nadd(help="of it")\n',
+            [1, 4, 6],
+        ),
+        ("a.md", "# What it is\n\nReads.\nNone reads.\n\n- Whether it is?\n- Of what?\n\n    Of it\n", [3]),
+        ("a.patch", "+++ Of\n-// Of it\n+// Whether it is\n", [3]),
+        ("Makefile", "# Of it\nall: # what\n\t@echo '# Of'\n", [1, 2]),
+    ],
+)
+def test_sentences_without_a_subject_are_found(
+    name: str, text: str, lines: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import openings
+
+    monkeypatch.setattr(openings, "ROOT", tmp_path)
+    (tmp_path / name).write_text(text, "utf-8")
+    found = [int(problem.split(":")[1]) for problem in openings.problems(tmp_path / name)]
+    assert sorted(found) == lines
+
+
+@pytest.mark.model
+def test_the_plan_of_a_layer_is_printed(tiny_gguf: Path) -> None:
+    command = [
+        sys.executable,
+        TESTS / "print_plan.py",
+        tiny_gguf,
+        "--t1",
+        "0.6",
+        "--t2",
+        "0.9",
+        "--tokens",
+        "1",
+    ]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    uses = re.findall(r"(?:: |, )\d+ 0\.\d\d (high|low|skipped)", printed)
+    assert re.match(r"token 0, layer 0: \d+ 0\.\d\d high, ", printed)
+    assert set(uses) == {"high", "low", "skipped"}
