@@ -125,8 +125,10 @@ def _description(model: "ModelFile") -> dict[str, str]:
         "experts": f"{model.n_experts} per layer, {model.key('expert_used_count')} used per token"
         + (f", {n_shared} shared" if n_shared else ""),
         **{f"tier {tier.name}": _tier_text(tier, model) for tier in model.tiers},
-        **({"unused": _unused_text(model)} if model.unused_bytes else {}),
     }
+    if model.unused_bytes:
+        unused = format_size(model.unused_bytes)
+        rows["unused"] = f"{unused} of experts in the model itself, which the tiers replace"
     if model.calibration is not None:
         rows["calibration"] = str(model.calibration)
     return rows
@@ -157,7 +159,3 @@ def _tier_text(tier: "Tier", model: "ModelFile") -> str:
         f"{bits:.2f} = {lower.bits_per_weight + bits:.2f} bits per weight, {both} per expert; "
         f"going from {lower.name} to {tier.name} reads {expert_size}"
     )
-
-
-def _unused_text(model: "ModelFile") -> str:
-    return f"{format_size(model.unused_bytes)} of experts in the model itself, which the tiers replace"

@@ -132,7 +132,10 @@ def _cached_sample(marks: Sequence[Stats]) -> Sample:
     middle = marks[len(marks) // 2]
     whole, late = marks[-1].since(marks[0]), marks[-1].since(middle)
     cache = whole.cache
-    n_selections = max(1, cache.selections)
+    n_selections, n_late = max(1, cache.selections), late.generated_tokens
+    warm = None
+    if middle.cache.evictions and n_late:
+        warm = Warm(_hits(late.cache), late.cache.stall_s / n_late, late.cache.bytes_read / n_late)
     return Sample(
         n_tokens=whole.generated_tokens,
         compute_s=_compute_s(marks),
@@ -142,13 +145,8 @@ def _cached_sample(marks: Sequence[Stats]) -> Sample:
             cache.selections_low / n_selections,
             cache.selections_skipped / n_selections,
         ),
-        warm=_warm(late) if middle.cache.evictions and late.generated_tokens else None,
+        warm=warm,
     )
-
-
-def _warm(late: Stats) -> Warm:
-    n_tokens, cache = late.generated_tokens, late.cache
-    return Warm(_hits(cache), cache.stall_s / n_tokens, cache.bytes_read / n_tokens)
 
 
 def _hits(cache: CacheStats) -> tuple[float, float]:

@@ -71,7 +71,10 @@ def remove(name: str, cache: Path | None = None) -> tuple[list[str], int]:
     user_and_name, quant = parse_repository(name)
     repo = next((each for each in _repositories(cache) if each.repo_id == user_and_name), None)
     files = {} if repo is None else _files(repo)
-    chosen = [first for first in _models(files) if quant is None or _is_named(first, quant, files)]
+    chosen = list(_models(files))
+    if quant is not None:
+        names = {first: (first, _label(first, files), quant_of(first) or first) for first in chosen}
+        chosen = [first for first in chosen if quant.lower() in map(str.lower, names[first])]
     if repo is None or not chosen:
         raise HobbitError(f"{name} has not been downloaded; pyhobbit list shows what has been")
     doomed = {part: files[part] for first in chosen for part in whole(repo.repo_id, first, files)}
@@ -120,7 +123,3 @@ def _label(first: str, files: Collection[str]) -> str:
     quant = quant_of(first)
     is_unique = quant is not None and [quant_of(each) for each in _models(files)].count(quant) == 1
     return quant if quant is not None and is_unique else first
-
-
-def _is_named(first: str, quant: str, files: Collection[str]) -> bool:
-    return quant in (first, _label(first, files)) or (quant_of(first) or "").lower() == quant.lower()

@@ -157,7 +157,8 @@ def read_model_file(path: Path, sidecar: Path | None = None) -> ModelFile:
         extra = read_gguf(sidecar)
         tiers = read_tiers(extra)
         everything += extra.tensors
-    tensors = {tensor.name: tensor for tensor in _own(everything, tiers)}
+    # those under llama.cpp's own names
+    tensors = {each.name: each for each in everything if tiers.of(each.name) in (None, tiers.plain)}
     blocks = sorted({part.layer for part in map(routed_part, tensors) if part is not None})
     if not blocks:
         raise HobbitError(f"{path} is a dense model: it has no routed experts to look at")
@@ -222,11 +223,6 @@ def model_parts(path: Path) -> list[GgufFile]:
     if n_tensors != n_expected:
         raise HobbitError(f"the splits of {path} hold {n_tensors} tensors, not {n_expected}")
     return files
-
-
-def _own(tensors: list[TensorInfo], tiers: Tiers) -> list[TensorInfo]:
-    """Those under llama.cpp's own names."""
-    return [tensor for tensor in tensors if tiers.of(tensor.name) in (None, tiers.plain)]
 
 
 def _describe(name: str, tiers: Tiers, tensors: list[TensorInfo]) -> Tier:

@@ -82,7 +82,8 @@ def _suggestion(folder: Path, name: str = "") -> str:
     if not folder.is_dir():
         return f", nor does the folder {folder}"
     try:
-        names = sorted(entry.name for entry in folder.iterdir() if _is_model(entry))
+        files = (path.name for path in folder.iterdir() if path.suffix == ".gguf")
+        names = sorted(file for file in files if not file.endswith(COMPANIONS))
     except OSError:
         return ""
     near = get_close_matches(name, names, n=3, cutoff=0.75)
@@ -93,7 +94,3 @@ def _suggestion(folder: Path, name: str = "") -> str:
         return f"; {folder} holds {', '.join(names[:_MAX_NAMES])}{more}"
     has_checkpoint = (folder / "config.json").exists()
     return f"; convert this checkpoint first with: pyhobbit convert {folder}" if has_checkpoint else ""
-
-
-def _is_model(path: Path) -> bool:
-    return path.suffix == ".gguf" and not path.name.endswith(COMPANIONS)

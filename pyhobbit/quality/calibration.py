@@ -246,7 +246,9 @@ def _try_price(
     chunks = known.chunks[:n]
     part = seen.first(sum(map(len, chunks)))
     errors = None if config.minutes is None else _output_errors(model, config, seen, known.info.n_experts)
-    n_runs = n_cost_runs(config, len(seen.layers), _n_experts_used(part))
+    n_layers = len(seen.layers)
+    n_experts_used = sum(np.unique(part.experts[:, i]).size for i in range(n_layers))
+    n_runs = n_cost_runs(config, n_layers, n_experts_used)
     with _bar("costs", n_runs * sum(map(len, chunks)), "tokens") as bar:
         runs = CostRuns(evaluator, chunks, known.reference[:n], part, bar.update, known.memo.measured)
         if config.by_expert:
@@ -286,10 +288,6 @@ def _costs_in_time(runs: CostRuns, known: _Known, errors: np.ndarray) -> Costs:
     costs, n_measured = runs.refined(errors, lambda: time.monotonic() < last)
     _say(f"the costs of {n_measured} of {len(errors)} layers are measured, the others come from one run")
     return costs
-
-
-def _n_experts_used(seen: Observations) -> int:
-    return sum(np.unique(seen.experts[:, i]).size for i in range(len(seen.layers)))
 
 
 def _try_low_alone(evaluator: Evaluator, known: _Known, found: _Found) -> None:
