@@ -4,11 +4,11 @@
 #include "io/file-reader.h"
 #include "io/staging-buffer.h"
 
-#include <algorithm>
 #include <chrono>
 #include <filesystem>
+#include <future>
 #include <random>
-#include <thread>
+#include <utility>
 #include <vector>
 
 namespace hobbit {
@@ -26,35 +26,34 @@ status measure_disk(const std::string & path, uint64_t read_bytes, uint32_t n_th
         return status::error("'%s' is too small to measure the disk with", path.c_str());
     }
 
-    const auto            start = clock::now();
-    const auto            end   = start + std::chrono::duration<double>(seconds);
-    std::vector<uint64_t> n_bytes(n_threads, 0);
-    std::vector<status>   results(n_threads);
-    const auto            run = [&](uint32_t thread) {
+    const auto start = clock::now();
+    const auto end   = start + std::chrono::duration<double>(seconds);
+    const auto run   = [&](uint32_t thread) -> std::pair<status, uint64_t> {
         staging_buffer  memory;
         std::mt19937_64 draw(thread);
         if (!memory.reserve(size)) {
-            results[thread] = status::error("no memory left to read into");
+            return { status::error("no memory left to read into"), 0 };
         }
-        while (results[thread].ok() && clock::now() < end) {
-            const uint64_t place  = draw() % (whole / size);
-            results[thread]       = reader.read_at(0, place * size, size, size, memory.data());
-            n_bytes[thread]      += size;
+        status   s;
+        uint64_t n_bytes = 0;
+        for (; s.ok() && clock::now() < end; n_bytes += size) {
+            s = reader.read_at(0, draw() % (whole / size) * size, size, size, memory.data());
         }
+        return { s, n_bytes };
     };
-    std::vector<std::thread> threads;
+    std::vector<std::future<std::pair<status, uint64_t>>> threads; // joined also where an exception ends this function
     for (uint32_t i = 0; i < n_threads; ++i) {
-        threads.emplace_back(run, i);
+        threads.push_back(std::async(std::launch::async, run, i));
     }
     uint64_t sum = 0;
-    for (uint32_t i = 0; i < n_threads; ++i) {
-        threads[i].join();
-        sum += n_bytes[i];
+    for (auto & thread : threads) {
+        const auto [s, n_bytes] = thread.get();
+        HOBBIT_TRY(s);
+        sum += n_bytes;
     }
     const std::chrono::duration<double> elapsed = clock::now() - start;
     speed                                       = { double(sum) / elapsed.count(), size, reader.direct_io() };
-    const auto failed = std::find_if(results.begin(), results.end(), [](const status & s) { return !s.ok(); });
-    return failed == results.end() ? status() : *failed;
+    return {};
 }
 
 } // namespace hobbit

@@ -109,17 +109,18 @@ status use_counts::write(const std::string & path, uint64_t model_bytes) const {
     gguf_set_val_u64(keys.get(), MODEL_BYTES, model_bytes);
     gguf_set_arr_data(keys.get(), COUNTS, GGUF_TYPE_INT32, counts_.data(), counts_.size());
 
-    FILE * const out   = fopen(part.c_str(), "wb");
-    int          error = out ? 0 : errno;
-    if (out) {
-        const bool is_written = gguf_write_to_file_ptr(keys.get(), out, /* only_meta = */ true);
-        const bool is_closed  = fclose(out) == 0;
-        if (!is_written || !is_closed || rename(part.c_str(), path.c_str()) != 0) {
-            error = errno;
-            unlink(part.c_str());
-        }
+    errno                   = 0;
+    FILE * const out        = fopen(part.c_str(), "wb");
+    const bool   is_written = out && gguf_write_to_file_ptr(keys.get(), out, /* only_meta = */ true);
+    const bool   is_closed  = out && fclose(out) == 0;
+    if (is_written && is_closed && rename(part.c_str(), path.c_str()) == 0) {
+        return {};
     }
-    return error == 0 ? status() : status::error("'%s' cannot be written: %s", path.c_str(), strerror(error));
+    const int error = errno ? errno : EIO; // not every failed write sets it
+    if (out) {
+        unlink(part.c_str());
+    }
+    return status::error("'%s' cannot be written: %s", path.c_str(), strerror(error));
 }
 
 } // namespace hobbit

@@ -7,9 +7,12 @@
 #include "ggml-alloc.h"
 #include "ggml-cpu.h"
 
+#include <chrono>
+#include <cstring>
 #include <doctest/doctest.h>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 using namespace hobbit;
@@ -95,6 +98,31 @@ TEST_CASE("rows are what ggml looks up, in every type") {
         REQUIRE(embedding.compute(l.op).ok());
         const std::vector<float> found = l.output();
         CHECK(found == l.expected(temp_dir::read(path).substr(table.location.offset, table.location.size)));
+    }
+}
+
+TEST_CASE("rows of more than one window are read several at once") {
+    fake_reader          reader;
+    embedding_reader     embedding(reader, { { 0, 4096, 512 * 4096 * 4, GGML_TYPE_F32 }, { N_EMBD, N_VOCAB } });
+    std::vector<int32_t> rows;
+    for (int32_t row = 0; row < 150; row++) {
+        rows.push_back(row * 4 % 299); // in blocks of their own
+    }
+    lookup      l(GGML_TYPE_F32, rows);
+    status      result;
+    std::thread computes([&] { result = embedding.compute(l.op); });
+    for (int i = 0; i < 500 && reader.begun().size() < embedding_reader::n_threads; i++) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    CHECK(reader.begun().size() == embedding_reader::n_threads); // though none has ended
+    reader.open_gate();
+    computes.join();
+    REQUIRE(result.ok());
+    CHECK(reader.begun().size() == rows.size());
+    const std::vector<float> values = l.output();
+    for (size_t i = 0; i < rows.size(); i++) {
+        const std::string expected(N_EMBD * sizeof(float), fake_reader::byte_at(4096 + uint64_t(rows[i]) * 1024));
+        CHECK(std::memcmp(&values[i * N_EMBD], expected.data(), expected.size()) == 0);
     }
 }
 

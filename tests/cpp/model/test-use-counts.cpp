@@ -5,10 +5,13 @@
 #include "fixtures/gguf-builder.h"
 #include "fixtures/temp-dir.h"
 
+#include <cerrno>
+#include <csignal>
 #include <doctest/doctest.h>
 #include <filesystem>
 #include <numeric>
 #include <string>
+#include <sys/resource.h>
 #include <thread>
 #include <vector>
 
@@ -115,6 +118,29 @@ TEST_CASE("a folder that cannot be written is an error that leaves nothing behin
                    "m.hobbit-uses' cannot be written: ");
     CHECK_CONTAINS(counts_of({ 0, 1 }, {}).write(dir.path("nowhere/m"), MODEL_BYTES).message(), "No such file");
     CHECK(n_files(dir) == 1);
+}
+
+static rlimit g_file_size;
+
+TEST_CASE("a write that fails is an error though nothing else says so") {
+    const temp_dir   dir;
+    const use_counts counts(100, 100, 2); // more than stdio buffers
+    signal(SIGXFSZ, SIG_IGN);
+    REQUIRE(getrlimit(RLIMIT_FSIZE, &g_file_size) == 0);
+    const rlimit small = { 4096, g_file_size.rlim_max };
+    REQUIRE(setrlimit(RLIMIT_FSIZE, &small) == 0);
+    // when gguf logs its failure, the disk has room again: closing the file succeeds
+    ggml_log_set(
+        [](ggml_log_level, const char *, void *) {
+            setrlimit(RLIMIT_FSIZE, &g_file_size);
+            errno = 0;
+        },
+        nullptr);
+    const status s = counts.write(dir.path("m.hobbit-uses"), MODEL_BYTES);
+    ggml_log_set(nullptr, nullptr);
+    setrlimit(RLIMIT_FSIZE, &g_file_size);
+    CHECK_CONTAINS(s.message(), "m.hobbit-uses' cannot be written: Input/output error");
+    CHECK(n_files(dir) == 0);
 }
 
 TEST_CASE("writers that meet leave one of their files, whole") {
