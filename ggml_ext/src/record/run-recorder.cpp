@@ -51,22 +51,10 @@ void run_recorder::begin_sequence(int32_t sequence) {
     trace_.begin_sequence(sequence);
 }
 
-static void split_rows(const std::vector<batch_info::row> & rows, std::vector<int32_t> & sequences,
-                       std::vector<int32_t> & positions) {
-    for (const batch_info::row & row : rows) {
-        sequences.push_back(row.sequence);
-        positions.push_back(row.position);
-    }
-}
-
 void run_recorder::begin_batch(const batch_info & batch) {
-    if (!trace_.is_open()) {
-        return;
+    if (trace_.is_open()) {
+        trace_.begin_batch(batch.tokens());
     }
-    std::vector<int32_t> sequences;
-    std::vector<int32_t> positions;
-    split_rows(batch.tokens(), sequences, positions);
-    trace_.begin_batch(uint32_t(sequences.size()), sequences.data(), positions.data());
 }
 
 void run_recorder::record(const layer_report & report) {
@@ -80,11 +68,8 @@ void run_recorder::record(const layer_report & report) {
 
 void run_recorder::write(const layer_report & report) {
     const layer_routing &        routing = report.routing;
-    std::vector<int32_t>         sequences;
-    std::vector<int32_t>         positions;
     std::vector<trace_residency> before;
     std::vector<uint64_t>        bytes;
-    split_rows(report.rows, sequences, positions);
 
     std::set<std::pair<int32_t, term_id>> asked; // of experts
     for (size_t i = 0; i < routing.experts.size(); i++) {
@@ -99,17 +84,8 @@ void run_recorder::write(const layer_report & report) {
         }
     }
 
-    trace_layer layer;
-    layer.layer     = routing.layer;
-    layer.n_tokens  = uint32_t(routing.n_tokens);
-    layer.n_used    = uint32_t(routing.n_used);
-    layer.sequences = sequences.data();
-    layer.positions = positions.data();
-    layer.experts   = routing.experts.data();
-    layer.weights   = routing.weights.empty() ? nullptr : routing.weights.data();
-    layer.residency = before.data();
-    layer.bytes     = bytes.data();
-    error_          = trace_.add(layer);
+    error_ = trace_.add({ routing.layer, uint32_t(routing.n_used), report.rows, routing.experts, routing.weights, before,
+                          bytes });
 }
 
 static std::vector<float> norms_of_rows(const ggml_tensor * tensor, size_t n_rows) {
@@ -130,7 +106,10 @@ void run_recorder::call_observer(const layer_report & report) const {
     const layer_routing & routing = report.routing;
     std::vector<int32_t>  sequences;
     std::vector<int32_t>  positions;
-    split_rows(report.rows, sequences, positions);
+    for (const batch_info::row & row : report.rows) {
+        sequences.push_back(row.sequence);
+        positions.push_back(row.position);
+    }
     std::vector<uint8_t> precisions;
     for (const precision p : report.plan.precisions) {
         precisions.push_back(uint8_t(p));

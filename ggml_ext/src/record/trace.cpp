@@ -69,37 +69,37 @@ void trace_writer::begin_sequence(int32_t sequence) {
     turns_.erase(sequence);
 }
 
-void trace_writer::begin_batch(uint32_t n_tokens, const int32_t * sequences, const int32_t * positions) {
+void trace_writer::begin_batch(const std::vector<batch_info::row> & tokens) {
     batch_.clear();
     std::map<int32_t, uint32_t> n_of; // [sequence] tokens in the batch
-    for (uint32_t i = 0; i < n_tokens; i++) {
-        if (n_of[sequences[i]]++ == 0 && positions[i] == 0) {
-            begin_sequence(sequences[i]);
+    for (const batch_info::row & row : tokens) {
+        if (n_of[row.sequence]++ == 0 && row.position == 0) {
+            begin_sequence(row.sequence);
         }
     }
-    for (uint32_t i = 0; i < n_tokens; i++) {
-        const auto   found  = turns_.emplace(sequences[i], turn_state{ n_turns_, 0 });
-        turn_state & turn   = found.first->second;
-        n_turns_           += found.second;
-        batch_.push_back({ sequences[i], positions[i], turn.number, n_of[sequences[i]] == 1, turn.n_steps++ });
+    for (const batch_info::row & row : tokens) {
+        const auto [found, is_new]  = turns_.emplace(row.sequence, turn_state{ n_turns_, 0 });
+        n_turns_                   += is_new;
+        batch_.push_back({ row, found->second.number, n_of[row.sequence] == 1, found->second.n_steps++ });
     }
 }
 
 status trace_writer::add(const trace_layer & layer) {
     GGML_ASSERT(is_open());
-    size_t at = 0;
-    for (uint32_t row = 0; row < layer.n_tokens && error_.ok(); row++, at++) {
-        while (at < batch_.size() &&
-               (batch_[at].sequence != layer.sequences[row] || batch_[at].position != layer.positions[row])) {
-            at++;
-        }
-        if (at == batch_.size()) {
-            error_ = status::error("the trace '%s' cannot go on: token %u of layer %u (sequence %d, position %d) "
+    auto at = batch_.begin();
+    for (size_t i = 0; i < layer.rows.size() && error_.ok(); i++) {
+        const batch_info::row & row   = layer.rows[i];
+        const auto              is_it = [&](const token & t) {
+            return t.row.sequence == row.sequence && t.row.position == row.position;
+        };
+        at = std::find_if(at, batch_.end(), is_it);
+        if (at == batch_.end()) {
+            error_ = status::error("the trace '%s' cannot go on: token %zu of layer %u (sequence %d, position %d) "
                                    "is not in the batch that was announced",
-                                   path_.c_str(), row, layer.layer, layer.sequences[row], layer.positions[row]);
-            break;
+                                   path_.c_str(), i, layer.layer, row.sequence, row.position);
+        } else {
+            add_token(layer, i, *at++);
         }
-        add_token(layer, row, batch_[at]);
     }
     if (error_.ok() && buffer_.size() >= BUFFER_SIZE) {
         write_buffer();
@@ -107,11 +107,11 @@ status trace_writer::add(const trace_layer & layer) {
     return error_;
 }
 
-void trace_writer::add_token(const trace_layer & layer, uint32_t row, const token & at) {
+void trace_writer::add_token(const trace_layer & layer, size_t row, const token & at) {
     char line[160];
     for (uint32_t slot = 0; slot < layer.n_used; slot++) {
-        const size_t i      = size_t(row) * layer.n_used + slot;
-        const double weight = layer.weights ? double(layer.weights[i]) : double(NAN);
+        const size_t i      = row * layer.n_used + slot;
+        const double weight = layer.weights.empty() ? double(NAN) : double(layer.weights[i]);
         const int    length =
             snprintf(line, sizeof(line), "%u,%u,%u,%u,%u,%d,%.9g,%u,%llu\n", at.turn, at.phase, at.step, layer.layer,
                      slot, layer.experts[i], weight, unsigned(layer.residency[i]), (unsigned long long) layer.bytes[i]);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "base/status.h"
+#include "plan/batch-info.h"
 
 #include <cstdint>
 #include <cstdio>
@@ -24,18 +25,15 @@ struct trace_header {
 // The version of an expert that was resident when the layer began.
 enum trace_residency : uint8_t { TRACE_MISSING, TRACE_LOW, TRACE_HIGH };
 
-// One layer's experts for tokens of the current batch. Pointers are borrowed for the call.
+// One layer's experts for tokens of the current batch, borrowed for the call.
 struct trace_layer {
-    uint32_t                layer     = 0;
-    uint32_t                n_tokens  = 0;       // a subset of the batch's tokens, in its order
-    uint32_t                n_used    = 0;       // experts per token
-    const int32_t *         sequences = nullptr; // [n_tokens]
-    const int32_t *         positions = nullptr; // [n_tokens]
-    const int32_t *         experts   = nullptr; // [n_tokens][n_used], as the router ranked them
-    const float *           weights   = nullptr; // [n_tokens][n_used]; null if unknown
-    const trace_residency * residency = nullptr; // [n_tokens][n_used]
-    const uint64_t *        bytes     = nullptr; // [n_tokens][n_used], read for the selection; 0 if an earlier one
-                                                 // had requested the expert
+    uint32_t                             layer;
+    uint32_t                             n_used;    // experts per token
+    const std::vector<batch_info::row> & rows;      // [token], a subset of the batch's tokens, in its order
+    const std::vector<int32_t> &         experts;   // [token][n_used], as the router ranked them
+    const std::vector<float> &           weights;   // [token][n_used]; empty if unknown
+    const std::vector<trace_residency> & residency; // [token][n_used]
+    const std::vector<uint64_t> & bytes; // [token][n_used], read for the selection; 0 if an earlier one had requested it
 };
 
 // Writes the routing of a run, for the simulator. Comma-separated text in the format route_trace, version 1:
@@ -68,7 +66,7 @@ class trace_writer {
     void begin_sequence(int32_t sequence);
 
     // Announces the batch that the next calls of add belong to.
-    void begin_batch(uint32_t n_tokens, const int32_t * sequences, const int32_t * positions);
+    void begin_batch(const std::vector<batch_info::row> & tokens);
 
     // Buffered: a full disk may cause an error in a later call. All calls repeat the first error. REQUIRES: open.
     status add(const trace_layer & layer);
@@ -83,14 +81,13 @@ class trace_writer {
     };
 
     struct token {
-        int32_t  sequence;
-        int32_t  position;
-        uint32_t turn;
-        uint32_t phase;
-        uint32_t step;
+        batch_info::row row;
+        uint32_t        turn;
+        uint32_t        phase;
+        uint32_t        step;
     };
 
-    void   add_token(const trace_layer & layer, uint32_t row, const token & at);
+    void   add_token(const trace_layer & layer, size_t row, const token & at);
     status write_buffer();
     status fail(int error);
 

@@ -14,8 +14,8 @@ use_counts use_history::none() const {
 
 void use_history::recall(const std::string & path, bool keeps_file) {
     use_counts uses = none();
-    if (!index_.uses().empty()) {
-        uses.add(index_.uses());
+    if (!index_.calibration().uses.empty()) {
+        uses.add(index_.calibration().uses);
     }
     if (keeps_file) {
         path_          = beside_model(path, use_counts::suffix);

@@ -24,26 +24,10 @@ static trace_header two_layers() {
     return header;
 }
 
-// Tokens as (sequence, position).
-using tokens = std::vector<std::pair<int32_t, int32_t>>;
-
-static std::pair<std::vector<int32_t>, std::vector<int32_t>> columns(const tokens & of) {
-    std::pair<std::vector<int32_t>, std::vector<int32_t>> split;
-    for (const auto & [sequence, position] : of) {
-        split.first.push_back(sequence);
-        split.second.push_back(position);
-    }
-    return split;
-}
-
-static void begin(trace_writer & writer, const tokens & batch) {
-    const auto [sequences, positions] = columns(batch);
-    writer.begin_batch(uint32_t(batch.size()), sequences.data(), positions.data());
-}
+using tokens = std::vector<batch_info::row>;
 
 // One expert per token, 0, 1, ..., with weight 0.5; nothing is resident, 7 bytes are read.
 static status add(trace_writer & writer, uint32_t layer, const tokens & rows) {
-    const auto [sequences, positions] = columns(rows);
     std::vector<int32_t> experts;
     for (size_t i = 0; i < rows.size(); i++) {
         experts.push_back(int32_t(i));
@@ -52,17 +36,7 @@ static status add(trace_writer & writer, uint32_t layer, const tokens & rows) {
     const std::vector<trace_residency> residency(rows.size(), TRACE_MISSING);
     const std::vector<uint64_t>        bytes(rows.size(), 7);
 
-    trace_layer of;
-    of.layer     = layer;
-    of.n_tokens  = uint32_t(rows.size());
-    of.n_used    = 1;
-    of.sequences = sequences.data();
-    of.positions = positions.data();
-    of.experts   = experts.data();
-    of.weights   = weights.data();
-    of.residency = residency.data();
-    of.bytes     = bytes.data();
-    return writer.add(of);
+    return writer.add({ layer, 1, rows, experts, weights, residency, bytes });
 }
 
 // The first five columns of the rows: turn, phase, step, layer, slot, then the expert.
@@ -85,16 +59,15 @@ TEST_CASE("a trace, byte by byte") {
     trace_writer writer;
     check_ok(writer.open(dir.path("t.csv"), two_layers()));
     CHECK(writer.is_open());
-    begin(writer, { { 0, 0 } });
+    writer.begin_batch({ { 0, 0 } });
 
-    const int32_t         sequence = 0, position = 0, experts[] = { 5, 3 };
-    const float           weights[]   = { 0.75f, 0.1f };
-    const trace_residency residency[] = { TRACE_HIGH, TRACE_LOW };
-    const uint64_t        bytes[]     = { 0, 200 };
-    trace_layer           layer{ 1, 1, 2, &sequence, &position, experts, weights, residency, bytes };
-    check_ok(writer.add(layer));
-    layer.weights = nullptr;
-    check_ok(writer.add(layer));
+    const tokens                       row       = { { 0, 0 } };
+    const std::vector<int32_t>         experts   = { 5, 3 };
+    const std::vector<trace_residency> residency = { TRACE_HIGH, TRACE_LOW };
+    const std::vector<uint64_t>        bytes     = { 0, 200 };
+    for (const std::vector<float> & weights : { std::vector<float>{ 0.75f, 0.1f }, std::vector<float>() }) {
+        check_ok(writer.add({ 1, 2, row, experts, weights, residency, bytes }));
+    }
     check_ok(writer.close());
     CHECK_FALSE(writer.is_open());
     CHECK(temp_dir::read(dir.path("t.csv")) == "# route_trace v1\n"
@@ -113,10 +86,10 @@ TEST_CASE("a prompt is phase 0, a single token phase 1, and steps go on through 
     trace_writer writer;
     check_ok(writer.open(dir.path("t.csv"), two_layers()));
     const tokens prompt = { { 0, 0 }, { 0, 1 }, { 0, 2 } };
-    begin(writer, prompt);
+    writer.begin_batch(prompt);
     check_ok(add(writer, 0, prompt));
     check_ok(add(writer, 1, { { 0, 2 } })); // the last layer computes what is asked for
-    begin(writer, { { 0, 3 } });
+    writer.begin_batch({ { 0, 3 } });
     check_ok(add(writer, 0, { { 0, 3 } }));
     check_ok(add(writer, 1, { { 0, 3 } }));
     check_ok(writer.close());
@@ -128,12 +101,12 @@ TEST_CASE("a sequence that begins anew is another turn; positions that go back a
     trace_writer writer;
     check_ok(writer.open(dir.path("t.csv"), two_layers()));
     for (const int32_t position : { 0, 1, 1, 0, 1 }) {
-        begin(writer, { { 4, position } });
+        writer.begin_batch({ { 4, position } });
         check_ok(add(writer, 0, { { 4, position } }));
     }
     writer.begin_sequence(4);
     writer.begin_sequence(17); // unknown: nothing to forget
-    begin(writer, { { 4, 2 } });
+    writer.begin_batch({ { 4, 2 } });
     check_ok(add(writer, 0, { { 4, 2 } }));
     check_ok(writer.close());
     CHECK(rows_of(dir.path("t.csv")) == "0,1,0,0,0,0 0,1,1,0,0,0 0,1,2,0,0,0 1,1,0,0,0,0 1,1,1,0,0,0 2,1,0,0,0,0 ");
@@ -144,10 +117,10 @@ TEST_CASE("sequences side by side keep their turns and steps") {
     trace_writer writer;
     check_ok(writer.open(dir.path("t.csv"), two_layers()));
     const tokens mixed = { { 1, 0 }, { 3, 0 }, { 3, 1 } }; // one decodes, one has a prompt
-    begin(writer, mixed);
+    writer.begin_batch(mixed);
     check_ok(add(writer, 0, mixed));
     const tokens both = { { 3, 2 }, { 1, 1 } };
-    begin(writer, both);
+    writer.begin_batch(both);
     check_ok(add(writer, 0, both));
     check_ok(writer.close());
     CHECK(rows_of(dir.path("t.csv")) == "0,1,0,0,0,0 1,0,0,0,0,1 1,0,1,0,0,2 1,1,2,0,0,0 0,1,1,0,0,1 ");
@@ -158,7 +131,7 @@ TEST_CASE("tokens at one position are told apart by their order") {
     trace_writer writer;
     check_ok(writer.open(dir.path("t.csv"), two_layers()));
     const tokens image = { { 0, 0 }, { 0, 0 }, { 0, 0 } };
-    begin(writer, image);
+    writer.begin_batch(image);
     check_ok(add(writer, 0, image));
     check_ok(writer.close());
     CHECK(rows_of(dir.path("t.csv")) == "0,0,0,0,0,0 0,0,1,0,0,1 0,0,2,0,0,2 ");
@@ -170,7 +143,7 @@ TEST_CASE("a second trace with the same object starts from nothing, over an olde
     const auto   file = dir.write("t.csv", "# route_trace v1\n" + std::string(100000, 'x'));
     for (int i = 0; i < 2; i++) {
         check_ok(writer.open(file, two_layers()));
-        begin(writer, { { 0, 5 } });
+        writer.begin_batch({ { 0, 5 } });
         check_ok(add(writer, 0, { { 0, 5 } }));
         check_ok(writer.close());
         check_ok(writer.close()); // does nothing
@@ -196,7 +169,7 @@ TEST_CASE("a long trace is complete, also when the writer is just destroyed") {
         trace_writer writer;
         check_ok(writer.open(dir.path("t.csv"), two_layers()));
         for (int i = 0; i < n_tokens; i++) {
-            begin(writer, one);
+            writer.begin_batch(one);
             REQUIRE(add(writer, 0, one).ok());
         }
         CHECK(std::filesystem::file_size(dir.path("t.csv")) > 1000000); // not all kept until the end
@@ -238,7 +211,7 @@ TEST_CASE("a full disk is an error, at the latest when the trace is closed, and 
     const tokens one = { { 0, 1 } };
     status       s;
     for (int i = 0; i < 100000 && s.ok(); i++) {
-        begin(writer, one);
+        writer.begin_batch(one);
         s = add(writer, 0, one);
     }
     CHECK(s.message() == "the trace '/dev/full' cannot be written: No space left on device; free some space or choose "
@@ -255,13 +228,13 @@ TEST_CASE("a token that was not announced is an error, and the file is removed")
     temp_dir     dir;
     trace_writer writer;
     check_ok(writer.open(dir.path("t.csv"), two_layers()));
-    begin(writer, { { 0, 1 }, { 0, 2 } });
+    writer.begin_batch({ { 0, 1 }, { 0, 2 } });
     CHECK_FALSE(add(writer, 0, { { 0, 3 } }).ok());
     const std::string message = writer.close().message();
     CHECK(message.find("token 0 of layer 0 (sequence 0, position 3) is not in the batch") != std::string::npos);
     CHECK_FALSE(std::filesystem::exists(dir.path("t.csv")));
 
     check_ok(writer.open(dir.path("t.csv"), two_layers()));
-    begin(writer, { { 0, 1 }, { 0, 2 } });
+    writer.begin_batch({ { 0, 1 }, { 0, 2 } });
     CHECK_FALSE(add(writer, 0, { { 0, 2 }, { 0, 1 } }).ok()); // not in the order of the batch
 }
