@@ -21,7 +21,7 @@ device_engine::device_engine(split_runner * runner, ggml_backend_dev_t device, c
         options.name   = shared.config.predictor;
         options.memory = ggml_backend_dev_buffer_type(device);
         options.given  = &shared.given;
-        options.maps   = shared.index.ahead();
+        options.maps   = shared.index.calibration().ahead;
         for (layer_id layer = 0; layer < shared.index.n_layers(); layer++) {
             options.n_experts.push_back(shared.index.layer(layer).n_experts);
         }

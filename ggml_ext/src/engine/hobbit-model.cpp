@@ -45,7 +45,9 @@ status hobbit_model::open(const std::string & path, const hobbit_setting * given
         return status::error("the settings stored in '%s' or the calibration beside it cannot be used: %s",
                              path.c_str(), s.message().c_str());
     }
-    s = index.low_costs().empty() ? s : opened->set_costs(index.low_costs(), index.skip_costs());
+    s = index.calibration().low_costs.empty()
+            ? s
+            : opened->set_costs(index.calibration().low_costs, index.calibration().skip_costs);
     if (!s.ok()) {
         return status::error("the calibration of '%s' cannot be used: %s; calibrate it again", path.c_str(),
                              s.message().c_str());

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "model/expert-index.h"
 
+#include "model/llama-header.h"
 #include "model/sidecar.h"
 #include "model/tensor-names.h"
 
@@ -38,7 +39,8 @@ status expert_index::open(const std::string & path, const std::string & sidecar)
     }
     for (const gguf_file & file : files) {
         model_bytes_ += file.size();
-        HOBBIT_TRY(read_metadata(file));
+        HOBBIT_TRY(check_llama_header(file));
+        read_metadata(file);
     }
     HOBBIT_TRY(add_base(files));
     if (layers_.empty()) {
@@ -75,113 +77,21 @@ status expert_index::open_sidecar(const std::string & path, const std::string & 
     return {};
 }
 
-// What llama.cpp takes for granted: it ends the process if a count is out of range.
-static status check_counts(const gguf_file & file, const std::string & arch) {
-    static constexpr double MOST = 512; // layers, and experts of a layer
-    const auto              read = [&](const char * key, double missing) {
-        double value = 0;
-        return file.find_number(arch + key, value) ? value : missing;
-    };
-    const double n_layers  = read(".block_count", 1);
-    const double n_experts = read(".expert_count", 0);
-    const double n_used    = read(".expert_used_count", 0);
-    const double epsilon   = read(".attention.layer_norm_rms_epsilon", 0);
-    const bool   is_sound  = n_layers >= 1 && n_layers <= MOST && n_experts >= 0 && n_experts <= MOST && n_used >= 0 &&
-                          n_used <= n_experts && (n_experts == 0 || n_used >= 1) && epsilon >= 0;
-    return is_sound ? status()
-                    : status::error(format("'%s' is damaged: its header has %g layers, %g experts, %g of them used per "
-                                           "token, and an epsilon of %g; download or convert it again",
-                                           file.path().c_str(), n_layers, n_experts, n_used, epsilon));
-}
-
-// llama.cpp ends the process where two tokens have one text. hybriddna's may: it tells them apart by itself.
-static status check_vocabulary(const gguf_file & file) {
-    std::string kind;
-    std::string text;
-    if ((file.find_string("tokenizer.ggml.model", kind) && kind == "hybriddna") ||
-        !file.find_repeated("tokenizer.ggml.tokens", text)) {
-        return {};
-    }
-    return status::error("'%s' is damaged: its vocabulary has the token '%s' twice; download or convert it again",
-                         file.path().c_str(), text.c_str());
-}
-
-status expert_index::read_metadata(const gguf_file & file) {
-    HOBBIT_TRY(check_vocabulary(file));
-    double value = 0;
-    if (file.find_number("hobbit.renormalize", value) && value != 0) {
-        return status::error("'%s' stores hobbit.renormalize, which no longer exists: the weight of skipped "
-                             "experts is dropped; remove the key from the file",
-                             file.path().c_str());
-    }
+void expert_index::read_metadata(const gguf_file & file) {
     std::string arch;
-    if (file.find_string("general.architecture", arch)) {
-        HOBBIT_TRY(check_counts(file, arch));
-        if (file.find_number(arch + ".expert_used_count", value)) {
-            architecture_   = arch;
-            n_experts_used_ = uint32_t(value);
-        }
+    double      n_used = 0;
+    if (file.find_string("general.architecture", arch) && file.find_number(arch + ".expert_used_count", n_used)) {
+        architecture_   = arch;
+        n_experts_used_ = uint32_t(n_used);
     }
-    std::string text;
-    for (const std::string & key : stored_keys_) {
-        if (file.find_number(key, value)) {
-            stored_.emplace_back(key, value);
-        } else if (file.find_string(key, text)) {
-            stored_.emplace_back(key, text);
-        }
-    }
-    return {};
+    const stored_settings stored = find_settings(file, stored_keys_);
+    stored_.insert(stored_.end(), stored.begin(), stored.end());
 }
 
 status expert_index::read_calibration(const std::string & path) {
-    const std::string name = beside_model(path, ".calibration.gguf");
-    struct stat       st;
-    if (stat(name.c_str(), &st) != 0) {
-        return {};
-    }
-    gguf_file    file;
-    const status s       = file.open(name);
-    uint64_t     size    = 0;
-    const auto   damaged = [&](const std::string & why) {
-        return status::error("'%s' cannot be used%s: calibrate '%s' again, or remove it", name.c_str(), why.c_str(),
-                               path.c_str());
-    };
-    if (!s.ok() && !file.was_read()) {
-        return s;
-    }
-    if (!s.ok() || !file.find_u64("hobbit.model_bytes", size)) {
-        return damaged(s.ok() ? "" : ": " + s.message());
-    }
-    if (size != model_bytes_) {
-        return status::error("the calibration '%s' was made for another version of '%s': calibrate it again with "
-                             "pyhobbit calibrate, or remove the file",
-                             name.c_str(), path.c_str());
-    }
-    for (const term_id term : TERMS) {
-        const char * tier      = tier_name(tier_of(term));
-        uint64_t     tier_size = 0;
-        if (file.find_u64(format("hobbit.%s_bytes", tier), tier_size) && tier_size != term_bytes(term)) {
-            return status::error("the calibration '%s' was made for another %s tier of '%s': calibrate it again with "
-                                 "pyhobbit calibrate, or remove the file",
-                                 name.c_str(), tier, path.c_str());
-        }
-    }
-    if (!read_uses(file)) {
-        return damaged(": it does not count the uses of this model's experts");
-    }
-    if (!ahead_.find(file, n_layers(), n_experts())) {
-        return damaged(": its maps for prediction are not of this model's routers");
-    }
-    file.find_floats("hobbit.low_costs", low_costs_);
-    file.find_floats("hobbit.skip_costs", skip_costs_);
-    return read_metadata(file);
-}
-
-// False where there are counts, but not of this model's experts.
-bool expert_index::read_uses(const gguf_file & file) {
-    const bool are_there = file.find_ints("hobbit.expert_uses", uses_);
-    return !are_there || (uses_.size() == n_layers() * n_experts() &&
-                          std::all_of(uses_.begin(), uses_.end(), [](int32_t n) { return n >= 0; }));
+    HOBBIT_TRY(calibration_.read(path, *this, stored_keys_));
+    stored_.insert(stored_.end(), calibration_.settings.begin(), calibration_.settings.end());
+    return {};
 }
 
 // Three dimensions, none of them empty. Also keeps the number of experts below what 32 bits hold.
@@ -266,61 +176,46 @@ status expert_index::read_tiers(const gguf_file & file, tier_set & tiers) {
                                           path))
                    : status();
     }
-    tiers.are_declared = true;
-    double version     = 0;
+    static const char * const KINDS[] = { "complete", "residual", "partial" }; // of the high tier, by format version
+    double                    version = 0;
     if (!file.find_number("hobbit.version", version) || (version != 1 && version != 2 && version != 3)) {
         return status::error("'%s' is of hobbit format version %g, this program reads versions 1 to 3", path, version);
     }
     if (names != std::vector<std::string>{ "high", "low" }) {
         return status::error("'%s' declares other tiers than high and low: convert it again", path);
     }
-    std::string low;
-    if (!file.find_string("hobbit.tier.low.kind", low) || low != "complete") {
+    const auto text = [&](const char * key, std::string missing) {
+        file.find_string(key, missing);
+        return missing;
+    };
+    const std::string low  = text("hobbit.tier.low.kind", "");
+    const std::string high = text("hobbit.tier.high.kind", "complete");
+    if (low != "complete") {
         return status::error("'%s': the low tier is of kind '%s', this program reads 'complete'", path, low.c_str());
     }
-    std::string high = "complete";
-    file.find_string("hobbit.tier.high.kind", high);
-    if (version == 2 && high == "residual") {
-        return read_residual(file, tiers);
-    }
-    if (version == 3 && high == "partial") {
-        return read_partial(file, tiers);
-    }
-    if (version != 1 || high != "complete") {
+    if (high != KINDS[size_t(version) - 1]) {
         return status::error("'%s': the high tier is of kind '%s', which format version %g does not have: "
                              "convert it again",
                              path, high.c_str(), version);
     }
-    return {};
-}
-
-status expert_index::read_residual(const gguf_file & file, tier_set & tiers) {
-    const char * path = file.path().c_str();
-    std::string  of;
-    if (!file.find_string("hobbit.tier.high.of", of) || of != "low") {
+    tiers.are_declared = true;
+    tiers.high         = tier_kind(size_t(version) - 1);
+    if (tiers.high == tier_kind::complete) {
+        return {};
+    }
+    const std::string of   = text("hobbit.tier.high.of", "");
+    const std::string base = text("hobbit.base_tier", "");
+    if (tiers.high == tier_kind::residual && of != "low") {
         return status::error("'%s': the high tier is the residual of '%s', which is no complete tier of the "
                              "file: convert it again",
                              path, of.c_str());
     }
-    std::string base;
-    if (!file.find_string("hobbit.base_tier", base) || (base != "low" && base != "none")) {
-        return status::error("'%s': hobbit.base_tier is '%s', with a residual tier it is 'low' or 'none': "
-                             "convert it again",
-                             path, base.c_str());
+    const bool may_lack_base = tiers.high == tier_kind::residual;
+    if (base != "low" && !(may_lack_base && base == "none")) {
+        return status::error("'%s': hobbit.base_tier is '%s', with a %s tier it is 'low'%s: convert it again", path,
+                             base.c_str(), high.c_str(), may_lack_base ? " or 'none'" : "");
     }
-    tiers.high = tier_kind::residual;
     tiers.base = base == "low" ? std::optional(term_id::low) : std::nullopt;
-    return {};
-}
-
-status expert_index::read_partial(const gguf_file & file, tier_set & tiers) {
-    std::string base;
-    if (!file.find_string("hobbit.base_tier", base) || base != "low") {
-        return status::error("'%s': hobbit.base_tier is '%s', with a partial tier it is 'low': convert it again",
-                             file.path().c_str(), base.c_str());
-    }
-    tiers.high = tier_kind::partial;
-    tiers.base = term_id::low;
     return {};
 }
 

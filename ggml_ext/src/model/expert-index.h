@@ -3,10 +3,9 @@
 
 #include "base/status.h"
 #include "ggml.h"
+#include "model/calibration.h"
 #include "model/expert.h"
 #include "model/gguf-file.h"
-#include "model/lookahead-maps.h"
-#include "model/stored-settings.h"
 
 #include <array>
 #include <cstdint>
@@ -94,15 +93,8 @@ class expert_index {
     // Settings stored in the metadata, then in a calibration beside the model.
     const stored_settings & stored() const { return stored_; }
 
-    // How often calibration's text used each expert, [layer][expert]. Empty without one.
-    const std::vector<int32_t> & uses() const { return uses_; }
-
-    // What calibration measured for the rule "price" (precision_costs); as stored, not checked. Empty without it.
-    const std::vector<float> & low_costs() const { return low_costs_; }
-    const std::vector<float> & skip_costs() const { return skip_costs_; }
-
-    // What calibration fitted for predicting experts.
-    const lookahead_maps & ahead() const { return ahead_; }
+    // Empty before read_calibration, and without a calibration.
+    const hobbit::calibration & calibration() const { return calibration_; }
 
   private:
     template <typename Ids>
@@ -120,8 +112,6 @@ class expert_index {
     };
 
     static status read_tiers(const gguf_file & file, tier_set & tiers);
-    static status read_residual(const gguf_file & file, tier_set & tiers);
-    static status read_partial(const gguf_file & file, tier_set & tiers);
 
     status add_base(const std::vector<gguf_file> & files);
     void   find_embedding(const std::vector<gguf_file> & files);
@@ -130,8 +120,7 @@ class expert_index {
     status check_term(const std::string & path, term_id term) const;
     status check_partial(const std::string & path) const;
     status open_sidecar(const std::string & path, const std::string & sidecar, std::vector<gguf_file> & files) const;
-    status read_metadata(const gguf_file & file);
-    bool   read_uses(const gguf_file & file);
+    void   read_metadata(const gguf_file & file);
 
     std::vector<std::string>               files_;
     std::vector<layer_shape>               layers_;
@@ -141,10 +130,7 @@ class expert_index {
     embedding_table                        embedding_;
     std::vector<std::string>               stored_keys_;
     stored_settings                        stored_;
-    std::vector<int32_t>                   uses_;
-    std::vector<float>                     low_costs_;
-    std::vector<float>                     skip_costs_;
-    lookahead_maps                         ahead_;
+    hobbit::calibration                    calibration_;
     std::string                            architecture_;
     uint32_t                               n_experts_used_ = 0;
     uint32_t                               n_tiers_        = 0;

@@ -7,9 +7,9 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <functional>
 #include <string_view>
 #include <sys/stat.h>
+#include <unordered_set>
 
 namespace hobbit {
 
@@ -158,25 +158,12 @@ bool gguf_file::find_repeated(const std::string & key, std::string & value) cons
     if (id < 0) {
         return false;
     }
-    const auto found = strings_of(gguf_.get(), id);
-    size_t     mask  = 1; // of a hash table of positions, at most half full: faster than sorting the texts
-    while (mask < 2 * found.size()) {
-        mask = 2 * mask + 1;
-    }
-    std::vector<size_t> places(mask + 1, SIZE_MAX);
-    for (size_t i = 0; i < found.size(); i++) {
-        size_t at = std::hash<std::string_view>()(found[i]) & mask;
-        while (places[at] != SIZE_MAX && found[places[at]] != found[i]) {
-            at = (at + 1) & mask;
-        }
-        if (places[at] != SIZE_MAX && !found[i].empty()) {
-            value = found[i];
-            return true;
-        }
-        places[at] = i;
-    }
-    value.clear();
-    return false;
+    const auto                           found = strings_of(gguf_.get(), id);
+    std::unordered_set<std::string_view> seen(found.size());
+    const auto                           it = std::find_if(found.begin(), found.end(),
+                                                           [&](std::string_view text) { return !text.empty() && !seen.insert(text).second; });
+    value                                   = it == found.end() ? "" : *it;
+    return it != found.end();
 }
 
 template <typename T>

@@ -6,8 +6,8 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstring>
 #include <memory>
+#include <regex>
 
 namespace hobbit {
 
@@ -22,27 +22,9 @@ std::string sidecar_base_name(const gguf_file & sidecar) {
     return name;
 }
 
-static bool remove_suffix(std::string & name, const std::string & suffix) {
-    const bool has =
-        name.size() >= suffix.size() && name.compare(name.size() - suffix.size(), suffix.size(), suffix) == 0;
-    name.resize(name.size() - (has ? suffix.size() : 0));
-    return has;
-}
-
-// Whether the name ends in -NNNNN-of-NNNNN.
-static bool has_split_suffix(const std::string & name) {
-    const std::string pattern = "-NNNNN-of-NNNNN";
-    return name.size() >= pattern.size() &&
-           std::equal(pattern.begin(), pattern.end(), name.end() - pattern.size(),
-                      [](char p, char c) { return p == 'N' ? c >= '0' && c <= '9' : c == p; });
-}
-
 std::string beside_model(const std::string & model_path, const char * suffix) {
-    std::string name = model_path;
-    if (remove_suffix(name, ".gguf") && has_split_suffix(name)) {
-        name.resize(name.rfind("-of-") - strlen("-NNNNN"));
-    }
-    return name + suffix;
+    static const std::regex ending("(-\\d{5}-of-\\d{5})?\\.gguf$"); // of a part of a split model, too
+    return std::regex_replace(model_path, ending, "") + suffix;
 }
 
 // FNV-1a, 64 bits

@@ -38,7 +38,7 @@ TEST_CASE("threads that cannot start are an error") {
     std::ifstream statm("/proc/self/statm");
     rlim_t        pages = 0;
     rlimit        before;
-    REQUIRE(statm >> pages);
+    REQUIRE(bool(statm >> pages));
     REQUIRE(getrlimit(RLIMIT_AS, &before) == 0);
     const rlimit few = { pages * rlim_t(sysconf(_SC_PAGESIZE)) + (200u << 20), before.rlim_max };
     REQUIRE(setrlimit(RLIMIT_AS, &few) == 0);

@@ -287,21 +287,8 @@ TEST_CASE("a calibration beside the model comes last") {
     CHECK(index.stored() == stored_settings{ { "hobbit.t1", 0.5 } });
     REQUIRE(index.read_calibration(path).ok());
     CHECK(index.stored() == stored_settings{ { "hobbit.t1", 0.5 }, { "hobbit.t1", 0.7 }, { "hobbit.policy", "lfu" } });
-    CHECK(index.low_costs() == std::vector<float>{ 0.5f, 0.25f });
-    CHECK(index.skip_costs() == std::vector<float>{ 4.0f, 2.0f });
-}
-
-TEST_CASE("a stored hobbit.renormalize is ignored where it is 0, and an error otherwise") {
-    for (const bool value : { false, true }) {
-        temp_dir     dir;
-        gguf_builder file;
-        moe_model().add_high(file);
-        gguf_set_val_bool(file.keys(), "hobbit.renormalize", value);
-        expert_index index;
-        const status s = index.open(file.write(dir.path("m.gguf")), "");
-        CHECK(s.ok() == !value);
-        CHECK(index.stored().empty());
-    }
+    CHECK(index.calibration().low_costs == std::vector<float>{ 0.5f, 0.25f });
+    CHECK(index.calibration().skip_costs == std::vector<float>{ 4.0f, 2.0f });
 }
 
 TEST_CASE("a calibration tells how often experts were used") {
@@ -317,11 +304,11 @@ TEST_CASE("a calibration tells how often experts were used") {
     };
     expert_index index;
     REQUIRE(index.open(path, "").ok());
-    CHECK(index.uses().empty());
+    CHECK(index.calibration().uses.empty());
     const std::vector<int32_t> uses = { 0, 5, 2, 0, 5, 0, 0, 9 };
     write(uses);
     REQUIRE(index.read_calibration(path).ok());
-    CHECK(index.uses() == uses);
+    CHECK(index.calibration().uses == uses);
     const std::vector<std::vector<int32_t>> refused = { { 1, 2, 3 }, { 0, 5, 2, 0, 5, 0, 0, -9 } };
     for (const std::vector<int32_t> & others : refused) {
         write(others);
@@ -343,22 +330,22 @@ TEST_CASE("a calibration's maps for prediction are found, and refused where they
         const status s = index.read_calibration(path);
         if (s.ok()) {
             std::vector<ggml_fp16_t> numbers;
-            REQUIRE(index.ahead().read(numbers).ok());
+            REQUIRE(index.calibration().ahead.read(numbers).ok());
             const std::string & bytes = calibration.data("hobbit.ahead");
             CHECK(bytes == std::string(reinterpret_cast<char *>(numbers.data()), numbers.size() * sizeof(ggml_fp16_t)));
         }
         return s;
     };
     expert_index index;
-    CHECK(index.ahead().n_ahead == 0);
+    CHECK(index.calibration().ahead.n_ahead == 0);
     REQUIRE(read(GGML_TYPE_F16, 3 * 4, 2, index).ok());
-    CHECK(index.ahead().n_ahead == 3);
-    CHECK(index.ahead().width == 64);
+    CHECK(index.calibration().ahead.n_ahead == 3);
+    CHECK(index.calibration().ahead.width == 64);
     for (const auto & [type, rows, n_layers] :
          { std::tuple(GGML_TYPE_F32, 12, 2), std::tuple(GGML_TYPE_F16, 10, 2), std::tuple(GGML_TYPE_F16, 12, 3) }) {
         expert_index other;
         CHECK(read(type, rows, n_layers, other).message().find("calibrate '" + path + "' again") != std::string::npos);
-        CHECK(other.ahead().n_ahead == 0);
+        CHECK(other.calibration().ahead.n_ahead == 0);
     }
 }
 

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: MIT
+#include "model/calibration.h"
+
+#include "model/expert-index.h"
+#include "model/sidecar.h"
+
+#include <algorithm>
+#include <filesystem>
+
+namespace hobbit {
+
+// Whether the file was made for these bytes of the model and of its tiers.
+static status check_sizes(const gguf_file & file, const std::string & model_path, const expert_index & index) {
+    uint64_t   size  = 0;
+    const auto other = [&](const std::string & what) {
+        return status::error("the calibration '%s' was made for another %s of '%s': calibrate it again with pyhobbit "
+                             "calibrate, or remove the file",
+                             file.path().c_str(), what.c_str(), model_path.c_str());
+    };
+    file.find_u64("hobbit.model_bytes", size);
+    if (size != index.model_bytes()) {
+        return other("version");
+    }
+    for (const term_id term : TERMS) {
+        const std::string tier = tier_name(tier_of(term));
+        if (file.find_u64("hobbit." + tier + "_bytes", size) && size != index.term_bytes(term)) {
+            return other(tier + " tier");
+        }
+    }
+    return {};
+}
+
+status calibration::read(const std::string & model_path, const expert_index & index,
+                         const std::vector<std::string> & setting_keys) {
+    const std::string name = beside_model(model_path, ".calibration.gguf");
+    std::error_code   ignored;
+    if (!std::filesystem::exists(name, ignored)) {
+        return {};
+    }
+    gguf_file    file;
+    const status s       = file.open(name);
+    const auto   damaged = [&](const std::string & why) {
+        return status::error("'%s' cannot be used%s: calibrate '%s' again, or remove it", name.c_str(), why.c_str(),
+                               model_path.c_str());
+    };
+    if (!s.ok()) {
+        return file.was_read() ? damaged(": " + s.message()) : s;
+    }
+    if (!file.has("hobbit.model_bytes")) {
+        return damaged("");
+    }
+    HOBBIT_TRY(check_sizes(file, model_path, index));
+    if (file.find_ints("hobbit.expert_uses", uses) &&
+        (uses.size() != index.n_layers() * index.n_experts() ||
+         std::any_of(uses.begin(), uses.end(), [](int32_t n) { return n < 0; }))) {
+        return damaged(": it does not count the uses of this model's experts");
+    }
+    if (!ahead.find(file, index.n_layers(), index.n_experts())) {
+        return damaged(": its maps for prediction are not of this model's routers");
+    }
+    file.find_floats("hobbit.low_costs", low_costs);
+    file.find_floats("hobbit.skip_costs", skip_costs);
+    settings = find_settings(file, setting_keys);
+    return {};
+}
+
+stored_settings find_settings(const gguf_file & file, const std::vector<std::string> & keys) {
+    stored_settings found;
+    double          value = 0;
+    std::string     text;
+    for (const std::string & key : keys) {
+        if (file.find_number(key, value)) {
+            found.emplace_back(key, value);
+        } else if (file.find_string(key, text)) {
+            found.emplace_back(key, text);
+        }
+    }
+    return found;
+}
+
+} // namespace hobbit

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include "base/status.h"
+#include "model/lookahead-maps.h"
+#include "model/stored-settings.h"
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace hobbit {
+
+class expert_index;
+
+// The file that `pyhobbit calibrate` writes beside a model (docs/format.md). Every field may be empty.
+struct calibration {
+    std::vector<int32_t> uses;       // of each expert in the text, [layer][expert]
+    std::vector<float>   low_costs;  // for the rule "price" (precision_costs); as stored, not checked
+    std::vector<float>   skip_costs; // the same
+    lookahead_maps       ahead;      // for predicting experts
+    stored_settings      settings;
+
+    // Reads the file, if there is one. Fails if it is not of this model.
+    status read(const std::string & model_path, const expert_index & index,
+                const std::vector<std::string> & setting_keys);
+};
+
+// The values that the file stores for these keys.
+stored_settings find_settings(const gguf_file & file, const std::vector<std::string> & keys);
+
+} // namespace hobbit

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: MIT
+#include "model/llama-header.h"
+
+#include <string>
+
+namespace hobbit {
+
+// llama.cpp ends the process if a count is out of range.
+static status check_counts(const gguf_file & file, const std::string & arch) {
+    static constexpr double MOST = 512; // layers, and experts of a layer
+    const auto              read = [&](const char * key, double missing) {
+        double value = 0;
+        return file.find_number(arch + key, value) ? value : missing;
+    };
+    const double n_layers  = read(".block_count", 1);
+    const double n_experts = read(".expert_count", 0);
+    const double n_used    = read(".expert_used_count", 0);
+    const double epsilon   = read(".attention.layer_norm_rms_epsilon", 0);
+    const bool   is_sound  = n_layers >= 1 && n_layers <= MOST && n_experts >= 0 && n_experts <= MOST && n_used >= 0 &&
+                          n_used <= n_experts && (n_experts == 0 || n_used >= 1) && epsilon >= 0;
+    return is_sound ? status()
+                    : status::error(format("'%s' is damaged: its header has %g layers, %g experts, %g of them used per "
+                                           "token, and an epsilon of %g; download or convert it again",
+                                           file.path().c_str(), n_layers, n_experts, n_used, epsilon));
+}
+
+// llama.cpp ends the process where two tokens have one text. hybriddna's may: it tells them apart by itself.
+static status check_vocabulary(const gguf_file & file) {
+    std::string kind;
+    std::string text;
+    if ((file.find_string("tokenizer.ggml.model", kind) && kind == "hybriddna") ||
+        !file.find_repeated("tokenizer.ggml.tokens", text)) {
+        return {};
+    }
+    return status::error("'%s' is damaged: its vocabulary has the token '%s' twice; download or convert it again",
+                         file.path().c_str(), text.c_str());
+}
+
+status check_llama_header(const gguf_file & file) {
+    HOBBIT_TRY(check_vocabulary(file));
+    std::string arch;
+    return file.find_string("general.architecture", arch) ? check_counts(file, arch) : status();
+}
+
+} // namespace hobbit
