@@ -16,10 +16,6 @@ static constexpr size_t STEP           = 8u << 20; // end() waits for one step a
 static constexpr int    LOWEST         = 19;       // of nice(2)
 static constexpr int    POPULATE_WRITE = 23;       // MADV_POPULATE_WRITE, which older headers lack
 
-page_commit::~page_commit() {
-    end();
-}
-
 void page_commit::start(std::vector<range> ranges, uint64_t spare) {
     stop_      = false;
     committed_ = 0;

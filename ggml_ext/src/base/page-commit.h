@@ -22,11 +22,7 @@ class page_commit {
         size_t size;
     };
 
-    page_commit() = default;
-    ~page_commit();
-
-    page_commit(const page_commit &)             = delete;
-    page_commit & operator=(const page_commit &) = delete;
+    ~page_commit() { end(); }
 
     // REQUIRES: not started, or ended since. The memory must stay mapped until end() or wait() returns.
     // `spare`: it stops where the system has fewer bytes left than this; 0: it does not look.

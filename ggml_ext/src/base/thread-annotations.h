@@ -14,7 +14,6 @@
 #define CAPABILITY HOBBIT_ATTRIBUTE(capability("mutex"))
 #define SCOPED_CAPABILITY HOBBIT_ATTRIBUTE(scoped_lockable)
 #define GUARDED_BY(m) HOBBIT_ATTRIBUTE(guarded_by(m))                    // a variable: read and written with m held
-#define PT_GUARDED_BY(m) HOBBIT_ATTRIBUTE(pt_guarded_by(m))              // a pointer's target
 #define REQUIRES(...) HOBBIT_ATTRIBUTE(requires_capability(__VA_ARGS__)) // a function: called with it held
 #define EXCLUDES(...) HOBBIT_ATTRIBUTE(locks_excluded(__VA_ARGS__))      // a function: takes it itself
 #define ACQUIRE(...) HOBBIT_ATTRIBUTE(acquire_capability(__VA_ARGS__))

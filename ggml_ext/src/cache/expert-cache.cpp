@@ -159,10 +159,6 @@ void expert_cache::release(expert_id id, tier_id tier) {
 // the next-level cache
 //
 
-bool expert_cache::accepts(expert_id id, term_id term) const {
-    return n_slots(term) > 0 && sets_.has_base(id, term);
-}
-
 bool expert_cache::lend(expert_id id, term_id term, load_urgency urgency) {
     return urgency == load_urgency::demand ? acquire(id, tier_of(term)) : insert_ahead(id, term);
 }
@@ -224,17 +220,7 @@ bool expert_cache::insert_ahead(expert_id id, term_id term, bool is_reported) {
     return true;
 }
 
-// Reads the term from the file, even if the next-level cache has it.
-bool expert_cache::read_term(expert_id id, term_id term, part_set parts) {
-    if (!insert_ahead(id, term)) {
-        return false;
-    }
-    prefetched_.push_back({ id, term });
-    submit_from({}, id, term, parts, load_urgency::prefetch);
-    return true;
-}
-
-bool expert_cache::copy_term(expert_id id, term_id term, part_set parts, bool is_reported) {
+bool expert_cache::request_ahead(expert_id id, term_id term, part_set parts, bool is_reported) {
     if (!insert_ahead(id, term, is_reported)) {
         return false;
     }
@@ -245,7 +231,7 @@ bool expert_cache::copy_term(expert_id id, term_id term, part_set parts, bool is
 
 bool expert_cache::prefetch(expert_id id, term_id term, part_set parts) {
     reap_prefetches();
-    if (!copy_term(id, term, parts)) {
+    if (!request_ahead(id, term, parts)) {
         return false;
     }
     protect(id, tier_of(term));
@@ -258,7 +244,7 @@ bool expert_cache::upload(expert_id id, tier_id tier, part_set parts) {
         return false;
     }
     const auto & all = terms(tier); // each needs the one before
-    return std::all_of(all.begin(), all.end(), [&](term_id term) { return copy_term(id, term, parts, true); });
+    return std::all_of(all.begin(), all.end(), [&](term_id term) { return request_ahead(id, term, parts, true); });
 }
 
 void expert_cache::fill(term_id term, const std::vector<expert_id> & experts) {
@@ -268,9 +254,13 @@ void expert_cache::fill(term_id term, const std::vector<expert_id> & experts) {
     for (size_t i = 0; i < experts.size() && has_room(); i++) {
         const expert_id id    = experts[i];
         const part_set  parts = index_.layer(id.layer).parts;
-        if (index_.has(term, id) && (is_through ? copy_term(id, term, parts) : read_term(id, term, parts))) {
-            brought.push_back(id);
+        if (!index_.has(term, id) || !insert_ahead(id, term)) {
+            continue;
         }
+        brought.push_back(id);
+        prefetched_.push_back({ id, term });
+        submit_from(is_through ? submit_below(id, term, parts, load_urgency::prefetch) : part_set(), id, term, parts,
+                    load_urgency::prefetch);
     }
     std::for_each(brought.rbegin(), brought.rend(), [&](expert_id id) { sets_.touch(id, tier_of(term)); });
 }

@@ -145,7 +145,7 @@ class expert_cache {
     bool is_exclusive(term_id term) const { return is_exclusive_[term]; }
 
     // Whether the term could be resident: there is a pool, and a residual's low version is resident.
-    bool accepts(expert_id id, term_id term) const;
+    bool accepts(expert_id id, term_id term) const { return n_slots(term) > 0 && sets_.has_base(id, term); }
 
     // Pins a term that is to be copied from here. A demand evicts like acquire, a prefetch like prefetch. Returns false
     // if there is no slot. unpin undoes it. REQUIRES: accepts
@@ -177,8 +177,7 @@ class expert_cache {
     void     cancel_below(expert_id id, term_id term);
     void     report_evicted(const expert_term & newcomer) const;
     bool     insert_ahead(expert_id id, term_id term, bool is_reported = false);
-    bool     copy_term(expert_id id, term_id term, part_set parts, bool is_reported = false);
-    bool     read_term(expert_id id, term_id term, part_set parts);
+    bool     request_ahead(expert_id id, term_id term, part_set parts, bool is_reported = false);
     void     drop_if_empty(expert_id id, term_id term);
     void     reap_prefetches();
     void     drop_prefetches();

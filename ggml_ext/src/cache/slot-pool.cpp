@@ -11,16 +11,8 @@
 
 namespace hobbit {
 
-slot_pool::~slot_pool() {
-    free();
-}
-
 void slot_pool::free() {
     commit_.end();
-    for (const memory_bank & bank : banks_) {
-        ggml_backend_buffer_free(bank.buffer);
-        ggml_backend_buffer_free(bank.packed);
-    }
     banks_.clear();
     n_slots_ = 0;
 }
@@ -28,7 +20,7 @@ void slot_pool::free() {
 bool slot_pool::allocate_bank(ggml_backend_buffer_type_t buft, ggml_backend_buffer_type_t packed, size_t size,
                               memory_bank & bank) {
     ggml_backend_buffer_t owner = ggml_backend_buft_alloc_buffer(packed ? packed : buft, size + file_reader::alignment);
-    (packed ? bank.packed : bank.buffer) = owner;
+    (packed ? bank.packed : bank.buffer).reset(owner);
     if (!owner) {
         return false;
     }
@@ -39,7 +31,7 @@ bool slot_pool::allocate_bank(ggml_backend_buffer_type_t buft, ggml_backend_buff
         ask_for_huge_pages(bank.base, size);
     }
     if (packed) {
-        bank.buffer = ggml_backend_cpu_buffer_from_ptr(bank.base, size);
+        bank.buffer.reset(ggml_backend_cpu_buffer_from_ptr(bank.base, size));
     }
     return true;
 }
@@ -65,7 +57,9 @@ status slot_pool::allocate(ggml_backend_buffer_type_t buft, ggml_backend_buffer_
                                  say_free(buft).c_str(), options);
         }
     }
-    const auto is_other = [&](const memory_bank & bank) { return ggml_backend_buffer_get_type(bank.buffer) != buft; };
+    const auto is_other = [&](const memory_bank & bank) {
+        return ggml_backend_buffer_get_type(bank.buffer.get()) != buft;
+    };
     if (!packed && std::any_of(banks_.begin(), banks_.end(), is_other)) {
         GGML_LOG_WARN("hobbit: the driver has no more %s memory: expert pools are in ordinary memory, which is slower "
                       "to "

@@ -3,7 +3,7 @@
 
 #include "base/page-commit.h"
 #include "base/status.h"
-#include "ggml-backend.h"
+#include "ggml-cpp.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -18,12 +18,6 @@ namespace hobbit {
 // Thread-safety: none, but different slots' memory may be used at once.
 class slot_pool {
   public:
-    slot_pool() = default;
-    ~slot_pool();
-
-    slot_pool(const slot_pool &)             = delete;
-    slot_pool & operator=(const slot_pool &) = delete;
-
     // Every bank starts at a multiple of file_reader::alignment. `packed` may be null; it is a host layout for a part
     // of the weights (repacked-layout.h). If memory is short, the error asks the user to lower one of `options`.
     // REQUIRES: n_slots > 0, and nobody uses memory of an earlier call.
@@ -41,14 +35,14 @@ class slot_pool {
     char * bank(uint32_t slot) const { return bank_of(slot).base; }
 
     // Two views of the same memory: for weights in the file's layout, and for repacked ones (null without a layout).
-    ggml_backend_buffer_t buffer(uint32_t slot) const { return bank_of(slot).buffer; }
-    ggml_backend_buffer_t packed(uint32_t slot) const { return bank_of(slot).packed; }
+    ggml_backend_buffer_t buffer(uint32_t slot) const { return bank_of(slot).buffer.get(); }
+    ggml_backend_buffer_t packed(uint32_t slot) const { return bank_of(slot).packed.get(); }
 
   private:
     struct memory_bank {
-        ggml_backend_buffer_t buffer = nullptr; // owned, as is packed
-        ggml_backend_buffer_t packed = nullptr;
-        char *                base   = nullptr;
+        ggml_backend_buffer_ptr packed;
+        ggml_backend_buffer_ptr buffer; // freed first: it may be a view of `packed`
+        char *                  base = nullptr;
     };
 
     const memory_bank & bank_of(uint32_t slot) const { return banks_[slot / slots_per_bank_]; }
@@ -63,7 +57,7 @@ class slot_pool {
     size_t                   slot_size_      = 0;
     uint64_t                 spare_          = 0;
     uint64_t                 n_unseen_       = 0; // bytes of slots used since has_memory looked
-    page_commit              commit_;             // of banks_ in host memory
+    page_commit              commit_;             // of banks_ in host memory, and destroyed before them
 };
 
 } // namespace hobbit

@@ -1,24 +1,17 @@
 // SPDX-License-Identifier: MIT
 #include "io/file-reader.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#ifndef O_DIRECT
-#define O_DIRECT 0 // not on this system: the open below is then a buffered one
-#endif
-
 namespace hobbit {
 
 static int64_t modified_ns(const struct stat & st) {
-#ifdef __APPLE__
-    return int64_t(st.st_mtimespec.tv_sec) * 1000000000 + st.st_mtimespec.tv_nsec;
-#else
     return int64_t(st.st_mtim.tv_sec) * 1000000000 + st.st_mtim.tv_nsec;
-#endif
 }
 
 static status posix_error(const std::string & path, const char * what) {
@@ -32,9 +25,9 @@ posix_file_reader::~posix_file_reader() {
 }
 
 status posix_file_reader::open(const std::string & path) {
-    bool direct = O_DIRECT != 0;
+    bool direct = true;
     int  fd     = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT);
-    if (fd < 0 && direct && errno == EINVAL) {
+    if (fd < 0 && errno == EINVAL) {
         direct = false;
         fd     = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
     }
@@ -98,11 +91,9 @@ status posix_file_reader::read_at(uint32_t index, uint64_t offset, size_t size, 
         }
     }
 
-#ifdef POSIX_FADV_DONTNEED
     if (!file.direct) {
         posix_fadvise(file.fd, offset, size, POSIX_FADV_DONTNEED); // the pools are the cache
     }
-#endif
     return check_unchanged(file); // it may have changed during the read
 }
 
@@ -120,12 +111,7 @@ status posix_file_reader::check_in_place() const {
 }
 
 bool posix_file_reader::direct_io() const {
-    for (const auto & file : files_) {
-        if (!file->direct) {
-            return false;
-        }
-    }
-    return true;
+    return std::all_of(files_.begin(), files_.end(), [](const auto & file) { return bool(file->direct); });
 }
 
 } // namespace hobbit

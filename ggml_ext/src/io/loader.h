@@ -43,9 +43,6 @@ class loader {
            std::chrono::milliseconds patience = std::chrono::minutes(1), awake_clock clock = awake_clock());
     ~loader();
 
-    loader(const loader &)             = delete;
-    loader & operator=(const loader &) = delete;
-
     // The most bytes of one read, unless a single row group is larger. Larger or more simultaneous reads were not
     // faster. A copy has at least as many, or what the link moves in 50 microseconds.
     static constexpr size_t chunk_size = 512 * 1024;

@@ -351,11 +351,9 @@ uint32_t expert_index::n_absent_high() const {
 }
 
 uint32_t expert_index::n_experts() const {
-    uint32_t n = 0;
-    for (const layer_shape & layer : layers_) {
-        n = std::max(n, layer.n_experts);
-    }
-    return n;
+    const auto fewer = [](const layer_shape & a, const layer_shape & b) { return a.n_experts < b.n_experts; };
+    const auto most  = std::max_element(layers_.begin(), layers_.end(), fewer);
+    return most == layers_.end() ? 0 : most->n_experts;
 }
 
 uint64_t expert_index::term_bytes(term_id term) const {

@@ -84,8 +84,8 @@ void run_recorder::write(const layer_report & report) {
         }
     }
 
-    error_ = trace_.add({ routing.layer, uint32_t(routing.n_used), report.rows, routing.experts, routing.weights, before,
-                          bytes });
+    error_ = trace_.add(
+        { routing.layer, uint32_t(routing.n_used), report.rows, routing.experts, routing.weights, before, bytes });
 }
 
 static std::vector<float> norms_of_rows(const ggml_tensor * tensor, size_t n_rows) {

@@ -33,7 +33,8 @@ struct trace_layer {
     const std::vector<int32_t> &         experts;   // [token][n_used], as the router ranked them
     const std::vector<float> &           weights;   // [token][n_used]; empty if unknown
     const std::vector<trace_residency> & residency; // [token][n_used]
-    const std::vector<uint64_t> & bytes; // [token][n_used], read for the selection; 0 if an earlier one had requested it
+    const std::vector<uint64_t> &
+        bytes; // [token][n_used], read for the selection; 0 if an earlier one had requested it
 };
 
 // Writes the routing of a run, for the simulator. Comma-separated text in the format route_trace, version 1:
