@@ -46,72 +46,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_cache(parser: argparse.ArgumentParser) -> None:
     """The trace, and the options of the caches that it is replayed through."""
     add = parser.add_argument
-    add(
-        "--trace",
-        type=Path,
-        required=True,
-        metavar="FILE",
-        help="routing recorded by chat --trace",
-    )
-    add(
-        "--capacity",
-        type=float,
-        nargs="+",
-        action="extend",
-        required=True,
-        metavar="F",
-        help="cache size as a share of all experts in high precision, 0 to 1",
-    )
-    add(
-        "--policy",
-        nargs="+",
-        action="extend",
-        metavar="NAME",
-        help="eviction policies; belady is the limit that none can beat (default: all)",
-    )
-    add(
-        "--bits-high",
-        type=float,
-        metavar="F",
-        help=f"bits per weight in high precision (default: {_BITS_HIGH:g})",
-    )
-    add(
-        "--bits-low",
-        type=float,
-        default=_BITS_LOW,
-        metavar="F",
-        help="bits per weight in low precision (default: %(default)s)",
-    )
-    add(
-        "--residual",
-        action="store_true",
-        help="high precision is the low version and a residual of --bits-high (default: 4.5)",
-    )
+    add("--trace", type=Path, required=True, metavar="FILE", help="routing recorded by chat --trace")
+    what = "cache size as a share of all experts in high precision, 0 to 1"
+    add("--capacity", type=float, nargs="+", action="extend", required=True, metavar="F", help=what)
+    what = "eviction policies; belady is the limit that none can beat (default: all)"
+    add("--policy", nargs="+", action="extend", metavar="NAME", help=what)
+    what = f"bits per weight in high precision (default: {_BITS_HIGH:g})"
+    add("--bits-high", type=float, metavar="F", help=what)
+    what = "bits per weight in low precision (default: %(default)s)"
+    add("--bits-low", type=float, default=_BITS_LOW, metavar="F", help=what)
+    what = "high precision is the low version and a residual of --bits-high (default: 4.5)"
+    add("--residual", action="store_true", help=what)
     add("--floors", action="store_true", help="a layer keeps its even share of a pool, as when a model runs")
 
 
 def _add_replay(parser: argparse.ArgumentParser) -> None:
     """The options of what is replayed, counted and printed."""
     add = parser.add_argument
-    add(
-        "--prior",
-        type=Path,
-        metavar="FILE",
-        help="trace of an earlier run, whose decoding says which experts are used: pools and policies begin "
-        "with it, and the policy static needs it",
+    what = (
+        "trace of an earlier run, whose decoding says which experts are used: pools and policies begin with "
+        "it, and the policy static needs it"
     )
+    add("--prior", type=Path, metavar="FILE", help=what)
     add("--seed", type=int, default=0, metavar="N", help="seed of the policy random (default: %(default)s)")
-    add(
-        "--split",
-        metavar="FIRST:LAST",
-        help="count only these decode steps; earlier ones warm the cache",
+    what = "count only these decode steps; earlier ones warm the cache"
+    add("--split", metavar="FIRST:LAST", help=what)
+    what = (
+        "also judge this predictor, one layer ahead. recall: share of the used experts that it names; "
+        "precision: share of the missing experts that it names which are then used"
     )
-    add(
-        "--predictor",
-        metavar="NAME",
-        help="also judge this predictor, one layer ahead. recall: share of the used experts that it names; "
-        "precision: share of the missing experts that it names which are then used",
-    )
+    add("--predictor", metavar="NAME", help=what)
     add("--json", action="store_true", help="print JSON instead of a table")
 
 

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from pyhobbit.model.file_names import sidecar_path
-from pyhobbit.model.gguf_file import TensorInfo, read_floats, read_gguf
-from pyhobbit.model.model_file import model_parts
+from pyhobbit.model.gguf_file import TensorInfo, read_floats
+from pyhobbit.model.model_file import model_files
 from pyhobbit.model.quantize import dequantize
 from pyhobbit.model.tiers import Part, group_key, read_tiers, tier_tensor_name
 
@@ -20,10 +19,7 @@ class ExpertWeights:
     """
 
     def __init__(self, path: Path, sidecar: Path | None = None) -> None:
-        files = model_parts(path)
-        sidecar = sidecar or (sidecar_path(path) if sidecar_path(path).exists() else None)
-        files += [read_gguf(sidecar)] if sidecar is not None else []
-        self._groups = files[-1] if sidecar is not None else files[0]
+        files, self._groups = model_files(path, sidecar)
         self._tiers = read_tiers(self._groups)
         self._tensors = {tensor.name: tensor for file in files for tensor in file.tensors}
 

@@ -148,15 +148,9 @@ def read_model_file(path: Path, sidecar: Path | None = None) -> ModelFile:
 
     Raises HobbitError if a file is damaged or missing, or if the model has no routed experts.
     """
-    files = model_parts(path)
-    first = files[0]
-    tiers = read_tiers(first)
+    files, described = model_files(path, sidecar)
+    tiers = read_tiers(described)
     everything = [tensor for file in files for tensor in file.tensors]
-    sidecar = sidecar or (sidecar_path(path) if sidecar_path(path).exists() else None)
-    if sidecar is not None:
-        extra = read_gguf(sidecar)
-        tiers = read_tiers(extra)
-        everything += extra.tensors
     # those under llama.cpp's own names
     tensors = {each.name: each for each in everything if tiers.of(each.name) in (None, tiers.plain)}
     blocks = sorted({part.layer for part in map(routed_part, tensors) if part is not None})
@@ -166,7 +160,7 @@ def read_model_file(path: Path, sidecar: Path | None = None) -> ModelFile:
     calibration = calibration_path(path)
     return ModelFile(
         path=path,
-        metadata=first.metadata,
+        metadata=files[0].metadata,
         tensors=tensors,
         blocks=tuple(blocks),
         tiers=tuple(_describe(name, tiers, everything) for name in tiers.names),
@@ -199,6 +193,18 @@ def opened_info(path: Path, settings: Mapping[str, Setting]) -> Any:
         lib.hobbit_get_info(model[0], info)
         lib.hobbit_unref(model[0])
     return info
+
+
+def model_files(path: Path, sidecar: Path | None = None) -> tuple[list[GgufFile], GgufFile]:
+    """The headers of a model's files, its sidecar's last, and the one that describes the tiers.
+
+    sidecar: default MODEL.hobbit.gguf where it exists. Raises HobbitError.
+    """
+    files = model_parts(path)
+    if sidecar is None and not sidecar_path(path).exists():
+        return files, files[0]
+    files.append(read_gguf(sidecar or sidecar_path(path)))
+    return files, files[-1]
 
 
 def model_parts(path: Path) -> list[GgufFile]:
