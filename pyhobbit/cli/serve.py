@@ -95,7 +95,6 @@ _MIB = 1 << 20
 _BATCH = 2048  # llama-server's own --batch-size, which several passes compute
 _BATCH_FLAGS = ("--batch-size", "--ubatch-size")
 _LEAST_CONTEXT = 256
-_TOKEN_BYTES = 1024  # of context, and more with any model
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -376,7 +375,7 @@ def _check_memory(
     Raises HobbitError where the model will not fit, or the cache cannot be set up.
     """
     from pyhobbit.engine.plan import lay_out  # loads the libraries, as machine does
-    from pyhobbit.native.machine import available_memory, resident_memory
+    from pyhobbit.native.machine import resident_memory
 
     context = value("--ctx-size", passed_on)
     unknown = any(value(name, passed_on) is not None for name in _MEMORY_FLAGS)
@@ -384,9 +383,6 @@ def _check_memory(
         return None
     # with 0 llama-server takes what fits
     n_ctx = None if context is None else max(int(context), _LEAST_CONTEXT)
-    # simulating it would take memory for each token, too
-    if n_ctx is not None and n_ctx * _TOKEN_BYTES > available_memory():
-        raise HobbitError(f"a context of {n_ctx} tokens does not fit into memory; use a smaller --ctx")
     try:
         return lay_out(model, _ServerConfig(cache, n_ctx, n_batch))
     except HobbitError as e:

@@ -268,7 +268,7 @@ def _bounded(set_context: SetContext, n_ctx: int | None = None) -> SetContext:
         params.n_ctx = n_ctx or params.n_ctx
         if params.n_ctx * _CELL_BYTES > available_memory():
             raise HobbitError(
-                f"a context of {params.n_ctx} tokens does not fit into memory; use a smaller one"
+                f"a context of {params.n_ctx} tokens does not fit into memory; use a smaller --ctx"
             )
 
     return fill
