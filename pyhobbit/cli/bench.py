@@ -9,7 +9,6 @@ import argparse
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.model_path import add_model_arguments, model_path
 from pyhobbit.model.names import check_model_file
 from pyhobbit.settings.config import format_size
-from pyhobbit.settings.table import OPTIONS, default
+from pyhobbit.settings.table import OPTIONS
 
 # What takes the native libraries is imported when it is needed.
 if TYPE_CHECKING:
@@ -88,10 +87,12 @@ def run(args: argparse.Namespace) -> int:
     add_model_options(args, model)
     check_model_file(model)
     from pyhobbit.engine.engine import Engine
+    from pyhobbit.inspect.speed import disk_speed
+    from pyhobbit.model.model_file import read_model_file
 
     with Engine(model, engine_config(args, args.ctx, without=("trace",))) as engine:
         info = engine.info()
-        disk = _disk(model, args) if info.cached else None
+        disk = disk_speed(read_model_file(model, args.sidecar), args.io_threads) if info.cached else None
         prompts, decoded = [], []
         texts = _texts()
         for _ in range(args.reps):
@@ -111,15 +112,6 @@ def run(args: argparse.Namespace) -> int:
         }
     print(json.dumps(document, indent=2) if args.json else table(document))
     return 0
-
-
-def _disk(model: Path, args: argparse.Namespace) -> "Disk":
-    """The disk's speed for reads like the cache's."""
-    from pyhobbit.model.model_file import read_model_file
-    from pyhobbit.native.machine import measure_disk
-
-    best = read_model_file(model, args.sidecar).tiers[0]
-    return measure_disk(best.path, best.part_bytes, args.io_threads or default("io_threads"))
 
 
 #

@@ -77,6 +77,12 @@ class Speed:
         return 1 / (self.compute_s + self.wait_s)
 
 
+def disk_speed(model: ModelFile, io_threads: int | None) -> Disk:
+    """The disk's speed for reads like the cache's. Raises HobbitError."""
+    best = model.tiers[0]
+    return measure_disk(best.path, best.part_bytes, io_threads or default("io_threads"))
+
+
 def measure(model: ModelFile, config: EngineConfig, plan: MemoryPlan, trace: Path | None) -> Speed:
     """Estimates the speed of a model that lies in memory as planned, some of it by running it.
 
@@ -84,8 +90,7 @@ def measure(model: ModelFile, config: EngineConfig, plan: MemoryPlan, trace: Pat
     """
     disk = replayed = None
     if plan.info.cached:
-        best, n_threads = model.tiers[0], config.cache.io_threads or default("io_threads")
-        disk = measure_disk(best.path, best.part_bytes, n_threads)
+        disk = disk_speed(model, config.cache.io_threads)
         if trace is not None:
             policy = effective_policy(config.cache, stored_settings(model.path, config.cache.sidecar))
             replayed = replay(plan, own_trace(trace, plan).routes, policy)
