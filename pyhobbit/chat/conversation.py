@@ -7,10 +7,11 @@ from pathlib import Path
 
 from pyhobbit.chat.saved import SavedChat
 from pyhobbit.engine.chat_format import Message
-from pyhobbit.engine.engine import Engine, Piece, Prompt
+from pyhobbit.engine.engine import Beam, Engine, Piece, Prompt
 from pyhobbit.errors import ContextError, HobbitError
 from pyhobbit.settings.config import ChatConfig
 
+_NOTHING = Beam("", (), 0.0, "interrupted")
 _LEAST_ROOM = 4  # one part of so many of the context is for the answer
 
 
@@ -27,7 +28,8 @@ class Conversation:
         self.has_template = engine.chat_template is not None
         self.chose_context = config.engine.n_ctx is None
         self.sampling = config.sampling
-        self.max_tokens = config.max_tokens if config.max_tokens is not None else self._default_max_tokens()
+        own_limit = ChatConfig.no_limit if self.has_template else ChatConfig.completion_tokens
+        self.max_tokens = own_limit if config.max_tokens is None else config.max_tokens
         self.turns: list[Message] = []
         self._images: list[str] = []  # of the next question
         self._n_dropped = 0  # turns that the model no longer sees
@@ -106,7 +108,9 @@ class Conversation:
         """
         before = self.turns[:-2] if replaces_last else self.turns
         replaced = self.turns[-2].get("images", ()) if replaces_last else ()
-        turns = [*before, _question(text, self._images or replaced)]
+        turns = [*before, {"role": "user", "content": text}]
+        if images := self._images or replaced:
+            turns[-1] = {**turns[-1], "images": list(images)}
         think = self._think != "off"
         self._make_room(turns, self._limit, think)
         answer = thoughts = ""
@@ -127,12 +131,8 @@ class Conversation:
             yield from self.engine.generate(prompt, self._limit, self.sampling, think, on_prompt)
             return
         start = time.perf_counter()
-        found = self.engine.beam_search(prompt, self._n_beams, self._limit, think)
-        time_s = time.perf_counter() - start
-        if found:
-            yield Piece(found[0].text, None, time_s, found[0].finish, found[0].thinking)
-        else:
-            yield Piece("", None, time_s, "interrupted")
+        best, *_ = self.engine.beam_search(prompt, self._n_beams, self._limit, think) or [_NOTHING]
+        yield Piece(best.text, None, time.perf_counter() - start, best.finish, best.thinking)
 
     @property
     def _limit(self) -> int | None:
@@ -171,11 +171,3 @@ class Conversation:
             return "".join(turn["content"] for turn in turns)
         system = [] if self._system is None else [{"role": "system", "content": self._system}]
         return [*system, *turns]
-
-    def _default_max_tokens(self) -> int:
-        return ChatConfig.no_limit if self.has_template else ChatConfig.completion_tokens
-
-
-def _question(text: str, images: Sequence[str]) -> Message:
-    question = {"role": "user", "content": text}
-    return {**question, "images": list(images)} if images else question
