@@ -30,7 +30,7 @@ _OWN_KEYS = ("hobbit.version", "hobbit.tiers", "hobbit.base_tier", "hobbit.tier.
 
 @dataclass(frozen=True)
 class Dropped:
-    """What is written: the plan and the metadata, and how many experts of all keep their high version.
+    """The output: its plan and metadata, and how many experts of all keep their high version.
 
     divergence: sum of those of the others, in nats; about what the file diverges by at its best.
     """
@@ -106,7 +106,7 @@ class _Experts:
         }
 
     def high_bytes(self) -> Counter[int]:
-        """Of one expert's high version, by layer."""
+        """Bytes of one expert's high version, by layer."""
         n_bytes: Counter[int] = Counter()
         for part, tensor in self.high.items():
             n_bytes[part.layer] += tensor.nbytes // tensor.ne[2]
@@ -114,7 +114,10 @@ class _Experts:
 
 
 def _calibration(model: _Experts, how: str) -> Mapping[str, KeyValue]:
-    """What was measured expert by expert; how: to measure that with `calibrate`. Raises HobbitError."""
+    """Keys of a calibration that measured each expert. Raises HobbitError.
+
+    how: the option of `calibrate` that measures so.
+    """
     path = calibration_path(model.file.path)
     keys = read_gguf(path).metadata if path.exists() else {}
     command = f"pyhobbit calibrate {model.file.path} --text FILE {how}"

@@ -86,7 +86,7 @@ def _read_gguf_entries(file: GgufFile) -> dict[str, np.ndarray]:
             sums = _values(tensors[name]).reshape(counts.size, -1)
             # An expert that was never used has no sums: all its inputs count the same, as in llama-quantize.
             used = counts[:, None] > 0
-            with np.errstate(over="ignore"):  # what is not finite is refused later
+            with np.errstate(over="ignore"):  # values that are not finite are refused later
                 entries[tensor_name] = np.where(used, sums / np.where(used, counts[:, None], 1), 1).ravel()
     if not entries:
         raise ValueError("no entries")

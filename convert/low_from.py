@@ -15,15 +15,15 @@ from pyhobbit.errors import HobbitError
 from pyhobbit.model.gguf_file import TensorInfo, read_floats
 from pyhobbit.model.tiers import routed_part
 
-# What one publisher adds to a model or changes in it without touching its experts.
+# A publisher may change these without touching the experts.
 _CONTEXT = ("context_length", "rope.")
 _TOKENS = "tokenizer.ggml.tokens"
-_MOST_RENAMED = 0.01  # of the tokens
+_MOST_RENAMED = 0.01  # share of the tokens
 
 # Both tiers share these: the routers, and what is added to an expert's products or multiplied with them.
 _SHARED = re.compile(r"blk\.\d+\.(ffn_gate_inp\.\w+|exp_probs_b\.bias|ffn_\w+_exps\.(bias|scale))")
-_ROUNDING = 0.002  # of their values, to 16 bits
-_COARSE_ROUNDING = 0.02  # to 8 bits
+_ROUNDING = 0.002  # relative error of values rounded to 16 bits
+_COARSE_ROUNDING = 0.02  # the same for 8 bits
 _FLOATS = ("f32", "f16", "bf16")
 
 
@@ -43,7 +43,7 @@ def read_low_experts(path: Path, model: Model) -> dict[str, TensorInfo]:
 
 
 def _differences(model: Model, other: Model) -> Iterator[str]:
-    """What shows that `other` holds another model."""
+    """Differences which show that `other` holds another model."""
     yield from _other_keys(
         *({entry.key: entry.value() for entry in file.metadata} for file in (model, other))
     )
@@ -80,7 +80,7 @@ def _other_keys(own: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[st
 
 
 def _same_values(own: TensorInfo, found: TensorInfo) -> bool:
-    """Whether both are roundings of the same values: by the root mean square of their difference."""
+    """Tells if both are roundings of the same values, by the root mean square of their difference."""
     is_coarse = {own.type.name, found.type.name} - set(_FLOATS)
     values, others = read_floats(own), read_floats(found)
     most = _COARSE_ROUNDING if is_coarse else _ROUNDING

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a conversion is asked for; the only home of its defaults."""
+"""The options of a conversion, and the only home of their defaults."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ from pyhobbit.native.files import atomic_output, temporary_file
 from pyhobbit.settings.config import CacheConfig, format_size
 
 _KEEP, _RESIDUAL = "keep", "residual"
-_MOST_LOW = 0.75  # of the high tier's bytes
+_MOST_LOW = 0.75  # share of the high tier's bytes
 _METADATA_BYTES = 32 << 20  # allowed for while the metadata of a checkpoint are not known yet
 
 

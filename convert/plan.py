@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the output holds, and where: a pure function of the source's tensor list and the wanted types."""
+"""Plans the output's tensors and their places: a pure function of the source's tensors and the types."""
 
 from __future__ import annotations
 

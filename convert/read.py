@@ -18,7 +18,7 @@ _SEPARATE_EXPERT = re.compile(r"blk\.\d+\.ffn_(gate|up|down)\.\d+\.weight")
 
 @dataclass(frozen=True)
 class Model:
-    """What a conversion starts from: metadata without split.*, and all tensors of all files."""
+    """The source of a conversion: metadata without split.*, and all tensors of all files."""
 
     path: Path
     size: int

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What types can be a residual: one is added to the low tier's weights, and together they must come close."""
+"""Checks types of residuals: one is added to the low tier's weights, and the sum must come close."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pyhobbit.model.gguf_file import TensorInfo, tensor_nbytes
 from pyhobbit.model.quantize import GgmlType, dequantize, quantize
 
 _ROWS, _COLUMNS = 16, 2048  # whole blocks of every type
-_MOST_LEFT = 0.5  # of the low tier's error, or a residual is not worth its bytes
+_MOST_LEFT = 0.5  # share of the low tier's error; with more, a residual is not worth its bytes
 
 
 @cache
 def relative_error(ggml_type: GgmlType) -> float:
-    """Of random normal rows in that type: root mean square by that of the rows. Reproducible."""
+    """Relative root mean square error of random normal rows in that type. Reproducible."""
     rows = np.random.default_rng(0).standard_normal((_ROWS, _COLUMNS), np.float32)
     data = quantize(ggml_type, rows, np.ones(_COLUMNS, np.float32))
     return float(np.linalg.norm(dequantize(ggml_type, data, _COLUMNS) - rows) / np.linalg.norm(rows))

@@ -26,12 +26,12 @@ from pyhobbit.model.tiers import HIGH, LOW, check_tiers, routed_part
 
 # A block's largest value decides about the others, so what is not normal can be off by more than what is.
 _MARGIN = 2.0
-_SCALE_ERROR = 2.0**-25 * 128  # of a value, by the rounding of a very small scale to f16
+_SCALE_ERROR = 2.0**-25 * 128  # relative, by the rounding of a very small scale to f16
 
 
 @dataclass(frozen=True)
 class Errors:
-    """Of all routed experts: root mean square of what is missing, by that of the weights."""
+    """Relative root mean square errors over all routed experts."""
 
     low: float
     both: float

@@ -19,7 +19,7 @@ from pathlib import Path
 from sentences import SENTENCE_END, markdown
 
 ROOT = Path(__file__).resolve().parent.parent
-LATER = ("bench/", "convert/", "deploy/", "ggml_ext/", "patches/", "pyhobbit/", "tests/", "pyproject.toml")
+LATER = ("bench/", "deploy/", "ggml_ext/", "patches/", "pyhobbit/", "tests/", "pyproject.toml")
 LATER += ("docs/measurements.md", "docs/policies.md", "docs/quality.md")
 OPENING = re.compile(r"\W*(of|what|who|whether|none)\b(?![=.(:'\"|\]])", re.IGNORECASE)
 LITERAL = r'"((?:[^"\\\n]|\\.)*)"'

@@ -35,7 +35,7 @@ EXAMPLES: Mapping[str, str] = {
 """By verb, arguments that --help shows, of those in COMMON."""
 
 _MAX_WIDTH = 100
-_MOST_NAMES = 3  # of options that one may have meant
+_MOST_NAMES = 3  # most options that an error suggests
 _COLUMN, _COMMON_COLUMN = 27, 24  # where explanations begin
 
 

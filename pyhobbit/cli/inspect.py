@@ -22,7 +22,7 @@ from pyhobbit.model.stored_settings import effective_rule, stored_settings
 from pyhobbit.settings.config import EngineConfig, format_size
 from pyhobbit.settings.table import OPTIONS
 
-# What takes the native libraries is imported when it is needed.
+# Modules that load the native libraries are imported when they are needed.
 if TYPE_CHECKING:
     from pyhobbit.engine.plan import MemoryPlan
     from pyhobbit.engine.stats import ModelInfo
@@ -72,7 +72,7 @@ def _inspect(path: Path, config: EngineConfig, args: argparse.Namespace) -> None
     show(_rows_text({**_description(model), "precision": _precision_text(applied, rule)}))
     asked = (cache.memory, cache.pools, cache.device, cache.device_memory, cache.mode)
     if plan is None and any(each is not None for each in (config.n_ctx, config.projector, *asked)):
-        raise HobbitError(error)  # what was asked for cannot be
+        raise HobbitError(error)  # the options cannot be met
     rows = {"memory": error}
     if plan is not None:
         rows = {"GPU": advice.planned_gpu_text(plan), **advice.memory_rows(plan)}

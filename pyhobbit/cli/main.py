@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         complain("there is not enough memory; free some, or use a smaller --memory or --ctx")
         return 1
     except BrokenPipeError:
-        # Who read our output has gone.
+        # The reader of our output has gone.
         discard(sys.stdout)
         return BROKEN_PIPE
     except OSError as e:
@@ -60,7 +60,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     from pyhobbit.cli import verbs
 
     if sys.stderr is None:
-        # What writes there by itself, like a progress bar, must find something.
+        # Libraries write there too, such as a progress bar.
         sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115
     try:
         return verbs.run(arguments)

@@ -51,7 +51,7 @@ def setting_help(name: str, default: str | None = None) -> str:
 
 
 def cache_config(args: argparse.Namespace, without: Collection[str] = ()) -> CacheConfig:
-    """What the options say; without: names of options that are not the cache's. Raises ConfigError."""
+    """The settings of the cache; without: names of options that are not the cache's. Raises ConfigError."""
     given = {name: getattr(args, name, None) for name in OPTIONS if name not in without}
     return CacheConfig(
         **{name: setting_value(name, each) for name, each in given.items() if each is not None}
@@ -131,7 +131,7 @@ def add_thread_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def engine_config(args: argparse.Namespace, n_ctx: int | None, without: Collection[str] = ()) -> EngineConfig:
-    """What the options say; without: as for cache_config(). Raises ConfigError."""
+    """The config of an engine; without: as for cache_config(). Raises ConfigError."""
     cache = cache_config(args, without)
     n_batch = getattr(args, "batch", None)
     projector = getattr(args, "mmproj", None)
@@ -162,7 +162,7 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def sampling_config(args: argparse.Namespace) -> SamplingConfig:
-    """What the options say. Raises ConfigError."""
+    """The config of sampling. Raises ConfigError."""
     given = {name: getattr(args, name) for name in SAMPLING_HELP}
     return SamplingConfig(**{name: value for name, value in given.items() if value is not None})
 

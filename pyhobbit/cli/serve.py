@@ -38,7 +38,7 @@ _HOST, _PORT = "127.0.0.1", "8080"
 _MAX_PORT = 65535
 _CONTEXTS = (8192, 16384, 32768)
 _CONTEXT = _CONTEXTS[0]
-# What we change of its defaults: the largest context and 8 GiB of old prompts leave the experts no room.
+# Our defaults differ from its own: the largest context and 8 GiB of old prompts leave the experts no room.
 _DEFAULTS = {"--ctx-size": str(_CONTEXT), "--cache-ram": "0", "--metrics": None}
 # Shown in our help; all others are passed on as well.
 _PASSED_ON = {
@@ -84,7 +84,7 @@ _MEMORY_FLAGS = (
 )
 # Load further models, of which nobody knows before what memory they take.
 _FURTHER_MODELS = ("--mmproj-url", "--model-draft", "--hf-repo-draft")
-# Of a model's own options, those of llama-server.
+# The options in MODEL.toml that llama-server knows, by name.
 _SERVER_NAMES = {
     "ctx": "--ctx-size",
     "threads": "--threads",
@@ -140,7 +140,7 @@ def parse(parser: Parser, arguments: Sequence[str]) -> argparse.Namespace:
 
 def run(args: argparse.Namespace) -> int:
     """Becomes llama-server, which gets all signals and whose exit status is ours. Raises HobbitError."""
-    cache = cache_config(args)  # what cannot be is said before a model is downloaded
+    cache = cache_config(args)  # refuses settings before a model is downloaded
     if args.llama_help:
         become([str(SERVER), "--help"])
     if any(value(name, args.passed_on) is not None for name in _ANSWERS):
@@ -155,7 +155,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _arguments_without_model(args: argparse.Namespace, cache: CacheConfig) -> list[str]:
-    """What llama-server is told that finds its models itself. Raises ConfigError."""
+    """Arguments of a llama-server that finds its models itself. Raises ConfigError."""
     each, passed_on = _of_several(cache, args.passed_on)
     _print_rows(_several_rows(cache.memory, each.memory, passed_on))
     settings = _of_model(each, passed_on).settings()
@@ -163,7 +163,7 @@ def _arguments_without_model(args: argparse.Namespace, cache: CacheConfig) -> li
 
 
 def _arguments_of_model(args: argparse.Namespace) -> list[str]:
-    """What llama-server is told of one model, which is downloaded where needed. Raises HobbitError."""
+    """Arguments for one model, which is downloaded where needed. Raises HobbitError."""
     model = model_path(args)
     check_model_file(model)
     own = _add_model_options(args, model)
@@ -211,7 +211,7 @@ def _add_model_options(args: argparse.Namespace, model: Path) -> list[str]:
 
 
 def _report(model: Path, plan: "MemoryPlan | None", cache: CacheConfig, others: Mapping[str, str]) -> None:
-    """What will be served, before llama-server's log."""
+    """Prints what is served, before llama-server's log."""
     from pyhobbit.inspect.advice import serving_rows, unused_low_tier  # loads the libraries
 
     rows = {"model": model.name} if plan is None else serving_rows(plan)
@@ -226,7 +226,7 @@ def _print_rows(rows: Mapping[str, str]) -> None:
 
 
 def _several_rows(total: int | None, each: int | None, passed_on: Sequence[str]) -> dict[str, str]:
-    """What will be served of a folder; no rows where there is none.  total, each: bounds on memory."""
+    """Describes a folder of models; no rows where there is none.  total, each: bounds on memory."""
     folder = next(filter(None, (value(name, passed_on) for name in _MODEL_FOLDERS)), None)
     if folder is None:
         return {}
@@ -308,7 +308,7 @@ def _names_model(passed_on: Sequence[str]) -> bool:
 def server_arguments(
     settings: Mapping[str, Setting], n_batch: int | None, passed_on: Sequence[str]
 ) -> list[str]:
-    """What llama-server is told beside the model: our settings, our defaults and what was passed on.
+    """All arguments but the model: our settings, our defaults and the options that were passed on.
 
     n_batch: tokens of a prompt per pass; None leaves them to what was passed on.
     """
@@ -354,7 +354,7 @@ class _ServerConfig(EngineConfig):
 def _beside_images(
     model: Path, cache: CacheConfig, args: argparse.Namespace
 ) -> tuple[dict[str, str], CacheConfig]:
-    """What to say of --mmproj, and settings of the cache that leave its memory free. Raises HobbitError."""
+    """Rows about --mmproj, and settings of the cache that leave its memory free. Raises HobbitError."""
     given = value("--mmproj", args.passed_on)
     if given is None:
         return {}, cache

@@ -12,7 +12,7 @@ from pyhobbit.errors import HobbitError
 from pyhobbit.native.paths import BIN_DIR, LIB_DIR
 
 SERVER = BIN_DIR / "llama-server"
-_LEAST_LIKENESS = 0.7  # of what is suggested
+_LEAST_LIKENESS = 0.7  # a suggestion is at least so like the given word
 _OUR_NAMES = {"--ctx": "--ctx-size"}  # as the other verbs call it
 
 
@@ -32,7 +32,7 @@ def known() -> Mapping[str, Flag]:
 
 
 def value(name: str, arguments: Sequence[str], default: str | None = None) -> str | None:
-    """What llama-server will take for an option: the last one given, or that of its environment variable.
+    """The value of an option for llama-server: the last one given, or that of its environment variable.
 
     "" for an option without a value. Raises HobbitError.
     """
@@ -64,7 +64,7 @@ def take(arguments: list[str], n: int) -> list[str]:
 
 
 def has_web_page() -> bool:
-    """Whether the server was built with it. Raises HobbitError."""
+    """Tells if the server was built with its web page. Raises HobbitError."""
     return _listed()["has_web_page"]
 
 
@@ -77,7 +77,7 @@ def _listed() -> dict[str, Any]:
 
 
 def unknown(argument: str, usual: Sequence[str]) -> str:
-    """What to say of an option that nobody knows: one of the usual ones that is near, or any other."""
+    """The error for an unknown option, which names the nearest usual one, or else the nearest of all."""
     name = argument.partition("=")[0]
     is_word = len(name.lstrip("-")) > 1  # a letter is near to all short names
     near = [

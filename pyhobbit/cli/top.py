@@ -28,7 +28,7 @@ _HISTORY = 60  # intervals
 _CLEAR = "\x1b[H\x1b[2J"
 
 Sample = Mapping[str, Any]
-"""What /hobbit answers, and the time as `at`, in seconds."""
+"""The answer of /hobbit, and the time as `at`, in seconds."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -95,7 +95,7 @@ def _reason(error: urllib.error.HTTPError, model: str | None) -> str:
 
 
 def _memory() -> int | None:
-    """Of the servers of this machine, where there is one only."""
+    """Memory of this machine's server; None if there are several or none."""
     servers = [each.memory for each in running() if each.command == "serve"]
     return servers[0] if len(servers) == 1 else None
 

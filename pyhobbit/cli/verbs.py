@@ -48,7 +48,7 @@ _VERBS: Mapping[str, tuple[Any, str]] = {
     "top": (top, "watch a running server"),
 }
 
-# What users of other programs type, and what it is here.
+# Names that users of other programs type, and ours.
 _OTHER_VERBS = {"run": "chat", "ls": "list", "show": "inspect", "info": "inspect"}
 _NEAR_VERBS = {
     "server": "serve",
@@ -86,7 +86,7 @@ _GPU_OPTIONS = {
     "--n-cpu-moe": _AS_MANY,
 }
 
-_LEAST_LIKENESS = 0.7  # of what is suggested
+_LEAST_LIKENESS = 0.7  # a suggestion is at least so like the given word
 
 
 def _parser() -> tuple[Parser, dict[str, Parser]]:
@@ -183,7 +183,7 @@ def _check_gpu_options(arguments: Sequence[str]) -> None:
 
 
 def _unknown(verb: str, argument: str, parser: Parser) -> str:
-    """What to say of an argument that the verb does not know."""
+    """The error for an argument that the verb does not know."""
     if not argument.startswith("-"):
         return f"'{argument}' is one argument too many; see: pyhobbit {verb} --help"
     option = argument.partition("=")[0]

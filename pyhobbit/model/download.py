@@ -50,7 +50,7 @@ class _Repo:
         return self.endpoint or constants.ENDPOINT
 
     def cached(self, file: str) -> bool:
-        """Whether the cache has the newest version that it knows of."""
+        """Tells if the cache has the newest version that it knows of."""
         with _explained(self):
             return isinstance(try_to_load_from_cache(self.name, file, cache_dir=self.cache), str)
 
@@ -199,13 +199,13 @@ def _is_gguf(file: str) -> bool:
 
 
 def _is_first(file: str) -> bool:
-    """Whether it is a GGUF, and no later part of one."""
+    """Tells if it is a GGUF, and no later part of one."""
     split = split_name(Path(file))
     return _is_gguf(file) and (not split or split[1] == 1)
 
 
 def is_model(file: str) -> bool:
-    """Whether a path names the first or only file of a model."""
+    """Tells if a path names the first or only file of a model."""
     return _is_first(file) and not any(mark in file.rpartition("/")[2] for mark in _NO_MODELS)
 
 
@@ -252,7 +252,7 @@ def whole(repo: str, first: str, files: Collection[str]) -> list[str]:
 
 
 def _from_cache(repo: _Repo, choose: Callable[[Collection[str]], list[str]], error: Exception) -> Path:
-    """What an earlier download left there. Raises HobbitError."""
+    """Finds the files of an earlier download. Raises HobbitError."""
     with contextlib.suppress(LocalEntryNotFoundError, HobbitError):
         snapshot = Path(snapshot_download(repo.name, cache_dir=repo.cache, local_files_only=True))
         files = [str(path.relative_to(snapshot)) for path in snapshot.rglob("*") if path.is_file()]

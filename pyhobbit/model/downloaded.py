@@ -99,7 +99,7 @@ def _repositories(cache: Path | None) -> list[CachedRepoInfo]:
 
 
 def _files(repo: CachedRepoInfo) -> dict[str, list[CachedFileInfo]]:
-    """Of all its versions, the newest one first, by path in the repository."""
+    """Its files in all versions, the newest one first, by path in the repository."""
     files: dict[str, list[CachedFileInfo]] = {}
     for revision in sorted(repo.revisions, key=lambda each: -each.last_modified):
         for file in revision.files:

@@ -24,7 +24,7 @@ class ExpertWeights:
         self._tensors = {tensor.name: tensor for file in files for tensor in file.tensors}
 
     def has(self, part: Part) -> bool:
-        """Whether the layer's experts have this part."""
+        """Tells if the layer's experts have this part."""
         return f"blk.{part.layer}.{part.name}.weight" in self._tensors
 
     def matrix(self, part: Part, tier: str, expert: int) -> np.ndarray | None:

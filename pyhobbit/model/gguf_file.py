@@ -107,7 +107,7 @@ def align(n: int, alignment: int) -> int:
 
 
 class _DamagedError(Exception):
-    """What is wrong with the bytes; becomes a HobbitError that names the file."""
+    """Damage found in the bytes; becomes a HobbitError that names the file."""
 
 
 class _Cursor:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the headers of a MoE model's files say, and its routers."""
+"""The headers of a MoE model's files, and its routers."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -75,7 +75,7 @@ class ModelFile:
 
     @property
     def n_experts(self) -> int:
-        """Of the layer that has the most."""
+        """Experts of the layer that has the most."""
         return max(tensor.ne[2] for tensor in self.routed_tensors())
 
     def routed_tensors(self) -> list[TensorInfo]:

@@ -78,7 +78,7 @@ def check_model_file(path: Path) -> None:
 
 
 def _suggestion(folder: Path, name: str = "") -> str:
-    """What to take instead of `name`, in words that follow a sentence."""
+    """Suggests files instead of `name`, in words that follow a sentence."""
     if not folder.is_dir():
         return f", nor does the folder {folder}"
     try:

@@ -18,7 +18,7 @@ from pyhobbit.native.paths import LIB_DIR
 TYPE_COUNT = 43
 """GGML_TYPE_COUNT of the ggml.h that libggml-base was built from."""
 
-_LEAST_LIKENESS = 0.7  # of what is suggested
+_LEAST_LIKENESS = 0.7  # a suggestion is at least so like the given word
 
 # llama-quantize refuses these without an importance matrix, because the result would be garbage.
 _WANTS_IMATRIX = frozenset({"iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs"})
@@ -168,7 +168,7 @@ def quantize(ggml_type: GgmlType, rows: np.ndarray, imatrix: np.ndarray | None) 
 
 
 def ggml_accepts(path: Path) -> bool:
-    """Whether ggml's own parser accepts the file's header (it says why not on stderr)."""
+    """Tells if ggml's own parser accepts the file's header (it says why not on stderr)."""
     context = _ggml().gguf_init_from_file(os.fsencode(path), _GgufInitParams(no_alloc=True, ctx=None))
     if context:
         _ggml().gguf_free(context)

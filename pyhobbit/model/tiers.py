@@ -22,10 +22,10 @@ from pyhobbit.model.gguf_file import (
 )
 
 FORMAT_VERSION = 1
-RESIDUAL_VERSION = 2  # of a file with a residual tier
-PARTIAL_VERSION = 3  # of a file whose high tier lacks experts
+RESIDUAL_VERSION = 2  # version of a file with a residual tier
+PARTIAL_VERSION = 3  # version of a file whose high tier lacks experts
 ALIGNMENT = 4096
-LOW_DIVERGENCES = "hobbit.low_divergences"  # of a calibration
+LOW_DIVERGENCES = "hobbit.low_divergences"  # key of a calibration
 LOOKAHEAD_MAPS = "hobbit.ahead"  # a tensor of a calibration
 HIGH, LOW = "high", "low"
 _NO_TIER = "none"
@@ -75,7 +75,7 @@ def group_key(part: Part, tier: str, group: int) -> str:
 
 
 def tier_metadata(residual: bool = False, sidecar: bool = False, partial: bool = False) -> list[KeyValue]:
-    """What a file with both tiers says of them, or a sidecar with the further one; groups' keys come on top.
+    """Keys of a file with both tiers, or of a sidecar with the further one; keys of groups come on top.
 
     residual: the high tier is added to the low one.  partial: it lacks experts.
     """
@@ -121,7 +121,7 @@ class Tiers:
 
 
 def read_tiers(file: GgufFile) -> Tiers:
-    """Of a model's first file or of its sidecar. Raises HobbitError for a file that is damaged."""
+    """Reads the tiers of a model's first file or sidecar. Raises HobbitError for a file that is damaged."""
     names = file.get("hobbit.tiers", [HIGH])
     if names not in ([HIGH], [HIGH, LOW]):
         raise HobbitError(f"{file.path} declares the tiers {names}, not high and low: convert it again")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pyhobbit.native.paths import LIB_DIR
 
-_GPU_TYPES = (1, 2)  # of enum ggml_backend_dev_type: with memory of its own, and integrated
+_GPU_TYPES = (1, 2)  # enum ggml_backend_dev_type: with memory of its own, and integrated
 _BESIDE_GPUS = {"CPU", "RPC", "HOBBIT"}  # backends that bring no GPU of this machine
 
 
@@ -19,7 +19,7 @@ class Gpu:
 
 
 def _function(library: str, name: str, result: type, *arguments: type) -> "ctypes._NamedFuncPointer":
-    function = ctypes.CDLL(str(LIB_DIR / f"lib{library}.so"))[name]  # of our own, unlike an attribute
+    function = ctypes.CDLL(str(LIB_DIR / f"lib{library}.so"))[name]  # a new object, unlike an attribute
     function.restype, function.argtypes = result, arguments
     return function
 
@@ -37,7 +37,7 @@ def gpus() -> tuple[Gpu, ...]:
 
 
 def gpu_backends() -> tuple[str, ...]:
-    """What this build can use, like CUDA or Vulkan."""
+    """Names of the GPU backends of this build, like CUDA or Vulkan."""
     n_backends = _function("ggml", "ggml_backend_reg_count", ctypes.c_size_t)()
     at = _function("ggml", "ggml_backend_reg_get", ctypes.c_void_p, ctypes.c_size_t)
     name = _function("ggml-base", "ggml_backend_reg_name", ctypes.c_char_p, ctypes.c_void_p)

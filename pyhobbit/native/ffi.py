@@ -97,7 +97,7 @@ def expert_cache(model: Any) -> Any:
 
 
 def host_memory(context: Any) -> HostMemory:
-    """What a llama_context and its model hold, or would hold where the model was opened with no_alloc."""
+    """Memory that a llama_context and its model hold, or would hold if opened with no_alloc."""
     return _host_memory(context)
 
 

@@ -11,7 +11,7 @@ from pyhobbit.native.threads import short_spins
 
 
 def names() -> list[str]:
-    """Of the files in BIN_DIR."""
+    """Names of the files in BIN_DIR."""
     return sorted(path.name for path in BIN_DIR.glob("*"))
 
 
