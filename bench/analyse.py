@@ -32,6 +32,7 @@ from pyhobbit.quality import evaluate
 from pyhobbit.quality.evaluate import Chunk, Evaluator, Progress
 from pyhobbit.routing.observe import Observations, Recorder
 from pyhobbit.settings.config import CacheConfig, EvaluationConfig
+from pyhobbit.settings.resolve import check_settings
 from pyhobbit.settings.table import OPTIONS
 
 _MAX_INPUT_BYTES = 256 << 20  # of routers' inputs
@@ -109,7 +110,7 @@ def run(args: argparse.Namespace) -> None:
     if args.chunks < 1:
         raise HobbitError(f"--chunks is {args.chunks}; it must be positive")
     engine = engine_config(args, None, without=("t1", "t2", "trace", "remember"))
-    CacheConfig(t1=args.t1, t2=args.t2)  # checks both
+    check_settings(CacheConfig(t1=args.t1, t2=args.t2).settings())
     text = read_text(args.text)
     if args.plots is not None:
         from bench.analysis import plots

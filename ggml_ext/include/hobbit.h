@@ -68,7 +68,7 @@ enum hobbit_setting_type {
     HOBBIT_TYPE_PATH   = 6,
 };
 
-// What is known of a setting. Command line, Python and documents are built from these.
+// Describes one setting. The command line, the Python package and the docs are generated from these.
 struct hobbit_setting_spec {
     const char * key;
     const char * option; // name for users; several keys of one name are the elements of a list; NULL: not for users
@@ -80,11 +80,40 @@ struct hobbit_setting_spec {
     const char *             choices;       // separated by spaces; NULL: not a choice
     const char *             unit;          // NULL: none
     bool                     is_stored;     // a model file or its calibration may hold it
-    const char *             help;
+    bool                     is_live;       // a number that hobbit_change_settings takes
+    const char * replaced_by; // keys separated by spaces; given one of them, MODEL.toml's value does not apply
+    const char * help;
 };
 
 // The i-th setting, NULL past the last one. Valid for ever.
 HOBBIT_API const struct hobbit_setting_spec * hobbit_setting_spec_at(size_t i);
+
+// The origin of a setting's value.
+enum hobbit_setting_source {
+    HOBBIT_SOURCE_DEFAULT     = 0, // the table
+    HOBBIT_SOURCE_COMPUTED    = 1, // other settings; without a value: the memory and devices when the model is opened
+    HOBBIT_SOURCE_FILE        = 2, // the model file
+    HOBBIT_SOURCE_CALIBRATION = 3, // the calibration beside the model
+    HOBBIT_SOURCE_GIVEN       = 4, // the caller
+};
+
+// The value that a setting has in the engine.
+struct hobbit_resolved_setting {
+    enum hobbit_setting_source source;
+    bool                       has_value;  // false: it is computed later, or belongs to another policy
+    double                     number;     // 0 or 1 of a flag
+    char                       text[1024]; // of a choice, text or path
+    char                       note[128];  // how it was computed, or which setting overrules a stored value; "": none
+};
+
+// Resolves the settings as hobbit_open does, without opening the model; path NULL: of any model. rows: in the order of
+// hobbit_setting_spec_at. Fails for settings that hobbit_open refuses.
+HOBBIT_API bool hobbit_resolve_settings(const char * path, const struct hobbit_setting * settings, size_t n_settings,
+                                        struct hobbit_resolved_setting * rows, size_t n_rows, char * err,
+                                        size_t err_size);
+
+// The settings of an opened model, in the order of hobbit_setting_spec_at.
+HOBBIT_API void hobbit_get_settings(const hobbit_model * model, struct hobbit_resolved_setting * rows, size_t n_rows);
 
 // Opens the experts of the GGUF at `path` (of a split model: its first file), without reading any weight.
 // On success *model holds one reference, or NULL where llama.cpp is to load the file as it always does: a dense model,
@@ -197,25 +226,34 @@ HOBBIT_API bool hobbit_set_prediction(hobbit_model * model, uint32_t n_tokens, u
 // Changing
 //
 
-// The numbers of the precision rule: t1 and t2 of the rules gate, rank and random, price of price and edgemoe. Numbers
-// of another rule than the model's keep their defaults 1, 1 and 0. With a confidence above 0 they are those of a draft.
-struct hobbit_thresholds {
+// Changes live settings of the model (hobbit_setting_spec.is_live) from the next layer on; the others keep their
+// values. Of t1 and t2 one that is changed alone moves the other where t1 would be above t2. Fails where a change asks
+// for a low pool that was not allocated.
+HOBBIT_API bool hobbit_change_settings(hobbit_model * model, const struct hobbit_setting * changes, size_t n_changes,
+                                       char * err, size_t err_size);
+
+// Changes live settings of one sequence, until hobbit_begin_sequence; those that are not named are the model's. Of
+// several sequences in one batch each gets at least the precision that its own settings ask for. Fails as
+// hobbit_change_settings does. REQUIRES: after hobbit_prepare.
+HOBBIT_API bool hobbit_change_sequence_settings(hobbit_model * model, int32_t sequence,
+                                                const struct hobbit_setting * changes, size_t n_changes, char * err,
+                                                size_t err_size);
+
+// The precision of computed tokens. { 1, 1, 0 } is all high.
+struct hobbit_precision {
     double t1;
     double t2;
     double price;
-    double confidence;
 };
 
-// Replaces the model's numbers from the next layer on. Fails where they ask for a low pool that was not allocated.
-HOBBIT_API bool hobbit_set_thresholds(hobbit_model * model, const struct hobbit_thresholds * thresholds, char * err,
-                                      size_t err_size);
+// The precision of what the sequence computes next: by its own settings, or else by the model's.
+HOBBIT_API struct hobbit_precision hobbit_sequence_precision(const hobbit_model * model, int32_t sequence);
 
-// Thresholds of one sequence, until hobbit_begin_sequence, in place of the model's. Of several sequences in one batch
-// each gets at least the precision that its own thresholds ask for. Fails as hobbit_set_thresholds does.
-// REQUIRES: after hobbit_prepare.
-HOBBIT_API bool hobbit_set_sequence_thresholds(hobbit_model * model, int32_t sequence,
-                                               const struct hobbit_thresholds * thresholds, char * err,
-                                               size_t err_size);
+// Tells whether `a` is at least as precise as `b`.
+HOBBIT_API bool hobbit_precision_covers(struct hobbit_precision a, struct hobbit_precision b);
+
+// The best precision that both `a` and `b` cover.
+HOBBIT_API struct hobbit_precision hobbit_lower_precision(struct hobbit_precision a, struct hobbit_precision b);
 
 // Replaces what low precision and skipping cost in the rule price: nats of divergence of a use whose weight is 1, one
 // number per layer, or one per layer and expert; INFINITY: never. n: of each array.
@@ -252,7 +290,6 @@ struct hobbit_info {
     double   t1;
     double   t2;
     double   price;
-    double   confidence;
     bool     direct_io;        // false: the file system refused O_DIRECT
     bool     high_is_residual; // an expert in high precision is its low version and its residual, a slot in each pool
     bool     on_device;        // the pools are on a device with memory of its own; false before hobbit_place_layers
@@ -441,7 +478,23 @@ struct hobbit_simulation_result {
     uint64_t predicted_missing_right; // of these, chosen
 };
 
-// Replays routes through the engine's own policy and scorer, with demand loading and a pool per tier.
+// Bytes to be divided between the two pools.
+struct hobbit_pool_request {
+    uint64_t bytes;      // of both pools; if they are too few, the smallest pools are taken
+    uint64_t high_bytes; // of a slot of the high pool; above 0
+    uint64_t low_bytes;  // 0: there is no low tier
+    uint32_t n_experts;  // of all layers
+    uint32_t n_used;     // per token and layer
+    double   low_share;  // of the bytes, for the low pool; negative: computed from low_demand
+    double   low_demand; // slots of the low pool wanted for each slot of the high one; 0: nothing is low
+    uint32_t residual;   // 1: an expert in high precision takes a slot of each pool
+};
+
+// Slots of the high and the low pool, as hobbit_prepare divides its memory.
+HOBBIT_API void hobbit_divide_pools(const struct hobbit_pool_request * request, uint32_t * high, uint32_t * low);
+
+// Replays routes through the engine's own policy and scorer, with demand loading and a pool per tier. Fails for
+// settings that hobbit_open refuses.
 HOBBIT_API bool hobbit_simulate(const struct hobbit_route * routes, size_t n_routes,
                                 const struct hobbit_simulation * options, struct hobbit_simulation_result * result,
                                 char * err, size_t err_size);

@@ -7,13 +7,7 @@
 #include "llama-expert-cache.h"
 
 #include <algorithm>
-#include <chrono>
-#include <cinttypes>
-#include <condition_variable>
-#include <cstdlib>
 #include <cstring>
-#include <list>
-#include <malloc.h>
 #include <mutex>
 #include <stdexcept>
 #include <vector>
@@ -24,21 +18,44 @@ static bool server_hobbit_is_cached();
 // requests
 //
 
-server_hobbit_thresholds server_hobbit_parse(const json & data) {
+static const std::vector<const hobbit_setting_spec *> & live_settings() {
+    static const auto all = [] {
+        std::vector<const hobbit_setting_spec *> found;
+        for (size_t i = 0; const hobbit_setting_spec * spec = hobbit_setting_spec_at(i); i++) {
+            if (spec->is_live) {
+                found.push_back(spec);
+            }
+        }
+        return found;
+    }();
+    return all;
+}
+
+static std::string live_names() {
+    std::string names;
+    for (const hobbit_setting_spec * spec : live_settings()) {
+        names += (names.empty() ? "" : ", ") + std::string(spec->option);
+    }
+    return names;
+}
+
+const char * server_hobbit_help() {
+    static const std::string text =
+        "Settings of the expert cache for this request: an object with some of " + live_names();
+    return text.c_str();
+}
+
+std::vector<hobbit_setting> server_hobbit_parse(const json & data) {
     if (!data.is_object()) {
         throw std::invalid_argument("must be an object like {\"t1\": 0.6, \"t2\": 0.9} or {\"price\": 0.01}");
     }
-    server_hobbit_thresholds thresholds;
+    std::vector<hobbit_setting> changes;
     for (const auto & item : data.items()) {
-        const bool is_price = item.key() == "price";
-        double *   value    = item.key() == "t1"           ? &thresholds.t1
-                              : item.key() == "t2"         ? &thresholds.t2
-                              : item.key() == "confidence" ? &thresholds.confidence
-                              : is_price                   ? &thresholds.price
-                                                           : nullptr;
-        if (!value) {
+        const auto & live = live_settings();
+        const auto   spec = std::find_if(live.begin(), live.end(), [&](auto * s) { return item.key() == s->option; });
+        if (spec == live.end()) {
             throw std::invalid_argument(
-                string_format("has no '%s', only t1, t2, price and confidence", item.key().c_str()));
+                string_format("has no '%s', only %s", item.key().c_str(), live_names().c_str()));
         }
         if (item.value().is_null()) {
             continue;
@@ -46,16 +63,9 @@ server_hobbit_thresholds server_hobbit_parse(const json & data) {
         if (!item.value().is_number()) {
             throw std::invalid_argument(string_format("%s must be a number", item.key().c_str()));
         }
-        *value = item.value().get<double>();
-        if (!(*value >= 0.0 && (is_price || *value <= 1.0))) {
-            throw std::invalid_argument(
-                string_format(is_price ? "%s must be 0 or more" : "%s must lie between 0 and 1", item.key().c_str()));
-        }
+        changes.push_back({ (*spec)->key, HOBBIT_SETTING_FLOAT, 0, item.value().get<double>(), nullptr });
     }
-    if (thresholds.t1 > thresholds.t2) {
-        throw std::invalid_argument("t1 must not be above t2: between them lies low precision");
-    }
-    return thresholds;
+    return changes;
 }
 
 void server_hobbit_check_triggers(const json & triggers) {
@@ -95,56 +105,34 @@ void server_hobbit_check_prompt(const llama_vocab * vocab, const json & prompt, 
                       n_ctx));
 }
 
-server_hobbit_thresholds server_hobbit_effective(const llama_context * ctx, server_hobbit_thresholds thresholds) {
-    const hobbit_model * model = llama_model_expert_cache(llama_get_model(ctx));
-    if (!model) {
-        return thresholds;
-    }
-    hobbit_info info;
-    hobbit_get_info(model, &info);
-    if (!thresholds.given()) {
-        return { info.t1, info.t2, info.price, info.confidence };
-    }
-    if (std::isnan(thresholds.t1)) {
-        thresholds.t1 = std::fmin(info.t1, thresholds.t2);
-    }
-    if (std::isnan(thresholds.t2)) {
-        thresholds.t2 = std::fmax(info.t2, thresholds.t1);
-    }
-    if (std::isnan(thresholds.price)) {
-        thresholds.price = info.price;
-    }
-    if (std::isnan(thresholds.confidence)) {
-        thresholds.confidence = info.confidence;
-    }
-    return thresholds;
-}
-
-std::string server_hobbit_begin(llama_context * ctx, llama_seq_id seq_id, server_hobbit_thresholds effective,
-                                bool given) {
+std::string server_hobbit_begin(llama_context * ctx, llama_seq_id seq_id, const std::vector<hobbit_setting> & changes) {
     hobbit_model * model = llama_model_expert_cache(llama_get_model(ctx));
     if (!model) {
-        return given ? "Field 'hobbit': this model runs without an expert cache, so it has no thresholds" : "";
+        return changes.empty() ? ""
+                               : "Field 'hobbit': this model runs without an expert cache, so it has no thresholds";
     }
     hobbit_begin_sequence(model, seq_id);
-    char                    err[1024];
-    const hobbit_thresholds own = { effective.t1, effective.t2, effective.price, effective.confidence };
-    if (given && !hobbit_set_sequence_thresholds(model, seq_id, &own, err, sizeof(err))) {
-        return std::string("Field 'hobbit': ") + err;
-    }
-    return "";
+    char       err[1024];
+    const bool ok = changes.empty() ||
+                    hobbit_change_sequence_settings(model, seq_id, changes.data(), changes.size(), err, sizeof(err));
+    return ok ? "" : std::string("Field 'hobbit': ") + err;
+}
+
+hobbit_precision server_hobbit_precision(const llama_context * ctx, llama_seq_id seq_id) {
+    const hobbit_model * model = llama_model_expert_cache(llama_get_model(ctx));
+    return model ? hobbit_sequence_precision(model, seq_id) : SERVER_HOBBIT_NO_TOKENS;
 }
 
 //
 // counters
 //
 
-// Of a request: what every body may have, and what it may have for each token of the context. Reading JSON takes some
-// 25 bytes of memory for each.
+// A body may have this much, and this for each token of the context. Reading JSON takes some 25 bytes of memory for
+// each.
 static constexpr uint64_t BODY_BYTES  = 1 << 20;
 static constexpr uint64_t TOKEN_BYTES = 512;
 
-// Of any request, as in stock.
+// The limit of stock.
 static constexpr uint64_t LARGEST_BODY = 100 << 20;
 
 // The cache of the model that the server has loaded, and its last known counters. Guarded by the mutex.
@@ -154,8 +142,9 @@ static struct {
     bool           cached = false;
     hobbit_info    info   = {};
 
-    bool     is_bounded = false; // what a request may take
     uint64_t body_limit = LARGEST_BODY;
+
+    std::vector<hobbit_resolved_setting> settings; // in the order of hobbit_setting_spec_at
 
     std::vector<double> counters; // in the order of hobbit_counter_at
 
@@ -175,100 +164,9 @@ static void read_counters() {
     hobbit_get_layer_uses(g_cache.model, g_cache.layer_hits.data(), g_cache.layer_misses.data(), g_cache.info.n_layers);
 }
 
-std::string server_hobbit_check_body(const std::string & content_length) {
-    const uint64_t              size = std::strtoull(content_length.c_str(), nullptr, 10);
-    std::lock_guard<std::mutex> lock(g_cache.mutex);
-    if (size <= g_cache.body_limit) {
-        return "";
-    }
-    const std::string why =
-        string_format("the request has %" PRIu64 " bytes, more than the context can hold; shorten it", size);
-    return safe_json_to_str({ { "error", format_error_response(why, ERROR_TYPE_INVALID_REQUEST) } });
-}
-
 uint64_t server_hobbit_body_limit() {
     std::lock_guard<std::mutex> lock(g_cache.mutex);
     return g_cache.body_limit;
-}
-
-// Bodies that do not count, and what the others may have together.
-static constexpr size_t   SMALL_BODY   = 16 << 10;
-static constexpr uint64_t BODIES_BYTES = 2 << 20;
-
-static bool server_hobbit_is_bounded() {
-    std::lock_guard<std::mutex> lock(g_cache.mutex);
-    return g_cache.is_bounded;
-}
-
-namespace {
-
-// While it lives, a body is being answered.
-class body_turn {
-  public:
-    body_turn(size_t size, const std::function<bool()> & should_stop) {
-        if (size <= SMALL_BODY || !server_hobbit_is_bounded()) {
-            return;
-        }
-        std::unique_lock<std::mutex> lock(all_.mutex);
-        all_.waiting.push_back(this);
-        const auto is_next = [&] {
-            return all_.waiting.front() == this && (all_.n_bytes == 0 || all_.n_bytes + size <= BODIES_BYTES);
-        };
-        bool stops = false;
-        while (!stops && !all_.changed.wait_for(lock, std::chrono::seconds(1), is_next)) {
-            stops = should_stop();
-        }
-        all_.waiting.remove(this);
-        all_.changed.notify_all();
-        if (stops) {
-            throw std::runtime_error("the request was left before its turn came");
-        }
-        counted_      = size;
-        all_.n_bytes += size;
-    }
-
-    ~body_turn() {
-        if (counted_ == 0) {
-            return;
-        }
-#ifdef __GLIBC__
-        malloc_trim(0); // what each thread's heap keeps would add up
-#endif
-        std::lock_guard<std::mutex> lock(all_.mutex);
-        all_.n_bytes -= counted_;
-        all_.changed.notify_all();
-    }
-
-    body_turn(const body_turn &)             = delete;
-    body_turn & operator=(const body_turn &) = delete;
-
-  private:
-    struct bodies {
-        std::mutex                   mutex;
-        std::condition_variable      changed;
-        uint64_t                     n_bytes = 0; // of those that are being answered
-        std::list<const body_turn *> waiting;     // in their order
-    };
-
-    static bodies all_;
-
-    size_t counted_ = 0;
-};
-
-body_turn::bodies body_turn::all_;
-
-} // namespace
-
-std::function<server_http_res_ptr(const server_http_req &)>
-server_hobbit_bounded(std::function<server_http_res_ptr(const server_http_req &)> handler) {
-    return [handler = std::move(handler)](const server_http_req & req) {
-        const body_turn turn(req.body.size(), req.should_stop);
-        try {
-            return handler(req);
-        } catch (const common_json_error & e) {
-            throw std::invalid_argument(e.what());
-        }
-    };
 }
 
 static bool server_hobbit_is_cached() {
@@ -282,9 +180,15 @@ static std::string g_failure; // guarded by g_failure_mutex
 void server_hobbit_use(const llama_context * ctx, bool has_media) {
     hobbit_model * model = ctx ? llama_model_expert_cache(llama_get_model(ctx)) : nullptr;
     hobbit_info    info  = {};
-    if (model) {
+
+    std::vector<hobbit_resolved_setting> settings;
+    if (model) { // both stay, and later they would wait for a computation
         hobbit_ref(model);
-        hobbit_get_info(model, &info); // it stays, and later it would wait for a computation
+        hobbit_get_info(model, &info);
+        while (hobbit_setting_spec_at(settings.size())) {
+            settings.emplace_back();
+        }
+        hobbit_get_settings(model, settings.data(), settings.size());
     }
     std::lock_guard<std::mutex> lock(g_cache.mutex);
     if (g_cache.model) {
@@ -293,13 +197,11 @@ void server_hobbit_use(const llama_context * ctx, bool has_media) {
     }
     g_cache.model = model;
     if (ctx) {
-        g_cache.cached     = model;
-        g_cache.info       = info;
-        g_cache.is_bounded = model && !has_media;
-        g_cache.body_limit = LARGEST_BODY;
-        if (g_cache.is_bounded) {
-            g_cache.body_limit = std::min(LARGEST_BODY, BODY_BYTES + llama_n_ctx(ctx) * TOKEN_BYTES);
-        }
+        g_cache.cached   = model;
+        g_cache.info     = info;
+        g_cache.settings = std::move(settings);
+        g_cache.body_limit =
+            model && !has_media ? std::min(LARGEST_BODY, BODY_BYTES + llama_n_ctx(ctx) * TOKEN_BYTES) : LARGEST_BODY;
     }
 }
 
@@ -333,12 +235,16 @@ static std::vector<hobbit_value> hobbit_values(const hobbit_info & i, const std:
         { "host_bytes_low",  "host_bytes",   low,           "",                                              i.host_bytes_low },
         { "host_slots_high", "host_slots",   high,          "Experts that fit in the cache in host memory",  i.host_slots_high },
         { "host_slots_low",  "host_slots",   low,           "",                                              i.host_slots_low },
+        { "direct_io",       nullptr,        nullptr,       "",                                              i.direct_io },
         { "t1",              "threshold",    "name=\"t1\"", "Thresholds of requests without their own",      i.t1 },
         { "t2",              "threshold",    "name=\"t2\"", "",                                              i.t2 },
-        { "price",           "price",        nullptr,       "Price of requests without their own",           i.price },
-        { "confidence",      "confidence",   nullptr,       "Confidence of requests without their own",      i.confidence },
-        { "direct_io",       nullptr,        nullptr,       "",                                              i.direct_io },
     };
+    for (size_t n = 0; n < g_cache.settings.size(); n++) {
+        const hobbit_setting_spec * spec = hobbit_setting_spec_at(n);
+        if (spec->is_live && values.end() == std::find_if(values.begin(), values.end(), [&](auto & v) { return std::string(v.key) == spec->option; })) {
+            values.push_back({ spec->option, spec->option, nullptr, spec->help, g_cache.settings[n].number });
+        }
+    }
     for (size_t n = 0; n < counters.size(); n++) {
         const hobbit_counter * c       = hobbit_counter_at(n);
         const bool             seconds = c->kind == HOBBIT_SECONDS;

@@ -7,10 +7,10 @@
 #include "hobbit.h"
 #include "llama.h"
 
-#include <cmath>
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 class common_json;
 struct server_http_req;
@@ -43,59 +43,33 @@ std::string server_hobbit_check(const llama_context * ctx);
 std::string server_hobbit_failure();
 
 //
-// Thresholds of a request
+// Settings of a request
 //
 
-// Of a request, NAN stands for the server's own; of a computed prompt, for a prompt without tokens.
-struct server_hobbit_thresholds {
-    double t1         = NAN;
-    double t2         = NAN;
-    double price      = NAN;
-    double confidence = NAN; // of an answer; it does not count for what is computed, since kept tokens are drafts
+// The precision of a prompt without tokens.
+static constexpr hobbit_precision SERVER_HOBBIT_NO_TOKENS = { 1.0, 1.0, 0.0 };
 
-    bool given() const { return !std::isnan(t1) || !std::isnan(t2) || !std::isnan(price) || !std::isnan(confidence); }
+// Describes the field of a request that server_hobbit_parse reads. Valid for ever.
+const char * server_hobbit_help();
 
-    // Whether tokens computed with these thresholds have the precision that `others` ask for, or better.
-    bool cover(const server_hobbit_thresholds & others) const {
-        return !(t1 < others.t1) && !(t2 < others.t2) && !(price > others.price);
-    }
-
-    void lower(const server_hobbit_thresholds & others) {
-        t1    = std::fmin(t1, others.t1);
-        t2    = std::fmin(t2, others.t2);
-        price = std::fmax(price, others.price);
-    }
-};
-
-// Reads {"t1": ..., "t2": ..., "confidence": ...} or the like; throws std::invalid_argument.
-server_hobbit_thresholds server_hobbit_parse(const common_json & data);
+// Reads live settings like {"t1": 0.6, "t2": 0.9}; throws std::invalid_argument.
+std::vector<hobbit_setting> server_hobbit_parse(const common_json & data);
 
 // Throws std::invalid_argument for triggers of a grammar that would end the process: unknown types, and patterns so
 // long that std::regex, which calls itself for each part of one, has no stack left.
 void server_hobbit_check_triggers(const common_json & triggers);
 
-// The error for a request whose body is too long for any text that fits into the context, as JSON; "" for others, and
-// without an expert cache, which bounds the memory of the process.
-std::string server_hobbit_check_body(const std::string & content_length);
-
-// The bytes that such a body may have. REQUIRES: the model is loaded
+// The bytes that the body of a request may have: of any text that fits into the context, with an expert cache, which
+// bounds the memory of the process. REQUIRES: the model is loaded
 uint64_t server_hobbit_body_limit();
-
-// Wraps a handler. Reading a body as JSON takes many times its bytes. So with an expert cache the bodies that are being
-// answered have 2 MiB together, or are a single larger one: others wait, and come in their order. Small ones do not
-// count. A body that is no JSON throws std::invalid_argument, and a client that leaves while it waits
-// std::runtime_error.
-std::function<std::unique_ptr<server_http_res>(const server_http_req &)>
-server_hobbit_bounded(std::function<std::unique_ptr<server_http_res>(const server_http_req &)> handler);
 
 // Throws std::invalid_argument for a prompt, or one of several, that has more bytes than n_ctx tokens can spell:
 // tokenizing it would take many times its size. Without an expert cache nothing is refused.
 void server_hobbit_check_prompt(const llama_vocab * vocab, const common_json & prompt, int32_t n_ctx);
 
-// Replaces NAN by the server's own number, moved where t1 would be above t2. Unchanged without an expert cache.
-server_hobbit_thresholds server_hobbit_effective(const llama_context * ctx, server_hobbit_thresholds thresholds);
+// Begins a sequence of the cache for a request with these settings. Returns why they are refused, or "".
+std::string server_hobbit_begin(llama_context * ctx, llama_seq_id seq_id, const std::vector<hobbit_setting> & changes);
 
-// Begins a sequence of the cache for a request; `given` tells whether the request has thresholds. Returns what is wrong
-// with them, or "".
-std::string server_hobbit_begin(llama_context * ctx, llama_seq_id seq_id, server_hobbit_thresholds effective,
-                                bool given);
+// The precision of what the sequence computes next; -1: of a request without settings. Without an expert cache all
+// high.
+hobbit_precision server_hobbit_precision(const llama_context * ctx, llama_seq_id seq_id = -1);

@@ -6,10 +6,9 @@ from difflib import get_close_matches
 from typing import Any
 
 from pyhobbit.chat.conversation import Conversation
-from pyhobbit.engine.cache import LIVE
 from pyhobbit.errors import ConfigError
 from pyhobbit.settings.config import SAMPLING_HELP, ChatConfig
-from pyhobbit.settings.table import OPTIONS
+from pyhobbit.settings.table import LIVE, OPTIONS
 
 Number = int | float | None
 
@@ -19,7 +18,6 @@ _HELP = {
     _MAX_TOKENS: "maximum tokens per answer; -1: no limit",
     **{name: OPTIONS[name][0].help for name in LIVE},
 }
-_RULE = {"t1", "t2", "price"}  # numbers of the precision rule, which replace each other
 _WHOLE_NUMBERS = ("top_k", "seed", _MAX_TOKENS)
 _RANDOM = ("random", "-1")  # seeds
 _OTHER_NAMES = {"temperature": "temp", "num_predict": _MAX_TOKENS}
@@ -48,17 +46,8 @@ def change(conversation: Conversation, text: str) -> None:
         raise ConfigError(
             f"max_tokens is {max_tokens}; it must be positive, or {ChatConfig.no_limit} for no limit"
         )
-    engine = conversation.engine
-    if "price" in given:
-        engine.set_price(given["price"])
-    if "t1" in given or "t2" in given:
-        info = engine.info()
-        t2 = given.get("t2", info.t2)
-        # t2 alone takes t1 along where everything was in high precision, as the command line does
-        t1 = given.get("t1", min(info.t1, t2) if info.t1 >= 1 else info.t1)
-        engine.set_thresholds(t1, t2)
-    if others := {name: given[name] for name in LIVE if name in given.keys() - _RULE}:
-        engine.set(**others)
+    if live := {name: given[name] for name in LIVE if name in given}:
+        conversation.engine.set(**live)
     conversation.sampling, conversation.max_tokens = changed, max_tokens
 
 
@@ -70,8 +59,7 @@ def current(conversation: Conversation) -> dict[str, Any]:
 def _values(conversation: Conversation) -> dict[str, Number]:
     values = {name: getattr(conversation.sampling, name) for name in SAMPLING_HELP}
     values[_MAX_TOKENS] = conversation.max_tokens
-    info = conversation.engine.info()
-    return {**values, **{name: getattr(info, name) for name in LIVE}} if info.cached else values
+    return {**values, **conversation.engine.live()}
 
 
 def _text(value: Number) -> str:

@@ -4,7 +4,7 @@
 import argparse
 import json
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,28 +21,24 @@ from pyhobbit.cli.options import (
     setting_value,
 )
 from pyhobbit.errors import ConfigError
-from pyhobbit.model.file_names import options_path
+from pyhobbit.model.file_names import calibration_path, options_path, sidecar_path
 from pyhobbit.model.model_path import add_model_arguments, model_path
-from pyhobbit.model.stored_settings import Stored, effective_policy, effective_rule, stored_settings
 from pyhobbit.settings.config import CacheConfig, ChatConfig, EngineConfig, SamplingConfig, format_size
-from pyhobbit.settings.table import OPTIONS, default, default_text
+from pyhobbit.settings.table import OPTIONS, default_text
 
 if TYPE_CHECKING:
     from pyhobbit.engine.plan import MemoryPlan
 
 _POOLS = ("high_pool", "low_pool", "host_cache")
 _SIZES = (*_POOLS, *(name for name, specs in OPTIONS.items() if specs[0].kind == "size"))
-_FILES = ("sidecar", "trace")
 _ANSWERS = ("max_tokens", "system", "think")
-# Apart from sizes and files, and from what says where experts are computed.
-_BEHAVIOUR = tuple(name for name in OPTIONS if name not in (*_SIZES, *_FILES, "device", "mode"))
 
 
 @dataclass(frozen=True)
 class Row:
-    """One setting. source: "flag", "options", "calibration", "sidecar", "file", "computed" or "default".
+    """One setting. source: "flag", "options", "calibration", "file", "computed" or "default".
 
-    note: how it was computed, or which file it was read from; "options" is the model's own file of options.
+    note: how it was computed, or what overrules it; "options" is the model's own file of options.
     """
 
     group: str
@@ -111,17 +107,13 @@ def settings(
 
     Raises HobbitError.
     """
-    plan, stored = None, {}
+    plan = None
     if path is not None:
         from pyhobbit.engine.plan import lay_out  # takes the native libraries
 
         plan = lay_out(path, engine)
-        stored = stored_settings(path, engine.cache.sidecar)
-    cached = plan is None or plan.info.cached
-    residual = plan is not None and plan.info.high_is_residual
     return [
-        *_size_rows(engine.cache, plan),
-        *(_behaviour_rows(engine.cache, stored, residual) if cached else ()),
+        *_cache_rows(path, engine.cache, plan),
         *_engine_rows(engine, plan),
         *_sampling_rows(sampling, given),
     ]
@@ -132,101 +124,56 @@ def settings(
 #
 
 
-def _size_rows(cache: CacheConfig, plan: "MemoryPlan | None") -> Iterator[Row]:
+def _cache_rows(path: Path | None, cache: CacheConfig, plan: "MemoryPlan | None") -> Iterator[Row]:
     if plan is not None and not plan.info.cached:
         note = "everything in memory" if plan.info.has_experts else "a dense model has no experts to cache"
         yield Row("cache", "memory", None, "computed", f"no cache: {note}, as in stock llama.cpp")
         return
-    for name in ("memory", "pools"):
-        if (value := getattr(cache, name)) is not None:
-            yield Row("cache", name, value, "flag")
-        elif name == "memory" and plan is not None and cache.pools is None:
-            yield Row("cache", name, plan.most, "computed", f"{format_size(plan.available)} are free")
-        elif name == "memory" and cache.pools is None:
-            yield Row("cache", name, None, "computed", "from what is free when a model is opened")
-    yield from _device_rows(cache, plan)
+    from pyhobbit.settings.resolve import resolve  # takes the native libraries
+
+    on_gpu = (cache.device, cache.device_memory, cache.mode) != (None,) * 3 or (
+        plan is not None and plan.device is not None
+    )
+    left_out = set() if on_gpu else {"mode", "device_memory"}
+    left_out |= set() if cache.pools is None else {"memory", "device_memory"}
+    for each in resolve(path, cache.settings()):
+        if each.value is not None or each.name == "low_share":
+            if each.source == "flag" or each.name not in left_out:
+                yield Row("cache", each.name, each.value, each.source, each.note)
+        elif each.name in ("memory", "device", "device_memory") and each.name not in left_out:
+            yield _planned_row(each.name, plan)
     if plan is not None:
-        info = plan.info
-        what = "residuals of " if info.high_is_residual else ""
-        where = f" on {plan.device}" if plan.device else ""
-        for name, slots, n_all, size in (
-            ("high_pool", f"{what}{info.pool_slots_high}", info.n_high_experts, info.pool_bytes_high),
-            ("low_pool", str(info.pool_slots_low), info.n_all_experts, info.pool_bytes_low),
-        ):
-            note = f"room for {slots} of {n_all} experts{where}"
-            yield Row("cache", name, size, "computed", note)
-        if plan.device:
-            note = f"room for {info.host_slots_high} high and {info.host_slots_low} low ones in host memory"
-            yield Row("cache", "host_cache", plan.host_pools, "computed", note)
+        yield from _pool_rows(plan)
+    if path is not None:
+        for name, file in (("sidecar", sidecar_path(path)), ("calibration", calibration_path(path))):
+            if file.exists() and getattr(cache, name, None) is None:
+                yield Row("cache", name, str(file), "file", "lies beside the model")
 
 
-def _device_rows(cache: CacheConfig, plan: "MemoryPlan | None") -> Iterator[Row]:
-    if cache.device is not None:
-        yield Row("cache", "device", cache.device, "flag")
-    elif plan is None:
-        yield Row("cache", "device", None, "computed", default_text("device"))
-    else:
-        yield Row("cache", "device", plan.device or "CPU", "computed", default_text("device"))
-    is_given = (cache.device, cache.device_memory, cache.mode) != (None,) * 3
-    if not is_given and (plan is None or plan.device is None):
-        return
-    yield Row("cache", "mode", cache.mode or default("mode"), "flag" if cache.mode else "default")
-    if cache.device_memory is not None:
-        yield Row("cache", "device_memory", cache.device_memory, "flag")
-    elif cache.pools is None:
-        yield Row("cache", "device_memory", None, "computed", "from what it has free when a model is opened")
+def _planned_row(name: str, plan: "MemoryPlan | None") -> Row:
+    """A setting that is computed from memory and devices when a model is opened."""
+    if name == "device":
+        value = None if plan is None else plan.device or "CPU"
+        return Row("cache", name, value, "computed", default_text("device"))
+    if name == "device_memory":
+        return Row("cache", name, None, "computed", "from what it has free when a model is opened")
+    if plan is None:
+        return Row("cache", name, None, "computed", "from what is free when a model is opened")
+    return Row("cache", name, plan.most, "computed", f"{format_size(plan.available)} are free")
 
 
-def _ignored(cache: CacheConfig, stored: Mapping[str, Stored]) -> set[str]:
-    """Stored settings that do not apply beside what is given."""
-    rule = effective_rule(cache, stored)
-    ignored = {"price"} if rule in ("gate", "rank", "random") else {"t1", "t2"}
-    if cache.t1 is not None or cache.t2 is not None:
-        ignored |= {"t1", "t2"}
-    if cache.rule == "rank":
-        ignored |= {"t1", "t2", "low_share"}
-    if "rule" in stored and rule != stored["rule"].value:
-        ignored.add("rule")
-    if cache.policy is not None:
-        ignored.add("weights")
-    return ignored
-
-
-def _behaviour_rows(cache: CacheConfig, stored: Mapping[str, Stored], residual: bool) -> Iterator[Row]:
-    ignored, rule = _ignored(cache, stored), effective_rule(cache, stored)
-    policy = effective_policy(cache, stored)
-    for name in _BEHAVIOUR:
-        value = getattr(cache, name)
-        if name == "weights" and policy != "hobbit":
-            continue  # of no other policy
-        if value is not None:
-            yield Row("cache", name, value, "flag")
-        elif name in stored and name not in ignored:
-            own = stored[name]
-            yield Row("cache", name, own.value, own.source, own.path.name)
-        else:
-            yield _computed_row(name, cache, rule, residual)
-    for name in (*_FILES, "calibration"):
-        if value := getattr(cache, name, None):
-            yield Row("cache", name, str(value), "flag")
-        elif name in stored:
-            yield Row("cache", name, stored[name].value, "file", "lies beside the model")
-
-
-def _computed_row(name: str, cache: CacheConfig, rule: str, residual: bool) -> Row:
-    """Of a setting that neither the user nor a file gives."""
-    is_half = cache.rule == "rank" and cache.t1 is None and cache.t2 is None
-    if is_half and name in ("t1", "t2", "low_share"):
-        value = 0.0 if name == "low_share" else 0.5
-        return Row("cache", name, value, "computed", "the better half of a token's experts")
-    if name == "t1" and cache.t2 is not None:
-        return Row("cache", name, min(1.0, cache.t2), "computed", "as t2 is given")
-    if name == "rule" and rule != default("rule"):
-        return Row("cache", name, rule, "computed", "as price is given")
-    if name == "low_share":
-        n_low = "2 - t1" if residual else "1 - t1"
-        return Row("cache", name, None, "computed", f"{n_low} slots for each of the high pool")
-    return Row("cache", name, default(name), "default")
+def _pool_rows(plan: "MemoryPlan") -> Iterator[Row]:
+    info = plan.info
+    what = "residuals of " if info.high_is_residual else ""
+    where = f" on {plan.device}" if plan.device else ""
+    for name, slots, n_all, size in (
+        ("high_pool", f"{what}{info.pool_slots_high}", info.n_high_experts, info.pool_bytes_high),
+        ("low_pool", str(info.pool_slots_low), info.n_all_experts, info.pool_bytes_low),
+    ):
+        yield Row("cache", name, size, "computed", f"room for {slots} of {n_all} experts{where}")
+    if plan.device:
+        note = f"room for {info.host_slots_high} high and {info.host_slots_low} low ones in host memory"
+        yield Row("cache", "host_cache", plan.host_pools, "computed", note)
 
 
 def _engine_rows(engine: EngineConfig, plan: "MemoryPlan | None") -> Iterator[Row]:

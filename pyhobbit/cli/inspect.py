@@ -18,7 +18,6 @@ from pyhobbit.cli.options import (
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.model_path import add_model_arguments, model_path
 from pyhobbit.model.names import check_model_file
-from pyhobbit.model.stored_settings import effective_rule, stored_settings
 from pyhobbit.settings.config import EngineConfig, format_size
 from pyhobbit.settings.table import OPTIONS
 
@@ -57,6 +56,7 @@ def _inspect(path: Path, config: EngineConfig, args: argparse.Namespace) -> None
     from pyhobbit.inspect import advice
     from pyhobbit.inspect.speed import measure
     from pyhobbit.model.model_file import opened_info, read_model_file
+    from pyhobbit.settings.resolve import resolved
 
     check_model_file(path)
     cache = config.cache
@@ -68,7 +68,7 @@ def _inspect(path: Path, config: EngineConfig, args: argparse.Namespace) -> None
         "memory": {"error": error} if plan is None else asdict(plan),
     }
     show = _nothing if args.json else print
-    rule = effective_rule(cache, stored_settings(path, cache.sidecar))
+    rule = resolved(path, cache.settings(), "rule")
     show(_rows_text({**_description(model), "precision": _precision_text(applied, rule)}))
     asked = (cache.memory, cache.pools, cache.device, cache.device_memory, cache.mode)
     if plan is None and any(each is not None for each in (config.n_ctx, config.projector, *asked)):

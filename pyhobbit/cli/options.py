@@ -53,9 +53,14 @@ def setting_help(name: str, default: str | None = None) -> str:
 def cache_config(args: argparse.Namespace, without: Collection[str] = ()) -> CacheConfig:
     """The settings of the cache; without: names of options that are not the cache's. Raises ConfigError."""
     given = {name: getattr(args, name, None) for name in OPTIONS if name not in without}
-    return CacheConfig(
+    config = CacheConfig(
         **{name: setting_value(name, each) for name, each in given.items() if each is not None}
     )
+    if settings := config.settings():
+        from pyhobbit.settings.resolve import check_settings  # takes the native libraries
+
+        check_settings(settings)
+    return config
 
 
 def setting_value(name: str, given: Any) -> Any:

@@ -90,15 +90,14 @@ def run(args: argparse.Namespace) -> int:
     prior = () if args.prior is None else _prior(args.prior, trace)
     routes = trace.routes if args.split is None else trace.split(*_parse_split(args.split))
     base = _base(trace, args, prior)
-    low_share = _low_share(args, base) if base.t1 < 1 or base.residual else 0.0
     policies = _policies(args, base)
     runs = [
         run
         for capacity in args.capacity
-        for run in _run_policies(routes, base, capacity, low_share, policies)
+        for run in _run_policies(routes, base, capacity, args.low_share, policies)
     ]
     if args.json:
-        json.dump(_document(trace, args.split, base, low_share, runs), sys.stdout, indent=2)
+        json.dump(_document(trace, args.split, base, args.low_share, runs), sys.stdout, indent=2)
         print()
     else:
         print(_table(runs, judged=base.predictor is not None))
@@ -109,12 +108,8 @@ def _check(args: argparse.Namespace) -> None:
     for capacity in args.capacity:
         if not 0 <= capacity <= 1:
             raise ConfigError(f"the capacity is {capacity}; it is a share of all experts, between 0 and 1")
-    least = 0 if args.residual else args.bits_low
-    if not (0 < args.bits_low < math.inf and least <= args.bits_high < math.inf and args.bits_high > 0):
-        order = "both above 0" if args.residual else "0 < --bits-low <= --bits-high"
-        raise ConfigError(
-            f"{args.bits_low} bits in low and {args.bits_high} in high precision cannot be; make {order}"
-        )
+    if not (0 < args.bits_low < math.inf and 0 < args.bits_high < math.inf):
+        raise ConfigError("--bits-low and --bits-high must be above 0")
     if not 0 <= args.seed < 2**64:
         raise ConfigError(f"the seed is {args.seed}; it must lie between 0 and 2^64 - 1")
 
@@ -155,40 +150,33 @@ def _base(trace: "Trace", args: argparse.Namespace, prior: tuple[float, ...]) ->
     )
 
 
-def _low_share(args: argparse.Namespace, base: "Simulation") -> float:
-    """The option, or as the engine does: 1 - t1 slots in the low pool for each one in the high pool.
-
-    One more where each residual has a low version.
-    """
-    if args.low_share is not None:
-        return args.low_share
-    low = (1 - base.t1 + base.residual) * base.bits_low / base.bits_high
-    return low / (low + 1)
-
-
 def _policies(args: argparse.Namespace, base: "Simulation") -> list[str]:
-    from pyhobbit.routing.trace import BELADY, NEED_PRIOR, policy_names
+    from pyhobbit.routing.trace import BELADY, policy_names
 
-    known = [*policy_names(), BELADY]
-    for name in args.policy or []:
-        if name not in known:
-            raise ConfigError(f"unknown policy '{name}'; choose one of {', '.join(known)}")
-        if name in NEED_PRIOR and not base.prior:
-            raise ConfigError(
-                f"the policy {name} needs the uses of an earlier run: give its trace with --prior"
-            )
     known = [*policy_names(bool(base.prior)), BELADY]
     return args.policy or (known if base.t1 == 1 and not base.residual else known[:-1])
 
 
 def _run_policies(
-    routes: "NDArray[Any]", base: "Simulation", capacity: float, low_share: float, policies: Sequence[str]
+    routes: "NDArray[Any]",
+    base: "Simulation",
+    capacity: float,
+    low_share: float | None,
+    policies: Sequence[str],
 ) -> Iterator[Run]:
     from pyhobbit.routing.trace import pool_slots, simulate
 
     low_cost = base.bits_low / (base.bits_high + (base.bits_low if base.residual else 0))
-    n_experts = base.n_layers * base.n_experts
-    high, low = pool_slots(n_experts, capacity, low_share, low_cost, base.residual)
+    has_low = base.t1 < 1 or base.residual
+    high, low = pool_slots(
+        base.n_layers * base.n_experts,
+        capacity,
+        low_share if has_low else 0.0,
+        low_cost,
+        base.residual,
+        base.n_used,
+        1 - base.t1,
+    )
     base = replace(base, slots_high=high, slots_low=low)
     results = {
         name: simulate(routes, replace(base, policy=name)) for name in dict.fromkeys([_LRU, *policies])
@@ -237,7 +225,7 @@ def _prediction(result: "SimulationResult") -> str:
 
 
 def _document(
-    trace: "Trace", split: str | None, base: "Simulation", low_share: float, runs: Sequence[Run]
+    trace: "Trace", split: str | None, base: "Simulation", low_share: float | None, runs: Sequence[Run]
 ) -> dict[str, Any]:
     common = asdict(base)
     for left_out in ("policy", "slots_high", "slots_low", "prior"):  # of one run each, and long

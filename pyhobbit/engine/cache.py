@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pyhobbit._tables import COUNTERS, CacheInfo, DeviceInfo, Latency, PoolPlan
+from pyhobbit._tables import COUNTERS, SETTINGS, CacheInfo, DeviceInfo, Latency, PoolPlan
 from pyhobbit.engine.stats import CacheStats
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.native.ffi import check, expert_cache, ffi, lib
 from pyhobbit.settings.config import CacheConfig
-
-LIVE: tuple[str, ...] = tuple(name for name, _ in ffi.typeof("struct hobbit_thresholds").fields)
-"""Settings of CacheConfig that may change while a model is open."""
+from pyhobbit.settings.resolve import Resolved, c_settings, options_of
+from pyhobbit.settings.table import LIVE, OPTIONS
 
 
 class Cache:
@@ -118,25 +117,37 @@ class Cache:
         )
         check(lib.hobbit_set_prediction, self._pointer, n_tokens, n_ahead, *pointers)
 
-    def set(self, **settings: float) -> None:
-        """Replaces live settings from the next token on. Raises ConfigError, HobbitError.
+    def set(self, **settings: Any) -> None:
+        """Replaces live settings from the next layer on; the others keep their values.
 
-        settings: some of LIVE; the others keep their values.
+        settings: some of LIVE (pyhobbit.settings.table). Raises ConfigError, HobbitError.
         """
         if unknown := settings.keys() - LIVE:
             name = min(unknown)
             raise ConfigError(f"{name} cannot change while a model is open; open the model with it")
-        CacheConfig(**settings)  # type: ignore[arg-type] # checks them
+        CacheConfig(**settings)  # checks them
         if not self:
             raise HobbitError(
                 f"the model runs without an expert cache, where {', '.join(LIVE[:-1])} and {LIVE[-1]} decide "
                 "nothing; open a MoE model with a memory or pools setting"
             )
-        values = {name: settings.get(name, value) for name, value in self.info().items() if name in LIVE}
-        check(lib.hobbit_set_thresholds, self._pointer, ffi.new("struct hobbit_thresholds *", values))
+        changes = {OPTIONS[name][0].key: float(value) for name, value in settings.items()}
+        check(lib.hobbit_change_settings, self._pointer, c_settings(changes), len(changes))
+
+    def settings(self) -> dict[str, Resolved]:
+        """Every setting as the engine has it, by name; none without a cache."""
+        if not self:
+            return {}
+        rows = ffi.new("struct hobbit_resolved_setting[]", len(SETTINGS))
+        lib.hobbit_get_settings(self._pointer, rows, len(rows))
+        return {each.name: each for each in options_of(rows)}
+
+    def live(self) -> dict[str, float]:
+        """The settings that may change while the model is open, by name; none without a cache."""
+        return {name: each.value for name, each in self.settings().items() if name in LIVE}
 
     def set_thresholds(self, t1: float = 1.0, t2: float = 1.0, price: float = 0.0) -> None:
-        """As set(): all numbers of the precision rule at once, by default everything in high precision."""
+        """Replaces t1 and t2, or price, from the next layer on. Raises ConfigError, HobbitError."""
         self.set(t1=t1, t2=t2, price=price)
 
     def set_costs(self, low: Sequence[float], skip: Sequence[float]) -> None:

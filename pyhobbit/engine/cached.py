@@ -5,10 +5,10 @@ from abc import abstractmethod
 from collections import Counter
 from typing import Any
 
-from pyhobbit.engine.cache import LIVE
 from pyhobbit.engine.closing import Closing
 from pyhobbit.engine.llama import LoadedModel
 from pyhobbit.engine.stats import ModelInfo, Stats, peak_rss_bytes
+from pyhobbit.settings.table import LIVE
 
 
 class Tally:
@@ -32,7 +32,7 @@ class Tally:
         self.counts.update(drafted_tokens=n_drafted, accepted_tokens=n_accepted)
 
 
-_SHARED = ("stats", "set", "set_thresholds", "set_price")
+_SHARED = ("stats", "live", "set", "set_thresholds", "set_price")
 
 
 class CachedModel(Closing):
@@ -58,6 +58,10 @@ class CachedModel(Closing):
         """Counters and times since opening; Stats.since() gives those between two moments."""
         cache = self._loaded.cache.stats()
         return Stats(self.info(), cache, self._load_s, peak_rss_bytes(), **self._tally.counts)
+
+    def live(self) -> dict[str, float]:
+        """The settings that set() takes, by name; none without a cache."""
+        return self._loaded.cache.live()
 
     def set(self, **settings: float) -> None:
         """Replaces settings of CacheConfig that may change while the model is open, from the next token on.

@@ -16,11 +16,11 @@ from pyhobbit.engine.plan import MemoryPlan
 from pyhobbit.engine.stats import CacheStats, ModelInfo, Stats
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.model_file import ModelFile
-from pyhobbit.model.stored_settings import effective_policy, stored_settings
 from pyhobbit.native.machine import Disk, measure_disk
 from pyhobbit.quality.stored import stored_costs
 from pyhobbit.routing.trace import NEED_PRIOR, Simulation, Trace, read_trace, simulate, use_rates
 from pyhobbit.settings.config import EngineConfig, SamplingConfig
+from pyhobbit.settings.resolve import resolved
 from pyhobbit.settings.table import default
 
 _SAMPLE_SECONDS = 4.0
@@ -92,7 +92,7 @@ def measure(model: ModelFile, config: EngineConfig, plan: MemoryPlan, trace: Pat
     if plan.info.cached:
         disk = disk_speed(model, config.cache.io_threads)
         if trace is not None:
-            policy = effective_policy(config.cache, stored_settings(model.path, config.cache.sidecar))
+            policy = resolved(model.path, config.cache.settings(), "policy")
             replayed = replay(plan, own_trace(trace, plan).routes, policy)
     return estimate(plan, measure_sample(model.path, config), disk, replayed)
 

@@ -20,7 +20,7 @@ from pyhobbit.settings.config import (
     SamplingConfig,
     parse_size,
 )
-from pyhobbit.settings.table import OPTIONS
+from pyhobbit.settings.table import KEYS, OPTIONS
 
 _CACHE = {
     name: "list" if len(specs) > 1 else specs[0].kind
@@ -42,14 +42,9 @@ _TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
     "list": ((list,), "a list of numbers"),
 }
 _TEXT: tuple[tuple[type, ...], str] = ((str,), "a text in quotation marks")
+_NAMES = {key: name for name, keys in KEYS.items() for key in keys}
 # Given beside one of these, the file's do not apply.
-_REPLACED_BY = {
-    "memory": {"pools"},
-    "device_memory": {"pools"},
-    "pools": {"memory", "device_memory"},
-    **{name: {"rule", "price", "t1", "t2"} for name in ("rule", "price", "t1", "t2")},
-    **{name: {"policy", "weights"} for name in ("policy", "weights")},
-}
+_REPLACED_BY = {name: {_NAMES[key] for key in specs[0].replaced_by} for name, specs in OPTIONS.items()}
 
 
 def read_options(model: Path, given: Collection[str] = ()) -> dict[str, Any]:
@@ -132,4 +127,8 @@ def _check_together(options: Mapping[str, Any]) -> None:
     )
     names = {"ctx": "n_ctx", "batch": "n_batch", "threads": "n_threads"}
     engine = {names[name]: value for name, value in options.items() if name in names}
-    ChatConfig(EngineConfig(CacheConfig(**cache), **engine), SamplingConfig(**sampling), **chat)
+    config = ChatConfig(EngineConfig(CacheConfig(**cache), **engine), SamplingConfig(**sampling), **chat)
+    if cache:
+        from pyhobbit.settings.resolve import check_settings  # takes the native libraries
+
+        check_settings(config.engine.cache.settings())

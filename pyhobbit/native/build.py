@@ -53,6 +53,8 @@ class Setting(NamedTuple):
     choices: tuple[str, ...]
     unit: str | None
     is_stored: bool
+    is_live: bool
+    replaced_by: tuple[str, ...]
     help: str
 
 
@@ -96,7 +98,9 @@ def tables(ffi: FFI, header: str, library: Any) -> str:
             raise SystemExit(f"{text(spec.key)} has nothing to choose from")
         bounds = (each if kind == "number" else int(each) for each in (spec.min, spec.max))
         values = (default and read(default), text(spec.default_note), tuple(choices.split()), text(spec.unit))
-        settings.append((text(spec.key), option, kind, *bounds, *values, spec.is_stored, about))
+        replaced_by = tuple((text(spec.replaced_by) or "").split())
+        row = (*bounds, *values, spec.is_stored, spec.is_live, replaced_by, about)
+        settings.append((text(spec.key), option, kind, *row))
         if option in options:
             options[option] = (f"tuple[{python_type}, ...]", options[option][1])
         elif option is not None:

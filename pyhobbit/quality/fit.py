@@ -11,7 +11,7 @@ import numpy as np
 
 from pyhobbit.engine.stats import ModelInfo
 from pyhobbit.quality.evaluate import Costs, Quality
-from pyhobbit.routing.trace import NEED_PRIOR, Simulation, policy_names, simulate, use_rates
+from pyhobbit.routing.trace import NEED_PRIOR, Simulation, policy_names, pool_slots, simulate, use_rates
 
 Weights = tuple[float, float, float, float]
 """Of LRU, LFU, LHU and FLD in Eq. 3 of HOBBIT."""
@@ -116,16 +116,9 @@ class CacheModel:
 
     def slots(self, capacity: float, low_share: float) -> tuple[int, int]:
         """Slots of the high and the low pool, which hold at least one token's experts of a layer."""
-        n_all = self.n_layers * self.n_experts
-        if not self.uses_low:
-            return max(int(n_all * capacity), self.n_used), 0
-        budget = max(n_all * capacity, self.n_used * (self.high_cost + self.low_cost))
-        most_low = (budget - self.n_used * self.high_cost) / self.low_cost
-        # A residual is of no use without its low version.
-        least_low = max(self.n_used, budget if self.residual else 0)
-        n_low = min(max(budget * low_share / self.low_cost, least_low), most_low, n_all)
-        n_high = int((budget - int(n_low) * self.low_cost) / self.high_cost)
-        return min(n_high, int(n_low) if self.residual else n_all), int(n_low)
+        n_all, uses_low = self.n_layers * self.n_experts, float(self.uses_low)
+        share = low_share * uses_low
+        return pool_slots(n_all, capacity, share, self.low_cost, self.residual, self.n_used, uses_low)
 
 
 @dataclass(frozen=True)

@@ -207,21 +207,35 @@ def _simulate(routes: NDArray[Any], simulation: Simulation, recall: Any) -> Simu
     return SimulationResult(**{name: getattr(result, name) for name in SimulationResult.__dataclass_fields__})
 
 
+_SLOT_UNIT = 1 << 20  # an expert in high precision, where bytes are shares of one
+
+
 def pool_slots(
-    n_experts: int, capacity: float, low_share: float, low_cost: float, residual: bool = False
+    n_experts: int,
+    capacity: float,
+    low_share: float | None,
+    low_cost: float,
+    residual: bool = False,
+    n_used: int = 1,
+    low_demand: float = 0.0,
 ) -> tuple[int, int]:
     """Slots of the high and the low pool in `capacity`, a share of the bytes of n_experts in high precision.
 
-    low_share: share of it for the low pool.  low_cost: bytes of a low slot by those of an expert in high
-    precision.  residual: the high pool holds what the low one lacks, for no more experts than that.
+    As the engine divides them, so both hold at least the experts that a token uses in a layer.
+    low_share: share of it for the low pool; None takes `low_demand` low slots for each high one; there is no
+    low pool if both are 0.  low_cost: bytes of a low slot by those of an expert in high precision.  residual:
+    the high pool holds what the low one lacks, for no more experts than that.
     """
-    budget = n_experts * capacity + 1e-9  # so that 0.29 of 100 is 29
-    if not residual:
-        return min(n_experts, int(budget * (1 - low_share))), min(
-            n_experts, int(budget * low_share / low_cost)
-        )
-    n_low = min(n_experts, max(int(budget * low_share / low_cost), int(budget)))
-    return min(n_low, int((budget - n_low * low_cost) / (1 - low_cost))), n_low
+    request = ffi.new("struct hobbit_pool_request *")
+    request.bytes = int((n_experts * capacity + 1e-9) * _SLOT_UNIT)  # so that 0.29 of 100 is 29
+    request.low_bytes = round(low_cost * _SLOT_UNIT)
+    request.high_bytes = _SLOT_UNIT - (request.low_bytes if residual else 0)
+    request.n_experts, request.n_used, request.residual = n_experts, n_used, residual
+    request.low_share = -1.0 if low_share is None else low_share
+    request.low_demand = max(low_demand, low_share or 0.0)
+    high, low = ffi.new("uint32_t *"), ffi.new("uint32_t *")
+    lib.hobbit_divide_pools(request, high, low)
+    return high[0], low[0]
 
 
 #

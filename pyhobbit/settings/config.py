@@ -25,8 +25,6 @@ _MAX_TEXT_BYTES = 127
 _MAX_SEED = 2**32 - 2
 _MAX_INT32 = 2**31 - 1
 
-_WEIGHT_TOLERANCE = 1e-6
-
 
 def parse_size(text: str) -> int:
     """Bytes of a size such as "2G", "512MiB", "1.5g" or "1000000"; units are powers of 1024."""
@@ -60,6 +58,7 @@ def _require(ok: bool, message: str) -> None:
 class CacheConfig(CacheSettings):
     """The expert cache. None leaves a setting to the model file or to what the engine computes.
 
+    Each value is checked here. The engine refuses values that contradict each other, when it opens a model.
     Sizes are bytes. docs/quality.md explains t1 and t2, docs/gpu.md what concerns GPUs.
     paper_t1, paper_t2: HOBBIT's thresholds for Mixtral-8x7B.
     """
@@ -73,26 +72,9 @@ class CacheConfig(CacheSettings):
                 for spec, each in zip(specs, _elements(name, value), strict=True):
                     _check(name, spec, each)
         _require(
-            self.t1 is None or self.t2 is None or self.t1 <= self.t2,
-            f"t1 ({self.t1}) is above t2 ({self.t2}); between t1 and t2 lies low precision, so make t1 <= t2",
-        )
-        is_gated = any(value is not None and value < 1 for value in (self.t1, self.t2))
-        _require(
-            not (self.price and is_gated),
-            "price belongs to the rule price, t1 and t2 belong to the rule gate; give one of them",
-        )
-        _require(
-            self.device_memory is None or self.pools is None,
-            "device_memory limits all that experts take on a GPU, pools the cache alone; give one of them",
-        )
-        _require(
             self.predictor != "given",
             "the predictor given knows only what hobbit_set_prediction tells it; choose another predictor",
         )
-        if self.weights is not None:
-            total = sum(self.weights)
-            text = ", ".join(f"{weight:g}" for weight in self.weights)
-            _require(abs(total - 1) <= _WEIGHT_TOLERANCE, f"the weights {text} sum to {total:g}, not to 1")
 
     def settings(self) -> dict[str, Setting]:
         """What hobbit_open is told (hobbit.h), by key."""

@@ -13,6 +13,9 @@ OPTIONS: Mapping[str, tuple[Setting, ...]] = {
 
 KEYS: Mapping[str, tuple[str, ...]] = {name: tuple(each.key for each in OPTIONS[name]) for name in OPTIONS}
 
+LIVE: tuple[str, ...] = tuple(name for name, specs in OPTIONS.items() if specs[0].is_live)
+"""Options that may change while a model is open."""
+
 
 def default(option: str) -> Any:
     """What the engine takes where nobody says anything; None where it is computed."""

@@ -94,7 +94,7 @@ def test_errors_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "cannot be read" in _error(capsys, model, "--text", tmp_path / "none.txt")
     assert "fewer than 512 tokens" in _error(capsys, model, "--text", short)
     assert "--chunks is 0" in _error(capsys, model, "--text", short, "--chunks", 0)
-    assert "t1 <= t2" in _error(capsys, model, "--text", short, "--t1", 0.9, "--t2", 0.5)
+    assert "must not be above" in _error(capsys, model, "--text", short, "--t1", 0.9, "--t2", 0.5)
     assert "choose another one" in _error(capsys, model, "--text", short, "--plots", short)
 
 

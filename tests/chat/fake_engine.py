@@ -13,6 +13,7 @@ from pyhobbit.chat.conversation import Conversation
 from pyhobbit.engine.engine import Piece
 from pyhobbit.errors import ContextError
 from pyhobbit.settings.config import CacheConfig, ChatConfig
+from pyhobbit.settings.table import LIVE
 
 TEMPLATE = "{{ messages }}"
 THINKS = "{{ enable_thinking }}"
@@ -30,8 +31,7 @@ class FakeEngine:
         self.prompts: list[object] = []
         self.asked: list[tuple[int | None, SamplingConfig]] = []
         self.thought: list[bool] = []
-        self.thresholds = (1.0, 1.0)
-        self.live: dict[str, float] = {}
+        self.settings = dict.fromkeys(LIVE, 0.0) | {"t1": 1.0, "t2": 1.0}
 
     def thinks(self) -> bool:
         return self.chat_template in (THINKS, ALWAYS_THINKS)
@@ -71,21 +71,19 @@ class FakeEngine:
         yield Piece("]", 2, 0.2, "stop")
 
     def info(self) -> ModelInfo:
-        t1, t2 = self.thresholds
-        return replace(MODEL, model="/models/m.gguf", t1=t1, t2=t2, **self.live)
+        return replace(MODEL, model="/models/m.gguf", t1=self.settings["t1"], t2=self.settings["t2"])
 
     def stats(self) -> Stats:
         return Stats(self.info(), CacheStats(), 0.1, 1 << 20)
 
-    def set(self, **settings: float) -> None:
-        CacheConfig(**settings)  # type: ignore[arg-type]
-        self.live |= settings
+    def live(self) -> dict[str, float]:
+        return self.settings
 
-    def set_thresholds(self, t1: float, t2: float) -> None:
-        CacheConfig(t1=t1, t2=t2)
-        if t1 < 0.1:
+    def set(self, **settings: float) -> None:
+        CacheConfig(**settings)
+        if settings.get("t1", 1) < 0.1:
             raise HobbitError("no low pool")
-        self.thresholds = (t1, t2)
+        self.settings |= settings
 
 
 def converse(template: str | None, *questions: str, **config: Any) -> tuple[Conversation, list[object]]:

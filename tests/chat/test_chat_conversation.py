@@ -177,7 +177,6 @@ def test_thinking_is_shown_and_changed(capsys: pytest.CaptureFixture[str]) -> No
         ("/set repeat_penalty 0", "repeat_penalty is 0.0"),
         ("/set seed -2", "seed must lie between"),
         ("/set max_tokens 0", "max_tokens is 0; it must be positive, or -1 for no limit"),
-        ("/set t1 0.9 t2 0.5", "make t1 <= t2"),
         ("/set t1 2", "between 0 and 1"),
     ],
 )
@@ -189,7 +188,7 @@ def test_a_wrong_command_says_what_would_be_right_and_changes_nothing(line: str,
     assert message in str(error.value)
     assert "\n" not in str(error.value)
     assert (conversation.turns, conversation.sampling, conversation.max_tokens) == before
-    assert conversation.engine.thresholds == (1.0, 1.0)
+    assert conversation.engine.live()["t1"] == 1.0
 
 
 @pytest.mark.parametrize("text", ["/etc/passwd is what?", " /reset", "1/2", "hello", "/usr", "/r2d2"])
@@ -204,7 +203,7 @@ def test_settings_are_set_together_or_not_at_all(capsys: pytest.CaptureFixture[s
     )
     assert conversation.sampling == SamplingConfig(temp=0.5, top_k=3, seed=5)
     assert conversation.max_tokens == 9
-    assert conversation.engine.thresholds == (0.5, 0.9)
+    assert (conversation.engine.live()["t1"], conversation.engine.live()["t2"]) == (0.5, 0.9)
     rows = {line.split()[0]: line.split()[1] for line in table.splitlines()}
     assert rows["temp"] == "0.5"
     assert (rows["max_tokens"], rows["t1"], rows["t2"]) == ("9", "0.5", "0.9")
@@ -217,15 +216,6 @@ def test_settings_are_set_together_or_not_at_all(capsys: pytest.CaptureFixture[s
     assert conversation.sampling == SamplingConfig(temp=0.25, top_k=3)
     list(conversation.ask("one"))
     assert conversation.engine.asked == [(9, SamplingConfig(temp=0.25, top_k=3))]
-
-
-def test_t2_alone_takes_t1_along_where_everything_was_in_high_precision() -> None:
-    conversation, _ = converse(TEMPLATE)
-    settings.change(conversation, "t2 0.9")
-    assert conversation.engine.thresholds == (0.9, 0.9)
-    settings.change(conversation, "t1 0.5")
-    settings.change(conversation, "t2 0.7")
-    assert conversation.engine.thresholds == (0.5, 0.7)
 
 
 def test_instructions_are_shown_replaced_and_removed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -255,6 +245,7 @@ def test_settings_that_were_changed_are_kept_for_the_model(
 ) -> None:
     model = tmp_path / "m.gguf"
     monkeypatch.setattr(FakeEngine, "info", lambda self: replace(MODEL, model=str(model), t1=0.5, t2=0.9))
+    monkeypatch.setattr(FakeEngine, "live", lambda self: {"t1": 0.5, "t2": 0.9, "price": 0.0})
     conversation, _ = converse(THINKS, sampling=SamplingConfig(top_k=7))
     commands = Commands(conversation)
     commands.run("/set temp 0.5 max_tokens 9")

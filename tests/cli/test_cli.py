@@ -235,7 +235,7 @@ def test_a_verb_may_read_its_arguments_itself(monkeypatch: pytest.MonkeyPatch) -
     [
         (["--memory", "5x"], "'5x' is not a size"),
         (["--pools", ""], "'' is not a size"),
-        (["--t1", "0.9", "--t2", "0.5"], "t1 <= t2"),
+        (["--t1", "0.9", "--t2", "0.5"], "--t1 (0.9) must not be above --t2 (0.5)"),
         (["--t1", "2"], "between 0 and 1"),
         (["-n", "0"], "-n is 0"),
         (["--ctx", "0"], "--ctx is 0"),

@@ -164,7 +164,7 @@ def test_errors_are_one_sentence(tiny_gguf: Path, tmp_path: Path, capsys: pytest
     assert "does not exist" in _error(capsys, tmp_path / "none.gguf")
     assert "--no-speed skips" in _error(capsys, tiny_gguf, "--trace", short, "--no-speed")
     assert "cannot be used as a trace" in _error(capsys, tiny_gguf, "--trace", short, "--pools", "6M")
-    assert "t1 <= t2" in _error(capsys, tiny_gguf, "--t1", 0.9, "--t2", 0.5)
+    assert "--t1 (0.9) must not be above --t2 (0.5)" in _error(capsys, tiny_gguf, "--t1", 0.9, "--t2", 0.5)
 
 
 def test_a_dense_model_has_nothing_to_inspect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@ import json
 import math
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 
 from pyhobbit.cli.main import main
 from pyhobbit.engine.engine import Engine
+from pyhobbit.model.file_names import calibration_path
+from pyhobbit.model.options_file import write_options
 from pyhobbit.quality.evaluate import Costs
 from pyhobbit.quality.stored import Calibration
 from pyhobbit.settings.config import CacheConfig, EngineConfig, SamplingConfig
@@ -22,36 +25,6 @@ def _config(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str,
     rows = json.loads(capsys.readouterr().out)["settings"]
     assert len({row["name"] for row in rows}) == len(rows)
     return {row["name"]: (row["value"], row["source"]) for row in rows}
-
-
-def test_every_option_of_the_cache_is_shown_as_it_is_given(capsys: pytest.CaptureFixture[str]) -> None:
-    given = {
-        "memory": "1G",
-        "t1": 0.5,
-        "low_share": 0.1,
-        "policy": "hobbit",
-        "weights": "1,0,0,0",
-        "predictor": "repeat",
-        "mode": "gpu",
-    }
-    given |= {
-        "t2": 0.75,
-        "prefetch": 1,
-        "io_threads": 2,
-        "sidecar": "s.gguf",
-        "trace": "t.csv",
-        "device": "GPU0",
-    }
-    given |= {"device_memory": "2G", "rule": "gate", "confidence": 0.3}
-    flags = {"remember": True, "degrade": True, "early": True}
-    assert {*given, *flags, "pools", "price"} == set(OPTIONS)  # which exclude memory, and t1 and t2
-    rows = _config(
-        capsys,
-        *(f"--{name.replace('_', '-')}={value}" for name, value in given.items()),
-        *(f"--{name}" for name in flags),
-    )
-    shown = {**given, **flags, "memory": 1 << 30, "device_memory": 2 << 30, "weights": [1.0, 0.0, 0.0, 0.0]}
-    assert {name: rows[name] for name in shown} == {name: (value, "flag") for name, value in shown.items()}
 
 
 def test_without_a_model_defaults_and_flags_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
@@ -77,12 +50,122 @@ def test_what_is_computed_is_what_the_engine_has(tiny_gguf: Path, capsys: pytest
     assert rows["threads"] == (info.n_threads, "computed")
 
 
+# Values of every option that a model on the CPU takes; others need a GPU.
+VALUES: dict[str, Any] = {
+    "memory": 1 << 30,
+    "pools": 8 << 20,
+    "rule": "random",
+    "price": 0.5,
+    "t1": 0.5,
+    "t2": 0.75,
+    "confidence": 0.3,
+    "low_share": 0.3,
+    "policy": "lru",
+    "weights": (1.0, 0.0, 0.0, 0.0),
+    "prefetch": 1,
+    "predictor": "repeat",
+    "io_threads": 2,
+    "remember": True,
+    "device": "CPU",
+    "degrade": True,
+}
+FILES = ("sidecar", "trace")
+OF_GPUS = ("device_memory", "mode", "early")
+
+
+def _flags(options: dict[str, Any]) -> Iterator[str]:
+    for name, value in options.items():
+        flag = f"--{name.replace('_', '-')}"
+        text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        yield flag if value is True else f"{flag}={text}"
+
+
+def _assert_agree(rows: dict[str, tuple[Any, str]], model: Path, options: dict[str, Any]) -> None:
+    """What `config` has shown is what the opened engine has, setting by setting."""
+    with Engine(model, EngineConfig(cache=CacheConfig(**options))) as engine:
+        settings = engine._opened().cache.settings()
+    assert set(settings) == set(OPTIONS)
+    for name, each in settings.items():
+        if each.value is None or (name == "mode" and each.source == "default"):
+            assert name not in rows or rows[name][1] in ("computed", each.source)
+        else:
+            value = list(each.value) if isinstance(each.value, tuple) else each.value
+            source = "options" if rows[name][1] == "options" else each.source
+            assert rows[name] == (value, source), name
+
+
+def test_there_is_a_value_for_every_option() -> None:
+    assert {*VALUES, *FILES, *OF_GPUS} == set(OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_calibrated"),
+    [
+        (name, each) for name in VALUES for each in (False, True) if name != "price" or each
+    ],  # which needs costs
+)
+def test_config_shows_what_the_engine_takes(
+    name: str, is_calibrated: bool, priced: Path, tiny_gguf: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """For every option, beside nothing and beside a calibration, as a flag and in the file of options."""
+    model, given = priced if is_calibrated else tiny_gguf, {name: VALUES[name]}
+    _assert_agree(_config(capsys, model, *_flags(given)), model, given)
+    model = Path(shutil.copy(model, priced.with_name("own.gguf")))
+    if is_calibrated:
+        shutil.copy(calibration_path(priced), calibration_path(model))
+    write_options(model, given)
+    rows = _config(capsys, model)
+    assert rows[name][1] == "options"
+    _assert_agree(rows, model, given)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"t1": 0.5},
+        {"t2": 0.5},
+        {"rule": "rank"},
+        {"rule": "rank", "t1": 0.25},
+        {"rule": "price"},
+        {"rule": "gate", "prefetch": 0},
+        {"price": 0.0},
+        {"policy": "hobbit"},
+        {"policy": "hobbit", "weights": (0.5, 0.5, 0.0, 0.0)},
+    ],
+)
+def test_what_overrules_a_calibration_is_shown_as_the_engine_has_it(
+    given: dict[str, Any], calibrated: Path, priced: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for model in (calibrated, priced):
+        _assert_agree(_config(capsys, model, *_flags(given)), model, given)
+
+
+def test_weights_bring_their_policy(calibrated: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for model in ((), (calibrated,)):
+        rows = _config(capsys, *model, "--weights", "1,0,0,0")
+        assert rows["policy"] == ("hobbit", "computed")
+        assert rows["weights"] == ([1.0, 0.0, 0.0, 0.0], "flag")
+
+
 @pytest.fixture
 def calibrated(tiny_gguf: Path, tmp_path: Path) -> Path:
     path = tmp_path / "m.gguf"
     shutil.copyfile(tiny_gguf, path)
     size, low_bytes = path.stat().st_size, 6 * 8 * 3 * 256 * 256 * 9 // 16
     Calibration(size, low_bytes, 0.5, 0.8, 0.25, "hobbit", (0.1, 0.2, 0.3, 0.4)).write(path)
+    return path
+
+
+@pytest.fixture
+def priced(tiny_gguf: Path, tmp_path: Path) -> Path:
+    """A model whose calibration has the rule price."""
+    path = tmp_path / "p.gguf"
+    shutil.copyfile(tiny_gguf, path)
+    size, low_bytes = path.stat().st_size, 6 * 8 * 3 * 256 * 256 * 9 // 16
+    costs = Costs((0.5,) * 48, (math.inf,) * 48)
+    numbers = (1.0, 1.0, 0.25, "lru", (1.0, 0.0, 0.0, 0.0))
+    Calibration(size, low_bytes, *numbers, rule="price", price=0.125, costs=costs).write(path)
     return path
 
 

@@ -109,7 +109,7 @@ def test_static_keeps_what_the_earlier_run_used(tmp_path: Path, capsys: pytest.C
     path = write_trace(tmp_path / "t.csv", letters("ABCCAB"), **shape)
     before = write_trace(tmp_path / "before.csv", letters("cccAABBD"), **shape)
     given = ("--trace", path, "--capacity", 0.5, "--policy", "static", "lru")
-    assert "give its trace with --prior" in _error(capsys, *given)[1]
+    assert "give a prior, such as its trace with --prior" in _error(capsys, *given)[1]
     static, lru = _json(capsys, *given, "--prior", before)["runs"]
     # the pool begins with A and B, the most used in decoding; C passes through in A's place
     assert (static["misses_high"], lru["misses_high"]) == (2, 3)
@@ -156,8 +156,9 @@ def test_two_pools_share_the_capacity(tmp_path: Path, capsys: pytest.CaptureFixt
 
     # without a share: 0.6 slots of a quarter in the low pool for each one in the high pool
     document = _json(capsys, *mixed, "--capacity", 0.5)
-    assert document["low_share"] == pytest.approx(0.15 / 1.15)
-    assert (document["runs"][0]["slots_high"], document["runs"][0]["slots_low"]) == (3, 2)
+    assert document["low_share"] is None
+    # but 3 at least, of which a token may use all
+    assert (document["runs"][0]["slots_high"], document["runs"][0]["slots_low"]) == (3, 3)
 
 
 def test_a_residual_is_loaded_alone_where_the_low_version_is(
@@ -167,7 +168,7 @@ def test_a_residual_is_loaded_alone_where_the_low_version_is(
     mixed = ("--trace", path, "--policy", "lru", "--t1", 0.4, "--t2", 0.7, "--residual", "--capacity", 0.5)
     document = _json(capsys, *mixed)
     assert (document["bits_high"], document["bits_low"], document["residual"]) == (4.5, 4.5, True)
-    assert document["low_share"] == pytest.approx(1.6 / 2.6)
+    assert document["low_share"] is None
     (run,) = document["runs"]
     # 8 parts: 1.6 low versions for each residual
     assert (run["slots_high"], run["slots_low"]) == (4, 4)
@@ -175,7 +176,6 @@ def test_a_residual_is_loaded_alone_where_the_low_version_is(
     assert run["penalty_per_token"] == 1
     assert run["bits_per_token"] == 9
     lossless = _json(capsys, "--trace", path, "--policy", "lru", "--residual", "--capacity", 0.5)
-    assert lossless["low_share"] == 0.5
     assert lossless["runs"][0]["share_high"] == 1
 
 
@@ -227,9 +227,9 @@ def test_the_seed_is_that_of_the_random_policy(tmp_path: Path, capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("options", "status", "message"),
     [
-        (("--policy", "best"), 2, "unknown policy 'best'; choose one of "),
+        (("--policy", "best"), 1, "--policy is 'best': choose one of "),
         (("--policy", "belady", "--t1", "0.5"), 1, "belady is the bound for one pool"),
-        (("--t1", "0.9", "--t2", "0.5"), 2, "t1 (0.9) is above t2 (0.5)"),
+        (("--t1", "0.9", "--t2", "0.5"), 2, "--t1 (0.9) must not be above --t2 (0.5)"),
         (("--t1", "1.5"), 2, "t1 is 1.5; it must lie between 0 and 1"),
         (("--low-share", "2"), 2, "--low-share is 2.0; it must lie between 0 and 1"),
         (("--weights", "0.5,0.5,0.5,0"), 2, "sum to 1"),
@@ -238,9 +238,9 @@ def test_the_seed_is_that_of_the_random_policy(tmp_path: Path, capsys: pytest.Ca
         (("--weights", "a,b"), 2, "--weights takes numbers with ',' between them, not 'a,b'"),
         (("--capacity", "1.5"), 2, "the capacity is 1.5"),
         (("--capacity", "nan"), 2, "the capacity is nan"),
-        (("--bits-low", "0"), 2, "make 0 < --bits-low <= --bits-high"),
-        (("--bits-high", "2"), 2, "make 0 < --bits-low <= --bits-high"),
-        (("--bits-high", "0", "--residual"), 2, "make both above 0"),
+        (("--bits-low", "0"), 2, "--bits-low and --bits-high must be above 0"),
+        (("--bits-high", "2"), 1, "make 0 < low <= high"),
+        (("--bits-high", "0", "--residual"), 2, "--bits-low and --bits-high must be above 0"),
         (("--policy", "belady", "--residual"), 1, "belady is the bound for one pool"),
         (("--seed", "-1"), 2, "the seed is -1"),
         (("--split", "4"), 2, "--split takes two decode steps like 0:64, not '4'"),

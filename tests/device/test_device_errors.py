@@ -1,15 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Devices that are not there, that are lost, and settings that do not fit them."""
+"""Devices that are not there, and settings that do not fit them."""
 
-import subprocess
-import sys
 from pathlib import Path
 
-import lost_server
-import models
 import on_rpc
 import pytest
-import rpc_server
 from conftest import RunPyhobbit
 from logits import RunError
 
@@ -87,49 +82,3 @@ def test_a_server_that_does_not_answer_is_an_error(tiny_gguf: Path, run_pyhobbit
         assert done.returncode > 0
         assert why in done.stderr
         assert len(done.stderr.splitlines()) == 1
-
-
-@pytest.mark.parametrize("device", ["RPC0", "CPU"])  # experts, or all but them
-def test_a_server_that_is_lost_is_an_error(tiny_gguf: Path, device: str) -> None:
-    with rpc_server.running(models.lib_dir()) as (endpoint, server):
-        _assert_losing_is_an_error(tiny_gguf, server, endpoint, endpoint, device)
-
-
-@pytest.mark.parametrize("n_requests", [0, 2, 4, 8, 16, 28, 48, 100, 200, 300])
-def test_a_server_that_is_lost_while_a_model_is_opened_is_an_error(
-    tiny_gguf: Path, rpc: str, run_pyhobbit: RunPyhobbit, n_requests: int
-) -> None:
-    with lost_server.lost_after(rpc, n_requests) as endpoint:
-        options = ("--rpc", endpoint, "--device", "RPC0", "--pools", "8M", "--mode", "gpu")
-        done = run_pyhobbit("chat", tiny_gguf, *on_rpc.CHAT, *options)
-    assert done.returncode == 1, done.stderr
-    error = done.stderr.splitlines()[-1]
-    assert error.startswith("pyhobbit: error: ")
-    assert endpoint in error or "RPC0" in error or "lost or broken" in error
-
-
-def test_one_of_two_servers_that_is_lost_is_an_error(tiny_gguf: Path, rpc: str) -> None:
-    with rpc_server.running(models.lib_dir()) as (endpoint, second):
-        _assert_losing_is_an_error(tiny_gguf, second, endpoint, f"{rpc},{endpoint}", "RPC0,RPC1")
-
-
-def _assert_losing_is_an_error(
-    model: Path, server: "subprocess.Popen[bytes]", endpoint: str, endpoints: str, device: str
-) -> None:
-    """endpoint: of the server, among endpoints."""
-    options = (*on_rpc.CHAT, "-n", 200, "--pools", "8M", "--device", device)
-    command = [sys.executable, "-m", "pyhobbit", "chat", model, "--rpc", endpoints, *map(str, options)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as chat:
-        assert chat.stdout
-        assert chat.stdout.read(1)
-        server.kill()
-        _, err = chat.communicate(timeout=120)
-    assert chat.returncode == 1, err
-    error = err.decode().splitlines()[-1]  # behind a note on the model
-    # what is told depends on what was under way
-    reasons = (
-        f"RPC server {endpoint} does not answer",
-        "failed to compute experts",
-        "is lost or broken",
-    )
-    assert any(reason in error for reason in reasons), error

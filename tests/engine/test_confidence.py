@@ -248,7 +248,7 @@ def test_a_model_with_a_recurrent_state_declines(hybrid: Path) -> None:
         assert len(list(engine.generate("import os", 4))) > 0  # all else works
         with pytest.raises(HobbitError, match=REFUSAL):
             engine.set_confidence(0.7)
-        assert engine.info().confidence == 0
+        assert engine.live()["confidence"] == 0
         engine.set_confidence(0)
     with pytest.raises(HobbitError, match=REFUSAL):
         Engine(hybrid, EngineConfig(cache=CacheConfig(pools=1 << 20, rule="rank", confidence=0.7))).open()
@@ -261,6 +261,6 @@ def test_the_confidence_changes_between_two_answers(tiny_gguf: Path) -> None:
         engine.set_confidence(1.0)
         list(engine.generate("def f(x):\n", 8))
         assert engine.stats().cache.tokens_repeated == 7
-        assert (engine.info().t1, engine.info().confidence) == (0.5, 1.0)
+        assert (engine.info().t1, engine.live()["confidence"]) == (0.5, 1.0)
         engine.set_thresholds(0.25, 0.5)
-        assert (engine.info().t1, engine.info().confidence) == (0.25, 1.0)
+        assert (engine.info().t1, engine.live()["confidence"]) == (0.25, 1.0)

@@ -82,7 +82,7 @@ def test_what_is_given_comes_before_the_file(given: tuple[str, ...], left: set[s
         ("policy = 'lur'", "policy is 'lur'; choose one of"),
         ("weights = [1]", "weights has 1 numbers; give 4"),
         ("weights = ['a', 0, 0, 0]", "it must be a number"),
-        ("t1 = 0.9\nt2 = 0.5", "make t1 <= t2"),
+        ("t1 = 0.9\nt2 = 0.5", "hobbit.t1 (0.9) must not be above hobbit.t2 (0.5)"),
         ("[cache]\nt1 = 0.9", "there is no option cache"),
         ("memory =", "is not TOML"),
     ],

@@ -22,6 +22,4 @@ EQUIVALENT: dict[str, str] = {
     ),
     "memory.push_back(d.n_experts > <0 ? least_device_memory(device.rows, smallest) : 0); -> 1": "a layer "
     "with routed experts has two or more",
-    '_require(abs(total - 1) <<= _WEIGHT_TOLERANCE, f"the weights {text} sum to {total:g}, '
-    'not to 1") -> <': "no sum differs from 1 by just that double",
 }

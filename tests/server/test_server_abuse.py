@@ -134,16 +134,6 @@ def test_a_body_in_chunks_is_bounded(server: Server) -> None:
     assert server.memory() - before < 16 << 20
 
 
-def test_many_large_bodies_do_not_add_up(server: Server) -> None:
-    """Each of these takes some 90 MiB while it is answered, with an error: it does not fit."""
-    body = {"messages": [{"role": "user", "content": "x"}] * 24000}
-    before = server.peak()
-    with ThreadPoolExecutor(12) as pool:
-        answers = list(pool.map(lambda _: server.request("/v1/chat/completions", body), range(12)))
-    assert {answer.status for answer in answers} == {400}
-    assert server.peak() - before < 400 << 20
-
-
 def test_grammars_and_schemas_of_a_common_size_are_taken(server: Server) -> None:
     grammar = {"grammar": "root ::= " + "(" * 50 + '"x"' + ")" * 50}
     assert server.complete(n=4, **grammar) == "x"

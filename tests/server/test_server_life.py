@@ -178,7 +178,7 @@ def test_a_busy_port_is_an_error_before_the_model_is_loaded(
         (("--port", "70000"), 2, "'70000' is not a port"),
         (("--prot", "8080"), 2, "no option --prot; did you mean --port?"),
         (("--ctxsize", "8080"), 2, "no option --ctxsize; did you mean --ctx?"),
-        (("--t1", "0.9", "--t2", "0.5"), 2, "t1 (0.9) is above t2 (0.5)"),
+        (("--t1", "0.9", "--t2", "0.5"), 2, "--t1 (0.9) must not be above --t2 (0.5)"),
         (("--memory", "1M", "--pools", "1M"), 1, "give one of them"),
         (("--memory", "1M"), 1, "memory budget of 1.0 MiB is too small"),
         (("--memory", "1G", "--cache-ram", "1023"), 1, "memory budget of 1.0 MiB is too small"),

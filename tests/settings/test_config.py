@@ -2,6 +2,7 @@
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from pyhobbit.settings.config import (
     format_size,
     parse_size,
 )
+from pyhobbit.settings.resolve import check_settings
 
 
 @pytest.mark.parametrize(
@@ -125,21 +127,18 @@ def test_an_integer_threshold_becomes_a_float() -> None:
     ("settings", "message"),
     [
         ({"memory": 0}, "memory is 0; it must be positive"),
-        ({"device_memory": 1, "pools": 1}, "device_memory limits all that experts take"),
         ({"device_memory": 0}, "device_memory is 0; it must be positive"),
         ({"mode": "cpu", "device": "CUDA0"}, "mode is 'cpu'; choose one of gpu, cooperative, auto, twiddler"),
         ({"device": ""}, "device is ''; it takes 1 to 127 bytes"),
         ({"device": "x" * 128}, "it takes 1 to 127 bytes"),
         ({"pools": -1}, "pools is -1"),
         ({"io_threads": 0}, "io_threads is 0"),
-        ({"t1": 0.9, "t2": 0.5}, "t1 <= t2"),
         ({"t1": -0.1}, "t1 is -0.1; it must lie between 0 and 1"),
         ({"t2": 1.1}, "t2 is 1.1"),
         ({"t2": float("nan")}, "t2 is nan"),
         ({"low_share": 2.0}, "low_share is 2.0"),
         ({"prefetch": -1}, "prefetch is -1; it must lie between 0 and 4"),
         ({"prefetch": 5}, "prefetch is 5"),
-        ({"weights": (0.5, 0.5, 0.5, 0.0)}, "sum to 1.5, not to 1"),
         ({"weights": (1.5, -0.5, 0.0, 0.0)}, "weights is 1.5; it must lie between 0 and 1"),
         ({"weights": (0.5, 0.5)}, "weights has 2 numbers; give 4: w_lru, w_lfu, w_lhu, w_fld"),
         ({"weights": (float("nan"), 0.0, 0.0, 1.0)}, "weights is nan"),
@@ -151,6 +150,26 @@ def test_an_integer_threshold_becomes_a_float() -> None:
 def test_a_cache_that_cannot_be_is_refused(settings: dict[str, float], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         CacheConfig(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"device_memory": 1, "pools": 1}, "hobbit.device_memory limits all that experts take"),
+        ({"t1": 0.9, "t2": 0.5}, "hobbit.t1 (0.9) must not be above hobbit.t2 (0.5)"),
+        ({"weights": (0.5, 0.5, 0.5, 0.0)}, "sum to 1.5: they must sum to 1"),
+        ({"weights": (0.5, 0.25, 0.25 + 5e-6, 0)}, "they must sum to 1"),
+        ({"weights": (1.0, 0.0, 0.0, 0.0), "policy": "lru"}, "belong to the policy 'hobbit'"),
+        ({"price": 0.5, "t1": 0.5}, "hobbit.t1 and hobbit.t2 belong to the rule gate"),
+        ({"price": 0.5, "t2": 0.5}, "hobbit.t1 and hobbit.t2 belong to the rule gate"),
+        ({"price": 0.5, "rule": "gate"}, "hobbit.price belongs to the rule price"),
+    ],
+)
+def test_values_that_contradict_each_other_are_refused_by_the_engine(
+    settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        check_settings(CacheConfig(**settings).settings())
 
 
 @pytest.mark.parametrize(("t1", "t2"), [(0, 0), (0, 1), (1, 1), (0.6, 0.9), (0.5, None), (None, 0.5)])
@@ -276,10 +295,6 @@ def test_values_at_their_bounds_are_taken(kind: Callable[..., object], settings:
         (EngineConfig, {"n_drafts": 16}, "n_drafts is 16; it must lie between 0 and 15"),
         (EngineConfig, {"n_drafts": 1.0}, "n_drafts is 1.0; it must be a whole number"),
         (EngineConfig, {"n_threads": 513}, "n_threads is 513; ggml computes with at most 512 threads"),
-        (CacheConfig, {"price": 0.5, "t1": 0.5}, "price belongs to the rule price"),
-        (CacheConfig, {"price": 0.5, "t2": 0.5}, "price belongs to the rule price"),
-        (CacheConfig, {"price": 0.5, "t1": 0.5, "t2": 1.0}, "price belongs to the rule price"),
-        (CacheConfig, {"weights": (0.5, 0.25, 0.25 + 5e-6, 0)}, "not to 1"),
         (CacheConfig, {"degrade": 1}, "degrade is 1; it must be True or False"),
         (CalibrationConfig, {"engine": EngineConfig(n_ctx=2)}, "--ctx is 2; it must be at least 3"),
         (CalibrationConfig, {"max_ppl_increase": -0.1}, "--max-ppl-increase is -0.1; it must be 0 or more"),

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "doors/registered-setting.h"
 
+#include "base/setting-table.h"
+
 #include <cstdlib>
 
 namespace hobbit {
@@ -22,6 +24,7 @@ tables & registry() {
 
 registered_setting::registered_setting(const hobbit_setting_spec & spec, check_function fails) : key_(spec.key) {
     registry().specs[key_] = spec;
+    register_settings([spec] { return std::vector<hobbit_setting_spec>{ spec }; });
     if (fails) {
         registry().checks[key_] = fails;
     }

@@ -14,6 +14,28 @@
 
 using namespace hobbit;
 
+static status read_stored(const std::string & path, expert_index & index, settings & config) {
+    const size_t n_in_model = index.stored().size();
+    if (config.calibrated) {
+        HOBBIT_TRY(index.read_calibration(path));
+    }
+    const status s = config.apply_stored(index.stored(), n_in_model);
+    return s.ok() ? s
+                  : status::error("the settings stored in '%s' or the calibration beside it cannot be used: %s",
+                                  path.c_str(), s.message().c_str());
+}
+
+status hobbit_model::resolve(const char * path, const hobbit_setting * given, size_t n_given,
+                             hobbit_resolved_setting * rows, size_t n_rows) {
+    settings     config;
+    expert_index index(settings::stored_keys());
+    HOBBIT_TRY(config.apply(given, n_given));
+    HOBBIT_TRY(path ? index.open(path, config.sidecar) : status());
+    HOBBIT_TRY(index.n_layers() > 0 ? read_stored(path, index, config) : status());
+    config.describe(rows, n_rows, index.kind(tier_id::high) == tier_kind::residual);
+    return {};
+}
+
 status hobbit_model::open(const std::string & path, const hobbit_setting * given, size_t n_given,
                           std::unique_ptr<hobbit_model> & model) {
     std::unique_ptr<hobbit_model> opened(new hobbit_model);
@@ -37,17 +59,10 @@ status hobbit_model::open(const std::string & path, const hobbit_setting * given
         GGML_LOG_WARN("hobbit: '%s' does not fit into free memory: its experts stay on disk, in a cache\n",
                       path.c_str());
     }
-    if (opened->settings_.calibrated) {
-        HOBBIT_TRY(opened->index_.read_calibration(path));
-    }
-    status s = opened->settings_.apply_stored(index.stored());
-    if (!s.ok()) {
-        return status::error("the settings stored in '%s' or the calibration beside it cannot be used: %s",
-                             path.c_str(), s.message().c_str());
-    }
-    s = index.calibration().low_costs.empty()
-            ? s
-            : opened->set_costs(index.calibration().low_costs, index.calibration().skip_costs);
+    HOBBIT_TRY(read_stored(path, opened->index_, opened->settings_));
+    status s = index.calibration().low_costs.empty()
+                   ? status()
+                   : opened->set_costs(index.calibration().low_costs, index.calibration().skip_costs);
     if (!s.ok()) {
         return status::error("the calibration of '%s' cannot be used: %s; calibrate it again", path.c_str(),
                              s.message().c_str());
@@ -153,7 +168,7 @@ void hobbit_model::build(const std::vector<ggml_backend_dev_t> & devices) {
     policy_       = make_policy(options);
     rule_         = make_rule(rule());
     const layer_step step(*rule_, *policy_, settings_.strict);
-    run_.reset(new run_state{ step, sequence_thresholds(settings_.thresholds), {}, history_.none() });
+    run_.reset(new run_state{ step, sequence_thresholds(settings_.thresholds, settings_.live()), {}, history_.none() });
 }
 
 hobbit_model::~hobbit_model() {
@@ -175,7 +190,10 @@ status hobbit_model::place_layers(const ggml_backend_dev_t * devices, size_t n_d
             const uint32_t block = index_.layer(layer).block;
             of_layers.push_back(block < n_devices ? devices[block] : nullptr);
         }
-        settings_.device = usable_devices(of_layers);
+        const std::string usable = usable_devices(of_layers);
+        if (!usable.empty()) {
+            settings_.compute("hobbit.device", usable, "as the other layers");
+        }
     }
     std::vector<ggml_backend_dev_t> own;
     HOBBIT_TRY(find_compute_devices(settings_.device, own));
@@ -196,25 +214,6 @@ uint64_t hobbit_model::staging_bytes() const {
     return is_used ? loader::staging_size(settings_.io_threads) : 0;
 }
 
-// Where there is none, as is known once the layers are placed.
-status hobbit_model::check_device_settings() const {
-    if (settings_.device_memory > 0 && !places_->are_apart()) {
-        return status::error(
-            "hobbit.device_memory limits GPU memory, and the experts are on the CPU: name a GPU with hobbit.device");
-    }
-    if (settings_.names_mode() && !places_->are_apart()) {
-        return status::error("hobbit.mode divides the experts between CPU and GPU: name a GPU with hobbit.device");
-    }
-    if (settings_.memory > 0 && settings_.pools > 0 && !places_->are_apart()) {
-        return status::error("hobbit.memory limits the whole process and hobbit.pools the expert cache alone, in the "
-                             "same memory: give one of them");
-    }
-    const bool is_on_device = places_->are_apart();
-    return registered_setting::check(settings_.registered,
-                                     { is_on_device, is_on_device && settings_.mode != compute_mode::gpu,
-                                       settings_.prefetch > 0 });
-}
-
 other_memory hobbit_model::memory_beside(uint64_t model_bytes) const {
     return { resident_before_, model_bytes, staging_bytes(), resident_memory(), available_memory(), {} };
 }
@@ -222,7 +221,7 @@ other_memory hobbit_model::memory_beside(uint64_t model_bytes) const {
 status hobbit_model::plan(uint64_t model_bytes, uint32_t n_batch, hobbit_pool_plan & plan) {
     std::lock_guard<std::mutex> lock(mutex_);
     GGML_ASSERT(!prepared_);
-    HOBBIT_TRY(check_device_settings());
+    HOBBIT_TRY(settings_.check_placed(places_->are_apart()));
     return places_->plan(memory_beside(model_bytes), n_batch, plan);
 }
 
@@ -236,7 +235,7 @@ status hobbit_model::prepare(uint64_t model_bytes, uint32_t n_batch) {
         n_contexts_++;
         return {};
     }
-    HOBBIT_TRY(check_device_settings());
+    HOBBIT_TRY(settings_.check_placed(places_->are_apart()));
     HOBBIT_TRY(reader_.check_in_place()); // llama.cpp has read the other weights since
     const bool takes_free = settings_.spare_memory() > 0;
     const auto turn = takes_free ? memory_turn::take(TURN_PATIENCE, true) : nullptr; // page_commit goes on with it
@@ -399,19 +398,20 @@ status hobbit_model::set_prediction(given_routing given) {
 // changing and observing
 //
 
-// `changed`: the settings with these thresholds, where they can be.
-status hobbit_model::change_thresholds(const score_thresholds & t, settings & changed) const {
+// `changed`: the settings with these changes, where they can be.
+status hobbit_model::try_changes(const hobbit_setting * changes, size_t n_changes, settings & changed) const {
     changed = settings_;
-    HOBBIT_TRY(changed.set_thresholds(t));
-    const bool asks_for_low = t.price > 0.0 || (t.t1 < 1.0 && t.t2 > t.t1);
+    HOBBIT_TRY(changed.change(changes, n_changes));
+    const score_thresholds & t            = changed.thresholds;
+    const bool               asks_for_low = t.price > 0.0 || (t.t1 < 1.0 && t.t2 > t.t1);
     if (prepared_ && asks_for_low && index_.n_tiers() > 1 && !places_->has_low_pool()) {
         const std::string asked = t.price > 0.0 ? format("price = %g", t.price) : format("t1 = %g", t.t1);
         return status::error("%s asks for low-precision experts, and the model was opened without a pool for "
                              "them: open it with %s",
                              asked.c_str(), t.price > 0.0 ? "a price above 0" : "t1 below 1");
     }
-    HOBBIT_TRY(check_confidence(changed.thresholds));
-    return check_thresholds(changed.thresholds);
+    HOBBIT_TRY(check_confidence(t));
+    return check_thresholds(t);
 }
 
 status hobbit_model::set_costs(std::vector<float> low, std::vector<float> skip) {
@@ -419,24 +419,35 @@ status hobbit_model::set_costs(std::vector<float> low, std::vector<float> skip) 
     return costs_.set(std::move(low), std::move(skip), uint32_t(index_.n_layers()), index_.n_experts());
 }
 
-status hobbit_model::set_thresholds(const score_thresholds & t) {
+status hobbit_model::change_settings(const hobbit_setting * changes, size_t n_changes) {
     std::lock_guard<std::mutex> lock(mutex_);
     settings                    changed;
-    HOBBIT_TRY(change_thresholds(t, changed));
+    HOBBIT_TRY(try_changes(changes, n_changes, changed));
     settings_ = changed;
     if (run_) {
-        run_->thresholds.set(settings_.thresholds);
+        run_->thresholds.set(settings_.thresholds, settings_.live());
     }
     return {};
 }
 
-status hobbit_model::set_sequence_thresholds(int32_t sequence, const score_thresholds & t) {
+status hobbit_model::change_settings(int32_t sequence, const hobbit_setting * changes, size_t n_changes) {
     std::lock_guard<std::mutex> lock(mutex_);
     GGML_ASSERT(prepared_);
     settings changed;
-    HOBBIT_TRY(change_thresholds(t, changed));
-    run_->thresholds.set(sequence, changed.thresholds);
+    HOBBIT_TRY(try_changes(changes, n_changes, changed));
+    run_->thresholds.set(sequence, changed.thresholds, changed.live());
     return {};
+}
+
+hobbit_precision hobbit_model::precision(int32_t sequence) const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const score_thresholds &    t = run_ ? run_->thresholds.own(sequence) : settings_.thresholds;
+    return { t.t1, t.t2, t.price };
+}
+
+void hobbit_model::describe_settings(hobbit_resolved_setting * rows, size_t n_rows) const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    settings_.describe(rows, n_rows, index_.kind(tier_id::high) == tier_kind::residual);
 }
 
 status hobbit_model::check() const {
@@ -472,7 +483,6 @@ hobbit_info hobbit_model::info() const {
     i.t1                          = settings_.thresholds.t1;
     i.t2                          = settings_.thresholds.t2;
     i.price                       = settings_.thresholds.price;
-    i.confidence                  = settings_.thresholds.confidence;
     i.direct_io                   = reader_.direct_io();
     i.high_is_residual            = index_.kind(tier_id::high) == tier_kind::residual;
     i.n_absent_high               = index_.n_absent_high();

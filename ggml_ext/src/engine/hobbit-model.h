@@ -36,6 +36,10 @@ struct hobbit_model final : public hobbit::split_runner {
     static hobbit::status open(const std::string & path, const hobbit_setting * given, size_t n_given,
                                std::unique_ptr<hobbit_model> & model);
 
+    // See hobbit_resolve_settings.
+    static hobbit::status resolve(const char * path, const hobbit_setting * given, size_t n_given,
+                                  hobbit_resolved_setting * rows, size_t n_rows);
+
     ~hobbit_model();
 
     // See hobbit_place_layers.
@@ -56,8 +60,15 @@ struct hobbit_model final : public hobbit::split_runner {
     hobbit::status refuse_confidence();
     void           begin_sequence(int32_t sequence);
     hobbit::status set_prediction(hobbit::given_routing given);
-    hobbit::status set_thresholds(const hobbit::score_thresholds & t);
-    hobbit::status set_sequence_thresholds(int32_t sequence, const hobbit::score_thresholds & t);
+    hobbit::status change_settings(const hobbit_setting * changes, size_t n_changes);
+    hobbit::status change_settings(int32_t sequence, const hobbit_setting * changes, size_t n_changes);
+
+    // See hobbit_sequence_precision.
+    hobbit_precision precision(int32_t sequence) const;
+
+    // See hobbit_get_settings.
+    void describe_settings(hobbit_resolved_setting * rows, size_t n_rows) const;
+
     hobbit::status set_costs(std::vector<float> low, std::vector<float> skip);
     hobbit::status check() const;
     void           set_observer(hobbit_observer observer, void * user_data);
@@ -106,14 +117,13 @@ struct hobbit_model final : public hobbit::split_runner {
     bool                 end_reads(); // see loader::end
     hobbit::status       open_files();
     void                 build(const std::vector<ggml_backend_dev_t> & devices);
-    hobbit::status       check_device_settings() const;
     hobbit::status       check_further_context(uint64_t model_bytes) const;
     bool                 memory_is_short(bool in_host) const;
     uint64_t             staging_bytes() const;
     hobbit::other_memory memory_beside(uint64_t model_bytes) const;
     hobbit::status       check_thresholds(const hobbit::score_thresholds & t) const;
     hobbit::status       check_confidence(const hobbit::score_thresholds & t) const;
-    hobbit::status       change_thresholds(const hobbit::score_thresholds & t, hobbit::settings & changed) const;
+    hobbit::status try_changes(const hobbit_setting * changes, size_t n_changes, hobbit::settings & changed) const;
     hobbit::rule_options rule() const;
     void                 start_sequence(int32_t sequence);
     void                 set_reporting();

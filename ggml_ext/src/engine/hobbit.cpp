@@ -134,20 +134,43 @@ bool hobbit_set_prediction(hobbit_model * model, uint32_t n_tokens, uint32_t n_a
 // changing and observing
 //
 
-static hobbit::score_thresholds thresholds_of(const struct hobbit_thresholds * t) {
-    return { t->t1, t->t2, t->price, t->confidence };
+bool hobbit_change_settings(hobbit_model * model, const struct hobbit_setting * changes, size_t n_changes, char * err,
+                            size_t err_size) {
+    return report_call("cannot change the settings", err, err_size,
+                       [&] { return model->change_settings(changes, n_changes); });
 }
 
-bool hobbit_set_thresholds(hobbit_model * model, const struct hobbit_thresholds * thresholds, char * err,
-                           size_t err_size) {
-    return report_call("cannot change the thresholds", err, err_size,
-                       [&] { return model->set_thresholds(thresholds_of(thresholds)); });
+bool hobbit_change_sequence_settings(hobbit_model * model, int32_t sequence, const struct hobbit_setting * changes,
+                                     size_t n_changes, char * err, size_t err_size) {
+    return report_call("cannot change the settings", err, err_size,
+                       [&] { return model->change_settings(sequence, changes, n_changes); });
 }
 
-bool hobbit_set_sequence_thresholds(hobbit_model * model, int32_t sequence, const struct hobbit_thresholds * thresholds,
-                                    char * err, size_t err_size) {
-    return report_call("cannot change the thresholds", err, err_size,
-                       [&] { return model->set_sequence_thresholds(sequence, thresholds_of(thresholds)); });
+struct hobbit_precision hobbit_sequence_precision(const hobbit_model * model, int32_t sequence) {
+    return model->precision(sequence);
+}
+
+static hobbit::score_thresholds thresholds_of(const struct hobbit_precision & p) {
+    return { p.t1, p.t2, p.price };
+}
+
+bool hobbit_precision_covers(struct hobbit_precision a, struct hobbit_precision b) {
+    return hobbit::covers(thresholds_of(a), thresholds_of(b));
+}
+
+struct hobbit_precision hobbit_lower_precision(struct hobbit_precision a, struct hobbit_precision b) {
+    const hobbit::score_thresholds low = hobbit::lower(thresholds_of(a), thresholds_of(b));
+    return { low.t1, low.t2, low.price };
+}
+
+bool hobbit_resolve_settings(const char * path, const struct hobbit_setting * settings, size_t n_settings,
+                             struct hobbit_resolved_setting * rows, size_t n_rows, char * err, size_t err_size) {
+    return report_call("cannot resolve the settings", err, err_size,
+                       [&] { return hobbit_model::resolve(path, settings, n_settings, rows, n_rows); });
+}
+
+void hobbit_get_settings(const hobbit_model * model, struct hobbit_resolved_setting * rows, size_t n_rows) {
+    model->describe_settings(rows, n_rows);
 }
 
 bool hobbit_set_costs(hobbit_model * model, const float * low, const float * skip, size_t n, char * err,

@@ -4,10 +4,10 @@
 #include "policy/cache-policy.h"
 #include "predict/predictor.h"
 
+#include "ggml.h"
+
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
-#include <optional>
 #include <variant>
 
 namespace hobbit {
@@ -23,9 +23,9 @@ using field = std::variant<bool & (*) (settings &), uint32_t & (*) (settings &),
 
 #define FIELD(type, member) [](settings & s) -> type & { return s.member; }
 
-struct row {
-    hobbit_setting_spec  spec;
-    std::optional<field> in; // none: settings::registered
+struct core_row {
+    hobbit_setting_spec spec;
+    field               in;
 };
 
 constexpr hobbit_setting_type NUMBER = HOBBIT_TYPE_NUMBER;
@@ -71,179 +71,134 @@ const char * default_weight() {
     return text.c_str();
 }
 
-// Columns: key, option, type, min, max, default, note on the default, choices, unit, stored; help; field.
-// The order is that of the documents.
-std::vector<row> own_rows() {
-    return {
-        { { "hobbit.memory", "memory", SIZE, 0, MAX_BYTES, NONE, "free memory less 10 %", NONE, "bytes", false,
-            "Limit for the whole process, e.g. 8G." },
+constexpr const char * NUMBERS      = "hobbit.rule hobbit.price hobbit.t1 hobbit.t2"; // of a rule, and the rule
+constexpr const char * THRESHOLDS   = "hobbit.t1 hobbit.t2";
+constexpr const char * WEIGHTS      = "hobbit.w_lru hobbit.w_lfu hobbit.w_lhu hobbit.w_fld";
+constexpr const char * POLICY       = "hobbit.policy hobbit.w_lru hobbit.w_lfu hobbit.w_lhu hobbit.w_fld";
+constexpr const char * OTHER_BOUNDS = "hobbit.memory hobbit.device_memory";
+constexpr const char * POOLS        = "hobbit.pools";
+
+// Columns: key, option, type, min, max, default, note on the default, choices, unit, stored, live, replaced by; help;
+// member. The order is that of the documents.
+const std::vector<core_row> & core_rows() {
+    static const std::vector<core_row> rows = {
+        { { "hobbit.memory", "memory", SIZE, 0, MAX_BYTES, NONE, "free memory less 10 %", NONE, "bytes", false, false,
+            POOLS, "Limit for the whole process, e.g. 8G." },
           FIELD(uint64_t, memory) },
-        { { "hobbit.pools", "pools", SIZE, 0, MAX_BYTES, NONE, NONE, NONE, "bytes", false,
+        { { "hobbit.pools", "pools", SIZE, 0, MAX_BYTES, NONE, NONE, NONE, "bytes", false, false, OTHER_BOUNDS,
             "Size of the expert cache only, instead of a limit for the process." },
           FIELD(uint64_t, pools) },
-        { { "hobbit.rule", "rule", CHOICE, 0, 0, "gate", "the calibration's", joined<rule_names>(), NONE, true,
-            help<registered_rule>("Decides the precision of experts:") },
+        { { "hobbit.rule", "rule", CHOICE, 0, 0, "gate", "the calibration's", joined<rule_names>(), NONE, true, false,
+            NUMBERS, help<registered_rule>("Decides the precision of experts:") },
           FIELD(std::string, rule) },
-        { { "hobbit.price", "price", NUMBER, 0, 1e9, "0", "the calibration's", NONE, "nats", true,
+        { { "hobbit.price", "price", NUMBER, 0, 1e9, "0", "the calibration's", NONE, "nats", true, true, NUMBERS,
             "Rule price: quality loss accepted to save loading an expert." },
           FIELD(double, thresholds.price) },
-        { { "hobbit.t1", "t1", NUMBER, 0, 1, "1", NONE, NONE, NONE, true,
+        { { "hobbit.t1", "t1", NUMBER, 0, 1, "1", NONE, NONE, NONE, true, true, NUMBERS,
             "High precision until the weights sum to t1, then the low tier; 1: all high." },
           FIELD(double, thresholds.t1) },
-        { { "hobbit.t2", "t2", NUMBER, 0, 1, "1", NONE, NONE, NONE, true,
+        { { "hobbit.t2", "t2", NUMBER, 0, 1, "1", NONE, NONE, NONE, true, true, NUMBERS,
             "Low tier from t1 to t2; experts beyond t2 are skipped." },
           FIELD(double, thresholds.t2) },
-        { { "hobbit.confidence", "confidence", NUMBER, 0, 1, "0", NONE, NONE, NONE, false,
+        { { "hobbit.confidence", "confidence", NUMBER, 0, 1, "0", NONE, NONE, NONE, false, true, NONE,
             "Tokens whose best probability is not above this are computed again, all high; 0: none are." },
           FIELD(double, thresholds.confidence) },
-        { { "hobbit.low_share", "low_share", NUMBER, 0, 1, NONE, "by t1", NONE, NONE, true,
+        { { "hobbit.low_share", "low_share", NUMBER, 0, 1, NONE, "by t1", NONE, NONE, true, false, NONE,
             "Share of the cache reserved for low-precision experts." },
           FIELD(double, low_share) },
-        { { "hobbit.policy", "policy", CHOICE, 0, 0, "echo", NONE, joined<policy_names>(), NONE, true,
+        { { "hobbit.policy", "policy", CHOICE, 0, 0, "echo", NONE, joined<policy_names>(), NONE, true, false, POLICY,
             "Which experts leave a full cache." },
           FIELD(std::string, policy) },
-        { { "hobbit.w_lru", "weights", NUMBER, 0, 1, default_weight<0>(), NONE, NONE, NONE, true,
+        { { "hobbit.w_lru", "weights", NUMBER, 0, 1, default_weight<0>(), NONE, NONE, NONE, true, false, POLICY,
             "Weights of LRU, LFU, LHU, FLD in policy hobbit." },
           FIELD(double, weights[0]) },
-        { { "hobbit.w_lfu", "weights", NUMBER, 0, 1, default_weight<1>(), NONE, NONE, NONE, true,
+        { { "hobbit.w_lfu", "weights", NUMBER, 0, 1, default_weight<1>(), NONE, NONE, NONE, true, false, POLICY,
             "The weight of LFU." },
           FIELD(double, weights[1]) },
-        { { "hobbit.w_lhu", "weights", NUMBER, 0, 1, default_weight<2>(), NONE, NONE, NONE, true,
+        { { "hobbit.w_lhu", "weights", NUMBER, 0, 1, default_weight<2>(), NONE, NONE, NONE, true, false, POLICY,
             "The weight of LHU." },
           FIELD(double, weights[2]) },
-        { { "hobbit.w_fld", "weights", NUMBER, 0, 1, default_weight<3>(), NONE, NONE, NONE, true,
+        { { "hobbit.w_fld", "weights", NUMBER, 0, 1, default_weight<3>(), NONE, NONE, NONE, true, false, POLICY,
             "The weight of FLD." },
           FIELD(double, weights[3]) },
-        { { "hobbit.prefetch", "prefetch", COUNT, 0, 4, "2", NONE, NONE, "layers", true,
+        { { "hobbit.prefetch", "prefetch", COUNT, 0, 4, "2", NONE, NONE, "layers", true, false, NONE,
             "Load experts this many layers in advance, 0 to 4." },
           FIELD(uint32_t, prefetch) },
         { { "hobbit.predictor", "predictor", CHOICE, 0, 0, "router", NONE, joined<predictor_names>(), NONE, false,
-            help<registered_predictor>("Which experts are loaded in advance:") },
+            false, NONE, help<registered_predictor>("Which experts are loaded in advance:") },
           FIELD(std::string, predictor) },
-        { { "hobbit.io_threads", "io_threads", COUNT, 1, 256, "4", NONE, NONE, "threads", false,
+        { { "hobbit.io_threads", "io_threads", COUNT, 1, 256, "4", NONE, NONE, "threads", false, false, NONE,
             "Threads that read experts from disk." },
           FIELD(uint32_t, io_threads) },
-        { { "hobbit.read_timeout", NONE, COUNT, 1, 86400, "60", NONE, NONE, "seconds", false,
+        { { "hobbit.read_timeout", NONE, COUNT, 1, 86400, "60", NONE, NONE, "seconds", false, false, NONE,
             "A read that the disk has not answered by then is an error." },
           FIELD(uint32_t, read_timeout) },
-        { { "hobbit.sidecar", "sidecar", PATH, 0, 0, NONE, "MODEL.hobbit.gguf", NONE, NONE, false,
+        { { "hobbit.sidecar", "sidecar", PATH, 0, 0, NONE, "MODEL.hobbit.gguf", NONE, NONE, false, false, NONE,
             "File with the low tier." },
           FIELD(std::string, sidecar) },
-        { { "hobbit.remember", "remember", FLAG, 0, 1, "0", "off", NONE, NONE, false,
+        { { "hobbit.remember", "remember", FLAG, 0, 1, "0", "off", NONE, NONE, false, false, NONE,
             "Keep how often experts are used in MODEL.hobbit-uses, for the next start." },
           FIELD(bool, remember) },
-        { { "hobbit.trace", "trace", PATH, 0, 0, NONE, NONE, NONE, NONE, false,
+        { { "hobbit.trace", "trace", PATH, 0, 0, NONE, NONE, NONE, NONE, false, false, NONE,
             "Write the routing to this file, for pyhobbit simulate." },
           FIELD(std::string, trace) },
-        { { "hobbit.device", "device", TEXT, 0, 0, NONE, "as the other layers", NONE, NONE, false,
+        { { "hobbit.device", "device", TEXT, 0, 0, NONE, "as the other layers", NONE, NONE, false, false, NONE,
             "GPU(s) that run the experts, e.g. Vulkan0." },
           FIELD(std::string, device) },
         { { "hobbit.device_memory", "device_memory", SIZE, 0, MAX_BYTES, NONE, "free memory of the GPU", NONE, "bytes",
-            false, "Limit for experts in GPU memory." },
+            false, false, POOLS, "Limit for experts in GPU memory." },
           FIELD(uint64_t, device_memory) },
-        { { "hobbit.mode", "mode", CHOICE, 0, 0, "auto", NONE, "gpu cooperative auto twiddler", NONE, false,
+        { { "hobbit.mode", "mode", CHOICE, 0, 0, "auto", NONE, "gpu cooperative auto twiddler", NONE, false, false,
+            NONE,
             "Experts not in GPU memory: copy them there (gpu), compute on the CPU (cooperative), or whichever is "
             "faster: over later tokens too (auto), or for this one alone (twiddler)." },
           FIELD(compute_mode, mode) }, // choices in the order of compute_mode
-        { { "hobbit.enable", NONE, FLAG, 0, 1, "0", NONE, NONE, NONE, false,
+        { { "hobbit.enable", NONE, FLAG, 0, 1, "0", NONE, NONE, NONE, false, false, NONE,
             "Use the cache even for a model without a low tier that fits in memory." },
           FIELD(bool, enable) },
-        { { "hobbit.calibrated", NONE, FLAG, 0, 1, "1", NONE, NONE, NONE, false,
+        { { "hobbit.calibrated", NONE, FLAG, 0, 1, "1", NONE, NONE, NONE, false, false, NONE,
             "Use MODEL.calibration.gguf where it exists." },
           FIELD(bool, calibrated) },
-        { { "hobbit.strict", NONE, FLAG, 0, 1, "0", NONE, NONE, NONE, false,
+        { { "hobbit.strict", NONE, FLAG, 0, 1, "0", NONE, NONE, NONE, false, false, NONE,
             "Give each token exactly the precision that the rule decides, whatever is resident: to measure quality." },
           FIELD(bool, strict) },
-        { { "hobbit.pack", NONE, FLAG, 0, 1, "1", NONE, NONE, NONE, false,
+        { { "hobbit.pack", NONE, FLAG, 0, 1, "1", NONE, NONE, NONE, false, false, NONE,
             "Keep experts in the layout that the CPU multiplies fastest, as llama.cpp does with other weights." },
           FIELD(bool, pack) },
     };
-}
-
-// Settings of mechanisms come last.
-const std::vector<row> & table() {
-    static const std::vector<row> rows = [] {
-        std::vector<row> all = own_rows();
-        for (const auto & each : registered_setting::all()) {
-            all.push_back({ each.second, {} });
-        }
-        return all;
-    }();
     return rows;
 }
 
-const row * find_row(const std::string & key) {
-    for (const row & each : table()) {
-        if (key == each.spec.key) {
-            return &each;
+const bool is_registered = register_settings(
+    [] {
+        std::vector<hobbit_setting_spec> rows;
+        for (const core_row & each : core_rows()) {
+            rows.push_back(each.spec);
         }
-    }
-    return nullptr;
-}
+        return rows;
+    },
+    true);
 
-bool takes_text(const hobbit_setting_spec & spec) {
-    return spec.type == HOBBIT_TYPE_CHOICE || spec.type == HOBBIT_TYPE_TEXT || spec.type == HOBBIT_TYPE_PATH;
-}
-
-status set(settings & s, const row & to, double value) {
-    const hobbit_setting_spec & spec = to.spec;
-    if (takes_text(spec)) {
-        return status::error("%s takes a text", spec.key);
-    }
-    const bool is_flag = spec.type == HOBBIT_TYPE_FLAG;
-    if (!std::isfinite(value) || (!is_flag && (value < spec.min || value > spec.max))) {
-        return status::error("%s is %g: it must lie between %g and %g", spec.key, value, spec.min, spec.max);
-    }
-    if (!to.in) {
-        s.registered[spec.key] = is_flag ? value != 0 : value;
-        return {};
-    }
-    std::visit(
-        [&](auto in) {
-            using type = std::decay_t<decltype(in(s))>;
-            if constexpr (std::is_same_v<type, bool>) {
-                in(s) = value != 0;
-            } else if constexpr (std::is_arithmetic_v<type>) {
-                in(s) = type(value);
-            }
-        },
-        *to.in);
-    return {};
-}
-
-// The place of `value` among names that are separated by spaces, or -1.
-int find_choice(const char * choices, const std::string & value) {
-    const std::string all = std::string(" ") + choices + " ";
-    const size_t      at  = value.find(' ') == std::string::npos ? all.find(" " + value + " ") : std::string::npos;
-    return at == std::string::npos ? -1 : int(std::count(all.begin(), all.begin() + at, ' '));
-}
-
-status set(settings & s, const row & to, const std::string & value) {
-    const hobbit_setting_spec & spec = to.spec;
-    if (!takes_text(spec)) {
-        return status::error("%s takes a number, not the text '%s'", spec.key, value.c_str());
-    }
-    const int chosen = spec.choices ? find_choice(spec.choices, value) : 0;
-    if (chosen < 0) {
-        return status::error("%s is '%s': choose one of %s", spec.key, value.c_str(), spec.choices);
-    }
+// Writes a value to the row's member.
+void write(settings & s, const core_row & row, const setting_value & value) {
     std::visit(
         [&](auto in) {
             using type = std::decay_t<decltype(in(s))>;
             if constexpr (std::is_same_v<type, std::string>) {
-                in(s) = value;
+                in(s) = std::get<std::string>(value);
+            } else if constexpr (std::is_enum_v<type>) {
+                in(s) = type(find_word(row.spec.choices, std::get<std::string>(value)));
             } else {
-                in(s) = type(chosen);
+                in(s) = type(std::get<double>(value));
             }
         },
-        *to.in);
-    return {};
+        row.in);
 }
 
-constexpr const char * WEIGHT_KEYS[] = { "hobbit.w_lru", "hobbit.w_lfu", "hobbit.w_lhu", "hobbit.w_fld" };
-
-bool is_weight(const std::string & key) {
-    return std::find(std::begin(WEIGHT_KEYS), std::end(WEIGHT_KEYS), key) != std::end(WEIGHT_KEYS);
+template <size_t n>
+void copy_text(const std::string & text, char (&to)[n]) {
+    text.copy(to, n - 1);
+    to[std::min(text.size(), n - 1)] = 0;
 }
 
 } // namespace
@@ -253,127 +208,192 @@ bool is_weight(const std::string & key) {
 //
 
 settings::settings() {
-    for (const row & each : table()) {
-        if (const char * value = each.spec.default_value) {
-            const status s = takes_text(each.spec) ? set(*this, each, std::string(value))
-                                                   : set(*this, each, std::strtod(value, nullptr));
-            GGML_ASSERT(s.ok());
+    bind();
+}
+
+void settings::bind() {
+    for (const core_row & row : core_rows()) {
+        const setting_values::entry & e = values_.at(row.spec.key);
+        if (e.has_value) {
+            write(*this, row, e.value);
         }
+    }
+    for (const auto & each : registered_setting::all()) {
+        registered[each.first] = values_.number(each.first);
     }
 }
 
 std::vector<std::string> settings::stored_keys() {
     std::vector<std::string> keys;
-    for (const row & each : table()) {
-        if (each.spec.is_stored) {
-            keys.push_back(each.spec.key);
+    for (const hobbit_setting_spec & each : setting_table()) {
+        if (each.is_stored) {
+            keys.push_back(each.key);
         }
     }
     return keys;
 }
 
 bool settings::asked() const {
-    static const char * const keys[] = { "hobbit.memory", "hobbit.pools",         "hobbit.t1",  "hobbit.t2",
-                                         "hobbit.price",  "hobbit.device_memory", "hobbit.mode" };
     return enable || !device.empty() || !sidecar.empty() || !trace.empty() ||
-           std::any_of(std::begin(keys), std::end(keys), [&](const char * key) { return is_given(key); });
-}
-
-status settings::apply_one(const hobbit_setting & setting) {
-    const std::string key = setting.key;
-    const row *       to  = find_row(key);
-    if (!to) {
-        return status::error("unknown setting %s", key.c_str());
-    }
-    if (setting.kind == HOBBIT_SETTING_STRING) {
-        return set(*this, *to, std::string(setting.s));
-    }
-    if (is_weight(key) && !weights_given()) {
-        weights = {}; // the others are 0 unless they are given too
-    }
-    return set(*this, *to, setting.kind == HOBBIT_SETTING_FLOAT ? setting.f : double(setting.i));
+           values_.any_given("hobbit.memory hobbit.pools hobbit.t1 hobbit.t2 hobbit.price hobbit.device_memory "
+                             "hobbit.mode");
 }
 
 status settings::apply(const hobbit_setting * given, size_t n_given) {
     for (size_t i = 0; i < n_given; i++) {
-        HOBBIT_TRY(apply_one(given[i]));
-        given_.insert(given[i].key);
+        HOBBIT_TRY(values_.give(given[i]));
     }
-    if (is_given("hobbit.t2") && !is_given("hobbit.t1")) {
-        thresholds.t1 = std::min(1.0, thresholds.t2);
-    }
-    if (!is_given("hobbit.rule")) {
-        rule = is_given("hobbit.price") ? "price" : thresholds_given() ? "gate" : rule;
-    }
-    if (names_rank() && !thresholds_given()) {
-        // MoBiLE's little model, in which no expert is low
-        thresholds.t1 = thresholds.t2 = 0.5;
-        low_share                     = is_given("hobbit.low_share") ? low_share : 0.0;
-    }
-    if (weights_given() && !is_given("hobbit.policy")) {
-        policy = "hobbit";
-    } else if (weights_given() && policy != "hobbit") {
-        return status::error("the weights w_lru, w_lfu, w_lhu and w_fld belong to the policy 'hobbit', but "
-                             "hobbit.policy is '%s'",
-                             policy.c_str());
-    }
+    HOBBIT_TRY(derive());
+    bind();
     return check();
 }
 
-bool settings::weights_given() const {
-    return std::any_of(std::begin(WEIGHT_KEYS), std::end(WEIGHT_KEYS), [&](const char * k) { return is_given(k); });
-}
-
-bool settings::thresholds_given() const {
-    return is_given("hobbit.t1") || is_given("hobbit.t2");
-}
-
-// A stored rule and its numbers do not apply if the caller gave a rule or numbers of another one.
-status settings::apply_stored(const stored_settings & stored) {
-    const bool given_rule   = is_given("hobbit.rule") || is_given("hobbit.price") || thresholds_given();
-    const bool given_policy = is_given("hobbit.policy") || weights_given();
-    for (const auto & [key, value] : stored) {
-        if (key == "hobbit.rule" && !given_rule && std::holds_alternative<std::string>(value)) {
-            rule = std::get<std::string>(value);
+// Gives settings that the caller left out the values that follow from those given.
+status settings::derive() {
+    const bool gates = values_.any_given(THRESHOLDS);
+    const auto set   = [&](const char * key, const setting_value & value, const char * note) {
+        return values_.is_given(key) ? status() : values_.set(key, value, HOBBIT_SOURCE_COMPUTED, note);
+    };
+    if (values_.is_given("hobbit.t2")) {
+        HOBBIT_TRY(set("hobbit.t1", std::min(1.0, values_.number("hobbit.t2")), "as t2 is given"));
+    }
+    if (values_.is_given("hobbit.price")) {
+        HOBBIT_TRY(set("hobbit.rule", "price", "as price is given"));
+    } else if (gates) {
+        HOBBIT_TRY(set("hobbit.rule", "gate", "as t1 or t2 is given"));
+    }
+    if (values_.is_given("hobbit.rule") && values_.text("hobbit.rule") == "rank" && !gates) {
+        // MoBiLE's little model, in which no expert is low
+        const char * const note = "the better half of a token's experts";
+        HOBBIT_TRY(set("hobbit.t1", 0.5, note));
+        HOBBIT_TRY(set("hobbit.t2", 0.5, note));
+        HOBBIT_TRY(set("hobbit.low_share", 0.0, note));
+    }
+    if (values_.any_given(WEIGHTS)) {
+        HOBBIT_TRY(set("hobbit.policy", "hobbit", "as weights are given"));
+        for (const core_row & row : core_rows()) {
+            if (find_word(WEIGHTS, row.spec.key) >= 0) {
+                HOBBIT_TRY(set(row.spec.key, 0.0, "as other weights are given"));
+            }
         }
     }
+    return {};
+}
+
+// Whether a stored value does not apply beside those given. rule_name: the rule that the model gets
+bool settings::is_overruled(const std::string & key, const std::string & rule_name) const {
+    if (key == "hobbit.low_share") {
+        return names_rank();
+    }
+    if (key == "hobbit.price") {
+        return !takes_price(rule_name);
+    }
+    if (find_word(THRESHOLDS, key) >= 0) {
+        return values_.any_given(THRESHOLDS) || names_rank() || takes_price(rule_name);
+    }
+    const hobbit_setting_spec * row = find_setting(key);
+    return row && values_.any_given(row->replaced_by);
+}
+
+status settings::apply_stored(const stored_settings & stored, size_t n_in_model) {
+    std::string rule_name = rule;
     for (const auto & [key, value] : stored) {
-        const bool is_threshold = key == "hobbit.t1" || key == "hobbit.t2";
-        const bool is_left_out  = (key == "hobbit.rule" && given_rule) || (key == "hobbit.low_share" && names_rank()) ||
-                                 (key == "hobbit.price" && !takes_price(rule)) ||
-                                 (is_threshold && (thresholds_given() || names_rank() || takes_price(rule))) ||
-                                 ((key == "hobbit.policy" || is_weight(key)) && given_policy);
-        if (is_given(key) || is_left_out) {
-            continue;
-        }
-        const row * to = find_row(key);
-        if (!to || !to->spec.is_stored) {
+        const auto * name = std::get_if<std::string>(&value);
+        rule_name         = key == "hobbit.rule" && name && !is_overruled(key, rule) ? *name : rule_name;
+    }
+    for (size_t i = 0; i < stored.size(); i++) {
+        const auto & [key, value]       = stored[i];
+        const hobbit_setting_spec * row = find_setting(key);
+        if (!row || !row->is_stored) {
             return status::error("%s is not a setting that a file may store", key.c_str());
         }
-        const status s = std::visit([&](const auto & v) { return set(*this, *to, v); }, value);
-        if (!s.ok()) {
-            return s;
+        const bool in_model = i < n_in_model;
+        if (values_.is_given(key)) {
+            continue;
+        }
+        if (!is_overruled(key, rule_name)) {
+            HOBBIT_TRY(values_.set(key, value, in_model ? HOBBIT_SOURCE_FILE : HOBBIT_SOURCE_CALIBRATION));
+        } else if (values_.at(key).note.empty()) {
+            values_.note(key, format("the %s's does not apply", in_model ? "model file" : "calibration"));
         }
     }
+    bind();
     return check();
 }
 
-status settings::set_thresholds(const score_thresholds & t) {
-    const std::pair<const char *, double> numbers[] = {
-        { "hobbit.t1", t.t1 }, { "hobbit.t2", t.t2 }, { "hobbit.price", t.price }, { "hobbit.confidence", t.confidence }
-    };
-    status s;
-    for (const auto & [key, value] : numbers) {
-        s = s.ok() ? set(*this, *find_row(key), value) : s;
+status settings::change(const hobbit_setting * changes, size_t n_changes) {
+    std::string keys;
+    for (size_t i = 0; i < n_changes; i++) {
+        HOBBIT_TRY(values_.give(changes[i]));
+        if (!find_setting(changes[i].key)->is_live) {
+            return status::error("%s cannot be changed while the model is open", changes[i].key);
+        }
+        keys += std::string(" ") + changes[i].key;
     }
-    return s.ok() ? check() : s;
+    const double t1         = values_.number("hobbit.t1");
+    const double t2         = values_.number("hobbit.t2");
+    const bool   changes_t1 = find_word(keys.c_str(), "hobbit.t1") >= 0;
+    const bool   changes_t2 = find_word(keys.c_str(), "hobbit.t2") >= 0;
+    if (changes_t1 && !changes_t2 && t1 > t2) {
+        HOBBIT_TRY(values_.set("hobbit.t2", t1, HOBBIT_SOURCE_COMPUTED, "as t1 is given"));
+    } else if (changes_t2 && !changes_t1 && t1 > t2) {
+        HOBBIT_TRY(values_.set("hobbit.t1", t2, HOBBIT_SOURCE_COMPUTED, "as t2 is given"));
+    }
+    bind();
+    return check();
+}
+
+void settings::compute(const std::string & key, const setting_value & value, const std::string & note) {
+    GGML_ASSERT(values_.set(key, value, HOBBIT_SOURCE_COMPUTED, note).ok());
+    bind();
+}
+
+live_numbers settings::live() const {
+    live_numbers numbers;
+    for (const hobbit_setting_spec & each : setting_table()) {
+        if (each.is_live) {
+            numbers[each.key] = values_.number(each.key);
+        }
+    }
+    return numbers;
+}
+
+std::string settings::note_on(const std::string & key, bool is_residual) const {
+    if (key == "hobbit.low_share" && low_share < 0.0) {
+        return format("%g slots for each of the high pool", low_demand() + is_residual);
+    }
+    return values_.at(key).note;
+}
+
+void settings::describe(hobbit_resolved_setting * rows, size_t n_rows, bool is_residual) const {
+    for (size_t i = 0; i < n_rows && i < setting_table().size(); i++) {
+        const hobbit_setting_spec &   spec = setting_table()[i];
+        const setting_values::entry & e    = values_.at(spec.key);
+        hobbit_resolved_setting &     row  = rows[i];
+
+        row           = {};
+        row.source    = e.source;
+        row.has_value = e.has_value && (policy == "hobbit" || find_word(WEIGHTS, spec.key) < 0);
+        row.number    = is_text(spec) ? 0.0 : std::get<double>(e.value);
+        copy_text(is_text(spec) ? std::get<std::string>(e.value) : "", row.text);
+        copy_text(note_on(spec.key, is_residual), row.note);
+    }
 }
 
 double settings::low_demand() const {
     return takes_price(rule) ? (thresholds.price > 0.0 ? 1.0 : 0.0) : 1.0 - thresholds.t1;
 }
 
+//
+// settings that contradict each other
+//
+
 status settings::check() const {
+    if (values_.any_given(WEIGHTS) && policy != "hobbit") {
+        return status::error("the weights w_lru, w_lfu, w_lhu and w_fld belong to the policy 'hobbit', but "
+                             "hobbit.policy is '%s'",
+                             policy.c_str());
+    }
     if (takes_price(rule) && thresholds.t1 < 1.0) {
         return status::error("hobbit.t1 and hobbit.t2 belong to the rule gate, and the rule here is %s: give "
                              "hobbit.price in their place, or hobbit.rule gate",
@@ -389,6 +409,10 @@ status settings::check() const {
                              "used in low precision",
                              thresholds.t1, thresholds.t2);
     }
+    if (device_memory > 0 && pools > 0) {
+        return status::error("hobbit.device_memory limits all that experts take on a GPU and hobbit.pools the cache "
+                             "alone: give one of them");
+    }
     const double sum = weights[0] + weights[1] + weights[2] + weights[3];
     if (!(std::fabs(sum - 1.0) < 1e-6)) {
         return status::error("the weights w_lru, w_lfu, w_lhu and w_fld sum to %g: they must sum to 1", sum);
@@ -396,9 +420,19 @@ status settings::check() const {
     return {};
 }
 
-} // namespace hobbit
-
-const struct hobbit_setting_spec * hobbit_setting_spec_at(size_t i) {
-    const auto & rows = hobbit::table();
-    return i < rows.size() ? &rows[i].spec : nullptr;
+status settings::check_placed(bool is_apart) const {
+    if (device_memory > 0 && !is_apart) {
+        return status::error(
+            "hobbit.device_memory limits GPU memory, and the experts are on the CPU: name a GPU with hobbit.device");
+    }
+    if (values_.is_given("hobbit.mode") && !is_apart) {
+        return status::error("hobbit.mode divides the experts between CPU and GPU: name a GPU with hobbit.device");
+    }
+    if (memory > 0 && pools > 0 && !is_apart) {
+        return status::error("hobbit.memory limits the whole process and hobbit.pools the expert cache alone, in the "
+                             "same memory: give one of them");
+    }
+    return registered_setting::check(registered, { is_apart, is_apart && mode != compute_mode::gpu, prefetch > 0 });
 }
+
+} // namespace hobbit

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include "base/setting-table.h"
 #include "base/status.h"
 #include "doors/registered-setting.h"
 #include "hobbit.h"
@@ -8,17 +9,19 @@
 #include "offload/placement.h"
 #include "plan/memory-budget.h"
 #include "plan/precision-rule.h"
+#include "plan/sequence-thresholds.h"
 
 #include <array>
 #include <cstdint>
-#include <set>
 #include <string>
 #include <vector>
 
 namespace hobbit {
 
-// Settings of one model. Keys, ranges, defaults and meaning: the table in settings.cpp, which the constructor applies.
-// Adding a setting takes a field here and a row there.
+// Settings of one model, resolved: every setting has its value, its source, and a note where another setting overrules
+// it. Keys, ranges, defaults and meaning: the table in settings.cpp, and rows of other folders (register_settings),
+// which have no member here. Adding a setting takes a row there and, for a core setting, a member here.
+// Invariant: members equal values().
 struct settings {
     settings();
 
@@ -49,14 +52,30 @@ struct settings {
 
     registered_values registered; // of mechanisms
 
-    // Applies the caller's settings; an unknown key or a value out of range is an error.
+    // Applies the caller's settings; an unknown key, a value out of range and one that contradicts another are errors.
     status apply(const hobbit_setting * given, size_t n_given);
 
-    // Replaces the numbers of the rule. An error leaves the settings unusable.
-    status set_thresholds(const score_thresholds & t);
+    // Fills in what is stored, where the caller gave nothing. The first n_in_model values are of the model file, the
+    // others of its calibration.
+    status apply_stored(const stored_settings & stored, size_t n_in_model = SIZE_MAX);
 
-    // Fills in what is stored, where the caller gave nothing.
-    status apply_stored(const stored_settings & stored);
+    // Changes live settings; of t1 and t2 one that is changed alone moves the other where t1 would be above t2. An
+    // error leaves the settings unusable.
+    status change(const hobbit_setting * changes, size_t n_changes);
+
+    // Keeps what was computed for a setting that nobody gives. REQUIRES: a value of the row's type
+    void compute(const std::string & key, const setting_value & value, const std::string & note);
+
+    // Checks that need the devices: rows of settings have them, and the settings of memory.
+    status check_placed(bool is_apart) const;
+
+    const setting_values & values() const { return values_; }
+
+    // The numbers of all live settings.
+    live_numbers live() const;
+
+    // See hobbit_get_settings. is_residual: an expert in high precision takes a slot of the low pool beside its own.
+    void describe(hobbit_resolved_setting * rows, size_t n_rows, bool is_residual) const;
 
     // Keys that a model file or its calibration may hold.
     static std::vector<std::string> stored_keys();
@@ -70,18 +89,16 @@ struct settings {
     // Whether the caller asked for the cache: expressly, by a size, threshold, mode, device or file.
     bool asked() const;
 
-    bool names_mode() const { return is_given("hobbit.mode"); }
-
   private:
-    double low_demand() const;
-    bool   is_given(const std::string & key) const { return given_.count(key) > 0; }
-    bool   weights_given() const;
-    bool   thresholds_given() const;
-    bool   names_rank() const { return is_given("hobbit.rule") && rule == "rank"; }
-    status apply_one(const hobbit_setting & setting);
-    status check() const;
+    double      low_demand() const;
+    std::string note_on(const std::string & key, bool is_residual) const;
+    bool        names_rank() const { return values_.is_given("hobbit.rule") && rule == "rank"; }
+    bool        is_overruled(const std::string & key, const std::string & rule) const;
+    status      derive();
+    status      check() const;
+    void        bind();
 
-    std::set<std::string> given_; // keys
+    setting_values values_;
 };
 
 } // namespace hobbit

@@ -155,6 +155,10 @@ static pool_slots divide(const budget & b, const pool_demand & d, uint64_t bytes
     return { uint32_t(std::min(n_high, d.low_per_high > 0 ? n_low : n_high_experts(d))), uint32_t(n_low) };
 }
 
+pool_slots divide_pools(const budget & b, const pool_demand & d, uint64_t bytes) {
+    return divide(b, d, std::max(bytes, smallest_pools(b, d)));
+}
+
 // Of a bound, for each device its least and its part of the rest; nothing of one that is 0.
 static void share(uint64_t bound, uint64_t least_of_all, const std::vector<uint64_t> & least,
                   const std::vector<double> & weights, uint64_t budget::* setting, std::vector<budget> & shared) {

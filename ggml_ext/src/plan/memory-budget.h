@@ -60,6 +60,9 @@ struct pool_plan {
 // ones.
 bool uses_low(const budget & b, const pool_demand & demand);
 
+// Divides so many bytes between the two pools, or the smallest that work. Pure.
+pool_slots divide_pools(const budget & b, const pool_demand & demand, uint64_t bytes);
+
 // One of several devices that share the bounds.
 struct device_share {
     pool_demand demand;

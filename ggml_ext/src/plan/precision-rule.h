@@ -26,6 +26,13 @@ struct score_thresholds {
     bool all_high() const { return t1 >= 1.0 && price <= 0.0; }
 };
 
+// Whether experts that were chosen with `a` are at least as precise as those that `b` chooses.
+bool covers(const score_thresholds & a, const score_thresholds & b);
+
+// The highest thresholds that both cover, and the lowest that cover both.
+score_thresholds lower(const score_thresholds & a, const score_thresholds & b);
+score_thresholds higher(const score_thresholds & a, const score_thresholds & b);
+
 // What a layer's router chose for a batch. A selection is one expert of one token; its number is token * n_used + rank.
 struct layer_routing {
     layer_id             layer    = 0;

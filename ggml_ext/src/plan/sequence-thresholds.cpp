@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "plan/sequence-thresholds.h"
 
-#include <algorithm>
 #include <limits>
 
 namespace hobbit {
@@ -20,8 +19,7 @@ score_thresholds sequence_thresholds::highest(const batch_info & batch) const {
     }
     score_thresholds most = { 0.0, 0.0, std::numeric_limits<double>::infinity() };
     for (const auto & entry : batch.sequences()) {
-        const score_thresholds & own = of(entry.first);
-        most = { std::max(most.t1, own.t1), std::max(most.t2, own.t2), std::min(most.price, own.price) };
+        most = higher(most, of(entry.first));
     }
     return most;
 }

@@ -12,24 +12,25 @@ static bool runs_on_routes(const predictor & p) {
 }
 
 status prediction_judge::open(const hobbit_simulation & options) {
+    recall_ = options.recall_by_layer;
+    if (!options.predictor) {
+        return {};
+    }
     predictor_options of;
     of.n_experts.assign(options.n_layers, options.n_experts);
-    recall_ = options.recall_by_layer;
     std::string all;
     for (const std::string & name : predictor_names()) {
-        of.name              = name;
-        auto       candidate = make_predictor(of);
-        const bool is_wanted = options.predictor && name == options.predictor;
+        of.name        = name;
+        auto candidate = make_predictor(of);
         if (runs_on_routes(*candidate)) {
             all     += (all.empty() ? "" : ", ") + name;
-            judged_  = is_wanted ? std::move(candidate) : std::move(judged_);
+            judged_  = name == options.predictor ? std::move(candidate) : std::move(judged_);
         }
     }
-    return judged_ || !options.predictor
-               ? status()
-               : status::error("no predictor '%s' runs on routes alone, which is all that a trace holds: choose "
-                               "one of %s",
-                               options.predictor, all.c_str());
+    return judged_ ? status()
+                   : status::error("no predictor '%s' runs on routes alone, which is all that a trace holds: choose "
+                                   "one of %s",
+                                   options.predictor, all.c_str());
 }
 
 void prediction_judge::on_routing(const layer_routing & routing, bool is_counted, hobbit_simulation_result & result) {

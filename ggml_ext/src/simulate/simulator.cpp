@@ -10,7 +10,6 @@
 #include "simulate/route-batches.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <limits>
 #include <map>
@@ -21,70 +20,24 @@
 
 namespace hobbit {
 
-const char * const BELADY = "belady";
-
 //
 // options
 //
-
-static bool is_share(double x) {
-    return x >= 0.0 && x <= 1.0; // not for NaN
-}
 
 static bool is_mixed(const hobbit_simulation & options) {
     return options.t1 < 1.0 || options.price > 0.0;
 }
 
-static status check_rule(const hobbit_simulation & options, precision_costs & costs) {
-    const std::string name  = options.rule ? options.rule : "";
-    const auto &      names = rule_names();
-    if (std::find(names.begin(), names.end(), name) == names.end()) {
-        return status::error("there is no precision rule '%s'", name.c_str());
+static status read_costs(const hobbit_simulation & options, precision_costs & costs) {
+    if (!(options.price > 0.0)) {
+        return {};
     }
-    if (!(options.price >= 0.0)) { // also NaN
-        return status::error("the price is %g: make it 0 or more", options.price);
-    }
-    if (options.price > 0.0 && (!takes_price(name) || !options.low_costs || !options.skip_costs)) {
+    if (!options.low_costs || !options.skip_costs) {
         return status::error("a price belongs to the rules price and edgemoe, which need the costs of a calibration");
     }
     const size_t n = size_t(options.n_costs);
-    return options.price > 0.0
-               ? costs.set({ options.low_costs, options.low_costs + n }, { options.skip_costs, options.skip_costs + n },
-                           options.n_layers, options.n_experts)
-               : status();
-}
-
-static status check_policy(const hobbit_simulation & options) {
-    const std::string name  = options.policy ? options.policy : "";
-    const auto &      names = policy_names();
-    if (name != BELADY && std::find(names.begin(), names.end(), name) == names.end()) {
-        std::string list;
-        for (const std::string & known : names) {
-            list += known + ", ";
-        }
-        return status::error("unknown policy '%s'; choose one of %s%s", name.c_str(), list.c_str(), BELADY);
-    }
-    if (needs_prior(name) && !options.prior) {
-        return status::error("the policy %s needs the uses of an earlier run: give a prior", name.c_str());
-    }
-    if (name == BELADY && (is_mixed(options) || options.slots_low > 0 || options.residual != 0)) {
-        return status::error("belady is the bound for one pool of equal experts: simulate it with t1 = 1 and no low "
-                             "pool");
-    }
-    if (name == BELADY && options.prior) {
-        return status::error("belady knows all uses and begins with empty pools: simulate it without a prior");
-    }
-    double sum = 0.0;
-    for (const double w : options.weights) {
-        if (!is_share(w)) {
-            return status::error("a weight of Eq. 3 is %g; weights lie between 0 and 1 and sum to 1", w);
-        }
-        sum += w;
-    }
-    if (std::abs(sum - 1.0) > 1e-6) {
-        return status::error("the weights of Eq. 3 sum to %g; make them sum to 1", sum);
-    }
-    return {};
+    return costs.set({ options.low_costs, options.low_costs + n }, { options.skip_costs, options.skip_costs + n },
+                     options.n_layers, options.n_experts);
 }
 
 static status check_options(const hobbit_simulation & options) {
@@ -94,16 +47,26 @@ static status check_options(const hobbit_simulation & options) {
     if (options.n_used > options.n_experts) {
         return status::error("%u experts per token are more than the %u of a layer", options.n_used, options.n_experts);
     }
-    if (!is_share(options.t1) || !is_share(options.t2) || options.t1 > options.t2) {
-        return status::error("t1 = %g and t2 = %g: make 0 <= t1 <= t2 <= 1", options.t1, options.t2);
-    }
     const bool is_ordered = options.residual ? options.bits_high > 0.0 : options.bits_low <= options.bits_high;
     if (!(options.bits_low > 0.0 && is_ordered && std::isfinite(options.bits_low) &&
           std::isfinite(options.bits_high))) {
         return status::error("%g bits in low and %g in high precision: make %s", options.bits_low, options.bits_high,
                              options.residual ? "both positive" : "0 < low <= high");
     }
-    return check_policy(options);
+    const std::string policy = options.policy;
+    if (needs_prior(policy) && !options.prior) {
+        return status::
+            error("the policy %s needs the uses of an earlier run: give a prior, such as its trace with --prior",
+                  policy.c_str());
+    }
+    if (policy == BELADY && (is_mixed(options) || options.slots_low > 0 || options.residual != 0)) {
+        return status::error("belady is the bound for one pool of equal experts: simulate it with t1 = 1 and no low "
+                             "pool");
+    }
+    if (policy == BELADY && options.prior) {
+        return status::error("belady knows all uses and begins with empty pools: simulate it without a prior");
+    }
+    return {};
 }
 
 namespace {
@@ -379,7 +342,7 @@ status simulate(const hobbit_route * routes, size_t n_routes, const hobbit_simul
     std::vector<route_batch> batches;
     precision_costs          costs;
     HOBBIT_TRY(check_options(options));
-    HOBBIT_TRY(check_rule(options, costs));
+    HOBBIT_TRY(read_costs(options, costs));
     HOBBIT_TRY(find_batches(routes, n_routes, options, batches));
     return replay(routes, options, costs).run(batches, result);
 }

@@ -28,8 +28,8 @@ static void prepare(const model_ptr & model) {
 }
 
 static bool set_thresholds(hobbit_model * model, double t1, double t2) {
-    const hobbit_thresholds thresholds = { t1, t2, 0.0, 0.0 };
-    return hobbit_set_thresholds(model, &thresholds, nullptr, 0);
+    const hobbit_setting changes[] = { number("hobbit.t1", t1), number("hobbit.t2", t2) };
+    return hobbit_change_settings(model, changes, 2, nullptr, 0);
 }
 
 static hobbit_device_info device_of(const model_ptr & model, size_t i) {
@@ -330,8 +330,10 @@ TEST_CASE("thresholds reach all devices") {
         compute(model, input, block);
         CHECK(counter_of(model, "selections_low") == n_low);
     }
-    const hobbit_thresholds none = { 0.0, 0.0, 0.0, 0.0 };
-    CHECK(hobbit_set_sequence_thresholds(model.get(), 0, &none, nullptr, 0));
+    const hobbit_setting none = number("hobbit.t2", 0.0);
+    CHECK(hobbit_change_sequence_settings(model.get(), 0, &none, 1, nullptr, 0));
+    CHECK(hobbit_sequence_precision(model.get(), 0).t1 == 0.0);
+    CHECK(hobbit_sequence_precision(model.get(), 1).t1 == 1.0);
     for (const int32_t block : { 0, 1 }) {
         const uint64_t before = counter_of(model, "selections_skipped");
         compute(model, input, block);

@@ -305,8 +305,8 @@ TEST_CASE("a residual tier always has both pools, and is told") {
     CHECK(info.pool_slots_high >= 2);
     CHECK(info.pool_slots_low >= info.pool_slots_high);
     CHECK(info.pool_bytes_high + info.pool_bytes_low <= 400 << 10);
-    const hobbit_thresholds half = { 0.5, 1.0, 0.0, 0.0 };
-    CHECK(hobbit_set_thresholds(model.get(), &half, err, sizeof(err))); // the low pool is there
+    const hobbit_setting half = { "hobbit.t1", HOBBIT_SETTING_FLOAT, 0, 0.5, nullptr };
+    CHECK(hobbit_change_settings(model.get(), &half, 1, err, sizeof(err))); // the low pool is there
     hobbit_get_info(opened(f.tiers_path, {}).get(), &info);
     CHECK_FALSE(info.high_is_residual);
 }

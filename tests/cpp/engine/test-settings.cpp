@@ -47,6 +47,15 @@ static std::string refused(const std::vector<hobbit_setting> & given) {
     return result.message();
 }
 
+// The error of a change, or "".
+static std::string changed(settings & s, const std::vector<hobbit_setting> & changes) {
+    return s.change(changes.data(), changes.size()).message();
+}
+
+static std::string changed(settings && s, const std::vector<hobbit_setting> & changes) {
+    return changed(s, changes);
+}
+
 TEST_CASE("nothing given: no cache asked for, everything high, sizes computed") {
     const settings s = applied({});
     CHECK_FALSE(s.asked());
@@ -64,7 +73,6 @@ TEST_CASE("every key reaches its setting") {
     const settings s = applied({
         boolean("hobbit.enable", true),
         integer("hobbit.memory", 3000000000),
-        integer("hobbit.pools", 2000000000),
         number("hobbit.low_share", 0.25),
         number("hobbit.t1", 0.6),
         number("hobbit.t2", 0.9),
@@ -75,7 +83,7 @@ TEST_CASE("every key reaches its setting") {
     });
     CHECK(s.enable);
     CHECK(s.memory == 3000000000);
-    CHECK(s.pools == 2000000000);
+    CHECK(applied({ integer("hobbit.pools", 2000000000) }).pools == 2000000000);
     CHECK(s.low_share == 0.25);
     CHECK(s.thresholds.t1 == 0.6);
     CHECK(s.thresholds.t2 == 0.9);
@@ -152,26 +160,92 @@ TEST_CASE("the rule \"rank\" is MoBiLE's little model unless the caller gives th
     CHECK(s.low_share == 0.0); // no expert is low
 }
 
-TEST_CASE("a confidence lies between 0 and 1, is off by default, and is replaced with the other numbers") {
+TEST_CASE("a confidence lies between 0 and 1, is off by default, and is live") {
     CHECK(applied({}).thresholds.confidence == 0.0);
     CHECK(refused({ number("hobbit.confidence", 1.5) }).find("hobbit.confidence is 1.5: it must lie") == 0);
     settings s = applied({ number("hobbit.confidence", 0.7) });
     CHECK(s.thresholds.confidence == 0.7);
-    CHECK(s.set_thresholds({ 0.5, 0.5, 0.0, 0.3 }).ok());
+    CHECK(changed(s, { number("hobbit.t1", 0.5), number("hobbit.confidence", 0.3) }) == "");
     CHECK(s.thresholds.confidence == 0.3);
-    CHECK_FALSE(s.set_thresholds({ 0.5, 0.5, 0.0, -0.1 }).ok());
+    CHECK(s.live().at("hobbit.confidence") == 0.3);
+    CHECK(changed(s, { number("hobbit.confidence", -0.1) }).find("hobbit.confidence is -0.1") == 0);
 }
 
-TEST_CASE("numbers replaced later obey the rule") {
+TEST_CASE("live settings are changed one by one and obey the rule") {
     settings s = applied({ number("hobbit.price", 0.5) });
-    CHECK(s.set_thresholds({ 1.0, 1.0, 0.25 }).ok());
+    CHECK(changed(s, { number("hobbit.price", 0.25) }) == "");
     CHECK(s.thresholds.price == 0.25);
     CHECK(s.bounds().low_demand == 1.0);
-    CHECK(s.set_thresholds({}).ok());
+    CHECK(changed(s, { number("hobbit.price", 0.0) }) == "");
     CHECK(s.bounds().low_demand == 0.0);
     CHECK(applied({ number("hobbit.t1", 0.75) }).bounds().low_demand == 0.25);
-    CHECK_FALSE(settings(s).set_thresholds({ 0.5, 1.0, 0.0 }).ok());
-    CHECK_FALSE(settings(s).set_thresholds({ 1.0, 1.0, -1.0 }).ok());
+    CHECK(changed(settings(s), { number("hobbit.t1", 0.5) }).find("belong to the rule gate") != std::string::npos);
+    CHECK(changed(settings(s), { number("hobbit.price", -1.0) }).find("hobbit.price is -1") == 0);
+    CHECK(changed(settings(s), { integer("hobbit.prefetch", 1) }) ==
+          "hobbit.prefetch cannot be changed while the model is open");
+    CHECK(changed(settings(s), { { nullptr, HOBBIT_SETTING_INT, 0, 0.0, nullptr } }) == "a setting has no key");
+}
+
+TEST_CASE("of t1 and t2 one that is changed alone moves the other where t1 would be above t2") {
+    settings s = applied({ number("hobbit.t1", 0.5), number("hobbit.t2", 0.7) });
+    CHECK(changed(s, { number("hobbit.t1", 0.9) }) == "");
+    CHECK(s.thresholds.t2 == 0.9);
+    CHECK(changed(s, { number("hobbit.t2", 0.6) }) == "");
+    CHECK(s.thresholds.t1 == 0.6);
+    CHECK(changed(s, { number("hobbit.t2", 0.8) }) == "");
+    CHECK(s.thresholds.t1 == 0.6);
+    CHECK(changed(s, { number("hobbit.t1", 0.9), number("hobbit.t2", 0.8) }).find("must not be above") !=
+          std::string::npos);
+}
+
+//
+// values, sources and notes
+//
+
+static std::map<std::string, hobbit_resolved_setting> described(const settings & s) {
+    std::vector<hobbit_resolved_setting> rows(setting_table().size());
+    s.describe(rows.data(), rows.size(), false);
+    std::map<std::string, hobbit_resolved_setting> by_key;
+    for (size_t i = 0; i < rows.size(); i++) {
+        by_key[hobbit_setting_spec_at(i)->key] = rows[i];
+    }
+    return by_key;
+}
+
+TEST_CASE("each setting is described with its value and its source") {
+    settings s = applied({ number("hobbit.w_lru", 1.0), text("hobbit.sidecar", "x"), boolean("hobbit.strict", true) });
+    CHECK(s.apply_stored({ { "hobbit.prefetch", 1.0 }, { "hobbit.policy", "lru" }, { "hobbit.t1", 0.5 } }, 1).ok());
+    auto rows = described(s);
+    CHECK(rows["hobbit.w_lru"].source == HOBBIT_SOURCE_GIVEN);
+    CHECK(rows["hobbit.w_lru"].number == 1.0);
+    CHECK(rows["hobbit.w_lfu"].source == HOBBIT_SOURCE_COMPUTED);
+    CHECK(rows["hobbit.w_lfu"].number == 0.0);
+    CHECK(rows["hobbit.policy"].source == HOBBIT_SOURCE_COMPUTED);
+    CHECK(std::string(rows["hobbit.policy"].text) == "hobbit");
+    CHECK(std::string(rows["hobbit.policy"].note) == "as weights are given");
+    CHECK(rows["hobbit.prefetch"].source == HOBBIT_SOURCE_FILE);
+    CHECK(rows["hobbit.t1"].source == HOBBIT_SOURCE_CALIBRATION);
+    CHECK(rows["hobbit.t2"].source == HOBBIT_SOURCE_DEFAULT);
+    CHECK(rows["hobbit.strict"].number == 1.0);
+    CHECK(std::string(rows["hobbit.sidecar"].text) == "x");
+    CHECK(rows["hobbit.memory"].source == HOBBIT_SOURCE_COMPUTED);
+    CHECK_FALSE(rows["hobbit.memory"].has_value);
+    CHECK(std::string(rows["hobbit.low_share"].note) == "0.5 slots for each of the high pool");
+}
+
+TEST_CASE("a stored value that another setting overrules is named in the note") {
+    settings s = applied({ number("hobbit.price", 0.5) });
+    CHECK(s.apply_stored({ { "hobbit.t1", 0.5 }, { "hobbit.rule", "gate" } }).ok());
+    auto rows = described(s);
+    CHECK(rows["hobbit.t1"].number == 1.0);
+    CHECK(rows["hobbit.t1"].source == HOBBIT_SOURCE_DEFAULT);
+    CHECK(std::string(rows["hobbit.t1"].note) == "the model file's does not apply");
+    CHECK(std::string(rows["hobbit.rule"].note) == "as price is given");
+}
+
+TEST_CASE("two bounds on the same memory are refused") {
+    CHECK(refused({ integer("hobbit.pools", 1), integer("hobbit.device_memory", 1) }).find("give one of them") !=
+          std::string::npos);
 }
 
 TEST_CASE("the table: keys are unique, every setting has help and takes its own default") {

@@ -25,10 +25,10 @@ static uint64_t hits(const std::string & text, const char * policy, uint32_t n_s
 static std::string error(const route_list & routes, const hobbit_simulation & o) {
     hobbit_simulation_result result;
     result.hits_high = 7;
-    const status s   = simulate(routes.data(), routes.size(), o, result);
-    CHECK_FALSE(s.ok());
+    char err[512]    = "";
+    CHECK_FALSE(hobbit_simulate(routes.data(), routes.size(), &o, &result, err, sizeof(err)));
     CHECK(result.hits_high == 0);
-    return s.message();
+    return err;
 }
 
 //
@@ -403,16 +403,16 @@ TEST_CASE("options that cannot be are refused") {
         change(o);
         return error(routes, o);
     };
-    CHECK(contains(with([](auto & o) { o.policy = "best"; }), "unknown policy 'best'; choose one of "));
-    CHECK(contains(with([](auto & o) { o.policy = "best"; }), ", lru, "));
-    CHECK(contains(with([](auto & o) { o.policy = nullptr; }), ", belady"));
-    CHECK(contains(with([](auto & o) { o.weights[1] = 0.5; }), "sum to 1.5"));
-    CHECK(contains(with([](auto & o) { o.weights[0] = 2.0, o.weights[1] = -1.0; }), "is 2;"));
-    CHECK(contains(with([](auto & o) { o.weights[2] = NAN; }), "is nan"));
-    CHECK(contains(with([](auto & o) { o.t1 = 0.8, o.t2 = 0.5; }), "t1 = 0.8 and t2 = 0.5"));
-    CHECK(contains(with([](auto & o) { o.t1 = -0.1; }), "0 <= t1 <= t2 <= 1"));
-    CHECK(contains(with([](auto & o) { o.t2 = 1.1; }), "0 <= t1 <= t2 <= 1"));
-    CHECK(contains(with([](auto & o) { o.t1 = NAN; }), "0 <= t1 <= t2 <= 1"));
+    CHECK(contains(with([](auto & o) { o.policy = "best"; }), "hobbit.policy is 'best': choose one of "));
+    CHECK(contains(with([](auto & o) { o.policy = nullptr; }), "a setting has no text"));
+    CHECK(contains(with([](auto & o) { o.policy = "hobbit", o.weights[1] = 0.5; }), "sum to 1.5"));
+    CHECK(contains(with([](auto & o) { o.policy = "hobbit", o.weights[0] = 2.0; }), "hobbit.w_lru is 2"));
+    CHECK(contains(with([](auto & o) { o.policy = "hobbit", o.weights[2] = NAN; }), "is nan"));
+    CHECK(contains(with([](auto & o) { o.t1 = 0.8, o.t2 = 0.5; }), "hobbit.t1 (0.8) must not be above"));
+    CHECK(contains(with([](auto & o) { o.t1 = -0.1; }), "hobbit.t1 is -0.1"));
+    CHECK(contains(with([](auto & o) { o.t2 = 1.1; }), "hobbit.t2 is 1.1"));
+    CHECK(contains(with([](auto & o) { o.t1 = NAN; }), "hobbit.t1 is nan"));
+    CHECK(contains(with([](auto & o) { o.price = 1.0; }), "hobbit.price belongs to the rule price"));
     CHECK(contains(with([](auto & o) { o.bits_low = 0; }), "0 < low <= high"));
     CHECK(contains(with([](auto & o) { o.bits_high = 2; }), "0 < low <= high"));
     CHECK(contains(with([](auto & o) { o.bits_high = INFINITY; }), "0 < low <= high"));
@@ -439,7 +439,7 @@ TEST_CASE("the C interface reports results and errors") {
     CHECK(std::string(err).size() == sizeof(err) - 1);
     char last[256];
     hobbit_last_error(last, sizeof(last));
-    CHECK(contains(last, "unknown policy 'best'"));
+    CHECK(contains(last, "hobbit.policy is 'best'"));
     hobbit_clear_last_error();
 }
 

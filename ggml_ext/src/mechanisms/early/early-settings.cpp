@@ -10,10 +10,10 @@ static status check(const engine_facts & facts) {
                                "hobbit.device, and leave hobbit.mode and hobbit.prefetch at their defaults");
 }
 
-const registered_setting
-    early_setting({ "hobbit.early", "early", HOBBIT_TYPE_FLAG, 0, 1, "0", nullptr, nullptr, nullptr, false,
-                    "Let the CPU compute predicted experts that the GPU lacks one layer early (DAOP). Approximate." },
-                  check);
+const registered_setting early_setting(
+    { "hobbit.early", "early", HOBBIT_TYPE_FLAG, 0, 1, "0", nullptr, nullptr, nullptr, false, false, nullptr,
+      "Let the CPU compute predicted experts that the GPU lacks one layer early (DAOP). Approximate." },
+    check);
 
 const registered_counter
     selections_early("selections_early", "early_selections_total",

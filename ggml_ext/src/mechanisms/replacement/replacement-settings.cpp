@@ -4,7 +4,7 @@
 namespace hobbit {
 
 const registered_setting degrade_setting(
-    { "hobbit.degrade", "degrade", HOBBIT_TYPE_FLAG, 0, 1, "0", nullptr, nullptr, nullptr, false,
+    { "hobbit.degrade", "degrade", HOBBIT_TYPE_FLAG, 0, 1, "0", nullptr, nullptr, nullptr, false, false, nullptr,
       "Load only the best of a token's missing experts; resident ones replace the others (DAOP). Approximate." });
 
 const registered_counter

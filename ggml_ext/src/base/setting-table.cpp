@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: MIT
+#include "base/setting-table.h"
+
+#include "ggml.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+
+namespace hobbit {
+
+namespace {
+
+struct registrations {
+    std::vector<std::function<std::vector<hobbit_setting_spec>()>> first, others;
+    bool                                                           is_read = false;
+};
+
+} // namespace
+
+static registrations & all_registrations() {
+    static registrations all;
+    return all;
+}
+
+bool register_settings(std::function<std::vector<hobbit_setting_spec>()> rows, bool come_first) {
+    registrations & all = all_registrations();
+    GGML_ASSERT(!all.is_read);
+    (come_first ? all.first : all.others).push_back(std::move(rows));
+    return true;
+}
+
+static std::vector<hobbit_setting_spec> collect_rows() {
+    registrations & all = all_registrations();
+    all.is_read         = true;
+    std::vector<hobbit_setting_spec> rows;
+    const auto add = [&](std::vector<hobbit_setting_spec> some) { rows.insert(rows.end(), some.begin(), some.end()); };
+    std::for_each(all.first.begin(), all.first.end(), [&](const auto & get) { add(get()); });
+    const size_t n_first = rows.size();
+    std::for_each(all.others.begin(), all.others.end(), [&](const auto & get) { add(get()); });
+    std::sort(rows.begin() + long(n_first), rows.end(),
+              [](const auto & a, const auto & b) { return std::strcmp(a.key, b.key) < 0; });
+    return rows;
+}
+
+const std::vector<hobbit_setting_spec> & setting_table() {
+    static const std::vector<hobbit_setting_spec> rows = collect_rows();
+    return rows;
+}
+
+const hobbit_setting_spec * find_setting(const std::string & key) {
+    const auto & rows  = setting_table();
+    const auto   found = std::find_if(rows.begin(), rows.end(), [&](const auto & row) { return key == row.key; });
+    return found == rows.end() ? nullptr : &*found;
+}
+
+bool is_text(const hobbit_setting_spec & spec) {
+    return spec.type == HOBBIT_TYPE_CHOICE || spec.type == HOBBIT_TYPE_TEXT || spec.type == HOBBIT_TYPE_PATH;
+}
+
+int find_word(const char * words, const std::string & name) {
+    const std::string all = std::string(" ") + words + " ";
+    const size_t      at  = name.find(' ') == std::string::npos ? all.find(" " + name + " ") : std::string::npos;
+    return at == std::string::npos ? -1 : int(std::count(all.begin(), all.begin() + long(at), ' '));
+}
+
+static status check_value(const hobbit_setting_spec & spec, const setting_value & value) {
+    if (std::holds_alternative<std::string>(value)) {
+        const std::string & text = std::get<std::string>(value);
+        if (!is_text(spec)) {
+            return status::error("%s takes a number, not the text '%s'", spec.key, text.c_str());
+        }
+        return !spec.choices || find_word(spec.choices, text) >= 0
+                   ? status()
+                   : status::error("%s is '%s': choose one of %s", spec.key, text.c_str(), spec.choices);
+    }
+    const double number = std::get<double>(value);
+    if (is_text(spec)) {
+        return status::error("%s takes a text", spec.key);
+    }
+    const bool is_in = spec.type == HOBBIT_TYPE_FLAG || (number >= spec.min && number <= spec.max);
+    return std::isfinite(number) && is_in
+               ? status()
+               : status::error("%s is %g: it must lie between %g and %g", spec.key, number, spec.min, spec.max);
+}
+
+//
+// setting_values
+//
+
+setting_values::setting_values() {
+    for (const hobbit_setting_spec & spec : setting_table()) {
+        entry & e = entries_[spec.key];
+        e.value   = is_text(spec) ? setting_value(std::string()) : setting_value(0.0);
+        e.source  = HOBBIT_SOURCE_COMPUTED;
+        if (const char * text = spec.default_value) {
+            const setting_value value = is_text(spec) ? setting_value(text) : setting_value(std::strtod(text, nullptr));
+            GGML_ASSERT(set(spec.key, value, HOBBIT_SOURCE_DEFAULT).ok());
+        }
+    }
+}
+
+status setting_values::set(const std::string & key, const setting_value & value, hobbit_setting_source source,
+                           const std::string & note) {
+    const hobbit_setting_spec * row = find_setting(key);
+    if (!row) {
+        return status::error("unknown setting %s", key.c_str());
+    }
+    HOBBIT_TRY(check_value(*row, value));
+    entry & e = entries_[key];
+    e         = { value, true, source, note };
+    if (row->type == HOBBIT_TYPE_FLAG) {
+        e.value = std::get<double>(value) != 0 ? 1.0 : 0.0;
+    }
+    return {};
+}
+
+status setting_values::give(const hobbit_setting & setting) {
+    if (!setting.key || (setting.kind == HOBBIT_SETTING_STRING && !setting.s)) {
+        return status::error("a setting has no %s", setting.key ? "text" : "key");
+    }
+    const double number = setting.kind == HOBBIT_SETTING_FLOAT ? setting.f : double(setting.i);
+    return set(setting.key,
+               setting.kind == HOBBIT_SETTING_STRING ? setting_value(std::string(setting.s)) : setting_value(number),
+               HOBBIT_SOURCE_GIVEN);
+}
+
+bool setting_values::any_given(const char * keys) const {
+    return keys && std::any_of(entries_.begin(), entries_.end(), [&](const auto & each) {
+               return each.second.source == HOBBIT_SOURCE_GIVEN && find_word(keys, each.first) >= 0;
+           });
+}
+
+} // namespace hobbit
+
+const struct hobbit_setting_spec * hobbit_setting_spec_at(size_t i) {
+    const auto & rows = hobbit::setting_table();
+    return i < rows.size() ? &rows[i] : nullptr;
+}

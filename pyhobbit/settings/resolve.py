@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: MIT
+"""The settings that the engine takes: values, sources and notes, as hobbit_resolve_settings gives them."""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from pyhobbit._tables import SETTINGS
+from pyhobbit.errors import ConfigError, HobbitError
+from pyhobbit.native.ffi import check, ffi, lib
+from pyhobbit.settings.config import Setting
+from pyhobbit.settings.table import KEYS
+
+_texts: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()  # of arrays, by array
+
+_SOURCES = ("default", "computed", "file", "calibration", "flag")  # in the order of hobbit_setting_source
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """One setting, by name: its value, where it comes from, and how it was computed or what overrules it.
+
+    value: a tuple of an option with several settings; None if it is computed when a model is opened.
+    source: "default", "computed", "file", "calibration" or "flag".
+    """
+
+    name: str
+    value: Any
+    source: str
+    note: str = ""
+
+
+def resolve(path: Path | None, settings: Mapping[str, Setting]) -> list[Resolved]:
+    """What a model gets with these settings (CacheConfig.settings), or without a path any model.
+
+    Raises ConfigError for settings that cannot be, HobbitError for a file that cannot be read.
+    """
+    rows = ffi.new("struct hobbit_resolved_setting[]", len(SETTINGS))
+    given = c_settings(settings)
+    try:
+        file = ffi.NULL if path is None else ffi.new("char[]", bytes(path))
+        check(lib.hobbit_resolve_settings, file, given, len(settings), rows, len(rows))
+    except HobbitError as e:
+        if path is None:
+            raise ConfigError(str(e)) from None
+        raise
+    return options_of(rows)
+
+
+def resolved(path: Path, settings: Mapping[str, Setting], name: str) -> Any:
+    """The value that an option of the model gets. Raises as resolve()."""
+    return next(each.value for each in resolve(path, settings) if each.name == name)
+
+
+def check_settings(settings: Mapping[str, Setting]) -> None:
+    """Raises ConfigError for settings that the engine refuses for every model."""
+    resolve(None, settings)
+
+
+def options_of(rows: Iterable[Any]) -> list[Resolved]:
+    """Users' options of an array of hobbit_resolved_setting."""
+    by_key = {spec.key: (spec.kind, row) for spec, row in zip(SETTINGS, rows, strict=True)}
+    return [_option(name, [by_key[key] for key in keys]) for name, keys in KEYS.items()]
+
+
+def _option(name: str, settings: Sequence[tuple[str, Any]]) -> Resolved:
+    values = tuple(_value(kind, row) for kind, row in settings if row.has_value)
+    given = next((row for _, row in settings if _SOURCES[row.source] == "flag"), settings[0][1])
+    value = (values if len(settings) > 1 else values[0]) if values else None
+    return Resolved(name, value, _SOURCES[given.source], ffi.string(given.note).decode())
+
+
+def c_settings(settings: Mapping[str, Setting]) -> Any:
+    """An array of hobbit_setting, which keeps its texts alive."""
+    array = ffi.new("struct hobbit_setting[]", len(settings))
+    texts = _texts[array] = [ffi.new("char[]", key.encode()) for key in settings]
+    for each, key, value in zip(array, tuple(texts), settings.values(), strict=True):
+        each.key = key
+        if isinstance(value, str):
+            texts.append(ffi.new("char[]", os.fsencode(value)))
+            each.kind, each.s = lib.HOBBIT_SETTING_STRING, texts[-1]
+        elif isinstance(value, float):
+            each.kind, each.f = lib.HOBBIT_SETTING_FLOAT, value
+        else:
+            each.kind, each.i = lib.HOBBIT_SETTING_INT, int(value)
+    return array
+
+
+def _value(kind: str, row: Any) -> Any:
+    if kind in ("choice", "text", "path"):
+        return os.fsdecode(ffi.string(row.text))
+    return {"number": float, "flag": bool}.get(kind, int)(row.number)
