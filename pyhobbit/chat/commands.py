@@ -38,7 +38,7 @@ class _Command:
 
 @dataclass(frozen=True)
 class Next:
-    """What follows a command. leave: the program ends.  ask: a question, in place of the last one.
+    """Result of a command. leave: the program ends.  ask: a question, in place of the last one.
 
     draft: what the next message begins with, which then is in place of the last one, too.
     """
@@ -49,7 +49,7 @@ class Next:
 
 
 class Commands:
-    """What can be done with a conversation beside asking."""
+    """Commands on a conversation."""
 
     def __init__(self, conversation: Conversation) -> None:
         self._conversation = conversation
@@ -82,7 +82,7 @@ class Commands:
 
     @staticmethod
     def is_command(text: str) -> bool:
-        """Whether the text is one and no message; a message may begin with a path."""
+        """True if the text is a command and no message; a message may begin with a path."""
         return re.match(r"/([a-z]*|\?)(\s|$)", text, re.IGNORECASE) is not None
 
     def run(self, text: str) -> Next:

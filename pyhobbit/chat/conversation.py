@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What was said, and how the next answer is drawn."""
+"""A conversation: its messages, and the sampling of the next answer."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +31,7 @@ class Conversation:
         own_limit = ChatConfig.no_limit if self.has_template else ChatConfig.completion_tokens
         self.max_tokens = own_limit if config.max_tokens is None else config.max_tokens
         self.turns: list[Message] = []
-        self._images: list[str] = []  # of the next question
+        self._images: list[str] = []  # images of the next question
         self._n_dropped = 0  # turns that the model no longer sees
         self._system: str | None = None
         self.system = config.system
@@ -139,7 +139,7 @@ class Conversation:
         return None if self.max_tokens == ChatConfig.no_limit else self.max_tokens
 
     def saved(self, model: str) -> SavedChat:
-        """What a file holds of it."""
+        """The part of it that a file holds."""
         return SavedChat(model, self._system, tuple(self.turns), self.sampling, self.max_tokens)
 
     def restore(self, saved: SavedChat) -> None:

@@ -51,7 +51,7 @@ class SavedChat:
 
 
 def read_chat(path: Path) -> SavedChat:
-    """What write() has written. Raises HobbitError where the file is missing, damaged or something else."""
+    """Reads a file of write(). Raises HobbitError where the file is missing, damaged or something else."""
     values = _read_json(path)
     try:
         return _parse(values)

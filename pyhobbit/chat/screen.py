@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the terminal can show, and lines beside the answers."""
+"""Abilities of the terminal, and lines beside the answers."""
 
 import os
 import shutil
@@ -13,12 +13,12 @@ _GLUE = "\N{NO-BREAK SPACE}"
 
 
 def has_style(stream: TextIO) -> bool:
-    """Whether escape sequences are welcome there (https://no-color.org)."""
+    """True if the stream accepts escape sequences (https://no-color.org)."""
     return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb" and not os.environ.get("NO_COLOR")
 
 
 def dim() -> tuple[str, str]:
-    """What begins and ends dimmed text on standard error; empty where it is not welcome."""
+    """Begin and end of dimmed text on standard error; empty if it has no style."""
     return ("\033[2m", "\033[0m") if has_style(sys.stderr) else ("", "")
 
 

@@ -36,7 +36,7 @@ def answer_figures(stats: Stats, finish: Finish | None, n_context: int) -> list[
 
 
 def model_figures(info: ModelInfo, chose_context: bool) -> list[str]:
-    """What was opened.  chose_context: nobody said how large it is."""
+    """Figures of the opened model. chose_context: the engine chose the size of the context."""
     parts = [Path(info.model).name, info.description, f"context {info.context_text(chose_context)}"]
     if info.cached:
         parts += [

@@ -21,11 +21,11 @@ from prompt_toolkit.shortcuts import CompleteStyle
 from pyhobbit.chat.screen import note
 from pyhobbit.settings.config import ChatConfig
 
-_LOCAL_FLAGS = 3  # of what tcgetattr returns
+_LOCAL_FLAGS = 3  # index in the result of tcgetattr
 _BLOCK = '"""'
 
 Candidates = Callable[[str], Sequence[str] | None]
-"""What a command's last word may be, by the command; None: a path."""
+"""Candidates for a command's last word, by the command; None: a path."""
 
 
 class Terminal:
@@ -108,7 +108,7 @@ def _key_bindings() -> KeyBindings:
 
 
 def _continues(buffer: Buffer) -> bool:
-    """Whether a line follows; takes away the backslash that says so."""
+    """True if a line follows; removes the backslash that says so."""
     text = buffer.text
     if text.endswith("\\") and buffer.document.is_cursor_at_the_end:
         buffer.delete_before_cursor()

@@ -19,7 +19,7 @@ from pyhobbit.model.names import check_model_file
 from pyhobbit.settings.config import format_size
 from pyhobbit.settings.table import OPTIONS
 
-# What takes the native libraries is imported when it is needed.
+# Modules that load the native libraries are imported when they are needed.
 if TYPE_CHECKING:
     from pyhobbit.engine.engine import Engine
     from pyhobbit.engine.stats import Stats
@@ -150,7 +150,7 @@ def _repeated(text: str, length: int) -> str:
 
 
 def _decode(engine: "Engine", n_warm_up: int, n_tokens: int) -> "list[Stats]":
-    """What was counted for each of n_tokens after the warm-up."""
+    """Counters of each of n_tokens after the warm-up."""
     from pyhobbit.inspect.speed import decode_texts
 
     steps: list[Stats] = []

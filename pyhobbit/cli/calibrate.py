@@ -17,7 +17,7 @@ from pyhobbit.settings.config import CalibrationConfig, EvaluationConfig
 
 # The others are what calibration finds, or do not change what is measured.
 _SETTINGS = ("memory", "pools", "io_threads", "sidecar")
-# Of the model's own options; its context is that of a conversation.
+# Options of the file beside the model; its context is that of a conversation.
 _OWN = ("memory", "pools", "io_threads", "threads")
 
 

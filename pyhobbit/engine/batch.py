@@ -38,7 +38,7 @@ class Batch:
 
 
 Beside = Callable[[HostMemory], int]
-"""What a model holds in host memory beside its pools, by the sizes of its context."""
+"""Bytes that a model holds in host memory beside its pools, by the sizes of its context."""
 
 
 def best_batch(session: Session, set_context: SetContext, beside: Beside) -> Batch | None:
@@ -71,7 +71,7 @@ def best_context(session: Session, set_context: SetContext, beside: Beside, conf
 
 
 def _judge(session: Session, beside: Beside, config: EngineConfig) -> Callable[[HostMemory], bool]:
-    """Whether the model can spare what a larger context takes."""
+    """Returns a test: true if the model can spare the memory of a larger context."""
     memory, n_batch = host_memory(session.context.pointer), session.context.n_ubatch
     free = available_memory() - memory.model
     first = _planned(session, n_batch, memory, beside) if session.cache else None
@@ -102,7 +102,7 @@ def _batches(session: Session, set_context: SetContext, beside: Beside) -> Itera
 
 
 def _planned(session: Session, n_tokens: int, memory: HostMemory, beside: Beside) -> Batch | None:
-    """None where nothing is left for the experts."""
+    """Plans a batch; None if no memory is left for the experts."""
     try:
         return Batch(n_tokens, memory, session.cache.plan_pools(beside(memory), n_tokens))
     except HobbitError:

@@ -36,7 +36,7 @@ class ChatPrompt:
 
 
 class ChatFormat:
-    """Of one model. Not thread-safe.
+    """The chat format of one model. Not thread-safe.
 
     model: its llama_model, which must outlive this.  template: in Jinja.
     """
@@ -72,7 +72,7 @@ class ChatFormat:
     def parse(self, answer: str, is_partial: bool) -> tuple[str, str] | None:
         """Content and thinking of an answer; of a partial one what is certain so far.
 
-        None where the answer does not have the form that the template asks for.
+        Returns None if the answer does not have the form that the template asks for.
         """
         parsed = self._library.hobbit_chat_parse(self._chat, answer.encode(), is_partial)
         if parsed is None:

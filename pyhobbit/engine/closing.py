@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What is closed at the end of a with statement."""
+"""Context-manager base class."""
 
 from collections.abc import Callable
 from types import TracebackType

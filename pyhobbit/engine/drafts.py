@@ -16,7 +16,7 @@ _N_GRAM = 3  # shorter ones suggest wrong tokens more often than right ones: ben
 
 
 class Lookup:
-    """What followed the last tokens of a text when they came before, the last time."""
+    """Finds the last earlier occurrence of a text's last tokens, and what followed it."""
 
     def __init__(self, tokens: Iterable[int] = ()) -> None:
         self._tokens: list[int] = []
@@ -54,7 +54,7 @@ class Governor:
         self._most = most
         self._width = 1
         self._n_plain, self._plain_s = 0, 0.0
-        self._seconds: dict[int, float] = {}  # of the last pass, by drafts
+        self._seconds: dict[int, float] = {}  # seconds of the last pass, by number of drafts
         self._n_drafted_passes = 0
         self._balance = 0.0
         self._n_paused, self._pause = 0, self._PAUSES[0]
@@ -65,7 +65,7 @@ class Governor:
         return 0 if self._n_paused or self._n_plain < self._LEAST_PLAIN else self._width
 
     def note(self, n_drafted: int, n_accepted: int, seconds: float) -> None:
-        """What a pass took, and how many of its drafts were right."""
+        """Records the time of a pass, and the number of right drafts."""
         if n_drafted == 0:
             self._n_plain += 1
             self._plain_s += (seconds - self._plain_s) / min(self._n_plain, 16)

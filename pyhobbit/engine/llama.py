@@ -32,7 +32,7 @@ _RANDOM_SEED = 0xFFFFFFFF
 _USUAL_TOKEN_BYTES = 16  # more than a text has on average
 _WATCH_S = 0.1
 _PIECE = 1 << 20  # characters
-_STATUS_FAILED = -3  # of llama_decode: a backend, and thus perhaps the expert cache, gave up
+_STATUS_FAILED = -3  # llama_decode's status if a backend, and thus perhaps the expert cache, gave up
 
 
 class Log:
@@ -143,7 +143,7 @@ class LoadedModel:
         return llama.llama_model_n_embd_inp(self.pointer)
 
     def has_state(self) -> bool:
-        """Whether a sequence has a state that cannot go back to an earlier token."""
+        """True if a sequence has a state that cannot go back to an earlier token."""
         is_recurrent = llama.llama_model_is_recurrent(self.pointer)
         return is_recurrent or llama.llama_model_is_hybrid(self.pointer)
 
@@ -193,7 +193,8 @@ class LoadedModel:
             )
 
     def prompt_error(self, n_tokens: int, n_ctx: int, problem: str, larger: str) -> ContextError:
-        """Of a prompt that is too long.  larger: how to get a larger context, where the model knows one."""
+        """The error of a prompt that is too long. larger: how to get a larger context, where the model
+        knows one."""
         trained = self.n_ctx_train()
         advice = f"{larger}, at most {trained}" if trained > n_ctx else ""
         return ContextError(f"the prompt has {n_tokens} tokens, {problem}; shorten it{advice}")
@@ -275,14 +276,14 @@ class Context:
             raise HobbitError(load_failure(model.path, "a smaller context needs less memory"))
         self.tokens: list[int] = []  # in the KV cache
         self.images: Images | None = None
-        self._positions: list[int] = []  # of the tokens
+        self._positions: list[int] = []  # positions of the tokens
 
     def close(self) -> None:
         llama.llama_free(self.pointer)
 
     @property
     def position(self) -> int:
-        """Of the next token. A picture may take fewer positions than tokens."""
+        """Logits of the next token. A picture may take fewer positions than tokens."""
         return self._positions[-1] + 1 if self._positions else 0
 
     def evaluate(self, tokens: Sequence[int], watch: Watch | None = None) -> bool:

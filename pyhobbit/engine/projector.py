@@ -22,7 +22,7 @@ _LIBRARY_BYTES = 12 << 20  # libmtmd, its threads and a prepared picture, beside
 
 
 def projector_bytes(model: Path, projector: Path) -> int:
-    """What it will hold of this process's memory, with an image of the usual size; nothing is loaded.
+    """Bytes of this process that the projector needs, with an image of the usual size; loads nothing.
 
     A larger image may take more. Raises HobbitError where the model cannot have it.
     """
@@ -57,8 +57,8 @@ class Projector(Closing):
         if not self._pointer:
             raise _unfit(path, model.path, log.reason())
         self._numbers: dict[tuple[bytes, int], int] = {}  # by picture, and by its part among the prompt's
-        self._chunks: Any = None  # of the last prompt
-        self._media: dict[int, Any] = {}  # of these the pictures, by number
+        self._chunks: Any = None  # chunks of the last prompt
+        self._media: dict[int, Any] = {}  # the pictures among these, by number
         if not self._mtmd.mtmd_support_vision(self._pointer):
             self.close()
             raise HobbitError(f"{path} does not see images; give the projector that does")

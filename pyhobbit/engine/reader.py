@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the tokens of an answer say, while they come."""
+"""Texts of an answer's tokens, while they come."""
 
 import codecs
 from typing import NamedTuple
@@ -9,7 +9,7 @@ from pyhobbit.engine.llama import Model
 
 
 class Said(NamedTuple):
-    """What a token adds to the answer and to the thinking before it."""
+    """Texts that a token adds to the answer and to the thinking before it."""
 
     text: str = ""
     thinking: str = ""
@@ -36,7 +36,7 @@ class TextReader:
 class ChatReader:
     """An answer in a conversation, which llama.cpp's parser splits. has_ended: a stop text has come.
 
-    What does not have the form that the template asks for is text as it came.
+    Text that does not have the form of the template stays as it came.
     """
 
     def __init__(self, model: Model, form: ChatFormat, prompt: ChatPrompt) -> None:
@@ -76,7 +76,7 @@ class ChatReader:
         return len(self._answer) - max(begun, default=0)
 
     def _new(self, parsed: tuple[str, str] | None) -> Said:
-        """What was not said yet. A parser that changes its mind adds nothing."""
+        """Texts that were not returned yet. A parser that changes its mind adds nothing."""
         before, now = self._said, self._said if parsed is None else Said(*parsed)
         if now.thinking:  # some templates leave empty lines behind it
             now = now._replace(text=now.text.lstrip("\n"))

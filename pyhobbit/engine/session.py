@@ -63,7 +63,7 @@ class Session(Closing):
                 raise HobbitError(error)
 
     def info(self, memory: int | None) -> ModelInfo:
-        """What was opened.  memory: the bound on the process, in bytes."""
+        """Figures of the opened model. memory: the bound on the process, in bytes."""
         return self.model.info(self.context.n_ctx, self.context.n_threads, memory)
 
 

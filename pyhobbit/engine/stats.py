@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a run did: counters, times and sizes, for people and as JSON."""
+"""Results of a run: counters, times and sizes, for people and as JSON."""
 
 import json
 import resource
@@ -42,9 +42,9 @@ class ModelInfo(CacheInfo):
     n_threads: int
     """Computing threads."""
     cached: bool
-    """Whether the experts are in a cache."""
+    """True if the experts are in a cache."""
     has_experts: bool
-    """Whether the model has routed experts at all."""
+    """True if the model has routed experts."""
     n_ctx_train: int = 0
     """Tokens of context that the model was trained for; 0 where nobody asked."""
     memory: int | None = None
@@ -56,13 +56,13 @@ class ModelInfo(CacheInfo):
 
     @property
     def expert_bytes(self) -> int:
-        """Of all routed experts in the best precision that each of them has."""
+        """Bytes of all routed experts, each in its best precision."""
         n_low = self.n_all_experts if self.high_is_residual else self.n_absent_high
         return self.tier_bytes_high + (self.tier_bytes_low * n_low // self.n_all_experts if n_low else 0)
 
     @property
     def n_all_experts(self) -> int:
-        """Of all layers."""
+        """Routed experts of all layers."""
         return self.n_layers * self.n_experts
 
     @property
@@ -72,7 +72,8 @@ class ModelInfo(CacheInfo):
 
     @property
     def mean_expert_bytes(self) -> tuple[float, float]:
-        """Of an expert in high and in low precision; in high with its low version if that is a part of it."""
+        """Bytes of an expert in high and in low precision; in high with its low version if that is a part
+        of it."""
         low = self.tier_bytes_low / self.n_all_experts
         return self.tier_bytes_high / self.n_high_experts + (low if self.high_is_residual else 0), low
 
@@ -109,7 +110,7 @@ class CacheStats(CacheCounters):
         return self.selections_high + self.selections_low + self.selections_skipped
 
     def since(self, earlier: "CacheStats") -> "CacheStats":
-        """What was counted after `earlier` was taken; a state, like prefetch_active, is the present one."""
+        """Counters since `earlier`; a state, like prefetch_active, is the present one."""
         counters = [counter.name for counter in COUNTERS if counter.kind != "state"]
         return replace(self, **_differences(self, earlier, counters))
 
@@ -146,7 +147,7 @@ class Stats:
     """Those of them that were right."""
 
     def since(self, earlier: "Stats") -> "Stats":
-        """What was done after `earlier` was taken of the same engine; sizes and load_s are those of now."""
+        """Counters since `earlier` of the same engine; sizes and load_s are the present ones."""
         counted = [each.name for each in fields(self) if each.default == 0]
         counters = _differences(self, earlier, counted)
         return replace(self, cache=self.cache.since(earlier.cache), **counters)

@@ -15,7 +15,7 @@ from pyhobbit.model.options_file import read_options
 from pyhobbit.settings.config import CacheConfig, parse_size
 from pyhobbit.settings.table import OPTIONS, default_text
 
-# What a keyword takes beside a CacheConfig's own type.
+# Types that a keyword accepts beside a CacheConfig's own type.
 _ALSO: Mapping[str, Any] = {"size": str, "path": str | os.PathLike[str]}
 _WIDTH = 104
 # Llama's keywords for options of the file beside a model.
@@ -23,7 +23,7 @@ _LLAMA = {"ctx": ("n_ctx",), "batch": ("n_batch", "n_ubatch"), "threads": ("n_th
 
 
 def text() -> str:
-    """What the keywords mean, a paragraph each."""
+    """Help of the keywords, a paragraph each."""
     known = ((name, specs[0].help, default_text(name)) for name, specs in OPTIONS.items())
     paragraphs = (f"{name}: {what}{f' Default: {found}.' if found else ''}" for name, what, found in known)
     return "\n\n".join(indent(fill(each, _WIDTH), "    ") for each in paragraphs).strip()

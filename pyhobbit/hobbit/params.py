@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What llama_cpp.Llama makes of its keywords."""
+"""Parameters that llama_cpp.Llama derives from its keywords."""
 
 import ctypes
 from collections.abc import Mapping

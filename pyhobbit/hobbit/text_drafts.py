@@ -44,7 +44,7 @@ class TextDrafts:
         return fill
 
     def note_pass(self, n_tokens: int, seconds: float) -> None:
-        """What the model computed last."""
+        """Tokens that the model computed last."""
         self._pass = (n_tokens, seconds)
 
     def __call__(self, input_ids: Sequence[int] | np.ndarray, /, **_kwargs: Any) -> np.ndarray:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: MIT
-"""What low precision costs, and the settings that keep it small."""
+"""The quality loss by low precision, and settings that keep it small."""

@@ -42,7 +42,7 @@ from pyhobbit.settings.config import CalibrationConfig, EvaluationConfig, format
 from pyhobbit.settings.table import default
 
 _MAX_ROUTES = 200_000  # replayed at once
-_MAX_INPUT_BYTES = 32 << 20  # of routers' inputs
+_MAX_INPUT_BYTES = 32 << 20  # bytes of routers' inputs
 _QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 
 
@@ -66,7 +66,7 @@ class _Known:
 
     @property
     def weights(self) -> np.ndarray:
-        """Of the routers: [T, L, K]."""
+        """Weights of the routers: [T, L, K]."""
         return observed(self.seen.weights)
 
     @property
@@ -93,7 +93,7 @@ class _Found:
 
     @property
     def known_costs(self) -> Costs:
-        """Of a rule that has costs."""
+        """Costs of a rule that has some."""
         assert self.costs is not None
         return self.costs
 
@@ -350,7 +350,7 @@ def _static_low(known: _Known, found: _Found) -> float | None:
 
 
 def _decisions(known: _Known, found: _Found) -> np.ndarray:
-    """What the chosen rule decides for each selection: [T, L, K]."""
+    """The chosen rule's decision for each selection: [T, L, K]."""
     weights, best = known.weights, found.by_rule[found.rule]
     if found.rule == "gate":
         return decide(unimportance(weights), best.t1, best.t2)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What low precision and skipping cost in quality, measured layer by layer or expert by expert."""
+"""Quality costs of low precision and of skipping, measured layer by layer or expert by expert."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -30,11 +30,11 @@ class CostRuns:
 
     @property
     def n_tokens(self) -> int:
-        """Of one run."""
+        """Tokens of one run."""
         return sum(map(len, self.chunks))
 
     def by_layer(self) -> Costs:
-        """Of all layers. Those that do not run are never low nor skipped. Raises HobbitError."""
+        """Costs of all layers. Those that do not run are never low nor skipped. Raises HobbitError."""
         n_layers = self.evaluator.info.n_layers
         found = np.full((n_layers, 2), math.inf)
         for i, layer in enumerate(self.seen.layers):
@@ -42,7 +42,7 @@ class CostRuns:
         return _costs(found)
 
     def of_layer(self, i: int) -> tuple[float, float]:
-        """Of low precision and of skipping in the i-th of the layers seen. Raises HobbitError.
+        """Costs of low precision and of skipping in the i-th of the layers seen. Raises HobbitError.
 
         Two runs: all of it in low precision, and its less important half skipped.
         """
@@ -60,7 +60,7 @@ class CostRuns:
     def refined(self, errors: np.ndarray, is_time_left: Callable[[], bool]) -> tuple[Costs, int]:
         """Costs from the errors of one run, see output_errors(), and from how many layers were measured.
 
-        What was measured stands, and scales the layers between. First come the first and the last layer,
+        Measured costs stay, and scale the layers between. First come the first and the last layer,
         then, while time is left, those that add most to the divergence. Raises HobbitError.
         """
         n_seen = len(self.seen.layers)
@@ -106,7 +106,7 @@ class CostRuns:
 
 
 def _costs(by_layer: np.ndarray) -> Costs:
-    """Of low precision and of skipping: [n_layers, 2]."""
+    """Costs of low precision and of skipping: [n_layers, 2]."""
     low, skip = by_layer.T.tolist()
     return Costs(tuple(low), tuple(skip))
 

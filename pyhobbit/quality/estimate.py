@@ -12,7 +12,7 @@ RUNS_PER_LAYER = 2
 """That measure its costs."""
 
 _LEAST_LAYERS = 2  # whose costs are measured, the first and the last one
-_ENOUGH_S = 5.0  # of chunks, for an estimate of the whole time
+_ENOUGH_S = 5.0  # seconds of chunks, for an estimate of the whole time
 
 
 def told_once(say: Callable[[float], None], n_chunks: int) -> Progress:

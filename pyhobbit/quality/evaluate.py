@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What low precision costs: perplexity, and divergence from the model in high precision, on a text."""
+"""Quality loss by low precision: perplexity, and divergence from high precision, on a text."""
 
 import contextlib
 import math
@@ -85,7 +85,8 @@ class Costs:
         return low.tolist(), skip.tolist()
 
     def of(self, layers: Sequence[int], experts: np.ndarray, n_layers: int) -> tuple[np.ndarray, np.ndarray]:
-        """Of selections in low precision, and skipped; experts, and both results: [T, L, K] of L layers."""
+        """Costs of selections in low precision, and skipped; experts, and both results: [T, L, K] of L
+        layers."""
         per_layer = len(self.low) // n_layers
         place = np.asarray(layers)[:, None] * per_layer + (experts if per_layer > 1 else 0)
         place = np.broadcast_to(place, experts.shape)
@@ -142,7 +143,7 @@ class Evaluator(Closing):
 
     @property
     def info(self) -> ModelInfo:
-        """What was opened."""
+        """Figures of the opened model."""
         return self._opened().info(self._config.engine.cache.memory)
 
     @property
@@ -156,12 +157,12 @@ class Evaluator(Closing):
         return self._config.rule
 
     def set_costs(self, costs: Costs) -> None:
-        """Of the rule price. Raises HobbitError."""
+        """Sets the costs of the rule price. Raises HobbitError."""
         self._opened().cache.set_costs(costs.low, costs.skip)
 
     @property
     def has_low_tier(self) -> bool:
-        """Whether the model has experts in low precision."""
+        """True if the model has experts in low precision."""
         return self.info.n_tiers > 1
 
     @property
@@ -252,7 +253,7 @@ class Evaluator(Closing):
 
     @contextlib.contextmanager
     def observing(self, observer: Callable[[LayerEvent], object]) -> Iterator[None]:
-        """Within it, `observer` sees every layer. What it raises comes out of reference() or measure()."""
+        """Within it, `observer` sees every layer. Its exceptions leave reference() or measure()."""
         cache = self._opened().cache
 
         def keep(_kind: type, error: BaseException, _trace: TracebackType) -> None:
@@ -322,7 +323,7 @@ class Comparison(NamedTuple):
 
 
 def compare(reference: np.ndarray, logits: np.ndarray, targets: np.ndarray) -> Comparison:
-    """Of logits [n, n_vocab] with those of the reference, for targets [n]."""
+    """Compares logits [n, n_vocab] with those of the reference, for targets [n]."""
     blocks = []
     for rows, found in _log_softmax_blocks(logits):
         wanted = log_softmax(reference[rows])
@@ -334,7 +335,7 @@ def compare(reference: np.ndarray, logits: np.ndarray, targets: np.ndarray) -> C
 
 
 def perplexity(reference: np.ndarray, chunks: Sequence[Chunk]) -> float:
-    """Of scored logits [n_chunks, n_scored, n_vocab]."""
+    """Perplexity of scored logits [n_chunks, n_scored, n_vocab]."""
     surprises = [
         surprise(logits, scored_targets(chunk)) for logits, chunk in zip(reference, chunks, strict=True)
     ]

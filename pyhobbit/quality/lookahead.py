@@ -9,11 +9,11 @@ from pyhobbit.model.router import Router
 from pyhobbit.routing.observe import LayerEvent
 
 MAX_BYTES = 1 << 30
-"""Of the sums from which the maps follow."""
+"""Bytes of the sums from which the maps follow."""
 
 _HELD_OUT = 4  # one of so many tokens judges the maps
-_RIDGE = 0.1  # of the mean square of an input value
-_OWN_ROUTING = 0.98  # of the choices, or the routers are not what they seem
+_RIDGE = 0.1  # share of the mean square of an input value
+_OWN_ROUTING = 0.98  # share of the choices that the routers must reproduce
 _MIN_GAIN = 0.01  # in recall, or the routers themselves are as good
 
 

@@ -13,8 +13,8 @@ from pyhobbit.model.tiers import HIGH, LOW, Part
 from pyhobbit.routing.observe import Observations, observed
 from pyhobbit.routing.rules import squared_weights
 
-_MAX_EXPERTS = 16  # of a layer, the most used ones
-_MAX_USES = 32  # of an expert
+_MAX_EXPERTS = 16  # the most used experts of a layer
+_MAX_USES = 32  # uses of an expert
 _KNOWN_NORMS = 0.03  # relative, or the experts are not what they seem; activations of 8 bits take 0.013
 
 Activation = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -29,7 +29,7 @@ def _gelu(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
 
 
 def _clamped_swiglu(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
-    """Of gpt-oss."""
+    """The activation of gpt-oss."""
     gate = np.minimum(gate, 7)
     return gate / (1 + np.exp(-1.702 * gate)) * (np.clip(up, -7, 7) + 1)
 
@@ -70,11 +70,12 @@ class OutputErrors:
         return found
 
     def _means(self, i: int, expert: int, is_chosen: np.ndarray) -> np.ndarray | None:
-        """Of the first uses in the i-th layer seen; is_chosen: [N, K]."""
+        """Mean errors of the first uses in the i-th layer seen; is_chosen: [N, K]."""
         seen = self._seen
         rows, ranks = (places[:_MAX_USES] for places in np.nonzero(is_chosen))
         tokens = seen.input_tokens[rows]
-        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # of exp, and a norm of 0
+        # exp may overflow, and a norm may be 0
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
             norms = observed(seen.output_norms)[tokens, i, ranks]
             errors = self._of_expert(self._blocks[i], expert, observed(seen.inputs)[rows, i], norms)
         if errors is None:
@@ -101,7 +102,7 @@ class OutputErrors:
     def _hidden(
         self, block: int, tier: str, expert: int, inputs: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray] | None:
-        """What an activation takes; None where the tier lacks the expert."""
+        """Inputs of an activation; None if the tier lacks the expert."""
         products = []
         for part in self._first_parts(block):
             matrix = self._weights.matrix(part, tier, expert)

@@ -41,7 +41,7 @@ class Measurements:
         return len(self._found)
 
     def measured(self, name: str, measure: Callable[[], Quality]) -> Quality:
-        """What an earlier run measured under this name, or what is measured now, which is stored at once."""
+        """An earlier run's measurement of this name, or a new one, which is stored at once."""
         if name not in self._found:
             self._keep(name, measure())
         return Quality(**self._found[name])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What calibration found, for people and as JSON."""
+"""Results of a calibration, for people and as JSON."""
 
 import math
 from dataclasses import asdict, dataclass, replace
@@ -34,10 +34,10 @@ class LayerProfile:
 
 @dataclass(frozen=True)
 class CalibrationReport:
-    """What was found, and from what."""
+    """Results of a calibration, and their basis."""
 
     calibration: Calibration
-    """What is stored beside the model."""
+    """The values stored beside the model."""
     n_tokens: int
     """Tokens of the text that were used."""
     n_chunks: int
@@ -45,7 +45,7 @@ class CalibrationReport:
     n_trials: int
     """Settings that were tried."""
     has_low_tier: bool
-    """Whether the model has one; without it only the cache is fitted."""
+    """True if the model has one; without it only the cache is fitted."""
     bound: str
     """The limit on the loss of quality, for people."""
     reference_perplexity: float
@@ -55,23 +55,23 @@ class CalibrationReport:
     high_bytes_per_token: float
     """Read with everything in high precision."""
     score_quantiles: dict[float, float]
-    """Of Eq. 2's scores, without each token's best expert."""
+    """Quantiles of Eq. 2's scores, without each token's best expert."""
     layers: tuple[LayerProfile, ...]
     """How each layer uses its experts."""
     cache: CacheFit
     """Policy and pools."""
     lookahead: Lookahead | None = None
-    """What predicts better; None where nothing does."""
+    """Maps that predict better than the routers; None without any."""
     low_alone: Quality | None = None
     """With everything in low precision."""
     low_alone_holds: bool = False
-    """Whether that keeps the bound."""
+    """True if that keeps the bound."""
     static_low: float | None = None
     """With the rule edgemoe, share of the experts that are low for all tokens."""
 
     @property
     def quality(self) -> Quality:
-        """Of the chosen rule."""
+        """Quality of the chosen rule."""
         return self.by_rule[self.calibration.rule]
 
     def as_dict(self) -> dict[str, Any]:

@@ -19,15 +19,16 @@ TYPICAL_TRIALS = {"gate": 28, "price": 15, "edgemoe": 15}
 """Settings that a search measures, by rule."""
 
 _T1_STEPS = 64  # quantiles of the scores
-_T2_HALVINGS = 7  # of the share that is skipped, each in two steps
+_T2_HALVINGS = 7  # halvings of the share that is skipped, each in two steps
 _PATIENCE = 3  # steps of t2 that bring nothing: the steps of t1 may be too wide for the first
-_DECIMALS = 4  # of thresholds
+_DECIMALS = 4  # decimals of thresholds
 _PRICE_STEPS = 256  # quantiles of the prices at which some use changes its precision
 
 
 @dataclass(frozen=True)
 class Bound:
-    """What low precision may cost: relative increase of perplexity, mean KL divergence in nats; None: any."""
+    """Limit on the loss by low precision: relative increase of perplexity, mean KL divergence in nats;
+    None: any."""
 
     max_increase: float | None
     max_kl: float | None
@@ -48,7 +49,7 @@ class Bound:
         return ", ".join(bounds)
 
     def holds(self, quality: Quality) -> bool:
-        """Whether a measured setting is within the bound."""
+        """True if a measured setting is within the bound."""
         increase = quality.perplexity / self.reference_perplexity - 1
         return (self.max_increase is None or increase <= self.max_increase) and (
             self.max_kl is None or quality.mean_kl <= self.max_kl

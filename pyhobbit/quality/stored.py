@@ -100,7 +100,7 @@ class Calibration:
 
 
 def stored_costs(model: Path) -> Costs:
-    """Of the rule price, from the calibration of a model. Raises HobbitError where there are none."""
+    """Costs of the rule price, from the calibration of a model. Raises HobbitError where there are none."""
     path = calibration_path(model)
     keys = read_gguf(path).metadata if path.exists() else {}
     values = [keys[key].value() for key in ("hobbit.low_costs", "hobbit.skip_costs") if key in keys]

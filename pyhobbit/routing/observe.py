@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the routers of a run did, collected layer by layer (hobbit_set_observer)."""
+"""Routers' choices in a run, collected layer by layer (hobbit_set_observer)."""
 
 import math
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from pyhobbit.native.ffi import ffi
 
 @dataclass(frozen=True)
 class LayerEvent:
-    """What one layer's router chose for one batch (hobbit_layer_event). The arrays are valid during the call.
+    """Choices of one layer's router for one batch (hobbit_layer_event). The arrays are valid during the call.
 
     positions: [n_tokens].  experts, weights, precisions, output_norms: [n_tokens, n_used].
     router_input: [n_tokens, n_embd].  None: not known.
@@ -35,7 +35,7 @@ def observed(values: np.ndarray | None) -> np.ndarray:
 
 
 def layer_event(event: Any) -> LayerEvent:
-    """Of a hobbit_layer_event."""
+    """Reads a hobbit_layer_event."""
     chosen = (event.n_tokens, event.n_used)
 
     def array(pointer: Any, dtype: type, shape: tuple[int, ...]) -> np.ndarray | None:
@@ -73,7 +73,7 @@ class Observations:
     input_tokens: np.ndarray
 
     def first(self, n_tokens: int) -> "Observations":
-        """Of the first tokens of the run alone."""
+        """Observations of the first tokens of the run."""
         kept = self.input_tokens < n_tokens
         return Observations(
             layers=self.layers,
@@ -89,7 +89,7 @@ class Observations:
 class Recorder:
     """An observer for runs of whole sequences, all of `sequence_length` tokens.
 
-    Of routers' inputs, evenly spaced tokens are kept, as many as `max_input_bytes` allow.
+    Routers' inputs are kept for evenly spaced tokens, as many as `max_input_bytes` allow.
     """
 
     def __init__(self, n_sequences: int, sequence_length: int, n_layers: int, max_input_bytes: int) -> None:

@@ -43,7 +43,7 @@ def squared_weights(weights: np.ndarray) -> np.ndarray:
 
 
 def losses(weights: np.ndarray, rule: str) -> np.ndarray:
-    """What the rule price or edgemoe multiplies its costs with: [..., K], NaN as of squared_weights()."""
+    """Factors of the costs in the rules price and edgemoe: [..., K], NaN as of squared_weights()."""
     squared = squared_weights(weights)
     return squared if rule == "price" else np.where(np.isnan(squared), np.nan, 1.0)
 

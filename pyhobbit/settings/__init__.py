@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: MIT
-"""What a user may set, checked."""
+"""Settings of a user, checked."""

@@ -10,7 +10,7 @@ from pyhobbit.settings.config import Setting
 
 
 def kv_overrides(llama: Any, settings: Mapping[str, Setting]) -> "ctypes.Array[Any]":
-    """What params.kv_overrides takes, by the bindings `llama`; must live as long as the params."""
+    """The array for params.kv_overrides, by the bindings `llama`; must live as long as the params."""
     overrides = (llama.llama_model_kv_override * (len(settings) + 1))()  # an empty key ends it
     for override, (key, setting) in zip(overrides, settings.items(), strict=False):
         override.key = key.encode()
