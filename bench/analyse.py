@@ -35,8 +35,8 @@ from pyhobbit.settings.config import CacheConfig, EvaluationConfig
 from pyhobbit.settings.resolve import check_settings
 from pyhobbit.settings.table import OPTIONS
 
-_MAX_INPUT_BYTES = 256 << 20  # of routers' inputs
-_SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5)  # of selections, replaced or skipped
+_MAX_INPUT_BYTES = 256 << 20  # bytes of routers' inputs
+_SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5)  # shares of selections, replaced or skipped
 
 
 def analyse(

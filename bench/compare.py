@@ -43,7 +43,8 @@ def add_options(
     _add_subject(parser)
     _add_procedure(parser, limits)
     thresholds = {"t1": str(CacheConfig.paper_t1), "t2": str(CacheConfig.paper_t2)}
-    add_setting_arguments(parser, thresholds, thresholds, is_group=False)  # of the arms with two tiers
+    # options of the arms with two tiers
+    add_setting_arguments(parser, thresholds, thresholds, is_group=False)
 
 
 def _add_subject(parser: argparse.ArgumentParser) -> None:

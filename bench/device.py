@@ -71,7 +71,7 @@ MISSES = ("misses_high", "misses_low")
 
 @dataclass(frozen=True)
 class Experts:
-    """Of a model. layers: bytes of each layer's, 0 where a layer has none."""
+    """Experts of a model. layers: bytes of each layer's experts, 0 without any."""
 
     layers: tuple[int, ...]
     n_experts: int
@@ -130,7 +130,7 @@ class Target:
     newer_rpc: str | None = None
 
     def describe(self, lib_dir: Path, copies: Sequence[int] = ()) -> dict[str, Any]:
-        """What bench.harness.ggml_device tells, in a process of its own. Raises HobbitError."""
+        """Output of bench.harness.ggml_device, in a process of its own. Raises HobbitError."""
         command = [sys.executable, "-m", "bench.harness.ggml_device", str(lib_dir.resolve()), self.device]
         command += ["--rpc", self.rpc] if self.rpc else []
         command += ["--copies", *map(str, copies)] * bool(copies)
@@ -152,7 +152,7 @@ class Target:
         return replace(self, rpc=self.newer_rpc or self.rpc)
 
     def job(self, config: runner.BenchConfig, experts: Experts, turn: runner.Turn, routes: Path) -> Job:
-        """What the process of a turn is told."""
+        """The job for the process of a turn."""
         job = replace(runner.job(config, turn.arm, None, routes), device=self.device, rpc=self.rpc)
         if turn.arm.build == "newer" and self.newer is not None:
             job = replace(job, lib_dir=str(self.newer.resolve()), rpc=self.for_newer().rpc)

@@ -4,8 +4,8 @@
     python -m bench.gpu_machine --device CUDA0 --stock build/stock-cuda/bin \\
         --newer build/stock-b11549-cuda/bin --folder /dev/shm/bench -o gpu-results
 
-Runs bench/device.py with shapes of many small and of few large experts. What does not fit into --minutes is
-left out, and the page of results, OUTPUT/tables.md, says so.
+Runs bench/device.py with shapes of many small and of few large experts. Runs that do not fit into --minutes
+are left out; the page of results, OUTPUT/tables.md, lists them.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ TRIAL = ("--tokens", "4", "--warm-up", "2", "--seconds", "2", "--prompts", "4", 
 
 
 def command(run: Run, args: argparse.Namespace) -> list[str]:
-    """Of a run; --trial takes a tiny model and few tokens in place of its own."""
+    """The command of a run; --trial uses a tiny model and few tokens in place of its own."""
     shape, layers, options = run.shape, run.layers, list(run.options)
     if args.trial:
         shape, layers, options = "tiny", 4, [*options, *TRIAL]
@@ -121,7 +121,13 @@ def main() -> int:
     add("--newer", type=Path, metavar="DIR", help="newer llama.cpp for the device")
     add("--newer-rpc", metavar="HOST:PORT", help="its ggml-rpc-server (default: that of --rpc)")
     add("--calibration", type=Path, metavar="FILE", help="for the arm by price")
-    add("--folder", type=Path, default=Path("/dev/shm/bench"), metavar="DIR", help="of generated models")
+    add(
+        "--folder",
+        type=Path,
+        default=Path("/dev/shm/bench"),
+        metavar="DIR",
+        help="folder for generated models",
+    )
     add("--reps", type=int, default=1, metavar="N", help="repetitions (default: 1)")
     add("--minutes", type=float, default=25, metavar="M", help="for everything (default: 25)")
     names = [run.name for run in RUNS]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What eviction policies reach on real text: the tiny model's routing of held-out text, replayed as decoding.
+"""Eviction policies on real text: the tiny model's routing of held-out text, replayed as decoding.
 
     python -m bench.policies
     python -m bench.policies --start 32    # the first tokens after a start, with and without what is known

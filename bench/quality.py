@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What low precision costs, on the tiny model: bytes per token, perplexity, divergence from all high.
+"""Quality loss by low precision, on the tiny model: bytes per token, perplexity, divergence from all high.
 
 The precision rules under several bounds, beside a random choice and skipping alone.
 
@@ -74,7 +74,7 @@ def plain_f16() -> Path:
 
 
 def imatrix() -> Path:
-    """What the coarsest types need to be of use, from the first half of the held-out text."""
+    """The importance matrix that the coarsest types need, from the first half of the held-out text."""
     path, text = FOLDER / "tiny.imatrix.gguf", FOLDER / "first-half.txt"
     if not path.exists():
         plain, whole = plain_f16(), (TINY / "heldout.txt").read_text(encoding="utf-8")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What caches and predictors live on: the routing of recorded traces, and of generated models.
+"""Locality and predictability of routing: of recorded traces, and of generated models.
 
     python -m bench.routing qwen3-30b-a3b.route.csv bench-models/qwen3-30b-a3b-24x-q4_0.gguf --used 6
 
@@ -120,7 +120,7 @@ def main() -> None:
     add = parser.add_argument
     add("files", type=Path, nargs="+", metavar="FILE", help="traces (.csv) and models (.gguf)")
     add("--used", type=int, metavar="N", help="best experts of a token that count (default: all)")
-    add("--sequences", type=int, default=4, metavar="N", help="of a model (default: %(default)s)")
+    add("--sequences", type=int, default=4, metavar="N", help="sequences of a model (default: %(default)s)")
     add("--memory", type=parse_size, metavar="SIZE", help="limit for a model, like 8G")
     try:
         run(parser.parse_args())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What HOBBIT (arXiv 2411.01433) observes of Mixture-of-Experts models, computed from the routing of a run.
+"""HOBBIT's (arXiv 2411.01433) observations of Mixture-of-Experts models, computed from the routing of a run.
 
 Pure: arrays in, arrays out. T tokens in the order of the run, L layers with routed experts, K experts used
 per token as the router ranked them, E experts of a layer, D values of the router's input.
@@ -147,7 +147,7 @@ def _gain_ratio(source: Router, target: Router) -> np.ndarray:
 
 
 def _overlap(chosen: np.ndarray, predicted: np.ndarray) -> np.ndarray:
-    """Whether each of chosen [T, K] is among predicted [T, K]: bool [T, K]."""
+    """True for each of chosen [T, K] that is among predicted [T, K]: bool [T, K]."""
     return (chosen[:, :, None] == predicted[:, None, :]).any(axis=2)
 
 

@@ -30,7 +30,7 @@ _CARRY_OVER_OF_MIXTRAL = 0.907  # DAOP, Table II, between prompt and answer
 
 @dataclass(frozen=True)
 class GateFindings:
-    """What Eq. 2 makes of gate weights.
+    """Eq. 2's decisions for gate weights.
 
     scores: [T, L, K].  mix: shares of selections high, low and skipped at the thresholds.
     """
@@ -42,7 +42,7 @@ class GateFindings:
 
 @dataclass(frozen=True)
 class AheadFindings:
-    """What routers' inputs say about later layers, from n_tokens tokens.
+    """Predictions of later layers from routers' inputs, of n_tokens tokens.
 
     rescaled: with the gain of the later layer's norm.  None: see `notes` of Findings.
     """
@@ -195,7 +195,8 @@ def _ahead_findings(
 
 
 def _recall(seen: Observations, ahead: AheadFindings | None, n_experts: int) -> dict[str, np.ndarray]:
-    """Of each predictor, by layer. Those that need no routers learn while the text runs, token by token."""
+    """Recall of each predictor, by layer. Those that need no routers learn while the text runs, token by
+    token."""
     n_layers = len(seen.layers)
     if n_layers < 2:
         return {}

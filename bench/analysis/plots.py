@@ -77,7 +77,7 @@ def write(found: "Findings", seen: "Observations", folder: Path) -> list[Path]:
 
 
 def _figures(found: "Findings", seen: "Observations") -> Iterator[tuple[str, Figure]]:
-    """Of a property of single layers, the layer that shows it best is drawn."""
+    """Figures. For a property of single layers, the layer that shows it best is drawn."""
     magnitudes = important(seen)
     if found.importance is not None and magnitudes is not None:
         relative = figures.relative_importance(*magnitudes)

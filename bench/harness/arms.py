@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What is compared. An arm is data: another one is another line here."""
+"""Arms of the comparison. An arm is data: another one is another line here."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

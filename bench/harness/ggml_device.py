@@ -62,7 +62,8 @@ class GgmlDevice:
             raise HobbitError(f"the device '{name}' computes in host memory; name one with memory of its own")
 
     def _function(self, name: str, result: Any, *arguments: Any, library: ctypes.CDLL | None = None) -> Any:
-        function = (library or self._base)[name]  # of our own, unlike an attribute of the library
+        # a function object of our own, unlike an attribute of the library
+        function = (library or self._base)[name]
         function.restype, function.argtypes = result, arguments
         return function
 
@@ -88,11 +89,11 @@ class GgmlDevice:
         return free.value, total.value
 
     def only(self) -> "ctypes.Array[Any]":
-        """What params.devices of a model takes; must live as long as the params."""
+        """The array for params.devices of a model; must live as long as the params."""
         return (_POINTER * 2)(self.pointer)  # NULL ends it
 
     def experts_on_cpu(self, n_layers: int) -> "ctypes.Array[Any]":
-        """What params.tensor_buft_overrides takes, as by --n-cpu-moe; must live as long as the model."""
+        """The array for params.tensor_buft_overrides, as by --n-cpu-moe; must live as long as the model."""
         cpu = self._cpu_buffer_type()
         overrides = (_BufferTypeOverride * (n_layers + 1))()  # no pattern ends it
         for layer in range(n_layers):

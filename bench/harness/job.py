@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a measuring process is told, and what it tells; both travel as JSON."""
+"""Input and output of a measuring process; both travel as JSON."""
 
 import json
 import sys
@@ -51,7 +51,7 @@ class Job:
 class Quarter:
     """Seconds of a token in a part of a run: altogether, in the experts' layers, and waiting in these.
 
-    What is left of the first is llama.cpp's own: where a run slows down, it tells a slower machine from a
+    The rest of the first is llama.cpp's own: if a run slows down, it tells a slower machine from a
     slower cache. The last two are 0 without a cache.
     """
 
@@ -95,7 +95,7 @@ class Measured:
 
 
 def tell(measure: Callable[[], Mapping[str, Any]]) -> int:
-    """What main() of a measuring process does: writes what `measure` returns to standard output.
+    """The main() of a measuring process: writes the result of `measure` to standard output.
 
     Returns the exit status: 1, with a sentence on standard error, where it raises HobbitError.
     """

@@ -27,12 +27,12 @@ struct hobbit_replay {
     int64_t first_row;
     int64_t n_tokens;
 
-    // Of the build in use: ggml_backend_buffer_is_host, ggml_backend_tensor_get and ggml_backend_tensor_set.
+    // Functions of the build in use: ggml_backend_buffer_is_host, ggml_backend_tensor_get and ggml_backend_tensor_set.
     bool (*is_host)(struct ggml_backend_buffer * buffer);
     void (*get)(const struct ggml_tensor * tensor, void * data, size_t offset, size_t size);
     void (*set)(struct ggml_tensor * tensor, const void * data, size_t offset, size_t size);
 
-    struct ggml_tensor * probabilities; // of the current layer; begin with NULL
+    struct ggml_tensor * probabilities; // the current layer's; begin with NULL
     const char *         error;         // the first one, a sentence; begin with NULL
 };
 

@@ -30,7 +30,7 @@ _MAPPED = (_STOCK, "stock-128k")  # stock under a limit means the better of them
 
 @dataclass(frozen=True)
 class Row:
-    """One arm at one limit: medians over n repetitions. None where there is no such figure.
+    """One arm at one limit: medians over n repetitions. A value is None if there is no such figure.
 
     least, most: of the tokens per second.  kept: share of the decode speed of stock llama.cpp with everything
     in memory.  to_stock: the decode speed by that of stock under the same limit.
@@ -88,7 +88,7 @@ class Results:
         self._good = {key: [r for r in group if "error" not in r] for key, group in self._all.items()}
 
     def errors(self) -> list[str]:
-        """What failed, without repetitions."""
+        """Errors, without repetitions."""
         failed = (r for group in self._all.values() for r in group if "error" in r)
         return list(dict.fromkeys(f"{r['arm']}{_at(r['limit'])}: {r['error']}" for r in failed))
 
@@ -183,7 +183,7 @@ def _ratio(value: float, to: float | None) -> float | None:
 
 
 def _missed_bytes(record: Record) -> float | None:
-    """Per token. What was prefetched in vain need not have been read."""
+    """Per token. Bytes of unused prefetches do not count."""
     counters = record["counters"]
     if not counters:
         return None

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pyhobbit.routing.trace import Trace
 
 _SEED = 1
-_LOSS_PER_LAYER = 0.04  # of a prediction's accuracy, for each layer further ahead
+_LOSS_PER_LAYER = 0.04  # loss of a prediction's accuracy, for each layer further ahead
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class MoeShape:
 
 @dataclass(frozen=True)
 class Routing:
-    """What each token chose in each layer, by rank: [tokens, layers, used]. Weights sum to 1."""
+    """Choices of each token in each layer, by rank: [tokens, layers, used]. Weights sum to 1."""
 
     experts: NDArray[np.int32]
     weights: NDArray[np.float32]
@@ -56,7 +56,8 @@ def sweep(shape: MoeShape) -> Routing:
 
 
 def predicted(routing: Routing, accuracy: float, n_ahead: int) -> Routing:
-    """What a predictor of a stated accuracy says of this routing: arrays [n_ahead, tokens, layers, used].
+    """Predictions of a predictor of a stated accuracy for this routing: arrays [n_ahead, tokens, layers,
+    used].
 
     accuracy: the chance of each use to be named one layer ahead; further layers lose 4 points each, as
     measured on Qwen3-30B-A3B. A use that is not named is replaced by an expert that the token does not use,

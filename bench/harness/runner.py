@@ -64,7 +64,7 @@ class BenchConfig:
     n_threads: int | None = None
     n_busy: int = 0
 
-    min_margin: ClassVar[int] = 32 << 20  # of a limit: page tables, pages of libraries and other files
+    min_margin: ClassVar[int] = 32 << 20  # margin of a limit: page tables, pages of libraries and other files
     margin: ClassVar[float] = 0.01
 
     def __post_init__(self) -> None:
@@ -101,7 +101,7 @@ class BenchConfig:
 
     @cached_property
     def model_bytes(self) -> int:
-        """What limits are shares of."""
+        """Bytes of which the limits are shares."""
         return sum(path.stat().st_size for path in self.parts)
 
     @property
@@ -120,7 +120,7 @@ class Turn:
 
 
 RunTurn = Callable[[BenchConfig, Turn, Path], dict[str, Any]]
-"""What one process measured, or why it failed; the path is of the routing."""
+"""Measures in one process: results or an error; the path is the routing's."""
 
 
 def choose_arms(
@@ -215,7 +215,7 @@ def _run_limited(config: BenchConfig, turn: Turn, routes: Path) -> dict[str, Any
 
 
 def record_of(turn: Turn, limit_bytes: int | None) -> dict[str, Any]:
-    """What a turn's record begins with."""
+    """Begin of a turn's record."""
     return {
         "kind": "result", "arm": turn.arm.name, "limit": turn.limit, "limit_bytes": limit_bytes,
         "repetition": turn.repetition,
@@ -236,7 +236,7 @@ def _cgroup(limit: int | None) -> Iterator[system.Cgroup | None]:
 
 
 def job(config: BenchConfig, arm: Arm, limit: int | None, routes: Path) -> Job:
-    """What the arm's process is told."""
+    """The job for the arm's process."""
     return Job(
         model=str(config.model.absolute()),  # its companions are found by its name
         lib_dir=str(config.stock.resolve()) if arm.build == "stock" else None,
@@ -262,7 +262,7 @@ def _bound(config: BenchConfig, limit: int | None) -> dict[str, Setting]:
 
 
 def settings(config: BenchConfig, arm: Arm, bound: Mapping[str, Setting]) -> dict[str, Setting]:
-    """Of the expert cache, under a bound on its memory."""
+    """Settings of the expert cache, under a bound on its memory."""
     tiers: dict[str, Setting] = {"hobbit.t1": 1.0, "hobbit.t2": 1.0}  # whatever the file says
     if arm.tiers != "high":
         assert config.low is not None  # BenchConfig refuses the arm without it
@@ -312,7 +312,7 @@ def reason(done: "subprocess.CompletedProcess[str]", limit: int | None = None) -
 
 
 def description(config: BenchConfig) -> dict[str, Any]:
-    """What the figures belong to: model, options, machine, versions."""
+    """Context of the figures: model, options, machine, versions."""
     setting = system.readahead_setting(config.model)
     return {
         "kind": "run",
@@ -345,7 +345,7 @@ def _routing_text(config: BenchConfig) -> str:
 
 
 def _commit() -> str | None:
-    """Of the checkout this runs from, "+" for changes that are not in it; None outside of one."""
+    """Commit of this checkout, with "+" for changes that are not in it; None outside of one."""
     if not (ROOT / ".git").exists():
         return None
     git = ["git", "-C", str(ROOT)]

@@ -11,7 +11,7 @@ Kind = Literal["expert", "matrix", "f32"]
 _COMMON = 0.7  # mean of the embeddings by their standard deviation: some experts are preferred
 _FIRST_ATTENTION = 2.4  # the first layer adds much of the tokens just before, so that choices last
 _ATTENTION, _EXPERTS = 0.35, 0.6  # further layers add little, so that the next choice can be predicted
-_COMMON_QUERY, _OWN_QUERY = 1.1, 0.55  # what all queries and keys share looks at the nearest tokens
+_COMMON_QUERY, _OWN_QUERY = 1.1, 0.55  # the common part of queries and keys looks at the nearest tokens
 _SHARPER = 1.5  # where norms take the size from queries and keys
 
 
@@ -118,7 +118,8 @@ def _biases(wanted: bool, **sizes: int) -> Iterator[RandomTensor]:
 
 def _attention(s: Shape, gain: float) -> Iterator[RandomTensor]:
     n_q, n_kv = s.n_head * s.head_dim, s.n_head_kv * s.head_dim
-    common_input = s.n_embd * _COMMON * (1 + _COMMON**2) ** -0.5  # of a matrix whose elements are all 1
+    # factor of a matrix whose elements are all 1
+    common_input = s.n_embd * _COMMON * (1 + _COMMON**2) ** -0.5
     yield from _norm("attn_norm", s.n_embd, s.norm_biases)
     for part, n_out in (("q", n_q), ("k", n_kv)):
         common = _COMMON_QUERY / common_input

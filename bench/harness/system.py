@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a measurement asks of the machine: a bound on memory, an empty page cache, readahead, bandwidth."""
+"""Functions of the machine for measurements: a bound on memory, an empty page cache, readahead, bandwidth."""
 
 import fcntl
 import os
@@ -109,7 +109,7 @@ def readahead_setting(path: Path) -> Path | None:
 
 @contextmanager
 def readahead(path: Path, kilobytes: int | None) -> Iterator[None]:
-    """Another readahead for the disk of `path`; the old one comes back in the end. None changes nothing.
+    """Another readahead for the disk of `path`; the old one comes back in the end. With None nothing changes.
 
     Raises HobbitError.
     """
@@ -141,7 +141,7 @@ def disk_bandwidth(path: Path, seconds: float) -> float | None:
 
 
 def machine() -> dict[str, object]:
-    """What the numbers were measured on."""
+    """The machine of the measurements."""
     return {
         "cpu": _line("/proc/cpuinfo", "model name"),
         "cores": len(os.sched_getaffinity(0)),

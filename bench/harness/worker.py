@@ -29,7 +29,7 @@ from pyhobbit.errors import HobbitError
 from pyhobbit.settings.config import EngineConfig
 from pyhobbit.settings.overrides import kv_overrides
 
-_MAX_CONTEXT = 1024  # of a long decode, which begins anew: its quarters have contexts alike
+_MAX_CONTEXT = 1024  # tokens of a long decode, which begins anew: its quarters have contexts alike
 _QUARTER_COUNTERS = ("compute_s", "stall_s")
 _STATE = "prefetch_active"  # the one among the counters that counts nothing
 
@@ -145,7 +145,8 @@ class Session:
         self._n_past += len(tokens)
 
     def logits(self, n: int = 1) -> np.ndarray:
-        """Of the last computation, which computed n: float32 [n, n_vocab], valid until the next one."""
+        """Logits of the last computation, which computed n: float32 [n, n_vocab], valid until the next
+        one."""
         return np.ctypeslib.as_array(self.llama.llama_get_logits(self.context), (n, self.n_vocab))
 
     def logits_crc(self) -> int:
@@ -339,7 +340,8 @@ def _rate(stats: dict[str, float], tiers: Iterable[str]) -> float | None:
 
 
 def bytes_from_disk() -> int:
-    """What this process had the disk read: direct reads, and pages for mappings with their readahead."""
+    """Bytes that the disk read for this process: direct reads, and pages for mappings with their
+    readahead."""
     for line in Path("/proc/self/io").read_text().splitlines():
         name, value = line.split(":")
         if name == "read_bytes":

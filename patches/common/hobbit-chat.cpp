@@ -11,8 +11,8 @@ struct hobbit_chat {
     const llama_model *       model;
     std::string               source;
     common_chat_templates_ptr templates; // made by the first call
-    common_chat_parser_params parser;    // of the last prompt
-    std::string               answer;    // of the last call
+    common_chat_parser_params parser;    // parser parameters of the last prompt
+    std::string               answer;    // answer of the last call
     std::string               error;
 };
 
@@ -37,7 +37,7 @@ static common_chat_templates_ptr parse(const hobbit_chat & chat) {
 }
 
 hobbit_chat * hobbit_chat_new(const llama_model * model, const char * chat_template) {
-    common_log_set_verbosity_thold(LOG_LEVEL_OUTPUT); // what goes wrong is returned
+    common_log_set_verbosity_thold(LOG_LEVEL_OUTPUT); // errors are returned, not logged
     return new hobbit_chat{ model, chat_template, {}, {}, {}, {} };
 }
 

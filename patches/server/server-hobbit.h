@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// What llama-server reports about the expert cache and asks of it. Without an expert cache these functions have no
+// llama-server's interface to the expert cache: reports and requests. Without an expert cache these functions have no
 // effect. Any thread may call the functions that take no context.
 
 #include "hobbit.h"

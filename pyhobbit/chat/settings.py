@@ -24,7 +24,7 @@ _OTHER_NAMES = {"temperature": "temp", "num_predict": _MAX_TOKENS}
 
 
 def names(conversation: Conversation) -> list[str]:
-    """Of the settings that this model has."""
+    """Names of the settings that this model has."""
     return list(_values(conversation))
 
 

@@ -103,7 +103,7 @@ def _write(args: argparse.Namespace, model: Path | None) -> None:
 def settings(
     path: Path | None, engine: EngineConfig, sampling: SamplingConfig, given: Collection[str]
 ) -> list[Row]:
-    """What applies to a model, or without one what would. given: names of flags that were given.
+    """The settings of a model, or without one those of any. given: names of flags that were given.
 
     Raises HobbitError.
     """

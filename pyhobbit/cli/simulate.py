@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _LRU = "lru"
 _SETTINGS = ("t1", "t2", "low_share", "weights")
-_BITS_HIGH, _BITS_LOW = 16.0, 4.5  # of f16 and q4_0
+_BITS_HIGH, _BITS_LOW = 16.0, 4.5  # bits of f16 and q4_0
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def _prior(path: Path, of: "Trace") -> tuple[float, ...]:
 
 
 def _base(trace: "Trace", args: argparse.Namespace, prior: tuple[float, ...]) -> "Simulation":
-    """What all runs have in common."""
+    """Parameters that all runs share."""
     from pyhobbit.routing.trace import Simulation
 
     t2 = 1.0 if args.t2 is None else args.t2
@@ -228,7 +228,8 @@ def _document(
     trace: "Trace", split: str | None, base: "Simulation", low_share: float | None, runs: Sequence[Run]
 ) -> dict[str, Any]:
     common = asdict(base)
-    for left_out in ("policy", "slots_high", "slots_low", "prior"):  # of one run each, and long
+    # these belong to one run each, and are long
+    for left_out in ("policy", "slots_high", "slots_low", "prior"):
         del common[left_out]
     return {
         "trace": str(trace.path),

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""What Engine and Hobbit share: counters of tokens, and settings that change while a model is open."""
+"""The common part of Engine and Hobbit: counters of tokens, and settings that change while a model is
+open."""
 
 from abc import abstractmethod
 from collections import Counter
@@ -52,7 +53,7 @@ class CachedModel(Closing):
 
     @abstractmethod
     def info(self) -> ModelInfo:
-        """What was opened."""
+        """Figures of the opened model."""
 
     def stats(self) -> Stats:
         """Counters and times since opening; Stats.since() gives those between two moments."""

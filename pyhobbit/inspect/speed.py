@@ -31,7 +31,7 @@ _PROMPTS = ("The ", "In the year 1969 ", "def main(", "Dear ", "1, 2, 3, ")
 
 @dataclass(frozen=True)
 class Warm:
-    """What decoding did with full pools, per token. hits: shares of the high and of the low pool."""
+    """Decoding with full pools, per token. hits: shares of the high and of the low pool."""
 
     hits: tuple[float, float]
     wait_s: float
@@ -180,7 +180,7 @@ def estimate(
     high, low, _ = sample.mix
     if info.high_is_residual:
         low += high  # both begin with the low version
-    own_bytes = info.tier_bytes_high / info.n_high_experts  # of a high version, or a residual
+    own_bytes = info.tier_bytes_high / info.n_high_experts  # bytes of a high version, or a residual
     low_bytes = info.tier_bytes_low / info.n_all_experts
     read_bytes = (
         info.n_layers
@@ -192,7 +192,7 @@ def estimate(
 
 
 def _rule(info: ModelInfo) -> dict[str, Any]:
-    """Of a Simulation."""
+    """The rule's parameters for a Simulation."""
     if info.price == 0:
         return {"t1": info.t1, "t2": info.t2}
     costs = stored_costs(Path(info.model))

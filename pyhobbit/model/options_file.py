@@ -32,7 +32,8 @@ _SAMPLING = {name: "count" if name in _COUNTS else "number" for name in SAMPLING
 _ENGINE = {"ctx": "count", "batch": "count", "threads": "count"}
 _CHAT = {"max_tokens": "count", "system": "text", "think": "text"}
 KINDS: Mapping[str, str] = {**_CACHE, **_ENGINE, **_SAMPLING, **_CHAT}
-"""What the file may set, with the kind of each value; names are those of the options, with underscores."""
+"""Settings that the file may hold, with the kind of each value; names are those of the options, with
+underscores."""
 
 _TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
     "number": ((int, float), "a number"),

@@ -7,7 +7,7 @@ from pyhobbit.model.file_names import calibration_path
 
 
 def lookahead_bytes(model: Path) -> int:
-    """Of the maps that a calibration has fitted for predicting experts; 0 without them."""
+    """Bytes of the maps that a calibration has fitted for predicting experts; 0 without them."""
     path = calibration_path(model)
     if not path.exists():
         return 0

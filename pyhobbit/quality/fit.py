@@ -14,7 +14,7 @@ from pyhobbit.quality.evaluate import Costs, Quality
 from pyhobbit.routing.trace import NEED_PRIOR, Simulation, policy_names, pool_slots, simulate, use_rates
 
 Weights = tuple[float, float, float, float]
-"""Of LRU, LFU, LHU and FLD in Eq. 3 of HOBBIT."""
+"""Weights of LRU, LFU, LHU and FLD in Eq. 3 of HOBBIT."""
 
 _COARSE = 4  # steps between 0 and 1
 _FINE_STEPS = (1 / 8, 1 / 16)
@@ -111,7 +111,7 @@ class CacheModel:
 
     @property
     def low_shares(self) -> tuple[float, ...]:
-        """Of the pools, to try."""
+        """Shares of the pools to try for the low tier."""
         return _RESIDUAL_LOW_SHARES if self.residual else _LOW_SHARES
 
     def slots(self, capacity: float, low_share: float) -> tuple[int, int]:
@@ -165,7 +165,7 @@ class CacheFitter:
         return CacheFit(policy, weights, self.best_share(fitting, policy, weights), penalties)
 
     def best_share(self, routes: np.ndarray, policy: str, weights: Weights = _LRU) -> float:
-        """Of the pools for the low tier, with this policy; weights: of policy hobbit."""
+        """The best share of the pools for the low tier, with this policy; weights: of policy hobbit."""
         if not self._model.uses_low:
             return 0.0
         shares = self._model.low_shares

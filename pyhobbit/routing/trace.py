@@ -85,7 +85,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class Simulation:
-    """What routes are replayed with, as struct hobbit_simulation of hobbit.h.
+    """Parameters of a replay, as struct hobbit_simulation of hobbit.h.
 
     policy: a name of policy_names(), or BELADY.  slots_high, slots_low: experts that the pools hold.
     weights: of LRU, LFU, LHU and FLD in Eq. 3 of HOBBIT.  floors: a layer keeps its even share of a pool, as

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a user may set. Making a dataclass checks its values and raises ConfigError."""
+"""Settings of a user. Making a dataclass checks its values and raises ConfigError."""
 
 import math
 import os
@@ -56,7 +56,7 @@ def _require(ok: bool, message: str) -> None:
 
 @dataclass(frozen=True)
 class CacheConfig(CacheSettings):
-    """The expert cache. None leaves a setting to the model file or to what the engine computes.
+    """The expert cache. A value of None leaves a setting to the model file or to the engine.
 
     Each value is checked here. The engine refuses values that contradict each other, when it opens a model.
     Sizes are bytes. docs/quality.md explains t1 and t2, docs/gpu.md what concerns GPUs.
@@ -77,7 +77,7 @@ class CacheConfig(CacheSettings):
         )
 
     def settings(self) -> dict[str, Setting]:
-        """What hobbit_open is told (hobbit.h), by key."""
+        """Settings for hobbit_open (hobbit.h), by key."""
         given = {
             spec.key: _native(spec, each)
             for name, specs in OPTIONS.items()
@@ -185,7 +185,7 @@ SAMPLING_HELP: Mapping[str, str] = {
     "repeat_penalty": f"penalty on the last {SamplingConfig.repeat_last_n} tokens; 1: off",
     "seed": "random seed",
 }
-"""What the fields of SamplingConfig are, for users."""
+"""Help of SamplingConfig's fields, for users."""
 
 
 @dataclass(frozen=True)
@@ -242,7 +242,7 @@ class EngineConfig:
         return min(trained, self.contexts[0]) if self.n_ctx is None else self.n_ctx
 
     def larger_contexts(self, trained: int) -> set[int]:
-        """What may be chosen in place of context_tokens()."""
+        """Contexts that may replace context_tokens()."""
         return {min(n, trained) for n in self.contexts if min(n, trained) > self.contexts[0]}
 
 
@@ -250,7 +250,8 @@ class EngineConfig:
 class ChatConfig:
     """`pyhobbit chat`. max_tokens: of an answer, which with `no_limit` ends by itself or with the context.
 
-    None takes no_limit, and `completion_tokens` for a model without chat template: it seldom ends by itself.
+    A value of None means no_limit, or `completion_tokens` for a model without chat template: it seldom ends
+    by itself.
     beams: texts that a search keeps, in place of sampling; as engine.n_beams.
     system: instructions for a model with a chat template.  stats_json: where the statistics go.
     think: whether the model thinks before it answers: on, off, or hide to show only that it does.
@@ -300,7 +301,7 @@ class EvaluationConfig:
     default_n_ctx: ClassVar[int] = 512
 
     def settings(self) -> dict[str, Setting]:
-        """What hobbit_open is told; a calibration that lies beside the model is left out."""
+        """Settings for hobbit_open, without a calibration that lies beside the model."""
         return {
             "hobbit.enable": True,
             "hobbit.calibrated": False,
@@ -373,13 +374,13 @@ class CalibrationConfig:
 
     @property
     def n_chunks(self) -> int:
-        """Of the text, at most."""
+        """Most chunks of the text."""
         default = self.default_chunks if self.minutes is None else self.min_chunks
         return default if self.max_chunks is None else self.max_chunks
 
     @property
     def n_cost_chunks(self) -> int:
-        """Of the text, for the costs."""
+        """Chunks of the text for the costs."""
         default = self.default_cost_chunks if self.minutes is None else 1
         return default if self.cost_chunks is None else self.cost_chunks
 
@@ -392,5 +393,5 @@ class CalibrationConfig:
 
     @property
     def by_expert(self) -> bool:
-        """Whether each expert is measured alone."""
+        """True if each expert is measured alone."""
         return self.rule == "edgemoe" or (self.per_expert and "price" in self.rules)

@@ -18,7 +18,7 @@ LIVE: tuple[str, ...] = tuple(name for name, specs in OPTIONS.items() if specs[0
 
 
 def default(option: str) -> Any:
-    """What the engine takes where nobody says anything; None where it is computed."""
+    """The engine's default; None if it is computed."""
     values = tuple(each.default for each in OPTIONS[option])
     return values if len(values) > 1 else values[0]
 

@@ -17,7 +17,7 @@ bool is_expert_matmul(const ggml_tensor * op) {
     return op->op == GGML_OP_MUL_MAT_ID && is_on_disk(op->src[0]);
 }
 
-// Of the token embedding, before the first layer: a split of its own.
+// The token embedding, before the first layer, is a split of its own.
 bool is_row_lookup(const ggml_tensor * op) {
     return op->op == GGML_OP_GET_ROWS && is_on_disk(op->src[0]);
 }

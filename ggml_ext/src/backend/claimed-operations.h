@@ -12,7 +12,7 @@ namespace hobbit {
 bool is_expert_matmul(const ggml_tensor * op);
 bool is_row_lookup(const ggml_tensor * op);
 
-// Whether the backend of this device serves them.
+// Returns true if the backend of this device serves them.
 bool is_of_device(const ggml_tensor * weights, ggml_backend_dev_t dev);
 
 // Claiming what lies between its matmuls makes a layer one split. After the last matmul only what still belongs to

@@ -11,7 +11,7 @@ namespace hobbit {
 
 class inner_graph;
 
-// What the backend asks of the model whose experts a split computes. It is the context of the model's buffer types.
+// The backend's interface to the model whose experts a split computes. It is the context of the model's buffer types.
 //
 // Ownership: counted. A buffer of the model's buffer types holds one reference. Thread-safety: ref, unref and the const
 // methods may be called from any thread; the others take turns by themselves.
@@ -20,7 +20,7 @@ class split_runner {
     virtual void ref()   = 0;
     virtual void unref() = 0; // the last one deletes the object
 
-    // Whether the tensor's data stays on disk.
+    // Returns true if the tensor's data stays on disk.
     virtual bool owns(const std::string & tensor) const = 0;
 
     // A routed expert tensor under llama.cpp's name; null for any other name. Valid as long as the object.

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// What we rely on of ggml's private structs. Their tables of functions are initialised by position, so a function that
-// a newer ggml adds would silently move the others: this fails to compile instead. docs/upgrading.md says what to
-// review.
+// Private structs of ggml that our code depends on. Their tables of functions are initialised by position, so a
+// function that a newer ggml adds would silently move the others: this fails to compile instead. docs/upgrading.md says
+// what to review.
 
 #include "ggml-backend-impl.h"
 

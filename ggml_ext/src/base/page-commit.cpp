@@ -13,7 +13,7 @@
 namespace hobbit {
 
 static constexpr size_t STEP           = 8u << 20; // end() waits for one step at most
-static constexpr int    LOWEST         = 19;       // of nice(2)
+static constexpr int    LOWEST         = 19;       // lowest priority of nice(2)
 static constexpr int    POPULATE_WRITE = 23;       // MADV_POPULATE_WRITE, which older headers lack
 
 void page_commit::start(std::vector<range> ranges, uint64_t spare) {

@@ -62,14 +62,14 @@ class setting_values {
 
     bool is_given(const std::string & key) const { return at(key).source == HOBBIT_SOURCE_GIVEN; }
 
-    // Whether one of the keys, which are separated by spaces, is given.
+    // Returns true if one of the keys, which are separated by spaces, is given.
     bool any_given(const char * keys) const;
 
   private:
     std::map<std::string, entry> entries_; // [key]
 };
 
-// Whether `name` is one of the words in `words`; its place among them, or -1.
+// Returns true if `name` is one of the words in `words`; its place among them, or -1.
 int find_word(const char * words, const std::string & name);
 
 } // namespace hobbit

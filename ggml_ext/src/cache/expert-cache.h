@@ -39,7 +39,7 @@ class expert_cache {
         expert_cache *     below  = nullptr; // the next-level cache, with the file's layouts; null: misses are read
 
         ggml_backend_buffer_type_t memory = nullptr; // the memory that the device computes in; null: its own
-        uint64_t spare = 0; // of the system's memory: pools in host memory end where less is left; 0: they do not look
+        uint64_t                   spare  = 0;       // system memory that pools in host memory leave free; 0: unchecked
     };
 
     // All must outlive the cache.
@@ -59,10 +59,10 @@ class expert_cache {
     // demand
     //
 
-    // Whether all of `parts` are loaded or being loaded.
+    // Returns true if all of `parts` are loaded or being loaded.
     bool holds(expert_id id, tier_id tier, part_set parts) const;
 
-    // Whether the next-level cache has, or is loading, those of `parts` that are missing here.
+    // Returns true if the next-level cache has, or is loading, those of `parts` that are missing here.
     bool holds_below(expert_id id, tier_id tier, part_set parts) const;
 
     // Pins the expert, without requesting parts. Returns false, and changes nothing, if acquire has pinned every slot.
@@ -72,7 +72,7 @@ class expert_cache {
     // pinned.
     void request(expert_id id, tier_id tier, part_set parts);
 
-    // Whether all of the requested parts are loaded. REQUIRES: resident
+    // Returns true if all of the requested parts are loaded. REQUIRES: resident
     bool arrived(expert_id id, tier_id tier, part_set parts) const;
 
     // Waits until they are, or until a read fails. REQUIRES: pinned
@@ -144,7 +144,7 @@ class expert_cache {
 
     bool is_exclusive(term_id term) const { return is_exclusive_[term]; }
 
-    // Whether the term could be resident: there is a pool, and a residual's low version is resident.
+    // Returns true if the term could be resident: there is a pool, and a residual's low version is resident.
     bool accepts(expert_id id, term_id term) const { return n_slots(term) > 0 && sets_.has_base(id, term); }
 
     // Pins a term that is to be copied from here. A demand evicts like acquire, a prefetch like prefetch. Returns false
@@ -193,7 +193,7 @@ class expert_cache {
 
     per_term<slot_memory>              slots_;
     resident_tiers                     sets_;
-    per_term<expert_table<load_state>> loads_;          // of fixed size
+    per_term<expert_table<load_state>> loads_;          // tables of fixed size
     std::vector<expert_term>           prefetched_;     // terms; pinned once each, until loaded or cancelled
     std::vector<expert_term>           staged_;         // terms lent by the cache below, until copied
     replacement_listener               on_replacement_; // see set_replacement_listener

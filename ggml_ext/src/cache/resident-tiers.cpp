@@ -50,7 +50,7 @@ void resident_tiers::erase_term(expert_id id, term_id term, std::vector<expert_t
     drop_dependents(id, term, evicted);
 }
 
-// What is stored on a term that has left.
+// Evicts entries stored as a residual of `term`, which was evicted.
 void resident_tiers::drop_dependents(expert_id id, term_id term, std::vector<expert_term> & evicted) {
     for (const term_id other : TERMS) {
         if (other != term && base_of(other) == term && sets_[other] && sets_[other]->contains(id)) {

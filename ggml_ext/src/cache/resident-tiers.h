@@ -40,7 +40,8 @@ class resident_tiers {
     // nothing if all slots of a pool are pinned. Evicted terms are added to `evicted`.
     bool insert(expert_id id, tier_id tier, layer_id running, std::vector<expert_term> & evicted);
 
-    // Whether the term's base, the low version of a residual, is resident; true without a base. REQUIRES: has(base)
+    // Returns true if the term's base, the low version of a residual, is resident; true without a base. REQUIRES:
+    // has(base)
     bool has_base(expert_id id, term_id term) const { return base_of(term) == term || set(base_of(term)).contains(id); }
 
     // Inserts one term, which is not resident; see resident_set. Returns false also if has_base is false.

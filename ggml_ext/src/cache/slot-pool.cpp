@@ -36,7 +36,7 @@ bool slot_pool::allocate_bank(ggml_backend_buffer_type_t buft, ggml_backend_buff
     return true;
 }
 
-// What can be had there at most, where the device says it.
+// The most that the device can allocate, if the device tells it.
 static std::string say_free(ggml_backend_buffer_type_t buft) {
     ggml_backend_dev_t device = ggml_backend_buft_get_device(buft);
     const size_t       free   = device ? free_memory(device) : 0;

@@ -12,7 +12,7 @@
 namespace hobbit {
 
 // The memory of one tier's slots on one device. It consists of banks with equal numbers of slots; a bank is one buffer
-// of the device. The pool knows neither experts nor the layout of a bank. Pages in host memory are taken in the
+// cache of the device. The pool knows neither experts nor the layout of a bank. Pages in host memory are taken in the
 // background.
 //
 // Thread-safety: none, but different slots' memory may be used at once.
@@ -25,7 +25,8 @@ class slot_pool {
     status allocate(ggml_backend_buffer_type_t buft, ggml_backend_buffer_type_t packed, size_t bank_size,
                     uint32_t slots_per_bank, uint32_t n_slots, const char * options, uint64_t spare = 0);
 
-    // Whether a slot that nobody has used yet may be used: its pages are taken, or the system has them and spare ones.
+    // Returns true if a slot that nobody has used yet may be used: its pages are taken, or the system has them and
+    // spare ones.
     bool has_memory(uint32_t slot);
 
     uint32_t n_slots() const { return n_slots_; }
@@ -57,7 +58,7 @@ class slot_pool {
     size_t                   slot_size_      = 0;
     uint64_t                 spare_          = 0;
     uint64_t                 n_unseen_       = 0; // bytes of slots used since has_memory looked
-    page_commit              commit_;             // of banks_ in host memory, and destroyed before them
+    page_commit              commit_; // commits the pages of banks_ in host memory, and is destroyed before them
 };
 
 } // namespace hobbit

@@ -8,8 +8,8 @@
 
 namespace hobbit {
 
-// What is special about the devices of one ggml backend. To support a further backend, or to work around a property of
-// one, change the table in device-traits.cpp. Constant; any thread may read it.
+// Properties and workarounds of the devices of one ggml backend. To support a further backend, or to work around a
+// property of one, change the table in device-traits.cpp. Constant; any thread may read it.
 struct device_traits {
     const char * backend; // its name in ggml's registry
 
@@ -44,7 +44,7 @@ const device_traits * find_traits(ggml_backend_dev_t device);
 // REQUIRES: find_traits is not null.
 const device_traits & traits_of(ggml_backend_dev_t device);
 
-// Whether the device computes in host memory, so that it uses what lies there in place.
+// Returns true if the device computes in host memory, so that it uses what lies there in place.
 bool is_host_device(ggml_backend_dev_t device);
 
 // How many of `n_threads` CPU threads compute beside the device.

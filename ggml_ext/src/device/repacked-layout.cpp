@@ -26,7 +26,7 @@ bool multiplies_experts(ggml_backend_dev_t device, ggml_backend_buffer_type_t bu
     return ggml_backend_dev_supports_op(device, product);
 }
 
-// Whether the device multiplies by experts in such a buffer, and whether they have the same size as in the file.
+// Returns true if the device multiplies by experts in such a buffer, and they have the same size as in the file.
 static bool takes(ggml_backend_dev_t device, ggml_backend_buffer_type_t buft, ggml_type type,
                   const matrix_shape & shape, uint32_t n_experts) {
     const ggml_context_ptr ctx(ggml_init({ ggml_tensor_overhead(), nullptr, /* .no_alloc = */ true }));

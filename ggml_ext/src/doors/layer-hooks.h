@@ -27,7 +27,7 @@ struct routed_layer {
     int                   first;        // its node with the layer's first matmul over experts
     const ggml_tensor *   router_input; // null: unknown
     inner_graph &         device;
-    inner_graph *         cpu; // of the CPU's share; null: the CPU has none
+    inner_graph *         cpu; // graph of the CPU's share; null: the CPU has none
 };
 
 // The moments of a layer at which a mechanism can act. The executor calls each function of all hooks, in the order of
@@ -59,13 +59,13 @@ class layer_hooks {
     virtual void abandon() {}
 };
 
-// What hooks are made from. All outlives them.
+// Parameters of hooks. All outlives them.
 struct hook_parts {
-    std::string               name; // of the mechanism
+    std::string               name; // name of the mechanism
     const registered_values & settings;
     const expert_index &      index;
     stats &                   counters;
-    expert_cache &            cache; // of the device
+    expert_cache &            cache; // cache of the device
     expert_cache *            host;  // its next-level cache; null: none
     predictor *               ahead; // null: no prefetch
     cpu_share *               share; // null: the CPU has none

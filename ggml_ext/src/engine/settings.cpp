@@ -280,7 +280,7 @@ status settings::derive() {
     return {};
 }
 
-// Whether a stored value does not apply beside those given. rule_name: the rule that the model gets
+// Returns true if a stored value does not apply beside those given. rule_name: the rule that the model gets
 bool settings::is_overruled(const std::string & key, const std::string & rule_name) const {
     if (key == "hobbit.low_share") {
         return names_rank();

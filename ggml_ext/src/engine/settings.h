@@ -50,7 +50,7 @@ struct settings {
     uint32_t              io_threads;
     uint32_t              read_timeout; // seconds
 
-    registered_values registered; // of mechanisms
+    registered_values registered; // values of mechanisms
 
     // Applies the caller's settings; an unknown key, a value out of range and one that contradicts another are errors.
     status apply(const hobbit_setting * given, size_t n_given);
@@ -82,11 +82,10 @@ struct settings {
 
     budget bounds() const { return { memory, pools, device_memory, low_share, low_demand() }; }
 
-    // Of the system's memory, where the pools' size is computed: other programs may have computed theirs at the same
-    // time.
+    // System memory to leave free if the pools' size is computed: other programs may compute theirs at the same time.
     uint64_t spare_memory() const { return memory == 0 && pools == 0 ? 128u << 20 : 0; }
 
-    // Whether the caller asked for the cache: expressly, by a size, threshold, mode, device or file.
+    // Returns true if the caller asked for the cache: expressly, by a size, threshold, mode, device or file.
     bool asked() const;
 
   private:

@@ -28,7 +28,7 @@ struct running_layer {
 // The graphs that a split of the outer graph is computed in.
 struct inner_graphs {
     inner_graph & device;
-    inner_graph * cpu; // of the CPU's share; null: the CPU has no share
+    inner_graph * cpu; // graph of the CPU's share; null: the CPU has no share
 };
 
 // Writes zeros to the rows of skipped selections, behind what was added to the graph: a skipped expert adds nothing to
@@ -62,7 +62,7 @@ class expert_stream {
     void release();
 
   private:
-    // What is left of a stage.
+    // The rest of a stage.
     struct work {
         const stage &         st;
         const running_layer & layer;

@@ -109,7 +109,7 @@ status moe_executor::begin_layer(ggml_cgraph * graph, int first, const stage & s
     }
     if (layer_.ids && !layer_.is_ended) { // another layer in the same graph
         const status s = end_layer(last, on);
-        stream_.release(); // of a layer that another graph ends
+        stream_.release(); // a layer may end in another graph
         if (!s.ok()) {
             return s;
         }

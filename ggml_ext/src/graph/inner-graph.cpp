@@ -204,7 +204,7 @@ static bool rows_are_even(const ggml_tensor * t) {
     return (t->ne[2] == 1 || t->nb[2] == t->ne[1] * t->nb[1]) && (t->ne[3] == 1 || t->nb[3] == t->ne[2] * t->nb[2]);
 }
 
-// Whether a matmul meets the requirements of add_matmul and add_to_matmul.
+// Returns true if a matmul meets the requirements of add_matmul and add_to_matmul.
 static bool is_computable(const ggml_tensor * matmul) {
     const ggml_tensor * src = matmul->src[1];
     return rows_are_even(src) && rows_are_even(matmul) && src->type == GGML_TYPE_F32 && matmul->type == GGML_TYPE_F32;

@@ -13,7 +13,7 @@
 
 namespace hobbit {
 
-// Whether a backend has nothing to compute for the node.
+// Returns true if a backend has nothing to compute for the node.
 bool is_noop(const ggml_tensor * node);
 
 // Returns when the device has computed the tensor, even if the device synchronizes early (see device_traits).
@@ -36,9 +36,9 @@ struct served_row {
     int32_t matrix;
 };
 
-// What computing on a device costs beside the operations themselves.
+// Overhead of computing on a device, beside the operations themselves.
 struct device_traffic {
-    uint64_t launches     = 0; // of graphs
+    uint64_t launches     = 0; // launched graphs
     uint64_t waits        = 0; // for graphs
     uint64_t reads        = 0; // waits for copies to host memory
     uint64_t copies       = 0;
@@ -68,7 +68,7 @@ class inner_graph {
     int  n_threads() const { return n_threads_; }
     void set_n_threads(int n) { n_threads_ = n; }
 
-    // Whether the caller of the outer graph wants it to end; devices do not ask by themselves.
+    // Returns true if the caller of the outer graph wants it to end; devices do not ask by themselves.
     bool is_aborted() const { return abort_ && abort_(abort_data_); }
     void set_abort_callback(ggml_abort_callback callback, void * data) {
         abort_      = callback;
@@ -95,10 +95,10 @@ class inner_graph {
 
     bool empty() const { return ggml_graph_n_nodes(graph_) == 0; }
 
-    // Whether nothing was added and nothing is running.
+    // Returns true if nothing was added and nothing is running.
     bool idle() const { return empty() && !is_running_; }
 
-    // Whether the graph must be computed before anything is added.
+    // Returns true if the graph must be computed before anything is added.
     bool full() const;
 
     // Adds a copy of an operation of the outer graph, with the same result memory.
@@ -184,18 +184,18 @@ class inner_graph {
     int                   n_threads_  = 0;
     ggml_abort_callback   abort_      = nullptr; // null: it never ends early
     void *                abort_data_ = nullptr;
-    const size_t          alignment_; // of tensors on the device
-    std::vector<char>     memory_;    // of ctx_: ggml_init aborts where it gets none
+    const size_t          alignment_; // alignment of tensors on the device
+    std::vector<char>     memory_;    // memory of ctx_: ggml_init aborts if its own allocation fails
     ggml_context_ptr      ctx_;
-    std::vector<char>     staged_memory_;     // of staged_ctx_
-    ggml_context_ptr      staged_ctx_;        // of one tensor
+    std::vector<char>     staged_memory_;     // memory of staged_ctx_
+    ggml_context_ptr      staged_ctx_;        // holds one tensor
     ggml_cgraph *         graph_   = nullptr; // in ctx_
     ggml_backend_buffer_t scratch_ = nullptr; // owned
     scratch_sizes         sizes_;
     // including operations that are running: a backend may look at their tensors until it is synchronized
     size_t n_nodes_     = 0;
     size_t n_leaves_    = 0;
-    size_t n_sets_      = 0; // of numbers or values that are staged
+    size_t n_sets_      = 0; // sets of staged numbers or values
     size_t n_values_    = 0; // bytes of rows from host memory, with their numbers
     bool   is_running_  = false;
     bool   is_measured_ = false;

@@ -9,7 +9,7 @@
 namespace hobbit {
 
 // A clock for time limits. While the process is stopped (SIGSTOP, Ctrl-Z, a paused container) nothing can ask for the
-// time, so of the time between two questions a second counts at most. Who waits asks each second.
+// time, so of the time between two questions a second counts at most. A waiter must poll at least once a second.
 //
 // Thread-safety: none.
 class awake_clock {

@@ -59,7 +59,7 @@ class posix_file_reader final : public file_reader {
     // Fails if another file has taken the place of an open one. A file that was removed is no error.
     status check_in_place() const;
 
-    // Whether reads of every file bypass the page cache.
+    // Returns true if reads of every file bypass the page cache.
     bool direct_io() const;
 
   private:

@@ -15,7 +15,7 @@ class expert_index;
 
 // The file that `pyhobbit calibrate` writes beside a model (docs/format.md). Every field may be empty.
 struct calibration {
-    std::vector<int32_t> uses;       // of each expert in the text, [layer][expert]
+    std::vector<int32_t> uses;       // uses of each expert in the text, [layer][expert]
     std::vector<float>   low_costs;  // for the rule "price" (precision_costs); as stored, not checked
     std::vector<float>   skip_costs; // the same
     lookahead_maps       ahead;      // for predicting experts

@@ -43,7 +43,7 @@ struct expert_id {
     bool operator==(const expert_id & other) const { return layer == other.layer && expert == other.expert; }
 };
 
-// Whether an expert has a high version. Empty: all have.
+// Returns true if an expert has a high version. Empty: all have.
 using presence = std::function<bool(expert_id id)>;
 
 // A value for each expert of all layers.
@@ -65,7 +65,7 @@ class expert_table {
     size_t size() const { return values_.size(); }
     bool   empty() const { return values_.empty(); }
 
-    // Of the i-th value.
+    // The expert of the i-th value.
     expert_id id(size_t i) const { return { layer_id(uint32_t(i / n_experts_)), uint32_t(i % n_experts_) }; }
 
   private:
@@ -88,7 +88,7 @@ class part_set {
 
     static constexpr part_set all() { return part_set((1u << 4) - 1); }
 
-    constexpr explicit operator bool() const { return bits_ != 0; } // whether there are any
+    constexpr explicit operator bool() const { return bits_ != 0; } // true if there are any
 
     constexpr bool has(part_set parts) const { return (bits_ & parts.bits_) == parts.bits_; } // all of them
 
@@ -131,7 +131,7 @@ constexpr std::array<tier_id, 2> TIERS = { tier_id::high, tier_id::low };
 template <typename T>
 using per_tier = id_array<tier_id, T, TIERS.size()>;
 
-// What a file stores of a tier, and what the slots of its pool hold: the tier's experts, or residuals. An expert in a
+// Content of a tier in a file and in the slots of its pool: the tier's experts, or residuals. An expert in a
 // tier is the sum of one or more terms.
 enum class term_id : uint32_t { high, low };
 
@@ -176,7 +176,7 @@ struct matrix_shape {
     int64_t n_out = 0;
 };
 
-// What a routed expert tensor of a ggml graph stands for. The cache's buffer type keeps it in the tensor's `extra`.
+// Meaning of a routed expert tensor in a ggml graph. The cache's buffer type keeps it in the tensor's `extra`.
 struct expert_tensor {
     layer_id layer;
     part_id  part = {};

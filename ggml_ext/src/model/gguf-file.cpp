@@ -206,7 +206,7 @@ status open_gguf_model(const std::string & path, std::vector<gguf_file> & files)
     if (index != 0) {
         return status::error("'%s' is part %.0f of a split model: give its first part", path.c_str(), index + 1);
     }
-    if (!(count >= 0 && count <= UINT16_MAX)) { // what split.count can hold
+    if (!(count >= 0 && count <= UINT16_MAX)) { // split.count is a uint16
         return status::error("'%s' claims to be split into %g parts: its header is damaged", path.c_str(), count);
     }
     for (uint32_t i = 1; i < uint32_t(count); i++) {

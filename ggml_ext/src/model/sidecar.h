@@ -18,7 +18,7 @@ std::string sidecar_base_name(const gguf_file & sidecar);
 // Where a file that belongs to a model is looked for: MODEL.gguf and MODEL-00001-of-00003.gguf -> MODEL + suffix
 std::string beside_model(const std::string & model_path, const char * suffix);
 
-// Whether the sidecar was made for this model: same size, expert tensors and samples of their data.
+// Returns true if the sidecar was made for this model: same size, expert tensors and samples of their data.
 status check_sidecar(const gguf_file & sidecar, const std::vector<gguf_file> & model);
 
 } // namespace hobbit

@@ -16,13 +16,13 @@ namespace hobbit {
 // Thread-safety: none.
 class use_counts {
   public:
-    static constexpr const char * suffix      = ".hobbit-uses"; // of the file's name; see beside_model
+    static constexpr const char * suffix      = ".hobbit-uses"; // suffix of the file's name; see beside_model
     static constexpr int64_t      most_tokens = 8192;
 
     use_counts() = default;
     use_counts(size_t n_layers, uint32_t n_experts, uint32_t n_used); // n_used: of a token in a layer
 
-    // What some tokens chose in a layer, in any order.
+    // Choices of some tokens in a layer, in any order.
     void add(layer_id layer, const std::vector<int32_t> & experts);
 
     // As many counts as these, [layer][expert]. REQUIRES: none is negative

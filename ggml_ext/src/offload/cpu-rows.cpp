@@ -138,7 +138,7 @@ void cpu_rows::begin(const layer_section & section, const layer_routing & routin
     fetch(known, device);
 }
 
-// What no later operation of the section reads.
+// Finds results: tensors that no later operation of the section reads.
 void cpu_rows::find_results() {
     results_.clear();
     for (auto made = nodes_.begin(); made != nodes_.end(); made++) {

@@ -24,8 +24,8 @@ struct layer_section {
 };
 
 // The rows of a layer that the CPU computes from experts in host memory. The outer graph's operations are repeated on
-// these rows alone, which are contiguous in host memory. Inputs are copied to host memory. Of the results, only tensors
-// that nothing in the section reads are copied back.
+// these rows alone, which are contiguous in host memory. Inputs are copied to host memory. Only results that nothing in
+// the section reads are copied back.
 //
 // Thread-safety: none.
 class cpu_rows {
@@ -33,7 +33,7 @@ class cpu_rows {
     // Both must outlive the object; the cache is in host memory.
     cpu_rows(const expert_index & index, const expert_cache & cache) : products_(index, cache) {}
 
-    // Whether the rows of every tensor that the section computes are independent of each other.
+    // Returns true if the rows of every tensor that the section computes are independent of each other.
     static bool can_share(const layer_section & section, const layer_routing & routing);
 
     // Copies the section's inputs but for `known`. REQUIRES: can_share, and the device has computed these inputs. The
@@ -68,7 +68,7 @@ class cpu_rows {
     // many uses. REQUIRES: begin; both are of sections alike for one token, and other.is_done()
     size_t adopt(const cpu_rows & other);
 
-    // Whether the use is one of begin()'s.
+    // Returns true if begin() got the use.
     bool has(const planned_use & use) const { return find(use) < uses_.size(); }
 
     // Starts copies of the rows to the outer graph's tensors, behind what the device was given before. REQUIRES:
@@ -99,12 +99,12 @@ class cpu_rows {
 
     const expert_matmuls products_;
 
-    std::vector<const ggml_tensor *> nodes_; // of the section, without no-ops
+    std::vector<const ggml_tensor *> nodes_; // nodes of the section, without no-ops
     const layer_routing *            routing_ = nullptr;
     std::vector<planned_use>         uses_;
     size_t                           next_use_ = 0;
     size_t                           next_row_ = 0;
-    std::vector<int32_t>             rows_; // of the outer tensors, in the order of uses_
+    std::vector<int32_t>             rows_; // rows of the outer tensors, in the order of uses_
     std::vector<result>              results_;
 
     std::map<const ggml_tensor *, std::vector<char>> inputs_; // host copies

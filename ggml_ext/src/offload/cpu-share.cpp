@@ -108,7 +108,7 @@ status cpu_share::end_section(inner_graph & device) {
         return {};
     }
     HOBBIT_TRY(device.launch());
-    device.measure(false); // what follows is the CPU's
+    device.measure(false); // the next part is the CPU's
     const auto   start  = clock::now();
     const status s      = rows_.copy_back(device);
     cpu_time_          += clock::now() - start;
@@ -142,7 +142,7 @@ void cpu_share::end_layer(inner_graph & device) {
     const auto time = clock::now();
     placement_.pass(seconds(time - passed_).count());
     passed_ = time;
-    // what the CPU has computed may be needed again: one expert at a time is uploaded, while nothing else is
+    // an expert that the CPU computed may be needed again: one at a time is uploaded, while nothing else is
     for (const planned_use & use : plan_->uses) {
         const bool is_free     = cache_.has_free_slot(own_term(use).term);
         const bool may_upload  = computes(use) && (is_free || placement_.may_upload());

@@ -35,14 +35,14 @@ class cpu_share {
     // Decides who computes which use of the plan. Plan and routing must live until end_layer.
     void begin_layer(const layer_routing & routing, const layer_plan & plan, inner_graph & device);
 
-    // Whether the CPU computes a use of the plan.
+    // Returns true if the CPU computes a use of the plan.
     bool computes(const planned_use & use) const { return on_cpu_[index_of(use)]; }
 
     // Pins the CPU's experts in host memory, requests their missing `parts`, and copies the section's inputs but for
     // `known`. REQUIRES: the device has computed these inputs.
     void begin_section(const layer_section & section, part_set parts, const host_copy & known, inner_graph & device);
 
-    // Whether the CPU computes rows of the section, or all of them: then the device has nothing to compute.
+    // Returns true if the CPU computes rows of the section, or all of them: then the device has nothing to compute.
     bool has_rows() const { return !pinned_.empty(); }
     bool has_all() const { return has_rows() && pinned_.size() == plan_->uses.size() && plan_->skipped.empty(); }
 
@@ -88,7 +88,7 @@ class cpu_share {
     const expert_shapes & kinds_;
     stats &               stats_;
     placement             placement_;
-    cpu_rows              rows_; // of the current section
+    cpu_rows              rows_; // rows of the current section
     row_source *          source_ = nullptr;
     loader::transfers     link_;   // already counted by the placement
     clock::time_point     passed_; // already counted by the placement
@@ -99,7 +99,7 @@ class cpu_share {
     const layer_plan *               plan_    = nullptr;
     std::vector<expert_work>         work_;   // [use]
     cpu_experts                      on_cpu_; // [use]
-    part_set                         parts_;  // of the current section
+    part_set                         parts_;  // parts of the current section
     std::vector<const planned_use *> pinned_; // in host memory until the section ends
     seconds                          cpu_time_{ 0 };
     std::chrono::nanoseconds         device_before_{ 0 };

@@ -25,8 +25,8 @@ class latency_means {
   public:
     explicit latency_means(size_t n_kinds) : kinds_(n_kinds) {}
 
-    // Of one expert. A number of rows without a sample counts in proportion to the next smaller one that has samples;
-    // 0: there is none.
+    // Seconds for one expert. A number of rows without a sample counts in proportion to the next smaller one that has
+    // samples; 0: there is none.
     double seconds(const expert_work & w) const;
 
     // The mean of a kind for 2^cell rows, or more up to the next cell; 0: it has no sample.

@@ -5,7 +5,8 @@
 
 namespace hobbit {
 
-static constexpr double   COUNTED_HITS  = 0.5;  // of an upload's further hits: the background brings others anyway
+static constexpr double COUNTED_HITS =
+    0.5; // share of an upload's further hits that counts: background uploads bring others anyway
 static constexpr double   LINK_MEAN     = 16.0; // samples that the link's mean goes back
 static constexpr uint32_t DEVICE_LAYERS = 64;   // one of so many is measured
 static constexpr uint32_t CPU_EXPERTS   = 1024; // one of so many that it would take longer for is measured

@@ -11,7 +11,7 @@
 
 namespace hobbit {
 
-// What happens on a miss of the device's cache.
+// Handling of a miss of the device's cache.
 enum class compute_mode {
     gpu,         // the expert is uploaded
     cooperative, // the CPU computes the expert; in a prompt it is uploaded
@@ -35,11 +35,11 @@ class placement {
     placement(const std::vector<size_t> & kind_bytes, double upload_share, compute_mode mode);
 
     // Places the experts of a layer that computes so many tokens. Experts present on the device stay there, and in
-    // cooperative mode all experts of a prompt. Of the experts that the CPU would take longer for, it gets one in 1024,
-    // to measure it again.
+    // cooperative mode all experts of a prompt. The CPU gets one in 1024 of the experts that the device computes
+    // faster, to measure it again.
     cpu_experts place(const std::vector<expert_work> & work, int64_t n_tokens);
 
-    // Whether the layer that was placed last should be measured; see device_took.
+    // Returns true if the layer that was placed last should be measured; see device_took.
     bool measures_device() const { return measures_device_; }
 
     // Samples: the time of the CPU's experts, of the device's without uploads, and of an upload of so many bytes.
@@ -58,20 +58,20 @@ class placement {
     // So much time has passed. Time that no upload used is not saved up.
     void pass(double seconds) { credit_ = std::min(0.0, credit_ + upload_share_ * seconds); }
 
-    // Whether an upload may begin in the background; it has begun.
+    // Returns true if an upload may begin in the background; it has begun.
     bool may_upload() const { return mode_ != compute_mode::twiddler && credit_ >= 0.0; }
     void begin_upload(uint32_t kind) { credit_ -= upload_seconds(kind); }
 
-    // What one expert takes, in seconds; 0: not measured.
+    // Seconds for one expert; 0: not measured.
     struct latency {
-        size_t   bytes; // of an upload
+        size_t   bytes; // bytes of an upload
         uint32_t n_rows;
         double   cpu;
         double   device;
         double   upload;
     };
 
-    // Of each kind and number of rows that was measured.
+    // Times for each kind and number of rows that was measured.
     std::vector<latency> latencies() const;
 
   private:
@@ -83,7 +83,7 @@ class placement {
     const compute_mode        mode_;
     latency_means             cpu_;
     latency_means             device_;
-    double                    seconds_per_byte_ = 0.0; // of the link
+    double                    seconds_per_byte_ = 0.0; // speed of the link
     upload_gain               gain_;
     double                    credit_          = 0.0; // seconds of the link; negative: not yet earned
     uint32_t                  n_left_          = 0;   // experts that the CPU would take longer for

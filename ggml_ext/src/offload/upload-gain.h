@@ -41,8 +41,8 @@ class upload_gain {
     using key = std::tuple<layer_id, uint32_t, term_id>;
 
     struct half {
-        key    other; // of the pair
-        double gain;  // of a use: 1 of the newcomer's, -1 of the victim's
+        key    other; // the other one of the pair
+        double gain;  // gain of a use: 1 for the newcomer, -1 for the victim
     };
 
     static constexpr double most_counted = 256.0; // uploads that the mean goes back

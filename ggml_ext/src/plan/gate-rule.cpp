@@ -13,7 +13,7 @@ void score_experts(const float * weights, size_t n, const score_thresholds & thr
     }
     const double sum = std::accumulate(weights, weights + n, 0.0);
 
-    double score = 0.0; // of the first one, which is always high
+    double score = 0.0; // score of the first one, which is always high
     for (const size_t i : by_weight(weights, n)) {
         out[i]  = of_score(score, thresholds);
         score  += weights[i] / sum;

@@ -10,15 +10,15 @@
 
 namespace hobbit {
 
-// What a step counts, before anything is loaded.
+// Counts of a step, before anything is loaded.
 struct step_counts {
     per_tier<uint64_t> selections = {}; // [tier] that serves them
-    per_tier<uint64_t> uses       = {}; // of an expert, by any number of selections
-    per_tier<uint64_t> misses     = {}; // of the uses
+    per_tier<uint64_t> uses       = {}; // uses of an expert, each by any number of selections
+    per_tier<uint64_t> misses     = {}; // misses among the uses
     uint64_t           skipped    = 0;  // selections
 };
 
-// What the engine and the simulator both do for one layer and batch before any expert is loaded: the rule plans, the
+// The common part of engine and simulator for one layer and batch, before any expert is loaded: the rule plans, the
 // policy hears of every use, and hits and misses are counted. Thread-safety: none.
 class layer_step {
   public:
@@ -26,10 +26,10 @@ class layer_step {
     layer_step(precision_rule & rule, cache_policy & policy, bool strict = false) :
         rule_(rule), policy_(policy), strict_(strict) {}
 
-    // Whether a selection is counted.
+    // Returns true if a selection is counted.
     using filter = std::function<bool(int32_t selection)>;
 
-    // Whether a selection's expert was not yet used for the token in this precision, or in a better one.
+    // Returns true if a selection's expert was not yet used for the token in this precision, or in a better one.
     using novelty = std::function<bool(int32_t selection, precision served)>;
 
     // `sequences` [token] are as the policy numbers them. `counts` is overwritten; without a filter every selection

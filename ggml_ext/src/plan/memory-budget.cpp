@@ -16,7 +16,7 @@ static uint64_t n_high_experts(const pool_demand & d) {
     return d.n_experts - d.n_absent;
 }
 
-// Of the high pool, and of the low pool where it is used.
+// Least slots of the high pool, and of the low pool if it is used.
 static uint64_t least_slots(const pool_demand & d, term_id term) {
     return std::min(uint64_t(d.n_used), term == term_id::high ? n_high_experts(d) : d.n_experts);
 }
@@ -30,15 +30,15 @@ static uint64_t smallest_pools(const budget & b, const pool_demand & d) {
 }
 
 static status budget_too_small(const budget & b, uint64_t needed) {
-    const uint64_t works = needed / 99 * 100 + MiB; // what was held before varies from run to run
+    const uint64_t works = needed / 99 * 100 + MiB; // the memory held before varies from run to run
     return status::error("a memory budget of %s is too small: the smallest that works is %llu MiB",
                          format_size(double(b.memory)).c_str(), (unsigned long long) (works / MiB + 1));
 }
 
-// Of a device's memory: what a large pool's operations may take (expert_matmuls).
+// Device memory that a large pool's operations may need (expert_matmuls).
 static constexpr uint64_t WORK_SHARE = 256;
 
-// What a budget has to hold beside the pools in host memory.
+// Memory that a budget must hold beside the pools in host memory.
 static uint64_t beside_pools(const other_memory & other) {
     return other.before + other.model + other.scratch + SLACK;
 }
@@ -85,7 +85,7 @@ static status device_pool_bytes(const budget & b, const pool_demand & d, const o
                                device.name, format_size(double(bytes)).c_str(), format_size(double(smallest)).c_str());
 }
 
-// What host memory has room for beside everything else.
+// Bytes of host memory for experts, after everything else.
 static uint64_t host_room(const budget & b, const other_memory & other) {
     uint64_t room  = other.available;
     uint64_t taken = other.scratch + std::max(256 * MiB, other.available / 10);
@@ -159,7 +159,7 @@ pool_slots divide_pools(const budget & b, const pool_demand & d, uint64_t bytes)
     return divide(b, d, std::max(bytes, smallest_pools(b, d)));
 }
 
-// Of a bound, for each device its least and its part of the rest; nothing of one that is 0.
+// Divides a bound: each device gets its minimum and a part of the rest, and nothing of a bound of 0.
 static void share(uint64_t bound, uint64_t least_of_all, const std::vector<uint64_t> & least,
                   const std::vector<double> & weights, uint64_t budget::* setting, std::vector<budget> & shared) {
     const double sum  = std::accumulate(weights.begin(), weights.end(), 0.0);
@@ -176,7 +176,7 @@ status share_bounds(const budget & b, const std::vector<device_share> & devices,
     }
     std::vector<uint64_t> pools;
     std::vector<uint64_t> memory;
-    std::vector<double>   weights; // what all of its experts take beyond the smallest pools
+    std::vector<double>   weights; // bytes of each device's experts beyond the smallest pools
     for (const device_share & device : devices) {
         const pool_demand & d        = device.demand;
         const uint64_t      smallest = smallest_pools(b, d);

@@ -17,14 +17,14 @@ struct budget {
     uint64_t memory        = 0;    // bytes of the whole process; 0: computed
     uint64_t pools         = 0;    // bytes of the pools alone; 0: computed from the other bounds
     uint64_t device_memory = 0;    // bytes on a device with its own memory; 0: computed
-    double   low_share     = -1.0; // of the pools' bytes, for the low tier; negative: computed from low_demand
+    double   low_share     = -1.0; // share of the pools' bytes for the low tier; negative: computed from low_demand
     double   low_demand    = 0.0;  // slots of the low pool wanted for each slot of the high one; 0: nothing is low
 };
 
 // The demand that the pools are planned from.
 struct pool_demand {
     slot_sizes slot_size = {};
-    uint32_t   n_experts = 0; // of all layers
+    uint32_t   n_experts = 0; // experts of all layers
     uint32_t   n_used    = 0; // per token and layer
 
     uint32_t low_per_high = 0; // slots of the low pool that an expert in high precision takes beside its own, 0 or 1
@@ -37,7 +37,7 @@ struct device_memory {
     uint64_t     free = 0;
     uint64_t     rows = 0; // bytes of a batch's intermediate rows and of the copied routers
 
-    pool_demand host = {}; // of the next-level cache in host memory
+    pool_demand host = {}; // demand of the next-level cache in host memory
 };
 
 // Memory that the process takes beside the pools.
@@ -53,11 +53,11 @@ struct other_memory {
 
 struct pool_plan {
     pool_slots n_slots      = {};
-    pool_slots n_host_slots = {}; // of the next-level cache
+    pool_slots n_host_slots = {}; // slots of the next-level cache
 };
 
-// Whether the low pool is used: by experts in low precision, or beside those in high precision, or in place of absent
-// ones.
+// Returns true if the low pool is used: by experts in low precision, or beside those in high precision, or in place of
+// absent ones.
 bool uses_low(const budget & b, const pool_demand & demand);
 
 // Divides so many bytes between the two pools, or the smallest that work. Pure.

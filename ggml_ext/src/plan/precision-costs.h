@@ -10,7 +10,7 @@
 
 namespace hobbit {
 
-// What low precision and skipping cost in quality, by layer or by expert. A use with the normalised weight w adds about
+// Quality costs of low precision and of skipping, by layer or by expert. A use with the normalised weight w adds about
 // w^2 * cost to the divergence (in nats) of the token's predictions. Infinity: never. pyhobbit calibrate measures the
 // costs. Thread-safety: none.
 class precision_costs {

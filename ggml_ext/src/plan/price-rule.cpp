@@ -10,7 +10,7 @@ namespace {
 
 // EdgeMoE's sensitivities in HOBBIT's decision for each token: a use gets the precision with the smallest
 // w^2 * cost + price * bytes. `bytes` is what has to be loaded, in units of an expert in high precision, so that
-// resident versions are free. A token's first expert is never skipped. Of equal choices the better precision wins.
+// resident versions are free. A token's first expert is never skipped. The better precision wins among equal choices.
 //
 // The rule "edgemoe" knows no weights: an expert is high or low for all tokens (EdgeMoE, III-B), by its cost alone.
 class price_rule : public precision_rule {

@@ -39,7 +39,7 @@ void second_pass::keep(const layer_routing & routing, const layer_plan & plan, c
 
 bool second_pass::is_new(const layer_routing & routing, int32_t selection, precision served) const {
     const drafted_layer & draft = layers_.at(routing.layer);
-    const auto            first = selection / routing.n_used * routing.n_used; // of the token
+    const auto            first = selection / routing.n_used * routing.n_used; // first selection of the token
     for (auto i = first; i < first + routing.n_used; i++) {
         if (draft.experts[size_t(i)] == routing.experts[size_t(selection)]) {
             return draft.precisions[size_t(i)] < served;

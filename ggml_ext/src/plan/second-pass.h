@@ -26,10 +26,11 @@ class second_pass {
     // can compute the batch again.
     void begin(batch_info & batch, sequence_thresholds & thresholds, bool can_repeat);
 
-    // What the draft did for one layer. Its selections are counted if it is kept.
+    // The draft's uses in one layer. Its selections are counted if it is kept.
     void keep(const layer_routing & routing, const layer_plan & plan, const step_counts & counts);
 
-    // Whether the draft did not use the selection's expert for the same token, or in less than this precision.
+    // Returns true if the draft did not use the selection's expert for the same token, or used it in less than this
+    // precision.
     bool is_new(const layer_routing & routing, int32_t selection, precision served) const;
 
     // After the draft. Begins the second pass if a token is unsure, and returns the number of such tokens.

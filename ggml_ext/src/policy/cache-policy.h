@@ -21,16 +21,16 @@ struct expert_usage {
     double    weight; // sum over the tokens of their normalised gate weight, 0 to n_tokens
 };
 
-// What a policy is made from; see make_policy.
+// Parameters of a policy; see make_policy.
 struct policy_options {
     std::string           name      = "lru";
-    std::array<double, 4> weights   = { 0.6, 0.25, 0.15, 0.0 }; // of LRU, LFU, LHU, FLD in Eq. 3; sum 1
+    std::array<double, 4> weights   = { 0.6, 0.25, 0.15, 0.0 }; // weights of LRU, LFU, LHU, FLD in Eq. 3; sum 1
     uint32_t              n_layers  = 0;
     uint32_t              n_experts = 0; // per layer, the largest
     uint32_t              n_used    = 0; // per token and layer
-    uint64_t              seed      = 0; // of the random policy
+    uint64_t              seed      = 0; // seed of the random policy
 
-    tier_terms terms = terms_of(tier_kind::complete); // of a use in each tier: it takes a slot for each term
+    tier_terms terms = terms_of(tier_kind::complete); // terms of a use in each tier: each term needs a slot
 
     // Uses per token in earlier runs; empty where nothing is known.
     expert_table<float> prior = {};
@@ -63,9 +63,9 @@ class pool_policy {
 
     virtual void on_evict(expert_id) {}
 
-    // Whether the newcomer may take the victim's slot. The pool asks this for prefetches and other inserts in the
-    // background, and drops them if refused. It never asks for a demand, because the expert is computed from its slot:
-    // a policy that would refuse one makes it the next victim instead.
+    // Returns true if the newcomer may take the victim's slot. The pool asks this for prefetches and other inserts in
+    // the background, and drops them if refused. It never asks for a demand, because the expert is computed from its
+    // slot: a policy that would refuse one makes it the next victim instead.
     virtual bool admits(expert_id newcomer, expert_id victim);
 
     // The candidate to evict while layer `running` runs, of one or more. Unless refused by admits(), it is evicted.

@@ -17,19 +17,19 @@ namespace {
 // weight of the second estimate grows with the similarity. docs/policies.md has the formulas, and how the constants
 // were fitted.
 constexpr uint32_t n_rates              = 3;
-constexpr double   retention[n_rates]   = { 0.25, 0.89, 0.973 }; // of a usage rate, per token
+constexpr double   retention[n_rates]   = { 0.25, 0.89, 0.973 }; // share of a usage rate that a token keeps
 constexpr double   rate_weight[n_rates] = { 0.48, 0.6, 0.4 };    // in the expected rate
 constexpr double   weight_power         = 0.45; // a use counts (its gate weight / the mean one) to this power
-constexpr double   discount             = 0.76; // of a use, per token until then
+constexpr double   discount             = 0.76; // worth of a use, per token of waiting
 constexpr double   sharpness            = 8.7;  // the larger, the more the most similar tokens count
 constexpr double   prior_similarity     = 0.28; // a token counts more than the rates from this similarity on
-constexpr double   past_retention       = 0.3;  // of the similarity of the tokens before, per token
-constexpr double   trust_retention      = 0.87; // of the trust in what followed, per token
+constexpr double   past_retention       = 0.3;  // share of the earlier tokens' similarity, per token
+constexpr double   trust_retention      = 0.87; // share of the trust in the successors, per token
 constexpr double   low_learning         = 0.5;  // rate at which an expert's share of low-precision uses is learned
-constexpr double   low_worth            = 0.4;  // of a low-precision use to the high pool
+constexpr double   low_worth            = 0.4;  // worth of a low-precision use to the high pool
 
 constexpr uint32_t n_remembered = 256; // tokens
-constexpr size_t   n_similar    = 32;  // of those, how many are followed
+constexpr size_t   n_similar    = 32;  // how many of those are followed
 constexpr int      n_ahead      = 8;   // tokens, how far
 constexpr uint64_t n_idle_max   = 256; // batches after which a sequence is forgotten
 
@@ -46,7 +46,7 @@ class echo_policy : public cache_policy {
     struct estimate {
         float  rates[n_rates] = {};   // uses per token
         double expected       = 0.0;  // their weighted sum: every eviction asks for it
-        float  low_share      = 0.0f; // of the uses
+        float  low_share      = 0.0f; // share of the uses
         float  later          = 0.0f; // discounted uses after this token, by what followed similar ones
         float  now            = 0.0f; // uses in this token, by those of similar ones
 
@@ -85,10 +85,10 @@ class echo_policy : public cache_policy {
     std::vector<uint64_t> counted_; // [layer] number of the last batch that is in the rates
     uint64_t              n_batches_    = 0;
     uint32_t              batch_tokens_ = 0;
-    uint64_t              batch_first_  = 0;    // of the batch's tokens in memory
+    uint64_t              batch_first_  = 0;    // first of the batch's tokens in memory
     bool                  in_layers_    = true; // the batch runs; false: its sequences are still being announced
-    double                now_weight_   = 0.0;  // of the expected rate in this token
-    double                later_weight_ = 0.0;  // of the expected rate in what comes after this token
+    double                now_weight_   = 0.0;  // weight of the expected rate in this token
+    double                later_weight_ = 0.0;  // weight of the expected rate after this token
 };
 
 echo_policy::echo_policy(const policy_options & options) :
@@ -258,7 +258,7 @@ void echo_policy::estimate::add_up() {
     expected = std::inner_product(rates, rates + n_rates, rate_weight, 0.0);
 }
 
-// Of the uses, those that the pool serves.
+// Share of the uses that the pool serves.
 double echo_policy::share(const estimate & e, term_id term) const {
     if (low_serves_all_) {
         return term == term_id::low ? 1 : 1 - e.low_share;

@@ -115,7 +115,7 @@ class hobbit_policy : public sequence_policy {
     }
 
   private:
-    const std::array<double, 4> w_; // of LRU, LFU, LHU, FLD
+    const std::array<double, 4> w_; // weights of LRU, LFU, LHU, FLD
 };
 
 // EdgeMoE (arXiv 2308.14352), section III-C2: f / d, where f is how often the expert was used and d how many layers

@@ -18,8 +18,8 @@ struct given_routing {
     std::vector<float>   weights; // likewise
 };
 
-// Predicts what a caller said of the batch: for measurements under a replayed routing, which no predictor can know. Of
-// a layer that computes fewer tokens than the batch has, the last tokens are meant.
+// Predicts what a caller said of the batch: for measurements under a replayed routing, which no predictor can know. If
+// a layer computes fewer tokens than the batch has, they are the last tokens.
 class given_predictor final : public predictor {
   public:
     // REQUIRES: options.given outlives the predictor; it may be null, and then nothing is known.

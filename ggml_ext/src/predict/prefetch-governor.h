@@ -31,7 +31,7 @@ class prefetch_governor {
     static constexpr uint32_t min_pause   = 256;
     static constexpr uint32_t max_pause   = 4096;
 
-    // Whether the next pass prefetches.
+    // Returns true if the next pass prefetches.
     bool active() const { return is_trial() ? is_first_of_pair_ : is_on_; }
 
     // The verdict of the last trial; true before the first.
@@ -55,11 +55,11 @@ class prefetch_governor {
 
     // the trial
     bool                is_first_of_pair_ = true;
-    pass                first_; // of the pair, with prefetch
+    pass                first_; // first pass of the pair, with prefetch
     uint32_t            n_pairs_    = 0;
     uint64_t            prefetched_ = 0;
-    double              wall_       = 0; // of the passes without prefetch
-    double              stall_      = 0; // of the same
+    double              wall_       = 0; // seconds of the passes without prefetch
+    double              stall_      = 0; // seconds that these waited for reads
     std::vector<double> ratios_;         // logarithms of the time with prefetch by that without
 };
 

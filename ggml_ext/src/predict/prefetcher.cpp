@@ -113,7 +113,7 @@ void prefetcher::judge(layer_id layer, const std::set<uint32_t> & chosen) {
     places_[layer].cache->end_prefetch(layer);
 }
 
-// What it could not ask for yet comes first: earlier layers need it sooner.
+// Requests that it had to postpone come first: earlier layers need them sooner.
 status prefetcher::replay(const layer_routing & running, ggml_backend_t backend) {
     HOBBIT_TRY(draft_.predict(running, uint32_t(expected_.size()), nullptr, backend, predictions_));
     for (const layer_routing & prediction : predictions_) {

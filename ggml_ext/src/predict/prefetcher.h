@@ -61,7 +61,7 @@ class prefetcher {
     void end_layer(layer_id layer);
 
   private:
-    // What a later layer is expected to choose.
+    // Predicted choices of a later layer.
     struct expectation {
         std::set<uint32_t> predicted;
         std::set<uint32_t> prefetched;
@@ -82,13 +82,13 @@ class prefetcher {
     stats &              stats_;
     bool                 declined_ = false;
 
-    const std::unique_ptr<precision_rule> rule_; // of what is predicted
+    const std::unique_ptr<precision_rule> rule_; // rule for predicted experts
     const sequence_thresholds &           thresholds_;
     const batch_info &                    batch_;
     const bool                            has_low_;
 
     std::vector<layer_place>   places_;       // [layer]
-    std::set<predictor *>      predictors_;   // of all places
+    std::set<predictor *>      predictors_;   // predictors of all places
     std::vector<expectation>   expected_;     // [layer]
     repeat_predictor           draft_;        // predicts in the second pass
     std::vector<layer_routing> predictions_;  // scratch of look_ahead

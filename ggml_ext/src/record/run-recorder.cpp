@@ -14,7 +14,7 @@ static uint64_t expert_bytes(const expert_index & index, term_id term, expert_id
     return bytes;
 }
 
-// Of one expert in high precision; in low, where the layer has no other.
+// Bytes of one expert in high precision, or in low if the layer has no other.
 static uint64_t best_expert_bytes(const expert_index & index, layer_id layer) {
     const uint32_t n_experts = index.layer(layer).n_experts;
     uint32_t       expert    = 0;
@@ -71,7 +71,7 @@ void run_recorder::write(const layer_report & report) {
     std::vector<trace_residency> before;
     std::vector<uint64_t>        bytes;
 
-    std::set<std::pair<int32_t, term_id>> asked; // of experts
+    std::set<std::pair<int32_t, term_id>> asked; // reads of experts
     for (size_t i = 0; i < routing.experts.size(); i++) {
         const auto &  was    = report.was_resident[i];
         const tier_id tier   = tier_of(report.plan.precisions[i]);

@@ -22,7 +22,7 @@ static std::string one_line(std::string text) {
 
 static constexpr const char * MAGIC = "# route_trace v1\n";
 
-// Whether the file exists and is no trace, so that writing would destroy other data.
+// Returns true if the file exists and is no trace, so that writing would destroy other data.
 static bool is_other_file(const std::string & path) {
     std::error_code ignored;
     if (!std::filesystem::is_regular_file(path, ignored) || std::filesystem::file_size(path, ignored) == 0) {

@@ -30,7 +30,7 @@ class use_history {
 
   private:
     const expert_index & index_;
-    std::string          path_; // of the file; empty: none is kept
+    std::string          path_; // path of the file; empty: no counts are kept
     expert_table<float>  rates_;
 };
 

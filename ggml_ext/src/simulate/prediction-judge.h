@@ -12,8 +12,8 @@
 
 namespace hobbit {
 
-// Compares the experts that a predictor names one layer ahead with those that the layer then chooses. What is predicted
-// is not loaded. Without a predictor it does nothing.
+// Compares the experts that a predictor names one layer ahead with those that the layer then chooses. Predicted experts
+// are not loaded. Without a predictor it does nothing.
 class prediction_judge {
   public:
     // Fails for an unknown predictor and for one that needs more than routes.
@@ -30,7 +30,7 @@ class prediction_judge {
     hobbit_layer_recall *      recall_ = nullptr; // [layer]; null: not wanted
     layer_id                   layer_;            // that is predicted
     std::set<uint32_t>         predicted_;
-    std::set<uint32_t>         missing_; // of these
+    std::set<uint32_t>         missing_; // missing ones of these
 };
 
 } // namespace hobbit

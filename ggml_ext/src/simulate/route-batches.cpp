@@ -27,7 +27,7 @@ class batch_finder {
     }
 
   private:
-    // What a sequence has in the batch.
+    // A sequence's progress in the batch.
     struct progress {
         int32_t largest; // token
         int32_t last;    // token of the last layer
@@ -110,7 +110,7 @@ class batch_finder {
     const hobbit_simulation &             options_;
     std::map<int32_t, int32_t>            past_;   // [sequence] largest token of earlier batches
     std::map<int32_t, progress>           batch_;  // [sequence]
-    std::set<std::pair<int32_t, int32_t>> tokens_; // of the batch
+    std::set<std::pair<int32_t, int32_t>> tokens_; // tokens of the batch
 };
 
 void number_sequences(std::vector<route_batch> & batches) {

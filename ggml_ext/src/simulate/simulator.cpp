@@ -111,7 +111,7 @@ class belady_policy : public cache_policy {
     static constexpr double nothing = -std::numeric_limits<double>::infinity();
 
     struct future {
-        std::vector<double> values; // of each use, in order
+        std::vector<double> values; // value of each use, in order
         size_t              n_past = 0;
     };
 
@@ -159,7 +159,7 @@ class replay {
     }
 
   private:
-    // Of one expert in high precision.
+    // Bytes of one expert in high precision.
     double expert_bits() const {
         const bool is_sum = terms_[tier_id::high].size() > 1;
         return options_.bits_high + (is_sum ? options_.bits_low : 0.0);
@@ -264,7 +264,7 @@ class replay {
         });
     }
 
-    // Of several selections that miss the same expert, the first one counts as a miss and the others as hits.
+    // If several selections miss the same expert, the first one counts as a miss and the others as hits.
     void add(const step_counts & counts) {
         result_.skipped     += counts.skipped;
         result_.hits_high   += counts.selections[tier_id::high] - counts.misses[tier_id::high];
@@ -330,7 +330,7 @@ class replay {
     prediction_judge                judge_;
     resident_tiers                  sets_;
     std::vector<expert_term>        evicted_;    // not used
-    uint32_t                        n_kept_ = 0; // of the high tier
+    uint32_t                        n_kept_ = 0; // slots of the high tier
     hobbit_simulation_result        result_ = {};
 };
 

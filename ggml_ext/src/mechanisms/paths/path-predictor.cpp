@@ -54,7 +54,7 @@ path_predictor::path path_predictor::path_of(const layer_routing & now, const la
 // learning
 //
 
-// What the dictionary finds the path under: everything chosen, in the order of experts. `layer` chose last.
+// The dictionary's key of a path: everything chosen, in the order of experts. `layer` chose last.
 std::string path_predictor::key(layer_id layer, const path & p) {
     std::vector<uint32_t> words(p.experts, p.experts + p.n);
     words.insert(words.end(), p.before, p.before + p.n_before);
@@ -103,7 +103,7 @@ void path_predictor::on_routing(const layer_routing & routing) {
 // prediction
 //
 
-// Of the experts of the layer after `layer`, which chose last.
+// Probabilities for the experts of the layer after `layer`, the last one that chose.
 std::vector<float> path_predictor::probabilities(layer_id layer, const path & p) const {
     std::vector<float> of(n_experts_[layer + 1]);
     for (size_t e = 0; e < of.size(); e++) {

@@ -62,10 +62,10 @@ class path_predictor final : public predictor {
                    ggml_backend_t backend, std::vector<layer_routing> & predictions) override;
 
   private:
-    // What one token chose in a layer and in the one before it; no experts where that did not run.
+    // A token's choices in a layer and in the one before it; no experts if that did not run.
     struct path {
         const int32_t * experts;
-        const float *   weights; // of sum 1
+        const float *   weights; // their sum is 1
         size_t          n;
         const int32_t * before;
         size_t          n_before;
@@ -81,8 +81,8 @@ class path_predictor final : public predictor {
     const size_t                dictionary_size_;
     std::vector<choice_counts>  any_;    // [layer] whatever was chosen before
     expert_table<choice_counts> after_;  // [expert] what the next layer chose
-    layer_routing               now_;    // of the layer that ran last; weights of sum 1
-    layer_routing               before_; // of the layer before it, with the same tokens; else no tokens
+    layer_routing               now_;    // routing of the layer that ran last; the weights' sum is 1
+    layer_routing               before_; // routing of the layer before it, with the same tokens; else no tokens
 
     std::unordered_map<std::string, choice_counts> dictionary_;
     size_t                                         n_taken_ = 0; // bytes of dictionary_size_

@@ -46,7 +46,8 @@ class prompt_policy : public cache_policy {
     double value(expert_id id, term_id, layer_id) override {
         const auto   uses   = [](const usage_record & r, uint32_t, uint64_t) { return double(r.n_uses); };
         const double before = options_.prior.empty() ? 0.0 : options_.prior[id];
-        return prompts_.largest(id, uses) + before / 2.0; // of at most 1 per token: less than a token of the prompt
+        return prompts_.largest(id, uses) +
+               before / 2.0; // before is at most 1 per token: less than a token of the prompt
     }
 
     std::unique_ptr<pool_policy> make_pool(term_id term, uint32_t) override {
@@ -88,7 +89,7 @@ class prompt_policy : public cache_policy {
             uint64_t after  = 0; // which prompt, for a generated token; 0: in a prompt, or before the first one
         };
 
-        // Whether it was inserted for a token that was generated after the last prompt.
+        // Returns true if it was inserted for a token that was generated after the last prompt.
         bool is_guest(expert_id id) const {
             return !policy_.is_prompt_ && inserts_[id].after > 0 && inserts_[id].after == policy_.n_prompts_;
         }
@@ -100,7 +101,7 @@ class prompt_policy : public cache_policy {
     };
 
     const policy_options options_;
-    usage_records        prompts_;           // of their batches alone
+    usage_records        prompts_;           // records of prompt batches only
     std::set<uint32_t>   in_prompt_;         // sequences whose current batch is of a prompt
     bool                 is_prompt_ = false; // the current batch, of several sequences the last one's
     uint64_t             n_prompts_ = 0;     // batches

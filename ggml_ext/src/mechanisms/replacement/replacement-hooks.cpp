@@ -15,7 +15,7 @@ namespace hobbit {
 // ranking
 //
 
-// Whether it holds each expert once, and begins with those chosen.
+// Returns true if it holds each expert once, and begins with those chosen.
 static bool is_ranking(const int32_t * experts, size_t n_experts, const int32_t * chosen, size_t n_used) {
     std::vector<bool> seen(n_experts, false);
     for (size_t i = 0; i < n_experts; i++) {
@@ -50,7 +50,7 @@ static std::vector<int32_t> read_ranking(const ggml_tensor * matmul, const layer
     return ranking;
 }
 
-// Whether the matmuls alone depend on which expert serves a row: not its bias, nor its scale.
+// Returns true if only the matmuls depend on the expert that serves a row, and no bias or scale does.
 static bool can_replace(ggml_cgraph * graph, int first, part_set all) {
     const ggml_tensor * matmul = ggml_graph_node(graph, first);
     const ggml_tensor * ids    = matmul->src[2];
@@ -106,7 +106,7 @@ class replacement_hooks final : public layer_hooks {
 
   private:
     const hook_parts     parts_;
-    std::vector<int32_t> ranking_;             // of the layer that begins; empty: nothing is replaced
+    std::vector<int32_t> ranking_;             // ranking of the layer that begins; empty: nothing is replaced
     bool                 is_declined_ = false; // a warning has said that it cannot
 };
 
