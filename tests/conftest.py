@@ -66,7 +66,7 @@ def rpc() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def on_cpu(tiny_gguf: Path) -> logits.Result:
-    """What the tiny model computes without a device."""
+    """Results of the tiny model without a device."""
     return logits.run(models.lib_dir(), tiny_gguf, SHORT_PLANS, {"hobbit.pools": 64 << 20})
 
 

@@ -17,7 +17,7 @@ _CHUNK = 1 << 16
 
 @dataclass
 class Hub:
-    """What it serves: files by name, by repository. errors: an X-Error-Code, by repository.
+    """Its files: by name, by repository. errors: an X-Error-Code, by repository.
 
     break_after: bytes of a file after which its first download breaks off.  served: (file, first byte).
     sizes: that are announced in place of the true ones.  answers: in place of what a repository holds.

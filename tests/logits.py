@@ -2,8 +2,9 @@
 """Logits of a model under a chosen build of llama.cpp, computed in a process of its own.
 
 Two builds of libllama cannot live in one process, so tests call `run`, which starts this file with the wanted
-library folder, hands it the plans as JSON, and reads the logits back from an .npz file. What could change the
-arithmetic is fixed: two threads, no flash attention, one ubatch per batch, weights repacked only on request.
+library folder, hands it the plans as JSON, and reads the logits back from an .npz file. Everything that could
+change the arithmetic is fixed: two threads, no flash attention, one ubatch per batch, weights repacked only
+on request.
 
 By hand, 20 greedy tokens after a prompt of three:
 
@@ -47,7 +48,7 @@ Batch = list[tuple[int, int, int]]  # (token, position, sequence)
 
 @dataclass(frozen=True)
 class Plan:
-    """What one fresh context decodes: `batches`, then `greedy` tokens, one at a time, in sequence 0.
+    """A fresh context's decoding: `batches`, then `greedy` tokens, one at a time, in sequence 0.
 
     With more `beams`, at most 8, so many continuations of sequence 0 side by side. ends: they may end before.
     """
@@ -198,7 +199,7 @@ class Session:
         self.model = llama.llama_model_load_from_file(os.fsencode(path), params)
         if not self.model:
             raise RunError(f"the model could not be loaded: {path}")
-        self.texts: list[list[int]] = []  # of the last plan with beams
+        self.texts: list[list[int]] = []  # texts of the last plan with beams
         self.n_vocab = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(self.model))
 
     def _context(self) -> Any:

@@ -50,7 +50,7 @@ def _checked(folder: Path, file: str, command: str) -> Path:
 
 @functools.cache
 def folder() -> Path:
-    """Of all these files."""
+    """The folder of all these files."""
     made = Path(tempfile.mkdtemp(prefix="pyhobbit-models-"))
     atexit.register(shutil.rmtree, made)
     return made

@@ -26,7 +26,7 @@ PROMPT = "def read_file(path):\n"
 
 @dataclass(frozen=True)
 class Answer:
-    """Of any status."""
+    """An answer of any status."""
 
     status: int
     text: str
@@ -68,7 +68,8 @@ class Server:
         return answer.json["content"]
 
     def logprobs(self, prompt: str = PROMPT, n: int = 8, **options: object) -> tuple[list[float], int]:
-        """Of the five likeliest tokens at each place of the greedy continuation; prompt tokens computed."""
+        """Log probabilities of the five likeliest tokens at each place of the greedy continuation; prompt
+        tokens computed."""
         body = {
             "prompt": prompt,
             "n_predict": n,
@@ -107,7 +108,7 @@ class Server:
 
 
 def _bytes(pid: int, name: str) -> int:
-    """What the kernel counts of the process under this name."""
+    """The kernel's count of the process under this name."""
     status = Path(f"/proc/{pid}/status").read_text()
     return int(status.split(f"{name}:")[1].split()[0]) * 1024
 

@@ -12,7 +12,7 @@ COLUMNS = "turn,phase,step,layer,slot,expert,weight,residency,expert_bytes"
 
 RECORDED = Path(__file__).resolve().parent / "recorded"
 SHAPES = {"qwen3-30b-a3b": (48, 128, 6), "gpt-oss-120b": (36, 128, 2)}
-"""Of the recorded traces: layers, experts, experts used."""
+"""Shapes of the recorded traces: layers, experts, experts used."""
 
 Row = tuple[int, int, int, int, int, int, float]
 """turn, phase, step, layer, slot, expert, weight"""

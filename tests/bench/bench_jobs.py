@@ -15,7 +15,7 @@ PROMPTS = (4, 12)
 
 
 def routes(folder: Path, shape: routing.MoeShape, trace: Path | None, accuracy: float | None = None) -> Path:
-    """What a Job's routing is: that of the trace, perhaps predicted, or the model's own."""
+    """The routing of a Job: the trace's, perhaps predicted, or the model's own."""
     arrays = {"sweep": routing.sweep(shape).experts}
     if trace is not None:
         laid = routing.lay_over(read_trace(trace), shape)

@@ -193,7 +193,7 @@ def test_high_precision_use_by_expert() -> None:
     found = figures.high_use(experts, precisions, 3)
     assert found.uses.tolist() == [[3, 5, 2]]
     assert found.high.tolist() == [[3, 1, 0]]
-    assert found.order_differs.tolist() == [1 / 3]  # of the pairs, 0 and 1
+    assert found.order_differs.tolist() == [1 / 3]  # share of the pairs, 0 and 1
 
 
 #

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a comparison reports: medians, ratios, the roof."""
+"""A comparison's report: medians, ratios, the roof."""
 
 import json
 from dataclasses import asdict

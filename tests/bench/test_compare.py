@@ -411,7 +411,7 @@ def test_a_model_without_experts_is_an_error(tmp_path: Path, capsys: pytest.Capt
 
 
 def _calibration(folder: Path) -> Path:
-    """Of another model, of three layers."""
+    """A calibration of another model, with three layers."""
     costs = Costs((0.05, 0.05, 0.1), (0.1, 0.2, 0.2))
     numbers = {"t1": 0.4, "t2": 0.9, "low_share": 0.3, "price": 2e-3}
     stored = Calibration(1, 1, policy="lru", weights=(1, 0, 0, 0), rule="price", costs=costs, **numbers)

@@ -17,7 +17,7 @@ SMALL = replace(
     SHAPES["qwen3-30b-a3b"], n_layer=12, n_embd=512, n_ff=64, n_head=8, n_head_kv=2, n_vocab=4096
 )  # 128 experts, 8 used, as in the real model
 
-REUSED, LRU = 0.380, (0.654, 0.827, 0.939)  # of the real model's trace; docs/measurements.md
+REUSED, LRU = 0.380, (0.654, 0.827, 0.939)  # values of the real model's trace; docs/measurements.md
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from models import copy_gguf
 
-# What the tiny model was trained on is Python: turns as comments are the closest to a conversation.
+# The tiny model was trained on Python: turns as comments are the closest to a conversation.
 COMMENT_TEMPLATE = (
     "{% for m in messages %}# {{ m.role }}: {{ m.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}# assistant:\n{% endif %}"

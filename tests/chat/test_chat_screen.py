@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a user of chat sees: the screen of a real terminal emulator, tmux."""
+"""The screen that a user of chat sees, in a real terminal emulator, tmux."""
 
 import os
 import shlex
@@ -28,7 +28,7 @@ class _Screen:
         subprocess.run([*self._tmux, "new-session", "-d", *size, line], check=True, env=environment)
 
     def lines(self) -> list[str]:
-        """What is on the screen, without blanks at the ends of lines and of the screen."""
+        """Text on the screen, without blanks at the ends of lines and of the screen."""
         done = subprocess.run([*self._tmux, "capture-pane", "-p"], check=True, capture_output=True, text=True)
         return [line.rstrip() for line in done.stdout.rstrip().split("\n")]
 

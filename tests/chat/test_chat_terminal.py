@@ -292,7 +292,7 @@ def test_the_last_question_is_retried_edited_and_undone(
     chat.expect("third")
     chat.tell("/edit")
     chat.expect("> ")
-    chat.expect("two")  # what the next message begins with
+    chat.expect("two")  # the next message begins with it
     chat.type(" more\r")
     chat.expect("fourth")
     chat.tell("/save edited.json")

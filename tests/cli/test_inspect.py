@@ -77,7 +77,7 @@ def test_the_machine_is_part_of_the_description(tiny_gguf: Path, run_pyhobbit: R
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     memory, speed = document["memory"], document["speed"]
-    assert memory["info"]["pool_slots_high"] == 16  # of 384 KiB
+    assert memory["info"]["pool_slots_high"] == 16  # slots of 384 KiB
     assert speed["source"] == "sample"
     assert 0 < speed["hits"][0] < 1
     assert speed["tokens_per_second"] == pytest.approx(1 / (speed["compute_s"] + speed["wait_s"]))

@@ -35,7 +35,7 @@ def test_without_a_model_defaults_and_flags_are_shown(capsys: pytest.CaptureFixt
     assert rows["top_k"] == (SamplingConfig.top_k, "default")
     assert rows["policy"] == ("echo", "default")
     assert rows["threads"][1] == "computed"
-    assert "weights" not in rows  # of the policy hobbit
+    assert "weights" not in rows  # only the policy hobbit has weights
 
 
 def test_what_is_computed_is_what_the_engine_has(tiny_gguf: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the converter writes: tiers, sidecars, types, and how they relate to their source."""
+"""The converter's output: tiers, sidecars, types, and their relation to the source."""
 
 from __future__ import annotations
 

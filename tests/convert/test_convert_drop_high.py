@@ -109,7 +109,7 @@ def test_the_limit_of_static_widths_says_how_many(two_tiers: Path) -> None:
         list(output.metadata[f"hobbit.tier.high.blk.{layer}.ffn_up_exps.0.experts"].value())
         for layer in range(2)
     ]
-    assert found == [[1, 2, 3], [0]]  # of DIVERGENCES those of 0.4 and more
+    assert found == [[1, 2, 3], [0]]  # experts whose DIVERGENCES are 0.4 or more
 
 
 def test_a_limit_that_says_nothing_is_refused(two_tiers: Path) -> None:

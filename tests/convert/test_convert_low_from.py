@@ -96,7 +96,7 @@ def test_another_context_and_renamed_tokens_do_not_matter(tmp_path: Path) -> Non
 
 
 #
-# what is refused
+# refused input
 #
 
 

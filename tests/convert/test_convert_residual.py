@@ -52,7 +52,7 @@ def relative(wanted: np.ndarray, found: np.ndarray) -> float:
 
 
 #
-# what is written
+# written files
 #
 
 
@@ -172,7 +172,7 @@ def test_model_file_knows_the_parts(model: Path, tmp_path: Path) -> None:
 
 
 #
-# what is refused
+# refused input
 #
 
 

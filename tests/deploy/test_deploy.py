@@ -23,12 +23,12 @@ DOCKERFILE = (DEPLOY / "Dockerfile").read_text("utf-8").replace("\\\n", " ")
 
 
 def _steps(name: str) -> list[str]:
-    """What follows an instruction of the Dockerfile, or a key of the unit."""
+    """Values of an instruction of the Dockerfile, or of a key of the unit."""
     return re.findall(rf"^{name}[ =](.*)$", DOCKERFILE + UNIT, re.MULTILINE)
 
 
 def _served(words: list[str]) -> dict[str, object]:
-    """What `pyhobbit serve` makes of a command; raises where it does not know an option."""
+    """Parses a command like `pyhobbit serve`; raises for an unknown option."""
     assert Path(words[0]).name == "pyhobbit"
     assert words[1] == "serve"
     args = serve.parse(verbs._parser()[1]["serve"], words[2:])
@@ -120,7 +120,7 @@ def test_the_service_runs_the_server() -> None:
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
 def test_systemd_understands_the_service(tmp_path: Path) -> None:
     unit = tmp_path / "pyhobbit.service"
-    # of a program that is here
+    # the path of an existing program
     unit.write_text(UNIT.replace("/opt/pyhobbit/bin/pyhobbit", sys.executable), "utf-8")
     command = ["systemd-analyze", "verify", "--man=no", unit]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

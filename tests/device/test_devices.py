@@ -19,7 +19,7 @@ from logits import Override, Result, RunError
 
 @pytest.fixture(scope="module")
 def two_rpc(rpc: str) -> Iterator[str]:
-    """Of two devices, RPC0 and RPC1."""
+    """Addresses of two devices, RPC0 and RPC1."""
     with rpc_server.running(models.lib_dir()) as (endpoint, _):
         yield f"{rpc},{endpoint}"
 

@@ -56,8 +56,8 @@ class Gpu:
     """A device, as ggml names it, and the build that has it.
 
     stands_in: there is one in software, so that its absence is an error.  max_nmse: against the CPU, where
-    llama.cpp's own is not larger.  bits: plans for which a trained model has llama.cpp's own. What others
-    need may arrive in pieces, and kernels for fewer rows may sum in another order.
+    llama.cpp's own is not larger.  bits: plans for which a trained model has llama.cpp's own. The others'
+    experts may arrive in pieces, and kernels for fewer rows may sum in another order.
     """
 
     device: str
@@ -196,7 +196,8 @@ def _on_cpu(model: Path) -> Result:
 
 
 def _error(name: str, ours: np.ndarray, wanted: np.ndarray) -> float:
-    """Of a trained model over all tokens. Routers of random weights have close scores, and where rounding
+    """The error of a trained model over all tokens. Routers of random weights have close scores, and where
+    rounding
     makes them choose other experts, that token is far off: then what three tokens in four stay below."""
     if name.startswith("tiny"):
         return nmse(ours, wanted)
@@ -222,7 +223,8 @@ def test_with_room_for_all(gpu: Gpu, name: str) -> None:
 @pytest.mark.kernels
 @pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("tiny")])
 def test_with_room_for_all_a_trained_model_gives_llama_cpps_bits(gpu: Gpu, name: str) -> None:
-    """Of prompts the second time, when all is there that they need: rows in pieces have other kernels."""
+    """Checks prompts the second time, when all their experts are resident: rows in pieces have other
+    kernels."""
     ours = _with_pools(gpu, name, 1.0).logits
     for plan, wanted in _without_cache(gpu, name).logits.items():
         for run in (plan, f"again {plan}"):

@@ -32,7 +32,7 @@ Value = bool | int | float | str | list[int] | list[float] | list[bool]
 EXPERT_TYPES = tuple(GGMLQuantizationType[name] for name in ("F16", "Q8_0", "Q4_0", "Q5_0", "Q4_K"))
 EXPERTS = re.compile(r"\.ffn_(gate|up|down|gate_up)_exps\.weight$")
 NOTHING = "(?!)"  # a pattern
-# what only some models of an architecture have
+# keys that only some models of an architecture have
 _LEFT_OUT = re.compile(r"rope_freqs|rope_factors|\.scale$|\.input_scale$")
 
 
@@ -143,7 +143,8 @@ class _GgufParams(ctypes.Structure):
 
 
 def _values(tensor: Tensor, rng: np.random.Generator) -> np.ndarray:
-    """Of the tensor's shape, last dimension first: int32 ids, or float32 that keeps activations' size."""
+    """Data of the tensor's shape, last dimension first: int32 ids, or float32 that keeps activations'
+    size."""
     shape = tuple(reversed(tensor.ne))
     if tensor.name.endswith("ffn_gate_tid2eid.weight"):  # experts by token
         return np.stack([rng.permutation(N_EXPERT)[: shape[1]] for _ in range(shape[0])]).astype(np.int32)

@@ -155,7 +155,7 @@ def _run(llama: Any, lib_dir: Path, path: Path, everything: int, log: list[str])
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Compute small models of the named architectures.")
     parser.add_argument("--lib-dir", type=Path, required=True)
-    parser.add_argument("--folder", type=Path, required=True, help="of the models and of the results")
+    parser.add_argument("--folder", type=Path, required=True, help="folder of the models and of the results")
     parser.add_argument("--experts", type=json.loads, default={}, help="bytes of routed experts by name")
     parser.add_argument("names", nargs="+", choices=ARCHITECTURES, metavar="NAME")
     args = parser.parse_args(argv)

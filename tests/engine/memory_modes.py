@@ -28,7 +28,7 @@ from pyhobbit.settings.config import parse_size
 
 MiB = 1 << 20
 ABOVE = 8 * MiB  # the budget
-BELOW = 0.92  # of the budget
+BELOW = 0.92  # share of the budget
 # more than a whole micro-batch, so that its buffers are used to their end; then tokens one by one
 PROMPT = "A long prompt, so that a batch of it asks for most experts of every layer at once. " * 6
 N_TOKENS = 12
@@ -83,7 +83,7 @@ def _sidecar() -> Path:
 
 
 #
-# what is run
+# the ways to run a model
 #
 
 
@@ -118,7 +118,7 @@ def _serve(model: Path, budget: int, n_slots: int, *options: object, n_rounds: i
     log = _folder() / "log"
     limit = ("--memory", budget, "--ctx-size", 1024 * n_slots, "--parallel", n_slots)
     with servers.serving(model, log, *limit, *options) as server, ThreadPoolExecutor(n_slots) as pool:
-        prompts = [f"{i} {PROMPT}" for i in range(n_rounds * n_slots)]  # none continues another
+        prompts = [f"{i} {PROMPT}" for i in range(n_rounds * n_slots)]  # no prompt continues another
         list(pool.map(lambda prompt: server.complete(prompt, N_TOKENS), prompts))
         return server.peak()
 

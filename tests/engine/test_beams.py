@@ -21,7 +21,7 @@ _END = 0
 
 
 class Model:
-    """Of four tokens, the first of which ends the text. What comes next depends on the whole text."""
+    """A model of four tokens, the first of which ends the text. The next token depends on the whole text."""
 
     def __init__(self) -> None:
         self.texts: list[tuple[int, ...]] = [()]

@@ -33,7 +33,7 @@ def _format(engine: Engine, name: str) -> ChatFormat:
 
 
 def _read(engine: Engine, name: str, answer: str, ending: str = "stop") -> tuple[list[Said], ChatReader]:
-    """What the tokens of an answer say, and then its end."""
+    """The texts of an answer's tokens, and then its end."""
     model, form = engine._opened().model, _format(engine, name)
     reader = ChatReader(model, form, form.render(QUESTION))
     tokens = model.tokenize(answer, begins_text=False)

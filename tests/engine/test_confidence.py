@@ -68,7 +68,7 @@ def test_with_confidence_1_the_rule_does_not_matter(settings: dict[str, logits.O
 
 def test_a_draft_that_is_never_doubted_is_kept() -> None:
     plans = {"decode": plans_of("qwen3moe")["decode"]}
-    draft = _run("qwen3moe", plans, prefetch=0)  # what is prefetched in time serves where it would be skipped
+    draft = _run("qwen3moe", plans, prefetch=0)  # a prefetched expert serves where it would be skipped
     kept = _run("qwen3moe", plans, confidence=1e-9, prefetch=0)
     assert_same_bits(kept.logits["decode"], draft.logits["decode"])
     names = ("selections_high", "selections_skipped", "hits_high", "misses_high", "tokens_repeated")
@@ -85,11 +85,11 @@ def test_each_token_is_counted_and_recorded_once(tmp_path: Path) -> None:
     assert ours.stats["tokens_repeated"] == n_tokens
     assert (
         ours.stats["selections_high"] == n_tokens * shape.n_layer * shape.n_used
-    )  # of the passes that were kept
+    )  # counts of the passes that were kept
     assert ours.stats["selections_skipped"] == 0
     assert ours.stats["layers_computed"] == 2 * n_tokens * shape.n_layer
     assert turn_lengths(read_trace(trace)) == [n_tokens]
-    # Of the experts that a token used in either pass, each counts once: all of the second pass, and in later
+    # Each expert that a token used in either pass counts once: all of the second pass, and in later
     # layers some that the draft alone chose.
     n_used = ours.stats["hits_high"] + ours.stats["misses_high"]
     n_drafted = draft.stats["hits_high"] + draft.stats["misses_high"]

@@ -168,7 +168,8 @@ def test_a_low_tier_of_the_same_type_computes_the_same() -> None:
     half = models.routed_expert_bytes(models.tiny_experts("q4_0")) // 2
     settings = {"hobbit.t1": 0.0, "hobbit.t2": 1.0, "hobbit.pools": half, "hobbit.strict": True}
     ours = logits.run(models.lib_dir(), model, plans_of("tiny-q4_0"), settings)
-    assert ours.stats["selections_low"] == ours.stats["selections_high"]  # of two used, one is the best
+    # one of two used experts is the best
+    assert ours.stats["selections_low"] == ours.stats["selections_high"]
     assert ours.stats["selections_skipped"] == 0
     for plan, expected in _stock("tiny-q4_0").logits.items():
         assert_same_bits(ours.logits[plan], expected)

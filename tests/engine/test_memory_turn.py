@@ -28,14 +28,14 @@ def other() -> Iterator[IO[str]]:
 
 
 def can_take() -> bool:
-    """Whether this process has its turn, or could have it at once."""
+    """True if this process has its turn, or could have it at once."""
     taken = lib.hobbit_take_turn(False)
     lib.hobbit_end_turn(taken)
     return taken != ffi.NULL
 
 
 def has_turn() -> bool:
-    """Whether this process, and no other, has it."""
+    """True if this process, and no other, has it."""
     with MEMINFO.open() as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

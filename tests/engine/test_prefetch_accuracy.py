@@ -24,8 +24,8 @@ pytestmark = pytest.mark.model
 
 N_TOKENS = 192
 MIN_PREDICTED = 60  # tokens; trials leave others out
-SAME = 0.99  # of the tokens: products in half precision decide a few
-OTHER = 0.95  # what a wrong formula stays below
+SAME = 0.99  # share of the tokens: products in half precision decide a few
+OTHER = 0.95  # a wrong formula stays below this
 
 
 @dataclass(frozen=True)

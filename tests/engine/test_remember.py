@@ -17,7 +17,7 @@ from pyhobbit.settings.config import CacheConfig, EngineConfig, SamplingConfig
 
 pytestmark = pytest.mark.model
 
-POOLS = 6 << 20  # of 18 MiB
+POOLS = 6 << 20  # a third of the experts' 18 MiB
 PROMPT = "def read_file(path):\n"
 N_TOKENS = 12
 DEADLINE_S = 60

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.model
 
 HELD_OUT = models.TINY / "heldout.txt"
 N_EXPERTS = 6 * 8
-PART_BYTES = 3 * 256 * 256 * 9 // 16  # of an expert in q4_0: whole blocks of the disk
+PART_BYTES = 3 * 256 * 256 * 9 // 16  # bytes of an expert in q4_0: whole blocks of the disk
 EVERYTHING = 64_000_000
 N_CTX = 128
 

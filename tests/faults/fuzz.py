@@ -5,8 +5,8 @@
 
 --readers: N mutants of each format that Python reads: anything but our own errors is a defect.
 --loads: N mutants of the headers of each of three models, loaded and computed with, each in a process of its
-own (some 50 ms): an abort is what is looked for. What is accepted must compute what stock's path of the same
-libraries computes.
+own (some 50 ms): an abort is what is looked for. An accepted file must compute the same as stock's path of
+the same libraries.
 --crafted: the same with N headers of each model in which one number is replaced by an odd one.
 tests/cpp/fuzz/fuzz-files.cpp has the readers in C++.
 """
@@ -68,7 +68,7 @@ _NUMBERS = (
 )
 _ODD = (*_NUMBERS, 0x7FC00000, 0xFF800000)  # and floats: not a number, minus infinity
 _TOKENS = (1, 5, 9, 2)
-_TIMEOUT_S = 30  # of CPU time; a machine may be busy
+_TIMEOUT_S = 30  # seconds of CPU time; a machine may be busy
 
 
 def header_size(good: Path) -> int:
@@ -189,7 +189,7 @@ def fuzz_readers(n: int, seed: int) -> int:
 
 
 def digest(model: Path, cached: bool) -> str | None:
-    """Of the logits after some tokens; None where the model is refused."""
+    """A hash of the logits after some tokens; None if the model is refused."""
     import llama_cpp
 
     from pyhobbit import Hobbit

@@ -92,7 +92,7 @@ class Runners:
         finally:
             self._free.put(runner)
         folder = Path(case["folder"])
-        counts = {"calls": 0, "hits": 1}  # of a process that a signal ended
+        counts = {"calls": 0, "hits": 1}  # counts of a process that a signal ended
         if (folder / "counts").exists():
             counts = json.loads((folder / "counts").read_text())
         texts = [(folder / name).read_text(errors="replace") for name in ("out", "err")]
@@ -223,7 +223,7 @@ class Matrix:
 
 
 def stem_of(model: Path) -> str:
-    """What the names of all of its files begin with."""
+    """Prefix of the names of all its files."""
     return model.name.removesuffix(".gguf").partition("-00001-of-")[0]
 
 
@@ -288,7 +288,7 @@ def cases(small: bool) -> Iterator[Case]:
 
 
 def run_all(chosen: list[Case], folder: Path, jobs: int) -> list[tuple[Case, str, str]]:
-    """What became of each case, and what its program said."""
+    """Outcome of each case, and its program's output."""
     matrix = Matrix(folder, jobs)
     try:
         for case in chosen:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Runs the matrix's cases with the shim preloaded: a case a line of JSON on standard input, each in a fork.
 
-A fork saves the time of imports. What a case prints goes to the files `out` and `err` of its folder.
+A fork saves the time of imports. A case's output goes to the files `out` and `err` of its folder.
 """
 
 from __future__ import annotations

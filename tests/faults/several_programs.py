@@ -69,7 +69,7 @@ def start(model: Path, processes: Path) -> subprocess.Popen[str]:
 
 
 def outcome(process: subprocess.Popen[str]) -> str:
-    """What became of a program that was told to compute: its text, or the sentence that it ended with."""
+    """Outcome of a program that was told to compute: its text, or its last sentence."""
     said, failed = process.communicate()
     if process.returncode == 0:
         text = hashlib.sha256(said.partition("]")[0].encode()).hexdigest()[:8]
@@ -80,7 +80,7 @@ def outcome(process: subprocess.Popen[str]) -> str:
 
 
 def together(model: Path, n: int, limit: int) -> list[str]:
-    """What became of n programs: all are open, or refused, before one computes."""
+    """Outcomes of n programs: all are open, or refused, before one computes."""
     with cgroup(limit) as processes:
         running = [start(model, processes) for _ in range(n)]
         for process in running:

@@ -116,7 +116,7 @@ static void change_file(const char * path) {
     }
 }
 
-// Whether the call is to fail with errno, or is to be cut to *size bytes.
+// Returns true if the call must fail with errno, or be cut to *size bytes.
 static int strike(const char * call, const char * path, size_t * size) {
     if (!is_meant(call, path)) {
         return 0;

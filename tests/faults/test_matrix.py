@@ -42,7 +42,7 @@ def test_a_header_that_cannot_be_read_is_not_called_damaged(
     file: str,
 ) -> None:
     for name in ("m.gguf", "m.calibration.gguf"):
-        shutil.copyfile(models.tiny(), tmp_path / name)  # what the calibration holds is never seen
+        shutil.copyfile(models.tiny(), tmp_path / name)  # no case sees the calibration's content
     monkeypatch.setenv("LD_PRELOAD", str(matrix.build_shim(tmp_path)))
     monkeypatch.setenv("FAULT", f"{call}:{kind}:0:1000000:{tmp_path / file}:")
     done = run_pyhobbit("chat", tmp_path / "m.gguf", "-p", "x", "-n", 1, "--pools", "3M")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What Hobbits take from a process, and that they give it back."""
+"""Resources that a Hobbit takes from a process, and gives back."""
 
 import re
 from collections.abc import Callable
@@ -259,7 +259,7 @@ def test_from_pretrained_downloads_and_opens(tiny_gguf: Path, tmp_path: Path) ->
     body = """
 import io, sys
 from pyhobbit import Hobbit, HobbitError
-sys.stderr = io.StringIO()  # of progress
+sys.stderr = io.StringIO()  # hides progress
 for arguments in ({}, {"filename": "*f16.gguf"}, {"filename": "*f16.gguf", "local_dir": sys.argv[1]}):
     with Hobbit.from_pretrained("user/tiny", **arguments, pools="8M", verbose=False) as model:
         print(model.info().cached, model.model_path)

@@ -28,7 +28,7 @@ def _serving(folder: Path, model: Path, log: Path, *options: object) -> Abstract
 
 @pytest.fixture(scope="module")
 def stock_texts(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Of stock llama.cpp's server, on the plain file that the two tiers' high one equals."""
+    """The text of stock llama.cpp's server, on the plain file that equals the high tier."""
     log = tmp_path_factory.mktemp("stock") / "log"
     with _serving(models.stock_dir(), models.tiny(), log) as server:
         texts = [server.complete(prompt, N_TOKENS) for prompt in PROMPTS]

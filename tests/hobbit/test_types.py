@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What type checkers make of Hobbit."""
+"""Results of type checkers for Hobbit."""
 
 import re
 import subprocess

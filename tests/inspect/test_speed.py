@@ -107,7 +107,7 @@ def test_the_disk_is_measured_on_the_file(tmp_path: Path, n_bytes: int, read_byt
     disk = measure_disk(path, 300_000, 2, seconds=0.05)
     n_read, elapsed = _read_so_far() - before, time.monotonic() - start
     assert disk.read_bytes == read_bytes
-    beside = 65536  # what else the process reads
+    beside = 65536  # the process's other reads
     assert 2 * read_bytes <= n_read + beside
     assert (n_read - beside) / elapsed <= disk.bytes_per_s <= n_read / 0.05
 
@@ -176,7 +176,7 @@ def test_a_sample_is_computed_from_the_counters(evictions: int, monkeypatch: pyt
     monkeypatch.setattr("pyhobbit.inspect.speed.Engine", _ToldEngine(marks))
     sample = measure_sample(Path("m.gguf"), EngineConfig(), seconds=0)
     assert sample.n_tokens == 4
-    assert sample.compute_s == pytest.approx(0.2)  # of 0.2, 0.15 and 0.8 without what was waited
+    assert sample.compute_s == pytest.approx(0.2)  # median of 0.2, 0.15 and 0.8, less the waits
     assert sample.wait_s_per_byte == pytest.approx(0.27 / 27e6)
     assert sample.mix == pytest.approx((0.6, 0.3, 0.1))
     if evictions == 0:
@@ -213,7 +213,7 @@ def test_the_estimate_reads_what_a_run_read(tiny_gguf: Path, tmp_path: Path) -> 
 
 
 #
-# what people read
+# text for people
 #
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the cache of downloads holds, and what is left when a model has been deleted."""
+"""Content of the cache of downloads, before and after a model is deleted."""
 
 import os
 import subprocess

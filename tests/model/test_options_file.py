@@ -105,7 +105,7 @@ def test_a_folder_that_cannot_be_written_is_one_sentence() -> None:
 
 
 #
-# who reads it
+# readers of the file
 #
 
 

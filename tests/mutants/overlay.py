@@ -106,7 +106,7 @@ class Compiled:
 
 @functools.cache
 def _commands() -> dict[Path, str]:
-    """Of each source."""
+    """Compile commands of each source."""
     done = subprocess.run(
         ["ninja", "-C", str(BUILD), "-t", "compdb"], capture_output=True, text=True, check=True
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Whether tests fail where the code is wrong.
+"""Checks that tests fail if the code is wrong.
 
     python tests/mutants/run.py listed [NAME...]
     python tests/mutants/run.py sampled [FILE...] [--count N] [--seed SEED]

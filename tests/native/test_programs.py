@@ -102,7 +102,7 @@ def test_options_for_experts_leave_them_in_the_cache(
     assert text == plain_run[0]
     assert {name: cache[name] for name in COUNTERS} == {name: plain_run[1][name] for name in COUNTERS}
     assert cache["misses_high"] > 0
-    assert locked < _tiers().stat().st_size // 2  # of it, the experts are most
+    assert locked < _tiers().stat().st_size // 2  # most of the file are experts
     if (
         options[0] == "--load-mode"
         and resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] == resource.RLIM_INFINITY

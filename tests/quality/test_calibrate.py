@@ -273,7 +273,7 @@ def test_what_was_used_most_is_read_before_anything_is_computed(
 def test_calibrating_again_finds_the_same(
     calibrated: tuple[Path, dict[str, Any]], run_pyhobbit: RunPyhobbit
 ) -> None:
-    """What the first calibration stored does not lead the second."""
+    """The first calibration's values do not lead the second."""
     model, found = calibrated
     stored = calibration_path(model).read_bytes()
     done = run_pyhobbit("calibrate", model, *QUICK, "--max-kl", 0.02)

@@ -39,7 +39,7 @@ def files(tmp_path_factory: pytest.TempPathFactory, run_pyhobbit: RunPyhobbit) -
 
 
 def present(path: Path) -> np.ndarray:
-    """Whether an expert has a high version: bool [n_layers, n_experts]."""
+    """True for experts with a high version: bool [n_layers, n_experts]."""
     keys, found = read_gguf(path).metadata, np.zeros((N_LAYERS, N_EXPERTS), bool)
     for layer in range(N_LAYERS):
         key = f"hobbit.tier.high.blk.{layer}.ffn_up_exps.0.experts"

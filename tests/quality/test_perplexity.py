@@ -106,7 +106,7 @@ def test_thresholds_choose_the_tiers(precision: str) -> None:
     tokens = list(range(3, 259))
     model = models.tiny_tiers("f16", "q4_0")
     run = logits.run(models.lib_dir(), model, {"text": logits.one_at_a_time(tokens)}, settings)
-    n_choices = len(tokens) * run.info["n_layers"]  # of two experts each
+    n_choices = len(tokens) * run.info["n_layers"]  # two experts each
     high, low, skipped = (run.stats[f"selections_{tier}"] for tier in ("high", "low", "skipped"))
     assert high + low + skipped == 2 * n_choices
     assert high >= n_choices, "the top expert is always high"

@@ -239,6 +239,6 @@ def test_price_0_has_the_bits_of_high_precision_and_a_price_saves_bytes() -> Non
         assert priced.bytes_per_token < free.bytes_per_token
         all_low = evaluator.measure(chunks, 1, 1, reference, price=1e9)
         assert all_low.share_high == 0
-        assert all_low.share_skipped == pytest.approx(0.5)  # of two experts the second
+        assert all_low.share_skipped == pytest.approx(0.5)  # the second of two experts
         with pytest.raises(HobbitError, match="there are 5 costs of low precision"):
             evaluator.set_costs(Costs((0.0,) * 5, (0.0,) * 5))

@@ -60,7 +60,7 @@ def test_errors_follow_the_measured_costs_and_time_refines_them() -> None:
         measured = [runs.refined(errors, iter([True] * n + [False]).__next__) for n in (0, 1, 9)]
     assert sums.shape == (6, 8, 2)
     assert np.all(sums[..., 1] > 0)
-    assert np.all(errors[:, 1] > errors[:, 0])  # of skipping and of low precision
+    assert np.all(errors[:, 1] > errors[:, 0])  # skipping costs more than low precision
     assert [n for _, n in measured] == [2, 3, 6]
     assert measured[2][0] == whole
     for costs, _ in measured[:2]:

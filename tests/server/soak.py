@@ -33,7 +33,7 @@ N_CLIENTS = 5  # one more than slots
 MAX_GROWTH = 6 << 20  # bytes from the second quarter to the last
 MAX_SLOWER = 1.5  # median latency of the last quarter by that of the second
 PERIOD_S = 2.0
-TIMEOUT_S = 1800  # of a request, longer than a machine may be suspended
+TIMEOUT_S = 1800  # seconds for a request, longer than a machine may be suspended
 
 
 class Load:
@@ -60,7 +60,7 @@ class Load:
         while not self._ended.is_set():
             try:
                 self._one(numbers)
-            except Exception as e:  # of any kind: a soak reports it
+            except Exception as e:  # a soak reports every error
                 self.failures.append(f"{type(e).__name__}: {e}")
                 return
 
@@ -89,7 +89,7 @@ class Load:
 
 
 def sums(cache: dict[str, float]) -> list[str]:
-    """What does not add up in the counters."""
+    """Contradictions in the counters."""
     wrong = []
     for name in ("hits", "misses"):
         if sum(cache[f"{name}_by_layer"]) != cache[f"{name}_high"] + cache[f"{name}_low"]:

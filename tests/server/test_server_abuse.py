@@ -17,7 +17,7 @@ from servers import Server, serving
 KEY = "secret"
 DEEP = 20_000
 
-# Of llama.cpp and ours; each needs the key.
+# Paths of llama.cpp and ours; each needs the key.
 GETS = (
     *("/hobbit", "/metrics", "/props", "/slots", "/models", "/v1/models", "/lora-adapters", "/api/tags"),
     *("/v1/stream", "/tools", "/cors-proxy", "/models/sse"),

@@ -20,7 +20,7 @@ from pyhobbit.settings.config import CalibrationConfig, EngineConfig
 
 TESTS = Path(__file__).resolve().parent.parent
 BY_REQUEST = ("selections_high", "selections_low", "selections_skipped", "prefetched_used")
-SAME = 5e-3  # of log probabilities, whatever batch they are computed in
+SAME = 5e-3  # difference of log probabilities, whatever batch they are computed in
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,7 @@ def test_a_request_brings_its_own_thresholds(server: Server) -> None:
     assert high["low"] == high["skipped"] == 0
     assert high_text == server.complete(hobbit={"t1": 1, "t2": 1})
 
-    # of a token's two experts the second is skipped, unless another token of the prompt asks for it
+    # a token's second expert is skipped, unless another token of the prompt asks for it
     _, first_alone = shares(hobbit={"t2": 0})
     assert first_alone["skipped"] > usual["skipped"]
 

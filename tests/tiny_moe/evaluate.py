@@ -46,7 +46,7 @@ def perplexity(model: TinyMixtral, ids: list[int]) -> float:
 
 @torch.no_grad()
 def llama_cpp_perplexity(model: TinyMixtral, ids: list[int]) -> float:
-    """What llama-perplexity prints: whole windows, BOS over the first token, the second half scored."""
+    """As llama-perplexity prints it: whole windows, BOS over the first token, the second half scored."""
     context = model.cfg.context
     ids = [corpus.BOS_ID, *ids]
     nats, count = 0.0, 0

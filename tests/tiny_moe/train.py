@@ -45,7 +45,7 @@ class TrainConfig:
 
 @dataclass
 class Progress:
-    """What has been done so far, over all resumptions."""
+    """Progress so far, over all resumptions."""
 
     step: int = 0
     seconds: float = 0.0

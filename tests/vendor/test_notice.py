@@ -11,7 +11,7 @@ from pyhobbit.native import paths
 ROOT = Path(__file__).resolve().parents[2]
 NOTICE = (ROOT / "NOTICE").read_text("utf-8")
 LLAMA = ROOT / "vendor" / "llama.cpp"
-# of llama.cpp's vendor/: how NOTICE calls what lies there
+# NOTICE's names for the folders of llama.cpp's vendor/
 NAMES = {
     "cpp-httplib": "cpp-httplib", "miniaudio": "miniaudio", "nlohmann": "JSON for Modern C++",
     "sheredom": "subprocess.h", "stb": "stb_image", "rotate-bits": "rotate-bits", "sha1": "sha1",

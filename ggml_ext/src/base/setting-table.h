@@ -69,7 +69,7 @@ class setting_values {
     std::map<std::string, entry> entries_; // [key]
 };
 
-// Returns true if `name` is one of the words in `words`; its place among them, or -1.
+// Returns the index of `name` among the words in `words`, or -1.
 int find_word(const char * words, const std::string & name);
 
 } // namespace hobbit

@@ -84,10 +84,10 @@ TEST_CASE("version 1 has the memory of all descendants in a hierarchy of its own
     machine.write("sys/fs/cgroup/memory/docker/memory.limit_in_bytes", "80000\n");
     machine.write("sys/fs/cgroup/memory/docker/memory.usage_in_bytes", "75000\n");
     CHECK(available_memory() == 5000);
-    machine.write("sys/fs/cgroup/x/memory.max", "1\n"); // of another controller
+    machine.write("sys/fs/cgroup/x/memory.max", "1\n"); // limit of another controller
     machine.write("sys/fs/cgroup/x/memory.current", "0\n");
     CHECK(available_memory() == 5000);
-    machine.write("sys/fs/cgroup/memory/docker/1/memory.limit_in_bytes", "9223372036854771712\n"); // none
+    machine.write("sys/fs/cgroup/memory/docker/1/memory.limit_in_bytes", "9223372036854771712\n"); // no limit
     machine.write("sys/fs/cgroup/memory/docker/memory.limit_in_bytes", "9223372036854771712\n");
     CHECK(available_memory() == 1000 * MiB);
 }

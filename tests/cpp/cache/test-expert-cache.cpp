@@ -244,7 +244,7 @@ TEST_CASE("the least valuable expert leaves, among those not pinned") {
 // prefetch
 //
 
-// Whether the expert's parts begin with what the fake reader gives at their place in the file.
+// Returns true if the expert's parts begin with the fake reader's bytes at their offset in the file.
 static bool holds_what_was_read(const opened_model & m, const expert_cache & cache, expert_id id) {
     for (const part_id part : { part_id::gate, part_id::up, part_id::down }) {
         const uint64_t at = m.index.locate(term_id::high, id.layer, part, id.expert).offset;
@@ -381,7 +381,7 @@ TEST_CASE("a prefetch that cannot be read is an error of the next demand") {
 // many random uses
 //
 
-// What the cache should hold: residents by last use, and their pins.
+// Expected content of the cache: residents by last use, and their pins.
 struct cache_model {
     size_t             n_slots;
     std::list<int>     residents; // layer * 4 + expert, least recently used first

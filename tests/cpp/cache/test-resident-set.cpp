@@ -360,7 +360,7 @@ class naive_set {
         entries_.push_back(e);
     }
 
-    // Whether there is room, and who goes for it.
+    // Returns false without room; `evicted` is the victim.
     bool insert(expert_id id, pressure how, std::optional<expert_id> & evicted) {
         if (entries_.size() == n_slots_) {
             evicted = victim(id.layer, how);
@@ -387,7 +387,7 @@ class naive_set {
             const bool   keeps    = e.id.layer != layer && held <= quota_ && !e.is_duplicate;
             return std::make_tuple(e.is_protected, !e.is_duplicate, keeps, e.is_duplicate ? -value : value);
         };
-        // of equal duplicates the last one touched
+        // the last one touched among equal duplicates
         std::stable_partition(candidates.begin(), candidates.end(), [](const entry & e) { return !e.is_duplicate; });
         std::reverse(std::find_if(candidates.begin(), candidates.end(), [](const entry & e) { return e.is_duplicate; }),
                      candidates.end());

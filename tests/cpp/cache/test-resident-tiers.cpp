@@ -31,7 +31,7 @@ struct tiers {
 
     bool insert(uint32_t expert, tier_id tier) { return sets.insert({ 0, expert }, tier, 0, evicted); }
 
-    // What is where: "h" and "l" by expert.
+    // Resident versions: "h" and "l" by expert.
     std::string content() const {
         std::string text;
         for (uint32_t e = 0; e < N_EXPERTS; e++) {

@@ -27,7 +27,7 @@ static std::vector<char> random_rows(ggml_type type, const matrix_shape & shape)
     return bytes;
 }
 
-// What `src` becomes when it is converted `n_rows` at a time.
+// Converts `src`, `n_rows` at a time.
 static std::vector<char> packed(ggml_backend_buffer_type_t layout, ggml_type type, const std::vector<char> & src,
                                 int64_t n_rows) {
     ggml_backend_buffer_t buffer   = ggml_backend_buft_alloc_buffer(layout, src.size());

@@ -110,7 +110,7 @@ TEST_CASE("where types differ, experts are as far apart as kernels of either typ
     engine              e(m, 8, 2, with({}), { device() });
     for (const part_id part : { part_id::gate, part_id::up, part_id::down }) {
         const size_t stride = e.cache.stride({ 0, 0 }, term_id::low, part);
-        CHECK(stride >= m.index.locate(term_id::low, 0, part, 6).size); // of F16
+        CHECK(stride >= m.index.locate(term_id::low, 0, part, 6).size); // the size in F16
         CHECK(stride % (8 * sizeof(ggml_fp16_t)) == 0);
         CHECK(stride % ggml_type_size(GGML_TYPE_Q4_0) == 0);
     }
@@ -155,7 +155,7 @@ TEST_CASE("where types differ, zeros stand behind matrices whose kernels read on
     const model_on_disk m     = model_on_disk::with_mixed_types(GGML_TYPE_Q8_0, GGML_TYPE_Q4_1);
     engine              e(m, 8, 1, with({}), { device_of_padded_rows() });
     for (const expert_id id :
-         { expert_id{ 0, 6 }, expert_id{ 0, 0 }, expert_id{ 0, 1 } }) { // of either type, in a slot
+         { expert_id{ 0, 6 }, expert_id{ 0, 0 }, expert_id{ 0, 1 } }) { // an expert of either type, in a slot
         REQUIRE(e.cache.acquire(id, tier_id::low));
         for (const part_id part : { part_id::gate, part_id::up, part_id::down }) {
             e.cache.request(id, tier_id::low, part);
@@ -206,7 +206,7 @@ static ggml_backend_dev_t device_of_small_buffers() {
 TEST_CASE("a pool larger than a buffer of the device has several banks, and takes no more memory than one") {
     const model_on_disk m;
     engine              e(m, 16, 0, with({}), { device_of_small_buffers() });
-    CHECK(e.cache.n_slots(term_id::high) < 16); // what banks take beside their slots
+    CHECK(e.cache.n_slots(term_id::high) < 16); // banks need memory beside their slots
     CHECK(e.cache.n_slots(term_id::high) > 8);
     std::set<ggml_backend_buffer_t> banks;
     size_t                          bytes = 0;

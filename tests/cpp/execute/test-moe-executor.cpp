@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-// What each expert of the batch is worth by Eq. 2, in the words of the paper: the best of what its tokens ask for.
+// Precision of each expert of the batch by Eq. 2, in the words of the paper: the best of what its tokens ask for.
 static std::vector<precision> worth_of_experts(const layer_input & input, score_thresholds thresholds,
                                                size_t n_experts) {
     std::vector<precision> worth(n_experts, precision::skip);

@@ -21,7 +21,7 @@ static moe_model quantized(uint32_t n_used = 2) {
     return m;
 }
 
-// What the experts' tensors of one term take, as they are read.
+// Bytes of the experts' tensors of one term, as they are read.
 static uint64_t bytes_of(const model_on_disk & m, term_id term, const std::set<int32_t> & experts) {
     uint64_t bytes = 0;
     for (const int32_t e : experts) {

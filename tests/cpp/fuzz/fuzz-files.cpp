@@ -60,7 +60,7 @@ class fuzzed_files {
 
     const std::vector<file_format> & formats() const { return formats_; }
 
-    // Whether it was opened. Ends the process if what was opened is unsound.
+    // Returns true if it was opened. Ends the process if what was opened is unsound.
     bool open(const file_format & f, const std::string & bytes) {
         dir_->write(std::filesystem::path(f.path).filename().string(), bytes);
         const hobbit_setting settings[] = { { "hobbit.enable", HOBBIT_SETTING_BOOL, 1, 0.0, nullptr },

@@ -52,7 +52,7 @@ class lookup {
         return values;
     }
 
-    // What ggml makes of it.
+    // ggml's result.
     std::vector<float> expected(const std::string & bytes) {
         table->data                = const_cast<char *>(bytes.data());
         ggml_cgraph *        graph = ggml_new_graph(ctx_.get());

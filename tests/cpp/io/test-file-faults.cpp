@@ -19,7 +19,7 @@
 
 // This program's own pread and posix_fadvise stand in for the C library's.
 
-static std::deque<int>     g_outcomes; // of the next reads: an error number, or 0 and a read of one block
+static std::deque<int>     g_outcomes; // outcomes of the next reads: an error number, or 0 and a read of one block
 static std::vector<size_t> g_sizes;    // that were asked for
 static int                 g_n_dropped;
 

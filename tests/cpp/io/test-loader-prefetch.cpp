@@ -70,7 +70,7 @@ TEST_CASE("prefetches leave one thread free, so that a demand begins at once") {
     l.submit(states[3], part_id::up, block_at(3), { memory[3] }, load_urgency::demand);
     CHECK(reader.wait_begun(3).back() == 3 * BLOCK); // beside the reads in flight
     l.submit(states[4], part_id::up, block_at(4), { memory[4] }, load_urgency::demand);
-    reader.let(1); // of one read, so that one thread alone takes what is next
+    reader.let(1); // lets one read finish, so that only one thread takes the next
     CHECK(reader.wait_begun(4).back() == 4 * BLOCK);
     reader.open_gate();
     for (load_state & state : states) {
@@ -110,7 +110,7 @@ TEST_CASE("cancel drops the prefetches not begun, which may be asked for again")
     CHECK(l.wait(states[1], part_id::up).ok());
     CHECK(reader.begun() == std::vector<uint64_t>{ 0, 3 * BLOCK, 2 * BLOCK });
 
-    l.cancel(states[0]); // what has arrived stays
+    l.cancel(states[0]); // arrived parts stay
     CHECK(l.arrived(states[0], part_id::gate | part_id::down));
     CHECK(l.settled(states[0]));
     CHECK(*memory[1] == 0);

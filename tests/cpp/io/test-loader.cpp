@@ -222,7 +222,7 @@ TEST_CASE("the destructor lets the read in flight end and drops those queued") {
     destroyer.join();
     const size_t n = reader.begun().size();
     CHECK(n < states.size());
-    CHECK(counters.bytes_read == n * BLOCK); // what had begun was finished
+    CHECK(counters.bytes_read == n * BLOCK); // reads that had begun were finished
 }
 
 TEST_CASE("idle threads are joined") {

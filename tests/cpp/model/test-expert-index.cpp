@@ -15,7 +15,7 @@
 
 using namespace hobbit;
 
-// What the file holds at the location.
+// Bytes of the file at the location.
 static std::string bytes_at(const expert_index & index, const part_location & at) {
     return temp_dir::read(index.files()[at.file]).substr(at.offset, at.size);
 }

@@ -101,7 +101,7 @@ TEST_CASE("a file that does not count this model's experts is refused and adds n
         dir.write("m.hobbit-uses", bytes);
         refused();
     }
-    write(path, MODEL_BYTES + 1, std::vector<int32_t>(8, 1)); // of another model
+    write(path, MODEL_BYTES + 1, std::vector<int32_t>(8, 1)); // uses of another model
     refused();
     write(path, MODEL_BYTES, std::vector<int32_t>(7, 1));
     refused();

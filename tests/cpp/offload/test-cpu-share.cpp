@@ -128,7 +128,7 @@ TEST_CASE("rows that the scratch memory has no room for at once are copied one p
     const model_on_disk m(shape);
     for (const compute_mode mode : { compute_mode::cooperative, compute_mode::automatic }) {
         engine e = cooperative(m, 4, 0, {}, mode);
-        for (const int64_t n_tokens : { 16, 40 }) { // of 8 rows each, and there is room for 64
+        for (const int64_t n_tokens : { 16, 40 }) { // each expert has 8 rows, and there is room for 64
             const layer_input input = random_input(shape, n_tokens, 3);
             CHECK(e.compute(m, input, 0, true) == stock(m, input, tier_id::high, 0, true));
         }

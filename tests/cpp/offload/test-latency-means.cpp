@@ -5,7 +5,7 @@
 
 using namespace hobbit;
 
-// Of experts that one place computes.
+// Reports the time of experts that one place computes.
 static void took(latency_means & means, const std::vector<expert_work> & work, double seconds) {
     means.took(work, cpu_experts(work.size(), true), true, seconds);
 }
@@ -62,7 +62,7 @@ TEST_CASE("a sample is of the experts that the place computed") {
     means.took({ job(0), job(1), job(0) }, { true, false, true }, false, 4.0);
     CHECK(means.seconds(job(0)) == 2.0);
     CHECK(means.seconds(job(1)) == 4.0);
-    means.took({ job(0) }, { true }, false, 9.0); // of nothing
+    means.took({ job(0) }, { true }, false, 9.0); // no time of any work
     CHECK(means.seconds(job(0)) == 2.0);
 }
 

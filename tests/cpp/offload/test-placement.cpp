@@ -151,10 +151,10 @@ TEST_CASE("background uploads take a quarter of the time") {
 // simulated runs
 //
 
-// What an expert of 8 MiB, and one of 4 MiB, really takes.
+// True times of an expert of 8 MiB, and of one of 4 MiB.
 struct machine {
     double cpu;              // milliseconds for a token of the larger one
-    double device   = 0.0;   // of a further token, by the CPU's
+    double device   = 0.0;   // time of a further token, divided by the CPU's
     bool   one_core = false; // CPU, device and link take turns
 
     static constexpr double per_byte = 1.0 / 4e9;
@@ -235,7 +235,7 @@ struct text {
     static constexpr uint32_t n_experts = 64;
     static constexpr uint32_t n_used    = 4;
 
-    size_t       n_in_use; // of each layer
+    size_t       n_in_use; // experts in use, per layer
     double       new_ones; // per layer and token
     std::mt19937 random{ 11 };
 
@@ -374,5 +374,5 @@ TEST_CASE("what an upload gains is learnt anew when the text becomes another one
         return e.run(then, 1000);
     };
     CHECK(after(few, many) < 1.1 * after(many, many));
-    CHECK(after(many, few) < 1.15 * after(few, few)); // of which the first uploads take 0.09
+    CHECK(after(many, few) < 1.15 * after(few, few)); // the first uploads need 0.09 of it
 }

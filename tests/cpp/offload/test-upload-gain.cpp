@@ -12,7 +12,7 @@ static expert_term expert(uint32_t number) {
     return { { 0, number }, term_id::high };
 }
 
-// Of 20 uploads, the first ones with these uses of newcomer and victim.
+// The gain of 20 uploads, the first ones with these uses of newcomer and victim.
 static double gain_of(int uses, int victim_uses) {
     upload_gain gain;
     for (uint32_t i = 0; i < 20; i++) {

@@ -161,7 +161,7 @@ TEST_CASE("a budget given for the pools alone overrides the one for the process"
 }
 
 TEST_CASE("without a budget the pools get what is free, less what is still to come and a reserve") {
-    // of 5000 MiB available: the model will take 100 MiB more than it holds now, 10 MiB of scratch, 10 % in reserve
+    // 5000 MiB available, less 100 MiB that the model will grow, 10 MiB of scratch, 10 % in reserve
     const other_memory other = { 200 * MiB, 700 * MiB, 10 * MiB, 800 * MiB, 5000 * MiB };
     pool_demand        d     = one_tier();
     d.n_experts              = 5000;
@@ -180,7 +180,7 @@ TEST_CASE("without a budget the pools get what is free, less what is still to co
 // a device with memory of its own
 //
 
-// Of 1000 MiB, and rows of 10 MiB; slots of host memory are larger than its own.
+// A device of 1000 MiB, with rows of 10 MiB; slots of host memory are larger than its own.
 static other_memory with_device() {
     pool_demand host           = two_tiers();
     host.slot_size             = { 5 * MiB, 2 * MiB };
@@ -225,13 +225,13 @@ TEST_CASE("with a device a memory budget is for everything but the pools") {
 }
 
 TEST_CASE("host memory behind a device caches experts in what its budget leaves") {
-    // of 1100 MiB: less 11 MiB, less 918 MiB for everything else, 171 MiB
+    // 1100 MiB, less 11 MiB, less 918 MiB for everything else, leave 171 MiB
     CHECK(planned(with_memory(1100 * MiB), one_tier(), with_device()).n_host_slots == pool_slots{ 34, 0 });
     CHECK(planned(with_memory(9000 * MiB), one_tier(), with_device()).n_host_slots == pool_slots{ 64, 0 });
     CHECK(planned(with_memory(1100 * MiB, 0.0), two_tiers(), with_device()).n_host_slots == pool_slots{ 24, 24 });
 
     budget s        = with_memory(1100 * MiB);
-    s.pools         = 100 * MiB; // of the device
+    s.pools         = 100 * MiB; // pools of the device
     const auto plan = planned(s, one_tier(), with_device());
     CHECK(plan.n_slots[term_id::high] == 25);
     CHECK(plan.n_host_slots[term_id::high] == 34);
@@ -262,7 +262,7 @@ TEST_CASE("host memory with less room than a token's experts of a layer caches n
 // several devices
 //
 
-// Of so many layers of 16 experts.
+// The demand of so many layers of 16 experts.
 static device_share device_with(uint32_t n_layers) {
     device_share device = { one_tier(), 10 * MiB };
 
@@ -460,7 +460,7 @@ TEST_CASE("absent high versions take no slots, and their experts need the low po
     CHECK(planned(with_pools(128 * MiB), half).n_slots == pool_slots{ 25, 25 });
     // as if a use in two were low, of those with a high version
     CHECK(planned(with_pools(100 * MiB, 0.5), half).n_slots == pool_slots{ 16, 33 });
-    // what the high versions leave is for low ones
+    // low versions get the room that the high ones leave
     CHECK(planned(with_pools(180 * MiB), half).n_slots == pool_slots{ 32, 52 });
     CHECK(planned(with_pools(1000 * MiB), half).n_slots == pool_slots{ 32, 64 });
 }
@@ -470,7 +470,8 @@ TEST_CASE("the smallest pools hold what a token can use of each tier") {
           std::string::npos);
     CHECK(planned(with_pools(20 * MiB), partial_tiers(32)).n_slots == pool_slots{ 4, 4 });
     CHECK(planned(with_pools(12 * MiB), partial_tiers(62)).n_slots == pool_slots{ 2, 4 });
-    CHECK(planned(with_pools(4 * MiB), partial_tiers(64)).n_slots == pool_slots{ 0, 4 }); // of one of several devices
+    CHECK(planned(with_pools(4 * MiB), partial_tiers(64)).n_slots ==
+          pool_slots{ 0, 4 }); // a device's plan among several
     for (uint64_t mib = 20; mib < 400; mib++) {
         for (const uint32_t n_absent : { 1u, 32u, 60u, 63u }) {
             const pool_plan plan = planned(with_pools(mib * MiB), partial_tiers(n_absent));

@@ -74,7 +74,7 @@ TEST_CASE("weights are normalised, and the first expert is the one with the larg
     const priced p;
     CHECK(p.letters({ 2.0f, 5.0f, 3.0f }, 0.11) == "LHH");
     CHECK(p.letters({ 2.0f, 5.0f, 3.0f }, 1e9) == "-L-");
-    CHECK(p.letters({ 1.0f, 1.0f }, 1e9) == "L-"); // of equals the first
+    CHECK(p.letters({ 1.0f, 1.0f }, 1e9) == "L-"); // the first one among equals
 }
 
 TEST_CASE("weights that rank nothing, or are unknown, make everything high") {

@@ -28,7 +28,7 @@ struct batches {
         passes.begin(batch, thresholds, can_repeat);
     }
 
-    // Of two tokens to choose from, the first one has these probabilities.
+    // The first of two tokens to choose from has these probabilities.
     uint64_t judge(const std::vector<double> & probabilities) {
         std::vector<float> logits;
         for (const double p : probabilities) {

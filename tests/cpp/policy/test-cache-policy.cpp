@@ -230,7 +230,7 @@ TEST_CASE("hobbit: of two sequences the one to which the expert is worth most de
     }
     CHECK(value(*policy, 0, 1) == 1.0);
     CHECK(value(*policy, 0, 2) == doctest::Approx(0.5 + 0.5 * 0.75));
-    policy->begin_sequence(1); // what sequence 0 knows stays
+    policy->begin_sequence(1); // sequence 0 keeps its records
     CHECK(value(*policy, 0, 1) == doctest::Approx(0.5 * 0.25 + 0.5 * 0.25));
     CHECK(value(*policy, 0, 2) == doctest::Approx(0.5 + 0.5 * 0.75));
 }

@@ -55,8 +55,8 @@ TEST_CASE("uses in earlier runs count until newer ones are known") {
     options.n_used    = 2;
     options.prior     = options.table<float>();
 
-    options.prior[{ 0, 0 }] = 0.2f; // of kind 0
-    options.prior[{ 0, 2 }] = 0.4f; // of kind 1
+    options.prior[{ 0, 0 }] = 0.2f; // an expert of kind 0
+    options.prior[{ 0, 2 }] = 0.4f; // an expert of kind 1
     auto policy             = make_policy(options);
     policy->begin_sequence(0);
     CHECK(value_of(*policy, 2, 0, 3) == 0.0);
@@ -102,7 +102,7 @@ TEST_CASE("what followed on tokens like this one is worth more than what was use
     CHECK(value_of(*policy, 1, 0, 3) > value_of(*policy, 5, 0, 3));
 }
 
-// What an expert of a layer that is still to come is worth above one whose layer has run.
+// The additional worth of an expert whose layer has yet to run, above one whose layer has run.
 static double worth_now(cache_policy & policy, uint32_t kind) {
     return value_of(policy, kind, 1, 0) - value_of(policy, kind, 1, 3);
 }

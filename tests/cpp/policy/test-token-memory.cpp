@@ -32,7 +32,7 @@ TEST_CASE("a token is found by its number until the capacity is used up") {
 TEST_CASE("tokens are linked to those before and after them, as long as both are remembered") {
     token_memory   memory(1, 4, 2, 3);
     const uint64_t a = memory.add(token_memory::none);
-    const uint64_t b = memory.add(token_memory::none); // of another sequence
+    const uint64_t b = memory.add(token_memory::none); // a token of another sequence
     const uint64_t c = memory.add(a);
     CHECK(memory.before(a) == token_memory::none);
     CHECK(memory.after(a) == c);

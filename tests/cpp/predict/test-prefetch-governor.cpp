@@ -87,7 +87,7 @@ TEST_CASE("a loss needs less evidence than a gain") {
         return m.g;
     };
     CHECK(after(10.6, governor::min_pairs).n_pauses() == 1);
-    CHECK(after(9.4, governor::min_pairs).active()); // of the next pair: the trial goes on
+    CHECK(after(9.4, governor::min_pairs).active()); // the first pass of the next pair: the trial goes on
     CHECK(after(9.4, governor::min_pairs).n_pauses() == 0);
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 //
-// Whether prefetch stays on: passes with and without it, timed while tokens are generated.
+// The trial of prefetch: passes with and without it, timed while tokens are generated.
 #include "fixtures/prefetch-fixture.h"
 
 #include <vector>
@@ -42,7 +42,7 @@ TEST_CASE("prefetch that saves time stays on") {
         e.now               += std::chrono::milliseconds(e.counters.predicted > before ? 9 : 10);
         e.counters.stall_ns += 5000000;
         e.finish(1, { 3, 5 });
-        e.load({ 2, uint32_t(i % 8) }); // what was used must be fetched again
+        e.load({ 2, uint32_t(i % 8) }); // a used expert must be fetched again
         e.load({ 2, uint32_t((i + 1) % 8) });
     }
     CHECK(e.counters.prefetch_active);

@@ -96,7 +96,7 @@ TEST_CASE("it looks no further than it was told, and not past the last layer") {
     engine                    e(beliefs, 16, 0, {}, 1);
     e.reader.open_gate();
     e.load({ 1, 0 });
-    e.load({ 1, 1 }); // what layer 1 is predicted to choose: nothing tells its experts apart
+    e.load({ 1, 1 }); // layer 1's prediction: nothing tells its experts apart
     e.choose(0, { 0, 1 });
     e.look_ahead();
     CHECK_FALSE(e.cache().holds({ 2, 1 }, tier_id::high, {}));

@@ -7,8 +7,8 @@
 using namespace hobbit;
 
 TEST_CASE("repeat on four tokens, worked by hand") {
-    // Layer 1 is predicted -, A, A, B and chooses A, A, B, A: one of four uses was predicted. What layer 1 has:
-    // three slots hold A X, A X, B A X, B A X before the third and fourth choice, so no prediction was missing.
+    // Layer 1 is predicted -, A, A, B and chooses A, A, B, A: one of four uses was predicted. Layer 1's slots: three
+    // slots hold A X, A X, B A X, B A X before the third and fourth choice, so no prediction was missing.
     hobbit_simulation_result r = run(two_layers("XXXX", "AABA"), judged("repeat", 3));
     CHECK(r.predictable == 4);
     CHECK(r.predicted_right == 1);

@@ -31,7 +31,7 @@ TEST_CASE("a high expert is loaded in two terms, an upgrade in one, and a reside
     CHECK(r.misses_low == 1);
     CHECK(r.loads_high == 1);
     CHECK(r.loads_low == 2);
-    CHECK(r.penalty == 1.5); // of 8 bits
+    CHECK(r.penalty == 1.5); // penalties of 8 bits
     // second token: 1 is upgraded, 0, worth low, is there in high
     r = run(ranked({ { 0, 1, 2 }, { 1, 0, 2 } }), residual(4, 4));
     CHECK(r.misses_high == 2);

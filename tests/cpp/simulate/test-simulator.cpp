@@ -71,7 +71,7 @@ TEST_CASE("without slots everything is a miss, with a slot for each expert only 
 }
 
 TEST_CASE("what earlier runs used fills the pools, the most used experts first") {
-    std::vector<float> prior(26, 0.0f); // of A, B and C
+    std::vector<float> prior(26, 0.0f); // uses of A, B and C
     prior[0]            = 0.2f;
     prior[1]            = 0.5f;
     prior[2]            = 0.3f;
@@ -279,7 +279,8 @@ static random_case make_case(std::mt19937 & rng, const char * policy) {
     std::iota(popularity.begin(), popularity.end(), 0);
     int32_t next[2] = { 0, 0 };
     for (uint32_t batch = 0; batch < 12; batch++) {
-        const uint32_t n_prompt = below(4) == 0 ? 2 + below(4) : 0; // of sequence 0; or each sequence decodes
+        const uint32_t n_prompt =
+            below(4) == 0 ? 2 + below(4) : 0; // prompt tokens of sequence 0; with 0 each sequence decodes
         for (layer_id layer = 0; layer < n_layers; layer++) {
             for (uint32_t t = 0; t < std::max(n_prompt, 2u); t++) {
                 const int32_t sequence = n_prompt ? 0 : int32_t(t);

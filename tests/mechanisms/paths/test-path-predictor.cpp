@@ -67,7 +67,7 @@ TEST_CASE("the counts of a pair of layers, worked by hand") {
     p.ran({ { 0 }, { 2 } });
     p.ran({ { 3 }, { 3 } }, 4);
 
-    // Of 8 tokens 3, 1 and 4 chose the experts 1, 2 and 3, and of the 4 tokens after expert 0 3, 1 and none. Half a
+    // 3, 1 and 4 of 8 tokens chose the experts 1, 2 and 3; so did 3, 1 and 0 of the 4 tokens after expert 0. Half a
     // token with the frequencies joins these. So 1 and 2 lead, not the more frequent 3.
     p.chose(0, { 0, 1 }, { 6, 2 });
     const layer_routing next = p.predict()[0];

@@ -64,7 +64,7 @@ layer one_token(std::set<uint32_t> high, std::set<uint32_t> low = {}) {
 TEST_CASE("of two missing experts the best is fetched, and the best resident one replaces the other") {
     CHECK(one_token({ 1, 4 }).served() == experts{ 5, 4 });
     CHECK(one_token({ 1, 4 }).replaced() == 1);
-    CHECK(one_token({}).served() == experts{ 5, 2 }); // none is resident
+    CHECK(one_token({}).served() == experts{ 5, 2 }); // no expert is resident
 }
 
 TEST_CASE("one missing expert is fetched, whichever it is") {
