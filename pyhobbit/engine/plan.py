@@ -60,11 +60,6 @@ class MemoryPlan:
     devices: tuple[DeviceInfo, ...] = ()
 
     @property
-    def n_all_experts(self) -> int:
-        """Routed experts of all layers; 0 where the model runs without a cache."""
-        return self.info.n_all_experts
-
-    @property
     def beside_pools(self) -> int:
         """What opening the model takes, pools left out."""
         return self.weights + self.context + self.compute + self.projector
@@ -102,7 +97,7 @@ class MemoryPlan:
     def share_low(self) -> float:
         """Share of the experts that need not be read again in low precision."""
         held = max(self.info.pool_slots_low, self.info.host_slots_low)
-        return held / self.n_all_experts if self.info.cached else 0.0
+        return held / self.info.n_all_experts if self.info.cached else 0.0
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,7 @@ def _host_rows(plan: MemoryPlan) -> dict[str, str]:
         return {"host memory": f"no room for experts: each miss on {plan.device} reads from disk"}
     slots = info.host_slots_low if info.high_is_residual else info.host_slots_high
     why = f"experts missing on {plan.device} are uploaded from here; the others are read from disk"
-    return {"host memory": _pool_text(plan.host_pools, slots, plan.n_all_experts, why)}
+    return {"host memory": _pool_text(plan.host_pools, slots, info.n_all_experts, why)}
 
 
 def _pool_rows(plan: MemoryPlan) -> dict[str, str]:

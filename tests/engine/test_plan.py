@@ -73,7 +73,7 @@ def test_a_plan_says_what_everything_takes(tiny_gguf: Path) -> None:
     )
     assert 0 < found.compute < 64 * _MIB
     assert found.info.n_ctx_train == 512
-    assert found.n_all_experts == 48
+    assert found.info.n_all_experts == 48
     assert found.info.pool_slots_high == 48
 
 

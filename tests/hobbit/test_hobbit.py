@@ -18,7 +18,16 @@ import random_moe
 from hobbits import GREEDY, POOLS, PROMPT, open_model, text_of
 from traces import turn_lengths
 
-from pyhobbit import CacheConfig, ConfigError, Hobbit, HobbitError, TextDrafts
+from pyhobbit import (
+    CacheConfig,
+    ConfigError,
+    Engine,
+    EngineConfig,
+    Hobbit,
+    HobbitError,
+    SamplingConfig,
+    TextDrafts,
+)
 from pyhobbit.errors import ContextError
 from pyhobbit.model.file_names import calibration_path
 from pyhobbit.native.ffi import llama
@@ -349,6 +358,21 @@ def test_counters_say_what_was_computed(tiny_gguf: Path) -> None:
 #
 # calibrating
 #
+
+
+def test_hobbit_and_engine_count_alike(tiny_gguf: Path) -> None:
+    """The second prompt shares its first tokens with the first one, whose answer is then forgotten."""
+    prompts = ("def read_file(path):\n", "def read_file(name):\n")
+    names = ("answers", "prompt_tokens", "prompt_tokens_evaluated", "generated_tokens", "decoded_tokens")
+    config = EngineConfig(cache=CacheConfig(pools=POOLS), n_ctx=256, n_threads=2)
+    with open_model(tiny_gguf, n_ctx=256, n_threads=2) as hobbit, Engine(tiny_gguf, config) as engine:
+        for prompt in prompts:
+            hobbit(prompt, max_tokens=6, temperature=0)
+            assert len(list(engine.generate(prompt, 6, SamplingConfig(temp=0)))) == 6
+        counted = [{name: getattr(of.stats(), name) for name in names} for of in (hobbit, engine)]
+    assert counted[0] == counted[1]
+    assert counted[0]["generated_tokens"] == 12
+    assert counted[0]["prompt_tokens"] > counted[0]["prompt_tokens_evaluated"]
 
 
 def test_a_calibrated_model_goes_on_with_what_was_found(tiny_gguf: Path, tmp_path: Path) -> None:
