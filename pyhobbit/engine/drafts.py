@@ -12,7 +12,7 @@ from itertools import takewhile
 from pyhobbit.engine.llama import Context, Sampler, Watch
 from pyhobbit.errors import HobbitError
 
-_N_GRAM = 3  # shorter ones suggest wrong tokens more often than right ones: bench/speculation.py
+_N_GRAM = 3  # shorter ones suggest wrong tokens more often than right ones: docs/measurements.md
 
 
 class Lookup:
