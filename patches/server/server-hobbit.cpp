@@ -57,13 +57,11 @@ std::vector<hobbit_setting> server_hobbit_parse(const json & data) {
             throw std::invalid_argument(
                 string_format("has no '%s', only %s", item.key().c_str(), live_names().c_str()));
         }
-        if (item.value().is_null()) {
-            continue;
-        }
-        if (!item.value().is_number()) {
+        if (item.value().is_number()) {
+            changes.push_back({ (*spec)->key, HOBBIT_SETTING_FLOAT, 0, item.value().get<double>(), nullptr });
+        } else if (!item.value().is_null()) {
             throw std::invalid_argument(string_format("%s must be a number", item.key().c_str()));
         }
-        changes.push_back({ (*spec)->key, HOBBIT_SETTING_FLOAT, 0, item.value().get<double>(), nullptr });
     }
     return changes;
 }
