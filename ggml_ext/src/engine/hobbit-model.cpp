@@ -168,7 +168,7 @@ void hobbit_model::build(const std::vector<ggml_backend_dev_t> & devices) {
     policy_       = make_policy(options);
     rule_         = make_rule(rule());
     const layer_step step(*rule_, *policy_, settings_.strict);
-    run_.reset(new run_state{ step, sequence_thresholds(settings_.thresholds, settings_.live()), {}, history_.none() });
+    run_.reset(new run_state{ step, sequence_thresholds(settings_.thresholds), {}, history_.none() });
 }
 
 hobbit_model::~hobbit_model() {
@@ -425,7 +425,7 @@ status hobbit_model::change_settings(const hobbit_setting * changes, size_t n_ch
     HOBBIT_TRY(try_changes(changes, n_changes, changed));
     settings_ = changed;
     if (run_) {
-        run_->thresholds.set(settings_.thresholds, settings_.live());
+        run_->thresholds.set(settings_.thresholds);
     }
     return {};
 }
@@ -435,7 +435,7 @@ status hobbit_model::change_settings(int32_t sequence, const hobbit_setting * ch
     GGML_ASSERT(prepared_);
     settings changed;
     HOBBIT_TRY(try_changes(changes, n_changes, changed));
-    run_->thresholds.set(sequence, changed.thresholds, changed.live());
+    run_->thresholds.set(sequence, changed.thresholds);
     return {};
 }
 

@@ -348,16 +348,6 @@ void settings::compute(const std::string & key, const setting_value & value, con
     bind();
 }
 
-live_numbers settings::live() const {
-    live_numbers numbers;
-    for (const hobbit_setting_spec & each : setting_table()) {
-        if (each.is_live) {
-            numbers[each.key] = values_.number(each.key);
-        }
-    }
-    return numbers;
-}
-
 std::string settings::note_on(const std::string & key, bool is_residual) const {
     if (key == "hobbit.low_share" && low_share < 0.0) {
         return format("%g slots for each of the high pool", low_demand() + is_residual);

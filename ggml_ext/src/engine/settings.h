@@ -9,7 +9,6 @@
 #include "offload/placement.h"
 #include "plan/memory-budget.h"
 #include "plan/precision-rule.h"
-#include "plan/sequence-thresholds.h"
 
 #include <array>
 #include <cstdint>
@@ -70,9 +69,6 @@ struct settings {
     status check_placed(bool is_apart) const;
 
     const setting_values & values() const { return values_; }
-
-    // The numbers of all live settings.
-    live_numbers live() const;
 
     // See hobbit_get_settings. is_residual: an expert in high precision takes a slot of the low pool beside its own.
     void describe(hobbit_resolved_setting * rows, size_t n_rows, bool is_residual) const;

@@ -7,41 +7,21 @@
 #include <cstdint>
 #include <map>
 #include <set>
-#include <string>
 #include <utility>
 #include <vector>
 
 namespace hobbit {
 
-// The numbers of all live settings, by key.
-using live_numbers = std::map<std::string, double>;
-
 // The thresholds in force: a sequence's own, or else the common ones, unless it is raised. Thread-safety: none.
 class sequence_thresholds {
   public:
-    explicit sequence_thresholds(const score_thresholds & common = {}, live_numbers numbers = {}) :
-        common_(common), numbers_(std::move(numbers)) {}
+    explicit sequence_thresholds(const score_thresholds & common = {}) : common_(common) {}
 
-    void set(const score_thresholds & common, live_numbers numbers = {}) {
-        common_  = common;
-        numbers_ = std::move(numbers);
-    }
+    void set(const score_thresholds & common) { common_ = common; }
 
-    void set(int32_t sequence, const score_thresholds & own, live_numbers numbers = {}) {
-        own_[sequence]         = own;
-        own_numbers_[sequence] = std::move(numbers);
-    }
+    void set(int32_t sequence, const score_thresholds & own) { own_[sequence] = own; }
 
-    void clear(int32_t sequence) {
-        own_.erase(sequence);
-        own_numbers_.erase(sequence);
-    }
-
-    // Whether it is raised or not. REQUIRES: the numbers were set
-    double number(int32_t sequence, const std::string & key) const {
-        const auto found = own_numbers_.find(sequence);
-        return found == own_numbers_.end() ? numbers_.at(key) : found->second.at(key);
-    }
+    void clear(int32_t sequence) { own_.erase(sequence); }
 
     // These sequences are in high precision until the next call.
     void raise(std::set<int32_t> sequences) { raised_ = std::move(sequences); }
@@ -65,9 +45,7 @@ class sequence_thresholds {
 
   private:
     score_thresholds                    common_;
-    live_numbers                        numbers_;
-    std::map<int32_t, score_thresholds> own_;         // [sequence]
-    std::map<int32_t, live_numbers>     own_numbers_; // [sequence]
+    std::map<int32_t, score_thresholds> own_; // [sequence]
     std::set<int32_t>                   raised_;
 };
 
