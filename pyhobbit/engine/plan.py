@@ -31,8 +31,8 @@ from pyhobbit.native.machine import (
 from pyhobbit.settings.config import CacheConfig, EngineConfig, Setting, format_size
 
 _CELL_BYTES = 64  # that llama.cpp keeps for a token of context beside the KV cache, even when it simulates
-_SHORT = "memory budget"  # of the engine's errors, those about host memory name it
-_PREDICTOR_BYTES = 2  # of a router's weight in the predictor's copy
+_SHORT = "memory budget"  # the engine's errors about host memory name it
+_PREDICTOR_BYTES = 2  # bytes of a router's weight in the predictor's copy
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class MemoryPlan:
 
     @property
     def beside_pools(self) -> int:
-        """What opening the model takes, pools left out."""
+        """Bytes that opening the model needs, without pools."""
         return self.weights + self.context + self.compute + self.projector
 
     @property
@@ -70,17 +70,17 @@ class MemoryPlan:
 
     @property
     def host_pools(self) -> int:
-        """What this process holds of them, or behind them."""
+        """Bytes of the pools in this process's memory, or of the cache behind them."""
         return self.info.host_bytes_high + self.info.host_bytes_low if self.info.on_device else self.pools
 
     @property
     def most(self) -> int:
-        """What this process will hold."""
+        """Bytes that this process will hold."""
         return self.process + self.beside_pools + self.host_pools
 
     @property
     def missing(self) -> int:
-        """What is missing to hold every expert in its best precision, on the device or in host memory."""
+        """Bytes missing to hold every expert in its best precision, on the device or in host memory."""
         info = self.info
         held = max(info.pool_bytes_high, info.host_bytes_high)
         if info.high_is_residual or info.n_absent_high:
@@ -239,7 +239,7 @@ def _lay_out(
 
 
 def _beside_pools(memory: HostMemory, session: Session, config: EngineConfig) -> int:
-    """What the engine is told that the model holds beside its pools."""
+    """Bytes that the model holds beside its pools, as the engine is told."""
     held = memory.model + memory.context + memory.compute
     info = session.info(config.cache.memory)
     stacks_routers = config.cache.prefetch != 0 and config.cache.predictor in (None, "router")

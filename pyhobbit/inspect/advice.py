@@ -17,7 +17,7 @@ from pyhobbit.native.devices import gpu_backends, gpus
 from pyhobbit.settings.config import CacheConfig, format_size
 
 _VISIBLE = "GGML_VK_VISIBLE_DEVICES"
-_MUCH = 0.2  # of a token's time, or of the memory
+_MUCH = 0.2  # share of a token's time, or of the memory
 _SOURCES = {
     "all": "all experts fit; each is read once",
     "trace": "of the trace, replayed through the cache without prefetch",
@@ -27,7 +27,7 @@ _SOURCES = {
 
 
 def memory_rows(plan: MemoryPlan) -> dict[str, str]:
-    """What lies where, by names for people."""
+    """Memory by kind, with names for people."""
     info = plan.info
     free = format_size(plan.available)
     if not info.cached:
@@ -54,7 +54,7 @@ def memory_rows(plan: MemoryPlan) -> dict[str, str]:
 
 
 def serving_rows(plan: MemoryPlan) -> dict[str, str]:
-    """What is going to be served, in short, by names for people."""
+    """The served model in short, with names for people."""
     info = plan.info
     rows = {
         "model": f"{Path(info.model).name}, {info.description}, "
@@ -123,7 +123,7 @@ def _device_text(device: DeviceInfo, info: ModelInfo) -> str:
 
 
 def _host_rows(plan: MemoryPlan) -> dict[str, str]:
-    """Of what stands between the device and the disk."""
+    """Rows about host memory between the device and the disk."""
     info = plan.info
     if plan.device is None:
         return {}
@@ -202,7 +202,7 @@ def _hidden(speed: Speed) -> str:
 
 
 def unused_low_tier(model: Path, info: ModelInfo, cache: CacheConfig) -> str | None:
-    """What to do about a low tier that lies idle because nothing says how to use it; None without one.
+    """Advice for a low tier that no setting uses; None without one.
 
     info: of the model as opened with `cache`; all experts in memory need no low tier.
     """
@@ -223,7 +223,7 @@ def unused_low_tier(model: Path, info: ModelInfo, cache: CacheConfig) -> str | N
 def advice(
     plan: MemoryPlan, speed: Speed | None, cache: CacheConfig, calibrated: bool, bits_high: float
 ) -> list[str]:
-    """What would make the model faster, the most useful first; one sentence each.
+    """Advice for more speed, the most useful first; one sentence each.
 
     bits_high: per weight of the experts in high precision.
     """

@@ -14,7 +14,7 @@ from pyhobbit.native.ffi import check, ffi, lib
 from pyhobbit.settings.config import Setting
 from pyhobbit.settings.table import KEYS
 
-_texts: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()  # of arrays, by array
+_texts: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()  # lengths of arrays, by array
 
 _SOURCES = ("default", "computed", "file", "calibration", "flag")  # in the order of hobbit_setting_source
 
@@ -34,7 +34,8 @@ class Resolved:
 
 
 def resolve(path: Path | None, settings: Mapping[str, Setting]) -> list[Resolved]:
-    """What a model gets with these settings (CacheConfig.settings), or without a path any model.
+    """The resolved settings of a model with these settings (CacheConfig.settings), or of any model without a
+    path.
 
     Raises ConfigError for settings that cannot be, HobbitError for a file that cannot be read.
     """

@@ -81,7 +81,7 @@ def _flags(options: dict[str, Any]) -> Iterator[str]:
 
 
 def _assert_agree(rows: dict[str, tuple[Any, str]], model: Path, options: dict[str, Any]) -> None:
-    """What `config` has shown is what the opened engine has, setting by setting."""
+    """The opened engine has the values that `config` has shown, setting by setting."""
     with Engine(model, EngineConfig(cache=CacheConfig(**options))) as engine:
         settings = engine._opened().cache.settings()
     assert set(settings) == set(OPTIONS)

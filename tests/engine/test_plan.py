@@ -40,13 +40,13 @@ print(plan.share_high)
 
 
 def _plan_and_engine(path: Path, n_mib: int) -> tuple[dict[str, int], dict[str, int], float]:
-    """What a process with n_mib more than it holds plans, what the engine then has, and the plan's share."""
+    """The plan of a process with n_mib more than it holds, the engine's memory, and the plan's share."""
     infos, share = run_script(_PLAN_AND_ENGINE, path, n_mib).splitlines()
     expected, found = json.loads(infos)
     return expected, found, float(share)
 
 
-# Of a large vocabulary the first plan leaves several MiB in the process.
+# With a large vocabulary the first plan leaves several MiB in the process.
 @pytest.mark.parametrize("arch", sorted(set(random_moe.ARCHS) - {"qwen3moe-vocabulary"}))
 def test_the_plan_is_what_the_engine_does(arch: str) -> None:
     expected, found, _ = _plan_and_engine(random_model(arch), 72)
@@ -58,7 +58,7 @@ def test_the_plan_is_what_the_engine_does(arch: str) -> None:
 def test_pools_that_hold_a_part_are_planned_to_the_megabyte(tiny_gguf: Path) -> None:
     expected, found, share = _plan_and_engine(tiny_gguf, 45)
     assert 0 < found["pool_slots_high"] < 48
-    # what the first plan leaves in the process is part of it
+    # the process's memory includes the remains of the first plan
     assert abs(expected["pool_bytes_high"] - found["pool_bytes_high"]) < 3 * _MIB
     assert share == expected["pool_slots_high"] / 48
 
@@ -79,7 +79,7 @@ def test_a_plan_says_what_everything_takes(tiny_gguf: Path) -> None:
 
 _VOCABULARY = """
 import ctypes, os, sys
-os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what llama.cpp logs
+os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # discards llama.cpp's log
 import pyhobbit.hobbit, llama_cpp
 
 class Info(ctypes.Structure):

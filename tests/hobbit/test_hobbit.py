@@ -44,7 +44,7 @@ def model(tiny_gguf: Path) -> Iterator[Hobbit]:
 
 
 #
-# what Llama does
+# Llama's behaviour
 #
 
 
@@ -294,7 +294,7 @@ def test_an_error_of_the_disk_while_generating_is_told_as_the_engine_tells_it(
         assert "llama_decode" not in str(error.value)
         with pytest.raises(HobbitError, match=r"none\.gguf does not exist"):
             open_model(tmp_path / "none.gguf")
-        open_model(tiny_gguf).close()  # what others do meanwhile leaves the reason as it is
+        open_model(tiny_gguf).close()  # another model in between does not change the reason
         with pytest.raises(HobbitError, match=re.escape(str(error.value))):
             text_of(broken, "something else")
     assert text_of(model, "x") != whole
@@ -402,7 +402,7 @@ def test_a_calibrated_model_goes_on_with_what_was_found(tiny_gguf: Path, tmp_pat
             model.calibrate(tmp_path / "none.txt")
         assert model.ctx == whole  # it was not closed
         assert text_of(model)
-    assert read_trace(trace).n_decoded > 0  # of the text before calibrating
+    assert read_trace(trace).n_decoded > 0  # tokens of the text before calibrating
 
 
 def test_every_setting_of_the_cache_is_a_keyword(tiny_gguf: Path) -> None:

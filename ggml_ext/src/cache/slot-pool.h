@@ -12,7 +12,7 @@
 namespace hobbit {
 
 // The memory of one tier's slots on one device. It consists of banks with equal numbers of slots; a bank is one buffer
-// of the device. The pool knows neither experts nor the layout of a bank. Pages in host memory are taken in the
+// cache of the device. The pool knows neither experts nor the layout of a bank. Pages in host memory are taken in the
 // background.
 //
 // Thread-safety: none, but different slots' memory may be used at once.
