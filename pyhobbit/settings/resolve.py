@@ -14,7 +14,7 @@ from pyhobbit.native.ffi import check, ffi, lib
 from pyhobbit.settings.config import Setting
 from pyhobbit.settings.table import KEYS
 
-_texts: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()  # lengths of arrays, by array
+_texts: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()  # texts that arrays point to, by array
 
 _SOURCES = ("default", "computed", "file", "calibration", "flag")  # in the order of hobbit_setting_source
 
