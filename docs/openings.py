@@ -20,7 +20,6 @@ from sentences import SENTENCE_END, markdown
 
 ROOT = Path(__file__).resolve().parent.parent
 LATER = ("bench/", "deploy/", "ggml_ext/", "patches/", "pyhobbit/", "tests/", "pyproject.toml")
-LATER += ("docs/measurements.md", "docs/policies.md", "docs/quality.md")
 OPENING = re.compile(r"\W*(of|what|who|whether|none)\b(?![=.(:'\"|\]])", re.IGNORECASE)
 LITERAL = r'"((?:[^"\\\n]|\\.)*)"'
 WITH_HASHES = re.compile(
