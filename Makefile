@@ -187,6 +187,7 @@ lint: thread-safety .venv/.dependencies $(if $(wildcard build/.installed*),,$(DE
 	python docs/check_layers.py
 	python docs/sentences.py --max 25
 	python docs/openings.py
+	python docs/check_budget.py
 	python -m mypy
 	clang-format --dry-run --Werror $(CXX_SOURCES)
 
@@ -221,6 +222,7 @@ quick: $(DEVELOPED)
 	python docs/check_layers.py
 	python docs/sentences.py --max 25 >/dev/null
 	python docs/openings.py
+	python docs/check_budget.py
 	{ git diff --name-only --diff-filter=d $(QUICK_BASE); git ls-files --others --exclude-standard; } | sort -u | \
 	    grep -E '^(ggml_ext|patches|tests/cpp)/.*\.(cpp|h)$$' | xargs --no-run-if-empty clang-format --dry-run --Werror
 	ctest --test-dir $(BUILD) --parallel $(JOBS) --quiet --output-on-failure --no-tests=error --label-exclude slow

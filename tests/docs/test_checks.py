@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import TESTS
 
-ROOT = TESTS.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -47,19 +46,25 @@ def test_sentences_without_a_subject_are_found(
     assert sorted(found) == lines
 
 
+def test_a_folder_above_its_budget_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import check_budget
+
+    lines = check_budget.lines_by_folder()
+    monkeypatch.setattr(sys, "argv", ["check_budget.py"])
+    monkeypatch.setattr(check_budget, "BUDGET", tmp_path / "budget.toml")
+    numbers = {**lines, "all": sum(lines.values()), "convert": lines["convert"] - 1}
+    check_budget.BUDGET.write_text("".join(f'"{folder}" = {n}\n' for folder, n in numbers.items()))
+    assert check_budget.main() == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"convert has {lines['convert']} lines, ")
+
+
 @pytest.mark.model
 def test_the_plan_of_a_layer_is_printed(tiny_gguf: Path) -> None:
-    command = [
-        sys.executable,
-        TESTS / "print_plan.py",
-        tiny_gguf,
-        "--t1",
-        "0.6",
-        "--t2",
-        "0.9",
-        "--tokens",
-        "1",
-    ]
+    script, thresholds = ROOT / "tests" / "print_plan.py", ["--t1", "0.6", "--t2", "0.9"]
+    command = [sys.executable, script, tiny_gguf, *thresholds, "--tokens", "1"]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     uses = re.findall(r"(?:: |, )\d+ 0\.\d\d (high|low|skipped)", printed)
     assert re.match(r"token 0, layer 0: \d+ 0\.\d\d high, ", printed)
