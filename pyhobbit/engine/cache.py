@@ -13,8 +13,10 @@ from pyhobbit.engine.stats import CacheStats
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.native.ffi import check, expert_cache, ffi, lib
 from pyhobbit.settings.config import CacheConfig
-from pyhobbit.settings.resolve import Resolved, c_settings, options_of
+from pyhobbit.settings.resolve import Resolved, c_settings, check_settings, options_of
 from pyhobbit.settings.table import LIVE, OPTIONS
+
+_DEFAULTS = {each.key: each.default for each in SETTINGS}
 
 
 class Cache:
@@ -125,13 +127,14 @@ class Cache:
         if unknown := settings.keys() - LIVE:
             name = min(unknown)
             raise ConfigError(f"{name} cannot change while a model is open; open the model with it")
-        CacheConfig(**settings)  # checks them
+        CacheConfig(**settings)  # checks each of them, and the engine what they are together
+        changes = {OPTIONS[name][0].key: float(value) for name, value in settings.items()}
+        check_settings({key: value for key, value in changes.items() if value != _DEFAULTS[key]})
         if not self:
             raise HobbitError(
                 f"the model runs without an expert cache, where {', '.join(LIVE[:-1])} and {LIVE[-1]} decide "
                 "nothing; open a MoE model with a memory or pools setting"
             )
-        changes = {OPTIONS[name][0].key: float(value) for name, value in settings.items()}
         check(lib.hobbit_change_settings, self._pointer, c_settings(changes), len(changes))
 
     def settings(self) -> dict[str, Resolved]:
