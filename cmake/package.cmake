@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-# What goes into the wheel.
+# Content of the wheel.
 
 # Sets `out` to the shared libraries that the given targets consist of or link to, directly or not.
 function(hobbit_shared_libraries out)

@@ -34,6 +34,8 @@ def joined(comments: list[Comment]) -> Iterator[Block]:
     """Joins comments of consecutive lines. One behind code, or after an empty one, starts a new block."""
     first, text, last = 0, "", -1
     for number, comment, follows_code in comments:
+        if comment.startswith("SPDX"):
+            continue
         if follows_code or number != last + 1 or not comment:
             yield first, text
             first, text = number, ""
