@@ -86,6 +86,8 @@ function(hobbit_add_our_files)
         PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
     target_include_directories(llama PUBLIC ${ours}/llama)
     target_link_libraries(llama PRIVATE ggml-hobbit)
+    # llama_hobbit_guard throws through them
+    target_compile_options(ggml-base PRIVATE $<$<COMPILE_LANGUAGE:C>:-fexceptions>)
 
     target_sources(llama-common PRIVATE ${ours}/common/hobbit-chat.cpp)
     target_sources(mtmd PRIVATE ${ours}/mtmd/hobbit-projector.cpp)

@@ -3,13 +3,14 @@
 // hobbit: bounded expert caches for Mixture-of-Experts models on any ggml device (HOBBIT, arXiv 2411.01433).
 //
 // Conventions
-//   - C, opaque handles, sized integers. No exception crosses this interface. Where a function of a model has no `err`,
-//     memory that ran out is the error of its next computation.
+//   - C, opaque handles, sized integers. No exception crosses this interface. Where a function of a model or a context
+//     has no `err`, its error is that of the model's next computation.
 //   - A function that can fail returns false or NULL and writes one sentence, with what to do about it, to `err`
 //     (truncated to `err_size`, always terminated). The most recent such sentence of the process is also kept for
 //     hobbit_last_error.
 //   - Sizes are bytes. Times are seconds.
-//   - Every function may be called from any thread.
+//   - Every function of a model may be called from any thread; a context belongs to one thread at a time. ggml's list
+//     of devices has no lock: hobbit_place_layers adds to it, so no other thread may use the list meanwhile.
 //   - The cffi declarations of the Python package are generated from this file: keep declarations to plain C.
 
 #ifndef HOBBIT_H
@@ -142,10 +143,11 @@ HOBBIT_API bool hobbit_is_tier_tensor(const char * name);
 // ("blk.N."). Without hobbit.device the devices of the blocks with experts are taken, where they have memory of their
 // own and can hold experts; integrated GPUs are left out.
 // Blocks whose device is none of hobbit.device's, and those from n_devices on, are given to these in runs, in
-// proportion to their free memory. Starts the loader threads. REQUIRES: called once, before the functions below and
-// those for the context.
+// proportion to their free memory. Starts the loader threads. can_repeat: false where the model's memory of a token
+// cannot be overwritten, as in recurrent models; the setting `confidence` is then refused.
+// REQUIRES: called once, before the functions below and those for the context.
 HOBBIT_API bool hobbit_place_layers(hobbit_model * model, struct ggml_backend_device * const * devices,
-                                    size_t n_devices, char * err, size_t err_size);
+                                    size_t n_devices, bool can_repeat, char * err, size_t err_size);
 
 // Whether the tensor's data stays on disk: routed experts that the cache serves, and where memory is short the token
 // embedding, whose rows are read as they are looked up. The loader gives it hobbit_buffer_type and reads nothing.
@@ -158,24 +160,14 @@ HOBBIT_API struct ggml_backend_buffer_type * hobbit_buffer_type(hobbit_model * m
 // Of the device that computes the block's experts: for biases, which are added there. Valid for ever.
 HOBBIT_API struct ggml_backend_buffer_type * hobbit_device_buffer_type(hobbit_model * model, int32_t block);
 
-// Once per context. The first one allocates the pools. `model_bytes` is what the model holds in host memory beside
-// them: non-expert weights, KV cache and compute buffers. `n_batch` is the largest number of tokens computed at once.
-// Fails when the budget is below the smallest that works, which the message states, and when hobbit.memory, which the
-// first context divides, has no room for a further one.
-HOBBIT_API bool hobbit_prepare(hobbit_model * model, uint64_t model_bytes, uint32_t n_batch, char * err,
-                               size_t err_size);
-
-// A context that was prepared has ended. The next one may take its memory.
-HOBBIT_API void hobbit_end_context(hobbit_model * model);
-
-// What hobbit_prepare would allocate.
+// Memory that the first context would allocate.
 struct hobbit_pool_plan {
     uint64_t pool_bytes;  // of all devices, or of host memory if they are there
     uint64_t batch_bytes; // that computing takes beside the pools and llama.cpp's buffers
     bool     holds_all;   // the pools have room for every expert in its best precision
 };
 
-// Plans the pools and allocates nothing. Arguments and errors as of hobbit_prepare. REQUIRES: before it
+// Plans the pools and allocates nothing. Arguments and errors as of hobbit_open_context. REQUIRES: before it
 HOBBIT_API bool hobbit_plan_pools(hobbit_model * model, uint64_t model_bytes, uint32_t n_batch,
                                   struct hobbit_pool_plan * plan, char * err, size_t err_size);
 
@@ -186,35 +178,59 @@ enum hobbit_gating {
     HOBBIT_GATING_SQRT_SOFTPLUS = 3,
 };
 
-// The router of one block ("blk.N."): for the predictor, which keeps a copy. `weight` is [n_embd, n_experts] of any
-// type that ggml converts to float; `bias` is added to the router's outputs, `selection_bias` to the probabilities by
-// which experts are chosen; either may be NULL. REQUIRES: before hobbit_prepare.
-HOBBIT_API bool hobbit_set_router(hobbit_model * model, uint32_t block, const struct ggml_tensor * weight,
-                                  const struct ggml_tensor * bias, const struct ggml_tensor * selection_bias,
-                                  enum hobbit_gating gating, char * err, size_t err_size);
+// The router of one block. `weight` is [n_embd, n_experts] of any type that ggml converts to float; `bias` is added to
+// the router's outputs, `selection_bias` to the probabilities by which experts are chosen; either may be NULL.
+struct hobbit_router {
+    const struct ggml_tensor * weight;
+    const struct ggml_tensor * bias;
+    const struct ggml_tensor * selection_bias;
+    enum hobbit_gating         gating;
+};
+
+// Gives the predictor the router of a block ("blk.N."), which it copies. REQUIRES: before the first context.
+HOBBIT_API bool hobbit_set_router(hobbit_model * model, uint32_t block, const struct hobbit_router * router, char * err,
+                                  size_t err_size);
 
 //
-// For the context
+// Contexts
 //
 
-// The tokens of the batch that is about to be computed: each one's sequence and position, and whether its logits are
-// wanted (the last layer may compute those alone). A token at position 0 begins its sequence anew. can_repeat: the
-// caller asks hobbit_repeats_batch when the batch is computed, and can compute it again.
-HOBBIT_API void hobbit_begin_batch(hobbit_model * model, uint32_t n_tokens, const int32_t * sequences,
+// The batches and sequences of one context of llama.cpp. A batch holds the model from hobbit_begin_batch to
+// hobbit_end_batch: batches of other contexts wait for their turn, in the order in which they asked. Sequence N of the
+// i-th open context is number N + 65536 * i in traces and events. A context holds a reference on its model.
+typedef struct hobbit_context hobbit_context;
+
+// The first context allocates the pools. `model_bytes`: host memory that the model takes beside them, for non-expert
+// weights, KV cache and compute buffers. `n_batch`: the largest number of tokens computed at once.
+// Fails when the budget is below the smallest that works, which the message states, and when hobbit.memory, which the
+// first context divides, has no room for a further one. *context is then NULL.
+HOBBIT_API bool hobbit_open_context(hobbit_model * model, uint64_t model_bytes, uint32_t n_batch,
+                                    hobbit_context ** context, char * err, size_t err_size);
+
+// Ends the context's batch, and frees its memory for the next context. NULL is ignored.
+HOBBIT_API void hobbit_close_context(hobbit_context * context);
+
+// Announces the next batch: each token's sequence and position, and whether its logits are wanted (the last layer may
+// compute those alone). A token at position 0 begins its sequence anew. Set can_repeat if the caller will call
+// hobbit_repeats_batch after computing the batch, and can compute it again. Waits while another context's batch is
+// computed. A batch that is computed without being announced has tokens of sequence 0.
+// REQUIRES: the thread that announces a batch computes it.
+HOBBIT_API void hobbit_begin_batch(hobbit_context * context, uint32_t n_tokens, const int32_t * sequences,
                                    const int32_t * positions, const int8_t * outputs, bool can_repeat);
 
+// The batch is computed, or has failed: the next one may begin. Without a batch it does nothing.
+HOBBIT_API void hobbit_end_batch(hobbit_context * context);
+
 // Whether the batch is a draft: a sequence of it has a confidence.
-HOBBIT_API bool hobbit_is_draft(const hobbit_model * model);
+HOBBIT_API bool hobbit_is_draft(const hobbit_context * context);
 
-// Whether the draft that was just computed is to be computed again, because it is unsure of a token. What is computed
-// next is then the second pass over the batch. logits: [n_tokens][n_vocab]; NULL, where they are not known, repeats.
-HOBBIT_API bool hobbit_repeats_batch(hobbit_model * model, const float * logits, uint32_t n_vocab);
+// Whether the draft that was just computed is to be computed again, because it is unsure of a token. The next
+// computation is then the second pass over the batch. logits: [n_rows][n_vocab], one row for each token of the batch;
+// NULL, where they are not known, repeats. Another number of rows is an error of the second pass.
+HOBBIT_API bool hobbit_repeats_batch(hobbit_context * context, const float * logits, uint32_t n_rows, uint32_t n_vocab);
 
-// Refuses every confidence: what the model keeps of a token cannot be written a second time. Fails if one was given.
-HOBBIT_API bool hobbit_refuse_confidence(hobbit_model * model, char * err, size_t err_size);
-
-// What follows in this sequence has nothing to do with what was before, though its first tokens may be kept.
-HOBBIT_API void hobbit_begin_sequence(hobbit_model * model, int32_t sequence);
+// Begins another text in this sequence, though its first tokens may be kept.
+HOBBIT_API void hobbit_begin_sequence(hobbit_context * context, int32_t sequence);
 
 // What the caller expects the routers to choose for the next n_tokens, which the predictor "given" then predicts, until
 // the next call: [n_ahead][n_tokens][layers with routed experts][experts used]. The first block is predicted one layer
@@ -234,8 +250,8 @@ HOBBIT_API bool hobbit_change_settings(hobbit_model * model, const struct hobbit
 
 // Changes live settings of one sequence, until hobbit_begin_sequence; those that are not named are the model's. Of
 // several sequences in one batch each gets at least the precision that its own settings ask for. Fails as
-// hobbit_change_settings does. REQUIRES: after hobbit_prepare.
-HOBBIT_API bool hobbit_change_sequence_settings(hobbit_model * model, int32_t sequence,
+// hobbit_change_settings does.
+HOBBIT_API bool hobbit_change_sequence_settings(hobbit_context * context, int32_t sequence,
                                                 const struct hobbit_setting * changes, size_t n_changes, char * err,
                                                 size_t err_size);
 
@@ -247,7 +263,7 @@ struct hobbit_precision {
 };
 
 // The precision of what the sequence computes next: by its own settings, or else by the model's.
-HOBBIT_API struct hobbit_precision hobbit_sequence_precision(const hobbit_model * model, int32_t sequence);
+HOBBIT_API struct hobbit_precision hobbit_sequence_precision(const hobbit_context * context, int32_t sequence);
 
 // Tells whether `a` is at least as precise as `b`.
 HOBBIT_API bool hobbit_precision_covers(struct hobbit_precision a, struct hobbit_precision b);
@@ -267,8 +283,8 @@ HOBBIT_API bool hobbit_set_costs(hobbit_model * model, const float * low, const 
 // Whether experts can be computed. False, with the reason, after a computation has failed: all later ones fail as well.
 HOBBIT_API bool hobbit_check(const hobbit_model * model, char * err, size_t err_size);
 
-// Seconds that the oldest read in flight has taken; 0 without one. Never waits for a computation. A read that takes
-// longer than hobbit.read_timeout fails the computation that needs it.
+// Seconds that the oldest read in flight has taken; 0 without one, and before hobbit_place_layers. Never waits for a
+// computation. A read that takes longer than hobbit.read_timeout fails the computation that needs it.
 HOBBIT_API double hobbit_oldest_read(const hobbit_model * model);
 
 struct hobbit_info {
@@ -279,7 +295,7 @@ struct hobbit_info {
     uint32_t n_absent_high;   // experts of all layers that have a low version alone
     uint64_t tier_bytes_high; // all routed experts of the tier; of a residual tier, the residuals alone
     uint64_t tier_bytes_low;
-    uint64_t pool_bytes_high; // 0 before hobbit_prepare
+    uint64_t pool_bytes_high; // 0 before the first context
     uint64_t pool_bytes_low;
     uint32_t pool_slots_high; // experts that fit; of a residual tier, residuals
     uint32_t pool_slots_low;
@@ -301,7 +317,7 @@ HOBBIT_API void hobbit_get_info(const hobbit_model * model, struct hobbit_info *
 struct hobbit_device_info {
     const char * name;            // as ggml names it; valid for ever
     uint32_t     n_layers;        // layers with routed experts that it computes
-    uint32_t     pool_slots_high; // 0 before hobbit_prepare
+    uint32_t     pool_slots_high; // 0 before the first context
     uint32_t     pool_slots_low;
     uint64_t     pool_bytes_high;
     uint64_t     pool_bytes_low;
@@ -381,7 +397,7 @@ HOBBIT_API uint64_t hobbit_resident_memory(void);
 HOBBIT_API uint64_t hobbit_available_memory(void);
 
 // The right to measure the free memory and to take a part of it, which programs have one after the other. Without a
-// bound on memory hobbit_prepare has it, until the pools have their pages; whoever plans and loads before takes it
+// bound on memory the first context has it, until the pools have their pages; whoever plans and loads before takes it
 // first. One for a process, however often it is taken.
 typedef struct hobbit_memory_turn hobbit_memory_turn;
 

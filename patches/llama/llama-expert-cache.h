@@ -9,11 +9,16 @@
 extern "C" {
 #endif
 
+struct hobbit_context;
 struct hobbit_model;
 
 // The model's expert cache, for the functions of hobbit.h; NULL where the model runs without one. Valid while the model
 // is, or while the caller holds a reference of its own (hobbit_ref).
 LLAMA_API struct hobbit_model * llama_model_expert_cache(const struct llama_model * model);
+
+// The context's handle, for the functions of hobbit.h; NULL where its model runs without an expert cache. Valid while
+// the context is.
+LLAMA_API struct hobbit_context * llama_expert_cache_context(const struct llama_context * ctx);
 
 // Bytes in host memory: weights with the vocabulary, KV cache and the like, compute buffers. Of devices: the compute
 // buffers alone. Where the model was opened with no_alloc: what they would be.

@@ -28,8 +28,9 @@ static void llama_hobbit_on_abort(const char * failed) {
         return;
     }
     const char * folder = std::strrchr(failed, '/');
-    throw std::runtime_error(std::string("the model is damaged, or of a kind that cannot be run; this check failed: ") +
-                             (folder ? folder + 1 : failed));
+    const char * whose  = std::strstr(failed, "ggml_ext/") ? "internal error of the expert cache"
+                                                           : "the model is damaged, or of a kind that cannot be run";
+    throw std::runtime_error(std::string(whose) + "; this check failed: " + (folder ? folder + 1 : failed));
 }
 
 llama_hobbit_guard::llama_hobbit_guard() {

@@ -17,6 +17,10 @@ void llama_hobbit_deleter::operator()(hobbit_model * model) const {
     hobbit_unref(model);
 }
 
+void llama_hobbit_deleter::operator()(hobbit_context * context) const {
+    hobbit_close_context(context);
+}
+
 static hobbit_setting llama_hobbit_setting(const llama_model_kv_override & kv) {
     hobbit_setting s = { kv.key, HOBBIT_SETTING_INT, 0, 0.0, nullptr };
     switch (kv.tag) {
@@ -87,11 +91,8 @@ void llama_hobbit_place_layers(const llama_model & lm) {
         devs[il] = lm.dev_layer(il);
     }
     char       err[1024];
-    const bool has_state = llama_model_is_recurrent(&lm) || llama_model_is_hybrid(&lm);
-    if (has_state && !hobbit_refuse_confidence(lm.hobbit.get(), err, sizeof(err))) {
-        throw std::runtime_error(err);
-    }
-    if (!hobbit_place_layers(lm.hobbit.get(), devs.data(), devs.size(), err, sizeof(err))) {
+    const bool can_repeat = !llama_model_is_recurrent(&lm) && !llama_model_is_hybrid(&lm);
+    if (!hobbit_place_layers(lm.hobbit.get(), devs.data(), devs.size(), can_repeat, err, sizeof(err))) {
         throw std::runtime_error(err);
     }
 }
@@ -130,31 +131,43 @@ void llama_hobbit_attach_router(ggml_context * ctx, ggml_tensor * weights, ggml_
     }
 }
 
-void llama_hobbit_begin_batch(const llama_model & lm, const llama_ubatch & ubatch, bool is_decoded) {
-    if (!lm.hobbit) {
+llama_hobbit_batch::llama_hobbit_batch(hobbit_context * context, const llama_ubatch & ubatch, bool can_repeat) :
+    context_(context) {
+    if (!context) {
         return;
     }
     std::vector<int32_t> seqs(ubatch.n_tokens);
     for (uint32_t i = 0; i < ubatch.n_tokens; ++i) {
         seqs[i] = ubatch.seq_id[i][0];
     }
-    hobbit_begin_batch(lm.hobbit.get(), ubatch.n_tokens, seqs.data(), ubatch.pos, ubatch.output, is_decoded);
+    hobbit_begin_batch(context, ubatch.n_tokens, seqs.data(), ubatch.pos, ubatch.output, can_repeat);
 }
 
-bool llama_hobbit_repeats_batch(const llama_model & lm, ggml_backend_sched_t sched, const ggml_tensor * logits) {
-    if (!lm.hobbit || !hobbit_is_draft(lm.hobbit.get())) {
+llama_hobbit_batch::~llama_hobbit_batch() {
+    if (context_) {
+        hobbit_end_batch(context_);
+    }
+}
+
+bool llama_hobbit_batch::repeats(ggml_backend_sched_t sched, const ggml_tensor * logits) const {
+    if (!context_ || !hobbit_is_draft(context_)) {
         return false;
     }
-    std::vector<float> values(logits ? ggml_nelements(logits) : 0);
     ggml_backend_sched_synchronize(sched); // the second pass writes what the first one may still be reading
-    if (logits) {
-        ggml_backend_tensor_get(logits, values.data(), 0, ggml_nbytes(logits));
+    if (!logits) {
+        return hobbit_repeats_batch(context_, nullptr, 0, 0);
     }
-    return hobbit_repeats_batch(lm.hobbit.get(), logits ? values.data() : nullptr, logits ? logits->ne[0] : 0);
+    std::vector<float> values(ggml_nelements(logits));
+    ggml_backend_tensor_get(logits, values.data(), 0, ggml_nbytes(logits));
+    return hobbit_repeats_batch(context_, values.data(), ggml_nrows(logits), logits->ne[0]);
 }
 
 hobbit_model * llama_model_expert_cache(const llama_model * model) {
     return model->hobbit.get();
+}
+
+hobbit_context * llama_expert_cache_context(const llama_context * ctx) {
+    return ctx->hobbit.get();
 }
 
 static hobbit_gating llama_hobbit_gating(const llama_hparams & hparams) {
@@ -215,16 +228,6 @@ llama_host_memory llama_get_host_memory(const llama_context * ctx) {
     return sum;
 }
 
-static bool llama_hobbit_is_computed(const llama_model & lm) {
-    return lm.hobbit && !lm.hparams.no_alloc && !lm.hparams.vocab_only;
-}
-
-void llama_hobbit_end_context(const llama_model & lm) {
-    if (llama_hobbit_is_computed(lm)) {
-        hobbit_end_context(lm.hobbit.get());
-    }
-}
-
 // Of what the CPU ends the process for when it computes, what a header can ask for: a rotation of more values than a
 // row has, of an odd number of them, and a norm or a bias that is not F32.
 static bool llama_hobbit_can_compute(const ggml_tensor * node) {
@@ -257,26 +260,37 @@ static void llama_hobbit_check_graph(const llama_context & lctx) {
     }
 }
 
-void llama_hobbit_prepare(const llama_context & lctx) {
+static llama_hobbit_context_ptr llama_hobbit_open_context(const llama_context & lctx) {
     const llama_model & lm    = lctx.get_model();
     hobbit_model *      model = lm.hobbit.get();
-    llama_hobbit_check_graph(lctx);
-    if (!llama_hobbit_is_computed(lm)) {
-        return;
+    if (!model || lm.hparams.no_alloc || lm.hparams.vocab_only) {
+        return nullptr;
     }
-
     char err[1024];
     for (size_t il = 0; il < lm.layers.size(); ++il) {
-        const llama_layer & layer = lm.layers[il];
-        if (layer.ffn_gate_inp &&
-            !hobbit_set_router(model, il, layer.ffn_gate_inp, layer.ffn_gate_inp_b, layer.ffn_exp_probs_b,
-                               llama_hobbit_gating(lm.hparams), err, sizeof(err))) {
+        const llama_layer & layer  = lm.layers[il];
+        const hobbit_router router = { layer.ffn_gate_inp, layer.ffn_gate_inp_b, layer.ffn_exp_probs_b,
+                                       llama_hobbit_gating(lm.hparams) };
+        if (router.weight && !hobbit_set_router(model, il, &router, err, sizeof(err))) {
             throw std::runtime_error(err);
         }
     }
-    const llama_host_memory size = llama_get_host_memory(&lctx);
-    if (!hobbit_prepare(model, size.model + size.context + size.compute, lctx.get_cparams().n_ubatch, err,
-                        sizeof(err))) {
+    const llama_host_memory size    = llama_get_host_memory(&lctx);
+    hobbit_context *        context = nullptr;
+    if (!hobbit_open_context(model, size.model + size.context + size.compute, lctx.get_cparams().n_ubatch, &context,
+                             err, sizeof(err))) {
         throw std::runtime_error(err);
     }
+    return llama_hobbit_context_ptr(context);
+}
+
+llama_context * llama_hobbit_new_context(const llama_model & lm, const llama_context_params & params) {
+    std::unique_ptr<llama_context> ctx;
+    {
+        const llama_hobbit_guard guard;
+        ctx.reset(new llama_context(lm, params));
+    }
+    llama_hobbit_check_graph(*ctx);
+    ctx->hobbit = llama_hobbit_open_context(*ctx);
+    return ctx.release();
 }

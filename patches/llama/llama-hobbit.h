@@ -10,9 +10,11 @@
 #include <string>
 
 // only declared: a change of hobbit.h does not recompile every model
+struct hobbit_context;
 struct hobbit_model;
 
 struct llama_context;
+struct llama_context_params;
 struct llama_model;
 struct llama_model_loader;
 struct llama_model_params;
@@ -20,13 +22,17 @@ struct llama_ubatch;
 
 struct llama_hobbit_deleter {
     void operator()(hobbit_model * model) const;
+    void operator()(hobbit_context * context) const;
 };
 
-using llama_hobbit_ptr = std::unique_ptr<hobbit_model, llama_hobbit_deleter>;
+using llama_hobbit_ptr         = std::unique_ptr<hobbit_model, llama_hobbit_deleter>;
+using llama_hobbit_context_ptr = std::unique_ptr<hobbit_context, llama_hobbit_deleter>;
 
 // While one exists, a check of llama.cpp's or ggml's own that fails in its thread throws std::runtime_error in place of
 // ending the process: a damaged header is an error of its model alone. For code that the caller leaves by an exception
-// anyway where a model cannot be used. Other threads end the process as ever.
+// anyway where a model cannot be used. It has ended before our code allocates pools or computes. ggml holds no lock
+// where it checks what a header can damage, and its C sources are compiled so that exceptions pass through. Other
+// threads end the process as ever.
 class llama_hobbit_guard {
   public:
     llama_hobbit_guard();
@@ -71,16 +77,23 @@ void llama_hobbit_refuse_tiers(const llama_model_loader & ml);
 void llama_hobbit_attach_router(ggml_context * ctx, ggml_tensor * weights, ggml_tensor * input,
                                 const ggml_tensor * down_exps);
 
-// Refuses a graph that the CPU would end the process for. Hands over the routers, then sizes the pools. REQUIRES:
-// weights, KV cache and compute buffers are allocated.
-void llama_hobbit_prepare(const llama_context & lctx);
+// Constructs a context. Refuses a graph that the CPU would end the process for. Hands over the routers, and sizes the
+// pools when all else is allocated. Throws std::runtime_error.
+llama_context * llama_hobbit_new_context(const llama_model & lm, const llama_context_params & params);
 
-// The context ends; its memory is free for the next one.
-void llama_hobbit_end_context(const llama_model & lm);
+// One batch, for the time in which it is computed; other contexts of the model wait. `context` may be null.
+class llama_hobbit_batch {
+  public:
+    // Records of use are kept by sequence. `can_repeat`: the caller asks repeats().
+    llama_hobbit_batch(hobbit_context * context, const llama_ubatch & ubatch, bool can_repeat);
+    ~llama_hobbit_batch();
 
-// Announces the tokens that are about to be computed: records of use are kept by sequence. `is_decoded`: decode()
-// computes them, which repeats a draft.
-void llama_hobbit_begin_batch(const llama_model & lm, const llama_ubatch & ubatch, bool is_decoded);
+    llama_hobbit_batch(const llama_hobbit_batch &)             = delete;
+    llama_hobbit_batch & operator=(const llama_hobbit_batch &) = delete;
 
-// Whether the tokens that were just computed are a draft whose logits ask for a second pass. The logits may be null.
-bool llama_hobbit_repeats_batch(const llama_model & lm, ggml_backend_sched_t sched, const ggml_tensor * logits);
+    // Whether the batch that was just computed is a draft whose logits ask for a second pass. The logits may be null.
+    bool repeats(ggml_backend_sched_t sched, const ggml_tensor * logits) const;
+
+  private:
+    hobbit_context * context_;
+};

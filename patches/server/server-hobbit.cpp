@@ -104,21 +104,21 @@ void server_hobbit_check_prompt(const llama_vocab * vocab, const json & prompt, 
 }
 
 std::string server_hobbit_begin(llama_context * ctx, llama_seq_id seq_id, const std::vector<hobbit_setting> & changes) {
-    hobbit_model * model = llama_model_expert_cache(llama_get_model(ctx));
-    if (!model) {
+    hobbit_context * context = llama_expert_cache_context(ctx);
+    if (!context) {
         return changes.empty() ? ""
                                : "Field 'hobbit': this model runs without an expert cache, so it has no thresholds";
     }
-    hobbit_begin_sequence(model, seq_id);
+    hobbit_begin_sequence(context, seq_id);
     char       err[1024];
     const bool ok = changes.empty() ||
-                    hobbit_change_sequence_settings(model, seq_id, changes.data(), changes.size(), err, sizeof(err));
+                    hobbit_change_sequence_settings(context, seq_id, changes.data(), changes.size(), err, sizeof(err));
     return ok ? "" : std::string("Field 'hobbit': ") + err;
 }
 
 hobbit_precision server_hobbit_precision(const llama_context * ctx, llama_seq_id seq_id) {
-    const hobbit_model * model = llama_model_expert_cache(llama_get_model(ctx));
-    return model ? hobbit_sequence_precision(model, seq_id) : SERVER_HOBBIT_NO_TOKENS;
+    const hobbit_context * context = llama_expert_cache_context(ctx);
+    return context ? hobbit_sequence_precision(context, seq_id) : SERVER_HOBBIT_NO_TOKENS;
 }
 
 //

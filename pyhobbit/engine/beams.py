@@ -111,7 +111,7 @@ class Branches:
         self._sequences = [0]
         self._position = context.position
         for sequence in range(1, n):
-            cache.begin_sequence(sequence)
+            cache.begin_sequence(context.pointer, sequence)
 
     def __enter__(self) -> "Branches":
         return self

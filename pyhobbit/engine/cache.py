@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pyhobbit._tables import COUNTERS, SETTINGS, CacheInfo, DeviceInfo, Latency, PoolPlan
 from pyhobbit.engine.stats import CacheStats
 from pyhobbit.errors import ConfigError, HobbitError
-from pyhobbit.native.ffi import check, expert_cache, ffi, lib
+from pyhobbit.native.ffi import cache_context, check, expert_cache, ffi, lib
 from pyhobbit.settings.config import CacheConfig
 from pyhobbit.settings.resolve import Resolved, c_settings, check_settings, options_of
 from pyhobbit.settings.table import LIVE, OPTIONS
@@ -60,8 +60,10 @@ class Cache:
         return tuple(found)
 
     def prepare(self, model_bytes: int, n_batch: int) -> None:
-        """hobbit_prepare: divides the memory between the pools. Raises HobbitError."""
-        check(lib.hobbit_prepare, self._pointer, model_bytes, n_batch)
+        """Allocates the pools as the first context does. Raises HobbitError."""
+        context = ffi.new("hobbit_context **")
+        check(lib.hobbit_open_context, self._pointer, model_bytes, n_batch, context)
+        lib.hobbit_close_context(context[0])
 
     def plan_pools(self, model_bytes: int, n_batch: int) -> PoolPlan:
         """hobbit_plan_pools: what prepare() would allocate. Raises HobbitError."""
@@ -91,15 +93,18 @@ class Cache:
             return str(e)
         return None
 
-    def begin_sequence(self, sequence: int = 0) -> None:
-        """Forgets what the sequence was about: another text follows, though its first tokens may be kept."""
-        if self:
-            lib.hobbit_begin_sequence(self._pointer, sequence)
+    def begin_sequence(self, context: Any, sequence: int = 0) -> None:
+        """Forgets what the sequence was about: another text follows, though its first tokens may be kept.
 
-    def keep(self, n_kept: int, n_before: int) -> None:
+        context: a pointer to a llama_context of the model.
+        """
+        if self:
+            lib.hobbit_begin_sequence(cache_context(context), sequence)
+
+    def keep(self, context: Any, n_kept: int, n_before: int) -> None:
         """Begins a sequence where less than half of the previous text's tokens stay in the KV cache."""
         if 2 * n_kept < n_before:
-            self.begin_sequence()
+            self.begin_sequence(context)
 
     def set_prediction(self, experts: NDArray[np.int32], weights: NDArray[np.float32]) -> None:
         """Says what the routers will choose for the next tokens, to the predictor "given": for measurements.

@@ -346,7 +346,7 @@ class Engine(CachedModel):
         while n_shared and tokens[n_shared] < 0 and tokens[n_shared] == tokens[n_shared - 1]:
             n_shared -= 1  # a picture is computed as a whole
         context.truncate(n_shared)
-        session.cache.keep(len(context.tokens), n_before)
+        session.cache.keep(context.pointer, len(context.tokens), n_before)
         pending = tokens[len(context.tokens) :]
         self._tally.add_prompt(len(tokens), len(pending))
         return pending

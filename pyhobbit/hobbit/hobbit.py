@@ -227,7 +227,7 @@ class Hobbit(CachedModel, TypedLlama):
                 f"{len(tokens)} more tokens do not fit: the context has room for {len(self.input_ids)} "
                 f"and holds {self.n_tokens}; open the model with a larger n_ctx, or start over with reset()"
             )
-        self._weights.cache.keep(self.n_tokens, self._n_kept)
+        self._weights.cache.keep(self._ctx.ctx, self.n_tokens, self._n_kept)
         with self._turns.alone():
             start = time.perf_counter()
             super().eval(tokens)
@@ -308,7 +308,7 @@ class Hobbit(CachedModel, TypedLlama):
         with self._turns.alone():
             super().load_state(state)
             self._n_kept = self.n_tokens
-            self._weights.cache.begin_sequence()
+            self._weights.cache.begin_sequence(self._ctx.ctx)
 
     def generate(
         self, tokens: Sequence[int], *args: Any, **kwargs: Any

@@ -51,6 +51,8 @@ class HostMemory(ctypes.Structure):
 
 _expert_cache = llama.llama_cpp._lib.llama_model_expert_cache
 _expert_cache.argtypes, _expert_cache.restype = [ctypes.c_void_p], ctypes.c_void_p
+_context = llama.llama_cpp._lib.llama_expert_cache_context
+_context.argtypes, _context.restype = [ctypes.c_void_p], ctypes.c_void_p
 _host_memory = llama.llama_cpp._lib.llama_get_host_memory
 _host_memory.argtypes, _host_memory.restype = [ctypes.c_void_p], HostMemory
 
@@ -94,6 +96,11 @@ def expert_cache(model: Any) -> Any:
     if cache:
         lib.hobbit_ref(cache)
     return cache
+
+
+def cache_context(context: Any) -> Any:
+    """The hobbit_context of a llama_context, valid while that is; NULL without an expert cache."""
+    return ffi.cast("hobbit_context *", _context(context) or 0)
 
 
 def host_memory(context: Any) -> HostMemory:

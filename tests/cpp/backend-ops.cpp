@@ -68,6 +68,7 @@ static hobbit_model * open_model(const std::string & path, const ggml_tensor * m
     const int64_t       slot     = int64_t(experts->nb[2]) + 5 * 4096; // direct reads begin and end at whole pages
     char                err[512] = "";
     hobbit_model *      model    = nullptr;
+    hobbit_context *    context  = nullptr;
 
     std::vector<hobbit_setting> settings = { { "hobbit.pools", HOBBIT_SETTING_INT, n_slots * slot, 0, nullptr },
                                              { "hobbit.prefetch", HOBBIT_SETTING_INT, 0, 0, nullptr } };
@@ -75,8 +76,9 @@ static hobbit_model * open_model(const std::string & path, const ggml_tensor * m
         settings.push_back({ "hobbit.device", HOBBIT_SETTING_STRING, 0, 0, compute_name.c_str() });
     }
     const bool ok = hobbit_open(path.c_str(), settings.data(), settings.size(), &model, err, sizeof(err)) && model &&
-                    hobbit_place_layers(model, nullptr, 0, err, sizeof(err)) &&
-                    hobbit_prepare(model, 0, uint32_t(matmul->ne[2]), err, sizeof(err));
+                    hobbit_place_layers(model, nullptr, 0, true, err, sizeof(err)) &&
+                    hobbit_open_context(model, 0, uint32_t(matmul->ne[2]), &context, err, sizeof(err));
+    hobbit_close_context(context); // the pools stay
     if (!ok) {
         std::fprintf(stderr, "%s\n", err);
         hobbit_unref(model);

@@ -15,6 +15,7 @@
 #include <algorithm>
 #include <cstring>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <string>
 #include <sys/mman.h>
@@ -103,19 +104,16 @@ static void ggml_backend_hobbit_buffer_get_tensor(ggml_backend_buffer_t, const g
 
 static void ggml_backend_hobbit_buffer_clear(ggml_backend_buffer_t, uint8_t) {}
 
-static const struct ggml_backend_buffer_i ggml_backend_hobbit_buffer_i = {
-    /* .free_buffer   = */ ggml_backend_hobbit_buffer_free,
-    /* .get_base      = */ ggml_backend_hobbit_buffer_get_base,
-    /* .init_tensor   = */ ggml_backend_hobbit_buffer_init_tensor,
-    /* .memset_tensor = */ NULL,
-    /* .set_tensor    = */ ggml_backend_hobbit_buffer_set_tensor,
-    /* .get_tensor    = */ ggml_backend_hobbit_buffer_get_tensor,
-    /* .set_tensor_2d = */ NULL,
-    /* .get_tensor_2d = */ NULL,
-    /* .cpy_tensor    = */ NULL,
-    /* .clear         = */ ggml_backend_hobbit_buffer_clear,
-    /* .reset         = */ NULL,
-};
+static struct ggml_backend_buffer_i ggml_backend_hobbit_buffer_i() {
+    ggml_backend_buffer_i i = {};
+    i.free_buffer           = ggml_backend_hobbit_buffer_free;
+    i.get_base              = ggml_backend_hobbit_buffer_get_base;
+    i.init_tensor           = ggml_backend_hobbit_buffer_init_tensor;
+    i.set_tensor            = ggml_backend_hobbit_buffer_set_tensor;
+    i.get_tensor            = ggml_backend_hobbit_buffer_get_tensor;
+    i.clear                 = ggml_backend_hobbit_buffer_clear;
+    return i;
+}
 
 //
 // buffer type
@@ -136,7 +134,7 @@ static ggml_backend_buffer_t ggml_backend_hobbit_buffer_type_alloc_buffer(ggml_b
     }
     auto * runner = (split_runner *) buft->context;
     runner->ref();
-    return ggml_backend_buffer_init(buft, ggml_backend_hobbit_buffer_i,
+    return ggml_backend_buffer_init(buft, ggml_backend_hobbit_buffer_i(),
                                     new ggml_backend_hobbit_buffer_context{ runner, base }, size);
 }
 
@@ -223,30 +221,22 @@ static enum ggml_status compute_graph(ggml_backend_t backend, ggml_cgraph * grap
 static enum ggml_status ggml_backend_hobbit_graph_compute(ggml_backend_t backend, ggml_cgraph * graph) {
     try {
         return compute_graph(backend, graph);
-    } catch (const std::exception & e) {
-        GGML_LOG_ERROR("hobbit: no memory is left to compute experts: %s\n", e.what());
+    } catch (const std::bad_alloc &) {
+        GGML_LOG_ERROR("hobbit: no memory is left to compute experts\n");
         return GGML_STATUS_ALLOC_FAILED;
+    } catch (const std::exception & e) {
+        GGML_LOG_ERROR("hobbit: internal error: %s\n", e.what());
+        return GGML_STATUS_FAILED;
     }
 }
 
-static const struct ggml_backend_i ggml_backend_hobbit_i = {
-    /* .get_name                = */ ggml_backend_hobbit_get_name,
-    /* .free                    = */ ggml_backend_hobbit_free,
-    /* .set_tensor_async        = */ NULL,
-    /* .get_tensor_async        = */ NULL,
-    /* .set_tensor_2d_async     = */ NULL,
-    /* .get_tensor_2d_async     = */ NULL,
-    /* .cpy_tensor_async        = */ NULL,
-    /* .synchronize             = */ NULL,
-    /* .graph_plan_create       = */ NULL,
-    /* .graph_plan_free         = */ NULL,
-    /* .graph_plan_update       = */ NULL,
-    /* .graph_plan_compute      = */ NULL,
-    /* .graph_compute           = */ ggml_backend_hobbit_graph_compute,
-    /* .event_record            = */ NULL,
-    /* .event_wait              = */ NULL,
-    /* .graph_optimize          = */ NULL,
-};
+static struct ggml_backend_i ggml_backend_hobbit_i() {
+    ggml_backend_i i = {};
+    i.get_name       = ggml_backend_hobbit_get_name;
+    i.free           = ggml_backend_hobbit_free;
+    i.graph_compute  = ggml_backend_hobbit_graph_compute;
+    return i;
+}
 
 static ggml_guid_t ggml_backend_hobbit_guid() {
     static ggml_guid guid = { 0x5e, 0x0b, 0xb1, 0x7e, 0x24, 0x11, 0x01, 0x43,
@@ -297,19 +287,14 @@ static void ggml_backend_hobbit_device_get_props(ggml_backend_dev_t dev, ggml_ba
     props->description = ggml_backend_hobbit_device_get_description(dev);
     props->type        = ggml_backend_hobbit_device_get_type(dev);
     ggml_backend_hobbit_device_get_memory(dev, &props->memory_free, &props->memory_total);
-    props->caps = {
-        /* .async                 = */ false,
-        /* .host_buffer           = */ false,
-        /* .buffer_from_host_ptr  = */ false,
-        /* .events                = */ false,
-        /* .mmap_support          = */ true,
-    };
+    props->caps              = {};
+    props->caps.mmap_support = true;
 }
 
 static ggml_backend_t ggml_backend_hobbit_device_init_backend(ggml_backend_dev_t dev, const char *) {
     return new ggml_backend{
         /* .guid    = */ ggml_backend_hobbit_guid(),
-        /* .iface   = */ ggml_backend_hobbit_i,
+        /* .iface   = */ ggml_backend_hobbit_i(),
         /* .device  = */ dev,
         /* .context = */ new ggml_backend_hobbit_context(device_context(dev).compute),
     };
@@ -340,23 +325,19 @@ static bool ggml_backend_hobbit_device_supports_buft(ggml_backend_dev_t dev, ggm
     return buft == own || buft == ctx.memory || (ggml_backend_buft_is_host(own) && ggml_backend_buft_is_host(buft));
 }
 
-static const struct ggml_backend_device_i ggml_backend_hobbit_device_i = {
-    /* .get_name             = */ ggml_backend_hobbit_device_get_name,
-    /* .get_description      = */ ggml_backend_hobbit_device_get_description,
-    /* .get_memory           = */ ggml_backend_hobbit_device_get_memory,
-    /* .get_type             = */ ggml_backend_hobbit_device_get_type,
-    /* .get_props            = */ ggml_backend_hobbit_device_get_props,
-    /* .init_backend         = */ ggml_backend_hobbit_device_init_backend,
-    /* .get_buffer_type      = */ ggml_backend_hobbit_device_get_buffer_type,
-    /* .get_host_buffer_type = */ NULL,
-    /* .buffer_from_host_ptr = */ NULL,
-    /* .supports_op          = */ ggml_backend_hobbit_device_supports_op,
-    /* .supports_buft        = */ ggml_backend_hobbit_device_supports_buft,
-    /* .offload_op           = */ NULL,
-    /* .event_new            = */ NULL,
-    /* .event_free           = */ NULL,
-    /* .event_synchronize    = */ NULL,
-};
+static struct ggml_backend_device_i ggml_backend_hobbit_device_i() {
+    ggml_backend_device_i i = {};
+    i.get_name              = ggml_backend_hobbit_device_get_name;
+    i.get_description       = ggml_backend_hobbit_device_get_description;
+    i.get_memory            = ggml_backend_hobbit_device_get_memory;
+    i.get_type              = ggml_backend_hobbit_device_get_type;
+    i.get_props             = ggml_backend_hobbit_device_get_props;
+    i.init_backend          = ggml_backend_hobbit_device_init_backend;
+    i.get_buffer_type       = ggml_backend_hobbit_device_get_buffer_type;
+    i.supports_op           = ggml_backend_hobbit_device_supports_op;
+    i.supports_buft         = ggml_backend_hobbit_device_supports_buft;
+    return i;
+}
 
 //
 // registry
@@ -366,22 +347,29 @@ static const char * ggml_backend_hobbit_reg_get_name(ggml_backend_reg_t) {
     return "HOBBIT";
 }
 
-// Devices that some model has asked for, for as long as the process lives.
 struct hobbit_device {
     ggml_backend_hobbit_device_context context;
     ggml_backend_device                device;
 };
 
+// Devices that some model has asked for, for as long as the process lives. Guarded by devices_mutex().
 static std::vector<hobbit_device *> & devices() {
     static auto & all = *new std::vector<hobbit_device *>;
     return all;
 }
 
+static std::mutex & devices_mutex() {
+    static auto & mutex = *new std::mutex;
+    return mutex;
+}
+
 static size_t ggml_backend_hobbit_reg_get_device_count(ggml_backend_reg_t) {
+    std::lock_guard<std::mutex> lock(devices_mutex());
     return devices().size();
 }
 
 static ggml_backend_dev_t ggml_backend_hobbit_reg_get_device(ggml_backend_reg_t, size_t index) {
+    std::lock_guard<std::mutex> lock(devices_mutex());
     return &devices().at(index)->device;
 }
 
@@ -411,27 +399,38 @@ static ggml_backend_reg_t ggml_backend_hobbit_reg() {
     return &reg;
 }
 
+static hobbit_device * make_device(ggml_backend_dev_t compute) {
+    const bool                 in_host = hobbit::is_host_device(compute);
+    const std::string          name    = in_host ? "HOBBIT" : std::string("HOBBIT_") + ggml_backend_dev_name(compute);
+    ggml_backend_buffer_type_t memory  = ggml_backend_dev_buffer_type(compute);
+    auto *                     made    = new hobbit_device;
+    made->device                       = { ggml_backend_hobbit_device_i(), ggml_backend_hobbit_reg(), &made->context };
+    made->context = { name, "DISK_" + name, compute, memory, hobbit::make_aliased_buffer_type(memory, &made->device) };
+    return made;
+}
+
 ggml_backend_dev_t ggml_backend_hobbit_register(ggml_backend_dev_t compute) {
-    static std::mutex           mutex;
-    std::lock_guard<std::mutex> lock(mutex);
-    for (hobbit_device * known : devices()) {
-        if (known->context.compute == compute) {
-            return &known->device;
+    static std::mutex           registering; // ggml asks for the devices meanwhile
+    std::lock_guard<std::mutex> lock(registering);
+    hobbit_device *             made = nullptr;
+    bool                        is_first;
+    {
+        std::lock_guard<std::mutex> list_lock(devices_mutex());
+        for (hobbit_device * known : devices()) {
+            if (known->context.compute == compute) {
+                return &known->device;
+            }
         }
+        made     = make_device(compute);
+        is_first = devices().empty();
+        devices().push_back(made);
     }
-    const bool        in_host = hobbit::is_host_device(compute);
-    const std::string name    = in_host ? "HOBBIT" : std::string("HOBBIT_") + ggml_backend_dev_name(compute);
-    hobbit_device &   made    = *new hobbit_device;
-    devices().push_back(&made);
-    made.device                       = { ggml_backend_hobbit_device_i, ggml_backend_hobbit_reg(), &made.context };
-    ggml_backend_buffer_type_t memory = ggml_backend_dev_buffer_type(compute);
-    made.context = { name, "DISK_" + name, compute, memory, hobbit::make_aliased_buffer_type(memory, &made.device) };
-    if (devices().size() == 1) {
+    if (is_first) {
         ggml_backend_register(ggml_backend_hobbit_reg()); // and the device with it
     } else {
-        ggml_backend_device_register(&made.device);
+        ggml_backend_device_register(&made->device);
     }
-    return &made.device;
+    return &made->device;
 }
 
 ggml_backend_buffer_type ggml_backend_hobbit_make_buffer_type(split_runner * runner, ggml_backend_dev_t device) {

@@ -8,7 +8,8 @@ class split_runner;
 }
 
 // The backend's device that computes on `compute`, registered with ggml once per process. A process that opens no model
-// with a cache never sees the backend.
+// with a cache never sees the backend. May be called from any thread, but ggml's own list of devices has no lock: no
+// other thread may use that list meanwhile.
 ggml_backend_dev_t ggml_backend_hobbit_register(ggml_backend_dev_t compute);
 
 // The buffer type of one model's routed experts, or of those that this device computes: addresses without memory.

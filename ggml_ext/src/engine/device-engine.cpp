@@ -29,10 +29,8 @@ device_engine::device_engine(split_runner * runner, ggml_backend_dev_t device, c
     }
 }
 
-status device_engine::set_router(layer_id layer, const ggml_tensor * weight, const ggml_tensor * bias,
-                                 const ggml_tensor * selection_bias, hobbit_gating gating) {
-    return predictor_ && !layers_.empty() ? predictor_->set_router(layer, weight, bias, selection_bias, gating)
-                                          : status();
+status device_engine::set_router(layer_id layer, const hobbit_router & router) {
+    return predictor_ && !layers_.empty() ? predictor_->set_router(layer, router) : status();
 }
 
 //

@@ -61,8 +61,7 @@ class device_engine {
     uint32_t n_layers() const { return uint32_t(layers_.size()); }
 
     // Keeps a copy of a layer's router. It gets all layers' routers, since prefetch crosses from device to device.
-    status set_router(layer_id layer, const ggml_tensor * weight, const ggml_tensor * bias,
-                      const ggml_tensor * selection_bias, hobbit_gating gating);
+    status set_router(layer_id layer, const hobbit_router & router);
 
     pool_demand demand() const;
 
@@ -72,7 +71,7 @@ class device_engine {
     // What the device's pools are planned from. REQUIRES: the device has memory of its own
     device_memory memory(uint64_t rows, const pool_demand & host) const;
 
-    // Gives the CPU a share of the layers. The kinds must outlive the place. REQUIRES: there is a host cache
+    // Gives the CPU a share of the layers. The kinds must outlive the engine. REQUIRES: there is a host cache
     void start_sharing(const expert_shapes & kinds);
 
     status allocate(const pool_slots & slots, cache_policy & policy);

@@ -2,12 +2,12 @@
 #include "engine/hobbit-model.h"
 
 #include "base/last-error.h"
-#include "base/memory-turn.h"
 #include "base/system-memory.h"
 #include "device/compute-device.h"
 #include "device/device-traits.h"
 #include "ggml-impl.h"
 #include "io/pinned-memory.h"
+#include "plan/layer-assignment.h"
 
 #include <algorithm>
 #include <chrono>
@@ -38,6 +38,12 @@ status hobbit_model::resolve(const char * path, const hobbit_setting * given, si
 
 status hobbit_model::open(const std::string & path, const hobbit_setting * given, size_t n_given,
                           std::unique_ptr<hobbit_model> & model) {
+    const auto lacks_text = [](const hobbit_setting & s) {
+        return !s.key || (s.kind == HOBBIT_SETTING_STRING && !s.s);
+    };
+    if (std::any_of(given, given + n_given, lacks_text)) {
+        return status::error("a setting has no key, or its text is missing: give both");
+    }
     std::unique_ptr<hobbit_model> opened(new hobbit_model);
     opened->resident_before_ = resident_memory();
 
@@ -148,25 +154,33 @@ void hobbit_model::build(const std::vector<ggml_backend_dev_t> & devices) {
     const bool              are_apart = !is_host_device(devices.front());
     const embedding_table & embedding = index_.embedding();
     const auto              patience  = std::chrono::seconds(settings_.read_timeout);
-    const auto              memory    = find_pinned_memory(devices, reader_);
-    stats_.layers                     = std::vector<hobbit::stats::layer_uses>(index_.n_layers());
-    loader_ = std::make_unique<loader>(reader_, stats_, settings_.io_threads, devices, memory, patience);
+
+    transfer_memory_ = find_pinned_memory(devices, reader_);
+    stats_.layers    = std::vector<hobbit::stats::layer_uses>(index_.n_layers());
+    loader_ = std::make_unique<loader>(reader_, stats_, settings_.io_threads, devices, transfer_memory_, patience);
     if (embedding.location.size >= SMALL_EMBEDDING && memory_is_short(!are_apart)) {
         rows_.emplace(reader_, embedding, patience);
     }
-    places_ = std::make_unique<device_engines>(this, devices, index_, settings_, *loader_, stats_, memory);
+    if (are_apart) {
+        expert_cache::pool_place in_host;
+        in_host.memory = transfer_memory_;
+        host_          = std::make_unique<expert_cache>(index_, *loader_, host_stats_, in_host);
+    }
+    const shared_parts shared = { index_, settings_, *loader_, stats_, host_.get(), given_ };
+    for (ggml_backend_dev_t device : devices) {
+        engines_.push_back(std::make_unique<device_engine>(this, device, shared));
+    }
 
     policy_options options;
     options.name      = settings_.policy;
     options.weights   = settings_.weights;
     options.n_layers  = uint32_t(index_.n_layers());
     options.n_experts = index_.n_experts();
-    options.n_used    = places_->all().front()->demand().n_used;
-
-    options.prior = history_.rates();
-    options.terms = index_.terms();
-    policy_       = make_policy(options);
-    rule_         = make_rule(rule());
+    options.n_used    = engines_.front()->demand().n_used;
+    options.prior     = history_.rates();
+    options.terms     = index_.terms();
+    policy_           = make_policy(options);
+    rule_             = make_rule(rule());
     const layer_step step(*rule_, *policy_, settings_.strict);
     run_.reset(new run_state{ step, sequence_thresholds(settings_.thresholds), {}, history_.none() });
 }
@@ -181,15 +195,56 @@ hobbit_model::~hobbit_model() {
     }
 }
 
-status hobbit_model::place_layers(const ggml_backend_dev_t * devices, size_t n_devices) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    GGML_ASSERT(!places_);
-    if (settings_.device.empty()) {
-        std::vector<ggml_backend_dev_t> of_layers;
-        for (layer_id layer = 0; layer < index_.n_layers(); layer++) {
-            const uint32_t block = index_.layer(layer).block;
-            of_layers.push_back(block < n_devices ? devices[block] : nullptr);
+//
+// layers
+//
+
+static std::optional<layer_id> find_layer(const expert_index & index, int64_t block) {
+    for (layer_id layer = 0; layer < index.n_layers(); layer++) {
+        if (index.layer(layer).block == block) {
+            return layer;
         }
+    }
+    return {};
+}
+
+device_engine & hobbit_model::engine_of(int64_t block) const {
+    const auto layer = find_layer(index_, block);
+    return *engines_[layer ? layer_engines_[*layer] : 0];
+}
+
+void hobbit_model::assign_layers(const std::vector<ggml_backend_dev_t> & of_layers) {
+    std::vector<std::optional<uint32_t>> given(index_.n_layers());
+    std::vector<uint64_t>                free;
+    for (uint32_t i = 0; i < engines_.size(); i++) {
+        free.push_back(engines_.size() > 1 ? free_memory(engines_[i]->device()) : 0);
+        for (layer_id layer = 0; layer < index_.n_layers(); layer++) {
+            if (of_layers[layer] == engines_[i]->device()) {
+                given[layer] = i;
+            }
+        }
+    }
+    layer_engines_ = hobbit::assign_layers(given, free);
+    std::vector<std::vector<layer_id>> own(engines_.size());
+    for (layer_id layer = 0; layer < index_.n_layers(); layer++) {
+        own[layer_engines_[layer]].push_back(layer);
+    }
+    for (size_t i = 0; i < engines_.size(); i++) {
+        engines_[i]->set_layers(std::move(own[i]));
+    }
+}
+
+status hobbit_model::place_layers(const ggml_backend_dev_t * devices, size_t n_devices, bool can_repeat) {
+    mutex_lock lock(mutex_);
+    GGML_ASSERT(!is_placed_);
+    can_repeat_ = can_repeat;
+    HOBBIT_TRY(check_confidence(settings_.thresholds));
+    std::vector<ggml_backend_dev_t> of_layers;
+    for (layer_id layer = 0; layer < index_.n_layers(); layer++) {
+        const uint32_t block = index_.layer(layer).block;
+        of_layers.push_back(block < n_devices ? devices[block] : nullptr);
+    }
+    if (settings_.device.empty()) {
         const std::string usable = usable_devices(of_layers);
         if (!usable.empty()) {
             settings_.compute("hobbit.device", usable, "as the other layers");
@@ -198,180 +253,32 @@ status hobbit_model::place_layers(const ggml_backend_dev_t * devices, size_t n_d
     std::vector<ggml_backend_dev_t> own;
     HOBBIT_TRY(find_compute_devices(settings_.device, own));
     build(own);
-    places_->place_layers(devices, n_devices);
+    assign_layers(of_layers);
+    is_placed_ = true;
     return {};
 }
 
-status hobbit_model::set_router(uint32_t block, const ggml_tensor * weight, const ggml_tensor * bias,
-                                const ggml_tensor * selection_bias, hobbit_gating gating) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    return prepared_ ? status() : places_->set_router(block, weight, bias, selection_bias, gating);
-}
-
-// Of host memory, where what is read is not read in place.
-uint64_t hobbit_model::staging_bytes() const {
-    const bool is_used = settings_.pack || places_->are_apart();
-    return is_used ? loader::staging_size(settings_.io_threads) : 0;
-}
-
-other_memory hobbit_model::memory_beside(uint64_t model_bytes) const {
-    return { resident_before_, model_bytes, staging_bytes(), resident_memory(), available_memory(), {} };
-}
-
-status hobbit_model::plan(uint64_t model_bytes, uint32_t n_batch, hobbit_pool_plan & plan) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    GGML_ASSERT(!prepared_);
-    HOBBIT_TRY(settings_.check_placed(places_->are_apart()));
-    return places_->plan(memory_beside(model_bytes), n_batch, plan);
-}
-
-// How long another program may take to fill its memory.
-static constexpr auto TURN_PATIENCE = std::chrono::seconds(60);
-
-status hobbit_model::prepare(uint64_t model_bytes, uint32_t n_batch) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (prepared_) {
-        HOBBIT_TRY(check_further_context(model_bytes));
-        n_contexts_++;
-        return {};
+status hobbit_model::set_router(uint32_t block, const hobbit_router & router) {
+    mutex_lock lock(mutex_);
+    const auto layer = find_layer(index_, block);
+    for (size_t i = 0; i < engines_.size() && layer && !prepared_; i++) {
+        HOBBIT_TRY(engines_[i]->set_router(*layer, router));
     }
-    HOBBIT_TRY(settings_.check_placed(places_->are_apart()));
-    HOBBIT_TRY(reader_.check_in_place()); // llama.cpp has read the other weights since
-    const bool takes_free = settings_.spare_memory() > 0;
-    const auto turn = takes_free ? memory_turn::take(TURN_PATIENCE, true) : nullptr; // page_commit goes on with it
-    HOBBIT_TRY(places_->allocate(memory_beside(model_bytes), n_batch, *policy_));
-    if (!settings_.trace.empty()) { // not before: a model that cannot run leaves an older trace alone
-        HOBBIT_TRY(recorder_.open_trace(settings_.trace, index_));
-    }
-    places_->start(*run_, rule(), most_used(history_.rates()));
-    start_sequence(0); // where llama.cpp does not say which sequences it computes
-    set_reporting();
-    prepared_    = true;
-    model_bytes_ = model_bytes;
-    n_contexts_  = 1;
     return {};
 }
 
-// The pools have taken what the first context left of the memory.
-status hobbit_model::check_further_context(uint64_t model_bytes) const {
-    if (settings_.memory == 0 || (n_contexts_ == 0 && model_bytes <= model_bytes_)) {
-        return {};
-    }
-    return status::error("hobbit.memory was divided when '%s' got its first context, and has no room for %s: give "
-                         "hobbit.pools in its place, which limits the expert cache alone",
-                         index_.files()[0].c_str(), n_contexts_ > 0 ? "a second one" : "a larger one");
-}
-
-void hobbit_model::end_context() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    n_contexts_ -= n_contexts_ > 0;
-}
-
-bool hobbit_model::end_reads() {
-    const bool rows_end = !rows_ || rows_->end();
-    return (!loader_ || loader_->end()) && rows_end;
-}
-
-double hobbit_model::oldest_read() const {
-    const auto no_time = std::chrono::milliseconds(0);
-    const auto oldest  = std::max(loader_ ? loader_->oldest_read() : no_time, rows_ ? rows_->oldest_read() : no_time);
-    return std::chrono::duration<double>(oldest).count();
-}
-
-// Keeps the error of a computation. REQUIRES: the mutex is held
-template <typename F>
-status hobbit_model::run(F computation) {
-    status s;
-    try {
-        s = computation();
-        if (!s.is_aborted()) {
-            error_ = s;
-        }
-    } catch (const std::exception &) { // no part of the engine is in a state to go on
-        keep_no_memory();
-        return error_;
-    }
-    return s;
-}
-
-// Allocates nothing. REQUIRES: the mutex is held
-void hobbit_model::keep_no_memory() {
-    if (error_.ok()) {
-        error_ = std::move(no_memory_);
-    }
-}
-
-status hobbit_model::compute(ggml_cgraph * graph, ggml_backend_dev_t device, inner_graph & inner, inner_graph * cpu) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    GGML_ASSERT(prepared_);
-    if (!error_.ok()) {
-        return error_;
-    }
-    const auto   start  = std::chrono::steady_clock::now();
-    const status s      = run([&] {
-        const status computed = places_->compute(graph, device, inner, cpu);
-        return computed.ok() ? recorder_.error() : computed;
-    });
-    stats_.compute_ns  += std::chrono::nanoseconds(std::chrono::steady_clock::now() - start).count();
-    return s;
-}
-
-status hobbit_model::look_up(ggml_tensor * lookup) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    return error_.ok() ? run([&] { return rows_->compute(lookup); }) : error_;
-}
-
 //
-// sequences
+// changing and observing
 //
 
-void hobbit_model::start_sequence(int32_t sequence) {
-    policy_->begin_sequence(uint32_t(sequence));
-    recorder_.begin_sequence(sequence);
-}
-
-void hobbit_model::begin_sequence(int32_t sequence) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    start_sequence(sequence);
-    run_->thresholds.clear(sequence);
-}
-
-void hobbit_model::begin_batch(uint32_t n_tokens, const int32_t * sequences, const int32_t * positions,
-                               const int8_t * outputs, bool can_repeat) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    for (uint32_t i = 0; i < n_tokens; i++) {
-        if (positions[i] == 0) {
-            start_sequence(sequences[i]);
-        }
+status hobbit_model::set_prediction(given_routing given) {
+    mutex_lock lock(mutex_);
+    const auto is_unknown = [&](int32_t e) { return e < 0 || uint32_t(e) >= index_.n_experts(); };
+    if (std::any_of(given.experts.begin(), given.experts.end(), is_unknown)) {
+        return status::error("a prediction names an expert that the model does not have");
     }
-    batch_info & batch = run_->batch;
-    batch.begin(n_tokens, sequences, positions, outputs);
-    for (const auto & [sequence, n] : batch.sequences()) {
-        policy_->begin_tokens(uint32_t(sequence), n);
-    }
-    run_->passes.begin(batch, run_->thresholds, can_repeat);
-    recorder_.begin_batch(batch);
-}
-
-bool hobbit_model::is_draft() const {
-    std::lock_guard<std::mutex> lock(mutex_);
-    return run_ && run_->batch.pass() == batch_pass::draft;
-}
-
-bool hobbit_model::repeats_batch(const float * logits, uint32_t n_vocab) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    const uint64_t              n_unsure  = run_->passes.judge(run_->batch, run_->thresholds, logits, n_vocab);
-    stats_.tokens_repeated               += n_unsure;
-    if (n_unsure == 0) {
-        count_selections(run_->passes.counts(), stats_);
-    }
-    return n_unsure > 0;
-}
-
-status hobbit_model::refuse_confidence() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    can_repeat_ = false;
-    return check_confidence(settings_.thresholds);
+    given_ = std::move(given);
+    return {};
 }
 
 status hobbit_model::check_confidence(const score_thresholds & t) const {
@@ -383,28 +290,14 @@ status hobbit_model::check_confidence(const score_thresholds & t) const {
     return {};
 }
 
-status hobbit_model::set_prediction(given_routing given) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    const auto                  is_unknown = [&](int32_t e) { return e < 0 || uint32_t(e) >= index_.n_experts(); };
-    if (std::any_of(given.experts.begin(), given.experts.end(), is_unknown)) {
-        return status::error("a prediction names an expert that the model does not have");
-    }
-    GGML_ASSERT(places_);
-    places_->set_prediction(std::move(given));
-    return {};
-}
-
-//
-// changing and observing
-//
-
 // `changed`: the settings with these changes, where they can be.
 status hobbit_model::try_changes(const hobbit_setting * changes, size_t n_changes, settings & changed) const {
     changed = settings_;
     HOBBIT_TRY(changed.change(changes, n_changes));
     const score_thresholds & t            = changed.thresholds;
     const bool               asks_for_low = t.price > 0.0 || (t.t1 < 1.0 && t.t2 > t.t1);
-    if (prepared_ && asks_for_low && index_.n_tiers() > 1 && !places_->has_low_pool()) {
+    const auto               has_low = [](const auto & engine) { return engine->cache().n_slots(term_id::low) > 0; };
+    if (prepared_ && asks_for_low && index_.n_tiers() > 1 && std::none_of(engines_.begin(), engines_.end(), has_low)) {
         const std::string asked = t.price > 0.0 ? format("price = %g", t.price) : format("t1 = %g", t.t1);
         return status::error("%s asks for low-precision experts, and the model was opened without a pool for "
                              "them: open it with %s",
@@ -415,13 +308,13 @@ status hobbit_model::try_changes(const hobbit_setting * changes, size_t n_change
 }
 
 status hobbit_model::set_costs(std::vector<float> low, std::vector<float> skip) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    mutex_lock lock(mutex_);
     return costs_.set(std::move(low), std::move(skip), uint32_t(index_.n_layers()), index_.n_experts());
 }
 
 status hobbit_model::change_settings(const hobbit_setting * changes, size_t n_changes) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    settings                    changed;
+    mutex_lock lock(mutex_);
+    settings   changed;
     HOBBIT_TRY(try_changes(changes, n_changes, changed));
     settings_ = changed;
     if (run_) {
@@ -430,33 +323,46 @@ status hobbit_model::change_settings(const hobbit_setting * changes, size_t n_ch
     return {};
 }
 
-status hobbit_model::change_settings(int32_t sequence, const hobbit_setting * changes, size_t n_changes) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    GGML_ASSERT(prepared_);
-    settings changed;
-    HOBBIT_TRY(try_changes(changes, n_changes, changed));
-    run_->thresholds.set(sequence, changed.thresholds);
-    return {};
-}
-
-hobbit_precision hobbit_model::precision(int32_t sequence) const {
-    std::lock_guard<std::mutex> lock(mutex_);
-    const score_thresholds &    t = run_ ? run_->thresholds.own(sequence) : settings_.thresholds;
-    return { t.t1, t.t2, t.price };
-}
-
 void hobbit_model::describe_settings(hobbit_resolved_setting * rows, size_t n_rows) const {
-    std::lock_guard<std::mutex> lock(mutex_);
+    mutex_lock lock(mutex_);
     settings_.describe(rows, n_rows, index_.kind(tier_id::high) == tier_kind::residual);
 }
 
+bool hobbit_model::end_reads() {
+    const bool rows_end = !rows_ || rows_->end();
+    return (!loader_ || loader_->end()) && rows_end;
+}
+
+void hobbit_model::unref() {
+    // a child of fork() has no loader threads to join, and a read that hangs must not end in freed memory
+    if (--n_references_ == 0 && opened_by_ == getpid() && end_reads()) {
+        delete this;
+    }
+}
+
+double hobbit_model::oldest_read() const {
+    if (!is_placed_) {
+        return 0.0;
+    }
+    const auto of_rows = rows_ ? rows_->oldest_read() : std::chrono::milliseconds(0);
+    return std::chrono::duration<double>(std::max(loader_->oldest_read(), of_rows)).count();
+}
+
+void hobbit_model::layer_uses(uint64_t * hits, uint64_t * misses, size_t n_layers) const {
+    const size_t n_known = is_placed_ ? stats_.layers.size() : 0;
+    for (size_t i = 0; i < n_layers; i++) {
+        hits[i]   = i < n_known ? stats_.layers[i].hits.load() : 0;
+        misses[i] = i < n_known ? stats_.layers[i].misses.load() : 0;
+    }
+}
+
 status hobbit_model::check() const {
-    std::lock_guard<std::mutex> lock(mutex_);
+    mutex_lock lock(mutex_);
     return error_;
 }
 
 void hobbit_model::set_observer(hobbit_observer observer, void * user_data) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    mutex_lock lock(mutex_);
     recorder_.set_observer(observer, user_data);
     if (run_) {
         set_reporting();
@@ -472,39 +378,49 @@ void hobbit_model::set_reporting() {
 }
 
 hobbit_info hobbit_model::info() const {
-    std::lock_guard<std::mutex> lock(mutex_);
-    hobbit_info                 i = {};
-    i.n_layers                    = uint32_t(index_.n_layers());
-    i.n_experts                   = index_.n_experts();
-    i.n_experts_used              = index_.n_experts_used();
-    i.n_tiers                     = index_.n_tiers();
-    i.tier_bytes_high             = index_.term_bytes(term_id::high);
-    i.tier_bytes_low              = index_.term_bytes(term_id::low);
-    i.t1                          = settings_.thresholds.t1;
-    i.t2                          = settings_.thresholds.t2;
-    i.price                       = settings_.thresholds.price;
-    i.direct_io                   = reader_.direct_io();
-    i.high_is_residual            = index_.kind(tier_id::high) == tier_kind::residual;
-    i.n_absent_high               = index_.n_absent_high();
-    if (places_) {
-        places_->describe(i);
+    mutex_lock  lock(mutex_);
+    hobbit_info i      = {};
+    i.n_layers         = uint32_t(index_.n_layers());
+    i.n_experts        = index_.n_experts();
+    i.n_experts_used   = index_.n_experts_used();
+    i.n_tiers          = index_.n_tiers();
+    i.tier_bytes_high  = index_.term_bytes(term_id::high);
+    i.tier_bytes_low   = index_.term_bytes(term_id::low);
+    i.t1               = settings_.thresholds.t1;
+    i.t2               = settings_.thresholds.t2;
+    i.price            = settings_.thresholds.price;
+    i.direct_io        = reader_.direct_io();
+    i.high_is_residual = index_.kind(tier_id::high) == tier_kind::residual;
+    i.n_absent_high    = index_.n_absent_high();
+    i.on_device        = host_ != nullptr;
+    for (const auto & engine : engines_) {
+        const hobbit_device_info here  = engine->info();
+        i.pool_slots_high             += here.pool_slots_high;
+        i.pool_slots_low              += here.pool_slots_low;
+        i.pool_bytes_high             += here.pool_bytes_high;
+        i.pool_bytes_low              += here.pool_bytes_low;
+    }
+    if (host_) {
+        i.host_slots_high = host_->n_slots(term_id::high);
+        i.host_slots_low  = host_->n_slots(term_id::low);
+        i.host_bytes_high = i.host_slots_high * host_->slot_size(term_id::high);
+        i.host_bytes_low  = i.host_slots_low * host_->slot_size(term_id::low);
     }
     return i;
 }
 
 bool hobbit_model::device_info(size_t i, hobbit_device_info & info) const {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (!places_ || i >= places_->all().size()) {
+    mutex_lock lock(mutex_);
+    if (i >= engines_.size()) {
         return false;
     }
-    info = places_->all()[i]->info();
+    info = engines_[i]->info();
     return true;
 }
 
 bool hobbit_model::latency(size_t device, size_t i, hobbit_latency & found) const {
-    std::lock_guard<std::mutex> lock(mutex_);
-    const auto                  all = places_ && device < places_->all().size() ? places_->all()[device]->latencies()
-                                                                                : std::vector<placement::latency>();
+    mutex_lock lock(mutex_);
+    const auto all = device < engines_.size() ? engines_[device]->latencies() : std::vector<placement::latency>();
     if (i >= all.size()) {
         return false;
     }

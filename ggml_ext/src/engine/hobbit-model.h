@@ -4,8 +4,12 @@
 #include "backend/split-runner.h"
 #include "base/stats.h"
 #include "base/status.h"
-#include "engine/device-engines.h"
+#include "base/thread-annotations.h"
+#include "cache/expert-cache.h"
+#include "engine/device-engine.h"
+#include "engine/pool-planner.h"
 #include "engine/settings.h"
+#include "execute/moe-executor.h"
 #include "ggml-backend-impl.h"
 #include "graph/inner-graph.h"
 #include "hobbit.h"
@@ -13,23 +17,42 @@
 #include "io/file-reader.h"
 #include "io/loader.h"
 #include "model/expert-index.h"
+#include "model/expert-shapes.h"
 #include "policy/cache-policy.h"
+#include "predict/given-predictor.h"
+#include "predict/prefetcher.h"
 #include "record/run-recorder.h"
 #include "record/use-history.h"
 
 #include <atomic>
+#include <exception>
 #include <memory>
-#include <mutex>
 #include <optional>
+#include <set>
 #include <string>
+#include <thread>
 #include <unistd.h>
 #include <vector>
 
-// One opened model. It owns the index, the loader, the policy and the counters, of which a model has one each, and the
-// engines of all devices.
+// One context of a model: its name for the batches and sequences that it announces. The model holds the state of the
+// batch that it computes, since it computes one at a time.
+struct hobbit_context {
+    // Numbers of sequences; llama.cpp uses 256 at most.
+    static constexpr int32_t MAX_SEQUENCES = 1 << 16;
+
+    hobbit_model * const model;  // holds a reference
+    const int32_t        number; // the lowest that no other context of the model has
+
+    // The number of a sequence among those of all contexts.
+    int32_t global(int32_t sequence) const { return number * MAX_SEQUENCES + sequence; }
+};
+
+// One opened model. It owns the index, the loader, the policy and the counters, of which a model has one each, the
+// engines of all devices, and their next-level cache in host memory.
 //
-// Thread-safety: prepare and compute take turns; everything else is constant after open and place_layers, or atomic.
-// An exception, which is memory that ran out, ends in an error of the next computation.
+// Thread-safety: all methods may be called from any thread, except place_layers and ~hobbit_model. mutex_ guards what
+// changes after place_layers. A context's batch holds the model from begin_batch to end_batch: computations of other
+// threads, and batches of other contexts, wait for its end.
 struct hobbit_model final : public hobbit::split_runner {
   public:
     // Leaves the model null, without an error, if llama.cpp should load the file as usual.
@@ -42,41 +65,40 @@ struct hobbit_model final : public hobbit::split_runner {
 
     ~hobbit_model();
 
-    // See hobbit_place_layers.
-    hobbit::status place_layers(const ggml_backend_dev_t * devices, size_t n_devices);
+    //
+    // For the model loader: see hobbit.h
+    //
 
-    // See hobbit_buffer_type.
-    ggml_backend_buffer_type_t buffer_type(int32_t block) { return places_->of_block(block).buffer_type(); }
+    hobbit::status place_layers(const ggml_backend_dev_t * devices, size_t n_devices, bool can_repeat);
 
-    hobbit::status set_router(uint32_t block, const ggml_tensor * weight, const ggml_tensor * bias,
-                              const ggml_tensor * selection_bias, hobbit_gating gating);
-    hobbit::status plan(uint64_t model_bytes, uint32_t n_batch, hobbit_pool_plan & plan);
-    hobbit::status prepare(uint64_t model_bytes, uint32_t n_batch);
-    void           end_context();
-    void begin_batch(uint32_t n_tokens, const int32_t * sequences, const int32_t * positions, const int8_t * outputs,
-                     bool can_repeat);
-    bool is_draft() const;
-    bool repeats_batch(const float * logits, uint32_t n_vocab);
-    hobbit::status refuse_confidence();
-    void           begin_sequence(int32_t sequence);
-    hobbit::status set_prediction(hobbit::given_routing given);
-    hobbit::status change_settings(const hobbit_setting * changes, size_t n_changes);
-    hobbit::status change_settings(int32_t sequence, const hobbit_setting * changes, size_t n_changes);
+    // REQUIRES: the layers are placed
+    ggml_backend_buffer_type_t buffer_type(int32_t block) const { return engine_of(block).buffer_type(); }
+    hobbit::status             set_router(uint32_t block, const hobbit_router & router);
+    hobbit::status             plan(uint64_t model_bytes, uint32_t n_batch, hobbit_pool_plan & plan);
+
+    //
+    // For contexts
+    //
+
+    hobbit::status open_context(uint64_t model_bytes, uint32_t n_batch, std::unique_ptr<hobbit_context> & context);
+    void           close_context(const hobbit_context & context);
+    void           begin_batch(const hobbit_context & context, uint32_t n_tokens, const int32_t * sequences,
+                               const int32_t * positions, const int8_t * outputs, bool can_repeat);
+    void           end_batch(const hobbit_context & context);
+    bool           is_draft(const hobbit_context & context) const;
+    bool repeats_batch(const hobbit_context & context, const float * logits, uint32_t n_rows, uint32_t n_vocab);
+    void begin_sequence(const hobbit_context & context, int32_t sequence);
+    hobbit::status change_settings(const hobbit_context & context, int32_t sequence, const hobbit_setting * changes,
+                                   size_t n_changes);
 
     // See hobbit_sequence_precision.
-    hobbit_precision precision(int32_t sequence) const;
+    hobbit_precision precision(const hobbit_context & context, int32_t sequence) const;
 
-    // See hobbit_get_settings.
-    void describe_settings(hobbit_resolved_setting * rows, size_t n_rows) const;
+    //
+    // For the backend
+    //
 
-    hobbit::status set_costs(std::vector<float> low, std::vector<float> skip);
-    hobbit::status check() const;
-    void           set_observer(hobbit_observer observer, void * user_data);
-
-    // See hobbit_oldest_read.
-    double oldest_read() const;
-
-    void                          ref() override;
+    void                          ref() override { n_references_++; }
     void                          unref() override;
     bool                          owns(const std::string & tensor) const override;
     const hobbit::expert_tensor * find_tensor(const std::string & name) const override {
@@ -86,21 +108,18 @@ struct hobbit_model final : public hobbit::split_runner {
                            hobbit::inner_graph * cpu) override;
     hobbit::status look_up(ggml_tensor * lookup) override;
 
-    // Calls a function that has no error of its own; that memory ran out is an error of the model.
-    template <typename F>
-    void guard(F function) noexcept {
-        try {
-            function();
-        } catch (const std::exception &) {
-            std::lock_guard<std::mutex> lock(mutex_);
-            keep_no_memory();
-        }
-    }
+    //
+    // Changing and observing
+    //
 
-    const hobbit::expert_index & index() const { return index_; }
-    const hobbit::settings &     config() const { return settings_; }
-    const hobbit::stats &        counters() const { return stats_; }
-    hobbit_info                  info() const;
+    hobbit::status set_prediction(hobbit::given_routing given);
+    hobbit::status change_settings(const hobbit_setting * changes, size_t n_changes);
+    void           describe_settings(hobbit_resolved_setting * rows, size_t n_rows) const; // see hobbit_get_settings
+    hobbit::status set_costs(std::vector<float> low, std::vector<float> skip);
+    hobbit::status check() const;
+    void           set_observer(hobbit_observer observer, void * user_data);
+    double         oldest_read() const;
+    hobbit_info    info() const;
 
     // The i-th device; false if there are fewer.
     bool device_info(size_t i, hobbit_device_info & info) const;
@@ -108,53 +127,104 @@ struct hobbit_model final : public hobbit::split_runner {
     // See hobbit_get_latency.
     bool latency(size_t device, size_t i, hobbit_latency & found) const;
 
+    // See hobbit_get_layer_uses.
+    void layer_uses(uint64_t * hits, uint64_t * misses, size_t n_layers) const;
+
+    const hobbit::expert_index & index() const { return index_; }
+    const hobbit::stats &        counters() const { return stats_; }
+
+    // Calls a function that has no error of its own; what it throws is an error of the next computation.
+    template <typename F>
+    void guard(F function) noexcept {
+        try {
+            function();
+        } catch (const std::exception & e) {
+            hobbit::mutex_lock lock(mutex_);
+            keep(e);
+        }
+    }
+
   private:
     hobbit_model() = default;
-
-    std::atomic<uint32_t> n_references_{ 1 };
-    const pid_t           opened_by_ = getpid();
 
     bool                 end_reads(); // see loader::end
     hobbit::status       open_files();
     void                 build(const std::vector<ggml_backend_dev_t> & devices);
-    hobbit::status       check_further_context(uint64_t model_bytes) const;
     bool                 memory_is_short(bool in_host) const;
-    uint64_t             staging_bytes() const;
-    hobbit::other_memory memory_beside(uint64_t model_bytes) const;
     hobbit::status       check_thresholds(const hobbit::score_thresholds & t) const;
-    hobbit::status       check_confidence(const hobbit::score_thresholds & t) const;
-    hobbit::status try_changes(const hobbit_setting * changes, size_t n_changes, hobbit::settings & changed) const;
     hobbit::rule_options rule() const;
-    void                 start_sequence(int32_t sequence);
-    void                 set_reporting();
-    void                 keep_no_memory();
+    hobbit::status       check_confidence(const hobbit::score_thresholds & t) const REQUIRES(mutex_);
+    void                 assign_layers(const std::vector<ggml_backend_dev_t> & of_layers);
 
+    // The engine that computes the block's experts; any engine for a block without experts.
+    hobbit::device_engine & engine_of(int64_t block) const;
+
+    // memory: hobbit-pools.cpp
+    hobbit::status       check_further_context(uint64_t model_bytes) const REQUIRES(mutex_);
+    hobbit::other_memory memory_beside(uint64_t model_bytes) const;
+    hobbit::pool_planner planner() const { return { index_, settings_, host_.get(), engines_ }; }
+    hobbit::status       prepare(uint64_t model_bytes, uint32_t n_batch) REQUIRES(mutex_);
+    hobbit::status       allocate(uint64_t model_bytes, uint32_t n_batch) REQUIRES(mutex_);
+    hobbit::status       allocate_host(const hobbit::pool_slots & slots) REQUIRES(mutex_);
+    hobbit::status       start_sharing(const hobbit::pool_slots & host_slots) REQUIRES(mutex_);
+    void                 start() REQUIRES(mutex_);
+    void                 fill(const std::vector<hobbit::expert_id> & most_used) REQUIRES(mutex_);
+
+    // computing: hobbit-compute.cpp
     template <typename F>
     hobbit::status run(F computation);
+    void           keep(const std::exception & e) noexcept REQUIRES(mutex_);
+    void           release() REQUIRES(mutex_);
+    void           start_sequence(int32_t sequence) REQUIRES(mutex_);
+    hobbit::status try_changes(const hobbit_setting * changes, size_t n_changes, hobbit::settings & changed) const
+        REQUIRES(mutex_);
+    void set_reporting() REQUIRES(mutex_);
 
-    hobbit::settings                        settings_;
-    hobbit::expert_index                    index_{ hobbit::settings::stored_keys() };
-    uint64_t                                resident_before_ = 0;
-    hobbit::stats                           stats_;
-    hobbit::posix_file_reader               reader_;
-    hobbit::precision_costs                 costs_;
-    hobbit::use_history                     history_{ index_ };
-    std::unique_ptr<hobbit::precision_rule> rule_;
-    std::unique_ptr<hobbit::cache_policy>   policy_;
-    std::unique_ptr<hobbit::run_state>      run_;
-    std::unique_ptr<hobbit::device_engines> places_; // null until place_layers, as are rule, policy, run and loader
-    std::unique_ptr<hobbit::loader>         loader_; // destroyed first: its threads write into the caches
-    std::optional<hobbit::embedding_reader> rows_;   // of the token embedding; none if it is in memory
-    hobbit::run_recorder                    recorder_;
+    std::atomic<uint32_t> n_references_{ 1 };
+    const pid_t           opened_by_ = getpid();
 
-    mutable std::mutex mutex_;
-    bool               prepared_    = false; // guarded by mutex_
-    uint64_t           model_bytes_ = 0;     // that the memory was divided with; guarded by mutex_
-    uint32_t           n_contexts_  = 0;     // that live; guarded by mutex_
-    bool               can_repeat_  = true;  // see hobbit_refuse_confidence; guarded by mutex_
-    hobbit::status     error_;               // of a computation, repeated for ever; guarded by mutex_
+    hobbit::settings          settings_;
+    hobbit::expert_index      index_{ hobbit::settings::stored_keys() };
+    uint64_t                  resident_before_ = 0;
+    hobbit::stats             stats_;
+    hobbit::stats             host_stats_; // counters of host_
+    hobbit::posix_file_reader reader_;
+    hobbit::precision_costs   costs_;
+    hobbit::use_history       history_{ index_ };
 
-    // made in time; guarded by mutex_
-    hobbit::status no_memory_ = hobbit::status::error("no memory is left to compute experts: free some, and open the "
-                                                      "model again");
+    // from place_layers on
+    std::atomic<bool>                                   is_placed_{ false };
+    std::unique_ptr<hobbit::precision_rule>             rule_;
+    std::unique_ptr<hobbit::cache_policy>               policy_;
+    std::unique_ptr<hobbit::run_state>                  run_;
+    hobbit::given_routing                               given_; // of the next batch, for the predictor of that name
+    ggml_backend_buffer_type_t                          transfer_memory_ = nullptr;
+    std::unique_ptr<hobbit::expert_cache>               host_;          // null: the pools themselves are in host memory
+    std::optional<hobbit::expert_shapes>                kinds_;         // if the CPU computes some experts
+    std::unique_ptr<hobbit::prefetcher>                 prefetcher_;    // null: no prefetch
+    std::vector<std::unique_ptr<hobbit::device_engine>> engines_;       // one for each device
+    std::vector<uint32_t>                               layer_engines_; // [layer], index of engines_
+    bool                                                is_filling_ = false; // the devices' pools
+    std::unique_ptr<hobbit::loader>                     loader_; // destroyed first: its threads write into the caches
+    std::optional<hobbit::embedding_reader>             rows_;   // of the token embedding; none if it is in memory
+    hobbit::run_recorder                                recorder_;
+
+    mutable hobbit::mutex mutex_;
+
+    bool prepared_              GUARDED_BY(mutex_) = false; // the pools are allocated
+    uint64_t model_bytes_       GUARDED_BY(mutex_) = 0;     // that the memory was divided with
+    bool can_repeat_            GUARDED_BY(mutex_) = true;  // see hobbit_place_layers
+    std::set<int32_t> contexts_ GUARDED_BY(mutex_);         // numbers of those that live
+    hobbit::status error_       GUARDED_BY(mutex_);         // of a computation, repeated for ever
+
+    // The context whose batch holds the model, and the thread that announced it; null: none.
+    const hobbit_context * holder_ GUARDED_BY(mutex_) = nullptr;
+    std::thread::id holder_thread_ GUARDED_BY(mutex_);
+    uint64_t n_asked_              GUARDED_BY(mutex_) = 0; // for the model, by contexts
+    uint64_t n_held_               GUARDED_BY(mutex_) = 0; // times that a context got it
+    hobbit::condition              released_;
+
+    // made in time
+    hobbit::status no_memory_ GUARDED_BY(mutex_) =
+        hobbit::status::error("no memory is left to compute experts: free some, and open the model again");
 };

@@ -9,6 +9,16 @@ using hobbit::report;
 using hobbit::report_call;
 using hobbit::tier_id;
 
+// The value of a function that has no error of its own; `otherwise` where memory runs out.
+template <typename T, typename F>
+static T value_or(T otherwise, F function) noexcept {
+    try {
+        return function();
+    } catch (const std::exception &) {
+        return otherwise;
+    }
+}
+
 //
 // references
 //
@@ -21,17 +31,6 @@ bool hobbit_open(const char * path, const struct hobbit_setting * settings, size
                                                    [&] { return hobbit_model::open(path, settings, n_settings, opened); });
     *model                           = opened.release();
     return ok;
-}
-
-void hobbit_model::ref() {
-    n_references_++;
-}
-
-void hobbit_model::unref() {
-    // a child of fork() has no loader threads to join, and a read that hangs must not end in freed memory
-    if (--n_references_ == 0 && opened_by_ == getpid() && end_reads()) {
-        delete this;
-    }
 }
 
 void hobbit_ref(hobbit_model * model) {
@@ -49,17 +48,17 @@ void hobbit_unref(hobbit_model * model) {
 //
 
 bool hobbit_owns_tensor(const hobbit_model * model, const char * name) {
-    return model->owns(name);
+    return value_or(false, [&] { return model->owns(name); });
 }
 
 bool hobbit_is_tier_tensor(const char * name) {
-    return hobbit::is_tier_tensor(name);
+    return value_or(false, [&] { return hobbit::is_tier_tensor(name); });
 }
 
 bool hobbit_place_layers(hobbit_model * model, struct ggml_backend_device * const * devices, size_t n_devices,
-                         char * err, size_t err_size) {
+                         bool can_repeat, char * err, size_t err_size) {
     return report_call("cannot place the layers", err, err_size,
-                       [&] { return model->place_layers(devices, n_devices); });
+                       [&] { return model->place_layers(devices, n_devices, can_repeat); });
 }
 
 struct ggml_backend_buffer_type * hobbit_buffer_type(hobbit_model * model, int32_t block) {
@@ -70,20 +69,10 @@ struct ggml_backend_buffer_type * hobbit_device_buffer_type(hobbit_model * model
     return ggml_backend_dev_buffer_type(model->buffer_type(block)->device);
 }
 
-bool hobbit_set_router(hobbit_model * model, uint32_t block, const struct ggml_tensor * weight,
-                       const struct ggml_tensor * bias, const struct ggml_tensor * selection_bias,
-                       enum hobbit_gating gating, char * err, size_t err_size) {
+bool hobbit_set_router(hobbit_model * model, uint32_t block, const struct hobbit_router * router, char * err,
+                       size_t err_size) {
     return report_call("cannot keep the routers for prefetch", err, err_size,
-                       [&] { return model->set_router(block, weight, bias, selection_bias, gating); });
-}
-
-bool hobbit_prepare(hobbit_model * model, uint64_t model_bytes, uint32_t n_batch, char * err, size_t err_size) {
-    return report_call("cannot allocate expert pools", err, err_size,
-                       [&] { return model->prepare(model_bytes, n_batch); });
-}
-
-void hobbit_end_context(hobbit_model * model) {
-    model->end_context();
+                       [&] { return model->set_router(block, *router); });
 }
 
 bool hobbit_plan_pools(hobbit_model * model, uint64_t model_bytes, uint32_t n_batch, struct hobbit_pool_plan * plan,
@@ -93,30 +82,48 @@ bool hobbit_plan_pools(hobbit_model * model, uint64_t model_bytes, uint32_t n_ba
 }
 
 //
-// for the context
+// contexts
 //
 
-void hobbit_begin_batch(hobbit_model * model, uint32_t n_tokens, const int32_t * sequences, const int32_t * positions,
-                        const int8_t * outputs, bool can_repeat) {
-    model->guard([&] { model->begin_batch(n_tokens, sequences, positions, outputs, can_repeat); });
+bool hobbit_open_context(hobbit_model * model, uint64_t model_bytes, uint32_t n_batch, hobbit_context ** context,
+                         char * err, size_t err_size) {
+    std::unique_ptr<hobbit_context> opened;
+    const bool                      ok = report_call("cannot allocate expert pools", err, err_size,
+                                                     [&] { return model->open_context(model_bytes, n_batch, opened); });
+    *context                           = opened.release();
+    return ok;
 }
 
-bool hobbit_is_draft(const hobbit_model * model) {
-    return model->is_draft();
+void hobbit_close_context(hobbit_context * context) {
+    if (context) {
+        context->model->close_context(*context);
+        context->model->unref();
+        delete context;
+    }
 }
 
-bool hobbit_repeats_batch(hobbit_model * model, const float * logits, uint32_t n_vocab) {
-    bool repeats = false;
-    model->guard([&] { repeats = model->repeats_batch(logits, n_vocab); });
+void hobbit_begin_batch(hobbit_context * context, uint32_t n_tokens, const int32_t * sequences,
+                        const int32_t * positions, const int8_t * outputs, bool can_repeat) {
+    context->model->guard(
+        [&] { context->model->begin_batch(*context, n_tokens, sequences, positions, outputs, can_repeat); });
+}
+
+void hobbit_end_batch(hobbit_context * context) {
+    context->model->end_batch(*context);
+}
+
+bool hobbit_is_draft(const hobbit_context * context) {
+    return context->model->is_draft(*context);
+}
+
+bool hobbit_repeats_batch(hobbit_context * context, const float * logits, uint32_t n_rows, uint32_t n_vocab) {
+    bool repeats = true; // an error fails the second pass
+    context->model->guard([&] { repeats = context->model->repeats_batch(*context, logits, n_rows, n_vocab); });
     return repeats;
 }
 
-bool hobbit_refuse_confidence(hobbit_model * model, char * err, size_t err_size) {
-    return report_call("cannot compute tokens twice", err, err_size, [&] { return model->refuse_confidence(); });
-}
-
-void hobbit_begin_sequence(hobbit_model * model, int32_t sequence) {
-    model->guard([&] { model->begin_sequence(sequence); });
+void hobbit_begin_sequence(hobbit_context * context, int32_t sequence) {
+    context->model->guard([&] { context->model->begin_sequence(*context, sequence); });
 }
 
 bool hobbit_set_prediction(hobbit_model * model, uint32_t n_tokens, uint32_t n_ahead, const int32_t * experts,
@@ -140,14 +147,14 @@ bool hobbit_change_settings(hobbit_model * model, const struct hobbit_setting * 
                        [&] { return model->change_settings(changes, n_changes); });
 }
 
-bool hobbit_change_sequence_settings(hobbit_model * model, int32_t sequence, const struct hobbit_setting * changes,
+bool hobbit_change_sequence_settings(hobbit_context * context, int32_t sequence, const struct hobbit_setting * changes,
                                      size_t n_changes, char * err, size_t err_size) {
     return report_call("cannot change the settings", err, err_size,
-                       [&] { return model->change_settings(sequence, changes, n_changes); });
+                       [&] { return context->model->change_settings(*context, sequence, changes, n_changes); });
 }
 
-struct hobbit_precision hobbit_sequence_precision(const hobbit_model * model, int32_t sequence) {
-    return model->precision(sequence);
+struct hobbit_precision hobbit_sequence_precision(const hobbit_context * context, int32_t sequence) {
+    return context->model->precision(*context, sequence);
 }
 
 static hobbit::score_thresholds thresholds_of(const struct hobbit_precision & p) {
@@ -200,7 +207,7 @@ bool hobbit_get_device(const hobbit_model * model, size_t i, struct hobbit_devic
 }
 
 bool hobbit_get_latency(const hobbit_model * model, size_t device, size_t i, struct hobbit_latency * latency) {
-    return model->latency(device, i, *latency);
+    return value_or(false, [&] { return model->latency(device, i, *latency); });
 }
 
 void hobbit_get_counters(const hobbit_model * model, double * values, size_t n_values) {
@@ -210,9 +217,5 @@ void hobbit_get_counters(const hobbit_model * model, double * values, size_t n_v
 }
 
 void hobbit_get_layer_uses(const hobbit_model * model, uint64_t * hits, uint64_t * misses, size_t n_layers) {
-    const auto & layers = model->counters().layers;
-    for (size_t i = 0; i < n_layers; i++) {
-        hits[i]   = i < layers.size() ? layers[i].hits.load() : 0;
-        misses[i] = i < layers.size() ? layers[i].misses.load() : 0;
-    }
+    model->layer_uses(hits, misses, n_layers);
 }

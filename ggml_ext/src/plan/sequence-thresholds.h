@@ -21,7 +21,8 @@ class sequence_thresholds {
 
     void set(int32_t sequence, const score_thresholds & own) { own_[sequence] = own; }
 
-    void clear(int32_t sequence) { own_.erase(sequence); }
+    // Of the sequences from `first` up to `end`.
+    void clear(int32_t first, int32_t end) { own_.erase(own_.lower_bound(first), own_.lower_bound(end)); }
 
     // These sequences are in high precision until the next call.
     void raise(std::set<int32_t> sequences) { raised_ = std::move(sequences); }

@@ -38,12 +38,9 @@ class predictor {
   public:
     virtual ~predictor() = default;
 
-    // A layer's router; parameters as of hobbit_set_router, which a predictor copies if it needs them. Fails where
-    // there is no memory for the copy.
-    virtual status set_router(layer_id /* layer */, const ggml_tensor * /* weight */, const ggml_tensor * /* bias */,
-                              const ggml_tensor * /* selection_bias */, hobbit_gating /* gating */) {
-        return {};
-    }
+    // Gives the predictor a layer's router, which it copies if it needs it. Fails where there is no memory for the
+    // copy.
+    virtual status set_router(layer_id, const hobbit_router &) { return {}; }
 
     // Bytes that the predictor keeps: in the device's memory, or in tables of its own in host memory, which then count
     // as if they were in the device's.

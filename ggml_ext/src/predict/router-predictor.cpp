@@ -93,15 +93,15 @@ static bool read_bias(const ggml_tensor * tensor, uint32_t n_experts, std::vecto
     return !tensor || (ggml_nelements(tensor) == n_experts && read_floats(tensor, out));
 }
 
-status router_predictor::set_router(layer_id layer, const ggml_tensor * weight, const ggml_tensor * bias,
-                                    const ggml_tensor * selection_bias, hobbit_gating gating) {
-    const uint32_t     n_experts = options_.n_experts[layer];
-    router             r         = { n_experts, gating, {}, {} };
-    std::vector<float> floats;
-    const bool         fits = ggml_n_dims(weight) <= 2 && weight->ne[1] == n_experts &&
-                      (!stack_ || weight->ne[0] == stack_->ne[0]) &&
-                      (!has_maps() || weight->ne[0] == options_.maps.width) && read_floats(weight, floats) &&
-                      read_bias(bias, n_experts, r.bias) && read_bias(selection_bias, n_experts, r.selection_bias);
+status router_predictor::set_router(layer_id layer, const hobbit_router & given) {
+    const ggml_tensor * weight    = given.weight;
+    const uint32_t      n_experts = options_.n_experts[layer];
+    router              r         = { n_experts, given.gating, {}, {} };
+    std::vector<float>  floats;
+    const bool          fits =
+        ggml_n_dims(weight) <= 2 && weight->ne[1] == n_experts && (!stack_ || weight->ne[0] == stack_->ne[0]) &&
+        (!has_maps() || weight->ne[0] == options_.maps.width) && read_floats(weight, floats) &&
+        read_bias(given.bias, n_experts, r.bias) && read_bias(given.selection_bias, n_experts, r.selection_bias);
     if (!fits) {
         GGML_LOG_WARN("hobbit: the router '%s' (%lld x %lld, %s) cannot be used to predict: no prefetch for its "
                       "layer\n",

@@ -29,8 +29,7 @@ class router_predictor final : public predictor {
     router_predictor & operator=(const router_predictor &) = delete;
 
     // A router that cannot be stacked with the first one is left out with a warning: its layer is not predicted.
-    status set_router(layer_id layer, const ggml_tensor * weight, const ggml_tensor * bias,
-                      const ggml_tensor * selection_bias, hobbit_gating gating) override;
+    status set_router(layer_id layer, const hobbit_router & given) override;
 
     size_t bytes() const override;
 

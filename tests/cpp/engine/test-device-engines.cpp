@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: MIT
 //
 // A model on two devices with memory of their own, through hobbit.h and ggml's registry.
+#include "backend/ggml-hobbit.h"
 #include "fixtures/layer-graph.h"
 #include "fixtures/model-fixture.h"
 #include "fixtures/rpc-device.h"
 
+#include <atomic>
 #include <chrono>
 #include <filesystem>
 #include <string>
@@ -22,9 +24,9 @@ static const std::string & both() {
     return names;
 }
 
+// Allocates the pools.
 static void prepare(const model_ptr & model) {
-    char err[512] = "";
-    REQUIRE_MESSAGE(hobbit_prepare(model.get(), 0, 3, err, sizeof(err)), err);
+    context_of(model, 3);
 }
 
 static bool set_thresholds(hobbit_model * model, double t1, double t2) {
@@ -148,9 +150,7 @@ TEST_CASE("what a device is bounded by wants one with memory of its own, which t
     };
     for (const auto & c : cases) {
         const model_ptr on_cpu = opened(f.plain_path, c.settings);
-        char            err[512];
-        CHECK_FALSE(hobbit_prepare(on_cpu.get(), 0, 1, err, sizeof(err)));
-        CHECK(std::string(err).find(c.refused) != std::string::npos);
+        CHECK(refused_context(on_cpu).find(c.refused) != std::string::npos);
 
         const model_ptr apart = opened(f.plain_path, c.settings, { rpc_device(), rpc_device() });
         prepare(apart);
@@ -222,7 +222,7 @@ TEST_CASE("before the layers are placed no device is known, and what is told is 
     hobbit_device_info none;
     CHECK_FALSE(hobbit_get_device(model.get(), 0, &none));
     CHECK(set_thresholds(model.get(), 0.0, 1.0));
-    CHECK(hobbit_place_layers(model.get(), nullptr, 0, nullptr, 0));
+    CHECK(hobbit_place_layers(model.get(), nullptr, 0, true, nullptr, 0));
     prepare(model);
     compute(model, random_input(moe_model(), 3, 59), 0);
     CHECK(counter_of(model, "selections_low") > 0);
@@ -330,13 +330,34 @@ TEST_CASE("thresholds reach all devices") {
         compute(model, input, block);
         CHECK(counter_of(model, "selections_low") == n_low);
     }
-    const hobbit_setting none = number("hobbit.t2", 0.0);
-    CHECK(hobbit_change_sequence_settings(model.get(), 0, &none, 1, nullptr, 0));
-    CHECK(hobbit_sequence_precision(model.get(), 0).t1 == 0.0);
-    CHECK(hobbit_sequence_precision(model.get(), 1).t1 == 1.0);
+    const hobbit_setting none    = number("hobbit.t2", 0.0);
+    const context_ptr    context = context_of(model, 3);
+    CHECK(hobbit_change_sequence_settings(context.get(), 0, &none, 1, nullptr, 0));
+    CHECK(hobbit_sequence_precision(context.get(), 0).t1 == 0.0);
+    CHECK(hobbit_sequence_precision(context.get(), 1).t1 == 1.0);
     for (const int32_t block : { 0, 1 }) {
         const uint64_t before = counter_of(model, "selections_skipped");
         compute(model, input, block);
         CHECK(counter_of(model, "selections_skipped") > before);
     }
+}
+
+TEST_CASE("the devices of the backend may be listed while another one is registered") {
+    const ggml_backend_dev_t first    = ggml_backend_hobbit_register(rpc_device());
+    const ggml_backend_dev_t further  = start_rpc_device();
+    ggml_backend_reg_t       registry = ggml_backend_dev_backend_reg(first);
+    const size_t             n_before = ggml_backend_reg_dev_count(registry);
+    std::atomic<bool>        is_over{ false };
+    std::thread              lister([&] {
+        while (!is_over) {
+            for (size_t i = 0; i < ggml_backend_reg_dev_count(registry); i++) {
+                CHECK(ggml_backend_dev_name(ggml_backend_reg_dev_get(registry, i)) != std::string());
+            }
+        }
+    });
+    CHECK(ggml_backend_hobbit_register(further) != first);
+    CHECK(ggml_backend_hobbit_register(rpc_device()) == first);
+    is_over = true;
+    lister.join();
+    CHECK(ggml_backend_reg_dev_count(registry) == n_before + 1);
 }

@@ -70,7 +70,7 @@ TEST_CASE("without a bound the pools take what is free, less a tenth or 256 MiB"
     const uint64_t     room = 60 << 10; // of 96 KiB of experts
     const fake_machine machine((256 << 20) + plan.batch_bytes + room + 1023);
     const model_ptr    model = opened(f.plain_path, { ENABLE, UNPACKED });
-    REQUIRE_MESSAGE(hobbit_prepare(model.get(), 0, 32, err, sizeof(err)), err);
+    context_of(model, 32);
     hobbit_info info;
     hobbit_get_info(model.get(), &info);
     const uint64_t slot = info.pool_bytes_high / info.pool_slots_high;
@@ -100,6 +100,15 @@ TEST_CASE("errors are told to the caller and kept") {
     CHECK(last_error().empty());
 }
 
+TEST_CASE("a setting without a key or without its text is refused") {
+    const files          f;
+    const hobbit_setting no_key  = { nullptr, HOBBIT_SETTING_INT, 1, 0.0, nullptr };
+    const hobbit_setting no_text = { "hobbit.trace", HOBBIT_SETTING_STRING, 0, 0.0, nullptr };
+    for (const hobbit_setting & given : { no_key, no_text }) {
+        CHECK(refused(f.tiers_path, { given }) == "a setting has no key, or its text is missing: give both");
+    }
+}
+
 TEST_CASE("a device that is not there is refused, with what to do") {
     const files       f;
     const std::string message = refused(f.tiers_path, { text("hobbit.device", "CUDA7") });
@@ -112,23 +121,26 @@ TEST_CASE("a device that is not there is refused, with what to do") {
 TEST_CASE("a bound on memory has room for one context at a time") {
     const files    f;
     const uint64_t beside = 1 << 20;
-    char           err[512];
-    const auto     prepare = [&](const model_ptr & model, uint64_t bytes) {
-        return hobbit_prepare(model.get(), bytes, 32, err, sizeof(err));
+    std::string    reason;
+    const auto     open_one = [&](const model_ptr & model, uint64_t bytes) {
+        return context_of(model.get(), bytes, 32, reason);
     };
     const model_ptr bounded = opened(f.tiers_path, { integer("hobbit.memory", int64_t(1) << 30) });
-    REQUIRE_MESSAGE(prepare(bounded, beside), err);
-    CHECK_FALSE(prepare(bounded, beside));
-    CHECK(std::string(err).find("has no room for a second one: give hobbit.pools in its place") != std::string::npos);
-    hobbit_end_context(bounded.get());
-    CHECK_FALSE(prepare(bounded, beside + 1));
-    CHECK(std::string(err).find("no room for a larger one") != std::string::npos);
-    CHECK_MESSAGE(prepare(bounded, beside), err);
-    CHECK_FALSE(prepare(bounded, beside));
+    context_ptr     first   = open_one(bounded, beside);
+    REQUIRE_MESSAGE(first, reason);
+    CHECK_FALSE(open_one(bounded, beside));
+    CHECK(reason.find("has no room for a second one: give hobbit.pools in its place") != std::string::npos);
+    first.reset();
+    CHECK_FALSE(open_one(bounded, beside + 1));
+    CHECK(reason.find("no room for a larger one") != std::string::npos);
+    first = open_one(bounded, beside);
+    CHECK_MESSAGE(first, reason);
+    CHECK_FALSE(open_one(bounded, beside));
 
-    const model_ptr pools = opened(f.tiers_path, { integer("hobbit.pools", 1 << 20) });
-    REQUIRE_MESSAGE(prepare(pools, beside), err);
-    CHECK_MESSAGE(prepare(pools, 2 * beside), err);
+    const model_ptr   pools = opened(f.tiers_path, { integer("hobbit.pools", 1 << 20) });
+    const context_ptr small = open_one(pools, beside);
+    REQUIRE_MESSAGE(small, reason);
+    CHECK_MESSAGE(open_one(pools, 2 * beside), reason);
 }
 
 TEST_CASE("messages are cut to the room given") {
@@ -214,8 +226,7 @@ TEST_CASE("what is known before and after the pools are allocated") {
     CHECK(info.pool_bytes_high == 0);
     CHECK(info.pool_slots_low == 0);
 
-    char err[512] = "";
-    REQUIRE_MESSAGE(hobbit_prepare(model.get(), 0, 32, err, sizeof(err)), err);
+    context_of(model, 32);
     hobbit_get_info(model.get(), &info);
     CHECK(info.pool_slots_high >= 2);
     CHECK(info.pool_slots_low >= 2);
@@ -223,7 +234,8 @@ TEST_CASE("what is known before and after the pools are allocated") {
     CHECK(info.pool_bytes_high + info.pool_bytes_low <= 400 << 10);
 
     const uint32_t slots = info.pool_slots_high;
-    CHECK(hobbit_prepare(model.get(), uint64_t(1) << 60, 1 << 20, err, sizeof(err))); // changes nothing
+    std::string    reason;
+    CHECK(context_of(model.get(), uint64_t(1) << 60, 1 << 20, reason)); // changes nothing
     hobbit_get_info(model.get(), &info);
     CHECK(info.pool_slots_high == slots);
 
@@ -254,8 +266,7 @@ TEST_CASE("a plan names the pools that are then allocated, and what a larger bat
             CHECK(planned(model, 1064).batch_bytes - plan.batch_bytes == 1000 * (64 + 64 * (1 + is_residual)) * 4);
             CHECK(planned(model, 1064).pool_bytes == plan.pool_bytes); // their size is given
 
-            char err[512] = "";
-            REQUIRE_MESSAGE(hobbit_prepare(model.get(), 0, 64, err, sizeof(err)), err);
+            context_of(model, 64);
             hobbit_info info;
             hobbit_get_info(model.get(), &info);
             CHECK(plan.pool_bytes == info.pool_bytes_high + info.pool_bytes_low);
@@ -298,7 +309,7 @@ TEST_CASE("a residual tier always has both pools, and is told") {
     const std::string path     = file.write(f.dir.path("residual.gguf"));
     const model_ptr   model    = opened(path, { integer("hobbit.pools", 400 << 10) });
     char              err[512] = "";
-    REQUIRE_MESSAGE(hobbit_prepare(model.get(), 0, 32, err, sizeof(err)), err);
+    context_of(model, 32);
     hobbit_info info;
     hobbit_get_info(model.get(), &info);
     CHECK(info.high_is_residual);
@@ -313,33 +324,29 @@ TEST_CASE("a residual tier always has both pools, and is told") {
 
 TEST_CASE("pools too small are an error of prepare that names what works") {
     const files     f;
-    const model_ptr model    = opened(f.tiers_path, { integer("hobbit.pools", 1000) });
-    char            err[512] = "";
-    const int64_t   named    = smallest_pools_named(model);
-    const model_ptr again    = opened(f.tiers_path, { integer("hobbit.pools", named) });
-    CHECK(hobbit_prepare(again.get(), 0, 1, err, sizeof(err)));
+    const model_ptr model = opened(f.tiers_path, { integer("hobbit.pools", 1000) });
+    const int64_t   named = smallest_pools_named(model);
+    context_of(opened(f.tiers_path, { integer("hobbit.pools", named) }), 1);
 }
 
 TEST_CASE("a trace is begun when the pools are there: what cannot run leaves an older file alone") {
     const files       f;
-    const std::string older    = "# route_trace v1\nolder";
-    const std::string trace    = f.dir.write("t.csv", older);
-    char              err[512] = "";
+    const std::string older = "# route_trace v1\nolder";
+    const std::string trace = f.dir.write("t.csv", older);
     {
         const model_ptr model = opened(f.tiers_path, { integer("hobbit.pools", 1000), text("hobbit.trace", trace) });
-        CHECK_FALSE(hobbit_prepare(model.get(), 0, 1, err, sizeof(err)));
+        refused_context(model);
     }
     CHECK(temp_dir::read(trace) == older);
     {
         const model_ptr model = opened(f.tiers_path, { text("hobbit.trace", trace) });
-        CHECK_MESSAGE(hobbit_prepare(model.get(), 0, 1, err, sizeof(err)), err);
+        context_of(model, 1);
     }
     CHECK(temp_dir::read(trace).find("older") == std::string::npos);
 
     const std::string nowhere = f.dir.path("nowhere/t.csv");
     const model_ptr   model   = opened(f.tiers_path, { text("hobbit.trace", nowhere) });
-    CHECK_FALSE(hobbit_prepare(model.get(), 0, 1, err, sizeof(err)));
-    CHECK(std::string(err).find("the trace '" + nowhere + "' cannot be written") == 0);
+    CHECK(refused_context(model).find("the trace '" + nowhere + "' cannot be written") == 0);
 }
 
 TEST_CASE("stored settings that make no sense are refused, with the file that has them") {
@@ -364,8 +371,8 @@ TEST_CASE("the backend computes a layer as the CPU does, and its buffer keeps th
         [&](const std::string & part) { return plain_weight{ shape.high, f.plain.data(moe_model::name(0, part)) }; });
     REQUIRE(ggml_backend_graph_compute(cpu.backend, plain.graph) == GGML_STATUS_SUCCESS);
 
-    model_ptr model = opened(f.plain_path, { integer("hobbit.pools", 1 << 20) });
-    REQUIRE(hobbit_prepare(model.get(), 0, 3, nullptr, 0));
+    model_ptr      model   = opened(f.plain_path, { integer("hobbit.pools", 1 << 20) });
+    context_ptr    context = context_of(model, 3);
     ggml_backend_t backend = ggml_backend_init_by_name("HOBBIT", nullptr);
     REQUIRE(backend);
     {
@@ -373,6 +380,7 @@ TEST_CASE("the backend computes a layer as the CPU does, and its buffer keeps th
         cached.set_in_buffer(hobbit_buffer_type(model.get(), 0));
         const hobbit_model * held = model.get();
         model.reset();
+        context.reset();
         ggml_backend_dev_t device = ggml_backend_get_device(backend);
         for (int i = 0; i < ggml_graph_n_nodes(cached.graph); i++) {
             CHECK(ggml_backend_dev_supports_op(device, ggml_graph_node(cached.graph, i)));
@@ -394,7 +402,7 @@ TEST_CASE("an error while computing fails the graph and is kept") {
     const moe_model   shape;
     const layer_input input = random_input(shape, 1, 43);
     const model_ptr   model = opened(f.plain_path, { integer("hobbit.pools", 1 << 20) });
-    REQUIRE(hobbit_prepare(model.get(), 0, 1, nullptr, 0));
+    context_of(model, 1);
     std::filesystem::resize_file(f.plain_path, 1000); // after it was opened
     hobbit_clear_last_error();
     ggml_backend_t backend = ggml_backend_init_by_name("HOBBIT", nullptr);
@@ -430,7 +438,7 @@ struct lookup_graph {
         file.add("output.weight", GGML_TYPE_F16, width, 32, 1);
         path  = file.write(dir.path("m.gguf"));
         model = opened(path, { integer("hobbit.pools", 90000) });
-        REQUIRE(hobbit_prepare(model.get(), 0, 2, nullptr, 0));
+        context_of(model, 2);
 
         ggml_tensor * table = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, width, 65536);
         ggml_set_name(table, "token_embd.weight");

@@ -99,16 +99,16 @@ namespace {
 
 struct computation {
     model_ptr           model;
+    context_ptr         context;
     layer_graph         graph;
     ggml_backend_ptr    backend;
     const layer_input & input;
 
     computation(const std::string & path, const moe_model & shape, const layer_input & in) :
         model(opened(path, { integer("hobbit.pools", 100 << 10), number("hobbit.t1", 0.6) })),
+        context(context_of(model, 3)),
         graph(shape, in),
         input(in) {
-        char err[512] = "";
-        REQUIRE_MESSAGE(hobbit_prepare(model.get(), 0, 3, err, sizeof(err)), err);
         graph.set_in_buffer(hobbit_buffer_type(model.get(), 0));
         backend.reset(ggml_backend_init_by_name("HOBBIT", nullptr));
         REQUIRE(backend);
@@ -118,8 +118,10 @@ struct computation {
         const int32_t sequences[] = { 0, 0, 0 };
         const int32_t positions[] = { 0, 1, 2 };
         const int8_t  outputs[]   = { 0, 0, 1 };
-        hobbit_begin_batch(model.get(), 3, sequences, positions, outputs, true);
-        return ggml_backend_graph_compute(backend.get(), graph.graph);
+        hobbit_begin_batch(context.get(), 3, sequences, positions, outputs, true);
+        const ggml_status result = ggml_backend_graph_compute(backend.get(), graph.graph);
+        hobbit_end_batch(context.get());
+        return result;
     }
 };
 
@@ -175,15 +177,17 @@ TEST_CASE("memory that runs out while a model is opened and prepared") {
         int64_t              n_errors = 0;
         for (int64_t n = 0;; n++) {
             CAPTURE(n);
-            char            err[512] = "";
-            hobbit_model *  model    = nullptr;
-            bool            ok       = false;
-            const bool      failed   = run_failing(n, lasts, [&] {
+            char              err[512] = "";
+            hobbit_model *    model    = nullptr;
+            hobbit_context *  context  = nullptr;
+            bool              ok       = false;
+            const bool        failed   = run_failing(n, lasts, [&] {
                 ok = hobbit_open(f.tiers_path.c_str(), &pools, 1, &model, err, sizeof(err)) &&
-                     hobbit_place_layers(model, nullptr, 0, err, sizeof(err)) &&
-                     hobbit_prepare(model, 0, 3, err, sizeof(err));
+                     hobbit_place_layers(model, nullptr, 0, true, err, sizeof(err)) &&
+                     hobbit_open_context(model, 0, 3, &context, err, sizeof(err));
             });
-            const model_ptr owned(model);
+            const model_ptr   owned(model);
+            const context_ptr owned_context(context);
             if (!ok) {
                 n_errors++;
                 CHECK(std::string(err) != "");

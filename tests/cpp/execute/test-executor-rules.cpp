@@ -76,9 +76,9 @@ TEST_CASE("a sequence's own thresholds are those of its tokens alone, until they
     e.run.thresholds.set(7, own[0]);
     e.run.thresholds.set(3, own[1]);
     expect(own[0], own[1]);
-    e.run.thresholds.clear(3);
+    e.run.thresholds.clear(3, 4);
     expect(own[0], config.thresholds);
-    e.run.thresholds.clear(7);
+    e.run.thresholds.clear(7, 8);
     expect(config.thresholds, config.thresholds);
     CHECK(strict_precisions(input, own[0]) != strict_precisions(input, config.thresholds));
 }

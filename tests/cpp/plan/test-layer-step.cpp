@@ -160,7 +160,7 @@ TEST_CASE("the highest thresholds of a batch satisfy all of its sequences") {
     CHECK(thresholds.highest(batch).t1 == 0.5);
     CHECK(thresholds.highest(batch).t2 == 0.9);
     CHECK(thresholds.of(batch.tokens())[0].t1 == 0.2);
-    thresholds.clear(7);
+    thresholds.clear(7, 8);
     CHECK(thresholds.highest(batch).t2 == 0.6);
     thresholds.set({ 1.0, 1.0, 0.3 });
     thresholds.set(7, { 1.0, 1.0, 0.2 });

@@ -90,8 +90,8 @@ struct test_router {
         const host_tensor w(weight, WIDTH, int64_t(n_experts()));
         const host_tensor b(bias, int64_t(std::max<size_t>(bias.size(), 1)));
         const host_tensor s(selection_bias, int64_t(std::max<size_t>(selection_bias.size(), 1)));
-        return p.set_router(layer, w.tensor, bias.empty() ? nullptr : b.tensor,
-                            selection_bias.empty() ? nullptr : s.tensor, gating);
+        return p.set_router(layer, { w.tensor, bias.empty() ? nullptr : b.tensor,
+                                     selection_bias.empty() ? nullptr : s.tensor, gating });
     }
 };
 
@@ -344,7 +344,7 @@ TEST_CASE("routers of any type that converts to float") {
             w = ggml_fp16_to_fp32(ggml_fp32_to_fp16(w));
         }
         router_predictor p(m);
-        REQUIRE(p.set_router(1, weight.tensor, nullptr, nullptr, HOBBIT_GATING_SOFTMAX).ok());
+        REQUIRE(p.set_router(1, { weight.tensor, nullptr, nullptr, HOBBIT_GATING_SOFTMAX }).ok());
         REQUIRE(p.knows(1));
         const std::vector<float>   x = grid(WIDTH, 1 / 8.0f, 1.0f, 6);
         const host_tensor          input(x, WIDTH);
@@ -364,7 +364,7 @@ TEST_CASE("what does not fit is declined") {
     const auto set = [&](layer_id layer, int64_t width, int64_t n_experts, int64_t n_bias) {
         const host_tensor weight(GGML_TYPE_F32, width, n_experts);
         const host_tensor bias(GGML_TYPE_F32, n_bias);
-        CHECK(p.set_router(layer, weight.tensor, bias.tensor, bias.tensor, HOBBIT_GATING_SOFTMAX).ok());
+        CHECK(p.set_router(layer, { weight.tensor, bias.tensor, bias.tensor, HOBBIT_GATING_SOFTMAX }).ok());
         return p.knows(layer);
     };
     CHECK(set(0, WIDTH, 8, 8));

@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: MIT
+//
+// The memory of a model: what its first context allocates, and what a further one is refused.
+#include "base/memory-turn.h"
+#include "base/system-memory.h"
+#include "engine/hobbit-model.h"
+#include "ggml-cpu.h"
+#include "ggml-impl.h"
+
+#include <algorithm>
+#include <chrono>
+
+using namespace hobbit;
+
+// How long another program may take to fill its memory.
+static constexpr auto TURN_PATIENCE = std::chrono::seconds(60);
+
+other_memory hobbit_model::memory_beside(uint64_t model_bytes) const {
+    const bool     is_staged = settings_.pack || host_; // what is read is not read in place
+    const uint64_t staging   = is_staged ? loader::staging_size(settings_.io_threads) : 0;
+    return { resident_before_, model_bytes, staging, resident_memory(), available_memory(), {} };
+}
+
+status hobbit_model::plan(uint64_t model_bytes, uint32_t n_batch, hobbit_pool_plan & plan) {
+    mutex_lock lock(mutex_);
+    GGML_ASSERT(!prepared_);
+    HOBBIT_TRY(settings_.check_placed(host_ != nullptr));
+    model_slots slots;
+    HOBBIT_TRY(planner().plan(memory_beside(model_bytes), n_batch, slots));
+    plan = planner().describe(slots, n_batch);
+    return {};
+}
+
+//
+// the first context
+//
+
+status hobbit_model::start_sharing(const pool_slots & host_slots) {
+    if (host_slots[term_id::high] == 0) {
+        return settings_.mode != compute_mode::cooperative
+                   ? status()
+                   : status::error("hobbit.mode=cooperative computes experts in host memory, which has no room for "
+                                   "them: give a larger --memory");
+    }
+    if (settings_.mode == compute_mode::gpu) {
+        return {};
+    }
+    kinds_.emplace(index_);
+    for (const auto & engine : engines_) {
+        if (engine->n_layers() > 0) {
+            engine->start_sharing(*kinds_);
+        }
+    }
+    return {};
+}
+
+status hobbit_model::allocate_host(const pool_slots & slots) {
+    const bool   is_locked = transfer_memory_ != ggml_backend_cpu_buffer_type();
+    const char * where     = is_locked ? "the host, page-locked, behind it" : "the host, behind it";
+    HOBBIT_TRY(allocate_pools(index_, *host_, planner().all_layers(), slots, *policy_, where));
+    for (const term_id term : index_.stored_terms()) {
+        uint32_t n_above = 0;
+        for (const auto & engine : engines_) {
+            n_above += engine->cache().n_slots(term);
+        }
+        if (host_->n_slots(term) <= n_above) {
+            host_->make_exclusive(term);
+        }
+    }
+    if (host_->n_slots(term_id::high) == 0) {
+        GGML_LOG_WARN("hobbit: host memory has no room to cache experts: each miss on %s reads from disk; "
+                      "give a larger --memory\n",
+                      settings_.device.c_str());
+    }
+    return {};
+}
+
+// Plans and allocates all pools, and gives the CPU its share of the layers.
+status hobbit_model::allocate(uint64_t model_bytes, uint32_t n_batch) {
+    model_slots slots;
+    HOBBIT_TRY(planner().plan(memory_beside(model_bytes), n_batch, slots));
+    HOBBIT_TRY(host_ ? start_sharing(slots.host) : status());
+    for (size_t i = 0; i < engines_.size(); i++) {
+        HOBBIT_TRY(engines_[i]->allocate(slots.devices[i], *policy_));
+        if (engines_[i]->n_layers() == 0) {
+            GGML_LOG_WARN("hobbit: %s computes no layer with experts\n", ggml_backend_dev_name(engines_[i]->device()));
+        }
+    }
+    return host_ ? allocate_host(slots.host) : status();
+}
+
+// Creates the executors and begins to fill the pools, in this order.
+void hobbit_model::start() {
+    if (settings_.prefetch > 0) {
+        std::vector<prefetcher::layer_place> ahead;
+        for (const uint32_t i : layer_engines_) {
+            ahead.push_back(engines_[i]->ahead());
+        }
+        rule_options predicted = rule();
+        if (predicted.name == "random") {
+            predicted.name = "gate"; // a draw cannot be predicted
+        }
+        prefetcher_ = std::make_unique<prefetcher>(index_, ahead, settings_.prefetch, make_rule(predicted),
+                                                   run_->thresholds, run_->batch, stats_);
+    }
+    for (const auto & engine : engines_) {
+        engine->start(prefetcher_.get(), *run_);
+    }
+    fill(most_used(history_.rates()));
+}
+
+// Preloads the experts that earlier runs used most, in idle time, so that the first tokens hit. Host memory gets those
+// for which the devices have no slots. The first computation waits for the devices' part; see compute().
+void hobbit_model::fill(const std::vector<expert_id> & most_used) {
+    std::vector<term_id> terms = index_.stored_terms();
+    std::reverse(terms.begin(), terms.end()); // the high one may be stored on the low one
+    for (const term_id term : terms) {
+        for (const auto & engine : engines_) {
+            engine->fill(term, most_used);
+        }
+    }
+    is_filling_ = host_ != nullptr;
+    for (size_t i = 0; host_ && i < terms.size(); i++) {
+        const tier_id tier = tier_of(terms[i]);
+
+        std::vector<expert_id> rest         = most_used;
+        const auto             is_on_device = [&](expert_id id) {
+            return !host_->holds(id, tier, {}) && std::any_of(engines_.begin(), engines_.end(), [&](const auto & e) {
+                return e->cache().holds(id, tier, {});
+            });
+        };
+        rest.erase(std::remove_if(rest.begin(), rest.end(), is_on_device), rest.end());
+        host_->fill(terms[i], rest);
+    }
+}
+
+//
+// contexts
+//
+
+// The pools have taken what the first context left of the memory.
+status hobbit_model::check_further_context(uint64_t model_bytes) const {
+    if (settings_.memory == 0 || (contexts_.empty() && model_bytes <= model_bytes_)) {
+        return {};
+    }
+    return status::error("hobbit.memory was divided when '%s' got its first context, and has no room for %s: give "
+                         "hobbit.pools in its place, which limits the expert cache alone",
+                         index_.files()[0].c_str(), contexts_.empty() ? "a larger one" : "a second one");
+}
+
+status hobbit_model::prepare(uint64_t model_bytes, uint32_t n_batch) {
+    HOBBIT_TRY(settings_.check_placed(host_ != nullptr));
+    HOBBIT_TRY(reader_.check_in_place()); // llama.cpp has read the other weights since
+    const bool takes_free = settings_.spare_memory() > 0;
+    const auto turn = takes_free ? memory_turn::take(TURN_PATIENCE, true) : nullptr; // page_commit goes on with it
+    HOBBIT_TRY(allocate(model_bytes, n_batch));
+    if (!settings_.trace.empty()) { // not before: a model that cannot run leaves an older trace alone
+        HOBBIT_TRY(recorder_.open_trace(settings_.trace, index_));
+    }
+    start();
+    start_sequence(0); // where llama.cpp does not say which sequences it computes
+    set_reporting();
+    prepared_    = true;
+    model_bytes_ = model_bytes;
+    return {};
+}
+
+status hobbit_model::open_context(uint64_t model_bytes, uint32_t n_batch, std::unique_ptr<hobbit_context> & context) {
+    mutex_lock lock(mutex_);
+    HOBBIT_TRY(prepared_ ? check_further_context(model_bytes) : prepare(model_bytes, n_batch));
+    int32_t number = 0;
+    while (contexts_.count(number) > 0) {
+        number++;
+    }
+    context.reset(new hobbit_context{ this, number });
+    contexts_.insert(number);
+    ref();
+    return {};
+}
+
+void hobbit_model::close_context(const hobbit_context & context) {
+    mutex_lock lock(mutex_);
+    if (holder_ == &context) {
+        release();
+    }
+    run_->thresholds.clear(context.global(0), context.global(hobbit_context::MAX_SEQUENCES));
+    contexts_.erase(context.number);
+}
