@@ -74,7 +74,7 @@ struct hobbit_setting_spec {
     const char * key;
     const char * option; // name for users; several keys of one name are the elements of a list; NULL: not for users
     enum hobbit_setting_type type;
-    double                   min; // of a number, count or size
+    double                   min; // range of a number, count or size
     double                   max;
     const char *             default_value; // as text; NULL: none, or computed
     const char *             default_note;  // for users, where default_value does not tell; NULL: none
@@ -136,7 +136,7 @@ HOBBIT_API void hobbit_clear_last_error(void);
 // For the model loader
 //
 
-// Whether the tensor belongs to a further tier, which no architecture of llama.cpp knows.
+// Returns true if the tensor belongs to a further tier, which no architecture of llama.cpp knows.
 HOBBIT_API bool hobbit_is_tier_tensor(const char * name);
 
 // Which device holds and computes the experts of which block: devices[N] is the device that has the rest of block N
@@ -149,20 +149,20 @@ HOBBIT_API bool hobbit_is_tier_tensor(const char * name);
 HOBBIT_API bool hobbit_place_layers(hobbit_model * model, struct ggml_backend_device * const * devices,
                                     size_t n_devices, bool can_repeat, char * err, size_t err_size);
 
-// Whether the tensor's data stays on disk: routed experts that the cache serves, and where memory is short the token
-// embedding, whose rows are read as they are looked up. The loader gives it hobbit_buffer_type and reads nothing.
+// Returns true if the tensor's data stays on disk: routed experts that the cache serves, and where memory is short the
+// token embedding, whose rows are read as they are looked up. The loader gives it hobbit_buffer_type and reads nothing.
 HOBBIT_API bool hobbit_owns_tensor(const hobbit_model * model, const char * name);
 
 // For what the block has on disk; -1: for the token embedding. Hands out addresses without memory. Valid while the
 // model has a reference; every buffer of the type holds one.
 HOBBIT_API struct ggml_backend_buffer_type * hobbit_buffer_type(hobbit_model * model, int32_t block);
 
-// Of the device that computes the block's experts: for biases, which are added there. Valid for ever.
+// The buffer type of the device that computes the block's experts: for biases, which are added there. Valid for ever.
 HOBBIT_API struct ggml_backend_buffer_type * hobbit_device_buffer_type(hobbit_model * model, int32_t block);
 
 // Memory that the first context would allocate.
 struct hobbit_pool_plan {
-    uint64_t pool_bytes;  // of all devices, or of host memory if they are there
+    uint64_t pool_bytes;  // bytes of all devices' pools, or of host memory if they are there
     uint64_t batch_bytes; // that computing takes beside the pools and llama.cpp's buffers
     bool     holds_all;   // the pools have room for every expert in its best precision
 };
@@ -221,10 +221,10 @@ HOBBIT_API void hobbit_begin_batch(hobbit_context * context, uint32_t n_tokens, 
 // The batch is computed, or has failed: the next one may begin. Without a batch it does nothing.
 HOBBIT_API void hobbit_end_batch(hobbit_context * context);
 
-// Whether the batch is a draft: a sequence of it has a confidence.
+// Returns true if the batch is a draft: a sequence of it has a confidence.
 HOBBIT_API bool hobbit_is_draft(const hobbit_context * context);
 
-// Whether the draft that was just computed is to be computed again, because it is unsure of a token. The next
+// Returns true if the draft that was just computed is to be computed again, because it is unsure of a token. The next
 // computation is then the second pass over the batch. logits: [n_rows][n_vocab], one row for each token of the batch;
 // NULL, where they are not known, repeats. Another number of rows is an error of the second pass.
 HOBBIT_API bool hobbit_repeats_batch(hobbit_context * context, const float * logits, uint32_t n_rows, uint32_t n_vocab);
@@ -232,9 +232,9 @@ HOBBIT_API bool hobbit_repeats_batch(hobbit_context * context, const float * log
 // Begins another text in this sequence, though its first tokens may be kept.
 HOBBIT_API void hobbit_begin_sequence(hobbit_context * context, int32_t sequence);
 
-// What the caller expects the routers to choose for the next n_tokens, which the predictor "given" then predicts, until
-// the next call: [n_ahead][n_tokens][layers with routed experts][experts used]. The first block is predicted one layer
-// ahead, the next one two layers ahead, and so on. For measurements. Fails for an expert that does not exist.
+// Sets the routers' choices that the predictor "given" predicts for the next n_tokens, until the next call:
+// [n_ahead][n_tokens][layers with routed experts][experts used]. The first block is predicted one layer ahead, the next
+// one two layers ahead, and so on. For measurements. Fails for an expert that does not exist.
 HOBBIT_API bool hobbit_set_prediction(hobbit_model * model, uint32_t n_tokens, uint32_t n_ahead,
                                       const int32_t * experts, const float * weights, char * err, size_t err_size);
 
@@ -280,7 +280,8 @@ HOBBIT_API bool hobbit_set_costs(hobbit_model * model, const float * low, const 
 // Observing
 //
 
-// Whether experts can be computed. False, with the reason, after a computation has failed: all later ones fail as well.
+// Returns true if experts can be computed. False, with the reason, after a computation has failed: all later ones fail
+// as well.
 HOBBIT_API bool hobbit_check(const hobbit_model * model, char * err, size_t err_size);
 
 // Seconds that the oldest read in flight has taken; 0 without one, and before hobbit_place_layers. Never waits for a
@@ -299,7 +300,7 @@ struct hobbit_info {
     uint64_t pool_bytes_low;
     uint32_t pool_slots_high; // experts that fit; of a residual tier, residuals
     uint32_t pool_slots_low;
-    uint64_t host_bytes_high; // of the cache in host memory behind a device with memory of its own; 0 without one
+    uint64_t host_bytes_high; // bytes of the cache in host memory behind a device with memory of its own; 0 without one
     uint64_t host_bytes_low;
     uint32_t host_slots_high;
     uint32_t host_slots_low;
@@ -327,17 +328,17 @@ struct hobbit_device_info {
 // The i-th device, as hobbit.device has them; false past the last one, and before hobbit_place_layers.
 HOBBIT_API bool hobbit_get_device(const hobbit_model * model, size_t i, struct hobbit_device_info * info);
 
-// What one expert takes beside a device with memory of its own: running means of what was measured, 0 for none.
+// Mean measured times for one expert on a device with its own memory; 0 if not measured.
 struct hobbit_latency {
     uint64_t expert_bytes; // that an upload copies
     uint32_t n_tokens;     // that the expert computes: so many, or up to the next power of two
     double   cpu_s;
-    double   device_s; // of an expert that is there
+    double   device_s; // time of an expert in device memory
     double   upload_s;
 };
 
 // The i-th kind of experts and number of tokens that a device, or the CPU beside it, computed; false past the last one.
-// None in the mode gpu, which measures nothing.
+// The mode gpu measures nothing and has no latencies.
 HOBBIT_API bool hobbit_get_latency(const hobbit_model * model, size_t device, size_t i,
                                    struct hobbit_latency * latency);
 
@@ -347,12 +348,12 @@ enum hobbit_counter_kind {
     HOBBIT_STATE   = 2, // 1 or 0 now
 };
 
-// What is known of a counter. Server, Python and documents are built from these; those of one metric are neighbours.
+// Describes one counter. Server, Python and documents are built from these; those of one metric are neighbours.
 struct hobbit_counter {
     const char *             name;
     enum hobbit_counter_kind kind;
-    const char *             metric; // of Prometheus, without the prefix "hobbit_"
-    const char *             label;  // of the metric, as in precision="high"; NULL: none
+    const char *             metric; // name in Prometheus, without the prefix "hobbit_"
+    const char *             label;  // label of the metric, as in precision="high"; NULL: no label
     const char *             help;
 };
 
@@ -370,7 +371,7 @@ struct hobbit_layer_event {
     uint32_t        layer; // among the layers with routed experts
     uint32_t        n_tokens;
     uint32_t        n_used;       // experts per token
-    uint32_t        n_embd;       // of the router's input
+    uint32_t        n_embd;       // width of the router's input
     const int32_t * sequences;    // [n_tokens]
     const int32_t * positions;    // [n_tokens]
     const int32_t * experts;      // [n_tokens][n_used], as the router ranked them
@@ -409,7 +410,7 @@ HOBBIT_API void hobbit_end_turn(hobbit_memory_turn * turn);
 
 struct hobbit_disk_speed {
     double   bytes_per_s;
-    uint64_t read_bytes; // of each read: as asked for, aligned, and not more than the file holds
+    uint64_t read_bytes; // bytes of each read: as requested, aligned, and not more than the file holds
     bool     direct_io;  // false: the file system refused reads past the page cache
 };
 
@@ -432,7 +433,7 @@ struct hobbit_route {
     int32_t token;    // counts up within the sequence
     int32_t layer;
     int32_t expert;
-    float   weight;  // of the router
+    float   weight;  // weight of the router
     int32_t counted; // 0: warms the cache and is left out of the results (prefill)
 };
 
@@ -444,7 +445,7 @@ struct hobbit_layer_recall {
 
 struct hobbit_simulation {
     const char *  policy;     // a name of hobbit_policy_name, or "belady": the bound, for one pool of equal experts
-    double        weights[4]; // of Eq. 3: LRU, LFU, LHU, FLD
+    double        weights[4]; // weights of Eq. 3: LRU, LFU, LHU, FLD
     uint32_t      n_layers;
     uint32_t      n_experts;
     uint32_t      n_used;
@@ -456,12 +457,12 @@ struct hobbit_simulation {
     double        t1;
     double        t2;
     double        price;
-    const float * low_costs; // of rules that take a price, see hobbit_set_costs; NULL: none
+    const float * low_costs; // costs for rules that take a price, see hobbit_set_costs; NULL: no costs
     const float * skip_costs;
     uint64_t      n_costs;
     double        bits_high; // per weight
     double        bits_low;
-    uint64_t      seed; // of the policy "random"
+    uint64_t      seed; // seed of the policy "random"
 
     // Uses per token in earlier runs, [n_layers][n_experts], with which the pools are filled and the policy begins.
     // NULL: the pools are empty at first.
@@ -486,12 +487,12 @@ struct hobbit_simulation_result {
     double   penalty;    // bits loaded, in units of an expert in high precision: with complete tiers 1 for a
                          // high-precision load and bits_low / bits_high for a low one
 
-    // Of the predictor, in layers after the first with a counted token; each expert counts once per layer and batch.
-    // Recall is predicted_right / predictable, precision on misses predicted_missing_right / predicted_missing.
+    // Counts of the predictor, in layers after the first with a counted token; each expert counts once per layer and
+    // batch. Recall is predicted_right / predictable, precision on misses predicted_missing_right / predicted_missing.
     uint64_t predictable;             // experts that were chosen
-    uint64_t predicted_right;         // of these, predicted
+    uint64_t predicted_right;         // predicted ones of these
     uint64_t predicted_missing;       // experts that were predicted while they were resident in neither precision
-    uint64_t predicted_missing_right; // of these, chosen
+    uint64_t predicted_missing_right; // chosen ones of these
 };
 
 // Bytes to be divided between the two pools.

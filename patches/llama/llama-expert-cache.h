@@ -20,8 +20,8 @@ LLAMA_API struct hobbit_model * llama_model_expert_cache(const struct llama_mode
 // the context is.
 LLAMA_API struct hobbit_context * llama_expert_cache_context(const struct llama_context * ctx);
 
-// Bytes in host memory: weights with the vocabulary, KV cache and the like, compute buffers. Of devices: the compute
-// buffers alone. Where the model was opened with no_alloc: what they would be.
+// Bytes in host memory: weights with the vocabulary, KV cache and the like, compute buffers. Devices count only as
+// their compute buffers. Where the model was opened with no_alloc: what they would be.
 struct llama_host_memory {
     uint64_t model;
     uint64_t context;

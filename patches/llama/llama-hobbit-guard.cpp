@@ -8,7 +8,7 @@
 #include <mutex>
 #include <stdexcept>
 
-static thread_local int llama_hobbit_n_guards = 0; // of this thread
+static thread_local int llama_hobbit_n_guards = 0; // guards of this thread
 
 static std::mutex            llama_hobbit_mutex;
 static int                   llama_hobbit_n_guarded = 0; // threads; from here on under the mutex

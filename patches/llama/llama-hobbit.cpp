@@ -204,8 +204,8 @@ static size_t llama_hobbit_work_bytes(const llama_context & lctx) {
     return size_t(widest) * lctx.get_cparams().n_ubatch * sizeof(ggml_fp16_t);
 }
 
-// What llama.cpp keeps of the vocabulary: the text of a token in two tables, and as it is printed; of a vocabulary of
-// merges nearly as many of these.
+// llama.cpp's memory for the vocabulary: a token's text in two tables and as it is printed, and for merges nearly as
+// many entries.
 static size_t llama_hobbit_vocabulary_bytes(const llama_vocab & vocab) {
     static constexpr size_t TOKEN = 144;
     static constexpr size_t MERGE = 120;
@@ -228,8 +228,8 @@ llama_host_memory llama_get_host_memory(const llama_context * ctx) {
     return sum;
 }
 
-// Of what the CPU ends the process for when it computes, what a header can ask for: a rotation of more values than a
-// row has, of an odd number of them, and a norm or a bias that is not F32.
+// Returns false for operations that a damaged header can cause and for which the CPU backend ends the process: a
+// rotation of more values than a row has, or of an odd number, and a norm or a bias that is not F32.
 static bool llama_hobbit_can_compute(const ggml_tensor * node) {
     switch (node->op) {
         case GGML_OP_ADD:

@@ -61,7 +61,7 @@ void llama_hobbit_place_layers(const llama_model & lm);
 // The buffer type that the cache chooses for a weight used by `op`, null where it chooses none.
 ggml_backend_buffer_type_t llama_hobbit_buft(hobbit_model * model, ggml_op op, const std::string & name, int block);
 
-// Whether the tensor's data stays on disk.
+// Returns true if the tensor's data stays on disk.
 bool llama_hobbit_is_remote(const ggml_tensor * tensor);
 
 // Throws where the file has further tiers, which a quantized copy would take from another model.
@@ -91,7 +91,8 @@ class llama_hobbit_batch {
     llama_hobbit_batch(const llama_hobbit_batch &)             = delete;
     llama_hobbit_batch & operator=(const llama_hobbit_batch &) = delete;
 
-    // Whether the batch that was just computed is a draft whose logits ask for a second pass. The logits may be null.
+    // Returns true if the batch that was just computed is a draft whose logits ask for a second pass. The logits may be
+    // null.
     bool repeats(ggml_backend_sched_t sched, const ggml_tensor * logits) const;
 
   private:

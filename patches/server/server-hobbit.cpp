@@ -207,8 +207,8 @@ void server_hobbit_use(const llama_context * ctx, bool has_media) {
 struct hobbit_value {
     const char * key;    // in JSON
     const char * metric; // null: none
-    const char * label;  // of the metric, or null
-    const char * help;   // of the metric
+    const char * label;  // label of the metric, or null
+    const char * help;   // help of the metric
     json         value;
     const char * type = "gauge";
 };

@@ -41,16 +41,16 @@ class Piece:
     """One generated token, or the end of the answer."""
 
     text: str
-    """What the token adds to the answer; "" within a character."""
+    """Text that the token adds to the answer; "" within a character."""
     token: int | None
     """Its number in the vocabulary; None where the model ended its answer, or interrupt() was called."""
     time_s: float
     """Seconds since generate() began."""
     finish: Finish | None = None
-    """None but for the last piece: the model ended its answer (stop), max_tokens are there (length), the
+    """Set in the last piece: the model ended its answer (stop), max_tokens are there (length), the
     context is full (context), or interrupt() was called (interrupted)."""
     thinking: str = ""
-    """What the token adds to the model's thoughts before an answer in a conversation."""
+    """Text that the token adds to the model's thoughts before an answer in a conversation."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Engine(CachedModel):
         self._format: ChatFormat | None = None
         self._projector: Projector | None = None
         self._interrupted = False
-        self._answer: object | None = None  # of the generator that the KV cache belongs to
+        self._answer: object | None = None  # token of the generator that the KV cache belongs to
         self._tally = Tally()
         self._session: Session | None = None
         self._opened_parts = ExitStack()
@@ -106,7 +106,7 @@ class Engine(CachedModel):
         start = time.perf_counter()
         try:
             with opening, turn(self._config.cache, lambda: not self._interrupted):
-                # What does not fit is said before anything is loaded.
+                # A model that does not fit raises before anything is loaded.
                 how = fit(self._path, self._config)
                 config = replace(self._config, n_ctx=how.n_ctx, n_batch=how.n_batch)
                 self._session = session = Session(
@@ -146,7 +146,7 @@ class Engine(CachedModel):
         self._interrupted = True
 
     def take_interrupt(self) -> bool:
-        """Whether interrupt() has been called and has ended nothing yet; what comes next then goes on."""
+        """True if interrupt() was called and has ended nothing yet. Forgets the call."""
         late, self._interrupted = self._interrupted, False
         return late
 
@@ -156,7 +156,7 @@ class Engine(CachedModel):
         return self._opened().model.metadata("tokenizer.chat_template")
 
     def info(self) -> ModelInfo:
-        """What was opened."""
+        """Figures of the opened model."""
         return self._opened().info(self._config.cache.memory)
 
     def devices(self) -> tuple[str, ...]:
@@ -164,7 +164,7 @@ class Engine(CachedModel):
         return tuple(each.name for each in self._opened().cache.devices())
 
     def latencies(self) -> tuple[Latency, ...]:
-        """What one expert takes on the first GPU, on the CPU beside it, and to upload, by tokens."""
+        """Times of one expert on the first GPU, on the CPU beside it, and of its upload, by tokens."""
         return self._opened().cache.latencies()
 
     @property
@@ -173,11 +173,11 @@ class Engine(CachedModel):
         return len(self._opened().context.tokens)
 
     def thinks(self) -> bool:
-        """Whether the chat template knows of thinking before an answer. Raises HobbitError."""
+        """True if the chat template knows of thinking before an answer. Raises HobbitError."""
         return self._chat_format().render(_ANY_QUESTION).thinks
 
     def can_skip_thinking(self) -> bool:
-        """Whether the chat template leaves the choice. Raises HobbitError."""
+        """True if the chat template can switch thinking off. Raises HobbitError."""
         form = self._chat_format()
         return form.render(_ANY_QUESTION, think=True).text != form.render(_ANY_QUESTION, think=False).text
 
@@ -332,7 +332,8 @@ class Engine(CachedModel):
         return model.tokenize(text)
 
     def _tokens_to_evaluate(self, tokens: list[int]) -> list[int]:
-        """What the KV cache lacks of the prompt, at least its last token; the cache forgets what differs."""
+        """The tokens of the prompt that the KV cache lacks, at least the last one. Removes tokens that
+        differ from the cache."""
         session = self._opened()
         context = session.context
         if not tokens:

@@ -333,7 +333,8 @@ class Hobbit(CachedModel, TypedLlama):
                 if is_first:
                     self._tally.add_prompt(len(tokens) - n_evaluated, 0)  # still in the KV cache
                 else:
-                    self._tally.add_prompt(-n_evaluated, -n_evaluated)  # of the answer, no prompt's
+                    # tokens of the answer, not of the prompt
+                    self._tally.add_prompt(-n_evaluated, -n_evaluated)
                 if not self._weights.ends_answer(token):
                     self._tally.add_token(seconds, is_first)
                 is_first = False
@@ -346,7 +347,7 @@ class Hobbit(CachedModel, TypedLlama):
     #
 
     def info(self) -> ModelInfo:
-        """What was opened."""
+        """Figures of the opened model."""
         return self._loaded.info(self.n_ctx(), self.n_threads, self.cache_config.memory)
 
     def calibrate(
@@ -373,7 +374,7 @@ class Hobbit(CachedModel, TypedLlama):
         from pyhobbit.quality.calibration import calibrate  # takes some time
 
         _ = self._model
-        read_text(Path(text_file))  # what cannot be read is said before the model is closed
+        read_text(Path(text_file))  # raises before the model is closed
         own = self.cache_config
         pools = own.pools if own.memory is None else None  # with both, these are a device's
         cache = CacheConfig(memory=own.memory, pools=pools, sidecar=own.sidecar)

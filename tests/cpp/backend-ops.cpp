@@ -29,7 +29,7 @@ static const char * const FEW_EXPERTS = "n_mats=(1|2|4|16),";
 
 static constexpr size_t MAX_FILE = 256u << 20; // experts of a case that are worth writing
 
-static std::string        compute_name; // of the device that computes; empty: the CPU
+static std::string        compute_name; // name of the device that computes; empty: the CPU
 static ggml_backend_dev_t compute;      // it
 static ggml_backend_dev_t cached;       // the expert cache's device on it
 static size_t             n_computed;
@@ -175,7 +175,7 @@ static bool is_view(const ggml_tensor * op) {
     return op->op == GGML_OP_NONE || op->op == GGML_OP_VIEW;
 }
 
-// What llama.cpp asks of experts: whole tensors, in a type that the device knows, activations in float.
+// llama.cpp's requirements for experts: whole tensors, in a type that the device knows, activations in float.
 static bool supports_op(ggml_backend_dev_t, const ggml_tensor * op) {
     if (is_view(op)) {
         return true;

@@ -44,10 +44,10 @@ static ggml_backend_hobbit_device_context & device_context(ggml_backend_dev_t de
     return *(ggml_backend_hobbit_device_context *) dev->context;
 }
 
-// What computes on the device, and on the CPU where that computes a share beside it.
+// Computes on the device, and on the CPU if the CPU computes a share beside it.
 struct ggml_backend_hobbit_context {
     lazy_backend                compute;
-    std::optional<lazy_backend> cpu; // of devices with memory of their own
+    std::optional<lazy_backend> cpu; // computes a share beside devices with memory of their own
 
     explicit ggml_backend_hobbit_context(ggml_backend_dev_t device) : compute(device) {
         if (!hobbit::is_host_device(device)) {
@@ -315,7 +315,7 @@ static bool ggml_backend_hobbit_device_supports_op(ggml_backend_dev_t dev, const
            (hobbit::is_between_matmuls(op, dev) && ggml_backend_dev_supports_op(device_context(dev).compute, op));
 }
 
-// What enters a layer is read where the device has it.
+// Accepts inputs in this device's own buffers.
 static bool ggml_backend_hobbit_device_supports_buft(ggml_backend_dev_t dev, ggml_backend_buffer_type_t buft) {
     if (ggml_backend_buft_is_hobbit(buft)) {
         return buft->device == dev;

@@ -15,5 +15,5 @@ ggml_backend_dev_t ggml_backend_hobbit_register(ggml_backend_dev_t compute);
 // The buffer type of one model's routed experts, or of those that this device computes: addresses without memory.
 ggml_backend_buffer_type ggml_backend_hobbit_make_buffer_type(hobbit::split_runner * runner, ggml_backend_dev_t device);
 
-// Whether its tensors stay on disk.
+// Returns true if its tensors stay on disk.
 bool ggml_backend_buft_is_hobbit(ggml_backend_buffer_type_t buft);

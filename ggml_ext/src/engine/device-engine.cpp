@@ -59,7 +59,7 @@ uint64_t device_engine::rows(uint32_t n_batch) const {
     const expert_index & index = shared_.index;
     int64_t              n_in  = 0;
     int64_t              n_out = 0;
-    int64_t              n_all = 0; // of all parts of a layer
+    int64_t              n_all = 0; // outputs of all parts of a layer
     for (const layer_id layer : layers_) {
         int64_t n_here = 0;
         for (const matrix_shape & shape : index.layer(layer).shapes) {

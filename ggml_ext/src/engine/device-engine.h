@@ -24,7 +24,7 @@
 
 namespace hobbit {
 
-// What the device engines of one model share. All must outlive them.
+// State that the device engines of one model share. All must outlive them.
 struct shared_parts {
     const expert_index &  index;
     const settings &      config;
@@ -68,7 +68,7 @@ class device_engine {
     // Bytes of the device's memory that computing takes beside the pools.
     uint64_t rows(uint32_t n_batch) const;
 
-    // What the device's pools are planned from. REQUIRES: the device has memory of its own
+    // Input for the plan of the device's pools. REQUIRES: the device has memory of its own
     device_memory memory(uint64_t rows, const pool_demand & host) const;
 
     // Gives the CPU a share of the layers. The kinds must outlive the engine. REQUIRES: there is a host cache
@@ -87,7 +87,7 @@ class device_engine {
 
     hobbit_device_info info() const;
 
-    // What experts take beside the CPU; none where it has no share.
+    // Measured times of experts on the device and the CPU; empty if the CPU has no share.
     std::vector<placement::latency> latencies() const {
         return share_ ? share_->latencies() : std::vector<placement::latency>();
     }
@@ -103,7 +103,7 @@ class device_engine {
     std::vector<layer_id>         layers_;
 };
 
-// What a cache's pools for these layers are planned from, and their allocation. `where` names the memory in the log.
+// Input for the plan of a cache's pools for these layers, and their allocation. `where` names the memory in the log.
 pool_demand demand_of(const expert_index & index, const expert_cache & cache, const std::vector<layer_id> & layers);
 status      allocate_pools(const expert_index & index, expert_cache & cache, const std::vector<layer_id> & layers,
                            const pool_slots & slots, cache_policy & policy, const char * where);

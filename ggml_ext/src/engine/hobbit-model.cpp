@@ -116,10 +116,10 @@ rule_options hobbit_model::rule() const {
 // An embedding that is not worth a read for every token.
 static constexpr uint64_t SMALL_EMBEDDING = 16u << 20;
 
-// What a context, its buffers and the process may take beside a model.
+// Memory that a context, its buffers and the process may need beside a model.
 static constexpr uint64_t ROOM_BESIDE_MODEL = 256u << 20;
 
-// Whether some experts will, or may, have to be read again.
+// Returns true if some experts will, or may, have to be read again.
 bool hobbit_model::memory_is_short(bool in_host) const {
     if (settings_.pools > 0 && in_host) {
         return settings_.pools < index_.term_bytes(term_id::high);

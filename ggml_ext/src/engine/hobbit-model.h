@@ -197,7 +197,7 @@ struct hobbit_model final : public hobbit::split_runner {
     std::unique_ptr<hobbit::precision_rule>             rule_;
     std::unique_ptr<hobbit::cache_policy>               policy_;
     std::unique_ptr<hobbit::run_state>                  run_;
-    hobbit::given_routing                               given_; // of the next batch, for the predictor of that name
+    hobbit::given_routing                               given_; // routing of the next batch, for the predictor "given"
     ggml_backend_buffer_type_t                          transfer_memory_ = nullptr;
     std::unique_ptr<hobbit::expert_cache>               host_;          // null: the pools themselves are in host memory
     std::optional<hobbit::expert_shapes>                kinds_;         // if the CPU computes some experts
@@ -206,8 +206,8 @@ struct hobbit_model final : public hobbit::split_runner {
     std::vector<uint32_t>                               layer_engines_; // [layer], index of engines_
     bool                                                is_filling_ = false; // the devices' pools
     std::unique_ptr<hobbit::loader>                     loader_; // destroyed first: its threads write into the caches
-    std::optional<hobbit::embedding_reader>             rows_;   // of the token embedding; none if it is in memory
-    hobbit::run_recorder                                recorder_;
+    std::optional<hobbit::embedding_reader> rows_; // reads rows of the token embedding; empty if it is in memory
+    hobbit::run_recorder                    recorder_;
 
     mutable hobbit::mutex mutex_;
 

@@ -27,7 +27,7 @@ class sequence_thresholds {
     // These sequences are in high precision until the next call.
     void raise(std::set<int32_t> sequences) { raised_ = std::move(sequences); }
 
-    // Whether it is raised or not.
+    // The sequence's own thresholds, raised or not.
     const score_thresholds & own(int32_t sequence) const {
         const auto found = own_.find(sequence);
         return found == own_.end() ? common_ : found->second;

@@ -18,11 +18,11 @@ namespace hobbit {
 
 struct given_routing;
 
-// What a predictor may be made of; see make_predictor.
+// Parameters of a predictor; see make_predictor.
 struct predictor_options {
     std::string                name = "router";
     std::vector<uint32_t>      n_experts;                               // [layer]
-    ggml_backend_buffer_type_t memory = ggml_backend_cpu_buffer_type(); // of the device that computes
+    ggml_backend_buffer_type_t memory = ggml_backend_cpu_buffer_type(); // buffer type of the device that computes
     const given_routing *      given  = nullptr;                        // see given_predictor
     lookahead_maps             maps;                                    // that a calibration fitted
 };
@@ -46,14 +46,14 @@ class predictor {
     // as if they were in the device's.
     virtual size_t bytes() const { return 0; }
 
-    // Whether the layer can be predicted, now that all known routers are set.
+    // Returns true if the layer can be predicted, now that all known routers are set.
     virtual bool knows(layer_id /* layer */) const { return true; }
 
-    // Whether it can predict from this router input, a tensor of the outer graph; null where that is not known, as in
-    // the simulator.
+    // Returns true if it can predict from this router input, a tensor of the outer graph; null where that is not known,
+    // as in the simulator.
     virtual bool accepts(const ggml_tensor * /* router_input */) const { return true; }
 
-    // What a layer's router has chosen. Called for every layer that runs, also while prefetch pauses.
+    // Tells the choices of a layer's router. Called for every layer that runs, also while prefetch pauses.
     virtual void on_routing(const layer_routing & /* routing */) {}
 
     // Predicts what up to n_ahead layers after `running` choose, in their order, up to the first one that is not known:

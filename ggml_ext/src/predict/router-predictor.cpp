@@ -44,7 +44,7 @@ size_t router_predictor::bytes() const {
 //
 
 bool router_predictor::allocate_stack(int64_t width) {
-    const int64_t n_each = has_maps() ? options_.maps.n_ahead : 1; // of a layer
+    const int64_t n_each = has_maps() ? options_.maps.n_ahead : 1; // routers or maps of a layer
     stack_ = ggml_new_tensor_2d(stack_ctx_, GGML_TYPE_F16, width, int64_t(routers_.size()) * n_each * n_experts_);
     stack_buffer_ = ggml_backend_alloc_ctx_tensors_from_buft(stack_ctx_, options_.memory);
     if (!stack_buffer_) {
@@ -160,7 +160,7 @@ bool router_predictor::reserve(ggml_backend_t backend, size_t size) {
     return scratch_ != nullptr;
 }
 
-// Of what predicts the layer after the running one.
+// First row of the stack that predicts the layer after the running one.
 size_t router_predictor::first_row(layer_id running) const {
     return (has_maps() ? size_t(running) * options_.maps.n_ahead : size_t(running) + 1) * n_experts_;
 }

@@ -52,7 +52,7 @@ struct decoding_context {
 
     ggml_status compute() { return ggml_backend_graph_compute(backend.get(), graph.graph); }
 
-    // Whether the logits, by which all tokens are equally probable, ask for a second pass.
+    // Returns true if the logits, by which all tokens are equally probable, ask for a second pass.
     bool repeats(uint32_t n_rows) {
         const std::vector<float> logits(size_t(n_rows) * N_VOCAB);
         return hobbit_repeats_batch(context.get(), logits.data(), n_rows, N_VOCAB);

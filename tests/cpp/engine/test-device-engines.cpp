@@ -44,7 +44,7 @@ static uint64_t counter_of(const model_ptr & model, const char * name) {
     return uint64_t(counters_of(model.get()).at(name));
 }
 
-// Of the block's layer, with the backend of its device.
+// Rows of the block's layer, computed by the backend of its device.
 static rows compute(const model_ptr & model, const layer_input & input, int32_t block) {
     ggml_backend_buffer_type_t experts = hobbit_buffer_type(model.get(), block);
     const compute_backend      backend(ggml_backend_buft_get_device(experts));
@@ -255,7 +255,7 @@ TEST_CASE("pools are of all devices together: too small ones are an error that n
     }
 }
 
-// Of four experts for each of the two layers; layer 1's are the more used ones.
+// Uses of four experts in each of the two layers; layer 1's are used more.
 static void calibrate(const files & f) {
     gguf_builder calibration;
     gguf_set_val_u64(calibration.keys(), "hobbit.model_bytes", std::filesystem::file_size(f.plain_path));

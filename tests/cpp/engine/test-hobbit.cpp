@@ -67,7 +67,7 @@ TEST_CASE("without a bound the pools take what is free, less a tenth or 256 MiB"
     const model_ptr  any = opened(f.plain_path, { integer("hobbit.pools", 1 << 20) });
     REQUIRE_MESSAGE(hobbit_plan_pools(any.get(), 0, 32, &plan, err, sizeof(err)), err);
 
-    const uint64_t     room = 60 << 10; // of 96 KiB of experts
+    const uint64_t     room = 60 << 10; // room for 60 of 96 KiB of experts
     const fake_machine machine((256 << 20) + plan.batch_bytes + room + 1023);
     const model_ptr    model = opened(f.plain_path, { ENABLE, UNPACKED });
     context_of(model, 32);

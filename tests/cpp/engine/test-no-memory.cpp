@@ -85,7 +85,7 @@ void operator delete(void * p, size_t, std::align_val_t) noexcept {
     free(p);
 }
 
-// Whether an allocation failed while the action ran.
+// Returns true if an allocation failed while the action ran.
 static bool run_failing(int64_t n, bool lasts, const std::function<void()> & action) {
     g_lasts    = lasts;
     g_n_failed = 0;
@@ -148,7 +148,7 @@ TEST_CASE("memory that runs out while a layer is computed") {
                 CHECK(result == GGML_STATUS_SUCCESS);
                 break;
             }
-            if (result == GGML_STATUS_SUCCESS) { // what failed was none that the result needs
+            if (result == GGML_STATUS_SUCCESS) { // the result does not need the failed allocation
                 CHECK(c.graph.output() == right.graph.output());
                 continue;
             }

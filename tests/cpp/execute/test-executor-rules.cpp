@@ -7,7 +7,7 @@
 #include <map>
 #include <vector>
 
-// What serves each selection, by the rules for one token alone.
+// The precision of each selection, by the rules for one token alone.
 static std::vector<precision> strict_precisions(const layer_input & input, score_thresholds thresholds) {
     std::vector<precision> out(input.ids.size());
     for (int64_t t = 0; t < input.n_tokens; t++) {

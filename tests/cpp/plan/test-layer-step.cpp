@@ -85,7 +85,7 @@ TEST_CASE("without a low pool low precision counts as high") {
 TEST_CASE("the policy hears of each use by each sequence, with the normalised weights") {
     step_of_two_tokens s;
     const layer_plan   plan = s.run();
-    REQUIRE(plan.uses.size() == 3); // of experts 2, 5 and 7
+    REQUIRE(plan.uses.size() == 3); // uses of experts 2, 5 and 7
     CHECK(plan.uses[0].selections == std::vector<int32_t>{ 1, 2 });
     CHECK(plan.uses[2].tier == tier_id::low);
     REQUIRE(s.policy.uses.size() == 4);
@@ -110,7 +110,7 @@ TEST_CASE("selections, uses and misses are counted, or those that a filter accep
     CHECK(s.counts.skipped == 0);
 
     s.strict = true;
-    s.run([](int32_t selection) { return selection < 2; }); // of the first token
+    s.run([](int32_t selection) { return selection < 2; }); // selections of the first token
     CHECK(s.counts.selections == std::array<uint64_t, 2>{ 1, 0 });
     CHECK(s.counts.uses == std::array<uint64_t, 2>{ 1, 0 });
     CHECK(s.counts.misses == std::array<uint64_t, 2>{ 1, 0 });

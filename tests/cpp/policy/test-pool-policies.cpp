@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What a pool reports to its policy, and the policies that keep an order of their own, on traces worked by hand.
+// A pool's reports to its policy, and the policies that keep an order of their own, on traces worked by hand.
 #include "fixtures/policy-pool.h"
 
 //
