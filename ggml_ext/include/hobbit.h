@@ -103,7 +103,7 @@ struct hobbit_resolved_setting {
     enum hobbit_setting_source source;
     bool                       has_value;  // false: it is computed later, or belongs to another policy
     double                     number;     // 0 or 1 of a flag
-    char                       text[1024]; // of a choice, text or path
+    char                       text[1024]; // value of a choice, text or path
     char                       note[128];  // how it was computed, or which setting overrules a stored value; "": none
 };
 
@@ -157,7 +157,7 @@ HOBBIT_API bool hobbit_owns_tensor(const hobbit_model * model, const char * name
 // model has a reference; every buffer of the type holds one.
 HOBBIT_API struct ggml_backend_buffer_type * hobbit_buffer_type(hobbit_model * model, int32_t block);
 
-// The buffer type of the device that computes the block's experts: for biases, which are added there. Valid for ever.
+// The buffer type the device that computes the block's experts: for biases, which are added there. Valid for ever.
 HOBBIT_API struct ggml_backend_buffer_type * hobbit_device_buffer_type(hobbit_model * model, int32_t block);
 
 // Memory that the first context would allocate.
@@ -243,13 +243,13 @@ HOBBIT_API bool hobbit_set_prediction(hobbit_model * model, uint32_t n_tokens, u
 //
 
 // Changes live settings of the model (hobbit_setting_spec.is_live) from the next layer on; the others keep their
-// values. Of t1 and t2 one that is changed alone moves the other where t1 would be above t2. Fails where a change asks
+// values. If t1 or t2 is changed alone so that t1 would be above t2, the other one moves. Fails where a change asks
 // for a low pool that was not allocated.
 HOBBIT_API bool hobbit_change_settings(hobbit_model * model, const struct hobbit_setting * changes, size_t n_changes,
                                        char * err, size_t err_size);
 
-// Changes live settings of one sequence, until hobbit_begin_sequence; those that are not named are the model's. Of
-// several sequences in one batch each gets at least the precision that its own settings ask for. Fails as
+// Changes live settings of one sequence, until hobbit_begin_sequence; those that are not named are the model's. If a
+// batch has several sequences, each gets at least the precision that its own settings ask for. Fails as
 // hobbit_change_settings does.
 HOBBIT_API bool hobbit_change_sequence_settings(hobbit_context * context, int32_t sequence,
                                                 const struct hobbit_setting * changes, size_t n_changes, char * err,
@@ -497,12 +497,12 @@ struct hobbit_simulation_result {
 
 // Bytes to be divided between the two pools.
 struct hobbit_pool_request {
-    uint64_t bytes;      // of both pools; if they are too few, the smallest pools are taken
-    uint64_t high_bytes; // of a slot of the high pool; above 0
+    uint64_t bytes;      // bytes of both pools; if they are too few, the smallest pools are used
+    uint64_t high_bytes; // bytes of a slot of the high pool; above 0
     uint64_t low_bytes;  // 0: there is no low tier
-    uint32_t n_experts;  // of all layers
+    uint32_t n_experts;  // experts of all layers
     uint32_t n_used;     // per token and layer
-    double   low_share;  // of the bytes, for the low pool; negative: computed from low_demand
+    double   low_share;  // share of the bytes for the low pool; negative: computed from low_demand
     double   low_demand; // slots of the low pool wanted for each slot of the high one; 0: nothing is low
     uint32_t residual;   // 1: an expert in high precision takes a slot of each pool
 };

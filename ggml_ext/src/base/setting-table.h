@@ -33,7 +33,7 @@ bool is_text(const hobbit_setting_spec & spec);
 class setting_values {
   public:
     struct entry {
-        setting_value         value; // of the row's type; 0 or "" if there is none
+        setting_value         value; // value of the row's type; 0 or "" if there is none
         bool                  has_value = false;
         hobbit_setting_source source    = HOBBIT_SOURCE_DEFAULT;
         std::string           note; // why it has this value

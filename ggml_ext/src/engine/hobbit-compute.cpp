@@ -113,7 +113,7 @@ void hobbit_model::end_batch(const hobbit_context & context) {
     }
 }
 
-// What is computed without being announced belongs to no batch.
+// Computations that were not announced belong to no batch.
 void hobbit_model::release() {
     holder_     = nullptr;
     run_->batch = {};

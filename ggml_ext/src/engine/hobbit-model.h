@@ -215,7 +215,7 @@ struct hobbit_model final : public hobbit::split_runner {
     uint64_t model_bytes_       GUARDED_BY(mutex_) = 0;     // that the memory was divided with
     bool can_repeat_            GUARDED_BY(mutex_) = true;  // see hobbit_place_layers
     std::set<int32_t> contexts_ GUARDED_BY(mutex_);         // numbers of those that live
-    hobbit::status error_       GUARDED_BY(mutex_);         // of a computation, repeated for ever
+    hobbit::status error_       GUARDED_BY(mutex_);         // error of a computation, repeated for ever
 
     // The context whose batch holds the model, and the thread that announced it; null: none.
     const hobbit_context * holder_ GUARDED_BY(mutex_) = nullptr;

@@ -16,7 +16,7 @@ using namespace hobbit;
 static constexpr auto TURN_PATIENCE = std::chrono::seconds(60);
 
 other_memory hobbit_model::memory_beside(uint64_t model_bytes) const {
-    const bool     is_staged = settings_.pack || host_; // what is read is not read in place
+    const bool     is_staged = settings_.pack || host_; // reads do not land directly in the slot
     const uint64_t staging   = is_staged ? loader::staging_size(settings_.io_threads) : 0;
     return { resident_before_, model_bytes, staging, resident_memory(), available_memory(), {} };
 }

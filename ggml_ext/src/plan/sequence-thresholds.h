@@ -21,7 +21,7 @@ class sequence_thresholds {
 
     void set(int32_t sequence, const score_thresholds & own) { own_[sequence] = own; }
 
-    // Of the sequences from `first` up to `end`.
+    // Clears the sequences from `first` up to `end`.
     void clear(int32_t first, int32_t end) { own_.erase(own_.lower_bound(first), own_.lower_bound(end)); }
 
     // These sequences are in high precision until the next call.
