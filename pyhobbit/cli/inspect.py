@@ -67,7 +67,7 @@ def _inspect(path: Path, config: EngineConfig, args: argparse.Namespace) -> None
         "model": {**model.as_dict(), "t1": applied.t1, "t2": applied.t2, "price": applied.price},
         "memory": {"error": error} if plan is None else asdict(plan),
     }
-    show = _nothing if args.json else print
+    show: Any = (lambda *_, **__: None) if args.json else print
     rule = resolved(path, cache.settings(), "rule")
     show(_rows_text({**_description(model), "precision": _precision_text(applied, rule)}))
     asked = (cache.memory, cache.pools, cache.device, cache.device_memory, cache.mode)
@@ -108,10 +108,6 @@ def _precision_text(applied: "ModelInfo", rule: str) -> str:
     if applied.t1 < 1:
         return f"rule {rule}, t1 = {applied.t1:g}, t2 = {applied.t2:g}"
     return "everything in high precision"
-
-
-def _nothing(_text: str, flush: bool = False) -> None:
-    pass
 
 
 def _description(model: "ModelFile") -> dict[str, str]:

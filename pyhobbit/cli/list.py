@@ -4,22 +4,16 @@
 import argparse
 import json
 import time
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pyhobbit.settings.config import format_size
-
-if TYPE_CHECKING:
-    from pyhobbit.model.downloaded import LocalModel
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options of the verb."""
-    parser.add_argument(
-        "folders", type=Path, nargs="*", metavar="FOLDER", help="also list the GGUF files in it"
-    )
+    what = "also list the GGUF files in it"
+    parser.add_argument("folders", type=Path, nargs="*", metavar="FOLDER", help=what)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
@@ -30,17 +24,15 @@ def run(args: argparse.Namespace) -> int:
     models = [*downloaded_models(), *(model for folder in args.folders for model in models_in(folder))]
     if args.json:
         print(json.dumps([{**asdict(model), "path": str(model.path)} for model in models], indent=2))
-    elif models:
-        print(_table(models))
-    else:
+        return 0
+    if not models:
         print("no model has been downloaded; get one with: pyhobbit pull USER/NAME")
-    return 0
-
-
-def _table(models: Sequence["LocalModel"]) -> str:
+        return 0
     rows = [("MODEL", "SIZE", "LAST USED")]
     for model in models:
         day = time.strftime("%Y-%m-%d", time.localtime(model.last_used))
         rows.append((model.name, format_size(model.size), day))
     width, size = (max(len(row[column]) for row in rows) for column in (0, 1))
-    return "\n".join(f"{row[0]:{width}}  {row[1]:>{size}}  {row[2]}" for row in rows)
+    for row in rows:
+        print(f"{row[0]:{width}}  {row[1]:>{size}}  {row[2]}")
+    return 0

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import sys
 
-from pyhobbit.cli.status import BROKEN_PIPE, INTERRUPTED, complain, discard, flush_or_discard
+from pyhobbit.cli.status import BROKEN_PIPE, INTERRUPTED, complain, discard
 from pyhobbit.errors import ConfigError, HobbitError
 
 TYPE_CHECKING = False
@@ -32,7 +32,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         discard(sys.stdout)
         return BROKEN_PIPE
     except OSError as e:
-        flush_or_discard(sys.stdout)
+        try:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+        except OSError:
+            discard(sys.stdout)
         complain(f"{e.filename or 'standard input or output'} cannot be used: {e.strerror or e}")
         return 1
 

@@ -24,14 +24,6 @@ def complain(message: str) -> None:
         discard(sys.stderr)
 
 
-def flush_or_discard(stream: TextIO | None) -> None:
-    try:
-        if stream is not None:
-            stream.flush()
-    except OSError:
-        discard(stream)
-
-
 def discard(stream: TextIO | None) -> None:
     """The interpreter flushes the stream at its end, which must not fail once more."""
     if stream is not None:

@@ -19,7 +19,7 @@ from pyhobbit.engine.projector import projector_bytes
 from pyhobbit.engine.session import Session, one_sequence
 from pyhobbit.engine.stats import ModelInfo
 from pyhobbit.errors import HobbitError
-from pyhobbit.model.stored_settings import lookahead_bytes
+from pyhobbit.model.file_names import calibration_path
 from pyhobbit.native.ffi import HostMemory, host_memory
 from pyhobbit.native.machine import (
     available_memory,
@@ -247,6 +247,17 @@ def _beside_pools(memory: HostMemory, session: Session, config: EngineConfig) ->
         routers = info.n_all_experts * session.model.n_embd() * _PREDICTOR_BYTES
         held += max(routers, lookahead_bytes(Path(info.model)))  # maps stand in their place
     return held
+
+
+def lookahead_bytes(model: Path) -> int:
+    """Bytes of the maps that a calibration has fitted for predicting experts; 0 without them."""
+    if not (path := calibration_path(model)).exists():
+        return 0
+    # gguf takes memory, which a plan without a calibration does without
+    from pyhobbit.model.gguf_file import read_gguf
+    from pyhobbit.model.tiers import LOOKAHEAD_MAPS
+
+    return sum(tensor.nbytes for tensor in read_gguf(path).tensors if tensor.name == LOOKAHEAD_MAPS)
 
 
 def _check_limit(memory: int | None) -> None:

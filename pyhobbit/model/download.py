@@ -175,7 +175,8 @@ def _link(path: Path, link: Path) -> Path:
 
 def _choose(repo: _Repo, files: Collection[str], quant: str | None, checkpoint: bool) -> list[str]:
     """The files that make the model, the first one first."""
-    weights = _weights(files)
+    kinds = ([file for file in sorted(files) if re.fullmatch(kind, file)] for kind in _WEIGHTS)
+    weights = next(filter(None, kinds), [])
     if checkpoint and quant is None and weights:
         return [*weights, *(file for file in sorted(files) if _CHECKPOINT.fullmatch(file))]
     models = [file for file in sorted(files) if is_model(file)]
@@ -187,11 +188,6 @@ def _choose(repo: _Repo, files: Collection[str], quant: str | None, checkpoint: 
         )
         raise HobbitError(f"{repo.name} {what}")
     return whole(repo.name, _pick(repo, models, quant), files)
-
-
-def _weights(files: Collection[str]) -> list[str]:
-    kinds = ([file for file in sorted(files) if re.fullmatch(kind, file)] for kind in _WEIGHTS)
-    return next((found for found in kinds if found), [])
 
 
 def _is_gguf(file: str) -> bool:

@@ -173,21 +173,10 @@ def read_model_file(path: Path, sidecar: Path | None = None) -> ModelFile:
 def opened_info(path: Path, settings: Mapping[str, Setting]) -> Any:
     """struct hobbit_info of the model with these settings, no weight read. Raises HobbitError."""
     from pyhobbit.native.ffi import check, ffi, lib  # takes the native libraries
+    from pyhobbit.settings.resolve import c_settings
 
-    kinds = {
-        bool: (lib.HOBBIT_SETTING_BOOL, "i"),
-        int: (lib.HOBBIT_SETTING_INT, "i"),
-        float: (lib.HOBBIT_SETTING_FLOAT, "f"),
-        str: (lib.HOBBIT_SETTING_STRING, "s"),
-    }
-    entries = []  # the array only points to their texts
-    for key, value in settings.items():
-        kind, field = kinds[type(value)]
-        content = ffi.new("char[]", value.encode()) if isinstance(value, str) else value
-        entries.append({"key": ffi.new("char[]", key.encode()), "kind": kind, field: content})
-    array = ffi.new("struct hobbit_setting[]", entries)
-    model = ffi.new("hobbit_model **")
-    check(lib.hobbit_open, bytes(path), array, len(settings), model)
+    given, model = c_settings(settings), ffi.new("hobbit_model **")
+    check(lib.hobbit_open, bytes(path), given, len(settings), model)
     info = ffi.new("struct hobbit_info *")
     if model[0]:
         lib.hobbit_get_info(model[0], info)

@@ -5,7 +5,7 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from numbers import Real
 from pathlib import Path
 from typing import Any, ClassVar
@@ -161,10 +161,9 @@ class SamplingConfig:
     repeat_last_n: ClassVar[int] = 64
 
     def __post_init__(self) -> None:
-        for name in ("temp", "top_p", "min_p", "repeat_penalty"):
-            _require_number(name, getattr(self, name), "number")
-        for name in ("top_k", "seed"):
-            _require_number(name, getattr(self, name), "whole number")
+        for each in fields(self):
+            kind = "number" if each.type is float else "whole number"
+            _require_number(each.name, getattr(self, each.name), kind)
         _require(0 <= self.temp < math.inf, f"temp is {self.temp}; it must be 0 (greedy) or more")
         _require(0 <= self.top_k <= _MAX_INT32, f"top_k is {self.top_k}; it must be 0 (all tokens) or more")
         for name in ("top_p", "min_p"):
@@ -358,19 +357,13 @@ class CalibrationConfig:
             f"--chunks is {self.n_chunks}; it must be at least {self.min_chunks}",
         )
         _require(self.n_cost_chunks > 0, f"--cost-chunks is {self.n_cost_chunks}; it must be positive")
-        self._check_minutes()
         names = ", ".join(self.all_rules)
+        if self.minutes is not None:
+            _require(0 < self.minutes < math.inf, f"--minutes is {self.minutes:g}; it must be positive")
+            other = "--per-expert" if self.per_expert else f"--rule {self.rule}"
+            is_layered = self.rule in (None, "price") and not self.per_expert
+            _require(is_layered, f"--minutes calibrates the rule price layer by layer: drop {other}")
         _require(self.rule in (None, *self.all_rules), f"the rule is '{self.rule}'; choose one of {names}")
-
-    def _check_minutes(self) -> None:
-        if self.minutes is None:
-            return
-        _require(0 < self.minutes < math.inf, f"--minutes is {self.minutes:g}; it must be positive")
-        _require(
-            self.rule in (None, "price") and not self.per_expert,
-            "--minutes calibrates the rule price layer by layer: drop "
-            + ("--per-expert" if self.per_expert else f"--rule {self.rule}"),
-        )
 
     @property
     def n_chunks(self) -> int:

@@ -14,8 +14,8 @@ from conftest import RunPyhobbit
 from gguf import GGUFReader
 
 from pyhobbit import CacheConfig, Engine, EngineConfig, SamplingConfig
+from pyhobbit.engine.plan import lookahead_bytes
 from pyhobbit.model.router import Router
-from pyhobbit.model.stored_settings import lookahead_bytes
 from pyhobbit.quality import calibration
 from pyhobbit.quality.lookahead import LookaheadFit, sum_bytes
 from pyhobbit.routing.observe import LayerEvent
