@@ -230,12 +230,7 @@ def main() -> None:
     for task in TASKS:
         add(f"--{task}", type=Path, metavar="FILE")
     add("--tasks", type=int, default=400, help="most tasks of each kind (default: %(default)s)")
-    add(
-        "--shots",
-        type=int,
-        default=4,
-        help="questions of GSM8K shown as examples (default: %(default)s)",
-    )
+    add("--shots", type=int, default=4, help="questions of GSM8K shown as examples (default: %(default)s)")
     add("--tokens", type=int, default=512, help="tokens of an answer to GSM8K (default: %(default)s)")
     add("--ctx", type=int, default=4096, help="context of the server (default: %(default)s)")
     add("--memory", type=parse_size, metavar="SIZE", help="limit for each process, like 8G")

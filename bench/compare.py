@@ -76,12 +76,7 @@ def _add_subject(parser: argparse.ArgumentParser) -> None:
         help="with --trace: predict this share of the next layer's experts (default: the model's routers, "
         "which know nothing of a replay)",
     )
-    add(
-        "--calibration",
-        type=Path,
-        metavar="FILE",
-        help="apply another model's calibration to the shape",
-    )
+    add("--calibration", type=Path, metavar="FILE", help="apply another model's calibration to the shape")
 
 
 def _add_procedure(parser: argparse.ArgumentParser, limits: str) -> None:
@@ -100,13 +95,7 @@ def _add_procedure(parser: argparse.ArgumentParser, limits: str) -> None:
     add("--warm-up", dest="n_warm_up", type=int, metavar="N", help=warm_up)
     add("--seconds", type=float, metavar="S", help="time limit of decoding (default: 60)")
     add("--threads", dest="n_threads", type=int, metavar="N", help="compute threads (default: one per core)")
-    add("--busy", dest="n_busy", type=int, metavar="N", help="measure beside N busy processes (default: 0)")
-    add(
-        "--stock",
-        type=Path,
-        metavar="DIR",
-        help="libraries of make stock (default: build/stock/bin)",
-    )
+    add("--stock", type=Path, metavar="DIR", help="libraries of make stock (default: build/stock/bin)")
     add(
         "-o",
         "--output",
@@ -133,19 +122,10 @@ def results_path(args: argparse.Namespace, config: runner.BenchConfig) -> Path:
 
 
 def publish(results: report.Results, folder: Path, text: str) -> None:
-    """Writes the table `text` beside the lines of JSON, and with matplotlib a plot.
-
-    Raises HobbitError, also where runs failed.
-    """
+    """Writes the table `text` beside the lines of JSON. Raises HobbitError if runs failed."""
     (folder / "table.md").write_text(text + "\n", encoding="utf-8")
     print(text)
-    files = "results.jsonl and table.md"
-    try:
-        report.plot(results, folder / "speed.png")
-        files = "results.jsonl, table.md and speed.png"
-    except HobbitError as e:
-        print(f"\n{e}", file=sys.stderr)
-    print(f"\n{folder} contains this run: {files}", file=sys.stderr)
+    print(f"\n{folder} contains this run: results.jsonl and table.md", file=sys.stderr)
     if errors := results.errors():
         raise HobbitError("some runs failed: " + "; ".join(errors))
 

@@ -291,7 +291,7 @@ def main() -> None:
         path = compare.results_path(args, config)
         with compare.terminable():
             records = run(config, target, experts, path)
-        results = report.Results(records, STOCK, "device memory for experts, share of them all")
+        results = report.Results(records, STOCK)
         compare.publish(results, path.parent, table(results))
     except HobbitError as e:
         sys.exit(f"device: {e}")

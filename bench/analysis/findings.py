@@ -156,9 +156,7 @@ def _gate_findings(
     scores = unimportance(seen.weights)
     precisions = decide(scores, t1, t2)
     return GateFindings(
-        scores=scores,
-        mix=shares(precisions),
-        high_use=figures.high_use(seen.experts, precisions, n_experts),
+        scores=scores, mix=shares(precisions), high_use=figures.high_use(seen.experts, precisions, n_experts)
     )
 
 

@@ -48,19 +48,6 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Quarter:
-    """Seconds of a token in a part of a run: altogether, in the experts' layers, and waiting in these.
-
-    The rest of the first is llama.cpp's own: if a run slows down, it tells a slower machine from a
-    slower cache. The last two are 0 without a cache.
-    """
-
-    token_s: float
-    experts_s: float
-    stall_s: float
-
-
-@dataclass(frozen=True)
 class Measured:
     """One repetition of one arm. Seconds and bytes; None where the arm has no such figure.
 
@@ -68,7 +55,6 @@ class Measured:
     disk meanwhile.  n_batch: tokens of a prompt per pass.
     prefill_tokens_per_second: of the longest prompt.  disk_bytes_per_token: read while decoding.
     Counters of the cache are those of decoding: stall_share of the time, hit rates of 0 to 1.
-    first_and_last_quarter: of decoding.
     logits_crc: of the logits after the first prompt, to tell whether two arms compute the same.
     device_bytes: of the device's memory that were taken; None where it does not say.
     """
@@ -81,7 +67,6 @@ class Measured:
     n_decoded: int
     decode_s: float
     tokens_per_second: float
-    first_and_last_quarter: tuple[Quarter, Quarter]
     disk_bytes_per_token: float
     peak_rss_bytes: int
     logits_crc: int

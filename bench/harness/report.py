@@ -1,21 +1,13 @@
 # SPDX-License-Identifier: MIT
-"""A run's results: medians, ratios and the roof, as a table and as a plot."""
+"""A run's results: medians, ratios and the roof, as a table."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import Any
 
 from bench.harness.arms import kind
 from bench.tables import markdown, number
-from pyhobbit.errors import HobbitError
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 Record = Mapping[str, Any]
 Key = tuple[float | None, str]
@@ -23,8 +15,6 @@ Key = tuple[float | None, str]
 
 _STOCK = "stock"
 _RESIDENT = "ours-resident"
-_OURS = "ours"
-_LIMITS = "memory of the process, share of the model file"
 _MAPPED = (_STOCK, "stock-128k")  # stock under a limit means the better of them
 
 
@@ -61,26 +51,12 @@ class Row:
     peak_bytes: float | None = None
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    """The records of a run, from its lines of JSON. Raises HobbitError."""
-    try:
-        records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    except (OSError, ValueError) as e:
-        raise HobbitError(f"{path} cannot be read as the results of a run: {e}") from e
-    if not records or records[0].get("kind") != "run":
-        raise HobbitError(f"{path} does not begin with the line of a run; give the results.jsonl of a bench")
-    return records
-
-
 class Results:
     """The repetitions of a run by limit and arm."""
 
-    def __init__(
-        self, records: Sequence[Record], stock: Sequence[str] = _MAPPED, limits: str = _LIMITS
-    ) -> None:
-        """stock: the arms the better of which is compared with under a limit.  limits: what they are."""
+    def __init__(self, records: Sequence[Record], stock: Sequence[str] = _MAPPED) -> None:
+        """stock: the arms the better of which is compared with under a limit."""
         self.run = records[0]
-        self.limits = limits
         self._stock = stock
         self._all: dict[Key, list[Record]] = {}
         for record in records[1:]:
@@ -226,15 +202,10 @@ def preface(results: Results, transport: str) -> list[str]:
         f"{run['model']}, {run['model_bytes'] / 1e9:.2f} GB, {moe['n_layers']} layers, "
         f"{moe['n_used']} of {moe['n_experts']} experts; routing: {run['routing']}",
         f"{machine['cpu']}, {machine['cores']} cores, {options['n_threads']} threads, "
-        f"{machine['memory_bytes'] / 1e9:.0f} GB{_busy_text(options)}; {transport}",
+        f"{machine['memory_bytes'] / 1e9:.0f} GB; {transport}",
         f"commit {run['commit'] or '-'}, pyhobbit {run['pyhobbit']}, {run['time']}, "
         f"medians of {options['reps']}; {_tiers_text(options)}",
     ]
-
-
-def _busy_text(options: dict[str, Any]) -> str:
-    n = options.get("n_busy", 0)
-    return f", beside {n} busy process{'es' if n > 1 else ''}" if n else ""
 
 
 def _tiers_text(options: dict[str, Any]) -> str:
@@ -270,60 +241,3 @@ def _first_token(row: Row, prompt: str) -> str:
     ratio = (row.ttft_to_stock or {}).get(prompt)
     read = "" if row.ttft_bytes is None else f", {row.ttft_bytes[prompt] / 1e9:.2f} GB"
     return f"{row.ttft_s[prompt]:.2f} s{read}" + (f" ({ratio:.2f})" if ratio is not None else "")
-
-
-#
-# plot
-#
-
-
-def plot(results: Results, path: Path) -> None:
-    """Tokens per second against memory, a line for each arm, and the roof. Raises HobbitError."""
-    try:
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import PercentFormatter
-    except ImportError as e:
-        raise HobbitError(f"plots need matplotlib ({e}); install it with: pip install matplotlib") from e
-    figure = Figure(figsize=(9, 5), layout="constrained")
-    axes = figure.subplots()
-    for arm, rows in _by_arm(results.rows()).items():
-        _draw(axes, arm, rows)
-    roof = [
-        (row.limit, value)
-        for row in results.rows()
-        if (value := results.roof(row.limit, row.arm)) and row.arm == _OURS
-    ]
-    if roof:
-        axes.plot(
-            *zip(*roof, strict=True), color="black", linestyle=":", marker="_", label=f"roof of {_OURS}"
-        )
-    axes.set(xlabel=results.limits, ylabel="decode token/s", ylim=(0, None))
-    axes.set_title(results.run["model"], loc="left")
-    axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    if axes.get_legend_handles_labels()[0]:
-        figure.legend(frameon=False, fontsize=8, loc="outside right upper")
-    try:
-        figure.savefig(path, dpi=150)
-    except OSError as e:
-        raise HobbitError(f"the plot cannot be written to {path}: {e.strerror}") from e
-
-
-def _draw(axes: "Axes", arm: str, rows: Sequence[Row]) -> None:
-    """A line over the limits with the spread; a dashed one across for what has no limit."""
-    speeds = np.array([(row.tokens_per_second, row.least, row.most) for row in rows])
-    if rows[0].limit is None:
-        axes.axhline(speeds[0, 0], linestyle="--", linewidth=1, color="0.5")
-        edge: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "bottom"}
-        axes.annotate(arm, (1, speeds[0, 0]), fontsize=8, **edge)
-        return
-    spread = np.abs(speeds[:, 1:] - speeds[:, :1]).T
-    limits = np.array([row.limit for row in rows])
-    axes.errorbar(limits, speeds[:, 0], yerr=spread, marker="o", capsize=3, label=arm)
-
-
-def _by_arm(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    arms: dict[str, list[Row]] = {}
-    for row in rows:
-        if row.tokens_per_second is not None:
-            arms.setdefault(row.arm, []).append(row)
-    return arms

@@ -42,8 +42,7 @@ class BenchConfig:
     costs lies beside the model.  stock: folder with the unpatched libllama.so.  trace: routing that every arm
     replays; None leaves it to the model.  predict: accuracy, one layer ahead, of the predictor that the
     replay brings along; None: the model's routers, which know nothing of a replay.  reps: repetitions.
-    n_tokens, n_warm_up, seconds: decoding ends with whichever comes first, tokens or time.  n_busy: other
-    processes that each keep a core busy meanwhile.
+    n_tokens, n_warm_up, seconds: decoding ends with whichever comes first, tokens or time.
     """
 
     model: Path
@@ -62,7 +61,6 @@ class BenchConfig:
     n_warm_up: int = 32
     seconds: float = 60.0
     n_threads: int | None = None
-    n_busy: int = 0
 
     min_margin: ClassVar[int] = 32 << 20  # margin of a limit: page tables, pages of libraries and other files
     margin: ClassVar[float] = 0.01
@@ -76,7 +74,6 @@ class BenchConfig:
             ("--tokens", self.n_tokens > 0, "a positive number"),
             ("--warm-up", self.n_warm_up > 0, "a positive number"),
             ("--seconds", self.seconds > 0, "a positive number"),
-            ("--busy", self.n_busy >= 0, "a number of processes"),
             ("--predict", self.predict is None or 0 <= self.predict <= 1, "a share, 0 to 1"),
             ("--predict", self.predict is None or self.trace, "a routing to predict: give --trace too"),
             ("--threads", self.n_threads is None or self.n_threads > 0, "a positive number"),
@@ -168,8 +165,7 @@ def take_turns(
         file = stack.enter_context(results.open("x", encoding="utf-8"))
         print(json.dumps(head), file=file, flush=True)
         for turn in tqdm(turns(config), desc="bench", unit="run", disable=None):
-            with system.busy_processes(config.n_busy):
-                records.append(run_turn(config, turn, routes))
+            records.append(run_turn(config, turn, routes))
             print(json.dumps(records[-1]), file=file, flush=True)
     return records
 
@@ -331,7 +327,7 @@ def description(config: BenchConfig) -> dict[str, Any]:
             "batches": {arm.name: arm.n_batch for arm in config.arms if arm.n_batch is not None},
             "low": config.low.name if config.low else None,
             **{name: getattr(config, name) for name in ("limits", "t1", "t2", "predict", "reps", "prompts")},
-            **{name: getattr(config, name) for name in ("n_tokens", "n_warm_up", "seconds", "n_busy")},
+            **{name: getattr(config, name) for name in ("n_tokens", "n_warm_up", "seconds")},
             "n_threads": config.n_threads or len(os.sched_getaffinity(0)),
         },
     }

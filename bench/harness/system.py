@@ -4,8 +4,6 @@
 import fcntl
 import os
 import platform
-import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Iterable, Iterator
@@ -156,15 +154,3 @@ def _line(path: str, key: str) -> str | None:
         if name.strip() == key:
             return value.strip()
     return None
-
-
-@contextmanager
-def busy_processes(n: int) -> Iterator[None]:
-    """n processes that compute without end, as on a machine in use."""
-    others = [subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range(n)]
-    try:
-        yield
-    finally:
-        for other in others:
-            other.kill()
-            other.wait()

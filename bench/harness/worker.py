@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from bench.harness.ggml_device import GgmlDevice
-from bench.harness.job import Job, Measured, Quarter, tell
+from bench.harness.job import Job, Measured, tell
 from bench.harness.newer_llama import know_newer_fields
 from bench.harness.replay import Replay
 from bench.harness.tokens import random_tokens
@@ -29,8 +29,7 @@ from pyhobbit.errors import HobbitError
 from pyhobbit.settings.config import EngineConfig
 from pyhobbit.settings.overrides import kv_overrides
 
-_MAX_CONTEXT = 1024  # tokens of a long decode, which begins anew: its quarters have contexts alike
-_QUARTER_COUNTERS = ("compute_s", "stall_s")
+_MAX_CONTEXT = 1024  # tokens; a long decode begins a new sequence when it is full
 _STATE = "prefetch_active"  # the one among the counters that counts nothing
 
 
@@ -216,16 +215,12 @@ class Counters:
             self._cache.close()
 
 
-def decode(session: Session, counters: Counters, n_tokens: int, seconds: float) -> np.ndarray:
-    """The fields of Quarter for each token, [n, 3]; at least one token."""
-    rows: list[tuple[float, ...]] = []
-    passed, before = 0.0, counters.stats()
-    while len(rows) < n_tokens and (not rows or passed < seconds):
-        taken = session.append(1)
-        after = counters.stats()
-        rows.append((taken, *(after.get(name, 0.0) - before.get(name, 0.0) for name in _QUARTER_COUNTERS)))
-        passed, before = passed + taken, after
-    return np.array(rows)
+def decode(session: Session, n_tokens: int, seconds: float) -> list[float]:
+    """Seconds of each token; at least one token."""
+    times: list[float] = []
+    while len(times) < n_tokens and (not times or sum(times) < seconds):
+        times.append(session.append(1))
+    return times
 
 
 def measure(job: Job) -> Measured:
@@ -252,10 +247,9 @@ def measure(job: Job) -> Measured:
         session.foretell = partial(counters.foretell, *told)
 
     ttft_s, ttft_bytes, logits_crc = _first_tokens(session, sorted(job.prompts))
-    decode(session, counters, job.n_warm_up, job.seconds / 2)
+    decode(session, job.n_warm_up, job.seconds / 2)
     before, read_before = counters.stats(), bytes_from_disk()
-    tokens = decode(session, counters, job.n_tokens, job.seconds)
-    times = tokens[:, 0].tolist()
+    times = decode(session, job.n_tokens, job.seconds)
     read_bytes = bytes_from_disk() - read_before
     stats = _difference(counters.stats(), before)
     result = Measured(
@@ -267,7 +261,6 @@ def measure(job: Job) -> Measured:
         n_decoded=len(times),
         decode_s=sum(times),
         tokens_per_second=len(times) / sum(times),
-        first_and_last_quarter=_quarters(tokens),
         disk_bytes_per_token=read_bytes / len(times),
         peak_rss_bytes=peak_rss_bytes(),
         logits_crc=logits_crc,
@@ -311,11 +304,6 @@ def _bring_in(session: Session, experts: np.ndarray, job: Job) -> None:
         session.restart()
     session.replay.stop()
     session.redraw()
-
-
-def _quarters(tokens: np.ndarray) -> tuple[Quarter, Quarter]:
-    n = -(-len(tokens) // 4)
-    return Quarter(*tokens[:n].mean(axis=0).tolist()), Quarter(*tokens[-n:].mean(axis=0).tolist())
 
 
 def _difference(after: dict[str, float], before: dict[str, float]) -> dict[str, float]:

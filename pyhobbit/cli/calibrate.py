@@ -6,12 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from pyhobbit.cli.options import (
-    add_model_options,
-    add_setting_arguments,
-    add_thread_arguments,
-    engine_config,
-)
+from pyhobbit.cli.options import add_model_options, add_setting_arguments, add_thread_arguments, engine_config
 from pyhobbit.model.file_names import calibration_path, options_path
 from pyhobbit.settings.config import CalibrationConfig, EvaluationConfig
 

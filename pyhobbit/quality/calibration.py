@@ -30,13 +30,7 @@ from pyhobbit.quality.report import CalibrationReport, LayerProfile
 from pyhobbit.quality.search import TYPICAL_TRIALS, Bound, Trials, cheapest_by_gate, cheapest_by_price
 from pyhobbit.quality.stored import Calibration
 from pyhobbit.routing.observe import LayerEvent, Observations, Recorder, observed
-from pyhobbit.routing.rules import (
-    decide,
-    decide_by_price,
-    losses,
-    shares,
-    unimportance,
-)
+from pyhobbit.routing.rules import decide, decide_by_price, losses, shares, unimportance
 from pyhobbit.routing.trace import ROUTE
 from pyhobbit.settings.config import CalibrationConfig, EvaluationConfig, format_size
 from pyhobbit.settings.table import default

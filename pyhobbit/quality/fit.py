@@ -138,10 +138,7 @@ class CacheFitter:
     """Fits policy, weights and the split of the pools by replay. `progress` is called after each replay."""
 
     def __init__(
-        self,
-        model: CacheModel,
-        progress: Callable[[], object],
-        capacities: Sequence[float] = CAPACITIES,
+        self, model: CacheModel, progress: Callable[[], object], capacities: Sequence[float] = CAPACITIES
     ) -> None:
         self._model = model
         self._progress = progress

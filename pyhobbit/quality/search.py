@@ -103,10 +103,7 @@ def cheapest_by_gate(trials: Trials, bound: Bound, scores: np.ndarray) -> Qualit
         return trials()
     ranked = np.sort(scores, axis=None)
     t1s, t2s = threshold_candidates(scores)
-    ask = (
-        lambda t1, t2: expected_cost(ranked, low_cost, t1, t2),
-        lambda t1, t2: bound.holds(trials(t1, t2)),
-    )
+    ask = (lambda t1, t2: expected_cost(ranked, low_cost, t1, t2), lambda t1, t2: bound.holds(trials(t1, t2)))
     coarse = cheapest_thresholds(t1s, [1.0, *t2s], *ask)
     return trials(*cheapest_thresholds(t1s, closer_candidates(scores, coarse[1]), *ask, best=coarse))
 

@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: MIT
 """A comparison's report: medians, ratios, the roof."""
 
-import json
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bench.harness import job, report
-from pyhobbit.errors import HobbitError
 
 
 def _record(arm: str, limit: float | None, repetition: int, speed: float, **figures: Any) -> dict[str, Any]:
@@ -17,7 +14,7 @@ def _record(arm: str, limit: float | None, repetition: int, speed: float, **figu
         load_s=1, ttft_s={"16": 10 / speed}, ttft_bytes={"16": 2_000_000_000}, n_batch=512,
         prefill_tokens_per_second=speed, n_decoded=8,
         decode_s=8 / speed, tokens_per_second=speed, disk_bytes_per_token=0,
-        peak_rss_bytes=1, logits_crc=1, first_and_last_quarter=(job.Quarter(1, 0, 0),) * 2,
+        peak_rss_bytes=1, logits_crc=1,
     )  # fmt: skip
     place = {"kind": "result", "arm": arm, "limit": limit, "repetition": repetition, "peak_bytes": 5}
     return {**asdict(measured), **place, "disk_bytes_per_second": 1e9, **figures}
@@ -69,13 +66,3 @@ def test_the_report_is_medians_ratios_and_the_roof() -> None:
     assert "| 25%    | ours (1 failed) | 8.00    | 5.00 - 9.00" in text
     assert "| 1.25 s, 2.00 GB (0.50) |" in text
     assert len({line.count("|") for line in text.splitlines() if line.startswith("|")}) == 1
-
-
-def test_results_can_be_read_again(tmp_path: Path) -> None:
-    path = tmp_path / "results.jsonl"
-    records = [HEAD, _record("ours", 0.25, 0, 3)]
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    assert report.read(path) == json.loads(json.dumps(records))
-    path.write_text("{}\n")
-    with pytest.raises(HobbitError, match="does not begin with the line of a run"):
-        report.read(path)

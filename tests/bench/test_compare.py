@@ -480,16 +480,11 @@ def test_a_small_bench_runs_every_arm(tmp_path: Path) -> None:
         assert result["n_decoded"] == 4
         assert set(result["ttft_s"]) == {"4", "12"}
         assert result["tokens_per_second"] == pytest.approx(4 / result["decode_s"])
-        for quarter in result["first_and_last_quarter"]:
-            assert quarter["token_s"] > quarter["experts_s"] >= quarter["stall_s"]
-            assert quarter["stall_s"] == 0 or result["counters"]["bytes_read"] > 0
-            assert (quarter["experts_s"] > 0) == bool(result["counters"])
         if result["limit_bytes"]:
             assert result["peak_bytes"] <= result["limit_bytes"]
     plain = {r["logits_crc"] for r in results if r["arm"] in ("stock-128k", "stock-plain")}
     assert len(plain) == 1
     assert done.stdout.rstrip("\n") == (tmp_path / "out/table.md").read_text().rstrip("\n")
     assert all(f"| {name} " in done.stdout for name in expected)
-    assert (tmp_path / "out/speed.png").read_bytes().startswith(b"\x89PNG")
     if not limits:
         pytest.skip("no memory cgroup can be made here: the arms under a limit were left out")

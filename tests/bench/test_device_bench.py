@@ -92,7 +92,6 @@ def test_a_small_bench_runs_every_arm(folder: Path, tmp_path: Path, rpc: str) ->
     assert "--n-cpu-moe 3 at 30%" in done.stdout
     assert done.stdout.rstrip("\n") == (tmp_path / "out/table.md").read_text().rstrip("\n")
     assert all(f"| {arm} " in done.stdout for arm in ARMS)
-    assert (tmp_path / "out/speed.png").read_bytes().startswith(b"\x89PNG")
 
 
 _COPY_RATES = """

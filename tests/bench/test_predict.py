@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: MIT
 """A replayed routing that is predicted with a stated accuracy."""
 
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 import traces
 
 from bench import compare
-from bench.harness import generate, job, routing, system
+from bench.harness import generate, job, routing
 from bench.harness.shapes import SHAPES
 
 N_AHEAD = 4
@@ -70,7 +69,6 @@ def test_the_engine_prefetches_what_is_told_and_computes_the_same(model: Path, t
     [
         (["--predict", "0.9"], "--predict takes a routing to predict: give --trace too"),
         (["--predict", "1.5"], "--predict takes a share, 0 to 1"),
-        (["--busy", "-1"], "--busy takes a number of processes"),
     ],
 )
 def test_a_wrong_value_is_one_sentence(
@@ -80,17 +78,3 @@ def test_a_wrong_value_is_one_sentence(
     assert compare.main(["--shape", "tiny", "--arms", "ours", *folder, *options]) != 0
     assert message in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
-
-
-def test_busy_processes_end_with_what_they_disturb() -> None:
-    def running() -> int:
-        tasks = Path("/proc/self/task").glob("*/children")
-        children = " ".join(task.read_text() for task in tasks).split()
-        return sum("while True" in Path(f"/proc/{pid}/cmdline").read_text() for pid in children)
-
-    with system.busy_processes(2):
-        deadline = time.monotonic() + 10
-        while running() < 2 and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert running() == 2
-    assert running() == 0
