@@ -10,7 +10,6 @@ Numbers and costs are fitted on the first half of the held-out text and measured
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import subprocess
@@ -172,13 +171,6 @@ def arms(
             yield "- skipping, at gate's bytes", gate.measure(measured, threshold, threshold, reference)
 
 
-def compare_mixes(args: argparse.Namespace, engine: EngineConfig) -> None:
-    for pair in args.pairs:
-        print(f"\n{pair}, {args.chunks} x {engine.n_ctx} tokens\n\n{table_head(HEAD)}")
-        for name, quality in arms(convert(*pair.split("+")), engine, args.chunks, args.max_kl):
-            print(row(name, quality), flush=True)
-
-
 def main() -> None:
     parser = option_parser(__doc__)
     parser.add_argument(
@@ -187,7 +179,10 @@ def main() -> None:
     parser.add_argument("--pairs", nargs="+", default=PAIRS, metavar="HIGH+LOW")
     parser.add_argument("--max-kl", type=float, nargs="+", default=[1e-3, 3e-3, 1e-2], metavar="NATS")
     args = parser.parse_args()
-    compare_mixes(args, ENGINE)
+    for pair in args.pairs:
+        print(f"\n{pair}, {args.chunks} x {ENGINE.n_ctx} tokens\n\n{table_head(HEAD)}")
+        for name, quality in arms(convert(*pair.split("+")), ENGINE, args.chunks, args.max_kl):
+            print(row(name, quality), flush=True)
 
 
 if __name__ == "__main__":

@@ -47,14 +47,7 @@ def ours(name: str, summary: str, tiers: Tiers = "high", *, fits: bool = False, 
 
 
 ARMS = (
-    Arm(
-        "stock",
-        "llama.cpp with its defaults: repacked in memory, mapped under a limit",
-        "stock",
-        fits=None,
-        mmap=True,
-        repack=True,
-    ),
+    Arm("stock", "llama.cpp: repacked, or mapped under a limit", "stock", fits=None, mmap=True, repack=True),
     Arm("stock-128k", "llama.cpp, mapped, readahead 128 KiB", "stock", mmap=True, readahead_kb=128),
     Arm("stock-plain", "llama.cpp, all in memory, plain layouts", "stock", fits=True),
     ours("ours-resident", "expert cache that holds every expert", fits=True),

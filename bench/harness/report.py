@@ -78,10 +78,6 @@ class Results:
         known = [rate for rate in rates if rate is not None]
         return median(known) if known else None
 
-    def roof(self, limit: float | None, arm: str) -> float | None:
-        """Tokens per second: compute with everything resident, or this arm's misses at the disk's speed."""
-        return self.median((limit, arm), self._roof)
-
     def _roof(self, record: Record) -> float | None:
         """With the disk's speed beside this repetition."""
         resident = self.median((None, _RESIDENT), _get("tokens_per_second"))

@@ -34,7 +34,7 @@ def _run(folder: Path, *command: object) -> str:
 
 
 def only_what_is_needed(programs: Path, folder: Path) -> None:
-    names = ("torch", "matplotlib", "pytest")
+    names = ("torch", "matplotlib", "pytest", "bench")
     code = f"from importlib.util import find_spec; print([*filter(find_spec, {names})])"
     assert _run(folder, programs / "python", "-c", code) == "[]\n"
 
@@ -55,6 +55,12 @@ def chat(programs: Path, folder: Path) -> None:
 def inspect(programs: Path, folder: Path) -> None:
     document = json.loads(_run(folder, programs / "pyhobbit", "inspect", "tiny.gguf", "--json"))
     assert document["model"]["tiers"]
+
+
+def bench(programs: Path, folder: Path) -> None:
+    options = ("--prompts", 8, "-n", 8, "--warm-up", 2, "--pools", "6M", "--json")
+    document = json.loads(_run(folder, programs / "pyhobbit", "bench", "tiny.gguf", *options))
+    assert document["decoding"]["n_tokens"] == 8
 
 
 def either_import_order(programs: Path, folder: Path) -> None:
@@ -88,7 +94,7 @@ def _wait(address: str, server: "subprocess.Popen[bytes]", log: Path) -> None:
     sys.exit(f"the server does not answer:\n{log.read_text()}")
 
 
-CHECKS = (only_what_is_needed, convert, chat, inspect, either_import_order, other_programs, serve)
+CHECKS = (only_what_is_needed, convert, chat, inspect, bench, either_import_order, other_programs, serve)
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
