@@ -48,7 +48,6 @@ class _Known:
     """
 
     info: ModelInfo
-    expert_bytes: tuple[float, float]
     chunks: list[Chunk]
     reference: np.ndarray
     seen: Observations
@@ -177,7 +176,6 @@ def _know(
     lookahead = fit.result() if fit is not None else None
     return _Known(
         info=evaluator.info,
-        expert_bytes=evaluator.expert_bytes,
         chunks=chunks,
         reference=reference,
         seen=seen,
@@ -325,7 +323,7 @@ def _report(model: Path, config: CalibrationConfig, known: _Known, found: _Found
         bound=str(known.bound),
         reference_perplexity=known.bound.reference_perplexity,
         by_rule=found.by_rule,
-        high_bytes_per_token=info.n_layers * info.n_experts_used * known.expert_bytes[0],
+        high_bytes_per_token=info.n_layers * info.n_experts_used * known.info.mean_expert_bytes[0],
         score_quantiles=_quantiles(scores),
         layers=_layer_profiles(known, found),
         cache=fit,
@@ -339,7 +337,7 @@ def _report(model: Path, config: CalibrationConfig, known: _Known, found: _Found
 def _static_low(known: _Known, found: _Found) -> float | None:
     if found.rule != "edgemoe":
         return None
-    saved = 1 - known.expert_bytes[1] / known.expert_bytes[0]
+    saved = 1 - known.info.mean_expert_bytes[1] / known.info.mean_expert_bytes[0]
     return float(np.mean(np.array(found.known_costs.low) < found.by_rule[found.rule].price * saved))
 
 
@@ -349,7 +347,7 @@ def _decisions(known: _Known, found: _Found) -> np.ndarray:
     if found.rule == "gate":
         return decide(unimportance(weights), best.t1, best.t2)
     low, skip = found.known_costs.of(known.seen.layers, known.seen.experts, known.info.n_layers)
-    low_bytes = known.expert_bytes[1] / known.expert_bytes[0]
+    low_bytes = known.info.mean_expert_bytes[1] / known.info.mean_expert_bytes[0]
     return decide_by_price(losses(weights, found.rule), low, skip, best.price, low_bytes)
 
 

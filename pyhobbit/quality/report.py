@@ -34,40 +34,34 @@ class LayerProfile:
 
 @dataclass(frozen=True)
 class CalibrationReport:
-    """Results of a calibration, and their basis."""
+    """Results of a calibration, and their basis.
+
+    calibration: is stored beside the model.  n_tokens, n_chunks: of the text that was used. n_trials:
+    settings that were tried. has_low_tier: without one only the cache is fitted. bound: limit on the loss
+    of quality, for people. reference_perplexity, high_bytes_per_token: with everything in high precision.
+    by_rule: the best of each rule that was tried, on the text its numbers were chosen on.
+    score_quantiles: of Eq. 2's scores, without each token's best expert. lookahead: maps that predict
+    better than the routers, or None. low_alone: with everything in low precision; low_alone_holds: True
+    if that keeps the bound. static_low: with the rule edgemoe, share of the experts that are low for all
+    tokens.
+    """
 
     calibration: Calibration
-    """The values stored beside the model."""
     n_tokens: int
-    """Tokens of the text that were used."""
     n_chunks: int
-    """The parts that they make."""
     n_trials: int
-    """Settings that were tried."""
     has_low_tier: bool
-    """True if the model has one; without it only the cache is fitted."""
     bound: str
-    """The limit on the loss of quality, for people."""
     reference_perplexity: float
-    """With everything in high precision."""
     by_rule: dict[str, Quality]
-    """The best of each rule that was tried, on the text its numbers were chosen on."""
     high_bytes_per_token: float
-    """Read with everything in high precision."""
     score_quantiles: dict[float, float]
-    """Quantiles of Eq. 2's scores, without each token's best expert."""
     layers: tuple[LayerProfile, ...]
-    """How each layer uses its experts."""
     cache: CacheFit
-    """Policy and pools."""
     lookahead: Lookahead | None = None
-    """Maps that predict better than the routers; None without any."""
     low_alone: Quality | None = None
-    """With everything in low precision."""
     low_alone_holds: bool = False
-    """True if that keeps the bound."""
     static_low: float | None = None
-    """With the rule edgemoe, share of the experts that are low for all tokens."""
 
     @property
     def quality(self) -> Quality:

@@ -2,7 +2,7 @@
 """Routers' choices in a run, collected layer by layer (hobbit_set_observer)."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -75,12 +75,16 @@ class Observations:
     def first(self, n_tokens: int) -> "Observations":
         """Observations of the first tokens of the run."""
         kept = self.input_tokens < n_tokens
-        return Observations(
-            layers=self.layers,
+
+        def cut(values: np.ndarray | None) -> np.ndarray | None:
+            return None if values is None else values[:n_tokens]
+
+        return replace(
+            self,
             sequences=self.sequences[:n_tokens],
             experts=self.experts[:n_tokens],
-            weights=None if self.weights is None else self.weights[:n_tokens],
-            output_norms=None if self.output_norms is None else self.output_norms[:n_tokens],
+            weights=cut(self.weights),
+            output_norms=cut(self.output_norms),
             inputs=None if self.inputs is None else self.inputs[kept],
             input_tokens=self.input_tokens[kept],
         )
