@@ -432,7 +432,7 @@ def test_a_calibration_is_carried_over(tmp_path: Path) -> None:
     assert price == pytest.approx(1e-3)  # twice as many experts, each half of a token's
     for keys, message in (
         ({"costs": None}, "has no hobbit.price"),
-        ({"costs": Costs((1, math.inf), (1, 1))}, "infinite"),
+        ({"costs": Costs((1.0, math.inf), (1.0, 1.0))}, "infinite"),
     ):
         numbers = {"t1": 1.0, "t2": 1.0, "low_share": 0.3, "policy": "lru", "weights": (1, 0, 0, 0), **keys}
         other = Calibration(1, 1, **numbers).write(tmp_path / "none.gguf")
