@@ -57,7 +57,7 @@ def _bench(folder: Path, out: Path, rpc: str, **options: Any) -> "subprocess.Com
 def test_a_small_bench_runs_every_arm(folder: Path, tmp_path: Path, rpc: str) -> None:
     trace = traces.write_random_trace(tmp_path / "t.csv", 40, 6, 32, 4)
     done = _bench(
-        folder, tmp_path / "out", rpc, low="q2_k", residual="q3_k", trace=trace, limits=0.3, reps=1,
+        folder, tmp_path / "out", rpc, low="q2_k", trace=trace, limits=0.3, reps=1,
         prompts=[4, 12], tokens=4, warm_up=2,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
