@@ -280,7 +280,7 @@ def test_the_recall_of_each_predictor_by_layer() -> None:
     sequences = np.repeat([0, 1], 5)
     seen = Observations([0, 1, 3], sequences, experts, None, None, None, np.arange(10))
     found = findings.find(seen, None, 8, 0.6, 0.9)
-    assert list(found.recall) == ["repeat", "paths", "paths-exact"]
+    assert list(found.recall) == ["paths", "paths-exact", "repeat"]
     for values in found.recall.values():
         assert np.isnan(values[0])
         assert values[2] == 0  # layer 2 did not run
@@ -288,7 +288,7 @@ def test_the_recall_of_each_predictor_by_layer() -> None:
     assert found.recall["repeat"][1] == pytest.approx((0 + 8 + 1 + 8) / 20)
     text = findings.tables(found)
     rows = text[text.index("names in advance") :].splitlines()[1:5]
-    assert rows[0].split() == ["layer", "repeat", "paths", "paths-exact"]
+    assert rows[0].split() == ["layer", "paths", "paths-exact", "repeat"]
     assert rows[1].split()[:2] == ["1", "85.0%"]
 
 
