@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: MIT
 """Beam search: the likeliest texts, several at a time, in sequences of one context."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pyhobbit.engine.cache import Cache
-from pyhobbit.engine.llama import Context
+if TYPE_CHECKING:  # tests search with other builds of libllama, so this loads none
+    from pyhobbit.engine.cache import Cache
+    from pyhobbit.engine.llama import Context
 
 
 @dataclass(frozen=True)
@@ -113,7 +117,7 @@ class Branches:
         for sequence in range(1, n):
             cache.begin_sequence(context.pointer, sequence)
 
-    def __enter__(self) -> "Branches":
+    def __enter__(self) -> Branches:
         return self
 
     def __exit__(self, *_: object) -> None:

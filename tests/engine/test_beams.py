@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Beam search: the likeliest texts, the same as stock llama.cpp gives under the same search."""
 
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
@@ -54,6 +56,12 @@ def test_a_wide_search_finds_the_likeliest_of_all_texts() -> None:
     found = _search(200, 4)
     assert [(*each.tokens, _END) if each.ended else each.tokens for each in found[:5]] == best
     assert [each.score for each in found[:5]] == pytest.approx([scores[text] for text in best])
+
+
+def test_the_search_loads_no_library() -> None:
+    """The comparisons run it in processes that load other builds of libllama."""
+    code = "import sys, pyhobbit.engine.beams; sys.exit('pyhobbit.engine.llama' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_one_beam_is_greedy_and_more_find_no_worse() -> None:
