@@ -476,7 +476,7 @@ TEST_CASE("policies and weights that make no sense are refused") {
     CHECK(refused({ text("hobbit.policy", "lru"), number("hobbit.w_lru", 1) }).find("belong to the policy 'hobbit'") !=
           std::string::npos);
     CHECK(refused({ text("hobbit.rule", "best") }) ==
-          "hobbit.rule is 'best': choose one of gate price edgemoe rank random");
+          "hobbit.rule is 'best': choose one of edgemoe gate price random rank");
     CHECK(refused({ number("hobbit.prefetch", 5) }).find("hobbit.prefetch is 5: it must lie between 0 and 4") == 0);
     CHECK(refused({ number("hobbit.policy", 1) }) == "hobbit.policy takes a text");
 }
