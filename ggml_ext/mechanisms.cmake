@@ -6,4 +6,5 @@ set(HOBBIT_MECHANISMS
     paths
     placement
     replacement
+    second_pass
 )

@@ -13,8 +13,8 @@
 #include "model/use-counts.h"
 #include "offload/cpu-share.h"
 #include "plan/batch-info.h"
+#include "plan/batch-passes.h"
 #include "plan/layer-step.h"
-#include "plan/second-pass.h"
 #include "plan/sequence-thresholds.h"
 #include "predict/prefetcher.h"
 
@@ -44,7 +44,7 @@ struct run_state {
     use_counts          uses;  // of this run
 
     std::function<void(const layer_report &)> observer = nullptr; // hears of each layer and batch once; may be null
-    second_pass                               passes   = {};      // over the current batch
+    batch_passes                              passes   = {};      // over the current batch
 };
 
 // Adds a pass that is kept.

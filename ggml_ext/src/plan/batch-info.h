@@ -8,7 +8,7 @@
 
 namespace hobbit {
 
-// A batch is computed once, or as a draft that a second pass may follow; see second_pass.
+// A batch is computed once, or as a draft that a second pass may follow; see batch_passes.
 enum class batch_pass { only, draft, second };
 
 // The tokens of the current batch, as llama.cpp announced them. If it announced none, every token belongs to sequence 0

@@ -21,7 +21,7 @@ struct score_thresholds {
     double t2    = 1.0;
     double price = 0.0; // of the others: nats of divergence that loading one expert in high precision is worth
 
-    double confidence = 0.0; // see second_pass; 0: none
+    double confidence = 0.0; // of a registered judge, see batch_passes; 0: none
 
     bool all_high() const { return t1 >= 1.0 && price <= 0.0; }
 };

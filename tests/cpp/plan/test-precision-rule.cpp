@@ -111,26 +111,3 @@ TEST_CASE("without the router's weights the rule \"gate\" gives high precision")
     CHECK(make_rule({ "gate" })->decide({ routing, thresholds, none, true }) ==
           std::vector<precision>(4, precision::high));
 }
-
-TEST_CASE("the rule \"rank\" counts experts: the first half, and the others low or skipped") {
-    const std::vector<float> weights = { 0.1f, 0.4f, 0.2f, 0.3f }; // ranks 3, 0, 2, 1
-    const layer_routing      routing = { 0, 1, 4, { 0, 1, 2, 3 }, weights };
-    const residency          none    = [](expert_id, tier_id) { return false; };
-    const auto               decide  = [&](const layer_routing & r, score_thresholds t) {
-        const std::vector<score_thresholds> thresholds(size_t(r.n_tokens), t);
-        std::string                         letters;
-        for (const precision p : make_rule({ "rank" })->decide({ r, thresholds, none, true })) {
-            letters += p == precision::high ? 'H' : p == precision::low ? 'L' : '-';
-        }
-        return letters;
-    };
-    CHECK(decide(routing, { 0.5, 0.5 }) == "-H-H");
-    CHECK(decide(routing, { 0.5, 1.0 }) == "LHLH");
-    CHECK(decide(routing, { 0.25, 0.75 }) == "-HLL");
-    CHECK(decide(routing, { 0.0, 0.0 }) == "-H--"); // the first expert is always high
-    CHECK(decide(routing, { 1.0, 1.0 }) == "HHHH");
-    CHECK(decide({ 0, 2, 2, { 0, 1, 2, 3 }, { 1, 2, 2, 1 } }, { 0.5, 0.5 }) == "-HH-");
-    CHECK(decide({ 0, 1, 3, { 0, 1, 2 }, { 3, 2, 1 } }, { 0.5, 0.5 }) == "HH-"); // the middle one has 0.5
-    CHECK(decide({ 0, 1, 2, { 0, 1 }, {} }, { 0.0, 0.0 }) == "HH");
-    CHECK(decide({ 0, 1, 2, { 0, 1 }, { 0, 0 } }, { 0.0, 0.0 }) == "HH");
-}

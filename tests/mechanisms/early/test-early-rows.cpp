@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 // A layer's rows that are computed before the layer runs. The device is the CPU behind ggml's RPC server.
+#include "engine/settings.h"
 #include "fixtures/executor-fixture.h"
 #include "fixtures/rpc-device.h"
 #include "mechanisms/early/early-settings.h"
@@ -37,8 +38,12 @@ struct fixed_predictor : predictor {
 };
 
 void add_early(engine & e, const model_on_disk & m, predictor & ahead) {
-    e.executor.add(make_hooks(
-        { "", { { "hobbit.early", 1.0 } }, m.index, e.counters, e.cache, e.host.get(), &ahead, e.share.get() }));
+    static const registered_values values = [] {
+        settings s;
+        s.registered["hobbit.early"] = 1.0;
+        return s.registered;
+    }();
+    e.executor.add(make_hooks({ "", values, m.index, e.counters, e.cache, e.host.get(), &ahead, e.share.get() }));
 }
 
 // What an engine does for one token of two layers, the second with its own input.

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
-#include "plan/second-pass.h"
+#include "plan/batch-passes.h"
+
+#include "ggml.h"
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 namespace hobbit {
@@ -12,11 +13,17 @@ static bool is_one_token_each(const batch_info & batch) {
                        [](const auto & entry) { return entry.second == 1; });
 }
 
-void second_pass::begin(batch_info & batch, sequence_thresholds & thresholds, bool can_repeat) {
-    std::set<int32_t> lossy; // sequences with a confidence
+batch_passes::batch_passes() {
+    const auto & names = registered_judge::names();
+    GGML_ASSERT(names.size() <= 1);
+    judge_ = names.empty() ? nullptr : registered_judge::make({ names.front() });
+}
+
+void batch_passes::begin(batch_info & batch, sequence_thresholds & thresholds, bool can_repeat) {
+    std::set<int32_t> lossy; // sequences that draft
     for (const auto & entry : batch.sequences()) {
         const score_thresholds & own = thresholds.own(entry.first);
-        if (own.confidence > 0.0 && !own.all_high()) {
+        if (judge_ && judge_->drafts(own)) {
             lossy.insert(entry.first);
         }
     }
@@ -28,7 +35,7 @@ void second_pass::begin(batch_info & batch, sequence_thresholds & thresholds, bo
     counts_ = {};
 }
 
-void second_pass::keep(const layer_routing & routing, const layer_plan & plan, const step_counts & counts) {
+void batch_passes::keep(const layer_routing & routing, const layer_plan & plan, const step_counts & counts) {
     layers_.resize(std::max(layers_.size(), size_t(routing.layer) + 1));
     layers_[routing.layer]  = { routing.experts, plan.precisions };
     counts_.skipped        += counts.skipped;
@@ -37,7 +44,7 @@ void second_pass::keep(const layer_routing & routing, const layer_plan & plan, c
     }
 }
 
-bool second_pass::is_new(const layer_routing & routing, int32_t selection, precision served) const {
+bool batch_passes::is_new(const layer_routing & routing, int32_t selection, precision served) const {
     const drafted_layer & draft = layers_.at(routing.layer);
     const auto            first = selection / routing.n_used * routing.n_used; // first selection of the token
     for (auto i = first; i < first + routing.n_used; i++) {
@@ -48,24 +55,15 @@ bool second_pass::is_new(const layer_routing & routing, int32_t selection, preci
     return true;
 }
 
-// The largest probability of a softmax. NaN where a logit is NaN.
-static double best_probability(const float * logits, size_t n) {
-    const double best = *std::max_element(logits, logits + n);
-    double       sum  = 0.0;
-    for (size_t i = 0; i < n; i++) {
-        sum += std::exp(double(logits[i]) - best);
-    }
-    return 1.0 / sum;
-}
-
-uint64_t second_pass::judge(batch_info & batch, sequence_thresholds & thresholds, const float * logits,
-                            size_t n_vocab) const {
+uint64_t batch_passes::judge(batch_info & batch, sequence_thresholds & thresholds, const float * logits,
+                             size_t n_vocab) const {
     std::set<int32_t> unsure;
     for (size_t i = 0; i < batch.tokens().size(); i++) {
         const int32_t sequence = batch.tokens()[i].sequence;
-        const double  least    = thresholds.own(sequence).confidence;
-        const bool    is_sure  = logits && best_probability(logits + i * n_vocab, n_vocab) > least;
-        if (drafts_.count(sequence) > 0 && !is_sure) {
+        const auto    keeps    = [&] {
+            return logits && judge_->keeps(thresholds.own(sequence), logits + i * n_vocab, n_vocab);
+        };
+        if (drafts_.count(sequence) > 0 && !keeps()) {
             unsure.insert(sequence);
         }
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "plan/second-pass.h"
+#include "plan/batch-passes.h"
 
 #include <cmath>
 #include <doctest/doctest.h>
@@ -17,7 +17,7 @@ constexpr score_thresholds LITTLE = { 0.5, 0.5, 0.0, 0.7 };
 struct batches {
     sequence_thresholds thresholds{ LITTLE };
     batch_info          batch;
-    second_pass         passes;
+    batch_passes        passes;
 
     batches() { thresholds.set(2, { 0.5, 0.5 }); }
 

@@ -1,27 +1,52 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include "base/registered.h"
 #include "plan/batch-info.h"
 #include "plan/layer-step.h"
 #include "plan/sequence-thresholds.h"
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <set>
+#include <string>
 #include <vector>
 
 namespace hobbit {
 
-// MoBiLE's confidence (III-A). A token is first computed as its sequence's thresholds say: the draft. If its best
-// probability is not above the confidence, a second pass computes it with all experts in high precision. To policies,
-// records and counters both passes are one batch, so this class knows what the draft has told them.
+struct judge_options {
+    std::string name;
+};
+
+struct judge_traits {};
+
+// Decides which tokens are computed a second time, all high. Pure.
+class token_judge {
+  public:
+    virtual ~token_judge() = default;
+
+    // Whether tokens of a sequence with these thresholds are drafts, which the judge then looks at.
+    virtual bool drafts(const score_thresholds & own) const = 0;
+
+    // Whether a draft is kept. REQUIRES: drafts(own)
+    virtual bool keeps(const score_thresholds & own, const float * logits, size_t n_vocab) const = 0;
+};
+
+using registered_judge = registered<token_judge, judge_options, judge_traits>;
+
+// The passes over the current batch: one, or a draft. If the registered judge does not keep the draft, a second pass
+// computes it with all experts in high precision. To policies, records and counters both passes are one batch, so this
+// class knows what the draft has told them.
 //
-// Drafts are batches of one token per sequence whose logits are wanted. Everything else of a sequence with a confidence
-// is in high precision: prompts, and the tokens that speculative decoding proposes.
+// Drafts are batches of one token per sequence whose logits are wanted. Everything else of a sequence that drafts is in
+// high precision: prompts, and the tokens that speculative decoding proposes.
 //
 // Thread-safety: none.
-class second_pass {
+class batch_passes {
   public:
+    batch_passes();
+
     // A batch begins: sets its pass and raises sequences. `can_repeat`: the caller asks judge() after the draft, and
     // can compute the batch again.
     void begin(batch_info & batch, sequence_thresholds & thresholds, bool can_repeat);
@@ -46,9 +71,10 @@ class second_pass {
         std::vector<precision> precisions; // likewise
     };
 
-    std::set<int32_t>          drafts_; // sequences with a draft
-    std::vector<drafted_layer> layers_; // [layer]
-    step_counts                counts_;
+    std::shared_ptr<token_judge> judge_;  // null: each batch has one pass
+    std::set<int32_t>            drafts_; // sequences with a draft
+    std::vector<drafted_layer>   layers_; // [layer]
+    step_counts                  counts_;
 };
 
 } // namespace hobbit
