@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "engine/settings.h"
 
+#include "ggml-impl.h"
+#include "plan/batch-passes.h"
 #include "policy/cache-policy.h"
 #include "predict/predictor.h"
 
@@ -421,6 +423,13 @@ status settings::check_placed(bool is_apart) const {
     if (memory > 0 && pools > 0 && !is_apart) {
         return status::error("hobbit.memory limits the whole process and hobbit.pools the expert cache alone, in the "
                              "same memory: give one of them");
+    }
+    if (thresholds.confidence > 0.0 && registered_judge::names().empty()) {
+        return status::error("hobbit.confidence needs a judge of drafts, and this build has none: leave it at 0");
+    }
+    if (thresholds.confidence > 0.0 && thresholds.all_high()) {
+        GGML_LOG_WARN("hobbit: hobbit.confidence does nothing while all experts are in high precision: give "
+                      "hobbit.rule rank, or a threshold\n");
     }
     return registered_setting::check(registered, { is_apart, is_apart && mode != compute_mode::gpu, prefetch > 0 });
 }
