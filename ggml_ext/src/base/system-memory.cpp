@@ -2,7 +2,6 @@
 #include "base/system-memory.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <fstream>
 #include <limits>
 #include <sstream>

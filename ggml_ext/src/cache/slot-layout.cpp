@@ -30,23 +30,18 @@ slot_layout::slot_layout(const expert_index & index, term_id term, ggml_backend_
 // Types differ between layers and parts, and experts begin at any offset in their file: a part's place in the slot has
 // room for the widest aligned span of its layer, and a slot for the widest layer.
 void slot_layout::lay_out_slots(const expert_index & index) {
-    for (layer_id layer = 0; layer < index.n_layers(); layer++) {
-        const layer_shape & shape = index.layer(layer);
-        size_t              end   = 0;
-        for (const part_id part : part_set::all()) {
-            places_[layer][part].offset = end;
-            size_t span                 = 0;
-            for (uint32_t e = 0; (shape.parts & part) && e < shape.n_experts; e++) {
-                const bool is_there = index.has(term_, { layer, e });
-                span                = std::max(span, is_there ? aligned_span(index.locate(term_, layer, part, e)) : 0);
-            }
-            end += span;
-        }
-        slot_size_ = std::max(slot_size_, end);
+    std::vector<per_part<size_t>> spans(index.n_layers(), per_part<size_t>{});
+    index.each_matrix(term_, [&](expert_id id, part_id part, const part_location & at) {
+        spans[id.layer][part] = std::max(spans[id.layer][part], aligned_span(at));
+    });
+    for (const auto & span : spans) {
+        slot_size_ = std::max(slot_size_, std::accumulate(span.begin(), span.end(), size_t(0)));
     }
-    for (auto & places : places_) {
-        for (part_place & place : places) {
-            place.stride = slot_size_;
+    for (layer_id layer = 0; layer < index.n_layers(); layer++) {
+        size_t end = 0;
+        for (const part_id part : part_set::all()) {
+            places_[layer][part]  = { end, slot_size_, 0 };
+            end                  += spans[layer][part];
         }
     }
 }

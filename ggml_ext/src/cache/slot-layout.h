@@ -39,6 +39,9 @@ class slot_layout {
     // `memory` is what the device computes in.
     slot_layout(const expert_index & index, term_id term, ggml_backend_dev_t device, ggml_backend_buffer_type_t memory);
 
+    bool                       in_host() const { return in_host_; }
+    ggml_backend_buffer_type_t memory() const { return memory_; }
+
     // Bytes of an expert's slot, and bytes of a device's memory that a pool takes beside its slots.
     size_t slot_size() const { return slot_size_; }
     size_t overhead() const;

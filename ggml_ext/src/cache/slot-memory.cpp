@@ -1,56 +1,52 @@
 // SPDX-License-Identifier: MIT
 #include "cache/slot-memory.h"
 
-#include "device/device-traits.h"
 #include "device/repacked-layout.h"
 #include "io/file-reader.h"
 
 #include <map>
+#include <tuple>
 
 namespace hobbit {
 
 void slot_memory::lay_out(const expert_index & index, term_id term, ggml_backend_dev_t device,
                           ggml_backend_buffer_type_t memory, bool pack) {
-    index_   = &index;
-    term_    = term;
-    device_  = device;
-    memory_  = memory;
-    in_host_ = is_host_device(device);
-    pack_    = pack;
-    layout_  = slot_layout(index, term, device, memory);
+    index_  = &index;
+    term_   = term;
+    device_ = device;
+    pack_   = pack;
+    layout_ = slot_layout(index, term, device, memory);
 }
 
 // All packed parts have the same layout: the first one that the device has for any part.
 ggml_backend_buffer_type_t slot_memory::choose_packed() {
     ggml_backend_buffer_type_t chosen = nullptr;
     packed_parts_                     = { index_->n_layers(), index_->n_experts() };
-    for (layer_id layer = 0; pack_ && layer < index_->n_layers(); layer++) {
-        const layer_shape & shape = index_->layer(layer);
-        for (const part_id part : shape.parts) {
-            std::map<ggml_type, bool> is_packed;
-            for (uint32_t e = 0; e < shape.n_experts; e++) {
-                if (!index_->has(term_, { layer, e })) {
-                    continue;
-                }
-                const ggml_type type = index_->locate(term_, layer, part, e).type;
-                if (is_packed.count(type) == 0) {
-                    const auto layout = packed_layout(device_, type, shape.shapes[part], shape.n_experts);
-                    chosen            = chosen ? chosen : layout;
-                    is_packed[type]   = layout && layout == chosen;
-                }
-                packed_parts_[{ layer, e }] |= is_packed[type] ? part_set(part) : part_set();
-            }
-        }
+    if (!pack_) {
+        return nullptr;
     }
+    using kind = std::tuple<layer_id, part_id, ggml_type>;
+    std::map<kind, bool> are_packed;
+    index_->each_matrix(term_, [&](expert_id id, part_id part, const part_location & at) {
+        const auto [known, is_new] = are_packed.try_emplace({ id.layer, part, at.type });
+        if (is_new) {
+            const layer_shape & shape  = index_->layer(id.layer);
+            const auto          layout = packed_layout(device_, at.type, shape.shapes[part], shape.n_experts);
+            chosen                     = chosen ? chosen : layout;
+            known->second              = layout && layout == chosen;
+        }
+        packed_parts_[id] |= known->second ? part_set(part) : part_set();
+    });
     return chosen;
 }
 
 status slot_memory::allocate(uint32_t n_slots, uint64_t spare) {
     slot_layout::bank_plan banks;
     HOBBIT_TRY(layout_.plan_banks(n_slots, banks));
-    const char * options = in_host_ ? "--pools or --memory" : "--pools or --device-memory, or check the device";
-    return pool_.allocate(memory_, choose_packed(), banks.bank_size, banks.slots_per_bank, banks.n_slots, options,
-                          in_host_ ? spare : 0);
+    const char * options =
+        layout_.in_host() ? "--pools or --memory" : "--pools or --device-memory, or check the device";
+    return pool_.allocate(layout_.memory(), choose_packed(), banks.bank_size, banks.slots_per_bank, banks.n_slots,
+                          options, layout_.in_host() ? spare : 0);
 }
 
 char * slot_memory::address(uint32_t slot, layer_id layer, part_id part) const {

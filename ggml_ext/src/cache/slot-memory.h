@@ -10,7 +10,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
 namespace hobbit {
 
@@ -51,20 +50,18 @@ class slot_memory {
     bool is_packed(expert_id id, part_id part) const { return packed_parts_[id].has(part); }
 
     // Whether the loader writes the matrix by ggml's functions instead of reading into the slot.
-    bool is_set(expert_id id, part_id part) const { return !in_host_ || is_packed(id, part); }
+    bool is_set(expert_id id, part_id part) const { return !layout_.in_host() || is_packed(id, part); }
 
     char *                     address(uint32_t slot, layer_id layer, part_id part) const;
     ggml_backend_buffer_type_t choose_packed();
 
-    const expert_index *       index_   = nullptr;
-    term_id                    term_    = term_id::high;
-    ggml_backend_dev_t         device_  = nullptr;
-    ggml_backend_buffer_type_t memory_  = nullptr;
-    bool                       in_host_ = false;
-    bool                       pack_    = false;
-    slot_layout                layout_;
-    slot_pool                  pool_;
-    expert_table<part_set>     packed_parts_;
+    const expert_index *   index_  = nullptr;
+    term_id                term_   = term_id::high;
+    ggml_backend_dev_t     device_ = nullptr;
+    bool                   pack_   = false;
+    slot_layout            layout_;
+    slot_pool              pool_;
+    expert_table<part_set> packed_parts_;
 };
 
 } // namespace hobbit

@@ -29,10 +29,11 @@ loader::loader(file_reader & reader, stats & stats, uint32_t n_threads, const st
     }
     try {
         for (uint32_t i = 0; i < n_threads; i++) {
-            threads_.emplace_back([this, i] { run(i); });
+            threads_.emplace_back([this, i] { run([this, i]() REQUIRES(mutex_) { run_reads(i); }); });
         }
         for (auto & entry : links_) {
-            threads_.emplace_back([this, device = entry.first] { run_link(device); });
+            threads_.emplace_back(
+                [this, device = entry.first] { run([this, device]() REQUIRES(mutex_) { run_copies(device); }); });
         }
     } catch (const std::exception &) { // the system has no more threads
         join();
@@ -84,13 +85,12 @@ std::vector<loader::lane *> loader::lanes() {
     return all;
 }
 
-void loader::run(size_t thread) {
+void loader::run(const std::function<void()> & work) {
     mutex_lock lock(mutex_);
     try {
-        run_reads(thread);
+        work();
     } catch (const std::exception & e) {
         give_up(e);
-        reading_since_[thread] = steady::time_point::max();
     }
 }
 
@@ -116,9 +116,12 @@ void loader::run_reads(size_t thread) {
 
         reading_since_[thread] = clock_.now();
         status result;
-        {
+        try {
             mutex_release released(mutex_);
             result = read(next.front(), staging);
+        } catch (...) {
+            reading_since_[thread] = steady::time_point::max();
+            throw;
         }
         reading_since_[thread] = steady::time_point::max();
         finish(next.front(), result);
@@ -133,15 +136,6 @@ size_t loader::link::bytes_in(double seconds) const {
 // and may have to wait for one of these copies.
 static constexpr double COPY_TIME  = 5e-5;
 static constexpr double BATCH_TIME = 5e-4;
-
-void loader::run_link(ggml_backend_dev_t device) {
-    mutex_lock lock(mutex_);
-    try {
-        run_copies(device);
-    } catch (const std::exception & e) {
-        give_up(e);
-    }
-}
 
 void loader::run_copies(ggml_backend_dev_t device) {
     ggml_backend_ptr   stream; // opened for the first copy, where the device has streams

@@ -127,8 +127,7 @@ class loader {
     using steady = std::chrono::steady_clock;
 
     void   join() EXCLUDES(mutex_);
-    void   run(size_t thread) EXCLUDES(mutex_);
-    void   run_link(ggml_backend_dev_t device) EXCLUDES(mutex_);
+    void   run(const std::function<void()> & work) EXCLUDES(mutex_); // with the mutex held
     status read(const chunk & next, staging_buffer & staging) EXCLUDES(mutex_);
     void copy(ggml_backend_dev_t device, const std::vector<chunk> & chunks, ggml_backend_ptr & stream) EXCLUDES(mutex_);
     void set(const chunk & next, const char * rows) EXCLUDES(mutex_);

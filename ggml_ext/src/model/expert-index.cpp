@@ -6,8 +6,6 @@
 #include "model/tensor-names.h"
 
 #include <algorithm>
-#include <cstdio>
-#include <cstring>
 #include <map>
 #include <sys/stat.h>
 
@@ -295,12 +293,14 @@ status expert_index::add_group(const gguf_file & file, uint32_t file_number, con
 
 status expert_index::check_term(const std::string & path, term_id term) const {
     for (layer_id l = 0; l < layers_.size(); l++) {
-        for (const part_id p : part_set::all()) {
-            for (size_t e = 0; e < locations_[term][l][p].size(); e++) {
-                if (locations_[term][l][p][e].size == 0) {
-                    return status::error("'%s': the %s tier lacks expert %zu of blk.%u.%s: convert the model again",
-                                         path.c_str(), tier_name(tier_of(term)), e, layers_[l].block, part_name(p));
-                }
+        for (const part_id p : layers_[l].parts) {
+            const auto & experts = locations_[term][l][p];
+            const auto   lacking =
+                std::find_if(experts.begin(), experts.end(), [](const part_location & at) { return at.size == 0; });
+            if (lacking != experts.end()) {
+                return status::error("'%s': the %s tier lacks expert %td of blk.%u.%s: convert the model again",
+                                     path.c_str(), tier_name(tier_of(term)), lacking - experts.begin(),
+                                     layers_[l].block, part_name(p));
             }
         }
     }
@@ -358,13 +358,7 @@ uint32_t expert_index::n_experts() const {
 
 uint64_t expert_index::term_bytes(term_id term) const {
     uint64_t bytes = 0;
-    for (const layer_locations & layer : locations_[term]) {
-        for (const auto & part : layer) {
-            for (const part_location & location : part) {
-                bytes += location.size;
-            }
-        }
-    }
+    each_matrix(term, [&](expert_id, part_id, const part_location & at) { bytes += at.size; });
     return bytes;
 }
 

@@ -71,6 +71,20 @@ class expert_index {
         return locations_[term][layer][part][expert];
     }
 
+    // Calls visit(id, part, location) for each matrix of the term that the model has, by layer, part and expert.
+    template <typename Visit>
+    void each_matrix(term_id term, Visit visit) const {
+        for (layer_id layer = 0; layer < locations_[term].size(); layer++) {
+            for (const part_id part : layers_[layer].parts) {
+                for (uint32_t e = 0; e < layers_[layer].n_experts; e++) {
+                    if (has(term, { layer, e })) {
+                        visit(expert_id{ layer, e }, part, locate(term, layer, part, e));
+                    }
+                }
+            }
+        }
+    }
+
     // Has no location if the embedding is also the output matrix.
     const embedding_table & embedding() const { return embedding_; }
 

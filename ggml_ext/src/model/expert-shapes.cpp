@@ -8,20 +8,12 @@ namespace hobbit {
 
 std::vector<expert_matrix> distinct_matrices(const expert_index & index, term_id term) {
     std::vector<expert_matrix> found;
-    for (layer_id layer = 0; layer < index.n_layers(); layer++) {
-        const layer_shape & shape = index.layer(layer);
-        for (const part_id part : shape.parts) {
-            for (uint32_t e = 0; e < shape.n_experts; e++) {
-                if (!index.has(term, { layer, e })) {
-                    continue;
-                }
-                const expert_matrix matrix = { part, index.locate(term, layer, part, e).type, shape.shapes[part] };
-                if (std::find(found.begin(), found.end(), matrix) == found.end()) {
-                    found.push_back(matrix);
-                }
-            }
+    index.each_matrix(term, [&](expert_id id, part_id part, const part_location & at) {
+        const expert_matrix matrix = { part, at.type, index.layer(id.layer).shapes[part] };
+        if (std::find(found.begin(), found.end(), matrix) == found.end()) {
+            found.push_back(matrix);
         }
-    }
+    });
     return found;
 }
 

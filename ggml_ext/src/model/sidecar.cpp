@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "model/sidecar.h"
 
-#include "model/expert-index.h"
 #include "model/tensor-names.h"
 
 #include <algorithm>
