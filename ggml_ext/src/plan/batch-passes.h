@@ -26,10 +26,10 @@ class token_judge {
   public:
     virtual ~token_judge() = default;
 
-    // Whether tokens of a sequence with these thresholds are drafts, which the judge then looks at.
+    // Returns true if tokens of a sequence with these thresholds are drafts, which the judge then looks at.
     virtual bool drafts(const score_thresholds & own) const = 0;
 
-    // Whether a draft is kept. REQUIRES: drafts(own)
+    // Returns true if a draft is kept. REQUIRES: drafts(own)
     virtual bool keeps(const score_thresholds & own, const float * logits, size_t n_vocab) const = 0;
 };
 
