@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Refuses sentences that begin with Of, What, Who, Whether or None and are no question: part of `make lint`.
 
-Reads comments, docstrings, help texts and documents of the files that git tracks, except those in LATER.
-Usage: python docs/openings.py [--all] [--count] [FOLDER or FILE...]
+Reads comments, docstrings, help texts and documents of the files that git tracks.
+Usage: python docs/openings.py [--count] [FOLDER or FILE...]
 """
 
 import argparse
@@ -19,13 +19,6 @@ from pathlib import Path
 from sentences import SENTENCE_END, markdown
 
 ROOT = Path(__file__).resolve().parent.parent
-LATER = ("ggml_ext/src/cache/", "ggml_ext/src/io/", "ggml_ext/src/model/", "tests/mechanisms/early/")
-LATER += (
-    "ggml_ext/src/base/system-memory.cpp",
-    "ggml_ext/src/engine/settings.cpp",
-    "tests/cpp/CMakeLists.txt",
-)
-LATER += ("ggml_ext/src/execute/moe-executor.h", "ggml_ext/src/plan/precision-rule.h")
 OPENING = re.compile(r"\W*(of|what|who|whether|none)\b(?![=.(:'\"|\]])", re.IGNORECASE)
 LITERAL = r'"((?:[^"\\\n]|\\.)*)"'
 WITH_HASHES = re.compile(
@@ -128,13 +121,11 @@ def main() -> int:
     """Prints the refused sentences; returns 1 if there are any."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("paths", nargs="*")
-    parser.add_argument("--all", action="store_true", help="read the folders of LATER too")
     parser.add_argument("--count", action="store_true", help="print the number per folder")
     args = parser.parse_args()
     command = ["git", "-C", ROOT, "ls-files", "-z", *args.paths]
     names = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\0")[:-1]
-    read = [name for name in names if args.all or not name.startswith(LATER)]
-    found = [problem for name in read if (ROOT / name).is_file() for problem in problems(ROOT / name)]
+    found = [problem for name in names if (ROOT / name).is_file() for problem in problems(ROOT / name)]
     if args.count:
         counts = Counter("/".join(problem.split(":")[0].split("/")[:-1][:3]) for problem in found)
         print("\n".join(f"{count:5} {folder or '.'}" for folder, count in sorted(counts.items())))

@@ -56,8 +56,8 @@ static uint64_t read_limit(const std::string & path) {
     return in >> value ? value : UNLIMITED; // "max", or no such file
 }
 
-// What one memory cgroup leaves: the limit in its folder `dir`, less its use that cannot be reclaimed from the page
-// cache, which memory.stat has under `cache_key`.
+// Room that one memory cgroup leaves: the limit in its folder `dir` less the memory in use. Page cache that can be
+// reclaimed, which memory.stat has under `cache_key`, does not count as used.
 static uint64_t cgroup_room(const std::string & dir, const char * limit_file, const char * usage_file,
                             const char * cache_key) {
     const uint64_t limit = read_limit(dir + limit_file);

@@ -41,7 +41,7 @@ class resident_set {
     // From now on the set has the slots alone that some expert has had.
     void forget_fresh_slots();
 
-    // Whether an urgent insert succeeds.
+    // Returns true if an urgent insert succeeds.
     bool has_room() const { return n_pinned_ < n_slots_; }
 
     bool     contains(expert_id id) const { return entries_[id].slot != none; }
@@ -51,8 +51,8 @@ class resident_set {
 
     // Which experts an insert may evict.
     enum class pressure {
-        polite, // none that is protected or whose slot the policy refuses to the newcomer: for background inserts
-        urgent, // any that is not pinned: for demands
+        polite, // evicts neither protected entries nor those whose slot the policy refuses the newcomer: for background
+        urgent, // evicts any entry that is not pinned: for demands
     };
 
     // Gives the expert a slot while layer `running` runs. Returns false and changes nothing if no slot is free and no
@@ -98,8 +98,8 @@ class resident_set {
     uint32_t               n_begun_ = 0;  // slots that an expert has had
     std::vector<uint32_t>  held_;         // [layer]
     uint32_t               n_pinned_ = 0; // residents
-    uint64_t               clock_    = 0; // of touches
-    std::vector<candidate> candidates_;   // of the last eviction
+    uint64_t               clock_    = 0; // counts touches
+    std::vector<candidate> candidates_;   // those of the last eviction
 };
 
 // The largest quota, at most the `n_used` experts of one token, that all other layers can keep while one layer holds

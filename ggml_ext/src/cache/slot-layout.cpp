@@ -50,7 +50,7 @@ void slot_layout::lay_out_slots(const expert_index & index) {
 // stacks
 //
 
-// What a device may read behind a tensor of the weights.
+// Bytes that a device may read behind a tensor of the weights.
 static size_t padding_of(ggml_backend_buffer_type_t buft, const expert_matrix & kind) {
     const ggml_context_ptr ctx(ggml_init({ ggml_tensor_overhead(), nullptr, /* .no_alloc = */ true }));
     const ggml_tensor *    tensor = ggml_new_tensor_2d(ctx.get(), kind.type, kind.shape.n_in, kind.shape.n_out);
@@ -107,7 +107,7 @@ size_t slot_layout::place_stacks(uint32_t n_slots) {
     return end;
 }
 
-// Of one bank; more banks are of large pools, which give up a slot for theirs.
+// Counts one bank. Only large pools have more, and they give up a slot for theirs.
 size_t slot_layout::overhead() const {
     if (in_host_) {
         return 0;

@@ -22,7 +22,7 @@ class slot_layout {
   public:
     // Where a part lies in a bank of slots.
     struct part_place {
-        size_t offset = 0; // of the first slot's
+        size_t offset = 0; // offset of the first slot's matrix
         size_t stride = 0; // from slot to slot
         size_t zeros  = 0; // zero bytes behind every matrix
     };
@@ -34,7 +34,7 @@ class slot_layout {
         size_t   bank_size      = 0;
     };
 
-    slot_layout() = default; // of no tier
+    slot_layout() = default; // holds no tier
 
     // `memory` is what the device computes in.
     slot_layout(const expert_index & index, term_id term, ggml_backend_dev_t device, ggml_backend_buffer_type_t memory);

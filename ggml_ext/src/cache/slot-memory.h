@@ -49,7 +49,7 @@ class slot_memory {
   private:
     bool is_packed(expert_id id, part_id part) const { return packed_parts_[id].has(part); }
 
-    // Whether the loader writes the matrix by ggml's functions instead of reading into the slot.
+    // Returns true if the loader writes the matrix by ggml's functions instead of reading into the slot.
     bool is_set(expert_id id, part_id part) const { return !layout_.in_host() || is_packed(id, part); }
 
     char *                     address(uint32_t slot, layer_id layer, part_id part) const;

@@ -73,7 +73,7 @@ const char * default_weight() {
     return text.c_str();
 }
 
-constexpr const char * NUMBERS      = "hobbit.rule hobbit.price hobbit.t1 hobbit.t2"; // of a rule, and the rule
+constexpr const char * NUMBERS      = "hobbit.rule hobbit.price hobbit.t1 hobbit.t2"; // the rule and its numbers
 constexpr const char * THRESHOLDS   = "hobbit.t1 hobbit.t2";
 constexpr const char * WEIGHTS      = "hobbit.w_lru hobbit.w_lfu hobbit.w_lhu hobbit.w_fld";
 constexpr const char * POLICY       = "hobbit.policy hobbit.w_lru hobbit.w_lfu hobbit.w_lhu hobbit.w_fld";

@@ -26,7 +26,7 @@
 
 namespace hobbit {
 
-// What an executor did for one layer and batch. Valid during the call that passes it.
+// A report of the work for one layer and batch. Valid during the call that passes it.
 struct layer_report {
     const layer_routing &                routing;
     const layer_plan &                   plan;
@@ -41,7 +41,7 @@ struct run_state {
     layer_step          step;
     sequence_thresholds thresholds;
     batch_info          batch; // the current one
-    use_counts          uses;  // of this run
+    use_counts          uses;  // counted in this run
 
     std::function<void(const layer_report &)> observer = nullptr; // hears of each layer and batch once; may be null
     batch_passes                              passes   = {};      // over the current batch
@@ -74,13 +74,13 @@ class moe_executor {
 
   private:
     struct layer_state : running_layer {
-        const ggml_tensor *          ids        = nullptr; // of the router; null: no layer runs
-        bool                         in_section = false;   // of the current graph
+        const ggml_tensor *          ids        = nullptr; // the router's choice; null: no layer runs
+        bool                         in_section = false;   // the layer's section of the current graph runs
         bool                         is_ended   = false;
         std::vector<batch_info::row> rows;
         std::vector<per_tier<bool>>  was_resident; // see layer_report
         std::vector<float>           input;        // its router_input
-        host_copy                    matmul_input; // of the first matmul, for the CPU's share
+        host_copy                    matmul_input; // input of the first matmul, for the CPU's share
     };
 
     status       run(ggml_cgraph * graph, const inner_graphs & on);

@@ -18,7 +18,7 @@ namespace hobbit {
 struct load_state {
     part_set requested;
     part_set arrived;
-    // of parts in flight
+    // parts in flight
     part_set begun;
     part_set failed;
 

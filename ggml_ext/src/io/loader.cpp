@@ -110,7 +110,7 @@ void loader::run_reads(size_t thread) {
     while (true) {
         disk_.work.wait(mutex_, [&]() REQUIRES(mutex_) { return stop_ || (error_.ok() && disk_.queue.take(0, next)); });
         if (stop_) {
-            progress_.notify_all(); // of end()
+            progress_.notify_all(); // end() waits for this
             return;
         }
 
@@ -304,7 +304,7 @@ void loader::count_demands() {
     counted_until_ = now;
 }
 
-// Whether the part has yet to be requested. A demand promotes an earlier prefetch of the part.
+// Returns true if the part has yet to be requested. A demand promotes an earlier prefetch of the part.
 bool loader::is_due(const load_state & state, part_id part, load_urgency urgency) {
     if (state.arrived & part) {
         return false; // the most frequent case

@@ -70,8 +70,8 @@ class loader {
     // Blocks until all of `parts` have arrived. REQUIRES: they are requested, and not cancelled since.
     status wait(const load_state & state, part_set parts);
 
-    // Whether nothing is in flight: each requested part has arrived or never will. settle() blocks until then, but not
-    // much longer than a second, and says whether it is so; true also where a read hangs.
+    // Returns true if nothing is in flight: each requested part has arrived or never will. settle() blocks until then,
+    // but not much longer than a second, and says whether it is so; true also where a read hangs.
     bool settled(const load_state & state) const;
     bool settle(const load_state & state);
 
@@ -120,7 +120,7 @@ class loader {
     // A chunk for a device whose source, a part in host memory, is still being read.
     struct parked_copy {
         chunk              what;
-        const load_state * from; // of the source
+        const load_state * from; // state of the source
         load_urgency       urgency;
     };
 

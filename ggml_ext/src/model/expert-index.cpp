@@ -174,7 +174,8 @@ status expert_index::read_tiers(const gguf_file & file, tier_set & tiers) {
                                           path))
                    : status();
     }
-    static const char * const KINDS[] = { "complete", "residual", "partial" }; // of the high tier, by format version
+    static const char * const KINDS[] = { "complete", "residual",
+                                          "partial" }; // kinds of the high tier, by format version
     double                    version = 0;
     if (!file.find_number("hobbit.version", version) || (version != 1 && version != 2 && version != 3)) {
         return status::error("'%s' is of hobbit format version %g, this program reads versions 1 to 3", path, version);
@@ -307,7 +308,7 @@ status expert_index::check_term(const std::string & path, term_id term) const {
     return {};
 }
 
-// Of an expert all parts are there, or none; and some expert is.
+// An expert has all of its parts or none, and the tier has at least one expert.
 status expert_index::check_partial(const std::string & path) const {
     bool is_empty = true;
     for (layer_id l = 0; l < layers_.size(); l++) {

@@ -60,11 +60,11 @@ class expert_index {
     uint32_t n_experts() const;                                            // the largest of any layer
     uint32_t n_experts_used() const { return n_experts_used_; }            // per token, by the metadata
 
-    // Whether the file has the expert's term; false for some of a partial tier. REQUIRES: a stored term
+    // Returns true if the file has the expert's term; false for some experts of a partial tier. REQUIRES: a stored term
     bool has(term_id term, expert_id id) const { return locations_[term][id.layer][part_id::down][id.expert].size > 0; }
     presence high_presence() const; // valid as long as the index
     uint32_t n_absent_high(layer_id layer) const;
-    uint32_t n_absent_high() const; // of all layers
+    uint32_t n_absent_high() const; // sum over all layers
 
     // REQUIRES: has(term, expert)
     const part_location & locate(term_id term, layer_id layer, part_id part, uint32_t expert) const {
@@ -118,7 +118,7 @@ class expert_index {
 
     using layer_locations = per_part<std::vector<part_location>>; // [part][expert]
 
-    // What a file declares.
+    // The tiers that a file declares.
     struct tier_set {
         bool                   are_declared = false;
         tier_kind              high         = tier_kind::complete;

@@ -14,26 +14,27 @@
 
 namespace hobbit {
 
-// What a token asks of the rule. Each rule uses its own numbers, and the others keep their defaults, with which every
+// A token's demands on the rule. Each rule uses its own numbers, and the others keep their defaults, with which every
 // rule gives high precision.
 struct score_thresholds {
-    double t1    = 1.0; // of the rules gate, rank and random
+    double t1    = 1.0; // for the rules gate, rank and random
     double t2    = 1.0;
-    double price = 0.0; // of the others: nats of divergence that loading one expert in high precision is worth
+    double price = 0.0; // for the other rules: nats of divergence that loading one expert in high precision is worth
 
-    double confidence = 0.0; // of a registered judge, see batch_passes; 0: none
+    double confidence = 0.0; // for a registered judge, see batch_passes; 0: none
 
     bool all_high() const { return t1 >= 1.0 && price <= 0.0; }
 };
 
-// Whether experts that were chosen with `a` are at least as precise as those that `b` chooses.
+// Returns true if experts chosen with `a` are at least as precise as those chosen with `b`.
 bool covers(const score_thresholds & a, const score_thresholds & b);
 
 // The highest thresholds that both cover, and the lowest that cover both.
 score_thresholds lower(const score_thresholds & a, const score_thresholds & b);
 score_thresholds higher(const score_thresholds & a, const score_thresholds & b);
 
-// What a layer's router chose for a batch. A selection is one expert of one token; its number is token * n_used + rank.
+// A layer's choice of experts for a batch, made by its router. A selection is one expert of one token; its number is
+// token * n_used + rank.
 struct layer_routing {
     layer_id             layer    = 0;
     int64_t              n_tokens = 0;
@@ -42,10 +43,10 @@ struct layer_routing {
     std::vector<float>   weights;      // [selection]; empty where they are unknown
 };
 
-// Whether all parts of an expert are resident in a tier.
+// Returns true if all parts of an expert are resident in a tier.
 using residency = std::function<bool(expert_id id, tier_id tier)>;
 
-// What a rule sees of one layer and batch.
+// A rule's view of one layer and batch.
 struct rule_input {
     const layer_routing &                 routing;
     const std::vector<score_thresholds> & thresholds; // [token]
@@ -69,8 +70,8 @@ class precision_rule {
 
 struct rule_options {
     std::string             name;
-    const precision_costs * costs     = nullptr; // of rules that take a price; must outlive the rule
-    double                  low_bytes = 1.0;     // of an expert in low precision, by those of one in high precision
+    const precision_costs * costs     = nullptr; // for rules that take a price; must outlive the rule
+    double                  low_bytes = 1.0;     // bytes of an expert in low precision, relative to high precision
     tier_kind               high      = tier_kind::complete;
 };
 
@@ -94,11 +95,11 @@ inline bool takes_price(const std::string & rule) {
     return registered_rule::traits(rule).takes_price;
 }
 
-// Whether weights say which expert is more important: their sum is positive and finite. Weights may come from any
-// router (softmax or sigmoid, normalised or not).
+// Returns true if weights say which expert is more important: their sum is positive and finite. Weights may come from
+// any router (softmax or sigmoid, normalised or not).
 bool ranks_experts(const float * weights, size_t n);
 
-// The experts of one token by falling weight: places in `weights`. Of equal ones the first comes first.
+// The experts of one token by falling weight: indices in `weights`. Equal weights keep their order.
 std::vector<size_t> by_weight(const float * weights, size_t n);
 
 // The precision of an expert that is not its token's first: high up to t1, low up to t2, and above t2 it is skipped.

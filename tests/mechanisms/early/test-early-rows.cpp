@@ -46,7 +46,7 @@ void add_early(engine & e, const model_on_disk & m, predictor & ahead) {
     e.executor.add(make_hooks({ "", values, m.index, e.counters, e.cache, e.host.get(), &ahead, e.share.get() }));
 }
 
-// What an engine does for one token of two layers, the second with its own input.
+// Computes one token of two layers in an engine, the second with its own input.
 rows compute_both(engine & e, const model_on_disk & m, const layer_input & first, const layer_input & second) {
     e.compute(m, first, 0);
     return e.compute(m, second, 1);
