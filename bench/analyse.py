@@ -23,6 +23,7 @@ from bench.analysis import findings
 from bench.analysis.figures import threshold_for_share
 from bench.analysis.findings import Cost, Findings
 from bench.tables import option_parser
+from pyhobbit.cli.main import with_options
 from pyhobbit.cli.options import add_engine_arguments, engine_config
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.model_file import ModelFile, opened_info, read_model_file
@@ -142,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         run(parser.parse_args(arguments))
     except HobbitError as e:
-        print(f"analyse: {e}", file=sys.stderr)
+        print(f"analyse: {with_options(str(e))}", file=sys.stderr)
         return 1
     return 0
 

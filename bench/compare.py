@@ -24,6 +24,7 @@ from bench.harness.arms import BY_NAME, Arm, Tiers, with_batches
 from bench.harness.carry import carry_over
 from bench.harness.shapes import SHAPES
 from bench.tables import option_parser
+from pyhobbit.cli.main import with_options
 from pyhobbit.cli.options import add_setting_arguments
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.file_names import sidecar_path
@@ -217,7 +218,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             results = report.Results(runner.run(config, path))
         publish(results, path.parent, report.table(results))
     except HobbitError as e:
-        print(f"compare: {e}", file=sys.stderr)
+        print(f"compare: {with_options(str(e))}", file=sys.stderr)
         return 1
     return 0
 

@@ -27,6 +27,7 @@ from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.model_file import model_parts
 from pyhobbit.routing.trace import read_trace
 from pyhobbit.settings.config import CacheConfig, Setting, format_size
+from pyhobbit.settings.resolve import check_settings
 
 _JOIN = 'echo $$ > "$0" && exec "$@"'
 _TIMEOUT_S = 3600
@@ -66,7 +67,7 @@ class BenchConfig:
     margin: ClassVar[float] = 0.01
 
     def __post_init__(self) -> None:
-        CacheConfig(t1=self.t1, t2=self.t2)
+        check_settings(CacheConfig(t1=self.t1, t2=self.t2).settings())
         for name, ok, want in (
             ("--limits", all(0 < share <= 1 for share in self.limits), "shares, above 0 to 1"),
             ("--prompts", all(n > 0 for n in self.prompts) and self.prompts, "numbers of tokens"),

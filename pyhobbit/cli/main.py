@@ -20,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _run(arguments)
     except HobbitError as e:
-        complain(_with_options(str(e)))
+        complain(with_options(str(e)))
         return 2 if isinstance(e, ConfigError) else 1
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -41,23 +41,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
 
 
-# Keywords of Python, and the options that set them.
-_KEYWORDS = {"n_ctx": "--ctx", "n_threads": "--threads"}
-
-
-def _with_options(message: str) -> str:
-    """An error with the names that a setting has on the command line: hobbit.io_threads is --io-threads."""
-    import re
-
+def with_options(message: str) -> str:
+    """An error with names of options: hobbit.io_threads is --io-threads, as is io_threads at its start."""
     from pyhobbit.settings.table import OPTIONS
 
-    def option(key: re.Match[str]) -> str:
-        return f"--{key[1].replace('_', '-')}" if key[1] in OPTIONS else key[0]
-
-    first, space, rest = message.partition(" ")
-    if "_" in first and first in OPTIONS:
-        first = f"--{first.replace('_', '-')}"
-    return re.sub(r"\bhobbit\.(\w+)", option, _KEYWORDS.get(first, first) + space + rest)
+    options = {name: f"--{name.replace('_', '-')}" for name in OPTIONS}
+    options |= {"n_batch": "--batch", "n_ctx": "--ctx", "n_threads": "--threads"}
+    first = message.partition(" ")[0]
+    if "_" in first and first in options:
+        message = options[first] + message.removeprefix(first)
+    for name in sorted(options, reverse=True):  # device_memory before device
+        message = message.replace(f"hobbit.{name}", options[name])
+    return message
 
 
 def _run(arguments: Sequence[str] | None) -> int:

@@ -24,6 +24,7 @@ from pyhobbit.engine.stats import ModelInfo
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.native.ffi import chat_library
 from pyhobbit.settings.config import EngineConfig, SamplingConfig
+from pyhobbit.settings.resolve import check_settings
 
 Prompt = str | Sequence[Message]
 """A text to continue, or the turns of a conversation."""
@@ -100,9 +101,13 @@ class Engine(CachedModel):
         return self
 
     def open(self) -> ModelInfo:
-        """Loads what stays resident and allocates the pools. Raises HobbitError, KeyboardInterrupt."""
+        """Loads what stays resident and allocates the pools.
+
+        Raises ConfigError for settings that contradict each other, HobbitError, KeyboardInterrupt.
+        """
         if self._session is not None:
             raise HobbitError("the engine is open already; close it first")
+        check_settings(self._config.cache.settings())
         start = time.perf_counter()
         try:
             with opening, turn(self._config.cache, lambda: not self._interrupted):

@@ -13,6 +13,7 @@ from typing import Any
 from pyhobbit.errors import ConfigError
 from pyhobbit.model.options_file import read_options
 from pyhobbit.settings.config import CacheConfig, parse_size
+from pyhobbit.settings.resolve import check_settings
 from pyhobbit.settings.table import OPTIONS, default_text
 
 # Types that a keyword accepts beside a CacheConfig's own type.
@@ -82,4 +83,6 @@ def cache_config(cache: CacheConfig | None, settings: Mapping[str, Any]) -> Cach
             given[name] = parse_size(value)
         elif kind == "path":
             given[name] = Path(value)
-    return replace(cache or CacheConfig(), **given)
+    config = replace(cache or CacheConfig(), **given)
+    check_settings(config.settings())
+    return config

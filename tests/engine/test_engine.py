@@ -99,6 +99,12 @@ def test_thresholds_change_between_two_answers(tiny_gguf: Path) -> None:
         assert (opened.info().t1, opened.info().t2) == (0, 0)
 
 
+def test_settings_that_contradict_each_other_open_no_model(tiny_gguf: Path) -> None:
+    engine = Engine(tiny_gguf, EngineConfig(cache=CacheConfig(pools=8 << 20, t1=0.9, t2=0.5)))
+    with pytest.raises(ConfigError, match=r"t1 \(0.9\) must not be above"):
+        engine.open()
+
+
 def test_a_live_setting_changes_alone_and_others_not_at_all(tiny_gguf: Path) -> None:
     config = EngineConfig(cache=CacheConfig(pools=8 << 20, t1=0.5, t2=0.9), n_ctx=64)
     with Engine(tiny_gguf, config) as opened:

@@ -243,6 +243,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type, str]] = {
     "both bounds": ({"memory": "1G", "pools": "1G"}, HobbitError, "give one of them"),
     "size": ({"pools": "much"}, ConfigError, "not a size"),
     "threshold": ({"t1": 2}, ConfigError, "between 0 and 1"),
+    "thresholds": ({"t1": 0.9, "t2": 0.5}, ConfigError, "t1"),
     "cache of prompts": ({"cache": {}}, ConfigError, "set_cache"),
     "small pools": ({"pools": 1}, HobbitError, "the smallest that work are"),
     "small memory": ({"pools": None, "memory": "1M"}, HobbitError, "the smallest that works is"),
