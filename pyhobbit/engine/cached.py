@@ -9,7 +9,6 @@ from typing import Any
 from pyhobbit.engine.closing import Closing
 from pyhobbit.engine.llama import LoadedModel
 from pyhobbit.engine.stats import ModelInfo, Stats, peak_rss_bytes
-from pyhobbit.settings.table import LIVE
 
 
 class Tally:
@@ -85,17 +84,3 @@ class CachedModel(Closing):
         The model needs a calibration with costs.
         """
         self._loaded.cache.set_thresholds(price=price)
-
-
-def _setter(name: str) -> Any:
-    def set_one(self: CachedModel, value: float) -> None:
-        self.set(**{name: value})
-
-    set_one.__name__ = f"set_{name}"
-    set_one.__doc__ = f"As set({name}=value)."
-    return set_one
-
-
-for _name in LIVE:
-    if not hasattr(CachedModel, f"set_{_name}"):
-        setattr(CachedModel, f"set_{_name}", _setter(_name))

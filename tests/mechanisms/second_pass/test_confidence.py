@@ -247,9 +247,9 @@ def test_a_model_with_a_recurrent_state_declines(hybrid: Path) -> None:
     with Engine(hybrid, EngineConfig(cache=little, n_ctx=64)) as engine:
         assert len(list(engine.generate("import os", 4))) > 0  # all else works
         with pytest.raises(HobbitError, match=REFUSAL):
-            engine.set_confidence(0.7)
+            engine.set(confidence=0.7)
         assert engine.live()["confidence"] == 0
-        engine.set_confidence(0)
+        engine.set(confidence=0)
     with pytest.raises(HobbitError, match=REFUSAL):
         Engine(hybrid, EngineConfig(cache=CacheConfig(pools=1 << 20, rule="rank", confidence=0.7))).open()
 
@@ -258,7 +258,7 @@ def test_the_confidence_changes_between_two_answers(tiny_gguf: Path) -> None:
     with Engine(tiny_gguf, EngineConfig(cache=CacheConfig(pools=8 << 20, rule="rank"), n_ctx=128)) as engine:
         list(engine.generate("import os", 4))
         assert engine.stats().cache.tokens_repeated == 0
-        engine.set_confidence(1.0)
+        engine.set(confidence=1.0)
         list(engine.generate("def f(x):\n", 8))
         assert engine.stats().cache.tokens_repeated == 7
         assert (engine.info().t1, engine.live()["confidence"]) == (0.5, 1.0)
