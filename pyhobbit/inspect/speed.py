@@ -121,9 +121,19 @@ def measure_sample(path: Path, config: EngineConfig, seconds: float = _SAMPLE_SE
 
 
 def decode_texts(engine: Engine) -> Iterator[Piece]:
-    """Tokens without end, of one text after the other."""
+    """Tokens without end, of one text after the other.
+
+    Raises HobbitError where the model ends its answers to all prompts before a second token.
+    """
+    n_short = 0  # answers in a row
     for seed, prompt in enumerate(cycle(_PROMPTS)):
-        yield from engine.generate(prompt, _TEXT_TOKENS, SamplingConfig(seed=seed))
+        n_tokens = 0
+        for piece in engine.generate(prompt, _TEXT_TOKENS, SamplingConfig(seed=seed)):
+            n_tokens += piece.token is not None
+            yield piece
+        n_short = 0 if n_tokens > 1 else n_short + 1
+        if n_short == len(_PROMPTS):
+            raise HobbitError("the model ends every answer at once, so there is no decoding to measure")
 
 
 def _compute_s(marks: Sequence[Stats]) -> float:

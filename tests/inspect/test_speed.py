@@ -2,19 +2,31 @@
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import cycle, islice
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from traces import letters, write_trace
 
 from pyhobbit._tables import COUNTERS
-from pyhobbit.engine.engine import Engine
+from pyhobbit.engine.engine import Engine, Piece
 from pyhobbit.engine.plan import MemoryPlan, lay_out
 from pyhobbit.engine.stats import CacheStats, ModelInfo, Stats
 from pyhobbit.errors import HobbitError
 from pyhobbit.inspect.advice import advice, memory_rows, speed_rows, unused_low_tier
-from pyhobbit.inspect.speed import Sample, Speed, Warm, estimate, measure_sample, own_trace, replay
+from pyhobbit.inspect.speed import (
+    Sample,
+    Speed,
+    Warm,
+    decode_texts,
+    estimate,
+    measure_sample,
+    own_trace,
+    replay,
+)
 from pyhobbit.model.file_names import calibration_path
 from pyhobbit.native.machine import Disk, measure_disk
 from pyhobbit.routing.trace import ROUTE, read_trace
@@ -145,8 +157,8 @@ class _ToldEngine:
     def stats(self) -> Stats:
         return next(self._marks)
 
-    def generate(self, *_: object) -> Iterator[None]:
-        yield from [None] * 48
+    def generate(self, *_: object) -> Iterator[Piece]:
+        yield from [Piece("a", 1, 0.0)] * 48
 
     def latencies(self) -> tuple[()]:
         return ()
@@ -281,3 +293,20 @@ def test_a_trace_of_another_model_is_refused(tmp_path: Path) -> None:
     path = write_trace(tmp_path / "run.csv", letters("aAB"), 1, 2, 1)
     with pytest.raises(HobbitError, match="is a trace of another model"):
         own_trace(path, PLAN)
+
+
+@pytest.mark.parametrize("n_tokens", [0, 1])
+def test_a_model_that_ends_every_answer_at_once_cannot_be_measured(n_tokens: int) -> None:
+    def generate(_prompt: str, *_: object) -> Iterator[Piece]:
+        yield from [Piece("a", 1, 0.0)] * n_tokens
+        yield Piece("", None, 0.0, "stop")
+
+    engine: Any = SimpleNamespace(generate=generate)
+    with pytest.raises(HobbitError, match="ends every answer at once"):
+        list(islice(decode_texts(engine), 100))
+
+
+def test_texts_follow_each_other_where_one_has_two_tokens() -> None:
+    texts = cycle([1, 1, 2])
+    engine: Any = SimpleNamespace(generate=lambda *_: [Piece("a", 1, 0.0)] * next(texts))
+    assert len(list(islice(decode_texts(engine), 100))) == 100
