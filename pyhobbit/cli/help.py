@@ -39,15 +39,18 @@ _MOST_NAMES = 3  # most options that an error suggests
 _COLUMN, _COMMON_COLUMN = 27, 24  # where explanations begin
 
 
-class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Help that fits a screen: options in one column."""
+class HelpFormatter(argparse.HelpFormatter):
+    """Help that fits a screen: options in one column, and texts that keep the ends of lines that fit."""
 
     def __init__(self, prog: str, column: int = _COLUMN) -> None:
-        super().__init__(prog, max_help_position=column, width=_width())
+        width = min(shutil.get_terminal_size().columns, _MAX_WIDTH)
+        super().__init__(prog, max_help_position=column, width=width)
 
-
-def _width() -> int:
-    return min(shutil.get_terminal_size().columns, _MAX_WIDTH)
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        paragraphs = text.strip().split("\n\n")
+        is_wide = [any(len(line) > width for line in each.splitlines()) for each in paragraphs]
+        pairs = zip(paragraphs, is_wide, strict=True)
+        return "\n\n".join(textwrap.fill(each, width) if wide else each for each, wide in pairs)
 
 
 def _usage_word(action: argparse.Action) -> str:
@@ -104,7 +107,7 @@ class Parser(argparse.ArgumentParser):
         shown = [each for each in self.declared if not {each.dest, *each.option_strings}.isdisjoint(names)]
         formatter = HelpFormatter(self.prog, _COMMON_COLUMN)
         formatter.add_usage(self.usage, self.declared, ())
-        formatter.add_text(textwrap.fill((self.description or "").strip().split("\n\n")[0], _width()))
+        formatter.add_text((self.description or "").strip().split("\n\n")[0])
         formatter.start_section("common options")
         formatter.add_arguments(shown)
         formatter.end_section()

@@ -26,7 +26,7 @@ from pyhobbit.cli import (
     top,
 )
 from pyhobbit.cli import list as listing
-from pyhobbit.cli.help import COMMON, HelpFormatter, Parser
+from pyhobbit.cli.help import COMMON, Parser
 from pyhobbit.errors import ConfigError
 
 # A module with parse(parser, arguments) reads its arguments itself.
@@ -85,6 +85,13 @@ _GPU_OPTIONS = {
     "-ncmoe": _AS_MANY,
     "--n-cpu-moe": _AS_MANY,
 }
+_ANALYSE = "python -m bench.analyse in a checkout analyses a text"
+_COMPARE = "python -m bench.compare in a checkout compares with stock llama.cpp"
+# By verb, options that another program has, and which one.
+_MOVED: Mapping[str, Mapping[str, str]] = {
+    "bench": dict.fromkeys(("--arms", "--limits", "--shape", "--stock"), _COMPARE),
+    "inspect": dict.fromkeys(("--chunks", "--plots", "--text"), _ANALYSE),
+}
 
 _LEAST_LIKENESS = 0.7  # a suggestion is at least so like the given word
 
@@ -107,7 +114,6 @@ def _parser() -> tuple[Parser, dict[str, Parser]]:
         parsers[name] = verbs.add_parser(name, help=summary, description=module.__doc__)
         module.add_arguments(parsers[name])
         parsers[name].add_help_options(COMMON.get(name, ()))
-        parsers[name].formatter_class = HelpFormatter
         parsers[name].set_defaults(run=module.run, verb=name)
     return parser, parsers
 
@@ -124,7 +130,7 @@ def run(arguments: Sequence[str] | None) -> int:
     module = _VERBS[arguments[0]][0] if arguments and arguments[0] in _VERBS else None
     if module is not None and hasattr(module, "parse"):
         return module.run(module.parse(parsers[arguments[0]], arguments[1:]))
-    _check_gpu_options(arguments)
+    _check_elsewhere(arguments)
     if module is not None:
         arguments = [arguments[0], *_with_our_options(arguments[1:], parsers[arguments[0]])]
     args, unknown = parser.parse_known_args(arguments)
@@ -175,11 +181,12 @@ def _check_verb(arguments: Sequence[str]) -> None:
     raise ConfigError(f"there is no command '{verb}'; {hint}")
 
 
-def _check_gpu_options(arguments: Sequence[str]) -> None:
-    # before argparse, to which -ngl is -n
+def _check_elsewhere(arguments: Sequence[str]) -> None:
+    # before argparse, to which -ngl is -n, and which asks for a model first
+    hints = {**_GPU_OPTIONS, **_MOVED.get(arguments[0] if arguments else "", {})}
     for option in (each.partition("=")[0] for each in arguments):
-        if option in _GPU_OPTIONS:
-            raise ConfigError(f"{arguments[0]} has no option {option}; {_GPU_OPTIONS[option]}")
+        if option in hints:
+            raise ConfigError(f"{arguments[0]} has no option {option}; {hints[option]}")
 
 
 def _unknown(verb: str, argument: str, parser: Parser) -> str:

@@ -52,6 +52,16 @@ def _all_options(verb: str, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 @pytest.mark.parametrize("arguments", [[], *([verb] for verb in VERBS)])
+def test_all_lines_of_the_whole_help_fit_a_small_screen(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    option = "--help-all" if arguments and arguments[0] in COMMON else "--help"
+    text = _help(*arguments, capsys=capsys, option=option)
+    assert max(len(line) for line in text.splitlines()) <= 60
+
+
+@pytest.mark.parametrize("arguments", [[], *([verb] for verb in VERBS)])
 def test_the_help_fits_a_small_screen(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -136,6 +146,11 @@ def test_wrong_usage_is_one_sentence_and_status_2(
         (["chat", "m.gguf", "--hf-repo", "a/b"], "give one"),
         (["chat", "--hf-repo", "b"], "'b' is not a repository; write USER/NAME"),
         (["chat", "m.gguf", "--memmory", "1G"], "chat has no option --memmory; did you mean --memory?"),
+        (
+            ["inspect", "m.gguf", "--plots", "p"],
+            "inspect has no option --plots; python -m bench.analyse in a",
+        ),
+        (["bench", "--shape", "tiny"], "bench has no option --shape; python -m bench.compare in a checkout"),
         (["inspect", "m.gguf", "--foo"], "inspect has no option --foo; see: pyhobbit inspect --help"),
         (["serve", "m.gguf", "--foo"], "serve has no option --foo; see: pyhobbit serve --help"),
         (["inspect", "m.gguf", "--n-predict", "5"], "inspect has no option --n-predict; see"),
