@@ -53,8 +53,6 @@ def _cache_figures(stats: Stats) -> list[str]:
         shares = (cache.selections_high / n, cache.selections_low / n, cache.selections_skipped / n)
         high, low, skipped = (f"{100 * share:.0f} %" for share in shares)
         parts.append(f"experts {high} high, {low} low, {skipped} skipped")
-    if cache.tokens_repeated:
-        parts.append(f"{cache.tokens_repeated} tokens computed twice")
     tokens = (each.name for each in COUNTERS if each.name.startswith("tokens_"))  # some mechanisms count them
     parts += [f"{n} {name.replace('_', ' ')}" for name in tokens if (n := getattr(cache, name))]
     if stats.info.pool_bytes_low:
