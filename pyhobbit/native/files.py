@@ -19,7 +19,7 @@ def read_text(path: Path) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replaces `path`, or what it links to, by `text` in UTF-8. Raises OSError and leaves what was there."""
+    """Writes UTF-8 to `path`, or what it links to. After an OSError there is the old text or the new one."""
     with atomic_output(path.resolve()) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
