@@ -109,10 +109,10 @@ def test_a_simulation_refuses_what_cannot_be() -> None:
     good = Simulation(1, 2, 1, slots_high=1, rule="price", price=1, low_costs=(1,), skip_costs=(1,))
     simulate(routes, good)
     for change, message in (
-        ({"rule": "best"}, "there is no precision rule 'best'"),
-        ({"rule": "gate"}, "a price belongs to the rules price and edgemoe"),
-        ({"price": -1.0}, "the price is -1"),
-        ({"price": math.nan}, "the price is nan"),
+        ({"rule": "best"}, "rule is 'best': choose one of edgemoe gate"),
+        ({"rule": "gate"}, "price belongs to the rule price, and the rule here is gate"),
+        ({"price": -1.0}, "price is -1: it must lie between"),
+        ({"price": math.nan}, "price is nan: it must lie between"),
         ({"low_costs": (), "skip_costs": ()}, "need the costs of a calibration"),
         ({"low_costs": (1, 1, 1), "skip_costs": (1, 1, 1)}, "there are 3 costs"),
         ({"policy": "belady"}, "belady is the bound for one pool"),
