@@ -126,8 +126,7 @@ def settings(
 
 def _cache_rows(path: Path | None, cache: CacheConfig, plan: "MemoryPlan | None") -> Iterator[Row]:
     if plan is not None and not plan.info.cached:
-        note = "everything in memory" if plan.info.has_experts else "a dense model has no experts to cache"
-        yield Row("cache", "memory", None, "computed", f"no cache: {note}, as in stock llama.cpp")
+        yield Row("cache", "memory", None, "computed", plan.memory_text)
         return
     from pyhobbit.settings.resolve import resolve  # takes the native libraries
 
@@ -161,18 +160,15 @@ def _planned_row(name: str, plan: "MemoryPlan | None") -> Row:
         return Row("cache", name, None, "computed", "from what it has free when a model is opened")
     if plan is None:
         return Row("cache", name, None, "computed", "from what is free when a model is opened")
-    return Row("cache", name, plan.most, "computed", f"{format_size(plan.available)} are free")
+    return Row("cache", name, plan.most, "computed", plan.memory_text)
 
 
 def _pool_rows(plan: "MemoryPlan") -> Iterator[Row]:
     info = plan.info
-    what = "residuals of " if info.high_is_residual else ""
     where = f" on {plan.device}" if plan.device else ""
-    for name, slots, n_all, size in (
-        ("high_pool", f"{what}{info.pool_slots_high}", info.n_high_experts, info.pool_bytes_high),
-        ("low_pool", str(info.pool_slots_low), info.n_all_experts, info.pool_bytes_low),
-    ):
-        yield Row("cache", name, size, "computed", f"room for {slots} of {n_all} experts{where}")
+    for name, pool in zip(_POOLS, info.pools, strict=False):
+        what = "residuals of " if pool.name == "residual" else ""
+        yield Row("cache", name, pool.n_bytes, "computed", f"room for {what}{pool.room} experts{where}")
     if plan.device:
         note = f"room for {info.host_slots_high} high and {info.host_slots_low} low ones in host memory"
         yield Row("cache", "host_cache", plan.host_pools, "computed", note)

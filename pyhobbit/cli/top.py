@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pyhobbit.cli.ps import running
+from pyhobbit.engine.stats import Pool
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.settings.config import format_size
 
@@ -135,8 +136,9 @@ def lines(before: Sample, now: Sample, rates: Sequence[float], memory: int | Non
 def _pool_line(before: Sample, now: Sample, tier: str) -> str:
     hits, misses = (_change(before, now, f"{name}_{tier}") for name in ("hits", "misses"))
     rate = f"{hits / (hits + misses):.1%} hits" if hits + misses else "not used"
-    size, n_slots = format_size(now[f"pool_bytes_{tier}"]), now[f"pool_slots_{tier}"]
-    return f"{tier:<9} {rate}, room for {n_slots} of {now['n_layers'] * now['n_experts']} experts in {size}"
+    n_experts = now["n_layers"] * now["n_experts"]
+    pool = Pool(tier, now[f"pool_slots_{tier}"], n_experts, now[f"pool_bytes_{tier}"])
+    return f"{tier:<9} {rate}, experts in memory: {pool}"
 
 
 def _strip(before: Sample, now: Sample) -> str:

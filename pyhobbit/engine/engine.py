@@ -344,8 +344,7 @@ class Engine(CachedModel):
         if not tokens:
             raise HobbitError("the prompt is empty; give some text to continue")
         if (n_ctx := context.n_ctx) < len(tokens):
-            problem, larger = f"more than the context of {n_ctx}", " or use a larger --ctx"
-            raise session.model.prompt_error(len(tokens), n_ctx, problem, larger)
+            raise session.model.too_long(len(tokens), "tokens", n_ctx)
         shared = takewhile(lambda pair: pair[0] == pair[1], zip(tokens[:-1], context.tokens, strict=False))
         n_before = len(context.tokens)
         n_shared = sum(1 for _ in shared)

@@ -176,28 +176,22 @@ class LoadedModel:
     def ends_answer(self, token: int) -> bool:
         return llama.llama_vocab_is_eog(self.vocab, token)
 
-    def check_size(self, text: str, n_ctx: int, context: str = "context") -> None:
-        """Raises ContextError for a prompt that cannot fit. Tokenizing takes some 75 bytes per byte of text.
-
-        context: how the user knows it.
-        """
+    def check_size(self, text: str, n_ctx: int) -> None:
+        """Raises ContextError for a prompt that cannot fit. Tokenizing takes 75 bytes per byte of text."""
         pieces = range(0, len(text), _PIECE)  # a copy of the whole text may not fit into memory
         n_bytes = sum(len(text[i : i + _PIECE].encode("utf-8", "surrogateescape")) for i in pieces)
         if n_bytes <= _USUAL_TOKEN_BYTES * n_ctx:  # spares each turn of a chat a look at the whole vocabulary
             return
         longest = max(len(llama.llama_vocab_get_text(self.vocab, each)) for each in range(self.n_vocab()))
         if n_bytes > n_ctx * longest:
-            raise ContextError(
-                f"the prompt has {n_bytes} bytes, more than the {context} of {n_ctx} tokens can hold; "
-                "shorten it"
-            )
+            raise self.too_long(n_bytes, "bytes", n_ctx)
 
-    def prompt_error(self, n_tokens: int, n_ctx: int, problem: str, larger: str) -> ContextError:
-        """The error of a prompt that is too long. larger: how to get a larger context, where the model
-        knows one."""
+    def too_long(self, size: int, unit: str, n_ctx: int) -> ContextError:
+        """The error of a prompt with no room for it or for an answer; the server has the same sentence."""
         trained = self.n_ctx_train()
-        advice = f"{larger}, at most {trained}" if trained > n_ctx else ""
-        return ContextError(f"the prompt has {n_tokens} tokens, {problem}; shorten it{advice}")
+        larger = f", or open the model with a larger context, at most {trained}" if trained > n_ctx else ""
+        holds = f"more than the context of {n_ctx} tokens can hold"
+        return ContextError(f"the prompt has {size} {unit}, {holds}; shorten it{larger}")
 
 
 class Model(LoadedModel):

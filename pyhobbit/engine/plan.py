@@ -79,6 +79,16 @@ class MemoryPlan:
         return self.process + self.beside_pools + self.host_pools
 
     @property
+    def memory_text(self) -> str:
+        """The memory that the process will take, for people."""
+        if not self.info.cached:
+            why = "the whole model fits" if self.info.has_experts else "a dense model has no experts to cache"
+            return f"{why}, so it runs as in stock llama.cpp"
+        bound = "" if self.info.memory is None else " by --memory"
+        total, free = format_size(self.info.memory or self.most), format_size(self.available)
+        return f"up to {total}{bound}; {free} are free"
+
+    @property
     def missing(self) -> int:
         """Bytes missing to hold every expert in its best precision, on the device or in host memory."""
         info = self.info

@@ -23,10 +23,13 @@ class Pool(NamedTuple):
     n_experts: int
     n_bytes: int
 
-    def __str__(self) -> str:
+    @property
+    def room(self) -> str:
         all_fit = self.n_slots >= self.n_experts
-        room = f"all {self.n_experts}" if all_fit else f"{self.n_slots} of {self.n_experts}"
-        return f"{room} ({format_size(self.n_bytes)})"
+        return f"all {self.n_experts}" if all_fit else f"{self.n_slots} of {self.n_experts}"
+
+    def __str__(self) -> str:
+        return f"{self.room} ({format_size(self.n_bytes)})"
 
 
 @dataclass(frozen=True, kw_only=True)

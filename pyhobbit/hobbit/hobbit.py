@@ -239,16 +239,14 @@ class Hobbit(CachedModel, TypedLlama):
     def _create_completion(self, prompt: str | list[int], *args: Any, **kwargs: Any) -> Iterator[Any]:
         n_ctx, text = self.n_ctx(), prompt if isinstance(prompt, str) else None
         if text is not None:
-            self._weights.check_size(text, n_ctx, "context window")
+            self._weights.check_size(text, n_ctx)
         try:
             yield from super()._create_completion(prompt, *args, **kwargs)
         except ValueError as e:
             n_tokens = len(prompt if text is None else self.tokenize(text.encode(), special=True))
             if n_tokens < n_ctx:
                 raise
-            problem = f"and the context window of {n_ctx} must hold an answer too"
-            larger = ", or open the model with a larger n_ctx"
-            raise self._weights.prompt_error(n_tokens, n_ctx, problem, larger) from e
+            raise self._weights.too_long(n_tokens, "tokens", n_ctx) from e
 
     def _init_sampler(self, *args: Any, logits_processor: Sequence[Any] | None = None, **kwargs: Any) -> Any:
         if kwargs.get("grammar") is not None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pyhobbit._tables import DeviceInfo, Latency
 from pyhobbit.engine.plan import MemoryPlan
-from pyhobbit.engine.stats import ModelInfo
+from pyhobbit.engine.stats import ModelInfo, Pool
 from pyhobbit.engine.threads import processor_cores
 from pyhobbit.inspect.speed import Speed
 from pyhobbit.model.file_names import calibration_path
@@ -29,17 +29,14 @@ _SOURCES = {
 def memory_rows(plan: MemoryPlan) -> dict[str, str]:
     """Memory by kind, with names for people."""
     info = plan.info
-    free = format_size(plan.available)
     if not info.cached:
         return {
-            "memory": f"{free} free; the whole model fits, so it runs as in stock llama.cpp",
+            "memory": plan.memory_text,
             "weights": f"{format_size(plan.weights)}, mapped: the system reads them when they are first used",
             **_context_rows(plan),
         }
-    total = format_size(plan.most)
-    bound = f"{format_size(info.memory)} by --memory" if info.memory else "the rest is kept free"
     rows = {
-        "memory": f"{free} free; pyhobbit will use up to {total} ({bound})",
+        "memory": plan.memory_text,
         "weights": f"{format_size(plan.weights)} in memory: all weights but the routed experts",
         **_context_rows(plan),
         **_device_rows(plan),
@@ -62,17 +59,12 @@ def serving_rows(plan: MemoryPlan) -> dict[str, str]:
         "GPU": planned_gpu_text(plan),
     }
     if not info.cached:
-        why = "the whole model fits" if info.has_experts else "a dense model has no experts to cache"
-        return {**rows, "memory": f"{why}, so it runs as in stock llama.cpp"}
-    total = info.memory or plan.most
-    fitting = (
-        f"{n} of {n_all} in {name} precision ({format_size(size)})" for name, n, n_all, size in info.pools
-    )
+        return {**rows, "memory": plan.memory_text}
     precision = "all high" if info.t1 >= 1 else f"t1 {info.t1:g}, t2 {info.t2:g}"
     return {
         **rows,
-        "memory": f"up to {format_size(total)}{'' if info.memory is None else ' by --memory'}",
-        "experts": f"{', '.join(fitting)}, on {plan.device or 'the CPU'}",
+        "memory": plan.memory_text,
+        "experts": f"{', '.join(info.pool_texts())}, on {plan.device or 'the CPU'}",
         "precision": f"rule price, price {info.price:g}" if info.price > 0 else precision,
     }
 
@@ -131,7 +123,7 @@ def _host_rows(plan: MemoryPlan) -> dict[str, str]:
         return {"host memory": f"no room for experts: each miss on {plan.device} reads from disk"}
     slots = info.host_slots_low if info.high_is_residual else info.host_slots_high
     why = f"experts missing on {plan.device} are uploaded from here; the others are read from disk"
-    return {"host memory": _pool_text(plan.host_pools, slots, info.n_all_experts, why)}
+    return {"host memory": _pool_text(Pool("host", slots, info.n_all_experts, plan.host_pools), why)}
 
 
 def _pool_rows(plan: MemoryPlan) -> dict[str, str]:
@@ -143,7 +135,7 @@ def _pool_rows(plan: MemoryPlan) -> dict[str, str]:
             "low": "the low version of each expert",
         }
         pools.reverse()
-    return {f"{name} pool": _pool_text(size, n, n_all, why[name]) for name, n, n_all, size in pools}
+    return {f"{pool.name} pool": _pool_text(pool, why[pool.name]) for pool in pools}
 
 
 def _context_rows(plan: MemoryPlan) -> dict[str, str]:
@@ -154,8 +146,8 @@ def _context_rows(plan: MemoryPlan) -> dict[str, str]:
     }
 
 
-def _pool_text(size: int, slots: int, n_all: int, why: str) -> str:
-    return f"{format_size(size)}: {slots} of {n_all} experts, {slots / n_all:.0%}; {why}"
+def _pool_text(pool: Pool, why: str) -> str:
+    return f"{format_size(pool.n_bytes)}: {pool.room} experts, {pool.n_slots / pool.n_experts:.0%}; {why}"
 
 
 def speed_rows(plan: MemoryPlan, speed: Speed) -> dict[str, str]:

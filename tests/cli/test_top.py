@@ -59,7 +59,7 @@ def test_the_screen_has_the_rates_of_the_interval() -> None:
     assert screen["token/s"] == "token/s      10.0  ▄█"
     text = "\n".join(screen.values())
     for each in (
-        "93.8% hits, room for 16 of 32 experts in 3.0 MiB",
+        "93.8% hits, experts in memory: 16 of 32 (3.0 MiB)",
         "layers    █ ▄·  hits of each layer, from 0 %",
         "75% high, 19% low, 6% skipped",
         "disk      10.0 MiB/s, 1.0 MiB per pass",

@@ -156,7 +156,10 @@ def test_an_answer_ends_with_the_context(tiny_gguf: Path) -> None:
         pieces = list(small.generate(PROMPT, None, SamplingConfig(temp=0)))
         assert pieces[-1].finish == "context"
         assert small.stats().prompt_tokens + len(pieces) == 33  # the last token needs no place
-        with pytest.raises(ContextError, match=r"more than the context of 32; .* larger --ctx, at most 512"):
+        with pytest.raises(
+            ContextError,
+            match=r"more than the context of 32 .*; shorten it, or .* larger context, at most 512",
+        ):
             list(small.generate("x " * 100, 1))
         # An answer still works after one that failed.
         assert len(list(small.generate("a b", 1))) == 1

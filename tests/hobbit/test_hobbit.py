@@ -308,7 +308,7 @@ def test_more_tokens_than_fit_are_refused_and_the_model_goes_on(model: Hobbit) -
         list(model.generate([5] * 257))
     for stream in (False, True):
         with pytest.raises(
-            ValueError, match=r"context window of 256 .*; shorten it, or .* n_ctx, at most 512"
+            ValueError, match=r"context of 256 .*; shorten it, or .* larger context, at most 512"
         ) as e:
             list(model("x " * 600, stream=stream))
         assert isinstance(e.value, ContextError)

@@ -53,7 +53,7 @@ def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenized(
             next(engine.generate(long))
     with Hobbit(str(tiny_gguf), pools=POOLS, n_ctx=256, verbose=False) as model:
         monkeypatch.setattr(Hobbit, "tokenize", pytest.fail)
-        with pytest.raises(ContextError, match="bytes, more than the context window of 256 tokens can hold"):
+        with pytest.raises(ContextError, match="bytes, more than the context of 256 tokens can hold"):
             model(long)
 
 
