@@ -2,6 +2,7 @@
 """Fixtures that several test modules share."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -30,6 +31,11 @@ PERMITTED_SKIPS = TESTS / "permitted_skips.txt"
 # `make quick` leaves out these folders, tests with these fixtures, and what is marked model or slow.
 WHOLE_PROGRAM = {"bench", "deploy", "device", "faults", "hobbit", "issues", "server"}
 RUN_A_MODEL = {"on_cpu", "rpc", "run_pyhobbit", "tiny_gguf"}
+
+# Leaves out the tests of mechanisms that are not built. A conftest.py in their folder would hide this one.
+_LIST = TESTS.parent / "ggml_ext" / "mechanisms.cmake"
+_BUILT = re.findall(r"^    (\w+)$", _LIST.read_text("utf-8"), re.MULTILINE)
+collect_ignore = [str(path) for path in (TESTS / "mechanisms").iterdir() if path.name not in _BUILT]
 
 RunPyhobbit = Callable[..., "subprocess.CompletedProcess[str]"]
 
