@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from convert_fixtures import N_EXPERT, N_LAYER, PARTS, ROUTED, run_converter, tensor_bytes, write_moe
-from gguf.constants import GGUFValueType
+from gguf import GGUFWriter
 
 from pyhobbit.convert import pipeline
 from pyhobbit.convert.drop_high import drop_high
@@ -18,7 +18,7 @@ from pyhobbit.convert.pipeline import convert
 from pyhobbit.convert.plan import Plan
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.file_names import calibration_path
-from pyhobbit.model.gguf_file import floats_entry, pack_header, read_gguf, scalar_entry, string_entry
+from pyhobbit.model.gguf_file import pack_header, read_gguf
 from pyhobbit.model.model_file import read_model_file
 from pyhobbit.model.tiers import check_tiers, read_tiers, routed_part
 
@@ -35,14 +35,15 @@ def calibrated(
 ) -> Path:
     """The model, with a calibration beside it."""
     values = DIVERGENCES if divergences is None else divergences
-    entries = [
-        scalar_entry("hobbit.model_bytes", GGUFValueType.UINT64, size or model.stat().st_size),
-        string_entry("hobbit.rule", rule),
-        scalar_entry("hobbit.price", GGUFValueType.FLOAT64, price),
-        floats_entry("hobbit.low_costs", values),
-        floats_entry("hobbit.low_divergences", values),
-    ]
-    calibration_path(model).write_bytes(pack_header(entries, [], 32))
+    writer = GGUFWriter(calibration_path(model), "hobbit")
+    writer.add_uint64("hobbit.model_bytes", size or model.stat().st_size)
+    writer.add_string("hobbit.rule", rule)
+    writer.add_float64("hobbit.price", price)
+    writer.add_array("hobbit.low_costs", values)
+    writer.add_array("hobbit.low_divergences", values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
     return model
 
 
