@@ -14,7 +14,7 @@ import pyhobbit
 from pyhobbit import convert
 from pyhobbit.cli import chat, verbs
 from pyhobbit.cli.help import COMMON
-from pyhobbit.cli.main import main
+from pyhobbit.cli.main import main, with_options
 from pyhobbit.errors import ConfigError, HobbitError
 
 VERBS = list(verbs._VERBS)
@@ -124,6 +124,20 @@ def test_wrong_usage_is_one_sentence_and_status_2(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert message in _error_line(captured.err)
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        ("hobbit.device_memory excludes hobbit.device", "--device-memory excludes --device"),
+        ("hobbit.t1 (0.9) must not be above hobbit.t2", "--t1 (0.9) must not be above --t2"),
+        ("io_threads is 0", "--io-threads is 0"),
+        ("n_batch is 100000; n_batch", "--batch is 100000; n_batch"),
+        ("my_model.hobbit.gguf is no file", "my_model.hobbit.gguf is no file"),
+    ],
+)
+def test_errors_name_options(message: str, shown: str) -> None:
+    assert with_options(message) == shown
 
 
 @pytest.mark.parametrize(
