@@ -244,7 +244,7 @@ def test_a_session_from_the_first_message_to_the_last(
     chat.tell("/load chat.json")
     chat.expect("loaded 1 answer (made with")
     chat.tell("word " * 600)
-    chat.expect("more than the context of 512; shorten it, or start over with /reset")
+    chat.expect("more than the context of 512 tokens can hold; shorten it, or start over with /reset")
     chat.tell("another")
     chat.expect("8 tokens")
     chat.tell("/bye")
