@@ -190,11 +190,7 @@ def _own_low_tier(args: argparse.Namespace) -> Path | None:
             "plain GGUF with its low tier in a sidecar (pyhobbit convert --low TYPE --sidecar)"
         )
     sidecar = sidecar_path(args.model)
-    if not sidecar.exists():
-        return None
-    if read_tiers(read_gguf(sidecar)).residual_on:
-        raise ConfigError(f"{sidecar} holds a residual, which changes every arm; move the file away")
-    return sidecar
+    return sidecar if sidecar.exists() else None
 
 
 def _made_files(args: argparse.Namespace) -> tuple[Path, Path | None]:

@@ -82,10 +82,10 @@ class _Experts:
                 f"--drop-high needs one file with two tiers, and {path} is none: make it with "
                 f"pyhobbit convert --low TYPE MODEL"
             )
-        if tiers.residual_on or tiers.partial:
-            kind = "residuals" if tiers.residual_on else "some experts"
+        if tiers.partial:
             raise HobbitError(
-                f"the high tier of {path} has {kind} alone: --drop-high needs a file with two complete tiers"
+                f"the high tier of {path} has some experts alone: --drop-high needs a file with two complete "
+                "tiers"
             )
         routed = {part: tensor for tensor in file.tensors if (part := routed_part(tensor.name))}
         check_tiers(file, routed)

@@ -28,10 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--low", metavar="TYPE", help=what)
     what = "take the experts of OTHER, a smaller GGUF of the same model, as the low tier, as they are"
     add("--low-from", type=Path, metavar="OTHER", help=what)
-    what = (
-        "type of the high tier, keep for the model's own, or residual:TYPE: the difference to the low tier "
-        "(default: keep; f16 for a checkpoint)"
-    )
+    what = "type of the high tier, or keep for the model's own (default: keep; f16 for a checkpoint)"
     add("--high", metavar="TYPE", help=what)
     what = f"importance matrix (default: MODEL.imatrix.gguf or the like; {Options.no_imatrix}: without)"
     add("--imatrix", type=Path, metavar="FILE", help=what)

@@ -15,10 +15,10 @@ def usable_cores() -> int:
 
 @dataclass(frozen=True)
 class Options:
-    """`high` is the name of a type, "keep", "residual:TYPE", or None: keep, but read a checkpoint as f16.
+    """`high` is the name of a type, "keep", or None: keep, but read a checkpoint as f16.
 
-    `low` None means about half of the high tier's bits; a residual wants it named. `low_from`: a second GGUF
-    of the same model, whose experts are the low tier as they are. `output` None means beside the model.
+    `low` None means about half of the high tier's bits. `low_from`: a second GGUF of the same model, whose
+    experts are the low tier as they are. `output` None means beside the model.
     `imatrix` None means the one beside the model if there is one, no_imatrix means none.
     `drop_high`: the share of the high versions of a two-tier model to leave out, or within_limit, as many as
     its calibration with static widths allows; all other types stay.

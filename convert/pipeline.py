@@ -21,7 +21,7 @@ from pyhobbit.convert.low_from import read_low_experts
 from pyhobbit.convert.options import Options
 from pyhobbit.convert.plan import RESIDENT, Plan, Recipe, make_plan
 from pyhobbit.convert.read import Model, check_routed, read_model
-from pyhobbit.convert.verify import Errors, verify_output, verify_residuals
+from pyhobbit.convert.verify import verify_output
 from pyhobbit.convert.write import Progress, write_output
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.file_names import model_stem, sidecar_path
@@ -40,7 +40,7 @@ from pyhobbit.model.tiers import (
 from pyhobbit.native.files import atomic_output, temporary_file
 from pyhobbit.settings.config import CacheConfig, format_size
 
-_KEEP, _RESIDUAL = "keep", "residual"
+_KEEP = "keep"
 _MOST_LOW = 0.75  # share of the high tier's bytes
 _METADATA_BYTES = 32 << 20  # allowed for while the metadata of a checkpoint are not known yet
 
@@ -70,14 +70,12 @@ def _check_options(options: Options) -> None:
     """Raises HobbitError for what is wrong whatever the model is."""
     if options.low is not None:
         type_by_name(options.low)
-    high, residual = high_tier(options.high)
+    high = high_tier(options.high)
     if options.low_from is not None:
         if options.low is not None or options.imatrix not in (None, options.no_imatrix):
             raise HobbitError("--low-from takes the low tier as it is: drop --low and --imatrix")
         if options.model.is_dir():
             raise HobbitError("--low-from adds to a GGUF, but MODEL is a folder: convert it to a GGUF first")
-    if residual and options.low is None:
-        raise HobbitError(f"--high {options.high} is added to a low tier: name its type with --low TYPE")
     _check_drop_high(options)
     if options.threads < 1:
         raise HobbitError(f"--threads {options.threads}: at least 1 is needed")
@@ -85,7 +83,7 @@ def _check_options(options: Options) -> None:
         raise HobbitError(
             "--sidecar adds a tier to an existing GGUF, but MODEL is a folder: convert it without --sidecar"
         )
-    if options.sidecar and high and not residual:
+    if options.sidecar and high:
         raise HobbitError("--sidecar leaves the model's own experts as they are: drop --high")
 
 
@@ -105,11 +103,11 @@ def _check_drop_high(options: Options) -> None:
 
 def _recipe(options: Options, tensors: Sequence[TensorInfo], model: Model | None = None) -> Recipe:
     """`model`: None while a checkpoint's tensors are only listed."""
-    high, residual = high_tier(options.high)
+    high = high_tier(options.high)
     if options.low_from is not None and model is not None:
         return Recipe(read_low_experts(options.low_from, model), high, options.sidecar)
     low = type_by_name(options.low) if options.low else _default_low(high, tensors)
-    return Recipe(low, high, options.sidecar, residual)
+    return Recipe(low, high, options.sidecar)
 
 
 def _default_low(high: GgmlType | None, tensors: Sequence[TensorInfo]) -> GgmlType:
@@ -127,19 +125,9 @@ def _default_low(high: GgmlType | None, tensors: Sequence[TensorInfo]) -> GgmlTy
     return type_by_name(name)
 
 
-def high_tier(wanted: str | None) -> tuple[GgmlType | None, bool]:
-    """The type that --high names, None to keep the source's, and whether it is of a residual.
-
-    Raises HobbitError for what is no type.
-    """
-    if wanted is None or wanted.lower() == _KEEP:
-        return None, False
-    kind, colon, name = wanted.partition(":")
-    if kind.lower() != _RESIDUAL:
-        return type_by_name(wanted), False
-    if not (colon and name):
-        raise HobbitError("--high residual needs a type, like residual:q4_0")
-    return type_by_name(name), True
+def high_tier(wanted: str | None) -> GgmlType | None:
+    """The type that --high names, None to keep the source's. Raises HobbitError if it is no type."""
+    return None if wanted is None or wanted.lower() == _KEEP else type_by_name(wanted)
 
 
 def _output_path(options: Options) -> Path:
@@ -202,9 +190,9 @@ def _convert_gguf(options: Options, output: Path, model: Model) -> Path | None:
     read = {tensor.path for tensor in (*model.tensors, *plan.sources())}
     if output.exists() and any(output.samefile(path) for path in read):
         raise HobbitError(f"the output {output} is one of the files to convert: choose another name")
-    errors = _write(options, output, plan, metadata, imatrix)
+    _write(options, output, plan, metadata, imatrix)
     matrix = f"\nimportance matrix {source}" if source else ""
-    _report(options, output, _tier_summary(plan, errors) + matrix)
+    _report(options, output, _tier_summary(plan) + matrix)
     return output
 
 
@@ -232,19 +220,14 @@ def _output_bytes(plan: Plan, metadata: Sequence[KeyValue]) -> int:
 
 def _write(
     options: Options, output: Path, plan: Plan, metadata: Sequence[KeyValue], imatrix: Imatrix
-) -> Errors | None:
-    """Writes the output and reads it back; returns the errors of residuals. Raises HobbitError, OSError."""
+) -> None:
+    """Writes the output and reads it back. Raises HobbitError, OSError."""
     _check_disk(output, _output_bytes(plan, metadata))
     with atomic_output(output) as temporary:
         with _progress("converting", plan.read_bytes) as progress:
             written = write_output(temporary, plan, metadata, imatrix, options.threads, progress)
         with _progress("verifying", sum(piece.size for piece in written)) as progress:
             verify_output(temporary, plan, metadata, written, options.threads, progress)
-        residuals = [tensor for tensor in plan.tensors if tensor.residual_on]
-        if not residuals:
-            return None
-        with _progress("checking the sums", sum(tensor.source.nbytes for tensor in residuals)) as progress:
-            return verify_residuals(temporary, plan, bool(imatrix), options.threads, progress)
 
 
 def _report(options: Options, output: Path, summary: str) -> None:
@@ -279,12 +262,10 @@ def _metadata(model: Model, recipe: Recipe) -> list[KeyValue]:
     alignment = scalar_entry("general.alignment", GGUFValueType.UINT32, ALIGNMENT)
     if recipe.sidecar:
         kept = {"general.architecture": string_entry("general.architecture", SIDECAR_ARCHITECTURE)}
-        own = tier_metadata(recipe.residual, sidecar=True) + sidecar_metadata(
-            model.path, model.size, model.tensors
-        )
+        own = tier_metadata() + sidecar_metadata(model.path, model.size, model.tensors)
     else:
         kept = {entry.key: entry for entry in model.metadata}
-        own = tier_metadata(recipe.residual)
+        own = tier_metadata()
     kept[alignment.key] = alignment  # stays where the source had it
     return [*kept.values(), *own]
 
@@ -313,8 +294,7 @@ def _print_plan(plan: Plan, output: Path, needed: int, imatrix: Path | None) -> 
         tensors = plan.tier(tier)
         for name in dict.fromkeys(tensor.type.name for tensor in tensors):
             sizes = [tensor.nbytes for tensor in tensors if tensor.type.name == name]
-            label = "residual" if tensors[0].residual_on else tier
-            print(f"{label:<10}{name:<20}{len(sizes):>8}{format_size(sum(sizes)):>14}")
+            print(f"{tier:<10}{name:<20}{len(sizes):>8}{format_size(sum(sizes)):>14}")
     print(f"{'total':<30}{len(plan.tensors):>8}{format_size(plan.data_bytes):>14}")
     free = shutil.disk_usage(output.parent).free
     enough = "" if free >= needed else ": not enough"
@@ -324,8 +304,6 @@ def _print_plan(plan: Plan, output: Path, needed: int, imatrix: Path | None) -> 
 
 def _check_saving(plan: Plan, tensors: Sequence[TensorInfo], force: bool) -> None:
     """Raises HobbitError for a low tier that saves too little, unless forced. `tensors`: of the model."""
-    if any(tensor.residual_on for tensor in plan.tensors):
-        return  # checked when it was planned
     own = sum(tensor.nbytes for tensor in tensors if routed_part(tensor.name))
     share = plan.tier_bytes(LOW) / (plan.tier_bytes(HIGH) or own)
     if share > _MOST_LOW and not force:
@@ -335,13 +313,10 @@ def _check_saving(plan: Plan, tensors: Sequence[TensorInfo], force: bool) -> Non
         )
 
 
-def _tier_summary(plan: Plan, errors: Errors | None) -> str:
+def _tier_summary(plan: Plan) -> str:
     parts = []
     for tier in (HIGH, LOW):
         if tensors := plan.tier(tier):
             types = "/".join(dict.fromkeys(tensor.type.name for tensor in tensors))
-            kind = "residual for the " if tensors[0].residual_on else ""
-            parts.append(f"{kind}{tier} tier {types} {format_size(plan.tier_bytes(tier))}")
-    if errors is not None:
-        parts.append(f"relative error {errors.both:.2g} of the sum, {errors.low:.2g} of the low tier alone")
+            parts.append(f"{tier} tier {types} {format_size(plan.tier_bytes(tier))}")
     return ", ".join(parts)

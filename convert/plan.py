@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pyhobbit.convert.residual import check_residual_types
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.gguf_file import Placement, TensorInfo, align, tensor_nbytes
 from pyhobbit.model.quantize import GgmlType
@@ -19,21 +18,18 @@ RESIDENT = "resident"
 class Recipe:
     """Types of the tiers; `high` None keeps what the source has. `sidecar` plans what the source lacks only.
 
-    `residual`: the high tier is what the low one lacks, in the type `high`.  `low`: a type, or the tensors of
-    another file to copy, by the names of the source's routed tensors.
+    `low`: a type, or the tensors of another file to copy, by the names of the source's routed tensors.
     """
 
     low: GgmlType | Mapping[str, TensorInfo]
     high: GgmlType | None = None
     sidecar: bool = False
-    residual: bool = False
 
 
 @dataclass(frozen=True)
 class PlannedTensor:
     """A tensor of the output; `offset` from the start of its data.
 
-    residual_on: the type that the source is missing something in; None for a tensor that stands alone.
     experts: those of the source's that the tensor has, ascending; None for all.
     """
 
@@ -41,7 +37,6 @@ class PlannedTensor:
     type: GgmlType
     tier: str
     source: TensorInfo
-    residual_on: GgmlType | None = None
     experts: tuple[int, ...] | None = None
     offset: int = 0
 
@@ -57,7 +52,7 @@ class PlannedTensor:
     @property
     def is_copy(self) -> bool:
         """Byte for byte of the source, or of some of its experts."""
-        return self.type == self.source.type and self.residual_on is None
+        return self.type == self.source.type
 
 
 @dataclass(frozen=True)
@@ -91,8 +86,7 @@ class Plan:
 def make_plan(tensors: Sequence[TensorInfo], recipe: Recipe, imatrix: Collection[str] = ()) -> Plan:
     """Plans residents first, then tier by tier, layer by layer; `imatrix` names the tensors it covers.
 
-    A residual follows the tier that it is added to. Raises HobbitError if a tensor cannot have the type that
-    it should get.
+    Raises HobbitError if a tensor cannot have the type that it should get.
     """
     residents = [tensor for tensor in tensors if routed_part(tensor.name) is None]
     routed = [(part, tensor) for tensor in tensors if (part := routed_part(tensor.name))]
@@ -100,7 +94,7 @@ def make_plan(tensors: Sequence[TensorInfo], recipe: Recipe, imatrix: Collection
     wanted: list[PlannedTensor] = []
     if not recipe.sidecar:
         wanted += [PlannedTensor(tensor.name, tensor.type, RESIDENT, tensor) for tensor in residents]
-    wanted += _residual_tiers(recipe, routed) if recipe.residual else _complete_tiers(recipe, routed)
+    wanted += _tiers(recipe, routed)
     for tensor in wanted:
         _check_type(tensor, imatrix)
     return placed(wanted)
@@ -118,7 +112,7 @@ def placed(tensors: Iterable[PlannedTensor]) -> Plan:
 _Routed = Sequence[tuple[Part, TensorInfo]]
 
 
-def _complete_tiers(recipe: Recipe, routed: _Routed) -> Iterator[PlannedTensor]:
+def _tiers(recipe: Recipe, routed: _Routed) -> Iterator[PlannedTensor]:
     if not recipe.sidecar:
         for _, tensor in routed:
             yield PlannedTensor(tensor.name, recipe.high or tensor.type, HIGH, tensor)
@@ -128,18 +122,6 @@ def _complete_tiers(recipe: Recipe, routed: _Routed) -> Iterator[PlannedTensor]:
             yield PlannedTensor(name, low, LOW, tensor)
         else:
             yield PlannedTensor(name, low[tensor.name].type, LOW, low[tensor.name])
-
-
-def _residual_tiers(recipe: Recipe, routed: _Routed) -> Iterator[PlannedTensor]:
-    low, residual = recipe.low, recipe.high
-    assert isinstance(low, GgmlType)
-    assert residual is not None
-    check_residual_types([tensor for _, tensor in routed], low, residual)
-    for part, tensor in routed:
-        name = tier_tensor_name(part, LOW, 0) if recipe.sidecar else tensor.name
-        yield PlannedTensor(name, low, LOW, tensor)
-    for part, tensor in routed:
-        yield PlannedTensor(tier_tensor_name(part, HIGH, 0), residual, HIGH, tensor, low)
 
 
 def _check_type(tensor: PlannedTensor, imatrix: Collection[str]) -> None:

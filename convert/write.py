@@ -21,7 +21,7 @@ from pyhobbit.convert.plan import Plan, PlannedTensor
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.gguf_file import KeyValue, TensorInfo, pack_header
 from pyhobbit.model.quantize import dequantize, quantize
-from pyhobbit.model.tiers import ALIGNMENT, LOW
+from pyhobbit.model.tiers import ALIGNMENT
 
 # All threads together hold about four times this in source bytes, floats and results.
 _FLOAT_BYTES = 96 << 20
@@ -133,18 +133,13 @@ def _convert_piece(
     source = piece.source
     data = read_exactly(sources[source.path], piece.size, source.offset + piece.start)
     rows = None
-    results: dict[str, np.ndarray] = {}
     written = []
     for target in piece.targets:
         result = data
         if not target.is_copy:
             if rows is None:
                 rows = dequantize(source.type, data, source.ne[0])
-            wanted = rows
-            if target.residual_on is not None:
-                wanted = dequantize(target.residual_on, results[LOW], source.ne[0])
-                np.subtract(rows, wanted, out=wanted)
-            result = results[target.tier] = _quantize(target, wanted, imatrix, piece.expert)
+            result = _quantize(target, rows, imatrix, piece.expert)
         offset = data_start + piece.place(target)[0]
         _write_exactly(file, result, offset)
         written.append(Written(target.name, offset, result.nbytes, zlib.crc32(result)))

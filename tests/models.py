@@ -118,24 +118,6 @@ def tiny_sidecar(kind: str, low: str) -> Path:
 
 
 @functools.cache
-def tiny_residual(low: str, residual: str) -> Path:
-    """The tiny model with experts of two parts, in one file."""
-    path = folder() / f"tiny-{low}+{residual}.gguf"
-    convert("--low", low, "--high", f"residual:{residual}", TINY / "model", "-o", path)
-    return path
-
-
-@functools.cache
-def tiny_residual_sidecar(kind: str, low: str, residual: str) -> Path:
-    """tiny_experts(kind) with two parts of its experts in a file beside it."""
-    path = folder() / f"sidecar-{low}+{residual}" / f"tiny-{kind}.gguf"
-    path.parent.mkdir()
-    shutil.copyfile(tiny_experts(kind), path)
-    convert("--low", low, "--high", f"residual:{residual}", "--sidecar", path)
-    return path
-
-
-@functools.cache
 def tiny_f32_experts(kind: str) -> Path:
     """tiny_experts(kind) with the same values in f32."""
     path = folder() / f"tiny-{kind}-f32.gguf"

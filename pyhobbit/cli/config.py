@@ -167,8 +167,7 @@ def _pool_rows(plan: "MemoryPlan") -> Iterator[Row]:
     info = plan.info
     where = f" on {plan.device}" if plan.device else ""
     for name, pool in zip(_POOLS, info.pools, strict=False):
-        what = "residuals of " if pool.name == "residual" else ""
-        yield Row("cache", name, pool.n_bytes, "computed", f"room for {what}{pool.room} experts{where}")
+        yield Row("cache", name, pool.n_bytes, "computed", f"room for {pool.room} experts{where}")
     if plan.device:
         note = f"room for {info.host_slots_high} high and {info.host_slots_low} low ones in host memory"
         yield Row("cache", "host_cache", plan.host_pools, "computed", note)

@@ -122,9 +122,6 @@ def _description(model: "ModelFile") -> dict[str, str]:
         + (f", {n_shared} shared" if n_shared else ""),
         **{f"tier {tier.name}": _tier_text(tier, model) for tier in model.tiers},
     }
-    if model.unused_bytes:
-        unused = format_size(model.unused_bytes)
-        rows["unused"] = f"{unused} of experts in the model itself, which the tiers replace"
     if model.calibration is not None:
         rows["calibration"] = str(model.calibration)
     return rows
@@ -139,19 +136,11 @@ def _count(n: float) -> str:
 
 
 def _tier_text(tier: "Tier", model: "ModelFile") -> str:
-    in_model = tier.path == model.path or (tier.name == "high" and tier.residual_on is None)
+    in_model = tier.path == model.path or tier.name == "high"
     where = "" if in_model else f", in {tier.path.name}"
     size, expert_size = format_size(tier.n_bytes), format_size(tier.expert_bytes)
     types, bits = ", ".join(tier.types), tier.bits_per_weight
-    if tier.residual_on is None:
-        lacking = f"; {tier.n_absent} of {tier.n_experts} experts have no {tier.name} version"
-        return f"{size} in {types}, {bits:.2f} bits per weight, {expert_size} per expert{where}" + (
-            lacking if tier.n_absent else ""
-        )
-    lower = next(each for each in model.tiers if each.name == tier.residual_on)
-    both = format_size(lower.expert_bytes + tier.expert_bytes)
-    return (
-        f"tier {lower.name} and a residual of {size} in {types}{where}: {lower.bits_per_weight:.2f} + "
-        f"{bits:.2f} = {lower.bits_per_weight + bits:.2f} bits per weight, {both} per expert; "
-        f"going from {lower.name} to {tier.name} reads {expert_size}"
+    lacking = f"; {tier.n_absent} of {tier.n_experts} experts have no {tier.name} version"
+    return f"{size} in {types}, {bits:.2f} bits per weight, {expert_size} per expert{where}" + (
+        lacking if tier.n_absent else ""
     )

@@ -51,12 +51,10 @@ def _add_cache(parser: argparse.ArgumentParser) -> None:
     add("--capacity", type=float, nargs="+", action="extend", required=True, metavar="F", help=what)
     what = "eviction policies; belady is the limit that none can beat (default: all)"
     add("--policy", nargs="+", action="extend", metavar="NAME", help=what)
-    what = f"bits per weight in high precision (default: {_BITS_HIGH:g})"
-    add("--bits-high", type=float, metavar="F", help=what)
+    what = "bits per weight in high precision (default: %(default)g)"
+    add("--bits-high", type=float, default=_BITS_HIGH, metavar="F", help=what)
     what = "bits per weight in low precision (default: %(default)s)"
     add("--bits-low", type=float, default=_BITS_LOW, metavar="F", help=what)
-    what = "high precision is the low version and a residual of --bits-high (default: 4.5)"
-    add("--residual", action="store_true", help=what)
     add("--floors", action="store_true", help="a layer keeps its even share of a pool, as when a model runs")
 
 
@@ -81,8 +79,6 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the verb with parsed options; returns the exit status. Raises HobbitError."""
-    if args.bits_high is None:
-        args.bits_high = _BITS_LOW if args.residual else _BITS_HIGH
     _check(args)
     from pyhobbit.routing.trace import read_trace  # takes the native libraries and some time
 
@@ -139,7 +135,6 @@ def _base(trace: "Trace", args: argparse.Namespace, prior: tuple[float, ...]) ->
         slots_high=0,
         weights=config.weights or default("weights"),
         floors=args.floors,
-        residual=args.residual,
         t1=t1,
         t2=t2,
         bits_high=args.bits_high,
@@ -154,7 +149,7 @@ def _policies(args: argparse.Namespace, base: "Simulation") -> list[str]:
     from pyhobbit.routing.trace import BELADY, policy_names
 
     known = [*policy_names(bool(base.prior)), BELADY]
-    return args.policy or (known if base.t1 == 1 and not base.residual else known[:-1])
+    return args.policy or (known if base.t1 == 1 else known[:-1])
 
 
 def _run_policies(
@@ -166,14 +161,12 @@ def _run_policies(
 ) -> Iterator[Run]:
     from pyhobbit.routing.trace import pool_slots, simulate
 
-    low_cost = base.bits_low / (base.bits_high + (base.bits_low if base.residual else 0))
-    has_low = base.t1 < 1 or base.residual
+    low_cost = base.bits_low / base.bits_high
     high, low = pool_slots(
         base.n_layers * base.n_experts,
         capacity,
-        low_share if has_low else 0.0,
+        low_share if base.t1 < 1 else 0.0,
         low_cost,
-        base.residual,
         base.n_used,
         1 - base.t1,
     )

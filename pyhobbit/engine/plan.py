@@ -93,7 +93,7 @@ class MemoryPlan:
         """Bytes missing to hold every expert in its best precision, on the device or in host memory."""
         info = self.info
         held = max(info.pool_bytes_high, info.host_bytes_high)
-        if info.high_is_residual or info.n_absent_high:
+        if info.n_absent_high:
             held = max(self.pools, info.host_bytes_high + info.host_bytes_low)
         return max(0, info.expert_bytes - held)
 

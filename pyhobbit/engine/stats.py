@@ -60,7 +60,7 @@ class ModelInfo(CacheInfo):
     @property
     def expert_bytes(self) -> int:
         """Bytes of all routed experts, each in its best precision."""
-        n_low = self.n_all_experts if self.high_is_residual else self.n_absent_high
+        n_low = self.n_absent_high
         return self.tier_bytes_high + (self.tier_bytes_low * n_low // self.n_all_experts if n_low else 0)
 
     @property
@@ -75,17 +75,14 @@ class ModelInfo(CacheInfo):
 
     @property
     def mean_expert_bytes(self) -> tuple[float, float]:
-        """Bytes of an expert in high and in low precision; in high with its low version if that is a part
-        of it."""
-        low = self.tier_bytes_low / self.n_all_experts
-        return self.tier_bytes_high / self.n_high_experts + (low if self.high_is_residual else 0), low
+        """Bytes of an expert in high and in low precision."""
+        return self.tier_bytes_high / self.n_high_experts, self.tier_bytes_low / self.n_all_experts
 
     @property
     def pools(self) -> list["Pool"]:
         """That of experts in high precision and, where there is one, that of the low tier."""
-        high = "residual" if self.high_is_residual else "high"
         return [
-            Pool(high, self.pool_slots_high, self.n_high_experts, self.pool_bytes_high),
+            Pool("high", self.pool_slots_high, self.n_high_experts, self.pool_bytes_high),
             Pool("low", self.pool_slots_low, self.n_all_experts, self.pool_bytes_low),
         ][: 2 if self.pool_bytes_low else 1]
 

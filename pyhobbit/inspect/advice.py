@@ -107,11 +107,10 @@ def _device_rows(plan: MemoryPlan) -> dict[str, str]:
 
 
 def _device_text(device: DeviceInfo, info: ModelInfo) -> str:
-    slots = device.pool_slots_low if info.high_is_residual else device.pool_slots_high
     size = format_size(device.pool_bytes_high + device.pool_bytes_low)
     n_experts = device.n_layers * info.n_experts
     layers = f"{device.n_layers} of {info.n_layers} layers with experts"
-    return f"{layers}, {slots} of their {n_experts} experts in {size}"
+    return f"{layers}, {device.pool_slots_high} of their {n_experts} experts in {size}"
 
 
 def _host_rows(plan: MemoryPlan) -> dict[str, str]:
@@ -121,21 +120,17 @@ def _host_rows(plan: MemoryPlan) -> dict[str, str]:
         return {}
     if not info.host_slots_high:
         return {"host memory": f"no room for experts: each miss on {plan.device} reads from disk"}
-    slots = info.host_slots_low if info.high_is_residual else info.host_slots_high
     why = f"experts missing on {plan.device} are uploaded from here; the others are read from disk"
-    return {"host memory": _pool_text(Pool("host", slots, info.n_all_experts, plan.host_pools), why)}
+    return {
+        "host memory": _pool_text(
+            Pool("host", info.host_slots_high, info.n_all_experts, plan.host_pools), why
+        )
+    }
 
 
 def _pool_rows(plan: MemoryPlan) -> dict[str, str]:
     why = {"high": "experts in high precision", "low": "less important experts, in low precision"}
-    pools = plan.info.pools
-    if plan.info.high_is_residual:
-        why = {
-            "residual": "added to the low version for high precision",
-            "low": "the low version of each expert",
-        }
-        pools.reverse()
-    return {f"{pool.name} pool": _pool_text(pool, why[pool.name]) for pool in pools}
+    return {f"{pool.name} pool": _pool_text(pool, why[pool.name]) for pool in plan.info.pools}
 
 
 def _context_rows(plan: MemoryPlan) -> dict[str, str]:
@@ -202,7 +197,7 @@ def unused_low_tier(model: Path, info: ModelInfo, cache: CacheConfig) -> str | N
         return None
     if cache.t1 is not None or cache.price is not None or calibration_path(model).exists():
         return None
-    unused = "everything is in high precision" if info.high_is_residual else "the low tier is not used"
+    unused = "the low tier is not used"
     if info.n_absent_high:
         unused = "every expert is in the best precision that it has"
     paper = f"--t1 {CacheConfig.paper_t1} --t2 {CacheConfig.paper_t2}"

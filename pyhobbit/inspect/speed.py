@@ -57,8 +57,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Speed:
-    """The estimate for decoding with a warm cache, per token. hits: assumed, of the high and the low pool;
-    where the high tier is residual, of residuals and of low versions, except from the source "sample".
+    """The estimate for decoding with a warm cache, per token. hits: assumed, of the high and the low pool.
 
     source: what the hits were taken from: "all" (the pools hold every expert), "trace", "sample" or "even"
      (as if a text used all experts alike, which is the worst case).
@@ -188,14 +187,11 @@ def estimate(
     hits = replayed or (plan.share_high, plan.share_low)
     info = plan.info
     high, low, _ = sample.mix
-    if info.high_is_residual:
-        low += high  # both begin with the low version
-    own_bytes = info.tier_bytes_high / info.n_high_experts  # bytes of a high version, or a residual
-    low_bytes = info.tier_bytes_low / info.n_all_experts
+    high_bytes, low_bytes = info.mean_expert_bytes
     read_bytes = (
         info.n_layers
         * info.n_experts_used
-        * (high * (1 - hits[0]) * own_bytes + low * (1 - hits[1]) * low_bytes)
+        * (high * (1 - hits[0]) * high_bytes + low * (1 - hits[1]) * low_bytes)
     )
     wait_s = read_bytes * sample.wait_s_per_byte
     return Speed(sample.compute_s, wait_s, read_bytes, hits, source, disk, sample)
@@ -227,15 +223,12 @@ def replay(plan: MemoryPlan, routes: "np.ndarray[Any, Any]", policy: str) -> tup
         policy=policy,
         prior=prior,
         floors=True,
-        residual=info.high_is_residual,
         **_rule(info),
         bits_high=info.tier_bytes_high / info.n_high_experts,
         bits_low=(info.tier_bytes_low or info.tier_bytes_high) / info.n_all_experts,
     )
     result = simulate(routes, simulation)
     high, low = result.hits_high + result.misses_high, result.hits_low + result.misses_low
-    if info.high_is_residual:
-        low += high
     return (
         (high - result.loads_high) / high if high else 1.0,
         (low - result.loads_low) / low if low else 1.0,

@@ -28,17 +28,7 @@ class ExpertWeights:
         return f"blk.{part.layer}.{part.name}.weight" in self._tensors
 
     def matrix(self, part: Part, tier: str, expert: int) -> np.ndarray | None:
-        """float32 [n_out, n_in], of a residual tier the sum; None where the tier lacks the expert."""
-        own = self._own(part, tier, expert)
-        base = self._tiers.residual_on.get(tier)
-        return own if own is None or base is None else own + self.matrix(part, base, expert)
-
-    def bias(self, part: Part, expert: int) -> np.ndarray | float:
-        """float32 [n_out]; 0 where there is none."""
-        tensor = self._tensors.get(f"blk.{part.layer}.{part.name}.bias")
-        return 0.0 if tensor is None else read_floats(tensor)[expert]
-
-    def _own(self, part: Part, tier: str, expert: int) -> np.ndarray | None:
+        """float32 [n_out, n_in]; None where the tier lacks the expert."""
         if tier == self._tiers.plain:
             return _read(self._tensors[f"blk.{part.layer}.{part.name}.weight"], expert)
         for group in count():
@@ -49,6 +39,11 @@ class ExpertWeights:
             if expert in experts:
                 return _read(tensor, experts.index(expert))
         raise AssertionError
+
+    def bias(self, part: Part, expert: int) -> np.ndarray | float:
+        """float32 [n_out]; 0 where there is none."""
+        tensor = self._tensors.get(f"blk.{part.layer}.{part.name}.bias")
+        return 0.0 if tensor is None else read_floats(tensor)[expert]
 
 
 def _read(tensor: TensorInfo, i: int) -> np.ndarray:

@@ -23,11 +23,10 @@ _NORMS = ("ffn_norm", "post_attention_norm")
 
 @dataclass(frozen=True)
 class Tier:
-    """One version of all routed experts, or what another one lacks.
+    """One version of all routed experts.
 
     types: bytes by ggml type, the most first.  bits_per_weight: mean.  expert_bytes: of one expert, mean.
     part_bytes: of the largest matrix of an expert.
-    residual_on: the tier that this one is added to; None for a version that is complete.
     n_absent: experts of all layers that the tier lacks, of n_experts.
     """
 
@@ -38,7 +37,6 @@ class Tier:
     bits_per_weight: float
     expert_bytes: float
     part_bytes: int
-    residual_on: str | None = None
     n_absent: int = 0
     n_experts: int = 0
 
@@ -48,8 +46,7 @@ class ModelFile:
     """A MoE model in one or several GGUF files, with its sidecar where it has one.
 
     blocks: numbers of the layers with routed experts.  tensors: by name, as llama.cpp names them.
-    resident_bytes: of all but routed experts.  unused_bytes: of experts that no tier is made of.
-    calibration: what pyhobbit calibrate stored beside the model.
+    resident_bytes: of all but routed experts.  calibration: what pyhobbit calibrate stored beside the model.
     """
 
     path: Path
@@ -58,7 +55,6 @@ class ModelFile:
     blocks: tuple[int, ...]
     tiers: tuple[Tier, ...]
     resident_bytes: int
-    unused_bytes: int
     calibration: Path | None
 
     def key(self, name: str, default: Any = None) -> Any:
@@ -81,11 +77,6 @@ class ModelFile:
     def routed_tensors(self) -> list[TensorInfo]:
         """Those of the routed experts under llama.cpp's own names."""
         return [tensor for tensor in self.tensors.values() if routed_part(tensor.name)]
-
-    @property
-    def residual(self) -> Tier | None:
-        """The tier that is added to another one; None where all are complete."""
-        return next((tier for tier in self.tiers if tier.residual_on), None)
 
     @property
     def n_parameters(self) -> int:
@@ -112,7 +103,6 @@ class ModelFile:
             "n_experts_used": self.key("expert_used_count"),
             "n_experts_shared": self.key("expert_shared_count", 0),
             "resident_bytes": self.resident_bytes,
-            "unused_bytes": self.unused_bytes,
             "tiers": [{**asdict(tier), "path": str(tier.path)} for tier in self.tiers],
             "calibration": self.calibration and str(self.calibration),
         }
@@ -165,7 +155,6 @@ def read_model_file(path: Path, sidecar: Path | None = None) -> ModelFile:
         blocks=tuple(blocks),
         tiers=tuple(_describe(name, tiers, everything) for name in tiers.names),
         resident_bytes=sum(tensor.nbytes for tensor in tensors.values()) - routed,
-        unused_bytes=routed if tiers.plain is None else 0,
         calibration=calibration if calibration.exists() else None,
     )
 
@@ -241,7 +230,6 @@ def _describe(name: str, tiers: Tiers, tensors: list[TensorInfo]) -> Tier:
         bits_per_weight=8 * n_bytes / sum(prod(tensor.ne) for tensor in own),
         expert_bytes=n_bytes / n_held,
         part_bytes=max(tensor.nbytes // tensor.ne[2] for tensor in own),
-        residual_on=tiers.residual_on.get(name),
         n_absent=n_all - n_held,
         n_experts=n_all,
     )

@@ -22,13 +22,11 @@ from pyhobbit.model.gguf_file import (
 )
 
 FORMAT_VERSION = 1
-RESIDUAL_VERSION = 2  # version of a file with a residual tier
 PARTIAL_VERSION = 3  # version of a file whose high tier lacks experts
 ALIGNMENT = 4096
 LOW_DIVERGENCES = "hobbit.low_divergences"  # key of a calibration
 LOOKAHEAD_MAPS = "hobbit.ahead"  # a tensor of a calibration
 HIGH, LOW = "high", "low"
-_NO_TIER = "none"
 _PARTIAL = "partial"
 SIDECAR_ARCHITECTURE = "hobbit-sidecar"
 
@@ -74,22 +72,19 @@ def group_key(part: Part, tier: str, group: int) -> str:
     return f"hobbit.tier.{tier}.blk.{part.layer}.{part.name}.{group}.experts"
 
 
-def tier_metadata(residual: bool = False, sidecar: bool = False, partial: bool = False) -> list[KeyValue]:
+def tier_metadata(partial: bool = False) -> list[KeyValue]:
     """Keys of a file with both tiers, or of a sidecar with the further one; keys of groups come on top.
 
-    residual: the high tier is added to the low one.  partial: it lacks experts.
+    partial: the high tier lacks experts.
     """
-    version = PARTIAL_VERSION if partial else RESIDUAL_VERSION if residual else FORMAT_VERSION
+    version = PARTIAL_VERSION if partial else FORMAT_VERSION
     entries = [
         scalar_entry("hobbit.version", GGUFValueType.UINT32, version),
         strings_entry("hobbit.tiers", [HIGH, LOW]),
     ]
-    if residual or partial:
-        entries.append(string_entry("hobbit.base_tier", _NO_TIER if sidecar else LOW))
-    kind = _PARTIAL if partial else "residual" if residual else "complete"
-    entries.append(string_entry(f"hobbit.tier.{HIGH}.kind", kind))
-    if residual:
-        entries.append(string_entry(f"hobbit.tier.{HIGH}.of", LOW))
+    if partial:
+        entries.append(string_entry("hobbit.base_tier", LOW))
+    entries.append(string_entry(f"hobbit.tier.{HIGH}.kind", _PARTIAL if partial else "complete"))
     return [*entries, string_entry(f"hobbit.tier.{LOW}.kind", "complete")]
 
 
@@ -97,14 +92,11 @@ def tier_metadata(residual: bool = False, sidecar: bool = False, partial: bool =
 class Tiers:
     """The tiers of a model, the best first.
 
-    residual_on: by the name of a residual tier, the tier that it is added to.  plain: the tier whose tensors
-    have llama.cpp's own names; None where those belong to no tier (beside a sidecar with a residual one).
-    partial: the tiers that lack experts.
+    plain: the tier whose tensors have llama.cpp's own names.  partial: the tiers that lack experts.
     """
 
     names: tuple[str, ...]
-    residual_on: Mapping[str, str]
-    plain: str | None
+    plain: str
     partial: tuple[str, ...] = ()
 
     def of(self, tensor_name: str) -> str | None:
@@ -121,17 +113,21 @@ class Tiers:
 
 
 def read_tiers(file: GgufFile) -> Tiers:
-    """Reads the tiers of a model's first file or sidecar. Raises HobbitError for a file that is damaged."""
+    """Reads the tiers of a model's first file or sidecar.
+
+    Raises HobbitError for a file that is damaged, or that an earlier version made with residual tiers.
+    """
     names = file.get("hobbit.tiers", [HIGH])
     if names not in ([HIGH], [HIGH, LOW]):
         raise HobbitError(f"{file.path} declares the tiers {names}, not high and low: convert it again")
     kinds = {name: file.get(f"hobbit.tier.{name}.kind", "complete") for name in names}
-    residual_on = {
-        name: file.get(f"hobbit.tier.{name}.of", LOW) for name in names if kinds[name] == "residual"
-    }
+    if "residual" in kinds.values():
+        raise HobbitError(
+            f"{file.path} was made with residual tiers, which were removed in this version: convert the "
+            "model again with make_gguf"
+        )
     partial = tuple(name for name in names if kinds[name] == _PARTIAL)
-    plain = file.get("hobbit.base_tier", names[0])
-    return Tiers(tuple(names), residual_on, None if plain == _NO_TIER else plain, partial)
+    return Tiers(tuple(names), file.get("hobbit.base_tier", names[0]), partial)
 
 
 def sidecar_metadata(base: Path, base_size: int, tensors: Iterable[TensorInfo]) -> list[KeyValue]:

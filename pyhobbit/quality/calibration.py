@@ -307,7 +307,6 @@ def _report(model: Path, config: CalibrationConfig, known: _Known, found: _Found
             low_share=fit.low_share,
             policy=fit.policy,
             weights=fit.weights,
-            residual_bytes=info.tier_bytes_high if info.high_is_residual else 0,
             rule=found.rule,
             price=max(quality.price for quality in found.by_rule.values()),
             costs=found.costs,

@@ -59,7 +59,6 @@ CAPACITIES = (0.1, 0.2, 0.4)
 """Bytes of both pools by those of all experts in high precision, over which a cache is fitted."""
 
 _LOW_SHARES = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.6, 0.7)
-_RESIDUAL_LOW_SHARES = (0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9)
 _PAPER_POLICY = "hobbit"
 
 
@@ -69,7 +68,6 @@ class CacheModel:
 
     low_cost: bytes of one in low precision by those of one in high, 0 without a low tier.
     rule, costs: what decides where price is above 0; otherwise the rule is gate.
-    residual: what is high takes its low version and the rest, a slot in each pool.
     """
 
     n_layers: int
@@ -81,7 +79,6 @@ class CacheModel:
     rule: str = "gate"
     price: float = 0.0
     costs: Costs | None = None
-    residual: bool = False
 
     @classmethod
     def of(cls, info: ModelInfo, rule: str, quality: Quality, costs: Costs | None) -> "CacheModel":
@@ -97,28 +94,17 @@ class CacheModel:
             rule=rule,
             price=quality.price,
             costs=costs,
-            residual=info.high_is_residual,
         )
 
     @property
     def uses_low(self) -> bool:
-        return self.low_cost > 0 and (self.t1 < 1 or self.price > 0 or self.residual)
-
-    @property
-    def high_cost(self) -> float:
-        """Bytes of a slot of the high pool by those of an expert in high precision."""
-        return 1 - self.low_cost if self.residual else 1.0
-
-    @property
-    def low_shares(self) -> tuple[float, ...]:
-        """Shares of the pools to try for the low tier."""
-        return _RESIDUAL_LOW_SHARES if self.residual else _LOW_SHARES
+        return self.low_cost > 0 and (self.t1 < 1 or self.price > 0)
 
     def slots(self, capacity: float, low_share: float) -> tuple[int, int]:
         """Slots of the high and the low pool, which hold at least one token's experts of a layer."""
         n_all, uses_low = self.n_layers * self.n_experts, float(self.uses_low)
         share = low_share * uses_low
-        return pool_slots(n_all, capacity, share, self.low_cost, self.residual, self.n_used, uses_low)
+        return pool_slots(n_all, capacity, share, self.low_cost, self.n_used, uses_low)
 
 
 @dataclass(frozen=True)
@@ -165,9 +151,8 @@ class CacheFitter:
         """The best share of the pools for the low tier, with this policy; weights: of policy hobbit."""
         if not self._model.uses_low:
             return 0.0
-        shares = self._model.low_shares
-        penalties = {share: self._penalties(routes, policy, weights, share) for share in shares}
-        base = penalties[shares[0]]
+        penalties = {share: self._penalties(routes, policy, weights, share) for share in _LOW_SHARES}
+        base = penalties[_LOW_SHARES[0]]
         return min(penalties, key=lambda share: _mean_ratio(penalties[share], base))
 
     def _penalties(self, routes: np.ndarray, policy: str, weights: Weights, low_share: float) -> np.ndarray:
@@ -185,10 +170,9 @@ class CacheFitter:
                 policy=policy,
                 weights=weights,
                 floors=True,
-                residual=model.residual,
                 **self._rule(),
                 prior=self._prior if policy in NEED_PRIOR else (),
-                bits_high=model.high_cost,
+                bits_high=1.0,
                 bits_low=model.low_cost if model.uses_low else 1.0,
             )
             penalties.append(simulate(routes, simulation).penalty_per_token)

@@ -26,7 +26,7 @@ class Calibration:
     """Settings that fit a model and its low tier; see CacheConfig.
 
     model_bytes: size of the model's files.  low_bytes: of all experts in the low tier, 0 without one.
-    residual_bytes: of a residual tier, 0 without one. They tell a calibration that belongs to something else.
+    They tell a calibration that belongs to something else.
     rule, t1, t2, price: the numbers of both rules and which one applies.  costs: of the rule price.
     divergences: mean KL divergence with one expert alone in low precision, laid out as expert_uses, 0 where
     the text does not use it; empty: not measured by expert.
@@ -40,7 +40,6 @@ class Calibration:
     low_share: float
     policy: str
     weights: Weights
-    residual_bytes: int = 0
     rule: str = "gate"
     price: float = 0.0
     costs: Costs | None = None
@@ -79,8 +78,6 @@ class Calibration:
 
     def _add_keys(self, writer: GGUFWriter) -> None:
         sizes = {"model_bytes": self.model_bytes, "low_bytes": self.low_bytes}
-        if self.residual_bytes:
-            sizes["high_bytes"] = self.residual_bytes
         for name, size in sizes.items():
             writer.add_uint64(f"hobbit.{name}", size)
         writer.add_string("hobbit.policy", self.policy)

@@ -89,8 +89,7 @@ class Simulation:
 
     policy: a name of policy_names(), or BELADY.  slots_high, slots_low: experts that the pools hold.
     weights: of LRU, LFU, LHU and FLD in Eq. 3 of HOBBIT.  floors: a layer keeps its even share of a pool, as
-    in the engine.  residual: the high tier holds what the low one lacks, slots_high and bits_high are of
-    residuals.  rule, t1, t2, price: as the settings of these names.  low_costs, skip_costs: of the rule
+    in the engine.  rule, t1, t2, price: as the settings of these names.  low_costs, skip_costs: of the rule
     price, as Cache.set_costs takes them.  bits_high, bits_low: per weight.  seed: of the policy "random".
     prior: uses per token in earlier runs, layer by layer, with which pools and policy begin; (): none.
     predictor: judged one layer ahead, without loading what it predicts; None: none.
@@ -104,7 +103,6 @@ class Simulation:
     policy: str = "lru"
     weights: tuple[float, ...] = default("weights")
     floors: bool = False
-    residual: bool = False
     rule: str = "gate"
     t1: float = 1.0
     t2: float = 1.0
@@ -215,7 +213,6 @@ def pool_slots(
     capacity: float,
     low_share: float | None,
     low_cost: float,
-    residual: bool = False,
     n_used: int = 1,
     low_demand: float = 0.0,
 ) -> tuple[int, int]:
@@ -223,14 +220,13 @@ def pool_slots(
 
     As the engine divides them, so both hold at least the experts that a token uses in a layer.
     low_share: share of it for the low pool; None takes `low_demand` low slots for each high one; there is no
-    low pool if both are 0.  low_cost: bytes of a low slot by those of an expert in high precision.  residual:
-    the high pool holds what the low one lacks, for no more experts than that.
+    low pool if both are 0.  low_cost: bytes of a low slot by those of an expert in high precision.
     """
     request = ffi.new("struct hobbit_pool_request *")
     request.bytes = int((n_experts * capacity + 1e-9) * _SLOT_UNIT)  # so that 0.29 of 100 is 29
     request.low_bytes = round(low_cost * _SLOT_UNIT)
-    request.high_bytes = _SLOT_UNIT - (request.low_bytes if residual else 0)
-    request.n_experts, request.n_used, request.residual = n_experts, n_used, residual
+    request.high_bytes = _SLOT_UNIT
+    request.n_experts, request.n_used = n_experts, n_used
     request.low_share = -1.0 if low_share is None else low_share
     request.low_demand = max(low_demand, low_share or 0.0)
     high, low = ffi.new("uint32_t *"), ffi.new("uint32_t *")

@@ -382,9 +382,6 @@ def test_a_models_own_sidecar_decides_which_arms_run(small: Path, tmp_path: Path
     config = _configured("--model", model, "--stock", models.stock_dir())
     assert config.low == sidecar
     assert {arm.tiers for arm in config.arms} == {"high", "low"}
-    convert(Options(model, low="q4_0", high="residual:q4_0", sidecar=True, force=True))
-    with pytest.raises(ConfigError, match="holds a residual, which changes every arm"):
-        _configured("--model", model, "--arms", "ours")
 
 
 def test_a_model_with_two_tiers_in_itself_is_refused() -> None:

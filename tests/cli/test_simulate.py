@@ -161,24 +161,6 @@ def test_two_pools_share_the_capacity(tmp_path: Path, capsys: pytest.CaptureFixt
     assert (document["runs"][0]["slots_high"], document["runs"][0]["slots_low"]) == (3, 3)
 
 
-def test_a_residual_is_loaded_alone_where_the_low_version_is(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = write_trace(tmp_path / "t.csv", ranked((0, 1, 2), (1, 0, 2)), n_layers=1, n_experts=8, n_used=3)
-    mixed = ("--trace", path, "--policy", "lru", "--t1", 0.4, "--t2", 0.7, "--residual", "--capacity", 0.5)
-    document = _json(capsys, *mixed)
-    assert (document["bits_high"], document["bits_low"], document["residual"]) == (4.5, 4.5, True)
-    assert document["low_share"] is None
-    (run,) = document["runs"]
-    # 8 parts: 1.6 low versions for each residual
-    assert (run["slots_high"], run["slots_low"]) == (4, 4)
-    assert (run["loads_high"], run["loads_low"]) == (2, 2)
-    assert run["penalty_per_token"] == 1
-    assert run["bits_per_token"] == 9
-    lossless = _json(capsys, "--trace", path, "--policy", "lru", "--residual", "--capacity", 0.5)
-    assert lossless["runs"][0]["share_high"] == 1
-
-
 def test_without_names_every_policy_runs(
     path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -240,8 +222,8 @@ def test_the_seed_is_that_of_the_random_policy(tmp_path: Path, capsys: pytest.Ca
         (("--capacity", "nan"), 2, "the capacity is nan"),
         (("--bits-low", "0"), 2, "--bits-low and --bits-high must be above 0"),
         (("--bits-high", "2"), 1, "make 0 < low <= high"),
-        (("--bits-high", "0", "--residual"), 2, "--bits-low and --bits-high must be above 0"),
-        (("--policy", "belady", "--residual"), 1, "belady is the bound for one pool"),
+        (("--bits-high", "0"), 2, "--bits-low and --bits-high must be above 0"),
+        (("--policy", "belady", "--t1", "0.4"), 1, "belady is the bound for one pool"),
         (("--seed", "-1"), 2, "the seed is -1"),
         (("--split", "4"), 2, "--split takes two decode steps like 0:64, not '4'"),
         (("--split", "a:b"), 2, "--split takes numbers with ':' between them, not 'a:b'"),

@@ -204,6 +204,15 @@ def test_some_must_go_and_some_stay(two_tiers: Path, share: float, dropped: str)
         drop_high(two_tiers, share)
 
 
+def test_a_file_of_an_earlier_version_with_residual_tiers_is_refused(two_tiers: Path) -> None:
+    key = b"hobbit.tier.high.kind"
+    before, _, after = two_tiers.read_bytes().partition(b"complete")
+    assert key in before[-64:]
+    two_tiers.write_bytes(before + b"residual" + after)
+    with pytest.raises(HobbitError, match="residual tiers, which were removed in this version"):
+        read_model_file(two_tiers)
+
+
 def test_files_that_nothing_can_be_dropped_of_are_refused(two_tiers: Path, tmp_path: Path) -> None:
     plain = tmp_path / "plain.gguf"
     with pytest.raises(HobbitError, match="needs one file with two tiers"):
@@ -211,9 +220,6 @@ def test_files_that_nothing_can_be_dropped_of_are_refused(two_tiers: Path, tmp_p
     sidecar = convert(Options(plain, low="q4_0", sidecar=True))
     with pytest.raises(HobbitError, match="needs one file with two tiers"):
         drop_high(sidecar, 0.5)
-    residual = convert(Options(plain, low="q4_0", high="residual:q4_0", output=tmp_path / "residual.gguf"))
-    with pytest.raises(HobbitError, match="has residuals alone"):
-        drop_high(residual, 0.5)
     partial = calibrated(convert(Options(two_tiers, drop_high=0.5)))
     with pytest.raises(HobbitError, match="has some experts alone"):
         drop_high(partial, 0.5)

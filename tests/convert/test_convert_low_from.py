@@ -211,7 +211,6 @@ def test_options_that_would_convert_are_refused(model: Path, other: Path, tmp_pa
     assert "drop --low and --imatrix" in refusal(model, other, low="q2_k")
     imatrix = write_imatrix(tmp_path / "imatrix.gguf", {}, [])
     assert "drop --low and --imatrix" in refusal(model, other, imatrix=imatrix)
-    assert "--high residual:q4_0 is added to a low tier" in refusal(model, other, high="residual:q4_0")
     with pytest.raises(HobbitError, match="MODEL is a folder: convert it to a GGUF first"):
         convert(Options(tmp_path, low_from=other))
 

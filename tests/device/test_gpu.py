@@ -161,14 +161,6 @@ def test_low_precision_and_skipping(gpu: Gpu, tiny_gguf: Path) -> None:
     _assert_close(gpu, result, logits.run(models.lib_dir(), tiny_gguf, FEW_ROWS, rules))
 
 
-def test_residuals(gpu: Gpu) -> None:
-    model = models.tiny_residual("q4_0", "q4_0")
-    rules: dict[str, Override] = {"hobbit.pools": 4 << 20, "hobbit.t1": 1.0, "hobbit.t2": 1.0}
-    result = _few_rows(gpu, model, rules | {"hobbit.mode": "gpu"})
-    assert result.stats["selections_high"] > 0
-    _assert_close(gpu, result, logits.run(models.lib_dir(), model, FEW_ROWS, rules))
-
-
 #
 # with all kernels
 #
@@ -259,13 +251,11 @@ def test_whoever_computes_what_is_missing(gpu: Gpu, name: str, mode: str, gpu_la
 
 @pytest.mark.kernels
 @pytest.mark.parametrize("gpu_layers", [0, ALL_LAYERS])
-@pytest.mark.parametrize("is_residual", [False, True])
-def test_two_tiers(gpu: Gpu, is_residual: bool, gpu_layers: int) -> None:
-    """Complete ones by their scores, which a device may round across a threshold; residuals all added."""
-    model = models.tiny_residual("q4_0", "q4_0") if is_residual else models.tiny_tiers("f16", "q4_0")
+def test_two_tiers(gpu: Gpu, gpu_layers: int) -> None:
+    """By their scores, which a device may round across a threshold."""
+    model = models.tiny_tiers("f16", "q4_0")
     rules: dict[str, Override] = {"hobbit.pools": 4 << 20, "hobbit.strict": True}
-    rules |= {"hobbit.t1": 1.0, "hobbit.t2": 1.0} if is_residual else {"hobbit.t1": 0.5, "hobbit.t2": 0.9}
+    rules |= {"hobbit.t1": 0.5, "hobbit.t2": 0.9}
     result = gpu.run(model, PLANS, rules | {"hobbit.device": gpu.device, "hobbit.mode": "gpu"}, gpu_layers)
-    assert result.stats["selections_high"] > 0
-    assert (min(result.stats[f"selections_{what}"] for what in ("low", "skipped")) > 0) != is_residual
+    assert min(result.stats[f"selections_{what}"] for what in ("high", "low", "skipped")) > 0
     _assert_close(gpu, result, logits.run(models.lib_dir(), model, PLANS, rules))

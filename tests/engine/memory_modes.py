@@ -131,9 +131,6 @@ MODES: dict[str, Callable[[int], int]] = {
     "chat": lambda budget: _chat(plain(), budget),
     "chat, prefetch": lambda budget: _chat(plain(), budget, "--prefetch", 2),
     "chat, two tiers": lambda budget: _chat(_converted("tiers", "--low", "q4_0"), budget, *LOW),
-    "chat, residual": lambda budget: _chat(
-        _converted("residual", "--low", "q4_0", "--high", "residual:q4_0"), budget, *LOW
-    ),
     "chat, sidecar": lambda budget: _chat(_sidecar(), budget, *LOW),
     "chat, large vocabulary": lambda budget: _chat(plain(LARGE_VOCABULARY), budget),
     "chat, trace": _traced,

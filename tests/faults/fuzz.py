@@ -149,7 +149,6 @@ def readers(folder: Path) -> dict[str, tuple[Path, Callable[[Path], Any]]]:
     return {
         "GGUF": (small, read_model_file),
         "tiers": (models.tiny_tiers("q8_0", "q4_0"), read_model_file),
-        "residual": (models.tiny_residual("q4_0", "q4_0"), read_model_file),
         "imatrix": (imatrix, lambda path: read_imatrix(path, tensors)),
         "imatrix.dat": (legacy, lambda path: read_imatrix(path, tensors)),
         "trace": (trace, read_trace),
@@ -244,7 +243,6 @@ def fuzz_loads(n: int, n_crafted: int, seed: int) -> int:
     seeds = {
         "plain": models.random_model("qwen3moe", "q8_0"),
         "tiers": models.tiny_tiers("q8_0", "q4_0"),
-        "residual": models.tiny_residual("q4_0", "q4_0"),
     }
     n_bad = 0
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:

@@ -254,7 +254,6 @@ def build_shim(folder: Path) -> Path:
 MODELS = {
     "tiers": lambda: models.tiny_tiers("q8_0", "q4_0"),
     "sidecar": lambda: models.tiny_sidecar("q8_0", "q4_0"),
-    "residual": lambda: models.tiny_residual("q4_0", "q4_0"),
     "split": lambda: models.split(models.tiny),
     "plain": models.tiny,
 }
@@ -262,7 +261,7 @@ MODELS = {
 
 def cases(small: bool) -> Iterator[Case]:
     """The matrix; small: some cases of each place but calibrate and serve."""
-    computed = ("tiers",) if small else ("tiers", "sidecar", "residual", "split")
+    computed = ("tiers",) if small else ("tiers", "sidecar", "split")
     shares = (0.5,) if small else (0, 0.01, 0.1, 0.3, 0.6, 0.99)
     reads = ("EIO", "EINTR", "short", "end", "hang", "truncate") if small else READS
     for place, model, kind, at in itertools.product(("load", "prompt", "decode"), computed, reads, shares):

@@ -199,11 +199,6 @@ def test_a_sample_is_computed_from_the_counters(evictions: int, monkeypatch: pyt
     assert (sample.warm.wait_s, sample.warm.read_bytes) == pytest.approx((0.15 / 2, 15e6 / 2))
 
 
-def test_residuals_are_read_beside_their_low_versions() -> None:
-    found = estimate(_plan(high_is_residual=True), SAMPLE, DISK, (0.9, 0.5))
-    assert found.read_bytes == pytest.approx(40 * (0.5 * 0.1 * (1 << 20) + 0.8 * 0.5 * (1 << 19)))
-
-
 def test_the_estimate_reads_what_a_run_read(tiny_gguf: Path, tmp_path: Path) -> None:
     """By the run's own trace: as many experts, and as many bytes but for the ends of direct reads."""
     cache = CacheConfig(pools=6 << 20, prefetch=0, t1=1.0, t2=1.0)
@@ -277,8 +272,6 @@ def test_a_low_tier_that_lies_idle_is_mentioned_once(tmp_path: Path) -> None:
     for speed in (_speed(wait_s=0.2), _speed(wait_s=0.001), None):
         assert _advice(idle, speed).count("pyhobbit calibrate") == 1
         assert f"the low tier is not used: {command}" in _advice(idle, speed)
-    residual = replace(idle.info, high_is_residual=True)
-    assert unused_low_tier(model, residual, cache) == f"everything is in high precision: {command}"
     beside = unused_low_tier(model, idle.info, CacheConfig(sidecar=tmp_path / "low.gguf"))
     assert f"calibrate '{model}' --sidecar {tmp_path}/low.gguf --text FILE" in str(beside)
     assert unused_low_tier(model, replace(idle.info, t1=0.99), cache) is None

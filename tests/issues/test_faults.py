@@ -131,11 +131,9 @@ def test_a_check_of_llamas_own_that_fails_is_an_error_of_its_model(
 
 
 def test_a_lost_key_of_the_tiers_is_an_error(tmp_path: Path, run_pyhobbit: RunPyhobbit) -> None:
-    """A residual file would answer in low precision."""
+    """The low tier would be ignored without a word."""
     copy = tmp_path / "lost.gguf"
-    copy.write_bytes(
-        models.tiny_residual("q4_0", "q4_0").read_bytes().replace(b"hobbit.tiers", b"hobbit.tierz")
-    )
+    copy.write_bytes(models.tiny_tiers("q8_0", "q4_0").read_bytes().replace(b"hobbit.tiers", b"hobbit.tierz"))
     done = run_pyhobbit("chat", copy, "-p", "x", "-n", 1, "--pools", "5M")
     assert done.returncode == 1
     assert "has tiers but does not declare them in hobbit.tiers" in done.stderr

@@ -189,13 +189,6 @@ LISTED = [
         ("tests/inspect/test_speed.py::test_a_sample_is_computed_from_the_counters",),
     ),
     Mutant(
-        "17b: low versions beside residuals are free",
-        "pyhobbit/inspect/speed.py",
-        "    if info.high_is_residual:\n        low += high  # both",
-        "    if False:\n        low += high  # both",
-        ("tests/inspect/test_speed.py::test_residuals_are_read_beside_their_low_versions",),
-    ),
-    Mutant(
         "18: a converted file's name may come before its bytes",
         "convert/write.py",
         "            os.fsync(file.fileno())\n        temporary.replace(path)",

@@ -200,42 +200,6 @@ def test_two_pools_by_hand(tmp_path: Path) -> None:
     assert result.shares == pytest.approx((3 / 6, 1 / 6, 2 / 6))
 
 
-def test_a_residual_adds_to_what_is_there(tmp_path: Path) -> None:
-    rows = ranked((0, 1, 2), (1, 0, 2))
-    routes = read_trace(write_trace(tmp_path / "t.csv", rows, 1, 4, 3)).routes
-    options = Simulation(1, 4, 3, slots_high=4, slots_low=4, t1=0.4, t2=0.7, bits_high=5, bits_low=3)
-    result = simulate(routes, replace(options, residual=True))
-    # 0 high, 1 low; then 1 high, whose low version is there, and 0, which is high already
-    assert result == SimulationResult(
-        hits_high=1,
-        misses_high=2,
-        hits_low=0,
-        misses_low=1,
-        skipped=2,
-        n_tokens=2,
-        loads_high=2,
-        loads_low=2,
-        penalty=(2 * 5 + 2 * 3) / 8,
-    )
-
-
-@pytest.mark.parametrize(
-    ("capacity", "low_share", "slots"),
-    [
-        (0.5, 0.5, (50, 50)),
-        (0.5, 0.75, (25, 75)),
-        (0.5, 0.1, (50, 50)),  # each residual wants a low version
-        (0.6, 1.0, (20, 100)),
-        (1.0, 0.5, (100, 100)),
-        (0.0, 0.5, (1, 1)),  # the smallest that work
-    ],
-)
-def test_residuals_share_a_capacity_with_low_versions(
-    capacity: float, low_share: float, slots: tuple[int, int]
-) -> None:
-    assert pool_slots(100, capacity, low_share, 0.5, residual=True) == slots
-
-
 def test_policies_are_those_of_the_engine() -> None:
     names = policy_names()
     assert {"lru", "lfu", "lhu", "fld", "random", "hobbit"} <= set(names)
