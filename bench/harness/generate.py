@@ -87,7 +87,7 @@ def _sidecar_entries(model: Path) -> list[KeyValue]:
     return [
         string_entry("general.architecture", SIDECAR_ARCHITECTURE),
         scalar_entry("general.alignment", GGUFValueType.UINT32, ALIGNMENT),
-        *tier_metadata(False, sidecar=True),
+        *tier_metadata(),
         *sidecar_metadata(model, base.size, base.tensors),
     ]
 
