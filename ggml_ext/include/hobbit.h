@@ -108,12 +108,13 @@ struct hobbit_resolved_setting {
 };
 
 // Resolves the settings as hobbit_open does, without opening the model; path NULL: of any model. rows: in the order of
-// hobbit_setting_spec_at. Fails for settings that hobbit_open refuses.
+// hobbit_setting_spec_at. Fails for values, contradictions and stored settings that hobbit_open refuses. Devices, files
+// and memory are checked when the model is opened, prepared or planned.
 HOBBIT_API bool hobbit_resolve_settings(const char * path, const struct hobbit_setting * settings, size_t n_settings,
                                         struct hobbit_resolved_setting * rows, size_t n_rows, char * err,
                                         size_t err_size);
 
-// The settings of an opened model, in the order of hobbit_setting_spec_at.
+// The settings of an opened model, in the order of hobbit_setting_spec_at; without values if memory runs out.
 HOBBIT_API void hobbit_get_settings(const hobbit_model * model, struct hobbit_resolved_setting * rows, size_t n_rows);
 
 // Opens the experts of the GGUF at `path` (of a split model: its first file), without reading any weight.
@@ -157,7 +158,7 @@ HOBBIT_API bool hobbit_owns_tensor(const hobbit_model * model, const char * name
 // model has a reference; every buffer of the type holds one.
 HOBBIT_API struct ggml_backend_buffer_type * hobbit_buffer_type(hobbit_model * model, int32_t block);
 
-// The buffer type the device that computes the block's experts: for biases, which are added there. Valid for ever.
+// The buffer type of the device that computes the block's experts: for biases, which are added there. Valid for ever.
 HOBBIT_API struct ggml_backend_buffer_type * hobbit_device_buffer_type(hobbit_model * model, int32_t block);
 
 // Memory that the first context would allocate.
@@ -229,7 +230,8 @@ HOBBIT_API bool hobbit_is_draft(const hobbit_context * context);
 // NULL, where they are not known, repeats. Another number of rows is an error of the second pass.
 HOBBIT_API bool hobbit_repeats_batch(hobbit_context * context, const float * logits, uint32_t n_rows, uint32_t n_vocab);
 
-// Begins another text in this sequence, though its first tokens may be kept.
+// Begins another text in this sequence, though its first tokens may be kept. It waits while another thread's batch
+// holds the model, as computations that were not announced do; these take no turn in the order of batches.
 HOBBIT_API void hobbit_begin_sequence(hobbit_context * context, int32_t sequence);
 
 // Sets the routers' choices that the predictor "given" predicts for the next n_tokens, until the next call:

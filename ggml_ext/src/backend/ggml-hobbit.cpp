@@ -315,7 +315,7 @@ static bool ggml_backend_hobbit_device_supports_op(ggml_backend_dev_t dev, const
            (hobbit::is_between_matmuls(op, dev) && ggml_backend_dev_supports_op(device_context(dev).compute, op));
 }
 
-// Accepts inputs in this device's own buffers.
+// Accepts inputs in buffers that the device reads in place.
 static bool ggml_backend_hobbit_device_supports_buft(ggml_backend_dev_t dev, ggml_backend_buffer_type_t buft) {
     if (ggml_backend_buft_is_hobbit(buft)) {
         return buft->device == dev;

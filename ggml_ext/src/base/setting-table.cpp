@@ -118,7 +118,7 @@ status setting_values::set(const std::string & key, const setting_value & value,
 
 status setting_values::give(const hobbit_setting & setting) {
     if (!setting.key || (setting.kind == HOBBIT_SETTING_STRING && !setting.s)) {
-        return status::error("a setting has no %s", setting.key ? "text" : "key");
+        return status::error("a setting has no key, or its text is missing: give both");
     }
     const double number = setting.kind == HOBBIT_SETTING_FLOAT ? setting.f : double(setting.i);
     return set(setting.key,

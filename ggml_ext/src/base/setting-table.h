@@ -56,8 +56,6 @@ class setting_values {
 
     double number(const std::string & key) const { return std::get<double>(at(key).value); }
 
-    bool flag(const std::string & key) const { return number(key) != 0; }
-
     const std::string & text(const std::string & key) const { return std::get<std::string>(at(key).value); }
 
     bool is_given(const std::string & key) const { return at(key).source == HOBBIT_SOURCE_GIVEN; }

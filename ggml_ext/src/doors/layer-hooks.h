@@ -33,8 +33,7 @@ struct routed_layer {
 // The moments of a layer at which a mechanism can act. The executor calls each function of all hooks, in the order of
 // their names; by default they do nothing. An error ends the computation for ever.
 //
-// A layer calls on_routing, adjust and on_plan once each, before_rest for each of its sections that the CPU may share,
-// and end_layer when it is complete.
+// A layer calls on_routing and adjust once each, and before_rest for each of its sections that the CPU may share.
 //
 // Thread-safety: none; called by the thread that computes.
 class layer_hooks {
@@ -51,9 +50,6 @@ class layer_hooks {
 
     // The CPU's share of a section is decided, and the device has computed the section's inputs.
     virtual status before_rest(const routed_layer &) { return {}; }
-
-    // The layer is computed.
-    virtual void end_layer(layer_id) {}
 
     // An error or an abort has ended the computation.
     virtual void abandon() {}

@@ -119,6 +119,7 @@ void device_engine::fill(term_id term, const std::vector<expert_id> & most_used)
 //
 
 void device_engine::start_sharing(const expert_shapes & kinds) {
+    executor_.reset(); // its hooks know the share that goes
     share_ = std::make_unique<cpu_share>(shared_.index, cache_, *shared_.host, kinds, traits_of(device_).upload_share,
                                          shared_.config.mode, shared_.counters);
 }

@@ -130,8 +130,10 @@ bool hobbit_model::repeats_batch(const hobbit_context & context, const float * l
                                  uint32_t n_vocab) {
     mutex_lock lock(mutex_);
     if (holder_ != &context || (logits && n_rows != run_->batch.tokens().size())) {
-        error_ = status::error("internal error: a batch is judged by the logits of %u tokens, and it has %zu", n_rows,
-                               holder_ == &context ? run_->batch.tokens().size() : 0);
+        if (error_.ok()) {
+            error_ = status::error("internal error: a batch is judged by the logits of %u tokens, and it has %zu",
+                                   n_rows, holder_ == &context ? run_->batch.tokens().size() : 0);
+        }
         return true; // the second pass fails
     }
     const uint64_t n_unsure  = run_->passes.judge(run_->batch, run_->thresholds, logits, n_vocab);

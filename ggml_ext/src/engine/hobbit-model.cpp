@@ -38,12 +38,6 @@ status hobbit_model::resolve(const char * path, const hobbit_setting * given, si
 
 status hobbit_model::open(const std::string & path, const hobbit_setting * given, size_t n_given,
                           std::unique_ptr<hobbit_model> & model) {
-    const auto lacks_text = [](const hobbit_setting & s) {
-        return !s.key || (s.kind == HOBBIT_SETTING_STRING && !s.s);
-    };
-    if (std::any_of(given, given + n_given, lacks_text)) {
-        return status::error("a setting has no key, or its text is missing: give both");
-    }
     std::unique_ptr<hobbit_model> opened(new hobbit_model);
     opened->resident_before_ = resident_memory();
 

@@ -97,8 +97,8 @@ void hobbit_model::start() {
             ahead.push_back(engines_[i]->ahead());
         }
         rule_options predicted = rule();
-        if (predicted.name == "random") {
-            predicted.name = "gate"; // a draw cannot be predicted
+        if (!registered_rule::traits(predicted.name).is_predictable) {
+            predicted.name = "gate";
         }
         prefetcher_ = std::make_unique<prefetcher>(index_, ahead, settings_.prefetch, make_rule(predicted),
                                                    run_->thresholds, run_->batch, stats_);
@@ -151,6 +151,10 @@ status hobbit_model::check_further_context(uint64_t model_bytes) const {
 status hobbit_model::prepare(uint64_t model_bytes, uint32_t n_batch) {
     HOBBIT_TRY(settings_.check_placed(host_ != nullptr));
     HOBBIT_TRY(reader_.check_in_place()); // llama.cpp has read the other weights since
+    if (settings_.thresholds.confidence > 0.0 && settings_.thresholds.all_high()) {
+        GGML_LOG_WARN("hobbit: hobbit.confidence does nothing while all experts are in high precision: give "
+                      "another hobbit.rule, or a threshold\n");
+    }
     const bool takes_free = settings_.spare_memory() > 0;
     const auto turn = takes_free ? memory_turn::take(TURN_PATIENCE, true) : nullptr; // page_commit goes on with it
     HOBBIT_TRY(allocate(model_bytes, n_batch));
@@ -172,9 +176,10 @@ status hobbit_model::open_context(uint64_t model_bytes, uint32_t n_batch, std::u
     while (contexts_.count(number) > 0) {
         number++;
     }
-    context.reset(new hobbit_context{ this, number });
+    std::unique_ptr<hobbit_context> opened(new hobbit_context{ this, number });
     contexts_.insert(number);
     ref();
+    context = std::move(opened);
     return {};
 }
 

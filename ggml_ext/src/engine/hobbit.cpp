@@ -5,9 +5,9 @@
 #include "engine/hobbit-model.h"
 #include "model/tensor-names.h"
 
-using hobbit::report;
+#include <algorithm>
+
 using hobbit::report_call;
-using hobbit::tier_id;
 
 // The value of a function that has no error of its own; `otherwise` where memory runs out.
 template <typename T, typename F>
@@ -177,7 +177,11 @@ bool hobbit_resolve_settings(const char * path, const struct hobbit_setting * se
 }
 
 void hobbit_get_settings(const hobbit_model * model, struct hobbit_resolved_setting * rows, size_t n_rows) {
-    model->describe_settings(rows, n_rows);
+    std::fill_n(rows, n_rows, hobbit_resolved_setting{});
+    value_or(false, [&] {
+        model->describe_settings(rows, n_rows);
+        return true;
+    });
 }
 
 bool hobbit_set_costs(hobbit_model * model, const float * low, const float * skip, size_t n, char * err,

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "engine/settings.h"
 
-#include "ggml-impl.h"
 #include "plan/batch-passes.h"
 #include "policy/cache-policy.h"
 #include "predict/predictor.h"
@@ -264,12 +263,11 @@ status settings::derive() {
     } else if (gates) {
         HOBBIT_TRY(set("hobbit.rule", "gate", "as t1 or t2 is given"));
     }
-    if (values_.is_given("hobbit.rule") && values_.text("hobbit.rule") == "rank" && !gates) {
-        // MoBiLE's little model, in which no expert is low
-        const char * const note = "the better half of a token's experts";
-        HOBBIT_TRY(set("hobbit.t1", 0.5, note));
-        HOBBIT_TRY(set("hobbit.t2", 0.5, note));
-        HOBBIT_TRY(set("hobbit.low_share", 0.0, note));
+    if (const double t = own_threshold(); t >= 0.0 && !gates) {
+        for (const auto & [key, value] :
+             { std::pair("hobbit.t1", t), { "hobbit.t2", t }, { "hobbit.low_share", 0.0 } }) {
+            HOBBIT_TRY(set(key, value, "the rule's"));
+        }
     }
     if (values_.any_given(WEIGHTS)) {
         HOBBIT_TRY(set("hobbit.policy", "hobbit", "as weights are given"));
@@ -282,16 +280,21 @@ status settings::derive() {
     return {};
 }
 
+// The threshold of a rule that the caller names and that has one of its own, or a negative number.
+double settings::own_threshold() const {
+    return values_.is_given("hobbit.rule") ? registered_rule::traits(values_.text("hobbit.rule")).own_threshold : -1.0;
+}
+
 // Returns true if a stored value does not apply beside those given. rule_name: the rule that the model gets
 bool settings::is_overruled(const std::string & key, const std::string & rule_name) const {
     if (key == "hobbit.low_share") {
-        return names_rank();
+        return own_threshold() >= 0.0;
     }
     if (key == "hobbit.price") {
         return !takes_price(rule_name);
     }
     if (find_word(THRESHOLDS, key) >= 0) {
-        return values_.any_given(THRESHOLDS) || names_rank() || takes_price(rule_name);
+        return values_.any_given(THRESHOLDS) || own_threshold() >= 0.0 || takes_price(rule_name);
     }
     const hobbit_setting_spec * row = find_setting(key);
     return row && values_.any_given(row->replaced_by);
@@ -396,6 +399,9 @@ status settings::check() const {
                              "and hobbit.t2 in its place, or hobbit.rule price",
                              rule.c_str());
     }
+    if (thresholds.confidence > 0.0 && registered_judge::names().empty()) {
+        return status::error("hobbit.confidence needs a judge of drafts, and this build has none: leave it at 0");
+    }
     if (thresholds.t1 > thresholds.t2) {
         return status::error("hobbit.t1 (%g) must not be above hobbit.t2 (%g): between the two, experts are "
                              "used in low precision",
@@ -423,13 +429,6 @@ status settings::check_placed(bool is_apart) const {
     if (memory > 0 && pools > 0 && !is_apart) {
         return status::error("hobbit.memory limits the whole process and hobbit.pools the expert cache alone, in the "
                              "same memory: give one of them");
-    }
-    if (thresholds.confidence > 0.0 && registered_judge::names().empty()) {
-        return status::error("hobbit.confidence needs a judge of drafts, and this build has none: leave it at 0");
-    }
-    if (thresholds.confidence > 0.0 && thresholds.all_high()) {
-        GGML_LOG_WARN("hobbit: hobbit.confidence does nothing while all experts are in high precision: give "
-                      "hobbit.rule rank, or a threshold\n");
     }
     return registered_setting::check(registered, { is_apart, is_apart && mode != compute_mode::gpu, prefetch > 0 });
 }

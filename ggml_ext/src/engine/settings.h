@@ -87,7 +87,7 @@ struct settings {
   private:
     double      low_demand() const;
     std::string note_on(const std::string & key, bool is_residual) const;
-    bool        names_rank() const { return values_.is_given("hobbit.rule") && rule == "rank"; }
+    double      own_threshold() const;
     bool        is_overruled(const std::string & key, const std::string & rule) const;
     status      derive();
     status      check() const;

@@ -263,9 +263,6 @@ status moe_executor::end_layer(const ggml_tensor * output, const inner_graphs & 
     if (share_) {
         share_->end_layer(on.device);
     }
-    for (const auto & each : hooks_) {
-        each->end_layer(layer_.routing.layer);
-    }
     return {};
 }
 

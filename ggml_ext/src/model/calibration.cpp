@@ -9,7 +9,7 @@
 
 namespace hobbit {
 
-// Returns true if the file was made for these bytes of the model and of its tiers.
+// Fails unless the file was made for these bytes of the model and of its tiers.
 static status check_sizes(const gguf_file & file, const std::string & model_path, const expert_index & index) {
     uint64_t   size  = 0;
     const auto other = [&](const std::string & what) {

@@ -188,11 +188,11 @@ status share_bounds(const budget & b, const std::vector<device_share> & devices,
     const uint64_t least_pools  = std::accumulate(pools.begin(), pools.end(), uint64_t(0));
     const uint64_t least_memory = std::accumulate(memory.begin(), memory.end(), uint64_t(0));
     HOBBIT_TRY(b.pools > 0 ? check_pools(b.pools, least_pools) : status());
-    if (b.device_memory > 0 && b.pools == 0 && b.device_memory < least_memory) {
+    if (b.device_memory > 0 && b.device_memory < least_memory) {
         return device_memory_too_small(b.device_memory, least_memory);
     }
     share(b.pools, least_pools, pools, weights, &budget::pools, shared);
-    share(b.pools > 0 ? 0 : b.device_memory, least_memory, memory, weights, &budget::device_memory, shared);
+    share(b.device_memory, least_memory, memory, weights, &budget::device_memory, shared);
     return {};
 }
 

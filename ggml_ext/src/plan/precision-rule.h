@@ -17,9 +17,9 @@ namespace hobbit {
 // A token's demands on the rule. Each rule uses its own numbers, and the others keep their defaults, with which every
 // rule gives high precision.
 struct score_thresholds {
-    double t1    = 1.0; // for the rules gate, rank and random
+    double t1    = 1.0; // for rules that take no price
     double t2    = 1.0;
-    double price = 0.0; // for the other rules: nats of divergence that loading one expert in high precision is worth
+    double price = 0.0; // for the other ones: nats of divergence that loading one expert in high precision is worth
 
     double confidence = 0.0; // for a registered judge, see batch_passes; 0: none
 
@@ -78,6 +78,11 @@ struct rule_options {
 struct rule_traits {
     const char * help        = "";    // for the setting hobbit.rule, which takes the names
     bool         takes_price = false; // the rule's number is the price; otherwise its numbers are t1 and t2
+
+    // t1 and t2 where only the rule is given, in a cache without a low pool; negative: no number of its own
+    double own_threshold = -1.0;
+
+    bool is_predictable = true; // false: prefetch follows the rule gate
 };
 
 using registered_rule = registered<precision_rule, rule_options, rule_traits>;

@@ -27,7 +27,7 @@ class random_rule : public precision_rule {
     std::mt19937_64 generator_;
 };
 
-const auto maker = registered_rule::of<random_rule>("random");
+const auto maker = registered_rule::of<random_rule>("random", { "", false, -1.0, false });
 
 } // namespace
 

@@ -172,7 +172,8 @@ TEST_CASE("live settings are changed one by one and obey the rule") {
     CHECK(changed(settings(s), { number("hobbit.price", -1.0) }).find("hobbit.price is -1") == 0);
     CHECK(changed(settings(s), { integer("hobbit.prefetch", 1) }) ==
           "hobbit.prefetch cannot be changed while the model is open");
-    CHECK(changed(settings(s), { { nullptr, HOBBIT_SETTING_INT, 0, 0.0, nullptr } }) == "a setting has no key");
+    CHECK(changed(settings(s), { { nullptr, HOBBIT_SETTING_INT, 0, 0.0, nullptr } }) ==
+          "a setting has no key, or its text is missing: give both");
 }
 
 TEST_CASE("of t1 and t2 one that is changed alone moves the other where t1 would be above t2") {

@@ -405,7 +405,8 @@ TEST_CASE("options that cannot be are refused") {
         return error(routes, o);
     };
     CHECK(contains(with([](auto & o) { o.policy = "best"; }), "hobbit.policy is 'best': choose one of "));
-    CHECK(contains(with([](auto & o) { o.policy = nullptr; }), "a setting has no text"));
+    CHECK(contains(with([](auto & o) { o.policy = nullptr; }),
+                   "a setting has no key, or its text is missing: give both"));
     CHECK(contains(with([](auto & o) { o.policy = "hobbit", o.weights[1] = 0.5; }), "sum to 1.5"));
     CHECK(contains(with([](auto & o) { o.policy = "hobbit", o.weights[0] = 2.0; }), "hobbit.w_lru is 2"));
     CHECK(contains(with([](auto & o) { o.policy = "hobbit", o.weights[2] = NAN; }), "is nan"));
