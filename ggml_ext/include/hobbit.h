@@ -296,11 +296,11 @@ struct hobbit_info {
     uint32_t n_experts_used; // per token
     uint32_t n_tiers;
     uint32_t n_absent_high;   // experts of all layers that have a low version alone
-    uint64_t tier_bytes_high; // all routed experts of the tier; of a residual tier, the residuals alone
+    uint64_t tier_bytes_high; // all routed experts of the tier
     uint64_t tier_bytes_low;
     uint64_t pool_bytes_high; // 0 before the first context
     uint64_t pool_bytes_low;
-    uint32_t pool_slots_high; // experts that fit; of a residual tier, residuals
+    uint32_t pool_slots_high; // experts that fit
     uint32_t pool_slots_low;
     uint64_t host_bytes_high; // bytes of the cache in host memory behind a device with memory of its own; 0 without one
     uint64_t host_bytes_low;
@@ -309,9 +309,8 @@ struct hobbit_info {
     double   t1;
     double   t2;
     double   price;
-    bool     direct_io;        // false: the file system refused O_DIRECT
-    bool     high_is_residual; // an expert in high precision is its low version and its residual, a slot in each pool
-    bool     on_device;        // the pools are on a device with memory of its own; false before hobbit_place_layers
+    bool     direct_io; // false: the file system refused O_DIRECT
+    bool     on_device; // the pools are on a device with memory of its own; false before hobbit_place_layers
 };
 
 HOBBIT_API void hobbit_get_info(const hobbit_model * model, struct hobbit_info * info);
@@ -453,9 +452,8 @@ struct hobbit_simulation {
     uint32_t      n_used;
     uint32_t      slots_high;
     uint32_t      slots_low;
-    uint32_t      floors;   // 1: a layer keeps its even share of a pool, as in the engine
-    uint32_t      residual; // 1: the high tier holds what the low one lacks; slots_high and bits_high are of residuals
-    const char *  rule;     // a choice of hobbit.rule
+    uint32_t      floors; // 1: a layer keeps its even share of a pool, as in the engine
+    const char *  rule;   // a choice of hobbit.rule
     double        t1;
     double        t2;
     double        price;
@@ -484,7 +482,7 @@ struct hobbit_simulation_result {
     uint64_t misses_low;
     uint64_t skipped;
     uint64_t n_tokens;
-    uint64_t loads_high; // misses_high, or residuals that were loaded
+    uint64_t loads_high; // misses_high
     uint64_t loads_low;  // misses_low, or low versions that were loaded for either precision
     double   penalty;    // bits loaded, in units of an expert in high precision: with complete tiers 1 for a
                          // high-precision load and bits_low / bits_high for a low one
@@ -506,7 +504,6 @@ struct hobbit_pool_request {
     uint32_t n_used;     // per token and layer
     double   low_share;  // share of the bytes for the low pool; negative: computed from low_demand
     double   low_demand; // slots of the low pool wanted for each slot of the high one; 0: nothing is low
-    uint32_t residual;   // 1: an expert in high precision takes a slot of each pool
 };
 
 // Slots of the high and the low pool, as hobbit_prepare divides its memory.

@@ -29,7 +29,6 @@ INDEX = (
     "expert-index",
     "refused-index",
     "sidecar",
-    "residual-format",
     "partial-format",
     "gguf-file",
     "hobbit",

@@ -46,8 +46,7 @@ pool_demand demand_of(const expert_index & index, const expert_cache & cache, co
         d.n_experts += index.layer(layer).n_experts;
         d.n_absent  += index.n_absent_high(layer);
     }
-    d.n_used       = std::max(1u, std::min(index.n_experts_used(), index.n_experts()));
-    d.low_per_high = uint32_t(index.terms(tier_id::high).size()) - 1;
+    d.n_used = std::max(1u, std::min(index.n_experts_used(), index.n_experts()));
     return d;
 }
 
@@ -69,7 +68,6 @@ uint64_t device_engine::rows(uint32_t n_batch) const {
         }
         n_all = std::max(n_all, n_here);
     }
-    n_out *= int64_t(index.terms(tier_id::high).size()); // a sum's second product has a place of its own
     const uint64_t n_rows = std::max(n_batch, uint32_t(inner_graph::enough_rows));
     uint64_t       bytes  = uint64_t(n_in + n_out) * sizeof(float) * n_rows + inner_graph::max_work_size;
     for (const term_id term : index.stored_terms()) {

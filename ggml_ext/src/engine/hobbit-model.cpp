@@ -32,7 +32,7 @@ status hobbit_model::resolve(const char * path, const hobbit_setting * given, si
     HOBBIT_TRY(config.apply(given, n_given));
     HOBBIT_TRY(path ? index.open(path, config.sidecar) : status());
     HOBBIT_TRY(index.n_layers() > 0 ? read_stored(path, index, config) : status());
-    config.describe(rows, n_rows, index.kind(tier_id::high) == tier_kind::residual);
+    config.describe(rows, n_rows);
     return {};
 }
 
@@ -96,15 +96,14 @@ status hobbit_model::check_thresholds(const score_thresholds & t) const {
 }
 
 rule_options hobbit_model::rule() const {
-    const auto kind  = index_.kind(tier_id::high);
-    uint64_t   n_all = 0;
+    uint64_t n_all = 0;
     for (layer_id layer = 0; layer < index_.n_layers(); layer++) {
         n_all += index_.layer(layer).n_experts;
     }
     // means of an expert
     const double low  = double(index_.term_bytes(term_id::low)) / double(n_all);
     const double high = double(index_.term_bytes(term_id::high)) / double(n_all - index_.n_absent_high());
-    return { settings_.rule, &costs_, low / (kind == tier_kind::residual ? high + low : high), kind };
+    return { settings_.rule, &costs_, low / high };
 }
 
 // An embedding that is not worth a read for every token.
@@ -135,10 +134,6 @@ status hobbit_model::open_files() {
     if (!reader_.direct_io()) {
         GGML_LOG_WARN("hobbit: the file system of '%s' has no direct I/O: reads go through the page cache\n",
                       index_.files()[0].c_str());
-    }
-    if (!index_.uses_base_experts()) {
-        GGML_LOG_INFO("hobbit: the experts of '%s' are not read: the tiers of '%s' replace them\n",
-                      index_.files().front().c_str(), index_.files().back().c_str());
     }
     return {};
 }
@@ -319,7 +314,7 @@ status hobbit_model::change_settings(const hobbit_setting * changes, size_t n_ch
 
 void hobbit_model::describe_settings(hobbit_resolved_setting * rows, size_t n_rows) const {
     mutex_lock lock(mutex_);
-    settings_.describe(rows, n_rows, index_.kind(tier_id::high) == tier_kind::residual);
+    settings_.describe(rows, n_rows);
 }
 
 bool hobbit_model::end_reads() {
@@ -373,20 +368,19 @@ void hobbit_model::set_reporting() {
 
 hobbit_info hobbit_model::info() const {
     mutex_lock  lock(mutex_);
-    hobbit_info i      = {};
-    i.n_layers         = uint32_t(index_.n_layers());
-    i.n_experts        = index_.n_experts();
-    i.n_experts_used   = index_.n_experts_used();
-    i.n_tiers          = index_.n_tiers();
-    i.tier_bytes_high  = index_.term_bytes(term_id::high);
-    i.tier_bytes_low   = index_.term_bytes(term_id::low);
-    i.t1               = settings_.thresholds.t1;
-    i.t2               = settings_.thresholds.t2;
-    i.price            = settings_.thresholds.price;
-    i.direct_io        = reader_.direct_io();
-    i.high_is_residual = index_.kind(tier_id::high) == tier_kind::residual;
-    i.n_absent_high    = index_.n_absent_high();
-    i.on_device        = host_ != nullptr;
+    hobbit_info i     = {};
+    i.n_layers        = uint32_t(index_.n_layers());
+    i.n_experts       = index_.n_experts();
+    i.n_experts_used  = index_.n_experts_used();
+    i.n_tiers         = index_.n_tiers();
+    i.tier_bytes_high = index_.term_bytes(term_id::high);
+    i.tier_bytes_low  = index_.term_bytes(term_id::low);
+    i.t1              = settings_.thresholds.t1;
+    i.t2              = settings_.thresholds.t2;
+    i.price           = settings_.thresholds.price;
+    i.direct_io       = reader_.direct_io();
+    i.n_absent_high   = index_.n_absent_high();
+    i.on_device       = host_ != nullptr;
     for (const auto & engine : engines_) {
         const hobbit_device_info here  = engine->info();
         i.pool_slots_high             += here.pool_slots_high;

@@ -52,10 +52,9 @@ void hobbit_divide_pools(const struct hobbit_pool_request * request, uint32_t * 
     b.low_share  = request->low_share;
     b.low_demand = request->low_demand;
     pool_demand demand;
-    demand.slot_size    = { request->high_bytes, request->low_bytes };
-    demand.n_experts    = request->n_experts;
-    demand.n_used       = request->n_used;
-    demand.low_per_high = request->residual != 0;
+    demand.slot_size = { request->high_bytes, request->low_bytes };
+    demand.n_experts = request->n_experts;
+    demand.n_used    = request->n_used;
 
     const pool_slots slots = divide_pools(b, demand, request->bytes);
     *high                  = slots[term_id::high];

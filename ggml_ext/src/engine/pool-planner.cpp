@@ -68,10 +68,8 @@ hobbit_pool_plan pool_planner::describe(const model_slots & slots, uint32_t n_ba
             plan.pool_bytes += here[term] * d.slot_size[term];
         }
         plan.batch_bytes += host && engines[i]->n_layers() > 0 ? engines[i]->rows(n_batch) : 0;
-        // an expert's best precision takes its low version where the high one is a residual or absent
-        const uint32_t n_low = d.low_per_high > 0 ? d.n_experts : d.n_absent;
         plan.holds_all =
-            plan.holds_all && here[term_id::high] >= d.n_experts - d.n_absent && here[term_id::low] >= n_low;
+            plan.holds_all && here[term_id::high] >= d.n_experts - d.n_absent && here[term_id::low] >= d.n_absent;
     }
     return plan;
 }

@@ -353,14 +353,14 @@ void settings::compute(const std::string & key, const setting_value & value, con
     bind();
 }
 
-std::string settings::note_on(const std::string & key, bool is_residual) const {
+std::string settings::note_on(const std::string & key) const {
     if (key == "hobbit.low_share" && low_share < 0.0) {
-        return format("%g slots for each of the high pool", low_demand() + is_residual);
+        return format("%g slots for each of the high pool", low_demand());
     }
     return values_.at(key).note;
 }
 
-void settings::describe(hobbit_resolved_setting * rows, size_t n_rows, bool is_residual) const {
+void settings::describe(hobbit_resolved_setting * rows, size_t n_rows) const {
     for (size_t i = 0; i < n_rows && i < setting_table().size(); i++) {
         const hobbit_setting_spec &   spec = setting_table()[i];
         const setting_values::entry & e    = values_.at(spec.key);
@@ -371,7 +371,7 @@ void settings::describe(hobbit_resolved_setting * rows, size_t n_rows, bool is_r
         row.has_value = e.has_value && (policy == "hobbit" || find_word(WEIGHTS, spec.key) < 0);
         row.number    = is_text(spec) ? 0.0 : std::get<double>(e.value);
         copy_text(is_text(spec) ? std::get<std::string>(e.value) : "", row.text);
-        copy_text(note_on(spec.key, is_residual), row.note);
+        copy_text(note_on(spec.key), row.note);
     }
 }
 

@@ -70,8 +70,8 @@ struct settings {
 
     const setting_values & values() const { return values_; }
 
-    // See hobbit_get_settings. is_residual: an expert in high precision takes a slot of the low pool beside its own.
-    void describe(hobbit_resolved_setting * rows, size_t n_rows, bool is_residual) const;
+    // See hobbit_get_settings.
+    void describe(hobbit_resolved_setting * rows, size_t n_rows) const;
 
     // Keys that a model file or its calibration may hold.
     static std::vector<std::string> stored_keys();
@@ -86,7 +86,7 @@ struct settings {
 
   private:
     double      low_demand() const;
-    std::string note_on(const std::string & key, bool is_residual) const;
+    std::string note_on(const std::string & key) const;
     double      own_threshold() const;
     bool        is_overruled(const std::string & key, const std::string & rule) const;
     status      derive();

@@ -174,11 +174,15 @@ status expert_index::read_tiers(const gguf_file & file, tier_set & tiers) {
                                           path))
                    : status();
     }
-    static const char * const KINDS[] = { "complete", "residual",
-                                          "partial" }; // kinds of the high tier, by format version
-    double                    version = 0;
-    if (!file.find_number("hobbit.version", version) || (version != 1 && version != 2 && version != 3)) {
-        return status::error("'%s' is of hobbit format version %g, this program reads versions 1 to 3", path, version);
+    double version = 0;
+    file.find_number("hobbit.version", version);
+    if (version == 2) {
+        return status::error("'%s' was made with residual tiers, which were removed in this version: convert the model "
+                             "again with make_gguf",
+                             path);
+    }
+    if (version != 1 && version != 3) {
+        return status::error("'%s' is of hobbit format version %g, this program reads versions 1 and 3", path, version);
     }
     if (names != std::vector<std::string>{ "high", "low" }) {
         return status::error("'%s' declares other tiers than high and low: convert it again", path);
@@ -192,29 +196,22 @@ status expert_index::read_tiers(const gguf_file & file, tier_set & tiers) {
     if (low != "complete") {
         return status::error("'%s': the low tier is of kind '%s', this program reads 'complete'", path, low.c_str());
     }
-    if (high != KINDS[size_t(version) - 1]) {
+    if (high != (version == 1 ? "complete" : "partial")) {
         return status::error("'%s': the high tier is of kind '%s', which format version %g does not have: "
                              "convert it again",
                              path, high.c_str(), version);
     }
     tiers.are_declared = true;
-    tiers.high         = tier_kind(size_t(version) - 1);
-    if (tiers.high == tier_kind::complete) {
+    if (version == 1) {
         return {};
     }
-    const std::string of   = text("hobbit.tier.high.of", "");
     const std::string base = text("hobbit.base_tier", "");
-    if (tiers.high == tier_kind::residual && of != "low") {
-        return status::error("'%s': the high tier is the residual of '%s', which is no complete tier of the "
-                             "file: convert it again",
-                             path, of.c_str());
+    if (base != "low") {
+        return status::error("'%s': hobbit.base_tier is '%s', with a partial tier it is 'low': convert it again", path,
+                             base.c_str());
     }
-    const bool may_lack_base = tiers.high == tier_kind::residual;
-    if (base != "low" && !(may_lack_base && base == "none")) {
-        return status::error("'%s': hobbit.base_tier is '%s', with a %s tier it is 'low'%s: convert it again", path,
-                             base.c_str(), high.c_str(), may_lack_base ? " or 'none'" : "");
-    }
-    tiers.base = base == "low" ? std::optional(term_id::low) : std::nullopt;
+    tiers.high = tier_kind::partial;
+    tiers.base = term_id::low;
     return {};
 }
 

@@ -9,7 +9,7 @@ namespace hobbit {
 static constexpr uint64_t MiB = 1024 * 1024;
 
 bool uses_low(const budget & b, const pool_demand & demand) {
-    return demand.slot_size[term_id::low] > 0 && (b.low_demand > 0.0 || demand.low_per_high > 0 || demand.n_absent > 0);
+    return demand.slot_size[term_id::low] > 0 && (b.low_demand > 0.0 || demand.n_absent > 0);
 }
 
 static uint64_t n_high_experts(const pool_demand & d) {
@@ -119,24 +119,21 @@ static status pool_bytes(const budget & b, const pool_demand & d, const other_me
                                format_size(double(bytes)).c_str(), format_size(double(smallest)).c_str());
 }
 
-// Without a calibrated share the demand divides the pools. The slots that experts in high precision take of the low
-// pool come on top.
+// Without a calibrated share the demand divides the pools.
 static double low_share(const budget & b, const pool_demand & d) {
     if (b.low_share >= 0) {
         return b.low_share;
     }
     const double absent = double(d.n_absent) / double(std::max(d.n_experts, 1u)); // whose high uses are low
-    const double n_low  = double(d.low_per_high) + b.low_demand + absent;
+    const double n_low  = b.low_demand + absent;
     const double low    = n_low * double(d.slot_size[term_id::low]);
     return low / (low + (1.0 - absent) * double(d.slot_size[term_id::high]));
 }
 
-// Low slots within [at_least, most]; no fewer than the experts in high precision can take.
+// Low slots within [at_least, most].
 static uint64_t low_slots(const budget & b, const pool_demand & d, uint64_t bytes, uint64_t at_least, uint64_t most) {
-    const uint64_t shared  = uint64_t(double(bytes) * low_share(b, d)) / d.slot_size[term_id::low];
-    const uint64_t n_pairs = bytes / (d.slot_size[term_id::low] + d.slot_size[term_id::high]);
-    const uint64_t n       = std::max(shared, n_pairs * d.low_per_high);
-    return std::min(std::clamp(n, at_least, most), uint64_t(d.n_experts));
+    const uint64_t shared = uint64_t(double(bytes) * low_share(b, d)) / d.slot_size[term_id::low];
+    return std::min(std::clamp(shared, at_least, most), uint64_t(d.n_experts));
 }
 
 // REQUIRES: the smallest pools fit.
@@ -152,7 +149,7 @@ static pool_slots divide(const budget & b, const pool_demand & d, uint64_t bytes
         n_low                   = low_slots(b, d, bytes, std::min(at_least, most_low), most_low);
     }
     const uint64_t n_high = (bytes - n_low * low) / high;
-    return { uint32_t(std::min(n_high, d.low_per_high > 0 ? n_low : n_high_experts(d))), uint32_t(n_low) };
+    return { uint32_t(std::min(n_high, n_high_experts(d))), uint32_t(n_low) };
 }
 
 pool_slots divide_pools(const budget & b, const pool_demand & d, uint64_t bytes) {

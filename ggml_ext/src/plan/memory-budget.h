@@ -27,8 +27,7 @@ struct pool_demand {
     uint32_t   n_experts = 0; // experts of all layers
     uint32_t   n_used    = 0; // per token and layer
 
-    uint32_t low_per_high = 0; // slots of the low pool that an expert in high precision takes beside its own, 0 or 1
-    uint32_t n_absent     = 0; // experts without a high version
+    uint32_t n_absent = 0; // experts without a high version
 };
 
 // A compute device with its own memory.

@@ -47,11 +47,10 @@ static status check_options(const hobbit_simulation & options) {
     if (options.n_used > options.n_experts) {
         return status::error("%u experts per token are more than the %u of a layer", options.n_used, options.n_experts);
     }
-    const bool is_ordered = options.residual ? options.bits_high > 0.0 : options.bits_low <= options.bits_high;
-    if (!(options.bits_low > 0.0 && is_ordered && std::isfinite(options.bits_low) &&
+    if (!(options.bits_low > 0.0 && options.bits_low <= options.bits_high && std::isfinite(options.bits_low) &&
           std::isfinite(options.bits_high))) {
-        return status::error("%g bits in low and %g in high precision: make %s", options.bits_low, options.bits_high,
-                             options.residual ? "both positive" : "0 < low <= high");
+        return status::error("%g bits in low and %g in high precision: make 0 < low <= high", options.bits_low,
+                             options.bits_high);
     }
     const std::string policy = options.policy;
     if (needs_prior(policy) && !options.prior) {
@@ -59,7 +58,7 @@ static status check_options(const hobbit_simulation & options) {
             error("the policy %s needs the uses of an earlier run: give a prior, such as its trace with --prior",
                   policy.c_str());
     }
-    if (policy == BELADY && (is_mixed(options) || options.slots_low > 0 || options.residual != 0)) {
+    if (policy == BELADY && (is_mixed(options) || options.slots_low > 0)) {
         return status::error("belady is the bound for one pool of equal experts: simulate it with t1 = 1 and no low "
                              "pool");
     }
@@ -130,9 +129,8 @@ class replay {
         options_(options),
         costs_(costs),
         is_bound_(options.policy == std::string(BELADY)),
-        terms_(terms_of(options.residual ? tier_kind::residual : tier_kind::complete)),
-        has_low_(is_mixed(options) || terms_[tier_id::high].size() > 1),
-        sets_(terms_) {}
+        has_low_(is_mixed(options)),
+        sets_(terms_of(tier_kind::complete)) {}
 
     status run(const std::vector<route_batch> & batches, hobbit_simulation_result & result) {
         HOBBIT_TRY(judge_.open(options_));
@@ -151,20 +149,13 @@ class replay {
                 i = end;
             }
         }
-        const double expert = expert_bits();
-        result_.penalty     = double(result_.loads_high) * (options_.bits_high / expert) +
-                          double(result_.loads_low) * (options_.bits_low / expert);
+        result_.penalty =
+            double(result_.loads_high) + double(result_.loads_low) * (options_.bits_low / options_.bits_high);
         result = result_;
         return {};
     }
 
   private:
-    // Bytes of one expert in high precision.
-    double expert_bits() const {
-        const bool is_sum = terms_[tier_id::high].size() > 1;
-        return options_.bits_high + (is_sum ? options_.bits_low : 0.0);
-    }
-
     void make_parts(const std::vector<route_batch> & batches) {
         if (options_.prior) {
             prior_ = { options_.n_layers, options_.n_experts };
@@ -187,13 +178,11 @@ class replay {
             of.n_experts = options_.n_experts;
             of.n_used    = options_.n_used;
             of.seed      = options_.seed;
-            of.terms     = terms_;
             std::copy(std::begin(options_.weights), std::end(options_.weights), of.weights.begin());
             of.prior = prior_;
             policy_  = make_policy(of);
         }
-        rule_ = make_rule({ options_.rule, &costs_, options_.bits_low / expert_bits(),
-                            options_.residual ? tier_kind::residual : tier_kind::complete });
+        rule_ = make_rule({ options_.rule, &costs_, options_.bits_low / options_.bits_high });
         step_.emplace(*rule_, *policy_);
         add_set(term_id::high, options_.slots_high);
         add_set(term_id::low, options_.slots_low);
@@ -319,7 +308,6 @@ class replay {
     const hobbit_simulation & options_;
     const precision_costs &   costs_;
     const bool                is_bound_;
-    const tier_terms          terms_;
     const bool                has_low_; // there are low versions
 
     expert_table<float> prior_; // empty: none

@@ -75,19 +75,15 @@ TEST_CASE("host memory whose buffers hold a few experts each") {
     CHECK(memory.n_allocated >= 4);
 }
 
-TEST_CASE("low precision, and a residual added to it") {
+TEST_CASE("low precision") {
     const layer_input   input = random_input(model_on_disk::small(), 5, 7);
     const model_on_disk m;
-    const model_on_disk sums = model_on_disk::with_residual();
     engine              on_cpu(m, 8, 3, score_thresholds{ 0.0, 1.0 });
     for (const uint32_t n_host : { 8u, 2u }) {
         CAPTURE(n_host);
         engine low = engine_with_host(m, 8, 3, n_host, { 0.0, 1.0 });
         CHECK(low.compute(m, input) == on_cpu.compute(m, input));
         CHECK(low.counters.selections[tier_id::low] > 0);
-        engine both = engine_with_host(sums, 3, 4, n_host);
-        CHECK(both.compute(sums, input) == stock(sums, input, tier_id::high));
-        CHECK(both.compute(sums, input) == stock(sums, input, tier_id::high));
     }
 }
 
@@ -292,5 +288,4 @@ TEST_CASE("both levels hold what the file does, whoever asks for what in which o
     use_at_random(m, term_id::high, 2, 5);
     use_at_random(m, term_id::low, 5, 2);
     use_at_random(m, term_id::high, 3, 1);
-    use_at_random(model_on_disk::with_residual(), term_id::high, 3, 4);
 }

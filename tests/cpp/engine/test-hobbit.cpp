@@ -254,24 +254,18 @@ static hobbit_pool_plan planned(const model_ptr & model, uint32_t n_batch) {
 
 TEST_CASE("a plan names the pools that are then allocated, and what a larger batch takes of them") {
     const files f;
-    for (const bool is_residual : { false, true }) {
-        CAPTURE(is_residual);
-        gguf_builder residual;
-        moe_model().add_low_and_residual(residual);
-        const std::string path = is_residual ? residual.write(f.dir.path("residual.gguf")) : f.tiers_path;
-        for (const int64_t pools : { 100 << 10, 1 << 20 }) {
-            const model_ptr        model = opened(path, { integer("hobbit.pools", pools) });
-            const hobbit_pool_plan plan  = planned(model, 64);
-            // rows of 64 inputs and 64 outputs, of both terms of a residual
-            CHECK(planned(model, 1064).batch_bytes - plan.batch_bytes == 1000 * (64 + 64 * (1 + is_residual)) * 4);
-            CHECK(planned(model, 1064).pool_bytes == plan.pool_bytes); // their size is given
+    for (const int64_t pools : { 100 << 10, 1 << 20 }) {
+        const model_ptr        model = opened(f.tiers_path, { integer("hobbit.pools", pools) });
+        const hobbit_pool_plan plan  = planned(model, 64);
+        // rows of 64 inputs and 64 outputs
+        CHECK(planned(model, 1064).batch_bytes - plan.batch_bytes == 1000 * (64 + 64) * 4);
+        CHECK(planned(model, 1064).pool_bytes == plan.pool_bytes); // their size is given
 
-            context_of(model, 64);
-            hobbit_info info;
-            hobbit_get_info(model.get(), &info);
-            CHECK(plan.pool_bytes == info.pool_bytes_high + info.pool_bytes_low);
-            CHECK(plan.holds_all == (pools == 1 << 20));
-        }
+        context_of(model, 64);
+        hobbit_info info;
+        hobbit_get_info(model.get(), &info);
+        CHECK(plan.pool_bytes == info.pool_bytes_high + info.pool_bytes_low);
+        CHECK(plan.holds_all == (pools == 1 << 20));
     }
     const model_ptr  model    = opened(f.tiers_path, { integer("hobbit.memory", 200 << 20) });
     char             err[512] = "";
@@ -300,26 +294,6 @@ TEST_CASE("counters are listed by name, those of one metric side by side, and ar
     CHECK(names.count("hits_high") == 1);
     CHECK(names.count("stall_s") == 1);
     CHECK(values[n] == -1);
-}
-
-TEST_CASE("a residual tier always has both pools, and is told") {
-    const files  f;
-    gguf_builder file;
-    moe_model().add_low_and_residual(file);
-    const std::string path     = file.write(f.dir.path("residual.gguf"));
-    const model_ptr   model    = opened(path, { integer("hobbit.pools", 400 << 10) });
-    char              err[512] = "";
-    context_of(model, 32);
-    hobbit_info info;
-    hobbit_get_info(model.get(), &info);
-    CHECK(info.high_is_residual);
-    CHECK(info.pool_slots_high >= 2);
-    CHECK(info.pool_slots_low >= info.pool_slots_high);
-    CHECK(info.pool_bytes_high + info.pool_bytes_low <= 400 << 10);
-    const hobbit_setting half = { "hobbit.t1", HOBBIT_SETTING_FLOAT, 0, 0.5, nullptr };
-    CHECK(hobbit_change_settings(model.get(), &half, 1, err, sizeof(err))); // the low pool is there
-    hobbit_get_info(opened(f.tiers_path, {}).get(), &info);
-    CHECK_FALSE(info.high_is_residual);
 }
 
 TEST_CASE("pools too small are an error of prepare that names what works") {

@@ -194,7 +194,7 @@ TEST_CASE("of t1 and t2 one that is changed alone moves the other where t1 would
 
 static std::map<std::string, hobbit_resolved_setting> described(const settings & s) {
     std::vector<hobbit_resolved_setting> rows(setting_table().size());
-    s.describe(rows.data(), rows.size(), false);
+    s.describe(rows.data(), rows.size());
     std::map<std::string, hobbit_resolved_setting> by_key;
     for (size_t i = 0; i < rows.size(); i++) {
         by_key[hobbit_setting_spec_at(i)->key] = rows[i];

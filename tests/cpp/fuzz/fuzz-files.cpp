@@ -46,7 +46,6 @@ class fuzzed_files {
         dir_ = std::make_unique<temp_dir>();
         ggml_log_set(log_nothing, nullptr);
         make("model", "model.gguf", add_grouped_model);
-        make("residual", "residual.gguf", [](gguf_builder & file) { moe_model().add_low_and_residual(file); });
         make("partial", "partial.gguf",
              [](gguf_builder & file) { moe_model().add_low_and_partial(file, { { 1, 3 }, { 0, 1, 2, 3 } }); });
         make("calibration", "c.calibration.gguf", calibration, base("c.gguf"));

@@ -98,8 +98,6 @@ TEST_CASE("what the keys say must fit together") {
     CHECK_CONTAINS(refused([](auto & f) { gguf_remove_key(f.keys(), "hobbit.base_tier"); }), "base_tier is ''");
     CHECK_CONTAINS(with("hobbit.tier.low.kind", "partial"), "the low tier is of kind 'partial'");
     CHECK_CONTAINS(with("hobbit.tier.high.kind", "complete"), "of kind 'complete', which format version 3 does not");
-    for (const uint32_t version : { 1u, 2u }) {
-        CHECK_CONTAINS(refused([&](auto & f) { gguf_set_val_u32(f.keys(), "hobbit.version", version); }),
-                       "the high tier is of kind 'partial', which format version " + std::to_string(version));
-    }
+    CHECK_CONTAINS(refused([](auto & f) { gguf_set_val_u32(f.keys(), "hobbit.version", 1); }),
+                   "the high tier is of kind 'partial', which format version 1 does not have");
 }

@@ -184,7 +184,7 @@ TEST_CASE("a format that this version does not know is refused") {
     std::string expected;
     SUBCASE("a later version") {
         gguf_set_val_u32(file.keys(), "hobbit.version", 4);
-        expected = "is of hobbit format version 4, this program reads versions 1 to 3";
+        expected = "is of hobbit format version 4, this program reads versions 1 and 3";
     }
     SUBCASE("no version") {
         gguf_remove_key(file.keys(), "hobbit.version");
@@ -194,9 +194,14 @@ TEST_CASE("a format that this version does not know is refused") {
         file.set_strings("hobbit.tiers", { "high", "middle", "low" });
         expected = "declares other tiers than high and low";
     }
-    SUBCASE("a residual tier") {
-        gguf_set_val_str(file.keys(), "hobbit.tier.low.kind", "residual");
-        expected = "the low tier is of kind 'residual', this program reads 'complete'";
+    SUBCASE("residual tiers of an earlier version") {
+        gguf_set_val_u32(file.keys(), "hobbit.version", 2);
+        gguf_set_val_str(file.keys(), "hobbit.tier.high.kind", "residual");
+        expected = "was made with residual tiers, which were removed in this version: convert the model again";
+    }
+    SUBCASE("another kind of low tier") {
+        gguf_set_val_str(file.keys(), "hobbit.tier.low.kind", "partial");
+        expected = "the low tier is of kind 'partial', this program reads 'complete'";
     }
     CHECK_CONTAINS(error_of(file.write(dir.path("m.gguf"))), expected);
 }

@@ -381,68 +381,6 @@ TEST_CASE("any budget that is accepted is kept to") {
 }
 
 //
-// a residual high tier
-//
-
-// 4 MiB of residual on 4 MiB.
-static pool_demand residual_tiers() {
-    pool_demand d  = two_tiers();
-    d.slot_size    = { 4 * MiB, 4 * MiB };
-    d.low_per_high = 1;
-    return d;
-}
-
-TEST_CASE("each residual has a low version beside it, and at t1 below 1 there are more of these") {
-    CHECK(uses_low(with_pools(1, 1.0), residual_tiers()));
-    CHECK(planned(with_pools(100 * MiB), residual_tiers()).n_slots == std::array<uint32_t, 2>{ 12, 12 });
-    // t1 = 0.5: 1.5 low versions for each residual; at 0, two
-    CHECK(planned(with_pools(100 * MiB, 0.5), residual_tiers()).n_slots == std::array<uint32_t, 2>{ 10, 15 });
-    CHECK(planned(with_pools(96 * MiB, 0.0), residual_tiers()).n_slots == std::array<uint32_t, 2>{ 8, 16 });
-}
-
-TEST_CASE("a residual tier keeps to a share as far as it can, and to what there is") {
-    budget s    = with_pools(100 * MiB, 0.5);
-    s.low_share = 0.8;
-    CHECK(planned(s, residual_tiers()).n_slots == std::array<uint32_t, 2>{ 5, 20 });
-    s.low_share = 0.0; // a residual is of no use without its low version
-    CHECK(planned(s, residual_tiers()).n_slots == std::array<uint32_t, 2>{ 12, 12 });
-    s.low_share = 1.0;
-    CHECK(planned(s, residual_tiers()).n_slots == std::array<uint32_t, 2>{ 4, 21 });
-    s.pools = 100000 * MiB;
-    CHECK(planned(s, residual_tiers()).n_slots == std::array<uint32_t, 2>{ 64, 64 });
-    CHECK(planned(with_pools(100000 * MiB), residual_tiers()).n_slots == std::array<uint32_t, 2>{ 64, 64 });
-}
-
-TEST_CASE("the smallest pools of a residual tier hold a token's experts in both parts") {
-    CHECK(refused(with_pools(32 * MiB - 1), residual_tiers()).find("the smallest that work are 33554432 bytes") !=
-          std::string::npos);
-    for (const double share : { -1.0, 0.0, 1.0 }) {
-        budget s    = with_pools(32 * MiB);
-        s.low_share = share;
-        CHECK(planned(s, residual_tiers()).n_slots == std::array<uint32_t, 2>{ 4, 4 });
-    }
-}
-
-TEST_CASE("any budget that is accepted is kept to, with residuals of any size") {
-    for (uint64_t mib = 40; mib < 700; mib += 13) {
-        for (const double t1 : { 0.0, 0.5, 1.0 }) {
-            for (const uint64_t residual : { 1, 4, 6 }) {
-                CAPTURE(mib);
-                CAPTURE(t1);
-                CAPTURE(residual);
-                pool_demand d              = residual_tiers();
-                d.slot_size[term_id::high] = residual * MiB;
-                const pool_plan plan       = planned(with_pools(mib * MiB, t1), d);
-                CHECK(bytes_of(plan, d) <= mib * MiB);
-                CHECK(plan.n_slots[term_id::high] >= 4);
-                CHECK(plan.n_slots[term_id::low] >= plan.n_slots[term_id::high]);
-                CHECK(plan.n_slots[term_id::low] <= 64);
-            }
-        }
-    }
-}
-
-//
 // a high tier that lacks experts
 //
 

@@ -20,7 +20,6 @@ struct priced {
     std::vector<float> low       = { 0.0f, 1.0f };
     std::vector<float> skip      = { 0.0f, 4.0f };
     double             low_bytes = 0.25;
-    tier_kind          high      = tier_kind::complete;
     residency          resident  = [](expert_id, tier_id) { return false; };
     bool               has_low   = true;
     const char *       name      = "price";
@@ -36,7 +35,7 @@ struct priced {
             routing.experts.push_back(int32_t(i % n_used));
         }
         const std::vector<score_thresholds> thresholds(n_tokens, { 1.0, 1.0, price });
-        const auto                          rule = make_rule({ name, &costs, low_bytes, high });
+        const auto                          rule = make_rule({ name, &costs, low_bytes });
         std::string                         letters;
         for (const precision p : rule->decide({ routing, thresholds, resident, has_low })) {
             letters += p == precision::high ? 'H' : p == precision::low ? 'L' : '-';
@@ -107,15 +106,6 @@ TEST_CASE("what is resident costs no bytes") {
     CHECK(p.letters(weights, 0.1) == "HLL"); // 0.09 for the resident version, 0.1 for loading the high one
     CHECK(p.letters(weights, 0.08) == "HHL");
     CHECK(p.letters(weights, 1e9) == "LL-"); // skipping it saves nothing
-}
-
-TEST_CASE("a residual is all that is missing where the low version is resident") {
-    priced p;
-    p.resident = [](expert_id, tier_id tier) { return tier == tier_id::low; };
-    CHECK(p.letters({ 0.5f, 0.5f }, 0.3) == "LL"); // 0.25 for low, 0.3 for a complete expert
-    p.high = tier_kind::residual;
-    CHECK(p.letters({ 0.5f, 0.5f }, 0.3) == "HH"); // 0.225 for the residual
-    CHECK(p.letters({ 0.5f, 0.5f }, 0.34) == "LL");
 }
 
 TEST_CASE("without a low pool an expert is high or skipped") {

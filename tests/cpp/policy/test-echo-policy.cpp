@@ -265,24 +265,3 @@ TEST_CASE("long runs of batches, sequences and odd weights keep values finite, a
         CHECK(a->value({ 1, expert }, term_id::high, 0) == b->value({ 1, expert }, term_id::high, 0));
     }
 }
-
-TEST_CASE("with a residual tier a low version is worth all uses, a residual those in high precision") {
-    policy_options options;
-    options.name      = "echo";
-    options.n_layers  = N_LAYERS;
-    options.n_experts = N_EXPERTS;
-    options.n_used    = 2;
-    options.terms     = terms_of(tier_kind::residual);
-    auto policy       = make_policy(options);
-    policy->begin_sequence(0);
-    for (int i = 0; i < 20; i++) {
-        policy->begin_tokens(0, 1);
-        for (layer_id layer = 0; layer < N_LAYERS; layer++) {
-            use(*policy, { layer, 0 }, 0, 0.5, tier_id::high);
-            use(*policy, { layer, 1 }, 0, 0.5, tier_id::low);
-        }
-    }
-    CHECK(policy->value({ 2, 0 }, term_id::low, 0) == policy->value({ 2, 1 }, term_id::low, 0));
-    CHECK(policy->value({ 2, 0 }, term_id::high, 0) == policy->value({ 2, 0 }, term_id::low, 0));
-    CHECK(policy->value({ 2, 1 }, term_id::high, 0) < 0.01 * policy->value({ 2, 1 }, term_id::low, 0));
-}

@@ -34,7 +34,7 @@ TEST_CASE("what the next layer is predicted to miss is read ahead, the most want
 }
 
 TEST_CASE("what is read ahead goes to the cache of its layer, over the border between two") {
-    engine e({ { 1, 0, { { 3, 0.3f }, { 5, 0.6f } } } }, 2, 0, {}, 3, false, 1);
+    engine e({ { 1, 0, { { 3, 0.3f }, { 5, 0.6f } } } }, 2, 0, {}, 3, 1);
     e.reader.open_gate();
     e.choose(0, { 0, 1 });
     e.look_ahead();
@@ -203,7 +203,7 @@ TEST_CASE("a wrong prefetch costs the one read in flight, and a right one is not
 }
 
 TEST_CASE("a predictor that needs no routers prefetches what it learnt from the layers that ran") {
-    engine e({}, 4, 0, {}, 1, false, N_LAYERS, "repeat");
+    engine e({}, 4, 0, {}, 1, N_LAYERS, "repeat");
     e.reader.open_gate();
     CHECK(e.counters.prefetch_active);
     for (const layer_id layer : { 0, 1, 2, 3 }) {
@@ -313,68 +313,8 @@ TEST_CASE("whatever is predicted, each layer is given the experts that it chose"
     CHECK(wrong == 0);
 }
 
-TEST_CASE("of what is missing residuals come last, and an upgrade reads the residual alone") {
-    const std::vector<belief> beliefs = { { 1, 0, { { 3, 0.3f }, { 5, 0.6f } } } };
-    engine                    e(beliefs, 16, 16, {}, 3, true);
-    const auto                from = [&](size_t first) {
-        const std::vector<uint64_t> begun = e.reader.begun();
-        return std::vector<uint64_t>(begun.begin() + ptrdiff_t(first), begun.end());
-    };
-    e.reader.open_gate();
-    e.choose(0, { 0, 1 });
-    e.cache().wait({ 0, 0 }, tier_id::high, ALL);
-    e.cache().wait({ 0, 1 }, tier_id::high, ALL);
-    size_t before = e.reader.begun().size();
-    e.look_ahead();
-    e.wait({ 1, 3 });
-    e.wait({ 1, 5 });
-    CHECK(from(before) == joined(joined(e.reads_of({ 1, 5 }, term_id::low), e.reads_of({ 1, 3 }, term_id::low)),
-                                 joined(e.reads_of({ 1, 5 }), e.reads_of({ 1, 3 }))));
-    e.finish(0, { 0, 1 });
-    const uint64_t read = e.counters.bytes_read;
-    e.choose(1, { 3, 5 });
-    CHECK(e.counters.prefetched == 2);
-    CHECK(e.counters.prefetched_used == 2);
-    CHECK(e.counters.bytes_read == read);
-
-    engine upgrade(beliefs, 16, 16, {}, 3, true);
-    upgrade.reader.open_gate();
-    upgrade.load({ 1, 5 }, tier_id::low);
-    upgrade.load({ 1, 3 }, tier_id::high);
-    upgrade.choose(0, { 0, 1 });
-    upgrade.cache().wait({ 0, 0 }, tier_id::high, ALL);
-    upgrade.cache().wait({ 0, 1 }, tier_id::high, ALL);
-    before = upgrade.reader.begun().size();
-    upgrade.look_ahead();
-    upgrade.wait({ 1, 5 });
-    const std::vector<uint64_t> begun = upgrade.reader.begun();
-    CHECK(std::vector<uint64_t>(begun.begin() + ptrdiff_t(before), begun.end()) == upgrade.reads_of({ 1, 5 }));
-}
-
-TEST_CASE("a wrong prefetch of residuals leaves nothing behind that was not read") {
-    engine e({ { 1, 0, { { 3, 0.3f }, { 5, 0.6f } } } }, 4, 4, {}, 3, true);
-    e.choose(0, { 0, 1 });
-    e.reader.let(12);
-    e.cache().wait({ 0, 0 }, tier_id::high, ALL);
-    e.cache().wait({ 0, 1 }, tier_id::high, ALL);
-    e.look_ahead();
-    e.reader.wait_begun(13); // the first part of 5, the gate is shut
-    CHECK(e.cache().holds({ 1, 3 }, tier_id::high, ALL));
-    e.prefetch->on_routing({ 1, 1, N_USED, { 6, 7 }, {} });
-    for (const tier_id tier : { tier_id::high, tier_id::low }) {
-        CHECK_FALSE(e.cache().holds({ 1, 3 }, tier, {}));
-    }
-    e.reader.open_gate();
-    for (const uint32_t expert : { 6u, 7u }) {
-        e.load({ 1, expert });
-    }
-    CHECK(e.reader.begun().size() == 13 + 12);
-    CHECK_FALSE(e.cache().holds({ 1, 5 }, tier_id::high, {}));
-    e.finish(0, { 0, 1 });
-}
-
 TEST_CASE("the second pass asks for what the first one chose in all layers, and is no part of a trial") {
-    engine e({}, 8, 0, {}, 1, false, N_LAYERS, "repeat");
+    engine e({}, 8, 0, {}, 1, N_LAYERS, "repeat");
     e.reader.open_gate();
     e.batch.set_pass(batch_pass::draft);
     for (const layer_id layer : { 0, 1, 2, 3 }) {
@@ -407,7 +347,7 @@ TEST_CASE("the second pass asks for what the first one chose in all layers, and 
 }
 
 TEST_CASE("the second pass asks as far as there is room, and later for the rest") {
-    engine e({}, 4, 0, {}, 1, false, N_LAYERS, "repeat");
+    engine e({}, 4, 0, {}, 1, N_LAYERS, "repeat");
     e.reader.open_gate();
     e.batch.set_pass(batch_pass::draft);
     for (const layer_id layer : { 0, 1, 2, 3 }) {

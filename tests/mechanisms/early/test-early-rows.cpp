@@ -55,28 +55,25 @@ rows compute_both(engine & e, const model_on_disk & m, const layer_input & first
 } // namespace
 
 TEST_CASE("predicted experts that host memory alone has are computed on the layer before's input") {
-    for (const bool is_residual : { false, true }) {
-        CAPTURE(is_residual);
-        const model_on_disk m      = is_residual ? model_on_disk::with_residual() : model_on_disk();
-        const layer_input   first  = random_input(m.shape, 1, 1);
-        const layer_input   second = random_input(m.shape, 1, 2);
-        fixed_predictor     ahead({ second.ids[0], second.ids[0] == 7 ? 6 : 7 });
-        rules               config;
-        config.policy = "guard"; // uploads nothing once the pool is full
-        engine e{ m, 1, is_residual ? 1u : 0u, config, { rpc_device() }, 16, compute_mode::cooperative };
-        e.compute(m, random_input(m.shape, 1, 3), 0); // fills it
-        add_early(e, m, ahead);
-        e.knows_router_input = true;
-        const rows exact     = compute_both(e, m, first, second); // the layers are not known yet
-        CHECK(exact == stock(m, second, tier_id::high, 1));
-        CHECK(e.counters.of(selections_early) == 0);
-        const rows found = compute_both(e, m, first, second);
-        CHECK(e.counters.of(selections_early) == 1);
-        layer_input stale = second;
-        stale.x           = first.x;
-        CHECK(found[0] == stock(m, stale, tier_id::high, 1)[0]);
-        CHECK(found[1] == exact[1]);
-    }
+    const model_on_disk m;
+    const layer_input   first  = random_input(m.shape, 1, 1);
+    const layer_input   second = random_input(m.shape, 1, 2);
+    fixed_predictor     ahead({ second.ids[0], second.ids[0] == 7 ? 6 : 7 });
+    rules               config;
+    config.policy = "guard"; // uploads nothing once the pool is full
+    engine e{ m, 1, 0, config, { rpc_device() }, 16, compute_mode::cooperative };
+    e.compute(m, random_input(m.shape, 1, 3), 0); // fills it
+    add_early(e, m, ahead);
+    e.knows_router_input = true;
+    const rows exact     = compute_both(e, m, first, second); // the layers are not known yet
+    CHECK(exact == stock(m, second, tier_id::high, 1));
+    CHECK(e.counters.of(selections_early) == 0);
+    const rows found = compute_both(e, m, first, second);
+    CHECK(e.counters.of(selections_early) == 1);
+    layer_input stale = second;
+    stale.x           = first.x;
+    CHECK(found[0] == stock(m, stale, tier_id::high, 1)[0]);
+    CHECK(found[1] == exact[1]);
 }
 
 TEST_CASE("batches of several tokens are exact, and nothing is computed early for them") {
