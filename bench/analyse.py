@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The analyses of the HOBBIT paper on a model and a text: tables, and with --plots a PNG for each.
+"""The analyses of the HOBBIT paper on a model and a text: one JSON document, and with --plots a PNG for each.
 
     python -m bench.analyse MODEL.gguf --text my.txt --plots plots --threads 1
 
@@ -122,7 +122,7 @@ def run(args: argparse.Namespace) -> None:
     model = read_model_file(args.model, engine.cache.sidecar)
     thresholds = choose_thresholds(args.t1, args.t2, info.t1, info.t2)
     found, seen = analyse(model, text, EvaluationConfig(engine=engine), args.chunks, thresholds)
-    print(json.dumps(found.as_dict(), indent=2) if args.json else findings.tables(found))
+    print(json.dumps(found.as_dict(), indent=2))
     if args.plots is not None:
         print(f"{len(plots.write(found, seen, args.plots))} plots in {args.plots}", file=sys.stderr)
 
@@ -136,7 +136,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--plots", type=Path, metavar="DIR", help="folder for the plots")
     chunks = "parts of 512 tokens to use at most, evenly spaced (default: %(default)s)"
     add("--chunks", type=int, default=16, metavar="N", help=chunks)
-    add("--json", action="store_true", help="print one JSON document")
     paper = {"t1": CacheConfig.paper_t1, "t2": CacheConfig.paper_t2}
     defaults = {name: f"the model's, or {value}" for name, value in paper.items()}
     add_engine_arguments(parser, [name for name in OPTIONS if name not in ("trace", "remember")], defaults)

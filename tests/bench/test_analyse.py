@@ -23,7 +23,7 @@ HELD_OUT = TESTS / "tiny_moe" / "heldout.txt"
 def analysed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
     folder = tmp_path_factory.mktemp("analyse") / "plots"
     words = [models.tiny_tiers("f16", "q4_0"), "--text", HELD_OUT, "--plots", folder, "--chunks", 1]
-    words += ["--threads", 1, "--pools", "6M", "--json"]
+    words += ["--threads", 1, "--pools", "6M"]
     done = subprocess.run(
         [sys.executable, "-m", "bench.analyse", *map(str, words)],
         cwd=models.ROOT, capture_output=True, text=True, timeout=300, check=False,
