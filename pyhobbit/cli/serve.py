@@ -7,9 +7,7 @@ Every option of llama-server is passed on; llama-server's own help: pyhobbit ser
 import argparse
 import contextlib
 import csv
-import errno
 import io
-import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
     from pyhobbit.engine.plan import MemoryPlan
 
 _HOST, _PORT = "127.0.0.1", "8080"
-_MAX_PORT = 65535
 _CONTEXTS = (8192, 16384, 32768)
 _CONTEXT = _CONTEXTS[0]
 # Our defaults differ from its own: the largest context and 8 GiB of old prompts leave the experts no room.
@@ -148,7 +145,6 @@ def run(args: argparse.Namespace) -> int:
     without_model = args.model is None and args.hf_repo is None and _names_model(args.passed_on)
     if not without_model:
         check_model_arguments(args)
-    _check_address(args.passed_on)
     _check_batch(args.batch, args.passed_on)
     arguments = _arguments_without_model(args, cache) if without_model else _arguments_of_model(args)
     become([str(SERVER), *arguments])
@@ -396,38 +392,3 @@ def _check_memory(
         raise HobbitError(
             f"{e}; the server has no Python in it, so up to {format_size(of_python)} less may work"
         ) from e
-
-
-def _check_address(passed_on: Sequence[str]) -> None:
-    """Raises HobbitError where nobody can listen there: the model would be loaded in vain."""
-    host = str(value("--host", passed_on, _HOST))
-    port = str(value("--port", passed_on, _PORT))
-    shared = value("--reuse-port", passed_on) is not None
-    if host.endswith(".sock"):
-        return
-    if not port.isdecimal() or int(port) > _MAX_PORT:
-        raise ConfigError(f"'{port}' is not a port; give --port a number from 1 to {_MAX_PORT}, or 0 for any")
-    for each in host.split(","):
-        _check_listening(each.strip(), int(port), shared)
-
-
-def _check_listening(host: str, port: int, shared: bool) -> None:
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, socket.SOCK_STREAM) as listener:
-            # connections of a server that has ended do not count, one that listens does
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if shared:
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            listener.bind(address)
-            listener.listen()
-    except UnicodeError as e:
-        raise HobbitError(f"{host} is not an address of this machine; give one with --host") from e
-    except OSError as e:
-        if e.errno == errno.EADDRINUSE:
-            problem = f"port {port} of {host} is taken by another program; choose another one with --port"
-        elif e.errno == errno.EACCES:
-            problem = f"port {port} needs the rights of an administrator; choose one above 1023 with --port"
-        else:
-            problem = f"this machine cannot listen on {host} ({e.strerror}); --host takes an address of it"
-        raise HobbitError(problem) from e
