@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Tells people what a plan and an estimate of speed say, and what would make the model faster."""
 
-import os
 import shlex
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -16,7 +15,6 @@ from pyhobbit.model.tiers import default_low_type
 from pyhobbit.native.devices import gpu_backends, gpus
 from pyhobbit.settings.config import CacheConfig, format_size
 
-_VISIBLE = "GGML_VK_VISIBLE_DEVICES"
 _MUCH = 0.2  # share of a token's time, or of the memory
 _SOURCES = {
     "all": "all experts fit; each is read once",
@@ -74,20 +72,13 @@ def gpu_text(devices: Collection[str] | None) -> str:
     found = gpus()
     if not found:
         if backends := " and ".join(gpu_backends()):
-            return f"none that {backends} can use; check the driver{_software_hint(backends)}"
+            return f"none that {backends} can use; check the driver"
         return "none; this build is for the CPU alone, rebuild with make install GPU=cuda or GPU=vulkan"
     own = [each for each in found if devices and each.name in devices]
     names = ", ".join(f"{each.name} ({each.description})" for each in own or found)
     if devices is None:
         return names
     return f"{names}, with the experts" if own else f"{names}; the CPU computes the experts"
-
-
-def _software_hint(backends: str) -> str:
-    """ggml hides Vulkan devices that are the CPU, unless it is told which ones to take."""
-    if "Vulkan" not in backends or os.environ.get(_VISIBLE):
-        return ""
-    return f", or set {_VISIBLE}=0 to try a software device"
 
 
 def planned_gpu_text(plan: MemoryPlan) -> str:

@@ -19,6 +19,7 @@ TWO = (Gpu("CUDA0", "NVIDIA A"), Gpu("CUDA1", "NVIDIA B"))
             "none; this build is for the CPU alone, rebuild with make install GPU=cuda or GPU=vulkan",
         ),
         ((), ("CUDA",), None, "none that CUDA can use; check the driver"),
+        ((), ("CUDA", "Vulkan"), None, "none that CUDA and Vulkan can use; check the driver"),
         (TWO, ("CUDA",), ["CUDA1"], "CUDA1 (NVIDIA B), with the experts"),
         (TWO, ("CUDA",), ["CUDA0", "CUDA1"], "CUDA0 (NVIDIA A), CUDA1 (NVIDIA B), with the experts"),
         (TWO[:1], ("CUDA",), [], "CUDA0 (NVIDIA A); the CPU computes the experts"),
@@ -36,13 +37,3 @@ def test_the_gpu_in_use_is_named(
     monkeypatch.setattr(advice, "gpus", lambda: found)
     monkeypatch.setattr(advice, "gpu_backends", lambda: backends)
     assert advice.gpu_text(devices) == text
-
-
-def test_without_a_gpu_the_way_to_a_software_device_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(advice, "gpus", tuple)
-    monkeypatch.setattr(advice, "gpu_backends", lambda: ("CUDA", "Vulkan"))
-    monkeypatch.delenv("GGML_VK_VISIBLE_DEVICES", raising=False)
-    driver = "none that CUDA and Vulkan can use; check the driver"
-    assert advice.gpu_text(None) == f"{driver}, or set GGML_VK_VISIBLE_DEVICES=0 to try a software device"
-    monkeypatch.setenv("GGML_VK_VISIBLE_DEVICES", "0")
-    assert advice.gpu_text(None) == driver
