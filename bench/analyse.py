@@ -116,7 +116,12 @@ def run(args: argparse.Namespace) -> None:
     if args.plots is not None:
         from bench.analysis import plots
 
-        plots.check_folder(args.plots)
+        try:
+            args.plots.mkdir(parents=True, exist_ok=True)
+        except OSError as e:
+            raise HobbitError(
+                f"{args.plots} cannot be a folder of plots ({e.strerror}); choose another one"
+            ) from e
     check_model_file(args.model)
     info = opened_info(args.model, {"hobbit.enable": True, **engine.cache.settings()})
     model = read_model_file(args.model, engine.cache.sidecar)

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The plots of bench.analyse, one PNG each. Colours are told apart by the colour-blind too."""
 
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,6 @@ except ImportError as e:
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
 
     from bench.analysis.findings import Findings
     from pyhobbit.routing.observe import Observations
@@ -44,35 +42,17 @@ _STYLE: dict[Any, Any] = {
     "savefig.dpi": 150,
 }
 _MANY_BARS = 40
-_ALL_TICKS = 16
-
-
-def check_folder(folder: Path) -> None:
-    """Raises HobbitError where plots cannot be written to `folder`, which need not exist yet."""
-    nearest = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    if not nearest.is_dir():
-        raise HobbitError(f"plots cannot be written to {folder}: {nearest} is no folder; choose another one")
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        raise HobbitError(
-            f"plots cannot be written to {folder}: {nearest} is read-only; choose another folder"
-        )
 
 
 def write(found: "Findings", seen: "Observations", folder: Path) -> list[Path]:
-    """Writes a PNG for each analysis, or none; the same findings give the same files. Raises HobbitError."""
+    """Writes a PNG for each analysis; the same findings give the same files. The folder exists."""
     paths: list[Path] = []
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with mpl.rc_context():
-            mpl.rcdefaults()
-            mpl.rcParams.update(_STYLE)
-            for name, figure in _figures(found, seen):
-                paths.append(folder / f"{name}.png")
-                figure.savefig(paths[-1], metadata={"Software": None})
-    except OSError as e:
-        for path in paths:
-            path.unlink(missing_ok=True)
-        raise HobbitError(f"the plots cannot be written to {folder}: {e.strerror}") from e
+    with mpl.rc_context():
+        mpl.rcdefaults()
+        mpl.rcParams.update(_STYLE)
+        for name, figure in _figures(found, seen):
+            paths.append(folder / f"{name}.png")
+            figure.savefig(paths[-1], metadata={"Software": None})
     return paths
 
 
@@ -112,14 +92,6 @@ def _by_layer(ax: "Axes", layers: Sequence[int]) -> None:
     ax.set_xlabel("layer")
     ax.set_xlim(layers[0] - 0.5, layers[-1] + 0.5)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-
-
-def _number_ticks(axis: "Axis", n: int) -> None:
-    """Ticks for things numbered from 0, each where there is room."""
-    if n <= _ALL_TICKS:
-        axis.set_ticks(range(n))
-    else:
-        axis.set_major_locator(MaxNLocator(nbins=12, integer=True))
 
 
 def _percent_axis(ax: "Axes", top: float = 1.0) -> None:
@@ -234,13 +206,12 @@ def reuse(layers: Sequence[int], result: figures.Reuse, n_used: int) -> Figure:
 
 def preference(layer: int, frequency: np.ndarray) -> Figure:
     """Fig. 10b: how often each sequence uses each expert of one layer; frequency: [S, E]."""
-    n_sequences, n_experts = frequency.shape
-    figure, (ax,) = _panels(1, 6.5, min(8, 3 + 0.12 * n_sequences))
+    figure, (ax,) = _panels(1, 6.5, min(8, 3 + 0.12 * len(frequency)))
     image = ax.imshow(frequency, aspect="auto", cmap=_MAP, vmin=0, interpolation="nearest")
     bar = figure.colorbar(image, ax=ax, label="share of its selections")
     bar.ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0 if frequency.max() > 0.05 else 1))
-    _number_ticks(ax.xaxis, n_experts)
-    _number_ticks(ax.yaxis, n_sequences)
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_locator(MaxNLocator(integer=True))
     ax.set_xlabel("expert")
     ax.set_ylabel("sequence")
     ax.set_title(f"Expert use by sequence, layer {layer}")
@@ -256,7 +227,7 @@ def high_use(layer: int, uses: np.ndarray, high: np.ndarray, t1: float) -> Figur
     ax.bar(experts, uses, color=_LIGHT, label="all uses")
     ax.bar(experts, high, color=_BLUE, label="uses in high precision")
     ax.set_xlim(-0.6, n_experts - 0.4)
-    _number_ticks(ax.xaxis, n_experts)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set_xlabel("expert")
     ax.set_ylabel("selections")
     ax.set_title(f"Expert use in layer {layer}, t1 = {t1:g}")
