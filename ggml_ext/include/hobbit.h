@@ -506,7 +506,7 @@ struct hobbit_pool_request {
     double   low_demand; // slots of the low pool wanted for each slot of the high one; 0: nothing is low
 };
 
-// Slots of the high and the low pool, as hobbit_prepare divides its memory.
+// Slots of the high and the low pool, as hobbit_open_context divides its memory.
 HOBBIT_API void hobbit_divide_pools(const struct hobbit_pool_request * request, uint32_t * high, uint32_t * low);
 
 // Replays routes through the engine's own policy and scorer, with demand loading and a pool per tier. Fails for

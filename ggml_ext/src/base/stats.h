@@ -17,8 +17,7 @@
 //   STATE(field, metric, help)  1 or 0
 //
 // A selection is one (token, expert) pair chosen by a router. Hits and misses count the experts that a layer needed for
-// one batch, once each. With a residual high tier, a hit in high precision found the low version and the residual; a
-// miss may have read only one of the two.
+// one batch, once each.
 #define HOBBIT_COUNTERS(TIERS, COUNT, SECONDS, STATE)                                                                  \
     TIERS(selections, "Expert selections (token, expert) by the precision that served them")                           \
     COUNT(selections_skipped, "selections_total", "precision=\"skipped\"", "Expert selections that were skipped")      \
@@ -27,7 +26,7 @@
     TIERS(hits, "Experts that a layer needed for a batch and found in the cache")                                      \
     TIERS(misses, "Experts that a layer needed for a batch and did not find in the cache")                             \
     TIERS(host_hits, "Misses of a GPU's cache that were found in host memory; the others were read from disk")         \
-    COUNT(evictions, "evictions_total", nullptr, "Experts evicted; a low version takes its residual with it")          \
+    COUNT(evictions, "evictions_total", nullptr, "Experts evicted")                                                    \
     COUNT(reads, "reads_total", nullptr, "Reads of expert data from disk; bytes_read / reads is their mean size")      \
     COUNT(bytes_read, "read_bytes_total", nullptr, "Bytes of experts read from disk")                                  \
     COUNT(bytes_transferred, "transferred_bytes_total", nullptr, "Bytes of experts uploaded to GPUs")                  \

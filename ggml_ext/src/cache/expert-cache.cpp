@@ -8,7 +8,7 @@
 namespace hobbit {
 
 expert_cache::expert_cache(const expert_index & index, loader & loader, stats & stats, const pool_place & place) :
-    index_(index), loader_(loader), stats_(stats), place_(place), n_experts_(index.n_experts()), sets_(index.terms()) {
+    index_(index), loader_(loader), stats_(stats), place_(place), n_experts_(index.n_experts()) {
     const auto memory = place.memory ? place.memory : ggml_backend_dev_buffer_type(place.device);
     for (const term_id term : index.stored_terms()) {
         slots_[term].lay_out(index, term, place.device, memory, place.pack);
@@ -27,16 +27,13 @@ status expert_cache::allocate(term_id term, uint32_t n_slots, uint32_t quota, ca
 //
 
 bool expert_cache::holds(expert_id id, tier_id tier, part_set parts) const {
-    const auto has_parts = [&](term_id t) { return loader_.requested(load(id, t)).has(parts); };
-    return sets_.contains(id, tier) && std::all_of(terms(tier).begin(), terms(tier).end(), has_parts);
+    return sets_.contains(id, tier) && loader_.requested(load(id, term_of(tier))).has(parts);
 }
 
 bool expert_cache::holds_below(expert_id id, tier_id tier, part_set parts) const {
-    const expert_cache * below     = place_.below;
-    const auto           has_parts = [&](term_id t) {
-        return (loader_.requested(load(id, t)) | loader_.requested(below->load(id, t))).has(parts);
-    };
-    return below && std::all_of(terms(tier).begin(), terms(tier).end(), has_parts);
+    const expert_cache * below = place_.below;
+    const term_id        term  = term_of(tier);
+    return below && (loader_.requested(load(id, term)) | loader_.requested(below->load(id, term))).has(parts);
 }
 
 void expert_cache::forget_evicted() {
@@ -67,11 +64,9 @@ void expert_cache::look_for_memory(term_id term) {
 }
 
 bool expert_cache::make_resident(expert_id id, tier_id tier) {
-    for (const term_id term : terms(tier)) {
-        look_for_memory(term);
-    }
+    look_for_memory(term_of(tier));
     const bool is_resident = sets_.insert(id, tier, running_, evicted_);
-    report_evicted({ id, terms(tier).back() });
+    report_evicted({ id, term_of(tier) });
     stats_.evictions += evicted_.size();
     forget_evicted();
     return is_resident;
@@ -119,22 +114,16 @@ void expert_cache::submit_from(part_set from_below, expert_id id, term_id term, 
 }
 
 void expert_cache::request(expert_id id, tier_id tier, part_set parts) {
-    for (const term_id term : terms(tier)) {
-        GGML_ASSERT(sets_.set(term).is_pinned(id));
-        submit(id, term, parts, load_urgency::demand);
-    }
+    GGML_ASSERT(sets_.set(term_of(tier)).is_pinned(id));
+    submit(id, term_of(tier), parts, load_urgency::demand);
 }
 
 bool expert_cache::arrived(expert_id id, tier_id tier, part_set parts) const {
-    return std::all_of(terms(tier).begin(), terms(tier).end(),
-                       [&](term_id term) { return loader_.arrived(load(id, term), parts); });
+    return loader_.arrived(load(id, term_of(tier)), parts);
 }
 
 status expert_cache::wait(expert_id id, tier_id tier, part_set parts) {
-    for (const term_id term : terms(tier)) {
-        HOBBIT_TRY(loader_.wait(load(id, term), parts));
-    }
-    return {};
+    return loader_.wait(load(id, term_of(tier)), parts);
 }
 
 loader::transfers expert_cache::transferred() const {
@@ -147,10 +136,8 @@ char * expert_cache::data(expert_id id, term_id term, part_id part) const {
 }
 
 void expert_cache::release(expert_id id, tier_id tier) {
-    for (const term_id term : terms(tier)) {
-        cancel_below(id, term);
-        loader_.abandon(load(id, term));
-    }
+    cancel_below(id, term_of(tier));
+    loader_.abandon(load(id, term_of(tier)));
     sets_.unpin(id, tier);
     unpin_below();
 }
@@ -165,7 +152,7 @@ bool expert_cache::lend(expert_id id, term_id term, load_urgency urgency) {
 
 // Keeps the term's slot in the next-level cache until it has been copied.
 bool expert_cache::pin_below(expert_id id, term_id term, load_urgency urgency) {
-    if (!place_.below->accepts(id, term)) {
+    if (place_.below->n_slots(term) == 0) {
         return false;
     }
     unpin_below();
@@ -240,11 +227,7 @@ bool expert_cache::prefetch(expert_id id, term_id term, part_set parts) {
 
 bool expert_cache::upload(expert_id id, tier_id tier, part_set parts) {
     reap_prefetches();
-    if (!prefetched_.empty()) {
-        return false;
-    }
-    const auto & all = terms(tier); // each needs the one before
-    return std::all_of(all.begin(), all.end(), [&](term_id term) { return request_ahead(id, term, parts, true); });
+    return prefetched_.empty() && request_ahead(id, term_of(tier), parts, true);
 }
 
 void expert_cache::fill(term_id term, const std::vector<expert_id> & experts) {
@@ -301,9 +284,8 @@ void expert_cache::reap_prefetches() {
 }
 
 void expert_cache::unpin(const expert_term & e) {
-    const auto & all = terms(tier_of(e.term));
     sets_.unpin(e.id, tier_of(e.term));
-    std::for_each(all.rbegin(), all.rend(), [&](term_id term) { drop_if_empty(e.id, term); });
+    drop_if_empty(e.id, e.term);
 }
 
 // Gives the slot back if nothing was read into it and nobody waits for it.

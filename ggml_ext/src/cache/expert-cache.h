@@ -22,10 +22,6 @@ namespace hobbit {
 // acquire makes an expert resident and may evict another one; so may prefetch. A resident expert can be pinned any
 // number of times, and then keeps its slot. An expert is pinned while any part of it is being loaded.
 //
-// If the high tier is residual, an expert in it has two terms, the low version and the residual, each in a pool of its
-// own. A call that takes a tier applies to all terms of the expert, a call that takes a term to that one alone. A
-// residual is resident only beside its low version (resident_tiers), and no weight is stored twice.
-//
 // The cache of a device with its own memory may have a next-level cache in host memory, `below`, of the same class. A
 // miss is then uploaded from there; a miss there as well is first read into it, or past it if all its slots are pinned.
 // Both share one loader.
@@ -103,8 +99,7 @@ class expert_cache {
     //
 
     // Requests parts of a term that a later layer probably needs, after all demands, and protects it. Returns false and
-    // changes nothing if only pinned or protected experts could make room, if the policy refuses the term, or if a
-    // residual's low version is absent.
+    // changes nothing if only pinned or protected experts could make room, or if the policy refuses the term.
     bool prefetch(expert_id id, term_id term, part_set parts);
 
     // Requests an expert for later use, after all demands and without protection. Returns false and changes nothing
@@ -112,7 +107,7 @@ class expert_cache {
     bool upload(expert_id id, tier_id tier, part_set parts);
 
     // Requests experts in this order, after all demands, while slots are free. Until they are used, the first ones are
-    // evicted last. REQUIRES: for a residual term, the low one was filled before.
+    // evicted last.
     void fill(term_id term, const std::vector<expert_id> & experts);
 
     // Blocks until what fill() requested is there, or never will be. Ends early, within a second or so, if it
@@ -144,11 +139,8 @@ class expert_cache {
 
     bool is_exclusive(term_id term) const { return is_exclusive_[term]; }
 
-    // Returns true if the term could be resident: there is a pool, and a residual's low version is resident.
-    bool accepts(expert_id id, term_id term) const { return n_slots(term) > 0 && sets_.has_base(id, term); }
-
     // Pins a term that is to be copied from here. A demand evicts like acquire, a prefetch like prefetch. Returns false
-    // if there is no slot. unpin undoes it. REQUIRES: accepts
+    // if there is no slot. unpin undoes it. REQUIRES: the term has a pool
     bool lend(expert_id id, term_id term, load_urgency urgency);
     void unpin(const expert_term & e);
 
@@ -163,8 +155,6 @@ class expert_cache {
     load_state &       load(expert_id id, term_id term) { return loads_[term][id]; }
 
   private:
-    const std::vector<term_id> & terms(tier_id tier) const { return sets_.terms(tier); }
-
     uint32_t slot(expert_id id, term_id term) const { return sets_.set(term).slot(id); }
 
     bool     make_resident(expert_id id, tier_id tier);

@@ -94,9 +94,8 @@ status allocate_pools(const expert_index & index, expert_cache & cache, const st
         HOBBIT_TRY(cache.allocate(term, slots[term], quota, policy));
         const uint32_t n_slots = cache.n_slots(term);
         const uint32_t n_all   = wanted.n_experts - (term == term_id::high ? wanted.n_absent : 0);
-        GGML_LOG_INFO("hobbit: %s-precision pool of %u of %u %s, %s on %s\n", tier_name(tier_of(term)), n_slots, n_all,
-                      index.content(term), format_size(double(n_slots) * double(wanted.slot_size[term])).c_str(),
-                      where);
+        GGML_LOG_INFO("hobbit: %s-precision pool of %u of %u experts, %s on %s\n", tier_name(tier_of(term)), n_slots,
+                      n_all, format_size(double(n_slots) * double(wanted.slot_size[term])).c_str(), where);
     }
     return {};
 }
@@ -117,7 +116,8 @@ void device_engine::fill(term_id term, const std::vector<expert_id> & most_used)
 //
 
 void device_engine::start_sharing(const expert_shapes & kinds) {
-    executor_.reset(); // its hooks know the share that goes
+    executor_.reset(); // its hooks know the share
+    share_.reset();    // unregisters its listener of replacements, before the next one registers its own
     share_ = std::make_unique<cpu_share>(shared_.index, cache_, *shared_.host, kinds, traits_of(device_).upload_share,
                                          shared_.config.mode, shared_.counters);
 }

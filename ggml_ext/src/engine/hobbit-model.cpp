@@ -167,7 +167,6 @@ void hobbit_model::build(const std::vector<ggml_backend_dev_t> & devices) {
     options.n_experts = index_.n_experts();
     options.n_used    = engines_.front()->demand().n_used;
     options.prior     = history_.rates();
-    options.terms     = index_.terms();
     policy_           = make_policy(options);
     rule_             = make_rule(rule());
     const layer_step step(*rule_, *policy_, settings_.strict);

@@ -112,8 +112,7 @@ void hobbit_model::start() {
 // Preloads the experts that earlier runs used most, in idle time, so that the first tokens hit. Host memory gets those
 // for which the devices have no slots. The first computation waits for the devices' part; see compute().
 void hobbit_model::fill(const std::vector<expert_id> & most_used) {
-    std::vector<term_id> terms = index_.stored_terms();
-    std::reverse(terms.begin(), terms.end()); // the high one may be stored on the low one
+    const std::vector<term_id> terms = index_.stored_terms();
     for (const term_id term : terms) {
         for (const auto & engine : engines_) {
             engine->fill(term, most_used);

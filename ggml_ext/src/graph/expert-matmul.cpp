@@ -19,15 +19,14 @@ static size_t rows_at_once(const layer_routing & routing) {
 status expert_matmuls::reserve(const layer_routing & routing, inner_graph & inner) const {
     const layer_shape &        layer       = index_.layer(routing.layer);
     const size_t               n_rows      = rows_at_once(routing);
-    const size_t               n_terms     = index_.terms(tier_id::high).size();
     const size_t               n_from_host = std::min(routing.experts.size(), size_t(inner_graph::enough_rows));
     const bool                 is_host     = is_host_device(ggml_backend_get_device(inner.backend()));
     inner_graph::scratch_sizes sizes;
     for (const part_id part : layer.parts) {
         const matrix_shape & shape  = layer.shapes[part];
         sizes.gathered              = std::max(sizes.gathered, n_rows * size_t(shape.n_in) * sizeof(float));
-        sizes.product               = std::max(sizes.product, n_terms * n_rows * size_t(shape.n_out) * sizeof(float));
-        sizes.rows                 += n_terms * inner_graph::row_numbers_per_row * routing.experts.size();
+        sizes.product               = std::max(sizes.product, n_rows * size_t(shape.n_out) * sizeof(float));
+        sizes.rows                 += inner_graph::row_numbers_per_row * routing.experts.size();
         if (!is_host) { // rows that the CPU computes, or zeros
             sizes.values += n_from_host * (size_t(shape.n_out) + 1) * sizeof(float);
         }
@@ -45,50 +44,33 @@ status expert_matmuls::reserve(const layer_routing & routing, inner_graph & inne
 
 status expert_matmuls::add(const ggml_tensor * matmul, const layer_routing & routing,
                            const std::vector<const planned_use *> & uses, inner_graph & inner) const {
-    for (size_t i = 0; i < index_.terms(tier_id::high).size(); i++) {
-        HOBBIT_TRY(add_term(matmul, routing, uses, i, inner));
-    }
-    return {};
-}
-
-// Adds the given term of those uses that have one.
-status expert_matmuls::add_term(const ggml_tensor * matmul, const layer_routing & routing,
-                                const std::vector<const planned_use *> & uses, size_t number,
-                                inner_graph & inner) const {
     const part_id part = expert_of(matmul).part;
 
     using place = std::tuple<ggml_backend_buffer_t, char *, size_t, ggml_type>; // the stack that a matrix is in
 
     std::map<place, std::pair<term_id, std::vector<const planned_use *>>> places;
     for (const planned_use * use : uses) {
-        const auto & terms = index_.terms(use->tier);
-        if (number < terms.size()) {
-            const term_id   term   = terms[number];
-            const size_t    stride = cache_.stride(use->id, term, part);
-            char *          first  = cache_.data(use->id, term, part) - cache_.number(use->id, term) * stride;
-            const ggml_type type   = index_.locate(term, use->id.layer, part, use->id.expert).type;
-            auto &          alike  = places[{ cache_.buffer(use->id, term, part), first, stride, type }];
-            alike.first            = term;
-            alike.second.push_back(use);
-        }
+        const term_id   term   = term_of(use->tier);
+        const size_t    stride = cache_.stride(use->id, term, part);
+        char *          first  = cache_.data(use->id, term, part) - cache_.number(use->id, term) * stride;
+        const ggml_type type   = index_.locate(term, use->id.layer, part, use->id.expert).type;
+        auto &          alike  = places[{ cache_.buffer(use->id, term, part), first, stride, type }];
+        alike.first            = term;
+        alike.second.push_back(use);
     }
     const matrix_shape & shape = index_.layer(routing.layer).shapes[part];
     for (auto & [stack, group] : places) {
         const auto & [buffer, first, stride, type] = stack;
         const matrices weights                     = { type, shape.n_in, shape.n_out, first, stride, buffer };
-        HOBBIT_TRY(add_alike({ matmul, routing, weights, group.first, number > 0, std::move(group.second) }, inner));
+        HOBBIT_TRY(add_alike({ matmul, routing, weights, group.first, std::move(group.second) }, inner));
     }
     return {};
 }
 
 static status add_rows(const ggml_tensor * matmul, const matrices & weights, const std::vector<served_row> & rows,
-                       bool adds, inner_graph & inner) {
+                       inner_graph & inner) {
     HOBBIT_TRY(inner.full() ? inner.compute() : status());
-    if (adds) {
-        inner.add_to_matmul(matmul, weights, rows);
-    } else {
-        inner.add_matmul(matmul, weights, rows);
-    }
+    inner.add_matmul(matmul, weights, rows);
     return {};
 }
 
@@ -112,8 +94,7 @@ status expert_matmuls::add_alike(alike_rows alike, inner_graph & inner) const {
     const size_t span      = slot(uses.back()) - slot(uses.front()) + 1;
     const size_t n_at_once = rows_at_once(alike.routing);
     const size_t n_places = ggml_backend_buffer_is_host(alike.weights.buffer) ? n_rows : size_t(alike.routing.n_tokens);
-    const bool   at_once =
-        n_rows == alike.routing.experts.size() && is_work(span, n_places) && (!alike.adds || n_rows <= n_at_once);
+    const bool   at_once  = n_rows == alike.routing.experts.size() && is_work(span, n_places);
 
     std::vector<served_row> rows;
     for (const planned_use * use : uses) {
@@ -121,14 +102,14 @@ status expert_matmuls::add_alike(alike_rows alike, inner_graph & inner) const {
         const bool   fits =
             at_once || rows.empty() || (n <= n_at_once && is_work(slot(use) - rows.front().matrix + 1, n));
         if (!fits) {
-            HOBBIT_TRY(add_rows(alike.matmul, alike.weights, rows, alike.adds, inner));
+            HOBBIT_TRY(add_rows(alike.matmul, alike.weights, rows, inner));
             rows.clear();
         }
         for (const int32_t row : use->selections) {
             rows.push_back({ row, int32_t(slot(use)) });
         }
     }
-    return add_rows(alike.matmul, alike.weights, rows, alike.adds, inner);
+    return add_rows(alike.matmul, alike.weights, rows, inner);
 }
 
 } // namespace hobbit

@@ -19,8 +19,7 @@ inline const expert_tensor & expert_of(const ggml_tensor * matmul) {
 
 // Adds matmuls of an outer graph to an inner graph, with the weights of the experts in the cache, and runs the inner
 // graph whenever it is full. Experts of one tier and type, at the same offset in their slots, share an operation; it is
-// split where it would exceed the scratch memory or ggml's work memory. If an expert is a sum of terms, the product of
-// the first term is written and that of the second one is added.
+// split where it would exceed the scratch memory or ggml's work memory.
 //
 // Thread-safety: none; see expert_cache.
 class expert_matmuls {
@@ -42,12 +41,9 @@ class expert_matmuls {
         const layer_routing &            routing;
         matrices                         weights;
         term_id                          term;
-        bool                             adds; // to the values of the rows
         std::vector<const planned_use *> uses;
     };
 
-    status add_term(const ggml_tensor * matmul, const layer_routing & routing,
-                    const std::vector<const planned_use *> & uses, size_t number, inner_graph & inner) const;
     status add_alike(alike_rows alike, inner_graph & inner) const;
     size_t max_work_size(term_id term) const;
 

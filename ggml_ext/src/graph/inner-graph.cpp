@@ -204,7 +204,7 @@ static bool rows_are_even(const ggml_tensor * t) {
     return (t->ne[2] == 1 || t->nb[2] == t->ne[1] * t->nb[1]) && (t->ne[3] == 1 || t->nb[3] == t->ne[2] * t->nb[2]);
 }
 
-// Returns true if a matmul meets the requirements of add_matmul and add_to_matmul.
+// Returns true if a matmul meets the requirements of add_matmul.
 static bool is_computable(const ggml_tensor * matmul) {
     const ggml_tensor * src = matmul->src[1];
     return rows_are_even(src) && rows_are_even(matmul) && src->type == GGML_TYPE_F32 && matmul->type == GGML_TYPE_F32;
@@ -288,28 +288,6 @@ void inner_graph::add_matmul(const ggml_tensor * matmul, const matrices & weight
     ggml_tensor * to      = nullptr;
     ggml_tensor * product = multiply_some(matmul, weights, rows, to);
     scatter(matmul, product, to);
-}
-
-void inner_graph::add_to_matmul(const ggml_tensor * matmul, const matrices & weights,
-                                const std::vector<served_row> & rows) {
-    GGML_ASSERT(is_computable(matmul));
-    if (are_all_rows(matmul, rows)) {
-        ggml_tensor * product = multiply_all(matmul, weights, rows);
-        place(product, product_offset());
-        GGML_ASSERT(ggml_nbytes(product) <= sizes_.product);
-        ggml_tensor * sum = ggml_add_inplace(ctx_.get(), leaf(matmul), product);
-        sum->buffer       = matmul->buffer;
-        add_node(sum);
-        return;
-    }
-    ggml_tensor * to      = nullptr;
-    ggml_tensor * product = multiply_some(matmul, weights, rows, to);
-    ggml_tensor * before  = ggml_get_rows(ctx_.get(), rows_leaf(matmul), to);
-    place(before, product_offset() + padded(ggml_nbytes(product)));
-    GGML_ASSERT(2 * ggml_nbytes(product) <= sizes_.product);
-    ggml_tensor * sum = ggml_add_inplace(ctx_.get(), before, product);
-    sum->buffer       = scratch_;
-    scatter(matmul, sum, to);
 }
 
 status inner_graph::add_rows(const ggml_tensor * tensor, const float * values, const std::vector<int32_t> & rows) {

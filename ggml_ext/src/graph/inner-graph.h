@@ -79,7 +79,7 @@ class inner_graph {
     // Only row numbers and values have a place of their own until the graph has run.
     struct scratch_sizes {
         size_t gathered = 0; // bytes of input rows
-        size_t product  = 0; // bytes of output rows, twice that where products are added to them
+        size_t product  = 0; // bytes of output rows
         size_t rows     = 0; // row numbers in one graph
         size_t values   = 0; // bytes of rows from host memory, with their numbers, in one graph
 
@@ -109,10 +109,7 @@ class inner_graph {
     // room for that; each row occurs once; the rows of one matrix are adjacent; outer tensors have evenly spaced rows.
     void add_matmul(const ggml_tensor * matmul, const matrices & weights, const std::vector<served_row> & rows);
 
-    // Like add_matmul, but adds the products to the rows. REQUIRES: the scratch memory has room, also for all rows.
-    void add_to_matmul(const ggml_tensor * matmul, const matrices & weights, const std::vector<served_row> & rows);
-
-    // Row numbers that add_matmul and add_to_matmul store for each row.
+    // Row numbers that add_matmul stores for each row.
     static constexpr size_t row_numbers_per_row = 3;
 
     // Enough rows for an operation to be efficient.

@@ -210,8 +210,8 @@ status expert_index::read_tiers(const gguf_file & file, tier_set & tiers) {
         return status::error("'%s': hobbit.base_tier is '%s', with a partial tier it is 'low': convert it again", path,
                              base.c_str());
     }
-    tiers.high = tier_kind::partial;
-    tiers.base = term_id::low;
+    tiers.is_partial = true;
+    tiers.base       = term_id::low;
     return {};
 }
 
@@ -222,7 +222,6 @@ status expert_index::add_tiers(const std::vector<gguf_file> & files) {
             continue;
         }
         n_tiers_                                = TIERS.size();
-        terms_                                  = terms_of(tiers_.high);
         const std::vector<layer_locations> base = std::move(locations_[term_id::high]);
         for (const term_id term : TERMS) {
             locations_[term] = base;
@@ -235,8 +234,7 @@ status expert_index::add_tiers(const std::vector<gguf_file> & files) {
         for (const gguf_file::tensor & t : files[i].tensors()) {
             HOBBIT_TRY(is_tier_tensor(t.name) ? add_group(files[i], i, t) : status());
         }
-        HOBBIT_TRY(tiers_.high == tier_kind::partial ? check_partial(files[i].path())
-                                                     : check_term(files[i].path(), term_id::high));
+        HOBBIT_TRY(tiers_.is_partial ? check_partial(files[i].path()) : check_term(files[i].path(), term_id::high));
         return check_term(files[i].path(), term_id::low);
     }
     return {};
@@ -329,7 +327,7 @@ status expert_index::check_partial(const std::string & path) const {
 //
 
 presence expert_index::high_presence() const {
-    return tiers_.high == tier_kind::partial ? [this](expert_id id) { return has(term_id::high, id); } : presence();
+    return tiers_.is_partial ? [this](expert_id id) { return has(term_id::high, id); } : presence();
 }
 
 uint32_t expert_index::n_absent_high(layer_id layer) const {

@@ -9,7 +9,6 @@
 
 #include <array>
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -52,13 +51,8 @@ class expert_index {
     uint32_t             n_tiers() const { return n_tiers_; }
     std::vector<tier_id> tiers() const { return first_of(TIERS, n_tiers_); }
     std::vector<term_id> stored_terms() const { return first_of(TERMS, n_tiers_); }
-    tier_kind            kind(tier_id tier) const { return tier == tier_id::high ? tiers_.high : tier_kind::complete; }
-    const char *         content(term_id term) const {
-        return kind(tier_of(term)) == tier_kind::residual ? "residuals" : "experts";
-    }
-    bool     uses_base_experts() const { return tiers_.base.has_value(); } // those under llama.cpp's names
-    uint32_t n_experts() const;                                            // the largest of any layer
-    uint32_t n_experts_used() const { return n_experts_used_; }            // per token, by the metadata
+    uint32_t             n_experts() const;                                 // the largest of any layer
+    uint32_t             n_experts_used() const { return n_experts_used_; } // per token, by the metadata
 
     // Returns true if the file has the expert's term; false for some experts of a partial tier. REQUIRES: a stored term
     bool has(term_id term, expert_id id) const { return locations_[term][id.layer][part_id::down][id.expert].size > 0; }
@@ -88,12 +82,9 @@ class expert_index {
     // Has no location if the embedding is also the output matrix.
     const embedding_table & embedding() const { return embedding_; }
 
-    const tier_terms &           terms() const { return terms_; }
-    const std::vector<term_id> & terms(tier_id tier) const { return terms_[tier]; }
-
     const std::string & architecture() const { return architecture_; }
 
-    // Sum of all experts; of residuals, of these alone.
+    // Sum of all experts.
     uint64_t term_bytes(term_id term) const;
 
     // A routed expert tensor under llama.cpp's name; null for any other name. Valid as long as the index.
@@ -120,9 +111,9 @@ class expert_index {
 
     // The tiers that a file declares.
     struct tier_set {
-        bool                   are_declared = false;
-        tier_kind              high         = tier_kind::complete;
-        std::optional<term_id> base         = term_id::high; // under llama.cpp's names
+        bool    are_declared = false;
+        bool    is_partial   = false;         // the high tier lacks some experts
+        term_id base         = term_id::high; // under llama.cpp's names
     };
 
     static status read_tiers(const gguf_file & file, tier_set & tiers);
@@ -140,7 +131,6 @@ class expert_index {
     std::vector<layer_shape>               layers_;
     per_term<std::vector<layer_locations>> locations_; // [term][layer]
     tier_set                               tiers_;
-    tier_terms                             terms_ = terms_of(tier_kind::complete);
     embedding_table                        embedding_;
     std::vector<std::string>               stored_keys_;
     stored_settings                        stored_;

@@ -25,11 +25,9 @@ size_t expert_shape::bytes() const {
 expert_shape expert_shapes::describe(const expert_index & index, expert_id id, tier_id tier) {
     const layer_shape & layer = index.layer(id.layer);
     expert_shape        kind;
-    for (const term_id term : index.terms(tier)) {
-        for (const part_id part : layer.parts) {
-            const ggml_type type = index.locate(term, id.layer, part, id.expert).type;
-            kind.matrices.push_back({ part, type, layer.shapes[part] });
-        }
+    for (const part_id part : layer.parts) {
+        const ggml_type type = index.locate(term_of(tier), id.layer, part, id.expert).type;
+        kind.matrices.push_back({ part, type, layer.shapes[part] });
     }
     return kind;
 }
@@ -39,7 +37,7 @@ expert_shapes::expert_shapes(const expert_index & index) {
         numbers_[tier] = { index.n_layers(), index.n_experts() };
         for (layer_id layer = 0; layer < index.n_layers(); layer++) {
             for (uint32_t e = 0; e < index.layer(layer).n_experts; e++) {
-                if (!index.has(index.terms(tier).back(), { layer, e })) {
+                if (!index.has(term_of(tier), { layer, e })) {
                     continue;
                 }
                 const expert_shape kind      = describe(index, { layer, e }, tier);

@@ -131,8 +131,7 @@ constexpr std::array<tier_id, 2> TIERS = { tier_id::high, tier_id::low };
 template <typename T>
 using per_tier = id_array<tier_id, T, TIERS.size()>;
 
-// Content of a tier in a file and in the slots of its pool: the tier's experts, or residuals. An expert in a
-// tier is the sum of one or more terms.
+// Content of a tier in a file and in the slots of its pool.
 enum class term_id : uint32_t { high, low };
 
 constexpr std::array<term_id, 2> TERMS = { term_id::high, term_id::low };
@@ -140,20 +139,15 @@ constexpr std::array<term_id, 2> TERMS = { term_id::high, term_id::low };
 template <typename T>
 using per_term = id_array<term_id, T, TERMS.size()>;
 
-// The tier whose experts end with this term.
 constexpr tier_id tier_of(term_id term) {
     return tier_id(term);
 }
 
+constexpr term_id term_of(tier_id tier) {
+    return term_id(tier);
+}
+
 const char * tier_name(tier_id tier); // "high"
-
-// How a tier is stored: complete, as residuals on the low tier, or with some of the experts alone.
-enum class tier_kind { complete, residual, partial };
-
-// The terms of an expert in each tier, in the order in which their products are added. The last one is the tier's own.
-using tier_terms = per_tier<std::vector<term_id>>;
-
-tier_terms terms_of(tier_kind high); // the low tier is complete
 
 // How an expert serves a selection, from worst to best.
 enum class precision { skip, low, high };

@@ -53,9 +53,7 @@ void cpu_share::begin_layer(const layer_routing & routing, const layer_plan & pl
 
 // In host memory.
 bool cpu_share::pin(const planned_use & use) {
-    const auto & terms   = index_.terms(use.tier);
-    const auto   has_any = [&](term_id term) { return host_.n_slots(term) > 0; };
-    return std::all_of(terms.begin(), terms.end(), has_any) && host_.acquire(use.id, use.tier);
+    return host_.n_slots(term_of(use.tier)) > 0 && host_.acquire(use.id, use.tier);
 }
 
 void cpu_share::begin_section(const layer_section & section, part_set parts, const host_copy & known,

@@ -71,7 +71,7 @@ class cpu_share {
     using seconds = std::chrono::duration<double>;
 
     size_t      index_of(const planned_use & use) const { return size_t(&use - plan_->uses.data()); }
-    expert_term own_term(const planned_use & use) const { return { use.id, index_.terms(use.tier).back() }; }
+    expert_term own_term(const planned_use & use) const { return { use.id, term_of(use.tier) }; }
     part_set    all_parts() const { return index_.layer(routing_->layer).parts; }
 
     // Rows of this layer that exist already; null: none.

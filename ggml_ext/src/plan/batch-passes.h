@@ -33,6 +33,7 @@ class token_judge {
     virtual bool keeps(const score_thresholds & own, const float * logits, size_t n_vocab) const = 0;
 };
 
+// The first one by name serves.
 using registered_judge = registered<token_judge, judge_options, judge_traits>;
 
 // The passes over the current batch: one, or a draft. If the registered judge does not keep the draft, a second pass

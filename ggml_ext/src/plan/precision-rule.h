@@ -72,7 +72,6 @@ struct rule_options {
     std::string             name;
     const precision_costs * costs     = nullptr; // for rules that take a price; must outlive the rule
     double                  low_bytes = 1.0;     // bytes of an expert in low precision, relative to high precision
-    tier_kind               high      = tier_kind::complete;
 };
 
 struct rule_traits {

@@ -63,11 +63,7 @@ class price_rule : public precision_rule {
         if (in.is_resident(id, tier)) {
             return 0.0;
         }
-        if (tier == tier_id::low) {
-            return options_.low_bytes;
-        }
-        const bool has_base = options_.high == tier_kind::residual && in.is_resident(id, tier_id::low);
-        return has_base ? 1.0 - options_.low_bytes : 1.0;
+        return tier == tier_id::low ? options_.low_bytes : 1.0;
     }
 
     const rule_options options_;

@@ -30,8 +30,6 @@ struct policy_options {
     uint32_t              n_used    = 0; // per token and layer
     uint64_t              seed      = 0; // seed of the random policy
 
-    tier_terms terms = terms_of(tier_kind::complete); // terms of a use in each tier: each term needs a slot
-
     // Uses per token in earlier runs; empty where nothing is known.
     expert_table<float> prior = {};
 

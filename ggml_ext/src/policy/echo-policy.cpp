@@ -76,7 +76,6 @@ class echo_policy : public cache_policy {
     const uint32_t n_layers_;
     const uint32_t n_experts_;
     const uint32_t n_used_;
-    const bool     low_serves_all_; // a use in high precision takes the low pool as well
 
     token_memory                 memory_;
     std::map<uint32_t, sequence> sequences_; // by number
@@ -95,7 +94,6 @@ echo_policy::echo_policy(const policy_options & options) :
     n_layers_(options.n_layers),
     n_experts_(options.n_experts),
     n_used_(options.n_used),
-    low_serves_all_(options.terms[tier_id::high].size() > 1),
     memory_(options.n_layers, options.n_experts, options.n_used, n_remembered),
     experts_(options.table<estimate>()),
     counted_(options.n_layers, 0) {
@@ -260,9 +258,6 @@ void echo_policy::estimate::add_up() {
 
 // Share of the uses that the pool serves.
 double echo_policy::share(const estimate & e, term_id term) const {
-    if (low_serves_all_) {
-        return term == term_id::low ? 1 : 1 - e.low_share;
-    }
     return term == term_id::low ? e.low_share : 1 - (1 - low_worth) * e.low_share;
 }
 

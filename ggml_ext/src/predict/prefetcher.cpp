@@ -176,31 +176,14 @@ prefetcher::outcome prefetcher::prefetch(const layer_routing & prediction) {
                                               [&](double w, int32_t i) { return w + prediction.weights[size_t(i)]; });
         missing.emplace(weight, &use);
     }
-    for (size_t i = 0; i < index_.terms(tier_id::high).size(); i++) {
-        for (const auto & [weight, use] : missing) {
-            if (prefetch_term(*use, i, parts)) {
-                e.prefetched.insert(use->id.expert);
-            }
+    for (const auto & [weight, use] : missing) {
+        if (cache.prefetch(use->id, term_of(use->tier), parts)) {
+            e.prefetched.insert(use->id.expert);
         }
     }
     const bool have_all = std::all_of(missing.begin(), missing.end(),
                                       [&](const auto & each) { return holds(each.second->id, each.second->tier); });
     return missing.empty() ? outcome::all_resident : have_all ? outcome::all_requested : outcome::no_room;
-}
-
-// Returns whether anything was requested.
-bool prefetcher::prefetch_term(const planned_use & use, size_t number, part_set parts) {
-    const auto & terms = index_.terms(use.tier);
-    if (number >= terms.size()) {
-        return false;
-    }
-    expert_cache & cache = *places_[use.id.layer].cache;
-    const term_id  term  = terms[number];
-    if (cache.holds(use.id, tier_of(term), parts)) {
-        cache.protect(use.id, tier_of(term));
-        return false;
-    }
-    return cache.prefetch(use.id, term, parts);
 }
 
 } // namespace hobbit

@@ -23,9 +23,9 @@
 namespace hobbit {
 
 // Loads predicted experts into their layer's cache before the layer runs, in the precision that their predicted weights
-// ask for. It looks ahead up to the first layer with a predicted miss. Residuals are requested after all low versions
-// of their layer. Predicted experts are protected until their layer's router has chosen; reads that have not begun by
-// then are dropped. The experts of the next token's first layer are not predicted, since the token is not known yet.
+// ask for. It looks ahead up to the first layer with a predicted miss. Predicted experts are protected until their
+// layer's router has chosen; reads that have not begun by then are dropped. The experts of the next token's first layer
+// are not predicted, since the token is not known yet.
 //
 // In the second pass over a batch it asks for what the first one chose in all later layers, as far as there is room
 // (MoBiLE, III-B).
@@ -75,7 +75,6 @@ class prefetcher {
     void    judge(layer_id layer, const std::set<uint32_t> & chosen);
     status  replay(const layer_routing & running, ggml_backend_t backend);
     outcome prefetch(const layer_routing & prediction);
-    bool    prefetch_term(const planned_use & use, size_t number, part_set parts);
 
     const expert_index & index_;
     const uint32_t       n_ahead_;

@@ -21,11 +21,7 @@ static uint64_t best_expert_bytes(const expert_index & index, layer_id layer) {
     while (expert < n_experts && !index.has(term_id::high, { layer, expert })) {
         expert++;
     }
-    uint64_t bytes = 0;
-    for (const term_id term : index.terms(expert < n_experts ? tier_id::high : tier_id::low)) {
-        bytes += expert_bytes(index, term, { layer, expert % n_experts });
-    }
-    return bytes;
+    return expert_bytes(index, expert < n_experts ? term_id::high : term_id::low, { layer, expert % n_experts });
 }
 
 status run_recorder::open_trace(const std::string & path, const expert_index & index) {
@@ -77,11 +73,9 @@ void run_recorder::write(const layer_report & report) {
         const tier_id tier   = tier_of(report.plan.precisions[i]);
         const bool    served = report.plan.precisions[i] != precision::skip;
         before.push_back(was[tier_id::high] ? TRACE_HIGH : was[tier_id::low] ? TRACE_LOW : TRACE_MISSING);
-        bytes.push_back(0);
-        for (const term_id term : index_->terms(tier)) {
-            const bool reads = served && !was[tier_of(term)] && asked.insert({ routing.experts[i], term }).second;
-            bytes.back() += reads ? expert_bytes(*index_, term, { routing.layer, uint32_t(routing.experts[i]) }) : 0;
-        }
+        const term_id term  = term_of(tier);
+        const bool    reads = served && !was[tier] && asked.insert({ routing.experts[i], term }).second;
+        bytes.push_back(reads ? expert_bytes(*index_, term, { routing.layer, uint32_t(routing.experts[i]) }) : 0);
     }
 
     error_ = trace_.add(

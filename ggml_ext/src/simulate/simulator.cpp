@@ -129,8 +129,7 @@ class replay {
         options_(options),
         costs_(costs),
         is_bound_(options.policy == std::string(BELADY)),
-        has_low_(is_mixed(options)),
-        sets_(terms_of(tier_kind::complete)) {}
+        has_low_(is_mixed(options)) {}
 
     status run(const std::vector<route_batch> & batches, hobbit_simulation_result & result) {
         HOBBIT_TRY(judge_.open(options_));
@@ -267,10 +266,7 @@ class replay {
             if (std::none_of(use.selections.begin(), use.selections.end(), is_counted)) {
                 continue;
             }
-            for (const term_id term : sets_.terms(use.tier)) {
-                (term == term_id::high ? result_.loads_high : result_.loads_low) +=
-                    !sets_.contains(use.id, tier_of(term));
-            }
+            (use.tier == tier_id::high ? result_.loads_high : result_.loads_low) += !sets_.contains(use.id, use.tier);
         }
     }
 

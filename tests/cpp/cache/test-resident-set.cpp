@@ -30,6 +30,22 @@ class fixed_policy : public cache_policy {
     std::map<std::pair<layer_id, uint32_t>, double> values;
 };
 
+// Admits what has the larger value.
+class admitting_policy : public fixed_policy {
+  public:
+    struct pool final : pool_policy {
+        explicit pool(admitting_policy & of) : policy(of) {}
+
+        bool admits(expert_id newcomer, expert_id victim) override { return value(newcomer, 0) > value(victim, 0); }
+
+        double value(expert_id id, layer_id running) override { return policy.value(id, term_id::low, running); }
+
+        admitting_policy & policy;
+    };
+
+    std::unique_ptr<pool_policy> make_pool(term_id, uint32_t) override { return std::make_unique<pool>(*this); }
+};
+
 // Keeps the hits that its pool hears of.
 class listening_policy : public fixed_policy {
   public:
@@ -117,15 +133,10 @@ TEST_CASE("of equal values the least recently touched leaves") {
 }
 
 TEST_CASE("whom the policy refuses a slot gets one where it is urgent") {
-    policy_options options;
-    options.name            = "static"; // admits what was used more
-    options.n_layers        = 3;
-    options.n_experts       = 4;
-    options.prior           = expert_table<float>(3, 4);
-    options.prior[{ 1, 1 }] = 5.0f;
-    options.prior[{ 0, 0 }] = 2.0f;
-    const auto   policy     = make_policy(options);
-    resident_set set        = make_set(1, *policy);
+    admitting_policy policy;
+    policy.values[{ 1, 1 }] = 5.0;
+    policy.values[{ 0, 0 }] = 2.0;
+    resident_set set        = make_set(1, policy);
     CHECK(insert(set, { 1, 1 }) == std::nullopt);
     CHECK(refuses(set, { 0, 0 }, pressure::polite));
     CHECK(insert(set, { 0, 0 }) == expert_id{ 1, 1 });

@@ -16,7 +16,7 @@ struct tiers {
     resident_tiers           sets;
     std::vector<expert_term> evicted;
 
-    tiers(uint32_t n_high, uint32_t n_low) : sets(terms_of(tier_kind::complete)) {
+    tiers(uint32_t n_high, uint32_t n_low) {
         sets.add(term_id::high, resident_set(1, N_EXPERTS, term_id::high, n_high, 0, policy));
         sets.add(term_id::low, resident_set(1, N_EXPERTS, term_id::low, n_low, 0, policy));
     }
@@ -45,7 +45,7 @@ struct tiers {
     }
 };
 
-TEST_CASE("complete tiers have nothing to do with each other") {
+TEST_CASE("tiers have nothing to do with each other") {
     tiers t(2, 2);
     CHECK(t.insert(0, tier_id::high));
     CHECK(t.content() == "0h ");
@@ -78,7 +78,7 @@ TEST_CASE("a duplicate leaves before what was used longer ago") {
     CHECK(t.insert(2, tier_id::low));
     CHECK(t.content() == "0l 2l ");
 
-    resident_tiers high_alone(terms_of(tier_kind::complete));
+    resident_tiers high_alone;
     high_alone.add(term_id::high, resident_set(1, N_EXPERTS, term_id::high, 1, 0, t.policy));
     high_alone.set_duplicate({ 0, 0 }, tier_id::low, true);
     CHECK_FALSE(high_alone.contains({ 0, 0 }, tier_id::low));

@@ -48,7 +48,7 @@ static uint64_t counter_of(const model_ptr & model, const char * name) {
 static rows compute(const model_ptr & model, const layer_input & input, int32_t block) {
     ggml_backend_buffer_type_t experts = hobbit_buffer_type(model.get(), block);
     const compute_backend      backend(ggml_backend_buft_get_device(experts));
-    layer_graph                graph(moe_model(), input, false, 1, hobbit_device_buffer_type(model.get(), block));
+    layer_graph                graph(moe_model(), input, false, hobbit_device_buffer_type(model.get(), block));
     graph.set_in_buffer(experts, uint32_t(block));
     CHECK(ggml_backend_graph_compute(backend.backend, graph.graph) == GGML_STATUS_SUCCESS);
     return graph.output();
@@ -296,7 +296,7 @@ TEST_CASE("an abort ends the wait for the filling, and nothing is lost") {
     ggml_backend_buffer_type_t experts = hobbit_buffer_type(model.get(), 0);
     ggml_backend_dev_t         device  = ggml_backend_buft_get_device(experts);
     const compute_backend      backend(device);
-    layer_graph                graph(moe_model(), input, false, 1, hobbit_device_buffer_type(model.get(), 0));
+    layer_graph                graph(moe_model(), input, false, hobbit_device_buffer_type(model.get(), 0));
     graph.set_in_buffer(experts, 0);
     const auto set_abort =
         (ggml_backend_set_abort_callback_t) ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(device),

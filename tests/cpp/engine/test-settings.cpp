@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "engine/settings.h"
 
+#include "fixtures/doubting-judge.h"
 #include "policy/cache-policy.h"
 #include "predict/predictor.h"
 

@@ -219,7 +219,7 @@ TEST_CASE("an error of reading ends the computation") {
         CAPTURE(n_reads);
         engine e            = cooperative(m, 4);
         e.reader.reads_left = n_reads;
-        layer_graph graph(m.shape, random_input(m.shape, 7, 1), false, 1, ggml_backend_dev_buffer_type(e.place.device));
+        layer_graph graph(m.shape, random_input(m.shape, 7, 1), false, ggml_backend_dev_buffer_type(e.place.device));
         graph.set_cached(m.index, 0);
         for (int i = 0; i < 2; i++) {
             CHECK(e.executor.compute(graph.graph, e.inner, &e.cpu_graph).message() == "the disk is gone");

@@ -263,7 +263,7 @@ struct simulated_engine {
     placement                rule;
     const bool               counts_hits;
     cache_policy             policy;
-    resident_tiers           pools{ terms_of(tier_kind::complete) };
+    resident_tiers           pools;
     std::vector<expert_term> evicted = {};
 
     simulated_engine(const machine & hardware, compute_mode mode, uint32_t n_slots, bool counts_further_hits = true) :
