@@ -2,8 +2,6 @@
 """Results of a run: counters, times and sizes, for people and as JSON."""
 
 import json
-import resource
-import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -241,10 +239,6 @@ def _differences(later: object, earlier: object, names: Iterable[str]) -> dict[s
 
 def peak_rss_bytes() -> int:
     """The largest resident set of this process so far."""
-    try:
-        # getrusage keeps the peak of the program that was replaced by exec, which may be a large test runner.
-        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
-        return int(status.split("VmHWM:")[1].split()[0]) * 1024
-    except (OSError, IndexError):
-        unit = 1 if sys.platform == "darwin" else 1024
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    # getrusage keeps the peak of the program that was replaced by exec, which may be a large test runner
+    status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    return int(status.split("VmHWM:")[1].split()[0]) * 1024
