@@ -78,7 +78,7 @@ def computed(path: Path, n_sequences: int, memory: int | None) -> Routed:
         raise HobbitError(f"{path} routes in a way that is not known here; give a model of bench.compare")
     counted = seen.input_tokens % n_tokens >= N_FIRST
     chosen = seen.experts[seen.input_tokens[counted]]
-    ahead = prediction(seen.inputs[counted], chosen, routers, rescale=False).top_k
+    ahead = prediction(seen.inputs[counted], chosen, routers).top_k
     known = [row[np.isfinite(row)] for row in ahead]
     means = np.array([row.mean() if row.size else np.nan for row in known])
     return Routed(info.n_layers, info.n_experts, info.n_experts_used, sequences, means)

@@ -103,21 +103,15 @@ class Prediction:
     chance_top_k: float
 
 
-def prediction(inputs: np.ndarray, experts: np.ndarray, routers: list[Router], rescale: bool) -> Prediction:
-    """inputs: [T, L, D]; experts: [T, L, K] as chosen; routers: one per layer.
-
-    rescale: puts the gain of layer l + d in the place of layer l's; every router needs its gain then.
-    """
+def prediction(inputs: np.ndarray, experts: np.ndarray, routers: list[Router]) -> Prediction:
+    """inputs: [T, L, D]; experts: [T, L, K] as chosen; routers: one per layer."""
     n_layers, n_used = experts.shape[1:]
     n_experts = max(len(router.weight) for router in routers)
     top1 = np.full((MAX_AHEAD, n_layers), np.nan)
     top_k = top1.copy()
     for ahead, layer in _looks(n_layers):
         router = routers[layer + ahead]
-        source = inputs[:, layer]
-        if rescale:
-            source = source * _gain_ratio(routers[layer], router)
-        predicted, chosen = router.choose(source, n_used), experts[:, layer + ahead]
+        predicted, chosen = router.choose(inputs[:, layer], n_used), experts[:, layer + ahead]
         top1[ahead - 1, layer] = np.mean(predicted[:, 0] == chosen[:, 0])
         top_k[ahead - 1, layer] = _overlap(chosen, predicted).mean()
     return Prediction(top1, top_k, 1 / n_experts, n_used / n_experts)
@@ -138,12 +132,6 @@ def own_routing_agreement(inputs: np.ndarray, experts: np.ndarray, routers: list
 
 def _looks(n_layers: int) -> list[tuple[int, int]]:
     return [(ahead, layer) for ahead in range(1, MAX_AHEAD + 1) for layer in range(n_layers - ahead)]
-
-
-def _gain_ratio(source: Router, target: Router) -> np.ndarray:
-    assert source.gain is not None
-    assert target.gain is not None
-    return np.divide(target.gain, source.gain, out=np.zeros_like(target.gain), where=source.gain != 0)
 
 
 def _overlap(chosen: np.ndarray, predicted: np.ndarray) -> np.ndarray:

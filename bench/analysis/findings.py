@@ -39,15 +39,11 @@ class GateFindings:
 
 @dataclass(frozen=True)
 class AheadFindings:
-    """Predictions of later layers from routers' inputs, of n_tokens tokens.
-
-    rescaled: with the gain of the later layer's norm.  None: see `notes` of Findings.
-    """
+    """Predictions of later layers from routers' inputs, of n_tokens tokens. None: see `notes` of Findings."""
 
     n_tokens: int
     similarity: np.ndarray
     prediction: figures.Prediction | None
-    rescaled: figures.Prediction | None
 
 
 @dataclass(frozen=True)
@@ -180,12 +176,10 @@ def _ahead_findings(
     if routers is None or figures.own_routing_agreement(seen.inputs, chosen, routers) < _OWN_ROUTING:
         notes.append("predictions: the file's routers alone do not explain what this architecture chooses")
         routers = None
-    has_gains = routers is not None and all(router.gain is not None for router in routers)
     return AheadFindings(
         n_tokens=len(seen.inputs),
         similarity=figures.similarity(seen.inputs),
-        prediction=None if routers is None else figures.prediction(seen.inputs, chosen, routers, False),
-        rescaled=figures.prediction(seen.inputs, chosen, routers, True) if routers and has_gains else None,
+        prediction=None if routers is None else figures.prediction(seen.inputs, chosen, routers),
     )
 
 

@@ -17,9 +17,6 @@ from pyhobbit.model.router import Gating, Router
 from pyhobbit.model.tiers import Part, Tiers, read_tiers, routed_part, tiered_part
 from pyhobbit.settings.config import Setting
 
-# The norm that makes the router's input: the second where llama.cpp has no ffn_norm.
-_NORMS = ("ffn_norm", "post_attention_norm")
-
 
 @dataclass(frozen=True)
 class Tier:
@@ -117,7 +114,6 @@ class ModelFile:
         gating = self.gating
         if weight is None or weight.ndim != 2 or gating is None:
             return None
-        gains = (self._floats(f"blk.{block}.{name}.weight") for name in _NORMS)
         return Router(
             weight=weight,
             bias=self._floats(f"blk.{block}.ffn_gate_inp.bias"),
@@ -125,7 +121,6 @@ class ModelFile:
             gating=gating,
             n_groups=max(1, self.key("expert_group_count", 1)),
             n_groups_used=max(1, self.key("expert_group_used_count", 1)),
-            gain=next((gain for gain in gains if gain is not None), None),
         )
 
     def _floats(self, name: str) -> np.ndarray | None:

@@ -22,7 +22,7 @@ class Router:
 
     weight: float32 [E, D].  bias: [E], added to the outputs.  selection_bias: [E], added to the
     probabilities.  n_groups, n_groups_used: experts are chosen from the best n_groups_used of n_groups equal
-    groups.  gain: [D], of the norm that makes the router's input.
+    groups.
     """
 
     weight: np.ndarray
@@ -31,7 +31,6 @@ class Router:
     gating: Gating = Gating.SOFTMAX
     n_groups: int = 1
     n_groups_used: int = 1
-    gain: np.ndarray | None = None
 
     def choose(self, inputs: np.ndarray, n_used: int) -> np.ndarray:
         """The experts chosen for inputs [T, D], best first: int [T, n_used]."""

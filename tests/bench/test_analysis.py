@@ -36,12 +36,7 @@ def _routed(
         size=(n_tokens, n_values)
     )
     inputs = stream.swapaxes(0, 1).astype(np.float32)
-    routers = [
-        Router(
-            random.normal(size=(n_experts, n_values)).astype(np.float32), gain=np.ones(n_values, np.float32)
-        )
-        for _ in range(n_layers)
-    ]
+    routers = [Router(random.normal(size=(n_experts, n_values)).astype(np.float32)) for _ in range(n_layers)]
     experts = np.stack([router.choose(inputs[:, i], n_used) for i, router in enumerate(routers)], 1)
     weights = np.sort(random.dirichlet(np.ones(n_used), size=(n_tokens, n_layers)))[..., ::-1]
     seen = Observations(
@@ -108,22 +103,11 @@ def test_prediction_counts_best_and_any_of_the_chosen() -> None:
     router = Router(np.eye(3, dtype=np.float32))
     inputs = np.array([[[3, 2, 1], [2, 3, 1]], [[3, 2, 1], [1, 2, 3]]], np.float32)
     experts = np.array([[[0, 1], [1, 0]], [[0, 1], [2, 1]]])
-    found = figures.prediction(inputs, experts, [router, router], rescale=False)
+    found = figures.prediction(inputs, experts, [router, router])
     assert found.top1[0, 0] == 0  # 0 predicted; 1 and 2 chosen
     assert found.top_k[0, 0] == 0.75  # 0, 1 predicted; 0, 1 and 1, 2 chosen
     assert (found.chance_top1, found.chance_top_k) == (1 / 3, 2 / 3)
     assert figures.own_routing_agreement(inputs, experts, [router, router]) == 1
-
-
-def test_rescaling_replaces_the_gain_of_the_norm() -> None:
-    hidden = np.random.default_rng(1).normal(size=(64, 1, 8)).astype(np.float32)
-    gains = np.array([[1, 2, 3, 4, 5, 6, 7, 8], [8, 7, 6, 5, 4, 3, 2, 1]], np.float32)
-    weight = np.random.default_rng(2).normal(size=(6, 8)).astype(np.float32)
-    routers = [Router(weight, gain=gain) for gain in gains]
-    inputs = hidden * gains[None]
-    experts = np.stack([router.choose(inputs[:, i], 2) for i, router in enumerate(routers)], 1)
-    assert figures.prediction(inputs, experts, routers, rescale=True).top_k[0, 0] == 1
-    assert figures.prediction(inputs, experts, routers, rescale=False).top_k[0, 0] < 1
 
 
 def test_selection_bias_is_added_to_probabilities() -> None:
