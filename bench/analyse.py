@@ -8,10 +8,9 @@ where there is a low tier, and skipped.
 """
 
 import argparse
-import contextlib
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from pyhobbit.model.model_file import ModelFile, opened_info, read_model_file
 from pyhobbit.model.names import check_model_file
 from pyhobbit.native.files import read_text
 from pyhobbit.quality import evaluate
-from pyhobbit.quality.evaluate import Chunk, Evaluator, Progress
+from pyhobbit.quality.evaluate import Chunk, Evaluator
 from pyhobbit.routing.observe import Observations, Recorder
 from pyhobbit.settings.config import CacheConfig, EvaluationConfig
 from pyhobbit.settings.resolve import check_settings
@@ -48,8 +47,8 @@ def analyse(
         chunks, n_in_text = _chunks(evaluator, text, n_chunks)
         n_tokens = len(chunks) * evaluator.n_ctx
         recorder = Recorder(len(chunks), evaluator.n_ctx, evaluator.info.n_layers, _MAX_INPUT_BYTES)
-        with _progress("observing", n_tokens) as advance, evaluator.observing(recorder):
-            reference = evaluator.reference(chunks, advance)
+        with tqdm(desc="observing", total=n_tokens) as bar, evaluator.observing(recorder):
+            reference = evaluator.reference(chunks, bar.update)
         seen = recorder.observations()
         blocks = [model.blocks[layer] for layer in seen.layers]
         found = findings.find(seen, model.routers(blocks), model.n_experts, *thresholds)
@@ -91,19 +90,14 @@ def _measure_cost(
     shares = [share for share in _SHARES if share <= 1 - 1 / scores.shape[2]]
     n_passes = len(shares) * (2 if evaluator.has_low_tier else 1)
     cost: list[Cost] = []
-    with _progress("skipping and replacing", n_passes * sum(map(len, chunks))) as advance:
+    with tqdm(desc="skipping and replacing", total=n_passes * sum(map(len, chunks))) as bar:
         for share in shares:
             t = threshold_for_share(scores, share)
-            replaced = evaluator.measure(chunks, t, 1, reference, advance) if evaluator.has_low_tier else None
-            cost.append(Cost(share, t, replaced, evaluator.measure(chunks, t, t, reference, advance)))
+            replaced = (
+                evaluator.measure(chunks, t, 1, reference, bar.update) if evaluator.has_low_tier else None
+            )
+            cost.append(Cost(share, t, replaced, evaluator.measure(chunks, t, t, reference, bar.update)))
     return cost
-
-
-@contextlib.contextmanager
-def _progress(what: str, n_tokens: int) -> Iterator[Progress]:
-    interval = 0.1 if sys.stderr.isatty() else 5  # seconds; a log file gets few lines
-    with tqdm(desc=what, total=n_tokens, unit="token", unit_scale=True, mininterval=interval) as bar:
-        yield bar.update
 
 
 def run(args: argparse.Namespace) -> None:
