@@ -19,8 +19,7 @@ class Job:
     every expert once, and experts and weights where a trace is replayed, each [tokens, layers, used]. Each of
     their tokens is replayed once: prompts, n_warm_up and n_tokens need one each.
     fits: every expert is brought into memory first.  prompts: their lengths.  n_batch: their tokens per pass;
-    None takes what chat would take, and 512 for stock llama.cpp and on a device.  n_beams: sequences that the
-    context has room for.
+    None takes what chat would take, and 512 for stock llama.cpp and on a device.
     n_tokens, seconds: decoding ends with whichever comes first; so does its warm-up, of n_warm_up tokens.
     device: of ggml's, that has all layers; None leaves them where llama.cpp puts them.  rpc: server that
     offers it, HOST:PORT.  n_cpu_moe: the experts of the first so many layers stay with the CPU, as by
@@ -37,7 +36,6 @@ class Job:
     n_threads: int = 1
     prompts: tuple[int, ...] = (16, 128, 512)
     n_batch: int | None = None
-    n_beams: int = 1
     n_warm_up: int = 32
     n_tokens: int = 64
     seconds: float = 60.0
@@ -54,7 +52,7 @@ class Measured:
     ttft_s: first token by prompt length, the shortest prompt first, before decoding.  ttft_bytes: read from
     disk meanwhile.  n_batch: tokens of a prompt per pass.
     prefill_tokens_per_second: of the longest prompt.  disk_bytes_per_token: read while decoding.
-    Counters of the cache are those of decoding: stall_share of the time, hit rates of 0 to 1.
+    Counters of the cache are those of decoding: stall_share of the time, hit_rate of 0 to 1.
     logits_crc: of the logits after the first prompt, to tell whether two arms compute the same.
     device_bytes: of the device's memory that were taken; None where it does not say.
     """
@@ -71,8 +69,6 @@ class Measured:
     peak_rss_bytes: int
     logits_crc: int
     hit_rate: float | None = None
-    hit_rate_high: float | None = None
-    hit_rate_low: float | None = None
     stall_share: float | None = None
     device_bytes: int | None = None
     counters: dict[str, float] = field(default_factory=dict)

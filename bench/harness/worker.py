@@ -10,7 +10,7 @@ import os
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from itertools import islice
@@ -143,14 +143,9 @@ class Session:
             raise self._failure(f"llama_decode failed with status {status}")
         self._n_past += len(tokens)
 
-    def logits(self, n: int = 1) -> np.ndarray:
-        """Logits of the last computation, which computed n: float32 [n, n_vocab], valid until the next
-        one."""
-        return np.ctypeslib.as_array(self.llama.llama_get_logits(self.context), (n, self.n_vocab))
-
     def logits_crc(self) -> int:
-        """Raises RunError where the activations have run away."""
-        values = self.logits()
+        """Of the last computation. Raises RunError where the activations have run away."""
+        values = np.ctypeslib.as_array(self.llama.llama_get_logits(self.context), (self.n_vocab,))
         if not np.isfinite(values).all():
             raise RunError("the logits are not finite: use another model")
         return zlib.crc32(values.tobytes())
@@ -168,8 +163,7 @@ def fill(params: Any, job: Job, n_ctx: int, n_batch: int) -> None:
     """Sets llama_context_params."""
     params.n_ctx = n_ctx
     params.n_batch = params.n_ubatch = min(n_batch, n_ctx)
-    params.n_outputs_max = params.n_seq_max = job.n_beams
-    params.kv_unified = job.n_beams > 1
+    params.n_outputs_max = params.n_seq_max = 1
     params.n_threads = params.n_threads_batch = job.n_threads
     if job.moe_cache:
         params.moe_cache_size = job.moe_cache
@@ -313,18 +307,9 @@ def _difference(after: dict[str, float], before: dict[str, float]) -> dict[str, 
 def _rates(stats: dict[str, float], seconds: float) -> dict[str, float | None]:
     if not stats:
         return {}
-    return {
-        "hit_rate": _rate(stats, ("high", "low")),
-        "hit_rate_high": _rate(stats, ("high",)),
-        "hit_rate_low": _rate(stats, ("low",)),
-        "stall_share": stats["stall_s"] / seconds,
-    }
-
-
-def _rate(stats: dict[str, float], tiers: Iterable[str]) -> float | None:
-    hits = sum(stats[f"hits_{tier}"] for tier in tiers)
-    misses = sum(stats[f"misses_{tier}"] for tier in tiers)
-    return hits / (hits + misses) if hits + misses else None
+    hits, misses = (stats[f"{name}_high"] + stats[f"{name}_low"] for name in ("hits", "misses"))
+    hit_rate = hits / (hits + misses) if hits + misses else None
+    return {"hit_rate": hit_rate, "stall_share": stats["stall_s"] / seconds}
 
 
 def bytes_from_disk() -> int:
