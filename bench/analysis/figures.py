@@ -23,31 +23,21 @@ MAX_AHEAD = 4
 
 @dataclass(frozen=True)
 class Importance:
-    """How well |G| stands for |G E(x)|: Pearson's r (Fig. 5a) and whether both rank a token's experts alike.
+    """How well |G| stands for |G E(x)|: Pearson's r (Fig. 5a).
 
     per_layer: [L], NaN where a value does not vary.  overall: of values divided by their layer's mean, as
-    magnitudes grow with depth.  by_rank: Spearman's coefficient, mean over layers.  same_least: share of
-    tokens and layers whose least important expert is the same by both; NaN for K = 1.
+    magnitudes grow with depth.
     """
 
     per_layer: np.ndarray
     overall: float
-    by_rank: float
-    same_least: float
 
 
 def importance(weights: np.ndarray, output_norms: np.ndarray) -> Importance:
     """weights, output_norms: [T, L, K]."""
     gate, contribution = relative_importance(weights, output_norms)
-    n_used = weights.shape[2]
-    layers = list(zip(gate.swapaxes(0, 1), contribution.swapaxes(0, 1), strict=True))
-    same = gate.argmin(axis=2) == contribution.argmin(axis=2)
-    return Importance(
-        per_layer=np.array([_pearson(*layer) for layer in layers]),
-        overall=_pearson(gate, contribution),
-        by_rank=float(np.mean([_pearson(_ranks(a), _ranks(b)) for a, b in layers])),
-        same_least=float(same.mean()) if n_used > 1 else float("nan"),
-    )
+    layers = zip(gate.swapaxes(0, 1), contribution.swapaxes(0, 1), strict=True)
+    return Importance(np.array([_pearson(*layer) for layer in layers]), _pearson(gate, contribution))
 
 
 def relative_importance(weights: np.ndarray, output_norms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -61,16 +51,9 @@ def _by_layer_mean(values: np.ndarray) -> np.ndarray:
     return np.divide(values, mean, out=np.zeros_like(values), where=mean > 0)
 
 
-def _ranks(values: np.ndarray) -> np.ndarray:
-    """The rank of each value; equal ones share the mean of theirs."""
-    _, number, n_equal = np.unique(values, return_inverse=True, return_counts=True)
-    return (np.cumsum(n_equal) - (n_equal - 1) / 2)[number]
-
-
 def _pearson(a: np.ndarray, b: np.ndarray) -> float:
-    a, b = a.ravel() - a.mean(), b.ravel() - b.mean()
-    spread = np.sqrt((a @ a) * (b @ b))
-    return float(a @ b / spread) if spread > 0 else float("nan")
+    with np.errstate(invalid="ignore"):
+        return float(np.corrcoef(a.ravel(), b.ravel())[0, 1])
 
 
 #
