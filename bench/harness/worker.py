@@ -144,7 +144,7 @@ class Session:
         self._n_past += len(tokens)
 
     def logits_crc(self) -> int:
-        """Of the last computation. Raises RunError where the activations have run away."""
+        """A checksum of the last logits. Raises RunError where the activations have run away."""
         values = np.ctypeslib.as_array(self.llama.llama_get_logits(self.context), (self.n_vocab,))
         if not np.isfinite(values).all():
             raise RunError("the logits are not finite: use another model")
