@@ -19,7 +19,7 @@ TEST_CASE("products of Q2_0 have the generic function's bits") {
     std::mt19937 random(2511);
     for (int i = 0; i < 3000; i++) {
         const int n = int(ggml_blck_size(GGML_TYPE_Q2_0)) * int(1 + random() % 40);
-        // of both, any bytes are weights; their scales, the first two bytes of each block, are finite
+        // any bytes are weights; each block begins with its scale, two bytes, which must be finite
         std::vector<uint8_t> x(ggml_row_size(GGML_TYPE_Q2_0, n));
         std::vector<uint8_t> y(ggml_row_size(GGML_TYPE_Q8_0, n));
         for (std::vector<uint8_t> * row : { &x, &y }) {
