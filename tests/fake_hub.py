@@ -5,7 +5,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
@@ -21,6 +21,7 @@ class Hub:
 
     break_after: bytes of a file after which its first download breaks off.  served: (file, first byte).
     sizes: that are announced in place of the true ones.  answers: in place of what a repository holds.
+    endless: files whose body comes in chunks and has no end.
     """
 
     repos: Mapping[str, Mapping[str, bytes]]
@@ -28,6 +29,7 @@ class Hub:
     break_after: dict[str, int] = field(default_factory=dict)
     sizes: Mapping[str, int] = field(default_factory=dict)
     answers: Mapping[str, bytes] = field(default_factory=dict)
+    endless: tuple[str, ...] = ()
     served: list[tuple[str, int]] = field(default_factory=list)
     endpoint: str = ""
 
@@ -92,9 +94,22 @@ class _Handler(BaseHTTPRequestHandler):
         }
         if first:
             headers["Content-Range"] = f"bytes {first}-{len(data) - 1}/{len(data)}"
+        if with_body and name in self.hub.endless:
+            self._send_for_ever(data, headers)
+            return
         if with_body:
             self.hub.served.append((name, first))
         self._send(206 if first else 200, data[first:], headers, name, with_body)
+
+    def _send_for_ever(self, data: bytes, headers: Mapping[str, str]) -> None:
+        self.send_response(200)
+        for key, value in {**headers, "Transfer-Encoding": "chunked"}.items():
+            self.send_header(key, value)
+        self.end_headers()
+        self.close_connection = True
+        with suppress(ConnectionError):
+            while True:
+                self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
 
     def _send(
         self, status: int, body: bytes, headers: Mapping[str, str], name: str = "", with_body: bool = True

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import (
@@ -20,6 +21,7 @@ from huggingface_hub.errors import (
     LocalEntryNotFoundError,
     RepositoryNotFoundError,
 )
+from huggingface_hub.utils import tqdm
 
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.file_names import model_stem, split_name
@@ -123,8 +125,33 @@ def _download(repo: _Repo, file: str, size: int, local_dir: Path | None) -> Path
     if not repo.cached(file):  # the library's progress bar shows on terminals only
         print(f"pyhobbit: downloading {file} of {repo.name}, {format_size(size)}", file=sys.stderr)
     with _explained(repo):
-        path = hf_hub_download(repo.name, file, endpoint=repo.endpoint, cache_dir=repo.cache)
+        path = hf_hub_download(
+            repo.name, file, endpoint=repo.endpoint, cache_dir=repo.cache, tqdm_class=_bounded(file, size)
+        )
         return Path(path) if local_dir is None else _link(Path(path), local_dir / file)
+
+
+def _bounded(file: str, size: int) -> type[tqdm]:
+    """The library's progress bar, which ends a download that brings more bytes than were announced.
+
+    A body in chunks has no length of its own, and would be written until the disk is full.
+    """
+
+    class Bounded(tqdm):
+        def __init__(self, *arguments: Any, **named: Any) -> None:
+            self._received = named.get("initial", 0)
+            super().__init__(*arguments, **named)
+
+        def update(self, n: float | None = 1) -> bool | None:
+            self._received += n or 0
+            if size and self._received > size:
+                raise HobbitError(
+                    f"the download of {file} does not end at its {format_size(size)}; "
+                    "check the network, which may change what it brings"
+                )
+            return super().update(n)
+
+    return Bounded
 
 
 def _link(path: Path, link: Path) -> Path:

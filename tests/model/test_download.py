@@ -189,6 +189,14 @@ def test_a_wrong_name_is_wrong_usage(hub: Hub, tmp_path: Path, name: str) -> Non
     assert hub.served == []
 
 
+def test_a_download_ends_where_more_comes_than_was_announced(tmp_path: Path) -> None:
+    with (
+        serving(Hub({"u/m": {"Big.gguf": b"x" * 100_000}}, endless=("Big.gguf",))) as hub,
+        pytest.raises(HobbitError, match=r"the download of Big\.gguf does not end at its 97\.7 KiB"),
+    ):
+        fetch("u/m", endpoint=hub.endpoint, cache=tmp_path)
+
+
 def test_a_disk_that_is_too_small_is_found_before_the_download(tmp_path: Path) -> None:
     with serving(Hub(REPOS, sizes={"Big.gguf": 1 << 60})) as hub:
         assert "make room, or set HF_HOME" in _error(hub, tmp_path, "user/big")
