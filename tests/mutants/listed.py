@@ -77,7 +77,7 @@ LISTED = [
     Mutant(
         "7: a restored slot keeps older thresholds",
         "vendor/llama.cpp/tools/server/server-context.cpp",
-        "                        slot->prompt.hobbit = server_hobbit_effective(ctx_tgt, {});\n",
+        "                        slot->prompt.hobbit = server_hobbit_precision(ctx_tgt);\n",
         "",
         ("tests/server/test_server_cache.py::test_a_restored_slot_has_the_servers_thresholds",),
         "libllama-server-impl.so",
