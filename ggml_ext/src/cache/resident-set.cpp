@@ -106,7 +106,7 @@ void resident_set::touch(expert_id id) {
 void resident_set::unpin(expert_id id) {
     entry & e = entries_[id];
     GGML_ASSERT(e.pins > 0);
-    n_pinned_ -= --e.pins == 0;
+    e.pins--;
 }
 
 uint32_t even_quota(uint32_t n_slots, uint32_t n_layers, uint32_t n_used) {

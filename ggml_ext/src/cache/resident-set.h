@@ -41,9 +41,6 @@ class resident_set {
     // From now on the set has the slots alone that some expert has had.
     void forget_fresh_slots();
 
-    // Returns true if an urgent insert succeeds.
-    bool has_room() const { return n_pinned_ < n_slots_; }
-
     bool     contains(expert_id id) const { return entries_[id].slot != none; }
     uint32_t slot(expert_id id) const { return entries_[id].slot; }
     bool     is_pinned(expert_id id) const { return entries_[id].pins > 0; }
@@ -67,7 +64,7 @@ class resident_set {
     void touch(expert_id id);
 
     // REQUIRES: resident; unpin undoes one pin.
-    void pin(expert_id id) { n_pinned_ += entries_[id].pins++ == 0; }
+    void pin(expert_id id) { entries_[id].pins++; }
     void unpin(expert_id id);
     void set_protected(expert_id id, bool on) { entries_[id].is_protected = on; }
     void set_duplicate(expert_id id, bool on) { entries_[id].is_duplicate = on; }
@@ -94,12 +91,11 @@ class resident_set {
 
     expert_table<entry>    entries_;
     std::vector<expert_id> residents_;
-    std::vector<uint32_t>  free_;         // slots
-    uint32_t               n_begun_ = 0;  // slots that an expert has had
-    std::vector<uint32_t>  held_;         // [layer]
-    uint32_t               n_pinned_ = 0; // residents
-    uint64_t               clock_    = 0; // counts touches
-    std::vector<candidate> candidates_;   // those of the last eviction
+    std::vector<uint32_t>  free_;        // slots
+    uint32_t               n_begun_ = 0; // slots that an expert has had
+    std::vector<uint32_t>  held_;        // [layer]
+    uint64_t               clock_ = 0;   // counts touches
+    std::vector<candidate> candidates_;  // those of the last eviction
 };
 
 // The largest quota, at most the `n_used` experts of one token, that all other layers can keep while one layer holds

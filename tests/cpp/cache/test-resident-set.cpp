@@ -181,13 +181,15 @@ TEST_CASE("there is room while some slot is not pinned, however often the others
     for (int round = 0; round < 3; round++) {
         set.pin({ 0, 0 });
         set.pin({ 0, 0 });
-        CHECK(set.has_room());
+        CHECK(insert(set, { 1, 0 }) == expert_id{ 0, 1 });
+        CHECK(insert(set, { 0, 1 }) == expert_id{ 1, 0 });
         set.pin({ 0, 1 });
-        CHECK_FALSE(set.has_room());
+        CHECK(refuses(set, { 1, 0 }, pressure::urgent));
         set.unpin({ 0, 0 });
-        CHECK_FALSE(set.has_room());
+        CHECK(refuses(set, { 1, 0 }, pressure::urgent));
         set.unpin({ 0, 0 });
-        CHECK(set.has_room());
+        CHECK(insert(set, { 1, 0 }) == expert_id{ 0, 0 });
+        CHECK(insert(set, { 0, 0 }) == expert_id{ 1, 0 });
         set.unpin({ 0, 1 });
     }
 }
