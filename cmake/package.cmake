@@ -45,7 +45,8 @@ function(hobbit_install_binaries package module)
             set_property(TARGET ${library} PROPERTY ${property})
         endforeach()
     endforeach()
-    set_target_properties(${libraries} PROPERTIES INSTALL_RPATH "$ORIGIN")
+    # CMake itself leaves out the folder of a CUDA toolkit that lies nowhere where the system looks
+    set_target_properties(${libraries} PROPERTIES INSTALL_RPATH "$ORIGIN;${CMAKE_BUILD_RPATH}")
     set_target_properties(${ARGN} PROPERTIES INSTALL_RPATH "$ORIGIN/../lib")
     set_target_properties(${module} PROPERTIES INSTALL_RPATH "$ORIGIN/lib")
     # the vendored folder's targets are not part of `all`
