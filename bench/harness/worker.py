@@ -70,7 +70,8 @@ class Session:
         self._free_before = self.device.memory()[0] if self.device else 0
         self._overrides = kv_overrides(self.llama, job.settings)
         self.model = self._load(job)
-        self.context = self._open(job, n_ctx, n_batch)
+        self._open_context = partial(self._open, job, n_ctx, n_batch)
+        self.context = self._open_context(replays=True)
         self.foretell: Callable[[int, int], None] | None = None  # first row and number of tokens
         self.n_vocab = self.llama.llama_vocab_n_tokens(self.llama.llama_model_get_vocab(self.model))
         self.restart()
@@ -94,10 +95,11 @@ class Session:
             raise self._failure(f"llama.cpp cannot load {job.model}")
         return model
 
-    def _open(self, job: Job, n_ctx: int, n_batch: int) -> Any:
+    def _open(self, job: Job, n_ctx: int, n_batch: int, replays: bool) -> Any:
         params = self.llama.llama_context_default_params()
         fill(params, job, n_ctx, n_batch)
-        self.replay.install(self.llama, params)
+        if replays:
+            self.replay.install(self.llama, params)
         self.n_batch, self.n_ctx = params.n_batch, params.n_ctx
         context = self.llama.llama_init_from_model(self.model, params)
         if not context:
@@ -107,6 +109,12 @@ class Session:
     def _failure(self, what: str) -> RunError:
         reason = self._native.last_error() if self._native is not None else None
         return RunError(f"{what}: {reason}" if reason else what)
+
+    def end_replays(self) -> None:
+        """Lets the model route by itself. A context that replays waits for every backend of every layer."""
+        self.llama.llama_free(self.context)
+        self.context = self._open_context(replays=False)
+        self.restart()
 
     def restart(self) -> None:
         """Empties the KV cache."""
@@ -236,6 +244,8 @@ def measure(job: Job) -> Measured:
         _bring_in(session, routing["sweep"], job)
     if "experts" in routing:
         session.replay.use(routing["experts"], routing["weights"])
+    else:
+        session.end_replays()
     if "predicted_experts" in routing:
         told = routing["predicted_experts"], routing["predicted_weights"]
         session.foretell = partial(counters.foretell, *told)
