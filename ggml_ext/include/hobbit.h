@@ -208,6 +208,10 @@ typedef struct hobbit_context hobbit_context;
 HOBBIT_API bool hobbit_open_context(hobbit_model * model, uint64_t model_bytes, uint32_t n_batch,
                                     hobbit_context ** context, char * err, size_t err_size);
 
+// Computes experts in the queues of the scheduler's other backends, where one is of the same device: neither side waits
+// for the other then. REQUIRES: the scheduler has computed nothing.
+HOBBIT_API void hobbit_share_queues(struct ggml_backend_sched * sched);
+
 // Ends the context's batch, and frees its memory for the next context. NULL is ignored.
 HOBBIT_API void hobbit_close_context(hobbit_context * context);
 

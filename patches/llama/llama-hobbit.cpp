@@ -292,5 +292,8 @@ llama_context * llama_hobbit_new_context(const llama_model & lm, const llama_con
     }
     llama_hobbit_check_graph(*ctx);
     ctx->hobbit = llama_hobbit_open_context(*ctx);
+    if (ctx->hobbit) {
+        hobbit_share_queues(ctx->get_sched());
+    }
     return ctx.release();
 }

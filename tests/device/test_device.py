@@ -72,6 +72,20 @@ def test_a_second_start_finds_on_the_device_what_the_first_one_used(
         on_rpc.assert_same(result, on_cpu)
 
 
+@pytest.mark.parametrize("mode", ["gpu", "cooperative"])
+def test_one_batch_waits_once_where_llama_cpp_computes_on_the_device_too(
+    tiny_gguf: Path, rpc: str, on_cpu: Result, mode: str
+) -> None:
+    settings: dict[str, Override] = {"hobbit.pools": 4 << 20, "hobbit.mode": mode}
+    result = on_rpc.run(tiny_gguf, rpc, settings, gpu_layers=99)
+    on_rpc.assert_same(result, on_cpu)
+    n_batches = sum(len(plan.batches) + plan.greedy for plan in SHORT_PLANS.values())
+    n_layers = n_batches * result.info["n_layers"]
+    assert result.stats["device_waits"] == n_batches < n_layers / 2
+    assert result.stats["device_reads"] >= n_layers > 2 * n_batches
+    assert result.stats["misses_high"] > 0
+
+
 def _least_budget(model: Path, rpc: str) -> int:
     with pytest.raises(RunError, match=r"memory budget of 1\.0 MiB is too small") as refused:
         on_rpc.run(model, rpc, {"hobbit.memory": 1 << 20})

@@ -10,6 +10,7 @@
 #include "ggml-impl.h"
 #include "graph/inner-graph.h"
 #include "graph/lazy-backend.h"
+#include "hobbit.h"
 #include "model/expert-index.h"
 
 #include <algorithm>
@@ -167,6 +168,12 @@ static void ggml_backend_hobbit_free(ggml_backend_t backend) {
     delete backend;
 }
 
+static void ggml_backend_hobbit_synchronize(ggml_backend_t backend) {
+    if (ggml_backend_t shared = backend_context(backend).compute.shared()) {
+        ggml_backend_synchronize(shared);
+    }
+}
+
 static split_runner * find_runner(const ggml_cgraph * graph) {
     for (int i = 0; i < graph->n_nodes; i++) {
         if (is_expert_matmul(graph->nodes[i]) || is_row_lookup(graph->nodes[i])) {
@@ -234,8 +241,27 @@ static struct ggml_backend_i ggml_backend_hobbit_i() {
     ggml_backend_i i = {};
     i.get_name       = ggml_backend_hobbit_get_name;
     i.free           = ggml_backend_hobbit_free;
+    i.synchronize    = ggml_backend_hobbit_synchronize;
     i.graph_compute  = ggml_backend_hobbit_graph_compute;
     return i;
+}
+
+static bool is_hobbit(ggml_backend_t backend) {
+    return backend->iface.get_name == ggml_backend_hobbit_get_name;
+}
+
+void hobbit_share_queues(ggml_backend_sched_t sched) {
+    const int n = ggml_backend_sched_get_n_backends(sched);
+    for (int i = 0; i < n; i++) {
+        ggml_backend_t backend = ggml_backend_sched_get_backend(sched, i);
+        for (int j = 0; is_hobbit(backend) && j < n; j++) {
+            ggml_backend_t other = ggml_backend_sched_get_backend(sched, j);
+            auto &         inner = backend_context(backend).compute;
+            if (other->device == inner.device() && !hobbit::is_host_device(other->device)) {
+                inner.share(other);
+            }
+        }
+    }
 }
 
 static ggml_guid_t ggml_backend_hobbit_guid() {
@@ -245,6 +271,11 @@ static ggml_guid_t ggml_backend_hobbit_guid() {
 }
 
 // Functions that llama.cpp looks for by name.
+static ggml_backend_t ggml_backend_hobbit_get_queue(ggml_backend_t backend) {
+    ggml_backend_t shared = backend_context(backend).compute.shared();
+    return shared ? shared : backend;
+}
+
 static void ggml_backend_hobbit_set_n_threads(ggml_backend_t backend, int n_threads) {
     ggml_backend_hobbit_context & ctx = backend_context(backend);
     ctx.compute.set_n_threads(n_threads);
@@ -379,6 +410,9 @@ static void * ggml_backend_hobbit_reg_get_proc_address(ggml_backend_reg_t, const
     }
     if (std::strcmp(name, "ggml_backend_set_abort_callback") == 0) {
         return (void *) ggml_backend_hobbit_set_abort_callback;
+    }
+    if (std::strcmp(name, "ggml_backend_get_queue") == 0) {
+        return (void *) ggml_backend_hobbit_get_queue;
     }
     return NULL;
 }

@@ -93,6 +93,7 @@ class expert_cache {
     size_t stride(expert_id id, term_id term, part_id part) const { return slots_[term].stride(id.layer, part); }
 
     uint32_t number(expert_id id, term_id term) const { return slots_[term].number(slot(id, term)); }
+    uint32_t n_numbers(term_id term) const { return slots_[term].n_numbers(); }
 
     //
     // ahead of demand

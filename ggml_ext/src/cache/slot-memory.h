@@ -41,7 +41,8 @@ class slot_memory {
     char *                data(uint32_t slot, expert_id id, part_id part) const;
     ggml_backend_buffer_t buffer(uint32_t slot, expert_id id, part_id part) const;
     size_t                stride(layer_id layer, part_id part) const { return layout_.place(layer, part).stride; }
-    uint32_t              number(uint32_t slot) const { return slot % pool_.slots_per_bank(); }
+    uint32_t              number(uint32_t slot) const { return slot % n_numbers(); }
+    uint32_t              n_numbers() const { return pool_.slots_per_bank(); }
 
     // Where the loader puts the matrix.
     part_target target(uint32_t slot, expert_id id, part_id part) const;

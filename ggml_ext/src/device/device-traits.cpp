@@ -43,7 +43,7 @@ bool is_host_device(ggml_backend_dev_t device) {
 }
 
 int threads_beside(ggml_backend_dev_t device, int n_threads) {
-    const auto n_cores = int(std::thread::hardware_concurrency()); // 0: not known
+    static const auto n_cores = int(std::thread::hardware_concurrency()); // 0: not known
     return !traits_of(device).spins_on_copies || n_cores == 0 ? n_threads
                                                               : std::max(1, std::min(n_threads, n_cores - 1));
 }

@@ -115,6 +115,11 @@ void hobbit_model::end_batch(const hobbit_context & context) {
 
 // Computations that were not announced belong to no batch.
 void hobbit_model::release() {
+    for (const auto & engine : engines_) {
+        if (prepared_) {
+            engine->executor().wait();
+        }
+    }
     holder_     = nullptr;
     run_->batch = {};
     run_->thresholds.raise({});

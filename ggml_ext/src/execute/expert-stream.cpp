@@ -49,12 +49,12 @@ status expert_stream::compute_share(const inner_graphs & on) {
     return s.ok() ? share_->compute_next(*on.cpu) : s;
 }
 
-status expert_stream::finish(const inner_graphs & on) {
+status expert_stream::finish(const inner_graphs & on, bool wait) {
     while (is_share_due()) {
         HOBBIT_TRY(compute_share(on));
     }
     HOBBIT_TRY(share_ ? share_->end_section(on.device) : status());
-    return on.device.compute();
+    return wait ? on.device.compute() : on.device.finish();
 }
 
 //
@@ -157,7 +157,7 @@ status expert_stream::run_arrived(work & w, bool slots_are_short) {
         s = compute_share(w.on);
     }
     if (s.ok() && none_has()) {
-        s = inner.compute();
+        s = inner.launch();
         s = s.ok() ? cache_.wait(w.todo.front()->id, w.todo.front()->tier, w.st.parts) : s;
     }
     if (!s.ok()) {
@@ -174,7 +174,7 @@ status expert_stream::run_arrived(work & w, bool slots_are_short) {
         stats_.waves++;
         s = inner.compute();
         if (s.ok()) {
-            release();
+            release(inner);
         }
     }
     return s;
@@ -188,11 +188,17 @@ status expert_stream::add_products(const work & w, const std::vector<const plann
     return s;
 }
 
-void expert_stream::release() {
+void expert_stream::release(const inner_graph & device) {
     for (const planned_use * use : held_) {
-        cache_.release(use->id, use->tier);
+        running_.emplace_back(use->id, use->tier);
     }
     held_.clear();
+    if (device.idle()) {
+        for (const auto & [id, tier] : running_) {
+            cache_.release(id, tier);
+        }
+        running_.clear();
+    }
 }
 
 } // namespace hobbit

@@ -13,6 +13,7 @@
 #include "predict/prefetcher.h"
 
 #include <cstddef>
+#include <utility>
 #include <vector>
 
 namespace hobbit {
@@ -55,11 +56,11 @@ class expert_stream {
     // REQUIRES: reserve; the stages of a layer in their order.
     status run(const stage & st, const running_layer & layer, const inner_graphs & on);
 
-    // Runs all that was added, on the CPU too.
-    status finish(const inner_graphs & on);
+    // Runs all that was added, on the CPU too. The device may still be running its part afterwards, unless `wait`.
+    status finish(const inner_graphs & on, bool wait);
 
-    // Unpins the layer's experts. REQUIRES: nothing that was added is left to run.
-    void release();
+    // Unpins the experts that the device has computed. REQUIRES: no operation is left to launch
+    void release(const inner_graph & device);
 
   private:
     // The rest of a stage.
@@ -89,7 +90,10 @@ class expert_stream {
     stats &              stats_;
     const expert_matmuls products_;
 
-    std::vector<const planned_use *> held_; // pinned until the layer is computed, or others need the slots
+    using pinned_expert = std::pair<expert_id, tier_id>;
+
+    std::vector<const planned_use *> held_;    // pinned until the layer is computed, or others need the slots
+    std::vector<pinned_expert>       running_; // experts of layers that the device may still be running
 };
 
 } // namespace hobbit

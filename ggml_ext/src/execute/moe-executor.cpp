@@ -32,7 +32,6 @@ status moe_executor::compute(ggml_cgraph * graph, inner_graph & inner, inner_gra
     GGML_ASSERT(cpu || !share_);
     const status s    = run(graph, { inner, cpu });
     layer_.in_section = false;
-    stream_.release();
     if (!s.ok()) {
         layer_.ids = nullptr; // the layer is incomplete
         inner.reset();
@@ -45,22 +44,36 @@ status moe_executor::compute(ggml_cgraph * graph, inner_graph & inner, inner_gra
             each->abandon();
         }
     }
-    const device_traffic traffic  = inner.take_traffic();
-    stats_.device_launches       += traffic.launches;
-    stats_.device_waits          += traffic.waits;
-    stats_.device_reads          += traffic.reads;
-    stats_.device_copies         += traffic.copies;
-    stats_.device_copied_bytes   += traffic.copied_bytes;
+    stream_.release(inner);
+    running_ = inner.idle() ? nullptr : &inner;
+    count(inner.take_traffic());
     if (!s.is_aborted()) {
         error_ = s;
     }
     return s;
 }
 
+void moe_executor::wait() {
+    if (running_) {
+        running_->reset();
+        count(running_->take_traffic());
+        stream_.release(*running_);
+        running_ = nullptr;
+    }
+}
+
+// Returns true if a layer begins with the graph: it reads its routing, and so waits for all that is running.
+bool moe_executor::begins_layer(ggml_cgraph * graph) const {
+    ggml_tensor ** nodes = ggml_graph_nodes(graph);
+    ggml_tensor ** end   = nodes + ggml_graph_n_nodes(graph);
+    ggml_tensor ** first = std::find_if_not(nodes, end, is_noop);
+    return first != end && (*first)->op == GGML_OP_MUL_MAT_ID && (!layer_.ids || layer_.is_ended);
+}
+
 status moe_executor::run(ggml_cgraph * graph, const inner_graphs & on) {
     inner_graph &       inner = on.device;
     const ggml_tensor * last  = nullptr;
-    status              s;
+    status              s     = begins_layer(graph) ? status() : inner.compute();
     for (int i = 0; i < ggml_graph_n_nodes(graph) && s.ok(); i++) {
         const ggml_tensor * node = ggml_graph_node(graph, i);
         if (is_noop(node)) {
@@ -100,6 +113,29 @@ routed_layer moe_executor::routed(ggml_cgraph * graph, int first, const inner_gr
     return { layer_.routing, run_.batch, graph, first, layer_.router_input, on.device, on.cpu };
 }
 
+// Waits for all that the device runs, and reads in the same wait what the layer is planned by.
+status moe_executor::read_layer(const ggml_tensor * matmul, inner_graph & inner) {
+    // a batch of a prompt has a large input, which the CPU seldom needs
+    const bool for_cpu =
+        share_ && share_->expects_rows() && inner.empty() && matmul->src[2]->ne[1] <= batch_info::max_generated;
+    const layer_id      layer      = expert_of(matmul).layer;
+    const ggml_tensor * prediction = nullptr;
+    const char *        predicted  = nullptr;
+    if (prefetcher_ && inner.in_queue() && inner.empty()) {
+        prediction = prefetcher_->begin(layer, matmul->src[4], inner.backend());
+    }
+    HOBBIT_TRY(read_routing(matmul, layer, layer_.routing, inner, for_cpu ? &layer_.matmul_input : nullptr, prediction,
+                            &predicted));
+    if (prediction) {
+        prefetcher_->end(layer, predicted);
+    }
+    stream_.release(inner);
+    if (inner.idle()) {
+        inner.begin_layer(layer);
+    }
+    return {};
+}
+
 status moe_executor::begin_layer(ggml_cgraph * graph, int first, const stage & st, const ggml_tensor * last,
                                  const inner_graphs & on) {
     const ggml_tensor * matmul = st.matmuls.front();
@@ -109,23 +145,15 @@ status moe_executor::begin_layer(ggml_cgraph * graph, int first, const stage & s
     }
     if (layer_.ids && !layer_.is_ended) { // another layer in the same graph
         const status s = end_layer(last, on);
-        stream_.release(); // a layer may end in another graph
+        stream_.release(on.device); // a layer may end in another graph
         if (!s.ok()) {
             return s;
         }
     }
     layer_ = {};
-    // a batch of a prompt has a large input, which the CPU seldom needs
-    const bool for_cpu = share_ && on.device.idle() && matmul->src[2]->ne[1] <= batch_info::max_generated;
-    status     s       = read_routing(matmul, expert_of(matmul).layer, layer_.routing, on.device,
-                            for_cpu ? &layer_.matmul_input : nullptr);
-    if (s.ok()) {
-        layer_.rows = run_.batch.rows(layer_.routing.n_tokens);
-        s           = check_weights(matmul);
-    }
-    if (!s.ok()) {
-        return s;
-    }
+    HOBBIT_TRY(read_layer(matmul, on.device));
+    layer_.rows = run_.batch.rows(layer_.routing.n_tokens);
+    HOBBIT_TRY(check_weights(matmul));
     layer_.ids          = matmul->src[2];
     layer_.router_input = matmul->src[4];
     layer_.done         = st.parts;
@@ -242,19 +270,28 @@ void moe_executor::count(const step_counts & counts) {
     }
 }
 
+void moe_executor::count(const device_traffic & traffic) {
+    stats_.device_launches     += traffic.launches;
+    stats_.device_waits        += traffic.waits;
+    stats_.device_reads        += traffic.reads;
+    stats_.device_copies       += traffic.copies;
+    stats_.device_copied_bytes += traffic.copied_bytes;
+}
+
 // `output` is the last tensor that the graph computed: the experts' outputs once the last part is computed.
 status moe_executor::end_layer(const ggml_tensor * output, const inner_graphs & on) {
     const bool is_complete = layer_.ids && output && (layer_.done & part_id::down);
     if (is_complete) {
         HOBBIT_TRY(clear_skipped(output, layer_, on.device)); // a bias was added to these rows
     }
-    HOBBIT_TRY(stream_.finish(on));
+    const bool is_observed = run_.observer && !is_second();
+    HOBBIT_TRY(stream_.finish(on, is_observed));
     if (!is_complete || layer_.is_ended) {
         return {};
     }
     layer_.is_ended = true;
-    stream_.release();
-    if (run_.observer && !is_second()) {
+    stream_.release(on.device);
+    if (is_observed) {
         run_.observer({ layer_.routing, layer_.plan, layer_.rows, layer_.was_resident, layer_.input, output });
     }
     if (prefetcher_) {

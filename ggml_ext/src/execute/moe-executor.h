@@ -72,6 +72,9 @@ class moe_executor {
     // `cpu` computes the CPU's share; it may be null if there is none.
     status compute(ggml_cgraph * graph, inner_graph & inner, inner_graph * cpu);
 
+    // Waits until the device has computed everything. The device's graph of the last call must live until then.
+    void wait();
+
   private:
     struct layer_state : running_layer {
         const ggml_tensor *          ids        = nullptr; // the router's choice; null: no layer runs
@@ -83,6 +86,8 @@ class moe_executor {
         host_copy                    matmul_input; // input of the first matmul, for the CPU's share
     };
 
+    bool         begins_layer(ggml_cgraph * graph) const;
+    status       read_layer(const ggml_tensor * matmul, inner_graph & inner);
     status       run(ggml_cgraph * graph, const inner_graphs & on);
     status       begin_layer(ggml_cgraph * graph, int first, const stage & st, const ggml_tensor * last,
                              const inner_graphs & on);
@@ -92,6 +97,7 @@ class moe_executor {
     status       check_weights(const ggml_tensor * matmul) const;
     void         plan();
     void         count(const step_counts & counts);
+    void         count(const device_traffic & traffic);
     void         observe();
     bool         is_second() const { return run_.batch.pass() == batch_pass::second; }
 
@@ -103,6 +109,7 @@ class moe_executor {
     stats &              stats_;
     expert_stream        stream_;
     layer_state          layer_;
+    inner_graph *        running_ = nullptr; // the device may still be running the last graph; null: it is not
 
     std::vector<std::unique_ptr<layer_hooks>> hooks_;
 

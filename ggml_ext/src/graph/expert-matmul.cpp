@@ -61,7 +61,8 @@ status expert_matmuls::add(const ggml_tensor * matmul, const layer_routing & rou
     const matrix_shape & shape = index_.layer(routing.layer).shapes[part];
     for (auto & [stack, group] : places) {
         const auto & [buffer, first, stride, type] = stack;
-        const matrices weights                     = { type, shape.n_in, shape.n_out, first, stride, buffer };
+        const auto     n_slots                     = int32_t(cache_.n_numbers(group.first));
+        const matrices weights                     = { type, shape.n_in, shape.n_out, first, stride, n_slots, buffer };
         HOBBIT_TRY(add_alike({ matmul, routing, weights, group.first, std::move(group.second) }, inner));
     }
     return {};

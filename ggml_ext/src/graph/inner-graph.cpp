@@ -37,23 +37,44 @@ bool is_noop(const ggml_tensor * node) {
            node->op == GGML_OP_RESHAPE || node->op == GGML_OP_PERMUTE || node->op == GGML_OP_TRANSPOSE;
 }
 
-inner_graph::inner_graph(ggml_backend_t backend) : backend_(backend), alignment_(ggml_backend_get_alignment(backend)) {
-    const size_t size = 2 * GRAPH_SIZE * ggml_tensor_overhead() + ggml_graph_overhead_custom(GRAPH_SIZE, false);
-    memory_.resize(size);
-    ctx_.reset(ggml_init({ size, memory_.data(), /* .no_alloc = */ true }));
-    staged_memory_.resize(ggml_tensor_overhead());
-    staged_ctx_.reset(ggml_init({ staged_memory_.size(), staged_memory_.data(), /* .no_alloc = */ true }));
+inner_graph::inner_graph(ggml_backend_t backend, bool in_queue) :
+    backend_(backend), in_queue_(in_queue), alignment_(ggml_backend_get_alignment(backend)) {
+    allocate(staged_, ggml_tensor_overhead());
+    open_page(0);
+}
+
+void inner_graph::allocate(page & p, size_t size) {
+    p.memory.reset(new char[size]);
+    p.ctx.reset(ggml_init({ size, p.memory.get(), /* .no_alloc = */ true }));
+}
+
+void inner_graph::open_page(uint32_t number) {
+    page & p = pages_[number];
+    if (!p.ctx) {
+        allocate(p, 2 * GRAPH_SIZE * ggml_tensor_overhead() + ggml_graph_overhead_custom(GRAPH_SIZE, false));
+    }
+    ctx_ = p.ctx.get();
     begin_graph();
 }
 
+void inner_graph::begin_layer(uint32_t layer) {
+    if (in_queue_) {
+        open_page(layer);
+    }
+}
+
 inner_graph::~inner_graph() {
-    reset();
+    if (!in_queue_) { // the queue's owner may be gone
+        reset();
+    }
     ggml_backend_buffer_free(scratch_);
 }
 
 void inner_graph::begin_graph() {
-    ggml_reset(ctx_.get());
-    graph_    = ggml_new_graph_custom(ctx_.get(), GRAPH_SIZE, false);
+    ggml_reset(ctx_);
+    graph_ = ggml_new_graph_custom(ctx_, GRAPH_SIZE, false);
+    operands_.clear();
+    numbers_.clear();
     n_nodes_  = 0;
     n_leaves_ = 0;
 }
@@ -107,7 +128,7 @@ bool inner_graph::full() const {
 //
 
 ggml_tensor * inner_graph::leaf(const ggml_tensor * tensor) {
-    ggml_tensor * copy = ggml_new_tensor(ctx_.get(), tensor->type, GGML_MAX_DIMS, tensor->ne);
+    ggml_tensor * copy = ggml_new_tensor(ctx_, tensor->type, GGML_MAX_DIMS, tensor->ne);
     std::copy(tensor->nb, tensor->nb + GGML_MAX_DIMS, copy->nb);
     copy->data   = tensor->data;
     copy->buffer = tensor->view_src ? tensor->view_src->buffer : tensor->buffer;
@@ -115,12 +136,18 @@ ggml_tensor * inner_graph::leaf(const ggml_tensor * tensor) {
     return copy;
 }
 
+// The node that computes the tensor, if it is in the graph, or one leaf for all uses: backends fuse by these.
+ggml_tensor * inner_graph::operand(const ggml_tensor * tensor) {
+    ggml_tensor *& known = operands_[tensor];
+    known                = known ? known : leaf(tensor);
+    return known;
+}
+
 ggml_tensor * inner_graph::matrices_leaf(const matrices & weights, const matrix_span & span) {
-    ggml_tensor * t =
-        ggml_new_tensor_3d(ctx_.get(), weights.type, weights.n_in, weights.n_out, span.last - span.first + 1);
-    t->nb[2] = weights.stride;
-    t->nb[3] = weights.stride * size_t(t->ne[2]);
-    t->data  = weights.data + size_t(span.first) * weights.stride;
+    ggml_tensor * t = ggml_new_tensor_3d(ctx_, weights.type, weights.n_in, weights.n_out, span.last - span.first + 1);
+    t->nb[2]        = weights.stride;
+    t->nb[3]        = weights.stride * size_t(t->ne[2]);
+    t->data         = weights.data + size_t(span.first) * weights.stride;
     init_weights(weights.buffer, t);
     n_leaves_++;
     return t;
@@ -129,7 +156,7 @@ ggml_tensor * inner_graph::matrices_leaf(const matrices & weights, const matrix_
 // All rows of a float tensor.
 ggml_tensor * inner_graph::rows_leaf(const ggml_tensor * tensor) {
     const int64_t n = ggml_nrows(tensor);
-    ggml_tensor * t = ggml_new_tensor_2d(ctx_.get(), tensor->type, tensor->ne[0], n);
+    ggml_tensor * t = ggml_new_tensor_2d(ctx_, tensor->type, tensor->ne[0], n);
     t->nb[1]        = tensor->nb[1];
     t->nb[2] = t->nb[3] = t->nb[1] * n;
     t->data             = tensor->data;
@@ -138,10 +165,13 @@ ggml_tensor * inner_graph::rows_leaf(const ggml_tensor * tensor) {
     return t;
 }
 
-ggml_tensor * inner_graph::row_numbers(const std::vector<int32_t> & rows) {
-    ggml_tensor * t = ggml_new_tensor_1d(ctx_.get(), GGML_TYPE_I32, rows.size());
-    std::memcpy(stage(t), rows.data(), ggml_nbytes(t));
-    return t;
+ggml_tensor * inner_graph::row_numbers(const std::vector<int32_t> & rows, int64_t n_columns) {
+    ggml_tensor *& known = numbers_[{ n_columns, rows }];
+    if (!known) {
+        known = ggml_new_tensor_2d(ctx_, GGML_TYPE_I32, int64_t(rows.size()) / n_columns, n_columns);
+        std::memcpy(stage(known), rows.data(), ggml_nbytes(known));
+    }
+    return known;
 }
 
 // Gives a leaf its place on the device, and returns the one in host memory where its bytes are to be written.
@@ -161,8 +191,8 @@ void inner_graph::copy_staged() {
     if (size == 0) {
         return;
     }
-    ggml_reset(staged_ctx_.get());
-    ggml_tensor * t = ggml_new_tensor_1d(staged_ctx_.get(), GGML_TYPE_I8, int64_t(size));
+    ggml_reset(staged_.ctx.get());
+    ggml_tensor * t = ggml_new_tensor_1d(staged_.ctx.get(), GGML_TYPE_I8, int64_t(size));
     place(t, staged_offset() + n_copied_);
     ggml_backend_tensor_set_async(backend_, t, base_of(staging_) + n_copied_, 0, size);
     count_copy(size);
@@ -170,7 +200,7 @@ void inner_graph::copy_staged() {
 }
 
 ggml_tensor * inner_graph::reshape(ggml_tensor * tensor, int64_t ne0, int64_t ne1, int64_t ne2) {
-    ggml_tensor * t = ggml_reshape_3d(ctx_.get(), tensor, ne0, ne1, ne2);
+    ggml_tensor * t = ggml_reshape_3d(ctx_, tensor, ne0, ne1, ne2);
     t->buffer       = tensor->buffer;
     return t;
 }
@@ -195,9 +225,10 @@ void inner_graph::add_copy(const ggml_tensor * node) {
     copy->op           = node->op;
     std::memcpy(copy->op_params, node->op_params, sizeof(copy->op_params));
     for (int i = 0; i < GGML_MAX_SRC; i++) {
-        copy->src[i] = node->src[i] ? leaf(node->src[i]) : nullptr;
+        copy->src[i] = node->src[i] ? operand(node->src[i]) : nullptr;
     }
     add_node(copy);
+    operands_[node] = copy;
 }
 
 static bool rows_are_even(const ggml_tensor * t) {
@@ -224,7 +255,7 @@ inner_graph::matrix_span inner_graph::span_of(const matrices & weights, const st
 
 ggml_tensor * inner_graph::multiply(const ggml_tensor * matmul, ggml_tensor * weights, ggml_tensor * src,
                                     ggml_tensor * ids) {
-    ggml_tensor * product = ggml_mul_mat_id(ctx_.get(), weights, src, ids);
+    ggml_tensor * product = ggml_mul_mat_id(ctx_, weights, src, ids);
     std::memcpy(product->op_params, matmul->op_params, sizeof(product->op_params));
     return product;
 }
@@ -232,14 +263,16 @@ ggml_tensor * inner_graph::multiply(const ggml_tensor * matmul, ggml_tensor * we
 // The matmul itself; its result has no memory yet.
 ggml_tensor * inner_graph::multiply_all(const ggml_tensor * matmul, const matrices & weights,
                                         const std::vector<served_row> & rows) {
-    const matrix_span    span = span_of(weights, rows);
+    // kernels for one token do no work for matrices that it does not use: its graph is always the same
+    const bool           is_token = in_queue_ && matmul->ne[2] == 1 && ggml_is_quantized(weights.type);
+    const matrix_span    span     = is_token ? matrix_span{ 0, weights.count - 1 } : span_of(weights, rows);
     std::vector<int32_t> matrix(rows.size());
     for (const served_row & r : rows) {
         matrix[r.row] = r.matrix - span.first;
     }
     ggml_tensor * w   = matrices_leaf(weights, span);
-    ggml_tensor * ids = reshape(row_numbers(matrix), matmul->ne[1], matmul->ne[2], 1);
-    return multiply(matmul, w, leaf(matmul->src[1]), ids);
+    ggml_tensor * ids = row_numbers(matrix, matmul->ne[2]);
+    return multiply(matmul, w, operand(matmul->src[1]), ids);
 }
 
 // Multiplies only these rows, adjacent in the scratch memory; `to` gets their numbers.
@@ -257,10 +290,10 @@ ggml_tensor * inner_graph::multiply_some(const ggml_tensor * matmul, const matri
         from.push_back(int32_t(r.row / n_used * src->ne[1] + r.row % n_used % src->ne[1]));
         row.push_back(r.row);
     }
-    ggml_tensor * gathered = ggml_get_rows(ctx_.get(), rows_leaf(src), row_numbers(from));
+    ggml_tensor * gathered = ggml_get_rows(ctx_, rows_leaf(src), row_numbers(from));
     place(gathered, 0);
     ggml_tensor * w       = matrices_leaf(weights, span);
-    ggml_tensor * ids     = reshape(row_numbers(matrix), 1, n, 1);
+    ggml_tensor * ids     = row_numbers(matrix, n);
     ggml_tensor * product = multiply(matmul, w, reshape(gathered, gathered->ne[0], 1, n), ids);
     place(product, product_offset());
     GGML_ASSERT(ggml_nbytes(gathered) <= sizes_.gathered && ggml_nbytes(product) <= sizes_.product);
@@ -269,9 +302,10 @@ ggml_tensor * inner_graph::multiply_some(const ggml_tensor * matmul, const matri
 }
 
 void inner_graph::scatter(const ggml_tensor * matmul, ggml_tensor * rows, ggml_tensor * to) {
-    ggml_tensor * scattered = ggml_set_rows(ctx_.get(), rows_leaf(matmul), rows, to);
+    ggml_tensor * scattered = ggml_set_rows(ctx_, rows_leaf(matmul), rows, to);
     scattered->buffer       = matmul->buffer;
     add_node(scattered);
+    operands_.erase(matmul);
 }
 
 void inner_graph::add_matmul(const ggml_tensor * matmul, const matrices & weights,
@@ -283,6 +317,7 @@ void inner_graph::add_matmul(const ggml_tensor * matmul, const matrices & weight
         product->data   = matmul->data;
         product->buffer = matmul->buffer;
         add_node(product);
+        operands_[matmul] = product;
         return;
     }
     ggml_tensor * to      = nullptr;
@@ -303,7 +338,7 @@ status inner_graph::add_rows(const ggml_tensor * tensor, const float * values, c
         const size_t               n    = std::min(room, rows.size() - first);
         const auto                 from = rows.begin() + ptrdiff_t(first);
         const std::vector<int32_t> some(from, from + ptrdiff_t(n));
-        ggml_tensor *              staged = ggml_new_tensor_2d(ctx_.get(), GGML_TYPE_F32, tensor->ne[0], int64_t(n));
+        ggml_tensor *              staged = ggml_new_tensor_2d(ctx_, GGML_TYPE_F32, tensor->ne[0], int64_t(n));
         char *                     bytes  = stage(staged);
         if (values) {
             std::memcpy(bytes, values + first * size_t(tensor->ne[0]), n * row_size);
@@ -328,23 +363,32 @@ std::vector<const char *> inner_graph::read(const std::vector<const ggml_tensor 
             throw std::bad_alloc();
         }
     }
-    const ggml_backend_buffer_type_t own = ggml_backend_get_default_buffer_type(backend_);
-    std::vector<const char *>        copies;
-    char *                           to = base_of(inbox_);
+    const ggml_backend_buffer_type_t own    = ggml_backend_get_default_buffer_type(backend_);
+    const auto                       is_own = [&](const ggml_tensor * tensor) {
+        return ggml_backend_buffer_get_type(tensor->view_src ? tensor->view_src->buffer : tensor->buffer) == own;
+    };
+    std::vector<char *> copies;
+    char *              to = base_of(inbox_);
     for (const ggml_tensor * tensor : tensors) {
-        ggml_backend_buffer_t buffer = tensor->view_src ? tensor->view_src->buffer : tensor->buffer;
-        if (ggml_backend_buffer_get_type(buffer) == own) {
+        if (is_own(tensor)) {
             ggml_backend_tensor_get_async(backend_, tensor, to, 0, ggml_nbytes(tensor));
-        } else {
-            ggml_backend_tensor_get(tensor, to, 0, ggml_nbytes(tensor));
         }
         count_copy(ggml_nbytes(tensor));
         copies.push_back(to);
         to += padded(ggml_nbytes(tensor));
     }
     ggml_backend_synchronize(backend_);
+    for (size_t i = 0; i < tensors.size(); i++) {
+        if (!is_own(tensors[i])) {
+            ggml_backend_tensor_get(tensors[i], copies[i], 0, ggml_nbytes(tensors[i]));
+        }
+    }
+    is_running_ = false;
+    if (empty()) {
+        reset();
+    }
     traffic_.reads++;
-    return copies;
+    return { copies.begin(), copies.end() };
 }
 
 status inner_graph::check(ggml_status result) const {
@@ -377,6 +421,7 @@ status inner_graph::launch() {
     is_running_ = true;
     traffic_.launches++;
     ggml_graph_clear(graph_);
+    operands_.clear();
     return check(result);
 }
 

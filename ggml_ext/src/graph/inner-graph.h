@@ -8,6 +8,8 @@
 
 #include <chrono>
 #include <cstdint>
+#include <map>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -27,6 +29,7 @@ struct matrices {
     int64_t               n_out;
     char *                data;   // where matrix number 0 would be
     size_t                stride; // bytes
+    int32_t               count;  // matrices from number 0 on that lie in the buffer
     ggml_backend_buffer_t buffer;
 };
 
@@ -55,14 +58,20 @@ struct device_traffic {
 // Thread-safety: none.
 class inner_graph {
   public:
-    // `backend` must outlive the graph.
-    explicit inner_graph(ggml_backend_t backend);
+    // `backend` must outlive the graph's computations. in_queue: whoever reads the results does so behind them in the
+    // backend's queue.
+    explicit inner_graph(ggml_backend_t backend, bool in_queue = false);
     ~inner_graph();
 
     inner_graph(const inner_graph &)             = delete;
     inner_graph & operator=(const inner_graph &) = delete;
 
     ggml_backend_t backend() const { return backend_; }
+    bool           in_queue() const { return in_queue_; }
+
+    // Puts what is added next at places of the layer's own: a backend that captures graphs knows one again whose
+    // tensors are as they were. Without a shared queue it does nothing. REQUIRES: idle()
+    void begin_layer(uint32_t layer);
 
     // Threads that the backend computes with; 0: unknown.
     int  n_threads() const { return n_threads_; }
@@ -125,8 +134,8 @@ class inner_graph {
     // was added if the scratch memory has no room for more. REQUIRES: it has room for one row of values.
     status add_rows(const ggml_tensor * tensor, const float * values, const std::vector<int32_t> & rows);
 
-    // Copies outer tensors to host memory, with one wait for all. REQUIRES: they are computed. The bytes are valid
-    // until the next call.
+    // Copies outer tensors to host memory, with one wait for all, and for all that is running. REQUIRES: they are
+    // computed, or will be behind what is running. The bytes are valid until the next call.
     std::vector<const char *> read(const std::vector<const ggml_tensor *> & tensors);
 
     // Starts the added operations behind those that are running, and empties the graph. The caller leaves their
@@ -135,6 +144,9 @@ class inner_graph {
 
     // Runs the added operations, waits for all that are running and empties the graph.
     status compute();
+
+    // Runs the added operations, and waits for them only if nothing in the backend's queue does.
+    status finish() { return in_queue_ ? launch() : compute(); }
 
     // Drops the added operations, and waits for those that are running.
     void reset();
@@ -154,11 +166,18 @@ class inner_graph {
         int32_t last;
     };
 
+    // Memory of a graph and its tensors.
+    struct page {
+        std::unique_ptr<char[]> memory; // ggml_init aborts if its own allocation fails
+        ggml_context_ptr        ctx;
+    };
+
     matrix_span   span_of(const matrices & weights, const std::vector<served_row> & rows) const;
     ggml_tensor * leaf(const ggml_tensor * tensor);
+    ggml_tensor * operand(const ggml_tensor * tensor);
     ggml_tensor * matrices_leaf(const matrices & weights, const matrix_span & span);
     ggml_tensor * rows_leaf(const ggml_tensor * tensor);
-    ggml_tensor * row_numbers(const std::vector<int32_t> & rows);
+    ggml_tensor * row_numbers(const std::vector<int32_t> & rows, int64_t n_columns = 1);
     char *        stage(ggml_tensor * tensor);
     void          copy_staged();
     ggml_tensor * multiply(const ggml_tensor * matmul, ggml_tensor * weights, ggml_tensor * src, ggml_tensor * ids);
@@ -174,18 +193,24 @@ class inner_graph {
     size_t        staged_room(const scratch_sizes & sizes) const;
     void          place(ggml_tensor * tensor, size_t scratch_offset);
     void          add_node(ggml_tensor * node);
+    static void   allocate(page & p, size_t size);
+    void          open_page(uint32_t number);
     void          begin_graph();
     status        check(ggml_status result) const;
 
-    ggml_backend_t        backend_;
-    int                   n_threads_  = 0;
-    ggml_abort_callback   abort_      = nullptr; // null: it never ends early
-    void *                abort_data_ = nullptr;
-    const size_t          alignment_; // alignment of tensors on the device
-    std::vector<char>     memory_;    // memory of ctx_: ggml_init aborts if its own allocation fails
-    ggml_context_ptr      ctx_;
-    std::vector<char>     staged_memory_;     // memory of staged_ctx_
-    ggml_context_ptr      staged_ctx_;        // holds one tensor
+    ggml_backend_t           backend_;
+    const bool               in_queue_;
+    int                      n_threads_  = 0;
+    ggml_abort_callback      abort_      = nullptr; // null: it never ends early
+    void *                   abort_data_ = nullptr;
+    const size_t             alignment_; // alignment of tensors on the device
+    std::map<uint32_t, page> pages_;
+    ggml_context *           ctx_ = nullptr; // context of the current page
+    page                     staged_;        // holds one tensor
+    // what the graph has for outer tensors, and for row numbers in so many columns
+    std::map<const ggml_tensor *, ggml_tensor *>                      operands_;
+    std::map<std::pair<int64_t, std::vector<int32_t>>, ggml_tensor *> numbers_;
+
     ggml_cgraph *         graph_   = nullptr; // in ctx_
     ggml_backend_buffer_t scratch_ = nullptr; // owned
     scratch_sizes         sizes_;

@@ -7,11 +7,13 @@ status lazy_backend::open() {
     if (inner_) {
         return {};
     }
-    backend_.reset(ggml_backend_dev_init(device_, nullptr));
-    if (!backend_) {
+    if (!shared_) {
+        backend_.reset(ggml_backend_dev_init(device_, nullptr));
+    }
+    if (!backend()) {
         return status::error("%s cannot be opened: choose another device", ggml_backend_dev_name(device_));
     }
-    inner_.emplace(backend_.get());
+    inner_.emplace(backend(), shared_ != nullptr);
     configure();
     return {};
 }

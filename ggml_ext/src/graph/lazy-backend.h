@@ -20,12 +20,19 @@ class lazy_backend {
 
     ggml_backend_dev_t device() const { return device_; }
 
+    // Computes in the queue of this backend of the device, behind what its owner has begun there, and opens none. It
+    // must outlive every computation. REQUIRES: not open
+    void share(ggml_backend_t other) { shared_ = other; }
+
     // Does nothing if the backend is open.
     status open();
 
     // REQUIRES: open
-    ggml_backend_t backend() { return backend_.get(); }
+    ggml_backend_t backend() { return shared_ ? shared_ : backend_.get(); }
     inner_graph &  inner() { return *inner_; }
+
+    // The backend whose queue it shares; null: none.
+    ggml_backend_t shared() const { return shared_; }
 
     // Settings of the backend, ignored if it has no such setting. May be called at any time.
     void set_n_threads(int n_threads);
@@ -36,7 +43,8 @@ class lazy_backend {
     void   configure();
 
     const ggml_backend_dev_t   device_;
-    ggml_backend_ptr           backend_;
+    ggml_backend_t             shared_ = nullptr;
+    ggml_backend_ptr           backend_; // null while it shares another's queue
     std::optional<inner_graph> inner_;
 
     int                 n_threads_  = 0; // 0: not set

@@ -8,7 +8,7 @@
 namespace hobbit {
 
 status read_routing(const ggml_tensor * matmul, layer_id layer, layer_routing & routing, inner_graph & inner,
-                    host_copy * input) {
+                    host_copy * input, const ggml_tensor * also, const char ** more) {
     const ggml_tensor * ids       = matmul->src[2];
     const ggml_tensor * weights   = matmul->src[3];
     const int32_t       n_experts = int32_t(matmul->src[0]->ne[2]);
@@ -20,6 +20,9 @@ status read_routing(const ggml_tensor * matmul, layer_id layer, layer_routing & 
     }
     if (input) {
         wanted.push_back(matmul->src[1]);
+    }
+    if (also) {
+        wanted.push_back(also);
     }
     const std::vector<const char *> bytes = inner.read(wanted);
 
@@ -43,8 +46,12 @@ status read_routing(const ggml_tensor * matmul, layer_id layer, layer_routing & 
         std::memcpy(routing.weights.data(), bytes[1], routing.weights.size() * sizeof(float));
     }
     if (input) {
-        input->tensor = matmul->src[1];
-        input->bytes.assign(bytes.back(), bytes.back() + ggml_nbytes(input->tensor));
+        input->tensor   = matmul->src[1];
+        const char * at = bytes[has_weights ? 2 : 1];
+        input->bytes.assign(at, at + ggml_nbytes(input->tensor));
+    }
+    if (also) {
+        *more = bytes.back();
     }
     return {};
 }

@@ -124,6 +124,8 @@ void cpu_share::release() {
 
 // Samples are taken of layers that went as they were placed.
 void cpu_share::end_layer(inner_graph & device) {
+    const bool has_any = std::find(on_cpu_.begin(), on_cpu_.end(), true) != on_cpu_.end();
+    n_layers_without_  = has_any ? 0 : n_layers_without_ + 1;
     device.measure(false);
     stats_.cpu_ns += uint64_t(cpu_time_.count() * 1e9);
     if (is_as_placed_) {

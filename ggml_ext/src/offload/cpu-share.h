@@ -35,6 +35,9 @@ class cpu_share {
     // Decides who computes which use of the plan. Plan and routing must live until end_layer.
     void begin_layer(const layer_routing & routing, const layer_plan & plan, inner_graph & device);
 
+    // Returns true if the CPU has computed rows lately, and may soon need a layer's input again.
+    bool expects_rows() const { return n_layers_without_ < 2 * index_.n_layers(); }
+
     // Returns true if the CPU computes a use of the plan.
     bool computes(const planned_use & use) const { return on_cpu_[index_of(use)]; }
 
@@ -103,7 +106,8 @@ class cpu_share {
     std::vector<const planned_use *> pinned_; // in host memory until the section ends
     seconds                          cpu_time_{ 0 };
     std::chrono::nanoseconds         device_before_{ 0 };
-    bool                             is_as_placed_ = true;
+    bool                             is_as_placed_     = true;
+    uint32_t                         n_layers_without_ = 0; // up to this one, without rows of the CPU's
 };
 
 } // namespace hobbit

@@ -56,6 +56,14 @@ class predictor {
     // Tells the choices of a layer's router. Called for every layer that runs, also while prefetch pauses.
     virtual void on_routing(const layer_routing & /* routing */) {}
 
+    // Begins to compute what predict() needs for these arguments, behind what the backend runs, and returns the tensor
+    // whose bytes end() takes once it is computed; null: there is nothing to begin. May be left out.
+    virtual const ggml_tensor * begin(layer_id /* running */, uint32_t /* n_ahead */,
+                                      const ggml_tensor * /* router_input */, ggml_backend_t /* backend */) {
+        return nullptr;
+    }
+    virtual void end(const char * /* bytes */) {}
+
     // Predicts what up to n_ahead layers after `running` choose, in their order, up to the first one that is not known:
     // for each token distinct experts, best first, with weights of sum 1. A prediction may have fewer tokens than
     // `running`. An error ends the computation of the batch.

@@ -70,7 +70,8 @@ void prefetcher::begin_pass(const layer_routing & routing) {
     pass_      = {};
     begun_     = now_();
 
-    stall_before_ = stats_.stall_ns;
+    stall_before_  = stats_.stall_ns;
+    missed_before_ = n_missed();
 }
 
 void prefetcher::end_pass() {
@@ -81,6 +82,7 @@ void prefetcher::end_pass() {
         judge(layer, {}); // did not run
     }
     n_layers_run_ = std::max(n_layers_run_, layer_ + 1);
+    n_quiet_      = pass_.prefetched > 0 || n_missed() > missed_before_ ? 0 : n_quiet_ + 1;
     if (!is_prompt_ && !is_second_) {
         governor_.end_pass(pass_);
     }
@@ -128,11 +130,26 @@ status prefetcher::replay(const layer_routing & running, ggml_backend_t backend)
     return {};
 }
 
+// Layers to predict behind the running one.
+uint32_t prefetcher::n_ahead_of(layer_id running) const {
+    const uint32_t end = n_layers_run_ > 0 ? n_layers_run_ : uint32_t(expected_.size());
+    return running + 1 < end ? std::min(n_ahead_, end - 1 - running) : 0;
+}
+
+// The first layer of a pass does not know yet what kind of pass it is.
+const ggml_tensor * prefetcher::begin(layer_id running, const ggml_tensor * router_input, ggml_backend_t backend) {
+    predictor &    ahead   = *places_[running].ahead;
+    const uint32_t n_ahead = n_ahead_of(running);
+    const bool     is_due  = in_pass_ && running > layer_ && !is_second_ && !declined_ && !is_prompt_ && is_wanted();
+    return is_due && n_ahead > 0 && ahead.accepts(router_input) ? ahead.begin(running, n_ahead, router_input, backend)
+                                                                : nullptr;
+}
+
 status prefetcher::look_ahead(const layer_routing & running, const ggml_tensor * router_input, ggml_backend_t backend) {
     if (is_second_) {
         return replay(running, backend);
     }
-    if (declined_ || (!is_prompt_ && !governor_.active())) {
+    if (declined_ || !is_wanted()) {
         return {};
     }
     predictor & ahead = *places_[running.layer].ahead;
@@ -140,11 +157,10 @@ status prefetcher::look_ahead(const layer_routing & running, const ggml_tensor *
         decline("what this model's routers are applied to is not known, or not of their width");
         return {};
     }
-    const uint32_t end = n_layers_run_ > 0 ? n_layers_run_ : uint32_t(expected_.size());
-    if (running.layer + 1 >= end) {
+    const uint32_t n_ahead = n_ahead_of(running.layer);
+    if (n_ahead == 0) {
         return {};
     }
-    const uint32_t n_ahead = std::min(n_ahead_, end - 1 - running.layer);
     HOBBIT_TRY(ahead.predict(running, n_ahead, router_input, backend, predictions_));
 
     for (const layer_routing & prediction : predictions_) {

@@ -30,8 +30,8 @@ namespace hobbit {
 // In the second pass over a batch it asks for what the first one chose in all later layers, as far as there is room
 // (MoBiLE, III-B).
 //
-// While tokens are generated, a governor pauses it if it does not pay. It switches itself off, with a warning, where
-// the predictor lacks what it needs of the model.
+// While tokens are generated, a governor pauses it if it does not pay, and it rests while nothing misses. It switches
+// itself off, with a warning, where the predictor lacks what it needs of the model.
 //
 // Thread-safety: none; called by the thread that computes, with the layers of a batch in their order.
 class prefetcher {
@@ -53,6 +53,10 @@ class prefetcher {
     // The layer's router has chosen; nothing is decided or loaded for the layer yet.
     void on_routing(const layer_routing & routing);
 
+    // Begins to compute what look_ahead() will ask the predictor for in this layer; see predictor::begin.
+    const ggml_tensor * begin(layer_id running, const ggml_tensor * router_input, ggml_backend_t backend);
+    void                end(layer_id running, const char * bytes) { places_[running].ahead->end(bytes); }
+
     // Predicts and prefetches. router_input belongs to the outer graph; null where it is not known.
     // REQUIRES: on_routing(running); the layer's experts are pinned and requested.
     status look_ahead(const layer_routing & running, const ggml_tensor * router_input, ggml_backend_t backend);
@@ -69,12 +73,17 @@ class prefetcher {
 
     enum class outcome { all_resident, all_requested, no_room };
 
-    void    decline(const std::string & why);
-    void    begin_pass(const layer_routing & routing);
-    void    end_pass();
-    void    judge(layer_id layer, const std::set<uint32_t> & chosen);
-    status  replay(const layer_routing & running, ggml_backend_t backend);
-    outcome prefetch(const layer_routing & prediction);
+    static constexpr uint32_t quiet_passes = 2; // without a miss or a prefetch, before it rests
+
+    void     decline(const std::string & why);
+    bool     is_wanted() const { return is_prompt_ || (governor_.active() && n_quiet_ < quiet_passes); }
+    uint32_t n_ahead_of(layer_id running) const;
+    uint64_t n_missed() const { return stats_.misses[tier_id::high] + stats_.misses[tier_id::low]; }
+    void     begin_pass(const layer_routing & routing);
+    void     end_pass();
+    void     judge(layer_id layer, const std::set<uint32_t> & chosen);
+    status   replay(const layer_routing & running, ggml_backend_t backend);
+    outcome  prefetch(const layer_routing & prediction);
 
     const expert_index & index_;
     const uint32_t       n_ahead_;
@@ -104,7 +113,9 @@ class prefetcher {
     layer_id                              layer_;         // the last one whose router has chosen
     prefetch_governor::pass               pass_;
     std::chrono::steady_clock::time_point begun_;
-    uint64_t                              stall_before_ = 0; // stats.stall_ns when it began
+    uint64_t                              stall_before_  = 0; // stats.stall_ns when it began
+    uint64_t                              missed_before_ = 0; // n_missed()
+    uint32_t                              n_quiet_       = 0; // passes up to it without a miss or a prefetch
 };
 
 } // namespace hobbit

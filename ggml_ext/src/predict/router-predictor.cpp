@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstring>
 #include <numeric>
+#include <utility>
 
 namespace hobbit {
 
@@ -165,8 +166,8 @@ size_t router_predictor::first_row(layer_id running) const {
     return (has_maps() ? size_t(running) * options_.maps.n_ahead : size_t(running) + 1) * n_experts_;
 }
 
-status router_predictor::multiply(ggml_backend_t backend, const ggml_tensor * router_input, int64_t first,
-                                  int64_t n_tokens, layer_id running, uint32_t n_layers) {
+status router_predictor::build(ggml_backend_t backend, const ggml_tensor * router_input, int64_t first,
+                               int64_t n_tokens, layer_id running, size_t n_layers) {
     ggml_reset(graph_ctx_);
     const size_t  stride  = row_stride(router_input);
     ggml_tensor * weights = leaf(graph_ctx_, stack_->type, stack_->ne[0], int64_t(n_layers) * n_experts_, stack_->nb[1],
@@ -174,17 +175,46 @@ status router_predictor::multiply(ggml_backend_t backend, const ggml_tensor * ro
     ggml_tensor * input   = leaf(graph_ctx_, GGML_TYPE_F32, router_input->ne[0], n_tokens, stride,
                                  static_cast<char *>(router_input->data) + size_t(first) * stride,
                                router_input->view_src ? router_input->view_src->buffer : router_input->buffer);
-    ggml_tensor * product = ggml_mul_mat(graph_ctx_, weights, input);
-    if (!reserve(backend, ggml_nbytes(product))) {
+    product_              = ggml_mul_mat(graph_ctx_, weights, input);
+    if (!reserve(backend, ggml_nbytes(product_))) {
         return status::error("%s has no memory to predict experts: switch prefetch off (hobbit.prefetch 0)",
                              ggml_backend_name(backend));
     }
-    product->data   = ggml_backend_buffer_get_base(scratch_);
-    product->buffer = scratch_;
+    product_->data   = ggml_backend_buffer_get_base(scratch_);
+    product_->buffer = scratch_;
 
-    ggml_cgraph * graph = ggml_new_graph_custom(graph_ctx_, N_TENSORS, false);
-    ggml_build_forward_expand(graph, product);
-    const ggml_status result = ggml_backend_graph_compute(backend, graph);
+    graph_ = ggml_new_graph_custom(graph_ctx_, N_TENSORS, false);
+    ggml_build_forward_expand(graph_, product_);
+    return {};
+}
+
+const ggml_tensor * router_predictor::begin(layer_id running, uint32_t n_ahead, const ggml_tensor * router_input,
+                                            ggml_backend_t backend) {
+    const size_t  n_layers = count_known(running, n_ahead);
+    const int64_t n_tokens = ggml_nrows(router_input);
+    is_begun_              = false;
+    if (n_layers == 0 || n_tokens > MAX_TOKENS || !build(backend, router_input, 0, n_tokens, running, n_layers).ok() ||
+        ggml_backend_graph_compute_async(backend, graph_) != GGML_STATUS_SUCCESS) {
+        return nullptr; // predict() says why
+    }
+    begun_ = running;
+    return product_;
+}
+
+void router_predictor::end(const char * bytes) {
+    outputs_.resize(size_t(ggml_nelements(product_)));
+    std::memcpy(outputs_.data(), bytes, ggml_nbytes(product_));
+    is_begun_ = true;
+}
+
+status router_predictor::multiply(ggml_backend_t backend, const ggml_tensor * router_input, int64_t first,
+                                  int64_t n_tokens, layer_id running, size_t n_layers) {
+    if (std::exchange(is_begun_, false) && begun_ == running &&
+        ggml_nelements(product_) == n_tokens * int64_t(n_layers) * n_experts_) {
+        return {};
+    }
+    HOBBIT_TRY(build(backend, router_input, first, n_tokens, running, n_layers));
+    const ggml_status result = ggml_backend_graph_compute(backend, graph_);
     if (result == GGML_STATUS_ABORTED) {
         return status::aborted();
     }
@@ -192,8 +222,8 @@ status router_predictor::multiply(ggml_backend_t backend, const ggml_tensor * ro
         return status::error("%s failed to predict experts (%s)", ggml_backend_name(backend),
                              ggml_status_to_string(result));
     }
-    outputs_.resize(size_t(ggml_nelements(product)));
-    ggml_backend_tensor_get(product, outputs_.data(), 0, ggml_nbytes(product));
+    outputs_.resize(size_t(ggml_nelements(product_)));
+    ggml_backend_tensor_get(product_, outputs_.data(), 0, ggml_nbytes(product_));
     return {};
 }
 
@@ -243,20 +273,29 @@ void router_predictor::choose(const router & r, const float * outputs, layer_rou
     to.weights.insert(to.weights.end(), normalized.begin(), normalized.end());
 }
 
+// The layers of n_ahead that are known, up to the first one that is not.
+size_t router_predictor::count_known(layer_id running, uint32_t n_ahead) const {
+    const size_t most = has_maps() ? std::min(n_ahead, options_.maps.n_ahead) : n_ahead;
+    size_t       n    = 0;
+    while (n < most && running + 1 + n < routers_.size() && knows(layer_id(uint32_t(running + 1 + n)))) {
+        n++;
+    }
+    return n;
+}
+
 status router_predictor::predict(const layer_routing & running, uint32_t n_ahead, const ggml_tensor * router_input,
                                  ggml_backend_t backend, std::vector<layer_routing> & predictions) {
     GGML_ASSERT(accepts(router_input));
     const int64_t n_tokens = ggml_nrows(router_input);
-    n_ahead                = has_maps() ? std::min(n_ahead, options_.maps.n_ahead) : n_ahead;
+    const size_t  n_layers = count_known(running.layer, n_ahead);
     predictions.clear();
-    for (layer_id l(running.layer + 1); l < routers_.size() && predictions.size() < n_ahead && knows(l); l++) {
+    for (layer_id l(running.layer + 1); predictions.size() < n_layers; l++) {
         predictions.push_back({ l, n_tokens, std::min<int64_t>(running.n_used, routers_[l].n_experts), {}, {} });
     }
-    const size_t n_layers = predictions.size();
 
     for (int64_t first = 0; n_layers > 0 && first < n_tokens; first += MAX_TOKENS) {
         const int64_t n = std::min(MAX_TOKENS, n_tokens - first);
-        HOBBIT_TRY(multiply(backend, router_input, first, n, running.layer, uint32_t(n_layers)));
+        HOBBIT_TRY(multiply(backend, router_input, first, n, running.layer, n_layers));
         for (size_t i = 0; i < size_t(n) * n_layers; i++) {
             layer_routing & to = predictions[i % n_layers];
             choose(routers_[to.layer], &outputs_[i * n_experts_], to);

@@ -38,6 +38,10 @@ class router_predictor final : public predictor {
     // Rows of floats that are as wide as the routers.
     bool accepts(const ggml_tensor * router_input) const override;
 
+    const ggml_tensor * begin(layer_id running, uint32_t n_ahead, const ggml_tensor * router_input,
+                              ggml_backend_t backend) override;
+    void                end(const char * bytes) override;
+
     status predict(const layer_routing & running, uint32_t n_ahead, const ggml_tensor * router_input,
                    ggml_backend_t backend, std::vector<layer_routing> & predictions) override;
 
@@ -56,8 +60,11 @@ class router_predictor final : public predictor {
     bool   allocate_stack(int64_t width);
     bool   reserve(ggml_backend_t backend, size_t size);
     size_t first_row(layer_id running) const;
+    size_t count_known(layer_id running, uint32_t n_ahead) const;
+    status build(ggml_backend_t backend, const ggml_tensor * router_input, int64_t first, int64_t n_tokens,
+                 layer_id running, size_t n_layers);
     status multiply(ggml_backend_t backend, const ggml_tensor * router_input, int64_t first, int64_t n_tokens,
-                    layer_id running, uint32_t n_layers);
+                    layer_id running, size_t n_layers);
 
     const predictor_options options_;
     const uint32_t          n_experts_; // rows of each router in the stack
@@ -69,7 +76,11 @@ class router_predictor final : public predictor {
     ggml_backend_buffer_t stack_buffer_ = nullptr; // owned
     ggml_context *        graph_ctx_    = nullptr; // owned
     ggml_backend_buffer_t scratch_      = nullptr; // owned, of the product
+    ggml_cgraph *         graph_        = nullptr; // in graph_ctx_, of the product
+    ggml_tensor *         product_      = nullptr; // likewise
     std::vector<float>    outputs_;                // the product: [token][layer ahead][expert]
+    layer_id              begun_;                  // the running layer of the product that begin() has begun
+    bool                  is_begun_ = false;       // outputs_ are those of begun_
 };
 
 } // namespace hobbit

@@ -13,6 +13,7 @@ TEST_CASE("prefetch that costs time while tokens are generated pauses, and is tr
         e.choose(1, { 0, 1 });
         e.now               += std::chrono::milliseconds(e.counters.predicted > before ? 11 : 10);
         e.counters.stall_ns += 5000000;
+        e.counters.misses[tier_id::high]++; // else it rests
         e.finish(1, { 0, 1 });
         return e.counters.predicted > before;
     };

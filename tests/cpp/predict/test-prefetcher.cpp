@@ -227,6 +227,7 @@ TEST_CASE("layers that never run are not predicted after the first pass") {
                { 3, 0, { { 3, 0.3f }, { 5, 0.6f } } } });
     e.reader.open_gate();
     for (int i = 0; i < 5; i++) {
+        e.counters.misses[tier_id::high]++;
         for (layer_id layer = 0; layer < N_LAYERS - 1; layer++) { // as with layers for speculation
             e.run_layer(layer, { 0, 1 });
         }
@@ -234,6 +235,24 @@ TEST_CASE("layers that never run are not predicted after the first pass") {
     CHECK(e.counters.prefetched == 2 + 2 + 2); // layers 1 and 2, and once for nothing
     CHECK(e.counters.prefetched_used == 4);
     CHECK(e.counters.predicted == 5 * 4 + 2);
+}
+
+TEST_CASE("nothing is predicted while nothing misses, and again in the pass after a miss") {
+    engine e({ { 1, 0, { { 3, 0.3f }, { 5, 0.6f } } } });
+    e.reader.open_gate();
+    const auto predicts = [&](uint64_t n_misses) {
+        const uint64_t before             = e.counters.predicted;
+        e.counters.misses[tier_id::high] += n_misses;
+        e.run_layer(0, { 0, 1 });
+        e.run_layer(1, { 3, 5 });
+        return e.counters.predicted > before;
+    };
+    CHECK(predicts(2)); // and prefetches
+    CHECK(predicts(0));
+    CHECK(predicts(0));
+    CHECK_FALSE(predicts(0));
+    CHECK_FALSE(predicts(0));
+    CHECK(predicts(1) != predicts(1)); // one of the governor's pair
 }
 
 TEST_CASE("prefetch is declined where the routers or their input are not known") {
