@@ -161,6 +161,21 @@ def test_low_precision_and_skipping(gpu: Gpu, tiny_gguf: Path) -> None:
     _assert_close(gpu, result, logits.run(models.lib_dir(), tiny_gguf, FEW_ROWS, rules))
 
 
+@pytest.mark.parametrize("mode", ["gpu", "cooperative", "auto"])
+def test_one_queue_with_llama_cpps_layers(
+    gpu: Gpu, tiny_gguf: Path, few_rows_on_cpu: Result, mode: str
+) -> None:
+    settings: dict[str, Override] = {
+        "hobbit.device": gpu.device,
+        "hobbit.mode": mode,
+        "hobbit.pools": 4 << 20,
+    }
+    result = gpu.run(tiny_gguf, FEW_ROWS, settings, ALL_LAYERS)
+    assert result.stats["misses_high"] > 0
+    assert result.stats["device_waits"] < result.stats["layers_computed"] / 2
+    _assert_close(gpu, result, few_rows_on_cpu)
+
+
 #
 # with all kernels
 #
