@@ -63,6 +63,28 @@ TEST_CASE("a layer of hits is one launch, one wait, one read and three copies: i
     CHECK(e.counters.device_copied_bytes > bytes);
 }
 
+TEST_CASE("in llama.cpp's queue a layer ends without a wait, and its experts keep their slots until the next one") {
+    const model_on_disk m;
+    engine              e(m, 2, 0, with({}), { device() });
+    inner_graph         queued(e.compute_on.backend, true);
+    const layer_input   input = random_input(m.shape, 1, 5);
+    layer_graph         graph(m.shape, input, false, ggml_backend_dev_buffer_type(device()));
+    graph.set_cached(m.index, 0);
+    REQUIRE(e.executor.compute(graph.graph, queued, nullptr).ok());
+    CHECK(e.counters.device_waits == 0);
+
+    const part_set parts   = m.index.layer(layer_id(0)).parts;
+    expert_id      missing = { layer_id(0), 0 };
+    while (e.cache.holds(missing, tier_id::high, parts)) {
+        missing.expert++;
+    }
+    CHECK_FALSE(e.cache.prefetch(missing, term_id::high, parts));
+    e.executor.wait();
+    CHECK(e.counters.device_waits == 1);
+    CHECK(e.cache.prefetch(missing, term_id::high, parts));
+    CHECK(graph.output() == stock(m, input, tier_id::high));
+}
+
 TEST_CASE("low precision") {
     const layer_input   input = random_input(model_on_disk::small(), 5, 7);
     const model_on_disk m;
