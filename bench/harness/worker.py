@@ -62,7 +62,8 @@ class Libraries:
 class Session:
     """The model and one sequence, whose tokens are drawn at random, the same in every arm."""
 
-    def __init__(self, libraries: Libraries, job: Job, n_ctx: int, n_batch: int) -> None:
+    def __init__(self, libraries: Libraries, job: Job, n_ctx: int, n_batch: int, *, replays: bool) -> None:
+        """replays: the routing is to be chosen; see end_replays()."""
         self.llama, self._native = libraries.llama, libraries.native
         self.replay = Replay(libraries.folder)
         self.llama.llama_backend_init()
@@ -71,7 +72,7 @@ class Session:
         self._overrides = kv_overrides(self.llama, job.settings)
         self.model = self._load(job)
         self._open_context = partial(self._open, job, n_ctx, n_batch)
-        self.context = self._open_context(replays=True)
+        self.context = self._open_context(replays=replays)
         self.foretell: Callable[[int, int], None] | None = None  # first row and number of tokens
         self.n_vocab = self.llama.llama_vocab_n_tokens(self.llama.llama_model_get_vocab(self.model))
         self.restart()
@@ -237,14 +238,15 @@ def measure(job: Job) -> Measured:
         raise RunError(f"llama.cpp in {job.lib_dir} has no cache of experts; give a newer one with --newer")
     n_batch = chosen_batch(job, n_ctx)
     start = time.perf_counter()
-    session = Session(libraries, job, n_ctx, n_batch)
+    has_routing = "experts" in routing
+    session = Session(libraries, job, n_ctx, n_batch, replays=job.fits or has_routing)
     load_s = time.perf_counter() - start
     counters = Counters(libraries, session.model)
     if job.fits:
         _bring_in(session, routing["sweep"], job)
-    if "experts" in routing:
+    if has_routing:
         session.replay.use(routing["experts"], routing["weights"])
-    else:
+    elif job.fits:
         session.end_replays()
     if "predicted_experts" in routing:
         told = routing["predicted_experts"], routing["predicted_weights"]

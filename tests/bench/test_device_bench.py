@@ -143,7 +143,7 @@ def test_stock_keeps_the_experts_of_as_many_layers_in_host_memory_as_told(
     stock = {"lib_dir": str(models.stock_dir()), "device": "RPC0", "rpc": rpc}
     peaks = [bench_jobs.measure(model, routes, **stock, n_cpu_moe=n).peak_rss_bytes for n in (3, 1)]
     one_layer = models.routed_expert_bytes(model) / N_LAYERS
-    assert abs(peaks[0] - peaks[1] - 2 * one_layer) < one_layer
+    assert abs(peaks[0] - peaks[1] - 2 * one_layer) < one_layer / 2
 
 
 @pytest.mark.parametrize(
