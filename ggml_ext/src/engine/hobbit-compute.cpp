@@ -115,10 +115,8 @@ void hobbit_model::end_batch(const hobbit_context & context) {
 
 // Computations that were not announced belong to no batch.
 void hobbit_model::release() {
-    for (const auto & engine : engines_) {
-        if (prepared_) {
-            engine->executor().wait();
-        }
+    for (size_t i = 0; prepared_ && i < engines_.size(); i++) {
+        engines_[i]->executor().wait();
     }
     holder_     = nullptr;
     run_->batch = {};

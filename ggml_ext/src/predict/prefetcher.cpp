@@ -140,7 +140,7 @@ uint32_t prefetcher::n_ahead_of(layer_id running) const {
 const ggml_tensor * prefetcher::begin(layer_id running, const ggml_tensor * router_input, ggml_backend_t backend) {
     predictor &    ahead   = *places_[running].ahead;
     const uint32_t n_ahead = n_ahead_of(running);
-    const bool     is_due  = in_pass_ && running > layer_ && !is_second_ && !declined_ && !is_prompt_ && is_wanted();
+    const bool     is_due  = in_pass_ && running > layer_ && !is_second_ && !is_prompt_ && is_on();
     return is_due && n_ahead > 0 && ahead.accepts(router_input) ? ahead.begin(running, n_ahead, router_input, backend)
                                                                 : nullptr;
 }
@@ -149,7 +149,7 @@ status prefetcher::look_ahead(const layer_routing & running, const ggml_tensor *
     if (is_second_) {
         return replay(running, backend);
     }
-    if (declined_ || !is_wanted()) {
+    if (!is_on()) {
         return {};
     }
     predictor & ahead = *places_[running.layer].ahead;

@@ -76,7 +76,7 @@ class prefetcher {
     static constexpr uint32_t quiet_passes = 2; // without a miss or a prefetch, before it rests
 
     void     decline(const std::string & why);
-    bool     is_wanted() const { return is_prompt_ || (governor_.active() && n_quiet_ < quiet_passes); }
+    bool     is_on() const { return !declined_ && (is_prompt_ || (governor_.active() && n_quiet_ < quiet_passes)); }
     uint32_t n_ahead_of(layer_id running) const;
     uint64_t n_missed() const { return stats_.misses[tier_id::high] + stats_.misses[tier_id::low]; }
     void     begin_pass(const layer_routing & routing);
