@@ -39,13 +39,16 @@ class Shape:
 
 @dataclass(frozen=True)
 class Tensor:
-    """One tensor to write: `ne` in ggml's order, values drawn from N(mean, std^2)."""
+    """One tensor to write: `ne` in ggml's order, values drawn from N(mean, std^2).
+
+    With `choices`, each row has different int32 values below that."""
 
     name: str
     ne: tuple[int, ...]
     type: GGMLQuantizationType
     std: float
     mean: float = 0.0
+    choices: int = 0
 
     @property
     def n_rows(self) -> int:
@@ -131,6 +134,8 @@ class Quantizer:
 def _tensor_data(t: Tensor, seed: int, quantizer: Quantizer) -> np.ndarray:
     """uint8 [..., bytes per row], reproducible from the seed and the tensor's name alone."""
     rng = np.random.default_rng([seed, zlib.crc32(t.name.encode())])
+    if t.choices:
+        return rng.random((t.n_rows, t.choices)).argsort()[:, : t.ne[0]].astype(np.int32).view(np.uint8)
     n_made = min(t.n_rows, POOL_ROWS) if t.n_rows > 16 * POOL_ROWS else t.n_rows
     values = t.mean + t.std * rng.standard_normal((n_made, t.ne[0]), np.float32)
     data = quantizer.rows(np.ascontiguousarray(values, np.float32), t.type)
@@ -176,6 +181,23 @@ def write_model(model: Model, path: Path, lib_dir: Path, seed: int = 1, progress
         part.unlink(missing_ok=True)
 
 
+def write_tensors(writer: GGUFWriter, tensors: list[Tensor], quantizer: Quantizer, seed: int = 1) -> None:
+    """Adds the tensors to a writer that has all keys, and closes it. Memory needed: one tensor."""
+    _write_infos(writer, tensors)
+    for t in tensors:
+        writer.write_tensor_data(_tensor_data(t, seed, quantizer))
+    writer.close()
+
+
+def _write_infos(writer: GGUFWriter, tensors: list[Tensor]) -> None:
+    for t in tensors:
+        byte_shape = (*reversed(t.ne[1:]), t.row_bytes)
+        writer.add_tensor_info(t.name, byte_shape, np.dtype(np.uint8), t.n_rows * t.row_bytes, t.type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+
+
 def _write_header(model: Model, path: Path) -> GGUFWriter:
     """A writer that expects the tensors' data next, in their order."""
     writer = GGUFWriter(path, model.arch)
@@ -184,10 +206,5 @@ def _write_header(model: Model, path: Path) -> GGUFWriter:
     for name, value in model.keys.items():
         add[type(value)](name, value)
     add_tokenizer(writer, model.shape.n_vocab)
-    for t in model.tensors:
-        byte_shape = (*reversed(t.ne[1:]), t.row_bytes)
-        writer.add_tensor_info(t.name, byte_shape, np.dtype(np.uint8), t.n_rows * t.row_bytes, t.type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
+    _write_infos(writer, model.tensors)
     return writer

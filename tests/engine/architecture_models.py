@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import random_weights
-from gguf import GGMLQuantizationType, GGUFWriter
+from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
 
 N_LAYER = 4
 N_EMBD = 256
@@ -27,7 +27,7 @@ N_EXPERT = 8
 N_USED = 2
 N_CTX = 512
 
-Value = bool | int | float | str | list[int] | list[float] | list[bool]
+Value = bool | int | float | str | list[int] | list[float] | list[bool] | tuple[int, ...]  # a tuple: uint64
 
 EXPERT_TYPES = tuple(GGMLQuantizationType[name] for name in ("F16", "Q8_0", "Q4_0", "Q5_0", "Q4_K"))
 EXPERTS = re.compile(r"\.ffn_(gate|up|down|gate_up)_exps\.weight$")
@@ -80,18 +80,26 @@ COMMON: dict[str, Value] = {
 
 def _add(writer: GGUFWriter, key: str, value: Value) -> None:
     kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
-    if isinstance(value, list):
+    if isinstance(value, tuple):
+        writer.add_key_value(key, list(value), GGUFValueType.ARRAY, GGUFValueType.UINT64)
+    elif isinstance(value, list):
         writer.add_array(key, value)
     else:
         kinds[type(value)](key, value)
 
 
-def _writer(name: str, architecture: Architecture, path: Path) -> GGUFWriter:
+def metadata_writer(name: str, architecture: Architecture, path: Path) -> GGUFWriter:
+    """A writer of the model's keys and vocabulary, which expects tensors next."""
     writer = GGUFWriter(path, name)
     for key, value in (COMMON | architecture.keys).items():
         _add(writer, key if key.startswith("tokenizer.") else f"{name}.{key}", value)
     random_weights.add_tokenizer(writer, N_VOCAB)
     return writer
+
+
+def write_metadata(name: str, architecture: Architecture, path: Path) -> None:
+    """Writes a file without tensors, for wanted_tensors."""
+    _write(metadata_writer(name, architecture, path))
 
 
 def _write(writer: GGUFWriter) -> None:
@@ -138,6 +146,15 @@ def expected_tensors(llama: Any, lib_dir: Path, metadata: Path) -> list[Tensor]:
     return list(found.values())
 
 
+def wanted_tensors(llama: Any, lib_dir: Path, architecture: Architecture, metadata: Path) -> list[Tensor]:
+    """The expected tensors without optional ones, but with those that the architecture keeps."""
+    return [
+        tensor
+        for tensor in expected_tensors(llama, lib_dir, metadata)
+        if not _LEFT_OUT.search(tensor.name) or re.search(architecture.kept, tensor.name)
+    ]
+
+
 class _GgufParams(ctypes.Structure):
     _fields_ = (("no_alloc", ctypes.c_bool), ("ctx", ctypes.c_void_p))
 
@@ -170,13 +187,9 @@ def _experts(tensors: list[Tensor]) -> Iterator[tuple[Tensor, GGMLQuantizationTy
 
 def write_model(llama: Any, lib_dir: Path, name: str, architecture: Architecture, path: Path) -> None:
     """llama: the module llama_cpp.llama_cpp, with the unpatched library in `lib_dir`."""
-    _write(_writer(name, architecture, path))
-    tensors = [
-        tensor
-        for tensor in expected_tensors(llama, lib_dir, path)
-        if not _LEFT_OUT.search(tensor.name) or re.search(architecture.kept, tensor.name)
-    ]
-    writer = _writer(name, architecture, path)
+    write_metadata(name, architecture, path)
+    tensors = wanted_tensors(llama, lib_dir, architecture, path)
+    writer = metadata_writer(name, architecture, path)
     types = {tensor.name: kind for tensor, kind in _experts(tensors)}
     quantizer = random_weights.Quantizer(lib_dir)
     rng = np.random.default_rng(7)
