@@ -137,7 +137,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--chunks", type=int, default=16, metavar="N", help=chunks)
     paper = {"t1": CacheConfig.paper_t1, "t2": CacheConfig.paper_t2}
     defaults = {name: f"the model's, or {value}" for name, value in paper.items()}
-    add_engine_arguments(parser, [name for name in OPTIONS if name not in ("trace", "remember")], defaults)
+    add_engine_arguments(
+        parser, [name for name in OPTIONS if name not in ("trace", "timeline", "remember")], defaults
+    )
     try:
         run(parser.parse_args(arguments))
     except HobbitError as e:

@@ -88,6 +88,7 @@ def run(args: argparse.Namespace) -> int:
     check_model_file(model)
     from pyhobbit.engine.engine import Engine
     from pyhobbit.inspect.speed import disk_speed
+    from pyhobbit.inspect.timeline import token_parts
     from pyhobbit.model.model_file import read_model_file
 
     with Engine(model, engine_config(args, args.ctx, without=("trace",))) as engine:
@@ -110,6 +111,8 @@ def run(args: argparse.Namespace) -> int:
             "disk": None if disk is None else asdict(disk),
             "peak_rss_bytes": engine.stats().peak_rss_bytes,
         }
+    if args.timeline is not None:
+        document["token_parts_s"] = token_parts(args.timeline, args.tokens)
     print(json.dumps(document, indent=2) if args.json else table(document))
     return 0
 
@@ -225,5 +228,9 @@ def table(document: dict[str, Any]) -> str:
             f"{found['of_roof']:.0%} of what {1000 * found['compute_s']:.3g} ms of computing per token and "
             f"{format_size(round(disk['bytes_per_s']))}/s of the disk allow"
         )
+    if "token_parts_s" in document:
+        parts = document["token_parts_s"]
+        each = ", ".join(f"{name} {1000 * seconds:.2f}" for name, seconds in parts.items())
+        rows["a token"] = f"{1000 * sum(parts.values()):.2f} ms: {each}"
     rows["peak memory"] = format_size(document["peak_rss_bytes"])
     return "\n".join(f"{name:<13} {text}" for name, text in rows.items())

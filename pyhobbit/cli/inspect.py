@@ -36,18 +36,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--no-speed", action="store_true", help="skip the speed estimate, which loads the model")
     add("--json", action="store_true", help="print everything as one JSON document")
     add_projector_argument(parser)
-    add_engine_arguments(parser, [name for name in OPTIONS if name not in ("trace", "remember")])
+    add_engine_arguments(parser, [name for name in OPTIONS if name not in ("trace", "timeline", "remember")])
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the verb with parsed options; returns the exit status. Raises HobbitError."""
     if args.trace is not None and args.no_speed:
         raise ConfigError("--trace is for the speed estimate, which --no-speed skips; give one of them")
-    config = engine_config(args, args.ctx, without=("trace",))
+    config = engine_config(args, args.ctx, without=("trace", "timeline"))
     add_rpc_devices(args)
     model = model_path(args)
     if add_model_options(args, model):
-        config = engine_config(args, args.ctx, without=("trace",))
+        config = engine_config(args, args.ctx, without=("trace", "timeline"))
     _inspect(model, config, args)
     return 0
 

@@ -208,9 +208,9 @@ def _lay_out(
     config: EngineConfig,
 ) -> MemoryPlan:
     _check_limit(config.cache.memory)
-    # a trace would be emptied, and what is known of earlier uses would be read into the pools
-    settings = {**overrides, **replace(config.cache, trace=None, remember=None).settings()}
-    if config.cache.trace is not None:
+    # such files would be emptied, and what is known of earlier uses would be read into the pools
+    settings = {**overrides, **replace(config.cache, trace=None, timeline=None, remember=None).settings()}
+    if config.cache.trace is not None or config.cache.timeline is not None:
         settings["hobbit.enable"] = True
     process, available = resident_memory(), available_memory()
     fill = _bounded(context or one_sequence(config))

@@ -44,6 +44,25 @@ def test_pools_that_hold_every_expert_are_hit(tiny_gguf: Path, run_pyhobbit: Run
     assert "MB read per token" in rows["hits"]
 
 
+def test_the_timeline_of_a_run_explains_its_tokens(
+    tiny_gguf: Path, run_pyhobbit: RunPyhobbit, tmp_path: Path
+) -> None:
+    path = tmp_path / "t.json"
+    options = (*OPTIONS, "--pools", "6M", "--t1", 1, "--timeline", path, "--json")
+    done = run_pyhobbit("bench", tiny_gguf, *options)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    spans = [event for event in json.loads(path.read_text())["traceEvents"] if event["ph"] == "X"]
+    parts = document["token_parts_s"]
+    assert min(parts.values()) >= 0
+    assert {"computing experts", "waiting for reads", "layers outside the cache"} <= set(parts)
+    assert sum(parts.values()) == pytest.approx(1 / document["decoding"]["tokens_per_second"], rel=0.25)
+    assert {span["args"]["layer"] for span in spans if span["name"] == "layer"} == set(range(6))
+    n_read = sum(span["args"]["bytes"] for span in spans if span["name"] == "read")
+    assert n_read >= 12 * document["decoding"]["bytes_read"]
+    assert len({span["tid"] for span in spans}) > 1  # threads that read are there too
+
+
 def _step(decode_s: float, **counters: Any) -> Any:
     zeros = dict.fromkeys(CacheStats.__dataclass_fields__, 0)
     return SimpleNamespace(decode_s=decode_s, cache=replace(CacheStats(**zeros), **counters))

@@ -69,7 +69,7 @@ VALUES: dict[str, Any] = {
     "device": "CPU",
     "degrade": True,
 }
-FILES = ("sidecar", "trace")
+FILES = ("sidecar", "trace", "timeline")
 OF_GPUS = ("device_memory", "mode", "early")
 
 

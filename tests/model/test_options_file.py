@@ -29,7 +29,7 @@ def _write(model: Path, text: str) -> None:
 
 def test_every_setting_but_files_can_be_kept() -> None:
     files = {name for name, specs in OPTIONS.items() if specs[0].kind == "path"}
-    assert set(OPTIONS) - set(KINDS) == files == {"sidecar", "trace"}
+    assert set(OPTIONS) - set(KINDS) == files == {"sidecar", "timeline", "trace"}
     assert set(SAMPLING_HELP) < set(KINDS)
 
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "base/id-array.h"
+#include "base/timeline.h"
 #include "hobbit.h"
 
 #include <atomic>
@@ -72,7 +73,8 @@ class registered_counter {
     const hobbit_counter row_;
 };
 
-// Counters since opening. Written by the thread that computes and by the loader's, read by any.
+// Counters since opening, and where time goes if a timeline is open. Written by the thread that computes and by the
+// loader's, read by any.
 struct stats {
     using counter = std::atomic<uint64_t>;
 
@@ -98,6 +100,8 @@ struct stats {
     std::map<const registered_counter *, counter> own = zeros();
 
     std::vector<layer_uses> layers; // sized before anything is computed, and not after; empty: not counted
+
+    timeline events;
 
     // The value of the i-th counter of hobbit_counter_at; REQUIRES: there is one
     double value(size_t i) const;

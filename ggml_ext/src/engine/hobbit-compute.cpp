@@ -67,7 +67,10 @@ status hobbit_model::compute(ggml_cgraph * graph, ggml_backend_dev_t device, inn
 }
 
 status hobbit_model::look_up(ggml_tensor * lookup) {
-    return run([&] { return rows_->compute(lookup); });
+    return run([&] {
+        const timeline_span span(stats_.events, "embedding");
+        return rows_->compute(lookup);
+    });
 }
 
 //
@@ -89,7 +92,8 @@ void hobbit_model::begin_batch(const hobbit_context & context, uint32_t n_tokens
         released_.wait(mutex_, [&]() REQUIRES(mutex_) { return !holder_ && n_held_ == turn; });
         n_held_++;
     }
-    holder_        = &context;
+    holder_ = &context;
+    pass_.emplace(stats_.events, "pass", "tokens", n_tokens);
     holder_thread_ = std::this_thread::get_id();
 
     for (uint32_t i = 0; i < n_tokens; i++) {
@@ -118,7 +122,8 @@ void hobbit_model::release() {
     for (size_t i = 0; prepared_ && i < engines_.size(); i++) {
         engines_[i]->executor().wait();
     }
-    holder_     = nullptr;
+    holder_ = nullptr;
+    pass_.reset();
     run_->batch = {};
     run_->thresholds.raise({});
     released_.notify_all();

@@ -181,6 +181,9 @@ hobbit_model::~hobbit_model() {
     if (!report_call("cannot complete the trace", err, sizeof(err), [&] { return recorder_.close(); })) {
         GGML_LOG_ERROR("hobbit: %s\n", err);
     }
+    if (!report_call("cannot complete the timeline", err, sizeof(err), [&] { return stats_.events.close(); })) {
+        GGML_LOG_ERROR("hobbit: %s\n", err);
+    }
 }
 
 //

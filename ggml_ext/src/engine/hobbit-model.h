@@ -218,11 +218,12 @@ struct hobbit_model final : public hobbit::split_runner {
     hobbit::status error_       GUARDED_BY(mutex_);         // error of a computation, repeated for ever
 
     // The context whose batch holds the model, and the thread that announced it; null: none.
-    const hobbit_context * holder_ GUARDED_BY(mutex_) = nullptr;
-    std::thread::id holder_thread_ GUARDED_BY(mutex_);
-    uint64_t n_asked_              GUARDED_BY(mutex_) = 0; // for the model, by contexts
-    uint64_t n_held_               GUARDED_BY(mutex_) = 0; // times that a context got it
-    hobbit::condition              released_;
+    const hobbit_context * holder_             GUARDED_BY(mutex_) = nullptr;
+    std::thread::id holder_thread_             GUARDED_BY(mutex_);
+    std::optional<hobbit::timeline_span> pass_ GUARDED_BY(mutex_);     // the holder's
+    uint64_t n_asked_                          GUARDED_BY(mutex_) = 0; // for the model, by contexts
+    uint64_t n_held_                           GUARDED_BY(mutex_) = 0; // times that a context got it
+    hobbit::condition                          released_;
 
     // made in time
     hobbit::status no_memory_ GUARDED_BY(mutex_) =

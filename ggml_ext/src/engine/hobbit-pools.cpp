@@ -160,6 +160,9 @@ status hobbit_model::prepare(uint64_t model_bytes, uint32_t n_batch) {
     if (!settings_.trace.empty()) { // not before: a model that cannot run leaves an older trace alone
         HOBBIT_TRY(recorder_.open_trace(settings_.trace, index_));
     }
+    if (!settings_.timeline.empty()) {
+        HOBBIT_TRY(stats_.events.open(settings_.timeline));
+    }
     start();
     start_sequence(0); // where llama.cpp does not say which sequences it computes
     set_reporting();

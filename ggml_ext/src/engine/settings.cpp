@@ -143,6 +143,9 @@ const std::vector<core_row> & core_rows() {
         { { "hobbit.trace", "trace", PATH, 0, 0, NONE, NONE, NONE, NONE, false, false, NONE,
             "Write the routing to this file, for pyhobbit simulate." },
           FIELD(std::string, trace) },
+        { { "hobbit.timeline", "timeline", PATH, 0, 0, NONE, NONE, NONE, NONE, false, false, NONE,
+            "Write what the engine's threads do to this file, for Perfetto or Chrome." },
+          FIELD(std::string, timeline) },
         { { "hobbit.device", "device", TEXT, 0, 0, NONE, "as the other layers", NONE, NONE, false, false, NONE,
             "GPU(s) that run the experts, e.g. Vulkan0." },
           FIELD(std::string, device) },
@@ -235,7 +238,7 @@ std::vector<std::string> settings::stored_keys() {
 }
 
 bool settings::asked() const {
-    return enable || !device.empty() || !sidecar.empty() || !trace.empty() ||
+    return enable || !device.empty() || !sidecar.empty() || !trace.empty() || !timeline.empty() ||
            values_.any_given("hobbit.memory hobbit.pools hobbit.t1 hobbit.t2 hobbit.price hobbit.device_memory "
                              "hobbit.mode");
 }

@@ -33,6 +33,7 @@ struct settings {
     std::string      rule; // a name of rule_names()
     std::string      sidecar;
     std::string      trace;
+    std::string      timeline;
     std::string      device; // empty: the CPU
 
     // performance

@@ -45,7 +45,8 @@ bool expert_stream::is_on_cpu(const planned_use & use) const {
 
 // The device runs what was added while the CPU computes some of its rows.
 status expert_stream::compute_share(const inner_graphs & on) {
-    const status s = on.device.launch();
+    const timeline_span span(stats_.events, "share of the CPU");
+    const status        s = on.device.launch();
     return s.ok() ? share_->compute_next(*on.cpu) : s;
 }
 
@@ -117,6 +118,7 @@ status expert_stream::run_todo(work & w) {
 
 // Pins as many experts as there are slots for, and requests what the stage needs of them.
 void expert_stream::pin(work & w) {
+    const timeline_span span(stats_.events, "request", "experts", int64_t(w.todo.size() - w.n_pinned));
     for (; w.n_pinned < w.todo.size(); w.n_pinned++) {
         const planned_use & use = *w.todo[w.n_pinned];
         if (!cache_.acquire(use.id, use.tier)) {
@@ -135,6 +137,7 @@ status expert_stream::begin_rest(const work & w) {
     const auto     here  = [&](const planned_use & use) { return !is_on_cpu(use); };
     const bool     all =
         w.layer.done == w.st.parts && ptrdiff_t(w.todo.size()) == std::count_if(uses.begin(), uses.end(), here);
+    const timeline_span span(stats_.events, "look ahead");
     for (const part_id part : rest) {
         const bool is_next = rest == part; // if slots are short, an expert that waits longer loses its slot before
         for (size_t i = 0; i < w.todo.size() && (all || is_next); i++) {

@@ -30,8 +30,11 @@ status moe_executor::compute(ggml_cgraph * graph, inner_graph & inner, inner_gra
         return error_;
     }
     GGML_ASSERT(cpu || !share_);
+    timeline_span span(stats_.events, "layer");
+    inner.record(stats_.events);
     const status s    = run(graph, { inner, cpu });
     layer_.in_section = false;
+    span.note("layer", layer_.routing.layer);
     if (!s.ok()) {
         layer_.ids = nullptr; // the layer is incomplete
         inner.reset();
@@ -115,6 +118,7 @@ routed_layer moe_executor::routed(ggml_cgraph * graph, int first, const inner_gr
 
 // Waits for all that the device runs, and reads in the same wait what the layer is planned by.
 status moe_executor::read_layer(const ggml_tensor * matmul, inner_graph & inner) {
+    const timeline_span span(stats_.events, "routing");
     // a batch of a prompt has a large input, which the CPU seldom needs
     const bool for_cpu =
         share_ && share_->expects_rows() && inner.empty() && matmul->src[2]->ne[1] <= batch_info::max_generated;
@@ -211,6 +215,7 @@ void moe_executor::observe() {
 }
 
 void moe_executor::plan() {
+    const timeline_span   span(stats_.events, "plan");
     const layer_routing & routing = layer_.routing;
     const part_set        parts   = index_.layer(routing.layer).parts;
     const residency       holds   = [&](expert_id id, tier_id tier) { return cache_.holds(id, tier, parts); };

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <new>
 #include <numeric>
+#include <optional>
 
 namespace hobbit {
 
@@ -405,6 +406,10 @@ status inner_graph::check(ggml_status result) const {
 status inner_graph::launch() {
     if (empty()) {
         return {};
+    }
+    std::optional<timeline_span> span;
+    if (timeline_) {
+        span.emplace(*timeline_, "experts", "operations", ggml_graph_n_nodes(graph_));
     }
     copy_staged();
     ggml_status result;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "base/status.h"
+#include "base/timeline.h"
 #include "ggml-backend.h"
 #include "ggml-cpp.h"
 #include "ggml.h"
@@ -155,6 +156,9 @@ class inner_graph {
     device_traffic take_traffic() { return std::exchange(traffic_, {}); }
     void           count_copy(size_t n_bytes);
 
+    // Shows the added operations in a timeline, which must outlive the graph.
+    void record(timeline & in) { timeline_ = &in; }
+
     // While measuring is on, launch() waits for the end and adds its duration to measured().
     void                     measure(bool on) { is_measured_ = on; }
     std::chrono::nanoseconds measured() const { return measured_; }
@@ -228,6 +232,7 @@ class inner_graph {
     ggml_backend_buffer_ptr  inbox_;        // host memory of read()
     std::chrono::nanoseconds measured_{ 0 };
     device_traffic           traffic_;
+    timeline *               timeline_ = nullptr; // null: nobody has one
 };
 
 } // namespace hobbit

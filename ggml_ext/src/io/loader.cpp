@@ -104,6 +104,7 @@ void loader::give_up(const std::exception & e) {
 }
 
 void loader::run_reads(size_t thread) {
+    timeline::name_thread("reads from the disk");
     char * lent = staging_memory_ ? aligned_base(staging_memory_.get(), HUGE_PAGE) + thread * chunk_size : nullptr;
     staging_buffer     staging(lent, lent ? chunk_size : 0);
     std::vector<chunk> next;
@@ -138,8 +139,9 @@ static constexpr double COPY_TIME  = 5e-5;
 static constexpr double BATCH_TIME = 5e-4;
 
 void loader::run_copies(ggml_backend_dev_t device) {
-    ggml_backend_ptr   stream; // opened for the first copy, where the device has streams
-    link &             own = links_.at(device);
+    ggml_backend_ptr stream; // opened for the first copy, where the device has streams
+    link &           own = links_.at(device);
+    timeline::name_thread("copies to a device");
     std::vector<chunk> next;
     while (true) {
         own.copies.work.wait(mutex_, [&]() REQUIRES(mutex_) {
@@ -162,7 +164,8 @@ void loader::run_copies(ggml_backend_dev_t device) {
 // While the device computes. Several copies in a stream are in flight at once, so that the link does not idle between
 // them.
 void loader::copy(ggml_backend_dev_t device, const std::vector<chunk> & chunks, ggml_backend_ptr & stream) {
-    size_t bytes = 0;
+    size_t        bytes = 0;
+    timeline_span span(stats_.events, "upload");
     change_transfers(device, 1, 0);
     if (!stream && traits_of(device).copies_in_streams) {
         stream.reset(ggml_backend_dev_init(device, nullptr));
@@ -176,6 +179,7 @@ void loader::copy(ggml_backend_dev_t device, const std::vector<chunk> & chunks, 
         ggml_backend_synchronize(stream.get());
     }
     change_transfers(device, -1, bytes);
+    span.note("bytes", int64_t(bytes));
 }
 
 status loader::read(const chunk & next, staging_buffer & staging) {
@@ -189,7 +193,11 @@ status loader::read(const chunk & next, staging_buffer & staging) {
         }
         dst = staging.data();
     }
-    const status s = reader_.read_at(at.file, at.offset - before, span, before + at.size, dst);
+    status s;
+    {
+        const timeline_span event(stats_.events, "read", "bytes", int64_t(span));
+        s = reader_.read_at(at.file, at.offset - before, span, before + at.size, dst);
+    }
     if (s.ok() && next.buffer) {
         set(next, dst + before);
     }
@@ -198,6 +206,7 @@ status loader::read(const chunk & next, staging_buffer & staging) {
 
 void loader::set(const chunk & next, const char * rows) {
     const ggml_backend_dev_t device = ggml_backend_buft_get_device(ggml_backend_buffer_get_type(next.buffer));
+    const timeline_span      event(stats_.events, "convert", "bytes", int64_t(next.size));
     if (device && is_host_device(device)) { // the CPU's own layouts are no host memory to ggml
         set_rows(next.buffer, next.type, next.rows, rows, next.dst);
         return;
@@ -423,7 +432,8 @@ status loader::wait(const load_state & state, part_set parts) {
 }
 
 void loader::stall(const std::function<bool()> & is_over) {
-    const auto start = steady::now();
+    const timeline_span event(stats_.events, "wait");
+    const auto          start = steady::now();
     wait_until(is_over);
     stats_.stall_ns += std::chrono::nanoseconds(steady::now() - start).count();
 }

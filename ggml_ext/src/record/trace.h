@@ -2,10 +2,10 @@
 #pragma once
 
 #include "base/status.h"
+#include "base/text-file.h"
 #include "plan/batch-info.h"
 
 #include <cstdint>
-#include <cstdio>
 #include <map>
 #include <string>
 #include <vector>
@@ -52,16 +52,10 @@ struct trace_layer {
 // An incomplete trace is removed. Thread-safety: none.
 class trace_writer {
   public:
-    trace_writer() = default;
-    ~trace_writer();
-
-    trace_writer(const trace_writer &)             = delete;
-    trace_writer & operator=(const trace_writer &) = delete;
-
     // Replaces an existing file. REQUIRES: not open.
     status open(const std::string & path, const trace_header & header);
 
-    bool is_open() const { return file_ != nullptr; }
+    bool is_open() const { return file_.is_open(); }
 
     // Begins a new turn of the sequence. A token at position 0 begins one without this call.
     void begin_sequence(int32_t sequence);
@@ -73,7 +67,7 @@ class trace_writer {
     status add(const trace_layer & layer);
 
     // Hands all data to the operating system, or returns the first error. A no-op if not open.
-    status close();
+    status close() { return file_.close(); }
 
   private:
     struct turn_state {
@@ -88,17 +82,12 @@ class trace_writer {
         uint32_t        step;
     };
 
-    void   add_token(const trace_layer & layer, size_t row, const token & at);
-    status write_buffer();
-    status fail(int error);
+    status add_token(const trace_layer & layer, size_t row, const token & at);
 
-    std::string                   path_;
-    FILE *                        file_ = nullptr;
-    std::string                   buffer_;
+    text_file                     file_;
     std::map<int32_t, turn_state> turns_; // [sequence]
     uint32_t                      n_turns_ = 0;
     std::vector<token>            batch_;
-    status                        error_;
 };
 
 } // namespace hobbit

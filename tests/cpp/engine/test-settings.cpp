@@ -104,6 +104,7 @@ TEST_CASE("a size, a threshold, a sidecar or the switch asks for the cache; the 
     CHECK(applied({ text("hobbit.sidecar", "x") }).asked());
     CHECK(applied({ text("hobbit.device", "CPU") }).asked());
     CHECK(applied({ text("hobbit.trace", "x") }).asked());
+    CHECK(applied({ text("hobbit.timeline", "x") }).asked());
     CHECK(applied({ text("hobbit.mode", "auto") }).asked());
     CHECK(applied({ integer("hobbit.device_memory", 0) }).asked());
 

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include "base/status.h"
+
+#include <cstdio>
+#include <string>
+
+namespace hobbit {
+
+// A text that a run writes. An incomplete file is removed.
+//
+// Thread-safety: none.
+class text_file {
+  public:
+    text_file() = default;
+
+    ~text_file() { close(); }
+
+    text_file(const text_file &)             = delete;
+    text_file & operator=(const text_file &) = delete;
+
+    // Replaces an older file that begins with `begin` too; any other one is an error, since its data would be lost.
+    // `kind` names the file in errors and has static storage. REQUIRES: not open
+    status open(const std::string & path, const char * kind, const std::string & begin);
+
+    bool is_open() const { return file_ != nullptr; }
+
+    const std::string & path() const { return path_; }
+
+    // Buffered: a full disk may cause an error in a later call. All calls return the first error. REQUIRES: open
+    status append(const char * text, size_t size);
+
+    // Makes every later call return the error, if it is the first one.
+    status fail(const status & error);
+
+    // Hands all data to the operating system, or returns the first error. A no-op if not open.
+    status close();
+
+  private:
+    status write_buffer();
+    status fail(int error);
+
+    std::string  path_;
+    const char * kind_ = nullptr;
+    FILE *       file_ = nullptr;
+    std::string  buffer_;
+    status       error_;
+};
+
+} // namespace hobbit

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include "base/status.h"
+#include "base/text-file.h"
+#include "base/thread-annotations.h"
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <set>
+#include <string>
+
+namespace hobbit {
+
+// Writes which thread did what and when, in Chrome's trace event format, which Perfetto opens too.
+//
+// Thread-safety: open and close exclude each other; all else may be called from any thread. The events of spans that
+// end after close are dropped.
+class timeline {
+  public:
+    using clock = std::chrono::steady_clock;
+
+    // A number that a span has beside its name. Keys have static storage.
+    struct note {
+        const char * key;
+        int64_t      value;
+    };
+
+    struct event {
+        const char *        name; // static storage
+        clock::time_point   begin;
+        clock::time_point   end;
+        std::array<note, 2> notes;
+        size_t              n_notes;
+    };
+
+    ~timeline() { close(); }
+
+    // Replaces an older timeline at this path.
+    status open(const std::string & path) EXCLUDES(mutex_);
+
+    bool is_open() const { return is_open_.load(std::memory_order_relaxed); }
+
+    // Completes the file, or returns the first error. A no-op if not open.
+    status close() EXCLUDES(mutex_);
+
+    // An event of the calling thread.
+    void add(const event & e) EXCLUDES(mutex_);
+
+    // The name of the calling thread in all timelines; a thread without one computes.
+    static void name_thread(const char * name);
+
+  private:
+    mutex                  mutex_;
+    std::atomic<bool>      is_open_{ false };
+    text_file file_        GUARDED_BY(mutex_);
+    std::set<int> threads_ GUARDED_BY(mutex_); // that have an event
+};
+
+// Adds the time of its own life to a timeline. Costs one load of an atomic where the timeline is not open.
+class timeline_span {
+  public:
+    timeline_span(timeline & to, const char * name) : to_(to.is_open() ? &to : nullptr), event_() {
+        if (to_) {
+            event_.name  = name;
+            event_.begin = timeline::clock::now();
+        }
+    }
+
+    timeline_span(timeline & to, const char * name, const char * key, int64_t value) : timeline_span(to, name) {
+        note(key, value);
+    }
+
+    ~timeline_span() {
+        if (to_) {
+            event_.end = timeline::clock::now();
+            to_->add(event_);
+        }
+    }
+
+    timeline_span(const timeline_span &)             = delete;
+    timeline_span & operator=(const timeline_span &) = delete;
+
+    // REQUIRES: at most two
+    void note(const char * key, int64_t value) {
+        if (to_) {
+            event_.notes.at(event_.n_notes++) = { key, value };
+        }
+    }
+
+  private:
+    timeline *      to_;
+    timeline::event event_;
+};
+
+} // namespace hobbit
