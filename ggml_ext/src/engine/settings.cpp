@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <variant>
 
 namespace hobbit {
@@ -227,12 +228,20 @@ void settings::bind() {
     }
 }
 
+// The stored division of the pools that was fitted to a rule.
+static std::string share_key(const std::string & rule_name) {
+    return "hobbit." + rule_name + ".low_share";
+}
+
 std::vector<std::string> settings::stored_keys() {
     std::vector<std::string> keys;
     for (const hobbit_setting_spec & each : setting_table()) {
         if (each.is_stored) {
             keys.push_back(each.key);
         }
+    }
+    for (const std::string & name : registered_rule::names()) {
+        keys.push_back(share_key(name));
     }
     return keys;
 }
@@ -310,7 +319,12 @@ status settings::apply_stored(const stored_settings & stored, size_t n_in_model)
         rule_name         = key == "hobbit.rule" && name && !is_overruled(key, rule) ? *name : rule_name;
     }
     for (size_t i = 0; i < stored.size(); i++) {
-        const auto & [key, value]       = stored[i];
+        auto [key, value] = stored[i];
+        if (key == share_key(rule_name)) {
+            key = "hobbit.low_share";
+        } else if (key.find(".low_share", std::strlen("hobbit.")) != std::string::npos) {
+            continue; // another rule's
+        }
         const hobbit_setting_spec * row = find_setting(key);
         if (!row || !row->is_stored) {
             return status::error("%s is not a setting that a file may store", key.c_str());

@@ -392,6 +392,28 @@ TEST_CASE("stored settings lose against given ones") {
     CHECK(s.low_share == 0.1);
 }
 
+TEST_CASE("each rule has the division of the pools that was fitted to it") {
+    const stored_settings stored = { { "hobbit.rule", std::string("price") },
+                                     { "hobbit.price", 0.1 },
+                                     { "hobbit.t1", 0.6 },
+                                     { "hobbit.low_share", 0.3 },
+                                     { "hobbit.gate.low_share", 0.2 },
+                                     { "hobbit.price.low_share", 0.4 } };
+    const auto            share  = [&](std::vector<hobbit_setting> given) {
+        settings s = applied(given);
+        CHECK(s.apply_stored(stored).ok());
+        return s.low_share;
+    };
+    CHECK(share({}) == 0.4);
+    CHECK(share({ text("hobbit.rule", "gate") }) == 0.2);
+    CHECK(share({ number("hobbit.t1", 0.5) }) == 0.2);
+    CHECK(share({ number("hobbit.price", 0.5) }) == 0.4);
+    CHECK(share({ text("hobbit.rule", "edgemoe") }) == 0.3); // nothing was fitted to it
+    CHECK(share({ text("hobbit.rule", "gate"), number("hobbit.low_share", 0.1) }) == 0.1);
+    settings s = applied({ text("hobbit.rule", "gate") });
+    CHECK_FALSE(s.apply_stored({ { "hobbit.gate.low_share", 2.0 } }).ok());
+}
+
 TEST_CASE("thresholds belong together: one given, neither is taken from the file") {
     settings s = applied({ number("hobbit.t1", 0.95) });
     CHECK(s.apply_stored({ { "hobbit.t1", 0.6 }, { "hobbit.t2", 0.9 } }).ok());
