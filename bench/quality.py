@@ -22,7 +22,7 @@ from bench.tables import FOLDER, ROOT, option_parser, table_head
 from pyhobbit.native.paths import BIN_DIR, VENDOR_DIR
 from pyhobbit.quality.calibration import profile
 from pyhobbit.quality.costs import CostRuns, static_costs
-from pyhobbit.quality.evaluate import Chunk, Evaluator, Quality, perplexity
+from pyhobbit.quality.evaluate import Chunk, Evaluator, Quality
 from pyhobbit.quality.search import Bound, Trials, cheapest_by_gate, cheapest_by_price
 from pyhobbit.routing.observe import observed
 from pyhobbit.routing.rules import unimportance
@@ -132,7 +132,7 @@ class Fitted:
 
     def cheapest(self, rule: str, max_kl: float) -> Quality:
         config = CalibrationConfig(self._engine, max_kl=max_kl)
-        bound = Bound.of(config, perplexity(self.reference, self._chunks))
+        bound = Bound.of(config)
         if rule == "gate":
             return cheapest_by_gate(self.trials[rule], bound, unimportance(observed(self.seen.weights)))
         return cheapest_by_price(self.trials[rule], bound, self.costs[rule], self.seen)

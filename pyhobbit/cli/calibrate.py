@@ -25,8 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-ppl-increase", type=float, metavar="PERCENT", help=what)
     what = "limit on the mean KL divergence from the predictions in high precision"
     add("--max-kl", type=float, metavar="NATS", help=what)
-    default, least = CalibrationConfig.default_chunks, CalibrationConfig.min_chunks
-    what = f"maximum number of parts of the text to use (default: {default}; with --minutes {least})"
+    default, least = CalibrationConfig.default_chunks, CalibrationConfig.min_checked
+    what = f"most parts of the text, half of which check the limit (default: {default}; --minutes: {least})"
     add("--chunks", type=int, metavar="N", help=what)
     what = "fit the rule price in about M minutes: costs come from one run, from more while time is left"
     add("--minutes", type=float, metavar="M", help=what)

@@ -6,7 +6,7 @@ import hashlib
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,15 +19,16 @@ from pyhobbit.errors import HobbitError
 from pyhobbit.model.expert_weights import ExpertWeights
 from pyhobbit.model.model_file import model_parts, read_model_file
 from pyhobbit.native.files import read_text
+from pyhobbit.quality import search
 from pyhobbit.quality.costs import CostRuns, expert_costs, output_errors, static_costs
 from pyhobbit.quality.estimate import RUNS_PER_LAYER, estimate, n_cost_runs, told_once
-from pyhobbit.quality.evaluate import Chunk, Costs, Evaluator, Progress, Quality, perplexity
+from pyhobbit.quality.evaluate import CONFIDENCE, Chunk, Costs, Evaluator, Progress, Quality
 from pyhobbit.quality.fit import CacheFit, CacheFitter, CacheModel
 from pyhobbit.quality.lookahead import MAX_BYTES, Lookahead, LookaheadFit, sum_bytes
 from pyhobbit.quality.output_error import OutputErrors
 from pyhobbit.quality.progress import Measurements
 from pyhobbit.quality.report import CalibrationReport, LayerProfile
-from pyhobbit.quality.search import TYPICAL_TRIALS, Bound, Trials, cheapest_by_gate, cheapest_by_price
+from pyhobbit.quality.search import TYPICAL_CHECKS, TYPICAL_TRIALS, Bound, Trials
 from pyhobbit.quality.stored import Calibration
 from pyhobbit.routing.observe import LayerEvent, Observations, Recorder, observed
 from pyhobbit.routing.rules import decide, decide_by_price, losses, shares, unimportance
@@ -44,11 +45,13 @@ _QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 class _Known:
     """A model and a text, with everything in high precision.
 
-    chunk_s: seconds of a chunk.  deadline: of calibrating in little time, on the clock of time.monotonic().
+    n_fit: chunks that rules are fitted to; those after them check the result.  chunk_s: seconds of a chunk.
+    deadline: of calibrating in little time, on the clock of time.monotonic().
     """
 
     info: ModelInfo
     chunks: list[Chunk]
+    n_fit: int
     reference: np.ndarray
     seen: Observations
     bound: Bound
@@ -66,6 +69,10 @@ class _Known:
     def n_tokens(self) -> int:
         return sum(map(len, self.chunks))
 
+    def first(self, n_chunks: int) -> Observations:
+        """The routing of so many chunks."""
+        return self.seen.first(sum(map(len, self.chunks[:n_chunks])))
+
     @property
     def has_low(self) -> bool:
         return self.info.n_tiers > 1
@@ -73,12 +80,14 @@ class _Known:
 
 @dataclass
 class _Found:
-    """The best of each rule that was tried; the costs of the rule price; everything in low precision.
+    """The best of each rule that was tried, and its check; the costs of the rule price; everything in low
+    precision.
 
     divergences: CostRuns.by_expert, where it was asked for.
     """
 
     by_rule: dict[str, Quality] = field(default_factory=dict)
+    checks: dict[str, Quality] = field(default_factory=dict)
     n_trials: int = 0
     costs: Costs | None = None
     divergences: np.ndarray | None = None
@@ -134,13 +143,15 @@ def _chunks(
             f"{model} has no low tier whose cost could be bounded; add one with: "
             f"pyhobbit convert --low TYPE --sidecar {model}"
         )
-    chunks = evaluator.chunks(content, config.n_chunks)
+    chunks = evaluator.chunks(content)
     if len(chunks) < config.min_chunks:
         raise HobbitError(
             f"{text} is too short: it has {evaluator.count_tokens(content)} tokens and calibration needs "
             f"{config.min_chunks * evaluator.n_ctx}; give a longer text, or smaller parts with --ctx"
         )
-    return chunks
+    n = min(len(chunks), config.n_chunks)
+    chunks = [chunks[i * len(chunks) // n] for i in range(n)]
+    return [*chunks[::2], *chunks[1::2]] if config.n_check(n) else chunks  # those that check come last
 
 
 def _measurements(evaluator: Evaluator, model: Path, content: str, chunks: list[Chunk]) -> Measurements:
@@ -172,14 +183,15 @@ def _know(
     started = time.monotonic()
     reference, seen = profile(evaluator, chunks, told, fit)
     chunk_s = (time.monotonic() - started) / len(chunks)
-    bound = Bound.of(config, perplexity(reference, chunks))
+    n_check = config.n_check(len(chunks)) if evaluator.has_low_tier else 0
     lookahead = fit.result() if fit is not None else None
     return _Known(
         info=evaluator.info,
         chunks=chunks,
+        n_fit=len(chunks) - n_check,
         reference=reference,
         seen=seen,
-        bound=bound,
+        bound=Bound.of(config, is_sure=n_check > 0),
         memo=memo,
         lookahead=lookahead,
         chunk_s=chunk_s,
@@ -209,34 +221,45 @@ def _say(text: str) -> None:
     tqdm.write(f"calibrate: {text}", file=sys.stderr)
 
 
-@contextlib.contextmanager
-def _trials(evaluator: Evaluator, known: _Known, found: _Found) -> Iterator[Trials]:
-    rule = evaluator.rule
-    with _bar(f"rule {rule}", TYPICAL_TRIALS[rule] * known.n_tokens, "tokens") as bar:
+_Cheapest = Callable[[Trials, Bound], Quality]
+
+
+def _try(evaluator: Evaluator, known: _Known, found: _Found, cheapest: _Cheapest) -> None:
+    """Fits the evaluator's rule on the first chunks, checks it on the others, and keeps both results."""
+    rule, n = evaluator.rule, known.n_fit
+    with _bar(f"rule {rule}", TYPICAL_TRIALS[rule] * sum(map(len, known.chunks[:n])), "tokens") as bar:
 
         def told(q: Quality) -> None:
             numbers = f"t1 {q.t1:g} t2 {q.t2:g}" if rule == "gate" else f"price {q.price:g}"
             bar.set_postfix_str(f"{numbers} KL {q.mean_kl:.2g}")
 
-        trials = Trials(evaluator, known.chunks, known.reference, bar.update, told, known.memo.measured)
-        yield trials
-        found.n_trials += len(trials.measured)
+        def memo(name: str, measure: Callable[[], Quality]) -> Quality:
+            return known.memo.measured(f"check {name}", measure)
+
+        chunks, reference, told_all = known.chunks, known.reference, (bar.update, told)
+        fit = Trials(evaluator, chunks[:n], reference[:n], *told_all, known.memo.measured)
+        check = Trials(evaluator, chunks[n:], reference[n:], *told_all, memo)
+        if chunks[n:]:
+            best = search.cheapest_that_holds(lambda bound: cheapest(fit, bound), fit, check, known.bound)
+            found.by_rule[rule], found.checks[rule] = best
+        else:
+            found.by_rule[rule] = cheapest(fit, known.bound)
+        found.n_trials += len(fit.measured) + len(check.measured)
         bar.total = bar.n
 
 
 def _try_gate(evaluator: Evaluator, known: _Known, found: _Found) -> None:
-    with _trials(evaluator, known, found) as trials:
-        found.by_rule["gate"] = cheapest_by_gate(trials, known.bound, unimportance(known.weights))
+    scores = unimportance(observed(known.first(known.n_fit).weights))
+    _try(evaluator, known, found, lambda trials, bound: search.cheapest_by_gate(trials, bound, scores))
 
 
 def _try_price(
     evaluator: Evaluator, known: _Known, found: _Found, config: CalibrationConfig, model: Path
 ) -> None:
     """The evaluator's rule, which is price or edgemoe."""
-    rule, seen = evaluator.rule, known.seen
-    n = min(config.n_cost_chunks, len(known.chunks))
-    chunks = known.chunks[:n]
-    part = seen.first(sum(map(len, chunks)))
+    rule, seen = evaluator.rule, known.first(known.n_fit)
+    n = min(config.n_cost_chunks, known.n_fit)
+    chunks, part = known.chunks[:n], known.first(n)
     errors = None if config.minutes is None else _output_errors(model, config, seen, known.info.n_experts)
     n_layers = len(seen.layers)
     n_experts_used = sum(np.unique(part.experts[:, i]).size for i in range(n_layers))
@@ -254,8 +277,8 @@ def _try_price(
             if config.by_expert:
                 found.costs = expert_costs(found.costs, observed(found.divergences), part)
         bar.total = bar.n
-    with _trials(evaluator, known, found) as trials:
-        found.by_rule[rule] = cheapest_by_price(trials, known.bound, found.costs, seen)
+    costs = found.costs
+    _try(evaluator, known, found, lambda trials, bound: search.cheapest_by_price(trials, bound, costs, seen))
 
 
 def _output_errors(
@@ -273,8 +296,9 @@ def _output_errors(
 
 
 def _costs_in_time(runs: CostRuns, known: _Known, errors: np.ndarray) -> Costs:
-    """Leaves the time that the search for the price takes."""
-    search_s = known.chunk_s * len(known.chunks) * TYPICAL_TRIALS["price"]
+    """Leaves the time that the search for the price takes, and its check."""
+    n_check = len(known.chunks) - known.n_fit
+    search_s = known.chunk_s * (known.n_fit * TYPICAL_TRIALS["price"] + n_check * TYPICAL_CHECKS)
     run_s = known.chunk_s * len(runs.chunks)
     last = known.deadline - search_s - RUNS_PER_LAYER * run_s
     costs, n_measured = runs.refined(errors, lambda: time.monotonic() < last)
@@ -283,20 +307,21 @@ def _costs_in_time(runs: CostRuns, known: _Known, errors: np.ndarray) -> Costs:
 
 
 def _try_low_alone(evaluator: Evaluator, known: _Known, found: _Found) -> None:
-    """Everything in low precision, which Eq. 2 cannot ask for."""
-    n_layers = known.info.n_layers
+    """Everything in low precision, which Eq. 2 cannot ask for; on the chunks that check, if there are any."""
+    n_layers, n = known.info.n_layers, known.n_fit % len(known.chunks)
+    chunks, reference = known.chunks[n:], known.reference[n:]
     evaluator.set_costs(Costs((0.0,) * n_layers, (math.inf,) * n_layers))
     with _bar("low tier", known.n_tokens, "tokens") as bar:
         found.low_alone = known.memo.measured(
             "low alone",
-            lambda: evaluator.measure(known.chunks, 1.0, 1.0, known.reference, bar.update, price=1.0),
+            lambda: evaluator.measure(chunks, 1.0, 1.0, reference, bar.update, price=1.0),
         )
 
 
 def _report(model: Path, config: CalibrationConfig, known: _Known, found: _Found) -> CalibrationReport:
     info, seen = known.info, known.seen
-    gate, best = found.by_rule.get("gate"), found.by_rule[found.rule]
-    fit = _fit_cache(CacheModel.of(info, found.rule, best, found.costs), seen)
+    gate = found.by_rule.get("gate")
+    fit, low_shares = _fit_cache(known, found)
     scores = unimportance(known.weights)
     return CalibrationReport(
         calibration=Calibration(
@@ -314,14 +339,15 @@ def _report(model: Path, config: CalibrationConfig, known: _Known, found: _Found
             divergences=()
             if found.divergences is None
             else tuple(np.nan_to_num(found.divergences).ravel().tolist()),
+            found=_further_numbers(known.bound, found, low_shares),
         ),
         n_tokens=known.n_tokens,
         n_chunks=len(known.chunks),
         n_trials=found.n_trials,
         has_low_tier=known.has_low,
         bound=str(known.bound),
-        reference_perplexity=known.bound.reference_perplexity,
         by_rule=found.by_rule,
+        checks=found.checks,
         high_bytes_per_token=info.n_layers * info.n_experts_used * known.info.mean_expert_bytes[0],
         score_quantiles=_quantiles(scores),
         layers=_layer_profiles(known, found),
@@ -331,6 +357,17 @@ def _report(model: Path, config: CalibrationConfig, known: _Known, found: _Found
         low_alone_holds=found.low_alone is not None and known.bound.holds(found.low_alone),
         static_low=_static_low(known, found),
     )
+
+
+def _further_numbers(bound: Bound, found: _Found, low_shares: dict[str, float]) -> dict[str, float]:
+    limits = {"max_ppl_increase": bound.max_increase, "max_kl": bound.max_kl}
+    numbers = {name: limit for name, limit in limits.items() if limit is not None}
+    numbers |= {f"{rule}.low_share": share for rule, share in low_shares.items()}
+    for part, measured in {"fit": found.by_rule, "check": found.checks}.items():
+        for rule, quality in measured.items():
+            for name in ("mean_kl", "kl_at_most", "perplexity_ratio", "ratio_at_most"):
+                numbers[f"{rule}.{part}.{name}"] = getattr(quality, name)
+    return numbers | ({"confidence": CONFIDENCE} if found.checks else {})
 
 
 def _static_low(known: _Known, found: _Found) -> float | None:
@@ -421,15 +458,24 @@ def _expert_uses(seen: Observations, n_layers: int, n_experts: int) -> tuple[int
     return tuple(uses.ravel().tolist())
 
 
-def _fit_cache(model: CacheModel, seen: Observations) -> CacheFit:
-    """Weights are fitted to the first half of the text, the policy is chosen on the second."""
+def _fit_cache(known: _Known, found: _Found) -> tuple[CacheFit, dict[str, float]]:
+    """The cache of the chosen rule, and the low tier's share of the pools with each rule.
+
+    Weights and shares are fitted to the first half of the text, the policy is chosen on the second.
+    """
+    seen = known.seen
     n_tokens, n_layers, n_used = seen.experts.shape
     half = n_tokens // 2
     n_at_once = max(1, min(half, _MAX_ROUTES // (n_layers * n_used)))
+    fitting, choosing = (routes(seen, slice(start, start + n_at_once)) for start in (0, half))
     with _bar("cache", None, "replays") as bar:
-        return CacheFitter(model, bar.update).fit(
-            routes(seen, slice(0, n_at_once)), routes(seen, slice(half, half + n_at_once))
-        )
+        fitters = {
+            rule: CacheFitter(CacheModel.of(known.info, rule, best, found.costs), bar.update)
+            for rule, best in found.by_rule.items()
+        }
+        fit = fitters[found.rule].fit(fitting, choosing)
+        shares_ = {rule: of.best_share(fitting, fit.policy, fit.weights) for rule, of in fitters.items()}
+    return fit, shares_
 
 
 def routes(seen: Observations, tokens: slice) -> np.ndarray:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 from pyhobbit.quality.evaluate import Evaluator, Progress
-from pyhobbit.quality.search import TYPICAL_TRIALS
+from pyhobbit.quality.search import TYPICAL_CHECKS, TYPICAL_TRIALS
 from pyhobbit.settings.config import CalibrationConfig
 
 RUNS_PER_LAYER = 2
@@ -38,11 +38,13 @@ def estimate(chunk_s: float, evaluator: Evaluator, n_chunks: int, config: Calibr
     def seconds(n: int) -> float:
         if not evaluator.has_low_tier:
             return chunk_s * n
-        n_runs = 2 + sum(TYPICAL_TRIALS[rule] for rule in config.rules)
-        return chunk_s * (n * n_runs + min(n, config.n_cost_chunks) * n_costs)
+        n_check = config.n_check(n)
+        n_trials = (n - n_check) * sum(TYPICAL_TRIALS[rule] for rule in config.rules)
+        n_checks = n_check * TYPICAL_CHECKS * len(config.rules)
+        return chunk_s * (2 * n + n_trials + n_checks + min(n - n_check, config.n_cost_chunks) * n_costs)
 
     text = f"this takes about {duration(seconds(n_chunks))} for {n_chunks} chunks of {evaluator.n_ctx} tokens"
-    fewer = max(config.min_chunks, n_chunks // 4)
+    fewer = max(config.min_checked, n_chunks // 4)
     if config.minutes is not None:
         text += f" with the least costs; more of them are measured while {config.minutes:g} minutes last"
     elif fewer < n_chunks:

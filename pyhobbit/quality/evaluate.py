@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import NormalDist
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -29,6 +30,9 @@ Chunk = list[int]
 Progress = Callable[[int], object]
 """Told how many tokens have been computed since the last call."""
 
+CONFIDENCE = 0.95
+"""That a mean over all text of the kind is at most what a Quality says."""
+
 Memo = Callable[[str, Callable[[], "Quality"]], "Quality"]
 """Gives what is known under a name, or measures it."""
 
@@ -46,6 +50,7 @@ class Quality:
     that in high precision.  share_*: of the (token, expert) selections.
     bytes_per_token: of the experts that a token asks for, as if none were resident.
     bytes_read_per_token: what was read, which depends on pools and batch.
+    *_at_most: bounds with CONFIDENCE, see upper_bound(); infinite for too few chunks.
     """
 
     t1: float
@@ -61,6 +66,8 @@ class Quality:
     share_skipped: float
     bytes_per_token: float
     bytes_read_per_token: float
+    kl_at_most: float
+    ratio_at_most: float
 
 
 def measure_now(_name: str, measure: Callable[[], Quality]) -> Quality:
@@ -243,6 +250,10 @@ class Evaluator(Closing):
             share_skipped=counted.selections_skipped / n,
             bytes_per_token=info.n_layers * info.n_experts_used * asked / n,
             bytes_read_per_token=counted.bytes_read / sum(map(len, chunks)),
+            kl_at_most=upper_bound([np.mean(of.divergence) for of in compared]),
+            ratio_at_most=math.exp(
+                upper_bound([np.mean(of.surprise - of.reference_surprise) for of in compared])
+            ),
         )
 
     def _scored_logits(self, chunk: Chunk) -> np.ndarray:
@@ -340,6 +351,20 @@ def perplexity(reference: np.ndarray, chunks: Sequence[Chunk]) -> float:
         surprise(logits, scored_targets(chunk)) for logits, chunk in zip(reference, chunks, strict=True)
     ]
     return float(np.exp(np.mean(surprises)))
+
+
+def upper_bound(values: Sequence[float]) -> float:
+    """The mean of which these are a sample is at most this with CONFIDENCE, by Student's t.
+
+    Infinite for fewer than 3 values.
+    """
+    n = len(values) - 1
+    if n < 2:
+        return math.inf
+    z = NormalDist().inv_cdf(CONFIDENCE)
+    t = z + (z**3 + z) / (4 * n) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)  # Abramowitz, Stegun, 26.7.5
+    t += (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * n**3)
+    return float(np.mean(values) + t * np.std(values, ddof=1) / math.sqrt(n + 1))
 
 
 def confident_share(logits: np.ndarray, above: float) -> float:

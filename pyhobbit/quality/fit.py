@@ -134,8 +134,6 @@ class CacheFitter:
     def fit(self, fitting: np.ndarray, choosing: np.ndarray) -> CacheFit:
         """fitting, choosing: arrays of trace.ROUTE; the second decides between policies."""
         low_share = self.best_share(fitting, "lru")
-        n_tokens, model = len(np.unique(fitting["token"])), self._model
-        self._prior = use_rates(fitting, model.n_layers, model.n_experts, n_tokens)
         lru = self._penalties(fitting, "lru", _LRU, low_share)
         weights = fit_weights(
             lambda weights: _mean_ratio(self._penalties(fitting, _PAPER_POLICY, weights, low_share), lru)
@@ -149,7 +147,9 @@ class CacheFitter:
 
     def best_share(self, routes: np.ndarray, policy: str, weights: Weights = _LRU) -> float:
         """The best share of the pools for the low tier, with this policy; weights: of policy hobbit."""
-        if not self._model.uses_low:
+        n_tokens, model = len(np.unique(routes["token"])), self._model
+        self._prior = use_rates(routes, model.n_layers, model.n_experts, n_tokens)
+        if not model.uses_low:
             return 0.0
         penalties = {share: self._penalties(routes, policy, weights, share) for share in _LOW_SHARES}
         base = penalties[_LOW_SHARES[0]]

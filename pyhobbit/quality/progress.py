@@ -13,7 +13,7 @@ from pyhobbit.model.file_names import calibration_path
 from pyhobbit.native.files import write_text
 from pyhobbit.quality.evaluate import Quality
 
-_VERSION = 1
+_VERSION = 2
 
 
 class Measurements:

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from pyhobbit.quality.evaluate import Quality
+from pyhobbit.quality.evaluate import CONFIDENCE, Quality
 from pyhobbit.quality.fit import CAPACITIES, CacheFit
 from pyhobbit.quality.lookahead import Lookahead
 from pyhobbit.quality.stored import Calibration
-from pyhobbit.settings.config import format_size
+from pyhobbit.settings.config import CalibrationConfig, format_size
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,12 @@ class CalibrationReport:
 
     calibration: is stored beside the model.  n_tokens, n_chunks: of the text that was used. n_trials:
     settings that were tried. has_low_tier: without one only the cache is fitted. bound: limit on the loss
-    of quality, for people. reference_perplexity, high_bytes_per_token: with everything in high precision.
-    by_rule: the best of each rule that was tried, on the text its numbers were chosen on.
-    score_quantiles: of Eq. 2's scores, without each token's best expert. lookahead: maps that predict
-    better than the routers, or None. low_alone: with everything in low precision; low_alone_holds: True
-    if that keeps the bound. static_low: with the rule edgemoe, share of the experts that are low for all
-    tokens.
+    of quality, for people. high_bytes_per_token: with everything in high precision.
+    by_rule: the best of each rule that was tried, on the text its numbers were chosen on. checks: the same
+    settings on the half that the fit has not seen; empty without one. score_quantiles: of Eq. 2's scores,
+    without each token's best expert. lookahead: maps that predict better than the routers, or None.
+    low_alone: with everything in low precision, on the half that checks; low_alone_holds: True if that keeps
+    the bound. static_low: with the rule edgemoe, share of the experts that are low for all tokens.
     """
 
     calibration: Calibration
@@ -52,8 +52,8 @@ class CalibrationReport:
     n_trials: int
     has_low_tier: bool
     bound: str
-    reference_perplexity: float
     by_rule: dict[str, Quality]
+    checks: dict[str, Quality]
     high_bytes_per_token: float
     score_quantiles: dict[float, float]
     layers: tuple[LayerProfile, ...]
@@ -113,10 +113,10 @@ class CalibrationReport:
                 "thresholds   none: the file has no low tier, so everything stays in high precision; "
                 "pyhobbit convert --low TYPE --sidecar MODEL adds one"
             ]
-        lines = [f"limit        {self.bound}; {self.n_trials} settings were tried"]
+        lines = [f"limit        {self.bound}; {self.n_trials} settings were tried", self._check_line()]
         for rule, quality in self.by_rule.items():
             mark = "   <- stored" if rule == self.calibration.rule and len(self.by_rule) > 1 else ""
-            lines += [f"{_numbers(rule, quality)}{mark}", *self._result_lines(quality)]
+            lines += [f"{_numbers(rule, quality)}{mark}", *self._result_lines(quality, self.checks.get(rule))]
         if self.low_alone is not None:
             lines.append(
                 f"low alone    perplexity {self.low_alone.perplexity:.3f}, KL divergence "
@@ -129,15 +129,31 @@ class CalibrationReport:
             ]
         return lines
 
-    def _result_lines(self, quality: Quality) -> list[str]:
+    def _check_line(self) -> str:
+        return (
+            f"             checked on {self.n_chunks // 2} parts that the fit has not seen: on text like "
+            f"them it holds with a confidence of {CONFIDENCE:.0%}"
+            if self.checks
+            else "             checked on no other text, so that no confidence can be stated; that takes "
+            f"{CalibrationConfig.min_checked} parts: give a longer text, or smaller parts with --ctx"
+        )
+
+    def _result_lines(self, quality: Quality, check: Quality | None) -> list[str]:
         lines = [
-            f"  quality    perplexity {quality.perplexity:.3f} ({quality.perplexity_ratio - 1:+.2%} on "
-            f"{self.reference_perplexity:.3f}), KL divergence {quality.mean_kl:.2g} "
+            f"  fit        perplexity {quality.perplexity:.3f} ({quality.perplexity_ratio - 1:+.2%} on "
+            f"{quality.perplexity / quality.perplexity_ratio:.3f}), KL divergence {quality.mean_kl:.2g} "
             f"(99th percentile {quality.p99_kl:.2g}), same top-1 {quality.same_top1:.1%}",
             f"  experts    {quality.share_high:.1%} high, {quality.share_low:.1%} low, "
             f"{quality.share_skipped:.1%} skipped; {format_size(quality.bytes_per_token)} per token, "
             f"{quality.bytes_per_token / self.high_bytes_per_token:.0%} of what all-high reads",
         ]
+        if check is not None:
+            lines.insert(
+                1,
+                f"  check      perplexity {check.perplexity_ratio - 1:+.2%}, at most "
+                f"{check.ratio_at_most - 1:+.2%}; KL divergence {check.mean_kl:.2g}, "
+                f"at most {check.kl_at_most:.2g}",
+            )
         if self.static_low:
             lines.append(
                 f"  widths     {self.static_low:.1%} of the experts are low for all tokens; "

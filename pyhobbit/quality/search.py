@@ -18,6 +18,11 @@ T = TypeVar("T")
 TYPICAL_TRIALS = {"gate": 28, "price": 15, "edgemoe": 15}
 """Settings that a search measures, by rule."""
 
+TYPICAL_CHECKS = 2
+"""Settings that a check measures, by rule."""
+
+_MAX_CHECKS = 6
+_MARGIN = 0.95  # of what a check asks for, so that the next one is unlikely to fail narrowly
 _T1_STEPS = 64  # quantiles of the scores
 _T2_HALVINGS = 7  # halvings of the share that is skipped, each in two steps
 _PATIENCE = 3  # steps of t2 that bring nothing: the steps of t1 may be too wide for the first
@@ -28,17 +33,18 @@ _PRICE_STEPS = 256  # quantiles of the prices at which some use changes its prec
 @dataclass(frozen=True)
 class Bound:
     """Limit on the loss by low precision: relative increase of perplexity, mean KL divergence in nats;
-    None: any."""
+    None: any. is_sure: it holds where the measured upper bounds lie within, not where the means do.
+    """
 
     max_increase: float | None
     max_kl: float | None
-    reference_perplexity: float
+    is_sure: bool = False
 
     @staticmethod
-    def of(config: CalibrationConfig, reference_perplexity: float) -> "Bound":
+    def of(config: CalibrationConfig, is_sure: bool = False) -> "Bound":
         is_given = config.max_kl is not None or config.max_ppl_increase is not None
         increase = config.max_ppl_increase if is_given else config.default_ppl_increase
-        return Bound(increase, config.max_kl, reference_perplexity)
+        return Bound(increase, config.max_kl, is_sure)
 
     def __str__(self) -> str:
         bounds = []
@@ -50,10 +56,20 @@ class Bound:
 
     def holds(self, quality: Quality) -> bool:
         """True if a measured setting is within the bound."""
-        increase = quality.perplexity / self.reference_perplexity - 1
-        return (self.max_increase is None or increase <= self.max_increase) and (
-            self.max_kl is None or quality.mean_kl <= self.max_kl
-        )
+        return all(value <= limit for value, limit in self._measured(quality))
+
+    def tightened(self, checked: Quality, by: "Bound") -> "Bound":
+        """A smaller one, by as much as another is exceeded."""
+        ratios = [limit / value for value, limit in by._measured(checked) if value > limit]
+        scale = _MARGIN * min(ratios, default=1.0)
+        increase, kl = (limit and scale * limit for limit in (self.max_increase, self.max_kl))
+        return Bound(increase, kl, self.is_sure)
+
+    def _measured(self, of: Quality) -> list[tuple[float, float]]:
+        """Values beside their limits."""
+        ratio, kl = (of.ratio_at_most, of.kl_at_most) if self.is_sure else (of.perplexity_ratio, of.mean_kl)
+        pairs = ((ratio - 1, self.max_increase), (kl, self.max_kl))
+        return [(value, limit) for value, limit in pairs if limit is not None]
 
 
 class Trials:
@@ -88,6 +104,23 @@ class Trials:
             if self._told is not None:
                 self._told(self.measured[key])
         return self.measured[key]
+
+
+def cheapest_that_holds(
+    search: Callable[[Bound], Quality], trials: Trials, check: Trials, bound: Bound
+) -> tuple[Quality, Quality]:
+    """A setting that is searched for on the chunks of `trials` and holds on those of `check`: both measured.
+
+    The bound of the search shrinks until then; all high where few checks are not enough.
+    """
+    limit = bound
+    for _ in range(_MAX_CHECKS):
+        found = search(limit)
+        checked = check(found.t1, found.t2, found.price)
+        if bound.holds(checked):
+            return found, checked
+        limit = limit.tightened(checked, bound)
+    return trials(), check()
 
 
 #

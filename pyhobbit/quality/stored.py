@@ -2,8 +2,8 @@
 """The file beside a model that keeps its calibration."""
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gguf import GGUFWriter
@@ -30,6 +30,7 @@ class Calibration:
     rule, t1, t2, price: the numbers of both rules and which one applies.  costs: of the rule price.
     divergences: mean KL divergence with one expert alone in low precision, laid out as expert_uses, 0 where
     the text does not use it; empty: not measured by expert.
+    found: further numbers by their keys without "hobbit.": the limits, and for each rule what came out.
     expert_uses: how often each expert was chosen, [n_layers * n_experts], layer by layer; empty: not known.
     """
 
@@ -45,6 +46,7 @@ class Calibration:
     costs: Costs | None = None
     expert_uses: tuple[int, ...] = ()
     divergences: tuple[float, ...] = ()
+    found: Mapping[str, float] = field(default_factory=dict)
 
     @staticmethod
     def check_place(model: Path) -> None:
@@ -84,6 +86,7 @@ class Calibration:
         writer.add_string("hobbit.rule", self.rule)
         numbers = {"hobbit.t1": self.t1, "hobbit.t2": self.t2, "hobbit.low_share": self.low_share}
         numbers.update(zip(KEYS["weights"], self.weights, strict=True))
+        numbers.update((f"hobbit.{name}", value) for name, value in self.found.items())
         arrays: dict[str, Sequence[float]] = {"hobbit.expert_uses": self.expert_uses}
         if self.costs is not None:
             numbers["hobbit.price"] = self.price

@@ -318,7 +318,7 @@ class EvaluationConfig:
 @dataclass(frozen=True)
 class CalibrationConfig:
     """`pyhobbit calibrate`. engine.n_ctx: tokens of a chunk of text.  max_chunks: that are used; None: 32, or
-    with `minutes` the fewest.
+    with `minutes` 8.
 
     max_ppl_increase: bound on the relative increase of perplexity, 0.01 for 1 %.  max_kl: bound on the mean
     Kullback-Leibler divergence, in nats. With both, both hold; with neither, `default_ppl_increase`.
@@ -341,6 +341,7 @@ class CalibrationConfig:
     default_chunks: ClassVar[int] = 32
     default_cost_chunks: ClassVar[int] = 4
     min_chunks: ClassVar[int] = 4
+    min_checked: ClassVar[int] = 8  # from which on every second chunk checks what the others are fitted to
     min_n_ctx: ClassVar[int] = 3  # the last token is scored
     all_rules: ClassVar[tuple[str, ...]] = ("gate", "price", "edgemoe")
 
@@ -368,8 +369,12 @@ class CalibrationConfig:
     @property
     def n_chunks(self) -> int:
         """Most chunks of the text."""
-        default = self.default_chunks if self.minutes is None else self.min_chunks
+        default = self.default_chunks if self.minutes is None else self.min_checked
         return default if self.max_chunks is None else self.max_chunks
+
+    def n_check(self, n_chunks: int) -> int:
+        """Of so many chunks those that check; 0 where they are too few to state a confidence."""
+        return n_chunks // 2 if n_chunks >= self.min_checked else 0
 
     @property
     def n_cost_chunks(self) -> int:

@@ -181,7 +181,12 @@ def test_a_calibration_that_cannot_be_is_refused(settings: dict[str, float], mes
 # the verb
 #
 
-QUICK = ("--text", TEXT, "--ctx", 64, "--chunks", 4, "--threads", 1)
+FIRST = models.folder() / "first.txt"  # four parts, too few to check on
+FIRST.write_text(TEXT.read_text(encoding="utf-8")[:640], encoding="utf-8")
+QUICK = ("--text", FIRST, "--ctx", 64, "--chunks", 4, "--threads", 1)
+
+
+QUICK_ENGINE = EngineConfig(n_ctx=64, n_threads=1)
 
 
 @pytest.fixture(scope="module")
@@ -210,6 +215,7 @@ def test_the_bound_is_kept_and_bytes_are_saved(calibrated: tuple[Path, dict[str,
     assert found["calibration"]["rule"] == "price"
     assert found["by_rule"]["price"]["bytes_per_token"] < found["by_rule"]["gate"]["bytes_per_token"]
     assert found["n_tokens"] == 4 * 64
+    assert found["checks"] == {}
 
 
 def test_the_profile_counts_every_choice(calibrated: tuple[Path, dict[str, Any]]) -> None:
@@ -282,6 +288,37 @@ def test_calibrating_again_finds_the_same(
     assert f"rule price   price = {found['quality']['price']:g}   <- stored" in done.stdout
     assert f"t1 = {found['by_rule']['gate']['t1']:g}, t2 = {found['by_rule']['gate']['t2']:g}" in done.stdout
     assert "stored in" in done.stdout
+    assert "checked on no other text, so that no confidence can be stated; that takes 8 parts" in done.stdout
+    stored_keys = set(GGUFReader(calibration_path(model)).fields)
+    assert not stored_keys & {"hobbit.confidence", "hobbit.price.check.mean_kl"}
+
+
+@pytest.mark.parametrize("bound", [{"max_kl": 0.02}, {"max_ppl_increase": 0.03}])
+def test_a_bound_holds_on_text_that_the_fit_has_not_seen(bound: dict[str, float], tmp_path: Path) -> None:
+    model = tmp_path / "m.gguf"
+    model.symlink_to(models.tiny_tiers("f16", "tq2_0"))
+    report = calibration.calibrate(model, TEXT, CalibrationConfig(QUICK_ENGINE, max_chunks=16, **bound))
+    fields = GGUFReader(report.calibration.write(model)).fields
+    stored = {key.removeprefix("hobbit."): field.contents() for key, field in fields.items()}
+    assert stored["confidence"] == 0.95
+    assert {key: stored[key] for key in ("max_kl", "max_ppl_increase") if key in stored} == bound
+    summary = report.summary()
+    assert "checked on 8 parts that the fit has not seen" in summary
+    for rule in ("gate", "price"):
+        fit, check = report.by_rule[rule], report.checks[rule]
+        assert (fit.t1, fit.t2, fit.price) == (check.t1, check.t2, check.price)
+        assert 0 < check.mean_kl < check.kl_at_most
+        assert check.mean_kl != fit.mean_kl
+        for of in (fit, check):
+            assert of.kl_at_most <= bound.get("max_kl", math.inf)
+            assert of.ratio_at_most - 1 <= bound.get("max_ppl_increase", math.inf)
+        assert stored[f"{rule}.fit.mean_kl"] == fit.mean_kl
+        assert stored[f"{rule}.check.kl_at_most"] == check.kl_at_most
+        assert f"KL divergence {check.mean_kl:.2g}, at most {check.kl_at_most:.2g}" in summary
+        with Engine(model, EngineConfig(cache=CacheConfig(pools=5_000_000, rule=rule))) as engine:
+            pools = engine.info()
+        share = pools.pool_bytes_low / (pools.pool_bytes_low + pools.pool_bytes_high)
+        assert share == pytest.approx(stored[f"{rule}.low_share"], abs=0.05)
 
 
 @pytest.mark.parametrize(
@@ -354,7 +391,7 @@ def test_a_stopped_calibration_goes_on_where_it_was(monkeypatch: pytest.MonkeyPa
 
 def test_measurements_of_something_else_or_damaged_ones_are_dropped(tmp_path: Path) -> None:
     path = tmp_path / "m.partial.json"
-    good = Quality(*range(13))
+    good = Quality(*range(15))
     assert Measurements(path, {"text": "a"}).measured("x", lambda: good) == good
     assert len(Measurements(path, {"text": "a"})) == 1
     assert Measurements(path, {"text": "a"}).measured("x", pytest.fail) == good

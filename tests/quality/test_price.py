@@ -195,6 +195,8 @@ class Invented:
             share_skipped=shares[2],
             bytes_per_token=shares[0] + shares[1] / 4,
             bytes_read_per_token=0,
+            kl_at_most=math.inf,
+            ratio_at_most=math.inf,
         )
 
 
@@ -203,7 +205,7 @@ def test_the_highest_price_within_the_bound_is_found_with_few_trials(max_kl: flo
     seen = observations(np.sort(RNG.random((200, 1, 4)))[..., ::-1], 8)
     evaluator = Invented(seen)
     costs = Costs((1.0,), (5.0,))
-    bound = Bound(None, max_kl, 1.0)
+    bound = Bound(None, max_kl)
     found = cheapest_by_price(Trials(evaluator, [], np.empty(0)), bound, costs, seen)
     assert found.mean_kl <= max_kl
     assert len(evaluator.prices) <= 20

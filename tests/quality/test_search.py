@@ -10,7 +10,15 @@ import numpy as np
 import pytest
 
 from pyhobbit.quality import search
-from pyhobbit.quality.search import cheapest_thresholds, expected_cost, threshold_candidates
+from pyhobbit.quality.evaluate import Quality, upper_bound
+from pyhobbit.quality.search import (
+    Bound,
+    Trials,
+    cheapest_that_holds,
+    cheapest_thresholds,
+    expected_cost,
+    threshold_candidates,
+)
 from pyhobbit.routing.rules import decide, shares, unimportance
 
 LOW_COST = 0.25
@@ -96,3 +104,70 @@ def test_closer_candidates_lie_between_the_neighbours(scores: np.ndarray) -> Non
 
 def test_a_model_with_one_expert_per_token_has_no_candidates() -> None:
     assert threshold_candidates(np.zeros((5, 2, 1))) == ([], [])
+
+
+#
+# the check on other text
+#
+
+
+def _quality(price: float, kl: float, increase: float = 0.0) -> Quality:
+    """Upper bounds are a fifth above the means."""
+    rest = [0.0] * 7
+    return Quality(1, 1, price, 1 + increase, 1 + increase, kl, *rest, 1.2 * kl, 1 + 1.2 * increase)
+
+
+class Part:
+    """Text on which a price costs as much divergence as it is high, times a factor; perplexity: a tenth."""
+
+    rule = "price"
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+        self.prices: list[float] = []
+
+    def measure(self, *_: object, price: float) -> Quality:
+        self.prices.append(price)
+        return _quality(price, self.factor * price, self.factor * price / 10)
+
+    def cheapest(self, bound: Bound) -> Quality:
+        prices = np.linspace(0, 1, 1001)
+        return self.measure(price=max(p for p in prices if bound.holds(self.measure(price=p))))
+
+
+@pytest.mark.parametrize("bound", [Bound(None, 0.1, True), Bound(0.01, None, True), Bound(0.01, 1.0, True)])
+@pytest.mark.parametrize("factor", [0.5, 1.0, 1.3, 4.0])
+def test_the_bound_shrinks_until_the_other_part_keeps_it(factor: float, bound: Bound) -> None:
+    fit, other = Part(1.0), Part(factor)
+    check = Trials(other, [], np.empty(0))
+    found, checked = cheapest_that_holds(fit.cheapest, Trials(fit, [], np.empty(0)), check, bound)
+    assert bound.holds(checked)
+    assert checked.price == found.price
+    # little more than needed is given up
+    assert found.price == pytest.approx(min(1, 1 / factor) / 12, rel=0.1)
+    assert len(other.prices) == (1 if factor <= 1 else 2)
+
+
+def test_where_nothing_holds_all_stays_high_after_few_checks() -> None:
+    class Noisy(Part):
+        def measure(self, *_: object, price: float) -> Quality:
+            self.prices.append(price)
+            return _quality(price, 0.0 if price == 0 else 1.0)
+
+    fit, other = Part(1.0), Noisy(1.0)
+    parts = Trials(fit, [], np.empty(0)), Trials(other, [], np.empty(0))
+    found, checked = cheapest_that_holds(fit.cheapest, *parts, Bound(None, 0.5, True))
+    assert (found.price, checked.price, checked.mean_kl) == (0, 0, 0)
+    assert len(other.prices) <= 7
+
+
+def test_a_mean_lies_below_its_upper_bound_as_often_as_stated() -> None:
+    for n, t in ((3, 2.9200), (4, 2.3534), (8, 1.8946), (16, 1.7531)):  # Student's, tables
+        values = np.arange(n, dtype=float)
+        wanted = values.mean() + t * values.std(ddof=1) / np.sqrt(n)
+        assert upper_bound(list(values)) == pytest.approx(wanted, rel=0.01)
+    rng = np.random.default_rng(5)
+    kept = np.mean([upper_bound(list(rng.gamma(8.0, size=16))) >= 8 for _ in range(4000)])
+    assert 0.91 < kept < 0.96  # a skewed mean of texts is above somewhat more often
+    assert upper_bound([1.0, 2.0]) == np.inf
+    assert upper_bound([0.0] * 4) == 0

@@ -105,7 +105,8 @@ def test_a_short_calibration(run_pyhobbit: RunPyhobbit, tmp_path: Path) -> None:
         done = run_pyhobbit(*command, "--minutes", minutes)
         assert done.returncode == 0, done.stderr
         assert f"the costs of {n_measured} of 6 layers are measured" in done.stderr
-        assert "256 tokens in 4 parts" in done.stdout
+        assert "512 tokens in 8 parts" in done.stdout
+        assert "checked on 4 parts that the fit has not seen" in done.stdout
         assert "rule price" in done.stdout
         assert "rule gate" not in done.stdout
 
