@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+import safetensors.torch
 import sentencepiece as spm
 import torch
 import torch.nn.functional as F
@@ -22,6 +23,13 @@ from evaluate import build_report, perplexity
 from model import ModelConfig, TinyMixtral, export_hf
 
 HERE = Path(__file__).resolve().parent
+SHAPE = {
+    "layers": "number of layers",
+    "hidden": "width of the model",
+    "expert_ffn": "width of an expert",
+    "experts": "experts per layer",
+    "top_k": "experts per token",
+}
 
 
 @dataclass(frozen=True)
@@ -135,13 +143,36 @@ def load_checkpoint(path: Path) -> dict:
     return torch.load(path, weights_only=True)
 
 
-def train(cfg: TrainConfig, shape: ModelConfig, checkpoint: Path, out: Path) -> None:
-    """Train from scratch, or from the checkpoint where there is one, until the budget is used."""
+def widened(folder: Path, ffn: int, rng: torch.Generator) -> dict[str, Tensor]:
+    """The exported weights of a folder with experts of another, larger width, which compute nearly the same.
+
+    Neurons are split in two: both get a part of the outgoing weight, and a little noise makes them differ.
+    """
+    weights = {
+        name: w.float() for name, w in safetensors.torch.load_file(folder / "model.safetensors").items()
+    }
+    for name, w in weights.items():
+        if name.endswith((".w1.weight", ".w3.weight")):
+            copies = w[: ffn - len(w)]
+            weights[name] = torch.cat([w, copies * (1 + 0.05 * torch.randn(copies.shape, generator=rng))])
+        elif name.endswith(".w2.weight"):
+            n_more = ffn - w.shape[1]
+            w[:, :n_more] *= 0.6
+            weights[name] = torch.cat([w, w[:, :n_more] / 1.5], dim=1)
+    return weights
+
+
+def train(cfg: TrainConfig, shape: ModelConfig, checkpoint: Path, out: Path, start: Path | None) -> None:
+    """Train from the checkpoint where there is one, or from exported weights, or from scratch, until the
+    budget is used.
+    """
     torch.set_num_threads(cfg.threads)
     torch.manual_seed(cfg.seed)
     modules, held_out = corpus.read_modules()
     tokenizer = prepare_tokenizer(modules, out)
     model = TinyMixtral(shape)
+    if start is not None:
+        model.load_state_dict(widened(start, shape.expert_ffn, torch.Generator().manual_seed(cfg.seed)))
     optimizer = make_optimizer(model, cfg)
     progress = Progress()
     if checkpoint.is_file():
@@ -218,11 +249,12 @@ def main() -> int:
     parser.add_argument(
         "--out", type=Path, default=HERE / "model", help="model folder (default: %(default)s)"
     )
-    parser.add_argument("--layers", type=int, default=ModelConfig.layers, help="default: %(default)s")
-    parser.add_argument("--experts", type=int, default=ModelConfig.experts, help="default: %(default)s")
-    parser.add_argument(
-        "--top-k", type=int, default=ModelConfig.top_k, help="experts per token (default: %(default)s)"
-    )
+    for name, what in SHAPE.items():
+        option = "--" + name.replace("_", "-")
+        value = getattr(ModelConfig, name)
+        parser.add_argument(option, type=int, default=value, help=f"{what} (default: %(default)s)")
+    what = "exported model to start from, whose experts are widened to --expert-ffn"
+    parser.add_argument("--widen", type=Path, metavar="FOLDER", help=what)
     parser.add_argument("--threads", type=int, default=2, help="CPU threads (default: %(default)s)")
     parser.add_argument(
         "--float32", action="store_true", help="far faster on processors without bfloat16 instructions"
@@ -234,9 +266,9 @@ def main() -> int:
         elif args.report:
             report(args.checkpoint, args.out)
         else:
-            shape = ModelConfig(layers=args.layers, experts=args.experts, top_k=args.top_k)
+            shape = ModelConfig(**{name: getattr(args, name) for name in SHAPE})
             cfg = TrainConfig(args.steps, args.minutes, args.threads, not args.float32)
-            train(cfg, shape, args.checkpoint, args.out)
+            train(cfg, shape, args.checkpoint, args.out, args.widen)
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
