@@ -56,6 +56,10 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, *_args: object) -> None:
         pass
 
+    def handle(self) -> None:
+        with suppress(ConnectionError):  # a client that reads a header leaves before the end
+            super().handle()
+
     def do_HEAD(self) -> None:
         self._answer(with_body=False)
 
@@ -86,20 +90,22 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send_file(self, name: str, data: bytes, with_body: bool) -> None:
         repo = next(files for files in self.hub.repos.values() if files.get(name) is data)
-        first = int(match[1]) if (match := re.match(r"bytes=(\d+)-", self.headers.get("Range", ""))) else 0
+        match = re.match(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        first = int(match[1]) if match else 0
+        part = data[first : int(match[2]) + 1] if match and match[2] else data[first:]
         headers = {
             "ETag": f'"{hashlib.sha256(data).hexdigest()}"',
             "X-Repo-Commit": _commit(repo),
             "Accept-Ranges": "bytes",
         }
-        if first:
-            headers["Content-Range"] = f"bytes {first}-{len(data) - 1}/{len(data)}"
+        if match:
+            headers["Content-Range"] = f"bytes {first}-{first + len(part) - 1}/{len(data)}"
         if with_body and name in self.hub.endless:
             self._send_for_ever(data, headers)
             return
         if with_body:
             self.hub.served.append((name, first))
-        self._send(206 if first else 200, data[first:], headers, name, with_body)
+        self._send(206 if match else 200, part, headers, name, with_body)
 
     def _send_for_ever(self, data: bytes, headers: Mapping[str, str]) -> None:
         self.send_response(200)

@@ -9,10 +9,18 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download, try_to_load_from_cache
+from huggingface_hub import (
+    HfApi,
+    constants,
+    hf_hub_download,
+    hf_hub_url,
+    snapshot_download,
+    try_to_load_from_cache,
+)
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -21,29 +29,34 @@ from huggingface_hub.errors import (
     LocalEntryNotFoundError,
     RepositoryNotFoundError,
 )
-from huggingface_hub.utils import tqdm
+from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status, tqdm
 
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.file_names import model_stem, split_name
+from pyhobbit.model.gguf_file import GgufFile, parse_head
+from pyhobbit.model.labels import is_first, is_model, matching, the_one
 from pyhobbit.model.names import COMPANIONS, parse_repository
 from pyhobbit.settings.config import format_size
 
 # As in llama.cpp: the first of these that a repository has is taken where no QUANT is named.
 _DEFAULT_QUANTS = ("Q4_K_M", "Q8_0")
-_NO_MODELS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-", *COMPANIONS)
-_QUANT = re.compile(r"(?:UD-)?(?:I?Q\d\w*|TQ\d\w*|MXFP\d\w*|BF16|F16|F32)(?=[.-])", re.IGNORECASE)
+_HEAD_STEP, _MAX_HEAD = 1 << 20, 1 << 26  # bytes; the header holds the vocabulary
 _CHECKPOINT = re.compile(r"[^/]+\.(json|model|txt|jinja|tiktoken)")
 # The kinds of weights, the best first; a repository may hold its weights in several.
 _WEIGHTS = (r"model[^/]*\.safetensors", r"[^/]+\.safetensors", r"pytorch_model[^/]*\.bin")
 
 
+class UnreachableError(HobbitError):
+    """There is no network, or nothing answers there."""
+
+
 @dataclass(frozen=True)
-class _Repo:
+class Repo:
     """A repository on an endpoint, and the cache of downloads; None: huggingface_hub's own."""
 
     name: str
-    endpoint: str | None
-    cache: Path | None
+    endpoint: str | None = None
+    cache: Path | None = None
 
     @property
     def host(self) -> str:
@@ -54,13 +67,43 @@ class _Repo:
         with _explained(self):
             return isinstance(try_to_load_from_cache(self.name, file, cache_dir=self.cache), str)
 
+    def sizes(self) -> dict[str, int]:
+        """Bytes by file. Raises HobbitError, UnreachableError."""
+        with _explained(self):
+            try:
+                info = HfApi(endpoint=self.endpoint).model_info(self.name, files_metadata=True)
+            except HfHubHTTPError:
+                raise
+            except (HTTPError, ConnectionError) as e:
+                why = f"{self.host} cannot be reached; check the network ({_first_line(e)})"
+                raise UnreachableError(why) from e
+            return {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or ()}
+
+    def head(self, file: str, size: int) -> GgufFile:
+        """The header of a GGUF of `size` bytes, by one request. Raises HobbitError."""
+        url = hf_hub_url(self.name, file, endpoint=self.endpoint)
+        headers = {**build_hf_headers(), "Range": f"bytes=0-{_MAX_HEAD - 1}"}
+        data, found = b"", None
+        with (
+            _explained(self),
+            get_session().stream("GET", url, headers=headers, follow_redirects=True) as response,
+        ):
+            hf_raise_for_status(response)
+            chunks = response.iter_bytes(_HEAD_STEP)
+            while found is None and len(data) < _MAX_HEAD and (more := next(chunks, b"")):
+                data += b"".join([more, *islice(chunks, len(data) // _HEAD_STEP)])  # twice as much
+                found = parse_head(Path(file), data, size)
+        if found is None:
+            raise HobbitError(f"{file} of {self.name} has no readable header; choose another QUANT")
+        return found
+
 
 def fetch(
     name: str, checkpoint: bool = False, *, endpoint: str | None = None, cache: Path | None = None
 ) -> Path:
     """Downloads a model unless the cache has it, file by file. Progress is on standard error.
 
-    name: USER/NAME[:QUANT]; QUANT picks the GGUF file as in llama.cpp, or is its path. All parts of a
+    name: USER/NAME[:QUANT]; QUANT is the GGUF's label, a whole word of its name, or its path. All parts of a
     split model come, and the sidecar and calibration that lie beside it.
     checkpoint: without a QUANT, take the safetensors, configuration and tokenizer where there are any.
     endpoint, cache: default as huggingface_hub's, which HF_ENDPOINT and HF_HOME change.
@@ -68,7 +111,7 @@ def fetch(
     the cache already is taken. Raises ConfigError, HobbitError, KeyboardInterrupt.
     """
     user_and_name, quant = parse_repository(name)
-    repo = _Repo(user_and_name, endpoint, cache)
+    repo = Repo(user_and_name, endpoint, cache)
 
     path = _fetch(repo, lambda files: _choose(repo, files, quant, checkpoint), None)
     return path if _is_gguf(path.name) else path.parent
@@ -91,13 +134,13 @@ def fetch_file(
     user_and_name, quant = parse_repository(name)
     if quant is not None:
         raise ConfigError(f"'{name}' names a quantization; the pattern '{pattern}' picks the file already")
-    repo = _Repo(user_and_name, endpoint, cache)
+    repo = Repo(user_and_name, endpoint, cache)
 
     def choose(files: Collection[str]) -> list[str]:
-        found = [file for file in sorted(files) if _is_first(file) and fnmatch(file, pattern)]
+        found = [file for file in sorted(files) if is_first(file) and fnmatch(file, pattern)]
         if len(found) != 1:
             what = f"several files match '{pattern}': {', '.join(found)}" if found else f"no '{pattern}'"
-            known = ", ".join(filter(_is_first, sorted(files))) or "no GGUF file"
+            known = ", ".join(filter(is_first, sorted(files))) or "no GGUF file"
             raise HobbitError(f"{repo.name} has {what}" + ("" if found else f"; it has {known}"))
         others = [file for file in files if any(fnmatch(file, each) for each in additional)]
         return list(dict.fromkeys([*whole(repo.name, found[0], files), *others]))
@@ -105,23 +148,19 @@ def fetch_file(
     return _fetch(repo, choose, local_dir)
 
 
-def _fetch(repo: _Repo, choose: Callable[[Collection[str]], list[str]], local_dir: Path | None) -> Path:
+def _fetch(repo: Repo, choose: Callable[[Collection[str]], list[str]], local_dir: Path | None) -> Path:
     """Downloads the files that are chosen; returns the first."""
-    with _explained(repo):
-        try:
-            info = HfApi(endpoint=repo.endpoint).model_info(repo.name, files_metadata=True)
-        except HfHubHTTPError:
-            raise
-        except (HTTPError, ConnectionError) as e:
-            return _from_cache(repo, choose, e)
-    sizes = {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or ()}
+    try:
+        sizes = repo.sizes()
+    except UnreachableError as e:
+        return _from_cache(repo, choose, e)
     files = choose(sizes)
     _check_space(repo, {file: sizes[file] for file in files if not repo.cached(file)})
     first, *_ = [_download(repo, file, sizes[file], local_dir) for file in files]
     return first
 
 
-def _download(repo: _Repo, file: str, size: int, local_dir: Path | None) -> Path:
+def _download(repo: Repo, file: str, size: int, local_dir: Path | None) -> Path:
     if not repo.cached(file):  # the library's progress bar shows on terminals only
         print(f"pyhobbit: downloading {file} of {repo.name}, {format_size(size)}", file=sys.stderr)
     with _explained(repo):
@@ -173,56 +212,38 @@ def _link(path: Path, link: Path) -> Path:
 #
 
 
-def _choose(repo: _Repo, files: Collection[str], quant: str | None, checkpoint: bool) -> list[str]:
+def _choose(repo: Repo, files: Collection[str], quant: str | None, checkpoint: bool) -> list[str]:
     """The files that make the model, the first one first."""
     kinds = ([file for file in sorted(files) if re.fullmatch(kind, file)] for kind in _WEIGHTS)
     weights = next(filter(None, kinds), [])
     if checkpoint and quant is None and weights:
         return [*weights, *(file for file in sorted(files) if _CHECKPOINT.fullmatch(file))]
-    models = [file for file in sorted(files) if is_model(file)]
-    if not models:
-        what = (
-            "has no GGUF file; convert its checkpoint first with: pyhobbit convert --hf-repo " + repo.name
-            if weights and not checkpoint
-            else "holds no model: neither a GGUF file nor safetensors"
-        )
-        raise HobbitError(f"{repo.name} {what}")
-    return whole(repo.name, _pick(repo, models, quant), files)
+    if (
+        quant is not None and quant in files and is_first(quant)
+    ):  # the file itself, also a draft's or a projector
+        return whole(repo.name, quant, files)
+    return whole(repo.name, _pick(repo, models_of(repo, files), quant), files)
+
+
+def models_of(repo: Repo, files: Collection[str]) -> list[str]:
+    """The first files of its models. Raises HobbitError where there is none."""
+    if models := [file for file in sorted(files) if is_model(file)]:
+        return models
+    if any(re.fullmatch(kind, file) for kind in _WEIGHTS for file in files):
+        hint = "convert its checkpoint first with: pyhobbit convert --hf-repo"
+        raise HobbitError(f"{repo.name} has no GGUF file; {hint} {repo.name}")
+    raise HobbitError(f"{repo.name} holds no model: neither a GGUF file nor safetensors")
 
 
 def _is_gguf(file: str) -> bool:
     return file.lower().endswith(".gguf")
 
 
-def _is_first(file: str) -> bool:
-    """Tells if it is a GGUF, and no later part of one."""
-    split = split_name(Path(file))
-    return _is_gguf(file) and (not split or split[1] == 1)
-
-
-def is_model(file: str) -> bool:
-    """Tells if a path names the first or only file of a model."""
-    return _is_first(file) and not any(mark in file.rpartition("/")[2] for mark in _NO_MODELS)
-
-
-def _pick(repo: _Repo, models: list[str], quant: str | None) -> str:
-    if quant in models:  # the file itself
-        return quant
-    for wanted in _DEFAULT_QUANTS if quant is None else (quant,):
-        pattern = re.compile(re.escape(wanted) + "[.-]", re.IGNORECASE)
-        found = next((file for file in models if pattern.search(file)), None)
-        if found is not None:
-            return found
-    if quant is None:
-        return models[0]
-    known = list(dict.fromkeys(filter(None, map(quant_of, models))))
-    raise HobbitError(f"{repo.name} has no {quant}; it has {', '.join(known or models)}")
-
-
-def quant_of(file: str) -> str | None:
-    """The QUANT that a file's name holds, None for none."""
-    match = _QUANT.search(file)
-    return match[0] if match else None
+def _pick(repo: Repo, models: list[str], quant: str | None) -> str:
+    if quant is not None:
+        return the_one(repo.name, models, quant)
+    wanted = (each for quant in _DEFAULT_QUANTS for each in matching(repo.name, models, quant))
+    return next(wanted, models[0])
 
 
 def whole(repo: str, first: str, files: Collection[str]) -> list[str]:
@@ -242,24 +263,29 @@ def whole(repo: str, first: str, files: Collection[str]) -> list[str]:
     return [*parts, *(stem + ending for ending in COMPANIONS if stem + ending in files)]
 
 
+def is_complete(first: str, files: Collection[str]) -> bool:
+    """Tells if no part of a model is missing."""
+    try:
+        return bool(whole("", first, files))
+    except HobbitError:
+        return False
+
+
 #
 # the cache
 #
 
 
-def _from_cache(repo: _Repo, choose: Callable[[Collection[str]], list[str]], error: Exception) -> Path:
+def _from_cache(repo: Repo, choose: Callable[[Collection[str]], list[str]], error: UnreachableError) -> Path:
     """Finds the files of an earlier download. Raises HobbitError."""
     with contextlib.suppress(LocalEntryNotFoundError, HobbitError):
         snapshot = Path(snapshot_download(repo.name, cache_dir=repo.cache, local_files_only=True))
         files = [str(path.relative_to(snapshot)) for path in snapshot.rglob("*") if path.is_file()]
         return snapshot / choose(files)[0]
-    raise HobbitError(
-        f"{repo.host} cannot be reached, and {repo.name} has not been downloaded before; "
-        f"check the network ({_first_line(error)})"
-    ) from error
+    raise HobbitError(f"{repo.name} has not been downloaded before, and {error}") from error
 
 
-def _check_space(repo: _Repo, missing: Mapping[str, int]) -> None:
+def _check_space(repo: Repo, missing: Mapping[str, int]) -> None:
     """missing: bytes by file."""
     cache = repo.cache or Path(constants.HF_HUB_CACHE)
     place = next(folder for folder in (cache, *cache.parents) if folder.exists())
@@ -277,7 +303,7 @@ def _check_space(repo: _Repo, missing: Mapping[str, int]) -> None:
 
 
 @contextlib.contextmanager
-def _explained(repo: _Repo) -> Iterator[None]:
+def _explained(repo: Repo) -> Iterator[None]:
     """Turns what huggingface_hub's functions raise into one sentence each; for calls of them alone."""
     page = f"{repo.host}/{repo.name}"
     try:

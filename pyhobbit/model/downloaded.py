@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The GGUF models in Hugging Face's cache, which all programs on huggingface_hub share, and in folders."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,9 +9,10 @@ from huggingface_hub import CachedFileInfo, CachedRepoInfo, scan_cache_dir
 from huggingface_hub.errors import CacheNotFound
 
 from pyhobbit.errors import HobbitError
-from pyhobbit.model.download import is_model, quant_of, whole
-from pyhobbit.model.file_names import uses_path
-from pyhobbit.model.names import parse_repository
+from pyhobbit.model.download import is_complete, whole
+from pyhobbit.model.file_names import is_model_file, is_model_name, uses_path
+from pyhobbit.model.labels import is_first, label, matching, the_one
+from pyhobbit.model.names import COMPANIONS, parse_repository
 
 _WEIGHTS = (".gguf", ".safetensors", ".bin", ".pt", ".pth")
 
@@ -34,11 +35,12 @@ def downloaded_models(cache: Path | None = None) -> list[LocalModel]:
     models = []
     for repo in _repositories(cache):
         files = _files(repo)
-        for first in _models(files):
+        chosen = _models(_paths(files))
+        for first in chosen:
             parts = [files[name][0] for name in whole(repo.repo_id, first, files)]
             models.append(
                 LocalModel(
-                    name=f"{repo.repo_id}:{_label(first, files)}",
+                    name=f"{repo.repo_id}:{label(repo.repo_id, first, chosen)}",
                     path=files[first][0].file_path,
                     size=sum(part.size_on_disk for part in parts),
                     last_used=max(part.blob_last_accessed for part in parts),
@@ -51,15 +53,15 @@ def models_in(folder: Path) -> list[LocalModel]:
     """The GGUF models in a folder and those below it. Raises HobbitError."""
     if not folder.is_dir():
         raise HobbitError(f"{folder} is not a folder; give one that holds GGUF files")
-    sizes = {str(path.relative_to(folder)): path.stat() for path in folder.rglob("*.gguf") if path.is_file()}
+    paths = {str(path.relative_to(folder)): path for path in folder.rglob("*.gguf") if path.is_file()}
     return [
         LocalModel(
-            name=str(folder / first),
-            path=folder / first,
-            size=sum(sizes[name].st_size for name in whole(str(folder), first, sizes)),
-            last_used=sizes[first].st_atime,
+            name=str(paths[first]),
+            path=paths[first],
+            size=sum(paths[name].stat().st_size for name in whole(str(folder), first, paths)),
+            last_used=paths[first].stat().st_atime,
         )
-        for first in _models(sizes)
+        for first in _models(paths)
     ]
 
 
@@ -71,10 +73,11 @@ def remove(name: str, cache: Path | None = None) -> tuple[list[str], int]:
     user_and_name, quant = parse_repository(name)
     repo = next((each for each in _repositories(cache) if each.repo_id == user_and_name), None)
     files = {} if repo is None else _files(repo)
-    chosen = list(_models(files))
-    if quant is not None:
-        names = {first: (first, _label(first, files), quant_of(first) or first) for first in chosen}
-        chosen = [first for first in chosen if quant.lower() in map(str.lower, names[first])]
+    chosen = _models(_paths(files))
+    if quant is not None and quant not in files:
+        chosen = [the_one(user_and_name, chosen, quant)] if matching(user_and_name, chosen, quant) else []
+    elif quant is not None:
+        chosen = [quant]
     if repo is None or not chosen:
         raise HobbitError(f"{name} has not been downloaded; pyhobbit list shows what has been")
     doomed = {part: files[part] for first in chosen for part in whole(repo.repo_id, first, files)}
@@ -107,19 +110,19 @@ def _files(repo: CachedRepoInfo) -> dict[str, list[CachedFileInfo]]:
     return files
 
 
-def _models(files: Collection[str]) -> Iterator[str]:
-    """The first files of the models that are complete."""
-    for file in sorted(files):
-        if is_model(file):
-            try:
-                whole("", file, files)
-            except HobbitError:  # a download that broke off
-                continue
-            yield file
+def _paths(files: Mapping[str, Sequence[CachedFileInfo]]) -> dict[str, Path]:
+    return {name: versions[0].file_path for name, versions in files.items()}
 
 
-def _label(first: str, files: Collection[str]) -> str:
-    """The QUANT of a model, or its path where another model of the repository has the same."""
-    quant = quant_of(first)
-    is_unique = quant is not None and [quant_of(each) for each in _models(files)].count(quant) == 1
-    return quant if quant is not None and is_unique else first
+def _models(paths: Mapping[str, Path]) -> list[str]:
+    """The first files of the models that are complete, by name in the repository or folder."""
+    return [name for name in sorted(paths) if _is_model(name, paths[name]) and is_complete(name, paths)]
+
+
+def _is_model(name: str, path: Path) -> bool:
+    if not is_first(name) or name.endswith(COMPANIONS):
+        return False
+    try:
+        return is_model_file(path)
+    except OSError:  # the name has to do
+        return is_model_name(path.name)

@@ -179,7 +179,7 @@ def read_gguf(path: Path) -> GgufFile:
     """
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as buffer:
-            return _parse(path, buffer)
+            return _parse(path, buffer, len(buffer))
     except _DamagedError as error:
         raise HobbitError(f"{path} is damaged: {error}; download or copy it again") from error
     except ValueError as error:  # mmap refuses an empty file
@@ -188,7 +188,18 @@ def read_gguf(path: Path) -> GgufFile:
         raise HobbitError(f"cannot read {path}: {error.strerror}") from error
 
 
-def _parse(path: Path, buffer: mmap.mmap) -> GgufFile:
+def parse_head(path: Path, data: bytes, size: int) -> GgufFile | None:
+    """The header of a file of `size` bytes that begins with `data`; None if that is not all of it.
+
+    Raises HobbitError.
+    """
+    try:
+        return _parse(path, data, size)
+    except _DamagedError:
+        return None
+
+
+def _parse(path: Path, buffer: bytes | mmap.mmap, size: int) -> GgufFile:
     cursor = _Cursor(buffer)
     if len(buffer) < 4 or cursor.scalar("I") != GGUF_MAGIC:
         raise HobbitError(f"{path} is not a GGUF file")
@@ -203,8 +214,8 @@ def _parse(path: Path, buffer: mmap.mmap) -> GgufFile:
     if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
         raise _DamagedError(f"its alignment is {alignment}, not a power of two")
     placements = [_parse_tensor(cursor) for _ in range(n_tensors)]
-    tensors = _place_tensors(path, len(buffer), placements, align(cursor.position, alignment), alignment)
-    return GgufFile(path, len(buffer), metadata, tensors)
+    tensors = _place_tensors(path, size, placements, align(cursor.position, alignment), alignment)
+    return GgufFile(path, size, metadata, tensors)
 
 
 def _parse_metadata(cursor: _Cursor, n: int) -> dict[str, KeyValue]:

@@ -13,7 +13,7 @@ COMPANIONS = (".hobbit.gguf", _CALIBRATION)
 """Endings of the files beside a model: its sidecar and its calibration."""
 
 _MAX_NAMES = 5
-_REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w.-]+(:[^:/]+)?")
+_REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w.-]+(:[^:]+)?")
 _PAGE = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(.+)", re.IGNORECASE)
 _ADDRESS = re.compile(r"\w+://")
 
@@ -36,7 +36,7 @@ def repository_in(model: str) -> str | None:
         return _repository_of_page(page[1], model)
     if _ADDRESS.match(model):
         raise ConfigError(f"{model} is not an address on Hugging Face; download the file and give its path")
-    is_name = _REPOSITORY.fullmatch(model) and not model.endswith(".gguf")
+    is_name = _REPOSITORY.fullmatch(model) and (":" in model or not model.endswith(".gguf"))
     folder = Path(model).parent
     return model if is_name and not Path(model).exists() and not folder.is_dir() else None
 
