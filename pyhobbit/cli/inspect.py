@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Shows what a model holds, how it fits this machine, and what would make it faster."""
+"""Shows what a model holds, how it fits this machine, and what would make it faster.
+
+For USER/NAME it downloads nothing, and shows which QUANT to take.
+"""
 
 import argparse
 import json
@@ -16,9 +19,9 @@ from pyhobbit.cli.options import (
     engine_config,
 )
 from pyhobbit.errors import ConfigError, HobbitError
-from pyhobbit.model.model_path import add_model_arguments, model_path
+from pyhobbit.model.model_path import add_model_arguments, check_model_arguments, model_path
 from pyhobbit.model.names import check_model_file
-from pyhobbit.settings.config import EngineConfig, format_size
+from pyhobbit.settings.config import EngineConfig, format_size, parse_size
 from pyhobbit.settings.table import OPTIONS
 
 # Modules that load the native libraries are imported when they are needed.
@@ -34,6 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--trace", type=Path, metavar="FILE", help="estimate the speed for this trace of chat --trace")
     add("--no-speed", action="store_true", help="skip the speed estimate, which loads the model")
+    what = "bytes per second of the disk, in place of measuring; for USER/NAME"
+    add("--disk-speed", type=parse_size, metavar="SIZE", help=what)
     add("--json", action="store_true", help="print everything as one JSON document")
     add_projector_argument(parser)
     add_engine_arguments(parser, [name for name in OPTIONS if name not in ("trace", "timeline", "remember")])
@@ -44,12 +49,41 @@ def run(args: argparse.Namespace) -> int:
     if args.trace is not None and args.no_speed:
         raise ConfigError("--trace is for the speed estimate, which --no-speed skips; give one of them")
     config = engine_config(args, args.ctx, without=("trace", "timeline"))
+    check_model_arguments(args)
+    if args.hf_repo is not None and ":" not in args.hf_repo:
+        _recommend(args.hf_repo, config.cache.memory, args)
+        return 0
+    if args.disk_speed is not None:
+        raise ConfigError("--disk-speed is for USER/NAME without a QUANT; leave it out")
     add_rpc_devices(args)
     model = model_path(args)
     if add_model_options(args, model):
         config = engine_config(args, args.ctx, without=("trace", "timeline"))
     _inspect(model, config, args)
     return 0
+
+
+def _recommend(name: str, memory: int | None, args: argparse.Namespace) -> None:
+    """Shows which quantisation of a repository to take."""
+    from pyhobbit.model import recommend  # huggingface_hub takes half a second to import
+
+    repo = recommend.Repo(name)
+    files = repo.sizes()
+    machine = recommend.this_machine(memory, args.disk_speed)
+    found = recommend.choices(repo, files, machine)
+    chosen = recommend.best(found)
+    if args.json:
+        rows = [asdict(each) for each in found]
+        print(json.dumps({"machine": asdict(machine), "choices": rows, "chosen": chosen.label}, indent=2))
+        return
+    reasons = recommend.reasons(found, machine)
+    width = max(len(each.label) for each in found)
+    print(f"  {'QUANT':{width}}  {'SIZE':>10}  EXPERTS IN MEMORY")
+    for each in found:
+        mark = ">" if each is chosen else " "
+        row = f"{format_size(each.size):>10}  {each.share:4.0%}, {recommend.rate(each)}"
+        print(f"{mark} {each.label:{width}}  {row}")
+    print(reasons)
 
 
 def _inspect(path: Path, config: EngineConfig, args: argparse.Namespace) -> None:

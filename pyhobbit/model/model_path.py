@@ -18,16 +18,18 @@ def add_model_arguments(
 
 
 def model_path(args: argparse.Namespace, checkpoint: bool = False) -> Path:
-    """The model's file, downloaded first where --hf-repo names it; checkpoint: a folder will do.
+    """The model's file, downloaded first where --hf-repo names it: the recommended one without a QUANT.
 
-    Raises HobbitError, KeyboardInterrupt.
+    checkpoint: a folder will do. Raises HobbitError, KeyboardInterrupt.
     """
     check_model_arguments(args)
     if args.hf_repo is None:
         return args.model
     from pyhobbit.model.download import fetch  # huggingface_hub takes half a second to import
+    from pyhobbit.model.recommend import recommended
 
-    return fetch(args.hf_repo, checkpoint)
+    name, quant = parse_repository(args.hf_repo)
+    return fetch(args.hf_repo if quant or checkpoint else recommended(name), checkpoint)
 
 
 def check_model_arguments(args: argparse.Namespace) -> None:

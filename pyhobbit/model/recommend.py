@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: MIT
+"""Which quantisation of a repository suits this machine, from the sizes of its files and the header of one.
+
+The speed is an estimate: a token reads its weights from memory, and those of its experts that are not there
+from the disk. With a share s of the experts in memory, (1 - s) ** 2 of the reads are such: even use of all
+experts would miss 1 - s, and recorded texts missed less than (1 - s) ** 3 (docs/policies.md).
+"""
+
+import json
+import math
+import os
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+from huggingface_hub import constants
+
+from pyhobbit.errors import HobbitError
+from pyhobbit.model.download import Repo, UnreachableError, is_complete, models_of, whole
+from pyhobbit.model.gguf_file import GgufFile
+from pyhobbit.model.labels import label
+from pyhobbit.model.names import COMPANIONS
+from pyhobbit.model.tiers import routed_part
+from pyhobbit.native.files import temporary_file, write_text
+from pyhobbit.native.machine import measure_disk, physical_memory
+from pyhobbit.settings.config import format_size
+from pyhobbit.settings.table import default
+
+_BESIDE = 1 << 30  # bytes of libraries, a context of some thousand tokens and what computes a prompt
+_TAKEN = 0.9  # share of the memory, as of what is free
+_ENOUGH = 5.0  # token/s: about as fast as people read
+_MOST_BITS = 7.5  # per weight; more than Q6_K hardly answers better
+_PROBE_BYTES, _READ_BYTES = 1 << 27, 1 << 21
+
+
+@dataclass(frozen=True)
+class Machine:
+    """memory: bytes that a model may take.  disk, ram: bytes per second that can be read from them."""
+
+    memory: float
+    disk: float
+    ram: float
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Bytes of the routed experts and of the rest, and those of both that a token uses. n: of all weights."""
+
+    experts: float
+    rest: float
+    used_experts: float
+    used_rest: float
+    n: int
+
+    def scaled(self, size: float) -> "Weights":
+        """About those of another quantisation of `size` bytes: makers vary the experts more than the rest."""
+        growth = math.sqrt(size / (self.experts + self.rest))
+        rest = min(size, self.rest * growth)
+        used = self.used_experts / self.experts * (size - rest)
+        return Weights(size - rest, rest, used, self.used_rest * rest / self.rest, self.n)
+
+    def share(self, memory: float) -> float:
+        """Share of the experts that finds room; below 0 where not even a token's do."""
+        return min(1.0, (memory - _BESIDE - self.rest - self.used_experts) / self.experts)
+
+    def speed(self, machine: Machine) -> float:
+        """Expected token/s; 0 where the model does not fit."""
+        if (share := self.share(machine.memory)) < 0:
+            return 0.0
+        missing = (1 - share) ** 2 * self.used_experts
+        return 1 / ((self.used_rest + self.used_experts) / machine.ram + missing / machine.disk)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A quantisation. size: bytes of all files.  share: of experts in memory.  speed: token/s or 0."""
+
+    label: str
+    size: int
+    bits_per_weight: float
+    share: float
+    speed: float
+
+
+def this_machine(memory: int | None = None, disk: int | None = None) -> Machine:
+    """memory: bytes that a model may take.  disk: bytes per second. Both are measured where they are None.
+
+    Speeds are measured once and kept in the folder of huggingface_hub. Raises HobbitError.
+    """
+    kept, speeds = Path(constants.HF_HOME) / "pyhobbit-speeds.json", {}
+    try:
+        with suppress(OSError, ValueError):
+            speeds = json.loads(kept.read_text("utf-8"))
+        if not speeds:
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            speeds = {"disk": _disk_speed(kept), "ram": _ram_speed()}
+            write_text(kept, json.dumps(speeds))
+    except OSError as e:
+        raise HobbitError(f"the speed of the disk cannot be measured: {e}; choose a QUANT") from e
+    return Machine(memory or _TAKEN * physical_memory(), disk or speeds["disk"], speeds["ram"])
+
+
+def _disk_speed(path: Path) -> float:
+    with temporary_file(path) as probe:
+        with probe.open("wb") as file:
+            file.write(os.urandom(_PROBE_BYTES))
+            os.fsync(file.fileno())
+        return measure_disk(probe, _READ_BYTES, default("io_threads"), seconds=0.5).bytes_per_s
+
+
+def _ram_speed() -> float:
+    """Of copies by all cores, which read and write."""
+    n_cores = len(os.sched_getaffinity(0))
+    arrays = [np.ones(_PROBE_BYTES // n_cores, np.uint8) for _ in range(n_cores)]
+    copies = [array.copy() for array in arrays]
+    times = []
+    with ThreadPoolExecutor(n_cores) as threads:
+        for _ in range(5):
+            start = perf_counter()
+            list(threads.map(np.copyto, copies, arrays))
+            times.append(perf_counter() - start)
+    return 2 * _PROBE_BYTES / min(times)
+
+
+def weights_of(files: Sequence[GgufFile]) -> Weights:
+    """Those that the headers of a model's files tell; of a dense one without experts."""
+    keys = files[0].metadata
+    used = next((keys[key].value() for key in keys if key.endswith(".expert_used_count")), 0)
+    experts = rest = used_experts = used_rest = 0.0
+    tensors = [tensor for file in files for tensor in file.tensors]
+    is_tied = all(tensor.name != "output.weight" for tensor in tensors)
+    for tensor in tensors:
+        if part := routed_part(tensor.name):
+            experts += tensor.nbytes
+            n_used = used[part.layer] if isinstance(used, list) else used
+            used_experts += tensor.nbytes * n_used / tensor.ne[2]
+        else:
+            rest += tensor.nbytes
+            used_rest += tensor.nbytes * (is_tied or tensor.name != "token_embd.weight")
+    return Weights(experts, rest, used_experts, used_rest, sum(tensor.n_values for tensor in tensors))
+
+
+def choices(repo: Repo, files: Mapping[str, int], machine: Machine) -> list[Choice]:
+    """The quantisations of its MoE model, the smallest first. files: Repo.sizes(). Raises HobbitError."""
+    models = models_of(repo, files)
+    complete = [file for file in models if is_complete(file, files)] or models[:1]
+    parts = {file: whole(repo.name, file, files) for file in complete}
+    sizes = {file: sum(files[part] for part in parts[file]) for file in parts}
+    labels = {file: label(repo.name, file, models) for file in parts}
+
+    def rank(file: str) -> tuple[int, float]:  # few requests, and exact figures where memory ends
+        return len(parts[file]), abs(math.log((1 + sizes[file]) / machine.memory))
+
+    heads = [
+        repo.head(part, files[part]) for part in parts[min(parts, key=rank)] if not part.endswith(COMPANIONS)
+    ]
+    known = weights_of(heads)
+    if not known.experts:
+        texts = ", ".join(f"{labels[file]} ({format_size(size)})" for file, size in sizes.items())
+        raise HobbitError(f"{repo.name} is dense, so all of it must fit into memory; it has {texts}")
+    found = []
+    for file, size in sizes.items():
+        weights = known.scaled(size)
+        share = max(0.0, weights.share(machine.memory))
+        found.append(Choice(labels[file], size, 8 * size / known.n, share, weights.speed(machine)))
+    return sorted(found, key=lambda each: each.size)
+
+
+def best(found: Sequence[Choice]) -> Choice:
+    """The largest of those that are fast enough, else the fastest. Raises HobbitError where none fits."""
+    fitting = [each for each in found if each.speed]
+    if not fitting:
+        least = f"{found[0].label} with {format_size(found[0].size)}"
+        raise HobbitError(
+            f"no QUANT fits into memory, not even {least}; name one to download it all the same"
+        )
+    useful = [each for each in fitting if each.bits_per_weight <= _MOST_BITS] or fitting[:1]
+    enough = [each for each in useful if each.speed >= _ENOUGH]
+    return enough[-1] if enough else max(useful, key=lambda each: each.speed)
+
+
+def reasons(found: Sequence[Choice], machine: Machine) -> str:
+    """Two lines: which one to take and why, and its neighbours. Raises HobbitError where none fits."""
+    chosen, fitting = best(found), [each for each in found if each.speed]
+    why = "the best that reaches" if chosen.speed >= _ENOUGH else "the fastest, since none reaches"
+    neighbours = {
+        "better": next((each for each in fitting if each.size > chosen.size), None),
+        "faster": next((each for each in reversed(fitting) if each.speed > chosen.speed), None),
+    }
+    others = [f"next {what}: {each.label}, {rate(each)}" for what, each in neighbours.items() if each]
+    return (
+        f"{chosen.label} is {why} {_ENOUGH:g} token/s with {format_size(machine.memory)} of memory and "
+        f"{format_size(machine.disk)}/s from the disk, by estimate: {rate(chosen)}\n"
+        f"{'; '.join(others) or 'no other fits'}"
+    )
+
+
+def rate(choice: Choice) -> str:
+    """Its speed for people."""
+    return f"{choice.speed:.3g} token/s" if choice.speed else "no room"
+
+
+def recommended(name: str, *, endpoint: str | None = None, cache: Path | None = None) -> str:
+    """USER/NAME[:QUANT] for USER/NAME: what is downloaded already, else what suits this machine.
+
+    Standard error says why. USER/NAME alone without a network or advice. Raises HobbitError.
+    """
+    repo = Repo(name, endpoint, cache)
+    try:
+        files = repo.sizes()
+    except UnreachableError:
+        return name
+    models = models_of(repo, files)
+    there = [file for file in models if repo.cached(file)]
+    if len(there) == 1 or len(models) == 1:
+        return f"{name}:{(there or models)[0]}"
+    machine = this_machine()
+    try:
+        found = choices(repo, files, machine)
+    except HobbitError as e:
+        print(f"pyhobbit: {e}", file=sys.stderr)
+        return name
+    print(textwrap.indent(reasons(found, machine), "pyhobbit: "), file=sys.stderr)
+    return f"{name}:{best(found).label}"
