@@ -54,6 +54,7 @@ ARMS = (
     ours("ours-resident-plain", "as ours-resident, plain layouts", fits=True, pack=False),
     ours("ours", "expert cache, everything in high precision"),
     ours("ours-eq2", "expert cache, high and low precision by Eq. 2", "low"),
+    ours("ours-hobbit", "as ours-eq2, with HOBBIT's own thresholds", "low", t1=0.6, t2=0.9),
     ours("ours-price", "as ours-eq2, by the rule price and --calibration", "priced"),
     ours("ours-noprefetch", "as ours, without prefetch", prefetch=0),
     ours("ours-eq2-noprefetch", "as ours-eq2, without prefetch", "low", prefetch=0),

@@ -16,7 +16,7 @@ from pyhobbit.settings.table import default
 
 
 def carry_over(source: Path, model: Path, sidecar: Path) -> tuple[float, float]:
-    """Writes a calibration beside `model` with price, costs and low share of `source`; returns its t1 and t2.
+    """Writes a calibration beside `model` with price, costs and low shares of `source`; returns its t1, t2.
 
     The costs are those at the same relative depth, on a line between neighbouring layers. The price, which is
     per expert, is divided by how many times more experts a token uses, so that it stays the same per token.
@@ -25,11 +25,11 @@ def carry_over(source: Path, model: Path, sidecar: Path) -> tuple[float, float]:
     if not source.exists():
         raise HobbitError(f"{source} does not exist; pyhobbit calibrate makes such a file beside a model")
     keys = {key: entry.value() for key, entry in read_gguf(source).metadata.items()}
-    names = ("t1", "t2", "price", "low_share", "low_costs", "skip_costs")
+    names = ("t1", "t2", "price", "gate.low_share", "price.low_share", "low_costs", "skip_costs")
     wanted = tuple(f"hobbit.{name}" for name in names)
     if missing := [key for key in wanted if key not in keys]:
         raise HobbitError(f"{source} has no {missing[0]}; calibrate that model with both rules")
-    t1, t2, price, low_share, low, skip = (keys[key] for key in wanted)
+    t1, t2, price, gate_share, price_share, low, skip = (keys[key] for key in wanted)
     file = read_model_file(model, sidecar)
     costs = Costs(stretched(low, len(file.blocks)), stretched(skip, len(file.blocks)))
     n_times = moe_shape(model).n_used / moe_shape(_model_of(source)).n_used
@@ -38,12 +38,13 @@ def carry_over(source: Path, model: Path, sidecar: Path) -> tuple[float, float]:
         low_bytes=next(tier.n_bytes for tier in file.tiers if tier.name == "low"),
         t1=t1,
         t2=t2,
-        low_share=low_share,
+        low_share=price_share,
         policy=default("policy"),
         weights=default("weights"),
         rule="price",
         price=price / n_times,
         costs=costs,
+        found={"gate.low_share": gate_share},
     ).write(model)
     return t1, t2
 

@@ -268,7 +268,7 @@ def settings(config: BenchConfig, arm: Arm, bound: Mapping[str, Setting]) -> dic
         tiers = {"hobbit.sidecar": config.low.name, **(priced if arm.tiers == "priced" else thresholds)}
     own: dict[str, Setting] = {
         "hobbit.enable": True,
-        "hobbit.calibrated": arm.tiers == "priced",
+        "hobbit.calibrated": config.has_costs and arm.tiers != "high",  # its division of the pools
         "hobbit.device": "CPU",
     }
     if config.predict is not None:

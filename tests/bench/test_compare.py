@@ -35,6 +35,7 @@ from pyhobbit.native.machine import Disk
 from pyhobbit.quality.evaluate import Costs
 from pyhobbit.quality.stored import Calibration, stored_costs
 from pyhobbit.routing.trace import read_trace
+from pyhobbit.settings.resolve import resolved
 
 SMALL = replace(
     SHAPES["tiny"], n_layer=2, n_embd=256, n_ff=256, n_head=2, n_head_kv=1, head_dim=64, n_expert=16
@@ -407,10 +408,13 @@ def test_a_model_without_experts_is_an_error(tmp_path: Path, capsys: pytest.Capt
     assert not (tmp_path / "out").exists()
 
 
+SHARES = {"gate.low_share": 0.2, "price.low_share": 0.4}
+
+
 def _calibration(folder: Path) -> Path:
     """A calibration of another model, with three layers."""
     costs = Costs((0.05, 0.05, 0.1), (0.1, 0.2, 0.2))
-    numbers = {"t1": 0.4, "t2": 0.9, "low_share": 0.3, "price": 2e-3}
+    numbers = {"t1": 0.4, "t2": 0.9, "low_share": 0.3, "price": 2e-3, "found": SHARES}
     stored = Calibration(1, 1, policy="lru", weights=(1, 0, 0, 0), rule="price", costs=costs, **numbers)
     return stored.write(
         generate.write_model(folder, "other", replace(SHAPES["tiny"].scaled(3), n_used=2), "q8_0")
@@ -426,12 +430,18 @@ def test_a_calibration_is_carried_over(tmp_path: Path) -> None:
     assert carried.low == pytest.approx((0.05, 0.05, 0.05, 0.075, 0.1))
     assert carried.skip == pytest.approx((0.1, 0.15, 0.2, 0.2, 0.2))
     price = read_gguf(calibration_path(model)).metadata["hobbit.price"].value()
+    for arm, share in (("ours-eq2", 0.2), ("ours-hobbit", 0.2), ("ours-price", 0.4)):
+        config = runner.BenchConfig(model, (), low=low, has_costs=True)
+        own = runner.settings(config, BY_NAME[arm], {}) | {"hobbit.sidecar": str(low)}
+        assert resolved(model, own, "low_share") == share
+        assert resolved(model, own, "t1") == (0.6 if arm != "ours-price" else 1)
     assert price == pytest.approx(1e-3)  # twice as many experts, each half of a token's
     for keys, message in (
         ({"costs": None}, "has no hobbit.price"),
         ({"costs": Costs((1.0, math.inf), (1.0, 1.0))}, "infinite"),
     ):
         numbers = {"t1": 1.0, "t2": 1.0, "low_share": 0.3, "policy": "lru", "weights": (1, 0, 0, 0), **keys}
+        numbers |= {"found": SHARES}
         other = Calibration(1, 1, **numbers).write(tmp_path / "none.gguf")
         with pytest.raises(HobbitError, match=message):
             carry_over(other, model, low)
