@@ -135,7 +135,7 @@ class CalibrationReport:
             f"them it holds with a confidence of {CONFIDENCE:.0%}"
             if self.checks
             else "             checked on no other text, so that no confidence can be stated; that takes "
-            f"{CalibrationConfig.min_checked} parts: give a longer text, or smaller parts with --ctx"
+            f"{CalibrationConfig.min_checked} parts: give a longer text, smaller --ctx or more --chunks"
         )
 
     def _result_lines(self, quality: Quality, check: Quality | None) -> list[str]:
