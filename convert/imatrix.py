@@ -16,6 +16,8 @@ from pyhobbit.model.gguf_file import GgufFile, TensorInfo, read_gguf
 from pyhobbit.model.tiers import routed_part
 
 _FILE_NAME = re.compile(r"(.*?)[-_.]?imatrix(?:_unsloth)?(?:\.gguf|\.dat)?", re.IGNORECASE)
+_GATE_UP = re.compile(r"(\.ffn_)(?:gate_up|gate|up)(_exps\.)")
+_USUAL_DIGITS, _LEAST = 10, 1e-8  # of a row's mean, and share of it
 _SUMS, _COUNTS = ".in_sum2", ".counts"
 
 Imatrix = Mapping[str, np.ndarray]
@@ -60,18 +62,34 @@ def read_imatrix(path: Path, tensors: Sequence[TensorInfo]) -> dict[str, np.ndar
     shapes = {tensor.name: (tensor.ne[2] if len(tensor.ne) > 2 else 1, tensor.ne[0]) for tensor in tensors}
     known: dict[str, np.ndarray] = {}
     for name, shape in shapes.items():
-        if name in entries:
-            if entries[name].size != shape[0] * shape[1]:
+        # Gate and up have the same inputs, in one tensor or in two.
+        others = (_GATE_UP.sub(rf"\1{part}\2", name) for part in ("gate_up", "gate", "up"))
+        found = next((each for each in (name, *others) if each in entries), None)
+        if found is not None:
+            if entries[found].size != shape[0] * shape[1]:
                 raise HobbitError(
-                    f"{path} has {entries[name].size} values for {name!r}, not {shape[0]} x {shape[1]}: "
+                    f"{path} has {entries[found].size} values for {found!r}, not {shape[0]} x {shape[1]}: "
                     "it was made from another model"
                 )
-            known[name] = np.ascontiguousarray(entries[name].reshape(shape), np.float32)
-            if not np.isfinite(known[name]).all():
+            values = np.ascontiguousarray(entries[found].reshape(shape), np.float32)
+            if not np.isfinite(values).all():
                 raise HobbitError(f"{path} has values that are not finite for tensor {name!r}: make it again")
+            known[name] = _usable(values)
     if not any(map(routed_part, known)):
         raise HobbitError(f"{path} has no values for the experts: it was made from another model")
     return known
+
+
+def _usable(values: np.ndarray) -> np.ndarray:
+    """Rows without zeros, and of a size at which products of floats are floats: ggml's quantisers make zeros
+    of weights that do not count. A row of zeros becomes ones."""
+    mean = values.mean(axis=1, dtype=np.float64, keepdims=True)
+    is_empty = mean < np.finfo(np.float32).tiny
+    mean = np.where(is_empty, 1, mean)
+    # A power of two keeps the digits.
+    power = np.where(np.abs(np.log10(mean)) > _USUAL_DIGITS, -np.floor(np.log2(mean)), 0).astype(np.int32)
+    rows = np.maximum(np.ldexp(values.astype(np.float64), power), _LEAST * np.ldexp(mean, power))
+    return np.where(is_empty, 1, rows).astype(np.float32)
 
 
 def _read_gguf_entries(file: GgufFile) -> dict[str, np.ndarray]:

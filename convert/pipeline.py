@@ -7,7 +7,7 @@ import errno
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,20 +19,28 @@ from pyhobbit.convert.drop_high import drop_high
 from pyhobbit.convert.imatrix import Imatrix, find_imatrix, read_imatrix
 from pyhobbit.convert.low_from import read_low_experts
 from pyhobbit.convert.options import Options
-from pyhobbit.convert.plan import RESIDENT, Plan, Recipe, make_plan
+from pyhobbit.convert.plan import RESIDENT, Plan, PlannedTensor, Recipe, make_plan
 from pyhobbit.convert.read import Model, check_routed, read_model
 from pyhobbit.convert.verify import verify_output
 from pyhobbit.convert.write import Progress, write_output
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.file_names import model_stem, sidecar_path
-from pyhobbit.model.gguf_file import KeyValue, TensorInfo, pack_header, scalar_entry, string_entry
+from pyhobbit.model.gguf_file import (
+    KeyValue,
+    TensorInfo,
+    pack_header,
+    scalar_entry,
+    string_entry,
+    tensor_nbytes,
+)
 from pyhobbit.model.quantize import GgmlType, type_by_name
 from pyhobbit.model.tiers import (
     ALIGNMENT,
     HIGH,
     LOW,
+    MOST_LOW,
     SIDECAR_ARCHITECTURE,
-    default_low_type,
+    default_low_types,
     routed_part,
     sidecar_metadata,
     tier_metadata,
@@ -41,7 +49,6 @@ from pyhobbit.native.files import atomic_output, temporary_file
 from pyhobbit.settings.config import CacheConfig, format_size
 
 _KEEP = "keep"
-_MOST_LOW = 0.75  # share of the high tier's bytes
 _METADATA_BYTES = 32 << 20  # allowed for while the metadata of a checkpoint are not known yet
 
 
@@ -106,23 +113,44 @@ def _recipe(options: Options, tensors: Sequence[TensorInfo], model: Model | None
     high = high_tier(options.high)
     if options.low_from is not None and model is not None:
         return Recipe(read_low_experts(options.low_from, model), high, options.sidecar)
-    low = type_by_name(options.low) if options.low else _default_low(high, tensors)
+    if options.low:
+        return Recipe(type_by_name(options.low), high, options.sidecar)
+    low = default_low_types(tensors, high)
+    if low is None:
+        routed = [(tensor, high or tensor.type) for tensor in tensors if routed_part(tensor.name)]
+        n_bytes = sum(tensor_nbytes(own, tensor.ne) for tensor, own in routed)
+        bits = 8 * n_bytes / sum(tensor.n_values for tensor, _ in routed)
+        raise HobbitError(
+            f"the experts have {bits:.3g} bits per weight already, and no usual type has half of them: "
+            "name one with --low TYPE, such as iq2_xxs with an importance matrix, or convert a model in "
+            "finer types"
+        )
     return Recipe(low, high, options.sidecar)
 
 
-def _default_low(high: GgmlType | None, tensors: Sequence[TensorInfo]) -> GgmlType:
-    """high: None where the high tier keeps the types of the tensors."""
-    routed = [tensor for tensor in tensors if routed_part(tensor.name)]
-    bits = 8 * sum(tensor.nbytes for tensor in routed) / sum(tensor.n_values for tensor in routed)
-    if high:
-        bits = high.bits_per_weight
-    name = default_low_type(bits)
-    if name is None:
-        raise HobbitError(
-            f"the experts have {bits:.3g} bits per weight already, and no usual type has half of them: "
-            "name one with --low TYPE, or convert a model in finer types"
+def _notes(recipe: Recipe, plan: Plan, matrix: Path | None, imatrix: Imatrix) -> Iterator[str]:
+    """What a user may not expect of the low tier: one line each."""
+    low = plan.tier(LOW)
+    others = [tensor for tensor in low if isinstance(recipe.low, GgmlType) and tensor.type != recipe.low]
+    if others:
+        types = "/".join(dict.fromkeys(tensor.type.name for tensor in others))
+        yield f"note: {_some(others)} in {types}: {recipe.low.name} does not suit them"
+    lacking = [tensor for tensor in low if tensor.source.name not in imatrix]
+    if matrix is not None and lacking:
+        yield f"note: {matrix} has no values for {_some(lacking)}: all their inputs count alike"
+    names = [tensor.source.name for tensor in low if tensor.source.name in imatrix]
+    alike = {name: int((imatrix[name] == 1).all(axis=1).sum()) for name in names}
+    if n_alike := sum(alike.values()):
+        first = next(name for name in names if alike[name])
+        yield (
+            f"note: {matrix} has no values above zero for {n_alike} of "
+            f"{sum(len(imatrix[name]) for name in names)} matrices of experts, such as one of {first}: all "
+            "their inputs count alike"
         )
-    return type_by_name(name)
+
+
+def _some(tensors: Sequence[PlannedTensor]) -> str:
+    return f"{len(tensors)} tensors, such as {tensors[0].source.name},"
 
 
 def high_tier(wanted: str | None) -> GgmlType | None:
@@ -161,12 +189,13 @@ def _convert_checkpoint(options: Options, output: Path) -> Path | None:
     tensors = checkpoint.list_tensors(options.model, out_type)
     check_routed(options.model, tensors)
     source, imatrix = _imatrix(options, tensors)
-    plan = make_plan(tensors, _recipe(options, tensors), imatrix)
+    recipe = _recipe(options, tensors)
+    plan = make_plan(tensors, recipe, imatrix)
     intermediate_bytes = sum(tensor.nbytes for tensor in tensors) + _METADATA_BYTES
     needed = intermediate_bytes + plan.data_bytes + _METADATA_BYTES
     if options.dry_run:
-        _print_plan(plan, output, needed, source)
-    _check_saving(plan, tensors, options.force)
+        _print_plan(plan, output, needed, source, _notes(recipe, plan, source, imatrix))
+    _check_saving(plan, tensors, options)
     if options.dry_run:
         return None
     _check_disk(output, needed)
@@ -182,17 +211,18 @@ def _convert_gguf(options: Options, output: Path, model: Model) -> Path | None:
     source, imatrix = _imatrix(options, model.tensors)
     plan = make_plan(model.tensors, recipe, imatrix)
     metadata = _metadata(model, recipe)
+    notes = list(_notes(recipe, plan, source, imatrix))
     if options.dry_run:
-        _print_plan(plan, output, _output_bytes(plan, metadata), source)
-    _check_saving(plan, model.tensors, options.force)
+        _print_plan(plan, output, _output_bytes(plan, metadata), source, notes)
+    _check_saving(plan, model.tensors, options)
     if options.dry_run:
         return None
     read = {tensor.path for tensor in (*model.tensors, *plan.sources())}
     if output.exists() and any(output.samefile(path) for path in read):
         raise HobbitError(f"the output {output} is one of the files to convert: choose another name")
     _write(options, output, plan, metadata, imatrix)
-    matrix = f"\nimportance matrix {source}" if source else ""
-    _report(options, output, _tier_summary(plan) + matrix)
+    matrix = [f"importance matrix {source}"] if source else []
+    _report(options, output, "\n".join([_tier_summary(plan), *matrix, *notes]))
     return output
 
 
@@ -205,8 +235,7 @@ def _convert_partial(options: Options, output: Path) -> Path | None:
         f"add up to {dropped.divergence:.2g} nats"
     )
     if options.dry_run:
-        _print_plan(dropped.plan, output, _output_bytes(dropped.plan, dropped.metadata), None)
-        print(what_is_lost)
+        _print_plan(dropped.plan, output, _output_bytes(dropped.plan, dropped.metadata), None, [what_is_lost])
         return None
     _write(options, output, dropped.plan, dropped.metadata, {})
     remaining = output.stat().st_size / options.model.stat().st_size
@@ -288,7 +317,7 @@ def _progress(what: str, total: int) -> Iterator[Progress]:
         yield lambda n: bar.update(min(n, total - bar.n))  # a checkpoint's metadata are not in the total
 
 
-def _print_plan(plan: Plan, output: Path, needed: int, imatrix: Path | None) -> None:
+def _print_plan(plan: Plan, output: Path, needed: int, imatrix: Path | None, notes: Iterable[str]) -> None:
     print(f"{'tier':<10}{'type':<20}{'tensors':>8}{'size':>14}")
     for tier in (RESIDENT, HIGH, LOW):
         tensors = plan.tier(tier)
@@ -299,17 +328,18 @@ def _print_plan(plan: Plan, output: Path, needed: int, imatrix: Path | None) -> 
     free = shutil.disk_usage(output.parent).free
     enough = "" if free >= needed else ": not enough"
     print(f"output {output}; disk space {format_size(needed)} needed, {format_size(free)} free{enough}")
-    print(f"importance matrix {imatrix or 'none'}")
+    print("\n".join([f"importance matrix {imatrix or 'none'}", *notes]))
 
 
-def _check_saving(plan: Plan, tensors: Sequence[TensorInfo], force: bool) -> None:
+def _check_saving(plan: Plan, tensors: Sequence[TensorInfo], options: Options) -> None:
     """Raises HobbitError for a low tier that saves too little, unless forced. `tensors`: of the model."""
     own = sum(tensor.nbytes for tensor in tensors if routed_part(tensor.name))
     share = plan.tier_bytes(LOW) / (plan.tier_bytes(HIGH) or own)
-    if share > _MOST_LOW and not force:
+    if share > MOST_LOW and not options.force:
+        leave_out = "leave out --low, " if options.low else ""
         raise HobbitError(
             f"the low tier would have {share:.0%} of the high tier's bytes and save little: choose one of at "
-            f"most {_MOST_LOW:.0%}, or insist with --force"
+            f"most {MOST_LOW:.0%}, {leave_out}or insist with --force"
         )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.gguf_file import Placement, TensorInfo, align, tensor_nbytes
 from pyhobbit.model.quantize import GgmlType
-from pyhobbit.model.tiers import ALIGNMENT, HIGH, LOW, Part, routed_part, tier_tensor_name
+from pyhobbit.model.tiers import ALIGNMENT, HIGH, LOW, Part, low_type_like, routed_part, tier_tensor_name
 
 RESIDENT = "resident"
 
@@ -18,10 +18,11 @@ RESIDENT = "resident"
 class Recipe:
     """Types of the tiers; `high` None keeps what the source has. `sidecar` plans what the source lacks only.
 
-    `low`: a type, or the tensors of another file to copy, by the names of the source's routed tensors.
+    `low`: a type for all tensors that can have it, or types or tensors of another file to copy, by the names
+    of the source's routed tensors.
     """
 
-    low: GgmlType | Mapping[str, TensorInfo]
+    low: GgmlType | Mapping[str, GgmlType] | Mapping[str, TensorInfo]
     high: GgmlType | None = None
     sidecar: bool = False
 
@@ -86,7 +87,8 @@ class Plan:
 def make_plan(tensors: Sequence[TensorInfo], recipe: Recipe, imatrix: Collection[str] = ()) -> Plan:
     """Plans residents first, then tier by tier, layer by layer; `imatrix` names the tensors it covers.
 
-    Raises HobbitError if a tensor cannot have the type that it should get.
+    A tensor that cannot have the one type of the low tier, as others can, gets the next one that suits it.
+    Raises HobbitError if none can, or if a tensor cannot have the type of the high tier.
     """
     residents = [tensor for tensor in tensors if routed_part(tensor.name) is None]
     routed = [(part, tensor) for tensor in tensors if (part := routed_part(tensor.name))]
@@ -94,7 +96,7 @@ def make_plan(tensors: Sequence[TensorInfo], recipe: Recipe, imatrix: Collection
     wanted: list[PlannedTensor] = []
     if not recipe.sidecar:
         wanted += [PlannedTensor(tensor.name, tensor.type, RESIDENT, tensor) for tensor in residents]
-    wanted += _tiers(recipe, routed)
+    wanted += _tiers(recipe, routed, imatrix)
     for tensor in wanted:
         _check_type(tensor, imatrix)
     return placed(wanted)
@@ -112,16 +114,26 @@ def placed(tensors: Iterable[PlannedTensor]) -> Plan:
 _Routed = Sequence[tuple[Part, TensorInfo]]
 
 
-def _tiers(recipe: Recipe, routed: _Routed) -> Iterator[PlannedTensor]:
+def _tiers(recipe: Recipe, routed: _Routed, imatrix: Collection[str]) -> Iterator[PlannedTensor]:
     if not recipe.sidecar:
         for _, tensor in routed:
             yield PlannedTensor(tensor.name, recipe.high or tensor.type, HIGH, tensor)
+    one = recipe.low if isinstance(recipe.low, GgmlType) else None
+    suits_some = one is not None and any(_suits(one, tensor, imatrix) for _, tensor in routed)
     for part, tensor in routed:
-        name, low = tier_tensor_name(part, LOW, 0), recipe.low
+        low = recipe.low if isinstance(recipe.low, GgmlType) else recipe.low[tensor.name]
+        if suits_some and isinstance(low, GgmlType) and not _suits(low, tensor, imatrix):
+            low = low_type_like(low, tensor, recipe.high or tensor.type)
+        name = tier_tensor_name(part, LOW, 0)
         if isinstance(low, GgmlType):
             yield PlannedTensor(name, low, LOW, tensor)
         else:
-            yield PlannedTensor(name, low[tensor.name].type, LOW, low[tensor.name])
+            yield PlannedTensor(name, low.type, LOW, low)
+
+
+def _suits(target: GgmlType, source: TensorInfo, imatrix: Collection[str]) -> bool:
+    lacks_weights = target.wants_imatrix and source.name not in imatrix
+    return target == source.type or (source.ne[0] % target.block == 0 and not lacks_weights)
 
 
 def _check_type(tensor: PlannedTensor, imatrix: Collection[str]) -> None:
@@ -131,10 +143,11 @@ def _check_type(tensor: PlannedTensor, imatrix: Collection[str]) -> None:
     if not source.type.quantizable:
         raise HobbitError(f"tensor {source.name!r} has type {source.type.name}, which cannot be converted")
     if source.ne[0] % target.block:
-        fitting = "q4_0" if source.ne[0] % 32 == 0 else "f16"
+        fitting = "q8_0" if source.ne[0] % 32 == 0 else "f16"
+        remedy = f"such as {fitting}" if tensor.tier == HIGH else "or leave --low out for one that fits"
         raise HobbitError(
             f"tensor {source.name!r} has rows of {source.ne[0]} values, which {target.name} cannot cut into "
-            f"blocks of {target.block}: choose a type with smaller blocks, such as {fitting}"
+            f"blocks of {target.block}: choose a type with smaller blocks, {remedy}"
         )
     if target.wants_imatrix and source.name not in imatrix:
         remedy = (

@@ -90,6 +90,7 @@ def _inspect(path: Path, config: EngineConfig, args: argparse.Namespace) -> None
     from pyhobbit.inspect import advice
     from pyhobbit.inspect.speed import measure
     from pyhobbit.model.model_file import opened_info, read_model_file
+    from pyhobbit.model.tiers import default_low_types
     from pyhobbit.settings.resolve import resolved
 
     check_model_file(path)
@@ -118,8 +119,9 @@ def _inspect(path: Path, config: EngineConfig, args: argparse.Namespace) -> None
         show(f"\n{_rows_text(advice.speed_rows(plan, speed))}")
     document["advice"] = []
     if plan is not None:
-        calibrated, bits_high = model.calibration is not None, model.tiers[0].bits_per_weight
-        document["advice"] = advice.advice(plan, speed, cache, calibrated, bits_high)
+        may_add_low = default_low_types(model.routed_tensors()) is not None
+        calibrated = model.calibration is not None
+        document["advice"] = advice.advice(plan, speed, cache, calibrated, may_add_low)
     for i, sentence in enumerate(document["advice"]):
         show(f"{'' if i else 'advice':<13} - {sentence}")
     if args.json:

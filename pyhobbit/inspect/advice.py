@@ -11,7 +11,6 @@ from pyhobbit.engine.stats import ModelInfo, Pool
 from pyhobbit.engine.threads import processor_cores
 from pyhobbit.inspect.speed import Speed
 from pyhobbit.model.file_names import calibration_path
-from pyhobbit.model.tiers import default_low_type
 from pyhobbit.native.devices import gpu_backends, gpus
 from pyhobbit.settings.config import CacheConfig, format_size
 
@@ -199,17 +198,17 @@ def unused_low_tier(model: Path, info: ModelInfo, cache: CacheConfig) -> str | N
 
 
 def advice(
-    plan: MemoryPlan, speed: Speed | None, cache: CacheConfig, calibrated: bool, bits_high: float
+    plan: MemoryPlan, speed: Speed | None, cache: CacheConfig, calibrated: bool, may_add_low: bool
 ) -> list[str]:
     """Advice for more speed, the most useful first; one sentence each.
 
-    bits_high: per weight of the experts in high precision.
+    may_add_low: convert --sidecar finds types of a low tier for the model.
     """
     waits = speed is not None and speed.wait_s > _MUCH * (speed.compute_s + speed.wait_s)
     unused = unused_low_tier(Path(plan.info.model), plan.info, cache)
     found = [unused] if unused else []
     if waits or speed is None:
-        found += _about_disk(plan, speed, cache, calibrated, bits_high)
+        found += _about_disk(plan, speed, cache, calibrated, may_add_low)
     if speed is not None and not waits:
         found.append(
             "computing takes nearly all the time: more or faster processor cores help, memory and disk do not"
@@ -218,12 +217,12 @@ def advice(
 
 
 def _about_disk(
-    plan: MemoryPlan, speed: Speed | None, cache: CacheConfig, calibrated: bool, bits_high: float
+    plan: MemoryPlan, speed: Speed | None, cache: CacheConfig, calibrated: bool, may_add_low: bool
 ) -> Iterator[str]:
     info = plan.info
     if not info.cached or plan.share_high >= 1:
         return
-    model = info.model
+    model = shlex.quote(info.model)
     bound = "--memory" if cache.memory is not None else "--pools"
     spare = plan.available - plan.beside_pools - plan.host_pools
     much = _MUCH * (plan.host_pools or plan.available)  # no experts in host memory: all are on a device
@@ -232,10 +231,9 @@ def _about_disk(
     best = f", for {_rate(1 / speed.compute_s)} token/s" if speed is not None else ""
     missing = format_size(plan.missing)
     yield f"{missing} more memory would hold every expert{best}; any part of it raises the hits"
-    low = default_low_type(bits_high)
-    if info.n_tiers < 2 and low is not None:
-        yield f"add a low tier, so that less is read: pyhobbit convert --low {low} --sidecar {model}"
-    if not calibrated and not unused_low_tier(Path(model), info, cache):
+    if info.n_tiers < 2 and may_add_low:
+        yield f"add a low tier, so that less is read: pyhobbit convert --sidecar {model}"
+    if not calibrated and not unused_low_tier(Path(info.model), info, cache):
         what = "thresholds and cache" if info.n_tiers > 1 else "the cache"
         yield f"fit {what} to your text: pyhobbit calibrate {model} --text FILE"
     if speed is not None and speed.disk is not None:

@@ -23,6 +23,10 @@ _LEAST_LIKENESS = 0.7  # a suggestion is at least so like the given word
 # llama-quantize refuses these without an importance matrix, because the result would be garbage.
 _WANTS_IMATRIX = frozenset({"iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs"})
 
+_USUAL, _LARGEST = 1e3, 1e9  # weights: most types write zeros, or abort, somewhere between these
+_LEAST_KEPT = 0.1  # share of a row's largest weight that a type has to keep
+_Q2_0_BLOCK, _Q2_0_STEPS = 64, 2
+
 _to_float_t = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
 
 
@@ -156,15 +160,70 @@ def quantize(ggml_type: GgmlType, rows: np.ndarray, imatrix: np.ndarray | None) 
     n_rows, n_per_row = rows.shape
     if not np.isfinite(rows).all():  # some of ggml's quantisers abort the process on these
         raise HobbitError("the weights contain values that are not finite: the model file is damaged")
-    data = np.empty(n_rows * ggml_type.nbytes(n_per_row), np.uint8)
-    weights = None if imatrix is None else imatrix.ctypes.data
-    arguments = (ggml_type.id, rows.ctypes.data, data.ctypes.data, 0, n_rows, n_per_row, weights)
-    written = _ggml().ggml_quantize_chunk(*arguments)
-    if written != data.nbytes or not _ggml().ggml_validate_row_data(
-        ggml_type.id, data.ctypes.data, data.nbytes
-    ):
-        raise HobbitError(f"the weights exceed the range of {ggml_type.name}: choose another type")
+    places = np.abs(rows).argmax(axis=1)[:, None]
+    largest = np.take_along_axis(rows, places, 1)
+    worst = largest.flat[np.abs(largest).argmax()]
+    refusal = HobbitError(
+        f"the weights exceed the range of {ggml_type.name}: choose another type; the largest is {worst:g}"
+    )
+    if ggml_type.block > 1 and abs(worst) > _LARGEST:
+        raise refusal
+    if ggml_type.name == "q2_0":
+        data = _quantize_q2_0(rows, imatrix)
+    else:
+        data = np.empty(n_rows * ggml_type.nbytes(n_per_row), np.uint8)
+        weights = None if imatrix is None else imatrix.ctypes.data
+        arguments = (ggml_type.id, rows.ctypes.data, data.ctypes.data, 0, n_rows, n_per_row, weights)
+        if _ggml().ggml_quantize_chunk(*arguments) != data.nbytes:
+            raise refusal
+    if not _ggml().ggml_validate_row_data(ggml_type.id, data.ctypes.data, data.nbytes):
+        raise refusal
+    if abs(worst) > _USUAL:
+        kept = np.take_along_axis(dequantize(ggml_type, data, n_per_row), places, 1)
+        size = np.abs(largest)
+        if ((size > _USUAL) & (kept * np.sign(largest) < _LEAST_KEPT * size)).any():
+            raise refusal
     return data
+
+
+def _quantize_q2_0(rows: np.ndarray, imatrix: np.ndarray | None) -> np.ndarray:
+    """Blocks of a scale, of either sign, and its multiples -1 to 2, by least squares. ggml's quantiser takes
+    the largest weight as the scale: the multiple 2 goes unused, and the error is twice as large."""
+    values = rows.reshape(-1, _Q2_0_BLOCK)
+    importance = np.ones(rows.shape[1], np.float32) if imatrix is None else imatrix
+    weights = np.broadcast_to(importance, rows.shape).reshape(values.shape)
+    weighted = weights * values
+    with np.errstate(over="ignore", invalid="ignore"):  # scales that f16 cannot hold: the caller finds them
+        size = np.sqrt(_sums(weighted, values) / _sums(weights, np.ones_like(values)))
+        up, down = (_fit_q2_0(values, weights, weighted, scale) for scale in (size, -size))
+    is_up = up[0] <= down[0]
+    scales, codes = np.where(is_up, up[1], down[1]), np.where(is_up, up[2], down[2])
+    quarters = codes.reshape(len(values), -1, 4) << np.array([0, 2, 4, 6], np.uint8)
+    return np.hstack([scales.view(np.uint8), quarters.sum(2, dtype=np.uint8)]).ravel()
+
+
+def _fit_q2_0(
+    values: np.ndarray, weights: np.ndarray, weighted: np.ndarray, scale: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Errors, f16 scales and codes of the blocks, the best near `scale`."""
+    for _ in range(_Q2_0_STEPS):
+        multiple = _multiples(values, scale)
+        norm = _sums(weights * multiple, multiple)
+        scale = _sums(weighted, multiple) / np.where(norm, norm, 1)
+    exact = scale.astype(np.float16)
+    scale = exact.astype(np.float32)
+    multiple = _multiples(values, scale)
+    difference = values - multiple * scale
+    return _sums(weights * difference, difference), exact, (multiple + 1).astype(np.uint8)
+
+
+def _multiples(values: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    return np.clip(np.rint(values / np.where(scale, scale, 1)), -1, 2)
+
+
+def _sums(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Sums of the products in each row."""
+    return np.einsum("ij,ij->i", a, b)[:, None]
 
 
 def ggml_accepts(path: Path) -> bool:

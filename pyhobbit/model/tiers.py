@@ -19,7 +19,9 @@ from pyhobbit.model.gguf_file import (
     scalar_entry,
     string_entry,
     strings_entry,
+    tensor_nbytes,
 )
+from pyhobbit.model.quantize import GgmlType, type_by_name
 
 FORMAT_VERSION = 1
 PARTIAL_VERSION = 3  # version of a file whose high tier lacks experts
@@ -34,8 +36,11 @@ _PART = r"blk\.(\d+)\.(ffn_(?:gate|up|down|gate_up)_exps)"
 _ROUTED = re.compile(_PART + r"\.weight")
 _TIERED = re.compile(_PART + r"\.([a-z][a-z0-9_]*)\.(\d+)\.weight")
 _FINGERPRINT_BYTES = 64
-_LOW_TYPES = (("q4_0", 4.5), ("q3_k", 3.4375), ("q2_k", 2.625))  # bits per weight
-_ABOUT_HALF = 0.65
+_LOW_TYPES = ("q4_0", "q3_k", "q2_k", "q2_0")  # by falling size; none wants an importance matrix
+_ABOUT_HALF, _SMALLER = 0.65, 0.85  # shares of the high tier's bits
+_K_BLOCK = 256
+MOST_LOW = 0.75
+"""A low tier with a larger share of the high tier's bytes saves little."""
 
 
 @dataclass(frozen=True, order=True)
@@ -62,9 +67,43 @@ def tier_tensor_name(part: Part, tier: str, group: int) -> str:
     return f"blk.{part.layer}.{part.name}.{tier}.{group}.weight"
 
 
-def default_low_type(bits_high: float) -> str | None:
-    """A type with about half as many bits per weight as the high tier; None where none is that small."""
-    return next((name for name, bits in _LOW_TYPES if bits <= _ABOUT_HALF * bits_high), None)
+def default_low_types(
+    tensors: Iterable[TensorInfo], high: GgmlType | None = None
+) -> dict[str, GgmlType] | None:
+    """Types of a low tier, by the names of the routed tensors: each has about half the bits of the high tier.
+
+    Rows that the blocks of the K types do not divide take q4_0 if that is smaller, or else q2_0, and a tensor
+    that no type suits keeps its own. Returns None where these save little. high: None where tensors keep
+    their types.
+    """
+    routed = [(each, high or each.type) for each in tensors if routed_part(each.name)]
+    bytes_high = sum(tensor_nbytes(own, each.ne) for each, own in routed)
+    for most in (_SMALLER, _ABOUT_HALF):
+        types = {each.name: _default_low_type(each, own, most) for each, own in routed}
+        if sum(tensor_nbytes(types[each.name], each.ne) for each, _ in routed) <= MOST_LOW * bytes_high:
+            return types
+    return None
+
+
+def _default_low_type(tensor: TensorInfo, high: GgmlType, most: float) -> GgmlType:
+    """most: share of the bits of `high`, where the K types do not fit."""
+    share = _ABOUT_HALF if tensor.ne[0] % _K_BLOCK == 0 else most
+    usable = unweighted_low_types(tensor.ne[0], share * high.bits_per_weight)
+    return usable[0] if usable else high
+
+
+def unweighted_low_types(n_per_row: int, most_bits: float) -> list[GgmlType]:
+    """Types of at most so many bits per weight that need no importance matrix, the finest first."""
+    types = map(type_by_name, _LOW_TYPES)
+    return [each for each in types if n_per_row % each.block == 0 and each.bits_per_weight <= most_bits]
+
+
+def low_type_like(wanted: GgmlType, tensor: TensorInfo, high: GgmlType) -> GgmlType:
+    """The type in place of `wanted` where a tensor cannot have that: the next finer one, or else a coarser
+    one, or else that of the high tier."""
+    usable = unweighted_low_types(tensor.ne[0], _SMALLER * high.bits_per_weight)
+    finer = [each for each in usable if each.bits_per_weight >= wanted.bits_per_weight]
+    return (finer[-1:] or usable[:1] or [high])[0]
 
 
 def group_key(part: Part, tier: str, group: int) -> str:

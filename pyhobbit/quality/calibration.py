@@ -4,6 +4,7 @@
 import contextlib
 import hashlib
 import math
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -141,7 +142,7 @@ def _chunks(
     if (bounded or config.rule) and not evaluator.has_low_tier:
         raise HobbitError(
             f"{model} has no low tier whose cost could be bounded; add one with: "
-            f"pyhobbit convert --low TYPE --sidecar {model}"
+            f"pyhobbit convert --sidecar {shlex.quote(str(model))}"
         )
     chunks = evaluator.chunks(content)
     if len(chunks) < config.min_chunks:

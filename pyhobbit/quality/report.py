@@ -111,7 +111,7 @@ class CalibrationReport:
         if not self.has_low_tier:
             return [
                 "thresholds   none: the file has no low tier, so everything stays in high precision; "
-                "pyhobbit convert --low TYPE --sidecar MODEL adds one"
+                "pyhobbit convert --sidecar MODEL adds one"
             ]
         lines = [f"limit        {self.bound}; {self.n_trials} settings were tried", self._check_line()]
         for rule, quality in self.by_rule.items():

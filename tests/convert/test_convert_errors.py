@@ -172,10 +172,13 @@ def test_renamed_and_foreign_splits(tmp_path: Path) -> None:
     assert_refused(tmp_path / "renamed.gguf", says=["one of", "splits"])
 
 
-def test_row_that_the_blocks_do_not_divide(tmp_path: Path) -> None:
-    model = write_moe(tmp_path / "model.gguf", n_ff=96)
-    assert_refused(model, "--low", "q4_k", says=["'blk.0.ffn_down_exps.weight'", "96 values", "256", "q4_0"])
-    assert convert(Options(model, low="q4_0")).exists()
+def test_rows_that_the_blocks_divide_in_no_tensor(tmp_path: Path) -> None:
+    model = write_moe(tmp_path / "model.gguf", parts=("ffn_down_exps",), n_ff=96)
+    says = ["'blk.0.ffn_down_exps.weight'", "96 values", "256", "leave --low out"]
+    assert_refused(model, "--low", "q4_k", says=says)
+    assert_refused(model, "--high", "q4_k", says=[*says[:3], "q8_0"])
+    assert convert(Options(model)).exists()
+    assert convert(Options(model, high="q8_0", force=True)).exists()
 
 
 @pytest.mark.parametrize("ggml_type", ["iq2_xxs", "iq1_m"])

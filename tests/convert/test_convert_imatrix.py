@@ -8,13 +8,25 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from convert_fixtures import N_EMBD, N_EXPERT, tensor_bytes, tensor_values, write_imatrix, write_moe
+from convert_fixtures import (
+    N_EMBD,
+    N_EXPERT,
+    N_FF,
+    N_LAYER,
+    PARTS,
+    tensor_bytes,
+    tensor_values,
+    write_imatrix,
+    write_moe,
+)
+from gguf import GGUFReader
 
 from pyhobbit.convert.imatrix import find_imatrix, read_imatrix
 from pyhobbit.convert.options import Options
 from pyhobbit.convert.pipeline import convert
 from pyhobbit.convert.read import read_model
 from pyhobbit.errors import HobbitError
+from pyhobbit.model.gguf_file import read_floats, read_gguf
 from pyhobbit.model.quantize import quantize, type_by_name
 
 NAME = "blk.0.ffn_up_exps.weight"
@@ -151,10 +163,61 @@ def test_matrix_of_another_model_is_refused(model: Path, sums: np.ndarray) -> No
         convert(Options(model, imatrix=path))
 
 
-def test_matrix_that_lacks_a_tensor_is_refused_where_it_is_wanted(model: Path, sums: np.ndarray) -> None:
+def test_a_tensor_that_the_matrix_lacks_gets_a_type_that_needs_none(
+    model: Path, sums: np.ndarray, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = write_imatrix(model.with_name("imatrix.gguf"), {NAME: sums}, COUNTS)
-    with pytest.raises(HobbitError, match=r"iq2_xs needs .* 'blk\.1\.ffn_up_exps\.weight'.* file has none"):
-        convert(Options(model, low="iq2_xs", imatrix=path))
+    output = convert(Options(model, low="iq2_xs", imatrix=path))
+    types = {each.name: each.tensor_type.name for each in GGUFReader(output).tensors}
+    assert types["blk.0.ffn_up_exps.low.0.weight"] == "IQ2_XS"
+    assert types["blk.1.ffn_up_exps.low.0.weight"] == "Q2_K"
+    said = capsys.readouterr().err
+    assert "note: 1 tensors, such as blk.1.ffn_up_exps.weight, in q2_K: iq2_xs does not suit them\n" in said
+    assert f"note: {path} has no values for 1 tensors, such as blk.1.ffn_up_exps.weight," in said
+
+
+FUSED = ("ffn_gate_up_exps", "ffn_down_exps")
+
+
+@pytest.mark.parametrize(("parts", "others"), [(PARTS, FUSED), (FUSED, PARTS)])
+def test_a_matrix_of_the_other_layout_of_gate_and_up_is_used(
+    tmp_path: Path, parts: tuple[str, ...], others: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, rng = write_moe(tmp_path / "model.gguf", parts=parts), np.random.default_rng(1)
+    wide, narrow = (rng.exponential(size=(N_EXPERT, n)) ** 2 for n in (N_FF, N_EMBD))
+    outputs = []
+    for names in (parts, others):
+        every = {
+            f"blk.{layer}.{part}.weight": wide if "down" in part else narrow
+            for layer in range(N_LAYER)
+            for part in names
+        }
+        path = write_imatrix(tmp_path / f"{len(names)}.gguf", every, COUNTS)
+        outputs.append(convert(Options(model, low="iq2_xxs", imatrix=path, force=True)).read_bytes())
+    assert outputs[0] == outputs[1]
+    assert "has no values for" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("low", ["q2_k", "q3_k", "q4_0", "q2_0", "iq2_xxs", "iq2_s", "iq3_xxs", "iq1_s"])
+def test_weights_of_zero_cost_no_expert(
+    model: Path, sums: np.ndarray, low: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sums[0] *= 1e-36
+    sums[1, :32] = 0
+    sums[2] = 0
+    sums[3] = 1e-38
+    path = write_legacy(model.with_name("i.dat"), {NAME: sums, NAME.replace("0", "1"): np.ones_like(sums)}, 1)
+    found = read_gguf(convert(Options(model, low=low, imatrix=path))).tensors
+    output = {each.name: read_floats(each) for each in found}
+    low_values, wanted = output["blk.0.ffn_up_exps.low.0.weight"], tensor_values(model)[NAME]
+    plain = output["blk.1.ffn_up_exps.low.0.weight"] - output["blk.1.ffn_up_exps.weight"]
+    usual = np.linalg.norm(plain) / np.linalg.norm(output["blk.1.ffn_up_exps.weight"])
+    for expert in range(N_EXPERT):
+        error = np.linalg.norm(low_values[expert] - wanted[expert]) / np.linalg.norm(wanted[expert])
+        assert error < 1.6 * usual, expert
+    start = low_values[1, :, :32] - wanted[1, :, :32]
+    assert np.linalg.norm(start) < 1.6 * usual * np.linalg.norm(wanted[1, :, :32])
+    assert f"note: {path} has no values above zero for 6 of 8 matrices" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -242,9 +242,9 @@ def test_the_rows_name_sizes_and_the_assumption() -> None:
 
 
 def _advice(
-    plan: MemoryPlan, speed: Speed | None, cache: CacheConfig | None = None, bits: float = 8.5
+    plan: MemoryPlan, speed: Speed | None, cache: CacheConfig | None = None, may_add_low: bool = True
 ) -> str:
-    return "\n".join(advice(plan, speed, cache or CacheConfig(), calibrated=False, bits_high=bits))
+    return "\n".join(advice(plan, speed, cache or CacheConfig(), calibrated=False, may_add_low=may_add_low))
 
 
 def test_advice_is_about_what_takes_the_time() -> None:
@@ -256,9 +256,8 @@ def test_advice_is_about_what_takes_the_time() -> None:
     assert "pyhobbit calibrate m.gguf --text FILE" in _advice(PLAN, slow)
     assert "raise --memory" in _advice(PLAN, slow, CacheConfig(memory=2 * _GIB))
     assert "raise --memory" not in _advice(PLAN, slow)
-    assert "pyhobbit convert --low q4_0 --sidecar m.gguf" in _advice(_plan(n_tiers=1), slow)
-    assert "convert --low q2_k --sidecar m.gguf" in _advice(_plan(n_tiers=1), slow, bits=4.25)
-    assert "low tier" not in _advice(_plan(n_tiers=1), slow, bits=3.4)
+    assert "pyhobbit convert --sidecar m.gguf" in _advice(_plan(n_tiers=1), slow)
+    assert "low tier" not in _advice(_plan(n_tiers=1), slow, may_add_low=False)
     assert "refuses direct I/O" in _advice(_plan(direct_io=False), slow)
     fast = _advice(PLAN, _speed(wait_s=0.001))
     assert "computing takes nearly all the time" in fast
