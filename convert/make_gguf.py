@@ -9,9 +9,10 @@ from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 
-from pyhobbit.convert.options import Options, usable_cores
+from pyhobbit.convert.options import Options
 from pyhobbit.model.file_names import model_stem
 from pyhobbit.model.model_path import add_model_arguments, check_model_arguments, model_path
+from pyhobbit.native.threads import processor_cores
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--dry-run", action="store_true", help="print the plan with sizes and write nothing")
     what = "replace an existing output, and allow a low tier that is hardly smaller than the high one"
     add("--force", action="store_true", help=what)
-    add("--threads", type=int, metavar="N", default=usable_cores(), help="default: all cores, %(default)s")
+    add("--threads", type=int, metavar="N", default=processor_cores(), help="default: all cores, %(default)s")
 
 
 def run(args: argparse.Namespace) -> int:

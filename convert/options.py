@@ -3,14 +3,11 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-
-def usable_cores() -> int:
-    return len(os.sched_getaffinity(0))
+from pyhobbit.native.threads import processor_cores
 
 
 @dataclass(frozen=True)
@@ -37,4 +34,4 @@ class Options:
     drop_high: float | str | None = None
     dry_run: bool = False
     force: bool = False
-    threads: int = field(default_factory=usable_cores)
+    threads: int = field(default_factory=processor_cores)

@@ -2,7 +2,6 @@
 """Runs the arms in turn, one process for each repetition, and keeps what they measured."""
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -25,6 +24,7 @@ from bench.harness.job import Job
 from bench.tables import ROOT
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.model_file import model_parts
+from pyhobbit.native.threads import processor_cores
 from pyhobbit.routing.trace import read_trace
 from pyhobbit.settings.config import CacheConfig, Setting, format_size
 from pyhobbit.settings.resolve import check_settings
@@ -242,7 +242,7 @@ def job(config: BenchConfig, arm: Arm, limit: int | None, routes: Path) -> Job:
         mmap=arm.mmap and limit is not None,
         repack=arm.repack and (limit is None or arm.build == "ours"),
         fits=limit is None if arm.fits is None else arm.fits,
-        n_threads=config.n_threads or len(os.sched_getaffinity(0)),
+        n_threads=config.n_threads or processor_cores(),
         prompts=config.prompts,
         n_batch=arm.n_batch,
         n_warm_up=config.n_warm_up,
@@ -329,7 +329,7 @@ def description(config: BenchConfig) -> dict[str, Any]:
             "low": config.low.name if config.low else None,
             **{name: getattr(config, name) for name in ("limits", "t1", "t2", "predict", "reps", "prompts")},
             **{name: getattr(config, name) for name in ("n_tokens", "n_warm_up", "seconds")},
-            "n_threads": config.n_threads or len(os.sched_getaffinity(0)),
+            "n_threads": config.n_threads or processor_cores(),
         },
     }
 

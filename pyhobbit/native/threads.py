@@ -1,11 +1,56 @@
 # SPDX-License-Identifier: MIT
-"""How long compute threads spin for each other before they sleep."""
+"""How many threads compute, and how long they spin for each other before they sleep."""
 
+import math
 import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 
 _SPINS = "300"  # turns of a loop, some microseconds; by default libgomp spins for milliseconds
 _FEW_CORES = 4  # more cores were not measured
 _CHOSEN_BY = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+_ROOT = Path("/")  # another one in tests
+_QUOTA_V1 = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+
+
+def processor_cores() -> int:
+    """Cores that this process may use, by its affinity and the CPU quotas of its cgroups.
+
+    The hardware threads of one core count once. A quota is rounded down: threads above it would wait for each
+    other until the next period.
+    """
+    cores = set()
+    for cpu in os.sched_getaffinity(0):
+        try:
+            cores.add((_ROOT / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text())
+        except OSError:
+            cores.add(str(cpu))
+    return max(1, math.floor(min(len(cores), *_quotas(), math.inf)))
+
+
+def _quotas() -> Iterator[float]:
+    """Cores that each of this process's cgroups, of version 1 and 2, and each of their ancestors allows."""
+    try:
+        cgroups = (_ROOT / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for controllers, path in (line.split(":", 2)[1:] for line in cgroups if line.count(":") >= 2):
+        is_v2 = not controllers
+        if not is_v2 and "cpu" not in controllers.split(","):
+            continue
+        root = _ROOT / ("sys/fs/cgroup" if is_v2 else "sys/fs/cgroup/cpu")
+        folder = root / path.lstrip("/")
+        for each in (folder, *folder.parents):
+            with suppress(OSError, ValueError):  # no such file, or the quota "max"
+                values = (
+                    (each / "cpu.max").read_text().split()
+                    if is_v2
+                    else [(each / name).read_text() for name in _QUOTA_V1]
+                )
+                quota, period = map(int, values)
+                if quota > 0:
+                    yield quota / period
 
 
 def short_spins() -> dict[str, str]:
@@ -14,6 +59,6 @@ def short_spins() -> dict[str, str]:
     On a machine with few cores a thread that spins holds up whatever it waits for: the disk's work, loader
     threads, other programs. A user's own choice stands.
     """
-    if len(os.sched_getaffinity(0)) > _FEW_CORES or any(name in os.environ for name in _CHOSEN_BY):
+    if processor_cores() > _FEW_CORES or any(name in os.environ for name in _CHOSEN_BY):
         return {}
     return {"GOMP_SPINCOUNT": _SPINS}
