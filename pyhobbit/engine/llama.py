@@ -6,11 +6,13 @@ with a bound on its memory cannot afford, and hides how long a token took.
 """
 
 import ctypes
+import os
 import re
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from errno import EINVAL, EMFILE, ENOMEM, errorcode
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -71,9 +73,22 @@ opening = threading.RLock()
 """Held while a model is opened or closed: llama.cpp's log and hobbit's last error belong to the process."""
 
 
+_NO_MEMORY = (os.strerror(ENOMEM), "bad_alloc", "allocate")  # in a reason
+
+
 def load_failure(path: str | Path, hint: str) -> str:
-    """Why llama.cpp could not open the file, as the engine or llama.cpp's log says."""
-    return last_error() or f"{path} cannot be loaded: {log.reason() or 'llama.cpp gave no reason'}; {hint}"
+    """Why llama.cpp could not open the file, as the engine or llama.cpp's log says.
+
+    hint: what to do where neither the system nor a lack of memory is the cause.
+    """
+    reason = log.reason() or "llama.cpp gave no reason"
+    if os.strerror(EMFILE) in reason:
+        hint = "raise the limit of open files, in the shell: ulimit -n 65536"
+    elif any(word in reason for word in _NO_MEMORY):
+        hint = "free some memory, or use a smaller context"
+    elif any(os.strerror(error) in reason for error in errorcode if error != EINVAL):
+        hint = "the system refused it, so the file itself may be sound"
+    return last_error() or f"{path} cannot be loaded: {reason}; {hint}"
 
 
 SetModel = Callable[[Any], None]

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "io/file-reader.h"
 
+#include "base/open-files.h"
+
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -15,7 +17,7 @@ static int64_t modified_ns(const struct stat & st) {
 }
 
 static status posix_error(const std::string & path, const char * what) {
-    return status::error("cannot %s '%s': %s", what, path.c_str(), strerror(errno));
+    return status::error("cannot %s '%s': %s", what, path.c_str(), open_failure(errno).c_str());
 }
 
 posix_file_reader::~posix_file_reader() {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "model/gguf-file.h"
 
+#include "base/open-files.h"
 #include "gguf.h"
 
 #include <algorithm>
@@ -22,7 +23,7 @@ status gguf_file::read_header() {
     const std::unique_ptr<FILE, int (*)(FILE *)> file(ggml_fopen(path_.c_str(), "rb"), fclose);
     struct stat                                  st;
     if (!file || fstat(fileno(file.get()), &st) != 0) {
-        return status::error("cannot open '%s': %s", path_.c_str(), strerror(errno));
+        return status::error("cannot open '%s': %s", path_.c_str(), open_failure(errno).c_str());
     }
     size_ = st.st_size;
     errno = 0;
@@ -209,6 +210,7 @@ status open_gguf_model(const std::string & path, std::vector<gguf_file> & files)
     if (!(count >= 0 && count <= UINT16_MAX)) { // split.count is a uint16
         return status::error("'%s' claims to be split into %g parts: its header is damaged", path.c_str(), count);
     }
+    allow_open_files(2 * uint64_t(count)); // llama.cpp's loader and ours
     for (uint32_t i = 1; i < uint32_t(count); i++) {
         std::string part;
         if (!split_path(path, i, uint32_t(count), part)) {
