@@ -161,6 +161,11 @@ HOBBIT_API struct ggml_backend_buffer_type * hobbit_buffer_type(hobbit_model * m
 // The buffer type of the device that computes the block's experts: for biases, which are added there. Valid for ever.
 HOBBIT_API struct ggml_backend_buffer_type * hobbit_device_buffer_type(hobbit_model * model, int32_t block);
 
+// The largest snapshot of one sequence's state that the context can give; 0 where a state can go back without. Memory
+// for as many as hobbit.snapshots asks for is kept free of experts, see hobbit_info. REQUIRES: before hobbit_plan_pools
+// and the first context.
+HOBBIT_API void hobbit_set_snapshot_size(hobbit_model * model, uint64_t bytes);
+
 // Memory that the first context would allocate.
 struct hobbit_pool_plan {
     uint64_t pool_bytes;  // bytes of all devices' pools, or of host memory if they are there
@@ -310,6 +315,7 @@ struct hobbit_info {
     uint64_t host_bytes_low;
     uint32_t host_slots_high;
     uint32_t host_slots_low;
+    uint64_t snapshot_bytes; // memory left free for snapshots of sequences' states
     double   t1;
     double   t2;
     double   price;
@@ -401,6 +407,9 @@ HOBBIT_API uint64_t hobbit_resident_memory(void);
 
 // Bytes that the process may still take without anything being swapped out or killed, by memory cgroups too.
 HOBBIT_API uint64_t hobbit_available_memory(void);
+
+// Bytes that the process could take at most: the machine's memory, or less by the limit of a memory cgroup.
+HOBBIT_API uint64_t hobbit_memory_limit(void);
 
 // The right to measure the free memory and to take a part of it, which programs have one after the other. Without a
 // bound on memory the first context has it, until the pools have their pages; whoever plans and loads before takes it

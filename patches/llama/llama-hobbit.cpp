@@ -5,6 +5,10 @@
 #include "llama-batch.h"
 #include "llama-context.h"
 #include "llama-expert-cache.h"
+#include "llama-kv-cache-dsa-iswa.h"
+#include "llama-kv-cache-dsv4.h"
+#include "llama-memory-hybrid-iswa.h"
+#include "llama-memory-hybrid.h"
 #include "llama-model-loader.h"
 #include "llama-model.h"
 
@@ -212,6 +216,42 @@ static size_t llama_hobbit_vocabulary_bytes(const llama_vocab & vocab) {
     return size_t(vocab.n_tokens()) * (TOKEN + (vocab.get_type() == LLAMA_VOCAB_TYPE_BPE ? MERGE : 0));
 }
 
+template <typename Memory>
+static size_t llama_hobbit_bytes(const Memory & memory) {
+    size_t sum = 0;
+    for (const auto & [buft, size] : memory.memory_breakdown()) {
+        sum += size;
+    }
+    return sum;
+}
+
+// Bytes of a sequence's states, and of its share of the cells of layers with a window: all of them if sequences share.
+static size_t llama_hobbit_snapshot_bytes(const llama_memory_i * memory) {
+    if (const auto * m = dynamic_cast<const llama_memory_recurrent *>(memory)) {
+        return llama_hobbit_bytes(*m) / std::max(m->size, 1u);
+    }
+    if (const auto * m = dynamic_cast<const llama_memory_hybrid *>(memory)) {
+        return llama_hobbit_snapshot_bytes(m->get_mem_recr());
+    }
+    if (const auto * m = dynamic_cast<const llama_memory_hybrid_iswa *>(memory)) {
+        return llama_hobbit_snapshot_bytes(m->get_mem_recr()) + llama_hobbit_snapshot_bytes(m->get_mem_attn());
+    }
+    if (const auto * m = dynamic_cast<const llama_kv_cache_iswa *>(memory)) {
+        return llama_hobbit_bytes(*m->get_swa()) / m->get_swa()->get_n_stream();
+    }
+    if (const auto * m = dynamic_cast<const llama_kv_cache_dsa_iswa *>(memory)) {
+        return llama_hobbit_bytes(*m->get_swa()) / m->get_swa()->get_n_stream();
+    }
+    if (const auto * m = dynamic_cast<const llama_kv_cache_dsv4 *>(memory)) {
+        const auto * csa = m->get_csa_state();
+        return llama_hobbit_snapshot_bytes(m->get_raw()) +
+               (llama_hobbit_bytes(*csa) + llama_hobbit_bytes(*m->get_hca_state()) +
+                llama_hobbit_bytes(*m->get_lid_state())) /
+                   csa->get_n_stream();
+    }
+    return 0;
+}
+
 llama_host_memory llama_get_host_memory(const llama_context * ctx) {
     llama_host_memory sum = {};
     for (const auto & [buft, size] : ctx->memory_breakdown()) {
@@ -225,6 +265,9 @@ llama_host_memory llama_get_host_memory(const llama_context * ctx) {
     }
     sum.model   += llama_hobbit_vocabulary_bytes(ctx->get_model().vocab);
     sum.compute += llama_hobbit_work_bytes(*ctx);
+
+    const size_t states = llama_hobbit_snapshot_bytes(ctx->get_memory());
+    sum.snapshot        = states + states / 64; // with positions and the like
     return sum;
 }
 
@@ -277,6 +320,7 @@ static llama_hobbit_context_ptr llama_hobbit_open_context(const llama_context & 
     }
     const llama_host_memory size    = llama_get_host_memory(&lctx);
     hobbit_context *        context = nullptr;
+    hobbit_set_snapshot_size(model, size.snapshot);
     if (!hobbit_open_context(model, size.model + size.context + size.compute, lctx.get_cparams().n_ubatch, &context,
                              err, sizeof(err))) {
         throw std::runtime_error(err);

@@ -122,6 +122,33 @@ hobbit_precision server_hobbit_precision(const llama_context * ctx, llama_seq_id
 }
 
 //
+// checkpoints
+//
+
+void server_hobbit_plan_checkpoints(common_params & params) {
+    const auto & types = params.speculative.types;
+    const bool   drafts =
+        std::any_of(types.begin(), types.end(), [](auto t) { return t != COMMON_SPECULATIVE_TYPE_NONE; });
+    const int64_t n_drafts = drafts ? params.n_parallel : 0; // a slot keeps the state before its draft
+    const int64_t n        = int64_t(params.n_parallel) * std::max(params.n_ctx_checkpoints, 0) + n_drafts;
+
+    auto & kvs = params.kv_overrides;
+    if (kvs.empty()) {
+        kvs.emplace_back(); // the end
+    }
+    for (const auto & [key, value] : { std::pair("hobbit.snapshots", n), { "hobbit.least_snapshots", n_drafts } }) {
+        if (std::any_of(kvs.begin(), kvs.end(), [&](const auto & kv) { return std::strcmp(kv.key, key) == 0; })) {
+            continue; // given, or by the server itself before it slept
+        }
+        llama_model_kv_override kv = {};
+        kv.tag                     = LLAMA_KV_OVERRIDE_TYPE_INT;
+        kv.val_i64                 = value;
+        std::strcpy(kv.key, key);
+        kvs.insert(kvs.begin(), kv);
+    }
+}
+
+//
 // counters
 //
 
@@ -140,7 +167,8 @@ static struct {
     bool           cached = false;
     hobbit_info    info   = {};
 
-    uint64_t body_limit = LARGEST_BODY;
+    uint64_t body_limit       = LARGEST_BODY;
+    uint64_t checkpoint_bytes = UINT64_MAX;
 
     std::vector<hobbit_resolved_setting> settings; // in the order of hobbit_setting_spec_at
 
@@ -165,6 +193,11 @@ static void read_counters() {
 uint64_t server_hobbit_body_limit() {
     std::lock_guard<std::mutex> lock(g_cache.mutex);
     return g_cache.body_limit;
+}
+
+uint64_t server_hobbit_checkpoint_bytes() {
+    std::lock_guard<std::mutex> lock(g_cache.mutex);
+    return g_cache.checkpoint_bytes;
 }
 
 static bool server_hobbit_is_cached() {
@@ -198,6 +231,8 @@ void server_hobbit_use(const llama_context * ctx, bool has_media) {
         g_cache.cached   = model;
         g_cache.info     = info;
         g_cache.settings = std::move(settings);
+
+        g_cache.checkpoint_bytes = model ? info.snapshot_bytes : UINT64_MAX;
         g_cache.body_limit =
             model && !has_media ? std::min(LARGEST_BODY, BODY_BYTES + llama_n_ctx(ctx) * TOKEN_BYTES) : LARGEST_BODY;
     }
@@ -233,6 +268,7 @@ static std::vector<hobbit_value> hobbit_values(const hobbit_info & i, const std:
         { "host_bytes_low",  "host_bytes",   low,           "",                                              i.host_bytes_low },
         { "host_slots_high", "host_slots",   high,          "Experts that fit in the cache in host memory",  i.host_slots_high },
         { "host_slots_low",  "host_slots",   low,           "",                                              i.host_slots_low },
+        { "checkpoint_bytes", "checkpoint_bytes", nullptr,  "Memory for context checkpoints of all slots",   i.snapshot_bytes },
         { "direct_io",       nullptr,        nullptr,       "",                                              i.direct_io },
         { "t1",              "threshold",    "name=\"t1\"", "Thresholds of requests without their own",      i.t1 },
         { "t2",              "threshold",    "name=\"t2\"", "",                                              i.t2 },

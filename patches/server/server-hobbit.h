@@ -13,6 +13,7 @@
 #include <vector>
 
 class common_json;
+struct common_params;
 struct server_http_req;
 struct server_http_res;
 
@@ -41,6 +42,17 @@ std::string server_hobbit_check(const llama_context * ctx);
 // The last answer without the folders of files, as everybody may read it, or that the disk does not answer. Waits for
 // no computation.
 std::string server_hobbit_failure();
+
+//
+// Checkpoints of contexts
+//
+
+// Lets the model's plan of memory leave room for the checkpoints of all slots, as far as it reaches; for the states
+// before drafts in any case. An override of hobbit.least_snapshots asks for more. REQUIRES: before the model is loaded
+void server_hobbit_plan_checkpoints(common_params & params);
+
+// Bytes that the checkpoints of all slots may take; without an expert cache no bound. REQUIRES: the model is loaded
+uint64_t server_hobbit_checkpoint_bytes();
 
 //
 // Settings of a request

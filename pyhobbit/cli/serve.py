@@ -37,6 +37,8 @@ _CONTEXTS = (8192, 16384, 32768)
 _CONTEXT = _CONTEXTS[0]
 # Our defaults differ from its own: the largest context and 8 GiB of old prompts leave the experts no room.
 _DEFAULTS = {"--ctx-size": str(_CONTEXT), "--cache-ram": "0", "--metrics": None}
+_CHECKPOINTS = "32"  # its own default, for each slot
+_SLOTS = 4  # its own default
 # Shown in our help; all others are passed on as well.
 _PASSED_ON = {
     "--host": ("HOST", f"address to listen on; 0.0.0.0: all (default: {_HOST})"),
@@ -76,6 +78,7 @@ _MEMORY_FLAGS = (
     "--override-tensor",
     "--rpc",
     "--split-mode",
+    "--swa-full",
     "--tensor-split",
     "--ubatch-size",
 )
@@ -308,6 +311,8 @@ def server_arguments(
 
     n_batch: tokens of a prompt per pass; None leaves them to what was passed on.
     """
+    if value("--ctx-checkpoints", passed_on) is not None:
+        settings = {**settings, "hobbit.least_snapshots": _checkpoints(passed_on)[1]}
     passed_on, given = server_flags.without("--override-kv", passed_on)
     overrides = [*_overrides(settings, given), *given]
     arguments = ["--override-kv", ",".join(overrides)] if overrides else []
@@ -342,6 +347,7 @@ class _ServerConfig(EngineConfig):
     """Slots share the context, so all of it may be more than the model was trained for."""
 
     contexts: ClassVar[tuple[int, ...]] = _CONTEXTS
+    max_beams: ClassVar[int] = 256  # LLAMA_MAX_SEQ
 
     def context_tokens(self, trained: int) -> int:
         return self.n_ctx or self.contexts[0]
@@ -363,6 +369,27 @@ def _beside_images(
     return {"images": f"{Path(given).name}, {format_size(taken)} more"}, config.cache
 
 
+def _slots(passed_on: Sequence[str]) -> tuple[int, bool]:
+    """The number of slots, and true if they share the context's cells."""
+    given = str(value("--parallel", passed_on, "-1"))
+    names = [each for each in passed_on if each in known()["--kv-unified"].names]
+    if not given.isdecimal() or int(given) == 0:
+        return _SLOTS, True
+    return int(given), bool(names) and "no-" not in names[-1]
+
+
+def _checkpoints(passed_on: Sequence[str]) -> tuple[int, int]:
+    """The most and the least context checkpoints of all slots for which the engine leaves memory.
+
+    As many as fit, unless their number is given; drafts need one for each slot.
+    """
+    n_slots, _ = _slots(passed_on)
+    given = value("--ctx-checkpoints", passed_on)
+    n = n_slots * int(given or _CHECKPOINTS) if (given or _CHECKPOINTS).isdecimal() else 0
+    n_drafts = 0 if value("--spec-type", passed_on) is None else n_slots
+    return n + n_drafts, n_drafts + (0 if given is None else n)
+
+
 def _check_memory(
     model: Path, cache: CacheConfig, n_batch: int | None, passed_on: Sequence[str]
 ) -> "MemoryPlan | None":
@@ -379,16 +406,21 @@ def _check_memory(
         return None
     # with 0 llama-server takes what fits
     n_ctx = None if context is None else max(int(context), _LEAST_CONTEXT)
+    n_slots, shares = _slots(passed_on)
+    config = _ServerConfig(cache, n_ctx, n_batch, n_slots, shares_context=shares)
+    most, least = _checkpoints(passed_on)
+    checkpoints = {"hobbit.snapshots": most, "hobbit.least_snapshots": least}
     try:
-        return lay_out(model, _ServerConfig(cache, n_ctx, n_batch))
+        return lay_out(model, config, **checkpoints)
     except HobbitError as e:
         if cache.memory is None:
             raise
         # llama-server's process is smaller than this one
         of_python = resident_memory()
-        larger = replace(cache, memory=cache.memory + of_python)
+        larger = replace(config, cache=replace(cache, memory=cache.memory + of_python))
         with contextlib.suppress(HobbitError):
-            return lay_out(model, _ServerConfig(larger, n_ctx, n_batch))
+            plan = lay_out(model, larger, **checkpoints)
+            return replace(plan, info=replace(plan.info, memory=cache.memory))
         raise HobbitError(
             f"{e}; the server has no Python in it, so up to {format_size(of_python)} less may work"
         ) from e

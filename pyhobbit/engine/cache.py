@@ -65,6 +65,10 @@ class Cache:
         check(lib.hobbit_open_context, self._pointer, model_bytes, n_batch, context)
         lib.hobbit_close_context(context[0])
 
+    def set_snapshot_size(self, n_bytes: int) -> None:
+        """hobbit_set_snapshot_size: of what plan_pools() and prepare() plan for."""
+        lib.hobbit_set_snapshot_size(self._pointer, n_bytes)
+
     def plan_pools(self, model_bytes: int, n_batch: int) -> PoolPlan:
         """hobbit_plan_pools: what prepare() would allocate. Raises HobbitError."""
         values = ffi.new("struct hobbit_pool_plan *")

@@ -23,8 +23,8 @@ from pyhobbit.model.file_names import calibration_path
 from pyhobbit.native.ffi import HostMemory, host_memory
 from pyhobbit.native.machine import (
     available_memory,
+    memory_limit,
     memory_turn,
-    physical_memory,
     resident_memory,
     trimmed_heap,
 )
@@ -76,7 +76,7 @@ class MemoryPlan:
     @property
     def most(self) -> int:
         """Bytes that this process will hold."""
-        return self.process + self.beside_pools + self.host_pools
+        return self.process + self.beside_pools + self.host_pools + self.info.snapshot_bytes
 
     @property
     def memory_text(self) -> str:
@@ -251,6 +251,7 @@ def _lay_out(
 def _beside_pools(memory: HostMemory, session: Session, config: EngineConfig) -> int:
     """Bytes that the model holds beside its pools, as the engine is told."""
     held = memory.model + memory.context + memory.compute
+    session.cache.set_snapshot_size(memory.snapshot)
     info = session.info(config.cache.memory)
     stacks_routers = config.cache.prefetch != 0 and config.cache.predictor in (None, "router")
     if not info.on_device and stacks_routers:
@@ -271,9 +272,12 @@ def lookahead_bytes(model: Path) -> int:
 
 
 def _check_limit(memory: int | None) -> None:
-    if memory is not None and memory > physical_memory():
-        limit, machine = format_size(memory), format_size(physical_memory())
-        raise HobbitError(f"a memory limit of {limit} is above the {machine} of this machine; lower it")
+    if memory is not None and memory > memory_limit():
+        limit, most = format_size(memory), format_size(memory_limit())
+        raise HobbitError(
+            f"a limit of {limit} is above the {most} that this machine, or the memory cgroup, has for the "
+            "process; lower it"
+        )
 
 
 def _bounded(set_context: SetContext, n_ctx: int | None = None) -> SetContext:

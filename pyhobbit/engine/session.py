@@ -80,7 +80,7 @@ def one_sequence(config: EngineConfig) -> SetContext:
         params.n_outputs_max = max(config.n_beams, 1 + config.n_drafts)
         params.n_batch = params.n_ubatch = max(n_batch, params.n_outputs_max)
         params.n_seq_max = config.n_beams
-        params.kv_unified = config.n_beams > 1
+        params.kv_unified = config.n_beams > 1 and config.shares_context
         params.n_threads = params.n_threads_batch = computing_threads(config.n_threads)
 
     return fill

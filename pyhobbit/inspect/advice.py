@@ -8,10 +8,10 @@ from pathlib import Path
 from pyhobbit._tables import DeviceInfo, Latency
 from pyhobbit.engine.plan import MemoryPlan
 from pyhobbit.engine.stats import ModelInfo, Pool
-from pyhobbit.engine.threads import processor_cores
 from pyhobbit.inspect.speed import Speed
 from pyhobbit.model.file_names import calibration_path
 from pyhobbit.native.devices import gpu_backends, gpus
+from pyhobbit.native.threads import processor_cores
 from pyhobbit.settings.config import CacheConfig, format_size
 
 _MUCH = 0.2  # share of a token's time, or of the memory
@@ -58,9 +58,11 @@ def serving_rows(plan: MemoryPlan) -> dict[str, str]:
     if not info.cached:
         return {**rows, "memory": plan.memory_text}
     precision = "all high" if info.t1 >= 1 else f"t1 {info.t1:g}, t2 {info.t2:g}"
+    states = f"context checkpoints take up to {format_size(info.snapshot_bytes)}"
     return {
         **rows,
         "memory": plan.memory_text,
+        **({"states": states} if info.snapshot_bytes else {}),
         "experts": f"{', '.join(info.pool_texts())}, on {plan.device or 'the CPU'}",
         "precision": f"rule price, price {info.price:g}" if info.price > 0 else precision,
     }

@@ -44,9 +44,12 @@ with environment(short_spins()):  # the first of both loads libgomp
 
 
 class HostMemory(ctypes.Structure):
-    """struct llama_host_memory (llama-expert-cache.h): bytes in host memory, compute buffers of devices."""
+    """struct llama_host_memory (llama-expert-cache.h): bytes in host memory, and those of compute buffers of
+    devices and of a snapshot."""
 
-    _fields_ = tuple((name, ctypes.c_uint64) for name in ("model", "context", "compute", "device_compute"))
+    _fields_ = tuple(
+        (name, ctypes.c_uint64) for name in ("model", "context", "compute", "device_compute", "snapshot")
+    )
 
 
 _expert_cache = llama.llama_cpp._lib.llama_model_expert_cache

@@ -3,7 +3,6 @@
 
 import contextlib
 import ctypes
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -23,9 +22,9 @@ def resident_memory() -> int:
     return lib.hobbit_resident_memory()
 
 
-def physical_memory() -> int:
-    """Bytes that this machine has."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+def memory_limit() -> int:
+    """Bytes that this process may hold at most, by the machine and by its memory cgroups."""
+    return lib.hobbit_memory_limit()
 
 
 def available_memory() -> int:

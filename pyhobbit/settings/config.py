@@ -209,6 +209,8 @@ class EngineConfig:
     """llama.cpp's log is shown on standard error."""
     projector: Path | None = None
     """GGUF file that comes with a model that sees images (mmproj)."""
+    shares_context: bool = True
+    """Texts that are computed together take cells of the context as they need them, not in equal parts."""
 
     contexts: ClassVar[tuple[int, ...]] = (4096, 8192, 16384, 32768)
     batches: ClassVar[tuple[int, ...]] = (512, 1024, 2048, 4096)

@@ -136,7 +136,8 @@ def test_what_does_not_fit_is_said_before_it_is_loaded(
 def test_a_limit_above_the_machines_memory_is_refused(tiny_gguf: Path) -> None:
     config = EngineConfig(cache=CacheConfig(memory=1 << 50))
     with pytest.raises(
-        HobbitError, match=r"a memory limit of .* is above the .* GiB of this machine; lower it"
+        HobbitError,
+        match=r"a limit of 1048576.0 GiB is above the .* GiB that this machine, or the memory cgroup",
     ):
         lay_out(tiny_gguf, config)
 

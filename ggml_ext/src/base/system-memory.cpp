@@ -56,26 +56,38 @@ static uint64_t read_limit(const std::string & path) {
     return in >> value ? value : UNLIMITED; // "max", or no such file
 }
 
-// Room that one memory cgroup leaves: the limit in its folder `dir` less the memory in use. Page cache that can be
-// reclaimed, which memory.stat has under `cache_key`, does not count as used.
-static uint64_t cgroup_room(const std::string & dir, const char * limit_file, const char * usage_file,
-                            const char * cache_key) {
-    const uint64_t limit = read_limit(dir + limit_file);
-    const uint64_t usage = read_limit(dir + usage_file);
-    if (limit == UNLIMITED || usage == UNLIMITED) {
-        return UNLIMITED;
-    }
-    uint64_t cache = 0;
-    read_field(dir + "memory.stat", cache_key, cache);
-    const uint64_t used = usage - std::min(usage, cache);
-    return limit - std::min(limit, used);
-}
+// A memory cgroup, of version 1 or 2.
+struct cgroup {
+    std::string dir;
+    bool        v2;
 
-// /proc/self/cgroup: "0::/path" for v2, "7:memory:/path" for v1. The limits of all ancestors hold.
-static uint64_t cgroups_room() {
+    uint64_t limit() const { return read_limit(dir + (v2 ? "memory.max" : "memory.limit_in_bytes")); }
+
+    // Room that it leaves: its limit less the memory in use. Page cache and the like, which the kernel drops before
+    // it ends a process, do not count as used.
+    uint64_t room() const {
+        const uint64_t most  = limit();
+        const uint64_t usage = read_limit(dir + (v2 ? "memory.current" : "memory.usage_in_bytes"));
+        if (most == UNLIMITED || usage == UNLIMITED) {
+            return UNLIMITED;
+        }
+        uint64_t reclaimable = 0;
+        for (const char * key : { "active_file", "inactive_file", "slab_reclaimable" }) {
+            uint64_t bytes = 0;
+            read_field(dir + "memory.stat", (v2 ? "" : "total_") + std::string(key), bytes);
+            reclaimable += bytes;
+        }
+        const uint64_t used = usage - std::min(usage, reclaimable);
+        return most - std::min(most, used);
+    }
+};
+
+// The least of a value of all memory cgroups that hold for this process: its own ones and their ancestors.
+// /proc/self/cgroup: "0::/path" for v2, "7:memory:/path" for v1.
+static uint64_t least_of_cgroups(uint64_t (cgroup::*value)() const) {
     std::ifstream in(system_root() + "/proc/self/cgroup");
     std::string   line;
-    uint64_t      room = UNLIMITED;
+    uint64_t      least = UNLIMITED;
     while (std::getline(in, line)) {
         const size_t first  = line.find(':');
         const size_t second = line.find(':', first + 1);
@@ -89,25 +101,30 @@ static uint64_t cgroups_room() {
         }
         std::string path = line.substr(second + 1);
         while (true) {
-            const std::string dir = system_root() + (v2 ? "/sys/fs/cgroup" : "/sys/fs/cgroup/memory") + path + "/";
-            room = std::min(room, v2 ? cgroup_room(dir, "memory.max", "memory.current", "inactive_file")
-                                     : cgroup_room(dir, "memory.limit_in_bytes", "memory.usage_in_bytes",
-                                                   "total_inactive_file"));
+            const std::string root = system_root() + (v2 ? "/sys/fs/cgroup" : "/sys/fs/cgroup/memory");
+            least                  = std::min(least, (cgroup{ root + path + "/", v2 }.*value)());
             if (path.empty() || path == "/") {
                 break;
             }
             path.erase(path.find_last_of('/'));
         }
     }
-    return room;
+    return least;
+}
+
+static uint64_t machine_memory(const char * key) {
+    uint64_t kilobytes = 0;
+    return read_field(meminfo_path(), key, kilobytes)
+               ? kilobytes * 1024
+               : uint64_t(sysconf(_SC_PHYS_PAGES)) * uint64_t(sysconf(_SC_PAGESIZE));
 }
 
 uint64_t available_memory() {
-    uint64_t kilobytes = 0;
-    if (!read_field(meminfo_path(), "MemAvailable:", kilobytes)) {
-        kilobytes = uint64_t(sysconf(_SC_PHYS_PAGES)) * uint64_t(sysconf(_SC_PAGESIZE)) / 1024;
-    }
-    return std::min(kilobytes * 1024, cgroups_room());
+    return std::min(machine_memory("MemAvailable:"), least_of_cgroups(&cgroup::room));
+}
+
+uint64_t memory_limit() {
+    return std::min(machine_memory("MemTotal:"), least_of_cgroups(&cgroup::limit));
 }
 
 char * aligned_base(ggml_backend_buffer_t buffer, size_t alignment) {

@@ -22,6 +22,9 @@ uint64_t resident_memory();
 // memory and the free rest of its memory cgroups (v1 or v2).
 uint64_t available_memory();
 
+// Bytes that this process could take at most: the machine's memory, or less by the limit of a memory cgroup.
+uint64_t memory_limit();
+
 constexpr size_t HUGE_PAGE = 2u << 20;
 
 // The buffer's first address that is a multiple of `alignment`. For a device's memory it is an address of the device.

@@ -13,6 +13,10 @@ uint64_t hobbit_available_memory(void) {
     return hobbit::available_memory();
 }
 
+uint64_t hobbit_memory_limit(void) {
+    return hobbit::memory_limit();
+}
+
 struct hobbit_memory_turn {
     std::shared_ptr<hobbit::memory_turn> turn;
 };

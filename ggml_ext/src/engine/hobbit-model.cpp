@@ -383,6 +383,7 @@ hobbit_info hobbit_model::info() const {
     i.direct_io       = reader_.direct_io();
     i.n_absent_high   = index_.n_absent_high();
     i.on_device       = host_ != nullptr;
+    i.snapshot_bytes  = snapshot_bytes_;
     for (const auto & engine : engines_) {
         const hobbit_device_info here  = engine->info();
         i.pool_slots_high             += here.pool_slots_high;

@@ -74,6 +74,7 @@ struct hobbit_model final : public hobbit::split_runner {
     // REQUIRES: the layers are placed
     ggml_backend_buffer_type_t buffer_type(int32_t block) const { return engine_of(block).buffer_type(); }
     hobbit::status             set_router(uint32_t block, const hobbit_router & router);
+    void                       set_snapshot_size(uint64_t bytes) { snapshot_ = bytes; }
     hobbit::status             plan(uint64_t model_bytes, uint32_t n_batch, hobbit_pool_plan & plan);
 
     //
@@ -186,6 +187,8 @@ struct hobbit_model final : public hobbit::split_runner {
     hobbit::settings          settings_;
     hobbit::expert_index      index_{ hobbit::settings::stored_keys() };
     uint64_t                  resident_before_ = 0;
+    std::atomic<uint64_t>     snapshot_{ 0 };       // see hobbit_set_snapshot_size
+    std::atomic<uint64_t>     snapshot_bytes_{ 0 }; // for all snapshots
     hobbit::stats             stats_;
     hobbit::stats             host_stats_; // counters of host_
     hobbit::posix_file_reader reader_;

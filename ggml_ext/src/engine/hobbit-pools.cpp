@@ -18,7 +18,8 @@ static constexpr auto TURN_PATIENCE = std::chrono::seconds(60);
 other_memory hobbit_model::memory_beside(uint64_t model_bytes) const {
     const bool     is_staged = settings_.pack || host_; // reads do not land directly in the slot
     const uint64_t staging   = is_staged ? loader::staging_size(settings_.io_threads) : 0;
-    return { resident_before_, model_bytes, staging, resident_memory(), available_memory(), {} };
+    return { resident_before_,   model_bytes, staging,        resident_memory(),
+             available_memory(), {},          memory_limit(), snapshot_ };
 }
 
 status hobbit_model::plan(uint64_t model_bytes, uint32_t n_batch, hobbit_pool_plan & plan) {
@@ -79,6 +80,7 @@ status hobbit_model::allocate_host(const pool_slots & slots) {
 status hobbit_model::allocate(uint64_t model_bytes, uint32_t n_batch) {
     model_slots slots;
     HOBBIT_TRY(planner().plan(memory_beside(model_bytes), n_batch, slots));
+    snapshot_bytes_ = slots.snapshot_bytes;
     HOBBIT_TRY(host_ ? start_sharing(slots.host) : status());
     for (size_t i = 0; i < engines_.size(); i++) {
         HOBBIT_TRY(engines_[i]->allocate(slots.devices[i], *policy_));

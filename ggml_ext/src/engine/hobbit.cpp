@@ -75,6 +75,10 @@ bool hobbit_set_router(hobbit_model * model, uint32_t block, const struct hobbit
                        [&] { return model->set_router(block, *router); });
 }
 
+void hobbit_set_snapshot_size(hobbit_model * model, uint64_t bytes) {
+    model->set_snapshot_size(bytes);
+}
+
 bool hobbit_plan_pools(hobbit_model * model, uint64_t model_bytes, uint32_t n_batch, struct hobbit_pool_plan * plan,
                        char * err, size_t err_size) {
     return report_call("cannot plan expert pools", err, err_size,

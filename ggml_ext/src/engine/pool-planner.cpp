@@ -41,7 +41,8 @@ status pool_planner::plan_devices(other_memory other, uint32_t n_batch, model_sl
         if (engines[i]->n_layers() > 0) {
             other.device = engines[i]->memory(devices[i].rows, behind);
             HOBBIT_TRY(plan_pools(shared[i], devices[i].demand, other, here));
-            slots.host = here.n_host_slots; // the same for each
+            slots.host           = here.n_host_slots; // the same for each
+            slots.snapshot_bytes = here.n_snapshots * other.snapshot;
         }
         slots.devices.push_back(here.n_slots);
     }
@@ -55,7 +56,8 @@ status pool_planner::plan(other_memory other, uint32_t n_batch, model_slots & sl
     }
     pool_plan here;
     HOBBIT_TRY(plan_pools(config.bounds(), engines.front()->demand(), other, here));
-    slots.devices = { here.n_slots };
+    slots.devices        = { here.n_slots };
+    slots.snapshot_bytes = here.n_snapshots * other.snapshot;
     return {};
 }
 

@@ -18,7 +18,8 @@ namespace hobbit {
 // Slots of all pools of a model.
 struct model_slots {
     std::vector<pool_slots> devices; // [engine]
-    pool_slots              host = {};
+    pool_slots              host           = {};
+    uint64_t                snapshot_bytes = 0;
 };
 
 // Divides the limits on memory between the pools of a model's devices and of the cache in host memory behind them.

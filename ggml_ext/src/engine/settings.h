@@ -49,6 +49,8 @@ struct settings {
     bool                  pack;
     uint32_t              io_threads;
     uint32_t              read_timeout; // seconds
+    uint32_t              snapshots;
+    uint32_t              least_snapshots;
 
     registered_values registered; // values of mechanisms
 
@@ -77,7 +79,9 @@ struct settings {
     // Keys that a model file or its calibration may hold.
     static std::vector<std::string> stored_keys();
 
-    budget bounds() const { return { memory, pools, device_memory, low_share, low_demand() }; }
+    budget bounds() const {
+        return { memory, pools, device_memory, low_share, low_demand(), snapshots, least_snapshots };
+    }
 
     // System memory to leave free if the pools' size is computed: other programs may compute theirs at the same time.
     uint64_t spare_memory() const { return memory == 0 && pools == 0 ? 128u << 20 : 0; }

@@ -43,6 +43,21 @@ static uint64_t beside_pools(const other_memory & other) {
     return other.before + other.model + other.scratch + SLACK;
 }
 
+// A process that holds more than the system allows is ended.
+static status check_limit(const budget & b, const other_memory & other) {
+    const bool     bounds_pools = b.memory == 0 && b.pools > 0 && !other.device.name;
+    const uint64_t beside       = bounds_pools ? other.before + other.model + other.scratch : 0;
+    const uint64_t given        = bounds_pools ? b.pools : b.memory;
+    if (given + beside <= other.limit) {
+        return {};
+    }
+    const std::string others = bounds_pools ? " beside " + format_size(double(beside)) + " of other memory" : "";
+    return status::error("a limit of %s%s%s is above the %s that this machine, or the memory cgroup, has for the "
+                         "process; lower it",
+                         format_size(double(given)).c_str(), bounds_pools ? " for expert pools" : "", others.c_str(),
+                         format_size(double(other.limit)).c_str());
+}
+
 // Where the pools are on a device with memory of its own, the process's budget has to hold everything else.
 static status check_others(const budget & b, const other_memory & other) {
     const uint64_t others = beside_pools(other);
@@ -85,7 +100,7 @@ static status device_pool_bytes(const budget & b, const pool_demand & d, const o
                                device.name, format_size(double(bytes)).c_str(), format_size(double(smallest)).c_str());
 }
 
-// Bytes of host memory for experts, after everything else.
+// Bytes of host memory for experts and snapshots, after everything else.
 static uint64_t host_room(const budget & b, const other_memory & other) {
     uint64_t room  = other.available;
     uint64_t taken = other.scratch + std::max(256 * MiB, other.available / 10);
@@ -98,11 +113,46 @@ static uint64_t host_room(const budget & b, const other_memory & other) {
     return room - std::min(room, taken);
 }
 
-static status pool_bytes(const budget & b, const pool_demand & d, const other_memory & other, uint64_t & bytes) {
+// A snapshot saves a conversation from being computed again, and costs every token experts: the first ones, one for
+// each of the server's usual slots, may take half of the room, all together an eighth.
+static constexpr uint64_t FIRST_SNAPSHOTS = 4;
+static constexpr uint64_t FIRST_SHARE     = 2;
+static constexpr uint64_t SNAPSHOT_SHARE  = 8;
+
+// Takes the snapshots' memory out of `room`. The pools keep their minimum unless the least number asks for its memory.
+static status take_snapshots(const budget & b, const pool_demand & d, const other_memory & other, uint64_t & room,
+                             uint64_t & n) {
+    if (other.snapshot == 0) {
+        return {};
+    }
+    const uint64_t smallest = std::min(room, smallest_pools(b, d));
+    const uint64_t all =
+        n_high_experts(d) * d.slot_size[term_id::high] + (uses_low(b, d) ? d.n_experts * d.slot_size[term_id::low] : 0);
+    const uint64_t first = std::min(room / FIRST_SHARE, FIRST_SNAPSHOTS * other.snapshot);
+    const uint64_t share = std::max({ first, room / SNAPSHOT_SHARE, room - std::min(room, all) });
+
+    n = std::min<uint64_t>(b.snapshots, std::min(share, room - smallest) / other.snapshot);
+    n = std::max<uint64_t>(b.least_snapshots, n);
+    if (n * other.snapshot > room - smallest) {
+        return status::error("%llu context checkpoints of %s take %s, and %s are left for them beside the smallest "
+                             "pools: give a smaller --ctx-checkpoints, or more memory",
+                             (unsigned long long) n, format_size(double(other.snapshot)).c_str(),
+                             format_size(double(n * other.snapshot)).c_str(),
+                             format_size(double(room - smallest)).c_str());
+    }
+    room -= n * other.snapshot;
+    return {};
+}
+
+static status pool_bytes(const budget & b, const pool_demand & d, const other_memory & other, pool_plan & plan,
+                         uint64_t & bytes) {
     const uint64_t smallest = smallest_pools(b, d);
     HOBBIT_TRY(other.device.name ? check_others(b, other) : status());
     if (b.pools > 0) {
-        bytes = b.pools;
+        bytes          = b.pools;
+        uint64_t room  = host_room(b, other);
+        room          -= other.device.name ? 0 : std::min(room, bytes);
+        HOBBIT_TRY(other.device.name ? status() : take_snapshots(b, {}, other, room, plan.n_snapshots));
         return check_pools(bytes, smallest);
     }
     if (other.device.name) {
@@ -110,7 +160,7 @@ static status pool_bytes(const budget & b, const pool_demand & d, const other_me
     }
     bytes = host_room(b, other);
     if (bytes >= smallest) {
-        return {};
+        return take_snapshots(b, d, other, bytes, plan.n_snapshots);
     }
     return b.memory > 0
                ? budget_too_small(b, beside_pools(other) + smallest)
@@ -195,12 +245,14 @@ status share_bounds(const budget & b, const std::vector<device_share> & devices,
 
 status plan_pools(const budget & b, const pool_demand & d, const other_memory & other, pool_plan & plan) {
     uint64_t bytes = 0;
-    HOBBIT_TRY(pool_bytes(b, d, other, bytes));
+    HOBBIT_TRY(check_limit(b, other));
+    HOBBIT_TRY(pool_bytes(b, d, other, plan, bytes));
     plan.n_slots = divide(b, d, bytes);
     if (other.device.name) {
         const pool_demand & in_host = other.device.host;
-        const uint64_t      room    = host_room(b, other);
-        plan.n_host_slots           = room < smallest_pools(b, in_host) ? pool_slots() : divide(b, in_host, room);
+        uint64_t            room    = host_room(b, other);
+        HOBBIT_TRY(take_snapshots(b, in_host, other, room, plan.n_snapshots));
+        plan.n_host_slots = room < smallest_pools(b, in_host) ? pool_slots() : divide(b, in_host, room);
     }
     return {};
 }

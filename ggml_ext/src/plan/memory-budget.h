@@ -19,6 +19,9 @@ struct budget {
     uint64_t device_memory = 0;    // bytes on a device with its own memory; 0: computed
     double   low_share     = -1.0; // share of the pools' bytes for the low tier; negative: computed from low_demand
     double   low_demand    = 0.0;  // slots of the low pool wanted for each slot of the high one; 0: nothing is low
+
+    uint32_t snapshots       = 0; // most snapshots of a sequence's state
+    uint32_t least_snapshots = 0;
 };
 
 // The demand that the pools are planned from.
@@ -48,11 +51,15 @@ struct other_memory {
     uint64_t available = 0; // on this machine
 
     device_memory device = {};
+
+    uint64_t limit    = UINT64_MAX; // what the process may hold at most
+    uint64_t snapshot = 0;          // bytes of one snapshot; 0: there are none
 };
 
 struct pool_plan {
     pool_slots n_slots      = {};
     pool_slots n_host_slots = {}; // slots of the next-level cache
+    uint64_t   n_snapshots  = 0;
 };
 
 // Returns true if the low pool is used: by experts in low precision, or beside those in high precision, or in place of
@@ -76,7 +83,8 @@ status share_bounds(const budget & b, const std::vector<device_share> & devices,
 // Divides the budget between the pools. The experts that one token uses in a layer must fit; if they do not, the error
 // names the smallest budget that works. A pool has at most one slot per expert that its tier has. Where experts in high
 // precision take slots of the low pool, the low pool has at least as many as the high one. The next-level cache gets no
-// slots if host memory cannot hold that minimum. Pure.
+// slots if host memory cannot hold that minimum. Snapshots come out of host memory: as many as are wanted, as far as a
+// share of it or what is left beside all experts reaches, but not less than the least. Pure.
 status plan_pools(const budget & b, const pool_demand & demand, const other_memory & other, pool_plan & plan);
 
 } // namespace hobbit

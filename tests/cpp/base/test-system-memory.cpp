@@ -50,6 +50,9 @@ TEST_CASE("a cgroup leaves its limit less what it uses, but for the page cache")
     CHECK(available_memory() == 30000); // without memory.stat
     machine.write("sys/fs/cgroup/a/memory.stat", "anon 1\ninactive_file 20000\n");
     CHECK(available_memory() == 50000);
+    machine.write("sys/fs/cgroup/a/memory.stat",
+                  "shmem 7\ninactive_file 20000\nactive_file 9000\nslab_reclaimable 800\nslab_unreclaimable 7\n");
+    CHECK(available_memory() == 59800);
     machine.write("sys/fs/cgroup/a/memory.stat", "inactive_file 80000\n"); // more than is in use
     CHECK(available_memory() == 100000);
     machine.write("sys/fs/cgroup/a/memory.stat", "inactive_file 0\n");
@@ -70,6 +73,7 @@ TEST_CASE("the tightest of a cgroup and its ancestors holds") {
     CHECK(available_memory() == 49000);
     limit("", "40000\n"); // a container sees its own cgroup as the root
     CHECK(available_memory() == 39000);
+    CHECK(memory_limit() == 40000);
     limit("/a/b/c", "30000\n");
     CHECK(available_memory() == 29000);
 }
@@ -79,8 +83,12 @@ TEST_CASE("version 1 has the memory of all descendants in a hierarchy of its own
     machine.write("proc/self/cgroup", "9:cpu,cpuacct:/x\n7:memory:/docker/1\n0::/y\nnonsense\n");
     machine.write("sys/fs/cgroup/memory/docker/1/memory.limit_in_bytes", "100000\n");
     machine.write("sys/fs/cgroup/memory/docker/1/memory.usage_in_bytes", "70000\n");
-    machine.write("sys/fs/cgroup/memory/docker/1/memory.stat", "inactive_file 5\ntotal_inactive_file 20000\n");
+    machine.write("sys/fs/cgroup/memory/docker/1/memory.stat",
+                  "inactive_file 5\ntotal_inactive_file 20000\nactive_file 7\n");
     CHECK(available_memory() == 50000);
+    machine.write("sys/fs/cgroup/memory/docker/1/memory.stat", "total_inactive_file 20000\ntotal_active_file 4000\n");
+    CHECK(available_memory() == 54000);
+    CHECK(memory_limit() == 100000);
     machine.write("sys/fs/cgroup/memory/docker/memory.limit_in_bytes", "80000\n");
     machine.write("sys/fs/cgroup/memory/docker/memory.usage_in_bytes", "75000\n");
     CHECK(available_memory() == 5000);

@@ -279,6 +279,8 @@ TEST_CASE("the ranges of numbers, and what a model file may store") {
         { "hobbit.prefetch", { 0, 4, true } },
         { "hobbit.io_threads", { 1, 256, false } },
         { "hobbit.read_timeout", { 1, 86400, false } },
+        { "hobbit.snapshots", { 0, 1e6, false } },
+        { "hobbit.least_snapshots", { 0, 1e6, false } },
         { "hobbit.device_memory", { 0, 1e18, false } },
     };
     size_t n_numbers = 0;

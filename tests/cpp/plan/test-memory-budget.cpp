@@ -160,6 +160,63 @@ TEST_CASE("a budget given for the pools alone overrides the one for the process"
     CHECK(planned(s, one_tier()).n_slots[term_id::high] == 25);
 }
 
+TEST_CASE("a bound above what the process may hold is refused with both numbers") {
+    other_memory other = { 100 * MiB, 30 * MiB, 10 * MiB, 0, 0 };
+    other.limit        = 600 * MiB;
+    planned(with_memory(600 * MiB), one_tier(), other);
+    std::string message = refused(with_memory(700 * MiB), one_tier(), other);
+    CHECK(message.find("a limit of 700.0 MiB is above the 600.0 MiB") == 0);
+    planned(with_pools(460 * MiB), one_tier(), other);
+    message = refused(with_pools(461 * MiB), one_tier(), other);
+    CHECK(message.find("a limit of 461.0 MiB for expert pools beside 140.0 MiB of other memory is above the 600.0") ==
+          0);
+
+    other.device.name = "a GPU"; // which has memory of its own for the pools
+    other.device.free = 9000 * MiB;
+    other.device.host = one_tier();
+    planned(with_pools(700 * MiB), one_tier(), other);
+}
+
+TEST_CASE("snapshots get a share of the room, and the least number its memory or an error") {
+    other_memory other = { 100 * MiB, 300 * MiB, 10 * MiB, 0, 0 };
+    other.snapshot     = 3 * MiB;
+    pool_demand d      = one_tier();
+    d.n_experts        = 5000;
+    budget b           = with_memory(1000 * MiB); // a room of 572 MiB, see above
+    b.snapshots        = 100;
+    CHECK(planned(b, d, other).n_snapshots == 572 / 8 / 3);
+    CHECK(planned(b, d, other).n_slots[term_id::high] == (572 - 23 * 3) / 4);
+    CHECK(planned(b, one_tier(), other).n_snapshots == 100); // beside all 64 experts
+    CHECK(planned(b, one_tier(), other).n_slots[term_id::high] == 64);
+
+    other.snapshot = 60 * MiB; // the first four
+    CHECK(planned(b, d, other).n_snapshots == 4);
+    other.snapshot = 90 * MiB; // half of the room
+    CHECK(planned(b, d, other).n_snapshots == 3);
+    b.snapshots = 2;
+    CHECK(planned(b, d, other).n_snapshots == 2);
+
+    b.snapshots = b.least_snapshots = 6;
+    CHECK(planned(b, d, other).n_snapshots == 6);
+    CHECK(planned(b, d, other).n_slots[term_id::high] == (572 - 540) / 4);
+    b.snapshots = b.least_snapshots = 7;
+    CHECK(refused(b, d, other).find("7 context checkpoints of 90.0 MiB take 630.0 MiB, and 556.0 MiB are left") == 0);
+
+    b           = with_memory(450 * MiB); // the smallest pools stay
+    b.snapshots = 100;
+    CHECK(planned(b, d, other).n_snapshots == 0);
+    CHECK(planned(b, d, other).n_slots[term_id::high] >= 4);
+}
+
+TEST_CASE("snapshots beside pools of a given size get what is free") {
+    other_memory other = { 0, 0, 0, 0, 1000 * MiB };
+    other.snapshot     = 100 * MiB;
+    budget b           = with_pools(400 * MiB);
+    b.snapshots        = 100;
+    CHECK(planned(b, one_tier(), other).n_snapshots == (1000 - 256 - 400) / 100);
+    CHECK(planned(b, one_tier(), other).n_slots[term_id::high] == 64);
+}
+
 TEST_CASE("without a budget the pools get what is free, less what is still to come and a reserve") {
     // 5000 MiB available, less 100 MiB that the model will grow, 10 MiB of scratch, 10 % in reserve
     const other_memory other = { 200 * MiB, 700 * MiB, 10 * MiB, 800 * MiB, 5000 * MiB };
