@@ -128,6 +128,11 @@ HOBBIT_API void hobbit_ref(hobbit_model * model);
 // Drops one reference; the last one joins the loader threads and frees the pools. NULL is ignored.
 HOBBIT_API void hobbit_unref(hobbit_model * model);
 
+// The file that has the other parts of a split model beside it: `path`, or the file that it links to, over one link or
+// several; `path` where there are none. Files that belong to the model as a whole, such as its sidecar, are looked for
+// beside `path` under its own name. Copies what fits into `first`; returns the length.
+HOBBIT_API size_t hobbit_first_part(const char * path, char * first, size_t size);
+
 // Copies the most recent error sentence of the process; returns its length, 0 when there was none.
 HOBBIT_API size_t hobbit_last_error(char * err, size_t err_size);
 

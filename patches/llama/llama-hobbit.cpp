@@ -13,6 +13,7 @@
 #include "llama-model.h"
 
 #include <algorithm>
+#include <climits>
 #include <cstring>
 #include <stdexcept>
 #include <vector>
@@ -70,6 +71,12 @@ llama_hobbit_ptr llama_hobbit_open(const std::string & fname, llama_model_params
         params.load_mode = lock ? LLAMA_LOAD_MODE_MLOCK : LLAMA_LOAD_MODE_NONE;
     }
     return llama_hobbit_ptr(model);
+}
+
+std::string llama_hobbit_first_part(const std::string & fname) {
+    std::string first(PATH_MAX, 0);
+    first.resize(std::min(first.size(), hobbit_first_part(fname.c_str(), first.data(), first.size())));
+    return first;
 }
 
 void llama_hobbit_attach(llama_model_loader & ml, hobbit_model * model) {

@@ -51,6 +51,9 @@ class llama_hobbit_guard {
 // mapping.
 llama_hobbit_ptr llama_hobbit_open(const std::string & fname, llama_model_params & params);
 
+// As hobbit_first_part.
+std::string llama_hobbit_first_part(const std::string & fname);
+
 // Lets the loader use the cache, which may be null. Removes the tensors of further tiers from the loader, because no
 // architecture creates them.
 void llama_hobbit_attach(llama_model_loader & ml, hobbit_model * model);

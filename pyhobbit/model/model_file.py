@@ -186,11 +186,14 @@ def model_parts(path: Path) -> list[GgufFile]:
     count = file.get("split.count", 0)
     if count <= 1:
         return [file]
-    split = split_name(path)
+    from pyhobbit.native.ffi import first_part
+
+    first = first_part(path)
+    split = split_name(first)
     if split is None or split[2] != count:
         raise HobbitError(f"{path} is one of {count} splits, but not named NAME-00001-of-{count:05d}.gguf")
     names = (f"{split[0]}-{number:05d}-of-{count:05d}.gguf" for number in range(1, count + 1))
-    paths = [path.with_name(name) for name in names]
+    paths = [first.with_name(name) for name in names]
     for missing in (path for path in paths if not path.exists()):
         raise HobbitError(f"a split of the model is missing: {missing}")
     files = [read_gguf(path) for path in paths]

@@ -5,6 +5,7 @@ Both must end up in the same patched libraries, so llama_cpp is imported here an
 """
 
 import ctypes
+import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -122,3 +123,10 @@ def last_error() -> str | None:
     """The most recent error sentence of the native code, or None."""
     err = ffi.new("char[]", _ERR_SIZE)
     return ffi.string(err).decode("utf-8", "replace") if lib.hobbit_last_error(err, _ERR_SIZE) else None
+
+
+def first_part(path: Path) -> Path:
+    """The file that has the other parts of a split model beside it: see hobbit_first_part."""
+    first = ffi.new("char[]", _ERR_SIZE)
+    lib.hobbit_first_part(bytes(path), first, _ERR_SIZE)
+    return Path(os.fsdecode(ffi.string(first)))

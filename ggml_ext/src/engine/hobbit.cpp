@@ -3,9 +3,11 @@
 
 #include "base/last-error.h"
 #include "engine/hobbit-model.h"
+#include "model/gguf-file.h"
 #include "model/tensor-names.h"
 
 #include <algorithm>
+#include <cstdio>
 
 using hobbit::report_call;
 
@@ -49,6 +51,11 @@ void hobbit_unref(hobbit_model * model) {
 
 bool hobbit_owns_tensor(const hobbit_model * model, const char * name) {
     return value_or(false, [&] { return model->owns(name); });
+}
+
+size_t hobbit_first_part(const char * path, char * first, size_t size) {
+    const auto copy = [&](const char * file) { return size_t(std::max(0, snprintf(first, size, "%s", file))); };
+    return value_or(copy(path), [&] { return copy(hobbit::first_part(path).c_str()); });
 }
 
 bool hobbit_is_tier_tensor(const char * name) {

@@ -8,11 +8,17 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
+#include <regex>
 #include <string_view>
 #include <sys/stat.h>
 #include <unordered_set>
 
+namespace fs = std::filesystem;
+
 namespace hobbit {
+
+static constexpr int MAX_LINKS = 40; // as many as Linux follows
 
 void gguf_file::free_gguf::operator()(gguf_context * gguf) const {
     gguf_free(gguf);
@@ -186,6 +192,29 @@ bool gguf_file::find_floats(const std::string & key, std::vector<float> & values
     return find_array(key, GGUF_TYPE_FLOAT32, values);
 }
 
+std::string first_part(const std::string & path) {
+    static const std::regex name("(.*)-00001-of-(\\d{5})\\.gguf");
+    fs::path                at = path;
+    std::string             named; // like a first part, beside which there is no second
+    std::error_code         error;
+    for (int n_links = 0; n_links < MAX_LINKS; n_links++) {
+        std::smatch       match;
+        const std::string file = at.string();
+        if (std::regex_match(file, match, name)) {
+            if (fs::exists(match.str(1) + "-00002-of-" + match.str(2) + ".gguf", error)) {
+                return file;
+            }
+            named = named.empty() ? file : named;
+        }
+        const fs::path target = fs::read_symlink(at, error);
+        if (error) {
+            break;
+        }
+        at = at.parent_path() / target;
+    }
+    return named.empty() ? path : named;
+}
+
 // Replaces the number in PREFIX-00001-of-0000N.gguf.
 static bool split_path(const std::string & first, uint32_t number, uint32_t count, std::string & path) {
     const std::string suffix = format("-%05u-of-%05u.gguf", 1u, count);
@@ -211,9 +240,10 @@ status open_gguf_model(const std::string & path, std::vector<gguf_file> & files)
         return status::error("'%s' claims to be split into %g parts: its header is damaged", path.c_str(), count);
     }
     allow_open_files(2 * uint64_t(count)); // llama.cpp's loader and ours
+    const std::string first = count > 1 ? first_part(path) : path;
     for (uint32_t i = 1; i < uint32_t(count); i++) {
         std::string part;
-        if (!split_path(path, i, uint32_t(count), part)) {
+        if (!split_path(first, i, uint32_t(count), part)) {
             return status::error("'%s' is a split model but is not named like one (NAME-00001-of-%05u.gguf)",
                                  path.c_str(), uint32_t(count));
         }

@@ -236,6 +236,46 @@ TEST_CASE("the first part of a split model brings the others, in order") {
     }
 }
 
+TEST_CASE("links to the first part lead to the others") {
+    temp_dir          dir;
+    const std::string first = write_part(dir, 0, 2, "m-00001-of-00002.gguf");
+    write_part(dir, 1, 2, "m-00002-of-00002.gguf");
+    std::filesystem::create_directories(dir.path("blobs"));
+    std::filesystem::create_directories(dir.path("snapshot"));
+    std::vector<gguf_file> files;
+    const auto             link = [&](const std::string & target, const std::string & name) {
+        std::filesystem::create_symlink(target, dir.path(name));
+        return dir.path(name);
+    };
+
+    SUBCASE("under any name, over several links") {
+        link("m-00001-of-00002.gguf", "q.gguf");
+        CHECK(first_part(link("../q.gguf", "snapshot/r.gguf")) == dir.path("snapshot/../m-00001-of-00002.gguf"));
+        REQUIRE(open_gguf_model(dir.path("snapshot/r.gguf"), files).ok());
+        CHECK(files.size() == 2);
+    }
+    SUBCASE("named like the first part of a model that lies elsewhere") {
+        CHECK(first_part(link(first, "snapshot/m-00001-of-00002.gguf")) == first);
+        CHECK(first_part(link(first, "snapshot/other-00001-of-00009.gguf")) == first);
+    }
+    SUBCASE("to a link, beside which the others lie as links to files without a name") {
+        std::filesystem::rename(first, dir.path("blobs/a"));
+        std::filesystem::rename(dir.path("m-00002-of-00002.gguf"), dir.path("blobs/b"));
+        const std::string cached = link("../blobs/a", "snapshot/m-00001-of-00002.gguf");
+        link("../blobs/b", "snapshot/m-00002-of-00002.gguf");
+        CHECK(first_part(cached) == cached);
+        CHECK(first_part(link(cached, "q.gguf")) == cached);
+        REQUIRE(open_gguf_model(dir.path("q.gguf"), files).ok());
+        CHECK(files.size() == 2);
+    }
+    SUBCASE("whose second part is missing, or that go round in a circle") {
+        std::filesystem::remove(dir.path("m-00002-of-00002.gguf"));
+        CHECK(contains(open_gguf_model(link(first, "q.gguf"), files), "m-00002-of-00002.gguf"));
+        link("b.gguf", "a.gguf");
+        CHECK(first_part(link("a.gguf", "b.gguf")) == dir.path("b.gguf"));
+    }
+}
+
 TEST_CASE("a single file is a model of one part") {
     temp_dir               dir;
     std::vector<gguf_file> files;
