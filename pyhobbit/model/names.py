@@ -7,6 +7,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from pyhobbit.errors import ConfigError, HobbitError
+from pyhobbit.model.file_names import is_model_name
 
 _CALIBRATION = ".calibration.gguf"
 COMPANIONS = (".hobbit.gguf", _CALIBRATION)
@@ -83,7 +84,7 @@ def _suggestion(folder: Path, name: str = "") -> str:
         return f", nor does the folder {folder}"
     try:
         files = (path.name for path in folder.iterdir() if path.suffix == ".gguf")
-        names = sorted(file for file in files if not file.endswith(COMPANIONS))
+        names = sorted(file for file in files if not file.endswith(COMPANIONS) and is_model_name(file))
     except OSError:
         return ""
     near = get_close_matches(name, names, n=3, cutoff=0.75)

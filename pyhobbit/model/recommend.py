@@ -3,22 +3,18 @@
 
 The speed is an estimate: a token reads its weights from memory, and those of its experts that are not there
 from the disk. With a share s of the experts in memory, (1 - s) ** 2 of the reads are such: even use of all
-experts would miss 1 - s, and recorded texts missed less than (1 - s) ** 3 (docs/policies.md).
+experts would miss 1 - s, and two recorded models missed less (docs/policies.md).
 """
 
-import json
 import math
 import os
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
 
-import numpy as np
 from huggingface_hub import constants
 
 from pyhobbit.errors import HobbitError
@@ -34,6 +30,7 @@ from pyhobbit.settings.table import default
 
 _BESIDE = 1 << 30  # bytes of libraries, a context of some thousand tokens and what computes a prompt
 _TAKEN = 0.9  # share of the memory, as of what is free
+_MEMORY_SPEED = 40e9  # bytes per second; two channels of a small machine, which vary less than disks
 _ENOUGH = 5.0  # token/s: about as fast as people read
 _MOST_BITS = 7.5  # per weight; more than Q6_K hardly answers better
 _PROBE_BYTES, _READ_BYTES = 1 << 27, 1 << 21
@@ -41,11 +38,10 @@ _PROBE_BYTES, _READ_BYTES = 1 << 27, 1 << 21
 
 @dataclass(frozen=True)
 class Machine:
-    """memory: bytes that a model may take.  disk, ram: bytes per second that can be read from them."""
+    """memory: bytes that a model may take.  disk: bytes per second that can be read from it."""
 
     memory: float
     disk: float
-    ram: float
 
 
 @dataclass(frozen=True)
@@ -56,14 +52,14 @@ class Weights:
     rest: float
     used_experts: float
     used_rest: float
-    n: int
+    n: float
 
     def scaled(self, size: float) -> "Weights":
         """About those of another quantisation of `size` bytes: makers vary the experts more than the rest."""
         growth = math.sqrt(size / (self.experts + self.rest))
         rest = min(size, self.rest * growth)
         used = self.used_experts / self.experts * (size - rest)
-        return Weights(size - rest, rest, used, self.used_rest * rest / self.rest, self.n)
+        return Weights(size - rest, rest, used, self.used_rest * growth, self.n)
 
     def share(self, memory: float) -> float:
         """Share of the experts that finds room; below 0 where not even a token's do."""
@@ -74,7 +70,7 @@ class Weights:
         if (share := self.share(machine.memory)) < 0:
             return 0.0
         missing = (1 - share) ** 2 * self.used_experts
-        return 1 / ((self.used_rest + self.used_experts) / machine.ram + missing / machine.disk)
+        return 1 / ((self.used_rest + self.used_experts) / _MEMORY_SPEED + missing / machine.disk)
 
 
 @dataclass(frozen=True)
@@ -89,47 +85,34 @@ class Choice:
 
 
 def this_machine(memory: int | None = None, disk: int | None = None) -> Machine:
-    """memory: bytes that a model may take.  disk: bytes per second. Both are measured where they are None.
+    """memory: bytes that a model may take; default by what there is.  disk: bytes per second.
 
-    Speeds are measured once and kept in the folder of huggingface_hub. Raises HobbitError.
+    The disk is measured once; its speed is kept in huggingface_hub's folder. Raises HobbitError.
     """
-    kept, speeds = Path(constants.HF_HOME) / "pyhobbit-speeds.json", {}
+    return Machine(memory or _TAKEN * physical_memory(), disk or _disk_speed())
+
+
+def _disk_speed() -> float:
+    kept = Path(constants.HF_HOME) / "pyhobbit-disk-speed"
+    with suppress(OSError, ValueError):
+        return float(kept.read_text("utf-8"))
     try:
-        with suppress(OSError, ValueError):
-            speeds = json.loads(kept.read_text("utf-8"))
-        if not speeds:
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            speeds = {"disk": _disk_speed(kept), "ram": _ram_speed()}
-            write_text(kept, json.dumps(speeds))
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with temporary_file(kept) as probe:
+            with probe.open("wb") as file:
+                file.write(os.urandom(_PROBE_BYTES))
+                os.fsync(file.fileno())
+            speed = measure_disk(probe, _READ_BYTES, default("io_threads"), seconds=0.5).bytes_per_s
+        write_text(kept, f"{speed:.0f}")
     except OSError as e:
-        raise HobbitError(f"the speed of the disk cannot be measured: {e}; choose a QUANT") from e
-    return Machine(memory or _TAKEN * physical_memory(), disk or speeds["disk"], speeds["ram"])
+        raise HobbitError(
+            f"the disk's speed cannot be measured in {kept.parent}: {e.strerror}; name a QUANT"
+        ) from e
+    return speed
 
 
-def _disk_speed(path: Path) -> float:
-    with temporary_file(path) as probe:
-        with probe.open("wb") as file:
-            file.write(os.urandom(_PROBE_BYTES))
-            os.fsync(file.fileno())
-        return measure_disk(probe, _READ_BYTES, default("io_threads"), seconds=0.5).bytes_per_s
-
-
-def _ram_speed() -> float:
-    """Of copies by all cores, which read and write."""
-    n_cores = len(os.sched_getaffinity(0))
-    arrays = [np.ones(_PROBE_BYTES // n_cores, np.uint8) for _ in range(n_cores)]
-    copies = [array.copy() for array in arrays]
-    times = []
-    with ThreadPoolExecutor(n_cores) as threads:
-        for _ in range(5):
-            start = perf_counter()
-            list(threads.map(np.copyto, copies, arrays))
-            times.append(perf_counter() - start)
-    return 2 * _PROBE_BYTES / min(times)
-
-
-def weights_of(files: Sequence[GgufFile]) -> Weights:
-    """Those that the headers of a model's files tell; of a dense one without experts."""
+def weights_of(files: Sequence[GgufFile], size: float) -> Weights:
+    """Those that the headers of a model's files of `size` bytes tell; of a dense one without experts."""
     keys = files[0].metadata
     used = next((keys[key].value() for key in keys if key.endswith(".expert_used_count")), 0)
     experts = rest = used_experts = used_rest = 0.0
@@ -138,29 +121,29 @@ def weights_of(files: Sequence[GgufFile]) -> Weights:
     for tensor in tensors:
         if part := routed_part(tensor.name):
             experts += tensor.nbytes
-            n_used = used[part.layer] if isinstance(used, list) else used
+            n_used = used[min(part.layer, len(used) - 1)] if isinstance(used, list) else used
             used_experts += tensor.nbytes * n_used / tensor.ne[2]
         else:
             rest += tensor.nbytes
             used_rest += tensor.nbytes * (is_tied or tensor.name != "token_embd.weight")
-    return Weights(experts, rest, used_experts, used_rest, sum(tensor.n_values for tensor in tensors))
+    n, unit = sum(tensor.n_values for tensor in tensors), size / max(1.0, experts + rest)
+    return Weights(*(each * unit for each in (experts, rest, used_experts, used_rest, n)))
 
 
 def choices(repo: Repo, files: Mapping[str, int], machine: Machine) -> list[Choice]:
     """The quantisations of its MoE model, the smallest first. files: Repo.sizes(). Raises HobbitError."""
     models = models_of(repo, files)
     complete = [file for file in models if is_complete(file, files)] or models[:1]
-    parts = {file: whole(repo.name, file, files) for file in complete}
+    every = {file: whole(repo.name, file, files) for file in complete}
+    parts = {file: [part for part in every[file] if not part.endswith(COMPANIONS)] for file in complete}
     sizes = {file: sum(files[part] for part in parts[file]) for file in parts}
     labels = {file: label(repo.name, file, models) for file in parts}
 
     def rank(file: str) -> tuple[int, float]:  # few requests, and exact figures where memory ends
         return len(parts[file]), abs(math.log((1 + sizes[file]) / machine.memory))
 
-    heads = [
-        repo.head(part, files[part]) for part in parts[min(parts, key=rank)] if not part.endswith(COMPANIONS)
-    ]
-    known = weights_of(heads)
+    read = min(parts, key=rank)
+    known = weights_of([repo.head(part, files[part]) for part in parts[read]], sizes[read])
     if not known.experts:
         texts = ", ".join(f"{labels[file]} ({format_size(size)})" for file, size in sizes.items())
         raise HobbitError(f"{repo.name} is dense, so all of it must fit into memory; it has {texts}")
