@@ -89,9 +89,17 @@ def test_what_belongs_to_the_model_lies_beside_the_link(
     assert "q.toml sets t1, t2" in done.stderr
 
 
-def test_a_missing_part_is_named(cached: Path, tmp_path: Path) -> None:
-    (tmp_path / "m-00001-of-00009.gguf").symlink_to(cached.resolve())
+def test_a_missing_part_is_named(cached: Path, run_pyhobbit: RunPyhobbit, tmp_path: Path) -> None:
+    first = tmp_path / cached.name
+    first.write_bytes(cached.read_bytes())
     link = tmp_path / "q.gguf"
-    link.symlink_to("m-00001-of-00009.gguf")
-    with pytest.raises(HobbitError):
+    link.symlink_to(first.name)
+    missing = first.name.replace("00001-of", "00002-of")
+    with pytest.raises(HobbitError, match=missing):
         model_parts(link)
+    options = {"inspect": ("--no-speed",), "chat": ANSWER, "convert": ("--dry-run",), "serve": ()}
+    for verb, some in options.items():
+        done = run_pyhobbit(verb, link, *some)
+        assert done.returncode == 1
+        assert missing in done.stderr
+        assert "damaged" not in done.stderr
