@@ -24,7 +24,7 @@ from pyhobbit.model.labels import label
 from pyhobbit.model.names import COMPANIONS
 from pyhobbit.model.tiers import routed_part
 from pyhobbit.native.files import temporary_file, write_text
-from pyhobbit.native.machine import measure_disk, physical_memory
+from pyhobbit.native.machine import measure_disk, memory_limit
 from pyhobbit.settings.config import format_size
 from pyhobbit.settings.table import default
 
@@ -89,7 +89,7 @@ def this_machine(memory: int | None = None, disk: int | None = None) -> Machine:
 
     The disk is measured once; its speed is kept in huggingface_hub's folder. Raises HobbitError.
     """
-    return Machine(memory or _TAKEN * physical_memory(), disk or _disk_speed())
+    return Machine(memory or _TAKEN * memory_limit(), disk or _disk_speed())
 
 
 def _disk_speed() -> float:
