@@ -46,31 +46,34 @@ class Machine:
 
 @dataclass(frozen=True)
 class Weights:
-    """Bytes of the routed experts and of the rest, and those of both that a token uses. n: of all weights."""
+    """Bytes of the routed experts, of the rest, which stays in memory, and of the experts of a token.
+
+    table: bytes of which a token looks up some rows, so that they stay on disk.  n: number of all weights.
+    """
 
     experts: float
     rest: float
     used_experts: float
-    used_rest: float
+    table: float
     n: float
 
     def scaled(self, size: float) -> "Weights":
         """About those of another quantisation of `size` bytes: makers vary the experts more than the rest."""
-        growth = math.sqrt(size / (self.experts + self.rest))
-        rest = min(size, self.rest * growth)
-        used = self.used_experts / self.experts * (size - rest)
-        return Weights(size - rest, rest, used, self.used_rest * growth, self.n)
+        growth = math.sqrt(size / (self.experts + self.rest + self.table))
+        experts = max(0.0, size - (self.rest + self.table) * growth)
+        used = self.used_experts / self.experts * experts
+        return Weights(experts, self.rest * growth, used, self.table * growth, self.n)
 
     def share(self, memory: float) -> float:
         """Share of the experts that finds room; below 0 where not even a token's do."""
-        return min(1.0, (memory - _BESIDE - self.rest - self.used_experts) / self.experts)
+        return min(1.0, (memory - _BESIDE - self.rest - self.used_experts) / max(1.0, self.experts))
 
     def speed(self, machine: Machine) -> float:
         """Expected token/s; 0 where the model does not fit."""
         if (share := self.share(machine.memory)) < 0:
             return 0.0
         missing = (1 - share) ** 2 * self.used_experts
-        return 1 / ((self.used_rest + self.used_experts) / _MEMORY_SPEED + missing / machine.disk)
+        return 1 / ((self.rest + self.used_experts) / _MEMORY_SPEED + missing / machine.disk)
 
 
 @dataclass(frozen=True)
@@ -115,19 +118,22 @@ def weights_of(files: Sequence[GgufFile], size: float) -> Weights:
     """Those that the headers of a model's files of `size` bytes tell; of a dense one without experts."""
     keys = files[0].metadata
     used = next((keys[key].value() for key in keys if key.endswith(".expert_used_count")), 0)
-    experts = rest = used_experts = used_rest = 0.0
     tensors = [tensor for file in files for tensor in file.tensors]
-    is_tied = all(tensor.name != "output.weight" for tensor in tensors)
+    tables = {"per_layer_token_embd.weight"}
+    if any(tensor.name == "output.weight" for tensor in tensors):
+        tables.add("token_embd.weight")
+    experts = used_experts = table = 0.0
     for tensor in tensors:
         if part := routed_part(tensor.name):
             experts += tensor.nbytes
             n_used = used[min(part.layer, len(used) - 1)] if isinstance(used, list) else used
             used_experts += tensor.nbytes * n_used / tensor.ne[2]
-        else:
-            rest += tensor.nbytes
-            used_rest += tensor.nbytes * (is_tied or tensor.name != "token_embd.weight")
-    n, unit = sum(tensor.n_values for tensor in tensors), size / max(1.0, experts + rest)
-    return Weights(*(each * unit for each in (experts, rest, used_experts, used_rest, n)))
+        elif tensor.name in tables:
+            table += tensor.nbytes
+    total = sum(tensor.nbytes for tensor in tensors)
+    n, unit = sum(tensor.n_values for tensor in tensors), size / max(1, total)
+    figures = (experts, total - experts - table, used_experts, table, n)
+    return Weights(*(each * unit for each in figures))
 
 
 def choices(repo: Repo, files: Mapping[str, int], machine: Machine) -> list[Choice]:

@@ -19,6 +19,7 @@ from pyhobbit.model.download import Repo
 from pyhobbit.model.gguf_file import (
     Placement,
     align,
+    ints_entry,
     pack_header,
     parse_head,
     scalar_entry,
@@ -26,7 +27,7 @@ from pyhobbit.model.gguf_file import (
     tensor_nbytes,
 )
 from pyhobbit.model.quantize import type_by_name
-from pyhobbit.model.recommend import Choice, Machine, best, choices, reasons, weights_of
+from pyhobbit.model.recommend import Choice, Machine, Weights, best, choices, reasons, weights_of
 
 GB = 10**9
 DISK, RAM = 3.0 * GB, 40.0 * GB
@@ -240,6 +241,27 @@ def test_the_sizes_of_other_files_are_near(name: str) -> None:
         known.append(weights_of([parse_head(Path("m"), head, size)], size))
     for one, other in permutations(known, 2):
         assert one.scaled(other.experts + other.rest).experts == pytest.approx(other.experts, rel=0.1)
+
+
+def test_tables_of_which_a_token_needs_rows_take_no_memory() -> None:
+    f16 = type_by_name("f16")
+    names = [
+        "blk.0.ffn_up_exps.weight",
+        "blk.0.attn_q.weight",
+        "token_embd.weight",
+        "per_layer_token_embd.weight",
+    ]
+
+    def weights(*more: str) -> Weights:
+        tensors = [Placement(name, f16, (32, 2, 8), 1024 * i) for i, name in enumerate([*names, *more])]
+        head = pack_header([ints_entry("m.expert_used_count", [2])], tensors, 32)
+        file = parse_head(Path("m"), head, len(head) + 1024 * len(tensors))
+        assert file is not None
+        return weights_of([file], 1024 * len(tensors))
+
+    assert weights("output.weight") == Weights(1024, 2 * 1024, 256, 2 * 1024, 5 * 512)
+    assert weights() == Weights(1024, 2 * 1024, 256, 1024, 4 * 512)  # tokens' rows are the output, too
+    assert weights("output.weight").scaled(4 * 5 * 1024).table == 2 * 2 * 1024
 
 
 def test_of_files_that_cannot_be_better_the_smaller_is_taken() -> None:
