@@ -155,6 +155,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _arguments_without_model(args: argparse.Namespace, cache: CacheConfig) -> list[str]:
     """Arguments of a llama-server that finds its models itself. Raises ConfigError."""
+    from pyhobbit.engine.plan import check_limit  # loads the libraries
+
+    check_limit(cache.memory)
     each, passed_on = _of_several(cache, args.passed_on)
     _print_rows(_several_rows(cache.memory, each.memory, passed_on))
     settings = _of_model(each, passed_on).settings()
@@ -397,9 +400,10 @@ def _check_memory(
 
     Raises HobbitError where the model will not fit, or the cache cannot be set up.
     """
-    from pyhobbit.engine.plan import lay_out  # loads the libraries, as machine does
+    from pyhobbit.engine.plan import check_limit, lay_out  # loads the libraries, as machine does
     from pyhobbit.native.machine import resident_memory
 
+    check_limit(cache.memory)
     context = value("--ctx-size", passed_on)
     unknown = any(value(name, passed_on) is not None for name in _MEMORY_FLAGS)
     if unknown or not (context is None or context.isdecimal()):

@@ -172,7 +172,7 @@ def _beside_projector(
     path: Path, config: EngineConfig, plan_without: Callable[[EngineConfig], MemoryPlan]
 ) -> tuple[EngineConfig, MemoryPlan]:
     """The config with room for its projector, and the plan with both. Raises HobbitError."""
-    _check_limit(config.cache.memory)
+    check_limit(config.cache.memory)
     beside, taken = beside_projector(path, config, plan_without)
     plan = plan_without(beside)
     info = replace(plan.info, memory=config.cache.memory)
@@ -207,7 +207,7 @@ def _lay_out(
     overrides: Mapping[str, Setting],
     config: EngineConfig,
 ) -> MemoryPlan:
-    _check_limit(config.cache.memory)
+    check_limit(config.cache.memory)
     # such files would be emptied, and what is known of earlier uses would be read into the pools
     settings = {**overrides, **replace(config.cache, trace=None, timeline=None, remember=None).settings()}
     if config.cache.trace is not None or config.cache.timeline is not None:
@@ -271,7 +271,8 @@ def lookahead_bytes(model: Path) -> int:
     return sum(tensor.nbytes for tensor in read_gguf(path).tensors if tensor.name == LOOKAHEAD_MAPS)
 
 
-def _check_limit(memory: int | None) -> None:
+def check_limit(memory: int | None) -> None:
+    """Raises HobbitError for a bound above what this process may hold."""
     if memory is not None and memory > memory_limit():
         limit, most = format_size(memory), format_size(memory_limit())
         raise HobbitError(

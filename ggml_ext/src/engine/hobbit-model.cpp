@@ -244,6 +244,7 @@ status hobbit_model::place_layers(const ggml_backend_dev_t * devices, size_t n_d
     std::vector<ggml_backend_dev_t> own;
     HOBBIT_TRY(find_compute_devices(settings_.device, own));
     build(own);
+    HOBBIT_TRY(check_limit(settings_.bounds(), host_ != nullptr, 0, memory_limit())); // before weights are loaded
     assign_layers(of_layers);
     is_placed_ = true;
     return {};

@@ -43,19 +43,15 @@ static uint64_t beside_pools(const other_memory & other) {
     return other.before + other.model + other.scratch + SLACK;
 }
 
-// A process that holds more than the system allows is ended.
-static status check_limit(const budget & b, const other_memory & other) {
-    const bool     bounds_pools = b.memory == 0 && b.pools > 0 && !other.device.name;
-    const uint64_t beside       = bounds_pools ? other.before + other.model + other.scratch : 0;
-    const uint64_t given        = bounds_pools ? b.pools : b.memory;
-    if (given + beside <= other.limit) {
-        return {};
-    }
-    const std::string others = bounds_pools ? " beside " + format_size(double(beside)) + " of other memory" : "";
-    return status::error("a limit of %s%s%s is above the %s that this machine, or the memory cgroup, has for the "
-                         "process; lower it",
-                         format_size(double(given)).c_str(), bounds_pools ? " for expert pools" : "", others.c_str(),
-                         format_size(double(other.limit)).c_str());
+status check_limit(const budget & b, bool is_apart, uint64_t beside, uint64_t limit) {
+    const uint64_t given = b.memory > 0 || is_apart ? b.memory : b.pools + beside;
+    return given <= limit
+               ? status()
+               : status::error("a limit of %s%s is above the %s that this machine, or the memory cgroup, has "
+                               "for the process; lower it",
+                               format_size(double(given)).c_str(),
+                               b.memory > 0 ? "" : " for expert pools and all beside them",
+                               format_size(double(limit)).c_str());
 }
 
 // Where the pools are on a device with memory of its own, the process's budget has to hold everything else.
@@ -245,7 +241,7 @@ status share_bounds(const budget & b, const std::vector<device_share> & devices,
 
 status plan_pools(const budget & b, const pool_demand & d, const other_memory & other, pool_plan & plan) {
     uint64_t bytes = 0;
-    HOBBIT_TRY(check_limit(b, other));
+    HOBBIT_TRY(check_limit(b, other.device.name, other.before + other.model + other.scratch, other.limit));
     HOBBIT_TRY(pool_bytes(b, d, other, plan, bytes));
     plan.n_slots = divide(b, d, bytes);
     if (other.device.name) {

@@ -62,6 +62,10 @@ struct pool_plan {
     uint64_t   n_snapshots  = 0;
 };
 
+// Refuses bounds above what the process may hold. is_apart: the pools are on a device with memory of its own. beside:
+// bytes that the process holds beside its pools. Pure.
+status check_limit(const budget & b, bool is_apart, uint64_t beside, uint64_t limit);
+
 // Returns true if the low pool is used: by experts in low precision, or beside those in high precision, or in place of
 // absent ones.
 bool uses_low(const budget & b, const pool_demand & demand);

@@ -168,8 +168,7 @@ TEST_CASE("a bound above what the process may hold is refused with both numbers"
     CHECK(message.find("a limit of 700.0 MiB is above the 600.0 MiB") == 0);
     planned(with_pools(460 * MiB), one_tier(), other);
     message = refused(with_pools(461 * MiB), one_tier(), other);
-    CHECK(message.find("a limit of 461.0 MiB for expert pools beside 140.0 MiB of other memory is above the 600.0") ==
-          0);
+    CHECK(message.find("a limit of 601.0 MiB for expert pools and all beside them is above the 600.0 MiB") == 0);
 
     other.device.name = "a GPU"; // which has memory of its own for the pools
     other.device.free = 9000 * MiB;
