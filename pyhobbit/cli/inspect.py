@@ -20,7 +20,7 @@ from pyhobbit.cli.options import (
 )
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.model_path import add_model_arguments, check_model_arguments, model_path
-from pyhobbit.model.names import check_model_file
+from pyhobbit.model.names import check_model_file, parse_repository
 from pyhobbit.settings.config import EngineConfig, format_size, parse_size
 from pyhobbit.settings.table import OPTIONS
 
@@ -50,8 +50,8 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("--trace is for the speed estimate, which --no-speed skips; give one of them")
     config = engine_config(args, args.ctx, without=("trace", "timeline"))
     check_model_arguments(args)
-    if args.hf_repo is not None and ":" not in args.hf_repo:
-        _recommend(args.hf_repo, config.cache.memory, args)
+    if args.hf_repo is not None and parse_repository(args.hf_repo)[1] is None:
+        _recommend(parse_repository(args.hf_repo)[0], config.cache.memory, args)
         return 0
     if args.disk_speed is not None:
         raise ConfigError("--disk-speed is for USER/NAME without a QUANT; leave it out")
@@ -71,19 +71,17 @@ def _recommend(name: str, memory: int | None, args: argparse.Namespace) -> None:
     files = repo.sizes()
     machine = recommend.this_machine(memory, args.disk_speed)
     found = recommend.choices(repo, files, machine)
-    chosen = recommend.best(found)
-    if args.json:
+    chosen = recommend.best(found) if args.json or any(each.speed for each in found) else None
+    if args.json and chosen is not None:
         rows = [asdict(each) for each in found]
         print(json.dumps({"machine": asdict(machine), "choices": rows, "chosen": chosen.label}, indent=2))
         return
-    reasons = recommend.reasons(found, machine)
     width = max(len(each.label) for each in found)
-    print(f"  {'QUANT':{width}}  {'SIZE':>10}  EXPERTS IN MEMORY")
+    print(f"  {'QUANT':{width}}  {'SIZE':>10}  EXPERTS IN MEMORY  TOKEN/S")
     for each in found:
-        mark = ">" if each is chosen else " "
-        row = f"{format_size(each.size):>10}  {each.share:4.0%}, {recommend.rate(each)}"
-        print(f"{mark} {each.label:{width}}  {row}")
-    print(reasons)
+        mark, speed = ">" if each is chosen else " ", f"{each.speed:.3g}" if each.speed else "no room"
+        print(f"{mark} {each.label:{width}}  {format_size(each.size):>10}  {each.share:17.0%}  {speed:>7}")
+    print(recommend.reasons(found, machine))
 
 
 def _inspect(path: Path, config: EngineConfig, args: argparse.Namespace) -> None:
@@ -116,7 +114,10 @@ def _inspect(path: Path, config: EngineConfig, args: argparse.Namespace) -> None
     if plan is not None and not args.no_speed:
         speed = measure(model, config, plan, args.trace)
         document["speed"] = {**asdict(speed), "tokens_per_second": speed.tokens_per_second}
-        show(f"\n{_rows_text(advice.speed_rows(plan, speed))}")
+        rows = advice.speed_rows(plan, speed)
+        if speed.disk is not None:
+            rows["roof"] = _roof_text(path, plan.share_high, speed.disk.bytes_per_s)
+        show(f"\n{_rows_text(rows)}")
     document["advice"] = []
     if plan is not None:
         may_add_low = default_low_types(model.routed_tensors()) is not None
@@ -126,6 +127,19 @@ def _inspect(path: Path, config: EngineConfig, args: argparse.Namespace) -> None
         show(f"{'' if i else 'advice':<13} - {sentence}")
     if args.json:
         print(json.dumps(document, indent=2))
+
+
+def _roof_text(path: Path, share: float, disk: float) -> str:
+    """What sizes alone let expect, as for a repository. share: of experts in memory.  disk: bytes/s."""
+    from pyhobbit.model.model_file import model_parts
+    from pyhobbit.model.recommend import MEMORY_SPEED, weights_of  # huggingface_hub takes half a second
+
+    files = model_parts(path)
+    weights = weights_of(files, sum(file.size for file in files))
+    of_token, experts = format_size(weights.rest + weights.used_experts), format_size(weights.used_experts)
+    speed = f"{weights.rate(share, disk):.3g} token/s, by sizes"
+    memory = f"{of_token} at {format_size(MEMORY_SPEED)}/s from memory"
+    return f"{speed}: {memory}, and (1 - {share:.0%})² of {experts} at {format_size(disk)}/s from the disk"
 
 
 def _plan(path: Path, config: EngineConfig) -> "tuple[MemoryPlan | None, str]":

@@ -50,11 +50,13 @@ def _label(repo: str, file: str) -> str | None:
 
 def matching(repo: str, models: Sequence[str], tag: str) -> list[str]:
     """The models that a tag names: by path or label in full, else those that hold it as a whole word."""
+    if tag in models:
+        return [tag]
+    names = {file: (file, Path(file).name, _label(repo, file) or file) for file in models}
+    for form in (str, str.lower):
+        if exact := [file for file in models if form(tag) in map(form, names[file])]:
+            return exact
     tag = tag.lower()
-    if exact := [file for file in models if tag in (file.lower(), Path(file).name.lower())]:
-        return exact
-    if exact := [file for file in models if tag == (_label(repo, file) or "").lower()]:
-        return exact
     stems = {file: str(Path(file).with_name(model_stem(Path(file)))).lower() for file in models}
     word = re.compile(rf"(?<!\w){re.escape(tag)}(?!\w)")
     found = [file for file in models if word.search(stems[file])]

@@ -22,7 +22,7 @@ from pyhobbit.model.download import Repo, UnreachableError, is_complete, models_
 from pyhobbit.model.gguf_file import GgufFile
 from pyhobbit.model.labels import label
 from pyhobbit.model.names import COMPANIONS
-from pyhobbit.model.tiers import routed_part
+from pyhobbit.model.tiers import routed_part, tiered_part
 from pyhobbit.native.files import temporary_file, write_text
 from pyhobbit.native.machine import measure_disk, memory_limit
 from pyhobbit.settings.config import format_size
@@ -30,7 +30,7 @@ from pyhobbit.settings.table import default
 
 _BESIDE = 1 << 30  # bytes of libraries, a context of some thousand tokens and what computes a prompt
 _TAKEN = 0.9  # share of the memory, as of what is free
-_MEMORY_SPEED = 40e9  # bytes per second; two channels of a small machine, which vary less than disks
+MEMORY_SPEED = 40e9  # bytes per second; two channels of a small machine, which vary less than disks
 _ENOUGH = 5.0  # token/s: about as fast as people read
 _MOST_BITS = 7.5  # per weight; more than Q6_K hardly answers better
 _PROBE_BYTES, _READ_BYTES = 1 << 27, 1 << 21
@@ -70,10 +70,13 @@ class Weights:
 
     def speed(self, machine: Machine) -> float:
         """Expected token/s; 0 where the model does not fit."""
-        if (share := self.share(machine.memory)) < 0:
-            return 0.0
+        share = self.share(machine.memory)
+        return self.rate(share, machine.disk) if share >= 0 else 0.0
+
+    def rate(self, share: float, disk: float) -> float:
+        """Expected token/s with this share of the experts in memory. disk: bytes per second."""
         missing = (1 - share) ** 2 * self.used_experts
-        return 1 / ((self.rest + self.used_experts) / _MEMORY_SPEED + missing / machine.disk)
+        return 1 / ((self.rest + self.used_experts) / MEMORY_SPEED + missing / disk)
 
 
 @dataclass(frozen=True)
@@ -128,7 +131,7 @@ def weights_of(files: Sequence[GgufFile], size: float) -> Weights:
             experts += tensor.nbytes
             n_used = used[min(part.layer, len(used) - 1)] if isinstance(used, list) else used
             used_experts += tensor.nbytes * n_used / tensor.ne[2]
-        elif tensor.name in tables:
+        elif tensor.name in tables or tiered_part(tensor.name):
             table += tensor.nbytes
     total = sum(tensor.nbytes for tensor in tensors)
     n, unit = sum(tensor.n_values for tensor in tensors), size / max(1, total)
@@ -182,17 +185,14 @@ def reasons(found: Sequence[Choice], machine: Machine) -> str:
         "better": next((each for each in fitting if each.size > chosen.size), None),
         "faster": next((each for each in reversed(fitting) if each.speed > chosen.speed), None),
     }
-    others = [f"next {what}: {each.label}, {rate(each)}" for what, each in neighbours.items() if each]
+    others = [
+        f"next {what}: {each.label}, {each.speed:.3g} token/s" for what, each in neighbours.items() if each
+    ]
     return (
         f"{chosen.label} is {why} {_ENOUGH:g} token/s with {format_size(machine.memory)} of memory and "
-        f"{format_size(machine.disk)}/s from the disk, by estimate: {rate(chosen)}\n"
+        f"{format_size(machine.disk)}/s from the disk, by estimate: {chosen.speed:.3g} token/s\n"
         f"{'; '.join(others) or 'no other fits'}"
     )
-
-
-def rate(choice: Choice) -> str:
-    """Its speed for people."""
-    return f"{choice.speed:.3g} token/s" if choice.speed else "no room"
 
 
 def recommended(name: str, *, endpoint: str | None = None, cache: Path | None = None) -> str:

@@ -91,6 +91,8 @@ def test_the_header_decides_where_it_is_at_hand(tmp_path: Path) -> None:
         ("u/Q", ["IQ2_KS/Q-00001-of-00002.gguf", "smol-IQ2_KS/Q-00001-of-00002.gguf"], {"smol-IQ2_KS": 1}),
         ("u/Model-Q4_K_M-GGUF", ["model-q4_k_m.gguf"], {"Q4_K_M": 0}),
         ("u/X-i1-GGUF", ["X.i1-IQ3_M.gguf", "X.i1-Q4_K_M.gguf"], {"Q4_K_M": 1, "i1-Q4_K_M": 1}),
+        ("u/x", ["m-q4_0.gguf", "m-Q4_0.gguf"], {"q4_0": 0, "Q4_0": 1}),
+        ("u/x", ["m.gguf", "sub/m.gguf"], {"m.gguf": 0, "sub/m.gguf": 1}),
         ("u/m", ["m.gguf", "m-v2.gguf"], {"m": 0, "v2": 1, "m-v2.gguf": 1}),
     ],
 )

@@ -319,7 +319,7 @@ def test_inspect_shows_the_choices_and_downloads_nothing(hub: Hub, tmp_path: Pat
     done = _run(hub, tmp_path, "inspect", name, "--memory", "24G", "--disk-speed", "3G")
     assert done.returncode == 0, done.stderr
     header, *rows, chosen, others = done.stdout.splitlines()
-    assert header.split() == ["QUANT", "SIZE", "EXPERTS", "IN", "MEMORY"]
+    assert header.split() == ["QUANT", "SIZE", "EXPERTS", "IN", "MEMORY", "TOKEN/S"]
     assert [row[2:].split()[0] for row in rows] == list(REPOS[name][2])
     (marked,) = (row for row in rows if row.startswith(">"))
     assert chosen.startswith(f"{marked[2:].split()[0]} is the best that reaches ")
@@ -330,6 +330,10 @@ def test_inspect_shows_the_choices_and_downloads_nothing(hub: Hub, tmp_path: Pat
     document = json.loads(_run(hub, tmp_path, "inspect", name, "--json").stdout)
     assert [each["label"] for each in document["choices"]] == list(REPOS[name][2])
     assert document["machine"]["disk"] == 1e9
+    none = _run(hub, tmp_path, "inspect", "unsloth/Kimi-K3-GGUF", "--memory", "8G", "--disk-speed", "3G")
+    assert none.returncode == 1
+    assert none.stdout.count("no room") == 3
+    assert "no QUANT fits into memory, not even UD-TQ1_0 with " in none.stderr
     assert "leave it out" in _run(hub, tmp_path, "inspect", f"{name}:Q6_K", "--disk-speed", "3G").stderr
 
 
