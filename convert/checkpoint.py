@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from pyhobbit.convert.shards import check_checkpoint
 from pyhobbit.convert.write import Progress
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.gguf_file import TensorInfo
@@ -18,7 +21,11 @@ from pyhobbit.model.quantize import type_by_id
 from pyhobbit.native.paths import VENDOR_DIR
 
 _CONVERTER = VENDOR_DIR / "convert_hf_to_gguf.py"
+_SCRIPT = Path(__file__).with_name("run_converter.py")
+_YES_NO = {True: "yes", False: "no"}
 _POLL_SECONDS = 0.2
+_EXCEPTION = re.compile(r"[\w.]*(?:Error|Exception)(: .*)?$")
+_PROGRESS = re.compile(r"\d+%\|")
 
 
 def out_type(high: str | None) -> str:
@@ -28,18 +35,32 @@ def out_type(high: str | None) -> str:
     return high.lower() if high.lower() in ("f32", "f16", "bf16") else "auto"
 
 
-def list_tensors(folder: Path, out_type: str) -> list[TensorInfo]:
+@dataclass(frozen=True)
+class Listed:
     """The tensors that the converter will make, without their places.
 
-    Raises HobbitError if the folder is no checkpoint, or of a kind that llama.cpp does not know.
+    has_mtp: the checkpoint may have weights of a draft block.  without_mtp: it has none, though its
+    architecture knows one.
+    """
+
+    tensors: tuple[TensorInfo, ...]
+    has_mtp: bool
+    without_mtp: bool
+
+
+def list_tensors(folder: Path, out_type: str) -> Listed:
+    """Reads headers alone.
+
+    Raises HobbitError if the folder is no checkpoint, is incomplete, or llama.cpp does not know its kind.
     """
     if not (folder / "config.json").is_file():
         has_gguf = any(folder.glob("*.gguf"))
         hint = "name a GGUF file in it" if has_gguf else "MODEL is a checkpoint folder or a GGUF file"
         raise HobbitError(f"{folder} has no config.json, so it is no Hugging Face checkpoint: {hint}")
-    script = Path(__file__).with_name("list_checkpoint.py")
+    has_mtp = check_checkpoint(folder)
+    listed = json.loads(_run([str(_SCRIPT), str(folder), out_type, _YES_NO[has_mtp]], folder))
     tensors = []
-    for entry in json.loads(_run([str(script), str(folder), out_type], folder)):
+    for entry in listed["tensors"]:
         ggml_type = type_by_id(entry["type_id"])
         if ggml_type is None:
             raise HobbitError(
@@ -48,12 +69,15 @@ def list_tensors(folder: Path, out_type: str) -> list[TensorInfo]:
         tensors.append(TensorInfo(entry["name"], ggml_type, tuple(entry["ne"]), folder, 0))
     if not tensors:
         raise HobbitError(f"{folder} has no weights in it, such as *.safetensors: download the rest of it")
-    return tensors
+    names = {tensor.name for tensor in tensors}
+    if absent := [name for name in ("token_embd.weight", "output_norm.weight") if name not in names]:
+        raise HobbitError(f"{folder} has no weights for {absent[0]}: download the rest of the checkpoint")
+    return Listed(tuple(tensors), has_mtp, listed["without_mtp"])
 
 
-def write_gguf(folder: Path, out_type: str, output: Path, progress: Progress) -> None:
+def write_gguf(folder: Path, out_type: str, has_mtp: bool, output: Path, progress: Progress) -> None:
     """Converts the checkpoint to one GGUF. `progress` is called with bytes written. Raises HobbitError."""
-    arguments = [str(_CONVERTER), str(folder), "--outtype", out_type, "--outfile", str(output)]
+    arguments = [str(_SCRIPT), str(folder), out_type, _YES_NO[has_mtp], str(_CONVERTER), str(output)]
     _run(arguments, folder, output, progress)
 
 
@@ -93,8 +117,12 @@ def _wait(process: subprocess.Popen[bytes], output: Path | None, progress: Progr
 
 
 def _reason(folder: Path, log: str) -> str:
-    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    """The last exception of the log, with its line of code if it has no text; or else the last line."""
+    lines = [line.strip() for line in log.splitlines() if line.strip(" ^~") and not _PROGRESS.search(line)]
     last = lines[-1] if lines else "it gave no reason"
+    for i, line in enumerate(lines):
+        if (found := _EXCEPTION.match(line)) is not None:
+            last = line if found[1] else f"{line} at {lines[i - 1]}"
     if last.startswith(("ModuleNotFoundError", "ImportError")):
         return f'reading a checkpoint needs more packages ({last}): pip install "pyhobbit[convert]"'
     return f"llama.cpp's converter failed on {folder}: {last}"

@@ -22,7 +22,7 @@ from pyhobbit.convert.options import Options
 from pyhobbit.convert.plan import RESIDENT, Plan, PlannedTensor, Recipe, make_plan
 from pyhobbit.convert.read import Model, check_routed, read_model
 from pyhobbit.convert.verify import verify_output
-from pyhobbit.convert.write import Progress, write_output
+from pyhobbit.convert.write import NotFiniteError, Progress, write_output
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.file_names import model_stem, sidecar_path
 from pyhobbit.model.gguf_file import (
@@ -186,7 +186,12 @@ def _default_output(model: Path, options: Options) -> Path:
 def _convert_checkpoint(options: Options, output: Path) -> Path | None:
     out_type = checkpoint.out_type(options.high)
     print(f"listing the tensors of {options.model}", file=sys.stderr)
-    tensors = checkpoint.list_tensors(options.model, out_type)
+    listed = checkpoint.list_tensors(options.model, out_type)
+    tensors = listed.tensors
+    if listed.without_mtp:
+        print(
+            f"note: {options.model} has no weights of a draft block (MTP): converted without", file=sys.stderr
+        )
     check_routed(options.model, tensors)
     source, imatrix = _imatrix(options, tensors)
     recipe = _recipe(options, tensors)
@@ -199,10 +204,20 @@ def _convert_checkpoint(options: Options, output: Path) -> Path | None:
     if options.dry_run:
         return None
     _check_disk(output, needed)
+    try:
+        return _convert_as(options, output, listed, out_type)
+    except NotFiniteError as error:
+        if out_type == "f32" or (options.high or "").lower() in ("f16", "bf16"):
+            raise HobbitError(f"{error}: convert with --high bf16, or f32") from error
+        print(f"note: {error}; reading the checkpoint as bf16", file=sys.stderr)
+    return _convert_as(options, output, listed, "bf16")
+
+
+def _convert_as(options: Options, output: Path, listed: checkpoint.Listed, out_type: str) -> Path | None:
     # Never renamed: the intermediate file always vanishes again.
     with temporary_file(output.with_name(f"{output.name}.checkpoint")) as intermediate:
-        with _progress("reading", sum(tensor.nbytes for tensor in tensors)) as progress:
-            checkpoint.write_gguf(options.model, out_type, intermediate, progress)
+        with _progress("reading", sum(tensor.nbytes for tensor in listed.tensors)) as progress:
+            checkpoint.write_gguf(options.model, out_type, listed.has_mtp, intermediate, progress)
         return _convert_gguf(options, output, read_model(intermediate))
 
 

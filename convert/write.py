@@ -28,8 +28,13 @@ _FLOAT_BYTES = 96 << 20
 _MAX_PIECE_BYTES = 16 << 20
 
 Progress = Callable[[int], object]
+_INFINITIES = {"f16": 0x7C00, "bf16": 0x7F80}  # exponents of infinities and NaN
 T = TypeVar("T")
 R = TypeVar("R")
+
+
+class NotFiniteError(HobbitError):
+    """A source has infinities or NaN."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +137,10 @@ def _convert_piece(
 ) -> list[Written]:
     source = piece.source
     data = read_exactly(sources[source.path], piece.size, source.offset + piece.start)
+    if (infinity := _INFINITIES.get(source.type.name)) and (
+        data.view(np.uint16) & infinity == infinity
+    ).any():
+        raise NotFiniteError(f"tensor {source.name!r} has values that are infinite in {source.type.name}")
     rows = None
     written = []
     for target in piece.targets:

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: MIT
+"""Lists as JSON, or writes, the tensors that llama.cpp's converter makes of a checkpoint.
+
+Run in a process of its own by checkpoint.py, with llama.cpp's `conversion` and `gguf` packages on PYTHONPATH.
+Listing reads no weights; writing holds one tensor at a time, all experts of a layer's part.
+"""
+
+import json
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from conversion import ModelBase, ModelType, get_model_architecture, get_model_class
+from conversion.base import LazyTorchTensor
+from conversion.deepseek import DeepseekV4Model
+
+_FILE_TYPES = {
+    "f32": gguf.LlamaFileType.ALL_F32,
+    "f16": gguf.LlamaFileType.MOSTLY_F16,
+    "bf16": gguf.LlamaFileType.MOSTLY_BF16,
+    "auto": gguf.LlamaFileType.GUESSED,
+}
+_NVFP4_BYTES, _NVFP4_BLOCK = 9, 16  # bytes of a block's scale and codes
+
+
+def main(folder: Path, out_type: str, has_mtp: str, converter: str = "", output: str = "") -> None:
+    """has_mtp: no where the checkpoint lacks the weights of draft blocks, which its config may announce.
+
+    converter: the script that writes `output`; without it the tensors are listed.
+    """
+    _keep_experts_lazy()
+    architecture = get_model_architecture(ModelBase.load_hparams(folder, False), ModelType.TEXT)
+    model_class = get_model_class(architecture)
+    without_mtp = has_mtp == "no" and model_class.supports_mtp_export
+    if without_mtp:
+        model_class.no_mtp = True
+    if converter:
+        sys.argv = [converter, str(folder), "--outtype", out_type, "--outfile", output]
+        runpy.run_path(converter, run_name="__main__")
+        return
+    model = model_class(folder, _FILE_TYPES[out_type], folder / "unused.gguf")
+    model.prepare_tensors()
+    tensors = [
+        {"name": name, "type_id": int(info.dtype), "ne": [int(n) for n in reversed(info.shape)]}
+        for split in model.gguf_writer.tensors
+        for name, info in split.items()
+    ]
+    json.dump({"tensors": tensors, "without_mtp": without_mtp}, sys.stdout)
+
+
+def _keep_experts_lazy() -> None:
+    """Otherwise all experts in NVFP4 or of DeepSeek-V4 are read before the first tensor is written."""
+    generate, pack, to_eager = (
+        ModelBase._generate_nvfp4_tensors,
+        ModelBase._nvfp4_pack,
+        LazyTorchTensor.to_eager,
+    )
+
+    def generate_lazily(model):
+        LazyTorchTensor.to_eager = lambda each: each if getattr(each, "ndim", 0) >= 2 else to_eager(each)
+        try:
+            generate(model)
+        finally:
+            LazyTorchTensor.to_eager = to_eager
+
+    def pack_lazily(weight, scale):
+        n_rows, n_blocks = weight.shape[0], scale.shape[1]
+        shape = (n_rows, n_blocks * _NVFP4_BYTES)
+        return _lazy(shape, lambda: pack(to_eager(weight), to_eager(scale))[0]), [
+            n_rows,
+            n_blocks * _NVFP4_BLOCK,
+        ]
+
+    def write_lazily(model, layer, projection, key):
+        stem = f"layers.{layer}.ffn.experts."
+        n_experts = model.hparams["n_routed_experts"]
+        names = [
+            [f"{stem}{expert}.{projection}.{part}" for part in ("weight", "scale")]
+            for expert in range(n_experts)
+        ]
+        data = model._mxfp4_expert_tensor([[model.model_tensors[name] for name in pair] for pair in names])
+        name = model.format_tensor_name(key, layer)
+        model.gguf_writer.add_tensor(name, data, raw_dtype=gguf.GGMLQuantizationType.MXFP4)
+        return [name for pair in names for name in pair]
+
+    ModelBase._generate_nvfp4_tensors = generate_lazily
+    ModelBase._nvfp4_pack = staticmethod(pack_lazily)
+    DeepseekV4Model._write_mxfp4_expert_tensor = write_lazily
+    lazy: Any = gguf.LazyNumpyTensor
+    lazy.copy, lazy.__array_function__ = lambda tensor: tensor, _stack
+
+
+def _stack(_first, function, _types, args, _kwargs):
+    """np.stack of the experts of a part: each is read when all are written, and let go."""
+    assert function is np.stack
+    experts = list(args[0])
+
+    def load():
+        data = np.empty((len(experts), *experts[0].shape), np.uint8)
+        for i in range(len(experts)):
+            data[i], experts[i] = gguf.LazyNumpyTensor.to_eager(experts[i]), None
+        return data
+
+    return _lazy((len(experts), *experts[0].shape), load)
+
+
+def _lazy(shape, load):
+    meta = gguf.LazyNumpyTensor.meta_with_dtype_and_shape(np.uint8, shape)
+    return gguf.LazyNumpyTensor(meta=meta, func=load)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *sys.argv[2:])
