@@ -38,9 +38,10 @@ def sum_bytes(n_layers: int, n_embd: int) -> int:
 class LookaheadFit:
     """An observer that fits the maps while a text runs, and judges them on the text's last quarter.
 
-    X: inputs of a layer, Y: outputs of a later layer's router W for its own inputs. A map M is the minimum of
-    |X M - Y|^2 + a |M - W|^2: where the text says little, M stays near the router. a is a tenth of the mean
-    square of X's columns. Only sums over tokens are kept.
+    X: inputs of a layer, Y: outputs of a later layer's router for its own inputs, W: that router with its own
+    norm's gain in place of the one in X. A map M is the minimum of |X M - Y|^2 + a |M - W|^2: where the text
+    says little, M stays near the router. a is a tenth of the mean square of X's columns. Only sums over tokens
+    are kept.
     """
 
     def __init__(self, routers: list[Router], n_ahead: int) -> None:
@@ -86,10 +87,10 @@ class LookaheadFit:
 
     def _learn(self, layer: int, inputs: np.ndarray, sources: list[tuple[int, int]]) -> None:
         self._squares[layer] += inputs.T @ inputs
-        weight = self._routers[layer].weight
+        outputs = inputs @ self._routers[layer].weight.T
         for source, ahead in sources:
             seen = self._recent[source]
-            product = seen.T @ ((inputs - seen) @ weight.T)
+            product = seen.T @ (outputs - seen @ self._early(source, ahead).weight.T)
             self._products[source, ahead] = self._products.get((source, ahead), 0) + product
 
     def _judge(
@@ -107,8 +108,12 @@ class LookaheadFit:
         for source, ahead in sources:
             if (source, ahead) in self._maps:
                 seen = self._recent[source]
-                fitted = replace(router, weight=self._maps[source, ahead])
-                self._shares.setdefault(ahead, []).append((share(fitted, seen), share(router, seen)))
+                early = self._early(source, ahead)
+                fitted = replace(early, weight=self._maps[source, ahead])
+                self._shares.setdefault(ahead, []).append((share(fitted, seen), share(early, seen)))
+
+    def _early(self, source: int, ahead: int) -> Router:
+        return self._routers[source + ahead].early(self._routers[source])
 
     def _solved(self) -> dict[tuple[int, int], np.ndarray]:
         maps = {}
@@ -119,7 +124,7 @@ class LookaheadFit:
             steps = np.linalg.solve(squares, np.hstack([self._products[source, ahead] for ahead in aheads]))
             ends = np.cumsum([len(self._routers[source + ahead].weight) for ahead in aheads])[:-1]
             for ahead, step in zip(aheads, np.split(steps, ends, axis=1), strict=True):
-                weight = self._routers[source + ahead].weight
+                weight = self._early(source, ahead).weight
                 maps[source, ahead] = (weight + step.T).astype(np.float16).astype(np.float32)
         return maps
 
@@ -136,7 +141,7 @@ class LookaheadFit:
         )
         for layer in range(len(self._routers)):
             for ahead in range(1, min(self._n_ahead, len(self._routers) - 1 - layer) + 1):
-                of = self._maps.get((layer, ahead), self._routers[layer + ahead].weight)
+                of = self._maps.get((layer, ahead), self._early(layer, ahead).weight)
                 maps[layer, ahead - 1, : len(of)] = of
         return Lookahead(
             maps, tuple(float(mean[0]) for mean in means), tuple(float(mean[1]) for mean in means)

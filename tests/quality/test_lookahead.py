@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import models
@@ -33,8 +34,9 @@ def _run(fit: LookaheadFit, routers: list[Router], turns: list[np.ndarray], n_to
     for _ in range(n_tokens // 64):
         inputs = random.normal(size=(64, WIDTH)).astype(np.float32)
         for layer, router in enumerate(routers):
-            experts = router.choose(inputs, N_USED)
-            fit(LayerEvent(layer, np.arange(64), experts, None, np.zeros(0), inputs, None))
+            seen = inputs if router.gain is None else inputs * router.gain
+            experts = router.choose(seen, N_USED)
+            fit(LayerEvent(layer, np.arange(64), experts, None, np.zeros(0), seen, None))
             inputs = inputs @ turns[layer]
 
 
@@ -73,6 +75,18 @@ def test_routers_that_need_no_map_get_none() -> None:
     fit = LookaheadFit(routers, 2)
     _run(fit, routers, [np.eye(WIDTH, dtype=np.float32)] * N_LAYERS, 1024)
     assert fit.result() is None
+
+
+def test_gains_that_differ_between_layers_need_no_map() -> None:
+    routers, _ = _model(turn=0)
+    random = np.random.default_rng(2)
+    gains = np.exp(random.normal(size=(N_LAYERS, WIDTH))).astype(np.float32)
+    gains[0, 3] = 0  # what it hides stays hidden
+    gained = [replace(router, gain=gain) for router, gain in zip(routers, gains, strict=True)]
+    fit = LookaheadFit(gained, 1)
+    _run(fit, gained, [np.eye(WIDTH, dtype=np.float32)] * N_LAYERS, 1024)
+    assert fit.result() is None
+    assert not gained[1].early(gained[0]).weight[:, 3].any()
 
 
 def test_routers_that_do_not_explain_the_choice_get_none() -> None:
