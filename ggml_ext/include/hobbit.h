@@ -190,12 +190,16 @@ enum hobbit_gating {
 };
 
 // The router of one block. `weight` is [n_embd, n_experts] of any type that ggml converts to float; `bias` is added to
-// the router's outputs, `selection_bias` to the probabilities by which experts are chosen; either may be NULL.
+// the router's outputs, `selection_bias` to the probabilities by which experts are chosen. `gain` are n_embd factors
+// that the input of this router carries, such as those of a norm. All three may be NULL. n_used: experts that it
+// chooses; 0: as many as other routers.
 struct hobbit_router {
     const struct ggml_tensor * weight;
     const struct ggml_tensor * bias;
     const struct ggml_tensor * selection_bias;
     enum hobbit_gating         gating;
+    const struct ggml_tensor * gain;
+    uint32_t                   n_used;
 };
 
 // Gives the predictor the router of a block ("blk.N."), which it copies. REQUIRES: before the first context.

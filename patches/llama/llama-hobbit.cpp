@@ -132,8 +132,14 @@ void llama_hobbit_refuse_tiers(const llama_model_loader & ml) {
     }
 }
 
-void llama_hobbit_attach_router(ggml_context * ctx, ggml_tensor * weights, ggml_tensor * input,
+void llama_hobbit_attach_router(ggml_context * ctx, ggml_tensor * weights, const ggml_tensor * logits,
                                 const ggml_tensor * down_exps) {
+    const ggml_tensor * product = logits;
+    while (product && product->op != GGML_OP_MUL_MAT) {
+        product = product->src[0];
+    }
+    // a router that ran before the layer dropped tokens has more rows
+    ggml_tensor * input = product && ggml_nrows(product) == ggml_nrows(logits) ? product->src[1] : nullptr;
     for (ggml_tensor * t = weights; t; t = ggml_get_next_tensor(ctx, t)) {
         if (t->op == GGML_OP_MUL_MAT_ID && llama_hobbit_is_remote(t->src[0])) {
             t->src[3] = weights;
@@ -186,6 +192,40 @@ static hobbit_gating llama_hobbit_gating(const llama_hparams & hparams) {
         case LLAMA_EXPERT_GATING_FUNC_TYPE_SIGMOID:       return HOBBIT_GATING_SIGMOID;
         case LLAMA_EXPERT_GATING_FUNC_TYPE_SQRT_SOFTPLUS: return HOBBIT_GATING_SQRT_SOFTPLUS;
         default:                                          return HOBBIT_GATING_SOFTMAX;
+    }
+}
+
+// Reads from the graph what no hyper-parameter tells: the vector by which the router's input was multiplied last, and
+// the gating. A node on another device has copies as its sources: where they hide the router, `router` stays as it is.
+static void llama_hobbit_read_graph(ggml_cgraph * graph, hobbit_router & router) {
+    const ggml_tensor * last = nullptr; // that follows from the router's product
+    for (int i = 0; graph && i < ggml_graph_n_nodes(graph); ++i) {
+        const ggml_tensor * node = ggml_graph_node(graph, i);
+        if (!last && node->op == GGML_OP_MUL_MAT && node->src[0] == router.weight) {
+            const ggml_tensor * input = node->src[1];
+            while (input->op == GGML_OP_RESHAPE) {
+                input = input->src[0];
+            }
+            const ggml_tensor * gain = input->op == GGML_OP_MUL ? input->src[1] : nullptr;
+            if (gain && gain->buffer &&
+                ggml_backend_buffer_get_usage(gain->buffer) == GGML_BACKEND_BUFFER_USAGE_WEIGHTS) {
+                router.gain = gain;
+            }
+            last = node;
+            continue;
+        }
+        if (!last || node->src[0] != last) {
+            continue;
+        }
+        switch (node->op) {
+            case GGML_OP_SOFT_MAX: router.gating = HOBBIT_GATING_SOFTMAX; return;
+            case GGML_OP_UNARY:
+                router.gating = ggml_get_unary_op(node) == GGML_UNARY_OP_SIGMOID ? HOBBIT_GATING_SIGMOID
+                                                                                 : HOBBIT_GATING_SQRT_SOFTPLUS;
+                return;
+            case GGML_OP_ARGSORT: break; // chooses by the outputs themselves
+            default:              last = node;
+        }
     }
 }
 
@@ -316,11 +356,15 @@ static llama_hobbit_context_ptr llama_hobbit_open_context(const llama_context & 
     if (!model || lm.hparams.no_alloc || lm.hparams.vocab_only) {
         return nullptr;
     }
-    char err[1024];
+    char                     err[1024];
+    const llm_graph_result * reserved = lctx.get_gf_res_reserve();
+    ggml_cgraph *            graph    = reserved ? reserved->get_gf() : nullptr;
     for (size_t il = 0; il < lm.layers.size(); ++il) {
         const llama_layer & layer  = lm.layers[il];
-        const hobbit_router router = { layer.ffn_gate_inp, layer.ffn_gate_inp_b, layer.ffn_exp_probs_b,
-                                       llama_hobbit_gating(lm.hparams) };
+        hobbit_router       router = { layer.ffn_gate_inp,    layer.ffn_gate_inp_b,
+                                       layer.ffn_exp_probs_b, llama_hobbit_gating(lm.hparams),
+                                       /* .gain = */ nullptr, lm.hparams.n_expert_used(il) };
+        llama_hobbit_read_graph(graph, router);
         if (router.weight && !hobbit_set_router(model, il, &router, err, sizeof(err))) {
             throw std::runtime_error(err);
         }

@@ -75,9 +75,10 @@ void llama_hobbit_refuse_tiers(const llama_model_loader & ml);
 //
 
 // Makes the router's weights and its input sources of the layer's matrix products over experts in the cache, which
-// ranks by the weights and predicts with the input. `weights` is older than these products, and only the product with
-// `down_exps` does not need the input. As sources they stay intact until the products are computed.
-void llama_hobbit_attach_router(ggml_context * ctx, ggml_tensor * weights, ggml_tensor * input,
+// ranks by the weights and predicts with the input: that of the matrix product from which `logits` follow. `weights` is
+// older than the products over experts, and only the one with `down_exps` does not need the input. As sources they stay
+// intact until these products are computed.
+void llama_hobbit_attach_router(ggml_context * ctx, ggml_tensor * weights, const ggml_tensor * logits,
                                 const ggml_tensor * down_exps);
 
 // Constructs a context. Refuses a graph that the CPU would end the process for. Hands over the routers, and sizes the

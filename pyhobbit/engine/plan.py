@@ -33,6 +33,7 @@ from pyhobbit.settings.config import CacheConfig, EngineConfig, Setting, format_
 _CELL_BYTES = 64  # that llama.cpp keeps for a token of context beside the KV cache, even when it simulates
 _SHORT = "memory budget"  # the engine's errors about host memory name it
 _PREDICTOR_BYTES = 2  # bytes of a router's weight in the predictor's copy
+_GAIN_BYTES = 4  # likewise of a norm's gain
 
 
 @dataclass(frozen=True)
@@ -255,7 +256,8 @@ def _beside_pools(memory: HostMemory, session: Session, config: EngineConfig) ->
     info = session.info(config.cache.memory)
     stacks_routers = config.cache.prefetch != 0 and config.cache.predictor in (None, "router")
     if not info.on_device and stacks_routers:
-        routers = info.n_all_experts * session.model.n_embd() * _PREDICTOR_BYTES
+        n_rows = info.n_all_experts * _PREDICTOR_BYTES + info.n_layers * _GAIN_BYTES
+        routers = n_rows * session.model.n_embd()
         held += max(routers, lookahead_bytes(Path(info.model)))  # maps stand in their place
     return held
 

@@ -13,6 +13,7 @@ import random_moe
 from architecture_models import write_model
 from architectures import ARCHITECTURES
 
+from pyhobbit.model.gguf_file import read_floats
 from pyhobbit.model.model_file import read_model_file
 from pyhobbit.model.router import Gating, Router
 from pyhobbit.native.ffi import llama
@@ -33,23 +34,24 @@ OTHER = 0.95  # a wrong formula stays below this
 class Run:
     """T tokens of all texts, one by one. predicted, right: [T], by the engine's counters.
 
-    inputs: float32 [T, L, D], of the routers.  experts: [T, L, K].
+    inputs: float32 [T, L, D], of the routers.  experts: [T, L, K].  gains: [L, D], of the norms before.
     """
 
     routers: list[Router]
+    gains: np.ndarray
     predicted: np.ndarray
     right: np.ndarray
     inputs: np.ndarray
     experts: np.ndarray
 
 
-def _joined(path: Path) -> Run:
-    runs = [_computed(path, number) for number in range(N_TEXTS)]
+def _joined(path: Path, gain: str) -> Run:
+    runs = [_computed(path, number, gain) for number in range(N_TEXTS)]
     columns = zip(*((run.predicted, run.right, run.inputs, run.experts) for run in runs), strict=True)
-    return Run(runs[0].routers, *(np.concatenate(column) for column in columns))
+    return Run(runs[0].routers, runs[0].gains, *(np.concatenate(column) for column in columns))
 
 
-def _computed(path: Path, number: int) -> Run:
+def _computed(path: Path, number: int, gain: str) -> Run:
     cache = CacheConfig(pools=64 << 20, prefetch=1)
     config = EvaluationConfig(engine=EngineConfig(cache=cache, n_ctx=N_TOKENS, n_threads=1), one_by_one=True)
     counts: list[tuple[int, int]] = []
@@ -68,19 +70,25 @@ def _computed(path: Path, number: int) -> Run:
     seen = recorder.observations()
     assert seen.inputs is not None
     model = read_model_file(path)
-    routers = model.routers([model.blocks[layer] for layer in seen.layers])
+    blocks = [model.blocks[layer] for layer in seen.layers]
+    routers = model.routers(blocks)
     assert routers is not None
+    gains = np.ones((len(routers), seen.inputs.shape[2]), np.float32)
+    if gain:
+        gains[:] = [read_floats(model.tensors[f"blk.{block}.{gain}"]) for block in blocks]
     predicted, right = np.diff(counts, axis=0).T
-    return Run(routers, predicted, right, seen.inputs, seen.experts)
+    assert all((gains[i] == (1 if r.gain is None else r.gain)).all() for i, r in enumerate(routers))
+    return Run(routers, gains, predicted, right, seen.inputs, seen.experts)
 
 
 def _agreement(run: Run, **changes: object) -> float:
     """Share of the tokens with predictions for which numpy finds as many right ones as the engine."""
     right = np.zeros(len(run.right), int)
+    gains = changes.pop("gains", run.gains)
     for layer, router in enumerate(run.routers[1:], 1):
-        half = router.weight.astype(np.float16).astype(np.float32)
+        half = (router.weight * gains[layer]).astype(np.float16).astype(np.float32)
         early = replace(router, weight=half, n_groups=1, **changes)
-        guess = early.choose(run.inputs[:, layer - 1], run.experts.shape[2])
+        guess = early.choose(run.inputs[:, layer - 1] / gains[layer - 1], run.experts.shape[2])
         right += (guess[:, :, None] == run.experts[:, layer, None, :]).any(axis=2).sum(axis=1)
     told = run.predicted > 0
     return float((right == run.right)[told].mean())
@@ -99,23 +107,36 @@ def _listed_model(arch: str, folder: Path) -> Path:
     return path
 
 
-# With what else numpy must not agree.
-WRONG: dict[str, list[dict[str, object]]] = {
-    "qwen3moe": [],
-    "gpt-oss": [{"bias": None}],
-    "glm4moe": [{"gating": Gating.SOFTMAX}, {"selection_bias": None}],
-    "deepseek2": [{"gating": Gating.SOFTMAX}, {"selection_bias": None}],
-    "deepseek4": [{"gating": Gating.SOFTMAX}, {"selection_bias": None}],
+# The gain that each router's input carries, and with what else numpy must not agree.
+_BIASED: list[dict[str, object]] = [{"gating": Gating.SOFTMAX}, {"selection_bias": None}]
+_PLAIN: list[dict[str, object]] = [{"gains": np.ones((64, 1), np.float32)}]
+WRONG: dict[str, tuple[str, list[dict[str, object]]]] = {
+    "qwen3moe": ("ffn_norm.weight", _PLAIN),
+    "gpt-oss": ("post_attention_norm.weight", [{"bias": None}]),
+    "glm4moe": ("post_attention_norm.weight", _BIASED),
+    "deepseek2": ("ffn_norm.weight", _BIASED),
+    "deepseek4": ("ffn_norm.weight", _BIASED),
+    "gemma4": ("ffn_gate_inp.scale", _PLAIN),
+    "grovemoe": ("ffn_norm.weight", _PLAIN),
+    "kimi-k3": ("ffn_norm.weight", _BIASED),
+    "mimo2": ("ffn_norm.weight", _BIASED),
+    "nemotron_h_moe": ("attn_norm.weight", _BIASED),
+    "smallthinker": ("", []),
 }
 
 
 @pytest.mark.parametrize("arch", WRONG)
 def test_predictions_are_those_of_the_routers(arch: str, tmp_path: Path) -> None:
     path = (_random_model if arch in random_moe.ARCHS else _listed_model)(arch, tmp_path)
-    run = _joined(path)
+    gain, wrong = WRONG[arch]
+    run = _joined(path, gain)
+    own = run.routers[-1].choose(run.inputs[:, -1], run.experts.shape[2])
+    assert (np.sort(own) == np.sort(run.experts[:, -1])).all(
+        axis=1
+    ).mean() >= SAME  # it is the router's input
     told = run.predicted > 0
     assert told.sum() >= MIN_PREDICTED
     assert set(run.predicted[told].tolist()) == {(len(run.routers) - 1) * run.experts.shape[2]}
     assert _agreement(run) >= SAME
-    for changes in WRONG[arch]:
+    for changes in wrong:
         assert _agreement(run, **changes) < OTHER, changes

@@ -149,16 +149,13 @@ status prefetcher::look_ahead(const layer_routing & running, const ggml_tensor *
     if (is_second_) {
         return replay(running, backend);
     }
-    if (!is_on()) {
+    const uint32_t n_ahead = n_ahead_of(running.layer);
+    if (!is_on() || n_ahead == 0) {
         return {};
     }
     predictor & ahead = *places_[running.layer].ahead;
     if (!ahead.accepts(router_input)) {
         decline("what this model's routers are applied to is not known, or not of their width");
-        return {};
-    }
-    const uint32_t n_ahead = n_ahead_of(running.layer);
-    if (n_ahead == 0) {
         return {};
     }
     HOBBIT_TRY(ahead.predict(running, n_ahead, router_input, backend, predictions_));

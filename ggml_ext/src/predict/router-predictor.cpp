@@ -46,7 +46,8 @@ size_t router_predictor::bytes() const {
 
 bool router_predictor::allocate_stack(int64_t width) {
     const int64_t n_each = has_maps() ? options_.maps.n_ahead : 1; // routers or maps of a layer
-    stack_ = ggml_new_tensor_2d(stack_ctx_, GGML_TYPE_F16, width, int64_t(routers_.size()) * n_each * n_experts_);
+    stack_   = ggml_new_tensor_2d(stack_ctx_, GGML_TYPE_F16, width, int64_t(routers_.size()) * n_each * n_experts_);
+    inverse_ = ggml_new_tensor_2d(stack_ctx_, GGML_TYPE_F32, width, int64_t(routers_.size()));
     stack_buffer_ = ggml_backend_alloc_ctx_tensors_from_buft(stack_ctx_, options_.memory);
     if (!stack_buffer_) {
         stack_ = nullptr;
@@ -97,12 +98,14 @@ static bool read_bias(const ggml_tensor * tensor, uint32_t n_experts, std::vecto
 status router_predictor::set_router(layer_id layer, const hobbit_router & given) {
     const ggml_tensor * weight    = given.weight;
     const uint32_t      n_experts = options_.n_experts[layer];
-    router              r         = { n_experts, given.gating, {}, {} };
+    router              r         = { n_experts, given.gating, given.n_used, given.gain && !has_maps(), {}, {} };
     std::vector<float>  floats;
+    std::vector<float>  gain;
     const bool          fits =
         ggml_n_dims(weight) <= 2 && weight->ne[1] == n_experts && (!stack_ || weight->ne[0] == stack_->ne[0]) &&
         (!has_maps() || weight->ne[0] == options_.maps.width) && read_floats(weight, floats) &&
-        read_bias(given.bias, n_experts, r.bias) && read_bias(given.selection_bias, n_experts, r.selection_bias);
+        read_bias(given.bias, n_experts, r.bias) && read_bias(given.selection_bias, n_experts, r.selection_bias) &&
+        (!r.has_gain || (ggml_nelements(given.gain) == weight->ne[0] && read_floats(given.gain, gain)));
     if (!fits) {
         GGML_LOG_WARN("hobbit: the router '%s' (%lld x %lld, %s) cannot be used to predict: no prefetch for its "
                       "layer\n",
@@ -111,6 +114,14 @@ status router_predictor::set_router(layer_id layer, const hobbit_router & given)
     }
     if (!stack_) {
         HOBBIT_TRY(make_stack(weight->ne[0]));
+    }
+    if (r.has_gain) {
+        for (size_t i = 0; i < floats.size(); i++) {
+            floats[i] *= gain[i % gain.size()];
+        }
+        // what a gain of zero hides stays hidden
+        std::transform(gain.begin(), gain.end(), gain.begin(), [](float g) { return g == 0.0f ? 0.0f : 1.0f / g; });
+        ggml_backend_tensor_set(inverse_, gain.data(), size_t(layer) * inverse_->nb[1], inverse_->nb[1]);
     }
     if (!has_maps()) {
         std::vector<ggml_fp16_t> halves(floats.size());
@@ -175,13 +186,24 @@ status router_predictor::build(ggml_backend_t backend, const ggml_tensor * route
     ggml_tensor * input   = leaf(graph_ctx_, GGML_TYPE_F32, router_input->ne[0], n_tokens, stride,
                                  static_cast<char *>(router_input->data) + size_t(first) * stride,
                                router_input->view_src ? router_input->view_src->buffer : router_input->buffer);
-    product_              = ggml_mul_mat(graph_ctx_, weights, input);
-    if (!reserve(backend, ggml_nbytes(product_))) {
+    const bool    has_gain = routers_[running].has_gain;
+    if (has_gain) {
+        input = ggml_mul(graph_ctx_, input,
+                         leaf(graph_ctx_, GGML_TYPE_F32, input->ne[0], 1, inverse_->nb[1],
+                              static_cast<char *>(inverse_->data) + running * inverse_->nb[1], stack_buffer_));
+    }
+    product_                  = ggml_mul_mat(graph_ctx_, weights, input);
+    const size_t product_size = GGML_PAD(ggml_nbytes(product_), ggml_backend_get_alignment(backend));
+    if (!reserve(backend, product_size + (has_gain ? ggml_nbytes(input) : 0))) {
         return status::error("%s has no memory to predict experts: switch prefetch off (hobbit.prefetch 0)",
                              ggml_backend_name(backend));
     }
     product_->data   = ggml_backend_buffer_get_base(scratch_);
     product_->buffer = scratch_;
+    if (has_gain) {
+        input->data   = static_cast<char *>(product_->data) + product_size;
+        input->buffer = scratch_;
+    }
 
     graph_ = ggml_new_graph_custom(graph_ctx_, N_TENSORS, false);
     ggml_build_forward_expand(graph_, product_);
@@ -290,7 +312,9 @@ status router_predictor::predict(const layer_routing & running, uint32_t n_ahead
     const size_t  n_layers = count_known(running.layer, n_ahead);
     predictions.clear();
     for (layer_id l(running.layer + 1); predictions.size() < n_layers; l++) {
-        predictions.push_back({ l, n_tokens, std::min<int64_t>(running.n_used, routers_[l].n_experts), {}, {} });
+        const router & r      = routers_[l];
+        const int64_t  n_used = std::min<int64_t>(r.n_used > 0 ? r.n_used : running.n_used, r.n_experts);
+        predictions.push_back({ l, n_tokens, n_used, {}, {} });
     }
 
     for (int64_t first = 0; n_layers > 0 && first < n_tokens; first += MAX_TOKENS) {

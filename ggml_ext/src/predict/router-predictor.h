@@ -10,12 +10,13 @@ namespace hobbit {
 
 // Applies the routers of the next layers to the router input of the running layer (HOBBIT, section 3.3), since one
 // layer changes the residual stream little. The routers of all layers with routed experts are stacked into one matrix,
-// so that one matmul covers any number of layers ahead. As in the paper, the gains of the norms before the routers,
-// which differ between layers, are ignored; so is a router's first choice among groups of experts.
+// so that one matmul covers any number of layers ahead. The gains of the norms before the routers differ between
+// layers: the running layer's are divided out of its input, and each router in the stack carries its own. A router's
+// first choice among groups of experts is ignored.
 //
-// The stacked copy takes 2 bytes x width x experts of all layers, in half precision. It is read once per layer and
-// token, and half precision has more digits than the bfloat16 that most routers were trained in. The product takes some
-// further MiB at most.
+// The stacked copy takes 2 bytes x width x experts of all layers, in half precision, and the gains 4 x width x layers.
+// It is read once per layer and token, and half precision has more digits than the bfloat16 that most routers were
+// trained in. The product takes some further MiB at most.
 //
 // Where a calibration has fitted linear maps from a layer's router input to the outputs of the routers after it, these
 // stand in the place of the routers' weights, for as many layers ahead as it has fitted. They take as much for each of
@@ -49,6 +50,8 @@ class router_predictor final : public predictor {
     struct router {
         uint32_t           n_experts = 0; // 0: not known
         hobbit_gating      gating    = HOBBIT_GATING_SOFTMAX;
+        uint32_t           n_used    = 0; // 0: as many as the running layer
+        bool               has_gain  = false;
         std::vector<float> bias;           // empty: none
         std::vector<float> selection_bias; // empty: none
     };
@@ -73,6 +76,7 @@ class router_predictor final : public predictor {
     ggml_context * stack_ctx_ = nullptr;           // owned
     ggml_tensor *  stack_     = nullptr;           // [width, n_layers * n_experts], or the maps; null before the
                                                    // first router
+    ggml_tensor *         inverse_      = nullptr; // [width, n_layers], of the gains
     ggml_backend_buffer_t stack_buffer_ = nullptr; // owned
     ggml_context *        graph_ctx_    = nullptr; // owned
     ggml_backend_buffer_t scratch_      = nullptr; // owned, of the product

@@ -80,6 +80,8 @@ struct test_router {
     std::vector<float> bias;
     std::vector<float> selection_bias;
     hobbit_gating      gating = HOBBIT_GATING_SOFTMAX;
+    std::vector<float> gain;
+    uint32_t           n_used = 0;
 
     explicit test_router(size_t n_experts, unsigned seed = 1) :
         weight(grid(n_experts * WIDTH, 1 / 64.0f, 0.5f, seed)) {}
@@ -90,8 +92,10 @@ struct test_router {
         const host_tensor w(weight, WIDTH, int64_t(n_experts()));
         const host_tensor b(bias, int64_t(std::max<size_t>(bias.size(), 1)));
         const host_tensor s(selection_bias, int64_t(std::max<size_t>(selection_bias.size(), 1)));
-        return p.set_router(layer, { w.tensor, bias.empty() ? nullptr : b.tensor,
-                                     selection_bias.empty() ? nullptr : s.tensor, gating });
+        const host_tensor g(gain, int64_t(std::max<size_t>(gain.size(), 1)));
+        return p.set_router(layer,
+                            { w.tensor, bias.empty() ? nullptr : b.tensor, selection_bias.empty() ? nullptr : s.tensor,
+                              gating, gain.empty() ? nullptr : g.tensor, n_used });
     }
 };
 
@@ -300,6 +304,69 @@ TEST_CASE("layers ahead come in order, each by its own router, up to the last or
     CHECK(predictions.empty());
 }
 
+TEST_CASE("the running layer's gain is taken out of its input, and each router applies its own") {
+    const auto               m = experts({ 16, 16, 16, 16 });
+    const cpu_backend        cpu;
+    router_predictor         p(m);
+    std::vector<test_router> routers;
+    for (layer_id layer = 0; layer < 4; layer++) {
+        routers.emplace_back(16, 50 + layer);
+        if (layer != 2) { // has none
+            for (int64_t i = 0; i < WIDTH; i++) {
+                routers[layer].gain.push_back(std::ldexp(i % 3 ? 1.0f : -1.0f, int(i + layer) % 5 - 2));
+            }
+        }
+    }
+    routers[0].gain[7] = 0.0f;
+    for (layer_id layer = 0; layer < 4; layer++) {
+        REQUIRE(routers[layer].set(p, layer).ok());
+    }
+    constexpr int64_t n_tokens = 130; // more than one product
+    for (layer_id running = 0; running < 3; running++) {
+        std::vector<float>         x     = grid(n_tokens * WIDTH, 1 / 8.0f, 1.0f, 12); // before the gain
+        std::vector<float>         given = x;
+        const std::vector<float> & own   = routers[running].gain;
+        for (size_t i = 0; i < x.size() && !own.empty(); i++) {
+            given[i] *= own[i % WIDTH];
+            x[i]      = given[i] == 0.0f ? 0.0f : x[i];
+        }
+        const host_tensor          input(given, WIDTH, n_tokens);
+        std::vector<layer_routing> predictions;
+        REQUIRE(predict(p, cpu, input.tensor, running, 3, 4, predictions).ok());
+        REQUIRE(predictions.size() == 3 - running);
+        for (const layer_routing & to : predictions) {
+            test_router early = routers[to.layer];
+            for (size_t i = 0; i < early.weight.size() && !early.gain.empty(); i++) {
+                early.weight[i] *= early.gain[i % WIDTH];
+            }
+            for (int64_t t = 0; t < n_tokens; t++) {
+                check_token(to, t, reference(early, &x[size_t(t * WIDTH)], 4));
+            }
+        }
+    }
+}
+
+TEST_CASE("layers that choose different numbers of experts are predicted with their own") {
+    const auto                 m = experts({ 8, 4, 16, 8 });
+    const cpu_backend          cpu;
+    router_predictor           p(m);
+    const std::vector<int64_t> n_used = { 2, 1, 6, 3 };
+    std::vector<test_router>   routers;
+    for (layer_id layer = 0; layer < 4; layer++) {
+        routers.emplace_back(m.n_experts[layer], 60 + layer);
+        routers[layer].n_used = uint32_t(n_used[layer]);
+        REQUIRE(routers[layer].set(p, layer).ok());
+    }
+    const std::vector<float>   x = grid(WIDTH, 1 / 8.0f, 1.0f, 2);
+    const host_tensor          input(x, WIDTH);
+    std::vector<layer_routing> predictions;
+    REQUIRE(predict(p, cpu, input.tensor, 0, 3, 2, predictions).ok());
+    REQUIRE(predictions.size() == 3);
+    for (const layer_routing & to : predictions) {
+        check_token(to, 0, reference(routers[to.layer], x.data(), size_t(n_used[to.layer])));
+    }
+}
+
 TEST_CASE("tokens of a long batch are predicted as each alone, in any layout of their rows") {
     const auto        m = experts({ 16, 16, 16 });
     const cpu_backend cpu;
@@ -344,7 +411,7 @@ TEST_CASE("routers of any type that converts to float") {
             w = ggml_fp16_to_fp32(ggml_fp32_to_fp16(w));
         }
         router_predictor p(m);
-        REQUIRE(p.set_router(1, { weight.tensor, nullptr, nullptr, HOBBIT_GATING_SOFTMAX }).ok());
+        REQUIRE(p.set_router(1, { weight.tensor, nullptr, nullptr, HOBBIT_GATING_SOFTMAX, nullptr, 0 }).ok());
         REQUIRE(p.knows(1));
         const std::vector<float>   x = grid(WIDTH, 1 / 8.0f, 1.0f, 6);
         const host_tensor          input(x, WIDTH);
@@ -364,15 +431,19 @@ TEST_CASE("what does not fit is declined") {
     const auto set = [&](layer_id layer, int64_t width, int64_t n_experts, int64_t n_bias) {
         const host_tensor weight(GGML_TYPE_F32, width, n_experts);
         const host_tensor bias(GGML_TYPE_F32, n_bias);
-        CHECK(p.set_router(layer, { weight.tensor, bias.tensor, bias.tensor, HOBBIT_GATING_SOFTMAX }).ok());
+        CHECK(p.set_router(layer, { weight.tensor, bias.tensor, bias.tensor, HOBBIT_GATING_SOFTMAX, nullptr, 0 }).ok());
         return p.knows(layer);
     };
     CHECK(set(0, WIDTH, 8, 8));
     CHECK_FALSE(set(1, WIDTH, 7, 7));
     CHECK_FALSE(set(1, WIDTH, 8, 7));
     CHECK_FALSE(set(1, 2 * WIDTH, 8, 8));
+    test_router other(8);
+    other.gain.assign(WIDTH / 2, 1.0f);
+    CHECK(other.set(p, 1).ok());
+    CHECK_FALSE(p.knows(1));
     CHECK(set(2, WIDTH, 8, 8));
-    CHECK(p.bytes() == 3 * 8 * WIDTH * sizeof(ggml_fp16_t));
+    CHECK(p.bytes() == 3 * WIDTH * (8 * sizeof(ggml_fp16_t) + sizeof(float)));
 
     CHECK(p.accepts(input.tensor));
     const host_tensor narrow(GGML_TYPE_F32, WIDTH / 2);
