@@ -40,8 +40,8 @@ class LookaheadFit:
 
     X: inputs of a layer, Y: outputs of a later layer's router for its own inputs, W: that router with its own
     norm's gain in place of the one in X. A map M is the minimum of |X M - Y|^2 + a |M - W|^2: where the text
-    says little, M stays near the router. a is a tenth of the mean square of X's columns. Only sums over tokens
-    are kept.
+    says little, M stays near the router. a is a tenth of the mean square of X's columns. Only sums over
+    tokens are kept.
     """
 
     def __init__(self, routers: list[Router], n_ahead: int) -> None:

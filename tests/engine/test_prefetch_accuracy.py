@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import models
 import numpy as np
@@ -81,10 +82,10 @@ def _computed(path: Path, number: int, gain: str) -> Run:
     return Run(routers, gains, predicted, right, seen.inputs, seen.experts)
 
 
-def _agreement(run: Run, **changes: object) -> float:
+def _agreement(run: Run, gains: np.ndarray | None = None, **changes: Any) -> float:
     """Share of the tokens with predictions for which numpy finds as many right ones as the engine."""
     right = np.zeros(len(run.right), int)
-    gains = changes.pop("gains", run.gains)
+    gains = run.gains if gains is None else gains
     for layer, router in enumerate(run.routers[1:], 1):
         half = (router.weight * gains[layer]).astype(np.float16).astype(np.float32)
         early = replace(router, weight=half, n_groups=1, **changes)
@@ -108,9 +109,9 @@ def _listed_model(arch: str, folder: Path) -> Path:
 
 
 # The gain that each router's input carries, and with what else numpy must not agree.
-_BIASED: list[dict[str, object]] = [{"gating": Gating.SOFTMAX}, {"selection_bias": None}]
-_PLAIN: list[dict[str, object]] = [{"gains": np.ones((64, 1), np.float32)}]
-WRONG: dict[str, tuple[str, list[dict[str, object]]]] = {
+_BIASED: list[dict[str, Any]] = [{"gating": Gating.SOFTMAX}, {"selection_bias": None}]
+_PLAIN: list[dict[str, Any]] = [{"gains": np.ones((64, 1), np.float32)}]
+WRONG: dict[str, tuple[str, list[dict[str, Any]]]] = {
     "qwen3moe": ("ffn_norm.weight", _PLAIN),
     "gpt-oss": ("post_attention_norm.weight", [{"bias": None}]),
     "glm4moe": ("post_attention_norm.weight", _BIASED),
