@@ -8,10 +8,10 @@ namespace hobbit {
 
 // Decides by measured time whether prefetch pays while tokens are generated. A trial runs passes in pairs, one with
 // prefetch and one without, and compares their times. It ends as soon as the mean ratio shows a gain or a loss, and
-// otherwise after max_pairs. A loss needs less evidence than a gain, since most short runs see no more than one trial.
-// A trial is also lost if the passes without prefetch hardly wait for the disk: prefetch saves no more than that wait.
-// Prefetch then stays on for `hold` passes, or pauses; the pause doubles after each trial that prefetch loses. A new
-// trial follows. Pure: no clock.
+// otherwise after max_pairs. A loss needs a little less evidence than a gain, since most short runs see no more than
+// one trial. A trial is also lost if the passes without prefetch hardly wait for the disk: prefetch saves no more than
+// that wait. Prefetch then stays on for `hold` passes, or pauses; the pause doubles after each trial that prefetch
+// loses. A new trial follows. Pure: no clock.
 class prefetch_governor {
   public:
     // One pass of a batch through the layers.

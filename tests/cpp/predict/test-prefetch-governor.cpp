@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "predict/prefetch-governor.h"
 
+#include <cmath>
 #include <doctest/doctest.h>
 #include <random>
 
@@ -86,9 +87,38 @@ TEST_CASE("a loss needs less evidence than a gain") {
         }
         return m.g;
     };
-    CHECK(after(10.6, governor::min_pairs).n_pauses() == 1);
-    CHECK(after(9.4, governor::min_pairs).active()); // the first pass of the next pair: the trial goes on
-    CHECK(after(9.4, governor::min_pairs).n_pauses() == 0);
+    CHECK(after(11.0, governor::min_pairs).n_pauses() == 1);
+    CHECK(after(9.15, governor::min_pairs).active()); // the first pass of the next pair: the trial goes on
+    CHECK(after(9.15, governor::min_pairs).n_pauses() == 0);
+}
+
+TEST_CASE("a tenth gained is seldom taken for a loss, and a tenth lost is found soon") {
+    constexpr unsigned n_trials = 1000;
+    unsigned           n_off    = 0;
+    unsigned           n_found  = 0;
+    size_t             n_passes = 0; // of the trials of a loss
+    for (unsigned seed = 0; seed < n_trials; seed++) {
+        const auto trial = [&](double with) {
+            machine                    m = { {}, with, 10.0 };
+            std::mt19937               random(seed);
+            std::normal_distribution<> fresh(0.0, 0.2 * std::sqrt(1.0 - 0.3 * 0.3));
+            double                     noise = 0.0; // of a pair: a fifth, which lasts a little
+            size_t                     n     = 0;
+            m.passes(governor::warm_up);
+            for (; n < 2 * governor::max_pairs && m.g.n_pauses() == 0; n += 2) {
+                noise = 0.3 * noise + fresh(random);
+                m.pass(std::exp(noise));
+                m.pass();
+            }
+            n_passes += with > 10.0 ? n : 0;
+            return m.g.is_on();
+        };
+        n_off   += !trial(10.0 / 1.1);
+        n_found += !trial(10.0 * 1.1);
+    }
+    CHECK(n_off < n_trials / 20);
+    CHECK(n_found > n_trials * 19 / 20);
+    CHECK(n_passes < 2 * 20 * n_trials);
 }
 
 TEST_CASE("a trial is lost early if there is hardly a wait that prefetch could save") {
