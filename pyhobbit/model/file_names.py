@@ -17,10 +17,10 @@ _DRAFT = r"(?:mtp|eagle3?|dflash|dspark|draft)(?![^\W_]).*"
 _PROJECTOR = rf"mmproj(?![^\W_]).*|.*(?<![^\W_])mmproj(?:[-_.](?:model|{_QUANT}))*"
 _MATRIX = rf"imatrix(?![^\W_]).*|.*\.imatrix|(?!.*{QUANT.pattern}).*[-_]imatrix"
 # Values of general.type and general.architecture, which stand at a header's start.
-_HEADER_BYTES = 1 << 16
+HEADER_BYTES = 1 << 16
 _OTHER_TYPES = (b"mmproj", b"clip", b"imatrix", b"adapter", b"eagle3", b"dflash")
 _OTHERS = b"|".join(bytes([len(each)]) + bytes(7) + each for each in _OTHER_TYPES)
-_OTHER_HEADER = re.compile(rb"general\.(?:type|architecture)\x08\0{3}(?:%b)" % _OTHERS)
+OTHER_HEADER = re.compile(rb"general\.(?:type|architecture)\x08\0{3}(?:%b)" % _OTHERS)
 
 
 def split_name(path: Path) -> tuple[str, int, int] | None:
@@ -43,10 +43,10 @@ def is_model_name(name: str) -> bool:
 def is_model_file(path: Path) -> bool:
     """The same by the header where it tells; that of a draft is like its model's. Raises OSError."""
     with path.open("rb") as file:
-        head = file.read(_HEADER_BYTES)
+        head = file.read(HEADER_BYTES)
     if b"general.architecture" not in head:
-        return not _OTHER_HEADER.search(head) and is_model_name(path.name)
-    return not (_OTHER_HEADER.search(head) or re.fullmatch(_DRAFT, model_stem(path), re.IGNORECASE))
+        return not OTHER_HEADER.search(head) and is_model_name(path.name)
+    return not (OTHER_HEADER.search(head) or re.fullmatch(_DRAFT, model_stem(path), re.IGNORECASE))
 
 
 def sidecar_path(base: Path) -> Path:

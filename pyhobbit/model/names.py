@@ -7,7 +7,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from pyhobbit.errors import ConfigError, HobbitError
-from pyhobbit.model.file_names import is_model_name
+from pyhobbit.model.file_names import HEADER_BYTES, OTHER_HEADER, is_model_name
 
 _CALIBRATION = ".calibration.gguf"
 COMPANIONS = (".hobbit.gguf", _CALIBRATION)
@@ -64,15 +64,18 @@ def check_model_file(path: Path) -> None:
         raise HobbitError(f"{path} is not a regular file; give a GGUF file")
     try:
         with path.open("rb") as file:
-            magic = file.read(4)
+            head = file.read(HEADER_BYTES)
     except FileNotFoundError:
         raise HobbitError(f"{path} does not exist{_suggestion(path.parent, path.name)}") from None
     except OSError as e:
         raise HobbitError(f"{path} cannot be read: {e.strerror}") from e
-    if magic != b"GGUF":
+    if head[:4] != b"GGUF":
         raise HobbitError(
             f"{path} is not a GGUF file; make one from a checkpoint with: pyhobbit convert FOLDER"
         )
+    if OTHER_HEADER.search(head):
+        uses = "a projector for --mmproj or an importance matrix for convert --imatrix"
+        raise HobbitError(f"{path} is no model but comes with one, like {uses}; give the model")
     if path.name.endswith(_CALIBRATION):
         model = path.name.removesuffix(_CALIBRATION) + ".gguf"
         raise HobbitError(f"{path} holds only settings of {model}; give that file")

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from pyhobbit.errors import ConfigError, HobbitError
+from pyhobbit.model.gguf_file import pack_header, string_entry
 from pyhobbit.model.model_path import add_model_arguments, check_model_arguments, model_path
 from pyhobbit.model.names import check_model_file, repository_in
 
@@ -60,6 +61,16 @@ def test_a_checkpoint_is_to_be_converted(tmp_path: Path) -> None:
 def test_a_calibration_names_its_model(tmp_path: Path) -> None:
     (tmp_path / "m.calibration.gguf").write_bytes(b"GGUF")
     assert _error(tmp_path / "m.calibration.gguf").endswith("holds only settings of m.gguf; give that file")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("architecture", "clip"), ("type", "mmproj"), ("type", "imatrix")]
+)
+def test_what_comes_with_a_model_is_none(key: str, value: str, tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(pack_header([string_entry(f"general.{key}", value)], [], 32))
+    (tmp_path / "mmproj-F16.gguf").write_bytes(b"GGUF")
+    assert "m.gguf is no model but comes with one, like a projector for" in _error(tmp_path / "m.gguf")
+    assert _error(tmp_path).endswith(f"{tmp_path} holds m.gguf")
 
 
 def test_a_folder_that_is_not_there_is_named() -> None:
