@@ -76,7 +76,7 @@ class Weights:
     def rate(self, share: float, disk: float) -> float:
         """Expected token/s with this share of the experts in memory. disk: bytes per second."""
         missing = (1 - share) ** 2 * self.used_experts
-        return 1 / ((self.rest + self.used_experts) / MEMORY_SPEED + missing / disk)
+        return 1 / ((1 + self.rest + self.used_experts) / MEMORY_SPEED + missing / disk)
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def weights_of(files: Sequence[GgufFile], size: float) -> Weights:
         if part := routed_part(tensor.name):
             experts += tensor.nbytes
             n_used = used[min(part.layer, len(used) - 1)] if isinstance(used, list) else used
-            used_experts += tensor.nbytes * n_used / tensor.ne[2]
+            used_experts += tensor.nbytes * n_used / tensor.ne[-1]
         elif tensor.name in tables or tiered_part(tensor.name):
             table += tensor.nbytes
     total = sum(tensor.nbytes for tensor in tensors)

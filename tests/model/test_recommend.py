@@ -262,6 +262,7 @@ def test_tables_of_which_a_token_needs_rows_take_no_memory() -> None:
     assert weights("output.weight") == Weights(1024, 2 * 1024, 256, 2 * 1024, 5 * 512)
     assert weights() == Weights(1024, 2 * 1024, 256, 1024, 4 * 512)  # tokens' rows are the output, too
     assert weights("output.weight").scaled(4 * 5 * 1024).table == 2 * 2 * 1024
+    assert weights().scaled(0).speed(_machine(8)) > 1e9  # a size that is not announced
 
 
 def test_of_files_that_cannot_be_better_the_smaller_is_taken() -> None:
