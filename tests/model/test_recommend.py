@@ -38,13 +38,14 @@ KINDS = ("iq1_s", "iq2_xxs", "q2_k", "iq3_xxs", "q3_k", "iq4_xs", "q4_k", "q5_k"
 
 @dataclass(frozen=True)
 class Shape:
-    """Layers with experts, experts of each, used ones, weights of an expert, weights of all the rest."""
+    """Layers with experts, experts of each, used ones, weights of an expert, of the rest, of a table."""
 
     n_layers: int
     n_experts: int
     n_used: int
     expert: float
     rest: float
+    table: float = 0.0
 
     def header(self, size: float, n_parts: int = 1, part: int = 0) -> tuple[bytes, int]:
         """The header of one of n_parts files of about `size` bytes together, and that file's size.
@@ -52,7 +53,8 @@ class Shape:
         As makers do, the first layers have a larger type than the others, so that the size comes out.
         """
         types = [type_by_name(kind) for kind in KINDS]
-        bits = 8 * (size - self.rest * 6.5625 / 8) / (self.n_layers * self.n_experts * self.expert)
+        others = (self.rest * 6.5625 + self.table * 4.5) / 8
+        bits = 8 * (size - others) / (self.n_layers * self.n_experts * self.expert)
         small, large = [pair for pair in pairwise(types) if pair[0].nbytes(256) / 32 <= bits][-1]
         n_large = (bits * 32 - small.nbytes(256)) / (large.nbytes(256) - small.nbytes(256)) * self.n_layers
         offset, placements, rows = 0, [], int(self.expert / 256)
@@ -69,6 +71,10 @@ class Shape:
             ):
                 placements.append(Placement(name, ggml_type, ne, offset))
                 offset = align(offset + tensor_nbytes(ggml_type, ne), 32)
+        if self.table and part == 0:
+            ne = (256, int(self.table / 256))
+            placements.append(Placement("per_layer_token_embd.weight", type_by_name("q4_k"), ne, offset))
+            offset = align(offset + tensor_nbytes(type_by_name("q4_k"), ne), 32)
         keys = [
             string_entry("general.architecture", "moe"),
             scalar_entry("moe.expert_used_count", GGUFValueType.UINT32, self.n_used),
@@ -92,10 +98,9 @@ REPOS: dict[str, tuple[Shape, str, dict[str, float]]] = {
         {"IQ2_M": 12.0, "IQ4_XS": 18.9, "Q4_K_M": 21.3, "Q5_K_M": 25.1, "Q6_K": 28.8, "Q8_0": 37.4},
     ),
     "unsloth/Qwen3.8-Flash-Next-GGUF": (
-        Shape(48, 512, 10, 3 * 3072 * 768, 5.0e9),
+        Shape(48, 512, 10, 3 * 2560 * 640, 5.0e9, 51.2e9),
         "{0}/Qwen3.8-Flash-Next-{0}-0000{1}-of-00003.gguf",
-        {"UD-IQ1_S": 62.0, "UD-IQ1_M": 75.0, "UD-Q2_K_XL": 82.0, "UD-IQ4_XS": 93.7, "UD-Q4_K_XL": 111.0,
-         "Q8_0": 188.0},
+        {"UD-IQ1_S": 62.0, "UD-IQ1_M": 66.0, "UD-Q2_K_XL": 82.0, "UD-IQ4_XS": 98.0, "UD-Q4_K_XL": 111.0},
     ),
     "unsloth/gemma-4-26B-A4B-it-GGUF": (
         Shape(30, 128, 8, 3 * 2816 * 704, 2.6e9),
@@ -118,12 +123,12 @@ REPOS: dict[str, tuple[Shape, str, dict[str, float]]] = {
         {"Q4_0": 4.7, "Q4_K_M": 5.0, "Q5_K_M": 5.9, "Q6_K": 6.9, "Q8_0": 8.9, "F16": 16.7},
     ),
     "unsloth/Kimi-K3-GGUF": (
-        Shape(60, 896, 8, 3 * 7168 * 1024, 20e9),
+        Shape(92, 896, 16, 3 * 3584 * 3072, 57e9),
         "{0}/Kimi-K3-{0}-0000{1}-of-00003.gguf",
-        {"UD-TQ1_0": 260.0, "UD-Q2_K_XL": 380.0, "UD-Q4_K_XL": 590.0},
+        {"UD-TQ1_0": 620.0, "UD-Q2_K_XL": 980.0, "MXFP4": 1560.0},
     ),
     "unsloth/GLM-5.3-Flash-GGUF": (
-        Shape(46, 256, 8, 3 * 4096 * 2048, 9e9),
+        Shape(42, 288, 8, 3 * 4096 * 2048, 16.6e9),
         "{0}/GLM-5.3-Flash-{0}-0000{1}-of-00003.gguf",
         {"UD-IQ1_S": 93.0, "UD-Q2_K_XL": 119.0, "UD-Q4_K_XL": 182.0, "Q8_0": 341.0},
     ),
@@ -185,13 +190,13 @@ def _choices(hub: Hub, name: str, machine: Machine) -> list[Choice]:
 RECOMMENDED = {
     "unsloth/Qwen3-Coder-30B-A3B-Instruct-GGUF": ("UD-Q2_K_XL", "Q4_K_M", "Q6_K", "Q6_K"),
     "HauhauCS/Qwen3.6-35B-A3B-Uncensored": ("IQ4_XS", "Q5_K_M", "Q6_K", "Q6_K"),
-    "unsloth/Qwen3.8-Flash-Next-GGUF": ("UD-IQ1_S", "UD-IQ1_S", "UD-IQ1_S", "UD-IQ1_M"),
+    "unsloth/Qwen3.8-Flash-Next-GGUF": ("UD-IQ1_S", "UD-IQ1_S", "UD-IQ1_M", "UD-Q4_K_XL"),
     "unsloth/gemma-4-26B-A4B-it-GGUF": ("UD-Q3_K_XL", "UD-Q4_K_XL", "Q6_K", "Q6_K"),
     "ggml-org/gpt-oss-20b-GGUF": ("mxfp4", "F16", "F16", "F16"),
     "unsloth/gpt-oss-120b-GGUF": ("Q4_K_M", "Q4_K_M", "Q4_K_M", "F16"),
     "LiquidAI/LFM2.5-8B-A1B-GGUF": ("Q6_K", "Q6_K", "Q6_K", "Q6_K"),
-    "unsloth/Kimi-K3-GGUF": (None, None, "UD-TQ1_0", "UD-TQ1_0"),
-    "unsloth/GLM-5.3-Flash-GGUF": (None, "UD-IQ1_S", "UD-IQ1_S", "UD-IQ1_S"),
+    "unsloth/Kimi-K3-GGUF": (None, None, None, None),
+    "unsloth/GLM-5.3-Flash-GGUF": (None, None, "UD-IQ1_S", "UD-IQ1_S"),
     "unsloth/DeepSeek-V4-Flash-0731-GGUF": (None, "UD-IQ1_S", "UD-IQ1_S", "UD-IQ1_S"),
 }
 
