@@ -74,10 +74,12 @@ def remove(name: str, cache: Path | None = None) -> tuple[list[str], int]:
     repo = next((each for each in _repositories(cache) if each.repo_id == user_and_name), None)
     files = {} if repo is None else _files(repo)
     chosen = _models(_paths(files))
-    if quant is not None and quant not in files:
-        chosen = [the_one(user_and_name, chosen, quant)] if matching(user_and_name, chosen, quant) else []
-    elif quant is not None:
+    if (
+        quant is not None and quant in files and is_first(quant) and is_complete(quant, files)
+    ):  # also a draft's or a projector
         chosen = [quant]
+    elif quant is not None:
+        chosen = [the_one(user_and_name, chosen, quant)] if matching(user_and_name, chosen, quant) else []
     if repo is None or not chosen:
         raise HobbitError(f"{name} has not been downloaded; pyhobbit list shows what has been")
     doomed = {part: files[part] for first in chosen for part in whole(repo.repo_id, first, files)}

@@ -139,8 +139,18 @@ def test_before_and_after_the_download_a_tag_is_the_same_model(tmp_path: Path) -
         for tag in ("BF16", "F16"):
             fetch(f"user/m:{tag}", endpoint=hub.endpoint, cache=tmp_path)
         assert remove("user/m:F16", tmp_path)[0] == ["M-F16.gguf"]
-        with pytest.raises(HobbitError, match="has not been downloaded"):
-            remove("user/m:Q4_0", tmp_path)
+        snapshot = next(tmp_path.rglob("M-BF16.gguf")).parent
+        for file in ("config.json", "M-Q6_K-00001-of-00002.gguf", "M-Q6_K-00002-of-00003.gguf"):
+            (snapshot / file).write_bytes(b"GGUF")
+        for tag in (
+            "Q4_0",
+            "Q6_K",
+            "config.json",
+            "M-Q6_K-00001-of-00002.gguf",
+            "M-Q6_K-00002-of-00003.gguf",
+        ):
+            with pytest.raises(HobbitError, match="has not been downloaded"):
+                remove(f"user/m:{tag}", tmp_path)
 
 
 @pytest.mark.parametrize("name", ["user/m:a-F16.gguf", "user/m:Q4/M-Q4_0.gguf", "user/m:UD-Q4_K_XL"])
