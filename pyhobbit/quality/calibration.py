@@ -23,7 +23,7 @@ from pyhobbit.native.files import read_text
 from pyhobbit.quality import search
 from pyhobbit.quality.costs import CostRuns, expert_costs, output_errors, static_costs
 from pyhobbit.quality.estimate import RUNS_PER_LAYER, estimate, n_cost_runs, told_once
-from pyhobbit.quality.evaluate import CONFIDENCE, Chunk, Costs, Evaluator, Progress, Quality
+from pyhobbit.quality.evaluate import CONFIDENCE, Chunk, Costs, Evaluator, Memo, Progress, Quality
 from pyhobbit.quality.fit import CacheFit, CacheFitter, CacheModel
 from pyhobbit.quality.lookahead import MAX_BYTES, Lookahead, LookaheadFit, sum_bytes
 from pyhobbit.quality.output_error import OutputErrors
@@ -234,13 +234,13 @@ def _try(evaluator: Evaluator, known: _Known, found: _Found, cheapest: _Cheapest
             numbers = f"t1 {q.t1:g} t2 {q.t2:g}" if rule == "gate" else f"price {q.price:g}"
             bar.set_postfix_str(f"{numbers} KL {q.mean_kl:.2g}")
 
-        def memo(name: str, measure: Callable[[], Quality]) -> Quality:
-            return known.memo.measured(f"check {name}", measure)
+        def trials(part: slice, of: str) -> Trials:
+            of += f" {found.costs and hash(found.costs)}"  # a price means nothing without its costs
+            memo: Memo = lambda name, measure: known.memo.measured(f"{of} {name}", measure)  # noqa: E731
+            return Trials(evaluator, known.chunks[part], known.reference[part], bar.update, told, memo)
 
-        chunks, reference, told_all = known.chunks, known.reference, (bar.update, told)
-        fit = Trials(evaluator, chunks[:n], reference[:n], *told_all, known.memo.measured)
-        check = Trials(evaluator, chunks[n:], reference[n:], *told_all, memo)
-        if chunks[n:]:
+        fit, check = trials(slice(n), "fit"), trials(slice(n, None), "check")
+        if len(known.chunks) > n:
             best = search.cheapest_that_holds(lambda bound: cheapest(fit, bound), fit, check, known.bound)
             found.by_rule[rule], found.checks[rule] = best
         else:
