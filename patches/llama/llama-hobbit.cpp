@@ -5,6 +5,7 @@
 #include "llama-batch.h"
 #include "llama-context.h"
 #include "llama-expert-cache.h"
+#include "llama-ext.h"
 #include "llama-kv-cache-dsa-iswa.h"
 #include "llama-kv-cache-dsv4.h"
 #include "llama-memory-hybrid-iswa.h"
@@ -185,6 +186,14 @@ hobbit_model * llama_model_expert_cache(const llama_model * model) {
 
 hobbit_context * llama_expert_cache_context(const llama_context * ctx) {
     return ctx->hobbit.get();
+}
+
+void llama_keep_head_states(llama_context * ctx, bool masked) {
+    llama_set_embeddings_nextn(ctx, true, masked);
+}
+
+const float * llama_get_head_state(llama_context * ctx, int32_t i) {
+    return llama_get_embeddings_nextn_ith(ctx, i);
 }
 
 static hobbit_gating llama_hobbit_gating(const llama_hparams & hparams) {

@@ -18,8 +18,14 @@ static constexpr auto TURN_PATIENCE = std::chrono::seconds(60);
 other_memory hobbit_model::memory_beside(uint64_t model_bytes) const {
     const bool     is_staged = settings_.pack || host_; // reads do not land directly in the slot
     const uint64_t staging   = is_staged ? loader::staging_size(settings_.io_threads) : 0;
-    return { resident_before_,   model_bytes, staging,        resident_memory(),
-             available_memory(), {},          memory_limit(), snapshot_ };
+    return { resident_before_,
+             model_bytes + settings_.further,
+             staging,
+             resident_memory(),
+             available_memory(),
+             {},
+             memory_limit(),
+             snapshot_ };
 }
 
 status hobbit_model::plan(uint64_t model_bytes, uint32_t n_batch, hobbit_pool_plan & plan) {
@@ -141,7 +147,7 @@ void hobbit_model::fill(const std::vector<expert_id> & most_used) {
 
 // The pools have taken what the first context left of the memory.
 status hobbit_model::check_further_context(uint64_t model_bytes) const {
-    if (settings_.memory == 0 || (contexts_.empty() && model_bytes <= model_bytes_)) {
+    if (settings_.memory == 0 || settings_.further > 0 || (contexts_.empty() && model_bytes <= model_bytes_)) {
         return {};
     }
     return status::error("hobbit.memory was divided when '%s' got its first context, and has no room for %s: give "

@@ -43,6 +43,7 @@ struct settings {
     std::string           predictor;
     uint64_t              memory        = 0; // 0: computed
     uint64_t              pools         = 0; // 0: follows from memory
+    uint64_t              further       = 0; // 0: hobbit.memory has room for one context
     uint64_t              device_memory = 0; // 0: computed
     compute_mode          mode;
     double                low_share = -1.0; // negative: follows from the thresholds

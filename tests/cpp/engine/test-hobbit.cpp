@@ -137,6 +137,12 @@ TEST_CASE("a bound on memory has room for one context at a time") {
     CHECK_MESSAGE(first, reason);
     CHECK_FALSE(open_one(bounded, beside));
 
+    const model_ptr   room   = opened(f.tiers_path, { integer("hobbit.memory", int64_t(1) << 30),
+                                                      integer("hobbit.further", 2 * int64_t(beside)) });
+    const context_ptr larger = open_one(room, beside);
+    REQUIRE_MESSAGE(larger, reason);
+    CHECK_MESSAGE(open_one(room, 2 * beside), reason);
+
     const model_ptr   pools = opened(f.tiers_path, { integer("hobbit.pools", 1 << 20) });
     const context_ptr small = open_one(pools, beside);
     REQUIRE_MESSAGE(small, reason);

@@ -282,6 +282,7 @@ TEST_CASE("the ranges of numbers, and what a model file may store") {
         { "hobbit.snapshots", { 0, 1e6, false } },
         { "hobbit.least_snapshots", { 0, 1e6, false } },
         { "hobbit.device_memory", { 0, 1e18, false } },
+        { "hobbit.further", { 0, 1e18, false } },
     };
     size_t n_numbers = 0;
     for (size_t i = 0; const hobbit_setting_spec * spec = hobbit_setting_spec_at(i); i++) {
