@@ -8,6 +8,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from random import SystemRandom
 from typing import TYPE_CHECKING, Any
 
 from pyhobbit.engine.cached import CachedModel, Tally
@@ -26,7 +27,7 @@ from pyhobbit.hobbit.guards import (
     explained,
     opening_errors,
 )
-from pyhobbit.hobbit.params import N_BATCH, N_CTX, given_batch, set_context, set_model, set_own
+from pyhobbit.hobbit.params import N_BATCH, N_CTX, given_batch, n_drafts, set_context, set_model, set_own
 from pyhobbit.hobbit.text_drafts import TextDrafts
 from pyhobbit.hobbit.typed import TypedLlama
 from pyhobbit.model.names import check_model_file
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from pyhobbit.quality.report import CalibrationReport
 
 # Attributes of Llama that hold native memory: a closed model has none.
+_RANDOM = (None, -1, ffi.llama.LLAMA_DEFAULT_SEED)  # seeds
 _NATIVE = ("_model", "_ctx", "_batch", "_weights", "tokenizer_")
 
 
@@ -118,8 +120,9 @@ class Hobbit(CachedModel, TypedLlama):
         """How the model is opened, once it is known that weights and context fit."""
         if llama.get("vocab_only"):
             return Fit(self.cache_config.settings(), N_CTX, N_BATCH)
-        config = EngineConfig(cache=self.cache_config, n_batch=given_batch(self._arguments))
-        fill = set_context(self._arguments), set_model(self._arguments)
+        own = self._arguments
+        config = EngineConfig(self.cache_config, n_batch=given_batch(own), n_drafts=n_drafts(own))
+        fill = set_context(own), set_model(own)
         with opening_errors():
             return fit(Path(path), config, *fill, **(llama.get("kv_overrides") or {}))
 
@@ -154,6 +157,11 @@ class Hobbit(CachedModel, TypedLlama):
         if isinstance(self.draft_model, TextDrafts):
             self._logits_all = bool(self._arguments.get("logits_all"))  # Llama sets it for any draft model
             self._batch.set_batch = self.draft_model.with_logits(self._batch.set_batch)
+            remove = self._ctx.kv_cache_seq_rm
+            # Llama says all sequences, where a recurrent state cannot go back
+            self._ctx.kv_cache_seq_rm = lambda _, *span: remove(0, *span)
+        self._n_ctx = self.n_ctx()
+        self.set_seed(llama.get("seed"))
         self.kv_overrides = llama.get("kv_overrides")
 
     @property
@@ -212,7 +220,17 @@ class Hobbit(CachedModel, TypedLlama):
 
     def __getstate__(self) -> dict[str, Any]:
         """The constructor's arguments: a copy or an unpickled model is opened anew."""
-        return {**self._arguments, "seed": self._seed}
+        is_random = self._arguments.get("seed") in _RANDOM
+        return self._arguments if is_random else {**self._arguments, "seed": self._seed}
+
+    def n_ctx(self) -> int:
+        """Tokens of context: as many as were asked for, though llama.cpp rounds them up."""
+        asked, n = self.__dict__.get("input_ids"), super().n_ctx()
+        return n if asked is None else min(n, len(asked))
+
+    def set_seed(self, seed: int | None) -> None:
+        """Sets what the following answers are drawn with. A number drawn at random stands for None and -1."""
+        super().set_seed(SystemRandom().randrange(_RANDOM[-1]) if seed in _RANDOM else seed)
 
     #
     # computing

@@ -30,10 +30,10 @@ def set_context(arguments: Mapping[str, Any]) -> "SetContext":
     """As Llama does it, for what decides how much memory a context takes. arguments: of Hobbit."""
 
     def fill(params: Any, model: "Model") -> None:
-        if isinstance(arguments.get("draft_model"), TextDrafts) and model.has_state():
+        if arguments.get("draft_model") and not n_drafts(arguments) and model.has_state():
             raise HobbitError(
                 f"{model.path.name} has layers whose state cannot go back, as drafts need; "
-                "leave draft_model out"
+                "leave draft_model out, or use TextDrafts"
             )
         n_ctx = arguments.get("n_ctx", N_CTX) or model.n_ctx_train()
         params.n_ctx = n_ctx
@@ -75,15 +75,19 @@ def set_own(params: Any, arguments: Mapping[str, Any]) -> None:
     if n_read is not None:
         # Those of n_batch would take memory from the experts.
         params.n_outputs_max = n_read
+    params.n_rs_seq = n_drafts(arguments)
     if arguments["flash_attn"] is None:
         params.flash_attn_type = llama.LLAMA_FLASH_ATTN_TYPE_AUTO
 
 
 def _logits_read(arguments: Mapping[str, Any]) -> int | None:
     """Tokens of a pass whose logits may be read; None: all."""
-    drafts = arguments.get("draft_model")
     if any(arguments.get(name) for name in ("logits_all", "embedding")):
         return None
-    if isinstance(drafts, TextDrafts):
-        return 1 + drafts.num_pred_tokens
-    return None if drafts else 1
+    return None if arguments.get("draft_model") and not n_drafts(arguments) else 1 + n_drafts(arguments)
+
+
+def n_drafts(arguments: Mapping[str, Any]) -> int:
+    """Tokens that a pass may have to take back; 0 without a draft model that says how many these are."""
+    drafts = arguments.get("draft_model")
+    return drafts.num_pred_tokens if isinstance(drafts, TextDrafts) else 0

@@ -11,11 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import architecture_file
 import models
 import numpy as np
 import pytest
 import random_moe
-from hobbits import GREEDY, POOLS, PROMPT, open_model, text_of
+from hobbits import GREEDY, POOLS, PROMPT, open_model, run_script, text_of
 from traces import turn_lengths
 
 from pyhobbit import (
@@ -151,11 +152,81 @@ def test_a_number_of_drafts_that_cannot_be_is_refused(number: float) -> None:
         TextDrafts(number)
 
 
-def test_a_model_with_a_state_takes_no_drafts(tmp_path: Path) -> None:
-    path = tmp_path / "hybrid.gguf"
+def test_a_model_whose_state_cannot_go_back_takes_no_drafts(tmp_path: Path) -> None:
+    from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+
+    path = architecture_file.write("jamba", tmp_path / "m.gguf")
+    for drafts in (TextDrafts(), LlamaPromptLookupDecoding(4), lambda _ids: np.array([], np.intc)):
+        with pytest.raises(HobbitError, match="leave draft_model out"):
+            open_model(path, draft_model=drafts)
+
+
+def test_a_state_goes_back_over_drafts_from_the_text(tmp_path: Path) -> None:
+    from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+
+    path, drafts = tmp_path / "hybrid.gguf", TextDrafts(3)
     random_moe.write_model(random_moe.hybrid(), path, models.stock_dir())
-    with pytest.raises(HobbitError, match="leave draft_model out"):
-        open_model(path, draft_model=TextDrafts())
+    prompts = ["for i in range(10):\n    print(i)\n" * 4, PROMPT]
+    with open_model(path) as plain, open_model(path, draft_model=drafts) as drafted:
+        for prompt in prompts:
+            assert text_of(drafted, prompt, max_tokens=64) == text_of(plain, prompt, max_tokens=64)
+    assert drafts.n_drafted > drafts.n_accepted
+    with pytest.raises(HobbitError, match="leave draft_model out, or use TextDrafts"):
+        open_model(path, draft_model=LlamaPromptLookupDecoding(4))
+
+
+@pytest.mark.parametrize("n_ctx", [64, 100, 128, 257, 300, 700])
+def test_an_answer_without_a_limit_ends_with_the_context(tiny_gguf: Path, n_ctx: int) -> None:
+    with open_model(tiny_gguf, n_ctx=n_ctx) as model:
+        assert model.n_ctx() == n_ctx
+        bias = {"logit_bias": {model.token_eos(): -100.0}, "temperature": 0.0}
+        answer = model.create_completion(PROMPT, max_tokens=-1, **bias)
+        *_, last = model.create_completion(PROMPT, max_tokens=-1, stream=True, **bias)
+        chat = model.create_chat_completion([{"role": "user", "content": PROMPT}], max_tokens=-1, **bias)
+    assert answer["choices"][0]["finish_reason"] == last["choices"][0]["finish_reason"] == "length"
+    assert answer["usage"]["total_tokens"] == chat["usage"]["total_tokens"] == n_ctx
+    assert chat["choices"][0]["finish_reason"] == "length"
+
+
+_SEEDS = [
+    ({}, {}),
+    ({"seed": -1}, {}),
+    ({}, {"seed": -1}),
+    ({"seed": 7}, {}),
+    ({"seed": 0}, {}),
+    ({}, {"seed": 7}),
+]
+_THREE = """
+import sys
+from pyhobbit import Hobbit
+for own, of_answer in eval(sys.argv[2]):
+    with Hobbit(sys.argv[1], pools=8 << 20, verbose=False, **own) as model:
+        options = {"max_tokens": 12, "temperature": 1.5, **of_answer}
+        print([model("def f(x):", **options)["choices"][0] for _ in range(3)])
+"""
+
+
+def test_texts_repeat_with_a_seed_alone(tiny_gguf: Path) -> None:
+    first, second = (run_script(_THREE, tiny_gguf, _SEEDS).splitlines() for _ in range(2))
+    assert [a == b for a, b in zip(first, second, strict=True)] == [False] * 3 + [True] * 3
+
+
+def test_a_copy_of_a_model_without_a_seed_draws_its_own(tiny_gguf: Path) -> None:
+    drawn = {"temperature": 1.5, "max_tokens": 24}
+    with open_model(tiny_gguf) as model, pickle.loads(pickle.dumps(model)) as copy:
+        assert text_of(copy, **drawn) != text_of(model, **drawn)
+
+
+def test_strict_rules_repeat_a_text_that_low_precision_changes() -> None:
+    path, seen = models.tiny_tiers("f16", "q4_0"), []
+    for strict in (False, True):
+        with open_model(path, t1=0.6, t2=0.95, pools=4 << 20, strict=strict) as model:
+            texts = set()
+            for _ in range(8):
+                model.reset()
+                texts.add(text_of(model, temperature=1.5, seed=1, max_tokens=64))
+        seen.append(len(texts))
+    assert seen[0] > seen[1] == 1
 
 
 def test_two_answers_at_once_need_two_models_and_threads_may_take_turns(tiny_gguf: Path) -> None:
