@@ -56,6 +56,8 @@ def _add_prompt(parser: argparse.ArgumentParser) -> None:
     add("--beams", type=int, metavar="N", help=beams)
     drafts = "compute up to N tokens that the text suggests in one pass, while that pays (default: 0)"
     add("--drafts", type=int, default=0, metavar="N", help=drafts)
+    head = "the model's own draft head (MTP) suggests the --drafts, where its file holds one"
+    add("--draft-head", action="store_true", help=head)
     add("--stats-json", type=Path, metavar="FILE", help="write counters and times to this file")
 
 
@@ -80,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _config(args: argparse.Namespace) -> ChatConfig:
-    engine = replace(engine_config(args, args.ctx), n_drafts=args.drafts)
+    engine = replace(engine_config(args, args.ctx), n_drafts=args.drafts, draft_head=args.draft_head)
     if args.image and args.mmproj is None:
         raise ConfigError("--image needs the projector that comes with the model; give it with --mmproj FILE")
     if args.drafts and args.trace is not None:

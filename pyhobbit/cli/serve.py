@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pyhobbit.cli import server_flags
 from pyhobbit.cli.help import Parser
@@ -95,6 +95,7 @@ _MIB = 1 << 20
 _BATCH = 2048  # llama-server's own --batch-size, which several passes compute
 _BATCH_FLAGS = ("--batch-size", "--ubatch-size")
 _LEAST_CONTEXT = 256
+_DRAFTS = 3  # its own default
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -183,7 +184,11 @@ def _arguments_of_model(args: argparse.Namespace) -> list[str]:
     if plan is None or cached:
         arguments += _no_warmup(args.passed_on)
     n_batch = plan.n_batch if plan is not None and cached else args.batch
-    return [*arguments, *server_arguments(of_model.settings(), n_batch, args.passed_on)]
+    settings = of_model.settings()
+    if plan is not None and plan.head:
+        settings["hobbit.further"] = plan.head
+        args.passed_on += ["--batch-size", str(n_batch)]  # the head takes memory for each token of it
+    return [*arguments, *server_arguments(settings, n_batch, args.passed_on)]
 
 
 def _no_warmup(passed_on: Sequence[str]) -> list[str]:
@@ -351,6 +356,7 @@ class _ServerConfig(EngineConfig):
 
     contexts: ClassVar[tuple[int, ...]] = _CONTEXTS
     max_beams: ClassVar[int] = 256  # LLAMA_MAX_SEQ
+    keeps_states: ClassVar[bool] = True  # by its checkpoints
 
     def context_tokens(self, trained: int) -> int:
         return self.n_ctx or self.contexts[0]
@@ -393,6 +399,16 @@ def _checkpoints(passed_on: Sequence[str]) -> tuple[int, int]:
     return n + n_drafts, n_drafts + (0 if given is None else n)
 
 
+def _head(passed_on: Sequence[str]) -> dict[str, Any]:
+    """Fields of the config for the draft head in the model's own file, where one is asked for."""
+    is_asked = "draft-mtp" in str(value("--spec-type", passed_on)).split(",")
+    if not is_asked or value("--model-draft", passed_on) is not None:
+        return {}
+    given = str(value("--spec-draft-n-max", passed_on, ""))
+    n = int(given) if given.isdecimal() else _DRAFTS
+    return {"draft_head": True, "n_drafts": min(max(n, 1), EngineConfig.max_drafts)}
+
+
 def _check_memory(
     model: Path, cache: CacheConfig, n_batch: int | None, passed_on: Sequence[str]
 ) -> "MemoryPlan | None":
@@ -411,9 +427,9 @@ def _check_memory(
     # with 0 llama-server takes what fits
     n_ctx = None if context is None else max(int(context), _LEAST_CONTEXT)
     n_slots, shares = _slots(passed_on)
-    config = _ServerConfig(cache, n_ctx, n_batch, n_slots, shares_context=shares)
+    config = _ServerConfig(cache, n_ctx, n_batch, n_slots, shares_context=shares, **_head(passed_on))
     most, least = _checkpoints(passed_on)
-    checkpoints = {"hobbit.snapshots": most, "hobbit.least_snapshots": least}
+    checkpoints: dict[str, Any] = {"hobbit.snapshots": most, "hobbit.least_snapshots": least}
     try:
         return lay_out(model, config, **checkpoints)
     except HobbitError as e:

@@ -15,7 +15,7 @@ from pyhobbit._tables import PoolPlan
 from pyhobbit.engine.llama import Context, Model, SetContext
 from pyhobbit.engine.session import Session
 from pyhobbit.errors import HobbitError
-from pyhobbit.native.ffi import HostMemory, host_memory
+from pyhobbit.native.ffi import HostMemory
 from pyhobbit.native.machine import available_memory
 from pyhobbit.settings.config import EngineConfig
 
@@ -72,7 +72,7 @@ def best_context(session: Session, set_context: SetContext, beside: Beside, conf
 
 def _judge(session: Session, beside: Beside, config: EngineConfig) -> Callable[[HostMemory], bool]:
     """Returns a test: true if the model can spare the memory of a larger context."""
-    memory, n_batch = host_memory(session.context.pointer), session.context.n_ubatch
+    memory, n_batch = session.context.memory(), session.context.n_ubatch
     free = available_memory() - memory.model
     first = _planned(session, n_batch, memory, beside) if session.cache else None
 
@@ -117,10 +117,10 @@ def _memory(session: Session, set_context: SetContext, n_ctx: int, n_batch: int)
         params.n_ctx, params.n_batch, params.n_ubatch = n_ctx, n_batch, n_batch
 
     if (n_ctx, n_batch) == (session.context.n_ctx, session.context.n_ubatch):
-        return host_memory(session.context.pointer)
+        return session.context.memory()
     context = Context(session.model, fill, lambda: False)
     try:
-        return host_memory(context.pointer)
+        return context.memory()
     finally:
         context.close()
 

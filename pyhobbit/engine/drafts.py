@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Speculative decoding: tokens that the text itself suggests are computed in one pass with the last token.
+"""Speculative decoding: tokens that the text or a draft head suggests are computed in one pass with the last.
 
 The model's own choice after each of them decides how many count (Leviathan et al., arXiv 2211.17192, with a
-lookup in the text in place of a draft model).
+lookup in the text or a head in place of a draft model).
 """
 
 import time
@@ -121,13 +121,14 @@ class Decoder:
         if self._governor is not None:
             self._lookup.extend(pending)
             if len(pending) == 1:
-                drafted = self._lookup.draft(min(self._governor.width, n_wanted - 1))
-                return self._pass(self._governor, pending, drafted)
+                return self._pass(self._governor, pending, min(self._governor.width, n_wanted - 1))
         return self._sampler.sample(self._context) if self._context.evaluate(pending, watch) else None
 
-    def _pass(self, governor: Governor, pending: list[int], drafted: list[int]) -> int | None:
-        """Computes them; what the drafts foretold goes to _computed."""
+    def _pass(self, governor: Governor, pending: list[int], n: int) -> int | None:
+        """Computes them and at most n drafts; what these foretold goes to _computed."""
         context, start = self._context, time.perf_counter()
+        head = context.head
+        drafted = head.draft(n, pending[0], context.position) if head else self._lookup.draft(n)
         if not (context.verify([*pending, *drafted]) if drafted else context.evaluate(pending)):
             return None
         seconds = time.perf_counter() - start

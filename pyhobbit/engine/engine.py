@@ -120,6 +120,7 @@ class Engine(CachedModel):
                     one_sequence(config),
                     keep_going=self._keep_going,
                     aborted=lambda: self._interrupted,
+                    has_head=config.draft_head,
                     verbose=config.verbose,
                 )
                 self._opened_parts.callback(session.close)

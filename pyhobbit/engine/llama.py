@@ -21,9 +21,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from pyhobbit.engine.cache import Cache
+from pyhobbit.engine.head import Head, check_head
 from pyhobbit.engine.stats import ModelInfo
 from pyhobbit.errors import ContextError, HobbitError
-from pyhobbit.native.ffi import last_error, llama
+from pyhobbit.native.ffi import HostMemory, host_memory, last_error, llama
 from pyhobbit.settings.config import SamplingConfig, Setting
 from pyhobbit.settings.overrides import kv_overrides
 
@@ -222,7 +223,11 @@ class Model(LoadedModel):
         keep_going: KeepGoing,
         set_model: SetModel | None = None,
         simulated: bool = False,
+        has_head: bool = False,
     ) -> None:
+        if has_head:
+            check_head(path)
+        self.has_head = has_head
         overrides = kv_overrides(llama, settings)
         params = llama.llama_model_default_params()
         if set_model is not None:
@@ -230,7 +235,7 @@ class Model(LoadedModel):
         if simulated:
             params.no_alloc = True
             params.load_mode = llama.LLAMA_LOAD_MODE_NONE  # a mapping cannot be simulated
-        params.kv_overrides = overrides
+        params.kv_overrides, params.load_mtp = overrides, has_head
         stopped = False
 
         def on_progress(share: float, _user_data: object) -> bool:
@@ -283,12 +288,20 @@ class Context:
         self.pointer = llama.llama_init_from_model(model.pointer, params)
         if not self.pointer:
             raise HobbitError(load_failure(model.path, "a smaller context needs less memory"))
+        self.head = Head(model.pointer, self.pointer, params) if model.has_head else None
         self.tokens: list[int] = []  # in the KV cache
         self.images: Images | None = None
         self._positions: list[int] = []  # positions of the tokens
 
     def close(self) -> None:
+        if self.head is not None:
+            self.head.close()
         llama.llama_free(self.pointer)
+
+    def memory(self) -> HostMemory:
+        """Bytes that it holds, its draft head included, and the model."""
+        own = host_memory(self.pointer)
+        return own if self.head is None else self.head.added_to(own)
 
     @property
     def position(self) -> int:
@@ -342,7 +355,10 @@ class Context:
         batch.pos = (llama.llama_pos * len(tokens))(*positions)
         if all_logits:
             batch.logits = (ctypes.c_int8 * len(tokens))(*[1] * len(tokens))
-        return self._appended(tokens, positions, llama.llama_decode(self.pointer, batch))
+        status = llama.llama_decode(self.pointer, batch)
+        if status == 0 and self.head is not None:
+            status = self.head.read(tokens, self.position)
+        return self._appended(tokens, positions, status)
 
     def _compute_image(self, cells: Sequence[int]) -> bool:
         if self.images is None:
@@ -400,6 +416,8 @@ class Context:
     def clear(self) -> None:
         """Forgets all sequences."""
         llama.llama_memory_clear(llama.llama_get_memory(self.pointer), True)
+        if self.head is not None:
+            self.head.truncate(0)
         self.tokens.clear()
         self._positions.clear()
 
@@ -410,6 +428,8 @@ class Context:
         if llama.llama_memory_seq_rm(memory, 0, position, -1):
             del self.tokens[n_tokens:]
             del self._positions[n_tokens:]
+            if self.head is not None:
+                self.head.truncate(self.position)
         else:
             self.clear()
 

@@ -20,7 +20,7 @@ from pyhobbit.engine.session import Session, one_sequence
 from pyhobbit.engine.stats import ModelInfo
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.file_names import calibration_path
-from pyhobbit.native.ffi import HostMemory, host_memory
+from pyhobbit.native.ffi import HostMemory, llama
 from pyhobbit.native.machine import (
     available_memory,
     memory_limit,
@@ -43,7 +43,8 @@ class MemoryPlan:
     available: that this process may take.  process: held before the model is opened.
     weights: of all but what stays on disk; of everything where the model runs without a cache.
     context: KV cache and the like.  compute: buffers of llama.cpp's graphs.  n_batch: prompt tokens per pass.
-    chose_context: nobody said how large it is.  projector: of what sees images.
+    chose_context: nobody said how large it is.  projector: of what sees images.  head: of context and
+    compute, for a draft head.
     device: that computes the experts, where it has memory of its own, or several; available and the rest are
     then the host's.  devices: what each has.
     """
@@ -57,6 +58,7 @@ class MemoryPlan:
     n_batch: int
     chose_context: bool = False
     projector: int = 0
+    head: int = 0
     device: str | None = None
     devices: tuple[DeviceInfo, ...] = ()
 
@@ -149,6 +151,8 @@ def fit(
     settings = config.cache.settings()
     if config.cache.memory is not None:
         settings["hobbit.memory"] = config.cache.memory + max(0, resident_memory() - held)
+    if plan.head:
+        settings["hobbit.further"] = plan.head
     return Fit(settings, plan.info.n_ctx, plan.n_batch)
 
 
@@ -215,7 +219,11 @@ def _lay_out(
         settings["hobbit.enable"] = True
     process, available = resident_memory(), available_memory()
     fill = _bounded(context or one_sequence(config))
-    with trimmed_heap(), Session(path, settings, fill, set_model=model, simulated=True) as session:
+    with (
+        trimmed_heap(),
+        Session(path, settings, fill, set_model=model, simulated=True, has_head=config.draft_head) as session,
+    ):
+        _check_rollback(session, config)
 
         def beside(held: HostMemory) -> int:
             return _beside_pools(held, session, config)
@@ -224,7 +232,7 @@ def _lay_out(
         if chooses:
             fill = _bounded(fill, best_context(session, fill, beside, config))
             session.replace_context(fill)
-        memory, n_batch = host_memory(session.context.pointer), session.context.n_ubatch
+        memory, n_batch = session.context.memory(), session.context.n_ubatch
         if session.cache and config.n_batch is None:
             best = best_batch(session, fill, beside)
             if best is not None:
@@ -238,6 +246,7 @@ def _lay_out(
             compute=memory.compute,
             n_batch=n_batch,
             chose_context=chooses,
+            head=memory.head,
         )
         # the weights of a model without a cache are mapped: they need not fit
         needed = plan.beside_pools - (0 if plan.info.cached else plan.weights)
@@ -271,6 +280,14 @@ def lookahead_bytes(model: Path) -> int:
     from pyhobbit.model.tiers import LOOKAHEAD_MAPS
 
     return sum(tensor.nbytes for tensor in read_gguf(path).tensors if tensor.name == LOOKAHEAD_MAPS)
+
+
+def _check_rollback(session: Session, config: EngineConfig) -> None:
+    can_go_back = config.keeps_states or llama.llama_n_rs_seq(session.context.pointer) >= config.n_drafts
+    if session.model.has_state() and not can_go_back:
+        name = session.model.path.name
+        hint = "leave draft_model out, or --drafts"
+        raise HobbitError(f"{name} has layers whose state cannot go back, as drafts need; {hint}")
 
 
 def check_limit(memory: int | None) -> None:

@@ -21,6 +21,7 @@ class Session(Closing):
 
     settings: of llama.cpp and the expert cache, by key.  set_model, set_context: fill in llama.cpp's own
     parameters.  keep_going: False raises KeyboardInterrupt.  aborted: asked while a prompt is computed.
+    has_head: its contexts also run the draft head (MTP) in the file.
     simulated: no weight is read and no buffer allocated; sizes are as they would be.  Raises HobbitError.
     """
 
@@ -34,13 +35,14 @@ class Session(Closing):
         keep_going: KeepGoing = lambda _share: True,
         aborted: Callable[[], bool] = lambda: False,
         simulated: bool = False,
+        has_head: bool = False,
         verbose: bool = False,
     ) -> None:
         check_model_file(path)
         with opening, contextlib.ExitStack() as stack:
             log.start(verbose)
             lib.hobbit_clear_last_error()
-            self.model = Model(path, settings, keep_going, set_model, simulated)
+            self.model = Model(path, settings, keep_going, set_model, simulated, has_head)
             stack.callback(self.model.close)
             self.cache = self.model.cache
             self.context = Context(self.model, set_context, aborted)
@@ -71,13 +73,10 @@ def one_sequence(config: EngineConfig) -> SetContext:
     """The context in which an engine generates: the logits of one token of each sequence, or of drafts."""
 
     def fill(params: Any, model: Model) -> None:
-        if config.n_drafts and model.has_state():
-            raise HobbitError(
-                f"{model.path.name} has layers whose state cannot go back, as drafts need; leave drafts out"
-            )
+        params.n_rs_seq = config.n_drafts if model.has_state() else 0
         params.n_ctx = config.context_tokens(model.n_ctx_train())
         n_batch = min(config.n_batch or config.batches[0], params.n_ctx)
-        params.n_outputs_max = max(config.n_beams, 1 + config.n_drafts)
+        params.n_outputs_max = config.n_beams * (1 + config.n_drafts)
         params.n_batch = params.n_ubatch = max(n_batch, params.n_outputs_max)
         params.n_seq_max = config.n_beams
         params.kv_unified = config.n_beams > 1 and config.shares_context

@@ -51,6 +51,7 @@ class HostMemory(ctypes.Structure):
     _fields_ = tuple(
         (name, ctypes.c_uint64) for name in ("model", "context", "compute", "device_compute", "snapshot")
     )
+    head = 0  # bytes of context and compute that a draft head takes
 
 
 _expert_cache = llama.llama_cpp._lib.llama_model_expert_cache
@@ -110,6 +111,15 @@ def cache_context(context: Any) -> Any:
 def host_memory(context: Any) -> HostMemory:
     """Memory that a llama_context and its model hold, or would hold if opened with no_alloc."""
     return _host_memory(context)
+
+
+@cache
+def head_states() -> tuple[Any, Any]:
+    """llama_keep_head_states and llama_get_head_state of llama-expert-cache.h."""
+    keep, get = llama.llama_cpp._lib.llama_keep_head_states, llama.llama_cpp._lib.llama_get_head_state
+    keep.argtypes, keep.restype = [ctypes.c_void_p, ctypes.c_bool], None
+    get.argtypes, get.restype = [ctypes.c_void_p, ctypes.c_int32], ctypes.POINTER(ctypes.c_float)
+    return keep, get
 
 
 def check(call: Callable[..., bool], *args: Any) -> None:

@@ -182,7 +182,7 @@ SAMPLING_HELP: Mapping[str, str] = {
     "top_p": "draw from the most probable tokens that sum to this; 1: off",
     "min_p": "least probability relative to the best token; 0: off",
     "repeat_penalty": f"penalty on the last {SamplingConfig.repeat_last_n} tokens; 1: off",
-    "seed": "random seed",
+    "seed": "random seed; in low precision a text repeats with --strict alone",
 }
 """Help of SamplingConfig's fields, for users."""
 
@@ -203,6 +203,8 @@ class EngineConfig:
     """Tokens that the text suggests and that a pass computes with the last one, at most `max_drafts`.
 
     Fewer where measured time says so (pyhobbit.engine.drafts)."""
+    draft_head: bool = False
+    """The model's own draft head (MTP), which its file has to hold, suggests them in place of the text."""
     n_threads: int | None = None
     """Computing threads, at most `max_threads`; None takes one per processor core."""
     verbose: bool = False
@@ -218,6 +220,7 @@ class EngineConfig:
     max_beams: ClassVar[int] = 64
     max_drafts: ClassVar[int] = 15
     max_threads: ClassVar[int] = 512  # GGML_MAX_N_THREADS
+    keeps_states: ClassVar[bool] = False  # so that drafts do not need layers whose state can go back
 
     def __post_init__(self) -> None:
         for name in ("n_ctx", "n_batch", "n_beams", "n_threads"):
@@ -234,6 +237,8 @@ class EngineConfig:
         _require_number("n_drafts", self.n_drafts, "whole number")
         is_within = 0 <= self.n_drafts <= self.max_drafts
         _require(is_within, f"n_drafts is {self.n_drafts}; it must lie between 0 and {self.max_drafts}")
+        has_number = self.n_drafts > 0 or not self.draft_head
+        _require(has_number, "a draft head needs a number of drafts; give --drafts N, for example 3")
 
     def context_tokens(self, trained: int) -> int:
         """Tokens of context for a model that was trained for so many, the least. Raises HobbitError."""
