@@ -162,12 +162,14 @@ def _precision_text(applied: "ModelInfo", rule: str) -> str:
 
 def _description(model: "ModelFile") -> dict[str, str]:
     n_layers = model.key("block_count", len(model.blocks))
+    has_head = any(".nextn.eh_proj." in name for name in model.tensors)
+    drafts = ", a draft block (MTP) among them" if has_head else ""
     with_experts = "all" if n_layers == len(model.blocks) else str(len(model.blocks))
     n_shared = model.key("expert_shared_count", 0)
     rows = {
         "model": f"{model.path}, {model.value('general.name', 'without a name')}",
         "architecture": f"{model.architecture}, {_count(model.n_parameters)} parameters",
-        "layers": f"{n_layers}, {with_experts} with routed experts",
+        "layers": f"{n_layers}{drafts}, {with_experts} with routed experts",
         "experts": f"{model.n_experts} per layer, {model.key('expert_used_count')} used per token"
         + (f", {n_shared} shared" if n_shared else ""),
         **{f"tier {tier.name}": _tier_text(tier, model) for tier in model.tiers},
