@@ -41,7 +41,7 @@ class Shape:
 class Tensor:
     """One tensor to write: `ne` in ggml's order, values drawn from N(mean, std^2).
 
-    With `choices`, each row has different int32 values below that."""
+    With `choices`, each row has different int32 values below that. The first `n_zero` rows are zero."""
 
     name: str
     ne: tuple[int, ...]
@@ -49,6 +49,7 @@ class Tensor:
     std: float
     mean: float = 0.0
     choices: int = 0
+    n_zero: int = 0
 
     @property
     def n_rows(self) -> int:
@@ -131,25 +132,27 @@ class Quantizer:
         return out
 
 
-def _tensor_data(t: Tensor, seed: int, quantizer: Quantizer) -> np.ndarray:
+def _tensor_data(t: Tensor, seed: int, quantizer: Quantizer, most_made: int = 16 * POOL_ROWS) -> np.ndarray:
     """uint8 [..., bytes per row], reproducible from the seed and the tensor's name alone."""
     rng = np.random.default_rng([seed, zlib.crc32(t.name.encode())])
     if t.choices:
         return rng.random((t.n_rows, t.choices)).argsort()[:, : t.ne[0]].astype(np.int32).view(np.uint8)
-    n_made = min(t.n_rows, POOL_ROWS) if t.n_rows > 16 * POOL_ROWS else t.n_rows
+    n_made = min(t.n_rows, POOL_ROWS) if t.n_rows > most_made else t.n_rows
     values = t.mean + t.std * rng.standard_normal((n_made, t.ne[0]), np.float32)
     data = quantizer.rows(np.ascontiguousarray(values, np.float32), t.type)
     if n_made < t.n_rows:
         data = data[rng.integers(0, n_made, t.n_rows)]
+    data[: t.n_zero] = 0
     return data.reshape(*reversed(t.ne[1:]), t.row_bytes)
 
 
-def add_tokenizer(writer: GGUFWriter, n_vocab: int) -> None:
-    """A SentencePiece vocabulary of all bytes and two-letter pieces: any text tokenises."""
+def add_tokenizer(writer: GGUFWriter, n_vocab: int, n_letters: int = 2) -> None:
+    """A SentencePiece vocabulary of all bytes and pieces of one or two letters: any text tokenises."""
     if n_vocab < FIRST_PIECE:
         raise ValueError(f"a vocabulary of {n_vocab} is below the {FIRST_PIECE} byte and control tokens")
     letters = "abcdefghijklmnopqrstuvwxyz \u2581ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-    pieces = [a + b for a in letters for b in letters] + [f"<extra{i}>" for i in range(n_vocab)]
+    pieces = [a + b for a in letters for b in letters] if n_letters == 2 else list(letters + ".,:;!?-")
+    pieces += [f"<extra{i}>" for i in range(n_vocab)]
     pieces = pieces[: n_vocab - FIRST_PIECE]
     writer.add_tokenizer_model("llama")
     writer.add_token_list(["<unk>", "<s>", "</s>"] + [f"<0x{b:02X}>" for b in range(256)] + pieces)
@@ -185,7 +188,7 @@ def write_tensors(writer: GGUFWriter, tensors: list[Tensor], quantizer: Quantize
     """Adds the tensors to a writer that has all keys, and closes it. Memory needed: one tensor."""
     _write_infos(writer, tensors)
     for t in tensors:
-        writer.write_tensor_data(_tensor_data(t, seed, quantizer))
+        writer.write_tensor_data(_tensor_data(t, seed, quantizer, POOL_ROWS))
     writer.close()
 
 

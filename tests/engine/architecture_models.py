@@ -41,6 +41,7 @@ class Architecture:
     """Hyper-parameters by name, without the architecture's prefix, beside or in place of COMMON's.
 
     kept: a pattern of the optional tensors that other models here lack.
+    letters: whether its pieces are letters, so that a text's tokens are those that wrote it.
     at_once: its attention is not causal, so that llama.cpp takes a prompt in one micro-batch.
     embeds: it gives embeddings and no logits.
     """
@@ -49,6 +50,7 @@ class Architecture:
     kept: str = NOTHING
     at_once: bool = False
     embeds: bool = False
+    letters: bool = False
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ def metadata_writer(name: str, architecture: Architecture, path: Path) -> GGUFWr
     writer = GGUFWriter(path, name)
     for key, value in (COMMON | architecture.keys).items():
         _add(writer, key if key.startswith("tokenizer.") else f"{name}.{key}", value)
-    random_weights.add_tokenizer(writer, N_VOCAB)
+    random_weights.add_tokenizer(writer, N_VOCAB, 1 if architecture.letters else 2)
     return writer
 
 

@@ -45,7 +45,7 @@ class Bed:
     def architecture(self) -> Architecture:
         base = ARCHITECTURES[self.arch]
         keys = {"context_length": 131072, "leading_dense_block_count": 0} | base.keys | self.keys
-        return replace(base, keys=keys, kept=self.kept)
+        return replace(base, keys=keys, kept=self.kept, letters=True)
 
 
 def _gqa(n_embd: int, heads: int, heads_kv: int | list[int], size: int) -> dict[str, Value]:

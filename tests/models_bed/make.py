@@ -24,11 +24,15 @@ import random_weights
 from beds import BEDS, EXPERTS_SUFFIX, Bed, bed
 from gguf import GGMLQuantizationType
 
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
 # llama-quantize's choice where 256 does not divide a row, and where 32 does not
 _FALLBACK = {"q2_k": "q4_0", "q3_k": "q4_0", "q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0"}
 # as llama-quantize leaves them
 _FULL = re.compile(
-    r"_norm\.weight$|ffn_gate_inp|conv1d|conv\.weight|per_layer_model_proj|indexer\.[kq]_proj|(?<!weight)$"
+    r"norm|ffn_gate_inp|conv1d|conv\.weight|per_layer_model_proj|indexer\.[kq]_proj|(?<!weight)$"
 )
 _FULL_GLM5_NEXT = re.compile(r"hc_|indexer|ssm_[fg]_[ab]|ssm_beta|attn_kv_a_mqa|attn_[kv]_b")
 
@@ -55,7 +59,7 @@ def _declared(tensor: architecture_models.Tensor, entry: Bed) -> random_weights.
         choices = int(str(entry.keys["expert_count"]))
     elif tensor.name.endswith(".ssm_a"):
         mean, std = -1.0, 0.2  # a decay
-    elif tensor.name.endswith(("norm.weight", "_norm", ".scale", "rope_freqs.weight")):
+    elif re.search(r"norm\w*(\.weight)?$|\.scale$|rope_freqs", tensor.name):
         mean, std = 1.0, 0.1
     elif ".ffn_gate_inp" in tensor.name:
         std *= 1.5
@@ -63,7 +67,8 @@ def _declared(tensor: architecture_models.Tensor, entry: Bed) -> random_weights.
         std = 1.0
     elif len(tensor.ne) == 1:
         std = 0.1
-    return random_weights.Tensor(tensor.name, tensor.ne, _kind(tensor, entry), std, mean, choices)
+    n_zero = random_weights.FIRST_PIECE if tensor.name == "output.weight" else 0  # greedy texts are letters
+    return random_weights.Tensor(tensor.name, tensor.ne, _kind(tensor, entry), std, mean, choices, n_zero)
 
 
 def write_bed(name: str, path: Path) -> None:
@@ -80,6 +85,7 @@ def write_bed(name: str, path: Path) -> None:
         if not re.search(entry.left_out, tensor.name)
     ]
     writer: Any = architecture_models.metadata_writer(entry.arch, architecture, path)
+    writer.add_chat_template(TEMPLATE)
     random_weights.write_tensors(writer, tensors, random_weights.Quantizer(lib_dir))
 
 

@@ -1,0 +1,293 @@
+# SPDX-License-Identifier: MIT
+"""The cells of the matrix: each verb on a model of the test bed, "ok" or one sentence why not.
+
+A text is right where it is that of the unpatched llama-server, on the first and on later turns.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import models
+from beds import EXPERTS_SUFFIX, bed
+from gguf import GGUFReader
+from servers import Server, running, serving
+
+os.environ["OMP_WAIT_POLICY"] = "passive"  # idle threads sleep, as tests/conftest.py has it
+
+OK = "ok"
+QUESTIONS = ("where does the river end", "and how long is it then", "tell me more of the sea")
+CLIENTS = ("the first client asks", "a second one wonders", "number three writes on", "the last is quiet")
+N_TOKENS = 8
+CTX = 2048
+SERVER = ("--ctx-size", CTX, "--parallel", 4, "--threads", 2)
+OVER_BUDGET = 8 << 20  # bytes by which a process may exceed --memory
+TIMEOUT_S = 900
+ROUNDING = 0.05  # of log probabilities, where other parts of a prompt were computed anew
+
+
+class WrongError(Exception):
+    """The message is the cell."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A model of the bed with a folder for its files."""
+
+    name: str
+    folder: Path
+
+    @functools.cached_property
+    def wide(self) -> Path:
+        return self._written(self.name)
+
+    @functools.cached_property
+    def many(self) -> Path:
+        return self._written(self.name + EXPERTS_SUFFIX)
+
+    def _written(self, name: str) -> Path:
+        path = self.folder / f"{name}.gguf"
+        if not path.exists():
+            command = (sys.executable, Path(__file__).with_name("make.py"), name, path)
+            subprocess.run(list(map(str, command)), check=True, capture_output=True)
+        return path
+
+    @functools.cached_property
+    def memory(self) -> int:
+        """Bytes of a process that hold about half of the experts of `wide`, and what else it needs."""
+        return self.wide.stat().st_size - models.routed_expert_bytes(self.wide) // 2 + (160 << 20)
+
+    @functools.cached_property
+    def stock(self) -> tuple[list[str], list[Any]]:
+        """The unpatched server's answers of a conversation and of four that grow in turns."""
+        saved = ("--slot-save-path", self.folder)
+        command = (models.stock_dir() / "llama-server", "-m", self.wide, *SERVER, "--kv-unified", *saved)
+        with running(command, self.folder / "stock.log") as server:
+            return _conversation(server), _growing(server)
+
+
+def _conversation(server: Server) -> list[str]:
+    messages: list[Any] = []
+    for question in QUESTIONS:
+        messages.append({"role": "user", "content": question})
+        body = {"messages": messages, "max_tokens": N_TOKENS, "temperature": 0}
+        answer = server.request("/v1/chat/completions", body)
+        assert answer.status == 200, answer.text
+        messages.append(answer.json["choices"][0]["message"])
+    return [message["content"] for message in messages[1::2]]
+
+
+def _growing(server: Server) -> list[Any]:
+    """Three turns of four clients, with a slot restored: each answer's text, log probabilities, and tokens of
+    the prompt that were computed."""
+    texts, found = list(CLIENTS), []
+    for turn in range(3):
+        if turn == 2:
+            for action in ("save", "erase", "restore"):
+                done = server.request(f"/slots/0?action={action}", {"filename": "slot.bin"})
+                assert done.status == 200, f"slot {action}: {done.text}"
+        for slot in range(len(texts)):
+            body = {"prompt": texts[slot], "id_slot": slot, "n_predict": N_TOKENS, "temperature": 0}
+            answer = server.request("/completion", body | {"n_probs": 3, "cache_prompt": True})
+            assert answer.status == 200, answer.text
+            places = answer.json["completion_probabilities"]
+            values = [top["logprob"] for place in places for top in place["top_logprobs"]]
+            found.append((answer.json["content"], values, answer.json["timings"]["prompt_n"]))
+            texts[slot] += answer.json["content"] + " " + QUESTIONS[turn]
+    return found
+
+
+def _run(*arguments: object) -> str:
+    """Standard output and error of pyhobbit; WrongError with its own sentence where it fails."""
+    command = [sys.executable, "-m", "pyhobbit", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, cwd="/")
+    if done.returncode:
+        raise WrongError(_sentence(done.stderr))
+    return done.stdout + done.stderr
+
+
+def _sentence(text: str) -> str:
+    """The last error in it, without folders."""
+    lines = [line for line in text.strip().splitlines() if "rror" in line] or text.strip().splitlines()[-1:]
+    line = re.sub(r"^.*?(pyhobbit: )?error: ", "", lines[-1] if lines else "no message")
+    return re.sub(r"'?/\S*?/([\w.-]+)'?", r"\1", line).replace("|", "/")[:160]
+
+
+def _inside(bench: Bench, how: str) -> str:
+    script = Path(__file__).with_name("inside.py")
+    pools = models.routed_expert_bytes(bench.wide) * 7 // 10
+    command = [sys.executable, script, how, bench.wide, pools, *QUESTIONS]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=TIMEOUT_S, cwd="/")
+    if done.returncode:
+        raise WrongError(_sentence(done.stderr))
+    answers, expected = json.loads(done.stdout), bench.stock[0]
+    for turn, (answer, right) in enumerate(zip(answers, expected, strict=True), 1):
+        if answer != right:
+            raise WrongError(f"turn {turn} is not stock's text")
+    return OK
+
+
+def chat(bench: Bench) -> str:
+    return _inside(bench, "chat")
+
+
+def hobbit(bench: Bench) -> str:
+    return _inside(bench, "hobbit")
+
+
+@functools.lru_cache(1)
+def _served(bench: Bench) -> tuple[list[Any], int]:
+    """Answers of our server within bench.memory, and its peak in bytes."""
+    options = (*SERVER, "--slot-save-path", bench.folder, "--memory", bench.memory)
+    with _ours(bench, *options) as server:
+        return _growing(server), server.peak()
+
+
+def _ours(bench: Bench, *options: object) -> AbstractContextManager[Server]:
+    return serving(bench.wide, bench.folder / "ours.log", *options)
+
+
+def serve(bench: Bench) -> str:
+    try:
+        found, _ = _served(bench)
+    except AssertionError as error:
+        raise WrongError(_sentence(str(error))) from error
+    for n, (ours, stock) in enumerate(zip(found, bench.stock[1], strict=True)):
+        most = ROUNDING if ours[2] != stock[2] else 0
+        if ours[0] != stock[0] or any(abs(a - b) > most for a, b in zip(ours[1], stock[1], strict=True)):
+            raise WrongError(f"turn {n // 4 + 1} of client {n % 4 + 1} is not stock's")
+    return OK
+
+
+def memory(bench: Bench) -> str:
+    try:
+        _, peak = _served(bench)
+    except AssertionError as error:
+        raise WrongError(_sentence(str(error))) from error
+    if peak > bench.memory + OVER_BUDGET:
+        raise WrongError(f"the peak was {(peak - bench.memory) >> 20} MiB above --memory")
+    return OK
+
+
+def sidecar(bench: Bench) -> str:
+    out = bench.wide.with_suffix(".hobbit.gguf")
+    out.unlink(missing_ok=True)
+    _run("convert", "--sidecar", bench.wide)
+    low = sum(int(tensor.n_bytes) for tensor in GGUFReader(out).tensors)
+    high = models.routed_expert_bytes(bench.wide)
+    if not 0 < low <= 0.8 * high:
+        raise WrongError(f"the low tier has {100 * low // high} % of the high tier's bytes")
+    return OK
+
+
+def _stats(bench: Bench, *options: object) -> dict[str, float]:
+    pools = models.routed_expert_bytes(bench.many) // 2
+    path = bench.folder / "stats.json"
+    prompt = " ".join(QUESTIONS)
+    _run(
+        "chat",
+        bench.many,
+        "-p",
+        prompt,
+        "-n",
+        12,
+        "--temp",
+        0,
+        "--ctx",
+        512,
+        "--pools",
+        pools,
+        "--stats-json",
+        path,
+        *options,
+    )
+    return json.loads(path.read_text())
+
+
+def prefetch(bench: Bench) -> str:
+    stats = _stats(bench, "--prefetch", 1)
+    if not stats["predicted"]:
+        raise WrongError("nothing is predicted")
+    right, chance = (
+        stats["predicted_right"] / stats["predicted"],
+        stats["n_experts_used"] / stats["n_experts"],
+    )
+    if right < 4 * chance:
+        raise WrongError(f"{right:.0%} of the predicted experts are used")
+    return OK
+
+
+def trace(bench: Bench) -> str:
+    path, text = bench.folder / "trace.csv", bench.folder / "text.txt"
+    text.write_text(" ".join(QUESTIONS) * 4)
+    _stats(bench, "--trace", path)
+    rows = _run("simulate", "--trace", path, "--capacity", 0.5, "--policy", "lru")
+    if "lru" not in rows:
+        raise WrongError("simulate prints no row")
+    pools = models.routed_expert_bytes(bench.many) // 2
+    _run("inspect", bench.many, "--text", text, "--pools", pools, "--ctx", 512, "--no-speed")
+    return OK
+
+
+def calibrate(bench: Bench) -> str:
+    text, out = bench.folder / "text.txt", bench.many.with_suffix(".hobbit.gguf")
+    out.unlink(missing_ok=True)
+    text.write_text((models.TINY / "heldout.txt").read_text("utf-8")[:2200], "utf-8")
+    _run("convert", "--sidecar", bench.many)
+    pools = models.routed_expert_bytes(bench.many) // 2
+    limits = ("--chunks", 4, "--cost-chunks", 1, "--ctx", 128, "--max-kl", 0.05, "--rule", "gate")
+    _run("calibrate", bench.many, "--text", text, "--pools", pools, *limits)
+    return OK
+
+
+def drafts(bench: Bench) -> str:
+    """Of its own draft block where the file has one, else of the text."""
+    head = ("--spec-type", "draft-mtp", "--spec-draft-n-max", 2)
+    text = ("--spec-type", "ngram-mod", "--spec-ngram-mod-n-match", 3, "--spec-ngram-mod-n-min", 1)
+    options = head if bed(bench.name).mtp else text
+    pools = models.routed_expert_bytes(bench.wide) * 7 // 10
+    try:
+        with _ours(bench, "--parallel", 1, "--ctx-size", 1024, "--pools", pools, *options) as server:
+            body = {"prompt": (QUESTIONS[0] + ". ") * 6, "n_predict": 24, "temperature": 0}
+            answer = server.request("/completion", body)
+            assert answer.status == 200, answer.text
+    except AssertionError as error:
+        raise WrongError(_sentence(str(error))) from error
+    if bed(bench.name).mtp and not answer.json["timings"].get("draft_n"):
+        raise WrongError("the draft block drafted nothing")
+    return OK
+
+
+VERBS: dict[str, Callable[[Bench], str]] = {
+    "chat": chat,
+    "serve": serve,
+    "Hobbit": hobbit,
+    "memory": memory,
+    "sidecar": sidecar,
+    "prefetch": prefetch,
+    "trace": trace,
+    "calibrate": calibrate,
+    "drafts": drafts,
+}
+
+
+def cell(bench: Bench, verb: str) -> str:
+    """ "ok", or the sentence why not."""
+    try:
+        return VERBS[verb](bench)
+    except WrongError as wrong:
+        return str(wrong)
+    except subprocess.TimeoutExpired:
+        return "takes too long"
