@@ -125,26 +125,34 @@ def _sentence(text: str) -> str:
     return re.sub(r"'?/\S*?/([\w.-]+)'?", r"\1", line).replace("|", "/")[:160]
 
 
-def _inside(bench: Bench, how: str) -> str:
+def _inside(bench: Bench, how: str, **environment: object) -> list[str]:
+    """The answers of inside.py."""
     script = Path(__file__).with_name("inside.py")
     pools = models.routed_expert_bytes(bench.wide) * 7 // 10
     command = [sys.executable, script, how, bench.wide, pools, *QUESTIONS]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=TIMEOUT_S, cwd="/")
+    values = os.environ | {name: str(value) for name, value in environment.items()}
+    done = subprocess.run(
+        list(map(str, command)), capture_output=True, text=True, timeout=TIMEOUT_S, cwd="/", env=values
+    )
     if done.returncode:
         raise WrongError(_sentence(done.stderr))
-    answers, expected = json.loads(done.stdout), bench.stock[0]
-    for turn, (answer, right) in enumerate(zip(answers, expected, strict=True), 1):
+    return json.loads(done.stdout)
+
+
+def _same(found: list[str], expected: list[str]) -> str:
+    for turn, (answer, right) in enumerate(zip(found, expected, strict=True), 1):
         if answer != right:
             raise WrongError(f"turn {turn} is not stock's text")
     return OK
 
 
 def chat(bench: Bench) -> str:
-    return _inside(bench, "chat")
+    return _same(_inside(bench, "chat"), bench.stock[0])
 
 
 def hobbit(bench: Bench) -> str:
-    return _inside(bench, "hobbit")
+    """Compared with llama-cpp-python on the unpatched library, which computes attention in its own way."""
+    return _same(_inside(bench, "hobbit"), _inside(bench, "llama", LLAMA_CPP_LIB_PATH=models.stock_dir()))
 
 
 @functools.lru_cache(1)
