@@ -70,7 +70,7 @@ CMAKE_FILES    := CMakeLists.txt $(wildcard cmake/*.cmake cmake/site-packages/*)
 NATIVE_SOURCES := $(shell find ggml_ext patches tests/cpp tests/mechanisms -type f -not -name '*.py*') pyhobbit/native/build.py
 CXX_SOURCES    := $(filter %.cpp %.h,$(NATIVE_SOURCES))
 
-.PHONY: install build test demo package stock vulkan cuda sanitize fuzz ctest quick lint thread-safety format deps clean server-suite reference requirements sbom
+.PHONY: install build test demo package stock vulkan cuda sanitize fuzz ctest quick lint thread-safety format deps clean server-suite models reference requirements sbom
 .DELETE_ON_ERROR:
 
 install: $(INSTALLED)
@@ -272,6 +272,10 @@ package: .venv/.tools
 # llama.cpp's own tests of its server, on upstream's and on ours; minutes, so not part of `test`
 server-suite: build stock
 	python tests/server_suite/run.py
+
+# docs/models.md: models that people run, each in every verb; about half an hour, so not part of `test`
+models: build stock
+	python tests/models_bed/matrix.py
 
 #
 # supply chain

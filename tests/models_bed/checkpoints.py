@@ -24,7 +24,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 SPECIAL = ("<|endoftext|>", "[gMASK]", "<|user|>", "<|observation|>")
-N_VOCAB = 260
+N_VOCAB = 261
 _BLOCK = 128
 _WIDTH = 256
 _COMMON: dict[str, Any] = {
@@ -38,9 +38,9 @@ _COMMON: dict[str, Any] = {
     "head_dim": 64,
     "num_experts_per_tok": 2,
     "max_position_embeddings": 512,
-    "eos_token_id": 256,
-    "pad_token_id": 256,
-    "bos_token_id": 256,
+    "eos_token_id": 257,
+    "pad_token_id": 257,
+    "bos_token_id": 257,
     "tie_word_embeddings": False,
 }
 _MLA: dict[str, Any] = {
@@ -146,12 +146,19 @@ CHECKPOINTS = {
 }  # fmt: skip
 
 
-def _write_tokenizer(folder: Path) -> None:
-    """All bytes and four special tokens."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
+def _write_tokenizer(folder: Path, fallback: bool) -> None:
+    """All bytes, as letters or with `fallback` as such, a pair of them, and four special tokens."""
+    letters = (
+        [f"<0x{n:02X}>" for n in range(256)] if fallback else sorted(pre_tokenizers.ByteLevel.alphabet())
+    )
+    first, second = letters[97], letters[98]
+    vocabulary = {letter: i for i, letter in enumerate([*letters, first + second])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [(first, second)], byte_fallback=fallback))
+    if fallback:
+        tokenizer.decoder = decoders.Sequence([decoders.ByteFallback()])
+    else:
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(list(SPECIAL))
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=SPECIAL[0]).save_pretrained(folder)
 
@@ -164,7 +171,7 @@ def write_checkpoint(name: str, folder: Path) -> None:
     config = getattr(transformers, published.config)(**values)
     model = getattr(transformers, published.model)(config).to(torch.bfloat16)
     model.save_pretrained(folder, max_shard_size="1MB")
-    _write_tokenizer(folder)
+    _write_tokenizer(folder, fallback=name.startswith("gemma"))
     if published.form is not None:
         _change_form(folder, published.form)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pyhobbit.model.recommend import Choice, Machine, Weights, best
 
 GB = 10**9
-DISK, RAM = 3.0 * GB, 40.0 * GB  # of the table, bytes per second
+DISK = 3.0 * GB  # of the table, bytes per second
 MEMORY = (16, 32, 64)
 FREE = 0.9  # share of the memory that a model may take
 # Bits per weight of the experts, and of the rest
@@ -53,7 +53,7 @@ class Shape:
             rest, used = self.rest * GB * rest_bits / 8, experts * self.used / self.experts
             table = self.table * GB * 4.5 / 8
             n = self.n_experts + int((self.rest + self.table) * GB)
-            weights = Weights(experts, rest, used, rest, n)  # the table stays on disk
+            weights = Weights(experts, rest, used, table, n)
             size = experts + rest + table
             speed = weights.speed(machine)
             found.append(Choice(label, int(size), 8 * size / n, weights.share(machine.memory), speed))
@@ -82,9 +82,9 @@ def row(name: str) -> str:
     """Weights of the experts and of the rest, and for each memory the file with its size and speed."""
     shape = SHAPES[name]
     experts = shape.n_experts
-    cells = [f"{experts / GB:.3g} + {shape.rest + shape.table:.3g} G"]
+    cells = [f"{float(f'{experts / GB:.3g}'):g} + {shape.rest + shape.table:.3g} G"]
     for memory in MEMORY:
-        choices = shape.choices(Machine(FREE * memory * GB, DISK, RAM))
+        choices = shape.choices(Machine(FREE * memory * GB, DISK))
         if not any(each.speed for each in choices):
             cells.append("none fits")
             continue
@@ -93,5 +93,10 @@ def row(name: str) -> str:
     return f"| {name} | " + " | ".join(cells) + " |"
 
 
+def table() -> list[str]:
+    """The lines of the page's table, without its header."""
+    return [row(name) for name in SHAPES]
+
+
 if __name__ == "__main__":
-    print("\n".join(map(row, SHAPES)))
+    print("\n".join(table()))
