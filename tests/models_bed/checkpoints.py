@@ -129,11 +129,6 @@ CHECKPOINTS = {
     "glm-5.2": Published(
         "GlmMoeDsaConfig", "GlmMoeDsaForCausalLM", _MLA | _INDEX | {"qk_rope_head_dim": 32}, _fp8
     ),
-    "deepseek-v4-flash": Published(
-        "DeepseekV4Config",
-        "DeepseekV4ForCausalLM",
-        _MLA | _INDEX | {"o_groups": 4, "o_lora_rank": 64, "num_key_value_heads": 1},
-    ),
     "qwen1.5-moe": Published(
         "Qwen2MoeConfig", "Qwen2MoeForCausalLM", {"num_experts": 8, "shared_expert_intermediate_size": 128}
     ),

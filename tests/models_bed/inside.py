@@ -45,6 +45,8 @@ def llama(model: Path, _pools: int, questions: list[str]) -> list[str]:
 def _answers(model: Any, questions: list[str]) -> list[str]:
     messages: list[dict[str, str]] = []
     for question in questions:
+        if sys.argv[1].endswith("anew"):
+            model.reset()
         messages.append({"role": "user", "content": question})
         done = model.create_chat_completion(messages, max_tokens=N_TOKENS, temperature=0.0)
         messages.append(done["choices"][0]["message"])
@@ -53,5 +55,5 @@ def _answers(model: Any, questions: list[str]) -> list[str]:
 
 
 if __name__ == "__main__":
-    run = {"chat": chat, "hobbit": hobbit, "llama": llama}[sys.argv[1]]
+    run = {"chat": chat, "hobbit": hobbit, "llama": llama}[sys.argv[1].removesuffix("-anew")]
     print(json.dumps(run(Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])))

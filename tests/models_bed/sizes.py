@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pyhobbit.model.recommend import Choice, Machine, Weights, best
 
 GB = 10**9
-DISK = 3.0 * GB  # of the table, bytes per second
+DISK = 3.0 * GB  # bytes per second, for the table
 MEMORY = (16, 32, 64)
 FREE = 0.9  # share of the memory that a model may take
 # Bits per weight of the experts, and of the rest
@@ -24,7 +24,7 @@ MXFP4 = {"MXFP4": (4.25, 8.5)}
 
 @dataclass(frozen=True)
 class Shape:
-    """Of the published model: layers with experts, experts of each, those used, rows' lengths of an expert.
+    """The published model: layers with experts, experts of each, those used, rows' lengths of an expert.
 
     rest: G weights outside the experts.  table: G weights of which a token needs some rows.
     kinds: bits per weight of the published files.
