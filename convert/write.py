@@ -77,7 +77,7 @@ def pieces(plan: Plan, threads: int) -> Iterator[Piece]:
     by_source: dict[TensorInfo, list[PlannedTensor]] = {}
     for tensor in plan.tensors:
         by_source.setdefault(tensor.source, []).append(tensor)
-    piece_bytes = min(_MAX_PIECE_BYTES, _FLOAT_BYTES // threads)
+    piece_bytes = min(_MAX_PIECE_BYTES, _FLOAT_BYTES // threads) // 2 * 2  # whole values of 16 bits
     for source, targets in by_source.items():
         slices: Sequence[int] = range(1)
         slice_bytes, step = source.nbytes, piece_bytes
