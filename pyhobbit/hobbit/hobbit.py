@@ -12,6 +12,7 @@ from random import SystemRandom
 from typing import TYPE_CHECKING, Any
 
 from pyhobbit.engine.cached import CachedModel, Tally
+from pyhobbit.engine.head import Head
 from pyhobbit.engine.llama import DAMAGED, LoadedModel, load_failure, log, opening
 from pyhobbit.engine.plan import Fit, fit, turn
 from pyhobbit.engine.stats import ModelInfo
@@ -28,7 +29,7 @@ from pyhobbit.hobbit.guards import (
     opening_errors,
 )
 from pyhobbit.hobbit.params import N_BATCH, N_CTX, given_batch, n_drafts, set_context, set_model, set_own
-from pyhobbit.hobbit.text_drafts import TextDrafts
+from pyhobbit.hobbit.text_drafts import HeadDrafts, TextDrafts
 from pyhobbit.hobbit.typed import TypedLlama
 from pyhobbit.model.names import check_model_file
 from pyhobbit.native import ffi
@@ -66,7 +67,7 @@ class Hobbit(CachedModel, TypedLlama):
     flash_attn: None leaves it to llama.cpp, as its own programs do.  n_batch, n_ubatch: if neither is given,
     the tokens of a prompt per pass are chosen by memory, from 512 to 4096.  llama: every other keyword of
     llama_cpp.Llama; n_threads and n_threads_batch are one per processor core where they are not given.
-    draft_model also takes a TextDrafts, whose drafts are as many as pay.
+    draft_model also takes TextDrafts and HeadDrafts, whose drafts are as many as pay.
 
     A context manager. Any number of models may be open, each with a cache of its own. One thread at a time
     may use a model, for one answer; a second one gets HobbitError. So does all but close() of a closed model.
@@ -121,7 +122,12 @@ class Hobbit(CachedModel, TypedLlama):
         if llama.get("vocab_only"):
             return Fit(self.cache_config.settings(), N_CTX, N_BATCH)
         own = self._arguments
-        config = EngineConfig(self.cache_config, n_batch=given_batch(own), n_drafts=n_drafts(own))
+        config = EngineConfig(
+            self.cache_config,
+            n_batch=given_batch(own),
+            n_drafts=n_drafts(own),
+            draft_head=isinstance(own.get("draft_model"), HeadDrafts),
+        )
         fill = set_context(own), set_model(own)
         with opening_errors():
             return fit(Path(path), config, *fill, **(llama.get("kv_overrides") or {}))
@@ -153,6 +159,10 @@ class Hobbit(CachedModel, TypedLlama):
             lora = self.lora_path if has_context else None
             raise InputError(load_failure(lora or path, hint)) from e
         self._weights = LoadedModel(Path(path), self._model.model)
+        if isinstance(self.draft_model, HeadDrafts):
+            params = type(self.context_params).from_buffer_copy(self.context_params)
+            head = Head(self._model.model, self._ctx.ctx, params)
+            self.draft_model.follow(head, self._ctx, self._weights.cache.failure)
         self._ctx.decode = explained(self._ctx.decode, self._weights.cache)  # type: ignore[assignment, method-assign]
         if isinstance(self.draft_model, TextDrafts):
             self._logits_all = bool(self._arguments.get("logits_all"))  # Llama sets it for any draft model
@@ -177,6 +187,15 @@ class Hobbit(CachedModel, TypedLlama):
         self.__dict__["_model"] = model
         # Llama sets this between preparing context_params and using them, and there is no other moment.
         set_own(self.context_params, self._arguments)
+
+    @property
+    def model_params(self) -> Any:
+        return self.__dict__["model_params"]
+
+    @model_params.setter
+    def model_params(self, params: Any) -> None:
+        params.load_mtp = isinstance(self._arguments.get("draft_model"), HeadDrafts)
+        self.__dict__["model_params"] = params
 
     def __getattr__(self, name: str) -> Any:
         if name in _NATIVE:
@@ -210,6 +229,9 @@ class Hobbit(CachedModel, TypedLlama):
                 raise HobbitError(error)
 
     def _free(self) -> None:
+        if isinstance(drafts := self.__dict__.get("draft_model"), HeadDrafts) and drafts.head:
+            drafts.head.close()
+            drafts.head = None
         if "_stack" in self.__dict__:
             super().close()
         if "_weights" in self.__dict__:

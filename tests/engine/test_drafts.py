@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Drafts from the text: they change no token, and their number follows what they cost."""
 
+import pickle
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,16 @@ import numpy as np
 import pytest
 from architecture_models import N_EMBD
 
-from pyhobbit import CacheConfig, ConfigError, Engine, EngineConfig, HobbitError, SamplingConfig
+from pyhobbit import (
+    CacheConfig,
+    ConfigError,
+    Engine,
+    EngineConfig,
+    HeadDrafts,
+    Hobbit,
+    HobbitError,
+    SamplingConfig,
+)
 from pyhobbit.engine.drafts import Governor, Lookup
 
 pytestmark = pytest.mark.model
@@ -176,6 +186,21 @@ def test_a_draft_head_foretells_a_text_and_changes_no_token(tmp_path: Path, budg
     assert found[:2] == found[2:]
     assert stats.accepted_tokens == stats.drafted_tokens > 40
     assert stats.peak_rss_bytes < budget.get("memory", 1 << 40)
+
+
+def test_a_hobbit_takes_drafts_from_a_head(tmp_path: Path) -> None:
+    path, drafts, texts = _crafted(tmp_path, 0), HeadDrafts(3), []
+    with pytest.raises(HobbitError, match="has no draft head"):
+        Hobbit(models.tiny(), draft_model=HeadDrafts(3), verbose=False)
+    for own in ({"pools": 3 << 20}, {"memory": 700 << 20, "draft_model": drafts}):
+        with Hobbit(path, n_ctx=256, verbose=False, **own) as model:
+            for prompt in (REPEATED, REPEATED[:-20], "def f(x):\n"):
+                answer = model(prompt, max_tokens=N_TOKENS, temperature=0)
+                texts.append(answer["choices"][0]["text"])
+            pickle.dumps(model)
+    assert texts[:3] == texts[3:]
+    assert drafts.n_accepted == drafts.n_drafted > 40
+    assert drafts.head is None
 
 
 def test_a_draft_head_reads_the_state_before_a_token(tmp_path: Path) -> None:
