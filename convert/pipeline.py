@@ -49,6 +49,7 @@ from pyhobbit.native.files import atomic_output, temporary_file
 from pyhobbit.settings.config import CacheConfig, format_size
 
 _KEEP = "keep"
+_WEIGHTED_LOW = ("iq2_xxs", "iq1_m", "iq1_s")  # by falling size
 _METADATA_BYTES = 32 << 20  # allowed for while the metadata of a checkpoint are not known yet
 
 
@@ -65,6 +66,8 @@ def convert(options: Options) -> Path | None:
         if options.model.is_dir():
             return _convert_checkpoint(options, output)
         return _convert_gguf(options, output, read_model(options.model))
+    except NotFiniteError as error:
+        raise HobbitError(f"{error}: the model is damaged, download it or make it again") from error
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise HobbitError(
@@ -122,10 +125,18 @@ def _recipe(options: Options, tensors: Sequence[TensorInfo], model: Model | None
         bits = 8 * n_bytes / sum(tensor.n_values for tensor, _ in routed)
         raise HobbitError(
             f"the experts have {bits:.3g} bits per weight already, and no usual type has half of them: "
-            "name one with --low TYPE, such as iq2_xxs with an importance matrix, or convert a model in "
-            "finer types"
+            f"{_weighted_low(bits, routed)}convert a model in finer types"
         )
     return Recipe(low, high, options.sidecar)
+
+
+def _weighted_low(bits: float, routed: Sequence[tuple[TensorInfo, GgmlType]]) -> str:
+    """Names a type that saves enough with an importance matrix, in words that another advice follows."""
+    for kind in map(type_by_name, _WEIGHTED_LOW):
+        fits = all(tensor.ne[0] % kind.block == 0 for tensor, _ in routed)
+        if fits and kind.bits_per_weight <= MOST_LOW * bits:
+            return f"name one with --low TYPE, such as {kind.name} with an importance matrix, or "
+    return ""
 
 
 def _notes(recipe: Recipe, plan: Plan, matrix: Path | None, imatrix: Imatrix) -> Iterator[str]:
@@ -351,7 +362,8 @@ def _check_saving(plan: Plan, tensors: Sequence[TensorInfo], options: Options) -
     own = sum(tensor.nbytes for tensor in tensors if routed_part(tensor.name))
     share = plan.tier_bytes(LOW) / (plan.tier_bytes(HIGH) or own)
     if share > MOST_LOW and not options.force:
-        leave_out = "leave out --low, " if options.low else ""
+        default = options.low and default_low_types(tensors, high_tier(options.high))
+        leave_out = "leave out --low, " if default else ""
         raise HobbitError(
             f"the low tier would have {share:.0%} of the high tier's bytes and save little: choose one of at "
             f"most {MOST_LOW:.0%}, {leave_out}or insist with --force"

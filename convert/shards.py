@@ -65,13 +65,12 @@ def _parts(folder: Path, weight_map: dict[str, str]) -> Iterator[Path]:
         yield from (folder / name for name in sorted(set(weight_map.values())))
         return
     found = next((each for pattern in _WEIGHTS if (each := sorted(folder.glob(pattern)))), [])
-    for path in found:
-        if (numbered := _NUMBERED.fullmatch(path.name)) is not None:
-            start, number, of, count, end = numbered.groups()
-            for i in range(1, int(count) + 1):
-                yield folder / f"{start}{i:0{len(number)}}{of}{count}{end}"
-            return
-    yield from found
+    announced = set(found)
+    for start, number, of, count, end in (
+        each.groups() for path in found if (each := _NUMBERED.fullmatch(path.name))
+    ):
+        announced |= {folder / f"{start}{i:0{len(number)}}{of}{count}{end}" for i in range(1, int(count) + 1)}
+    yield from sorted(announced)
 
 
 def _check_no_pointer(path: Path) -> None:

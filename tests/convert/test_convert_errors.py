@@ -96,7 +96,14 @@ def test_low_tier_of_at_most_three_quarters_is_taken(tmp_path: Path) -> None:
 
 def test_experts_that_no_usual_type_halves(tmp_path: Path) -> None:
     model = write_moe(tmp_path / "model.gguf", "q3_k")
-    assert_refused(model, says=["the experts have 3.44 bits per weight already", "--low TYPE"])
+    assert_refused(
+        model, says=["the experts have 3.44 bits per weight already", "--low TYPE, such as iq2_xxs"]
+    )
+    model = write_moe(tmp_path / "q2.gguf", "q2_k")
+    assert_refused(model, says=["the experts have 2.62 bits per weight already", "such as iq1_m"])
+    assert_refused(model, "--low", "q2_k", says=["choose one of at most 75%, or insist"])
+    model = write_moe(tmp_path / "iq1.gguf", "iq1_s")
+    assert_refused(model, says=["no usual type has half of them: convert a model in finer types"])
 
 
 def test_sidecar_with_another_high_type(model: Path) -> None:
@@ -195,6 +202,17 @@ def test_weights_that_are_not_finite(tmp_path: Path) -> None:
         file.seek(tensor.data_offset + 4000)
         file.write(np.float32(np.nan).tobytes())
     assert_refused(model, says=["'blk.0.ffn_up_exps.weight'", "not finite"])
+
+
+def test_infinite_weights_of_a_whole_file_are_refused(model: Path) -> None:
+    tensor = next(tensor for tensor in GGUFReader(model).tensors if tensor.name == "token_embd.weight")
+    with model.open("r+b") as file:
+        file.seek(tensor.data_offset + 600)
+        file.write(np.float16(np.inf).tobytes())
+    assert_refused(
+        model, says=["'token_embd.weight' has values that are infinite in f16: the model is damaged"]
+    )
+    assert convert(Options(model, sidecar=True)).exists()
 
 
 def test_weights_beyond_the_range_of_the_type(tmp_path: Path) -> None:
