@@ -23,9 +23,10 @@ class ExpertWeights:
         self._tiers = read_tiers(self._groups)
         self._tensors = {tensor.name: tensor for file in files for tensor in file.tensors}
 
-    def has(self, part: Part) -> bool:
-        """Tells if the layer's experts have this part."""
-        return f"blk.{part.layer}.{part.name}.weight" in self._tensors
+    def has(self, part: Part, n_in: int) -> bool:
+        """Tells if the layer's experts have this part, for inputs of this width."""
+        tensor = self._tensors.get(f"blk.{part.layer}.{part.name}.weight")
+        return tensor is not None and tensor.ne[0] == n_in
 
     def matrix(self, part: Part, tier: str, expert: int) -> np.ndarray | None:
         """float32 [n_out, n_in]; None where the tier lacks the expert."""

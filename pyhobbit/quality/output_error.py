@@ -113,10 +113,13 @@ class OutputErrors:
         return gate, up
 
     def _first_parts(self, block: int) -> list[Part]:
-        """Gate and up, which may be one; empty: experts of another form."""
+        """Gate and up, which may be one; empty: experts of another form, or that read no router's input."""
+        n_in = observed(self._seen.inputs).shape[2]
         names = (("ffn_gate_up_exps",), ("ffn_gate_exps", "ffn_up_exps"))
         candidates = ([Part(block, name) for name in of] for of in names)
-        return next((parts for parts in candidates if all(map(self._weights.has, parts))), [])
+        return next(
+            (parts for parts in candidates if all(self._weights.has(part, n_in) for part in parts)), []
+        )
 
     def _down(self, block: int, tier: str, expert: int, hidden: np.ndarray) -> np.ndarray:
         part = Part(block, "ffn_down_exps")

@@ -78,6 +78,10 @@ def test_experts_that_are_not_what_they_seem_are_told(monkeypatch: pytest.Monkey
     assert OutputErrors(ExpertWeights(path), read_model_file(path).blocks, seen).sums(8) is None
     without = Observations(**{**vars(seen), "inputs": None})
     assert OutputErrors(ExpertWeights(path), read_model_file(path).blocks, without).sums(8) is None
+    assert seen.inputs is not None
+    monkeypatch.undo()
+    narrow = Observations(**{**vars(seen), "inputs": seen.inputs[:, :, :128]})  # beside a latent input
+    assert OutputErrors(ExpertWeights(path), read_model_file(path).blocks, narrow).sums(8) is None
 
 
 @pytest.mark.parametrize(

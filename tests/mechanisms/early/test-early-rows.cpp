@@ -76,6 +76,24 @@ TEST_CASE("predicted experts that host memory alone has are computed on the laye
     CHECK(found[1] == exact[1]);
 }
 
+TEST_CASE("experts that read another tensor than their router are exact") {
+    const model_on_disk m;
+    const layer_input   first  = random_input(m.shape, 1, 1);
+    const layer_input   second = random_input(m.shape, 1, 2);
+    fixed_predictor     ahead({ second.ids[0], second.ids[0] == 7 ? 6 : 7 });
+    rules               config;
+    config.policy = "guard"; // as above
+    engine e{ m, 1, 0, config, { rpc_device() }, 16, compute_mode::cooperative };
+    e.compute(m, random_input(m.shape, 1, 3), 0);
+    add_early(e, m, ahead);
+    e.knows_router_input = true;
+    e.has_own_input      = true;
+    for (int i = 0; i < 3; i++) {
+        CHECK(compute_both(e, m, first, second) == stock(m, second, tier_id::high, 1));
+    }
+    CHECK(e.counters.of(selections_early) == 0);
+}
+
 TEST_CASE("batches of several tokens are exact, and nothing is computed early for them") {
     const model_on_disk m;
     const layer_input   first  = random_input(m.shape, 2, 1);

@@ -98,8 +98,9 @@ status early_rows::before_rest(const routed_layer & layer) {
         return {};
     }
     const section_copy & copy = *sections_[next];
-    if (ggml_nbytes(router_input) != ggml_nbytes(copy.input())) {
-        return {};
+    const ggml_tensor *  read = ggml_graph_node(layer.graph, layer.first)->src[1];
+    if (ggml_nbytes(router_input) != ggml_nbytes(copy.input()) || read->data != router_input->data) {
+        return {}; // the experts read another tensor than their router
     }
     set_n_threads(layer.cpu);
     HOBBIT_TRY(cpu_.open());
