@@ -21,8 +21,8 @@ LLAMA_API struct hobbit_model * llama_model_expert_cache(const struct llama_mode
 LLAMA_API struct hobbit_context * llama_expert_cache_context(const struct llama_context * ctx);
 
 // Bytes in host memory: weights with the vocabulary, KV cache and the like, compute buffers. Devices count only as
-// their compute buffers. `snapshot`: of what a snapshot of one sequence holds (LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY) at
-// most, 0 where the memory of a token can be removed without one; not a part of the others. Where the model was opened
+// their compute buffers. `snapshot`: of what a snapshot of one sequence holds (LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY), 0
+// where tokens can be removed without one; not a part of the others. Where the model was opened
 // with no_alloc: what they would be.
 struct llama_host_memory {
     uint64_t model;

@@ -281,29 +281,36 @@ static size_t llama_hobbit_bytes(const Memory & memory) {
     return sum;
 }
 
-// Bytes of a sequence's states, and of its share of the cells of layers with a window: all of them if sequences share.
-static size_t llama_hobbit_snapshot_bytes(const llama_memory_i * memory) {
+// Bytes of the cells that one sequence fills in layers with a window.
+static size_t llama_hobbit_window_bytes(const llama_context & lctx, const llama_kv_cache & kv) {
+    const uint32_t n_cells = lctx.get_model().hparams.n_swa + lctx.get_cparams().n_ubatch;
+    return llama_hobbit_bytes(kv) / kv.get_size() / kv.get_n_stream() * std::min(kv.get_size(), n_cells);
+}
+
+// Bytes of one sequence's states and windows.
+static size_t llama_hobbit_snapshot_bytes(const llama_context & lctx, const llama_memory_i * memory) {
     if (const auto * m = dynamic_cast<const llama_memory_recurrent *>(memory)) {
         return llama_hobbit_bytes(*m) / std::max(m->size, 1u);
     }
     if (const auto * m = dynamic_cast<const llama_memory_hybrid *>(memory)) {
-        return llama_hobbit_snapshot_bytes(m->get_mem_recr());
+        return llama_hobbit_snapshot_bytes(lctx, m->get_mem_recr());
     }
     if (const auto * m = dynamic_cast<const llama_memory_hybrid_iswa *>(memory)) {
-        return llama_hobbit_snapshot_bytes(m->get_mem_recr()) + llama_hobbit_snapshot_bytes(m->get_mem_attn());
+        return llama_hobbit_snapshot_bytes(lctx, m->get_mem_recr()) +
+               llama_hobbit_snapshot_bytes(lctx, m->get_mem_attn());
     }
     if (const auto * m = dynamic_cast<const llama_kv_cache_iswa *>(memory)) {
-        return llama_hobbit_bytes(*m->get_swa()) / m->get_swa()->get_n_stream();
+        return llama_hobbit_window_bytes(lctx, *m->get_swa());
     }
     if (const auto * m = dynamic_cast<const llama_kv_cache_dsa_iswa *>(memory)) {
-        return llama_hobbit_bytes(*m->get_swa()) / m->get_swa()->get_n_stream();
+        return llama_hobbit_window_bytes(lctx, *m->get_swa());
     }
     if (const auto * m = dynamic_cast<const llama_kv_cache_dsv4 *>(memory)) {
-        const auto * csa = m->get_csa_state();
-        return llama_hobbit_snapshot_bytes(m->get_raw()) +
-               (llama_hobbit_bytes(*csa) + llama_hobbit_bytes(*m->get_hca_state()) +
-                llama_hobbit_bytes(*m->get_lid_state())) /
-                   csa->get_n_stream();
+        size_t states = 0;
+        for (const llama_dsv4_comp_state * each : { m->get_csa_state(), m->get_hca_state(), m->get_lid_state() }) {
+            states += llama_hobbit_bytes(*each) / each->get_n_stream();
+        }
+        return llama_hobbit_snapshot_bytes(lctx, m->get_raw()) + states;
     }
     return 0;
 }
@@ -322,7 +329,7 @@ llama_host_memory llama_get_host_memory(const llama_context * ctx) {
     sum.model   += llama_hobbit_vocabulary_bytes(ctx->get_model().vocab);
     sum.compute += llama_hobbit_work_bytes(*ctx);
 
-    const size_t states = llama_hobbit_snapshot_bytes(ctx->get_memory());
+    const size_t states = llama_hobbit_snapshot_bytes(*ctx, ctx->get_memory());
     sum.snapshot        = states + states / 64; // with positions and the like
     return sum;
 }

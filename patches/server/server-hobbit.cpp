@@ -268,7 +268,7 @@ static std::vector<hobbit_value> hobbit_values(const hobbit_info & i, const std:
         { "host_bytes_low",  "host_bytes",   low,           "",                                              i.host_bytes_low },
         { "host_slots_high", "host_slots",   high,          "Experts that fit in the cache in host memory",  i.host_slots_high },
         { "host_slots_low",  "host_slots",   low,           "",                                              i.host_slots_low },
-        { "checkpoint_bytes", "checkpoint_bytes", nullptr,  "Memory for context checkpoints of all slots",   i.snapshot_bytes },
+        { "snapshot_bytes",  "snapshot_bytes", nullptr,  "Memory for context checkpoints of all slots",   i.snapshot_bytes },
         { "direct_io",       nullptr,        nullptr,       "",                                              i.direct_io },
         { "t1",              "threshold",    "name=\"t1\"", "Thresholds of requests without their own",      i.t1 },
         { "t2",              "threshold",    "name=\"t2\"", "",                                              i.t2 },

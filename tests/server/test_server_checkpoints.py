@@ -69,7 +69,7 @@ def _serve(model: Path, *options: object) -> tuple[int, int, int]:
     with servers.serving(model, model.with_suffix(".log"), *limit, *options) as server:
         with ThreadPoolExecutor(4) as pool:
             computed = sum(pool.map(lambda number: _talk(server, number), range(4)))
-        return server.peak(), computed, server.cache()["checkpoint_bytes"]
+        return server.peak(), computed, server.cache()["snapshot_bytes"]
 
 
 @pytest.mark.parametrize("name", ["qwen3next", "gpt-oss"])

@@ -110,9 +110,9 @@ static uint64_t host_room(const budget & b, const other_memory & other) {
 }
 
 // A snapshot saves a conversation from being computed again, and costs every token experts: the first ones, one for
-// each of the server's usual slots, may take half of the room, all together an eighth.
+// each of the server's usual slots, may take a third of the room, all together an eighth.
 static constexpr uint64_t FIRST_SNAPSHOTS = 4;
-static constexpr uint64_t FIRST_SHARE     = 2;
+static constexpr uint64_t FIRST_SHARE     = 3;
 static constexpr uint64_t SNAPSHOT_SHARE  = 8;
 
 // Takes the snapshots' memory out of `room`. The pools keep their minimum unless the least number asks for its memory.

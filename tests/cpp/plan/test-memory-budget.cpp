@@ -188,12 +188,12 @@ TEST_CASE("snapshots get a share of the room, and the least number its memory or
     CHECK(planned(b, one_tier(), other).n_snapshots == 100); // beside all 64 experts
     CHECK(planned(b, one_tier(), other).n_slots[term_id::high] == 64);
 
-    other.snapshot = 60 * MiB; // the first four
+    other.snapshot = 45 * MiB; // the first four
     CHECK(planned(b, d, other).n_snapshots == 4);
-    other.snapshot = 90 * MiB; // half of the room
-    CHECK(planned(b, d, other).n_snapshots == 3);
-    b.snapshots = 2;
+    other.snapshot = 90 * MiB; // a third of the room
     CHECK(planned(b, d, other).n_snapshots == 2);
+    b.snapshots = 1;
+    CHECK(planned(b, d, other).n_snapshots == 1);
 
     b.snapshots = b.least_snapshots = 6;
     CHECK(planned(b, d, other).n_snapshots == 6);
