@@ -145,7 +145,7 @@ def _notes(recipe: Recipe, plan: Plan, matrix: Path | None, imatrix: Imatrix) ->
     others = [tensor for tensor in low if isinstance(recipe.low, GgmlType) and tensor.type != recipe.low]
     if others:
         types = "/".join(dict.fromkeys(tensor.type.name for tensor in others))
-        yield f"note: {_some(others)} in {types}: {recipe.low.name} does not suit them"
+        yield f"note: {_some(others)}, in {types}: {recipe.low.name} does not suit them"
     lacking = [tensor for tensor in low if tensor.source.name not in imatrix]
     if matrix is not None and lacking:
         yield f"note: {matrix} has no values for {_some(lacking)}: all their inputs count alike"
@@ -161,7 +161,7 @@ def _notes(recipe: Recipe, plan: Plan, matrix: Path | None, imatrix: Imatrix) ->
 
 
 def _some(tensors: Sequence[PlannedTensor]) -> str:
-    return f"{len(tensors)} tensors, such as {tensors[0].source.name},"
+    return f"{len(tensors)} tensors, such as {tensors[0].source.name}"
 
 
 def high_tier(wanted: str | None) -> GgmlType | None:

@@ -94,7 +94,8 @@ def _default_low_type(tensor: TensorInfo, high: GgmlType, most: float) -> GgmlTy
 
 def unweighted_low_types(n_per_row: int, most_bits: float) -> list[GgmlType]:
     """Types of at most so many bits per weight that need no importance matrix, the finest first."""
-    types = map(type_by_name, _LOW_TYPES)
+    # q2_k is better than q2_0 wherever it fits.
+    types = map(type_by_name, _LOW_TYPES[: None if n_per_row % _K_BLOCK else -1])
     return [each for each in types if n_per_row % each.block == 0 and each.bits_per_weight <= most_bits]
 
 

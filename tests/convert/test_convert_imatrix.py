@@ -163,17 +163,18 @@ def test_matrix_of_another_model_is_refused(model: Path, sums: np.ndarray) -> No
         convert(Options(model, imatrix=path))
 
 
+@pytest.mark.parametrize("low", ["iq2_xxs", "iq2_xs", "iq2_s"])
 def test_a_tensor_that_the_matrix_lacks_gets_a_type_that_needs_none(
-    model: Path, sums: np.ndarray, capsys: pytest.CaptureFixture[str]
+    model: Path, sums: np.ndarray, low: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write_imatrix(model.with_name("imatrix.gguf"), {NAME: sums}, COUNTS)
-    output = convert(Options(model, low="iq2_xs", imatrix=path))
+    output = convert(Options(model, low=low, imatrix=path))
     types = {each.name: each.tensor_type.name for each in GGUFReader(output).tensors}
-    assert types["blk.0.ffn_up_exps.low.0.weight"] == "IQ2_XS"
+    assert types["blk.0.ffn_up_exps.low.0.weight"] == low.upper()
     assert types["blk.1.ffn_up_exps.low.0.weight"] == "Q2_K"
     said = capsys.readouterr().err
-    assert "note: 1 tensors, such as blk.1.ffn_up_exps.weight, in q2_K: iq2_xs does not suit them\n" in said
-    assert f"note: {path} has no values for 1 tensors, such as blk.1.ffn_up_exps.weight," in said
+    assert f"note: 1 tensors, such as blk.1.ffn_up_exps.weight, in q2_K: {low} does not suit them\n" in said
+    assert f"note: {path} has no values for 1 tensors, such as blk.1.ffn_up_exps.weight: all" in said
 
 
 FUSED = ("ffn_gate_up_exps", "ffn_down_exps")
