@@ -17,7 +17,7 @@ from pyhobbit.model.tiers import routed_part
 
 _FILE_NAME = re.compile(r"(.*?)[-_.]?imatrix(?:_unsloth)?(?:\.gguf|\.dat)?", re.IGNORECASE)
 _GATE_UP = re.compile(r"(\.ffn_)(?:gate_up|gate|up)(_exps\.)")
-_USUAL_DIGITS, _LEAST = 10, 1e-8  # of a row's mean, and share of it
+_USUAL_DIGITS, _LEAST = 10, 1e-8  # decimal digits of a row's mean, and a share of it
 _SUMS, _COUNTS = ".in_sum2", ".counts"
 
 Imatrix = Mapping[str, np.ndarray]

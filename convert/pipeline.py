@@ -140,7 +140,7 @@ def _weighted_low(bits: float, routed: Sequence[tuple[TensorInfo, GgmlType]]) ->
 
 
 def _notes(recipe: Recipe, plan: Plan, matrix: Path | None, imatrix: Imatrix) -> Iterator[str]:
-    """What a user may not expect of the low tier: one line each."""
+    """Lines about what a user may not expect of the low tier."""
     low = plan.tier(LOW)
     others = [tensor for tensor in low if isinstance(recipe.low, GgmlType) and tensor.type != recipe.low]
     if others:
