@@ -66,9 +66,8 @@ def _parts(folder: Path, weight_map: dict[str, str]) -> Iterator[Path]:
         return
     found = next((each for pattern in _WEIGHTS if (each := sorted(folder.glob(pattern)))), [])
     announced = set(found)
-    for start, number, of, count, end in (
-        each.groups() for path in found if (each := _NUMBERED.fullmatch(path.name))
-    ):
+    for numbered in filter(None, (_NUMBERED.fullmatch(path.name) for path in found)):
+        start, number, of, count, end = numbered.groups()
         announced |= {folder / f"{start}{i:0{len(number)}}{of}{count}{end}" for i in range(1, int(count) + 1)}
     yield from sorted(announced)
 

@@ -17,6 +17,7 @@ from convert_fixtures import run_converter, tensor_values
 
 from pyhobbit.convert.options import Options
 from pyhobbit.convert.pipeline import convert
+from pyhobbit.convert.shards import check_checkpoint
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.gguf_file import read_gguf
 
@@ -127,6 +128,13 @@ def test_shards_with_an_index_are_the_single_file(tmp_path: Path) -> None:
     values = tensor_values(outputs[1])
     for name, wanted in tensor_values(outputs[0]).items():
         np.testing.assert_array_equal(values[name], wanted, err_msg=name)
+
+
+def test_a_draft_block_in_a_file_of_its_own_is_seen(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "m", tiny_weights(), N_SHARDS)
+    assert not check_checkpoint(folder)
+    safetensors.save_file({"mtp.fc.weight": torch.zeros(4, 4)}, folder / "model-mtp.safetensors")
+    assert check_checkpoint(folder)
 
 
 LARGE = ("model.layers.2.self_attn.o_proj.weight", "model.embed_tokens.weight")
