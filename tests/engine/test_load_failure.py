@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: MIT
+"""Causes outside of a file are not blamed on it."""
+
+import errno
+import os
+
+import pytest
+
+from pyhobbit.engine import llama
+
+
+@pytest.mark.parametrize(
+    ("reason", "hint"),
+    [
+        (f"failed to open GGUF file 'm' ({os.strerror(errno.EMFILE)})", "ulimit -n"),
+        (f"failed to open m: {os.strerror(errno.EACCES)}", "the system refused it"),
+        (f"read error: {os.strerror(errno.EIO)}", "the system refused it"),
+        (f"mmap failed: {os.strerror(errno.ENOMEM)}", "free some memory"),
+        ("unable to allocate CPU buffer", "free some memory"),
+        (f"seek error: {os.strerror(errno.EINVAL)}", llama.DAMAGED),
+        ("tensor 'a' data is not within the file bounds", llama.DAMAGED),
+    ],
+)
+def test_the_hint_follows_the_reason(reason: str, hint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llama, "last_error", lambda: None)
+    monkeypatch.setattr(llama.log, "errors", [f"load: {reason}\n"])
+    text = llama.load_failure("m", llama.DAMAGED)
+    assert reason in text
+    assert hint in text
+    assert (hint == llama.DAMAGED) == ("download" in text)
