@@ -275,7 +275,7 @@ server-suite: build stock
 
 # docs/models.md: models that people run, each in every verb; about half an hour, so not part of `test`
 models: build stock
-	python tests/models_bed/matrix.py
+	python tests/models_bed/bed_matrix.py
 
 #
 # supply chain

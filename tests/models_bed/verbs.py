@@ -122,10 +122,10 @@ def _run_module(folder: Path, *arguments: object) -> str:
 
 
 def _sentence(text: str) -> str:
-    """The last error in it, without folders."""
+    """The last error in it up to its first colon, without folders."""
     lines = [line for line in text.strip().splitlines() if "rror" in line] or text.strip().splitlines()[-1:]
-    line = re.sub(r"^.*?(pyhobbit: )?error: ", "", lines[-1] if lines else "no message")
-    return re.sub(r"'?/\S*?/([\w.-]+)'?", r"\1", line).replace("|", "/")[:160]
+    line = re.sub(r"^.*?([Ee]rror|pyhobbit): (error: )?", "", lines[-1] if lines else "no message")
+    return re.split("; |: ", re.sub(r"'?/\S*/([\w.-]+)'?", r"\1", line))[0].replace("|", "/")
 
 
 def _inside(bench: Bench, how: str, **environment: object) -> list[str]:
@@ -154,7 +154,7 @@ def chat(bench: Bench) -> str:
 
 
 def hobbit(bench: Bench) -> str:
-    """Compared with llama-cpp-python on the unpatched library, which computes attention in its own way."""
+    """Compared with llama-cpp-python on the unpatched library."""
     stock = functools.partial(_inside, bench, LLAMA_CPP_LIB_PATH=models.stock_dir())
     found, expected = _inside(bench, "hobbit"), stock("llama")
     if found != expected and found[0] == expected[0] and _inside(bench, "hobbit-anew") == stock("llama-anew"):
