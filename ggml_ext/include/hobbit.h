@@ -142,8 +142,16 @@ HOBBIT_API void hobbit_clear_last_error(void);
 // For the model loader
 //
 
+// Experts of a layer that llama.cpp runs at most.
+HOBBIT_API uint32_t hobbit_max_experts(void);
+
 // Returns true if the tensor belongs to a further tier, which no architecture of llama.cpp knows.
 HOBBIT_API bool hobbit_is_tier_tensor(const char * name);
+
+// Tells how many experts a token uses in each block as the model will run: an option may have changed what the metadata
+// say, and these may name a number for each block. Without it all blocks have the largest of the metadata.
+// REQUIRES: before hobbit_place_layers.
+HOBBIT_API void hobbit_set_experts_used(hobbit_model * model, const uint32_t * of_blocks, size_t n_blocks);
 
 // Which device holds and computes the experts of which block: devices[N] is the device that has the rest of block N
 // ("blk.N."). Without hobbit.device the devices of the blocks with experts are taken, where they have memory of their
@@ -311,11 +319,13 @@ HOBBIT_API double hobbit_oldest_read(const hobbit_model * model);
 struct hobbit_info {
     uint32_t n_layers;       // layers with routed experts
     uint32_t n_experts;      // per layer, the largest
-    uint32_t n_experts_used; // per token
+    uint32_t n_experts_used; // per token, in the layer with the most
     uint32_t n_tiers;
     uint32_t n_absent_high;   // experts of all layers that have a low version alone
     uint64_t tier_bytes_high; // all routed experts of the tier
     uint64_t tier_bytes_low;
+    double   token_bytes_high; // experts that a token uses in all layers, if all of them are of this tier
+    double   token_bytes_low;
     uint64_t pool_bytes_high; // 0 before the first context
     uint64_t pool_bytes_low;
     uint32_t pool_slots_high; // experts that fit
@@ -450,7 +460,7 @@ HOBBIT_API const char * hobbit_policy_name(size_t i);
 
 // One selection of a recorded run, in the order of the run: batches, in them layers, in them tokens, in them ranks. A
 // batch ends where the layer goes back, or where a sequence has a further token and one of the two is counted
-// (decoding). Every token has n_used routes in each of its layers.
+// (decoding). Every token has as many routes in each of its layers as struct hobbit_simulation says.
 struct hobbit_route {
     int32_t sequence; // a number not seen before begins a sequence
     int32_t token;    // counts up within the sequence
@@ -471,7 +481,7 @@ struct hobbit_simulation {
     double        weights[4]; // weights of Eq. 3: LRU, LFU, LHU, FLD
     uint32_t      n_layers;
     uint32_t      n_experts;
-    uint32_t      n_used;
+    uint32_t      n_used; // per token, in the layer with the most
     uint32_t      slots_high;
     uint32_t      slots_low;
     uint32_t      floors; // 1: a layer keeps its even share of a pool, as in the engine
@@ -485,6 +495,8 @@ struct hobbit_simulation {
     double        bits_high; // per weight
     double        bits_low;
     uint64_t      seed; // seed of the policy "random"
+
+    const uint32_t * n_used_by_layer; // [n_layers], each 1 to n_used; NULL: n_used in all layers
 
     // Uses per token in earlier runs, [n_layers][n_experts], with which the pools are filled and the policy begins.
     // NULL: the pools are empty at first.

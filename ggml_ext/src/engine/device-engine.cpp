@@ -24,6 +24,7 @@ device_engine::device_engine(split_runner * runner, ggml_backend_dev_t device, c
         options.maps   = shared.index.calibration().ahead;
         for (layer_id layer = 0; layer < shared.index.n_layers(); layer++) {
             options.n_experts.push_back(shared.index.layer(layer).n_experts);
+            options.n_used.push_back(shared.index.layer(layer).n_used);
         }
         predictor_ = make_predictor(options);
     }

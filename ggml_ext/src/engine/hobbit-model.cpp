@@ -225,6 +225,11 @@ void hobbit_model::assign_layers(const std::vector<ggml_backend_dev_t> & of_laye
     }
 }
 
+void hobbit_model::set_experts_used(const uint32_t * of_blocks, size_t n_blocks) {
+    index_.set_experts_used(of_blocks, n_blocks);
+    history_.recount();
+}
+
 status hobbit_model::place_layers(const ggml_backend_dev_t * devices, size_t n_devices, bool can_repeat) {
     mutex_lock lock(mutex_);
     GGML_ASSERT(!is_placed_);
@@ -371,20 +376,22 @@ void hobbit_model::set_reporting() {
 
 hobbit_info hobbit_model::info() const {
     mutex_lock  lock(mutex_);
-    hobbit_info i     = {};
-    i.n_layers        = uint32_t(index_.n_layers());
-    i.n_experts       = index_.n_experts();
-    i.n_experts_used  = index_.n_experts_used();
-    i.n_tiers         = index_.n_tiers();
-    i.tier_bytes_high = index_.term_bytes(term_id::high);
-    i.tier_bytes_low  = index_.term_bytes(term_id::low);
-    i.t1              = settings_.thresholds.t1;
-    i.t2              = settings_.thresholds.t2;
-    i.price           = settings_.thresholds.price;
-    i.direct_io       = reader_.direct_io();
-    i.n_absent_high   = index_.n_absent_high();
-    i.on_device       = host_ != nullptr;
-    i.snapshot_bytes  = snapshot_bytes_;
+    hobbit_info i      = {};
+    i.n_layers         = uint32_t(index_.n_layers());
+    i.n_experts        = index_.n_experts();
+    i.n_experts_used   = index_.n_experts_used();
+    i.n_tiers          = index_.n_tiers();
+    i.tier_bytes_high  = index_.term_bytes(term_id::high);
+    i.tier_bytes_low   = index_.term_bytes(term_id::low);
+    i.token_bytes_high = index_.token_bytes(term_id::high);
+    i.token_bytes_low  = index_.token_bytes(term_id::low);
+    i.t1               = settings_.thresholds.t1;
+    i.t2               = settings_.thresholds.t2;
+    i.price            = settings_.thresholds.price;
+    i.direct_io        = reader_.direct_io();
+    i.n_absent_high    = index_.n_absent_high();
+    i.on_device        = host_ != nullptr;
+    i.snapshot_bytes   = snapshot_bytes_;
     for (const auto & engine : engines_) {
         const hobbit_device_info here  = engine->info();
         i.pool_slots_high             += here.pool_slots_high;

@@ -69,6 +69,7 @@ struct hobbit_model final : public hobbit::split_runner {
     // For the model loader: see hobbit.h
     //
 
+    void           set_experts_used(const uint32_t * of_blocks, size_t n_blocks);
     hobbit::status place_layers(const ggml_backend_dev_t * devices, size_t n_devices, bool can_repeat);
 
     // REQUIRES: the layers are placed

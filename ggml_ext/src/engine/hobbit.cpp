@@ -62,6 +62,10 @@ bool hobbit_is_tier_tensor(const char * name) {
     return value_or(false, [&] { return hobbit::is_tier_tensor(name); });
 }
 
+void hobbit_set_experts_used(hobbit_model * model, const uint32_t * of_blocks, size_t n_blocks) {
+    model->guard([&] { model->set_experts_used(of_blocks, n_blocks); });
+}
+
 bool hobbit_place_layers(hobbit_model * model, struct ggml_backend_device * const * devices, size_t n_devices,
                          bool can_repeat, char * err, size_t err_size) {
     return report_call("cannot place the layers", err, err_size,

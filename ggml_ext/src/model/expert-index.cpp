@@ -121,6 +121,7 @@ status expert_index::add_base(const std::vector<gguf_file> & files) {
             }
             shape.block              = name.block;
             shape.n_experts          = t.ne[2];
+            shape.n_used             = n_experts_used_;
             shape.parts             |= name.part;
             shape.shapes[name.part]  = { t.ne[0], t.ne[1] };
             const uint64_t stride    = t.size / t.ne[2];
@@ -352,10 +353,32 @@ uint32_t expert_index::n_experts() const {
     return most == layers_.end() ? 0 : most->n_experts;
 }
 
+void expert_index::set_experts_used(const uint32_t * of_blocks, size_t n_blocks) {
+    n_experts_used_ = 0;
+    for (layer_shape & layer : layers_) {
+        layer.n_used    = layer.block < n_blocks ? of_blocks[layer.block] : layer.n_used;
+        n_experts_used_ = std::max(n_experts_used_, layer.n_used);
+    }
+}
+
 uint64_t expert_index::term_bytes(term_id term) const {
     uint64_t bytes = 0;
     each_matrix(term, [&](expert_id, part_id, const part_location & at) { bytes += at.size; });
     return bytes;
+}
+
+double expert_index::token_bytes(term_id term) const {
+    std::vector<double> bytes(layers_.size());
+    std::vector<double> n_held(layers_.size());
+    each_matrix(term, [&](expert_id id, part_id part, const part_location & at) {
+        bytes[id.layer]  += double(at.size);
+        n_held[id.layer] += part == part_id::down;
+    });
+    double sum = 0;
+    for (layer_id l = 0; l < layers_.size(); l++) {
+        sum += n_held[l] > 0 ? bytes[l] / n_held[l] * layers_[l].n_used : 0;
+    }
+    return sum;
 }
 
 } // namespace hobbit

@@ -17,7 +17,8 @@ namespace hobbit {
 struct layer_shape {
     uint32_t                block     = 0; // N of blk.N
     uint32_t                n_experts = 0;
-    part_set                parts; // those present
+    uint32_t                n_used    = 0; // experts of a token
+    part_set                parts;         // those present
     per_part<matrix_shape>  shapes;
     per_part<expert_tensor> tensors;
 };
@@ -31,7 +32,8 @@ struct embedding_table {
 };
 
 // Where every (tier, layer, part, expert) of a model lies. A model is a single or split GGUF; further tiers lie in the
-// same file or in a sidecar. docs/format.md has the format. Immutable after open. Layers are numbered without gaps.
+// same file or in a sidecar. docs/format.md has the format. Immutable after open and set_experts_used. Layers are
+// numbered without gaps.
 class expert_index {
   public:
     // stored_keys: of the settings that files may store.
@@ -52,7 +54,10 @@ class expert_index {
     std::vector<tier_id> tiers() const { return first_of(TIERS, n_tiers_); }
     std::vector<term_id> stored_terms() const { return first_of(TERMS, n_tiers_); }
     uint32_t             n_experts() const;                                 // the largest of any layer
-    uint32_t             n_experts_used() const { return n_experts_used_; } // per token, by the metadata
+    uint32_t             n_experts_used() const { return n_experts_used_; } // likewise, those of a token
+
+    // Tells how many experts a token uses in each block. Other layers have the most that the metadata name.
+    void set_experts_used(const uint32_t * of_blocks, size_t n_blocks);
 
     // Returns true if the file has the expert's term; false for some experts of a partial tier. REQUIRES: a stored term
     bool has(term_id term, expert_id id) const { return locations_[term][id.layer][part_id::down][id.expert].size > 0; }
@@ -84,8 +89,9 @@ class expert_index {
 
     const std::string & architecture() const { return architecture_; }
 
-    // Sum of all experts.
+    // Sum of all experts, and of those that a token uses, by the means of their layers.
     uint64_t term_bytes(term_id term) const;
+    double   token_bytes(term_id term) const;
 
     // A routed expert tensor under llama.cpp's name; null for any other name. Valid as long as the index.
     const expert_tensor * find_tensor(const std::string & name) const;

@@ -1,14 +1,19 @@
 // SPDX-License-Identifier: MIT
 #include "model/llama-header.h"
 
+#include "hobbit.h"
+
 #include <string>
+
+uint32_t hobbit_max_experts(void) {
+    return LLAMA_MAX_EXPERTS;
+}
 
 namespace hobbit {
 
 // llama.cpp ends the process if a count is out of range.
 static status check_counts(const gguf_file & file, const std::string & arch) {
-    static constexpr double MOST = 512; // layers, and experts of a layer
-    const auto              read = [&](const char * key, double missing) {
+    const auto read = [&](const char * key, double missing) {
         double value = 0;
         return file.find_number(arch + key, value) ? value : missing;
     };
@@ -16,8 +21,14 @@ static status check_counts(const gguf_file & file, const std::string & arch) {
     const double n_experts = read(".expert_count", 0);
     const double n_used    = read(".expert_used_count", 0);
     const double epsilon   = read(".attention.layer_norm_rms_epsilon", 0);
-    const bool   is_sound  = n_layers >= 1 && n_layers <= MOST && n_experts >= 0 && n_experts <= MOST && n_used >= 0 &&
-                          n_used <= n_experts && (n_experts == 0 || n_used >= 1) && epsilon >= 0;
+    if (n_layers > LLAMA_MAX_LAYERS || n_experts > LLAMA_MAX_EXPERTS) {
+        return status::
+            error("'%s' has %g layers of %g experts by its header, and this llama.cpp runs at most %d layers "
+                  "of %d experts: use another model, or a later version",
+                  file.path().c_str(), n_layers, n_experts, LLAMA_MAX_LAYERS, LLAMA_MAX_EXPERTS);
+    }
+    const bool is_sound = n_layers >= 1 && n_experts >= 0 && n_used >= 0 && n_used <= n_experts &&
+                          (n_experts == 0 || n_used >= 1) && epsilon >= 0;
     return is_sound ? status()
                     : status::error(format("'%s' is damaged: its header has %g layers, %g experts, %g of them used per "
                                            "token, and an epsilon of %g; download or convert it again",

@@ -19,8 +19,11 @@ namespace hobbit {
 static constexpr const char * COUNTS      = "hobbit.expert_uses";
 static constexpr const char * MODEL_BYTES = "hobbit.model_bytes";
 
-use_counts::use_counts(size_t n_layers, uint32_t n_experts, uint32_t n_used) :
-    n_layers_(n_layers), n_experts_(n_experts), n_used_(n_used), counts_(n_layers * n_experts, 0), sums_(n_layers, 0) {}
+use_counts::use_counts(std::vector<uint32_t> n_used, uint32_t n_experts) :
+    n_used_(std::move(n_used)),
+    n_experts_(n_experts),
+    counts_(n_used_.size() * n_experts, 0),
+    sums_(n_used_.size(), 0) {}
 
 //
 // counting
@@ -28,7 +31,7 @@ use_counts::use_counts(size_t n_layers, uint32_t n_experts, uint32_t n_used) :
 
 void use_counts::halve(layer_id layer) {
     int32_t * const first = &counts_[size_t(layer) * n_experts_];
-    while (sums_[layer] > most_tokens * n_used_) {
+    while (sums_[layer] > most_tokens * n_used_[layer]) {
         std::for_each(first, first + n_experts_, [](int32_t & n) { n /= 2; });
         sums_[layer] = std::accumulate(first, first + n_experts_, int64_t(0));
     }
@@ -43,10 +46,10 @@ void use_counts::add(layer_id layer, const std::vector<int32_t> & experts) {
 }
 
 void use_counts::add(const std::vector<int32_t> & counts) {
-    for (layer_id layer = 0; layer < n_layers_; layer++) {
+    for (layer_id layer = 0; layer < n_used_.size(); layer++) {
         const auto      first = counts.begin() + ptrdiff_t(size_t(layer) * n_experts_);
         const int64_t   sum   = std::accumulate(first, first + n_experts_, int64_t(0));
-        const int64_t   scale = 1 + sum / (most_tokens * n_used_); // before the sum, for 32 bits
+        const int64_t   scale = 1 + sum / (most_tokens * n_used_[layer]); // before the sum, for 32 bits
         int32_t * const own   = &counts_[size_t(layer) * n_experts_];
         for (uint32_t e = 0; e < n_experts_; e++) {
             own[e]       += int32_t(first[e] / scale);
@@ -60,10 +63,11 @@ expert_table<float> use_counts::rates() const {
     if (std::all_of(sums_.begin(), sums_.end(), [](int64_t sum) { return sum == 0; })) {
         return {};
     }
-    expert_table<float> rates(n_layers_, n_experts_);
-    for (layer_id layer = 0; layer < n_layers_; layer++) {
+    expert_table<float> rates(n_used_.size(), n_experts_);
+    for (layer_id layer = 0; layer < n_used_.size(); layer++) {
         for (uint32_t e = 0; e < n_experts_ && sums_[layer] > 0; e++) {
-            rates[{ layer, e }] = float(counts_[size_t(layer) * n_experts_ + e]) * float(n_used_) / float(sums_[layer]);
+            rates[{ layer, e }] =
+                float(counts_[size_t(layer) * n_experts_ + e]) * float(n_used_[layer]) / float(sums_[layer]);
         }
     }
     return rates;

@@ -20,7 +20,7 @@ class use_counts {
     static constexpr int64_t      most_tokens = 8192;
 
     use_counts() = default;
-    use_counts(size_t n_layers, uint32_t n_experts, uint32_t n_used); // n_used: of a token in a layer
+    use_counts(std::vector<uint32_t> n_used, uint32_t n_experts); // n_used: [layer], of a token; above 0
 
     // Choices of some tokens in a layer, in any order.
     void add(layer_id layer, const std::vector<int32_t> & experts);
@@ -41,11 +41,10 @@ class use_counts {
   private:
     void halve(layer_id layer);
 
-    size_t               n_layers_  = 0;
-    uint32_t             n_experts_ = 0;
-    uint32_t             n_used_    = 0;
-    std::vector<int32_t> counts_; // [layer][expert]
-    std::vector<int64_t> sums_;   // [layer]
+    std::vector<uint32_t> n_used_; // [layer]
+    uint32_t              n_experts_ = 0;
+    std::vector<int32_t>  counts_; // [layer][expert]
+    std::vector<int64_t>  sums_;   // [layer]
 };
 
 // The experts that are used at all, the most used ones first.

@@ -51,7 +51,9 @@ void layer_step::record(const layer_plan & plan, const layer_routing & routing, 
             }
             const uint32_t sequence = sequences[i / routing.n_used];
             expert_usage & usage =
-                by_sequence.emplace(sequence, expert_usage{ use.id, sequence, use.tier, 0, 0.0 }).first->second;
+                by_sequence
+                    .emplace(sequence, expert_usage{ use.id, sequence, use.tier, 0, 0.0, uint32_t(routing.n_used) })
+                    .first->second;
             usage.n_tokens++;
             usage.weight += weights[i];
         }

@@ -19,6 +19,7 @@ struct expert_usage {
     tier_id   tier; // that serves them
     uint32_t  n_tokens;
     double    weight; // sum over the tokens of their normalised gate weight, 0 to n_tokens
+    uint32_t  n_used; // experts of a token in this layer
 };
 
 // Parameters of a policy; see make_policy.
@@ -27,7 +28,7 @@ struct policy_options {
     std::array<double, 4> weights   = { 0.6, 0.25, 0.15, 0.0 }; // weights of LRU, LFU, LHU, FLD in Eq. 3; sum 1
     uint32_t              n_layers  = 0;
     uint32_t              n_experts = 0; // per layer, the largest
-    uint32_t              n_used    = 0; // per token and layer
+    uint32_t              n_used    = 0; // per token, the largest of any layer
     uint64_t              seed      = 0; // seed of the random policy
 
     // Uses per token in earlier runs; empty where nothing is known.

@@ -75,7 +75,6 @@ class echo_policy : public cache_policy {
 
     const uint32_t n_layers_;
     const uint32_t n_experts_;
-    const uint32_t n_used_;
 
     token_memory                 memory_;
     std::map<uint32_t, sequence> sequences_; // by number
@@ -93,7 +92,6 @@ class echo_policy : public cache_policy {
 echo_policy::echo_policy(const policy_options & options) :
     n_layers_(options.n_layers),
     n_experts_(options.n_experts),
-    n_used_(options.n_used),
     memory_(options.n_layers, options.n_experts, options.n_used, n_remembered),
     experts_(options.table<estimate>()),
     counted_(options.n_layers, 0) {
@@ -230,7 +228,7 @@ void echo_policy::on_use(const expert_usage & use) {
 
 void echo_policy::count(const expert_usage & use) {
     const uint32_t n        = std::max(batch_tokens_, 1u);
-    const double   relative = use.weight / use.n_tokens * n_used_;
+    const double   relative = use.weight / use.n_tokens * use.n_used;
     const double   counts   = use.n_tokens * std::pow(std::max(relative, 0.0), weight_power) / n;
     double         kept[n_rates];
     for (uint32_t r = 0; r < n_rates; r++) {

@@ -11,7 +11,7 @@ namespace hobbit {
 // Which experts the last `capacity` tokens used, and with which weights, to find tokens similar to the running one.
 // Tokens are numbered in the order of add(). A token's slot, its number modulo the capacity, is its index in arrays.
 //
-// Memory: n_layers * (n_experts + 2 n_used + 1) * capacity bytes.
+// Memory: n_layers * (n_experts + 2 n_used + 2) * capacity bytes.
 // Thread-safety: none.
 class token_memory {
   public:
@@ -68,7 +68,7 @@ class token_memory {
     const uint32_t capacity_;
 
     std::vector<uint16_t> routes_;   // [(slot * n_layers + layer) * n_used + rank]
-    std::vector<uint8_t>  n_routes_; // [slot * n_layers + layer]
+    std::vector<uint16_t> n_routes_; // [slot * n_layers + layer]
     std::vector<uint8_t>  roots_;    // [(layer * n_experts + expert) * capacity + slot] of weights, 1 is 255
     std::vector<uint64_t> before_;   // [slot]
     std::vector<uint64_t> after_;    // [slot]

@@ -21,7 +21,8 @@ struct given_routing;
 // Parameters of a predictor; see make_predictor.
 struct predictor_options {
     std::string                name = "router";
-    std::vector<uint32_t>      n_experts;                               // [layer]
+    std::vector<uint32_t>      n_experts; // [layer]
+    std::vector<uint32_t>      n_used;    // [layer], of a token; empty: as the running one
     ggml_backend_buffer_type_t memory = ggml_backend_cpu_buffer_type(); // buffer type of the device that computes
     const given_routing *      given  = nullptr;                        // see given_predictor
     lookahead_maps             maps;                                    // that a calibration fitted

@@ -31,9 +31,9 @@ status run_recorder::open_trace(const std::string & path, const expert_index & i
     header.architecture = index.architecture();
     header.n_layers     = uint32_t(index.n_layers());
     header.n_experts    = index.n_experts();
-    header.n_used       = index.n_experts_used();
     for (layer_id layer = 0; layer < header.n_layers; layer++) {
         header.expert_bytes.push_back(best_expert_bytes(index, layer));
+        header.n_used.push_back(index.layer(layer).n_used);
     }
     return trace_.open(path, header);
 }

@@ -17,17 +17,20 @@ static std::string one_line(std::string text) {
 static constexpr const char * MAGIC = "# route_trace v1\n";
 
 status trace_writer::open(const std::string & path, const trace_header & header) {
-    GGML_ASSERT(header.expert_bytes.size() == header.n_layers);
+    GGML_ASSERT(header.expert_bytes.size() == header.n_layers && header.n_used.size() == header.n_layers);
     turns_.clear();
     batch_.clear();
     n_turns_ = 0;
     HOBBIT_TRY(file_.open(path, "trace", MAGIC));
-    std::string text =
+    const uint32_t n_used = *std::max_element(header.n_used.begin(), header.n_used.end());
+    std::string    text =
         format("# model=%s arch=%s n_layer=%u n_expert=%u n_expert_used=%u\n", one_line(header.model).c_str(),
-               one_line(header.architecture).c_str(), header.n_layers, header.n_experts, header.n_used);
+               one_line(header.architecture).c_str(), header.n_layers, header.n_experts, n_used);
     for (uint32_t layer = 0; layer < header.n_layers; layer++) {
-        text += format("# layer=%u expert_bytes=%llu dense_bytes=0\n", layer,
-                       (unsigned long long) header.expert_bytes[layer]);
+        const uint32_t own  = header.n_used[layer];
+        text               += format("# layer=%u expert_bytes=%llu dense_bytes=0", layer,
+                                     (unsigned long long) header.expert_bytes[layer]);
+        text               += (own < n_used ? format(" n_expert_used=%u", own) : "") + "\n";
     }
     text += "turn,phase,step,layer,slot,expert,weight,residency,expert_bytes\n";
     return file_.append(text.data(), text.size());

@@ -18,8 +18,8 @@ struct trace_header {
     std::string           architecture;
     uint32_t              n_layers  = 0; // with routed experts
     uint32_t              n_experts = 0; // per layer, the largest
-    uint32_t              n_used    = 0; // per token
     std::vector<uint64_t> expert_bytes;  // [layer], one expert in high precision
+    std::vector<uint32_t> n_used;        // [layer], experts of a token
 };
 
 // The version of an expert that was resident when the layer began.
@@ -44,6 +44,7 @@ struct trace_layer {
 //   # layer=I expert_bytes=N dense_bytes=0                       for each layer; other weights are not recorded
 //   turn,phase,step,layer,slot,expert,weight,residency,expert_bytes
 //
+// n_expert_used: the largest of any layer; the line of a layer with fewer ends in its own n_expert_used=N.
 // turn: number of the sequence in the run; a sequence that begins again gets a new number.  phase: 0 if the batch had
 // several tokens of the turn (prefill), 1 if it had one (decode).  step: number of the token in the turn, over both
 // phases.  slot: rank of the expert.  weight: "nan" if unknown.  residency: see trace_residency.

@@ -9,7 +9,11 @@
 namespace hobbit {
 
 use_counts use_history::none() const {
-    return { index_.n_layers(), index_.n_experts(), std::max(1u, index_.n_experts_used()) };
+    std::vector<uint32_t> n_used;
+    for (layer_id layer = 0; layer < index_.n_layers(); layer++) {
+        n_used.push_back(std::max(1u, index_.layer(layer).n_used));
+    }
+    return { n_used, index_.n_experts() };
 }
 
 void use_history::recall(const std::string & path, bool keeps_file) {
@@ -24,6 +28,13 @@ void use_history::recall(const std::string & path, bool keeps_file) {
             GGML_LOG_WARN("hobbit: %s: it is ignored, and replaced when the model is closed\n", s.message().c_str());
         }
     }
+    counts_ = uses.counts();
+    rates_  = uses.rates();
+}
+
+void use_history::recount() {
+    use_counts uses = none();
+    uses.add(counts_);
     rates_ = uses.rates();
 }
 

@@ -22,6 +22,9 @@ class use_history {
     // Uses per token before this run; empty if unknown.
     const expert_table<float> & rates() const { return rates_; }
 
+    // The index has other numbers of experts of a token since recall().
+    void recount();
+
     // Counts for a run of the model.
     use_counts none() const;
 
@@ -30,7 +33,8 @@ class use_history {
 
   private:
     const expert_index & index_;
-    std::string          path_; // path of the file; empty: no counts are kept
+    std::string          path_;   // path of the file; empty: no counts are kept
+    std::vector<int32_t> counts_; // known before this run
     expert_table<float>  rates_;
 };
 

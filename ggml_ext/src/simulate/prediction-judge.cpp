@@ -18,6 +18,9 @@ status prediction_judge::open(const hobbit_simulation & options) {
     }
     predictor_options of;
     of.n_experts.assign(options.n_layers, options.n_experts);
+    if (options.n_used_by_layer) {
+        of.n_used.assign(options.n_used_by_layer, options.n_used_by_layer + options.n_layers);
+    }
     std::string all;
     for (const std::string & name : predictor_names()) {
         of.name        = name;

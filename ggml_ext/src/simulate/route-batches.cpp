@@ -14,7 +14,7 @@ class batch_finder {
         routes_(routes), n_routes_(n_routes), options_(options) {}
 
     status find(std::vector<route_batch> & batches) {
-        for (size_t i = 0; i < n_routes_; i += options_.n_used) {
+        for (size_t i = 0; i < n_routes_; i += n_used_in(options_, routes_[i].layer)) {
             HOBBIT_TRY(check_experts(i));
             if (i == 0 || ends_batch(i)) {
                 end_batch();
@@ -47,12 +47,13 @@ class batch_finder {
         if (token.layer < 0 || uint32_t(token.layer) >= options_.n_layers) {
             return wrong(first, format("the model has %u layers", options_.n_layers));
         }
-        for (size_t i = first; i < first + options_.n_used; i++) {
+        const uint32_t n_used = n_used_in(options_, token.layer);
+        for (size_t i = first; i < first + n_used; i++) {
             const bool same = i < n_routes_ && routes_[i].sequence == token.sequence &&
                               routes_[i].token == token.token && routes_[i].layer == token.layer &&
                               routes_[i].counted == token.counted;
             if (!same) {
-                return wrong(first, format("a token has %zu routes in a layer, not %u", i - first, options_.n_used));
+                return wrong(first, format("a token has %zu routes in a layer, not %u", i - first, n_used));
             }
             if (routes_[i].expert < 0 || uint32_t(routes_[i].expert) >= options_.n_experts) {
                 return wrong(i, format("there is no expert %d among %u", routes_[i].expert, options_.n_experts));
@@ -101,7 +102,7 @@ class batch_finder {
             batch.n_tokens[r.sequence]++;
             batch.n_counted += r.counted != 0;
         }
-        batch.last = i + options_.n_used;
+        batch.last = i + n_used_in(options_, r.layer);
         return {};
     }
 

@@ -11,6 +11,11 @@
 
 namespace hobbit {
 
+// Routes of a token in a layer.
+inline uint32_t n_used_in(const hobbit_simulation & options, int32_t layer) {
+    return options.n_used_by_layer ? options.n_used_by_layer[layer] : options.n_used;
+}
+
 // Consecutive routes: those of tokens that ran through the layers together.
 struct route_batch {
     size_t                      first = 0;

@@ -47,6 +47,11 @@ static status check_options(const hobbit_simulation & options) {
     if (options.n_used > options.n_experts) {
         return status::error("%u experts per token are more than the %u of a layer", options.n_used, options.n_experts);
     }
+    for (uint32_t layer = 0; options.n_used_by_layer && layer < options.n_layers; layer++) {
+        if (const uint32_t n = options.n_used_by_layer[layer]; n == 0 || n > options.n_used) {
+            return status::error("layer %u uses %u experts per token: make it 1 to %u", layer, n, options.n_used);
+        }
+    }
     if (!(options.bits_low > 0.0 && options.bits_low <= options.bits_high && std::isfinite(options.bits_low) &&
           std::isfinite(options.bits_high))) {
         return status::error("%g bits in low and %g in high precision: make 0 < low <= high", options.bits_low,
@@ -222,8 +227,8 @@ class replay {
     void run_layer(size_t first, size_t last, const route_batch & batch) {
         layer_routing routing;
         routing.layer    = layer_id(routes_[first].layer);
-        routing.n_used   = options_.n_used;
-        routing.n_tokens = int64_t((last - first) / options_.n_used);
+        routing.n_used   = n_used_in(options_, routes_[first].layer);
+        routing.n_tokens = int64_t(last - first) / routing.n_used;
         for (size_t i = first; i < last; i++) {
             routing.experts.push_back(routes_[i].expert);
             routing.weights.push_back(routes_[i].weight);
@@ -236,7 +241,7 @@ class replay {
         const std::vector<score_thresholds> thresholds(size_t(routing.n_tokens),
                                                        { options_.t1, options_.t2, options_.price });
         std::vector<uint32_t>               sequences; // [token]
-        for (size_t i = first; i < last; i += options_.n_used) {
+        for (size_t i = first; i < last; i += size_t(routing.n_used)) {
             sequences.push_back(batch.numbers.at(routes_[i].sequence));
         }
         const auto  is_counted = [&](int32_t i) { return routes_[first + size_t(i)].counted != 0; };

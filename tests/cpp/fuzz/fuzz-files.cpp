@@ -168,7 +168,7 @@ class fuzzed_files {
     }
 
     void uses(const std::string & model) {
-        use_counts counts(2, 4, 2);
+        use_counts counts({ 2, 2 }, 4);
         counts.add(std::vector<int32_t>{ 1, 5, 2, 0, 5, 1, 0, 2 });
         const std::string path = beside(model, use_counts::suffix);
         if (!counts.write(path, std::filesystem::file_size(model)).ok()) {

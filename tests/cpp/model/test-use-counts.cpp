@@ -21,7 +21,7 @@ static constexpr uint64_t MODEL_BYTES = 1000;
 
 // 2 layers of 4 experts, of which a token uses 2.
 static use_counts counts_of(const std::vector<int32_t> & first, const std::vector<int32_t> & second) {
-    use_counts counts(2, 4, 2);
+    use_counts counts({ 2, 2 }, 4);
     counts.add(0, first);
     counts.add(1, second);
     return counts;
@@ -43,13 +43,23 @@ static size_t n_files(const temp_dir & dir) {
 }
 
 TEST_CASE("rates are uses per token, in each layer by itself") {
-    CHECK(use_counts(2, 4, 2).rates().empty());
+    CHECK(use_counts({ 2, 2 }, 4).rates().empty());
     const expert_table<float> rates = counts_of({ 0, 1, 0, 2 }, { 3, 1 }).rates(); // two tokens and one
     CHECK(rates[{ 0, 0 }] == 1.0f);
     CHECK(rates[{ 0, 1 }] == 0.5f);
     CHECK(rates[{ 0, 3 }] == 0.0f);
     CHECK(rates[{ 1, 3 }] == 1.0f);
     CHECK(counts_of({ 0, 1 }, {}).rates()[{ 1, 0 }] == 0.0f);
+}
+
+TEST_CASE("rates are of each layer's own number of experts") {
+    use_counts counts({ 2, 1 }, 4);
+    counts.add(0, { 0, 1, 0, 2 }); // two tokens
+    counts.add(1, { 3, 1 });       // two tokens
+    const expert_table<float> rates = counts.rates();
+    CHECK(rates[{ 0, 0 }] == 1.0f);
+    CHECK(rates[{ 0, 1 }] == 0.5f);
+    CHECK(rates[{ 1, 3 }] == 0.5f);
 }
 
 TEST_CASE("the most used experts come first, those never used not at all") {
@@ -59,7 +69,7 @@ TEST_CASE("the most used experts come first, those never used not at all") {
 }
 
 TEST_CASE("old counts fade, and stay within bounds") {
-    use_counts counts(1, 2, 1);
+    use_counts counts({ 1 }, 2);
     counts.add(0, std::vector<int32_t>(size_t(use_counts::most_tokens), 0));
     CHECK(counts.counts() == std::vector<int32_t>{ int32_t(use_counts::most_tokens), 0 });
     counts.add(0, { 1 });
@@ -76,7 +86,7 @@ TEST_CASE("what is written is read again, and added") {
     const temp_dir    dir;
     const std::string path    = dir.path("m.hobbit-uses");
     const use_counts  written = counts_of({ 0, 1, 0, 2 }, { 3, 1 });
-    use_counts        counts(2, 4, 2);
+    use_counts        counts({ 2, 2 }, 4);
     CHECK(counts.read(path, MODEL_BYTES).ok()); // there is none
     CHECK(counts.rates().empty());
     REQUIRE(written.write(path, MODEL_BYTES).ok());
@@ -90,7 +100,7 @@ TEST_CASE("what is written is read again, and added") {
 TEST_CASE("a file that does not count this model's experts is refused and adds nothing") {
     const temp_dir    dir;
     const std::string path = dir.path("m.hobbit-uses");
-    use_counts        counts(2, 4, 2);
+    use_counts        counts({ 2, 2 }, 4);
     const auto        refused = [&] {
         const status s = counts.read(path, MODEL_BYTES);
         CHECK_FALSE(s.ok());
@@ -124,7 +134,7 @@ static rlimit g_file_size;
 
 TEST_CASE("a write that fails is an error though nothing else says so") {
     const temp_dir   dir;
-    const use_counts counts(100, 100, 2); // more than stdio buffers
+    const use_counts counts(std::vector<uint32_t>(100, 2), 100); // more than stdio buffers
     signal(SIGXFSZ, SIG_IGN);
     REQUIRE(getrlimit(RLIMIT_FSIZE, &g_file_size) == 0);
     const rlimit small = { 4096, g_file_size.rlim_max };
@@ -151,7 +161,7 @@ TEST_CASE("writers that meet leave one of their files, whole") {
         writers.emplace_back([&, expert] {
             for (int i = 0; i < 20; i++) {
                 CHECK(counts_of({ expert, expert }, {}).write(path, MODEL_BYTES).ok());
-                use_counts counts(2, 4, 2);
+                use_counts counts({ 2, 2 }, 4);
                 CHECK(counts.read(path, MODEL_BYTES).ok());
                 CHECK(std::accumulate(counts.counts().begin(), counts.counts().end(), 0) == 2);
             }

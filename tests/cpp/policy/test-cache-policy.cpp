@@ -31,7 +31,7 @@ static std::unique_ptr<cache_policy> make(const std::string & name, const weight
 
 static expert_usage use(layer_id layer, uint32_t expert, tier_id tier = tier_id::high, uint32_t n_tokens = 1,
                         uint32_t sequence = 0) {
-    return { { layer, expert }, sequence, tier, n_tokens, 0.5 * n_tokens };
+    return { { layer, expert }, sequence, tier, n_tokens, 0.5 * n_tokens, 2 };
 }
 
 // One token of sequence 0 that uses these.

@@ -26,7 +26,7 @@ static std::unique_ptr<cache_policy> make(const std::string & name = "echo") {
 
 static void use(cache_policy & policy, expert_id id, uint32_t sequence = 0, double weight = 0.5,
                 tier_id tier = tier_id::high) {
-    policy.on_use({ id, sequence, tier, 1, weight });
+    policy.on_use({ id, sequence, tier, 1, weight, 2 });
 }
 
 // The layers from first on of a token of the kind: in every layer experts 2 kind and 2 kind + 1.
@@ -251,8 +251,8 @@ TEST_CASE("long runs of batches, sequences and odd weights keep values finite, a
                 for (uint32_t s = 0; s < n_sequences; s++) {
                     const uint32_t expert = random() % (N_EXPERTS - 1);
                     const double   weight = random() % 10 == 0 ? 0.0 : 1.0;
-                    policy->on_use({ { layer, expert }, first + s, tier_id(random() % 2), n_tokens, weight });
-                    policy->on_use({ { layer, expert + 1 }, first + s, tier_id::high, 1, 1.0 - weight });
+                    policy->on_use({ { layer, expert }, first + s, tier_id(random() % 2), n_tokens, weight, 2 });
+                    policy->on_use({ { layer, expert + 1 }, first + s, tier_id::high, 1, 1.0 - weight, 2 });
                 }
                 const double value = policy->value({ layer_id(random() % N_LAYERS), uint32_t(random() % N_EXPERTS) },
                                                    term_id::high, layer);

@@ -47,6 +47,20 @@ TEST_CASE("tokens are linked to those before and after them, as long as both are
     CHECK(memory.before(e) == token_memory::none);
 }
 
+TEST_CASE("a token may use hundreds of experts, which are all forgotten with it") {
+    token_memory       memory(1, 896, 300, 1);
+    std::vector<float> scores(1);
+    for (uint32_t expert = 0, token = memory.add(token_memory::none); expert < 300; expert++) {
+        memory.use(token, { 0, expert + 500 }, 0.5);
+    }
+    CHECK(uses_from(memory, 0, 0).size() == 300);
+    memory.add(token_memory::none);
+    for (uint32_t expert = 0; expert < 896; expert++) {
+        memory.add_similarity({ 0, expert }, 1.0, scores);
+    }
+    CHECK(scores[0] == 0.0f);
+}
+
 TEST_CASE("the uses of a token, from a layer on") {
     token_memory   memory(3, 4, 2, 2);
     const uint64_t token = memory.add(token_memory::none);

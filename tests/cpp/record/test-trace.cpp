@@ -19,8 +19,8 @@ static trace_header two_layers() {
     header.architecture = "mixtral";
     header.n_layers     = 2;
     header.n_experts    = 8;
-    header.n_used       = 2;
     header.expert_bytes = { 100, 200 };
+    header.n_used       = { 2, 2 };
     return header;
 }
 
@@ -79,6 +79,18 @@ TEST_CASE("a trace, byte by byte") {
                                                    "0,1,0,1,1,3,0.100000001,1,200\n"
                                                    "0,1,0,1,0,5,nan,2,0\n"
                                                    "0,1,0,1,1,3,nan,1,200\n");
+}
+
+TEST_CASE("a layer that uses fewer experts than another one says so") {
+    temp_dir     dir;
+    trace_writer writer;
+    trace_header header = two_layers();
+    header.n_used       = { 2, 1 };
+    check_ok(writer.open(dir.path("t.csv"), header));
+    check_ok(writer.close());
+    const std::string text = temp_dir::read(dir.path("t.csv"));
+    CHECK(text.find("n_expert=8 n_expert_used=2\n# layer=0 expert_bytes=100 dense_bytes=0\n"
+                    "# layer=1 expert_bytes=200 dense_bytes=0 n_expert_used=1\n") != std::string::npos);
 }
 
 TEST_CASE("a prompt is phase 0, a single token phase 1, and steps go on through both") {

@@ -421,9 +421,34 @@ TEST_CASE("options that cannot be are refused") {
     CHECK(contains(with([](auto & o) { o.n_used = 0; }), "at least one"));
     CHECK(contains(with([](auto & o) { o.n_layers = 0; }), "at least one"));
     CHECK(contains(with([](auto & o) { o.n_used = 27; }), "27 experts per token are more than the 26"));
+    static const uint32_t too_many[] = { 2 };
+    CHECK(contains(with([](auto & o) { o.n_used_by_layer = too_many; }),
+                   "layer 0 uses 2 experts per token: make it 1 to 1"));
     CHECK(contains(with([](auto & o) { o.policy = BELADY, o.slots_low = 1; }), "one pool"));
     CHECK(contains(with([](auto & o) { o.policy = BELADY, o.t1 = 0.5; }), "one pool"));
     CHECK(contains(with([](auto & o) { o.bits_high = 0; }), "0 < low <= high"));
+}
+
+TEST_CASE("layers use different numbers of experts") {
+    route_list routes; // two experts in layer 0, one in layer 1
+    for (const int32_t token : { 0, 1, 2 }) {
+        for (const int32_t rank : { 0, 1 }) {
+            routes.push_back({ 0, token, 0, (token + rank) % 3, 0.5f, 1 });
+        }
+        routes.push_back({ 0, token, 1, 0, 1.0f, 1 });
+    }
+    static const uint32_t n_used[] = { 2, 1 };
+    for (const char * policy : { "lru", "echo", BELADY }) {
+        hobbit_simulation o = options(policy, 2, 3, 2, 6);
+        CHECK(contains(error(routes, o), "has 1 routes in a layer, not 2"));
+        o.n_used_by_layer = n_used;
+        o.predictor       = "paths";
+        const auto result = run(routes, o);
+        CHECK(result.misses_high == 4);
+        CHECK(result.hits_high == 5);
+        CHECK(result.predictable == 3);
+        CHECK(result.predicted_right == 2); // the first token has nothing to learn from
+    }
 }
 
 TEST_CASE("the C interface reports results and errors") {

@@ -82,6 +82,22 @@ TEST_CASE("the counts of a pair of layers, worked by hand") {
     CHECK(next.weights[1] == doctest::Approx(second / (first + second)));
 }
 
+TEST_CASE("as many experts are predicted as the layer uses") {
+    predictor_options of;
+    of.name                      = "paths";
+    of.n_experts                 = { 4, 4 };
+    of.n_used                    = { 1, 2 };
+    const auto                 p = make_predictor(of);
+    std::vector<layer_routing> next;
+    p->on_routing({ 0, 1, 1, { 3 }, {} });
+    p->on_routing({ 1, 1, 2, { 2, 0 }, {} });
+    p->on_routing({ 0, 1, 1, { 3 }, {} });
+    REQUIRE(p->predict({ 0, 1, 1, { 3 }, {} }, 1, nullptr, nullptr, next).ok());
+    REQUIRE(next.size() == 1);
+    std::sort(next[0].experts.begin(), next[0].experts.end());
+    CHECK(next[0].experts == experts{ 0, 2 });
+}
+
 TEST_CASE("a layer that has not run is not predicted") {
     paths p({ 4, 4, 4 });
     p.chose(0, { 0 });

@@ -23,6 +23,7 @@ void choice_counts::add(const int32_t * experts, size_t n) {
 
 path_predictor::path_predictor(const predictor_options & options, size_t dictionary_size) :
     n_experts_(options.n_experts),
+    n_used_(options.n_used),
     dictionary_size_(dictionary_size),
     after_(n_experts_.size(), *std::max_element(n_experts_.begin(), n_experts_.end())) {
     for (layer_id layer; layer < n_experts_.size(); layer++) {
@@ -129,7 +130,8 @@ status path_predictor::predict(const layer_routing & running, uint32_t n_ahead, 
     const layer_routing * now    = &now_;
     const layer_routing * before = &before_;
     for (layer_id l(running.layer + 1); l < any_.size() && predictions.size() < n_ahead && !any_[l].empty(); l++) {
-        layer_routing next = { l, now->n_tokens, std::min<int64_t>(running.n_used, n_experts_[l]), {}, {} };
+        const int64_t n_used = n_used_.empty() ? running.n_used : n_used_[l];
+        layer_routing next   = { l, now->n_tokens, std::min<int64_t>(n_used, n_experts_[l]), {}, {} };
         for (int64_t token = 0; token < now->n_tokens; token++) {
             const std::vector<float> p = probabilities(now->layer, path_of(*now, *before, token));
             for (const int32_t e : top_k(p, size_t(next.n_used))) {

@@ -78,6 +78,7 @@ class path_predictor final : public predictor {
     std::vector<float> probabilities(layer_id layer, const path & p) const;
 
     const std::vector<uint32_t> n_experts_; // [layer]
+    const std::vector<uint32_t> n_used_;    // [layer]; empty: as the running one
     const size_t                dictionary_size_;
     std::vector<choice_counts>  any_;    // [layer] whatever was chosen before
     expert_table<choice_counts> after_;  // [expert] what the next layer chose
