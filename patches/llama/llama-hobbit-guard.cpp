@@ -8,7 +8,8 @@
 #include <mutex>
 #include <stdexcept>
 
-static thread_local int llama_hobbit_n_guards = 0; // guards of this thread
+static thread_local int         llama_hobbit_n_guards = 0; // guards of this thread
+static thread_local std::string llama_hobbit_fault;        // what the innermost one says
 
 static std::mutex            llama_hobbit_mutex;
 static int                   llama_hobbit_n_guarded = 0; // threads; from here on under the mutex
@@ -28,12 +29,13 @@ static void llama_hobbit_on_abort(const char * failed) {
         return;
     }
     const char * folder = std::strrchr(failed, '/');
-    const char * whose  = std::strstr(failed, "ggml_ext/") ? "internal error of the expert cache"
-                                                           : "the model is damaged, or of a kind that cannot be run";
+    const char * whose =
+        std::strstr(failed, "ggml_ext/") ? "internal error of the expert cache" : llama_hobbit_fault.c_str();
     throw std::runtime_error(std::string(whose) + "; this check failed: " + (folder ? folder + 1 : failed));
 }
 
-llama_hobbit_guard::llama_hobbit_guard() {
+llama_hobbit_guard::llama_hobbit_guard(const std::string & overridden) {
+    llama_hobbit_fault = llama_hobbit_model_fault(overridden);
     if (llama_hobbit_n_guards++ > 0) {
         return;
     }

@@ -80,8 +80,37 @@ std::string llama_hobbit_first_part(const std::string & fname) {
     return first;
 }
 
+std::string llama_hobbit_overridden(const llama_model_params & params) {
+    std::string keys;
+    for (const auto * kv = params.kv_overrides; kv && kv->key[0] != 0; ++kv) {
+        if (std::strncmp(kv->key, "hobbit.", 7) != 0) {
+            keys += (keys.empty() ? "" : ", ") + std::string(kv->key);
+        }
+    }
+    return keys;
+}
+
+std::string llama_hobbit_model_fault(const std::string & overridden) {
+    return overridden.empty() ? "the model is damaged, or of a kind that cannot be run"
+                              : "the override of " + overridden + " does not fit the model";
+}
+
+std::string llama_hobbit_load_error(const std::string & why, const llama_model_params & params) {
+    const std::string keys = llama_hobbit_overridden(params);
+    return keys.empty() || why.find("the override of ") != std::string::npos
+               ? why
+               : llama_hobbit_model_fault(keys) + ": " + why;
+}
+
 void llama_hobbit_attach(llama_model_loader & ml, hobbit_model * model) {
     ml.hobbit = model;
+    for (const auto & [key, value] : ml.kv_overrides) {
+        const std::string arch = key.substr(0, key.find('.'));
+        if (arch != ml.get_arch_name() && llm_arch_from_string(arch) != LLM_ARCH_UNKNOWN) {
+            LLAMA_LOG_WARN("hobbit: the override of %s does nothing: this model is of the architecture %s\n",
+                           key.c_str(), ml.get_arch_name().c_str());
+        }
+    }
     for (auto it = ml.weights_map.begin(); model && it != ml.weights_map.end();) {
         if (!hobbit_is_tier_tensor(it->first.c_str())) {
             ++it;
@@ -99,9 +128,12 @@ void llama_hobbit_place_layers(const llama_model & lm) {
         return;
     }
     std::vector<ggml_backend_dev_t> devs(lm.hparams.n_layer_all);
+    std::vector<uint32_t>           n_used(devs.size());
     for (size_t il = 0; il < devs.size(); ++il) {
-        devs[il] = lm.dev_layer(il);
+        devs[il]   = lm.dev_layer(il);
+        n_used[il] = lm.hparams.n_expert_used(il);
     }
+    hobbit_set_experts_used(lm.hobbit.get(), n_used.data(), n_used.size());
     char       err[1024];
     const bool can_repeat = !llama_model_is_recurrent(&lm) && !llama_model_is_hybrid(&lm);
     if (!hobbit_place_layers(lm.hobbit.get(), devs.data(), devs.size(), can_repeat, err, sizeof(err))) {
@@ -359,9 +391,8 @@ static void llama_hobbit_check_graph(const llama_context & lctx) {
     for (int i = 0; graph && i < ggml_graph_n_nodes(graph); ++i) {
         ggml_tensor * node = ggml_graph_node(graph, i);
         if (!llama_hobbit_can_compute(node)) {
-            throw std::runtime_error(std::string("the model is damaged, or of a kind that cannot be run: the CPU "
-                                                 "cannot compute ") +
-                                     ggml_op_desc(node) + " '" + node->name + "' of it");
+            throw std::runtime_error(llama_hobbit_model_fault(lctx.get_model().overridden) +
+                                     ": the CPU cannot compute " + ggml_op_desc(node) + " '" + node->name + "' of it");
         }
     }
 }
@@ -398,7 +429,7 @@ static llama_hobbit_context_ptr llama_hobbit_open_context(const llama_context & 
 llama_context * llama_hobbit_new_context(const llama_model & lm, const llama_context_params & params) {
     std::unique_ptr<llama_context> ctx;
     {
-        const llama_hobbit_guard guard;
+        const llama_hobbit_guard guard(lm.overridden);
         ctx.reset(new llama_context(lm, params));
     }
     llama_hobbit_check_graph(*ctx);

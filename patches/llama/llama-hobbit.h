@@ -35,12 +35,21 @@ using llama_hobbit_context_ptr = std::unique_ptr<hobbit_context, llama_hobbit_de
 // threads end the process as ever.
 class llama_hobbit_guard {
   public:
-    llama_hobbit_guard();
+    explicit llama_hobbit_guard(const std::string & overridden); // see llama_hobbit_model_fault
     ~llama_hobbit_guard();
 
     llama_hobbit_guard(const llama_hobbit_guard &)             = delete;
     llama_hobbit_guard & operator=(const llama_hobbit_guard &) = delete;
 };
+
+// The metadata's keys that the parameters override, for people; empty: none.
+std::string llama_hobbit_overridden(const llama_model_params & params);
+
+// Begins the sentence on a model that cannot be used: an override may be why.
+std::string llama_hobbit_model_fault(const std::string & overridden);
+
+// Why a model with these parameters cannot be loaded, with the overrides that may be the cause.
+std::string llama_hobbit_load_error(const std::string & why, const llama_model_params & params);
 
 //
 // Model. Functions that can fail throw std::runtime_error.
@@ -55,10 +64,10 @@ llama_hobbit_ptr llama_hobbit_open(const std::string & fname, llama_model_params
 std::string llama_hobbit_first_part(const std::string & fname);
 
 // Lets the loader use the cache, which may be null. Removes the tensors of further tiers from the loader, because no
-// architecture creates them.
+// architecture creates them. Warns of overrides that are for another architecture.
 void llama_hobbit_attach(llama_model_loader & ml, hobbit_model * model);
 
-// Tells the cache which device has which layer.
+// Tells the cache which device has which layer, and how many experts its tokens use.
 void llama_hobbit_place_layers(const llama_model & lm);
 
 // The buffer type that the cache chooses for a weight used by `op`, null where it chooses none.

@@ -83,7 +83,9 @@ def load_failure(path: str | Path, hint: str) -> str:
     hint: what to do where neither the system nor a lack of memory is the cause.
     """
     reason = log.reason() or "llama.cpp gave no reason"
-    if os.strerror(EMFILE) in reason:
+    if "the override of " in reason:
+        hint = "correct it, or leave it out"
+    elif os.strerror(EMFILE) in reason:
         hint = "raise the limit of open files, in the shell: ulimit -n 65536"
     elif any(word in reason for word in _NO_MEMORY):
         hint = "free some memory, or use a smaller context"
