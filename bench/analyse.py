@@ -87,7 +87,8 @@ def _measure_cost(
 ) -> list[Cost]:
     """Perplexity with the least important experts in low precision, where there is one, and skipped."""
     # The best expert of a token is always in high precision.
-    shares = [share for share in _SHARES if share <= 1 - 1 / scores.shape[2]]
+    n_best = np.count_nonzero(scores == 0, axis=1).min()
+    shares = [share for share in _SHARES if share <= 1 - n_best / scores.shape[1]]
     n_passes = len(shares) * (2 if evaluator.has_low_tier else 1)
     cost: list[Cost] = []
     with tqdm(desc="skipping and replacing", total=n_passes * sum(map(len, chunks))) as bar:

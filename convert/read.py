@@ -46,6 +46,8 @@ def read_model(path: Path) -> Model:
 
 def check_routed(path: Path, tensors: Sequence[TensorInfo]) -> None:
     """Raises HobbitError unless the model has routed experts, stored as one tensor per layer and part."""
+    from pyhobbit.native.ffi import lib  # loads the libraries
+
     for tensor in tensors:
         if _SEPARATE_EXPERT.fullmatch(tensor.name):
             raise HobbitError(
@@ -53,5 +55,9 @@ def check_routed(path: Path, tensors: Sequence[TensorInfo]) -> None:
             )
         if routed_part(tensor.name) and (len(tensor.ne) != 3 or 0 in tensor.ne):
             raise HobbitError(f"{path}: tensor {tensor.name!r} has shape {tensor.ne}, not that of experts")
+        if routed_part(tensor.name) and tensor.ne[2] > (most := lib.hobbit_max_experts()):
+            raise HobbitError(
+                f"{path} has layers of {tensor.ne[2]} experts, and llama.cpp runs at most {most} experts"
+            )
     if not any(routed_part(tensor.name) for tensor in tensors):
         raise HobbitError(f"{path} is a dense model, it has no routed experts: nothing to split")

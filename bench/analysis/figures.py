@@ -42,18 +42,19 @@ def importance(weights: np.ndarray, output_norms: np.ndarray) -> Importance:
 
 def relative_importance(weights: np.ndarray, output_norms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """|G| and |G E(x)|, each divided by its layer's mean: two of [T, L, K]."""
-    gate = np.abs(weights.astype(FLOAT))
+    gate = np.where(np.isnan(output_norms), np.nan, np.abs(weights.astype(FLOAT)))  # NaN: not used
     return _by_layer_mean(gate), _by_layer_mean(gate * output_norms)
 
 
 def _by_layer_mean(values: np.ndarray) -> np.ndarray:
-    mean = values.mean(axis=(0, 2), keepdims=True)
+    mean = np.nanmean(values, axis=(0, 2), keepdims=True)
     return np.divide(values, mean, out=np.zeros_like(values), where=mean > 0)
 
 
 def _pearson(a: np.ndarray, b: np.ndarray) -> float:
+    known = ~np.isnan(b)
     with np.errstate(invalid="ignore"):
-        return float(np.corrcoef(a.ravel(), b.ravel())[0, 1])
+        return float(np.corrcoef(a[known], b[known])[0, 1])
 
 
 #
@@ -88,16 +89,17 @@ class Prediction:
 
 def prediction(inputs: np.ndarray, experts: np.ndarray, routers: list[Router]) -> Prediction:
     """inputs: [T, L, D]; experts: [T, L, K] as chosen; routers: one per layer."""
-    n_layers, n_used = experts.shape[1:]
+    n_layers = experts.shape[1]
     n_experts = max(len(router.weight) for router in routers)
     top1 = np.full((MAX_AHEAD, n_layers), np.nan)
     top_k = top1.copy()
     for ahead, layer in _looks(n_layers):
         router = routers[layer + ahead]
-        predicted, chosen = router.choose(inputs[:, layer], n_used), experts[:, layer + ahead]
+        chosen = _used(experts, layer + ahead)
+        predicted = router.choose(inputs[:, layer], chosen.shape[1])
         top1[ahead - 1, layer] = np.mean(predicted[:, 0] == chosen[:, 0])
         top_k[ahead - 1, layer] = _overlap(chosen, predicted).mean()
-    return Prediction(top1, top_k, 1 / n_experts, n_used / n_experts)
+    return Prediction(top1, top_k, 1 / n_experts, (experts >= 0).sum() / experts[:, :, 0].size / n_experts)
 
 
 def own_routing_agreement(inputs: np.ndarray, experts: np.ndarray, routers: list[Router]) -> float:
@@ -105,16 +107,17 @@ def own_routing_agreement(inputs: np.ndarray, experts: np.ndarray, routers: list
 
     About 1, or the architecture routes in a way that Router does not know.
     """
-    n_used = experts.shape[2]
-    shares_ = [
-        _overlap(experts[:, layer], router.choose(inputs[:, layer], n_used)).mean()
-        for layer, router in enumerate(routers)
-    ]
-    return float(np.mean(shares_))
+    choices = [(_used(experts, layer), inputs[:, layer], router) for layer, router in enumerate(routers)]
+    return float(np.mean([_overlap(own, by.choose(of, own.shape[1])).mean() for own, of, by in choices]))
 
 
 def _looks(n_layers: int) -> list[tuple[int, int]]:
     return [(ahead, layer) for ahead in range(1, MAX_AHEAD + 1) for layer in range(n_layers - ahead)]
+
+
+def _used(experts: np.ndarray, layer: int) -> np.ndarray:
+    """Of experts [T, L, K] those of a layer that uses k: [T, k]."""
+    return experts[:, layer, experts[0, layer] >= 0]
 
 
 def _overlap(chosen: np.ndarray, predicted: np.ndarray) -> np.ndarray:
@@ -145,16 +148,16 @@ class Reuse:
 
 def reuse(experts: np.ndarray, sequences: np.ndarray, n_experts: int) -> Reuse:
     """experts: [T, L, K]; sequences: [T]. Some sequence must have two tokens."""
-    n_used = experts.shape[2]
     pairs = np.flatnonzero(sequences[1:] == sequences[:-1])
     now, following = experts[pairs], experts[pairs + 1]
-    again = np.stack([_overlap(now[:, layer], following[:, layer]) for layer in range(experts.shape[1])], 1)
+    again = [_overlap(_used(now, layer), _used(following, layer)) for layer in range(experts.shape[1])]
+    n_used = [of.shape[1] for of in again]
     return Reuse(
-        top1=again[:, :, 0].mean(axis=0),
-        any_=again.any(axis=2).mean(axis=0),
-        share=again.mean(axis=(0, 2)),
-        chance_top1=n_used / n_experts,
-        chance_any=1 - comb(n_experts - n_used, n_used) / comb(n_experts, n_used),
+        top1=np.array([of[:, 0].mean() for of in again]),
+        any_=np.array([of.any(axis=1).mean() for of in again]),
+        share=np.array([of.mean() for of in again]),
+        chance_top1=float(np.mean(n_used)) / n_experts,
+        chance_any=1 - float(np.mean([comb(n_experts - k, k) / comb(n_experts, k) for k in n_used])),
     )
 
 
@@ -210,7 +213,7 @@ def _distance(frequency: np.ndarray, overall: np.ndarray) -> np.ndarray:
 
 def _uses(experts: np.ndarray, n_experts: int) -> np.ndarray:
     """How often each expert of each layer occurs in experts [T, L, K]: [L, E]."""
-    return np.stack([np.bincount(layer.ravel(), minlength=n_experts) for layer in experts.swapaxes(0, 1)])
+    return np.stack([np.bincount(of[of >= 0], minlength=n_experts) for of in experts.swapaxes(0, 1)])
 
 
 @dataclass(frozen=True)
@@ -231,8 +234,9 @@ def high_use(experts: np.ndarray, precisions: np.ndarray, n_experts: int) -> Hig
     # A number past the last expert collects what is not in high precision.
     high = _uses(np.where(precisions == HIGH, experts, n_experts), n_experts + 1)[:, :n_experts]
     first, second = np.triu_indices(n_experts, 1)
-    by_use, by_high = uses[:, first] - uses[:, second], high[:, first] - high[:, second]
-    return HighUse(uses, high, (by_use * by_high < 0).mean(axis=1))
+    by_layer = zip(uses, high, strict=True)  # all pairs of many experts at once take much memory
+    differs = [np.mean((u[first] - u[second]) * (h[first] - h[second]) < 0) for u, h in by_layer]
+    return HighUse(uses, high, np.array(differs))
 
 
 #

@@ -29,7 +29,8 @@ CONFIDENT = 0.7
 class GateFindings:
     """Eq. 2's decisions for gate weights.
 
-    scores: [T, L, K].  mix: shares of selections high, low and skipped at the thresholds.
+    scores: [T, n] of a token's selections in all layers.  mix: shares of selections high, low and skipped at
+    the thresholds.
     """
 
     scores: np.ndarray
@@ -147,9 +148,11 @@ def _gate_findings(
         notes.append("scores: the only expert of a token always runs in high precision")
         return None
     scores = unimportance(seen.weights)
-    precisions = decide(scores, t1, t2)
+    precisions, used = decide(scores, t1, t2), seen.is_used
     return GateFindings(
-        scores=scores, mix=shares(precisions), high_use=figures.high_use(seen.experts, precisions, n_experts)
+        scores=scores[:, used],
+        mix=shares(precisions[:, used]),
+        high_use=figures.high_use(seen.experts, precisions, n_experts),
     )
 
 

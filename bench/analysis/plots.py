@@ -109,7 +109,8 @@ def importance(
 ) -> Figure:
     """Fig. 5a: |G| against |G E(x)|, and their correlation by layer."""
     figure, (left, right) = _panels(2, 9)
-    gate, contribution = gate.ravel(), contribution.ravel()
+    is_used = ~np.isnan(contribution)
+    gate, contribution = gate[is_used], contribution[is_used]
     top = [float(np.quantile(values, 0.995)) for values in (gate, contribution)]
     bins = left.hexbin(
         gate, contribution, gridsize=40, bins="log", mincnt=1, extent=(0, top[0], 0, top[1]), cmap=_MAP

@@ -21,6 +21,7 @@ from pyhobbit.cli.options import (
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.model_path import add_model_arguments, check_model_arguments, model_path
 from pyhobbit.model.names import check_model_file, parse_repository
+from pyhobbit.model.tiers import routed_part
 from pyhobbit.settings.config import EngineConfig, format_size, parse_size
 from pyhobbit.settings.table import OPTIONS
 
@@ -165,18 +166,30 @@ def _description(model: "ModelFile") -> dict[str, str]:
     has_head = any(".nextn.eh_proj." in name for name in model.tensors)
     drafts = ", a draft block (MTP) among them" if has_head else ""
     with_experts = "all" if n_layers == len(model.blocks) else str(len(model.blocks))
-    n_shared = model.key("expert_shared_count", 0)
     rows = {
         "model": f"{model.path}, {model.value('general.name', 'without a name')}",
         "architecture": f"{model.architecture}, {_count(model.n_parameters)} parameters",
         "layers": f"{n_layers}{drafts}, {with_experts} with routed experts",
-        "experts": f"{model.n_experts} per layer, {model.key('expert_used_count')} used per token"
-        + (f", {n_shared} shared" if n_shared else ""),
+        "experts": f"{model.n_experts} per layer, {_used_text(model)}"
+        + (f", {model.n_shared} shared" if model.n_shared else ""),
         **{f"tier {tier.name}": _tier_text(tier, model) for tier in model.tiers},
     }
     if model.calibration is not None:
         rows["calibration"] = str(model.calibration)
     return rows
+
+
+def _used_text(model: "ModelFile") -> str:
+    """Experts of a token, and their widths where these differ, with the layers where either does."""
+    down = ((tensor, routed_part(tensor.name)) for tensor in model.routed_tensors())
+    widths = {part.layer: tensor.ne[0] for tensor, part in down if part and "down" in part.name}
+    layers: dict[str, list[str]] = {}
+    for block, n_used in model.n_used.items():
+        width = f" of width {widths[block]}" if len(set(widths.values())) > 1 else ""
+        layers.setdefault(f"{n_used} used per token{width}", []).append(str(block))
+    if len(layers) == 1:
+        return next(iter(layers))
+    return ", ".join(f"{text} in layer{'s' * (len(of) > 1)} {' '.join(of)}" for text, of in layers.items())
 
 
 def _rows_text(rows: Mapping[str, str]) -> str:

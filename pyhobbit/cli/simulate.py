@@ -149,7 +149,7 @@ def _policies(args: argparse.Namespace, base: "Simulation") -> list[str]:
     from pyhobbit.routing.trace import BELADY, policy_names
 
     known = [*policy_names(bool(base.prior)), BELADY]
-    return args.policy or (known if base.t1 == 1 else known[:-1])
+    return args.policy or (known if base.t1 == 1 and not base.prior else known[:-1])
 
 
 def _run_policies(
@@ -229,6 +229,7 @@ def _document(
         "model": trace.model,
         "split": split,
         **common,
+        "n_used_by_layer": trace.n_used_by_layer,
         "low_share": low_share,
         "runs": [_run_document(run, base.bits_high, base.bits_low) for run in runs],
     }

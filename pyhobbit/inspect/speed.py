@@ -187,12 +187,7 @@ def estimate(
     hits = replayed or (plan.share_high, plan.share_low)
     info = plan.info
     high, low, _ = sample.mix
-    high_bytes, low_bytes = info.mean_expert_bytes
-    read_bytes = (
-        info.n_layers
-        * info.n_experts_used
-        * (high * (1 - hits[0]) * high_bytes + low * (1 - hits[1]) * low_bytes)
-    )
+    read_bytes = high * (1 - hits[0]) * info.token_bytes_high + low * (1 - hits[1]) * info.token_bytes_low
     wait_s = read_bytes * sample.wait_s_per_byte
     return Speed(sample.compute_s, wait_s, read_bytes, hits, source, disk, sample)
 
@@ -242,6 +237,11 @@ def own_trace(path: Path, plan: MemoryPlan) -> Trace:
     shape = (trace.n_layers, trace.n_experts, trace.n_used)
     own = (info.n_layers, info.n_experts, info.n_experts_used)
     if shape != own:
+        if shape[:2] == own[:2]:
+            raise HobbitError(
+                f"{path} was recorded with {trace.n_used} experts per token, and {info.model} runs with "
+                f"{info.n_experts_used} here: record it without the override that makes the difference"
+            )
         theirs, ours = ("{} layers of {} experts, {} used".format(*each) for each in (shape, own))
         raise HobbitError(f"{path} is a trace of another model: it has {theirs}, and {info.model} has {ours}")
     return trace

@@ -80,6 +80,18 @@ class ModelFile:
         """Experts of the layer that has the most."""
         return max(tensor.ne[2] for tensor in self.routed_tensors())
 
+    @property
+    def n_used(self) -> dict[int, int]:
+        """Experts of a token by block, of those with routed experts."""
+        used = self.key("expert_used_count", 0)
+        by_block = dict(enumerate(used)) if isinstance(used, list) else {}
+        return {block: by_block.get(block, 0 if by_block else used) for block in self.blocks}
+
+    @property
+    def n_shared(self) -> int:
+        """Experts that every token uses; some architectures have one without a key that says so."""
+        return max(self.key("expert_shared_count", 0), any("_shexp." in name for name in self.tensors))
+
     def routed_tensors(self) -> list[TensorInfo]:
         """Those of the routed experts under llama.cpp's own names."""
         return [tensor for tensor in self.tensors.values() if routed_part(tensor.name)]
@@ -106,8 +118,9 @@ class ModelFile:
             "n_layers": self.key("block_count"),
             "layers_with_experts": self.blocks,
             "n_experts": self.n_experts,
-            "n_experts_used": self.key("expert_used_count"),
-            "n_experts_shared": self.key("expert_shared_count", 0),
+            "n_experts_used": max(self.n_used.values()),
+            "n_experts_used_by_layer": list(self.n_used.values()),
+            "n_experts_shared": self.n_shared,
             "resident_bytes": self.resident_bytes,
             "tiers": [{**asdict(tier), "path": str(tier.path)} for tier in self.tiers],
             "calibration": self.calibration and str(self.calibration),

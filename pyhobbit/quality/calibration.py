@@ -250,7 +250,7 @@ def _try(evaluator: Evaluator, known: _Known, found: _Found, cheapest: _Cheapest
 
 
 def _try_gate(evaluator: Evaluator, known: _Known, found: _Found) -> None:
-    scores = unimportance(observed(known.first(known.n_fit).weights))
+    scores = _scores(known.first(known.n_fit))
     _try(evaluator, known, found, lambda trials, bound: search.cheapest_by_gate(trials, bound, scores))
 
 
@@ -263,7 +263,7 @@ def _try_price(
     chunks, part = known.chunks[:n], known.first(n)
     errors = None if config.minutes is None else _output_errors(model, config, seen, known.info.n_experts)
     n_layers = len(seen.layers)
-    n_experts_used = sum(np.unique(part.experts[:, i]).size for i in range(n_layers))
+    n_experts_used = sum(np.unique(part.used(part.experts, i)).size for i in range(n_layers))
     n_runs = n_cost_runs(config, n_layers, n_experts_used)
     with _bar("costs", n_runs * sum(map(len, chunks)), "tokens") as bar:
         runs = CostRuns(evaluator, chunks, known.reference[:n], part, bar.update, known.memo.measured)
@@ -323,7 +323,6 @@ def _report(model: Path, config: CalibrationConfig, known: _Known, found: _Found
     info, seen = known.info, known.seen
     gate = found.by_rule.get("gate")
     fit, low_shares = _fit_cache(known, found)
-    scores = unimportance(known.weights)
     return CalibrationReport(
         calibration=Calibration(
             model_bytes=sum(part.size for part in model_parts(model)),
@@ -349,8 +348,8 @@ def _report(model: Path, config: CalibrationConfig, known: _Known, found: _Found
         bound=str(known.bound),
         by_rule=found.by_rule,
         checks=found.checks,
-        high_bytes_per_token=info.n_layers * info.n_experts_used * known.info.mean_expert_bytes[0],
-        score_quantiles=_quantiles(scores),
+        high_bytes_per_token=info.token_bytes_high,
+        score_quantiles=_quantiles(_scores(seen)),
         layers=_layer_profiles(known, found),
         cache=fit,
         lookahead=known.lookahead,
@@ -418,6 +417,11 @@ def profile(
     return reference, seen
 
 
+def _scores(seen: Observations) -> np.ndarray:
+    """Scores of Eq. 2 of all selections, by token: [T, n]."""
+    return unimportance(observed(seen.weights))[:, seen.is_used]
+
+
 def _quantiles(scores: np.ndarray) -> dict[float, float]:
     ranked = scores[scores > 0]
     return {q: float(np.quantile(ranked, q)) for q in _QUANTILES} if ranked.size else {}
@@ -428,13 +432,13 @@ def _layer_profiles(known: _Known, found: _Found) -> tuple[LayerProfile, ...]:
     costs = None if found.costs is None else found.costs.by_layer(known.info.n_layers)
     profiles = []
     for i, layer in enumerate(seen.layers):
-        use = _uses(seen, i, n_experts) / seen.experts[:, i].size
+        use = _uses(seen, i, n_experts)
         weights = known.weights[:, i]
-        high, low, skipped = shares(precisions[:, i])
+        high, low, skipped = shares(seen.used(precisions, i))
         profiles.append(
             LayerProfile(
                 layer=layer,
-                expert_use=tuple(use.tolist()),
+                expert_use=tuple((use / use.sum()).tolist()),
                 share_high=high,
                 share_low=low,
                 share_skipped=skipped,
@@ -448,7 +452,7 @@ def _layer_profiles(known: _Known, found: _Found) -> tuple[LayerProfile, ...]:
 
 def _uses(seen: Observations, i: int, n_experts: int) -> np.ndarray:
     """How often each expert was chosen in the i-th of the layers seen."""
-    return np.bincount(seen.experts[:, i].ravel(), minlength=n_experts)
+    return np.bincount(seen.used(seen.experts, i).ravel(), minlength=n_experts)
 
 
 def _expert_uses(seen: Observations, n_layers: int, n_experts: int) -> tuple[int, ...]:
@@ -491,7 +495,7 @@ def routes(seen: Observations, tokens: slice) -> np.ndarray:
     chosen["expert"] = seen.experts[tokens]
     chosen["weight"] = 1.0 if seen.weights is None else seen.weights[tokens]
     chosen["counted"] = 1
-    return chosen.ravel()
+    return chosen[:, seen.is_used].ravel()
 
 
 @contextlib.contextmanager

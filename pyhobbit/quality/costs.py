@@ -47,7 +47,7 @@ class CostRuns:
         Two runs: all of it in low precision, and its less important half skipped.
         """
         layer, where = self.seen.layers[i], np.arange(self.evaluator.info.n_layers) == self.seen.layers[i]
-        square = squared_weights(observed(self.seen.weights)[:, i])
+        square = squared_weights(self.seen.used(observed(self.seen.weights), i))
         low = skip = math.inf
         if self.evaluator.has_low_tier:
             low = self._low(f"layer {layer}", where) / float(np.nanmean(square.sum(axis=-1)))
@@ -86,7 +86,7 @@ class CostRuns:
         info = self.evaluator.info
         found = np.full((info.n_layers, info.n_experts), math.nan)
         for i, layer in enumerate(self.seen.layers):
-            for expert in np.unique(self.seen.experts[:, i]):
+            for expert in np.unique(self.seen.used(self.seen.experts, i)):
                 only = np.zeros(found.shape, bool)
                 only[layer, expert] = True
                 found[layer, expert] = self._low(f"expert {layer} {expert}", only.ravel())
@@ -119,11 +119,11 @@ def output_errors(sums: np.ndarray, seen: Observations) -> np.ndarray:
     low, weight = sums.sum(axis=1).T
     found = np.stack([low / weight, np.full(low.shape, math.inf)], axis=1)
     for i in range(len(low)):
-        square = squared_weights(observed(seen.weights)[:, i])
+        square = squared_weights(seen.used(observed(seen.weights), i))
         threshold, lost = less_important_half(square)
         if threshold > 0:
             is_lost = (square < threshold) & (np.arange(square.shape[-1]) > 0)
-            norms = observed(seen.output_norms)[:, i]
+            norms = seen.used(observed(seen.output_norms), i)
             outputs = np.where(is_lost, square * np.square(norms, dtype=float), 0.0)
             found[i, 1] = np.nanmean(outputs.sum(axis=-1)) / lost
     return found

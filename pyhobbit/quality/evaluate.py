@@ -234,7 +234,7 @@ class Evaluator(Closing):
         tokens = Comparison(*map(np.concatenate, zip(*compared, strict=True)))
         counted, info = self.stats.since(before), self.info
         n, surprise = counted.selections, np.mean(tokens.surprise)
-        high_bytes, low_bytes = info.mean_expert_bytes
+        high_bytes, low_bytes = info.token_bytes_high, info.token_bytes_low
         asked = counted.selections_high * high_bytes + counted.selections_low * low_bytes
         return Quality(
             t1=t1,
@@ -248,7 +248,7 @@ class Evaluator(Closing):
             share_high=counted.selections_high / n,
             share_low=counted.selections_low / n,
             share_skipped=counted.selections_skipped / n,
-            bytes_per_token=info.n_layers * info.n_experts_used * asked / n,
+            bytes_per_token=asked / n,
             bytes_read_per_token=counted.bytes_read / sum(map(len, chunks)),
             kl_at_most=upper_bound([np.mean(of.divergence) for of in compared]),
             ratio_at_most=math.exp(

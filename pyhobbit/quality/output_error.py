@@ -57,7 +57,7 @@ class OutputErrors:
             return None
         found = np.zeros((len(self._blocks), n_experts, 2))
         for i in range(len(found)):
-            chosen = seen.experts[seen.input_tokens, i]
+            chosen = seen.used(seen.experts, i)[seen.input_tokens]
             n_uses = np.bincount(chosen.ravel(), minlength=n_experts)
             for expert in np.argsort(-n_uses, kind="stable")[:_MAX_EXPERTS]:
                 if n_uses[expert] == 0:

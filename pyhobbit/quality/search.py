@@ -129,7 +129,7 @@ def cheapest_that_holds(
 
 
 def cheapest_by_gate(trials: Trials, bound: Bound, scores: np.ndarray) -> Quality:
-    """The thresholds of Eq. 2 with the fewest bytes within the bound; scores: of the chunks, [T, L, K]."""
+    """The thresholds of Eq. 2 with the fewest bytes within the bound; scores: of the chunks, any shape."""
     high_bytes, low_bytes = trials.evaluator.expert_bytes
     low_cost = low_bytes / high_bytes
     if low_cost == 0:
@@ -227,11 +227,9 @@ def cheapest_by_price(trials: Trials, bound: Bound, costs: Costs, seen: Observat
     """
     info = trials.evaluator.info
     high_bytes, low_bytes = trials.evaluator.expert_bytes
-    prices = price_candidates(
-        losses(observed(seen.weights), trials.evaluator.rule),
-        *costs.of(seen.layers, seen.experts, info.n_layers),
-        low_bytes / high_bytes,
-    )
+    loss, used = losses(observed(seen.weights), trials.evaluator.rule), seen.is_used
+    low, skip = costs.of(seen.layers, seen.experts, info.n_layers)
+    prices = price_candidates(loss[:, used], low[:, used], skip[:, used], low_bytes / high_bytes)
     trials.evaluator.set_costs(costs)
     return trials(price=_first([*reversed(prices), 0.0], lambda price: bound.holds(trials(price=price))))
 
@@ -241,7 +239,7 @@ def price_candidates(
 ) -> list[float]:
     """Prices in ascending order, by quantiles of those at which a use leaves high precision.
 
-    loss: see analysis.losses(), [T, L, K], as the costs are.  low_bytes: of an expert in low precision by
+    loss: see analysis.losses(), [T, n], as the costs are.  low_bytes: of an expert in low precision by
     those of one in high, 0 without a low tier.
     """
     with np.errstate(invalid="ignore"):  # 0 * inf

@@ -10,6 +10,8 @@ import numpy as np
 from pyhobbit.errors import HobbitError
 from pyhobbit.native.ffi import ffi
 
+_ABSENT = {"experts": -1, "output_norms": np.nan}
+
 
 @dataclass(frozen=True)
 class LayerEvent:
@@ -60,7 +62,8 @@ class Observations:
     """T tokens in the order of the run, L layers that ran, K experts per token, best first.
 
     layers: their numbers among the layers with routed experts.  sequences: [T].  experts, weights,
-    output_norms: [T, L, K].  inputs: float32 [N, L, D], the routers' inputs of the tokens numbered
+    output_norms: [T, L, K]; a layer that uses fewer than K has experts of -1, weights of 0 and norms of NaN
+    at its end.  inputs: float32 [N, L, D], the routers' inputs of the tokens numbered
     `input_tokens` [N].  None: the engine does not see it in this architecture.
     """
 
@@ -71,6 +74,15 @@ class Observations:
     output_norms: np.ndarray | None
     inputs: np.ndarray | None
     input_tokens: np.ndarray
+
+    @property
+    def is_used(self) -> np.ndarray:
+        """False where a layer uses fewer than K experts: bool [L, K]."""
+        return self.experts[0] >= 0
+
+    def used(self, values: np.ndarray, i: int) -> np.ndarray:
+        """Of values [T, L, K] those of the i-th layer, which uses k experts: [T, k]."""
+        return values[:, i, self.is_used[i]]
 
     def first(self, n_tokens: int) -> "Observations":
         """Observations of the first tokens of the run."""
@@ -112,7 +124,7 @@ class Recorder:
         for name in ("experts", "weights", "output_norms"):
             values = getattr(event, name)
             if values is not None:
-                self._array(name, values)[start:end, event.layer] = values
+                self._array(name, values)[start:end, event.layer, : values.shape[1]] = values
         if event.router_input is not None:
             kept = slice(-start % self._stride, None, self._stride)
             rows = slice(-(-start // self._stride), -(-end // self._stride))
@@ -145,9 +157,13 @@ class Recorder:
         self._stride = max(1, -(-n_bytes // self._max_input_bytes))
 
     def _array(self, name: str, values: np.ndarray) -> np.ndarray:
-        if name not in self._arrays:
+        known = self._arrays.get(name)
+        if known is None or known.shape[2] < values.shape[1]:
             n_rows = len(self._sequences)
             if name == "inputs":
                 n_rows = -(-n_rows // self._stride)
-            self._arrays[name] = np.zeros((n_rows, len(self._n_seen), values.shape[1]), values.dtype)
+            wider = np.full((n_rows, len(self._n_seen), values.shape[1]), _ABSENT.get(name, 0), values.dtype)
+            if known is not None:
+                wider[:, :, : known.shape[2]] = known
+            self._arrays[name] = wider
         return self._arrays[name]

@@ -39,7 +39,7 @@ NEED_PRIOR = ("static",)
 _MAGIC = "# route_trace v1"
 _COLUMNS = ("turn", "phase", "step", "layer", "slot", "expert", "weight", "residency", "expert_bytes")
 _MODEL = re.compile(r"# model=(.*) arch=(\S*) n_layer=(\d+) n_expert=(\d+) n_expert_used=(\d+)")
-_LAYER = re.compile(r"# layer=(\d+) expert_bytes=(\d+)\b")
+_LAYER = re.compile(r"# layer=(\d+) expert_bytes=(\d+)\b(?:.* n_expert_used=(\d+))?")
 _ROW = re.compile(r"(\d{1,9},){6}[-+]?(\d+(\.\d*)?(e[-+]?\d+)?|nan|inf),\d,\d{1,18}")
 
 
@@ -47,7 +47,8 @@ _ROW = re.compile(r"(\d{1,9},){6}[-+]?(\d+(\.\d*)?(e[-+]?\d+)?|nan|inf),\d,\d{1,
 class Trace:
     """A recorded run. expert_bytes [n_layers]: one expert in high precision.  routes: array of ROUTE.
 
-    The routes of decoded tokens are counted, those of prefill warm the cache. n_decoded: tokens.
+    n_used_by_layer: experts of a token; n_used: the most of them.  The routes of decoded tokens are counted,
+    those of prefill warm the cache. n_decoded: tokens.
     """
 
     path: Path
@@ -56,6 +57,7 @@ class Trace:
     n_layers: int
     n_experts: int
     n_used: int
+    n_used_by_layer: tuple[int, ...]
     expert_bytes: NDArray[np.int64]
     routes: NDArray[Any]
     n_decoded: int
@@ -93,6 +95,7 @@ class Simulation:
     price, as Cache.set_costs takes them.  bits_high, bits_low: per weight.  seed: of the policy "random".
     prior: uses per token in earlier runs, layer by layer, with which pools and policy begin; (): none.
     predictor: judged one layer ahead, without loading what it predicts; None: none.
+    n_used: experts of a token, in the layer with the most; how many others use follows from their routes.
     """
 
     n_layers: int
@@ -196,13 +199,25 @@ def _simulate(routes: NDArray[Any], simulation: Simulation, recall: Any) -> Simu
         for name in ("low_costs", "skip_costs", "prior")
         for values in [getattr(simulation, name)]
     }
-    given = {**asdict(simulation), **texts, **costs, "recall_by_layer": recall}
+    n_used = ffi.new("uint32_t[]", _n_used_by_layer(routes, simulation))
+    given = {**asdict(simulation), **texts, **costs, "recall_by_layer": recall, "n_used_by_layer": n_used}
     given["n_costs"] = len(simulation.low_costs)
     options = ffi.new("struct hobbit_simulation *", given)
     result = ffi.new("struct hobbit_simulation_result *")
     buffer = ffi.from_buffer("struct hobbit_route[]", np.ascontiguousarray(routes))
     check(lib.hobbit_simulate, buffer, routes.size, options, result)
     return SimulationResult(**{name: getattr(result, name) for name in SimulationResult.__dataclass_fields__})
+
+
+def _n_used_by_layer(routes: NDArray[Any], simulation: Simulation) -> list[int]:
+    """Routes of a token in each layer; n_used in a layer that does not run."""
+    place = np.stack([routes[name] for name in ("sequence", "token", "layer")])
+    begins = np.r_[True, np.any(place[:, 1:] != place[:, :-1], axis=0)]
+    layers = np.clip(place[2], 0, simulation.n_layers)  # the engine refuses others
+    n_tokens = np.bincount(layers[begins], minlength=simulation.n_layers)[: simulation.n_layers]
+    n_routes = np.bincount(layers, minlength=simulation.n_layers)[: simulation.n_layers]
+    n_used = n_routes // np.maximum(n_tokens, 1)
+    return np.where((n_used < 1) | (n_used > simulation.n_used), simulation.n_used, n_used).tolist()
 
 
 _SLOT_UNIT = 1 << 20  # an expert in high precision, where bytes are shares of one
@@ -262,8 +277,11 @@ def read_trace(path: Path) -> Trace:
     n_layers, n_experts, n_used = map(int, model.groups()[2:])
     if min(n_layers, n_experts, n_used) < 1:
         _fail(path, "its model has no layers or no experts")
+    layers = _layers(path, header, n_layers)
+    n_used_by_layer = tuple(int(match[3] or n_used) for match in layers)
     rows = _read_rows(path, lines, n_header + 1)
-    _check_rows(path, rows, n_header + 2, {"phase": 2, "layer": n_layers, "expert": n_experts}, n_used)
+    limits = {"phase": 2, "layer": n_layers, "expert": n_experts}
+    _check_rows(path, rows, n_header + 2, limits, np.array(n_used_by_layer))
     routes = _routes(rows)
     n_decoded = np.unique(routes["token"][routes["counted"] != 0]).size
     if n_decoded == 0:
@@ -277,7 +295,8 @@ def read_trace(path: Path) -> Trace:
         n_layers=n_layers,
         n_experts=n_experts,
         n_used=n_used,
-        expert_bytes=_expert_bytes(path, header, n_layers),
+        n_used_by_layer=n_used_by_layer,
+        expert_bytes=np.array([int(match[2]) for match in layers], dtype=np.int64),
         routes=routes,
         n_decoded=n_decoded,
     )
@@ -287,11 +306,11 @@ def _fail(path: Path, why: str) -> NoReturn:
     raise HobbitError(f"{path} cannot be used as a trace: {why}")
 
 
-def _expert_bytes(path: Path, header: list[str], n_layers: int) -> NDArray[np.int64]:
-    sizes = {int(match[1]): int(match[2]) for match in map(_LAYER.match, header) if match}
-    if sorted(sizes) != list(range(n_layers)):
+def _layers(path: Path, header: list[str], n_layers: int) -> list[re.Match[str]]:
+    found = {int(match[1]): match for match in map(_LAYER.match, header) if match}
+    if sorted(found) != list(range(n_layers)):
         _fail(path, f"its header must have one '# layer=' line for each of {n_layers} layers")
-    return np.array([sizes[layer] for layer in range(n_layers)], dtype=np.int64)
+    return [found[layer] for layer in range(n_layers)]
 
 
 def _read_rows(path: Path, lines: list[str], first: int) -> NDArray[Any]:
@@ -304,20 +323,24 @@ def _read_rows(path: Path, lines: list[str], first: int) -> NDArray[Any]:
     return np.loadtxt(lines[first:], delimiter=",", dtype=dtype, ndmin=1)
 
 
-def _check_rows(path: Path, rows: NDArray[Any], first_line: int, limits: dict[str, int], n_used: int) -> None:
+def _check_rows(
+    path: Path, rows: NDArray[Any], first_line: int, limits: dict[str, int], n_used: NDArray[Any]
+) -> None:
     for name, limit in limits.items():
         wrong = np.flatnonzero(rows[name] >= limit)
         if wrong.size:
             value = rows[name][wrong[0]]
             _fail(path, f"line {first_line + wrong[0]}: {name} is {value}; it must be below {limit}")
-    # the n_used rows of a token and layer lie together, by rank
-    place = np.stack([rows[name] for name in ("turn", "phase", "step", "layer")])
-    first = np.arange(rows.size) // n_used * n_used
-    misplaced = (rows["slot"] != np.arange(rows.size) - first) | np.any(place != place[:, first], axis=0)
-    wrong = np.flatnonzero(misplaced)
+    # the rows of a token and layer lie together, by rank
+    place, slot = np.stack([rows[name] for name in ("turn", "phase", "step", "layer")]), rows["slot"]
+    goes_on = slot + 1 < n_used[rows["layer"]]
+    expected = np.r_[0, np.where(goes_on, slot + 1, 0)][:-1]
+    leaves = np.r_[False, goes_on[:-1] & np.any(place[:, 1:] != place[:, :-1], axis=0)][: rows.size]
+    wrong = np.flatnonzero((slot != expected) | leaves)
     if wrong.size:
-        _fail(path, f"line {first_line + wrong[0]}: each token has {n_used} rows in a layer, slot 0 first")
-    if rows.size % n_used:
+        n = n_used[rows["layer"][wrong[0]]]
+        _fail(path, f"line {first_line + wrong[0]}: each token has {n} rows in a layer, slot 0 first")
+    if goes_on[-1:].any():
         _fail(path, "it ends within a token, so the recording was cut off; record it again")
 
 

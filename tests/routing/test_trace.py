@@ -51,7 +51,7 @@ def test_the_structs_are_those_of_the_header() -> None:
     assert {field.name for field in fields(Simulation)} == {
         name
         for name, _ in ffi.typeof("struct hobbit_simulation").fields
-        if name not in ("n_costs", "recall_by_layer")
+        if name not in ("n_costs", "recall_by_layer", "n_used_by_layer")
     }
     assert [field.name for field in fields(SimulationResult)] == [
         name for name, _ in ffi.typeof("struct hobbit_simulation_result").fields
@@ -70,6 +70,19 @@ def test_a_trace_is_read_in_the_order_of_the_run(path: Path) -> None:
     assert trace.routes["layer"].tolist() == [0, 0, 0, 0, 1, 1] + [0, 0, 1, 1] * 3
     assert trace.routes["expert"].tolist() == [3, 1, 2, 0, 3, 2] + [0, 1, 2, 3] * 3
     assert trace.routes["weight"][:2].tolist() == [0.75, 0.25]
+
+
+def test_layers_may_use_different_numbers_of_experts(tmp_path: Path) -> None:
+    rows = [row for row in PROMPT + DECODED if (row[3], row[4]) != (1, 1)]
+    path = write_trace(tmp_path / "t.csv", rows, 2, 4, 2)
+    with pytest.raises(HobbitError, match="line 11: each token has 2 rows in a layer"):
+        read_trace(path)
+    text = path.read_text()
+    path.write_text(text.replace("=1001 dense_bytes=0", "=1001 dense_bytes=0 n_expert_used=1"))
+    trace = read_trace(path)
+    assert (trace.n_used, trace.n_used_by_layer) == (2, (2, 1))
+    result = simulate(trace.routes, Simulation(2, 4, 2, slots_high=8))
+    assert result.n_selections == 3 * trace.n_decoded
 
 
 def test_steps_may_start_again_after_the_prompt(tmp_path: Path) -> None:
