@@ -181,7 +181,7 @@ def test_calibration_and_analyses_count_each_layers_own_number(
     assert analyse.main([str(uneven), "--text", str(text), "--chunks", "3", "--plots", str(tmp_path)]) == 0
     with Engine(uneven, EngineConfig(cache=CacheConfig(pools=4 << 20), n_ctx=64)) as engine:
         info = engine.info()
-    sizes = {}
+    sizes: dict[int, float] = {}
     for tensor in models.GGUFReader(uneven).tensors:
         if tensor.name.endswith("_exps.weight"):
             block = int(tensor.name.split(".")[1])
@@ -197,7 +197,7 @@ def test_calibration_and_analyses_count_each_layers_own_number(
 def test_an_override_of_the_number_is_the_number_that_runs(tmp_path: Path, run_pyhobbit: RunPyhobbit) -> None:
     model, trace = models.tiny(), tmp_path / "t.csv"
     assert_stocks_bits(model, 12 << 20, **{"llama.expert_used_count": 6})
-    options = {"pools": "12M", "n_ctx": 128, "verbose": False, "trace": trace}
+    options: dict[str, Any] = {"pools": "12M", "n_ctx": 128, "verbose": False, "trace": trace}
     with Hobbit(str(model), kv_overrides={"llama.expert_used_count": 6}, **options) as opened:
         opened("def f(x):", max_tokens=6, temperature=0)
         assert opened.stats().info.n_experts_used == 6
