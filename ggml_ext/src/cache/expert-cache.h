@@ -42,14 +42,14 @@ class expert_cache {
     expert_cache(const expert_index & index, loader & loader, stats & stats, const pool_place & place);
 
     // Bytes of a slot, and the bytes of device memory that a pool takes beside its slots.
-    size_t slot_size(term_id term) const { return slots_[term].slot_size(); }
-    size_t overhead(term_id term) const { return slots_[term].overhead(); }
+    size_t slot_size(tier_id tier) const { return slots_[tier].slot_size(); }
+    size_t overhead(tier_id tier) const { return slots_[tier].overhead(); }
 
-    // Allocates the term's pool, perhaps with fewer slots; see slot_memory. A term without a pool must not be acquired.
+    // Allocates the tier's pool, perhaps with fewer slots; see slot_memory. A tier without a pool must not be acquired.
     // The policy serves all tiers and must outlive the cache. For `quota` see resident_set.
-    status allocate(term_id term, uint32_t n_slots, uint32_t quota, cache_policy & policy);
+    status allocate(tier_id tier, uint32_t n_slots, uint32_t quota, cache_policy & policy);
 
-    uint32_t n_slots(term_id term) const { return slots_[term].n_slots(); }
+    uint32_t n_slots(tier_id tier) const { return slots_[tier].n_slots(); }
 
     //
     // demand
@@ -64,8 +64,7 @@ class expert_cache {
     // Pins the expert, without requesting parts. Returns false, and changes nothing, if acquire has pinned every slot.
     bool acquire(expert_id id, tier_id tier);
 
-    // Requests those of `parts` that are neither loaded nor being loaded, those of the first term first. REQUIRES:
-    // pinned.
+    // Requests those of `parts` that are neither loaded nor being loaded. REQUIRES: pinned
     void request(expert_id id, tier_id tier, part_set parts);
 
     // Returns true if all of the requested parts are loaded. REQUIRES: resident
@@ -84,24 +83,24 @@ class expert_cache {
     status error() const { return loader_.error(); }
 
     // A matrix in its slot; see slot_memory. REQUIRES: pinned, and the part is loaded.
-    char * data(expert_id id, term_id term, part_id part) const;
+    char * data(expert_id id, tier_id tier, part_id part) const;
 
-    ggml_backend_buffer_t buffer(expert_id id, term_id term, part_id part) const {
-        return slots_[term].buffer(slot(id, term), id, part);
+    ggml_backend_buffer_t buffer(expert_id id, tier_id tier, part_id part) const {
+        return slots_[tier].buffer(slot(id, tier), id, part);
     }
 
-    size_t stride(expert_id id, term_id term, part_id part) const { return slots_[term].stride(id.layer, part); }
+    size_t stride(expert_id id, tier_id tier, part_id part) const { return slots_[tier].stride(id.layer, part); }
 
-    uint32_t number(expert_id id, term_id term) const { return slots_[term].number(slot(id, term)); }
-    uint32_t n_numbers(term_id term) const { return slots_[term].n_numbers(); }
+    uint32_t number(expert_id id, tier_id tier) const { return slots_[tier].number(slot(id, tier)); }
+    uint32_t n_numbers(tier_id tier) const { return slots_[tier].n_numbers(); }
 
     //
     // ahead of demand
     //
 
-    // Requests parts of a term that a later layer probably needs, after all demands, and protects it. Returns false and
-    // changes nothing if only pinned or protected experts could make room, or if the policy refuses the term.
-    bool prefetch(expert_id id, term_id term, part_set parts);
+    // Requests parts of an expert that a later layer probably needs, after all demands, and protects it. Returns false
+    // and changes nothing if only pinned or protected experts could make room, or if the policy refuses the expert.
+    bool prefetch(expert_id id, tier_id tier, part_set parts);
 
     // Requests an expert for later use, after all demands and without protection. Returns false and changes nothing
     // while another prefetch or upload is unfinished, or if the policy refuses the expert.
@@ -109,7 +108,7 @@ class expert_cache {
 
     // Requests experts in this order, after all demands, while slots are free. Until they are used, the first ones are
     // evicted last.
-    void fill(term_id term, const std::vector<expert_id> & experts);
+    void fill(tier_id tier, const std::vector<expert_id> & experts);
 
     // Blocks until what fill() requested is there, or never will be. Ends early, within a second or so, if it
     // is aborted. REQUIRES: nothing else was requested ahead
@@ -122,11 +121,11 @@ class expert_cache {
     // begun.
     void end_prefetch(layer_id layer);
 
-    // REQUIRES: the term has a pool
-    bool has_free_slot(term_id term) const { return sets_.set(term).has_free_slot(); }
+    // REQUIRES: the tier has a pool
+    bool has_free_slot(tier_id tier) const { return sets_.set(tier).has_free_slot(); }
 
-    // The listener hears of each term that a demand or upload() evicts for another one. An empty function removes it.
-    using replacement_listener = std::function<void(const expert_term & newcomer, const expert_term & victim)>;
+    // The listener hears of each expert that a demand or upload() evicts for another one. An empty function removes it.
+    using replacement_listener = std::function<void(const expert_tier & newcomer, const expert_tier & victim)>;
 
     void set_replacement_listener(replacement_listener listener) { on_replacement_ = std::move(listener); }
 
@@ -136,40 +135,40 @@ class expert_cache {
 
     // Exclusive caching: what is resident above is evicted first here. It pays if this cache has no more slots than the
     // caches above, and otherwise causes reads of what these evict.
-    void make_exclusive(term_id term) { is_exclusive_[term] = true; }
+    void make_exclusive(tier_id tier) { is_exclusive_[tier] = true; }
 
-    bool is_exclusive(term_id term) const { return is_exclusive_[term]; }
+    bool is_exclusive(tier_id tier) const { return is_exclusive_[tier]; }
 
-    // Pins a term that is to be copied from here. A demand evicts like acquire, a prefetch like prefetch. Returns false
-    // if there is no slot. unpin undoes it. REQUIRES: the term has a pool
-    bool lend(expert_id id, term_id term, load_urgency urgency);
-    void unpin(const expert_term & e);
+    // Pins an expert that is to be copied from here. A demand evicts like acquire, a prefetch like prefetch. Returns
+    // false if there is no slot. unpin undoes it. REQUIRES: the tier has a pool
+    bool lend(expert_id id, tier_id tier, load_urgency urgency);
+    void unpin(const expert_tier & e);
 
-    // Requests parts of a term. REQUIRES: pinned
-    void submit(expert_id id, term_id term, part_set parts, load_urgency urgency);
+    // Requests parts of an expert. REQUIRES: pinned
+    void submit(expert_id id, tier_id tier, part_set parts, load_urgency urgency);
 
-    // Notes whether the term is resident above.
-    void note_copy(const expert_term & e, bool is_above) { sets_.set_duplicate(e.id, tier_of(e.term), is_above); }
+    // Notes whether the expert is resident above.
+    void note_copy(const expert_tier & e, bool is_above) { sets_.set_duplicate(e.id, e.tier, is_above); }
 
-    // How far the term's reads are; see loader.
-    const load_state & load(expert_id id, term_id term) const { return loads_[term][id]; }
-    load_state &       load(expert_id id, term_id term) { return loads_[term][id]; }
+    // How far the expert's reads are; see loader.
+    const load_state & load(expert_id id, tier_id tier) const { return loads_[tier][id]; }
+    load_state &       load(expert_id id, tier_id tier) { return loads_[tier][id]; }
 
   private:
-    uint32_t slot(expert_id id, term_id term) const { return sets_.set(term).slot(id); }
+    uint32_t slot(expert_id id, tier_id tier) const { return sets_.set(tier).slot(id); }
 
-    bool     make_resident(expert_id id, tier_id tier);
-    void     look_for_memory(term_id term);
+    bool     insert(expert_id id, tier_id tier, resident_set::pressure how, bool is_reported = true);
+    void     look_for_memory(tier_id tier);
     void     forget_evicted();
-    part_set submit_below(expert_id id, term_id term, part_set parts, load_urgency urgency);
-    void     submit_from(part_set from_below, expert_id id, term_id term, part_set parts, load_urgency urgency);
-    bool     pin_below(expert_id id, term_id term, load_urgency urgency);
+    part_set submit_below(expert_id id, tier_id tier, part_set parts, load_urgency urgency);
+    void     submit_from(part_set from_below, expert_id id, tier_id tier, part_set parts, load_urgency urgency);
+    bool     pin_below(expert_id id, tier_id tier, load_urgency urgency);
     void     unpin_below();
-    void     cancel_below(expert_id id, term_id term);
-    void     report_evicted(const expert_term & newcomer) const;
-    bool     insert_ahead(expert_id id, term_id term, bool is_reported = false);
-    bool     request_ahead(expert_id id, term_id term, part_set parts, bool is_reported = false);
-    void     drop_if_empty(expert_id id, term_id term);
+    void     cancel_below(expert_id id, tier_id tier);
+    void     report_evicted(const expert_tier & newcomer) const;
+    bool     insert_ahead(expert_id id, tier_id tier, bool is_reported = false);
+    bool     request_ahead(expert_id id, tier_id tier, part_set parts, bool is_reported = false);
+    void     drop_if_empty(expert_id id, tier_id tier);
     void     reap_prefetches();
     void     drop_prefetches();
 
@@ -180,15 +179,15 @@ class expert_cache {
 
     const uint32_t n_experts_;
     layer_id       running_; // the layer of the last demand
-    per_term<bool> is_exclusive_ = {};
+    per_tier<bool> is_exclusive_ = {};
 
-    per_term<slot_memory>              slots_;
+    per_tier<slot_memory>              slots_;
     resident_tiers                     sets_;
-    per_term<expert_table<load_state>> loads_;          // tables of fixed size
-    std::vector<expert_term>           prefetched_;     // terms; pinned once each, until loaded or cancelled
-    std::vector<expert_term>           staged_;         // terms lent by the cache below, until copied
+    per_tier<expert_table<load_state>> loads_;          // tables of fixed size
+    std::vector<expert_tier>           prefetched_;     // pinned once each, until loaded or cancelled
+    std::vector<expert_tier>           staged_;         // lent by the cache below, until copied
     replacement_listener               on_replacement_; // see set_replacement_listener
-    std::vector<expert_term>           evicted_;        // whose load states are to be reset
+    std::vector<expert_tier>           evicted_;        // whose load states are to be reset
 };
 
 } // namespace hobbit

@@ -7,11 +7,11 @@
 
 namespace hobbit {
 
-resident_set::resident_set(uint32_t n_layers, uint32_t n_experts, term_id term, uint32_t n_slots, uint32_t quota,
+resident_set::resident_set(uint32_t n_layers, uint32_t n_experts, tier_id tier, uint32_t n_slots, uint32_t quota,
                            cache_policy & policy) :
     n_slots_(n_slots),
     quota_(quota),
-    policy_(policy.make_pool(term, n_slots)),
+    policy_(policy.make_pool(tier, n_slots)),
     entries_(n_layers, n_experts),
     held_(n_layers, 0) {
     for (uint32_t slot = n_slots; slot > 0; slot--) {

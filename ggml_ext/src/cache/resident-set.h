@@ -25,7 +25,7 @@ namespace hobbit {
 class resident_set {
   public:
     // The policy must outlive the set.
-    resident_set(uint32_t n_layers, uint32_t n_experts, term_id term, uint32_t n_slots, uint32_t quota,
+    resident_set(uint32_t n_layers, uint32_t n_experts, tier_id tier, uint32_t n_slots, uint32_t quota,
                  cache_policy & policy);
 
     static constexpr uint32_t none = UINT32_MAX;

@@ -3,31 +3,30 @@
 
 namespace hobbit {
 
-bool resident_tiers::insert(expert_id id, tier_id tier, layer_id running, std::vector<expert_term> & evicted) {
-    return contains(id, tier) || insert_term(id, term_of(tier), running, resident_set::pressure::urgent, evicted);
-}
-
-bool resident_tiers::insert_term(expert_id id, term_id term, layer_id running, resident_set::pressure how,
-                                 std::vector<expert_term> & evicted) {
-    const bool full = sets_[term]->n_residents() == sets_[term]->n_slots();
+bool resident_tiers::insert(expert_id id, tier_id tier, layer_id running, resident_set::pressure how,
+                            std::vector<expert_tier> & evicted) {
+    if (contains(id, tier)) {
+        return true;
+    }
+    const bool full = sets_[tier]->n_residents() == sets_[tier]->n_slots();
     expert_id  victim;
-    if (!sets_[term]->insert(id, running, how, &victim)) {
+    if (!sets_[tier]->insert(id, running, how, &victim)) {
         return false;
     }
     if (full) {
-        evicted.push_back({ victim, term });
+        evicted.push_back({ victim, tier });
     }
     return true;
 }
 
-void resident_tiers::erase_term(expert_id id, term_id term, std::vector<expert_term> & evicted) {
-    sets_[term]->erase(id);
-    evicted.push_back({ id, term });
+void resident_tiers::erase(expert_id id, tier_id tier, std::vector<expert_tier> & evicted) {
+    sets_[tier]->erase(id);
+    evicted.push_back({ id, tier });
 }
 
 void resident_tiers::set_duplicate(expert_id id, tier_id tier, bool on) {
     if (contains(id, tier)) {
-        sets_[term_of(tier)]->set_duplicate(id, on);
+        sets_[tier]->set_duplicate(id, on);
     }
 }
 

@@ -12,13 +12,13 @@
 
 namespace hobbit {
 
-slot_layout::slot_layout(const expert_index & index, term_id term, ggml_backend_dev_t device,
+slot_layout::slot_layout(const expert_index & index, tier_id tier, ggml_backend_dev_t device,
                          ggml_backend_buffer_type_t memory) :
-    term_(term), device_(device), memory_(memory), in_host_(is_host_device(device)), places_(index.n_layers()) {
+    tier_(tier), device_(device), memory_(memory), in_host_(is_host_device(device)), places_(index.n_layers()) {
     if (in_host_) {
         lay_out_slots(index);
     } else {
-        matrices_ = distinct_matrices(index, term);
+        matrices_ = distinct_matrices(index, tier);
         lay_out_stacks();
     }
 }
@@ -31,7 +31,7 @@ slot_layout::slot_layout(const expert_index & index, term_id term, ggml_backend_
 // room for the widest aligned span of its layer, and a slot for the widest layer.
 void slot_layout::lay_out_slots(const expert_index & index) {
     std::vector<per_part<size_t>> spans(index.n_layers(), per_part<size_t>{});
-    index.each_matrix(term_, [&](expert_id id, part_id part, const part_location & at) {
+    index.each_matrix(tier_, [&](expert_id id, part_id part, const part_location & at) {
         spans[id.layer][part] = std::max(spans[id.layer][part], aligned_span(at));
     });
     for (const auto & span : spans) {
@@ -143,7 +143,7 @@ status slot_layout::fit_bank(uint32_t & slots_per_bank) {
         }
         if (slots_per_bank == 1) {
             return status::error("%s cannot multiply by the %s-precision experts (%s): choose another device",
-                                 ggml_backend_dev_name(device_), tier_name(tier_of(term_)),
+                                 ggml_backend_dev_name(device_), tier_name(tier_),
                                  bad == matrices_.end() ? "too large" : ggml_type_name(bad->type));
         }
         slots_per_bank = (slots_per_bank + 1) / 2;

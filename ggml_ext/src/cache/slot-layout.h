@@ -37,7 +37,7 @@ class slot_layout {
     slot_layout() = default; // holds no tier
 
     // `memory` is what the device computes in.
-    slot_layout(const expert_index & index, term_id term, ggml_backend_dev_t device, ggml_backend_buffer_type_t memory);
+    slot_layout(const expert_index & index, tier_id tier, ggml_backend_dev_t device, ggml_backend_buffer_type_t memory);
 
     bool                       in_host() const { return in_host_; }
     ggml_backend_buffer_type_t memory() const { return memory_; }
@@ -59,7 +59,7 @@ class slot_layout {
     status fit_bank(uint32_t & slots_per_bank);
     bool   is_multiplied(const expert_matrix & kind, uint32_t n_slots) const;
 
-    term_id                    term_    = term_id::high;
+    tier_id                    tier_    = tier_id::high;
     ggml_backend_dev_t         device_  = nullptr;
     ggml_backend_buffer_type_t memory_  = nullptr;
     bool                       in_host_ = false;

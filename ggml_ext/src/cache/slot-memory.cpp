@@ -9,13 +9,13 @@
 
 namespace hobbit {
 
-void slot_memory::lay_out(const expert_index & index, term_id term, ggml_backend_dev_t device,
+void slot_memory::lay_out(const expert_index & index, tier_id tier, ggml_backend_dev_t device,
                           ggml_backend_buffer_type_t memory, bool pack) {
     index_  = &index;
-    term_   = term;
+    tier_   = tier;
     device_ = device;
     pack_   = pack;
-    layout_ = slot_layout(index, term, device, memory);
+    layout_ = slot_layout(index, tier, device, memory);
 }
 
 // All packed parts have the same layout: the first one that the device has for any part.
@@ -27,7 +27,7 @@ ggml_backend_buffer_type_t slot_memory::choose_packed() {
     }
     using kind = std::tuple<layer_id, part_id, ggml_type>;
     std::map<kind, bool> are_packed;
-    index_->each_matrix(term_, [&](expert_id id, part_id part, const part_location & at) {
+    index_->each_matrix(tier_, [&](expert_id id, part_id part, const part_location & at) {
         const auto [known, is_new] = are_packed.try_emplace({ id.layer, part, at.type });
         if (is_new) {
             const layer_shape & shape  = index_->layer(id.layer);
@@ -54,7 +54,7 @@ char * slot_memory::address(uint32_t slot, layer_id layer, part_id part) const {
 }
 
 char * slot_memory::data(uint32_t slot, expert_id id, part_id part) const {
-    const size_t before = data_offset(index_->locate(term_, id.layer, part, id.expert));
+    const size_t before = data_offset(index_->locate(tier_, id.layer, part, id.expert));
     return address(slot, id.layer, part) + (is_set(id, part) ? 0 : before);
 }
 

@@ -13,15 +13,15 @@
 
 namespace hobbit {
 
-// The memory of one term's slots, and where each matrix of an expert lies in its slot. Does not know which expert has
+// The memory of one tier's slots, and where each matrix of an expert lies in its slot. Does not know which expert has
 // which slot.
 //
 // Thread-safety: none, but the memory of different slots may be used at the same time.
 class slot_memory {
   public:
-    // Plans slots for the term's experts. The device computes in `memory`. With `pack` weights are kept in the CPU's
+    // Plans slots for the tier's experts. The device computes in `memory`. With `pack` weights are kept in the CPU's
     // own layouts, if it has any. The index must outlive the object. REQUIRES: once, before all other calls
-    void lay_out(const expert_index & index, term_id term, ggml_backend_dev_t device, ggml_backend_buffer_type_t memory,
+    void lay_out(const expert_index & index, tier_id tier, ggml_backend_dev_t device, ggml_backend_buffer_type_t memory,
                  bool pack);
 
     // Bytes of a slot, and the bytes of device memory that a pool takes beside its slots.
@@ -57,7 +57,7 @@ class slot_memory {
     ggml_backend_buffer_type_t choose_packed();
 
     const expert_index *   index_  = nullptr;
-    term_id                term_   = term_id::high;
+    tier_id                tier_   = tier_id::high;
     ggml_backend_dev_t     device_ = nullptr;
     bool                   pack_   = false;
     slot_layout            layout_;

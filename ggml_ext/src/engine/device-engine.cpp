@@ -40,8 +40,8 @@ status device_engine::set_router(layer_id layer, const hobbit_router & router) {
 
 pool_demand demand_of(const expert_index & index, const expert_cache & cache, const std::vector<layer_id> & layers) {
     pool_demand d;
-    for (const term_id term : index.stored_terms()) {
-        d.slot_size[term] = cache.slot_size(term);
+    for (const tier_id tier : index.tiers()) {
+        d.slot_size[tier] = cache.slot_size(tier);
     }
     for (const layer_id layer : layers) {
         d.n_experts += index.layer(layer).n_experts;
@@ -71,8 +71,8 @@ uint64_t device_engine::rows(uint32_t n_batch) const {
     }
     const uint64_t n_rows = std::max(n_batch, uint32_t(inner_graph::enough_rows));
     uint64_t       bytes  = uint64_t(n_in + n_out) * sizeof(float) * n_rows + inner_graph::max_work_size;
-    for (const term_id term : index.stored_terms()) {
-        bytes += cache_.overhead(term);
+    for (const tier_id tier : index.tiers()) {
+        bytes += cache_.overhead(tier);
     }
     if (shared_.host) { // rows that come from host memory
         bytes += uint64_t(n_all) * sizeof(float) * uint64_t(inner_graph::enough_rows);
@@ -87,16 +87,16 @@ device_memory device_engine::memory(uint64_t rows, const pool_demand & host) con
 status allocate_pools(const expert_index & index, expert_cache & cache, const std::vector<layer_id> & layers,
                       const pool_slots & slots, cache_policy & policy, const char * where) {
     const pool_demand wanted = demand_of(index, cache, layers);
-    for (const term_id term : index.stored_terms()) {
-        if (slots[term] == 0) {
+    for (const tier_id tier : index.tiers()) {
+        if (slots[tier] == 0) {
             continue;
         }
-        const uint32_t quota = even_quota(slots[term], uint32_t(layers.size()), wanted.n_used);
-        HOBBIT_TRY(cache.allocate(term, slots[term], quota, policy));
-        const uint32_t n_slots = cache.n_slots(term);
-        const uint32_t n_all   = wanted.n_experts - (term == term_id::high ? wanted.n_absent : 0);
-        GGML_LOG_INFO("hobbit: %s-precision pool of %u of %u experts, %s on %s\n", tier_name(tier_of(term)), n_slots,
-                      n_all, format_size(double(n_slots) * double(wanted.slot_size[term])).c_str(), where);
+        const uint32_t quota = even_quota(slots[tier], uint32_t(layers.size()), wanted.n_used);
+        HOBBIT_TRY(cache.allocate(tier, slots[tier], quota, policy));
+        const uint32_t n_slots = cache.n_slots(tier);
+        const uint32_t n_all   = wanted.n_experts - (tier == tier_id::high ? wanted.n_absent : 0);
+        GGML_LOG_INFO("hobbit: %s-precision pool of %u of %u experts, %s on %s\n", tier_name(tier), n_slots, n_all,
+                      format_size(double(n_slots) * double(wanted.slot_size[tier])).c_str(), where);
     }
     return {};
 }
@@ -105,11 +105,11 @@ status device_engine::allocate(const pool_slots & slots, cache_policy & policy) 
     return allocate_pools(shared_.index, cache_, layers_, slots, policy, ggml_backend_dev_name(device_));
 }
 
-void device_engine::fill(term_id term, const std::vector<expert_id> & most_used) {
+void device_engine::fill(tier_id tier, const std::vector<expert_id> & most_used) {
     std::vector<expert_id> own;
     std::copy_if(most_used.begin(), most_used.end(), std::back_inserter(own),
                  [&](expert_id id) { return std::binary_search(layers_.begin(), layers_.end(), id.layer); });
-    cache_.fill(term, own);
+    cache_.fill(tier, own);
 }
 
 //
@@ -133,10 +133,10 @@ hobbit_device_info device_engine::info() const {
     hobbit_device_info i = {};
     i.name               = ggml_backend_dev_name(device_);
     i.n_layers           = n_layers();
-    i.pool_slots_high    = cache_.n_slots(term_id::high);
-    i.pool_slots_low     = cache_.n_slots(term_id::low);
-    i.pool_bytes_high    = i.pool_slots_high * cache_.slot_size(term_id::high);
-    i.pool_bytes_low     = i.pool_slots_low * cache_.slot_size(term_id::low);
+    i.pool_slots_high    = cache_.n_slots(tier_id::high);
+    i.pool_slots_low     = cache_.n_slots(tier_id::low);
+    i.pool_bytes_high    = i.pool_slots_high * cache_.slot_size(tier_id::high);
+    i.pool_bytes_low     = i.pool_slots_low * cache_.slot_size(tier_id::low);
     i.bytes_transferred  = cache_.transferred().bytes;
     return i;
 }

@@ -77,7 +77,7 @@ class device_engine {
     status allocate(const pool_slots & slots, cache_policy & policy);
 
     // Fills free slots with experts of its layers, in this order.
-    void fill(term_id term, const std::vector<expert_id> & most_used);
+    void fill(tier_id tier, const std::vector<expert_id> & most_used);
 
     // REQUIRES: allocated. The arguments must outlive the engine; prefetcher may be null.
     void start(prefetcher * prefetcher, run_state & run);

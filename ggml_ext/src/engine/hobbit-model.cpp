@@ -101,8 +101,8 @@ rule_options hobbit_model::rule() const {
         n_all += index_.layer(layer).n_experts;
     }
     // means of an expert
-    const double low  = double(index_.term_bytes(term_id::low)) / double(n_all);
-    const double high = double(index_.term_bytes(term_id::high)) / double(n_all - index_.n_absent_high());
+    const double low  = double(index_.tier_bytes(tier_id::low)) / double(n_all);
+    const double high = double(index_.tier_bytes(tier_id::high)) / double(n_all - index_.n_absent_high());
     return { settings_.rule, &costs_, low / high };
 }
 
@@ -115,9 +115,9 @@ static constexpr uint64_t ROOM_BESIDE_MODEL = 256u << 20;
 // Returns true if some experts will, or may, have to be read again.
 bool hobbit_model::memory_is_short(bool in_host) const {
     if (settings_.pools > 0 && in_host) {
-        return settings_.pools < index_.term_bytes(term_id::high);
+        return settings_.pools < index_.tier_bytes(tier_id::high);
     }
-    const uint64_t elsewhere = in_host ? 0 : std::min(index_.model_bytes(), index_.term_bytes(term_id::high));
+    const uint64_t elsewhere = in_host ? 0 : std::min(index_.model_bytes(), index_.tier_bytes(tier_id::high));
     const uint64_t held      = index_.model_bytes() - elsewhere;
     const uint64_t budget    = settings_.memory > 0 ? settings_.memory : resident_before_ + available_memory();
     return budget < resident_before_ + held + held / 10 + ROOM_BESIDE_MODEL;
@@ -293,7 +293,7 @@ status hobbit_model::try_changes(const hobbit_setting * changes, size_t n_change
     HOBBIT_TRY(changed.change(changes, n_changes));
     const score_thresholds & t            = changed.thresholds;
     const bool               asks_for_low = t.price > 0.0 || (t.t1 < 1.0 && t.t2 > t.t1);
-    const auto               has_low = [](const auto & engine) { return engine->cache().n_slots(term_id::low) > 0; };
+    const auto               has_low = [](const auto & engine) { return engine->cache().n_slots(tier_id::low) > 0; };
     if (prepared_ && asks_for_low && index_.n_tiers() > 1 && std::none_of(engines_.begin(), engines_.end(), has_low)) {
         const std::string asked = t.price > 0.0 ? format("price = %g", t.price) : format("t1 = %g", t.t1);
         return status::error("%s asks for low-precision experts, and the model was opened without a pool for "
@@ -381,10 +381,10 @@ hobbit_info hobbit_model::info() const {
     i.n_experts        = index_.n_experts();
     i.n_experts_used   = index_.n_experts_used();
     i.n_tiers          = index_.n_tiers();
-    i.tier_bytes_high  = index_.term_bytes(term_id::high);
-    i.tier_bytes_low   = index_.term_bytes(term_id::low);
-    i.token_bytes_high = index_.token_bytes(term_id::high);
-    i.token_bytes_low  = index_.token_bytes(term_id::low);
+    i.tier_bytes_high  = index_.tier_bytes(tier_id::high);
+    i.tier_bytes_low   = index_.tier_bytes(tier_id::low);
+    i.token_bytes_high = index_.token_bytes(tier_id::high);
+    i.token_bytes_low  = index_.token_bytes(tier_id::low);
     i.t1               = settings_.thresholds.t1;
     i.t2               = settings_.thresholds.t2;
     i.price            = settings_.thresholds.price;
@@ -400,10 +400,10 @@ hobbit_info hobbit_model::info() const {
         i.pool_bytes_low              += here.pool_bytes_low;
     }
     if (host_) {
-        i.host_slots_high = host_->n_slots(term_id::high);
-        i.host_slots_low  = host_->n_slots(term_id::low);
-        i.host_bytes_high = i.host_slots_high * host_->slot_size(term_id::high);
-        i.host_bytes_low  = i.host_slots_low * host_->slot_size(term_id::low);
+        i.host_slots_high = host_->n_slots(tier_id::high);
+        i.host_slots_low  = host_->n_slots(tier_id::low);
+        i.host_bytes_high = i.host_slots_high * host_->slot_size(tier_id::high);
+        i.host_bytes_low  = i.host_slots_low * host_->slot_size(tier_id::low);
     }
     return i;
 }

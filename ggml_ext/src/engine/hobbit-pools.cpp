@@ -43,7 +43,7 @@ status hobbit_model::plan(uint64_t model_bytes, uint32_t n_batch, hobbit_pool_pl
 //
 
 status hobbit_model::start_sharing(const pool_slots & host_slots) {
-    if (host_slots[term_id::high] == 0) {
+    if (host_slots[tier_id::high] == 0) {
         return settings_.mode != compute_mode::cooperative
                    ? status()
                    : status::error("hobbit.mode=cooperative computes experts in host memory, which has no room for "
@@ -65,16 +65,16 @@ status hobbit_model::allocate_host(const pool_slots & slots) {
     const bool   is_locked = transfer_memory_ != ggml_backend_cpu_buffer_type();
     const char * where     = is_locked ? "the host, page-locked, behind it" : "the host, behind it";
     HOBBIT_TRY(allocate_pools(index_, *host_, planner().all_layers(), slots, *policy_, where));
-    for (const term_id term : index_.stored_terms()) {
+    for (const tier_id tier : index_.tiers()) {
         uint32_t n_above = 0;
         for (const auto & engine : engines_) {
-            n_above += engine->cache().n_slots(term);
+            n_above += engine->cache().n_slots(tier);
         }
-        if (host_->n_slots(term) <= n_above) {
-            host_->make_exclusive(term);
+        if (host_->n_slots(tier) <= n_above) {
+            host_->make_exclusive(tier);
         }
     }
-    if (host_->n_slots(term_id::high) == 0) {
+    if (host_->n_slots(tier_id::high) == 0) {
         GGML_LOG_WARN("hobbit: host memory has no room to cache experts: each miss on %s reads from disk; "
                       "give a larger --memory\n",
                       settings_.device.c_str());
@@ -120,16 +120,13 @@ void hobbit_model::start() {
 // Preloads the experts that earlier runs used most, in idle time, so that the first tokens hit. Host memory gets those
 // for which the devices have no slots. The first computation waits for the devices' part; see compute().
 void hobbit_model::fill(const std::vector<expert_id> & most_used) {
-    const std::vector<term_id> terms = index_.stored_terms();
-    for (const term_id term : terms) {
+    for (const tier_id tier : index_.tiers()) {
         for (const auto & engine : engines_) {
-            engine->fill(term, most_used);
+            engine->fill(tier, most_used);
         }
     }
     is_filling_ = host_ != nullptr;
-    for (size_t i = 0; host_ && i < terms.size(); i++) {
-        const tier_id tier = tier_of(terms[i]);
-
+    for (const tier_id tier : host_ ? index_.tiers() : std::vector<tier_id>()) {
         std::vector<expert_id> rest         = most_used;
         const auto             is_on_device = [&](expert_id id) {
             return !host_->holds(id, tier, {}) && std::any_of(engines_.begin(), engines_.end(), [&](const auto & e) {
@@ -137,7 +134,7 @@ void hobbit_model::fill(const std::vector<expert_id> & most_used) {
             });
         };
         rest.erase(std::remove_if(rest.begin(), rest.end(), is_on_device), rest.end());
-        host_->fill(terms[i], rest);
+        host_->fill(tier, rest);
     }
 }
 

@@ -57,6 +57,6 @@ void hobbit_divide_pools(const struct hobbit_pool_request * request, uint32_t * 
     demand.n_used    = request->n_used;
 
     const pool_slots slots = divide_pools(b, demand, request->bytes);
-    *high                  = slots[term_id::high];
-    *low                   = slots[term_id::low];
+    *high                  = slots[tier_id::high];
+    *low                   = slots[tier_id::low];
 }

@@ -66,12 +66,12 @@ hobbit_pool_plan pool_planner::describe(const model_slots & slots, uint32_t n_ba
     for (size_t i = 0; i < engines.size(); i++) {
         const pool_slots & here = slots.devices[i];
         const pool_demand  d    = engines[i]->demand();
-        for (const term_id term : index.stored_terms()) {
-            plan.pool_bytes += here[term] * d.slot_size[term];
+        for (const tier_id tier : index.tiers()) {
+            plan.pool_bytes += here[tier] * d.slot_size[tier];
         }
         plan.batch_bytes += host && engines[i]->n_layers() > 0 ? engines[i]->rows(n_batch) : 0;
         plan.holds_all =
-            plan.holds_all && here[term_id::high] >= d.n_experts - d.n_absent && here[term_id::low] >= d.n_absent;
+            plan.holds_all && here[tier_id::high] >= d.n_experts - d.n_absent && here[tier_id::low] >= d.n_absent;
     }
     return plan;
 }

@@ -234,7 +234,7 @@ void moe_executor::plan() {
         sequences.push_back(uint32_t(row.sequence));
     }
     const auto  thresholds = run_.thresholds.of(layer_.rows);
-    const bool  has_low    = cache_.n_slots(term_id::low) > 0;
+    const bool  has_low    = cache_.n_slots(tier_id::low) > 0;
     step_counts counts;
     const auto adjust = [&](const rule_input & in, std::vector<precision> & precisions, std::vector<int32_t> & served) {
         for (const auto & each : hooks_) {

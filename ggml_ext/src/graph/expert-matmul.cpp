@@ -48,22 +48,20 @@ status expert_matmuls::add(const ggml_tensor * matmul, const layer_routing & rou
 
     using place = std::tuple<ggml_backend_buffer_t, char *, size_t, ggml_type>; // the stack that a matrix is in
 
-    std::map<place, std::pair<term_id, std::vector<const planned_use *>>> places;
+    std::map<place, std::vector<const planned_use *>> places;
     for (const planned_use * use : uses) {
-        const term_id   term   = term_of(use->tier);
-        const size_t    stride = cache_.stride(use->id, term, part);
-        char *          first  = cache_.data(use->id, term, part) - cache_.number(use->id, term) * stride;
-        const ggml_type type   = index_.locate(term, use->id.layer, part, use->id.expert).type;
-        auto &          alike  = places[{ cache_.buffer(use->id, term, part), first, stride, type }];
-        alike.first            = term;
-        alike.second.push_back(use);
+        const tier_id   tier   = use->tier;
+        const size_t    stride = cache_.stride(use->id, tier, part);
+        char *          first  = cache_.data(use->id, tier, part) - cache_.number(use->id, tier) * stride;
+        const ggml_type type   = index_.locate(tier, use->id.layer, part, use->id.expert).type;
+        places[{ cache_.buffer(use->id, tier, part), first, stride, type }].push_back(use);
     }
     const matrix_shape & shape = index_.layer(routing.layer).shapes[part];
-    for (auto & [stack, group] : places) {
+    for (auto & [stack, alike] : places) {
         const auto & [buffer, first, stride, type] = stack;
-        const auto     n_slots                     = int32_t(cache_.n_numbers(group.first));
+        const auto     n_slots                     = int32_t(cache_.n_numbers(alike.front()->tier));
         const matrices weights                     = { type, shape.n_in, shape.n_out, first, stride, n_slots, buffer };
-        HOBBIT_TRY(add_alike({ matmul, routing, weights, group.first, std::move(group.second) }, inner));
+        HOBBIT_TRY(add_alike({ matmul, routing, weights, std::move(alike) }, inner));
     }
     return {};
 }
@@ -76,15 +74,15 @@ static status add_rows(const ggml_tensor * matmul, const matrices & weights, con
 }
 
 // The operations of a large pool may need more, which fits into the hundredth of the budget that is left free.
-size_t expert_matmuls::max_work_size(term_id term) const {
-    return std::max(inner_graph::max_work_size, cache_.n_slots(term) * cache_.slot_size(term) / 256);
+size_t expert_matmuls::max_work_size(tier_id tier) const {
+    return std::max(inner_graph::max_work_size, cache_.n_slots(tier) * cache_.slot_size(tier) / 256);
 }
 
 status expert_matmuls::add_alike(alike_rows alike, inner_graph & inner) const {
     auto &       uses    = alike.uses;
-    const auto   slot    = [&](const planned_use * use) { return cache_.number(use->id, alike.term); };
+    const auto   slot    = [&](const planned_use * use) { return cache_.number(use->id, use->tier); };
     const auto   by_slot = [&](const planned_use * a, const planned_use * b) { return slot(a) < slot(b); };
-    const size_t most    = max_work_size(alike.term);
+    const size_t most    = max_work_size(uses.front()->tier);
     const auto   is_work = [&](size_t n_slots, size_t n_places) {
         return inner_graph::work_size(n_slots, n_places) <= most;
     };

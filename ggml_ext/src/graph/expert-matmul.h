@@ -40,12 +40,11 @@ class expert_matmuls {
         const ggml_tensor *              matmul;
         const layer_routing &            routing;
         matrices                         weights;
-        term_id                          term;
         std::vector<const planned_use *> uses;
     };
 
     status add_alike(alike_rows alike, inner_graph & inner) const;
-    size_t max_work_size(term_id term) const;
+    size_t max_work_size(tier_id tier) const;
 
     const expert_index & index_;
     const expert_cache & cache_;

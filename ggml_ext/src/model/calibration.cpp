@@ -21,10 +21,10 @@ static status check_sizes(const gguf_file & file, const std::string & model_path
     if (size != index.model_bytes()) {
         return other("version");
     }
-    for (const term_id term : TERMS) {
-        const std::string tier = tier_name(tier_of(term));
-        if (file.find_u64("hobbit." + tier + "_bytes", size) && size != index.term_bytes(term)) {
-            return other(tier + " tier");
+    for (const tier_id tier : TIERS) {
+        const std::string name = tier_name(tier);
+        if (file.find_u64("hobbit." + name + "_bytes", size) && size != index.tier_bytes(tier)) {
+            return other(name + " tier");
         }
     }
     return {};

@@ -138,7 +138,7 @@ status expert_index::add_base(const std::vector<gguf_file> & files) {
             layer.first.tensors[p] = { layer_id(layers_.size()), p };
         }
         layers_.push_back(layer.first);
-        locations_[term_id::high].push_back(std::move(layer.second));
+        locations_[tier_id::high].push_back(std::move(layer.second));
     }
     n_tiers_ = layers_.empty() ? 0 : 1;
     return {};
@@ -212,7 +212,7 @@ status expert_index::read_tiers(const gguf_file & file, tier_set & tiers) {
                              base.c_str());
     }
     tiers.is_partial = true;
-    tiers.base       = term_id::low;
+    tiers.base       = tier_id::low;
     return {};
 }
 
@@ -223,11 +223,11 @@ status expert_index::add_tiers(const std::vector<gguf_file> & files) {
             continue;
         }
         n_tiers_                                = TIERS.size();
-        const std::vector<layer_locations> base = std::move(locations_[term_id::high]);
-        for (const term_id term : TERMS) {
-            locations_[term] = base;
-            for (layer_id l = 0; l < layers_.size() && term != tiers_.base; l++) {
-                for (std::vector<part_location> & experts : locations_[term][l]) {
+        const std::vector<layer_locations> base = std::move(locations_[tier_id::high]);
+        for (const tier_id tier : TIERS) {
+            locations_[tier] = base;
+            for (layer_id l = 0; l < layers_.size() && tier != tiers_.base; l++) {
+                for (std::vector<part_location> & experts : locations_[tier][l]) {
                     experts.assign(experts.size(), {});
                 }
             }
@@ -235,8 +235,8 @@ status expert_index::add_tiers(const std::vector<gguf_file> & files) {
         for (const gguf_file::tensor & t : files[i].tensors()) {
             HOBBIT_TRY(is_tier_tensor(t.name) ? add_group(files[i], i, t) : status());
         }
-        HOBBIT_TRY(tiers_.is_partial ? check_partial(files[i].path()) : check_term(files[i].path(), term_id::high));
-        return check_term(files[i].path(), term_id::low);
+        HOBBIT_TRY(tiers_.is_partial ? check_partial(files[i].path()) : check_tier(files[i].path(), tier_id::high));
+        return check_tier(files[i].path(), tier_id::low);
     }
     return {};
 }
@@ -246,8 +246,8 @@ status expert_index::add_group(const gguf_file & file, uint32_t file_number, con
     parse_tensor_name(tensor.name, name);
     const std::string     stem = tensor.name.substr(0, tensor.name.find('.', tensor.name.find("ffn_")));
     const expert_tensor * of   = find_tensor(stem + ".weight");
-    const term_id         term = name.tier == tier_name(tier_id::low) ? term_id::low : term_id::high;
-    if (name.tier != tier_name(tier_of(term)) || term == tiers_.base || !of) {
+    const tier_id         tier = name.tier == tier_name(tier_id::low) ? tier_id::low : tier_id::high;
+    if (name.tier != tier_name(tier) || tier == tiers_.base || !of) {
         return status::error("'%s': tensor '%s' belongs to no expert tensor of the model, or to no further tier",
                              file.path().c_str(), tensor.name.c_str());
     }
@@ -278,7 +278,7 @@ status expert_index::add_group(const gguf_file & file, uint32_t file_number, con
             return status::error("'%s': tensor '%s' names expert %d of %u", file.path().c_str(), tensor.name.c_str(),
                                  experts[i], shape.n_experts);
         }
-        part_location & location = locations_[term][of->layer][of->part][experts[i]];
+        part_location & location = locations_[tier][of->layer][of->part][experts[i]];
         if (location.size != 0) {
             return status::error("'%s': tensor '%s' repeats expert %d", file.path().c_str(), tensor.name.c_str(),
                                  experts[i]);
@@ -288,16 +288,16 @@ status expert_index::add_group(const gguf_file & file, uint32_t file_number, con
     return {};
 }
 
-status expert_index::check_term(const std::string & path, term_id term) const {
+status expert_index::check_tier(const std::string & path, tier_id tier) const {
     for (layer_id l = 0; l < layers_.size(); l++) {
         for (const part_id p : layers_[l].parts) {
-            const auto & experts = locations_[term][l][p];
+            const auto & experts = locations_[tier][l][p];
             const auto   lacking =
                 std::find_if(experts.begin(), experts.end(), [](const part_location & at) { return at.size == 0; });
             if (lacking != experts.end()) {
                 return status::error("'%s': the %s tier lacks expert %td of blk.%u.%s: convert the model again",
-                                     path.c_str(), tier_name(tier_of(term)), lacking - experts.begin(),
-                                     layers_[l].block, part_name(p));
+                                     path.c_str(), tier_name(tier), lacking - experts.begin(), layers_[l].block,
+                                     part_name(p));
             }
         }
     }
@@ -310,13 +310,13 @@ status expert_index::check_partial(const std::string & path) const {
     for (layer_id l = 0; l < layers_.size(); l++) {
         for (uint32_t e = 0; e < layers_[l].n_experts; e++) {
             for (const part_id p : layers_[l].parts) {
-                if ((locations_[term_id::high][l][p][e].size > 0) != has(term_id::high, { l, e })) {
+                if ((locations_[tier_id::high][l][p][e].size > 0) != has(tier_id::high, { l, e })) {
                     return status::error("'%s': the high tier has some of the tensors of expert %u of blk.%u and lacks "
                                          "others: convert the model again",
                                          path.c_str(), e, layers_[l].block);
                 }
             }
-            is_empty = is_empty && !has(term_id::high, { l, e });
+            is_empty = is_empty && !has(tier_id::high, { l, e });
         }
     }
     return is_empty ? status::error("'%s': the high tier has no expert at all: convert the model again", path.c_str())
@@ -328,13 +328,13 @@ status expert_index::check_partial(const std::string & path) const {
 //
 
 presence expert_index::high_presence() const {
-    return tiers_.is_partial ? [this](expert_id id) { return has(term_id::high, id); } : presence();
+    return tiers_.is_partial ? [this](expert_id id) { return has(tier_id::high, id); } : presence();
 }
 
 uint32_t expert_index::n_absent_high(layer_id layer) const {
     uint32_t n = 0;
     for (uint32_t e = 0; e < layers_[layer].n_experts; e++) {
-        n += !has(term_id::high, { layer, e });
+        n += !has(tier_id::high, { layer, e });
     }
     return n;
 }
@@ -361,16 +361,16 @@ void expert_index::set_experts_used(const uint32_t * of_blocks, size_t n_blocks)
     }
 }
 
-uint64_t expert_index::term_bytes(term_id term) const {
+uint64_t expert_index::tier_bytes(tier_id tier) const {
     uint64_t bytes = 0;
-    each_matrix(term, [&](expert_id, part_id, const part_location & at) { bytes += at.size; });
+    each_matrix(tier, [&](expert_id, part_id, const part_location & at) { bytes += at.size; });
     return bytes;
 }
 
-double expert_index::token_bytes(term_id term) const {
+double expert_index::token_bytes(tier_id tier) const {
     std::vector<double> bytes(layers_.size());
     std::vector<double> n_held(layers_.size());
-    each_matrix(term, [&](expert_id id, part_id part, const part_location & at) {
+    each_matrix(tier, [&](expert_id id, part_id part, const part_location & at) {
         bytes[id.layer]  += double(at.size);
         n_held[id.layer] += part == part_id::down;
     });

@@ -51,33 +51,32 @@ class expert_index {
     size_t               n_layers() const { return layers_.size(); }
     const layer_shape &  layer(layer_id i) const { return layers_[i]; }
     uint32_t             n_tiers() const { return n_tiers_; }
-    std::vector<tier_id> tiers() const { return first_of(TIERS, n_tiers_); }
-    std::vector<term_id> stored_terms() const { return first_of(TERMS, n_tiers_); }
+    std::vector<tier_id> tiers() const { return { TIERS.begin(), TIERS.begin() + n_tiers_ }; }
     uint32_t             n_experts() const;                                 // the largest of any layer
     uint32_t             n_experts_used() const { return n_experts_used_; } // likewise, those of a token
 
     // Tells how many experts a token uses in each block. Other layers have the most that the metadata name.
     void set_experts_used(const uint32_t * of_blocks, size_t n_blocks);
 
-    // Returns true if the file has the expert's term; false for some experts of a partial tier. REQUIRES: a stored term
-    bool has(term_id term, expert_id id) const { return locations_[term][id.layer][part_id::down][id.expert].size > 0; }
+    // Returns true if the file has the expert's tier; false for some experts of a partial tier. REQUIRES: a stored tier
+    bool has(tier_id tier, expert_id id) const { return locations_[tier][id.layer][part_id::down][id.expert].size > 0; }
     presence high_presence() const; // valid as long as the index
     uint32_t n_absent_high(layer_id layer) const;
     uint32_t n_absent_high() const; // sum over all layers
 
-    // REQUIRES: has(term, expert)
-    const part_location & locate(term_id term, layer_id layer, part_id part, uint32_t expert) const {
-        return locations_[term][layer][part][expert];
+    // REQUIRES: has(tier, expert)
+    const part_location & locate(tier_id tier, layer_id layer, part_id part, uint32_t expert) const {
+        return locations_[tier][layer][part][expert];
     }
 
-    // Calls visit(id, part, location) for each matrix of the term that the model has, by layer, part and expert.
+    // Calls visit(id, part, location) for each matrix of the tier that the model has, by layer, part and expert.
     template <typename Visit>
-    void each_matrix(term_id term, Visit visit) const {
-        for (layer_id layer = 0; layer < locations_[term].size(); layer++) {
+    void each_matrix(tier_id tier, Visit visit) const {
+        for (layer_id layer = 0; layer < locations_[tier].size(); layer++) {
             for (const part_id part : layers_[layer].parts) {
                 for (uint32_t e = 0; e < layers_[layer].n_experts; e++) {
-                    if (has(term, { layer, e })) {
-                        visit(expert_id{ layer, e }, part, locate(term, layer, part, e));
+                    if (has(tier, { layer, e })) {
+                        visit(expert_id{ layer, e }, part, locate(tier, layer, part, e));
                     }
                 }
             }
@@ -90,8 +89,8 @@ class expert_index {
     const std::string & architecture() const { return architecture_; }
 
     // Sum of all experts, and of those that a token uses, by the means of their layers.
-    uint64_t term_bytes(term_id term) const;
-    double   token_bytes(term_id term) const;
+    uint64_t tier_bytes(tier_id tier) const;
+    double   token_bytes(tier_id tier) const;
 
     // A routed expert tensor under llama.cpp's name; null for any other name. Valid as long as the index.
     const expert_tensor * find_tensor(const std::string & name) const;
@@ -108,18 +107,13 @@ class expert_index {
     const hobbit::calibration & calibration() const { return calibration_; }
 
   private:
-    template <typename Ids>
-    static std::vector<typename Ids::value_type> first_of(const Ids & all, size_t n) {
-        return { all.begin(), all.begin() + ptrdiff_t(n) };
-    }
-
     using layer_locations = per_part<std::vector<part_location>>; // [part][expert]
 
     // The tiers that a file declares.
     struct tier_set {
         bool    are_declared = false;
         bool    is_partial   = false;         // the high tier lacks some experts
-        term_id base         = term_id::high; // under llama.cpp's names
+        tier_id base         = tier_id::high; // under llama.cpp's names
     };
 
     static status read_tiers(const gguf_file & file, tier_set & tiers);
@@ -128,14 +122,14 @@ class expert_index {
     void   find_embedding(const std::vector<gguf_file> & files);
     status add_tiers(const std::vector<gguf_file> & files);
     status add_group(const gguf_file & file, uint32_t file_number, const gguf_file::tensor & tensor);
-    status check_term(const std::string & path, term_id term) const;
+    status check_tier(const std::string & path, tier_id tier) const;
     status check_partial(const std::string & path) const;
     status open_sidecar(const std::string & path, const std::string & sidecar, std::vector<gguf_file> & files) const;
     void   read_metadata(const gguf_file & file);
 
     std::vector<std::string>               files_;
     std::vector<layer_shape>               layers_;
-    per_term<std::vector<layer_locations>> locations_; // [term][layer]
+    per_tier<std::vector<layer_locations>> locations_; // [tier][layer]
     tier_set                               tiers_;
     embedding_table                        embedding_;
     std::vector<std::string>               stored_keys_;

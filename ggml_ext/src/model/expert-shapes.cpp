@@ -6,9 +6,9 @@
 
 namespace hobbit {
 
-std::vector<expert_matrix> distinct_matrices(const expert_index & index, term_id term) {
+std::vector<expert_matrix> distinct_matrices(const expert_index & index, tier_id tier) {
     std::vector<expert_matrix> found;
-    index.each_matrix(term, [&](expert_id id, part_id part, const part_location & at) {
+    index.each_matrix(tier, [&](expert_id id, part_id part, const part_location & at) {
         const expert_matrix matrix = { part, at.type, index.layer(id.layer).shapes[part] };
         if (std::find(found.begin(), found.end(), matrix) == found.end()) {
             found.push_back(matrix);
@@ -26,7 +26,7 @@ expert_shape expert_shapes::describe(const expert_index & index, expert_id id, t
     const layer_shape & layer = index.layer(id.layer);
     expert_shape        kind;
     for (const part_id part : layer.parts) {
-        const ggml_type type = index.locate(term_of(tier), id.layer, part, id.expert).type;
+        const ggml_type type = index.locate(tier, id.layer, part, id.expert).type;
         kind.matrices.push_back({ part, type, layer.shapes[part] });
     }
     return kind;
@@ -37,7 +37,7 @@ expert_shapes::expert_shapes(const expert_index & index) {
         numbers_[tier] = { index.n_layers(), index.n_experts() };
         for (layer_id layer = 0; layer < index.n_layers(); layer++) {
             for (uint32_t e = 0; e < index.layer(layer).n_experts; e++) {
-                if (!index.has(term_of(tier), { layer, e })) {
+                if (!index.has(tier, { layer, e })) {
                     continue;
                 }
                 const expert_shape kind      = describe(index, { layer, e }, tier);

@@ -10,7 +10,7 @@
 
 namespace hobbit {
 
-// Type and shape of one matrix of an expert's term.
+// Type and shape of one matrix of an expert's tier.
 struct expert_matrix {
     part_id      part;
     ggml_type    type;
@@ -23,8 +23,8 @@ struct expert_matrix {
     }
 };
 
-// The distinct matrices of a term's experts.
-std::vector<expert_matrix> distinct_matrices(const expert_index & index, term_id term);
+// The distinct matrices of a tier's experts.
+std::vector<expert_matrix> distinct_matrices(const expert_index & index, tier_id tier);
 
 // A kind of experts: one precision, and matrices of the same types and shapes.
 struct expert_shape {

@@ -131,22 +131,6 @@ constexpr std::array<tier_id, 2> TIERS = { tier_id::high, tier_id::low };
 template <typename T>
 using per_tier = id_array<tier_id, T, TIERS.size()>;
 
-// Content of a tier in a file and in the slots of its pool.
-enum class term_id : uint32_t { high, low };
-
-constexpr std::array<term_id, 2> TERMS = { term_id::high, term_id::low };
-
-template <typename T>
-using per_term = id_array<term_id, T, TERMS.size()>;
-
-constexpr tier_id tier_of(term_id term) {
-    return tier_id(term);
-}
-
-constexpr term_id term_of(tier_id tier) {
-    return term_id(tier);
-}
-
 const char * tier_name(tier_id tier); // "high"
 
 // How an expert serves a selection, from worst to best.

@@ -36,7 +36,7 @@ void cpu_share::begin_layer(const layer_routing & routing, const layer_plan & pl
         const bool is_present =
             cache_.holds(use.id, use.tier, all_parts()) && cache_.arrived(use.id, use.tier, all_parts());
         work_.push_back({ kinds_.of(use.id, use.tier), uint32_t(use.selections.size()), is_present });
-        placement_.gain().used(own_term(use));
+        placement_.gain().used({ use.id, use.tier });
     }
     on_cpu_       = placement_.place(work_, routing.n_tokens);
     is_as_placed_ = true;
@@ -53,7 +53,7 @@ void cpu_share::begin_layer(const layer_routing & routing, const layer_plan & pl
 
 // In host memory.
 bool cpu_share::pin(const planned_use & use) {
-    return host_.n_slots(term_of(use.tier)) > 0 && host_.acquire(use.id, use.tier);
+    return host_.n_slots(use.tier) > 0 && host_.acquire(use.id, use.tier);
 }
 
 void cpu_share::begin_section(const layer_section & section, part_set parts, const host_copy & known,
@@ -144,7 +144,7 @@ void cpu_share::end_layer(inner_graph & device) {
     passed_ = time;
     // an expert that the CPU computed may be needed again: one at a time is uploaded, while nothing else is
     for (const planned_use & use : plan_->uses) {
-        const bool is_free     = cache_.has_free_slot(own_term(use).term);
+        const bool is_free     = cache_.has_free_slot(use.tier);
         const bool may_upload  = computes(use) && (is_free || placement_.may_upload());
         stats_.selections_cpu += computes(use) ? use.selections.size() : 0;
         if (may_upload && cache_.upload(use.id, use.tier, all_parts()) && !is_free) {

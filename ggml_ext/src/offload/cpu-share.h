@@ -73,9 +73,8 @@ class cpu_share {
     using clock   = std::chrono::steady_clock;
     using seconds = std::chrono::duration<double>;
 
-    size_t      index_of(const planned_use & use) const { return size_t(&use - plan_->uses.data()); }
-    expert_term own_term(const planned_use & use) const { return { use.id, term_of(use.tier) }; }
-    part_set    all_parts() const { return index_.layer(routing_->layer).parts; }
+    size_t   index_of(const planned_use & use) const { return size_t(&use - plan_->uses.data()); }
+    part_set all_parts() const { return index_.layer(routing_->layer).parts; }
 
     // Rows of this layer that exist already; null: none.
     const cpu_rows * ready() const { return source_ && routing_->n_tokens == 1 ? source_->rows() : nullptr; }

@@ -17,7 +17,7 @@ namespace hobbit {
 class upload_gain {
   public:
     // A newcomer was uploaded into the victim's slot.
-    void replaced(const expert_term & newcomer, const expert_term & victim) {
+    void replaced(const expert_tier & newcomer, const expert_tier & victim) {
         const key in  = key_of(newcomer);
         const key out = key_of(victim);
         end_pair(in);
@@ -29,7 +29,7 @@ class upload_gain {
     }
 
     // A layer uses the expert. REQUIRES: told before the layer's uploads
-    void used(const expert_term & e) {
+    void used(const expert_tier & e) {
         const auto found  = pairs_.find(key_of(e));
         sum_             += found == pairs_.end() ? 0.0 : found->second.gain;
     }
@@ -38,7 +38,7 @@ class upload_gain {
     double further_hits() const { return n_uploads_ < few ? 0.0 : std::max(0.0, sum_ / n_uploads_); }
 
   private:
-    using key = std::tuple<layer_id, uint32_t, term_id>;
+    using key = std::tuple<layer_id, uint32_t, tier_id>;
 
     struct half {
         key    other; // the other one of the pair
@@ -48,7 +48,7 @@ class upload_gain {
     static constexpr double most_counted = 256.0; // uploads that the mean goes back
     static constexpr double few          = 16.0;  // uploads, which prove nothing
 
-    static key key_of(const expert_term & e) { return { e.id.layer, e.id.expert, e.term }; }
+    static key key_of(const expert_tier & e) { return { e.id.layer, e.id.expert, e.tier }; }
 
     void end_pair(const key & one) {
         const auto found = pairs_.find(one);

@@ -9,7 +9,7 @@ namespace hobbit {
 static constexpr uint64_t MiB = 1024 * 1024;
 
 bool uses_low(const budget & b, const pool_demand & demand) {
-    return demand.slot_size[term_id::low] > 0 && (b.low_demand > 0.0 || demand.n_absent > 0);
+    return demand.slot_size[tier_id::low] > 0 && (b.low_demand > 0.0 || demand.n_absent > 0);
 }
 
 static uint64_t n_high_experts(const pool_demand & d) {
@@ -17,16 +17,16 @@ static uint64_t n_high_experts(const pool_demand & d) {
 }
 
 // Least slots of the high pool, and of the low pool if it is used.
-static uint64_t least_slots(const pool_demand & d, term_id term) {
-    return std::min(uint64_t(d.n_used), term == term_id::high ? n_high_experts(d) : d.n_experts);
+static uint64_t least_slots(const pool_demand & d, tier_id tier) {
+    return std::min(uint64_t(d.n_used), tier == tier_id::high ? n_high_experts(d) : d.n_experts);
 }
 
 // Thread stacks and what the allocators keep: so much, and a hundredth of the budget.
 static constexpr uint64_t SLACK = 8 * MiB;
 
 static uint64_t smallest_pools(const budget & b, const pool_demand & d) {
-    return least_slots(d, term_id::high) * d.slot_size[term_id::high] +
-           (uses_low(b, d) ? least_slots(d, term_id::low) * d.slot_size[term_id::low] : 0);
+    return least_slots(d, tier_id::high) * d.slot_size[tier_id::high] +
+           (uses_low(b, d) ? least_slots(d, tier_id::low) * d.slot_size[tier_id::low] : 0);
 }
 
 static status budget_too_small(const budget & b, uint64_t needed) {
@@ -123,7 +123,7 @@ static status take_snapshots(const budget & b, const pool_demand & d, const othe
     }
     const uint64_t smallest = std::min(room, smallest_pools(b, d));
     const uint64_t all =
-        n_high_experts(d) * d.slot_size[term_id::high] + (uses_low(b, d) ? d.n_experts * d.slot_size[term_id::low] : 0);
+        n_high_experts(d) * d.slot_size[tier_id::high] + (uses_low(b, d) ? d.n_experts * d.slot_size[tier_id::low] : 0);
     const uint64_t first = std::min(room / FIRST_SHARE, FIRST_SNAPSHOTS * other.snapshot);
     const uint64_t share = std::max({ first, room / SNAPSHOT_SHARE, room - std::min(room, all) });
 
@@ -172,26 +172,26 @@ static double low_share(const budget & b, const pool_demand & d) {
     }
     const double absent = double(d.n_absent) / double(std::max(d.n_experts, 1u)); // whose high uses are low
     const double n_low  = b.low_demand + absent;
-    const double low    = n_low * double(d.slot_size[term_id::low]);
-    return low / (low + (1.0 - absent) * double(d.slot_size[term_id::high]));
+    const double low    = n_low * double(d.slot_size[tier_id::low]);
+    return low / (low + (1.0 - absent) * double(d.slot_size[tier_id::high]));
 }
 
 // Low slots within [at_least, most].
 static uint64_t low_slots(const budget & b, const pool_demand & d, uint64_t bytes, uint64_t at_least, uint64_t most) {
-    const uint64_t shared = uint64_t(double(bytes) * low_share(b, d)) / d.slot_size[term_id::low];
+    const uint64_t shared = uint64_t(double(bytes) * low_share(b, d)) / d.slot_size[tier_id::low];
     return std::min(std::clamp(shared, at_least, most), uint64_t(d.n_experts));
 }
 
 // REQUIRES: the smallest pools fit.
 static pool_slots divide(const budget & b, const pool_demand & d, uint64_t bytes) {
-    const uint64_t high  = d.slot_size[term_id::high];
-    const uint64_t low   = d.slot_size[term_id::low];
+    const uint64_t high  = d.slot_size[tier_id::high];
+    const uint64_t low   = d.slot_size[tier_id::low];
     uint64_t       n_low = 0;
     if (uses_low(b, d)) {
         // leaves the high pool its smallest
-        const uint64_t most_low = (bytes - least_slots(d, term_id::high) * high) / low;
+        const uint64_t most_low = (bytes - least_slots(d, tier_id::high) * high) / low;
         const uint64_t left     = (bytes - std::min(bytes, n_high_experts(d) * high)) / low; // by all high versions
-        const uint64_t at_least = std::max(least_slots(d, term_id::low), d.n_absent > 0 ? left : 0);
+        const uint64_t at_least = std::max(least_slots(d, tier_id::low), d.n_absent > 0 ? left : 0);
         n_low                   = low_slots(b, d, bytes, std::min(at_least, most_low), most_low);
     }
     const uint64_t n_high = (bytes - n_low * low) / high;
@@ -223,10 +223,10 @@ status share_bounds(const budget & b, const std::vector<device_share> & devices,
     for (const device_share & device : devices) {
         const pool_demand & d        = device.demand;
         const uint64_t      smallest = smallest_pools(b, d);
-        const uint64_t      expert   = d.slot_size[term_id::high] + (uses_low(b, d) ? d.slot_size[term_id::low] : 0);
+        const uint64_t      expert   = d.slot_size[tier_id::high] + (uses_low(b, d) ? d.slot_size[tier_id::low] : 0);
         pools.push_back(smallest);
         memory.push_back(d.n_experts > 0 ? least_device_memory(device.rows, smallest) : 0);
-        weights.push_back(double(d.n_experts * expert - d.n_absent * d.slot_size[term_id::high] - smallest));
+        weights.push_back(double(d.n_experts * expert - d.n_absent * d.slot_size[tier_id::high] - smallest));
     }
     const uint64_t least_pools  = std::accumulate(pools.begin(), pools.end(), uint64_t(0));
     const uint64_t least_memory = std::accumulate(memory.begin(), memory.end(), uint64_t(0));

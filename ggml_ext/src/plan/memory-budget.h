@@ -9,8 +9,8 @@
 
 namespace hobbit {
 
-using pool_slots = per_term<uint32_t>;
-using slot_sizes = per_term<uint64_t>; // 0: there is no such term
+using pool_slots = per_tier<uint32_t>;
+using slot_sizes = per_tier<uint64_t>; // 0: there is no such tier
 
 // The user's bounds on memory, and what divides them between the two pools.
 struct budget {

@@ -10,13 +10,13 @@ namespace {
 
 class scored_pool : public pool_policy {
   public:
-    scored_pool(cache_policy & policy, term_id term) : policy_(policy), term_(term) {}
+    scored_pool(cache_policy & policy, tier_id tier) : policy_(policy), tier_(tier) {}
 
-    double value(expert_id id, layer_id running) override { return policy_.value(id, term_, running); }
+    double value(expert_id id, layer_id running) override { return policy_.value(id, tier_, running); }
 
   private:
     cache_policy & policy_;
-    const term_id  term_;
+    const tier_id  tier_;
 };
 
 } // namespace
@@ -54,8 +54,8 @@ expert_id pool_policy::most_valuable(const std::vector<candidate> & candidates, 
     return best(*this, candidates, running, std::greater<>());
 }
 
-std::unique_ptr<pool_policy> cache_policy::make_pool(term_id term, uint32_t) {
-    return std::make_unique<scored_pool>(*this, term);
+std::unique_ptr<pool_policy> cache_policy::make_pool(tier_id tier, uint32_t) {
+    return std::make_unique<scored_pool>(*this, tier);
 }
 
 } // namespace hobbit

@@ -47,7 +47,7 @@ struct candidate {
     uint64_t  touched; // rises with each insert or use in the pool
 };
 
-// The eviction order of one pool, the slots of a term on one device. The pool reports every insert, hit and eviction;
+// The eviction order of one pool, the slots of a tier on one device. The pool reports every insert, hit and eviction;
 // an insert for a demand is not a hit as well.
 //
 // A policy either gives each expert a value, and the least valuable candidate is the victim, or overrides victim() to
@@ -98,10 +98,10 @@ class cache_policy {
     virtual void on_use(const expert_usage &) {}
 
     // See pool_policy. Only a prefetched expert may be unused so far.
-    virtual double value(expert_id, term_id, layer_id /* running */) { return 0.0; }
+    virtual double value(expert_id, tier_id, layer_id /* running */) { return 0.0; }
 
     // The policy of one pool; by default one that asks value(). The object must outlive it.
-    virtual std::unique_ptr<pool_policy> make_pool(term_id term, uint32_t n_slots);
+    virtual std::unique_ptr<pool_policy> make_pool(tier_id tier, uint32_t n_slots);
 };
 
 // A cache_policy whose pools have nothing in common.
@@ -110,7 +110,7 @@ class per_pool_policy : public cache_policy {
   public:
     explicit per_pool_policy(const policy_options & options) : options_(options) {}
 
-    std::unique_ptr<pool_policy> make_pool(term_id, uint32_t n_slots) override {
+    std::unique_ptr<pool_policy> make_pool(tier_id, uint32_t n_slots) override {
         return std::make_unique<Pool>(options_, n_slots);
     }
 

@@ -40,7 +40,7 @@ class echo_policy : public cache_policy {
     void   begin_sequence(uint32_t sequence) override;
     void   begin_tokens(uint32_t sequence, uint32_t n) override;
     void   on_use(const expert_usage & use) override;
-    double value(expert_id id, term_id term, layer_id layer) override;
+    double value(expert_id id, tier_id tier, layer_id layer) override;
 
   private:
     struct estimate {
@@ -69,7 +69,7 @@ class echo_policy : public cache_policy {
     void       begin_token(sequence & s);
     void       count(const expert_usage & use);
     void       look_ahead(const sequence & s);
-    double     share(const estimate & e, term_id term) const;
+    double     share(const estimate & e, tier_id tier) const;
 
     std::vector<neighbour> find_similar(const std::vector<float> & scores, uint64_t except) const;
 
@@ -255,17 +255,17 @@ void echo_policy::estimate::add_up() {
 }
 
 // Share of the uses that the pool serves.
-double echo_policy::share(const estimate & e, term_id term) const {
-    return term == term_id::low ? e.low_share : 1 - (1 - low_worth) * e.low_share;
+double echo_policy::share(const estimate & e, tier_id tier) const {
+    return tier == tier_id::low ? e.low_share : 1 - (1 - low_worth) * e.low_share;
 }
 
-double echo_policy::value(expert_id id, term_id term, layer_id layer) {
+double echo_policy::value(expert_id id, tier_id tier, layer_id layer) {
     const estimate & e    = experts_[id];
     double           uses = later_weight_ * e.expected + e.later;
     if (id.layer > layer) {
         uses += now_weight_ * e.expected + e.now;
     }
-    return uses * share(e, term);
+    return uses * share(e, tier);
 }
 
 const auto registered = registered_policy::of<echo_policy>("echo");

@@ -20,7 +20,7 @@ class counting_policy : public cache_policy {
     explicit counting_policy(const policy_options & options) :
         n_layers_(options.n_layers), counts_(options.table<uint64_t>()) {}
 
-    double value(expert_id id, term_id, layer_id) override { return double(counts_[id]); }
+    double value(expert_id id, tier_id, layer_id) override { return double(counts_[id]); }
 
   protected:
     const uint32_t         n_layers_;
@@ -64,7 +64,7 @@ class fld_policy : public cache_policy {
   public:
     explicit fld_policy(const policy_options & options) : n_layers_(options.n_layers) {}
 
-    double value(expert_id id, term_id, layer_id layer) override { return layer_nearness(id.layer, layer, n_layers_); }
+    double value(expert_id id, tier_id, layer_id layer) override { return layer_nearness(id.layer, layer, n_layers_); }
 
   private:
     const uint32_t n_layers_;
@@ -75,7 +75,7 @@ class random_policy : public cache_policy {
   public:
     explicit random_policy(const policy_options & options) : random_(options.seed) {}
 
-    double value(expert_id, term_id, layer_id) override { return double(random_()); }
+    double value(expert_id, tier_id, layer_id) override { return double(random_()); }
 
   private:
     std::mt19937_64 random_;
@@ -107,7 +107,7 @@ class hobbit_policy : public sequence_policy {
   public:
     explicit hobbit_policy(const policy_options & options) : sequence_policy(options), w_(options.weights) {}
 
-    double value(expert_id id, term_id, layer_id layer) override {
+    double value(expert_id id, tier_id, layer_id layer) override {
         const double used = records_.largest(id, [&](const usage_record & r, uint32_t n_tokens, uint64_t) {
             return (w_[0] * r.last_token + w_[1] * r.n_uses + w_[2] * r.n_high_uses) / std::max(n_tokens, 1u);
         });
@@ -126,9 +126,9 @@ class edgemoe_policy : public lfu_policy {
   public:
     using lfu_policy::lfu_policy;
 
-    double value(expert_id id, term_id term, layer_id layer) override {
+    double value(expert_id id, tier_id tier, layer_id layer) override {
         const uint32_t ahead = 1 + (id.layer + 2 * n_layers_ - layer - 1) % n_layers_;
-        return lfu_policy::value(id, term, layer) / ahead;
+        return lfu_policy::value(id, tier, layer) / ahead;
     }
 };
 

@@ -19,7 +19,7 @@ prefetcher::prefetcher(const expert_index & index, const std::vector<layer_place
     rule_(std::move(rule)),
     thresholds_(thresholds),
     batch_(batch),
-    has_low_(places.front().cache->n_slots(term_id::low) > 0),
+    has_low_(places.front().cache->n_slots(tier_id::low) > 0),
     places_(places),
     expected_(index.n_layers()),
     draft_(index.n_layers()),
@@ -190,7 +190,7 @@ prefetcher::outcome prefetcher::prefetch(const layer_routing & prediction) {
         missing.emplace(weight, &use);
     }
     for (const auto & [weight, use] : missing) {
-        if (cache.prefetch(use->id, term_of(use->tier), parts)) {
+        if (cache.prefetch(use->id, use->tier, parts)) {
             e.prefetched.insert(use->id.expert);
         }
     }

@@ -6,10 +6,10 @@
 
 namespace hobbit {
 
-static uint64_t expert_bytes(const expert_index & index, term_id term, expert_id id) {
+static uint64_t expert_bytes(const expert_index & index, tier_id tier, expert_id id) {
     uint64_t bytes = 0;
     for (const part_id part : index.layer(id.layer).parts) {
-        bytes += index.locate(term, id.layer, part, id.expert).size;
+        bytes += index.locate(tier, id.layer, part, id.expert).size;
     }
     return bytes;
 }
@@ -18,10 +18,10 @@ static uint64_t expert_bytes(const expert_index & index, term_id term, expert_id
 static uint64_t best_expert_bytes(const expert_index & index, layer_id layer) {
     const uint32_t n_experts = index.layer(layer).n_experts;
     uint32_t       expert    = 0;
-    while (expert < n_experts && !index.has(term_id::high, { layer, expert })) {
+    while (expert < n_experts && !index.has(tier_id::high, { layer, expert })) {
         expert++;
     }
-    return expert_bytes(index, expert < n_experts ? term_id::high : term_id::low, { layer, expert % n_experts });
+    return expert_bytes(index, expert < n_experts ? tier_id::high : tier_id::low, { layer, expert % n_experts });
 }
 
 status run_recorder::open_trace(const std::string & path, const expert_index & index) {
@@ -67,15 +67,14 @@ void run_recorder::write(const layer_report & report) {
     std::vector<trace_residency> before;
     std::vector<uint64_t>        bytes;
 
-    std::set<std::pair<int32_t, term_id>> asked; // reads of experts
+    std::set<std::pair<int32_t, tier_id>> asked; // reads of experts
     for (size_t i = 0; i < routing.experts.size(); i++) {
         const auto &  was    = report.was_resident[i];
         const tier_id tier   = tier_of(report.plan.precisions[i]);
         const bool    served = report.plan.precisions[i] != precision::skip;
         before.push_back(was[tier_id::high] ? TRACE_HIGH : was[tier_id::low] ? TRACE_LOW : TRACE_MISSING);
-        const term_id term  = term_of(tier);
-        const bool    reads = served && !was[tier] && asked.insert({ routing.experts[i], term }).second;
-        bytes.push_back(reads ? expert_bytes(*index_, term, { routing.layer, uint32_t(routing.experts[i]) }) : 0);
+        const bool reads = served && !was[tier] && asked.insert({ routing.experts[i], tier }).second;
+        bytes.push_back(reads ? expert_bytes(*index_, tier, { routing.layer, uint32_t(routing.experts[i]) }) : 0);
     }
 
     error_ = trace_.add(

@@ -106,7 +106,7 @@ class belady_policy : public cache_policy {
 
     void on_use(const expert_usage & use) override { futures_[use.id].n_past++; }
 
-    double value(expert_id id, term_id, layer_id) override {
+    double value(expert_id id, tier_id, layer_id) override {
         const future & f = futures_[id];
         return f.n_past < f.values.size() ? f.values[f.n_past] : nothing;
     }
@@ -188,32 +188,32 @@ class replay {
         }
         rule_ = make_rule({ options_.rule, &costs_, options_.bits_low / options_.bits_high });
         step_.emplace(*rule_, *policy_);
-        add_set(term_id::high, options_.slots_high);
-        add_set(term_id::low, options_.slots_low);
-        fill(term_id::low);
-        fill(term_id::high);
+        add_set(tier_id::high, options_.slots_high);
+        add_set(tier_id::low, options_.slots_low);
+        fill(tier_id::low);
+        fill(tier_id::high);
     }
 
     // As expert_cache::fill.
-    void fill(term_id term) {
+    void fill(tier_id tier) {
         std::vector<expert_id> brought;
         for (const expert_id id : most_used(prior_)) {
-            if (sets_.set(term).has_free_slot() &&
-                sets_.insert_term(id, term, 0, resident_set::pressure::polite, evicted_)) {
+            if (sets_.set(tier).has_free_slot() &&
+                sets_.insert(id, tier, 0, resident_set::pressure::polite, evicted_)) {
                 brought.push_back(id);
             }
         }
-        std::for_each(brought.rbegin(), brought.rend(), [&](expert_id id) { sets_.touch(id, tier_of(term)); });
+        std::for_each(brought.rbegin(), brought.rend(), [&](expert_id id) { sets_.touch(id, tier); });
     }
 
-    void add_set(term_id term, uint32_t n_slots) {
+    void add_set(tier_id tier, uint32_t n_slots) {
         const uint64_t n_all = uint64_t(options_.n_layers) * options_.n_experts;
         n_slots              = uint32_t(std::min<uint64_t>(n_slots, n_all));
-        n_kept_              = term == term_id::high ? n_slots : n_kept_;
+        n_kept_              = tier == tier_id::high ? n_slots : n_kept_;
         // the bound evicts after the layer has run, and may then evict the layer's own experts
         const uint32_t room  = is_bound_ ? uint32_t(n_all) : n_slots;
         const uint32_t quota = options_.floors ? even_quota(n_slots, options_.n_layers, options_.n_used) : 0;
-        sets_.add(term, resident_set(options_.n_layers, options_.n_experts, term, room, quota, *policy_));
+        sets_.add(tier, resident_set(options_.n_layers, options_.n_experts, tier, room, quota, *policy_));
     }
 
     size_t layer_end(size_t i, const route_batch & batch) const {
@@ -279,7 +279,7 @@ class replay {
     void load(const layer_plan & plan) {
         std::vector<const planned_use *> held;
         for (const planned_use & use : plan.uses) {
-            if (sets_.insert(use.id, use.tier, use.id.layer, evicted_)) {
+            if (sets_.insert(use.id, use.tier, use.id.layer, resident_set::pressure::urgent, evicted_)) {
                 sets_.touch(use.id, use.tier);
                 sets_.pin(use.id, use.tier);
                 held.push_back(&use);
@@ -289,20 +289,20 @@ class replay {
         for (const planned_use * use : held) {
             sets_.unpin(use->id, use->tier);
         }
-        while (is_bound_ && sets_.set(term_id::high).n_residents() > n_kept_) {
+        while (is_bound_ && sets_.set(tier_id::high).n_residents() > n_kept_) {
             drop_least();
         }
     }
 
     void drop_least() {
-        const auto & residents = sets_.set(term_id::high).residents();
+        const auto & residents = sets_.set(tier_id::high).residents();
         expert_id    least     = residents[0];
         for (const expert_id & id : residents) {
-            if (policy_->value(id, term_id::high, 0) < policy_->value(least, term_id::high, 0)) {
+            if (policy_->value(id, tier_id::high, 0) < policy_->value(least, tier_id::high, 0)) {
                 least = id;
             }
         }
-        sets_.erase_term(least, term_id::high, evicted_);
+        sets_.erase(least, tier_id::high, evicted_);
     }
 
     const hobbit_route *      routes_;
@@ -318,7 +318,7 @@ class replay {
     std::optional<layer_step>       step_;
     prediction_judge                judge_;
     resident_tiers                  sets_;
-    std::vector<expert_term>        evicted_;    // not used
+    std::vector<expert_tier>        evicted_;    // not used
     uint32_t                        n_kept_ = 0; // slots of the high tier
     hobbit_simulation_result        result_ = {};
 };

@@ -9,22 +9,21 @@
 #include <thread>
 
 // As it lies on disk.
-static std::string expected_bytes(const opened_model & m, term_id term, expert_id id, part_id part) {
-    const part_location & at = m.index.locate(term, id.layer, part, id.expert);
+static std::string expected_bytes(const opened_model & m, tier_id tier, expert_id id, part_id part) {
+    const part_location & at = m.index.locate(tier, id.layer, part, id.expert);
     return m.bytes.substr(at.offset, at.size);
 }
 
-static std::string cached_bytes(const opened_model & m, const expert_cache & cache, term_id term, expert_id id,
+static std::string cached_bytes(const opened_model & m, const expert_cache & cache, tier_id tier, expert_id id,
                                 part_id part) {
-    return { cache.data(id, term, part), m.index.locate(term, id.layer, part, id.expert).size };
+    return { cache.data(id, tier, part), m.index.locate(tier, id.layer, part, id.expert).size };
 }
 
-// Loads every expert of the term in turn into too small a pool and compares all its parts.
-static void check_all_data(opened_model & m, term_id term) {
-    const tier_id               tier = tier_of(term);
+// Loads every expert of the tier in turn into too small a pool and compares all its parts.
+static void check_all_data(opened_model & m, tier_id tier) {
     cache_of<posix_file_reader> c(m);
     REQUIRE(c.reader.open(m.index.files()[0]).ok());
-    c.allocate(term, 3);
+    c.allocate(tier, 3);
     for (layer_id layer = 0; layer < m.index.n_layers(); layer++) {
         const part_set parts = m.index.layer(layer).parts;
         for (uint32_t expert = 0; expert < m.index.layer(layer).n_experts; expert++) {
@@ -33,7 +32,7 @@ static void check_all_data(opened_model & m, term_id term) {
             c.cache.request(id, tier, parts);
             REQUIRE(c.cache.wait(id, tier, parts).ok());
             for (const part_id part : parts) {
-                CHECK(cached_bytes(m, c.cache, term, id, part) == expected_bytes(m, term, id, part));
+                CHECK(cached_bytes(m, c.cache, tier, id, part) == expected_bytes(m, tier, id, part));
             }
             c.cache.release(id, tier);
         }
@@ -46,9 +45,9 @@ TEST_CASE("data is what the file holds, for experts that begin anywhere") {
     for (const uint32_t alignment : { 32, 4096 }) {
         CAPTURE(alignment);
         opened_model m(model, alignment);
-        REQUIRE(m.index.locate(term_id::high, 0, part_id::up, 1).offset % file_reader::alignment != 0);
-        check_all_data(m, term_id::high);
-        check_all_data(m, term_id::low);
+        REQUIRE(m.index.locate(tier_id::high, 0, part_id::up, 1).offset % file_reader::alignment != 0);
+        check_all_data(m, tier_id::high);
+        check_all_data(m, tier_id::low);
     }
 }
 
@@ -62,7 +61,7 @@ TEST_CASE("data is what the file holds where types and sizes differ between laye
         file.add("blk.2.ffn_gate_up_exps.weight", GGML_TYPE_BF16, 64, 32, 2);
         file.add("blk.2.ffn_down_exps.weight", GGML_TYPE_F32, 16, 64, 2);
     });
-    check_all_data(m, term_id::high);
+    check_all_data(m, tier_id::high);
 }
 
 TEST_CASE("a slot is a whole number of blocks with room for the widest layer") {
@@ -70,10 +69,10 @@ TEST_CASE("a slot is a whole number of blocks with room for the widest layer") {
     model.n_embd = 1024; // 65536 and 18432 bytes for each of 3 parts
     opened_model                m(model);
     cache_of<posix_file_reader> c(m);
-    for (const auto & [term, bytes] : { std::pair<term_id, size_t>{ term_id::high, 65536 }, { term_id::low, 18432 } }) {
-        CHECK(c.cache.slot_size(term) % file_reader::alignment == 0);
-        CHECK(c.cache.slot_size(term) >= 3 * bytes);
-        CHECK(c.cache.slot_size(term) <= 3 * (bytes + 2 * file_reader::alignment));
+    for (const auto & [tier, bytes] : { std::pair<tier_id, size_t>{ tier_id::high, 65536 }, { tier_id::low, 18432 } }) {
+        CHECK(c.cache.slot_size(tier) % file_reader::alignment == 0);
+        CHECK(c.cache.slot_size(tier) >= 3 * bytes);
+        CHECK(c.cache.slot_size(tier) <= 3 * (bytes + 2 * file_reader::alignment));
     }
 }
 
@@ -81,7 +80,7 @@ TEST_CASE("a pinned expert keeps its slot, and acquire fails where all are pinne
     opened_model          m;
     cache_of<fake_reader> c(m);
     c.reader.open_gate();
-    c.allocate(term_id::high, 2);
+    c.allocate(tier_id::high, 2);
     const expert_id a     = { 0, 0 };
     const expert_id b     = { 0, 1 };
     const expert_id other = { 1, 3 };
@@ -91,7 +90,7 @@ TEST_CASE("a pinned expert keeps its slot, and acquire fails where all are pinne
     REQUIRE(c.cache.acquire(b, tier_id::high));
     c.cache.request(a, tier_id::high, ALL);
     REQUIRE(c.cache.wait(a, tier_id::high, ALL).ok());
-    const char * data = c.cache.data(a, term_id::high, part_id::up);
+    const char * data = c.cache.data(a, tier_id::high, part_id::up);
 
     CHECK_FALSE(c.cache.acquire(other, tier_id::high));
     CHECK_FALSE(c.cache.holds(other, tier_id::high, {}));
@@ -104,14 +103,14 @@ TEST_CASE("a pinned expert keeps its slot, and acquire fails where all are pinne
     CHECK(c.cache.acquire(other, tier_id::high)); // b leaves, although a is older
     CHECK_FALSE(c.cache.holds(b, tier_id::high, {}));
     CHECK(c.cache.holds(a, tier_id::high, ALL));
-    CHECK(c.cache.data(a, term_id::high, part_id::up) == data);
+    CHECK(c.cache.data(a, tier_id::high, part_id::up) == data);
     CHECK(c.counters.evictions == 1);
 }
 
 TEST_CASE("an expert is held once its parts are there or on the way") {
     opened_model          m;
     cache_of<fake_reader> c(m);
-    c.allocate(term_id::high, 2);
+    c.allocate(tier_id::high, 2);
     const expert_id id = { 1, 2 };
     CHECK_FALSE(c.cache.holds(id, tier_id::high, {}));
     REQUIRE(c.cache.acquire(id, tier_id::high));
@@ -132,7 +131,7 @@ TEST_CASE("parts are read once while resident, and again after an eviction") {
     opened_model          m;
     cache_of<fake_reader> c(m);
     c.reader.open_gate();
-    c.allocate(term_id::high, 1);
+    c.allocate(tier_id::high, 1);
     c.load({ 0, 0 }, tier_id::high);
     CHECK(c.reader.begun().size() == 3);
     c.load({ 0, 0 }, tier_id::high);
@@ -149,10 +148,10 @@ TEST_CASE("the tiers have pools of their own") {
     opened_model          m;
     cache_of<fake_reader> c(m);
     c.reader.open_gate();
-    c.allocate(term_id::high, 1);
-    c.allocate(term_id::low, 2);
-    CHECK(c.cache.n_slots(term_id::high) == 1);
-    CHECK(c.cache.n_slots(term_id::low) == 2);
+    c.allocate(tier_id::high, 1);
+    c.allocate(tier_id::low, 2);
+    CHECK(c.cache.n_slots(tier_id::high) == 1);
+    CHECK(c.cache.n_slots(tier_id::low) == 2);
     c.load({ 0, 0 }, tier_id::high);
     c.load({ 0, 1 }, tier_id::low);
     c.load({ 0, 2 }, tier_id::low);
@@ -163,15 +162,15 @@ TEST_CASE("the tiers have pools of their own") {
     CHECK(c.cache.holds({ 0, 1 }, tier_id::low, ALL));
     CHECK_FALSE(c.cache.holds({ 0, 0 }, tier_id::high, {}));
     c.cache.acquire({ 0, 2 }, tier_id::low);
-    CHECK(c.cache.buffer({ 0, 1 }, term_id::high, part_id::up) != c.cache.buffer({ 0, 2 }, term_id::low, part_id::up));
+    CHECK(c.cache.buffer({ 0, 1 }, tier_id::high, part_id::up) != c.cache.buffer({ 0, 2 }, tier_id::low, part_id::up));
     c.cache.release({ 0, 2 }, tier_id::low);
 }
 
 TEST_CASE("an error of reading reaches wait, and everything may be released") {
     opened_model          m;
     cache_of<fake_reader> c(m);
-    c.allocate(term_id::high, 2);
-    const uint64_t at = m.index.locate(term_id::high, 0, part_id::down, 0).offset;
+    c.allocate(tier_id::high, 2);
+    const uint64_t at = m.index.locate(tier_id::high, 0, part_id::down, 0).offset;
     c.reader.fail_at(at - at % file_reader::alignment, "the disk is gone");
     c.reader.open_gate();
     REQUIRE(c.cache.acquire({ 0, 0 }, tier_id::high));
@@ -183,9 +182,9 @@ TEST_CASE("an error of reading reaches wait, and everything may be released") {
 TEST_CASE("one expert at a time is uploaded for later, and who loses a slot to it or to a demand is reported") {
     opened_model          m;
     cache_of<fake_reader> c(m);
-    c.allocate(term_id::high, 2);
+    c.allocate(tier_id::high, 2);
     std::vector<std::pair<expert_id, expert_id>> replaced;
-    c.cache.set_replacement_listener([&](const expert_term & newcomer, const expert_term & victim) {
+    c.cache.set_replacement_listener([&](const expert_tier & newcomer, const expert_tier & victim) {
         replaced.push_back({ newcomer.id, victim.id });
     });
     const expert_id a = { 0, 0 };
@@ -196,7 +195,7 @@ TEST_CASE("one expert at a time is uploaded for later, and who loses a slot to i
     c.load(a, tier_id::high);
     c.load(b, tier_id::high);
     CHECK(replaced.empty()); // slots were free
-    CHECK_FALSE(c.cache.has_free_slot(term_id::high));
+    CHECK_FALSE(c.cache.has_free_slot(tier_id::high));
     REQUIRE(c.cache.upload(d, tier_id::high, ALL));
     CHECK_FALSE(c.cache.upload(e, tier_id::high, ALL)); // the first one is on its way
     CHECK(replaced == std::vector<std::pair<expert_id, expert_id>>{ { d, a } });
@@ -204,7 +203,7 @@ TEST_CASE("one expert at a time is uploaded for later, and who loses a slot to i
     REQUIRE(c.cache.acquire(d, tier_id::high));
     REQUIRE(c.cache.wait(d, tier_id::high, ALL).ok());
     c.cache.release(d, tier_id::high);
-    REQUIRE(c.cache.prefetch(e, term_id::high, ALL)); // for b
+    REQUIRE(c.cache.prefetch(e, tier_id::high, ALL)); // for b
     CHECK(replaced.size() == 1);
     REQUIRE(c.cache.acquire(e, tier_id::high));
     REQUIRE(c.cache.wait(e, tier_id::high, ALL).ok());
@@ -221,7 +220,7 @@ TEST_CASE("one expert at a time is uploaded for later, and who loses a slot to i
 // The highest expert number is worth least.
 class scripted_policy final : public cache_policy {
   public:
-    double value(expert_id id, term_id, layer_id) override { return -double(id.expert); }
+    double value(expert_id id, tier_id, layer_id) override { return -double(id.expert); }
 };
 
 TEST_CASE("the least valuable expert leaves, among those not pinned") {
@@ -229,7 +228,7 @@ TEST_CASE("the least valuable expert leaves, among those not pinned") {
     cache_of<fake_reader> c(m);
     c.reader.open_gate();
     c.policy = std::make_unique<scripted_policy>();
-    c.allocate(term_id::high, 3);
+    c.allocate(tier_id::high, 3);
     c.load({ 0, 0 }, tier_id::high);
     c.load({ 0, 2 }, tier_id::high);
     REQUIRE(c.cache.acquire({ 0, 3 }, tier_id::high)); // the highest, but pinned
@@ -247,8 +246,8 @@ TEST_CASE("the least valuable expert leaves, among those not pinned") {
 // Returns true if the expert's parts begin with the fake reader's bytes at their offset in the file.
 static bool holds_what_was_read(const opened_model & m, const expert_cache & cache, expert_id id) {
     for (const part_id part : { part_id::gate, part_id::up, part_id::down }) {
-        const uint64_t at = m.index.locate(term_id::high, id.layer, part, id.expert).offset;
-        if (*cache.data(id, term_id::high, part) != fake_reader::byte_at(at - at % file_reader::alignment)) {
+        const uint64_t at = m.index.locate(tier_id::high, id.layer, part, id.expert).offset;
+        if (*cache.data(id, tier_id::high, part) != fake_reader::byte_at(at - at % file_reader::alignment)) {
             return false;
         }
     }
@@ -259,8 +258,8 @@ TEST_CASE("what is prefetched is protected until its layer has run, and stays as
     opened_model          m;
     cache_of<fake_reader> c(m);
     c.reader.open_gate();
-    c.allocate(term_id::high, 2);
-    REQUIRE(c.cache.prefetch({ 1, 0 }, term_id::high, ALL));
+    c.allocate(tier_id::high, 2);
+    REQUIRE(c.cache.prefetch({ 1, 0 }, tier_id::high, ALL));
     c.load({ 0, 0 }, tier_id::high);
     c.load({ 0, 1 }, tier_id::high); // in the place of 0/0, although 1/0 is older
     CHECK(c.cache.holds({ 1, 0 }, tier_id::high, ALL));
@@ -280,11 +279,11 @@ TEST_CASE("a prefetch takes no slot from a pinned or protected expert, a demand 
     opened_model          m;
     cache_of<fake_reader> c(m);
     c.reader.open_gate();
-    c.allocate(term_id::high, 2);
+    c.allocate(tier_id::high, 2);
     REQUIRE(c.cache.acquire({ 0, 0 }, tier_id::high));
     c.load({ 1, 0 }, tier_id::high);
     c.cache.protect({ 1, 0 }, tier_id::high);
-    CHECK_FALSE(c.cache.prefetch({ 1, 1 }, term_id::high, ALL));
+    CHECK_FALSE(c.cache.prefetch({ 1, 1 }, tier_id::high, ALL));
     CHECK(c.counters.evictions == 0);
     CHECK(c.cache.acquire({ 0, 1 }, tier_id::high));
     CHECK_FALSE(c.cache.holds({ 1, 0 }, tier_id::high, {}));
@@ -293,8 +292,8 @@ TEST_CASE("a prefetch takes no slot from a pinned or protected expert, a demand 
 TEST_CASE("a demand takes the slot of a prefetch that has not begun, and waits for the one that has") {
     opened_model          m;
     cache_of<fake_reader> c(m);
-    c.allocate(term_id::high, 1);
-    REQUIRE(c.cache.prefetch({ 1, 0 }, term_id::high, ALL));
+    c.allocate(tier_id::high, 1);
+    REQUIRE(c.cache.prefetch({ 1, 0 }, tier_id::high, ALL));
     c.reader.wait_begun(1); // its first part is being read, the gate is shut
     std::thread opener([&] { c.reader.open_gate(); });
     REQUIRE(c.cache.acquire({ 0, 0 }, tier_id::high));
@@ -309,9 +308,9 @@ TEST_CASE("a demand takes the slot of a prefetch that has not begun, and waits f
 TEST_CASE("what was not read of a prefetch when its layer has run never is, and its slot is free") {
     opened_model          m;
     cache_of<fake_reader> c(m);
-    c.allocate(term_id::high, 3);
-    REQUIRE(c.cache.prefetch({ 1, 0 }, term_id::high, ALL));
-    REQUIRE(c.cache.prefetch({ 1, 1 }, term_id::high, ALL));
+    c.allocate(tier_id::high, 3);
+    REQUIRE(c.cache.prefetch({ 1, 0 }, tier_id::high, ALL));
+    REQUIRE(c.cache.prefetch({ 1, 1 }, tier_id::high, ALL));
     c.reader.wait_begun(1);
     c.cache.end_prefetch(1);
     CHECK_FALSE(c.cache.holds({ 1, 1 }, tier_id::high, {}));
@@ -325,9 +324,9 @@ TEST_CASE("free slots are filled in order, and the first ones stay longest") {
     opened_model          m;
     cache_of<fake_reader> c(m);
     c.reader.open_gate();
-    c.allocate(term_id::high, 3);
+    c.allocate(tier_id::high, 3);
     c.load({ 0, 3 }, tier_id::high);
-    c.cache.fill(term_id::high, { { 1, 0 }, { 0, 3 }, { 0, 1 }, { 0, 0 } });
+    c.cache.fill(tier_id::high, { { 1, 0 }, { 0, 3 }, { 0, 1 }, { 0, 0 } });
     CHECK_FALSE(c.cache.holds({ 0, 0 }, tier_id::high, {})); // no slot is left
     for (const expert_id id : { expert_id{ 1, 0 }, expert_id{ 0, 1 } }) {
         while (!c.cache.arrived(id, tier_id::high, ALL)) {
@@ -346,8 +345,8 @@ TEST_CASE("free slots are filled in order, and the first ones stay longest") {
 TEST_CASE("a demand without a free slot ends the filling") {
     opened_model          m;
     cache_of<fake_reader> c(m);
-    c.allocate(term_id::high, 2);
-    c.cache.fill(term_id::high, { { 1, 0 }, { 1, 1 } });
+    c.allocate(tier_id::high, 2);
+    c.cache.fill(tier_id::high, { { 1, 0 }, { 1, 1 } });
     c.reader.wait_begun(1); // a part of 1/0, the gate is shut
     std::thread opener([&] { c.reader.open_gate(); });
     REQUIRE(c.cache.acquire({ 0, 0 }, tier_id::high));
@@ -362,10 +361,10 @@ TEST_CASE("a demand without a free slot ends the filling") {
 TEST_CASE("a prefetch that cannot be read is an error of the next demand") {
     opened_model          m;
     cache_of<fake_reader> c(m);
-    c.allocate(term_id::high, 1);
-    const uint64_t at = m.index.locate(term_id::high, 1, part_id::gate, 0).offset;
+    c.allocate(tier_id::high, 1);
+    const uint64_t at = m.index.locate(tier_id::high, 1, part_id::gate, 0).offset;
     c.reader.fail_at(at - at % file_reader::alignment, "the disk is gone");
-    REQUIRE(c.cache.prefetch({ 1, 0 }, term_id::high, ALL));
+    REQUIRE(c.cache.prefetch({ 1, 0 }, tier_id::high, ALL));
     c.reader.open_gate();
     while (c.cache.error().ok()) {
         std::this_thread::yield();
@@ -410,7 +409,7 @@ TEST_CASE("a random workload leaves the cache as a model of it says") {
     opened_model                m;
     cache_of<posix_file_reader> c(m);
     REQUIRE(c.reader.open(m.index.files()[0]).ok());
-    c.allocate(term_id::low, 4);
+    c.allocate(tier_id::low, 4);
     cache_model  model{ 4, {}, {}, 0 };
     std::mt19937 random(3);
     size_t       wrong = 0;
@@ -427,8 +426,8 @@ TEST_CASE("a random workload leaves the cache as a model of it says") {
         if (acquired) {
             c.cache.request(id, tier_id::low, ALL);
             wrong += !c.cache.wait(id, tier_id::low, ALL).ok();
-            wrong += cached_bytes(m, c.cache, term_id::low, id, part_id::down)
-                         .compare(expected_bytes(m, term_id::low, id, part_id::down)) != 0;
+            wrong += cached_bytes(m, c.cache, tier_id::low, id, part_id::down)
+                         .compare(expected_bytes(m, tier_id::low, id, part_id::down)) != 0;
         }
         for (int n = 0; n < 8; n++) {
             const bool resident  = std::count(model.residents.begin(), model.residents.end(), n) > 0;

@@ -22,10 +22,10 @@ static std::string whole_file(const model_on_disk & m) {
 }
 
 // Bytes that are read for an expert, and bytes that it has.
-static std::pair<uint64_t, uint64_t> expert_bytes(const model_on_disk & m, expert_id id, term_id term) {
+static std::pair<uint64_t, uint64_t> expert_bytes(const model_on_disk & m, expert_id id, tier_id tier) {
     std::pair<uint64_t, uint64_t> sum;
     for (const part_id part : { part_id::gate, part_id::up, part_id::down }) {
-        const part_location & at  = m.index.locate(term, id.layer, part, id.expert);
+        const part_location & at  = m.index.locate(tier, id.layer, part, id.expert);
         sum.first                += aligned_span(at);
         sum.second               += at.size;
     }
@@ -66,11 +66,11 @@ TEST_CASE("host memory whose buffers hold a few experts each") {
     memory.max_size = 3 * slot_size;
     for (const compute_mode mode : { compute_mode::gpu, compute_mode::cooperative }) {
         engine e(m, 4, 0, config, { rpc_device() }, 8, mode, &memory.type);
-        CHECK(e.host->n_slots(term_id::high) >= 6);
+        CHECK(e.host->n_slots(tier_id::high) >= 6);
         CHECK(e.compute(m, input) == stock(m, input, tier_id::high));
         CHECK(e.compute(m, input, 1) == stock(m, input, tier_id::high, 1));
         CHECK(ggml_backend_buft_get_max_size(&memory.type) <
-              e.host->slot_size(term_id::high) * e.host->n_slots(term_id::high));
+              e.host->slot_size(tier_id::high) * e.host->n_slots(tier_id::high));
     }
     CHECK(memory.n_allocated >= 4);
 }
@@ -91,7 +91,7 @@ TEST_CASE("device hits, host hits and reads from disk add up to the uses, and in
     const model_on_disk m(on_blocks());
     engine              e     = engine_with_host(m, 3, 0, 9); // fewer than the 16 experts
     uint64_t            uses  = 0;
-    const auto          bytes = expert_bytes(m, { 0, 0 }, term_id::high);
+    const auto          bytes = expert_bytes(m, { 0, 0 }, tier_id::high);
     for (unsigned seed = 0; seed < 40; seed++) {
         e.compute(m, random_input(m.shape, 1, seed), layer_id(seed % 2));
         uses += m.shape.n_used;
@@ -129,19 +129,19 @@ static void fill_ahead(bool past_host) {
     engine                 e = engine_with_host(m, 2, 0, 5);
     std::vector<expert_id> order;
     if (past_host) {
-        e.host->make_exclusive(term_id::high);
+        e.host->make_exclusive(tier_id::high);
     }
     for (uint32_t i = 0; i < 8; i++) {
         order.push_back({ 0, 7 - i });
     }
     const uint32_t n_both = past_host ? 0 : 2; // that both levels have
-    e.cache.fill(term_id::high, order);
-    e.host->fill(term_id::high, { order.begin() + 2, order.end() });
+    e.cache.fill(tier_id::high, order);
+    e.host->fill(tier_id::high, { order.begin() + 2, order.end() });
     while (!e.cache.arrived(order[1], tier_id::high, ALL) || !e.host->arrived(order[6 - n_both], tier_id::high, ALL)) {
         std::this_thread::yield();
     }
     CHECK(e.host->holds(order[0], tier_id::high, {}) == !past_host);
-    const auto bytes = expert_bytes(m, order[0], term_id::high);
+    const auto bytes = expert_bytes(m, order[0], tier_id::high);
     CHECK(e.counters.bytes_read == (7 - n_both) * bytes.first);
     CHECK(e.counters.bytes_prefetched == e.counters.bytes_read);
     CHECK(e.counters.bytes_transferred == 2 * bytes.second);
@@ -167,7 +167,7 @@ static void load(engine & e, expert_id id) {
 
 // The first experts of a layer, in their order.
 static void load_first(engine & e, uint32_t n) {
-    e.host->make_exclusive(term_id::high);
+    e.host->make_exclusive(tier_id::high);
     for (uint32_t expert = 0; expert < n; expert++) {
         load(e, { 0, expert });
     }
@@ -210,10 +210,10 @@ TEST_CASE("an expert may be pinned and used in host memory, and then goes to the
     e.cache.request(id, tier_id::high, ALL);
     REQUIRE(e.cache.wait(id, tier_id::high, ALL).ok());
     for (const part_id part : { part_id::gate, part_id::up, part_id::down }) {
-        const part_location & at    = m.index.locate(term_id::high, id.layer, part, id.expert);
+        const part_location & at    = m.index.locate(tier_id::high, id.layer, part, id.expert);
         const std::string     bytes = whole_file(m).substr(at.offset, at.size);
-        CHECK(std::string(e.host->data(id, term_id::high, part), at.size) == bytes);
-        CHECK(device_bytes(e.cache, id, term_id::high, part, at.size) == bytes);
+        CHECK(std::string(e.host->data(id, tier_id::high, part), at.size) == bytes);
+        CHECK(device_bytes(e.cache, id, tier_id::high, part, at.size) == bytes);
     }
     CHECK(e.counters.bytes_read == read);
     e.cache.release(id, tier_id::high);
@@ -244,12 +244,11 @@ TEST_CASE("an error of reading ends the computation") {
 }
 
 // Takes turns between both levels, with prefetches that are used, dropped or overtaken.
-static void use_at_random(const model_on_disk & m, term_id term, uint32_t n_device, uint32_t n_host) {
+static void use_at_random(const model_on_disk & m, tier_id tier, uint32_t n_device, uint32_t n_host) {
     engine            e    = engine_with_host(m, n_device, n_device, n_host);
     const std::string file = whole_file(m);
-    const tier_id     tier = tier_of(term);
     if (n_host <= n_device) {
-        e.host->make_exclusive(term);
+        e.host->make_exclusive(tier);
     }
     std::mt19937 random(5);
     size_t       wrong   = 0;
@@ -258,7 +257,7 @@ static void use_at_random(const model_on_disk & m, term_id term, uint32_t n_devi
         const expert_id id   = { layer_id(random() % 2), uint32_t(random() % 8) };
         const uint32_t  what = uint32_t(random() % 8);
         if (what < 2) {
-            n_ahead += e.cache.prefetch(id, term, ALL);
+            n_ahead += e.cache.prefetch(id, tier, ALL);
         } else if (what == 2) {
             e.cache.end_prefetch(id.layer);
         } else if (what == 3 && e.host->acquire(id, tier)) {
@@ -271,8 +270,8 @@ static void use_at_random(const model_on_disk & m, term_id term, uint32_t n_devi
             e.cache.request(id, tier, ALL);
             wrong += !e.cache.wait(id, tier, ALL).ok();
             for (const part_id part : { part_id::gate, part_id::up, part_id::down }) {
-                const part_location & at = m.index.locate(term, id.layer, part, id.expert);
-                wrong += device_bytes(e.cache, id, term, part, at.size).compare(file.substr(at.offset, at.size)) != 0;
+                const part_location & at = m.index.locate(tier, id.layer, part, id.expert);
+                wrong += device_bytes(e.cache, id, tier, part, at.size).compare(file.substr(at.offset, at.size)) != 0;
             }
             e.cache.release(id, tier);
         }
@@ -284,7 +283,7 @@ static void use_at_random(const model_on_disk & m, term_id term, uint32_t n_devi
 
 TEST_CASE("both levels hold what the file does, whoever asks for what in which order") {
     const model_on_disk m;
-    use_at_random(m, term_id::high, 2, 5);
-    use_at_random(m, term_id::low, 5, 2);
-    use_at_random(m, term_id::high, 3, 1);
+    use_at_random(m, tier_id::high, 2, 5);
+    use_at_random(m, tier_id::low, 5, 2);
+    use_at_random(m, tier_id::high, 3, 1);
 }

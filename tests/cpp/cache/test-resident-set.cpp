@@ -21,8 +21,8 @@ using pressure = resident_set::pressure;
 // Values by table; what is not in it is worth nothing.
 class fixed_policy : public cache_policy {
   public:
-    double value(expert_id id, term_id term, layer_id) override {
-        CHECK(term == term_id::low); // that of every set below
+    double value(expert_id id, tier_id tier, layer_id) override {
+        CHECK(tier == tier_id::low); // that of every set below
         const auto found = values.find({ id.layer, id.expert });
         return found == values.end() ? 0.0 : found->second;
     }
@@ -38,12 +38,12 @@ class admitting_policy : public fixed_policy {
 
         bool admits(expert_id newcomer, expert_id victim) override { return value(newcomer, 0) > value(victim, 0); }
 
-        double value(expert_id id, layer_id running) override { return policy.value(id, term_id::low, running); }
+        double value(expert_id id, layer_id running) override { return policy.value(id, tier_id::low, running); }
 
         admitting_policy & policy;
     };
 
-    std::unique_ptr<pool_policy> make_pool(term_id, uint32_t) override { return std::make_unique<pool>(*this); }
+    std::unique_ptr<pool_policy> make_pool(tier_id, uint32_t) override { return std::make_unique<pool>(*this); }
 };
 
 // Keeps the hits that its pool hears of.
@@ -57,14 +57,14 @@ class listening_policy : public fixed_policy {
         std::vector<expert_id> & hits;
     };
 
-    std::unique_ptr<pool_policy> make_pool(term_id, uint32_t) override { return std::make_unique<pool>(hits); }
+    std::unique_ptr<pool_policy> make_pool(tier_id, uint32_t) override { return std::make_unique<pool>(hits); }
 
     std::vector<expert_id> hits;
 };
 
 // A set of 3 layers with 4 experts each.
 static resident_set make_set(uint32_t n_slots, cache_policy & policy, uint32_t quota = 0) {
-    return resident_set(3, 4, term_id::low, n_slots, quota, policy);
+    return resident_set(3, 4, tier_id::low, n_slots, quota, policy);
 }
 
 // Whom the insertion evicts; nothing where it cannot be had or needs nobody's slot.
@@ -332,11 +332,11 @@ static int count_hits(resident_set & set, int n_tokens, uint32_t n_layers, uint3
 
 TEST_CASE("a cycle longer than the pool never hits without quotas, and hits with them") {
     fixed_policy policy; // least recently touched leaves
-    resident_set without(4, 2, term_id::low, 5, 0, policy);
+    resident_set without(4, 2, tier_id::low, 5, 0, policy);
     CHECK(count_hits(without, 5, 4, 2) == 0);
     // Floor 1. First token: 0.0 0.1 1.0 1.1 2.0 fill the pool; 2.1 replaces 0.0, 3.0 replaces 1.0 (layer 0 is at its
     // quota), 3.1 replaces 2.0. From then on every layer finds the one that it was left.
-    resident_set with_quota(4, 2, term_id::low, 5, 1, policy);
+    resident_set with_quota(4, 2, tier_id::low, 5, 1, policy);
     CHECK(count_hits(with_quota, 5, 4, 2) == 16);
 }
 
@@ -344,7 +344,7 @@ TEST_CASE("any pool that can keep an expert of every layer hits when a token is 
     for (uint32_t n_slots = 9; n_slots <= 24; n_slots++) { // 5 * 1 + 4 and more
         CAPTURE(n_slots);
         fixed_policy policy;
-        resident_set set(6, 4, term_id::low, n_slots, even_quota(n_slots, 6, 4), policy);
+        resident_set set(6, 4, tier_id::low, n_slots, even_quota(n_slots, 6, 4), policy);
         CHECK(count_hits(set, 4, 6, 4) >= 18); // each layer its quota in each of 3 tokens
     }
 }
@@ -396,7 +396,7 @@ class naive_set {
         const auto rank = [&](const entry & e) {
             const auto   in_layer = [&](const entry & other) { return other.id.layer == e.id.layer; };
             const auto   held     = std::count_if(entries_.begin(), entries_.end(), in_layer);
-            const double value    = policy_.value(e.id, term_id::low, layer);
+            const double value    = policy_.value(e.id, tier_id::low, layer);
             const bool   keeps    = e.id.layer != layer && held <= quota_ && !e.is_duplicate;
             return std::make_tuple(e.is_protected, !e.is_duplicate, keeps, e.is_duplicate ? -value : value);
         };
@@ -478,7 +478,7 @@ TEST_CASE("random operations: as the contract reads, and no pinned expert ever l
         const uint32_t quota     = random() % 4;
         CAPTURE(round);
         fixed_policy policy;
-        resident_set set(n_layers, n_experts, term_id::low, n_slots, quota, policy);
+        resident_set set(n_layers, n_experts, tier_id::low, n_slots, quota, policy);
         naive_set    naive(n_slots, quota, policy);
 
         std::map<std::pair<layer_id, uint32_t>, uint32_t> pinned; // slots

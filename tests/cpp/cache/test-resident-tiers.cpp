@@ -14,21 +14,23 @@ static constexpr uint32_t N_EXPERTS = 8;
 struct tiers {
     cache_policy             policy;
     resident_tiers           sets;
-    std::vector<expert_term> evicted;
+    std::vector<expert_tier> evicted;
 
     tiers(uint32_t n_high, uint32_t n_low) {
-        sets.add(term_id::high, resident_set(1, N_EXPERTS, term_id::high, n_high, 0, policy));
-        sets.add(term_id::low, resident_set(1, N_EXPERTS, term_id::low, n_low, 0, policy));
+        sets.add(tier_id::high, resident_set(1, N_EXPERTS, tier_id::high, n_high, 0, policy));
+        sets.add(tier_id::low, resident_set(1, N_EXPERTS, tier_id::low, n_low, 0, policy));
     }
 
-    bool insert(uint32_t expert, tier_id tier) { return sets.insert({ 0, expert }, tier, 0, evicted); }
+    bool insert(uint32_t expert, tier_id tier) {
+        return sets.insert({ 0, expert }, tier, 0, resident_set::pressure::urgent, evicted);
+    }
 
     // Resident versions: "h" and "l" by expert.
     std::string content() const {
         std::string text;
         for (uint32_t e = 0; e < N_EXPERTS; e++) {
-            const bool high  = sets.set(term_id::high).contains({ 0, e });
-            const bool low   = sets.set(term_id::low).contains({ 0, e });
+            const bool high  = sets.set(tier_id::high).contains({ 0, e });
+            const bool low   = sets.set(tier_id::low).contains({ 0, e });
             text            += high || low ? std::to_string(e) + (high ? "h" : "") + (low ? "l " : " ") : "";
         }
         return text;
@@ -37,8 +39,8 @@ struct tiers {
     // Those since the last call.
     std::string evictions() {
         std::string text;
-        for (const expert_term & e : evicted) {
-            text += std::to_string(e.id.expert) + (e.term == term_id::high ? "h " : "l ");
+        for (const expert_tier & e : evicted) {
+            text += std::to_string(e.id.expert) + (e.tier == tier_id::high ? "h " : "l ");
         }
         evicted.clear();
         return text;
@@ -63,7 +65,7 @@ TEST_CASE("protection ends for all experts of the layer") {
     CHECK(t.insert(N_EXPERTS - 1, tier_id::high));
     t.sets.protect({ 0, N_EXPERTS - 1 }, tier_id::high);
     const auto polite = [&] {
-        return t.sets.insert_term({ 0, 0 }, term_id::high, 0, resident_set::pressure::polite, t.evicted);
+        return t.sets.insert({ 0, 0 }, tier_id::high, 0, resident_set::pressure::polite, t.evicted);
     };
     CHECK_FALSE(polite());
     t.sets.end_protection(0, N_EXPERTS);
@@ -79,7 +81,7 @@ TEST_CASE("a duplicate leaves before what was used longer ago") {
     CHECK(t.content() == "0l 2l ");
 
     resident_tiers high_alone;
-    high_alone.add(term_id::high, resident_set(1, N_EXPERTS, term_id::high, 1, 0, t.policy));
+    high_alone.add(tier_id::high, resident_set(1, N_EXPERTS, tier_id::high, 1, 0, t.policy));
     high_alone.set_duplicate({ 0, 0 }, tier_id::low, true);
     CHECK_FALSE(high_alone.contains({ 0, 0 }, tier_id::low));
 }

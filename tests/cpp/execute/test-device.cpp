@@ -78,10 +78,10 @@ TEST_CASE("in llama.cpp's queue a layer ends without a wait, and its experts kee
     while (e.cache.holds(missing, tier_id::high, parts)) {
         missing.expert++;
     }
-    CHECK_FALSE(e.cache.prefetch(missing, term_id::high, parts));
+    CHECK_FALSE(e.cache.prefetch(missing, tier_id::high, parts));
     e.executor.wait();
     CHECK(e.counters.device_waits == 1);
-    CHECK(e.cache.prefetch(missing, term_id::high, parts));
+    CHECK(e.cache.prefetch(missing, tier_id::high, parts));
     CHECK(graph.output() == stock(m, input, tier_id::high));
 }
 
@@ -125,8 +125,8 @@ TEST_CASE("where types differ, experts are as far apart as kernels of either typ
     const model_on_disk m = model_on_disk::with_mixed_types(GGML_TYPE_F16, GGML_TYPE_Q4_0);
     engine              e(m, 8, 2, with({}), { device() });
     for (const part_id part : { part_id::gate, part_id::up, part_id::down }) {
-        const size_t stride = e.cache.stride({ 0, 0 }, term_id::low, part);
-        CHECK(stride >= m.index.locate(term_id::low, 0, part, 6).size); // the size in F16
+        const size_t stride = e.cache.stride({ 0, 0 }, tier_id::low, part);
+        CHECK(stride >= m.index.locate(tier_id::low, 0, part, 6).size); // the size in F16
         CHECK(stride % (8 * sizeof(ggml_fp16_t)) == 0);
         CHECK(stride % ggml_type_size(GGML_TYPE_Q4_0) == 0);
     }
@@ -134,11 +134,11 @@ TEST_CASE("where types differ, experts are as far apart as kernels of either typ
 
 TEST_CASE("a bank has no more blocks of a part than kernels count in 32 bits") {
     const model_on_disk m;
-    for (const term_id term : TERMS) {
-        const part_location &  at       = m.index.locate(term, 0, part_id::up, 0);
+    for (const tier_id tier : TIERS) {
+        const part_location &  at       = m.index.locate(tier, 0, part_id::up, 0);
         const uint64_t         n_blocks = at.size / ggml_type_size(at.type);
         const auto             most     = uint32_t(INT32_MAX / n_blocks);
-        slot_layout            layout(m.index, term, device(), ggml_backend_dev_buffer_type(device()));
+        slot_layout            layout(m.index, tier, device(), ggml_backend_dev_buffer_type(device()));
         slot_layout::bank_plan plan;
         REQUIRE(layout.plan_banks(most + most / 2, plan).ok());
         CHECK(plan.slots_per_bank < most);
@@ -176,17 +176,17 @@ TEST_CASE("where types differ, zeros stand behind matrices whose kernels read on
         for (const part_id part : { part_id::gate, part_id::up, part_id::down }) {
             e.cache.request(id, tier_id::low, part);
             REQUIRE(e.cache.wait(id, tier_id::low, part).ok());
-            const part_location & at    = m.index.locate(term_id::low, 0, part, id.expert);
-            const std::string     bytes = device_bytes(e.cache, id, term_id::low, part, at.size + zeros);
+            const part_location & at    = m.index.locate(tier_id::low, 0, part, id.expert);
+            const std::string     bytes = device_bytes(e.cache, id, tier_id::low, part, at.size + zeros);
             CHECK(bytes == temp_dir::read(m.index.files()[0]).substr(at.offset, at.size) + std::string(zeros, '\0'));
-            CHECK(e.cache.stride(id, term_id::low, part) >= at.size + zeros);
+            CHECK(e.cache.stride(id, tier_id::low, part) >= at.size + zeros);
         }
         e.cache.release(id, tier_id::low);
     }
     CHECK(e.counters.evictions == 2);
     for (const part_id part :
          { part_id::gate, part_id::up, part_id::down }) { // where they are alike, nothing stands between
-        CHECK(e.cache.stride({ 0, 0 }, term_id::high, part) == m.index.locate(term_id::high, 0, part, 0).size);
+        CHECK(e.cache.stride({ 0, 0 }, tier_id::high, part) == m.index.locate(tier_id::high, 0, part, 0).size);
     }
 }
 
@@ -197,10 +197,10 @@ TEST_CASE("a type that the device does not know is an error before anything is c
     };
     const model_on_disk    m; // high F16, low Q4_0
     slot_layout::bank_plan plan;
-    for (const term_id term : TERMS) {
-        slot_layout  layout(m.index, term, &made, ggml_backend_dev_buffer_type(device()));
+    for (const tier_id tier : TIERS) {
+        slot_layout  layout(m.index, tier, &made, ggml_backend_dev_buffer_type(device()));
         const status s = layout.plan_banks(4, plan);
-        CHECK(s.ok() == (term == term_id::high));
+        CHECK(s.ok() == (tier == tier_id::high));
         CHECK((s.ok() || s.message() == ggml_backend_dev_name(&made) +
                                             std::string(" cannot multiply by the low-precision experts (q4_0): choose "
                                                         "another device")));
@@ -222,8 +222,8 @@ static ggml_backend_dev_t device_of_small_buffers() {
 TEST_CASE("a pool larger than a buffer of the device has several banks, and takes no more memory than one") {
     const model_on_disk m;
     engine              e(m, 16, 0, with({}), { device_of_small_buffers() });
-    CHECK(e.cache.n_slots(term_id::high) < 16); // banks need memory beside their slots
-    CHECK(e.cache.n_slots(term_id::high) > 8);
+    CHECK(e.cache.n_slots(tier_id::high) < 16); // banks need memory beside their slots
+    CHECK(e.cache.n_slots(tier_id::high) > 8);
     std::set<ggml_backend_buffer_t> banks;
     size_t                          bytes = 0;
     for (int64_t n_tokens : { 37, 1 }) {
@@ -233,13 +233,13 @@ TEST_CASE("a pool larger than a buffer of the device has several banks, and take
     for (uint32_t i = 0; i < 16; i++) {
         const expert_id id = { layer_id(i / 8), i % 8 };
         REQUIRE(e.cache.acquire(id, tier_id::high));
-        if (banks.insert(e.cache.buffer(id, term_id::high, part_id::up)).second) {
-            bytes += ggml_backend_buffer_get_size(e.cache.buffer(id, term_id::high, part_id::up));
+        if (banks.insert(e.cache.buffer(id, tier_id::high, part_id::up)).second) {
+            bytes += ggml_backend_buffer_get_size(e.cache.buffer(id, tier_id::high, part_id::up));
         }
         e.cache.release(id, tier_id::high);
     }
     CHECK(banks.size() > 1);
-    CHECK(bytes <= 16 * e.cache.slot_size(term_id::high) + e.cache.overhead(term_id::high));
+    CHECK(bytes <= 16 * e.cache.slot_size(tier_id::high) + e.cache.overhead(tier_id::high));
 }
 
 static const char * name_of_vulkan(ggml_backend_reg_t) {

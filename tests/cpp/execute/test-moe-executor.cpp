@@ -187,7 +187,7 @@ TEST_CASE("experts of one tier may have types of their own") {
             layer_graph graph(one_expert, single);
             graph.set_plain([&](const std::string & part) {
                 const part_id         p  = part == "gate" ? part_id::gate : part == "up" ? part_id::up : part_id::down;
-                const part_location & at = m.index.locate(term_id(tier), 0, p, uint32_t(id));
+                const part_location & at = m.index.locate(tier_id(tier), 0, p, uint32_t(id));
                 return plain_weight{ at.type, temp_dir::read(m.index.files()[0]).substr(at.offset, at.size) };
             });
             cpu_backend cpu;

@@ -18,7 +18,7 @@ static model_on_disk partial(const moe_model & m = model_on_disk::small()) {
 static rows best_of_each(const model_on_disk & m, const layer_input & input) {
     rows expected(input.ids.size());
     for (int32_t id = 0; id < m.shape.n_experts; id++) {
-        const term_id term       = m.index.has(term_id::high, { 0, uint32_t(id) }) ? term_id::high : term_id::low;
+        const tier_id tier       = m.index.has(tier_id::high, { 0, uint32_t(id) }) ? tier_id::high : tier_id::low;
         layer_input   single     = input;
         moe_model     one_expert = m.shape;
         one_expert.n_experts     = 1;
@@ -26,7 +26,7 @@ static rows best_of_each(const model_on_disk & m, const layer_input & input) {
         layer_graph graph(one_expert, single);
         graph.set_plain([&](const std::string & part) {
             const part_id         p  = part == "gate" ? part_id::gate : part == "up" ? part_id::up : part_id::down;
-            const part_location & at = m.index.locate(term, 0, p, uint32_t(id));
+            const part_location & at = m.index.locate(tier, 0, p, uint32_t(id));
             return plain_weight{ at.type, temp_dir::read(m.index.files()[0]).substr(at.offset, at.size) };
         });
         cpu_backend cpu;
@@ -46,7 +46,7 @@ TEST_CASE("everything high is the best version of each expert, whatever the batc
         const rows        expected = best_of_each(m, input);
         uint64_t          n_high   = 0;
         for (const int32_t id : input.ids) {
-            n_high += m.index.has(term_id::high, { 0, uint32_t(id) });
+            n_high += m.index.has(tier_id::high, { 0, uint32_t(id) });
         }
         for (const uint32_t n_slots : { 8u, 2u, 1u }) {
             for (const bool strict : { false, true }) {
@@ -90,14 +90,14 @@ TEST_CASE("what a file does not have is not read ahead of the first token") {
     for (uint32_t expert = 0; expert < 8; expert++) {
         all.push_back({ 0, expert });
     }
-    e.cache.fill(term_id::high, all);
+    e.cache.fill(tier_id::high, all);
     for (const uint32_t expert : { 1u, 4u, 6u }) {
         while (!e.cache.arrived({ 0, expert }, tier_id::high, m.index.layer(0).parts)) {
             std::this_thread::yield();
         }
     }
     CHECK_FALSE(e.cache.holds({ 0, 0 }, tier_id::high, {}));
-    CHECK_FALSE(e.cache.has_free_slot(term_id::high));
+    CHECK_FALSE(e.cache.has_free_slot(tier_id::high));
 }
 
 TEST_CASE("a trace names the size of the best version that a layer has") {

@@ -18,7 +18,7 @@ static uint64_t layer_bytes(const model_on_disk & m) {
     uint64_t bytes = 0;
     for (const part_id part : part_set::all()) {
         for (uint32_t e = 0; (m.index.layer(0).parts & part) && e < m.index.layer(0).n_experts; e++) {
-            bytes += aligned_span(m.index.locate(term_id::high, 0, part, e));
+            bytes += aligned_span(m.index.locate(tier_id::high, 0, part, e));
         }
     }
     return bytes;

@@ -88,22 +88,22 @@ class fuzzed_files {
         if (!index.open(path, "").ok()) {
             fail("a model that was opened cannot be opened again");
         }
-        for (const term_id term : index.stored_terms()) {
+        for (const tier_id tier : index.tiers()) {
             for (layer_id layer = 0; layer < index.n_layers(); layer++) {
                 for (const part_id part : index.layer(layer).parts) {
                     for (uint32_t e = 0; e < index.layer(layer).n_experts; e++) {
-                        check_range(index, term, { layer, e }, part);
+                        check_range(index, tier, { layer, e }, part);
                     }
                 }
             }
         }
     }
 
-    static void check_range(const expert_index & index, term_id term, expert_id id, part_id part) {
-        if (!index.has(term, id)) {
+    static void check_range(const expert_index & index, tier_id tier, expert_id id, part_id part) {
+        if (!index.has(tier, id)) {
             return;
         }
-        const part_location & at   = index.locate(term, id.layer, part, id.expert);
+        const part_location & at   = index.locate(tier, id.layer, part, id.expert);
         const uint64_t        size = std::filesystem::file_size(index.files().at(at.file));
         const matrix_shape &  m    = index.layer(id.layer).shapes[part];
         if (at.offset > size || at.size > size - at.offset ||

@@ -41,8 +41,8 @@ TEST_CASE("a plain GGUF has one tier, whose experts are the slices of its tensor
         CHECK(index.n_experts_used() == 2);
         CHECK(index.model_bytes() == std::filesystem::file_size(dir.path("m.gguf")));
         // f16: 2 layers x 3 parts x 4 experts x 64 x 32 x 2 bytes
-        CHECK(index.term_bytes(term_id::high) == 98304);
-        CHECK(index.term_bytes(term_id::low) == 0);
+        CHECK(index.tier_bytes(tier_id::high) == 98304);
+        CHECK(index.tier_bytes(tier_id::low) == 0);
         const std::pair<part_id, const char *> parts[] = { { part_id::gate, "gate" },
                                                            { part_id::up, "up" },
                                                            { part_id::down, "down" } };
@@ -51,7 +51,7 @@ TEST_CASE("a plain GGUF has one tier, whose experts are the slices of its tensor
             CHECK(index.layer(layer).parts == (part_id::gate | part_id::up | part_id::down));
             for (const auto & [part, name] : parts) {
                 for (uint32_t e = 0; e < 4; e++) {
-                    const part_location & at = index.locate(term_id::high, layer, part, e);
+                    const part_location & at = index.locate(tier_id::high, layer, part, e);
                     CHECK(at.type == GGML_TYPE_F16);
                     CHECK(bytes_at(index, at) == slice(file.data(moe_model::name(layer, name)), e, 4));
                 }
@@ -74,12 +74,12 @@ TEST_CASE("a two-tier file has every expert twice") {
     REQUIRE(index.open(file.write(dir.path("m.gguf")), "").ok());
     CHECK(index.n_tiers() == 2);
     // q4_0: 18 bytes for 32 weights, 2 layers x 3 parts x 4 experts x 64 weights x 32
-    CHECK(index.term_bytes(term_id::low) == 27648);
+    CHECK(index.tier_bytes(tier_id::low) == 27648);
     for (uint32_t e = 0; e < 4; e++) {
-        const part_location & low = index.locate(term_id::low, 1, part_id::down, e);
+        const part_location & low = index.locate(tier_id::low, 1, part_id::down, e);
         CHECK(low.type == GGML_TYPE_Q4_0);
         CHECK(bytes_at(index, low) == slice(file.data("blk.1.ffn_down_exps.low.0.weight"), e, 4));
-        const part_location & high = index.locate(term_id::high, 1, part_id::down, e);
+        const part_location & high = index.locate(tier_id::high, 1, part_id::down, e);
         CHECK(high.type == GGML_TYPE_F16);
         CHECK(bytes_at(index, high) == slice(file.data("blk.1.ffn_down_exps.weight"), e, 4));
     }
@@ -99,11 +99,11 @@ TEST_CASE("groups of a tier hold the experts that they list, each in its own typ
 
     const std::string & q8 = file.data("blk.0.ffn_up_exps.low.0.weight");
     const std::string & q4 = file.data("blk.0.ffn_up_exps.low.1.weight");
-    CHECK(index.locate(term_id::low, 0, part_id::up, 2).type == GGML_TYPE_Q8_0);
-    CHECK(bytes_at(index, index.locate(term_id::low, 0, part_id::up, 2)) == q8);
+    CHECK(index.locate(tier_id::low, 0, part_id::up, 2).type == GGML_TYPE_Q8_0);
+    CHECK(bytes_at(index, index.locate(tier_id::low, 0, part_id::up, 2)) == q8);
     const uint32_t listed[] = { 3, 0, 1 };
     for (size_t i = 0; i < 3; i++) {
-        const part_location & at = index.locate(term_id::low, 0, part_id::up, listed[i]);
+        const part_location & at = index.locate(tier_id::low, 0, part_id::up, listed[i]);
         CHECK(at.type == GGML_TYPE_Q4_0);
         CHECK(bytes_at(index, at) == slice(q4, i, 3));
     }
@@ -194,7 +194,7 @@ TEST_CASE("only llama.cpp's expert weights are experts") {
     expert_index index;
     REQUIRE(index.open(file.write(dir.path("m.gguf")), "").ok());
     CHECK(index.n_layers() == 2);
-    CHECK(index.term_bytes(term_id::high) == 98304); // as without the others
+    CHECK(index.tier_bytes(tier_id::high) == 98304); // as without the others
     for (const char * name : others) {
         CAPTURE(name);
         CHECK_FALSE(index.find_tensor(name));
@@ -242,9 +242,9 @@ TEST_CASE("a split model's experts are found in all its parts") {
     REQUIRE(index.open(path, "").ok());
     REQUIRE(index.n_layers() == 2);
     CHECK(index.files().size() == 2);
-    CHECK(index.locate(term_id::high, 0, part_id::up, 3).file == 0);
-    CHECK(index.locate(term_id::high, 1, part_id::up, 3).file == 1);
-    CHECK(bytes_at(index, index.locate(term_id::high, 1, part_id::up, 3)) ==
+    CHECK(index.locate(tier_id::high, 0, part_id::up, 3).file == 0);
+    CHECK(index.locate(tier_id::high, 1, part_id::up, 3).file == 1);
+    CHECK(bytes_at(index, index.locate(tier_id::high, 1, part_id::up, 3)) ==
           slice(second.data("blk.1.ffn_up_exps.weight"), 3, 4));
     CHECK(index.model_bytes() ==
           std::filesystem::file_size(index.files()[0]) + std::filesystem::file_size(index.files()[1]));

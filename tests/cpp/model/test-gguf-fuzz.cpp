@@ -31,15 +31,15 @@ static std::string make_partial(const temp_dir & dir) {
 }
 
 static bool is_sound(const expert_index & index, uint64_t file_size) {
-    for (const term_id term : index.stored_terms()) {
+    for (const tier_id tier : index.tiers()) {
         for (layer_id layer = 0; layer < index.n_layers(); layer++) {
             const layer_shape & shape = index.layer(layer);
             for (const part_id part : shape.parts) {
                 for (uint32_t e = 0; e < shape.n_experts; e++) {
-                    if (!index.has(term, { layer, e })) {
+                    if (!index.has(tier, { layer, e })) {
                         continue;
                     }
-                    const part_location & at = index.locate(term, layer, part, e);
+                    const part_location & at = index.locate(tier, layer, part, e);
                     const matrix_shape &  m  = shape.shapes[part];
                     if (at.offset > file_size || at.size > file_size - at.offset ||
                         at.size != ggml_row_size(at.type, m.n_in) * uint64_t(m.n_out)) {

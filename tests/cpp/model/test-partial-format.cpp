@@ -27,20 +27,20 @@ TEST_CASE("the experts that are listed have a high version, all have a low one")
     CHECK(index.n_absent_high(0) == 2);
     CHECK(index.n_absent_high(1) == 4);
     CHECK(index.n_absent_high() == 6);
-    CHECK(index.term_bytes(term_id::high) == 2 * 3 * 64 * 32 * 2);
-    CHECK(index.term_bytes(term_id::low) == 27648);
+    CHECK(index.tier_bytes(tier_id::high) == 2 * 3 * 64 * 32 * 2);
+    CHECK(index.tier_bytes(tier_id::low) == 27648);
     for (layer_id layer = 0; layer < 2; layer++) {
         for (uint32_t e = 0; e < 4; e++) {
-            CHECK(index.has(term_id::low, { layer, e }));
-            CHECK(index.has(term_id::high, { layer, e }) == (layer == 0 && (e == 0 || e == 3)));
-            CHECK(index.high_presence()({ layer, e }) == index.has(term_id::high, { layer, e }));
+            CHECK(index.has(tier_id::low, { layer, e }));
+            CHECK(index.has(tier_id::high, { layer, e }) == (layer == 0 && (e == 0 || e == 3)));
+            CHECK(index.high_presence()({ layer, e }) == index.has(tier_id::high, { layer, e }));
         }
     }
-    const part_location & at    = index.locate(term_id::high, 0, part_id::down, 3);
+    const part_location & at    = index.locate(tier_id::high, 0, part_id::down, 3);
     const std::string &   bytes = file.data("blk.0.ffn_down_exps.high.0.weight");
     CHECK(temp_dir::read(index.files()[0]).substr(at.offset, at.size) == bytes.substr(bytes.size() / 2));
 
-    CHECK(distinct_matrices(index, term_id::high).size() == 3);
+    CHECK(distinct_matrices(index, tier_id::high).size() == 3);
     CHECK(expert_shapes(index).all().size() == 2);
 }
 

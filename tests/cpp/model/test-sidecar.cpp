@@ -51,7 +51,7 @@ TEST_CASE("a sidecar of the default name is found and used") {
     CHECK(index.n_experts_used() == 2); // the base's, not the sidecar's
     CHECK(index.model_bytes() == std::filesystem::file_size(files.path));
 
-    const part_location & at = index.locate(term_id::low, 1, part_id::up, 0);
+    const part_location & at = index.locate(tier_id::low, 1, part_id::up, 0);
     CHECK(at.file == 1);
     const std::string & data = files.sidecar.data("blk.1.ffn_up_exps.low.0.weight");
     CHECK(temp_dir::read(sidecar).substr(at.offset, at.size) == data.substr(0, data.size() / 4));
@@ -102,7 +102,7 @@ TEST_CASE("a split model has one sidecar, which knows the size of all parts") {
     const status s = index.open(path, "");
     REQUIRE_MESSAGE(s.ok(), s.message());
     CHECK(index.n_tiers() == 2);
-    CHECK(index.locate(term_id::low, 1, part_id::up, 0).file == 2);
+    CHECK(index.locate(tier_id::low, 1, part_id::up, 0).file == 2);
 }
 
 TEST_CASE("tensors shorter than 64 bytes are hashed whole") {

@@ -29,9 +29,9 @@ static placement with(double cpu, double device, double upload, compute_mode mod
 // Uploads that serve so many further uses each.
 static void add_uploads(placement & p, uint32_t further_uses) {
     for (uint32_t i = 0; i < 300; i++) {
-        p.gain().replaced({ { 0, i }, term_id::high }, { { 1, i }, term_id::high });
+        p.gain().replaced({ { 0, i }, tier_id::high }, { { 1, i }, tier_id::high });
         for (uint32_t n = 0; n < further_uses; n++) {
-            p.gain().used({ { 0, i }, term_id::high });
+            p.gain().used({ { 0, i }, tier_id::high });
         }
     }
 }
@@ -264,11 +264,11 @@ struct simulated_engine {
     const bool               counts_hits;
     cache_policy             policy;
     resident_tiers           pools;
-    std::vector<expert_term> evicted = {};
+    std::vector<expert_tier> evicted = {};
 
     simulated_engine(const machine & hardware, compute_mode mode, uint32_t n_slots, bool counts_further_hits = true) :
         m(hardware), rule(m.rule(mode)), counts_hits(counts_further_hits) {
-        pools.add(term_id::high, resident_set(text::n_layers, text::n_experts, term_id::high, n_slots, 0, policy));
+        pools.add(tier_id::high, resident_set(text::n_layers, text::n_experts, tier_id::high, n_slots, 0, policy));
     }
 
     // Seconds that so many tokens take.
@@ -283,9 +283,9 @@ struct simulated_engine {
 
     void insert(const expert_id & id) {
         evicted.clear();
-        pools.insert(id, tier_id::high, id.layer, evicted);
+        pools.insert(id, tier_id::high, id.layer, resident_set::pressure::urgent, evicted);
         for (size_t i = 0; i < evicted.size() && counts_hits; i++) {
-            rule.gain().replaced({ id, term_id::high }, evicted[i]);
+            rule.gain().replaced({ id, tier_id::high }, evicted[i]);
         }
     }
 
@@ -293,7 +293,7 @@ struct simulated_engine {
         std::vector<expert_work> work;
         for (const uint32_t e : experts) {
             work.push_back({ 0, 1, pools.contains({ layer, e }, tier_id::high) });
-            rule.gain().used({ { layer, e }, term_id::high });
+            rule.gain().used({ { layer, e }, tier_id::high });
         }
         const cpu_experts by   = rule.place(work, 1);
         const double      took = m.run(rule, work, by);
@@ -314,7 +314,7 @@ struct simulated_engine {
 
     // In the background.
     void upload(const expert_id & id) {
-        const bool is_free = pools.set(term_id::high).has_free_slot();
+        const bool is_free = pools.set(tier_id::high).has_free_slot();
         if (is_free || rule.may_upload()) {
             insert(id);
             if (!is_free) {

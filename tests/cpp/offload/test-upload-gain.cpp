@@ -8,8 +8,8 @@
 
 using namespace hobbit;
 
-static expert_term expert(uint32_t number) {
-    return { { 0, number }, term_id::high };
+static expert_tier expert(uint32_t number) {
+    return { { 0, number }, tier_id::high };
 }
 
 // The gain of 20 uploads, the first ones with these uses of newcomer and victim.

@@ -23,7 +23,7 @@ static pool_demand two_tiers() {
 
 static pool_demand one_tier() {
     pool_demand d             = two_tiers();
-    d.slot_size[term_id::low] = 0;
+    d.slot_size[tier_id::low] = 0;
     return d;
 }
 
@@ -56,8 +56,8 @@ static std::string refused(const budget & s, const pool_demand & d, const other_
 }
 
 static uint64_t bytes_of(const pool_plan & plan, const pool_demand & d) {
-    return plan.n_slots[term_id::high] * d.slot_size[term_id::high] +
-           plan.n_slots[term_id::low] * d.slot_size[term_id::low];
+    return plan.n_slots[tier_id::high] * d.slot_size[tier_id::high] +
+           plan.n_slots[tier_id::low] * d.slot_size[tier_id::low];
 }
 
 TEST_CASE("everything high: the whole budget is the high pool's") {
@@ -123,9 +123,9 @@ TEST_CASE("a byte is a budget, too") {
 TEST_CASE("a memory budget leaves room for everything else") {
     const other_memory other = { 100 * MiB, 300 * MiB, 10 * MiB, 0, 0 };
     // 1000 MiB: less 410 MiB, less slack of 8 + 10 MiB, leaves 572 MiB: 143 slots, but there are 64 experts
-    CHECK(planned(with_memory(1000 * MiB), one_tier(), other).n_slots[term_id::high] == 64);
+    CHECK(planned(with_memory(1000 * MiB), one_tier(), other).n_slots[tier_id::high] == 64);
     // 600 MiB: less 410 MiB, less slack of 8 + 6 MiB, leaves 176 MiB
-    CHECK(planned(with_memory(600 * MiB), one_tier(), other).n_slots[term_id::high] == 44);
+    CHECK(planned(with_memory(600 * MiB), one_tier(), other).n_slots[tier_id::high] == 44);
 }
 
 TEST_CASE("a memory budget below the smallest is refused, and the smallest named works") {
@@ -145,7 +145,7 @@ TEST_CASE("a memory budget below the smallest is refused, and the smallest named
             const uint64_t named = strtoull(message.c_str() + at + words.size(), nullptr, 10);
 
             const pool_plan plan = planned(with_memory(named * MiB, t1), two_tiers(), other);
-            CHECK(plan.n_slots[term_id::high] >= 4);
+            CHECK(plan.n_slots[tier_id::high] >= 4);
             // and it is not far above what is taken: 2 % and a few MiB
             const uint64_t sum = other.before + other.model + other.scratch + bytes_of(plan, two_tiers());
             CHECK(named * MiB >= sum);
@@ -157,7 +157,7 @@ TEST_CASE("a memory budget below the smallest is refused, and the smallest named
 TEST_CASE("a budget given for the pools alone overrides the one for the process") {
     budget s = with_pools(100 * MiB);
     s.memory = 1;
-    CHECK(planned(s, one_tier()).n_slots[term_id::high] == 25);
+    CHECK(planned(s, one_tier()).n_slots[tier_id::high] == 25);
 }
 
 TEST_CASE("a bound above what the process may hold is refused with both numbers") {
@@ -184,9 +184,9 @@ TEST_CASE("snapshots get a share of the room, and the least number its memory or
     budget b           = with_memory(1000 * MiB); // a room of 572 MiB, see above
     b.snapshots        = 100;
     CHECK(planned(b, d, other).n_snapshots == 572 / 8 / 3);
-    CHECK(planned(b, d, other).n_slots[term_id::high] == (572 - 23 * 3) / 4);
+    CHECK(planned(b, d, other).n_slots[tier_id::high] == (572 - 23 * 3) / 4);
     CHECK(planned(b, one_tier(), other).n_snapshots == 100); // beside all 64 experts
-    CHECK(planned(b, one_tier(), other).n_slots[term_id::high] == 64);
+    CHECK(planned(b, one_tier(), other).n_slots[tier_id::high] == 64);
 
     other.snapshot = 45 * MiB; // the first four
     CHECK(planned(b, d, other).n_snapshots == 4);
@@ -197,14 +197,14 @@ TEST_CASE("snapshots get a share of the room, and the least number its memory or
 
     b.snapshots = b.least_snapshots = 6;
     CHECK(planned(b, d, other).n_snapshots == 6);
-    CHECK(planned(b, d, other).n_slots[term_id::high] == (572 - 540) / 4);
+    CHECK(planned(b, d, other).n_slots[tier_id::high] == (572 - 540) / 4);
     b.snapshots = b.least_snapshots = 7;
     CHECK(refused(b, d, other).find("7 context checkpoints of 90.0 MiB take 630.0 MiB, and 556.0 MiB are left") == 0);
 
     b           = with_memory(450 * MiB); // the smallest pools stay
     b.snapshots = 100;
     CHECK(planned(b, d, other).n_snapshots == 0);
-    CHECK(planned(b, d, other).n_slots[term_id::high] >= 4);
+    CHECK(planned(b, d, other).n_slots[tier_id::high] >= 4);
 }
 
 TEST_CASE("snapshots beside pools of a given size get what is free") {
@@ -213,7 +213,7 @@ TEST_CASE("snapshots beside pools of a given size get what is free") {
     budget b           = with_pools(400 * MiB);
     b.snapshots        = 100;
     CHECK(planned(b, one_tier(), other).n_snapshots == (1000 - 256 - 400) / 100);
-    CHECK(planned(b, one_tier(), other).n_slots[term_id::high] == 64);
+    CHECK(planned(b, one_tier(), other).n_slots[tier_id::high] == 64);
 }
 
 TEST_CASE("without a budget the pools get what is free, less what is still to come and a reserve") {
@@ -221,15 +221,15 @@ TEST_CASE("without a budget the pools get what is free, less what is still to co
     const other_memory other = { 200 * MiB, 700 * MiB, 10 * MiB, 800 * MiB, 5000 * MiB };
     pool_demand        d     = one_tier();
     d.n_experts              = 5000;
-    CHECK(planned({}, d, other).n_slots[term_id::high] == (5000 - 100 - 10 - 500) / 4);
+    CHECK(planned({}, d, other).n_slots[tier_id::high] == (5000 - 100 - 10 - 500) / 4);
 
     // little available: the reserve is 256 MiB
     const other_memory little = { 200 * MiB, 700 * MiB, 10 * MiB, 900 * MiB, 500 * MiB };
-    CHECK(planned({}, d, little).n_slots[term_id::high] == (500 - 10 - 256) / 4);
+    CHECK(planned({}, d, little).n_slots[tier_id::high] == (500 - 10 - 256) / 4);
 
     // more resident than the model accounts for: nothing is still to come
     const other_memory more = { 200 * MiB, 700 * MiB, 10 * MiB, 2000 * MiB, 500 * MiB };
-    CHECK(planned({}, d, more).n_slots[term_id::high] == (500 - 10 - 256) / 4);
+    CHECK(planned({}, d, more).n_slots[tier_id::high] == (500 - 10 - 256) / 4);
 }
 
 //
@@ -247,12 +247,12 @@ static other_memory with_device() {
 TEST_CASE("a device's pools get what it has free, less the rows and a reserve") {
     pool_demand d = one_tier();
     d.n_experts   = 5000;
-    CHECK(planned({}, d, with_device()).n_slots[term_id::high] == (1000 - 10 - 256) / 4);
+    CHECK(planned({}, d, with_device()).n_slots[tier_id::high] == (1000 - 10 - 256) / 4);
     budget s;
     s.device_memory = 500 * MiB;
-    CHECK(planned(s, d, with_device()).n_slots[term_id::high] == (500 - 500 / 256 - 1 - 10) / 4);
+    CHECK(planned(s, d, with_device()).n_slots[tier_id::high] == (500 - 500 / 256 - 1 - 10) / 4);
     s.pools = 100 * MiB;
-    CHECK(planned(s, d, with_device()).n_slots[term_id::high] == 100 / 4);
+    CHECK(planned(s, d, with_device()).n_slots[tier_id::high] == 100 / 4);
 }
 
 TEST_CASE("device memory below the smallest is refused, and the smallest named works") {
@@ -261,7 +261,7 @@ TEST_CASE("device memory below the smallest is refused, and the smallest named w
     CHECK(refused(s, two_tiers(), with_device()) ==
           "device memory of 1.0 MiB is too small: the smallest that works is 27 MiB");
     s.device_memory = 27 * MiB;
-    CHECK(planned(s, two_tiers(), with_device()).n_slots[term_id::high] == 4);
+    CHECK(planned(s, two_tiers(), with_device()).n_slots[tier_id::high] == 4);
 
     other_memory full = with_device();
     full.device.free  = 270 * MiB;
@@ -272,7 +272,7 @@ TEST_CASE("device memory below the smallest is refused, and the smallest named w
 
 TEST_CASE("with a device a memory budget is for everything but the pools") {
     const uint64_t others = 200 + 700 + 10 + 8;
-    CHECK(planned(with_memory(1000 * MiB), one_tier(), with_device()).n_slots[term_id::high] == 64);
+    CHECK(planned(with_memory(1000 * MiB), one_tier(), with_device()).n_slots[tier_id::high] == 64);
     const std::string message = refused(with_memory(others * MiB), one_tier(), with_device());
     CHECK(message.find("a memory budget of 918.0 MiB is too small") != std::string::npos);
     budget with_pools = with_memory(others * MiB);
@@ -289,8 +289,8 @@ TEST_CASE("host memory behind a device caches experts in what its budget leaves"
     budget s        = with_memory(1100 * MiB);
     s.pools         = 100 * MiB; // pools of the device
     const auto plan = planned(s, one_tier(), with_device());
-    CHECK(plan.n_slots[term_id::high] == 25);
-    CHECK(plan.n_host_slots[term_id::high] == 34);
+    CHECK(plan.n_slots[tier_id::high] == 25);
+    CHECK(plan.n_host_slots[tier_id::high] == 34);
 }
 
 TEST_CASE("without a budget host memory behind a device caches experts in what is free") {
@@ -309,7 +309,7 @@ TEST_CASE("host memory with less room than a token's experts of a layer caches n
     const uint64_t others = 200 + 700 + 10 + 8;
     for (const uint64_t room : { 19, 21 }) {
         const uint64_t budget = (others + room) * MiB * 100 / 99 + 1;
-        CHECK(planned(with_memory(budget), one_tier(), with_device()).n_host_slots[term_id::high] ==
+        CHECK(planned(with_memory(budget), one_tier(), with_device()).n_host_slots[tier_id::high] ==
               (room < 20 ? 0 : 4));
     }
 }
@@ -390,11 +390,11 @@ TEST_CASE("device memory is shared in the same way, and each part works") {
         CHECK(each[0].device_memory + each[1].device_memory <= s.device_memory);
         CHECK(each[0].device_memory + each[1].device_memory > s.device_memory - MiB);
         for (size_t i = 0; i < 2; i++) {
-            CHECK(planned(each[i], devices[i].demand, with_device()).n_slots[term_id::high] >= 4);
+            CHECK(planned(each[i], devices[i].demand, with_device()).n_slots[tier_id::high] >= 4);
         }
     }
-    CHECK(planned(each[0], devices[0].demand, with_device()).n_slots[term_id::high] == 48);
-    CHECK(planned(each[1], devices[1].demand, with_device()).n_slots[term_id::high] == 16);
+    CHECK(planned(each[0], devices[0].demand, with_device()).n_slots[tier_id::high] == 48);
+    CHECK(planned(each[1], devices[1].demand, with_device()).n_slots[tier_id::high] == 16);
     s.pools = 36 * 4 * MiB; // bounds the pools, whatever the device memory
     CHECK(shared(s, devices)[0].pools == 26 * 4 * MiB);
 }
@@ -429,9 +429,9 @@ TEST_CASE("any budget that is accepted is kept to") {
             CAPTURE(t1);
             const pool_plan plan = planned(with_pools(mib * MiB, t1), two_tiers());
             CHECK(bytes_of(plan, two_tiers()) <= mib * MiB);
-            CHECK(plan.n_slots[term_id::high] >= 4);
-            CHECK(plan.n_slots[term_id::high] <= 64);
-            CHECK((plan.n_slots[term_id::low] >= 4 || t1 == 1.0));
+            CHECK(plan.n_slots[tier_id::high] >= 4);
+            CHECK(plan.n_slots[tier_id::high] <= 64);
+            CHECK((plan.n_slots[tier_id::low] >= 4 || t1 == 1.0));
         }
     }
 }
@@ -470,8 +470,8 @@ TEST_CASE("the smallest pools hold what a token can use of each tier") {
         for (const uint32_t n_absent : { 1u, 32u, 60u, 63u }) {
             const pool_plan plan = planned(with_pools(mib * MiB), partial_tiers(n_absent));
             CHECK(bytes_of(plan, two_tiers()) <= mib * MiB);
-            CHECK(plan.n_slots[term_id::high] <= 64 - n_absent);
-            CHECK(plan.n_slots[term_id::low] >= 4);
+            CHECK(plan.n_slots[tier_id::high] <= 64 - n_absent);
+            CHECK(plan.n_slots[tier_id::low] >= 4);
         }
     }
 }

@@ -43,8 +43,8 @@ static void run_token(cache_policy & policy, const std::vector<expert_usage> & u
 }
 
 static double value(cache_policy & policy, layer_id layer, uint32_t expert, layer_id running = 0,
-                    term_id term = term_id::high) {
-    return policy.value({ layer, expert }, term, running);
+                    tier_id tier = tier_id::high) {
+    return policy.value({ layer, expert }, tier, running);
 }
 
 TEST_CASE("every listed name makes a policy, and no other name does") {
@@ -96,7 +96,7 @@ TEST_CASE("lru: the order of last uses, across sequences and tiers") {
     policy->on_use(use(0, 1, tier_id::high, 1, 1));
     CHECK(value(*policy, 0, 1) > value(*policy, 2, 1));
     CHECK(value(*policy, 0, 1) ==
-          value(*policy, 0, 1, 3, term_id::low)); // neither the running layer nor the tier matters
+          value(*policy, 0, 1, 3, tier_id::low)); // neither the running layer nor the tier matters
 }
 
 TEST_CASE("lfu: tokens that used the expert, whatever their precision") {
@@ -115,8 +115,8 @@ TEST_CASE("lhu: tokens that the expert served in high precision") {
     auto policy = make("lhu");
     policy->begin_sequence(0);
     run_token(*policy, { use(0, 1, tier_id::high, 2), use(0, 2, tier_id::low, 5) });
-    CHECK(value(*policy, 0, 1, 0, term_id::low) == 2);
-    CHECK(value(*policy, 0, 2, 0, term_id::low) == 0);
+    CHECK(value(*policy, 0, 1, 0, tier_id::low) == 2);
+    CHECK(value(*policy, 0, 2, 0, tier_id::low) == 0);
 }
 
 TEST_CASE("fld: the nearer an expert's layer is to its turn the more it is worth") {
@@ -142,7 +142,7 @@ TEST_CASE("random: the seed decides, and nothing else") {
     CHECK(n_other == 20);
 }
 
-TEST_CASE("hobbit: the LRU term is the last used token over the tokens so far") {
+TEST_CASE("hobbit: the LRU tier is the last used token over the tokens so far") {
     auto policy = make("hobbit", { 1, 0, 0, 0 });
     policy->begin_sequence(0);
     run_token(*policy, { use(0, 1), use(0, 2) }); // token 1
@@ -170,7 +170,7 @@ TEST_CASE("hobbit: a batch counts all its tokens, and uses in it count as of its
     CHECK(value(*lfu, 0, 1) == 0.5);
 }
 
-TEST_CASE("hobbit: the LFU term counts all uses, the LHU term only those in high precision") {
+TEST_CASE("hobbit: the LFU tier counts all uses, the LHU tier only those in high precision") {
     auto lfu = make("hobbit", { 0, 1, 0, 0 });
     auto lhu = make("hobbit", { 0, 0, 1, 0 });
     for (cache_policy * policy : { lfu.get(), lhu.get() }) {
@@ -186,7 +186,7 @@ TEST_CASE("hobbit: the LFU term counts all uses, the LHU term only those in high
     CHECK(value(*lhu, 0, 2) == 0.0);
 }
 
-TEST_CASE("hobbit: the FLD term and the sum of all four, the same for both pools") {
+TEST_CASE("hobbit: the FLD tier and the sum of all four, the same for both pools") {
     auto fld = make("hobbit", { 0, 0, 0, 1 });
     fld->begin_sequence(0);
     run_token(*fld, { use(2, 1) });
@@ -202,8 +202,8 @@ TEST_CASE("hobbit: the FLD term and the sum of all four, the same for both pools
     run_token(*policy, {});
     // R/T 2/4, F/T 2/4, H/T 1/4, FLD 0.75
     const double worked = 0.4 * 0.5 + 0.3 * 0.5 + 0.2 * 0.25 + 0.1 * 0.75;
-    CHECK(value(*policy, 2, 1, 1, term_id::high) == doctest::Approx(worked));
-    CHECK(value(*policy, 2, 1, 1, term_id::low) == doctest::Approx(worked));
+    CHECK(value(*policy, 2, 1, 1, tier_id::high) == doctest::Approx(worked));
+    CHECK(value(*policy, 2, 1, 1, tier_id::low) == doctest::Approx(worked));
 }
 
 TEST_CASE("hobbit: a sequence that begins anew has no history") {

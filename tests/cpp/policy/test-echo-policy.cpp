@@ -44,7 +44,7 @@ static void run_token(cache_policy & policy, uint32_t kind, uint32_t sequence = 
 }
 
 static double value_of(cache_policy & policy, uint32_t kind, layer_id layer, layer_id running) {
-    return policy.value({ layer, 2 * kind }, term_id::high, running);
+    return policy.value({ layer, 2 * kind }, tier_id::high, running);
 }
 
 TEST_CASE("uses in earlier runs count until newer ones are known") {
@@ -145,7 +145,7 @@ TEST_CASE("nothing is expected of the first token of a sequence, nor of one that
 
 // Hits of a pool that replays tokens of these kinds.
 static int count_hits(cache_policy & policy, uint32_t n_slots, const std::vector<uint32_t> & kinds) {
-    resident_set set(N_LAYERS, N_EXPERTS, term_id::high, n_slots, 0, policy);
+    resident_set set(N_LAYERS, N_EXPERTS, tier_id::high, n_slots, 0, policy);
     int          hits = 0;
     policy.begin_sequence(0);
     for (uint32_t kind : kinds) {
@@ -190,9 +190,9 @@ TEST_CASE("an expert that serves in low precision is worth something to the low 
         use(*policy, { 0, 0 }, 0, 0.5, tier_id::high);
         use(*policy, { 0, 1 }, 0, 0.5, tier_id::low);
     }
-    CHECK(policy->value({ 0, 0 }, term_id::high, 3) > policy->value({ 0, 1 }, term_id::high, 3));
-    CHECK(policy->value({ 0, 1 }, term_id::low, 3) > policy->value({ 0, 0 }, term_id::low, 3));
-    CHECK(policy->value({ 0, 0 }, term_id::low, 3) == 0.0);
+    CHECK(policy->value({ 0, 0 }, tier_id::high, 3) > policy->value({ 0, 1 }, tier_id::high, 3));
+    CHECK(policy->value({ 0, 1 }, tier_id::low, 3) > policy->value({ 0, 0 }, tier_id::low, 3));
+    CHECK(policy->value({ 0, 0 }, tier_id::low, 3) == 0.0);
 }
 
 TEST_CASE("what one sequence taught serves another") {
@@ -255,13 +255,13 @@ TEST_CASE("long runs of batches, sequences and odd weights keep values finite, a
                     policy->on_use({ { layer, expert + 1 }, first + s, tier_id::high, 1, 1.0 - weight, 2 });
                 }
                 const double value = policy->value({ layer_id(random() % N_LAYERS), uint32_t(random() % N_EXPERTS) },
-                                                   term_id::high, layer);
+                                                   tier_id::high, layer);
                 CHECK(std::isfinite(value));
                 CHECK(value >= 0.0);
             }
         }
     }
     for (uint32_t expert = 0; expert < N_EXPERTS; expert++) {
-        CHECK(a->value({ 1, expert }, term_id::high, 0) == b->value({ 1, expert }, term_id::high, 0));
+        CHECK(a->value({ 1, expert }, tier_id::high, 0) == b->value({ 1, expert }, tier_id::high, 0));
     }
 }

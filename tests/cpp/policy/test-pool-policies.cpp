@@ -30,7 +30,7 @@ class recording_pool : public pool_policy {
 struct recording_policy : cache_policy {
     explicit recording_policy(std::string & to) : calls(to) {}
 
-    std::unique_ptr<pool_policy> make_pool(term_id, uint32_t) override {
+    std::unique_ptr<pool_policy> make_pool(tier_id, uint32_t) override {
         return std::make_unique<recording_pool>(calls);
     }
 

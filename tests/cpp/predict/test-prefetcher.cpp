@@ -44,12 +44,12 @@ TEST_CASE("what is read ahead goes to the cache of its layer, over the border be
         e.wait(id);
     }
     e.finish(0, { 0, 1 });
-    CHECK_FALSE(e.cache_of(1).prefetch({ 2, 0 }, term_id::high, ALL)); // those two are protected
+    CHECK_FALSE(e.cache_of(1).prefetch({ 2, 0 }, tier_id::high, ALL)); // those two are protected
     const uint64_t read = e.counters.bytes_read;
     e.prefetch->on_routing({ 1, 1, N_USED, { 3, 5 }, {} });
     CHECK(e.counters.prefetched_used == 2);
     CHECK(e.counters.bytes_read == read);
-    CHECK(e.cache_of(1).prefetch({ 2, 0 }, term_id::high, ALL));
+    CHECK(e.cache_of(1).prefetch({ 2, 0 }, tier_id::high, ALL));
 }
 
 TEST_CASE("a layer that has all it needs is protected, and the one behind it looked at") {
@@ -320,8 +320,8 @@ TEST_CASE("whatever is predicted, each layer is given the experts that it chose"
             for (const int32_t expert : chosen) {
                 const expert_id id  = { layer, uint32_t(expert) };
                 wrong              += !e.cache().wait(id, tier_id::high, ALL).ok();
-                wrong              += *e.cache().data(id, term_id::high, part_id::down) !=
-                         fake_reader::byte_at(e.index.locate(term_id::high, layer, part_id::down, id.expert).offset);
+                wrong              += *e.cache().data(id, tier_id::high, part_id::down) !=
+                         fake_reader::byte_at(e.index.locate(tier_id::high, layer, part_id::down, id.expert).offset);
             }
             e.finish(layer, chosen);
         }

@@ -43,22 +43,22 @@ class prompt_policy : public cache_policy {
         }
     }
 
-    double value(expert_id id, term_id, layer_id) override {
+    double value(expert_id id, tier_id, layer_id) override {
         const auto   uses   = [](const usage_record & r, uint32_t, uint64_t) { return double(r.n_uses); };
         const double before = options_.prior.empty() ? 0.0 : options_.prior[id];
         return prompts_.largest(id, uses) +
                before / 2.0; // before is at most 1 per token: less than a token of the prompt
     }
 
-    std::unique_ptr<pool_policy> make_pool(term_id term, uint32_t) override {
-        return std::make_unique<pool>(*this, term);
+    std::unique_ptr<pool_policy> make_pool(tier_id tier, uint32_t) override {
+        return std::make_unique<pool>(*this, tier);
     }
 
   private:
     class pool : public pool_policy {
       public:
-        pool(prompt_policy & policy, term_id term) :
-            policy_(policy), term_(term), inserts_(policy.options_.table<insert>()) {}
+        pool(prompt_policy & policy, tier_id tier) :
+            policy_(policy), tier_(tier), inserts_(policy.options_.table<insert>()) {}
 
         void on_insert(expert_id id) override {
             inserts_[id] = { ++n_inserts_, policy_.is_prompt_ ? 0 : policy_.n_prompts_ };
@@ -81,7 +81,7 @@ class prompt_policy : public cache_policy {
             return std::max_element(candidates.begin(), candidates.end(), later)->id;
         }
 
-        double value(expert_id id, layer_id running) override { return policy_.value(id, term_, running); }
+        double value(expert_id id, layer_id running) override { return policy_.value(id, tier_, running); }
 
       private:
         struct insert {
@@ -95,7 +95,7 @@ class prompt_policy : public cache_policy {
         }
 
         prompt_policy &      policy_;
-        const term_id        term_;
+        const tier_id        tier_;
         expert_table<insert> inserts_;
         uint64_t             n_inserts_ = 0;
     };

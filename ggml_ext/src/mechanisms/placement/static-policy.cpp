@@ -13,9 +13,9 @@ class static_policy : public cache_policy {
     explicit static_policy(const policy_options & options) :
         uses_(options.prior.empty() ? options.table<float>() : options.prior) {}
 
-    double value(expert_id id, term_id, layer_id) override { return uses_[id]; }
+    double value(expert_id id, tier_id, layer_id) override { return uses_[id]; }
 
-    std::unique_ptr<pool_policy> make_pool(term_id, uint32_t) override { return std::make_unique<pool>(uses_); }
+    std::unique_ptr<pool_policy> make_pool(tier_id, uint32_t) override { return std::make_unique<pool>(uses_); }
 
   private:
     class pool : public pool_policy {
