@@ -77,6 +77,16 @@ endfunction()
 # llama.cpp compiles its models in unity builds: sources that name each other by absolute paths would not be shared
 set(CMAKE_UNITY_BUILD_RELOCATABLE ON)
 
+# Adds the threads that compute graphs in the place of OpenMP's. To be called when ggml-cpu is there.
+function(hobbit_add_thread_team)
+    if (CMAKE_SYSTEM_NAME STREQUAL "Linux") # it sleeps by futex
+        set(folder ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/../patches/ggml-cpu)
+        target_sources(ggml-cpu PRIVATE ${folder}/thread-team.cpp)
+        target_include_directories(ggml-cpu PRIVATE ${folder})
+        target_compile_definitions(ggml-cpu PRIVATE GGML_USE_THREAD_TEAM)
+    endif()
+endfunction()
+
 # Adds the files of ours that the patches call. To be called when ggml-hobbit is there.
 function(hobbit_add_our_files)
     set(ours ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/../patches)
@@ -97,6 +107,8 @@ function(hobbit_add_our_files)
     target_sources(server-context PRIVATE ${ours}/server/server-hobbit.cpp)
     target_include_directories(server-context PUBLIC ${ours}/server)
     target_link_libraries(server-context PUBLIC ggml-hobbit)
+
+    hobbit_add_thread_team()
 
     if (TARGET ggml-vulkan)
         target_compile_options(ggml-vulkan PRIVATE "SHELL:-include ${ours}/vulkan/older-headers.h")

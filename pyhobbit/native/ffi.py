@@ -15,7 +15,6 @@ from typing import Any
 from pyhobbit.errors import HobbitError
 from pyhobbit.native.environment import environment
 from pyhobbit.native.paths import LIB_DIR
-from pyhobbit.native.threads import short_spins
 
 _ERR_SIZE = 4096
 _REINSTALL = "reinstall pyhobbit with: pip install ."
@@ -36,12 +35,11 @@ def _import_llama() -> ModuleType:
     return llama_cpp
 
 
-with environment(short_spins()):  # the first of both loads libgomp
-    try:
-        from pyhobbit._hobbit_c import ffi, lib
-    except ImportError as e:
-        raise HobbitError(f"pyhobbit's native module cannot be loaded ({e}); {_REINSTALL}") from e
-    llama: Any = _import_llama()
+try:
+    from pyhobbit._hobbit_c import ffi, lib
+except ImportError as e:
+    raise HobbitError(f"pyhobbit's native module cannot be loaded ({e}); {_REINSTALL}") from e
+llama: Any = _import_llama()
 
 
 class HostMemory(ctypes.Structure):

@@ -7,7 +7,7 @@ from typing import NoReturn
 
 from pyhobbit.errors import HobbitError
 from pyhobbit.native.paths import BIN_DIR
-from pyhobbit.native.threads import processor_cores, short_spins
+from pyhobbit.native.threads import processor_cores
 
 
 def names() -> list[str]:
@@ -23,6 +23,6 @@ def become(command: list[str]) -> NoReturn:
     # llama.cpp counts neither the affinity nor a CPU quota, and warns where it is told twice
     threads = {} if {"-t", "--threads"} & {*command} else {"LLAMA_ARG_THREADS": str(processor_cores())}
     try:
-        os.execve(command[0], command, {**threads, **os.environ, **short_spins()})
+        os.execve(command[0], command, {**threads, **os.environ})
     except OSError as e:
         raise HobbitError(f"{command[0]} cannot be run: {e.strerror}; install pyhobbit again") from e

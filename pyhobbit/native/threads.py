@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How many threads compute, and how long they spin for each other before they sleep."""
+"""How many threads compute."""
 
 import math
 import os
@@ -7,9 +7,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-_SPINS = "300"  # turns of a loop, some microseconds; by default libgomp spins for milliseconds
-_FEW_CORES = 4  # more cores were not measured
-_CHOSEN_BY = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 _ROOT = Path("/")  # another one in tests
 _QUOTA_V1 = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
 
@@ -51,14 +48,3 @@ def _quotas() -> Iterator[float]:
                 quota, period = map(int, values)
                 if quota > 0:
                     yield quota / period
-
-
-def short_spins() -> dict[str, str]:
-    """Environment that makes libgomp spin briefly; it is read when the library is loaded. Empty: none needed.
-
-    On a machine with few cores a thread that spins holds up whatever it waits for: the disk's work, loader
-    threads, other programs. A user's own choice stands.
-    """
-    if processor_cores() > _FEW_CORES or any(name in os.environ for name in _CHOSEN_BY):
-        return {}
-    return {"GOMP_SPINCOUNT": _SPINS}

@@ -101,38 +101,6 @@ def test_the_library_path_is_set_for_llama_cpp_alone(before: str | None, tmp_pat
     assert json.loads(done.stdout) == before
 
 
-@pytest.mark.parametrize(
-    ("n_cores", "given", "spins"),
-    [
-        (2, {}, "300"),
-        (2, {"GOMP_SPINCOUNT": "7"}, "7"),
-        (2, {"OMP_WAIT_POLICY": "active"}, None),
-        (5, {}, None),
-    ],
-)
-def test_compute_threads_spin_briefly_on_few_cores(
-    n_cores: int,
-    given: dict[str, str],
-    spins: str | None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
-        monkeypatch.delenv(name, raising=False)
-    program = (
-        "import json, os\n"
-        f"os.sched_getaffinity = lambda pid: set(range({n_cores}))\n"
-        "import pyhobbit.native.ffi\n"
-        "print(json.dumps(os.environ.get('GOMP_SPINCOUNT')))\n"
-    )
-    done = _python(program, tmp_path, OMP_DISPLAY_ENV="verbose", **given)
-    assert done.returncode == 0, done.stderr
-    told = re.search(r"GOMP_SPINCOUNT = '(\w+)'", done.stderr)  # by libgomp, when it is loaded
-    assert told is not None
-    assert told[1] == spins if spins else told[1] != "300"
-    assert json.loads(done.stdout) == given.get("GOMP_SPINCOUNT")
-
-
 def _assert_ours(done: subprocess.CompletedProcess[str]) -> None:
     """The program has printed the library that llama_cpp uses, and whether Hobbit is one of its models."""
     assert (done.returncode, done.stderr) == (0, "")

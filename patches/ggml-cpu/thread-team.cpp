@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: MIT
+#include "thread-team.h"
+
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <climits>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+namespace {
+
+constexpr uint64_t short_spins   = 300;   // some microseconds
+constexpr uint64_t long_spins    = 30000; // about a millisecond
+constexpr int64_t  sample_ns     = 48'000'000;
+constexpr int64_t  delayed_share = 8; // a thread is delayed if it waits for a core longer than 1/8 of its time
+constexpr int64_t  least_pause   = 200'000'000; // nanoseconds of short spins after a delay
+constexpr int64_t  most_pause    = 3'200'000'000;
+
+int64_t now_ns() { // some nanoseconds long, some milliseconds exact
+    timespec time;
+    clock_gettime(CLOCK_MONOTONIC_COARSE, &time);
+    return time.tv_sec * 1'000'000'000LL + time.tv_nsec;
+}
+
+void relax() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield" ::: "memory");
+#endif
+}
+
+// The spins that the user's environment fixes, or -1.
+int64_t spins_of_environment() {
+    if (const char * count = std::getenv("GOMP_SPINCOUNT")) {
+        char *                   end    = nullptr;
+        const unsigned long long number = std::strtoull(count, &end, 10);
+        return end != count ? int64_t(number & INT64_MAX) : INT64_MAX; // "infinity"
+    }
+    const char * policy = std::getenv("OMP_WAIT_POLICY");
+    if (policy == nullptr) {
+        return -1;
+    }
+    return strcasecmp(policy, "passive") == 0 ? 0 : strcasecmp(policy, "active") == 0 ? INT64_MAX : -1;
+}
+
+// A number that threads wait for to change.
+class alignas(64) signal {
+  public:
+    uint32_t value() const { return value_.load(std::memory_order_acquire); }
+
+    void change() {
+        value_.fetch_add(1);
+        if (sleepers_.load() > 0) {
+            syscall(SYS_futex, &value_, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+        }
+    }
+
+    void wait_for_change(uint32_t old, uint64_t spins) {
+        for (uint64_t i = 0; i < spins; i++) {
+            if (value() != old) {
+                return;
+            }
+            relax();
+        }
+        sleepers_.fetch_add(1);
+        while (value_.load() == old) {
+            syscall(SYS_futex, &value_, FUTEX_WAIT_PRIVATE, old, nullptr, nullptr, 0);
+        }
+        sleepers_.fetch_sub(1);
+    }
+
+  private:
+    std::atomic<uint32_t> value_    = 0;
+    std::atomic<int>      sleepers_ = 0;
+};
+
+// Time that the kernel says a thread waited for a core, sampled by the thread itself.
+class core_delay {
+  public:
+    enum class result { unknown, none, delayed };
+
+    core_delay() : file_(open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC)) {}
+    core_delay(const core_delay &) = delete;
+    ~core_delay() {
+        if (file_ >= 0) {
+            close(file_);
+        }
+    }
+
+    // The delays since `begin` or a later sample, if that is long enough ago.
+    result since(int64_t begin, int64_t now) {
+        const bool is_first = sampled_ < begin;
+        if (!is_first && now - sampled_ < sample_ns) {
+            return result::unknown;
+        }
+        const int64_t before  = delay_;
+        const int64_t elapsed = now - sampled_;
+        delay_                = read();
+        sampled_              = now;
+        return is_first                                      ? result::unknown
+               : (delay_ - before) * delayed_share > elapsed ? result::delayed
+                                                             : result::none;
+    }
+
+  private:
+    // Nanoseconds; 0 if the kernel does not count them.
+    int64_t read() const {
+        char       text[96] = {};
+        long long  ran      = 0;
+        long long  delay    = 0;
+        const bool has_text = file_ >= 0 && pread(file_, text, sizeof text - 1, 0) > 0;
+        return has_text && std::sscanf(text, "%lld %lld", &ran, &delay) == 2 ? delay : 0;
+    }
+
+    const int file_;
+    int64_t   sampled_ = INT64_MIN;
+    int64_t   delay_   = 0;
+};
+
+} // namespace
+
+struct thread_team {
+    thread_team()                    = default;
+    thread_team(const thread_team &) = delete;
+
+    ~thread_team() {
+        if (!is_of_this_process()) { // a fork has no workers to join
+            for (std::unique_ptr<worker> & worker : workers_) {
+                (void) worker.release();
+            }
+            return;
+        }
+        work_ = nullptr;
+        for (std::unique_ptr<worker> & worker : workers_) {
+            worker->start.change();
+            worker->thread.join();
+        }
+    }
+
+    bool is_of_this_process() const { return process_ == getpid(); }
+
+    // Returns how many of n_threads there are.
+    int grow(int n_threads) {
+        while (int(workers_.size()) < n_threads - 1) {
+            const int i = int(workers_.size()) + 1;
+            workers_.push_back(std::make_unique<worker>());
+            try {
+                worker * const added = workers_.back().get();
+                added->thread        = std::thread([this, added, i] { serve(*added, i); });
+            } catch (const std::system_error &) {
+                workers_.pop_back();
+                return i;
+            }
+        }
+        return n_threads;
+    }
+
+    void run(int n_threads, void (*work)(void *, int), void * data) {
+        work_ = work;
+        data_ = data;
+        for (int i = 1; i < n_threads; i++) {
+            workers_[size_t(i - 1)]->start.change();
+        }
+        work(data, 0);
+    }
+
+    void wait(int n_threads) {
+        const uint32_t phase = phase_.value();
+        if (arrived_.fetch_add(1, std::memory_order_acq_rel) == n_threads - 1) {
+            arrived_.store(0, std::memory_order_relaxed);
+            phase_.change();
+        } else {
+            phase_.wait_for_change(phase, spins());
+        }
+    }
+
+  private:
+    struct worker {
+        signal      start;
+        std::thread thread;
+    };
+
+    void serve(worker & self, int i) {
+        for (uint32_t seen = 0;; seen++) {
+            self.start.wait_for_change(seen, spins());
+            if (work_ == nullptr) {
+                return;
+            }
+            work_(data_, i);
+        }
+    }
+
+    // How long the calling thread of the team spins before it sleeps. Delays are judged by long spins alone: between
+    // short ones the threads sleep, and others take their cores, whether or not these are short.
+    uint64_t spins() {
+        static const int64_t fixed = spins_of_environment();
+        if (fixed >= 0) {
+            return uint64_t(fixed);
+        }
+        thread_local core_delay delay;
+        const int64_t           now   = now_ns();
+        const int64_t           begin = long_from_.load(std::memory_order_relaxed);
+        if (now < begin) {
+            return short_spins;
+        }
+        switch (delay.since(begin, now)) {
+            case core_delay::result::unknown: return long_spins;
+            case core_delay::result::none:    pause_.store(least_pause, std::memory_order_relaxed); return long_spins;
+            case core_delay::result::delayed: break;
+        }
+        const int64_t pause = pause_.load(std::memory_order_relaxed);
+        pause_.store(std::min(2 * pause, most_pause), std::memory_order_relaxed);
+        long_from_.store(now + pause, std::memory_order_relaxed);
+        return short_spins;
+    }
+
+    const pid_t                          process_ = getpid();
+    std::vector<std::unique_ptr<worker>> workers_;
+    void (*work_)(void *, int)            = nullptr; // null: the workers end
+    void *               data_            = nullptr;
+    std::atomic<int64_t> long_from_       = 0;           // threads spin briefly before
+    std::atomic<int64_t> pause_           = least_pause; // the next time of short spins
+    alignas(64) std::atomic<int> arrived_ = 0;
+    signal phase_;
+};
+
+thread_team * thread_team_of_caller(int * n_threads) {
+    thread_local std::unique_ptr<thread_team> team;
+    if (!team || !team->is_of_this_process()) {
+        team = std::make_unique<thread_team>();
+    }
+    *n_threads = team->grow(*n_threads);
+    return team.get();
+}
+
+void thread_team_run(thread_team * team, int n_threads, void (*work)(void * data, int i), void * data) {
+    team->run(n_threads, work, data);
+}
+
+void thread_team_wait(thread_team * team, int n_threads) {
+    team->wait(n_threads);
+}
