@@ -116,7 +116,7 @@ def _looks(n_layers: int) -> list[tuple[int, int]]:
 
 
 def _used(experts: np.ndarray, layer: int) -> np.ndarray:
-    """Of experts [T, L, K] those of a layer that uses k: [T, k]."""
+    """The experts [T, k] of a layer that uses k, from [T, L, K]."""
     return experts[:, layer, experts[0, layer] >= 0]
 
 

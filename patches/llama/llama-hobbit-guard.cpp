@@ -9,7 +9,7 @@
 #include <stdexcept>
 
 static thread_local int         llama_hobbit_n_guards = 0; // guards of this thread
-static thread_local std::string llama_hobbit_fault;        // what the innermost one says
+static thread_local std::string llama_hobbit_fault;        // the sentence of the innermost one
 
 static std::mutex            llama_hobbit_mutex;
 static int                   llama_hobbit_n_guarded = 0; // threads; from here on under the mutex

@@ -131,7 +131,7 @@ def _inspect(path: Path, config: EngineConfig, args: argparse.Namespace) -> None
 
 
 def _roof_text(path: Path, share: float, disk: float) -> str:
-    """What sizes alone let expect, as for a repository. share: of experts in memory.  disk: bytes/s."""
+    """The speed that sizes alone let expect. share: of experts in memory.  disk: bytes/s."""
     from pyhobbit.model.model_file import model_parts
     from pyhobbit.model.recommend import MEMORY_SPEED, weights_of  # huggingface_hub takes half a second
 

@@ -11,7 +11,7 @@ from pyhobbit.errors import HobbitError
 from pyhobbit.native.ffi import HostMemory, head_states, host_memory, last_error, llama
 
 _GRAPHS = 44 << 10  # bytes by token of a pass: llama.cpp allows graphs of 40 nodes for it, and keeps two
-_COPIES = 6  # of the states of a pass: llama.cpp's, ours, and those in the batch that the head reads
+_COPIES = 6  # copies of the states of a pass: llama.cpp's, ours, and those in the batch that the head reads
 
 
 class Head:
@@ -30,7 +30,7 @@ class Head:
         self._most = 1 if llama.llama_model_n_layer_nextn(model) > 1 else params.n_ctx  # one step for each
         self._shape = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))
         self._state = np.zeros(llama.llama_model_n_embd_out(model), np.float32)  # before the next token
-        self._states = self._state[:0].reshape(0, len(self._state))  # of the last pass
+        self._states = self._state[:0].reshape(0, len(self._state))  # those of the last pass
         self._start = self._end = 0  # its positions
         keep, self._get_state = head_states()
         keep(context, False)

@@ -75,7 +75,7 @@ class TextDrafts:
 class HeadDrafts(TextDrafts):
     """A draft_model: what the draft head (MTP) in the model's own file suggests. Otherwise as TextDrafts."""
 
-    head: Head | None = None  # of the open model
+    head: Head | None = None  # the open model's
 
     def follow(self, head: Head, context: Any, failure: Callable[[], str | None]) -> None:
         """Reads what llama-cpp-python's context computes from now on, and forgets what that forgets."""

@@ -17,7 +17,7 @@ from pyhobbit.model.router import Gating, Router
 from pyhobbit.model.tiers import Part, Tiers, read_tiers, routed_part, tiered_part
 from pyhobbit.settings.config import Setting
 
-# What a router's input was multiplied by last, where several are stored the first.
+# The last factor of a router's input; the first of these that is stored.
 _GAINS = (
     "ffn_gate_inp.scale",
     *(

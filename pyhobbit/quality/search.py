@@ -22,7 +22,7 @@ TYPICAL_CHECKS = 2
 """Settings that a check measures, by rule."""
 
 _MAX_CHECKS = 6
-_MARGIN = 0.95  # of what a check asks for, so that the next one is unlikely to fail narrowly
+_MARGIN = 0.95  # share of what a check asks for, so that the next one is unlikely to fail narrowly
 _T1_STEPS = 64  # quantiles of the scores
 _T2_HALVINGS = 7  # halvings of the share that is skipped, each in two steps
 _PATIENCE = 3  # steps of t2 that bring nothing: the steps of t1 may be too wide for the first

@@ -81,7 +81,7 @@ class Observations:
         return self.experts[0] >= 0
 
     def used(self, values: np.ndarray, i: int) -> np.ndarray:
-        """Of values [T, L, K] those of the i-th layer, which uses k experts: [T, k]."""
+        """The values [T, k] of the i-th layer, which uses k experts, from [T, L, K]."""
         return values[:, i, self.is_used[i]]
 
     def first(self, n_tokens: int) -> "Observations":

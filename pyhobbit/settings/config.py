@@ -380,7 +380,7 @@ class CalibrationConfig:
         return default if self.max_chunks is None else self.max_chunks
 
     def n_check(self, n_chunks: int) -> int:
-        """Of so many chunks those that check; 0 where they are too few to state a confidence."""
+        """How many of the chunks check; 0 where they are too few to state a confidence."""
         return n_chunks // 2 if n_chunks >= self.min_checked else 0
 
     @property

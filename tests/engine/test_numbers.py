@@ -22,7 +22,7 @@ from pyhobbit import Hobbit
 from pyhobbit.errors import HobbitError
 from pyhobbit.routing.trace import read_trace
 
-LIMIT = 1024  # of llama.cpp
+LIMIT = 1024  # llama.cpp's
 PLANS = {
     "prompt": logits.prefill([1 + 37 * i % 300 for i in range(40)]),
     "text": logits.prefill([5, 6, 7, 8, 9], greedy=12),
@@ -54,7 +54,7 @@ def write_architecture(name: str, keys: Mapping[str, Any], path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def uneven(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of four layers two have experts, which differ in width and in how many a token uses."""
+    """Two of four layers have experts, which differ in width and in how many a token uses."""
     keys = {"expert_used_count": N_USED, "expert_feed_forward_length": WIDTHS}
     return write_architecture("nemotron_h_moe", keys, tmp_path_factory.mktemp("uneven") / "m.gguf")
 

@@ -81,7 +81,7 @@ def test_gains_that_differ_between_layers_need_no_map() -> None:
     routers, _ = _model(turn=0)
     random = np.random.default_rng(2)
     gains = np.exp(random.normal(size=(N_LAYERS, WIDTH))).astype(np.float32)
-    gains[0, 3] = 0  # what it hides stays hidden
+    gains[0, 3] = 0  # it hides its input for good
     gained = [replace(router, gain=gain) for router, gain in zip(routers, gains, strict=True)]
     fit = LookaheadFit(gained, 1)
     _run(fit, gained, [np.eye(WIDTH, dtype=np.float32)] * N_LAYERS, 1024)

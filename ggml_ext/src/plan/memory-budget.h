@@ -52,7 +52,7 @@ struct other_memory {
 
     device_memory device = {};
 
-    uint64_t limit    = UINT64_MAX; // what the process may hold at most
+    uint64_t limit    = UINT64_MAX; // the most that the process may hold
     uint64_t snapshot = 0;          // bytes of one snapshot; 0: there are none
 };
 

@@ -119,7 +119,7 @@ status router_predictor::set_router(layer_id layer, const hobbit_router & given)
         for (size_t i = 0; i < floats.size(); i++) {
             floats[i] *= gain[i % gain.size()];
         }
-        // what a gain of zero hides stays hidden
+        // a gain of zero hides its input for good
         std::transform(gain.begin(), gain.end(), gain.begin(), [](float g) { return g == 0.0f ? 0.0f : 1.0f / g; });
         ggml_backend_tensor_set(inverse_, gain.data(), size_t(layer) * inverse_->nb[1], inverse_->nb[1]);
     }

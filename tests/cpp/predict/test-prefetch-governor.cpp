@@ -96,13 +96,13 @@ TEST_CASE("a tenth gained is seldom taken for a loss, and a tenth lost is found 
     constexpr unsigned n_trials = 1000;
     unsigned           n_off    = 0;
     unsigned           n_found  = 0;
-    size_t             n_passes = 0; // of the trials of a loss
+    size_t             n_passes = 0; // those in the trials of a loss
     for (unsigned seed = 0; seed < n_trials; seed++) {
         const auto trial = [&](double with) {
             machine                    m = { {}, with, 10.0 };
             std::mt19937               random(seed);
             std::normal_distribution<> fresh(0.0, 0.2 * std::sqrt(1.0 - 0.3 * 0.3));
-            double                     noise = 0.0; // of a pair: a fifth, which lasts a little
+            double                     noise = 0.0; // a pair has a fifth, which lasts a little
             size_t                     n     = 0;
             m.passes(governor::warm_up);
             for (; n < 2 * governor::max_pairs && m.g.n_pauses() == 0; n += 2) {
