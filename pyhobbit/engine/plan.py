@@ -150,7 +150,8 @@ def fit(
     config, plan = _beside_projector(path, config, partial(_lay_out, path, context, model, overrides))
     settings = config.cache.settings()
     if config.cache.memory is not None:
-        settings["hobbit.memory"] = config.cache.memory + max(0, resident_memory() - held)
+        further = max(0, resident_memory() - held)
+        settings["hobbit.memory"] = min(config.cache.memory + further, memory_limit())
     if plan.head:
         settings["hobbit.further"] = plan.head
     return Fit(settings, plan.info.n_ctx, plan.n_batch)

@@ -105,7 +105,7 @@ class Hobbit(CachedModel, TypedLlama):
         self._load_s = time.perf_counter() - start
         architecture = self._loaded.metadata("general.architecture")
         for key in self.kv_overrides or {}:
-            if key.partition(".")[0] not in (architecture, "general", "tokenizer"):
+            if key.partition(".")[0] not in (architecture, "general", "tokenizer", "hobbit"):
                 what = (
                     f"the override of {key} does nothing: {model_path} is of the architecture {architecture}"
                 )

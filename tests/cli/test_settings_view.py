@@ -55,6 +55,7 @@ VALUES: dict[str, Any] = {
     "memory": 1 << 30,
     "pools": 8 << 20,
     "rule": "random",
+    "strict": True,
     "price": 0.5,
     "t1": 0.5,
     "t2": 0.75,

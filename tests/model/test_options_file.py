@@ -148,8 +148,8 @@ def test_hobbit_takes_it_where_no_keyword_does(tiny: Path) -> None:
     with open_model(tiny, pools=None, n_ctx=512) as model:
         assert model.cache_config.pools == 6 << 20
         assert (model.n_ctx(), model.n_threads) == (512, 1)
-    with open_model(tiny, memory="1G", pools=None) as model:
-        assert (model.cache_config.memory, model.cache_config.pools) == (1 << 30, None)
+    with open_model(tiny, memory="4G", pools=None) as model:  # the process of the tests may hold more than 1G
+        assert (model.cache_config.memory, model.cache_config.pools) == (4 << 30, None)
 
 
 def test_serve_passes_on_what_is_llama_servers(tiny: Path) -> None:

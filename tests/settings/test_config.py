@@ -346,7 +346,7 @@ def test_a_context_is_as_large_as_asked_or_the_least_and_never_above_the_models(
 def test_a_short_calibration_tries_the_rule_price_on_the_least_text() -> None:
     long, short = CalibrationConfig(), CalibrationConfig(minutes=5)
     assert (long.n_chunks, long.n_cost_chunks, long.rules) == (32, 4, ("gate", "price"))
-    assert (short.n_chunks, short.n_cost_chunks, short.rules) == (4, 1, ("price",))
+    assert (short.n_chunks, short.n_cost_chunks, short.rules) == (8, 1, ("price",))
     given = CalibrationConfig(minutes=5, max_chunks=9, cost_chunks=7)
     assert (given.n_chunks, given.n_cost_chunks) == (9, 7)
 

@@ -4,6 +4,7 @@
 #include "mechanisms/early/early-settings.h"
 
 #include <algorithm>
+#include <cstring>
 #include <new>
 
 namespace hobbit {
@@ -99,8 +100,8 @@ status early_rows::before_rest(const routed_layer & layer) {
     }
     const section_copy & copy = *sections_[next];
     const ggml_tensor *  read = ggml_graph_node(layer.graph, layer.first)->src[1];
-    if (ggml_nbytes(router_input) != ggml_nbytes(copy.input()) || read->data != router_input->data) {
-        return {}; // the experts read another tensor than their router
+    if (ggml_nbytes(router_input) != ggml_nbytes(copy.input()) || ggml_nbytes(read) != ggml_nbytes(router_input)) {
+        return {};
     }
     set_n_threads(layer.cpu);
     HOBBIT_TRY(cpu_.open());
@@ -112,7 +113,12 @@ status early_rows::before_rest(const routed_layer & layer) {
     for (const planned_use & use : uses_) {
         uses.push_back(&use);
     }
-    const char *    bytes = layer.device.read({ router_input }).front();
+    const std::vector<const char *> inputs = layer.device.read({ router_input, read });
+    const char *                    bytes  = inputs.front();
+    if (std::memcmp(bytes, inputs.back(), ggml_nbytes(read)) != 0) { // the experts do not read what their router reads
+        release();
+        return {};
+    }
     const host_copy input = { copy.input(), { bytes, bytes + ggml_nbytes(router_input) } };
     rows_.begin(copy.section(), predictions_.front(), uses, input, layer.device);
     const status s = rows_.begin_next(cpu_.inner());
