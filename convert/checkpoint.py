@@ -70,8 +70,10 @@ def list_tensors(folder: Path, out_type: str) -> Listed:
     if not tensors:
         raise HobbitError(f"{folder} has no weights in it, such as *.safetensors: download the rest of it")
     names = {tensor.name for tensor in tensors}
-    if absent := [name for name in ("token_embd.weight", "output_norm.weight") if name not in names]:
-        raise HobbitError(f"{folder} has no weights for {absent[0]}: download the rest of the checkpoint")
+    # LFM2's last norm has the name of one behind the embedding
+    for needed in (("token_embd.weight",), ("output_norm.weight", "token_embd_norm.weight")):
+        if not names & {*needed}:
+            raise HobbitError(f"{folder} has no weights for {needed[0]}: download the rest of the checkpoint")
     return Listed(tuple(tensors), has_mtp, listed["without_mtp"])
 
 
