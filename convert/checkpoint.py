@@ -70,10 +70,14 @@ def list_tensors(folder: Path, out_type: str) -> Listed:
     if not tensors:
         raise HobbitError(f"{folder} has no weights in it, such as *.safetensors: download the rest of it")
     names = {tensor.name for tensor in tensors}
-    # LFM2's last norm has the name of one behind the embedding
-    for needed in (("token_embd.weight",), ("output_norm.weight", "token_embd_norm.weight")):
-        if not names & {*needed}:
-            raise HobbitError(f"{folder} has no weights for {needed[0]}: download the rest of the checkpoint")
+    has_norm = any(
+        "norm" in name and not name.startswith("blk.") for name in names
+    )  # the last one has several names
+    absent = (
+        "token_embd.weight" if "token_embd.weight" not in names else "" if has_norm else "output_norm.weight"
+    )
+    if absent:
+        raise HobbitError(f"{folder} has no weights for {absent}: download the rest of the checkpoint")
     return Listed(tuple(tensors), has_mtp, listed["without_mtp"])
 
 
