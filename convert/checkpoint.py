@@ -70,14 +70,14 @@ def list_tensors(folder: Path, out_type: str) -> Listed:
     if not tensors:
         raise HobbitError(f"{folder} has no weights in it, such as *.safetensors: download the rest of it")
     names = {tensor.name for tensor in tensors}
-    has_norm = any(
-        "norm" in name and not name.startswith("blk.") for name in names
-    )  # the last one has several names
-    absent = (
-        "token_embd.weight" if "token_embd.weight" not in names else "" if has_norm else "output_norm.weight"
-    )
-    if absent:
-        raise HobbitError(f"{folder} has no weights for {absent}: download the rest of the checkpoint")
+    # the last norm has several names
+    norms = {name for name in names if "norm" in name and not name.startswith("blk.")}
+    for needed, found in (
+        ("token_embd.weight", names & {"token_embd.weight"}),
+        ("output_norm.weight", norms),
+    ):
+        if not found:
+            raise HobbitError(f"{folder} has no weights for {needed}: download the rest of the checkpoint")
     return Listed(tuple(tensors), has_mtp, listed["without_mtp"])
 
 

@@ -21,7 +21,7 @@ from pyhobbit.cli.options import (
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.model_path import add_model_arguments, check_model_arguments, model_path
 from pyhobbit.model.names import check_model_file, parse_repository
-from pyhobbit.model.tiers import routed_part
+from pyhobbit.model.tiers import default_low_types, routed_part
 from pyhobbit.settings.config import EngineConfig, format_size, parse_size
 from pyhobbit.settings.table import OPTIONS
 
@@ -51,9 +51,11 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("--trace is for the speed estimate, which --no-speed skips; give one of them")
     config = engine_config(args, args.ctx, without=("trace", "timeline"))
     check_model_arguments(args)
-    if args.hf_repo is not None and parse_repository(args.hf_repo)[1] is None:
-        _recommend(parse_repository(args.hf_repo)[0], config.cache.memory, args)
-        return 0
+    if args.hf_repo is not None:
+        repository, quant = parse_repository(args.hf_repo)
+        if quant is None:
+            _recommend(repository, config.cache.memory, args)
+            return 0
     if args.disk_speed is not None:
         raise ConfigError("--disk-speed is for USER/NAME without a QUANT; leave it out")
     add_rpc_devices(args)
@@ -72,15 +74,15 @@ def _recommend(name: str, memory: int | None, args: argparse.Namespace) -> None:
     files = repo.sizes()
     machine = recommend.this_machine(memory, args.disk_speed)
     found = recommend.choices(repo, files, machine)
-    chosen = recommend.best(found) if args.json or any(each.speed for each in found) else None
-    if args.json and chosen is not None:
-        rows = [asdict(each) for each in found]
-        print(json.dumps({"machine": asdict(machine), "choices": rows, "chosen": chosen.label}, indent=2))
+    if args.json:
+        rows, chosen = [asdict(each) for each in found], recommend.best(found).label
+        print(json.dumps({"machine": asdict(machine), "choices": rows, "chosen": chosen}, indent=2))
         return
+    marked = recommend.best(found) if any(each.speed for each in found) else None
     width = max(len(each.label) for each in found)
     print(f"  {'QUANT':{width}}  {'SIZE':>10}  EXPERTS IN MEMORY  TOKEN/S")
     for each in found:
-        mark, speed = ">" if each is chosen else " ", f"{each.speed:.3g}" if each.speed else "no room"
+        mark, speed = ">" if each is marked else " ", f"{each.speed:.3g}" if each.speed else "no room"
         print(f"{mark} {each.label:{width}}  {format_size(each.size):>10}  {each.share:17.0%}  {speed:>7}")
     print(recommend.reasons(found, machine))
 
@@ -89,7 +91,6 @@ def _inspect(path: Path, config: EngineConfig, args: argparse.Namespace) -> None
     from pyhobbit.inspect import advice
     from pyhobbit.inspect.speed import measure
     from pyhobbit.model.model_file import opened_info, read_model_file
-    from pyhobbit.model.tiers import default_low_types
     from pyhobbit.settings.resolve import resolved
 
     check_model_file(path)
@@ -162,9 +163,10 @@ def _precision_text(applied: "ModelInfo", rule: str) -> str:
 
 
 def _description(model: "ModelFile") -> dict[str, str]:
+    from pyhobbit.model.model_file import holds_head
+
     n_layers = model.key("block_count", len(model.blocks))
-    has_head = any(".nextn.eh_proj." in name for name in model.tensors)
-    drafts = ", a draft block (MTP) among them" if has_head else ""
+    drafts = ", a draft block (MTP) among them" if holds_head(model.tensors) else ""
     with_experts = "all" if n_layers == len(model.blocks) else str(len(model.blocks))
     rows = {
         "model": f"{model.path}, {model.value('general.name', 'without a name')}",

@@ -94,10 +94,10 @@ class Head:
 
 def check_head(path: Path) -> None:
     """Raises HobbitError where the file does not hold a draft head."""
-    from pyhobbit.model.model_file import model_parts  # takes memory, which others do without
+    from pyhobbit.model.model_file import holds_head, model_parts  # takes memory that others save
 
     files = model_parts(path)
-    if any(".nextn.eh_proj." in tensor.name for file in files for tensor in file.tensors):
+    if holds_head(tensor.name for file in files for tensor in file.tensors):
         return
     architecture = files[0].get("general.architecture", "")
     is_announced = files[0].get(f"{architecture}.nextn_predict_layers", 0) > 0

@@ -2,7 +2,7 @@
 """The headers of a MoE model's files, and its routers."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
@@ -234,6 +234,11 @@ def model_parts(path: Path) -> list[GgufFile]:
     if n_tensors != n_expected:
         raise HobbitError(f"the splits of {path} hold {n_tensors} tensors, not {n_expected}")
     return files
+
+
+def holds_head(tensor_names: Iterable[str]) -> bool:
+    """Tells if one of a model's tensors is of a draft head (MTP)."""
+    return any(".nextn.eh_proj." in name for name in tensor_names)
 
 
 def _describe(name: str, tiers: Tiers, tensors: list[TensorInfo]) -> Tier:
