@@ -41,22 +41,13 @@ struct ggml_tensor;
 // Opening
 //
 
-enum hobbit_setting_kind {
-    HOBBIT_SETTING_INT    = 0,
-    HOBBIT_SETTING_FLOAT  = 1,
-    HOBBIT_SETTING_BOOL   = 2,
-    HOBBIT_SETTING_STRING = 3,
-};
-
 // One setting. Keys are spelled as in the GGUF metadata and on the command line of llama.cpp's tools
 // (--override-kv KEY=TYPE:VALUE); a setting given here wins over the same key stored in the model file.
 // hobbit_setting_spec_at lists the keys.
 struct hobbit_setting {
-    const char *             key;
-    enum hobbit_setting_kind kind;
-    int64_t                  i; // INT, BOOL
-    double                   f; // FLOAT
-    const char *             s; // STRING, borrowed for the call
+    const char * key;
+    double       number; // a flag is 0 or 1
+    const char * text;   // in place of the number, borrowed for the call; NULL: none
 };
 
 enum hobbit_setting_type {
@@ -81,7 +72,7 @@ struct hobbit_setting_spec {
     const char *             choices;       // separated by spaces; NULL: not a choice
     const char *             unit;          // NULL: none
     bool                     is_stored;     // a model file or its calibration may hold it
-    bool                     is_live;       // a number that hobbit_change_settings takes
+    bool                     is_live;       // a number or choice that hobbit_change_settings takes
     const char * replaced_by; // keys separated by spaces; given one of them, MODEL.toml's value does not apply
     const char * help;
 };
@@ -119,7 +110,7 @@ HOBBIT_API void hobbit_get_settings(const hobbit_model * model, struct hobbit_re
 
 // Opens the experts of the GGUF at `path` (of a split model: its first file), without reading any weight.
 // On success *model holds one reference, or NULL where llama.cpp is to load the file as it always does: a dense model,
-// or a plain GGUF for which no cache was asked and which fits into free memory.
+// or a plain GGUF for which no cache was asked and which fits into free memory, or has hobbit.placement=layers.
 HOBBIT_API bool hobbit_open(const char * path, const struct hobbit_setting * settings, size_t n_settings,
                             hobbit_model ** model, char * err, size_t err_size);
 
@@ -145,6 +136,10 @@ HOBBIT_API void hobbit_clear_last_error(void);
 // Experts of a layer that llama.cpp runs at most.
 HOBBIT_API uint32_t hobbit_max_experts(void);
 
+// Bytes that a server's requests may take while they are read (hobbit.requests), for so many tokens of context and a
+// limit of `memory` bytes for the process; 0: without a limit. has_media: the model takes images or sound.
+HOBBIT_API uint64_t hobbit_request_bytes(uint64_t n_ctx, uint64_t memory, bool has_media);
+
 // Returns true if the tensor belongs to a further tier, which no architecture of llama.cpp knows.
 HOBBIT_API bool hobbit_is_tier_tensor(const char * name);
 
@@ -152,6 +147,10 @@ HOBBIT_API bool hobbit_is_tier_tensor(const char * name);
 // say, and these may name a number for each block. Without it all blocks have the largest of the metadata.
 // REQUIRES: before hobbit_place_layers.
 HOBBIT_API void hobbit_set_experts_used(hobbit_model * model, const uint32_t * of_blocks, size_t n_blocks);
+
+// Tells that blocks from n_blocks on are not run, such as a draft head that nobody loads: their experts have no part of
+// the memory. REQUIRES: before hobbit_place_layers.
+HOBBIT_API void hobbit_set_run_blocks(hobbit_model * model, uint32_t n_blocks);
 
 // Which device holds and computes the experts of which block: devices[N] is the device that has the rest of block N
 // ("blk.N."). Without hobbit.device the devices of the blocks with experts are taken, where they have memory of their
@@ -260,12 +259,6 @@ HOBBIT_API bool hobbit_repeats_batch(hobbit_context * context, const float * log
 // holds the model, as computations that were not announced do; these take no turn in the order of batches.
 HOBBIT_API void hobbit_begin_sequence(hobbit_context * context, int32_t sequence);
 
-// Sets the routers' choices that the predictor "given" predicts for the next n_tokens, until the next call:
-// [n_ahead][n_tokens][layers with routed experts][experts used]. The first block is predicted one layer ahead, the next
-// one two layers ahead, and so on. For measurements. Fails for an expert that does not exist.
-HOBBIT_API bool hobbit_set_prediction(hobbit_model * model, uint32_t n_tokens, uint32_t n_ahead,
-                                      const int32_t * experts, const float * weights, char * err, size_t err_size);
-
 //
 // Changing
 //
@@ -322,6 +315,7 @@ struct hobbit_info {
     uint32_t n_experts_used; // per token, in the layer with the most
     uint32_t n_tiers;
     uint32_t n_absent_high;   // experts of all layers that have a low version alone
+    uint32_t n_unused;        // experts of layers that are not run, as those of a draft head that nobody loads
     uint64_t tier_bytes_high; // all routed experts of the tier
     uint64_t tier_bytes_low;
     double   token_bytes_high; // experts that a token uses in all layers, if all of them are of this tier
@@ -450,104 +444,6 @@ struct hobbit_disk_speed {
 // Reads at random places of the file for `seconds`, `n_threads` reads of `read_bytes` at a time, as the loader does.
 HOBBIT_API bool hobbit_measure_disk(const char * path, uint64_t read_bytes, uint32_t n_threads, double seconds,
                                     struct hobbit_disk_speed * speed, char * err, size_t err_size);
-
-//
-// Policies and their simulation
-//
-
-// The i-th name of an eviction policy, NULL past the last one.
-HOBBIT_API const char * hobbit_policy_name(size_t i);
-
-// One selection of a recorded run, in the order of the run: batches, in them layers, in them tokens, in them ranks. A
-// batch ends where the layer goes back, or where a sequence has a further token and one of the two is counted
-// (decoding). Every token has as many routes in each of its layers as struct hobbit_simulation says.
-struct hobbit_route {
-    int32_t sequence; // a number not seen before begins a sequence
-    int32_t token;    // counts up within the sequence
-    int32_t layer;
-    int32_t expert;
-    float   weight;  // weight of the router
-    int32_t counted; // 0: warms the cache and is left out of the results (prefill)
-};
-
-// How many of the experts that a layer chose were predicted.
-struct hobbit_layer_recall {
-    uint64_t predictable;
-    uint64_t predicted_right;
-};
-
-struct hobbit_simulation {
-    const char *  policy;     // a name of hobbit_policy_name, or "belady": the bound, for one pool of equal experts
-    double        weights[4]; // weights of Eq. 3: LRU, LFU, LHU, FLD
-    uint32_t      n_layers;
-    uint32_t      n_experts;
-    uint32_t      n_used; // per token, in the layer with the most
-    uint32_t      slots_high;
-    uint32_t      slots_low;
-    uint32_t      floors; // 1: a layer keeps its even share of a pool, as in the engine
-    const char *  rule;   // a choice of hobbit.rule
-    double        t1;
-    double        t2;
-    double        price;
-    const float * low_costs; // costs for rules that take a price, see hobbit_set_costs; NULL: no costs
-    const float * skip_costs;
-    uint64_t      n_costs;
-    double        bits_high; // per weight
-    double        bits_low;
-    uint64_t      seed; // seed of the policy "random"
-
-    const uint32_t * n_used_by_layer; // [n_layers], each 1 to n_used; NULL: n_used in all layers
-
-    // Uses per token in earlier runs, [n_layers][n_experts], with which the pools are filled and the policy begins.
-    // NULL: the pools are empty at first.
-    const float * prior;
-
-    // A choice of hobbit.predictor that needs routes alone, to be judged one layer ahead; NULL: none. The experts that
-    // it predicts are not loaded.
-    const char *                 predictor;
-    struct hobbit_layer_recall * recall_by_layer; // [n_layers], added to; NULL: not wanted
-};
-
-// Counts selections of counted tokens.
-struct hobbit_simulation_result {
-    uint64_t hits_high;
-    uint64_t misses_high;
-    uint64_t hits_low;
-    uint64_t misses_low;
-    uint64_t skipped;
-    uint64_t n_tokens;
-    uint64_t loads_high; // misses_high
-    uint64_t loads_low;  // misses_low, or low versions that were loaded for either precision
-    double   penalty;    // bits loaded, in units of an expert in high precision: with complete tiers 1 for a
-                         // high-precision load and bits_low / bits_high for a low one
-
-    // Counts of the predictor, in layers after the first with a counted token; each expert counts once per layer and
-    // batch. Recall is predicted_right / predictable, precision on misses predicted_missing_right / predicted_missing.
-    uint64_t predictable;             // experts that were chosen
-    uint64_t predicted_right;         // predicted ones of these
-    uint64_t predicted_missing;       // experts that were predicted while they were resident in neither precision
-    uint64_t predicted_missing_right; // chosen ones of these
-};
-
-// Bytes to be divided between the two pools.
-struct hobbit_pool_request {
-    uint64_t bytes;      // bytes of both pools; if they are too few, the smallest pools are used
-    uint64_t high_bytes; // bytes of a slot of the high pool; above 0
-    uint64_t low_bytes;  // 0: there is no low tier
-    uint32_t n_experts;  // experts of all layers
-    uint32_t n_used;     // per token and layer
-    double   low_share;  // share of the bytes for the low pool; negative: computed from low_demand
-    double   low_demand; // slots of the low pool wanted for each slot of the high one; 0: nothing is low
-};
-
-// Slots of the high and the low pool, as hobbit_open_context divides its memory.
-HOBBIT_API void hobbit_divide_pools(const struct hobbit_pool_request * request, uint32_t * high, uint32_t * low);
-
-// Replays routes through the engine's own policy and scorer, with demand loading and a pool per tier. Fails for
-// settings that hobbit_open refuses.
-HOBBIT_API bool hobbit_simulate(const struct hobbit_route * routes, size_t n_routes,
-                                const struct hobbit_simulation * options, struct hobbit_simulation_result * result,
-                                char * err, size_t err_size);
 
 #ifdef __cplusplus
 }

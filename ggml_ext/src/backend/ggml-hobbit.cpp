@@ -5,7 +5,6 @@
 #include "backend/split-runner.h"
 #include "base/ggml-layout.h"
 #include "base/last-error.h"
-#include "device/aliased-buffer-type.h"
 #include "device/device-traits.h"
 #include "ggml-impl.h"
 #include "graph/inner-graph.h"
@@ -14,7 +13,7 @@
 #include "model/expert-index.h"
 
 #include <algorithm>
-#include <cstring>
+#include <map>
 #include <mutex>
 #include <new>
 #include <optional>
@@ -38,7 +37,7 @@ struct ggml_backend_hobbit_device_context {
     std::string                on_disk; // name of the buffer types of models' experts
     ggml_backend_dev_t         compute;
     ggml_backend_buffer_type_t memory;      // its own
-    ggml_backend_buffer_type   activations; // the same, see aliased-buffer-type.h; unused on the CPU
+    ggml_backend_buffer_type   activations; // the same, see activation_type(); unused on the CPU
 };
 
 static ggml_backend_hobbit_device_context & device_context(ggml_backend_dev_t dev) {
@@ -70,19 +69,19 @@ struct ggml_backend_hobbit_buffer_context {
     void *         base;
 };
 
+static ggml_backend_hobbit_buffer_context * buffer_context(ggml_backend_buffer_t buffer) {
+    return (ggml_backend_hobbit_buffer_context *) buffer->context;
+}
+
 static void ggml_backend_hobbit_buffer_free(ggml_backend_buffer_t buffer) {
-    auto * ctx = (ggml_backend_hobbit_buffer_context *) buffer->context;
+    auto * ctx = buffer_context(buffer);
     munmap(ctx->base, buffer->size);
     ctx->runner->unref();
     delete ctx;
 }
 
-static void * ggml_backend_hobbit_buffer_get_base(ggml_backend_buffer_t buffer) {
-    return ((ggml_backend_hobbit_buffer_context *) buffer->context)->base;
-}
-
 static enum ggml_status ggml_backend_hobbit_buffer_init_tensor(ggml_backend_buffer_t buffer, ggml_tensor * tensor) {
-    auto * ctx = (ggml_backend_hobbit_buffer_context *) buffer->context;
+    auto * ctx = buffer_context(buffer);
     if (!ctx->runner->owns(tensor->name)) {
         GGML_LOG_ERROR("hobbit: '%s' cannot live in the expert cache: LoRA adapters on routed experts are not "
                        "supported\n",
@@ -93,26 +92,18 @@ static enum ggml_status ggml_backend_hobbit_buffer_init_tensor(ggml_backend_buff
     return GGML_STATUS_SUCCESS;
 }
 
-static void ggml_backend_hobbit_buffer_set_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, const void *, size_t,
-                                                  size_t) {
-    GGML_ABORT("%s is read from its file, not set", tensor->name);
-}
-
-static void ggml_backend_hobbit_buffer_get_tensor(ggml_backend_buffer_t, const ggml_tensor * tensor, void *, size_t,
-                                                  size_t) {
-    GGML_ABORT("%s has no memory of its own", tensor->name);
-}
-
-static void ggml_backend_hobbit_buffer_clear(ggml_backend_buffer_t, uint8_t) {}
-
 static struct ggml_backend_buffer_i ggml_backend_hobbit_buffer_i() {
     ggml_backend_buffer_i i = {};
     i.free_buffer           = ggml_backend_hobbit_buffer_free;
-    i.get_base              = ggml_backend_hobbit_buffer_get_base;
+    i.get_base              = [](ggml_backend_buffer_t buffer) { return buffer_context(buffer)->base; };
     i.init_tensor           = ggml_backend_hobbit_buffer_init_tensor;
-    i.set_tensor            = ggml_backend_hobbit_buffer_set_tensor;
-    i.get_tensor            = ggml_backend_hobbit_buffer_get_tensor;
-    i.clear                 = ggml_backend_hobbit_buffer_clear;
+    i.set_tensor            = [](ggml_backend_buffer_t, ggml_tensor * tensor, const void *, size_t, size_t) {
+        GGML_ABORT("%s is read from its file, not set", tensor->name);
+    };
+    i.get_tensor = [](ggml_backend_buffer_t, const ggml_tensor * tensor, void *, size_t, size_t) {
+        GGML_ABORT("%s has no memory of its own", tensor->name);
+    };
+    i.clear = [](ggml_backend_buffer_t, uint8_t) {};
     return i;
 }
 
@@ -139,20 +130,46 @@ static ggml_backend_buffer_t ggml_backend_hobbit_buffer_type_alloc_buffer(ggml_b
                                     new ggml_backend_hobbit_buffer_context{ runner, base }, size);
 }
 
-static size_t ggml_backend_hobbit_buffer_type_get_alignment(ggml_backend_buffer_type_t) {
-    return 64;
-}
-
 static struct ggml_backend_buffer_type_i ggml_backend_hobbit_buffer_type_i() {
     ggml_backend_buffer_type_i i = {};
     i.get_name                   = ggml_backend_hobbit_buffer_type_get_name;
     i.alloc_buffer               = ggml_backend_hobbit_buffer_type_alloc_buffer;
-    i.get_alignment              = ggml_backend_hobbit_buffer_type_get_alignment;
+    i.get_alignment              = [](ggml_backend_buffer_type_t) { return size_t(64); };
     return i;
 }
 
 bool ggml_backend_buft_is_hobbit(ggml_backend_buffer_type_t buft) {
     return buft->iface.get_name == ggml_backend_hobbit_buffer_type_get_name;
+}
+
+//
+// the memory of activations
+//
+
+static ggml_backend_buffer_type_t memory_of(ggml_backend_buffer_type_t buft) {
+    return (ggml_backend_buffer_type_t) buft->context;
+}
+
+// Wraps the buffer type `memory` as a type of `device`. ggml's scheduler assigns an operation to the first backend that
+// supports the memory of its operands; with a type of its own, `device` is not mistaken for the owner of `memory`.
+static ggml_backend_buffer_type activation_type(ggml_backend_buffer_type_t memory, ggml_backend_dev_t device) {
+    using type                       = ggml_backend_buffer_type_t;
+    ggml_backend_buffer_type_i iface = {};
+    iface.get_name                   = [](type buft) { return ggml_backend_dev_name(buft->device); };
+    iface.alloc_buffer               = [](type buft, size_t size) {
+        ggml_backend_buffer_t buffer = ggml_backend_buft_alloc_buffer(memory_of(buft), size);
+        if (buffer) {
+            buffer->buft = buft; // operations on it then belong to the other device
+        }
+        return buffer;
+    };
+    iface.get_alignment  = [](type buft) { return ggml_backend_buft_get_alignment(memory_of(buft)); };
+    iface.get_max_size   = [](type buft) { return ggml_backend_buft_get_max_size(memory_of(buft)); };
+    iface.get_alloc_size = [](type buft, const ggml_tensor * tensor) {
+        return ggml_backend_buft_get_alloc_size(memory_of(buft), tensor);
+    };
+    iface.is_host = [](type buft) { return ggml_backend_buft_is_host(memory_of(buft)); };
+    return { iface, device, /* .context = */ memory };
 }
 
 //
@@ -296,29 +313,11 @@ static void ggml_backend_hobbit_set_abort_callback(ggml_backend_t backend, ggml_
 // device
 //
 
-static const char * ggml_backend_hobbit_device_get_name(ggml_backend_dev_t dev) {
-    return device_context(dev).name.c_str();
-}
-
-static const char * ggml_backend_hobbit_device_get_description(ggml_backend_dev_t) {
-    return "expert cache";
-}
-
-static void ggml_backend_hobbit_device_get_memory(ggml_backend_dev_t, size_t * free, size_t * total) {
-    *free  = 0;
-    *total = 0;
-}
-
-static enum ggml_backend_dev_type ggml_backend_hobbit_device_get_type(ggml_backend_dev_t) {
-    return GGML_BACKEND_DEVICE_TYPE_ACCEL;
-}
-
 static void ggml_backend_hobbit_device_get_props(ggml_backend_dev_t dev, ggml_backend_dev_props * props) {
-    props->name        = ggml_backend_hobbit_device_get_name(dev);
-    props->description = ggml_backend_hobbit_device_get_description(dev);
-    props->type        = ggml_backend_hobbit_device_get_type(dev);
-    ggml_backend_hobbit_device_get_memory(dev, &props->memory_free, &props->memory_total);
-    props->caps              = {};
+    *props                   = {};
+    props->name              = dev->iface.get_name(dev);
+    props->description       = dev->iface.get_description(dev);
+    props->type              = dev->iface.get_type(dev);
     props->caps.mmap_support = true;
 }
 
@@ -358,10 +357,10 @@ static bool ggml_backend_hobbit_device_supports_buft(ggml_backend_dev_t dev, ggm
 
 static struct ggml_backend_device_i ggml_backend_hobbit_device_i() {
     ggml_backend_device_i i = {};
-    i.get_name              = ggml_backend_hobbit_device_get_name;
-    i.get_description       = ggml_backend_hobbit_device_get_description;
-    i.get_memory            = ggml_backend_hobbit_device_get_memory;
-    i.get_type              = ggml_backend_hobbit_device_get_type;
+    i.get_name              = [](ggml_backend_dev_t dev) { return device_context(dev).name.c_str(); };
+    i.get_description       = [](ggml_backend_dev_t) { return "expert cache"; };
+    i.get_memory            = [](ggml_backend_dev_t, size_t * free, size_t * total) { *free = *total = 0; };
+    i.get_type              = [](ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_ACCEL; };
     i.get_props             = ggml_backend_hobbit_device_get_props;
     i.init_backend          = ggml_backend_hobbit_device_init_backend;
     i.get_buffer_type       = ggml_backend_hobbit_device_get_buffer_type;
@@ -373,10 +372,6 @@ static struct ggml_backend_device_i ggml_backend_hobbit_device_i() {
 //
 // registry
 //
-
-static const char * ggml_backend_hobbit_reg_get_name(ggml_backend_reg_t) {
-    return "HOBBIT";
-}
 
 struct hobbit_device {
     ggml_backend_hobbit_device_context context;
@@ -394,42 +389,33 @@ static std::mutex & devices_mutex() {
     return mutex;
 }
 
-static size_t ggml_backend_hobbit_reg_get_device_count(ggml_backend_reg_t) {
-    std::lock_guard<std::mutex> lock(devices_mutex());
-    return devices().size();
-}
-
-static ggml_backend_dev_t ggml_backend_hobbit_reg_get_device(ggml_backend_reg_t, size_t index) {
-    std::lock_guard<std::mutex> lock(devices_mutex());
-    return &devices().at(index)->device;
-}
-
 static void * ggml_backend_hobbit_reg_get_proc_address(ggml_backend_reg_t, const char * name) {
-    if (std::strcmp(name, "ggml_backend_set_n_threads") == 0) {
-        return (void *) ggml_backend_hobbit_set_n_threads;
-    }
-    if (std::strcmp(name, "ggml_backend_set_abort_callback") == 0) {
-        return (void *) ggml_backend_hobbit_set_abort_callback;
-    }
-    if (std::strcmp(name, "ggml_backend_get_queue") == 0) {
-        return (void *) ggml_backend_hobbit_get_queue;
-    }
-    return NULL;
+    static const std::map<std::string, void *> known = {
+        { "ggml_backend_set_n_threads", (void *) ggml_backend_hobbit_set_n_threads },
+        { "ggml_backend_set_abort_callback", (void *) ggml_backend_hobbit_set_abort_callback },
+        { "ggml_backend_get_queue", (void *) ggml_backend_hobbit_get_queue },
+    };
+    const auto found = known.find(name);
+    return found == known.end() ? NULL : found->second;
 }
 
-static const struct ggml_backend_reg_i ggml_backend_hobbit_reg_i = {
-    /* .get_name         = */ ggml_backend_hobbit_reg_get_name,
-    /* .get_device_count = */ ggml_backend_hobbit_reg_get_device_count,
-    /* .get_device       = */ ggml_backend_hobbit_reg_get_device,
-    /* .get_proc_address = */ ggml_backend_hobbit_reg_get_proc_address,
-};
+static struct ggml_backend_reg_i ggml_backend_hobbit_reg_i() {
+    ggml_backend_reg_i i = {};
+    i.get_name           = [](ggml_backend_reg_t) { return "HOBBIT"; };
+    i.get_device_count   = [](ggml_backend_reg_t) {
+        std::lock_guard<std::mutex> lock(devices_mutex());
+        return devices().size();
+    };
+    i.get_device = [](ggml_backend_reg_t, size_t index) {
+        std::lock_guard<std::mutex> lock(devices_mutex());
+        return &devices().at(index)->device;
+    };
+    i.get_proc_address = ggml_backend_hobbit_reg_get_proc_address;
+    return i;
+}
 
 static ggml_backend_reg_t ggml_backend_hobbit_reg() {
-    static ggml_backend_reg reg = {
-        /* .api_version = */ GGML_BACKEND_API_VERSION,
-        /* .iface       = */ ggml_backend_hobbit_reg_i,
-        /* .context     = */ NULL,
-    };
+    static ggml_backend_reg reg = { GGML_BACKEND_API_VERSION, ggml_backend_hobbit_reg_i(), /* .context = */ NULL };
     return &reg;
 }
 
@@ -439,7 +425,7 @@ static hobbit_device * make_device(ggml_backend_dev_t compute) {
     ggml_backend_buffer_type_t memory  = ggml_backend_dev_buffer_type(compute);
     auto *                     made    = new hobbit_device;
     made->device                       = { ggml_backend_hobbit_device_i(), ggml_backend_hobbit_reg(), &made->context };
-    made->context = { name, "DISK_" + name, compute, memory, hobbit::make_aliased_buffer_type(memory, &made->device) };
+    made->context = { name, "DISK_" + name, compute, memory, activation_type(memory, &made->device) };
     return made;
 }
 

@@ -19,7 +19,7 @@ static_assert(n_functions<ggml_backend_buffer_i> == 11, "ggml_backend_buffer_i: 
 
 // Version 3 adds alloc_buffer_n and get_alloc_size_n, whose defaults are right for us; we set this table by name.
 static_assert(n_functions<ggml_backend_buffer_type_i> == (GGML_BACKEND_API_VERSION == 2 ? 6 : 8),
-              "ggml_backend_buffer_type_i: review ggml-hobbit.cpp and aliased-buffer-type.cpp");
+              "ggml_backend_buffer_type_i: review ggml-hobbit.cpp");
 static_assert(GGML_BACKEND_API_VERSION == 2 || GGML_BACKEND_API_VERSION == 3, "the ggml versions that were tried");
 
 static_assert(sizeof(ggml_backend_dev_caps) == 5 * sizeof(bool), "ggml_backend_dev_caps: review ggml-hobbit.cpp");

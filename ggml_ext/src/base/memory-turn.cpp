@@ -4,6 +4,7 @@
 #include "base/system-memory.h"
 #include "base/thread-annotations.h"
 #include "ggml-impl.h"
+#include "hobbit.h"
 
 #include <cerrno>
 #include <fcntl.h>
@@ -65,3 +66,20 @@ memory_turn::~memory_turn() {
 }
 
 } // namespace hobbit
+
+struct hobbit_memory_turn {
+    std::shared_ptr<hobbit::memory_turn> turn;
+};
+
+hobbit_memory_turn * hobbit_take_turn(bool or_beside) {
+    try {
+        auto turn = hobbit::memory_turn::take(std::chrono::milliseconds(0), or_beside);
+        return turn ? new hobbit_memory_turn{ std::move(turn) } : nullptr;
+    } catch (const std::exception &) { // no memory for it
+        return nullptr;
+    }
+}
+
+void hobbit_end_turn(hobbit_memory_turn * turn) {
+    delete turn;
+}

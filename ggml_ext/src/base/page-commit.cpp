@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <sys/mman.h>
 #include <sys/resource.h>
-#include <unistd.h>
 
 namespace hobbit {
 

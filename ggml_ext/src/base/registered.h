@@ -8,11 +8,13 @@
 
 namespace hobbit {
 
+struct no_traits {};
+
 // The maker of one kind of objects, under a name. Makers are objects of static storage, each in the file of what it
 // makes, so that another file adds a name without a change elsewhere. Traits tell what callers must know of a name.
 //
 // Thread-safety: constant once main() runs.
-template <typename Made, typename Options, typename Traits>
+template <typename Made, typename Options, typename Traits = no_traits>
 class registered {
   public:
     using make_function = std::unique_ptr<Made> (*)(const Options &);

@@ -6,41 +6,38 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
-#include <cstring>
 
 namespace hobbit {
 
 namespace {
 
 struct registrations {
-    std::vector<std::function<std::vector<hobbit_setting_spec>()>> first, others;
-    bool                                                           is_read = false;
+    std::function<std::vector<hobbit_setting_spec>()> first;
+    std::map<std::string, hobbit_setting_spec>        others; // [key]
 };
 
 } // namespace
 
+// A function, so that they exist before the first setting.
 static registrations & all_registrations() {
     static registrations all;
     return all;
 }
 
-bool register_settings(std::function<std::vector<hobbit_setting_spec>()> rows, bool come_first) {
-    registrations & all = all_registrations();
-    GGML_ASSERT(!all.is_read);
-    (come_first ? all.first : all.others).push_back(std::move(rows));
+bool register_first_settings(std::function<std::vector<hobbit_setting_spec>()> rows) {
+    all_registrations().first = std::move(rows);
     return true;
 }
 
+void register_setting(const hobbit_setting_spec & row) {
+    all_registrations().others[row.key] = row;
+}
+
 static std::vector<hobbit_setting_spec> collect_rows() {
-    registrations & all = all_registrations();
-    all.is_read         = true;
-    std::vector<hobbit_setting_spec> rows;
-    const auto add = [&](std::vector<hobbit_setting_spec> some) { rows.insert(rows.end(), some.begin(), some.end()); };
-    std::for_each(all.first.begin(), all.first.end(), [&](const auto & get) { add(get()); });
-    const size_t n_first = rows.size();
-    std::for_each(all.others.begin(), all.others.end(), [&](const auto & get) { add(get()); });
-    std::sort(rows.begin() + long(n_first), rows.end(),
-              [](const auto & a, const auto & b) { return std::strcmp(a.key, b.key) < 0; });
+    std::vector<hobbit_setting_spec> rows = all_registrations().first();
+    for (const auto & each : all_registrations().others) {
+        rows.push_back(each.second);
+    }
     return rows;
 }
 
@@ -117,12 +114,10 @@ status setting_values::set(const std::string & key, const setting_value & value,
 }
 
 status setting_values::give(const hobbit_setting & setting) {
-    if (!setting.key || (setting.kind == HOBBIT_SETTING_STRING && !setting.s)) {
-        return status::error("a setting has no key, or its text is missing: give both");
+    if (!setting.key) {
+        return status::error("a setting has no key: give one");
     }
-    const double number = setting.kind == HOBBIT_SETTING_FLOAT ? setting.f : double(setting.i);
-    return set(setting.key,
-               setting.kind == HOBBIT_SETTING_STRING ? setting_value(std::string(setting.s)) : setting_value(number),
+    return set(setting.key, setting.text ? setting_value(setting.text) : setting_value(setting.number),
                HOBBIT_SOURCE_GIVEN);
 }
 

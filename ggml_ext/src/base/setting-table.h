@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -15,10 +16,14 @@ namespace hobbit {
 // A number (a flag is 0 or 1), or a text.
 using setting_value = std::variant<double, std::string>;
 
-// Adds rows to the table, which calls `rows` when it is first read. Rows of calls with `come_first` come before the
-// others, which are in the order of their keys. Returns true, for initializers of static objects.
-// REQUIRES: called before the table is read
-bool register_settings(std::function<std::vector<hobbit_setting_spec>()> rows, bool come_first = false);
+// Settings that a model file, its sidecar or its calibration stores, by key. A later value of a key overrides an
+// earlier one.
+using stored_settings = std::vector<std::pair<std::string, setting_value>>;
+
+// The first rows of the table, which calls `rows` when it is first read, and a row behind them, in the order of keys.
+// The former returns true, for initializers of static objects. REQUIRES: called before the table is read
+bool register_first_settings(std::function<std::vector<hobbit_setting_spec>()> rows);
+void register_setting(const hobbit_setting_spec & row);
 
 // The whole table, in the order of the documents. Constant; valid for ever.
 const std::vector<hobbit_setting_spec> & setting_table();
@@ -50,6 +55,9 @@ class setting_values {
     status give(const hobbit_setting & setting);
 
     void note(const std::string & key, const std::string & note) { entries_[key].note = note; }
+
+    // Takes a text away. REQUIRES: the key of a text without a default
+    void clear(const std::string & key) { entries_[key] = { std::string(), false, HOBBIT_SOURCE_COMPUTED, "" }; }
 
     // REQUIRES: a key of the table
     const entry & at(const std::string & key) const { return entries_.at(key); }

@@ -42,7 +42,6 @@
     COUNT(prefetch_pauses, "prefetch_pauses_total", nullptr, "Times that prefetch was paused because it did not pay")  \
     STATE(prefetch_active, "prefetch_active", "1 while prefetch is on, 0 while it is paused or off")                   \
     SECONDS(stall, "stall_seconds_total", "Time that computation waited for the disk or for an upload")                \
-    SECONDS(disk_demand, "disk_demand_seconds_total", "Time with a read or upload in flight that a layer needs")       \
     SECONDS(compute, "compute_seconds_total", "Time in layers with routed experts, stalls included")                   \
     SECONDS(transfer, "transfer_seconds_total", "Time with uploads to GPUs in flight")                                 \
     COUNT(device_launches, "device_launches_total", nullptr, "Graphs started on the devices that compute experts")     \

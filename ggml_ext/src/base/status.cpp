@@ -36,7 +36,7 @@ status status::error(const char * fmt, ...) {
 status error_of(const std::exception & e, status no_memory) noexcept {
     if (!dynamic_cast<const std::bad_alloc *>(&e)) {
         try {
-            return status::error("internal error: %s", e.what());
+            return status::error("internal error: %s; open the model again, and report it", e.what());
         } catch (const std::bad_alloc &) {
             // no memory for the text either
         }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "base/system-memory.h"
 
+#include "hobbit.h"
+
 #include <algorithm>
 #include <fstream>
 #include <limits>
@@ -132,10 +134,28 @@ char * aligned_base(ggml_backend_buffer_t buffer, size_t alignment) {
     return base + (alignment - uintptr_t(base) % alignment) % alignment;
 }
 
+char * page_of(char * address) {
+    static const auto page = uintptr_t(sysconf(_SC_PAGESIZE));
+    return address - uintptr_t(address) % page;
+}
+
 void ask_for_huge_pages(char * base, size_t size) {
 #ifdef MADV_HUGEPAGE
-    madvise(base, size, MADV_HUGEPAGE);
+    char * first = page_of(base);
+    madvise(first, size_t(base + size - first), MADV_HUGEPAGE);
 #endif
 }
 
 } // namespace hobbit
+
+uint64_t hobbit_resident_memory(void) {
+    return hobbit::resident_memory();
+}
+
+uint64_t hobbit_available_memory(void) {
+    return hobbit::available_memory();
+}
+
+uint64_t hobbit_memory_limit(void) {
+    return hobbit::memory_limit();
+}

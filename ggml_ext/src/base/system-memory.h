@@ -25,7 +25,10 @@ uint64_t available_memory();
 // Bytes that this process could take at most: the machine's memory, or less by the limit of a memory cgroup.
 uint64_t memory_limit();
 
-constexpr size_t HUGE_PAGE = 2u << 20;
+constexpr size_t HUGE_PAGE = 2u << 20; // with pages of 4 KiB; larger pages need no larger ones
+
+// The first byte of the page that holds this one. A page may have 4, 16 or 64 KiB.
+char * page_of(char * address);
 
 // The buffer's first address that is a multiple of `alignment`. For a device's memory it is an address of the device.
 char * aligned_base(ggml_backend_buffer_t buffer, size_t alignment);

@@ -24,14 +24,11 @@ static double microseconds(timeline::clock::duration time) {
 }
 
 void timeline::add(const event & e) {
-    const int         thread = gettid();
-    const std::string where  = format("\"pid\":%d,\"tid\":%d", getpid(), thread);
-    std::string       text   = format("{\"ph\":\"X\",\"name\":\"%s\",%s,\"ts\":%.3f,\"dur\":%.3f,\"args\":{", e.name,
-                                      where.c_str(), microseconds(e.begin.time_since_epoch()), microseconds(e.end - e.begin));
-    for (size_t i = 0; i < e.n_notes; i++) {
-        text += format("%s\"%s\":%lld", i > 0 ? "," : "", e.notes.at(i).key, (long long) e.notes.at(i).value);
-    }
-    text += "}},\n";
+    const int         thread  = gettid();
+    const std::string where   = format("\"pid\":%d,\"tid\":%d", getpid(), thread);
+    std::string       text    = format("{\"ph\":\"X\",\"name\":\"%s\",%s,\"ts\":%.3f,\"dur\":%.3f,\"args\":{", e.name,
+                                       where.c_str(), microseconds(e.begin.time_since_epoch()), microseconds(e.end - e.begin));
+    text                     += e.key ? format("\"%s\":%lld}},\n", e.key, (long long) e.value) : "}},\n";
     mutex_lock lock(mutex_);
     if (!file_.is_open()) {
         return;

@@ -5,10 +5,8 @@
 #include "base/text-file.h"
 #include "base/thread-annotations.h"
 
-#include <array>
 #include <atomic>
 #include <chrono>
-#include <cstddef>
 #include <cstdint>
 #include <set>
 #include <string>
@@ -23,18 +21,13 @@ class timeline {
   public:
     using clock = std::chrono::steady_clock;
 
-    // A number that a span has beside its name. Keys have static storage.
-    struct note {
-        const char * key;
-        int64_t      value;
-    };
-
+    // Name and key have static storage.
     struct event {
-        const char *        name; // static storage
-        clock::time_point   begin;
-        clock::time_point   end;
-        std::array<note, 2> notes;
-        size_t              n_notes;
+        const char *      name;
+        clock::time_point begin;
+        clock::time_point end;
+        const char *      key; // names its number; null: it has none
+        int64_t           value;
     };
 
     ~timeline() { close(); }
@@ -84,11 +77,9 @@ class timeline_span {
     timeline_span(const timeline_span &)             = delete;
     timeline_span & operator=(const timeline_span &) = delete;
 
-    // REQUIRES: at most two
     void note(const char * key, int64_t value) {
-        if (to_) {
-            event_.notes.at(event_.n_notes++) = { key, value };
-        }
+        event_.key   = key;
+        event_.value = value;
     }
 
   private:

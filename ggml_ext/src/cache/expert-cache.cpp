@@ -18,7 +18,7 @@ expert_cache::expert_cache(const expert_index & index, loader & loader, stats & 
 
 status expert_cache::allocate(tier_id tier, uint32_t n_slots, uint32_t quota, cache_policy & policy) {
     HOBBIT_TRY(slots_[tier].allocate(n_slots, place_.spare));
-    sets_.add(tier, resident_set(uint32_t(index_.n_layers()), n_experts_, tier, slots_[tier].n_slots(), quota, policy));
+    sets_[tier].emplace(uint32_t(index_.n_layers()), n_experts_, tier, slots_[tier].n_slots(), quota, policy);
     return {};
 }
 
@@ -27,7 +27,7 @@ status expert_cache::allocate(tier_id tier, uint32_t n_slots, uint32_t quota, ca
 //
 
 bool expert_cache::holds(expert_id id, tier_id tier, part_set parts) const {
-    return sets_.contains(id, tier) && loader_.requested(load(id, tier)).has(parts);
+    return is_resident(id, tier) && loader_.requested(load(id, tier)).has(parts);
 }
 
 bool expert_cache::holds_below(expert_id id, tier_id tier, part_set parts) const {
@@ -35,41 +35,41 @@ bool expert_cache::holds_below(expert_id id, tier_id tier, part_set parts) const
     return below && (loader_.requested(load(id, tier)) | loader_.requested(below->load(id, tier))).has(parts);
 }
 
-void expert_cache::forget_evicted() {
-    for (const expert_tier & e : evicted_) {
-        loader_.reset(load(e.id, e.tier));
-        if (place_.below) {
-            place_.below->note_copy(e, false);
-        }
-    }
-    evicted_.clear();
-}
-
-void expert_cache::report_evicted(const expert_tier & newcomer) const {
-    for (size_t i = 0; i < evicted_.size() && on_replacement_; i++) {
-        on_replacement_(newcomer, evicted_[i]);
+void expert_cache::forget(const expert_tier & evicted) {
+    loader_.reset(load(evicted.id, evicted.tier));
+    if (place_.below) {
+        place_.below->note_copy(evicted, false);
     }
 }
 
 // Other programs may have taken the memory for which the pool was planned: then it stays as large as it is.
 void expert_cache::look_for_memory(tier_id tier) {
-    const uint32_t fresh = sets_.set(tier).fresh_slot();
+    const uint32_t fresh = sets_[tier]->fresh_slot();
     if (fresh == resident_set::none || fresh < index_.n_experts_used() || slots_[tier].has_memory(fresh)) {
         return;
     }
     GGML_LOG_WARN("hobbit: memory is short: the pool of %s precision stays at %u experts\n", tier_name(tier), fresh);
-    sets_.forget_fresh_slots(tier);
+    sets_[tier]->forget_fresh_slots();
 }
 
 bool expert_cache::insert(expert_id id, tier_id tier, resident_set::pressure how, bool is_reported) {
     look_for_memory(tier);
-    const bool is_resident = sets_.insert(id, tier, running_, how, evicted_);
-    if (is_reported) {
-        report_evicted({ id, tier });
+    if (is_resident(id, tier)) {
+        return true;
     }
-    stats_.evictions += evicted_.size();
-    forget_evicted();
-    return is_resident;
+    const bool  evicts  = !sets_[tier]->has_free_slot();
+    expert_tier evicted = { {}, tier };
+    if (!sets_[tier]->insert(id, running_, how, &evicted.id)) {
+        return false;
+    }
+    if (evicts) {
+        if (is_reported && on_replacement_) {
+            on_replacement_({ id, tier }, evicted);
+        }
+        stats_.evictions++;
+        forget(evicted);
+    }
+    return true;
 }
 
 bool expert_cache::acquire(expert_id id, tier_id tier) {
@@ -81,8 +81,8 @@ bool expert_cache::acquire(expert_id id, tier_id tier) {
             return false;
         }
     }
-    sets_.pin(id, tier);
-    sets_.touch(id, tier);
+    sets_[tier]->pin(id);
+    sets_[tier]->touch(id);
     return true;
 }
 
@@ -114,7 +114,7 @@ void expert_cache::submit_from(part_set from_below, expert_id id, tier_id tier, 
 }
 
 void expert_cache::request(expert_id id, tier_id tier, part_set parts) {
-    GGML_ASSERT(sets_.set(tier).is_pinned(id));
+    GGML_ASSERT(sets_[tier]->is_pinned(id));
     submit(id, tier, parts, load_urgency::demand);
 }
 
@@ -131,14 +131,14 @@ loader::transfers expert_cache::transferred() const {
 }
 
 char * expert_cache::data(expert_id id, tier_id tier, part_id part) const {
-    GGML_ASSERT(sets_.set(tier).is_pinned(id));
+    GGML_ASSERT(sets_[tier]->is_pinned(id));
     return slots_[tier].data(slot(id, tier), id, part);
 }
 
 void expert_cache::release(expert_id id, tier_id tier) {
     cancel_below(id, tier);
     loader_.abandon(load(id, tier));
-    sets_.unpin(id, tier);
+    sets_[tier]->unpin(id);
     unpin_below();
 }
 
@@ -148,6 +148,12 @@ void expert_cache::release(expert_id id, tier_id tier) {
 
 bool expert_cache::lend(expert_id id, tier_id tier, load_urgency urgency) {
     return urgency == load_urgency::demand ? acquire(id, tier) : insert_ahead(id, tier);
+}
+
+void expert_cache::note_copy(const expert_tier & e, bool is_above) {
+    if (is_resident(e.id, e.tier)) {
+        sets_[e.tier]->set_duplicate(e.id, is_above);
+    }
 }
 
 // Keeps the expert's slot in the next-level cache until it has been copied.
@@ -195,7 +201,7 @@ bool expert_cache::insert_ahead(expert_id id, tier_id tier, bool is_reported) {
     if (!insert(id, tier, resident_set::pressure::polite, is_reported)) {
         return false;
     }
-    sets_.pin(id, tier);
+    sets_[tier]->pin(id);
     return true;
 }
 
@@ -223,7 +229,7 @@ bool expert_cache::upload(expert_id id, tier_id tier, part_set parts) {
 }
 
 void expert_cache::fill(tier_id tier, const std::vector<expert_id> & experts) {
-    const auto             has_room   = [&] { return sets_.has(tier) && sets_.set(tier).has_free_slot(); };
+    const auto             has_room   = [&] { return sets_[tier] && sets_[tier]->has_free_slot(); };
     const bool             is_through = place_.below && !place_.below->is_exclusive(tier);
     std::vector<expert_id> brought;
     for (size_t i = 0; i < experts.size() && has_room(); i++) {
@@ -237,7 +243,7 @@ void expert_cache::fill(tier_id tier, const std::vector<expert_id> & experts) {
         submit_from(is_through ? submit_below(id, tier, parts, load_urgency::prefetch) : part_set(), id, tier, parts,
                     load_urgency::prefetch);
     }
-    std::for_each(brought.rbegin(), brought.rend(), [&](expert_id id) { sets_.touch(id, tier); });
+    std::for_each(brought.rbegin(), brought.rend(), [&](expert_id id) { sets_[tier]->touch(id); });
 }
 
 status expert_cache::await_fill(const std::function<bool()> & is_aborted) {
@@ -253,7 +259,11 @@ status expert_cache::await_fill(const std::function<bool()> & is_aborted) {
 }
 
 void expert_cache::end_prefetch(layer_id layer) {
-    sets_.end_protection(layer, n_experts_);
+    for (std::optional<resident_set> & set : sets_) {
+        for (uint32_t e = 0; set && e < n_experts_; e++) {
+            set->set_protected({ layer, e }, false);
+        }
+    }
     for (const expert_tier & p : prefetched_) {
         if (p.id.layer == layer) {
             cancel_below(p.id, p.tier);
@@ -276,15 +286,12 @@ void expert_cache::reap_prefetches() {
 }
 
 void expert_cache::unpin(const expert_tier & e) {
-    sets_.unpin(e.id, e.tier);
-    drop_if_empty(e.id, e.tier);
-}
-
-// Gives the slot back if nothing was read into it and nobody waits for it.
-void expert_cache::drop_if_empty(expert_id id, tier_id tier) {
-    if (!loader_.requested(load(id, tier)) && !sets_.set(tier).is_pinned(id)) {
-        sets_.erase(id, tier, evicted_);
-        forget_evicted();
+    resident_set & set = *sets_[e.tier];
+    set.unpin(e.id);
+    // gives the slot back if nothing was read into it and nobody waits for it
+    if (!loader_.requested(load(e.id, e.tier)) && !set.is_pinned(e.id)) {
+        set.erase(e.id);
+        forget(e);
     }
 }
 

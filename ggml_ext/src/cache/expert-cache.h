@@ -3,7 +3,7 @@
 
 #include "base/stats.h"
 #include "base/status.h"
-#include "cache/resident-tiers.h"
+#include "cache/resident-set.h"
 #include "cache/slot-memory.h"
 #include "ggml-backend.h"
 #include "io/loader.h"
@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <vector>
 
 namespace hobbit {
@@ -70,6 +71,11 @@ class expert_cache {
     // Returns true if all of the requested parts are loaded. REQUIRES: resident
     bool arrived(expert_id id, tier_id tier, part_set parts) const;
 
+    // Which of the layer's experts have all of `parts`, [expert].
+    std::vector<bool> loaded(layer_id layer, tier_id tier, part_set parts) const {
+        return loader_.arrived(&load({ layer, 0 }, tier), n_experts_, parts);
+    }
+
     // Waits until they are, or until a read fails. REQUIRES: pinned
     status wait(expert_id id, tier_id tier, part_set parts);
 
@@ -115,14 +121,14 @@ class expert_cache {
     status await_fill(const std::function<bool()> & is_aborted);
 
     // A resident expert is evicted last, until end_prefetch.
-    void protect(expert_id id, tier_id tier) { sets_.protect(id, tier); }
+    void protect(expert_id id, tier_id tier) { sets_[tier]->set_protected(id, true); }
 
     // The layer's router has chosen: ends the protection of the layer's experts, and drops its prefetches that have not
     // begun.
     void end_prefetch(layer_id layer);
 
     // REQUIRES: the tier has a pool
-    bool has_free_slot(tier_id tier) const { return sets_.set(tier).has_free_slot(); }
+    bool has_free_slot(tier_id tier) const { return sets_[tier]->has_free_slot(); }
 
     // The listener hears of each expert that a demand or upload() evicts for another one. An empty function removes it.
     using replacement_listener = std::function<void(const expert_tier & newcomer, const expert_tier & victim)>;
@@ -148,27 +154,26 @@ class expert_cache {
     void submit(expert_id id, tier_id tier, part_set parts, load_urgency urgency);
 
     // Notes whether the expert is resident above.
-    void note_copy(const expert_tier & e, bool is_above) { sets_.set_duplicate(e.id, e.tier, is_above); }
+    void note_copy(const expert_tier & e, bool is_above);
 
     // How far the expert's reads are; see loader.
     const load_state & load(expert_id id, tier_id tier) const { return loads_[tier][id]; }
     load_state &       load(expert_id id, tier_id tier) { return loads_[tier][id]; }
 
   private:
-    uint32_t slot(expert_id id, tier_id tier) const { return sets_.set(tier).slot(id); }
+    bool     is_resident(expert_id id, tier_id tier) const { return sets_[tier] && sets_[tier]->contains(id); }
+    uint32_t slot(expert_id id, tier_id tier) const { return sets_[tier]->slot(id); }
 
     bool     insert(expert_id id, tier_id tier, resident_set::pressure how, bool is_reported = true);
     void     look_for_memory(tier_id tier);
-    void     forget_evicted();
+    void     forget(const expert_tier & evicted);
     part_set submit_below(expert_id id, tier_id tier, part_set parts, load_urgency urgency);
     void     submit_from(part_set from_below, expert_id id, tier_id tier, part_set parts, load_urgency urgency);
     bool     pin_below(expert_id id, tier_id tier, load_urgency urgency);
     void     unpin_below();
     void     cancel_below(expert_id id, tier_id tier);
-    void     report_evicted(const expert_tier & newcomer) const;
     bool     insert_ahead(expert_id id, tier_id tier, bool is_reported = false);
     bool     request_ahead(expert_id id, tier_id tier, part_set parts, bool is_reported = false);
-    void     drop_if_empty(expert_id id, tier_id tier);
     void     reap_prefetches();
     void     drop_prefetches();
 
@@ -181,13 +186,12 @@ class expert_cache {
     layer_id       running_; // the layer of the last demand
     per_tier<bool> is_exclusive_ = {};
 
-    per_tier<slot_memory>              slots_;
-    resident_tiers                     sets_;
-    per_tier<expert_table<load_state>> loads_;          // tables of fixed size
-    std::vector<expert_tier>           prefetched_;     // pinned once each, until loaded or cancelled
-    std::vector<expert_tier>           staged_;         // lent by the cache below, until copied
-    replacement_listener               on_replacement_; // see set_replacement_listener
-    std::vector<expert_tier>           evicted_;        // whose load states are to be reset
+    per_tier<slot_memory>                 slots_;
+    per_tier<std::optional<resident_set>> sets_;           // empty: the tier has no pool
+    per_tier<expert_table<load_state>>    loads_;          // tables of fixed size
+    std::vector<expert_tier>              prefetched_;     // pinned once each, until loaded or cancelled
+    std::vector<expert_tier>              staged_;         // lent by the cache below, until copied
+    replacement_listener                  on_replacement_; // see set_replacement_listener
 };
 
 } // namespace hobbit

@@ -11,7 +11,7 @@ resident_set::resident_set(uint32_t n_layers, uint32_t n_experts, tier_id tier, 
                            cache_policy & policy) :
     n_slots_(n_slots),
     quota_(quota),
-    policy_(policy.make_pool(tier, n_slots)),
+    policy_(policy.make_pool(tier)),
     entries_(n_layers, n_experts),
     held_(n_layers, 0) {
     for (uint32_t slot = n_slots; slot > 0; slot--) {
@@ -91,16 +91,6 @@ void resident_set::erase(expert_id id) {
     free_.push_back(e.slot);
     held_[id.layer]--;
     e = {};
-    policy_->on_evict(id);
-}
-
-void resident_set::touch(expert_id id) {
-    entry & e = entries_[id];
-    e.touched = ++clock_;
-    if (e.is_used) {
-        policy_->on_hit(id);
-    }
-    e.is_used = true;
 }
 
 void resident_set::unpin(expert_id id) {

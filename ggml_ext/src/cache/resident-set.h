@@ -60,8 +60,8 @@ class resident_set {
     // Evicts the expert. REQUIRES: resident and not pinned.
     void erase(expert_id id);
 
-    // The expert is used: a hit, unless this is the first use since the insert. REQUIRES: resident.
-    void touch(expert_id id);
+    // The expert is used. REQUIRES: resident.
+    void touch(expert_id id) { entries_[id].touched = ++clock_; }
 
     // REQUIRES: resident; unpin undoes one pin.
     void pin(expert_id id) { entries_[id].pins++; }
@@ -78,7 +78,6 @@ class resident_set {
         uint32_t pins         = 0;
         bool     is_protected = false;
         bool     is_duplicate = false;
-        bool     is_used      = false; // since the insert
         uint64_t touched      = 0;
     };
 

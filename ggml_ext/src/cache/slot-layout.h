@@ -6,7 +6,6 @@
 #include "model/expert-index.h"
 #include "model/expert-shapes.h"
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <vector>

@@ -69,7 +69,8 @@ status slot_pool::allocate(ggml_backend_buffer_type_t buft, ggml_backend_buffer_
     if (ggml_backend_buft_is_host(buft)) {
         std::vector<page_commit::range> pages;
         for (const memory_bank & bank : banks_) {
-            pages.push_back({ bank.base, bank_size });
+            char * first = page_of(bank.base);
+            pages.push_back({ first, size_t(bank.base + bank_size - first) });
         }
         commit_.start(std::move(pages), spare);
     }

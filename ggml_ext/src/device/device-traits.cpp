@@ -48,6 +48,12 @@ int threads_beside(ggml_backend_dev_t device, int n_threads) {
                                                               : std::max(1, std::min(n_threads, n_cores - 1));
 }
 
+ggml_backend_buffer_ptr alloc_host_buffer(ggml_backend_t backend, size_t size) {
+    ggml_backend_buffer_type_t locked = ggml_backend_dev_host_buffer_type(ggml_backend_get_device(backend));
+    ggml_backend_buffer_type_t type   = locked ? locked : ggml_backend_cpu_buffer_type();
+    return ggml_backend_buffer_ptr(ggml_backend_buft_alloc_buffer(type, size));
+}
+
 size_t free_memory(ggml_backend_dev_t device) {
     size_t free  = 0;
     size_t total = 0;

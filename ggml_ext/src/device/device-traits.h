@@ -2,6 +2,7 @@
 #pragma once
 
 #include "ggml-backend.h"
+#include "ggml-cpp.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -14,7 +15,7 @@ struct device_traits {
     const char * backend; // its name in ggml's registry
 
     // Each ggml backend that is opened on the device is a stream of its own: a copy in one runs beside a graph in
-    // another.
+    // another. An event behind a copy to host memory says that it has ended.
     bool copies_in_streams;
 
     // ggml_backend_synchronize returns when the request was sent. Only reading a result back waits for it.
@@ -49,6 +50,9 @@ bool is_host_device(ggml_backend_dev_t device);
 
 // How many of `n_threads` CPU threads compute beside the device.
 int threads_beside(ggml_backend_dev_t device, int n_threads);
+
+// Memory for copies to and from the backend's device, page-locked if its driver provides that; null: there is none.
+ggml_backend_buffer_ptr alloc_host_buffer(ggml_backend_t backend, size_t size);
 
 // Free bytes of the device's memory; 0 where the device does not report them.
 size_t free_memory(ggml_backend_dev_t device);

@@ -57,22 +57,29 @@ class layer_hooks {
 
 // Parameters of hooks. All outlives them.
 struct hook_parts {
-    std::string               name; // name of the mechanism
-    const registered_values & settings;
-    const expert_index &      index;
-    stats &                   counters;
-    expert_cache &            cache; // cache of the device
-    expert_cache *            host;  // its next-level cache; null: none
-    predictor *               ahead; // null: no prefetch
-    cpu_share *               share; // null: the CPU has none
+    std::string            name; // name of the mechanism
+    const setting_values & settings;
+    const expert_index &   index;
+    stats &                counters;
+    expert_cache &         cache; // cache of the device
+    expert_cache *         host;  // its next-level cache; null: none
+    predictor *            ahead; // null: no prefetch
+    cpu_share *            share; // null: the CPU has none
 };
 
-struct hook_traits {};
-
 // Makes the hooks of a mechanism for one device, or null while its settings switch it off.
-using registered_hooks = registered<layer_hooks, hook_parts, hook_traits>;
+using registered_hooks = registered<layer_hooks, hook_parts>;
 
 // The hooks of all mechanisms that are on.
-std::vector<std::unique_ptr<layer_hooks>> make_hooks(hook_parts parts);
+inline std::vector<std::unique_ptr<layer_hooks>> make_hooks(hook_parts parts) {
+    std::vector<std::unique_ptr<layer_hooks>> all;
+    for (const std::string & name : registered_hooks::names()) {
+        parts.name = name;
+        if (auto hooks = registered_hooks::make(parts)) {
+            all.push_back(std::move(hooks));
+        }
+    }
+    return all;
+}
 
 } // namespace hobbit

@@ -1,16 +1,13 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include "base/setting-table.h"
 #include "base/status.h"
 #include "hobbit.h"
 
-#include <map>
 #include <string>
 
 namespace hobbit {
-
-// The values of all registered settings by key, defaults included.
-using registered_values = std::map<std::string, double>;
 
 // The facts that a registered setting may depend on; they are known once the layers are placed.
 struct engine_facts {
@@ -30,13 +27,10 @@ class registered_setting {
     // `spec` must not be stored in files. The check may be null.
     explicit registered_setting(const hobbit_setting_spec & spec, check_function check = nullptr);
 
-    double of(const registered_values & values) const { return values.at(key_); }
-
-    // [key]
-    static const std::map<std::string, hobbit_setting_spec> & all();
+    double of(const setting_values & values) const { return values.number(key_); }
 
     // The first check that fails.
-    static status check(const registered_values & values, const engine_facts & facts);
+    static status check(const setting_values & values, const engine_facts & facts);
 
   private:
     const std::string key_;

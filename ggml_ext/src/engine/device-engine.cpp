@@ -18,20 +18,16 @@ device_engine::device_engine(split_runner * runner, ggml_backend_dev_t device, c
            { device, shared.config.pack && !shared.host, shared.host, nullptr, shared.config.spare_memory() }) {
     if (shared.config.prefetch > 0) {
         predictor_options options;
-        options.name   = shared.config.predictor;
-        options.memory = ggml_backend_dev_buffer_type(device);
-        options.given  = &shared.given;
-        options.maps   = shared.index.calibration().ahead;
+        options.name      = shared.config.predictor;
+        options.memory    = ggml_backend_dev_buffer_type(device);
+        options.paths     = shared.index.calibration().paths;
+        options.bar       = shared.config.prefetch_bar;
+        options.n_experts = shared.index.experts_by_layer();
         for (layer_id layer = 0; layer < shared.index.n_layers(); layer++) {
-            options.n_experts.push_back(shared.index.layer(layer).n_experts);
             options.n_used.push_back(shared.index.layer(layer).n_used);
         }
-        predictor_ = make_predictor(options);
+        predictor_ = registered_predictor::make(options);
     }
-}
-
-status device_engine::set_router(layer_id layer, const hobbit_router & router) {
-    return predictor_ && !layers_.empty() ? predictor_->set_router(layer, router) : status();
 }
 
 //
@@ -44,8 +40,8 @@ pool_demand demand_of(const expert_index & index, const expert_cache & cache, co
         d.slot_size[tier] = cache.slot_size(tier);
     }
     for (const layer_id layer : layers) {
-        d.n_experts += index.layer(layer).n_experts;
-        d.n_absent  += index.n_absent_high(layer);
+        d.n_experts += index.layer(layer).is_run ? index.layer(layer).n_experts : 0;
+        d.n_absent  += index.layer(layer).is_run ? index.n_absent_high(layer) : 0;
     }
     d.n_used = std::max(1u, std::min(index.n_experts_used(), index.n_experts()));
     return d;
@@ -125,7 +121,7 @@ void device_engine::start_sharing(const expert_shapes & kinds) {
 
 void device_engine::start(prefetcher * prefetcher, run_state & run) {
     executor_ = std::make_unique<moe_executor>(shared_.index, cache_, prefetcher, share_.get(), run, shared_.counters);
-    executor_->add(make_hooks({ "", shared_.config.registered, shared_.index, shared_.counters, cache_, shared_.host,
+    executor_->add(make_hooks({ "", shared_.config.values(), shared_.index, shared_.counters, cache_, shared_.host,
                                 predictor_.get(), share_.get() }));
 }
 

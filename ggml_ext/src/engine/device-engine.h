@@ -26,12 +26,11 @@ namespace hobbit {
 
 // State that the device engines of one model share. All must outlive them.
 struct shared_parts {
-    const expert_index &  index;
-    const settings &      config;
-    loader &              reads;
-    stats &               counters;
-    expert_cache *        host; // the next-level cache of all; null: the only engine computes in host memory
-    const given_routing & given;
+    const expert_index & index;
+    const settings &     config;
+    loader &             reads;
+    stats &              counters;
+    expert_cache *       host; // the next-level cache of all; null: the only engine computes in host memory
 };
 
 // One device that computes experts: its layers, the pools with their experts, and the executor that runs them.
@@ -41,9 +40,6 @@ class device_engine {
   public:
     device_engine(split_runner * runner, ggml_backend_dev_t device, const shared_parts & shared);
 
-    device_engine(const device_engine &)             = delete;
-    device_engine & operator=(const device_engine &) = delete;
-
     ggml_backend_dev_t device() const { return device_; }
 
     // The buffer type of the expert tensors that this engine computes. Its device is the backend's own.
@@ -52,16 +48,14 @@ class device_engine {
     const expert_cache & cache() const { return cache_; }
     expert_cache &       cache() { return cache_; }
 
-    // Cache and predictor, for prefetching experts of this engine's layers. REQUIRES: there is a predictor
+    // Cache and predictor, for prefetching experts of this engine's layers. The predictor gets all layers' routers,
+    // since prefetch crosses from device to device; null: no prefetch.
     prefetcher::layer_place ahead() { return { &cache_, predictor_.get() }; }
 
     // Sets the layers to compute, in ascending order. REQUIRES: before allocate.
     void set_layers(std::vector<layer_id> layers) { layers_ = std::move(layers); }
 
     uint32_t n_layers() const { return uint32_t(layers_.size()); }
-
-    // Keeps a copy of a layer's router. It gets all layers' routers, since prefetch crosses from device to device.
-    status set_router(layer_id layer, const hobbit_router & router);
 
     pool_demand demand() const;
 
@@ -88,8 +82,8 @@ class device_engine {
     hobbit_device_info info() const;
 
     // Measured times of experts on the device and the CPU; empty if the CPU has no share.
-    std::vector<placement::latency> latencies() const {
-        return share_ ? share_->latencies() : std::vector<placement::latency>();
+    std::vector<hobbit_latency> latencies() const {
+        return share_ ? share_->latencies() : std::vector<hobbit_latency>();
     }
 
   private:

@@ -5,24 +5,13 @@
 
 #include <algorithm>
 #include <chrono>
-#include <new>
 
 using namespace hobbit;
 
-// Allocates nothing where memory ran out.
 void hobbit_model::keep(const std::exception & e) noexcept {
-    if (!error_.ok()) {
-        return;
+    if (error_.ok()) {
+        error_ = error_of(e, std::move(no_memory_));
     }
-    if (!dynamic_cast<const std::bad_alloc *>(&e)) {
-        try {
-            error_ = status::error("internal error: %s; open the model again, and report it", e.what());
-            return;
-        } catch (const std::bad_alloc &) {
-            // the same, with less to tell
-        }
-    }
-    error_ = std::move(no_memory_);
 }
 
 //

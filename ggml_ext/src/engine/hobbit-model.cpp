@@ -7,19 +7,33 @@
 #include "device/device-traits.h"
 #include "ggml-impl.h"
 #include "io/pinned-memory.h"
+#include "model/use-rates.h"
 #include "plan/layer-assignment.h"
 
 #include <algorithm>
 #include <chrono>
+#include <numeric>
 
 using namespace hobbit;
+
+// Mean bits of a weight in the low tier, 0 without one.
+static double low_bits(const expert_index & index) {
+    double n_bytes = 0.0, n_weights = 1.0;
+    index.each_matrix(tier_id::low, [&](expert_id id, part_id part, const part_location & at) {
+        const matrix_shape & shape  = index.layer(id.layer).shapes[part];
+        n_bytes                    += double(at.size);
+        n_weights                  += double(shape.n_in * shape.n_out);
+    });
+    return 8.0 * n_bytes / n_weights;
+}
 
 static status read_stored(const std::string & path, expert_index & index, settings & config) {
     const size_t n_in_model = index.stored().size();
     if (config.calibrated) {
         HOBBIT_TRY(index.read_calibration(path));
     }
-    const status s = config.apply_stored(index.stored(), n_in_model);
+    status s = config.apply_stored(index.stored(), n_in_model);
+    s        = s.ok() ? config.resolve_quality(low_bits(index)) : s;
     return s.ok() ? s
                   : status::error("the settings stored in '%s' or the calibration beside it cannot be used: %s",
                                   path.c_str(), s.message().c_str());
@@ -52,6 +66,12 @@ status hobbit_model::open(const std::string & path, const hobbit_setting * given
         }
         return {};
     }
+    if (opened->settings_.placement == "layers") {
+        return index.n_tiers() == 1
+                   ? status()
+                   : status::error("'%s' has a low tier, which needs the cache: leave hobbit.placement out",
+                                   path.c_str());
+    }
     if (index.n_tiers() == 1 && !asked) {
         if (index.model_bytes() + index.model_bytes() / 10 < available_memory()) {
             return {};
@@ -71,8 +91,7 @@ status hobbit_model::open(const std::string & path, const hobbit_setting * given
     HOBBIT_TRY(opened->check_thresholds(opened->settings_.thresholds));
     HOBBIT_TRY(find_compute_devices(opened->settings_.device, named));
     HOBBIT_TRY(opened->open_files());
-    opened->history_.recall(path, opened->settings_.remember);
-    if (needs_prior(opened->settings_.policy) && opened->history_.rates().empty()) {
+    if (registered_policy::traits(opened->settings_.policy).needs_prior && use_rates(index).empty()) {
         return status::error("hobbit.policy=%s keeps the experts that were used most before, and nothing is known of "
                              "'%s': run pyhobbit calibrate, or choose another policy",
                              opened->settings_.policy.c_str(), path.c_str());
@@ -96,10 +115,8 @@ status hobbit_model::check_thresholds(const score_thresholds & t) const {
 }
 
 rule_options hobbit_model::rule() const {
-    uint64_t n_all = 0;
-    for (layer_id layer = 0; layer < index_.n_layers(); layer++) {
-        n_all += index_.layer(layer).n_experts;
-    }
+    const std::vector<uint32_t> of_layers = index_.experts_by_layer();
+    const auto                  n_all     = std::accumulate(of_layers.begin(), of_layers.end(), uint64_t(0));
     // means of an expert
     const double low  = double(index_.tier_bytes(tier_id::low)) / double(n_all);
     const double high = double(index_.tier_bytes(tier_id::high)) / double(n_all - index_.n_absent_high());
@@ -155,7 +172,7 @@ void hobbit_model::build(const std::vector<ggml_backend_dev_t> & devices) {
         in_host.memory = transfer_memory_;
         host_          = std::make_unique<expert_cache>(index_, *loader_, host_stats_, in_host);
     }
-    const shared_parts shared = { index_, settings_, *loader_, stats_, host_.get(), given_ };
+    const shared_parts shared = { index_, settings_, *loader_, stats_, host_.get() };
     for (ggml_backend_dev_t device : devices) {
         engines_.push_back(std::make_unique<device_engine>(this, device, shared));
     }
@@ -166,18 +183,15 @@ void hobbit_model::build(const std::vector<ggml_backend_dev_t> & devices) {
     options.n_layers  = uint32_t(index_.n_layers());
     options.n_experts = index_.n_experts();
     options.n_used    = engines_.front()->demand().n_used;
-    options.prior     = history_.rates();
-    policy_           = make_policy(options);
-    rule_             = make_rule(rule());
+    options.prior     = use_rates(index_);
+    policy_           = registered_policy::make(options);
+    rule_             = registered_rule::make(rule());
     const layer_step step(*rule_, *policy_, settings_.strict);
-    run_.reset(new run_state{ step, sequence_thresholds(settings_.thresholds), {}, history_.none() });
+    run_.reset(new run_state{ step, sequence_thresholds(settings_.thresholds), {} });
 }
 
 hobbit_model::~hobbit_model() {
     char err[1024];
-    if (run_) {
-        guard([&] { history_.remember(run_->uses); });
-    }
     if (!report_call("cannot complete the trace", err, sizeof(err), [&] { return recorder_.close(); })) {
         GGML_LOG_ERROR("hobbit: %s\n", err);
     }
@@ -227,7 +241,6 @@ void hobbit_model::assign_layers(const std::vector<ggml_backend_dev_t> & of_laye
 
 void hobbit_model::set_experts_used(const uint32_t * of_blocks, size_t n_blocks) {
     index_.set_experts_used(of_blocks, n_blocks);
-    history_.recount();
 }
 
 status hobbit_model::place_layers(const ggml_backend_dev_t * devices, size_t n_devices, bool can_repeat) {
@@ -259,7 +272,8 @@ status hobbit_model::set_router(uint32_t block, const hobbit_router & router) {
     mutex_lock lock(mutex_);
     const auto layer = find_layer(index_, block);
     for (size_t i = 0; i < engines_.size() && layer && !prepared_; i++) {
-        HOBBIT_TRY(engines_[i]->set_router(*layer, router));
+        predictor * ahead = engines_[i]->ahead().ahead;
+        HOBBIT_TRY(ahead && engines_[i]->n_layers() > 0 ? ahead->set_router(*layer, router) : status());
     }
     return {};
 }
@@ -268,21 +282,15 @@ status hobbit_model::set_router(uint32_t block, const hobbit_router & router) {
 // changing and observing
 //
 
-status hobbit_model::set_prediction(given_routing given) {
-    mutex_lock lock(mutex_);
-    const auto is_unknown = [&](int32_t e) { return e < 0 || uint32_t(e) >= index_.n_experts(); };
-    if (std::any_of(given.experts.begin(), given.experts.end(), is_unknown)) {
-        return status::error("a prediction names an expert that the model does not have");
-    }
-    given_ = std::move(given);
-    return {};
-}
-
 status hobbit_model::check_confidence(const score_thresholds & t) const {
     if (t.confidence > 0.0 && !can_repeat_) {
         return status::error("a confidence computes tokens a second time, and layers of '%s' keep a state that only "
                              "one pass may change: run this model with confidence = 0",
                              index_.files()[0].c_str());
+    }
+    if (t.confidence > 0.0 && t.all_high()) {
+        return status::error("hobbit.confidence computes unsure tokens again, all high, and here every token is all "
+                             "high at first: give hobbit.rule rank beside it, or a hobbit.t1 below 1");
     }
     return {};
 }
@@ -300,7 +308,12 @@ status hobbit_model::try_changes(const hobbit_setting * changes, size_t n_change
                              "them: open it with %s",
                              asked.c_str(), t.price > 0.0 ? "a price above 0" : "t1 below 1");
     }
-    HOBBIT_TRY(check_confidence(t));
+    const auto sets_confidence = [](const hobbit_setting & each) {
+        return each.key == std::string("hobbit.confidence");
+    };
+    if (std::any_of(changes, changes + n_changes, sets_confidence)) {
+        HOBBIT_TRY(check_confidence(t));
+    }
     return check_thresholds(t);
 }
 
@@ -390,6 +403,7 @@ hobbit_info hobbit_model::info() const {
     i.price            = settings_.thresholds.price;
     i.direct_io        = reader_.direct_io();
     i.n_absent_high    = index_.n_absent_high();
+    i.n_unused         = index_.n_unused();
     i.on_device        = host_ != nullptr;
     i.snapshot_bytes   = snapshot_bytes_;
     for (const auto & engine : engines_) {
@@ -419,10 +433,10 @@ bool hobbit_model::device_info(size_t i, hobbit_device_info & info) const {
 
 bool hobbit_model::latency(size_t device, size_t i, hobbit_latency & found) const {
     mutex_lock lock(mutex_);
-    const auto all = device < engines_.size() ? engines_[device]->latencies() : std::vector<placement::latency>();
+    const auto all = device < engines_.size() ? engines_[device]->latencies() : std::vector<hobbit_latency>();
     if (i >= all.size()) {
         return false;
     }
-    found = { all[i].bytes, all[i].n_rows, all[i].cpu, all[i].device, all[i].upload };
+    found = all[i];
     return true;
 }

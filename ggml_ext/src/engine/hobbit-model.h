@@ -7,7 +7,6 @@
 #include "base/thread-annotations.h"
 #include "cache/expert-cache.h"
 #include "engine/device-engine.h"
-#include "engine/pool-planner.h"
 #include "engine/settings.h"
 #include "execute/moe-executor.h"
 #include "ggml-backend-impl.h"
@@ -19,10 +18,8 @@
 #include "model/expert-index.h"
 #include "model/expert-shapes.h"
 #include "policy/cache-policy.h"
-#include "predict/given-predictor.h"
 #include "predict/prefetcher.h"
 #include "record/run-recorder.h"
-#include "record/use-history.h"
 
 #include <atomic>
 #include <exception>
@@ -70,6 +67,7 @@ struct hobbit_model final : public hobbit::split_runner {
     //
 
     void           set_experts_used(const uint32_t * of_blocks, size_t n_blocks);
+    void           set_run_blocks(uint32_t n_blocks) { index_.set_run_blocks(n_blocks); }
     hobbit::status place_layers(const ggml_backend_dev_t * devices, size_t n_devices, bool can_repeat);
 
     // REQUIRES: the layers are placed
@@ -114,7 +112,6 @@ struct hobbit_model final : public hobbit::split_runner {
     // Changing and observing
     //
 
-    hobbit::status set_prediction(hobbit::given_routing given);
     hobbit::status change_settings(const hobbit_setting * changes, size_t n_changes);
     void           describe_settings(hobbit_resolved_setting * rows, size_t n_rows) const; // see hobbit_get_settings
     hobbit::status set_costs(std::vector<float> low, std::vector<float> skip);
@@ -149,6 +146,13 @@ struct hobbit_model final : public hobbit::split_runner {
   private:
     hobbit_model() = default;
 
+    // Slots of all pools.
+    struct model_slots {
+        std::vector<hobbit::pool_slots> devices; // [engine]
+        hobbit::pool_slots              host           = {};
+        uint64_t                        snapshot_bytes = 0;
+    };
+
     bool                 end_reads(); // see loader::end
     hobbit::status       open_files();
     void                 build(const std::vector<ggml_backend_dev_t> & devices);
@@ -164,7 +168,9 @@ struct hobbit_model final : public hobbit::split_runner {
     // memory: hobbit-pools.cpp
     hobbit::status       check_further_context(uint64_t model_bytes) const REQUIRES(mutex_);
     hobbit::other_memory memory_beside(uint64_t model_bytes) const;
-    hobbit::pool_planner planner() const { return { index_, settings_, host_.get(), engines_ }; }
+    uint64_t             host_rows(uint32_t n_batch) const;
+    hobbit::status       plan_devices(hobbit::other_memory other, uint32_t n_batch, model_slots & slots) const;
+    hobbit::status       plan_slots(uint64_t model_bytes, uint32_t n_batch, model_slots & slots) const;
     hobbit::status       prepare(uint64_t model_bytes, uint32_t n_batch) REQUIRES(mutex_);
     hobbit::status       allocate(uint64_t model_bytes, uint32_t n_batch) REQUIRES(mutex_);
     hobbit::status       allocate_host(const hobbit::pool_slots & slots) REQUIRES(mutex_);
@@ -194,14 +200,12 @@ struct hobbit_model final : public hobbit::split_runner {
     hobbit::stats             host_stats_; // counters of host_
     hobbit::posix_file_reader reader_;
     hobbit::precision_costs   costs_;
-    hobbit::use_history       history_{ index_ };
 
     // from place_layers on
     std::atomic<bool>                                   is_placed_{ false };
     std::unique_ptr<hobbit::precision_rule>             rule_;
     std::unique_ptr<hobbit::cache_policy>               policy_;
     std::unique_ptr<hobbit::run_state>                  run_;
-    hobbit::given_routing                               given_; // routing of the next batch, for the predictor "given"
     ggml_backend_buffer_type_t                          transfer_memory_ = nullptr;
     std::unique_ptr<hobbit::expert_cache>               host_;          // null: the pools themselves are in host memory
     std::optional<hobbit::expert_shapes>                kinds_;         // if the CPU computes some experts

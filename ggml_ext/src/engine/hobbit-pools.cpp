@@ -6,9 +6,11 @@
 #include "engine/hobbit-model.h"
 #include "ggml-cpu.h"
 #include "ggml-impl.h"
+#include "model/use-rates.h"
 
 #include <algorithm>
 #include <chrono>
+#include <numeric>
 
 using namespace hobbit;
 
@@ -19,7 +21,7 @@ other_memory hobbit_model::memory_beside(uint64_t model_bytes) const {
     const bool     is_staged = settings_.pack || host_; // reads do not land directly in the slot
     const uint64_t staging   = is_staged ? loader::staging_size(settings_.io_threads) : 0;
     return { resident_before_,
-             model_bytes + settings_.further,
+             model_bytes + settings_.further + settings_.requests,
              staging,
              resident_memory(),
              available_memory(),
@@ -28,13 +30,78 @@ other_memory hobbit_model::memory_beside(uint64_t model_bytes) const {
              snapshot_ };
 }
 
+static std::vector<layer_id> all_layers(const expert_index & index) {
+    std::vector<layer_id> all(index.n_layers());
+    std::iota(all.begin(), all.end(), 0);
+    return all;
+}
+
+// Rows of one batch, and copies of routers, in host memory: the pools' own, or those of the CPU's share.
+uint64_t hobbit_model::host_rows(uint32_t n_batch) const {
+    if (!host_) {
+        return engines_.front()->rows(n_batch);
+    }
+    const uint64_t n_used     = demand_of(index_, *host_, all_layers(index_)).n_used;
+    const uint32_t n_together = std::max(n_batch, uint32_t(inner_graph::enough_rows));
+    uint64_t       bytes      = 0;
+    for (const auto & engine : engines_) {
+        bytes += engine->n_layers() > 0 ? cpu_rows::size(index_, n_batch * n_used, n_together) : 0;
+    }
+    return bytes;
+}
+
+status hobbit_model::plan_devices(other_memory other, uint32_t n_batch, model_slots & slots) const {
+    const pool_demand         behind = demand_of(index_, *host_, all_layers(index_));
+    std::vector<device_share> devices;
+    for (const auto & engine : engines_) {
+        devices.push_back({ engine->demand(), engine->rows(n_batch) });
+    }
+    std::vector<budget> shared;
+    HOBBIT_TRY(share_bounds(settings_.bounds(), devices, shared));
+    for (size_t i = 0; i < engines_.size(); i++) {
+        pool_plan here;
+        if (engines_[i]->n_layers() > 0) {
+            other.device = engines_[i]->memory(devices[i].rows, behind);
+            HOBBIT_TRY(plan_pools(shared[i], devices[i].demand, other, here));
+            slots.host           = here.n_host_slots; // the same for each
+            slots.snapshot_bytes = here.n_snapshots * other.snapshot;
+        }
+        slots.devices.push_back(here.n_slots);
+    }
+    return {};
+}
+
+// Divides the limits on memory between the pools of all devices and of the cache in host memory behind them.
+status hobbit_model::plan_slots(uint64_t model_bytes, uint32_t n_batch, model_slots & slots) const {
+    other_memory other  = memory_beside(model_bytes);
+    other.scratch      += host_rows(n_batch);
+    if (host_) {
+        return plan_devices(other, n_batch, slots);
+    }
+    pool_plan here;
+    HOBBIT_TRY(plan_pools(settings_.bounds(), engines_.front()->demand(), other, here));
+    slots.devices        = { here.n_slots };
+    slots.snapshot_bytes = here.n_snapshots * other.snapshot;
+    return {};
+}
+
 status hobbit_model::plan(uint64_t model_bytes, uint32_t n_batch, hobbit_pool_plan & plan) {
     mutex_lock lock(mutex_);
     GGML_ASSERT(!prepared_);
     HOBBIT_TRY(settings_.check_placed(host_ != nullptr));
     model_slots slots;
-    HOBBIT_TRY(planner().plan(memory_beside(model_bytes), n_batch, slots));
-    plan = planner().describe(slots, n_batch);
+    HOBBIT_TRY(plan_slots(model_bytes, n_batch, slots));
+    plan = { 0, host_rows(n_batch), true };
+    for (size_t i = 0; i < engines_.size(); i++) {
+        const pool_slots & here = slots.devices[i];
+        const pool_demand  d    = engines_[i]->demand();
+        for (const tier_id tier : index_.tiers()) {
+            plan.pool_bytes += here[tier] * d.slot_size[tier];
+        }
+        plan.batch_bytes += host_ && engines_[i]->n_layers() > 0 ? engines_[i]->rows(n_batch) : 0;
+        plan.holds_all =
+            plan.holds_all && here[tier_id::high] >= d.n_experts - d.n_absent && here[tier_id::low] >= d.n_absent;
+    }
     return {};
 }
 
@@ -64,7 +131,7 @@ status hobbit_model::start_sharing(const pool_slots & host_slots) {
 status hobbit_model::allocate_host(const pool_slots & slots) {
     const bool   is_locked = transfer_memory_ != ggml_backend_cpu_buffer_type();
     const char * where     = is_locked ? "the host, page-locked, behind it" : "the host, behind it";
-    HOBBIT_TRY(allocate_pools(index_, *host_, planner().all_layers(), slots, *policy_, where));
+    HOBBIT_TRY(allocate_pools(index_, *host_, all_layers(index_), slots, *policy_, where));
     for (const tier_id tier : index_.tiers()) {
         uint32_t n_above = 0;
         for (const auto & engine : engines_) {
@@ -85,7 +152,7 @@ status hobbit_model::allocate_host(const pool_slots & slots) {
 // Plans and allocates all pools, and gives the CPU its share of the layers.
 status hobbit_model::allocate(uint64_t model_bytes, uint32_t n_batch) {
     model_slots slots;
-    HOBBIT_TRY(planner().plan(memory_beside(model_bytes), n_batch, slots));
+    HOBBIT_TRY(plan_slots(model_bytes, n_batch, slots));
     snapshot_bytes_ = slots.snapshot_bytes;
     HOBBIT_TRY(host_ ? start_sharing(slots.host) : status());
     for (size_t i = 0; i < engines_.size(); i++) {
@@ -108,16 +175,16 @@ void hobbit_model::start() {
         if (!registered_rule::traits(predicted.name).is_predictable) {
             predicted.name = "gate";
         }
-        prefetcher_ = std::make_unique<prefetcher>(index_, ahead, settings_.prefetch, make_rule(predicted),
+        prefetcher_ = std::make_unique<prefetcher>(index_, ahead, settings_.prefetch, registered_rule::make(predicted),
                                                    run_->thresholds, run_->batch, stats_);
     }
     for (const auto & engine : engines_) {
         engine->start(prefetcher_.get(), *run_);
     }
-    fill(most_used(history_.rates()));
+    fill(most_used(use_rates(index_)));
 }
 
-// Preloads the experts that earlier runs used most, in idle time, so that the first tokens hit. Host memory gets those
+// Preloads the experts that a calibration used most, in idle time, so that the first tokens hit. Host memory gets those
 // for which the devices have no slots. The first computation waits for the devices' part; see compute().
 void hobbit_model::fill(const std::vector<expert_id> & most_used) {
     for (const tier_id tier : index_.tiers()) {
@@ -155,10 +222,6 @@ status hobbit_model::check_further_context(uint64_t model_bytes) const {
 status hobbit_model::prepare(uint64_t model_bytes, uint32_t n_batch) {
     HOBBIT_TRY(settings_.check_placed(host_ != nullptr));
     HOBBIT_TRY(reader_.check_in_place()); // llama.cpp has read the other weights since
-    if (settings_.thresholds.confidence > 0.0 && settings_.thresholds.all_high()) {
-        GGML_LOG_WARN("hobbit: hobbit.confidence does nothing while all experts are in high precision: give "
-                      "another hobbit.rule, or a threshold\n");
-    }
     const bool takes_free = settings_.spare_memory() > 0;
     const auto turn = takes_free ? memory_turn::take(TURN_PATIENCE, true) : nullptr; // page_commit goes on with it
     HOBBIT_TRY(allocate(model_bytes, n_batch));

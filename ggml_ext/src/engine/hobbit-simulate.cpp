@@ -1,38 +1,26 @@
 // SPDX-License-Identifier: MIT
 #include "base/last-error.h"
 #include "engine/settings.h"
-#include "hobbit.h"
+#include "hobbit-simulation.h"
 #include "plan/memory-budget.h"
-#include "policy/cache-policy.h"
 #include "simulate/simulator.h"
-
-#include <algorithm>
 
 using namespace hobbit;
 
-const char * hobbit_policy_name(size_t i) {
-    const auto & names = policy_names();
-    return i < names.size() ? names[i].c_str() : nullptr;
-}
-
 // Checks the settings of a simulation as those of a model that is opened.
 static status check_settings(const hobbit_simulation & o) {
-    const auto number = [](const char * key, double value) {
-        return hobbit_setting{ key, HOBBIT_SETTING_FLOAT, 0, value, nullptr };
-    };
-    const auto text = [](const char * key, const char * value) {
-        return hobbit_setting{ key, HOBBIT_SETTING_STRING, 0, 0.0, value };
-    };
-    std::vector<hobbit_setting> given  = { text("hobbit.rule", o.rule), number("hobbit.t1", o.t1),
-                                           number("hobbit.t2", o.t2), number("hobbit.price", o.price) };
+    std::vector<hobbit_setting> given  = { { "hobbit.rule", 0.0, o.rule },
+                                           { "hobbit.t1", o.t1, nullptr },
+                                           { "hobbit.t2", o.t2, nullptr },
+                                           { "hobbit.price", o.price, nullptr } };
     const std::string           policy = o.policy ? o.policy : "";
     if (policy != BELADY) {
-        given.push_back(text("hobbit.policy", o.policy));
+        given.push_back({ "hobbit.policy", 0.0, o.policy });
     }
     if (policy == "hobbit") {
         const char * const keys[] = { "hobbit.w_lru", "hobbit.w_lfu", "hobbit.w_lhu", "hobbit.w_fld" };
         for (size_t i = 0; i < 4; i++) {
-            given.push_back(number(keys[i], o.weights[i]));
+            given.push_back({ keys[i], o.weights[i], nullptr });
         }
     }
     return settings().apply(given.data(), given.size());

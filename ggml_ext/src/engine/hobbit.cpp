@@ -58,12 +58,22 @@ size_t hobbit_first_part(const char * path, char * first, size_t size) {
     return value_or(copy(path), [&] { return copy(hobbit::first_part(path).c_str()); });
 }
 
+uint64_t hobbit_request_bytes(uint64_t n_ctx, uint64_t memory, bool has_media) {
+    // tools or a large photograph, and tokens with 6 bytes
+    const uint64_t wanted = std::max<uint64_t>(has_media ? 256 << 20 : 32 << 20, 1024 * n_ctx);
+    return memory == 0 ? wanted : std::min(wanted, memory / (has_media ? 12 : 24));
+}
+
 bool hobbit_is_tier_tensor(const char * name) {
     return value_or(false, [&] { return hobbit::is_tier_tensor(name); });
 }
 
 void hobbit_set_experts_used(hobbit_model * model, const uint32_t * of_blocks, size_t n_blocks) {
     model->guard([&] { model->set_experts_used(of_blocks, n_blocks); });
+}
+
+void hobbit_set_run_blocks(hobbit_model * model, uint32_t n_blocks) {
+    model->guard([&] { model->set_run_blocks(n_blocks); });
 }
 
 bool hobbit_place_layers(hobbit_model * model, struct ggml_backend_device * const * devices, size_t n_devices,
@@ -141,17 +151,6 @@ void hobbit_begin_sequence(hobbit_context * context, int32_t sequence) {
     context->model->guard([&] { context->model->begin_sequence(*context, sequence); });
 }
 
-bool hobbit_set_prediction(hobbit_model * model, uint32_t n_tokens, uint32_t n_ahead, const int32_t * experts,
-                           const float * weights, char * err, size_t err_size) {
-    const hobbit::expert_index & index  = model->index();
-    const size_t                 n_used = index.n_experts_used();
-    const size_t                 n      = size_t(n_ahead) * n_tokens * size_t(index.n_layers()) * n_used;
-    return report_call("cannot keep the prediction", err, err_size, [&] {
-        return model->set_prediction(
-            { n_tokens, int64_t(n_used), n_ahead, { experts, experts + n }, { weights, weights + n } });
-    });
-}
-
 //
 // changing and observing
 //
@@ -172,17 +171,12 @@ struct hobbit_precision hobbit_sequence_precision(const hobbit_context * context
     return context->model->precision(*context, sequence);
 }
 
-static hobbit::score_thresholds thresholds_of(const struct hobbit_precision & p) {
-    return { p.t1, p.t2, p.price };
-}
-
 bool hobbit_precision_covers(struct hobbit_precision a, struct hobbit_precision b) {
-    return hobbit::covers(thresholds_of(a), thresholds_of(b));
+    return a.t1 >= b.t1 && a.t2 >= b.t2 && a.price <= b.price;
 }
 
 struct hobbit_precision hobbit_lower_precision(struct hobbit_precision a, struct hobbit_precision b) {
-    const hobbit::score_thresholds low = hobbit::lower(thresholds_of(a), thresholds_of(b));
-    return { low.t1, low.t2, low.price };
+    return { std::min(a.t1, b.t1), std::min(a.t2, b.t2), std::max(a.price, b.price) };
 }
 
 bool hobbit_resolve_settings(const char * path, const struct hobbit_setting * settings, size_t n_settings,

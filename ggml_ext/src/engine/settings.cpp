@@ -41,11 +41,11 @@ constexpr hobbit_setting_type PATH   = HOBBIT_TYPE_PATH;
 constexpr const char * NONE      = nullptr;
 constexpr double       MAX_BYTES = 1e18;
 
-template <const std::vector<std::string> & (*names)()>
+template <typename Registered>
 const char * joined() {
     static const std::string text = [] {
         std::string all;
-        for (const std::string & name : names()) {
+        for (const std::string & name : Registered::names()) {
             all += (all.empty() ? "" : " ") + name;
         }
         return all;
@@ -74,6 +74,7 @@ const char * default_weight() {
 }
 
 constexpr const char * NUMBERS      = "hobbit.rule hobbit.price hobbit.t1 hobbit.t2"; // the rule and its numbers
+constexpr const char * REPLACED     = "hobbit.quality hobbit.rule hobbit.price hobbit.t1 hobbit.t2";
 constexpr const char * THRESHOLDS   = "hobbit.t1 hobbit.t2";
 constexpr const char * WEIGHTS      = "hobbit.w_lru hobbit.w_lfu hobbit.w_lhu hobbit.w_fld";
 constexpr const char * POLICY       = "hobbit.policy hobbit.w_lru hobbit.w_lfu hobbit.w_lhu hobbit.w_fld";
@@ -93,26 +94,34 @@ const std::vector<core_row> & core_rows() {
         { { "hobbit.further", NONE, SIZE, 0, MAX_BYTES, NONE, NONE, NONE, "bytes", false, false, NONE,
             "Memory that the pools leave to contexts after the first, such as a draft head's." },
           FIELD(uint64_t, further) },
-        { { "hobbit.rule", "rule", CHOICE, 0, 0, "gate", "the calibration's", joined<rule_names>(), NONE, true, false,
-            NUMBERS, help<registered_rule>("Decides the precision of experts:") },
+        { { "hobbit.requests", NONE, SIZE, 0, MAX_BYTES, NONE, NONE, NONE, "bytes", false, false, NONE,
+            "Memory that the pools leave to a server's requests while it reads them." },
+          FIELD(uint64_t, requests) },
+        { { QUALITY, "quality", CHOICE, 0, 0, NONE, "small-loss if calibrated, else lossless", QUALITY_WORDS, NONE,
+            false, true, QUALITY_NUMBERS,
+            "Chooses rule, thresholds and price: no loss, the loss that the calibration allowed, or more of it for "
+            "speed." },
+          FIELD(std::string, quality) },
+        { { "hobbit.rule", "rule", CHOICE, 0, 0, "gate", "the calibration's", joined<registered_rule>(), NONE, true,
+            false, REPLACED, help<registered_rule>("Decides the precision of experts:") },
           FIELD(std::string, rule) },
-        { { "hobbit.price", "price", NUMBER, 0, 1e9, "0", "the calibration's", NONE, "nats", true, true, NUMBERS,
+        { { "hobbit.price", "price", NUMBER, 0, 1e9, "0", "the calibration's", NONE, "nats", true, true, REPLACED,
             "Rule price: quality loss accepted to save loading an expert." },
           FIELD(double, thresholds.price) },
-        { { "hobbit.t1", "t1", NUMBER, 0, 1, "1", NONE, NONE, NONE, true, true, NUMBERS,
+        { { "hobbit.t1", "t1", NUMBER, 0, 1, "1", NONE, NONE, NONE, true, true, REPLACED,
             "High precision until the weights sum to t1, then the low tier; 1: all high." },
           FIELD(double, thresholds.t1) },
-        { { "hobbit.t2", "t2", NUMBER, 0, 1, "1", NONE, NONE, NONE, true, true, NUMBERS,
+        { { "hobbit.t2", "t2", NUMBER, 0, 1, "1", NONE, NONE, NONE, true, true, REPLACED,
             "Low tier from t1 to t2; experts beyond t2 are skipped." },
           FIELD(double, thresholds.t2) },
-        { { "hobbit.confidence", "confidence", NUMBER, 0, 1, "0", NONE, NONE, NONE, false, true, NONE,
+        { { "hobbit.confidence", "confidence", NUMBER, 0, 1, "0", NONE, NONE, NONE, false, true, QUALITY,
             "Tokens whose best probability is not above this are computed again, all high; 0: none are." },
           FIELD(double, thresholds.confidence) },
         { { "hobbit.low_share", "low_share", NUMBER, 0, 1, NONE, "by t1", NONE, NONE, true, false, NONE,
             "Share of the cache reserved for low-precision experts." },
           FIELD(double, low_share) },
-        { { "hobbit.policy", "policy", CHOICE, 0, 0, "echo", NONE, joined<policy_names>(), NONE, true, false, POLICY,
-            "Which experts leave a full cache." },
+        { { "hobbit.policy", "policy", CHOICE, 0, 0, "echo", NONE, joined<registered_policy>(), NONE, true, false,
+            POLICY, "Which experts leave a full cache." },
           FIELD(std::string, policy) },
         { { "hobbit.w_lru", "weights", NUMBER, 0, 1, default_weight<0>(), NONE, NONE, NONE, true, false, POLICY,
             "Weights of LRU, LFU, LHU, FLD in policy hobbit." },
@@ -129,9 +138,12 @@ const std::vector<core_row> & core_rows() {
         { { "hobbit.prefetch", "prefetch", COUNT, 0, 4, "2", NONE, NONE, "layers", true, false, NONE,
             "Load experts this many layers in advance, 0 to 4." },
           FIELD(uint32_t, prefetch) },
-        { { "hobbit.predictor", "predictor", CHOICE, 0, 0, "router", NONE, joined<predictor_names>(), NONE, false,
+        { { "hobbit.predictor", "predictor", CHOICE, 0, 0, "router", NONE, joined<registered_predictor>(), NONE, false,
             false, NONE, help<registered_predictor>("Which experts are loaded in advance:") },
           FIELD(std::string, predictor) },
+        { { "hobbit.prefetch_bar", "prefetch_bar", NUMBER, 0, 1, "0", NONE, NONE, NONE, false, false, NONE,
+            "Least probability of an expert that is loaded in advance; the predictors paths and paths-exact know it." },
+          FIELD(double, prefetch_bar) },
         { { "hobbit.io_threads", "io_threads", COUNT, 1, 256, "4", NONE, NONE, "threads", false, false, NONE,
             "Threads that read experts from disk." },
           FIELD(uint32_t, io_threads) },
@@ -147,9 +159,6 @@ const std::vector<core_row> & core_rows() {
         { { "hobbit.sidecar", "sidecar", PATH, 0, 0, NONE, "MODEL.hobbit.gguf", NONE, NONE, false, false, NONE,
             "File with the low tier." },
           FIELD(std::string, sidecar) },
-        { { "hobbit.remember", "remember", FLAG, 0, 1, "0", "off", NONE, NONE, false, false, NONE,
-            "Keep how often experts are used in MODEL.hobbit-uses, for the next start." },
-          FIELD(bool, remember) },
         { { "hobbit.trace", "trace", PATH, 0, 0, NONE, NONE, NONE, NONE, false, false, NONE,
             "Write the routing to this file, for pyhobbit simulate." },
           FIELD(std::string, trace) },
@@ -167,6 +176,12 @@ const std::vector<core_row> & core_rows() {
             "Experts not in GPU memory: copy them there (gpu), compute on the CPU (cooperative), or whichever is "
             "faster: over later tokens too (auto), or for this one alone (twiddler)." },
           FIELD(compute_mode, mode) }, // choices in the order of compute_mode
+        { { "hobbit.placement", "placement", CHOICE, 0, 0, "measured", NONE, "measured cache layers", NONE, false,
+            false, NONE,
+            "Where RAM and GPU memory hold the model: the cache, whole layers on the GPU as by llama.cpp's "
+            "--n-cpu-moe, "
+            "or the faster one, measured once." },
+          FIELD(std::string, placement) },
         { { "hobbit.enable", NONE, FLAG, 0, 1, "0", NONE, NONE, NONE, false, false, NONE,
             "Use the cache even for a model without a low tier that fits in memory." },
           FIELD(bool, enable) },
@@ -183,15 +198,13 @@ const std::vector<core_row> & core_rows() {
     return rows;
 }
 
-const bool is_registered = register_settings(
-    [] {
-        std::vector<hobbit_setting_spec> rows;
-        for (const core_row & each : core_rows()) {
-            rows.push_back(each.spec);
-        }
-        return rows;
-    },
-    true);
+const bool is_registered = register_first_settings([] {
+    std::vector<hobbit_setting_spec> rows;
+    for (const core_row & each : core_rows()) {
+        rows.push_back(each.spec);
+    }
+    return rows;
+});
 
 // Writes a value to the row's member.
 void write(settings & s, const core_row & row, const setting_value & value) {
@@ -232,9 +245,6 @@ void settings::bind() {
             write(*this, row, e.value);
         }
     }
-    for (const auto & each : registered_setting::all()) {
-        registered[each.first] = values_.number(each.first);
-    }
 }
 
 // The stored division of the pools that was fitted to a rule.
@@ -252,19 +262,24 @@ std::vector<std::string> settings::stored_keys() {
     for (const std::string & name : registered_rule::names()) {
         keys.push_back(share_key(name));
     }
+    keys.insert(keys.end(), { "hobbit.fast.t1", "hobbit.fast.t2", "hobbit.fast.price" });
     return keys;
 }
 
 bool settings::asked() const {
-    return enable || !device.empty() || !sidecar.empty() || !trace.empty() || !timeline.empty() ||
+    return enable || placement == "cache" || !device.empty() || !sidecar.empty() || !trace.empty() ||
+           !timeline.empty() ||
            values_.any_given("hobbit.memory hobbit.pools hobbit.t1 hobbit.t2 hobbit.price hobbit.device_memory "
                              "hobbit.mode");
 }
 
 status settings::apply(const hobbit_setting * given, size_t n_given) {
+    std::string keys;
     for (size_t i = 0; i < n_given; i++) {
         HOBBIT_TRY(values_.give(given[i]));
+        keys += std::string(" ") + given[i].key;
     }
+    HOBBIT_TRY(check_quality(keys));
     HOBBIT_TRY(derive());
     bind();
     return check();
@@ -318,7 +333,7 @@ bool settings::is_overruled(const std::string & key, const std::string & rule_na
         return values_.any_given(THRESHOLDS) || own_threshold() >= 0.0 || takes_price(rule_name);
     }
     const hobbit_setting_spec * row = find_setting(key);
-    return row && values_.any_given(row->replaced_by);
+    return row && values_.any_given(key == "hobbit.rule" ? NUMBERS : row->replaced_by);
 }
 
 status settings::apply_stored(const stored_settings & stored, size_t n_in_model) {
@@ -333,6 +348,12 @@ status settings::apply_stored(const stored_settings & stored, size_t n_in_model)
             key = "hobbit.low_share";
         } else if (key.find(".low_share", std::strlen("hobbit.")) != std::string::npos) {
             continue; // another rule's
+        }
+        if (const auto * fitted = std::get_if<double>(&value)) {
+            fitted_[key] = *fitted;
+        }
+        if (key.rfind("hobbit.fast.", 0) == 0) {
+            continue; // applies where the quality asks for it
         }
         const hobbit_setting_spec * row = find_setting(key);
         if (!row || !row->is_stored) {
@@ -360,6 +381,13 @@ status settings::change(const hobbit_setting * changes, size_t n_changes) {
             return status::error("%s cannot be changed while the model is open", changes[i].key);
         }
         keys += std::string(" ") + changes[i].key;
+    }
+    HOBBIT_TRY(check_quality(keys));
+    if (find_word(keys.c_str(), QUALITY) >= 0) {
+        HOBBIT_TRY(apply_quality());
+    } else if (!precision_number(keys).empty()) {
+        values_.clear(QUALITY);
+        quality.clear();
     }
     const double t1         = values_.number("hobbit.t1");
     const double t2         = values_.number("hobbit.t2");
@@ -456,7 +484,7 @@ status settings::check_placed(bool is_apart) const {
         return status::error("hobbit.memory limits the whole process and hobbit.pools the expert cache alone, in the "
                              "same memory: give one of them");
     }
-    return registered_setting::check(registered, { is_apart, is_apart && mode != compute_mode::gpu, prefetch > 0 });
+    return registered_setting::check(values_, { is_apart, is_apart && mode != compute_mode::gpu, prefetch > 0 });
 }
 
 } // namespace hobbit

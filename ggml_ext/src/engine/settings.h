@@ -5,20 +5,40 @@
 #include "base/status.h"
 #include "doors/registered-setting.h"
 #include "hobbit.h"
-#include "model/stored-settings.h"
 #include "offload/placement.h"
 #include "plan/memory-budget.h"
 #include "plan/precision-rule.h"
 
 #include <array>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
 namespace hobbit {
 
+// The meaning of one word of hobbit.quality for one model. reason: for users, where the numbers come from
+struct quality_level {
+    score_thresholds numbers;
+    std::string      reason;
+};
+
+constexpr const char * QUALITY = "hobbit.quality";
+constexpr const char * QUALITY_NUMBERS =
+    "hobbit.rule hobbit.price hobbit.t1 hobbit.t2 hobbit.confidence"; // it sets them
+
+// The words, by the place of their levels.
+constexpr const char * QUALITY_WORDS = "lossless small-loss fast";
+
+using quality_levels = std::array<quality_level, 3>;
+
+// The levels under a rule. fitted: the numbers that the model's files store, by key (hobbit.t1, hobbit.fast.t1 ...);
+// without them the low tier's type decides. low_bits: bits of a weight in the low tier, 0 without one. Pure.
+quality_levels find_quality_levels(const std::string & rule, const std::map<std::string, double> & fitted,
+                                   double low_bits);
+
 // Settings of one model, resolved: every setting has its value, its source, and a note where another setting overrules
-// it. Keys, ranges, defaults and meaning: the table in settings.cpp, and rows of other folders (register_settings),
+// it. Keys, ranges, defaults and meaning: the table in settings.cpp, and rows of other folders (registered_setting),
 // which have no member here. Adding a setting takes a row there and, for a core setting, a member here.
 // Invariant: members equal values().
 struct settings {
@@ -27,10 +47,10 @@ struct settings {
     // behaviour
     bool             enable;
     bool             calibrated;
-    bool             remember;
+    std::string      quality; // one of QUALITY_WORDS; empty: not chosen
     score_thresholds thresholds;
     bool             strict;
-    std::string      rule; // a name of rule_names()
+    std::string      rule; // a name of registered_rule::names()
     std::string      sidecar;
     std::string      trace;
     std::string      timeline;
@@ -41,11 +61,14 @@ struct settings {
     std::array<double, 4> weights;
     uint32_t              prefetch;
     std::string           predictor;
+    double                prefetch_bar;
     uint64_t              memory        = 0; // 0: computed
     uint64_t              pools         = 0; // 0: follows from memory
     uint64_t              further       = 0; // 0: hobbit.memory has room for one context
+    uint64_t              requests      = 0; // bytes that a server's requests take
     uint64_t              device_memory = 0; // 0: computed
     compute_mode          mode;
+    std::string           placement;        // layers: llama.cpp loads the model as it always does
     double                low_share = -1.0; // negative: follows from the thresholds
     bool                  pack;
     uint32_t              io_threads;
@@ -53,14 +76,16 @@ struct settings {
     uint32_t              snapshots;
     uint32_t              least_snapshots;
 
-    registered_values registered; // values of mechanisms
-
     // Applies the caller's settings; an unknown key, a value out of range and one that contradicts another are errors.
     status apply(const hobbit_setting * given, size_t n_given);
 
     // Fills in what is stored, where the caller gave nothing. The first n_in_model values are of the model file, the
     // others of its calibration.
     status apply_stored(const stored_settings & stored, size_t n_in_model = SIZE_MAX);
+
+    // Finds what the words of hobbit.quality mean, and applies the one that is given. low_bits: see
+    // find_quality_levels. REQUIRES: apply_stored() comes before, where a file stores settings
+    status resolve_quality(double low_bits);
 
     // Changes live settings; of t1 and t2 one that is changed alone moves the other where t1 would be above t2. An
     // error leaves the settings unusable.
@@ -87,7 +112,7 @@ struct settings {
     // System memory to leave free if the pools' size is computed: other programs may compute theirs at the same time.
     uint64_t spare_memory() const { return memory == 0 && pools == 0 ? 128u << 20 : 0; }
 
-    // Returns true if the caller asked for the cache: expressly, by a size, threshold, mode, device or file.
+    // Returns true if the caller asked for the cache: expressly, by a size, threshold, mode, placement, device or file.
     bool asked() const;
 
   private:
@@ -95,11 +120,18 @@ struct settings {
     std::string note_on(const std::string & key) const;
     double      own_threshold() const;
     bool        is_overruled(const std::string & key, const std::string & rule) const;
-    status      derive();
-    status      check() const;
-    void        bind();
+    // The first of QUALITY_NUMBERS among the keys, or "".
+    static std::string precision_number(const std::string & keys);
 
-    setting_values values_;
+    static status check_quality(const std::string & keys); // keys: that are given together
+    status        apply_quality();
+    status        derive();
+    status        check() const;
+    void          bind();
+
+    setting_values                values_;
+    quality_levels                levels_;
+    std::map<std::string, double> fitted_; // numbers that files store, by key
 };
 
 } // namespace hobbit

@@ -62,7 +62,22 @@ status expert_stream::finish(const inner_graphs & on, bool wait) {
 // a stage
 //
 
+// All is computed from experts that are there.
+status expert_stream::run_served(const running_layer & layer, const inner_graphs & on) {
+    for (const planned_use & use : layer.plan.uses) {
+        if (!is_on_cpu(use)) {
+            const bool is_pinned = cache_.acquire(use.id, use.tier);
+            GGML_ASSERT(is_pinned);
+            held_.push_back(&use);
+        }
+    }
+    return prefetcher_ ? prefetcher_->look_ahead(layer.routing, layer.router_input, on.device.backend()) : status();
+}
+
 status expert_stream::run(const stage & st, const running_layer & layer, const inner_graphs & on) {
+    if (layer.is_served) {
+        return layer.done == st.parts ? run_served(layer, on) : status();
+    }
     for (const ggml_tensor * matmul : st.matmuls) {
         HOBBIT_TRY(clear_skipped(matmul, layer, on.device));
         if (share_ && share_->has_rows() && !share_->has_all() && !(st.parts & part_id::down)) {
@@ -103,6 +118,11 @@ status expert_stream::run_todo(work & w) {
     status s           = w.todo.empty() && rest_is_due ? begin_rest(w) : status(); // the CPU has all experts
     while (s.ok() && !w.todo.empty()) {
         pin(w);
+        if (w.n_pinned == 0 && !w.on.device.idle()) { // the device reads what has the slots
+            HOBBIT_TRY(w.on.device.compute());
+            release(w.on.device);
+            pin(w);
+        }
         if (w.n_pinned == 0) { // nobody else pins anything for long
             return cache_.error().ok() ? status::error("no slot is free: the expert cache is broken") : cache_.error();
         }
@@ -197,10 +217,21 @@ void expert_stream::release(const inner_graph & device) {
     }
     held_.clear();
     if (device.idle()) {
-        for (const auto & [id, tier] : running_) {
-            cache_.release(id, tier);
-        }
-        running_.clear();
+        unpin_running();
+    }
+}
+
+void expert_stream::unpin_running() {
+    for (const auto & [id, tier] : running_) {
+        cache_.release(id, tier);
+    }
+    running_.clear();
+}
+
+void expert_stream::replace_running(const std::vector<expert_id> & pinned) {
+    unpin_running();
+    for (const expert_id id : pinned) {
+        running_.emplace_back(id, tier_id::high);
     }
 }
 

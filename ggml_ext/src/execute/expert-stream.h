@@ -24,6 +24,7 @@ struct running_layer {
     layer_plan          plan;
     const ggml_tensor * router_input = nullptr; // null: unknown
     part_set            done;                   // parts computed, those of the current stage included
+    bool                is_served = false;      // the device runs all that it is to compute; see hits_ahead
 };
 
 // The graphs that a split of the outer graph is computed in.
@@ -59,6 +60,10 @@ class expert_stream {
     // Runs all that was added, on the CPU too. The device may still be running its part afterwards, unless `wait`.
     status finish(const inner_graphs & on, bool wait);
 
+    // Takes over pins of experts that the device may be reading, and unpins those of earlier layers, which it has
+    // computed.
+    void replace_running(const std::vector<expert_id> & pinned);
+
     // Unpins the experts that the device has computed. REQUIRES: no operation is left to launch
     void release(const inner_graph & device);
 
@@ -76,6 +81,8 @@ class expert_stream {
     bool   is_share_due() const { return share_ && share_->is_due(); }
     bool   is_on_cpu(const planned_use & use) const;
     status compute_share(const inner_graphs & on);
+    status run_served(const running_layer & layer, const inner_graphs & on);
+    void   unpin_running();
     work   begin(const stage & st, const running_layer & layer, const inner_graphs & on);
     status run_todo(work & w);
     void   pin(work & w);

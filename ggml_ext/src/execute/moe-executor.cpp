@@ -23,7 +23,8 @@ moe_executor::moe_executor(const expert_index & index, expert_cache & cache, pre
     share_(share),
     run_(run),
     stats_(stats),
-    stream_(index, cache, prefetcher, share, stats) {}
+    stream_(index, cache, prefetcher, share, stats),
+    ahead_(index, cache) {}
 
 status moe_executor::compute(ggml_cgraph * graph, inner_graph & inner, inner_graph * cpu) {
     if (!error_.ok()) {
@@ -84,7 +85,7 @@ status moe_executor::run(ggml_cgraph * graph, const inner_graphs & on) {
         }
         if (node->op != GGML_OP_MUL_MAT_ID) {
             last = node;
-            if (layer_.in_section && share_->has_all()) { // the CPU repeats it
+            if (layer_.is_served || (layer_.in_section && share_->has_all())) { // the CPU repeats it
                 continue;
             }
             if (inner.full()) {
@@ -100,6 +101,7 @@ status moe_executor::run(ggml_cgraph * graph, const inner_graphs & on) {
             s = begin_section(graph, i, on);
         }
         if (s.ok()) {
+            judge_ahead(inner);
             s = stream_.run(st, layer_, on);
         }
         last = st.matmuls.back();
@@ -116,28 +118,62 @@ routed_layer moe_executor::routed(ggml_cgraph * graph, int first, const inner_gr
     return { layer_.routing, run_.batch, graph, first, layer_.router_input, on.device, on.cpu };
 }
 
+// Nobody may read later what the layer overwrites.
+bool moe_executor::may_run_ahead(ggml_cgraph * graph, int first, bool is_predicted, inner_graph & inner) {
+    const layer_id layer = expert_of(ggml_graph_node(graph, first)).layer;
+    return hooks_.empty() && !run_.observer && run_.batch.pass() == batch_pass::only &&
+           (is_predicted || !prefetcher_ || !prefetcher_->may_read(layer)) && ahead_.can_launch(graph, first, inner);
+}
+
 // Waits for all that the device runs, and reads in the same wait what the layer is planned by.
-status moe_executor::read_layer(const ggml_tensor * matmul, inner_graph & inner) {
+status moe_executor::read_layer(ggml_cgraph * graph, int first, inner_graph & inner) {
     const timeline_span span(stats_.events, "routing");
-    // a batch of a prompt has a large input, which the CPU seldom needs
-    const bool for_cpu =
-        share_ && share_->expects_rows() && inner.empty() && matmul->src[2]->ne[1] <= batch_info::max_generated;
+    const ggml_tensor * matmul     = ggml_graph_node(graph, first);
     const layer_id      layer      = expert_of(matmul).layer;
     const ggml_tensor * prediction = nullptr;
     const char *        predicted  = nullptr;
     if (prefetcher_ && inner.in_queue() && inner.empty()) {
         prediction = prefetcher_->begin(layer, matmul->src[4], inner.backend());
     }
+    const bool may_run = may_run_ahead(graph, first, prediction, inner);
+    // a batch of a prompt has a large input, which the CPU seldom needs
+    const bool for_cpu = share_ && (may_run || share_->expects_rows()) && inner.empty() &&
+                         matmul->src[2]->ne[1] <= batch_info::max_generated;
+    status     launched;
+    const auto launch = [&] {
+        layer_.is_ahead = true;
+        launched        = ahead_.launch(inner);
+    };
     HOBBIT_TRY(read_routing(matmul, layer, layer_.routing, inner, for_cpu ? &layer_.matmul_input : nullptr, prediction,
-                            &predicted));
+                            &predicted, may_run ? std::function<void()>(launch) : nullptr));
     if (prediction) {
         prefetcher_->end(layer, predicted);
+    }
+    if (layer_.is_ahead) {
+        stream_.replace_running(ahead_.take_pins(layer_.routing));
+        return launched;
     }
     stream_.release(inner);
     if (inner.idle()) {
         inner.begin_layer(layer);
     }
     return {};
+}
+
+// The layer that ran ahead is kept if the device has nothing else to compute, and is otherwise computed once more.
+void moe_executor::judge_ahead(inner_graph & inner) {
+    if (!std::exchange(layer_.is_ahead, false)) {
+        return;
+    }
+    const auto is_served = [&](const planned_use & use) {
+        return (share_ && share_->computes(use)) || ahead_.has(use, layer_.routing);
+    };
+    const auto & uses = layer_.plan.uses;
+    layer_.is_served  = layer_.plan.skipped.empty() && !(share_ && share_->is_measured()) &&
+                       std::all_of(uses.begin(), uses.end(), is_served);
+    if (!layer_.is_served) {
+        ahead_.undo(inner);
+    }
 }
 
 status moe_executor::begin_layer(ggml_cgraph * graph, int first, const stage & st, const ggml_tensor * last,
@@ -155,7 +191,7 @@ status moe_executor::begin_layer(ggml_cgraph * graph, int first, const stage & s
         }
     }
     layer_ = {};
-    HOBBIT_TRY(read_layer(matmul, on.device));
+    HOBBIT_TRY(read_layer(graph, first, on.device));
     layer_.rows = run_.batch.rows(layer_.routing.n_tokens);
     HOBBIT_TRY(check_weights(matmul));
     layer_.ids          = matmul->src[2];
@@ -178,7 +214,7 @@ status moe_executor::begin_section(ggml_cgraph * graph, int first, const inner_g
     part_set  parts;
     const int end     = section_end(graph, first, parts);
     layer_.in_section = true;
-    HOBBIT_TRY(on.device.compute());
+    HOBBIT_TRY(layer_.is_ahead ? status() : on.device.compute()); // it has computed the section's input
     share_->begin_section({ graph, first, end }, parts, layer_.matmul_input, on.device);
     for (const auto & each : hooks_) {
         HOBBIT_TRY(each->before_rest(routed(graph, first, on)));
@@ -220,9 +256,6 @@ void moe_executor::plan() {
     const part_set        parts   = index_.layer(routing.layer).parts;
     const residency       holds   = [&](expert_id id, tier_id tier) { return cache_.holds(id, tier, parts); };
 
-    if (!is_second()) {
-        run_.uses.add(routing.layer, routing.experts);
-    }
     if (prefetcher_) {
         prefetcher_->on_routing(routing);
     }

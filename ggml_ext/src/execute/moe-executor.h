@@ -6,11 +6,11 @@
 #include "cache/expert-cache.h"
 #include "doors/layer-hooks.h"
 #include "execute/expert-stream.h"
+#include "execute/hits-ahead.h"
 #include "graph/inner-graph.h"
 #include "graph/routing.h"
 #include "graph/stage.h"
 #include "model/expert-index.h"
-#include "model/use-counts.h"
 #include "offload/cpu-share.h"
 #include "plan/batch-info.h"
 #include "plan/batch-passes.h"
@@ -41,7 +41,6 @@ struct run_state {
     layer_step          step;
     sequence_thresholds thresholds;
     batch_info          batch; // the current one
-    use_counts          uses;  // counted in this run
 
     std::function<void(const layer_report &)> observer = nullptr; // hears of each layer and batch once; may be null
     batch_passes                              passes   = {};      // over the current batch
@@ -80,6 +79,7 @@ class moe_executor {
         const ggml_tensor *          ids        = nullptr; // the router's choice; null: no layer runs
         bool                         in_section = false;   // the layer's section of the current graph runs
         bool                         is_ended   = false;
+        bool                         is_ahead   = false; // the device was given the layer before its plan
         std::vector<batch_info::row> rows;
         std::vector<per_tier<bool>>  was_resident; // see layer_report
         std::vector<float>           input;        // its router_input
@@ -87,7 +87,9 @@ class moe_executor {
     };
 
     bool         begins_layer(ggml_cgraph * graph) const;
-    status       read_layer(const ggml_tensor * matmul, inner_graph & inner);
+    bool         may_run_ahead(ggml_cgraph * graph, int first, bool is_predicted, inner_graph & inner);
+    status       read_layer(ggml_cgraph * graph, int first, inner_graph & inner);
+    void         judge_ahead(inner_graph & inner);
     status       run(ggml_cgraph * graph, const inner_graphs & on);
     status       begin_layer(ggml_cgraph * graph, int first, const stage & st, const ggml_tensor * last,
                              const inner_graphs & on);
@@ -108,6 +110,7 @@ class moe_executor {
     run_state &          run_;
     stats &              stats_;
     expert_stream        stream_;
+    hits_ahead           ahead_;
     layer_state          layer_;
     inner_graph *        running_ = nullptr; // the device may still be running the last graph; null: it is not
 

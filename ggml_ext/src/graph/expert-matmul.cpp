@@ -2,6 +2,7 @@
 #include "graph/expert-matmul.h"
 
 #include "device/device-traits.h"
+#include "plan/batch-info.h"
 
 #include <algorithm>
 #include <map>
@@ -16,9 +17,15 @@ static size_t rows_at_once(const layer_routing & routing) {
     return size_t(std::max(routing.n_tokens, inner_graph::enough_rows));
 }
 
+// The rows that each operation has numbers and places for, whatever it computes: see inner_graph::add_matmul.
+static size_t least_places(const layer_routing & routing) {
+    return routing.n_tokens <= batch_info::max_generated ? routing.experts.size() : 0;
+}
+
 status expert_matmuls::reserve(const layer_routing & routing, inner_graph & inner) const {
     const layer_shape &        layer       = index_.layer(routing.layer);
     const size_t               n_rows      = rows_at_once(routing);
+    const size_t               n_numbers   = std::max(inner_graph::row_numbers_per_row, least_places(routing));
     const size_t               n_from_host = std::min(routing.experts.size(), size_t(inner_graph::enough_rows));
     const bool                 is_host     = is_host_device(ggml_backend_get_device(inner.backend()));
     inner_graph::scratch_sizes sizes;
@@ -26,7 +33,7 @@ status expert_matmuls::reserve(const layer_routing & routing, inner_graph & inne
         const matrix_shape & shape  = layer.shapes[part];
         sizes.gathered              = std::max(sizes.gathered, n_rows * size_t(shape.n_in) * sizeof(float));
         sizes.product               = std::max(sizes.product, n_rows * size_t(shape.n_out) * sizeof(float));
-        sizes.rows                 += inner_graph::row_numbers_per_row * routing.experts.size();
+        sizes.rows                 += n_numbers * routing.experts.size();
         if (!is_host) { // rows that the CPU computes, or zeros
             sizes.values += n_from_host * (size_t(shape.n_out) + 1) * sizeof(float);
         }
@@ -42,26 +49,29 @@ status expert_matmuls::reserve(const layer_routing & routing, inner_graph & inne
     return {};
 }
 
+matrices stack_of(const expert_index & index, const expert_cache & cache, expert_id id, tier_id tier, part_id part) {
+    const matrix_shape & shape  = index.layer(id.layer).shapes[part];
+    const size_t         stride = cache.stride(id, tier, part);
+    char *               first  = cache.data(id, tier, part) - cache.number(id, tier) * stride;
+    const ggml_type      type   = index.locate(tier, id.layer, part, id.expert).type;
+    return {
+        type, shape.n_in, shape.n_out, first, stride, int32_t(cache.n_numbers(tier)), cache.buffer(id, tier, part)
+    };
+}
+
 status expert_matmuls::add(const ggml_tensor * matmul, const layer_routing & routing,
                            const std::vector<const planned_use *> & uses, inner_graph & inner) const {
-    const part_id part = expert_of(matmul).part;
-
     using place = std::tuple<ggml_backend_buffer_t, char *, size_t, ggml_type>; // the stack that a matrix is in
 
-    std::map<place, std::vector<const planned_use *>> places;
+    std::map<place, alike_rows> places;
     for (const planned_use * use : uses) {
-        const tier_id   tier   = use->tier;
-        const size_t    stride = cache_.stride(use->id, tier, part);
-        char *          first  = cache_.data(use->id, tier, part) - cache_.number(use->id, tier) * stride;
-        const ggml_type type   = index_.locate(tier, use->id.layer, part, use->id.expert).type;
-        places[{ cache_.buffer(use->id, tier, part), first, stride, type }].push_back(use);
+        const matrices   stack = stack_of(index_, cache_, use->id, use->tier, expert_of(matmul).part);
+        const alike_rows none  = { matmul, routing, stack, {} };
+        places.try_emplace({ stack.buffer, stack.data, stack.stride, stack.type }, none)
+            .first->second.uses.push_back(use);
     }
-    const matrix_shape & shape = index_.layer(routing.layer).shapes[part];
     for (auto & [stack, alike] : places) {
-        const auto & [buffer, first, stride, type] = stack;
-        const auto     n_slots                     = int32_t(cache_.n_numbers(alike.front()->tier));
-        const matrices weights                     = { type, shape.n_in, shape.n_out, first, stride, n_slots, buffer };
-        HOBBIT_TRY(add_alike({ matmul, routing, weights, std::move(alike) }, inner));
+        HOBBIT_TRY(add_alike(std::move(alike), inner));
     }
     return {};
 }
@@ -83,8 +93,9 @@ status expert_matmuls::add_alike(alike_rows alike, inner_graph & inner) const {
     const auto   slot    = [&](const planned_use * use) { return cache_.number(use->id, use->tier); };
     const auto   by_slot = [&](const planned_use * a, const planned_use * b) { return slot(a) < slot(b); };
     const size_t most    = max_work_size(uses.front()->tier);
+    const size_t least   = least_places(alike.routing);
     const auto   is_work = [&](size_t n_slots, size_t n_places) {
-        return inner_graph::work_size(n_slots, n_places) <= most;
+        return inner_graph::work_size(n_slots, std::max(n_places, least)) <= most;
     };
     std::sort(uses.begin(), uses.end(), by_slot);
 

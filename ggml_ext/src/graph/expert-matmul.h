@@ -17,6 +17,9 @@ inline const expert_tensor & expert_of(const ggml_tensor * matmul) {
     return *static_cast<const expert_tensor *>(matmul->src[0]->extra);
 }
 
+// The expert's matrix and those that are stacked with it. REQUIRES: the expert is pinned, and the part is loaded.
+matrices stack_of(const expert_index & index, const expert_cache & cache, expert_id id, tier_id tier, part_id part);
+
 // Adds matmuls of an outer graph to an inner graph, with the weights of the experts in the cache, and runs the inner
 // graph whenever it is full. Experts of one tier and type, at the same offset in their slots, share an operation; it is
 // split where it would exceed the scratch memory or ggml's work memory.

@@ -3,6 +3,7 @@
 
 #include "device/device-traits.h"
 #include "device/repacked-layout.h"
+#include "plan/batch-info.h"
 
 #include <algorithm>
 #include <cstring>
@@ -23,10 +24,8 @@ void wait_until_computed(ggml_backend_t backend, const ggml_tensor * tensor) {
     }
 }
 
-// For copies to and from the backend's device: page-locked if its driver provides that.
-static ggml_backend_buffer_t alloc_host_buffer(ggml_backend_t backend, size_t size) {
-    ggml_backend_buffer_type_t locked = ggml_backend_dev_host_buffer_type(ggml_backend_get_device(backend));
-    return ggml_backend_buft_alloc_buffer(locked ? locked : ggml_backend_cpu_buffer_type(), size);
+static ggml_backend_buffer_t buffer_of(const ggml_tensor * tensor) {
+    return tensor->view_src ? tensor->view_src->buffer : tensor->buffer;
 }
 
 static char * base_of(const ggml_backend_buffer_ptr & buffer) {
@@ -51,6 +50,7 @@ void inner_graph::allocate(page & p, size_t size) {
 
 void inner_graph::open_page(uint32_t number) {
     page & p = pages_[number];
+    page_    = number;
     if (!p.ctx) {
         allocate(p, 2 * GRAPH_SIZE * ggml_tensor_overhead() + ggml_graph_overhead_custom(GRAPH_SIZE, false));
     }
@@ -87,10 +87,11 @@ void inner_graph::reset() {
     }
     begin_graph();
     is_running_ = false;
-    n_sets_     = 0;
-    n_values_   = 0;
-    n_staged_   = 0;
-    n_copied_   = 0;
+    forget_staged();
+}
+
+void inner_graph::forget_staged() {
+    n_sets_ = n_values_ = n_staged_ = n_copied_ = 0;
 }
 
 void inner_graph::count_copy(size_t n_bytes) {
@@ -113,7 +114,7 @@ bool inner_graph::reserve(const scratch_sizes & sizes) {
     ggml_backend_buffer_free(scratch_);
     sizes_   = grown;
     scratch_ = ggml_backend_alloc_buffer(backend_, staged_offset() + staged_room(grown));
-    staging_.reset(alloc_host_buffer(backend_, staged_room(grown)));
+    staging_ = alloc_host_buffer(backend_, staged_room(grown));
     if (!scratch_ || !staging_) {
         sizes_ = {};
     }
@@ -132,7 +133,7 @@ ggml_tensor * inner_graph::leaf(const ggml_tensor * tensor) {
     ggml_tensor * copy = ggml_new_tensor(ctx_, tensor->type, GGML_MAX_DIMS, tensor->ne);
     std::copy(tensor->nb, tensor->nb + GGML_MAX_DIMS, copy->nb);
     copy->data   = tensor->data;
-    copy->buffer = tensor->view_src ? tensor->view_src->buffer : tensor->buffer;
+    copy->buffer = buffer_of(tensor);
     n_leaves_++;
     return copy;
 }
@@ -161,7 +162,7 @@ ggml_tensor * inner_graph::rows_leaf(const ggml_tensor * tensor) {
     t->nb[1]        = tensor->nb[1];
     t->nb[2] = t->nb[3] = t->nb[1] * n;
     t->data             = tensor->data;
-    t->buffer           = tensor->view_src ? tensor->view_src->buffer : tensor->buffer;
+    t->buffer           = buffer_of(tensor);
     n_leaves_++;
     return t;
 }
@@ -184,6 +185,15 @@ char * inner_graph::stage(ggml_tensor * tensor) {
     n_sets_++;
     n_leaves_++;
     return bytes;
+}
+
+// A tensor that is valid until the next call.
+ggml_tensor * inner_graph::bytes_at(ggml_backend_buffer_t buffer, void * data, size_t size, const char * name) {
+    ggml_reset(staged_.ctx.get());
+    ggml_tensor * t = ggml_new_tensor_1d(staged_.ctx.get(), GGML_TYPE_I8, int64_t(size));
+    t->data         = data;
+    t->buffer       = buffer;
+    return ggml_set_name(t, name);
 }
 
 // At once for the whole graph: each copy to a device has a latency, and queues behind uploads.
@@ -261,13 +271,13 @@ ggml_tensor * inner_graph::multiply(const ggml_tensor * matmul, ggml_tensor * we
     return product;
 }
 
-// The matmul itself; its result has no memory yet.
+// The matmul itself, without the rows that are not given; its result has no memory yet.
 ggml_tensor * inner_graph::multiply_all(const ggml_tensor * matmul, const matrices & weights,
                                         const std::vector<served_row> & rows) {
     // kernels for one token do no work for matrices that it does not use: its graph is always the same
     const bool           is_token = in_queue_ && matmul->ne[2] == 1 && ggml_is_quantized(weights.type);
     const matrix_span    span     = is_token ? matrix_span{ 0, weights.count - 1 } : span_of(weights, rows);
-    std::vector<int32_t> matrix(rows.size());
+    std::vector<int32_t> matrix(size_t(matmul->ne[1] * matmul->ne[2]), -1);
     for (const served_row & r : rows) {
         matrix[r.row] = r.matrix - span.first;
     }
@@ -309,16 +319,36 @@ void inner_graph::scatter(const ggml_tensor * matmul, ggml_tensor * rows, ggml_t
     operands_.erase(matmul);
 }
 
+// Gives the whole product its place.
+void inner_graph::add_product(const ggml_tensor * matmul, ggml_tensor * product) {
+    std::copy(matmul->nb, matmul->nb + GGML_MAX_DIMS, product->nb);
+    product->data   = matmul->data;
+    product->buffer = matmul->buffer;
+    add_node(product);
+    operands_[matmul] = product;
+}
+
+void inner_graph::add_matmul(const ggml_tensor * matmul, const matrices & weights, ggml_tensor * numbers) {
+    GGML_ASSERT(is_computable(matmul));
+    ggml_tensor * w = matrices_leaf(weights, { 0, weights.count - 1 });
+    add_product(matmul, multiply(matmul, w, operand(matmul->src[1]), numbers));
+}
+
+ggml_tensor * inner_graph::add_look_up(const ggml_tensor * table, const ggml_tensor * ids, const ggml_tensor * to) {
+    ggml_tensor * found = ggml_get_rows(ctx_, operand(table), operand(ids));
+    found->data         = to->data;
+    found->buffer       = to->buffer;
+    add_node(found);
+    return reshape(found, ids->ne[0], 1, 1);
+}
+
 void inner_graph::add_matmul(const ggml_tensor * matmul, const matrices & weights,
                              const std::vector<served_row> & rows) {
     GGML_ASSERT(is_computable(matmul));
-    if (are_all_rows(matmul, rows)) {
-        ggml_tensor * product = multiply_all(matmul, weights, rows);
-        std::copy(matmul->nb, matmul->nb + GGML_MAX_DIMS, product->nb);
-        product->data   = matmul->data;
-        product->buffer = matmul->buffer;
-        add_node(product);
-        operands_[matmul] = product;
+    const bool is_short   = matmul->ne[2] <= batch_info::max_generated; // few rows are converted for nothing
+    const bool leaves_out = is_short && is_host_device(ggml_backend_get_device(backend_)); // patch 0020
+    if (leaves_out || are_all_rows(matmul, rows)) {
+        add_product(matmul, multiply_all(matmul, weights, rows));
         return;
     }
     ggml_tensor * to      = nullptr;
@@ -353,43 +383,73 @@ status inner_graph::add_rows(const ggml_tensor * tensor, const float * values, c
     return {};
 }
 
-std::vector<const char *> inner_graph::read(const std::vector<const ggml_tensor *> & tensors) {
-    size_t size = 0;
-    for (const ggml_tensor * tensor : tensors) {
-        size += padded(ggml_nbytes(tensor));
+// Tensors that lie near each other share a copy, because each copy has a latency.
+std::vector<inner_graph::span_copy> inner_graph::copies_of(const std::vector<const ggml_tensor *> & tensors) {
+    static constexpr ptrdiff_t near = 32 << 10;
+    std::vector<span_copy>     copies;
+    for (const ggml_tensor * t : tensors) {
+        auto *     begin   = static_cast<char *>(t->data);
+        char *     end     = begin + ggml_nbytes(t);
+        const bool is_near = !copies.empty() && copies.back().buffer == buffer_of(t) &&
+                             std::max(end, copies.back().end) - std::min(begin, copies.back().begin) <= near;
+        if (!is_near) {
+            copies.push_back({ buffer_of(t), begin, end, t->name });
+        }
+        copies.back().begin = std::min(copies.back().begin, begin);
+        copies.back().end   = std::max(copies.back().end, end);
+        copies.back().tensors.push_back(t);
     }
-    if (!inbox_ || ggml_backend_buffer_get_size(inbox_.get()) < size) {
-        inbox_.reset(alloc_host_buffer(backend_, size));
+    return copies;
+}
+
+std::vector<const char *> inner_graph::read(const std::vector<const ggml_tensor *> & tensors,
+                                            const std::function<void()> &            meanwhile) {
+    std::vector<span_copy> copies = copies_of(tensors);
+    size_t                 room   = 0;
+    for (span_copy & c : copies) {
+        c.offset = std::exchange(room, room + padded(c.size()));
+    }
+    if (!inbox_ || ggml_backend_buffer_get_size(inbox_.get()) < room) {
+        inbox_ = alloc_host_buffer(backend_, room);
         if (!inbox_) {
             throw std::bad_alloc();
         }
     }
-    const ggml_backend_buffer_type_t own    = ggml_backend_get_default_buffer_type(backend_);
-    const auto                       is_own = [&](const ggml_tensor * tensor) {
-        return ggml_backend_buffer_get_type(tensor->view_src ? tensor->view_src->buffer : tensor->buffer) == own;
+    const auto is_own = [own = ggml_backend_get_default_buffer_type(backend_)](const span_copy & c) {
+        return ggml_backend_buffer_get_type(c.buffer) == own;
     };
-    std::vector<char *> copies;
-    char *              to = base_of(inbox_);
-    for (const ggml_tensor * tensor : tensors) {
-        if (is_own(tensor)) {
-            ggml_backend_tensor_get_async(backend_, tensor, to, 0, ggml_nbytes(tensor));
+    std::vector<const char *> bytes;
+    for (const span_copy & c : copies) {
+        char * to = base_of(inbox_) + c.offset;
+        if (is_own(c)) {
+            ggml_backend_tensor_get_async(backend_, bytes_at(c.buffer, c.begin, c.size(), c.name), to, 0, c.size());
         }
-        count_copy(ggml_nbytes(tensor));
-        copies.push_back(to);
-        to += padded(ggml_nbytes(tensor));
-    }
-    ggml_backend_synchronize(backend_);
-    for (size_t i = 0; i < tensors.size(); i++) {
-        if (!is_own(tensors[i])) {
-            ggml_backend_tensor_get(tensors[i], copies[i], 0, ggml_nbytes(tensors[i]));
+        count_copy(c.size());
+        for (const ggml_tensor * t : c.tensors) {
+            bytes.push_back(to + (static_cast<char *>(t->data) - c.begin));
         }
     }
-    is_running_ = false;
-    if (empty()) {
-        reset();
+    is_running_ = false; // once the copies have ended
+    if (meanwhile && std::all_of(copies.begin(), copies.end(), is_own)) {
+        copied_.reset(copied_ ? copied_.release() : ggml_backend_event_new(ggml_backend_get_device(backend_)));
+        ggml_backend_event_record(copied_.get(), backend_);
+        meanwhile();
+        ggml_backend_event_synchronize(copied_.get());
+        forget_staged();
+    } else {
+        ggml_backend_synchronize(backend_);
+    }
+    for (const span_copy & c : copies) {
+        if (!is_own(c)) {
+            char * to = base_of(inbox_) + c.offset;
+            ggml_backend_tensor_get(bytes_at(c.buffer, c.begin, c.size(), c.name), to, 0, c.size());
+        }
     }
     traffic_.reads++;
-    return { copies.begin(), copies.end() };
+    if (!is_running_ && empty()) {
+        reset();
+    }
+    return bytes;
 }
 
 status inner_graph::check(ggml_status result) const {

@@ -9,6 +9,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <utility>
@@ -71,8 +72,9 @@ class inner_graph {
     bool           in_queue() const { return in_queue_; }
 
     // Puts what is added next at places of the layer's own: a backend that captures graphs knows one again whose
-    // tensors are as they were. Without a shared queue it does nothing. REQUIRES: idle()
+    // tensors are as they were. Without a shared queue it does nothing. REQUIRES: can_begin_layer()
     void begin_layer(uint32_t layer);
+    bool can_begin_layer(uint32_t layer) const { return idle() || (empty() && layer != page_); }
 
     // Threads that the backend computes with; 0: unknown.
     int  n_threads() const { return n_threads_; }
@@ -114,10 +116,15 @@ class inner_graph {
     // Adds a copy of an operation of the outer graph, with the same result memory.
     void add_copy(const ggml_tensor * node);
 
-    // Computes rows of an outer MUL_MAT_ID from other weights, with the same kernel. If these are all of its rows, they
-    // are computed in place; otherwise they are gathered, multiplied and scattered. REQUIRES: the scratch memory has
-    // room for that; each row occurs once; the rows of one matrix are adjacent; outer tensors have evenly spaced rows.
+    // Computes rows of an outer MUL_MAT_ID from other weights, with the same kernel: in place if these are all of its
+    // rows, or of few tokens on the CPU; else they are gathered, multiplied and scattered. REQUIRES: the scratch memory
+    // has room for it; each row occurs once; rows of one matrix are adjacent; outer tensors have evenly spaced rows.
     void add_matmul(const ggml_tensor * matmul, const matrices & weights, const std::vector<served_row> & rows);
+
+    // Computes all rows of a token's MUL_MAT_ID with matrices whose numbers the device has, as add_look_up() returns
+    // them: it looks the ids up in the table, and leaves the numbers in the memory of `to`.
+    void          add_matmul(const ggml_tensor * matmul, const matrices & weights, ggml_tensor * numbers);
+    ggml_tensor * add_look_up(const ggml_tensor * table, const ggml_tensor * ids, const ggml_tensor * to);
 
     // Row numbers that add_matmul stores for each row.
     static constexpr size_t row_numbers_per_row = 3;
@@ -136,8 +143,11 @@ class inner_graph {
     status add_rows(const ggml_tensor * tensor, const float * values, const std::vector<int32_t> & rows);
 
     // Copies outer tensors to host memory, with one wait for all, and for all that is running. REQUIRES: they are
-    // computed, or will be behind what is running. The bytes are valid until the next call.
-    std::vector<const char *> read(const std::vector<const ggml_tensor *> & tensors);
+    // computed, or will be behind what is running. The bytes are valid until the next call. On a device with events
+    // `meanwhile` is called before the wait, which does not wait for what it launches. REQUIRES: it stages nothing, and
+    // the graph is empty() before it and after it
+    std::vector<const char *> read(const std::vector<const ggml_tensor *> & tensors,
+                                   const std::function<void()> &            meanwhile = nullptr);
 
     // Starts the added operations behind those that are running, and empties the graph. The caller leaves their
     // operands and results alone until compute().
@@ -176,6 +186,20 @@ class inner_graph {
         ggml_context_ptr        ctx;
     };
 
+    // Bytes that are copied to host memory at once.
+    struct span_copy {
+        ggml_backend_buffer_t            buffer;
+        char *                           begin;
+        char *                           end;
+        const char *                     name;
+        std::vector<const ggml_tensor *> tensors = {};
+        size_t                           offset  = 0; // where they go
+
+        size_t size() const { return size_t(end - begin); }
+    };
+
+    static std::vector<span_copy> copies_of(const std::vector<const ggml_tensor *> & tensors);
+
     matrix_span   span_of(const matrices & weights, const std::vector<served_row> & rows) const;
     ggml_tensor * leaf(const ggml_tensor * tensor);
     ggml_tensor * operand(const ggml_tensor * tensor);
@@ -184,11 +208,13 @@ class inner_graph {
     ggml_tensor * row_numbers(const std::vector<int32_t> & rows, int64_t n_columns = 1);
     char *        stage(ggml_tensor * tensor);
     void          copy_staged();
+    ggml_tensor * bytes_at(ggml_backend_buffer_t buffer, void * data, size_t size, const char * name);
     ggml_tensor * multiply(const ggml_tensor * matmul, ggml_tensor * weights, ggml_tensor * src, ggml_tensor * ids);
     ggml_tensor * multiply_all(const ggml_tensor * matmul, const matrices & weights,
                                const std::vector<served_row> & rows);
     ggml_tensor * multiply_some(const ggml_tensor * matmul, const matrices & weights,
                                 const std::vector<served_row> & rows, ggml_tensor *& to);
+    void          add_product(const ggml_tensor * matmul, ggml_tensor * product);
     void          scatter(const ggml_tensor * matmul, ggml_tensor * rows, ggml_tensor * to);
     ggml_tensor * reshape(ggml_tensor * tensor, int64_t ne0, int64_t ne1, int64_t ne2);
     size_t        padded(size_t size) const { return (size + alignment_ - 1) / alignment_ * alignment_; }
@@ -200,6 +226,7 @@ class inner_graph {
     static void   allocate(page & p, size_t size);
     void          open_page(uint32_t number);
     void          begin_graph();
+    void          forget_staged();
     status        check(ggml_status result) const;
 
     ggml_backend_t           backend_;
@@ -209,8 +236,9 @@ class inner_graph {
     void *                   abort_data_ = nullptr;
     const size_t             alignment_; // alignment of tensors on the device
     std::map<uint32_t, page> pages_;
-    ggml_context *           ctx_ = nullptr; // context of the current page
-    page                     staged_;        // holds one tensor
+    uint32_t                 page_ = 0;       // number of the current one
+    ggml_context *           ctx_  = nullptr; // context of the current page
+    page                     staged_;         // holds one tensor
     // what the graph has for outer tensors, and for row numbers in so many columns
     std::map<const ggml_tensor *, ggml_tensor *>                      operands_;
     std::map<std::pair<int64_t, std::vector<int32_t>>, ggml_tensor *> numbers_;
@@ -230,6 +258,7 @@ class inner_graph {
     size_t                   n_staged_ = 0; // bytes of it that are in use
     size_t                   n_copied_ = 0; // bytes of it that were copied to the device
     ggml_backend_buffer_ptr  inbox_;        // host memory of read()
+    ggml_backend_event_ptr   copied_;       // its copies have ended; null: not made, or the device has no events
     std::chrono::nanoseconds measured_{ 0 };
     device_traffic           traffic_;
     timeline *               timeline_ = nullptr; // null: nobody has one

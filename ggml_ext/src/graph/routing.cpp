@@ -8,7 +8,8 @@
 namespace hobbit {
 
 status read_routing(const ggml_tensor * matmul, layer_id layer, layer_routing & routing, inner_graph & inner,
-                    host_copy * input, const ggml_tensor * also, const char ** more) {
+                    host_copy * input, const ggml_tensor * also, const char ** more,
+                    const std::function<void()> & meanwhile) {
     const ggml_tensor * ids       = matmul->src[2];
     const ggml_tensor * weights   = matmul->src[3];
     const int32_t       n_experts = int32_t(matmul->src[0]->ne[2]);
@@ -24,7 +25,7 @@ status read_routing(const ggml_tensor * matmul, layer_id layer, layer_routing & 
     if (also) {
         wanted.push_back(also);
     }
-    const std::vector<const char *> bytes = inner.read(wanted);
+    const std::vector<const char *> bytes = inner.read(wanted, meanwhile);
 
     routing.layer    = layer;
     routing.n_used   = ids->ne[0];

@@ -6,10 +6,8 @@
 namespace hobbit {
 
 void chunk_queue::push(const std::vector<chunk> & chunks, load_urgency urgency) {
-    const bool          is_demand = urgency == load_urgency::demand;
-    std::deque<chunk> & queue     = is_demand ? demand_ : prefetch_;
+    std::deque<chunk> & queue = urgency == load_urgency::demand ? demand_ : prefetch_;
     queue.insert(queue.end(), chunks.begin(), chunks.end());
-    n_demands_ += is_demand ? chunks.size() : 0;
 }
 
 bool chunk_queue::take(size_t max_bytes, std::vector<chunk> & taken) {
@@ -37,7 +35,6 @@ bool chunk_queue::end(const chunk & done) {
     const auto is_alike = [&](const chunk & c) { return c.is_of(*done.state, done.part); };
     const auto found    = std::find_if(prefetching_.begin(), prefetching_.end(), is_alike); // which one is all the same
     if (found == prefetching_.end()) {
-        n_demands_--;
         return false;
     }
     prefetching_.erase(found);
@@ -47,10 +44,7 @@ bool chunk_queue::end(const chunk & done) {
 size_t chunk_queue::promote(const load_state & state, part_id part) {
     const std::vector<chunk> queued = drop_prefetches(state, part);
     demand_.insert(demand_.end(), queued.begin(), queued.end());
-    const auto   is_promoted  = [&](const chunk & c) { return c.is_of(state, part); };
-    const size_t n            = queued.size() + extract_if(prefetching_, is_promoted).size();
-    n_demands_               += n;
-    return n;
+    return queued.size() + extract_if(prefetching_, [&](const chunk & c) { return c.is_of(state, part); }).size();
 }
 
 std::vector<chunk> chunk_queue::drop_prefetches(const load_state & state, part_set parts) {
@@ -60,7 +54,6 @@ std::vector<chunk> chunk_queue::drop_prefetches(const load_state & state, part_s
 std::vector<chunk> chunk_queue::clear() {
     std::vector<chunk> all(demand_.begin(), demand_.end());
     all.insert(all.end(), prefetch_.begin(), prefetch_.end());
-    n_demands_ -= demand_.size();
     demand_.clear();
     prefetch_.clear();
     return all;

@@ -81,15 +81,11 @@ class chunk_queue {
     // Removes all queued chunks.
     std::vector<chunk> clear();
 
-    // Demands that are queued or in flight.
-    size_t n_demands() const { return n_demands_; }
-
   private:
     const size_t       max_prefetches_;
     std::deque<chunk>  demand_;
     std::deque<chunk>  prefetch_;
-    std::vector<chunk> prefetching_;   // in flight, until they arrive or become demands
-    size_t             n_demands_ = 0; // queued or in flight
+    std::vector<chunk> prefetching_; // in flight, until they arrive or become demands
 };
 
 } // namespace hobbit

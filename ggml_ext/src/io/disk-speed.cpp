@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-#include "io/disk-speed.h"
-
+#include "base/last-error.h"
+#include "hobbit.h"
 #include "io/file-reader.h"
 #include "io/staging-buffer.h"
 
@@ -11,12 +11,10 @@
 #include <utility>
 #include <vector>
 
-namespace hobbit {
+using namespace hobbit;
 
-using clock = std::chrono::steady_clock;
-
-status measure_disk(const std::string & path, uint64_t read_bytes, uint32_t n_threads, double seconds,
-                    hobbit_disk_speed & speed) {
+static status measure_disk(const std::string & path, uint64_t read_bytes, uint32_t n_threads, double seconds,
+                           hobbit_disk_speed & speed) {
     posix_file_reader reader;
     HOBBIT_TRY(reader.open(path));
     constexpr uint64_t A     = file_reader::alignment;
@@ -26,6 +24,7 @@ status measure_disk(const std::string & path, uint64_t read_bytes, uint32_t n_th
         return status::error("'%s' is too small to measure the disk with", path.c_str());
     }
 
+    using clock      = std::chrono::steady_clock;
     const auto start = clock::now();
     const auto end   = start + std::chrono::duration<double>(seconds);
     const auto run   = [&](uint32_t thread) -> std::pair<status, uint64_t> {
@@ -36,9 +35,10 @@ status measure_disk(const std::string & path, uint64_t read_bytes, uint32_t n_th
         }
         status   s;
         uint64_t n_bytes = 0;
-        for (; s.ok() && clock::now() < end; n_bytes += size) {
-            s = reader.read_at(0, draw() % (whole / size) * size, size, size, memory.data());
-        }
+        do { // at least once: on a busy machine a thread may start after the end
+            s        = reader.read_at(0, draw() % (whole / size) * size, size, size, memory.data());
+            n_bytes += size;
+        } while (s.ok() && clock::now() < end);
         return { s, n_bytes };
     };
     std::vector<std::future<std::pair<status, uint64_t>>> threads; // joined also where an exception ends this function
@@ -56,4 +56,9 @@ status measure_disk(const std::string & path, uint64_t read_bytes, uint32_t n_th
     return {};
 }
 
-} // namespace hobbit
+bool hobbit_measure_disk(const char * path, uint64_t read_bytes, uint32_t n_threads, double seconds,
+                         struct hobbit_disk_speed * speed, char * err, size_t err_size) {
+    *speed = {};
+    return report_call("cannot measure the disk", err, err_size,
+                       [&] { return measure_disk(path, read_bytes, n_threads, seconds, *speed); });
+}

@@ -45,11 +45,7 @@ inline size_t aligned_span(const part_location & location) {
 // If the size or modification time of an open file changes, the read during which it happens and all later ones fail.
 class posix_file_reader final : public file_reader {
   public:
-    posix_file_reader() = default;
     ~posix_file_reader() override;
-
-    posix_file_reader(const posix_file_reader &)             = delete;
-    posix_file_reader & operator=(const posix_file_reader &) = delete;
 
     // Files are numbered from 0 in the order of the calls. REQUIRES: no read_at has started.
     status open(const std::string & path);

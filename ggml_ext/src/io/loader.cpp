@@ -65,10 +65,7 @@ void loader::stop() {
 }
 
 loader::lane & loader::lane_of(const chunk & c) {
-    if (!c.source) {
-        return disk_;
-    }
-    return link_of(c.buffer).copies;
+    return c.source ? link_of(c.buffer).copies : disk_;
 }
 
 loader::link & loader::link_of(ggml_backend_buffer_t buffer) {
@@ -239,9 +236,8 @@ loader::transfers loader::transferred(ggml_backend_dev_t device) const {
 }
 
 void loader::finish(const chunk & done, const status & result) {
-    const size_t size = done.source ? 0 : aligned_span(done.location()); // read from disk
-    count_demands();
-    const bool was_prefetch = lane_of(done).queue.end(done);
+    const size_t size         = done.source ? 0 : aligned_span(done.location()); // read from disk
+    const bool   was_prefetch = lane_of(done).queue.end(done);
     if (result.ok()) {
         stats_.reads            += size > 0;
         stats_.bytes_read       += size;
@@ -291,7 +287,6 @@ void loader::fail(const status & error) {
     if (error_.ok()) {
         error_ = error;
     }
-    count_demands();
     for (lane * l : lanes()) {
         for (const chunk & dropped : l->queue.clear()) {
             end_chunk(dropped, false);
@@ -301,16 +296,6 @@ void loader::fail(const status & error) {
         end_chunk(p.what, false);
     }
     progress_.notify_all();
-}
-
-void loader::count_demands() {
-    const auto now       = std::chrono::steady_clock::now();
-    const auto all       = lanes();
-    const bool is_waited = std::any_of(all.begin(), all.end(), [](const lane * l) { return l->queue.n_demands() > 0; });
-    if (is_waited) {
-        stats_.disk_demand_ns += uint64_t(std::chrono::nanoseconds(now - counted_until_).count());
-    }
-    counted_until_ = now;
 }
 
 // Returns true if the part has yet to be requested. A demand promotes an earlier prefetch of the part.
@@ -369,7 +354,6 @@ void loader::mark_requested(const std::vector<chunk> & chunks) {
 
 void loader::enqueue(const std::vector<chunk> & chunks, load_urgency urgency) {
     lane & to = lane_of(chunks.front());
-    count_demands();
     to.queue.push(chunks, urgency);
     wake(to, chunks.size());
 }
@@ -382,7 +366,6 @@ void loader::wake(lane & where, size_t n_chunks) {
 }
 
 void loader::promote(const load_state & state, part_id part) {
-    count_demands();
     for (lane * l : lanes()) {
         wake(*l, l->queue.promote(state, part));
     }
@@ -493,6 +476,13 @@ status loader::error() const {
 bool loader::arrived(const load_state & state, part_set parts) const {
     mutex_lock lock(mutex_);
     return state.arrived.has(parts);
+}
+
+std::vector<bool> loader::arrived(const load_state * states, size_t n, part_set parts) const {
+    mutex_lock        lock(mutex_);
+    std::vector<bool> have(n);
+    std::transform(states, states + n, have.begin(), [&](const load_state & s) { return s.arrived.has(parts); });
+    return have;
 }
 
 part_set loader::requested(const load_state & state) const {

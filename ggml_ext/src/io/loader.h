@@ -13,7 +13,7 @@
 #include "io/file-reader.h"
 #include "io/part-chunks.h"
 #include "io/staging-buffer.h"
-#include "model/expert-index.h"
+#include "model/expert.h"
 
 #include <chrono>
 #include <cstdint>
@@ -94,6 +94,7 @@ class loader {
     transfers transferred(ggml_backend_dev_t device) const;
 
     bool     arrived(const load_state & state, part_set parts) const;
+    auto     arrived(const load_state * states, size_t n, part_set parts) const -> std::vector<bool>;
     part_set requested(const load_state & state) const;
 
     // Forgets the parts that have arrived. REQUIRES: none is in flight.
@@ -160,9 +161,6 @@ class loader {
     void end_chunk(const chunk & ended, bool ok) REQUIRES(mutex_);
     void fail(const status & error) REQUIRES(mutex_);
 
-    // Counts the time until now. To be called before the number of demands changes.
-    void count_demands() REQUIRES(mutex_);
-
     file_reader &                 reader_;
     stats &                       stats_;
     const ggml_backend_buffer_ptr staging_memory_; // chunk_size for each thread, in huge pages; null: no memory left
@@ -174,7 +172,6 @@ class loader {
     lane disk_                                     GUARDED_BY(mutex_);
     std::map<ggml_backend_dev_t, link> links_      GUARDED_BY(mutex_); // the keys are constant
     std::vector<parked_copy> parked_               GUARDED_BY(mutex_);
-    steady::time_point counted_until_              GUARDED_BY(mutex_); // by disk_demand_ns, while there are demands
     mutable awake_clock clock_                     GUARDED_BY(mutex_); // asked in const methods too
     std::vector<steady::time_point> reading_since_ GUARDED_BY(mutex_); // [thread], by clock_; max(): it does not read
     status error_                                  GUARDED_BY(mutex_);

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include "base/system-memory.h"
 #include "ggml-cpp.h"
+#include "io/file-reader.h"
 
 #include <cstddef>
 
@@ -13,8 +15,18 @@ class staging_buffer {
     // `lent`, at a multiple of file_reader::alignment, is used as long as it is large enough.
     explicit staging_buffer(char * lent = nullptr, size_t lent_size = 0) : lent_(lent), size_(lent_size) {}
 
-    bool   reserve(size_t size); // false: no memory left
-    char * data() const;         // a multiple of file_reader::alignment
+    // Returns false if no memory is left.
+    bool reserve(size_t size) {
+        if (size > size_) {
+            memory_.reset(
+                ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), size + file_reader::alignment));
+            size_ = memory_ ? size : 0;
+        }
+        return size <= size_;
+    }
+
+    // A multiple of file_reader::alignment.
+    char * data() const { return memory_ ? aligned_base(memory_.get(), file_reader::alignment) : lent_; }
 
   private:
     char *                  lent_;

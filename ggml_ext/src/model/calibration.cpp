@@ -3,6 +3,7 @@
 
 #include "model/expert-index.h"
 #include "model/sidecar.h"
+#include "model/stored-paths.h"
 
 #include <algorithm>
 #include <filesystem>
@@ -55,8 +56,9 @@ status calibration::read(const std::string & model_path, const expert_index & in
          std::any_of(uses.begin(), uses.end(), [](int32_t n) { return n < 0; }))) {
         return damaged(": it does not count the uses of this model's experts");
     }
-    if (!ahead.find(file, index.n_layers(), index.n_experts())) {
-        return damaged(": its maps for prediction are not of this model's routers");
+    if (file.find_ints("hobbit.paths", paths) &&
+        !each_path(paths, index.experts_by_layer(), [](const stored_path &) {})) {
+        return damaged(": its activation paths are not of this model's experts");
     }
     file.find_floats("hobbit.low_costs", low_costs);
     file.find_floats("hobbit.skip_costs", skip_costs);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include "base/setting-table.h"
 #include "base/status.h"
-#include "model/lookahead-maps.h"
-#include "model/stored-settings.h"
+#include "model/gguf-file.h"
 
 #include <cstdint>
 #include <string>
@@ -18,7 +18,7 @@ struct calibration {
     std::vector<int32_t> uses;       // uses of each expert in the text, [layer][expert]
     std::vector<float>   low_costs;  // for the rule "price" (precision_costs); as stored, not checked
     std::vector<float>   skip_costs; // the same
-    lookahead_maps       ahead;      // for predicting experts
+    std::vector<int32_t> paths;      // for predictors, see each_path
     stored_settings      settings;
 
     // Reads the file, if there is one. Fails if it is not of this model.

@@ -177,11 +177,6 @@ status expert_index::read_tiers(const gguf_file & file, tier_set & tiers) {
     }
     double version = 0;
     file.find_number("hobbit.version", version);
-    if (version == 2) {
-        return status::error("'%s' was made with residual tiers, which were removed in this version: convert the model "
-                             "again with make_gguf",
-                             path);
-    }
     if (version != 1 && version != 3) {
         return status::error("'%s' is of hobbit format version %g, this program reads versions 1 and 3", path, version);
     }
@@ -192,27 +187,25 @@ status expert_index::read_tiers(const gguf_file & file, tier_set & tiers) {
         file.find_string(key, missing);
         return missing;
     };
-    const std::string low  = text("hobbit.tier.low.kind", "");
-    const std::string high = text("hobbit.tier.high.kind", "complete");
-    if (low != "complete") {
-        return status::error("'%s': the low tier is of kind '%s', this program reads 'complete'", path, low.c_str());
-    }
-    if (high != (version == 1 ? "complete" : "partial")) {
-        return status::error("'%s': the high tier is of kind '%s', which format version %g does not have: "
-                             "convert it again",
-                             path, high.c_str(), version);
+    struct text_of_version {
+        const char * key;
+        std::string  found;
+        std::string  asked;
+    };
+    const bool            is_partial = version == 3;
+    const text_of_version all[]      = {
+        { "hobbit.tier.low.kind", text("hobbit.tier.low.kind", ""), "complete" },
+        { "hobbit.tier.high.kind", text("hobbit.tier.high.kind", "complete"), is_partial ? "partial" : "complete" },
+        { "hobbit.base_tier", is_partial ? text("hobbit.base_tier", "") : "low", "low" },
+    };
+    for (const text_of_version & each : all) {
+        if (each.found != each.asked) {
+            return status::error("'%s': %s is '%s', and with format version %g it is '%s': convert it again", path,
+                                 each.key, each.found.c_str(), version, each.asked.c_str());
+        }
     }
     tiers.are_declared = true;
-    if (version == 1) {
-        return {};
-    }
-    const std::string base = text("hobbit.base_tier", "");
-    if (base != "low") {
-        return status::error("'%s': hobbit.base_tier is '%s', with a partial tier it is 'low': convert it again", path,
-                             base.c_str());
-    }
-    tiers.is_partial = true;
-    tiers.base       = tier_id::low;
+    tiers.base         = is_partial ? tier_id::low : tier_id::high;
     return {};
 }
 
@@ -235,7 +228,8 @@ status expert_index::add_tiers(const std::vector<gguf_file> & files) {
         for (const gguf_file::tensor & t : files[i].tensors()) {
             HOBBIT_TRY(is_tier_tensor(t.name) ? add_group(files[i], i, t) : status());
         }
-        HOBBIT_TRY(tiers_.is_partial ? check_partial(files[i].path()) : check_tier(files[i].path(), tier_id::high));
+        HOBBIT_TRY(tiers_.base == tier_id::low ? check_partial(files[i].path())
+                                               : check_tier(files[i].path(), tier_id::high));
         return check_tier(files[i].path(), tier_id::low);
     }
     return {};
@@ -328,7 +322,7 @@ status expert_index::check_partial(const std::string & path) const {
 //
 
 presence expert_index::high_presence() const {
-    return tiers_.is_partial ? [this](expert_id id) { return has(tier_id::high, id); } : presence();
+    return tiers_.base == tier_id::low ? [this](expert_id id) { return has(tier_id::high, id); } : presence();
 }
 
 uint32_t expert_index::n_absent_high(layer_id layer) const {
@@ -347,10 +341,34 @@ uint32_t expert_index::n_absent_high() const {
     return n;
 }
 
+void expert_index::set_run_blocks(uint32_t n_blocks) {
+    for (layer_shape & layer : layers_) {
+        layer.is_run = layer.block < n_blocks;
+    }
+}
+
+uint32_t expert_index::n_unused() const {
+    uint32_t n = 0;
+    for (const layer_shape & layer : layers_) {
+        n += layer.is_run ? 0 : layer.n_experts;
+    }
+    return n;
+}
+
+std::vector<uint32_t> expert_index::experts_by_layer() const {
+    std::vector<uint32_t> n;
+    for (const layer_shape & layer : layers_) {
+        n.push_back(layer.n_experts);
+    }
+    return n;
+}
+
 uint32_t expert_index::n_experts() const {
-    const auto fewer = [](const layer_shape & a, const layer_shape & b) { return a.n_experts < b.n_experts; };
-    const auto most  = std::max_element(layers_.begin(), layers_.end(), fewer);
-    return most == layers_.end() ? 0 : most->n_experts;
+    uint32_t most = 0;
+    for (const layer_shape & layer : layers_) {
+        most = std::max(most, layer.n_experts);
+    }
+    return most;
 }
 
 void expert_index::set_experts_used(const uint32_t * of_blocks, size_t n_blocks) {
@@ -376,7 +394,7 @@ double expert_index::token_bytes(tier_id tier) const {
     });
     double sum = 0;
     for (layer_id l = 0; l < layers_.size(); l++) {
-        sum += n_held[l] > 0 ? bytes[l] / n_held[l] * layers_[l].n_used : 0;
+        sum += n_held[l] > 0 && layers_[l].is_run ? bytes[l] / n_held[l] * layers_[l].n_used : 0;
     }
     return sum;
 }

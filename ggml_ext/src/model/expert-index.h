@@ -7,7 +7,6 @@
 #include "model/expert.h"
 #include "model/gguf-file.h"
 
-#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -18,7 +17,8 @@ struct layer_shape {
     uint32_t                block     = 0; // N of blk.N
     uint32_t                n_experts = 0;
     uint32_t                n_used    = 0; // experts of a token
-    part_set                parts;         // those present
+    bool                    is_run    = true;
+    part_set                parts; // those present
     per_part<matrix_shape>  shapes;
     per_part<expert_tensor> tensors;
 };
@@ -32,7 +32,7 @@ struct embedding_table {
 };
 
 // Where every (tier, layer, part, expert) of a model lies. A model is a single or split GGUF; further tiers lie in the
-// same file or in a sidecar. docs/format.md has the format. Immutable after open and set_experts_used. Layers are
+// same file or in a sidecar. docs/format.md has the format. Immutable after open and set_... Layers are
 // numbered without gaps.
 class expert_index {
   public:
@@ -48,21 +48,26 @@ class expert_index {
     // Adds the settings of the calibration beside the model, if there is one, to stored(). REQUIRES: open.
     status read_calibration(const std::string & path);
 
-    size_t               n_layers() const { return layers_.size(); }
-    const layer_shape &  layer(layer_id i) const { return layers_[i]; }
-    uint32_t             n_tiers() const { return n_tiers_; }
-    std::vector<tier_id> tiers() const { return { TIERS.begin(), TIERS.begin() + n_tiers_ }; }
-    uint32_t             n_experts() const;                                 // the largest of any layer
-    uint32_t             n_experts_used() const { return n_experts_used_; } // likewise, those of a token
+    size_t                n_layers() const { return layers_.size(); }
+    const layer_shape &   layer(layer_id i) const { return layers_[i]; }
+    uint32_t              n_tiers() const { return n_tiers_; }
+    std::vector<tier_id>  tiers() const { return { TIERS.begin(), TIERS.begin() + n_tiers_ }; }
+    uint32_t              n_experts() const;                                 // the largest of any layer
+    std::vector<uint32_t> experts_by_layer() const;                          // [layer] how many it has
+    uint32_t              n_experts_used() const { return n_experts_used_; } // likewise, those of a token
 
     // Tells how many experts a token uses in each block. Other layers have the most that the metadata name.
     void set_experts_used(const uint32_t * of_blocks, size_t n_blocks);
+
+    // Blocks from n_blocks on are not run.
+    void set_run_blocks(uint32_t n_blocks);
 
     // Returns true if the file has the expert's tier; false for some experts of a partial tier. REQUIRES: a stored tier
     bool has(tier_id tier, expert_id id) const { return locations_[tier][id.layer][part_id::down][id.expert].size > 0; }
     presence high_presence() const; // valid as long as the index
     uint32_t n_absent_high(layer_id layer) const;
     uint32_t n_absent_high() const; // sum over all layers
+    uint32_t n_unused() const;      // experts of layers that are not run
 
     // REQUIRES: has(tier, expert)
     const part_location & locate(tier_id tier, layer_id layer, part_id part, uint32_t expert) const {
@@ -112,8 +117,7 @@ class expert_index {
     // The tiers that a file declares.
     struct tier_set {
         bool    are_declared = false;
-        bool    is_partial   = false;         // the high tier lacks some experts
-        tier_id base         = tier_id::high; // under llama.cpp's names
+        tier_id base         = tier_id::high; // under llama.cpp's names; low: the high tier lacks some experts
     };
 
     static status read_tiers(const gguf_file & file, tier_set & tiers);

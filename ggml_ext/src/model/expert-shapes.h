@@ -3,7 +3,6 @@
 
 #include "model/expert-index.h"
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <vector>

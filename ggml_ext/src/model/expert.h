@@ -131,7 +131,15 @@ constexpr std::array<tier_id, 2> TIERS = { tier_id::high, tier_id::low };
 template <typename T>
 using per_tier = id_array<tier_id, T, TIERS.size()>;
 
-const char * tier_name(tier_id tier); // "high"
+constexpr const char * tier_name(tier_id tier) {
+    return tier == tier_id::high ? "high" : "low";
+}
+
+// A version of an expert.
+struct expert_tier {
+    expert_id id;
+    tier_id   tier;
+};
 
 // How an expert serves a selection, from worst to best.
 enum class precision { skip, low, high };

@@ -46,7 +46,7 @@ void cpu_share::begin_layer(const layer_routing & routing, const layer_plan & pl
             is_as_placed_ = false; // no sample: these rows take no time
         }
     }
-    device.measure(is_as_placed_ && placement_.measures_device());
+    device.measure(is_measured());
     device_before_ = device.measured();
     cpu_time_      = seconds(0);
 }
@@ -111,7 +111,7 @@ status cpu_share::end_section(inner_graph & device) {
     const status s      = rows_.copy_back(device);
     cpu_time_          += clock::now() - start;
     release();
-    device.measure(is_as_placed_ && placement_.measures_device());
+    device.measure(is_measured());
     return s;
 }
 
@@ -131,7 +131,7 @@ void cpu_share::end_layer(inner_graph & device) {
     if (is_as_placed_) {
         placement_.cpu_took(work_, on_cpu_, cpu_time_.count());
     }
-    if (is_as_placed_ && placement_.measures_device()) {
+    if (is_measured()) {
         placement_.device_took(work_, on_cpu_, seconds(device.measured() - device_before_).count());
     }
     const loader::transfers link = cache_.transferred();

@@ -49,6 +49,9 @@ class cpu_share {
     bool has_rows() const { return !pinned_.empty(); }
     bool has_all() const { return has_rows() && pinned_.size() == plan_->uses.size() && plan_->skipped.empty(); }
 
+    // Returns true if the layer's time on the device is a sample.
+    bool is_measured() const { return is_as_placed_ && placement_.measures_device(); }
+
     // The CPU's rows of the section, and whether some of them are not computed yet.
     const std::vector<int32_t> & rows() const { return rows_.all(); }
     bool                         is_due() const { return has_rows() && !rows_.is_done(); }
@@ -67,7 +70,7 @@ class cpu_share {
     void abandon() { release(); }
 
     // See placement.
-    std::vector<placement::latency> latencies() const { return placement_.latencies(); }
+    std::vector<hobbit_latency> latencies() const { return placement_.latencies(); }
 
   private:
     using clock   = std::chrono::steady_clock;

@@ -6,7 +6,8 @@
 namespace hobbit {
 
 static constexpr double COUNTED_HITS =
-    0.5; // share of an upload's further hits that counts: background uploads bring others anyway
+    0.15; // share of an upload's further hits that counts: background uploads bring others anyway
+static constexpr double   SHARING       = 1.1;  // CPU and link together take so much longer than their experts
 static constexpr double   LINK_MEAN     = 16.0; // samples that the link's mean goes back
 static constexpr uint32_t DEVICE_LAYERS = 64;   // one of so many is measured
 static constexpr uint32_t CPU_EXPERTS   = 1024; // one of so many that it would take longer for is measured
@@ -16,34 +17,83 @@ placement::placement(const std::vector<size_t> & kind_bytes, double upload_share
     upload_share_(upload_share),
     mode_(mode),
     cpu_(kind_bytes.size()),
+    cpu_beside_(kind_bytes.size()),
     device_(kind_bytes.size()) {}
 
-bool placement::is_faster_on_cpu(const expert_work & w) const {
+void placement::cpu_took(const std::vector<expert_work> & work, const cpu_experts & on_cpu, double seconds) {
+    bool is_beside = false;
+    for (size_t i = 0; i < work.size(); i++) {
+        is_beside = is_beside || (!work[i].is_present && !on_cpu[i]);
+    }
+    if (is_beside) {
+        cpu_beside_.took(work, on_cpu, true, seconds);
+    }
+    if (!is_beside || tries_cpu_) { // else it may never be measured alone
+        cpu_.took(work, on_cpu, true, seconds);
+    }
+}
+
+double placement::seconds_beside(const expert_work & w) const {
+    const double beside = cpu_beside_.seconds(w);
+    return beside > 0.0 ? beside : cpu_.seconds(w);
+}
+
+double placement::saved_by_upload(const expert_work & w) const {
     const expert_work one      = { w.kind, 1, false };
     const double      one_less = std::max(0.0, cpu_.seconds(one) - device_.seconds(one));
-    const double      saved    = mode_ == compute_mode::twiddler ? 0.0 : COUNTED_HITS * gain_.further_hits() * one_less;
-    return cpu_.seconds(w) + saved <= upload_seconds(w.kind) + device_.seconds(w);
+    return mode_ == compute_mode::twiddler ? 0.0 : COUNTED_HITS * gain_.further_hits() * one_less;
+}
+
+bool placement::is_faster_on_cpu(const expert_work & w, double cpu, double link) const {
+    const double own = link > 0.0 ? seconds_beside(w) : cpu_.seconds(w);
+    return cpu + own + saved_by_upload(w) <= link + upload_seconds(w.kind) + device_.seconds(w);
+}
+
+cpu_experts placement::faster_on_cpu(const std::vector<expert_work> & work) const {
+    double      all_on_cpu = 0.0;
+    double      all_upload = 0.0;
+    double      cpu        = 0.0; // seconds of the layer's experts so far
+    double      link       = 0.0;
+    cpu_experts on_cpu;
+    for (const expert_work & w : work) {
+        const bool is_cpus = !w.is_present && is_faster_on_cpu(w, cpu, link);
+        on_cpu.push_back(is_cpus);
+        if (w.is_present || mode_ == compute_mode::twiddler) { // which decides each expert by itself
+            continue;
+        }
+        all_on_cpu             += cpu_.seconds(w) + (is_cpus ? 0.0 : saved_by_upload(w));
+        all_upload             += upload_seconds(w.kind) - (is_cpus ? saved_by_upload(w) : 0.0);
+        (is_cpus ? cpu : link) += is_cpus ? seconds_beside(w) : upload_seconds(w.kind);
+    }
+    const bool is_shared = cpu > 0.0 && link > 0.0;
+    if (is_shared && SHARING * std::max(cpu, link) >= std::min(all_on_cpu, all_upload)) {
+        for (size_t i = 0; i < work.size(); i++) {
+            on_cpu[i] = !work[i].is_present && all_on_cpu <= all_upload;
+        }
+    }
+    return on_cpu;
 }
 
 cpu_experts placement::place(const std::vector<expert_work> & work, int64_t n_tokens) {
-    const bool          compares  = mode_ == compute_mode::automatic || mode_ == compute_mode::twiddler;
-    const bool          cpu_all   = mode_ == compute_mode::cooperative && n_tokens <= batch_info::max_generated;
-    const expert_work * tried     = nullptr;
-    bool                is_hit    = false;
-    bool                is_upload = false;
-    cpu_experts         on_cpu;
-    for (const expert_work & w : work) {
-        bool is_cpus = !w.is_present && (cpu_all || (compares && is_faster_on_cpu(w)));
-        if (!w.is_present && compares && !is_cpus && ++n_left_ % CPU_EXPERTS == 0) {
-            is_cpus = true;
-            tried   = &w;
+    const bool compares  = mode_ == compute_mode::automatic || mode_ == compute_mode::twiddler;
+    const bool cpu_all   = mode_ == compute_mode::cooperative && n_tokens <= batch_info::max_generated;
+    bool       is_hit    = false;
+    bool       is_upload = false;
+    tries_cpu_           = false;
+    cpu_experts on_cpu   = compares ? faster_on_cpu(work) : cpu_experts(work.size(), false);
+    for (size_t i = 0; i < work.size(); i++) {
+        if (work[i].is_present) {
+            is_hit = true;
+            continue;
         }
-        is_hit    = is_hit || w.is_present;
-        is_upload = is_upload || (!w.is_present && !is_cpus);
-        on_cpu.push_back(is_cpus);
-    }
-    if (tried) {
-        cpu_.forget(*tried);
+        if (compares && !on_cpu[i] && ++n_left_ % CPU_EXPERTS == 0) {
+            on_cpu[i]  = true;
+            tries_cpu_ = true;
+            cpu_.forget(work[i]);
+            cpu_beside_.forget(work[i]);
+        }
+        on_cpu[i] = on_cpu[i] || cpu_all;
+        is_upload = is_upload || !on_cpu[i];
     }
     measures_device_ = compares && is_hit && !is_upload && n_measurable_++ % DEVICE_LAYERS == 0;
     return on_cpu;
@@ -54,8 +104,8 @@ void placement::link_took(double bytes, double seconds) {
     seconds_per_byte_   += seconds_per_byte_ > 0.0 ? (sample - seconds_per_byte_) / LINK_MEAN : sample;
 }
 
-std::vector<placement::latency> placement::latencies() const {
-    std::vector<latency> found;
+std::vector<hobbit_latency> placement::latencies() const {
+    std::vector<hobbit_latency> found;
     for (uint32_t kind = 0; kind < kind_bytes_.size(); kind++) {
         for (size_t cell = 0; cell < latency_means::n_cells; cell++) {
             const double cpu    = cpu_.mean_seconds(kind, cell);

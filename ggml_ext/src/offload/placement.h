@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include "hobbit.h"
 #include "offload/latency-means.h"
 #include "offload/upload-gain.h"
 
@@ -22,7 +23,9 @@ enum class compute_mode {
 // Decides who computes the missing experts of a layer, and when experts are uploaded in the background. In automatic
 // mode the CPU computes a missing expert at once, unless it takes longer than uploading it and computing it on the
 // device:
-//   cpu + saved > upload + device, where saved = half of the further hits of an upload * (cpu - device)
+//   cpu + saved > upload + device, where saved = 0.15 * the further hits of an upload * (cpu - device)
+// Times are those at which CPU and link end with the layer's experts so far, so that several misses keep both busy and
+// end together. One of the two gets all where that is faster: on few cores they slow each other down.
 // In mode twiddler (Algorithm 1 of that paper) no time is saved, and the background uploads into free slots alone.
 //
 // Times are running means of what was measured, 0 before the first sample. The device's time is measured now and then,
@@ -43,9 +46,7 @@ class placement {
     bool measures_device() const { return measures_device_; }
 
     // Samples: the time of the CPU's experts, of the device's without uploads, and of an upload of so many bytes.
-    void cpu_took(const std::vector<expert_work> & work, const cpu_experts & on_cpu, double seconds) {
-        cpu_.took(work, on_cpu, true, seconds);
-    }
+    void cpu_took(const std::vector<expert_work> & work, const cpu_experts & on_cpu, double seconds);
 
     void device_took(const std::vector<expert_work> & work, const cpu_experts & on_cpu, double seconds) {
         device_.took(work, on_cpu, false, seconds);
@@ -62,26 +63,26 @@ class placement {
     bool may_upload() const { return mode_ != compute_mode::twiddler && credit_ >= 0.0; }
     void begin_upload(uint32_t kind) { credit_ -= upload_seconds(kind); }
 
-    // Seconds for one expert; 0: not measured.
-    struct latency {
-        size_t   bytes; // bytes of an upload
-        uint32_t n_rows;
-        double   cpu;
-        double   device;
-        double   upload;
-    };
-
     // Times for each kind and number of rows that was measured.
-    std::vector<latency> latencies() const;
+    std::vector<hobbit_latency> latencies() const;
 
   private:
     double upload_seconds(uint32_t kind) const { return seconds_per_byte_ * double(kind_bytes_[kind]); }
-    bool   is_faster_on_cpu(const expert_work & w) const;
+    double seconds_beside(const expert_work & w) const;  // on the CPU, beside an upload
+    double saved_by_upload(const expert_work & w) const; // later
+
+    // cpu, link: seconds of the layer's experts so far.
+    bool is_faster_on_cpu(const expert_work & w, double cpu, double link) const;
+
+    // The missing experts that the CPU gets: those that end sooner there, or all or none where one of the two alone is
+    // faster than both together.
+    cpu_experts faster_on_cpu(const std::vector<expert_work> & work) const;
 
     const std::vector<size_t> kind_bytes_;
     const double              upload_share_;
     const compute_mode        mode_;
     latency_means             cpu_;
+    latency_means             cpu_beside_; // in layers with uploads
     latency_means             device_;
     double                    seconds_per_byte_ = 0.0; // speed of the link
     upload_gain               gain_;
@@ -89,6 +90,7 @@ class placement {
     uint32_t                  n_left_          = 0;   // experts that the CPU would take longer for
     uint32_t                  n_measurable_    = 0;   // layers
     bool                      measures_device_ = false;
+    bool                      tries_cpu_       = false; // the layer that was placed last
 };
 
 } // namespace hobbit

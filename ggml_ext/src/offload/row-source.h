@@ -3,8 +3,6 @@
 
 #include "offload/cpu-rows.h"
 
-#include <cstdint>
-
 namespace hobbit {
 
 // Rows that were computed before their layer runs, which the CPU's share takes instead of computing them. They are of

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include "cache/resident-tiers.h"
+#include "model/expert.h"
 
 #include <algorithm>
 #include <map>

@@ -19,8 +19,6 @@ struct judge_options {
     std::string name;
 };
 
-struct judge_traits {};
-
 // Decides which tokens are computed a second time, all high. Pure.
 class token_judge {
   public:
@@ -34,7 +32,7 @@ class token_judge {
 };
 
 // The first one by name serves.
-using registered_judge = registered<token_judge, judge_options, judge_traits>;
+using registered_judge = registered<token_judge, judge_options>;
 
 // The passes over the current batch: one, or a draft. If the registered judge does not keep the draft, a second pass
 // computes it with all experts in high precision. To policies, records and counters both passes are one batch, so this

@@ -19,14 +19,6 @@ std::vector<size_t> by_weight(const float * weights, size_t n) {
     return order;
 }
 
-bool covers(const score_thresholds & a, const score_thresholds & b) {
-    return a.t1 >= b.t1 && a.t2 >= b.t2 && a.price <= b.price;
-}
-
-score_thresholds lower(const score_thresholds & a, const score_thresholds & b) {
-    return { std::min(a.t1, b.t1), std::min(a.t2, b.t2), std::max(a.price, b.price) };
-}
-
 score_thresholds higher(const score_thresholds & a, const score_thresholds & b) {
     return { std::max(a.t1, b.t1), std::max(a.t2, b.t2), std::min(a.price, b.price) };
 }

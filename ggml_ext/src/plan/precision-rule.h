@@ -8,7 +8,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -26,11 +25,7 @@ struct score_thresholds {
     bool all_high() const { return t1 >= 1.0 && price <= 0.0; }
 };
 
-// Returns true if experts chosen with `a` are at least as precise as those chosen with `b`.
-bool covers(const score_thresholds & a, const score_thresholds & b);
-
-// The highest thresholds that both cover, and the lowest that cover both.
-score_thresholds lower(const score_thresholds & a, const score_thresholds & b);
+// The lowest thresholds with which experts are at least as precise as with either.
 score_thresholds higher(const score_thresholds & a, const score_thresholds & b);
 
 // A layer's choice of experts for a batch, made by its router. A selection is one expert of one token; its number is
@@ -85,15 +80,6 @@ struct rule_traits {
 };
 
 using registered_rule = registered<precision_rule, rule_options, rule_traits>;
-
-// Null if no rule has the name in the options.
-inline std::unique_ptr<precision_rule> make_rule(const rule_options & options) {
-    return registered_rule::make(options);
-}
-
-inline const std::vector<std::string> & rule_names() {
-    return registered_rule::names();
-}
 
 inline bool takes_price(const std::string & rule) {
     return registered_rule::traits(rule).takes_price;

@@ -12,6 +12,7 @@ class scored_pool : public pool_policy {
   public:
     scored_pool(cache_policy & policy, tier_id tier) : policy_(policy), tier_(tier) {}
 
+    bool   admits(expert_id newcomer, expert_id victim) override { return policy_.admits(newcomer, victim); }
     double value(expert_id id, layer_id running) override { return policy_.value(id, tier_, running); }
 
   private:
@@ -54,7 +55,7 @@ expert_id pool_policy::most_valuable(const std::vector<candidate> & candidates, 
     return best(*this, candidates, running, std::greater<>());
 }
 
-std::unique_ptr<pool_policy> cache_policy::make_pool(tier_id tier, uint32_t) {
+std::unique_ptr<pool_policy> cache_policy::make_pool(tier_id tier) {
     return std::make_unique<scored_pool>(*this, tier);
 }
 

@@ -22,7 +22,7 @@ struct expert_usage {
     uint32_t  n_used; // experts of a token in this layer
 };
 
-// Parameters of a policy; see make_policy.
+// Parameters of a policy; see registered_policy.
 struct policy_options {
     std::string           name      = "lru";
     std::array<double, 4> weights   = { 0.6, 0.25, 0.15, 0.0 }; // weights of LRU, LFU, LHU, FLD in Eq. 3; sum 1
@@ -47,20 +47,14 @@ struct candidate {
     uint64_t  touched; // rises with each insert or use in the pool
 };
 
-// The eviction order of one pool, the slots of a tier on one device. The pool reports every insert, hit and eviction;
-// an insert for a demand is not a hit as well.
+// The eviction order of one pool, the slots of a tier on one device. The pool reports every insert.
 //
-// A policy either gives each expert a value, and the least valuable candidate is the victim, or overrides victim() to
-// keep an order of its own.
+// A policy gives each expert a value, and the least valuable candidate is the victim, or overrides victim().
 class pool_policy {
   public:
     virtual ~pool_policy() = default;
 
     virtual void on_insert(expert_id) {}
-
-    virtual void on_hit(expert_id) {}
-
-    virtual void on_evict(expert_id) {}
 
     // Returns true if the newcomer may take the victim's slot. The pool asks this for prefetches and other inserts in
     // the background, and drops them if refused. It never asks for a demand, because the expert is computed from its
@@ -100,22 +94,11 @@ class cache_policy {
     // See pool_policy. Only a prefetched expert may be unused so far.
     virtual double value(expert_id, tier_id, layer_id /* running */) { return 0.0; }
 
-    // The policy of one pool; by default one that asks value(). The object must outlive it.
-    virtual std::unique_ptr<pool_policy> make_pool(tier_id tier, uint32_t n_slots);
-};
+    // See pool_policy.
+    virtual bool admits(expert_id /* newcomer */, expert_id /* victim */) { return true; }
 
-// A cache_policy whose pools have nothing in common.
-template <typename Pool>
-class per_pool_policy : public cache_policy {
-  public:
-    explicit per_pool_policy(const policy_options & options) : options_(options) {}
-
-    std::unique_ptr<pool_policy> make_pool(tier_id, uint32_t n_slots) override {
-        return std::make_unique<Pool>(options_, n_slots);
-    }
-
-  private:
-    const policy_options options_;
+    // The policy of one pool; by default one that asks value() and admits(). The object must outlive it.
+    virtual std::unique_ptr<pool_policy> make_pool(tier_id tier);
 };
 
 struct policy_traits {
@@ -124,18 +107,5 @@ struct policy_traits {
 
 // Gives a policy its name, in its own file.
 using registered_policy = registered<cache_policy, policy_options, policy_traits>;
-
-// Null if no policy has the name in the options.
-inline std::unique_ptr<cache_policy> make_policy(const policy_options & options) {
-    return registered_policy::make(options);
-}
-
-inline bool needs_prior(const std::string & policy) {
-    return registered_policy::traits(policy).needs_prior;
-}
-
-inline const std::vector<std::string> & policy_names() {
-    return registered_policy::names();
-}
 
 } // namespace hobbit

@@ -95,12 +95,10 @@ echo_policy::echo_policy(const policy_options & options) :
     memory_(options.n_layers, options.n_experts, options.n_used, n_remembered),
     experts_(options.table<estimate>()),
     counted_(options.n_layers, 0) {
-    for (layer_id layer = 0; layer < n_layers_ && !options.prior.empty(); layer++) {
-        for (uint32_t i = 0; i < n_experts_; i++) {
-            estimate & e = experts_[{ layer, i }];
-            std::fill(e.rates, e.rates + n_rates, options.prior[{ layer, i }]);
-            e.add_up();
-        }
+    for (size_t i = 0; i < options.prior.size(); i++) {
+        const expert_id id = options.prior.id(i);
+        std::fill(experts_[id].rates, experts_[id].rates + n_rates, options.prior[id]);
+        experts_[id].add_up();
     }
 }
 
@@ -209,7 +207,7 @@ void echo_policy::look_ahead(const sequence & s) {
             const auto uses    = ahead == 0 ? &estimate::now : &estimate::later;
             auto &     weight  = ahead == 0 ? now_weight_ : later_weight_;
             weight            -= trust;
-            memory_.visit_uses(token, 0, [&](expert_id id) { experts_[id].*uses += float(trust); });
+            memory_.visit_uses(token, [&](expert_id id) { experts_[id].*uses += float(trust); });
             token  = memory_.after(token);
             trust *= discount * trust_retention;
         }

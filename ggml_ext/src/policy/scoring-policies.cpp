@@ -38,10 +38,17 @@ class lru_policy : public counting_policy {
     uint64_t n_uses_ = 0;
 };
 
-// Least frequently used: the number of tokens that used the expert.
+constexpr double prior_tokens = 64.0; // the uses of earlier runs count as those of so many tokens
+
+// Least frequently used: the number of tokens that used the expert, from those of earlier runs on.
 class lfu_policy : public counting_policy {
   public:
-    using counting_policy::counting_policy;
+    explicit lfu_policy(const policy_options & options) : counting_policy(options) {
+        for (size_t i = 0; i < options.prior.size(); i++) {
+            const expert_id id = options.prior.id(i);
+            counts_[id]        = uint64_t(prior_tokens * options.prior[id] + 0.5);
+        }
+    }
 
     void on_use(const expert_usage & use) override { counts_[use.id] += use.n_tokens; }
 };
@@ -85,43 +92,44 @@ class random_policy : public cache_policy {
 // Policies of papers
 //
 
-class sequence_policy : public cache_policy {
+// Eq. 3 of HOBBIT (arXiv 2411.01433):
+//   w_lru R/T + w_lfu F/T + w_lhu H/T + w_fld (1 - ((l - i + n) mod n) / n)
+// R: number of the last token that used the expert; F: tokens that used it; H: tokens that it served in high precision;
+// T: tokens so far; all of one sequence, shared by the pools of both tiers. The largest value of all sequences counts.
+// The uses per token of earlier runs add to F/T and H/T, and fade as T grows.
+class hobbit_policy : public cache_policy {
   public:
-    explicit sequence_policy(const policy_options & options) :
-        n_layers_(options.n_layers), records_(options.n_layers, options.n_experts) {}
+    explicit hobbit_policy(const policy_options & options) :
+        n_layers_(options.n_layers),
+        records_(options.n_layers, options.n_experts),
+        w_(options.weights),
+        prior_(options.prior) {}
 
     void begin_sequence(uint32_t sequence) override { records_.begin_sequence(sequence); }
     void begin_tokens(uint32_t sequence, uint32_t n) override { records_.begin_tokens(sequence, n); }
     void on_use(const expert_usage & use) override { records_.on_use(use); }
 
-  protected:
-    const uint32_t n_layers_;
-    usage_records  records_;
-};
-
-// Eq. 3 of HOBBIT (arXiv 2411.01433):
-//   w_lru R/T + w_lfu F/T + w_lhu H/T + w_fld (1 - ((l - i + n) mod n) / n)
-// R: number of the last token that used the expert; F: tokens that used it; H: tokens that it served in high precision;
-// T: tokens so far; all of one sequence, shared by the pools of both tiers. The largest value of all sequences counts.
-class hobbit_policy : public sequence_policy {
-  public:
-    explicit hobbit_policy(const policy_options & options) : sequence_policy(options), w_(options.weights) {}
-
     double value(expert_id id, tier_id, layer_id layer) override {
-        const double used = records_.largest(id, [&](const usage_record & r, uint32_t n_tokens, uint64_t) {
-            return (w_[0] * r.last_token + w_[1] * r.n_uses + w_[2] * r.n_high_uses) / std::max(n_tokens, 1u);
+        const double known = prior_.empty() ? 0.0 : (w_[1] + w_[2]) * prior_[id];
+        const double used  = records_.largest(id, [&](const usage_record & r, uint32_t n_tokens) {
+            const double own = (w_[0] * r.last_token + w_[1] * r.n_uses + w_[2] * r.n_high_uses);
+            return own / std::max(n_tokens, 1u) + known * prior_tokens / (prior_tokens + n_tokens);
         });
         return used + w_[3] * layer_nearness(id.layer, layer, n_layers_);
     }
 
   private:
+    const uint32_t              n_layers_;
+    usage_records               records_;
     const std::array<double, 4> w_; // weights of LRU, LFU, LHU, FLD
+    const expert_table<float>   prior_;
 };
 
 // EdgeMoE (arXiv 2308.14352), section III-C2: f / d, where f is how often the expert was used and d how many layers
 // ahead it lies, from 1 (the next layer) to n (the running layer, which runs again in the next token). The paper prints
 // (n - l + i) mod n in place of d. That is 0 for the running layer and grows the nearer a layer is, against the paper's
-// text; we follow the text. f counts over all sequences, where the paper takes it from a profile.
+// text; we follow the text. f begins with the uses of earlier runs, the paper's profile, and
+// counts over all sequences.
 class edgemoe_policy : public lfu_policy {
   public:
     using lfu_policy::lfu_policy;

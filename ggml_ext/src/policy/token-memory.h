@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include "policy/cache-policy.h"
+#include "model/expert.h"
 
 #include <cstdint>
 #include <vector>
@@ -42,10 +42,10 @@ class token_memory {
     // weights. Equal tokens have 1. Adds the term of one expert with this weight to scores[slot].
     void add_similarity(expert_id id, double weight, std::vector<float> & scores) const;
 
-    // Calls visit(expert_id) for every expert that the token uses from this layer on.
+    // Calls visit(expert_id) for every expert that the token uses.
     template <typename Visit>
-    void visit_uses(uint64_t token, layer_id first, Visit visit) const {
-        for (layer_id layer = first; layer < n_layers_; layer++) {
+    void visit_uses(uint64_t token, Visit visit) const {
+        for (layer_id layer; layer < n_layers_; layer++) {
             const size_t i = row(token, layer);
             for (uint32_t rank = 0; rank < n_routes_[i]; rank++) {
                 visit(expert_id{ layer, routes_[i * n_used_ + rank] });

@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "policy/usage-records.h"
 
-#include "model/expert-index.h"
-
-#include <algorithm>
-
 namespace hobbit {
 
 void usage_records::begin_sequence(uint32_t number) {
@@ -24,18 +20,17 @@ void usage_records::begin_tokens(uint32_t number, uint32_t n) {
 }
 
 void usage_records::on_use(const expert_usage & use) {
-    sequence &     s            = find(use.sequence);
-    usage_record & r            = s.records[use.id];
-    r.last_token                = s.n_tokens;
-    r.n_uses                   += use.n_tokens;
-    r.n_high_uses              += use.tier == tier_id::high ? use.n_tokens : 0;
-    s.layer_uses[use.id.layer] += use.n_tokens;
+    sequence &     s  = find(use.sequence);
+    usage_record & r  = s.records[use.id];
+    r.last_token      = s.n_tokens;
+    r.n_uses         += use.n_tokens;
+    r.n_high_uses    += use.tier == tier_id::high ? use.n_tokens : 0;
 }
 
 usage_records::sequence & usage_records::find(uint32_t number) {
     const auto [at, is_new] = sequences_.try_emplace(number);
     if (is_new) {
-        at->second = { 0, n_runs_, { n_layers_, n_experts_ }, std::vector<uint64_t>(n_layers_) };
+        at->second = { 0, n_runs_, { n_layers_, n_experts_ } };
     }
     return at->second;
 }

@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <map>
-#include <vector>
 
 namespace hobbit {
 
@@ -29,13 +28,12 @@ class usage_records {
     void begin_tokens(uint32_t sequence, uint32_t n);
     void on_use(const expert_usage & use);
 
-    // The largest score(record, tokens of the sequence, tokens x experts used in the layer) over all sequences; 0
-    // without any.
+    // The largest score(record, tokens of the sequence) over all sequences; 0 without any.
     template <typename Score>
     double largest(expert_id id, Score score) const {
         double most = 0.0;
         for (const auto & [number, s] : sequences_) {
-            const double value = score(s.records[id], s.n_tokens, s.layer_uses[id.layer]);
+            const double value = score(s.records[id], s.n_tokens);
             most               = value > most ? value : most;
         }
         return most;
@@ -48,7 +46,6 @@ class usage_records {
         uint32_t                   n_tokens = 0;
         uint64_t                   last_run = 0;
         expert_table<usage_record> records;
-        std::vector<uint64_t>      layer_uses; // [layer] sum of n_uses
     };
 
     sequence & find(uint32_t number);

@@ -5,27 +5,23 @@
 #include "base/status.h"
 #include "ggml-backend.h"
 #include "hobbit.h"
-#include "model/lookahead-maps.h"
 #include "plan/layer-plan.h"
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <vector>
 
 namespace hobbit {
 
-struct given_routing;
-
-// Parameters of a predictor; see make_predictor.
+// Parameters of a predictor; see registered_predictor.
 struct predictor_options {
     std::string                name = "router";
-    std::vector<uint32_t>      n_experts; // [layer]
-    std::vector<uint32_t>      n_used;    // [layer], of a token; empty: as the running one
+    std::vector<uint32_t>      n_experts;    // [layer]
+    std::vector<uint32_t>      n_used;       // [layer], of a token; empty: as the running one
+    std::vector<int32_t>       paths;        // that a calibration stores: each_path() takes them
+    double                     bar    = 0.0; // least probability that is predicted, where the predictor knows one
     ggml_backend_buffer_type_t memory = ggml_backend_cpu_buffer_type(); // buffer type of the device that computes
-    const given_routing *      given  = nullptr;                        // see given_predictor
-    lookahead_maps             maps;                                    // that a calibration fitted
 };
 
 // Names the experts that the layers after the running one will choose. A new predictor is a file of its own,
@@ -71,7 +67,18 @@ class predictor {
     // REQUIRES: on_routing(running) was called last; accepts(router_input), which has a row for each token.
     virtual status predict(const layer_routing & running, uint32_t n_ahead, const ggml_tensor * router_input,
                            ggml_backend_t backend, std::vector<layer_routing> & predictions) = 0;
+
+    // Ranks all experts of the running layer itself, best first, [token][expert]; none where it cannot. From the first
+    // call on, begin() computes what this needs too. REQUIRES: accepts(router_input); between end() and predict()
+    virtual status rank(const layer_routing & /* running */, const ggml_tensor * /* router_input */,
+                        ggml_backend_t /* backend */, std::vector<int32_t> & ranking) {
+        ranking.clear();
+        return {};
+    }
 };
+
+// Indices of the k largest, best first: the first of equal ones first and NaN last. REQUIRES: k <= keys.size()
+std::vector<int32_t> top_k(std::vector<float> keys, size_t k);
 
 // Makes each token's weights sum to 1; they are equal where they are not known.
 void normalize(layer_routing & routing);
@@ -81,14 +88,5 @@ struct predictor_traits {
 };
 
 using registered_predictor = registered<predictor, predictor_options, predictor_traits>;
-
-// Null if no predictor has the name in the options.
-inline std::unique_ptr<predictor> make_predictor(const predictor_options & options) {
-    return registered_predictor::make(options);
-}
-
-inline const std::vector<std::string> & predictor_names() {
-    return registered_predictor::names();
-}
 
 } // namespace hobbit

@@ -57,6 +57,12 @@ class prefetcher {
     const ggml_tensor * begin(layer_id running, const ggml_tensor * router_input, ggml_backend_t backend);
     void                end(layer_id running, const char * bytes) { places_[running].ahead->end(bytes); }
 
+    // Returns true if look_ahead() may read the router's input in this layer, though begin() has not begun.
+    bool may_read(layer_id running) const {
+        const bool is_first = !in_pass_ || running <= layer_; // the kind of its pass is not known
+        return !declined_ && n_ahead_of(running) > 0 && (is_first || is_on());
+    }
+
     // Predicts and prefetches. router_input belongs to the outer graph; null where it is not known.
     // REQUIRES: on_routing(running); the layer's experts are pinned and requested.
     status look_ahead(const layer_routing & running, const ggml_tensor * router_input, ggml_backend_t backend);

@@ -2,7 +2,6 @@
 #include "predict/router-predictor.h"
 
 #include "ggml-impl.h"
-#include "predict/top-k.h"
 
 #include <algorithm>
 #include <cmath>
@@ -29,47 +28,26 @@ router_predictor::router_predictor(const predictor_options & options) :
     stack_ctx_(new_context()),
     graph_ctx_(new_context()) {}
 
-router_predictor::~router_predictor() {
-    ggml_backend_buffer_free(scratch_);
-    ggml_backend_buffer_free(stack_buffer_);
-    ggml_free(graph_ctx_);
-    ggml_free(stack_ctx_);
-}
-
 size_t router_predictor::bytes() const {
-    return stack_buffer_ ? ggml_backend_buffer_get_size(stack_buffer_) : 0;
+    return stack_buffer_ ? ggml_backend_buffer_get_size(stack_buffer_.get()) : 0;
 }
 
 //
 // routers
 //
 
-bool router_predictor::allocate_stack(int64_t width) {
-    const int64_t n_each = has_maps() ? options_.maps.n_ahead : 1; // routers or maps of a layer
-    stack_   = ggml_new_tensor_2d(stack_ctx_, GGML_TYPE_F16, width, int64_t(routers_.size()) * n_each * n_experts_);
-    inverse_ = ggml_new_tensor_2d(stack_ctx_, GGML_TYPE_F32, width, int64_t(routers_.size()));
-    stack_buffer_ = ggml_backend_alloc_ctx_tensors_from_buft(stack_ctx_, options_.memory);
-    if (!stack_buffer_) {
-        stack_ = nullptr;
-        ggml_reset(stack_ctx_);
-        return false;
-    }
-    ggml_backend_buffer_clear(stack_buffer_, 0);
-    return true;
-}
-
 status router_predictor::make_stack(int64_t width) {
-    if (!allocate_stack(width)) {
-        const size_t size =
-            size_t(width) * sizeof(ggml_fp16_t) * n_experts_ * routers_.size() * std::max(1u, options_.maps.n_ahead);
+    stack_   = ggml_new_tensor_2d(stack_ctx_.get(), GGML_TYPE_F16, width, int64_t(routers_.size()) * n_experts_);
+    inverse_ = ggml_new_tensor_2d(stack_ctx_.get(), GGML_TYPE_F32, width, int64_t(routers_.size()));
+    stack_buffer_.reset(ggml_backend_alloc_ctx_tensors_from_buft(stack_ctx_.get(), options_.memory));
+    if (!stack_buffer_) {
+        const size_t size = ggml_nbytes(stack_);
+        stack_            = nullptr;
+        ggml_reset(stack_ctx_.get());
         return status::error("no memory for a copy of the routers (%s): switch prefetch off (hobbit.prefetch 0)",
                              format_size(double(size)).c_str());
     }
-    if (has_maps()) {
-        std::vector<ggml_fp16_t> maps;
-        HOBBIT_TRY(options_.maps.read(maps));
-        ggml_backend_tensor_set(stack_, maps.data(), 0, ggml_nbytes(stack_));
-    }
+    ggml_backend_buffer_clear(stack_buffer_.get(), 0);
     return {};
 }
 
@@ -98,14 +76,14 @@ static bool read_bias(const ggml_tensor * tensor, uint32_t n_experts, std::vecto
 status router_predictor::set_router(layer_id layer, const hobbit_router & given) {
     const ggml_tensor * weight    = given.weight;
     const uint32_t      n_experts = options_.n_experts[layer];
-    router              r         = { n_experts, given.gating, given.n_used, given.gain && !has_maps(), {}, {} };
+    router              r         = { n_experts, given.gating, given.n_used, given.gain != nullptr, {}, {} };
     std::vector<float>  floats;
     std::vector<float>  gain;
-    const bool          fits =
-        ggml_n_dims(weight) <= 2 && weight->ne[1] == n_experts && (!stack_ || weight->ne[0] == stack_->ne[0]) &&
-        (!has_maps() || weight->ne[0] == options_.maps.width) && read_floats(weight, floats) &&
-        read_bias(given.bias, n_experts, r.bias) && read_bias(given.selection_bias, n_experts, r.selection_bias) &&
-        (!r.has_gain || (ggml_nelements(given.gain) == weight->ne[0] && read_floats(given.gain, gain)));
+    const bool          fits = ggml_n_dims(weight) <= 2 && weight->ne[1] == n_experts &&
+                      (!stack_ || weight->ne[0] == stack_->ne[0]) && read_floats(weight, floats) &&
+                      read_bias(given.bias, n_experts, r.bias) &&
+                      read_bias(given.selection_bias, n_experts, r.selection_bias) &&
+                      (!r.has_gain || (ggml_nelements(given.gain) == weight->ne[0] && read_floats(given.gain, gain)));
     if (!fits) {
         GGML_LOG_WARN("hobbit: the router '%s' (%lld x %lld, %s) cannot be used to predict: no prefetch for its "
                       "layer\n",
@@ -123,12 +101,10 @@ status router_predictor::set_router(layer_id layer, const hobbit_router & given)
         std::transform(gain.begin(), gain.end(), gain.begin(), [](float g) { return g == 0.0f ? 0.0f : 1.0f / g; });
         ggml_backend_tensor_set(inverse_, gain.data(), size_t(layer) * inverse_->nb[1], inverse_->nb[1]);
     }
-    if (!has_maps()) {
-        std::vector<ggml_fp16_t> halves(floats.size());
-        ggml_fp32_to_fp16_row(floats.data(), halves.data(), int64_t(floats.size()));
-        ggml_backend_tensor_set(stack_, halves.data(), size_t(layer) * n_experts_ * stack_->nb[1],
-                                halves.size() * sizeof(ggml_fp16_t));
-    }
+    std::vector<ggml_fp16_t> halves(floats.size());
+    ggml_fp32_to_fp16_row(floats.data(), halves.data(), int64_t(floats.size()));
+    ggml_backend_tensor_set(stack_, halves.data(), size_t(layer) * n_experts_ * stack_->nb[1],
+                            halves.size() * sizeof(ggml_fp16_t));
     routers_[layer] = std::move(r);
     return {};
 }
@@ -165,47 +141,45 @@ bool router_predictor::accepts(const ggml_tensor * router_input) const {
 }
 
 bool router_predictor::reserve(ggml_backend_t backend, size_t size) {
-    if (!scratch_ || size > ggml_backend_buffer_get_size(scratch_)) {
-        ggml_backend_buffer_free(scratch_);
-        scratch_ = ggml_backend_alloc_buffer(backend, size);
+    if (!scratch_ || size > ggml_backend_buffer_get_size(scratch_.get())) {
+        scratch_.reset(); // before the larger one is allocated
+        scratch_.reset(ggml_backend_alloc_buffer(backend, size));
     }
     return scratch_ != nullptr;
 }
 
-// First row of the stack that predicts the layer after the running one.
-size_t router_predictor::first_row(layer_id running) const {
-    return (has_maps() ? size_t(running) * options_.maps.n_ahead : size_t(running) + 1) * n_experts_;
-}
-
 status router_predictor::build(ggml_backend_t backend, const ggml_tensor * router_input, int64_t first,
                                int64_t n_tokens, layer_id running, size_t n_layers) {
-    ggml_reset(graph_ctx_);
-    const size_t  stride  = row_stride(router_input);
-    ggml_tensor * weights = leaf(graph_ctx_, stack_->type, stack_->ne[0], int64_t(n_layers) * n_experts_, stack_->nb[1],
-                                 static_cast<char *>(stack_->data) + first_row(running) * stack_->nb[1], stack_buffer_);
-    ggml_tensor * input   = leaf(graph_ctx_, GGML_TYPE_F32, router_input->ne[0], n_tokens, stride,
-                                 static_cast<char *>(router_input->data) + size_t(first) * stride,
+    ggml_context * ctx = graph_ctx_.get();
+    ggml_reset(ctx);
+    const size_t  stride   = row_stride(router_input);
+    const size_t  row      = (size_t(running) + 1 - n_own_) * n_experts_;
+    const int64_t n_rows   = int64_t(n_own_ + n_layers) * n_experts_;
+    ggml_tensor * weights  = leaf(ctx, stack_->type, stack_->ne[0], n_rows, stack_->nb[1],
+                                  static_cast<char *>(stack_->data) + row * stack_->nb[1], stack_buffer_.get());
+    ggml_tensor * input    = leaf(ctx, GGML_TYPE_F32, router_input->ne[0], n_tokens, stride,
+                                  static_cast<char *>(router_input->data) + size_t(first) * stride,
                                router_input->view_src ? router_input->view_src->buffer : router_input->buffer);
     const bool    has_gain = routers_[running].has_gain;
     if (has_gain) {
-        input = ggml_mul(graph_ctx_, input,
-                         leaf(graph_ctx_, GGML_TYPE_F32, input->ne[0], 1, inverse_->nb[1],
-                              static_cast<char *>(inverse_->data) + running * inverse_->nb[1], stack_buffer_));
+        input = ggml_mul(ctx, input,
+                         leaf(ctx, GGML_TYPE_F32, input->ne[0], 1, inverse_->nb[1],
+                              static_cast<char *>(inverse_->data) + running * inverse_->nb[1], stack_buffer_.get()));
     }
-    product_                  = ggml_mul_mat(graph_ctx_, weights, input);
+    product_                  = ggml_mul_mat(ctx, weights, input);
     const size_t product_size = GGML_PAD(ggml_nbytes(product_), ggml_backend_get_alignment(backend));
     if (!reserve(backend, product_size + (has_gain ? ggml_nbytes(input) : 0))) {
         return status::error("%s has no memory to predict experts: switch prefetch off (hobbit.prefetch 0)",
                              ggml_backend_name(backend));
     }
-    product_->data   = ggml_backend_buffer_get_base(scratch_);
-    product_->buffer = scratch_;
+    product_->data   = ggml_backend_buffer_get_base(scratch_.get());
+    product_->buffer = scratch_.get();
     if (has_gain) {
         input->data   = static_cast<char *>(product_->data) + product_size;
-        input->buffer = scratch_;
+        input->buffer = scratch_.get();
     }
 
-    graph_ = ggml_new_graph_custom(graph_ctx_, N_TENSORS, false);
+    graph_ = ggml_new_graph_custom(ctx, N_TENSORS, false);
     ggml_build_forward_expand(graph_, product_);
     return {};
 }
@@ -232,7 +206,7 @@ void router_predictor::end(const char * bytes) {
 status router_predictor::multiply(ggml_backend_t backend, const ggml_tensor * router_input, int64_t first,
                                   int64_t n_tokens, layer_id running, size_t n_layers) {
     if (std::exchange(is_begun_, false) && begun_ == running &&
-        ggml_nelements(product_) == n_tokens * int64_t(n_layers) * n_experts_) {
+        ggml_nelements(product_) == n_tokens * int64_t(n_own_ + n_layers) * n_experts_) {
         return {};
     }
     HOBBIT_TRY(build(backend, router_input, first, n_tokens, running, n_layers));
@@ -297,9 +271,8 @@ void router_predictor::choose(const router & r, const float * outputs, layer_rou
 
 // The layers of n_ahead that are known, up to the first one that is not.
 size_t router_predictor::count_known(layer_id running, uint32_t n_ahead) const {
-    const size_t most = has_maps() ? std::min(n_ahead, options_.maps.n_ahead) : n_ahead;
-    size_t       n    = 0;
-    while (n < most && running + 1 + n < routers_.size() && knows(layer_id(uint32_t(running + 1 + n)))) {
+    size_t n = 0;
+    while (n < n_ahead && running + 1 + n < routers_.size() && knows(layer_id(uint32_t(running + 1 + n)))) {
         n++;
     }
     return n;
@@ -321,10 +294,32 @@ status router_predictor::predict(const layer_routing & running, uint32_t n_ahead
         const int64_t n = std::min(MAX_TOKENS, n_tokens - first);
         HOBBIT_TRY(multiply(backend, router_input, first, n, running.layer, n_layers));
         for (size_t i = 0; i < size_t(n) * n_layers; i++) {
-            layer_routing & to = predictions[i % n_layers];
-            choose(routers_[to.layer], &outputs_[i * n_experts_], to);
+            layer_routing & to  = predictions[i % n_layers];
+            const size_t    row = i / n_layers * (n_own_ + n_layers) + n_own_ + i % n_layers;
+            choose(routers_[to.layer], &outputs_[row * n_experts_], to);
         }
     }
+    return {};
+}
+
+status router_predictor::rank(const layer_routing & running, const ggml_tensor * router_input, ggml_backend_t backend,
+                              std::vector<int32_t> & ranking) {
+    const int64_t  n_tokens = ggml_nrows(router_input);
+    const router & r        = routers_[running.layer];
+    ranking.clear();
+    if (r.n_experts == 0 || n_tokens > MAX_TOKENS) {
+        return {};
+    }
+    if (!is_begun_ || begun_ != running.layer || n_own_ == 0) {
+        n_own_    = 1;
+        is_begun_ = false;
+        HOBBIT_TRY(multiply(backend, router_input, 0, n_tokens, running.layer, 0));
+    }
+    layer_routing all = { running.layer, n_tokens, r.n_experts, {}, {} };
+    for (size_t t = 0; t < size_t(n_tokens); t++) {
+        choose(r, &outputs_[t * (outputs_.size() / size_t(n_tokens))], all);
+    }
+    ranking = std::move(all.experts);
     return {};
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include "ggml-cpp.h"
 #include "predict/predictor.h"
 
 #include <cstdint>
@@ -17,17 +18,9 @@ namespace hobbit {
 // The stacked copy takes 2 bytes x width x experts of all layers, in half precision, and the gains 4 x width x layers.
 // It is read once per layer and token, and half precision has more digits than the bfloat16 that most routers were
 // trained in. The product takes some further MiB at most.
-//
-// Where a calibration has fitted linear maps from a layer's router input to the outputs of the routers after it, these
-// stand in the place of the routers' weights, for as many layers ahead as it has fitted. They take as much for each of
-// these layers.
 class router_predictor final : public predictor {
   public:
     explicit router_predictor(const predictor_options & options);
-    ~router_predictor() override;
-
-    router_predictor(const router_predictor &)             = delete;
-    router_predictor & operator=(const router_predictor &) = delete;
 
     // A router that cannot be stacked with the first one is left out with a warning: its layer is not predicted.
     status set_router(layer_id layer, const hobbit_router & given) override;
@@ -46,6 +39,9 @@ class router_predictor final : public predictor {
     status predict(const layer_routing & running, uint32_t n_ahead, const ggml_tensor * router_input,
                    ggml_backend_t backend, std::vector<layer_routing> & predictions) override;
 
+    status rank(const layer_routing & running, const ggml_tensor * router_input, ggml_backend_t backend,
+                std::vector<int32_t> & ranking) override;
+
   private:
     struct router {
         uint32_t           n_experts = 0; // 0: not known
@@ -58,11 +54,8 @@ class router_predictor final : public predictor {
 
     static void choose(const router & r, const float * outputs, layer_routing & to);
 
-    bool   has_maps() const { return options_.maps.n_ahead > 0; }
     status make_stack(int64_t width);
-    bool   allocate_stack(int64_t width);
     bool   reserve(ggml_backend_t backend, size_t size);
-    size_t first_row(layer_id running) const;
     size_t count_known(layer_id running, uint32_t n_ahead) const;
     status build(ggml_backend_t backend, const ggml_tensor * router_input, int64_t first, int64_t n_tokens,
                  layer_id running, size_t n_layers);
@@ -73,18 +66,18 @@ class router_predictor final : public predictor {
     const uint32_t          n_experts_; // rows of each router in the stack
     std::vector<router>     routers_;   // [layer]
 
-    ggml_context * stack_ctx_ = nullptr;           // owned
-    ggml_tensor *  stack_     = nullptr;           // [width, n_layers * n_experts], or the maps; null before the
-                                                   // first router
-    ggml_tensor *         inverse_      = nullptr; // [width, n_layers], of the gains
-    ggml_backend_buffer_t stack_buffer_ = nullptr; // owned
-    ggml_context *        graph_ctx_    = nullptr; // owned
-    ggml_backend_buffer_t scratch_      = nullptr; // owned, of the product
-    ggml_cgraph *         graph_        = nullptr; // in graph_ctx_, of the product
-    ggml_tensor *         product_      = nullptr; // likewise
-    std::vector<float>    outputs_;                // the product: [token][layer ahead][expert]
-    layer_id              begun_;                  // the running layer of the product that begin() has begun
-    bool                  is_begun_ = false;       // outputs_ are those of begun_
+    ggml_context_ptr        stack_ctx_;
+    ggml_tensor *           stack_   = nullptr; // [width, n_layers * n_experts]; null before the first router
+    ggml_tensor *           inverse_ = nullptr; // [width, n_layers], of the gains
+    ggml_backend_buffer_ptr stack_buffer_;
+    ggml_context_ptr        graph_ctx_;
+    ggml_backend_buffer_ptr scratch_;           // holds the product
+    ggml_cgraph *           graph_   = nullptr; // in graph_ctx_, of the product
+    ggml_tensor *           product_ = nullptr; // likewise
+    std::vector<float>      outputs_;           // the product: [token][layer][expert], of the running one if ranked
+    layer_id                begun_;             // the running layer of the product that begin() has begun
+    bool                    is_begun_ = false;  // outputs_ are those of begun_
+    size_t                  n_own_    = 0;      // 1: the product begins with the running layer, which is ranked
 };
 
 } // namespace hobbit

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "base/status.h"
-#include "hobbit.h"
+#include "hobbit-simulation.h"
 
 #include <cstddef>
 #include <cstdint>

@@ -1,21 +1,24 @@
 // SPDX-License-Identifier: MIT
 #include "simulate/simulator.h"
 
-#include "cache/resident-tiers.h"
+#include "cache/resident-set.h"
 #include "model/expert-index.h"
-#include "model/use-counts.h"
+#include "model/stored-paths.h"
+#include "model/use-rates.h"
 #include "plan/layer-step.h"
 #include "policy/cache-policy.h"
-#include "simulate/prediction-judge.h"
+#include "predict/predictor.h"
 #include "simulate/route-batches.h"
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <map>
 #include <memory>
 #include <optional>
 #include <set>
+#include <string>
 #include <vector>
 
 namespace hobbit {
@@ -58,7 +61,7 @@ static status check_options(const hobbit_simulation & options) {
                              options.bits_high);
     }
     const std::string policy = options.policy;
-    if (needs_prior(policy) && !options.prior) {
+    if (registered_policy::traits(policy).needs_prior && !options.prior) {
         return status::
             error("the policy %s needs the uses of an earlier run: give a prior, such as its trace with --prior",
                   policy.c_str());
@@ -124,6 +127,101 @@ class belady_policy : public cache_policy {
 };
 
 //
+// predictions
+//
+
+// Compares the experts that a predictor names one layer ahead with those that the layer then chooses. Predicted experts
+// are not loaded. Without a predictor it does nothing.
+class prediction_judge {
+  public:
+    // Fails for an unknown predictor and for one that needs more than routes.
+    status open(const hobbit_simulation & options);
+
+    // The layer's router has chosen; the counts go to `result` if the layer is counted.
+    void on_routing(const layer_routing & routing, bool is_counted, hobbit_simulation_result & result);
+
+    // The layer's experts are loaded; the next layer is predicted.
+    void look_ahead(const layer_routing & running, const std::function<bool(expert_id)> & is_resident);
+
+  private:
+    std::unique_ptr<predictor> judged_; // null: none
+    layer_id                   layer_;  // that is predicted
+    std::set<uint32_t>         predicted_;
+    std::set<uint32_t>         missing_; // missing ones of these
+};
+
+status prediction_judge::open(const hobbit_simulation & options) {
+    if (!options.predictor) {
+        return {};
+    }
+    predictor_options of;
+    of.n_experts.assign(options.n_layers, options.n_experts);
+    if (options.n_used_by_layer) {
+        of.n_used.assign(options.n_used_by_layer, options.n_used_by_layer + options.n_layers);
+    }
+    of.bar = options.prefetch_bar;
+    of.paths.assign(options.paths, options.paths + options.n_paths);
+    if (!each_path(of.paths, of.n_experts, [](const stored_path &) {})) {
+        return status::error("the activation paths are not of these layers and experts");
+    }
+    std::string all;
+    for (const std::string & name : registered_predictor::names()) {
+        of.name        = name;
+        auto candidate = registered_predictor::make(of);
+        if (candidate->accepts(nullptr)) { // it runs on routes
+            all     += (all.empty() ? "" : ", ") + name;
+            judged_  = name == options.predictor ? std::move(candidate) : std::move(judged_);
+        }
+    }
+    return judged_ ? status()
+                   : status::error("no predictor '%s' runs on routes alone, which is all that a trace holds: choose "
+                                   "one of %s",
+                                   options.predictor, all.c_str());
+}
+
+void prediction_judge::on_routing(const layer_routing & routing, bool is_counted, hobbit_simulation_result & result) {
+    if (!judged_) {
+        return;
+    }
+    judged_->on_routing(routing);
+    if (routing.layer != layer_) { // the layer did not run
+        predicted_.clear();
+        missing_.clear();
+    }
+    if (is_counted && routing.layer > 0) { // nothing is predicted for the first layer
+        const std::set<uint32_t> chosen(routing.experts.begin(), routing.experts.end());
+        const auto               is_chosen = [&](uint32_t e) { return chosen.count(e) > 0; };
+        const auto               n_chosen  = [&](const std::set<uint32_t> & experts) {
+            return uint64_t(std::count_if(experts.begin(), experts.end(), is_chosen));
+        };
+        result.predictable             += chosen.size();
+        result.predicted_right         += n_chosen(predicted_);
+        result.predicted_missing       += missing_.size();
+        result.predicted_missing_right += n_chosen(missing_);
+    }
+}
+
+void prediction_judge::look_ahead(const layer_routing & running, const std::function<bool(expert_id)> & is_resident) {
+    if (!judged_) {
+        return;
+    }
+    std::vector<layer_routing> predictions;
+    const status               s = judged_->predict(running, 1, nullptr, nullptr, predictions);
+    GGML_ASSERT(s.ok()); // it only reads its own tables
+    layer_ = layer_id(running.layer + 1);
+    predicted_.clear();
+    missing_.clear();
+    for (const layer_routing & next : predictions) {
+        for (const int32_t expert : next.experts) {
+            predicted_.insert(uint32_t(expert));
+            if (!is_resident({ next.layer, uint32_t(expert) })) {
+                missing_.insert(uint32_t(expert));
+            }
+        }
+    }
+}
+
+//
 // replay
 //
 
@@ -154,7 +252,7 @@ class replay {
             }
         }
         result_.penalty =
-            double(result_.loads_high) + double(result_.loads_low) * (options_.bits_low / options_.bits_high);
+            double(result_.misses_high) + double(result_.misses_low) * (options_.bits_low / options_.bits_high);
         result = result_;
         return {};
     }
@@ -184,9 +282,9 @@ class replay {
             of.seed      = options_.seed;
             std::copy(std::begin(options_.weights), std::end(options_.weights), of.weights.begin());
             of.prior = prior_;
-            policy_  = make_policy(of);
+            policy_  = registered_policy::make(of);
         }
-        rule_ = make_rule({ options_.rule, &costs_, options_.bits_low / options_.bits_high });
+        rule_ = registered_rule::make({ options_.rule, &costs_, options_.bits_low / options_.bits_high });
         step_.emplace(*rule_, *policy_);
         add_set(tier_id::high, options_.slots_high);
         add_set(tier_id::low, options_.slots_low);
@@ -198,12 +296,11 @@ class replay {
     void fill(tier_id tier) {
         std::vector<expert_id> brought;
         for (const expert_id id : most_used(prior_)) {
-            if (sets_.set(tier).has_free_slot() &&
-                sets_.insert(id, tier, 0, resident_set::pressure::polite, evicted_)) {
+            if (set(tier).has_free_slot() && insert({ id, tier }, resident_set::pressure::polite)) {
                 brought.push_back(id);
             }
         }
-        std::for_each(brought.rbegin(), brought.rend(), [&](expert_id id) { sets_.touch(id, tier); });
+        std::for_each(brought.rbegin(), brought.rend(), [&](expert_id id) { set(tier).touch(id); });
     }
 
     void add_set(tier_id tier, uint32_t n_slots) {
@@ -213,7 +310,15 @@ class replay {
         // the bound evicts after the layer has run, and may then evict the layer's own experts
         const uint32_t room  = is_bound_ ? uint32_t(n_all) : n_slots;
         const uint32_t quota = options_.floors ? even_quota(n_slots, options_.n_layers, options_.n_used) : 0;
-        sets_.add(tier, resident_set(options_.n_layers, options_.n_experts, tier, room, quota, *policy_));
+        sets_[tier].emplace(options_.n_layers, options_.n_experts, tier, room, quota, *policy_);
+    }
+
+    resident_set & set(tier_id tier) { return *sets_[tier]; }
+
+    // Returns true if the expert is resident then.
+    bool insert(const expert_tier & e, resident_set::pressure how) {
+        expert_id evicted;
+        return set(e.tier).contains(e.id) || set(e.tier).insert(e.id, e.id.layer, how, &evicted);
     }
 
     size_t layer_end(size_t i, const route_batch & batch) const {
@@ -236,7 +341,7 @@ class replay {
         judge_.on_routing(routing,
                           std::any_of(routes_ + first, routes_ + last, [](auto & r) { return r.counted != 0; }),
                           result_);
-        const residency is_resident = [&](expert_id id, tier_id tier) { return sets_.contains(id, tier); };
+        const residency is_resident = [&](expert_id id, tier_id tier) { return set(tier).contains(id); };
 
         const std::vector<score_thresholds> thresholds(size_t(routing.n_tokens),
                                                        { options_.t1, options_.t2, options_.price });
@@ -248,12 +353,11 @@ class replay {
         step_counts counts;
         layer_plan  plan = step_->run({ routing, thresholds, is_resident, has_low_ }, sequences, counts, is_counted);
         add(counts);
-        add_loads(plan, is_counted);
         std::stable_partition(plan.uses.begin(), plan.uses.end(),
                               [&](const planned_use & use) { return is_resident(use.id, use.tier); });
         load(plan);
         judge_.look_ahead(routing, [&](expert_id id) {
-            return sets_.contains(id, tier_id::high) || sets_.contains(id, tier_id::low);
+            return set(tier_id::high).contains(id) || set(tier_id::low).contains(id);
         });
     }
 
@@ -266,43 +370,33 @@ class replay {
         result_.misses_low  += counts.misses[tier_id::low];
     }
 
-    void add_loads(const layer_plan & plan, const layer_step::filter & is_counted) {
-        for (const planned_use & use : plan.uses) {
-            if (std::none_of(use.selections.begin(), use.selections.end(), is_counted)) {
-                continue;
-            }
-            (use.tier == tier_id::high ? result_.loads_high : result_.loads_low) += !sets_.contains(use.id, use.tier);
-        }
-    }
-
     // REQUIRES: hits come first in the plan.
     void load(const layer_plan & plan) {
         std::vector<const planned_use *> held;
         for (const planned_use & use : plan.uses) {
-            if (sets_.insert(use.id, use.tier, use.id.layer, resident_set::pressure::urgent, evicted_)) {
-                sets_.touch(use.id, use.tier);
-                sets_.pin(use.id, use.tier);
+            if (insert({ use.id, use.tier }, resident_set::pressure::urgent)) {
+                set(use.tier).touch(use.id);
+                set(use.tier).pin(use.id);
                 held.push_back(&use);
             }
         }
-        evicted_.clear();
         for (const planned_use * use : held) {
-            sets_.unpin(use->id, use->tier);
+            set(use->tier).unpin(use->id);
         }
-        while (is_bound_ && sets_.set(tier_id::high).n_residents() > n_kept_) {
+        while (is_bound_ && set(tier_id::high).n_residents() > n_kept_) {
             drop_least();
         }
     }
 
     void drop_least() {
-        const auto & residents = sets_.set(tier_id::high).residents();
+        const auto & residents = set(tier_id::high).residents();
         expert_id    least     = residents[0];
         for (const expert_id & id : residents) {
             if (policy_->value(id, tier_id::high, 0) < policy_->value(least, tier_id::high, 0)) {
                 least = id;
             }
         }
-        sets_.erase(least, tier_id::high, evicted_);
+        set(tier_id::high).erase(least);
     }
 
     const hobbit_route *      routes_;
@@ -317,10 +411,10 @@ class replay {
     std::unique_ptr<cache_policy>   policy_;
     std::optional<layer_step>       step_;
     prediction_judge                judge_;
-    resident_tiers                  sets_;
-    std::vector<expert_tier>        evicted_;    // not used
     uint32_t                        n_kept_ = 0; // slots of the high tier
     hobbit_simulation_result        result_ = {};
+
+    per_tier<std::optional<resident_set>> sets_; // both
 };
 
 } // namespace

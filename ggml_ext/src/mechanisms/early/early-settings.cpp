@@ -15,6 +15,10 @@ const registered_setting early_setting(
       "Let the CPU compute predicted experts that the GPU lacks one layer early (DAOP). Approximate." },
     check);
 
+const registered_setting early_from_setting(
+    { "hobbit.early_from", "early_from", HOBBIT_TYPE_COUNT, 0, 1024, "0", nullptr, nullptr, "layers", false, false,
+      nullptr, "With early, the layers before this one, whose experts are harder to predict, are exact (DAOP)." });
+
 const registered_counter
     selections_early("selections_early", "early_selections_total",
                      "Expert selections that the CPU computed a layer early, on that layer's input (approximate)");

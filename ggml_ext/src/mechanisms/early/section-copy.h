@@ -2,9 +2,9 @@
 #pragma once
 
 #include "ggml-cpp.h"
-#include "graph/stage.h"
 #include "offload/cpu-rows.h"
 
+#include <map>
 #include <memory>
 
 namespace hobbit {
@@ -21,11 +21,20 @@ class section_copy {
     layer_section section() const { return { graph_, 0, ggml_graph_n_nodes(graph_) }; }
 
   private:
-    friend class section_copier;
+    explicit section_copy(const layer_section & section);
+
+    ggml_tensor * duplicate(const ggml_tensor * t);
+    ggml_tensor * copy(const ggml_tensor * node);
+    ggml_tensor * weights(const ggml_tensor * t);
+    ggml_tensor * ids(const ggml_tensor * t);
+    ggml_tensor * source(const ggml_tensor * t);
 
     ggml_context_ptr ctx_;
-    ggml_cgraph *    graph_ = nullptr;
-    ggml_tensor *    input_ = nullptr;
+    ggml_cgraph *    graph_;
+    ggml_tensor *    input_    = nullptr;
+    int              n_inputs_ = 0;
+
+    std::map<const ggml_tensor *, ggml_tensor *> copies_; // [outer]; null: of the section, not copied yet
 };
 
 } // namespace hobbit

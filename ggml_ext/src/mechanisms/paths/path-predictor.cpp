@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "mechanisms/paths/path-predictor.h"
 
-#include "predict/top-k.h"
-
 #include <algorithm>
 
 namespace hobbit {
@@ -21,10 +19,20 @@ void choice_counts::add(const int32_t * experts, size_t n) {
     }
 }
 
+void choice_counts::set(const stored_path & path) {
+    const int most = std::min<int>(path.n_tokens, max_tokens);
+    n_tokens_      = uint8_t(most);
+    for (size_t i = 0; i < path.n_next; i++) {
+        const int count                  = path.next[i] & 255;
+        uses_[size_t(path.next[i]) >> 8] = uint8_t((count * most + path.n_tokens / 2) / path.n_tokens);
+    }
+}
+
 path_predictor::path_predictor(const predictor_options & options, size_t dictionary_size) :
     n_experts_(options.n_experts),
     n_used_(options.n_used),
     dictionary_size_(dictionary_size),
+    bar_(float(options.bar)),
     after_(n_experts_.size(), *std::max_element(n_experts_.begin(), n_experts_.end())) {
     for (layer_id layer; layer < n_experts_.size(); layer++) {
         any_.emplace_back(n_experts_[layer]);
@@ -32,6 +40,8 @@ path_predictor::path_predictor(const predictor_options & options, size_t diction
             after_[{ layer, e }] = choice_counts(n_experts_[layer + 1]);
         }
     }
+    const bool is_known = each_path(options.paths, n_experts_, [&](const stored_path & each) { recall(each); });
+    GGML_ASSERT(is_known); // whoever reads them has checked
 }
 
 size_t path_predictor::bytes() const {
@@ -65,16 +75,29 @@ std::string path_predictor::key(layer_id layer, const path & p) {
     return { reinterpret_cast<const char *>(words.data()), words.size() * sizeof(words[0]) };
 }
 
-void path_predictor::learn_exactly(layer_id layer, const path & p, const int32_t * next, size_t n_next) {
+choice_counts * path_predictor::entry(layer_id layer, const path & p) {
     const std::string name      = key(layer, p);
     const size_t      n_experts = n_experts_[layer + 1];
     const size_t      size      = name.size() + n_experts + entry_overhead;
     const auto        it        = dictionary_.find(name);
     if (it != dictionary_.end()) {
-        it->second.add(next, n_next);
-    } else if (n_taken_ + size <= dictionary_size_) {
-        n_taken_ += size;
-        dictionary_.emplace(name, n_experts).first->second.add(next, n_next);
+        return &it->second;
+    }
+    if (n_taken_ + size > dictionary_size_) {
+        return nullptr;
+    }
+    n_taken_ += size;
+    return &dictionary_.emplace(name, n_experts).first->second;
+}
+
+void path_predictor::recall(const stored_path & stored) {
+    if (stored.n_now == 0) {
+        any_[stored.layer].set(stored);
+    } else if (stored.n_before == 0) {
+        after_[{ layer_id(stored.layer - 1), uint32_t(stored.now[0]) }].set(stored);
+    } else if (choice_counts * const counts = entry(layer_id(stored.layer - 1), { stored.now, nullptr, stored.n_now,
+                                                                                  stored.before, stored.n_before })) {
+        counts->set(stored);
     }
 }
 
@@ -92,7 +115,9 @@ void path_predictor::on_routing(const layer_routing & routing) {
             after_[{ now_.layer, uint32_t(p.experts[i]) }].add(chosen, n_used);
         }
         if (dictionary_size_ > 0 && p.n_before > 0) {
-            learn_exactly(now_.layer, p, chosen, n_used);
+            if (choice_counts * const counts = entry(now_.layer, p)) {
+                counts->add(chosen, n_used);
+            }
         }
     }
     before_ = follows ? std::move(now_) : layer_routing();
@@ -122,6 +147,15 @@ std::vector<float> path_predictor::probabilities(layer_id layer, const path & p)
     return of;
 }
 
+// Columns of the `most` likeliest experts of each token in which some token's is above the bar.
+size_t path_predictor::n_named(const std::vector<std::vector<float>> & p, size_t most) const {
+    size_t n = 0;
+    for (const std::vector<float> & of : p) {
+        n = std::max(n, size_t(std::count_if(of.begin(), of.end(), [&](float each) { return each >= bar_; })));
+    }
+    return std::min(n, most);
+}
+
 status path_predictor::predict(const layer_routing & running, uint32_t n_ahead, const ggml_tensor *, ggml_backend_t,
                                std::vector<layer_routing> & predictions) {
     GGML_ASSERT(running.layer == now_.layer && running.n_tokens == now_.n_tokens);
@@ -130,13 +164,20 @@ status path_predictor::predict(const layer_routing & running, uint32_t n_ahead, 
     const layer_routing * now    = &now_;
     const layer_routing * before = &before_;
     for (layer_id l(running.layer + 1); l < any_.size() && predictions.size() < n_ahead && !any_[l].empty(); l++) {
-        const int64_t n_used = n_used_.empty() ? running.n_used : n_used_[l];
-        layer_routing next   = { l, now->n_tokens, std::min<int64_t>(n_used, n_experts_[l]), {}, {} };
+        const int64_t                   n_used = n_used_.empty() ? running.n_used : n_used_[l];
+        std::vector<std::vector<float>> p; // [token]
         for (int64_t token = 0; token < now->n_tokens; token++) {
-            const std::vector<float> p = probabilities(now->layer, path_of(*now, *before, token));
-            for (const int32_t e : top_k(p, size_t(next.n_used))) {
+            p.push_back(probabilities(now->layer, path_of(*now, *before, token)));
+        }
+        const size_t  n_next = n_named(p, size_t(std::min<int64_t>(n_used, n_experts_[l])));
+        layer_routing next   = { l, now->n_tokens, int64_t(n_next), {}, {} };
+        if (n_next == 0) {
+            break;
+        }
+        for (const std::vector<float> & of : p) {
+            for (const int32_t e : top_k(of, n_next)) {
                 next.experts.push_back(e);
-                next.weights.push_back(p[size_t(e)]);
+                next.weights.push_back(of[size_t(e)]);
             }
         }
         normalize(next);

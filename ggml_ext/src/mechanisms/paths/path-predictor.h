@@ -2,6 +2,7 @@
 #pragma once
 
 #include "model/expert.h"
+#include "model/stored-paths.h"
 #include "predict/predictor.h"
 
 #include <cstddef>
@@ -27,6 +28,9 @@ class choice_counts {
     // One token's choice.
     void add(const int32_t * experts, size_t n);
 
+    // Takes these counts in place of its own: n_tokens at least 1, and for some experts how many chose them.
+    void set(const stored_path & path);
+
     // The share of tokens that chose the expert, as if n_prior further tokens had chosen it with this probability.
     float share(size_t expert, float prior, float n_prior) const {
         return (float(uses_[expert]) + n_prior * prior) / (float(n_tokens_) + n_prior);
@@ -37,8 +41,8 @@ class choice_counts {
     uint8_t              n_tokens_ = 0;
 };
 
-// EdgeMoE's activation paths (arXiv 2308.14352, section III-C1), learnt while the model runs. The next layer's experts
-// follow from those chosen in this one:
+// EdgeMoE's activation paths (arXiv 2308.14352, section III-C1): what a calibration has learnt, and what the model
+// chooses while it runs. The next layer's experts follow from those chosen in this one:
 //
 //     P(e) = sum over the chosen experts i of w_i n(i, e) / n(i)
 //
@@ -49,6 +53,9 @@ class choice_counts {
 // The paper's dictionary is keyed by everything chosen in the two last layers. Where there is one it comes first, and
 // pairs stand in where its counts are small. With many experts a key rarely comes again, so that the dictionary takes
 // no further keys when it has reached its size.
+//
+// Experts below options.bar are not named, in a batch those that are for all of its tokens; the layers behind one
+// without any are not predicted.
 class path_predictor final : public predictor {
   public:
     // dictionary_size: in bytes; 0: none.
@@ -74,12 +81,15 @@ class path_predictor final : public predictor {
     static path        path_of(const layer_routing & now, const layer_routing & before, int64_t token);
     static std::string key(layer_id layer, const path & p);
 
-    void               learn_exactly(layer_id layer, const path & p, const int32_t * next, size_t n_next);
+    choice_counts *    entry(layer_id layer, const path & p); // counts in the dictionary; null: it has no room
+    void               recall(const stored_path & stored);
+    size_t             n_named(const std::vector<std::vector<float>> & p, size_t most) const;
     std::vector<float> probabilities(layer_id layer, const path & p) const;
 
     const std::vector<uint32_t> n_experts_; // [layer]
     const std::vector<uint32_t> n_used_;    // [layer]; empty: as the running one
     const size_t                dictionary_size_;
+    const float                 bar_;
     std::vector<choice_counts>  any_;    // [layer] whatever was chosen before
     expert_table<choice_counts> after_;  // [expert] what the next layer chose
     layer_routing               now_;    // routing of the layer that ran last; the weights' sum is 1

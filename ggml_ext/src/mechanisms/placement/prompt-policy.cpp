@@ -44,15 +44,13 @@ class prompt_policy : public cache_policy {
     }
 
     double value(expert_id id, tier_id, layer_id) override {
-        const auto   uses   = [](const usage_record & r, uint32_t, uint64_t) { return double(r.n_uses); };
+        const auto   uses   = [](const usage_record & r, uint32_t) { return double(r.n_uses); };
         const double before = options_.prior.empty() ? 0.0 : options_.prior[id];
         return prompts_.largest(id, uses) +
                before / 2.0; // before is at most 1 per token: less than a token of the prompt
     }
 
-    std::unique_ptr<pool_policy> make_pool(tier_id tier, uint32_t) override {
-        return std::make_unique<pool>(*this, tier);
-    }
+    std::unique_ptr<pool_policy> make_pool(tier_id tier) override { return std::make_unique<pool>(*this, tier); }
 
   private:
     class pool : public pool_policy {

@@ -15,20 +15,9 @@ class static_policy : public cache_policy {
 
     double value(expert_id id, tier_id, layer_id) override { return uses_[id]; }
 
-    std::unique_ptr<pool_policy> make_pool(tier_id, uint32_t) override { return std::make_unique<pool>(uses_); }
+    bool admits(expert_id newcomer, expert_id victim) override { return uses_[newcomer] > uses_[victim]; }
 
   private:
-    class pool : public pool_policy {
-      public:
-        explicit pool(const expert_table<float> & uses) : uses_(uses) {}
-
-        bool   admits(expert_id newcomer, expert_id victim) override { return uses_[newcomer] > uses_[victim]; }
-        double value(expert_id id, layer_id) override { return uses_[id]; }
-
-      private:
-        const expert_table<float> & uses_;
-    };
-
     const expert_table<float> uses_;
 };
 

@@ -80,15 +80,17 @@ class replacement_hooks final : public layer_hooks {
     status on_routing(const routed_layer & layer) override {
         const layer_routing & routing = layer.routing;
         ranking_.clear();
-        if (layer.batch.pass() == batch_pass::second || routing.n_tokens > batch_info::max_generated) {
+        if (layer.batch.pass() == batch_pass::second || routing.n_tokens > batch_info::max_generated ||
+            n_missing(routing) < 2) { // the best of a token is fetched
             return {};
         }
         if (can_replace(layer.graph, layer.first, parts_.index.layer(routing.layer).parts)) {
-            ranking_ = read_ranking(ggml_graph_node(layer.graph, layer.first), routing, layer.device);
+            HOBBIT_TRY(rank(layer));
         }
         if (ranking_.empty() && !is_declined_) {
             GGML_LOG_WARN("hobbit: no missing expert is replaced (hobbit.degrade): the router's ranking is not at hand "
-                          "on this device, or experts have biases or scales of their own\n");
+                          "on this device, which takes prefetch with the predictor 'router', or experts have biases "
+                          "or scales of their own\n");
             is_declined_ = true;
         }
         return {};
@@ -105,8 +107,28 @@ class replacement_hooks final : public layer_hooks {
     }
 
   private:
+    ptrdiff_t n_missing(const layer_routing & routing) const {
+        const part_set parts = parts_.index.layer(routing.layer).parts;
+        return std::count_if(routing.experts.begin(), routing.experts.end(), [&](int32_t e) {
+            return !parts_.cache.holds({ routing.layer, uint32_t(e) }, tier_id::high, parts);
+        });
+    }
+
+    // By the router itself, or by its copy in the predictor, whose halves may change the order of neighbours.
+    status rank(const routed_layer & layer) {
+        const ggml_tensor * input = layer.router_input;
+        if (!is_hidden_) {
+            ranking_   = read_ranking(ggml_graph_node(layer.graph, layer.first), layer.routing, layer.device);
+            is_hidden_ = ranking_.empty();
+        }
+        return is_hidden_ && parts_.ahead && input && parts_.ahead->accepts(input)
+                   ? parts_.ahead->rank(layer.routing, input, layer.device.backend(), ranking_)
+                   : status();
+    }
+
     const hook_parts     parts_;
     std::vector<int32_t> ranking_;             // ranking of the layer that begins; empty: nothing is replaced
+    bool                 is_hidden_   = false; // the device's router does not write it
     bool                 is_declined_ = false; // a warning has said that it cannot
 };
 

@@ -2,86 +2,51 @@
 #include "mechanisms/replacement/replacement.h"
 
 #include <algorithm>
-#include <optional>
 #include <set>
 
 namespace hobbit {
 
-namespace {
-
-class replacement {
-  public:
-    replacement(const rule_input & in, const std::vector<int32_t> & ranking, std::vector<precision> & precisions) :
-        in_(in), ranking_(ranking), routing_(in.routing), precisions_(precisions), served_(routing_.experts) {}
-
-    std::vector<int32_t> run() {
-        std::vector<size_t> others; // missing selections but the best of each token
-        std::set<int32_t>   fetched;
-        for (int64_t t = 0; t < routing_.n_tokens; t++) {
-            bool is_best = true;
-            for (size_t i = size_t(t * routing_.n_used); i < size_t((t + 1) * routing_.n_used); i++) {
-                if (!is_missing(i)) {
-                    continue;
-                }
-                if (is_best) {
-                    fetched.insert(served_[i]);
-                } else {
-                    others.push_back(i);
-                }
-                is_best = false;
-            }
-        }
-        for (const size_t i : others) {
-            if (fetched.count(served_[i]) == 0) {
-                replace(i);
-            }
-        }
-        return served_;
-    }
-
-  private:
-    expert_id id_of(int32_t expert) const { return { routing_.layer, uint32_t(expert) }; }
-
-    bool is_missing(size_t i) const {
-        return precisions_[i] != precision::skip && !in_.is_resident(id_of(served_[i]), tier_of(precisions_[i]));
-    }
-
-    std::optional<precision> resident(int32_t expert) const {
-        if (in_.is_resident(id_of(expert), tier_id::high)) {
-            return precision::high;
-        }
-        return in_.has_low && in_.is_resident(id_of(expert), tier_id::low) ? std::optional(precision::low)
-                                                                           : std::nullopt;
-    }
-
-    void replace(size_t i) {
-        const size_t n_experts = ranking_.size() / size_t(routing_.n_tokens);
-        const size_t token     = i / size_t(routing_.n_used);
-        const auto   own       = served_.begin() + ptrdiff_t(token * size_t(routing_.n_used));
-        const auto   own_end   = own + ptrdiff_t(routing_.n_used);
-        const auto   best      = ranking_.begin() + ptrdiff_t(token * n_experts);
-        for (auto e = best; e != best + ptrdiff_t(n_experts); e++) {
-            const auto found = resident(*e);
-            if (found && std::find(own, own_end, *e) == own_end) {
-                served_[i]     = *e;
-                precisions_[i] = *found;
-                return;
-            }
-        }
-    }
-
-    const rule_input &           in_;
-    const std::vector<int32_t> & ranking_;
-    const layer_routing &        routing_;
-    std::vector<precision> &     precisions_;
-    std::vector<int32_t>         served_; // [selection]
-};
-
-} // namespace
-
 std::vector<int32_t> replace_missing(const rule_input & in, const std::vector<int32_t> & ranking,
                                      std::vector<precision> & precisions) {
-    return replacement(in, ranking, precisions).run();
+    const layer_routing & routing   = in.routing;
+    const size_t          n_used    = size_t(routing.n_used);
+    const size_t          n_experts = ranking.size() / size_t(routing.n_tokens);
+    std::vector<int32_t>  served    = routing.experts;
+    const auto            is_held   = [&](int32_t expert, tier_id tier) {
+        return (tier == tier_id::high || in.has_low) && in.is_resident({ routing.layer, uint32_t(expert) }, tier);
+    };
+
+    std::vector<size_t> others; // missing selections but the best of each token
+    std::set<int32_t>   fetched;
+    for (size_t first = 0; first < served.size(); first += n_used) {
+        bool is_best = true;
+        for (size_t i = first; i < first + n_used; i++) {
+            if (precisions[i] == precision::skip || is_held(served[i], tier_of(precisions[i]))) {
+                continue;
+            }
+            if (is_best) {
+                fetched.insert(served[i]);
+            } else {
+                others.push_back(i);
+            }
+            is_best = false;
+        }
+    }
+    for (const size_t i : others) {
+        const auto own    = served.begin() + ptrdiff_t(i / n_used * n_used);
+        const auto best   = ranking.begin() + ptrdiff_t(i / n_used * n_experts);
+        const auto end    = best + ptrdiff_t(n_experts);
+        const auto serves = [&](int32_t expert) {
+            return (is_held(expert, tier_id::high) || is_held(expert, tier_id::low)) &&
+                   std::find(own, own + ptrdiff_t(n_used), expert) == own + ptrdiff_t(n_used);
+        };
+        const auto found = fetched.count(served[i]) > 0 ? end : std::find_if(best, end, serves);
+        if (found != end) {
+            served[i]     = *found;
+            precisions[i] = is_held(*found, tier_id::high) ? precision::high : precision::low;
+        }
+    }
+    return served;
 }
 
 } // namespace hobbit

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: MIT
+//
+// Eviction policies, and recorded runs through the engine's own policies and rules without a model. Conventions as in
+// hobbit.h.
+
+#ifndef HOBBIT_SIMULATION_H
+#define HOBBIT_SIMULATION_H
+
+#include "hobbit.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// One selection of a recorded run, in the order of the run: batches, in them layers, in them tokens, in them ranks. A
+// batch ends where the layer goes back, or where a sequence has a further token and one of the two is counted
+// (decoding). Every token has as many routes in each of its layers as struct hobbit_simulation says.
+struct hobbit_route {
+    int32_t sequence; // a number not seen before begins a sequence
+    int32_t token;    // counts up within the sequence
+    int32_t layer;
+    int32_t expert;
+    float   weight;  // weight of the router
+    int32_t counted; // 0: warms the cache and is left out of the results (prefill)
+};
+
+struct hobbit_simulation {
+    const char *  policy;     // a choice of hobbit.policy, or "belady": the bound, for one pool of equal experts
+    double        weights[4]; // weights of Eq. 3: LRU, LFU, LHU, FLD
+    uint32_t      n_layers;
+    uint32_t      n_experts;
+    uint32_t      n_used; // per token, in the layer with the most
+    uint32_t      slots_high;
+    uint32_t      slots_low;
+    uint32_t      floors; // 1: a layer keeps its even share of a pool, as in the engine
+    const char *  rule;   // a choice of hobbit.rule
+    double        t1;
+    double        t2;
+    double        price;
+    const float * low_costs; // costs for rules that take a price, see hobbit_set_costs; NULL: no costs
+    const float * skip_costs;
+    uint64_t      n_costs;
+    double        bits_high; // per weight
+    double        bits_low;
+    uint64_t      seed; // seed of the policy "random"
+
+    const uint32_t * n_used_by_layer; // [n_layers], each 1 to n_used; NULL: n_used in all layers
+
+    // Uses per token in earlier runs, [n_layers][n_experts], with which the pools are filled and the policy begins.
+    // NULL: the pools are empty at first.
+    const float * prior;
+
+    // A choice of hobbit.predictor that needs routes alone, to be judged one layer ahead; NULL: none. The experts that
+    // it predicts are not loaded.
+    const char *    predictor;
+    double          prefetch_bar; // hobbit.prefetch_bar
+    const int32_t * paths;        // hobbit.paths of a calibration, with which it begins; NULL: none
+    uint64_t        n_paths;
+};
+
+// Counts selections of counted tokens.
+struct hobbit_simulation_result {
+    uint64_t hits_high;
+    uint64_t misses_high;
+    uint64_t hits_low;
+    uint64_t misses_low;
+    uint64_t skipped;
+    uint64_t n_tokens;
+    double   penalty; // bits loaded, in units of an expert in high precision: 1 for a miss in high precision and
+                      // bits_low / bits_high for one in low
+
+    // Counts of the predictor, in layers after the first with a counted token; each expert counts once per layer and
+    // batch. Recall is predicted_right / predictable, precision on misses predicted_missing_right / predicted_missing.
+    uint64_t predictable;             // experts that were chosen
+    uint64_t predicted_right;         // predicted ones of these
+    uint64_t predicted_missing;       // experts that were predicted while they were resident in neither precision
+    uint64_t predicted_missing_right; // chosen ones of these
+};
+
+// Bytes to be divided between the two pools.
+struct hobbit_pool_request {
+    uint64_t bytes;      // bytes of both pools; if they are too few, the smallest pools are used
+    uint64_t high_bytes; // bytes of a slot of the high pool; above 0
+    uint64_t low_bytes;  // 0: there is no low tier
+    uint32_t n_experts;  // experts of all layers
+    uint32_t n_used;     // per token and layer
+    double   low_share;  // share of the bytes for the low pool; negative: computed from low_demand
+    double   low_demand; // slots of the low pool wanted for each slot of the high one; 0: nothing is low
+};
+
+// Slots of the high and the low pool, as hobbit_open_context divides its memory.
+HOBBIT_API void hobbit_divide_pools(const struct hobbit_pool_request * request, uint32_t * high, uint32_t * low);
+
+// Replays routes through the engine's own policy and scorer, with demand loading and a pool per tier. Fails for
+// settings that hobbit_open refuses.
+HOBBIT_API bool hobbit_simulate(const struct hobbit_route * routes, size_t n_routes,
+                                const struct hobbit_simulation * options, struct hobbit_simulation_result * result,
+                                char * err, size_t err_size);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif // HOBBIT_SIMULATION_H

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: MIT
+#include "execute/hits-ahead.h"
+
+#include "device/device-traits.h"
+#include "graph/expert-matmul.h"
+#include "graph/stage.h"
+#include "offload/cpu-rows.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace hobbit {
+
+// One set of places for all layers, since they run one after the other.
+bool hits_ahead::reserve(ggml_backend_t backend) {
+    if (memory_ || is_refused_) {
+        return !is_refused_;
+    }
+    ggml_backend_dev_t     device = ggml_backend_get_device(backend);
+    ggml_backend_dev_props props;
+    ggml_backend_dev_get_props(device, &props);
+    int64_t widest = 0;
+    ctx_.reset(ggml_init({ (index_.n_layers() + 4) * ggml_tensor_overhead(), nullptr, /* .no_alloc = */ true }));
+    for (layer_id layer = 0; layer < index_.n_layers(); layer++) {
+        tables_.push_back(ggml_new_tensor_2d(ctx_.get(), GGML_TYPE_I32, 1, index_.n_experts()));
+        for (const matrix_shape & shape : index_.layer(layer).shapes) {
+            widest = std::max(widest, shape.n_in);
+        }
+    }
+    numbers_    = ggml_new_tensor_1d(ctx_.get(), GGML_TYPE_I32, index_.n_experts_used());
+    saved_      = ggml_new_tensor_1d(ctx_.get(), GGML_TYPE_F32, widest * int64_t(index_.n_experts_used()));
+    is_refused_ = !props.caps.events || !traits_of(device).copies_in_streams ||
+                  !ggml_backend_supports_op(backend, ggml_get_rows(ctx_.get(), tables_.front(), numbers_)) ||
+                  !ggml_backend_supports_op(backend, ggml_cont(ctx_.get(), saved_));
+    if (!is_refused_) {
+        memory_.reset(ggml_backend_alloc_ctx_tensors(ctx_.get(), backend));
+        images_     = alloc_host_buffer(backend, tables_.size() * ggml_nbytes(tables_.front()));
+        is_refused_ = !memory_ || !images_;
+        if (!is_refused_) { // no table was sent
+            ggml_backend_buffer_clear(images_.get(), 0xff);
+        }
+    }
+    return !is_refused_;
+}
+
+// Makes the table of the experts that are there, as far as one operation can compute them.
+bool hits_ahead::look_for_experts() {
+    const part_set          parts = index_.layer(layer_).parts;
+    const std::vector<bool> has   = cache_.loaded(layer_, tier_id::high, parts);
+    const auto              first = uint32_t(std::find(has.begin(), has.end(), true) - has.begin());
+    const auto              type  = [&](uint32_t expert, part_id part) {
+        return index_.locate(tier_id::high, layer_, part, expert).type;
+    };
+    const auto buffer = [&](uint32_t expert, part_id part) {
+        return cache_.buffer({ layer_, expert }, tier_id::high, part);
+    };
+    table_.assign(index_.n_experts(), NONE);
+    for (uint32_t expert = first; expert < has.size(); expert++) {
+        bool is_alike = has[expert];
+        for (const part_id part : parts) { // other kernels for a token do work for matrices that it does not use
+            is_alike = is_alike && ggml_is_quantized(type(expert, part)) && type(expert, part) == type(first, part) &&
+                       buffer(expert, part) == buffer(first, part);
+        }
+        table_[expert] = is_alike ? int32_t(cache_.number({ layer_, expert }, tier_id::high)) : NONE;
+    }
+    standing_in_ = { layer_, first };
+    return first < has.size() && table_[first] != NONE;
+}
+
+// The section computes rows of its own from this input alone.
+static bool reads_only(const ggml_tensor * input, ggml_cgraph * graph, int first, int end) {
+    ggml_tensor ** nodes    = ggml_graph_nodes(graph);
+    const auto     is_given = [&](const ggml_tensor * source) {
+        const ggml_tensor * root = source->view_src ? source->view_src : source;
+        return source == input || std::find(nodes + first, nodes + end, root) != nodes + end ||
+               ggml_backend_buffer_get_usage(root->buffer) == GGML_BACKEND_BUFFER_USAGE_WEIGHTS;
+    };
+    return std::all_of(nodes + first, nodes + end, [&](const ggml_tensor * node) {
+        const int i = node->op == GGML_OP_MUL_MAT_ID ? 1 : 0; // behind the experts, and before their numbers
+        return is_noop(node) || (is_given(node->src[i]) && (i == 1 || !node->src[1] || is_given(node->src[1])));
+    });
+}
+
+bool hits_ahead::can_launch(ggml_cgraph * graph, int first, inner_graph & inner) {
+    const ggml_tensor * matmul = ggml_graph_node(graph, first);
+    part_set            parts;
+    layer_ = expert_of(matmul).layer;
+    input_ = matmul->src[1];
+    if (!inner.in_queue() || !inner.can_begin_layer(layer_) || matmul->ne[2] != 1 ||
+        matmul->ne[1] != int64_t(index_.n_experts_used()) || cache_.n_slots(tier_id::high) == 0 ||
+        cache_.n_slots(tier_id::low) > 0 || !ggml_is_contiguous(input_)) {
+        return false; // the CPU asks for each layer too, so the graph is searched last
+    }
+    section_ = { graph, first, section_end(graph, first, parts) };
+    return parts == index_.layer(layer_).parts && cpu_rows::can_share(section_, { layer_, 1, matmul->ne[1], {}, {} }) &&
+           reads_only(input_, graph, first, section_.end) && reserve(inner.backend()) && look_for_experts();
+}
+
+status hits_ahead::launch(inner_graph & inner) {
+    const bool is_pinned = cache_.lend(standing_in_, tier_id::high, load_urgency::prefetch);
+    GGML_ASSERT(is_pinned);
+    const auto   number = int32_t(cache_.number(standing_in_, tier_id::high));
+    const size_t size   = ggml_nbytes(tables_[layer_]);
+    auto *       image  = static_cast<char *>(ggml_backend_buffer_get_base(images_.get())) + layer_ * size;
+    auto         table  = table_;
+    std::replace(table.begin(), table.end(), NONE, number);
+    if (std::memcmp(image, table.data(), size) != 0) {
+        std::memcpy(image, table.data(), size);
+        ggml_backend_tensor_set_async(inner.backend(), tables_[layer_], image, 0, size);
+        inner.count_copy(size);
+    }
+    inner.begin_layer(layer_);
+    move_input(inner, input_, saved_);
+    const ggml_tensor * ids     = ggml_graph_node(section_.graph, section_.first)->src[2];
+    ggml_tensor *       numbers = inner.add_look_up(tables_[layer_], ids, numbers_);
+    for (int i = section_.first; i < section_.end; i++) {
+        const ggml_tensor * node = ggml_graph_node(section_.graph, i);
+        if (!is_noop(node) && node->op == GGML_OP_MUL_MAT_ID) {
+            const part_id part = expert_of(node).part;
+            inner.add_matmul(node, stack_of(index_, cache_, standing_in_, tier_id::high, part), numbers);
+        } else if (!is_noop(node)) {
+            inner.add_copy(node);
+        }
+    }
+    return inner.launch();
+}
+
+void hits_ahead::move_input(inner_graph & inner, const ggml_tensor * from, const ggml_tensor * to) {
+    const auto at = [&](ggml_tensor & t, const ggml_tensor * place) {
+        t          = *input_;
+        t.data     = place->data;
+        t.buffer   = place->view_src ? place->view_src->buffer : place->buffer;
+        t.view_src = nullptr;
+    };
+    at(from_, from);
+    at(to_, to);
+    to_.op     = GGML_OP_CONT;
+    to_.src[0] = &from_;
+    std::fill(to_.src + 1, to_.src + GGML_MAX_SRC, nullptr);
+    inner.add_copy(&to_);
+}
+
+bool hits_ahead::has(const planned_use & use, const layer_routing & routing) const {
+    const auto is_it = [&](int32_t i) { return routing.experts[size_t(i)] == int32_t(use.id.expert); };
+    return use.tier == tier_id::high && table_[use.id.expert] != NONE &&
+           std::all_of(use.selections.begin(), use.selections.end(), is_it);
+}
+
+std::vector<expert_id> hits_ahead::take_pins(const layer_routing & routing) {
+    std::vector<expert_id> pinned = { standing_in_ };
+    for (const int32_t expert : routing.experts) {
+        const expert_id id = { layer_, uint32_t(expert) };
+        if (table_[id.expert] != NONE && cache_.lend(id, tier_id::high, load_urgency::prefetch)) {
+            pinned.push_back(id);
+        }
+    }
+    return pinned;
+}
+
+} // namespace hobbit

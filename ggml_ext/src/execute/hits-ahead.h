@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include "base/status.h"
+#include "cache/expert-cache.h"
+#include "ggml-cpp.h"
+#include "graph/inner-graph.h"
+#include "model/expert-index.h"
+#include "offload/cpu-rows.h"
+#include "plan/layer-plan.h"
+
+#include <cstdint>
+#include <vector>
+
+namespace hobbit {
+
+// Computes the experts of one token's layer before the host knows which ones its router chose: the device looks up
+// their slots in a table. So it computes while the host reads the choice and plans. An expert that is not resident gets
+// the slot of another one, and its rows are wrong.
+//
+// Thread-safety: none; see expert_cache.
+class hits_ahead {
+  public:
+    // Both must outlive the object.
+    hits_ahead(const expert_index & index, expert_cache & cache) : index_(index), cache_(cache) {}
+
+    // Returns true if the layer that begins with this node can be computed so, all of it in this graph.
+    bool can_launch(ggml_cgraph * graph, int first, inner_graph & inner);
+
+    // Launches the layer, and pins an expert that stands for missing ones. REQUIRES: can_launch was true last
+    status launch(inner_graph & inner);
+
+    // Returns true if rows of the use are right: each of its selections was looked up and found.
+    bool has(const planned_use & use, const layer_routing & routing) const;
+
+    // Pins what the launched layer reads of those chosen. Returns all that is pinned, for the caller to unpin once the
+    // device is past it.
+    std::vector<expert_id> take_pins(const layer_routing & routing);
+
+    // Adds what puts the layer's input back, which the layer may have overwritten: it can be computed once more.
+    void undo(inner_graph & inner) { move_input(inner, saved_, input_); }
+
+  private:
+    static constexpr int32_t NONE = -1;
+
+    bool reserve(ggml_backend_t backend);
+    bool look_for_experts();
+    void move_input(inner_graph & inner, const ggml_tensor * from, const ggml_tensor * to);
+
+    const expert_index & index_;
+    expert_cache &       cache_;
+    bool                 is_refused_ = false; // by the device
+
+    ggml_context_ptr           ctx_;
+    ggml_backend_buffer_ptr    memory_; // has these tensors:
+    std::vector<ggml_tensor *> tables_; // [layer], numbers of slots by expert
+    ggml_tensor *              numbers_ = nullptr;
+    ggml_tensor *              saved_   = nullptr; // the layer's input
+    ggml_backend_buffer_ptr    images_;            // the tables in host memory; each changes after its copy has ended
+
+    // the layer
+    layer_section        section_ = {};
+    layer_id             layer_;
+    const ggml_tensor *  input_ = nullptr;
+    std::vector<int32_t> table_; // [expert]; NONE: not found
+    expert_id            standing_in_ = {};
+    ggml_tensor          from_, to_; // views of an input that is moved
+};
+
+} // namespace hobbit
