@@ -34,10 +34,9 @@ struct llama_host_memory {
 
 LLAMA_API struct llama_host_memory llama_get_host_memory(const struct llama_context * ctx);
 
-// The state that a draft head (MTP) reads with a token. The context keeps it from the next batch on, if `masked` only
-// for tokens whose logits are wanted. The i-th token of the last batch has llama_model_n_embd_out floats.
-LLAMA_API void          llama_keep_head_states(struct llama_context * ctx, bool masked);
-LLAMA_API const float * llama_get_head_state(struct llama_context * ctx, int32_t i);
+// The context keeps the states that a draft head (MTP) reads with its tokens, if `masked` only those of tokens whose
+// logits are wanted.
+LLAMA_API void llama_keep_head_states(struct llama_context * ctx, bool masked);
 
 #ifdef __cplusplus
 }

@@ -16,6 +16,7 @@
 #include <algorithm>
 #include <climits>
 #include <cstring>
+#include <map>
 #include <stdexcept>
 #include <vector>
 
@@ -28,23 +29,12 @@ void llama_hobbit_deleter::operator()(hobbit_context * context) const {
 }
 
 static hobbit_setting llama_hobbit_setting(const llama_model_kv_override & kv) {
-    hobbit_setting s = { kv.key, HOBBIT_SETTING_INT, 0, 0.0, nullptr };
     switch (kv.tag) {
-        case LLAMA_KV_OVERRIDE_TYPE_INT: s.i = kv.val_i64; break;
-        case LLAMA_KV_OVERRIDE_TYPE_FLOAT:
-            s.kind = HOBBIT_SETTING_FLOAT;
-            s.f    = kv.val_f64;
-            break;
-        case LLAMA_KV_OVERRIDE_TYPE_BOOL:
-            s.kind = HOBBIT_SETTING_BOOL;
-            s.i    = kv.val_bool;
-            break;
-        case LLAMA_KV_OVERRIDE_TYPE_STR:
-            s.kind = HOBBIT_SETTING_STRING;
-            s.s    = kv.val_str;
-            break;
+        case LLAMA_KV_OVERRIDE_TYPE_STR:   return { kv.key, 0.0, kv.val_str };
+        case LLAMA_KV_OVERRIDE_TYPE_FLOAT: return { kv.key, kv.val_f64, nullptr };
+        case LLAMA_KV_OVERRIDE_TYPE_BOOL:  return { kv.key, double(kv.val_bool), nullptr };
+        default:                           return { kv.key, double(kv.val_i64), nullptr };
     }
-    return s;
 }
 
 llama_hobbit_ptr llama_hobbit_open(const std::string & fname, llama_model_params & params) {
@@ -53,7 +43,7 @@ llama_hobbit_ptr llama_hobbit_open(const std::string & fname, llama_model_params
     }
 
     std::vector<hobbit_setting> settings = {
-        { "hobbit.pack", HOBBIT_SETTING_BOOL, params.use_extra_bufts, 0.0, nullptr },
+        { "hobbit.pack", double(params.use_extra_bufts), nullptr },
     };
     for (const auto * kv = params.kv_overrides; kv && kv->key[0] != 0; ++kv) {
         if (std::strncmp(kv->key, "hobbit.", 7) == 0) {
@@ -102,16 +92,61 @@ std::string llama_hobbit_load_error(const std::string & why, const llama_model_p
                : llama_hobbit_model_fault(keys) + ": " + why;
 }
 
+void llama_hobbit_check_type(const llama_model_kv_override & kv, int type) {
+    static const char * const names[] = { "int", "float", "bool", "str" };
+    if (int(kv.tag) != type) {
+        throw std::runtime_error(
+            format("the override of %s is of type %s and must be %s", kv.key, names[kv.tag], names[type]));
+    }
+}
+
+// Throws where llama.cpp would ignore an override of a key that the file has, or cut its value.
+static void llama_hobbit_check_override(const gguf_context * metadata, const llama_model_kv_override & kv) {
+    const int64_t id = gguf_find_key(metadata, kv.key);
+    if (id < 0) {
+        return;
+    }
+    const auto fail = [&](const std::string & why) {
+        throw std::runtime_error(format("the override of %s ", kv.key) + why);
+    };
+    switch (gguf_get_kv_type(metadata, id)) {
+        case GGUF_TYPE_ARRAY:   fail("is one value, and this model has one for each layer"); break;
+        case GGUF_TYPE_BOOL:    llama_hobbit_check_type(kv, LLAMA_KV_OVERRIDE_TYPE_BOOL); break;
+        case GGUF_TYPE_STRING:  llama_hobbit_check_type(kv, LLAMA_KV_OVERRIDE_TYPE_STR); break;
+        case GGUF_TYPE_FLOAT32:
+        case GGUF_TYPE_FLOAT64: llama_hobbit_check_type(kv, LLAMA_KV_OVERRIDE_TYPE_FLOAT); break;
+        default:                llama_hobbit_check_type(kv, LLAMA_KV_OVERRIDE_TYPE_INT); break;
+    }
+    static const std::map<gguf_type, std::pair<int64_t, int64_t>> ranges = {
+        { GGUF_TYPE_UINT8, { 0, UINT8_MAX } },   { GGUF_TYPE_INT8, { INT8_MIN, INT8_MAX } },
+        { GGUF_TYPE_UINT16, { 0, UINT16_MAX } }, { GGUF_TYPE_INT16, { INT16_MIN, INT16_MAX } },
+        { GGUF_TYPE_UINT32, { 0, UINT32_MAX } }, { GGUF_TYPE_INT32, { INT32_MIN, INT32_MAX } },
+    };
+    const auto range = ranges.find(gguf_get_kv_type(metadata, id));
+    if (range != ranges.end() && (kv.val_i64 < range->second.first || kv.val_i64 > range->second.second)) {
+        fail(format("cannot be %lld", (long long) kv.val_i64));
+    }
+}
+
 void llama_hobbit_attach(llama_model_loader & ml, hobbit_model * model) {
     ml.hobbit = model;
+    if (!model) {
+        return;
+    }
     for (const auto & [key, value] : ml.kv_overrides) {
+        llama_hobbit_check_override(ml.metadata, value);
         const std::string arch = key.substr(0, key.find('.'));
         if (arch != ml.get_arch_name() && llm_arch_from_string(arch) != LLM_ARCH_UNKNOWN) {
             LLAMA_LOG_WARN("hobbit: the override of %s does nothing: this model is of the architecture %s\n",
                            key.c_str(), ml.get_arch_name().c_str());
         }
     }
-    for (auto it = ml.weights_map.begin(); model && it != ml.weights_map.end();) {
+    uint32_t n_blocks = 0, n_drafts = 0;
+    if (!ml.load_mtp && ml.get_key(LLM_KV_BLOCK_COUNT, n_blocks, false) &&
+        ml.get_key(LLM_KV_NEXTN_PREDICT_LAYERS, n_drafts, false)) {
+        hobbit_set_run_blocks(model, n_blocks - std::min(n_blocks, n_drafts));
+    }
+    for (auto it = ml.weights_map.begin(); it != ml.weights_map.end();) {
         if (!hobbit_is_tier_tensor(it->first.c_str())) {
             ++it;
             continue;
@@ -134,6 +169,9 @@ void llama_hobbit_place_layers(const llama_model & lm) {
         n_used[il] = lm.hparams.n_expert_used(il);
     }
     hobbit_set_experts_used(lm.hobbit.get(), n_used.data(), n_used.size());
+    if (lm.hparams.n_layer_nextn == 0) { // the file lacks the draft block that its metadata name
+        hobbit_set_run_blocks(lm.hobbit.get(), UINT32_MAX);
+    }
     char       err[1024];
     const bool can_repeat = !llama_model_is_recurrent(&lm) && !llama_model_is_hybrid(&lm);
     if (!hobbit_place_layers(lm.hobbit.get(), devs.data(), devs.size(), can_repeat, err, sizeof(err))) {
@@ -222,10 +260,6 @@ hobbit_context * llama_expert_cache_context(const llama_context * ctx) {
 
 void llama_keep_head_states(llama_context * ctx, bool masked) {
     llama_set_embeddings_nextn(ctx, true, masked);
-}
-
-const float * llama_get_head_state(llama_context * ctx, int32_t i) {
-    return llama_get_embeddings_nextn_ith(ctx, i);
 }
 
 static hobbit_gating llama_hobbit_gating(const llama_hparams & hparams) {

@@ -64,7 +64,8 @@ llama_hobbit_ptr llama_hobbit_open(const std::string & fname, llama_model_params
 std::string llama_hobbit_first_part(const std::string & fname);
 
 // Lets the loader use the cache, which may be null. Removes the tensors of further tiers from the loader, because no
-// architecture creates them. Warns of overrides that are for another architecture.
+// architecture creates them. Throws where an override of metadata would be ignored or cut, and warns of overrides that
+// are for another architecture.
 void llama_hobbit_attach(llama_model_loader & ml, hobbit_model * model);
 
 // Tells the cache which device has which layer, and how many experts its tokens use.

@@ -6,13 +6,40 @@
 
 #include "llama-expert-cache.h"
 
+#include <sys/socket.h>
+
 #include <algorithm>
+#include <atomic>
+#include <cstdlib>
 #include <cstring>
+#include <map>
 #include <mutex>
+#include <set>
 #include <stdexcept>
 #include <vector>
 
-static bool server_hobbit_is_cached();
+// The cache of the model that the server has loaded, and its last known counters. Guarded by the mutex.
+static struct {
+    std::mutex     mutex;
+    hobbit_model * model  = nullptr; // holds a reference
+    bool           cached = false;
+    hobbit_info    info   = {};
+
+    uint64_t checkpoint_bytes = UINT64_MAX;
+
+    std::vector<hobbit_resolved_setting> settings; // in the order of hobbit_setting_spec_at
+
+    std::vector<double> counters; // in the order of hobbit_counter_at
+
+    std::vector<uint64_t> layer_hits, layer_misses; // [layer]
+
+    std::string failure; // why the cache computes nothing any more; "": it does
+} g_cache;
+
+static bool server_hobbit_is_cached() {
+    std::lock_guard<std::mutex> lock(g_cache.mutex);
+    return g_cache.cached;
+}
 
 //
 // requests
@@ -34,9 +61,27 @@ static const std::vector<const hobbit_setting_spec *> & live_settings() {
 static std::string live_names() {
     std::string names;
     for (const hobbit_setting_spec * spec : live_settings()) {
-        names += (names.empty() ? "" : ", ") + std::string(spec->option);
+        names += std::string(spec->option) + ", ";
     }
-    return names;
+    return names + "alone";
+}
+
+// The word as a setting takes it, which does not own its text.
+static const char * known_word(const hobbit_setting_spec & spec, const std::string & word) {
+    static const auto words = [] {
+        std::set<std::string> all;
+        for (const hobbit_setting_spec * each : live_settings()) {
+            const auto some = string_split<std::string>(each->choices ? each->choices : "", ' ');
+            all.insert(some.begin(), some.end());
+        }
+        return all;
+    }();
+    const auto found = words.find(word);
+    if (found == words.end()) {
+        throw std::invalid_argument(
+            string_format("%s is '%s', and must be one of %s", spec.option, word.c_str(), spec.choices));
+    }
+    return found->c_str();
 }
 
 const char * server_hobbit_help() {
@@ -45,22 +90,34 @@ const char * server_hobbit_help() {
     return text.c_str();
 }
 
-std::vector<hobbit_setting> server_hobbit_parse(const json & data) {
+std::vector<hobbit_setting> server_hobbit_parse(const json & data, bool & alone) {
     if (!data.is_object()) {
-        throw std::invalid_argument("must be an object like {\"t1\": 0.6, \"t2\": 0.9} or {\"price\": 0.01}");
+        throw std::invalid_argument(
+            "must be an object like {\"quality\": \"fast\"}, {\"t1\": 0.6, \"t2\": 0.9} or {\"price\": 0.01}");
     }
     std::vector<hobbit_setting> changes;
     for (const auto & item : data.items()) {
+        if (item.key() == "alone") {
+            if (!item.value().is_boolean()) {
+                throw std::invalid_argument("alone must be true or false");
+            }
+            alone = item.value().get<bool>();
+            continue;
+        }
         const auto & live = live_settings();
         const auto   spec = std::find_if(live.begin(), live.end(), [&](auto * s) { return item.key() == s->option; });
         if (spec == live.end()) {
             throw std::invalid_argument(
                 string_format("has no '%s', only %s", item.key().c_str(), live_names().c_str()));
         }
-        if (item.value().is_number()) {
-            changes.push_back({ (*spec)->key, HOBBIT_SETTING_FLOAT, 0, item.value().get<double>(), nullptr });
+        const bool is_word = (*spec)->choices;
+        if (is_word && item.value().is_string()) {
+            changes.push_back({ (*spec)->key, 0.0, known_word(**spec, item.value().get<std::string>()) });
+        } else if (!is_word && item.value().is_number()) {
+            changes.push_back({ (*spec)->key, item.value().get<double>(), nullptr });
         } else if (!item.value().is_null()) {
-            throw std::invalid_argument(string_format("%s must be a number", item.key().c_str()));
+            const std::string what = is_word ? std::string("one of ") + (*spec)->choices : "a number";
+            throw std::invalid_argument(string_format("%s must be %s", item.key().c_str(), what.c_str()));
         }
     }
     return changes;
@@ -89,8 +146,11 @@ static size_t longest_token(const llama_vocab * vocab) {
 
 void server_hobbit_check_prompt(const llama_vocab * vocab, const json & prompt, int32_t n_ctx) {
     if (prompt.is_array()) {
+        server_requests_check_prompts(prompt.empty() || prompt.at(0).is_number() ? 1 : prompt.size());
         for (const json & each : prompt) {
-            server_hobbit_check_prompt(vocab, each, n_ctx);
+            if (!each.is_number()) {
+                server_hobbit_check_prompt(vocab, each, n_ctx);
+            }
         }
         return;
     }
@@ -125,6 +185,20 @@ hobbit_precision server_hobbit_precision(const llama_context * ctx, llama_seq_id
 // checkpoints
 //
 
+int64_t server_hobbit_default(std::vector<llama_model_kv_override> & kvs, const std::string & key, int64_t value) {
+    const auto given = std::find_if(kvs.begin(), kvs.end(), [&](const auto & kv) { return kv.key == key; });
+    if (given != kvs.end()) {
+        return given->val_i64;
+    }
+    llama_model_kv_override kv = {};
+    kv.tag                     = LLAMA_KV_OVERRIDE_TYPE_INT;
+    kv.val_i64                 = value;
+    key.copy(kv.key, sizeof(kv.key) - 1);
+    kvs.resize(std::max<size_t>(kvs.size(), 1)); // the end
+    kvs.insert(kvs.begin(), kv);
+    return value;
+}
+
 void server_hobbit_plan_checkpoints(common_params & params) {
     const auto & types = params.speculative.types;
     const bool   drafts =
@@ -132,50 +206,14 @@ void server_hobbit_plan_checkpoints(common_params & params) {
     const int64_t n_drafts = drafts ? params.n_parallel : 0; // a slot keeps the state before its draft
     const int64_t n        = int64_t(params.n_parallel) * std::max(params.n_ctx_checkpoints, 0) + n_drafts;
 
-    auto & kvs = params.kv_overrides;
-    if (kvs.empty()) {
-        kvs.emplace_back(); // the end
-    }
-    for (const auto & [key, value] : { std::pair("hobbit.snapshots", n), { "hobbit.least_snapshots", n_drafts } }) {
-        if (std::any_of(kvs.begin(), kvs.end(), [&](const auto & kv) { return std::strcmp(kv.key, key) == 0; })) {
-            continue; // given, or by the server itself before it slept
-        }
-        llama_model_kv_override kv = {};
-        kv.tag                     = LLAMA_KV_OVERRIDE_TYPE_INT;
-        kv.val_i64                 = value;
-        std::strcpy(kv.key, key);
-        kvs.insert(kvs.begin(), kv);
-    }
+    server_requests_plan(params);
+    server_hobbit_default(params.kv_overrides, "hobbit.snapshots", n);
+    server_hobbit_default(params.kv_overrides, "hobbit.least_snapshots", n_drafts);
 }
 
 //
 // counters
 //
-
-// A body may have this much, and this for each token of the context. Reading JSON takes some 25 bytes of memory for
-// each.
-static constexpr uint64_t BODY_BYTES  = 1 << 20;
-static constexpr uint64_t TOKEN_BYTES = 512;
-
-// The limit of stock.
-static constexpr uint64_t LARGEST_BODY = 100 << 20;
-
-// The cache of the model that the server has loaded, and its last known counters. Guarded by the mutex.
-static struct {
-    std::mutex     mutex;
-    hobbit_model * model  = nullptr; // holds a reference
-    bool           cached = false;
-    hobbit_info    info   = {};
-
-    uint64_t body_limit       = LARGEST_BODY;
-    uint64_t checkpoint_bytes = UINT64_MAX;
-
-    std::vector<hobbit_resolved_setting> settings; // in the order of hobbit_setting_spec_at
-
-    std::vector<double> counters; // in the order of hobbit_counter_at
-
-    std::vector<uint64_t> layer_hits, layer_misses; // [layer]
-} g_cache;
 
 // REQUIRES: the mutex is held, and there is a model
 static void read_counters() {
@@ -190,25 +228,23 @@ static void read_counters() {
     hobbit_get_layer_uses(g_cache.model, g_cache.layer_hits.data(), g_cache.layer_misses.data(), g_cache.info.n_layers);
 }
 
-uint64_t server_hobbit_body_limit() {
-    std::lock_guard<std::mutex> lock(g_cache.mutex);
-    return g_cache.body_limit;
-}
-
 uint64_t server_hobbit_checkpoint_bytes() {
     std::lock_guard<std::mutex> lock(g_cache.mutex);
     return g_cache.checkpoint_bytes;
 }
 
-static bool server_hobbit_is_cached() {
-    std::lock_guard<std::mutex> lock(g_cache.mutex);
-    return g_cache.cached;
+std::vector<hobbit_setting> server_hobbit_of_name(const json & name) {
+    static const std::string suffix = "-exact";
+    if (!name.is_string() || !string_ends_with(name.get<std::string>(), suffix)) {
+        return {};
+    }
+    if (!server_hobbit_is_cached()) {
+        return {}; // exact in any case
+    }
+    return { { "hobbit.quality", 0.0, "lossless" } };
 }
 
-static std::mutex  g_failure_mutex;
-static std::string g_failure; // guarded by g_failure_mutex
-
-void server_hobbit_use(const llama_context * ctx, bool has_media) {
+void server_hobbit_use(const llama_context * ctx) {
     hobbit_model * model = ctx ? llama_model_expert_cache(llama_get_model(ctx)) : nullptr;
     hobbit_info    info  = {};
 
@@ -233,8 +269,7 @@ void server_hobbit_use(const llama_context * ctx, bool has_media) {
         g_cache.settings = std::move(settings);
 
         g_cache.checkpoint_bytes = model ? info.snapshot_bytes : UINT64_MAX;
-        g_cache.body_limit =
-            model && !has_media ? std::min(LARGEST_BODY, BODY_BYTES + llama_n_ctx(ctx) * TOKEN_BYTES) : LARGEST_BODY;
+        server_requests_bound(model);
     }
 }
 
@@ -276,7 +311,12 @@ static std::vector<hobbit_value> hobbit_values(const hobbit_info & i, const std:
     for (size_t n = 0; n < g_cache.settings.size(); n++) {
         const hobbit_setting_spec * spec = hobbit_setting_spec_at(n);
         if (spec->is_live && values.end() == std::find_if(values.begin(), values.end(), [&](auto & v) { return std::string(v.key) == spec->option; })) {
-            values.push_back({ spec->option, spec->option, nullptr, spec->help, g_cache.settings[n].number });
+            const hobbit_resolved_setting & own = g_cache.settings[n];
+            if (spec->choices) { // a metric is a number
+                values.push_back({ spec->option, nullptr, nullptr, "", own.text });
+            } else {
+                values.push_back({ spec->option, spec->option, nullptr, spec->help, own.number });
+            }
         }
     }
     for (size_t n = 0; n < counters.size(); n++) {
@@ -312,9 +352,37 @@ std::unique_ptr<server_http_res> server_hobbit_get(const server_http_req &) {
             data["misses_by_layer"] = g_cache.layer_misses;
         }
     }
+    if (data.size() > 1) {
+        data["reading"] = server_passes_progress();
+    }
+
     auto res  = std::make_unique<server_http_res>();
     res->data = safe_json_to_str(data);
     return res;
+}
+
+// The counters by name; none without an expert cache. REQUIRES: the mutex is held
+static std::map<std::string, double> counters_by_name() {
+    if (g_cache.model) {
+        read_counters();
+    }
+    std::map<std::string, double> all;
+    for (size_t i = 0; i < g_cache.counters.size(); i++) {
+        all[hobbit_counter_at(i)->name] = g_cache.counters[i];
+    }
+    return all;
+}
+
+std::pair<double, int32_t> server_hobbit_layers() {
+    std::lock_guard<std::mutex> lock(g_cache.mutex);
+    return { counters_by_name()["layers_computed"], g_cache.cached ? int32_t(g_cache.info.n_layers) : 0 };
+}
+
+std::pair<double, double> server_hobbit_uses() {
+    std::lock_guard<std::mutex> lock(g_cache.mutex);
+    auto                        counters = counters_by_name();
+    const double                hits     = counters["hits_high"] + counters["hits_low"];
+    return { hits, hits + counters["misses_high"] + counters["misses_low"] };
 }
 
 std::string server_hobbit_metrics() {
@@ -353,8 +421,7 @@ static std::string waiting_for_disk() {
     return seconds < LONG_READ_S ? "" : string_format("the disk has not answered a read for %.0f s", seconds);
 }
 
-std::function<std::unique_ptr<server_http_res>(const server_http_req &)>
-server_hobbit_while_waiting(std::function<std::unique_ptr<server_http_res>(const server_http_req &)> get) {
+server_requests_handler server_hobbit_while_waiting(server_requests_handler get) {
     return [get = std::move(get)](const server_http_req & req) {
         if (waiting_for_disk().empty()) {
             return get(req);
@@ -385,17 +452,25 @@ std::string server_hobbit_check(const llama_context * ctx) {
     const hobbit_model * model   = llama_model_expert_cache(llama_get_model(ctx));
     const std::string    failure = model && !hobbit_check(model, err, sizeof(err)) ? err : "";
 
-    std::lock_guard<std::mutex> lock(g_failure_mutex);
-    g_failure = failure;
+    std::lock_guard<std::mutex> lock(g_cache.mutex);
+    g_cache.failure = failure;
     return failure;
 }
 
 std::string server_hobbit_failure() {
     {
-        std::lock_guard<std::mutex> lock(g_failure_mutex);
-        if (!g_failure.empty()) {
-            return without_folders(g_failure);
+        std::lock_guard<std::mutex> lock(g_cache.mutex);
+        if (!g_cache.failure.empty()) {
+            return without_folders(g_cache.failure);
         }
     }
     return waiting_for_disk();
+}
+
+void server_hobbit_say_busy(bool is_busy) {
+    static const char *      number = std::getenv("HOBBIT_BUSY_SOCKET");
+    static std::atomic<bool> said{ true };
+    if (number && said.exchange(is_busy) != is_busy) {
+        send(std::atoi(number), is_busy ? "1" : "0", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+    }
 }
