@@ -49,7 +49,7 @@ def drop_high(path: Path, share: float | None) -> Dropped:
     Raises HobbitError.
     """
     model = _Experts(read_gguf(path))
-    keys = _calibration(model, "--rule edgemoe" if share is None else "--per-expert")
+    keys = _calibration(model)
     divergences = keys[LOW_DIVERGENCES].value()
     dropped = _within_limit(model, keys) if share is None else _least_sensitive(model, divergences, share)
     kept: dict[int, list[int]] = {}
@@ -113,14 +113,11 @@ class _Experts:
         return n_bytes
 
 
-def _calibration(model: _Experts, how: str) -> Mapping[str, KeyValue]:
-    """Keys of a calibration that measured each expert. Raises HobbitError.
-
-    how: the option of `calibrate` that measures so.
-    """
+def _calibration(model: _Experts) -> Mapping[str, KeyValue]:
+    """Keys of a calibration that measured each expert. Raises HobbitError."""
     path = calibration_path(model.file.path)
     keys = read_gguf(path).metadata if path.exists() else {}
-    command = f"pyhobbit calibrate {model.file.path} --text FILE {how}"
+    command = f"pyhobbit calibrate {model.file.path} --text FILE --rule edgemoe"
     if LOW_DIVERGENCES not in keys:
         raise HobbitError(f"--drop-high takes the experts' sensitivities from a calibration: run {command}")
     n_values = len(keys[LOW_DIVERGENCES].value())

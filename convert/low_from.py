@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from pyhobbit.convert.read import Model, read_model
+from pyhobbit.convert.read import read_model
 from pyhobbit.errors import HobbitError
-from pyhobbit.model.gguf_file import TensorInfo, read_floats
+from pyhobbit.model.gguf_file import GgufFile, TensorInfo, read_floats
 from pyhobbit.model.tiers import routed_part
 
 # A publisher may change these without touching the experts.
@@ -29,7 +29,7 @@ _COARSE_ROUNDING = 0.02  # the same for 8 bits
 _FLOATS = ("f32", "f16", "bf16")
 
 
-def read_low_experts(path: Path, model: Model) -> dict[str, TensorInfo]:
+def read_low_experts(path: Path, model: GgufFile) -> dict[str, TensorInfo]:
     """The routed expert tensors of a GGUF, single or split, by name.
 
     Raises HobbitError unless the file holds `model` in other types. A fine-tune that left all routers as they
@@ -45,7 +45,7 @@ def read_low_experts(path: Path, model: Model) -> dict[str, TensorInfo]:
     return {tensor.name: tensor for tensor in other.tensors if routed_part(tensor.name)}
 
 
-def _as_laid_out(model: Model, other: Model) -> tuple[TensorInfo, ...]:
+def _as_laid_out(model: GgufFile, other: GgufFile) -> tuple[TensorInfo, ...]:
     """The tensors of `other`, with gate and up in one tensor or in two as `model` has them."""
     found = {tensor.name: tensor for tensor in other.tensors}
     for name in [tensor.name for tensor in model.tensors if tensor.name not in found]:
@@ -79,10 +79,10 @@ def _gathered(name: str, sources: list[TensorInfo], rows: float, starts: list[in
     return replace(first, name=name, ne=ne, chunks=tuple(chunks))
 
 
-def _differences(model: Model, other: Model) -> Iterator[str]:
+def _differences(model: GgufFile, other: GgufFile) -> Iterator[str]:
     """Differences which show that `other` holds another model."""
     yield from _other_keys(
-        *({entry.key: entry.value() for entry in file.metadata} for file in (model, other))
+        *({entry.key: entry.value() for entry in file.metadata.values()} for file in (model, other))
     )
     own, found = (
         {each.name: each for each in file.tensors if routed_part(each.name) or _SHARED.fullmatch(each.name)}

@@ -36,8 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--sidecar", action="store_true", help="write only the further tier, to MODEL.hobbit.gguf")
     what = (
         "of MODEL, a file with two tiers, leave out this share of the high versions, such as 0.5: those that "
-        f"its calibration with --per-expert found least sensitive; {Options.within_limit}: as many as "
-        "calibrate --rule edgemoe found within your limit (default output: MODEL-partial.gguf)"
+        f"calibrate --rule edgemoe found least sensitive; {Options.within_limit}: as many as it found within "
+        "your limit (default output: MODEL-partial.gguf)"
     )
     add("--drop-high", type=_share, metavar="SHARE", help=what)
     add("--dry-run", action="store_true", help="print the plan with sizes and write nothing")

@@ -20,12 +20,12 @@ from pyhobbit.convert.imatrix import Imatrix, find_imatrix, read_imatrix
 from pyhobbit.convert.low_from import read_low_experts
 from pyhobbit.convert.options import Options
 from pyhobbit.convert.plan import RESIDENT, Plan, PlannedTensor, Recipe, make_plan
-from pyhobbit.convert.read import Model, check_routed, read_model
-from pyhobbit.convert.verify import verify_output
-from pyhobbit.convert.write import NotFiniteError, Progress, write_output
+from pyhobbit.convert.read import check_routed, read_model
+from pyhobbit.convert.write import NotFiniteError, Progress, verify_output, write_output
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.file_names import model_stem, sidecar_path
 from pyhobbit.model.gguf_file import (
+    GgufFile,
     KeyValue,
     TensorInfo,
     pack_header,
@@ -46,7 +46,7 @@ from pyhobbit.model.tiers import (
     tier_metadata,
 )
 from pyhobbit.native.files import atomic_output, temporary_file
-from pyhobbit.settings.config import CacheConfig, format_size
+from pyhobbit.settings.config import format_size
 
 _KEEP = "keep"
 _WEIGHTED_LOW = ("iq2_xxs", "iq1_m", "iq1_s")  # by falling size
@@ -111,7 +111,7 @@ def _check_drop_high(options: Options) -> None:
         raise HobbitError("--drop-high needs a file with two tiers, but MODEL is a folder: convert it first")
 
 
-def _recipe(options: Options, tensors: Sequence[TensorInfo], model: Model | None = None) -> Recipe:
+def _recipe(options: Options, tensors: Sequence[TensorInfo], model: GgufFile | None = None) -> Recipe:
     """`model`: None while a checkpoint's tensors are only listed."""
     high = high_tier(options.high)
     if options.low_from is not None and model is not None:
@@ -232,7 +232,7 @@ def _convert_as(options: Options, output: Path, listed: checkpoint.Listed, out_t
         return _convert_gguf(options, output, read_model(intermediate))
 
 
-def _convert_gguf(options: Options, output: Path, model: Model) -> Path | None:
+def _convert_gguf(options: Options, output: Path, model: GgufFile) -> Path | None:
     recipe = _recipe(options, model.tensors, model)
     source, imatrix = _imatrix(options, model.tensors)
     plan = make_plan(model.tensors, recipe, imatrix)
@@ -282,7 +282,7 @@ def _write(
         with _progress("converting", plan.read_bytes) as progress:
             written = write_output(temporary, plan, metadata, imatrix, options.threads, progress)
         with _progress("verifying", sum(piece.size for piece in written)) as progress:
-            verify_output(temporary, plan, metadata, written, options.threads, progress)
+            verify_output(temporary, plan, written, options.threads, progress)
 
 
 def _report(options: Options, output: Path, summary: str) -> None:
@@ -293,7 +293,7 @@ def _report(options: Options, output: Path, summary: str) -> None:
     print(
         f"wrote {output}: {format_size(output.stat().st_size)}, {summary}\n"
         f"next: pyhobbit calibrate {model} --text FILE\n"
-        f"  or: pyhobbit chat {model} --t1 {CacheConfig.paper_t1} --t2 {CacheConfig.paper_t2}",
+        f"  or: pyhobbit chat {model} --quality small-loss",
         file=sys.stderr,
     )
 
@@ -313,13 +313,13 @@ def _imatrix(options: Options, tensors: Sequence[TensorInfo]) -> tuple[Path | No
         raise HobbitError(f"{error}; --imatrix {options.no_imatrix} converts without one") from error
 
 
-def _metadata(model: Model, recipe: Recipe) -> list[KeyValue]:
+def _metadata(model: GgufFile, recipe: Recipe) -> list[KeyValue]:
     alignment = scalar_entry("general.alignment", GGUFValueType.UINT32, ALIGNMENT)
     if recipe.sidecar:
         kept = {"general.architecture": string_entry("general.architecture", SIDECAR_ARCHITECTURE)}
         own = tier_metadata() + sidecar_metadata(model.path, model.size, model.tensors)
     else:
-        kept = {entry.key: entry for entry in model.metadata}
+        kept = dict(model.metadata)
         own = tier_metadata()
     kept[alignment.key] = alignment  # stays where the source had it
     return [*kept.values(), *own]

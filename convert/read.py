@@ -5,29 +5,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from pyhobbit.errors import HobbitError
-from pyhobbit.model.gguf_file import KeyValue, TensorInfo
+from pyhobbit.model.gguf_file import GgufFile, TensorInfo
 from pyhobbit.model.model_file import model_parts
 from pyhobbit.model.tiers import routed_part
 
 _SEPARATE_EXPERT = re.compile(r"blk\.\d+\.ffn_(gate|up|down)\.\d+\.weight")
 
 
-@dataclass(frozen=True)
-class Model:
-    """The source of a conversion: metadata without split.*, and all tensors of all files."""
-
-    path: Path
-    size: int
-    metadata: tuple[KeyValue, ...]
-    tensors: tuple[TensorInfo, ...]
-
-
-def read_model(path: Path) -> Model:
-    """The model in a GGUF file, or in all the splits that it is one of.
+def read_model(path: Path) -> GgufFile:
+    """The model in a GGUF file, or in all the splits that it is one of: as one file without keys of splits.
 
     Raises HobbitError if a file is missing or damaged, or if the model cannot be given tiers.
     """
@@ -40,8 +29,8 @@ def read_model(path: Path) -> Model:
     if "hobbit.version" in first.metadata or "hobbit.tiers" in first.metadata:
         raise HobbitError(f"{path} already has tiers: convert the model that it was made from")
     check_routed(path, tensors)
-    metadata = tuple(entry for key, entry in first.metadata.items() if not key.startswith("split."))
-    return Model(first.path, sum(file.size for file in files), metadata, tensors)
+    metadata = {key: entry for key, entry in first.metadata.items() if not key.startswith("split.")}
+    return GgufFile(first.path, sum(file.size for file in files), metadata, tensors)
 
 
 def check_routed(path: Path, tensors: Sequence[TensorInfo]) -> None:

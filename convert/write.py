@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""Carries a plan out: reads, converts and writes in pieces, so that memory does not grow with the model."""
+"""Carries a plan out: converts, writes and verifies piece by piece, so that memory stays small."""
 
 from __future__ import annotations
 
 import os
 import zlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -64,7 +64,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Written:
-    """Bytes of the output file and their CRC-32."""
+    """Bytes of the output file and their CRC-32. tensor: its name, or "header"."""
 
     tensor: str
     offset: int
@@ -103,7 +103,7 @@ def write_output(
     `progress` is called with the number of source bytes done. Raises HobbitError, OSError.
     """
     header = pack_header(metadata, plan.placements(), ALIGNMENT)
-    written: list[Written] = []
+    written = [Written("header", 0, len(header), zlib.crc32(header))]
     with ExitStack() as stack:
         paths = {path for source in plan.sources() for path, _ in (source.place(0), *source.chunks)}
         sources = {path: stack.enter_context(path.open("rb", buffering=0)) for path in paths}
@@ -111,14 +111,42 @@ def write_output(
         file.write(header)
         file.truncate(len(header) + plan.data_bytes)
         convert = partial(_convert_piece, sources, file, len(header), imatrix)
-        for piece, result in in_threads(convert, pieces(plan, threads), threads):
+        for piece, result in _in_threads(convert, pieces(plan, threads), threads):
             written += result
             progress(piece.size)
         os.fsync(file.fileno())
     return written
 
 
-def in_threads(work: Callable[[T], R], items: Iterable[T], threads: int) -> Iterator[tuple[T, R]]:
+def verify_output(
+    path: Path, plan: Plan, written: Sequence[Written], threads: int, progress: Progress
+) -> None:
+    """Checks that every tensor is complete, and that the disk has the header and each byte of data.
+
+    `progress` is called with the number of bytes compared. Raises HobbitError at the first difference.
+    """
+    _check_complete(plan, written)
+    with path.open("rb", buffering=0) as data:
+        os.posix_fadvise(data.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # compare what is on the disk
+        for piece, _ in _in_threads(partial(_check_piece, data), written, threads):
+            progress(piece.size)
+
+
+def _check_complete(plan: Plan, written: Sequence[Written]) -> None:
+    done: Counter[str] = Counter()
+    for piece in written:
+        done[piece.tensor] += piece.size
+    for tensor in plan.tensors:
+        if (n := done[tensor.name]) != tensor.nbytes:
+            raise HobbitError(f"verification failed: {tensor.name!r} has {n} of {tensor.nbytes} bytes")
+
+
+def _check_piece(data: BinaryIO, piece: Written) -> None:
+    if zlib.crc32(_read_exactly(data, piece.size, piece.offset)) != piece.crc:
+        raise HobbitError(f"verification failed: {piece.tensor!r} reads back differently")
+
+
+def _in_threads(work: Callable[[T], R], items: Iterable[T], threads: int) -> Iterator[tuple[T, R]]:
     """Yields each item with its result, in order; never has more than a few items per thread under way."""
     under_way: deque[tuple[T, Future[R]]] = deque()
     with ThreadPoolExecutor(threads) as pool:
@@ -139,7 +167,7 @@ def _convert_piece(
 ) -> list[Written]:
     source = piece.source
     path, offset = source.place(piece.start)
-    data = read_exactly(sources[path], piece.size, offset)
+    data = _read_exactly(sources[path], piece.size, offset)
     if (infinity := _INFINITIES.get(source.type.name)) and (
         data.view(np.uint16) & infinity == infinity
     ).any():
@@ -166,7 +194,7 @@ def _quantize(target: PlannedTensor, rows: np.ndarray, imatrix: Imatrix, expert:
         raise HobbitError(f"tensor {target.source.name!r}: {error}") from error
 
 
-def read_exactly(file: BinaryIO, size: int, offset: int) -> np.ndarray:
+def _read_exactly(file: BinaryIO, size: int, offset: int) -> np.ndarray:
     """`size` bytes at `offset`. Raises HobbitError if the file ends before."""
     data = np.empty(size, np.uint8)
     done = 0
